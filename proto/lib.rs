@@ -1,4 +1,5 @@
-//! What others speak, and what we speak to them: messages and services, made from the `.proto` files beside this one.
+//! Messages and services of gpu-steward and of the programs that it talks to, generated from the `.proto` files beside
+//! this file.
 //!
 //! ```text
 //!   usage.proto          ours: the usage stream on the agent's socket

@@ -64,7 +64,7 @@ fn root() -> PathBuf {
 }
 
 #[test]
-fn this_house_is_in_order() {
+fn the_repository_keeps_every_rule() {
     let findings = house::check(&root());
     let list: String = findings.iter().map(|finding| format!("{finding}\n")).collect();
     assert!(findings.is_empty(), "{} broken rules (docs/architecture.md has the plan):\n{list}", findings.len());

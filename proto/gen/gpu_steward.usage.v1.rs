@@ -3,46 +3,46 @@
 pub struct GetRequest {}
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct WatchRequest {}
-/// One node at one moment.
+/// The state of one node at one moment.
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct NodeUsage {
     /// The node's name.
     #[prost(string, tag = "1")]
     pub node: ::prost::alloc::string::String,
-    /// Counts states; a larger one is newer. Starts again with the agent.
+    /// Number of the state: a larger number is newer. It starts again with the agent.
     #[prost(uint64, tag = "2")]
     pub sequence: u64,
-    /// When this state was made: microseconds since 1970 on the node's wall clock.
+    /// The time when this state was made: microseconds since 1970 on the node's wall clock.
     #[prost(uint64, tag = "3")]
     pub made_at_us: u64,
-    /// Whether the GPUs and their values are made up (`--gpus simulated`).
+    /// Whether the GPUs and their values are simulated (`--gpus simulated`).
     #[prost(bool, tag = "4")]
     pub simulated: bool,
-    /// Whether and how GPUs are seen.
+    /// Whether the agent can read GPUs, and if not, why.
     #[prost(message, optional, tag = "5")]
     pub source: ::core::option::Option<GpuSource>,
     /// Ordered by index.
     #[prost(message, repeated, tag = "6")]
     pub gpus: ::prost::alloc::vec::Vec<Gpu>,
 }
-/// Whether and how GPUs are seen.
+/// Whether the agent can read GPUs, and if not, why.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct GpuSource {
     #[prost(enumeration = "gpu_source::State", tag = "1")]
     pub state: i32,
-    /// Version of the driver, while it works.
+    /// Version of the driver, while NVML answers.
     #[prost(string, optional, tag = "2")]
     pub driver_version: ::core::option::Option<::prost::alloc::string::String>,
-    /// Version of NVML, while it works.
+    /// Version of NVML, while it answers.
     #[prost(string, optional, tag = "3")]
     pub nvml_version: ::core::option::Option<::prost::alloc::string::String>,
-    /// CUDA version that the driver brings, while it works and tells it.
+    /// CUDA version of the driver, while NVML answers and reports it.
     #[prost(string, optional, tag = "4")]
     pub cuda_version: ::core::option::Option<::prost::alloc::string::String>,
-    /// Why NVML cannot be used, while it cannot.
+    /// The reason why NVML cannot be used, while it cannot.
     #[prost(message, optional, tag = "5")]
     pub why: ::core::option::Option<Absence>,
-    /// What was tried, on what, and what to do, while it cannot be used.
+    /// What the agent tried, on which object, and what to do, while NVML cannot be used.
     #[prost(string, optional, tag = "6")]
     pub advice: ::core::option::Option<::prost::alloc::string::String>,
 }
@@ -62,17 +62,17 @@ pub mod gpu_source {
     #[repr(i32)]
     pub enum State {
         Unspecified = 0,
-        /// Not asked yet.
+        /// NVML has not been asked yet.
         Starting = 1,
         /// NVML answers.
         Working = 2,
-        /// NVML cannot be used; it is tried again.
+        /// NVML cannot be used; the agent tries it again.
         Missing = 3,
-        /// NVML does not return from its calls.
+        /// A call of NVML does not return.
         Hanging = 4,
         /// Switched off by a setting.
         SwitchedOff = 5,
-        /// The driver is let go of for a while, because an operator asked for it.
+        /// The agent has released the driver for a while, because an operator asked for it.
         Released = 6,
     }
     impl State {
@@ -106,13 +106,13 @@ pub mod gpu_source {
         }
     }
 }
-/// Why there is no value.
+/// The reason why there is no value.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Absence {
     /// A stable short word, such as `not_supported`.
     #[prost(string, tag = "1")]
     pub code: ::prost::alloc::string::String,
-    /// The same as a sentence for people.
+    /// The reason as a sentence for people.
     #[prost(string, tag = "2")]
     pub reason: ::prost::alloc::string::String,
 }
@@ -123,10 +123,10 @@ pub struct Bytes {
     pub value: ::core::option::Option<u64>,
     #[prost(message, optional, tag = "2")]
     pub absent: ::core::option::Option<Absence>,
-    /// When it was measured: microseconds since 1970 on the node's wall clock. Set with `value`.
+    /// The time of the measurement: microseconds since 1970 on the node's wall clock. Set with `value`.
     #[prost(uint64, optional, tag = "3")]
     pub sampled_at_us: ::core::option::Option<u64>,
-    /// How old it was when the state was made, in microseconds, by a clock that never jumps. Set with `value`.
+    /// Its age when the state was made, in microseconds, by a monotonic clock. Set with `value`.
     #[prost(uint64, optional, tag = "4")]
     pub age_us: ::core::option::Option<u64>,
 }
@@ -144,7 +144,7 @@ pub struct Percent {
     #[prost(uint64, optional, tag = "4")]
     pub age_us: ::core::option::Option<u64>,
 }
-/// A number of things: either `value` with its time, or `absent`.
+/// A count: either `value` with its time, or `absent`.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Count {
     #[prost(uint64, optional, tag = "1")]
@@ -161,7 +161,7 @@ pub struct Count {
 /// One GPU.
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct Gpu {
-    /// The identity, as NVML writes it.
+    /// The UUID, as NVML writes it.
     #[prost(string, tag = "1")]
     pub uuid: ::prost::alloc::string::String,
     /// NVML's index, which may change when the driver is loaded again.
@@ -172,47 +172,47 @@ pub struct Gpu {
     pub model: ::prost::alloc::string::String,
     #[prost(enumeration = "Health", tag = "4")]
     pub health: i32,
-    /// All of the card's memory, with what the driver reserves.
+    /// All memory of the GPU, including what the driver reserves.
     #[prost(message, optional, tag = "5")]
     pub memory_total: ::core::option::Option<Bytes>,
     /// Memory in use by processes, without what the driver reserves.
     #[prost(message, optional, tag = "6")]
     pub memory_used: ::core::option::Option<Bytes>,
-    /// Memory that the driver keeps for itself.
+    /// Memory that the driver reserves.
     #[prost(message, optional, tag = "7")]
     pub memory_reserved: ::core::option::Option<Bytes>,
-    /// Memory nobody holds.
+    /// Free memory.
     #[prost(message, optional, tag = "8")]
     pub memory_free: ::core::option::Option<Bytes>,
-    /// Share of time with a kernel running.
+    /// Share of time in which a kernel ran.
     #[prost(message, optional, tag = "9")]
     pub utilization: ::core::option::Option<Percent>,
-    /// Processes on it, those of its MIG instances included.
+    /// Processes on this GPU, including those on its MIG instances.
     #[prost(message, optional, tag = "10")]
     pub processes: ::core::option::Option<Count>,
-    /// Processes on it that belong to no pod. Says nothing while `processes` is absent.
+    /// Processes on this GPU that belong to no pod. Has no meaning while `processes` is absent.
     #[prost(uint32, tag = "11")]
     pub strangers: u32,
-    /// What `memory_used` holds beyond the sum of the pods' processes: never spread over the pods.
+    /// The part of `memory_used` beyond the sum of the pods' processes. It is never spread over the pods.
     #[prost(message, optional, tag = "12")]
     pub unattributed_memory: ::core::option::Option<Bytes>,
-    /// Sum of the SM use of the strangers.
+    /// Sum of the SM use of processes that belong to no pod.
     #[prost(message, optional, tag = "13")]
     pub unattributed_sm: ::core::option::Option<Percent>,
     /// MIG instances, ordered by GPU instance and compute instance; empty while MIG is off, and while `mig_absent` is set.
     #[prost(message, repeated, tag = "14")]
     pub mig: ::prost::alloc::vec::Vec<MigInstance>,
-    /// Why it is not known which MIG instances there are.
+    /// The reason why the MIG instances are not known.
     #[prost(message, optional, tag = "16")]
     pub mig_absent: ::core::option::Option<Absence>,
-    /// What each pod's processes do on it, ordered by namespace, name and UID.
+    /// What each pod's processes use of this GPU, ordered by namespace, name and UID.
     #[prost(message, repeated, tag = "15")]
     pub pods: ::prost::alloc::vec::Vec<PodShare>,
 }
-/// A part of a GPU with memory and multiprocessors of its own.
+/// A MIG instance: a part of a GPU with its own memory and multiprocessors.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct MigInstance {
-    /// The identity, as NVML writes it.
+    /// The UUID, as NVML writes it.
     #[prost(string, tag = "1")]
     pub uuid: ::prost::alloc::string::String,
     /// Index among the instances of its GPU.
@@ -224,7 +224,7 @@ pub struct MigInstance {
     /// Compute instance id.
     #[prost(uint32, tag = "4")]
     pub compute_instance: u32,
-    /// Such as `1g.10gb`.
+    /// The profile, such as `1g.10gb`.
     #[prost(string, tag = "5")]
     pub profile: ::prost::alloc::string::String,
     #[prost(message, optional, tag = "6")]
@@ -236,16 +236,16 @@ pub struct MigInstance {
     #[prost(message, optional, tag = "9")]
     pub memory_free: ::core::option::Option<Bytes>,
 }
-/// What one pod does on one GPU or MIG instance: sums over its processes.
+/// What one pod uses of one GPU or MIG instance: the sums over its processes.
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct PodShare {
-    /// The pod's UID; of a static pod the hash of its manifest.
+    /// The pod's UID; for a static pod, the hash of its manifest.
     #[prost(string, tag = "1")]
     pub pod_uid: ::prost::alloc::string::String,
-    /// Unset until somebody told the pod's names.
+    /// Unset until a source has named the pod.
     #[prost(string, optional, tag = "2")]
     pub namespace: ::core::option::Option<::prost::alloc::string::String>,
-    /// Unset until somebody told the pod's names.
+    /// Unset until a source has named the pod.
     #[prost(string, optional, tag = "3")]
     pub name: ::core::option::Option<::prost::alloc::string::String>,
     /// The MIG instance that its processes run in.
@@ -258,18 +258,18 @@ pub struct PodShare {
     #[prost(message, optional, tag = "7")]
     pub sm: ::core::option::Option<Percent>,
 }
-/// What one may expect of a GPU.
+/// Whether a GPU is fit for new containers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
 #[repr(i32)]
 pub enum Health {
     Unspecified = 0,
     /// Nothing has been read yet.
     Unknown = 1,
-    /// Answers, and nothing is wrong.
+    /// The GPU answers and has no incident.
     Healthy = 2,
-    /// Answers, and nothing is wrong any more; no new containers until the quiet period is over.
+    /// The GPU answers and has no incident any more, but it gets no new containers until the quiet period is over.
     Degraded = 3,
-    /// Lost, hanging, a row remapping is pending or failed, or NVML advises an action: no new containers.
+    /// The GPU is lost or hangs, a row remap is pending or failed, or NVML advises an action: it gets no new containers.
     Unhealthy = 4,
 }
 impl Health {
@@ -389,7 +389,7 @@ pub mod usage_client {
             self.inner = self.inner.max_encoding_message_size(limit);
             self
         }
-        /// The newest state, at once.
+        /// Returns the newest state at once.
         pub async fn get(
             &mut self,
             request: impl tonic::IntoRequest<super::GetRequest>,
@@ -411,9 +411,9 @@ pub mod usage_client {
                 .insert(GrpcMethod::new("gpu_steward.usage.v1.Usage", "Get"));
             self.inner.unary(req, path, codec).await
         }
-        /// The newest state at once, then again whenever a value changed (at most once a second) and at least every ten seconds.
-        /// A reader that falls behind gets the newest state next; the ones in between are never kept for it.
-        /// Ends with UNAVAILABLE when the agent stops; refused with RESOURCE_EXHAUSTED when too many streams are open.
+        /// Sends the newest state at once, then after each change (at most once a second) and at least every ten seconds.
+        /// A client that falls behind gets the newest state next; the states in between are not kept for it.
+        /// Ends with UNAVAILABLE when the agent stops; refused with RESOURCE_EXHAUSTED if too many streams are open.
         pub async fn watch(
             &mut self,
             request: impl tonic::IntoRequest<super::WatchRequest>,
@@ -453,7 +453,7 @@ pub mod usage_server {
     /// Generated trait containing gRPC methods that should be implemented for use with UsageServer.
     #[async_trait]
     pub trait Usage: std::marker::Send + std::marker::Sync + 'static {
-        /// The newest state, at once.
+        /// Returns the newest state at once.
         async fn get(
             &self,
             request: tonic::Request<super::GetRequest>,
@@ -464,9 +464,9 @@ pub mod usage_server {
             >
             + std::marker::Send
             + 'static;
-        /// The newest state at once, then again whenever a value changed (at most once a second) and at least every ten seconds.
-        /// A reader that falls behind gets the newest state next; the ones in between are never kept for it.
-        /// Ends with UNAVAILABLE when the agent stops; refused with RESOURCE_EXHAUSTED when too many streams are open.
+        /// Sends the newest state at once, then after each change (at most once a second) and at least every ten seconds.
+        /// A client that falls behind gets the newest state next; the states in between are not kept for it.
+        /// Ends with UNAVAILABLE when the agent stops; refused with RESOURCE_EXHAUSTED if too many streams are open.
         async fn watch(
             &self,
             request: tonic::Request<super::WatchRequest>,

@@ -6,10 +6,10 @@ pub struct PluginInfo {
     /// "DevicePlugin", "CSIPlugin" or "DRAPlugin".
     #[prost(string, tag = "1")]
     pub r#type: ::prost::alloc::string::String,
-    /// For a device plugin: the resource.
+    /// For a device plugin, the name of its resource.
     #[prost(string, tag = "2")]
     pub name: ::prost::alloc::string::String,
-    /// Absolute path of the socket that serves the plugin; empty is the same socket.
+    /// Absolute path of the socket that serves the plugin; empty if it is this socket.
     #[prost(string, tag = "3")]
     pub endpoint: ::prost::alloc::string::String,
     #[prost(string, repeated, tag = "4")]

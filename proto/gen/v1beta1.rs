@@ -13,12 +13,12 @@ pub struct RegisterRequest {
     /// "v1beta1".
     #[prost(string, tag = "1")]
     pub version: ::prost::alloc::string::String,
-    /// Name of the socket in kubelet's folder of device plugins.
+    /// Name of the socket in the kubelet's folder of device plugins.
     #[prost(string, tag = "2")]
     pub endpoint: ::prost::alloc::string::String,
     #[prost(string, tag = "3")]
     pub resource_name: ::prost::alloc::string::String,
-    /// Read by old kubelets only; new ones ask GetDevicePluginOptions.
+    /// Only old kubelets read it; new ones call GetDevicePluginOptions.
     #[prost(message, optional, tag = "4")]
     pub options: ::core::option::Option<DevicePluginOptions>,
 }
@@ -126,7 +126,7 @@ pub struct DeviceSpec {
     pub container_path: ::prost::alloc::string::String,
     #[prost(string, tag = "2")]
     pub host_path: ::prost::alloc::string::String,
-    /// Any of r, w, m.
+    /// Any of r (read), w (write) and m (mknod).
     #[prost(string, tag = "3")]
     pub permissions: ::prost::alloc::string::String,
 }

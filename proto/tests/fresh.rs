@@ -1,4 +1,5 @@
-//! The checked-in code in `gen/` is what the `.proto` files say. `UPDATE_GOLDEN=1 cargo test -p proto` writes it anew.
+//! Checks that the code in `gen/` is what the `.proto` files generate. `UPDATE_GOLDEN=1 cargo test -p proto` generates
+//! it again.
 
 use std::collections::BTreeMap;
 use std::fs;

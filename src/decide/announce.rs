@@ -230,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_node_has_is_written_when_it_changes_and_when_somebody_else_changed_it() {
+    fn the_register_is_written_when_it_changes_and_when_another_program_changed_it() {
         let mut announce = Announcer::new(false);
         assert_eq!(announce.due(&AnnouncedState::default(), at(0), 0.0), None, "not known is not nothing");
         announce.register_is(Some("a".into()));

@@ -185,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn a_hosts_process_is_a_stranger_and_its_memory_is_nobodys() {
+    fn a_host_process_belongs_to_no_pod_and_its_memory_is_unattributed() {
         let list = [process(ProcessOwner::Cgroup(identity(1, 1)), mib(100)), process(ProcessOwner::Host, mib(30))];
         let shares = shares(&gpu(), &list, |_| true);
         assert_eq!(shares.strangers, 1);

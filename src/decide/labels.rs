@@ -109,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn where_somebody_else_labels_we_take_ours_away_and_leave_theirs() {
+    fn if_another_program_labels_the_node_only_our_labels_are_removed() {
         let shared = [("count", label("2", true, true)), ("gone", label("x", true, false))];
         assert_eq!(due_for(Labelling::Auto, &shared, true), [("gone", None)].into());
         let theirs = [("count", label("8", false, true))];

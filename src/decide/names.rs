@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn a_slot_belongs_to_its_card_and_to_no_other() {
+    fn a_slot_belongs_to_exactly_one_gpu() {
         for (device, uuid, expect) in [
             ("GPU-aa", "GPU-aa", true),
             ("GPU-aa-3", "GPU-aa", true),

@@ -482,7 +482,7 @@ mod tests {
     }
 
     #[test]
-    fn the_nvidia_runtime_is_told_the_devices_and_gets_no_nodes_from_us() {
+    fn the_nvidia_runtime_gets_the_devices_by_name_and_no_nodes_from_us() {
         let kit = NodeKit { runtime_injects: true, ..kit() };
         let edits = kit.edits(&promise(1, "main"), Path::new("/limits"));
         assert!(edits.env.contains(&"NVIDIA_VISIBLE_DEVICES=GPU-1,GPU-0".to_owned()));
@@ -709,7 +709,7 @@ mod tests {
     }
 
     #[test]
-    fn a_spec_of_somebody_else_that_has_the_ticket_is_named() {
+    fn another_programs_spec_with_the_ticket_is_named() {
         let folder = tempfile::tempdir().unwrap();
         let delivery = delivery(folder.path());
         let ticket = Ticket::of_random([1; 16]);
@@ -734,7 +734,7 @@ mod tests {
     }
 
     #[test]
-    fn a_folder_that_cannot_be_written_is_told_at_start() {
+    fn a_folder_that_cannot_be_written_is_reported_at_start() {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("cdi");
         fs::write(&file, "").unwrap();

@@ -275,7 +275,7 @@ mod tests {
     }
 
     #[test]
-    fn every_path_answers_and_the_rest_is_told_in_a_sentence() {
+    fn every_path_answers_and_other_paths_get_a_sentence() {
         let served = served(sample_view::small(), Limits::default());
         let index = served.get("/", "");
         let paths: Vec<&str> =

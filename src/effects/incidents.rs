@@ -125,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_read_is_told_and_put_aside() {
+    fn an_unreadable_file_is_reported_and_put_aside() {
         let folder = tempfile::tempdir().unwrap();
         let file = IncidentFile::new(folder.path(), boot('b'));
         for bytes in [b"".to_vec(), b"{\"version\":2}".to_vec(), vec![0; 4096], vec![b' '; MAX_BYTES + 1]] {

@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn no_series_is_told_twice_and_each_family_stands_together() {
+    fn no_series_appears_twice_and_each_family_is_together() {
         for view in [sample_view::small(), sample_view::large(3, 7, 2)] {
             let mut series = BTreeSet::new();
             let mut families = BTreeSet::new();
@@ -212,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn a_shared_card_names_nobody_and_its_pods_and_the_rest_sum_up_to_it() {
+    fn a_shared_gpu_names_no_pod_and_its_pods_and_the_rest_sum_up_to_it() {
         let view = sample_view::small();
         let dcgm = text(MetricSet::Dcgm, &view, ExpositionFormat::Classic);
         let held: Vec<&str> = dcgm.lines().filter(|line| line.contains("pod=")).collect();

@@ -113,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_written_is_read_and_is_for_nobody_else() {
+    fn what_was_written_is_read_and_only_the_owner_can_read_it() {
         let folder = tempfile::tempdir().unwrap();
         let file = StateFile::new(&folder.path().join("state"), "a.json");
         assert_eq!(file.read(10).unwrap(), None);

@@ -88,7 +88,7 @@ mod tests {
     use crate::time::Monotonic;
 
     #[test]
-    fn the_nearest_thing_in_common_is_told() {
+    fn the_nearest_common_pci_ancestor_is_reported() {
         let path = |text: &str| Reading::Measured(Arc::<str>::from(text), Monotonic(1));
         let node = |number| Reading::Measured(number, Monotonic(1));
         let gpu = path("pci0000:15/0000:15:01.0/0000:16:00.0/0000:17:00.0/0000:18:00.0");

@@ -68,7 +68,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_moment_ahead_has_no_age() {
+    fn a_time_in_the_future_has_age_zero() {
         assert_eq!(Monotonic(5).since(Monotonic(9)), Duration::ZERO);
         assert_eq!(WallTime(5).since(WallTime(9)), Duration::ZERO);
     }

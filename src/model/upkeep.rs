@@ -330,7 +330,7 @@ mod tests {
     }
 
     #[test]
-    fn a_mask_of_the_fabric_says_what_is_wrong_what_is_not_and_what_is_not_told() {
+    fn a_fabric_mask_separates_faults_good_states_and_unknown_states() {
         let fabric =
             |health| Fabric { state: FabricState::Completed, outcome: 0, cluster: 0, clique: 0, health, summary: None };
         let faults = |health| fabric(health).faults().collect::<Vec<_>>();

@@ -225,7 +225,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_errors_that_condemn_a_gpu_are_these_and_no_others() {
+    fn exactly_these_errors_make_a_gpu_unfit() {
         let fatal: Vec<u32> = catalogue().filter(|entry| entry.fatal).map(|entry| entry.code).collect();
         let expected = [
             46, 48, 54, 62, 64, 74, 79, 95, 110, 119, 120, 136, 140, 143, 144, 145, 146, 147, 148, 149, 150, 151, 155,
@@ -235,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn what_an_application_can_do_to_itself_condemns_no_gpu() {
+    fn an_error_that_an_application_can_cause_makes_no_gpu_unfit() {
         for code in [13, 31, 43, 45, 68, 109, 94, 63, 92] {
             assert!(!fatal(code), "{code}");
         }
@@ -248,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn what_condemns_by_default_goes_with_a_reset_and_what_a_setting_adds_with_time() {
+    fn default_errors_end_with_a_reset_and_errors_from_a_setting_end_with_time() {
         for (code, needs) in
             [(95, true), (62, true), (119, true), (79, true), (74, true), (109, false), (94, false), (999, false)]
         {

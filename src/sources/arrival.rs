@@ -73,7 +73,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_looked_at_is_not_told() {
+    fn unreadable_folders_give_no_answer() {
         let nowhere = tempfile::tempdir().unwrap();
         let at = nowhere.path().to_owned();
         let roots = HostRoots { procfs: at.clone(), cgroup: at.clone(), sysfs: at };

@@ -120,7 +120,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_entry_that_cannot_be_read_is_told_where_it_is_ours() {
+    fn an_unreadable_entry_is_reported_if_it_is_ours() {
         let folder = tempfile::tempdir().unwrap();
         let entry = |uid: &str, resource: &str, answer: &str| {
             format!(

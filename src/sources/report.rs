@@ -220,7 +220,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn whoever_waits_is_woken_by_a_fact_and_by_a_sample() {
+    async fn a_waiting_thread_is_woken_by_a_fact_and_by_a_sample() {
         let (reporter, mut observations) = Reporter::channel();
         for observation in [Observation::Gpus(Vec::new()), sample()] {
             let waits = async { observations.recv().await };

@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn an_unknown_model_is_refused_with_those_that_are_known() {
+    fn an_unknown_model_is_refused_with_the_list_of_known_models() {
         let (reporter, _receiver) = Reporter::channel();
         let error = spawn(settings("RTX", 1), reporter, CancellationToken::new()).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::InvalidInput);
@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn no_card_and_too_many_cards_are_refused() {
+    fn no_gpu_and_too_many_gpus_are_refused() {
         for count in [0, 17] {
             let (reporter, _receiver) = Reporter::channel();
             let error = spawn(settings("H100", count), reporter, CancellationToken::new()).unwrap_err();
@@ -215,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn eight_cards_report_and_stop_when_told() {
+    fn eight_simulated_gpus_report_until_they_are_stopped() {
         let (reporter, mut receiver) = Reporter::channel();
         let stop = CancellationToken::new();
         spawn(settings("h100", 8), reporter, stop.clone()).unwrap();
@@ -232,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn cards_are_the_nodes_own_and_the_same_after_every_restart() {
+    fn simulated_gpus_are_the_nodes_own_and_the_same_after_every_restart() {
         let uuids = |node: &str| {
             let (reporter, mut receiver) = Reporter::channel();
             let stop = CancellationToken::new();

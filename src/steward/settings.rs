@@ -442,7 +442,7 @@ mod tests {
     }
 
     #[test]
-    fn faults_of_the_file_and_wrong_values_are_told_together() {
+    fn faults_of_the_file_and_wrong_values_are_reported_together() {
         assert_eq!(
             told("gpus: none\nperiod: 5\nusage_sockt: x\n", ("GPU_STEWARD_LISTEN", "here")),
             [
@@ -498,7 +498,7 @@ mod tests {
     }
 
     #[test]
-    fn all_problems_are_told_at_once() {
+    fn all_problems_are_reported_at_once() {
         let mut said = defaults();
         said.get_mut("period").unwrap().text = "5".into();
         said.get_mut("listen").unwrap().text = "here".into();

@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn a_broken_share_is_told_by_its_place() {
+    fn a_broken_device_share_is_reported_with_its_position() {
         for (text, at, what) in [
             ("GPU-a,NVIDIA,3000:;", 0, "container 0, GPU 0: has fewer than 4 fields: \"GPU-a,NVIDIA,3000\""),
             (

@@ -56,7 +56,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_uuid_is_told_by_its_place() {
+    fn an_invalid_uuid_is_reported_with_its_position() {
         let fault = decode("GPU-a,GPU b").unwrap_err();
         assert_eq!(fault.to_string(), "hami.io/device-cordon, byte 6: not a GPU UUID: \"GPU b\"");
         assert!(decode(&",".repeat(MAX_ANNOTATION + 1)).is_err());

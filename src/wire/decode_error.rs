@@ -52,7 +52,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_fault_in_json_is_told_by_its_byte() {
+    fn a_fault_in_json_is_reported_with_its_byte() {
         let text = b"[\n  {\"id\": 1},\n  x\n]";
         let error = serde_json::from_slice::<serde_json::Value>(text).unwrap_err();
         let fault = DecodeError::json("key", text, &error);

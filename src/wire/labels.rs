@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_is_told_as_gfd_tells_it() {
+    fn a_node_is_labelled_as_by_gpu_feature_discovery() {
         let labels = of(&view(vec![gpu(0, &[]), gpu(1, &[])]), 10).unwrap();
         let told: Vec<String> = labels.iter().map(|(key, value)| format!("{key}={value}")).collect();
         assert_eq!(
@@ -225,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn divided_cards_are_told_by_their_profile_where_it_is_one() {
+    fn divided_gpus_are_labelled_by_their_profile_if_all_have_the_same() {
         let alike = of(&view(vec![gpu(0, &["1g.10gb", "1g.10gb"])]), 1).unwrap();
         assert_eq!(alike[annotation_keys::LABEL_PRODUCT], "NVIDIA-H100-80GB-HBM3-MIG-1g.10gb");
         assert_eq!(

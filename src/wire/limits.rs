@@ -176,7 +176,7 @@ mod tests {
     );
 
     #[test]
-    fn a_promise_is_one_text() {
+    fn the_limits_of_a_container_have_one_text_form() {
         assert_eq!(encode(&promise()).unwrap(), TEXT);
         assert_eq!(decode(TEXT.as_bytes()), Ok(promise()));
         let more = TEXT.replace("\"version\":1", "\"version\":1,\"later\":{\"a\":[1]}");

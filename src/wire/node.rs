@@ -182,7 +182,7 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn what_others_wrote_is_told_by_its_writer() {
+    fn entries_of_other_writers_are_recognised_by_their_manager() {
         let text = json!({ "kind": "PartialObjectMetadata", "metadata": {
             "name": "n", "uid": "u-1", "resourceVersion": "7", "annotations": { "hami.io/a": "1" }, "labels": { "a/x": "1", "a/y": "2" },
             "managedFields": [

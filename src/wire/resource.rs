@@ -243,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_asked_for_is_told_by_its_resource() {
+    fn an_impossible_request_is_reported_with_its_resource() {
         for (limits, text) in [
             (&[(GPU, "1.5")][..], "nvidia.com/gpu: is not a whole number: \"1.5\""),
             (&[(GPU, "-1")], "nvidia.com/gpu: is not between 0 and 2147483647: \"-1\""),

@@ -1,10 +1,10 @@
-//! Nothing grows with the number of processes that ever lived. A `/proc` of our own is fast-forwarded through
-//! generations of new processes, each of which holds memory of a GPU as well, and each generation is waited for in `/proc`
-//! and on every GPU; the agent's resident size at 100,000 processes seen and at the last one must differ by less than
-//! 1 MiB. Promise 2 in docs/specification.md.
+//! Checks that the agent's memory does not grow with the number of processes that have ever run. A fake `/proc` shows
+//! generation after generation of new processes, and each process holds GPU memory. The bench waits until the agent has
+//! counted each generation in `/proc` and on every GPU. The agent's resident size after 100,000 processes and after the
+//! last one must differ by less than 1 MiB. Promise 2 in docs/specification.md.
 //!
-//! Run by `tests/run flood`. `FLOOD_PROCESSES` sets how many distinct processes are seen (200,000; the long form takes
-//! 1,000,000).
+//! `tests/run flood` runs it. `FLOOD_PROCESSES` sets the number of distinct processes (200,000; 1,000,000 in the long
+//! form).
 
 #![allow(clippy::print_stdout, reason = "a bench prints what it measured")]
 
@@ -20,19 +20,19 @@ use std::time::Duration;
 
 type Outcome<T> = Result<T, Box<dyn Error>>;
 
-/// Living at once on each GPU, and up to [`STEPS`] more: fewer than the agent keeps by name (1,024 of a GPU and 4,096 in
-/// all), so that every one of them is observed.
+/// Processes that run at once on each GPU, and up to [`STEPS`] more. The agent keeps 1,024 processes of a GPU and 4,096
+/// in all by name, so it observes every one of these.
 const ON_EACH_GPU: u64 = 1000;
 const GPUS: usize = 4;
-/// Generations of different size. The agent's own counts tell which one it has seen.
+/// Generations have different sizes, so the agent's counts show which generation it has seen.
 const STEPS: u64 = 16;
 const FIRST_MARK: u64 = 100_000;
 const REAL: u32 = 20_000;
 const LIMIT_KIB: u64 = 1024;
-/// Looks at the resident size, a second apart: see [`settled_rss_kib`].
-const LOOKS: u32 = 12;
-/// Of the second size at most. Twelve were not always enough on a machine that had nothing else to do.
-const LOOKS_AGAIN: u32 = 60;
+/// Number of samples of the resident size, one second apart: see [`settled_rss_kib`].
+const SAMPLES: u32 = 12;
+/// Largest number of samples at the end. Twelve were sometimes too few, even on an idle machine.
+const MAX_SAMPLES: u32 = 60;
 
 fn main() -> ExitCode {
     if std::env::var_os("FLOOD").is_none() {
@@ -51,11 +51,11 @@ fn main() -> ExitCode {
 
 fn flood() -> Outcome<bool> {
     let target: u64 = std::env::var("FLOOD_PROCESSES").ok().map_or(Ok(200_000), |text| text.parse())?;
-    let made_up = through_a_fake_proc(target)?;
+    let fake = through_a_fake_proc(target)?;
     let real = through_real_processes()?;
     let mut ok = true;
     let mut text = String::new();
-    for (what, before, after) in [made_up, real] {
+    for (what, before, after) in [fake, real] {
         let holds = after.abs_diff(before) < LIMIT_KIB || after < before;
         ok &= holds;
         text += &format!(
@@ -85,22 +85,22 @@ fn through_a_fake_proc(target: u64) -> Outcome<Grown> {
         .with("--process-period", "250ms")
         .start();
     let mut first = None;
-    let mut living: Vec<u64> = Vec::new();
+    let mut running: Vec<u64> = Vec::new();
     let mut seen = 0;
     for generation in 0.. {
         let on_each = ON_EACH_GPU + generation % STEPS;
         let count = GPUS as u64 * on_each;
         let next: Vec<u64> = (0..count).map(|i| 1000 + (seen + i) % 4_000_000).collect();
-        replace(&proc, &living, &next, generation)?;
+        replace(&proc, &running, &next, generation)?;
         write_scenario(&fake, &next)?;
-        living = next;
+        running = next;
         eventually(&format!("generation {generation} in the agent's counts"), Duration::from_secs(30), || {
             let seen = processes_seen(&agent) == Some(count) && processes_on_gpus(&agent) == [on_each; GPUS];
             seen.then_some(())
         });
         seen += count;
         if seen / FIRST_MARK > (seen - count) / FIRST_MARK {
-            println!("      {seen} made-up processes: {}", parts(agent.pid())?);
+            println!("      {seen} made-up processes: {}", rss_parts(agent.pid())?);
         }
         if seen >= FIRST_MARK && first.is_none() {
             first = Some(settled_rss_kib(agent.pid())?);
@@ -110,7 +110,7 @@ fn through_a_fake_proc(target: u64) -> Outcome<Grown> {
         }
     }
     let first = first.ok_or("fewer processes than the first mark")?;
-    let last = settled_again_kib(agent.pid(), first)?;
+    let last = settled_rss_within_kib(agent.pid(), first)?;
     Ok((format!("after {FIRST_MARK} and {seen} made-up processes"), first, last))
 }
 
@@ -127,22 +127,22 @@ fn through_real_processes() -> Outcome<Grown> {
     spawn(REAL / 10)?;
     let before = settled_rss_kib(agent.pid())?;
     spawn(REAL)?;
-    let after = settled_again_kib(agent.pid(), before)?;
+    let after = settled_rss_within_kib(agent.pid(), before)?;
     Ok((format!("after {} and {} real processes", REAL / 10, REAL + REAL / 10), before, after))
 }
 
 fn write_scenario(fake: &FakeNvml, pids: &[u64]) -> Outcome<()> {
-    let card = |chunk: &[u64]| {
+    let gpu_json = |chunk: &[u64]| {
         let list: Vec<Value> = chunk.iter().map(|pid| json!({"pid": pid, "memory": 1 << 20, "sm": 1})).collect();
         json!({"model": "A100", "processes": list})
     };
     let on_each = pids.len() / GPUS;
-    let cards: Vec<Value> = (0..GPUS).map(|gpu| card(&pids[gpu * on_each..(gpu + 1) * on_each])).collect();
-    fake.write_text(&serde_json::to_vec(&json!({"gpus": cards}))?)?;
+    let gpus: Vec<Value> = (0..GPUS).map(|gpu| gpu_json(&pids[gpu * on_each..(gpu + 1) * on_each])).collect();
+    fake.write_text(&serde_json::to_vec(&json!({"gpus": gpus}))?)?;
     Ok(())
 }
 
-/// The files of the machine's own `/proc` that are not about processes, and an empty v2 hierarchy.
+/// Makes the files of `/proc` that are not about processes, copied from the machine, and an empty cgroup v2 hierarchy.
 fn prepare(proc: &Path, cgroup: &Path) -> Outcome<()> {
     fs::create_dir_all(proc.join("net"))?;
     fs::create_dir_all(proc.join("self/net"))?;
@@ -191,29 +191,30 @@ fn processes_seen(agent: &Agent) -> Option<u64> {
     agent.get("/api/v1/node").json().pointer("/processes/value")?.as_u64()
 }
 
-/// Of each GPU.
+/// The number of processes on each GPU.
 fn processes_on_gpus(agent: &Agent) -> Vec<u64> {
     let text = agent.get("/metrics").text();
     let lines = text.lines().filter(|line| line.starts_with("gpu_steward_gpu_processes{"));
     lines.filter_map(|line| line.rsplit(' ').next()?.parse().ok()).collect()
 }
 
-/// The smallest of several looks. Pages that are freed go back within the allocator's decay time of a second, and every
-/// pass frees some: from look to look the size swings by 2 MiB while it has no trend, so one look says more of its moment
-/// than of what is kept. What is kept is in each of them.
+/// The smallest of several samples. The allocator returns freed pages within its decay time of a second, and every pass
+/// frees some. So the size swings by 2 MiB without a trend, and one sample shows the moment more than the memory that
+/// is kept. Every sample contains the memory that is kept.
 fn settled_rss_kib(pid: u32) -> Outcome<u64> {
-    smallest_kib(pid, LOOKS, 0)
+    smallest_kib(pid, SAMPLES, 0)
 }
 
-/// The same, until it is within the limit of what it was before: what has grown for good is in every look, however many there are.
-fn settled_again_kib(pid: u32, before: u64) -> Outcome<u64> {
-    smallest_kib(pid, LOOKS_AGAIN, before + LIMIT_KIB - 1)
+/// The same, with more samples until one is within the limit. Memory that has grown for good is in every sample,
+/// however many there are.
+fn settled_rss_within_kib(pid: u32, before: u64) -> Outcome<u64> {
+    smallest_kib(pid, MAX_SAMPLES, before + LIMIT_KIB - 1)
 }
 
-fn smallest_kib(pid: u32, looks: u32, enough: u64) -> Outcome<u64> {
+fn smallest_kib(pid: u32, samples: u32, enough: u64) -> Outcome<u64> {
     std::thread::sleep(Duration::from_secs(4));
     let mut smallest = u64::MAX;
-    for _ in 0..looks {
+    for _ in 0..samples {
         std::thread::sleep(Duration::from_secs(1));
         smallest = smallest.min(rss_kib(pid)?);
         if smallest <= enough {
@@ -223,8 +224,8 @@ fn smallest_kib(pid: u32, looks: u32, enough: u64) -> Outcome<u64> {
     Ok(smallest)
 }
 
-/// Without the pages of the program's file: those come and go with the code that is run (`agent/text.rs`), and there are no more
-/// of them than the file has.
+/// The resident size without the pages of the program's file. Those come and go with the code that runs
+/// (`agent/text.rs`), and the file limits their number.
 fn rss_kib(pid: u32) -> Outcome<u64> {
     let status = fs::read_to_string(format!("/proc/{pid}/status"))?;
     let of = |name: &str| -> Outcome<u64> {
@@ -234,8 +235,8 @@ fn rss_kib(pid: u32) -> Outcome<u64> {
     Ok(of("RssAnon:")? + of("RssShmem:")?)
 }
 
-/// What the resident size consists of: what the program allocated, and the pages of its file that it has run through.
-fn parts(pid: u32) -> Outcome<String> {
+/// The parts of the resident size: allocated memory, and pages of the program's file.
+fn rss_parts(pid: u32) -> Outcome<String> {
     let status = fs::read_to_string(format!("/proc/{pid}/status"))?;
     let lines: Vec<&str> = status.lines().filter(|line| line.starts_with("Rss")).collect();
     Ok(lines.join(", ").replace(char::is_whitespace, " "))

@@ -1,11 +1,11 @@
-//! What the agent costs while it watches 8 GPUs and 100 pods of 2 containers each, real cgroups with real processes, at
-//! 1 Hz, scraped every 15 s and followed by one usage watcher; beside cAdvisor, which looks at the same containers in
-//! the same run. Promise 1 in docs/specification.md.
+//! Measures what the agent costs while it watches 8 GPUs and 100 pods of 2 containers each (real cgroups with real
+//! processes) at 1 Hz, with a scrape every 15 s and one usage watcher. cAdvisor watches the same containers in the same
+//! run, for comparison. Promise 1 in docs/specification.md.
 //!
-//! Run by `tests/run footprint` as root. `FOOTPRINT_SECONDS` sets the length (120; the long form takes 600), `YARDSTICK`
-//! names the cAdvisor program, `FOOTPRINT_BINARY` the agent where it is not the one of the test profile;
-//! `FOOTPRINT_PODS` and `FOOTPRINT_GPUS` change the load, `FOOTPRINT_MIG` divides each GPU into so many instances. With `FOOTPRINT_WATCH` set the agent also follows the same pods
-//! at an API server; then it may hold 32 MiB.
+//! `tests/run footprint` runs it as root. `FOOTPRINT_SECONDS` sets the length (120; 600 in the long form), `YARDSTICK`
+//! names the cAdvisor program, and `FOOTPRINT_BINARY` names another agent than that of the test profile.
+//! `FOOTPRINT_PODS` and `FOOTPRINT_GPUS` change the load, and `FOOTPRINT_MIG` divides each GPU into this many
+//! instances. With `FOOTPRINT_WATCH` the agent also watches the same pods at an API server; then it may use 32 MiB.
 
 #![allow(clippy::print_stdout, reason = "a bench prints what it measured")]
 
@@ -27,22 +27,22 @@ type Outcome<T> = Result<T, Box<dyn Error>>;
 const CONTAINERS: u32 = 2;
 const NODE: &str = "bench-node";
 const SCRAPE_EVERY: Duration = Duration::from_secs(15);
-/// Start-up is not steady state: both programs get this long to find everything.
+/// Both programs get this time to find everything before the measurement, because their start costs more.
 const WARM_UP: Duration = Duration::from_secs(15);
-/// The promises.
+/// The promised limits.
 const RSS_LIMIT_KIB: u64 = 25 * 1024;
-/// What the client of the API server may cost on top.
+/// The limit with a client of the API server.
 const RSS_LIMIT_WATCHING_KIB: u64 = 32 * 1024;
 const CPU_LIMIT: f64 = 0.01;
-/// What cAdvisor takes beside the promised load on the machine of the record (`tests/bench/runs`). Where it takes more, the
-/// machine is slower or has other work, and a core is less than one there: the bound goes with it.
+/// The CPU share of cAdvisor with the promised load on the machine of the record (`tests/bench/runs`). If cAdvisor
+/// takes more, the machine is slower or busy, and the agent's limit grows in the same proportion.
 const YARDSTICK_CPU: f64 = 0.139;
 const PODS: usize = 100;
 const YARDSTICK_SHARE: f64 = 0.2;
 
 fn main() -> ExitCode {
-    let words: Vec<String> = std::env::args().collect();
-    if words.get(1).map(String::as_str) == Some("container") {
+    let arguments: Vec<String> = std::env::args().collect();
+    if arguments.get(1).map(String::as_str) == Some("container") {
         container();
     }
     if std::env::var_os("FOOTPRINT").is_none() {
@@ -59,7 +59,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// What runs in each container: wakes once a second and touches a MiB, so that counters move.
+/// The program in each container: it wakes once a second and touches a MiB, so that counters change.
 fn container() -> ! {
     let mut page = vec![1_u8; 1 << 20];
     loop {
@@ -70,7 +70,7 @@ fn container() -> ! {
     }
 }
 
-/// CPU time and memory of one process, as the kernel accounts for it.
+/// CPU time and memory of one process, as the kernel counts them.
 #[derive(Clone, Copy, Debug)]
 struct Cost {
     cpu: Duration,
@@ -78,7 +78,7 @@ struct Cost {
     peak_kib: u64,
 }
 
-/// Processor time by `/proc/<pid>/stat` (the sums that getrusage gives) and memory by `/proc/<pid>/status`.
+/// CPU time from `/proc/<pid>/stat` (the sums that getrusage gives) and memory from `/proc/<pid>/status`.
 fn cost(pid: u32) -> Outcome<Cost> {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat"))?;
     let fields: Vec<&str> = stat.rsplit(')').next().unwrap_or_default().split_whitespace().collect();
@@ -92,30 +92,30 @@ fn cost(pid: u32) -> Outcome<Cost> {
     Ok(Cost { cpu, rss_kib: kib("VmRSS:")?, peak_kib: kib("VmHWM:")? })
 }
 
-/// How many of what; the promise is about 100 pods and 8 GPUs, other numbers show what one more of each costs.
-fn wanted(name: &str, usual: usize) -> Outcome<usize> {
-    Ok(std::env::var(name).ok().map_or(Ok(usual), |text| text.parse())?)
+/// A count from a variable. The promise is about 100 pods and 8 GPUs; other counts show what one more pod or GPU costs.
+fn count_from_env(name: &str, default: usize) -> Outcome<usize> {
+    Ok(std::env::var(name).ok().map_or(Ok(default), |text| text.parse())?)
 }
 
-/// A child that does not outlive the bench.
+/// A child process that ends with the bench.
 struct Running(Child);
 
 impl Drop for Running {
     fn drop(&mut self) {
-        // It may have ended already.
+        // The process may have ended already.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
 }
 
-/// A program under measurement.
+/// A program that is measured.
 struct Measurand {
     name: &'static str,
     pid: u32,
     address: SocketAddr,
 }
 
-/// One process of each pod, on the GPUs in turn.
+/// A scenario with one process of each pod, on the GPUs in turn.
 fn scenario(pods: &Pods, (gpus, instances): (usize, usize)) -> Value {
     let mut pids: Vec<Vec<u32>> = vec![Vec::new(); gpus];
     for (index, pod) in pods.pods.iter().enumerate() {
@@ -125,9 +125,9 @@ fn scenario(pods: &Pods, (gpus, instances): (usize, usize)) -> Value {
 }
 
 fn start_agent(pods: &Pods, gpus: (usize, usize)) -> Outcome<(Agent, Running, Option<FakeApiServer>)> {
-    // What is shipped is measured where it has been built; else the program of the shared test profile.
-    let shipped = std::env::var("FOOTPRINT_BINARY").ok();
-    let binary = shipped.as_deref().unwrap_or(env!("CARGO_BIN_EXE_gpu-steward"));
+    // The bench measures the release build if it has been built, else the program of the test profile.
+    let release_build = std::env::var("FOOTPRINT_BINARY").ok();
+    let binary = release_build.as_deref().unwrap_or(env!("CARGO_BIN_EXE_gpu-steward"));
     let server = std::env::var_os("FOOTPRINT_WATCH").map(|_| api_server(pods));
     let recipe = match &server {
         Some(server) => Agent::in_cluster(binary, server, NODE),
@@ -144,7 +144,7 @@ fn start_agent(pods: &Pods, gpus: (usize, usize)) -> Outcome<(Agent, Running, Op
     Ok((agent, Running(watcher), server))
 }
 
-/// The same pods as objects.
+/// An API server with the same pods.
 fn api_server(pods: &Pods) -> FakeApiServer {
     let server = FakeApiServer::start();
     for pod in &pods.pods {
@@ -165,16 +165,16 @@ fn start_yardstick() -> Outcome<(Running, SocketAddr)> {
 
 fn bench() -> Outcome<bool> {
     let seconds: u64 = std::env::var("FOOTPRINT_SECONDS").ok().map_or(Ok(120), |text| text.parse())?;
-    let (count, gpus) = (wanted("FOOTPRINT_PODS", PODS)?, wanted("FOOTPRINT_GPUS", 8)?.max(1));
-    let instances = wanted("FOOTPRINT_MIG", 0)?;
+    let (count, gpus) = (count_from_env("FOOTPRINT_PODS", PODS)?, count_from_env("FOOTPRINT_GPUS", 8)?.max(1));
+    let instances = count_from_env("FOOTPRINT_MIG", 0)?;
     let mut pods = Pods::prepare(Path::new("/sys/fs/cgroup"))?;
-    let itself = std::env::current_exe()?;
-    let itself = itself.to_string_lossy();
+    let this_program = std::env::current_exe()?;
+    let this_program = this_program.to_string_lossy();
     println!(
         "footprint: makes {count} pods of {CONTAINERS} containers beside {gpus} GPUs of {instances} MIG instances, then measures for {seconds} s"
     );
     for number in 0..count {
-        pods.add(u32::try_from(number)?, CONTAINERS, &[&itself, "container"])?;
+        pods.add(u32::try_from(number)?, CONTAINERS, &[&this_program, "container"])?;
     }
     let (agent, _watcher, server) = start_agent(&pods, (gpus, instances))?;
     let (yardstick, yardstick_address) = start_yardstick()?;
@@ -196,12 +196,12 @@ fn bench() -> Outcome<bool> {
     report(&measured, seen, (limit, bound))
 }
 
-/// What the agent says it watches, so that a cheap agent is not one that looks away.
+/// The number of objects that the agent shows, so that an agent that misses objects does not look cheap.
 fn listed(agent: &Agent, path: &str, key: &str) -> usize {
     agent.get(path).json()[key].as_array().map_or(0, Vec::len)
 }
 
-/// One program over the whole span.
+/// The cost of one program over the whole time.
 struct Measured {
     name: &'static str,
     cpu_share: f64,
@@ -244,7 +244,7 @@ fn measure(programs: &[Measurand], span: Duration) -> Outcome<Vec<Measured>> {
     Ok(measured)
 }
 
-/// How many times as slow as that of the record this machine is, by the last of the two programs.
+/// How many times slower than the machine of the record this machine is, by cAdvisor's CPU share.
 fn slower(measured: &[Measured]) -> f64 {
     measured.last().map_or(1.0, |yardstick| (yardstick.cpu_share / YARDSTICK_CPU).max(1.0))
 }

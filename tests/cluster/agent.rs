@@ -1,10 +1,10 @@
-//! The agent on real nodes: in its DaemonSet, as helm renders it, and as a service among the node's own paths.
+//! Tests the agent on real nodes: in its DaemonSet as helm renders it, and as a service among the node's own paths.
 
-use crate::bed::{Bed, promised};
+use crate::bed::{Bed, devices_in};
 use crate::chart::{CHART, NAMESPACE, install, render};
 use crate::life::sleeper;
 use lab::agent::Agent;
-use lab::cluster::{Cluster, Wanted};
+use lab::cluster::{Cluster, ClusterOptions};
 use lab::eventually::eventually;
 use lab::http;
 use lab::kubectl::Kubectl;
@@ -14,12 +14,12 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 const READY: Duration = Duration::from_secs(60);
-/// Of three agents, one after the other.
+/// Longest rollout of three agents, one after the other.
 const ROLLOUT: Duration = Duration::from_secs(90);
 const BINARY: &str = env!("CARGO_BIN_EXE_gpu-steward");
 
 /// Waits until the agent's metrics name this pod.
-fn names(agent: SocketAddr, pod: &str) {
+fn wait_for_name(agent: SocketAddr, pod: &str) {
     let pod = format!("pod=\"{pod}\"");
     eventually(&format!("{pod} in the metrics of {agent}"), READY, || {
         let answer = http::get(agent, "/metrics").ok()?;
@@ -27,11 +27,11 @@ fn names(agent: SocketAddr, pod: &str) {
     });
 }
 
-/// It becomes Ready on every node without privilege, and names the pods of its own node.
+/// The agent becomes Ready on every node without privileges, and names the pods of its own node.
 #[test]
 #[ignore = "needs cluster alone: tests/run"]
 fn the_daemonset_runs_on_every_node() {
-    let cluster = Cluster::up(&Wanted::usual());
+    let cluster = Cluster::up(&ClusterOptions::usual());
     install(&cluster, &[]);
     let admin = cluster.admin();
     cluster.image("registry.local/gpu-steward:test", BINARY, &[]);
@@ -45,22 +45,22 @@ fn the_daemonset_runs_on_every_node() {
     assert_eq!(pods.len(), 3);
     for pod in &pods {
         let address = format!("{}:9410", pod["status"]["podIP"].as_str().expect("an address"));
-        names(address.parse().expect("an address"), pod["metadata"]["name"].as_str().expect("a name"));
+        wait_for_name(address.parse().expect("an address"), pod["metadata"]["name"].as_str().expect("a name"));
     }
     let _ = admin.run(&["delete", "daemonset", "-n", NAMESPACE, "gpu-steward-agent"]).ok();
 }
 
-/// With `agent.kernelLog` an agent that is not privileged counts an error of an NVSwitch, which only the kernel log tells.
+/// With `agent.kernelLog` an unprivileged agent counts an NVSwitch error, which only the kernel log reports.
 #[test]
 #[ignore = "needs cluster alone: tests/run"]
-fn the_daemonset_reads_the_kernel_log_where_it_is_switched_on() {
+fn the_daemonset_reads_the_kernel_log_if_it_is_switched_on() {
     const ERROR: &str =
         "nvidia-nvswitch3: SXid (PCI:0000:04:00.0): 22013, Non-fatal, Link 44 Minion Link DLREQ interrupt\n";
-    let cluster = Cluster::up(&Wanted::usual());
+    let cluster = Cluster::up(&ClusterOptions::usual());
     install(&cluster, &[]);
     let admin = cluster.admin();
     cluster.image("registry.local/gpu-steward:test", BINARY, &[]);
-    // Without a driver GPUs come from NVML all the same, and only then the kernel log is read.
+    // The agent reads the kernel log only if GPUs come from NVML, so they do here although there is no driver.
     let values = ["image.repository=registry.local/gpu-steward", "image.tag=test", "agent.kernelLog=true"];
     let _ = admin.apply(&render(&cluster, &["agent/daemonset"], &values)).ok();
     let wait = ["rollout", "status", "daemonset/gpu-steward-agent", "-n", NAMESPACE, "--timeout=90s"];
@@ -73,22 +73,22 @@ fn the_daemonset_reads_the_kernel_log_where_it_is_switched_on() {
         let address = format!("{}:9410", pod["status"]["podIP"].as_str().expect("an address"));
         eventually("the error of the NVSwitch in the metrics", READY, || {
             let answer = http::get(address.parse().expect("an address"), "/metrics").ok()?.text();
-            let told =
+            let counted =
                 |line: &str| line.starts_with("gpu_steward_nvswitch_errors_total{") && line.contains("\"22013\"");
-            answer.lines().any(told).then_some(())
+            answer.lines().any(counted).then_some(())
         });
     }
     let _ = admin.run(&["delete", "daemonset", "-n", NAMESPACE, "gpu-steward-agent"]).ok();
 }
 
-/// The DaemonSet as the chart has it is the device plugin of its node: a pod gets what it was promised, through mounts of the
-/// host's folders alone, and without privilege.
+/// The DaemonSet of the chart is the device plugin of its node: a pod gets the devices of its claim. The agent needs
+/// only mounts of host folders, and no privileges.
 #[test]
 #[ignore = "needs cluster alone: tests/run"]
 fn the_daemonset_shares_the_gpus_of_its_node() {
-    let bed = Bed::alone("agent-shares");
+    let bed = Bed::exclusive("agent-shares");
     bed.cluster.image("registry.local/gpu-steward:test", BINARY, &[]);
-    // HAMi's device YAML comes as HAMi has it, in a ConfigMap.
+    // HAMi's device YAML comes in a ConfigMap, as in a HAMi installation.
     let yaml = "{apiVersion: v1, kind: ConfigMap, metadata: {name: device, namespace: gpu-steward}, data: {device-config.yaml: \
                 'nvidia: {deviceSplitCount: 6}'}}";
     let _ = bed.admin.apply(yaml).ok();
@@ -102,31 +102,31 @@ fn the_daemonset_shares_the_gpus_of_its_node() {
     let wait = ["rollout", "status", "daemonset/gpu-steward-agent", "-n", NAMESPACE, "--timeout=90s"];
     let _ = bed.admin.run(&wait).ok();
     let gpus: Vec<String> = eventually("the GPUs on the Node", READY, || {
-        let node = bed.told();
+        let node = bed.node_object();
         let text = node["metadata"]["annotations"]["hami.io/node-nvidia-register"].as_str()?.to_owned();
         let gpus: Value = serde_json::from_str(&text).expect("JSON");
         (node["status"]["allocatable"]["nvidia.com/gpu"] == "12").then_some(())?;
-        // The list is by UUID; the containers' device nodes are by index.
+        // The register is ordered by UUID; the containers' device nodes are ordered by index.
         let mut gpus = gpus.as_array()?.clone();
-        // What an earlier test's agent wrote there names other GPUs.
+        // An agent of an earlier test may have written a register with other GPUs.
         gpus.iter().all(|gpu| gpu["count"] == 6).then_some(())?;
         gpus.sort_by_key(|gpu| gpu["index"].as_u64());
         gpus.iter().map(|gpu| gpu["id"].as_str().map(str::to_owned)).collect()
     });
     let pod = bed.pod("served", &gpus, &[("main", "app", &[(1, 3000, 30)])], &Value::Null);
-    // The agent's pod is known to kubelet and stays.
-    let _ = bed.ready_in_the_end(&[("served".to_owned(), pod)], (0, &[]));
-    assert_eq!(promised(&bed.limits("served", "main")), [(gpus[1].clone(), 3000 << 20)]);
+    // The kubelet knows the agent's pod, and it stays registered.
+    let _ = bed.ready_with_retries(&[("served".to_owned(), pod)], (0, &[]));
+    assert_eq!(devices_in(&bed.limits("served", "main")), [(gpus[1].clone(), 3000 << 20)]);
     let seen =
         bed.sh("served", "main", "ls /dev | grep nvidia | sort | tr '\\n' ' '; echo $CUDA_DEVICE_MEMORY_LIMIT_0");
     assert_eq!(seen.trim(), "nvidia-modeset nvidia-uvm nvidia-uvm-tools nvidia1 nvidiactl 3000m");
-    is_upgraded(&bed, &gpus);
+    check_upgrade(&bed, &gpus);
     let _ = bed.admin.run(&["delete", "daemonset", "-n", NAMESPACE, "gpu-steward-agent", "--wait"]).ok();
 }
 
-/// An upgrade: on each node the new one is Ready beside the old one, which then ends. No node is without one at any look, the pod
-/// that was served runs on in its container, and one that comes afterwards runs.
-fn is_upgraded(bed: &Bed, gpus: &[String]) {
+/// An upgrade: on each node the new agent is Ready beside the old one, which then ends. No node is ever without a Ready
+/// agent. The pod that was served runs on in the same container, and a later pod runs too.
+fn check_upgrade(bed: &Bed, gpus: &[String]) {
     let daemonset = || bed.admin.get(&["daemonset", "gpu-steward-agent", "-n", NAMESPACE]);
     let strategy = json!({ "type": "RollingUpdate", "rollingUpdate": { "maxSurge": 1, "maxUnavailable": 0 } });
     assert_eq!(daemonset()["spec"]["updateStrategy"], strategy);
@@ -150,20 +150,20 @@ fn is_upgraded(bed: &Bed, gpus: &[String]) {
         assert_eq!(covered, nodes, "no agent is Ready on a node: {now:#?}");
         (now.len() == nodes.len() && now.iter().all(|pod| !old.contains(&uid(pod)))).then_some(now)
     });
-    // A kubelet before 1.37 has no plugin from the end of the old connection to the begin of the new one: a pod of that moment is
-    // what tests/cluster/upgrade.rs is about.
+    // A kubelet before 1.37 has no plugin between the end of the old connection and the start of the new one.
+    // tests/cluster/upgrade.rs tests a pod that comes at that moment.
     let here = new.iter().find(|pod| pod["spec"]["nodeName"] == *bed.node()).expect("one on our node");
     let address = format!("{}:9410", here["status"]["podIP"].as_str().expect("an address"));
     eventually("kubelet to know the new agent", READY, || {
-        // From here, another machine to the pod, no more than its metrics can be asked for.
+        // For the pod network the test runs on another machine, which may ask only for metrics.
         let answer = http::get(address.parse().expect("an address"), "/metrics").ok()?.text();
         let registered = |line: &str| line.starts_with("gpu_steward_plugin_registered{") && line.ends_with(" 1");
         answer.lines().any(registered).then_some(())
     });
     assert_eq!(container(), served, "the pod that was served was started again");
     let after = bed.pod("after", gpus, &[("main", "app", &[(0, 2000, 20)])], &Value::Null);
-    let _ = bed.ready_in_the_end(&[("after".to_owned(), after)], (0, &[]));
-    assert_eq!(promised(&bed.limits("after", "main")), [(gpus[0].clone(), 2000 << 20)]);
+    let _ = bed.ready_with_retries(&[("after".to_owned(), after)], (0, &[]));
+    assert_eq!(devices_in(&bed.limits("after", "main")), [(gpus[0].clone(), 2000 << 20)]);
 }
 
 fn is_ready(pod: &Value) -> bool {
@@ -171,14 +171,14 @@ fn is_ready(pod: &Value) -> bool {
     conditions.any(|one| one["type"] == "Ready" && one["status"] == "True")
 }
 
-/// `helm uninstall` leaves no Node that tells of GPUs: neither labels nor annotations of agents, and those of others stay.
+/// `helm uninstall` removes the agents' labels and annotations from every Node. Those of other programs stay.
 #[test]
 #[ignore = "needs cluster alone: tests/run"]
-fn helm_uninstall_leaves_nodes_as_they_were() {
+fn helm_uninstall_cleans_every_node() {
     const RELEASE: &str = "cleaned";
-    let cluster = Cluster::up(&Wanted::usual());
+    let cluster = Cluster::up(&ClusterOptions::usual());
     let admin = cluster.admin();
-    // What earlier tests' agents wrote under other names.
+    // Annotations that agents of earlier tests have written.
     for key in ["hami.io/node-nvidia-register", "hami.io/node-handshake"] {
         let _ = admin.run(&["annotate", "nodes", "--all", &format!("{key}-")]).ok();
     }
@@ -190,18 +190,18 @@ fn helm_uninstall_leaves_nodes_as_they_were() {
     let install = ["install", RELEASE, CHART, "--create-namespace", "--wait", "--set", values];
     let _ = helm.run(&[&install[..], &place].concat()).ok();
     let nodes = || admin.get(&["nodes"])["items"].as_array().expect("a list").clone();
-    let ours = |node: &Value| {
+    let written_by_agent = |node: &Value| {
         let annotations = &node["metadata"]["annotations"];
         let labels = node["metadata"]["labels"].as_object().expect("labels");
         let labelled = labels.keys().filter(|key| key.starts_with("nvidia.com/")).count();
         (annotations["hami.io/node-nvidia-register"].is_string(), labelled)
     };
     eventually("what agents write on Nodes", READY, || {
-        nodes().iter().all(|node| ours(node).0 && ours(node).1 > 5).then_some(())
+        nodes().iter().all(|node| written_by_agent(node).0 && written_by_agent(node).1 > 5).then_some(())
     });
     let _ = helm.run(&[&["uninstall", RELEASE][..], &place].concat()).ok();
     for node in nodes() {
-        assert_eq!(ours(&node), (false, 1), "{}", node["metadata"]);
+        assert_eq!(written_by_agent(&node), (false, 1), "{}", node["metadata"]);
         assert_eq!(node["metadata"]["labels"]["nvidia.com/gpu.present"], "false", "an operator's");
         assert!(node["metadata"]["annotations"]["hami.io/node-handshake"].is_null(), "{}", node["metadata"]);
     }
@@ -211,7 +211,7 @@ fn helm_uninstall_leaves_nodes_as_they_were() {
     let _ = admin.run(&["delete", "namespace", RELEASE]).ok();
 }
 
-/// In a node's mount namespace the runtime's socket is where it always is, and the agent names the node's pods.
+/// In a node's mount namespace the runtime's socket is at its usual path, and the agent names the node's pods.
 #[test]
 #[ignore = "needs cluster: tests/run"]
 fn a_service_names_the_pods_of_its_node() {
@@ -222,5 +222,5 @@ fn a_service_names_the_pods_of_its_node() {
     admin.wait("condition=Ready", READY, &["pod/seen", "-n", &space.name]);
     let recipe = Agent::standalone(BINARY).with("--gpus", "none").with("--cri-socket", "auto");
     let agent = recipe.in_mounts_of(cluster.node(&lease.node).pid).start();
-    names(agent.metrics, "seen");
+    wait_for_name(agent.metrics, "seen");
 }

@@ -1,4 +1,4 @@
-//! What an agent writes at the API server, from its audit log: one line a request.
+//! Reads the writes of an agent from the API server's audit log, which has one line for each request.
 
 use crate::bed::Bed;
 use crate::chart::{AGENT, NAMESPACE};
@@ -13,29 +13,29 @@ pub(crate) struct Write {
 }
 
 impl Write {
-    /// What kind of thing was written.
+    /// The resource that was written.
     pub(crate) fn resource(&self) -> &str {
         self.object["resource"].as_str().unwrap_or_default()
     }
 
-    /// Where and what.
+    /// Namespace and name of the object.
     pub(crate) fn name(&self) -> (&str, &str) {
         let text = |key: &str| self.object[key].as_str().unwrap_or_default();
         (text("namespace"), text("name"))
     }
 
-    /// `patch`, `create eviction`.
-    pub(crate) fn how(&self) -> String {
+    /// Verb and subresource: `patch`, `create eviction`.
+    pub(crate) fn verb_and_subresource(&self) -> String {
         format!("{} {}", self.verb, self.object["subresource"].as_str().unwrap_or_default()).trim_end().to_owned()
     }
 }
 
-/// Where the log ends now.
+/// The present end of the log.
 pub(crate) fn end(bed: &Bed) -> u64 {
     std::fs::metadata(&bed.cluster.status().audit).expect("the audit log").len()
 }
 
-/// What the node's agent has written since then.
+/// The writes of the node's agent since that position.
 pub(crate) fn writes_since(bed: &Bed, from: u64) -> Vec<Write> {
     let mut file = std::fs::File::open(&bed.cluster.status().audit).expect("the audit log");
     file.seek(SeekFrom::Start(from)).expect("a place in it");
@@ -48,9 +48,9 @@ pub(crate) fn writes_since(bed: &Bed, from: u64) -> Vec<Write> {
         .filter(|entry| entry["user"]["username"] == *user)
         .filter(|entry| entry["user"]["extra"]["authentication.kubernetes.io/node-name"][0] == *bed.node())
         .filter(|entry| !["get", "list", "watch"].iter().any(|verb| entry["verb"] == *verb))
-        // Who one is: nothing is stored. Tests of tokens ask it with tokens of this account.
+        // A self review stores nothing. Tests of tokens send it with tokens of this account.
         .filter(|entry| entry["objectRef"]["resource"] != "selfsubjectreviews")
-        // Judged by the API server and not made.
+        // The API server judges a dry run and does not make it.
         .filter(|entry| !entry["requestURI"].as_str().is_some_and(|uri| uri.contains("dryRun=All")))
         .map(|entry| Write {
             verb: entry["verb"].as_str().unwrap_or_default().to_owned(),

@@ -1,9 +1,9 @@
-//! What tests of sharing need: the chart's rights applied, the agent running on a node with a token that is bound to it,
-//! pods with the claims that a scheduler would have written.
+//! The setup for tests of sharing: the chart's rights are applied, the agent runs on a node with a token that is bound
+//! to that node, and pods have the claims that a scheduler would have written.
 
 use crate::chart;
 use lab::agent::{Agent, Recipe};
-use lab::cluster::{Cluster, ClusterNode, Lease, TestNamespace, Wanted};
+use lab::cluster::{Cluster, ClusterNode, ClusterOptions, Lease, TestNamespace};
 use lab::eventually::eventually;
 use lab::kubectl::Kubectl;
 use lab::relay::Relay;
@@ -14,14 +14,17 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 use tempfile::TempDir;
 
-/// Generous: tests share two cores with compilers.
+/// Generous because tests run while other code compiles.
 pub(crate) const SOON: Duration = Duration::from_secs(90);
-/// Where a container was given what is another's, the pod never starts and waits for who may evict it.
+/// The agent sets this annotation on a pod that can never start with its own devices. The pod then waits until a
+/// program with the right to do so evicts it.
 pub(crate) const EVICT: &str = "gpu-steward.io/evict";
-/// kubelet, of a pod that it let in before it knew the plugin: it has asked nobody for its devices, and never will.
-pub(crate) const NEVER_ASKED: &str = "no devices found allocated in local cache";
+/// The kubelet's message for a pod that it admitted before it knew the plugin: it has never called `Allocate` for the
+/// pod, and never will.
+pub(crate) const NEVER_ALLOCATED: &str = "no devices found allocated in local cache";
 const KUBECONFIG: &str = "node.kubeconfig";
-/// The program, where `GPU_STEWARD_SHIPPED` names none: what is measured is what is shipped.
+/// The test build of the program. `GPU_STEWARD_SHIPPED` can name the release build instead, so that measurements are of
+/// what is shipped.
 const BINARY: &str = env!("CARGO_BIN_EXE_gpu-steward");
 
 /// A node of a cluster, for an agent and its pods.
@@ -31,32 +34,32 @@ pub(crate) struct Bed {
     pub admin: Kubectl,
     dir: TempDir,
     lease: Lease,
-    // Last: what is above goes away while it is there.
+    // The last field, because the fields above need the cluster while they are dropped.
     pub cluster: Cluster,
 }
 
-/// One container and its claim: name, kind (`init`, which reads its limits, `brief` and `slow`, which read nothing, `sidecar`,
-/// `app`), and for each GPU its number, MiB and percent.
+/// One container and its claim: name, kind, and for each GPU its index, MiB and percent. The kinds are `init` (reads
+/// its limits), `brief` and `slow` (read nothing), `sidecar` and `app`.
 pub(crate) type Claim<'a> = (&'a str, &'a str, &'a [(usize, u64, u32)]);
 
-/// The program of the tests, or the one that is shipped.
+/// The path of the release build if `GPU_STEWARD_SHIPPED` names it, else of the test build.
 pub(crate) fn binary() -> String {
     std::env::var("GPU_STEWARD_SHIPPED").unwrap_or_else(|_| BINARY.to_owned())
 }
 
 impl Bed {
-    /// Ready for an agent, beside other tests on other nodes.
+    /// A node of the shared cluster, beside other tests on other nodes.
     pub(crate) fn up(name: &str) -> Bed {
         Bed::of(name, Cluster::shared())
     }
 
-    /// In a cluster that nobody else uses meanwhile.
-    pub(crate) fn alone(name: &str) -> Bed {
-        Bed::with(name, &Wanted::usual())
+    /// A node of a cluster that no other test uses meanwhile.
+    pub(crate) fn exclusive(name: &str) -> Bed {
+        Bed::with(name, &ClusterOptions::usual())
     }
 
-    /// In one of this kind, alone.
-    pub(crate) fn with(name: &str, wanted: &Wanted) -> Bed {
+    /// A node of a cluster with these options, which no other test uses meanwhile.
+    pub(crate) fn with(name: &str, wanted: &ClusterOptions) -> Bed {
         Bed::of(name, Cluster::up(wanted))
     }
 
@@ -64,7 +67,7 @@ impl Bed {
         let lease = cluster.lease();
         let (admin, space) = (cluster.admin(), cluster.namespace(name));
         let here = format!("spec.nodeName={}", lease.node);
-        // What an earlier test in a cluster that was kept has placed here would say that a scheduler serves this node.
+        // Pods of an earlier test in a cluster that was kept would look as if a scheduler served this node.
         eventually("the end of an earlier test's pods", SOON, || {
             let pods = admin.get(&["pods", "-A", "--field-selector", &here]);
             let claims = |pod: &&Value| pod["metadata"]["annotations"]["hami.io/vgpu-devices-allocated"].is_string();
@@ -74,27 +77,27 @@ impl Bed {
         Bed { space, admin, dir: tempfile::tempdir().expect("a directory"), lease, cluster }
     }
 
-    /// The name of its node.
+    /// The name of the node.
     pub(crate) fn node(&self) -> &str {
         &self.lease.node
     }
 
-    /// Where everything of its node is.
-    pub(crate) fn place(&self) -> &ClusterNode {
+    /// The paths of the node.
+    pub(crate) fn paths(&self) -> &ClusterNode {
         self.cluster.node(self.node())
     }
 
-    /// Its Node, as the API server has it.
-    pub(crate) fn told(&self) -> Value {
+    /// The Node object from the API server.
+    pub(crate) fn node_object(&self) -> Value {
         self.admin.get(&["node", self.node()])
     }
 
-    /// Does this to a part of its node: `kubelet`, `containerd`.
+    /// Stops, starts or kills a part of the node: `kubelet`, `containerd`.
     pub(crate) fn part(&self, verb: &str, part: &str) {
         self.cluster.part(verb, &format!("{}-{part}", self.node()));
     }
 
-    /// A kubeconfig of the agent's account with a token that is bound to its node.
+    /// A kubeconfig of the agent's account with a token that is bound to the node.
     pub(crate) fn kubeconfig(&self) -> PathBuf {
         let server = self.cluster.status().server.clone();
         self.kubeconfig_of(&json!({ "server": server }))
@@ -116,15 +119,15 @@ impl Bed {
         path
     }
 
-    /// An agent on its node, ready and known to kubelet.
+    /// Starts an agent on the node, and waits until it is ready and registered with the kubelet.
     pub(crate) fn agent(&self, flags: &[&str]) -> Agent {
         let agent = self.recipe(self.kubeconfig(), flags).start();
         self.registered(&agent);
         agent
     }
 
-    /// One that hears the API server over this line.
-    pub(crate) fn agent_by(&self, relay: &Relay, flags: &[&str]) -> Agent {
+    /// An agent that reaches the API server through this relay.
+    pub(crate) fn agent_over_relay(&self, relay: &Relay, flags: &[&str]) -> Agent {
         let server = &self.cluster.status().server;
         let name = server.trim_start_matches("https://").split(':').next();
         let line = json!({ "server": format!("https://{}", relay.address), "tls-server-name": name });
@@ -133,35 +136,35 @@ impl Bed {
         agent
     }
 
-    /// One with variables of its own.
-    pub(crate) fn agent_with(&self, environment: &[(&str, &str)], flags: &[&str]) -> Agent {
+    /// An agent with these environment variables.
+    pub(crate) fn agent_with_env(&self, environment: &[(&str, &str)], flags: &[&str]) -> Agent {
         let recipe = self.recipe(self.kubeconfig(), flags);
         let agent = environment.iter().fold(recipe, |recipe, (name, value)| recipe.env(name, value)).start();
         self.registered(&agent);
         agent
     }
 
-    /// An agent that does this (`kill`, `hold`) at its first pass of this failpoint. Always the tests' build: what is shipped has
-    /// no failpoints.
-    pub(crate) fn armed(&self, (point, action): (&str, &str), flags: &[&str]) -> Agent {
+    /// An agent that does this (`kill`, `hold`) the first time it reaches this failpoint. It is always the test build,
+    /// because the release build has no failpoints.
+    pub(crate) fn agent_with_failpoint(&self, (point, action): (&str, &str), flags: &[&str]) -> Agent {
         let recipe = self.recipe_of(BINARY, self.kubeconfig(), flags);
         let agent = recipe.env("FAILPOINTS", format!("{point}=1*return({action})")).start();
         self.registered(&agent);
         agent
     }
 
-    /// An agent on its node that listens; whether it is ready is another matter. With the credentials of the one before, if
-    /// there was one: the API server may be away.
+    /// An agent on the node that listens and may not be ready yet. It uses the kubeconfig of an earlier agent if there
+    /// is one, because the API server may be away.
     pub(crate) fn launch(&self, flags: &[&str]) -> Agent {
         let kept = self.dir.path().join(KUBECONFIG);
         let kubeconfig = if kept.exists() { kept } else { self.kubeconfig() };
         self.recipe(kubeconfig, flags).launch()
     }
 
-    /// One on its node that stands alone: it sees what the other one sees, and gives nothing.
-    pub(crate) fn looking_only(&self, flags: &[&str]) -> Agent {
+    /// A standalone agent on the node: it samples the same pods, and shares no GPU.
+    pub(crate) fn standalone_agent(&self, flags: &[&str]) -> Agent {
         let recipe = Recipe::of(&binary())
-            .in_mounts_of(self.place().pid)
+            .in_mounts_of(self.paths().pid)
             .with("--node-name", self.node())
             .with("--pod-resources-socket", "/var/lib/kubelet/pod-resources/kubelet.sock")
             .with("--cri-socket", "auto")
@@ -174,7 +177,7 @@ impl Bed {
     }
 
     fn recipe_of(&self, binary: &str, kubeconfig: PathBuf, flags: &[&str]) -> Recipe {
-        let node = self.place();
+        let node = self.paths();
         let mut recipe = Recipe::of(binary)
             .in_mounts_of(node.pid)
             .with("--cdi-dir", "/var/run/cdi")
@@ -196,10 +199,11 @@ impl Bed {
         flags.iter().fold(recipe, |recipe, flag| recipe.switch(flag))
     }
 
-    /// A kubelet directory of this name for an agent, beside kubelet's own: sockets are kubelet's, whatever else kubelet keeps is
-    /// not there, and nobody looks into its registry. Gives its path on the node, and what has to live as long.
-    pub(crate) fn own_kubelet_root(&self, name: &str) -> (String, View) {
-        let kubelet = &self.place().kubelet;
+    /// Makes a kubelet directory for an agent beside the real one. It has links to the kubelet's sockets and nothing
+    /// else, and the kubelet does not watch its registry. Returns its path on the node, and the links, which must live
+    /// as long.
+    pub(crate) fn own_kubelet_root(&self, name: &str) -> (String, KubeletRootLinks) {
+        let kubelet = &self.paths().kubelet;
         let (root, folder) = (format!("/var/lib/kubelet/{name}"), kubelet.join(name));
         for folder in ["device-plugins", "plugins_registry"].map(|part| folder.join(part)) {
             std::fs::create_dir_all(folder).expect("a folder");
@@ -214,10 +218,10 @@ impl Bed {
             std::os::unix::fs::symlink(target, &link).expect("a link");
             link
         });
-        (root, View(links))
+        (root, KubeletRootLinks(links))
     }
 
-    /// A directory of this test's own.
+    /// The directory of this test.
     pub(crate) fn dir(&self) -> &Path {
         self.dir.path()
     }
@@ -225,21 +229,21 @@ impl Bed {
     pub(crate) fn registered(&self, agent: &Agent) {
         agent.logs("registered with kubelet");
         eventually("allocatable GPUs on the node", SOON, || {
-            let node = self.told();
+            let node = self.node_object();
             let count: Option<u32> = node["status"]["allocatable"]["nvidia.com/gpu"].as_str()?.parse().ok();
             assert!(agent.get("/healthz").status == 200, "{}", agent.log());
             count.filter(|count| *count > 0)
         });
     }
 
-    /// How often this agent has been registered with kubelet.
+    /// How often this agent has been registered with the kubelet.
     pub(crate) fn registrations(agent: &Agent) -> u64 {
         let metrics = agent.get("/metrics").text();
         let line = metrics.lines().find(|line| line.starts_with("gpu_steward_plugin_registrations_total"));
         line.and_then(|line| line.split(' ').nth(1)?.parse().ok()).unwrap_or(0)
     }
 
-    /// UUIDs in the order of their index.
+    /// The UUIDs in the order of their index.
     pub(crate) fn gpus(agent: &Agent) -> Vec<String> {
         let answer: Value = serde_json::from_str(&agent.get("/api/v1/gpus").text()).expect("JSON");
         answer["gpus"]
@@ -250,12 +254,12 @@ impl Bed {
             .collect()
     }
 
-    /// A pod that is bound to its node, with its claim as a scheduler writes it; `extra` goes into every container.
+    /// A pod that is bound to the node, with its claim as a scheduler writes it. `extra` goes into every container.
     pub(crate) fn pod(&self, name: &str, gpus: &[String], claims: &[Claim<'_>], extra: &Value) -> Value {
-        claimed(self.bare_pod(name, claims, extra), gpus, claims)
+        with_claim(self.bare_pod(name, claims, extra), gpus, claims)
     }
 
-    /// The same without a claim.
+    /// The same pod without a claim.
     pub(crate) fn bare_pod(&self, name: &str, claims: &[Claim<'_>], extra: &Value) -> Value {
         bare_pod((&self.space.name, name), self.node(), claims, extra)
     }
@@ -276,10 +280,11 @@ impl Bed {
         self.admin.wait("condition=Ready", SOON, &args);
     }
 
-    /// Waits until every pod is Ready. One that kubelet failed for good at its door, because the plugin was away at that
-    /// moment, is made again as its controller would, and so is one that the agent marked for eviction or that kubelet let in
-    /// before it knew the plugin; says which. Only pods of these names may be, each of them once, and so many of them at most.
-    pub(crate) fn ready_in_the_end(&self, pods: &[(String, Value)], (at_most, of): (usize, &[&str])) -> Vec<String> {
+    /// Waits until every pod is Ready. Deletes and makes again, as a controller would, each pod that failed admission
+    /// while the plugin was away, that the agent marked for eviction, or that the kubelet admitted before it knew the
+    /// plugin. Returns the name and the reason of each such pod. Only pods of the names `of` may fail, each of them
+    /// once, and `at_most` of them.
+    pub(crate) fn ready_with_retries(&self, pods: &[(String, Value)], (at_most, of): (usize, &[&str])) -> Vec<String> {
         let mut failed: BTreeMap<&str, String> = BTreeMap::new();
         let again = |name: &str| drop(self.admin.run(&["delete", "pod", name, "-n", &self.space.name, "--now"]).ok());
         eventually("every pod Ready", Duration::from_secs(180), || {
@@ -291,7 +296,7 @@ impl Bed {
                     self.create(pod);
                     continue;
                 };
-                if let Some(why) = lost(now) {
+                if let Some(why) = failure_of(now) {
                     assert!(of.contains(&&**name), "{name} may not fail, {of:?} may: {why}");
                     let before = failed.insert(name, format!("{name}: {why}"));
                     assert_eq!(before, None, "{name} has failed once more: {why}");
@@ -313,7 +318,7 @@ impl Bed {
         serde_json::from_str(&self.admin.run(&words).ok()).expect("JSON")
     }
 
-    /// What a container sees.
+    /// The output of a shell script in a container.
     pub(crate) fn sh(&self, pod: &str, container: &str, script: &str) -> String {
         let words = ["exec", "-n", &self.space.name, pod, "-c", container, "--", "sh", "-c", script];
         self.admin.run(&words).ok()
@@ -321,7 +326,7 @@ impl Bed {
 }
 
 /// Writes a claim on a pod that is bound to a node, as a scheduler does.
-pub(crate) fn claimed(mut pod: Value, gpus: &[String], claims: &[Claim<'_>]) -> Value {
+pub(crate) fn with_claim(mut pod: Value, gpus: &[String], claims: &[Claim<'_>]) -> Value {
     let mut allocated = String::new();
     for (_, _, devices) in claims {
         for (gpu, mib, cores) in *devices {
@@ -334,7 +339,7 @@ pub(crate) fn claimed(mut pod: Value, gpus: &[String], claims: &[Claim<'_>]) -> 
     pod
 }
 
-/// A pod (namespace, name) that is bound to this node; `extra` goes into every container.
+/// A pod (namespace, name) that is bound to this node. `extra` goes into every container.
 pub(crate) fn bare_pod((namespace, name): (&str, &str), node: &str, claims: &[Claim<'_>], extra: &Value) -> Value {
     let container = |(container, kind, devices): &Claim<'_>| {
         let command = match *kind {
@@ -371,12 +376,12 @@ pub(crate) fn bare_pod((namespace, name): (&str, &str), node: &str, claims: &[Cl
     })
 }
 
-/// Why this pod never runs: kubelet failed it for good at its door or let it in before it knew the plugin, or the agent marked it
-/// for eviction. `None` of one that may still run.
+/// The reason why this pod never runs: it failed admission, the kubelet admitted it before it knew the plugin, or the
+/// agent marked it for eviction. `None` if the pod may still run.
 ///
 /// # Panics
-/// When it failed for any other reason.
-pub(crate) fn lost(pod: &Value) -> Option<String> {
+/// If it failed for any other reason.
+pub(crate) fn failure_of(pod: &Value) -> Option<String> {
     let status = &pod["status"];
     if status["phase"] == "Failed" {
         let reason = status["reason"].as_str().unwrap_or_default();
@@ -384,21 +389,22 @@ pub(crate) fn lost(pod: &Value) -> Option<String> {
         return Some(status["message"].to_string());
     }
     let marked = pod["metadata"]["annotations"][EVICT].as_str().map(|why| format!("{EVICT}: {why}"));
-    marked.or_else(|| waits(pod).find(|why| why.contains(NEVER_ASKED)).map(str::to_owned))
+    marked.or_else(|| waiting_messages(pod).find(|why| why.contains(NEVER_ALLOCATED)).map(str::to_owned))
 }
 
-/// Why containers of this pod do not run.
-pub(crate) fn waits(pod: &Value) -> impl Iterator<Item = &str> {
+/// The messages of the waiting containers of this pod.
+pub(crate) fn waiting_messages(pod: &Value) -> impl Iterator<Item = &str> {
     let kinds = ["initContainerStatuses", "containerStatuses"].into_iter();
     let states = kinds.filter_map(|kind| pod["status"][kind].as_array()).flatten();
     states.filter_map(|state| state["state"]["waiting"]["message"].as_str())
 }
 
-/// The links of [`Bed::own_kubelet_root`]. Taken away whatever comes of the test: other agents find a socket of theirs there.
+/// The links of [`Bed::own_kubelet_root`]. They are removed even if the test fails, because other agents would find a
+/// socket of theirs there.
 #[derive(Debug)]
-pub(crate) struct View([PathBuf; 2]);
+pub(crate) struct KubeletRootLinks([PathBuf; 2]);
 
-impl Drop for View {
+impl Drop for KubeletRootLinks {
     fn drop(&mut self) {
         for link in &self.0 {
             let _ = std::fs::remove_file(link);
@@ -406,8 +412,8 @@ impl Drop for View {
     }
 }
 
-/// What a container must have read: for each device UUID and bytes.
-pub(crate) fn promised(limits: &Value) -> Vec<(String, u64)> {
+/// UUID and bytes of each device in a limits file.
+pub(crate) fn devices_in(limits: &Value) -> Vec<(String, u64)> {
     let devices = limits["devices"].as_array().expect("a list of devices");
     devices
         .iter()

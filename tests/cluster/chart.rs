@@ -1,4 +1,4 @@
-//! The chart's accounts, rights and policies on the real cluster, as helm renders them: what runs under test gets its
+//! The chart's accounts, rights and policies on the real cluster, as helm renders them. Programs under test get their
 //! rights from nowhere else.
 
 use lab::bearer::Bearer;
@@ -10,14 +10,15 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::process::Command;
 use std::time::Duration;
 
-/// Where the chart is installed.
+/// The namespace of the chart.
 pub(crate) const NAMESPACE: &str = "gpu-steward";
 pub(crate) const AGENT: &str = "gpu-steward-agent";
 /// The account of agents under systemd.
 pub(crate) const SERVICE: &str = "gpu-steward-service";
-/// Everything of the chart that needs no image.
+/// The templates that need no image.
 const RIGHTS: [&str; 6] = ["accounts", "agent/rbac", "guard/access", "guard/keys", "guard/agent", "guard/reserved"];
-/// What is there only where it is asked for: agents evict pods that use more than they were promised, and renew their tokens.
+/// Values that switch on what is off by default: agents evict pods that use more than they claim, and renew their
+/// tokens.
 pub(crate) const EXTRAS: [&str; 3] = [
     "agent.settings.evict-over-use=true",
     "service.enabled=true",
@@ -27,11 +28,11 @@ pub(crate) const CHART: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../chart
 
 /// Renders the chart with these values (`guard.hami[0].name=…`).
 pub(crate) fn render(cluster: &Cluster, templates: &[&str], values: &[&str]) -> String {
-    rendered(cluster, templates, values).unwrap_or_else(|why| panic!("helm: {why}"))
+    try_render(cluster, templates, values).unwrap_or_else(|why| panic!("helm: {why}"))
 }
 
-/// The same, or what helm says against it.
-pub(crate) fn rendered(cluster: &Cluster, templates: &[&str], values: &[&str]) -> Result<String, String> {
+/// The rendered chart, or helm's error message.
+pub(crate) fn try_render(cluster: &Cluster, templates: &[&str], values: &[&str]) -> Result<String, String> {
     let mut helm = Command::new(cluster.program("helm"));
     helm.args(["template", "gpu-steward", CHART, "--namespace", NAMESPACE]);
     helm.args(templates.iter().flat_map(|name| ["-s".to_owned(), format!("templates/{name}.yaml")]));
@@ -43,22 +44,22 @@ pub(crate) fn rendered(cluster: &Cluster, templates: &[&str], values: &[&str]) -
     Ok(String::from_utf8(output.stdout).expect("UTF-8"))
 }
 
-/// Accounts, rights and policies with these values, in text.
+/// The manifests of accounts, rights and policies with these values.
 fn rights(cluster: &Cluster, values: &[&str]) -> String {
     let mut templates = RIGHTS.to_vec();
-    // helm takes a template that makes nothing for one that is not there.
+    // helm reports an error for a template that renders nothing.
     if EXTRAS.iter().all(|extra| values.contains(extra)) {
         templates.extend(["guard/eviction", "guard/tokens"]);
     }
     render(cluster, &templates, values)
 }
 
-/// Applies accounts, rights and policies, and waits until the policies hold. What is there already is left as it is; for who
-/// asks for nothing special, so is a chart with [`EXTRAS`]: tests go side by side.
+/// Applies accounts, rights and policies, and waits until the policies are in force. Does nothing if they are installed
+/// already. A chart with [`EXTRAS`] also serves a test without special values, because tests run in parallel.
 pub(crate) fn install(cluster: &Cluster, values: &[&str]) {
     const INSTALLED: &str = "gpu-steward.test/installed";
-    // Two at once would make the same objects.
-    let _turn = lab::cluster::alone("/run/lock/gpu-steward-cluster-chart");
+    // Two tests at once would make the same objects.
+    let _lock = lab::cluster::exclusive_lock("/run/lock/gpu-steward-cluster-chart");
     let admin = cluster.admin();
     let mark = |manifests: &str| {
         let mut hasher = DefaultHasher::new();
@@ -66,20 +67,23 @@ pub(crate) fn install(cluster: &Cluster, values: &[&str]) {
         format!("{:x}", hasher.finish())
     };
     let manifests = rights(cluster, values);
-    let there = admin.run(&["get", "namespace", NAMESPACE, "-o", "jsonpath={.metadata.annotations}/{.status.phase}"]);
-    let installed = |manifests: &str| there.out.contains(&mark(manifests)) && there.out.ends_with("/Active");
+    let namespace_state =
+        admin.run(&["get", "namespace", NAMESPACE, "-o", "jsonpath={.metadata.annotations}/{.status.phase}"]);
+    let installed =
+        |manifests: &str| namespace_state.out.contains(&mark(manifests)) && namespace_state.out.ends_with("/Active");
     if installed(&manifests) || (values.is_empty() && installed(&rights(cluster, &EXTRAS))) {
         return;
     }
     let _ = admin.apply(&format!("{{apiVersion: v1, kind: Namespace, metadata: {{name: {NAMESPACE}}}}}")).ok();
     let _ = admin.apply(&manifests).ok();
-    // A new policy holds some seconds after it was taken. A write that every one of them must refuse tells.
+    // A new policy comes into force some seconds after it was created. A write that every one of them must refuse shows
+    // that.
     let node = cluster.status().nodes.first().map_or(lab::vm::NODE, |node| &node.name);
-    let kubelet = admin.posing_as(&format!("system:node:{node}"), &["system:nodes", "system:authenticated"]);
+    let kubelet = admin.impersonating(&format!("system:node:{node}"), &["system:nodes", "system:authenticated"]);
     eventually("the guard of keys", Duration::from_secs(30), || {
         let probe = ["annotate", "node", node, "hami.io/node-nvidia-register=probe", "--dry-run=server", "--overwrite"];
-        let said = kubelet.run(&probe);
-        said.err.contains("gpu-steward-system-keys").then_some(())
+        let output = kubelet.run(&probe);
+        output.err.contains("gpu-steward-system-keys").then_some(())
     });
     let unbound = cluster.caller(&token(&admin, AGENT, &[]));
     let patch = json!({ "metadata": { "annotations": { "probe": "1" } } });
@@ -98,7 +102,7 @@ pub(crate) fn install(cluster: &Cluster, values: &[&str]) {
         .ok();
 }
 
-/// A token of an account, as `kubectl create token` gets it.
+/// A token of an account, from `kubectl create token`.
 pub(crate) fn token(by: &Kubectl, account: &str, more: &[&str]) -> String {
     let mut words = vec!["create", "token", account, "-n", NAMESPACE];
     words.extend(more);
@@ -110,7 +114,7 @@ pub(crate) fn bound(cluster: &Cluster, account: &str, node: &str) -> String {
     token(&cluster.admin(), account, &["--bound-object-kind", "Node", "--bound-object-name", node])
 }
 
-/// The agent of a node: a token bound to that Node, and nothing else.
+/// The agent of a node, which has only a token that is bound to that Node.
 pub(crate) fn agent_of(cluster: &Cluster, node: &str) -> Bearer {
     cluster.caller(&bound(cluster, AGENT, node))
 }
@@ -119,10 +123,10 @@ pub(crate) fn agent_of(cluster: &Cluster, node: &str) -> Bearer {
 mod tests {
     use super::*;
 
-    /// Every key of the program is either guarded by the chart or free on purpose.
+    /// Every key of the program is either guarded by the chart or listed here as free.
     #[test]
     fn each_key_is_guarded_or_free() {
-        // An operator's, another program's, and one that is never written.
+        // A key of administrators, a key of another program, and a key that is never written.
         const FREE: [&str; 3] = ["hami.io/device-cordon", "nvidia.com/gfd.timestamp", "gpu-steward.io/guard-check"];
         let root = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
         let text = |path: &str| std::fs::read_to_string(format!("{root}/{path}")).expect("a file of the tree");
@@ -132,7 +136,7 @@ mod tests {
             .split('"')
             .skip(1)
             .step_by(2)
-            // Its own test names a file.
+            // A test in that file names a path.
             .filter(|word| word.contains('/') && !word.starts_with(".."))
             .collect();
         assert!(keys.len() >= 13, "{keys:?}");
@@ -142,34 +146,34 @@ mod tests {
         }
     }
 
-    /// The chart's agents use the API server; the folders of a device plugin are there for those only.
+    /// The chart's agents use the API server, and only those mount the folders of a device plugin.
     #[test]
     #[ignore = "needs cluster: tests/run"]
-    fn agents_follow_the_api_server_unless_they_stand_alone() {
+    fn agents_use_the_api_server_unless_they_are_standalone() {
         let cluster = Cluster::shared();
         let folders = ["/var/lib/kubelet/device-plugins", "/var/lib/kubelet/plugins_registry", "/var/run/cdi"];
-        // Looked at, never written to.
+        // Folders that the agent only reads.
         let seen = [("/host/dev", "/dev", "Directory"), ("/etc/cdi", "/etc/cdi", "DirectoryOrCreate")];
-        for (values, alone) in
+        for (values, standalone) in
             [(&[][..], false), (&["agent.settings.v=4"], false), (&["agent.settings.standalone=true"], true)]
         {
             let text = render(&cluster, &["agent/daemonset"], values);
-            assert!(text.contains(&format!("- --standalone={alone}\n")), "{text}");
+            assert!(text.contains(&format!("- --standalone={standalone}\n")), "{text}");
             assert!(text.contains("{name: state, mountPath: /var/lib/gpu-steward}"), "{text}");
             for folder in folders {
                 let mounted = text.contains(&format!("mountPath: {folder}}}"));
                 let of_the_host = text.contains(&format!("hostPath: {{path: {folder}, type: DirectoryOrCreate}}"));
-                assert_eq!((mounted, of_the_host), (!alone, !alone), "{folder}: {text}");
+                assert_eq!((mounted, of_the_host), (!standalone, !standalone), "{folder}: {text}");
             }
             for (here, folder, kind) in seen {
                 let mounted = text.contains(&format!("mountPath: {here}, readOnly: true}}"));
                 let of_the_host = text.contains(&format!("hostPath: {{path: {folder}, type: {kind}}}"));
-                assert_eq!((mounted, of_the_host), (!alone, !alone), "{folder}: {text}");
+                assert_eq!((mounted, of_the_host), (!standalone, !standalone), "{folder}: {text}");
             }
         }
     }
 
-    /// Nothing may act as a program that is not there, and no right is there that nothing needs.
+    /// No account or right exists for a program that is not installed or does not need it.
     #[test]
     #[ignore = "needs cluster: tests/run"]
     fn accounts_and_rights_come_with_the_workload_that_needs_them() {
@@ -181,23 +185,24 @@ mod tests {
         }
         assert!(!bare.contains("resources: [pods/binding]"), "{bare}");
         let service = whole(&["service.enabled=true"]);
-        // Only the account of agents under systemd may ask for tokens, and only for its own.
+        // Only the account of agents under systemd may create tokens, and only for itself.
         let asks = service.split("\n---").find(|object| object.contains("kind: Role\n")).expect("a Role");
         assert!(asks.contains("resources: [serviceaccounts/token]"), "{asks}");
         assert!(asks.contains(&format!("resourceNames: [{SERVICE}]")), "{asks}");
         assert!(whole(&["extender.enabled=true"]).contains("name: gpu-steward-extender"));
-        let said =
-            rendered(&cluster, &[], &["guard.enabled=false"]).expect_err("an unguarded cluster that nobody asked for");
-        assert!(said.contains("guard.acceptUnguarded=true") && said.contains("any GPU"), "{said}");
-        let said =
-            rendered(&cluster, &[], &["service.enabled=true", "service.audiences=null"]).expect_err("no audience");
-        assert!(said.contains("service.audiences is empty"), "{said}");
+        let output = try_render(&cluster, &[], &["guard.enabled=false"])
+            .expect_err("an unguarded cluster without the flag that accepts it");
+        assert!(output.contains("guard.acceptUnguarded=true") && output.contains("any GPU"), "{output}");
+        let output =
+            try_render(&cluster, &[], &["service.enabled=true", "service.audiences=null"]).expect_err("no audience");
+        assert!(output.contains("service.audiences is empty"), "{output}");
     }
 
-    /// The runtime's socket makes an agent root on its node: who does not want that leaves it out, and the volume with it.
+    /// The runtime's socket makes an agent root on its node. Without its path the chart mounts neither the socket nor
+    /// its volume.
     #[test]
     #[ignore = "needs cluster: tests/run"]
-    fn the_runtimes_socket_is_mounted_only_where_it_is_named() {
+    fn the_chart_mounts_the_runtimes_socket_only_if_it_is_named() {
         let cluster = Cluster::shared();
         let text = |values: &[&str]| render(&cluster, &["agent/daemonset"], values);
         let usual = text(&[]);
@@ -211,10 +216,11 @@ mod tests {
         assert!(!without.contains("{name: runtime,") && !without.contains("containerd"), "{without}");
     }
 
-    /// The kernel log needs one capability, and neither a device nor a privileged container; by default it is not read.
+    /// The kernel log needs one capability, and neither a device nor a privileged container. By default the agent does
+    /// not read it.
     #[test]
     #[ignore = "needs cluster: tests/run"]
-    fn the_kernel_log_is_read_only_where_it_is_switched_on() {
+    fn the_chart_gives_access_to_the_kernel_log_only_if_it_is_switched_on() {
         const LIMITER: &str = "agent.limiterLibrary=/opt/hami/libvgpu.so";
         let cluster = Cluster::shared();
         for (values, source, capabilities) in [
@@ -235,24 +241,24 @@ mod tests {
         }
     }
 
-    /// What reaches the agents' port is what is named.
+    /// Only named peers may reach the agents' port.
     #[test]
     #[ignore = "needs cluster: tests/run"]
-    fn only_named_peers_reach_an_agents_port() {
+    fn only_named_peers_may_reach_the_agents_port() {
         let cluster = Cluster::shared();
         install(&cluster, &[]);
         assert!(!render(&cluster, &[], &[]).contains("kind: NetworkPolicy"));
         let policy = |values: &[&str]| {
             let all = [&["networkPolicy.enabled=true"], values].concat();
-            let said = cluster.admin().run_with(
+            let output = cluster.admin().run_with(
                 &["create", "--dry-run=server", "-o", "json", "-f", "-"],
                 &render(&cluster, &["agent/network"], &all),
             );
-            serde_json::from_str::<Value>(&said.ok()).expect("JSON")["spec"].clone()
+            serde_json::from_str::<Value>(&output.ok()).expect("JSON")["spec"].clone()
         };
-        let nobody = policy(&[]);
-        assert!(nobody["ingress"].as_array().is_none_or(Vec::is_empty), "{nobody}");
-        assert_eq!(nobody["policyTypes"], json!(["Ingress"]));
+        let no_peer = policy(&[]);
+        assert!(no_peer["ingress"].as_array().is_none_or(Vec::is_empty), "{no_peer}");
+        assert_eq!(no_peer["policyTypes"], json!(["Ingress"]));
         let selected = "networkPolicy.from[0].podSelector.matchLabels.app=prometheus";
         let ingress = policy(&[selected])["ingress"].clone();
         let expected = json!([{
@@ -260,18 +266,18 @@ mod tests {
             "ports": [{ "protocol": "TCP", "port": "metrics" }],
         }]);
         assert_eq!(ingress, expected);
-        // It is about the pods of the DaemonSet, whose port has that name.
+        // The policy selects the pods of the DaemonSet, whose port has that name.
         let daemonset = render(&cluster, &["agent/daemonset"], &[]);
-        for (label, value) in nobody["podSelector"]["matchLabels"].as_object().expect("labels") {
+        for (label, value) in no_peer["podSelector"]["matchLabels"].as_object().expect("labels") {
             assert!(daemonset.contains(&format!("{label}: {}", value.as_str().expect("text"))), "{label}: {daemonset}");
         }
         assert!(daemonset.contains("{name: metrics, containerPort: 9410}"), "{daemonset}");
     }
 
-    /// The API server understands every expression of the policies for every object it can meet.
+    /// The API server's type check of the policies has no warning for any kind of object that they match.
     #[test]
     #[ignore = "needs cluster: tests/run"]
-    fn the_policies_have_no_warnings() {
+    fn the_type_check_of_the_policies_has_no_warnings() {
         let cluster = Cluster::shared();
         install(&cluster, &EXTRAS);
         eventually("the types of all policies to be checked", Duration::from_secs(30), || {
@@ -289,15 +295,15 @@ mod tests {
         });
     }
 
-    /// helm takes the whole chart, and the API server takes all that helm makes of it.
+    /// helm accepts the whole chart, and the API server accepts everything that helm renders.
     #[test]
     #[ignore = "needs cluster: tests/run"]
-    fn all_of_the_chart_is_taken() {
+    fn helm_and_the_api_server_accept_the_whole_chart() {
         let cluster = Cluster::shared();
         install(&cluster, &[]);
         let lint = Command::new(cluster.program("helm")).args(["lint", "--strict", CHART]).output().expect("helm");
         assert!(lint.status.success(), "{}", String::from_utf8_lossy(&lint.stdout));
-        let odd = [
+        let unusual = [
             "agent.runtimeClassName=nvidia",
             "agent.settings.gpus=simulated=H100:8",
             "agent.podLabels.a=b",
@@ -321,13 +327,13 @@ mod tests {
             "guard.hami[0].namespace=kube-system",
             "guard.hami[0].name=hami-scheduler",
         ];
-        for values in [&[][..], &odd, &["guard.enabled=false", "guard.acceptUnguarded=true"]] {
-            let said = cluster.admin().run_with(
+        for values in [&[][..], &unusual, &["guard.enabled=false", "guard.acceptUnguarded=true"]] {
+            let output = cluster.admin().run_with(
                 &["apply", "--dry-run=server", "--validate=strict", "-f", "-"],
                 &render(&cluster, &[], values),
             );
-            let said = said.ok();
-            assert!(said.contains("daemonset.apps/gpu-steward-agent"), "{said}");
+            let output = output.ok();
+            assert!(output.contains("daemonset.apps/gpu-steward-agent"), "{output}");
         }
     }
 }

@@ -1,7 +1,7 @@
-//! What a container gets, on a real kubelet and a real containerd: every shape of a request, what the host brings along,
-//! the limiter, and what happens when it cannot be delivered.
+//! Tests what a container gets from a real kubelet and a real containerd: every shape of a request, what the host's CDI
+//! spec adds, the limiter, and what happens if the agent cannot deliver the devices.
 
-use crate::bed::{Bed, Claim, SOON, promised};
+use crate::bed::{Bed, Claim, SOON, devices_in};
 use lab::cluster::ClusterNode;
 use lab::eventually::eventually;
 use lab::scenario::{FakeGpu, FakeNvml, MigDetail, MigSlot, Scenario};
@@ -13,12 +13,12 @@ use std::process::Command;
 const MIB: u64 = 1 << 20;
 const NOTHING: Value = Value::Null;
 
-fn done(command: &mut Command) {
+fn run(command: &mut Command) {
     let output = command.output().expect("the command can be run");
     assert!(output.status.success(), "{command:?}: {}", String::from_utf8_lossy(&output.stderr));
 }
 
-/// A folder like `/dev` of a machine with NVIDIA's driver; the nodes are all of `/dev/null`.
+/// A folder like `/dev` of a machine with NVIDIA's driver. Every node is a copy of `/dev/null`.
 pub(crate) fn device_nodes(folder: &Path, names: &[&str]) -> PathBuf {
     let dev = folder.join("dev");
     for name in names {
@@ -29,12 +29,12 @@ pub(crate) fn device_nodes(folder: &Path, names: &[&str]) -> PathBuf {
     dev
 }
 
-/// A node of this character device.
+/// Makes a character device node.
 pub(crate) fn mknod(path: &Path, major: u32, minor: u32) {
-    done(Command::new("mknod").arg(path).args(["c", &major.to_string(), &minor.to_string()]));
+    run(Command::new("mknod").arg(path).args(["c", &major.to_string(), &minor.to_string()]));
 }
 
-/// The events of a pod that have this reason, as one text each.
+/// The messages of a pod's events with this reason.
 pub(crate) fn events(bed: &Bed, pod: &str, reason: &str) -> Vec<String> {
     let selector = format!("involvedObject.name={pod},reason={reason}");
     let list = bed.admin.get(&["events", "-n", &bed.space.name, "--field-selector", &selector]);
@@ -42,15 +42,15 @@ pub(crate) fn events(bed: &Bed, pod: &str, reason: &str) -> Vec<String> {
     items.iter().map(|event| event["message"].as_str().unwrap_or_default().to_owned()).collect()
 }
 
-/// A whole card, a share in percent, a priority; a request that no scheduler placed is served by what it asks for itself.
+/// A whole GPU, a share in percent, a priority. A pod without a claim gets what it requests.
 #[test]
 #[ignore = "needs cluster: tests/run"]
-fn requests_of_every_shape_are_kept() {
+fn requests_of_every_shape_are_served() {
     let bed = Bed::up("container-shapes");
     let agent = bed.agent(&["--without-claim=share"]);
     let gpus = Bed::gpus(&agent);
     let whole = 81_559;
-    let ask = |more: &Value| {
+    let request = |more: &Value| {
         let mut limits = json!({ "nvidia.com/gpu": "1" });
         for (name, amount) in more.as_object().into_iter().flatten() {
             limits[name] = amount.clone();
@@ -60,28 +60,31 @@ fn requests_of_every_shape_are_kept() {
     let exclusive =
         json!({ "nvidia.com/gpumem-percentage": "100", "nvidia.com/gpucores": "100", "nvidia.com/priority": "0" });
     let one: [Claim<'_>; 1] = [("main", "app", &[(0, whole, 100)])];
-    bed.create(&bed.pod("exclusive", &gpus, &one, &ask(&exclusive)));
+    bed.create(&bed.pod("exclusive", &gpus, &one, &request(&exclusive)));
     bed.ready(&["exclusive"]);
     let limits = bed.limits("exclusive", "main");
-    assert_eq!(promised(&limits), [(gpus[0].clone(), whole * MIB)]);
+    assert_eq!(devices_in(&limits), [(gpus[0].clone(), whole * MIB)]);
     assert_eq!((&limits["devices"][0]["core_percent"], &limits["priority"]), (&json!(100), &json!(0)), "{limits}");
     assert_eq!(bed.sh("exclusive", "main", "echo $CUDA_TASK_PRIORITY").trim(), "0");
 
-    // Half a card by its own word; the devices are those that kubelet counts.
-    let half =
-        bed.bare_pod("half", &[("main", "app", &[(0, 0, 0)])], &ask(&json!({ "nvidia.com/gpumem-percentage": "50" })));
+    // The pod requests half of a GPU. The kubelet's choice of slots decides which GPU.
+    let half = bed.bare_pod(
+        "half",
+        &[("main", "app", &[(0, 0, 0)])],
+        &request(&json!({ "nvidia.com/gpumem-percentage": "50" })),
+    );
     bed.create(&half);
     bed.ready(&["half"]);
     let limits = bed.limits("half", "main");
-    let memory = promised(&limits)[0].1;
+    let memory = devices_in(&limits)[0].1;
     let total = agent.get("/api/v1/gpus").text();
     let total: Value = serde_json::from_str(&total).expect("JSON");
-    assert!((39_000 * MIB..=41_000 * MIB).contains(&memory), "half of a card: {limits} of {total:#}");
+    assert!((39_000 * MIB..=41_000 * MIB).contains(&memory), "half of a GPU: {limits} of {total:#}");
     assert!(limits.get("priority").is_none(), "{limits}");
     assert_eq!(bed.sh("half", "main", "echo $CUDA_TASK_PRIORITY").trim(), "1");
 }
 
-/// GPUs may be counted under a name of another domain, by the setting or by HAMi's file.
+/// GPUs may be counted under a resource name of another domain, from the setting or from HAMi's file.
 #[test]
 #[ignore = "needs cluster: tests/run"]
 fn a_resource_of_another_domain_is_shared_too() {
@@ -92,19 +95,19 @@ fn a_resource_of_another_domain_is_shared_too() {
     let mut pod = bed.pod("other", &gpus, &[("main", "app", &[(1, 3000, 30)])], &NOTHING);
     pod["spec"]["containers"][0]["resources"]["limits"] = json!({ "example.com/vgpu": "1" });
     eventually("allocatable GPUs of that name", SOON, || {
-        let node = bed.told();
+        let node = bed.node_object();
         (node["status"]["allocatable"]["example.com/vgpu"] == "20").then_some(())
     });
     bed.create(&pod);
     bed.ready(&["other"]);
-    assert_eq!(promised(&bed.limits("other", "main")), [(gpus[1].clone(), 3000 * MIB)]);
+    assert_eq!(devices_in(&bed.limits("other", "main")), [(gpus[1].clone(), 3000 * MIB)]);
 }
 
-/// MIG instances that are there are shared by their own UUIDs, each with slots of its own, and a container sees the node of
-/// its instance and of no other.
+/// Existing MIG instances are shared by their own UUIDs, each with its own slots. A container sees the device node of
+/// its instance only.
 #[test]
 #[ignore = "needs cluster: tests/run"]
-fn mig_instances_are_shared_each_by_itself() {
+fn each_mig_instance_is_shared_as_its_own_device() {
     let bed = Bed::up("container-mig");
     let folder = tempfile::tempdir().expect("a directory");
     let fake = FakeNvml::install(folder.path()).expect("the fake library");
@@ -112,12 +115,12 @@ fn mig_instances_are_shared_each_by_itself() {
     let slot = |profile: &str, uuid: &str| {
         MigSlot::Detailed(MigDetail { profile: profile.into(), uuid: Some(uuid.into()), ..MigDetail::default() })
     };
-    let card = FakeGpu {
+    let gpu = FakeGpu {
         model: "A100".into(),
         mig: vec![slot("3g.40gb", uuids[0]), slot("2g.20gb", uuids[1])],
         ..FakeGpu::default()
     };
-    fake.write(&Scenario { gpus: vec![card], ..Scenario::default() }).expect("a scenario");
+    fake.write(&Scenario { gpus: vec![gpu], ..Scenario::default() }).expect("a scenario");
     let caps = [
         "nvidia-caps/nvidia-cap21",
         "nvidia-caps/nvidia-cap22",
@@ -147,12 +150,12 @@ fn mig_instances_are_shared_each_by_itself() {
         "--split-count=3",
     ];
     let agent = bed.agent(&flags);
-    assert_eq!(bed.told()["status"]["allocatable"]["nvidia.com/gpu"], "6");
+    assert_eq!(bed.node_object()["status"]["allocatable"]["nvidia.com/gpu"], "6");
     let instances: Vec<String> = uuids.map(str::to_owned).into();
     for (name, instance, own) in [("large", 0, &caps[..2]), ("small", 1, &caps[2..])] {
         bed.create(&bed.pod(name, &instances, &[("main", "app", &[(instance, 4000, 0)])], &NOTHING));
         bed.ready(&[name]);
-        assert_eq!(promised(&bed.limits(name, "main")), [(instances[instance].clone(), 4000 * MIB)]);
+        assert_eq!(devices_in(&bed.limits(name, "main")), [(instances[instance].clone(), 4000 * MIB)]);
         let seen = bed.sh(
             name,
             "main",
@@ -168,13 +171,14 @@ fn mig_instances_are_shared_each_by_itself() {
     bed.create(&bed.pod("injected", &instances, &[("main", "app", &[(1, 4000, 0)])], &NOTHING));
     bed.ready(&["injected"]);
     let seen = bed.sh("injected", "main", "ls /dev | grep nvidia; echo $NVIDIA_VISIBLE_DEVICES");
-    assert_eq!(seen.trim(), instances[1], "the runtime is told which, and gets no nodes from us");
+    assert_eq!(seen.trim(), instances[1], "the variable names the instance, and the agent adds no device nodes");
 }
 
-/// Promise 34 in docs/specification.md: what nvidia-ctk wrote for this host is in each container, and what it writes after a driver's update in the next one.
+/// Promise 34 in docs/specification.md: each container gets what nvidia-ctk wrote for this host, and containers that
+/// start after a driver update get what it wrote then.
 #[test]
 #[ignore = "needs cluster: tests/run"]
-fn what_the_hosts_spec_gives_is_in_every_container() {
+fn every_container_gets_the_edits_of_the_hosts_cdi_spec() {
     let bed = Bed::up("container-host");
     let folder = tempfile::tempdir().expect("a directory");
     let fake = FakeNvml::install(folder.path()).expect("the fake library");
@@ -209,14 +213,14 @@ fn what_the_hosts_spec_gives_is_in_every_container() {
     ];
     let agent = bed.agent(&flags);
     agent.logs("containers with a GPU get what the host's CDI spec gives");
-    // The cluster's containerd answers how it is set up.
+    // The cluster's containerd reports its configuration.
     agent.logs("because=\"the runtime's default handler\"");
     let gpus = Bed::gpus(&agent);
-    let look = "cat /usr/lib/libcuda.so.1; echo $DRIVER; ls /dev | grep nvidia | sort | tr '\\n' ' '";
+    let script = "cat /usr/lib/libcuda.so.1; echo $DRIVER; ls /dev | grep nvidia | sort | tr '\\n' ' '";
     let start = |name: &str| {
         bed.create(&bed.pod(name, &gpus, &[("main", "app", &[(1, 3000, 30)])], &NOTHING));
         bed.ready(&[name]);
-        bed.sh(name, "main", look)
+        bed.sh(name, "main", script)
     };
     assert_eq!(start("before").trim(), "driver 550.54.15\n550.54.15\nnvidia-uvm nvidia1 nvidiactl");
     write("570.00.00");
@@ -224,7 +228,7 @@ fn what_the_hosts_spec_gives_is_in_every_container() {
         (agent.log().matches("containers with a GPU get what the host's CDI spec gives").count() == 2).then_some(())
     });
     assert_eq!(start("after").trim(), "driver 570.00.00\n570.00.00\nnvidia-uvm nvidia1 nvidiactl");
-    assert_eq!(bed.sh("before", "main", look).trim(), "driver 550.54.15\n550.54.15\nnvidia-uvm nvidia1 nvidiactl");
+    assert_eq!(bed.sh("before", "main", script).trim(), "driver 550.54.15\n550.54.15\nnvidia-uvm nvidia1 nvidiactl");
     fs::write(cdi.join("nvidia.yaml"), "kind: [").expect("a broken spec");
     agent.logs("this CDI spec cannot be used");
     assert_eq!(
@@ -234,29 +238,29 @@ fn what_the_hosts_spec_gives_is_in_every_container() {
     );
 }
 
-/// A library in HAMi-core's place that does nothing but say that it was loaded.
-pub(crate) fn stand_in(library: &Path, word: &str) {
+/// Builds a library in place of HAMi-core that only reports that it was loaded.
+pub(crate) fn build_fake_limiter(library: &Path, word: &str) {
     let (source, next) = (library.with_extension("c"), library.with_extension("next"));
     let text = format!(
         "#include <unistd.h>\n__attribute__((constructor)) static void loaded(void) {{ write(2, \"limiter {word}\\n\", {}); }}\n",
         word.len() + 9
     );
     fs::write(&source, text).expect("a source");
-    done(Command::new("cc").args(["-shared", "-fPIC", "-o"]).arg(&next).arg(&source));
+    run(Command::new("cc").args(["-shared", "-fPIC", "-o"]).arg(&next).arg(&source));
     fs::rename(next, library).expect("a library");
 }
 
-/// Promise 34 in docs/specification.md: the limiter's library is really loaded into every program of the container; another version on the host changes nothing
-/// for a pod that runs; what nobody has any more goes.
+/// Promise 34 in docs/specification.md: every program of the container loads the limiter's library. Another version on
+/// the host changes nothing for a running pod, and a version that no pod uses any more is removed.
 #[test]
 #[ignore = "needs cluster: tests/run"]
-fn the_limiter_is_loaded_and_its_update_breaks_no_running_pod() {
+fn the_limiter_is_loaded_and_its_update_affects_no_running_pod() {
     let bed = Bed::up("container-limiter");
     let folder = tempfile::tempdir().expect("a directory");
     let library = folder.path().join("libvgpu.so");
-    let compile = |word: &str| stand_in(&library, word);
+    let compile = |word: &str| build_fake_limiter(&library, word);
     compile("one");
-    // A program that is linked to libc; the shell of the other pods is not, and loads no library.
+    // A program that is linked to libc. The shell of the other pods is static and loads no library.
     let sleep = ["/usr/bin/sleep", "/bin/sleep"].into_iter().find(|path| Path::new(path).exists()).expect("sleep");
     bed.cluster.image("registry.local/linked:1", sleep, &[]);
     let flag = format!("--limiter-library={}", library.display());
@@ -278,16 +282,16 @@ fn the_limiter_is_loaded_and_its_update_breaks_no_running_pod() {
     let seen =
         bed.sh("first", "main", "cat /etc/ld.so.preload; cat /overrideEnv; echo $CUDA_DEVICE_MEMORY_SHARED_CACHE");
     for line in ["/usr/local/vgpu/libvgpu.so", "CUDA_DEVICE_MEMORY_LIMIT_0=3000m", "CUDA_DEVICE_SM_LIMIT_0=5"] {
-        assert!(seen.lines().any(|said| said == line), "{line}: {seen}");
+        assert!(seen.lines().any(|found| found == line), "{line}: {seen}");
     }
-    let tried = bed.sh(
+    let output = bed.sh(
         "first",
         "main",
-        "for f in /etc/ld.so.preload /overrideEnv /usr/local/vgpu/libvgpu.so; do (echo x >$f) 2>&1; rm -f $f 2>&1; done; \
+        "for f in /etc/ld.so.preload /overrideEnv /usr/local/vgpu/libvgpu.so; do (echo x >$f) 2>&1; rm -f $f 2>&1; run; \
          echo own >$CUDA_DEVICE_MEMORY_SHARED_CACHE && echo held >/tmp/vgpulock/lock && cat $CUDA_DEVICE_MEMORY_SHARED_CACHE; true",
     );
-    assert_eq!(tried.matches("Read-only file system").count(), 3, "{tried}");
-    assert!(tried.ends_with("own\n"), "what the library writes can be written: {tried}");
+    assert_eq!(output.matches("Read-only file system").count(), 3, "{output}");
+    assert!(output.ends_with("own\n"), "what the library writes can be written: {output}");
 
     let before = bed.sh("first", "main", "cat /usr/local/vgpu/libvgpu.so | grep -c 'limiter one'");
     compile("two");
@@ -303,16 +307,16 @@ fn the_limiter_is_loaded_and_its_update_breaks_no_running_pod() {
     };
     assert_eq!(versions(), 2);
     let _ = bed.admin.run(&["delete", "pods", "first", "loads-one", "-n", &bed.space.name, "--now"]).ok();
-    eventually("the end of a version that nobody has", SOON, || (versions() == 1).then_some(()));
+    eventually("the end of a version that no pod uses", SOON, || (versions() == 1).then_some(()));
     assert_eq!(bed.sh("second", "main", "grep -c 'limiter two' /usr/local/vgpu/libvgpu.so").trim(), "1");
 }
 
-/// The ticket of a pod's only container, out of kubelet's checkpoint.
+/// The ticket of a pod's only container, from the kubelet's checkpoint.
 fn ticket(bed: &Bed, pod: &str) -> String {
     let state = bed.admin.get(&["pod", pod, "-n", &bed.space.name]);
-    let books = fs::read(&bed.place().checkpoint).expect("the checkpoint");
-    let books: Value = serde_json::from_slice(&books).expect("JSON");
-    let entries = books["Data"]["PodDeviceEntries"].as_array().expect("entries");
+    let checkpoint = fs::read(&bed.paths().checkpoint).expect("the checkpoint");
+    let checkpoint: Value = serde_json::from_slice(&checkpoint).expect("JSON");
+    let entries = checkpoint["Data"]["PodDeviceEntries"].as_array().expect("entries");
     let own = entries.iter().find(|entry| entry["PodUID"] == state["metadata"]["uid"]).expect("an entry of the pod");
     let answer = format!("printf %s '{}' | base64 -d", own["AllocResp"].as_str().expect("a text"));
     let answer = Command::new("sh").args(["-c", &answer]).output().expect("base64");
@@ -320,36 +324,37 @@ fn ticket(bed: &Bed, pod: &str) -> String {
     answer.split("gpu=").nth(1).expect("a ticket").chars().take(33).collect()
 }
 
-/// Something is mounted over a node's folder of specs, until this is dropped: also by a test that fails.
-struct Covered<'a>(&'a ClusterNode);
+/// A mount over a node's folder of CDI specs. It is removed when this is dropped, also if the test fails.
+struct CoveredFolder<'a>(&'a ClusterNode);
 
-impl Drop for Covered<'_> {
+impl Drop for CoveredFolder<'_> {
     fn drop(&mut self) {
         let _ = self.0.command("umount").arg("/run/cdi").output();
     }
 }
 
-/// Promise 30 in docs/specification.md: a folder of specs that takes nothing, or has the ticket already: the container does not start, log and event say which
-/// container of which pod and why, and once it is mended the pod starts with what it was promised.
+/// Promise 30 in docs/specification.md: if the folder of CDI specs cannot be written, or another spec has the ticket
+/// already, the container does not start. Log and event name the pod, the container and the reason. When the cause is
+/// gone, the pod starts with the devices of its claim.
 #[test]
 #[ignore = "needs cluster: tests/run"]
-fn what_cannot_be_delivered_is_said_and_mends_itself() {
+fn devices_that_cannot_be_delivered_are_reported_and_come_when_the_cause_is_gone() {
     let bed = Bed::up("container-undelivered");
     let agent = bed.agent(&["--without-claim=refuse"]);
     let gpus = Bed::gpus(&agent);
-    let node = bed.place();
+    let node = bed.paths();
     let cdi = node.path("/run/cdi");
     let one: [Claim<'_>; 1] = [("main", "app", &[(0, 3000, 30)])];
-    let in_node = |words: &[&str]| done(node.command(words[0]).args(&words[1..]));
+    let in_node = |words: &[&str]| run(node.command(words[0]).args(&words[1..]));
     let refused = |pod: &str, words: &str| {
         eventually(&format!("an event that says why {pod} does not start"), SOON, || {
-            let told = events(&bed, pod, "NotDelivered");
-            told.iter().any(|told| told.contains("container main") && told.contains(words)).then_some(())
+            let messages = events(&bed, pod, "NotDelivered");
+            messages.iter().any(|text| text.contains("container main") && text.contains(words)).then_some(())
         });
-        let said = format!("pod=container-undelivered/{pod} container=main");
+        let fields = format!("pod=container-undelivered/{pod} container=main");
         assert!(
-            agent.log().lines().any(|line| line.contains(&said) && line.contains(words)),
-            "{said} {words}: {}",
+            agent.log().lines().any(|line| line.contains(&fields) && line.contains(words)),
+            "{fields} {words}: {}",
             agent.log()
         );
         let state = bed.admin.get(&["pod", pod, "-n", &bed.space.name]);
@@ -357,10 +362,10 @@ fn what_cannot_be_delivered_is_said_and_mends_itself() {
     };
     let starts = |pod: &str| {
         bed.ready(&[pod]);
-        assert_eq!(promised(&bed.limits(pod, "main")), [(gpus[0].clone(), 3000 * MIB)]);
+        assert_eq!(devices_in(&bed.limits(pod, "main")), [(gpus[0].clone(), 3000 * MIB)]);
     };
 
-    let covered = Covered(node);
+    let covered = CoveredFolder(node);
     in_node(&["mount", "-o", "bind", "/run/cdi", "/run/cdi"]);
     in_node(&["mount", "-o", "remount,bind,ro", "/run/cdi"]);
     bed.create(&bed.pod("locked", &gpus, &one, &NOTHING));
@@ -368,7 +373,7 @@ fn what_cannot_be_delivered_is_said_and_mends_itself() {
     drop(covered);
     starts("locked");
 
-    let covered = Covered(node);
+    let covered = CoveredFolder(node);
     in_node(&["mount", "-t", "tmpfs", "-o", "size=4k", "full", "/run/cdi"]);
     fs::write(cdi.join("other"), [0; 4096]).expect("the folder is filled");
     bed.create(&bed.pod("full", &gpus, &one, &NOTHING));
@@ -376,7 +381,7 @@ fn what_cannot_be_delivered_is_said_and_mends_itself() {
     drop(covered);
     starts("full");
 
-    // The ticket is known once kubelet has written it down; the start is refused until the pod has its claim.
+    // The ticket is known once it is in the kubelet's checkpoint. The start is refused until the pod has its claim.
     bed.create(&bed.bare_pod("doubled", &one, &NOTHING));
     eventually("the refusal", SOON, || (!events(&bed, "doubled", "NotPlaced").is_empty()).then_some(()));
     let ticket = ticket(&bed, "doubled");

@@ -1,5 +1,5 @@
-//! Device nodes with NVIDIA's major number and no driver behind it. The kernel answers an `open` of one with ENXIO where the
-//! container's device cgroup lets it through, and with EPERM where it does not, so a container can be asked what it may reach.
+//! Tests device nodes with NVIDIA's major number and no driver. An `open` fails with ENXIO if the container's device
+//! cgroup allows the device, and with EPERM if it does not. So a test can find out which GPUs a container can reach.
 
 use crate::bed::{Bed, Claim};
 use crate::container::mknod;
@@ -10,9 +10,9 @@ use std::path::{Path, PathBuf};
 
 const REACHED: &str = "No such device or address";
 const FORBIDDEN: &str = "Operation not permitted";
-/// Of a node with an NVIDIA driver: name, minor number.
+/// The device nodes of a node with an NVIDIA driver: name, minor number.
 pub(crate) const NODES: [(&str, u32); 3] = [("nvidia0", 0), ("nvidia1", 1), ("nvidiactl", 255)];
-/// Of a pod whose containers have the first GPU, the second and none.
+/// The claims of a pod whose containers have the first GPU, the second GPU and none.
 pub(crate) const PAIR: [Claim<'_>; 3] =
     [("first", "app", &[(0, 3000, 10)]), ("second", "app", &[(1, 3000, 10)]), ("none", "app", &[])];
 
@@ -26,32 +26,33 @@ fn nvidia_nodes(folder: &Path) -> PathBuf {
     dev
 }
 
-/// What comes of opening this GPU in a container (namespace, pod and its own name): by the node that it was given, and by one that it
-/// makes itself with the number of the GPU. A container has `CAP_MKNOD` by default, so a missing node alone keeps nobody out.
-fn opens(admin: &Kubectl, container: [&str; 3], minor: usize) -> (Option<String>, String) {
+/// Opens this GPU in a container (namespace, pod, container) in two ways: by the node that the container was given, and
+/// by a node that it makes itself. A container has `CAP_MKNOD` by default, so a missing node does not protect a GPU.
+/// Returns the two error messages.
+fn open_results(admin: &Kubectl, container: [&str; 3], minor: usize) -> (Option<String>, String) {
     let script = format!(
         "open() {{ echo $1: $( (: <$2) 2>&1); }}; [ ! -e /dev/nvidia{minor} ] || open given /dev/nvidia{minor}; \
          rm -f /own; mknod /own c 195 {minor}; open made /own"
     );
     let [namespace, pod, container] = container;
-    let said = admin.run(&["exec", "-n", namespace, pod, "-c", container, "--", "sh", "-c", &script]).ok();
+    let output = admin.run(&["exec", "-n", namespace, pod, "-c", container, "--", "sh", "-c", &script]).ok();
     let answer = |node: &str| {
-        let line = said.lines().find(|line| line.starts_with(node))?;
+        let line = output.lines().find(|line| line.starts_with(node))?;
         Some(line.rsplit(": ").next()?.to_owned())
     };
     (answer("given:"), answer("made:").expect("an answer"))
 }
 
-/// Tries both GPUs in a container, which must reach those that are its own and no other.
-pub(crate) fn reaches(admin: &Kubectl, container: [&str; 3], own: [bool; 2]) {
+/// Tries both GPUs in a container, which must reach its own GPUs and no other.
+pub(crate) fn check_reachable_gpus(admin: &Kubectl, container: [&str; 3], own: [bool; 2]) {
     let expect = |own| {
         if own { (Some(REACHED.to_owned()), REACHED.to_owned()) } else { (None, FORBIDDEN.to_owned()) }
     };
-    assert_eq!([0, 1].map(|minor| opens(admin, container, minor)), own.map(expect), "{container:?}");
+    assert_eq!([0, 1].map(|minor| open_results(admin, container, minor)), own.map(expect), "{container:?}");
 }
 
-/// Promises 28 and 29 in docs/specification.md: a container reaches its own GPU, and neither that of its neighbour in the pod, nor
-/// that of another pod, nor any where it asked for none.
+/// Promises 28 and 29 in docs/specification.md: a container reaches its own GPU. It does not reach the GPU of its
+/// neighbour in the pod or of another pod, and without a request it reaches none.
 #[test]
 #[ignore = "needs cluster: tests/run"]
 fn a_container_reaches_its_own_gpu_and_no_other() {
@@ -81,7 +82,7 @@ fn a_container_reaches_its_own_gpu_and_no_other() {
             (&other, "main", [false, true]),
             (&outside, "main", [false, false]),
         ] {
-            reaches(&bed.admin, [&bed.space.name, pod, container], own);
+            check_reachable_gpus(&bed.admin, [&bed.space.name, pod, container], own);
         }
         let words = ["delete", "pod", &pair, &other, &outside, "-n", &bed.space.name, "--now"];
         let _ = bed.admin.run(&words).ok();

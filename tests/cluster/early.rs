@@ -1,9 +1,10 @@
-//! Sharing where the runtime has no CDI: everything is given at `Allocate`, and nobody starts with what is another's.
+//! Tests sharing on a runtime without CDI: all devices are in the answer to `Allocate`, and no container starts with
+//! another container's devices.
 
-use crate::bed::{Bed, Claim, SOON, promised};
-use crate::sharing::refused_starts_are_told;
+use crate::bed::{Bed, Claim, SOON, devices_in};
+use crate::sharing::check_refused_starts;
 use lab::agent::Agent;
-use lab::cluster::{TestNamespace, Wanted};
+use lab::cluster::{ClusterOptions, TestNamespace};
 use lab::eventually::eventually;
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
@@ -13,13 +14,13 @@ use std::time::Duration;
 const MIB: u64 = 1 << 20;
 const NOTHING: Value = Value::Null;
 
-/// What a container has, from inside: the promise that it reads, the device nodes that it can open, and the variable that
-/// names them, all of the same devices; as (UUID, bytes).
-fn has(bed: &Bed, gpus: &[String], pod: &str, container: &str) -> Vec<(String, u64)> {
+/// The devices of a container as (UUID, bytes), from inside the container. Its limits file, its device nodes and the
+/// variable that names the devices must agree.
+fn devices_of_container(bed: &Bed, gpus: &[String], pod: &str, container: &str) -> Vec<(String, u64)> {
     let limits = bed.limits(pod, container);
     assert_eq!(limits["pod"]["name"], *pod, "{limits}");
     assert_eq!(limits["container"], *container, "{limits}");
-    let devices = promised(&limits);
+    let devices = devices_in(&limits);
     let seen = bed.sh(pod, container, "ls /dev; echo $GPU_STEWARD_DEVICES");
     let nodes: BTreeSet<usize> = seen.lines().filter_map(|line| line.strip_prefix("nvidia")?.parse().ok()).collect();
     let own: BTreeSet<usize> =
@@ -30,16 +31,16 @@ fn has(bed: &Bed, gpus: &[String], pod: &str, container: &str) -> Vec<(String, u
     devices
 }
 
-/// The claim as it stands on the pod, of its only container with devices.
-fn claimed(pod: &Value) -> Vec<String> {
+/// The UUIDs of the claim on the pod, whose only container with devices has them.
+fn claimed_uuids(pod: &Value) -> Vec<String> {
     let text = pod["metadata"]["annotations"]["hami.io/vgpu-devices-allocated"].as_str().unwrap_or_default();
     text.split([';', ':']).filter_map(|one| Some(one.split_once(',')?.0.to_owned())).collect()
 }
 
-/// Waits until all are Ready. Pods that kubelet failed or that are marked for eviction are deleted and made again, as the
-/// leader and their controller would. Only these may be, each of them once by kubelet and once by its mark; says how many were
-/// either.
-fn ready_with_a_leader(bed: &Bed, pods: &[(String, Value)], may_fail: &[(String, Value)]) -> (usize, usize) {
+/// Waits until all pods are Ready. Deletes and makes again, as a controller would, pods that failed admission or are
+/// marked for eviction. Only the pods `may_fail` may, each of them once in each way. Returns how many pods failed and
+/// how many were marked.
+fn ready_with_controller(bed: &Bed, pods: &[(String, Value)], may_fail: &[(String, Value)]) -> (usize, usize) {
     let (mut failed, mut evicted) = (BTreeSet::new(), BTreeSet::new());
     eventually("every pod Ready", Duration::from_secs(240), || {
         let list = bed.admin.get(&["pods", "-n", &bed.space.name]);
@@ -66,8 +67,8 @@ fn ready_with_a_leader(bed: &Bed, pods: &[(String, Value)], may_fail: &[(String,
     (failed.len(), evicted.len())
 }
 
-fn old(name: &str) -> (Bed, Agent, Vec<String>) {
-    let bed = Bed::with(name, &Wanted::nodes(1).without_cdi());
+fn bed_without_cdi(name: &str) -> (Bed, Agent, Vec<String>) {
+    let bed = Bed::with(name, &ClusterOptions::nodes(1).without_cdi());
     let agent = bed.agent(&["--gpus=simulated=H100:4"]);
     agent.logs("has no CDI");
     let gpus = Bed::gpus(&agent);
@@ -77,8 +78,8 @@ fn old(name: &str) -> (Bed, Agent, Vec<String>) {
 /// Promise 28 in docs/specification.md, without CDI.
 #[test]
 #[ignore = "needs cluster alone: tests/run"]
-fn without_cdi_each_container_has_its_own() {
-    let (bed, agent, gpus) = old("early-own");
+fn without_cdi_each_container_gets_its_own_devices() {
+    let (bed, agent, gpus) = bed_without_cdi("early-own");
     let claims: [Claim<'_>; 5] = [
         ("warm", "init", &[(0, 1000, 10)]),
         ("beside", "sidecar", &[(1, 500, 5)]),
@@ -93,7 +94,7 @@ fn without_cdi_each_container_has_its_own() {
         if kind == "init" {
             let log = bed.admin.run(&["logs", "-n", &bed.space.name, "many", "-c", container]).ok();
             let limits: Value = serde_json::from_str(&log).expect("JSON");
-            assert_eq!((promised(&limits), &limits["container"]), (expect, &json!(container)));
+            assert_eq!((devices_in(&limits), &limits["container"]), (expect, &json!(container)));
         } else if devices.is_empty() {
             let seen = bed.sh(
                 "many",
@@ -102,10 +103,10 @@ fn without_cdi_each_container_has_its_own() {
             );
             assert_eq!(seen, "", "a container that asks for no GPU sees none");
         } else {
-            assert_eq!(has(&bed, &gpus, "many", container), expect, "{container}");
+            assert_eq!(devices_of_container(&bed, &gpus, "many", container), expect, "{container}");
         }
     }
-    // A container that ends is started again with the same.
+    // A container that ends gets the same devices when it starts again.
     let _ = bed.admin.run(&["exec", "-n", &bed.space.name, "many", "-c", "one", "--", "sh", "-c", "kill 1"]);
     eventually("a second start", SOON, || {
         let pod = bed.admin.get(&["pod", "many", "-n", &bed.space.name]);
@@ -113,25 +114,26 @@ fn without_cdi_each_container_has_its_own() {
         let one = states.iter().find(|state| state["name"] == "one")?;
         (one["restartCount"].as_u64()? > 0 && one["state"]["running"].is_object()).then_some(())
     });
-    assert_eq!(has(&bed, &gpus, "many", "one"), [(gpus[2].clone(), 3000 * MIB)]);
+    assert_eq!(devices_of_container(&bed, &gpus, "many", "one"), [(gpus[2].clone(), 3000 * MIB)]);
     drop(agent);
 }
 
 /// Promise 30 in docs/specification.md, without CDI.
 #[test]
 #[ignore = "needs cluster alone: tests/run"]
-fn without_cdi_what_cannot_be_right_does_not_start_and_says_why() {
-    let bed = Bed::with("early-refuse", &Wanted::nodes(1).without_cdi());
+fn without_cdi_a_wrong_claim_does_not_start_and_an_event_says_why() {
+    let bed = Bed::with("early-refuse", &ClusterOptions::nodes(1).without_cdi());
     let agent = bed.agent(&["--without-claim=refuse"]);
     agent.logs("has no CDI");
-    refused_starts_are_told(&bed, &agent);
+    check_refused_starts(&bed, &agent);
 }
 
-/// Promise 29 in docs/specification.md holds of the file; of variables only where the pod does not name them itself.
+/// Promise 29 in docs/specification.md holds for the limits file. It holds for variables only if the pod does not set
+/// them itself.
 #[test]
 #[ignore = "needs cluster alone: tests/run"]
-fn without_cdi_the_file_stands_and_the_pods_own_variables_do_too() {
-    let (bed, agent, gpus) = old("early-loosen");
+fn without_cdi_the_limits_file_holds_and_the_pods_own_variables_win() {
+    let (bed, agent, gpus) = bed_without_cdi("early-loosen");
     let map = json!({
         "apiVersion": "v1", "kind": "ConfigMap", "metadata": { "name": "loose", "namespace": bed.space.name },
         "data": { "CUDA_DEVICE_SM_LIMIT_0": "100" },
@@ -144,31 +146,32 @@ fn without_cdi_the_file_stands_and_the_pods_own_variables_do_too() {
     bed.create(&bed.pod("loose", &gpus, &[("main", "app", &[(0, 3000, 30)])], &loose));
     bed.ready(&["loose"]);
     let env = bed.sh("loose", "main", "tr '\\0' '\\n' </proc/1/environ");
-    let said = |name: &str| env.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix('=')).map(str::to_owned);
-    // kubelet's order, not a promise of ours: the pod's own stand behind the plugin's.
-    assert_eq!(said("CUDA_DEVICE_MEMORY_LIMIT_0").as_deref(), Some("999999m"));
-    assert_eq!(said("CUDA_DEVICE_SM_LIMIT_0").as_deref(), Some("100"));
-    // What the pod does not name is as it was given.
-    assert_eq!(said("CUDA_DEVICE_MEMORY_LIMIT").as_deref(), Some("3000m"));
-    assert_eq!(said("NVIDIA_VISIBLE_DEVICES").as_deref(), Some("void"));
-    assert_eq!(said("GPU_STEWARD_TICKET").map(|ticket| ticket.len()), Some(33));
-    let tried = bed.sh(
+    let value_of =
+        |name: &str| env.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix('=')).map(str::to_owned);
+    // The kubelet's order, not a promise of the agent: the pod's own variables come after those of the plugin.
+    assert_eq!(value_of("CUDA_DEVICE_MEMORY_LIMIT_0").as_deref(), Some("999999m"));
+    assert_eq!(value_of("CUDA_DEVICE_SM_LIMIT_0").as_deref(), Some("100"));
+    // Variables that the pod does not set have the agent's values.
+    assert_eq!(value_of("CUDA_DEVICE_MEMORY_LIMIT").as_deref(), Some("3000m"));
+    assert_eq!(value_of("NVIDIA_VISIBLE_DEVICES").as_deref(), Some("void"));
+    assert_eq!(value_of("GPU_STEWARD_TICKET").map(|ticket| ticket.len()), Some(33));
+    let output = bed.sh(
         "loose",
         "main",
         "f=/etc/gpu-steward/limits.json; (echo x >$f) 2>&1; rm -f $f 2>&1; mount -o remount,rw $f 2>&1; true",
     );
-    assert!(tried.contains("Read-only file system"), "{tried}");
-    assert_eq!(has(&bed, &gpus, "loose", "main"), [(gpus[0].clone(), 3000 * MIB)]);
+    assert!(output.contains("Read-only file system"), "{output}");
+    assert_eq!(devices_of_container(&bed, &gpus, "loose", "main"), [(gpus[0].clone(), 3000 * MIB)]);
     drop(agent);
 }
 
-/// Promise 28 in docs/specification.md, without CDI and without a scheduler that keeps mistakable claims apart: identical and
-/// different claims at once, and the agent killed in the middle.
+/// Promise 28 in docs/specification.md, without CDI and without a scheduler that keeps apart pods that could be
+/// confused: a burst of equal and different claims, and the agent is killed in the middle of another burst.
 #[test]
 #[ignore = "needs cluster alone: tests/run"]
-fn without_cdi_a_burst_and_a_killed_agent_mistake_nobody() {
-    let (bed, mut agent, gpus) = old("early-burst");
-    // Three shapes on four GPUs, so that some can be exchanged and some cannot.
+fn without_cdi_a_burst_and_a_killed_agent_give_no_container_anothers_devices() {
+    let (bed, mut agent, gpus) = bed_without_cdi("early-burst");
+    // Three shapes on four GPUs, so that some pods could be exchanged and others not.
     let shape = |n: usize| (n % 4, 1000 + 500 * (n % 3) as u64, 5);
     let pods: Vec<(String, Value)> = (0..30)
         .map(|n| {
@@ -184,8 +187,9 @@ fn without_cdi_a_burst_and_a_killed_agent_mistake_nobody() {
     let (first, second) = pods.split_at(24);
     let began = std::time::Instant::now();
     all_at_once(first);
-    // kubelet fails nobody while the agent is there, and admits in the order of its watch, which is that of ours.
-    let _ = ready_with_a_leader(&bed, first, &[]);
+    // While the agent runs, the kubelet fails no pod. It admits pods in the order of its watch, which is also the order
+    // of the agent's watch.
+    let _ = ready_with_controller(&bed, first, &[]);
     println!("24 pods Ready after {:.1} s", began.elapsed().as_secs_f64());
     all_at_once(second);
     eventually("a ticket of the second burst", SOON, || {
@@ -194,27 +198,27 @@ fn without_cdi_a_burst_and_a_killed_agent_mistake_nobody() {
     agent.signal(9);
     drop(agent);
     agent = bed.agent(&["--gpus=simulated=H100:4"]);
-    // Each of the six may come while no agent is there, or be one of two that it cannot tell apart when it is there again. The 24
-    // run: none of them may.
-    let (failed, evicted) = ready_with_a_leader(&bed, &pods, second);
+    // Each of the six pods may come while no agent runs, or be one of two pods that the new agent cannot tell apart.
+    // The first 24 pods run, and none of them may fail.
+    let (failed, evicted) = ready_with_controller(&bed, &pods, second);
     println!("6 more with the agent killed: {failed} failed by kubelet, {evicted} made again");
     let list = bed.admin.get(&["pods", "-n", &bed.space.name]);
     let now = list["items"].as_array().expect("a list");
     let mut per_gpu = vec![0; gpus.len()];
     for (n, (name, _)) in pods.iter().enumerate() {
-        let devices = has(&bed, &gpus, name, "main");
+        let devices = devices_of_container(&bed, &gpus, name, "main");
         assert_eq!(devices.iter().map(|(_, bytes)| *bytes).collect::<Vec<_>>(), [shape(n).1 * MIB], "{name}");
         per_gpu[gpus.iter().position(|gpu| *gpu == devices[0].0).expect("a GPU")] += 1;
         let uuids: Vec<String> = devices.into_iter().map(|(uuid, _)| uuid).collect();
         let pod = now.iter().find(|pod| pod["metadata"]["name"] == **name).expect("the pod");
-        assert_eq!(claimed(pod), uuids, "{name}: what it has stands on it");
+        assert_eq!(claimed_uuids(pod), uuids, "{name}: what it has stands on it");
     }
     println!("pods on each GPU: {per_gpu:?}");
     drop(agent);
 }
 
-/// Whether there is such an event on the pod.
-fn is_told(bed: &Bed, pod: &str, reason: &str) {
+/// Waits for an event with this reason on the pod.
+fn wait_for_event(bed: &Bed, pod: &str, reason: &str) {
     eventually(&format!("{reason} on {pod}"), SOON, || {
         let about = format!("involvedObject.name={pod}");
         let events = bed.admin.get(&["events", "-n", &bed.space.name, "--field-selector", &about]);
@@ -222,14 +226,14 @@ fn is_told(bed: &Bed, pod: &str, reason: &str) {
     });
 }
 
-fn is_marked(bed: &Bed, pod: &str, reason: &str) {
+fn wait_for_eviction_mark(bed: &Bed, pod: &str, reason: &str) {
     eventually(&format!("the mark for eviction on {pod}"), SOON, || {
         let now = bed.admin.get(&["pod", pod, "-n", &bed.space.name]);
         (now["metadata"]["annotations"]["gpu-steward.io/evict"] == *reason).then_some(())
     });
 }
 
-/// Creates the pod in a namespace of its own, which is there for as long as what this returns.
+/// Creates the pod in its own namespace. The namespace exists until the result is dropped.
 fn in_another_namespace(bed: &Bed, mut pod: Value) -> TestNamespace {
     let other = bed.cluster.namespace("early-off-other");
     pod["metadata"]["namespace"] = other.name.as_str().into();
@@ -237,18 +241,20 @@ fn in_another_namespace(bed: &Bed, mut pod: Value) -> TestNamespace {
     other
 }
 
-/// A runtime that has CDI by its version, does not use it and does not say so: found out, said, and gone over; nobody goes on
-/// with a ticket that stands for nothing. One that says so is believed.
+/// The runtime's version has CDI, but CDI is switched off and the runtime does not say so. The agent finds that out,
+/// logs it and changes to early binding. No container keeps a ticket that has no effect. If the runtime says whether
+/// CDI is on, the agent believes it.
 #[test]
 #[ignore = "needs cluster alone: tests/run"]
-fn cdi_that_is_switched_off_is_found_out_with_the_first_containers_of_two_namespaces() {
+fn disabled_cdi_is_detected_from_the_first_containers_of_two_namespaces() {
     const SILENT: &str = "--cri-socket=/run/nobody.sock";
-    let bed = Bed::with("early-off", &Wanted::nodes(1).with_cdi_off());
+    let bed = Bed::with("early-off", &ClusterOptions::nodes(1).with_cdi_off());
     let agent = bed.agent(&[SILENT]);
     let gpus = Bed::gpus(&agent);
     let one: [Claim<'_>; 1] = [("main", "app", &[(0, 3000, 5)])];
     let warmed: [Claim<'_>; 2] = [("warm", "init", &[(0, 500, 5)]), ("main", "app", &[(0, 3000, 5)])];
-    // Its init container finds no limits and ends with an error, again and again: what comes after it never tells anything.
+    // The pod's init container finds no limits and fails again and again, so its app container never starts and proves
+    // nothing.
     bed.create(&bed.pod("stuck", &gpus, &warmed, &NOTHING));
     agent.logs("container devices delivered");
     bed.create(&bed.pod("first", &gpus, &one, &NOTHING));
@@ -258,54 +264,59 @@ fn cdi_that_is_switched_off_is_found_out_with_the_first_containers_of_two_namesp
     let _other = in_another_namespace(&bed, bed.pod("elsewhere", &gpus, &one, &NOTHING));
     agent.logs("containers that come now get their devices from Allocate");
     for pod in ["first", "beside"] {
-        is_told(&bed, pod, "LimitsNotApplied");
-        is_marked(&bed, pod, "LimitsNotApplied");
+        wait_for_event(&bed, pod, "LimitsNotApplied");
+        wait_for_eviction_mark(&bed, pod, "LimitsNotApplied");
     }
-    is_told(&bed, "stuck", "WithoutCdi");
-    is_marked(&bed, "stuck", "WithoutCdi");
+    wait_for_event(&bed, "stuck", "WithoutCdi");
+    wait_for_eviction_mark(&bed, "stuck", "WithoutCdi");
     eventually("a count", SOON, || {
         let metrics = agent.get("/metrics").text();
         metrics.contains("gpu_steward_troubles_total{kind=\"edits_not_applied\"} 3").then_some(())
     });
-    let gets_its_own = |pod: &str| {
+    let check_new_pod = |pod: &str| {
         bed.create(&bed.pod(pod, &gpus, &warmed, &NOTHING));
         bed.ready(&[pod]);
-        assert_eq!(has(&bed, &gpus, pod, "main"), [(gpus[0].clone(), 3000 * MIB)]);
+        assert_eq!(devices_of_container(&bed, &gpus, pod, "main"), [(gpus[0].clone(), 3000 * MIB)]);
     };
-    gets_its_own("second");
-    // And it is known at the next start.
+    check_new_pod("second");
+    // The next agent knows it from its start.
     drop(agent);
     let agent = bed.agent(&[SILENT]);
     agent.logs("when that was last tried");
-    gets_its_own("third");
+    check_new_pod("third");
     drop(agent);
     let fresh = format!("--state-dir={}", bed.dir().join("fresh").display());
     let agent = bed.agent(&[&fresh]);
     agent.logs("says that its CDI is switched off");
-    gets_its_own("fourth");
-    // It is started anew and says something else, and then the first again.
-    let says = |before: bool, now: bool| {
+    check_new_pod("fourth");
+    // The runtime starts again and says that CDI is on, and later that it is off again.
+    let restart_runtime_with_cdi = |before: bool, now: bool| {
         let change = format!("s/enable_cdi = {before}/enable_cdi = {now}/");
-        let changed = bed.place().command("sed").args(["-i", &change, "/etc/kubernetes/containerd.toml"]).status();
+        let changed = bed.paths().command("sed").args(["-i", &change, "/etc/kubernetes/containerd.toml"]).status();
         assert!(changed.expect("sed").success());
         bed.part("kill", "containerd");
         bed.part("start", "containerd");
     };
-    says(false, true);
+    restart_runtime_with_cdi(false, true);
     agent.logs("says that its own is on");
-    gets_its_own("fifth");
+    check_new_pod("fifth");
     agent.logs("CDI works here");
-    says(true, false);
+    restart_runtime_with_cdi(true, false);
     eventually("early again", SOON, || (agent.log().matches("CDI is switched off").count() == 2).then_some(()));
-    gets_its_own("sixth");
+    check_new_pod("sixth");
     let fifth = bed.admin.get(&["pod", "fifth", "-n", &bed.space.name]);
-    assert_eq!(fifth["metadata"]["annotations"]["gpu-steward.io/evict"], Value::Null, "it has what it was promised");
+    assert_eq!(
+        fifth["metadata"]["annotations"]["gpu-steward.io/evict"],
+        Value::Null,
+        "it has the devices of its claim"
+    );
 }
 
-/// As after a power loss: what was given at `Allocate` stands in kubelet's checkpoint too, and the container starts again with it.
+/// After a loss of power: the kubelet's checkpoint also has what the answer to `Allocate` gave, so the container starts
+/// again with it.
 #[test]
 #[ignore = "needs cluster: tests/run"]
-fn what_was_given_is_known_without_the_state_directory() {
+fn with_early_binding_a_lost_state_directory_is_restored_from_the_checkpoint() {
     let bed = Bed::up("early-lost");
     let agent = bed.agent(&["--binding=early"]);
     let gpus = Bed::gpus(&agent);
@@ -324,41 +335,43 @@ fn what_was_given_is_known_without_the_state_directory() {
         let own = &state["status"]["containerStatuses"][0];
         (own["restartCount"].as_u64()? > 0 && own["ready"] == true).then_some(())
     });
-    assert_eq!(has(&bed, &gpus, "kept", "main"), [(gpus[1].clone(), 3000 * MIB)]);
+    assert_eq!(devices_of_container(&bed, &gpus, "kept", "main"), [(gpus[1].clone(), 3000 * MIB)]);
 }
 
-/// Whoever wants to have all at `Allocate` has it, also where there is CDI; and the other way once more after that.
+/// `--binding=early` gives all devices in the answer to `Allocate` also if the runtime has CDI. `--binding=late` works
+/// after that again.
 #[test]
 #[ignore = "needs cluster: tests/run"]
-fn the_way_is_as_it_is_told() {
-    let bed = Bed::up("early-told");
-    for (way, known) in [("early", true), ("late", false)] {
-        let agent = bed.agent(&[&format!("--binding={way}")]);
+fn the_flag_binding_sets_the_binding_mode() {
+    let bed = Bed::up("early-flag");
+    for (binding, known) in [("early", true), ("late", false)] {
+        let agent = bed.agent(&[&format!("--binding={binding}")]);
         agent.logs("containers get their devices as --binding says");
         let gpus = Bed::gpus(&agent);
         bed.create(&bed.pod(
-            way,
+            binding,
             &gpus,
             &[("warm", "init", &[(1, 700, 7)]), ("main", "app", &[(0, 3000, 30)])],
             &NOTHING,
         ));
-        bed.ready(&[way]);
-        assert_eq!(has(&bed, &gpus, way, "main"), [(gpus[0].clone(), 3000 * MIB)]);
-        // Only who gives all at `Allocate` has to know for whom.
+        bed.ready(&[binding]);
+        assert_eq!(devices_of_container(&bed, &gpus, binding, "main"), [(gpus[0].clone(), 3000 * MIB)]);
+        // Only with early binding the agent must know at `Allocate` which pod the call is for.
         let log = agent.log();
-        let asked: Vec<&str> = log.lines().filter(|line| line.contains("kubelet allocates")).collect();
-        let whose = asked.iter().filter(|line| line.contains(&format!("pod=early-told/{way}"))).count();
-        assert_eq!((asked.len(), whose), (2, if known { 2 } else { 0 }), "{asked:?}");
+        let calls: Vec<&str> = log.lines().filter(|line| line.contains("kubelet allocates")).collect();
+        let with_pod = calls.iter().filter(|line| line.contains(&format!("pod=early-flag/{binding}"))).count();
+        assert_eq!((calls.len(), with_pod), (2, if known { 2 } else { 0 }), "{calls:?}");
     }
 }
 
-/// Promise 28 in docs/specification.md, with kubelet's checkpoint missing and then torn: PodResources says who holds what.
+/// Promise 28 in docs/specification.md while the kubelet's checkpoint is missing and then torn: PodResources names the
+/// containers.
 #[test]
 #[ignore = "needs cluster: tests/run"]
-fn without_kubelets_checkpoint_pod_resources_tells_who_starts() {
+fn without_the_checkpoint_pod_resources_identifies_the_container() {
     let bed = Bed::up("early-listing");
     let (root, _view) = bed.own_kubelet_root("view");
-    let books = bed.place().kubelet.join("view/device-plugins/kubelet_internal_checkpoint");
+    let checkpoint = bed.paths().kubelet.join("view/device-plugins/kubelet_internal_checkpoint");
     let flag = format!("--kubelet-root={root}");
     let agent = bed.agent(&[&flag]);
     let gpus = Bed::gpus(&agent);
@@ -369,72 +382,72 @@ fn without_kubelets_checkpoint_pod_resources_tells_who_starts() {
         for pod in names {
             let log = bed.admin.run(&["logs", "-n", &bed.space.name, pod, "-c", "warm"]).ok();
             let warm: Value = serde_json::from_str(&log).expect("JSON");
-            assert_eq!((promised(&warm), &warm["pod"]["name"]), (vec![(gpus[1].clone(), 700 * MIB)], &json!(pod)));
-            assert_eq!(has(&bed, &gpus, pod, "one"), [(gpus[0].clone(), 3000 * MIB)]);
-            assert_eq!(has(&bed, &gpus, pod, "two"), [(gpus[1].clone(), 2000 * MIB)]);
+            assert_eq!((devices_in(&warm), &warm["pod"]["name"]), (vec![(gpus[1].clone(), 700 * MIB)], &json!(pod)));
+            assert_eq!(devices_of_container(&bed, &gpus, pod, "one"), [(gpus[0].clone(), 3000 * MIB)]);
+            assert_eq!(devices_of_container(&bed, &gpus, pod, "two"), [(gpus[1].clone(), 2000 * MIB)]);
         }
     };
     for pod in ["missing-1", "missing-2", "missing-3"] {
         bed.create(&bed.pod(pod, &gpus, &claims, &NOTHING));
     }
     check(&["missing-1", "missing-2", "missing-3"]);
-    std::fs::write(&books, "{\"Data\":").expect("a torn file");
-    // A restart in between: which ids were given out with which ticket is kept.
+    std::fs::write(&checkpoint, "{\"Data\":").expect("a torn file");
+    // The agent restarts in between: it keeps which slots it gave out with which ticket.
     bed.create(&bed.pod("torn", &gpus, &claims, &NOTHING));
     drop(agent);
     let _again = bed.agent(&[&flag]);
     let torn = bed.pod("torn", &gpus, &claims, &NOTHING);
-    // It may have come while the agent was away.
-    let _ = bed.ready_in_the_end(&[("torn".to_owned(), torn)], (1, &["torn"]));
+    // The pod may have come while no agent ran.
+    let _ = bed.ready_with_retries(&[("torn".to_owned(), torn)], (1, &["torn"]));
     check(&["torn"]);
 }
 
-/// Something is mounted over a folder of a node, until this is dropped: also by a test that fails.
-struct ReadOnly<'a>(&'a Bed, PathBuf);
+/// A read-only mount over a folder of a node. It is removed when this is dropped, also if the test fails.
+struct ReadOnlyMount<'a>(&'a Bed, PathBuf);
 
-impl ReadOnly<'_> {
-    fn at(bed: &Bed, folder: PathBuf) -> ReadOnly<'_> {
+impl ReadOnlyMount<'_> {
+    fn at(bed: &Bed, folder: PathBuf) -> ReadOnlyMount<'_> {
         let path = folder.to_str().expect("a path").to_owned();
         for words in [["-o", "bind", &path, &path].as_slice(), &["-o", "remount,bind,ro", &path]] {
-            assert!(bed.place().command("mount").args(words).status().expect("mount").success());
+            assert!(bed.paths().command("mount").args(words).status().expect("mount").success());
         }
-        ReadOnly(bed, folder)
+        ReadOnlyMount(bed, folder)
     }
 }
 
-impl Drop for ReadOnly<'_> {
+impl Drop for ReadOnlyMount<'_> {
     fn drop(&mut self) {
-        let _ = self.0.place().command("umount").arg(&self.1).output();
+        let _ = self.0.paths().command("umount").arg(&self.1).output();
     }
 }
 
-/// What is given at `Allocate` must be known after a restart: where it cannot be written down kubelet fails the pod for good, and
-/// log and event say for which container of which pod, where and why.
+/// The agent must know after a restart what the answer to `Allocate` gave. If it cannot write that down, the kubelet
+/// fails the pod, and log and event name the pod, the container, the path and the reason.
 #[test]
 #[ignore = "needs cluster alone: tests/run"]
-fn what_cannot_be_written_down_is_not_given_and_says_for_whom() {
-    let (bed, agent, gpus) = old("early-locked");
+fn an_allocation_that_cannot_be_saved_fails_and_names_its_container() {
+    let (bed, agent, gpus) = bed_without_cdi("early-locked");
     let one: [Claim<'_>; 1] = [("main", "app", &[(0, 3000, 30)])];
     bed.create(&bed.pod("first", &gpus, &one, &NOTHING));
     bed.ready(&["first"]);
-    let covered = ReadOnly::at(&bed, bed.state().join("tickets"));
+    let covered = ReadOnlyMount::at(&bed, bed.state().join("tickets"));
     bed.create(&bed.pod("locked", &gpus, &one, &NOTHING));
-    let told = eventually("an event that says why the pod is failed", SOON, || {
+    let message = eventually("an event that says why the pod is failed", SOON, || {
         let events =
             bed.admin.get(&["events", "-n", &bed.space.name, "--field-selector", "involvedObject.name=locked"]);
         let events = events["items"].as_array()?.clone();
-        let told = events.iter().find(|event| event["reason"] == "NotDelivered")?;
-        Some(told["message"].as_str()?.to_owned())
+        let event = events.iter().find(|event| event["reason"] == "NotDelivered")?;
+        Some(event["message"].as_str()?.to_owned())
     });
     for words in ["container main", "state/tickets/", "Read-only file system", "--state-dir"] {
-        assert!(told.contains(words), "{words}: {told}");
+        assert!(message.contains(words), "{words}: {message}");
     }
-    let said = ["pod=early-locked/locked", "container main", "Read-only"];
-    assert!(agent.log().lines().any(|line| said.iter().all(|words| line.contains(words))), "{}", agent.log());
+    let parts = ["pod=early-locked/locked", "container main", "Read-only"];
+    assert!(agent.log().lines().any(|line| parts.iter().all(|words| line.contains(words))), "{}", agent.log());
     drop(covered);
     let _ = bed.admin.run(&["delete", "pod", "locked", "-n", &bed.space.name, "--now"]).ok();
     bed.create(&bed.pod("again", &gpus, &one, &NOTHING));
     bed.ready(&["again"]);
-    assert_eq!(has(&bed, &gpus, "again", "main"), [(gpus[0].clone(), 3000 * MIB)]);
+    assert_eq!(devices_of_container(&bed, &gpus, "again", "main"), [(gpus[0].clone(), 3000 * MIB)]);
     drop(agent);
 }

@@ -1,9 +1,10 @@
-//! The agent ends exactly between two steps of a pod's start: by SIGKILL, and by SIGTERM while it is held there. The next
-//! agent goes on, and every container has exactly what its claim says. Promise 28 in docs/specification.md.
+//! Ends the agent exactly between two steps of a pod's start: by SIGKILL, and by SIGTERM while a failpoint holds it.
+//! The next agent continues, and every container has exactly the devices of its claim. Promise 28 in
+//! docs/specification.md.
 //!
-//! A run takes every point in turn with `GPU_STEWARD_LONG=1` (`tests/run --long`), else a few of them.
+//! With `GPU_STEWARD_LONG=1` (`tests/run --long`) a run takes every point, otherwise a few of them.
 
-use crate::bed::{Bed, SOON, promised};
+use crate::bed::{Bed, SOON, devices_in};
 use crate::fleet::Fleet;
 use lab::agent::Agent;
 use lab::eventually::eventually;
@@ -15,16 +16,16 @@ use std::time::Duration;
 
 /// Two GPUs of ten slots.
 const TOTAL: usize = 20;
-/// From the creation of a pod to the point.
+/// Longest time from the creation of a pod to the point.
 const REACHED: Duration = Duration::from_secs(60);
 
-/// A place in the program, and what comes of a start that an end there interrupts.
+/// A place in the program, and the effect of an end of the agent there.
 struct Point {
     name: &'static str,
-    /// Whether kubelet's call of `Allocate` may still wait for its answer there. kubelet never asks a second time, so the pod
-    /// fails at admission, and its controller makes another.
+    /// Whether the kubelet's `Allocate` call may still wait for its answer there. The kubelet never retries it, so the
+    /// pod fails admission and its controller makes another pod.
     in_allocate: bool,
-    /// In which runs.
+    /// Whether every run takes it, or only the long run.
     always: bool,
 }
 
@@ -32,11 +33,11 @@ const fn point(name: &'static str, in_allocate: bool, always: bool) -> Point {
     Point { name, in_allocate, always }
 }
 
-/// In the order of a start with a ticket (late binding).
+/// The points of a start with a ticket (late binding), in their order.
 const LATE: [Point; 12] = [
     point("allocate-noted", true, true),
     point("allocate-told", true, false),
-    // On a thread beside the answer, so either may come first.
+    // The ticket is written on another thread than the answer, so either point may come first.
     point("ticket-written", true, false),
     point("ticket-kept", true, false),
     point("allocate-in-checkpoint", false, false),
@@ -48,7 +49,7 @@ const LATE: [Point; 12] = [
     point("start-answered", false, false),
     point("spec-nameless", false, false),
 ];
-/// Those that only a start without CDI has, and those where it does something else.
+/// The points of a start without CDI: those that only such a start has, and those where it does something else.
 const EARLY: [Point; 5] = [
     point("ticket-written", true, false),
     point("allocate-early-kept", true, true),
@@ -56,18 +57,18 @@ const EARLY: [Point; 5] = [
     point("start-noted", false, false),
     point("start-answered", false, false),
 ];
-/// Of a pod that nobody placed: what it was given is written on it.
+/// The points of a pod without a claim: the agent writes on the pod which devices it got.
 const WRITTEN: [Point; 2] = [point("annotation-due", false, true), point("annotation-written", false, false)];
 
-fn chosen(points: &'static [Point]) -> impl Iterator<Item = (&'static Point, &'static str)> {
+fn chosen_points(points: &'static [Point]) -> impl Iterator<Item = (&'static Point, &'static str)> {
     let long = std::env::var_os("GPU_STEWARD_LONG").is_some();
-    let chosen = points.iter().filter(move |point| long || point.always);
-    chosen
+    let chosen_points = points.iter().filter(move |point| long || point.always);
+    chosen_points
         .flat_map(move |point| ["kill", "hold"].into_iter().take(if long { 2 } else { 1 }).map(move |how| (point, how)))
 }
 
-/// Waits until the agent has come to the point and ended there.
-fn ends(agent: Agent, point: &Point, how: &str) {
+/// Waits until the agent has reached the point and ended there.
+fn wait_for_end(agent: Agent, point: &Point, how: &str) {
     use std::os::unix::process::ExitStatusExt;
     if how == "kill" {
         let ended = agent.wait_within(REACHED);
@@ -80,38 +81,38 @@ fn ends(agent: Agent, point: &Point, how: &str) {
     }
 }
 
-/// Every chosen point: the agent ends there while pods start, another one goes on.
-fn each_pod_gets_its_own(bed: &Bed, points: &'static [Point], flags: &[&str]) {
+/// For each chosen point: the agent ends there while pods start, and another agent continues.
+fn check_every_point(bed: &Bed, points: &'static [Point], flags: &[&str]) {
     let mut agent = bed.agent(flags);
     let mut fleet = Fleet::new(bed, &agent);
-    let mut told = Vec::new();
-    for (point, how) in chosen(points) {
+    let mut record = Vec::new();
+    for (point, how) in chosen_points(points) {
         drop(agent);
-        let armed = bed.armed((point.name, how), flags);
+        let armed = bed.agent_with_failpoint((point.name, how), flags);
         let before = fleet.failed.len();
-        // A spec is laid without a name only where several are written at once.
+        // The agent writes a spec without a name only if it writes several at once.
         let pods = if point.name == "spec-nameless" { 6 } else { 1 };
         fleet.burst(pods);
-        ends(armed, point, how);
+        wait_for_end(armed, point, how);
         agent = bed.agent(flags);
-        // SIGTERM lets calls that are under way end. Of a burst, those that the kubelet admits after the end of the agent and before the
-        // begin of the next one fail as well: all but the one whose start led to the point.
+        // After SIGTERM the agent completes calls in flight. Of a burst, pods that the kubelet admits between the end
+        // of this agent and the start of the next one fail too: all but the pod whose start led to the point.
         let of_burst = pods - 1;
         fleet.may_fail(of_burst + usize::from(point.in_allocate && how == "kill"), &fleet.names());
         fleet.settle();
-        told.push(format!("{} {how}: {} failed at admission", point.name, fleet.failed.len() - before));
+        record.push(format!("{} {how}: {} failed at admission", point.name, fleet.failed.len() - before));
         // A later start must be the only one.
-        fleet.keep(0);
-        fleet.gone();
+        fleet.delete_all_but(0);
+        fleet.wait_for_deletions();
     }
-    fleet.nothing_is_lost(TOTAL);
-    println!("{}", told.join("\n"));
+    fleet.check_all_slots(TOTAL);
+    println!("{}", record.join("\n"));
     drop(agent);
 }
 
-/// What the program has, what docs/testing.md lists and what is taken in turn here are the same points.
+/// The program, docs/testing.md and the lists here name the same points.
 #[test]
-fn every_point_of_the_program_is_in_the_list_and_is_taken() {
+fn every_failpoint_of_the_program_is_listed_and_tested() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     let mut texts = Vec::new();
     let mut folders = vec![root.join("src")];
@@ -151,30 +152,30 @@ fn every_point_of_the_program_is_in_the_list_and_is_taken() {
 
 #[test]
 #[ignore = "needs cluster: tests/run"]
-fn an_agent_that_ends_at_any_point_of_a_start_mistakes_nobody() {
-    each_pod_gets_its_own(&Bed::up("failpoints-late"), &LATE, &[]);
+fn containers_get_their_own_devices_wherever_the_agent_ends_with_late_binding() {
+    check_every_point(&Bed::up("failpoints-late"), &LATE, &[]);
 }
 
 #[test]
 #[ignore = "needs cluster: tests/run"]
-fn an_agent_that_ends_at_any_point_of_a_start_without_cdi_mistakes_nobody() {
-    each_pod_gets_its_own(&Bed::up("failpoints-early"), &EARLY, &["--binding=early"]);
+fn containers_get_their_own_devices_wherever_the_agent_ends_with_early_binding() {
+    check_every_point(&Bed::up("failpoints-early"), &EARLY, &["--binding=early"]);
 }
 
-/// What the pod got stands on it in the end, once, and is what its container has.
+/// The claim of the pod stands on it in the end, once, and is what its container has.
 #[test]
 #[ignore = "needs cluster: tests/run"]
-fn an_agent_that_ends_around_the_write_on_a_pod_has_it_written() {
+fn the_claim_is_written_on_the_pod_if_the_agent_ends_around_that_write() {
     let flags = ["--without-claim=share"];
     let bed = Bed::up("failpoints-written");
-    for (number, (point, how)) in chosen(&WRITTEN).enumerate() {
-        let armed = bed.armed((point.name, how), &flags);
+    for (number, (point, how)) in chosen_points(&WRITTEN).enumerate() {
+        let armed = bed.agent_with_failpoint((point.name, how), &flags);
         let name = format!("plain-{number}");
         bed.create(&bed.bare_pod(&name, &[("main", "app", &[(0, 0, 0)])], &Value::Null));
-        ends(armed, point, how);
+        wait_for_end(armed, point, how);
         let agent = bed.agent(&flags);
         bed.ready(&[&name]);
-        let devices = promised(&bed.limits(&name, "main"));
+        let devices = devices_in(&bed.limits(&name, "main"));
         eventually("what it has, on the pod", SOON, || {
             let pod = bed.admin.get(&["pod", &name, "-n", &bed.space.name]);
             let claim = pod["metadata"]["annotations"]["hami.io/vgpu-devices-allocated"].as_str()?.to_owned();

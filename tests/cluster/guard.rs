@@ -1,9 +1,9 @@
-//! The guard of system-owned keys: who must pass passes, who must not is refused, each by a
-//! real API server. Promise 26 in docs/specification.md.
+//! Tests the guard of system-owned keys: a real API server accepts each write that must pass and refuses each write
+//! that must not. Promise 26 in docs/specification.md.
 
 use crate::chart::install;
 use crate::life::sleeper;
-use lab::cluster::{Cluster, Wanted};
+use lab::cluster::{Cluster, ClusterOptions};
 use lab::eventually::eventually;
 use lab::kubectl::{CommandOutput, Kubectl};
 use serde_json::{Value, json};
@@ -37,13 +37,13 @@ const NODE_KEYS: [&str; 6] = [
 
 fn account(admin: &Kubectl, namespace: &str, name: &str) -> Kubectl {
     let group = format!("system:serviceaccounts:{namespace}");
-    admin.posing_as(
+    admin.impersonating(
         &format!("system:serviceaccount:{namespace}:{name}"),
         &["system:serviceaccounts", &group, "system:authenticated"],
     )
 }
 
-/// A user who may do in the namespace what an owner of workloads may, and create bindings.
+/// A user with the rights of an owner of workloads in the namespace, and the right to create bindings.
 fn user(admin: &Kubectl, namespace: &str) -> Kubectl {
     let _ = admin.run(&["create", "rolebinding", "ann", "-n", namespace, "--clusterrole=edit", "--user=ann"]).ok();
     let _ = admin
@@ -58,7 +58,7 @@ fn user(admin: &Kubectl, namespace: &str) -> Kubectl {
         ])
         .ok();
     let _ = admin.run(&["create", "rolebinding", "binder", "-n", namespace, "--role=binder", "--user=ann"]).ok();
-    admin.posing_as("ann", &["system:authenticated"])
+    admin.impersonating("ann", &["system:authenticated"])
 }
 
 fn annotate(by: &Kubectl, object: &[&str], key: &str, value: &str) -> CommandOutput {
@@ -71,15 +71,16 @@ fn remove(by: &Kubectl, object: &[&str], key: &str) -> CommandOutput {
     by.run(&[&["annotate"], object, &[&key]].concat())
 }
 
-/// What came of a write, once it met no other one: that two writes met is no verdict.
+/// The result of a write. A write that conflicts with another one shows nothing, so it is repeated.
 fn verdict(write: impl Fn() -> CommandOutput) -> CommandOutput {
     eventually("a write that meets no other one", READY, || {
-        let said = write();
-        (!said.err.contains("(Conflict)")).then_some(said)
+        let output = write();
+        (!output.err.contains("(Conflict)")).then_some(output)
     })
 }
 
-/// On these the API server takes no annotations along from some versions on; where it does, the guard refuses them.
+/// From some versions on, the API server drops annotations of these subresources. In older versions the guard refuses
+/// them.
 fn by_subresources(ann: &Kubectl, admin: &Kubectl, namespace: &str) {
     let own = ["pod", "own", "-n", namespace];
     let path = format!("/api/v1/namespaces/{namespace}/pods/own/ephemeralcontainers");
@@ -88,23 +89,28 @@ fn by_subresources(ann: &Kubectl, admin: &Kubectl, namespace: &str) {
         pod["spec"]["ephemeralContainers"] = json!([{ "name": "debug", "image": "registry.local/busybox:1" }]);
         ann.run_with(&["replace", "--raw", &path, "-f", "-"], &pod.to_string())
     };
-    // A pod that has changed since it was read: the API server answers so before it asks the guard.
+    // A pod that has changed since it was read: the API server reports the conflict before it asks the guard.
     let mut stale = admin.get(&own);
     let _ = annotate(admin, &own, "team", "3").ok();
     assert!(debug(&mut stale).refused().contains("(Conflict)"));
     let replaced = verdict(|| debug(&mut admin.get(&own)));
     let resized = r#"{"metadata":{"annotations":{"hami.io/bind-phase":"success"}}}"#;
     let patched = verdict(|| ann.run(&["patch", "pod", "own", "-n", namespace, "--subresource=resize", "-p", resized]));
-    for said in [replaced, patched] {
-        assert!(said.well || (said.err.contains("(Forbidden)") && said.err.contains(REFUSED)), "{}", said.err);
-        assert_eq!(admin.get(&own)["metadata"]["annotations"]["hami.io/bind-phase"], json!(null), "{}", said.out);
+    for output in [replaced, patched] {
+        assert!(
+            output.success || (output.err.contains("(Forbidden)") && output.err.contains(REFUSED)),
+            "{}",
+            output.err
+        );
+        assert_eq!(admin.get(&own)["metadata"]["annotations"]["hami.io/bind-phase"], json!(null), "{}", output.out);
     }
 }
 
-/// A user can neither bring an assignment along, nor add, change or remove one, in any of the ways annotations come in.
+/// A user can neither create a pod with a claim nor add, change or remove a claim, in any of the ways in which
+/// annotations are written.
 #[test]
 #[ignore = "needs cluster: tests/run"]
-fn a_user_forges_no_assignment() {
+fn a_user_cannot_forge_a_claim() {
     let cluster = Cluster::shared();
     let lease = cluster.lease();
     let node = lease.node.as_str();
@@ -112,7 +118,7 @@ fn a_user_forges_no_assignment() {
     let (admin, space) = (cluster.admin(), cluster.namespace("guard-user"));
     let namespace = space.name.as_str();
     let ann = user(&admin, namespace);
-    let refused = |what: &str, said: String| assert!(said.contains(REFUSED), "{what}: {said}");
+    let refused = |what: &str, output: String| assert!(output.contains(REFUSED), "{what}: {output}");
 
     for key in POD_KEYS {
         let pod = sleeper(namespace, "forged", node).replacen(
@@ -120,8 +126,8 @@ fn a_user_forges_no_assignment() {
             &format!("name: forged, annotations: {{{key}: '1'}}"),
             1,
         );
-        let said = ann.create(&pod).refused();
-        assert!(said.contains(REFUSED) && said.contains("not by ann") && said.contains(key), "{key}: {said}");
+        let output = ann.create(&pod).refused();
+        assert!(output.contains(REFUSED) && output.contains("not by ann") && output.contains(key), "{key}: {output}");
     }
     let labelled = sleeper(namespace, "forged", node).replacen(
         "name: forged",
@@ -132,7 +138,7 @@ fn a_user_forges_no_assignment() {
 
     let _ = ann.create(&sleeper(namespace, "own", node)).ok();
     let own = ["pod", "own", "-n", namespace];
-    // What is a user's own stays free.
+    // Annotations of users stay free.
     for key in ["nvidia.com/use-gputype", "hami.io/enable-realtime-check", "hami.io/gpu-scheduler-policy", "team"] {
         let _ = annotate(&ann, &own, key, "1").ok();
     }
@@ -145,17 +151,17 @@ fn a_user_forges_no_assignment() {
     );
     let patch = r#"{"metadata":{"annotations":{"hami.io/bind-phase":"success"}}}"#;
     for more in [&["--type=merge"][..], &["--type=strategic"], &["--type=merge", "--subresource=status"]] {
-        let said = ann.run(&[&["patch", "pod", "own", "-n", namespace, "-p", patch], more].concat()).refused();
-        refused(&format!("{more:?}"), said);
+        let output = ann.run(&[&["patch", "pod", "own", "-n", namespace, "-p", patch], more].concat()).refused();
+        refused(&format!("{more:?}"), output);
     }
     by_subresources(&ann, &admin, namespace);
-    // One that is there is not changed or removed, and everything else of the pod still can be.
+    // A user can neither change nor remove an existing claim, and can still change everything else of the pod.
     let _ = annotate(&admin, &own, "hami.io/vgpu-devices-allocated", "GPU-x,NVIDIA,3000,30:;").ok();
     refused("change", annotate(&ann, &own, "hami.io/vgpu-devices-allocated", "GPU-y,NVIDIA,3000,30:;").refused());
     refused("removal", remove(&ann, &own, "hami.io/vgpu-devices-allocated").refused());
     let _ = annotate(&ann, &own, "team", "2").ok();
 
-    // An unbound pod, and a Binding with annotations, which the API server merges into the pod.
+    // A pod that is not bound, and a Binding with annotations, which the API server merges into the pod.
     let unbound = sleeper(namespace, "unbound", node).replace(&format!("nodeName: {node}"), "schedulerName: nobody");
     let _ = ann.create(&unbound).ok();
     let binding = |annotations: &str| {
@@ -172,10 +178,11 @@ fn a_user_forges_no_assignment() {
     let _ = ann.run_with(&["create", "--raw", &path, "-f", "-"], &binding(r#"{"team":"2"}"#)).ok();
 }
 
-/// kubelet's status updates and mirror pods go on, on a Node that carries system-owned keys; it writes none of them itself.
+/// The kubelet's status updates and mirror pods work on a Node with system-owned keys. The kubelet itself may write
+/// none of them.
 #[test]
 #[ignore = "needs cluster: tests/run"]
-fn kubelet_goes_on() {
+fn the_kubelet_works_under_the_guard() {
     let cluster = Cluster::shared();
     let lease = cluster.lease();
     let own = lease.node.as_str();
@@ -186,7 +193,7 @@ fn kubelet_goes_on() {
     for key in NODE_KEYS {
         let _ = annotate(&admin, &["node", own], key, "1").ok();
     }
-    // kubelet writes its Node's status.
+    // The kubelet writes its Node's status.
     let beat = || {
         let node = admin.get(&["node", own]);
         let conditions = node["status"]["conditions"].as_array().expect("conditions").clone();
@@ -198,7 +205,8 @@ fn kubelet_goes_on() {
     cluster.part("restart", &kubelet);
     eventually("a later heartbeat", READY, || (beat() > first).then_some(()));
 
-    // A static pod, and the mirror that kubelet makes of it. Text that begins with a brace would be read as JSON.
+    // A static pod, and the mirror pod that the kubelet makes of it. The kubelet would read text that begins with a
+    // brace as JSON.
     let manifests = &cluster.node(own).manifests;
     let write = |name: &str, annotations: &str| {
         let pod = sleeper(namespace, name, "").replacen(
@@ -224,29 +232,29 @@ fn kubelet_goes_on() {
     for name in ["forged", "static"] {
         fs::remove_file(manifests.join(name)).expect("the manifest is there");
     }
-    // kubelet's own identity writes no system-owned key.
+    // The kubelet's own identity may write no system-owned key.
     let user = format!("system:node:{own}");
-    let kubelet = admin.posing_as(&user, &["system:nodes", "system:authenticated"]);
+    let kubelet = admin.impersonating(&user, &["system:nodes", "system:authenticated"]);
     for key in NODE_KEYS {
-        let said = annotate(&kubelet, &["node", own], key, "forged").refused();
-        assert!(said.contains(REFUSED) && said.contains(&format!("not by {user}")), "{key}: {said}");
+        let output = annotate(&kubelet, &["node", own], key, "forged").refused();
+        assert!(output.contains(REFUSED) && output.contains(&format!("not by {user}")), "{key}: {output}");
     }
     for key in NODE_KEYS {
         let _ = remove(&admin, &["node", own], key).ok();
     }
 }
 
-/// Deployments go on with pods that carry system-owned keys; one that brings an assignment along gets no pods.
+/// Deployments work with pods that have system-owned keys. A Deployment whose template has such a key gets no pods.
 #[test]
 #[ignore = "needs cluster: tests/run"]
-fn controllers_go_on() {
+fn controllers_work_under_the_guard() {
     let cluster = Cluster::shared();
     let lease = cluster.lease();
     let node = lease.node.as_str();
     install(&cluster, &[]);
     let (admin, space) = (cluster.admin(), cluster.namespace("guard-controllers"));
     let namespace = space.name.as_str();
-    // A Deployment with a user's annotation, whose pods get an assignment and become Ready.
+    // A Deployment with a user's annotation, whose pods get a claim and become Ready.
     let deployment = format!(
         "{{apiVersion: apps/v1, kind: Deployment, metadata: {{name: well, namespace: {namespace}}}, spec: {{replicas: 2, \
          selector: {{matchLabels: {{app: well}}}}, template: {{metadata: {{labels: {{app: well}}, annotations: \
@@ -261,7 +269,7 @@ fn controllers_go_on() {
     let _ = admin.run(&["rollout", "restart", "deployment/well", "-n", namespace]).ok();
     let _ = admin.run(&["rollout", "status", "deployment/well", "-n", namespace, "--timeout=60s"]).ok();
 
-    // One that brings an assignment along gets no pods, and says why.
+    // A Deployment whose template has a system-owned key gets no pods, and its ReplicaSet says why.
     let forging =
         deployment.replace("well", "ill").replace("nvidia.com/use-gputype: H100", "hami.io/bind-phase: success");
     let _ = admin.apply(&forging).ok();
@@ -272,11 +280,11 @@ fn controllers_go_on() {
     });
 }
 
-/// HAMi's accounts pass where they are named, and only there.
+/// HAMi's accounts may write the keys only if the chart names the accounts.
 #[test]
 #[ignore = "needs cluster alone: tests/run"]
-fn hami_passes_where_it_is_named() {
-    let cluster = Cluster::up(&Wanted::usual());
+fn hamis_accounts_pass_only_if_the_chart_names_them() {
+    let cluster = Cluster::up(&ClusterOptions::usual());
     install(&cluster, &HAMI);
     let (admin, space) = (cluster.admin(), cluster.namespace("guard-hami"));
     let role = "{apiVersion: rbac.authorization.k8s.io/v1, kind: ClusterRole, metadata: {name: as-hami}, rules: [\
@@ -293,17 +301,17 @@ fn hami_passes_where_it_is_named() {
     }
     for key in POD_KEYS {
         let _ = annotate(&scheduler, &pod, key, "1").ok();
-        let said = annotate(&plugin, &pod, key, "2").refused();
-        assert!(said.contains(REFUSED), "{said}");
+        let output = annotate(&plugin, &pod, key, "2").refused();
+        assert!(output.contains(REFUSED), "{output}");
     }
     let _ = scheduler.run(&["label", "pod", "given", "-n", &space.name, "hami.io/vgpu-node=node-1"]).ok();
     for key in NODE_KEYS {
         let _ = annotate(&scheduler, &["node", "node-1"], key, "1").ok();
-        let said = annotate(&plugin, &["node", "node-1"], key, "2").refused();
-        assert!(said.contains(REFUSED), "{said}");
+        let output = annotate(&plugin, &["node", "node-1"], key, "2").refused();
+        assert!(output.contains(REFUSED), "{output}");
         let _ = remove(&scheduler, &["node", "node-1"], key).ok();
     }
-    // An operator's key is anybody's who may write to Nodes.
+    // Every account that may write to Nodes may write an administrator's key.
     let _ = annotate(&plugin, &["node", "node-1"], "hami.io/device-cordon", "GPU-x").ok();
     let _ = remove(&plugin, &["node", "node-1"], "hami.io/device-cordon").ok();
 }

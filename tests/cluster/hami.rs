@@ -1,9 +1,10 @@
-//! Pods exactly as HAMi 2.10.0's own scheduler placed them, all at once on a real kubelet; what our containers get beside
-//! what HAMi's own plugin answered for the same pods. Every difference is in a table here, with its reason.
+//! Starts pods exactly as HAMi 2.10.0's own scheduler placed them, all at once on a real kubelet. Compares what our
+//! containers get with what HAMi's own plugin answered for the same pods. A table here lists every difference with its
+//! reason.
 
-use crate::bed::{Bed, SOON, promised};
-use crate::container::{events, stand_in};
-use crate::fleet::{everybody_has_his_own, process};
+use crate::bed::{Bed, SOON, devices_in};
+use crate::container::{build_fake_limiter, events};
+use crate::fleet::{check_all_containers, process};
 use lab::agent::Agent;
 use lab::eventually::eventually;
 use lab::scenario::FakeNvml;
@@ -19,25 +20,25 @@ const LEFT: &str = "hami.io/vgpu-devices-to-allocate";
 const LOCK: &str = "hami.io/mutex.lock";
 const MIB: u64 = 1 << 20;
 
-/// Variables that differ from those of HAMi's plugin, and why. Whatever is not here must be the same.
+/// Variables whose values differ from those of HAMi's plugin, and the reason. All others must be equal.
 const DIFFERENT: [(&str, &str); 1] =
     [("NVIDIA_VISIBLE_DEVICES", "void: the runtime is to inject nothing, the devices come by CDI")];
 
-/// An agent on cards with these UUIDs.
-fn agent(bed: &Bed, cards: &[(&str, String)], more: &[&str]) -> (Agent, FakeNvml) {
+/// An agent on GPUs with these UUIDs.
+fn agent(bed: &Bed, gpus: &[(&str, String)], more: &[&str]) -> (Agent, FakeNvml) {
     let fake = FakeNvml::install(bed.dir()).expect("a fake library");
-    let cards: Vec<Value> = cards.iter().map(|(model, uuid)| json!({ "model": model, "uuid": uuid })).collect();
-    fake.write_text(json!({ "gpus": cards }).to_string().as_bytes()).expect("a scenario");
+    let gpus: Vec<Value> = gpus.iter().map(|(model, uuid)| json!({ "model": model, "uuid": uuid })).collect();
+    fake.write_text(json!({ "gpus": gpus }).to_string().as_bytes()).expect("a scenario");
     let library = format!("--nvml-library={}", fake.library().display());
-    let nodes = format!("--dev-root={}", nodes(bed, cards.len()).display());
+    let nodes = format!("--dev-root={}", nodes(bed, gpus.len()).display());
     (bed.agent(&[&["--gpus=nvml", &library, &nodes], more].concat()), fake)
 }
 
-/// Device nodes of as many cards, harmless.
-fn nodes(bed: &Bed, cards: usize) -> PathBuf {
+/// Harmless device nodes for this many GPUs.
+fn nodes(bed: &Bed, gpus: usize) -> PathBuf {
     let folder = bed.dir().join("dev");
     std::fs::create_dir_all(&folder).expect("a folder");
-    let own = (0..cards).map(|number| format!("nvidia{number}"));
+    let own = (0..gpus).map(|number| format!("nvidia{number}"));
     for name in own.chain(["nvidiactl".to_owned(), "nvidia-uvm".to_owned()]) {
         let made = Command::new("mknod").arg(folder.join(name)).args(["c", "1", "3"]).status();
         assert!(made.expect("mknod").success());
@@ -45,7 +46,7 @@ fn nodes(bed: &Bed, cards: usize) -> PathBuf {
     folder
 }
 
-/// The pod as it was after HAMi's scheduler had bound it; only the node has another name.
+/// The pod as HAMi's scheduler left it after the binding; only the node has another name.
 fn placed(bed: &Bed, name: &str, init: &[Value], containers: &[Value], allocated: &Value) -> Value {
     let container = |(number, (kind, limits)): (usize, (&str, &Value))| {
         let command =
@@ -74,40 +75,40 @@ fn placed(bed: &Bed, name: &str, init: &[Value], containers: &[Value], allocated
     })
 }
 
-/// Makes all of them at once, with the node's lock held for `holder`, and waits until HAMi's scheduler could go on.
+/// Creates all pods at once while `holder` holds the node lock, and waits until HAMi's scheduler could continue.
 fn serve(bed: &Bed, pods: &[Value], holder: &str) {
     let lock = format!("{LOCK}=2026-11-21T10:21:47Z,{},{holder}", bed.space.name);
     let _ = bed.admin.run(&["annotate", "--overwrite", "node", bed.node(), &lock]).ok();
     bed.create(&json!({ "apiVersion": "v1", "kind": "List", "items": pods }));
     let name = |pod: &Value| pod["metadata"]["name"].as_str().expect("a name").to_owned();
     let pods: Vec<(String, Value)> = pods.iter().map(|pod| (name(pod), pod.clone())).collect();
-    // The agent is there all the time.
-    let _ = bed.ready_in_the_end(&pods, (0, &[]));
+    // The agent runs all the time, so no pod may fail.
+    let _ = bed.ready_with_retries(&pods, (0, &[]));
     for (name, _) in &pods {
-        eventually(&format!("{name} told to HAMi's scheduler"), SOON, || {
+        eventually(&format!("{name} reported to HAMi's scheduler"), SOON, || {
             let annotations = bed.admin.get(&["pod", name, "-n", &bed.space.name])["metadata"]["annotations"].clone();
             let left = annotations[LEFT].as_str().unwrap_or_default();
             (annotations["hami.io/bind-phase"] == "success" && left.trim_matches(';').is_empty()).then_some(())
         });
     }
     eventually("the node's lock released", SOON, || {
-        bed.told()["metadata"]["annotations"][LOCK].is_null().then_some(())
+        bed.node_object()["metadata"]["annotations"][LOCK].is_null().then_some(())
     });
 }
 
-/// What HAMi's scheduler wrote for seventeen pods, served as one burst. It cuts a request of more SM time than a GPU has to what there
-/// is and places the pod; here its owner is told.
+/// The claims that HAMi's scheduler wrote for seventeen pods, created as one burst. HAMi's scheduler reduces a request
+/// of more SM time than a GPU has and places the pod; our agent reports it in an event.
 #[test]
 #[ignore = "needs cluster: tests/run"]
-fn a_burst_of_pods_as_hamis_scheduler_placed_them() {
+fn pods_placed_by_hamis_scheduler_get_their_devices_in_one_burst() {
     let bed = Bed::up("hami-scheduler");
-    let cards: Vec<(&str, String)> = [("A100", "a100", 4), ("T4", "t4", 4), ("H100", "h100", 8)]
+    let gpus: Vec<(&str, String)> = [("A100", "a100", 4), ("T4", "t4", 4), ("H100", "h100", 8)]
         .into_iter()
         .flat_map(|(model, word, count)| {
             (0..count).map(move |n| (model, format!("GPU-{word}-{n:04}-0000-0000-000000000000")))
         })
         .collect();
-    let (_agent, _fake) = agent(&bed, &cards, &[]);
+    let (_agent, _fake) = agent(&bed, &gpus, &[]);
     let cases: Vec<Value> = serde_json::from_str(SCHEDULER).expect("JSON");
     let (wrong, cases): (Vec<Value>, Vec<Value>) = cases.into_iter().partition(|case| case["case"] == "too-many-cores");
     let list = |value: &Value| value.as_array().cloned().unwrap_or_default();
@@ -120,30 +121,34 @@ fn a_burst_of_pods_as_hamis_scheduler_placed_them() {
     serve(&bed, &pods, "one-slice");
     bed.create(&pod(&wrong[0]));
     eventually("an event that says what is wrong with the request", SOON, || {
-        let told = events(&bed, "too-many-cores", "BadRequest");
-        told.first().filter(|told| told.contains("101")).map(|_| ())
+        let messages = events(&bed, "too-many-cores", "BadRequest");
+        messages.first().filter(|text| text.contains("101")).map(|_| ())
     });
-    // `sidecar-first` has lost a slot in HAMi's own string, so this one is held against its words and not its places.
+    // HAMi's own annotation of `sidecar-first` lacks a slot. So this pod is compared with its request and not by
+    // position.
     let (sidecar, rest): (Vec<&str>, Vec<&str>) =
         cases.iter().filter_map(|case| case["case"].as_str()).partition(|name| *name == "sidecar-first");
-    assert_eq!(promised(&bed.limits(sidecar[0], "c1")), [("GPU-a100-0000-0000-0000-000000000000".into(), 1000 * MIB)]);
+    assert_eq!(
+        devices_in(&bed.limits(sidecar[0], "c1")),
+        [("GPU-a100-0000-0000-0000-000000000000".into(), 1000 * MIB)]
+    );
     assert_eq!(bed.sh(sidecar[0], "c0", "ls /etc/gpu-steward /dev | grep -e limits -e nvidia; true"), "");
     let _ = bed.admin.run(&["delete", "pod", "-n", &bed.space.name, sidecar[0], "--now"]).ok();
-    let containers = everybody_has_his_own(&bed);
+    let containers = check_all_containers(&bed);
     println!("{} pods as HAMi's scheduler placed them, {containers} containers with GPUs", rest.len() + 1);
     assert_eq!(containers, 16);
 }
 
-/// For six containers: HAMi's plugin's own answers to a real kubelet.
+/// The answers of HAMi's own plugin to a real kubelet, for six containers.
 #[test]
 #[ignore = "needs cluster: tests/run"]
-fn what_a_container_gets_differs_from_hamis_plugin_only_where_there_is_a_reason() {
+fn containers_differ_from_those_of_hamis_plugin_only_as_listed() {
     let bed = Bed::up("hami-plugin");
-    let cards: Vec<(&str, String)> =
+    let gpus: Vec<(&str, String)> =
         (0..4).map(|n| ("A100", format!("GPU-{n:08}-fa4e-4000-8000-000000000000"))).collect();
     let library = bed.dir().join("libvgpu.so");
-    stand_in(&library, "any");
-    let (_agent, _fake) = agent(&bed, &cards, &[&format!("--limiter-library={}", library.display())]);
+    build_fake_limiter(&library, "any");
+    let (_agent, _fake) = agent(&bed, &gpus, &[&format!("--limiter-library={}", library.display())]);
     let answers: Vec<Value> = serde_json::from_str(PLUGIN).expect("JSON");
     let by_pod: BTreeMap<&str, &Value> =
         answers.iter().map(|answer| (answer["pod"].as_str().expect("a name"), answer)).collect();
@@ -154,8 +159,8 @@ fn what_a_container_gets_differs_from_hamis_plugin_only_where_there_is_a_reason(
         })
         .collect();
     serve(&bed, &pods, "one");
-    let cgroup = bed.place().cgroup.clone();
-    let mut differing = BTreeSet::new();
+    let cgroup = bed.paths().cgroup.clone();
+    let mut different = BTreeSet::new();
     for answer in &answers {
         let (name, container) =
             (answer["pod"].as_str().expect("a name"), answer["container"].as_str().expect("a name"));
@@ -180,27 +185,28 @@ fn what_a_container_gets_differs_from_hamis_plugin_only_where_there_is_a_reason(
                 "{name}/{container}: {variable} is {:?}, from HAMi's plugin {value}",
                 own.get(variable.as_str())
             );
-            differing.insert(variable.clone());
+            different.insert(variable.clone());
         }
     }
     for (variable, why) in DIFFERENT {
         println!("differs: {variable}: {why}");
-        assert!(differing.contains(variable), "{variable} does not differ any more: take it from the table");
+        assert!(different.contains(variable), "{variable} does not differ any more: take it from the table");
     }
 }
 
-/// HAMi's scheduler places one pod at a time on a node: what it waits for is said when kubelet has admitted the pod, and not when
-/// its image is there. One that is known to be refused is not said to be served; it has failed once it was.
+/// HAMi's scheduler places one pod at a time on a node. The agent releases the node lock when the kubelet has admitted
+/// the pod, and not only when its image is there. A pod that will be refused is not reported as served; it is reported
+/// as failed after its refusal.
 #[test]
 #[ignore = "needs cluster: tests/run"]
-fn the_nodes_lock_is_not_held_while_an_image_is_pulled() {
+fn the_node_lock_is_released_while_an_image_is_pulled() {
     let bed = Bed::up("hami-pull");
-    let cards: Vec<(&str, String)> =
+    let gpus: Vec<(&str, String)> =
         (0..2).map(|n| ("A100", format!("GPU-{n:08}-fa4e-4000-8000-000000000000"))).collect();
-    let (_agent, _fake) = agent(&bed, &cards, &[]);
+    let (_agent, _fake) = agent(&bed, &gpus, &[]);
     let limits = [json!({ "nvidia.com/gpu": "1" })];
-    let pod = |name: &str, card: &str| {
-        let allocated = format!("{card},NVIDIA,3000,10:;");
+    let pod = |name: &str, gpu: &str| {
+        let allocated = format!("{gpu},NVIDIA,3000,10:;");
         let mut pod = placed(&bed, name, &[], &limits, &allocated.into());
         pod["spec"]["containers"][0]["image"] = "registry.local/is-never-there:1".into();
         pod
@@ -212,11 +218,11 @@ fn the_nodes_lock_is_not_held_while_an_image_is_pulled() {
         let _ = bed.admin.run(&["annotate", "--overwrite", "node", bed.node(), &lock]).ok();
     };
     lock("pulls");
-    bed.create(&pod("pulls", &cards[0].1));
+    bed.create(&pod("pulls", &gpus[0].1));
     eventually("the node's lock released", SOON, || {
-        bed.told()["metadata"]["annotations"][LOCK].is_null().then_some(())
+        bed.node_object()["metadata"]["annotations"][LOCK].is_null().then_some(())
     });
-    eventually("the pod told to HAMi's scheduler", SOON, || {
+    eventually("the pod reported to HAMi's scheduler", SOON, || {
         (annotations("pulls")["hami.io/bind-phase"] == "success").then_some(())
     });
     let state = bed.admin.get(&["pod", "pulls", "-n", &bed.space.name])["status"].clone();
@@ -224,21 +230,21 @@ fn the_nodes_lock_is_not_held_while_an_image_is_pulled() {
 
     lock("strange");
     bed.create(&pod("strange", "GPU-ffffffff-fa4e-4000-8000-000000000000"));
-    bed.create(&pod("next", &cards[1].1));
-    eventually("the pod after it told to HAMi's scheduler", SOON, || {
+    bed.create(&pod("next", &gpus[1].1));
+    eventually("the pod after it reported to HAMi's scheduler", SOON, || {
         (annotations("next")["hami.io/bind-phase"] == "success").then_some(())
     });
     assert_eq!(annotations("strange")["hami.io/bind-phase"], "allocating", "no such GPU is here");
 
-    // One whose start was refused holds the node for nobody either.
+    // A pod whose start was refused must not keep the node lock either.
     lock("refused");
     let mut refused = pod("refused", "GPU-ffffffff-fa4e-4000-8000-000000000000");
     refused["spec"]["containers"][0]["image"] = "registry.local/busybox:1".into();
     bed.create(&refused);
-    eventually("the refusal told to HAMi's scheduler", SOON, || {
+    eventually("the refusal reported to HAMi's scheduler", SOON, || {
         (annotations("refused")["hami.io/bind-phase"] == "failed").then_some(())
     });
     eventually("the node's lock released again", SOON, || {
-        bed.told()["metadata"]["annotations"][LOCK].is_null().then_some(())
+        bed.node_object()["metadata"]["annotations"][LOCK].is_null().then_some(())
     });
 }

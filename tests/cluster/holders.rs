@@ -1,5 +1,5 @@
-//! Who holds which GPU, as the metrics tell it: by the claim, whichever slot kubelet counts; and pods whose GPUs are not there any
-//! more.
+//! Tests which pod holds which GPU in the metrics: the claim decides, whichever slot the kubelet counts. Also tests
+//! pods whose GPUs no longer exist.
 
 use crate::bed::{Bed, Claim, SOON};
 use lab::agent::Agent;
@@ -7,10 +7,10 @@ use lab::eventually::eventually;
 use serde_json::Value;
 use std::time::Duration;
 
-/// 15 s until a GPU that is not listed is gone, and the time of two slow cores.
-const LONG: Duration = Duration::from_secs(120);
+/// 15 s until a GPU that is not listed counts as gone, and the time of a slow machine.
+const GONE_WITHIN: Duration = Duration::from_secs(120);
 
-/// Label `name` of the series of one GPU in dcgm-exporter's spelling; empty where it has none.
+/// The value of label `name` in the dcgm-exporter series of one GPU; empty if the series has no such label.
 fn label(agent: &Agent, gpu: &str, name: &str) -> Option<String> {
     let text = agent.get("/metrics/dcgm").text();
     let of_gpu = |line: &&str| line.starts_with("DCGM_FI_DEV_GPU_UTIL{") && line.contains(&format!("UUID=\"{gpu}\""));
@@ -19,8 +19,8 @@ fn label(agent: &Agent, gpu: &str, name: &str) -> Option<String> {
     Some(value.unwrap_or_default().to_owned())
 }
 
-/// What this agent shows of a pod: the ids that kubelet counts for container `main`, and the GPUs of its processes.
-fn main_of(agent: &Agent, pod: &str) -> Option<(Vec<String>, Vec<String>)> {
+/// What this agent shows for container `main` of a pod: the ids that the kubelet counts, and the GPUs of its processes.
+fn ids_and_gpus_of_main(agent: &Agent, pod: &str) -> Option<(Vec<String>, Vec<String>)> {
     let answer = agent.get("/api/v1/pods").json();
     let pod = answer["pods"].as_array()?.iter().find(|seen| seen["name"] == *pod)?.clone();
     let main = pod["containers"].as_array()?.iter().find(|container| container["name"] == "main")?.clone();
@@ -30,37 +30,34 @@ fn main_of(agent: &Agent, pod: &str) -> Option<(Vec<String>, Vec<String>)> {
     Some((texts(&main["devices"], &Value::clone), texts(&main["gpus"], &|share| share["gpu"].clone())))
 }
 
-/// Promise 6 in docs/specification.md: kubelet lets a container use the slots of an init container before it, whatever GPU its
-/// claim names. Made-up processes are those of the claim too.
+/// Promise 6 in docs/specification.md: the kubelet lets a container use the slots of an earlier init container,
+/// whatever GPU its claim names. Simulated processes follow the claim too.
 #[test]
 #[ignore = "needs cluster: tests/run"]
-fn a_gpus_series_name_the_pod_that_has_it_by_its_claim() {
+fn the_series_of_a_gpu_name_the_pod_whose_claim_has_it() {
     let bed = Bed::up("holders-claim");
     let agent = bed.agent(&["--process-period=1s"]);
     let gpus = Bed::gpus(&agent);
     let claims: [Claim<'_>; 2] = [("warm", "init", &[(0, 1000, 10)]), ("main", "app", &[(1, 3000, 30)])];
     bed.create(&bed.pod("train", &gpus, &claims, &Value::Null));
     bed.ready(&["train"]);
-    let counted = eventually("kubelet's ids, and a process on the GPU of the claim", SOON, || {
-        main_of(&agent, "train").filter(|(ids, used)| !ids.is_empty() && !used.is_empty())
+    let main = eventually("kubelet's ids, and a process on the GPU of the claim", SOON, || {
+        ids_and_gpus_of_main(&agent, "train").filter(|(ids, used)| !ids.is_empty() && !used.is_empty())
     });
-    assert!(
-        counted.0.iter().all(|id| id.starts_with(&gpus[0])),
-        "kubelet counts the init container's slot: {counted:?}"
-    );
-    assert_eq!(counted.1, [gpus[1].clone()], "made-up use is that of the claim");
+    assert!(main.0.iter().all(|id| id.starts_with(&gpus[0])), "kubelet counts the init container's slot: {main:?}");
+    assert_eq!(main.1, [gpus[1].clone()], "made-up use is that of the claim");
     eventually("the pod on the GPU of its claim", SOON, || {
         let named = [label(&agent, &gpus[1], "pod")?, label(&agent, &gpus[1], "container")?];
         (named == ["train", "main"]).then_some(())
     });
-    assert_eq!(label(&agent, &gpus[0], "pod").as_deref(), Some(""), "nobody has the other one");
+    assert_eq!(label(&agent, &gpus[0], "pod").as_deref(), Some(""), "no pod has the other GPU");
     let holders = |gpu: usize| agent.get("/api/v1/gpus").json()["gpus"][gpu]["holders"].as_array().map(Vec::len);
     assert_eq!((holders(0), holders(1)), (Some(0), Some(1)));
 }
 
 #[test]
 #[ignore = "needs cluster: tests/run"]
-fn a_pod_whose_gpu_is_gone_is_told_logged_and_counted() {
+fn a_pod_whose_gpu_is_gone_gets_an_event_and_is_logged_and_counted() {
     let bed = Bed::up("holders-gone");
     let agent = bed.agent(&[]);
     let gpus = Bed::gpus(&agent);
@@ -74,7 +71,7 @@ fn a_pod_whose_gpu_is_gone_is_told_logged_and_counted() {
     assert_eq!(Bed::gpus(&agent), gpus[..1], "they are the node's, not the agent's");
     let selector = "involvedObject.name=stranded,reason=GpuMissing";
     let events = || bed.admin.get(&["events", "-n", &bed.space.name, "--field-selector", selector])["items"].clone();
-    eventually("an event on the pod", LONG, || {
+    eventually("an event on the pod", GONE_WITHIN, || {
         let events = events();
         let note = events.as_array()?.first()?["message"].as_str()?.to_owned();
         (note.contains(&gpus[1]) && note.contains("delete the pod")).then_some(())
@@ -84,7 +81,7 @@ fn a_pod_whose_gpu_is_gone_is_told_logged_and_counted() {
         agent.get("/metrics").text().contains("\ngpu_steward_plugin_pods_without_gpu 1\n").then_some(())
     });
     let _ = bed.admin.run(&["delete", "pod", "stranded", "-n", &bed.space.name, "--now"]).ok();
-    eventually("the count to fall", LONG, || {
+    eventually("the count to fall", GONE_WITHIN, || {
         agent.get("/metrics").text().contains("\ngpu_steward_plugin_pods_without_gpu 0\n").then_some(())
     });
     assert!(!agent.log().contains("stays"), "nothing is wrong with the other: {}", agent.log());

@@ -1,6 +1,6 @@
-//! The cluster itself: that it comes up, works, and leaves nothing behind.
+//! Tests the cluster itself: it comes up, works, and leaves nothing behind.
 
-use lab::cluster::{Cluster, Wanted};
+use lab::cluster::{Cluster, ClusterOptions};
 use lab::eventually::eventually;
 use std::collections::BTreeSet;
 use std::fs;
@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 const READY: Duration = Duration::from_secs(60);
 
-/// A pod of busybox that does nothing until it is told to end.
+/// A busybox pod that only sleeps.
 pub(crate) fn sleeper(namespace: &str, name: &str, node: &str) -> String {
     format!(
         "{{apiVersion: v1, kind: Pod, metadata: {{name: {name}, namespace: {namespace}}}, spec: {{nodeName: {node}, \
@@ -19,7 +19,7 @@ pub(crate) fn sleeper(namespace: &str, name: &str, node: &str) -> String {
     )
 }
 
-/// What a cluster could leave on the machine.
+/// Everything that a cluster could leave behind on the machine.
 #[derive(Debug, PartialEq)]
 struct Machine {
     programs: BTreeSet<String>,
@@ -49,12 +49,13 @@ impl Machine {
             let entries = fs::read_dir(folder).into_iter().flatten().flatten();
             entries.map(|entry| entry.path().display().to_string()).collect()
         };
-        let of_ours = |name: &str| ["etcd", "kube", "containerd", "pause"].iter().any(|begin| name.starts_with(begin));
+        let belongs_to_cluster =
+            |name: &str| ["etcd", "kube", "containerd", "pause"].iter().any(|begin| name.starts_with(begin));
         let processes = names(Path::new("/proc")).into_iter().filter_map(|folder| {
             let name = fs::read_to_string(format!("{folder}/comm")).ok()?;
-            // What has ended and is not yet buried has no command line.
-            let lives = !fs::read(format!("{folder}/cmdline")).ok()?.is_empty();
-            (lives && of_ours(&name)).then(|| format!("{folder} {}", name.trim()))
+            // A zombie process has no command line.
+            let running = !fs::read(format!("{folder}/cmdline")).ok()?.is_empty();
+            (running && belongs_to_cluster(&name)).then(|| format!("{folder} {}", name.trim()))
         });
         let addresses = Command::new("ip").args(["-o", "addr", "show", "dev", "lo"]).output().expect("ip");
         Machine {
@@ -72,17 +73,17 @@ impl Machine {
     }
 }
 
-/// Up twice keeps the first; down leaves the machine as it was, and so does the next start after everything was killed.
+/// A second `up` keeps the running cluster. `down` leaves the machine as it was, also after all programs were killed.
 #[test]
 #[ignore = "needs cluster alone: tests/run"]
-fn comes_up_twice_and_leaves_nothing_behind() {
-    // Whatever was up before is not what is measured here.
-    Cluster::up(&Wanted::nodes(1)).down();
+fn the_cluster_comes_up_twice_and_leaves_nothing_behind() {
+    // The test does not measure a cluster that was up before.
+    Cluster::up(&ClusterOptions::nodes(1)).down();
     let before = Machine::now();
     let same = || {
         let mut after = Machine::now();
         let deadline = Instant::now() + Duration::from_secs(10);
-        // The kernel takes its time over network namespaces.
+        // The kernel removes network namespaces with a delay.
         while after != before && Instant::now() < deadline {
             std::thread::sleep(Duration::from_millis(50));
             after = Machine::now();
@@ -90,10 +91,10 @@ fn comes_up_twice_and_leaves_nothing_behind() {
         assert_eq!(after, before, "the machine is not as it was");
     };
     for round in 0..2 {
-        let cluster = Cluster::up(&Wanted::nodes(1));
+        let cluster = Cluster::up(&ClusterOptions::nodes(1));
         let apiserver = cluster.pid("apiserver");
         drop(cluster);
-        let cluster = Cluster::up(&Wanted::nodes(1));
+        let cluster = Cluster::up(&ClusterOptions::nodes(1));
         if std::env::var_os("GPU_STEWARD_CLUSTER_KEEP").is_some() {
             assert_eq!(cluster.pid("apiserver"), apiserver, "the second start keeps what is up");
         }
@@ -101,7 +102,7 @@ fn comes_up_twice_and_leaves_nothing_behind() {
         cluster.admin().wait("condition=Ready", READY, &["pod/sleeper"]);
         assert_ne!(Machine::now(), before, "this comparison sees a running cluster");
         if round == 1 {
-            // As after `kill -9` of everything: shims and containers live on, nobody looks after them.
+            // As after `kill -9` of everything: shims and containers still run without containerd.
             for part in ["node-1-kubelet", "node-1-containerd", "apiserver", "etcd"] {
                 cluster.part("kill", part);
             }
@@ -111,11 +112,11 @@ fn comes_up_twice_and_leaves_nothing_behind() {
     }
 }
 
-/// The way of a container: scheduled, started, with an address, `kubectl exec` and `logs` answer, and it reaches the API.
+/// A pod is scheduled, starts and gets an address; `kubectl exec` and `logs` work, and the pod reaches the API server.
 #[test]
 #[ignore = "needs cluster alone: tests/run"]
 fn a_pod_runs_and_answers() {
-    let cluster = Cluster::up(&Wanted::nodes(1));
+    let cluster = Cluster::up(&ClusterOptions::nodes(1));
     let (admin, space) = (cluster.admin(), cluster.namespace("life-pod"));
     let pod = "{apiVersion: v1, kind: Pod, metadata: {name: talker, namespace: life-pod}, spec: {dnsPolicy: Default, \
                terminationGracePeriodSeconds: 0, containers: [{name: main, image: 'registry.local/busybox:1', \
@@ -133,8 +134,8 @@ fn a_pod_runs_and_answers() {
 /// Three nodes are Ready, each with its own containerd, kubelet folder and CDI folder.
 #[test]
 #[ignore = "needs cluster alone: tests/run"]
-fn three_nodes_are_three() {
-    let cluster = Cluster::up(&Wanted::nodes(3));
+fn three_nodes_are_separate() {
+    let cluster = Cluster::up(&ClusterOptions::nodes(3));
     let (admin, space) = (cluster.admin(), cluster.namespace("life-three"));
     let nodes = admin.get(&["nodes"]);
     assert_eq!(nodes["items"].as_array().map(Vec::len), Some(3));
@@ -149,7 +150,7 @@ fn three_nodes_are_three() {
         let listed =
             node.command(cluster.program("ctr")).args(["-n", "k8s.io", "containers", "ls"]).output().expect("ctr");
         let listed = String::from_utf8_lossy(&listed.stdout).into_owned();
-        // A header, a sandbox, a container.
+        // A header line, a sandbox and a container.
         assert_eq!(listed.lines().count(), 3, "{name} runs its own pod and no other: {listed}");
         let links = fs::read_dir(&node.log_links).expect("links").flatten();
         let links: Vec<_> = links.map(|link| link.file_name().to_string_lossy().into_owned()).collect();
@@ -157,15 +158,15 @@ fn three_nodes_are_three() {
     }
 }
 
-/// Parts can be stopped, killed and started again; containers outlive kubelet and containerd.
+/// Parts can be stopped, killed and started again. Containers outlive the kubelet and containerd.
 #[test]
 #[ignore = "needs cluster alone: tests/run"]
-fn parts_go_and_come_back() {
-    let cluster = Cluster::up(&Wanted::nodes(1));
+fn parts_of_the_cluster_stop_and_start_again() {
+    let cluster = Cluster::up(&ClusterOptions::nodes(1));
     let (admin, space) = (cluster.admin(), cluster.namespace("life-parts"));
     let _ = admin.apply(&sleeper(&space.name, "sleeper", "node-1")).ok();
     admin.wait("condition=Ready", READY, &["pod/sleeper", "-n", &space.name]);
-    let began =
+    let container =
         admin.get(&["pod", "sleeper", "-n", &space.name])["status"]["containerStatuses"][0]["containerID"].clone();
     for (verb, part) in
         [("kill", "node-1-kubelet"), ("stop", "node-1-containerd"), ("kill", "apiserver"), ("stop", "etcd")]
@@ -180,21 +181,21 @@ fn parts_go_and_come_back() {
     }
     assert_eq!(
         eventually("an answer from the pod", READY, || {
-            let said = admin.run(&["exec", "-n", &space.name, "sleeper", "--", "echo", "still here"]);
-            said.well.then_some(said.out)
+            let output = admin.run(&["exec", "-n", &space.name, "sleeper", "--", "echo", "still here"]);
+            output.success.then_some(output.out)
         })
         .trim(),
         "still here"
     );
     let pod = admin.get(&["pod", "sleeper", "-n", &space.name]);
-    assert_eq!(pod["status"]["containerStatuses"][0]["containerID"], began, "the same container");
+    assert_eq!(pod["status"]["containerStatuses"][0]["containerID"], container, "the same container");
 }
 
 /// Debian's containerd 1.6 runs pods under the same kubelet.
 #[test]
 #[ignore = "needs cluster alone: tests/run"]
 fn the_old_runtime_runs_pods() {
-    let cluster = Cluster::up(&Wanted::nodes(1).without_cdi());
+    let cluster = Cluster::up(&ClusterOptions::nodes(1).without_cdi());
     let (admin, space) = (cluster.admin(), cluster.namespace("life-old"));
     let node = admin.get(&["node", "node-1"]);
     let runtime = node["status"]["nodeInfo"]["containerRuntimeVersion"].as_str().unwrap_or_default();

@@ -1,5 +1,4 @@
-//! The real cluster of `tests/cluster/up`, and what of the product needs one to be shown. All of these tests need root and
-//! are run by `tests/run cluster`.
+//! Tests on the real cluster of `tests/cluster/up`. All of them need root; `tests/run cluster` runs them.
 
 #[cfg(test)]
 mod life;

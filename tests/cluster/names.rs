@@ -1,9 +1,10 @@
-//! Names from a real API server, asked with the rights of the chart's agent; from nowhere else, so nothing hides a gap.
+//! Tests names from a real API server with the rights of the chart's agent. The agent has no other source of names,
+//! which could hide a gap.
 
 use crate::chart::{AGENT, install, token};
 use crate::life::sleeper;
 use lab::agent::{Agent, Recipe};
-use lab::cluster::{Cluster, Wanted};
+use lab::cluster::{Cluster, ClusterOptions};
 use lab::eventually::eventually;
 use serde_json::{Value, json};
 use std::fs;
@@ -13,7 +14,7 @@ const BINARY: &str = env!("CARGO_BIN_EXE_gpu-steward");
 const SOON: Duration = Duration::from_secs(60);
 const NODE: &str = "node-1";
 
-/// The program of a node, with a token bound to that node.
+/// An agent of a node, with a token that is bound to that node.
 fn agent(cluster: &Cluster) -> Agent {
     let bound = ["--bound-object-kind", "Node", "--bound-object-name", NODE];
     let config = json!({
@@ -33,11 +34,11 @@ fn shown(agent: &Agent, namespace: &str, name: &str) -> Option<Value> {
     pods["pods"].as_array().unwrap().first().cloned()
 }
 
-/// A pod, a static pod whose cgroup has another UID than its mirror, and an API server that goes away and comes back.
+/// A pod, a static pod whose cgroup has another UID than its mirror pod, and an API server that goes away and returns.
 #[test]
 #[ignore = "needs cluster alone: tests/run"]
-fn pods_of_the_node_are_named_and_stay_so_while_the_api_server_is_away() {
-    let cluster = Cluster::up(&Wanted::usual());
+fn pods_of_the_node_keep_their_names_while_the_api_server_is_away() {
+    let cluster = Cluster::up(&ClusterOptions::usual());
     install(&cluster, &[]);
     let (admin, space) = (cluster.admin(), cluster.namespace("names"));
     let agent = agent(&cluster);
@@ -47,15 +48,15 @@ fn pods_of_the_node_are_named_and_stay_so_while_the_api_server_is_away() {
             pod["containers"].as_array().is_some_and(|list| list.iter().any(|container| container["name"] == "main"))
         })
     });
-    let told = admin.get(&["pod", "sleeper", "-n", &space.name]);
-    assert_eq!(pod["uid"], told["metadata"]["uid"]);
+    let object = admin.get(&["pod", "sleeper", "-n", &space.name]);
+    assert_eq!(pod["uid"], object["metadata"]["uid"]);
     let main = pod["containers"].as_array().unwrap().iter().find(|container| container["name"] == "main").unwrap();
     assert_eq!(main["image"], "registry.local/busybox:1");
-    let id = told["status"]["containerStatuses"][0]["containerID"].as_str().unwrap();
+    let id = object["status"]["containerStatuses"][0]["containerID"].as_str().unwrap();
     assert_eq!(format!("containerd://{}", main["id"].as_str().unwrap()), id);
 
     let manifest = cluster.node(NODE).manifests.join("fixed.yaml");
-    // Text that begins with a brace would be read as JSON.
+    // The kubelet would read text that begins with a brace as JSON.
     fs::write(&manifest, format!("---\n{}", sleeper(&space.name, "fixed", ""))).unwrap();
     let name = format!("fixed-{NODE}");
     let fixed = eventually("the static pod by its mirror's name", SOON, || shown(&agent, &space.name, &name));

@@ -1,5 +1,6 @@
-//! What sharing costs a pod's start, beside a plugin that answers at once and knows nothing (`program/stub`): five pairs in
-//! one run, one after the other, so that whatever else the machine does falls on both. Promise 32 in docs/specification.md.
+//! Compares the start of pods with our agent and with a plugin that answers at once and does nothing (`program/stub`).
+//! One run has five pairs, one after the other, so that other load on the machine affects both. Promise 32 in
+//! docs/specification.md.
 
 use crate::bed::Bed;
 use crate::fleet::Fleet;
@@ -12,12 +13,13 @@ const PAIRS: usize = 5;
 const PODS: usize = 60;
 const GPUS: &str = "--gpus=simulated=H100:8";
 
-/// Seconds that 99 of 100 calls of the run may take: `Allocate` that gives a ticket, and one that has to know for whom it is.
-const TICKET: f64 = 0.002;
-const GUESS: f64 = 0.050;
+/// The seconds that 99 of 100 calls of the run may take: `Allocate` with a ticket, `Allocate` that must find out the
+/// pod, and the start.
+const ALLOCATE_LATE: f64 = 0.002;
+const ALLOCATE_EARLY: f64 = 0.050;
 const START: f64 = 0.015;
 
-/// From the creation of all pods to the last one's Ready; then they are taken away.
+/// The time from the creation of all pods until the last one is Ready. Then the pods are deleted.
 fn burst(bed: &Bed, fleet: &mut Fleet<'_>) -> Duration {
     let began = Instant::now();
     fleet.burst(PODS);
@@ -25,12 +27,12 @@ fn burst(bed: &Bed, fleet: &mut Fleet<'_>) -> Duration {
     let names: Vec<&str> = names.iter().map(String::as_str).collect();
     bed.ready(&names);
     let took = began.elapsed();
-    fleet.keep(0);
-    fleet.gone();
+    fleet.delete_all_but(0);
+    fleet.wait_for_deletions();
     took
 }
 
-/// Calls by the time they took: the bounds of the buckets, each with how many took no longer.
+/// Calls by duration: the bound of each bucket, and how many calls took no longer.
 struct Histogram(Vec<(f64, f64)>);
 
 impl Histogram {
@@ -51,7 +53,7 @@ impl Histogram {
         self.0.last().map_or(0.0, |(_, calls)| *calls)
     }
 
-    /// The bound of the bucket that holds so many of them.
+    /// The bound of the bucket that contains this share of the calls.
     fn within(&self, share: f64) -> f64 {
         let holds = self.0.iter().find(|(_, calls)| *calls >= share * self.calls());
         holds.map(|(bound, _)| *bound).expect("a bucket that holds all")
@@ -80,24 +82,24 @@ fn median(mut times: Vec<f64>) -> f64 {
     times[times.len() / 2]
 }
 
-/// `60 × 2 containers Running ≤ 10 % later (median)`.
+/// 60 pods of 2 containers are Running at most 10 % later (median).
 #[test]
 #[ignore = "takes 15 minutes and a cluster: tests/run --long"]
 #[expect(clippy::cast_precision_loss, reason = "sixty")]
-fn sixty_pods_run_at_most_a_tenth_later_than_with_a_plugin_that_does_nothing() {
-    let bed = Bed::alone("numbers");
-    // `GPU_STEWARD_CLUSTER_RUNTIME` says whether there is CDI.
+fn sixty_pods_start_at_most_a_tenth_later_than_with_a_plugin_that_does_nothing() {
+    let bed = Bed::exclusive("numbers");
+    // `GPU_STEWARD_CLUSTER_RUNTIME` decides whether the runtime has CDI.
     let early = bed.cluster.status().runtime != "containerd2";
-    let allocate = if early { GUESS } else { TICKET };
+    let allocate = if early { ALLOCATE_EARLY } else { ALLOCATE_LATE };
     let mut all = [("allocate", allocate), ("start", START)].map(|(call, most)| (call, most, Histogram(Vec::new())));
     let (mut ours, mut stubs) = (Vec::new(), Vec::new());
     for pair in 1..=PAIRS {
         let agent = bed.agent(&[GPUS]);
         agent.logs(if early { "binding=Early" } else { "binding=Late" });
         let mut fleet = Fleet::new(&bed, &agent);
-        // No scheduler is there that would keep pods apart that can be mistaken for each other.
+        // No scheduler here keeps apart pods that could be confused.
         fleet.alike = early;
-        // The stub gives no file.
+        // The stub gives no limits file.
         fleet.first = "brief";
         ours.push(burst(&bed, &mut fleet).as_secs_f64());
         let metrics = http::get(agent.metrics, "/metrics").expect("metrics").text();
@@ -109,7 +111,7 @@ fn sixty_pods_run_at_most_a_tenth_later_than_with_a_plugin_that_does_nothing() {
         }
         agent.signal(15);
         drop(agent);
-        // One more than ours, so that it is seen to have taken our place.
+        // One slot more than ours, which shows that the stub has replaced the agent.
         let stub = Stub::start(&bed, 81);
         stubs.push(burst(&bed, &mut fleet).as_secs_f64());
         drop(stub);
@@ -117,7 +119,7 @@ fn sixty_pods_run_at_most_a_tenth_later_than_with_a_plugin_that_does_nothing() {
     }
     let (ours, stubs) = (median(ours), median(stubs));
     println!("median of {PAIRS}: {ours:.1} s, stub {stubs:.1} s, ratio {:.3}", ours / stubs);
-    // Of 120 calls the second slowest is 99 of 100: too few to say that of one pair.
+    // Of 120 calls, 99 of 100 is the second slowest. That is too few calls to judge one pair.
     for (call, _, calls) in &all {
         println!("all pairs: {call}: {calls}");
     }

@@ -1,5 +1,5 @@
-//! A pod that holds more GPU memory than it was promised, with a real process in a real pod and a driver that says how much
-//! it holds.
+//! Tests a pod that holds more GPU memory than it claims, with a real process in a real pod and a fake driver that
+//! reports how much it holds.
 
 use crate::audit;
 use crate::bed::{Bed, SOON};
@@ -13,15 +13,15 @@ use serde_json::{Value, json};
 use std::time::{Duration, Instant};
 
 const GIB: u64 = 1 << 30;
-/// Half a minute until it counts, a minute until the eviction, and the time of two slow cores.
+/// Half a minute until the agent reports it, a minute until the eviction, and the time of a slow machine.
 const LONG: Duration = Duration::from_secs(240);
-/// As promised.
-const TOLD_AFTER: Duration = Duration::from_secs(30);
+/// The promised times.
+const REPORTED_AFTER: Duration = Duration::from_secs(30);
 const EVICTED_AFTER: Duration = Duration::from_secs(60);
-/// By then it would have been evicted.
-const SOME_MORE: Duration = Duration::from_secs(10);
+/// After this time the agent would have evicted the pod.
+const MARGIN: Duration = Duration::from_secs(10);
 
-/// The host's PID of the pod's main process.
+/// The PID, on the host, of the pod's main process.
 fn pid(bed: &Bed, pod: &str) -> u32 {
     let state = bed.admin.get(&["pod", pod, "-n", &bed.space.name]);
     let uid = state["metadata"]["uid"].as_str().expect("a UID").to_owned();
@@ -36,14 +36,14 @@ fn pid(bed: &Bed, pod: &str) -> u32 {
     found.min().expect("a process of the pod")
 }
 
-/// The value of a series of the pod, if it is there.
+/// The value of a series of the pod, if the series exists.
 fn series(agent: &Agent, name: &str, pod: &str) -> Option<u64> {
     let text = agent.get("/metrics").text();
     let line = text.lines().find(|line| line.starts_with(name) && line.contains(&format!("pod=\"{pod}\"")))?.to_owned();
     line.rsplit(' ').next()?.parse().ok()
 }
 
-/// A driver with one GPU, whose processes the test chooses.
+/// A driver with one GPU, whose processes the test sets.
 struct Driver {
     fake: FakeNvml,
     folder: tempfile::TempDir,
@@ -58,7 +58,7 @@ impl Driver {
         driver
     }
 
-    /// These processes hold so much, and no other does.
+    /// Sets the processes that hold memory, and how much each holds.
     fn hold(&self, processes: &[(u32, u64)]) {
         let processes = processes.iter().map(|(pid, memory)| process(*pid, *memory, 10.0)).collect();
         let scenario = Scenario { gpus: vec![FakeGpu { processes, ..FakeGpu::default() }], ..Scenario::default() };
@@ -76,20 +76,20 @@ impl Driver {
     }
 }
 
-/// The event has been told, with both figures, and not before the half minute was over.
-fn is_told(bed: &Bed, pod: &str, since: Instant) {
+/// Waits for the event, which has both sizes and must not come before half a minute is over.
+fn wait_for_event(bed: &Bed, pod: &str, since: Instant) {
     eventually("an event that says that the pod is over", LONG, || {
-        let told = events(bed, pod, "OverUse");
-        told.first().filter(|told| told.contains("8192 MiB") && told.contains("3000 MiB")).map(|_| ())
+        let messages = events(bed, pod, "OverUse");
+        messages.first().filter(|text| text.contains("8192 MiB") && text.contains("3000 MiB")).map(|_| ())
     });
-    assert!(since.elapsed() >= TOLD_AFTER, "told after {:?}", since.elapsed());
+    assert!(since.elapsed() >= REPORTED_AFTER, "reported after {:?}", since.elapsed());
 }
 
-/// Promise 35 in docs/specification.md: it is told once and not at once, shown as a metric, and evicted a minute later where
-/// that is wanted; its neighbour, which stays within its promise, is left alone.
+/// Promise 35 in docs/specification.md: the agent reports over-use once and not at once, shows it as a metric, and with
+/// the flag evicts the pod a minute later. It leaves a pod within its claim alone.
 #[test]
 #[ignore = "needs cluster: tests/run"]
-fn a_pod_beyond_its_promise_is_told_and_evicted() {
+fn over_use_is_reported_and_the_pod_is_evicted() {
     let bed = Bed::up("overuse");
     chart::install(&bed.cluster, &chart::EXTRAS);
     let driver = Driver::new();
@@ -102,16 +102,16 @@ fn a_pod_beyond_its_promise_is_told_and_evicted() {
     let (greedy, honest) = (pid(&bed, "greedy"), pid(&bed, "honest"));
     let began = Instant::now();
     driver.hold(&[(greedy, 8 * GIB), (honest, 3 * GIB)]);
-    is_told(&bed, "greedy", began);
+    wait_for_event(&bed, "greedy", began);
     assert_eq!(series(&agent, "gpu_steward_pod_over_use_bytes", "greedy"), Some(8 * GIB - (3000 << 20)));
     assert_eq!(series(&agent, "gpu_steward_pod_gpu_memory_promised_bytes", "honest"), Some(3000 << 20));
     assert_eq!(series(&agent, "gpu_steward_pod_over_use_bytes", "honest"), None);
     eventually("the eviction", LONG, || {
         let state = bed.admin.run(&["get", "pod", "greedy", "-n", &bed.space.name]);
-        (!state.well).then_some(())
+        (!state.success).then_some(())
     });
-    assert!(began.elapsed() >= TOLD_AFTER + EVICTED_AFTER, "evicted after {:?}", began.elapsed());
-    assert_eq!(events(&bed, "greedy", "OverUse").len(), 1, "told once");
+    assert!(began.elapsed() >= REPORTED_AFTER + EVICTED_AFTER, "evicted after {:?}", began.elapsed());
+    assert_eq!(events(&bed, "greedy", "OverUse").len(), 1, "reported once");
     assert_eq!(events(&bed, "greedy", "EvictedForOverUse").len(), 1);
     assert!(events(&bed, "honest", "OverUse").is_empty());
     let state = bed.admin.get(&["pod", "honest", "-n", &bed.space.name]);
@@ -121,11 +121,11 @@ fn a_pod_beyond_its_promise_is_told_and_evicted() {
     });
 }
 
-/// Promise 35 in docs/specification.md: without the flag nothing is asked of the API server, though the rights are there and the
-/// pod is over for longer than it would take.
+/// Promise 35 in docs/specification.md: without the flag the agent asks for no eviction, although it has the rights and
+/// the pod exceeds its claim for long enough.
 #[test]
 #[ignore = "needs cluster: tests/run"]
-fn a_pod_beyond_its_promise_is_not_evicted_without_the_flag() {
+fn over_use_without_the_flag_evicts_no_pod() {
     let bed = Bed::up("overuse-stays");
     chart::install(&bed.cluster, &chart::EXTRAS);
     let driver = Driver::new();
@@ -134,25 +134,25 @@ fn a_pod_beyond_its_promise_is_not_evicted_without_the_flag() {
     bed.ready(&["greedy"]);
     let (from, began) = (audit::end(&bed), Instant::now());
     driver.hold(&[(pid(&bed, "greedy"), 8 * GIB)]);
-    is_told(&bed, "greedy", began);
-    let told = Instant::now();
-    while told.elapsed() < EVICTED_AFTER + SOME_MORE {
+    wait_for_event(&bed, "greedy", began);
+    let reported = Instant::now();
+    while reported.elapsed() < EVICTED_AFTER + MARGIN {
         assert_eq!(series(&agent, "gpu_steward_pod_over_use_bytes", "greedy"), Some(8 * GIB - (3000 << 20)));
         std::thread::sleep(Duration::from_secs(1));
     }
     let writes = audit::writes_since(&bed, from);
     assert!(writes.iter().all(|write| write.resource() != "pods"), "{writes:#?}");
-    assert_eq!(events(&bed, "greedy", "OverUse").len(), 1, "told once");
+    assert_eq!(events(&bed, "greedy", "OverUse").len(), 1, "reported once");
     assert!(events(&bed, "greedy", "EvictedForOverUse").is_empty());
     assert_eq!(bed.admin.get(&["pod", "greedy", "-n", &bed.space.name])["status"]["phase"], "Running");
 }
 
-/// Promise 27 in docs/specification.md, for evictions: the rights are there only where they are wanted, and reach no pod of
-/// another node.
+/// Promise 27 in docs/specification.md, for evictions: the rights exist only if they are switched on, and they cover no
+/// pod of another node.
 #[test]
 #[ignore = "needs cluster alone: tests/run"]
-fn an_agent_evicts_no_pod_of_another_node() {
-    let bed = Bed::alone("overuse-guard");
+fn an_agent_can_evict_no_pod_of_another_node() {
+    let bed = Bed::exclusive("overuse-guard");
     chart::install(&bed.cluster, &chart::EXTRAS);
     for (name, node) in [("here", "node-1"), ("there", "node-2")] {
         let _ = bed.admin.apply(&crate::life::sleeper(&bed.space.name, name, node)).ok();
@@ -165,7 +165,7 @@ fn an_agent_evicts_no_pod_of_another_node() {
         });
         by.post(&format!("/api/v1/namespaces/{namespace}/pods/{pod}/eviction"), &body)
     };
-    // A new policy holds some seconds after it was taken: until then its pods are not known to it.
+    // A new policy comes into force some seconds after it was created. Until then it does not know these pods.
     let unbound = bed.cluster.caller(&chart::token(&bed.admin, chart::AGENT, &[]));
     eventually("the guard of evictions", SOON, || {
         let answer = eviction(&unbound, "none");
@@ -173,7 +173,7 @@ fn an_agent_evicts_no_pod_of_another_node() {
     });
     let refused = eviction(&agent, "there").forbidden();
     assert!(refused.contains("may evict only pods bound to it"), "{refused}");
-    assert!(bed.admin.run(&["get", "pod", "there", "-n", &bed.space.name]).well);
+    assert!(bed.admin.run(&["get", "pod", "there", "-n", &bed.space.name]).success);
     let refused = eviction(&agent, "gpu-steward-guard-check").forbidden();
     assert!(
         refused.contains("is never evicted"),

@@ -1,13 +1,13 @@
-//! docs/quickstart.md, command by command as it is printed: what it shows is what happens.
+//! Runs docs/quickstart.md, command by command as it is printed, and compares the output with the page.
 
-use lab::cluster::{Cluster, Wanted};
+use lab::cluster::{Cluster, ClusterOptions};
 use std::path::Path;
 use std::process::Command;
 
 const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
 const BINARY: &str = env!("CARGO_BIN_EXE_gpu-steward");
 
-/// A block of commands, and what the page says that they print.
+/// A block of commands, and the output that the page shows for it.
 struct Step {
     commands: String,
     shown: Option<String>,
@@ -29,7 +29,7 @@ fn steps(page: &str) -> Vec<Step> {
     steps
 }
 
-/// Identities differ from run to run; the shape of a line does not.
+/// Replaces identities, which differ from run to run; the rest of a line does not.
 fn shape(text: &str) -> String {
     let mut out = String::new();
     for word in text.split_inclusive(|c: char| !c.is_ascii_alphanumeric() && c != '-') {
@@ -47,9 +47,9 @@ fn shape(text: &str) -> String {
 
 #[test]
 #[ignore = "needs cluster alone: tests/run"]
-fn the_quickstart_does_what_it_shows() {
-    // Holds the turn; the page's own commands find it up.
-    let cluster = Cluster::up(&Wanted::nodes(1));
+fn the_quickstart_page_prints_what_it_shows() {
+    // Holds the lock; the page's own commands find the cluster up.
+    let cluster = Cluster::up(&ClusterOptions::nodes(1));
     for left in [
         &["delete", "namespace", "gpu-steward", "--ignore-not-found"][..],
         &["delete", "pods", "--all", "-n", "default", "--now"],
@@ -59,7 +59,8 @@ fn the_quickstart_does_what_it_shows() {
     let page = std::fs::read_to_string(Path::new(ROOT).join("docs/quickstart.md")).expect("the page");
     let steps = steps(&page);
     assert!(steps.len() >= 8 && steps.iter().filter(|step| step.shown.is_some()).count() >= 5, "blocks were found");
-    // One shell, as a reader has it; each block's output ends with a mark. The program under test is there already.
+    // One shell for all blocks, as for a reader; a mark ends the output of each block. The program under test is built
+    // already.
     let mark = "--- end of a block";
     let mut script = String::from("set -euo pipefail\n");
     for step in &steps {

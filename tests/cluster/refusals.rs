@@ -1,8 +1,8 @@
-//! Starts that are refused because something that the agent needs was lost or mistaken. Promise 30 in docs/specification.md:
-//! the container does not start, and an event on its pod says why.
+//! Tests starts that are refused because something that the agent needs was lost or confused. Promise 30 in
+//! docs/specification.md: the container does not start, and an event on its pod says why.
 
-use crate::bed::{Bed, Claim, SOON, promised};
-use crate::unwritten::Gated;
+use crate::bed::{Bed, Claim, SOON, devices_in};
+use crate::unwritten::GatedPod;
 use lab::agent::Agent;
 use lab::eventually::eventually;
 use lab::relay::Relay;
@@ -18,25 +18,25 @@ fn pod(bed: &Bed, name: &str) -> Value {
     bed.admin.get(&["pod", name, "-n", &bed.space.name])
 }
 
-/// Waits for the event, and says that the container has not started.
-fn refused(bed: &Bed, name: &str, reason: &str, words: &str) {
+/// Waits for the event, and checks that the container has not started.
+fn wait_for_refusal(bed: &Bed, name: &str, reason: &str, words: &str) {
     eventually(&format!("{reason} on {name}"), SOON, || {
         let selector = format!("involvedObject.name={name},reason={reason}");
         let events = bed.admin.get(&["events", "-n", &bed.space.name, "--field-selector", &selector]);
-        let said = |event: &Value| event["message"].as_str().unwrap_or_default().contains(words);
-        events["items"].as_array()?.iter().any(said).then_some(())
+        let matches = |event: &Value| event["message"].as_str().unwrap_or_default().contains(words);
+        events["items"].as_array()?.iter().any(matches).then_some(())
     });
     let state = &pod(bed, name)["status"]["containerStatuses"][0];
     assert!(state["state"]["running"].is_null() && state["restartCount"] == 0, "{name}: {state}");
 }
 
-fn marked(bed: &Bed, name: &str, reason: &str) {
+fn wait_for_eviction_mark(bed: &Bed, name: &str, reason: &str) {
     eventually(&format!("the mark for eviction on {name}"), SOON, || {
         (pod(bed, name)["metadata"]["annotations"][EVICT] == reason).then_some(())
     });
 }
 
-/// An agent that starts where the state directory of the one before it is gone.
+/// Kills the agent, and starts another one with an empty state directory.
 fn without_state(bed: &Bed, agent: Agent, flags: &[&str]) -> Agent {
     agent.signal(9);
     drop(agent);
@@ -44,50 +44,51 @@ fn without_state(bed: &Bed, agent: Agent, flags: &[&str]) -> Agent {
     bed.agent(&[&[state.as_str()], flags].concat())
 }
 
-/// Ends a thread that goes on until then: also where the test fails.
-struct Ends<'a>(&'a AtomicBool);
+/// Ends the thread when it is dropped, also if the test fails.
+struct EndOnDrop<'a>(&'a AtomicBool);
 
-impl Drop for Ends<'_> {
+impl Drop for EndOnDrop<'_> {
     fn drop(&mut self) {
         self.0.store(true, Ordering::Relaxed);
     }
 }
 
-/// kubelet's checkpoint has the ids of a container without our answer, as a kubelet leaves it that ended in the middle.
+/// The kubelet's checkpoint has the slots of a container without our answer, as after a kubelet that ended in the
+/// middle of an allocation.
 #[test]
 #[ignore = "needs cluster: tests/run"]
 fn a_start_without_the_plugins_answer_in_the_checkpoint_is_refused() {
     let bed = Bed::up("refusals-answer");
     let agent = bed.agent(&[]);
     let gpus = Bed::gpus(&agent);
-    let gated = Gated::of(&bed, "lost", bed.pod("lost", &gpus, &ONE, &NOTHING));
-    let path = bed.place().checkpoint.clone();
+    let gated = GatedPod::of(&bed, "lost", bed.pod("lost", &gpus, &ONE, &NOTHING));
+    let path = bed.paths().checkpoint.clone();
     let mut checkpoint: Value = serde_json::from_slice(&std::fs::read(&path).expect("the checkpoint")).expect("JSON");
     let uid = pod(&bed, "lost")["metadata"]["uid"].clone();
     let entries = checkpoint["Data"]["PodDeviceEntries"].as_array_mut().expect("entries");
     entries.iter_mut().filter(|entry| entry["PodUID"] == uid).for_each(|entry| entry["AllocResp"] = Value::Null);
     std::fs::write(&path, checkpoint.to_string()).expect("the checkpoint is written");
     gated.open();
-    refused(&bed, "lost", "AnswerLost", "container main");
-    marked(&bed, "lost", "AnswerLost");
+    wait_for_refusal(&bed, "lost", "AnswerLost", "container main");
+    wait_for_eviction_mark(&bed, "lost", "AnswerLost");
     drop(agent);
 }
 
-/// The checkpoint cannot be read and the tickets that were given out are lost: PodResources names the pod, and that is not
-/// enough to know which ticket is whose. The start waits, is refused, and goes on once the checkpoint can be read.
+/// The checkpoint cannot be read, and the tickets are lost. PodResources names the pod, but does not say which ticket
+/// belongs to it. The start waits, is refused, and goes on once the checkpoint can be read.
 #[test]
 #[ignore = "needs cluster: tests/run"]
-fn a_start_whose_holder_is_not_known_is_refused_until_it_is() {
+fn a_start_is_refused_until_its_container_is_known() {
     let bed = Bed::up("refusals-holder");
     let agent = bed.agent(&[]);
     let gpus = Bed::gpus(&agent);
-    let gated = Gated::of(&bed, "unknown", bed.pod("unknown", &gpus, &ONE, &NOTHING));
-    let path = bed.place().checkpoint.clone();
+    let gated = GatedPod::of(&bed, "unknown", bed.pod("unknown", &gpus, &ONE, &NOTHING));
+    let path = bed.paths().checkpoint.clone();
     let checkpoint = std::fs::read(&path).expect("the checkpoint");
-    // Again and again, because kubelet writes it anew when a plugin registers.
+    // Written again and again, because the kubelet writes its checkpoint when a plugin registers.
     let done = AtomicBool::new(false);
     let agent = std::thread::scope(|scope| {
-        let end = Ends(&done);
+        let end = EndOnDrop(&done);
         scope.spawn(|| {
             while !done.load(Ordering::Relaxed) {
                 let _ = std::fs::write(&path, b"{\"Data\":");
@@ -96,46 +97,48 @@ fn a_start_whose_holder_is_not_known_is_refused_until_it_is() {
         });
         let agent = without_state(&bed, agent, &[]);
         gated.open();
-        refused(&bed, "unknown", "HolderUnknown", "container main");
+        wait_for_refusal(&bed, "unknown", "HolderUnknown", "container main");
         drop(end);
         agent
     });
     std::fs::write(&path, checkpoint).expect("the checkpoint is written");
     bed.ready(&["unknown"]);
-    assert_eq!(promised(&bed.limits("unknown", "main")), [(gpus[0].clone(), 3000 << 20)]);
+    assert_eq!(devices_in(&bed.limits("unknown", "main")), [(gpus[0].clone(), 3000 << 20)]);
     drop(agent);
 }
 
-/// Without CDI, two pods that kubelet finds at once. It fails the first one before it asks for its GPU, and our watch hears that
-/// late, so the second one is given what was meant for the first. It does not start with that.
+/// Without CDI, the kubelet gets two pods at once. It fails the first one before it asks for its GPU, and the agent's
+/// watch learns of that late. So the agent gives the second pod what was meant for the first one. The second pod must
+/// not start with that.
 #[test]
 #[ignore = "needs cluster: tests/run"]
-fn without_cdi_a_start_is_refused_that_was_mistaken_for_another() {
+fn without_cdi_a_start_with_the_devices_of_another_pod_is_refused() {
     let bed = Bed::up("refusals-mistaken");
     let server = bed.cluster.status().server.trim_start_matches("https://").to_owned();
     let server = if server.contains(':') { server } else { server + ":443" };
     let relay = Relay::to(server.parse().expect("an address"), Duration::ZERO);
-    let agent = bed.agent_by(&relay, &["--binding=early"]);
+    let agent = bed.agent_over_relay(&relay, &["--binding=early"]);
     let gpus = Bed::gpus(&agent);
-    // What kubelet forbids it forbids before it looks for devices.
+    // The kubelet checks sysctls before it allocates devices.
     let mut doomed = bed.pod("doomed", &gpus, &ONE, &NOTHING);
     doomed["spec"]["securityContext"] = json!({ "sysctls": [{ "name": "kernel.msgmax", "value": "65536" }] });
     bed.part("pause", "kubelet");
     bed.create(&doomed);
     bed.create(&bed.pod("mistaken", &gpus, &[("main", "app", &[(1, 5000, 50)])], &NOTHING));
-    // Whatever the agent has not heard of yet it hears before kubelet goes on.
+    // The agent learns of both pods before the kubelet goes on.
     eventually("both pods in the agent's view", SOON, || {
-        let told = agent.get("/metrics").text();
-        let claims = told.lines().filter(|line| line.starts_with("gpu_steward_plugin_claims{"));
+        let metrics = agent.get("/metrics").text();
+        let claims = metrics.lines().filter(|line| line.starts_with("gpu_steward_plugin_claims{"));
         (claims.filter(|line| line.contains("healthy=\"true\"") && line.ends_with(" 1")).count() == 2).then_some(())
     });
     relay.delay(Duration::from_secs(10));
     bed.part("resume", "kubelet");
     eventually("the end of the first", SOON, || (pod(&bed, "doomed")["status"]["phase"] == "Failed").then_some(()));
     agent.logs("the kubelet asked for this pod's GPUs while the agent expected another pod");
-    // A connection takes several ways to and fro, each of them so late: the event is written once that is over.
+    // A new connection needs several round trips, each with this delay. The agent writes the event once the delay is
+    // gone.
     relay.delay(Duration::ZERO);
-    refused(&bed, "mistaken", "MistakenForAnother", "container main");
-    marked(&bed, "mistaken", "MistakenForAnother");
+    wait_for_refusal(&bed, "mistaken", "MistakenForAnother", "container main");
+    wait_for_eviction_mark(&bed, "mistaken", "MistakenForAnother");
     drop(agent);
 }

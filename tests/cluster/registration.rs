@@ -1,6 +1,6 @@
-//! Both ways in which the real kubelet comes to know the plugin, and comes to know it again.
+//! Tests both ways in which the real kubelet registers the plugin, and registers it again.
 
-use crate::bed::{Bed, SOON, promised};
+use crate::bed::{Bed, SOON, devices_in};
 use crate::stub::Stub;
 use lab::agent::Agent;
 use lab::eventually::eventually;
@@ -11,10 +11,10 @@ use std::time::{Duration, Instant};
 const MIB: u64 = 1 << 20;
 /// Two GPUs of ten slots.
 const TOTAL: u32 = 20;
-/// Longer than the other way waits for its turn.
+/// Longer than the agent waits before it tries the other way.
 const SETTLED: Duration = Duration::from_secs(15);
 
-/// A place in kubelet's log, from which its words are counted.
+/// A position in the kubelet's log, from which messages are counted.
 struct KubeletLog(PathBuf, usize);
 
 impl KubeletLog {
@@ -25,8 +25,8 @@ impl KubeletLog {
         KubeletLog(part.log.clone(), len)
     }
 
-    /// How often it was called by `Register`.
-    fn registers(&self) -> usize {
+    /// How often a plugin has called `Register`.
+    fn register_calls(&self) -> usize {
         let log = std::fs::read(&self.0).expect("kubelet's log");
         let log = String::from_utf8_lossy(&log[self.1..]).into_owned();
         log.matches("Got registration request from device plugin").count()
@@ -34,19 +34,22 @@ impl KubeletLog {
 }
 
 fn allocatable(bed: &Bed) -> u32 {
-    bed.told()["status"]["allocatable"]["nvidia.com/gpu"].as_str().and_then(|count| count.parse().ok()).unwrap_or(0)
+    bed.node_object()["status"]["allocatable"]["nvidia.com/gpu"]
+        .as_str()
+        .and_then(|count| count.parse().ok())
+        .unwrap_or(0)
 }
 
-/// Until the Node offers nothing of an earlier agent.
-fn nothing_is_offered(bed: &Bed) {
+/// Waits until the Node offers no GPUs of an earlier agent.
+fn wait_for_no_slots(bed: &Bed) {
     eventually("a node without GPUs", SOON, || (allocatable(bed) == 0).then_some(()));
 }
 
-fn all_is_offered(bed: &Bed) {
+fn wait_for_all_slots(bed: &Bed) {
     eventually("all slots on the node", SOON, || (allocatable(bed) == TOTAL).then_some(()));
 }
 
-/// The way it is registered, once it is, and how often that has been.
+/// The way of the registration once it exists, and the number of registrations.
 fn registered(agent: &Agent) -> (String, u64) {
     eventually("a registration", SOON, || {
         let node: Value = serde_json::from_str(&agent.get("/api/v1/node").text()).expect("JSON");
@@ -54,14 +57,14 @@ fn registered(agent: &Agent) -> (String, u64) {
     })
 }
 
-/// It is registered for the `n`th time, this way.
-fn is_registered(agent: &Agent, way: &str, times: u64) {
+/// Waits for registration number `times`, and checks that it came this way.
+fn wait_for_registration(agent: &Agent, way: &str, times: u64) {
     eventually(&format!("registration {times}"), SOON, || (registered(agent).1 >= times).then_some(()));
     assert_eq!(registered(agent), (way.to_owned(), times), "{}", agent.log());
 }
 
-/// Nothing moves for a while: no second registration, no slot that comes and goes.
-fn stays(bed: &Bed, agent: &Agent, way: &str, times: u64) {
+/// Checks for a while that nothing changes: no second registration, and no slot that comes or goes.
+fn check_stable(bed: &Bed, agent: &Agent, way: &str, times: u64) {
     let began = Instant::now();
     while began.elapsed() < SETTLED {
         assert_eq!(registered(agent), (way.to_owned(), times), "{}", agent.log());
@@ -70,9 +73,9 @@ fn stays(bed: &Bed, agent: &Agent, way: &str, times: u64) {
     }
 }
 
-/// Our sockets in the plugin folder and in the registry.
+/// The agent's sockets in the plugin folder and in the registry.
 fn sockets(bed: &Bed) -> [Vec<String>; 2] {
-    let node = bed.place();
+    let node = bed.paths();
     [&node.plugins, &node.kubelet.join("plugins_registry")].map(|folder| {
         let names = std::fs::read_dir(folder).expect("a folder").flatten();
         let names = names.map(|file| file.file_name().to_string_lossy().into_owned());
@@ -80,8 +83,8 @@ fn sockets(bed: &Bed) -> [Vec<String>; 2] {
     })
 }
 
-/// One more pod gets its share, and those before it keep theirs.
-fn a_pod_gets_its_share(bed: &Bed, gpus: &[String], pods: &mut Vec<String>) {
+/// Adds a pod, which gets its share, and checks that the earlier pods keep theirs.
+fn check_pods(bed: &Bed, gpus: &[String], pods: &mut Vec<String>) {
     let number = pods.len();
     let mib = |number: usize| 1000 + number as u64;
     let name = format!("pod-{number}");
@@ -89,41 +92,42 @@ fn a_pod_gets_its_share(bed: &Bed, gpus: &[String], pods: &mut Vec<String>) {
     pods.push(name);
     bed.ready(&pods.iter().map(String::as_str).collect::<Vec<_>>());
     for (number, name) in pods.iter().enumerate() {
-        assert_eq!(promised(&bed.limits(name, "main")), [(gpus[number % 2].clone(), mib(number) * MIB)], "{name}");
+        assert_eq!(devices_in(&bed.limits(name, "main")), [(gpus[number % 2].clone(), mib(number) * MIB)], "{name}");
     }
 }
 
-/// Registered, used, and registered again after kubelet's restart and the agent's own death.
-fn lives_through_restarts(bed: &Bed, way: &str, flags: &[&str]) {
+/// The agent is registered and used, and registered again after a restart of the kubelet and after the agent was
+/// killed.
+fn check_restarts(bed: &Bed, way: &str, flags: &[&str]) {
     let log = KubeletLog::from_now(bed);
     let agent = bed.agent(flags);
-    is_registered(&agent, way, 1);
-    all_is_offered(bed);
+    wait_for_registration(&agent, way, 1);
+    wait_for_all_slots(bed);
     let (gpus, mut pods) = (Bed::gpus(&agent), Vec::new());
-    a_pod_gets_its_share(bed, &gpus, &mut pods);
+    check_pods(bed, &gpus, &mut pods);
     let [plugins, registry] = sockets(bed);
     let expect = if way == "watcher" { (0, 1) } else { (1, 0) };
     assert_eq!((plugins.len(), registry.len()), expect, "{plugins:?} {registry:?}");
-    stays(bed, &agent, way, 1);
+    check_stable(bed, &agent, way, 1);
 
     bed.part("stop", "kubelet");
     let began = Instant::now();
     bed.part("start", "kubelet");
-    is_registered(&agent, way, 2);
+    wait_for_registration(&agent, way, 2);
     println!("{way}: known again {} ms after kubelet's start", began.elapsed().as_millis());
-    all_is_offered(bed);
-    a_pod_gets_its_share(bed, &gpus, &mut pods);
+    wait_for_all_slots(bed);
+    check_pods(bed, &gpus, &mut pods);
 
-    // With no time to clean up: its socket stays where it lay.
+    // The agent has no time to clean up, so its socket stays.
     agent.signal(9);
     drop(agent);
-    nothing_is_offered(bed);
+    wait_for_no_slots(bed);
     let agent = bed.agent(flags);
-    is_registered(&agent, way, 1);
-    all_is_offered(bed);
-    a_pod_gets_its_share(bed, &gpus, &mut pods);
-    stays(bed, &agent, way, 1);
-    assert_eq!(log.registers(), if way == "watcher" { 0 } else { 3 }, "calls of Register");
+    wait_for_registration(&agent, way, 1);
+    wait_for_all_slots(bed);
+    check_pods(bed, &gpus, &mut pods);
+    check_stable(bed, &agent, way, 1);
+    assert_eq!(log.register_calls(), if way == "watcher" { 0 } else { 3 }, "calls of Register");
     let ended = agent.terminate();
     assert!(ended.status.success(), "{}", ended.log);
     assert_eq!(sockets(bed), [vec![], Vec::<String>::new()], "nothing of ours is left");
@@ -131,31 +135,31 @@ fn lives_through_restarts(bed: &Bed, way: &str, flags: &[&str]) {
 
 #[test]
 #[ignore = "needs cluster: tests/run"]
-fn kubelets_watcher_registers_the_plugin_and_registers_it_again() {
+fn the_kubelets_watcher_registers_the_plugin_after_each_restart() {
     let bed = Bed::up("registration-watcher");
-    lives_through_restarts(&bed, "watcher", &["--registration=watcher"]);
+    check_restarts(&bed, "watcher", &["--registration=watcher"]);
 }
 
 #[test]
 #[ignore = "needs cluster: tests/run"]
-fn the_classic_way_still_registers_and_registers_again() {
+fn the_classic_way_registers_the_plugin_after_each_restart() {
     let bed = Bed::up("registration-classic");
-    // As an agent that was killed leaves it, on its way by the watcher.
-    let left = bed.place().kubelet.join("plugins_registry/gpu-steward@nvidia.com-gpu.sock");
+    // The socket that a killed agent leaves behind when the watcher has registered it.
+    let left = bed.paths().kubelet.join("plugins_registry/gpu-steward@nvidia.com-gpu.sock");
     let _ = std::fs::remove_file(&left);
     drop(std::os::unix::net::UnixListener::bind(&left).expect("a socket"));
-    lives_through_restarts(&bed, "classic", &["--registration=classic"]);
+    check_restarts(&bed, "classic", &["--registration=classic"]);
 }
 
-/// A kubelet that is not there yet is waited for and not taken for one without a watcher.
+/// The agent waits for a kubelet that is not there yet, and does not take it for one without a watcher.
 #[test]
 #[ignore = "needs cluster: tests/run"]
-fn auto_is_the_watcher_also_where_kubelet_comes_late() {
+fn auto_is_the_watcher_even_if_the_kubelet_starts_late() {
     let bed = Bed::up("registration-auto");
     let log = KubeletLog::from_now(&bed);
     let agent = bed.agent(&[]);
     agent.logs("way=watcher");
-    is_registered(&agent, "watcher", 1);
+    wait_for_registration(&agent, "watcher", 1);
     drop(agent);
 
     bed.part("kill", "kubelet");
@@ -166,40 +170,41 @@ fn auto_is_the_watcher_also_where_kubelet_comes_late() {
         std::thread::sleep(Duration::from_millis(500));
     }
     bed.part("start", "kubelet");
-    is_registered(&agent, "watcher", 1);
-    all_is_offered(&bed);
-    stays(&bed, &agent, "watcher", 1);
-    assert_eq!(log.registers(), 0, "calls of Register");
+    wait_for_registration(&agent, "watcher", 1);
+    wait_for_all_slots(&bed);
+    check_stable(&bed, &agent, "watcher", 1);
+    assert_eq!(log.register_calls(), 0, "calls of Register");
 }
 
-/// A registry that kubelet does not watch, as with a kubelet of old.
+/// A registry that the kubelet does not watch, as with an old kubelet.
 #[test]
 #[ignore = "needs cluster: tests/run"]
-fn where_kubelet_does_not_look_auto_registers_the_classic_way() {
+fn auto_is_the_classic_way_if_the_kubelet_watches_no_registry() {
     let bed = Bed::up("registration-fallback");
     let (root, view) = bed.own_kubelet_root("deaf");
     let log = KubeletLog::from_now(&bed);
     let began = Instant::now();
     let agent = bed.agent(&[&format!("--kubelet-root={root}")]);
-    println!("nobody looks into the registry: known after {} ms", began.elapsed().as_millis());
+    println!("no watched registry: known after {} ms", began.elapsed().as_millis());
     agent.logs("registering the classic way");
-    is_registered(&agent, "classic", 1);
-    all_is_offered(&bed);
-    stays(&bed, &agent, "classic", 1);
-    assert_eq!(log.registers(), 1, "calls of Register");
+    wait_for_registration(&agent, "classic", 1);
+    wait_for_all_slots(&bed);
+    check_stable(&bed, &agent, "classic", 1);
+    assert_eq!(log.register_calls(), 1, "calls of Register");
     drop((agent, view));
 }
 
-/// Two plugins of one resource would take it from each other. Once the other is gone its containers keep what it gave them.
+/// Two plugins of one resource would replace each other. The containers of another plugin keep their devices after that
+/// plugin is gone.
 #[test]
 #[ignore = "needs cluster: tests/run"]
-fn another_plugin_is_not_pushed_aside_and_what_it_gave_is_left_alone() {
+fn the_agent_does_not_replace_another_plugin_or_change_its_containers() {
     let bed = Bed::up("registration-rival");
-    nothing_is_offered(&bed);
+    wait_for_no_slots(&bed);
     let rival = Stub::start(&bed, 8);
     bed.create(&bed.bare_pod("earlier", &[("main", "app", &[(0, 0, 0)])], &Value::Null));
     bed.ready(&["earlier"]);
-    // What runs now: its variables are those of the first process, whatever starts it.
+    // What runs now, from the variables of the first process.
     let stub = || bed.sh("earlier", "main", "tr '\\0' '\\n' </proc/1/environ | grep -c '^STUB=1$'").trim().to_owned();
     assert_eq!(stub(), "1");
 
@@ -212,8 +217,8 @@ fn another_plugin_is_not_pushed_aside_and_what_it_gave_is_left_alone() {
 
     drop(rival);
     let agent = bed.agent(&[]);
-    all_is_offered(&bed);
-    // Who ends the container ends himself with it, and kubectl may say so.
+    wait_for_all_slots(&bed);
+    // The command ends its own container, and kubectl may report that as an error.
     let _ = bed.admin.run(&["exec", "-n", &bed.space.name, "earlier", "--", "sh", "-c", "kill 1"]);
     eventually("its second start", SOON, || {
         let state = &bed.admin.get(&["pod", "earlier", "-n", &bed.space.name])["status"]["containerStatuses"][0];
@@ -223,9 +228,9 @@ fn another_plugin_is_not_pushed_aside_and_what_it_gave_is_left_alone() {
     assert_eq!(stub(), "1");
     assert_eq!(bed.sh("earlier", "main", "ls /etc/gpu-steward 2>/dev/null; true"), "", "nothing of ours");
     let mut pods = Vec::new();
-    a_pod_gets_its_share(&bed, &Bed::gpus(&agent), &mut pods);
+    check_pods(&bed, &Bed::gpus(&agent), &mut pods);
 
-    // Nor does a second agent that does not know of the first.
+    // A second agent with another state directory does not replace the first one either.
     let other = format!("--state-dir={}", bed.dir().join("other").display());
     let ended = bed.launch(&[&other]).wait();
     assert!(!ended.status.success());
@@ -233,29 +238,29 @@ fn another_plugin_is_not_pushed_aside_and_what_it_gave_is_left_alone() {
         assert!(ended.log.contains(words), "{words}: {}", ended.log);
     }
     assert_eq!((registered(&agent).1, allocatable(&bed)), (1, TOTAL), "the first one serves on");
-    a_pod_gets_its_share(&bed, &Bed::gpus(&agent), &mut pods);
+    check_pods(&bed, &Bed::gpus(&agent), &mut pods);
 }
 
-/// An agent that starts is registered once and at the first try, whichever way. How long that takes, until kubelet knows it and
-/// until the Node offers its GPUs, is printed for the record: `GPU_STEWARD_LONG` makes ten rounds.
+/// A starting agent is registered once and at the first try, in either way. The test prints how long it takes until the
+/// kubelet knows the agent and until the Node offers its GPUs. `GPU_STEWARD_LONG` makes ten rounds.
 #[test]
 #[ignore = "needs cluster: tests/run"]
-fn an_agents_start_to_allocatable_by_both_ways() {
+fn a_starting_agent_is_registered_at_the_first_try_in_both_ways() {
     let bed = Bed::up("registration-time");
     let rounds = if std::env::var_os("GPU_STEWARD_LONG").is_some() { 10 } else { 1 };
     let _ = bed.kubeconfig();
     for way in ["watcher", "classic"] {
         let mut took: Vec<(u128, u128)> = Vec::new();
         for _ in 0..rounds {
-            nothing_is_offered(&bed);
+            wait_for_no_slots(&bed);
             let (log, began) = (KubeletLog::from_now(&bed), Instant::now());
             let agent = bed.launch(&[&format!("--registration={way}")]);
             agent.logs("] registered with kubelet");
             let known = began.elapsed();
-            all_is_offered(&bed);
+            wait_for_all_slots(&bed);
             took.push((known.as_millis(), began.elapsed().as_millis()));
             assert_eq!(registered(&agent), (way.to_owned(), 1), "{}", agent.log());
-            assert_eq!(log.registers(), usize::from(way == "classic"), "calls of Register");
+            assert_eq!(log.register_calls(), usize::from(way == "classic"), "calls of Register");
             drop(agent);
         }
         let middle = |of: fn(&(u128, u128)) -> u128| {

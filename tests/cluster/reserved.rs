@@ -1,4 +1,5 @@
-//! What the API server says of a pod that asks for GPUs and would loosen its own limits. Promise 26 in docs/specification.md.
+//! Tests how the API server treats a pod that requests GPUs and would loosen its own limits. Promise 26 in
+//! docs/specification.md.
 
 use crate::chart::{install, render};
 use lab::cluster::Cluster;
@@ -11,7 +12,7 @@ const SOON: Duration = Duration::from_secs(60);
 const NAMES: &str = "names a variable that carries limits of GPUs";
 const MOUNTS: &str = "is where the limits of its GPUs are mounted";
 
-/// A pod that asks for a GPU and for a priority, with this in its container.
+/// A pod that requests a GPU and a priority, with these fields in its container.
 fn pod(namespace: &str, extra: &Value) -> Value {
     let mut container = json!({
         "name": "main", "image": "registry.local/busybox:1",
@@ -26,121 +27,121 @@ fn pod(namespace: &str, extra: &Value) -> Value {
     })
 }
 
-fn named(name: &str, value: &str) -> Value {
+fn with_variable(name: &str, value: &str) -> Value {
     json!({ "env": [{ "name": "TEAM", "value": "a" }, { "name": name, "value": value }] })
 }
 
-fn mounted(path: &str) -> Value {
+fn with_mount(path: &str) -> Value {
     json!({ "volumeMounts": [{ "name": "v", "mountPath": path }] })
 }
 
-/// What is said, and whether anything is.
+/// The fields of the container, and the expected message, if any.
 fn cases() -> Vec<(Value, Option<&'static str>)> {
     vec![
         (json!({}), None),
-        (named("NVIDIA_VISIBLE_DEVICES", "all"), Some(NAMES)),
-        (named("CUDA_DEVICE_MEMORY_LIMIT", "80g"), Some(NAMES)),
-        (named("CUDA_DEVICE_MEMORY_LIMIT_11", "80g"), Some(NAMES)),
-        (named("CUDA_DEVICE_SM_LIMIT_0", "100"), Some(NAMES)),
-        (named("CUDA_DISABLE_CONTROL", "true"), Some(NAMES)),
-        (named("GPU_CORE_UTILIZATION_POLICY", "disable"), Some(NAMES)),
-        (named("CUDA_TASK_PRIORITY", "1"), Some(NAMES)),
-        // As a webhook adds them: what the pod asks for, and what opens nothing.
-        (named("CUDA_TASK_PRIORITY", "0"), None),
-        (named("NVIDIA_VISIBLE_DEVICES", "void"), None),
-        // A pod's own, and names that only look alike.
-        (named("CUDA_VISIBLE_DEVICES", "0"), None),
-        (named("MY_CUDA_DEVICE_MEMORY_LIMIT", "1"), None),
+        (with_variable("NVIDIA_VISIBLE_DEVICES", "all"), Some(NAMES)),
+        (with_variable("CUDA_DEVICE_MEMORY_LIMIT", "80g"), Some(NAMES)),
+        (with_variable("CUDA_DEVICE_MEMORY_LIMIT_11", "80g"), Some(NAMES)),
+        (with_variable("CUDA_DEVICE_SM_LIMIT_0", "100"), Some(NAMES)),
+        (with_variable("CUDA_DISABLE_CONTROL", "true"), Some(NAMES)),
+        (with_variable("GPU_CORE_UTILIZATION_POLICY", "disable"), Some(NAMES)),
+        (with_variable("CUDA_TASK_PRIORITY", "1"), Some(NAMES)),
+        // Values that HAMi's webhook adds: they repeat the request or open nothing.
+        (with_variable("CUDA_TASK_PRIORITY", "0"), None),
+        (with_variable("NVIDIA_VISIBLE_DEVICES", "void"), None),
+        // Variables of the pod itself, and names that only look similar.
+        (with_variable("CUDA_VISIBLE_DEVICES", "0"), None),
+        (with_variable("MY_CUDA_DEVICE_MEMORY_LIMIT", "1"), None),
         (
             json!({ "env": [{ "name": "NVIDIA_VISIBLE_DEVICES", "valueFrom": { "fieldRef": { "fieldPath": "metadata.name" } } }] }),
             Some(NAMES),
         ),
-        // A ConfigMap's variables are not in the pod: this cannot be seen.
+        // The pod does not contain the variables of a ConfigMap, so the policy cannot see them.
         (json!({ "envFrom": [{ "configMapRef": { "name": "loose" } }] }), None),
-        (mounted("/etc/gpu-steward"), Some(MOUNTS)),
-        (mounted("/etc/gpu-steward/limits.json"), Some(MOUNTS)),
-        (mounted("etc/ld.so.preload"), Some(MOUNTS)),
-        (mounted("/usr/local/vgpu/"), Some(MOUNTS)),
-        (mounted("/overrideEnv"), Some(MOUNTS)),
-        (mounted("/data/../overrideEnv"), Some(MOUNTS)),
-        (mounted("/etc//gpu-steward"), Some(MOUNTS)),
-        (mounted("/tmp"), None),
-        (mounted("/etc/gpu-steward-of-mine"), None),
-        (mounted("/data/.cache"), None),
+        (with_mount("/etc/gpu-steward"), Some(MOUNTS)),
+        (with_mount("/etc/gpu-steward/limits.json"), Some(MOUNTS)),
+        (with_mount("etc/ld.so.preload"), Some(MOUNTS)),
+        (with_mount("/usr/local/vgpu/"), Some(MOUNTS)),
+        (with_mount("/overrideEnv"), Some(MOUNTS)),
+        (with_mount("/data/../overrideEnv"), Some(MOUNTS)),
+        (with_mount("/etc//gpu-steward"), Some(MOUNTS)),
+        (with_mount("/tmp"), None),
+        (with_mount("/etc/gpu-steward-of-mine"), None),
+        (with_mount("/data/.cache"), None),
     ]
 }
 
-fn tried(admin: &Kubectl, pod: &Value) -> CommandOutput {
+fn dry_run(admin: &Kubectl, pod: &Value) -> CommandOutput {
     admin.run_with(&["create", "--dry-run=server", "-f", "-"], &pod.to_string())
 }
 
-/// The policy and its binding once more, as they are with `deny`, for one namespace.
-struct Denying<'a>(&'a Kubectl);
+/// A second copy of the policy and its binding, with `deny`, for one namespace.
+struct DenyPolicy<'a>(&'a Kubectl);
 
-impl Denying<'_> {
+impl DenyPolicy<'_> {
     const NAME: &'static str = "test-reserved";
 
-    fn within<'a>(cluster: &Cluster, admin: &'a Kubectl, namespace: &str) -> Denying<'a> {
+    fn within<'a>(cluster: &Cluster, admin: &'a Kubectl, namespace: &str) -> DenyPolicy<'a> {
         let text = render(cluster, &["guard/reserved"], &["guard.reserved.action=deny"]);
         assert!(text.contains("validationActions: [Deny]") && text.contains("failurePolicy: Fail"), "{text}");
         let here = format!(
             "matchResources: {{namespaceSelector: {{matchLabels: {{kubernetes.io/metadata.name: {namespace}}}}}}}\n  validationActions:"
         );
-        let text = text.replace("gpu-steward-reserved", Denying::NAME).replace("validationActions:", &here);
+        let text = text.replace("gpu-steward-reserved", DenyPolicy::NAME).replace("validationActions:", &here);
         let _ = admin.apply(&text).ok();
-        Denying(admin)
+        DenyPolicy(admin)
     }
 }
 
-impl Drop for Denying<'_> {
+impl Drop for DenyPolicy<'_> {
     fn drop(&mut self) {
         for kind in ["validatingadmissionpolicybinding", "validatingadmissionpolicy"] {
-            let _ = self.0.run(&["delete", kind, Denying::NAME]);
+            let _ = self.0.run(&["delete", kind, DenyPolicy::NAME]);
         }
     }
 }
 
-/// With `warn` whoever makes such a pod is told and the pod is taken; with `deny` it is refused; a pod without GPUs is nobody's
-/// business.
+/// With `warn` the API server accepts such a pod with a warning, and with `deny` it refuses the pod. A pod without GPUs
+/// is not affected.
 #[test]
 #[ignore = "needs cluster: tests/run"]
-fn a_pod_that_would_loosen_its_limits_is_warned_of_or_refused() {
+fn a_pod_that_would_loosen_its_limits_gets_a_warning_or_is_refused() {
     let cluster = Cluster::shared();
     install(&cluster, &[]);
     let (admin, space) = (cluster.admin(), cluster.namespace("reserved"));
     let namespace = space.name.as_str();
-    let worst = pod(namespace, &named("NVIDIA_VISIBLE_DEVICES", "all"));
-    eventually("the warning", SOON, || tried(&admin, &worst).err.contains("Warning").then_some(()));
-    for (extra, says) in cases() {
-        let said = tried(&admin, &pod(namespace, &extra));
-        assert!(said.well, "{extra}: {}", said.err);
-        let fits =
-            says.map_or(!said.err.contains("reserved"), |word| said.err.contains(word) && said.err.contains("main"));
-        assert!(fits, "{extra}: {}", said.err);
+    let worst = pod(namespace, &with_variable("NVIDIA_VISIBLE_DEVICES", "all"));
+    eventually("the warning", SOON, || dry_run(&admin, &worst).err.contains("Warning").then_some(()));
+    for (extra, expected) in cases() {
+        let output = dry_run(&admin, &pod(namespace, &extra));
+        assert!(output.success, "{extra}: {}", output.err);
+        let fits = expected
+            .map_or(!output.err.contains("reserved"), |word| output.err.contains(word) && output.err.contains("main"));
+        assert!(fits, "{extra}: {}", output.err);
     }
-    let denying = Denying::within(&cluster, &admin, namespace);
-    eventually("the refusal", SOON, || (!tried(&admin, &worst).well).then_some(()));
-    for (extra, says) in cases() {
-        let said = tried(&admin, &pod(namespace, &extra));
-        assert_eq!(said.well, says.is_none(), "{extra}: {}", said.err);
+    let deny_policy = DenyPolicy::within(&cluster, &admin, namespace);
+    eventually("the refusal", SOON, || (!dry_run(&admin, &worst).success).then_some(()));
+    for (extra, expected) in cases() {
+        let output = dry_run(&admin, &pod(namespace, &extra));
+        assert_eq!(output.success, expected.is_none(), "{extra}: {}", output.err);
     }
-    // In an init container, and in one that is added to a running pod.
-    let mut early = pod(namespace, &json!({}));
-    early["spec"]["initContainers"] =
+    // The same in an init container, and in a container that is added to a running pod.
+    let mut in_init = pod(namespace, &json!({}));
+    in_init["spec"]["initContainers"] =
         json!([{ "name": "warm", "image": "a", "env": [{ "name": "NVIDIA_VISIBLE_DEVICES", "value": "all" }] }]);
-    assert!(tried(&admin, &early).refused().contains("env of warm names"));
+    assert!(dry_run(&admin, &in_init).refused().contains("env of warm names"));
     let _ = admin.create(&pod(namespace, &json!({})).to_string()).ok();
     let path = format!("/api/v1/namespaces/{namespace}/pods/own/ephemeralcontainers");
-    let mut later = admin.get(&["pod", "own", "-n", namespace]);
-    later["spec"]["ephemeralContainers"] =
+    let mut added = admin.get(&["pod", "own", "-n", namespace]);
+    added["spec"]["ephemeralContainers"] =
         json!([{ "name": "debug", "image": "a", "env": [{ "name": "NVIDIA_VISIBLE_DEVICES", "value": "all" }] }]);
-    later["metadata"]["resourceVersion"] = Value::Null;
-    let said = admin.run_with(&["replace", "--raw", &path, "-f", "-"], &later.to_string()).refused();
-    assert!(said.contains("env of debug names"), "{said}");
+    added["metadata"]["resourceVersion"] = Value::Null;
+    let output = admin.run_with(&["replace", "--raw", &path, "-f", "-"], &added.to_string()).refused();
+    assert!(output.contains("env of debug names"), "{output}");
 
     let mut plain = worst.clone();
     plain["metadata"]["name"] = "plain".into();
     plain["spec"]["containers"][0]["resources"] = json!({});
-    let _ = tried(&admin, &plain).ok();
-    drop(denying);
+    let _ = dry_run(&admin, &plain).ok();
+    drop(deny_policy);
 }

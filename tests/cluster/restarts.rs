@@ -1,15 +1,15 @@
-//! Restarts and losses, each on a real cluster with pods that run and pods that come. In all of them: no container has
-//! what was promised to another, and no slot is lost. Promise 28 in docs/specification.md.
+//! Tests restarts and losses on a real cluster, with running pods and new pods. In each test no container gets the
+//! devices of another one, and no slot is lost. Promise 28 in docs/specification.md.
 //!
-//! kubelet fails a pod for good when it comes while no plugin is there, and never asks again where a call of `Allocate` broke off. Each
-//! test says which pods may fail by what it does, and how many of them; no other may, and what may is over when all run again:
-//! Promise 38.
+//! The kubelet fails a pod that comes while no plugin is registered, and never retries an `Allocate` call that broke
+//! off. Each test states which pods may fail because of what it does, and how many. No other pod may fail, and after
+//! `settle` none may: Promise 38.
 //!
-//! `GPU_STEWARD_LONG=1` (`tests/run --long`) makes the numbers those of the record: what every change must pass has to fit into
+//! `GPU_STEWARD_LONG=1` (`tests/run --long`) sets the counts of the record. The counts of an ordinary run fit into
 //! little more than an hour.
 
 use crate::bed::{Bed, SOON};
-use crate::fleet::{Fleet, everybody_has_his_own};
+use crate::fleet::{Fleet, check_all_containers};
 use lab::agent::Agent;
 use lab::eventually::eventually;
 use lab::relay::Relay;
@@ -24,27 +24,27 @@ use std::time::{Duration, Instant};
 
 /// Two GPUs of ten slots.
 const TOTAL: usize = 20;
-/// After a reboot, from the node's Ready.
-const BACK: Duration = Duration::from_secs(60);
+/// Longest time until pods run after a reboot, from the node's Ready.
+const READY_AFTER_REBOOT: Duration = Duration::from_secs(60);
 
-/// `ordinary`, or in a long run `long`.
+/// `ordinary`, or `long` in a long run.
 fn number<T>(ordinary: T, long: T) -> T {
     if std::env::var_os("GPU_STEWARD_LONG").is_some() { long } else { ordinary }
 }
 
-/// Numbers that look random and are told, so that a failure can be had again: `GPU_STEWARD_SEED`.
+/// A random number generator. It prints its seed, and `GPU_STEWARD_SEED` repeats a run.
 #[derive(Debug)]
-struct Dice(u64);
+struct RandomPauses(u64);
 
-impl Dice {
-    fn new() -> Dice {
+impl RandomPauses {
+    fn new() -> RandomPauses {
         let given = std::env::var("GPU_STEWARD_SEED").ok().and_then(|seed| seed.parse().ok());
         let seed = given.unwrap_or_else(|| u64::from(std::process::id()) ^ 0x9e37_79b9_7f4a_7c15);
         println!("GPU_STEWARD_SEED={seed}");
-        Dice(seed)
+        RandomPauses(seed)
     }
 
-    /// Below `bound` milliseconds (SplitMix64, Steele and others 2014).
+    /// A time below `bound` milliseconds (SplitMix64, Steele and others 2014).
     fn millis(&mut self, bound: u64) -> Duration {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.0;
@@ -54,7 +54,7 @@ impl Dice {
     }
 }
 
-/// Somebody else's work on both processors, while it lives.
+/// Load on all processors until it is dropped.
 struct Busy(Vec<Child>);
 
 impl Busy {
@@ -73,7 +73,7 @@ impl Drop for Busy {
     }
 }
 
-/// Ends it at once, in the middle of whatever it does, and starts the next one.
+/// Kills the agent with SIGKILL and starts the next one.
 fn kill(bed: &Bed, agent: Agent) -> Agent {
     agent.signal(9);
     drop(agent);
@@ -82,35 +82,35 @@ fn kill(bed: &Bed, agent: Agent) -> Agent {
 
 #[test]
 #[ignore = "needs cluster: tests/run"]
-fn an_agent_killed_at_any_point_of_an_allocation_mistakes_nobody() {
+fn containers_get_their_own_devices_although_the_agent_is_killed_again_and_again() {
     let bed = Bed::up("restart-kills");
     let mut agent = bed.agent(&[]);
-    let (mut fleet, mut dice) = (Fleet::new(&bed, &agent), Dice::new());
+    let (mut fleet, mut pauses) = (Fleet::new(&bed, &agent), RandomPauses::new());
     let kills = number(10, 100);
-    for done in 1..=kills {
-        // kubelet may be asking for it, or find nobody to ask.
-        fleet.one_more_before_the_end();
-        std::thread::sleep(dice.millis(600));
+    for kill_number in 1..=kills {
+        // The kubelet may be in a call to the agent, or find no agent.
+        fleet.add_pod_before_agent_end();
+        std::thread::sleep(pauses.millis(600));
         agent = kill(&bed, agent);
-        if done % 10 == 0 {
+        if kill_number % 10 == 0 {
             fleet.settle();
-            fleet.keep(4);
+            fleet.delete_all_but(4);
         }
     }
     fleet.settle();
-    fleet.nothing_is_lost(TOTAL);
-    fleet.tell(&format!("{kills} kills of the agent"));
+    fleet.check_all_slots(TOTAL);
+    fleet.print_record(&format!("{kills} kills of the agent"));
 }
 
-/// No start is under way when the agent ends, by a signal or at once, and pods come when it is known again: none fails.
-/// Promise 38 in docs/specification.md.
+/// The agent ends, by a signal or by SIGKILL, while no start is in flight, and pods come when the next agent is
+/// registered: none fails. Promise 38 in docs/specification.md.
 #[test]
 #[ignore = "needs cluster: tests/run"]
 fn an_agent_restarted_while_nothing_starts_fails_no_pod() {
     let bed = Bed::up("restart-quiet");
     let mut agent = bed.agent(&[]);
     let mut fleet = Fleet::new(&bed, &agent);
-    fleet.one_more();
+    fleet.add_pod();
     fleet.settle();
     for round in 0..number(2, 10) {
         if round % 2 == 0 {
@@ -119,12 +119,12 @@ fn an_agent_restarted_while_nothing_starts_fails_no_pod() {
         } else {
             agent = kill(&bed, agent);
         }
-        fleet.one_more();
+        fleet.add_pod();
         fleet.settle();
-        fleet.keep(4);
+        fleet.delete_all_but(4);
     }
-    fleet.nothing_is_lost(TOTAL);
-    fleet.tell("an agent restarted while nothing starts");
+    fleet.check_all_slots(TOTAL);
+    fleet.print_record("an agent restarted while nothing starts");
     drop(agent);
 }
 
@@ -153,48 +153,49 @@ fn a_kubelet_that_notices_an_end_late_keeps_the_next_agent() {
 
 #[test]
 #[ignore = "needs cluster: tests/run"]
-fn kubelet_and_runtime_killed_mistake_nobody() {
+fn containers_get_their_own_devices_although_kubelet_and_runtime_are_killed() {
     let bed = Bed::up("restart-node");
     let agent = bed.agent(&[]);
     let mut fleet = Fleet::new(&bed, &agent);
     for _ in 0..number(2, 10) {
         for part in ["kubelet", "containerd"] {
-            fleet.one_more();
+            fleet.add_pod();
             let before = Bed::registrations(&agent);
             bed.part("kill", part);
             bed.part("start", part);
-            fleet.one_more();
+            fleet.add_pod();
             if part == "kubelet" {
-                // When it starts it admits every pod of its node anew, and knows no plugin for a second or two: all that are there
-                // may fail, and the one that has just come.
+                // A kubelet that starts admits every pod of its node again, and knows no plugin for a second or two. So
+                // all existing pods may fail, and the newest one too.
                 fleet.may_fail(fleet.len(), &fleet.names());
-                known_again(&agent, before);
+                wait_for_registration(&agent, before);
             }
             bed.registered(&agent);
-            // After each: what a new kubelet fails is not to be taken for what a new containerd does, which fails no pod.
+            // After each part: a pod that a new kubelet fails must not count as failed by a new containerd, which fails
+            // no pod.
             fleet.settle();
         }
-        fleet.keep(6);
+        fleet.delete_all_but(6);
     }
-    fleet.nothing_is_lost(TOTAL);
-    fleet.tell("kubelet and containerd killed");
+    fleet.check_all_slots(TOTAL);
+    fleet.print_record("kubelet and containerd killed");
 }
 
-/// Waits until kubelet knows the plugin once more than `before`.
-fn known_again(agent: &Agent, before: u64) {
+/// Waits until the plugin has been registered more than `before` times.
+fn wait_for_registration(agent: &Agent, before: u64) {
     eventually("kubelet to know the plugin again", SOON, || (Bed::registrations(agent) > before).then_some(()));
 }
 
-/// What runs goes on while the API server is away, through a restart of the agent and one of kubelet; what comes after it
-/// starts.
+/// While the API server is away, running pods go on through a restart of the agent and one of the kubelet. Pods that
+/// come after it start.
 #[test]
 #[ignore = "needs cluster alone: tests/run"]
-fn an_api_server_that_is_away_changes_nothing() {
-    let bed = Bed::alone("restart-api");
+fn an_outage_of_the_api_server_changes_nothing_for_pods() {
+    let bed = Bed::exclusive("restart-api");
     let mut agent = bed.agent(&[]);
     let mut fleet = Fleet::new(&bed, &agent);
     for _ in 0..6 {
-        fleet.one_more();
+        fleet.add_pod();
     }
     fleet.settle();
     let began = Instant::now();
@@ -204,32 +205,34 @@ fn an_api_server_that_is_away_changes_nothing() {
     drop(agent);
     agent = bed.launch(&[]);
     std::thread::sleep(away.saturating_sub(began.elapsed()));
-    // kubelet is not ready before the API server is: it goes while that is away and comes after it.
+    // The kubelet does not start without the API server. So it is killed while the API server is away and started after
+    // it.
     let before = Bed::registrations(&agent);
     bed.part("kill", "kubelet");
     bed.cluster.part("start", "apiserver");
-    // It admits every pod of its node anew, and knows no plugin for a second or two. Who comes after that may not fail.
+    // The kubelet admits every pod of its node again, and knows no plugin for a second or two. A pod that comes later
+    // may not fail.
     fleet.may_fail(fleet.len(), &fleet.names());
     bed.part("start", "kubelet");
-    known_again(&agent, before);
+    wait_for_registration(&agent, before);
     bed.registered(&agent);
     for _ in 0..4 {
-        fleet.one_more();
+        fleet.add_pod();
     }
     fleet.settle();
-    fleet.nothing_is_lost(TOTAL);
-    fleet.tell(&format!("API server away for {} s", away.as_secs()));
+    fleet.check_all_slots(TOTAL);
+    fleet.print_record(&format!("API server away for {} s", away.as_secs()));
 }
 
-/// The agent is away while pods come and processors are busy.
+/// No agent runs while pods come and the processors are busy.
 #[test]
 #[ignore = "needs cluster alone: tests/run"]
-fn an_agent_that_is_away_under_load_comes_back_to_whole_books() {
-    let bed = Bed::alone("restart-away");
+fn an_agent_that_was_away_under_load_finds_every_slot_again() {
+    let bed = Bed::exclusive("restart-away");
     let agent = bed.agent(&[]);
     let mut fleet = Fleet::new(&bed, &agent);
     for _ in 0..4 {
-        fleet.one_more();
+        fleet.add_pod();
     }
     fleet.settle();
     let busy = Busy::all();
@@ -238,8 +241,8 @@ fn an_agent_that_is_away_under_load_comes_back_to_whole_books() {
     let (began, away) = (Instant::now(), Duration::from_secs(number(15, 60)));
     while began.elapsed() < away {
         if fleet.len() < 10 {
-            // There is nobody whom kubelet could ask.
-            let name = fleet.one_more();
+            // The kubelet finds no plugin for this pod.
+            let name = fleet.add_pod();
             fleet.may_fail(1, &[name]);
         }
         std::thread::sleep(Duration::from_secs(6));
@@ -247,12 +250,13 @@ fn an_agent_that_is_away_under_load_comes_back_to_whole_books() {
     let agent = bed.agent(&[]);
     fleet.settle();
     drop(busy);
-    fleet.nothing_is_lost(TOTAL);
-    fleet.tell(&format!("agent away for {} s", away.as_secs()));
+    fleet.check_all_slots(TOTAL);
+    fleet.print_record(&format!("agent away for {} s", away.as_secs()));
     drop(agent);
 }
 
-/// A machine that is switched off and on: kubelet comes first, with its checkpoint and pods to admit again; the agent later.
+/// The machine is switched off and on: the kubelet starts first, with its checkpoint and with pods to admit again; the
+/// agent starts later.
 #[test]
 #[ignore = "needs cluster: tests/run"]
 fn after_a_reboot_every_owned_pod_runs_again() {
@@ -260,7 +264,7 @@ fn after_a_reboot_every_owned_pod_runs_again() {
     let agent = bed.agent(&["--without-claim=share"]);
     let mut fleet = Fleet::new(&bed, &agent);
     for _ in 0..4 {
-        fleet.one_more();
+        fleet.add_pod();
     }
     bed.create(&deployment(&bed, "owned", 5));
     fleet.settle();
@@ -279,30 +283,30 @@ fn after_a_reboot_every_owned_pod_runs_again() {
     bed.cluster.part("reboot", bed.node());
     let began = Instant::now();
     fleet.rebooted();
-    // kubelet comes before the agent and admits all of them anew.
+    // The kubelet starts before the agent and admits all pods again.
     fleet.may_fail(fleet.len(), &fleet.names());
     let agent = bed.agent(&["--without-claim=share"]);
-    // Ready as kubelet says after the reboot, of containers that were started after it.
-    eventually("every owned pod runs again", BACK.saturating_sub(began.elapsed()), || {
+    // Ready by the kubelet's status after the reboot, in containers that were started after it.
+    eventually("every owned pod runs again", READY_AFTER_REBOOT.saturating_sub(began.elapsed()), || {
         let now = owned();
         let again: Vec<Value> = now.iter().filter(ready).cloned().collect();
         (again.len() == 5 && started(&again).is_disjoint(&before)).then_some(())
     });
     println!("5 owned pods run again {:.1} s after the node was Ready", began.elapsed().as_secs_f64());
     fleet.settle();
-    fleet.nothing_is_lost(TOTAL);
-    fleet.tell("reboot");
+    fleet.check_all_slots(TOTAL);
+    fleet.print_record("reboot");
     drop(agent);
 }
 
-/// The running containers, by their ids.
+/// The ids of the running containers.
 fn started(pods: &[Value]) -> BTreeSet<String> {
     let states = pods.iter().filter_map(|pod| pod["status"]["containerStatuses"].as_array()).flatten();
     let running = states.filter(|state| state["state"]["running"].is_object());
     running.filter_map(|state| Some(state["containerID"].as_str()?.to_owned())).collect()
 }
 
-/// Pods that no scheduler of ours placed, with an owner.
+/// Pods without a claim, with an owner.
 fn deployment(bed: &Bed, name: &str, replicas: u32) -> Value {
     let mut pod = bed.bare_pod(name, &[("main", "app", &[(0, 0, 0)])], &Value::Null);
     let spec = pod["spec"].take();
@@ -315,14 +319,15 @@ fn deployment(bed: &Bed, name: &str, replicas: u32) -> Value {
     })
 }
 
-/// Left to the scheduler, which has this node to choose from.
+/// A pod spec that the scheduler binds, with only this node to choose from.
 fn scheduled(bed: &Bed, mut spec: Value) -> Value {
     spec.as_object_mut().expect("an object").remove("nodeName");
     spec["nodeSelector"] = json!({ "kubernetes.io/hostname": bed.node() });
     spec
 }
 
-/// The next version starts while this one still runs: it waits for its end, and kubelet has one plugin at every moment.
+/// The next agent starts while this one still runs. It waits for the end of this one, so the kubelet never has two
+/// plugins.
 #[test]
 #[ignore = "needs cluster: tests/run"]
 fn a_new_agent_takes_over_from_the_old_one() {
@@ -330,27 +335,28 @@ fn a_new_agent_takes_over_from_the_old_one() {
     let mut agent = bed.agent(&[]);
     let mut fleet = Fleet::new(&bed, &agent);
     for _ in 0..number(3, 20) {
-        fleet.one_more();
+        fleet.add_pod();
         let next = bed.launch(&[]);
         next.logs("another agent shares the GPUs of this node");
-        // The one that comes in the very moment in which kubelet has neither (tests/cluster/upgrade.rs counts how seldom that is).
-        fleet.one_more_before_the_end();
+        // A pod may come at the moment in which the kubelet has neither agent. tests/cluster/upgrade.rs counts how rare
+        // that is.
+        fleet.add_pod_before_agent_end();
         agent.signal(15);
         drop(agent);
         agent = next;
         bed.registered(&agent);
         fleet.settle();
-        fleet.keep(6);
+        fleet.delete_all_but(6);
     }
-    fleet.nothing_is_lost(TOTAL);
-    fleet.tell("agents that overlap");
+    fleet.check_all_slots(TOTAL);
+    fleet.print_record("agents that overlap");
 }
 
-/// 60 pods of two containers at once while both processors are busy; without `GPU_STEWARD_LONG` 10.
+/// 60 pods of two containers at once while all processors are busy; 10 pods without `GPU_STEWARD_LONG`.
 #[test]
 #[ignore = "needs cluster alone: tests/run"]
-fn bursts_under_load_mistake_nobody() {
-    let bed = Bed::alone("restart-bursts");
+fn bursts_under_load_give_each_container_its_own_devices() {
+    let bed = Bed::exclusive("restart-bursts");
     let (bursts, pods, gpus) = number((3, 10, 2), (20, 60, 8));
     let agent = bed.agent(&[&format!("--gpus=simulated=H100:{gpus}")]);
     let mut fleet = Fleet::new(&bed, &agent);
@@ -358,115 +364,117 @@ fn bursts_under_load_mistake_nobody() {
     for _ in 0..bursts {
         fleet.burst(pods);
         fleet.settle();
-        fleet.keep(0);
-        fleet.gone();
+        fleet.delete_all_but(0);
+        fleet.wait_for_deletions();
     }
     drop(busy);
-    fleet.nothing_is_lost(gpus * TOTAL / 2);
-    fleet.tell(&format!("{bursts} bursts of {pods} pods of two containers"));
+    fleet.check_all_slots(gpus * TOTAL / 2);
+    fleet.print_record(&format!("{bursts} bursts of {pods} pods of two containers"));
 }
 
-/// Deleted as soon as kubelet has written that it has GPUs, before its container runs.
+/// The pod is deleted once the kubelet's checkpoint has its GPUs, before its container runs.
 #[test]
 #[ignore = "needs cluster: tests/run"]
 fn a_pod_deleted_between_allocate_and_start_leaves_nothing() {
     let bed = Bed::up("restart-deleted");
     let agent = bed.agent(&[]);
     let mut fleet = Fleet::new(&bed, &agent);
-    let books = bed.place().checkpoint.clone();
+    let checkpoint = bed.paths().checkpoint.clone();
     for _ in 0..number(10, 100) {
-        let name = fleet.one_more();
+        let name = fleet.add_pod();
         let uid = bed.admin.get(&["pod", &name, "-n", &bed.space.name])["metadata"]["uid"]
             .as_str()
             .expect("a UID")
             .to_owned();
-        eventually("the pod in kubelet's books", SOON, || {
-            std::fs::read_to_string(&books).ok()?.contains(&uid).then_some(())
+        eventually("the pod in the kubelet's checkpoint", SOON, || {
+            std::fs::read_to_string(&checkpoint).ok()?.contains(&uid).then_some(())
         });
-        fleet.keep(0);
+        fleet.delete_all_but(0);
     }
-    fleet.gone();
+    fleet.wait_for_deletions();
     for _ in 0..4 {
-        fleet.one_more();
+        fleet.add_pod();
     }
     fleet.settle();
-    fleet.nothing_is_lost(TOTAL);
-    fleet.tell("pods deleted between Allocate and start");
+    fleet.check_all_slots(TOTAL);
+    fleet.print_record("pods deleted between Allocate and start");
     drop(agent);
 }
 
-/// The same names again and again, each time another pod with another claim, while our watch tells everything two seconds late.
+/// Two pod names are used again and again, each time for another pod with another claim, while the agent's watch is two
+/// seconds late.
 #[test]
 #[ignore = "needs cluster: tests/run"]
-fn a_recreated_pod_is_never_taken_for_its_forerunner() {
+fn a_recreated_pod_is_never_confused_with_the_earlier_one() {
     let bed = Bed::up("restart-recreated");
     let server = bed.cluster.status().server.trim_start_matches("https://").to_owned();
     let server = if server.contains(':') { server } else { server + ":443" };
     let relay = Relay::to(server.parse().expect("an address"), Duration::ZERO);
-    let agent = bed.agent_by(&relay, &[]);
+    let agent = bed.agent_over_relay(&relay, &[]);
     let mut fleet = Fleet::new(&bed, &agent);
     for _ in 0..2 {
-        fleet.one_more();
+        fleet.add_pod();
     }
     fleet.settle();
     relay.delay(Duration::from_secs(2));
     let times = number(10, 100);
     for _ in 0..times {
-        fleet.again();
+        fleet.recreate_all();
         fleet.settle();
     }
     relay.delay(Duration::ZERO);
-    fleet.nothing_is_lost(TOTAL);
-    fleet.tell(&format!("{times} times two pods made again under their names"));
+    fleet.check_all_slots(TOTAL);
+    fleet.print_record(&format!("{times} times two pods made again under their names"));
 }
 
-/// kubelet's books are garbage while pods come, and gone at kubelet's next start.
+/// The kubelet's checkpoint is garbage while pods come, and missing at the kubelet's next start.
 #[test]
 #[ignore = "needs cluster: tests/run"]
-fn garbage_in_kubelets_books_gives_nobody_what_is_anothers() {
-    let bed = Bed::up("restart-books");
+fn a_garbage_checkpoint_gives_no_container_anothers_devices() {
+    let bed = Bed::up("restart-checkpoint");
     let agent = bed.agent(&[]);
     let mut fleet = Fleet::new(&bed, &agent);
-    let books = bed.place().checkpoint.clone();
+    let checkpoint = bed.paths().checkpoint.clone();
     for _ in 0..3 {
-        fleet.one_more();
+        fleet.add_pod();
     }
     fleet.settle();
     let done = AtomicBool::new(false);
     std::thread::scope(|scope| {
         scope.spawn(|| {
             while !done.load(Ordering::Relaxed) {
-                let _ = std::fs::write(&books, b"{\"Data\":{\"PodDeviceEntries\":[");
+                let _ = std::fs::write(&checkpoint, b"{\"Data\":{\"PodDeviceEntries\":[");
                 std::thread::sleep(Duration::from_millis(2));
             }
         });
         for _ in 0..3 {
-            fleet.one_more();
+            fleet.add_pod();
         }
         let until = Instant::now() + Duration::from_secs(8);
         while Instant::now() < until {
-            everybody_has_his_own(&bed);
+            check_all_containers(&bed);
             std::thread::sleep(Duration::from_millis(500));
         }
         done.store(true, Ordering::Relaxed);
     });
     fleet.settle();
     let before = Bed::registrations(&agent);
-    // kubelet admits every pod of its node anew when it starts.
+    // A kubelet that starts admits every pod of its node again.
     fleet.may_fail(fleet.len(), &fleet.names());
     bed.part("stop", "kubelet");
-    std::fs::remove_file(&books).expect("the books are there");
+    std::fs::remove_file(&checkpoint).expect("the checkpoint exists");
     bed.part("start", "kubelet");
-    // Without books a kubelet that does not know the plugin yet asks nobody for a pod's devices (docs/sharing.md).
-    known_again(&agent, before);
+    // Without its checkpoint, a kubelet that does not know the plugin yet never calls `Allocate` for a pod
+    // (docs/sharing.md).
+    wait_for_registration(&agent, before);
     bed.registered(&agent);
-    fleet.one_more();
+    fleet.add_pod();
     fleet.settle();
-    fleet.nothing_is_lost(TOTAL);
-    fleet.tell("kubelet's books torn, then gone");
+    fleet.check_all_slots(TOTAL);
+    fleet.print_record("the kubelet's checkpoint torn, then missing");
 }
 
-/// How often a start ended so, by the agent's metrics.
+/// The number of starts with this outcome in the agent's metrics.
 fn starts(agent: &Agent, outcome: &str) -> f64 {
     let text = agent.get("/metrics").text();
     let wanted = format!("outcome=\"{outcome}\"");
@@ -475,69 +483,71 @@ fn starts(agent: &Agent, outcome: &str) -> f64 {
     lines.filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok()).sum()
 }
 
-/// PodResources accepts and never answers; nothing waits for it: each container starts at kubelet's first try.
+/// PodResources accepts connections and never answers. Nothing waits for it: each container starts at the kubelet's
+/// first try.
 #[test]
 #[ignore = "needs cluster: tests/run"]
-fn a_silent_pod_resources_service_holds_up_nobody() {
+fn a_silent_pod_resources_service_delays_no_start() {
     let bed = Bed::up("restart-silent");
     let socket = bed.dir().join("silent.sock");
     let listener = std::os::unix::net::UnixListener::bind(&socket).expect("a socket");
-    let asked = Arc::new(AtomicUsize::new(0));
-    let count = Arc::clone(&asked);
+    let connections = Arc::new(AtomicUsize::new(0));
+    let counter = Arc::clone(&connections);
     std::thread::spawn(move || {
-        let mut held = Vec::new();
+        let mut open = Vec::new();
         for caller in listener.incoming().map_while(Result::ok).take(1000) {
-            held.push(caller);
-            count.fetch_add(1, Ordering::Relaxed);
+            open.push(caller);
+            counter.fetch_add(1, Ordering::Relaxed);
         }
     });
     let flag = format!("--pod-resources-socket={}", socket.display());
     let agent = bed.agent(&[&flag]);
     let mut fleet = Fleet::new(&bed, &agent);
     for _ in 0..4 {
-        fleet.one_more();
+        fleet.add_pod();
     }
     fleet.settle();
-    assert!(asked.load(Ordering::Relaxed) > 0, "nobody has asked there");
+    assert!(connections.load(Ordering::Relaxed) > 0, "no connection to PodResources");
     let each_once = |agent: &Agent, containers: u32| {
         eventually("the count of starts", SOON, || (starts(agent, "filled") >= f64::from(containers)).then_some(()));
         let ends = ["filled", "late", "refused", "failed"].map(|outcome| starts(agent, outcome));
         assert_eq!(ends, [f64::from(containers), 0.0, 0.0, 0.0], "filled, late, refused, failed");
     };
-    // Four pods, each with an init container and an app.
+    // Four pods, each with an init container and an app container.
     each_once(&agent, 8);
-    fleet.nothing_is_lost(TOTAL);
+    fleet.check_all_slots(TOTAL);
     drop(agent);
     let agent = bed.agent(&["--pod-resources-socket=/nonexistent/kubelet.sock"]);
-    fleet.one_more();
+    fleet.add_pod();
     fleet.settle();
     each_once(&agent, 2);
     drop(agent);
 }
 
-/// The agent's wall clock jumps an hour ahead and two back while pods come.
+/// The agent's wall clock jumps an hour ahead and two hours back while pods come.
 #[test]
 #[ignore = "needs cluster: tests/run"]
-fn a_clock_that_jumps_mistakes_nobody() {
+fn a_clock_that_jumps_gives_no_container_anothers_devices() {
     let bed = Bed::up("restart-clock");
     let (library, offset) = wall_clock(bed.dir());
-    let agent = bed.agent_with(&[("LD_PRELOAD", &library), ("WALL_CLOCK_OFFSET", &offset)], &[]);
+    let agent = bed.agent_with_env(&[("LD_PRELOAD", &library), ("WALL_CLOCK_OFFSET", &offset)], &[]);
     let mut fleet = Fleet::new(&bed, &agent);
     for seconds in [3600_i64, -3600, 0] {
-        fleet.one_more();
-        // In place: the agent has the file mapped, and one that is made empty first ends who reads it at that moment.
+        fleet.add_pod();
+        // Written in place: the agent maps the file, and a truncated file would end a program that reads it at that
+        // moment.
         let file = std::fs::File::options().write(true).open(&offset).expect("the clock's file");
         file.write_all_at(&seconds.to_ne_bytes(), 0).expect("the clock can be set");
-        fleet.one_more();
+        fleet.add_pod();
         fleet.settle();
         bed.registered(&agent);
     }
-    fleet.nothing_is_lost(TOTAL);
-    fleet.tell("a clock that jumps an hour either way");
+    fleet.check_all_slots(TOTAL);
+    fleet.print_record("a clock that jumps an hour either way");
     drop(agent);
 }
 
-/// A wall clock of the agent's own: the library to preload, and the file that holds its offset in seconds.
+/// A wall clock for the agent: the library to preload, and the file with its offset in seconds.
 fn wall_clock(folder: &Path) -> (String, String) {
     let [library, source, offset] = ["wall_clock.so", "wall_clock.c", "offset"].map(|name| folder.join(name));
     std::fs::write(&source, include_str!("../node/wall_clock.c")).expect("the source is written");

@@ -1,6 +1,7 @@
-//! Sharing through a real kubelet and a real containerd: each container gets what it was promised, and nothing else.
+//! Tests sharing through a real kubelet and a real containerd: each container gets the devices of its claim, and
+//! nothing else.
 
-use crate::bed::{Bed, Claim, SOON, promised};
+use crate::bed::{Bed, Claim, SOON, devices_in};
 use lab::agent::Agent;
 use lab::eventually::eventually;
 use serde_json::{Value, json};
@@ -12,7 +13,7 @@ const NOTHING: Value = Value::Null;
 /// Promise 28 in docs/specification.md.
 #[test]
 #[ignore = "needs cluster: tests/run"]
-fn each_container_reads_its_own_promise() {
+fn each_container_reads_its_own_limits() {
     let bed = Bed::up("sharing-own");
     let agent = bed.agent(&[]);
     let gpus = Bed::gpus(&agent);
@@ -41,7 +42,7 @@ fn each_container_reads_its_own_promise() {
         } else {
             bed.limits("many", container)
         };
-        assert_eq!(promised(&limits), expect, "{container}: {limits}");
+        assert_eq!(devices_in(&limits), expect, "{container}: {limits}");
         assert_eq!(limits["container"], container);
         assert_eq!(limits["pod"]["name"], "many");
     }
@@ -51,10 +52,10 @@ fn each_container_reads_its_own_promise() {
     );
 }
 
-/// Promise 29 in docs/specification.md: what a pod says of itself does not loosen what it was promised.
+/// Promise 29 in docs/specification.md: a pod's own variables do not loosen its limits.
 #[test]
 #[ignore = "needs cluster: tests/run"]
-fn neither_variables_nor_the_container_itself_loosen_a_limit() {
+fn a_container_and_its_variables_cannot_loosen_a_limit() {
     let bed = Bed::up("sharing-loosen");
     let agent = bed.agent(&[]);
     let gpus = Bed::gpus(&agent);
@@ -76,7 +77,7 @@ fn neither_variables_nor_the_container_itself_loosen_a_limit() {
     bed.create(&bed.pod("loose", &gpus, &[("main", "app", &[(0, 3000, 30)])], &loose));
     bed.create(&bed.bare_pod("outside", &[("main", "app", &[])], &loose));
     bed.ready(&["loose", "outside"]);
-    // The shell's own variables and those of the container's first process.
+    // The variables of the shell and those of the container's first process.
     for script in ["env", "tr '\\0' '\\n' </proc/1/environ"] {
         let env = bed.sh("loose", "main", script);
         for line in [
@@ -90,25 +91,25 @@ fn neither_variables_nor_the_container_itself_loosen_a_limit() {
             "GPU_CORE_UTILIZATION_POLICY=default",
         ] {
             let name = line.split('=').next().expect("a name");
-            let said: Vec<&str> = env.lines().filter(|said| said.split('=').next() == Some(name)).collect();
-            assert_eq!(said, [line], "{script}");
+            let found: Vec<&str> = env.lines().filter(|found| found.split('=').next() == Some(name)).collect();
+            assert_eq!(found, [line], "{script}");
         }
     }
-    let tried = bed.sh(
+    let output = bed.sh(
         "loose",
         "main",
         "f=/etc/gpu-steward/limits.json; (echo x >$f) 2>&1; rm -f $f 2>&1; mv $f /tmp 2>&1; mount -o remount,rw $f 2>&1; true",
     );
-    assert!(tried.contains("Read-only file system"), "{tried}");
-    assert_eq!(promised(&bed.limits("loose", "main")), [(gpus[0].clone(), 3000 * MIB)]);
+    assert!(output.contains("Read-only file system"), "{output}");
+    assert_eq!(devices_in(&bed.limits("loose", "main")), [(gpus[0].clone(), 3000 * MIB)]);
     let seen = bed.sh("outside", "main", "ls /dev | grep nvidia; ls /etc/gpu-steward 2>/dev/null; true");
     assert_eq!(seen, "", "a pod that asks for no GPU sees none, whatever its variables say");
 }
 
-/// Promise 29 in docs/specification.md: nor does what its image says.
+/// Promise 29 in docs/specification.md: nor do the variables of its image.
 #[test]
 #[ignore = "needs cluster: tests/run"]
-fn an_images_variables_loosen_no_limit() {
+fn the_variables_of_an_image_loosen_no_limit() {
     let bed = Bed::up("sharing-image");
     let agent = bed.agent(&[]);
     let gpus = Bed::gpus(&agent);
@@ -119,42 +120,43 @@ fn an_images_variables_loosen_no_limit() {
     bed.create(&bed.pod("loose", &gpus, &[("main", "app", &[(1, 3000, 30)])], &image));
     bed.create(&bed.bare_pod("outside", &[("main", "app", &[])], &image));
     bed.ready(&["loose", "outside"]);
-    let said = |pod: &str, words: &[&str]| bed.admin.exec(&bed.space.name, pod, &[&["/bin/busybox"], words].concat());
-    // The image's variables are there where nothing stands against them.
-    let outside = said("outside", &["env"]);
-    assert!(own.iter().all(|line| outside.lines().any(|said| said == *line)), "{outside}");
-    let env = said("loose", &["env"]);
+    let busybox_output =
+        |pod: &str, words: &[&str]| bed.admin.exec(&bed.space.name, pod, &[&["/bin/busybox"], words].concat());
+    // The variables of the image apply to a pod that requests no GPU.
+    let outside = busybox_output("outside", &["env"]);
+    assert!(own.iter().all(|line| outside.lines().any(|found| found == *line)), "{outside}");
+    let env = busybox_output("loose", &["env"]);
     for line in ["CUDA_DEVICE_MEMORY_LIMIT_0=3000m", "CUDA_DISABLE_CONTROL=false", "NVIDIA_VISIBLE_DEVICES=void"] {
         let name = line.split('=').next().expect("a name");
-        let said: Vec<&str> = env.lines().filter(|said| said.split('=').next() == Some(name)).collect();
-        assert_eq!(said, [line]);
+        let found: Vec<&str> = env.lines().filter(|found| found.split('=').next() == Some(name)).collect();
+        assert_eq!(found, [line]);
     }
     let devices = |pod: &str| {
-        let all = said(pod, &["ls", "/dev"]);
+        let all = busybox_output(pod, &["ls", "/dev"]);
         all.split_ascii_whitespace().filter(|name| name.starts_with("nvidia")).map(str::to_owned).collect::<Vec<_>>()
     };
     assert!(devices("loose").contains(&"nvidia1".to_owned()) && !devices("loose").contains(&"nvidia0".to_owned()));
     assert_eq!(devices("outside"), Vec::<String>::new());
 }
 
-/// Promise 30 in docs/specification.md: what cannot be right does not start, and says why where people look.
+/// Promise 30 in docs/specification.md: a wrong claim does not start, and the pod's events say why.
 #[test]
 #[ignore = "needs cluster: tests/run"]
-fn a_claim_that_cannot_be_kept_does_not_start_and_says_why() {
+fn a_wrong_claim_does_not_start_and_an_event_on_its_pod_says_why() {
     let bed = Bed::up("sharing-refuse");
     let agent = bed.agent(&["--without-claim=refuse"]);
-    refused_starts_are_told(&bed, &agent);
+    check_refused_starts(&bed, &agent);
 }
 
-/// Two that cannot both be: the one that started first has it, and the other is refused for as long as that one is there, also
-/// beside containers that need no GPU and run, and by an agent that has just started and finds files of both.
-#[test]
+/// Two claims that do not fit together: the pod that started first keeps its devices, and the other one is refused as
+/// long as the first one runs. This also holds if the other pod has running containers without GPUs, and for an agent
+/// that has just started and finds files of both pods.
 #[ignore = "needs cluster: tests/run"]
-fn of_two_claims_for_the_same_memory_one_is_kept_through_a_restart_of_the_agent() {
+fn of_two_claims_for_the_same_memory_the_first_holds_over_a_restart_of_the_agent() {
     let bed = Bed::up("sharing-rivals");
     let mut agent = bed.agent(&[]);
     let gpus = Bed::gpus(&agent);
-    // While the first container sleeps, what the last one would get is prepared for both.
+    // While the first container sleeps, the agent prefetches the files of the last container of both pods.
     let claims: [Claim<'_>; 3] = [("slow", "slow", &[]), ("plain", "app", &[]), ("main", "app", &[(1, 60_000, 30)])];
     let rivals = ["one", "two"];
     for name in rivals {
@@ -171,22 +173,23 @@ fn of_two_claims_for_the_same_memory_one_is_kept_through_a_restart_of_the_agent(
     let uid =
         bed.admin.get(&["pod", second, "-n", &bed.space.name])["metadata"]["uid"].as_str().expect("a UID").to_owned();
     assert!(bed.state().join("pods").join(uid).exists(), "nothing was prepared for it");
-    for life in 0..2 {
-        // kubelet tries it again every few seconds.
+    for round in 0..2 {
+        // The kubelet tries the start again every few seconds.
         agent.logs("MiB claimed by running pods");
-        assert!(runs(first, "main") && !runs(second, "main"), "life {life}");
+        assert!(runs(first, "main") && !runs(second, "main"), "life {round}");
         agent.signal(9);
         drop(agent);
         agent = bed.agent(&[]);
     }
-    assert_eq!(promised(&bed.limits(first, "main")), [(gpus[1].clone(), 60_000 << 20)]);
+    assert_eq!(devices_in(&bed.limits(first, "main")), [(gpus[1].clone(), 60_000 << 20)]);
     let _ = bed.admin.run(&["delete", "pod", first, "-n", &bed.space.name, "--now"]).ok();
     bed.ready(&[second]);
-    assert_eq!(promised(&bed.limits(second, "main")), [(gpus[1].clone(), 60_000 << 20)]);
+    assert_eq!(devices_in(&bed.limits(second, "main")), [(gpus[1].clone(), 60_000 << 20)]);
 }
 
-/// With an agent that refuses pods without a claim. kubelet fails none of them for good: a controller would make another at once.
-pub(crate) fn refused_starts_are_told(bed: &Bed, agent: &Agent) {
+/// Checks refused starts with an agent that refuses pods without a claim. The kubelet fails none of them: a controller
+/// would make another pod at once.
+pub(crate) fn check_refused_starts(bed: &Bed, agent: &Agent) {
     let gpus = Bed::gpus(agent);
     let one: [Claim<'_>; 1] = [("main", "app", &[(0, 3000, 30)])];
     let mut torn = bed.pod("torn", &gpus, &one, &NOTHING);
@@ -198,7 +201,7 @@ pub(crate) fn refused_starts_are_told(bed: &Bed, agent: &Agent) {
     let first = bed.pod("first", &gpus, &[("main", "app", &[(1, 60_000, 30)])], &NOTHING);
     let second = bed.pod("second", &gpus, &[("main", "app", &[(1, 60_000, 30)])], &NOTHING);
     let unplaced = bed.bare_pod("unplaced", &one, &NOTHING);
-    // No limit of SM time fits beside any, but not beside a claim of all.
+    // A claim without a limit of SM time fits beside every claim but one of all SM time.
     let unlimited = bed.pod("unlimited", &gpus, &[("main", "app", &[(0, 3000, 0)])], &NOTHING);
     let alone = bed.pod("alone", &gpus, &[("main", "app", &[(0, 3000, 100)])], &NOTHING);
     bed.create(&first);
@@ -216,10 +219,10 @@ pub(crate) fn refused_starts_are_told(bed: &Bed, agent: &Agent) {
         eventually(&format!("an event that says why {name} does not start"), SOON, || {
             let selector = format!("involvedObject.name={name}");
             let events = bed.admin.get(&["events", "-n", &bed.space.name, "--field-selector", &selector]);
-            let said = |event: &Value| {
+            let matches = |event: &Value| {
                 event["reason"] == reason && event["message"].as_str().unwrap_or_default().contains(words)
             };
-            events["items"].as_array()?.iter().any(said).then_some(())
+            events["items"].as_array()?.iter().any(matches).then_some(())
         });
         let pod = bed.admin.get(&["pod", name, "-n", &bed.space.name]);
         assert_eq!(pod["status"]["phase"], "Pending", "{name}");
@@ -227,11 +230,12 @@ pub(crate) fn refused_starts_are_told(bed: &Bed, agent: &Agent) {
     }
 }
 
-/// Promise 28 in docs/specification.md: every loss in turn, on the same pods. In the long form only: `restarts` has each for itself.
+/// Promise 28 in docs/specification.md: every loss in turn, on the same pods. Only the long run has this test, because
+/// `restarts` tests each loss alone.
 #[test]
 #[ignore = "takes minutes and a cluster: tests/run --long"]
-fn restarts_of_agent_and_kubelet_mistake_nobody() {
-    let bed = Bed::alone("sharing-restart");
+fn containers_get_their_own_devices_over_every_restart_in_turn() {
+    let bed = Bed::exclusive("sharing-restart");
     let mut agent = bed.agent(&[]);
     let gpus = Bed::gpus(&agent);
     let shape = |n: usize| ((n % 2), 1000 + 100 * n as u64, 5);
@@ -270,23 +274,24 @@ fn restarts_of_agent_and_kubelet_mistake_nobody() {
             }
         }
     }
-    // Each once: the first three come while the agent is killed, they and the next are there when kubelet starts, three come before
-    // it knows the plugin, and the last while the agent ends. Whoever failed is made again only now, when nothing is done any more.
+    // Each pod may fail once: the first three come while the agent is killed, they and the next three exist when the
+    // kubelet starts, three come before it knows the plugin, and the last three come while the agent ends. Failed pods
+    // are made again only now, when nothing is restarted any more.
     let names: Vec<&str> = pods.iter().map(|(name, _)| name.as_str()).collect();
-    println!("failed for good by kubelet: {:?}", bed.ready_in_the_end(&pods, (names.len(), &names)));
+    println!("failed for good by kubelet: {:?}", bed.ready_with_retries(&pods, (names.len(), &names)));
     for (n, (name, _)) in pods.iter().enumerate() {
         let (gpu, mib, _) = shape(n);
         let limits = bed.limits(name, "main");
-        assert_eq!(promised(&limits), [(gpus[gpu].clone(), mib * MIB)], "{name}: {limits}");
+        assert_eq!(devices_in(&limits), [(gpus[gpu].clone(), mib * MIB)], "{name}: {limits}");
         assert_eq!(limits["pod"]["name"], **name);
     }
-    // Slots: what is allocatable is everything, whatever was restarted.
+    // All slots are allocatable after all restarts.
     bed.registered(&agent);
-    let node = bed.told();
+    let node = bed.node_object();
     assert_eq!(node["status"]["allocatable"]["nvidia.com/gpu"], "20");
-    // Files of pods that are gone go with them.
+    // The agent removes the files of pods that are gone.
     let _ = bed.admin.run(&["delete", "pods", "--all", "-n", &bed.space.name, "--now"]).ok();
-    let cdi = bed.place().cdi.clone();
+    let cdi = bed.paths().cdi.clone();
     eventually("no CDI spec of ours", Duration::from_secs(90), || {
         let ours = std::fs::read_dir(&cdi).ok()?.flatten();
         let ours = ours.filter(|entry| entry.file_name().to_string_lossy().starts_with("gpu-steward.io")).count();
@@ -294,14 +299,14 @@ fn restarts_of_agent_and_kubelet_mistake_nobody() {
     });
 }
 
-/// What an agent may hold with plugin and watch (`VmRSS`), in MiB.
+/// Largest resident memory (`VmRSS`) of an agent with plugin and watch, in MiB.
 const MEMORY: f64 = 32.0;
 
-/// Many at once: 60 pods of two containers, each with another promise; and promise 36 in docs/specification.md.
+/// 60 pods of two containers at once, each with another claim; also promise 36 in docs/specification.md.
 #[test]
 #[ignore = "needs cluster alone: tests/run"]
-fn sixty_pods_at_once_each_get_their_own() {
-    let bed = Bed::alone("sharing-burst");
+fn sixty_pods_at_once_each_get_their_own_devices() {
+    let bed = Bed::exclusive("sharing-burst");
     let agent = bed.agent(&["--gpus=simulated=H100:8", "--split-count=20"]);
     let gpus = Bed::gpus(&agent);
     let shape = |n: usize| (n % 8, 1000 + n as u64, 1);
@@ -326,29 +331,29 @@ fn sixty_pods_at_once_each_get_their_own() {
     assert!(held <= MEMORY, "{held} MiB");
     for (n, name) in names.iter().enumerate() {
         let (gpu, mib, _) = shape(n);
-        // From outside: what was written, and from inside for a few.
+        // The file outside of the container for every pod, and for a few also the file inside.
         let uid =
             bed.admin.get(&["pod", name, "-n", &bed.space.name])["metadata"]["uid"].as_str().expect("a UID").to_owned();
         let file = bed.state().join("pods").join(&uid).join("main/limits.json");
         let limits: Value = serde_json::from_slice(&std::fs::read(&file).expect("limits")).expect("JSON");
-        assert_eq!(promised(&limits), [(gpus[gpu].clone(), mib * MIB)], "{name}");
+        assert_eq!(devices_in(&limits), [(gpus[gpu].clone(), mib * MIB)], "{name}");
         if n % 10 == 0 {
             assert_eq!(bed.limits(name, "main"), limits, "{name}");
         }
     }
 }
 
-/// A pod that nobody placed, on a node that no scheduler of ours has served: as with time-slicing.
+/// A pod without a claim, on a node where no scheduler has written claims: as with time-slicing.
 #[test]
 #[ignore = "needs cluster: tests/run"]
-fn an_unplaced_pod_shares_where_no_scheduler_ever_served() {
+fn a_pod_without_a_claim_starts_on_a_node_that_no_scheduler_serves() {
     let bed = Bed::up("sharing-unplaced");
     let agent = bed.agent(&[]);
     let gpus = Bed::gpus(&agent);
     bed.create(&bed.bare_pod("plain", &[("main", "app", &[(0, 0, 0)])], &NOTHING));
     bed.ready(&["plain"]);
     let limits = bed.limits("plain", "main");
-    let devices = promised(&limits);
+    let devices = devices_in(&limits);
     assert_eq!(devices.len(), 1);
     assert!(gpus.contains(&devices[0].0), "{limits}");
     eventually("the claim on the pod", SOON, || {
@@ -358,10 +363,11 @@ fn an_unplaced_pod_shares_where_no_scheduler_ever_served() {
     });
 }
 
-/// Each of its containers gets its own, and again when it is restarted: what stands on the pod is the whole claim.
+/// Each container of a pod without a claim gets its own devices, and the same ones when it restarts: the pod has the
+/// whole claim.
 #[test]
 #[ignore = "needs cluster: tests/run"]
-fn an_unplaced_pods_containers_each_get_their_own_and_again_after_a_restart() {
+fn containers_of_a_pod_without_a_claim_get_the_same_devices_after_a_restart() {
     let bed = Bed::up("sharing-unplaced-many");
     let agent = bed.agent(&[]);
     let gpus = Bed::gpus(&agent);
@@ -371,7 +377,7 @@ fn an_unplaced_pods_containers_each_get_their_own_and_again_after_a_restart() {
         [("beside", "sidecar", one), ("none", "app", &[]), ("main", "app", one), ("both", "app", two)];
     bed.create(&bed.bare_pod("many", &claims, &NOTHING));
     bed.ready(&["many"]);
-    let own = |container: &str| promised(&bed.limits("many", container));
+    let own = |container: &str| devices_in(&bed.limits("many", container));
     let first: Vec<(&str, Vec<(String, u64)>)> = ["beside", "main", "both"].map(|name| (name, own(name))).into();
     let claim = eventually("the whole claim on the pod", SOON, || {
         let pod = bed.admin.get(&["pod", "many", "-n", &bed.space.name]);
@@ -381,7 +387,7 @@ fn an_unplaced_pods_containers_each_get_their_own_and_again_after_a_restart() {
     assert_eq!(counts, [1, 0, 1, 2, 0], "{claim}");
     for (container, devices) in &first {
         assert!(devices.iter().all(|(gpu, bytes)| gpus.contains(gpu) && *bytes > 0), "{container}: {devices:?}");
-        // It may take the shell with it.
+        // The kill may end the shell too.
         drop(bed.admin.run(&["exec", "-n", &bed.space.name, "many", "-c", container, "--", "kill", "1"]));
     }
     let selector = "involvedObject.name=many";

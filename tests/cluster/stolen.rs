@@ -1,5 +1,5 @@
-//! What a stolen agent's token is good for: on its own Node and on the pods bound to it the annotations and labels that an
-//! agent writes, and nothing else. Promise 27 in docs/specification.md.
+//! Tests what a stolen token of an agent can do: on its own Node and on the pods bound to it, it can write the
+//! annotations and labels that an agent writes, and nothing else. Promise 27 in docs/specification.md.
 
 use crate::bed::{Bed, SOON};
 use crate::chart::{AGENT, EXTRAS, NAMESPACE, agent_of, install, token};
@@ -13,12 +13,12 @@ use serde_json::{Value, json};
 use std::time::Duration;
 
 const READY: Duration = Duration::from_secs(60);
-/// Every key by its name.
+/// The source file with every key.
 const KEYS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../src/wire/annotation_keys.rs");
-/// What nobody may do whose account has no right to it.
+/// The text of a refusal by RBAC.
 const NO_RIGHT: &str = "cannot ";
 
-/// A refused write: where, what, and a part of the reason.
+/// A refused write: path, patch, and a part of the reason.
 type Refused = (String, Value, &'static str);
 
 fn annotation(key: &str, value: &str) -> Value {
@@ -29,8 +29,8 @@ fn label(key: &str, value: &str) -> Value {
     json!({ "metadata": { "labels": { key: value } } })
 }
 
-/// The token that kubelet has put into an agent's pod on this node, which a thief reads there.
-fn stolen(cluster: &Cluster, node: &str) -> Bearer {
+/// The token that the kubelet put into an agent's pod on this node, and that a thief reads there.
+fn stolen_token(cluster: &Cluster, node: &str) -> Bearer {
     let (admin, name) = (cluster.admin(), format!("robbed-{node}"));
     let pod = sleeper(NAMESPACE, &name, node).replacen("spec: {", &format!("spec: {{serviceAccountName: {AGENT}, "), 1);
     let _ = admin.run(&["delete", "pod", "-n", NAMESPACE, &name, "--ignore-not-found"]).ok();
@@ -40,7 +40,7 @@ fn stolen(cluster: &Cluster, node: &str) -> Bearer {
     cluster.caller(&admin.exec(NAMESPACE, &name, &["cat", path]))
 }
 
-fn refused_on_its_node(node: &str) -> Vec<Refused> {
+fn refused_on_own_node(node: &str) -> Vec<Refused> {
     let path = format!("/api/v1/nodes/{node}");
     let annotations = "may not change these annotations of node";
     let labels = "may not change these labels of node";
@@ -70,7 +70,7 @@ fn refused_on_its_node(node: &str) -> Vec<Refused> {
     .into_iter()
     .map(|(patch, why)| (path.clone(), patch, why))
     .collect();
-    // One that is allowed does not take another one along.
+    // An allowed key does not allow another key in the same patch.
     let mut both = annotation("hami.io/node-handshake", "1763730000");
     both["metadata"]["labels"] = json!({ "nvidia.com/gpu.count": "8", "team": "a" });
     list.push((path.clone(), both, "labels of node"));
@@ -78,7 +78,7 @@ fn refused_on_its_node(node: &str) -> Vec<Refused> {
     list
 }
 
-fn refused_on_its_pod(path: &str) -> Vec<Refused> {
+fn refused_on_own_pod(path: &str) -> Vec<Refused> {
     let annotations = "may not change these annotations of pod";
     let labels = "may not change these labels of pod";
     let mut list: Vec<Refused> = [
@@ -108,8 +108,8 @@ fn refused_on_its_pod(path: &str) -> Vec<Refused> {
     list
 }
 
-/// All that an agent writes, in the words in which it writes.
-fn writes(thief: &Bearer, admin: &Kubectl, node: &str, (namespace, pod): (&str, &str)) {
+/// Everything that an agent writes, with the same requests.
+fn make_agent_writes(thief: &Bearer, admin: &Kubectl, node: &str, (namespace, pod): (&str, &str)) {
     let path = format!("/api/v1/nodes/{node}");
     let lock = format!("hami.io/mutex.lock=2026-11-21T10:00:00Z,{namespace},{pod}");
     let _ = admin.run(&["annotate", "--overwrite", "node", node, &lock]).ok();
@@ -151,8 +151,8 @@ fn writes(thief: &Bearer, admin: &Kubectl, node: &str, (namespace, pod): (&str, 
     let _ = thief.patch(&path, &json!({ "metadata": { "annotations": { "gpu-steward.io/evict": null } } })).ok();
 }
 
-/// What an agent's account has no right to, on objects of its own node too.
-fn without_a_right(thief: &Bearer, node: &str, namespace: &str) {
+/// Requests that an agent's account has no right to, also on objects of its own node.
+fn check_missing_rights(thief: &Bearer, node: &str, namespace: &str) {
     let pod = format!("/api/v1/namespaces/{namespace}/pods/here");
     for (method, path) in [
         ("DELETE", pod.clone()),
@@ -163,16 +163,16 @@ fn without_a_right(thief: &Bearer, node: &str, namespace: &str) {
         ("POST", format!("/api/v1/namespaces/{namespace}/pods/here/binding")),
         ("POST", format!("/api/v1/namespaces/{NAMESPACE}/serviceaccounts/{AGENT}/token")),
     ] {
-        let said = thief.send(method, &path, "application/json", &json!({})).forbidden();
-        assert!(said.contains(NO_RIGHT), "{method} {path}: {said}");
+        let output = thief.send(method, &path, "application/json", &json!({})).forbidden();
+        assert!(output.contains(NO_RIGHT), "{method} {path}: {output}");
     }
 }
 
-/// An agent writes to its own Node and to the pods bound to it what an agent is there to write. Whatever else is tried with
-/// its token is refused, by a policy or because there is no right to it.
+/// With its token an agent can write what it needs to its own Node and to the pods bound to it. A policy or RBAC
+/// refuses every other request.
 #[test]
 #[ignore = "needs cluster: tests/run"]
-fn a_stolen_token_writes_what_an_agent_writes_and_nothing_else() {
+fn a_stolen_token_can_write_only_what_an_agent_writes() {
     let cluster = Cluster::shared();
     let lease = cluster.lease();
     let node = lease.node.as_str();
@@ -183,20 +183,20 @@ fn a_stolen_token_writes_what_an_agent_writes_and_nothing_else() {
     let _ = admin.create(&sleeper(namespace, "here", node)).ok();
     let _ = admin.create(&sleeper(namespace, "elsewhere", other)).ok();
     let _ = admin.create(&sleeper(namespace, "nowhere", "x").replace("nodeName: x", "schedulerName: nobody")).ok();
-    let thief = stolen(&cluster, node);
+    let thief = stolen_token(&cluster, node);
     let pod = |name: &str| format!("/api/v1/namespaces/{namespace}/pods/{name}");
 
-    writes(&thief, &admin, node, (namespace, "here"));
-    for (path, patch, why) in refused_on_its_node(node).into_iter().chain(refused_on_its_pod(&pod("here"))) {
-        // Of a list of containers a merge patch would replace the whole.
-        let said = thief.send("PATCH", &path, "application/strategic-merge-patch+json", &patch).forbidden();
-        assert!(said.contains(why), "{path} {patch}: {said}");
+    make_agent_writes(&thief, &admin, node, (namespace, "here"));
+    for (path, patch, why) in refused_on_own_node(node).into_iter().chain(refused_on_own_pod(&pod("here"))) {
+        // A merge patch would replace the whole list of containers.
+        let output = thief.send("PATCH", &path, "application/strategic-merge-patch+json", &patch).forbidden();
+        assert!(output.contains(why), "{path} {patch}: {output}");
     }
-    // Whose a pod is is not taken off it either.
-    let said =
+    // The token cannot remove the node from a pod either.
+    let output =
         thief.patch(&pod("here"), &json!({ "metadata": { "annotations": { "hami.io/vgpu-node": null } } })).forbidden();
-    assert!(said.contains("may set hami.io/vgpu-node only to"), "{said}");
-    // A state that comes in this way is dropped by the API server or refused.
+    assert!(output.contains("may set hami.io/vgpu-node only to"), "{output}");
+    // The API server drops a status in such a patch, or refuses the patch.
     for (path, patch) in [
         (format!("/api/v1/nodes/{node}"), json!({ "status": { "capacity": { "example.com/forged": "99" } } })),
         (pod("here"), json!({ "status": { "message": "example.com/forged" } })),
@@ -204,83 +204,84 @@ fn a_stolen_token_writes_what_an_agent_writes_and_nothing_else() {
         let answer = thief.patch(&path, &patch);
         assert!(!answer.body.to_string().contains("example.com/forged"), "{path}: {answer:?}");
     }
-    // What an agent writes on its own it writes nowhere else.
+    // What an agent may write to its own Node it may not write to another Node.
     let others_node = format!("/api/v1/nodes/{other}");
     for patch in
         [annotation("hami.io/node-handshake", "1"), label("nvidia.com/gpu.count", "8"), annotation("anything", "1")]
     {
-        let said = thief.patch(&others_node, &patch).forbidden();
-        assert!(said.contains(&format!("may not write to node {other}")), "{said}");
+        let output = thief.patch(&others_node, &patch).forbidden();
+        assert!(output.contains(&format!("may not write to node {other}")), "{output}");
     }
     for name in ["elsewhere", "nowhere"] {
-        let said = thief.patch(&pod(name), &annotation("hami.io/bind-phase", "success")).forbidden();
-        assert!(said.contains("may write only to pods bound to it"), "{name}: {said}");
+        let output = thief.patch(&pod(name), &annotation("hami.io/bind-phase", "success")).forbidden();
+        assert!(output.contains("may write only to pods bound to it"), "{name}: {output}");
     }
-    without_a_right(&thief, node, namespace);
-    // Nothing of it has come through.
+    check_missing_rights(&thief, node, namespace);
+    // None of the refused writes had an effect.
     let here = admin.get(&["pod", "here", "-n", namespace]);
     assert_eq!(here["metadata"]["annotations"]["hami.io/vgpu-node"], *node);
     assert!(here["metadata"]["labels"].is_null() && here["metadata"]["finalizers"].is_null(), "{here}");
 
-    // A token that names no node writes nothing, and one that is bound to the Node is held to it too.
+    // A token that names no node can write nothing, and a token that is bound to the Node has the same limits.
     let unbound = cluster.caller(&token(&admin, AGENT, &[]));
     for path in [format!("/api/v1/nodes/{node}"), pod("here")] {
-        let said = unbound.patch(&path, &annotation("hami.io/bind-phase", "1")).forbidden();
-        assert!(said.contains("this one names no node"), "{said}");
+        let output = unbound.patch(&path, &annotation("hami.io/bind-phase", "1")).forbidden();
+        assert!(output.contains("this one names no node"), "{output}");
     }
-    let said = agent_of(&cluster, node).patch(&others_node, &annotation("hami.io/node-handshake", "1")).forbidden();
-    assert!(said.contains(&format!("may not write to node {other}")), "{said}");
+    let output = agent_of(&cluster, node).patch(&others_node, &annotation("hami.io/node-handshake", "1")).forbidden();
+    assert!(output.contains(&format!("may not write to node {other}")), "{output}");
     let _ = admin.run(&["delete", "pod", "-n", NAMESPACE, &format!("robbed-{node}"), "--wait=false"]).ok();
 }
 
-/// A binding that is away until this is dropped, whatever comes of the test.
-struct Unbound<'a> {
+/// Removes a policy binding, and restores it when dropped, also if the test fails.
+struct RemovedBinding<'a> {
     admin: &'a Kubectl,
     binding: String,
 }
 
-impl Unbound<'_> {
-    fn of<'a>(admin: &'a Kubectl, name: &str) -> Unbound<'a> {
+impl RemovedBinding<'_> {
+    fn of<'a>(admin: &'a Kubectl, name: &str) -> RemovedBinding<'a> {
         let mut binding = admin.get(&["validatingadmissionpolicybinding", name]);
         binding["metadata"] = json!({ "name": name, "labels": binding["metadata"]["labels"] });
         let _ = admin.run(&["delete", "validatingadmissionpolicybinding", name]).ok();
-        Unbound { admin, binding: binding.to_string() }
+        RemovedBinding { admin, binding: binding.to_string() }
     }
 }
 
-impl Drop for Unbound<'_> {
+impl Drop for RemovedBinding<'_> {
     fn drop(&mut self) {
         let _ = self.admin.apply(&self.binding);
     }
 }
 
-/// The line of `/readyz` about the guard, once it says this.
-fn guard_line(agent: &Agent, says: &str) {
-    eventually(&format!("a guard that is {says:?}"), SOON, || {
+/// Waits until the line of `/readyz` about the policies says this.
+fn wait_for_policies(agent: &Agent, expected: &str) {
+    eventually(&format!("a guard that is {expected:?}"), SOON, || {
         let text = agent.get("/readyz").text().to_owned();
-        text.lines().any(|line| line == format!("admission policies: {says}")).then_some(())
+        text.lines().any(|line| line == format!("admission policies: {expected}")).then_some(())
     });
 }
 
-/// An agent finds out at its start which policies are in force, by writes that are never made, and says where one is not.
+/// An agent finds out at its start which policies are in force, with dry-run writes, and reports each policy that is
+/// not.
 #[test]
 #[ignore = "needs cluster alone: tests/run"]
-fn an_agent_says_which_policies_are_in_force() {
-    let bed = Bed::alone("stolen-guard");
+fn an_agent_reports_which_policies_are_in_force() {
+    let bed = Bed::exclusive("stolen-guard");
     install(&bed.cluster, &EXTRAS);
     bed.create(&bed.bare_pod("here", &[("main", "app", &[])], &Value::Null));
     bed.ready(&["here"]);
     let agent = bed.agent(&["--evict-over-use"]);
-    guard_line(&agent, "in force: agent-nodes agent-pods system-keys agent-evictions");
+    wait_for_policies(&agent, "in force: agent-nodes agent-pods system-keys agent-evictions");
     assert!(agent.get("/metrics").text().contains("gpu_steward_guard{policy=\"agent-pods\",state=\"in_force\"} 1"));
-    // Nothing of what was tried stands anywhere.
+    // None of the dry-run writes was stored.
     let here = bed.admin.get(&["pod", "here", "-n", &bed.space.name]);
     assert!(here["metadata"]["annotations"].is_null(), "{here}");
-    assert!(!bed.told().to_string().contains("guard-check"));
+    assert!(!bed.node_object().to_string().contains("guard-check"));
     drop(agent);
 
     let names = ["agent-pods", "system-keys", "agent-evictions"].map(|name| format!("gpu-steward-{name}"));
-    let unbound = names.each_ref().map(|name| Unbound::of(&bed.admin, name));
+    let unbound = names.each_ref().map(|name| RemovedBinding::of(&bed.admin, name));
     let (thief, namespace) = (agent_of(&bed.cluster, bed.node()), &bed.space.name);
     let pod = format!("/api/v1/namespaces/{namespace}/pods/here?dryRun=All");
     let node = format!("/api/v1/nodes/{}?dryRun=All", bed.node());
@@ -293,8 +294,8 @@ fn an_agent_says_which_policies_are_in_force() {
         open.then_some(())
     });
     let agent = bed.agent(&["--evict-over-use"]);
-    guard_line(&agent, "in force: agent-nodes; NOT in force: agent-pods system-keys agent-evictions");
+    wait_for_policies(&agent, "in force: agent-nodes; NOT in force: agent-pods system-keys agent-evictions");
     agent.logs("any account that may write to pods can take any GPU");
-    assert_eq!(agent.get("/readyz").status, 200, "it is told, and the node is sampled and shared all the same");
+    assert_eq!(agent.get("/readyz").status, 200, "the agent reports it, and samples and shares the node all the same");
     drop(unbound);
 }

@@ -1,23 +1,24 @@
-//! Another plugin of the same resource (`program/stub`), which answers at once and knows nothing.
+//! Another plugin of the same resource (`program/stub`), which answers at once and does nothing.
 
 use crate::bed::{Bed, SOON};
 use lab::eventually::eventually;
 use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
-/// kubelet tells the Node what it has every 2 s here.
+/// The kubelet updates its Node's status every 2 s here.
 const OFFERED: Duration = Duration::from_secs(15);
 
-/// It serves while it lives.
+/// The stub serves until it is dropped.
 pub(crate) struct Stub(Child);
 
 impl Stub {
-    /// With so many devices, once the node offers them. kubelet may still be about to drop the plugin before, and with it whoever
-    /// has registered meanwhile, who does not hear of it: then it is started again.
+    /// Starts the stub with this many devices, and waits until the node offers them. The kubelet may still be removing
+    /// the plugin before, and with it the newly registered stub, without telling it. In that case the stub is started
+    /// again.
     pub(crate) fn start(bed: &Bed, devices: u32) -> Stub {
         let devices = devices.to_string();
         let spawn = || {
-            let mut command = bed.place().command(bed.cluster.program("stub"));
+            let mut command = bed.paths().command(bed.cluster.program("stub"));
             command.args(["nvidia.com/gpu", &devices, "/var/lib/kubelet/device-plugins"]);
             Stub(command.stdin(Stdio::null()).spawn().expect("the stub can be run"))
         };
@@ -28,7 +29,7 @@ impl Stub {
                 stub = spawn();
                 began = Instant::now();
             }
-            (bed.told()["status"]["allocatable"]["nvidia.com/gpu"] == *devices).then_some(())
+            (bed.node_object()["status"]["allocatable"]["nvidia.com/gpu"] == *devices).then_some(())
         });
         stub
     }

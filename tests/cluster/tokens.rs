@@ -1,4 +1,5 @@
-//! Which node a caller speaks for: the claim in its token, however it got the token. Promise 27 in docs/specification.md.
+//! Tests which node a caller speaks for: the node claim of its token decides, however the caller got the token. Promise
+//! 27 in docs/specification.md.
 
 use crate::chart::{AGENT, EXTRAS, NAMESPACE, SERVICE, bound, install, token};
 use lab::cluster::Cluster;
@@ -12,10 +13,10 @@ use std::time::Duration;
 
 const READY: Duration = Duration::from_secs(60);
 
-/// Whom the API server takes a caller for.
+/// The user that the API server sees for a caller.
 fn whoami(caller: &Kubectl) -> Value {
-    let said = caller.run(&["auth", "whoami", "-o", "json"]).ok();
-    serde_json::from_str::<Value>(&said).expect("JSON")["status"]["userInfo"].clone()
+    let output = caller.run(&["auth", "whoami", "-o", "json"]).ok();
+    serde_json::from_str::<Value>(&output).expect("JSON")["status"]["userInfo"].clone()
 }
 
 fn node_of(caller: &Kubectl) -> Value {
@@ -25,10 +26,11 @@ fn node_of(caller: &Kubectl) -> Value {
     user["extra"]["authentication.kubernetes.io/node-name"].clone()
 }
 
-/// Bound to a Node, bound to a Pod, or put into a pod by kubelet: each carries the node's name. An unbound one does not.
+/// A token that is bound to a Node or a Pod, or that the kubelet put into a pod, has the node's name. An unbound token
+/// has not.
 #[test]
 #[ignore = "needs cluster: tests/run"]
-fn tokens_carry_the_node() {
+fn a_bound_token_names_its_node() {
     let cluster = Cluster::shared();
     install(&cluster, &[]);
     let admin = cluster.admin();
@@ -52,10 +54,10 @@ fn tokens_carry_the_node() {
     assert_eq!(node_of(&cluster.bearer(&token(&admin, AGENT, &[]))), Value::Null);
 }
 
-/// An agent that runs under systemd renews its token by itself, for its own Node and a bounded time, and gets no other.
+/// An agent under systemd renews its own token, for its own Node and for a limited time, and can get no other token.
 #[test]
 #[ignore = "needs cluster: tests/run"]
-fn a_service_renews_its_own_token_and_no_other() {
+fn an_agent_under_systemd_renews_its_own_token_and_no_other() {
     let cluster = Cluster::shared();
     install(&cluster, &EXTRAS);
     let agent = cluster.bearer(&bound(&cluster, SERVICE, "node-1"));
@@ -65,31 +67,34 @@ fn a_service_renews_its_own_token_and_no_other() {
     let again = cluster.bearer(&token(&renewed, SERVICE, &[&own[..], &["--duration", "24h"]].concat()));
     assert_eq!(node_of(&again), json!(["node-1"]), "renewed with what was renewed");
 
-    let ask = |words: &[&str]| agent.run(&[&["create", "token"], words].concat()).refused();
+    let refusal_of = |arguments: &[&str]| agent.run(&[&["create", "token"], arguments].concat()).refused();
     let of_agent = [SERVICE, "-n", NAMESPACE];
-    for (what, words) in [
+    for (what, arguments) in [
         ("of no node", &[][..]),
         ("of another node", &["--bound-object-kind", "Node", "--bound-object-name", "node-2"]),
         ("of a node by the name of a pod", &["--bound-object-kind", "Pod", "--bound-object-name", "node-1"]),
         ("for long", &[&own[..], &["--duration", "25h"]].concat()),
     ] {
-        let said = ask(&[&of_agent[..], words].concat());
-        assert!(said.contains("the agent of node node-1 may ask only for tokens bound to that Node"), "{what}: {said}");
+        let output = refusal_of(&[&of_agent[..], arguments].concat());
+        assert!(
+            output.contains("the agent of node node-1 may ask only for tokens bound to that Node"),
+            "{what}: {output}"
+        );
     }
-    let said = ask(&[&of_agent[..], &own, &["--audience", "vault"]].concat());
-    assert!(said.contains("only for tokens of the audiences in service.audiences, not of vault"), "{said}");
+    let output = refusal_of(&[&of_agent[..], &own, &["--audience", "vault"]].concat());
+    assert!(output.contains("only for tokens of the audiences in service.audiences, not of vault"), "{output}");
     let path = |account: &str| format!("/api/v1/namespaces/{NAMESPACE}/serviceaccounts/{account}/token");
     let request = json!({
         "apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest",
         "spec": { "boundObjectRef": { "apiVersion": "v1", "kind": "Node", "name": "node-1" } },
     });
     for (by, of) in [(SERVICE, AGENT), (SERVICE, "default"), (AGENT, AGENT), (AGENT, SERVICE)] {
-        let said = cluster.caller(&bound(&cluster, by, "node-1")).post(&path(of), &request).forbidden();
-        assert!(said.contains("cannot create resource \"serviceaccounts/token\""), "{by} for {of}: {said}");
+        let output = cluster.caller(&bound(&cluster, by, "node-1")).post(&path(of), &request).forbidden();
+        assert!(output.contains("cannot create resource \"serviceaccounts/token\""), "{by} for {of}: {output}");
     }
 }
 
-/// The script of the systemd timer: another token takes the file's place, and where it is refused the file stays.
+/// The script of the systemd timer replaces the token in the file. If the API server refuses, the file stays.
 #[test]
 #[ignore = "needs cluster: tests/run"]
 fn the_timer_renews_the_token_in_its_file() {
@@ -112,18 +117,18 @@ fn the_timer_renews_the_token_in_its_file() {
     assert_eq!(node_of(&cluster.bearer(&second)), json!(["node-1"]));
     assert_eq!(fs::metadata(&file).expect("a token").permissions().mode() & 0o777, 0o600);
 
-    let (well, said) = renew("node-2", server);
-    assert!(!well && said.contains("may ask only for tokens bound to that Node"), "{said}");
-    // A token is not sent to whoever listens in the clear.
-    let (well, said) = renew("node-1", &server.replace("https:", "http:"));
-    assert!(!well && said.contains("STEWARD_API must begin with https://"), "{said}");
-    let (well, said) = renew("node-1", "https://127.0.0.1:1");
-    assert!(!well && said.contains("the API server did not answer"), "{said}");
+    let (success, output) = renew("node-2", server);
+    assert!(!success && output.contains("may ask only for tokens bound to that Node"), "{output}");
+    // The script does not send the token over an unencrypted connection.
+    let (success, output) = renew("node-1", &server.replace("https:", "http:"));
+    assert!(!success && output.contains("STEWARD_API must begin with https://"), "{output}");
+    let (success, output) = renew("node-1", "https://127.0.0.1:1");
+    assert!(!success && output.contains("the API server did not answer"), "{output}");
     assert_eq!(fs::read_to_string(&file).expect("a token"), second, "a refusal changes nothing");
     assert_eq!(fs::read_dir(dir.path()).expect("a directory").count(), 1, "and leaves nothing behind");
 }
 
-/// A token ends with the Node it is bound to, and a later Node of that name does not bring it back.
+/// A token ends with the Node that it is bound to. A later Node of the same name does not make it valid again.
 #[test]
 #[ignore = "needs cluster: tests/run"]
 fn a_token_ends_with_its_node() {
@@ -138,7 +143,7 @@ fn a_token_ends_with_its_node() {
         agent.run(&["auth", "whoami"]).err.contains("Unauthorized").then_some(())
     });
     let _ = admin.apply("{apiVersion: v1, kind: Node, metadata: {name: passing}}").ok();
-    let said = agent.run(&["auth", "whoami"]).refused();
-    assert!(said.contains("Unauthorized"), "{said}");
+    let output = agent.run(&["auth", "whoami"]).refused();
+    assert!(output.contains("Unauthorized"), "{output}");
     let _ = admin.run(&["delete", "node", "passing"]).ok();
 }

@@ -1,4 +1,4 @@
-//! Writes on pods while the API server does not accept them.
+//! Tests writes on pods while the API server is away.
 
 use crate::bed::{Bed, SOON};
 use lab::eventually::eventually;
@@ -7,22 +7,22 @@ use std::path::PathBuf;
 
 const CLAIM: &str = "hami.io/vgpu-devices-allocated";
 
-/// A pod whose container starts when the gate opens: kubelet has admitted it, and its first container waits.
-pub(crate) struct Gated<'a> {
+/// A pod whose container starts when the gate opens: the kubelet has admitted the pod, and its first container waits.
+pub(crate) struct GatedPod<'a> {
     bed: &'a Bed,
     name: &'static str,
     folder: PathBuf,
 }
 
-impl Gated<'_> {
-    /// One that asks for a GPU without a claim.
-    fn made<'a>(bed: &'a Bed, name: &'static str) -> Gated<'a> {
-        Gated::of(bed, name, bed.bare_pod(name, &[("main", "app", &[(0, 0, 0)])], &Value::Null))
+impl GatedPod<'_> {
+    /// A gated pod that requests a GPU and has no claim.
+    fn without_claim<'a>(bed: &'a Bed, name: &'static str) -> GatedPod<'a> {
+        GatedPod::of(bed, name, bed.bare_pod(name, &[("main", "app", &[(0, 0, 0)])], &Value::Null))
     }
 
-    /// This one, which has no init container of its own; returns when it waits at the gate.
-    pub(crate) fn of<'a>(bed: &'a Bed, name: &'static str, mut pod: Value) -> Gated<'a> {
-        let gated = Gated { bed, name, folder: bed.dir().join(name) };
+    /// A gated copy of this pod, which has no init container of its own. Returns when it waits at the gate.
+    pub(crate) fn of<'a>(bed: &'a Bed, name: &'static str, mut pod: Value) -> GatedPod<'a> {
+        let gated = GatedPod { bed, name, folder: bed.dir().join(name) };
         std::fs::create_dir(&gated.folder).expect("a folder");
         pod["spec"]["volumes"] = json!([{ "name": "gate", "hostPath": { "path": gated.folder } }]);
         pod["spec"]["initContainers"] = json!([{
@@ -30,7 +30,7 @@ impl Gated<'_> {
             "command": ["sh", "-c", "while ! test -e /gate/open; do sleep 0.2; done"],
             "volumeMounts": [{ "name": "gate", "mountPath": "/gate" }],
         }]);
-        // A claim counts all containers, init containers first.
+        // A claim has an entry for each container, init containers first.
         if let Some(claim) = pod["metadata"]["annotations"][CLAIM].as_str() {
             pod["metadata"]["annotations"][CLAIM] = format!(";{claim}").into();
         }
@@ -50,8 +50,8 @@ impl Gated<'_> {
         std::fs::write(self.folder.join("open"), b"").expect("the gate opens");
     }
 
-    /// Its share, once that stands on it.
-    fn share(&self) -> String {
+    /// The pod's claim, once it stands on the pod.
+    fn claim(&self) -> String {
         let claim = eventually("the share on the pod", SOON, || {
             self.now()["metadata"]["annotations"][CLAIM].as_str().map(str::to_owned)
         });
@@ -60,23 +60,23 @@ impl Gated<'_> {
     }
 }
 
-/// The container starts while the API server is away, so that what it got cannot be written on its pod; once the API server is
-/// back it stands there, without another start, and also when the agent that gave it was killed before that.
-#[test]
+/// The container starts while the API server is away, so the agent cannot write the claim on its pod. When the API
+/// server is back, the agent writes the claim without another start, also if the agent that delivered the devices was
+/// killed before.
 #[ignore = "needs cluster alone: tests/run"]
-fn what_an_api_server_missed_is_written_when_it_is_back() {
+fn claims_are_written_on_pods_when_the_api_server_is_back() {
     const FLAGS: [&str; 1] = ["--without-claim=share"];
-    let bed = Bed::alone("unwritten-share");
+    let bed = Bed::exclusive("unwritten-share");
     let agent = bed.agent(&FLAGS);
-    let late = Gated::made(&bed, "late");
-    let later = Gated::made(&bed, "later");
+    let late = GatedPod::without_claim(&bed, "late");
+    let later = GatedPod::without_claim(&bed, "later");
     bed.cluster.part("kill", "apiserver");
     late.open();
     agent.logs("container devices delivered");
     agent.logs("cannot write on the API server: which devices this pod has");
     bed.cluster.part("start", "apiserver");
     bed.ready(&["late"]);
-    assert_eq!(late.share().matches("NVIDIA").count(), 1);
+    assert_eq!(late.claim().matches("NVIDIA").count(), 1);
     assert_eq!(agent.log().matches("container devices delivered").count(), 1, "one start");
     agent.logs("it is written now: which devices this pod has");
     bed.cluster.part("kill", "apiserver");
@@ -89,7 +89,7 @@ fn what_an_api_server_missed_is_written_when_it_is_back() {
     bed.cluster.part("start", "apiserver");
     let agent = bed.agent(&FLAGS);
     agent.logs("what this pod was given is not written on it yet");
-    assert_eq!(later.share().matches("NVIDIA").count(), 1);
+    assert_eq!(later.claim().matches("NVIDIA").count(), 1);
     bed.ready(&["late", "later"]);
     assert!(!agent.log().contains("container devices delivered"), "no other start");
 }

@@ -1,22 +1,23 @@
-//! An upgrade under load: pods come at about five a second while the agent is replaced twice, the new one started first.
+//! An upgrade under load: five pods a second come while the agent is replaced twice. Each time the new agent starts
+//! first.
 
 use crate::bed::{Bed, SOON};
-use crate::fleet::everybody_has_his_own;
+use crate::fleet::check_all_containers;
 use lab::eventually::eventually;
 use serde_json::Value;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-/// Between two pods.
+/// The pause between two pods.
 const APART: Duration = Duration::from_millis(200);
-/// Until a hundred containers run on two cores.
+/// Longest time until a hundred containers run on two cores.
 const RUN_WITHIN: Duration = Duration::from_secs(300);
 
-/// Promise 39 in docs/specification.md. Without `GPU_STEWARD_LONG` 40 pods.
+/// Promise 39 in docs/specification.md. 40 pods without `GPU_STEWARD_LONG`.
 #[test]
 #[ignore = "needs cluster alone: tests/run"]
-fn pods_that_come_while_the_agent_is_replaced_do_not_fail() {
-    let bed = Bed::alone("upgrade");
+fn no_pod_fails_while_the_agent_is_replaced_twice() {
+    let bed = Bed::exclusive("upgrade");
     let pods = if std::env::var_os("GPU_STEWARD_LONG").is_some() { 100 } else { 40 };
     let gpus = "--gpus=simulated=H100:10";
     let first = bed.agent(&[gpus]);
@@ -38,7 +39,7 @@ fn pods_that_come_while_the_agent_is_replaced_do_not_fail() {
             let due = part * pods as usize / 3;
             eventually("the next replacement's turn", SOON, || (made.load(Ordering::Relaxed) >= due).then_some(()));
             let next = bed.launch(&[gpus]);
-            // As the DaemonSet does: the old one is told to end when the new one is ready.
+            // As with the DaemonSet: the old agent gets SIGTERM when the new one is ready.
             eventually("the new agent to be ready", SOON, || (next.get("/readyz").status == 200).then_some(()));
             next.logs("another agent shares the GPUs of this node");
             let began = Instant::now();
@@ -62,13 +63,13 @@ fn pods_that_come_while_the_agent_is_replaced_do_not_fail() {
         (items.len() == pods as usize && runs + failed.len() == items.len())
             .then(|| failed.iter().map(|pod| pod["status"]["message"].to_string()).collect::<Vec<_>>())
     });
-    let kubelet = &bed.told()["status"]["nodeInfo"]["kubeletVersion"];
+    let kubelet = &bed.node_object()["status"]["nodeInfo"]["kubeletVersion"];
     println!("{pods} pods, two replacements, kubelet {kubelet}: {} failed for good {failed:#?}", failed.len());
     assert!(failed.is_empty(), "{failed:#?}\n{}", agent.log());
-    assert!(everybody_has_his_own(&bed) >= pods as usize);
-    // kubelet knows the one that it serves: it sees its end.
+    assert!(check_all_containers(&bed) >= pods as usize);
+    // The kubelet sees the end of the agent that it knows.
     drop(agent);
     eventually("kubelet to see the end of the plugin", SOON, || {
-        (bed.told()["status"]["allocatable"]["nvidia.com/gpu"] == "0").then_some(())
+        (bed.node_object()["status"]["allocatable"]["nvidia.com/gpu"] == "0").then_some(())
     });
 }

@@ -1,5 +1,5 @@
-//! A node as users have it: a machine with systemd, cgroup v2 and kubelet's systemd driver (`tests/vm`), on which the program is
-//! installed as `docs/operations.md` says, and runs as the unit that is shipped.
+//! A node as users have it: a machine with systemd, cgroup v2 and the kubelet's systemd driver (`tests/vm`). The
+//! program is installed as `docs/operations.md` says and runs as the shipped unit.
 
 mod devices;
 mod fresh;
@@ -19,17 +19,17 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::time::Duration;
 
-/// Every instruction of the guest is emulated, on cores that others use as well.
+/// QEMU emulates every instruction of the guest, on cores that other tests use too.
 const SOON: Duration = Duration::from_secs(300);
 const BINARY: &str = env!("CARGO_BIN_EXE_gpu-steward");
 const FOLDER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../systemd");
 const UNIT: &str = "/etc/systemd/system/gpu-steward.service";
-const OURS: &str = "gpu-steward.service";
+const SERVICE: &str = "gpu-steward.service";
 /// Two GPUs of ten slots.
 const GPUS: &str = "GPU_STEWARD_GPUS=simulated=H100:2";
 const SLOTS: &str = "20";
 
-/// The machine, with the program installed and not running, and nothing of an earlier test.
+/// The machine with the program installed and not running, and with nothing of an earlier test.
 struct Machine {
     vm: Vm,
     admin: Kubectl,
@@ -48,23 +48,23 @@ impl Machine {
         machine
     }
 
-    /// As `docs/operations.md` says.
+    /// Installs the program as `docs/operations.md` says.
     fn install(&self) {
         let file = std::fs::metadata(BINARY).expect("the built program");
-        let which = format!("{} {}", file.len(), file.mtime_nsec());
-        let there = self.vm.run("cat /usr/bin/gpu-steward.which");
+        let build_id = format!("{} {}", file.len(), file.mtime_nsec());
+        let installed = self.vm.run("cat /usr/bin/gpu-steward.which");
         let _ = self.vm.run(&format!(
-            "systemctl disable --now {OURS}; systemctl reset-failed {OURS}; rm -rf {UNIT}.d /etc/gpu-steward /var/lib/gpu-steward"
+            "systemctl disable --now {SERVICE}; systemctl reset-failed {SERVICE}; rm -rf {UNIT}.d /etc/gpu-steward /var/lib/gpu-steward"
         ));
-        if there.out != which {
+        if installed.out != build_id {
             self.vm.put(&std::fs::read(BINARY).expect("the built program"), "755", "/usr/bin/gpu-steward");
-            self.vm.put(which.as_bytes(), "644", "/usr/bin/gpu-steward.which");
+            self.vm.put(build_id.as_bytes(), "644", "/usr/bin/gpu-steward.which");
         }
         self.vm.put(&shipped("gpu-steward.service"), "644", UNIT);
         self.settings(&[]);
     }
 
-    /// `/etc/default/gpu-steward`, with these lines behind those that are shipped.
+    /// Writes `/etc/default/gpu-steward`: the shipped lines, then these lines.
     fn settings(&self, lines: &[&str]) {
         let mut text = shipped("gpu-steward.env");
         text.extend_from_slice(lines.join("\n").as_bytes());
@@ -76,46 +76,46 @@ impl Machine {
         self.vm.put(text, "644", &format!("{UNIT}.d/{name}"));
     }
 
-    /// Returns when systemd says that it is ready.
+    /// Starts the unit, and returns when systemd reports that it is ready.
     fn start(&self) {
-        let done = self.vm.run(&format!("systemctl daemon-reload && systemctl enable --now {OURS}"));
-        assert_eq!(done.code, 0, "{}\n{}", done.out, self.log());
+        let output = self.vm.run(&format!("systemctl daemon-reload && systemctl enable --now {SERVICE}"));
+        assert_eq!(output.code, 0, "{}\n{}", output.out, self.log());
     }
 
-    /// A property of our unit.
+    /// A property of the unit.
     fn show(&self, property: &str) -> String {
-        self.vm.sh(&format!("systemctl show -P {property} {OURS}"))
+        self.vm.sh(&format!("systemctl show -P {property} {SERVICE}"))
     }
 
-    /// Everything that the unit logged since the machine was booted, and systemd about it.
+    /// The journal of the unit since the boot, including systemd's own lines about it.
     fn journal(&self) -> Vec<Value> {
-        let text = self.vm.sh(&format!("journalctl --sync; journalctl -b -u {OURS} -o json --all"));
+        let text = self.vm.sh(&format!("journalctl --sync; journalctl -b -u {SERVICE} -o json --all"));
         text.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect()
     }
 
     fn log(&self) -> String {
-        self.vm.run(&format!("journalctl -b -u {OURS} --no-pager -o cat | tail -n 60")).out
+        self.vm.run(&format!("journalctl -b -u {SERVICE} --no-pager -o cat | tail -n 60")).out
     }
 
-    /// What the agent answers on this path.
+    /// The agent's answer on this path.
     fn get(&self, path: &str) -> String {
-        let done = self.vm.run(&format!("curl -sS --max-time 20 http://127.0.0.1:9410{path}"));
-        assert_eq!(done.code, 0, "{path}: {}\n{}", done.out, self.log());
-        done.out
+        let output = self.vm.run(&format!("curl -sS --max-time 20 http://127.0.0.1:9410{path}"));
+        assert_eq!(output.code, 0, "{path}: {}\n{}", output.out, self.log());
+        output.out
     }
 
     fn api(&self, path: &str) -> Value {
         serde_json::from_str(&self.get(path)).expect("JSON")
     }
 
-    /// UUIDs in the order of their index.
+    /// The UUIDs in the order of their index.
     fn gpus(&self) -> Vec<String> {
         let answer = self.api("/api/v1/gpus");
         let uuid = |gpu: &Value| gpu["uuid"].as_str().expect("a UUID").to_owned();
         answer["gpus"].as_array().expect("a list").iter().map(uuid).collect()
     }
 
-    /// The credentials of an agent outside of a pod, as `docs/security.md` says: a file with a token.
+    /// Writes the credentials of an agent outside of a pod, as `docs/security.md` says: a kubeconfig and a token file.
     fn credentials(&self, bound: &[&str]) {
         let status = self.vm.cluster().status();
         self.vm.put(&std::fs::read(&status.ca).expect("the CA"), "644", "/etc/gpu-steward/ca.crt");
@@ -132,7 +132,8 @@ impl Machine {
         self.vm.put(token.as_bytes(), "600", "/var/lib/gpu-steward/token");
     }
 
-    /// Starts the agent as the device plugin of this node, with these settings, and waits until its GPUs can be had.
+    /// Starts the agent as the device plugin of this node, with these settings, and waits until its GPUs are
+    /// allocatable.
     fn share(&self, settings: &[&str]) {
         self.ready();
         chart::install(self.vm.cluster(), &[]);
@@ -154,13 +155,13 @@ impl Machine {
         });
     }
 
-    /// Waits until kubelet knows the agent that runs now, and offers its GPUs.
+    /// Waits until the kubelet knows the running agent and offers its GPUs.
     fn registered(&self) {
         eventually("GPUs that can be had", SOON, || {
-            let told = self.vm.run("curl -s --max-time 20 http://127.0.0.1:9410/api/v1/node");
-            let told: Value = serde_json::from_str(&told.out).ok()?;
+            let answer = self.vm.run("curl -s --max-time 20 http://127.0.0.1:9410/api/v1/node");
+            let answer: Value = serde_json::from_str(&answer.out).ok()?;
             let node = self.admin.get(&["node", NODE]);
-            (told["plugin"]["registered"] == true && node["status"]["allocatable"]["nvidia.com/gpu"] == SLOTS)
+            (answer["plugin"]["registered"] == true && node["status"]["allocatable"]["nvidia.com/gpu"] == SLOTS)
                 .then_some(())
         });
     }

@@ -1,9 +1,9 @@
-//! What a hostile container does with the folders that it may write into: it must reach no other container, no user of the host,
-//! and not the agent that removes them.
+//! Tests what a hostile container can do with its writable folders: it must not reach another container, a user of the
+//! host, or the agent that removes the folders.
 
 use crate::bed::{Bed, Claim, SOON};
 use crate::chart;
-use crate::container::{events, stand_in};
+use crate::container::{build_fake_limiter, events};
 use lab::eventually::eventually;
 use serde_json::{Value, json};
 use std::fs;
@@ -13,8 +13,8 @@ use std::process::Command;
 
 const ONE: [Claim<'_>; 1] = [("main", "app", &[(0, 3000, 5)])];
 
-/// 1,900 levels at a time: a path has 4,096 bytes.
-const NEST: &str = "cd /usr/local/vgpu && P=$(printf 'd/%.0s' $(seq 1900)) && mkdir a && \
+/// 1,900 levels at a time, because a path has at most 4,096 bytes.
+const NEST_SCRIPT: &str = "cd /usr/local/vgpu && P=$(printf 'd/%.0s' $(seq 1900)) && mkdir a && \
                     for n in $(seq 11); do mkdir -p n/$P && mv a n/${P}a && mv n a || exit 1; done; echo nested";
 
 fn uid(bed: &Bed, pod: &str) -> String {
@@ -22,26 +22,26 @@ fn uid(bed: &Bed, pod: &str) -> String {
     state["metadata"]["uid"].as_str().expect("a UID").to_owned()
 }
 
-/// Whether a user of the host without rights can run this.
+/// Whether an unprivileged user of the host can run this program.
 fn can_run(program: &Path) -> bool {
     let nobody = ["--reuid", "65534", "--regid", "65534", "--clear-groups", "--"];
-    // setpriv itself looks up what it runs while it still has root's capabilities: a shell does it after that.
+    // setpriv resolves its program while it still has root's capabilities. The shell resolves it after that.
     let shell = ["sh", "-c", "exec \"$0\" true"];
     let ran = Command::new("setpriv").args(nobody).args(shell).arg(program).output().expect("setpriv");
     ran.status.success()
 }
 
-/// A setuid program is of no use to anybody, the folders are each container's own, and 20,000 nested folders of a pod that is gone
-/// are removed by an agent that goes on. Who writes too much is marked, and evicted where that is wanted.
+/// A setuid program in the folders has no effect, each container has its own folders, and the agent removes 20,000
+/// nested folders of a deleted pod and runs on. A pod that writes too much is marked, and evicted if the flag is set.
 #[test]
 #[ignore = "needs cluster: tests/run"]
-fn what_a_container_writes_harms_nobody_and_goes_with_it() {
+fn what_a_container_writes_harms_no_other_and_is_removed_with_it() {
     let bed = Bed::up("writable");
     chart::install(&bed.cluster, &chart::EXTRAS);
-    // Users of the host reach the state directory as far as its own mode lets them.
+    // The path to the state directory is open, so only the directory's own mode protects it from users of the host.
     fs::set_permissions(bed.dir(), fs::Permissions::from_mode(0o755)).expect("a mode");
     let library = bed.dir().join("libvgpu.so");
-    stand_in(&library, "one");
+    build_fake_limiter(&library, "one");
     let limiter = format!("--limiter-library={}", library.display());
     let agent = bed.agent(&[&limiter]);
     let gpus = Bed::gpus(&agent);
@@ -69,7 +69,7 @@ fn what_a_container_writes_harms_nobody_and_goes_with_it() {
     assert!(can_run(&plain), "the program itself can be run");
     assert!(!can_run(&written), "by a user of the host");
 
-    assert_eq!(bed.sh("hostile", "main", NEST).trim(), "nested");
+    assert_eq!(bed.sh("hostile", "main", NEST_SCRIPT).trim(), "nested");
     let _ = bed.admin.run(&["delete", "pod", "hostile", "-n", &bed.space.name, "--now"]).ok();
     let trash = bed.state().join("trash");
     eventually("the end of its folder", SOON, || {
@@ -78,7 +78,7 @@ fn what_a_container_writes_harms_nobody_and_goes_with_it() {
         (!own.exists() && is_empty).then_some(())
     });
     drop(agent);
-    // It counts at its start; HAMi-core's own file has 2 MiB.
+    // The agent counts files at its start. HAMi-core's own file has 2 MiB.
     let agent = bed.agent(&[&limiter, "--pod-files-limit=4MiB"]);
     bed.create(&bed.pod("after", &gpus, &ONE, &Value::Null));
     bed.ready(&["after"]);
@@ -94,29 +94,29 @@ fn what_a_container_writes_harms_nobody_and_goes_with_it() {
     assert!(events(&bed, "other", "EvictedForFiles").is_empty(), "without the flag none is evicted");
     drop(agent);
     let agent = bed.agent(&[&limiter, "--pod-files-limit=4MiB", "--evict-over-use"]);
-    is_evicted(&bed, "other", "after");
+    check_eviction(&bed, "other", "after");
     drop(agent);
 }
 
-/// A pod that has written too much is evicted, and its neighbour is not.
-fn is_evicted(bed: &Bed, pod: &str, neighbour: &str) {
+/// Checks that a pod that has written too much is evicted, and that its neighbour is not.
+fn check_eviction(bed: &Bed, pod: &str, neighbour: &str) {
     eventually("the eviction", SOON, || {
         let state = bed.admin.run(&["get", "pod", pod, "-n", &bed.space.name]);
-        (!state.well).then_some(())
+        (!state.success).then_some(())
     });
-    // The event is written when the eviction was taken.
-    let told = eventually("an event about the eviction", SOON, || {
-        let told = events(bed, pod, "EvictedForFiles");
-        (!told.is_empty()).then_some(told)
+    // The agent writes the event after the eviction.
+    let messages = eventually("an event about the eviction", SOON, || {
+        let found = events(bed, pod, "EvictedForFiles");
+        (!found.is_empty()).then_some(found)
     });
-    assert!(told.len() == 1 && told[0].contains("--pod-files-limit"), "{told:?}");
+    assert!(messages.len() == 1 && messages[0].contains("--pod-files-limit"), "{messages:?}");
     assert!(events(bed, neighbour, "EvictedForFiles").is_empty());
     let state = bed.admin.get(&["pod", neighbour, "-n", &bed.space.name]);
     assert_eq!(state["status"]["phase"], "Running");
 }
 
-/// A container that asks for two GPUs on a node with one is told so, once, and neither fails nor starts; in both ways in which devices
-/// are given.
+/// A container that requests two GPUs on a node with one gets one event, and neither fails nor starts, with either
+/// binding mode.
 #[test]
 #[ignore = "needs cluster: tests/run"]
 fn a_container_does_not_get_the_same_gpu_twice() {
@@ -126,12 +126,12 @@ fn a_container_does_not_get_the_same_gpu_twice() {
     for (pod, binding) in [("late", "--binding=late"), ("early", "--binding=early")] {
         let agent = bed.agent(&[flags[0], flags[1], binding]);
         bed.create(&bed.bare_pod(pod, &ONE, &two));
-        let told = eventually("an event", SOON, || {
+        let messages = eventually("an event", SOON, || {
             let selector = format!("involvedObject.name={pod},reason=SameGpuTwice");
             let list = bed.admin.get(&["events", "-n", &bed.space.name, "--field-selector", &selector]);
             Some(list["items"].as_array()?.first()?["message"].as_str()?.to_owned())
         });
-        assert!(told.contains("--same-gpu-twice=allow") && told.contains("nvidia.com/gpu"), "{told}");
+        assert!(messages.contains("--same-gpu-twice=allow") && messages.contains("nvidia.com/gpu"), "{messages}");
         let state = bed.admin.get(&["pod", pod, "-n", &bed.space.name]);
         assert_eq!(state["status"]["phase"], "Pending", "{state}");
         assert_eq!(
@@ -141,7 +141,7 @@ fn a_container_does_not_get_the_same_gpu_twice() {
         );
         drop(agent);
     }
-    // It waits, and what has changed is enough.
+    // The pod waits, and the changed setting lets it start.
     let _agent = bed.agent(&[flags[0], flags[1], "--binding=late", "--same-gpu-twice=allow"]);
     bed.ready(&["late"]);
 }

@@ -510,7 +510,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_told() {
+    fn mistakes_are_reported() {
         for (text, word) in [
             (r#"{"gpus":[{"model":"RTX"}]}"#, "known are H100"),
             (r#"{"gpus":[{"count":17}]}"#, "at most 16"),

@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_trace_is_told() {
+    fn an_invalid_trace_is_reported() {
         for (text, column) in [("", "a"), ("time,a\n", "a"), ("a,b\n1,2\n", "a"), ("time,a\n1,2\n", "b")] {
             assert!(Trace::parse(text.as_bytes(), column, None).is_err(), "{text:?}");
         }

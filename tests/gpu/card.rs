@@ -65,7 +65,7 @@ fn compare(gpu: &Value, cell: &str, number: (&str, &str, f64, f64, f64)) -> Stri
 
 #[test]
 #[ignore = "needs a GPU: tests/run"]
-fn the_agent_tells_what_nvidia_smi_tells() {
+fn the_agent_agrees_with_nvidia_smi() {
     cuda::hold(HELD);
     let agent = Agent::standalone(BINARY).start();
     let fields: Vec<&str> = NUMBERS.iter().map(|number| number.0).collect();

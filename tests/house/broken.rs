@@ -296,12 +296,12 @@ const CASES: [Case; 49] = [
 ];
 
 #[test]
-fn a_tree_in_order_has_no_findings() {
+fn a_correct_tree_has_no_findings() {
     assert_eq!(findings(&[]), []);
 }
 
 #[test]
-fn every_rule_catches_its_broken_tree_and_names_file_and_rule() {
+fn every_rule_finds_the_mistake_in_its_broken_tree() {
     for (rule, file, words, path, text) in CASES {
         let found = findings(&[(path, Some(text))]);
         let caught = found.iter().find(|finding| finding.rule == rule && finding.what.contains(words));
@@ -312,7 +312,7 @@ fn every_rule_catches_its_broken_tree_and_names_file_and_rule() {
 }
 
 #[test]
-fn a_file_that_nothing_reaches_and_one_that_cannot_be_read_are_caught() {
+fn an_unreachable_file_and_an_unreadable_file_are_found() {
     let found = findings(&[("src/model/lost.rs", Some("pub struct Lost;\n"))]);
     assert!(found.iter().any(|f| f.rule == Rule::Orphan && f.file == "src/model/lost.rs"), "{found:#?}");
     let found = findings(&[(MODEL, Some("[package\n"))]);
@@ -324,7 +324,7 @@ fn a_file_that_nothing_reaches_and_one_that_cannot_be_read_are_caught() {
 }
 
 #[test]
-fn no_rule_is_without_a_broken_tree() {
+fn every_rule_has_a_broken_tree() {
     let elsewhere = [Rule::Unreadable];
     for rule in Rule::ALL {
         assert!(elsewhere.contains(&rule) || CASES.iter().any(|case| case.0 == rule), "{rule} has no broken tree");
@@ -332,7 +332,7 @@ fn no_rule_is_without_a_broken_tree() {
 }
 
 #[test]
-fn what_only_looks_like_a_breach_passes() {
+fn code_that_only_looks_like_a_mistake_passes() {
     for (path, text) in [
         ("src/model/a.rs", "// use crate::b::B;\n/* unsafe */ const S: &str = \"unsafe { crate::b }\";\n"),
         ("src/model/a.rs", "#![deny(unsafe_code)]\npub(in crate::a) struct A;\n"),

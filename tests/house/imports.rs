@@ -278,7 +278,7 @@ mod tests {
     }
 
     #[test]
-    fn nested_groups_are_taken_apart() {
+    fn nested_groups_of_a_use_are_split() {
         for (text, expect) in [
             ("use crate::a;", vec!["crate::a"]),
             ("use crate::{a, b::{self, C as D, e::*}};", vec!["crate::a", "crate::b", "crate::b::C", "crate::b::e::*"]),
@@ -298,21 +298,21 @@ mod tests {
     }
 
     #[test]
-    fn a_new_name_of_an_import_is_kept() {
+    fn an_import_keeps_its_new_name() {
         let outline = outline("pub use reading::{Absence as Why, Reading};");
         let names: Vec<_> = outline.paths.iter().filter_map(|path| path.import.as_deref()).collect();
         assert_eq!(names, ["Why", "Reading"]);
     }
 
     #[test]
-    fn modules_know_where_they_stand() {
+    fn modules_know_the_modules_around_them() {
         let outline = outline("mod a; mod b { mod c { } } #[cfg(test)] mod d;");
         let seen: Vec<_> = outline.modules.iter().map(|m| (m.name.as_str(), m.scope.len(), m.inline, m.test)).collect();
         assert_eq!(seen, [("a", 0, false, false), ("b", 0, true, false), ("c", 1, true, false), ("d", 0, false, true)]);
     }
 
     #[test]
-    fn types_know_their_visibility_and_whether_only_tests_need_them() {
+    fn types_know_their_visibility_and_whether_they_are_for_tests_only() {
         for (text, expect) in [
             ("pub struct A; pub(crate) enum B {} trait C {} pub unsafe trait D {}", "+A -B -C +D"),
             ("pub type A = u8; pub(super) type B = u8; impl I for X { type C = u8; }", "+A -B"),
@@ -337,7 +337,7 @@ mod tests {
     }
 
     #[test]
-    fn the_word_unsafe_is_found_and_its_relatives_are_not() {
+    fn unsafe_is_found_only_as_a_keyword() {
         let text =
             "#![deny(unsafe_code)]\n// unsafe\nlet x = \"unsafe\";\nunsafe { f() }\n#[unsafe(no_mangle)]\nfn f() {}";
         assert_eq!(outline(text).unsafe_lines, [4, 5]);
@@ -352,7 +352,7 @@ mod tests {
         }
 
         #[test]
-        fn any_run_of_pieces_has_an_outline(
+        fn any_sequence_of_pieces_has_an_outline(
             pieces in prop::collection::vec(
                 prop::sample::select(vec![
                     "use ", "mod ", "crate", "super", "self", "::", "{", "}", ",", ";", "a", " as ", "*", "#[", "]",
@@ -365,7 +365,7 @@ mod tests {
         }
 
         #[test]
-        fn groups_without_end_need_no_stack(depth in 0_usize..2_000) {
+        fn unclosed_groups_do_not_overflow_the_stack(depth in 0_usize..2_000) {
             let _ = outline(&format!("use {}", "{".repeat(depth)));
             let _ = outline(&format!("use {}", "a::{".repeat(depth)));
         }

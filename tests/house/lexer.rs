@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn comments_and_strings_hold_no_words() {
+    fn comments_and_strings_contain_no_words() {
         for (text, expect) in [
             ("a // b\nc", vec!["a", "c"]),
             ("a /* b /* c */ d */ e", vec!["a", "e"]),
@@ -207,12 +207,12 @@ mod tests {
         #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
         #[test]
-        fn any_text_is_taken(text in any::<String>()) {
+        fn any_text_can_be_lexed(text in any::<String>()) {
             let _ = tokens(&text);
         }
 
         #[test]
-        fn any_run_of_what_is_hard_to_read_is_taken(
+        fn any_sequence_of_difficult_pieces_can_be_lexed(
             parts in prop::collection::vec(
                 prop::sample::select(vec!["r", "b", "#", "\"", "'", "\\", "/*", "*/", "//", "\n", "é", "::", "{", "x", "1"]),
                 0..40,

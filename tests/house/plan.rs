@@ -86,7 +86,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_table_ends_where_its_lines_end() {
+    fn a_table_ends_with_its_last_line() {
         let text = "| room | a |\n|---|---|\n| `x` | `y`, `z` |\n\n| `not` | this |\n";
         assert_eq!(table(text, "room"), [["`x`", "`y`, `z`"]]);
         assert_eq!(words("`y`, `z` and –"), ["y", "z"]);

@@ -94,7 +94,7 @@ mod tests {
     }
 
     #[test]
-    fn an_item_goes_on_over_indented_lines() {
+    fn an_item_continues_over_indented_lines() {
         let found = promises("# 1. no\n1. **One** is\n   not tested.\n\ntext not of it\n2. Two\n");
         assert_eq!(found.keys().copied().collect::<Vec<_>>(), [1, 2]);
         assert!(found[&1].1.contains("not tested") && !found[&1].1.contains("text"));

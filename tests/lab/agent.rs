@@ -19,7 +19,7 @@ use std::process::{Child, Command, ExitStatus, Output, Stdio};
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
-/// Longest start. It is generous, because tests share two cores with compilers.
+/// Longest start. It is generous because tests run while other code compiles.
 pub const START: Duration = Duration::from_secs(30);
 /// Longest shutdown. It is longer than any promise, so that a test that checks a promise fails by itself.
 pub const END: Duration = Duration::from_secs(30);
@@ -33,7 +33,7 @@ pub struct Recipe {
     binary: OsString,
     args: Vec<OsString>,
     environment: Vec<(OsString, OsString)>,
-    world: Option<String>,
+    mount_script: Option<String>,
     mounts_of: Option<u32>,
     stderr: Option<PathBuf>,
     dir: TempDir,
@@ -92,7 +92,7 @@ impl Recipe {
             binary: binary.into(),
             args: vec!["agent".into()],
             environment: Vec::new(),
-            world: None,
+            mount_script: None,
             mounts_of: None,
             stderr: None,
             dir,
@@ -125,7 +125,7 @@ impl Recipe {
     /// directory.
     #[must_use]
     pub fn within(mut self, script: &str) -> Self {
-        self.world = Some(script.to_owned());
+        self.mount_script = Some(script.to_owned());
         self
     }
 
@@ -176,7 +176,7 @@ impl Recipe {
             ("--kernel-log", "none".into()),
             ("--config", empty_config(dir).into()),
         ];
-        let mut command = match &self.world {
+        let mut command = match &self.mount_script {
             None => match self.mounts_of {
                 None => Command::new(&self.binary),
                 Some(pid) => {
@@ -252,11 +252,11 @@ impl Recipe {
         let open = std::fs::OpenOptions::new().create(true).write(true).truncate(true).open(log);
         let mut child =
             self.command().stderr(open.expect("the log can be written")).spawn().expect("the program can be run");
-        let elsewhere = self.stderr.is_some();
+        let log_elsewhere = self.stderr.is_some();
         let dir = self.dir;
         let (metrics, admin, usage) = eventually("the line that tells the addresses", START, || {
             let ended = child.try_wait().expect("the child can be waited for");
-            if let Some(addresses) = addresses(dir.path(), elsewhere) {
+            if let Some(addresses) = addresses(dir.path(), log_elsewhere) {
                 return Some(addresses);
             }
             let log = std::fs::read_to_string(log_path(dir.path())).unwrap_or_default();
@@ -447,8 +447,8 @@ fn empty_config(dir: &Path) -> PathBuf {
 
 /// The addresses of a running agent: metrics, admin, usage. They come from the log, or from `addresses.json` if the log
 /// is elsewhere.
-fn addresses(dir: &Path, elsewhere: bool) -> Option<(String, String, String)> {
-    let line = if elsewhere {
+fn addresses(dir: &Path, log_elsewhere: bool) -> Option<(String, String, String)> {
+    let line = if log_elsewhere {
         let file: serde_json::Value =
             serde_json::from_slice(&std::fs::read(dir.join("state/addresses.json")).ok()?).ok()?;
         file.to_string()

@@ -5,7 +5,7 @@
 //!   FakeApiServer::start()   .put(object)  .remove(…)  .bookmark()      changes of the cluster
 //!                            .fault(…)  .cut()  .forget()  .stop()      failures
 //!                            .lag()                                     reads from the cache stay at the present state
-//!                            .asked()  .object(…)                       the requests, and their results
+//!                            .requests()  .object(…)                     the requests, and the objects
 //! ```
 //!
 //! It also reads, patches and creates objects by name: merge patches with preconditions and JSON patches with tests.
@@ -44,7 +44,7 @@ pub const TOKEN: &str = "lab-token";
 #[derive(Debug)]
 pub struct FakeApiServer {
     address: SocketAddr,
-    world: Arc<World>,
+    shared: Arc<Shared>,
     certificate: Option<Certificate>,
     serving: Option<Runtime>,
 }
@@ -100,7 +100,7 @@ type Key = (String, String, String);
 type Change = (u64, &'static str, Key, Value);
 
 #[derive(Debug)]
-struct World {
+struct Shared {
     cluster: Mutex<Cluster>,
     /// Changes with each change of an object, with each cut, and with each noise.
     moved: watch::Sender<u64>,
@@ -116,11 +116,11 @@ struct Cluster {
     /// Versions before this one are forgotten.
     oldest: u64,
     fault: ApiServerFault,
-    asked: Vec<ReceivedRequest>,
+    requests: Vec<ReceivedRequest>,
     /// The number of cuts. A watch breaks off when there are more cuts than at its start.
     cuts: u64,
     /// Bytes to send to every running watch, with their version.
-    noise: Vec<(u64, Vec<u8>)>,
+    raw_bytes: Vec<(u64, Vec<u8>)>,
 }
 
 impl FakeApiServer {
@@ -145,10 +145,10 @@ impl FakeApiServer {
 
     fn on_a_port(certificate: Option<Certificate>) -> FakeApiServer {
         let cluster = Cluster { version: 1, ..Cluster::default() };
-        let world = Arc::new(World { cluster: Mutex::new(cluster), moved: watch::Sender::new(0) });
+        let shared = Arc::new(Shared { cluster: Mutex::new(cluster), moved: watch::Sender::new(0) });
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port");
         let address = listener.local_addr().expect("an address");
-        let mut server = FakeApiServer { address, world, certificate, serving: None };
+        let mut server = FakeApiServer { address, shared, certificate, serving: None };
         server.serve(listener);
         server
     }
@@ -156,7 +156,7 @@ impl FakeApiServer {
     fn serve(&mut self, listener: TcpListener) {
         listener.set_nonblocking(true).expect("a socket that does not block");
         let runtime = Builder::new_multi_thread().worker_threads(1).enable_all().build().expect("a thread");
-        let router = router(Arc::clone(&self.world)).into_make_service();
+        let router = router(Arc::clone(&self.shared)).into_make_service();
         let certificate = self.certificate.clone();
         runtime.spawn(async move {
             match certificate {
@@ -218,7 +218,7 @@ impl FakeApiServer {
             cluster.objects.insert(key.clone(), object.clone());
             cluster.changes.push((cluster.version, kind, key, object));
         });
-        self.say();
+        self.notify_watches();
         version
     }
 
@@ -231,35 +231,35 @@ impl FakeApiServer {
                 cluster.changes.push((cluster.version, "DELETED", key, object));
             }
         });
-        self.say();
+        self.notify_watches();
     }
 
     /// Sends a bookmark with the present version to every watch.
     pub fn bookmark(&self) {
-        let version = self.world.cluster.lock().version;
+        let version = self.shared.cluster.lock().version;
         let mark = json!({"type": "BOOKMARK", "object": {
             "kind": "Pod", "apiVersion": "v1",
             "metadata": {"resourceVersion": version.to_string(), "creationTimestamp": null},
             "spec": {"containers": null}, "status": {},
         }});
-        self.noise(format!("{mark}\n").as_bytes());
+        self.raw_bytes(format!("{mark}\n").as_bytes());
     }
 
     /// Sends these bytes to every running watch.
-    pub fn noise(&self, bytes: &[u8]) {
-        self.change(|cluster| cluster.noise.push((cluster.version, bytes.to_vec())));
-        self.say();
+    pub fn raw_bytes(&self, bytes: &[u8]) {
+        self.change(|cluster| cluster.raw_bytes.push((cluster.version, bytes.to_vec())));
+        self.notify_watches();
     }
 
     /// Sets the fault of all answers from now on.
     pub fn fault(&self, fault: ApiServerFault) {
-        self.world.cluster.lock().fault = fault;
+        self.shared.cluster.lock().fault = fault;
     }
 
     /// Breaks off every running watch in the middle of a line.
     pub fn cut(&self) {
-        self.world.cluster.lock().cuts += 1;
-        self.say();
+        self.shared.cluster.lock().cuts += 1;
+        self.notify_watches();
     }
 
     /// Forgets every version before now: a watch from one of them gets 410.
@@ -288,44 +288,44 @@ impl FakeApiServer {
 
     /// Stops the cache: from now on a read with `resourceVersion=0` shows the present objects, whatever changes.
     pub fn lag(&self) {
-        let mut cluster = self.world.cluster.lock();
+        let mut cluster = self.shared.cluster.lock();
         cluster.cache = Some((cluster.version, cluster.objects.clone()));
     }
 
     /// Lets the cache catch up.
     pub fn catch_up(&self) {
-        self.world.cluster.lock().cache = None;
+        self.shared.cluster.lock().cache = None;
     }
 
     /// The present state of an object.
     #[must_use]
     pub fn object(&self, plural: &str, namespace: &str, name: &str) -> Option<Value> {
         let key = (plural.to_owned(), namespace.to_owned(), name.to_owned());
-        self.world.cluster.lock().objects.get(&key).cloned()
+        self.shared.cluster.lock().objects.get(&key).cloned()
     }
 
     /// The present state of all objects of a kind.
     #[must_use]
     pub fn objects(&self, plural: &str) -> Vec<Value> {
-        let cluster = self.world.cluster.lock();
+        let cluster = self.shared.cluster.lock();
         cluster.objects.iter().filter(|(key, _)| key.0 == plural).map(|(_, object)| object.clone()).collect()
     }
 
     /// Every request so far.
     #[must_use]
-    pub fn asked(&self) -> Vec<ReceivedRequest> {
-        self.world.cluster.lock().asked.clone()
+    pub fn requests(&self) -> Vec<ReceivedRequest> {
+        self.shared.cluster.lock().requests.clone()
     }
 
     fn change(&self, how: impl FnOnce(&mut Cluster)) -> u64 {
-        let mut cluster = self.world.cluster.lock();
+        let mut cluster = self.shared.cluster.lock();
         cluster.version += 1;
         how(&mut cluster);
         cluster.version
     }
 
-    fn say(&self) {
-        self.world.moved.send_modify(|moved| *moved += 1);
+    fn notify_watches(&self) {
+        self.shared.moved.send_modify(|moved| *moved += 1);
     }
 }
 
@@ -365,32 +365,32 @@ pub fn pod(node: &str, namespace: &str, name: &str, uid: &str, containers: &[(&s
 
 // === the server's side ===
 
-fn router(world: Arc<World>) -> Router {
+fn router(shared: Arc<Shared>) -> Router {
     Router::new()
         .route("/api/v1/{plural}", get(list))
         .route("/api/v1/{plural}/{name}", get(read).patch(write))
         .route("/api/v1/namespaces/{namespace}/{plural}/{name}", get(read).patch(write))
-        .route("/apis/events.k8s.io/v1/namespaces/{namespace}/{plural}", post(make))
-        .layer(middleware::from_fn_with_state(Arc::clone(&world), first))
-        .with_state(world)
+        .route("/apis/events.k8s.io/v1/namespaces/{namespace}/{plural}", post(create))
+        .layer(middleware::from_fn_with_state(Arc::clone(&shared), record_and_apply_fault))
+        .with_state(shared)
 }
 
 /// Handles each request first: keeps it, and applies the fault.
-async fn first(State(world): State<Arc<World>>, request: Request, next: Next) -> Response {
+async fn record_and_apply_fault(State(shared): State<Arc<Shared>>, request: Request, next: Next) -> Response {
     let query = request.uri().query().unwrap_or_default();
     let query: BTreeMap<String, String> = Query::try_from_uri(&format!("/?{query}").parse().unwrap_or_default())
         .map(|Query(query)| query)
         .unwrap_or_default();
     let authorization = request.headers().get("authorization").and_then(|value| value.to_str().ok());
-    let asked = ReceivedRequest {
+    let received = ReceivedRequest {
         method: request.method().to_string(),
         path: request.uri().path().to_owned(),
         query,
         authorization: authorization.map(str::to_owned),
     };
     let fault = {
-        let mut cluster = world.cluster.lock();
-        cluster.asked.push(asked.clone());
+        let mut cluster = shared.cluster.lock();
+        cluster.requests.push(received.clone());
         cluster.fault.clone()
     };
     match fault {
@@ -398,7 +398,7 @@ async fn first(State(world): State<Arc<World>>, request: Request, next: Next) ->
         ApiServerFault::Refuse(code) => status(code, "the lab refuses"),
         ApiServerFault::Garbage => "<html>this is no API server</html>\n".into_response(),
         ApiServerFault::Hang => std::future::pending().await,
-        ApiServerFault::EndAtOnce if asked.is_watch() => StatusCode::OK.into_response(),
+        ApiServerFault::EndAtOnce if received.is_watch() => StatusCode::OK.into_response(),
         ApiServerFault::EndAtOnce => next.run(request).await,
     }
 }
@@ -411,7 +411,7 @@ fn status(code: u16, message: &str) -> Response {
 
 /// A list or a watch.
 async fn list(
-    State(world): State<Arc<World>>,
+    State(shared): State<Arc<Shared>>,
     Place(plural): Place<String>,
     Query(query): Query<HashMap<String, String>>,
 ) -> Response {
@@ -419,12 +419,12 @@ async fn list(
         let value = query.get("fieldSelector").and_then(|selector| selector.strip_prefix(field));
         value.and_then(|value| value.strip_prefix('=')).map(str::to_owned)
     };
-    let wanted = Wanted { plural, node: selected("spec.nodeName"), name: selected("metadata.name") };
+    let selection = Selection { plural, node: selected("spec.nodeName"), name: selected("metadata.name") };
     if query.get("watch").is_some_and(|value| value == "true") {
         let from = query.get("resourceVersion").and_then(|version| version.parse().ok()).unwrap_or_default();
-        return wanted.watched(world, from);
+        return selection.watch_stream(shared, from);
     }
-    let cluster = world.cluster.lock();
+    let cluster = shared.cluster.lock();
     // A list without a version comes from etcd; one with a version comes from a cache that is not older.
     let at_least: Option<u64> = query.get("resourceVersion").and_then(|version| version.parse().ok());
     let (version, objects) = match (&cluster.cache, at_least) {
@@ -435,7 +435,7 @@ async fn list(
         _ => (cluster.version, &cluster.objects),
     };
     let items: Vec<&Value> =
-        objects.iter().filter(|(key, object)| wanted.fits(key, object)).map(|(_, object)| object).collect();
+        objects.iter().filter(|(key, object)| selection.matches(key, object)).map(|(_, object)| object).collect();
     let version = version.to_string();
     let list = json!({"kind": "List", "apiVersion": "v1", "metadata": {"resourceVersion": version}, "items": items});
     ([("content-type", "application/json")], list.to_string()).into_response()
@@ -443,15 +443,15 @@ async fn list(
 
 /// Reads one object.
 async fn read(
-    State(world): State<Arc<World>>,
+    State(shared): State<Arc<Shared>>,
     Place(place): Place<HashMap<String, String>>,
     Query(query): Query<HashMap<String, String>>,
 ) -> Response {
-    let cluster = world.cluster.lock();
+    let cluster = shared.cluster.lock();
     let from_cache = query.get("resourceVersion").is_some_and(|version| version == "0");
     let cache = cluster.cache.as_ref().filter(|_| from_cache);
     let objects = cache.map_or(&cluster.objects, |(_, objects)| objects);
-    match objects.get(&named(&place)) {
+    match objects.get(&key_of_path(&place)) {
         Some(object) => ([("content-type", "application/json")], object.to_string()).into_response(),
         None => status(404, &format!("{} not found", place.get("name").map_or("", String::as_str))),
     }
@@ -459,7 +459,7 @@ async fn read(
 
 /// Patches one object.
 async fn write(
-    State(world): State<Arc<World>>,
+    State(shared): State<Arc<Shared>>,
     Place(place): Place<HashMap<String, String>>,
     Query(query): Query<HashMap<String, String>>,
     headers: HeaderMap,
@@ -469,8 +469,8 @@ async fn write(
     let content = headers.get("content-type").and_then(|value| value.to_str().ok()).unwrap_or_default();
     let manager = query.get("fieldManager").map_or("unknown", String::as_str);
     let answer = {
-        let mut cluster = world.cluster.lock();
-        let key = named(&place);
+        let mut cluster = shared.cluster.lock();
+        let key = key_of_path(&place);
         let Some(mut object) = cluster.objects.get(&key).cloned() else { return status(404, "not found") };
         if let Err((code, why)) = patch::apply(&mut object, &change, content) {
             return status(code, &why);
@@ -486,14 +486,18 @@ async fn write(
         cluster.changes.push((version, "MODIFIED", key, object.clone()));
         object
     };
-    world.moved.send_modify(|moved| *moved += 1);
+    shared.moved.send_modify(|moved| *moved += 1);
     ([("content-type", "application/json")], answer.to_string()).into_response()
 }
 
 /// Creates an object with a name that the server chooses.
-async fn make(State(world): State<Arc<World>>, Place(place): Place<HashMap<String, String>>, body: Bytes) -> Response {
+async fn create(
+    State(shared): State<Arc<Shared>>,
+    Place(place): Place<HashMap<String, String>>,
+    body: Bytes,
+) -> Response {
     let Ok(mut object) = serde_json::from_slice::<Value>(&body) else { return status(400, "not JSON") };
-    let mut cluster = world.cluster.lock();
+    let mut cluster = shared.cluster.lock();
     cluster.version += 1;
     let begin = object["metadata"]["generateName"].as_str().unwrap_or_default();
     object["metadata"]["name"] = format!("{begin}{}", cluster.version).into();
@@ -502,55 +506,55 @@ async fn make(State(world): State<Arc<World>>, Place(place): Place<HashMap<Strin
     (StatusCode::CREATED, [("content-type", "application/json")], text).into_response()
 }
 
-fn named(place: &HashMap<String, String>) -> Key {
+fn key_of_path(place: &HashMap<String, String>) -> Key {
     let text = |name: &str| place.get(name).cloned().unwrap_or_default();
     (text("plural"), text("namespace"), text("name"))
 }
 
 /// The selection of a list or watch.
-struct Wanted {
+struct Selection {
     plural: String,
     node: Option<String>,
     name: Option<String>,
 }
 
-impl Wanted {
-    fn fits(&self, key: &Key, object: &Value) -> bool {
+impl Selection {
+    fn matches(&self, key: &Key, object: &Value) -> bool {
         let here = self.node.as_ref().is_none_or(|node| object["spec"]["nodeName"] == node.as_str());
         key.0 == self.plural && here && self.name.as_ref().is_none_or(|name| key.2 == *name)
     }
 
     /// Streams all changes after version `from`, until a cut or until the client disconnects.
-    fn watched(self, world: Arc<World>, mut from: u64) -> Response {
-        let (lines, body) = mpsc::channel::<Result<Vec<u8>, Error>>(64);
-        let cuts = world.cluster.lock().cuts;
+    fn watch_stream(self, shared: Arc<Shared>, mut from: u64) -> Response {
+        let (sender, body) = mpsc::channel::<Result<Vec<u8>, Error>>(64);
+        let cuts = shared.cluster.lock().cuts;
         tokio::spawn(async move {
-            let mut moved = world.moved.subscribe();
+            let mut moved = shared.moved.subscribe();
             loop {
-                let (said, cut, forgotten) = {
-                    let cluster = world.cluster.lock();
+                let (lines, cut, forgotten) = {
+                    let cluster = shared.cluster.lock();
                     let (cut, forgotten) = (cluster.cuts > cuts, from < cluster.oldest);
-                    let mut said = self.after(&cluster, from);
+                    let mut lines = self.after(&cluster, from);
                     if cut {
-                        said.push(b"{\"type\":\"MODIF".to_vec());
+                        lines.push(b"{\"type\":\"MODIF".to_vec());
                     }
                     from = cluster.version;
-                    (said, cut, forgotten)
+                    (lines, cut, forgotten)
                 };
-                for line in said {
-                    if lines.send(Ok(line)).await.is_err() {
+                for line in lines {
+                    if sender.send(Ok(line)).await.is_err() {
                         return;
                     }
                 }
                 if cut {
-                    let _ = lines.send(Err(Error::from(ErrorKind::ConnectionReset))).await;
+                    let _ = sender.send(Err(Error::from(ErrorKind::ConnectionReset))).await;
                 }
                 if cut || forgotten {
                     return;
                 }
                 tokio::select! {
                     changed = moved.changed() => if changed.is_err() { return },
-                    () = lines.closed() => return,
+                    () = sender.closed() => return,
                 }
             }
         });
@@ -566,12 +570,12 @@ impl Wanted {
         }
         let event = |kind: &str, object: &Value| format!("{}\n", json!({"type": kind, "object": object})).into_bytes();
         let changes =
-            cluster.changes.iter().filter(|(version, _, key, object)| *version > from && self.fits(key, object));
-        let mut said: Vec<(u64, Vec<u8>)> =
+            cluster.changes.iter().filter(|(version, _, key, object)| *version > from && self.matches(key, object));
+        let mut lines: Vec<(u64, Vec<u8>)> =
             changes.map(|(version, kind, _, object)| (*version, event(kind, object))).collect();
-        said.extend(cluster.noise.iter().filter(|(version, _)| *version > from).cloned());
-        said.sort_by_key(|(version, _)| *version);
-        said.into_iter().map(|(_, line)| line).collect()
+        lines.extend(cluster.raw_bytes.iter().filter(|(version, _)| *version > from).cloned());
+        lines.sort_by_key(|(version, _)| *version);
+        lines.into_iter().map(|(_, line)| line).collect()
     }
 }
 

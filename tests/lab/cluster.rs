@@ -18,11 +18,11 @@ use std::time::Duration;
 /// The folder of the scripts.
 const SCRIPTS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/cluster");
 const LOCK: &str = "/run/lock/gpu-steward-cluster";
-/// Nodes of the cluster that most tests use. More parallel tests would overload two cores.
+/// Nodes of the cluster that most tests use. More parallel tests would overload a machine with two cores.
 const NODES: u32 = 3;
 /// Longest wait for the lock. Another test may hold it while it builds everything from nothing.
-const TURN: Duration = Duration::from_secs(1800);
-/// The variable with the runtime of [`Wanted::usual`], to run the same tests on another runtime than the one with CDI.
+const LOCK_WAIT: Duration = Duration::from_secs(1800);
+/// The variable with the runtime of [`ClusterOptions::usual`], to run the same tests on another runtime than the one with CDI.
 const RUNTIME: &str = "GPU_STEWARD_CLUSTER_RUNTIME";
 /// The variable with the version of Kubernetes, to run the same tests on another version than the usual one.
 const KUBERNETES: &str = "GPU_STEWARD_CLUSTER_KUBERNETES";
@@ -32,7 +32,7 @@ const KEEP: &str = "GPU_STEWARD_CLUSTER_KEEP";
 
 /// The cluster that a test needs.
 #[derive(Clone, Debug)]
-pub struct Wanted {
+pub struct ClusterOptions {
     nodes: u32,
     runtime: &'static str,
     scheduler: Option<PathBuf>,
@@ -42,7 +42,7 @@ pub struct Wanted {
 #[derive(Debug)]
 pub struct Cluster {
     status: Status,
-    turn: File,
+    cluster_lock: File,
 }
 
 /// A node that no other test uses until this is dropped.
@@ -50,7 +50,7 @@ pub struct Cluster {
 pub struct Lease {
     /// The name of the node.
     pub node: String,
-    _turn: File,
+    _node_lock: File,
 }
 
 /// Whether this process brought the cluster up and must take it down.
@@ -127,11 +127,11 @@ pub struct TestNamespace {
     admin: Kubectl,
 }
 
-impl Wanted {
+impl ClusterOptions {
     /// This many nodes, with the runtime that has CDI; 0 is the control plane only.
     #[must_use]
-    pub fn nodes(nodes: u32) -> Wanted {
-        Wanted { nodes, runtime: "containerd2", scheduler: None }
+    pub fn nodes(nodes: u32) -> ClusterOptions {
+        ClusterOptions { nodes, runtime: "containerd2", scheduler: None }
     }
 
     /// The cluster of [`Cluster::shared`], for tests that need it exclusively.
@@ -139,59 +139,59 @@ impl Wanted {
     /// # Panics
     /// If the environment names an unknown runtime.
     #[must_use]
-    pub fn usual() -> Wanted {
-        let wanted = Wanted::nodes(NODES);
+    pub fn usual() -> ClusterOptions {
+        let options = ClusterOptions::nodes(NODES);
         match std::env::var(RUNTIME).as_deref() {
-            Err(_) | Ok("containerd2") => wanted,
-            Ok("containerd2-cdi-off") => wanted.with_cdi_off(),
-            Ok("containerd1.6") => wanted.without_cdi(),
+            Err(_) | Ok("containerd2") => options,
+            Ok("containerd2-cdi-off") => options.with_cdi_off(),
+            Ok("containerd1.6") => options.without_cdi(),
             Ok(other) => panic!("{RUNTIME} is {other:?}"),
         }
     }
 
     /// With Debian's containerd, which has no CDI.
     #[must_use]
-    pub fn without_cdi(mut self) -> Wanted {
+    pub fn without_cdi(mut self) -> ClusterOptions {
         self.runtime = "containerd1.6";
         self
     }
 
     /// With the runtime whose version has CDI, but whose configuration disables it.
     #[must_use]
-    pub fn with_cdi_off(mut self) -> Wanted {
+    pub fn with_cdi_off(mut self) -> ClusterOptions {
         self.runtime = "containerd2-cdi-off";
         self
     }
 
     /// Adds this file (profiles, extenders) to kube-scheduler's configuration.
     #[must_use]
-    pub fn scheduler(mut self, config: impl Into<PathBuf>) -> Wanted {
+    pub fn scheduler(mut self, config: impl Into<PathBuf>) -> ClusterOptions {
         self.scheduler = Some(config.into());
         self
     }
 
     /// Brings the cluster up if it is not up yet.
     fn bring_up(&self) {
-        if !script("up", &self.words()).contains("already up") {
+        if !script("up", &self.arguments()).contains("already up") {
             OURS.store(std::env::var_os(KEEP).is_none(), Ordering::SeqCst);
         }
     }
 
     fn is_up(&self) -> bool {
-        let output = command("up", &[self.words(), vec!["--check".into()]].concat()).output();
+        let output = command("up", &[self.arguments(), vec!["--check".into()]].concat()).output();
         output.expect("the script can be run").status.success()
     }
 
-    fn words(&self) -> Vec<OsString> {
-        let mut words: Vec<OsString> =
+    fn arguments(&self) -> Vec<OsString> {
+        let mut arguments: Vec<OsString> =
             ["--nodes", &self.nodes.to_string(), "--runtime", self.runtime].iter().map(OsString::from).collect();
         if let Some(version) = std::env::var_os(KUBERNETES) {
-            words.extend(["--kubernetes".into(), version]);
+            arguments.extend(["--kubernetes".into(), version]);
         }
         if let Some(file) = &self.scheduler {
-            words.extend(["--scheduler".into(), file.clone().into_os_string()]);
+            arguments.extend(["--scheduler".into(), file.clone().into_os_string()]);
         }
-        words
+        arguments
     }
 }
 
@@ -202,10 +202,10 @@ impl Cluster {
     /// # Panics
     /// If it does not come up; the text contains the script's output.
     #[must_use]
-    pub fn up(wanted: &Wanted) -> Cluster {
-        let turn = alone(LOCK);
-        wanted.bring_up();
-        Cluster { status: status(), turn }
+    pub fn up(options: &ClusterOptions) -> Cluster {
+        let cluster_lock = exclusive_lock(LOCK);
+        options.bring_up();
+        Cluster { status: status(), cluster_lock }
     }
 
     /// The usual cluster, shared with other tests, each on its own nodes: for tests that do not change the control
@@ -215,22 +215,22 @@ impl Cluster {
     /// If it does not come up; the text contains the script's output.
     #[must_use]
     pub fn shared() -> Cluster {
-        let wanted = Wanted::usual();
-        let turn = eventually("a turn in a cluster that others use", TURN, || {
-            let turn = lock(LOCK, FlockOperation::NonBlockingLockShared)?;
-            if wanted.is_up() {
-                return Some(turn);
+        let options = ClusterOptions::usual();
+        let cluster_lock = eventually("a turn in a cluster that others use", LOCK_WAIT, || {
+            let cluster_lock = lock(LOCK, FlockOperation::NonBlockingLockShared)?;
+            if options.is_up() {
+                return Some(cluster_lock);
             }
-            drop(turn);
+            drop(cluster_lock);
             // While another test holds the shared lock, this one fails: a part of its node is down for a moment, or it
             // uses another cluster. Check again later.
-            let turn = lock(LOCK, FlockOperation::NonBlockingLockExclusive)?;
-            wanted.bring_up();
+            let cluster_lock = lock(LOCK, FlockOperation::NonBlockingLockExclusive)?;
+            options.bring_up();
             // Between the two locks a test may start another cluster, so check again with the shared lock.
-            drop(turn);
+            drop(cluster_lock);
             None
         });
-        Cluster { status: status(), turn }
+        Cluster { status: status(), cluster_lock }
     }
 
     /// Takes a node that no other test uses.
@@ -239,10 +239,10 @@ impl Cluster {
     /// If none becomes free.
     #[must_use]
     pub fn lease(&self) -> Lease {
-        eventually("a node that nobody uses", TURN, || {
+        eventually("a node that no other test uses", LOCK_WAIT, || {
             self.status.nodes.iter().find_map(|node| {
-                let turn = lock(&format!("{LOCK}-{}", node.name), FlockOperation::NonBlockingLockExclusive)?;
-                Some(Lease { node: node.name.clone(), _turn: turn })
+                let node_lock = lock(&format!("{LOCK}-{}", node.name), FlockOperation::NonBlockingLockExclusive)?;
+                Some(Lease { node: node.name.clone(), _node_lock: node_lock })
             })
         })
     }
@@ -337,7 +337,7 @@ impl Cluster {
 
 impl Drop for Cluster {
     fn drop(&mut self) {
-        let last = || flock(&self.turn, FlockOperation::NonBlockingLockExclusive).is_ok();
+        let last = || flock(&self.cluster_lock, FlockOperation::NonBlockingLockExclusive).is_ok();
         if OURS.load(Ordering::SeqCst) && last() {
             OURS.store(false, Ordering::SeqCst);
             // No panic here: it would hide the panic of the test.
@@ -373,8 +373,8 @@ impl Drop for TestNamespace {
 /// # Panics
 /// If it is not free within half an hour, or cannot be written.
 #[must_use]
-pub fn alone(path: &str) -> File {
-    let mut file = eventually("the end of whoever uses the cluster", TURN, || {
+pub fn exclusive_lock(path: &str) -> File {
+    let mut file = eventually("the end of the other tests that use the cluster", LOCK_WAIT, || {
         lock(path, FlockOperation::NonBlockingLockExclusive)
     });
     file.set_len(0).expect("the lock can be written");
@@ -397,10 +397,10 @@ fn command<S: AsRef<OsStr>>(name: &str, args: &[S]) -> Command {
 /// Runs a script to its end and returns its stdout.
 pub(crate) fn script<S: AsRef<OsStr> + std::fmt::Debug>(name: &str, args: &[S]) -> String {
     let output = command(name, args).output().expect("the script can be run");
-    let said = String::from_utf8_lossy(&output.stdout).into_owned();
-    let complained = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "tests/cluster/{name} {args:?}: {}\n{said}{complained}", output.status);
-    said
+    let stdout = String::from_utf8_lossy(&output.stdout).into_owned();
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "tests/cluster/{name} {args:?}: {}\n{stdout}{stderr}", output.status);
+    stdout
 }
 
 fn status() -> Status {

@@ -8,15 +8,15 @@ const FIRST: Duration = Duration::from_millis(20);
 /// a core busy.
 const LAST: Duration = Duration::from_millis(500);
 
-/// Calls `look` again and again until it returns a value.
+/// Calls `check` again and again until it returns a value.
 ///
 /// # Panics
 /// If `within` has passed; the text contains `what`, the thing that was waited for.
 #[track_caller]
-pub fn eventually<T>(what: &str, within: Duration, mut look: impl FnMut() -> Option<T>) -> T {
+pub fn eventually<T>(what: &str, within: Duration, mut check: impl FnMut() -> Option<T>) -> T {
     let began = Instant::now();
     loop {
-        if let Some(found) = look() {
+        if let Some(found) = check() {
             return found;
         }
         let waited = began.elapsed();

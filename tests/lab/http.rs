@@ -82,14 +82,14 @@ pub fn request(
 /// If the stream ends early or is not HTTP.
 pub fn read_answer(stream: &mut impl BufRead) -> io::Result<HttpResponse> {
     let status = line(stream)?;
-    let status = status.split(' ').nth(1).and_then(|code| code.parse().ok()).ok_or_else(|| odd(&status))?;
+    let status = status.split(' ').nth(1).and_then(|code| code.parse().ok()).ok_or_else(|| not_http(&status))?;
     let mut answer = HttpResponse { status, ..HttpResponse::default() };
     loop {
         let header = line(stream)?;
         if header.is_empty() {
             break;
         }
-        let (name, value) = header.split_once(':').ok_or_else(|| odd(&header))?;
+        let (name, value) = header.split_once(':').ok_or_else(|| not_http(&header))?;
         answer.headers.push((name.to_ascii_lowercase(), value.trim().to_owned()));
     }
     if answer.header("transfer-encoding") == Some("chunked") {
@@ -106,7 +106,7 @@ pub fn read_answer(stream: &mut impl BufRead) -> io::Result<HttpResponse> {
 fn read_chunks(stream: &mut impl BufRead, body: &mut Vec<u8>) -> io::Result<()> {
     loop {
         let size = line(stream)?;
-        let size = usize::from_str_radix(size.trim(), 16).map_err(|_| odd(&size))?;
+        let size = usize::from_str_radix(size.trim(), 16).map_err(|_| not_http(&size))?;
         let start = body.len();
         body.resize(start + size, 0);
         stream.read_exact(&mut body[start..])?;
@@ -125,6 +125,6 @@ fn line(stream: &mut impl BufRead) -> io::Result<String> {
     Ok(line.trim_end().to_owned())
 }
 
-fn odd(text: &str) -> io::Error {
+fn not_http(text: &str) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, format!("not HTTP: {text:?}"))
 }

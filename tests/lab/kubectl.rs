@@ -18,7 +18,7 @@ pub struct Kubectl {
 #[derive(Clone, Debug)]
 pub struct CommandOutput {
     /// Whether the exit code is 0.
-    pub well: bool,
+    pub success: bool,
     /// The text on stdout.
     pub out: String,
     /// The text on stderr.
@@ -33,7 +33,7 @@ impl CommandOutput {
     #[track_caller]
     #[must_use]
     pub fn ok(self) -> String {
-        assert!(self.well, "kubectl failed: {}{}", self.out, self.err);
+        assert!(self.success, "kubectl failed: {}{}", self.out, self.err);
         self.out
     }
 
@@ -44,7 +44,7 @@ impl CommandOutput {
     #[track_caller]
     #[must_use]
     pub fn refused(self) -> String {
-        assert!(!self.well, "kubectl should have been refused: {}", self.out);
+        assert!(!self.success, "kubectl should have been refused: {}", self.out);
         self.err
     }
 }
@@ -59,13 +59,14 @@ impl Kubectl {
     /// With a bearer token only.
     #[must_use]
     pub fn with_token(program: impl Into<PathBuf>, server: &str, ca: &str, token: &str) -> Kubectl {
-        let words = ["--kubeconfig", "/dev/null", "--server", server, "--certificate-authority", ca, "--token", token];
-        Kubectl { program: program.into(), credentials: words.iter().map(OsString::from).collect() }
+        let arguments =
+            ["--kubeconfig", "/dev/null", "--server", server, "--certificate-authority", ca, "--token", token];
+        Kubectl { program: program.into(), credentials: arguments.iter().map(OsString::from).collect() }
     }
 
     /// Impersonates a user of this name and these groups; the caller must have the right to do so.
     #[must_use]
-    pub fn posing_as(&self, user: &str, groups: &[&str]) -> Kubectl {
+    pub fn impersonating(&self, user: &str, groups: &[&str]) -> Kubectl {
         let mut other = self.clone();
         other.credentials.push(format!("--as={user}").into());
         other.credentials.extend(groups.iter().map(|group| format!("--as-group={group}").into()));
@@ -78,7 +79,7 @@ impl Kubectl {
     /// If the program does not exist.
     #[must_use]
     pub fn run(&self, args: &[&str]) -> CommandOutput {
-        said(&self.command(args).stdin(Stdio::null()).output().expect("kubectl can be run"))
+        command_output(&self.command(args).stdin(Stdio::null()).output().expect("kubectl can be run"))
     }
 
     /// Makes one call with this text on stdin.
@@ -92,7 +93,7 @@ impl Kubectl {
         let mut child = command.spawn().expect("kubectl can be run");
         // A call that ends before it has read everything has printed its error.
         let _ = child.stdin.take().expect("a pipe").write_all(text.as_bytes());
-        said(&child.wait_with_output().expect("kubectl can be waited for"))
+        command_output(&child.wait_with_output().expect("kubectl can be waited for"))
     }
 
     fn command(&self, args: &[&str]) -> Command {
@@ -120,9 +121,9 @@ impl Kubectl {
     #[track_caller]
     #[must_use]
     pub fn get(&self, args: &[&str]) -> Value {
-        let mut words = vec!["get", "-o", "json"];
-        words.extend(args);
-        serde_json::from_str(&self.run(&words).ok()).expect("JSON")
+        let mut arguments = vec!["get", "-o", "json"];
+        arguments.extend(args);
+        serde_json::from_str(&self.run(&arguments).ok()).expect("JSON")
     }
 
     /// Runs a command in a pod, and returns its stdout.
@@ -132,9 +133,9 @@ impl Kubectl {
     #[track_caller]
     #[must_use]
     pub fn exec(&self, namespace: &str, pod: &str, command: &[&str]) -> String {
-        let mut words = vec!["exec", "-n", namespace, pod, "--"];
-        words.extend(command);
-        self.run(&words).ok()
+        let mut arguments = vec!["exec", "-n", namespace, pod, "--"];
+        arguments.extend(command);
+        self.run(&arguments).ok()
     }
 
     /// `kubectl wait --for`: a watch, not a poll.
@@ -145,15 +146,15 @@ impl Kubectl {
     pub fn wait(&self, condition: &str, within: Duration, args: &[&str]) {
         let condition = format!("--for={condition}");
         let timeout = format!("--timeout={}s", within.as_secs());
-        let mut words = vec!["wait", &condition, &timeout];
-        words.extend(args);
-        let _ = self.run(&words).ok();
+        let mut arguments = vec!["wait", &condition, &timeout];
+        arguments.extend(args);
+        let _ = self.run(&arguments).ok();
     }
 }
 
-fn said(output: &Output) -> CommandOutput {
+fn command_output(output: &Output) -> CommandOutput {
     CommandOutput {
-        well: output.status.success(),
+        success: output.status.success(),
         out: String::from_utf8_lossy(&output.stdout).into_owned(),
         err: String::from_utf8_lossy(&output.stderr).into_owned(),
     }

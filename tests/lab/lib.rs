@@ -15,7 +15,7 @@
 //!   prometheus   a real Prometheus server, and queries to it
 //! ```
 //!
-//! What must never happen here: a type of the program's own rooms. A test that shares code with the program shares its
+//! What must never happen here: a type of the program's own crates. A test that shares code with the program shares its
 //! mistakes.
 
 pub mod eventually;

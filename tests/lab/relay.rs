@@ -9,8 +9,8 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Most pieces of an answer that wait on one connection. Beyond it the relay reads no more from the server.
-const UNDER_WAY: usize = 4096;
+/// Most pieces of an answer that wait on one connection. While so many wait, the relay reads no more from the server.
+const MAX_WAITING: usize = 4096;
 
 /// The relay. After it is dropped it accepts no new connections.
 #[derive(Debug)]
@@ -30,8 +30,8 @@ impl Relay {
     pub fn to(server: SocketAddr, delay: Duration) -> Relay {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
         let address = listener.local_addr().expect("an address");
-        let (late, end) = (Arc::new(AtomicU64::new(millis(delay))), Arc::new(AtomicBool::new(false)));
-        let (delay, ended) = (Arc::clone(&late), Arc::clone(&end));
+        let (shared_delay, end) = (Arc::new(AtomicU64::new(millis(delay))), Arc::new(AtomicBool::new(false)));
+        let (delay, ended) = (Arc::clone(&shared_delay), Arc::clone(&end));
         thread::spawn(move || {
             for client in listener.incoming().map_while(Result::ok) {
                 if ended.load(Ordering::Relaxed) {
@@ -39,8 +39,8 @@ impl Relay {
                 }
                 // If the server is down, the client's connection breaks.
                 let Ok(server) = TcpStream::connect(server) else { continue };
-                let late = Arc::clone(&late);
-                thread::spawn(move || pass(&client, &server, &late));
+                let shared_delay = Arc::clone(&shared_delay);
+                thread::spawn(move || pass(&client, &server, &shared_delay));
             }
         });
         Relay { address, delay, end }
@@ -65,8 +65,8 @@ fn millis(delay: Duration) -> u64 {
 }
 
 /// Forwards both directions of one connection, until either side ends it.
-fn pass(client: &TcpStream, server: &TcpStream, late: &AtomicU64) {
-    let (tell, told) = mpsc::sync_channel::<(Instant, Vec<u8>)>(UNDER_WAY);
+fn pass(client: &TcpStream, server: &TcpStream, shared_delay: &AtomicU64) {
+    let (sender, receiver) = mpsc::sync_channel::<(Instant, Vec<u8>)>(MAX_WAITING);
     thread::scope(|scope| {
         scope.spawn(|| {
             let (mut from, mut to) = (client, server);
@@ -76,14 +76,14 @@ fn pass(client: &TcpStream, server: &TcpStream, late: &AtomicU64) {
         scope.spawn(move || {
             let (mut from, mut piece) = (server, vec![0; 16 * 1024]);
             while let Ok(read @ 1..) = from.read(&mut piece) {
-                let due = Instant::now() + Duration::from_millis(late.load(Ordering::Relaxed));
-                if tell.send((due, piece[..read].to_vec())).is_err() {
+                let due = Instant::now() + Duration::from_millis(shared_delay.load(Ordering::Relaxed));
+                if sender.send((due, piece[..read].to_vec())).is_err() {
                     return;
                 }
             }
         });
         let mut to = client;
-        for (due, piece) in told {
+        for (due, piece) in receiver {
             thread::sleep(due.saturating_duration_since(Instant::now()));
             if to.write_all(&piece).is_err() {
                 break;
@@ -98,23 +98,23 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_said_comes_later_and_whole() {
+    fn answers_are_delayed_and_complete() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let server = listener.local_addr().unwrap();
         thread::spawn(move || {
             let (mut peer, _) = listener.accept().unwrap();
-            let mut word = [0; 4];
-            peer.read_exact(&mut word).unwrap();
-            peer.write_all(&word).unwrap();
+            let mut bytes = [0; 4];
+            peer.read_exact(&mut bytes).unwrap();
+            peer.write_all(&bytes).unwrap();
             peer.write_all(b" and more").unwrap();
         });
         let relay = Relay::to(server, Duration::from_millis(200));
         let mut client = TcpStream::connect(relay.address).unwrap();
         let began = Instant::now();
         client.write_all(b"word").unwrap();
-        let mut said = String::new();
-        client.read_to_string(&mut said).unwrap();
-        assert_eq!(said, "word and more");
+        let mut received = String::new();
+        client.read_to_string(&mut received).unwrap();
+        assert_eq!(received, "word and more");
         assert!(began.elapsed() >= Duration::from_millis(200));
     }
 }

@@ -79,9 +79,9 @@ impl FakeNvml {
     /// How often a C function (or `field:N`) was called for the GPU at this position since the scenario has
     /// `log_calls`.
     #[must_use]
-    pub fn calls(&self, function: &str, place: u32) -> usize {
+    pub fn calls(&self, function: &str, index: u32) -> usize {
         let log = std::fs::read_to_string(self.library.with_file_name("calls.log")).unwrap_or_default();
-        let line = format!("{function} {place}");
+        let line = format!("{function} {index}");
         log.lines().filter(|one| *one == line).count()
     }
 }
@@ -90,14 +90,14 @@ impl FakeNvml {
 fn built_library() -> io::Result<PathBuf> {
     let test = std::env::current_exe()?;
     let directories = test.ancestors().skip(1).take(2);
-    let places: Vec<PathBuf> =
+    let paths: Vec<PathBuf> =
         directories.flat_map(|at| ["", "deps"].map(|deps| at.join(deps).join("libfake_nvml.so"))).collect();
     // Some copies may be stale, because cargo writes only the copy of the target that it builds. Take the newest.
     let changed = |path: &PathBuf| std::fs::metadata(path).and_then(|metadata| metadata.modified()).ok();
-    places.iter().filter(|path| path.exists()).max_by_key(|path| changed(path)).cloned().ok_or_else(|| {
+    paths.iter().filter(|path| path.exists()).max_by_key(|path| changed(path)).cloned().ok_or_else(|| {
         io::Error::new(
             io::ErrorKind::NotFound,
-            format!("libfake_nvml.so is in none of {places:?}; cargo build -p fake-nvml"),
+            format!("libfake_nvml.so is in none of {paths:?}; cargo build -p fake-nvml"),
         )
     })
 }
@@ -120,11 +120,11 @@ pub fn busy(pids: &[Vec<u32>]) -> serde_json::Value {
         "gpm_fp64_percent": 0, "gpm_fp32_percent": 5, "gpm_fp16_percent": 5,
     });
     let process = |pid: &u32| json!({"pid": pid, "memory": 1_u64 << 30, "sm": 5});
-    let card = |pids: &Vec<u32>| {
+    let gpu = |pids: &Vec<u32>| {
         let processes: Vec<_> = pids.iter().map(process).collect();
         json!({"model": "H100", "processes": processes, "values": values})
     };
-    json!({"gpus": pids.iter().map(card).collect::<Vec<_>>()})
+    json!({"gpus": pids.iter().map(gpu).collect::<Vec<_>>()})
 }
 
 /// The same GPUs, each divided into `instances` MIG instances of the smallest profile, which share its processes
@@ -132,9 +132,9 @@ pub fn busy(pids: &[Vec<u32>]) -> serde_json::Value {
 #[must_use]
 pub fn busy_instances(pids: &[Vec<u32>], instances: usize) -> serde_json::Value {
     let mut scenario = busy(pids);
-    for card in scenario["gpus"].as_array_mut().into_iter().flatten() {
-        card["mig"] = json!(vec!["1g.10gb"; instances]);
-        for (number, process) in card["processes"].as_array_mut().into_iter().flatten().enumerate() {
+    for gpu in scenario["gpus"].as_array_mut().into_iter().flatten() {
+        gpu["mig"] = json!(vec!["1g.10gb"; instances]);
+        for (number, process) in gpu["processes"].as_array_mut().into_iter().flatten().enumerate() {
             process["mig"] = json!(number % instances.max(1));
         }
     }
@@ -144,7 +144,7 @@ pub fn busy_instances(pids: &[Vec<u32>], instances: usize) -> serde_json::Value 
 /// A process that holds memory and uses a percentage of the SM time.
 #[must_use]
 pub fn process(pid: u32, memory: u64, sm_percent: f64) -> FakeProcess {
-    #[expect(clippy::cast_precision_loss, reason = "bytes of a card are far below 2^53")]
+    #[expect(clippy::cast_precision_loss, reason = "bytes of a GPU are far below 2^53")]
     let memory = Value::Constant(memory as f64);
     FakeProcess { pid, memory: Some(memory), sm: Value::Constant(sm_percent), ..FakeProcess::default() }
 }

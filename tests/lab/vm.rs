@@ -1,7 +1,7 @@
 //! A virtual machine, which `tests/vm/up` boots (needs root). It has systemd and cgroup v2, and it is the only node of
 //! a control plane on this machine. Tests send scripts to it and get their output.
 
-use crate::cluster::{Cluster, Wanted, script};
+use crate::cluster::{Cluster, ClusterOptions, script};
 use crate::eventually::eventually;
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -28,7 +28,7 @@ pub struct Vm {
 
 /// The result of a script.
 #[derive(Clone, Debug)]
-pub struct Done {
+pub struct ScriptOutput {
     /// Exit code.
     pub code: i32,
     /// The text on stdout and stderr.
@@ -42,7 +42,7 @@ impl Vm {
     /// If it does not come up; the text contains the script's output.
     #[must_use]
     pub fn up() -> Vm {
-        let cluster = Cluster::up(&Wanted::nodes(0));
+        let cluster = Cluster::up(&ClusterOptions::nodes(0));
         script::<&str>("../vm/up", &[]);
         let state = Path::new(&cluster.status().kubeconfig).parent().expect("a folder");
         let key = std::fs::read_to_string(state.join("vm/key")).expect("the key of the guest's shell");
@@ -61,9 +61,9 @@ impl Vm {
     /// If the guest does not answer.
     #[track_caller]
     #[must_use]
-    pub fn run(&self, script: &str) -> Done {
+    pub fn run(&self, script: &str) -> ScriptOutput {
         match self.ask(&format!("exec </dev/null; {script}"), b"", SCRIPT) {
-            Ok(done) => done,
+            Ok(output) => output,
             Err(error) => panic!("the guest does not answer ({error}): {script}"),
         }
     }
@@ -74,9 +74,9 @@ impl Vm {
     /// If it fails.
     #[track_caller]
     pub fn sh(&self, script: &str) -> String {
-        let done = self.run(script);
-        assert_eq!(done.code, 0, "{script}\n{}", done.out);
-        done.out
+        let output = self.run(script);
+        assert_eq!(output.code, 0, "{script}\n{}", output.out);
+        output.out
     }
 
     /// Writes a file with this mode in the guest.
@@ -89,8 +89,8 @@ impl Vm {
             "mkdir -p \"$(dirname {path})\" && head -c {} >{path}.new && chmod {mode} {path}.new && mv {path}.new {path}",
             bytes.len()
         );
-        let done = self.ask(&script, bytes, SCRIPT).expect("the guest answers");
-        assert_eq!(done.code, 0, "{path}: {}", done.out);
+        let output = self.ask(&script, bytes, SCRIPT).expect("the guest answers");
+        assert_eq!(output.code, 0, "{path}: {}", output.out);
     }
 
     /// Runs a script that resets the machine, then `meanwhile`, and waits until the machine answers again. Data that
@@ -106,12 +106,12 @@ impl Vm {
         let _ = self.ask(&format!("exec </dev/null; {script}"), b"", ANSWER);
         meanwhile();
         eventually("the guest's next boot", BOOT, || {
-            let done = self.ask(WHICH, b"", ANSWER).ok()?;
-            (done.code == 0 && done.out != before).then_some(())
+            let output = self.ask(WHICH, b"", ANSWER).ok()?;
+            (output.code == 0 && output.out != before).then_some(())
         });
     }
 
-    fn ask(&self, script: &str, input: &[u8], within: Duration) -> io::Result<Done> {
+    fn ask(&self, script: &str, input: &[u8], within: Duration) -> io::Result<ScriptOutput> {
         let mut stream = TcpStream::connect_timeout(&SocketAddr::from(SHELL), ANSWER)?;
         stream.set_write_timeout(Some(within))?;
         // The timeout holds for each read, also for the first.
@@ -123,6 +123,6 @@ impl Vm {
         let text = String::from_utf8_lossy(&out);
         let (out, code) = text.trim_end().rsplit_once("\nexit ").ok_or(io::ErrorKind::UnexpectedEof)?;
         let code = code.parse().map_err(|_| io::ErrorKind::InvalidData)?;
-        Ok(Done { code, out: out.trim_end_matches('\n').to_owned() })
+        Ok(ScriptOutput { code, out: out.trim_end_matches('\n').to_owned() })
     }
 }

@@ -1,4 +1,4 @@
-//! `/api/v1` of the whole program: every reading has a value with its age, or a reason.
+//! Tests `/api/v1` of the whole program: each reading has either a value and its age, or the reason why it is absent.
 
 use crate::program::BINARY;
 use lab::agent::Agent;
@@ -12,7 +12,8 @@ fn agent(gpus: &str) -> Agent {
     Agent::standalone(BINARY).with("--gpus", gpus).start()
 }
 
-/// Every object with an age has a value, every one with a reason has its short word.
+/// Checks that each object with a value has an age, and that each absent reading has its short word and a reason.
+/// Counts the readings.
 fn check(value: &Value, path: &str, readings: &mut u32) {
     match value {
         Value::Object(fields) => {
@@ -55,7 +56,7 @@ fn every_reading_has_an_age_or_a_reason_and_simulated_gpus_are_marked() {
 }
 
 #[test]
-fn without_gpus_the_rest_is_told() {
+fn without_gpus_the_readings_of_the_machine_are_served() {
     let agent = agent("none");
     let node = eventually("a reading of the machine", SOON, || {
         let document = agent.get("/api/v1/node").json();

@@ -1,4 +1,5 @@
-//! A host that is not as it should be: nothing to write on, nobody who answers, everybody at once.
+//! Tests the program on a bad host: file systems that take no write, servers that do not answer, too many connections
+//! at once.
 
 use crate::program::BINARY;
 use lab::agent::{Agent, Recipe};
@@ -14,8 +15,8 @@ fn quiet() -> Recipe {
     Agent::standalone(BINARY).with("--gpus", "none")
 }
 
-/// It answers, says what it cannot do once, and ends well.
-fn goes_on(agent: Agent, complaints: &[&str]) {
+/// The agent serves its pages, logs each complaint once and ends with exit code 0.
+fn serves_and_ends_well(agent: Agent, complaints: &[&str]) {
     for complaint in complaints {
         agent.logs(complaint);
     }
@@ -34,52 +35,52 @@ fn goes_on(agent: Agent, complaints: &[&str]) {
 /// Promise 23 in docs/specification.md.
 #[test]
 #[ignore = "needs root: tests/run"]
-fn on_a_read_only_root_metrics_are_served_and_what_is_lost_is_said_once() {
+fn on_a_read_only_root_metrics_are_served_and_each_loss_is_logged_once() {
     let agent = quiet()
         .within("mount --bind / / && mount -o remount,bind,ro / && ! touch /nothing 2>/dev/null && cd /")
         .with("--usage-socket", "/run-only/gpu-steward/agent.sock")
         .with("--state-dir", "/var-only/gpu-steward")
         .launch();
-    goes_on(agent, &["cannot write the state directory", "cannot open the usage socket"]);
+    serves_and_ends_well(agent, &["cannot write the state directory", "cannot open the usage socket"]);
 }
 
 /// Promise 22 in docs/specification.md.
 #[test]
 #[ignore = "needs root: tests/run"]
-fn on_a_full_disk_metrics_are_served_and_what_is_lost_is_said_once() {
+fn on_a_full_disk_metrics_are_served_and_each_loss_is_logged_once() {
     let recipe = quiet().within("mkdir $DIR/full && mount -t tmpfs -o size=4k,nr_inodes=1 tmpfs $DIR/full");
     let full = recipe.dir().join("full");
     let agent = recipe.with("--usage-socket", full.join("agent.sock")).with("--state-dir", full.join("state")).launch();
-    goes_on(agent, &["cannot write the state directory", "cannot open the usage socket"]);
+    serves_and_ends_well(agent, &["cannot write the state directory", "cannot open the usage socket"]);
 }
 
 /// Promise 22 in docs/specification.md.
 #[test]
-fn a_log_that_takes_no_line_stops_nothing() {
+fn the_agent_serves_and_ends_although_its_log_takes_no_line() {
     let agent = quiet().log_to("/dev/full").launch();
     assert_eq!(agent.get("/healthz").status, 200);
     let ended = agent.terminate();
     assert_eq!(ended.status.code(), Some(0));
-    // Promise 14: the time of a drain.
+    // Promise 14: the longest time of a drain.
     assert!(ended.took < Duration::from_secs(5), "{:?}", ended.took);
 }
 
 /// Promise 25 in docs/specification.md.
 #[test]
-fn sockets_that_take_a_connection_and_never_answer_are_said_once_and_cost_names_only() {
+fn sockets_that_never_answer_are_logged_once_and_only_names_are_lost() {
     let recipe = quiet();
     let [runtime, kubelet] = ["cri.sock", "kubelet.sock"].map(|name| recipe.dir().join(name));
-    // The kernel takes connections for a listener that never does.
+    // The kernel accepts connections on behalf of a listener that never calls `accept`.
     let _hanging = [&runtime, &kubelet].map(|path| UnixListener::bind(path).unwrap());
     let agent = recipe.with("--cri-socket", &runtime).with("--pod-resources-socket", &kubelet).start();
-    let troubles = |kind: &str| -> u64 {
+    let errors = |kind: &str| -> u64 {
         let node = agent.get("/api/v1/node").json();
         let counts = node["troubles"].as_array().unwrap().clone();
         counts.iter().find(|trouble| trouble["kind"] == kind).map_or(0, |trouble| trouble["count"].as_u64().unwrap())
     };
-    // Asked again and again, and counted each time.
+    // The agent asks both sockets again and again, and counts each failure.
     eventually("two failures of each", Duration::from_secs(30), || {
-        (troubles("cri_failed") >= 2 && troubles("pod_resources_failed") >= 2).then_some(())
+        (errors("cri_failed") >= 2 && errors("pod_resources_failed") >= 2).then_some(())
     });
     eventually("a new reading: the machine is sampled", Duration::from_secs(30), || {
         let node = agent.get("/api/v1/node").json();
@@ -89,32 +90,33 @@ fn sockets_that_take_a_connection_and_never_answer_are_said_once_and_cost_names_
     assert_eq!(agent.get("/metrics").status, 200);
     let ended = agent.terminate();
     assert_eq!(ended.status.code(), Some(0), "{}", ended.log);
-    // Promise 14: the time of a drain.
+    // Promise 14: the longest time of a drain.
     assert!(ended.took < Duration::from_secs(5), "{:?}", ended.took);
     for path in [runtime, kubelet] {
-        let said = ended.log.lines().filter(|line| line.contains(path.to_str().unwrap())).collect::<Vec<_>>();
-        assert_eq!(said.len(), 1, "{said:#?}");
-        assert!(said[0].contains("no answer within 2 s"), "{said:#?}");
+        let lines = ended.log.lines().filter(|line| line.contains(path.to_str().unwrap())).collect::<Vec<_>>();
+        assert_eq!(lines.len(), 1, "{lines:#?}");
+        assert!(lines[0].contains("no answer within 2 s"), "{lines:#?}");
     }
 }
 
 /// Promise 4 in docs/specification.md.
 #[test]
 #[ignore = "needs root: tests/run"]
-fn without_host_pid_what_is_hidden_is_absent_and_never_zero() {
+fn without_host_pid_hidden_readings_are_absent_and_never_zero() {
     let mut pods = Pods::prepare("/sys/fs/cgroup".as_ref()).unwrap();
     let uid = pods.add(1, 2, &["sleep", "1000"]).unwrap().uid.clone();
-    // SIGTERM does not reach the first process of such a namespace through its parent: it dies with that.
+    // `unshare` does not pass SIGTERM on to the first process of the namespace: `--kill-child` kills that process when
+    // `unshare` ends.
     let agent = quiet().within("exec unshare --pid --fork --kill-child --mount-proc \"$@\"").start();
-    // As series call it.
+    // Series show the short form of a container id.
     let id = &pods.pods[0].containers[1].id[..12].to_owned();
-    let shown = |path: &str, series: &str, of: &str| -> Vec<String> {
+    let lines_of = |path: &str, series: &str, of: &str| -> Vec<String> {
         let text = agent.get(path).text();
         let lines = text.lines().filter(|line| line.starts_with(&format!("{series}{{")) && line.contains(of));
         lines.map(str::to_owned).collect()
     };
     eventually("its tasks", Duration::from_secs(20), || {
-        (shown("/metrics", "gpu_steward_pod_tasks", &uid).len() == 1).then_some(())
+        (lines_of("/metrics", "gpu_steward_pod_tasks", &uid).len() == 1).then_some(())
     });
     for (path, series, of) in [
         ("/metrics", "gpu_steward_pod_processes", &uid),
@@ -126,22 +128,22 @@ fn without_host_pid_what_is_hidden_is_absent_and_never_zero() {
         ("/metrics/cadvisor", "container_processes", &uid),
         ("/metrics/cadvisor", "container_processes", id),
     ] {
-        assert_eq!(shown(path, series, of), Vec::<String>::new(), "{path}");
+        assert_eq!(lines_of(path, series, of), Vec::<String>::new(), "{path}");
     }
-    assert_eq!(shown("/metrics", "gpu_steward_container_tasks", id).len(), 1);
-    let reason = shown("/metrics", "gpu_steward_pod_network_absent", &uid);
+    assert_eq!(lines_of("/metrics", "gpu_steward_container_tasks", id).len(), 1);
+    let reason = lines_of("/metrics", "gpu_steward_pod_network_absent", &uid);
     assert!(reason.len() == 1 && reason[0].contains("reason=\"processes_hidden\""), "{reason:?}");
     let text = agent.get("/metrics").text();
     for prefix in ["gpu_steward_node_processes ", "gpu_steward_node_network_receive_bytes_total "] {
         assert!(!text.lines().any(|line| line.starts_with(prefix)), "{prefix}");
     }
-    assert!(text.contains("\ngpu_steward_node_tasks "), "what the kernel tells of the whole machine stays");
+    assert!(text.contains("\ngpu_steward_node_tasks "), "readings of the whole machine stay");
     assert_eq!(agent.log().matches("(no hostPID)").count(), 1, "{}", agent.log());
 }
 
 /// Promise 4 in docs/specification.md.
 #[test]
-fn a_proc_and_a_sys_that_are_not_there_are_absent_with_the_reason_and_said_once() {
+fn without_proc_and_sys_readings_are_absent_with_the_reason_and_it_is_logged_once() {
     let recipe = quiet().with("--procfs-root", "/nonexistent").with("--sysfs-root", "/nonexistent/sys");
     let agent = recipe.with("--slow-period", "1s").launch();
     for complaint in ["processes of the machine cannot be listed", "disks of the machine cannot be listed"] {
@@ -149,8 +151,8 @@ fn a_proc_and_a_sys_that_are_not_there_are_absent_with_the_reason_and_said_once(
     }
     let node = eventually("a second failure", Duration::from_secs(30), || {
         let node = agent.get("/api/v1/node").json();
-        let troubles = node["troubles"].as_array()?.iter().find(|trouble| trouble["kind"] == "proc_unreadable")?;
-        (troubles["count"].as_u64()? >= 4).then_some(node)
+        let errors = node["troubles"].as_array()?.iter().find(|trouble| trouble["kind"] == "proc_unreadable")?;
+        (errors["count"].as_u64()? >= 4).then_some(node)
     });
     for reading in ["processes", "disk_read_bytes", "cpu_user_seconds"] {
         assert_eq!(node[reading]["absent"], "no_such_file", "{reading}: {node}");
@@ -167,15 +169,15 @@ fn a_proc_and_a_sys_that_are_not_there_are_absent_with_the_reason_and_said_once(
 
 /// Promise 16 in docs/specification.md.
 #[test]
-fn a_thousand_open_connections_cost_little_memory_and_stop_neither_answers_nor_the_end() {
-    // They hold the drain to its end.
+fn with_a_thousand_open_connections_the_agent_needs_little_memory_answers_and_ends() {
+    // The connections stay open for the whole drain.
     let agent = quiet().with("--drain-timeout", "1s").start();
     let before = agent.resident_mib();
     let mut open = Vec::new();
     let deadline = Instant::now() + Duration::from_secs(60);
     for _ in 0..1000 {
         assert!(Instant::now() < deadline, "{} connections took a minute", open.len());
-        // Some of them may be refused or cut; that is the point.
+        // The agent may refuse or close some of them; the test allows that.
         if let Ok(mut stream) = TcpStream::connect_timeout(&agent.metrics, Duration::from_millis(250)) {
             let _ = stream.write_all(b"GET /metrics HTTP/1.1\r\n");
             open.push(stream);
@@ -187,7 +189,7 @@ fn a_thousand_open_connections_cost_little_memory_and_stop_neither_answers_nor_t
     let grown = agent.resident_mib() - before;
     println!("{} connections: {grown:.1} MiB more resident", open.len());
     assert!(open.len() > 900, "{} connections are not a thousand", open.len());
-    // 256 places with hyper's buffers.
+    // 256 connection permits, with hyper's buffers for each.
     assert!(grown < 16.0, "{grown} MiB");
     let ended = agent.terminate();
     assert_eq!(ended.status.code(), Some(0), "{}", ended.log);

@@ -1,4 +1,4 @@
-//! HTTPS of the admin port: certificates that are renewed while the program runs.
+//! Tests HTTPS of the admin port: certificates that are renewed while the program runs, and client certificates.
 
 use crate::program::BINARY;
 use lab::agent::Agent;
@@ -12,9 +12,10 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// The files are looked at every 10 s.
-const NEXT_LOOK: Duration = Duration::from_secs(20);
-/// Three times this is less than the time between two looks: of three renewals in a row, at most one can be seen by a look.
+/// The agent reads the files every 10 s.
+const NEXT_READ: Duration = Duration::from_secs(20);
+/// Three times this is less than the time between two readings of the files. So of three renewals in a row, a regular
+/// reading can find at most one; SIGHUP must show the others.
 const AT_ONCE: Duration = Duration::from_secs(3);
 
 struct Files {
@@ -27,7 +28,7 @@ impl Files {
         Files { chain: folder.join("chain.pem"), key: folder.join("key.pem") }
     }
 
-    /// Puts a new certificate in place, as tools do that renew them: beside, then over.
+    /// Replaces the certificate as renewal tools do: writes the new file beside the old one, then renames it.
     fn renew(&self) -> CertificateDer<'static> {
         let made = rcgen::generate_simple_self_signed(vec!["localhost".to_owned()]).unwrap();
         for (path, text) in [(&self.key, made.signing_key.serialize_pem()), (&self.chain, made.cert.pem())] {
@@ -39,21 +40,21 @@ impl Files {
     }
 }
 
-/// Who asks, and how it shows who it is.
-type Shown = Option<(CertificateDer<'static>, KeyPair)>;
+/// The client's certificate and key; `None` for a client without a certificate.
+type ClientCertificate = Option<(CertificateDer<'static>, KeyPair)>;
 
-/// `/loglevel` over HTTPS, from a server that shows this certificate and no other.
+/// Gets `/loglevel` over HTTPS from a server that must show exactly this certificate.
 fn ask(agent: &Agent, certificate: &CertificateDer<'static>) -> std::io::Result<String> {
     ask_as(agent, certificate, &None)
 }
 
-fn ask_as(agent: &Agent, certificate: &CertificateDer<'static>, shown: &Shown) -> std::io::Result<String> {
+fn ask_as(agent: &Agent, certificate: &CertificateDer<'static>, client: &ClientCertificate) -> std::io::Result<String> {
     let mut roots = RootCertStore::empty();
     roots.add(certificate.clone()).unwrap();
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let config = ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions().unwrap();
     let config = config.with_root_certificates(roots);
-    let config = match shown {
+    let config = match client {
         None => config.with_no_client_auth(),
         Some((own, key)) => {
             let key = PrivateKeyDer::try_from(key.serialize_der()).unwrap();
@@ -70,8 +71,8 @@ fn ask_as(agent: &Agent, certificate: &CertificateDer<'static>, shown: &Shown) -
     Ok(text)
 }
 
-/// An authority, and a caller whose certificate it signed.
-fn authority() -> (String, Shown) {
+/// A certificate authority, and a client certificate that it signed.
+fn authority() -> (String, ClientCertificate) {
     let mut params = CertificateParams::new(Vec::new()).unwrap();
     params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
     let ca = CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap();
@@ -82,12 +83,12 @@ fn authority() -> (String, Shown) {
     (ca.pem(), Some((own.der().clone(), key)))
 }
 
-fn shown(agent: &Agent, certificate: &CertificateDer<'static>, within: Duration) {
+fn shows(agent: &Agent, certificate: &CertificateDer<'static>, within: Duration) {
     eventually("the new certificate", within, || ask(agent, certificate).ok().filter(|text| text.ends_with("0\n")));
 }
 
 #[test]
-fn certificates_that_are_renewed_are_shown_soon_and_at_once_on_sighup() {
+fn a_renewed_certificate_is_used_soon_and_at_once_after_sighup() {
     let folder = tempfile::tempdir().unwrap();
     let files = Files::within(folder.path());
     let first = files.renew();
@@ -96,28 +97,28 @@ fn certificates_that_are_renewed_are_shown_soon_and_at_once_on_sighup() {
         .with("--admin-tls-cert", &files.chain)
         .with("--admin-tls-key", &files.key)
         .launch();
-    shown(&agent, &first, AT_ONCE);
+    shows(&agent, &first, AT_ONCE);
     let second = files.renew();
-    shown(&agent, &second, NEXT_LOOK);
-    assert!(ask(&agent, &first).is_err(), "the old one is not shown any more");
+    shows(&agent, &second, NEXT_READ);
+    assert!(ask(&agent, &first).is_err(), "the old certificate is not used any more");
     for _ in 0..3 {
         let next = files.renew();
         agent.signal(libc::SIGHUP);
-        shown(&agent, &next, AT_ONCE);
+        shows(&agent, &next, AT_ONCE);
     }
-    // Half of a renewal: the old pair stays, and that is said.
+    // A renewal of which only the key was written: the agent keeps the old pair and logs that.
     let last = files.renew();
     agent.signal(libc::SIGHUP);
-    shown(&agent, &last, AT_ONCE);
+    shows(&agent, &last, AT_ONCE);
     std::fs::write(&files.key, "no key").unwrap();
     agent.signal(libc::SIGHUP);
     agent.logs("admin certificates changed but cannot be used; the old ones stay");
-    shown(&agent, &last, AT_ONCE);
+    shows(&agent, &last, AT_ONCE);
     assert_eq!(agent.terminate().status.code(), Some(0));
 }
 
 #[test]
-fn only_who_shows_a_certificate_of_the_authority_is_answered_on_the_admin_port() {
+fn the_admin_port_answers_only_clients_with_a_certificate_of_the_authority() {
     let folder = tempfile::tempdir().unwrap();
     let files = Files::within(folder.path());
     let server = files.renew();
@@ -132,8 +133,8 @@ fn only_who_shows_a_certificate_of_the_authority_is_answered_on_the_admin_port()
         .launch();
     let answer = ask_as(&agent, &server, &known).unwrap();
     assert!(answer.starts_with("HTTP/1.1 200 "), "{answer}");
-    for (who, shown) in [("nobody", None), ("one of another authority", stranger)] {
-        let answer = ask_as(&agent, &server, &shown);
+    for (who, client) in [("a client without a certificate", None), ("a client of another authority", stranger)] {
+        let answer = ask_as(&agent, &server, &client);
         assert!(answer.is_err(), "{who}: {answer:?}");
     }
     assert!(ask_as(&agent, &server, &known).is_ok(), "and it is still answered");

@@ -1,5 +1,5 @@
-//! The built program where a container runtime would put it: in a cgroup of its own, from whose namespace `/proc/<pid>/cgroup`
-//! shows no path that begins at the root, with the host's hierarchies mounted as they are.
+//! Runs the built program as a container runtime would: in its own cgroup and cgroup namespace. In that namespace no
+//! path in `/proc/<pid>/cgroup` begins at the root of the hierarchy. The host's hierarchies are mounted unchanged.
 
 use crate::program::BINARY;
 use lab::agent::Agent;
@@ -10,13 +10,13 @@ use serde_json::Value;
 use std::path::Path;
 use std::time::Duration;
 
-/// Numbers that no other test gives to its pods: ours, and the one that is looked at.
+/// Pod numbers that no other test uses: the agent's own pod, and the observed pod.
 const OURS: u32 = 0xc90;
 const OTHERS: u32 = 0xc91;
 const SOON: Duration = Duration::from_secs(20);
 const MIB: u64 = 1 << 20;
 
-/// What a row says, for comparison: `namespace/pod/container`.
+/// The owner of a row as `namespace/pod/container`, for comparison.
 fn named(owner: &Value) -> String {
     ["namespace", "pod", "container"].map(|key| owner[key].as_str().unwrap_or("?")).join("/")
 }
@@ -35,10 +35,11 @@ fn from_a_private_cgroup_namespace_the_program_shows_pods_processes_and_names() 
     }
     let pids: Vec<u32> = pod.containers.iter().map(|container| container.pid).collect();
     let fake = FakeNvml::install(recipe.dir()).unwrap();
-    let card = FakeGpu { processes: vec![process(pids[0], 4096 * MIB, 40.0)], ..cards("H100", 1) };
-    fake.write(&Scenario { gpus: vec![card], ..Scenario::default() }).unwrap();
+    let gpu = FakeGpu { processes: vec![process(pids[0], 4096 * MIB, 40.0)], ..cards("H100", 1) };
+    fake.write(&Scenario { gpus: vec![gpu], ..Scenario::default() }).unwrap();
 
-    // The namespace's root is where the process is when it is made: in our own pod, beside the other.
+    // The kernel makes a process's cgroup the root of its new cgroup namespace. So the process first moves into the
+    // agent's own pod.
     let join = format!(
         "for tree in /sys/fs/cgroup /sys/fs/cgroup/*; do
            [ ! -e \"$tree{ours}/cgroup.procs\" ] || echo $$ >\"$tree{ours}/cgroup.procs\"
@@ -72,12 +73,12 @@ fn from_a_private_cgroup_namespace_the_program_shows_pods_processes_and_names() 
         pids.iter().map(owner).collect::<Option<Vec<String>>>()
     });
     assert_eq!(owners, ["ml/train-0/main", "ml/train-0/side"]);
-    eventually("the process on the card with its container", SOON, || {
-        let cards = list("/api/v1/gpus", "gpus");
-        let on_it = cards.first()?["processes"]["value"].as_array()?.clone();
+    eventually("the process on the GPU with its container", SOON, || {
+        let gpus = list("/api/v1/gpus", "gpus");
+        let on_it = gpus.first()?["processes"]["value"].as_array()?.clone();
         (on_it.len() == 1 && named(&on_it[0]["owner"]) == "ml/train-0/main").then_some(())
     });
-    // It knows itself too, by the cgroup alone: nobody has named its pod.
+    // The agent's own pod is in the list, by its cgroup alone: no source gives its name.
     let own = list("/api/v1/pods", "pods").into_iter().find(|shown| shown["uid"] == pods.pods[0].uid);
     assert!(own.is_some_and(|own| own["name"].is_null()));
 }

@@ -1,4 +1,5 @@
-//! What an agent wrote on its Node goes with its last GPU, and by `agent --clean-node`; what others wrote stays.
+//! Tests how the agent removes its annotations and labels from a Node: when its last GPU is gone, and with
+//! `agent --clean-node`. Entries of other programs stay.
 
 use crate::driver::fake;
 use crate::program::BINARY;
@@ -9,12 +10,12 @@ use lab::scenario::{Scenario, cards};
 use serde_json::{Value, json};
 use std::time::Duration;
 
-/// The agent looks at its Node every 10 s, and for GPUs that come and go as often.
+/// The agent reads its Node every 10 s, and looks for GPUs that come or go as often.
 const SOON: Duration = Duration::from_secs(60);
 const REGISTER: &str = "hami.io/node-nvidia-register";
 const HANDSHAKE: &str = "hami.io/node-handshake";
 
-/// A Node on which an operator and NVIDIA's operator have written.
+/// A Node with entries of an administrator and of NVIDIA's GPU operator.
 fn node(name: &str) -> Value {
     json!({
         "kind": "Node", "apiVersion": "v1",
@@ -31,11 +32,11 @@ fn node(name: &str) -> Value {
 
 fn written(server: &FakeApiServer, name: &str) -> Option<Value> {
     let seen = server.object("nodes", "", name)?;
-    let told = |key: &str| seen["metadata"]["annotations"][key].is_string();
-    (told(REGISTER) && told(HANDSHAKE) && seen["metadata"]["labels"]["nvidia.com/gpu.count"] == "2").then_some(seen)
+    let set = |key: &str| seen["metadata"]["annotations"][key].is_string();
+    (set(REGISTER) && set(HANDSHAKE) && seen["metadata"]["labels"]["nvidia.com/gpu.count"] == "2").then_some(seen)
 }
 
-/// Whether the Node is as it was before any agent.
+/// Whether the Node is as it was before any agent ran.
 fn clean(server: &FakeApiServer, name: &str) -> bool {
     let seen = server.object("nodes", "", name).expect("the Node");
     let same = |part: &str| seen["metadata"][part] == node(name)["metadata"][part];
@@ -47,7 +48,7 @@ fn agent(server: &FakeApiServer, library: &std::path::Path) -> Agent {
 }
 
 #[test]
-fn when_the_last_gpu_is_gone_the_agent_takes_away_what_it_wrote_and_one_that_comes_is_told_again() {
+fn when_the_last_gpu_is_gone_the_agent_cleans_its_node_and_writes_it_again_when_gpus_return() {
     let server = FakeApiServer::start();
     server.put("nodes", node("n1"));
     let two = Scenario { gpus: vec![cards("H100", 2)], ..Scenario::default() };
@@ -61,7 +62,7 @@ fn when_the_last_gpu_is_gone_the_agent_takes_away_what_it_wrote_and_one_that_com
 }
 
 #[test]
-fn clean_node_takes_away_what_agents_wrote_and_nothing_else() {
+fn clean_node_removes_what_agents_wrote_and_nothing_else() {
     let server = FakeApiServer::start();
     server.put("nodes", node("n1"));
     let (_directory, driver) = fake(&Scenario { gpus: vec![cards("H100", 2)], ..Scenario::default() });
@@ -70,7 +71,8 @@ fn clean_node_takes_away_what_agents_wrote_and_nothing_else() {
     let ended = running.terminate();
     assert!(ended.status.success(), "{}", ended.log);
 
-    // HAMi's scheduler asks over our handshake; another node is HAMi's own plugin's.
+    // On the first Node, HAMi's scheduler has overwritten our handshake. The second Node belongs to HAMi's own device
+    // plugin.
     let mut asked = server.object("nodes", "", "n1").unwrap();
     asked["metadata"]["annotations"][HANDSHAKE] = "Requesting_2026-11-21 10:21:47".into();
     for entry in asked["metadata"]["managedFields"].as_array_mut().unwrap() {
@@ -92,8 +94,8 @@ fn clean_node_takes_away_what_agents_wrote_and_nothing_else() {
     };
     let (code, log) = run("--clean-node");
     assert!(code == Some(0) && clean(&server, "n1"), "{code:?} {log}");
-    // An agent's account may get its Node, and not list them.
-    assert!(!server.asked().iter().any(|asked| asked.path == "/api/v1/nodes"));
+    // An agent's account has the right to get its Node, but not to list Nodes.
+    assert!(!server.requests().iter().any(|asked| asked.path == "/api/v1/nodes"));
     let (code, log) = run("--clean-node");
     assert!(code == Some(0) && log.contains("nodes=0"), "nothing is left to do: {code:?} {log}");
 

@@ -1,4 +1,4 @@
-//! The command line, the environment, the file.
+//! Tests the command line, the environment and the configuration file.
 
 use crate::program::BINARY;
 use std::process::{Command, Output};
@@ -50,11 +50,11 @@ fn the_printed_yaml_gives_the_same_settings_again() {
     assert_eq!(config["metrics-hami"]["value"], "true");
 }
 
-/// Arguments, environment, and what the complaint must hold.
+/// Arguments, environment, and the text that the error message must contain.
 type Case<'a> = (&'a [&'a str], &'a [(&'a str, &'a str)], &'a str);
 
 #[test]
-fn what_is_wrong_is_told_with_its_place_and_ends_with_64() {
+fn a_wrong_setting_is_reported_with_its_origin_and_exit_code_64() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("c.yaml");
     let file = path.to_str().unwrap();
@@ -82,7 +82,7 @@ fn what_is_wrong_is_told_with_its_place_and_ends_with_64() {
 }
 
 #[test]
-fn mistakes_of_the_file_and_of_values_are_told_at_once() {
+fn mistakes_in_the_file_and_in_values_are_reported_together() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("config.yaml");
     std::fs::write(&path, "gpus: none\nusage_sockt: /run/x.sock\n").unwrap();
@@ -90,7 +90,7 @@ fn mistakes_of_the_file_and_of_values_are_told_at_once() {
     for command in ["agent", "print-config"] {
         let output = run(&[command, "--config", file], &[("GPU_STEWARD_PERIOD", "5")]);
         assert_eq!(output.status.code(), Some(64), "{command}");
-        // As docs/configuration.md shows them.
+        // The messages as docs/configuration.md shows them.
         let page = format!(
             "error: {file}:2: unknown key \"usage_sockt\"; did you mean usage-socket?\n\
              error: invalid value \"5\" for period (from GPU_STEWARD_PERIOD): a time needs a unit: ms, s, m or h\n"
@@ -100,28 +100,28 @@ fn mistakes_of_the_file_and_of_values_are_told_at_once() {
 }
 
 #[test]
-fn a_file_that_is_not_yaml_is_told_with_its_place_what_was_expected_and_what_was_not_checked() {
+fn a_file_that_is_not_yaml_is_reported_with_line_and_column_and_what_was_not_checked() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("c.yaml");
     let file = path.to_str().unwrap();
-    for (text, place, words) in [
+    for (text, place, reason) in [
         ("v: 0\nperiod 2s\nlisen: x\n", "2:1", "simple key expected ':'"),
         ("v: 0\nperiod: 2s: x\n", "2:11", "mapping values are not allowed in this context"),
         ("v: 0\nv: 2\n", "2:1", "duplicate mapping key: v"),
     ] {
         std::fs::write(&path, text).unwrap();
-        let said = stderr(&run(&["agent", "--config", file], &[]));
+        let message = stderr(&run(&["agent", "--config", file], &[]));
         let whole = format!(
-            "{file}:{place}: is not a YAML mapping of settings: {words}; expected a line such as `period: 2s` for each \
+            "{file}:{place}: is not a YAML mapping of settings: {reason}; expected a line such as `period: 2s` for each \
              setting; what follows was not checked"
         );
-        assert!(said.contains(&whole), "{said}");
-        assert!(!said.contains("lisen"), "{said}");
+        assert!(message.contains(&whole), "{message}");
+        assert!(!message.contains("lisen"), "{message}");
     }
 }
 
 #[test]
-fn help_teaches() {
+fn help_shows_examples_exit_codes_and_defaults() {
     let output = run(&["--help"], &[]);
     for part in ["Examples:", "Exit codes:", "agent", "print-config"] {
         assert!(stdout(&output).contains(part), "{part}");

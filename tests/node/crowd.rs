@@ -1,4 +1,5 @@
-//! As many containers as nobody has, and more than there is room for, on a tree that looks like cgroup v2.
+//! Tests the agent with 5,000 containers, and with more cgroups than it keeps, on a directory tree that looks like
+//! cgroup v2.
 
 use crate::program::BINARY;
 use lab::agent::Agent;
@@ -8,11 +9,11 @@ use std::fs;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-/// Two containers a pod: 5,000 of them, and 7,500 cgroups in all.
+/// Two containers in each pod: 5,000 containers and 7,500 cgroups in all.
 const PODS: u32 = 2500;
-/// `model::cgroup::MAX_CGROUPS`.
-const ROOM: u32 = 8192;
-/// Passes over a tree that was made anew: the first opens every file.
+/// The same number as `model::cgroup::MAX_CGROUPS`.
+const MAX_CGROUPS: u32 = 8192;
+/// Time for some passes over a new tree: the first pass opens every file.
 const SOON: Duration = Duration::from_secs(60);
 
 fn cgroup(directory: &Path) {
@@ -27,7 +28,8 @@ fn cgroup(directory: &Path) {
     }
 }
 
-/// As runtimes make them, ids differ in their first digits; those of ten pods do not, which is nobody's fault either.
+/// The ids of containers differ in their first digits, as those of runtimes do. The ids of ten pods do not, and the
+/// agent must handle that too.
 fn id(pod: u32, container: u32) -> String {
     let first = if pod < 10 { 0 } else { 2 * pod + container };
     format!("{first:012x}{pod:026x}{container:026x}")
@@ -44,21 +46,21 @@ fn pod(root: &Path, number: u32) {
 /// Promise 17 in docs/specification.md.
 #[test]
 fn five_thousand_containers_are_shown_and_what_is_beyond_the_bound_is_counted() {
-    // In memory, because the tree is 40,000 small files.
+    // The tree is in memory because it has 40,000 small files.
     let memory = Path::new("/dev/shm");
     let tree = if memory.is_dir() { tempfile::tempdir_in(memory) } else { tempfile::tempdir() }.unwrap();
     let root = tree.path();
     fs::write(root.join("cgroup.controllers"), "cpu memory\n").unwrap();
     (0..PODS).for_each(|number| pod(root, number));
     let agent = Agent::standalone(BINARY).with("--gpus", "none").with("--cgroup-root", root).start();
-    let shown = |path: &str, series: &str| {
+    let values_of = |path: &str, series: &str| {
         let text = agent.get(path).text();
         let values = text.lines().filter(|line| line.starts_with(series));
         values.filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok()).collect::<Vec<f64>>()
     };
     let memory = "gpu_steward_container_memory_usage_bytes{";
-    eventually("every container", SOON, || (shown("/metrics", memory).len() == 2 * PODS as usize).then_some(()));
-    assert!(shown("/metrics", memory).iter().all(|bytes| (bytes - 4_096_000.0).abs() < 1.0));
+    eventually("every container", SOON, || (values_of("/metrics", memory).len() == 2 * PODS as usize).then_some(()));
+    assert!(values_of("/metrics", memory).iter().all(|bytes| (bytes - 4_096_000.0).abs() < 1.0));
     for path in ["/metrics", "/metrics/cadvisor"] {
         let text = agent.get(path).text();
         let mut seen = HashSet::new();
@@ -68,28 +70,28 @@ fn five_thousand_containers_are_shown_and_what_is_beyond_the_bound_is_counted() 
         }
         assert!(seen.len() > 4 * PODS as usize, "{path}: {}", seen.len());
     }
-    assert_eq!(shown("/metrics", "gpu_steward_left_out{what=\"cgroups\"}"), [0.0]);
+    assert_eq!(values_of("/metrics", "gpu_steward_left_out{what=\"cgroups\"}"), [0.0]);
     let begin = Instant::now();
     let pods = agent.get("/api/v1/pods").json();
     let resident = agent.resident_mib();
     println!("/api/v1/pods of 5,000 containers took {:?}, {resident:.1} MiB resident", begin.elapsed());
-    // 20 KiB each, with what several answers of all of them hold.
+    // 20 KiB for each container, and several answers that hold all of them.
     assert!(resident < 160.0, "{resident} MiB");
     let containers = pods["pods"].as_array().unwrap().iter().map(|pod| pod["containers"].as_array().unwrap().len());
     assert_eq!(containers.sum::<usize>(), 2 * PODS as usize);
     assert_eq!(agent.get("/readyz").status, 200);
 
-    // 750 cgroups more, of which 692 find room.
+    // 750 cgroups more, of which the agent keeps 692.
     (PODS..PODS + 250).for_each(|number| pod(root, number));
-    let beyond = f64::from(3 * (PODS + 250) - ROOM);
+    let beyond = f64::from(3 * (PODS + 250) - MAX_CGROUPS);
     eventually("what is left out", SOON, || {
-        (shown("/metrics", "gpu_steward_left_out{what=\"cgroups\"}") == [beyond]).then_some(())
+        (values_of("/metrics", "gpu_steward_left_out{what=\"cgroups\"}") == [beyond]).then_some(())
     });
     agent.logs("more than can be kept");
     assert_eq!(agent.get("/readyz").status, 200);
     let ended = agent.terminate();
     assert_eq!(ended.status.code(), Some(0), "{}", ended.log);
-    // Promise 14: the time of a drain.
+    // Promise 14: the longest time of a drain.
     assert!(ended.took < Duration::from_secs(5), "{:?}", ended.took);
-    assert_eq!(ended.log.matches("more than can be kept").count(), 1, "said once: {}", ended.log);
+    assert_eq!(ended.log.matches("more than can be kept").count(), 1, "logged once: {}", ended.log);
 }

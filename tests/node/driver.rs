@@ -1,4 +1,4 @@
-//! GPUs through a driver library: NVIDIA's own without a driver, and the fake one with eight cards.
+//! Tests GPUs through a driver library: NVIDIA's own library without a driver, and the fake library with eight GPUs.
 
 use crate::program::BINARY;
 use lab::agent::{Agent, START};
@@ -10,9 +10,9 @@ use serde_json::Value;
 use std::path::{Path, PathBuf};
 use tempfile::TempDir;
 
-/// `/api/v1/gpus` once it shows so many cards with readings.
+/// The GPUs of `/api/v1/gpus` once it shows this many GPUs with readings.
 pub(crate) fn gpus(agent: &Agent, count: usize) -> Vec<Value> {
-    eventually(&format!("{count} cards with readings"), START, || {
+    eventually(&format!("{count} GPUs with readings"), START, || {
         let document = agent.get("/api/v1/gpus").json();
         let gpus = document["gpus"].as_array()?.clone();
         let read = gpus.iter().all(|gpu| gpu["memory_used_bytes"].get("age_seconds").is_some());
@@ -28,23 +28,24 @@ pub(crate) fn fake(scenario: &Scenario) -> (TempDir, FakeNvml) {
     (directory, fake)
 }
 
-/// The file that NVIDIA's library makes as root, whether there is a driver or not; taken away if it was not there before.
+/// The device file that NVIDIA's library makes as root even without a driver. It is removed at the end if it did not
+/// exist before.
 struct DeviceFile {
-    was_there: bool,
+    existed: bool,
 }
 
 impl DeviceFile {
     const PATH: &str = "/dev/nvidiactl";
 
-    fn before_the_library_makes_it() -> DeviceFile {
-        DeviceFile { was_there: Path::new(DeviceFile::PATH).exists() }
+    fn before_the_library_loads() -> DeviceFile {
+        DeviceFile { existed: Path::new(DeviceFile::PATH).exists() }
     }
 }
 
 impl Drop for DeviceFile {
     fn drop(&mut self) {
-        if !self.was_there {
-            // Without root the library could not make it either.
+        if !self.existed {
+            // Without root the library could not make the file, so an error is ignored.
             let _ = std::fs::remove_file(DeviceFile::PATH);
         }
     }
@@ -57,7 +58,7 @@ fn nvidias_own_library_without_a_driver_gives_advice_and_the_agent_goes_on() {
     let library = library.expect("GPU_STEWARD_REAL_NVML names NVIDIA's libnvidia-ml.so.1");
     assert!(library.exists(), "{} is not there", library.display());
     assert!(!Path::new("/proc/driver/nvidia/version").exists(), "this is for a machine without the driver");
-    let _traces = DeviceFile::before_the_library_makes_it();
+    let _traces = DeviceFile::before_the_library_loads();
     let agent = Agent::standalone(BINARY).with("--nvml-library", &library).launch();
     agent.logs("modprobe nvidia");
     let log = agent.log();
@@ -69,7 +70,7 @@ fn nvidias_own_library_without_a_driver_gives_advice_and_the_agent_goes_on() {
 }
 
 #[test]
-fn eight_cards_of_the_driver_are_served_with_their_processes() {
+fn eight_gpus_of_the_driver_are_served_with_their_processes() {
     let mine = std::process::id();
     let busy = FakeGpu { processes: vec![process(mine, 7 << 30, 63.0)], ..cards("H100", 1) };
     let (_directory, fake) = fake(&Scenario { gpus: vec![busy, cards("H100", 7)], ..Scenario::default() });
@@ -79,15 +80,15 @@ fn eight_cards_of_the_driver_are_served_with_their_processes() {
     assert_eq!(gpus[0]["memory_total_bytes"]["value"], 81_559_u64 << 20);
     assert_eq!(gpus[0]["memory_used_bytes"]["value"], 7_u64 << 30);
     assert_eq!(agent.get("/api/v1/gpus").json()["view"]["simulated"], false, "a library is a library");
-    let told = eventually("this process on the first card", START, || {
+    let found = eventually("this process on the first GPU", START, || {
         let document = agent.get("/api/v1/gpus").json();
         let list = document["gpus"][0]["processes"]["value"].as_array()?.clone();
         list.into_iter().find(|process| process["pid"] == mine && process["sm_ratio"]["value"] == 0.63)
     });
-    assert_eq!(told["memory_used_bytes"]["value"], 7_u64 << 30, "{told}");
+    assert_eq!(found["memory_used_bytes"]["value"], 7_u64 << 30, "{found}");
 }
 
-/// Eight cards that take the power of a recording.
+/// Eight GPUs whose power comes from a recording.
 pub(crate) fn replayed() -> Scenario {
     let recording = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/traces/helios-two-tenants.csv");
     let replay = Replay { speed: 600.0, ..Replay::of(recording, "vc6YE") };
@@ -96,7 +97,7 @@ pub(crate) fn replayed() -> Scenario {
 }
 
 #[test]
-fn eight_replayed_cards_show_what_was_recorded() {
+fn eight_replayed_gpus_show_the_recorded_power() {
     let (_directory, fake) = fake(&replayed());
     let agent = Agent::standalone(BINARY).with("--nvml-library", fake.library()).launch();
     assert_eq!(gpus(&agent, 8).len(), 8);
@@ -111,8 +112,8 @@ fn eight_replayed_cards_show_what_was_recorded() {
     });
 }
 
-/// Each GPU's words for why it gets no new containers, and whether it tells when it will get some.
-fn judged(agent: &Agent) -> Vec<(Vec<String>, bool)> {
+/// For each GPU the incidents that keep it from new containers, and whether the agent says when it becomes fit again.
+fn conditions(agent: &Agent) -> Vec<(Vec<String>, bool)> {
     let document = agent.get("/api/v1/gpus").json();
     let word = |incident: &Value| incident["incident"].as_str().expect("a word").to_owned();
     let gpus = document["gpus"].as_array().expect("a list").iter();
@@ -123,9 +124,9 @@ fn judged(agent: &Agent) -> Vec<(Vec<String>, bool)> {
     .collect()
 }
 
-/// Promise 11 in docs/specification.md: a call of some seconds takes readings and no capacity.
+/// Promise 11 in docs/specification.md: a call of some seconds costs readings, and no capacity.
 #[test]
-fn a_call_of_some_seconds_condemns_no_gpu() {
+fn a_driver_call_of_some_seconds_makes_no_gpu_unfit() {
     let well = Scenario { gpus: vec![cards("H100", 5)], ..Scenario::default() };
     let (_directory, fake) = fake(&well);
     let agent = Agent::standalone(BINARY).with("--nvml-library", fake.library()).start();
@@ -133,25 +134,25 @@ fn a_call_of_some_seconds_condemns_no_gpu() {
     let slow =
         CallFault { call: "nvmlDeviceGetCount_v2".into(), latency_ms: 8000, times: Some(1), ..CallFault::default() };
     fake.write(&Scenario { faults: vec![slow], ..well }).expect("the scenario is written");
-    let fit = || assert_eq!(judged(&agent), vec![(Vec::new(), false); 5]);
+    let none_is_unfit = || assert_eq!(conditions(&agent), vec![(Vec::new(), false); 5]);
     eventually("readings that are absent", START, || {
-        fit();
+        none_is_unfit();
         let document = agent.get("/api/v1/gpus").json();
         let gpus = document["gpus"].as_array()?;
         gpus.iter().all(|gpu| gpu["power_watts"]["absent"] == "call_stalls").then_some(())
     });
     assert_eq!(agent.get("/readyz").status, 200);
     eventually("readings", START, || {
-        fit();
+        none_is_unfit();
         let document = agent.get("/api/v1/gpus").json();
         document["gpus"][4]["power_watts"].get("value").map(|_| ())
     });
-    fit();
+    none_is_unfit();
 }
 
 /// Promise 33 in docs/specification.md.
 #[test]
-fn a_gpu_of_which_every_call_fails_is_silent_and_its_neighbours_are_well() {
+fn a_gpu_whose_calls_all_fail_is_silent_and_the_others_stay_healthy() {
     let (_directory, fake) = fake(&Scenario { gpus: vec![cards("H100", 5)], ..Scenario::default() });
     let agent = Agent::standalone(BINARY).with("--nvml-library", fake.library()).start();
     gpus(&agent, 5);
@@ -166,10 +167,10 @@ fn a_gpu_of_which_every_call_fails_is_silent_and_its_neighbours_are_well() {
     let bad = Scenario { gpus: vec![cards("H100", 5)], faults, ..Scenario::default() };
     fake.write(&bad).expect("the scenario is written");
     let silent = (vec!["silent".to_owned()], false);
-    let told = eventually("four that are silent", START, || {
-        Some(judged(&agent)).filter(|told| told[..4].iter().all(|told| *told == silent))
+    let found = eventually("four that are silent", START, || {
+        Some(conditions(&agent)).filter(|found| found[..4].iter().all(|gpu| *gpu == silent))
     });
-    assert_eq!(told[4], (Vec::new(), false));
+    assert_eq!(found[4], (Vec::new(), false));
     let gpus = agent.get("/api/v1/gpus").json();
     for (place, advice) in [(0, "GSP"), (1, "device cgroup"), (2, "GSP"), (3, "GSP")] {
         let gpu = &gpus["gpus"][place];
@@ -180,7 +181,7 @@ fn a_gpu_of_which_every_call_fails_is_silent_and_its_neighbours_are_well() {
 
 /// Promise 13 in docs/specification.md.
 #[test]
-fn an_updated_driver_ends_the_program_and_one_that_never_fitted_is_waited_for() {
+fn the_program_ends_after_a_driver_update_and_waits_for_a_driver_that_never_fitted() {
     let old = Scenario { gpus: vec![cards("H100", 1)], ..Scenario::default() };
     let (_directory, fake) = fake(&old);
     let agent = Agent::standalone(BINARY).with("--nvml-library", fake.library()).start();
@@ -190,7 +191,8 @@ fn an_updated_driver_ends_the_program_and_one_that_never_fitted_is_waited_for() 
     let ended = agent.wait();
     assert_eq!(ended.status.code(), Some(75), "{}", ended.log);
     assert!(ended.log.contains("was updated under this process") && ended.log.contains("stopped"), "{}", ended.log);
-    // The library on disk does not fit either, until the module is loaded anew: no use in ending again.
+    // The library on disk does not fit the kernel module either until the module is loaded again. So the agent must
+    // wait and not end again.
     let agent = Agent::standalone(BINARY).with("--nvml-library", fake.library()).start();
     agent.logs("different driver versions");
     fake.write(&Scenario { init_error: None, ..unfit }).expect("the scenario is written");

@@ -1,4 +1,5 @@
-//! What has happened to a GPU is known to the next agent of the same boot, until a reset or an operator mends it.
+//! Tests that incidents of a GPU survive a restart of the agent in the same boot, until the GPU is reset or an operator
+//! clears them.
 
 use crate::driver::fake;
 use crate::program::BINARY;
@@ -9,18 +10,19 @@ use lab::scenario::{FakeGpu, ReadingKind, Scenario, Value as Number, Which, XidE
 use serde_json::Value;
 use std::path::Path;
 
-/// Two cards of a driver that gives no advice, as before R565. Its energy counter lives on when the agent does not.
-fn silent_driver() -> Scenario {
+/// Two GPUs of a driver that gives no recovery action, as before R565. The fake driver's energy counter is constant, so
+/// it does not look like a reset when the agent starts again.
+fn driver_without_advice() -> Scenario {
     let energy = [(ReadingKind::EnergyMillijoules, Number::Constant(5e6))].into();
-    let card = FakeGpu { values: energy, not_supported: vec!["field:230".into()], ..cards("A100", 2) };
-    Scenario { gpus: vec![card], ..Scenario::default() }
+    let gpu = FakeGpu { values: energy, not_supported: vec!["field:230".into()], ..cards("A100", 2) };
+    Scenario { gpus: vec![gpu], ..Scenario::default() }
 }
 
 fn xid(code: u64) -> XidEvent {
     XidEvent { id: 1, gpu: Which::Place(1), code, event: 8, at_s: 0.0, mig: None }
 }
 
-/// Asks the admin port as one who can read the state directory.
+/// A request to the admin port with the operator's token, which only a reader of the state directory has.
 pub(crate) fn operate(agent: &Agent, state: &Path, method: &str, path: &str) -> http::HttpResponse {
     let addresses = std::fs::read_to_string(state.join("addresses.json")).expect("the addresses");
     let addresses: Value = serde_json::from_str(&addresses).expect("JSON");
@@ -34,7 +36,7 @@ fn recipe(library: &Path, state: &Path) -> Recipe {
     recipe.with("--health-quiet-period", "1s")
 }
 
-/// The second GPU once it is as it should be.
+/// The second GPU, once `is` holds for it.
 fn second(agent: &Agent, what: &str, is: impl Fn(&Value) -> bool) -> Value {
     eventually(what, START, || {
         let document = agent.get("/api/v1/gpus").json();
@@ -43,7 +45,7 @@ fn second(agent: &Agent, what: &str, is: impl Fn(&Value) -> bool) -> Value {
     })
 }
 
-fn condemned(gpu: &Value) -> bool {
+fn unfit(gpu: &Value) -> bool {
     gpu["incidents"][0]["incident"] == "xid_95" && gpu["awaits_reset"] == true
 }
 
@@ -52,8 +54,8 @@ fn healthy(gpu: &Value) -> bool {
 }
 
 #[test]
-fn a_gpu_that_needs_a_reset_stays_condemned_over_a_restart_until_an_operator_clears_it() {
-    let (_directory, driver) = fake(&Scenario { xids: vec![xid(95)], ..silent_driver() });
+fn a_gpu_that_needs_a_reset_stays_unfit_over_a_restart_until_an_operator_clears_it() {
+    let (_directory, driver) = fake(&Scenario { xids: vec![xid(95)], ..driver_without_advice() });
     let state = tempfile::tempdir().expect("a directory");
     let file = state.path().join("incidents.json");
     let start = || recipe(driver.library(), state.path()).launch();
@@ -62,18 +64,18 @@ fn a_gpu_that_needs_a_reset_stays_condemned_over_a_restart_until_an_operator_cle
         (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
     };
     let agent = start();
-    let gpu = second(&agent, "the error", condemned);
+    let gpu = second(&agent, "the error", unfit);
     assert!(gpu["incidents"][0]["advice"].as_str().is_some_and(|advice| advice.contains("--clear-incident")), "{gpu}");
     assert!(gpu["fit_in_seconds"].is_null(), "{gpu}");
     eventually("the file", START, || file.exists().then_some(()));
     agent.signal(libc::SIGKILL);
     let _ = agent.wait();
-    driver.write(&silent_driver()).unwrap();
+    driver.write(&driver_without_advice()).unwrap();
 
     let agent = start();
     agent.logs("the GPU had these incidents before the agent started");
     let uuid = second(&agent, "the same after a restart", |gpu| {
-        condemned(gpu) && gpu["temperature_celsius"].get("value").is_some()
+        unfit(gpu) && gpu["temperature_celsius"].get("value").is_some()
     });
     let uuid = uuid["uuid"].as_str().expect("a UUID");
     let (code, log) = clear("GPU-of-nobody");
@@ -93,20 +95,20 @@ fn a_gpu_that_needs_a_reset_stays_condemned_over_a_restart_until_an_operator_cle
 }
 
 #[test]
-fn a_counter_that_began_again_shows_a_reset() {
-    let (_directory, driver) = fake(&Scenario { xids: vec![xid(95)], ..silent_driver() });
+fn a_smaller_energy_counter_shows_that_the_gpu_was_reset() {
+    let (_directory, driver) = fake(&Scenario { xids: vec![xid(95)], ..driver_without_advice() });
     let state = tempfile::tempdir().expect("a directory");
     let agent = recipe(driver.library(), state.path()).launch();
-    second(&agent, "the error", condemned);
-    let mut again = Scenario { xids: vec![xid(95)], ..silent_driver() };
+    second(&agent, "the error", unfit);
+    let mut again = Scenario { xids: vec![xid(95)], ..driver_without_advice() };
     again.gpus[0].values.insert(ReadingKind::EnergyMillijoules, Number::Constant(100.0));
     driver.write(&again).unwrap();
     second(&agent, "that it was reset", healthy);
 }
 
 #[test]
-fn a_file_that_cannot_be_read_is_told_and_put_aside_and_that_of_another_boot_says_nothing() {
-    let (_directory, driver) = fake(&silent_driver());
+fn an_unreadable_incidents_file_is_put_aside_and_one_of_another_boot_is_ignored() {
+    let (_directory, driver) = fake(&driver_without_advice());
     let state = tempfile::tempdir().expect("a directory");
     let file = state.path().join("incidents.json");
     let start = || recipe(driver.library(), state.path()).launch();
@@ -126,5 +128,5 @@ fn a_file_that_cannot_be_read_is_told_and_put_aside_and_that_of_another_boot_say
     std::fs::write(&file, text("6f1b8a0e-2c5d-4f3a-9b7c-0123456789ab")).unwrap();
     second(&start(), "the GPU", healthy);
     std::fs::write(&file, text(boot.trim())).unwrap();
-    second(&start(), "the incident", condemned);
+    second(&start(), "the incident", unfit);
 }

@@ -1,5 +1,4 @@
-//! The journal, read back through a real systemd-journald in a mount namespace of its own: the machine's /run is not
-//! touched.
+//! Tests the journal through a real systemd-journald in its own mount namespace. The machine's `/run` is not touched.
 
 use crate::program::BINARY;
 use lab::agent::START;
@@ -12,18 +11,19 @@ use std::io::Write;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-/// Numbers that no other test gives to its pods.
+/// Pod numbers that no other test uses.
 const NUMBERS: [u32; 2] = [0x10a7, 0x10a8];
 
-/// Mounts an empty /run, starts journald there, runs the program until it has said what is waited for, reads the
-/// journal and ends everything. Arguments: the program, a folder of the test's own, the text to wait for, flags.
+/// Mounts an empty /run, starts journald there, runs the program until the expected text is in the journal, reads the
+/// journal and ends both. Arguments: the program, a folder of this test, the expected text, flags of the program.
 const SCRIPT: &str = r#"
 set -u
 binary=$1 folder=$2 wanted=$3; shift 3
 mount -t tmpfs tmpfs /run && mkdir -p /run/systemd/journal /run/log || exit 90
 /lib/systemd/systemd-journald & journald=$!
 for _ in $(seq 100); do [ -S /run/systemd/journal/socket ] && break; sleep 0.05; done
-# As systemd says to whom it connected stderr; what is waited for comes by the journal's own socket.
+# As systemd sets it for a program whose stderr it connects to the journal. The expected text comes through the
+# journal's own socket.
 : >"$folder/stderr"; export JOURNAL_STREAM=$(stat -c %d:%i "$folder/stderr")
 read_journal() { journalctl --sync; journalctl -D /run/log/journal -t gpu-steward -o json --all; }
 "$binary" agent --standalone --listen 127.0.0.1:0 --admin-listen 127.0.0.1:0 --usage-socket "$folder/a.sock" \
@@ -35,7 +35,7 @@ kill -TERM "$journald"; wait "$journald"
 exit "$code"
 "#;
 
-/// The journal's entries and what went to stderr; `meanwhile` is done while the program runs.
+/// The entries of the journal, and what the program wrote to stderr. `meanwhile` runs at the same time as the program.
 fn journal(folder: &Path, flags: &[&str], wanted: &str, meanwhile: impl FnOnce()) -> (Vec<Value>, String) {
     std::fs::write(folder.join("config.yaml"), "").unwrap();
     let script = Command::new("unshare")
@@ -49,8 +49,8 @@ fn journal(folder: &Path, flags: &[&str], wanted: &str, meanwhile: impl FnOnce()
     meanwhile();
     let output = script.wait_with_output().unwrap();
     let stderr = std::fs::read_to_string(folder.join("stderr")).unwrap_or_default();
-    let words = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{:?}: {words}{stderr}", output.status);
+    let complaints = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{:?}: {complaints}{stderr}", output.status);
     let journal = std::fs::read_to_string(folder.join("journal")).unwrap();
     (journal.lines().map(|line| serde_json::from_str(line).unwrap()).collect(), stderr)
 }
@@ -62,11 +62,11 @@ fn entry<'a>(entries: &'a [Value], message: &str) -> &'a Value {
 
 #[test]
 #[ignore = "needs root: tests/run"]
-fn events_arrive_with_their_fields_and_syslogs_priorities() {
+fn journal_entries_have_their_fields_and_syslog_priorities() {
     let flags = ["--log-format", "journald", "--gpus", "simulated=T4:1", "--kernel-log", "none"];
     let folder = tempfile::tempdir().unwrap();
     let (entries, stderr) = journal(folder.path(), &flags, "GPU found", || {});
-    assert_eq!(stderr, "", "nothing is said twice");
+    assert_eq!(stderr, "", "nothing is logged twice");
     let start = entry(&entries, "gpu-steward agent started");
     assert_eq!(start["PRIORITY"], "6");
     assert_eq!(start["SYSLOG_IDENTIFIER"], "gpu-steward");
@@ -76,10 +76,10 @@ fn events_arrive_with_their_fields_and_syslogs_priorities() {
     assert!(entry(&entries, "GPU found")["GPU_UUID"].as_str().unwrap().starts_with("GPU-"));
 }
 
-/// `journalctl` prints MESSAGE alone.
+/// Without options, `journalctl` prints the MESSAGE field only.
 #[test]
 #[ignore = "needs root: tests/run"]
-fn the_message_alone_says_what_and_why_and_what_to_do() {
+fn the_message_field_alone_says_what_failed_why_and_what_to_do() {
     let folder = tempfile::tempdir().unwrap();
     let flags = ["--log-format", "journald", "--kernel-log", "none", "--nvml-library", "/nowhere/libnvidia-ml.so.1"];
     let (entries, _) = journal(folder.path(), &flags, "container runtime socket", || {});
@@ -108,25 +108,25 @@ fn the_message_alone_says_what_and_why_and_what_to_do() {
 
 #[test]
 #[ignore = "needs root: tests/run"]
-fn auto_is_the_journal_where_stderr_is_connected_to_it() {
+fn the_format_auto_is_the_journal_if_stderr_is_connected_to_it() {
     let folder = tempfile::tempdir().unwrap();
     let (entries, stderr) =
         journal(folder.path(), &["--gpus", "none", "--kernel-log", "none"], "GPUs are not looked for", || {});
-    assert_eq!(stderr, "", "nothing is said twice");
+    assert_eq!(stderr, "", "nothing is logged twice");
     assert_eq!(entry(&entries, "gpu-steward agent started")["PRIORITY"], "6");
 }
 
-/// The kernel's log names the process.
+/// The kernel log names the process, and through it the pod.
 #[test]
 #[ignore = "needs root: tests/run"]
-fn a_driver_error_is_found_by_gpu_by_pod_and_by_namespace() {
+fn a_driver_error_from_the_kernel_log_is_found_by_gpu_pod_and_namespace() {
     a_driver_error_is_found(NUMBERS[0], true);
 }
 
-/// NVML names none: the pod is the one that has the card to itself.
+/// NVML names no process: the error belongs to the pod that has the GPU to itself.
 #[test]
 #[ignore = "needs root: tests/run"]
-fn a_driver_error_that_nvml_tells_is_found_by_its_pod_as_well() {
+fn a_driver_error_from_nvml_is_found_by_its_pod_too() {
     a_driver_error_is_found(NUMBERS[1], false);
 }
 
@@ -138,8 +138,8 @@ fn a_driver_error_is_found(number: u32, by_log: bool) {
     container.named(Path::new(&at("links")), ("train-0", "ml", "main")).unwrap();
     let pid = container.pid;
     let fake = FakeNvml::install(folder.path()).unwrap();
-    let card = FakeGpu { processes: vec![process(pid, 1 << 30, 50.0)], ..cards("H100", 1) };
-    let mut scenario = Scenario { gpus: vec![card], ..Scenario::default() };
+    let gpu = FakeGpu { processes: vec![process(pid, 1 << 30, 50.0)], ..cards("H100", 1) };
+    let mut scenario = Scenario { gpus: vec![gpu], ..Scenario::default() };
     fake.write(&scenario).unwrap();
     let mut log = std::fs::File::create(at("kmsg")).unwrap();
     let (library, kmsg, links) = (at("libnvidia-ml.so.1"), at("kmsg"), at("links"));
@@ -147,7 +147,7 @@ fn a_driver_error_is_found(number: u32, by_log: bool) {
     let flags: Vec<&str> = ["--log-format", "journald"].into_iter().chain(settings).collect();
     let mut uuid = String::new();
     let (entries, stderr) = journal(folder.path(), &flags, "GPU driver error", || {
-        let gpu = eventually("the pod on its card", START, || {
+        let gpu = eventually("the pod on its GPU", START, || {
             let addresses: Value = serde_json::from_slice(&std::fs::read(at("state/addresses.json")).ok()?).ok()?;
             let address = addresses["metrics"].as_str()?.parse().ok()?;
             let gpu = http::get(address, "/api/v1/gpus").ok()?.json()["gpus"][0].clone();
@@ -160,11 +160,11 @@ fn a_driver_error_is_found(number: u32, by_log: bool) {
             return fake.write(&scenario).unwrap();
         }
         let slot = gpu["pci_bus_id"]["value"].as_str().unwrap();
-        let place = slot[4..].trim_end_matches(".0");
-        writeln!(log, "4,1,1,-;NVRM: Xid (PCI:{place}): 79, pid={pid}, name=sleep, GPU has fallen off the bus.")
+        let bus_id = slot[4..].trim_end_matches(".0");
+        writeln!(log, "4,1,1,-;NVRM: Xid (PCI:{bus_id}): 79, pid={pid}, name=sleep, GPU has fallen off the bus.")
             .unwrap();
     });
-    assert_eq!(stderr, "", "nothing is said twice");
+    assert_eq!(stderr, "", "nothing is logged twice");
     let error = entry(&entries, "GPU driver error");
     for (field, value) in
         [("GPU_UUID", uuid.as_str()), ("POD", "train-0"), ("NAMESPACE", "ml"), ("XID", "79"), ("PRIORITY", "3")]
@@ -175,7 +175,7 @@ fn a_driver_error_is_found(number: u32, by_log: bool) {
 
 #[test]
 #[ignore = "needs root: tests/run"]
-fn where_journald_does_not_answer_the_log_goes_to_stderr_as_json() {
+fn if_journald_does_not_answer_the_log_goes_to_stderr_as_json() {
     let agent = lab::agent::Agent::standalone(BINARY)
         .within("mount -t tmpfs tmpfs /run")
         .with("--gpus", "none")

@@ -1,4 +1,4 @@
-//! Start, stop, signals, addresses.
+//! Tests start, stop, signals, addresses and access to the ports.
 
 use crate::program::BINARY;
 use lab::agent::Agent;
@@ -7,7 +7,8 @@ use std::io::Write;
 use std::net::{TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
-/// Promise 14 in docs/specification.md: the drain takes 5 s at most (`--drain-timeout`), and less where no request is under way.
+/// Promise 14 in docs/specification.md: the drain takes 5 s at most (`--drain-timeout`), and less if no request is in
+/// flight.
 #[test]
 fn sigterm_and_sigint_drain_and_end_well_within_five_seconds() {
     for signal in [libc::SIGTERM, libc::SIGINT] {
@@ -21,7 +22,7 @@ fn sigterm_and_sigint_drain_and_end_well_within_five_seconds() {
 }
 
 #[test]
-fn a_port_in_use_is_told_with_what_to_do() {
+fn a_port_in_use_is_reported_with_what_to_do() {
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = taken.local_addr().unwrap().to_string();
     for flag in ["--listen", "--admin-listen"] {
@@ -35,7 +36,7 @@ fn a_port_in_use_is_told_with_what_to_do() {
 }
 
 #[test]
-fn an_address_of_another_machine_is_told_as_such() {
+fn an_address_of_another_machine_is_reported() {
     let output = Agent::standalone(BINARY).with("--gpus", "none").with("--listen", "192.0.2.1:1").run();
     let log = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(69), "{log}");
@@ -43,7 +44,7 @@ fn an_address_of_another_machine_is_told_as_such() {
 }
 
 #[test]
-fn it_is_ready_once_the_first_looks_are_taken() {
+fn it_is_ready_after_the_first_readings() {
     let agent = Agent::standalone(BINARY).with("--gpus", "none").start();
     assert_eq!(agent.get("/readyz").status, 200);
     assert_eq!(agent.get("/healthz").status, 200);
@@ -54,7 +55,7 @@ fn it_is_ready_once_the_first_looks_are_taken() {
 }
 
 #[test]
-fn a_usage_socket_that_cannot_be_opened_is_a_reason_at_readyz_and_nothing_else() {
+fn if_the_usage_socket_cannot_be_opened_readyz_says_so_and_the_rest_is_served() {
     let agent =
         Agent::standalone(BINARY).with("--gpus", "none").with("--usage-socket", "/proc/nowhere/a.sock").launch();
     agent.logs("cannot open the usage socket");
@@ -65,12 +66,13 @@ fn a_usage_socket_that_cannot_be_opened_is_a_reason_at_readyz_and_nothing_else()
     assert_eq!(agent.get("/metrics").status, 200);
 }
 
-/// A stale socket is replaced, one that another program serves is not: whoever asked there would be answered by neither.
+/// The agent replaces a stale socket. It does not replace a socket that another program serves, because clients would
+/// then reach neither of the two reliably.
 #[test]
-fn a_usage_socket_in_use_is_told_and_a_stale_one_is_replaced() {
+fn a_usage_socket_in_use_is_refused_and_a_stale_one_is_replaced() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("agent.sock");
-    let living = std::os::unix::net::UnixListener::bind(&path).unwrap();
+    let listener = std::os::unix::net::UnixListener::bind(&path).unwrap();
     let agent = || Agent::standalone(BINARY).with("--gpus", "none").with("--usage-socket", &path);
     let output = agent().run();
     let log = String::from_utf8_lossy(&output.stderr);
@@ -78,12 +80,12 @@ fn a_usage_socket_in_use_is_told_and_a_stale_one_is_replaced() {
     for part in ["another program listens on", path.to_str().unwrap(), "--usage-socket"] {
         assert!(log.contains(part), "{part:?} in {log}");
     }
-    drop(living);
+    drop(listener);
     assert_eq!(agent().start().get("/readyz").status, 200);
 }
 
 #[test]
-fn a_device_configuration_that_is_not_there_is_told_also_where_it_is_not_used() {
+fn a_missing_device_configuration_is_an_error_even_if_it_is_not_used() {
     let path = "/nowhere/device-config.yaml";
     let output = Agent::standalone(BINARY).with("--gpus", "none").with("--device-config-file", path).run();
     let log = String::from_utf8_lossy(&output.stderr);
@@ -92,7 +94,7 @@ fn a_device_configuration_that_is_not_there_is_told_also_where_it_is_not_used() 
 }
 
 #[test]
-fn an_admin_port_that_others_can_reach_asks_who_calls_or_is_refused() {
+fn an_admin_port_open_to_other_machines_needs_authentication() {
     let folder = tempfile::tempdir().unwrap();
     let at = |name: &str| folder.path().join(name);
     std::fs::write(at("token"), "secret\n").unwrap();
@@ -111,9 +113,9 @@ fn an_admin_port_that_others_can_reach_asks_who_calls_or_is_refused() {
     assert_eq!(agent.terminate().status.code(), Some(0));
 }
 
-/// A page of a stranger whose name is made to point to this machine.
+/// DNS rebinding: a web page of another site whose host name resolves to this machine.
 #[test]
-fn a_request_with_a_foreign_host_changes_and_shows_nothing() {
+fn a_request_with_an_unknown_host_header_changes_and_shows_nothing() {
     let agent = Agent::standalone(BINARY)
         .with("--gpus", "none")
         .with("--node-name", "node-7")
@@ -151,7 +153,7 @@ fn a_request_with_a_foreign_host_changes_and_shows_nothing() {
 }
 
 #[test]
-fn with_a_token_callers_of_this_machine_need_it_too() {
+fn with_a_token_file_local_callers_need_the_token_too() {
     let folder = tempfile::tempdir().unwrap();
     let token = folder.path().join("token");
     std::fs::write(&token, "secret\n").unwrap();
@@ -171,18 +173,18 @@ fn with_a_token_callers_of_this_machine_need_it_too() {
 
 #[test]
 fn a_second_signal_ends_at_once() {
-    // A request whose end never comes holds the drain.
+    // A request that never becomes complete keeps the drain waiting.
     let agent = Agent::standalone(BINARY).with("--gpus", "none").with("--drain-timeout", "60s").launch();
-    let mut held = Vec::new();
+    let mut open_requests = Vec::new();
     for address in [Some(agent.metrics), agent.admin].into_iter().flatten() {
         let mut stream = TcpStream::connect(address).unwrap();
         stream.write_all(b"PUT /loglevel HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n").unwrap();
-        held.push(stream);
+        open_requests.push(stream);
     }
     assert_eq!(agent.get("/healthz").status, 200);
     agent.signal(libc::SIGTERM);
     agent.logs("stopping: requests in flight may end");
-    // Later than the 0.1 s within which two signals are one request.
+    // Longer than the 0.1 s within which the agent takes two signals for one.
     let begin = Instant::now();
     while begin.elapsed() < Duration::from_millis(200) {
         std::thread::yield_now();
@@ -191,12 +193,12 @@ fn a_second_signal_ends_at_once() {
     let ended = agent.wait();
     assert_eq!(ended.status.code(), Some(143), "the signal ended it, not the drain: {}", ended.log);
     assert!(!ended.log.contains("stopped"), "{}", ended.log);
-    drop(held);
+    drop(open_requests);
 }
 
-/// Promise 11 in docs/specification.md: also that it ends within 5 s.
+/// Promise 11 in docs/specification.md, and the end within 5 s.
 #[test]
-fn an_event_thread_that_hangs_in_the_driver_is_said_once_and_holds_up_nothing() {
+fn an_event_thread_that_hangs_in_the_driver_is_logged_once_and_stops_nothing_else() {
     let dir = tempfile::tempdir().unwrap();
     let fake = FakeNvml::install(dir.path()).unwrap();
     let well = Scenario { gpus: vec![cards("H100", 2)], ..Scenario::default() };
@@ -223,15 +225,15 @@ fn an_event_thread_that_hangs_in_the_driver_is_said_once_and_holds_up_nothing() 
     let ended = agent.terminate();
     assert_eq!(ended.status.code(), Some(0), "{}", ended.log);
     assert!(ended.took < Duration::from_secs(5), "{:?}", ended.took);
-    // The second time is kept back as a repetition of the first.
+    // The log keeps back the second hang as a repetition of the first.
     for words in ["the wait for NVML's events does not return", "returned after all"] {
         assert_eq!(ended.log.matches(words).count(), 1, "{words:?} in {}", ended.log);
     }
 }
 
-/// Promise 11 in docs/specification.md: also that it ends within 5 s.
+/// Promise 11 in docs/specification.md, and the end within 5 s.
 #[test]
-fn while_every_gpu_call_hangs_it_says_so_lives_and_ends_in_time() {
+fn while_every_driver_call_hangs_the_agent_serves_the_rest_and_ends_in_time() {
     let dir = tempfile::tempdir().unwrap();
     let fake = FakeNvml::install(dir.path()).unwrap();
     let well = Scenario { gpus: vec![cards("H100", 2)], ..Scenario::default() };
@@ -249,15 +251,16 @@ fn while_every_gpu_call_hangs_it_says_so_lives_and_ends_in_time() {
         Some(agent.get("/readyz")).filter(|answer| answer.status == 503)
     });
     assert!(why.text().contains("hang"), "{}", why.text());
-    // Nobody has read so far: the socket is full, and that has stopped nothing. Its old messages go first.
+    // The test has not read the socket so far. It is full, and that has stopped nothing. The old messages are read
+    // first.
     let mut buffer = [0; 1024];
     manager.set_nonblocking(true).unwrap();
     while manager.recv(&mut buffer).is_ok() {}
     manager.set_nonblocking(false).unwrap();
-    let mut signs = 0;
-    while signs < 4 {
+    let mut heartbeats = 0;
+    while heartbeats < 4 {
         let length = manager.recv(&mut buffer).expect("a sign of life");
-        signs += usize::from(String::from_utf8_lossy(&buffer[..length]).contains("WATCHDOG=1"));
+        heartbeats += usize::from(String::from_utf8_lossy(&buffer[..length]).contains("WATCHDOG=1"));
     }
     for reading in ["cpu_user_seconds", "memory_available_bytes"] {
         let measured = || {
@@ -271,7 +274,7 @@ fn while_every_gpu_call_hangs_it_says_so_lives_and_ends_in_time() {
             (measured() > before + 0.5).then_some(())
         });
     }
-    // The one that hangs, and the one that took its place and hangs too: no third.
+    // The poller that hangs, and its replacement, which hangs too. The supervisor starts no third one.
     let tasks = std::fs::read_dir(format!("/proc/{}/task", agent.pid())).unwrap().flatten();
     let names = tasks.filter_map(|task| std::fs::read_to_string(task.path().join("comm")).ok());
     assert_eq!(names.filter(|name| name.trim() == "nvml-poll").count(), 2);

@@ -1,5 +1,5 @@
-//! The built program from outside, one module a subject. Tests that need root or installed programs are ignored here
-//! and run by `tests/run`.
+//! Tests of the built program from outside, one module for each subject. Tests that need root or installed programs are
+//! marked `ignore`; `tests/run` runs them.
 
 #[cfg(test)]
 mod program;

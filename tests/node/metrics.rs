@@ -1,5 +1,5 @@
-//! `/metrics` of the whole program: simulated GPUs are marked, the sets are where they belong, and a thousand connections
-//! cost little memory.
+//! Tests `/metrics` of the whole program: simulated GPUs are marked, each metric set has its path, and a thousand
+//! connections need little memory.
 
 use crate::driver::fake;
 use crate::program::BINARY;
@@ -10,7 +10,7 @@ use std::io::Write;
 use std::net::TcpStream;
 use std::time::Duration;
 
-/// Longest wait for the first readings; tests share two cores with compilers.
+/// Longest wait for the first readings: tests run while other code compiles.
 const SOON: Duration = Duration::from_secs(20);
 
 fn simulated() -> Agent {
@@ -50,18 +50,18 @@ fn simulated_gpus_are_marked_and_each_set_has_its_path() {
 }
 
 #[test]
-fn compute_instances_of_one_gpu_instance_stand_once_in_the_metrics_and_double_no_sum() {
+fn compute_instances_of_one_gpu_instance_are_counted_once_in_the_metrics() {
     let slot = |gpu_instance, compute_instance| {
         let profile = "1c.2g.20gb".to_owned();
         MigSlot::Detailed(MigDetail { profile, gpu_instance: Some(gpu_instance), compute_instance, uuid: None })
     };
     let inside = |pid, mig| FakeProcess { mig: Some(mig), ..process(pid, 1 << 30, 10.0) };
-    let card = FakeGpu {
+    let gpu = FakeGpu {
         mig: vec![slot(3, 0), slot(3, 1)],
         processes: vec![inside(4_000_001, 0), inside(4_000_002, 1)],
         ..cards("A100", 1)
     };
-    let (_directory, fake) = fake(&Scenario { gpus: vec![card], ..Scenario::default() });
+    let (_directory, fake) = fake(&Scenario { gpus: vec![gpu], ..Scenario::default() });
     let agent = Agent::standalone(BINARY).with("--nvml-library", fake.library()).start();
     let text = eventually("a reading of the instances", SOON, || {
         let text = agent.get("/metrics").text();
@@ -83,7 +83,7 @@ fn compute_instances_of_one_gpu_instance_stand_once_in_the_metrics_and_double_no
 }
 
 #[test]
-fn the_start_time_is_that_of_the_process() {
+fn the_start_time_metric_is_the_start_of_the_process() {
     let agent = simulated();
     let text = agent.get("/metrics").text();
     let line = text.lines().find_map(|line| line.strip_prefix("process_start_time_seconds ")).unwrap();
@@ -109,9 +109,9 @@ fn a_thousand_scrapes_that_never_read_cost_little_memory() {
     let grown = agent.resident_mib() - before;
     println!("{} silent connections: {grown:.1} MiB more resident", silent.len());
     assert!(silent.len() > 900, "{} connections are not a thousand", silent.len());
-    // 256 places with hyper's buffers and eight answers under way.
+    // 256 connection permits with hyper's buffers, and eight answers under way.
     assert!(grown < 16.0, "{grown} MiB");
-    // The connection that makes room for ours is counted until its task has ended.
+    // The agent closes an old connection to make room for this one. It counts the old one until its task has ended.
     eventually("no more connections than there are places, and ours", Duration::from_secs(10), || {
         let text = agent.get("/metrics").text();
         let open = text.lines().find_map(|line| line.strip_prefix("gpu_steward_http_connections ")).unwrap();

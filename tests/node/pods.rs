@@ -1,4 +1,5 @@
-//! Names from the API server: the built program beside one that works, lies, forgets, refuses and goes away.
+//! Tests pod names from the API server: the server answers, sends bad data, forgets versions, refuses requests or is
+//! away.
 
 use crate::program::BINARY;
 use lab::agent::{Agent, Recipe};
@@ -19,7 +20,7 @@ fn id(digit: char) -> String {
     digit.to_string().repeat(64)
 }
 
-/// A v2 hierarchy of files, as far as names need one.
+/// A cgroup v2 hierarchy of plain files, with the files that names need.
 struct Tree(PathBuf);
 
 impl Tree {
@@ -30,25 +31,25 @@ impl Tree {
         Tree(root)
     }
 
-    fn place(&self, uid: &str) -> PathBuf {
+    fn pod_folder(&self, uid: &str) -> PathBuf {
         self.0.join("kubepods/burstable").join(format!("pod{uid}"))
     }
 
     fn add(&self, uid: &str, container: char) {
-        let container = self.place(uid).join(id(container));
+        let container = self.pod_folder(uid).join(id(container));
         fs::create_dir_all(&container).unwrap();
-        for group in [&container, &self.place(uid)] {
+        for group in [&container, &self.pod_folder(uid)] {
             fs::write(group.join("cgroup.procs"), "").unwrap();
             fs::write(group.join("cpu.stat"), "usage_usec 5\nuser_usec 3\nsystem_usec 2\n").unwrap();
         }
     }
 
     fn remove(&self, uid: &str) {
-        fs::remove_dir_all(self.place(uid)).unwrap();
+        fs::remove_dir_all(self.pod_folder(uid)).unwrap();
     }
 }
 
-/// A node with its server, a tree, and an agent that is ready.
+/// A node: the API server, the cgroup tree, and an agent.
 struct Node {
     server: FakeApiServer,
     tree: Tree,
@@ -61,7 +62,7 @@ impl Node {
         Node { server, tree, agent: recipe.start() }
     }
 
-    /// `namespace/name` and the first named container of each pod, in order.
+    /// `namespace/name/container` of each pod with its first named container, in order.
     fn names(&self) -> Vec<String> {
         let text = |value: &Value| value.as_str().unwrap_or("?").to_owned();
         let pods = self.agent.get("/api/v1/pods").json();
@@ -98,19 +99,19 @@ impl Node {
         })
     }
 
-    fn troubles(&self, kind: &str) -> u64 {
+    fn errors(&self, kind: &str) -> u64 {
         let node = self.agent.get("/api/v1/node").json();
-        let troubles = node["troubles"].as_array().unwrap().clone();
-        troubles.iter().find(|trouble| trouble["kind"] == kind).map_or(0, |trouble| trouble["count"].as_u64().unwrap())
+        let errors = node["troubles"].as_array().unwrap().clone();
+        errors.iter().find(|trouble| trouble["kind"] == kind).map_or(0, |trouble| trouble["count"].as_u64().unwrap())
     }
 
     fn watches(&self) -> Vec<String> {
-        let asked = self.server.asked();
+        let asked = self.server.requests();
         asked.iter().filter(|asked| asked.is_watch()).map(|asked| asked.query["resourceVersion"].clone()).collect()
     }
 }
 
-/// The recipe on a tree of its own.
+/// The recipe, with its own cgroup tree.
 fn recipe(recipe: Recipe) -> (Recipe, Tree) {
     let tree = Tree::under(recipe.dir());
     let recipe = recipe.with("--gpus", "none").with("--cgroup-root", &tree.0).with("--period", "200ms");
@@ -146,13 +147,13 @@ fn names_come_from_the_api_server_and_go_with_the_cgroup() {
     node.shows(&["kube-system/etcd-n1/etcd", "?/?/?"]);
 }
 
-/// What the server was asked about pods; the agent looks at its own Node too.
+/// The requests for pods that the server has received. The agent also asks for its own Node.
 fn about_pods(server: &FakeApiServer) -> Vec<ReceivedRequest> {
-    server.asked().into_iter().filter(|asked| asked.path == "/api/v1/pods").collect()
+    server.requests().into_iter().filter(|asked| asked.path == "/api/v1/pods").collect()
 }
 
 #[test]
-fn it_asks_for_this_nodes_pods_alone_from_the_servers_cache_and_goes_on_where_a_bookmark_was() {
+fn the_agent_lists_only_its_nodes_pods_from_the_cache_and_watches_on_from_a_bookmark() {
     let server = FakeApiServer::start();
     server.put("pods", pod(NODE, "shop", "web-0", WEB, &[("main", &id('a'))]));
     let node = Node::with(server);
@@ -171,7 +172,7 @@ fn it_asks_for_this_nodes_pods_alone_from_the_servers_cache_and_goes_on_where_a_
     let seconds: u32 = watch.query["timeoutSeconds"].parse().unwrap();
     assert!((150..=300).contains(&seconds), "{seconds}");
 
-    // Others' pods move the version on; a bookmark tells it.
+    // Pods of other nodes increase the resource version; a bookmark tells the agent the new version.
     for number in 0..5 {
         let uid = format!("dddddddd-0000-4000-8000-{number:012x}");
         node.server.put("pods", pod("n2", "shop", &format!("other-{number}"), &uid, &[]));
@@ -191,7 +192,7 @@ fn it_asks_for_this_nodes_pods_alone_from_the_servers_cache_and_goes_on_where_a_
 
 /// Promise 25 in docs/specification.md.
 #[test]
-fn while_the_server_is_away_names_stay_and_it_is_said_once() {
+fn while_the_api_server_is_away_names_stay_and_it_is_logged_once() {
     let server = FakeApiServer::start();
     server.put("pods", pod(NODE, "shop", "web-0", WEB, &[("main", &id('a'))]));
     let mut node = Node::with(server);
@@ -204,11 +205,11 @@ fn while_the_server_is_away_names_stay_and_it_is_said_once() {
     let watch = node.state("broken");
     let reason = watch["reason"].as_str().unwrap().to_owned();
     assert!(reason.contains(&node.server.address().to_string()) && watch["age_seconds"].is_f64(), "{reason}");
-    eventually("three failures", SOON, || (node.troubles("pod_watch_failed") >= 3).then_some(()));
+    eventually("three failures", SOON, || (node.errors("pod_watch_failed") >= 3).then_some(()));
     node.shows(&["shop/web-0/main"]);
     let ready = node.agent.get("/readyz");
-    let told = ready.text().lines().any(|line| line.ends_with("s ago, broken"));
-    assert_eq!((ready.status, told), (200, true), "{}", ready.text());
+    let broken = ready.text().lines().any(|line| line.ends_with("s ago, broken"));
+    assert_eq!((ready.status, broken), (200, true), "{}", ready.text());
     let metrics = node.agent.get("/metrics").text();
     assert!(metrics.contains("\ngpu_steward_pod_watch_up 0\n"), "{metrics}");
     assert!(metrics.contains("\ngpu_steward_pod_watch_age_seconds "), "{metrics}");
@@ -226,7 +227,7 @@ fn while_the_server_is_away_names_stay_and_it_is_said_once() {
 }
 
 #[test]
-fn a_server_that_forgot_is_asked_for_the_list_and_that_is_no_failure() {
+fn if_the_server_forgot_a_version_the_agent_lists_again_and_counts_no_failure() {
     let server = FakeApiServer::start();
     server.put("pods", pod(NODE, "shop", "web-0", WEB, &[("main", &id('a'))]));
     let node = Node::with(server);
@@ -234,17 +235,17 @@ fn a_server_that_forgot_is_asked_for_the_list_and_that_is_no_failure() {
     node.shows(&["shop/web-0/main"]);
     node.server.put("pods", pod("n2", "shop", "other", TRAIN, &[]));
     node.server.forget();
-    // The cut of the connection is a failure; what comes after it is none.
+    // The agent counts the broken connection as a failure. The expired version after it is not a failure.
     node.server.put("pods", pod(NODE, "ml", "train-0", TRAIN, &[("worker", &id('b'))]));
     node.tree.add(TRAIN, 'b');
     node.shows(&["ml/train-0/worker", "shop/web-0/main"]);
     let lists = about_pods(&node.server).iter().filter(|asked| !asked.is_watch()).count();
-    assert_eq!(lists, 2, "{:?}", node.server.asked());
-    assert!(node.troubles("pod_watch_failed") <= 1);
+    assert_eq!(lists, 2, "{:?}", node.server.requests());
+    assert!(node.errors("pod_watch_failed") <= 1);
 }
 
 #[test]
-fn broken_and_nonsensical_streams_cost_no_name_and_no_restart() {
+fn broken_watch_streams_cost_no_name_and_no_restart() {
     let server = FakeApiServer::start();
     server.put("pods", pod(NODE, "shop", "web-0", WEB, &[("main", &id('a'))]));
     let node = Node::with(server);
@@ -254,7 +255,7 @@ fn broken_and_nonsensical_streams_cost_no_name_and_no_restart() {
         [&b"\xff\xfe\n"[..], b"<html>\n", b"{}\n", b"{\"type\":\"ODD\",\"object\":{}}\n"].iter().enumerate()
     {
         let before = node.watches().len();
-        node.server.noise(noise);
+        node.server.raw_bytes(noise);
         eventually("a new watch after nonsense", SOON, || (node.watches().len() > before).then_some(()));
         node.server.put(
             "pods",
@@ -265,19 +266,19 @@ fn broken_and_nonsensical_streams_cost_no_name_and_no_restart() {
     node.server.cut();
     node.state("following");
     node.shows(&["shop/web-0/main"]);
-    assert!(node.troubles("pod_watch_failed") >= 4);
+    assert!(node.errors("pod_watch_failed") >= 4);
     assert!(!node.agent.log().contains("panicked"), "{}", node.agent.log());
 }
 
 #[test]
-fn a_server_that_answers_nonsense_or_ends_at_once_is_not_asked_without_end() {
+fn a_server_that_sends_garbage_or_closes_at_once_is_asked_with_backoff() {
     for fault in [ApiServerFault::Garbage, ApiServerFault::EndAtOnce, ApiServerFault::Refuse(500)] {
         let server = FakeApiServer::start();
         server.fault(fault.clone());
         let (recipe, tree) = recipe(Agent::in_cluster(BINARY, &server, NODE));
         let node = Node { server, tree, agent: recipe.launch() };
         node.state("broken");
-        eventually("a second failure", SOON, || (node.troubles("pod_watch_failed") >= 2).then_some(()));
+        eventually("a second failure", SOON, || (node.errors("pod_watch_failed") >= 2).then_some(()));
         let asked = about_pods(&node.server).len();
         assert!(asked <= 8, "{fault:?}: asked {asked} times");
         node.server.fault(ApiServerFault::None);
@@ -287,7 +288,7 @@ fn a_server_that_answers_nonsense_or_ends_at_once_is_not_asked_without_end() {
 }
 
 #[test]
-fn a_pod_that_cannot_be_read_is_counted_and_said_once_and_costs_no_other() {
+fn an_unreadable_pod_is_counted_and_logged_once_and_affects_no_other_pod() {
     let server = FakeApiServer::start();
     let mut bad = pod(NODE, "shop", "odd", TRAIN, &[]);
     bad["spec"]["containers"] = json!("none");
@@ -299,7 +300,7 @@ fn a_pod_that_cannot_be_read_is_counted_and_said_once_and_costs_no_other() {
     for _ in 0..5 {
         node.server.put("pods", bad.clone());
     }
-    eventually("six unreadable versions", SOON, || (node.troubles("pod_unreadable") == 6).then_some(()));
+    eventually("six unreadable versions", SOON, || (node.errors("pod_unreadable") == 6).then_some(()));
     assert_eq!((&node.watch()["pods"], &node.watch()["unreadable"]), (&json!(1), &json!(1)));
     let log = node.agent.terminate().log;
     assert_eq!(log.matches("a pod cannot be read").count(), 1, "{log}");
@@ -307,7 +308,7 @@ fn a_pod_that_cannot_be_read_is_counted_and_said_once_and_costs_no_other() {
 }
 
 #[test]
-fn without_the_right_to_list_pods_it_is_not_ready_and_says_what_to_do() {
+fn without_the_right_to_list_pods_the_agent_is_not_ready_and_says_what_to_do() {
     let server = FakeApiServer::start();
     server.fault(ApiServerFault::Refuse(403));
     let (recipe, tree) = recipe(Agent::in_cluster(BINARY, &server, NODE));
@@ -322,7 +323,7 @@ fn without_the_right_to_list_pods_it_is_not_ready_and_says_what_to_do() {
 }
 
 #[test]
-fn standalone_asks_no_server_unless_it_is_told_which() {
+fn standalone_asks_no_api_server_unless_a_kubeconfig_is_given() {
     let server = FakeApiServer::start();
     server.put("pods", pod(NODE, "shop", "web-0", WEB, &[("main", &id('a'))]));
     let alone = Agent::standalone(BINARY);
@@ -332,19 +333,19 @@ fn standalone_asks_no_server_unless_it_is_told_which() {
     assert_eq!(agent.get("/api/v1/node").json().get("pod_watch"), None);
     assert!(!agent.get("/metrics").text().contains("\ngpu_steward_pod_watch_"));
     drop(agent);
-    assert_eq!(server.asked(), []);
+    assert_eq!(server.requests(), []);
 
-    let told = Agent::standalone(BINARY);
-    let kubeconfig = server.kubeconfig(told.dir());
-    let (recipe, tree) = recipe(told.with("--kubeconfig", kubeconfig).with("--node-name", NODE));
+    let alone = Agent::standalone(BINARY);
+    let kubeconfig = server.kubeconfig(alone.dir());
+    let (recipe, tree) = recipe(alone.with("--kubeconfig", kubeconfig).with("--node-name", NODE));
     let node = Node { server, tree, agent: recipe.start() };
     node.tree.add(WEB, 'a');
     node.shows(&["shop/web-0/main"]);
-    assert!(node.server.asked().iter().all(|asked| asked.method == "GET"), "nothing is written");
+    assert!(node.server.requests().iter().all(|asked| asked.method == "GET"), "nothing is written");
 }
 
 #[test]
-fn the_server_is_found_in_the_usual_order_and_what_is_wrong_is_told() {
+fn the_api_server_is_found_in_the_usual_order_and_mistakes_are_reported() {
     let server = FakeApiServer::start();
     let dir = tempfile::tempdir().unwrap();
     let good = server.kubeconfig(dir.path());
@@ -359,7 +360,7 @@ fn the_server_is_found_in_the_usual_order_and_what_is_wrong_is_told() {
     let (odd, home) = (home.join("config"), dir.path().join("home"));
     let missing = dir.path().join("missing");
     let (odd, missing, home) = (odd.to_str().unwrap(), missing.to_str().unwrap(), home.to_str().unwrap());
-    for (args, environment, said) in [
+    for (args, environment, message) in [
         (vec![], vec![], "no way to the Kubernetes API server: --kubeconfig is not given".to_owned()),
         (vec!["--kubeconfig", missing], vec![], format!("cannot use the kubeconfig {missing}")),
         (
@@ -382,12 +383,12 @@ fn the_server_is_found_in_the_usual_order_and_what_is_wrong_is_told() {
         let output = command.env_clear().envs(environment).output().unwrap();
         let log = String::from_utf8_lossy(&output.stderr);
         assert_eq!(output.status.code(), Some(64), "{args:?}: {log}");
-        assert!(log.contains(&said), "{said:?} in {log}");
+        assert!(log.contains(&message), "{message:?} in {log}");
     }
 }
 
 #[test]
-fn a_server_behind_tls_is_believed_by_its_authority_alone() {
+fn a_tls_server_is_trusted_only_with_a_certificate_of_the_given_authority() {
     let server = FakeApiServer::start_tls();
     server.put("pods", pod(NODE, "shop", "web-0", WEB, &[("main", &id('a'))]));
     let node = Node::with(server);
@@ -399,7 +400,7 @@ fn a_server_behind_tls_is_believed_by_its_authority_alone() {
     node.server.authority(&recipe.dir().join("ca.crt"));
     let agent = recipe.launch();
     agent.logs("invalid peer certificate");
-    assert_eq!(other.asked(), []);
+    assert_eq!(other.requests(), []);
 }
 
 #[test]
@@ -410,7 +411,7 @@ fn in_a_pod_the_service_account_is_used() {
     let (recipe, tree) = recipe(Recipe::of(BINARY).with("--node-name", NODE));
     server.authority(&recipe.dir().join("ca.crt"));
     let account = "/var/run/secrets/kubernetes.io/serviceaccount";
-    // `/var/run` is a link to `/run` on most systems: both are covered by a new `/run`.
+    // `/var/run` is a link to `/run` on most systems, so a new `/run` covers both.
     let script = format!(
         "mount -t tmpfs tmpfs $(readlink -f /var/run) && mkdir -p {account} && cp $DIR/ca.crt {account}/ && \
          printf {TOKEN} >{account}/token && printf gpu >{account}/namespace"
@@ -420,12 +421,12 @@ fn in_a_pod_the_service_account_is_used() {
     let node = Node { server, tree, agent: recipe.start() };
     node.tree.add(WEB, 'a');
     node.shows(&["shop/web-0/main"]);
-    assert_eq!(node.server.asked()[0].authorization.as_deref(), Some(&*format!("Bearer {TOKEN}")));
+    assert_eq!(node.server.requests()[0].authorization.as_deref(), Some(&*format!("Bearer {TOKEN}")));
 }
 
-/// A change of a label comes by the watch, the first ones by the list.
+/// The list brings the first labels, and the watch brings a change of a label.
 #[test]
-fn labels_of_pods_are_shown_where_the_operator_wants_them() {
+fn labels_of_pods_are_shown_if_the_operator_names_them() {
     let server = FakeApiServer::start();
     let labelled = |team: &str| {
         let mut web = pod(NODE, "shop", "web-0", WEB, &[("main", &id('a'))]);
@@ -448,10 +449,10 @@ fn labels_of_pods_are_shown_where_the_operator_wants_them() {
     shown(r#"label_app_kubernetes_io_name="web",label_team="green""#);
 }
 
-/// A server whose cache lags behind what another one has told: a pod that runs must not vanish, or what it was promised could be
-/// promised twice.
+/// The server's cache is older than what the agent already knows. A running pod must not vanish then: the agent could
+/// give its device shares to another pod.
 #[test]
-fn a_list_is_never_older_than_what_was_seen() {
+fn a_list_of_pods_is_never_older_than_what_the_agent_knows() {
     let server = FakeApiServer::start();
     server.put("pods", pod(NODE, "shop", "web-0", WEB, &[("main", &id('a'))]));
     let node = Node::with(server);
@@ -463,7 +464,8 @@ fn a_list_is_never_older_than_what_was_seen() {
     node.shows(&["shop/train-0/main", "shop/web-0/main"]);
     let lists = || about_pods(&node.server).into_iter().filter(|asked| !asked.is_watch()).collect::<Vec<_>>();
     let before = lists().len();
-    // The version from which the watch goes on is forgotten, so the pods are listed again, first from the cache that is too old.
+    // The server forgets the version from which the watch continues. So the agent lists the pods again, first from the
+    // cache, which is too old.
     node.server.forget();
     eventually("a list from etcd after those from the cache", Duration::from_secs(60), || {
         assert_eq!(node.watch()["pods"], 2, "no pod vanishes meanwhile");
@@ -476,7 +478,7 @@ fn a_list_is_never_older_than_what_was_seen() {
     }
     assert!(again.len() > 1, "the cache is asked first: {again:?}");
     node.shows(&["shop/train-0/main", "shop/web-0/main"]);
-    // The cache has caught up, and is enough again.
+    // The cache is new again, so a list from the cache is enough.
     node.state("following");
     node.server.catch_up();
     let before = lists().len();

@@ -1,4 +1,4 @@
-//! Profiles of the agent itself; what they say of known work is held by `tests/profiled`.
+//! Tests profiles of the agent itself. `tests/profiled` checks profiles against known work.
 
 use crate::program::BINARY;
 use lab::agent::Agent;
@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-/// The program as it is shipped, where `GPU_STEWARD_SHIPPED` names it (`tests/run newcomer`).
+/// The release build if `GPU_STEWARD_SHIPPED` names it (`tests/run newcomer`), else the test build.
 fn shipped() -> String {
     std::env::var("GPU_STEWARD_SHIPPED").unwrap_or_else(|_| BINARY.into())
 }
@@ -28,9 +28,9 @@ fn profiles_are_there_only_with_the_switch() {
 }
 
 #[test]
-fn the_agent_shows_its_own_functions_and_threads() {
+fn profiles_show_the_agents_own_functions_and_threads() {
     let agent = profiled().start();
-    // Sampled: one allocation of ours among the first few is likely, not certain.
+    // The profile is sampled: an allocation of our code among the first few is likely, not certain.
     eventually("a line of ours among what was allocated", Duration::from_secs(30), || {
         let text = agent.admin("GET", "/debug/pprof/allocs?debug=1", "").text();
         text.contains("src/steward/").then_some(())
@@ -44,7 +44,7 @@ fn the_agent_shows_its_own_functions_and_threads() {
 
 /// Promise 3 in docs/specification.md.
 #[test]
-fn memory_while_and_after_profiling_stays_in_its_bounds() {
+fn memory_during_and_after_profiling_stays_within_bounds() {
     memory_over(10);
 }
 
@@ -63,10 +63,10 @@ fn memory_over(count: usize) {
         std::thread::scope(|scope| {
             let taken = scope.spawn(|| agent.admin("GET", "/debug/pprof/profile?seconds=1", ""));
             while !taken.is_finished() {
-                // What the child reads of the line tables counts, as it does against the pod's limit.
-                let beside: f64 = agent.children_resident_mib().iter().sum();
-                children = beside.max(children);
-                during = (agent.resident_mib() + beside).max(during);
+                // The memory of the child that reads the line tables counts too, as it does against the pod's limit.
+                let in_children: f64 = agent.children_resident_mib().iter().sum();
+                children = in_children.max(children);
+                during = (agent.resident_mib() + in_children).max(during);
                 std::thread::sleep(Duration::from_millis(5));
             }
             assert_eq!(taken.join().unwrap().status, 200);
@@ -86,39 +86,39 @@ fn memory_over(count: usize) {
     assert!(after < after_first + 4.0, "{after_first} MiB after one profile, {after} after {count}");
 }
 
-/// Somebody who reads `/metrics` again and again, while this lives.
-struct Asked(Arc<AtomicBool>, Option<JoinHandle<()>>);
+/// A client that reads `/metrics` again and again until it is dropped.
+struct LoadClient(Arc<AtomicBool>, Option<JoinHandle<()>>);
 
-impl Asked {
-    fn by(agent: &Agent) -> Asked {
+impl LoadClient {
+    fn start(agent: &Agent) -> LoadClient {
         let (done, metrics) = (Arc::new(AtomicBool::new(false)), agent.metrics);
         let until = Arc::clone(&done);
         let thread = std::thread::spawn(move || {
             while !until.load(Ordering::Relaxed) {
-                // An answer that does not come shows in the profile that is asked for.
+                // If an answer fails, the profile under test shows it.
                 let _ = http::get(metrics, "/metrics");
             }
         });
-        Asked(done, Some(thread))
+        LoadClient(done, Some(thread))
     }
 }
 
-impl Drop for Asked {
+impl Drop for LoadClient {
     fn drop(&mut self) {
         self.0.store(true, Ordering::Relaxed);
         self.1.take().map(JoinHandle::join);
     }
 }
 
-/// Promise 21 in docs/specification.md. What is shipped is optimised, and its lines and inline frames are there all the same.
+/// Promise 21 in docs/specification.md. The release build is optimised and still shows lines and inline frames.
 #[test]
 #[ignore = "needs go: tests/run"]
 fn go_tool_pprof_reads_the_agent() {
     let agent = profiled().with("--period", "100ms").with("--slow-period", "100ms").start();
     let folder = tempfile::tempdir().unwrap();
-    // By itself it takes a sample or two in five seconds on a machine where little else runs: it is asked without a pause.
-    let _asked = Asked::by(&agent);
-    for (page, says) in
+    // An idle agent takes one or two CPU samples in five seconds, so a client asks it all the time.
+    let _client = LoadClient::start(&agent);
+    for (page, kind) in
         [("heap", "Type: inuse_space"), ("goroutine", "Type: goroutine"), ("profile?seconds=5", "Type: cpu")]
     {
         let url = format!("http://{}/debug/pprof/{page}", agent.admin.expect("an admin port"));
@@ -127,9 +127,9 @@ fn go_tool_pprof_reads_the_agent() {
         let output = go.env("PPROF_TMPDIR", folder.path()).env("GOTOOLCHAIN", "local").output();
         let output = output.expect("go is installed");
         let text = String::from_utf8_lossy(&output.stdout);
-        assert!(output.status.success() && text.contains(says) && text.contains("File: gpu-steward"), "{page}: {text}");
-        let rooms = ["steward", "sources", "effects", "decide", "wire"].map(|room| format!("src/{room}/"));
-        let of_ours = |line: &&str| rooms.iter().any(|room| line.contains(room));
+        assert!(output.status.success() && text.contains(kind) && text.contains("File: gpu-steward"), "{page}: {text}");
+        let crates = ["steward", "sources", "effects", "decide", "wire"].map(|name| format!("src/{name}/"));
+        let of_ours = |line: &&str| crates.iter().any(|name| line.contains(name));
         let ours: Vec<&str> = text.lines().filter(of_ours).collect();
         let numbered = |line: &&&str| {
             let place = line.trim_end_matches(" (inline)").rsplit(':').next();

@@ -1,4 +1,4 @@
-//! The program under test.
+//! The path of the program under test.
 
-/// Where cargo put it.
+/// The build that cargo made for these tests.
 pub(crate) const BINARY: &str = env!("CARGO_BIN_EXE_gpu-steward");

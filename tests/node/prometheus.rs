@@ -1,5 +1,5 @@
-//! A real Prometheus scrapes the built program beside a card of the fake driver and a real pod, and answers what
-//! dashboards ask. The queries at large, against a view with everything in it, are tested where the texts are written.
+//! A real Prometheus scrapes the built program, which runs beside a GPU of the fake driver and a real pod. The test
+//! asks Prometheus what dashboards ask. The tests of the metric texts check the queries in general.
 
 use crate::program::BINARY;
 use lab::agent::Agent;
@@ -8,14 +8,15 @@ use lab::prometheus::Prometheus;
 use lab::scenario::{FakeGpu, FakeNvml, Scenario, cards, process};
 use std::path::Path;
 
-/// A number that no other test gives to its pods.
+/// A pod number that no other test uses.
 const NUMBER: u32 = 0x960;
 const MIB: f64 = 1_048_576.0;
-/// What the pod holds of the first card, in MiB.
+/// The memory that the pod holds on the first GPU, in MiB.
 const HELD: u32 = 4096;
 
-/// Query, how many answers, and their sum where it is known. Those of 21833 that need HAMi-core's region are missing, and those
-/// of limits, which an agent that stands alone does not know, as docs/specification.md says.
+/// Query, number of series in the answer, and their sum if it is known. The numbers in the comments are dashboards of
+/// grafana.com. Two kinds of queries of 21833 are left out: those that need HAMi-core's shared region, and those of
+/// limits, which a standalone agent does not know (docs/specification.md).
 fn queries() -> Vec<(&'static str, usize, Option<f64>)> {
     let held = f64::from(HELD);
     vec![
@@ -26,7 +27,7 @@ fn queries() -> Vec<(&'static str, usize, Option<f64>)> {
         // 25617
         (r#"sum by (exported_namespace, exported_pod) (DCGM_FI_DEV_FB_USED{exported_pod!=""})"#, 1, Some(held)),
         (r#"count by (UUID) (DCGM_FI_DEV_GPU_UTIL{Hostname="node-a"})"#, 2, Some(2.0)),
-        // per pod, and nothing twice
+        // per pod, with no value twice
         (r#"gpu_steward_pod_gpu_memory_used_bytes{exported_pod="train-0"}"#, 1, Some(held * MIB)),
         (
             r"sum(gpu_steward_pod_gpu_memory_used_bytes) + sum(gpu_steward_gpu_unattributed_memory_bytes)
@@ -37,7 +38,7 @@ fn queries() -> Vec<(&'static str, usize, Option<f64>)> {
         // 21833
         (r#"HostGPUMemoryUsage{nodeid="node-a"}"#, 2, Some(held * MIB)),
         (r#"vGPU_device_memory_usage_in_bytes{podnamespace="ml", podname="train-0"}"#, 1, Some(held * MIB)),
-        // kube-prometheus; without a container runtime there is no image to ask for
+        // kube-prometheus; without a container runtime there is no image, so the queries do not ask for one
         (
             r#"sum by (namespace, pod, container) (rate(container_cpu_usage_seconds_total{job="kubelet", metrics_path="/metrics/cadvisor", namespace="ml", container!=""}[1m])) > 0.1 < 1.5"#,
             1,
@@ -70,7 +71,8 @@ fn a_real_prometheus_scrapes_the_program_and_each_query_answers_once() {
         .with("--slow-period", "1s")
         .with("--process-period", "1s")
         .start();
-    // The agent's own pod is what service discovery would put on the target; kubelet's job honours labels.
+    // The labels of the agent's own pod are those that service discovery would add to the target. The job `kubelet`
+    // honours labels.
     let address = agent.metrics;
     let prometheus = Prometheus::start(&format!(
         "global: {{scrape_interval: 1s, scrape_timeout: 1s}}\nscrape_configs:\n\

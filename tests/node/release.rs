@@ -1,4 +1,4 @@
-//! An operator makes the agent release the GPU driver, at the admin port and by a signal.
+//! Tests that an operator can make the agent release the GPU driver, through the admin port and by a signal.
 
 use crate::driver::{fake, gpus};
 use crate::incidents::operate;
@@ -9,7 +9,7 @@ use lab::scenario::{Scenario, cards};
 use std::process::Command;
 
 #[test]
-fn the_driver_is_let_go_of_for_a_while_and_no_gpu_is_taken_away() {
+fn the_driver_is_released_for_a_while_and_every_gpu_stays_listed() {
     let (_directory, driver) = fake(&Scenario { gpus: vec![cards("H100", 2)], ..Scenario::default() });
     let agent = Agent::standalone(BINARY).with("--nvml-library", driver.library()).launch();
     gpus(&agent, 2);

@@ -1,5 +1,5 @@
-//! Whose the memory of a GPU is, in what the built program says of real processes in real pods: nothing twice, nothing lost, and
-//! a pod's name only on what is its alone.
+//! Tests which pod the memory of a GPU belongs to, with real processes in real pods. No memory is counted twice or
+//! lost, and the series of a GPU name a pod only if that pod has the GPU to itself.
 
 use crate::program::BINARY;
 use lab::agent::Agent;
@@ -9,11 +9,11 @@ use lab::scenario::{FakeGpu, FakeNvml, ReadingKind, Scenario, Value, cards, proc
 use std::path::Path;
 use std::time::Duration;
 
-/// Numbers that no other test gives to its pods.
+/// The first of the pod numbers that no other test uses.
 const NUMBER: u32 = 0x5a7e;
 const GIB: u64 = 1 << 30;
 
-/// The values of a family on one GPU, each with its line.
+/// The series of a metric family on one GPU: line and value.
 fn on_gpu(text: &str, family: &str, gpu: u32) -> Vec<(String, f64)> {
     let label = format!("gpu=\"{gpu}\"");
     let lines = text.lines().filter(|line| line.starts_with(&format!("{family}{{")) && line.contains(&label));
@@ -23,7 +23,7 @@ fn on_gpu(text: &str, family: &str, gpu: u32) -> Vec<(String, f64)> {
 /// Promise 6 in docs/specification.md.
 #[test]
 #[ignore = "needs root: tests/run"]
-fn pods_and_what_is_nobodys_add_up_and_a_pods_name_stands_on_what_is_its_alone() {
+fn pod_memory_and_unattributed_memory_add_up_and_only_a_sole_holder_is_named() {
     let folder = tempfile::tempdir().unwrap();
     let links = folder.path().join("links");
     let mut pods = Pods::prepare(Path::new("/sys/fs/cgroup")).unwrap();
@@ -34,7 +34,7 @@ fn pods_and_what_is_nobodys_add_up_and_a_pods_name_stands_on_what_is_its_alone()
         container.pid
     });
     let [one, two] = pids.map(|pid| move |gib: u64| process(pid, gib * GIB, 10.0));
-    let stranger = |gib: u64| process(std::process::id(), gib * GIB, 10.0);
+    let without_pod = |gib: u64| process(std::process::id(), gib * GIB, 10.0);
     let of = |processes, used: u64| {
         #[expect(clippy::cast_precision_loss, reason = "a few GiB")]
         let used = Value::Constant((used * GIB) as f64);
@@ -43,8 +43,8 @@ fn pods_and_what_is_nobodys_add_up_and_a_pods_name_stands_on_what_is_its_alone()
     let gpus = vec![
         of(vec![one(4)], 5),
         of(vec![one(3), two(2)], 5),
-        of(vec![two(2), stranger(1)], 4),
-        of(vec![stranger(2)], 2),
+        of(vec![two(2), without_pod(1)], 4),
+        of(vec![without_pod(2)], 2),
         of(vec![], 1),
     ];
     let fake = FakeNvml::install(folder.path()).unwrap();
@@ -55,13 +55,14 @@ fn pods_and_what_is_nobodys_add_up_and_a_pods_name_stands_on_what_is_its_alone()
         .with("--slow-period", "1s")
         .with("--process-period", "1s")
         .start();
-    // Of each GPU what pods have, and what is nobody's, in GiB; and whose name its own series carry.
+    // For each GPU in GiB: the memory of each pod, and the unattributed memory. Then the pod that the GPU's own series
+    // name.
     let expected = [(vec![4], 1, "one"), (vec![2, 3], 0, ""), (vec![2], 2, ""), (vec![], 2, ""), (vec![], 1, "")];
     #[expect(clippy::cast_precision_loss, reason = "a few GiB")]
     let gib = |bytes: f64| bytes / GIB as f64;
     eventually("the sums", Duration::from_secs(60), || {
         let (own, dcgm) = (agent.get("/metrics").text(), agent.get("/metrics/dcgm").text());
-        let fits = expected.iter().zip(0..).all(|((held, nobodys, name), gpu)| {
+        let fits = expected.iter().zip(0..).all(|((held, unattributed, name), gpu)| {
             let mut of_pods: Vec<f64> = on_gpu(&own, "gpu_steward_pod_gpu_memory_used_bytes", gpu)
                 .into_iter()
                 .map(|(_, bytes)| gib(bytes))
@@ -81,16 +82,16 @@ fn pods_and_what_is_nobodys_add_up_and_a_pods_name_stands_on_what_is_its_alone()
                 && of_pods.len() == held.len()
                 && of_pods.iter().zip(&held).all(|(one, other)| close(*one, *other))
                 && rest.len() == 1
-                && close(rest[0], f64::from(*nobodys))
+                && close(rest[0], f64::from(*unattributed))
         });
         fits.then_some(())
     });
 }
 
-/// What a pod has had of a GPU is read in again after the agent was killed, and goes on from there.
+/// The agent reads a pod's GPU time and energy from its file after it was killed, and counts on from there.
 #[test]
 #[ignore = "needs root: tests/run"]
-fn gpu_time_and_energy_of_a_pod_go_on_after_the_agent_is_killed() {
+fn gpu_time_and_energy_of_a_pod_count_on_after_the_agent_is_killed() {
     const FAMILIES: [&str; 2] = ["gpu_steward_pod_gpu_seconds_total", "gpu_steward_pod_gpu_energy_joules_total"];
     let folder = tempfile::tempdir().unwrap();
     let links = folder.path().join("links");
@@ -119,7 +120,7 @@ fn gpu_time_and_energy_of_a_pod_go_on_after_the_agent_is_killed() {
     };
     let agent = start();
     let first = had(&agent, [0.0; 2]);
-    // It is killed.
+    // `drop` kills the agent with SIGKILL.
     drop(agent);
     let agent = start();
     had(&agent, first);

@@ -1,4 +1,5 @@
-//! Sharing where kubelet is late: the built program with an API server and kubelet's folders, and nobody who calls.
+//! Tests sharing when the kubelet is late: the built program with an API server and the kubelet's folders. No kubelet
+//! runs; the tests make its calls.
 
 use crate::program::BINARY;
 use lab::agent::{Agent, Recipe};
@@ -15,7 +16,7 @@ use std::time::{Duration, Instant};
 const SOON: Duration = Duration::from_secs(30);
 const NODE: &str = "n1";
 
-/// An agent that is to share two GPUs that are made up, and kubelet's registry.
+/// An agent that shares two simulated GPUs, and the kubelet's plugin registry.
 fn recipe(server: &FakeApiServer) -> (Recipe, PathBuf) {
     let recipe = Agent::in_cluster(BINARY, server, NODE).with("--gpus", "simulated=H100:2");
     let registry = recipe.dir().join("kubelet/plugins_registry");
@@ -28,22 +29,23 @@ fn offers(registry: &Path) -> bool {
     fs::read_dir(registry).unwrap().count() > 0
 }
 
-/// How often our Node was asked for its versions.
-fn asked(server: &FakeApiServer) -> usize {
-    let whole = |asked: &lab::api_server::ReceivedRequest| {
+/// How often the agent asked for its Node to learn the versions of the kubelet and the runtime.
+fn node_requests(server: &FakeApiServer) -> usize {
+    let for_versions = |asked: &lab::api_server::ReceivedRequest| {
         asked.path == "/api/v1/nodes/n1" && asked.query.contains_key("resourceVersion")
     };
-    server.asked().iter().filter(|asked| whole(asked)).count()
+    server.requests().iter().filter(|asked| for_versions(asked)).count()
 }
 
-/// A fresh machine: the agent is there first, then kubelet with its Node; the runtime listens at a place that nobody knows. A pod
-/// that came before the versions are known would get its devices early, and its own `env` would loosen its limits.
+/// A fresh machine: the agent starts before the kubelet has made the Node, and the runtime's socket is not at a known
+/// path. A pod that started before the versions are known would get its devices early, and its own `env` would loosen
+/// its limits.
 #[test]
-fn nothing_is_offered_before_it_is_known_when_containers_get_their_devices() {
+fn no_slot_is_offered_before_the_binding_mode_is_known() {
     let server = FakeApiServer::start();
     let (recipe, registry) = recipe(&server);
     let agent = recipe.start();
-    eventually("ten questions for the Node", SOON, || (asked(&server) >= 10).then_some(()));
+    eventually("ten questions for the Node", SOON, || (node_requests(&server) >= 10).then_some(()));
     assert!(!offers(&registry), "{}", agent.log());
     let why = "there is no node n1 at";
     let ready = agent.get("/readyz");
@@ -54,11 +56,11 @@ fn nothing_is_offered_before_it_is_known_when_containers_get_their_devices() {
         }
     }
     let node = |info: serde_json::Value| json!({ "metadata": { "name": NODE }, "status": { "nodeInfo": info } });
-    // As somebody else makes a Node, before kubelet has said anything.
+    // A Node that another client made before the kubelet has reported its versions.
     server.put("nodes", node(json!({ "kubeletVersion": "", "containerRuntimeVersion": "" })));
     agent.logs("does not name its versions yet");
-    let before = asked(&server);
-    eventually("some more questions", SOON, || (asked(&server) >= before + 3).then_some(()));
+    let before = node_requests(&server);
+    eventually("some more questions", SOON, || (node_requests(&server) >= before + 3).then_some(()));
     assert!(!offers(&registry), "{}", agent.log());
     server.put("nodes", node(json!({ "kubeletVersion": "v1.34.9", "containerRuntimeVersion": "containerd://2.1.4" })));
     eventually("the socket in kubelet's registry", SOON, || offers(&registry).then_some(()));
@@ -66,28 +68,29 @@ fn nothing_is_offered_before_it_is_known_when_containers_get_their_devices() {
     assert!(!agent.log().contains("binding=Some(Early)"), "{}", agent.log());
 }
 
-/// The same at every later start: what was found last counts at once, also while the API server is away.
+/// A later start: the versions of the last run count at once, also while the API server is away.
 #[test]
-fn what_was_found_last_is_enough_to_begin() {
+fn the_versions_of_the_last_run_are_enough_to_start() {
     let mut server = FakeApiServer::start();
     let info = json!({ "kubeletVersion": "v1.34.9", "containerRuntimeVersion": "containerd://2.1.4" });
     server.put("nodes", json!({ "metadata": { "name": NODE }, "status": { "nodeInfo": info } }));
     let state = tempfile::tempdir().unwrap();
-    for (way, away) in [("binding=Late", false), ("binding=Some(Late)", true)] {
+    for (binding, away) in [("binding=Late", false), ("binding=Some(Late)", true)] {
         let (recipe, registry) = recipe(&server);
         if away {
             server.stop();
         }
         let agent = recipe.with("--state-dir", state.path()).launch();
         eventually("the socket in kubelet's registry", SOON, || offers(&registry).then_some(()));
-        agent.logs(way);
+        agent.logs(binding);
         assert!(agent.terminate().status.success());
     }
 }
 
-/// An upgrade: the second waits for the first, says so, is ready, and goes on from there with the usage socket.
+/// An upgrade: the second agent waits for the first, says so, is ready, and then takes over the sharing and the usage
+/// socket.
 #[test]
-fn one_that_follows_another_is_ready_and_says_so_and_takes_over() {
+fn a_second_agent_is_ready_says_that_it_waits_and_takes_over() {
     let server = FakeApiServer::start();
     let info = json!({ "kubeletVersion": "v1.34.9", "containerRuntimeVersion": "containerd://2.1.4" });
     server.put("nodes", json!({ "metadata": { "name": NODE }, "status": { "nodeInfo": info } }));
@@ -100,21 +103,22 @@ fn one_that_follows_another_is_ready_and_says_so_and_takes_over() {
     let (second, _) = recipe(&server);
     let second =
         second.with("--state-dir", &state).with("--usage-socket", &usage).with("--kubelet-root", &kubelet).start();
-    let says = |agent: &Agent| agent.get("/readyz").text().contains("another agent shares the GPUs of this node");
-    eventually("a line at /readyz", SOON, || says(&second).then_some(()));
+    let says_that_it_waits =
+        |agent: &Agent| agent.get("/readyz").text().contains("another agent shares the GPUs of this node");
+    eventually("a line at /readyz", SOON, || says_that_it_waits(&second).then_some(()));
     assert_eq!(second.get("/readyz").status, 200);
     second.logs("another agent shares the GPUs of this node");
-    assert!(!says(&first));
+    assert!(!says_that_it_waits(&first));
     let ended = first.terminate();
     assert!(ended.status.success(), "{}", ended.log);
     second.logs("the other agent ends: sharing from here on");
     assert!(state.join("addresses.json").exists(), "the second one's");
     eventually("the usage socket", SOON, || std::os::unix::net::UnixStream::connect(&usage).ok());
-    eventually("no word of another", SOON, || (!says(&second)).then_some(()));
+    eventually("no word of another", SOON, || (!says_that_it_waits(&second)).then_some(()));
     assert_eq!(second.get("/readyz").status, 200, "{}", second.log());
 }
 
-/// A call as kubelet makes it, byte for byte, over a connection of its own. The answer is not waited for.
+/// Sends a call as the kubelet sends it, byte for byte, over its own connection. Does not wait for the answer.
 fn call(socket: &Path, method: &str, request: &[u8]) -> UnixStream {
     let frame = |kind: u8, flags: u8, stream: u8, content: &[u8]| {
         let len = u32::try_from(content.len()).unwrap().to_be_bytes();
@@ -129,7 +133,7 @@ fn call(socket: &Path, method: &str, request: &[u8]) -> UnixStream {
         ("content-type", "application/grpc"),
         ("te", "trailers"),
     ] {
-        // Literal, without an index and without Huffman's code.
+        // Literal header field without indexing and without Huffman coding.
         block.push(0);
         for text in [name, value] {
             block.push(u8::try_from(text.len()).unwrap());
@@ -148,12 +152,12 @@ fn call(socket: &Path, method: &str, request: &[u8]) -> UnixStream {
     stream
 }
 
-/// A field of a message: its number, and text or another message.
+/// A length-delimited field of a protobuf message.
 fn field(number: u8, content: &[u8]) -> Vec<u8> {
     [&[number << 3 | 2, u8::try_from(content.len()).unwrap()], content].concat()
 }
 
-/// The data of the answer, when it is whole.
+/// The data of the whole answer.
 fn answer(mut stream: UnixStream) -> Vec<u8> {
     const END_OF_STREAM: u8 = 1;
     let mut data = Vec::new();
@@ -170,7 +174,7 @@ fn answer(mut stream: UnixStream) -> Vec<u8> {
     }
 }
 
-/// The socket that kubelet would call, and a slot of the first GPU.
+/// The socket on which the kubelet would call the agent, and a slot of the first GPU.
 fn offered(agent: &Agent, registry: &Path) -> (PathBuf, String) {
     let socket = eventually("the socket in kubelet's registry", SOON, || {
         let found = fs::read_dir(registry).unwrap().flatten().next()?.path();
@@ -180,10 +184,10 @@ fn offered(agent: &Agent, registry: &Path) -> (PathBuf, String) {
     (socket, format!("{gpu}-0"))
 }
 
-/// Callers of the open port wait for each other and not kubelet for them: it gets an answer many times as often as each of them.
-/// If they shared a worker, each would be served in its turn.
+/// HTTP clients of the open port wait for each other, but the kubelet does not wait for them: it gets many times as
+/// many answers as each of them. If both used one worker, the worker would serve each in turn.
 #[test]
-fn kubelets_calls_do_not_stand_in_line_with_those_of_the_open_port() {
+fn kubelet_calls_do_not_wait_for_requests_of_the_open_port() {
     const CALLERS: usize = 24;
     const CALLS: usize = 100;
     let server = FakeApiServer::start();
@@ -198,7 +202,7 @@ fn kubelets_calls_do_not_stand_in_line_with_those_of_the_open_port() {
             scope.spawn(|| {
                 while !done.load(Ordering::Relaxed) {
                     let answer = lab::http::get(agent.metrics, "/metrics").unwrap();
-                    // More at once than it has room for are told so.
+                    // A client gets status 503 while too many answers are in progress.
                     assert!([200, 503].contains(&answer.status), "{}", answer.text());
                     served.fetch_add(1, Ordering::Relaxed);
                 }
@@ -219,9 +223,10 @@ fn kubelets_calls_do_not_stand_in_line_with_those_of_the_open_port() {
     assert!(served > 0 && each * 4.0 < CALLS as f64, "{each:.1} of each of the others");
 }
 
-/// A start that waits is judged when something has changed, and else twice a second: each time goes over all slots of the node.
+/// The agent judges a waiting start when something has changed, and otherwise twice a second. Each time it goes through
+/// all slots of the node.
 #[test]
-fn a_start_that_waits_costs_next_to_nothing() {
+fn a_waiting_start_is_judged_only_a_few_times_a_second() {
     let server = FakeApiServer::start();
     let info = json!({ "kubeletVersion": "v1.34.9", "containerRuntimeVersion": "containerd://2.1.4" });
     server.put("nodes", json!({ "metadata": { "name": NODE }, "status": { "nodeInfo": info } }));
@@ -229,21 +234,21 @@ fn a_start_that_waits_costs_next_to_nothing() {
     let agent = recipe.with("-v", "5").start();
     let (socket, id) = offered(&agent, &registry);
     let _call = call(&socket, "PreStartContainer", &field(1, id.as_bytes()));
-    let looks = || agent.log().matches("a start waits").count();
-    eventually("the start to wait", SOON, || (looks() > 0).then_some(()));
-    let (before, began) = (looks(), Instant::now());
+    let tries = || agent.log().matches("a start waits").count();
+    eventually("the start to wait", SOON, || (tries() > 0).then_some(()));
+    let (before, began) = (tries(), Instant::now());
     std::thread::sleep(Duration::from_secs(4));
-    let (looks, seconds) = (looks() - before, began.elapsed().as_secs_f64());
-    println!("{:.1} looks a second at a start that waits", looks as f64 / seconds);
-    assert!(looks >= 1, "it is looked at still");
-    assert!((looks as f64) <= 10.0 * seconds, "{looks} looks in {seconds:.1} s");
-    // kubelet has written its books: a pod that nobody knows.
+    let (tries, seconds) = (tries() - before, began.elapsed().as_secs_f64());
+    println!("{:.1} tries a second at a start that waits", tries as f64 / seconds);
+    assert!(tries >= 1, "it is looked at still");
+    assert!((tries as f64) <= 10.0 * seconds, "{tries} tries in {seconds:.1} s");
+    // The kubelet's checkpoint has the slot now, with a pod that the agent does not know.
     let entry = json!({
         "PodUID": "466d3e0f-28fd-4a4c-a28d-790ef2a79f8c", "ContainerName": "main", "ResourceName": "nvidia.com/gpu",
         "DeviceIDs": { "-1": [id] }, "AllocResp": "",
     });
-    let books = json!({ "Data": { "PodDeviceEntries": [entry], "RegisteredDevices": {} }, "Checksum": 0 });
-    fs::write(registry.with_file_name("device-plugins").join("kubelet_internal_checkpoint"), books.to_string())
+    let checkpoint = json!({ "Data": { "PodDeviceEntries": [entry], "RegisteredDevices": {} }, "Checksum": 0 });
+    fs::write(registry.with_file_name("device-plugins").join("kubelet_internal_checkpoint"), checkpoint.to_string())
         .unwrap();
     eventually("another word on the start", SOON, || {
         let log = agent.log();

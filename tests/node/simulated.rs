@@ -1,13 +1,13 @@
-//! `--gpus simulated`: cards for people who have none, with a label that nobody overlooks.
+//! Tests `--gpus simulated`: simulated GPUs for machines without a GPU, clearly marked as such.
 
 use crate::program::BINARY;
 use lab::agent::{Agent, START};
 use lab::eventually::eventually;
 
 #[test]
-fn made_up_cards_are_served_and_marked() {
+fn simulated_gpus_are_served_and_marked() {
     let agent = Agent::standalone(BINARY).with("--gpus", "simulated=L40S:8").launch();
-    let document = eventually("eight cards with readings", START, || {
+    let document = eventually("eight GPUs with readings", START, || {
         let document = agent.get("/api/v1/gpus").json();
         let gpus = document["gpus"].as_array()?;
         (gpus.len() == 8 && gpus.iter().all(|gpu| gpu["power_watts"].get("value").is_some())).then_some(document)
@@ -20,7 +20,7 @@ fn made_up_cards_are_served_and_marked() {
 }
 
 #[test]
-fn made_up_cards_are_used_by_processes_that_live() {
+fn simulated_gpus_are_used_by_processes_that_exist() {
     let agent = Agent::standalone(BINARY).with("--gpus", "simulated=H100:1").launch();
     let list = eventually("processes", START, || {
         let document = agent.get("/api/v1/gpus").json();
@@ -35,12 +35,12 @@ fn made_up_cards_are_used_by_processes_that_live() {
 
 #[test]
 #[ignore = "needs root: tests/run"]
-fn made_up_cards_are_the_nodes_and_not_used_by_the_agent_itself() {
+fn simulated_uuids_depend_on_the_node_and_the_agent_uses_no_simulated_gpu() {
     let uuids = |host: &str, node: &str| {
         let recipe = Agent::standalone(BINARY).with("--gpus", "simulated=H100:2").with("--node-name", node);
         let recipe = recipe.within(&format!("exec unshare --uts sh -c 'hostname {host} && exec \"$@\"' sh \"$@\""));
         let agent = recipe.launch();
-        eventually("two cards", START, || {
+        eventually("two GPUs", START, || {
             let gpus = agent.get("/api/v1/gpus").json()["gpus"].as_array()?.clone();
             let list = gpus.first()?["processes"]["value"].as_array()?.clone();
             assert!(list.iter().all(|process| process["pid"] != agent.pid()), "{list:?}");
@@ -48,12 +48,12 @@ fn made_up_cards_are_the_nodes_and_not_used_by_the_agent_itself() {
         })
     };
     let first = uuids("agent-x7k2p", "gpu-node-1");
-    assert_eq!(uuids("agent-b91zz", "gpu-node-1"), first, "as a pod of a DaemonSet that was made anew");
+    assert_eq!(uuids("agent-b91zz", "gpu-node-1"), first, "as a new pod of a DaemonSet");
     assert!(uuids("agent-x7k2p", "gpu-node-2").iter().all(|uuid| !first.contains(uuid)));
 }
 
 #[test]
-fn an_unknown_model_is_refused_with_those_that_are_known() {
+fn an_unknown_model_is_refused_with_the_list_of_known_models() {
     let output = Agent::standalone(BINARY).with("--gpus", "simulated=RTX").run();
     assert!(!output.status.success());
     let log = String::from_utf8_lossy(&output.stderr);

@@ -1,4 +1,4 @@
-//! The service manager: what it is told, and the unit it is given.
+//! Tests the messages to the service manager, and the systemd units.
 
 use crate::program::BINARY;
 use lab::agent::Agent;
@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-/// The socket on which a service manager would listen.
+/// The socket on which a service manager receives notifications.
 struct Manager {
     socket: UnixDatagram,
     path: PathBuf,
@@ -30,18 +30,18 @@ impl Manager {
         Some(String::from_utf8_lossy(&buffer[..length]).into_owned())
     }
 
-    /// Waits for a message that holds this line.
-    fn hears(&self, line: &str) -> String {
+    /// Waits for a message that contains this line.
+    fn waits_for(&self, line: &str) -> String {
         eventually(&format!("{line} on the notify socket"), Duration::from_secs(30), || {
-            self.next().filter(|message| message.lines().any(|said| said == line))
+            self.next().filter(|message| message.lines().any(|found| found == line))
         })
     }
 }
 
-/// Each start of a unit sets the mode of its state directory anew: one unit with the default, 0755, would open it to every user of the
-/// host again, whatever the agent had made of it.
+/// systemd sets the mode of a unit's state directory at each start. One unit with the default mode, 0755, would open
+/// the directory to every user of the host again, whatever mode the agent gave it.
 #[test]
-fn every_unit_keeps_the_state_directory_to_root() {
+fn every_unit_opens_the_state_directory_to_root_only() {
     let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../systemd");
     let mut units = 0;
     for file in std::fs::read_dir(folder).unwrap().flatten().filter(|file| file.path().is_file()) {
@@ -54,31 +54,31 @@ fn every_unit_keeps_the_state_directory_to_root() {
     assert_eq!(units, 2, "the agent's and that of its token");
 }
 
-/// That no sign comes too late is for the service manager to say, on a machine that has one (tests/cluster/vm/unit.rs): here a busy
-/// machine would be taken for a slow agent.
+/// A test on a machine with systemd (tests/cluster/vm/unit.rs) checks that no sign comes too late. Here a busy machine
+/// would look like a slow agent.
 #[test]
-fn signs_of_life_come_again_and_again_and_not_too_often_and_the_end_is_told() {
+fn watchdog_messages_come_at_half_of_the_watchdogs_time_and_the_end_is_reported() {
     let manager = Manager::listen();
     let agent = Agent::standalone(BINARY)
         .with("--gpus", "none")
         .env("NOTIFY_SOCKET", &manager.path)
         .env("WATCHDOG_USEC", "1000000")
         .launch();
-    manager.hears("WATCHDOG=1");
+    manager.waits_for("WATCHDOG=1");
     let mut last = Instant::now();
     let mut gaps: Vec<Duration> = (0..9)
         .map(|_| {
-            manager.hears("WATCHDOG=1");
+            manager.waits_for("WATCHDOG=1");
             let now = Instant::now();
             now.duration_since(std::mem::replace(&mut last, now))
         })
         .collect();
     gaps.sort_unstable();
-    // Ten have come. Half of the watchdog's time lies between two; the one in the middle is held against half of that, because one
-    // that comes late on a busy machine is followed by one that comes soon.
+    // Ten signs have come, half of the watchdog's time apart. The test compares the median of the pauses with half of
+    // that, because a sign that is late on a busy machine is soon followed by the next one.
     assert!(gaps[4] > Duration::from_millis(250), "between two signs: {gaps:?}");
     agent.signal(libc::SIGTERM);
-    manager.hears("STOPPING=1");
+    manager.waits_for("STOPPING=1");
     assert_eq!(agent.wait().status.code(), Some(0));
 }
 
@@ -86,7 +86,7 @@ fn folder() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../systemd")
 }
 
-/// The unit with drop-ins behind it, and with the program that was built.
+/// The unit with these drop-ins appended, and with the program under test.
 fn unit(options: &[&str]) -> (tempfile::TempDir, PathBuf) {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("gpu-steward.service");
@@ -108,7 +108,7 @@ fn analyze(args: &[&str], path: &Path) -> (bool, String) {
 
 #[test]
 #[ignore = "needs systemd: tests/run"]
-fn the_unit_verifies_without_a_word() {
+fn systemd_verifies_the_unit_without_a_warning() {
     for options in [&[][..], &["ptrace.conf"], &["kernel-log.conf"], &["limiter.conf"], &["sharing.conf"]] {
         let (_dir, path) = unit(options);
         let (well, text) = analyze(&["verify", "--recursive-errors=no"], &path);
@@ -116,11 +116,10 @@ fn the_unit_verifies_without_a_word() {
     }
 }
 
-/// Promise 15 in docs/specification.md.
-/// The numbers are those of docs/capabilities.md.
+/// Promise 15 in docs/specification.md, with the numbers of docs/capabilities.md.
 #[test]
 #[ignore = "needs systemd: tests/run"]
-fn the_units_exposure_is_what_the_table_says() {
+fn the_units_exposure_is_as_docs_capabilities_says() {
     let table = std::fs::read_to_string(folder().join("../docs/capabilities.md")).unwrap();
     for (options, exposure) in [
         (&[][..], "2.0"),
@@ -139,18 +138,18 @@ fn the_units_exposure_is_what_the_table_says() {
     }
 }
 
-/// 75 is how the agent ends when the driver was updated under it: only a new process can load the new library.
+/// The agent ends with code 75 when the driver was updated while it ran: only a new process can load the new library.
 #[test]
-fn the_unit_starts_the_agent_again_after_every_failure_but_those_that_a_restart_cannot_mend() {
+fn the_unit_restarts_the_agent_except_after_wrong_usage_or_missing_rights() {
     let unit = std::fs::read_to_string(folder().join("gpu-steward.service")).unwrap();
     let value = |key: &str| unit.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix('='));
     assert_eq!(value("Restart"), Some("on-failure"));
-    let never: Vec<&str> = value("RestartPreventExitStatus").unwrap().split(' ').collect();
-    assert_eq!(never, ["64", "77"], "wrong usage and missing rights");
+    let excluded: Vec<&str> = value("RestartPreventExitStatus").unwrap().split(' ').collect();
+    assert_eq!(excluded, ["64", "77"], "wrong usage and missing rights");
 }
 
 #[test]
-fn the_units_settings_are_settings() {
+fn the_units_variables_are_settings_of_the_agent() {
     let unit = std::fs::read_to_string(folder().join("gpu-steward.service")).unwrap();
     let line = unit.lines().find_map(|line| line.strip_prefix("ExecStart=/usr/bin/gpu-steward agent ")).unwrap();
     let mut command = Command::new(BINARY);

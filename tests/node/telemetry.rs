@@ -1,4 +1,4 @@
-//! The log: formats, levels, changes while running.
+//! Tests the log: formats, levels, and changes while the program runs.
 
 use crate::program::BINARY;
 use lab::agent::Agent;
@@ -25,7 +25,7 @@ fn each_format_has_one_line_with_version_and_every_address() {
 }
 
 #[test]
-fn auto_is_text_where_stderr_is_not_the_journal() {
+fn the_format_auto_is_text_if_stderr_is_not_the_journal() {
     let log = quiet().env("JOURNAL_STREAM", "1:2").launch().terminate().log;
     assert!(log.contains("] gpu-steward agent started"), "{log}");
 }
@@ -46,7 +46,7 @@ fn signals_make_the_log_more_and_less_detailed() {
 }
 
 #[test]
-fn a_reload_changes_what_can_change_and_says_what_needs_a_restart() {
+fn a_reload_changes_settings_and_names_those_that_need_a_restart() {
     let agent = quiet().config("v: 0\nperiod: 1s\n").launch();
     agent.write_config("v: 2\nperiod: 2s\nmetrics-hami: true\n");
     agent.signal(libc::SIGHUP);
@@ -85,7 +85,7 @@ fn a_bad_file_on_reload_keeps_the_old_settings() {
 }
 
 #[test]
-fn a_misspelt_environment_variable_is_told() {
+fn a_misspelt_environment_variable_is_reported() {
     let log = quiet().env("GPU_STEWARD_PERIODS", "1s").env("GPU_STEWARD_PORT", "tcp://1").launch().terminate().log;
     assert!(log.contains("variable=GPU_STEWARD_PERIODS meant=GPU_STEWARD_PERIOD"), "{log}");
     assert!(!log.contains("variable=GPU_STEWARD_PORT"), "{log}");
@@ -114,9 +114,9 @@ fn a_reload_changes_the_metric_sets_without_a_refused_connection() {
     assert_eq!(agent.get("/metrics").status, 200);
 }
 
-/// An API server's watch, the runtime's socket and the scrapes go through libraries that write a line for each frame.
+/// Libraries for the API server's watch, the runtime's socket and the scrapes log a line for each frame at this level.
 #[test]
-fn at_the_most_detailed_level_our_lines_are_not_buried_and_a_library_is_had_by_name() {
+fn the_most_detailed_level_leaves_out_libraries_unless_they_are_named() {
     let server = lab::api_server::FakeApiServer::start_tls();
     let agent = Agent::in_cluster(BINARY, &server, "n1").with("--gpus", "none").with("-v", "5").start();
     let lines = |of: &str| {
@@ -124,8 +124,8 @@ fn at_the_most_detailed_level_our_lines_are_not_buried_and_a_library_is_had_by_n
         log.lines().filter(|line| line.split(' ').nth(2).is_some_and(|target| target.starts_with(of))).count()
     };
     agent.logs("] ready");
-    let chatty: usize = ["h2::", "hyper", "rustls::", "tower::"].into_iter().map(lines).sum();
-    assert_eq!(chatty, 0, "{}", agent.log());
+    let of_libraries: usize = ["h2::", "hyper", "rustls::", "tower::"].into_iter().map(lines).sum();
+    assert_eq!(of_libraries, 0, "{}", agent.log());
     assert!(lines("gpu_steward") > 0 && lines("sources") > 0, "{}", agent.log());
     let answer = agent.admin("PUT", "/loglevel", "5,hyper_util=trace,rustls=debug");
     assert_eq!((answer.status, &*answer.text()), (200, "5,hyper_util=trace,rustls=debug\n"));

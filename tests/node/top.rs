@@ -1,4 +1,4 @@
-//! `gpu-steward top` as a user meets it: in a pipe, in a terminal, without an agent.
+//! Tests `gpu-steward top` in a pipe, in a terminal, and without an agent.
 
 use crate::program::BINARY;
 use lab::agent::Agent;
@@ -9,7 +9,7 @@ use std::path::Path;
 use std::process::{Command, Output, Stdio};
 use std::time::Duration;
 
-/// Long enough for a program that starts beside compilers.
+/// Long enough for a program that starts while other code compiles.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 fn top(url: &str, arguments: &[&str]) -> Output {
@@ -18,16 +18,16 @@ fn top(url: &str, arguments: &[&str]) -> Output {
     command.output().unwrap()
 }
 
-/// An agent of two made-up cards that has looked at them.
+/// An agent with two simulated GPUs that it has read.
 fn agent() -> (Agent, String) {
     agent_of(2)
 }
 
-fn agent_of(cards: usize) -> (Agent, String) {
-    let agent = Agent::standalone(BINARY).with("--gpus", format!("simulated=H100:{cards}")).launch();
+fn agent_of(gpus: usize) -> (Agent, String) {
+    let agent = Agent::standalone(BINARY).with("--gpus", format!("simulated=H100:{gpus}")).launch();
     eventually("its GPUs", PATIENCE, || {
-        let gpus = agent.get("/api/v1/gpus").json()["gpus"].as_array()?.clone();
-        (gpus.len() == cards && gpus.iter().all(|gpu| gpu["memory_used_bytes"]["value"].is_u64())).then_some(())
+        let read = agent.get("/api/v1/gpus").json()["gpus"].as_array()?.clone();
+        (read.len() == gpus && read.iter().all(|gpu| gpu["memory_used_bytes"]["value"].is_u64())).then_some(())
     });
     let url = format!("http://{}", agent.metrics);
     (agent, url)
@@ -35,9 +35,9 @@ fn agent_of(cards: usize) -> (Agent, String) {
 
 /// Promise 9 in docs/specification.md.
 #[test]
-fn a_pipe_gets_one_plain_frame_that_says_the_gpus_are_made_up() {
+fn a_pipe_gets_one_plain_frame_that_says_that_the_gpus_are_simulated() {
     let (_agent, url) = agent();
-    // Without --once as well: nobody could press a key.
+    // In a pipe, `top` without `--once` prints one frame too, because no key can be pressed.
     for arguments in [&["--once"][..], &[]] {
         let output = top(&url, arguments);
         let text = String::from_utf8(output.stdout).unwrap();
@@ -50,12 +50,12 @@ fn a_pipe_gets_one_plain_frame_that_says_the_gpus_are_made_up() {
 }
 
 #[test]
-fn a_pipe_gets_every_card() {
-    for cards in [8, 16] {
-        let (_agent, url) = agent_of(cards);
+fn a_pipe_gets_every_gpu() {
+    for gpus in [8, 16] {
+        let (_agent, url) = agent_of(gpus);
         let text = String::from_utf8(top(&url, &["--once"]).stdout).unwrap();
-        for card in 0..cards {
-            assert!(text.lines().any(|line| line.starts_with(&format!("{card:<5}H100"))), "card {card} in\n{text}");
+        for gpu in 0..gpus {
+            assert!(text.lines().any(|line| line.starts_with(&format!("{gpu:<5}H100"))), "GPU {gpu} in\n{text}");
         }
         assert!(!text.contains("key 2"), "{text}");
     }
@@ -73,7 +73,7 @@ fn json_is_one_document_with_the_four_answers() {
 }
 
 #[test]
-fn a_reader_that_goes_away_is_no_failure() {
+fn a_reader_that_closes_the_pipe_is_no_failure() {
     let (_agent, url) = agent();
     let mut command = Command::new(BINARY);
     let mut child = command.args(["top", "--once", "--url", &url]).stdout(Stdio::piped()).spawn().unwrap();
@@ -96,7 +96,7 @@ fn without_an_agent_it_says_what_was_tried_and_what_to_do() {
 }
 
 #[test]
-fn another_server_is_told_apart_from_an_agent() {
+fn a_server_that_is_not_an_agent_is_reported() {
     for (answer, part) in [
         ("HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n", "answered 404 Not Found; is this a gpu-steward agent?"),
         ("HTTP/1.1 401 Unauthorized\r\nContent-Length: 0\r\n\r\n", "--token-file"),
@@ -120,7 +120,7 @@ fn another_server_is_told_apart_from_an_agent() {
     }
 }
 
-/// The number of the program that `script` runs.
+/// The PID of the program that `script` runs.
 fn child_of(pid: u32) -> Option<i32> {
     let children = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).ok()?;
     let child = children.split_whitespace().next()?.parse().ok()?;
@@ -128,7 +128,8 @@ fn child_of(pid: u32) -> Option<i32> {
     (name == std::fs::canonicalize(BINARY).ok()?).then_some(child)
 }
 
-/// Runs the live view in a terminal of its own, with a variable such as `NO_COLOR=1`, until `end`, which is told the program's number, and gives what it wrote.
+/// Runs the live view in its own terminal, with a variable such as `NO_COLOR=1`, until `end`, which gets the program's
+/// PID. Returns what the program wrote.
 fn in_a_terminal(url: &str, variable: &str, end: impl FnOnce(i32, &mut dyn Write)) -> String {
     let line = format!("stty rows 24 cols 80; {variable} exec {BINARY} top --url {url} --interval 0.2");
     let mut command = Command::new("script");
@@ -137,11 +138,11 @@ fn in_a_terminal(url: &str, variable: &str, end: impl FnOnce(i32, &mut dyn Write
     let (mut keys, mut screen) = (script.stdin.take().unwrap(), script.stdout.take().unwrap());
     let (send, seen) = std::sync::mpsc::channel();
     let read = std::thread::spawn(move || {
-        let (mut all, mut part, mut told) = (Vec::new(), [0; 4096], false);
+        let (mut all, mut part, mut sent) = (Vec::new(), [0; 4096], false);
         while let Ok(length @ 1..) = screen.read(&mut part) {
             all.extend_from_slice(&part[..length]);
-            if !told && String::from_utf8_lossy(&all).contains("quit") {
-                told = send.send(()).is_ok();
+            if !sent && String::from_utf8_lossy(&all).contains("quit") {
+                sent = send.send(()).is_ok();
             }
         }
         String::from_utf8_lossy(&all).into_owned()
@@ -157,7 +158,7 @@ fn in_a_terminal(url: &str, variable: &str, end: impl FnOnce(i32, &mut dyn Write
 
 #[test]
 #[ignore = "needs script: tests/run"]
-fn the_terminal_is_given_back_after_q_ctrl_c_and_signals() {
+fn the_terminal_is_restored_after_q_ctrl_c_and_signals() {
     let (_agent, url) = agent();
     let signal = |number| {
         move |pid: i32, _: &mut dyn Write| {
@@ -187,7 +188,7 @@ fn the_terminal_is_given_back_after_q_ctrl_c_and_signals() {
 
 #[test]
 #[ignore = "needs script: tests/run"]
-fn no_colour_means_no_colour() {
+fn with_no_color_set_top_writes_no_colours() {
     let (_agent, url) = agent();
     // SGR 30 to 49 and 38;5;n are colours; bold (1) and reversed (7) are not.
     for (variable, expect) in [("", true), ("NO_COLOR=1", false)] {

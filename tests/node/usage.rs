@@ -1,4 +1,4 @@
-//! The usage socket and `gpu-steward usage`, from outside.
+//! Tests the usage socket and `gpu-steward usage`, from outside.
 
 use crate::program::BINARY;
 use lab::agent::Agent;
@@ -23,7 +23,7 @@ fn answers(socket: &std::path::Path) {
 }
 
 #[test]
-fn the_socket_is_for_owner_and_group_and_answers_with_the_nodes_name() {
+fn the_usage_socket_is_open_to_owner_and_group_and_gives_the_nodes_name() {
     let agent = Agent::standalone(BINARY).with("--gpus", "none").with("--node-name", "node-a").launch();
     answers(&agent.usage_socket);
     assert_eq!(std::fs::symlink_metadata(&agent.usage_socket).unwrap().mode() & 0o777, 0o660);
@@ -40,19 +40,22 @@ fn the_socket_is_for_owner_and_group_and_answers_with_the_nodes_name() {
 }
 
 #[test]
-fn a_socket_that_is_not_there_is_told_with_what_to_do() {
+fn a_missing_usage_socket_is_reported_with_what_to_do() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("agent.sock");
-    for place in ["absent", "stale"] {
-        if place == "stale" {
+    for state in ["absent", "stale"] {
+        if state == "stale" {
             drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
         }
         for flags in [&[][..], &["--watch"]] {
             let answer = usage(&path, flags);
-            let said = String::from_utf8_lossy(&answer.stderr);
-            assert_eq!(answer.status.code(), Some(69), "{place}: {said}");
+            let complaint = String::from_utf8_lossy(&answer.stderr);
+            assert_eq!(answer.status.code(), Some(69), "{state}: {complaint}");
             assert!(answer.stdout.is_empty());
-            assert!(said.contains(path.to_str().unwrap()) && said.to_lowercase().contains("start"), "{place}: {said}");
+            assert!(
+                complaint.contains(path.to_str().unwrap()) && complaint.to_lowercase().contains("start"),
+                "{state}: {complaint}"
+            );
         }
     }
     let off = Command::new(BINARY).args(["usage", "--usage-socket", "none"]).output().unwrap();
@@ -60,18 +63,18 @@ fn a_socket_that_is_not_there_is_told_with_what_to_do() {
 }
 
 #[test]
-fn a_socket_of_another_kind_is_not_waited_for_without_end() {
+fn a_usage_socket_that_never_answers_ends_in_a_timeout() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("silent.sock");
     let _listener = std::os::unix::net::UnixListener::bind(&path).unwrap();
     let answer = usage(&path, &[]);
-    let said = String::from_utf8_lossy(&answer.stderr);
-    assert_eq!(answer.status.code(), Some(69), "{said}");
-    assert!(said.contains("did not answer within 5 s"), "{said}");
+    let complaint = String::from_utf8_lossy(&answer.stderr);
+    assert_eq!(answer.status.code(), Some(69), "{complaint}");
+    assert!(complaint.contains("did not answer within 5 s"), "{complaint}");
 }
 
 #[test]
-fn watch_prints_a_line_a_state_and_outlives_an_agent() {
+fn usage_watch_prints_one_line_for_each_state_and_outlives_the_agent() {
     let agent = Agent::standalone(BINARY).with("--gpus", "none").with("--drain-timeout", "60s").launch();
     answers(&agent.usage_socket);
     let mut watching = Command::new(BINARY)
@@ -87,17 +90,17 @@ fn watch_prints_a_line_a_state_and_outlives_an_agent() {
 
     agent.signal(libc::SIGTERM);
     let ended = agent.wait();
-    assert!(ended.took < Duration::from_secs(30), "an open stream holds nobody up: {:?}", ended.took);
+    assert!(ended.took < Duration::from_secs(30), "an open stream delays the end: {:?}", ended.took);
     let mut complaints = BufReader::new(watching.stderr.take().unwrap()).lines();
-    let said = complaints.next().unwrap().unwrap();
-    assert!(said.starts_with("waiting for the agent"), "{said}");
+    let complaint = complaints.next().unwrap().unwrap();
+    assert!(complaint.starts_with("waiting for the agent"), "{complaint}");
     assert!(watching.try_wait().unwrap().is_none(), "it goes on waiting");
     watching.kill().unwrap();
     watching.wait().unwrap();
 }
 
 #[test]
-fn the_socket_is_gone_after_the_agent_and_a_stale_one_is_no_obstacle() {
+fn the_usage_socket_is_removed_at_the_end_and_a_stale_one_is_replaced() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("run/agent.sock");
     std::fs::create_dir(path.parent().unwrap()).unwrap();

@@ -1,10 +1,11 @@
 /*
- * A wall clock of one program's own. Preloaded, it puts a jump at the beginning of the vDSO's clock_gettime, which is
- * where libc and every library that reads the clock without libc end up; from there the time comes from the kernel, and
- * the wall clock is moved by the whole seconds (signed, 8 bytes) that stand in the file WALL_CLOCK_OFFSET names.
+ * A wall clock for one program. When it is preloaded, it writes a jump to the beginning of the vDSO's clock_gettime.
+ * libc, and every library that reads the clock without libc, ends up there. The time then comes from the kernel, and the
+ * wall clock is moved by the whole seconds (signed, 8 bytes) in the file that WALL_CLOCK_OFFSET names.
  *
- * It calls nothing that allocates: the program's own allocator may not be awake yet. gettimeofday stays as it is: what it
- * answers goes back to the kernel as a deadline (jemalloc's thread waits so), and the kernel's clock has not been set.
+ * It calls nothing that allocates, because the program's own allocator may not be initialised yet. gettimeofday is not
+ * changed: its answer goes back to the kernel as a deadline (jemalloc's thread waits in that way), and the kernel's clock
+ * has not been set.
  */
 #include <elf.h>
 #include <errno.h>
@@ -49,7 +50,7 @@ static void fail(const char *what) {
 	_exit(97);
 }
 
-/* The function in the vDSO: the symbol table ends where its strings begin. */
+/* Finds the function in the vDSO. The symbol table ends where the string table begins. */
 static unsigned char *find(const unsigned char *vdso) {
 	const Elf64_Ehdr *header = (const Elf64_Ehdr *)vdso;
 	const Elf64_Phdr *segments = (const Elf64_Phdr *)(vdso + header->e_phoff);
@@ -91,7 +92,7 @@ __attribute__((constructor)) static void set(void) {
 	uintptr_t here = (uintptr_t)shifted;
 	memcpy(code, jump, sizeof jump);
 	memcpy(code + ADDRESS, &here, sizeof here);
-	/* The kernel does not let the mapping be split, so all of it is opened; how long it is is not told. */
+	/* The kernel does not split this mapping, so all of it is made writable. Its length is not known. */
 	size_t page = sysconf(_SC_PAGESIZE), length = page;
 	while (length < 64 * page && mprotect(vdso, length, PROT_READ | PROT_WRITE | PROT_EXEC))
 		length += page;

@@ -1,6 +1,6 @@
-//! Somebody sets the clock while the program runs: one hour ahead, back, and another hour back. The program gets a wall
-//! clock of its own for that (`wall_clock.c`), and a boot time and stamps of the driver that move with it, as the kernel's
-//! and NVIDIA's do; the machine's clock stays.
+//! Sets the wall clock of the running program one hour ahead, back, and another hour back. The program has its own wall
+//! clock for this (`wall_clock.c`). Its boot time and the time stamps of the driver move with that clock, as those of
+//! the kernel and of NVIDIA's driver do. The machine's clock stays.
 
 use crate::program::BINARY;
 use lab::agent::{Agent, START};
@@ -15,27 +15,27 @@ use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{self, Receiver};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-/// A number that no other test gives to its pods.
+/// A pod number that no other test uses.
 const NUMBER: u32 = 0xc10c;
-/// What the fake card says of its only process.
+/// What the fake GPU reports for its only process.
 const MEMORY: u64 = 3 << 30;
 const SM: f64 = 0.4;
-/// How long the program is looked at after each jump: some passes, process lists and views, and one message of a usage
-/// stream in which nothing changes (10 s).
-const LOOK: Duration = Duration::from_secs(12);
-/// Between two looks.
-const STEP: Duration = Duration::from_millis(20);
-/// The pod keeps one processor busy; with what a pass may be late, this is more than any true rate.
+/// How long the test checks the program after each jump: some passes, process lists and views, and one message of a
+/// usage stream in which nothing changes (one in 10 s).
+const CHECK_TIME: Duration = Duration::from_secs(12);
+/// The pause between two checks.
+const PAUSE: Duration = Duration::from_millis(20);
+/// The pod keeps one processor busy. A pass may be late, and this is still more than any true rate.
 const MOST_CORES: f64 = 1.5;
 
-/// The wall clock of one program, the kernel's word on when the machine was started, and the driver's clock.
+/// The wall clock of the program, the boot time in its `/proc/stat`, and the driver's clock.
 struct Clock {
     library: PathBuf,
     offset: PathBuf,
     boot: PathBuf,
     driver: FakeNvml,
     scenario: Scenario,
-    /// Seconds by which it is moved.
+    /// Seconds by which the clock is moved.
     now: i64,
 }
 
@@ -45,8 +45,8 @@ impl Clock {
         std::fs::write(&source, include_str!("wall_clock.c")).unwrap();
         let mut cc = Command::new("cc");
         cc.args(["-shared", "-fPIC", "-O1", "-Wall", "-Werror", "-o"]).args([&library, &source]);
-        let said = cc.output().expect("cc is installed: Rust links with it");
-        assert!(said.status.success(), "{}", String::from_utf8_lossy(&said.stderr));
+        let output = cc.output().expect("cc is installed: Rust links with it");
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
         let driver = FakeNvml::install(folder).unwrap();
         let (offset, boot) = (folder.join("offset"), folder.join("stat"));
         std::fs::write(&offset, 0_i64.to_ne_bytes()).unwrap();
@@ -57,8 +57,8 @@ impl Clock {
         Clock { library, offset, boot, driver, scenario, now: 0 }
     }
 
-    /// Jumps. In earnest all three move at once; here one follows the other, in the order in which no process ever seems
-    /// to have begun after what it did.
+    /// Sets all three. On a real machine all three change at once. Here they change one after the other, in the order
+    /// in which no process ever seems to have started after it was measured.
     fn set(&mut self, seconds: i64, agent: &Agent) {
         let by = seconds - self.now;
         self.now = seconds;
@@ -72,7 +72,8 @@ impl Clock {
     }
 
     fn move_clocks(&mut self, by: i64) {
-        // In place: the program has the file mapped, and one that is made empty first ends who reads it at that moment.
+        // Written in place: the program maps the file, and a truncated file would end a program that reads it at that
+        // moment.
         let file = std::fs::File::options().write(true).open(&self.offset).unwrap();
         file.write_all_at(&self.now.to_ne_bytes(), 0).unwrap();
         let origin = self.scenario.clock.origin_us.as_mut().unwrap();
@@ -101,7 +102,7 @@ impl Clock {
     }
 }
 
-/// Lines of `gpu-steward usage --watch`.
+/// The lines of `gpu-steward usage --watch`.
 struct Watch {
     child: Child,
     lines: Receiver<Value>,
@@ -115,11 +116,11 @@ impl Watch {
             .stdout(Stdio::piped())
             .spawn()
             .unwrap();
-        let (tell, lines) = mpsc::channel();
+        let (send, lines) = mpsc::channel();
         let output = BufReader::new(child.stdout.take().unwrap());
         std::thread::spawn(move || {
             for line in output.lines().map_while(Result::ok) {
-                if tell.send(serde_json::from_str(&line).unwrap()).is_err() {
+                if send.send(serde_json::from_str(&line).unwrap()).is_err() {
                     return;
                 }
             }
@@ -152,19 +153,19 @@ fn ages(value: &Value, path: &str, seen: &mut Vec<(String, f64)>) {
     }
 }
 
-/// What is looked at, and what was seen last.
-struct Witness<'a> {
+/// What the test checks, and the values of the last check.
+struct Checker<'a> {
     agent: &'a Agent,
     began: Instant,
     uid: &'a str,
     pid: u32,
     cpu_seconds: f64,
-    looked: Instant,
+    checked: Instant,
     sequence: u64,
 }
 
-impl Witness<'_> {
-    fn no_age_is_odd(&self, document: &Value, path: &str) {
+impl Checker<'_> {
+    fn ages_are_plausible(&self, document: &Value, path: &str) {
         let mut seen = Vec::new();
         ages(document, path, &mut seen);
         assert!(seen.len() > 1, "no ages in {path}");
@@ -179,13 +180,13 @@ impl Witness<'_> {
         found.unwrap_or_else(|| panic!("the pod is lost: {pods}\n{}", self.agent.log()))
     }
 
-    /// Everything that is served, once.
-    fn look(&mut self, clock: &Clock, settled: bool) {
+    /// Checks everything that the agent serves, once.
+    fn check(&mut self, clock: &Clock, settled: bool) {
         for path in ["/api/v1/node", "/api/v1/gpus", "/api/v1/pods", "/api/v1/processes"] {
             let document = self.agent.get(path).json();
-            self.no_age_is_odd(&document, path);
-            let told = document["view"]["time_seconds"].as_f64().unwrap();
-            assert!(!settled || (clock.shows() - told).abs() < 5.0, "{path}: {told}, and it is {}", clock.shows());
+            self.ages_are_plausible(&document, path);
+            let time = document["view"]["time_seconds"].as_f64().unwrap();
+            assert!(!settled || (clock.shows() - time).abs() < 5.0, "{path}: {time}, and it is {}", clock.shows());
             match path {
                 "/api/v1/node" => {
                     let cores = document["cpu_cores"]["value"].as_f64().unwrap_or_else(|| panic!("{document}"));
@@ -214,7 +215,7 @@ impl Witness<'_> {
         );
         let process = &gpu["processes"]["value"][0];
         assert_eq!((&process["pid"], &process["memory_used_bytes"]["value"]), (&self.pid.into(), &MEMORY.into()));
-        for (what, reading) in [("process", &process["sm_ratio"]), ("card", &gpu["utilization_ratio"])] {
+        for (what, reading) in [("process", &process["sm_ratio"]), ("GPU", &gpu["utilization_ratio"])] {
             let ratio = reading["value"].as_f64().unwrap_or_else(|| panic!("{what}: {reading}"));
             assert!((0.0..=1.0).contains(&ratio), "{what}: {ratio}");
         }
@@ -226,15 +227,15 @@ impl Witness<'_> {
         assert!((0.0..MOST_CORES).contains(&cores), "{cores} cores");
         let seconds = usage["cpu_seconds"]["value"].as_f64().unwrap();
         let used = seconds - self.cpu_seconds;
-        // What is shown may be two seconds old.
-        let most = MOST_CORES * (self.looked.elapsed().as_secs_f64() + 2.0);
-        assert!((0.0..most).contains(&used), "{used} s of processor time since the last look");
-        (self.cpu_seconds, self.looked) = (seconds, Instant::now());
+        // The value shown may be two seconds old.
+        let most = MOST_CORES * (self.checked.elapsed().as_secs_f64() + 2.0);
+        assert!((0.0..most).contains(&used), "{used} s of processor time since the last check");
+        (self.cpu_seconds, self.checked) = (seconds, Instant::now());
     }
 
     fn usage(&mut self, watch: &Watch, clock: &Clock, settled: bool) {
         for state in watch.lines.try_iter() {
-            self.no_age_is_odd(&state, "usage");
+            self.ages_are_plausible(&state, "usage");
             self.pod(&state["gpus"][0]["pods"], "pod_uid");
             let sequence = state["sequence"].as_u64().unwrap();
             assert!(sequence > self.sequence, "{sequence} after {}", self.sequence);
@@ -248,14 +249,14 @@ impl Witness<'_> {
 /// Promise 24 in docs/specification.md.
 #[test]
 #[ignore = "needs root: tests/run"]
-fn a_clock_that_jumps_an_hour_changes_no_age_no_rate_and_no_owner() {
+fn a_wall_clock_that_jumps_an_hour_changes_no_age_rate_or_owner() {
     let folder = tempfile::tempdir().unwrap();
     let mut pods = Pods::prepare(Path::new("/sys/fs/cgroup")).unwrap();
     let pod = pods.add(NUMBER, 1, &["sh", "-c", "while :; do :; done"]).unwrap();
     let (uid, pid) = (pod.uid.clone(), pod.containers[0].pid);
     let values = [(ReadingKind::UtilizationPercent, scenario::Value::Constant(100.0 * SM))].into();
-    let card = FakeGpu { processes: vec![process(pid, MEMORY, 100.0 * SM)], values, ..cards("H100", 1) };
-    let mut clock = Clock::build(folder.path(), Scenario { gpus: vec![card], ..Scenario::default() });
+    let gpu = FakeGpu { processes: vec![process(pid, MEMORY, 100.0 * SM)], values, ..cards("H100", 1) };
+    let mut clock = Clock::build(folder.path(), Scenario { gpus: vec![gpu], ..Scenario::default() });
     let agent = Agent::standalone(BINARY)
         .within("true")
         .env("LD_PRELOAD", &clock.library)
@@ -264,7 +265,7 @@ fn a_clock_that_jumps_an_hour_changes_no_age_no_rate_and_no_owner() {
         .with("--slow-period", "1s")
         .with("--process-period", "1s")
         .start();
-    eventually("the pod's use of the card and its rate", START, || {
+    eventually("the pod's use of the GPU and its rate", START, || {
         let shares = agent.get("/api/v1/gpus").json()["gpus"][0]["processes"]["value"][0]["sm_ratio"]["value"].as_f64();
         let pods = agent.get("/api/v1/pods").json();
         let pod = pods["pods"].as_array()?.iter().find(|pod| pod["uid"] == *uid)?;
@@ -274,21 +275,21 @@ fn a_clock_that_jumps_an_hour_changes_no_age_no_rate_and_no_owner() {
     let (missed_before, lines_before) = (missed(&agent), agent.log().lines().count());
     let watch = Watch::start(&agent);
     let began = Instant::now().checked_sub(START).unwrap_or_else(Instant::now);
-    let mut witness = Witness { agent: &agent, began, uid: &uid, pid, cpu_seconds: 0.0, looked: began, sequence: 0 };
-    witness.look(&clock, true);
+    let mut checker = Checker { agent: &agent, began, uid: &uid, pid, cpu_seconds: 0.0, checked: began, sequence: 0 };
+    checker.check(&clock, true);
     for (seconds, what) in [(3600, "ahead"), (0, "back"), (-3600, "further back")] {
         clock.set(seconds, &agent);
-        let (jumped, sequence, mut looks) = (Instant::now(), witness.sequence, 0);
-        while jumped.elapsed() < LOOK {
-            // A view of before the jump may be shown for one period.
+        let (jumped, sequence, mut checks) = (Instant::now(), checker.sequence, 0);
+        while jumped.elapsed() < CHECK_TIME {
+            // For one period the agent may show a view from before the jump.
             let settled = jumped.elapsed() > Duration::from_secs(3);
-            witness.look(&clock, settled);
-            witness.usage(&watch, &clock, settled);
-            looks += 1;
-            std::thread::sleep(STEP);
+            checker.check(&clock, settled);
+            checker.usage(&watch, &clock, settled);
+            checks += 1;
+            std::thread::sleep(PAUSE);
         }
-        assert!(witness.sequence > sequence, "the stream has stopped after the jump {what}");
-        println!("{what}: {looks} looks");
+        assert!(checker.sequence > sequence, "the stream has stopped after the jump {what}");
+        println!("{what}: {checks} checks");
         let (gpus, node) = (agent.get("/api/v1/gpus").json(), agent.get("/api/v1/node").json());
         let sm = gpus["gpus"][0]["processes"]["value"][0]["sm_ratio"]["value"].as_f64().unwrap();
         assert!((sm - SM).abs() < 0.02, "{what}: {sm}");
@@ -299,6 +300,6 @@ fn a_clock_that_jumps_an_hour_changes_no_age_no_rate_and_no_owner() {
     drop(watch);
     let ended = agent.terminate();
     assert_eq!(ended.status.code(), Some(0), "{}", ended.log);
-    let news: Vec<&str> = ended.log.lines().skip(lines_before).filter(|line| !line.starts_with('I')).collect();
-    assert!(news.is_empty(), "{news:#?}");
+    let warnings: Vec<&str> = ended.log.lines().skip(lines_before).filter(|line| !line.starts_with('I')).collect();
+    assert!(warnings.is_empty(), "{warnings:#?}");
 }

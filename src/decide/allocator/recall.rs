@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn so_is_what_was_told_whatever_is_written_since() {
+    fn devices_that_were_delivered_stay_whatever_is_written_since() {
         let rewritten = |memory| single(1, DeviceShare { memory, ..device_share(0, 0, 30) });
         let checkpoint = [row(1, "main", &[(0, 0)], 1), row(2, "main", &[(0, 1)], 2)];
         for (claim, told, fits) in [
@@ -224,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn so_is_what_was_promised_by_a_claim_that_cannot_be_read_any_more() {
+    fn devices_of_a_claim_that_became_unreadable_stay() {
         let promise = promise(50, Some(30));
         let torn = gpu_pod(1, vec![request("main", ContainerRole::App, 1)], PodClaim::Unreadable("torn".into()));
         let checkpoint = [row(1, "main", &[(0, 0)], 1), row(2, "main", &[(0, 1)], 2)];

@@ -238,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_is_told_in_the_unit_of_the_request() {
+    fn a_refusal_gives_memory_in_the_unit_of_the_request() {
         let told = every_refusal()[0].to_string();
         assert_eq!(
             told,

@@ -101,7 +101,7 @@ fn the_claim_wins_over_the_ids_that_kubelet_chose() {
 }
 
 #[test]
-fn a_start_waits_for_books_and_pod_and_never_guesses() {
+fn a_start_waits_for_checkpoint_and_pod_and_never_guesses() {
     let mut allocator = allocator(vec![]);
     let row = row(1, "main", &[(0, 3)], 7);
     assert_eq!(allocator.start(&ids(&[(0, 3)]), Some(&[])), StartVerdict::Wait(WaitReason::Checkpoint));
@@ -158,7 +158,7 @@ fn a_second_pod_that_does_not_fit_beside_the_first_does_not_start_and_the_first_
 }
 
 #[test]
-fn a_running_pods_promise_stays_whatever_is_written_on_it() {
+fn the_claim_of_a_running_pod_stays_whatever_is_written_on_it() {
     let requests = || vec![request("main", ContainerRole::App, 1), request("late", ContainerRole::App, 1)];
     let first = vec![vec![device_share(0, 40, 10)], vec![device_share(0, 10, 10)]];
     let pod = |claim| gpu_pod(1, requests(), claim);
@@ -225,7 +225,7 @@ fn a_claim_of_all_sm_time_has_its_device_to_itself() {
 }
 
 #[test]
-fn a_pod_that_nobody_placed_shares_only_where_no_scheduler_ever_served() {
+fn a_pod_without_a_claim_shares_only_on_a_node_that_no_scheduler_served() {
     let requests =
         vec![ContainerRequest { memory: Some(MemoryRequest::Percent(50)), ..request("main", ContainerRole::App, 1) }];
     let checkpoint = [row(1, "main", &[(0, 3)], 7)];
@@ -254,7 +254,7 @@ fn a_pod_that_nobody_placed_shares_only_where_no_scheduler_ever_served() {
 
 /// A start is judged again if the agent cannot answer it yet because the files are not ready.
 #[test]
-fn a_share_is_to_be_written_until_it_is_however_often_its_start_is_judged() {
+fn a_claim_waits_to_be_written_however_often_its_start_is_judged() {
     let checkpoint = [row(1, "main", &[(0, 3)], 7)];
     let mut allocator = self::allocator(vec![gpu_pod(1, vec![request("main", ContainerRole::App, 1)], PodClaim::None)]);
     for _ in 0..3 {
@@ -265,7 +265,7 @@ fn a_share_is_to_be_written_until_it_is_however_often_its_start_is_judged() {
 }
 
 #[test]
-fn every_container_of_a_pod_that_nobody_placed_gets_its_own_and_may_restart() {
+fn every_container_of_a_pod_without_a_claim_gets_its_own_devices_and_may_restart() {
     let requests = || {
         vec![
             request("side", ContainerRole::Sidecar, 1),
@@ -351,7 +351,7 @@ fn ids_of_an_earlier_plugin_are_left_alone() {
 }
 
 #[test]
-fn a_ticket_alone_starts_nobody_where_it_is_known_to_come_to_nothing() {
+fn a_ticket_starts_no_container_if_cdi_is_known_to_have_no_effect() {
     let mut allocator = allocator(vec![single(1, device_share(0, 8, 30)), single(2, device_share(0, 8, 30))]);
     let checkpoint = [row(1, "main", &[(0, 3)], 7), row(2, "main", &[(0, 4)], 8)];
     filled(allocator.start(&ids(&[(0, 3)]), Some(&checkpoint)));
@@ -407,7 +407,7 @@ fn claims_are_those_of_pods_that_have_not_ended_with_and_without_a_scheduler() {
 }
 
 #[test]
-fn a_sick_card_takes_as_many_slots_as_it_has_and_by_the_true_map() {
+fn an_unfit_gpu_loses_as_many_slots_as_it_has_with_those_of_its_claims() {
     let mut allocator = allocator(vec![single(1, device_share(1, 8, 30))]);
     // The pod's claim is on GPU 1; the kubelet counts it as slot 3 of GPU 0.
     let checkpoint = [row(1, "main", &[(0, 3)], 7)];
@@ -456,7 +456,7 @@ fn a_start_is_of_the_row_with_just_its_ids_in_any_order() {
 }
 
 #[test]
-fn a_cordoned_card_offers_none_of_its_places_and_keeps_what_runs_on_it() {
+fn a_cordoned_gpu_offers_no_slot_and_keeps_its_running_containers() {
     let mut allocator = allocator(vec![single(1, device_share(1, 8, 30)), single(2, device_share(0, 8, 30))]);
     // The claim of pod 1 is on GPU 1 and counted as slot 3 of GPU 0; pod 2 has claim and slot on GPU 0. Pod 9 is gone.
     let checkpoint = [row(1, "main", &[(0, 3)], 7), row(2, "main", &[(0, 4)], 8), row(9, "main", &[(1, 0)], 9)];
@@ -485,7 +485,7 @@ fn a_cordoned_card_offers_none_of_its_places_and_keeps_what_runs_on_it() {
 }
 
 #[test]
-fn preferred_ids_are_those_of_the_waiting_claim_else_of_the_emptiest_cards() {
+fn preferred_slots_are_those_of_the_waiting_claim_else_of_the_emptiest_gpus() {
     let all: Vec<Slot> = (0..2).flat_map(|n| (0..4).map(move |number| Slot { device: device(n), number })).collect();
     let allocator = allocator(vec![single(1, device_share(1, 8, 30))]);
     assert_eq!(allocator.prefer(&all, &[], 1)[0].device, device(1));
@@ -499,7 +499,7 @@ fn preferred_ids_are_those_of_the_waiting_claim_else_of_the_emptiest_cards() {
 /// The kubelet's slots of a container and its claim may be on different GPUs. Both count, and the advice names no fully
 /// claimed GPU while another has room.
 #[test]
-fn preferred_ids_are_of_cards_that_can_keep_what_is_asked() {
+fn preferred_slots_are_of_gpus_that_have_room_for_the_request() {
     let mut allocator = NodeAllocator::new(WithoutClaim::Share, false);
     allocator.devices_are(vec![shared_gpu(0, 10), shared_gpu(1, 10)]);
     let whole = single(1, device_share(0, 80, 100));
@@ -531,7 +531,7 @@ fn preferred_ids_are_of_cards_that_can_keep_what_is_asked() {
 }
 
 #[test]
-fn preferred_ids_reckon_with_tickets_that_kubelets_books_do_not_have_yet() {
+fn preferred_slots_count_tickets_that_the_checkpoint_does_not_have_yet() {
     let slots = || (0..2).flat_map(|n| (0..4).map(move |number| Slot { device: device(n), number }));
     let mut allocator = allocator(vec![
         single(1, device_share(1, 8, 30)),
@@ -560,7 +560,7 @@ proptest! {
     /// Promise 33 in docs/specification.md: whatever slots the kubelet chose, an unhealthy GPU marks as many slots as
     /// it has, a cordoned GPU as many as it has free, and no slot of a pod on a healthy GPU is marked.
     #[test]
-    fn sick_and_cordoned_cards_take_their_slots_and_no_neighbours(
+    fn unfit_and_cordoned_gpus_lose_only_their_own_slots(
         pods in prop::collection::vec((0_u32..3, 0_u32..3), 0..12),
         sick in 0_u32..4,
         cordoned in 0_u32..4,
@@ -598,7 +598,7 @@ proptest! {
     /// Promise 28 in docs/specification.md: in whatever order pods, checkpoint and starts come, each ticket is filled
     /// from the claim of the pod that holds it by the checkpoint, and started pods never claim more than a GPU has.
     #[test]
-    fn no_order_of_calls_gives_a_container_what_is_anothers(
+    fn no_order_of_calls_gives_a_container_anothers_devices(
         pods in prop::collection::vec((0_u32..3, 1_u64..60, 0_u32..60), 1..12),
         order in prop::collection::vec((0_u8..12, any::<bool>()), 1..60),
     ) {
@@ -646,7 +646,7 @@ proptest! {
 /// Use is compared with the memory that a pod's containers claim together at any one moment, if all of them are
 /// limited, from the pod's first start until it finishes.
 #[test]
-fn promises_are_those_of_pods_that_have_started_and_are_limited() {
+fn claimed_sums_count_pods_that_have_started_and_have_limits() {
     let requests = vec![
         request("side", ContainerRole::Sidecar, 1),
         request("warm", ContainerRole::Init, 1),

@@ -34,7 +34,7 @@ fn xid(pci: &str) -> Xid {
 }
 
 #[test]
-fn a_card_that_falls_silent_and_speaks_again_is_told_once_each() {
+fn a_gpu_that_falls_silent_and_answers_again_is_reported_once_each() {
     let mut cards = GpuStates::default();
     let uuid = gpu(0).uuid;
     assert_eq!(cards.listed(vec![gpu(0)]).len(), 1);
@@ -105,7 +105,7 @@ fn gpus_that_were_never_identified_are_kept_in_order_and_bounded() {
 
 /// Promise 33 in docs/specification.md.
 #[test]
-fn what_hits_one_card_condemns_no_neighbour() {
+fn an_incident_of_one_gpu_makes_no_other_gpu_unfit() {
     let mut cards = GpuStates::default();
     cards.listed((0..4).map(gpu).collect());
     for number in 0..4 {
@@ -206,7 +206,7 @@ fn a_driver_that_was_loaded_again_has_reset_every_gpu_and_a_library_that_failed_
 
 /// NVML was released, or the agent did not run: the driver is loaded again, with another load number than before.
 #[test]
-fn another_loading_of_the_driver_has_reset_every_gpu_also_where_nobody_looked() {
+fn a_newly_loaded_driver_has_reset_every_gpu_even_if_none_was_read() {
     for (loads, expect) in [(&[4, 4][..], true), (&[4, 5], false), (&[], true)] {
         let mut cards = one_condemned();
         for load in loads {
@@ -249,7 +249,7 @@ fn what_was_kept_is_held_against_the_gpu_that_comes_and_no_other() {
 }
 
 #[test]
-fn an_operator_clears_one_gpu_or_all_and_hears_what_stands() {
+fn an_operator_clears_one_gpu_or_all_and_gets_the_remaining_incidents() {
     let uuid = |number| gpu(number).uuid;
     let mut cards = one_condemned();
     cards.listed(vec![gpu(0), gpu(1), gpu(2)]);

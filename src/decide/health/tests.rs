@@ -61,7 +61,7 @@ fn each_state_follows_from_what_is_read() {
 }
 
 #[test]
-fn a_stall_condemns_nothing_and_a_hang_only_while_it_lasts() {
+fn a_stall_makes_no_gpu_unfit_and_a_hang_only_while_it_lasts() {
     let mut record = HealthRecord::default();
     assert_eq!(record.read(&well(0), &policy(), at(0)), []);
     assert_eq!(record.stalled(at(2)), None);
@@ -91,7 +91,7 @@ fn a_hang_that_is_over_does_not_hold_up_the_way_back_from_something_else() {
 }
 
 #[test]
-fn the_third_stall_in_five_minutes_condemns_for_the_quiet_period() {
+fn the_third_stall_in_five_minutes_makes_a_gpu_unfit_for_the_quiet_period() {
     let mut record = HealthRecord::default();
     record.read(&well(0), &policy(), at(0));
     for second in [0, 200, 301, 502] {
@@ -114,7 +114,7 @@ fn failed(why: Absence) -> GpuSample {
 }
 
 #[test]
-fn a_card_of_which_nothing_can_be_read_three_rounds_running_is_not_trusted() {
+fn a_gpu_of_which_nothing_can_be_read_in_three_rounds_is_unfit() {
     // UNKNOWN, TIMEOUT, GPU_NOT_FOUND, and the refusal.
     for why in [Absence::Nvml(999), Absence::Nvml(10), Absence::Nvml(28), Absence::NoPermission] {
         let mut record = HealthRecord::default();
@@ -178,7 +178,7 @@ fn what_a_model_or_a_division_does_not_tell_is_no_silence() {
 }
 
 #[test]
-fn a_card_without_a_power_sensor_is_well() {
+fn a_gpu_without_a_power_sensor_is_healthy() {
     let mut card = well(1);
     card.power = Reading::Absent(Absence::NotSupported);
     card.memory_used = Reading::Absent(Absence::NotSupported);
@@ -274,7 +274,7 @@ fn a_reset_that_is_seen_leaves_the_quiet_period() {
 }
 
 #[test]
-fn counters_say_nothing_where_the_driver_lets_go_of_the_card_with_its_last_user() {
+fn counters_prove_nothing_if_the_driver_releases_the_gpu_with_its_last_user() {
     let transient =
         |seconds, energy| GpuSample { persistence: Reading::Measured(false, at(seconds)), ..counting(seconds, energy) };
     let mut record = HealthRecord::default();
@@ -348,7 +348,7 @@ fn uncorrected_errors_count_from_the_first_reading_on() {
 }
 
 #[test]
-fn an_applications_own_error_condemns_nothing_even_if_a_setting_says_so() {
+fn an_error_of_an_application_makes_no_gpu_unfit_even_if_a_setting_says_so() {
     let every = HealthPolicy { fatal: (0..=200).collect(), ..policy() };
     let mut record = HealthRecord::default();
     for code in [13, 31, 43, 45, 68] {

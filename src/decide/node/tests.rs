@@ -124,7 +124,7 @@ fn a_pod_that_is_not_in_the_next_pass_is_gone_from_everything() {
 }
 
 #[test]
-fn a_card_with_a_stranger_has_no_sole_holder() {
+fn a_gpu_with_a_process_of_no_pod_has_no_sole_holder() {
     let mut node = node(vec![
         Observation::Gpus(vec![gpu(0)]),
         pass(vec![report(cgroup(1, 2), 1, 1)]),
@@ -136,7 +136,7 @@ fn a_card_with_a_stranger_has_no_sole_holder() {
 }
 
 #[test]
-fn a_pod_that_kubelet_gave_a_card_holds_it_before_it_computes() {
+fn a_pod_holds_the_gpu_that_the_kubelet_gave_it_before_it_computes() {
     let devices = ContainerDevices {
         namespace: "ml".into(),
         pod: "train-0".into(),
@@ -183,7 +183,7 @@ fn plugin(claims: &[(u8, &str)]) -> Arc<PluginView> {
 }
 
 #[test]
-fn a_pod_holds_the_card_of_its_claim_and_not_that_of_the_slot_that_kubelet_counts() {
+fn a_pod_holds_the_gpu_of_its_claim_and_not_that_of_the_slot_that_the_kubelet_counts() {
     let slot = ContainerDevices {
         namespace: "ml".into(),
         pod: "train-0".into(),
@@ -387,7 +387,7 @@ fn what_goes_over_nvlinks_is_a_rate_between_two_readings_of_their_counters() {
 }
 
 #[test]
-fn errors_that_condemn_a_gpu_are_counted_from_0_on_and_others_from_their_first() {
+fn errors_that_make_a_gpu_unfit_are_counted_from_0_and_others_from_their_first() {
     let policy = HealthPolicy { fatal: [79, 48].into(), ..HealthPolicy::default() };
     let mut node = NodeState::new(NodeName::parse("n1").unwrap(), policy, &[], now(0).monotonic);
     node.apply(Observation::Gpus(vec![gpu(0)]), now(1));
@@ -474,7 +474,7 @@ fn an_idle_instance_is_the_pods_that_kubelet_gave_it_to() {
 }
 
 #[test]
-fn the_process_that_an_error_names_is_joined_to_its_pod_when_it_is_heard_of() {
+fn the_process_that_an_error_names_is_joined_to_its_pod_when_the_pod_is_known() {
     let mut node = node(vec![
         Observation::Gpus(vec![gpu(0)]),
         pass(vec![report(cgroup(1, 2), 1, 1)]),

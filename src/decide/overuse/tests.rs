@@ -88,7 +88,7 @@ fn blind(over: &mut OverUses, second: u64) -> [Vec<OverUse>; 3] {
 }
 
 #[test]
-fn a_look_that_measures_nothing_neither_ends_an_over_use_nor_brings_an_eviction_nearer() {
+fn a_pass_without_measurements_neither_ends_an_over_use_nor_brings_an_eviction_nearer() {
     let mut over = over_uses();
     for second in (0..=30).step_by(5) {
         look(&mut over, second, HIGH);
@@ -117,7 +117,7 @@ fn a_look_that_measures_nothing_neither_ends_an_over_use_nor_brings_an_eviction_
 }
 
 #[test]
-fn a_context_beside_the_promise_is_no_over_use() {
+fn a_cuda_context_beside_the_claimed_memory_is_no_over_use() {
     let mut over = over_uses();
     for second in (0..200).step_by(5) {
         assert_eq!(look(&mut over, second, PROMISED + MARGIN.0), []);
@@ -148,7 +148,7 @@ fn what_is_not_measured_proves_nothing() {
 }
 
 #[test]
-fn without_a_promise_there_is_no_over_use() {
+fn without_a_claim_there_is_no_over_use() {
     let mut over = over_uses();
     for second in (0..=60).step_by(5) {
         look(&mut over, second, HIGH);
@@ -162,7 +162,7 @@ fn without_a_promise_there_is_no_over_use() {
 proptest! {
     /// An over-use is reported only after measurements above the claim over the whole span before.
     #[test]
-    fn nobody_is_accused_on_less_than_half_a_minute(looks in prop::collection::vec((1_u64..90, any::<bool>()), 1..60)) {
+    fn no_over_use_is_reported_within_half_a_minute(looks in prop::collection::vec((1_u64..90, any::<bool>()), 1..60)) {
         let mut over = over_uses();
         let (mut second, mut row) = (0, None::<u64>);
         let mut was = false;

@@ -98,7 +98,7 @@ fn time_goes_by_what_is_held_and_energy_by_use() {
 }
 
 #[test]
-fn energy_of_a_card_on_which_nobody_is_busy_goes_by_what_is_held() {
+fn the_energy_of_an_idle_gpu_is_divided_by_what_its_pods_hold() {
     let claims = claims(&[(1, None, Some(75)), (2, None, Some(25))]);
     let gpus = |joules| [gpu(Some(joules), &[1, 2], 0.0)];
     let mut tallies = begun(&gpus(0));
@@ -110,7 +110,7 @@ fn energy_of_a_card_on_which_nobody_is_busy_goes_by_what_is_held() {
 }
 
 #[test]
-fn what_was_not_seen_is_nobodys() {
+fn use_that_was_not_observed_belongs_to_no_pod() {
     let held = |joules| [gpu(joules, &[1], 0.0)];
     let pods = [pod(1, 10.0)];
     let mut tallies = begun(&held(Some(1000)));

@@ -68,7 +68,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn queries_are_decoded_and_misspelt_keys_are_told() {
+    fn queries_are_decoded_and_misspelt_keys_are_reported() {
         let filter = ApiFilter::parse("namespace=ml%2Fx&pod=a+b&gpu=3").unwrap();
         assert_eq!(filter.namespace.as_deref(), Some("ml/x"));
         assert_eq!(filter.pod.as_deref(), Some("a b"));

@@ -201,7 +201,7 @@ async fn ask(path: &Path, authority: &str) -> (u8, Vec<u8>) {
 
 /// Shows why the socket has this name: the same call to the same server, in the bytes of the kubelet's client.
 #[tokio::test]
-async fn a_path_as_authority_is_heard_where_our_sockets_name_stands_and_refused_elsewhere() {
+async fn the_path_of_our_socket_is_accepted_as_authority_and_another_path_is_refused() {
     let mut node = Node::with(RegistrationMethod::Watcher, |_| {});
     let missing = format!("kubelet, which does not listen on {}", node.plugins.join("kubelet.sock").display());
     node.stands(RegistrationState::Waiting(missing.into())).await;
@@ -280,7 +280,7 @@ async fn one_that_refuses_by_one_way_is_asked_by_the_other() {
 
 /// A kubelet that sends garbage, and one that sends impossible numbers.
 #[tokio::test]
-async fn garbage_from_kubelet_harms_nobody() {
+async fn garbage_from_the_kubelet_does_no_harm() {
     let mut node = Node::with(RegistrationMethod::Watcher, |_| {});
     let socket = node.socket(node.in_registry()).await;
     for garbage in [&b"GET / HTTP/1.1\r\n\r\n"[..], &[0xff; 4096], b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\xff\xff\xff\xff"]

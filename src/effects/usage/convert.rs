@@ -299,7 +299,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn every_state_of_the_source_is_told() {
+    fn every_state_of_the_source_is_converted() {
         let advice = "load the driver: modprobe nvidia";
         let missing = GpuSourceState::Missing { why: Absence::DriverNotLoaded, advice: advice.into() };
         for (from, to) in [
@@ -326,7 +326,7 @@ pub(super) mod tests {
 
     proptest! {
         #[test]
-        fn every_reading_is_told_as_a_number_with_its_time_or_as_a_reason(
+        fn every_reading_is_a_number_with_its_time_or_a_reason(
             reading in readings(), monotonic in any::<u64>(), wall in any::<u64>(),
         ) {
             let now = Now { monotonic: Monotonic(monotonic), wall: WallTime(wall) };

@@ -151,7 +151,7 @@ async fn stop_ends_streams_and_serving_at_once_and_takes_the_file_away() {
 }
 
 #[tokio::test]
-async fn the_stream_ends_when_there_is_nobody_left_who_makes_views() {
+async fn the_stream_ends_when_the_source_of_views_is_gone() {
     let running = Running::start(FAST);
     let mut stream = running.client().await.watch(WatchRequest {}).await.unwrap().into_inner();
     soon("first", stream.message()).await.unwrap().unwrap();
@@ -226,7 +226,7 @@ async fn a_thousand_open_connections_are_survived() {
 }
 
 #[tokio::test]
-async fn garbage_on_the_socket_harms_nobody() {
+async fn garbage_on_the_socket_does_no_harm() {
     let running = Running::start(FAST);
     for garbage in [&b"GET / HTTP/1.1\r\n\r\n"[..], &[0xff; 4096], b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\xff\xff\xff\xff"]
     {

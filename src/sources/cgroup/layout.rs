@@ -224,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn every_layout_is_told_from_the_others() {
+    fn every_cgroup_layout_is_recognised() {
         let v1 = ["cgroup/cpu,cpuacct/cgroup.procs", "cgroup/memory/cgroup.procs", "cgroup/systemd/cgroup.procs"];
         let unified = "cgroup/unified/cgroup.controllers";
         for (files, version, walked) in [

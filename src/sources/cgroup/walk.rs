@@ -260,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn pods_and_containers_are_found_once_and_new_ones_at_the_next_look() {
+    fn pods_and_containers_are_found_once_and_new_ones_at_the_next_walk() {
         let base = tempfile::tempdir().unwrap();
         let pod = format!("/kubepods/burstable/pod{UID}");
         let make = |path: &str| fs::create_dir_all(base.path().join(&path[1..])).unwrap();
@@ -289,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn a_directory_that_was_made_anew_between_two_looks_is_not_looked_into_through_the_old_one() {
+    fn a_directory_that_was_replaced_is_not_read_through_the_old_one() {
         let base = tempfile::tempdir().unwrap();
         let pod = |n: u32| format!("/kubepods/burstable/pod{UID}{n}").replace("d11", "d");
         let make = |path: &str| fs::create_dir_all(base.path().join(&path[1..])).unwrap();

@@ -200,7 +200,7 @@ mod tests {
 
     #[test]
     #[ignore = "needs root: tests/run"]
-    fn the_call_gives_what_the_kernel_was_told_last() {
+    fn the_call_returns_the_last_kernel_message() {
         let seen = Seen::of(&newest(SIZES[0]).unwrap());
         let line = format!("gpu-steward test {}: a line of the kernel's log", std::process::id());
         // The kernel shows a record without a line end only after the next record.

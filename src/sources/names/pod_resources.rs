@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn containers_without_devices_are_not_told() {
+    fn containers_without_devices_are_not_reported() {
         let listed = ListPodResourcesResponse { pod_resources: vec![pod("a", &[]), pod("b", &[("x", &[])])] };
         assert_eq!(gather(listed), []);
     }

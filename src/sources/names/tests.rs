@@ -137,7 +137,7 @@ async fn links(seen: &mut Observations) -> Vec<ContainerName> {
 }
 
 #[tokio::test]
-async fn containers_and_sandboxes_get_their_names_and_only_news_is_told() {
+async fn containers_and_sandboxes_get_their_names_and_only_changes_are_reported() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("cri.sock");
     let says = watch::Sender::new(Ok(vec![container("a", "main")]));
@@ -273,7 +273,7 @@ async fn a_resource_is_allocatable_while_the_kubelet_has_devices_of_it() {
 }
 
 #[tokio::test]
-async fn links_that_come_and_go_are_told_soon() {
+async fn links_that_come_and_go_are_reported_soon() {
     let folder = tempfile::tempdir().unwrap();
     let place = folder.path().join("containers");
     std::fs::create_dir(&place).unwrap();
@@ -297,7 +297,7 @@ async fn links_that_come_and_go_are_told_soon() {
 }
 
 #[tokio::test]
-async fn where_there_is_nothing_nothing_is_told_and_stop_is_immediate() {
+async fn without_sources_nothing_is_reported_and_stop_is_immediate() {
     let folder = tempfile::tempdir().unwrap();
     let settings = Settings {
         cri_socket: CriSocket::Auto,

@@ -90,7 +90,7 @@ mod tests {
     use model::time::Monotonic;
 
     #[test]
-    fn an_identity_outlives_a_look_that_failed_and_a_state_does_not() {
+    fn an_identity_outlives_a_failed_reading_and_a_state_does_not() {
         let (old, lost) = (Reading::Measured(1, Monotonic(5)), Reading::Absent(Absence::GpuLost));
         assert_eq!(settle(old, lost), old);
         assert_eq!(renew(old, lost), lost);

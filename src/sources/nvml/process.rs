@@ -305,7 +305,7 @@ mod tests {
 
     /// Promise 7 in docs/specification.md.
     #[test]
-    fn a_number_is_somebody_only_if_nothing_speaks_against_it() {
+    fn a_pid_is_attributed_only_if_nothing_speaks_against_it() {
         let one = who(10, ProcessOwner::Host);
         let reused = who(99, ProcessOwner::Host);
         let moved = who(10, ProcessOwner::Unknown);

@@ -75,7 +75,7 @@ mod tests {
     }
 
     #[test]
-    fn each_gpu_is_told_of_its_own_call_and_all_of_one_that_keeps_everybody() {
+    fn each_gpu_reports_its_own_stalled_call_and_all_gpus_one_that_blocks_all() {
         let mut stalls = Stalls::default();
         let mut look = |stuck: &[Stuck], reach, again| -> Vec<(u32, Absence)> {
             let news = stalls.news((0..3).map(gpu), stuck, reach, again);

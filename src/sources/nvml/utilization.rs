@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_look_takes_the_last_second_only() {
+    fn the_first_reading_takes_the_last_second_only() {
         let buffer = samples(&[(1_000_000, 100), (9_500_000, 20), (10_000_000, 40)]);
         assert_eq!(
             mean(&buffer, 0, u64::MAX),

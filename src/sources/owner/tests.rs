@@ -73,7 +73,7 @@ fn a_torn_stat_is_no_process() {
 }
 
 #[test]
-fn start_times_are_told_on_the_wall_clock() {
+fn start_times_are_given_on_the_wall_clock() {
     let tree = Tree::new();
     let mut owners = OwnerReader::new(tree.roots());
     let second = rustix::param::clock_ticks_per_second();
@@ -125,7 +125,7 @@ fn where_paths_lie_processes_are_found_in_the_mounted_hierarchy() {
 }
 
 #[test]
-fn where_paths_lie_and_nothing_is_mounted_nobody_is_known() {
+fn without_reliable_paths_and_mounts_no_owner_is_known() {
     let tree = Tree::new();
     let at = tree.roots().cgroup;
     tree.write("proc/self/mountinfo", format!("1 2 0:3 /.. {} rw - cgroup2 x rw\n", at.display()));
@@ -134,7 +134,7 @@ fn where_paths_lie_and_nothing_is_mounted_nobody_is_known() {
 }
 
 #[test]
-fn a_number_that_is_used_again_between_two_reads_is_never_tied_to_another_ones_container() {
+fn a_pid_reused_between_two_reads_is_never_attributed_to_the_wrong_container() {
     use std::sync::atomic::{AtomicBool, Ordering};
     let tree = Tree::new();
     let base = tree.base.path();

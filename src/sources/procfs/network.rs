@@ -287,7 +287,7 @@ mod tests {
     }
 
     #[test]
-    fn where_the_links_are_not_shown_namespaces_are_told_apart_by_their_files_of_counters() {
+    fn without_namespace_links_namespaces_are_distinguished_by_their_counter_files() {
         let root = tempfile::tempdir().unwrap();
         let (root, procfs, mut totals) = (root.path(), part(root.path()), NetworkTotals::default());
         let mut reader = KernelFileReader::default();

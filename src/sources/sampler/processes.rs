@@ -379,7 +379,7 @@ mod tests {
     }
 
     #[test]
-    fn a_proc_that_cannot_be_listed_is_absent_with_the_reason_and_said_once() {
+    fn a_proc_that_cannot_be_listed_is_absent_with_the_reason_and_logged_once() {
         let root = folder();
         process(root.path(), 7, 100, 5);
         let mut processes = passes(root.path());

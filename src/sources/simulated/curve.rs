@@ -82,7 +82,7 @@ mod tests {
     }
 
     #[test]
-    fn cards_differ() {
+    fn simulated_gpus_differ() {
         let differ = (0..100).filter(|step| {
             let seconds = 1.7e9 + f64::from(*step) * 60.0;
             (load(1, seconds) - load(2, seconds)).abs() > 0.02

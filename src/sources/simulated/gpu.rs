@@ -291,14 +291,14 @@ mod tests {
     }
 
     #[test]
-    fn no_model_can_be_taken_for_a_real_card() {
+    fn no_simulated_model_looks_like_a_real_gpu() {
         for product in &PRODUCTS {
             assert!(SimulatedGpu::new(product, 1, 0).gpu().model.ends_with("(simulated)"), "{}", product.model);
         }
     }
 
     #[test]
-    fn uuids_are_those_of_before_and_differ_between_cards_and_machines() {
+    fn uuids_stay_the_same_and_differ_between_gpus_and_machines() {
         let uuid = |seed, index| SimulatedGpu::new(&PRODUCTS[0], seed, index).gpu().uuid.clone();
         assert_eq!(uuid(1, 3), uuid(1, 3));
         assert!(uuid(1, 3) != uuid(1, 4) && uuid(1, 3) != uuid(2, 3));
@@ -306,7 +306,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_adds_up_whoever_uses_the_card() {
+    fn memory_adds_up_whichever_process_uses_the_gpu() {
         for product in PRODUCTS.iter().filter(|product| product.memory.is_some()) {
             let mut card = SimulatedGpu::new(product, 1, 0);
             card.let_to(vec![tenant(10), tenant(11)]);
@@ -337,7 +337,7 @@ mod tests {
     }
 
     #[test]
-    fn processes_share_what_the_card_does() {
+    fn processes_share_the_use_of_the_gpu() {
         let mut card = card("H100", 0);
         card.let_to(vec![tenant(10), tenant(11)]);
         for second in 0..1000 {
@@ -370,7 +370,7 @@ mod tests {
     }
 
     #[test]
-    fn each_card_is_tied_to_each_other_one() {
+    fn each_simulated_gpu_is_linked_to_each_other_one() {
         let gpus = tied(&[card("H100", 0), card("H100", 1), card("H100", 2), card("H100", 3)]);
         let paths: Vec<GpuPath> = gpus[0].links.iter().filter_map(|link| link.path.get()).collect();
         assert_eq!(paths, [GpuPath::NumaNode, GpuPath::System, GpuPath::System]);

@@ -131,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn a_thread_that_panics_ends_the_agent_and_its_name_is_told() {
+    fn a_thread_that_panics_ends_the_agent_and_its_name_is_logged() {
         let settings = settings("none");
         let telemetry = telemetry::start(LogFormat::Text, settings.live.verbosity);
         let hosts = AllowedHosts::new(["n1"]);
@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn a_thread_that_ends_as_it_was_told_to_is_no_failure() {
+    fn a_thread_that_ends_on_request_is_no_failure() {
         let stop = CancellationToken::new();
         let ended = stop.clone();
         let thread = std::thread::spawn(move || {

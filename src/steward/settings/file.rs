@@ -197,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn every_fault_is_told_with_its_line() {
+    fn every_fault_is_reported_with_its_line() {
         for (text, line, what) in [
             ("period: 1s\nusage_socket: /a\n", 2, "unknown key \"usage_socket\"; did you mean usage-socket?"),
             ("colour: red\n", 1, "unknown key \"colour\"; gpu-steward print-config lists all keys"),

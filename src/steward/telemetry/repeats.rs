@@ -117,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn the_same_warning_is_written_once_and_its_repeats_are_told_when_the_minute_is_over() {
+    fn the_same_warning_is_written_once_and_its_repeats_are_counted_after_a_minute() {
         let (repeats, heard) = (Repeats::default(), Heard::default());
         let subscriber = tracing_subscriber::registry().with(repeats.clone()).with(heard.clone());
         tracing::subscriber::with_default(subscriber, || {

@@ -137,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn a_plain_frame_has_every_card_and_every_pod() {
+    fn a_plain_frame_has_every_gpu_and_every_pod() {
         for (cards, pods) in [(8, 0), (16, 0), (1, 200), (16, 200), (64, 1)] {
             let text = plain(&node(cards, pods), 80);
             assert_eq!(lines(&text), (cards, pods), "{text}");
@@ -146,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn cards_have_the_lines_that_pods_leave_free() {
+    fn gpus_get_the_lines_that_pods_leave_free() {
         let live = |cards, pods| painted(&node(cards, pods), 80, 24).join("\n");
         for (cards, pods, shown) in [(8, 0, 8), (16, 0, 16), (16, 1, 16), (17, 1, 17), (18, 0, 16), (16, 40, 9)] {
             let text = live(cards, pods);

@@ -361,7 +361,7 @@ mod tests {
     use model::id::NodeName;
 
     #[test]
-    fn an_empty_node_is_told_with_reasons_and_comes_back_the_same() {
+    fn an_empty_node_has_reasons_and_survives_a_round_trip() {
         let now = Now { monotonic: model::time::Monotonic(5_000_000_000), wall: model::time::WallTime(9_000_000) };
         let view = NodeView::empty(NodeName::parse("n1").unwrap(), Now::default());
         let told = NodeJson::of(&view, now);
@@ -373,7 +373,7 @@ mod tests {
     }
 
     #[test]
-    fn the_watch_of_pods_is_told_in_each_of_its_states() {
+    fn each_state_of_the_pod_watch_is_shown() {
         let now = Now { monotonic: model::time::Monotonic(5_000_000_000), ..Now::default() };
         let heard = Some(model::time::Monotonic(2_000_000_000));
         for (heard, broken, state, age) in [

@@ -106,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn what_another_card_is_behind_is_not_given() {
+    fn a_device_node_that_leads_to_another_gpu_is_left_out() {
         let old = spec(vec![device("0", &["/dev/nvidia3"])]);
         let why = for_device(&old, &names(&["GPU-a", "0"]), 0).unwrap_err();
         assert!(why.contains("/dev/nvidia3"), "{why}");
@@ -139,7 +139,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_container_gets_the_node_of_another_card(
+        fn no_container_gets_the_device_node_of_another_gpu(
             nodes in prop::collection::vec(("0|1|all|GPU-a", prop::collection::vec("/dev/nvidia[0-3]|/dev/nvidiactl|/x/dev/nvidia[0-3]|/dev/nvidia-caps/nvidia-cap[0-9]", 0..4)), 1..4),
             wanted in prop::collection::vec("0|1|2|GPU-a", 0..3), minor in 0_u32..4,
         ) {

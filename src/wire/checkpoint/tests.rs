@@ -128,7 +128,7 @@ fn an_entry_that_cannot_be_read_does_not_hide_the_others() {
 }
 
 #[test]
-fn what_is_no_checkpoint_is_told_by_its_place() {
+fn an_invalid_checkpoint_is_reported_with_the_position() {
     for (bytes, at, what) in [
         (&b""[..], 0, "EOF"),
         (b"{}", 2, "missing field `Data`"),

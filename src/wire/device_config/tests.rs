@@ -62,7 +62,7 @@ fn the_charts_own_file_is_the_defaults() {
 }
 
 #[test]
-fn every_setting_is_followed_or_told() {
+fn every_setting_is_followed_or_reported() {
     let text = "
 nvidia:
   resourceCountName: example.com/gpu
@@ -165,7 +165,7 @@ fn the_nodes_own_entry_wins() {
 }
 
 #[test]
-fn what_cannot_be_meant_is_told_with_its_key() {
+fn an_impossible_value_is_reported_with_its_key() {
     for (text, what) in [
         ("{}", "is empty, or no mapping of vendors"),
         ("[]", "is empty, or no mapping of vendors"),
@@ -209,7 +209,7 @@ fn what_cannot_be_meant_is_told_with_its_key() {
 }
 
 #[test]
-fn a_file_that_is_not_for_us_is_not_told_key_by_key() {
+fn a_file_for_another_program_is_not_reported_key_by_key() {
     let vendors: Map<String, Value> = (0..1000).map(|n| (format!("vendor{n:04}"), Value::Null)).collect();
     let (config, warnings) = read(&Value::Object(vendors)).unwrap();
     assert_eq!((config, warnings.len()), (DeviceConfig::default(), MAX_WARNINGS + 1));

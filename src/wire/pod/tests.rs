@@ -127,7 +127,7 @@ fn a_pod_that_was_just_bound_is_read() {
 }
 
 #[test]
-fn a_mirror_is_known_by_the_hash_of_its_manifest_and_nobody_can_borrow_another_pods_uid() {
+fn a_mirror_pod_is_known_by_its_manifest_hash_and_no_pod_can_take_another_pods_uid() {
     let of = |owner: Value, hash: &str, mirror: &str| {
         let mut value = whole();
         value["metadata"]["annotations"] =
@@ -209,7 +209,7 @@ fn ephemeral_containers_beyond_the_bound_are_not_missed() {
 }
 
 #[test]
-fn what_anybody_may_write_does_not_push_out_what_was_promised() {
+fn annotations_that_anybody_may_write_do_not_displace_a_claim() {
     let mut value = whole();
     value["metadata"]["annotations"] = json!({
         "gpu-steward.io/a": "x".repeat(MAX_ANNOTATIONS - 100), "hami.io/vgpu-devices-allocated": "y".repeat(200),

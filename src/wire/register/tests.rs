@@ -77,7 +77,7 @@ fn colons_with_seven_and_with_nine_fields_are_read() {
 }
 
 #[test]
-fn the_place_of_a_fault_is_told() {
+fn a_fault_is_reported_with_its_position() {
     for (text, at, what) in [
         ("", 0, "neither JSON nor entries"),
         ("GPU-1,10", 0, "neither JSON nor entries"),

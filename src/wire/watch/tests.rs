@@ -76,7 +76,7 @@ fn a_line_without_end_is_given_up() {
 }
 
 #[test]
-fn a_refusal_is_told_in_the_servers_words_or_in_what_it_sent() {
+fn a_refusal_has_the_servers_message_or_its_raw_body() {
     let status =
         br#"{"kind":"Status","status":"Failure","message":"pods is forbidden","reason":"Forbidden","code":403}"#;
     assert_eq!(refusal(403, status), ApiRefusal { code: 403, message: "pods is forbidden".into() });

@@ -1,41 +1,41 @@
-//! The machine is shut down and comes back, and it loses its power in the middle of a start: each container gets what it was
-//! promised all the same, and nothing that was only half written is taken for whole.
+//! The machine is shut down and boots again, and it loses its power in the middle of a start. Each container still gets
+//! the devices of its claim, and the agent does not accept files that were written only in part.
 
 use super::shares::Pods;
-use super::{Machine, OURS, SOON};
+use super::{Machine, SERVICE, SOON};
 use lab::eventually::eventually;
 
-/// The directory as it is found after a boot, before the agent has touched it.
+/// Lists the state directory after a boot, before the agent has touched it.
 const FOUND: &str =
     "[Service]\nExecStartPre=+/bin/sh -c 'find /var/lib/gpu-steward -type f -printf \"%%s %%P\\\\n\" >/run/found'\n";
-/// What early binding says of a pod whose ticket is lost, or given to another.
-const WRONG: [&str; 3] = ["Forgotten", "MistakenForAnother", "LimitsNotApplied"];
+/// The reasons of events with early binding if a ticket is lost or belongs to another pod.
+const ERRORS: [&str; 3] = ["Forgotten", "MistakenForAnother", "LimitsNotApplied"];
 
 /// Promise 28 in docs/specification.md.
 #[test]
 #[ignore = "needs vm: tests/run"]
-fn each_container_has_its_own_after_a_reboot() {
+fn each_container_has_its_own_devices_after_a_reboot() {
     let machine = Machine::up();
     machine.share(&[]);
-    let mut pods = settled(&machine, "vm-reboot", 2);
+    let mut pods = running_pods(&machine, "vm-reboot", 2);
     pods.rebooted();
     machine.vm.boot_by("systemctl reboot", || {});
-    after_a_boot(&machine, &mut pods);
+    check_after_boot(&machine, &mut pods);
 }
 
-/// The same of a machine that had no time to write anything down.
+/// The same for a machine that has no time to write to its disk.
 #[test]
 #[ignore = "takes minutes on the vm: tests/run --long vm"]
-fn each_container_has_its_own_after_a_loss_of_power() {
+fn each_container_has_its_own_devices_after_a_loss_of_power() {
     let machine = Machine::up();
     machine.drop_in("found.conf", FOUND.as_bytes());
     machine.share(&[]);
-    let mut pods = settled(&machine, "vm-power", 4);
-    loses_power(&machine, &mut pods);
+    let mut pods = running_pods(&machine, "vm-power", 4);
+    cut_power(&machine, &mut pods);
 }
 
-/// So many pods that run.
-fn settled<'a>(machine: &'a Machine, name: &str, count: usize) -> Pods<'a> {
+/// This many running pods.
+fn running_pods<'a>(machine: &'a Machine, name: &str, count: usize) -> Pods<'a> {
     let mut pods = Pods::new(machine, name);
     for _ in 0..count {
         pods.add("main");
@@ -44,10 +44,11 @@ fn settled<'a>(machine: &'a Machine, name: &str, count: usize) -> Pods<'a> {
     pods
 }
 
-/// Where there is no CDI the answer to `Allocate` is all that a container gets, so what it rests on must be on the disk before.
+/// Without CDI the answer to `Allocate` is all that a container gets. So the state that it depends on must be on the
+/// disk before.
 #[test]
 #[ignore = "takes minutes on the vm: tests/run --long vm"]
-fn what_was_given_when_kubelet_allocated_is_known_after_a_loss_of_power() {
+fn an_early_allocation_is_known_after_a_loss_of_power() {
     let machine = Machine::up();
     machine.drop_in("found.conf", FOUND.as_bytes());
     machine.share(&["GPU_STEWARD_BINDING=early"]);
@@ -55,32 +56,32 @@ fn what_was_given_when_kubelet_allocated_is_known_after_a_loss_of_power() {
     pods.loose = false;
     pods.add("main");
     pods.settle();
-    loses_power(&machine, &mut pods);
+    cut_power(&machine, &mut pods);
 }
 
-/// Cuts the power right after the start of one more pod was answered. What other programs sync brings the directory's entries to
-/// the disk, and of files that nobody synced no more than their names.
-fn loses_power(machine: &Machine, pods: &mut Pods<'_>) {
+/// Cuts the power right after the agent has answered the start of one more pod. Syncs of other programs bring directory
+/// entries to the disk, but of files that were not synced only their names.
+fn cut_power(machine: &Machine, pods: &mut Pods<'_>) {
     const STARTED: &str = "/var/lib/gpu-steward/started";
     pods.rebooted();
     let answered = machine.vm.sh(&format!("cat {STARTED} | wc -l"));
     let cut = format!(
-        "until [ $(cat {STARTED} | wc -l) -gt {answered} ]; do sleep 0.05; done; \
+        "until [ $(cat {STARTED} | wc -l) -gt {answered} ]; do sleep 0.05; output; \
          dd if=/dev/zero of=/var/tmp/synced bs=512 count=1 conv=fsync; echo b >/proc/sysrq-trigger"
     );
     let arm = format!("setsid sh -c '{cut}' >/dev/null 2>&1 &");
     machine.vm.boot_by(&arm, || pods.add("cut"));
     let found = eventually("the agent's start", SOON, || {
-        let done = machine.vm.run("cat /run/found");
-        (done.code == 0).then_some(done.out)
+        let output = machine.vm.run("cat /run/found");
+        (output.code == 0).then_some(output.out)
     });
-    // Else the cut came too late to lose anything, and shows nothing.
+    // Otherwise the cut came too late to lose anything, and the test shows nothing.
     assert!(found.lines().any(|line| line.starts_with("0 ")), "the cut lost nothing: {found}");
-    after_a_boot(machine, pods);
+    check_after_boot(machine, pods);
 }
 
-/// The agent came up at once, kubelet knows it, and every pod has its own.
-fn after_a_boot(machine: &Machine, pods: &mut Pods<'_>) {
+/// Checks that the agent started at once, that the kubelet knows it, and that every pod has its own devices.
+fn check_after_boot(machine: &Machine, pods: &mut Pods<'_>) {
     machine.ready();
     machine.registered();
     assert_eq!(
@@ -89,12 +90,12 @@ fn after_a_boot(machine: &Machine, pods: &mut Pods<'_>) {
         "{}",
         machine.log()
     );
-    let said = machine.vm.sh(&format!("journalctl -b -u {OURS} -o cat"));
-    assert!(!said.contains("panicked"), "{said}");
-    pods.admitted_anew();
+    let journal = machine.vm.sh(&format!("journalctl -b -u {SERVICE} -o cat"));
+    assert!(!journal.contains("panicked"), "{journal}");
+    pods.kubelet_readmits_all();
     pods.settle();
-    assert_eq!(pods.events(&WRONG), Vec::<String>::new());
-    // What was kept for pods that are gone goes: one folder a pod stays.
+    assert_eq!(pods.events(&ERRORS), Vec::<String>::new());
+    // The agent removes the state of pods that are gone: one folder for each existing pod stays.
     eventually("the end of what belongs to no pod any more", SOON, || {
         let folders =
             machine.vm.sh("ls /var/lib/gpu-steward/pods | wc -l; ls /var/lib/gpu-steward/trash 2>/dev/null | wc -l");

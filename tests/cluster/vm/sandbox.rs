@@ -1,9 +1,10 @@
-//! What the unit may not do is tried: once as root on this machine, where it works, and once as the unit's process would.
+//! Tries everything that the unit must not do: once as root on this machine, where it works, and once in the unit's
+//! sandbox.
 
 use super::{Machine, shipped};
 use std::collections::BTreeMap;
 
-/// One line each: a name, and what must not work for the unit. Each works for root outside of it.
+/// Name and command of what must fail in the unit. Each command works for root outside of it.
 const FORBIDDEN: [(&str, &str); 27] = [
     ("write /usr", "touch /usr/probe"),
     ("write /etc", "touch /etc/probe"),
@@ -13,7 +14,7 @@ const FORBIDDEN: [(&str, &str); 27] = [
     ("write /boot", "touch /boot/probe"),
     ("write kubelet's own files", "touch /var/lib/kubelet/probe"),
     ("write kubelet's directory", "touch /var/lib/kubelet/device-plugins/probe"),
-    // kubelet looks at whatever comes there.
+    // The kubelet connects to every socket in this folder.
     (
         "write kubelet's registry",
         "touch /var/lib/kubelet/plugins_registry/probe && rm /var/lib/kubelet/plugins_registry/probe",
@@ -38,10 +39,10 @@ const FORBIDDEN: [(&str, &str); 27] = [
     ("open a packet socket", "perl -e 'socket(S, 17, 3, 0) or die \"$!\"'"),
 ];
 
-/// Of these, what `options/sharing.conf` gives it: where kubelet and the runtime meet a plugin.
+/// The commands that `options/sharing.conf` allows: in the folders where the kubelet and the runtime meet a plugin.
 const SHARING: [&str; 3] = ["write kubelet's directory", "write kubelet's registry", "write a CDI spec"];
 
-/// What it needs.
+/// What the unit needs.
 const NEEDED: [(&str, &str); 8] = [
     ("write its state", "touch /var/lib/gpu-steward/probe && rm /var/lib/gpu-steward/probe"),
     ("write its socket's directory", "touch /run/gpu-steward/probe && rm /run/gpu-steward/probe"),
@@ -53,7 +54,7 @@ const NEEDED: [(&str, &str); 8] = [
     ("open a Unix socket", "perl -e 'socket(S, 1, 1, 0) or die \"$!\"'"),
 ];
 
-/// A shell script that tries each and says how it went.
+/// A shell script that tries each command and prints the result.
 fn script() -> String {
     let tries = FORBIDDEN.iter().chain(&NEEDED).map(|(name, command)| {
         format!("if said=$( ({command}) 2>&1 >/dev/null); then echo \"{name}: done\"; else echo \"{name}: refused: $said\" | head -n 1; fi\n")
@@ -61,19 +62,19 @@ fn script() -> String {
     tries.collect()
 }
 
-/// How each went, by name.
+/// The result of each command, by name.
 fn outcome(text: &str) -> BTreeMap<&str, &str> {
     text.lines().filter_map(|line| line.split_once(": ")).collect()
 }
 
 #[test]
 #[ignore = "needs vm: tests/run"]
-fn what_the_unit_may_not_do_it_cannot() {
+fn the_unit_cannot_do_what_its_sandbox_forbids() {
     let machine = Machine::up();
     machine.ready();
     machine.vm.sh("mkdir -p /run/cdi /var/lib/kubelet/plugins_registry; echo secret >~root/secret; echo secret >/srv/secret; chown 65534 /srv/secret; chmod 600 /srv/secret");
     machine.vm.put(script().as_bytes(), "644", "/srv/probe");
-    // The unit to the letter, but for the program.
+    // The shipped unit with another program.
     let unit = String::from_utf8(shipped("gpu-steward.service")).expect("UTF-8");
     let lines = unit.lines().filter(|line| !line.starts_with("WatchdogSec=") && !line.starts_with("Restart"));
     let probe: Vec<&str> = lines
@@ -86,7 +87,7 @@ fn what_the_unit_may_not_do_it_cannot() {
     machine.vm.put(probe.join("\n").as_bytes(), "644", "/etc/systemd/system/probe.service");
     let run = || machine.vm.sh("systemctl daemon-reload && systemctl start probe && cat /run/probe.out");
     let inside = run();
-    // The drop-in to the letter too.
+    // The shipped drop-in with another program.
     let sharing = String::from_utf8(shipped("options/sharing.conf")).expect("UTF-8");
     let sharing = sharing.replace("/usr/bin/gpu-steward agent", "/bin/sh /srv/probe");
     machine.vm.put(sharing.as_bytes(), "644", "/etc/systemd/system/probe.service.d/sharing.conf");
@@ -108,10 +109,10 @@ fn what_the_unit_may_not_do_it_cannot() {
     }
 }
 
-/// Promise 15 in docs/specification.md, of a unit that runs; and what the kernel says of its process.
+/// Promise 15 in docs/specification.md for a running unit, and the kernel's status of its process.
 #[test]
 #[ignore = "takes minutes on the vm: tests/run --long vm"]
-fn the_running_units_exposure_is_as_low_as_that_of_its_file() {
+fn the_running_unit_is_as_little_exposed_as_its_file() {
     let machine = Machine::up();
     machine.settings(&[super::GPUS]);
     for option in [None, Some("sharing.conf")] {
@@ -124,9 +125,9 @@ fn the_running_units_exposure_is_as_low_as_that_of_its_file() {
             );
         }
         machine.start();
-        let said = machine.vm.run("systemd-analyze security --threshold=25 --no-pager gpu-steward.service");
-        assert_eq!(said.code, 0, "{option:?}: {}", said.out);
-        assert!(said.out.contains(": 2.0 "), "{option:?}: {}", said.out);
+        let security = machine.vm.run("systemd-analyze security --threshold=25 --no-pager gpu-steward.service");
+        assert_eq!(security.code, 0, "{option:?}: {}", security.out);
+        assert!(security.out.contains(": 2.0 "), "{option:?}: {}", security.out);
         let pid = machine.show("MainPID");
         let status = machine.vm.sh(&format!("cat /proc/{pid}/status"));
         let value = |name: &str| {

@@ -1,7 +1,7 @@
 //! Pods with claims on this machine, and what each of their containers really has, read from its own process.
 
 use super::{Machine, SOON};
-use crate::bed::{Claim, EVICT, bare_pod, claimed, lost, promised};
+use crate::bed::{Claim, EVICT, bare_pod, devices_in, failure_of, with_claim};
 use lab::cluster::TestNamespace;
 use lab::eventually::eventually;
 use lab::vm::NODE;
@@ -10,8 +10,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 const MIB: u64 = 1 << 20;
 
-/// Prints, for each container that runs: its id, its file of limits, its variables and the numbers of its device nodes.
-pub(super) const LOOK: &str = r#"
+/// Prints for each running container: its id, its limits file, its variables and the numbers of its device nodes.
+pub(super) const READ_CONTAINERS: &str = r#"
 for scope in $(find /sys/fs/cgroup/kubepods.slice -name 'cri-containerd-*.scope'); do
   pid=$(head -n 1 $scope/cgroup.procs) && [ -e "/proc/$pid/root/etc/gpu-steward/limits.json" ] || continue
   id=${scope##*cri-containerd-}
@@ -20,27 +20,27 @@ for scope in $(find /sys/fs/cgroup/kubepods.slice -name 'cri-containerd-*.scope'
 done"#;
 
 /// What one running container has.
-struct Has {
+struct ContainerState {
     limits: Value,
     variables: String,
     nodes: String,
 }
 
-/// Of a container: name, kind, and the GPU (by index) and MiB that it was promised.
-type Share = (&'static str, &'static str, usize, u64);
+/// A container: name, kind, and the GPU (by index) and MiB of its device share.
+type TestContainer = (&'static str, &'static str, usize, u64);
 
-/// Pods of a namespace on this machine, each with a claim that no other one has.
+/// Pods of a namespace on this machine, each with a claim that no other pod has.
 pub(super) struct Pods<'a> {
     machine: &'a Machine,
     space: TestNamespace,
     gpus: Vec<String>,
-    /// By name.
-    pods: Vec<(String, [Share; 2])>,
-    /// Containers that ran when the pods were all Ready last.
+    /// Name and containers of each pod.
+    pods: Vec<(String, [TestContainer; 2])>,
+    /// Ids of the containers that ran before `rebooted`.
     ran: BTreeSet<String>,
-    /// Each says of itself what would loosen its limits, where nothing of a pod's own can.
+    /// Whether each pod sets a variable that would loosen its limits. With late binding it has no effect.
     pub loose: bool,
-    /// The pods that kubelet may fail until all run again, each of them once.
+    /// The pods that the kubelet may fail before all run again, each of them once.
     may_fail: BTreeSet<String>,
 }
 
@@ -50,7 +50,7 @@ impl<'a> Pods<'a> {
         Pods { machine, space, gpus, pods: Vec::new(), ran: BTreeSet::new(), loose: true, may_fail: BTreeSet::new() }
     }
 
-    /// One more: an init container and this app, with shares that no other pod has.
+    /// Adds a pod: an init container and this app container, with device shares that no other pod has.
     pub(super) fn add(&mut self, app: &'static str) {
         let n = self.pods.len();
         let (gpu, mib) = (n % self.gpus.len(), 1000 + 10 * n as u64);
@@ -59,7 +59,7 @@ impl<'a> Pods<'a> {
         self.create(n);
     }
 
-    /// How many.
+    /// The number of pods.
     pub(super) fn count(&self) -> usize {
         self.pods.len()
     }
@@ -73,7 +73,7 @@ impl<'a> Pods<'a> {
         let loose = json!({ "env": [{ "name": "CUDA_DEVICE_MEMORY_LIMIT_0", "value": "999999m" }] });
         let loose = if self.loose { loose } else { Value::Null };
         let pod = bare_pod((&self.space.name, name), NODE, &claims, &loose);
-        let _ = self.machine.admin.create(&claimed(pod, &self.gpus, &claims).to_string()).ok();
+        let _ = self.machine.admin.create(&with_claim(pod, &self.gpus, &claims).to_string()).ok();
     }
 
     fn list(&self) -> Vec<Value> {
@@ -81,15 +81,15 @@ impl<'a> Pods<'a> {
         list["items"].as_array().expect("a list").clone()
     }
 
-    /// The machine comes up: kubelet admits every pod that it finds on its node anew, and fails for good, or lets in without devices,
-    /// those whose turn comes before it knows the plugin again. It asks nobody for them, so none of them gets anything wrong. Whoever
-    /// comes later may not be failed.
-    pub(super) fn admitted_anew(&mut self) {
+    /// The machine boots: the kubelet admits every pod of its node again. Pods that it admits before it knows the
+    /// plugin fail, or never run, because it never calls `Allocate` for them. So none gets wrong devices.
+    /// Pods that come later may not fail.
+    pub(super) fn kubelet_readmits_all(&mut self) {
         self.may_fail = self.pods.iter().map(|(name, _)| name.clone()).collect();
     }
 
-    /// Waits until all run, in containers that did not run before `rebooted` was said, and each has its own. A pod that kubelet
-    /// failed is made again, where it may fail; a second time it may not, and none is ever marked for eviction.
+    /// Waits until all pods run, in containers that did not run before `rebooted`, and checks the devices of each. A
+    /// pod that may fail is made again once. No pod may be marked for eviction.
     pub(super) fn settle(&mut self) {
         let running = eventually("every pod to run", SOON, || {
             let list = self.list();
@@ -100,51 +100,52 @@ impl<'a> Pods<'a> {
                     continue;
                 };
                 assert!(pod["metadata"]["annotations"][EVICT].is_null(), "{pod:#}");
-                if let Some(why) = lost(pod).filter(|_| pod["metadata"]["deletionTimestamp"].is_null()) {
+                if let Some(why) = failure_of(pod).filter(|_| pod["metadata"]["deletionTimestamp"].is_null()) {
                     assert!(self.may_fail.remove(name), "{name} may not fail, or not once more: {why}");
                     let _ = self.machine.admin.run(&["delete", "pod", name, "-n", &self.space.name, "--now"]).ok();
                 }
             }
-            let ids: BTreeMap<String, (String, String)> = list.iter().filter_map(app).collect();
+            let ids: BTreeMap<String, (String, String)> = list.iter().filter_map(running_app).collect();
             (ids.len() == self.pods.len() && ids.keys().all(|id| !self.ran.contains(id))).then_some(ids)
         });
         self.may_fail.clear();
-        self.each_has_its_own(&running);
+        self.check_containers(&running);
     }
 
-    /// Whatever ran runs no more.
+    /// No container that ran before runs any more.
     pub(super) fn rebooted(&mut self) {
-        self.ran = self.list().iter().filter_map(app).map(|(id, _)| id).collect();
+        self.ran = self.list().iter().filter_map(running_app).map(|(id, _)| id).collect();
     }
 
-    /// Of each container, by its id: the pod's name and UID.
-    fn each_has_its_own(&self, running: &BTreeMap<String, (String, String)>) {
-        let look = self.machine.vm.sh(LOOK);
-        let mut seen: BTreeMap<&str, Has> = look.lines().filter_map(has).collect();
+    /// Checks the devices of each container. `running` has the pod's name and UID by container id.
+    fn check_containers(&self, running: &BTreeMap<String, (String, String)>) {
+        let output = self.machine.vm.sh(READ_CONTAINERS);
+        let mut seen: BTreeMap<&str, ContainerState> = output.lines().filter_map(parse_state).collect();
         for (name, containers) in &self.pods {
             let (id, (_, uid)) = running.iter().find(|(_, (pod, _))| pod == name).expect("a container of each");
-            let has = seen.remove(&**id).unwrap_or_else(|| panic!("{name} has no limits: {look}"));
+            let state = seen.remove(&**id).unwrap_or_else(|| panic!("{name} has no limits: {output}"));
             let log = ["logs", "-n", &self.space.name, name, "-c", "warm"];
-            let said = eventually("what the init container printed", SOON, || {
-                let said = self.machine.admin.run(&log).ok();
-                (!said.is_empty()).then_some(said)
+            let printed = eventually("what the init container printed", SOON, || {
+                let printed = self.machine.admin.run(&log).ok();
+                (!printed.is_empty()).then_some(printed)
             });
-            let warm: Value = serde_json::from_str(&said).unwrap_or_else(|error| panic!("{name}: {error}: {said}"));
-            for ((container, _, gpu, mib), limits) in containers.iter().zip([&warm, &has.limits]) {
-                assert_eq!(promised(limits), [(self.gpus[*gpu].clone(), mib * MIB)], "{name}: {limits}");
+            let warm: Value =
+                serde_json::from_str(&printed).unwrap_or_else(|error| panic!("{name}: {error}: {printed}"));
+            for ((container, _, gpu, mib), limits) in containers.iter().zip([&warm, &state.limits]) {
+                assert_eq!(devices_in(limits), [(self.gpus[*gpu].clone(), mib * MIB)], "{name}: {limits}");
                 assert_eq!((&limits["pod"]["uid"], &limits["container"]), (&json!(uid), &json!(container)), "{name}");
             }
             let (_, _, gpu, mib) = containers[1];
-            let told: Vec<&str> =
-                has.variables.split(' ').filter(|line| line.starts_with("CUDA_DEVICE_MEMORY_LIMIT_0=")).collect();
-            assert_eq!(told, [format!("CUDA_DEVICE_MEMORY_LIMIT_0={mib}m")], "{name}");
-            assert_eq!(has.nodes.trim(), gpu.to_string(), "{name}");
+            let found: Vec<&str> =
+                state.variables.split(' ').filter(|line| line.starts_with("CUDA_DEVICE_MEMORY_LIMIT_0=")).collect();
+            assert_eq!(found, [format!("CUDA_DEVICE_MEMORY_LIMIT_0={mib}m")], "{name}");
+            assert_eq!(state.nodes.trim(), gpu.to_string(), "{name}");
         }
-        // Nobody else has anything.
+        // No other container has limits.
         assert!(seen.is_empty(), "{:?} have limits and are no pod's", seen.keys());
     }
 
-    /// Events of these reasons, as one text each.
+    /// The events with these reasons: reason and message.
     pub(super) fn events(&self, reasons: &[&str]) -> Vec<String> {
         let list = self.machine.admin.get(&["events", "-n", &self.space.name]);
         let events = list["items"].as_array().expect("a list").iter();
@@ -153,8 +154,8 @@ impl<'a> Pods<'a> {
     }
 }
 
-/// The running container of a pod's app, with the pod's name and UID.
-fn app(pod: &Value) -> Option<(String, (String, String))> {
+/// The id of the running app container of a pod, with the pod's name and UID.
+fn running_app(pod: &Value) -> Option<(String, (String, String))> {
     let state = &pod["status"]["containerStatuses"][0];
     let id = state["containerID"].as_str()?.trim_start_matches("containerd://").to_owned();
     let text = |field: &str| Some(pod["metadata"][field].as_str()?.to_owned());
@@ -162,9 +163,9 @@ fn app(pod: &Value) -> Option<(String, (String, String))> {
         .then_some((id, (text("name")?, text("uid")?)))
 }
 
-fn has(line: &str) -> Option<(&str, Has)> {
+fn parse_state(line: &str) -> Option<(&str, ContainerState)> {
     let mut parts = line.split('\t');
     let id = parts.next()?;
     let limits = serde_json::from_str(parts.next()?).unwrap_or_else(|error| panic!("{error}: {line}"));
-    Some((id, Has { limits, variables: parts.next()?.to_owned(), nodes: parts.next()?.to_owned() }))
+    Some((id, ContainerState { limits, variables: parts.next()?.to_owned(), nodes: parts.next()?.to_owned() }))
 }

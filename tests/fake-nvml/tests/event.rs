@@ -34,7 +34,7 @@ fn each_xid_wakes_one_wait_and_never_another() {
 }
 
 #[test]
-fn a_set_with_a_lost_card_delivers_its_last_event_and_then_fails_for_all() {
+fn a_set_with_a_lost_gpu_delivers_its_last_event_and_then_fails_for_all() {
     let lost = |xids| {
         let cards = vec![FakeGpu { lost: true, ..card("H100") }, card("H100")];
         Scenario { xids, ..still(cards, 5.0) }
@@ -56,7 +56,7 @@ fn a_set_with_a_lost_card_delivers_its_last_event_and_then_fails_for_all() {
 }
 
 #[test]
-fn kinds_of_event_that_a_card_has_not_are_refused() {
+fn event_types_that_a_gpu_does_not_support_are_refused() {
     let bench = Bench::new(&still(vec![card("H100"), card("vGPU")], 0.0));
     let nvml = bench.load().unwrap();
     let types = nvml.device_by_index(0).unwrap().supported_event_types().unwrap();

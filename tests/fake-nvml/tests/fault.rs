@@ -17,7 +17,7 @@ fn power(nvml: &Nvml, index: u32) -> Result<u32, NvmlError> {
 }
 
 #[test]
-fn every_error_number_comes_back_from_the_call_and_card_that_it_is_meant_for() {
+fn every_error_code_comes_back_from_its_call_and_gpu() {
     let bench = Bench::new(&with(CallFault::default()));
     bench.write(&still(vec![FakeGpu { count: 3, ..card("H100") }], 0.0));
     let nvml = bench.load().unwrap();
@@ -37,7 +37,7 @@ fn every_error_number_comes_back_from_the_call_and_card_that_it_is_meant_for() {
 }
 
 #[test]
-fn a_fault_of_all_calls_on_a_card_leaves_the_others_alone() {
+fn a_fault_of_all_calls_on_a_gpu_affects_no_other_gpu() {
     let bench =
         Bench::new(&with(CallFault { gpu: Some(Which::Place(2)), error: Some(Code::UNKNOWN), ..CallFault::default() }));
     let nvml = bench.load().unwrap();
@@ -47,7 +47,7 @@ fn a_fault_of_all_calls_on_a_card_leaves_the_others_alone() {
 }
 
 #[test]
-fn a_fault_lasts_so_many_calls_after_so_many() {
+fn a_fault_begins_and_ends_after_the_given_numbers_of_calls() {
     let call = "nvmlDeviceGetPower*".to_owned();
     let bench =
         Bench::new(&with(CallFault { call, error: Some(Code(21)), after: 1, times: Some(2), ..CallFault::default() }));
@@ -67,7 +67,7 @@ fn a_slow_call_takes_its_time() {
 }
 
 #[test]
-fn a_hanging_call_returns_when_its_fault_is_taken_away_and_others_go_on_meanwhile() {
+fn a_hanging_call_returns_when_its_fault_is_removed_and_others_go_on_meanwhile() {
     let hang = CallFault {
         call: "nvmlDeviceGetPowerUsage".into(),
         gpu: Some(Which::Place(1)),

@@ -8,7 +8,7 @@ use nvml_wrapper::enum_wrappers::device::TopologyLevel;
 use nvml_wrapper::error::NvmlError;
 
 #[test]
-fn each_model_tells_its_name_memory_and_architecture() {
+fn each_model_has_its_name_memory_and_architecture() {
     let scenario = still(PROFILES.iter().map(|profile| card(profile.model)).collect(), 0.0);
     let bench = Bench::new(&scenario);
     let nvml = bench.load().unwrap();
@@ -25,7 +25,7 @@ fn each_model_tells_its_name_memory_and_architecture() {
 }
 
 #[test]
-fn a_card_is_found_by_index_uuid_and_bus_id() {
+fn a_gpu_is_found_by_index_uuid_and_bus_id() {
     let named = FakeGpu {
         uuid: Some("GPU-0a1b2c3d-0000-4000-8000-000000000007".into()),
         pci_bus_id: Some("00000000:65:00.0".into()),
@@ -51,7 +51,7 @@ fn a_card_is_found_by_index_uuid_and_bus_id() {
 }
 
 #[test]
-fn versions_are_told() {
+fn versions_are_those_of_the_file() {
     let scenario = Scenario { driver: "580.82.07".into(), cuda: 13_000, ..Scenario::default() };
     let bench = Bench::new(&scenario);
     let nvml = bench.load().unwrap();
@@ -61,7 +61,7 @@ fn versions_are_told() {
 }
 
 #[test]
-fn sixteen_cards_are_distinct() {
+fn sixteen_gpus_are_distinct() {
     let bench = Bench::new(&still(vec![FakeGpu { count: 16, ..card("H100") }], 0.0));
     let nvml = bench.load().unwrap();
     let all = (0..16).map(|index| nvml.device_by_index(index).unwrap());
@@ -71,7 +71,7 @@ fn sixteen_cards_are_distinct() {
 }
 
 #[test]
-fn ties_between_cards_are_those_of_the_file() {
+fn links_between_gpus_are_those_of_the_file() {
     let direct = FakeGpu { links: vec![CardLink { peer: 1, path: Way::Pix, nvlinks: 2 }], ..card("V100") };
     let bench = Bench::new(&still(vec![direct, card("V100"), FakeGpu { count: 2, ..card("H100") }], 0.0));
     let nvml = bench.load().unwrap();
@@ -94,7 +94,7 @@ fn ties_between_cards_are_those_of_the_file() {
 }
 
 #[test]
-fn a_card_comes_goes_is_lost_and_returns() {
+fn a_gpu_comes_goes_is_lost_and_returns() {
     let scenario = |present, lost| still(vec![card("L4"), FakeGpu { present, lost, ..card("L40S") }], 0.0);
     let bench = Bench::new(&scenario(false, false));
     let nvml = bench.load().unwrap();
@@ -113,7 +113,7 @@ fn a_card_comes_goes_is_lost_and_returns() {
 }
 
 #[test]
-fn with_the_list_of_init_a_new_card_is_seen_by_the_next_init_only() {
+fn with_the_list_of_init_a_new_gpu_is_seen_by_the_next_init_only() {
     let scenario = |count| Scenario { list: List::AtInit, ..still(vec![FakeGpu { count, ..card("L4") }], 0.0) };
     let bench = Bench::new(&scenario(1));
     let nvml = bench.load().unwrap();
@@ -124,7 +124,7 @@ fn with_the_list_of_init_a_new_card_is_seen_by_the_next_init_only() {
 }
 
 #[test]
-fn a_driver_that_was_loaded_anew_needs_every_init_undone() {
+fn a_newly_loaded_driver_needs_a_shutdown_for_every_init() {
     let scenario = |driver_epoch| Scenario { driver_epoch, log_calls: true, ..Scenario::default() };
     let bench = Bench::new(&scenario(0));
     let (first, second) = (bench.load().unwrap(), bench.load().unwrap());
@@ -139,7 +139,7 @@ fn a_driver_that_was_loaded_anew_needs_every_init_undone() {
 }
 
 #[test]
-fn init_fails_as_told() {
+fn init_fails_as_the_file_says() {
     let bench = Bench::new(&Scenario { init_error: Code::named("DRIVER_NOT_LOADED"), ..Scenario::default() });
     assert!(matches!(bench.load(), Err(NvmlError::DriverNotLoaded)));
     bench.write(&Scenario::default());

@@ -23,7 +23,7 @@ fn divided() -> FakeGpu {
 }
 
 #[test]
-fn instances_tell_who_they_are_what_they_have_and_who_runs_there() {
+fn mig_instances_have_identity_memory_and_processes() {
     let bench = Bench::new(&still(vec![divided()], 0.0));
     let nvml = bench.load().unwrap();
     let parent = nvml.device_by_index(0).unwrap();
@@ -47,7 +47,7 @@ fn instances_tell_who_they_are_what_they_have_and_who_runs_there() {
 }
 
 #[test]
-fn a_divided_card_tells_no_utilisation_until_it_is_whole_again() {
+fn a_divided_gpu_has_no_utilisation_until_it_is_whole_again() {
     let bench = Bench::new(&still(vec![divided()], 0.0));
     let nvml = bench.load().unwrap();
     let parent = nvml.device_by_index(0).unwrap();
@@ -60,7 +60,7 @@ fn a_divided_card_tells_no_utilisation_until_it_is_whole_again() {
 }
 
 #[test]
-fn cards_without_mig_say_so() {
+fn gpus_without_mig_say_so() {
     let bench = Bench::new(&still(vec![card("T4"), card("H100")], 0.0));
     let nvml = bench.load().unwrap();
     assert!(matches!(nvml.device_by_index(0).unwrap().mig_mode(), Err(NvmlError::NotSupported)));

@@ -47,7 +47,7 @@ fn an_idle_process_keeps_its_memory_and_has_no_utilisation_sample() {
 }
 
 #[test]
-fn a_burst_between_two_looks_is_in_the_sample_that_saw_it() {
+fn a_burst_between_two_calls_is_in_the_sample_that_saw_it() {
     let burst = Program::Square { low: 0.0, high: 90.0, period_s: 10.0, duty: 0.1, phase_s: 0.0 };
     let process = FakeProcess { sm: burst.into(), ..holding(22, 0.0) };
     let bench = Bench::new(&still(vec![FakeGpu { processes: vec![process], ..card("H100") }], 5.0));

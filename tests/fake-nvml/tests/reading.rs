@@ -77,7 +77,7 @@ fn memory_adds_up_and_used_is_without_what_is_reserved() {
 }
 
 #[test]
-fn fields_are_told_one_by_one() {
+fn fields_are_answered_one_by_one() {
     let card = with(&[
         (Q::TemperatureMemoryCelsius, 88.0),
         (Q::PcieReplays, 12.0),
@@ -171,7 +171,7 @@ fn time_can_run_fast() {
 }
 
 #[test]
-fn a_vgpu_tells_little() {
+fn a_vgpu_answers_few_calls() {
     let bench = Bench::new(&still(vec![card("vGPU")], 0.0));
     let nvml = bench.load().unwrap();
     let device = nvml.device_by_index(0).unwrap();

@@ -8,7 +8,7 @@ pub(super) fn apply(object: &mut Value, change: &Value, content: &str) -> Result
     if content.starts_with("application/json-patch+json") {
         let mut changed = object.clone();
         for step in change.as_array().into_iter().flatten() {
-            take(&mut changed, step).map_err(|why| (422, why))?;
+            apply_step(&mut changed, step).map_err(|why| (422, why))?;
         }
         *object = changed;
         return Ok(());
@@ -45,7 +45,7 @@ fn merge(object: &mut Value, change: &Value) {
 }
 
 /// One step of a JSON patch (RFC 6902). Only `test` and `remove` are supported.
-fn take(object: &mut Value, step: &Value) -> Result<(), String> {
+fn apply_step(object: &mut Value, step: &Value) -> Result<(), String> {
     let path = step["path"].as_str().unwrap_or_default();
     let (parent, last) = path.rsplit_once('/').ok_or("a path begins with a slash")?;
     let last = last.replace("~1", "/").replace("~0", "~");

@@ -55,7 +55,7 @@ fn an_inlined_call_is_a_frame_with_its_own_line_in_the_right_file() {
 }
 
 #[test]
-fn a_second_profile_is_told_to_wait_and_a_client_that_leaves_frees_the_first() {
+fn a_second_profile_is_refused_and_a_client_that_disconnects_ends_the_first() {
     let program = Program::start(&["burn"]);
     let mut first = TcpStream::connect(program.address).unwrap();
     write!(first, "GET /debug/pprof/profile?seconds=100 HTTP/1.1\r\nHost: localhost\r\n\r\n").unwrap();

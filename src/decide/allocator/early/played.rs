@@ -341,7 +341,7 @@ fn play(world: &mut World, steps: &[Step]) -> Result<(), TestCaseError> {
 proptest! {
     /// Promise 28 in docs/specification.md, without CDI.
     #[test]
-    fn whatever_happens_no_container_starts_with_what_is_anothers(
+    fn in_every_sequence_no_container_starts_with_anothers_devices(
         shapes in prop::collection::vec((any::<bool>(), any::<bool>(), 0_u32..2, 0_u64..3), 1..10),
         steps in steps(),
     ) {
@@ -359,7 +359,7 @@ proptest! {
     /// The kubelet admits pods in the order in which its watch shows them. If the agent's watch shows them in time, the
     /// agent always expects the right pod, whatever UIDs the pods have.
     #[test]
-    fn nobody_is_mistaken_where_kubelet_admits_in_the_order_of_arrival(
+    fn no_pod_is_confused_if_the_kubelet_admits_in_the_order_of_arrival(
         shapes in prop::collection::vec((any::<bool>(), any::<bool>(), 0_u32..2, 0_u64..3), 1..10),
         order in Just((0_usize..9).collect::<Vec<_>>()).prop_shuffle(),
         together in 1_usize..10,

@@ -67,7 +67,7 @@ fn pods_are_meant_in_the_order_in_which_they_came_and_not_by_their_uids() {
 }
 
 #[test]
-fn pods_that_run_are_not_meant_though_lost_books_hold_them_no_more() {
+fn running_pods_are_not_expected_again_after_a_lost_checkpoint() {
     let two = || vec![request("warm", ContainerRole::Init, 1), request("main", ContainerRole::App, 1)];
     let claim = |gib: u64| PodClaim::Given(vec![vec![device_share(0, gib, 1)], vec![device_share(0, gib, 1)]].into());
     let mut allocator = early(vec![gpu_pod(1, two(), claim(8))]);
@@ -147,7 +147,7 @@ fn a_start_without_the_ticket_that_was_given_is_refused() {
 }
 
 #[test]
-fn a_pod_that_nobody_placed_gets_the_devices_of_its_ids() {
+fn a_pod_without_a_claim_gets_the_devices_of_its_slots() {
     let mut free = gpu_pod(1, vec![request("main", ContainerRole::App, 1)], PodClaim::None);
     free.requests[0].memory = Some(MemoryRequest::Percent(33));
     let mut allocator = NodeAllocator::new(WithoutClaim::Share, false);
@@ -171,7 +171,7 @@ fn a_pod_that_nobody_placed_gets_the_devices_of_its_ids() {
 
 /// Two of the pod's containers request a GPU; both get nothing, and the refusal says why.
 #[test]
-fn a_pod_that_is_not_to_start_gets_nothing_and_is_told_so_at_its_start() {
+fn a_pod_that_must_not_start_gets_no_devices_and_is_refused_at_its_start() {
     let unreadable = PodClaim::Unreadable("x".into());
     for (claim, expect) in [(PodClaim::None, "NotPlaced"), (unreadable, "UnreadableClaim")] {
         let requests = vec![request("warm", ContainerRole::Init, 1), request("main", ContainerRole::App, 1)];

@@ -65,7 +65,7 @@ fn an_app_container_that_took_over_nothing_has_its_own_ticket() {
 }
 
 #[test]
-fn a_pod_that_nobody_placed_gets_for_each_container_what_is_known_of_it() {
+fn a_pod_without_a_claim_gets_the_known_devices_of_each_container() {
     let requests = vec![
         request("warm", ContainerRole::Init, 2),
         request("one", ContainerRole::App, 1),
@@ -150,7 +150,7 @@ fn tickets_survive_a_restart() {
 }
 
 #[test]
-fn checkpoint_and_pod_resources_that_differ_are_told_and_the_checkpoint_holds() {
+fn if_checkpoint_and_pod_resources_differ_it_is_reported_and_the_checkpoint_holds() {
     let mut allocator = allocator(vec![single(1, device_share(0, 8, 30)), single(2, device_share(1, 8, 30))]);
     let checkpoint = [row(1, "main", &[(0, 3)], 7)];
     assert_eq!(filled(allocator.start(&ids(&[(0, 3)]), Some(&checkpoint)))[0].holder.pod, uid(1));

@@ -100,7 +100,7 @@ fn folders_that_their_owner_has_closed_are_opened_and_removed() {
 
 /// A container of a pod that was deleted by force still runs, and makes more files than are removed, without end.
 #[test]
-fn who_writes_on_without_an_end_keeps_nobody_waiting() {
+fn a_container_that_writes_without_end_delays_no_other() {
     let state = tempfile::tempdir().unwrap();
     let trash = Trash::new(state.path()).unwrap();
     // One before it and one after it: a folder is read in no order.
@@ -187,7 +187,7 @@ impl<F: FnMut()> Drop for Undo<F> {
 
 #[test]
 #[ignore = "needs root: tests/run"]
-fn mount_points_and_immutable_files_are_told_and_what_is_mounted_stays() {
+fn mount_points_and_immutable_files_are_reported_and_mounts_stay() {
     use rustix::fs::{IFlags, ioctl_getflags, ioctl_setflags};
     let outside = tempfile::tempdir().unwrap();
     fs::write(outside.path().join("file"), "kept").unwrap();

@@ -193,7 +193,7 @@ fn a_renamed_field_has_the_lines_of_the_known_one() {
 }
 
 #[test]
-fn an_xid_is_told_with_its_number_and_words_and_none_is_no_error() {
+fn an_xid_is_shown_with_its_number_and_text_and_no_xid_is_no_error() {
     let mut view = sample_view::small();
     let told = |view: &NodeView, gpu: u32| {
         let text = text(&[MetricSet::Dcgm], view);

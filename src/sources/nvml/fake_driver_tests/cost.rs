@@ -61,7 +61,7 @@ fn sixteen_gpus_whose_memory_never_rests_share_what_the_node_may_have() {
 }
 
 #[test]
-fn a_list_of_graphics_processes_that_is_empty_is_asked_rarely_and_nobody_is_missed() {
+fn an_empty_list_of_graphics_processes_is_read_rarely_and_no_process_is_missed() {
     let mut drill =
         Drill::start(counted(vec![FakeGpu { processes: vec![process(1, 1 << 30, 5.0)], ..cards("H100", 1) }]));
     let fake = drill.fake.clone();

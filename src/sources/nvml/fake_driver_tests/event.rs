@@ -16,7 +16,7 @@ fn log(drill: &Drill, line: &str) {
 }
 
 #[test]
-fn an_xid_is_told_of_its_gpu_and_once_though_two_tell_it() {
+fn an_xid_is_reported_once_for_its_gpu_although_two_sources_report_it() {
     let mut drill = Drill::start(of(vec![cards("H100", 2)]));
     let uuid = drill.uuid(1);
     let slot = drill.until("its slot", |seen| seen.gpus.as_ref()?[1].pci_bus_id.value().cloned());
@@ -40,7 +40,7 @@ fn an_xid_is_told_of_its_gpu_and_once_though_two_tell_it() {
 }
 
 #[test]
-fn an_xid_in_a_mig_instance_is_told_of_that_instance() {
+fn an_xid_in_a_mig_instance_is_reported_for_that_instance() {
     let slot = |profile: &str| MigSlot::Profile(profile.into());
     let card = FakeGpu { mig: vec![slot("3g.40gb"), slot("1g.10gb")], ..cards("H100", 1) };
     let mut drill = Drill::start(of(vec![card]));
@@ -52,7 +52,7 @@ fn an_xid_in_a_mig_instance_is_told_of_that_instance() {
 }
 
 #[test]
-fn a_card_that_refuses_events_does_not_deafen_its_neighbours() {
+fn a_gpu_that_refuses_events_does_not_stop_events_of_other_gpus() {
     let mut drill = Drill::start(of(vec![cards("vGPU", 1), cards("H100", 1)]));
     let uuid = drill.uuid(1);
     drill.change(|scenario| scenario.xids = vec![xid(1, 1, 31, None)]);
@@ -60,7 +60,7 @@ fn a_card_that_refuses_events_does_not_deafen_its_neighbours() {
 }
 
 #[test]
-fn a_lost_gpu_deafens_no_other_and_is_heard_again_when_it_answers() {
+fn a_lost_gpu_stops_no_other_gpus_events_and_its_own_return_when_it_answers() {
     let mut drill = Drill::start(of(vec![cards("H100", 1), cards("H100", 1), cards("H100", 1)]));
     let gpus = [0, 1, 2].map(|place| drill.uuid(place));
     let heard = |seen: &super::Seen, place: usize, code| {
@@ -86,7 +86,7 @@ fn a_lost_gpu_deafens_no_other_and_is_heard_again_when_it_answers() {
 }
 
 #[test]
-fn waits_that_fail_one_after_the_other_are_told_and_counted_until_one_succeeds() {
+fn waits_that_fail_in_a_row_are_reported_and_counted_until_one_succeeds() {
     let fails = |code| super::CallFault {
         call: "nvmlEventSetWait*".into(),
         error: Some(Code(code)),
@@ -126,7 +126,7 @@ fn the_log_tells_of_errors_without_any_driver() {
 }
 
 #[test]
-fn errors_of_a_switch_are_told_once_each() {
+fn errors_of_a_switch_are_reported_once_each() {
     let mut drill = Drill::start(of(vec![cards("H100", 1)]));
     drill.sample(0, "readings", |sample| sample.power.get().is_some());
     for line in [

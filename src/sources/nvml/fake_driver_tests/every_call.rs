@@ -293,14 +293,14 @@ fn nothing_looks_measured(cases: &[Case], card: fn(u32) -> FakeGpu) {
 
 /// Promise 10 in docs/specification.md.
 #[test]
-fn whatever_a_card_does_not_answer_is_absent_with_the_reason() {
+fn every_reading_that_a_gpu_does_not_answer_is_absent_with_the_reason() {
     nothing_looks_measured(&WHOLE, whole);
     nothing_looks_measured(&MORE, whole);
 }
 
 /// Promise 10 in docs/specification.md.
 #[test]
-fn whatever_a_card_with_mig_does_not_answer_is_absent_with_the_reason() {
+fn every_reading_that_a_gpu_with_mig_does_not_answer_is_absent_with_the_reason() {
     nothing_looks_measured(&DIVIDED, divided);
 }
 
@@ -344,7 +344,7 @@ fn a_state_that_can_no_longer_be_read_is_absent_and_an_identity_stays() {
 }
 
 #[test]
-fn calls_of_no_card_in_particular_fail_without_a_number_made_up() {
+fn failed_calls_about_no_gpu_in_particular_invent_no_number() {
     for call in ["nvmlGpmMetricsGet", "nvmlGpmSampleAlloc"] {
         let faults = vec![CallFault { call: call.into(), error: Some(Code(999)), ..CallFault::default() }];
         let mut drill = Drill::start(Scenario { faults, ..of(vec![whole(0), divided(1)]) });

@@ -117,7 +117,7 @@ fn what_one_mig_instance_refuses_its_neighbours_still_answer() {
 }
 
 #[test]
-fn a_gpu_that_cannot_be_known_is_told_by_its_index_and_reason_until_it_can() {
+fn an_unidentified_gpu_is_reported_by_its_index_and_reason() {
     let faults = vec![error("nvmlDeviceGetUUID", 0, 4), error("nvmlDeviceGetHandleByIndex*", 0, 4)];
     let mut drill = Drill::start(super::Scenario { faults, ..of(vec![cards("H100", 2)]) });
     drill.wait("the other", |seen| seen.gpus.as_ref().is_some_and(|gpus| gpus.len() == 1 && gpus[0].index == 1));
@@ -128,7 +128,7 @@ fn a_gpu_that_cannot_be_known_is_told_by_its_index_and_reason_until_it_can() {
 }
 
 #[test]
-fn a_gpu_that_is_lost_from_the_start_is_told_with_its_slot_and_hides_no_hot_plug() {
+fn a_gpu_that_is_lost_from_the_start_is_reported_with_its_pci_slot_and_hides_no_hot_plug() {
     let slot = |bus: &str| Some(format!("00000000:{bus}:00.0"));
     let folder = |drill: &Drill, bus: &str| drill.path(&format!("proc/driver/nvidia/gpus/0000:{bus}:00.0"));
     let well = FakeGpu { pci_bus_id: slot("65"), ..cards("H100", 1) };
@@ -225,7 +225,7 @@ fn a_driver_that_is_loaded_anew_under_the_reader_is_read_again() {
 
 /// Promise 13 in docs/specification.md.
 #[test]
-fn a_driver_that_is_updated_under_the_reader_is_told_to_the_front_door() {
+fn a_driver_that_is_updated_under_the_reader_is_reported() {
     let mut drill = Drill::start(of(vec![cards("H100", 1)]));
     drill.sample(0, "readings", |sample| sample.power.get().is_some());
     drill.change(|scenario| (scenario.driver_epoch, scenario.init_error) = (1, Some(Code(18))));

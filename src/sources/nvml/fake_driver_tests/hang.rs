@@ -121,7 +121,7 @@ fn when_the_replacement_hangs_as_well_all_are_absent_until_a_call_returns() {
 }
 
 #[test]
-fn a_library_that_hangs_while_it_is_opened_is_told_and_used_once_it_opens() {
+fn a_library_that_hangs_while_it_is_opened_is_reported_and_used_once_it_opens() {
     let stuck = CallFault { call: "nvmlInit_v2".into(), hang: true, ..CallFault::default() };
     let mut drill = Drill::start(Scenario { faults: vec![stuck], ..of(vec![cards("H100", 1)]) });
     drill.wait("it hangs", |seen| seen.source == [GpuSourceState::Hanging]);
@@ -149,7 +149,7 @@ fn stall(call: &str, latency_ms: u64, times: u32) -> CallFault {
 }
 
 #[test]
-fn a_call_of_some_seconds_about_no_gpu_makes_all_absent_and_condemns_none() {
+fn a_call_of_some_seconds_about_no_gpu_makes_all_absent_and_none_unfit() {
     let mut drill = Drill::prepare(of(vec![cards("H100", 3)]));
     // The default limits, so that no other call is late on a busy machine.
     drill.patience = DriverPatience::default();
@@ -204,7 +204,7 @@ fn slow_calls_are_no_hanging_ones() {
 }
 
 #[test]
-fn events_that_hang_are_told_and_heard_again_when_the_wait_returns() {
+fn a_hanging_wait_for_events_is_reported_and_events_come_again_when_it_returns() {
     let mut drill = Drill::start(of(vec![cards("H100", 2)]));
     drill.sample(1, "readings", reads);
     let stuck = CallFault { call: "nvmlEventSetWait*".into(), hang: true, ..CallFault::default() };

@@ -8,7 +8,7 @@ use model::observation::GpuSourceState;
 use model::unit::{Bytes, Ratio, Watts};
 
 #[test]
-fn a_gpu_is_told_with_all_that_it_is() {
+fn a_gpu_is_reported_with_its_whole_identity() {
     let tie = CardLink { peer: 1, path: Way::Pix, nvlinks: 4 };
     let first = FakeGpu { links: vec![tie], pci_bus_id: Some("00000000:65:00.0".into()), ..cards("H100", 1) };
     let mut drill = Drill::prepare(of(vec![first, cards("A100", 1)]));
@@ -43,7 +43,7 @@ fn a_gpu_is_told_with_all_that_it_is() {
 }
 
 #[test]
-fn mig_instances_are_told_and_a_new_layout_is_seen() {
+fn mig_instances_are_reported_and_a_new_layout_is_seen() {
     let slot = |profile: &str| MigSlot::Profile(profile.into());
     // Each instance has a load of its own, and none has the load of the whole GPU.
     let load = |pid, mig, sm, memory| FakeProcess {

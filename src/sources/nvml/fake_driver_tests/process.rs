@@ -48,7 +48,7 @@ fn a_jump_of_memory_lists_processes_at_once() {
 }
 
 #[test]
-fn under_mig_the_instance_is_told_and_use_is_not_known() {
+fn under_mig_the_instance_is_known_and_its_use_is_not() {
     let slot = |profile: &str| MigSlot::Profile(profile.into());
     let inside = FakeProcess { mig: Some(1), ..process(4711, 1 << 30, 40.0) };
     let card = FakeGpu { mig: vec![slot("3g.40gb"), slot("1g.10gb")], processes: vec![inside], ..cards("A100", 1) };
@@ -138,7 +138,7 @@ fn samples_older_than_the_process_are_of_another() {
 }
 
 #[test]
-fn a_number_used_again_between_the_two_looks_is_nobodys() {
+fn a_pid_reused_between_two_readings_belongs_to_no_pod() {
     let running = vec![process(4711, 3 << 30, 0.0)];
     let mut drill = Drill::prepare(of(vec![FakeGpu { processes: running, ..cards("H100", 1) }]));
     booted(&drill, 1000);

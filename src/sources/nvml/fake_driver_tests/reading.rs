@@ -92,7 +92,7 @@ fn every_reading_is_what_the_library_says() {
 }
 
 #[test]
-fn compute_instances_of_one_gpu_instance_tell_its_memory_and_have_its_number() {
+fn compute_instances_of_one_gpu_instance_report_its_memory_and_have_its_number() {
     let slot = |gpu_instance, compute_instance| {
         let profile = "1c.2g.20gb".to_owned();
         MigSlot::Detailed(MigDetail { profile, gpu_instance: Some(gpu_instance), compute_instance, uuid: None })
@@ -193,7 +193,7 @@ fn a_sample_buffer_that_runs_dry_lets_no_old_reading_stand_for_long() {
 }
 
 #[test]
-fn cards_that_cannot_tell_say_why_and_go_on_with_what_they_can() {
+fn readings_that_a_gpu_cannot_give_are_absent_with_the_reason_and_the_others_go_on() {
     let mut drill = Drill::start(of(vec![cards("GB10", 1), cards("vGPU", 1), cards("T4", 1)]));
     let ready = |sample: &model::gpu::GpuSample| sample.remapped.pending != Reading::NOT_YET;
     let unified = drill.sample(0, "GB10", ready);

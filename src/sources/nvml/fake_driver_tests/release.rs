@@ -56,7 +56,7 @@ fn while_it_is_released_no_file_of_the_driver_is_open_and_then_all_is_as_before(
 }
 
 #[test]
-fn which_loading_of_the_driver_it_is_is_told_each_time_it_works() {
+fn the_load_of_the_driver_is_reported_each_time_it_works() {
     let mut drill = Drill::prepare(of(vec![cards("H100", 1)]));
     let module = drill.path("sys/module/nvidia");
     std::fs::create_dir_all(&module).unwrap();
@@ -121,7 +121,7 @@ fn it_is_let_go_of_while_there_is_no_driver_and_opened_at_once_when_it_is_taken_
 }
 
 #[test]
-fn a_driver_that_hangs_is_not_let_go_of_and_says_so() {
+fn a_driver_that_hangs_is_not_released_and_the_answer_says_so() {
     let mut drill = Drill::start(of(vec![cards("H100", 2)]));
     drill.sample(1, "readings", reads);
     drill.change(|scenario| scenario.faults = vec![hang("nvmlDeviceGetPowerUsage", 0)]);

@@ -14,7 +14,7 @@ fn text(reading: &Reading<Arc<str>>) -> Option<&str> {
 }
 
 #[test]
-fn a_card_is_told_with_its_plate_its_limits_and_its_slot() {
+fn a_gpu_is_reported_with_its_board_data_limits_and_pci_slot() {
     let slow = with(cards("A100", 1), &[(ReadingKind::PcieGeneration, 3.0), (ReadingKind::PcieWidth, 8.0)]);
     let mut drill = Drill::start(of(vec![cards("H100", 1), slow, cards("vGPU", 1)]));
     let gpus = drill.until("the GPUs", |seen| seen.gpus.clone().filter(|gpus| gpus.len() == 3));
@@ -31,7 +31,7 @@ fn a_card_is_told_with_its_plate_its_limits_and_its_slot() {
 }
 
 #[test]
-fn what_the_kernel_knows_of_a_slot_is_told_with_the_card() {
+fn what_the_kernel_knows_of_a_pci_slot_is_reported_with_the_gpu() {
     let card = |slot: &str| FakeGpu { pci_bus_id: Some(slot.into()), ..cards("H100", 1) };
     let mut drill = Drill::prepare(of(vec![card("00000000:18:00.0"), card("00000000:19:00.0")]));
     let path = "pci0000:15/0000:15:01.0/0000:18:00.0";
@@ -73,7 +73,7 @@ fn what_does_not_change_is_not_asked_again() {
 }
 
 #[test]
-fn retired_pages_are_counted_by_cause_where_the_card_retires_pages() {
+fn retired_pages_are_counted_by_cause_if_the_gpu_retires_pages() {
     let worn = [
         (ReadingKind::RetiredPagesSbe, 5.0),
         (ReadingKind::RetiredPagesDbe, 2.0),
@@ -112,7 +112,7 @@ fn sick(model: &str) -> FakeGpu {
 }
 
 #[test]
-fn links_are_told_one_by_one_with_what_each_generation_counts() {
+fn links_are_reported_one_by_one_with_what_each_generation_counts() {
     let scenario = of(vec![sick("V100"), sick("A100"), sick("H100"), sick("B200"), cards("L40S", 1)]);
     let mut drill = Drill::start(scenario);
     let older = [("crc_flit", 7), ("crc_data", 2), ("replay", 5), ("recovery", 3)];
@@ -136,7 +136,7 @@ fn links_are_told_one_by_one_with_what_each_generation_counts() {
 }
 
 #[test]
-fn the_fabric_is_told_with_its_state_and_what_is_wrong_in_it() {
+fn the_fabric_is_reported_with_its_state_and_its_faults() {
     let scenario = |driver: &str| Scenario {
         driver: driver.into(),
         ..of(vec![
@@ -171,7 +171,7 @@ fn the_fabric_is_told_with_its_state_and_what_is_wrong_in_it() {
 }
 
 #[test]
-fn a_job_of_slurm_is_told_of_the_gpu_that_its_processes_are_on_and_taken_back() {
+fn a_slurm_job_is_reported_on_the_gpu_of_its_processes_until_it_ends() {
     let running = vec![process(4711, 3 << 30, 40.0), process(4712, 1 << 30, 0.0)];
     let mut drill = Drill::prepare(of(vec![FakeGpu { processes: running, ..cards("H100", 1) }]));
     put(&drill.path("proc/stat"), "cpu  1 2 3 4 5 6 7 8 0 0\nbtime 1000\n");

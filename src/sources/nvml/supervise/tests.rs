@@ -94,7 +94,7 @@ fn end(supervisor: Supervisor) {
 
 /// Promise 11 in docs/specification.md, with given times instead of a clock.
 #[test]
-fn a_call_stalls_at_the_first_look_after_two_seconds_and_hangs_at_the_first_after_thirty() {
+fn a_call_stalls_at_the_first_check_after_two_seconds_and_hangs_at_the_first_after_thirty() {
     let patience = DriverPatience::default();
     assert_eq!((patience.absent_after, patience.hang_after), (Duration::from_secs(2), Duration::from_secs(30)));
     assert_eq!(patience.open_hangs_after, Duration::from_secs(60));
@@ -161,7 +161,7 @@ fn a_stall_counts_on_its_gpu_once_while_others_are_answered() {
 }
 
 #[test]
-fn a_call_about_no_gpu_that_stalls_counts_on_nobody() {
+fn a_stalled_call_about_no_gpu_counts_for_no_gpu() {
     let (mut supervisor, mut told, [_, after]) = with_a_call(None);
     supervisor.look(after.after(Duration::from_secs(29)));
     assert_eq!((supervisor.stuck(), supervisor.reach), (vec![Stuck { gpu: None, hangs: false }], Reach::Stalls));

@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn our_own_names_go_before_those_of_the_file_and_are_told_apart() {
+    fn resource_names_of_our_settings_override_the_file_and_stay_distinct() {
         let own = |memory: &str, cores: Option<&str>| Resources {
             count: None,
             memory: Some(memory.into()),

@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn each_change_is_told_once_and_names_what_happened_and_what_to_do() {
+    fn each_change_gets_one_event_with_cause_and_advice() {
         let mut watched = Watched::default();
         let mut look = |gpus: Vec<GpuView>| -> Vec<(&'static str, String)> {
             let mut view = NodeView::empty(NodeName::parse("n").unwrap(), Now::default());
@@ -183,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn the_pod_whose_process_an_error_names_is_told_of_it_once() {
+    fn the_pod_of_the_process_that_an_error_names_gets_one_event() {
         let pod = PodUid::parse("0b0d8d3c-6b5e-4f3c-9a5e-1d2f3a4b5c6d").unwrap();
         let mut watched = Watched::default();
         let mut look = |code, pid: Option<u32>, seconds| {

@@ -138,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn a_late_start_names_its_pod_by_whoever_knows_it() {
+    fn a_late_start_names_its_pod_from_any_source_that_knows_it() {
         let by_checkpoint = "container main of the pod with UID 466d3e0f-28fd-4a4c-a28d-790ef2a79f8c";
         let told = late(WaitReason::Pod, Ok(&[row("main")]), &[], &[]);
         assert!(told.contains("has not shown") && told.contains(by_checkpoint), "{told}");
@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn ids_that_nobody_knows_are_told_with_what_could_be_read() {
+    fn unknown_slots_are_reported_with_the_sources_that_were_read() {
         let told = late(WaitReason::Checkpoint, Ok(&[]), &[], &[]);
         assert_eq!(told, "after 25 s kubelet's checkpoint does not say which container holds [\"GPU-a-1\"]");
         let told = late(WaitReason::Checkpoint, Ok(&[]), &["entry 3 cannot be read: not a pod UID".into()], &[]);

@@ -436,7 +436,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn nobody_else_writes_while_it_is_prepared() {
+    async fn no_other_task_writes_during_a_prefetch() {
         let folder = tempfile::tempdir().unwrap();
         let (delivery, mut allocator, mut ahead) = (delivery(folder.path()), allocator(4), SpecPrefetcher::default());
         allocator.issue(ticket(1), &ids(), None);

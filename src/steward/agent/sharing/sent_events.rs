@@ -38,7 +38,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn two_containers_that_fail_in_turn_are_told_once_each() {
+    fn two_containers_that_fail_in_turn_get_one_event_each() {
         let uid = PodUid::parse(&"1".repeat(32)).unwrap();
         let mut told = SentEvents::default();
         let (one, two) = (Arc::from("one"), Arc::from("two"));
