@@ -8,6 +8,7 @@ use lab::eventually::eventually;
 use lab::kubectl::Kubectl;
 use lab::relay::Relay;
 use serde_json::{Value, json};
+use sources::names::pod_resources::has_allocatable;
 use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
@@ -226,8 +227,15 @@ impl Bed {
         self.dir.path()
     }
 
+    /// Waits until the kubelet has healthy GPUs of this agent to give. The Node's status can be that of an earlier agent, and
+    /// the agent's log line comes before the kubelet has the list: a pod that came in between would fail.
     pub(crate) fn registered(&self, agent: &Agent) {
         agent.logs("registered with kubelet");
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+        let socket = self.paths().kubelet.join("pod-resources/kubelet.sock");
+        eventually("healthy GPUs at the kubelet", SOON, || {
+            runtime.block_on(has_allocatable(&socket, "nvidia.com/gpu")).unwrap_or(false).then_some(())
+        });
         eventually("allocatable GPUs on the node", SOON, || {
             let node = self.node_object();
             let count: Option<u32> = node["status"]["allocatable"]["nvidia.com/gpu"].as_str()?.parse().ok();

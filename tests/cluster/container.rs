@@ -346,6 +346,12 @@ fn devices_that_cannot_be_delivered_are_reported_and_come_when_the_cause_is_gone
     let cdi = node.path("/run/cdi");
     let one: [Claim<'_>; 1] = [("main", "app", &[(0, 3000, 30)])];
     let in_node = |words: &[&str]| run(node.command(words[0]).args(&words[1..]));
+    // An operator reads this line as "it has its devices", so it is logged when they are delivered and never before.
+    let deliveries = |pod: &str| {
+        let of_pod = format!("pod=container-undelivered/{pod} container=main");
+        let log = agent.log();
+        log.lines().filter(|line| line.contains("container devices delivered") && line.contains(&of_pod)).count()
+    };
     let refused = |pod: &str, words: &str| {
         eventually(&format!("an event that says why {pod} does not start"), SOON, || {
             let messages = events(&bed, pod, "NotDelivered");
@@ -359,10 +365,12 @@ fn devices_that_cannot_be_delivered_are_reported_and_come_when_the_cause_is_gone
         );
         let state = bed.admin.get(&["pod", pod, "-n", &bed.space.name]);
         assert_ne!(state["status"]["phase"], "Running", "{state}");
+        assert_eq!(deliveries(pod), 0, "{}", agent.log());
     };
     let starts = |pod: &str| {
         bed.ready(&[pod]);
         assert_eq!(devices_in(&bed.limits(pod, "main")), [(gpus[0].clone(), 3000 * MIB)]);
+        assert_eq!(deliveries(pod), 1, "{}", agent.log());
     };
 
     let covered = CoveredFolder(node);

@@ -128,25 +128,27 @@ fn an_agent_restarted_while_nothing_starts_fails_no_pod() {
     drop(agent);
 }
 
-/// The kubelet notices the end of the old connection and the next agent's registration at the same moment. Before 1.37 it
-/// drops the plugin that it has when the old connection ends, so the next agent registers after that.
+/// The kubelet gets the end of the old connection and the next agent's registration at the same moment. Before 1.37 it drops
+/// the plugin that it has when the old connection ends, so the next agent registers after that.
 #[test]
 #[ignore = "needs cluster: tests/run"]
 fn a_kubelet_that_notices_an_end_late_keeps_the_next_agent() {
+    const FLAGS: [&str; 1] = ["--registration=classic"];
     let bed = Bed::up("restart-late-notice");
-    let mut agent = bed.agent(&[]);
+    let mut agent = bed.agent(&FLAGS);
     let gpus = Bed::gpus(&agent);
-    for round in 0..number(3, 20) {
+    for round in 0..number(5, 20) {
         bed.part("pause", "kubelet");
         agent.signal(9);
         drop(agent);
-        agent = bed.launch(&[]);
+        agent = bed.launch(&FLAGS);
         bed.part("resume", "kubelet");
-        agent.logs("registered with kubelet");
+        bed.registered(&agent);
         let name = format!("next-{round}");
         bed.create(&bed.pod(&name, &gpus, &[("main", "app", &[(0, 1000, 10)])], &Value::Null));
         bed.ready(&[&name]);
-        assert_eq!(Bed::registrations(&agent), 1, "round {round}: {}", agent.log());
+        let log = agent.log();
+        assert_eq!(log.matches("registered with kubelet").count(), 1, "round {round}: {log}");
     }
     drop(agent);
 }

@@ -151,6 +151,7 @@ fn a_wrong_claim_does_not_start_and_an_event_on_its_pod_says_why() {
 /// Two claims that do not fit together: the pod that started first keeps its devices, and the other one is refused as
 /// long as the first one runs. This also holds if the other pod has running containers without GPUs, and for an agent
 /// that has just started and finds files of both pods.
+#[test]
 #[ignore = "needs cluster: tests/run"]
 fn of_two_claims_for_the_same_memory_the_first_holds_over_a_restart_of_the_agent() {
     let bed = Bed::up("sharing-rivals");

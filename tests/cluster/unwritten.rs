@@ -63,6 +63,7 @@ impl GatedPod<'_> {
 /// The container starts while the API server is away, so the agent cannot write the claim on its pod. When the API
 /// server is back, the agent writes the claim without another start, also if the agent that delivered the devices was
 /// killed before.
+#[test]
 #[ignore = "needs cluster alone: tests/run"]
 fn claims_are_written_on_pods_when_the_api_server_is_back() {
     const FLAGS: [&str; 1] = ["--without-claim=share"];
