@@ -7,9 +7,11 @@ use lab::cluster::{Cluster, ClusterNode, ClusterOptions, Lease, TestNamespace};
 use lab::eventually::eventually;
 use lab::kubectl::Kubectl;
 use lab::relay::Relay;
+use proto::pod_resources::AllocatableResourcesRequest;
+use proto::pod_resources::pod_resources_lister_client::PodResourcesListerClient;
 use serde_json::{Value, json};
-use sources::names::pod_resources::has_allocatable;
 use std::collections::BTreeMap;
+use std::error::Error;
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -232,9 +234,9 @@ impl Bed {
     pub(crate) fn registered(&self, agent: &Agent) {
         agent.logs("registered with kubelet");
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
-        let socket = self.paths().kubelet.join("pod-resources/kubelet.sock");
         eventually("healthy GPUs at the kubelet", SOON, || {
-            runtime.block_on(has_allocatable(&socket, "nvidia.com/gpu")).unwrap_or(false).then_some(())
+            let healthy = runtime.block_on(self.has_healthy_gpus());
+            healthy.unwrap_or(false).then_some(())
         });
         eventually("allocatable GPUs on the node", SOON, || {
             let node = self.node_object();
@@ -242,6 +244,14 @@ impl Bed {
             assert!(agent.get("/healthz").status == 200, "{}", agent.log());
             count.filter(|count| *count > 0)
         });
+    }
+
+    async fn has_healthy_gpus(&self) -> Result<bool, Box<dyn Error>> {
+        let socket = self.paths().kubelet.join("pod-resources/kubelet.sock");
+        let mut kubelet = PodResourcesListerClient::connect(format!("unix://{}", socket.display())).await?;
+        let answer = kubelet.get_allocatable_resources(AllocatableResourcesRequest {}).await?;
+        let mut devices = answer.into_inner().devices.into_iter();
+        Ok(devices.any(|devices| devices.resource_name == "nvidia.com/gpu" && !devices.device_ids.is_empty()))
     }
 
     /// How often this agent has been registered with the kubelet.

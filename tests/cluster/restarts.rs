@@ -128,31 +128,6 @@ fn an_agent_restarted_while_nothing_starts_fails_no_pod() {
     drop(agent);
 }
 
-/// The kubelet gets the end of the old connection and the next agent's registration at the same moment. Before 1.37 it drops
-/// the plugin that it has when the old connection ends, so the next agent registers after that.
-#[test]
-#[ignore = "needs cluster: tests/run"]
-fn a_kubelet_that_notices_an_end_late_keeps_the_next_agent() {
-    const FLAGS: [&str; 1] = ["--registration=classic"];
-    let bed = Bed::up("restart-late-notice");
-    let mut agent = bed.agent(&FLAGS);
-    let gpus = Bed::gpus(&agent);
-    for round in 0..number(5, 20) {
-        bed.part("pause", "kubelet");
-        agent.signal(9);
-        drop(agent);
-        agent = bed.launch(&FLAGS);
-        bed.part("resume", "kubelet");
-        bed.registered(&agent);
-        let name = format!("next-{round}");
-        bed.create(&bed.pod(&name, &gpus, &[("main", "app", &[(0, 1000, 10)])], &Value::Null));
-        bed.ready(&[&name]);
-        let log = agent.log();
-        assert_eq!(log.matches("registered with kubelet").count(), 1, "round {round}: {log}");
-    }
-    drop(agent);
-}
-
 #[test]
 #[ignore = "needs cluster: tests/run"]
 fn containers_get_their_own_devices_although_kubelet_and_runtime_are_killed() {

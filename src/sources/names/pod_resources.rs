@@ -5,7 +5,7 @@ use super::socket::{Ask, MAX_ANSWER, Unanswered, answer, dial};
 use crate::report::Reporter;
 use model::observation::{ContainerDevices, Observation};
 use proto::pod_resources::pod_resources_lister_client::PodResourcesListerClient;
-use proto::pod_resources::{AllocatableResourcesRequest, ListPodResourcesRequest, ListPodResourcesResponse};
+use proto::pod_resources::{ListPodResourcesRequest, ListPodResourcesResponse};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -68,22 +68,6 @@ pub async fn list_once(path: &Path) -> Result<Vec<ContainerDevices>, String> {
         answer("List", path, client.list(ListPodResourcesRequest {})).await
     };
     ask.await.map(gather).map_err(|why| why.to_string())
-}
-
-/// Whether the kubelet has healthy devices of this resource to give. It has none any more once it has noticed that the
-/// connection to their device plugin has ended.
-///
-/// # Errors
-/// A sentence that says what was asked, and where. A kubelet before 1.23 does not know the call.
-pub async fn has_allocatable(path: &Path, resource: &str) -> Result<bool, String> {
-    let ask = async {
-        let client = PodResourcesListerClient::new(dial(path).await?);
-        let mut client = client.max_decoding_message_size(MAX_ANSWER);
-        let asked = client.get_allocatable_resources(AllocatableResourcesRequest {});
-        answer("GetAllocatableResources", path, asked).await
-    };
-    let answer = ask.await.map_err(|why| why.to_string())?;
-    Ok(answer.devices.iter().any(|devices| devices.resource_name == resource && !devices.device_ids.is_empty()))
 }
 
 /// One entry for each container and resource, sorted, with at most `MAX_DEVICES` ids in all. The kubelet sends one

@@ -1,7 +1,7 @@
 //! Tests of the sources of names over real sockets, with a fake runtime and a fake kubelet.
 
 use super::cri::Cri;
-use super::pod_resources::{PodResources, has_allocatable};
+use super::pod_resources::PodResources;
 use super::socket::{Ask, Unanswered};
 use super::*;
 use model::cgroup::{ContainerName, NameSource};
@@ -76,9 +76,7 @@ impl PodResourcesLister for FakeKubelet {
         &self,
         _: Request<AllocatableResourcesRequest>,
     ) -> Result<Response<AllocatableResourcesResponse>, Status> {
-        let pods = self.0.borrow().clone()?;
-        let devices = pods.into_iter().flat_map(|pod| pod.containers).flat_map(|container| container.devices);
-        Ok(Response::new(AllocatableResourcesResponse { devices: devices.collect() }))
+        Err(Status::unimplemented("not asked for"))
     }
 
     async fn get(&self, _: Request<GetPodResourcesRequest>) -> Result<Response<GetPodResourcesResponse>, Status> {
@@ -250,26 +248,6 @@ async fn kubelet_tells_devices_and_may_ask_us_to_come_back_later() {
     says.send(Ok(vec![])).unwrap();
     kubelet.ask().await.unwrap();
     assert_eq!(devices(&mut seen), Some(vec![]), "the pod is gone");
-}
-
-#[tokio::test]
-async fn a_resource_is_allocatable_while_the_kubelet_has_devices_of_it() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("kubelet.sock");
-    let with = |ids: &[&str]| {
-        let device_ids = ids.iter().map(|id| (*id).to_owned()).collect();
-        let devices = vec![Listed { resource_name: "nvidia.com/gpu".into(), device_ids }];
-        let containers = vec![ContainerResources { name: "main".into(), devices }];
-        Ok(vec![Pod { name: "train-0".into(), namespace: "ml".into(), containers }])
-    };
-    let says = watch::Sender::new(with(&["GPU-1-0"]));
-    let _served = serve_kubelet(&path, &says);
-    assert_eq!(has_allocatable(&path, "nvidia.com/gpu").await, Ok(true));
-    assert_eq!(has_allocatable(&path, "amd.com/gpu").await, Ok(false), "another resource");
-    says.send(with(&[])).unwrap();
-    assert_eq!(has_allocatable(&path, "nvidia.com/gpu").await, Ok(false), "its plugin is gone");
-    says.send(Err(Status::unimplemented("an old kubelet"))).unwrap();
-    assert!(has_allocatable(&path, "nvidia.com/gpu").await.unwrap_err().contains("GetAllocatableResources"));
 }
 
 #[tokio::test]

@@ -22,25 +22,19 @@ use model::id::NodeName;
 use model::plugin::RegistrationState;
 use sources::kubernetes::ApiConnection;
 use sources::kubernetes::versions;
-use sources::names::pod_resources::has_allocatable;
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use tokio::sync::{oneshot, watch};
-use tokio::time::{Instant, sleep, timeout};
+use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
 
 /// A registration beside the previous agent takes some tens of milliseconds; after this long the previous agent ends
 /// first.
 const REGISTERS_WITHIN: Duration = Duration::from_millis(1500);
-/// How long the first registration waits until the kubelet has noticed the end of an earlier agent. It takes
-/// milliseconds, or longer on a busy node.
-const NOTICED_WITHIN: Duration = Duration::from_secs(2);
-/// Pause between two questions to the kubelet, which answers all its callers together a hundred times a second.
-const NOTICED_PAUSE: Duration = Duration::from_millis(50);
 /// How long the end waits for the keeper: what the next agent reads is written within milliseconds, unless the disk
 /// hangs.
 const KEPT_WITHIN: Duration = Duration::from_secs(2);
@@ -78,8 +72,6 @@ pub(super) struct Serving {
     pub standing: watch::Sender<RegistrationState>,
     /// Where the kubelet's version is read: the API server, and the name of this node.
     pub kubelet: (ApiConnection, NodeName),
-    /// The kubelet's PodResources socket.
-    pub pod_resources: PathBuf,
 }
 
 /// Runs the owner from this agent's turn to the end.
@@ -186,7 +178,7 @@ pub(super) async fn serving(
     run: Run,
 ) -> io::Result<()> {
     let _closed = run.closed.clone().drop_guard();
-    let Serving { settings, calls, mut list, standing, pod_resources, .. } = serving;
+    let Serving { settings, calls, mut list, standing, .. } = serving;
     let begin = async {
         let Ok(entry) = entered.await else { return Ok(None) };
         if way.wait_for(Option::is_some).await.is_err() {
@@ -206,9 +198,6 @@ pub(super) async fn serving(
         if entry == RegistrationStart::Fresh {
             refuse_others(&settings).await?;
         }
-        if !matches!(entry, RegistrationStart::Beside(_)) {
-            earlier_end_is_noticed(&pod_resources, &settings.resource).await;
-        }
         Ok::<_, io::Error>(Some(entry))
     };
     let entry = tokio::select! {
@@ -223,20 +212,6 @@ pub(super) async fn serving(
         followed: Arc::clone(&run.followed),
     };
     plugin::serve(settings, list, calls, standing, course).await
-}
-
-/// Waits until the kubelet has noticed the end of an agent that was killed. A kubelet before 1.37 that notices it after
-/// this agent's registration drops this agent instead, and fails every pod that comes before the next registration
-/// (docs/decisions/0120). A kubelet that does not answer is not waited for.
-async fn earlier_end_is_noticed(pod_resources: &Path, resource: &str) {
-    let began = Instant::now();
-    while let Ok(true) = has_allocatable(pod_resources, resource).await {
-        if began.elapsed() >= NOTICED_WITHIN {
-            tracing::info!(resource, "the kubelet still has devices of another plugin: registering beside it");
-            return;
-        }
-        sleep(NOTICED_PAUSE).await;
-    }
 }
 
 /// Fails if another plugin serves the resource. An agent with the same state directory waits for its turn, but one with

@@ -127,9 +127,7 @@ pub(crate) fn open(
     };
     let kubelet = (connection, node.clone());
     let finder = finder(settings, kubelet.clone(), standing.clone());
-    let pod_resources = settings.names.pod_resources_socket.clone();
-    let serving =
-        Serving { settings: sockets(settings, resource), calls, list: listed, standing, kubelet, pod_resources };
+    let serving = Serving { settings: sockets(settings, resource), calls, list: listed, standing, kubelet };
     Ok(Opened { owner, finder, eye, serving, cordoned, guards })
 }
 
