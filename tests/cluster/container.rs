@@ -287,7 +287,7 @@ fn the_limiter_is_loaded_and_its_update_affects_no_running_pod() {
     let output = bed.sh(
         "first",
         "main",
-        "for f in /etc/ld.so.preload /overrideEnv /usr/local/vgpu/libvgpu.so; do (echo x >$f) 2>&1; rm -f $f 2>&1; run; \
+        "for f in /etc/ld.so.preload /overrideEnv /usr/local/vgpu/libvgpu.so; do (echo x >$f) 2>&1; rm -f $f 2>&1; done; \
          echo own >$CUDA_DEVICE_MEMORY_SHARED_CACHE && echo held >/tmp/vgpulock/lock && cat $CUDA_DEVICE_MEMORY_SHARED_CACHE; true",
     );
     assert_eq!(output.matches("Read-only file system").count(), 3, "{output}");

@@ -66,7 +66,7 @@ fn cut_power(machine: &Machine, pods: &mut Pods<'_>) {
     pods.rebooted();
     let answered = machine.vm.sh(&format!("cat {STARTED} | wc -l"));
     let cut = format!(
-        "until [ $(cat {STARTED} | wc -l) -gt {answered} ]; do sleep 0.05; output; \
+        "until [ $(cat {STARTED} | wc -l) -gt {answered} ]; do sleep 0.05; done; \
          dd if=/dev/zero of=/var/tmp/synced bs=512 count=1 conv=fsync; echo b >/proc/sysrq-trigger"
     );
     let arm = format!("setsid sh -c '{cut}' >/dev/null 2>&1 &");
