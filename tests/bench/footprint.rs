@@ -75,6 +75,8 @@ fn container() -> ! {
 struct Cost {
     cpu: Duration,
     rss_kib: u64,
+    /// Memory that is nobody else's: without the pages of the program's file, which the kernel shares and may drop.
+    anon_kib: u64,
     peak_kib: u64,
 }
 
@@ -89,7 +91,7 @@ fn cost(pid: u32) -> Outcome<Cost> {
         Ok(line.split_whitespace().nth(1).ok_or("no number")?.parse()?)
     };
     let cpu = Duration::from_millis((field(11)? + field(12)?) * 10);
-    Ok(Cost { cpu, rss_kib: kib("VmRSS:")?, peak_kib: kib("VmHWM:")? })
+    Ok(Cost { cpu, rss_kib: kib("VmRSS:")?, anon_kib: kib("RssAnon:")?, peak_kib: kib("VmHWM:")? })
 }
 
 /// A count from a variable. The promise is about 100 pods and 8 GPUs; other counts show what one more pod or GPU costs.
@@ -206,6 +208,7 @@ struct Measured {
     name: &'static str,
     cpu_share: f64,
     rss_kib: u64,
+    anon_kib: u64,
     peak_kib: u64,
     scrape_bytes: usize,
 }
@@ -214,7 +217,7 @@ fn measure(programs: &[Measurand], span: Duration) -> Outcome<Vec<Measured>> {
     std::thread::sleep(WARM_UP);
     let begin = Instant::now();
     let first: Vec<Cost> = programs.iter().map(|program| cost(program.pid)).collect::<Outcome<_>>()?;
-    let mut largest: Vec<u64> = first.iter().map(|cost| cost.rss_kib).collect();
+    let mut largest = first.clone();
     let mut bytes = vec![0; programs.len()];
     let mut next_scrape = begin;
     while begin.elapsed() < span {
@@ -225,7 +228,9 @@ fn measure(programs: &[Measurand], span: Duration) -> Outcome<Vec<Measured>> {
             next_scrape += SCRAPE_EVERY;
         }
         for (index, program) in programs.iter().enumerate() {
-            largest[index] = largest[index].max(cost(program.pid)?.rss_kib);
+            let (now, largest) = (cost(program.pid)?, &mut largest[index]);
+            largest.rss_kib = largest.rss_kib.max(now.rss_kib);
+            largest.anon_kib = largest.anon_kib.max(now.anon_kib);
         }
         std::thread::sleep(Duration::from_millis(500));
     }
@@ -236,7 +241,8 @@ fn measure(programs: &[Measurand], span: Duration) -> Outcome<Vec<Measured>> {
         measured.push(Measured {
             name: program.name,
             cpu_share: (last.cpu.saturating_sub(first[index].cpu)).as_secs_f64() / elapsed.as_secs_f64(),
-            rss_kib: largest[index],
+            rss_kib: largest[index].rss_kib,
+            anon_kib: largest[index].anon_kib,
             peak_kib: last.peak_kib,
             scrape_bytes: bytes[index],
         });
@@ -259,8 +265,8 @@ fn report(measured: &[Measured], all_seen: bool, (limit, cpu_limit): (u64, f64))
         let cpu = m.cpu_share * 100.0;
         writeln!(
             text,
-            "{:<12} {cpu:>6.2} % of a core  VmRSS {:>7} KiB  VmHWM {:>7} KiB  scrape {:>8} B",
-            m.name, m.rss_kib, m.peak_kib, m.scrape_bytes
+            "{:<12} {cpu:>6.2} % of a core  VmRSS {:>7} KiB  RssAnon {:>7} KiB  VmHWM {:>7} KiB  scrape {:>8} B",
+            m.name, m.rss_kib, m.anon_kib, m.peak_kib, m.scrape_bytes
         )?;
     }
     writeln!(text, "ratio        {cpu_ratio:>6.3} of its CPU       {memory_ratio:.3} of its memory")?;

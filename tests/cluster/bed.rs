@@ -234,8 +234,9 @@ impl Bed {
     pub(crate) fn registered(&self, agent: &Agent) {
         agent.logs("registered with kubelet");
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
-        eventually("healthy GPUs at the kubelet", SOON, || {
-            let healthy = runtime.block_on(self.has_healthy_gpus());
+        let gpus = Bed::gpus(agent);
+        eventually("healthy GPUs of this agent at the kubelet", SOON, || {
+            let healthy = runtime.block_on(self.has_healthy(&gpus));
             healthy.unwrap_or(false).then_some(())
         });
         eventually("allocatable GPUs on the node", SOON, || {
@@ -246,12 +247,13 @@ impl Bed {
         });
     }
 
-    async fn has_healthy_gpus(&self) -> Result<bool, Box<dyn Error>> {
+    async fn has_healthy(&self, gpus: &[String]) -> Result<bool, Box<dyn Error>> {
         let socket = self.paths().kubelet.join("pod-resources/kubelet.sock");
         let mut kubelet = PodResourcesListerClient::connect(format!("unix://{}", socket.display())).await?;
         let answer = kubelet.get_allocatable_resources(AllocatableResourcesRequest {}).await?;
-        let mut devices = answer.into_inner().devices.into_iter();
-        Ok(devices.any(|devices| devices.resource_name == "nvidia.com/gpu" && !devices.device_ids.is_empty()))
+        let devices = answer.into_inner().devices.into_iter();
+        let mut ids = devices.filter(|one| one.resource_name == "nvidia.com/gpu").flat_map(|one| one.device_ids);
+        Ok(ids.any(|id| gpus.iter().any(|gpu| id.starts_with(gpu.as_str()))))
     }
 
     /// How often this agent has been registered with the kubelet.

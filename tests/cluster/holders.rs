@@ -39,7 +39,15 @@ fn the_series_of_a_gpu_name_the_pod_whose_claim_has_it() {
     let agent = bed.agent(&["--process-period=1s"]);
     let gpus = Bed::gpus(&agent);
     let claims: [Claim<'_>; 2] = [("warm", "init", &[(0, 1000, 10)]), ("main", "app", &[(1, 3000, 30)])];
+    // The agent knows the claims before the kubelet asks which slots it prefers.
+    bed.part("pause", "kubelet");
     bed.create(&bed.pod("train", &gpus, &claims, &Value::Null));
+    eventually("both claims in the agent's view", SOON, || {
+        let metrics = agent.get("/metrics").text();
+        let claims = metrics.lines().filter(|line| line.starts_with("gpu_steward_plugin_claims{"));
+        (claims.filter(|line| line.contains("healthy=\"true\"") && line.ends_with(" 1")).count() == 2).then_some(())
+    });
+    bed.part("resume", "kubelet");
     bed.ready(&["train"]);
     let main = eventually("kubelet's ids, and a process on the GPU of the claim", SOON, || {
         ids_and_gpus_of_main(&agent, "train").filter(|(ids, used)| !ids.is_empty() && !used.is_empty())
