@@ -234,9 +234,9 @@ impl Bed {
     pub(crate) fn registered(&self, agent: &Agent) {
         agent.logs("registered with kubelet");
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
-        let gpus = Bed::gpus(agent);
+        let devices = Bed::devices(agent);
         eventually("healthy GPUs of this agent at the kubelet", SOON, || {
-            let healthy = runtime.block_on(self.has_healthy(&gpus));
+            let healthy = runtime.block_on(self.has_healthy(&devices));
             healthy.unwrap_or(false).then_some(())
         });
         eventually("allocatable GPUs on the node", SOON, || {
@@ -247,13 +247,13 @@ impl Bed {
         });
     }
 
-    async fn has_healthy(&self, gpus: &[String]) -> Result<bool, Box<dyn Error>> {
+    async fn has_healthy(&self, devices: &[String]) -> Result<bool, Box<dyn Error>> {
         let socket = self.paths().kubelet.join("pod-resources/kubelet.sock");
         let mut kubelet = PodResourcesListerClient::connect(format!("unix://{}", socket.display())).await?;
         let answer = kubelet.get_allocatable_resources(AllocatableResourcesRequest {}).await?;
-        let devices = answer.into_inner().devices.into_iter();
-        let mut ids = devices.filter(|one| one.resource_name == "nvidia.com/gpu").flat_map(|one| one.device_ids);
-        Ok(ids.any(|id| gpus.iter().any(|gpu| id.starts_with(gpu.as_str()))))
+        let listed = answer.into_inner().devices.into_iter();
+        let mut ids = listed.filter(|one| one.resource_name == "nvidia.com/gpu").flat_map(|one| one.device_ids);
+        Ok(ids.any(|id| devices.iter().any(|uuid| id.starts_with(uuid.as_str()))))
     }
 
     /// How often this agent has been registered with the kubelet.
@@ -261,6 +261,14 @@ impl Bed {
         let metrics = agent.get("/metrics").text();
         let line = metrics.lines().find(|line| line.starts_with("gpu_steward_plugin_registrations_total"));
         line.and_then(|line| line.split(' ').nth(1)?.parse().ok()).unwrap_or(0)
+    }
+
+    /// The UUIDs of what the agent can share: each GPU and each MIG instance.
+    fn devices(agent: &Agent) -> Vec<String> {
+        let answer: Value = serde_json::from_str(&agent.get("/api/v1/gpus").text()).expect("JSON");
+        let gpus = answer["gpus"].as_array().expect("a list").iter();
+        let with_instances = gpus.flat_map(|gpu| gpu["mig"]["value"].as_array().into_iter().flatten().chain([gpu]));
+        with_instances.map(|device| device["uuid"].as_str().expect("a UUID").to_owned()).collect()
     }
 
     /// The UUIDs in the order of their index.
