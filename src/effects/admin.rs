@@ -12,6 +12,8 @@ mod guard;
 pub mod level;
 pub mod incident;
 pub mod release;
+#[cfg(test)]
+mod served_tests;
 
 pub use certificate::Tls;
 pub use incident::ClearIncident;
@@ -19,7 +21,6 @@ pub use level::LogLevel;
 pub use release::DriverControl;
 
 use crate::caller::AllowedHosts;
-use crate::pprof;
 use axum::Router;
 use axum::extract::DefaultBodyLimit;
 use axum::http::StatusCode;
@@ -35,7 +36,7 @@ use tokio::sync::{Notify, mpsc};
 use tokio_util::sync::CancellationToken;
 
 /// Most connections at once. An operator, a browser and a script need a handful.
-pub const MAX_CONNECTIONS: usize = 64;
+const MAX_CONNECTIONS: usize = 64;
 
 /// Longest wait for a request's headers, and for the next request on an open connection.
 const HEADER_TIMEOUT: Duration = Duration::from_secs(10);
@@ -43,7 +44,7 @@ const HEADER_TIMEOUT: Duration = Duration::from_secs(10);
 /// Size of hyper's buffer, and so of the largest request header.
 const MAX_HEADER: usize = 16 << 10;
 
-/// Largest request body: 10,000 addresses of 19 bytes for `symbol`.
+/// Largest request body.
 const MAX_BODY: usize = 256 << 10;
 
 /// How long open requests may continue after a stop. A profile that is not complete by then is dropped.
@@ -98,8 +99,8 @@ pub async fn serve(listener: TcpListener, settings: Settings, stop: Cancellation
 }
 
 fn routes(settings: &Settings) -> Router {
-    let pprof = if settings.profiling {
-        pprof::route::router()
+    let profiles = if settings.profiling {
+        pprof::router()
     } else {
         Router::new()
             .route("/debug/pprof", any(profiling_is_off))
@@ -110,7 +111,7 @@ fn routes(settings: &Settings) -> Router {
         .route("/", get(async || Html("<!doctype html><title>gpu-steward</title><ul><li><a href=\"/loglevel\">/loglevel</a><li><a href=\"/debug/pprof/\">/debug/pprof/</a></ul>\n")))
         .merge(level::router(Arc::clone(&settings.level)))
         .merge(operators(settings))
-        .merge(pprof)
+        .merge(profiles)
         .fallback(async || (StatusCode::NOT_FOUND, "no such path; / lists the paths\n"))
         .layer(DefaultBodyLimit::max(MAX_BODY))
         .layer(axum::middleware::from_fn_with_state(guard::Guard::new(settings.hosts.clone(), settings.token.clone()), guard::check))

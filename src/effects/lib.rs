@@ -8,7 +8,7 @@
 //!   http                   :9410, everything that is open to the cluster
 //!   socket                 the file of a unix socket: replaces a stale one, keeps one in use, removes its own
 //!   usage                  the gRPC stream on the unix socket
-//!   pprof admin            the loopback port: profiles of this process, log level
+//!   admin                  the loopback port: log level, commands of an operator, the profiles of the crate `pprof`
 //!   plugin                 the device plugin that the kubelet calls
 //!   delivery               the CDI spec and the limits of a container that starts
 //!   state_file             a file in the state directory that the agent writes, and reads after a restart
@@ -32,7 +32,6 @@ pub mod http;
 mod prometheus;
 mod socket;
 pub mod usage;
-pub mod pprof;
 pub mod admin;
 pub mod plugin;
 pub mod delivery;

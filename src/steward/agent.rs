@@ -140,7 +140,7 @@ impl Failure {
 }
 
 fn start(settings: Settings, spoken: RawSettings, telemetry: Telemetry) -> Result<Exit, Failure> {
-    effects::pprof::heap::set_active(settings.profiling);
+    pprof::set_heap_sampling(settings.profiling);
     for (variable, near) in spoken.strange_variables() {
         let meant = near.unwrap_or_default();
         tracing::warn!(variable, meant, "an environment variable looks like a setting and is not one");

@@ -73,7 +73,7 @@ pub(crate) fn read(args: impl IntoIterator<Item = OsString>) -> Result<Command, 
             Ok(Command::PrintConfig(spoken(sub), output))
         }
         Some(("top", sub)) => Ok(Command::Top(top::Settings::read(sub))),
-        Some((effects::pprof::worker::SUBCOMMAND, _)) => Ok(Command::Symbolize),
+        Some((pprof::SUBCOMMAND, _)) => Ok(Command::Symbolize),
         Some(("usage", sub)) => {
             let output = sub.get_one("output").copied().unwrap_or(usage::Output::Table);
             Ok(Command::Usage(spoken(sub), usage::Wanted { watch: sub.get_flag("watch"), output }))
@@ -97,7 +97,7 @@ pub(crate) fn command() -> clap::Command {
         .arg_required_else_help(true)
         .disable_help_subcommand(true)
         .max_term_width(120)
-        .subcommand(clap::Command::new(effects::pprof::worker::SUBCOMMAND).hide(true))
+        .subcommand(clap::Command::new(pprof::SUBCOMMAND).hide(true))
         .subcommand(with_settings(
             clap::Command::new("agent")
                 .about("Run the node agent")

@@ -29,7 +29,7 @@ pub(crate) fn grant(wish: Command) -> Exit {
         Command::Usage(spoken, wanted) => usage::run(&spoken, wanted),
         Command::Top(settings) => Ok(watch(&settings)),
         // The parent process sees from the exit code that there is no answer, and reports it.
-        Command::Symbolize => Ok(effects::pprof::symbolize::run_child().map_or(Exit::Failure, |()| Exit::Ok)),
+        Command::Symbolize => Ok(pprof::run_child().map_or(Exit::Failure, |()| Exit::Ok)),
     };
     granted.unwrap_or_else(|problems| complain(&problems))
 }

@@ -14,14 +14,10 @@ pub const HANDSHAKE: &str = "hami.io/node-handshake";
 pub const CORDON: &str = "hami.io/device-cordon";
 /// Node: the node lock of HAMi's scheduler ([`crate::node_lock`]).
 pub const NODE_LOCK: &str = "hami.io/mutex.lock";
-/// Node: pair scores of its GPUs, written by HAMi's plugin.
-pub const TOPOLOGY_SCORE: &str = "hami.io/node-nvidia-score";
-/// Node: the claims on its GPUs, written by the leader of gpu-steward's schedulers.
-pub const ASSUMED: &str = "hami.io/node-nvidia-assume";
 
 /// Pod, annotation and label: the node that the scheduler chose for it.
 pub const ASSIGNED_NODE: &str = "hami.io/vgpu-node";
-/// Pod: when the scheduler chose the node ([`crate::bind`] reads such times).
+/// Pod: when the scheduler chose the node, in Unix seconds.
 pub const ASSIGNED_TIME: &str = "hami.io/vgpu-time";
 /// Pod: the device shares of containers that have not got their GPUs yet ([`crate::claim`]).
 pub const TO_ALLOCATE: &str = "hami.io/vgpu-devices-to-allocate";
@@ -29,7 +25,7 @@ pub const TO_ALLOCATE: &str = "hami.io/vgpu-devices-to-allocate";
 pub const ALLOCATED: &str = "hami.io/vgpu-devices-allocated";
 /// Pod: its MIG instances.
 pub const MIG_ALLOCATIONS: &str = "hami.io/vgpu-mig-allocations";
-/// Pod: when it was bound ([`crate::bind`]).
+/// Pod: when it was bound, in Unix seconds.
 pub const BIND_TIME: &str = "hami.io/bind-time";
 /// Pod: its bind phase ([`crate::bind`]).
 pub const BIND_PHASE: &str = "hami.io/bind-phase";

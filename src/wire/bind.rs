@@ -1,10 +1,8 @@
-//! The bind phase of a pod (`hami.io/bind-phase`) and the time of its binding (`hami.io/bind-time`).
+//! The bind phase of a pod (`hami.io/bind-phase`).
 
-use crate::annotation_keys::{BIND_PHASE, BIND_TIME};
+use crate::annotation_keys::BIND_PHASE;
 use crate::decode_error::{DecodeError, shown};
-use crate::timestamp;
 use model::claim::BindPhase;
-use model::time::WallTime;
 
 /// Reads a phase.
 ///
@@ -31,21 +29,6 @@ pub fn encode_phase(phase: BindPhase) -> &'static str {
     }
 }
 
-/// Reads the time: Unix seconds.
-///
-/// # Errors
-/// [`DecodeError`] for anything else.
-pub fn decode_time(text: &str) -> Result<WallTime, DecodeError> {
-    timestamp::unix_seconds(text)
-        .ok_or_else(|| DecodeError::new(BIND_TIME, 0, format!("is not a number of seconds: {}", shown(text))))
-}
-
-/// Writes the time.
-#[must_use]
-pub fn encode_time(at: WallTime) -> String {
-    timestamp::to_unix_seconds(at)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -63,17 +46,10 @@ mod tests {
         );
     }
 
-    #[test]
-    fn the_time_is_unix_seconds() {
-        assert_eq!(decode_time("1795256507"), Ok(WallTime(1_795_256_507_000_000)));
-        assert_eq!(encode_time(WallTime(1_795_256_507_000_001)), "1795256507");
-        assert!(decode_time("2026-11-21T10:21:47Z").is_err());
-    }
-
     proptest! {
         #[test]
         fn nothing_makes_it_panic(text in "\\PC{0,60}") {
-            let _ = (decode_phase(&text), decode_time(&text));
+            let _ = decode_phase(&text);
         }
     }
 }

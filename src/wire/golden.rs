@@ -3,7 +3,7 @@
 use crate::annotation_keys;
 use crate::handshake::Handshake;
 use crate::resource::{RequestRules, ResourceAmounts, request};
-use crate::{bind, claim, handshake, node_lock, register};
+use crate::{bind, claim, handshake, node_lock, register, timestamp};
 use model::claim::{Claim, DeviceShare};
 use model::request::{GpuRequest, MemoryRequest};
 use model::time::WallTime;
@@ -90,7 +90,7 @@ fn what_hamis_scheduler_wrote_is_what_was_asked_for() {
             }
         }
         bind::decode_phase(text(annotations, annotation_keys::BIND_PHASE)).unwrap();
-        let bound = bind::decode_time(text(annotations, annotation_keys::BIND_TIME)).unwrap();
+        let bound = timestamp::unix_seconds(text(annotations, annotation_keys::BIND_TIME)).unwrap();
         let lock = node_lock::decode(text(&case, "nodeLock")).unwrap();
         assert_eq!(lock.owner.as_ref().map(ToString::to_string), Some(format!("default/{name}")));
         let second = std::time::Duration::from_secs(1);

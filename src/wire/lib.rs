@@ -29,7 +29,6 @@ pub mod pod;
 pub mod watch;
 pub mod node;
 pub mod labels;
-pub mod heap_dump;
 pub mod register;
 pub mod handshake;
 pub mod cordon;

@@ -2,7 +2,6 @@
 //!
 //! ```text
 //!   ns/net    net:[4026531840]
-//!   syscall   202 0x7f… 0x80 0x0 0x0 0x0 0x0 0x7ffd…10 0x7f99…   number, six arguments, stack pointer, PC
 //!   maps      1000-3000 r-xp 00400000 fd:00 12   /usr/bin/gpu-steward
 //!   status    VmRSS:     1234 kB
 //! ```
@@ -29,16 +28,6 @@ pub struct MemoryMapping<'a> {
 pub fn namespace(link: &[u8], kind: &str) -> Option<u64> {
     let number = link.strip_prefix(kind.as_bytes())?.strip_prefix(b":[")?.strip_suffix(b"]")?;
     digits(number)
-}
-
-/// Stack pointer and program counter of a waiting thread, from `syscall`: the last two of nine numbers (`-1 SP PC`
-/// outside a system call). `None` for a running thread, whose file has no numbers.
-#[must_use]
-pub fn registers(syscall: &str) -> Option<(u64, u64)> {
-    let mut words = syscall.split_ascii_whitespace().rev();
-    let mut number = || u64::from_str_radix(words.next()?.strip_prefix("0x")?, 16).ok();
-    let pc = number()?;
-    Some((number()?, pc))
 }
 
 /// Reads a line of `maps`.
@@ -73,19 +62,6 @@ mod tests {
     }
 
     #[test]
-    fn a_sleeper_tells_where_it_sleeps_and_a_runner_does_not() {
-        let sleeping = "202 0x7f 0x80 0x0 0x0 0x0 0x0 0x7ffd10 0x7f99\n";
-        for (text, expect) in [
-            (sleeping, Some((0x007f_fd10, 0x7f99))),
-            ("-1 0x7ffd10 0x7f99\n", Some((0x007f_fd10, 0x7f99))),
-            ("running\n", None),
-            ("", None),
-        ] {
-            assert_eq!(registers(text), expect, "{text}");
-        }
-    }
-
-    #[test]
     fn a_mapping_has_a_place_rights_and_maybe_a_file() {
         let file = mapping("1000-3000 r-xp 00400000 fd:00 12   /usr/bin/gpu-steward").unwrap();
         assert_eq!(
@@ -110,7 +86,7 @@ mod tests {
     proptest! {
         #[test]
         fn no_text_makes_it_panic(text in "\\PC{0,120}", bytes in prop::collection::vec(any::<u8>(), 0..40)) {
-            let _ = (namespace(&bytes, "net"), registers(&text), mapping(&text), status(&text, "VmRSS:"));
+            let _ = (namespace(&bytes, "net"), mapping(&text), status(&text, "VmRSS:"));
         }
 
         #[test]
@@ -119,7 +95,6 @@ mod tests {
             let heap = mapping(&line).unwrap();
             prop_assert_eq!((heap.begin, heap.len, heap.path), (begin, len, Some("[heap]")));
             prop_assert_eq!(namespace(format!("net:[{number}]").as_bytes(), "net"), Some(number));
-            prop_assert_eq!(registers(&format!("-1 0x{number:x} 0x7f")), Some((number, 0x7f)));
         }
     }
 }

@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 use toml::{Table, Value};
 
 /// Doors that the plan must not list, each with the reason. To allow one, change this table first.
-const NEVER: [(&str, &[&str], &str); 8] = [
+const NEVER: [(&str, &[&str], &str); 9] = [
     ("model", &["wire", "decide", "sources", "effects", "steward", "proto", "lab"], "all rooms depend on the model"),
     ("wire", &["decide", "sources", "effects", "steward", "proto", "lab"], "a format needs the model only"),
     ("decide", &["wire", "sources", "effects", "steward", "proto", "lab"], "a decision does not depend on a format"),
@@ -15,6 +15,11 @@ const NEVER: [(&str, &[&str], &str); 8] = [
         "proto",
         &["model", "wire", "decide", "sources", "effects", "steward"],
         "the protocols of others do not depend on our code",
+    ),
+    (
+        "pprof",
+        &["model", "wire", "decide", "sources", "effects", "steward", "proto", "lab"],
+        "the profiler is useful to other programs, so it depends on nothing of this one",
     ),
     ("sources", &["decide", "effects", "steward"], "sources decide nothing and do not depend on effects"),
     ("effects", &["decide", "sources", "steward"], "effects decide nothing and do not depend on sources"),

@@ -115,29 +115,53 @@ impl Drop for LoadClient {
 #[ignore = "needs go: tests/run"]
 fn go_tool_pprof_reads_the_agent() {
     let agent = profiled().with("--period", "100ms").with("--slow-period", "100ms").start();
-    let folder = tempfile::tempdir().unwrap();
     // An idle agent takes one or two CPU samples in five seconds, so a client asks it all the time.
     let _client = LoadClient::start(&agent);
     for (page, kind) in
         [("heap", "Type: inuse_space"), ("goroutine", "Type: goroutine"), ("profile?seconds=5", "Type: cpu")]
     {
-        let url = format!("http://{}/debug/pprof/{page}", agent.admin.expect("an admin port"));
-        let mut go = Command::new(std::env::var_os("GO").unwrap_or_else(|| "go".into()));
-        go.args(["tool", "pprof", "-top", "-lines", "-nodecount=10000", &url]);
-        let output = go.env("PPROF_TMPDIR", folder.path()).env("GOTOOLCHAIN", "local").output();
-        let output = output.expect("go is installed");
-        let text = String::from_utf8_lossy(&output.stdout);
-        assert!(output.status.success() && text.contains(kind) && text.contains("File: gpu-steward"), "{page}: {text}");
-        let crates = ["steward", "sources", "effects", "decide", "wire"].map(|name| format!("src/{name}/"));
-        let of_ours = |line: &&str| crates.iter().any(|name| line.contains(name));
-        let ours: Vec<&str> = text.lines().filter(of_ours).collect();
-        let numbered = |line: &&&str| {
-            let place = line.trim_end_matches(" (inline)").rsplit(':').next();
-            place.is_some_and(|number| number.parse::<u32>().is_ok_and(|number| number > 0))
-        };
-        assert!(ours.iter().filter(numbered).count() > 0, "{page}: no line of ours\n{text}");
+        let text = go_reads(&format!("http://{}/debug/pprof/{page}", agent.admin.expect("an admin port")), kind);
         if page.starts_with("profile") {
-            assert!(ours.iter().any(|line| line.ends_with("(inline)")), "no inline frame of ours\n{text}");
+            assert!(of_ours(&text).any(|line| line.ends_with("(inline)")), "no inline frame of ours\n{text}");
         }
     }
+}
+
+/// Promise 21 in docs/specification.md.
+#[test]
+#[ignore = "needs go: tests/run"]
+fn go_reads_over_https() {
+    let folder = tempfile::tempdir().unwrap();
+    let (chain, key) = (folder.path().join("chain.pem"), folder.path().join("key.pem"));
+    let made = rcgen::generate_simple_self_signed(vec!["localhost".to_owned()]).unwrap();
+    std::fs::write(&chain, made.cert.pem()).unwrap();
+    std::fs::write(&key, made.signing_key.serialize_pem()).unwrap();
+    let recipe = profiled().with("--period", "100ms").with("--slow-period", "100ms");
+    let agent = recipe.with("--admin-tls-cert", &chain).with("--admin-tls-key", &key).launch();
+    let _client = LoadClient::start(&agent);
+    let address = agent.admin.expect("an admin port");
+    let _ = go_reads(&format!("https+insecure://{address}/debug/pprof/profile?seconds=5"), "Type: cpu");
+}
+
+/// What `go tool pprof` prints of this profile: it has this type and functions of ours with their lines.
+fn go_reads(url: &str, says: &str) -> String {
+    let folder = tempfile::tempdir().unwrap();
+    let mut go = Command::new(std::env::var_os("GO").unwrap_or_else(|| "go".into()));
+    go.args(["tool", "pprof", "-top", "-lines", "-nodecount=10000", url]);
+    let output = go.env("PPROF_TMPDIR", folder.path()).env("GOTOOLCHAIN", "local").output();
+    let output = output.expect("go is installed");
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(output.status.success() && text.contains(says) && text.contains("File: gpu-steward"), "{url}: {text}");
+    let numbered = |line: &str| {
+        let place = line.trim_end_matches(" (inline)").rsplit(':').next();
+        place.is_some_and(|number| number.parse::<u32>().is_ok_and(|number| number > 0))
+    };
+    assert!(of_ours(&text).any(numbered), "{url}: no line of ours\n{text}");
+    text
+}
+
+/// The lines with a function of this workspace.
+fn of_ours(text: &str) -> impl Iterator<Item = &str> {
+    let rooms = ["steward", "sources", "effects", "pprof", "decide", "wire"].map(|room| format!("src/{room}/"));
+    text.lines().filter(move |line| rooms.iter().any(|room| line.contains(room)))
 }

@@ -1,18 +1,18 @@
-//! A program with a known profile: it runs the admin port of the product and a load whose profile is known.
+//! A program with a known profile: it serves the routes of the crate `pprof`, or prints one profile, while it runs a load
+//! whose profile is known.
 //!
-//! `profiled WORK... [--off] [--tls CHAIN KEY]` prints its address and ends when its stdin ends. Kinds of work: `burn`
-//! (twice as much in `hot` as in `warm`), `hold` (64 MiB in `keep_blocks`), `grow` (8 MiB more each second), `churn`
-//! (threads that allocate, panic, start threads and load libraries).
+//! `profiled WORK... [--print PROFILE]` prints its address and ends when its stdin ends. Kinds of work: `burn` (twice as
+//! much in `hot` as in `warm`), `hold` (64 MiB in `keep_blocks`), `grow` (8 MiB more each second), `churn` (threads that
+//! allocate, panic, start threads and load libraries). `--print` takes a profile without a server and writes it to
+//! stdout: `cpu`, `heap`, `threads`, or `cancelled`, a CPU profile of five minutes that is cancelled after a moment.
 
 mod work;
 
-use effects::admin::{LogLevel, Settings, Tls, serve};
-use std::io::{Read, Write};
-use std::net::TcpListener;
-use std::path::PathBuf;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, Ordering};
-use tokio_util::sync::CancellationToken;
+use pprof::{CancelFlag, HeapValue, ThreadProfileKind};
+use std::future::IntoFuture;
+use std::io::{self, Read, Write};
+use std::time::Duration;
+use tokio::sync::oneshot;
 
 #[global_allocator]
 static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
@@ -31,56 +31,48 @@ const fn options(text: &'static std::ffi::CStr) -> Option<&'static std::ffi::c_c
     Some(unsafe { &*text.as_ptr() })
 }
 
-struct Level(AtomicU8);
-
-impl LogLevel for Level {
-    fn show(&self) -> String {
-        self.0.load(Ordering::Relaxed).to_string()
-    }
-
-    fn set(&self, text: &str) -> Result<(), String> {
-        let level = text.parse().ok().filter(|level| *level <= 5).ok_or("a number from 0 to 5 is accepted")?;
-        self.0.store(level, Ordering::Relaxed);
-        Ok(())
-    }
-}
-
-fn main() -> std::io::Result<()> {
-    let mut words = std::env::args().skip(1).peekable();
-    if words.peek().is_some_and(|word| word == effects::pprof::worker::SUBCOMMAND) {
-        return effects::pprof::symbolize::run_child();
-    }
-    let level = Arc::new(Level(AtomicU8::new(2)));
-    let (hosts, reload) = (effects::caller::AllowedHosts::default(), Arc::default());
-    let mut settings = Settings {
-        profiling: true,
-        tls: None,
-        hosts,
-        token: None,
-        operator: None,
-        reload,
-        level,
-        incidents: None,
-        driver: None,
-    };
+fn main() -> io::Result<()> {
+    let mut words = std::env::args().skip(1);
     while let Some(word) = words.next() {
         match word.as_str() {
-            "--off" => settings.profiling = false,
-            "--tls" => {
-                let files = words.next().map(PathBuf::from).zip(words.next().map(PathBuf::from));
-                settings.tls = files.map(|(chain, key)| Tls { chain, key, client_ca: None });
-            }
+            pprof::SUBCOMMAND => return pprof::run_child(),
+            "--print" => return print(&words.next().unwrap_or_default()),
             name => work::start(name)?,
         }
     }
-    let listener = TcpListener::bind("127.0.0.1:0")?;
-    writeln!(std::io::stdout(), "{}", listener.local_addr()?)?;
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
-    let stop = CancellationToken::new();
-    let stopper = stop.clone();
+    runtime.block_on(serve())
+}
+
+async fn serve() -> io::Result<()> {
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await?;
+    writeln!(io::stdout(), "{}", listener.local_addr()?)?;
+    let (ended, input_ends) = oneshot::channel();
     std::thread::spawn(move || {
-        let _ = std::io::stdin().read_to_end(&mut Vec::new());
-        stopper.cancel();
+        let _ = io::stdin().read_to_end(&mut Vec::new());
+        ended.send(())
     });
-    runtime.block_on(serve(listener, settings, stop))
+    tokio::select! {
+        served = axum::serve(listener, pprof::router()).into_future() => served,
+        _ = input_ends => Ok(()),
+    }
+}
+
+fn print(profile: &str) -> io::Result<()> {
+    let cancel = CancelFlag::default();
+    let made = match profile {
+        "cpu" => pprof::cpu_profile(Duration::from_secs(3), &cancel),
+        "heap" => pprof::heap_profile(HeapValue::InUse, &cancel),
+        "threads" => pprof::thread_profile(ThreadProfileKind::Stacks, &cancel),
+        "cancelled" => {
+            let flag = cancel.clone();
+            std::thread::spawn(move || {
+                std::thread::sleep(Duration::from_millis(500));
+                flag.cancel();
+            });
+            pprof::cpu_profile(Duration::from_secs(300), &cancel)
+        }
+        _ => return Err(io::Error::new(io::ErrorKind::InvalidInput, format!("no such profile: {profile}"))),
+    };
+    io::stdout().write_all(&made.map_err(io::Error::other)?)
 }

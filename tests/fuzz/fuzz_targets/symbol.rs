@@ -1,12 +1,12 @@
-//! The body of a request for symbols. Its file is taken as it stands, as that of the query.
+//! The body of a request for symbols. The crate `pprof` keeps the file private, so it is compiled here.
 #![no_main]
 
-#[path = "../../../src/effects/pprof/asked.rs"]
-mod asked;
+#[path = "../../../src/pprof/symbol_request.rs"]
+mod symbol_request;
 
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|body: &[u8]| {
-    let found = asked::addresses(body);
-    assert!(found.len() <= asked::MAX_SYMBOLS && found.len() <= body.len());
+    let found = symbol_request::addresses(body);
+    assert!(found.len() <= symbol_request::MAX_SYMBOLS && found.len() <= body.len());
 });

@@ -98,17 +98,3 @@ fn go_reads_threads_and_the_empty_profiles() {
         let _ = pprof(&["-top"], &format!("{base}/{empty}"));
     }
 }
-
-/// Promise 21 in docs/specification.md.
-#[test]
-#[ignore = "needs go: tests/run"]
-fn go_reads_over_https() {
-    let folder = tempfile::tempdir().unwrap();
-    let (chain, key) = (folder.path().join("chain.pem"), folder.path().join("key.pem"));
-    let made = rcgen::generate_simple_self_signed(vec!["localhost".to_owned()]).unwrap();
-    std::fs::write(&chain, made.cert.pem()).unwrap();
-    std::fs::write(&key, made.signing_key.serialize_pem()).unwrap();
-    let program = Program::start(&["burn", "--tls", chain.to_str().unwrap(), key.to_str().unwrap()]);
-    let url = format!("https+insecure://{}/debug/pprof/profile?seconds=2", program.address);
-    assert!(pprof(&["-top"], &url).contains("work::mid"));
-}

@@ -9,7 +9,9 @@ mod memory;
 #[cfg(test)]
 mod threads;
 #[cfg(test)]
-mod port;
+mod routes;
+#[cfg(test)]
+mod functions;
 #[cfg(test)]
 mod go;
 #[cfg(test)]

@@ -1,7 +1,7 @@
 //! The program under test, a client of its port, and a reader of its profiles.
 
-use effects::pprof::message::{ProfileMessage, SampleMessage};
 use flate2::read::GzDecoder;
+use pprof::message::{ProfileMessage, SampleMessage};
 use prost::Message;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -68,9 +68,7 @@ impl Program {
     pub(crate) fn profile(&self, path: &str) -> Opened {
         let answer = self.get(path);
         assert_eq!(answer.status, 200, "{path}: {}", answer.text());
-        let mut bytes = Vec::new();
-        GzDecoder::new(answer.body.as_slice()).read_to_end(&mut bytes).unwrap();
-        Opened { profile: ProfileMessage::decode(bytes.as_slice()).unwrap() }
+        Opened::new(&answer.body)
     }
 
     /// The CPU time so far, as the kernel counts it: fields 14 and 15 of `stat`, in ticks of 10 ms.
@@ -106,6 +104,12 @@ pub(crate) struct Opened {
 }
 
 impl Opened {
+    pub(crate) fn new(compressed: &[u8]) -> Self {
+        let mut bytes = Vec::new();
+        GzDecoder::new(compressed).read_to_end(&mut bytes).unwrap();
+        Opened { profile: ProfileMessage::decode(bytes.as_slice()).unwrap() }
+    }
+
     pub(crate) fn string(&self, index: i64) -> &str {
         &self.profile.string_table[usize::try_from(index).unwrap()]
     }

@@ -1,15 +1,15 @@
 //! Lists the files that this process has loaded, and their addresses, by asking the dynamic loader.
 
-use super::order::Module;
+use crate::order::Module;
 use findshlibs::{Segment, SharedLibrary, TargetSharedLibrary};
 use std::fmt::Write;
 
-/// Limit of files; the agent has about ten (libc, libgcc, libnvidia-ml and their dependencies).
+/// Limit of files; a usual program has about ten (libc, libgcc and the libraries that it loads).
 const MAX_MODULES: usize = 1_000;
 
 /// The program itself first, then each shared library. A part without a file (the kernel's own page) has its name only.
 #[must_use]
-pub fn loaded() -> Vec<Module> {
+pub(crate) fn loaded() -> Vec<Module> {
     let mut modules = Vec::new();
     TargetSharedLibrary::each(|library| {
         if modules.len() < MAX_MODULES {

@@ -4,20 +4,24 @@
 use prost::Message;
 use std::io::{self, Read};
 
+/// The argument with which the program starts itself to name functions and lines; its `main` then calls
+/// [`run_child`](crate::run_child).
+pub const SUBCOMMAND: &str = "symbolize";
+
 /// Limit of one order: a snapshot has at most 64 KiB of stack, a list of 1,000 modules about 150 KiB.
 const MAX_ORDER: u64 = 1 << 20;
 
 /// One message to the child.
 #[derive(Clone, PartialEq, prost::Message)]
-pub struct SymbolizeOrder {
+pub(crate) struct SymbolizeOrder {
     /// The order.
     #[prost(oneof = "OrderStep", tags = "1, 2, 3, 4, 5")]
-    pub step: Option<OrderStep>,
+    pub(crate) step: Option<OrderStep>,
 }
 
 /// The order of one message.
 #[derive(Clone, PartialEq, prost::Oneof)]
-pub enum OrderStep {
+pub(crate) enum OrderStep {
     /// The first order: the kind of the profile.
     #[prost(message, tag = "1")]
     Begin(OrderBegin),
@@ -37,37 +41,37 @@ pub enum OrderStep {
 
 /// The kind and the form of the answer.
 #[derive(Clone, PartialEq, prost::Message)]
-pub struct OrderBegin {
+pub(crate) struct OrderBegin {
     /// A [`ProfileForm`].
     #[prost(enumeration = "ProfileForm", tag = "1")]
-    pub form: i32,
+    pub(crate) form: i32,
     /// The kinds of values.
     #[prost(message, repeated, tag = "2")]
-    pub values: Vec<ProfileValue>,
+    pub(crate) values: Vec<ProfileValue>,
     /// The kind that is shown by default; if empty, the last.
     #[prost(string, tag = "3")]
-    pub shown: String,
+    pub(crate) shown: String,
     /// The kind of the sampling period.
     #[prost(message, optional, tag = "4")]
-    pub period_type: Option<ProfileValue>,
+    pub(crate) period_type: Option<ProfileValue>,
     /// The sampling period.
     #[prost(int64, tag = "5")]
-    pub period: i64,
+    pub(crate) period: i64,
     /// The start, in nanoseconds since 1970.
     #[prost(int64, tag = "6")]
-    pub time_nanos: i64,
+    pub(crate) time_nanos: i64,
     /// A regular expression of functions that are hidden with all that they call.
     #[prost(string, tag = "7")]
-    pub drop_frames: String,
+    pub(crate) drop_frames: String,
     /// The profile's name, for the text form.
     #[prost(string, tag = "8")]
-    pub title: String,
+    pub(crate) title: String,
 }
 
 /// The forms of an answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, prost::Enumeration)]
 #[repr(i32)]
-pub enum ProfileForm {
+pub(crate) enum ProfileForm {
     /// A compressed profile.
     Profile = 0,
     /// Stacks as text (`debug=1`).
@@ -78,130 +82,130 @@ pub enum ProfileForm {
 
 /// A kind of value and its unit.
 #[derive(Clone, PartialEq, prost::Message)]
-pub struct ProfileValue {
+pub(crate) struct ProfileValue {
     /// The kind: `cpu`.
     #[prost(string, tag = "1")]
-    pub kind: String,
+    pub(crate) kind: String,
     /// The unit: `nanoseconds`.
     #[prost(string, tag = "2")]
-    pub unit: String,
+    pub(crate) unit: String,
 }
 
 impl ProfileValue {
     /// A kind of value and its unit.
     #[must_use]
-    pub fn new(kind: &str, unit: &str) -> Self {
+    pub(crate) fn new(kind: &str, unit: &str) -> Self {
         ProfileValue { kind: kind.to_owned(), unit: unit.to_owned() }
     }
 }
 
 /// The loaded files.
 #[derive(Clone, PartialEq, prost::Message)]
-pub struct Modules {
+pub(crate) struct Modules {
     /// The program itself first.
     #[prost(message, repeated, tag = "1")]
-    pub modules: Vec<Module>,
+    pub(crate) modules: Vec<Module>,
 }
 
 /// A loaded file.
 #[derive(Clone, PartialEq, Eq, Hash, prost::Message)]
-pub struct Module {
+pub(crate) struct Module {
     /// First address.
     #[prost(uint64, tag = "1")]
-    pub start: u64,
+    pub(crate) start: u64,
     /// Address after the last.
     #[prost(uint64, tag = "2")]
-    pub end: u64,
+    pub(crate) end: u64,
     /// An address in memory minus the same address in the file.
     #[prost(uint64, tag = "3")]
-    pub bias: u64,
+    pub(crate) bias: u64,
     /// Path for people.
     #[prost(string, tag = "4")]
-    pub path: String,
+    pub(crate) path: String,
     /// Path to open; `/proc/self/exe` for the program, which is right also after an upgrade has replaced the file.
     #[prost(string, tag = "5")]
-    pub open: String,
+    pub(crate) open: String,
     /// Build ID, in hexadecimal.
     #[prost(string, tag = "6")]
-    pub build_id: String,
+    pub(crate) build_id: String,
 }
 
 /// The state of a thread at one moment.
 #[derive(Clone, PartialEq, prost::Message)]
-pub struct ThreadSnapshot {
+pub(crate) struct ThreadSnapshot {
     /// Program counter.
     #[prost(uint64, tag = "1")]
-    pub pc: u64,
+    pub(crate) pc: u64,
     /// Stack pointer.
     #[prost(uint64, tag = "2")]
-    pub sp: u64,
+    pub(crate) sp: u64,
     /// Frame pointer, 0 if unknown.
     #[prost(uint64, tag = "3")]
-    pub fp: u64,
+    pub(crate) fp: u64,
     /// Link register, if the processor has one.
     #[prost(uint64, tag = "4")]
-    pub lr: u64,
+    pub(crate) lr: u64,
     /// Memory from `sp` upwards.
     #[prost(bytes = "vec", tag = "5")]
-    pub stack: Vec<u8>,
+    pub(crate) stack: Vec<u8>,
     /// Values.
     #[prost(int64, repeated, tag = "6")]
-    pub values: Vec<i64>,
+    pub(crate) values: Vec<i64>,
     /// Labels.
     #[prost(message, repeated, tag = "7")]
-    pub labels: Vec<StackLabel>,
+    pub(crate) labels: Vec<StackLabel>,
 }
 
 /// A stack as addresses, the leaf first, each inside the call (a return address minus one).
 #[derive(Clone, PartialEq, prost::Message)]
-pub struct CapturedStack {
+pub(crate) struct CapturedStack {
     /// Addresses.
     #[prost(uint64, repeated, tag = "1")]
-    pub addresses: Vec<u64>,
+    pub(crate) addresses: Vec<u64>,
     /// Values.
     #[prost(int64, repeated, tag = "2")]
-    pub values: Vec<i64>,
+    pub(crate) values: Vec<i64>,
     /// Labels.
     #[prost(message, repeated, tag = "3")]
-    pub labels: Vec<StackLabel>,
+    pub(crate) labels: Vec<StackLabel>,
     /// Shown instead of a stack if there is none: `[running]`.
     #[prost(string, tag = "4")]
-    pub instead: String,
+    pub(crate) instead: String,
 }
 
 /// A label.
 #[derive(Clone, PartialEq, Eq, Hash, prost::Message)]
-pub struct StackLabel {
+pub(crate) struct StackLabel {
     /// Key.
     #[prost(string, tag = "1")]
-    pub key: String,
+    pub(crate) key: String,
     /// Text.
     #[prost(string, tag = "2")]
-    pub text: String,
+    pub(crate) text: String,
 }
 
 impl StackLabel {
     /// A label.
     #[must_use]
-    pub fn new(key: &str, text: &str) -> Self {
+    pub(crate) fn new(key: &str, text: &str) -> Self {
         StackLabel { key: key.to_owned(), text: text.to_owned() }
     }
 }
 
 /// The last order.
 #[derive(Clone, Copy, PartialEq, prost::Message)]
-pub struct OrderEnd {
+pub(crate) struct OrderEnd {
     /// How long sampling took, in nanoseconds.
     #[prost(int64, tag = "1")]
-    pub duration_nanos: i64,
+    pub(crate) duration_nanos: i64,
     /// The number of samples that found no free slot.
     #[prost(uint64, tag = "2")]
-    pub lost: u64,
+    pub(crate) lost: u64,
 }
 
 /// The bytes of an order, with its length before it.
 #[must_use]
-pub fn encode(step: OrderStep) -> Vec<u8> {
+pub(crate) fn encode(step: OrderStep) -> Vec<u8> {
     SymbolizeOrder { step: Some(step) }.encode_length_delimited_to_vec()
 }
 
@@ -209,7 +213,7 @@ pub fn encode(step: OrderStep) -> Vec<u8> {
 ///
 /// # Errors
 /// If the input ends inside an order, or is not an order.
-pub fn read(input: &mut impl Read) -> io::Result<Option<OrderStep>> {
+pub(crate) fn read(input: &mut impl Read) -> io::Result<Option<OrderStep>> {
     let Some(length) = read_length(input)? else { return Ok(None) };
     if length > MAX_ORDER {
         return Err(invalid(format!("an order of {length} bytes, at most {MAX_ORDER} are taken")));

@@ -1,11 +1,11 @@
 //! Parses the body of a `symbol` request: hexadecimal addresses joined by `+`, as Go's client sends them.
 
 /// Limit of addresses in one request; the client sends a few thousand at most.
-pub const MAX_SYMBOLS: usize = 10_000;
+pub(crate) const MAX_SYMBOLS: usize = 10_000;
 
 /// The addresses, at most [`MAX_SYMBOLS`]. A word that is not a number is skipped, as in Go.
 #[must_use]
-pub fn addresses(body: &[u8]) -> Vec<u64> {
+pub(crate) fn addresses(body: &[u8]) -> Vec<u64> {
     let number = |word: &[u8]| {
         let word = std::str::from_utf8(word).ok()?.trim();
         let digits = word.strip_prefix("0x").unwrap_or(word);

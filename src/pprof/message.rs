@@ -1,5 +1,5 @@
 //! `perftools.profiles.Profile`, the format of `go tool pprof` (github.com/google/pprof, proto/profile.proto), as far
-//! as the agent writes it. Strings are indices into the profile's string table; index 0 is the empty string.
+//! as this crate writes it. Strings are indices into the profile's string table; index 0 is the empty string.
 
 /// A whole profile.
 #[derive(Clone, PartialEq, prost::Message)]

@@ -6,19 +6,21 @@
 //! pointer, and its stack is copied from outside; without the frame pointer the stack may end early. A running thread
 //! shows only its name.
 
-use super::capture::{STACK_BYTES, SamplingTurn};
-use super::cpu::nanos;
-use super::order::{
+use crate::cancel::CancelFlag;
+use crate::capture::{STACK_BYTES, SamplingTurn};
+use crate::cpu::nanos;
+use crate::error::Error;
+use crate::order::{
     CapturedStack, OrderBegin, OrderEnd, OrderStep, ProfileForm, ProfileValue, StackLabel, ThreadSnapshot,
 };
-use super::worker::{self, SymbolizeWorker};
+use crate::syscall_file;
+use crate::worker::SymbolizeWorker;
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
-use tokio_util::sync::CancellationToken;
 
-/// Limit of threads; the agent has about twenty.
+/// Limit of threads; a Tokio server has about twenty.
 const MAX_THREADS: usize = 1_024;
 
 #[cfg(target_arch = "x86_64")]
@@ -37,16 +39,20 @@ pub enum ThreadProfileKind {
     Names,
 }
 
+/// The threads of the process: a compressed profile, as `go tool pprof` reads it.
+///
+/// # Errors
+/// [`Error::Cancelled`], or the reason why the child failed.
+pub fn thread_profile(kind: ThreadProfileKind, cancel: &CancelFlag) -> Result<Vec<u8>, Error> {
+    profile(kind, ProfileForm::Profile, cancel)
+}
+
 /// Makes the profile of all threads.
 ///
 /// # Errors
 /// If the child fails or the request is given up.
-pub fn profile(
-    kind: ThreadProfileKind,
-    form: ProfileForm,
-    given_up: &CancellationToken,
-) -> Result<Vec<u8>, worker::Error> {
-    let mut worker = SymbolizeWorker::start(begin(kind, form), given_up.clone())?;
+pub(crate) fn profile(kind: ThreadProfileKind, form: ProfileForm, cancel: &CancelFlag) -> Result<Vec<u8>, Error> {
+    let mut worker = SymbolizeWorker::start(begin(kind, form), cancel.clone())?;
     let memory = File::open("/proc/self/mem").ok();
     // While a CPU profile uses the sampler, all stacks are copied from outside.
     let mut turn = SamplingTurn::take().ok();
@@ -125,14 +131,13 @@ fn number(task: &Path) -> Option<i32> {
 /// Whether the thread sleeps in a call that may return early.
 fn may_be_interrupted(task: &Path) -> bool {
     let syscall = fs::read_to_string(task.join("syscall")).unwrap_or_default();
-    let call = syscall.split(' ').next().and_then(|word| word.parse::<libc::c_long>().ok());
-    call.is_some_and(|call| HARMLESS.contains(&call))
+    syscall_file::number(&syscall).is_some_and(|call| HARMLESS.contains(&call))
 }
 
 fn sleeping(task: &Path, memory: &File) -> Option<ThreadSnapshot> {
     let path = task.join("syscall");
     let before = fs::read_to_string(&path).ok()?;
-    let (sp, pc) = wire::proc_line::registers(&before)?;
+    let (sp, pc) = syscall_file::registers(&before)?;
     let mut stack = vec![0; STACK_BYTES];
     let read = memory.read_at(&mut stack, sp).ok()?;
     stack.truncate(read);

@@ -1,18 +1,16 @@
 //! The parent's side of the child process: starts it, sends orders, waits for the answer with a limit, and never leaves
 //! it running.
 
-use super::module;
-use super::order::{self, Module, Modules, OrderBegin, OrderEnd, OrderStep};
+use crate::cancel::CancelFlag;
+use crate::error::Error;
+use crate::module;
+use crate::order::{self, Module, Modules, OrderBegin, OrderEnd, OrderStep, SUBCOMMAND};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use std::io::{self, Read, Write};
 use std::os::fd::AsFd;
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::time::{Duration, Instant};
-use tokio_util::sync::CancellationToken;
-
-/// The child's only argument.
-pub const SUBCOMMAND: &str = "symbolize";
 
 /// Limit of the time without any progress of the child: reading the line tables of an unoptimised build took 6 s on a
 /// two-core machine that was busy building.
@@ -21,36 +19,13 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// Limit of an answer; a profile of 50,000 stacks is about 3 MiB.
 const MAX_ANSWER: usize = 64 << 20;
 
-/// The reason why there is no profile.
-#[derive(Debug, thiserror::Error)]
-pub enum Error {
-    /// The program could not be started a second time.
-    #[error("starting /proc/self/exe {SUBCOMMAND}, the child that names functions and lines")]
-    Start(#[source] io::Error),
-    /// The child does not take orders, or does not answer.
-    #[error("the child that names functions and lines: {what}")]
-    Child {
-        /// The step that failed.
-        what: &'static str,
-        /// The error of the operating system.
-        #[source]
-        source: io::Error,
-    },
-    /// The child ended without an answer.
-    #[error("the child that names functions and lines ended without an answer")]
-    NoAnswer,
-    /// The client has left.
-    #[error("the request was given up")]
-    GivenUp,
-}
-
 /// A running child. Dropping it kills the child.
 #[derive(Debug)]
-pub struct SymbolizeWorker {
+pub(crate) struct SymbolizeWorker {
     child: Child,
     input: Option<ChildStdin>,
     told: Vec<Module>,
-    given_up: CancellationToken,
+    cancel: CancelFlag,
 }
 
 impl SymbolizeWorker {
@@ -58,7 +33,7 @@ impl SymbolizeWorker {
     ///
     /// # Errors
     /// If the child does not start, or takes no order.
-    pub fn start(begin: OrderBegin, given_up: CancellationToken) -> Result<Self, Error> {
+    pub(crate) fn start(begin: OrderBegin, cancel: CancelFlag) -> Result<Self, Error> {
         let mut child = Command::new("/proc/self/exe")
             .arg(SUBCOMMAND)
             .stdin(Stdio::piped())
@@ -66,7 +41,7 @@ impl SymbolizeWorker {
             .spawn()
             .map_err(Error::Start)?;
         let input = child.stdin.take();
-        let mut worker = SymbolizeWorker { child, input, told: Vec::new(), given_up };
+        let mut worker = SymbolizeWorker { child, input, told: Vec::new(), cancel };
         worker.make_nonblocking().map_err(|source| Error::Child { what: "preparing its pipes", source })?;
         worker.order(OrderStep::Begin(begin))?;
         worker.tell_modules()?;
@@ -87,7 +62,7 @@ impl SymbolizeWorker {
     ///
     /// # Errors
     /// If the child takes no order.
-    pub fn tell_modules(&mut self) -> Result<(), Error> {
+    pub(crate) fn tell_modules(&mut self) -> Result<(), Error> {
         let modules = module::loaded();
         if modules != self.told {
             self.told.clone_from(&modules);
@@ -100,7 +75,7 @@ impl SymbolizeWorker {
     ///
     /// # Errors
     /// If the child does not take it, or the request was given up.
-    pub fn order(&mut self, step: OrderStep) -> Result<(), Error> {
+    pub(crate) fn order(&mut self, step: OrderStep) -> Result<(), Error> {
         let bytes = order::encode(step);
         let failed = |source| Error::Child { what: "giving it an order", source };
         let Some(input) = &mut self.input else { return Err(Error::NoAnswer) };
@@ -114,12 +89,12 @@ impl SymbolizeWorker {
                     deadline = Instant::now() + PATIENCE;
                 }
                 Err(error) if is_transient(&error) => {
-                    wait(&*input, PollFlags::OUT, deadline, &self.given_up).map_err(failed)?;
+                    wait(&*input, PollFlags::OUT, deadline, &self.cancel).map_err(failed)?;
                 }
                 Err(error) => return Err(failed(error)),
             }
-            if self.given_up.is_cancelled() {
-                return Err(Error::GivenUp);
+            if self.cancel.is_cancelled() {
+                return Err(Error::Cancelled);
             }
         }
         Ok(())
@@ -129,7 +104,7 @@ impl SymbolizeWorker {
     ///
     /// # Errors
     /// If there is no answer, or the request was given up.
-    pub fn finish(mut self, end: OrderEnd) -> Result<Vec<u8>, Error> {
+    pub(crate) fn finish(mut self, end: OrderEnd) -> Result<Vec<u8>, Error> {
         self.tell_modules()?;
         self.order(OrderStep::End(end))?;
         self.input = None;
@@ -139,8 +114,8 @@ impl SymbolizeWorker {
         let mut piece = vec![0_u8; 64 << 10];
         let mut deadline = Instant::now() + PATIENCE;
         loop {
-            if self.given_up.is_cancelled() {
-                return Err(Error::GivenUp);
+            if self.cancel.is_cancelled() {
+                return Err(Error::Cancelled);
             }
             match output.read(&mut piece) {
                 Ok(0) => break,
@@ -150,7 +125,7 @@ impl SymbolizeWorker {
                     deadline = Instant::now() + PATIENCE;
                 }
                 Err(error) if is_transient(&error) => {
-                    wait(&output, PollFlags::IN, deadline, &self.given_up).map_err(failed)?;
+                    wait(&output, PollFlags::IN, deadline, &self.cancel).map_err(failed)?;
                 }
                 Err(error) => return Err(failed(error)),
             }
@@ -173,9 +148,9 @@ fn is_transient(error: &io::Error) -> bool {
 }
 
 /// Waits until the pipe is ready, the request is given up, or the deadline has passed (an error).
-fn wait(pipe: &impl AsFd, ready: PollFlags, deadline: Instant, given_up: &CancellationToken) -> io::Result<()> {
+fn wait(pipe: &impl AsFd, ready: PollFlags, deadline: Instant, cancel: &CancelFlag) -> io::Result<()> {
     let step = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
-    while !given_up.is_cancelled() {
+    while !cancel.is_cancelled() {
         if Instant::now() >= deadline {
             return Err(io::Error::new(io::ErrorKind::TimedOut, format!("nothing for {} s", PATIENCE.as_secs())));
         }

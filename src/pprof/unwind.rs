@@ -1,7 +1,7 @@
 //! Finds the return addresses in a copy of a stack, from the registers and the frame tables of the files. Used only in
 //! the child.
 
-use super::order::{Module, ThreadSnapshot};
+use crate::order::{Module, ThreadSnapshot};
 use framehop::{
     CacheNative, ExplicitModuleSectionInfo, MayAllocateDuringUnwind, Module as Tables, UnwindRegsNative, Unwinder,
     UnwinderNative,
@@ -16,7 +16,7 @@ const MAX_DEPTH: usize = 512;
 type Native = UnwinderNative<Vec<u8>, MayAllocateDuringUnwind>;
 
 /// The frame tables of the loaded files.
-pub struct FrameTables {
+pub(crate) struct FrameTables {
     unwinder: Native,
     cache: CacheNative<MayAllocateDuringUnwind>,
 }
@@ -30,7 +30,7 @@ impl std::fmt::Debug for FrameTables {
 impl FrameTables {
     /// Reads the tables. A file that cannot be read has none: stacks through it follow the frame pointers or end there.
     #[must_use]
-    pub fn new(modules: &[Module]) -> Self {
+    pub(crate) fn new(modules: &[Module]) -> Self {
         let mut unwinder = Native::new();
         for module in modules {
             if let Some(sections) = sections(&module.open) {
@@ -45,7 +45,7 @@ impl FrameTables {
 
     /// The addresses, the leaf first; an address of a caller is inside the call (the return address minus one).
     #[must_use]
-    pub fn addresses(&mut self, snapshot: &ThreadSnapshot) -> Vec<u64> {
+    pub(crate) fn addresses(&mut self, snapshot: &ThreadSnapshot) -> Vec<u64> {
         let mut read = |address: u64| word(snapshot, address).ok_or(());
         let mut frames = self.unwinder.iter_frames(snapshot.pc, registers(snapshot), &mut self.cache, &mut read);
         let mut addresses = Vec::new();

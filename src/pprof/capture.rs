@@ -9,7 +9,8 @@
 //! address can cause a fault. The child process unwinds the copies, so this process needs no unwind tables. A signal
 //! may therefore interrupt a thread while it allocates, panics, starts a thread or loads a library.
 
-use super::order::{StackLabel, ThreadSnapshot};
+use crate::error::Error;
+use crate::order::{StackLabel, ThreadSnapshot};
 use std::cell::UnsafeCell;
 use std::fs::File;
 use std::io;
@@ -18,8 +19,8 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-/// Limit of copied stack bytes. The frames of the agent's deepest call chains take less than half of it.
-pub const STACK_BYTES: usize = 64 << 10;
+/// Limit of copied stack bytes. The frames of deep call chains of a Tokio server take less than half of it.
+pub(crate) const STACK_BYTES: usize = 64 << 10;
 
 /// Samples between two reads: 64 in 10 ms are 64 busy cores. The slots take 4 MiB, which only profiles touch, and only
 /// as far as they need.
@@ -28,26 +29,9 @@ const SLOTS: usize = 64;
 /// How long a thread has to answer; a thread that waits for a device never answers.
 const ANSWER_WITHIN: Duration = Duration::from_millis(50);
 
-/// The reason why no snapshot can be taken.
-#[derive(Debug, thiserror::Error)]
-pub enum Error {
-    /// Another profile runs: there is one timer and one set of slots.
-    #[error("another profile is using the sampler; only one can, try again when it has ended")]
-    Busy,
-    /// The sampler could not be set up.
-    #[error("setting up the sampler: {what}")]
-    Setup {
-        /// The step that failed.
-        what: &'static str,
-        /// The error of the operating system.
-        #[source]
-        source: io::Error,
-    },
-}
-
 /// The right to sample, which exists once. Dropping it turns the timer off and frees the right.
 #[derive(Debug)]
-pub struct SamplingTurn(());
+pub(crate) struct SamplingTurn(());
 
 static TAKEN: AtomicBool = AtomicBool::new(false);
 
@@ -56,7 +40,7 @@ impl SamplingTurn {
     ///
     /// # Errors
     /// [`Error::Busy`], or an error if the handler cannot be installed.
-    pub fn take() -> Result<Self, Error> {
+    pub(crate) fn take() -> Result<Self, Error> {
         if TAKEN.swap(true, Ordering::AcqRel) {
             return Err(Error::Busy);
         }
@@ -72,26 +56,26 @@ impl SamplingTurn {
     ///
     /// # Errors
     /// If the timer cannot be set.
-    pub fn sample_every(&mut self, interval: Duration) -> Result<(), Error> {
+    pub(crate) fn sample_every(&mut self, interval: Duration) -> Result<(), Error> {
         ARMED.store(true, Ordering::Release);
         set_timer(i64::from(interval.subsec_micros()))
             .map_err(|source| Error::Setup { what: "setitimer(ITIMER_PROF)", source })
     }
 
     /// Passes on the ready snapshots: the thread, its registers and its stack, without values.
-    pub fn ready(&mut self, mut sink: impl FnMut(i32, ThreadSnapshot)) {
+    pub(crate) fn ready(&mut self, mut sink: impl FnMut(i32, ThreadSnapshot)) {
         RING.iter().filter_map(Slot::take_ready).for_each(|(thread, snapshot)| sink(thread, snapshot));
     }
 
     /// The number of samples that found no free slot.
     #[must_use]
-    pub fn lost(&self) -> u64 {
+    pub(crate) fn lost(&self) -> u64 {
         LOST.load(Ordering::Relaxed)
     }
 
     /// Interrupts one thread and waits for its snapshot; `None` if it does not answer in time. The system call in which
     /// the thread sleeps returns `EINTR` unless it restarts, so use this only for threads that tolerate `EINTR`.
-    pub fn of_thread(&mut self, thread: i32) -> Option<ThreadSnapshot> {
+    pub(crate) fn of_thread(&mut self, thread: i32) -> Option<ThreadSnapshot> {
         ARMED.store(true, Ordering::Release);
         let mut found = None;
         if interrupt(thread) {

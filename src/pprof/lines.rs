@@ -1,13 +1,13 @@
 //! Finds the function, file and line of an address, in the debug information (of the file, or of the separate file that
 //! it names) and the symbol table. Used only in the child.
 
-use super::order::Module;
-use super::profile::SourceLine;
+use crate::order::Module;
+use crate::profile::SourceLine;
 use addr2line::Loader;
 use std::collections::HashMap;
 
 /// The debug information of the loaded files, and the addresses found so far.
-pub struct LineTable {
+pub(crate) struct LineTable {
     modules: Vec<Module>,
     files: Vec<Option<Loader>>,
     known: HashMap<u64, Vec<SourceLine>>,
@@ -22,13 +22,13 @@ impl std::fmt::Debug for LineTable {
 impl LineTable {
     /// Opens the files. The addresses of a file that cannot be opened get no names.
     #[must_use]
-    pub fn new(modules: &[Module]) -> Self {
+    pub(crate) fn new(modules: &[Module]) -> Self {
         let files = modules.iter().map(|module| Loader::new(&module.open).ok()).collect();
         LineTable { modules: modules.to_vec(), files, known: HashMap::new() }
     }
 
     /// The lines of an address, the innermost inlined call first; never empty.
-    pub fn of(&mut self, address: u64) -> Vec<SourceLine> {
+    pub(crate) fn of(&mut self, address: u64) -> Vec<SourceLine> {
         if let Some(spots) = self.known.get(&address) {
             return spots.clone();
         }
@@ -104,7 +104,7 @@ fn base_name(path: &str) -> &str {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::pprof::module;
+    use crate::module;
 
     #[test]
     fn an_address_of_this_test_has_its_name_file_and_line() {
@@ -112,7 +112,7 @@ mod tests {
         let spots = LineTable::new(&module::loaded()).of(here);
         let outermost = spots.last().unwrap();
         assert!(outermost.name.ends_with("an_address_of_this_test_has_its_name_file_and_line"), "{spots:?}");
-        assert!(outermost.file.ends_with("src/effects/pprof/lines.rs") && outermost.line > 0, "{spots:?}");
+        assert!(outermost.file.ends_with("src/pprof/lines.rs") && outermost.line > 0, "{spots:?}");
         assert_ne!(outermost.name, outermost.system_name);
     }
 

@@ -4,14 +4,15 @@
 //!   capture ─snapshots, every 10 ms─▶ record ─orders─▶ child ─▶ profile
 //! ```
 
-use super::capture::{self, SamplingTurn};
-use super::order::{OrderBegin, OrderEnd, OrderStep, ProfileForm, ProfileValue, ThreadSnapshot};
-use super::worker::{self, SymbolizeWorker};
+use crate::cancel::CancelFlag;
+use crate::capture::SamplingTurn;
+use crate::error::Error;
+use crate::order::{OrderBegin, OrderEnd, OrderStep, ProfileForm, ProfileValue, ThreadSnapshot};
+use crate::worker::SymbolizeWorker;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
-use tokio_util::sync::CancellationToken;
 
 /// Processor time between two samples: 100 samples a second, as in Go. The kernel's tick limits it to about 250.
-pub const PERIOD: Duration = Duration::from_millis(10);
+pub(crate) const PERIOD: Duration = Duration::from_millis(10);
 
 /// Pause between two reads of the samples.
 const PAUSE: Duration = Duration::from_millis(10);
@@ -19,33 +20,32 @@ const PAUSE: Duration = Duration::from_millis(10);
 /// How often the list of loaded files is read again.
 const MODULES_EVERY: Duration = Duration::from_secs(1);
 
-/// The reason why there is no CPU profile.
-#[derive(Debug, thiserror::Error)]
-pub enum Error {
-    /// The sampler cannot be used.
-    #[error(transparent)]
-    Capture(#[from] capture::Error),
-    /// The child failed.
-    #[error(transparent)]
-    Worker(#[from] worker::Error),
+/// Where the process spends its CPU time during `length`: a compressed profile, as `go tool pprof` reads it. Blocks for
+/// `length`, and then for the time that the child needs.
+///
+/// # Errors
+/// [`Error::Busy`] while another CPU profile runs; [`Error::Cancelled`]; or the reason why the sampler or the child
+/// failed.
+pub fn cpu_profile(length: Duration, cancel: &CancelFlag) -> Result<Vec<u8>, Error> {
+    record(SamplingTurn::take()?, length, cancel, || {})
 }
 
 /// Samples for `length` and returns the profile. Calls `started` when sampling has begun.
 ///
 /// # Errors
 /// If sampling cannot begin, the child fails, or the request is given up.
-pub fn record(
+pub(crate) fn record(
     mut turn: SamplingTurn,
     length: Duration,
-    given_up: &CancellationToken,
+    cancel: &CancelFlag,
     started: impl FnOnce(),
 ) -> Result<Vec<u8>, Error> {
-    let mut worker = SymbolizeWorker::start(begin(), given_up.clone())?;
+    let mut worker = SymbolizeWorker::start(begin(), cancel.clone())?;
     let from = Instant::now();
     turn.sample_every(PERIOD)?;
     started();
     let mut modules_told = from;
-    while from.elapsed() < length && !given_up.is_cancelled() {
+    while from.elapsed() < length && !cancel.is_cancelled() {
         std::thread::sleep(PAUSE.min(length.saturating_sub(from.elapsed())));
         if modules_told.elapsed() >= MODULES_EVERY {
             modules_told = Instant::now();
@@ -56,7 +56,7 @@ pub fn record(
     let end = OrderEnd { duration_nanos: nanos(from.elapsed()), lost: turn.lost() };
     // The timer stops here; finding the names of the functions may take seconds.
     drop(turn);
-    Ok(worker.finish(end)?)
+    worker.finish(end)
 }
 
 fn forward(turn: &mut SamplingTurn, worker: &mut SymbolizeWorker) -> Result<(), Error> {
@@ -83,6 +83,6 @@ fn begin() -> OrderBegin {
 
 /// Nanoseconds; 292 years fit.
 #[must_use]
-pub fn nanos(duration: Duration) -> i64 {
+pub(crate) fn nanos(duration: Duration) -> i64 {
     i64::try_from(duration.as_nanos()).unwrap_or(i64::MAX)
 }

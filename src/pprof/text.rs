@@ -1,10 +1,10 @@
 //! Stacks as text, in the format of Go's `debug=1`, and answers to `/debug/pprof/symbol`.
 
-use super::profile::{SourceLine, StackKey, StackTally};
+use crate::profile::{SourceLine, StackKey, StackTally};
 use std::fmt::Write;
 
 /// `values @ addresses`, labels, then a line for each frame.
-pub fn stacks(title: &str, tally: &StackTally, mut lines: impl FnMut(u64) -> Vec<SourceLine>) -> String {
+pub(crate) fn stacks(title: &str, tally: &StackTally, mut lines: impl FnMut(u64) -> Vec<SourceLine>) -> String {
     let sorted = tally.sorted();
     let total: i64 = sorted.iter().filter_map(|(_, values)| values.first()).sum();
     let mut text = format!("{title} profile: total {total}\n");
@@ -38,7 +38,7 @@ fn stack(text: &mut String, key: &StackKey, values: &[i64], lines: &mut impl FnM
 }
 
 /// `num_symbols`, then `0xaddress name` for each address whose name is known.
-pub fn symbols(tally: &StackTally, mut lines: impl FnMut(u64) -> Vec<SourceLine>) -> String {
+pub(crate) fn symbols(tally: &StackTally, mut lines: impl FnMut(u64) -> Vec<SourceLine>) -> String {
     let mut text = "num_symbols: 1\n".to_owned();
     for (key, _) in tally.sorted() {
         for address in &key.addresses {
@@ -53,7 +53,7 @@ pub fn symbols(tally: &StackTally, mut lines: impl FnMut(u64) -> Vec<SourceLine>
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::pprof::order::StackLabel;
+    use crate::order::StackLabel;
 
     fn spot(address: u64) -> Vec<SourceLine> {
         let spot =

@@ -1,11 +1,14 @@
-//! The routes of `/debug/pprof/`: their parameters and limits.
+//! The routes of `/debug/pprof/`: their parameters and limits. Each profile is made by a thread `pprof` of its own, so
+//! no Tokio worker blocks.
 
-use super::order::{CapturedStack, OrderBegin, OrderEnd, OrderStep, ProfileForm};
-use super::worker::SymbolizeWorker;
-use super::{asked, capture, cpu, heap, threads};
+use crate::cancel::CancelFlag;
+use crate::error::Error;
+use crate::order::{CapturedStack, OrderBegin, OrderEnd, OrderStep, ProfileForm, ProfileValue};
+use crate::worker::SymbolizeWorker;
+use crate::{capture, cpu, heap, symbol_request, threads};
 use axum::Router;
 use axum::body::{Body, Bytes};
-use axum::extract::{Query, State};
+use axum::extract::{DefaultBodyLimit, Query, State};
 use axum::http::{StatusCode, Uri, header};
 use axum::response::{Html, IntoResponse, Response};
 use axum::routing::get;
@@ -18,7 +21,6 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 use tokio::sync::{Semaphore, oneshot};
-use tokio_util::sync::{CancellationToken, DropGuard};
 
 /// How long a thread profile may use the sampler before a CPU profile is refused for it.
 const THREADS_TAKE: Duration = Duration::from_secs(2);
@@ -27,17 +29,25 @@ const DEFAULT_SECONDS: u64 = 30;
 
 /// Limit of a profile's length: the child gets a snapshot for each 10 ms of processor time, and holds its counts all
 /// that time.
-pub const MAX_SECONDS: u64 = 300;
+const MAX_SECONDS: u64 = 300;
 
 /// Limit of children for heap, threads and symbols at the same time; each may need 100 MiB to read the line tables. A
 /// CPU profile has one more child.
 const CHILDREN: usize = 2;
 
+/// Largest request body: 10,000 addresses of 19 bytes for `symbol`.
+const MAX_BODY: usize = 256 << 10;
+
 const INDEX: &str = include_str!("index.html");
 
 type Children = Arc<Semaphore>;
 
-/// The routes below `/debug/pprof`.
+/// The routes of `/debug/pprof/`, with the paths and parameters of Go's `net/http/pprof`. At most one CPU profile and
+/// two other profiles run at a time; a request that is too much gets an answer that says so. A client that leaves ends
+/// its profile.
+///
+/// Whoever can send these requests sees function names, command line and thread names of the program, and can make it
+/// use CPU time: mount the routes on a port that only operators reach.
 pub fn router() -> Router {
     Router::new()
         .route("/debug/pprof", get(to_the_index))
@@ -56,11 +66,12 @@ pub fn router() -> Router {
             "/debug/pprof/threadcreate",
             get(async |children, query| tasks(threads::ThreadProfileKind::Names, children, query).await),
         )
-        .route("/debug/pprof/block", get(async |children| nothing("block", children).await))
-        .route("/debug/pprof/mutex", get(async |children| nothing("mutex", children).await))
+        .route("/debug/pprof/block", get(async |children| empty("block", children).await))
+        .route("/debug/pprof/mutex", get(async |children| empty("mutex", children).await))
         .route("/debug/pprof/cmdline", get(cmdline))
         .route("/debug/pprof/symbol", get(async || "num_symbols: 1\n").post(symbol))
         .route("/debug/pprof/trace", get(trace))
+        .layer(DefaultBodyLimit::max(MAX_BODY))
         .with_state(Arc::new(Semaphore::new(CHILDREN)))
 }
 
@@ -100,11 +111,11 @@ impl Asked {
 
 /// Takes the sampler. A thread profile uses it for a moment too, so this waits, and only another CPU profile leads to a
 /// refusal.
-async fn sampler() -> Result<capture::SamplingTurn, capture::Error> {
+async fn sampler() -> Result<capture::SamplingTurn, Error> {
     let patience = tokio::time::Instant::now() + THREADS_TAKE;
     loop {
         match capture::SamplingTurn::take() {
-            Err(capture::Error::Busy) if tokio::time::Instant::now() < patience => {
+            Err(Error::Busy) if tokio::time::Instant::now() < patience => {
                 tokio::time::sleep(THREADS_TAKE / 40).await;
             }
             other => return other,
@@ -119,13 +130,13 @@ async fn profile(Query(asked): Query<Asked>) -> Response {
     };
     let turn = match sampler().await {
         Ok(turn) => turn,
-        Err(busy @ capture::Error::Busy) => return refuse(StatusCode::CONFLICT, busy),
+        Err(busy @ Error::Busy) => return refuse(StatusCode::CONFLICT, busy),
         Err(error) => return refuse(StatusCode::INTERNAL_SERVER_ERROR, sentence(&error)),
     };
     let (started, has_started) = oneshot::channel();
-    let mut work = Work::start(move |given_up| {
-        // `started` has no receiver if the client has left; `given_up` is set then, too.
-        cpu::record(turn, length, given_up, || {
+    let mut work = Work::start(move |cancel| {
+        // `started` has no receiver if the client has left; `cancel` is set then, too.
+        cpu::record(turn, length, cancel, || {
             let _ = started.send(());
         })
         .map_err(|error| sentence(&error))
@@ -149,20 +160,20 @@ async fn memory(shown: heap::HeapValue, State(children): State<Children>, Query(
     let form = asked.form();
     let Ok(seat) = children.try_acquire_owned() else { return too_many() };
     let (dumped, has_dumped) = oneshot::channel();
-    let mut work = Work::start(move |given_up| {
+    let mut work = Work::start(move |cancel| {
         let _seat = seat;
         let dump = || heap::dump().map_err(|error| sentence(&error));
         let first = dump()?;
         let _ = dumped.send(());
         let from = Instant::now();
         let Some(length) = length else {
-            return heap::profile(&first, None, shown, form, given_up).map_err(|error| sentence(&error));
+            return heap::profile(&first, None, shown, form, cancel).map_err(|error| sentence(&error));
         };
-        while from.elapsed() < length && !given_up.is_cancelled() {
+        while from.elapsed() < length && !cancel.is_cancelled() {
             std::thread::sleep(Duration::from_millis(50).min(length.saturating_sub(from.elapsed())));
         }
         let second = dump()?;
-        heap::profile(&second, Some((&first, from.elapsed())), shown, form, given_up).map_err(|error| sentence(&error))
+        heap::profile(&second, Some((&first, from.elapsed())), shown, form, cancel).map_err(|error| sentence(&error))
     });
     if has_dumped.await.is_err() {
         let error = work.answer().await.err().unwrap_or_else(|| "there is no heap profile".to_owned());
@@ -179,36 +190,35 @@ async fn tasks(
 ) -> Response {
     let form = asked.form();
     let Ok(seat) = children.try_acquire_owned() else { return too_many() };
-    let work = Work::start(move |given_up| {
+    let work = Work::start(move |cancel| {
         let _seat = seat;
-        threads::profile(kind, form, given_up).map_err(|error| sentence(&error))
+        threads::profile(kind, form, cancel).map_err(|error| sentence(&error))
     });
     let name = if kind == threads::ThreadProfileKind::Stacks { "goroutine" } else { "threadcreate" };
     deliver(name, form, work)
 }
 
-/// The agent does not measure the waiting for locks and channels: profiles without samples, so that the client's menus
+/// This crate does not measure the waiting for locks and channels: profiles without samples, so that the client's menus
 /// work.
-async fn nothing(name: &'static str, State(children): State<Children>) -> Response {
-    use super::order::ProfileValue;
+async fn empty(name: &'static str, State(children): State<Children>) -> Response {
     let Ok(seat) = children.try_acquire_owned() else { return too_many() };
     let values = vec![ProfileValue::new("contentions", "count"), ProfileValue::new("delay", "nanoseconds")];
     let begin = OrderBegin { values, period: 1, title: name.to_owned(), ..OrderBegin::default() };
-    let work = Work::start(move |given_up| {
+    let work = Work::start(move |cancel| {
         let _seat = seat;
-        let worker = SymbolizeWorker::start(begin, given_up.clone()).map_err(|error| sentence(&error))?;
+        let worker = SymbolizeWorker::start(begin, cancel.clone()).map_err(|error| sentence(&error))?;
         worker.finish(OrderEnd::default()).map_err(|error| sentence(&error))
     });
     download(name, work)
 }
 
 async fn symbol(State(children): State<Children>, body: Bytes) -> Response {
-    let addresses = asked::addresses(&body);
+    let addresses = symbol_request::addresses(&body);
     let Ok(seat) = children.try_acquire_owned() else { return too_many() };
-    let work = Work::start(move |given_up| {
+    let work = Work::start(move |cancel| {
         let _seat = seat;
         let begin = OrderBegin { form: ProfileForm::Symbols.into(), ..OrderBegin::default() };
-        let mut worker = SymbolizeWorker::start(begin, given_up.clone()).map_err(|error| sentence(&error))?;
+        let mut worker = SymbolizeWorker::start(begin, cancel.clone()).map_err(|error| sentence(&error))?;
         let stack = CapturedStack { addresses, values: vec![1], ..CapturedStack::default() };
         worker.order(OrderStep::Stack(stack)).map_err(|error| sentence(&error))?;
         worker.finish(OrderEnd::default()).map_err(|error| sentence(&error))
@@ -277,19 +287,19 @@ fn sentence(error: &dyn std::error::Error) -> String {
 /// cancels the work.
 struct Work {
     answer: oneshot::Receiver<Result<Vec<u8>, String>>,
-    given_up: DropGuard,
+    cancel: CancelFlag,
     over: bool,
 }
 
 impl Work {
-    fn start(work: impl FnOnce(&CancellationToken) -> Result<Vec<u8>, String> + Send + 'static) -> Self {
-        let given_up = CancellationToken::new();
-        let token = given_up.clone();
+    fn start(work: impl FnOnce(&CancelFlag) -> Result<Vec<u8>, String> + Send + 'static) -> Self {
+        let cancel = CancelFlag::default();
+        let flag = cancel.clone();
         let (tell, answer) = oneshot::channel();
         // If no thread can be started, `tell` is dropped with the closure, and the receiver returns an error.
         let spawned = std::thread::Builder::new().name("pprof".to_owned()).spawn(move || {
-            let answer = work(&token);
-            if let (Err(error), false) = (&answer, token.is_cancelled()) {
+            let answer = work(&flag);
+            if let (Err(error), false) = (&answer, flag.is_cancelled()) {
                 tracing::warn!(%error, "no profile");
             }
             drop(tell.send(answer));
@@ -297,11 +307,17 @@ impl Work {
         if let Err(error) = spawned {
             tracing::warn!(%error, "no thread for a profile");
         }
-        Work { answer, given_up: given_up.drop_guard(), over: false }
+        Work { answer, cancel, over: false }
     }
 
     async fn answer(&mut self) -> Result<Vec<u8>, String> {
         (&mut self.answer).await.unwrap_or_else(|_| Err("the thread that makes the profile ended".to_owned()))
+    }
+}
+
+impl Drop for Work {
+    fn drop(&mut self) {
+        self.cancel.cancel();
     }
 }
 
@@ -321,6 +337,6 @@ impl Stream for Work {
 
 impl std::fmt::Debug for Work {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Work").field("over", &self.over).field("given_up", &self.given_up).finish_non_exhaustive()
+        f.debug_struct("Work").field("over", &self.over).field("cancel", &self.cancel).finish_non_exhaustive()
     }
 }

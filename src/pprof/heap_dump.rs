@@ -13,45 +13,45 @@
 
 use std::collections::HashMap;
 
-/// Most stacks in one dump; a program of the agent's size has a few hundred to a few thousand.
-pub const MAX_STACKS: usize = 100_000;
+/// Most stacks in one dump; a program of 20 MiB has a few hundred to a few thousand.
+pub(crate) const MAX_STACKS: usize = 100_000;
 
 /// Deepest stack; jemalloc itself stops at 128.
-pub const MAX_DEPTH: usize = 256;
+pub(crate) const MAX_DEPTH: usize = 256;
 
 /// A dump.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct HeapDump {
+pub(crate) struct HeapDump {
     /// Mean bytes allocated between two samples.
-    pub rate: u64,
+    pub(crate) rate: u64,
     /// Stacks, each once.
-    pub stacks: HashMap<Vec<u64>, HeapStack>,
+    pub(crate) stacks: HashMap<Vec<u64>, HeapStack>,
 }
 
 /// The sampled allocations of one stack.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct HeapStack {
+pub(crate) struct HeapStack {
     /// Live objects.
-    pub live_objects: u64,
+    pub(crate) live_objects: u64,
     /// Bytes of the live objects.
-    pub live_bytes: u64,
+    pub(crate) live_bytes: u64,
     /// Objects ever allocated since profiling began; 0 without `prof_accum`.
-    pub all_objects: u64,
+    pub(crate) all_objects: u64,
     /// Bytes of all these objects.
-    pub all_bytes: u64,
+    pub(crate) all_bytes: u64,
 }
 
 /// The estimated allocations of one stack, computed from its samples.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct HeapEstimate {
+pub(crate) struct HeapEstimate {
     /// Objects ever allocated.
-    pub all_objects: i64,
+    pub(crate) all_objects: i64,
     /// Bytes of all these objects.
-    pub all_bytes: i64,
+    pub(crate) all_bytes: i64,
     /// Live objects.
-    pub live_objects: i64,
+    pub(crate) live_objects: i64,
     /// Bytes of the live objects.
-    pub live_bytes: i64,
+    pub(crate) live_bytes: i64,
 }
 
 /// Why a dump cannot be read.
@@ -70,7 +70,7 @@ pub enum HeapDumpError {
         /// The start of the line.
         text: String,
     },
-    /// The dump has more than [`MAX_STACKS`] stacks.
+    /// The dump has more stacks than are read.
     #[error("the heap dump has more than {MAX_STACKS} stacks")]
     TooMany,
 }
@@ -80,7 +80,7 @@ pub enum HeapDumpError {
 /// # Errors
 /// [`HeapDumpError`] when the dump is not `heap_v2`, a line cannot be read, or there are more than [`MAX_STACKS`]
 /// stacks.
-pub fn parse(dump: &[u8]) -> Result<HeapDump, HeapDumpError> {
+pub(crate) fn parse(dump: &[u8]) -> Result<HeapDump, HeapDumpError> {
     let mut lines = dump.split(|byte| *byte == b'\n').enumerate().map(|(at, line)| (at + 1, line.trim_ascii()));
     let first = lines.next().map(|(_, line)| line).unwrap_or_default();
     let not_a_dump = || HeapDumpError::NotADump(excerpt(first));
@@ -146,7 +146,7 @@ impl HeapStack {
     /// rate)`, so the sampled numbers are divided by this probability, with the mean size as `s` (as in jeprof's
     /// `AdjustSamples`).
     #[must_use]
-    pub fn estimate(&self, rate: u64) -> HeapEstimate {
+    pub(crate) fn estimate(&self, rate: u64) -> HeapEstimate {
         // Without `prof_accum` jemalloc keeps no counts of freed objects; the live objects are then the lower bound.
         let all_objects = self.all_objects.max(self.live_objects);
         let all_bytes = self.all_bytes.max(self.live_bytes);
@@ -177,7 +177,7 @@ fn whole(value: f64) -> i64 {
 impl HeapEstimate {
     /// `self - earlier`: the change since then, negative where memory was freed.
     #[must_use]
-    pub fn since(&self, earlier: &HeapEstimate) -> HeapEstimate {
+    pub(crate) fn since(&self, earlier: &HeapEstimate) -> HeapEstimate {
         HeapEstimate {
             all_objects: self.all_objects.saturating_sub(earlier.all_objects),
             all_bytes: self.all_bytes.saturating_sub(earlier.all_bytes),
@@ -190,13 +190,13 @@ impl HeapEstimate {
 impl HeapDump {
     /// The estimate for each stack.
     #[must_use]
-    pub fn estimates(&self) -> HashMap<Vec<u64>, HeapEstimate> {
+    pub(crate) fn estimates(&self) -> HashMap<Vec<u64>, HeapEstimate> {
         self.stacks.iter().map(|(stack, counts)| (stack.clone(), counts.estimate(self.rate))).collect()
     }
 
     /// The estimated change of each stack since an earlier dump; stacks without a change are left out.
     #[must_use]
-    pub fn since(&self, earlier: &HeapDump) -> HashMap<Vec<u64>, HeapEstimate> {
+    pub(crate) fn since(&self, earlier: &HeapDump) -> HashMap<Vec<u64>, HeapEstimate> {
         let mut changes = self.estimates();
         for (stack, before) in earlier.estimates() {
             let now = changes.entry(stack).or_default();

@@ -1,18 +1,19 @@
 //! The heap profile: which code allocated memory, and how much of it is in use. jemalloc samples one allocation per 512
-//! KiB on average.
+//! KiB on average, unless its option `lg_prof_sample` says otherwise.
 
-use super::cpu::nanos;
-use super::order::{CapturedStack, OrderBegin, OrderEnd, OrderStep, ProfileForm, ProfileValue};
-use super::worker::{self, SymbolizeWorker};
+use crate::cancel::CancelFlag;
+use crate::cpu::nanos;
+use crate::error::Error;
+use crate::heap_dump::{self, HeapDump, HeapEstimate};
+use crate::order::{CapturedStack, OrderBegin, OrderEnd, OrderStep, ProfileForm, ProfileValue};
+use crate::worker::SymbolizeWorker;
 use rustix::fs::{MemfdFlags, memfd_create};
 use std::collections::HashMap;
 use std::fs::File;
-use std::io::{self, Read, Seek};
+use std::io::{Read, Seek};
 use std::os::fd::AsRawFd;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use tikv_jemalloc_ctl::raw;
-use tokio_util::sync::CancellationToken;
-use wire::heap_dump::{self, HeapDump, HeapDumpError, HeapEstimate};
 
 /// Limit of a dump: 100,000 stacks of depth 60 are about 110 MiB, a real dump is about 1 MiB.
 const MAX_DUMP: u64 = 128 << 20;
@@ -31,30 +32,10 @@ pub enum HeapValue {
     Allocated,
 }
 
-/// The reason why there is no heap profile.
-#[derive(Debug, thiserror::Error)]
-pub enum Error {
-    /// The allocator was started without profiling.
-    #[error("the allocator does not sample: it was started without `prof:true` (is MALLOC_CONF set?)")]
-    Off,
-    /// jemalloc refused.
-    #[error("asking jemalloc for its heap profile: {0}")]
-    Dump(String),
-    /// The file in memory that takes the dump failed.
-    #[error("jemalloc's heap profile in a memory file")]
-    File(#[source] io::Error),
-    /// The dump cannot be parsed.
-    #[error(transparent)]
-    Parse(#[from] HeapDumpError),
-    /// The child failed.
-    #[error(transparent)]
-    Worker(#[from] worker::Error),
-}
-
 /// Turns sampling on or off; a program that serves no profiles does not pay for it. Without `prof:true` at the start
 /// this does nothing.
 #[expect(unsafe_code, reason = "`prof.active` is not among the typed settings")]
-pub fn set_active(active: bool) {
+pub fn set_heap_sampling(active: bool) {
     if is_compiled_and_started() {
         // SAFETY: `prof.active` is a bool (jemalloc(3)).
         let _ = unsafe { raw::write(b"prof.active\0", active) };
@@ -67,23 +48,32 @@ fn is_compiled_and_started() -> bool {
     unsafe { raw::read::<bool>(b"opt.prof\0") }.unwrap_or(false)
 }
 
+/// Which code allocated the memory that jemalloc has sampled so far: a compressed profile, as `go tool pprof` reads it.
+/// It has all four kinds of values; `shown` is the one that the reader shows first.
+///
+/// # Errors
+/// [`Error::HeapSamplingOff`]; [`Error::Cancelled`]; or the reason why jemalloc's dump or the child failed.
+pub fn heap_profile(shown: HeapValue, cancel: &CancelFlag) -> Result<Vec<u8>, Error> {
+    profile(&dump()?, None, shown, ProfileForm::Profile, cancel)
+}
+
 /// The samples of jemalloc so far.
 ///
 /// # Errors
 /// If jemalloc does not sample, or its dump cannot be made or read.
 #[expect(unsafe_code, reason = "`prof.dump` is not among the typed settings")]
-pub fn dump() -> Result<HeapDump, Error> {
+pub(crate) fn dump() -> Result<HeapDump, Error> {
     if !is_compiled_and_started() {
-        return Err(Error::Off);
+        return Err(Error::HeapSamplingOff);
     }
-    let file = memfd_create("heap-profile", MemfdFlags::CLOEXEC).map_err(|error| Error::File(error.into()))?;
+    let file = memfd_create("heap-profile", MemfdFlags::CLOEXEC).map_err(|error| Error::HeapDumpFile(error.into()))?;
     let path = format!("/proc/self/fd/{}\0", file.as_raw_fd());
     // SAFETY: `prof.dump` takes a pointer to a C string, which lives through the call.
-    unsafe { raw::write(b"prof.dump\0", path.as_ptr()) }.map_err(|error| Error::Dump(error.to_string()))?;
+    unsafe { raw::write(b"prof.dump\0", path.as_ptr()) }.map_err(|error| Error::HeapDumpRefused(error.to_string()))?;
     let mut file = File::from(file);
     let mut text = Vec::new();
-    file.rewind().map_err(Error::File)?;
-    file.take(MAX_DUMP).read_to_end(&mut text).map_err(Error::File)?;
+    file.rewind().map_err(Error::HeapDumpFile)?;
+    file.take(MAX_DUMP).read_to_end(&mut text).map_err(Error::HeapDumpFile)?;
     Ok(heap_dump::parse(&text)?)
 }
 
@@ -91,21 +81,21 @@ pub fn dump() -> Result<HeapDump, Error> {
 ///
 /// # Errors
 /// If the child fails or the request is given up.
-pub fn profile(
+pub(crate) fn profile(
     now: &HeapDump,
     earlier: Option<(&HeapDump, Duration)>,
     shown: HeapValue,
     form: ProfileForm,
-    given_up: &CancellationToken,
+    cancel: &CancelFlag,
 ) -> Result<Vec<u8>, Error> {
-    let mut worker = SymbolizeWorker::start(begin(now.rate, shown, form), given_up.clone())?;
+    let mut worker = SymbolizeWorker::start(begin(now.rate, shown, form), cancel.clone())?;
     let stacks = match earlier {
         Some((earlier, _)) => now.since(earlier),
         None => now.estimates(),
     };
     send(&mut worker, stacks)?;
     let duration_nanos = earlier.map_or(0, |(_, elapsed)| nanos(elapsed));
-    Ok(worker.finish(OrderEnd { duration_nanos, lost: 0 })?)
+    worker.finish(OrderEnd { duration_nanos, lost: 0 })
 }
 
 fn send(worker: &mut SymbolizeWorker, stacks: HashMap<Vec<u64>, HeapEstimate>) -> Result<(), Error> {

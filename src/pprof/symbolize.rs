@@ -1,13 +1,14 @@
 //! The child process: reads orders from its input, unwinds stacks, finds names, and writes one answer to its output.
 
-use super::lines::LineTable;
-use super::order::{self, CapturedStack, Module, OrderBegin, OrderEnd, OrderStep, ProfileForm, ThreadSnapshot};
-use super::profile::{self, ProfileHead, StackKey, StackTally};
-use super::text;
-use super::unwind::FrameTables;
+use crate::lines::LineTable;
+use crate::order::{self, CapturedStack, Module, OrderBegin, OrderEnd, OrderStep, ProfileForm, ThreadSnapshot};
+use crate::profile::{self, ProfileHead, StackKey, StackTally};
+use crate::text;
+use crate::unwind::FrameTables;
 use std::io::{self, BufReader, Read, Write};
 
-/// Runs the hidden subcommand `symbolize`: orders on standard input, the answer on standard output.
+/// What the program does when its first argument is [`SUBCOMMAND`](crate::SUBCOMMAND): it reads captured stacks from its
+/// standard input, names their functions and lines, and writes the profile to its standard output.
 ///
 /// # Errors
 /// If the input is not a complete sequence of orders, or the output is closed.
@@ -22,7 +23,7 @@ pub fn run_child() -> io::Result<()> {
 ///
 /// # Errors
 /// If the orders do not begin with `Begin` or do not end with `End`.
-pub fn answer(input: &mut impl Read) -> io::Result<Vec<u8>> {
+pub(crate) fn answer(input: &mut impl Read) -> io::Result<Vec<u8>> {
     let Some(OrderStep::Begin(begin)) = order::read(input)? else {
         return Err(io::Error::new(io::ErrorKind::InvalidData, "the first order is not a beginning"));
     };
@@ -86,8 +87,8 @@ impl Work {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::pprof::module;
-    use crate::pprof::order::{Modules, encode};
+    use crate::module;
+    use crate::order::{Modules, encode};
     use proptest::prelude::*;
 
     #[test]

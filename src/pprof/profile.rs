@@ -1,18 +1,18 @@
 //! Counts stacks and writes them as a profile. The profile names every function, line and inlined call, so that the
 //! reader needs neither the program nor a second request.
 
-use super::message::{
+use crate::message::{
     FunctionMessage, LabelMessage, LineMessage, LocationMessage, MappingMessage, ProfileMessage, SampleMessage,
     ValueType,
 };
-use super::order::{Module, OrderBegin, ProfileValue, StackLabel};
+use crate::order::{Module, OrderBegin, ProfileValue, StackLabel};
 use flate2::Compression;
 use flate2::write::GzEncoder;
 use prost::Message;
 use std::collections::HashMap;
 use std::io::{self, Write};
 
-/// Limit of distinct stacks; further ones are counted as [`LEFT_OUT`]. A busy minute of the agent has a few thousand;
+/// Limit of distinct stacks; further ones are counted as [`LEFT_OUT`]. A busy minute of a Tokio server has a few thousand;
 /// 50,000 of depth 60 are about 30 MiB, in the child.
 const MAX_STACKS: usize = 50_000;
 
@@ -21,37 +21,37 @@ const LEFT_OUT: &str = "[stacks beyond the bound]";
 
 /// One source line of an address, from the debug information or the symbol table.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
-pub struct SourceLine {
+pub(crate) struct SourceLine {
     /// Name for people.
-    pub name: String,
+    pub(crate) name: String,
     /// The linker's name.
-    pub system_name: String,
+    pub(crate) system_name: String,
     /// Source file, empty if unknown.
-    pub file: String,
+    pub(crate) file: String,
     /// Line, 0 if unknown.
-    pub line: u32,
+    pub(crate) line: u32,
 }
 
 /// A stack: addresses, labels, and a text for a stack without addresses.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
-pub struct StackKey {
+pub(crate) struct StackKey {
     /// The addresses, the leaf first.
-    pub addresses: Vec<u64>,
+    pub(crate) addresses: Vec<u64>,
     /// Labels.
-    pub labels: Vec<StackLabel>,
+    pub(crate) labels: Vec<StackLabel>,
     /// Shown if there are no addresses.
-    pub instead: String,
+    pub(crate) instead: String,
 }
 
 /// Stacks and their values.
 #[derive(Debug, Default)]
-pub struct StackTally {
+pub(crate) struct StackTally {
     stacks: HashMap<StackKey, Vec<i64>>,
 }
 
 impl StackTally {
     /// Adds values to a stack.
-    pub fn add(&mut self, key: StackKey, values: &[i64]) {
+    pub(crate) fn add(&mut self, key: StackKey, values: &[i64]) {
         let room = self.stacks.len() < MAX_STACKS || self.stacks.contains_key(&key);
         let key = if room { key } else { StackKey { instead: LEFT_OUT.to_owned(), ..StackKey::default() } };
         let sums = self.stacks.entry(key).or_default();
@@ -64,7 +64,7 @@ impl StackTally {
     /// All stacks, the largest first; equal ones in the order of their addresses, so that two runs give the same
     /// result.
     #[must_use]
-    pub fn sorted(&self) -> Vec<(&StackKey, &[i64])> {
+    pub(crate) fn sorted(&self) -> Vec<(&StackKey, &[i64])> {
         let mut all: Vec<_> = self.stacks.iter().map(|(key, values)| (key, values.as_slice())).collect();
         all.sort_by(|a, b| {
             let size = |values: &[i64]| values.last().copied().unwrap_or(0).saturating_abs();
@@ -76,22 +76,22 @@ impl StackTally {
 
 /// The fields of the profile beside its samples.
 #[derive(Debug)]
-pub struct ProfileHead<'a> {
+pub(crate) struct ProfileHead<'a> {
     /// Kinds of values, time, period.
-    pub begin: &'a OrderBegin,
+    pub(crate) begin: &'a OrderBegin,
     /// The loaded files, the program first.
-    pub modules: &'a [Module],
+    pub(crate) modules: &'a [Module],
     /// How long sampling took.
-    pub duration_nanos: i64,
+    pub(crate) duration_nanos: i64,
     /// A comment for the reader, if there is one.
-    pub comment: Option<String>,
+    pub(crate) comment: Option<String>,
 }
 
 /// The compressed profile. `lines` returns the lines of an address; it is called once for each address.
 ///
 /// # Errors
 /// If the compressor fails; it writes into memory.
-pub fn compressed(
+pub(crate) fn compressed(
     frame: &ProfileHead<'_>,
     tally: &StackTally,
     lines: impl FnMut(u64) -> Vec<SourceLine>,
@@ -102,7 +102,7 @@ pub fn compressed(
 }
 
 /// The profile, not compressed.
-pub fn profile(
+pub(crate) fn profile(
     frame: &ProfileHead<'_>,
     tally: &StackTally,
     lines: impl FnMut(u64) -> Vec<SourceLine>,
