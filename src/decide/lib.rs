@@ -28,6 +28,7 @@ pub mod overuse;
 pub mod node;
 pub mod ledger;
 pub mod allocator;
+pub mod rival_ids;
 pub mod pod_writes;
 pub mod announce;
 pub mod labels;

@@ -11,6 +11,7 @@
 //!   names                       names of containers: CRI socket, log links, PodResources
 //!   kubernetes                  the API server: the pods of this node
 //!   checkpoint                  the kubelet's file of allocated devices
+//!   rival_plugin                another device plugin that runs on this node
 //!   arrival                     whether a container has a file mounted
 //!   source_failures             logs a failure once, counts it each time, and retries with growing pauses
 //!   kernel_log nvml simulated   GPUs
@@ -33,6 +34,7 @@ pub mod sampler;
 pub mod names;
 pub mod kubernetes;
 pub mod checkpoint;
+pub mod rival_plugin;
 pub mod arrival;
 pub mod kernel_log;
 pub mod nvml;
