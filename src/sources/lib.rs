@@ -5,11 +5,13 @@
 //! ```text
 //!   clock roots boot            time, the roots of the kernel's file trees (each is a setting), the boot id
 //!   kernel_file                 reads the kernel's files without waiting and without allocating
+//!   bounded_file                a file that another program wrote, up to a limit
 //!   procfs cgroup owner         host and cgroup readings; the container that a process belongs to
 //!   infiniband                  InfiniBand ports and their counters
 //!   sampler                     the thread that reads host, cgroups, networks and processes by deadline
 //!   names                       names of containers: CRI socket, log links, PodResources
 //!   kubernetes                  the API server: the pods of this node
+//!   kubelet_config device_config  the kubelet's configuration file; HAMi's device configuration
 //!   checkpoint                  the kubelet's file of allocated devices
 //!   rival_plugin                another device plugin that runs on this node
 //!   arrival                     whether a container has a file mounted
@@ -26,6 +28,7 @@ pub mod boot;
 pub mod report;
 mod source_failures;
 pub mod kernel_file;
+pub mod bounded_file;
 pub mod procfs;
 pub mod cgroup;
 pub mod owner;
@@ -33,6 +36,8 @@ mod infiniband;
 pub mod sampler;
 pub mod names;
 pub mod kubernetes;
+pub mod kubelet_config;
+pub mod device_config;
 pub mod checkpoint;
 pub mod rival_plugin;
 pub mod arrival;
