@@ -29,6 +29,8 @@ pub mod node;
 pub mod ledger;
 pub mod allocator;
 pub mod rival_ids;
+pub mod settled_file;
+pub mod device_injection;
 pub mod pod_writes;
 pub mod announce;
 pub mod labels;

@@ -11,6 +11,7 @@
 //!   sampler                     the thread that reads host, cgroups, networks and processes by deadline
 //!   names                       names of containers: CRI socket, log links, PodResources
 //!   kubernetes                  the API server: the pods of this node
+//!   toolkit_spec                the CDI spec of NVIDIA's container toolkit
 //!   kubelet_config device_config  the kubelet's configuration file; HAMi's device configuration
 //!   checkpoint                  the kubelet's file of allocated devices
 //!   rival_plugin                another device plugin that runs on this node
@@ -36,6 +37,7 @@ mod infiniband;
 pub mod sampler;
 pub mod names;
 pub mod kubernetes;
+pub mod toolkit_spec;
 pub mod kubelet_config;
 pub mod device_config;
 pub mod checkpoint;
