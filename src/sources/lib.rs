@@ -14,6 +14,7 @@
 //!   toolkit_spec                the CDI spec of NVIDIA's container toolkit
 //!   kubelet_config device_config  the kubelet's configuration file; HAMi's device configuration
 //!   checkpoint                  the kubelet's file of allocated devices
+//!   state_dir                   what an earlier agent process left in the state directory
 //!   rival_plugin                another device plugin that runs on this node
 //!   arrival                     whether a container has a file mounted
 //!   source_failures             logs a failure once, counts it each time, and retries with growing pauses
@@ -40,6 +41,7 @@ pub mod kubernetes;
 pub mod toolkit_spec;
 pub mod kubelet_config;
 pub mod device_config;
+pub mod state_dir;
 pub mod checkpoint;
 pub mod rival_plugin;
 pub mod arrival;

@@ -45,6 +45,7 @@ pub mod runtime_config;
 pub mod checkpoint;
 pub mod limits;
 pub mod issued_ticket;
+pub mod binding_file;
 pub mod tally;
 pub mod incidents;
 pub mod versions;
