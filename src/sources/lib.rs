@@ -12,7 +12,8 @@
 //!   names                       names of containers: CRI socket, log links, PodResources
 //!   kubernetes                  the API server: the pods of this node
 //!   toolkit_spec                the CDI spec of NVIDIA's container toolkit
-//!   kubelet_config device_config  the kubelet's configuration file; HAMi's device configuration
+//!   kubelet_config              the kubelet's configuration file
+//!   device_config               HAMi's device configuration
 //!   checkpoint                  the kubelet's file of allocated devices
 //!   state_dir                   what an earlier agent process left in the state directory
 //!   rival_plugin                another device plugin that runs on this node

@@ -45,6 +45,8 @@ pub mod runtime_config;
 pub mod checkpoint;
 pub mod limits;
 pub mod issued_ticket;
+pub mod ticket_journal;
+pub mod started_pods;
 pub mod binding_file;
 pub mod tally;
 pub mod incidents;
