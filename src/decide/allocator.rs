@@ -34,7 +34,7 @@ mod admitted;
 mod listing;
 mod tally;
 
-pub use binding_mode::{BindingChoice, BindingMode, CdiSupport, RuntimeCdi, choose, guess, second_connection};
+pub use binding_mode::{BindingChoice, BindingMode, RuntimeCdi, choose, guess, second_connection};
 pub use device::{ListedSlot, SharedDevice};
 pub use early::MatchedRequest;
 pub use listing::HolderDisagreement;

@@ -54,8 +54,6 @@ use std::sync::Arc;
 use wire::decode_error::DecodeError;
 use wire::{cdi, limits, ticket};
 
-/// The limits file of a container, in its folder.
-const LIMITS: &str = "limits.json";
 /// Limit of entries of a folder in one sweep: more than ten times as many as on the largest node.
 const MAX_ENTRIES: usize = 65_536;
 
@@ -78,7 +76,7 @@ impl DeviceDelivery {
     /// # Errors
     /// If a folder cannot be made or written into: the agent reports it at the start and not at the first pod.
     pub fn new(state: &Path, cdi: &Path, kit: NodeKit) -> Result<DeviceDelivery, DeliveryError> {
-        let pods = state.join("pods");
+        let pods = state.join(limits::PODS);
         make_folder(state)?;
         ours_alone(state)?;
         make_folder(&pods)?;
@@ -147,7 +145,7 @@ impl DeviceDelivery {
         promise: &ContainerLimits,
         folder: &Path,
     ) -> (Vec<ContainerField>, Vec<String>) {
-        fields::of(&self.kit.edits(promise, &folder.join(LIMITS)), ticket)
+        fields::of(&self.kit.edits(promise, &folder.join(limits::FILE_NAME)), ticket)
     }
 
     /// Fills `folder`, from which a container with early binding mounts its limits.
@@ -162,34 +160,12 @@ impl DeviceDelivery {
     /// Writes the files of one container into a folder of the state directory; returns the path of the limits file.
     fn fill(&self, folder: &Path, promise: &ContainerLimits) -> Result<PathBuf, DeliveryError> {
         make_folder(folder)?;
-        let file = folder.join(LIMITS);
+        let file = folder.join(limits::FILE_NAME);
         put(&file, limits::encode(promise).map_err(spoiled(&file))?.as_bytes())?;
         if let Some(limiter) = self.kit.limiter_for(promise) {
             limiter.fill(folder, &self.kit.limits(promise), promise.uid.as_str())?;
         }
         Ok(file)
-    }
-
-    /// The limits files of the containers of these pods, as far as they can be read.
-    #[must_use]
-    pub fn told(&self, pods: &BTreeSet<PodUid>) -> Vec<ContainerLimits> {
-        let folders = pods.iter().flat_map(|pod| {
-            let entries = fs::read_dir(self.pods.join(pod.as_str())).into_iter().flatten();
-            entries.take(MAX_CONTAINERS).flatten().map(move |entry| (pod, entry.path().join(LIMITS)))
-        });
-        let read = folders.filter_map(|(pod, path)| {
-            let mut bytes = Vec::new();
-            let file = fs::File::open(&path).ok()?;
-            file.take(limits::MAX_BYTES as u64 + 1).read_to_end(&mut bytes).ok()?;
-            match limits::decode(&bytes) {
-                Ok(promise) => Some(promise).filter(|promise| promise.uid == *pod),
-                Err(error) => {
-                    tracing::warn!(file = %path.display(), %error, "limits file of a container cannot be read");
-                    None
-                }
-            }
-        });
-        read.take(MAX_ENTRIES).collect()
     }
 
     /// The size of the files that this pod has written into the writable folders of its containers and its tickets, up
@@ -291,7 +267,7 @@ fn ours_alone(state: &Path) -> Result<(), DeliveryError> {
         let why = "it is open to everybody, and the agent needs a directory that no other user can enter";
         return Err(failed("use as the state directory", state)(io::Error::other(why)));
     }
-    for folder in [state.to_owned(), state.join("pods"), state.join("tickets"), state.join("limiter")] {
+    for folder in [state.to_owned(), state.join(limits::PODS), state.join("tickets"), state.join("limiter")] {
         if folder.exists() {
             narrow(&folder)?;
         }
@@ -501,7 +477,6 @@ mod tests {
             fs::write(folder.path().join("cdi").join(name), "{}").unwrap();
         }
         fs::create_dir(folder.path().join("state/pods/lost+found")).unwrap();
-        assert_eq!(delivery.told(&BTreeSet::from([uid(2), uid(3)])), [promise(2, "main")]);
         assert_eq!(delivery.sweep(&BTreeSet::from([uid(1)]), &BTreeSet::from([kept.clone()])), (1, 1));
         let mut left: BTreeSet<String> = strange.map(str::to_owned).into();
         left.insert(ticket::file_name(&kept));
@@ -534,7 +509,7 @@ mod tests {
     fn a_limits_file_that_is_empty_cut_or_full_of_zeros_is_left_out_and_made_anew() {
         let folder = tempfile::tempdir().unwrap();
         let delivery = delivery(folder.path());
-        let (ticket, pods) = (Ticket::of_random([1; 16]), BTreeSet::from([uid(1)]));
+        let ticket = Ticket::of_random([1; 16]);
         delivery.deliver(&ticket, &promise(1, "main")).unwrap();
         let file = folder.path().join("state/pods").join(uid(1).as_str()).join("main/limits.json");
         let spec = folder.path().join("cdi").join(ticket::file_name(&ticket));
@@ -544,7 +519,7 @@ mod tests {
                 fs::remove_file(path).unwrap();
                 fs::write(path, left).unwrap();
             }
-            assert_eq!(delivery.told(&pods), []);
+            assert!(limits::decode(&fs::read(&file).unwrap()).is_err());
             delivery.deliver(&ticket, &promise(1, "main")).unwrap();
             assert_eq!((fs::read(&file).unwrap(), fs::read(&spec).unwrap()), (whole.clone(), whole_spec.clone()));
         }
@@ -590,7 +565,7 @@ mod tests {
         let delivery = delivery(folder.path()).with(NodeKit { limiter: Some(limiter), ..kit() });
         let (ticket, target) = (Ticket::of_random([1; 16]), folder.path().join("target"));
         delivery.deliver(&ticket, &promise(1, "main")).unwrap();
-        let own = state.join("pods").join(uid(1).as_str()).join("main/vgpu");
+        let own = state.join(limits::PODS).join(uid(1).as_str()).join("main/vgpu");
         let cache = own.join(format!("{}.cache", uid(1)));
         fs::remove_file(&cache).unwrap();
         std::os::unix::fs::symlink(&target, &cache).unwrap();
@@ -625,7 +600,7 @@ mod tests {
             delivery.deliver(ticket, &promise(pod, "main")).unwrap();
             delivery
         };
-        let own = |pod: u8, name: &str| state.join("pods").join(uid(pod).as_str()).join("main").join(name);
+        let own = |pod: u8, name: &str| state.join(limits::PODS).join(uid(pod).as_str()).join("main").join(name);
         let versions = || names(&state.join("limiter")).into_iter().filter(|name| name.starts_with("libvgpu")).count();
         give(b"\x7fELF one", &one, 1);
         give(b"\x7fELF one", &one, 1);
@@ -681,11 +656,11 @@ mod tests {
                 assert!(mount.options.contains(&option.to_owned()), "{mount:?}");
             }
             assert!(
-                Path::new(&mount.host_path).starts_with(state.join("pods").join(uid(1).as_str()).join("main")),
+                Path::new(&mount.host_path).starts_with(state.join(limits::PODS).join(uid(1).as_str()).join("main")),
                 "its own"
             );
         }
-        let own = state.join("pods").join(uid(1).as_str()).join("main");
+        let own = state.join(limits::PODS).join(uid(1).as_str()).join("main");
         let set = fs::read_to_string(own.join("overrideEnv")).unwrap();
         assert!(set.contains("CUDA_DEVICE_MEMORY_LIMIT_0=3000m\n") && set.contains("CUDA_TASK_PRIORITY=0\n"), "{set}");
         assert!(!set.contains("NVIDIA_VISIBLE_DEVICES"), "{set}");

@@ -14,6 +14,7 @@
 //!   state_file             a file in the state directory that the agent writes, and reads after a restart
 //!   incidents              incidents of GPUs, kept over a restart
 //!   tallies                GPU time and energy of pods, kept over a restart
+//!   binding_file           what was found about the CDI of the container runtime, kept over a restart
 //!   failpoint              places where a test kills or holds the process; not in a release build
 //!   apiserver              writes to Nodes and pods at the API server
 //! ```
@@ -38,4 +39,5 @@ pub mod delivery;
 pub mod state_file;
 pub mod incidents;
 pub mod tallies;
+pub mod binding_file;
 pub mod apiserver;

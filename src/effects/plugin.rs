@@ -24,7 +24,7 @@ mod notice;
 mod line;
 mod site;
 mod socket_name;
-mod rival;
+mod second_agent;
 mod settings;
 mod register;
 
@@ -36,7 +36,7 @@ pub use journal::TicketJournal;
 pub use meter::CallMeter;
 pub use one_at_disk::OneAtDisk;
 pub use register::serve;
-pub use rival::{RivalPlugin, SecondAgent, find as find_rival, find_second};
+pub use second_agent::{SecondAgent, find_second};
 pub use settings::{RegistrationCourse, RegistrationMethod, RegistrationStart, Settings};
 
 #[cfg(test)]

@@ -6,11 +6,11 @@
 //!
 //! What must never happen here: the file is written; a file that cannot be read is taken for an empty one.
 
+use crate::bounded_file;
 use model::checkpoint::CheckpointEntry;
+use model::file_stamp::FileStamp;
 use model::id::ContainerKey;
 use std::fs;
-use std::io::Read;
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use wire::{checkpoint, ticket};
@@ -41,9 +41,6 @@ pub struct CheckpointEntries {
 /// Most unreadable entries whose reason is kept; one is enough to see that something is wrong.
 const MAX_TOLD: usize = 16;
 
-/// Inode, size and modification time. The kubelet replaces the file by a new one, so one of these changes each time.
-pub type FileStamp = (u64, u64, i64, i64);
-
 impl CheckpointReader {
     /// A reader of the checkpoint entries of `resource` in the kubelet's directory of device plugins.
     #[must_use]
@@ -51,11 +48,11 @@ impl CheckpointReader {
         CheckpointReader { path: folder.join(FILE), resource, seen: None }
     }
 
-    /// The stamp of the file, by one `stat`; it shows whether the file has changed. Blocks for as long as the file
-    /// system takes.
+    /// The stamp of the file, by one `stat`. The kubelet replaces the file by a new one, so the stamp shows whether it
+    /// has changed. Blocks for as long as the file system takes.
     #[must_use]
     pub fn stamp(&self) -> Option<FileStamp> {
-        fs::metadata(&self.path).ok().map(|about| stamp(&about))
+        bounded_file::stamp(&self.path).ok()
     }
 
     /// All entries of the resource. Blocks for as long as the file system takes.
@@ -64,9 +61,9 @@ impl CheckpointReader {
     /// A sentence that names the file: it is missing, unreadable or not kubelet's.
     pub fn read(&mut self) -> Result<CheckpointEntries, String> {
         let told = |error: &dyn std::fmt::Display| format!("kubelet's checkpoint {}: {error}", self.path.display());
-        let file = fs::File::open(&self.path).map_err(|error| told(&error))?;
+        let file = bounded_file::open(&self.path).map_err(|error| told(&error))?;
         let about = file.metadata().map_err(|error| told(&error))?;
-        let stamp = stamp(&about);
+        let stamp = bounded_file::stamp_of(&about);
         if let Some((seen, entries)) = &self.seen
             && *seen == stamp
         {
@@ -89,18 +86,12 @@ impl CheckpointReader {
 /// Blocks for as long as the file system takes.
 #[must_use]
 pub fn registered(folder: &Path, resource: &str) -> Vec<Arc<str>> {
-    let checkpoint = fs::File::open(folder.join(FILE)).ok().and_then(|file| parse(file).ok());
+    let checkpoint = bounded_file::open(&folder.join(FILE)).ok().and_then(|file| parse(file).ok());
     checkpoint.and_then(|mut checkpoint| checkpoint.registered.remove(resource)).unwrap_or_default()
 }
 
-fn stamp(about: &fs::Metadata) -> FileStamp {
-    (about.ino(), about.size(), about.mtime(), about.mtime_nsec())
-}
-
 fn parse(file: fs::File) -> Result<checkpoint::Checkpoint, String> {
-    let mut bytes = Vec::new();
-    let limit = checkpoint::MAX_BYTES as u64 + 1;
-    file.take(limit).read_to_end(&mut bytes).map_err(|error| error.to_string())?;
+    let bytes = bounded_file::read_open(file, checkpoint::MAX_BYTES).map_err(|error| error.to_string())?;
     checkpoint::parse(&bytes).map_err(|fault| fault.to_string())
 }
 

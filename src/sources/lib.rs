@@ -5,12 +5,18 @@
 //! ```text
 //!   clock roots boot            time, the roots of the kernel's file trees (each is a setting), the boot id
 //!   kernel_file                 reads the kernel's files without waiting and without allocating
+//!   bounded_file                a file that another program wrote, up to a limit
 //!   procfs cgroup owner         host and cgroup readings; the container that a process belongs to
 //!   infiniband                  InfiniBand ports and their counters
 //!   sampler                     the thread that reads host, cgroups, networks and processes by deadline
 //!   names                       names of containers: CRI socket, log links, PodResources
 //!   kubernetes                  the API server: the pods of this node
+//!   toolkit_spec                the CDI spec of NVIDIA's container toolkit
+//!   kubelet_config              the kubelet's configuration file
+//!   device_config               HAMi's device configuration
 //!   checkpoint                  the kubelet's file of allocated devices
+//!   state_dir                   what an earlier agent process left in the state directory
+//!   rival_plugin                another device plugin that runs on this node
 //!   arrival                     whether a container has a file mounted
 //!   source_failures             logs a failure once, counts it each time, and retries with growing pauses
 //!   kernel_log nvml simulated   GPUs
@@ -25,6 +31,7 @@ pub mod boot;
 pub mod report;
 mod source_failures;
 pub mod kernel_file;
+pub mod bounded_file;
 pub mod procfs;
 pub mod cgroup;
 pub mod owner;
@@ -32,7 +39,12 @@ mod infiniband;
 pub mod sampler;
 pub mod names;
 pub mod kubernetes;
+pub mod toolkit_spec;
+pub mod kubelet_config;
+pub mod device_config;
+pub mod state_dir;
 pub mod checkpoint;
+pub mod rival_plugin;
 pub mod arrival;
 pub mod kernel_log;
 pub mod nvml;

@@ -12,6 +12,7 @@ pub(crate) mod value;
 pub(crate) mod file;
 pub(crate) mod layer;
 
+use decide::device_injection::DeviceStrategy;
 use decide::health::HealthPolicy;
 use decide::labels::Labelling;
 use effects::admin::Tls;
@@ -79,7 +80,7 @@ pub(crate) struct Sharing {
     pub binding: Option<decide::allocator::BindingMode>,
     /// `None`: from kubelet's configuration.
     pub topology: Option<value::Topology>,
-    pub strategy: value::Strategy,
+    pub strategy: DeviceStrategy,
     pub allow_unisolated: bool,
     pub host_cdi_dirs: Vec<PathBuf>,
     pub limiter_library: Option<PathBuf>,
@@ -311,7 +312,7 @@ impl Reader<'_> {
     fn isolated(&mut self, standalone: Option<bool>, sharing: Option<&Sharing>) {
         let Some(sharing) = sharing.filter(|_| standalone == Some(false)) else { return };
         let pair = (sharing.binding, sharing.strategy)
-            == (Some(decide::allocator::BindingMode::Early), value::Strategy::Envvar);
+            == (Some(decide::allocator::BindingMode::Early), DeviceStrategy::Envvar);
         if pair && !sharing.allow_unisolated {
             self.problems.push(Problem::Together(
                 "binding early and device-strategy envvar isolate no pod: its own NVIDIA_VISIBLE_DEVICES=all opens every GPU of the \

@@ -20,12 +20,16 @@ use serde::{Deserialize, Serialize};
 use std::borrow::Cow;
 use std::sync::Arc;
 
+/// Folder in the state directory: it has a folder for each ticket.
+pub const FOLDER: &str = "tickets";
+/// Name of the file in the folder of its ticket.
+pub const FILE_NAME: &str = "ticket.json";
 /// Most bytes: 512 ids and as many devices in 200 bytes each, twice.
 pub const MAX_BYTES: usize = 256 * 1024;
 /// Most ids of one container: as many as the largest node has GPUs and MIG instances, with room to spare.
 const MAX_IDS: usize = 512;
 /// Name, version and size limit of the file.
-const FILE: KeptFile = KeptFile { key: "ticket.json", version: 1, max_bytes: MAX_BYTES };
+const FILE: KeptFile = KeptFile { key: FILE_NAME, version: 1, max_bytes: MAX_BYTES };
 
 #[derive(Serialize, Deserialize)]
 struct Document<'a> {

@@ -21,12 +21,16 @@ use std::borrow::Cow;
 
 /// Path of the limits file in the container.
 pub const PATH: &str = "/etc/gpu-steward/limits.json";
+/// Folder in the state directory: it has a folder for each pod, named by its UID, and in that one for each container.
+pub const PODS: &str = "pods";
+/// Name of the file in the folder of its container.
+pub const FILE_NAME: &str = "limits.json";
 /// Most bytes: 512 devices in 300 bytes each, twice.
 pub const MAX_BYTES: usize = 256 * 1024;
 /// Most devices of one container: as many as the largest node has MIG instances.
 const MAX_DEVICES: usize = 512;
 /// Name, version and size limit of the file.
-const FILE: KeptFile = KeptFile { key: "limits.json", version: 1, max_bytes: MAX_BYTES };
+const FILE: KeptFile = KeptFile { key: FILE_NAME, version: 1, max_bytes: MAX_BYTES };
 
 #[derive(Serialize, Deserialize)]
 struct Document<'a> {

@@ -144,14 +144,14 @@ fn go_reads_over_https() {
 }
 
 /// What `go tool pprof` prints of this profile: it has this type and functions of ours with their lines.
-fn go_reads(url: &str, says: &str) -> String {
+fn go_reads(url: &str, kind: &str) -> String {
     let folder = tempfile::tempdir().unwrap();
     let mut go = Command::new(std::env::var_os("GO").unwrap_or_else(|| "go".into()));
     go.args(["tool", "pprof", "-top", "-lines", "-nodecount=10000", url]);
     let output = go.env("PPROF_TMPDIR", folder.path()).env("GOTOOLCHAIN", "local").output();
     let output = output.expect("go is installed");
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
-    assert!(output.status.success() && text.contains(says) && text.contains("File: gpu-steward"), "{url}: {text}");
+    assert!(output.status.success() && text.contains(kind) && text.contains("File: gpu-steward"), "{url}: {text}");
     let numbered = |line: &str| {
         let place = line.trim_end_matches(" (inline)").rsplit(':').next();
         place.is_some_and(|number| number.parse::<u32>().is_ok_and(|number| number > 0))
@@ -162,6 +162,6 @@ fn go_reads(url: &str, says: &str) -> String {
 
 /// The lines with a function of this workspace.
 fn of_ours(text: &str) -> impl Iterator<Item = &str> {
-    let rooms = ["steward", "sources", "effects", "pprof", "decide", "wire"].map(|room| format!("src/{room}/"));
-    text.lines().filter(move |line| rooms.iter().any(|room| line.contains(room)))
+    let crates = ["steward", "sources", "effects", "pprof", "decide", "wire"].map(|name| format!("src/{name}/"));
+    text.lines().filter(move |line| crates.iter().any(|name| line.contains(name)))
 }

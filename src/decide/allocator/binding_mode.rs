@@ -1,6 +1,7 @@
 //! The choice of the binding mode: whether the kubelet and the runtime of this node pass CDI devices from a device
 //! plugin into a container. What the runtime reports about its CDI takes precedence over what its version suggests.
 
+use model::cdi_support::CdiSupport;
 use model::plugin::SecondConnection;
 
 /// When a container gets its devices.
@@ -10,17 +11,6 @@ pub enum BindingMode {
     Late,
     /// In the answer to `Allocate`; the agent confirms them at the start.
     Early,
-}
-
-/// What the agent found about the CDI of a runtime. It saves this for its next start.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum CdiSupport {
-    /// The runtime has CDI, by its version or by its own report.
-    Late,
-    /// The runtime or the kubelet does not pass CDI devices on, or this is not known.
-    Early,
-    /// The runtime has CDI by its version, but did not make the edits of a CDI device.
-    Disproved,
 }
 
 /// The choice of a binding mode, with its reason.
@@ -37,11 +27,11 @@ pub struct BindingChoice {
     pub why: String,
 }
 
-impl CdiSupport {
+impl BindingChoice {
     /// The binding mode that follows.
     #[must_use]
-    pub fn binding(self) -> BindingMode {
-        match self {
+    pub fn binding(&self) -> BindingMode {
+        match self.found {
             CdiSupport::Late => BindingMode::Late,
             CdiSupport::Early | CdiSupport::Disproved => BindingMode::Early,
         }

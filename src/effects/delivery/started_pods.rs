@@ -6,18 +6,17 @@ use super::file::{DeliveryError, failed, place};
 use model::id::PodUid;
 use std::collections::BTreeSet;
 use std::fs::{self, File};
-use std::io::{self, Read, Write};
+use std::io::{self, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
+use wire::started_pods::{self, FILE, StartedPods};
 
-/// Beside the folders of the pods.
-const FILE: &str = "started";
 /// Only the agent may read and write it.
 const MODE: u32 = 0o600;
 /// The file is written again if it has more lines than this of pods that are gone.
 const MAX_GONE: usize = 256;
-/// Limit of the file: about 27,000 pods, those of a full node and those that go between two sweeps.
-const MAX_BYTES: u64 = 1 << 20;
+/// Limit of the file.
+const MAX_BYTES: u64 = started_pods::MAX_BYTES as u64;
 
 /// The file of started pods.
 #[derive(Debug)]
@@ -36,26 +35,9 @@ impl StartedPodsFile {
         StartedPodsFile { path: state.join(FILE), file: None, pods: BTreeSet::new(), lines: 0, length: 0 }
     }
 
-    /// The pods that an earlier agent process wrote. A line that cannot be read is left out; an unreadable file is
-    /// logged.
-    pub fn recall(&mut self) -> BTreeSet<PodUid> {
-        let mut bytes = Vec::new();
-        match File::open(&self.path).and_then(|file| file.take(MAX_BYTES).read_to_end(&mut bytes)) {
-            Ok(_) => {}
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-            Err(error) => {
-                tracing::warn!(file = %self.path.display(), %error, "file of started pods cannot be read");
-            }
-        }
-        // One damaged line must not cost the others.
-        let text = String::from_utf8_lossy(&bytes);
-        // After a power loss, a file system may fill blocks that were not written with zeros.
-        let lines = || text.split(['\n', '\0']).filter(|line| !line.is_empty());
-        self.lines = lines().count();
-        self.length = bytes.len() as u64;
-        // A line that was cut off is not a UID of any pod.
-        self.pods = lines().filter_map(|line| PodUid::parse(line).ok()).collect();
-        self.pods.clone()
+    /// Continues the file of an earlier agent process, which holds this.
+    pub fn continues(&mut self, earlier: StartedPods) {
+        (self.pods, self.lines, self.length) = (earlier.pods, earlier.lines, earlier.bytes);
     }
 
     /// Adds a pod of which a start is about to be answered.
@@ -66,8 +48,7 @@ impl StartedPodsFile {
         if self.pods.contains(pod) {
             return Ok(());
         }
-        // The line starts with a line feed, because the line before it may be cut off.
-        let line = format!("\n{pod}");
+        let line = started_pods::line(pod);
         let told = failed("write into", &self.path);
         if self.length + line.len() as u64 > MAX_BYTES {
             return Err(told(io::Error::other("it is full")));
@@ -96,7 +77,7 @@ impl StartedPodsFile {
         if self.lines <= self.pods.len() + MAX_GONE {
             return Ok(());
         }
-        let text: String = self.pods.iter().map(|pod| format!("\n{pod}")).collect();
+        let text: String = self.pods.iter().map(started_pods::line).collect();
         place(&self.path, text.as_bytes(), MODE)?;
         // The old open file has no name any more, so it is opened again.
         (self.file, self.lines, self.length) = (None, self.pods.len(), text.len() as u64);
@@ -108,6 +89,18 @@ impl StartedPodsFile {
 mod tests {
     use super::*;
 
+    /// The file of the next agent process, and the pods that it knows.
+    fn next(folder: &Path) -> (StartedPodsFile, BTreeSet<PodUid>) {
+        let mut starts = StartedPodsFile::new(folder);
+        let earlier = started_pods::decode(&fs::read(folder.join(FILE)).unwrap_or_default());
+        starts.continues(earlier.clone());
+        (starts, earlier.pods)
+    }
+
+    fn recall(folder: &Path) -> BTreeSet<PodUid> {
+        next(folder).1
+    }
+
     fn uid(n: usize) -> PodUid {
         PodUid::parse(&format!("{n:032x}")).unwrap()
     }
@@ -115,8 +108,8 @@ mod tests {
     #[test]
     fn a_start_that_was_answered_is_known_in_the_next_life_until_its_pod_is_gone() {
         let folder = tempfile::tempdir().unwrap();
-        let mut starts = StartedPodsFile::new(folder.path());
-        assert_eq!(starts.recall(), BTreeSet::new());
+        let (mut starts, known) = next(folder.path());
+        assert_eq!(known, BTreeSet::new());
         for n in [2, 1, 2] {
             starts.note(&uid(n)).unwrap();
         }
@@ -124,12 +117,12 @@ mod tests {
         // Lines that were cut or damaged, as by a power loss.
         let mut file = fs::OpenOptions::new().append(true).open(folder.path().join(FILE)).unwrap();
         file.write_all(b"\n\xff\0\xfe\n0000").unwrap();
-        let mut starts = StartedPodsFile::new(folder.path());
-        assert_eq!(starts.recall(), BTreeSet::from([uid(1), uid(2)]));
+        let (mut starts, known) = next(folder.path());
+        assert_eq!(known, BTreeSet::from([uid(1), uid(2)]));
         starts.note(&uid(3)).unwrap();
         starts.keep_only(&BTreeSet::from([uid(2), uid(3)])).unwrap();
         starts.note(&uid(1)).unwrap();
-        assert_eq!(StartedPodsFile::new(folder.path()).recall(), BTreeSet::from([uid(1), uid(2), uid(3)]));
+        assert_eq!(recall(folder.path()), BTreeSet::from([uid(1), uid(2), uid(3)]));
     }
 
     #[test]
@@ -142,7 +135,7 @@ mod tests {
             starts.keep_only(&BTreeSet::from([uid(0), uid(n)])).unwrap();
             assert!(fs::metadata(&path).unwrap().len() <= (MAX_GONE as u64 + 3) * 33);
         }
-        assert!(StartedPodsFile::new(folder.path()).recall().contains(&uid(10 * MAX_GONE - 1)));
+        assert!(recall(folder.path()).contains(&uid(10 * MAX_GONE - 1)));
         let refused = (0..1 << 20).map(|n| starts.note(&uid(1 << 20 | n))).find_map(Result::err);
         assert!(refused.is_some_and(|error| error.to_string().contains("full")));
         assert!(fs::metadata(&path).unwrap().len() <= MAX_BYTES);
@@ -165,10 +158,10 @@ mod tests {
             ([&zeros[..], &line].concat(), 1),
         ] {
             fs::write(&path, &left).unwrap();
-            let mut starts = StartedPodsFile::new(folder.path());
-            assert_eq!(starts.recall().len(), known);
+            let (mut starts, pods) = next(folder.path());
+            assert_eq!(pods.len(), known);
             starts.note(&uid(2)).unwrap();
-            assert!(StartedPodsFile::new(folder.path()).recall().contains(&uid(2)));
+            assert!(recall(folder.path()).contains(&uid(2)));
         }
     }
 }

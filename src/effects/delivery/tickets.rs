@@ -7,14 +7,12 @@ use model::id::Ticket;
 use model::ticket::IssuedTicket;
 use std::collections::BTreeSet;
 use std::fs;
-use std::io::{self, Read};
+use std::io;
 use std::path::{Path, PathBuf};
-use wire::issued_ticket;
+use wire::issued_ticket::{self, FILE_NAME, FOLDER};
 
-/// Limit of tickets that are read: twice as many as are kept in memory.
+/// Limit of tickets in one sweep: twice as many as are kept in memory.
 const MAX_ENTRIES: usize = 16_384;
-/// The record of an issued ticket, in its folder.
-const RECORD: &str = "ticket.json";
 
 /// The folders of tickets.
 #[derive(Clone, Debug)]
@@ -26,7 +24,7 @@ impl TicketFolders {
     /// The folders under this state directory.
     #[must_use]
     pub fn new(state: &Path) -> TicketFolders {
-        TicketFolders { root: state.join("tickets") }
+        TicketFolders { root: state.join(FOLDER) }
     }
 
     /// The folder of a ticket.
@@ -42,33 +40,11 @@ impl TicketFolders {
     pub fn keep(&self, issued: &IssuedTicket) -> Result<(), DeliveryError> {
         let folder = self.folder(&issued.ticket);
         make_folder(&folder)?;
-        let path = folder.join(RECORD);
+        let path = folder.join(FILE_NAME);
         let text = issued_ticket::encode(issued)
             .map_err(|fault| failed("make the text of", &path)(io::Error::other(fault.to_string())))?;
         // Not synced: after a power loss the ticket is still in the kubelet's checkpoint.
         put(&path, text.as_bytes())
-    }
-
-    /// All records. A record that cannot be read is left out and logged.
-    #[must_use]
-    pub fn recall(&self) -> Vec<IssuedTicket> {
-        let mut recalled = Vec::new();
-        for (ticket, folder) in self.all() {
-            let path = folder.join(RECORD);
-            let read = || {
-                let mut bytes = Vec::new();
-                fs::File::open(&path)?.take(issued_ticket::MAX_BYTES as u64 + 1).read_to_end(&mut bytes)?;
-                issued_ticket::decode(&bytes).map_err(|fault| io::Error::other(fault.to_string()))
-            };
-            match read() {
-                Ok(issued) if issued.ticket == ticket => recalled.push(issued),
-                Ok(_) => tracing::warn!(file = %path.display(), "record of another ticket is in this folder"),
-                Err(error) => {
-                    tracing::warn!(file = %path.display(), %error, "record of a ticket cannot be read")
-                }
-            }
-        }
-        recalled
     }
 
     /// Moves the tickets that are not in `kept` into the trash, and returns them. The age of a folder does not count,
@@ -100,19 +76,22 @@ mod tests {
         }
     }
 
+    /// The record of a ticket as it stands on the disk.
+    fn record(tickets: &TicketFolders, n: u8) -> Option<IssuedTicket> {
+        let bytes = fs::read(tickets.folder(&issued(n).ticket).join(FILE_NAME)).ok()?;
+        issued_ticket::decode(&bytes).ok()
+    }
+
     #[test]
-    fn what_is_kept_is_recalled_and_what_is_torn_hides_nothing() {
+    fn the_last_record_of_each_ticket_is_kept() {
         let folder = tempfile::tempdir().unwrap();
         let tickets = TicketFolders::new(folder.path());
-        assert_eq!(tickets.recall(), []);
         for n in [1, 2, 3] {
             tickets.keep(&issued(n)).unwrap();
         }
         tickets.keep(&IssuedTicket { order: 9, ..issued(1) }).unwrap();
-        fs::remove_file(tickets.folder(&issued(2).ticket).join(RECORD)).unwrap();
-        fs::rename(tickets.folder(&issued(3).ticket), tickets.folder(&issued(4).ticket)).unwrap();
-        fs::create_dir(folder.path().join("tickets/strange")).unwrap();
-        assert_eq!(tickets.recall(), [IssuedTicket { order: 9, ..issued(1) }]);
+        assert_eq!(record(&tickets, 1), Some(IssuedTicket { order: 9, ..issued(1) }));
+        assert_eq!(record(&tickets, 3), Some(issued(3)));
     }
 
     #[test]
@@ -128,24 +107,24 @@ mod tests {
         let trash = Trash::new(folder.path()).unwrap();
         assert_eq!(tickets.sweep(&kept, &trash), [issued(3).ticket]);
         assert!(!trash.is_empty());
-        assert_eq!(tickets.recall().len(), 2);
+        assert_eq!([1, 2, 3].map(|n| record(&tickets, n).is_some()), [true, true, false]);
     }
 
     /// What a power loss may leave of a file that was not synced.
     #[test]
-    fn a_record_that_is_empty_cut_or_full_of_zeros_costs_only_itself() {
+    fn a_record_that_is_empty_cut_or_full_of_zeros_is_written_anew() {
         let folder = tempfile::tempdir().unwrap();
         let tickets = TicketFolders::new(folder.path());
         tickets.keep(&issued(1)).unwrap();
         tickets.keep(&IssuedTicket { given: Some(Vec::new()), ..issued(2) }).unwrap();
-        let path = tickets.folder(&issued(1).ticket).join(RECORD);
+        let path = tickets.folder(&issued(1).ticket).join(FILE_NAME);
         let whole = fs::read(&path).unwrap();
         for left in [&[][..], &[0; 4096], &whole[..whole.len() / 2], &[&whole[..], &[0; 10]].concat()] {
             fs::remove_file(&path).unwrap();
             fs::write(&path, left).unwrap();
-            assert_eq!(tickets.recall().len(), 1, "{left:?}");
+            assert_eq!(record(&tickets, 1), None, "{left:?}");
+            tickets.keep(&issued(1)).unwrap();
+            assert_eq!((record(&tickets, 1), record(&tickets, 2).is_some()), (Some(issued(1)), true));
         }
-        tickets.keep(&issued(1)).unwrap();
-        assert_eq!(tickets.recall().len(), 2);
     }
 }

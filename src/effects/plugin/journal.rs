@@ -7,19 +7,16 @@
 //! not fit.
 
 use model::id::Ticket;
-use model::ticket::IssuedTicket;
 use parking_lot::Mutex;
 use std::fs::{self, File};
-use std::io::{self, Read, Write};
+use std::io::{self, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use wire::issued_ticket;
+use wire::ticket_journal::{self, FILE, TicketJournalText};
 
-/// In the state directory, beside the folders of the tickets.
-const FILE: &str = "given-out";
-/// Limit of the file: far more than the tickets of a full node whose disk hangs.
-const MAX_BYTES: u64 = 1 << 20;
+/// Limit of the file.
+const MAX_BYTES: u64 = ticket_journal::MAX_BYTES as u64;
 /// The journal compacts when the file has this size and at least half of it is unused: about 500 lines, 60 kB to write.
 const MUCH: u64 = 64 << 10;
 
@@ -66,35 +63,12 @@ impl TicketJournal {
         TicketJournal { path: state.join(FILE), state: Mutex::default() }
     }
 
-    /// The tickets of an earlier agent process with their ids, in the order of issue. They stay in the journal until
-    /// [`TicketJournal::kept`]. A line that cannot be read is left out and logged.
-    #[must_use]
-    pub fn recall(&self) -> Vec<(Ticket, Vec<Arc<str>>)> {
-        let mut bytes = Vec::new();
-        match File::open(&self.path).and_then(|file| file.take(MAX_BYTES).read_to_end(&mut bytes)) {
-            Ok(_) => {}
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Vec::new(),
-            Err(error) => {
-                tracing::warn!(file = %self.path.display(), %error, "ticket journal cannot be read");
-                return Vec::new();
-            }
-        }
-        let mut found = Vec::new();
+    /// Continues the journal of an earlier agent process, which holds this. Its tickets stay in the journal until
+    /// [`TicketJournal::kept`].
+    pub fn continues(&self, earlier: TicketJournalText) {
         let mut state = self.state.lock();
-        // After a power loss, a file system may fill blocks that were not written with zeros.
-        for line in bytes.split(|byte| matches!(byte, b'\n' | 0)).filter(|line| !line.is_empty()) {
-            match issued_ticket::decode(line) {
-                Ok(issued) => {
-                    state.open.push((issued.ticket.clone(), format!("\n{}", String::from_utf8_lossy(line))));
-                    found.push((issued.ticket, issued.ids));
-                }
-                Err(error) => {
-                    tracing::warn!(file = %self.path.display(), %error, "line of the ticket journal cannot be read");
-                }
-            }
-        }
-        state.length = bytes.len() as u64;
-        found
+        state.open.extend(earlier.lines.into_iter().map(|line| (line.ticket, line.text)));
+        state.length = earlier.bytes;
     }
 
     /// Adds a ticket that is about to be issued.
@@ -102,17 +76,7 @@ impl TicketJournal {
     /// # Errors
     /// If the line is not written: the journal is full, or the disk is full or gone.
     pub fn note(&self, ticket: &Ticket, ids: &[Arc<str>]) -> io::Result<()> {
-        let issued = IssuedTicket {
-            ticket: ticket.clone(),
-            order: 0,
-            ids: ids.to_vec(),
-            meant: None,
-            holder: None,
-            given: None,
-        };
-        // The line starts with a line feed, because the line before it may be cut off.
-        let text = issued_ticket::encode(&issued).map_err(|fault| io::Error::other(fault.to_string()))?;
-        let line = format!("\n{text}");
+        let line = ticket_journal::line(ticket, ids).map_err(|fault| io::Error::other(fault.to_string()))?;
         let mut state = self.state.lock();
         let length = line.len() as u64;
         if state.length + length > MAX_BYTES {
@@ -154,6 +118,21 @@ impl TicketJournal {
 mod tests {
     use super::*;
 
+    type Known = Vec<(Ticket, Vec<Arc<str>>)>;
+
+    /// The journal of the next agent process, and the tickets that it knows.
+    fn next(folder: &Path) -> (TicketJournal, Known) {
+        let journal = TicketJournal::new(folder);
+        let earlier = ticket_journal::decode(&fs::read(folder.join(FILE)).unwrap_or_default());
+        let known = earlier.lines.iter().map(|line| (line.ticket.clone(), line.ids.clone())).collect();
+        journal.continues(earlier);
+        (journal, known)
+    }
+
+    fn recall(folder: &Path) -> Known {
+        next(folder).1
+    }
+
     fn ticket(n: u8) -> Ticket {
         Ticket::of_random([n; 16])
     }
@@ -163,8 +142,8 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let ids: Vec<Arc<str>> = vec!["GPU-a-1".into()];
         let given = |n: u8| (ticket(n), ids.clone());
-        let journal = TicketJournal::new(folder.path());
-        assert_eq!(journal.recall(), []);
+        let (journal, known) = next(folder.path());
+        assert_eq!(known, []);
         for n in [3, 1, 2] {
             journal.note(&ticket(n), &ids).unwrap();
         }
@@ -175,17 +154,17 @@ mod tests {
             .unwrap()
             .write_all(b"{\"version\":1,")
             .unwrap();
-        let journal = TicketJournal::new(folder.path());
-        assert_eq!(journal.recall(), [given(3), given(1), given(2)]);
+        let (journal, known) = next(folder.path());
+        assert_eq!(known, [given(3), given(1), given(2)]);
         journal.note(&ticket(5), &ids).unwrap();
         journal.kept(&ticket(3));
         journal.kept(&ticket(1));
-        assert_eq!(TicketJournal::new(folder.path()).recall(), [given(3), given(1), given(2), given(5)]);
+        assert_eq!(recall(folder.path()), [given(3), given(1), given(2), given(5)]);
         journal.kept(&ticket(2));
         journal.kept(&ticket(5));
-        assert_eq!(TicketJournal::new(folder.path()).recall(), []);
+        assert_eq!(recall(folder.path()), []);
         journal.note(&ticket(4), &ids).unwrap();
-        assert_eq!(TicketJournal::new(folder.path()).recall(), [given(4)]);
+        assert_eq!(recall(folder.path()), [given(4)]);
     }
 
     #[test]
@@ -208,13 +187,13 @@ mod tests {
             most = most.max(fs::metadata(&path).unwrap().len());
         }
         assert!(most <= MUCH + 4 * line, "{most}");
-        let recalled = TicketJournal::new(folder.path()).recall();
+        let recalled = recall(folder.path());
         assert_eq!(recalled.first(), Some(&(ticket(1), ids.clone())), "the oldest is first");
         // The next agent process continues the file.
-        let journal = TicketJournal::new(folder.path());
-        let before = journal.recall().len();
+        let (journal, known) = next(folder.path());
+        let before = known.len();
         journal.note(&ticket(2), &ids).unwrap();
-        assert_eq!(TicketJournal::new(folder.path()).recall().len(), before + 1);
+        assert_eq!(recall(folder.path()).len(), before + 1);
     }
 
     /// The file is full before any ticket is marked as kept.
@@ -229,8 +208,7 @@ mod tests {
         journal.kept(&ticket(1));
         assert!(journal.note(&ticket(full), &ids).is_ok(), "there is room for it now");
         assert!(journal.note(&ticket(full + 1), &ids).is_err(), "and for no other");
-        let left: Vec<Ticket> =
-            TicketJournal::new(folder.path()).recall().into_iter().map(|(ticket, _)| ticket).collect();
+        let left: Vec<Ticket> = recall(folder.path()).into_iter().map(|(ticket, _)| ticket).collect();
         assert_eq!(left, (0..=full).filter(|n| *n != 1).map(ticket).collect::<Vec<_>>());
         assert!(fs::metadata(folder.path().join(FILE)).unwrap().len() <= MAX_BYTES);
     }
@@ -252,10 +230,10 @@ mod tests {
             ([&vec![0; 100][..], &line[..]].concat(), 1),
         ] {
             fs::write(&path, &left).unwrap();
-            let journal = TicketJournal::new(folder.path());
-            assert_eq!(journal.recall().len(), known, "{left:?}");
+            let (journal, found) = next(folder.path());
+            assert_eq!(found.len(), known, "{left:?}");
             journal.note(&ticket(2), &ids).unwrap();
-            assert_eq!(TicketJournal::new(folder.path()).recall().len(), known + 1);
+            assert_eq!(recall(folder.path()).len(), known + 1);
         }
     }
 

@@ -31,7 +31,7 @@
 
 use super::call::{PluginCallSender, PluginDevice};
 use super::notice::{Notice, Progress};
-use super::rival;
+use super::second_agent::{self, SecondAgent};
 use super::service::{MAX_LIST, Service, Watches, encoded_len, options};
 use super::settings::{RegistrationCourse, RegistrationMethod, RegistrationStart, Settings};
 use super::site::{MAX_REQUEST, Site};
@@ -233,9 +233,9 @@ impl Desk {
     }
 
     /// Another agent that listens on a socket of this one. A previous agent gets some time to close.
-    async fn second(&self, following: bool) -> Option<rival::SecondAgent> {
+    async fn second(&self, following: bool) -> Option<SecondAgent> {
         let paths = self.settings.socket_paths();
-        if following { rival::find_second(&paths).await } else { rival::listening(&paths).await }
+        if following { second_agent::find_second(&paths).await } else { second_agent::listening(&paths).await }
     }
 
     /// Waits for `course.stop`, and then until the calls of the kubelet are answered.

@@ -1,6 +1,5 @@
 //! Settings of the device plugin: folders, resource, how the registration begins and ends, and the socket files.
 
-use super::rival::MAX_SOCKETS;
 use super::socket_name;
 use model::plugin::SecondConnection;
 use std::io;
@@ -8,6 +7,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use tokio_util::sync::CancellationToken;
+
+/// Limit of files that are looked at in a folder; a node has a handful of plugins.
+const MAX_SOCKETS: usize = 64;
 
 /// How the registration begins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

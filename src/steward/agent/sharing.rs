@@ -15,7 +15,6 @@ mod config;
 mod counts;
 mod missing;
 mod health;
-mod kubelet_config;
 mod topology;
 mod binding_mode;
 mod listing;

@@ -1,5 +1,6 @@
 //! Parses the texts of settings into typed values. Pure: the same text gives the same value on every machine.
 
+use decide::device_injection::DeviceStrategy;
 use decide::labels::Labelling;
 use model::pod::{LabelKeys, MAX_LABEL_KEYS};
 use model::unit::Bytes;
@@ -230,22 +231,11 @@ pub(crate) fn register_format(text: &str) -> Result<RegisterFormat, Why> {
 }
 
 /// How devices get into containers.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Strategy {
-    /// The agent asks the container runtime.
-    Auto,
-    /// The agent uses CDI.
-    Cdi,
-    /// NVIDIA's runtime reads `NVIDIA_VISIBLE_DEVICES`.
-    Envvar,
-}
-
-/// How devices get into containers.
-pub(crate) fn strategy(text: &str) -> Result<Strategy, Why> {
+pub(crate) fn strategy(text: &str) -> Result<DeviceStrategy, Why> {
     match text {
-        "auto" => Ok(Strategy::Auto),
-        "cdi" => Ok(Strategy::Cdi),
-        "envvar" => Ok(Strategy::Envvar),
+        "auto" => Ok(DeviceStrategy::Auto),
+        "cdi" => Ok(DeviceStrategy::Cdi),
+        "envvar" => Ok(DeviceStrategy::Envvar),
         _ => Err("expected auto, cdi or envvar".into()),
     }
 }

@@ -118,13 +118,15 @@ impl Sharing {
 
     /// Takes over the tickets that the previous agent issued and had no time to write to their folders.
     pub(super) fn recall_given_out(&mut self) {
-        for (ticket, ids) in self.keeper.journal.recall() {
-            let issued = match self.allocator.issued(&ticket) {
+        let journal = sources::state_dir::journal(&self.state_dir);
+        for line in &journal.lines {
+            let issued = match self.allocator.issued(&line.ticket) {
                 Some(known) => known.clone(),
-                None => self.issue(&ticket, &ids, None),
+                None => self.issue(&line.ticket, &line.ids, None),
             };
             self.keeper.note(issued);
         }
+        self.keeper.journal.continues(journal);
     }
 
     /// Takes over what the previous agent gave at `Allocate` and a power loss removed from the state directory: the

@@ -1,12 +1,15 @@
 //! Finds the binding mode of this node: from `--binding`, or from the versions of the kubelet and the container
 //! runtime, from what the runtime says about its CDI, and from what containers really got.
 
-use decide::allocator::{BindingChoice, BindingMode, CdiSupport, RuntimeCdi, choose, guess};
+use decide::allocator::{BindingChoice, BindingMode, RuntimeCdi, choose, guess};
+use effects::binding_file::BindingFile;
+use model::cdi_support::CdiSupport;
 use model::id::NodeName;
 use model::plugin::RegistrationState;
 use sources::kubernetes::ApiConnection;
 use sources::kubernetes::versions::{self, VersionsUnknown};
 use sources::names::CriSocket;
+use sources::state_dir;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 use tokio::sync::watch;
@@ -26,13 +29,6 @@ const SOON: Duration = Duration::from_secs(1);
 const SILENT_FOR: Duration = Duration::from_secs(60);
 /// How often the agent asks the runtime whether its CDI is still on; the answer has some 4 KiB.
 const FOLLOW: Duration = Duration::from_secs(15);
-/// The file in the state directory that says what was found last, and on which runtime.
-const FILE: &str = "binding";
-/// The words before the runtime's name in that file.
-const WORDS: [(CdiSupport, &str); 3] =
-    [(CdiSupport::Late, "late"), (CdiSupport::Early, "early"), (CdiSupport::Disproved, DISPROVED)];
-const DISPROVED: &str = "disproved";
-
 /// The binding mode that was found, and how certain it is.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct BindingModeResult {
@@ -59,7 +55,7 @@ pub(crate) struct BindingModeFinder {
     connection: ApiConnection,
     node: NodeName,
     cri_socket: CriSocket,
-    file: PathBuf,
+    state_dir: PathBuf,
     /// Tells why the agent does not register yet.
     standing: watch::Sender<RegistrationState>,
 }
@@ -72,7 +68,7 @@ impl BindingModeFinder {
         state: &Path,
         standing: watch::Sender<RegistrationState>,
     ) -> BindingModeFinder {
-        BindingModeFinder { setting, connection, node, cri_socket, file: state.join(FILE), standing }
+        BindingModeFinder { setting, connection, node, cri_socket, state_dir: state.to_owned(), standing }
     }
 
     /// Sends the mode as soon as it is known, again when a guess has become certain, and when the runtime says
@@ -110,14 +106,14 @@ impl BindingModeFinder {
         let word_now = |word: &Result<Option<OwnWord>, String>| word.clone().ok().flatten();
         let mut word = word_now(&word);
         let now = say.borrow().clone();
-        say.send_replace(Some(once_versions_are_known(&self.file, (now, guess), &versions, word.as_ref())));
+        say.send_replace(Some(once_versions_are_known(&self.state_dir, (now, guess), &versions, word.as_ref())));
         // A runtime that restarts may say something else.
         loop {
             sleep(FOLLOW).await;
             let now = word_now(&self.word().await);
             if now.is_some() && now != word {
                 word = now;
-                say.send_replace(Some(by_versions(&self.file, &versions, word.as_ref())));
+                say.send_replace(Some(by_versions(&self.state_dir, &versions, word.as_ref())));
             }
         }
     }
@@ -143,7 +139,7 @@ impl BindingModeFinder {
         (why, tried): (&str, bool),
         say: &watch::Sender<Option<BindingModeResult>>,
     ) {
-        let last = self.remembered();
+        let last = state_dir::cdi_support(&self.state_dir);
         let own = word.as_ref().ok().and_then(Option::as_ref).map(borrowed);
         let Some(choice) = guess(last.as_ref().map(|(found, runtime)| (*found, &**runtime)), own, tried) else {
             return self.undecided(why, word);
@@ -181,44 +177,33 @@ impl BindingModeFinder {
             tracing::warn!("GPUs are not offered to kubelet yet: {text}");
         }
     }
-
-    fn remembered(&self) -> Option<(CdiSupport, String)> {
-        remembered(&self.file)
-    }
 }
 
 /// The mode once the versions are known. Containers that have disproved CDI since the `guess` count more than versions. If
 /// containers have proved CDI since, [`BindingModeResult::taken_back`] has saved that, and the versions decide.
 fn once_versions_are_known(
-    file: &Path,
+    state: &Path,
     (now, guess): (Option<BindingModeResult>, Option<BindingModeResult>),
     versions: &NodeVersions,
     word: Option<&OwnWord>,
 ) -> BindingModeResult {
     match now {
-        Some(ref found) if found.disproved && now != guess => found.disproved_on(versions.runtime.clone(), file),
-        _ => by_versions(file, versions, word),
+        Some(ref found) if found.disproved && now != guess => found.disproved_on(versions.runtime.clone(), state),
+        _ => by_versions(state, versions, word),
     }
 }
 
 fn by_versions(
-    file: &Path,
+    state: &Path,
     NodeVersions { kubelet, runtime }: &NodeVersions,
     word: Option<&OwnWord>,
 ) -> BindingModeResult {
-    let disproved = remembered(file).is_some_and(|(found, seen)| found == CdiSupport::Disproved && seen == *runtime);
+    let disproved =
+        state_dir::cdi_support(state).is_some_and(|(found, seen)| found == CdiSupport::Disproved && seen == *runtime);
     let choice = choose(kubelet, runtime, word.map(borrowed), disproved);
-    remember(file, choice.found, runtime);
-    tracing::info!(binding = ?choice.found.binding(), why = choice.why, "how containers get their devices");
+    remember(state, choice.found, runtime);
+    tracing::info!(binding = ?choice.binding(), why = choice.why, "how containers get their devices");
     BindingModeResult::of(choice, runtime.clone())
-}
-
-/// What was found at the last start, if the file is whole: a power loss may leave it empty, cut or full of zeros.
-fn remembered(file: &Path) -> Option<(CdiSupport, String)> {
-    let text = std::fs::read_to_string(file).ok().filter(|text| text.len() < 1024)?;
-    let (word, runtime) = text.strip_suffix('\n')?.split_once(' ')?;
-    let (found, _) = WORDS.iter().find(|(_, known)| *known == word)?;
-    Some((*found, runtime.into()))
 }
 
 fn borrowed((who, on): &OwnWord) -> RuntimeCdi<'_> {
@@ -226,13 +211,13 @@ fn borrowed((who, on): &OwnWord) -> RuntimeCdi<'_> {
 }
 
 impl BindingModeResult {
-    fn of(BindingChoice { found, lost, promised, .. }: BindingChoice, runtime: String) -> BindingModeResult {
+    fn of(choice: BindingChoice, runtime: String) -> BindingModeResult {
         BindingModeResult {
-            binding: found.binding(),
+            binding: choice.binding(),
             auto: true,
-            lost,
-            promised,
-            disproved: found == CdiSupport::Disproved,
+            lost: choice.lost,
+            promised: choice.promised,
+            disproved: choice.found == CdiSupport::Disproved,
             runtime,
         }
     }
@@ -251,20 +236,20 @@ impl BindingModeResult {
 
     /// The runtime has CDI by its version and ignores CDI devices: new containers get their devices early.
     pub(super) fn disproved(&self, state: &Path) -> BindingModeResult {
-        self.disproved_on(self.runtime.clone(), &state.join(FILE))
+        self.disproved_on(self.runtime.clone(), state)
     }
 
     /// A container has what its ticket stands for, so other containers did not disprove CDI: devices are given late
     /// again. `None` if containers had not disproved it: the runtime says that its CDI is off, or has none.
     pub(super) fn taken_back(&self, state: &Path) -> Option<BindingModeResult> {
         self.disproved.then(|| {
-            remember(&state.join(FILE), CdiSupport::Late, &self.runtime);
+            remember(state, CdiSupport::Late, &self.runtime);
             BindingModeResult { binding: BindingMode::Late, lost: false, disproved: false, ..self.clone() }
         })
     }
 
-    fn disproved_on(&self, runtime: String, file: &Path) -> BindingModeResult {
-        remember(file, CdiSupport::Disproved, &runtime);
+    fn disproved_on(&self, runtime: String, state: &Path) -> BindingModeResult {
+        remember(state, CdiSupport::Disproved, &runtime);
         BindingModeResult {
             binding: BindingMode::Early,
             auto: self.auto,
@@ -278,17 +263,17 @@ impl BindingModeResult {
 
 /// A container has what its ticket stands for: removes the note of an earlier start that CDI was disproved.
 pub(super) fn proved(state: &Path) {
-    let file = state.join(FILE);
-    let disproved = std::fs::read_to_string(&file).is_ok_and(|text| text.starts_with(DISPROVED));
-    if disproved && let Err(error) = std::fs::remove_file(&file) {
-        tracing::warn!(file = %file.display(), %error, "cannot remove what an earlier start found about CDI");
+    let file = BindingFile::new(state);
+    let disproved = state_dir::cdi_support(state).is_some_and(|(found, _)| found == CdiSupport::Disproved);
+    if disproved && let Err(error) = file.remove() {
+        tracing::warn!(file = %file.path().display(), %error, "cannot remove what an earlier start found about CDI");
     }
 }
 
-fn remember(file: &Path, found: CdiSupport, runtime: &str) {
-    let word = WORDS.iter().find(|(known, _)| *known == found).map_or("", |(_, word)| word);
-    if let Err(error) = std::fs::write(file, format!("{word} {runtime}\n")) {
-        tracing::warn!(file = %file.display(), %error, "cannot save this for the agent's next start");
+fn remember(state: &Path, found: CdiSupport, runtime: &str) {
+    let file = BindingFile::new(state);
+    if let Err(error) = file.write(found, runtime) {
+        tracing::warn!(file = %file.path().display(), %error, "cannot save this for the agent's next start");
     }
 }
 
@@ -307,7 +292,7 @@ mod tests {
         assert_eq!((disproved.binding, disproved.lost), (BindingMode::Early, true));
         assert_eq!(disproved, by(CdiSupport::Disproved, true), "as after a restart");
         assert_eq!(disproved.taken_back(folder.path()), Some(by(CdiSupport::Late, false)));
-        assert_eq!(remembered(&folder.path().join(FILE)), Some((CdiSupport::Late, runtime.into())));
+        assert_eq!(state_dir::cdi_support(folder.path()), Some((CdiSupport::Late, runtime.into())));
         for way in [
             by(CdiSupport::Early, true),
             by(CdiSupport::Early, false),
@@ -321,17 +306,17 @@ mod tests {
     #[test]
     fn what_containers_show_while_the_versions_are_not_known_is_what_holds_after() {
         let folder = tempfile::tempdir().unwrap();
-        let (file, runtime) = (folder.path().join(FILE), "containerd://2.1.4");
+        let runtime = "containerd://2.1.4";
         let versions = NodeVersions { kubelet: "v1.34.9".into(), runtime: runtime.into() };
         let guessed = |found| {
-            remember(&file, found, runtime);
+            remember(folder.path(), found, runtime);
             BindingModeResult::of(
                 BindingChoice { found, lost: false, promised: false, why: String::new() },
                 runtime.into(),
             )
         };
         let mode = |now: BindingModeResult, guess: BindingModeResult| {
-            once_versions_are_known(&file, (Some(now), Some(guess)), &versions, None).binding
+            once_versions_are_known(folder.path(), (Some(now), Some(guess)), &versions, None).binding
         };
         let late = guessed(CdiSupport::Late);
         assert_eq!(mode(late.disproved(folder.path()), late), BindingMode::Early, "containers have disproved CDI");
@@ -344,18 +329,14 @@ mod tests {
     }
 
     #[test]
-    fn what_was_found_is_known_at_the_next_start_and_a_torn_file_says_nothing() {
+    fn what_was_found_is_known_at_the_next_start_and_what_is_proved_is_not_disproved() {
         let folder = tempfile::tempdir().unwrap();
-        let file = folder.path().join(FILE);
-        assert_eq!(remembered(&file), None);
-        remember(&file, CdiSupport::Disproved, "containerd://2.1.4");
-        assert_eq!(remembered(&file), Some((CdiSupport::Disproved, "containerd://2.1.4".into())));
-        let whole = std::fs::read(&file).unwrap();
-        for left in
-            [&[][..], &[0; 4096], &whole[..5], &whole[..whole.len() - 2], b"late", b"maybe containerd://2.1.4\n"]
-        {
-            std::fs::write(&file, left).unwrap();
-            assert_eq!(remembered(&file), None, "{left:?}");
+        let found = || state_dir::cdi_support(folder.path()).map(|(found, _)| found);
+        for (now, after_proof) in [(CdiSupport::Disproved, None), (CdiSupport::Late, Some(CdiSupport::Late))] {
+            remember(folder.path(), now, "containerd://2.1.4");
+            assert_eq!(found(), Some(now));
+            proved(folder.path());
+            assert_eq!(found(), after_proof);
         }
     }
 }

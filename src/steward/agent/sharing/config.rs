@@ -2,14 +2,10 @@
 
 use crate::settings::{Resources, Sharing};
 use model::id::NodeName;
+use sources::device_config;
 use std::path::Path;
-use wire::device_config::{self, ConfigWarning, DeviceConfig};
+use wire::device_config::{ConfigWarning, DeviceConfig};
 use wire::resource::ResourceNames;
-
-/// The most bytes that are read of a file; a device configuration of HAMi's chart is 10 KiB.
-const MAX_BYTES: u64 = 1024 * 1024;
-/// The key of the list with settings of single nodes.
-const NODES: &str = "nodeconfig";
 
 /// The configuration of this node; the log says which parts of it are not followed.
 ///
@@ -36,7 +32,7 @@ fn load(settings: &Sharing, node: &NodeName) -> Result<(DeviceConfig, Vec<Config
     let (mut config, mut warnings) = (DeviceConfig::default(), Vec::new());
     if let Some(path) = &settings.device_config {
         (config, warnings) =
-            of_file(path, node).map_err(|why| format!("device configuration {}: {why}", path.display()))?;
+            device_config::read(path, node).map_err(|why| format!("device configuration {}: {why}", path.display()))?;
         warnings.extend(not_followed(&config));
     }
     if let Some(count) = settings.split_count {
@@ -95,27 +91,6 @@ fn not_followed(config: &DeviceConfig) -> Vec<ConfigWarning> {
     rows.into_iter().filter(|(set, ..)| *set).map(warning).collect()
 }
 
-fn of_file(path: &Path, node: &NodeName) -> Result<(DeviceConfig, Vec<ConfigWarning>), String> {
-    use std::io::Read;
-    let mut text = String::new();
-    let file = std::fs::File::open(path).map_err(|error| error.to_string())?;
-    let read = file.take(MAX_BYTES + 1).read_to_string(&mut text).map_err(|error| error.to_string())?;
-    if read as u64 > MAX_BYTES {
-        return Err(format!("is longer than {MAX_BYTES} bytes"));
-    }
-    let mut value: serde_json::Value = serde_saphyr::from_str(&text).map_err(|error| error.to_string())?;
-    // HAMi keeps the settings of nodes in a separate file; here they may be in the same file.
-    let mut nodes = serde_json::Map::new();
-    if let Some(sections) = value.as_object_mut() {
-        let key = sections.keys().find(|key| key.eq_ignore_ascii_case(NODES)).cloned();
-        nodes.extend(key.and_then(|key| sections.remove_entry(&key)));
-    }
-    let (mut config, mut warnings) = device_config::read(&value).map_err(|fault| fault.to_string())?;
-    let more = device_config::for_node(&nodes.into(), node.as_str(), &mut config).map_err(|fault| fault.to_string())?;
-    warnings.extend(more);
-    Ok((config, warnings))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -124,7 +99,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("device-config.yaml");
         std::fs::write(&path, yaml).unwrap();
-        let (config, mut warnings) = of_file(&path, &NodeName::parse("node-1").unwrap()).unwrap();
+        let (config, mut warnings) = device_config::read(&path, &NodeName::parse("node-1").unwrap()).unwrap();
         warnings.extend(not_followed(&config));
         warnings.iter().map(ToString::to_string).collect()
     }

@@ -18,6 +18,7 @@ use decide::allocator::{NodeAllocator, RecentTickets};
 use effects::delivery::{DeviceDelivery, StartedPodsFile, TicketFolders};
 use effects::plugin::{CallRefused, PluginCall, PluginCallReceiver, PluginDevice};
 use model::checkpoint::CheckpointEntry;
+use model::file_stamp::FileStamp;
 use model::id::{GpuUuid, NodeName, PodRef, PodUid, Ticket};
 use model::limits::PodMemoryClaim;
 use model::observation::{ContainerDevices, ErrorCounter, GpuSourceState, Observation};
@@ -25,9 +26,10 @@ use model::plugin::{PodFiles, StartOutcome};
 use model::pod::{Pod, PodList};
 use model::slot::Slot;
 use model::view::NodeView;
-use sources::checkpoint::{CheckpointEntries, CheckpointReader, FileStamp};
+use sources::checkpoint::{CheckpointEntries, CheckpointReader};
 use sources::report::Reporter;
 use sources::roots::HostRoots;
+use sources::state_dir;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
@@ -166,10 +168,12 @@ impl Sharing {
     /// Takes over what the previous agent has given out. Only in this agent's own turn, because the previous agent may
     /// give something out until its last moment.
     pub(super) fn recall_all(&mut self) {
-        let started = self.starts.recall();
-        self.allocator.recall_promises(self.delivery.told(&started));
-        self.allocator.recall(started);
-        self.allocator.recall_tickets(self.tickets.recall());
+        let started = state_dir::started_pods(&self.state_dir);
+        let pods = started.pods.clone();
+        self.starts.continues(started);
+        self.allocator.recall_promises(state_dir::container_limits(&self.state_dir, &pods));
+        self.allocator.recall(pods);
+        self.allocator.recall_tickets(state_dir::issued_tickets(&self.state_dir));
         self.recall_given_out();
     }
 

@@ -17,6 +17,7 @@ use super::owner::Sharing;
 use super::turn::{self, AgentPlace, AgentQueue, AgentTurn, PredecessorEnd};
 use crate::agent::latch::Progress;
 use decide::allocator::second_connection;
+use decide::rival_ids::RivalIds;
 use effects::plugin::{self, PluginCallSender, PluginDevice, RegistrationCourse, RegistrationStart};
 use model::id::NodeName;
 use model::plugin::RegistrationState;
@@ -229,7 +230,8 @@ async fn refuse_others(settings: &plugin::Settings) -> io::Result<()> {
 
 async fn refuse_rival(folder: &Path, settings: &plugin::Settings) -> io::Result<()> {
     let registered = sources::checkpoint::registered(&settings.plugins, &settings.resource);
-    match plugin::find_rival(folder, &settings.sockets(), &registered).await {
+    let rival = RivalIds::new(&registered);
+    match sources::rival_plugin::find(folder, &settings.sockets(), |id| rival.has(id)).await {
         None => Ok(()),
         Some(rival) => Err(io::Error::new(
             io::ErrorKind::AddrInUse,

@@ -17,8 +17,9 @@ use super::ticket_writer::Keeper;
 use super::{config, devices, topology};
 use crate::agent::guarding::Guards;
 use crate::settings::Settings;
-use crate::settings::value::{Gpus, Strategy, Topology};
+use crate::settings::value::{Gpus, Topology};
 use decide::allocator::{NodeAllocator, RecentTickets};
+use decide::device_injection::DeviceStrategy;
 use effects::delivery::{DeviceDelivery, NodeKit, StartedPodsFile, TicketFolders};
 use effects::plugin::{self, PluginCallSender, TicketJournal};
 use model::id::{GpuUuid, NodeName};
@@ -174,7 +175,7 @@ fn eye(settings: &Settings) -> Result<HostWatcher, String> {
     let sharing = &settings.sharing;
     let simulated = matches!(settings.gpus, Gpus::Simulated { .. });
     let strategy = match sharing.strategy {
-        Strategy::Auto if simulated => Strategy::Cdi,
+        DeviceStrategy::Auto if simulated => DeviceStrategy::Cdi,
         strategy => strategy,
     };
     let folders = if simulated { Vec::new() } else { sharing.host_cdi_dirs.clone() };

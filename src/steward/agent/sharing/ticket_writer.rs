@@ -103,6 +103,7 @@ impl Keeper {
 mod tests {
     use super::*;
     use model::id::Ticket;
+    use sources::state_dir;
 
     #[tokio::test]
     async fn what_became_known_last_stands_and_what_depends_on_it_hears_of_it() {
@@ -121,7 +122,7 @@ mod tests {
             keeper.keep().await;
         }
         assert_eq!(keeper.keep_now(issued(100)).await, Ok(()));
-        assert_eq!(TicketFolders::new(folder.path()).recall(), [issued(100)]);
+        assert_eq!(state_dir::issued_tickets(folder.path()), [issued(100)]);
         std::fs::remove_dir_all(folder.path().join("tickets")).unwrap();
         std::fs::write(folder.path().join("tickets"), "").unwrap();
         assert!(keeper.keep_now(issued(101)).await.is_err_and(|why| why.contains("tickets")));
@@ -150,9 +151,9 @@ mod tests {
         keeper.keep().await;
         // Written in order, after the batch.
         assert_eq!(keeper.keep_now(issued(4)).await, Ok(()));
-        let kept: Vec<u64> = tickets.recall().into_iter().map(|issued| issued.order).collect();
+        let kept: Vec<u64> = state_dir::issued_tickets(folder.path()).into_iter().map(|issued| issued.order).collect();
         assert_eq!(std::collections::BTreeSet::from_iter(kept), [1, 3, 4].into());
-        let open: Vec<Ticket> = keeper.journal.recall().into_iter().map(|(ticket, _)| ticket).collect();
+        let open: Vec<Ticket> = state_dir::journal(folder.path()).lines.into_iter().map(|line| line.ticket).collect();
         assert!(open.contains(&issued(2).ticket), "it is still known");
     }
 }

@@ -1,37 +1,31 @@
-//! The kubelet's topology manager policy, as far as the kubelet's configuration file tells it.
+//! The kubelet's topology manager policy: that of the setting, or else that of the kubelet's configuration file.
 
-use super::kubelet_config;
 use crate::settings::value::{self, Topology};
-use std::io::Read;
+use sources::kubelet_config::{self, KubeletConfigError};
 use std::path::Path;
-
-/// The kubelet's configuration file as kubeadm names it, in the kubelet's root directory.
-const FILE: &str = "config.yaml";
-/// The most bytes that are read of the file; kubeadm's is 1 KiB.
-const MAX_BYTES: u64 = 256 * 1024;
 
 /// The policy that applies: that of the setting, else that of the kubelet's file, else none.
 pub(super) fn read(setting: Option<Topology>, kubelet_root: &Path) -> Topology {
-    let policy = setting.or_else(|| of_file(&kubelet_root.join(FILE))).unwrap_or(Topology::None);
+    let policy = setting.or_else(|| of_file(kubelet_root)).unwrap_or(Topology::None);
     if policy == Topology::Aligned {
         tracing::info!("kubelet aligns devices by topology: a claim moves to the devices it chose, if it fits there");
     }
     policy
 }
 
-fn of_file(path: &Path) -> Option<Topology> {
-    let mut text = String::new();
-    if let Err(error) = std::fs::File::open(path).and_then(|file| file.take(MAX_BYTES).read_to_string(&mut text)) {
-        // The chart does not mount this single file: where it is missing, the mount would make a folder of that name.
-        tracing::info!(
-            file = %path.display(), %error,
-            "kubelet's topology policy is not known and taken for none; if it has one, give --topology-policy"
-        );
-        return None;
-    }
-    let word = match kubelet_config::topology_policy(&text) {
+fn of_file(kubelet_root: &Path) -> Option<Topology> {
+    let path = kubelet_root.join(kubelet_config::FILE);
+    let word = match kubelet_config::topology_policy(kubelet_root) {
         Ok(word) => word?,
-        Err(error) => {
+        // The chart does not mount this single file: where it is missing, the mount would make a folder of that name.
+        Err(KubeletConfigError::Unread(error)) => {
+            tracing::info!(
+                file = %path.display(), %error,
+                "kubelet's topology policy is not known and taken for none; if it has one, give --topology-policy"
+            );
+            return None;
+        }
+        Err(KubeletConfigError::NotYaml(error)) => {
             tracing::warn!(file = %path.display(), error, "kubelet's configuration cannot be read: give --topology-policy");
             return None;
         }
@@ -58,7 +52,7 @@ mod tests {
             ("kind: KubeletConfiguration\n", Topology::None),
             ("{", Topology::None),
         ] {
-            std::fs::write(root.path().join(FILE), text).unwrap();
+            std::fs::write(root.path().join(kubelet_config::FILE), text).unwrap();
             assert_eq!(read(None, root.path()), policy, "{text}");
             assert_eq!(read(Some(Topology::None), root.path()), Topology::None, "{text}");
         }

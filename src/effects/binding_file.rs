@@ -1,0 +1,62 @@
+//! The file in the state directory that keeps what was found about the CDI of the container runtime for the next start.
+
+use crate::state_file::StateFile;
+use model::cdi_support::CdiSupport;
+use std::io;
+use std::path::Path;
+use wire::binding_file::{FILE, encode};
+
+/// The file of the binding mode.
+#[derive(Clone, Debug)]
+pub struct BindingFile(StateFile);
+
+impl BindingFile {
+    /// The file in this state directory.
+    #[must_use]
+    pub fn new(state_dir: &Path) -> BindingFile {
+        BindingFile(StateFile::new(state_dir, FILE))
+    }
+
+    /// Its path.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        self.0.path()
+    }
+
+    /// Writes what was found, and on which runtime.
+    ///
+    /// # Errors
+    /// If it cannot be written: the old content stays.
+    pub fn write(&self, found: CdiSupport, runtime: &str) -> io::Result<()> {
+        self.0.sweep();
+        self.0.write(encode(found, runtime).as_bytes())
+    }
+
+    /// Removes what an earlier start found.
+    ///
+    /// # Errors
+    /// If the file cannot be removed.
+    pub fn remove(&self) -> io::Result<()> {
+        self.0.remove()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use wire::binding_file::decode;
+
+    #[test]
+    fn what_was_written_last_is_in_the_file() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = BindingFile::new(folder.path());
+        for found in [CdiSupport::Late, CdiSupport::Disproved] {
+            file.write(found, "containerd://2.1.4").unwrap();
+            let text = std::fs::read(file.path()).unwrap();
+            assert_eq!(decode(&text), Ok((found, "containerd://2.1.4".into())));
+        }
+        file.remove().unwrap();
+        file.remove().unwrap();
+        assert!(!file.path().exists());
+    }
+}

@@ -1,0 +1,60 @@
+//! Finds another agent that listens on a socket which this agent is about to open.
+//!
+//! What must never happen here: a socket is removed; a look without an end.
+
+use std::path::PathBuf;
+use std::time::Duration;
+use tokio::net::UnixStream;
+use tokio::time::{Instant, sleep};
+
+/// How long a previous agent may take to close its sockets after it has released its state directory.
+const CLOSES_WITHIN: Duration = Duration::from_secs(10);
+/// Pause between two checks of the sockets.
+const LOOK: Duration = Duration::from_millis(200);
+
+/// Another agent that listens on a socket that this agent needs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SecondAgent {
+    socket: PathBuf,
+    pid: Option<i32>,
+}
+
+impl std::fmt::Display for SecondAgent {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "another agent already shares GPUs on this node: it listens at {}", self.socket.display())?;
+        if let Some(pid) = self.pid {
+            write!(f, " (process {pid})")?;
+        }
+        f.write_str("; stop it, or, where this one is to follow it, give both the same --state-dir")
+    }
+}
+
+impl From<SecondAgent> for std::io::Error {
+    fn from(second: SecondAgent) -> std::io::Error {
+        std::io::Error::new(std::io::ErrorKind::AddrInUse, second.to_string())
+    }
+}
+
+/// An agent that still listens on one of these sockets, which this agent needs, after the time that a previous agent
+/// needs to end. An agent that was killed does not listen any more.
+pub async fn find_second(sockets: &[PathBuf]) -> Option<SecondAgent> {
+    let until = Instant::now() + CLOSES_WITHIN;
+    loop {
+        let second = listening(sockets).await?;
+        if Instant::now() >= until {
+            return Some(second);
+        }
+        sleep(LOOK).await;
+    }
+}
+
+/// An agent that listens on one of these sockets now.
+pub(super) async fn listening(sockets: &[PathBuf]) -> Option<SecondAgent> {
+    for socket in sockets {
+        if let Ok(stream) = UnixStream::connect(socket).await {
+            let pid = stream.peer_cred().ok().and_then(|cred| cred.pid()).filter(|pid| *pid > 0);
+            return Some(SecondAgent { socket: socket.clone(), pid });
+        }
+    }
+    None
+}

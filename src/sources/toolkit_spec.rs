@@ -1,0 +1,191 @@
+//! The CDI spec of NVIDIA's container toolkit, which says what a container with a GPU needs of the host: libraries,
+//! hooks, device nodes.
+//!
+//! ```text
+//!   <cdi folder>/nvidia*.{json,yaml} ──stat, read──▶ wire::cdi ──▶ ToolkitSpec, the first that describes GPUs
+//! ```
+//!
+//! What must never happen here: a spec is written; a spec that gives one GPU to every container is used.
+
+use crate::bounded_file;
+use model::file_stamp::FileStamp;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use wire::cdi::{self, CdiSpec, host};
+
+/// The most entries of a folder of CDI specs that are looked at: more than there are tickets on the largest node.
+const MAX_ENTRIES: usize = 65_536;
+/// The most toolkit files that are read in one look; usually there is one.
+const MAX_FILES: usize = 8;
+/// The start of their names.
+const PREFIX: &str = "nvidia";
+
+/// A CDI spec that is used.
+#[derive(Debug)]
+pub struct ToolkitSpec {
+    /// The path of the file.
+    pub path: PathBuf,
+    /// Its content.
+    pub spec: CdiSpec,
+}
+
+/// What a look at the files has found.
+#[derive(Debug)]
+pub enum ToolkitSpecLook {
+    /// No file has changed since the last look.
+    Unchanged,
+    /// The spec that holds now; `None` if there is none.
+    Now(Option<Arc<ToolkitSpec>>),
+}
+
+/// Reads the spec, and does not read the files again while they are unchanged.
+#[derive(Clone, Debug)]
+pub struct ToolkitSpecReader {
+    folders: Vec<PathBuf>,
+    /// The toolkit's files at the last look; `None` before the first.
+    seen: Option<Vec<(PathBuf, FileStamp)>>,
+}
+
+impl ToolkitSpecReader {
+    /// A reader of the specs in these folders; a later folder has priority over an earlier one.
+    #[must_use]
+    pub fn new(folders: Vec<PathBuf>) -> ToolkitSpecReader {
+        ToolkitSpecReader { folders, seen: None }
+    }
+
+    /// The folders.
+    #[must_use]
+    pub fn folders(&self) -> &[PathBuf] {
+        &self.folders
+    }
+
+    /// Looks at the files. Each file that cannot be used is logged. Blocks for as long as the file system takes.
+    #[must_use]
+    pub fn look(&mut self) -> ToolkitSpecLook {
+        let files = files(&self.folders);
+        if self.seen.as_ref() == Some(&files) {
+            return ToolkitSpecLook::Unchanged;
+        }
+        let spec = first_usable(&files);
+        self.seen = Some(files);
+        ToolkitSpecLook::Now(spec.map(Arc::new))
+    }
+}
+
+/// The toolkit's files by priority: the last folder first, and by name within a folder.
+fn files(folders: &[PathBuf]) -> Vec<(PathBuf, FileStamp)> {
+    let of_folder = |folder: &PathBuf| {
+        let entries = fs::read_dir(folder).into_iter().flatten().take(MAX_ENTRIES).flatten();
+        let mut found: Vec<(PathBuf, FileStamp)> = entries
+            .filter(|entry| entry.file_name().to_str().is_some_and(is_name))
+            .filter_map(|entry| {
+                let about = fs::metadata(entry.path()).ok().filter(fs::Metadata::is_file)?;
+                Some((entry.path(), bounded_file::stamp_of(&about)))
+            })
+            .collect();
+        found.sort();
+        found
+    };
+    folders.iter().rev().flat_map(of_folder).take(MAX_FILES).collect()
+}
+
+fn is_name(name: &str) -> bool {
+    let end = Path::new(name).extension().and_then(|end| end.to_str());
+    name.starts_with(PREFIX) && matches!(end, Some("json" | "yaml"))
+}
+
+/// The first of these files that describes GPUs. Each file before it that cannot be used is logged.
+fn first_usable(files: &[(PathBuf, FileStamp)]) -> Option<ToolkitSpec> {
+    files.iter().find_map(|(path, _)| match read(path) {
+        Ok(spec) => spec.map(|spec| ToolkitSpec { path: path.clone(), spec }),
+        Err(why) => {
+            tracing::warn!(
+                file = %path.display(), why,
+                "this CDI spec cannot be used: what it gives (libraries, hooks, nodes) is not given to containers"
+            );
+            None
+        }
+    })
+}
+
+/// Reads a CDI spec; `None` if it is of another kind of device.
+fn read(path: &Path) -> Result<Option<CdiSpec>, String> {
+    let bytes = bounded_file::read(path, cdi::MAX_BYTES).map_err(|error| error.to_string())?;
+    let spec = if path.extension().is_some_and(|end| end == "json") {
+        cdi::decode(&bytes)
+    } else {
+        let text = std::str::from_utf8(&bytes).map_err(|error| error.to_string())?;
+        cdi::of_value(serde_saphyr::from_str(text).map_err(|error| error.to_string())?)
+    };
+    let spec = spec.map_err(|fault| fault.to_string())?;
+    if spec.kind != host::KIND {
+        return Ok(None);
+    }
+    host::for_all(&spec)?;
+    Ok(Some(spec))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const YAML: &str = include_str!("../../tests/golden/cdi/nvidia-ctk.yaml");
+
+    fn found(folders: &[PathBuf]) -> Option<ToolkitSpec> {
+        first_usable(&files(folders))
+    }
+
+    #[test]
+    fn the_file_of_the_later_folder_counts_and_a_broken_one_leaves_the_other() {
+        let root = tempfile::tempdir().unwrap();
+        let folders = [root.path().join("etc"), root.path().join("run"), root.path().join("none")];
+        for folder in &folders[..2] {
+            fs::create_dir(folder).unwrap();
+        }
+        assert!(found(&folders).is_none());
+        fs::write(folders[0].join("nvidia.yaml"), YAML).unwrap();
+        fs::write(folders[0].join("other.yaml"), YAML).unwrap();
+        assert_eq!(found(&folders).unwrap().path, folders[0].join("nvidia.yaml"));
+        fs::write(folders[1].join("nvidia.com-gpu.json"), "{").unwrap();
+        fs::write(folders[1].join("nvidia-imex.yaml"), YAML.replace("kind: nvidia.com/gpu", "kind: nvidia.com/imex"))
+            .unwrap();
+        assert_eq!(found(&folders).unwrap().path, folders[0].join("nvidia.yaml"), "the broken one is passed over");
+        fs::write(folders[1].join("nvidia.yaml"), YAML).unwrap();
+        let spec = found(&folders).unwrap();
+        assert_eq!(spec.path, folders[1].join("nvidia.yaml"));
+        assert!(!spec.spec.container_edits.mounts.is_empty());
+    }
+
+    #[test]
+    fn what_cannot_be_used_says_why() {
+        let root = tempfile::tempdir().unwrap();
+        let loose = r#"{"cdiVersion":"0.5.0","kind":"nvidia.com/gpu","containerEdits":{"deviceNodes":[{"path":"/dev/nvidia0"}]},"devices":[{"name":"0","containerEdits":{"env":["A=b"]}}]}"#;
+        for (name, text, word) in [
+            ("nvidia.json", "{", "JSON"),
+            ("nvidia.yaml", "cdiVersion: 0.5.0\nkind: nvidia.com/gpu\n", "0 devices"),
+            ("nvidia-1.yaml", "\u{0}", ""),
+            ("nvidia-2.json", loose, "to every container"),
+            ("nvidia-3.yaml", &"#".repeat(cdi::MAX_BYTES + 1), "longer than"),
+        ] {
+            let path = root.path().join(name);
+            fs::write(&path, text).unwrap();
+            let why = read(&path).unwrap_err();
+            assert!(why.contains(word), "{name}: {why}");
+        }
+    }
+
+    #[test]
+    fn files_are_read_again_only_after_a_change() {
+        let root = tempfile::tempdir().unwrap();
+        let path = root.path().join("nvidia.yaml");
+        let mut reader = ToolkitSpecReader::new(vec![root.path().to_owned()]);
+        assert!(matches!(reader.look(), ToolkitSpecLook::Now(None)), "the first look tells that there is none");
+        assert!(matches!(reader.look(), ToolkitSpecLook::Unchanged));
+        fs::write(&path, YAML).unwrap();
+        assert!(matches!(reader.look(), ToolkitSpecLook::Now(Some(found)) if found.path == path));
+        assert!(matches!(reader.look(), ToolkitSpecLook::Unchanged));
+        fs::remove_file(&path).unwrap();
+        assert!(matches!(reader.look(), ToolkitSpecLook::Now(None)));
+    }
+}

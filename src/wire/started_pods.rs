@@ -1,0 +1,74 @@
+//! The file of started pods: one line with a UID for each pod of which the agent answered a start.
+//!
+//! A line starts with a line feed, because the line before it may be cut off. Where the machine lost its power, a file
+//! system may have filled blocks that were not written with zeros.
+
+use model::id::PodUid;
+use std::collections::BTreeSet;
+
+/// Name of the file in the state directory, beside the folders of the pods.
+pub const FILE: &str = "started";
+/// Most bytes: about 27,000 pods, those of a full node and those that go between two sweeps.
+pub const MAX_BYTES: usize = 1 << 20;
+
+/// What the file holds.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct StartedPods {
+    /// The pods of all lines that can be read.
+    pub pods: BTreeSet<PodUid>,
+    /// The number of lines.
+    pub lines: usize,
+    /// The length of the file.
+    pub bytes: u64,
+}
+
+/// The line of a pod.
+#[must_use]
+pub fn line(pod: &PodUid) -> String {
+    format!("\n{pod}")
+}
+
+/// Reads the file. A line that cannot be read costs only itself: one that was cut off is not a UID of any pod.
+#[must_use]
+pub fn decode(bytes: &[u8]) -> StartedPods {
+    let text = String::from_utf8_lossy(bytes);
+    let lines = || text.split(['\n', '\0']).filter(|line| !line.is_empty());
+    StartedPods {
+        pods: lines().filter_map(|line| PodUid::parse(line).ok()).collect(),
+        lines: lines().count(),
+        bytes: bytes.len() as u64,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn uid(n: usize) -> PodUid {
+        PodUid::parse(&format!("{n:032x}")).unwrap()
+    }
+
+    #[test]
+    fn a_damaged_line_costs_only_itself() {
+        let text = format!("{}{}\n\u{fffd}\0\n0000{}", line(&uid(1)), line(&uid(2)), line(&uid(1)));
+        let StartedPods { pods, lines, bytes } = decode(text.as_bytes());
+        assert_eq!((pods, lines), (BTreeSet::from([uid(1), uid(2)]), 5));
+        assert_eq!(bytes, text.len() as u64);
+        assert_eq!(decode(&[0; 4096]), StartedPods { bytes: 4096, ..StartedPods::default() });
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_written_is_read_back(numbers in prop::collection::btree_set(0_usize..1000, 0..20), torn in "[a-z0-9]{0,5}") {
+            let pods: BTreeSet<PodUid> = numbers.into_iter().map(uid).collect();
+            let text: String = pods.iter().map(line).collect();
+            prop_assert_eq!(decode((text + "\n" + &torn).as_bytes()).pods, pods);
+        }
+
+        #[test]
+        fn no_bytes_panic(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
+            let _ = decode(&bytes);
+        }
+    }
+}
