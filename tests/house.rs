@@ -20,6 +20,7 @@ mod house {
     mod order;
     pub(crate) mod names;
     mod public_names;
+    mod fields;
     mod glossary;
     mod promises;
     mod decoders;
@@ -45,6 +46,7 @@ mod house {
         names::pictures(&tree, &mut findings);
         let types = public_names::types(&tree, &order::test_only_files(&manifests, &tree));
         public_names::check(&types, &plan, &mut findings);
+        fields::check(&types, &tree, &mut findings);
         glossary::check(&types, &tree, &mut findings);
         promises::check(&tree, &mut findings);
         decoders::check(&tree, &mut findings);

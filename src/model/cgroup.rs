@@ -104,7 +104,8 @@ impl CgroupIdentity {
     }
 }
 
-/// The sample of one cgroup: the kernel's counters unchanged, each with its own time.
+/// The sample of one cgroup: the kernel's counters unchanged, each with its own time. It has one field for each value
+/// that the kernel reports of a cgroup.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct CgroupSample {
     /// CPU time since the cgroup was created.

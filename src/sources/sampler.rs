@@ -84,7 +84,8 @@ fn keep_open() -> usize {
     usize::try_from(room).unwrap_or(0)
 }
 
-/// Reads everything that belongs to a pass.
+/// Reads everything that belongs to a pass. It has one field for each reader, and the counters of the passes, which
+/// all readers share.
 #[derive(Debug)]
 pub struct Sampler {
     settings: Settings,

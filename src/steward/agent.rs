@@ -416,7 +416,7 @@ impl Agent {
         let out = (teller, self.reporter.clone(), connection);
         let opened = sharing::open(settings, node, (self.view.clone(), self.pods.clone()), out).map_err(unusable)?;
         let announcing = Announcing {
-            config: opened.owner.config.clone(),
+            config: opened.owner.config().clone(),
             split_counts: settings.sharing.split_counts.clone(),
             format: settings.sharing.register_format,
             handshakes: settings.sharing.handshakes,

@@ -29,7 +29,7 @@ use std::time::Duration;
 use value::{Gpus, LogFormat, Verbosity, Why};
 use wire::device_config::DeviceScaling;
 
-/// The settings of an agent, parsed.
+/// The settings of an agent, parsed. It has one field for each setting or group of settings.
 #[derive(Clone, Debug)]
 pub(crate) struct Settings {
     pub standalone: bool,
@@ -64,7 +64,7 @@ pub(crate) struct Settings {
 }
 
 /// The settings of sharing. Where not noted otherwise, `None` means the value of the device configuration, else its
-/// default.
+/// default. It has one field for each setting.
 #[derive(Clone, Debug)]
 pub(crate) struct Sharing {
     pub split_count: Option<u32>,

@@ -39,7 +39,8 @@ const KEY: &str = "device configuration";
 /// The section of the device YAML that this file reads.
 const SECTION: &str = "nvidia";
 
-/// All settings, including those of the node's own entry.
+/// All settings, including those of the node's own entry. It has one field for each key of HAMi's device
+/// configuration.
 #[derive(Clone, Debug, PartialEq)]
 pub struct DeviceConfig {
     /// How resource amounts become requests.

@@ -21,6 +21,25 @@ const PLAN: &str = "\
 |---|---|
 | `Error` | each module has one |
 ";
+/// A struct with eleven fields and no reason for it.
+const ELEVEN: &str = "\
+/// Too much.
+#[derive(Debug)]
+pub struct A {
+    /// One.
+    pub a: u8,
+    pub(crate) b: Vec<u8>,
+    c: std::cell::Cell<u8>,
+    d: u8,
+    e: u8,
+    f: u8,
+    g: u8,
+    h: u8,
+    i: u8,
+    j: u8,
+    k: (u8, u8),
+}
+";
 /// One term; the type is in `src/sources/lib.rs`.
 const TERMS: &str = "| term | x | y | type |\n|---|---|---|---|\n| a | x | y | `sources::Term` |\n";
 const HEAD: &str = "//! Room.\n//! ```text\n//! a -> b\n//! ```\n//! What must never happen here: a circle.\n";
@@ -87,7 +106,7 @@ const TERMS_FILE: &str = "docs/glossary.md";
 /// The rule, the file of the finding, words of the message, and the file (path and text) that breaks the tree.
 type Case = (Rule, &'static str, &'static str, &'static str, &'static str);
 
-const CASES: [Case; 49] = [
+const CASES: [Case; 50] = [
     (
         Rule::Door,
         MODEL,
@@ -261,6 +280,7 @@ const CASES: [Case; 49] = [
         "src/model/a.rs",
         "macro_rules! name { ($n:ident) => { pub struct $n; } }\nname!(B);\npub struct A;\n",
     ),
+    (Rule::Fields, "src/model/a.rs", "`A` has 11 fields", "src/model/a.rs", ELEVEN),
     (Rule::StalePlan, DOCS, "no two public types have the name `Error`", "src/sources/lib.rs", "pub struct Error;\n"),
     (
         Rule::Glossary,
@@ -333,7 +353,11 @@ fn every_rule_has_a_broken_tree() {
 
 #[test]
 fn code_that_only_looks_like_a_mistake_passes() {
+    let with_reason = ELEVEN.replace("Too much.", "One field for each letter.");
+    let ten = ELEVEN.replace("    j: u8,\n", "");
     for (path, text) in [
+        ("src/model/a.rs", with_reason.as_str()),
+        ("src/model/a.rs", &ten),
         ("src/model/a.rs", "// use crate::b::B;\n/* unsafe */ const S: &str = \"unsafe { crate::b }\";\n"),
         ("src/model/a.rs", "#![deny(unsafe_code)]\npub(in crate::a) struct A;\n"),
         ("src/model/a.rs", "fn f() { g() }\n#[cfg(test)]\nuse crate::b::B;\n"),

@@ -29,6 +29,8 @@ pub(crate) enum Rule {
     Decoder,
     /// Two public types with the same name.
     PublicName,
+    /// A struct with many fields and no reason for it.
+    Fields,
     /// A row of the glossary that names a missing type, or repeats a term or type.
     Glossary,
     /// A file that cannot be read or parsed.
@@ -37,7 +39,7 @@ pub(crate) enum Rule {
 
 impl Rule {
     /// All rules, so that a test can check that each has a tree that breaks it.
-    pub(crate) const ALL: [Rule; 14] = [
+    pub(crate) const ALL: [Rule; 15] = [
         Rule::Door,
         Rule::StalePlan,
         Rule::UpwardImport,
@@ -50,6 +52,7 @@ impl Rule {
         Rule::Promise,
         Rule::Decoder,
         Rule::PublicName,
+        Rule::Fields,
         Rule::Glossary,
         Rule::Unreadable,
     ];
@@ -70,6 +73,7 @@ impl fmt::Display for Rule {
             Rule::Promise => "promise",
             Rule::Decoder => "decoder",
             Rule::PublicName => "public-name",
+            Rule::Fields => "fields",
             Rule::Glossary => "glossary",
             Rule::Unreadable => "unreadable",
         })

@@ -35,7 +35,7 @@ pub struct MetricSets {
 /// Whether the program is ready; the error says why not.
 pub type Readiness = watch::Receiver<Result<(), Arc<str>>>;
 
-/// The limits of the server. The program uses the default; tests wait less.
+/// The limits of the server. The program uses the default; tests wait less. It has one field for each limit.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Limits {
     /// Most connections at once. The port of a node has a handful of scrapers, `top` and the kubelet's probes. 256 idle

@@ -19,7 +19,8 @@ use model::{Absence, Reading};
 use rustix::fd::OwnedFd;
 use wire::cgroup_file::MalformedCgroupFile;
 
-/// Reads and parses cgroup files, and counts failures.
+/// Reads and parses cgroup files, and counts failures. Its fields are what all readings of cgroups share: the
+/// layout of the host, the budget of open files, the counts of failures.
 #[derive(Debug)]
 pub struct CgroupFileReader {
     /// The reader of files.

@@ -44,7 +44,7 @@ pub(super) struct Drill {
     stop: CancellationToken,
 }
 
-/// The newest report of each kind.
+/// The newest report of each kind. It has one field for each kind of report that a test asks for.
 #[derive(Default)]
 pub(super) struct Seen {
     pub(super) source: Vec<GpuSourceState>,

@@ -47,7 +47,8 @@ const LISTS_OF_ONE: u32 = 2;
 const LISTS_OF_ALL: u32 = 16;
 const LISTS_OF_ALL_IN_A_PERIOD: u32 = 5;
 
-/// A poller, with all its state.
+/// A poller, with all its state. One thread owns all its fields: its ties to the supervisor, the session, the
+/// GPUs, and what it has reported before.
 pub(super) struct Poller {
     settings: Arc<Settings>,
     reporter: Reporter,

@@ -37,7 +37,8 @@ pub(super) struct Open {
     pub(super) worked: bool,
 }
 
-/// One poller's session.
+/// One poller's session. It has the ties of its poller to the supervisor (four fields) beside the state of the
+/// library.
 #[derive(Debug)]
 pub(super) struct Session {
     settings: Arc<Settings>,

@@ -52,7 +52,8 @@ const LOST_AGAIN: u32 = 2;
 /// Pause before a poller that ended unexpectedly is started again.
 const RESTART: Duration = Duration::from_secs(5);
 
-/// The supervisor's state.
+/// The supervisor's state. One thread owns all its fields and no other thread sees them: the pollers, the event thread,
+/// the session of the library, and the deadlines of each.
 pub(super) struct Supervisor {
     settings: Arc<Settings>,
     reporter: Reporter,

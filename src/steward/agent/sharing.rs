@@ -1,11 +1,13 @@
-//! The tasks that share the GPUs of a node. The owner task (`owner.rs`, [`Sharing`](owner::Sharing)) holds the only state.
-//! It answers the kubelet's calls (`allocation.rs`, `pre_start.rs`, `listing.rs`), has the files of containers written
-//! (`prefetch.rs`, `ticket_writer.rs`) and sends events (`pod_status.rs`).
+//! The tasks that share the GPUs of a node. The owner task (`owner.rs`, [`Sharing`](owner::Sharing)) holds the only state,
+//! in parts that each have one job. It answers the kubelet's calls (`allocation.rs`, `pre_start.rs`) and carries what one
+//! part says to the others. What is decided, and how long a call waits for it, stands in `decide`.
 //!
 //! ```text
-//!   views (GPUs) ─┐
-//!   pods ─────────┼─▶ Sharing ──list──▶ ListAndWatch
-//!   kubelet ──────┘      └──verdict──▶ delivery ──▶ answer to the kubelet
+//!   views (GPUs) ─▶ offer ───┐                       ┌─list────▶ ListAndWatch
+//!   pods ─────────▶ pods ────┤                       ├─verdict─▶ files ──▶ answer to the kubelet
+//!   kubelet ──────▶ calls ───┼─▶ Sharing: allocator ─┼─ticket──▶ tickets ─▶ state directory, prefetch
+//!   checkpoint ───▶ holders ─┤                       └─news────▶ status ──▶ events and annotations on pods
+//!   runtime ──────▶ binding ─┘
 //! ```
 
 pub(crate) mod host;
@@ -18,18 +20,24 @@ mod health;
 mod topology;
 mod binding_mode;
 mod listing;
+mod holders;
 mod cdi_check;
-mod waiting;
+mod binding;
+mod calls;
+mod event_notes;
 mod overuse;
 mod pod_write;
-mod sent_events;
 mod late;
 mod pod_status;
 mod ticket_writer;
 mod emptier;
 mod file_counter;
+mod container_files;
 mod gpu_pods;
+mod node_pods;
+mod offer;
 mod prefetch;
+mod ticket_issuer;
 mod owner;
 mod isolation;
 mod allocation;

@@ -16,7 +16,8 @@ use proptest::prelude::*;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
-/// A simulated kubelet, disk and API server, with the allocator under test.
+/// A simulated kubelet, disk and API server, with the allocator under test. It has one field for each party of the
+/// play, and for each thing that the play checks at its end.
 struct World {
     allocator: NodeAllocator,
     pods: Vec<GpuPod>,

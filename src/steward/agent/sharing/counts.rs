@@ -1,9 +1,12 @@
-//! Counts what the device plugin does, and makes the view of it that metrics and JSON show.
+//! Counts what the device plugin does, and reports it to the node state, in the form that metrics and JSON show.
 
 use crate::agent::guarding::Guards;
 use effects::plugin::CallMeter;
 use model::claim::ContainerClaim;
+use model::limits::PodMemoryClaim;
+use model::observation::{ErrorCounter, Observation};
 use model::plugin::{ClaimMoves, DeviceIsolation, DeviceSlots, PluginView, PodFiles, RegistrationState, StartOutcome};
+use sources::report::Reporter;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -11,27 +14,21 @@ use tokio::sync::watch;
 
 /// The counts since the program started.
 #[derive(Debug)]
-pub(crate) struct Counts {
-    resource: Arc<str>,
+pub(super) struct Counts {
     meter: Arc<CallMeter>,
     standing: watch::Receiver<RegistrationState>,
-    registrations: u64,
-    /// These three lists grow with the pods of the node, and a view is made each second: a list that has not changed is
-    /// neither copied nor compared.
-    slots: Arc<[DeviceSlots]>,
-    claims: Arc<[ContainerClaim]>,
-    files: Arc<[PodFiles]>,
-    allocations: u64,
+    guards: watch::Receiver<Guards>,
     /// At most one entry for each outcome and each code of a refusal.
     starts: BTreeMap<StartOutcome, u64>,
-    written: Arc<Written>,
     waited: BTreeMap<&'static str, u64>,
-    differing: u64,
-    without_gpu: u32,
-    moves: ClaimMoves,
-    guards: watch::Receiver<Guards>,
-    isolation: DeviceIsolation,
+    written: Arc<Written>,
+    /// All other counts. Its lists grow with the pods of the node, and a view is made each second: a list that has not
+    /// changed is neither copied nor compared.
+    now: PluginView,
     last: Option<Arc<PluginView>>,
+    /// The memory claims that were reported last.
+    promises: Arc<[PodMemoryClaim]>,
+    reporter: Reporter,
 }
 
 /// The counts of the threads that write files of containers.
@@ -55,30 +52,45 @@ impl Counts {
         resource: Arc<str>,
         meter: Arc<CallMeter>,
         (standing, guards): (watch::Receiver<RegistrationState>, watch::Receiver<Guards>),
+        reporter: Reporter,
     ) -> Counts {
-        Counts {
+        let now = PluginView {
             resource,
-            meter,
-            standing,
+            standing: standing.borrow().clone(),
             registrations: 0,
             slots: Arc::default(),
             claims: Arc::default(),
-            files: Arc::default(),
             allocations: 0,
-            starts: BTreeMap::new(),
-            written: Arc::default(),
-            waited: BTreeMap::new(),
+            starts: Vec::new(),
+            waited: Vec::new(),
             differing: 0,
             without_gpu: 0,
             moves: ClaimMoves::default(),
-            guards,
+            files: Arc::default(),
             isolation: DeviceIsolation::default(),
-            last: None,
+            guards: Vec::new(),
+            allocate: meter.allocate(),
+            start: meter.start(),
+        };
+        let (starts, waited, written) = (BTreeMap::new(), BTreeMap::new(), Arc::default());
+        Counts { meter, standing, guards, starts, waited, written, now, last: None, promises: Arc::from([]), reporter }
+    }
+
+    /// Counts an error.
+    pub(super) fn trouble(&self, counter: ErrorCounter) {
+        self.reporter.trouble(counter);
+    }
+
+    /// Reports the memory claims that the use of pods is compared with, if they have changed.
+    pub(super) fn memory_claims_are(&mut self, promises: Arc<[PodMemoryClaim]>) {
+        if promises != self.promises {
+            self.reporter.report(Observation::Promises(Arc::clone(&promises)));
+            self.promises = promises;
         }
     }
 
     pub(super) fn allocated(&mut self) {
-        self.allocations += 1;
+        self.now.allocations += 1;
     }
 
     /// Counts a start that was answered without a device delivery.
@@ -96,41 +108,47 @@ impl Counts {
     }
 
     pub(super) fn differs(&mut self) {
-        self.differing += 1;
+        self.now.differing += 1;
     }
 
     pub(super) fn without_gpu(&mut self, pods: usize) {
-        self.without_gpu = u32::try_from(pods).unwrap_or(u32::MAX);
+        self.now.without_gpu = u32::try_from(pods).unwrap_or(u32::MAX);
     }
 
     pub(super) fn moved(&mut self, exchanged: u64, alone: u64) {
-        self.moves.exchanged += exchanged;
-        self.moves.alone += alone;
+        self.now.moves.exchanged += exchanged;
+        self.now.moves.alone += alone;
     }
 
     pub(super) fn slots_are(&mut self, slots: Vec<DeviceSlots>, claims: Vec<ContainerClaim>) {
-        self.slots = slots.into();
-        self.claims = claims.into();
+        self.now.slots = slots.into();
+        self.now.claims = claims.into();
     }
 
     /// Sets what pods have written.
     pub(super) fn files_are(&mut self, files: Vec<PodFiles>) {
-        self.files = files.into();
+        self.now.files = files.into();
     }
 
     /// Sets whether containers are kept from the GPUs of others. Returns whether that is new.
     pub(super) fn isolation_is(&mut self, isolation: DeviceIsolation) -> bool {
-        std::mem::replace(&mut self.isolation, isolation) != isolation
+        std::mem::replace(&mut self.now.isolation, isolation) != isolation
+    }
+
+    /// Reports the counts, if they have changed.
+    pub(super) fn report(&mut self) {
+        if let Some(view) = self.changed() {
+            self.reporter.report(Observation::Plugin(view));
+        }
     }
 
     /// The view of all counts; `None` if it has not changed.
-    pub(super) fn changed(&mut self) -> Option<Arc<PluginView>> {
+    fn changed(&mut self) -> Option<Arc<PluginView>> {
         if self.standing.has_changed().unwrap_or(false)
             && matches!(*self.standing.borrow(), RegistrationState::Registered(_))
         {
-            self.registrations += 1;
+            self.now.registrations += 1;
         }
-        let standing = self.standing.borrow_and_update().clone();
         let mut starts = self.starts.clone();
         for (how, count) in [(StartOutcome::Filled, &self.written.well), (StartOutcome::Failed, &self.written.failed)] {
             let count = count.load(Ordering::Relaxed);
@@ -138,28 +156,15 @@ impl Counts {
                 starts.insert(how, count);
             }
         }
-        let view = PluginView {
-            resource: Arc::clone(&self.resource),
-            standing,
-            registrations: self.registrations,
-            slots: Arc::clone(&self.slots),
-            claims: Arc::clone(&self.claims),
-            allocations: self.allocations,
-            starts: starts.into_iter().collect(),
-            waited: self.waited.iter().map(|(what, count)| (*what, *count)).collect(),
-            differing: self.differing,
-            without_gpu: self.without_gpu,
-            moves: self.moves,
-            files: Arc::clone(&self.files),
-            isolation: self.isolation,
-            guards: self.guards.borrow().iter().map(|(policy, guard)| (*policy, *guard)).collect(),
-            allocate: self.meter.allocate(),
-            start: self.meter.start(),
-        };
-        if self.last.as_deref() == Some(&view) {
+        self.now.standing = self.standing.borrow_and_update().clone();
+        self.now.starts = starts.into_iter().collect();
+        self.now.waited = self.waited.iter().map(|(what, count)| (*what, *count)).collect();
+        self.now.guards = self.guards.borrow().iter().map(|(policy, guard)| (*policy, *guard)).collect();
+        (self.now.allocate, self.now.start) = (self.meter.allocate(), self.meter.start());
+        if self.last.as_deref() == Some(&self.now) {
             return None;
         }
-        let view = Arc::new(view);
+        let view = Arc::new(self.now.clone());
         self.last = Some(Arc::clone(&view));
         Some(view)
     }

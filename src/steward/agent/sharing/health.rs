@@ -1,13 +1,13 @@
 //! Compares the health of GPUs with the last view, and makes an event for people of each change.
 
-use super::missing::Missing;
+use super::missing::{Holding, Missing};
 use effects::apiserver::{EventType, ObjectEvent};
 use model::gpu::Gpu;
 use model::id::{GpuUuid, PodUid};
 use model::incident::{GpuCondition, Incident};
 use model::time::Monotonic;
 use model::view::NodeView;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 /// The `action` of events about a change of health.
@@ -20,7 +20,7 @@ pub(crate) struct Watched {
     /// For each GPU the time of the last driver error that a pod got an event about.
     told: BTreeMap<GpuUuid, Monotonic>,
     /// The pods whose GPUs are not listed.
-    pub(super) missing: Missing,
+    missing: Missing,
 }
 
 /// A change of one GPU's health, as an event for the Node and for the pods that hold the GPU.
@@ -58,6 +58,16 @@ impl Watched {
         }
         self.gpus = now;
         news
+    }
+
+    /// What running pods hold of devices that have not been listed for long enough; `without` returns what they hold
+    /// other than the listed devices.
+    pub(super) fn missing(
+        &mut self,
+        view: &NodeView,
+        without: impl FnOnce(&BTreeSet<&GpuUuid>) -> Vec<Holding>,
+    ) -> Vec<Holding> {
+        self.missing.look(view, without)
     }
 }
 

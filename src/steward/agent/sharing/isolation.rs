@@ -28,9 +28,8 @@ impl Sharing {
     /// no container gets a device from now on; those that have theirs keep them. Returns whether the kubelet's list
     /// changes.
     pub(super) fn look_at_isolation(&mut self) -> bool {
-        let binding = self.way.borrow().as_ref().map(|way| way.binding);
-        let injects = self.host.borrow().runtime_injects;
-        let now = isolation(binding, injects, self.allow_unisolated);
+        let injects = self.offer.runtime_injects();
+        let now = isolation(self.binding.mode(), injects, self.binding.allows_unisolated());
         if self.counts.isolation_is(now) {
             match now {
                 DeviceIsolation::Refused => tracing::error!("no more containers get GPUs: {WHY}; {INSTEAD}"),

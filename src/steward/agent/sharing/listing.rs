@@ -4,13 +4,15 @@
 
 use decide::allocator::HolderDisagreement;
 use model::observation::ContainerDevices;
+use model::time::Monotonic;
+use sources::clock;
 use sources::names::pod_resources::list_once;
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::mpsc;
-use tokio::time::{Instant, sleep};
+use tokio::time::sleep;
 
 /// Pause between two requests: the kubelet answers all its callers together a hundred times a second.
 const PAUSE: Duration = Duration::from_millis(200);
@@ -21,31 +23,37 @@ const LOOK_AGAIN: Duration = Duration::from_secs(2);
 
 /// An answer, and when the agent asked for it.
 #[derive(Debug)]
-pub(crate) struct Listed {
-    asked: Instant,
+pub(super) struct Listed {
+    asked: Monotonic,
     answer: Result<Arc<[ContainerDevices]>, String>,
 }
 
 /// Asks PodResources, and keeps the last answer.
 #[derive(Debug)]
-pub(crate) struct Listing {
+pub(super) struct Listing {
     path: PathBuf,
     resource: Arc<str>,
     say: mpsc::Sender<Listed>,
     /// Answers as they come.
-    pub answers: mpsc::Receiver<Listed>,
-    asked: Option<Instant>,
+    answers: mpsc::Receiver<Listed>,
+    asked: Option<Monotonic>,
     under_way: bool,
-    compare: Option<Instant>,
-    last: Option<(Instant, Arc<[ContainerDevices]>)>,
+    compare: Option<Monotonic>,
+    last: Option<(Monotonic, Arc<[ContainerDevices]>)>,
     failed: bool,
+    disagreements: Disagreements,
+}
+
+/// Where the two sources disagreed the last time.
+#[derive(Debug, Default)]
+struct Disagreements {
     suspected: BTreeSet<HolderDisagreement>,
     told: BTreeSet<HolderDisagreement>,
 }
 
 impl Listing {
     /// Asks at this socket, about one resource.
-    pub(crate) fn new(path: PathBuf, resource: Arc<str>) -> Listing {
+    pub(super) fn new(path: PathBuf, resource: Arc<str>) -> Listing {
         let (say, answers) = mpsc::channel(1);
         Listing {
             path,
@@ -57,14 +65,18 @@ impl Listing {
             compare: None,
             last: None,
             failed: false,
-            suspected: BTreeSet::new(),
-            told: BTreeSet::new(),
+            disagreements: Disagreements::default(),
         }
+    }
+
+    /// Waits for the next answer.
+    pub(super) async fn answered(&mut self) -> Option<Listed> {
+        self.answers.recv().await
     }
 
     /// What the kubelet listed when it was asked after `since`, if that has come. Asks again when the last request is
     /// older than `PAUSE`.
-    pub(super) fn since(&mut self, since: Instant) -> Option<Arc<[ContainerDevices]>> {
+    pub(super) fn since(&mut self, since: Monotonic) -> Option<Arc<[ContainerDevices]>> {
         self.request(PAUSE, Duration::ZERO);
         self.last.as_ref().filter(|(asked, _)| *asked >= since).map(|(_, listed)| Arc::clone(listed))
     }
@@ -76,22 +88,24 @@ impl Listing {
 
     /// A start was answered by the checkpoint: asks for a list now and then, to compare the two.
     pub(super) fn compare_now_and_then(&mut self) {
-        if self.compare.is_none_or(|last| last.elapsed() >= COMPARE) {
-            self.compare = Some(Instant::now());
+        let now = clock::monotonic();
+        if self.compare.is_none_or(|last| now.since(last) >= COMPARE) {
+            self.compare = Some(now);
             self.request(PAUSE, Duration::ZERO);
         }
     }
 
     fn request(&mut self, pause: Duration, delay: Duration) {
-        if self.under_way || self.asked.is_some_and(|asked| asked.elapsed() < pause) {
+        let now = clock::monotonic();
+        if self.under_way || self.asked.is_some_and(|asked| now.since(asked) < pause) {
             return;
         }
         self.under_way = true;
-        self.asked = Some(Instant::now());
+        self.asked = Some(now);
         let (path, resource, say) = (self.path.clone(), Arc::clone(&self.resource), self.say.clone());
         tokio::spawn(async move {
             sleep(delay).await;
-            let asked = Instant::now();
+            let asked = clock::monotonic();
             let answer = list_once(&path).await;
             let own =
                 |listed: Vec<ContainerDevices>| listed.into_iter().filter(|one| one.resource == resource).collect();
@@ -122,14 +136,51 @@ impl Listing {
 
     /// Takes the disagreements that were found; returns those that were found twice and are new.
     pub(super) fn disagree(&mut self, found: Vec<HolderDisagreement>) -> Vec<HolderDisagreement> {
-        let found: BTreeSet<HolderDisagreement> = found.into_iter().collect();
+        let (new, looks_again) = self.disagreements.take(found.into_iter().collect());
+        if looks_again {
+            self.request(Duration::ZERO, LOOK_AGAIN);
+        }
+        new
+    }
+}
+
+impl Disagreements {
+    /// Returns what was found twice and is new, and whether the agent must look again to be certain.
+    fn take(&mut self, found: BTreeSet<HolderDisagreement>) -> (Vec<HolderDisagreement>, bool) {
         let certain: Vec<HolderDisagreement> = found.intersection(&self.suspected).cloned().collect();
         self.told.retain(|told| found.contains(told));
         let new = certain.into_iter().filter(|one| self.told.insert(one.clone())).collect();
-        if found != self.suspected && !found.is_empty() {
-            self.request(Duration::ZERO, LOOK_AGAIN);
-        }
+        let looks_again = found != self.suspected && !found.is_empty();
         self.suspected = found;
-        new
+        (new, looks_again)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use model::id::PodRef;
+
+    fn found(ids: &[&str]) -> BTreeSet<HolderDisagreement> {
+        let pod = |name: &str| PodRef { namespace: "ml".into(), name: name.into() };
+        let one = |id: &&str| HolderDisagreement { ids: vec![Arc::from(*id)], checkpoint: pod("a"), listed: pod("b") };
+        ids.iter().map(one).collect()
+    }
+
+    #[test]
+    fn a_disagreement_counts_when_it_was_found_twice_and_once_for_as_long_as_it_lasts() {
+        let mut disagreements = Disagreements::default();
+        for (ids, new, looks_again) in [
+            (&["x"][..], 0, true),
+            (&["x"], 1, false),
+            (&["x", "y"], 0, true),
+            (&["x", "y"], 1, false),
+            (&[], 0, false),
+            (&["x"], 0, true),
+            (&["x"], 1, false),
+        ] {
+            let (certain, again) = disagreements.take(found(ids));
+            assert_eq!((certain.len(), again), (new, looks_again), "{ids:?}");
+        }
     }
 }

@@ -1,52 +1,8 @@
-//! Pods that use more GPU memory than they claim: the agent writes one event for each device, and evicts the pod if
-//! that is set.
+//! Pods that use more GPU memory than they claim: writes their events, and evicts pods. `decide::eviction` says when.
 
-use decide::overuse;
 use effects::apiserver::{ApiServer, EventType, NotWritten, ObjectEvent};
-use model::id::{GpuUuid, PodUid};
-use model::pod::{Pod, PodList};
-use model::time::Monotonic;
-use model::view::{NodeView, OverUse};
-use std::collections::{BTreeMap, BTreeSet};
-use std::time::Duration;
-
-/// Pause between two tries to evict a pod: a disruption budget may forbid it for now, and a pod may take its time to
-/// end.
-const AGAIN: Duration = Duration::from_secs(60);
-
-/// The over-use that events were written about, and the evictions that were tried.
-#[derive(Debug, Default)]
-pub(super) struct Accused {
-    told: BTreeSet<(PodUid, GpuUuid)>,
-    tried: BTreeMap<PodUid, Monotonic>,
-}
-
-impl Accused {
-    /// Writes an event about each new over-use, and evicts pods whose time is over; `at` is now, in the format of
-    /// events.
-    pub(super) fn act(&mut self, api: &ApiServer, (view, at): (&NodeView, &str), pods: Option<&PodList>, evicts: bool) {
-        let now: BTreeSet<(PodUid, GpuUuid)> =
-            view.over_uses.iter().map(|over| (over.pod.clone(), over.device.clone())).collect();
-        self.told.retain(|told| now.contains(told));
-        self.tried.retain(|pod, _| now.iter().any(|(uid, _)| uid == pod));
-        for over in &view.over_uses {
-            let pod = pods.and_then(|pods| pods.pods.iter().find(|pod| pod.cgroup_uid() == &over.pod));
-            let Some(pod) = pod.filter(|pod| pod.deleted_at.is_none()) else { continue };
-            if self.told.insert((over.pod.clone(), over.device.clone())) {
-                tell(api, pod, over, at);
-            }
-            // A static pod belongs to the kubelet: deleting its mirror pod does not end it.
-            if !evicts || pod.mirror_of.is_some() || !overuse::to_evict(over) {
-                continue;
-            }
-            let due = self.tried.get(&over.pod).is_none_or(|at| view.now.monotonic.since(*at) >= AGAIN);
-            if due {
-                self.tried.insert(over.pod.clone(), view.now.monotonic);
-                evict(api, pod, ("EvictedForOverUse", sentence(over), at.to_owned()));
-            }
-        }
-    }
-}
+use model::pod::Pod;
+use model::view::OverUse;
 
 /// The event note for the pod's owner: what is too much, and what to change.
 pub(super) fn sentence(over: &OverUse) -> String {
@@ -59,7 +15,8 @@ pub(super) fn sentence(over: &OverUse) -> String {
     )
 }
 
-fn tell(api: &ApiServer, pod: &Pod, over: &OverUse, at: &str) {
+/// Writes the event about a new over-use; `at` is now, in the format of events.
+pub(super) fn tell(api: &ApiServer, pod: &Pod, over: &OverUse, at: &str) {
     let note = sentence(over);
     tracing::warn!(pod = %pod.name, device = %over.device, "a pod uses too much GPU memory: {note}");
     write_event(api, pod, ("OverUse", note, at.to_owned()));

@@ -4,12 +4,15 @@
 //! An annotation is tried again until it is written or the pod is gone, because the scheduler and later agents rely on
 //! it. An event on a pod is tried for about a minute; events about GPU health, over-use and evictions are tried once.
 
-use super::health::News;
-use super::overuse::{self, Accused};
+use super::event_notes::{NOT_APPLIED, gpu_missing, too_much_written};
+use super::health::{News, Watched};
+use super::overuse;
 use super::pod_write::{Ended, write};
-use super::sent_events::SentEvents;
-use decide::allocator::Refusal;
+use decide::allocator::{NodeAllocator, Refusal};
+use decide::bind_phases::{BindPhases, PhaseWrite};
+use decide::eviction::{EvictionStep, Evictions};
 use decide::pod_writes::{AnnotationChanges, MAX_UNDER_WAY, PendingPodWrites, PodWriteKind, PodWriteOutcome};
+use decide::sent_events::SentEvents;
 use effects::apiserver::{ApiServer, EventType, NotWritten, ObjectEvent};
 use model::claim::{BindPhase, Claim};
 use model::gpu_pod::GpuPod;
@@ -20,51 +23,14 @@ use model::unit::Bytes;
 use model::view::NodeView;
 use sources::kubernetes::own_node::OwnNodeReader;
 use std::collections::{BTreeMap, BTreeSet};
-use std::fmt::Display;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::mpsc;
 use wire::{annotation_keys, bind, claim};
 
-/// Whether the kubelet repeats a call after a refusal.
-#[derive(Clone, Copy, Debug)]
-pub(super) enum RetryPolicy {
-    /// It repeats `PreStartContainer`.
-    Again,
-    /// It never repeats `Allocate`: the pod has failed.
-    NoMore,
-}
-
-/// The event note for the pod's owner: a file of this container could not be written, and what to do about it.
-pub(super) fn not_delivered(container: &str, why: &dyn Display, tries: RetryPolicy) -> String {
-    let next = match tries {
-        RetryPolicy::Again => "the kubelet then starts the container",
-        RetryPolicy::NoMore => "then delete the pod, because the kubelet does not try it again",
-    };
-    format!(
-        "container {container} cannot get its GPUs: {why}; make room on the disk of --state-dir \
-         (or of --cdi-dir, if that path is named), or repair it; {next}"
-    )
-}
-
 /// Seconds before an event is tried again. Each event is decided on once, so one failed try must not lose it. If the
 /// API server is away for longer than about a minute, the event is lost; the log has it.
 const EVENT_PAUSES: [u64; 4] = [1, 4, 15, 60];
-
-/// The event note for the pod's owner: its containers run without the edits of their CDI devices.
-const NOT_APPLIED: &str = "the containers of this pod have neither their GPUs nor their limits: the container runtime did not \
-                           make the edits of their CDI devices (is CDI switched off there?); delete the pod";
-
-/// The event note for the pod's owner: the pod has written too much into the folders that lie on the node.
-fn too_much_written(files: &PodFiles, limit: Bytes) -> String {
-    format!(
-        "the pod has written {} MiB in {} files or more into /usr/local/vgpu and /tmp/vgpulock, which lie on the node, and may \
-         write {} MiB, each file counted as 4 KiB or more (--pod-files-limit); write elsewhere, and delete the pod",
-        files.bytes.0 >> 20,
-        files.files,
-        limit.0 >> 20
-    )
-}
 
 /// Writes events and annotations on pods, and remembers which were written.
 #[derive(Debug)]
@@ -77,8 +43,11 @@ pub(crate) struct PodStatusWriter {
     /// Annotations are written on the mirror; events name the hash, as the kubelet's own do, because `kubectl describe`
     /// looks there.
     mirrors: BTreeMap<PodUid, PodUid>,
-    served: BTreeSet<PodUid>,
-    accused: Accused,
+    /// What HAMi's scheduler was told.
+    phases: BindPhases,
+    evictions: Evictions,
+    /// The health of the GPUs at the last view.
+    watched: Watched,
     unwritten: PendingPodWrites,
     /// The results of tries to write on pods.
     ended: (mpsc::Sender<Ended>, mpsc::Receiver<Ended>),
@@ -93,20 +62,29 @@ impl PodStatusWriter {
             node,
             told: SentEvents::default(),
             mirrors: BTreeMap::new(),
-            served: BTreeSet::new(),
-            accused: Accused::default(),
+            phases: BindPhases::default(),
+            evictions: Evictions::default(),
+            watched: Watched::default(),
             unwritten: PendingPodWrites::default(),
             ended: mpsc::channel(MAX_UNDER_WAY),
         }
     }
 
+    /// Sets whether pods that use more memory than they claim, or write too many files, are evicted.
+    pub(super) fn switch_evictions(&mut self, on: bool) {
+        self.evictions.switch(on);
+    }
+
     /// Takes in the list of pods, and forgets those that are gone.
     pub(super) fn pods_are(&mut self, pods: &PodList) {
+        if pods.pods.iter().any(|pod| self.is_awaited(pod)) {
+            self.allocates();
+        }
         let mirrored = pods.pods.iter().filter(|pod| pod.mirror_of.is_some());
         self.mirrors = mirrored.map(|pod| (pod.cgroup_uid().clone(), pod.uid.clone())).collect();
         let here: BTreeSet<&PodUid> = pods.pods.iter().map(|pod| pod.cgroup_uid()).collect();
         self.told.forget(&here);
-        self.served.retain(|uid| here.contains(uid));
+        self.phases.forget(&here);
         self.unwritten.forget(&here);
     }
 
@@ -165,25 +143,25 @@ impl PodStatusWriter {
     /// A container may not start: writes an event if the reason is new, and returns whether it is. The kubelet retries
     /// the start again and again. A pod that can never start here also gets the mark for eviction.
     pub(super) fn refused(&mut self, (uid, pod): (&PodUid, &PodRef), container: &Arc<str>, why: &Refusal) -> bool {
-        if !self.once((uid, pod), container, why.code(), format!("container {container}: {why}")) {
-            return false;
-        }
-        if why.for_good() {
-            let mark = AnnotationChanges::from([(annotation_keys::EVICT, Some(why.code().into()))]);
-            self.has_to_stand(PodWriteKind::Evict, (uid, pod), mark);
+        let Some(news) = self.told.refused(uid, container, why) else { return false };
+        self.event(uid, pod, why.code(), format!("container {container}: {why}"));
+        if let Some(reason) = news.mark {
+            self.mark((uid, pod), Some(reason));
         }
         true
     }
 
     /// A pod that could never start because of this starts: removes the mark for eviction.
     pub(super) fn starts_after_all(&mut self, (uid, pod): (&PodUid, &PodRef), why: &Refusal) {
-        if self.told.take_back(uid, why.code()) {
-            self.has_to_stand(
-                PodWriteKind::Evict,
-                (uid, pod),
-                AnnotationChanges::from([(annotation_keys::EVICT, None)]),
-            );
+        if self.told.starts_after_all(uid, why) {
+            self.mark((uid, pod), None);
         }
+    }
+
+    /// Writes the mark for eviction with this reason, or removes it.
+    fn mark(&mut self, names: (&PodUid, &PodRef), reason: Option<&'static str>) {
+        let mark = AnnotationChanges::from([(annotation_keys::EVICT, reason.map(Into::into))]);
+        self.has_to_stand(PodWriteKind::Evict, names, mark);
     }
 
     /// Writes an event: the files of a container could not be written where the runtime finds them.
@@ -220,27 +198,23 @@ impl PodStatusWriter {
 
     /// A pod has written more into its folders than it may: writes an event and the mark for eviction once. If
     /// evictions are set, tries one each time, because a disruption budget may forbid it for now.
-    pub(super) fn has_written_too_much(&mut self, pod: &Pod, files: &PodFiles, (limit, evicts): (Bytes, bool)) {
+    pub(super) fn has_written_too_much(&mut self, pod: &Pod, files: &PodFiles, limit: Bytes) {
         const REASON: &str = "TooMuchWritten";
         let note = too_much_written(files, limit);
         if self.is_to_go((pod.cgroup_uid(), &pod.name), REASON, note.clone()) {
             tracing::warn!(pod = %pod.name, bytes = files.bytes.0, files = files.files, "a pod has written too much: {note}");
         }
-        if evicts && pod.mirror_of.is_none() {
+        if self.evictions.for_files(pod) {
             overuse::evict(&self.api, pod, ("EvictedForFiles", note, now()));
         }
     }
 
     /// Writes an event and the mark for eviction if this reason is new for the pod; returns whether it is.
     fn is_to_go(&mut self, names: (&PodUid, &PodRef), reason: &'static str, note: String) -> bool {
-        let is_new = self.told.is_new(names.0, &Arc::from(""), reason);
+        let is_new = self.told.must_go(names.0, reason);
         if is_new {
             self.event(names.0, names.1, reason, note);
-            self.has_to_stand(
-                PodWriteKind::Evict,
-                names,
-                AnnotationChanges::from([(annotation_keys::EVICT, Some(reason.into()))]),
-            );
+            self.mark(names, Some(reason));
         }
         is_new
     }
@@ -276,8 +250,27 @@ impl PodStatusWriter {
         }
     }
 
+    /// Takes in a view: writes events about changes of the health of GPUs, about pods that the driver names in errors,
+    /// and about pods that hold a GPU that is not listed. Returns how many pods do.
+    pub(super) fn gpus_are(&mut self, view: &NodeView, allocator: &NodeAllocator) -> usize {
+        for news in self.watched.look(view, &now()) {
+            let holders = allocator.holders(&news.devices);
+            self.health(news, holders);
+        }
+        for error in self.watched.errors(view) {
+            if let Some(name) = view.pod(&error.pod).and_then(|pod| pod.name.as_ref()) {
+                self.driver_error((&error.pod, name), error.code, error.note);
+            }
+        }
+        let missing = self.watched.missing(view, |there| allocator.without_device(there));
+        for (uid, pod, device) in &missing {
+            self.without_gpu((uid, pod), device);
+        }
+        missing.iter().map(|(uid, ..)| uid).collect::<BTreeSet<&PodUid>>().len()
+    }
+
     /// The health of a GPU has changed: writes an event on the Node and on every pod that holds something of the GPU.
-    pub(super) fn health(&self, news: News, holders: Vec<(PodUid, PodRef)>) {
+    fn health(&self, news: News, holders: Vec<(PodUid, PodRef)>) {
         let (api, own) = (self.api.clone(), self.own.clone());
         let News { event, .. } = news;
         tokio::spawn(async move {
@@ -297,64 +290,84 @@ impl PodStatusWriter {
     }
 
     /// The driver names a process of this pod in an error: writes one event for each kind of error.
-    pub(super) fn driver_error(&mut self, pod: (&PodUid, &PodRef), code: u32, note: String) {
+    fn driver_error(&mut self, pod: (&PodUid, &PodRef), code: u32, note: String) {
         self.once(pod, &Arc::from(format!("xid {code}")), "GpuDriverError", note);
     }
 
     /// A pod runs and holds a GPU that this node does not list: writes an event.
-    pub(super) fn without_gpu(&mut self, (uid, pod): (&PodUid, &PodRef), device: &GpuUuid) {
-        let note = format!(
-            "this pod holds {device}, and this node lists no such GPU: nothing of it can be measured; delete the pod, so that \
-             it is placed again. A real GPU may have been taken out or replaced; the UUID of a simulated one \
-             (--gpus simulated) depends on the node's name and the GPU's number"
-        );
+    fn without_gpu(&mut self, (uid, pod): (&PodUid, &PodRef), device: &GpuUuid) {
+        let note = gpu_missing(device);
         if self.once((uid, pod), &Arc::from(device.as_str()), "GpuMissing", note) {
             tracing::warn!(%pod, %device, "a pod runs and holds a GPU that this node does not list");
         }
     }
 
     /// Handles pods that hold more memory than they claim.
-    pub(super) fn over_uses(&mut self, view: &NodeView, pods: Option<&PodList>, evicts: bool) {
-        self.accused.act(&self.api, (view, &now()), pods, evicts);
+    pub(super) fn over_uses(&mut self, view: &NodeView, pods: Option<&PodList>) {
+        let at = now();
+        for step in self.evictions.over_uses(&view.over_uses, pods, view.now.monotonic) {
+            match step {
+                EvictionStep::Tell(pod, over) => overuse::tell(&self.api, pod, over, &at),
+                EvictionStep::Evict(pod, over) => {
+                    overuse::evict(&self.api, pod, ("EvictedForOverUse", overuse::sentence(over), at.clone()));
+                }
+            }
+        }
     }
 
-    /// Whether HAMi's scheduler placed this pod and was not told that it has its GPUs. A pod in phase `failed` may
-    /// still get them.
+    /// The kubelet has called `Allocate`: the pod may be admitted soon.
+    pub(super) fn allocates(&mut self) {
+        self.phases.expect(sources::clock::monotonic());
+    }
+
+    /// Whether the owner looks in the checkpoint for pods that a scheduler waits for.
+    pub(super) fn looks_for_admitted(&self) -> bool {
+        self.phases.looks(sources::clock::monotonic())
+    }
+
+    /// Whether HAMi's scheduler placed this pod and was not told that it has its GPUs.
     pub(super) fn is_awaited(&self, pod: &Pod) -> bool {
-        matches!(phase(pod), Some(BindPhase::Allocating | BindPhase::Failed)) && !self.served.contains(pod.cgroup_uid())
+        self.phases.is_awaited(pod.cgroup_uid(), phase(pod))
+    }
+
+    /// The pods of this list that HAMi's scheduler waits for. If there is none, the owner need not look for them.
+    pub(super) fn awaited<'a>(&mut self, pods: &'a PodList) -> Vec<&'a Pod> {
+        let awaited: Vec<&Pod> = pods.pods.iter().map(AsRef::as_ref).filter(|pod| self.is_awaited(pod)).collect();
+        if awaited.is_empty() {
+            self.phases.expect_nothing(sources::clock::monotonic());
+        }
+        awaited
     }
 
     /// A container of this pod may not start: tells HAMi's scheduler, which places no other pod here before it knows
     /// that.
     pub(super) fn unfilled(&mut self, pod: &Pod) {
-        if phase(pod) != Some(BindPhase::Allocating) || self.served.contains(pod.cgroup_uid()) {
-            return;
+        if let Some(write) = self.phases.refused(pod.cgroup_uid(), phase(pod)) {
+            self.tell_scheduler(pod, write);
         }
-        let failed = AnnotationChanges::from([(
-            annotation_keys::BIND_PHASE,
-            Some(bind::encode_phase(BindPhase::Failed).into()),
-        )]);
-        let names = (pod.cgroup_uid(), &pod.name);
-        self.has_to_stand(PodWriteKind::Served, names, failed);
-        self.has_to_stand(PodWriteKind::Lock, names, AnnotationChanges::new());
     }
 
     /// All containers of a pod have their GPUs: tells HAMi's scheduler, which waits for this and holds the node lock
-    /// until then. The kubelet admits a pod as a whole, so one write stands for all containers.
+    /// until then.
     pub(super) fn filled(&mut self, pod: &Pod) {
-        if !self.is_awaited(pod) || !self.served.insert(pod.cgroup_uid().clone()) {
-            return;
+        if let Some(write) = self.phases.filled(pod.cgroup_uid(), phase(pod)) {
+            self.tell_scheduler(pod, write);
         }
-        let left = pod
-            .annotation(annotation_keys::TO_ALLOCATE)
-            .map(|text| claim::all_served(annotation_keys::TO_ALLOCATE, text))
-            .unwrap_or_default();
-        let served = AnnotationChanges::from([
-            (annotation_keys::BIND_PHASE, Some(bind::encode_phase(BindPhase::Success).into())),
-            (annotation_keys::TO_ALLOCATE, Some(left.into())),
-        ]);
+    }
+
+    /// Writes the phase on the pod, and releases the node lock.
+    fn tell_scheduler(&mut self, pod: &Pod, write: PhaseWrite) {
+        let phase = bind::encode_phase(write.phase());
+        let mut annotations = AnnotationChanges::from([(annotation_keys::BIND_PHASE, Some(phase.into()))]);
+        if write == PhaseWrite::Success {
+            let left = pod
+                .annotation(annotation_keys::TO_ALLOCATE)
+                .map(|text| claim::all_served(annotation_keys::TO_ALLOCATE, text))
+                .unwrap_or_default();
+            annotations.insert(annotation_keys::TO_ALLOCATE, Some(left.into()));
+        }
         let names = (pod.cgroup_uid(), &pod.name);
-        self.has_to_stand(PodWriteKind::Served, names, served);
+        self.has_to_stand(PodWriteKind::Served, names, annotations);
         self.has_to_stand(PodWriteKind::Lock, names, AnnotationChanges::new());
     }
 
@@ -397,6 +410,7 @@ pub(super) fn now() -> String {
 
 #[cfg(test)]
 mod tests {
+    use super::super::event_notes::{RetryPolicy, not_delivered};
     use super::*;
     use lab::api_server::{self, FakeApiServer as Server};
     use model::reading::Reading;

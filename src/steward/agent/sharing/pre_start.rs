@@ -3,38 +3,30 @@
 //! ```text
 //!   start ──checkpoint──▶ verdict ──▶ fill      files first, then the answer to the kubelet
 //!                                 ──▶ refuse    with an event on the pod that says why
-//!                                 ──▶ wait      for what is not known yet; refused when `PATIENCE` is over
+//!                                 ──▶ wait      for what is not known yet; refused when its patience is over
 //! ```
 //!
 //! What must never happen here: the kubelet is told to go on before the files of the container are there.
 
-use super::cdi_check::{self, Arrived};
+use super::calls::WaitingStart;
+use super::cdi_check::Arrived;
+use super::container_files::{DeliveryResult, UnwrittenStart, is_delivered, report};
 use super::container_limits;
-use super::counts::Written;
 use super::late;
-use super::owner::{DeliveryResult, Sharing};
-use super::pod_status::{self, RetryPolicy};
-use super::waiting::WaitingStart;
+use super::owner::Sharing;
 use decide::allocator::{BindingMode, BoundContainer, Refusal, StartVerdict, WaitReason};
+use decide::patience::{ListingUse, START_WITHIN, StartStep};
 use effects::plugin::CallRefused;
 use model::checkpoint::CheckpointEntry;
 use model::id::{ContainerKey, PodRef, PodUid};
-use model::limits::ContainerLimits;
 use model::observation::ErrorCounter;
 use model::plugin::StartOutcome;
 use model::request::ContainerRole;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::oneshot;
-use tokio::task::{spawn_blocking, yield_now};
+use tokio::task::yield_now;
 use tokio::time::Instant;
-
-/// How long a start waits before it is refused with a reason. The kubelet gives a start 30 s and then tries it again.
-const PATIENCE: Duration = Duration::from_secs(25);
-/// How long before that the agent asks PodResources which pod holds the ids.
-const ASK: Duration = Duration::from_secs(2);
-/// If a readable checkpoint lacks the row of a start for this long, the row itself cannot be read.
-const UNREADABLE: Duration = Duration::from_secs(1);
 
 /// A start that may go on, and what is left to do for it.
 struct Filled {
@@ -51,8 +43,9 @@ struct Filled {
 
 impl Sharing {
     /// Judges every waiting start against one reading of the kubelet's checkpoint.
-    pub(super) async fn judge(&mut self, waiting: &mut Vec<WaitingStart>) {
-        if waiting.is_empty() {
+    pub(super) async fn judge(&mut self) {
+        let starts = self.calls.take_starts();
+        if starts.is_empty() {
             return;
         }
         // A pod without a claim gets a share only until a GPU scheduler is known to place pods here, so the newest pods
@@ -60,20 +53,22 @@ impl Sharing {
         if !self.allocator.served_by_scheduler() {
             self.look_at_new_pods();
         }
-        let ahead = self.ahead.rows(&self.allocator, waiting.iter().map(|start| &*start.ids), Instant::now());
-        let checkpoint = match ahead {
+        let all_ids = starts.iter().map(|start| &*start.ids);
+        let checkpoint = match self.tickets.prefetched().rows(&self.allocator, all_ids, Instant::now()) {
             Some(rows) => Ok(rows),
-            None => self.read_checkpoint().await,
+            None => self.holders.read().await,
         };
         let rows: Option<&[CheckpointEntry]> = checkpoint.as_deref().ok();
         let mut filled = Vec::new();
-        for mut start in std::mem::take(waiting) {
+        for mut start in starts {
             // The kubelet has given up on this call.
             if start.reply.is_closed() {
                 continue;
             }
             match self.verdict(&start, rows) {
-                StartVerdict::Fill { bound, .. } if self.ahead.is_preparing(&bound) => waiting.push(start),
+                StartVerdict::Fill { bound, .. } if self.tickets.prefetched().is_preparing(&bound) => {
+                    self.calls.start_waits(start);
+                }
                 StartVerdict::Fill { bound, shared } => filled.push(self.fill(start, bound, shared)),
                 StartVerdict::Foreign => {
                     tracing::info!(ids = ?start.ids, "a container of an earlier plugin starts; it keeps what it was given");
@@ -84,14 +79,16 @@ impl Sharing {
                     self.refuse((&uid, &name), &container, &why);
                     let _ = start.reply.send(Err(CallRefused(format!("{name}, container {container}: {why}"))));
                 }
-                StartVerdict::Wait(what) if start.since.elapsed() < PATIENCE => {
-                    tracing::trace!(?what, "a start waits");
-                    if !std::mem::replace(&mut start.waited, true) {
-                        self.counts.waits(what.code());
+                StartVerdict::Wait(what) => match start.patience.step(sources::clock::monotonic()) {
+                    StartStep::Waits { first } => {
+                        tracing::trace!(?what, "a start waits");
+                        if first {
+                            self.counts.waits(what.code());
+                        }
+                        self.calls.start_waits(start);
                     }
-                    waiting.push(start);
-                }
-                StartVerdict::Wait(what) => self.is_too_late(start, what, rows, checkpoint.as_ref().map(drop)),
+                    StartStep::TooLate => self.is_too_late(start, what, rows, checkpoint.as_ref().map(drop)),
+                },
             }
         }
         // All answers go out after the last line of the loop is written: on this thread an earlier answer would wait
@@ -116,27 +113,27 @@ impl Sharing {
         if !matches!(verdict, StartVerdict::Fill { .. }) && self.look_at_new_pods() {
             verdict = self.allocator.start(&start.ids, rows);
         }
-        if matches!(verdict, StartVerdict::Wait(_)) && start.since.elapsed() + ASK >= PATIENCE {
-            // This asks for the pod's name, in case the start must be refused as too late.
-            let _ = self.listing.since(start.since);
-        }
-        if verdict == StartVerdict::Wait(WaitReason::Checkpoint)
-            && (rows.is_none() || start.since.elapsed() > UNREADABLE)
-            && let Some(listed) = self.listing.since(start.since)
-        {
-            verdict = self.allocator.start_by_listing(&start.ids, &listed);
+        if let StartVerdict::Wait(what) = verdict {
+            let use_of_listing = start.patience.listing_use(what, rows.is_some(), sources::clock::monotonic());
+            let listed = match use_of_listing {
+                ListingUse::Unused => None,
+                ListingUse::Name | ListingUse::Holder => self.holders.listed_since(start.patience.since()),
+            };
+            if let Some(listed) = listed.filter(|_| use_of_listing == ListingUse::Holder) {
+                verdict = self.allocator.start_by_listing(&start.ids, &listed);
+            }
         }
         verdict
     }
 
     fn refuse(&mut self, (uid, name): (&PodUid, &PodRef), container: &Arc<str>, why: &Refusal) {
         self.counts.ended(StartOutcome::Refused(why.code()));
-        if self.teller.refused((uid, name), container, why) && why.for_good() && *why != Refusal::WithoutCdi {
-            self.reporter.trouble(ErrorCounter::StartMistaken);
+        if self.status.refused((uid, name), container, why) && why.for_good() && *why != Refusal::WithoutCdi {
+            self.counts.trouble(ErrorCounter::StartMistaken);
         }
         tracing::warn!(pod = %name, container = &**container, reason = why.code(), "a container may not start: {why}");
-        if let Some(pod) = self.pod(uid) {
-            self.teller.unfilled(&pod);
+        if let Some(pod) = self.pods.pod(uid) {
+            self.status.unfilled(&pod);
         }
     }
 
@@ -148,20 +145,20 @@ impl Sharing {
         read: Result<(), &String>,
     ) {
         let holder = self.holder(&start.ids, rows);
-        let read = (read.map_err(String::as_str), &*self.unreadable);
-        let why = late::sentence((what, PATIENCE), &start.ids, read, holder.as_ref());
+        let read = (read.map_err(String::as_str), self.holders.unreadable());
+        let why = late::sentence((what, START_WITHIN), &start.ids, read, holder.as_ref());
         self.counts.ended(StartOutcome::Late(what.code()));
         tracing::warn!("{why}");
         if let Some(late::TicketHolder { uid: Some(uid), pod: Some(pod), container }) = holder {
-            self.teller.late((&uid, &pod), &container, &why);
+            self.status.late((&uid, &pod), &container, &why);
         }
         let _ = start.reply.send(Err(CallRefused(why)));
     }
 
     /// The holder of these ids, as far as it is known.
     fn holder(&self, ids: &[Arc<str>], rows: Option<&[CheckpointEntry]>) -> Option<late::TicketHolder> {
-        let listed = self.listing.last();
-        let pods = self.pods.borrow().clone();
+        let listed = self.holders.listed_last();
+        let pods = self.pods.latest();
         late::holder(ids, rows.unwrap_or_default(), listed.as_deref().unwrap_or_default(), pods.as_deref())
     }
 
@@ -170,16 +167,16 @@ impl Sharing {
     fn fill(&mut self, start: WaitingStart, bound: Vec<BoundContainer>, shared: bool) -> Filled {
         let promises: Vec<_> =
             bound.iter().map(|bound| (bound.clone(), container_limits::of(bound, &self.allocator))).collect();
-        let prepared = self.ahead.started(&promises, &self.delivery);
-        let waited = start.since.elapsed();
+        let prepared = self.tickets.prefetcher().started(&promises, self.files.writers().0);
+        let waited = start.patience.waited(sources::clock::monotonic());
         let awaited = self.is_awaited(&bound);
         if let Some(first) = bound.first() {
-            self.note_start(&first.holder.pod);
+            self.files.note_start(&first.holder.pod, self.calls.disk());
         }
         effects::failpoint!("start-noted");
         let written = self.counts.writing();
         if !prepared {
-            self.write((start.reply, waited), (promises, shared), written, awaited);
+            self.files.write(UnwrittenStart { reply: start.reply, waited, promises, shared, awaited }, written);
             return Filled { bound, shared, waited, reply: None, prepared, report: None };
         }
         written.with(true);
@@ -187,52 +184,16 @@ impl Sharing {
         Filled { bound, shared, waited, reply: Some(start.reply), prepared, report }
     }
 
-    /// Writes the files on another thread, and answers the call from there.
-    fn write(
-        &self,
-        (reply, waited): (oneshot::Sender<Result<(), CallRefused>>, Duration),
-        (promises, shared): (Vec<(BoundContainer, ContainerLimits)>, bool),
-        written: Arc<Written>,
-        awaited: bool,
-    ) {
-        let (tickets, delivery, told) = (self.tickets.clone(), Arc::clone(&self.delivery), self.delivered.0.clone());
-        spawn_blocking(move || {
-            let result = promises.iter().try_for_each(|(bound, promise)| {
-                let delivered = match bound.early {
-                    true => delivery.deliver_early(&tickets.folder(&bound.ticket), promise),
-                    false => delivery.deliver(&bound.ticket, promise),
-                };
-                delivered.map_err(|error| {
-                    tracing::error!(pod = %promise.pod, container = &*promise.container, %error, "a container cannot get its GPUs");
-                    let why = pod_status::not_delivered(&promise.container, &error, RetryPolicy::Again);
-                    // If there is no room, the owner has enough failures to report already.
-                    let _ = told.try_send(report(promise, Err(why.clone())));
-                    CallRefused(format!("{}: {why}", promise.pod))
-                })
-            });
-            written.with(result.is_ok());
-            let well = result.is_ok();
-            let _ = reply.send(result);
-            if well {
-                promises.iter().for_each(|(bound, _)| is_delivered(bound, shared, waited, false));
-            }
-            if let Some((_, promise)) = promises.first().filter(|_| awaited && well) {
-                // The receiver is gone only when the program ends.
-                let _ = told.blocking_send(report(promise, Ok(())));
-            }
-        });
-    }
-
     /// Whether a scheduler waits for the pod of these containers.
     fn is_awaited(&self, bound: &[BoundContainer]) -> bool {
-        let pod = bound.first().and_then(|bound| self.pod(&bound.holder.pod));
-        pod.is_some_and(|pod| self.teller.is_awaited(&pod))
+        let pod = bound.first().and_then(|bound| self.pods.pod(&bound.holder.pod));
+        pod.is_some_and(|pod| self.status.is_awaited(&pod))
     }
 
     /// Does what is left for a start that no longer waits for the owner.
     fn has_filled(&mut self, Filled { bound, shared, waited, prepared, report, .. }: Filled) {
         self.look_whether_it_arrives(&bound);
-        self.listing.compare_now_and_then();
+        self.holders.compare_now_and_then();
         for bound in &bound {
             if bound.differs {
                 self.counts.differs();
@@ -243,11 +204,11 @@ impl Sharing {
             }
         }
         if let Some((holder, name)) = bound.first().map(|bound| (&bound.holder.pod, &bound.pod)) {
-            self.teller.starts_after_all((holder, name), &Refusal::WithoutCdi);
+            self.status.starts_after_all((holder, name), &Refusal::WithoutCdi);
             if let (Some(gpu_pod), Some(claim)) = (self.allocator.gpu_pod(holder), self.allocator.claim(holder))
                 && shared
             {
-                self.teller.shared(gpu_pod, &claim);
+                self.status.shared(gpu_pod, &claim);
                 self.allocator.share_is_written(holder);
             }
         }
@@ -256,17 +217,9 @@ impl Sharing {
         }
     }
 
-    /// Notes on disk that this pod starts. Without the note another pod that claims the same memory could start after a
-    /// restart of the agent, until the API server shows this one running.
-    fn note_start(&mut self, pod: &PodUid) {
-        if let Err(error) = self.asked.disk.write(|| self.starts.note(pod)) {
-            tracing::warn!(%error, "cannot save that a pod has started; an agent that restarts now would not know it");
-        }
-    }
-
     /// With late binding, starts a check of the first containers: do they have their devices?
     fn look_whether_it_arrives(&mut self, bound: &[BoundContainer]) {
-        let late = self.way.borrow().as_ref().is_some_and(|way| way.binding == BindingMode::Late);
+        let late = self.binding.mode() == Some(BindingMode::Late);
         // An init container may end before the check.
         let stays = |bound: &&BoundContainer| {
             let requests = self.allocator.gpu_pod(&bound.holder.pod).map_or(&[][..], |gpu_pod| &gpu_pod.requests);
@@ -275,48 +228,34 @@ impl Sharing {
                 .any(|request| request.container == bound.holder.container && request.role != ContainerRole::Init)
         };
         let stays: Vec<&BoundContainer> = bound.iter().filter(|_| late).filter(stays).collect();
-        for one in stays {
-            if self.arrivals.looks_at_first(&one.holder) {
-                self.look_at((one.holder.clone(), one.pod.clone()));
-            }
-        }
+        stays.into_iter().for_each(|one| self.binding.check_first(&one.holder, &one.pod));
     }
 
     /// If it is known that the runtime ignores tickets, checks every container that may have started with one.
     pub(super) fn look_at_all_by_ticket(&mut self) {
-        if !self.way.borrow().as_ref().is_some_and(|way| way.lost) {
-            return;
+        if self.binding.is_lost() {
+            self.allocator.started_by_ticket().into_iter().for_each(|about| self.binding.check_any(about));
         }
-        for about in self.allocator.started_by_ticket() {
-            if self.arrivals.looks_at(&about.0) {
-                self.look_at(about);
-            }
-        }
-    }
-
-    fn look_at(&self, about: (ContainerKey, PodRef)) {
-        let seen = (self.view.clone(), self.pods.clone());
-        tokio::spawn(cdi_check::watch(about, self.roots.clone(), seen, self.arrived.0.clone()));
     }
 
     /// Handles the result of a check: what a container with late binding really has.
     pub(super) fn look_at_arrival(&mut self, arrived: &Arrived) {
         let Arrived { key, pod, has } = arrived;
-        self.arrivals.ended(key, has.is_some());
+        self.binding.has_checked(arrived);
         match has {
             // Also where a container was seen with its devices before, for example before the runtime changed.
             Some(true) if self.goes_back_to_late() => {
-                // The change of mode has cleared `arrivals`. This container is recorded again as seen with its devices.
+                // The change of mode has cleared what was seen. This container is recorded again as seen with its devices.
                 // From then on, containers without devices do not change the mode to early again.
-                self.arrivals.has();
+                self.binding.has_devices();
                 tracing::warn!(
                     %pod, container = &*key.container,
                     "a container has what its CDI device stands for: CDI works here, and containers that come now get their \
                      devices late again (--binding=early keeps them early)"
                 );
             }
-            Some(true) if self.arrivals.has() => {
-                super::binding_mode::proved(&self.state_dir);
+            Some(true) if self.binding.has_devices() => {
+                self.binding.proved();
                 tracing::info!(%pod, container = &*key.container, "a container has what its CDI device stands for: CDI works here");
             }
             Some(true) => {
@@ -333,11 +272,9 @@ impl Sharing {
     /// early binding, so that no other container comes to that, and checks all that have started with a ticket. It
     /// keeps the mode if `--binding` sets it or the runtime says that its CDI is on.
     fn has_lost(&mut self, key: &ContainerKey, pod: &PodRef) {
-        let way = self.way.borrow().clone().filter(|way| way.auto && way.binding == BindingMode::Late);
-        let speaks_for_all = self.arrivals.lacks(pod);
-        let goes_over = way.filter(|way| speaks_for_all && !way.promised);
-        if self.teller.not_applied(&key.pod, pod) {
-            self.reporter.trouble(ErrorCounter::EditsNotApplied);
+        let goes_over = self.binding.lacks(pod);
+        if self.status.not_applied(&key.pod, pod) {
+            self.counts.trouble(ErrorCounter::EditsNotApplied);
             tracing::error!(
                 %pod, container = &*key.container, over = goes_over.is_some(),
                 "a container runs without its limits: the runtime takes CDI devices from kubelet and does nothing with them \
@@ -346,23 +283,17 @@ impl Sharing {
         }
         if let Some(way) = goes_over {
             tracing::warn!("containers that come now get their devices from Allocate (--binding=early)");
-            let state = self.state_dir.clone();
-            self.goes_over_to_early(&way, &state);
+            self.binding.disprove(&way);
+            self.look_at_way();
         }
     }
-}
 
-/// Logs that the runtime finds everything that this container claims.
-fn is_delivered(bound: &BoundContainer, shared: bool, waited: Duration, prepared: bool) {
-    let devices: Vec<&str> = bound.device_shares.iter().map(|device_share| device_share.device.as_str()).collect();
-    let waited_ms = u64::try_from(waited.as_millis()).unwrap_or(u64::MAX);
-    tracing::info!(
-        pod = %bound.pod, container = &*bound.holder.container, uid = %bound.holder.pod, ?devices, shared,
-        differs = bound.differs, waited_ms, prepared, "container devices delivered"
-    );
-}
-
-fn report(promise: &ContainerLimits, result: Result<(), String>) -> DeliveryResult {
-    let (uid, pod, container) = (promise.uid.clone(), promise.pod.clone(), promise.container.clone());
-    DeliveryResult { uid, pod, container, result, void: None }
+    /// Changes back to late binding where containers had disproved CDI; returns whether it did.
+    fn goes_back_to_late(&mut self) -> bool {
+        let goes_back = self.binding.take_back();
+        if goes_back {
+            self.look_at_way();
+        }
+        goes_back
+    }
 }

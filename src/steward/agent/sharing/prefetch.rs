@@ -50,7 +50,7 @@ const UNDER_WAY: usize = 2;
 
 /// The expected starts, and the stage of each.
 #[derive(Debug)]
-pub(crate) struct SpecPrefetcher {
+pub(super) struct SpecPrefetcher {
     rows: Option<(Arc<[CheckpointEntry]>, Instant)>,
     /// When the last reading of the checkpoint began.
     looked: Option<Instant>,
@@ -137,13 +137,13 @@ impl SpecPrefetcher {
     pub(super) fn checkpoint_after(
         &mut self,
         after: Instant,
-        checkpoint: &CheckpointReader,
+        checkpoint: impl FnOnce() -> CheckpointReader,
     ) -> Option<Option<Arc<[CheckpointEntry]>>> {
         if self.looked.is_some_and(|looked| looked >= after) {
             return Some(self.rows.as_ref().map(|(rows, _)| Arc::clone(rows)));
         }
         if !self.reading {
-            self.read(checkpoint.clone());
+            self.read(checkpoint());
         }
         None
     }

@@ -84,8 +84,8 @@ pub(super) async fn owning(
     run: Run,
 ) -> io::Result<()> {
     let _ends_serving = run.served.clone().drop_guard();
-    let _find = AbortOnDropHandle::new(tokio::spawn(finder.run(owner.say_way.clone())));
-    let place = turn::enter(&owner.state_dir)?;
+    let _find = AbortOnDropHandle::new(tokio::spawn(finder.run(owner.binding.sender())));
+    let place = turn::enter(owner.state_dir())?;
     let begins = async {
         match place {
             AgentPlace::First(turn) => {
@@ -123,7 +123,7 @@ async fn follow(
     run: &Run,
 ) -> io::Result<AgentTurn> {
     tracing::warn!(
-        state_dir = %owner.state_dir.display(),
+        state_dir = %owner.state_dir().display(),
         "another agent shares the GPUs of this node: this one waits for its end, and then shares them"
     );
     standing.send_replace(RegistrationState::Follows);

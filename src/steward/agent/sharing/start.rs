@@ -1,24 +1,25 @@
 //! Opens everything that sharing needs, and reports at the start what cannot be used.
 
+use super::binding::{CheckSources, NodeBinding};
 use super::binding_mode::BindingModeFinder;
-use super::cdi_check::Arrivals;
+use super::calls::KubeletCalls;
+use super::container_files::ContainerFiles;
 use super::counts::Counts;
-use super::emptier::Emptier;
-use super::file_counter::FileCounter;
-use super::gpu_pods::GpuPodReader;
-use super::health::Watched;
+use super::holders::HolderSources;
 use super::host::HostWatcher;
 use super::listing::Listing;
+use super::node_pods::NodePods;
+use super::offer::{DeviceOffer, OfferSources};
 use super::owner::Sharing;
 use super::pod_status::PodStatusWriter;
-use super::prefetch::SpecPrefetcher;
 use super::serving::{Run, Serving, owning, serving};
+use super::ticket_issuer::TicketIssuer;
 use super::ticket_writer::Keeper;
 use super::{config, devices, topology};
 use crate::agent::guarding::Guards;
 use crate::settings::Settings;
 use crate::settings::value::{Gpus, Topology};
-use decide::allocator::{NodeAllocator, RecentTickets};
+use decide::allocator::NodeAllocator;
 use decide::device_injection::DeviceStrategy;
 use effects::delivery::{DeviceDelivery, NodeKit, StartedPodsFile, TicketFolders};
 use effects::plugin::{self, PluginCallSender, TicketJournal};
@@ -34,8 +35,7 @@ use std::collections::BTreeSet;
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
-use tokio::sync::{mpsc, watch};
-use tokio::time::Instant;
+use tokio::sync::watch;
 
 /// The folder of device plugins below the kubelet's root directory; the name is compiled into the kubelet.
 const PLUGINS: &str = "device-plugins";
@@ -43,9 +43,6 @@ const PLUGINS: &str = "device-plugins";
 const REGISTRY: &str = "plugins_registry";
 /// The file in the state directory that says that a scheduler has placed pods here.
 const SERVED: &str = "served-by-scheduler";
-
-/// The most delivery results that wait for the owner: one for each pod of a node.
-const MAX_UNTOLD: usize = 128;
 
 /// The parts of sharing: the owner, what finds out about the host, and the server that the kubelet calls.
 pub(crate) struct Opened {
@@ -68,7 +65,7 @@ pub(crate) fn open(
     settings: &Settings,
     node: &NodeName,
     (view, pods): (watch::Receiver<Arc<NodeView>>, watch::Receiver<Option<Arc<PodList>>>),
-    (teller, reporter, connection): (PodStatusWriter, Reporter, ApiConnection),
+    (mut teller, reporter, connection): (PodStatusWriter, Reporter, ApiConnection),
 ) -> Result<Opened, String> {
     let sharing = &settings.sharing;
     let config = config::read(sharing, node)?;
@@ -79,52 +76,25 @@ pub(crate) fn open(
     let (list, listed) = watch::channel(Arc::from([]));
     let (standing, stands) = watch::channel(RegistrationState::Waiting("a list of GPUs".into()));
     let (cordoned, named) = watch::channel(Arc::default());
-    let (say_way, way) = watch::channel(None);
     let (guards, guarded) = watch::channel(Guards::new());
+    let sources = OfferSources { view: view.clone(), cordoned: named, host: eye.host() };
+    let seen = CheckSources { roots: settings.roots.clone(), view, pods: pods.clone() };
+    let rules = config.rules.clone();
+    teller.switch_evictions(sharing.evict_over_use);
     let owner = Sharing {
         allocator: allocator(settings, &served),
-        watched: Watched::default(),
-        teller,
-        served,
-        node: node.clone(),
-        devices: devices(settings),
-        split_counts: sharing.split_counts.clone(),
-        config,
-        delivery: Arc::new(delivery(settings)?),
-        starts: StartedPodsFile::new(&settings.state_dir),
-        counts: Counts::new(Arc::clone(&resource), Arc::clone(calls.meter()), (stands, guarded)),
-        emptier: Emptier::new(reporter.clone()),
-        file_counter: FileCounter::new(sharing.pod_files_limit, reporter.clone()),
-        reporter,
-        ahead: SpecPrefetcher::default(),
-        keeper: Keeper::start(TicketFolders::new(&settings.state_dir), TicketJournal::new(&settings.state_dir)),
-        tickets: TicketFolders::new(&settings.state_dir),
-        ages: RecentTickets::new(sources::clock::monotonic()),
-        checkpoint: CheckpointReader::new(&sharing.kubelet_root.join(PLUGINS), Arc::clone(&resource)),
-        unreadable: Arc::from([]),
-        looked: (None, Instant::now()),
-        listing: Listing::new(settings.names.pod_resources_socket.clone(), Arc::clone(&resource)),
-        way,
-        say_way,
-        arrived: mpsc::channel(1),
-        arrivals: Arrivals::default(),
-        told_lost: false,
-        allocations: Vec::new(),
-        state_dir: settings.state_dir.clone(),
-        roots: settings.roots.clone(),
-        asked,
-        view,
-        cordoned: named,
-        host: eye.host(),
-        gpu_pods: GpuPodReader::default(),
-        pods,
-        sweep_at: Instant::now(),
-        allow_unisolated: sharing.allow_unisolated,
-        evicts: sharing.evict_over_use,
-        promises: Arc::from([]),
-        admits_until: Instant::now(),
-        delivered: mpsc::channel(MAX_UNTOLD),
-        list,
+        binding: NodeBinding::new(seen, &settings.state_dir, sharing.allow_unisolated),
+        holders: holders(settings, &resource, reporter.clone()),
+        tickets: TicketIssuer::new(Keeper::start(
+            TicketFolders::new(&settings.state_dir),
+            TicketJournal::new(&settings.state_dir),
+        )),
+        files: files(settings, reporter.clone())?,
+        calls: KubeletCalls::new(asked),
+        pods: NodePods::new(pods, (rules, node.clone()), served),
+        offer: DeviceOffer::new((config, sharing.split_counts.clone()), devices(settings), sources, list),
+        status: teller,
+        counts: Counts::new(Arc::clone(&resource), Arc::clone(calls.meter()), (stands, guarded), reporter),
     };
     let kubelet = (connection, node.clone());
     let finder = finder(settings, kubelet.clone(), standing.clone());
@@ -132,9 +102,19 @@ pub(crate) fn open(
     Ok(Opened { owner, finder, eye, serving, cordoned, guards })
 }
 
-fn delivery(settings: &Settings) -> Result<DeviceDelivery, String> {
-    DeviceDelivery::new(&settings.state_dir, &settings.sharing.cdi_dir, NodeKit::default())
-        .map_err(|error| format!("{error}; see --state-dir and --cdi-dir"))
+fn holders(settings: &Settings, resource: &Arc<str>, reporter: Reporter) -> HolderSources {
+    let plugins = settings.sharing.kubelet_root.join(PLUGINS);
+    let checkpoint = CheckpointReader::new(&plugins, Arc::clone(resource));
+    let listing = Listing::new(settings.names.pod_resources_socket.clone(), Arc::clone(resource));
+    HolderSources::new(checkpoint, listing, reporter)
+}
+
+fn files(settings: &Settings, reporter: Reporter) -> Result<ContainerFiles, String> {
+    let state_dir = &settings.state_dir;
+    let delivery = DeviceDelivery::new(state_dir, &settings.sharing.cdi_dir, NodeKit::default())
+        .map_err(|error| format!("{error}; see --state-dir and --cdi-dir"))?;
+    let kept = (TicketFolders::new(state_dir), StartedPodsFile::new(state_dir));
+    Ok(ContainerFiles::new(delivery, kept, settings.sharing.pod_files_limit, reporter))
 }
 
 fn devices(settings: &Settings) -> devices::SharedDevices {
@@ -212,7 +192,7 @@ impl Opened {
     ) -> (impl Future<Output = io::Result<()>>, impl Future<Output = io::Result<()>>) {
         let Opened { owner, finder, eye, serving: served, .. } = self;
         let (enter, entered) = tokio::sync::oneshot::channel();
-        let way = owner.way.clone();
+        let way = owner.binding.watch();
         let owning =
             owning(owner, (finder, eye), (served.kubelet.clone(), served.standing.clone()), enter, run.clone());
         (owning, serving(served, way, entered, run))

@@ -1,0 +1,132 @@
+//! The kubelet's calls: those that come, and those that wait for their answers.
+
+use decide::patience::{AllocatePatience, StartPatience};
+use effects::plugin::{AllocateAnswer, CallRefused, OneAtDisk, PluginCall, PluginCallReceiver, TicketJournal};
+use model::time::Monotonic;
+use std::sync::Arc;
+use tokio::sync::oneshot;
+use tokio::time::Instant;
+
+/// The most calls that are taken from the queue at once and judged against one reading of the checkpoint.
+pub(super) const BATCH: usize = 64;
+/// The most calls of `Allocate` that wait at a time; the kubelet makes one after the other.
+const MAX_ALLOCATIONS: usize = 64;
+/// The most starts that wait at a time. The kubelet has at most one start under way for each pod of the node.
+const MAX_STARTS: usize = 1024;
+
+/// A call of `Allocate`.
+#[derive(Debug)]
+pub(super) struct WaitingAllocate {
+    /// The ids of the slots.
+    pub ids: Vec<Arc<str>>,
+    /// For how long it waits.
+    pub patience: AllocatePatience,
+    /// A checkpoint that was read before this time does not count: the kubelet has written since, or it had no answer.
+    pub after: Instant,
+    /// Where the answer goes.
+    pub reply: oneshot::Sender<Result<AllocateAnswer, CallRefused>>,
+}
+
+/// A call of `PreStartContainer`.
+#[derive(Debug)]
+pub(super) struct WaitingStart {
+    /// The ids of the slots.
+    pub ids: Vec<Arc<str>>,
+    /// For how long it waits.
+    pub patience: StartPatience,
+    /// Where the answer goes.
+    pub reply: oneshot::Sender<Result<(), CallRefused>>,
+}
+
+/// The queue of calls, and the calls that wait.
+#[derive(Debug)]
+pub(super) struct KubeletCalls {
+    asked: PluginCallReceiver,
+    allocations: Vec<WaitingAllocate>,
+    starts: Vec<WaitingStart>,
+}
+
+impl KubeletCalls {
+    /// No call waits yet.
+    pub(super) fn new(asked: PluginCallReceiver) -> KubeletCalls {
+        KubeletCalls { asked, allocations: Vec::new(), starts: Vec::new() }
+    }
+
+    /// Waits for calls, and puts at most [`BATCH`] into `batch`. Returns how many came: none when there is no caller any
+    /// more.
+    pub(super) async fn receive(&mut self, batch: &mut Vec<PluginCall>) -> usize {
+        self.asked.calls.recv_many(batch, BATCH).await
+    }
+
+    /// Queues an `Allocate`; refuses it if there is no room.
+    pub(super) fn allocate(
+        &mut self,
+        ids: Vec<Arc<str>>,
+        reply: oneshot::Sender<Result<AllocateAnswer, CallRefused>>,
+        now: Monotonic,
+    ) {
+        if self.allocations.len() >= MAX_ALLOCATIONS {
+            let _ = reply.send(Err(CallRefused(format!("{MAX_ALLOCATIONS} allocations wait already"))));
+        } else {
+            let patience = AllocatePatience::new(now);
+            self.allocations.push(WaitingAllocate { ids, patience, after: Instant::now(), reply });
+        }
+    }
+
+    /// Queues a start; refuses it if there is no room. Returns whether there was.
+    pub(super) fn start(
+        &mut self,
+        ids: Vec<Arc<str>>,
+        reply: oneshot::Sender<Result<(), CallRefused>>,
+        now: Monotonic,
+    ) -> bool {
+        let room = self.starts.len() < MAX_STARTS;
+        if room {
+            self.starts.push(WaitingStart { ids, patience: StartPatience::new(now), reply });
+        } else {
+            let _ = reply.send(Err(CallRefused(format!("{MAX_STARTS} starts wait already"))));
+        }
+        room
+    }
+
+    /// Whether a call of either kind waits.
+    pub(super) fn any_wait(&self) -> bool {
+        !self.starts.is_empty() || !self.allocations.is_empty()
+    }
+
+    /// Whether an `Allocate` waits.
+    pub(super) fn allocations_wait(&self) -> bool {
+        !self.allocations.is_empty()
+    }
+
+    /// Takes the waiting calls of `Allocate`; [`KubeletCalls::allocate_waits`] returns each that waits on.
+    pub(super) fn take_allocations(&mut self) -> Vec<WaitingAllocate> {
+        std::mem::take(&mut self.allocations)
+    }
+
+    /// This `Allocate` waits on.
+    pub(super) fn allocate_waits(&mut self, call: WaitingAllocate) {
+        self.allocations.push(call);
+    }
+
+    /// Takes the waiting starts; [`KubeletCalls::start_waits`] returns each that waits on.
+    pub(super) fn take_starts(&mut self) -> Vec<WaitingStart> {
+        std::mem::take(&mut self.starts)
+    }
+
+    /// This start waits on.
+    pub(super) fn start_waits(&mut self, start: WaitingStart) {
+        self.starts.push(start);
+    }
+
+    /// Orders the gRPC task to answer each `Allocate` with a ticket at once and to write that to this journal, or to
+    /// ask the owner. Returns whether tickets were given at once before.
+    pub(super) fn answer_with_tickets(&self, journal: Option<Arc<TicketJournal>>) -> bool {
+        self.asked.tickets.send_replace(journal).is_some()
+    }
+
+    /// The turn at the disk, which the gRPC task and the owner share.
+    pub(super) fn disk(&self) -> &OneAtDisk {
+        &self.asked.disk
+    }
+}

@@ -1,0 +1,51 @@
+//! The notes of events for the owners of pods: what is wrong, and what to do about it.
+
+use model::id::GpuUuid;
+use model::plugin::PodFiles;
+use model::unit::Bytes;
+use std::fmt::Display;
+
+/// Whether the kubelet repeats a call after a refusal.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum RetryPolicy {
+    /// It repeats `PreStartContainer`.
+    Again,
+    /// It never repeats `Allocate`: the pod has failed.
+    NoMore,
+}
+
+/// A file of this container could not be written.
+pub(super) fn not_delivered(container: &str, why: &dyn Display, tries: RetryPolicy) -> String {
+    let next = match tries {
+        RetryPolicy::Again => "the kubelet then starts the container",
+        RetryPolicy::NoMore => "then delete the pod, because the kubelet does not try it again",
+    };
+    format!(
+        "container {container} cannot get its GPUs: {why}; make room on the disk of --state-dir \
+         (or of --cdi-dir, if that path is named), or repair it; {next}"
+    )
+}
+
+/// The containers of the pod run without the edits of their CDI devices.
+pub(super) const NOT_APPLIED: &str = "the containers of this pod have neither their GPUs nor their limits: the container runtime did not \
+                           make the edits of their CDI devices (is CDI switched off there?); delete the pod";
+
+/// The pod has written too much into the folders that lie on the node.
+pub(super) fn too_much_written(files: &PodFiles, limit: Bytes) -> String {
+    format!(
+        "the pod has written {} MiB in {} files or more into /usr/local/vgpu and /tmp/vgpulock, which lie on the node, and may \
+         write {} MiB, each file counted as 4 KiB or more (--pod-files-limit); write elsewhere, and delete the pod",
+        files.bytes.0 >> 20,
+        files.files,
+        limit.0 >> 20
+    )
+}
+
+/// The pod holds a GPU that this node does not list.
+pub(super) fn gpu_missing(device: &GpuUuid) -> String {
+    format!(
+        "this pod holds {device}, and this node lists no such GPU: nothing of it can be measured; delete the pod, so that \
+         it is placed again. A real GPU may have been taken out or replaced; the UUID of a simulated one \
+         (--gpus simulated) depends on the node's name and the GPU's number"
+    )
+}

@@ -1,0 +1,151 @@
+//! Which container holds which ids, by the kubelet: its checkpoint, and PodResources beside it.
+
+use super::listing::{Listed, Listing};
+use decide::allocator::HolderDisagreement;
+use model::checkpoint::CheckpointEntry;
+use model::file_stamp::FileStamp;
+use model::observation::{ContainerDevices, ErrorCounter};
+use model::time::Monotonic;
+use sources::checkpoint::{CheckpointEntries, CheckpointReader};
+use sources::report::Reporter;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::task::spawn_blocking;
+use tokio::time::Instant;
+
+/// How often waiting calls are judged again although the checkpoint has not changed: a call that has waited for too
+/// long is refused with a reason.
+const ANYWAY: Duration = Duration::from_millis(500);
+
+/// The two sources.
+#[derive(Debug)]
+pub(super) struct HolderSources {
+    checkpoint: CheckpointReader,
+    /// The checkpoint entries that could not be read the last time.
+    unreadable: Arc<[Arc<str>]>,
+    /// The checkpoint's stamp when the agent last tried to answer the waiting calls, and the time of that try.
+    looked: (Option<FileStamp>, Instant),
+    listing: Listing,
+    reporter: Reporter,
+}
+
+impl HolderSources {
+    /// Reads this checkpoint, and asks for this listing.
+    pub(super) fn new(checkpoint: CheckpointReader, listing: Listing, reporter: Reporter) -> HolderSources {
+        HolderSources { checkpoint, unreadable: Arc::from([]), looked: (None, Instant::now()), listing, reporter }
+    }
+
+    /// A reader of the checkpoint for another thread; [`HolderSources::has_read`] takes its result.
+    pub(super) fn reader(&self) -> CheckpointReader {
+        self.checkpoint.clone()
+    }
+
+    /// Reads the checkpoint.
+    ///
+    /// # Errors
+    /// Why it cannot be read.
+    pub(super) async fn read(&mut self) -> Result<Arc<[CheckpointEntry]>, String> {
+        let mut checkpoint = self.checkpoint.clone();
+        match spawn_blocking(move || (checkpoint.read(), checkpoint)).await {
+            Ok((entries, checkpoint)) => {
+                self.checkpoint = checkpoint;
+                let CheckpointEntries { held, unreadable, .. } = entries?;
+                self.some_are_unreadable(unreadable);
+                Ok(held)
+            }
+            Err(error) => Err(error.to_string()),
+        }
+    }
+
+    /// Another thread has read the checkpoint. Returns the entries; `None` if it could not be read whole.
+    pub(super) fn has_read(
+        &mut self,
+        read: Result<CheckpointEntries, String>,
+        checkpoint: CheckpointReader,
+    ) -> Option<Arc<[CheckpointEntry]>> {
+        self.checkpoint = checkpoint;
+        let CheckpointEntries { held, unreadable, .. } = read.ok()?;
+        self.some_are_unreadable(unreadable);
+        self.is_whole().then_some(held)
+    }
+
+    /// Whether all entries of the checkpoint could be read the last time.
+    pub(super) fn is_whole(&self) -> bool {
+        self.unreadable.is_empty()
+    }
+
+    /// What is wrong with the entries that could not be read the last time.
+    pub(super) fn unreadable(&self) -> &[Arc<str>] {
+        &self.unreadable
+    }
+
+    /// Whether the waiting calls must be judged again by the checkpoint; each time costs a pass over all slots.
+    pub(super) async fn is_worth_a_look(&mut self) -> bool {
+        let checkpoint = self.checkpoint.clone();
+        let stamp = spawn_blocking(move || checkpoint.stamp()).await.ok().flatten();
+        let (seen, at) = self.looked;
+        let worth = seen != stamp || at.elapsed() >= ANYWAY;
+        if worth {
+            self.looked = (stamp, Instant::now());
+        }
+        worth
+    }
+
+    /// Notes the entries of the kubelet's checkpoint that cannot be read: each change is counted, and the log says when
+    /// there are some for the first time, and when all can be read again.
+    fn some_are_unreadable(&mut self, unreadable: Arc<[Arc<str>]>) {
+        if unreadable == self.unreadable {
+            return;
+        }
+        match (unreadable.first(), self.unreadable.is_empty()) {
+            (Some(first), true) => {
+                let count = unreadable.len();
+                tracing::warn!(count, %first, "part of kubelet's checkpoint cannot be read: no files of pods are \
+                     removed, and PodResources is asked which container holds which ids");
+            }
+            (Some(_), false) => {}
+            (None, _) => tracing::info!("all of kubelet's checkpoint can be read again"),
+        }
+        if !unreadable.is_empty() {
+            self.reporter.trouble(ErrorCounter::CheckpointUnreadable);
+        }
+        self.unreadable = unreadable;
+    }
+
+    /// Waits for the next answer of PodResources.
+    pub(super) async fn answered(&mut self) -> Option<Listed> {
+        self.listing.answered().await
+    }
+
+    /// Takes an answer; returns the list to compare with the checkpoint, `None` if the kubelet gave none.
+    pub(super) fn take(&mut self, listed: Listed) -> Option<Arc<[ContainerDevices]>> {
+        self.listing.take(listed)
+    }
+
+    /// What PodResources listed when it was asked after `since`, if that has come; asks again if not.
+    pub(super) fn listed_since(&mut self, since: Monotonic) -> Option<Arc<[ContainerDevices]>> {
+        self.listing.since(since)
+    }
+
+    /// What PodResources listed last, however long ago.
+    pub(super) fn listed_last(&self) -> Option<Arc<[ContainerDevices]>> {
+        self.listing.last()
+    }
+
+    /// A start was answered by the checkpoint: asks for a list now and then, to compare the two.
+    pub(super) fn compare_now_and_then(&mut self) {
+        self.listing.compare_now_and_then();
+    }
+
+    /// Takes the disagreements of the two that were found: those that were found twice and are new are counted and
+    /// logged.
+    pub(super) fn disagree(&mut self, found: Vec<HolderDisagreement>) {
+        for one in self.listing.disagree(found) {
+            self.reporter.trouble(ErrorCounter::HoldersDisagree);
+            tracing::warn!(
+                checkpoint = %one.checkpoint, pod_resources = %one.listed, ids = ?one.ids,
+                "kubelet's checkpoint and PodResources name different pods; the agent follows the checkpoint"
+            );
+        }
+    }
+}

@@ -1,0 +1,133 @@
+//! What the kubelet is told: the slots of the node's devices. They follow from the node view, the device configuration,
+//! the GPUs that an operator keeps from new containers, and what the host provides.
+
+use super::devices::{self, SharedDevices};
+use super::host::HostFindings;
+use decide::allocator::{ListedSlot, NodeAllocator, SharedDevice};
+use effects::delivery::NodeKit;
+use effects::plugin::PluginDevice;
+use model::id::GpuUuid;
+use model::observation::GpuSourceState;
+use model::view::NodeView;
+use std::collections::BTreeSet;
+use std::future::pending;
+use std::sync::Arc;
+use tokio::sync::watch;
+use wire::device_config::DeviceConfig;
+
+/// The sources of the device list, and the list.
+#[derive(Debug)]
+pub(super) struct DeviceOffer {
+    config: DeviceConfig,
+    /// Numbers of slots for GPU models of these names, where they differ from the configuration's.
+    split_counts: Vec<(String, u32)>,
+    /// The folder of the device nodes.
+    devices: SharedDevices,
+    sources: OfferSources,
+    list: watch::Sender<Arc<[PluginDevice]>>,
+}
+
+/// What the list is made from.
+#[derive(Debug)]
+pub(super) struct OfferSources {
+    /// The node view.
+    pub view: watch::Receiver<Arc<NodeView>>,
+    /// GPUs that an operator keeps from new containers.
+    pub cordoned: watch::Receiver<Arc<BTreeSet<GpuUuid>>>,
+    /// What the host provides: the toolkit's CDI spec, the setup of the container runtime, the limiter.
+    pub host: watch::Receiver<HostFindings>,
+}
+
+/// The devices of now.
+#[derive(Debug)]
+pub(super) struct Offered {
+    /// The node view.
+    pub view: Arc<NodeView>,
+    /// The shared devices of the view.
+    pub devices: Vec<SharedDevice>,
+    /// The devices that an operator keeps from new containers.
+    pub cordoned: BTreeSet<GpuUuid>,
+    /// What containers are given; `None` if it has not changed.
+    pub kit: Option<NodeKit>,
+}
+
+impl DeviceOffer {
+    /// Offers nothing yet.
+    pub(super) fn new(
+        (config, split_counts): (DeviceConfig, Vec<(String, u32)>),
+        devices: SharedDevices,
+        sources: OfferSources,
+        list: watch::Sender<Arc<[PluginDevice]>>,
+    ) -> DeviceOffer {
+        DeviceOffer { config, split_counts, devices, sources, list }
+    }
+
+    /// The device configuration: how GPUs are divided.
+    pub(super) fn config(&self) -> &DeviceConfig {
+        &self.config
+    }
+
+    /// Waits until the driver was asked, so that the view has the node's GPUs or the reason why there are none.
+    pub(super) async fn is_known(&self) {
+        // The channel does not close before the owner ends.
+        let mut view = self.sources.view.clone();
+        let _ = view.wait_for(|view| view.gpu_source != GpuSourceState::Starting).await.is_ok();
+    }
+
+    /// Waits until a source has changed.
+    pub(super) async fn changed(&mut self) {
+        let OfferSources { view, cordoned, host } = &mut self.sources;
+        tokio::select! {
+            Ok(()) = view.changed() => {}
+            Ok(()) = cordoned.changed() => {}
+            Ok(()) = host.changed() => {}
+            else => pending().await,
+        }
+    }
+
+    /// The devices of now. The sources then count as unchanged.
+    pub(super) fn take(&mut self) -> Offered {
+        let view = Arc::clone(&self.sources.view.borrow_and_update());
+        let host = self.sources.host.borrow_and_update().clone();
+        let cordoned = devices::cordoned(&view, &self.sources.cordoned.borrow_and_update());
+        let devices = devices::of(&view, &self.config, &self.split_counts);
+        let kit = self.devices.kit(&view, &self.config, &host);
+        Offered { view, devices, cordoned, kit }
+    }
+
+    /// Gives the allocator the devices of now. The sources keep their changes.
+    pub(super) fn preview(&self, allocator: &mut NodeAllocator) {
+        let view = Arc::clone(&self.sources.view.borrow());
+        allocator.devices_are(devices::of(&view, &self.config, &self.split_counts));
+        allocator.cordoned_are(devices::cordoned(&view, &self.sources.cordoned.borrow()));
+    }
+
+    /// Whether NVIDIA's runtime puts devices into containers.
+    pub(super) fn runtime_injects(&self) -> bool {
+        self.sources.host.borrow().runtime_injects
+    }
+
+    /// Tells the kubelet the slots of the allocator, if they have changed.
+    pub(super) fn publish(&self, allocator: &NodeAllocator) {
+        let devices = slots(allocator);
+        self.list.send_if_modified(|now| {
+            let changed = *now != devices;
+            *now = devices;
+            changed
+        });
+    }
+
+    /// Tells the kubelet the slots of the allocator, also if they have not changed.
+    pub(super) fn publish_anew(&self, allocator: &NodeAllocator) {
+        self.list.send_replace(slots(allocator));
+    }
+}
+
+fn slots(allocator: &NodeAllocator) -> Arc<[PluginDevice]> {
+    let device = |listed: ListedSlot| PluginDevice {
+        id: listed.slot.to_string().into(),
+        healthy: listed.healthy,
+        numa: listed.numa,
+    };
+    allocator.list().into_iter().map(device).collect()
+}

@@ -1,0 +1,137 @@
+//! The tickets that the kubelet gets: they are issued, written to disk, and the files of their containers prefetched.
+
+use super::prefetch::{BackgroundResult, SpecPrefetcher};
+use super::ticket_writer::Keeper;
+use decide::allocator::{MatchedRequest, NodeAllocator, RecentTickets};
+use effects::plugin::TicketJournal;
+use model::id::Ticket;
+use model::ticket::IssuedTicket;
+use std::collections::BTreeSet;
+use std::future::pending;
+use std::path::Path;
+use std::sync::Arc;
+use tokio::time::{Instant, sleep_until};
+
+/// Issues tickets.
+#[derive(Debug)]
+pub(super) struct TicketIssuer {
+    keeper: Keeper,
+    recent: RecentTickets,
+    prefetcher: SpecPrefetcher,
+}
+
+/// What the prefetch needs from the owner.
+#[derive(Debug)]
+pub(super) enum PrefetchEvent {
+    /// The checkpoint must be read.
+    ReadDue,
+    /// Work in the background has ended.
+    Done(BackgroundResult),
+}
+
+impl TicketIssuer {
+    /// Has tickets written by this keeper.
+    pub(super) fn new(keeper: Keeper) -> TicketIssuer {
+        let recent = RecentTickets::new(sources::clock::monotonic());
+        TicketIssuer { keeper, recent, prefetcher: SpecPrefetcher::default() }
+    }
+
+    /// The kubelet gets this ticket, or has got it: registers it, and expects the start of its container.
+    pub(super) fn give(
+        &mut self,
+        allocator: &mut NodeAllocator,
+        ticket: &Ticket,
+        ids: &[Arc<str>],
+        early: Option<MatchedRequest>,
+    ) -> IssuedTicket {
+        self.prefetcher.given(ticket, Instant::now());
+        self.issue(allocator, ticket, ids, early)
+    }
+
+    fn issue(
+        &mut self,
+        allocator: &mut NodeAllocator,
+        ticket: &Ticket,
+        ids: &[Arc<str>],
+        early: Option<MatchedRequest>,
+    ) -> IssuedTicket {
+        self.recent.issued(ticket.clone(), sources::clock::monotonic());
+        allocator.issue(ticket.clone(), ids, early)
+    }
+
+    /// Takes over the tickets that the previous agent issued and had no time to write to their folders.
+    pub(super) fn recall(&mut self, allocator: &mut NodeAllocator, state_dir: &Path) {
+        let journal = sources::state_dir::journal(state_dir);
+        for line in &journal.lines {
+            let issued = match allocator.issued(&line.ticket) {
+                Some(known) => known.clone(),
+                None => self.issue(allocator, &line.ticket, &line.ids, None),
+            };
+            self.keeper.note(issued);
+        }
+        self.keeper.journal.continues(journal);
+    }
+
+    /// The kubelet did not get this ticket after all.
+    pub(super) fn void(&mut self, ticket: &Ticket) {
+        self.prefetcher.forget(ticket);
+    }
+
+    /// The tickets that may still get a holder; `None` while this holds for all.
+    pub(super) fn young(&mut self) -> Option<BTreeSet<Ticket>> {
+        self.recent.young(sources::clock::monotonic())
+    }
+
+    /// The tickets that have no folder yet.
+    pub(super) fn journal(&self) -> Arc<TicketJournal> {
+        Arc::clone(&self.keeper.journal)
+    }
+
+    /// Buffers a ticket; the next call of `keep` queues it for the disk.
+    pub(super) fn note(&mut self, issued: IssuedTicket) {
+        self.keeper.note(issued);
+    }
+
+    /// Queues what was noted; it is written soon.
+    pub(super) async fn keep(&mut self) {
+        self.keeper.keep().await;
+    }
+
+    /// Writes a ticket and returns when it is written.
+    ///
+    /// # Errors
+    /// A sentence on what could not be written.
+    pub(super) async fn keep_now(&self, issued: IssuedTicket) -> Result<(), String> {
+        self.keeper.keep_now(issued).await
+    }
+
+    /// The same in two steps: queues the ticket, and returns a future that waits until it is written.
+    pub(super) async fn keep_first(&self, issued: IssuedTicket) -> impl Future<Output = Result<(), String>> + use<> {
+        self.keeper.keep_first(issued).await
+    }
+
+    /// The keeper, which still has tickets to write.
+    pub(super) fn into_keeper(self) -> Keeper {
+        self.keeper
+    }
+
+    /// Waits until the prefetch needs the owner.
+    pub(super) async fn next(&mut self) -> PrefetchEvent {
+        let due = self.prefetcher.due();
+        tokio::select! {
+            () = sleep_until(due.unwrap_or_else(Instant::now)), if due.is_some() => PrefetchEvent::ReadDue,
+            Some(done) = self.prefetcher.ended() => PrefetchEvent::Done(done),
+            else => pending().await,
+        }
+    }
+
+    /// The prefetched files.
+    pub(super) fn prefetched(&self) -> &SpecPrefetcher {
+        &self.prefetcher
+    }
+
+    /// The prefetch.
+    pub(super) fn prefetcher(&mut self) -> &mut SpecPrefetcher {
+        &mut self.prefetcher
+    }
+}
