@@ -9,7 +9,7 @@
 //!   infiniband                  InfiniBand ports and their counters
 //!   sampler                     the thread that reads host, cgroups, networks and processes by deadline
 //!   names                       names of containers: CRI socket, log links, PodResources
-//!   kubernetes                  the API server: the pods of this node
+//!   kubernetes                  the pods of this node at the API server
 //!   checkpoint                  the kubelet's file of allocated devices
 //!   arrival                     whether a container has a file mounted
 //!   source_failures             logs a failure once, counts it each time, and retries with growing pauses

@@ -15,8 +15,9 @@ use std::sync::Arc;
 
 /// Longest line of a watch: etcd accepts objects of 1.5 MiB, and JSON may need six bytes for one.
 pub const MAX_LINE: usize = 12 << 20;
-/// Most characters that are kept of a message from the server.
-const MAX_MESSAGE: usize = 300;
+/// Most characters that are kept of a message from the server. The reason of a refusal comes after the name of the
+/// object, which has up to 253.
+const MAX_MESSAGE: usize = 1000;
 
 /// A page of a list.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

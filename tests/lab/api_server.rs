@@ -8,7 +8,7 @@
 //!                            .asked()  .object(…)                       the requests, and their results
 //! ```
 //!
-//! It also reads, patches and creates objects by name: merge patches with preconditions and JSON patches with tests.
+//! It also reads, patches, deletes, binds, evicts and creates objects by name: merge patches with preconditions and JSON patches with tests.
 //! The `managedFields` of an object keep the last writer of each label and annotation.
 //!
 //! Objects are JSON as kubectl shows it, kept by plural, namespace and name. Each change takes the next version, and a
@@ -369,7 +369,8 @@ fn router(world: Arc<World>) -> Router {
     Router::new()
         .route("/api/v1/{plural}", get(list))
         .route("/api/v1/{plural}/{name}", get(read).patch(write))
-        .route("/api/v1/namespaces/{namespace}/{plural}/{name}", get(read).patch(write))
+        .route("/api/v1/namespaces/{namespace}/{plural}/{name}", get(read).patch(write).delete(erase))
+        .route("/api/v1/namespaces/{namespace}/{plural}/{name}/{subresource}", post(act))
         .route("/apis/events.k8s.io/v1/namespaces/{namespace}/{plural}", post(make))
         .layer(middleware::from_fn_with_state(Arc::clone(&world), first))
         .with_state(world)
@@ -434,10 +435,15 @@ async fn list(
         }
         _ => (cluster.version, &cluster.objects),
     };
-    let items: Vec<&Value> =
-        objects.iter().filter(|(key, object)| wanted.fits(key, object)).map(|(_, object)| object).collect();
-    let version = version.to_string();
-    let list = json!({"kind": "List", "apiVersion": "v1", "metadata": {"resourceVersion": version}, "items": items});
+    let items = objects.iter().filter(|(key, object)| wanted.fits(key, object)).map(|(_, object)| object);
+    let number = |key: &str| query.get(key).and_then(|text| text.parse::<usize>().ok());
+    // The token of the next page is the number of objects before it.
+    let (before, limit) = (number("continue").unwrap_or(0), number("limit").unwrap_or(usize::MAX));
+    let mut items = items.skip(before);
+    let page: Vec<&Value> = items.by_ref().take(limit).collect();
+    let next = if items.next().is_some() { (before + page.len()).to_string() } else { String::new() };
+    let metadata = json!({"resourceVersion": version.to_string(), "continue": next});
+    let list = json!({"kind": "List", "apiVersion": "v1", "metadata": metadata, "items": page});
     ([("content-type", "application/json")], list.to_string()).into_response()
 }
 
@@ -488,6 +494,72 @@ async fn write(
     };
     world.moved.send_modify(|moved| *moved += 1);
     ([("content-type", "application/json")], answer.to_string()).into_response()
+}
+
+/// Deletes one object, at once.
+async fn erase(State(world): State<Arc<World>>, Place(place): Place<HashMap<String, String>>, body: Bytes) -> Response {
+    let options: Value = serde_json::from_slice(&body).unwrap_or_default();
+    world.erased(named(&place), &options["preconditions"]["uid"])
+}
+
+/// Posts to a subresource of one pod: its binding or its eviction.
+async fn act(
+    State(world): State<Arc<World>>,
+    Place(place): Place<HashMap<String, String>>,
+    Query(query): Query<HashMap<String, String>>,
+    body: Bytes,
+) -> Response {
+    let Ok(body) = serde_json::from_slice::<Value>(&body) else { return status(400, "not JSON") };
+    let subresource = place.get("subresource").map_or("", String::as_str);
+    match subresource {
+        _ if query.contains_key("dryRun") => status(404, "not found"),
+        "eviction" => world.erased(named(&place), &body["deleteOptions"]["preconditions"]["uid"]),
+        "binding" => world.bound(named(&place), &body),
+        _ => status(404, "no such subresource"),
+    }
+}
+
+impl World {
+    /// Removes an object if it has this UID; any UID fits where the request names none.
+    fn erased(&self, key: Key, uid: &Value) -> Response {
+        {
+            let mut cluster = self.cluster.lock();
+            let Some(object) = cluster.objects.get(&key) else { return status(404, "not found") };
+            if uid.is_string() && *uid != object["metadata"]["uid"] {
+                return status(409, "Precondition failed: UID in precondition");
+            }
+            cluster.version += 1;
+            let version = cluster.version;
+            if let Some(mut object) = cluster.objects.remove(&key) {
+                object["metadata"]["resourceVersion"] = version.to_string().into();
+                cluster.changes.push((version, "DELETED", key, object));
+            }
+        }
+        self.moved.send_modify(|moved| *moved += 1);
+        status(200, "deleted")
+    }
+
+    /// Binds a pod to a Node, once.
+    fn bound(&self, key: Key, binding: &Value) -> Response {
+        {
+            let mut cluster = self.cluster.lock();
+            let version = cluster.version + 1;
+            let Some(pod) = cluster.objects.get_mut(&key) else { return status(404, "not found") };
+            if binding["metadata"]["uid"] != pod["metadata"]["uid"] {
+                return status(409, "Precondition failed: UID in precondition");
+            }
+            if pod["spec"]["nodeName"].as_str().is_some_and(|node| !node.is_empty()) {
+                return status(409, "pod is already assigned to node");
+            }
+            pod["spec"]["nodeName"] = binding["target"]["name"].clone();
+            pod["metadata"]["resourceVersion"] = version.to_string().into();
+            let pod = pod.clone();
+            cluster.version = version;
+            cluster.changes.push((version, "MODIFIED", key, pod));
+        }
+        self.moved.send_modify(|moved| *moved += 1);
+        status(201, "bound")
+    }
 }
 
 /// Creates an object with a name that the server chooses.

@@ -1,8 +1,8 @@
 //! Pods that use more GPU memory than they claim: the agent writes one event for each device, and evicts the pod if
 //! that is set.
 
+use apiserver::writes::{ApiServer, EventType, ObjectEvent};
 use decide::overuse;
-use effects::apiserver::{ApiServer, EventType, NotWritten, ObjectEvent};
 use model::id::{GpuUuid, PodUid};
 use model::pod::{Pod, PodList};
 use model::time::Monotonic;
@@ -85,7 +85,7 @@ pub(super) fn evict(api: &ApiServer, pod: &Pod, (reason, note, at): (&'static st
                 tracing::warn!(pod = %pod.name, "a pod is evicted: {note}");
                 write_event(&own, &pod, (reason, note, at));
             }
-            Err(NotWritten::Refused { code: 404, .. }) => {}
+            Err(error) if error.code() == Some(404) => {}
             Err(error) => {
                 tracing::warn!(pod = %pod.name, %error, "cannot evict a pod: {note}")
             }

@@ -16,7 +16,7 @@ use wire::watch::{UnreadablePod, WatchEvent};
 
 /// The pods that are known.
 #[derive(Debug, Default)]
-pub(super) struct Store {
+pub(crate) struct Store {
     pods: BTreeMap<PodUid, Arc<Pod>>,
     /// Pods whose newest version could not be read; bounded like `pods`.
     unreadable: BTreeSet<PodUid>,
@@ -27,7 +27,7 @@ pub(super) struct Store {
 
 impl Store {
     /// Replaces all pods by those of a list. Returns the pods that could not be read.
-    pub(super) fn listed(&mut self, mut pods: Vec<Result<Pod, UnreadablePod>>) -> Vec<UnreadablePod> {
+    pub(crate) fn listed(&mut self, mut pods: Vec<Result<Pod, UnreadablePod>>) -> Vec<UnreadablePod> {
         let before = std::mem::take(self);
         self.last = before.last;
         let mut bad = Vec::new();
@@ -52,7 +52,7 @@ impl Store {
     }
 
     /// Takes in one event. Returns the pod if it could not be read.
-    pub(super) fn happened(&mut self, event: WatchEvent) -> Option<UnreadablePod> {
+    pub(crate) fn happened(&mut self, event: WatchEvent) -> Option<UnreadablePod> {
         match event {
             WatchEvent::Applied(pod) => match *pod {
                 Ok(pod) => {
@@ -76,7 +76,7 @@ impl Store {
     }
 
     /// All pods that are known.
-    pub(super) fn list(&self) -> PodList {
+    pub(crate) fn list(&self) -> PodList {
         PodList {
             pods: self.pods.values().cloned().collect(),
             left_out: self.left_out,

@@ -11,18 +11,18 @@
 //! waits before it asks again. A new list follows an answer 400, 404, 410, 422 or 504, and an answer that is too large
 //! or cannot be read.
 
-use super::connect::ApiConnection;
-use super::pods_client::{Age, Answer, PodsClient, SILENCE, Unanswered};
-use super::store::Store;
-use crate::clock;
-use crate::report::Reporter;
-use crate::source_failures::{FailureSeverity, SourceFailures};
-use model::observation::{ErrorCounter, Observation};
-use model::pod::PodWatchState;
+use crate::client::{ApiAnswer, ApiClient, ApiSelection, ObjectForm, ReadAge, SILENCE};
+use crate::connect::ApiConnection;
+use crate::error::{ApiCall, ApiError, ApiFailure, ApiVerb};
+use crate::resource::ApiResource;
+use crate::store::Store;
+use model::id::NodeName;
+use model::pod::{LabelKeys, PodList};
 use std::hash::{BuildHasher, RandomState};
+use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::{Instant, sleep, sleep_until, timeout_at};
-use wire::watch::{UnreadablePod, WatchEvent, WatchLines};
+use wire::watch::{BadWatchAnswer, PodPage, UnreadablePod, WatchEvent, WatchLines, page};
 
 /// A watch lasts between this time and twice as long. So the agents of a cluster do not reconnect all at once, and the
 /// agent notices a connection that has died silently.
@@ -37,9 +37,26 @@ const MAX_PAGES: usize = 100;
 /// an older state, the cache may never reach the version that the agent saw before.
 const BEHIND: u32 = 3;
 
+/// Receives what a [`Follower`] learns.
+pub trait FollowListener: Send {
+    /// The server has sent something.
+    fn heard(&mut self);
+    /// Something has changed, at most once in 20 ms; `pods` if the pods have.
+    fn changed(&mut self, pods: Option<PodList>);
+    /// A pod cannot be read.
+    fn unreadable(&mut self, bad: &UnreadablePod);
+    /// A list or watch failed. Returns the pause before the next one.
+    fn failed(&mut self, why: &ApiError) -> Duration;
+    /// The watch works, maybe after failures.
+    fn works(&mut self);
+}
+
 /// Follows the pods of one node.
-pub(super) struct Follower {
-    asker: PodsClient,
+#[derive(Debug)]
+pub struct Follower<L> {
+    client: ApiClient,
+    selection: ApiSelection,
+    label_keys: LabelKeys,
     store: Store,
     /// The version from which the next watch continues; `None` when a list is due.
     version: Option<String>,
@@ -50,43 +67,43 @@ pub(super) struct Follower {
     /// The server has answered 410 Gone since a watch last worked. The first 410 only causes a new list; another one
     /// before a watch works is a failure.
     forgot: bool,
-    watch: PodWatchState,
-    failures: SourceFailures,
-    reporter: Reporter,
+    listener: L,
     untold: Untold,
 }
 
 /// Changes that have not been reported yet.
-#[derive(Default)]
+#[derive(Debug, Default)]
 struct Untold {
     pods: bool,
     since: Option<Instant>,
 }
 
-impl Follower {
-    pub(super) fn of(asker: PodsClient, reporter: Reporter, failures: SourceFailures) -> Follower {
+impl<L: FollowListener> Follower<L> {
+    /// A follower of the pods of `node`; only the labels with these keys are kept.
+    pub fn of_node(connection: ApiConnection, node: &NodeName, label_keys: LabelKeys, listener: L) -> Follower<L> {
+        let fields = Some(format!("spec.nodeName={node}"));
         Follower {
-            asker,
+            client: ApiClient::new(connection),
+            selection: ApiSelection { resource: ApiResource::Pods, fields, form: ObjectForm::Whole },
+            label_keys,
             store: Store::default(),
             version: None,
             seen: None,
             behind: 0,
             forgot: false,
-            watch: PodWatchState::default(),
-            failures,
-            reporter,
+            listener,
             untold: Untold::default(),
         }
     }
 
     /// Lists and watches for ever.
-    pub(super) async fn run(mut self) {
-        let ApiConnection { server, from, .. } = self.asker.connection().clone();
+    pub async fn run(mut self) {
+        let ApiConnection { server, from, .. } = self.client.connection().clone();
         tracing::info!(server = &*server, credentials = &*from, "following this node's pods at the API server");
         self.tell();
         loop {
             if let Err(why) = self.once().await {
-                let forgot = why.gone() && !std::mem::replace(&mut self.forgot, why.gone());
+                let forgot = why.expired() && !std::mem::replace(&mut self.forgot, why.expired());
                 if why.outdated() {
                     self.seen = self.version.take().or(self.seen.take());
                 }
@@ -99,17 +116,15 @@ impl Follower {
         }
     }
 
-    /// Logs and counts a failure, and waits.
-    async fn pause(&mut self, why: &Unanswered) {
-        let (trouble, pause) = self.failures.failed(FailureSeverity::Broken, why);
-        trouble.inspect(|trouble| self.reporter.trouble(*trouble));
-        self.watch.broken = Some(why.to_string().into());
+    /// Reports a failure, and waits.
+    async fn pause(&mut self, why: &ApiError) {
+        let pause = self.listener.failed(why);
         self.tell();
         sleep(spread(pause).max(why.wait())).await;
     }
 
     /// Does one list, if it is due, and one watch.
-    async fn once(&mut self) -> Result<(), Unanswered> {
+    async fn once(&mut self) -> Result<(), ApiError> {
         let version = match self.version.take() {
             Some(version) => version,
             None => self.list().await?,
@@ -118,29 +133,29 @@ impl Follower {
         let lasts = spread(2 * LASTS);
         let begun = Instant::now();
         let seconds = u32::try_from(lasts.as_secs()).unwrap_or(u32::MAX);
-        let mut answer = self.asker.watch(&version, seconds).await?;
+        let mut answer = self.client.watch(&self.selection, &version, seconds).await?;
         self.heard();
         self.listen(&mut answer, begun, begun + lasts + SILENCE).await
     }
 
-    async fn list(&mut self) -> Result<String, Unanswered> {
+    async fn list(&mut self) -> Result<String, ApiError> {
         let age = match &self.seen {
-            None => Age::Any,
-            Some(seen) if self.behind < BEHIND => Age::NotOlderThan(seen.clone()),
-            Some(_) => Age::Newest,
+            None => ReadAge::Any,
+            Some(seen) if self.behind < BEHIND => ReadAge::NotOlderThan(seen.clone()),
+            Some(_) => ReadAge::Newest,
         };
-        let first = self.asker.list(&age).await;
-        self.behind = if first.as_ref().is_err_and(Unanswered::behind) { self.behind + 1 } else { 0 };
+        let first = self.page(&age).await;
+        self.behind = if first.as_ref().is_err_and(ApiError::behind) { self.behind + 1 } else { 0 };
         let mut first = first?;
         let mut next = first.next.take();
         for _ in 1..MAX_PAGES {
             let Some(token) = next else { break };
-            let page = self.asker.list(&Age::Continued(token)).await?;
+            let page = self.page(&ReadAge::Continued(token)).await?;
             first.pods.extend(page.pods);
             next = page.next;
         }
         for bad in self.store.listed(first.pods) {
-            self.unreadable(&bad);
+            self.listener.unreadable(&bad);
         }
         self.heard();
         self.untold.pods = true;
@@ -150,8 +165,8 @@ impl Follower {
     }
 
     /// Handles the events of a watch until it ends.
-    async fn listen(&mut self, answer: &mut Answer, begun: Instant, end: Instant) -> Result<(), Unanswered> {
-        let mut stream = WatchLines::new(self.asker.label_keys());
+    async fn listen(&mut self, answer: &mut ApiAnswer, begun: Instant, end: Instant) -> Result<(), ApiError> {
+        let mut stream = WatchLines::new(Arc::clone(&self.label_keys));
         let mut works = false;
         loop {
             let tell_at = self.untold.since.map_or(end, |since| since + TOGETHER);
@@ -164,7 +179,7 @@ impl Follower {
                 }
                 piece = timeout_at(end, answer.piece()) => match piece {
                     Ok(Ok(Some(piece))) => {
-                        for line in stream.feed(piece.as_ref()).map_err(|why| answer.garbage(why))? {
+                        for line in stream.feed(piece.as_ref()).map_err(|why| answer.failed(ApiFailure::Unreadable(why.to_string())))? {
                             if let WatchEvent::Error(refusal) = line.event {
                                 return Err(answer.refused(refusal));
                             }
@@ -177,46 +192,46 @@ impl Follower {
                     }
                     // The watch has lasted its time, or the server ended it early, which is allowed.
                     Ok(Ok(None)) if works => return Ok(()),
-                    Ok(Ok(None)) => return Err(answer.at_once()),
+                    Ok(Ok(None)) => return Err(answer.failed(ApiFailure::EndedAtOnce)),
                     Ok(Err(why)) => return Err(why),
                     // No data, not even the end of the stream: the connection is dead.
-                    Err(_) => return Err(answer.slow(begun.elapsed())),
+                    Err(_) => return Err(answer.failed(ApiFailure::Slow(begun.elapsed()))),
                 },
             }
         }
     }
 
+    /// Reads one page of the list.
+    async fn page(&self, age: &ReadAge) -> Result<PodPage, ApiError> {
+        let bytes = self.client.list(&self.selection, age, None).await?;
+        page(&bytes, &self.label_keys).map_err(|why: BadWatchAnswer| {
+            let call = ApiCall::new(ApiVerb::List, self.selection.resource, self.selection.resource.plural());
+            self.client.error(call, ApiFailure::Unreadable(why.to_string()))
+        })
+    }
+
     fn happened(&mut self, event: WatchEvent) {
         self.untold.pods |= matches!(event, WatchEvent::Applied(_) | WatchEvent::Deleted(_));
         if let Some(bad) = self.store.happened(event) {
-            self.unreadable(&bad);
+            self.listener.unreadable(&bad);
         }
     }
 
-    fn unreadable(&self, bad: &UnreadablePod) {
-        let lost = "its name comes from another source, and its other fields are unknown";
-        tracing::warn!(pod = bad.name.as_deref().unwrap_or_default(), error = %bad.why, lost, "a pod cannot be read");
-        self.reporter.trouble(ErrorCounter::PodUnreadable);
-    }
-
     fn heard(&mut self) {
-        self.watch.heard = Some(clock::monotonic());
+        self.listener.heard();
         self.untold.since.get_or_insert_with(Instant::now);
     }
 
     fn works(&mut self) {
-        self.failures.worked();
+        self.listener.works();
         self.forgot = false;
-        self.watch.broken = None;
         self.untold.since.get_or_insert_with(Instant::now);
     }
 
     /// Reports the changes that have not been reported yet.
     fn tell(&mut self) {
-        if std::mem::take(&mut self.untold.pods) {
-            self.reporter.report(Observation::Pods(self.store.list()));
-        }
-        self.reporter.report(Observation::PodWatch(self.watch.clone()));
+        let pods = std::mem::take(&mut self.untold.pods).then(|| self.store.list());
+        self.listener.changed(pods);
         self.untold.since = None;
     }
 }
