@@ -185,7 +185,7 @@ mod tests {
     fn an_error_says_the_verb_the_object_the_address_the_status_and_what_to_do() {
         let said = |verb, code, message: &str| {
             let call = ApiCall::new(verb, ApiResource::Pods, "annotations of pod ml/train-0");
-            let refusal = ApiRefusal { code, message: message.into() };
+            let refusal = ApiRefusal { code, message: message.into(), is_status: true };
             let failure = ApiFailure::Refused { refusal, wait: None };
             ApiError { call, server: "https://10.0.0.1/".into(), failure }.to_string()
         };

@@ -1,28 +1,29 @@
-//! Lists and watches the pods of this node, and keeps the store equal to the API server's state while the agent runs.
+//! Lists and watches one kind of objects, and keeps the store equal to the API server's state.
 //!
 //! ```text
-//!   list ──version──▶ watch ──event──▶ store, newest version ──▶ reports the pods, at most once in 20 ms
-//!    ▲                 │ ▲
-//!    │                 ├─┘  ends or fails: the next watch starts at the newest version
-//!    └─────────────────┘    version too old (410) or unusable answer: new list
+//!   list ──version──▶ watch ──event──▶ store, newest version ──▶ reports the changes, at most once in 20 ms
+//!    ▲ │               │ ▲                ▲
+//!    │ └─ not shown ─▶ absence ── get ────┘
+//!    └─────────────────┤ │
+//!      new list: 410   └─┘  ends or fails: the next watch starts at the newest version
 //! ```
 //!
-//! The newest version is that of the last event, or that of the list if there was no event. After a failure the agent
-//! waits before it asks again. A new list follows an answer 400, 404, 410, 422 or 504, and an answer that is too large
-//! or cannot be read.
+//! The newest version is that of the last event, or that of the list if there was no event. After a failure the
+//! follower waits before it asks again. A new list follows an answer 400, 404, 410, 422 or 504, and an answer that is
+//! too large or cannot be read.
 
-use crate::client::{ApiAnswer, ApiClient, ApiSelection, ObjectForm, ReadAge, SILENCE};
+use crate::absence::Absences;
+use crate::client::{ApiAnswer, ApiClient, ReadAge, SILENCE};
 use crate::connect::ApiConnection;
 use crate::error::{ApiCall, ApiError, ApiFailure, ApiVerb};
-use crate::resource::ApiResource;
-use crate::store::Store;
-use model::id::NodeName;
-use model::pod::{LabelKeys, PodList};
+use crate::kind::Followed;
+use crate::store::{Answer, Delta, GoneEvidence, Happened, Listed, Store};
 use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::time::{Instant, sleep, sleep_until, timeout_at};
-use wire::watch::{BadWatchAnswer, PodPage, UnreadablePod, WatchEvent, WatchLines, page};
+use tokio::task::{JoinError, JoinSet};
+use tokio::time::{Instant, sleep_until, timeout_at};
+use wire::watch::{ObjectPage, ReadObject, UnreadableObject, WatchEvent, WatchLines, object, page};
 
 /// A watch lasts between this time and twice as long. So the agents of a cluster do not reconnect all at once, and the
 /// agent notices a connection that has died silently.
@@ -31,33 +32,37 @@ const LASTS: Duration = Duration::from_secs(150);
 const TOGETHER: Duration = Duration::from_millis(20);
 /// A watch counts as working once it has lasted this long or has sent an event.
 const WORKS: Duration = Duration::from_secs(2);
-/// Most pages of one list.
-const MAX_PAGES: usize = 100;
+/// Most changes that wait for a report. More than a burst of a large cluster in 20 ms; each is two pointers.
+const MAX_DELTAS: usize = 4096;
 /// After so many lists in a row for which the server's cache was too old, the agent asks etcd. If etcd was restored to
 /// an older state, the cache may never reach the version that the agent saw before.
 const BEHIND: u32 = 3;
 
 /// Receives what a [`Follower`] learns.
-pub trait FollowListener: Send {
+pub trait FollowListener<K: Followed>: Send {
     /// The server has sent something.
     fn heard(&mut self);
-    /// Something has changed, at most once in 20 ms; `pods` if the pods have.
-    fn changed(&mut self, pods: Option<PodList>);
-    /// A pod cannot be read.
-    fn unreadable(&mut self, bad: &UnreadablePod);
+    /// Something has changed, at most once in 20 ms; `held` is given if it may be the objects.
+    fn changed(&mut self, deltas: Vec<Delta<K::Object>>, held: Option<&Store<K>>);
+    /// An object cannot be read.
+    fn unreadable(&mut self, bad: &UnreadableObject<K::Uid>);
     /// A list or watch failed. Returns the pause before the next one.
     fn failed(&mut self, why: &ApiError) -> Duration;
     /// The watch works, maybe after failures.
     fn works(&mut self);
 }
 
-/// Follows the pods of one node.
+/// Follows the objects of one kind.
 #[derive(Debug)]
-pub struct Follower<L> {
+pub struct Follower<K: Followed, L> {
     client: ApiClient,
-    selection: ApiSelection,
-    label_keys: LabelKeys,
-    store: Store,
+    kind: K,
+    store: Store<K>,
+    absences: Absences<K::Uid>,
+    /// The checks that run.
+    checks: JoinSet<Checked<K>>,
+    /// The last check had no answer, and that is logged.
+    unanswered: bool,
     /// The version from which the next watch continues; `None` when a list is due.
     version: Option<String>,
     /// The newest version from a list or a watch. No list may be older, or running pods would vanish.
@@ -71,22 +76,36 @@ pub struct Follower<L> {
     untold: Untold,
 }
 
+/// The result of the check of one object.
+type Checked<K> =
+    (<K as wire::watch::WatchedKind>::Uid, Result<Presence<<K as wire::watch::WatchedKind>::Object>, ApiError>);
+
+/// What a check of an object found.
+#[derive(Debug)]
+enum Presence<O> {
+    /// It does not exist any more.
+    Gone(GoneEvidence),
+    /// It exists: its newest version, where that can be read.
+    Present(Option<Box<O>>),
+}
+
 /// Changes that have not been reported yet.
 #[derive(Debug, Default)]
 struct Untold {
-    pods: bool,
+    objects: bool,
     since: Option<Instant>,
 }
 
-impl<L: FollowListener> Follower<L> {
-    /// A follower of the pods of `node`; only the labels with these keys are kept.
-    pub fn of_node(connection: ApiConnection, node: &NodeName, label_keys: LabelKeys, listener: L) -> Follower<L> {
-        let fields = Some(format!("spec.nodeName={node}"));
+impl<K: Followed, L: FollowListener<K>> Follower<K, L> {
+    /// A follower of this kind.
+    pub fn new(connection: ApiConnection, kind: K, listener: L) -> Follower<K, L> {
         Follower {
             client: ApiClient::new(connection),
-            selection: ApiSelection { resource: ApiResource::Pods, fields, form: ObjectForm::Whole },
-            label_keys,
+            kind,
             store: Store::default(),
+            absences: Absences::default(),
+            checks: JoinSet::new(),
+            unanswered: false,
             version: None,
             seen: None,
             behind: 0,
@@ -99,7 +118,9 @@ impl<L: FollowListener> Follower<L> {
     /// Lists and watches for ever.
     pub async fn run(mut self) {
         let ApiConnection { server, from, .. } = self.client.connection().clone();
-        tracing::info!(server = &*server, credentials = &*from, "following this node's pods at the API server");
+        let selection = self.kind.selection();
+        let (what, fields) = (selection.resource.plural(), selection.fields.unwrap_or_default());
+        tracing::info!(server = &*server, credentials = &*from, what, fields, "following objects at the API server");
         self.tell();
         loop {
             if let Err(why) = self.once().await {
@@ -116,11 +137,23 @@ impl<L: FollowListener> Follower<L> {
         }
     }
 
-    /// Reports a failure, and waits.
+    /// Reports a failure, and waits. Checks go on meanwhile.
     async fn pause(&mut self, why: &ApiError) {
         let pause = self.listener.failed(why);
         self.tell();
-        sleep(spread(pause).max(why.wait())).await;
+        let end = Instant::now() + spread(pause).max(why.wait());
+        loop {
+            let check_at = self.absences.next().unwrap_or(end);
+            tokio::select! {
+                biased;
+                () = sleep_until(end) => return,
+                Some(done) = self.checks.join_next() => {
+                    self.checked(done);
+                    self.tell();
+                }
+                () = sleep_until(check_at), if check_at < end => self.check(),
+            }
+        }
     }
 
     /// Does one list, if it is due, and one watch.
@@ -133,43 +166,59 @@ impl<L: FollowListener> Follower<L> {
         let lasts = spread(2 * LASTS);
         let begun = Instant::now();
         let seconds = u32::try_from(lasts.as_secs()).unwrap_or(u32::MAX);
-        let mut answer = self.client.watch(&self.selection, &version, seconds).await?;
+        let mut answer = self.client.watch(&self.kind.selection(), &version, seconds).await?;
         self.heard();
         self.listen(&mut answer, begun, begun + lasts + SILENCE).await
     }
 
     async fn list(&mut self) -> Result<String, ApiError> {
         let age = match &self.seen {
+            // A cache answers in one piece whatever the limit, so pages come from etcd.
+            _ if K::PAGE.is_some() => ReadAge::Newest,
             None => ReadAge::Any,
             Some(seen) if self.behind < BEHIND => ReadAge::NotOlderThan(seen.clone()),
             Some(_) => ReadAge::Newest,
         };
         let first = self.page(&age).await;
         self.behind = if first.as_ref().is_err_and(ApiError::behind) { self.behind + 1 } else { 0 };
-        let mut first = first?;
-        let mut next = first.next.take();
-        for _ in 1..MAX_PAGES {
-            let Some(token) = next else { break };
+        let ObjectPage { version, mut next, mut objects } = first?;
+        while let Some(token) = next {
+            // Those of this page are counted as left out, and of the rest nothing is known but that it is there.
+            if objects.len() > K::MOST {
+                break;
+            }
             let page = self.page(&ReadAge::Continued(token)).await?;
-            first.pods.extend(page.pods);
+            objects.extend(page.objects);
             next = page.next;
         }
-        for bad in self.store.listed(first.pods) {
-            self.listener.unreadable(&bad);
-        }
+        let answer = if age == ReadAge::Newest { Answer::FromEtcd } else { Answer::MayLag };
+        let Listed { bad, missing } = self.store.listed(objects, answer);
+        bad.iter().for_each(|bad| self.listener.unreadable(bad));
+        self.not_shown(&missing);
         self.heard();
-        self.untold.pods = true;
+        self.untold.objects = true;
         self.tell();
-        self.seen = Some(first.version.clone());
-        Ok(first.version)
+        self.seen = Some(version.clone());
+        Ok(version)
+    }
+
+    /// Reads one page of the list.
+    async fn page(&self, age: &ReadAge) -> Result<ObjectPage<ReadObject<K>>, ApiError> {
+        let selection = self.kind.selection();
+        let bytes = self.client.list(&selection, age, K::PAGE).await?;
+        page(&bytes, &self.kind).map_err(|why| {
+            let call = ApiCall::new(ApiVerb::List, selection.resource, selection.resource.plural());
+            self.client.error(call, ApiFailure::Unreadable(why.to_string()))
+        })
     }
 
     /// Handles the events of a watch until it ends.
     async fn listen(&mut self, answer: &mut ApiAnswer, begun: Instant, end: Instant) -> Result<(), ApiError> {
-        let mut stream = WatchLines::new(Arc::clone(&self.label_keys));
+        let mut stream = WatchLines::new(self.kind.clone());
         let mut works = false;
         loop {
             let tell_at = self.untold.since.map_or(end, |since| since + TOGETHER);
+            let check_at = self.absences.next();
             tokio::select! {
                 biased;
                 () = sleep_until(tell_at), if self.untold.since.is_some() => self.tell(),
@@ -177,19 +226,10 @@ impl<L: FollowListener> Follower<L> {
                     works = true;
                     self.works();
                 }
+                Some(done) = self.checks.join_next() => self.checked(done),
+                () = sleep_until(check_at.unwrap_or(end)), if check_at.is_some() => self.check(),
                 piece = timeout_at(end, answer.piece()) => match piece {
-                    Ok(Ok(Some(piece))) => {
-                        for line in stream.feed(piece.as_ref()).map_err(|why| answer.failed(ApiFailure::Unreadable(why.to_string())))? {
-                            if let WatchEvent::Error(refusal) = line.event {
-                                return Err(answer.refused(refusal));
-                            }
-                            self.version = line.version.or_else(|| self.version.take());
-                            self.happened(line.event);
-                            works = true;
-                            self.works();
-                        }
-                        self.heard();
-                    }
+                    Ok(Ok(Some(piece))) => works |= self.took(&mut stream, piece.as_ref(), answer)?,
                     // The watch has lasted its time, or the server ended it early, which is allowed.
                     Ok(Ok(None)) if works => return Ok(()),
                     Ok(Ok(None)) => return Err(answer.failed(ApiFailure::EndedAtOnce)),
@@ -201,20 +241,100 @@ impl<L: FollowListener> Follower<L> {
         }
     }
 
-    /// Reads one page of the list.
-    async fn page(&self, age: &ReadAge) -> Result<PodPage, ApiError> {
-        let bytes = self.client.list(&self.selection, age, None).await?;
-        page(&bytes, &self.label_keys).map_err(|why: BadWatchAnswer| {
-            let call = ApiCall::new(ApiVerb::List, self.selection.resource, self.selection.resource.plural());
-            self.client.error(call, ApiFailure::Unreadable(why.to_string()))
-        })
+    /// Takes in a piece of a watch. Returns whether there was an event in it.
+    fn took(&mut self, stream: &mut WatchLines<K>, piece: &[u8], answer: &ApiAnswer) -> Result<bool, ApiError> {
+        let lines = stream.feed(piece).map_err(|why| answer.failed(ApiFailure::Unreadable(why.to_string())))?;
+        let any = !lines.is_empty();
+        for line in lines {
+            if let WatchEvent::Error(refusal) = line.event {
+                return Err(answer.refused(refusal));
+            }
+            let version = line.version.as_deref().and_then(|version| version.parse().ok());
+            self.version = line.version.or_else(|| self.version.take());
+            self.happened(line.event, version);
+            self.works();
+        }
+        self.heard();
+        Ok(any)
     }
 
-    fn happened(&mut self, event: WatchEvent) {
-        self.untold.pods |= matches!(event, WatchEvent::Applied(_) | WatchEvent::Deleted(_));
-        if let Some(bad) = self.store.happened(event) {
-            self.listener.unreadable(&bad);
+    fn happened(&mut self, event: WatchEvent<K::Object, K::Uid>, version: Option<u64>) {
+        match &event {
+            WatchEvent::Applied(applied) => {
+                self.untold.objects = true;
+                if let Ok(object) = &**applied {
+                    self.absences.settled(K::uid_of(object));
+                }
+            }
+            WatchEvent::Deleted(_) => self.untold.objects = true,
+            WatchEvent::Bookmark | WatchEvent::Error(_) => {}
         }
+        match self.store.happened(event, version) {
+            Happened::Taken => {}
+            Happened::Bad(bad) => self.listener.unreadable(&bad),
+            Happened::Doubtful(uid) => self.absences.missing(&uid, Instant::now()),
+        }
+        if self.store.waiting() >= MAX_DELTAS {
+            self.tell();
+        }
+    }
+
+    /// A list does not show these objects that are held; it shows all others.
+    fn not_shown(&mut self, missing: &[K::Uid]) {
+        self.absences.only(missing);
+        let now = Instant::now();
+        for uid in missing {
+            self.absences.missing(uid, now);
+        }
+    }
+
+    /// Begins the checks that are due.
+    fn check(&mut self) {
+        for uid in self.absences.begin(Instant::now()) {
+            match self.store.get(&uid) {
+                Some(held) => {
+                    let (client, kind, held) = (self.client.clone(), self.kind.clone(), Arc::clone(held));
+                    self.checks.spawn(async move { (uid, presence(&client, &kind, &held).await) });
+                }
+                None => self.absences.answered(&uid),
+            }
+        }
+    }
+
+    /// Takes in the result of a check.
+    fn checked(&mut self, done: Result<Checked<K>, JoinError>) {
+        let (uid, found) = match done {
+            Ok(done) => done,
+            Err(why) => {
+                tracing::error!(%why, "the check of an object ended without an answer");
+                return;
+            }
+        };
+        match found {
+            Ok(Presence::Gone(evidence)) => {
+                self.absences.answered(&uid);
+                self.store.gone(&uid, evidence);
+            }
+            Ok(Presence::Present(newest)) => {
+                self.absences.answered(&uid);
+                tracing::info!(kind = K::NAME, uid = ?uid, "the API server did not show an object that exists");
+                // An event that came while the answer was under way may be newer.
+                if let Some(newest) = newest {
+                    self.store.keep(*newest, Answer::MayLag);
+                }
+            }
+            Err(why) => {
+                if !std::mem::replace(&mut self.unanswered, true) {
+                    let kind = K::NAME;
+                    tracing::warn!(error = %why, "a list did not show a {kind}, which counts as present until it can be read");
+                }
+                self.absences.unanswered(&uid, Instant::now());
+                return;
+            }
+        }
+        self.unanswered = false;
+        self.untold.objects = true;
+        self.untold.since.get_or_insert_with(Instant::now);
     }
 
     fn heard(&mut self) {
@@ -230,9 +350,38 @@ impl<L: FollowListener> Follower<L> {
 
     /// Reports the changes that have not been reported yet.
     fn tell(&mut self) {
-        let pods = std::mem::take(&mut self.untold.pods).then(|| self.store.list());
-        self.listener.changed(pods);
+        let deltas = self.store.take_deltas();
+        let objects = std::mem::take(&mut self.untold.objects);
+        self.listener.changed(deltas, objects.then_some(&self.store));
         self.untold.since = None;
+    }
+}
+
+/// Asks for one object by its name, and compares the UID.
+async fn presence<K: Followed>(
+    client: &ApiClient,
+    kind: &K,
+    held: &K::Object,
+) -> Result<Presence<K::Object>, ApiError> {
+    let bytes = match K::now(client, held).await {
+        Ok(bytes) => bytes,
+        // A proxy before the server may answer 404 too, without a `Status`.
+        Err(error) if error.refusal().is_some_and(|refusal| refusal.code == 404 && refusal.is_status) => {
+            return Ok(Presence::Gone(GoneEvidence::NotFound));
+        }
+        Err(error) => return Err(error),
+    };
+    let own = |uid: &K::Uid| uid == K::uid_of(held);
+    match object(&bytes, kind) {
+        Ok(object) if own(K::uid_of(&object)) => Ok(Presence::Present(Some(Box::new(object)))),
+        Ok(_) => Ok(Presence::Gone(GoneEvidence::OtherUid)),
+        Err(UnreadableObject { uid: Some(uid), .. }) if own(&uid) => Ok(Presence::Present(None)),
+        Err(UnreadableObject { uid: Some(_), .. }) => Ok(Presence::Gone(GoneEvidence::OtherUid)),
+        Err(bad) => {
+            let resource = kind.selection().resource;
+            let call = ApiCall::new(ApiVerb::Get, resource, K::NAME);
+            Err(client.error(call, ApiFailure::Unreadable(bad.to_string())))
+        }
     }
 }
 

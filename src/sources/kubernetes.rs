@@ -7,13 +7,15 @@ use crate::clock;
 use crate::report::Reporter;
 use crate::source_failures::{FailureSeverity, SourceFailures, SourceName};
 use apiserver::follow::{FollowListener, Follower};
+use apiserver::kind::PodsOfNode;
+use apiserver::store::{Delta, Store};
 use apiserver::{ApiConnection, ApiError};
-use model::id::NodeName;
+use model::id::{NodeName, PodUid};
 use model::observation::{ErrorCounter, Observation};
-use model::pod::{LabelKeys, PodList, PodWatchState};
+use model::pod::{LabelKeys, Pod, PodWatchState};
 use std::time::Duration;
 use tokio_util::sync::CancellationToken;
-use wire::watch::UnreadablePod;
+use wire::watch::UnreadableObject;
 
 /// Reports what the follower learns.
 #[derive(Debug)]
@@ -39,26 +41,26 @@ pub async fn follow_pods(
         wanted: true,
     });
     let listener = PodReporter { reporter, failures, watch: PodWatchState::default() };
-    let follower = Follower::of_node(connection, node, label_keys, listener);
+    let follower = Follower::new(connection, PodsOfNode::new(node.clone(), label_keys), listener);
     tokio::select! {
         () = stop.cancelled() => {}
         () = Box::pin(follower.run()) => {}
     }
 }
 
-impl FollowListener for PodReporter {
+impl FollowListener<PodsOfNode> for PodReporter {
     fn heard(&mut self) {
         self.watch.heard = Some(clock::monotonic());
     }
 
-    fn changed(&mut self, pods: Option<PodList>) {
-        if let Some(list) = pods {
-            self.reporter.report(Observation::Pods(list));
+    fn changed(&mut self, _: Vec<Delta<Pod>>, held: Option<&Store<PodsOfNode>>) {
+        if let Some(pods) = held {
+            self.reporter.report(Observation::Pods(pods.list()));
         }
         self.reporter.report(Observation::PodWatch(self.watch.clone()));
     }
 
-    fn unreadable(&mut self, bad: &UnreadablePod) {
+    fn unreadable(&mut self, bad: &UnreadableObject<PodUid>) {
         let lost = "its name comes from another source, and its other fields are unknown";
         tracing::warn!(pod = bad.name.as_deref().unwrap_or_default(), error = %bad.why, lost, "a pod cannot be read");
         self.reporter.trouble(ErrorCounter::PodUnreadable);

@@ -5,6 +5,7 @@
 //!   FakeApiServer::start()   .put(object)  .remove(…)  .bookmark()      changes of the cluster
 //!                            .fault(…)  .cut()  .forget()  .stop()      failures
 //!                            .lag()                                     reads from the cache stay at the present state
+//!                            .hide(…)                                   lists that do not show an object that exists
 //!                            .asked()  .object(…)                       the requests, and their results
 //! ```
 //!
@@ -27,7 +28,7 @@ use axum::routing::{get, post};
 use axum_server::tls_rustls::RustlsConfig;
 use parking_lot::Mutex;
 use serde_json::{Value, json};
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::io::{Error, ErrorKind};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
@@ -113,6 +114,8 @@ struct Cluster {
     /// The version and the objects of the cache, if it lags behind. A read with `resourceVersion=0` shows them.
     cache: Option<(u64, BTreeMap<Key, Value>)>,
     changes: Vec<Change>,
+    /// Objects that lists do not show.
+    hidden: BTreeSet<Key>,
     /// Versions before this one are forgotten.
     oldest: u64,
     fault: ApiServerFault,
@@ -292,6 +295,13 @@ impl FakeApiServer {
         cluster.cache = Some((cluster.version, cluster.objects.clone()));
     }
 
+    /// Leaves an object out of every list from now on, as a cache does that is older than it says. A read by name shows
+    /// it.
+    pub fn hide(&self, plural: &str, namespace: &str, name: &str) {
+        let key = (plural.to_owned(), namespace.to_owned(), name.to_owned());
+        self.world.cluster.lock().hidden.insert(key);
+    }
+
     /// Lets the cache catch up.
     pub fn catch_up(&self) {
         self.world.cluster.lock().cache = None;
@@ -435,7 +445,8 @@ async fn list(
         }
         _ => (cluster.version, &cluster.objects),
     };
-    let items = objects.iter().filter(|(key, object)| wanted.fits(key, object)).map(|(_, object)| object);
+    let shown = |key: &Key, object: &Value| wanted.fits(key, object) && !cluster.hidden.contains(key);
+    let items = objects.iter().filter(|(key, object)| shown(key, object)).map(|(_, object)| object);
     let number = |key: &str| query.get(key).and_then(|text| text.parse::<usize>().ok());
     // The token of the next page is the number of objects before it.
     let (before, limit) = (number("continue").unwrap_or(0), number("limit").unwrap_or(usize::MAX));

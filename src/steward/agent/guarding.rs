@@ -235,7 +235,7 @@ mod tests {
     #[test]
     fn a_refusal_tells_which_policy_it_is_of_and_any_other_tells_nothing() {
         let refused = |code, text: &str| {
-            let refusal = ApiRefusal { code, message: text.into() };
+            let refusal = ApiRefusal { code, message: text.into(), is_status: true };
             answer("a write", Err(failed(ApiFailure::Refused { refusal, wait: None })))
         };
         let by = |name: &str| {

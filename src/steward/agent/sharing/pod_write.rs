@@ -84,7 +84,7 @@ mod tests {
             failure,
         };
         let refused = |code, text: &str| {
-            of(ApiFailure::Refused { refusal: ApiRefusal { code, message: text.into() }, wait: None })
+            of(ApiFailure::Refused { refusal: ApiRefusal { code, message: text.into(), is_status: true }, wait: None })
         };
         for (error, expected) in [
             (refused(404, "pods \"a\" not found"), PodWriteOutcome::Gone),
