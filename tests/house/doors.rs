@@ -2,7 +2,7 @@
 
 use super::finding::{Finding, Rule};
 use super::plan::{Doors, PLAN, Plan};
-use super::tree::{Tree, folder_of};
+use super::tree::Tree;
 use std::collections::BTreeSet;
 use toml::{Table, Value};
 
@@ -57,10 +57,14 @@ pub(crate) struct Manifest {
     pub(crate) table: Table,
 }
 
-/// All manifests except that of the root and that of the fuzz targets, a separate workspace outside the product.
+/// Separate workspaces outside the product: the fuzz targets, and a bench that needs a crate which the product lacks.
+pub(crate) const OWN_WORKSPACES: [&str; 2] = ["tests/fuzz/", "tests/bench/watchers/"];
+
+/// All manifests except that of the root and those of separate workspaces.
 pub(crate) fn manifests(tree: &Tree, findings: &mut Vec<Finding>) -> Vec<Manifest> {
     let mut found = Vec::new();
-    let inside = |path: &&String| path.ends_with("/Cargo.toml") && !path.starts_with("tests/fuzz/");
+    let apart = |path: &str| OWN_WORKSPACES.iter().any(|folder| path.starts_with(folder));
+    let inside = |path: &&String| path.ends_with("/Cargo.toml") && !apart(path);
     for path in tree.texts.keys().filter(inside) {
         match tree.texts[path].parse::<Table>() {
             Ok(table) => {
@@ -168,9 +172,8 @@ fn sections(manifest: &Table) -> Vec<(String, &Table)> {
 
 /// Finds dependencies with another name than their package: they would pass every other check.
 fn renamed(tree: &Tree, findings: &mut Vec<Finding>) {
-    for (path, text) in
-        tree.texts.iter().filter(|(path, _)| path.ends_with("Cargo.toml") && folder_of(path) != "tests/fuzz")
-    {
+    let apart = |path: &str| OWN_WORKSPACES.iter().any(|folder| path.starts_with(folder));
+    for (path, text) in tree.texts.iter().filter(|(path, _)| path.ends_with("Cargo.toml") && !apart(path)) {
         let Ok(manifest) = text.parse::<Table>() else { continue };
         let shared =
             manifest.get("workspace").and_then(|workspace| workspace.get("dependencies")).and_then(Value::as_table);
