@@ -1,4 +1,4 @@
-//! Output: this crate serves HTTP and gRPC, answers the kubelet and writes files and Kubernetes objects. It decides
+//! Output: this crate serves HTTP and gRPC, answers the kubelet and writes files. It decides
 //! nothing. Every server shows the same [`model::view::NodeView`].
 //!
 //! ```text
@@ -16,7 +16,6 @@
 //!   tallies                GPU time and energy of pods, kept over a restart
 //!   binding_file           what was found about the CDI of the container runtime, kept over a restart
 //!   failpoint              places where a test kills or holds the process; not in a release build
-//!   apiserver              writes to Nodes and pods at the API server
 //! ```
 //!
 //! What must never happen here: a decision, a reading of the world, a queue or connection count without a bound.
@@ -40,4 +39,3 @@ pub mod state_file;
 pub mod incidents;
 pub mod tallies;
 pub mod binding_file;
-pub mod apiserver;

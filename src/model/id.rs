@@ -66,6 +66,10 @@ name!(
     NodeName, "node name", plain
 );
 name!(
+    /// The UID of any object at the API server.
+    ObjectUid, "UID", plain
+);
+name!(
     /// A pod's UID: the API server's (with dashes) or, for a static pod, the 32 hexadecimal digits of its manifest's hash.
     PodUid, "pod UID", |t| hex(&t.replace('-', ""), 32..=32) && t.len() <= 36
 );

@@ -6,6 +6,7 @@
 //!   upkeep              what is read rarely: a GPU's board and limits, PCIe slot, retired pages, links, fabric
 //!   switch              NVSwitches, known from the kernel log only
 //!   gpu cgroup pod process host   one thing each: its identity and its raw values, as the source gives them
+//!   followed_node        a Node, as a scheduler needs it
 //!   infiniband          the machine's ports, and which GPUs are near them
 //!   usage               rates, derived from two raw samples
 //!   xid                 NVIDIA's catalogue of driver errors: what to do about each, and which make a GPU unfit
@@ -41,6 +42,7 @@ pub mod switch;
 pub mod gpu;
 pub mod cgroup;
 pub mod pod;
+pub mod followed_node;
 pub mod process;
 pub mod host;
 pub mod infiniband;

@@ -1,12 +1,14 @@
 //! Pods at the API server, reduced to the fields that matter on their node.
 
-use crate::id::{ContainerId, PodRef, PodUid};
+use crate::id::{ContainerId, NodeName, PodRef, PodUid};
 use crate::time::{Arrival, Monotonic, WallTime};
 use std::sync::Arc;
 
 /// Upper bound on the pods of one node. The kubelet's default limit is 110, and the largest supported setup has about
 /// 500. Pods that have ended stay at the API server until they are deleted, so there is room for as many again.
 pub const MAX_POD_OBJECTS: usize = 1024;
+/// Upper bound on the pods of a cluster: twice the number that Kubernetes supports, because pods that have ended count too.
+pub const MAX_CLUSTER_PODS: usize = 300_000;
 /// Upper bound on the containers of one pod: an object of 1.5 MiB could name thousands, but the kubelet starts dozens.
 pub const MAX_CONTAINERS: usize = 128;
 /// Upper bound on the size of one pod's kept annotations together, keys included. The longest needed are the devices of
@@ -35,6 +37,8 @@ pub struct Pod {
     pub mirror_of: Option<PodUid>,
     /// Namespace and name.
     pub name: PodRef,
+    /// The Node to which it is bound.
+    pub node: Option<NodeName>,
     /// Phase of its life.
     pub phase: PodPhase,
     /// When it was created.
@@ -220,6 +224,7 @@ mod tests {
             uid: PodUid::parse(&"1".repeat(32)).unwrap(),
             mirror_of: None,
             name: PodRef { namespace: "ml".into(), name: "train-0".into() },
+            node: None,
             phase: PodPhase::Running,
             created_at: None,
             version: None,

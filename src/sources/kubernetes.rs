@@ -1,34 +1,38 @@
-//! The Kubernetes API server: how the agent connects to it, and which pods this node has.
-//!
-//! ```text
-//!   flag, KUBECONFIG, service account, ~/.kube/config ── connect ──▶ Client, for all code that calls the API server
-//!   list of this node's pods, then watch ── pods_client ──▶ wire::watch ── follow ──▶ store ──▶ Pods, PodWatch
-//! ```
+//! The pods of this node at the API server, as observations.
 //!
 //! Each report holds the whole list, and is sent whenever the list changes. While the server cannot be reached, the
 //! last list stays valid.
-//!
-//! What must never happen here: a write, an answer without a limit in size and time, a pod that counts as gone because
-//! the server cannot be reached.
 
-pub mod connect;
-pub mod own_node;
-pub mod versions;
-mod pods_client;
-mod store;
-mod follow;
-
-pub use connect::{ApiConnection, NotConnected, connect};
-pub use pods_client::PodsClient;
-
+use crate::clock;
 use crate::report::Reporter;
-use crate::source_failures::{SourceFailures, SourceName};
-use follow::Follower;
-use model::observation::ErrorCounter;
+use crate::source_failures::{FailureSeverity, SourceFailures, SourceName};
+use apiserver::follow::{FollowListener, Follower};
+use apiserver::kind::PodsOfNode;
+use apiserver::store::{Delta, Store};
+use apiserver::{ApiConnection, ApiError};
+use model::id::{NodeName, PodUid};
+use model::observation::{ErrorCounter, Observation};
+use model::pod::{LabelKeys, Pod, PodWatchState};
+use std::time::Duration;
 use tokio_util::sync::CancellationToken;
+use wire::watch::UnreadableObject;
 
-/// Follows the pods of a node until `stop` is cancelled. It never fails; it reports what it can read.
-pub async fn follow_pods(asker: PodsClient, reporter: Reporter, stop: CancellationToken) {
+/// Reports what the follower learns.
+#[derive(Debug)]
+struct PodReporter {
+    reporter: Reporter,
+    failures: SourceFailures,
+    watch: PodWatchState,
+}
+
+/// Follows the pods of a node until `stop` is cancelled, and keeps the labels of each pod with these keys. It never
+/// fails; it reports what it can read.
+pub async fn follow_pods(
+    (connection, node): (ApiConnection, &NodeName),
+    label_keys: LabelKeys,
+    reporter: Reporter,
+    stop: CancellationToken,
+) {
     let failures = SourceFailures::of(SourceName {
         what: "watch of pods at the API server",
         lost: "pods that start now get their names from the container runtime or the kubelet's log links",
@@ -36,9 +40,41 @@ pub async fn follow_pods(asker: PodsClient, reporter: Reporter, stop: Cancellati
         trouble: Some(ErrorCounter::PodWatchFailed),
         wanted: true,
     });
-    let follower = Follower::of(asker, reporter, failures);
+    let listener = PodReporter { reporter, failures, watch: PodWatchState::default() };
+    let follower = Follower::new(connection, PodsOfNode::new(node.clone(), label_keys), listener);
     tokio::select! {
         () = stop.cancelled() => {}
         () = Box::pin(follower.run()) => {}
+    }
+}
+
+impl FollowListener<PodsOfNode> for PodReporter {
+    fn heard(&mut self) {
+        self.watch.heard = Some(clock::monotonic());
+    }
+
+    fn changed(&mut self, _: Vec<Delta<Pod>>, held: Option<&Store<PodsOfNode>>) {
+        if let Some(pods) = held {
+            self.reporter.report(Observation::Pods(pods.list()));
+        }
+        self.reporter.report(Observation::PodWatch(self.watch.clone()));
+    }
+
+    fn unreadable(&mut self, bad: &UnreadableObject<PodUid>) {
+        let lost = "its name comes from another source, and its other fields are unknown";
+        tracing::warn!(pod = bad.name.as_deref().unwrap_or_default(), error = %bad.why, lost, "a pod cannot be read");
+        self.reporter.trouble(ErrorCounter::PodUnreadable);
+    }
+
+    fn failed(&mut self, why: &ApiError) -> Duration {
+        let (trouble, pause) = self.failures.failed(FailureSeverity::Broken, why);
+        trouble.inspect(|trouble| self.reporter.trouble(*trouble));
+        self.watch.broken = Some(why.to_string().into());
+        pause
+    }
+
+    fn works(&mut self) {
+        self.failures.worked();
+        self.watch.broken = None;
     }
 }

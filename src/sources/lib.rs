@@ -10,7 +10,7 @@
 //!   infiniband                  InfiniBand ports and their counters
 //!   sampler                     the thread that reads host, cgroups, networks and processes by deadline
 //!   names                       names of containers: CRI socket, log links, PodResources
-//!   kubernetes                  the API server: the pods of this node
+//!   kubernetes                  the pods of this node at the API server
 //!   toolkit_spec                the CDI spec of NVIDIA's container toolkit
 //!   kubelet_config              the kubelet's configuration file
 //!   device_config               HAMi's device configuration

@@ -32,10 +32,12 @@ use crate::settings::value::Gpus;
 use crate::stop::{self, StopRequest};
 use crate::telemetry::Telemetry;
 use addresses::Addresses;
+use apiserver::ApiConnection;
+use apiserver::own_node::OwnNodeReader;
+use apiserver::writes::ApiServer;
 use clean::Scope;
 use driver_door::DriverDoor;
 use effects::admin::{ClearIncident, DriverControl};
-use effects::apiserver::ApiServer;
 use effects::caller::AllowedHosts;
 use effects::tallies::TallyFile;
 use guarding::Guarding;
@@ -43,14 +45,12 @@ use incidents::IncidentKeeper;
 use latch::{Latch, Progress};
 use listeners::Listeners;
 use model::id::NodeName;
-use model::pod::PodList;
+use model::pod::{LabelKeys, PodList};
 use model::view::NodeView;
 use node_writer::Announcing;
 use owner::Owner;
 use reload::Reload;
 use serve::Shown;
-use sources::kubernetes::own_node::OwnNodeReader;
-use sources::kubernetes::{ApiConnection, PodsClient};
 use sources::report::Reporter;
 use std::io::ErrorKind;
 use std::os::unix::net::UnixListener;
@@ -91,7 +91,7 @@ pub(crate) fn clean(settings: &Settings, all: bool) -> Exit {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
         let runtime = runtime.map_err(|error| Failure::io("start", &error))?;
         runtime.block_on(async {
-            let connection = sources::kubernetes::connect(settings.kubeconfig.as_deref()).await;
+            let connection = apiserver::connect(settings.kubeconfig.as_deref()).await;
             let connection = connection.map_err(|error| Failure { what: error.to_string(), exit: Exit::Usage })?;
             let cleaned = clean::clean(&connection, &scope).await;
             cleaned.map_err(|what| Failure { what, exit: Exit::Unavailable })
@@ -167,7 +167,7 @@ fn start(settings: Settings, spoken: RawSettings, telemetry: Telemetry) -> Resul
         let ports = Ports { doors, usage, http, hosts, admin_token, operator };
         let mut agent = Agent::new(name.clone(), ports, &settings, &telemetry)?;
         if let Some(connection) = kubernetes {
-            agent.follow_pods(PodsClient::of(connection.clone(), &name, Arc::clone(&settings.pod_labels)));
+            agent.follow_pods(connection.clone(), &name, Arc::clone(&settings.pod_labels));
             if !settings.standalone {
                 agent.share(connection, &name, &settings)?;
             }
@@ -185,7 +185,7 @@ async fn connect(settings: &Settings) -> Result<Option<ApiConnection>, Failure> 
     if settings.standalone && settings.kubeconfig.is_none() {
         return Ok(None);
     }
-    let connection = sources::kubernetes::connect(settings.kubeconfig.as_deref()).await;
+    let connection = apiserver::connect(settings.kubeconfig.as_deref()).await;
     connection.map(Some).map_err(|error| Failure { what: error.to_string(), exit: Exit::Usage })
 }
 
@@ -399,10 +399,10 @@ impl Agent {
     }
 
     /// Starts the list and watch of this node's pods at the API server.
-    fn follow_pods(&mut self, asker: PodsClient) {
-        let (reporter, ended) = (self.reporter.clone(), self.stop.clone());
+    fn follow_pods(&mut self, connection: ApiConnection, node: &NodeName, label_keys: LabelKeys) {
+        let (reporter, ended, node) = (self.reporter.clone(), self.stop.clone(), node.clone());
         self.must_not_end("pods", async move {
-            sources::kubernetes::follow_pods(asker, reporter, ended).await;
+            sources::kubernetes::follow_pods((connection, &node), label_keys, reporter, ended).await;
             Ok(())
         });
     }
@@ -410,7 +410,7 @@ impl Agent {
     /// Starts the tasks that share this node's GPUs through kubelet, and the tasks that write on its Node.
     fn share(&mut self, connection: ApiConnection, node: &NodeName, settings: &Settings) -> Result<(), Failure> {
         let unusable = |what: String| Failure { what, exit: Exit::Unavailable };
-        let api = ApiServer::new(connection.client.clone(), node.clone());
+        let api = ApiServer::new(connection.clone(), node.clone());
         let own = OwnNodeReader::new(connection.clone(), node.clone());
         let teller = sharing::PodStatusWriter::new(api.clone(), own.clone(), node.clone());
         let out = (teller, self.reporter.clone(), connection);

@@ -10,6 +10,10 @@
 //! entries that cannot be read are skipped: the owner of a label only tells programs not to disturb each other, and
 //! grants no right.
 
+use crate::pod::{Annotations, OrNull};
+use crate::timestamp;
+use model::followed_node::FollowedNode;
+use model::id::{NodeName, NotAName, ObjectUid};
 use serde::Deserialize;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -65,6 +69,32 @@ struct ListMetadata {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("not the JSON of a Node's metadata: {0}")]
 pub struct NotANode(String);
+
+/// Why an answer cannot be read as a Node of the cluster.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum NotAFollowedNode {
+    /// The text is not the JSON of a Node.
+    #[error("not the JSON of a Node's metadata: {0}")]
+    Json(String),
+    /// The UID or the name is missing or invalid.
+    #[error("metadata: {0}")]
+    Name(#[from] NotAName),
+}
+
+#[derive(Deserialize)]
+struct TrimmedObject {
+    metadata: TrimmedMetadata,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct TrimmedMetadata {
+    uid: String,
+    name: String,
+    resource_version: Option<String>,
+    creation_timestamp: Option<String>,
+    annotations: OrNull<Annotations>,
+}
 
 #[derive(Deserialize)]
 struct Object {
@@ -165,6 +195,26 @@ pub fn decode(json: &[u8]) -> Result<NodeObject, NotANode> {
     Ok(NodeObject::of(object.metadata))
 }
 
+/// Reads the fields of a Node that a scheduler of GPUs needs; its annotations are bounded as those of a pod.
+///
+/// # Errors
+/// [`NotAFollowedNode`] where its UID or its name cannot be read.
+pub fn decode_followed_node(json: &[u8]) -> Result<FollowedNode, NotAFollowedNode> {
+    let object: TrimmedObject =
+        serde_json::from_slice(json).map_err(|error| NotAFollowedNode::Json(error.to_string()))?;
+    let TrimmedMetadata { uid, name, resource_version, creation_timestamp, annotations } = object.metadata;
+    let Annotations { kept, left_out, .. } = annotations.0;
+    Ok(FollowedNode {
+        uid: ObjectUid::parse(&uid)?,
+        name: NodeName::parse(&name)?,
+        created_at: creation_timestamp.as_deref().and_then(timestamp::rfc3339),
+        version: resource_version.as_deref().and_then(|text| text.parse().ok()),
+        arrival: None,
+        annotations: kept,
+        annotations_left_out: left_out,
+    })
+}
+
 /// Reads a list of whole Nodes, or of Nodes with metadata only.
 ///
 /// # Errors
@@ -208,6 +258,20 @@ mod tests {
     }
 
     #[test]
+    fn a_node_of_the_cluster_has_the_annotations_about_gpus_alone() {
+        let text = json!({ "kind": "PartialObjectMetadata", "metadata": {
+            "name": "n1", "uid": "u-1", "resourceVersion": "7", "creationTimestamp": "2026-11-21T10:00:00Z",
+            "labels": { "a": "1" }, "annotations": { "hami.io/node-nvidia-register": "[]", "other/x": "1" },
+        } });
+        let node = decode_followed_node(text.to_string().as_bytes()).unwrap();
+        assert_eq!((node.name.as_str(), node.uid.as_str(), node.version), ("n1", "u-1", Some(7)));
+        assert_eq!((node.annotations.len(), node.annotation("hami.io/node-nvidia-register")), (1, Some("[]")));
+        for text in [r#"{"metadata":{"name":"n1"}}"#, r#"{"metadata":{"uid":"u","name":""}}"#, "{}", "[]"] {
+            assert!(decode_followed_node(text.as_bytes()).is_err(), "{text}");
+        }
+    }
+
+    #[test]
     fn what_is_missing_is_empty_and_what_is_no_node_is_an_error() {
         for text in [
             r#"{"metadata":{"namespace":"n"}}"#,
@@ -231,12 +295,13 @@ mod tests {
     proptest! {
         #[test]
         fn no_bytes_panic(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
-            let _ = (decode(&bytes), decode_list(&bytes));
+            let _ = (decode(&bytes), decode_list(&bytes), decode_followed_node(&bytes));
         }
 
         #[test]
         fn no_text_near_a_node_panics(inner in "[\\[\\]{}:,\"a-z0-9. ]{0,120}") {
             let node = format!(r#"{{"metadata":{{"labels":{{"a":"1"}},"managedFields":[{inner}]}}}}"#);
+            let _ = decode_followed_node(node.as_bytes());
             let _ = (decode(node.as_bytes()), decode_list(format!(r#"{{"items":[{node},{inner}]}}"#).as_bytes()));
         }
 

@@ -7,7 +7,7 @@
 
 use crate::annotation_keys::SYSTEM_OWNED;
 use crate::{quantity, timestamp};
-use model::id::{ContainerId, NotAName, PodRef, PodUid};
+use model::id::{ContainerId, NodeName, NotAName, PodRef, PodUid};
 use model::pod::{
     ContainerKind, ContainerState, MAX_ANNOTATIONS, MAX_CONTAINERS, MAX_RESOURCES, Pod, PodContainer, PodController,
     PodLabels, PodPhase, RestartPolicy,
@@ -100,6 +100,7 @@ pub fn decode_with(json: &[u8], label_keys: &[Arc<str>]) -> Result<Pod, NotAPod>
             namespace: shown(&namespace, MAX_NAME).ok_or(NotAPod::Text("metadata.namespace"))?,
             name: shown(&name, MAX_NAME).ok_or(NotAPod::Text("metadata.name"))?,
         },
+        node: NodeName::parse(&spec.node_name.0).ok(),
         phase: phase(&status.phase.0),
         // These two only order the pods, so an unreadable value is not an error.
         created_at: creation_timestamp.as_deref().and_then(timestamp::rfc3339),
@@ -124,7 +125,7 @@ pub fn decode_with(json: &[u8], label_keys: &[Arc<str>]) -> Result<Pod, NotAPod>
 
 /// A value that Go may write as `null` where it is empty.
 #[derive(Debug, Default)]
-struct OrNull<T>(T);
+pub(crate) struct OrNull<T>(pub(crate) T);
 
 impl<'de, T: Deserialize<'de> + Default> Deserialize<'de> for OrNull<T> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
@@ -171,6 +172,7 @@ struct OwnerReference {
 #[derive(Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 struct Spec {
+    node_name: OrNull<String>,
     priority: Option<i32>,
     host_network: OrNull<bool>,
     runtime_class_name: OrNull<String>,
@@ -296,9 +298,9 @@ fn is_extended(resource: &str) -> bool {
 
 /// The annotations that are kept.
 #[derive(Default)]
-struct Annotations {
-    kept: Vec<(Arc<str>, Arc<str>)>,
-    left_out: u32,
+pub(crate) struct Annotations {
+    pub(crate) kept: Vec<(Arc<str>, Arc<str>)>,
+    pub(crate) left_out: u32,
     system_left_out: u32,
     mirror_of: Option<PodUid>,
 }

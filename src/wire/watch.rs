@@ -1,53 +1,99 @@
-//! Reads the API server's answers to a list and to a watch of pods.
+//! Reads the API server's answers to a list and to a watch of one kind of objects.
 //!
 //! ```text
-//!   list    one object: its version, the token for the next page, the pods
+//!   list    one object: its version, the token for the next page, the objects
 //!   watch   endless lines ──WatchLines::feed──▶ events, each with the version that it leads to
 //! ```
 //!
-//! A pod that cannot be read is an error for that pod only; all other pods are read.
+//! An object that cannot be read is an error for that object only; all others are read.
 
-use crate::pod::{self, NotAPod};
+use crate::pod;
+use model::id::PodUid;
 use model::pod::{LabelKeys, Pod};
 use serde::Deserialize;
 use serde_json::value::RawValue;
-use std::sync::Arc;
 
 /// Longest line of a watch: etcd accepts objects of 1.5 MiB, and JSON may need six bytes for one.
 pub const MAX_LINE: usize = 12 << 20;
-/// Most characters that are kept of a message from the server.
-const MAX_MESSAGE: usize = 300;
+/// Most characters that are kept of a message from the server. The reason of a refusal comes after the name of the
+/// object, which has up to 253.
+const MAX_MESSAGE: usize = 1000;
+
+/// A kind of objects that can be listed and watched.
+pub trait WatchedKind {
+    /// One of them, with the fields that are kept.
+    type Object;
+    /// Its UID.
+    type Uid;
+    /// The kind for people, in lower case.
+    const NAME: &'static str;
+
+    /// Reads a UID; `None` where it is not one.
+    fn uid(text: &str) -> Option<Self::Uid>;
+
+    /// Reads one object.
+    ///
+    /// # Errors
+    /// The reason, for the log.
+    fn decode(&self, json: &[u8]) -> Result<Self::Object, String>;
+}
+
+/// The pods of one node, with the labels of these keys.
+#[derive(Clone, Debug, Default)]
+pub struct NodePods {
+    /// The keys.
+    pub label_keys: LabelKeys,
+}
+
+impl WatchedKind for NodePods {
+    type Object = Pod;
+    type Uid = PodUid;
+    const NAME: &'static str = "pod";
+
+    fn uid(text: &str) -> Option<PodUid> {
+        PodUid::parse(text).ok()
+    }
+
+    fn decode(&self, json: &[u8]) -> Result<Pod, String> {
+        pod::decode_with(json, &self.label_keys).map_err(|why| why.to_string())
+    }
+}
+
+/// An object, or why it cannot be read.
+pub type ReadObject<K> = Result<<K as WatchedKind>::Object, UnreadableObject<<K as WatchedKind>::Uid>>;
 
 /// A page of a list.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct PodPage {
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ObjectPage<O> {
     /// The resource version from which a watch continues.
     pub version: String,
     /// The `continue` token for the next page, if there is one.
     pub next: Option<String>,
-    /// The pods, with an error for each pod that cannot be read.
-    pub pods: Vec<Result<Pod, UnreadablePod>>,
+    /// The objects, with an error for each one that cannot be read.
+    pub objects: Vec<O>,
 }
 
-/// A pod that could not be read.
+/// An object that could not be read.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("pod {}: {why}", name.as_deref().unwrap_or("of unknown name"))]
-pub struct UnreadablePod {
+#[error("{kind} {}: {why}", name.as_deref().unwrap_or("of unknown name"))]
+pub struct UnreadableObject<U> {
+    /// The kind.
+    pub kind: &'static str,
     /// UID, where at least it can be read.
-    pub uid: Option<model::id::PodUid>,
+    pub uid: Option<U>,
     /// Namespace and name, where at least these can be read.
     pub name: Option<String>,
     /// The reason.
-    pub why: NotAPod,
+    pub why: String,
 }
 
 /// One line of a watch.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum WatchEvent {
-    /// A pod came or changed.
-    Applied(Box<Result<Pod, UnreadablePod>>),
-    /// A pod was deleted: its UID, where it can be read.
-    Deleted(Option<model::id::PodUid>),
+pub enum WatchEvent<O, U> {
+    /// An object came or changed.
+    Applied(Box<Result<O, UnreadableObject<U>>>),
+    /// An object was deleted: its UID, where it can be read.
+    Deleted(Option<U>),
     /// No further event up to this version.
     Bookmark,
     /// The server ends the watch.
@@ -61,13 +107,15 @@ pub struct ApiRefusal {
     pub code: u16,
     /// Its text, cut to one line.
     pub message: String,
+    /// Whether it is a `Status` object, so that it comes from an API server and not from a proxy before it.
+    pub is_status: bool,
 }
 
 /// An event, and the resource version that it leads to.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct WatchLine {
+pub struct WatchLine<O, U> {
     /// The event.
-    pub event: WatchEvent,
+    pub event: WatchEvent<O, U>,
     /// The resource version from which a watch continues after it; `None` where the line has none.
     pub version: Option<String>,
 }
@@ -76,7 +124,7 @@ pub struct WatchLine {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BadWatchAnswer {
     /// Not a list.
-    #[error("not a list of pods: {0}")]
+    #[error("not a list: {0}")]
     List(String),
     /// Not an event.
     #[error("not an event of a watch: {0}")]
@@ -109,7 +157,7 @@ struct RawEvent<'a> {
     object: &'a RawValue,
 }
 
-/// The fields that are read also from an object that is not a valid pod.
+/// The fields that are read also from an object that is otherwise invalid.
 #[derive(Default, Deserialize)]
 #[serde(default)]
 struct Skeleton {
@@ -128,32 +176,46 @@ struct Bones {
 #[derive(Default, Deserialize)]
 #[serde(default)]
 struct Status {
+    kind: Option<String>,
     code: Option<u16>,
     message: Option<String>,
     reason: Option<String>,
 }
 
-/// Reads one page of a list, and keeps the labels of each pod with these keys.
+/// Reads one page of a list.
 ///
 /// # Errors
 /// [`BadWatchAnswer::List`] where the text is not a list.
-pub fn page(json: &[u8], label_keys: &[Arc<str>]) -> Result<PodPage, BadWatchAnswer> {
+pub fn page<K: WatchedKind>(json: &[u8], kind: &K) -> Result<ObjectPage<ReadObject<K>>, BadWatchAnswer> {
     let raw: RawList<'_> = serde_json::from_slice(json).map_err(|error| BadWatchAnswer::List(error.to_string()))?;
     let ListMetadata { resource_version, r#continue } = raw.metadata;
     let items = raw.items.unwrap_or_default();
-    Ok(PodPage {
+    Ok(ObjectPage {
         version: resource_version,
         next: r#continue.filter(|next| !next.is_empty()),
-        pods: items.into_iter().map(|item| one(item, &skeleton(item), label_keys)).collect(),
+        objects: items.into_iter().map(|item| one(item, &skeleton(item), kind)).collect(),
     })
+}
+
+/// Reads the answer to a read of one object.
+///
+/// # Errors
+/// [`UnreadableObject`].
+pub fn object<K: WatchedKind>(json: &[u8], kind: &K) -> ReadObject<K> {
+    let raw: Result<&RawValue, _> = serde_json::from_slice(json);
+    match raw {
+        Ok(raw) => one(raw, &skeleton(raw), kind),
+        Err(why) => Err(UnreadableObject { kind: K::NAME, uid: None, name: None, why: why.to_string() }),
+    }
 }
 
 /// Reads the answer with which the server refuses a request. An answer that is not a `Status` is quoted.
 #[must_use]
 pub fn refusal(code: u16, body: &[u8]) -> ApiRefusal {
     let status: Status = serde_json::from_slice(body).unwrap_or_default();
+    let is_status = status.kind.as_deref() == Some("Status");
     let text = status.message.or(status.reason).unwrap_or_else(|| String::from_utf8_lossy(body).into_owned());
-    ApiRefusal { code: status.code.unwrap_or(code), message: cut(&text) }
+    ApiRefusal { code: status.code.unwrap_or(code), message: cut(&text), is_status }
 }
 
 /// The text as one short line without control characters.
@@ -165,49 +227,53 @@ fn skeleton(object: &RawValue) -> Bones {
     serde_json::from_str::<Skeleton>(object.get()).unwrap_or_default().metadata
 }
 
-fn one(object: &RawValue, bones: &Bones, label_keys: &[Arc<str>]) -> Result<Pod, UnreadablePod> {
-    pod::decode_with(object.get().as_bytes(), label_keys).map_err(|why| {
+fn one<K: WatchedKind>(object: &RawValue, bones: &Bones, kind: &K) -> ReadObject<K> {
+    kind.decode(object.get().as_bytes()).map_err(|why| {
         let name = match (&bones.namespace, &bones.name) {
             (Some(namespace), Some(name)) => Some(cut(&format!("{namespace}/{name}"))),
+            (None, Some(name)) => Some(cut(name)),
             _ => None,
         };
-        UnreadablePod { uid: uid(bones), name, why }
+        UnreadableObject { kind: K::NAME, uid: uid::<K>(bones), name, why }
     })
 }
 
-fn uid(bones: &Bones) -> Option<model::id::PodUid> {
-    model::id::PodUid::parse(bones.uid.as_deref()?).ok()
+fn uid<K: WatchedKind>(bones: &Bones) -> Option<K::Uid> {
+    K::uid(bones.uid.as_deref()?)
 }
 
 /// Joins the pieces of a watch into lines.
 #[derive(Debug, Default)]
-pub struct WatchLines {
+pub struct WatchLines<K> {
     begun: Vec<u8>,
-    label_keys: LabelKeys,
+    kind: K,
 }
 
-impl WatchLines {
-    /// A new watch, which keeps the labels of each pod with these keys.
+/// A line of the watch of a kind.
+pub type WatchLineOf<K> = WatchLine<<K as WatchedKind>::Object, <K as WatchedKind>::Uid>;
+
+impl<K: WatchedKind> WatchLines<K> {
+    /// A new watch of this kind.
     #[must_use]
-    pub fn new(label_keys: LabelKeys) -> WatchLines {
-        WatchLines { begun: Vec::new(), label_keys }
+    pub fn new(kind: K) -> WatchLines<K> {
+        WatchLines { begun: Vec::new(), kind }
     }
 
     /// Adds the next piece, and gives the events that it completes.
     ///
     /// # Errors
     /// [`BadWatchAnswer`]; after it the watch cannot be read further.
-    pub fn feed(&mut self, mut bytes: &[u8]) -> Result<Vec<WatchLine>, BadWatchAnswer> {
+    pub fn feed(&mut self, mut bytes: &[u8]) -> Result<Vec<WatchLineOf<K>>, BadWatchAnswer> {
         let mut lines = Vec::new();
         while let Some(end) = bytes.iter().position(|byte| *byte == b'\n') {
             let (line, rest) = bytes.split_at(end);
             bytes = &rest[1..];
             if self.begun.is_empty() {
-                lines.extend(event(line, &self.label_keys)?);
+                lines.extend(event(line, &self.kind)?);
             } else {
                 let mut whole = std::mem::take(&mut self.begun);
                 whole.extend_from_slice(line);
-                lines.extend(event(&whole, &self.label_keys)?);
+                lines.extend(event(&whole, &self.kind)?);
             }
         }
         if self.begun.len() + bytes.len() > MAX_LINE {
@@ -219,7 +285,7 @@ impl WatchLines {
 }
 
 /// The event of one line; `None` for an empty line.
-fn event(line: &[u8], label_keys: &[Arc<str>]) -> Result<Option<WatchLine>, BadWatchAnswer> {
+fn event<K: WatchedKind>(line: &[u8], kind: &K) -> Result<Option<WatchLineOf<K>>, BadWatchAnswer> {
     if line.iter().all(u8::is_ascii_whitespace) {
         return Ok(None);
     }
@@ -229,8 +295,8 @@ fn event(line: &[u8], label_keys: &[Arc<str>]) -> Result<Option<WatchLine>, BadW
     let raw: RawEvent<'_> = serde_json::from_slice(line).map_err(|error| BadWatchAnswer::Event(error.to_string()))?;
     let bones = skeleton(raw.object);
     let event = match raw.kind.as_str() {
-        "ADDED" | "MODIFIED" => WatchEvent::Applied(Box::new(one(raw.object, &bones, label_keys))),
-        "DELETED" => WatchEvent::Deleted(uid(&bones)),
+        "ADDED" | "MODIFIED" => WatchEvent::Applied(Box::new(one(raw.object, &bones, kind))),
+        "DELETED" => WatchEvent::Deleted(uid::<K>(&bones)),
         "BOOKMARK" => WatchEvent::Bookmark,
         "ERROR" => WatchEvent::Error(refusal(500, raw.object.get().as_bytes())),
         other => return Err(BadWatchAnswer::Event(format!("unknown type {:?}", cut(other)))),

@@ -13,9 +13,9 @@ use toml::Value;
 
 /// Longest chain of re-exports that is followed.
 const MAX_REEXPORTS: usize = 8;
-/// Rust files that belong to no crate of this workspace: generated code is included by name, fuzz targets are a
-/// separate workspace.
-const NO_CRATE: [&str; 2] = ["proto/gen/", "tests/fuzz/"];
+/// Rust files that belong to no crate of this workspace: generated code is included by name, fuzz targets and one bench
+/// are separate workspaces.
+const NO_CRATE: [&str; 3] = ["proto/gen/", "tests/fuzz/", "tests/bench/watchers/"];
 
 /// A file of a crate by its module path.
 #[derive(Debug)]

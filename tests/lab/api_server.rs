@@ -5,10 +5,11 @@
 //!   FakeApiServer::start()   .put(object)  .remove(…)  .bookmark()      changes of the cluster
 //!                            .fault(…)  .cut()  .forget()  .stop()      failures
 //!                            .lag()                                     reads from the cache stay at the present state
+//!                            .hide(…)                                   lists that do not show an object that exists
 //!                            .requests()  .object(…)                     the requests, and the objects
 //! ```
 //!
-//! It also reads, patches and creates objects by name: merge patches with preconditions and JSON patches with tests.
+//! It also reads, patches, deletes, binds, evicts and creates objects by name: merge patches with preconditions and JSON patches with tests.
 //! The `managedFields` of an object keep the last writer of each label and annotation.
 //!
 //! Objects are JSON as kubectl shows it, kept by plural, namespace and name. Each change takes the next version, and a
@@ -27,7 +28,7 @@ use axum::routing::{get, post};
 use axum_server::tls_rustls::RustlsConfig;
 use parking_lot::Mutex;
 use serde_json::{Value, json};
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::io::{Error, ErrorKind};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
@@ -113,6 +114,8 @@ struct Cluster {
     /// The version and the objects of the cache, if it lags behind. A read with `resourceVersion=0` shows them.
     cache: Option<(u64, BTreeMap<Key, Value>)>,
     changes: Vec<Change>,
+    /// Objects that lists do not show.
+    hidden: BTreeSet<Key>,
     /// Versions before this one are forgotten.
     oldest: u64,
     fault: ApiServerFault,
@@ -292,6 +295,13 @@ impl FakeApiServer {
         cluster.cache = Some((cluster.version, cluster.objects.clone()));
     }
 
+    /// Leaves an object out of every list from now on, as a cache does that is older than it says. A read by name shows
+    /// it.
+    pub fn hide(&self, plural: &str, namespace: &str, name: &str) {
+        let key = (plural.to_owned(), namespace.to_owned(), name.to_owned());
+        self.shared.cluster.lock().hidden.insert(key);
+    }
+
     /// Lets the cache catch up.
     pub fn catch_up(&self) {
         self.shared.cluster.lock().cache = None;
@@ -369,7 +379,8 @@ fn router(shared: Arc<Shared>) -> Router {
     Router::new()
         .route("/api/v1/{plural}", get(list))
         .route("/api/v1/{plural}/{name}", get(read).patch(write))
-        .route("/api/v1/namespaces/{namespace}/{plural}/{name}", get(read).patch(write))
+        .route("/api/v1/namespaces/{namespace}/{plural}/{name}", get(read).patch(write).delete(delete_object))
+        .route("/api/v1/namespaces/{namespace}/{plural}/{name}/{subresource}", post(act))
         .route("/apis/events.k8s.io/v1/namespaces/{namespace}/{plural}", post(create))
         .layer(middleware::from_fn_with_state(Arc::clone(&shared), record_and_apply_fault))
         .with_state(shared)
@@ -434,10 +445,16 @@ async fn list(
         }
         _ => (cluster.version, &cluster.objects),
     };
-    let items: Vec<&Value> =
-        objects.iter().filter(|(key, object)| selection.matches(key, object)).map(|(_, object)| object).collect();
-    let version = version.to_string();
-    let list = json!({"kind": "List", "apiVersion": "v1", "metadata": {"resourceVersion": version}, "items": items});
+    let shown = |key: &Key, object: &Value| selection.matches(key, object) && !cluster.hidden.contains(key);
+    let items = objects.iter().filter(|(key, object)| shown(key, object)).map(|(_, object)| object);
+    let number = |key: &str| query.get(key).and_then(|text| text.parse::<usize>().ok());
+    // The token of the next page is the number of objects before it.
+    let (before, limit) = (number("continue").unwrap_or(0), number("limit").unwrap_or(usize::MAX));
+    let mut items = items.skip(before);
+    let page: Vec<&Value> = items.by_ref().take(limit).collect();
+    let next = if items.next().is_some() { (before + page.len()).to_string() } else { String::new() };
+    let metadata = json!({"resourceVersion": version.to_string(), "continue": next});
+    let list = json!({"kind": "List", "apiVersion": "v1", "metadata": metadata, "items": page});
     ([("content-type", "application/json")], list.to_string()).into_response()
 }
 
@@ -488,6 +505,76 @@ async fn write(
     };
     shared.moved.send_modify(|moved| *moved += 1);
     ([("content-type", "application/json")], answer.to_string()).into_response()
+}
+
+/// Deletes one object, at once.
+async fn delete_object(
+    State(shared): State<Arc<Shared>>,
+    Place(place): Place<HashMap<String, String>>,
+    body: Bytes,
+) -> Response {
+    let options: Value = serde_json::from_slice(&body).unwrap_or_default();
+    shared.delete(key_of_path(&place), &options["preconditions"]["uid"])
+}
+
+/// Posts to a subresource of one pod: its binding or its eviction.
+async fn act(
+    State(shared): State<Arc<Shared>>,
+    Place(place): Place<HashMap<String, String>>,
+    Query(query): Query<HashMap<String, String>>,
+    body: Bytes,
+) -> Response {
+    let Ok(body) = serde_json::from_slice::<Value>(&body) else { return status(400, "not JSON") };
+    let subresource = place.get("subresource").map_or("", String::as_str);
+    match subresource {
+        _ if query.contains_key("dryRun") => status(404, "not found"),
+        "eviction" => shared.delete(key_of_path(&place), &body["deleteOptions"]["preconditions"]["uid"]),
+        "binding" => shared.bind(key_of_path(&place), &body),
+        _ => status(404, "no such subresource"),
+    }
+}
+
+impl Shared {
+    /// Removes an object if it has this UID; any UID fits where the request names none.
+    fn delete(&self, key: Key, uid: &Value) -> Response {
+        {
+            let mut cluster = self.cluster.lock();
+            let Some(object) = cluster.objects.get(&key) else { return status(404, "not found") };
+            if uid.is_string() && *uid != object["metadata"]["uid"] {
+                return status(409, "Precondition failed: UID in precondition");
+            }
+            cluster.version += 1;
+            let version = cluster.version;
+            if let Some(mut object) = cluster.objects.remove(&key) {
+                object["metadata"]["resourceVersion"] = version.to_string().into();
+                cluster.changes.push((version, "DELETED", key, object));
+            }
+        }
+        self.moved.send_modify(|moved| *moved += 1);
+        status(200, "deleted")
+    }
+
+    /// Binds a pod to a Node, once.
+    fn bind(&self, key: Key, binding: &Value) -> Response {
+        {
+            let mut cluster = self.cluster.lock();
+            let version = cluster.version + 1;
+            let Some(pod) = cluster.objects.get_mut(&key) else { return status(404, "not found") };
+            if binding["metadata"]["uid"] != pod["metadata"]["uid"] {
+                return status(409, "Precondition failed: UID in precondition");
+            }
+            if pod["spec"]["nodeName"].as_str().is_some_and(|node| !node.is_empty()) {
+                return status(409, "pod is already assigned to node");
+            }
+            pod["spec"]["nodeName"] = binding["target"]["name"].clone();
+            pod["metadata"]["resourceVersion"] = version.to_string().into();
+            let pod = pod.clone();
+            cluster.version = version;
+            cluster.changes.push((version, "MODIFIED", key, pod));
+        }
+        self.moved.send_modify(|moved| *moved += 1);
+        status(201, "bound")
+    }
 }
 
 /// Creates an object with a name that the server chooses.

@@ -486,3 +486,36 @@ fn a_list_of_pods_is_never_older_than_what_the_agent_knows() {
     eventually("one more list", SOON, || (lists().len() > before).then_some(()));
     assert!(lists()[before].query.contains_key("resourceVersion"), "{:?}", lists()[before]);
 }
+
+/// A list that leaves out a pod which runs, whatever its version says: the pod itself is asked for, and stays.
+#[test]
+fn a_pod_that_a_list_does_not_show_stays_until_the_server_says_that_it_is_gone() {
+    let server = FakeApiServer::start();
+    server.put("pods", pod(NODE, "shop", "web-0", WEB, &[("main", &id('a'))]));
+    server.put("pods", pod(NODE, "shop", "train-0", TRAIN, &[("main", &id('b'))]));
+    let node = Node::with(server);
+    node.tree.add(WEB, 'a');
+    node.tree.add(TRAIN, 'b');
+    node.shows(&["shop/train-0/main", "shop/web-0/main"]);
+    node.server.hide("pods", "shop", "train-0");
+    node.server.forget();
+    let asked = |server: &FakeApiServer| {
+        server
+            .requests()
+            .into_iter()
+            .filter(|asked| asked.path == "/api/v1/namespaces/shop/pods/train-0")
+            .collect::<Vec<_>>()
+    };
+    let first = eventually("a read of the pod that the list does not show", SOON, || {
+        assert_eq!(node.watch()["pods"], 2, "it stays meanwhile");
+        asked(&node.server).first().cloned()
+    });
+    assert!(!first.query.contains_key("resourceVersion"), "a quorum is asked: {first:?}");
+    std::thread::sleep(Duration::from_secs(1));
+    assert_eq!((&node.watch()["pods"], asked(&node.server).len()), (&json!(2), 1));
+    node.shows(&["shop/train-0/main", "shop/web-0/main"]);
+    // It is deleted, and no watch tells.
+    node.server.remove("pods", "shop", "train-0");
+    node.server.forget();
+    eventually("one pod less", SOON, || (node.watch()["pods"] == 1).then_some(()));
+}

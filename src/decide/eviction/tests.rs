@@ -21,6 +21,7 @@ fn pod(n: u32) -> Pod {
         uid: uid(n),
         mirror_of: None,
         name: PodRef { namespace: "ml".into(), name: format!("train-{n}").into() },
+        node: None,
         phase: PodPhase::Running,
         created_at: None,
         version: None,

@@ -235,6 +235,7 @@ fn api_pod(number: u8, name: &str, container: u8, mirror_of: Option<u8>) -> Arc<
         uid: uid(number),
         mirror_of: mirror_of.map(uid),
         name: PodRef { namespace: "api".into(), name: name.into() },
+        node: None,
         phase: PodPhase::Running,
         created_at: None,
         version: None,

@@ -7,11 +7,11 @@
 //!   a running agent            its own Node, when the last GPU is gone
 //! ```
 
+use apiserver::own_node::{node_now, nodes_now};
+use apiserver::writes::{ANNOTATOR, ApiServer, LABELLER};
+use apiserver::{ApiConnection, ApiError};
 use decide::labels::{self, Labelling, PresentLabel};
-use effects::apiserver::{ANNOTATOR, ApiServer, LABELLER, NotWritten};
 use model::id::NodeName;
-use sources::kubernetes::ApiConnection;
-use sources::kubernetes::own_node::{node_now, nodes_now};
 use std::collections::BTreeMap;
 use std::time::Duration;
 use wire::annotation_keys;
@@ -61,7 +61,7 @@ impl Ours {
     }
 
     /// Removes them from the Node on which they were found.
-    pub(super) async fn remove(&self, api: &ApiServer, seen: &NodeObject) -> Result<(), NotWritten> {
+    pub(super) async fn remove(&self, api: &ApiServer, seen: &NodeObject) -> Result<(), ApiError> {
         api.clean_node((&self.annotations, &self.labels), &seen.version).await
     }
 }
@@ -120,19 +120,19 @@ async fn round(connection: &ApiConnection, scope: &Scope) -> Result<usize, Strin
             if ours.is_empty() {
                 continue;
             }
-            let api = ApiServer::new(connection.client.clone(), name);
+            let api = ApiServer::new(connection.clone(), name);
             match ours.remove(&api, node).await {
                 Ok(()) => {
                     cleaned += 1;
                     tracing::info!(node = node.name, annotations = ?ours.annotations, labels = ?ours.labels, "removed from the Node");
                 }
-                Err(NotWritten::Refused { code: 404, .. }) => {}
+                Err(error) if error.code() == Some(404) => {}
                 // The Node has changed since it was read (409), or the API server refuses this Node and maybe not
                 // others.
                 Err(error) => last = Some(error),
             }
         }
-        if !matches!(last, Some(NotWritten::Refused { code: 409, .. })) {
+        if last.as_ref().and_then(ApiError::code) != Some(409) {
             break;
         }
     }
@@ -140,8 +140,9 @@ async fn round(connection: &ApiConnection, scope: &Scope) -> Result<usize, Strin
 }
 
 async fn list(connection: &ApiConnection, scope: &Scope) -> Result<Vec<NodeObject>, String> {
-    match scope {
-        Scope::One(name) => Ok(node_now(connection, name).await?.into_iter().collect()),
+    let nodes = match scope {
+        Scope::One(name) => node_now(connection, name).await.map(|node| node.into_iter().collect()),
         Scope::All => nodes_now(connection).await,
-    }
+    };
+    nodes.map_err(|error| error.to_string())
 }

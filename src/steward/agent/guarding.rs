@@ -2,8 +2,9 @@
 //! (`dryRun=All`), which the API server checks and does not make: for each policy one write that it must refuse, and
 //! one that the agent itself needs.
 
+use apiserver::ApiError;
+use apiserver::writes::{AnnotationPatch, ApiServer, DryRun};
 use decide::guard::{TriedWrite, judge};
-use effects::apiserver::{AnnotationPatch, ApiServer, DryRun, NotWritten};
 use model::backoff::Backoff;
 use model::guard::{AdmissionPolicy, PolicyGuard};
 use model::id::{PodRef, PodUid};
@@ -167,20 +168,20 @@ fn open(policy: AdmissionPolicy) -> &'static str {
     }
 }
 
-fn answer(what: &'static str, written: Result<(), NotWritten>) -> TriedWrite {
-    match &written {
-        Ok(()) => TriedWrite::Passes,
+fn answer(what: &'static str, written: Result<(), ApiError>) -> TriedWrite {
+    let Err(error) = written else { return TriedWrite::Passes };
+    match error.refusal() {
         // The API server asks the policies before it looks for the pod, so this answer means that they let the write
         // pass.
-        Err(NotWritten::Refused { code: 404, text, .. }) if text.contains(DryRun::NO_POD) => TriedWrite::Passes,
-        Err(NotWritten::Refused { text, .. }) => refused_by(text).map_or_else(
+        Some(refusal) if refusal.code == 404 && refusal.message.contains(DryRun::NO_POD) => TriedWrite::Passes,
+        Some(refusal) => refused_by(&refusal.message).map_or_else(
             || {
-                tracing::debug!(what, why = &**text, "a dry-run write failed");
+                tracing::debug!(what, why = &*refusal.message, "a dry-run write failed");
                 TriedWrite::Unknown
             },
             TriedWrite::RefusedBy,
         ),
-        Err(error @ (NotWritten::Slow { .. } | NotWritten::Broken(..))) => {
+        None => {
             tracing::debug!(what, %error, "a dry-run write failed");
             TriedWrite::Unknown
         }
@@ -197,6 +198,9 @@ fn refused_by(text: &str) -> Option<AdmissionPolicy> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use apiserver::resource::ApiResource;
+    use apiserver::{ApiCall, ApiFailure, ApiVerb};
+    use wire::watch::ApiRefusal;
 
     #[test]
     fn a_policy_that_goes_away_later_is_noticed_at_the_next_hour_and_counts_at_the_look_after_it() {
@@ -223,10 +227,16 @@ mod tests {
         }
     }
 
+    fn failed(failure: ApiFailure) -> ApiError {
+        let call = ApiCall::new(ApiVerb::Patch, ApiResource::Nodes, "a write");
+        ApiError { call, server: "https://10.0.0.1/".into(), failure }
+    }
+
     #[test]
     fn a_refusal_tells_which_policy_it_is_of_and_any_other_tells_nothing() {
         let refused = |code, text: &str| {
-            answer("a write", Err(NotWritten::Refused { what: "a write".into(), code, text: text.into() }))
+            let refusal = ApiRefusal { code, message: text.into(), is_status: true };
+            answer("a write", Err(failed(ApiFailure::Refused { refusal, wait: None })))
         };
         let by = |name: &str| {
             format!(
@@ -249,6 +259,6 @@ mod tests {
             assert_eq!(refused(code, &text), expected, "{code} {text}");
         }
         assert_eq!(answer("a write", Ok(())), TriedWrite::Passes);
-        assert_eq!(answer("a write", Err(NotWritten::Slow { what: "a write".into() })), TriedWrite::Unknown);
+        assert_eq!(answer("a write", Err(failed(ApiFailure::Slow(Duration::from_secs(10))))), TriedWrite::Unknown);
     }
 }

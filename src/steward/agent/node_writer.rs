@@ -10,16 +10,16 @@
 use super::clean::{self, Ours};
 use super::sharing::devices;
 use crate::settings::value::RegisterFormat;
+use apiserver::own_node::OwnNodeReader;
+use apiserver::writes::ApiServer;
 use decide::announce::{AnnouncedState, AnnouncementWrite, Announcer, GpusGone, HandshakeQuestion, next_look};
 use decide::labels::{self, Labelling};
-use effects::apiserver::{ApiServer, NotWritten};
 use model::id::GpuUuid;
 use model::observation::GpuSourceState;
 use model::reading::Absence;
 use model::registered::RegisteredGpu;
 use model::unit::{CorePercent, Mib};
 use model::view::NodeView;
-use sources::kubernetes::own_node::OwnNodeReader;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
@@ -85,7 +85,7 @@ impl Announcing {
                             self.label(&seen, &mut unlabelled).await;
                         }
                     }
-                    Err(why) => tracing::debug!(why, "cannot read this node's Node"),
+                    Err(error) => tracing::debug!(%error, "cannot read this node's Node"),
                 }
                 tokio::select! {
                     () = tokio::time::sleep(next_look(fraction())) => {}
@@ -136,7 +136,7 @@ impl Announcing {
                     "no GPU is left on this node: its labels and the list of GPUs are removed from its Node"
                 );
             }
-            Err(NotWritten::Refused { code: 409, .. }) => {}
+            Err(error) if error.code() == Some(409) => {}
             Err(error) if !std::mem::replace(refused, true) => {
                 tracing::warn!(%error, "cannot write on this node's Node: it still lists GPUs that are gone");
             }

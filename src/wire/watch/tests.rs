@@ -4,7 +4,7 @@ use serde_json::json;
 
 const UID: &str = "0f5b9a3e-0d2c-4b7f-9a51-2f1f6a1f8d11";
 
-fn object(name: &str, version: &str) -> serde_json::Value {
+fn a_pod(name: &str, version: &str) -> serde_json::Value {
     json!({"metadata": {"name": name, "namespace": "ml", "uid": UID, "resourceVersion": version}, "spec": {}})
 }
 
@@ -16,21 +16,22 @@ fn line(kind: &str, object: &serde_json::Value) -> String {
 fn a_page_tells_its_pods_its_version_and_what_could_not_be_read() {
     let text = json!({
         "kind": "PodList", "metadata": {"resourceVersion": "12", "continue": "more"},
-        "items": [object("a", "3"), {"metadata": {"name": "b", "namespace": "ml", "uid": "?"}}, object("c", "4")],
+        "items": [a_pod("a", "3"), {"metadata": {"name": "b", "namespace": "ml", "uid": "?"}}, a_pod("c", "4")],
     });
-    let page = page(text.to_string().as_bytes(), &[]).unwrap();
-    assert_eq!((page.version.as_str(), page.next.as_deref(), page.pods.len()), ("12", Some("more"), 3));
-    let said = page.pods[1].as_ref().unwrap_err().to_string();
+    let page = page(text.to_string().as_bytes(), &NodePods::default()).unwrap();
+    assert_eq!((page.version.as_str(), page.next.as_deref(), page.objects.len()), ("12", Some("more"), 3));
+    let said = page.objects[1].as_ref().unwrap_err().to_string();
     assert!(said.starts_with("pod ml/b: metadata.uid: not a pod UID"), "{said}");
-    assert_eq!(page.pods[2].as_ref().unwrap().name.to_string(), "ml/c");
+    assert_eq!(page.objects[2].as_ref().unwrap().name.to_string(), "ml/c");
 }
 
 #[test]
 fn an_empty_list_is_written_as_null_and_a_list_without_version_is_none() {
-    let empty = page(br#"{"metadata":{"resourceVersion":"7","continue":""},"items":null}"#, &[]).unwrap();
-    assert_eq!(empty, PodPage { version: "7".into(), ..PodPage::default() });
-    assert!(page(br#"{"items":[]}"#, &[]).is_err());
-    assert!(page(b"<html>", &[]).is_err());
+    let empty =
+        page(br#"{"metadata":{"resourceVersion":"7","continue":""},"items":null}"#, &NodePods::default()).unwrap();
+    assert_eq!(empty, ObjectPage { version: "7".into(), next: None, objects: Vec::new() });
+    assert!(page(br#"{"items":[]}"#, &NodePods::default()).is_err());
+    assert!(page(b"<html>", &NodePods::default()).is_err());
 }
 
 #[test]
@@ -38,38 +39,41 @@ fn each_kind_of_event_is_read() {
     let gone =
         json!({"kind": "Status", "code": 410, "reason": "Expired", "message": "too old resource version: 1 (2)"});
     let text = [
-        line("ADDED", &object("a", "3")),
+        line("ADDED", &a_pod("a", "3")),
         "\n".to_owned(),
-        line("DELETED", &object("a", "5")),
+        line("DELETED", &a_pod("a", "5")),
         line("BOOKMARK", &json!({"kind": "Pod", "metadata": {"resourceVersion": "9"}})),
         line("ERROR", &gone),
     ];
-    let lines = WatchLines::default().feed(text.concat().as_bytes()).unwrap();
+    let lines = WatchLines::<NodePods>::default().feed(text.concat().as_bytes()).unwrap();
     let versions: Vec<_> = lines.iter().map(|line| line.version.as_deref()).collect();
     assert_eq!(versions, [Some("3"), Some("5"), Some("9"), None]);
     assert!(matches!(&lines[0].event, WatchEvent::Applied(pod) if pod.is_ok()));
     assert!(matches!(&lines[1].event, WatchEvent::Deleted(Some(uid)) if uid.as_str() == UID));
     assert_eq!(lines[2].event, WatchEvent::Bookmark);
-    let refusal = ApiRefusal { code: 410, message: "too old resource version: 1 (2)".into() };
+    let refusal = ApiRefusal { code: 410, message: "too old resource version: 1 (2)".into(), is_status: true };
     assert_eq!(lines[3].event, WatchEvent::Error(refusal));
 }
 
 #[test]
 fn a_pod_that_cannot_be_read_is_one_event_and_what_is_no_event_ends_the_stream() {
     let bad = json!({"metadata": {"name": "b", "namespace": "ml", "uid": UID, "resourceVersion": "4"}, "spec": {"containers": 7}});
-    let mut stream = WatchLines::default();
+    let mut stream = WatchLines::<NodePods>::default();
     let lines = stream.feed(line("MODIFIED", &bad).as_bytes()).unwrap();
     let WatchEvent::Applied(pod) = &lines[0].event else { panic!("{lines:?}") };
     assert_eq!(pod.as_ref().as_ref().unwrap_err().uid.as_ref().unwrap().as_str(), UID);
     assert_eq!(lines[0].version.as_deref(), Some("4"));
     for garbage in ["{}\n", "<html>\n", "{\"type\":\"ODD\",\"object\":{}}\n"] {
-        assert!(matches!(WatchLines::default().feed(garbage.as_bytes()), Err(BadWatchAnswer::Event(_))), "{garbage}");
+        assert!(
+            matches!(WatchLines::<NodePods>::default().feed(garbage.as_bytes()), Err(BadWatchAnswer::Event(_))),
+            "{garbage}"
+        );
     }
 }
 
 #[test]
 fn a_line_without_end_is_given_up() {
-    let mut stream = WatchLines::default();
+    let mut stream = WatchLines::<NodePods>::default();
     let piece = vec![b'x'; 1 << 20];
     let outcome = (0..20).find_map(|_| stream.feed(&piece).err());
     assert_eq!(outcome, Some(BadWatchAnswer::TooLong));
@@ -79,14 +83,17 @@ fn a_line_without_end_is_given_up() {
 fn a_refusal_has_the_servers_message_or_its_raw_body() {
     let status =
         br#"{"kind":"Status","status":"Failure","message":"pods is forbidden","reason":"Forbidden","code":403}"#;
-    assert_eq!(refusal(403, status), ApiRefusal { code: 403, message: "pods is forbidden".into() });
-    assert_eq!(refusal(502, b"bad\ngateway"), ApiRefusal { code: 502, message: "bad gateway".into() });
+    assert_eq!(refusal(403, status), ApiRefusal { code: 403, message: "pods is forbidden".into(), is_status: true });
+    assert_eq!(
+        refusal(502, b"bad\ngateway"),
+        ApiRefusal { code: 502, message: "bad gateway".into(), is_status: false }
+    );
     assert_eq!(refusal(502, &[b'x'; 5000]).message.len(), MAX_MESSAGE);
 }
 
 fn any_line() -> impl Strategy<Value = String> {
     prop_oneof![
-        4 => ("[a-z]{1,5}", 0u32..99).prop_map(|(name, version)| line("ADDED", &object(&name, &version.to_string()))),
+        4 => ("[a-z]{1,5}", 0u32..99).prop_map(|(name, version)| line("ADDED", &a_pod(&name, &version.to_string()))),
         2 => Just(line("BOOKMARK", &json!({"metadata": {"resourceVersion": "9"}}))),
         1 => Just("\n".to_owned()),
     ]
@@ -95,9 +102,10 @@ fn any_line() -> impl Strategy<Value = String> {
 proptest! {
     #[test]
     fn no_bytes_panic(bytes in prop::collection::vec(any::<u8>(), 0..300)) {
-        let _ = page(&bytes, &["app".into()]);
+        let pods = NodePods { label_keys: ["app".into()].into() };
+        let _ = (page(&bytes, &pods), object(&bytes, &pods));
         let _ = refusal(500, &bytes);
-        let _ = WatchLines::default().feed(&bytes);
+        let _ = WatchLines::<NodePods>::default().feed(&bytes);
     }
 
     #[test]
@@ -105,8 +113,8 @@ proptest! {
         lines in prop::collection::vec(any_line(), 0..6), cuts in prop::collection::vec(1usize..50, 1..40),
     ) {
         let text = lines.concat();
-        let whole = WatchLines::default().feed(text.as_bytes()).unwrap();
-        let (mut stream, mut rest, mut pieces) = (WatchLines::default(), text.as_bytes(), Vec::new());
+        let whole = WatchLines::<NodePods>::default().feed(text.as_bytes()).unwrap();
+        let (mut stream, mut rest, mut pieces) = (WatchLines::<NodePods>::default(), text.as_bytes(), Vec::new());
         for cut in cuts.iter().cycle() {
             let (piece, behind) = rest.split_at((*cut).min(rest.len()));
             pieces.extend(stream.feed(piece).unwrap());

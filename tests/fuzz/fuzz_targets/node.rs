@@ -5,6 +5,9 @@ use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|bytes: &[u8]| {
     let _ = wire::versions::decode(bytes);
+    if let Ok(node) = wire::node::decode_followed_node(bytes) {
+        assert!(!node.name.as_str().is_empty() && !node.uid.as_str().is_empty());
+    }
     if let Ok(list) = wire::node::decode_list(bytes) {
         for node in list.nodes {
             assert!(node.annotation("absent").is_some() || !node.annotated_by("absent", "us"));

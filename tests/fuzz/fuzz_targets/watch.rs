@@ -2,13 +2,14 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use wire::watch::{WatchLines, page, refusal};
+use wire::watch::{NodePods, WatchLines, object, page, refusal};
 
 fuzz_target!(|bytes: &[u8]| {
-    let _ = page(bytes, &["app".into()]);
+    let pods = NodePods { label_keys: ["app".into()].into() };
+    let _ = (page(bytes, &pods), object(bytes, &pods));
     let _ = refusal(500, bytes);
-    let whole = WatchLines::default().feed(bytes);
-    let mut stream = WatchLines::default();
+    let whole = WatchLines::<NodePods>::default().feed(bytes);
+    let mut stream = WatchLines::<NodePods>::default();
     let mut lines = Vec::new();
     let cut = bytes.chunks(7).try_for_each(|piece| stream.feed(piece).map(|more| lines.extend(more)));
     assert_eq!(whole.is_ok(), cut.is_ok());

@@ -1,13 +1,13 @@
 //! Finds the binding mode of this node: from `--binding`, or from the versions of the kubelet and the container
 //! runtime, from what the runtime says about its CDI, and from what containers really got.
 
+use apiserver::ApiConnection;
+use apiserver::versions::{self, VersionsUnknown};
 use decide::allocator::{BindingChoice, BindingMode, RuntimeCdi, choose, guess};
 use effects::binding_file::BindingFile;
 use model::cdi_support::CdiSupport;
 use model::id::NodeName;
 use model::plugin::RegistrationState;
-use sources::kubernetes::ApiConnection;
-use sources::kubernetes::versions::{self, VersionsUnknown};
 use sources::names::CriSocket;
 use sources::state_dir;
 use std::path::{Path, PathBuf};

@@ -1,7 +1,7 @@
 //! Compares the health of GPUs with the last view, and makes an event for people of each change.
 
 use super::missing::{Holding, Missing};
-use effects::apiserver::{EventType, ObjectEvent};
+use apiserver::writes::{EventType, ObjectEvent};
 use model::gpu::Gpu;
 use model::id::{GpuUuid, PodUid};
 use model::incident::{GpuCondition, Incident};

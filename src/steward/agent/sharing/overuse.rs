@@ -1,6 +1,6 @@
 //! Pods that use more GPU memory than they claim: writes their events, and evicts pods. `decide::eviction` says when.
 
-use effects::apiserver::{ApiServer, EventType, NotWritten, ObjectEvent};
+use apiserver::writes::{ApiServer, EventType, ObjectEvent};
 use model::pod::Pod;
 use model::view::OverUse;
 
@@ -42,7 +42,7 @@ pub(super) fn evict(api: &ApiServer, pod: &Pod, (reason, note, at): (&'static st
                 tracing::warn!(pod = %pod.name, "a pod is evicted: {note}");
                 write_event(&own, &pod, (reason, note, at));
             }
-            Err(NotWritten::Refused { code: 404, .. }) => {}
+            Err(error) if error.code() == Some(404) => {}
             Err(error) => {
                 tracing::warn!(pod = %pod.name, %error, "cannot evict a pod: {note}")
             }

@@ -8,12 +8,13 @@ use super::event_notes::{NOT_APPLIED, gpu_missing, too_much_written};
 use super::health::{News, Watched};
 use super::overuse;
 use super::pod_write::{Ended, write};
+use apiserver::own_node::OwnNodeReader;
+use apiserver::writes::{ApiServer, EventType, ObjectEvent};
 use decide::allocator::{NodeAllocator, Refusal};
 use decide::bind_phases::{BindPhases, PhaseWrite};
 use decide::eviction::{EvictionStep, Evictions};
 use decide::pod_writes::{AnnotationChanges, MAX_UNDER_WAY, PendingPodWrites, PodWriteKind, PodWriteOutcome};
 use decide::sent_events::SentEvents;
-use effects::apiserver::{ApiServer, EventType, NotWritten, ObjectEvent};
 use model::claim::{BindPhase, Claim};
 use model::gpu_pod::GpuPod;
 use model::id::{GpuUuid, NodeName, PodRef, PodUid};
@@ -21,7 +22,6 @@ use model::plugin::PodFiles;
 use model::pod::{Pod, PodList};
 use model::unit::Bytes;
 use model::view::NodeView;
-use sources::kubernetes::own_node::OwnNodeReader;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
@@ -226,7 +226,7 @@ impl PodStatusWriter {
             let mut pauses = EVENT_PAUSES.into_iter();
             while let Err(error) = api.pod_event(&uid, &pod, &event).await {
                 // A server that refuses an event refuses it again.
-                match pauses.next().filter(|_| !matches!(error, NotWritten::Refused { .. })) {
+                match pauses.next().filter(|_| error.refusal().is_none()) {
                     Some(pause) => tokio::time::sleep(Duration::from_secs(pause)).await,
                     None => {
                         tracing::warn!(%pod, reason, %error, "cannot write an event on the pod");
@@ -275,11 +275,11 @@ impl PodStatusWriter {
         let News { event, .. } = news;
         tokio::spawn(async move {
             let told = match own.look().await {
-                Ok(node) => api.node_event(&node.uid, &event).await.map_err(|error| error.to_string()),
-                Err(why) => Err(why),
+                Ok(node) => api.node_event(&node.uid, &event).await,
+                Err(error) => Err(error),
             };
-            if let Err(why) = told {
-                tracing::warn!(reason = event.reason, why, "cannot write the event about a GPU's health on our Node");
+            if let Err(error) = told {
+                tracing::warn!(reason = event.reason, %error, "cannot write the event about a GPU's health on our Node");
             }
             for (uid, pod) in holders {
                 if let Err(error) = api.pod_event(&uid, &pod, &event).await {
@@ -471,9 +471,9 @@ mod tests {
     async fn on_a_static_pod_its_mirror_is_written_and_its_events_are_where_kubectl_looks() {
         let (server, folder) = (Server::start(), tempfile::tempdir().unwrap());
         server.put("pods", mirror());
-        let connection = sources::kubernetes::connect(Some(&server.kubeconfig(folder.path()))).await.unwrap();
+        let connection = apiserver::connect(Some(&server.kubeconfig(folder.path()))).await.unwrap();
         let node = NodeName::parse("n1").unwrap();
-        let api = ApiServer::new(connection.client.clone(), node.clone());
+        let api = ApiServer::new(connection.clone(), node.clone());
         let mut teller = PodStatusWriter::new(api, OwnNodeReader::new(connection, node.clone()), node);
         let pod = Arc::new(wire::pod::decode(mirror().to_string().as_bytes()).unwrap());
         assert_eq!((pod.cgroup_uid().as_str(), pod.uid.as_str()), (HASH, MIRROR));

@@ -1,9 +1,10 @@
 //! One try to write something on a pod, or to release the pod's lock on our Node.
 
+use apiserver::ApiError;
+use apiserver::own_node::OwnNodeReader;
+use apiserver::writes::ApiServer;
 use decide::pod_writes::{PodWrite, PodWriteKind, PodWriteOutcome};
-use effects::apiserver::{ApiServer, NotWritten};
 use model::id::PodRef;
-use sources::kubernetes::own_node::OwnNodeReader;
 use tokio::sync::mpsc;
 use wire::{annotation_keys, node_lock};
 
@@ -38,18 +39,20 @@ pub(super) async fn write(api: ApiServer, own: OwnNodeReader, write: PodWrite, e
 
 /// A write ends when its pod is gone. Code 409 alone does not say that: a write that conflicts with another one gets it
 /// too.
-fn outcome(error: &NotWritten) -> PodWriteOutcome {
-    match error {
-        NotWritten::Refused { code: 404, .. } => PodWriteOutcome::Gone,
-        NotWritten::Refused { code: 409, text, .. } if text.contains("UID in precondition") => PodWriteOutcome::Gone,
-        NotWritten::Refused { .. } | NotWritten::Slow { .. } | NotWritten::Broken(..) => PodWriteOutcome::Failed,
+fn outcome(error: &ApiError) -> PodWriteOutcome {
+    match error.refusal() {
+        Some(refusal) if refusal.code == 404 => PodWriteOutcome::Gone,
+        Some(refusal) if refusal.code == 409 && refusal.message.contains("UID in precondition") => {
+            PodWriteOutcome::Gone
+        }
+        Some(_) | None => PodWriteOutcome::Failed,
     }
 }
 
 /// Removes the node lock from our Node if it is this pod's, and only as it was read. If it was written again since, the
 /// try fails, and the next one reads it again.
 async fn release(api: &ApiServer, own: &OwnNodeReader, pod: &PodRef) -> Result<(), String> {
-    let seen = own.look_now().await?;
+    let seen = own.look_now().await.map_err(|error| error.to_string())?;
     let Some(text) = seen.annotation(annotation_keys::NODE_LOCK) else { return Ok(()) };
     let lock = match node_lock::decode(text) {
         Ok(lock) => lock,
@@ -67,11 +70,22 @@ async fn release(api: &ApiServer, own: &OwnNodeReader, pod: &PodRef) -> Result<(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use apiserver::resource::ApiResource;
+    use apiserver::{ApiCall, ApiFailure, ApiVerb};
     use serde_json::json;
+    use std::time::Duration;
+    use wire::watch::ApiRefusal;
 
     #[test]
     fn only_a_pod_that_is_gone_ends_the_tries() {
-        let refused = |code, text: &str| NotWritten::Refused { what: "annotations".into(), code, text: text.into() };
+        let of = |failure| ApiError {
+            call: ApiCall::new(ApiVerb::Patch, ApiResource::Pods, "annotations of pod ml/a"),
+            server: "https://10.0.0.1/".into(),
+            failure,
+        };
+        let refused = |code, text: &str| {
+            of(ApiFailure::Refused { refusal: ApiRefusal { code, message: text.into(), is_status: true }, wait: None })
+        };
         for (error, expected) in [
             (refused(404, "pods \"a\" not found"), PodWriteOutcome::Gone),
             (refused(409, "Precondition failed: UID in precondition: a, UID in object meta: b"), PodWriteOutcome::Gone),
@@ -81,8 +95,8 @@ mod tests {
             ),
             (refused(403, "denied by a policy that somebody will mend"), PodWriteOutcome::Failed),
             (refused(429, "too many requests"), PodWriteOutcome::Failed),
-            (NotWritten::Slow { what: "annotations".into() }, PodWriteOutcome::Failed),
-            (NotWritten::Broken("annotations".into(), "connection refused".into()), PodWriteOutcome::Failed),
+            (of(ApiFailure::Slow(Duration::from_secs(10))), PodWriteOutcome::Failed),
+            (of(ApiFailure::Broken("connection refused".into())), PodWriteOutcome::Failed),
         ] {
             assert_eq!(outcome(&error), expected, "{error}");
         }
@@ -104,10 +118,9 @@ mod tests {
             node(cached);
             server.lag();
             node(Some("2026-11-21T10:21:48Z,ml,train-0"));
-            let connection = sources::kubernetes::connect(Some(&server.kubeconfig(folder.path()))).await.unwrap();
+            let connection = apiserver::connect(Some(&server.kubeconfig(folder.path()))).await.unwrap();
             let name = model::id::NodeName::parse("n1").unwrap();
-            let (api, own) =
-                (ApiServer::new(connection.client.clone(), name.clone()), OwnNodeReader::new(connection, name));
+            let (api, own) = (ApiServer::new(connection.clone(), name.clone()), OwnNodeReader::new(connection, name));
             let pod = |name: &str| PodRef { namespace: "ml".into(), name: name.into() };
             assert_eq!(release(&api, &own, &pod("train-0")).await, Ok(()));
             assert_eq!(lock(), json!(null), "where the cache shows {cached:?}");

@@ -29,7 +29,7 @@ pub struct ApiConnection {
 
 impl fmt::Debug for ApiConnection {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Connection").field("server", &self.server).field("from", &self.from).finish_non_exhaustive()
+        f.debug_struct("ApiConnection").field("server", &self.server).field("from", &self.from).finish_non_exhaustive()
     }
 }
 

@@ -1,0 +1,156 @@
+//! Objects that are held and that a list did not show. Each of them gets a check of its own before it counts as gone.
+//!
+//! ```text
+//!   missing ──▶ due after 0.5 to 1.5 s, by UID ──▶ checked, at most 8 at once ──▶ gone, or present after all
+//!                          ▲                                   │
+//!                          └──────────── backoff ◀── no answer ┘
+//! ```
+//!
+//! What must never happen here: an object that is forgotten because no answer comes.
+
+use model::backoff::Backoff;
+use std::collections::{BTreeMap, BTreeSet};
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::time::Duration;
+use tokio::time::Instant;
+
+/// A check begins this time after the list at the earliest, and three times as long after it at the latest. A list that
+/// shows nothing (an API server that starts) would otherwise be followed at once by one request for each pod of each
+/// node. Most deletions come by the watch, so a second more delays few.
+const EARLIEST: Duration = Duration::from_millis(500);
+/// The checks that run at the same time: a node that lost all of its 110 pods is done within a second of server time,
+/// and the API server gives one client some hundred requests at a time.
+const AT_ONCE: usize = 8;
+/// First and longest pause between two checks that had no answer. Nothing is lost meanwhile but room for other pods.
+const PAUSES: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
+
+/// The objects whose absence is not proved.
+#[derive(Debug)]
+pub(crate) struct Absences<U> {
+    missing: BTreeMap<U, Missing>,
+    /// Those that wait for their check, by time.
+    due: BTreeSet<(Instant, U)>,
+    running: usize,
+}
+
+#[derive(Debug)]
+struct Missing {
+    /// The time of its check; `None` while the check runs.
+    at: Option<Instant>,
+    backoff: Backoff,
+}
+
+impl<U> Default for Absences<U> {
+    fn default() -> Self {
+        Absences { missing: BTreeMap::new(), due: BTreeSet::new(), running: 0 }
+    }
+}
+
+impl<U: Clone + Ord + Hash> Absences<U> {
+    /// An object was not shown at `now`.
+    pub(crate) fn missing(&mut self, uid: &U, now: Instant) {
+        if self.missing.contains_key(uid) {
+            return;
+        }
+        let at = now + spread(uid);
+        self.due.insert((at, uid.clone()));
+        let backoff = Backoff::new(PAUSES.0, PAUSES.1);
+        self.missing.insert(uid.clone(), Missing { at: Some(at), backoff });
+    }
+
+    /// An object was shown, or is not held any more: no check is due. The answer of one that runs still counts.
+    pub(crate) fn settled(&mut self, uid: &U) {
+        if let Some(Missing { at: Some(at), .. }) = self.missing.get(uid) {
+            self.due.remove(&(*at, uid.clone()));
+            self.missing.remove(uid);
+        }
+    }
+
+    /// A list shows every object but these: no check of another one is due.
+    pub(crate) fn only(&mut self, missing: &[U]) {
+        let missing: BTreeSet<&U> = missing.iter().collect();
+        let shown: Vec<U> = self.missing.keys().filter(|uid| !missing.contains(uid)).cloned().collect();
+        shown.iter().for_each(|uid| self.settled(uid));
+    }
+
+    /// The time of the next check; `None` while as many run as may, or none is due.
+    pub(crate) fn next(&self) -> Option<Instant> {
+        self.due.first().filter(|_| self.running < AT_ONCE).map(|(at, _)| *at)
+    }
+
+    /// The objects whose checks begin at `now`.
+    pub(crate) fn begin(&mut self, now: Instant) -> Vec<U> {
+        let mut begun = Vec::new();
+        while self.next().is_some_and(|at| at <= now) {
+            let Some((_, uid)) = self.due.pop_first() else { break };
+            if let Some(missing) = self.missing.get_mut(&uid) {
+                missing.at = None;
+                self.running += 1;
+                begun.push(uid);
+            }
+        }
+        begun
+    }
+
+    /// A check has had an answer.
+    pub(crate) fn answered(&mut self, uid: &U) {
+        self.running = self.running.saturating_sub(1);
+        self.missing.remove(uid);
+    }
+
+    /// A check had no answer; the next one comes after a pause.
+    pub(crate) fn unanswered(&mut self, uid: &U, now: Instant) {
+        self.running = self.running.saturating_sub(1);
+        if let Some(missing) = self.missing.get_mut(uid) {
+            let at = now + missing.backoff.pause() + spread(uid);
+            missing.at = Some(at);
+            self.due.insert((at, uid.clone()));
+        }
+    }
+}
+
+/// A time from [`EARLIEST`] to three times of it that depends on the UID only.
+fn spread<U: Hash>(uid: &U) -> Duration {
+    let mut hasher = DefaultHasher::new();
+    uid.hash(&mut hasher);
+    let part = u32::try_from(hasher.finish() % 1024).unwrap_or(0);
+    EARLIEST + 2 * EARLIEST * part / 1024
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn checks_are_spread_bounded_and_repeated_until_they_have_an_answer() {
+        let (mut absences, begin) = (Absences::default(), Instant::now());
+        for uid in 0..100u32 {
+            absences.missing(&uid, begin);
+            absences.missing(&uid, begin + Duration::from_secs(9));
+        }
+        let first = absences.next().expect("a check is due");
+        assert!((EARLIEST..EARLIEST * 2).contains(&(first - begin)), "{:?}", first - begin);
+        assert!(absences.begin(begin + EARLIEST / 2).is_empty());
+        let late = begin + EARLIEST * 3;
+        let running = absences.begin(late);
+        assert_eq!((running.len(), absences.next()), (AT_ONCE, None), "no more than these at once");
+        for uid in &running[1..] {
+            absences.answered(uid);
+        }
+        absences.unanswered(&running[0], late);
+        let mut asked = 0;
+        loop {
+            let begun = absences.begin(late);
+            asked += begun.len();
+            if begun.is_empty() {
+                break;
+            }
+            begun.iter().for_each(|uid| absences.answered(uid));
+        }
+        assert_eq!(asked, 100 - AT_ONCE, "each one once");
+        let again = absences.next().expect("the one without an answer");
+        assert!((late + PAUSES.0..=late + PAUSES.0 + EARLIEST * 3).contains(&again));
+        absences.settled(&running[0]);
+        assert_eq!((absences.next(), absences.missing.len()), (None, 0), "a list shows it again");
+    }
+}

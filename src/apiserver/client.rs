@@ -1,0 +1,382 @@
+//! Calls to the API server, each with a limit in time and size.
+//!
+//! ```text
+//!   get                    one object, from a cache or from etcd
+//!   list, watch            a kind of objects, by page; the changes after a version
+//!   patch, create, delete  writes
+//!   bind, evict            writes to a pod's subresources
+//! ```
+//!
+//! A call is never repeated here: the caller decides whether to try again.
+
+use crate::connect::ApiConnection;
+use crate::error::{ApiCall, ApiError, ApiFailure, ApiVerb};
+use crate::resource::{ApiPath, ApiResource};
+use http_body_util::BodyExt;
+use kube::client::Body;
+use model::id::{NodeName, PodRef, PodUid};
+use serde_json::{Value, json};
+use std::error::Error;
+use std::fmt::Write;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::time::timeout;
+use wire::watch::{ApiRefusal, refusal};
+
+/// A server that does not answer a call about one object within this time hangs. The API server's own limit is a
+/// minute, and the kubelet waits for the agent meanwhile.
+const WITHIN: Duration = Duration::from_secs(10);
+/// The same for a list or the begin of a watch: a server with ten thousand nodes takes seconds for a list from its
+/// cache.
+pub(crate) const SILENCE: Duration = Duration::from_secs(30);
+/// Largest answer about one object: etcd stores at most 1.5 MiB of one, and JSON may need more.
+const MAX_OBJECT: usize = 4 << 20;
+/// Largest page of a list: 500 pods of 64 KiB, four times their usual size.
+const MAX_LIST: usize = 32 << 20;
+/// Largest text of a refusal that is read.
+const MAX_REFUSAL: usize = 64 << 10;
+
+/// How old the answer to a read may be.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ReadAge {
+    /// As old as the answering server's cache. A list from etcd would make the server read every object of the cluster.
+    Any,
+    /// At least as new as this version. A server whose cache does not reach it within seconds answers 504.
+    NotOlderThan(String),
+    /// The state in etcd now, agreed by a quorum.
+    Newest,
+    /// The next page of an earlier list.
+    Continued(String),
+}
+
+/// The form of the objects in an answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ObjectForm {
+    /// All fields.
+    Whole,
+    /// The metadata only: a Node's status lists all images of the node.
+    Metadata,
+}
+
+/// The objects of a list or a watch.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ApiSelection {
+    /// The kind.
+    pub resource: ApiResource,
+    /// A field selector; `None` for all objects of the kind.
+    pub fields: Option<String>,
+    /// The form.
+    pub form: ObjectForm,
+}
+
+/// The kind of a patch and its content.
+#[derive(Clone, Debug)]
+pub enum ApiPatch<'a> {
+    /// A merge patch (RFC 7396).
+    Merge(&'a Value),
+    /// A JSON patch (RFC 6902).
+    Json(&'a Value),
+}
+
+/// An answer whose body is still being received.
+#[derive(Debug)]
+pub struct ApiAnswer {
+    call: ApiCall,
+    server: Arc<str>,
+    body: Body,
+}
+
+/// The way to the API server. Clones are cheap and share its connections.
+#[derive(Clone, Debug)]
+pub struct ApiClient {
+    connection: ApiConnection,
+}
+
+/// The content of a request.
+struct Content<'a> {
+    method: http::Method,
+    accept: &'static str,
+    body: Option<(&'static str, &'a Value)>,
+}
+
+// === impl ApiClient ===
+
+impl ApiClient {
+    /// A client on this connection.
+    #[must_use]
+    pub fn new(connection: ApiConnection) -> ApiClient {
+        ApiClient { connection }
+    }
+
+    /// Its connection.
+    #[must_use]
+    pub fn connection(&self) -> &ApiConnection {
+        &self.connection
+    }
+
+    /// Reads a pod.
+    ///
+    /// # Errors
+    /// [`ApiError`]; code 404 if there is none of that name.
+    pub async fn get_pod(&self, pod: &PodRef, age: &ReadAge) -> Result<Vec<u8>, ApiError> {
+        let call = ApiCall::new(ApiVerb::Get, ApiResource::Pods, format!("pod {pod}"));
+        self.get(call, ApiPath::pod(pod, &[]), age, ObjectForm::Whole).await
+    }
+
+    /// Reads a Node.
+    ///
+    /// # Errors
+    /// [`ApiError`]; code 404 if there is none of that name.
+    pub async fn get_node(&self, node: &NodeName, age: &ReadAge, form: ObjectForm) -> Result<Vec<u8>, ApiError> {
+        let call = ApiCall::new(ApiVerb::Get, ApiResource::Nodes, format!("node {node}"));
+        self.get(call, ApiPath::node(node), age, form).await
+    }
+
+    async fn get(&self, call: ApiCall, path: ApiPath, age: &ReadAge, form: ObjectForm) -> Result<Vec<u8>, ApiError> {
+        let content = Content { method: http::Method::GET, accept: one(form), body: None };
+        self.answered(call, aged(path, age), content).await
+    }
+
+    /// Reads one page of a list, of at most `limit` objects.
+    ///
+    /// # Errors
+    /// [`ApiError`]; code 504 if the server's cache does not reach the wanted version, 410 if a continued list has
+    /// expired.
+    pub async fn list(&self, of: &ApiSelection, age: &ReadAge, limit: Option<u32>) -> Result<Vec<u8>, ApiError> {
+        let mut path = aged(of.path(), age);
+        if let Some(limit) = limit {
+            path = path.with("limit", &limit.to_string());
+        }
+        let accept = match of.form {
+            ObjectForm::Whole => "application/json",
+            ObjectForm::Metadata => "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1",
+        };
+        let content = Content { method: http::Method::GET, accept, body: None };
+        let call = ApiCall::new(ApiVerb::List, of.resource, of.resource.plural());
+        self.ask(call, path, content, SILENCE).await?.whole(MAX_LIST).await
+    }
+
+    /// Watches for changes after `version`, for `seconds`.
+    ///
+    /// # Errors
+    /// [`ApiError`].
+    pub async fn watch(&self, of: &ApiSelection, version: &str, seconds: u32) -> Result<ApiAnswer, ApiError> {
+        let path = of.path().with("watch", "true").with("resourceVersion", version);
+        let path = path.with("allowWatchBookmarks", "true").with("timeoutSeconds", &seconds.to_string());
+        let content = Content { method: http::Method::GET, accept: one(of.form), body: None };
+        let call = ApiCall::new(ApiVerb::Watch, of.resource, of.resource.plural());
+        self.ask(call, path, content, SILENCE).await
+    }
+
+    /// Changes parts of an object.
+    ///
+    /// # Errors
+    /// [`ApiError`].
+    pub(crate) async fn patch(&self, call: ApiCall, path: ApiPath, patch: ApiPatch<'_>) -> Result<(), ApiError> {
+        let body = match patch {
+            ApiPatch::Merge(patch) => ("application/merge-patch+json", patch),
+            ApiPatch::Json(patch) => ("application/json-patch+json", patch),
+        };
+        self.write(http::Method::PATCH, call, path, body).await
+    }
+
+    /// Makes an object, or posts to a subresource of one.
+    ///
+    /// # Errors
+    /// [`ApiError`]; code 409 if it exists.
+    pub(crate) async fn create(&self, call: ApiCall, path: ApiPath, object: &Value) -> Result<(), ApiError> {
+        self.write(http::Method::POST, call, path, ("application/json", object)).await
+    }
+
+    /// Deletes a pod of this UID.
+    ///
+    /// # Errors
+    /// [`ApiError`]; code 409 if the pod of that name is another one by now, 404 if it does not exist.
+    pub async fn delete_pod(&self, uid: &PodUid, pod: &PodRef) -> Result<(), ApiError> {
+        let call = ApiCall::new(ApiVerb::Delete, ApiResource::Pods, format!("pod {pod}"));
+        let options = json!({ "apiVersion": "v1", "kind": "DeleteOptions", "preconditions": { "uid": uid.as_str() } });
+        self.write(http::Method::DELETE, call, ApiPath::pod(pod, &[]), ("application/json", &options)).await
+    }
+
+    /// Binds a pod of this UID to a Node, as a scheduler does.
+    ///
+    /// # Errors
+    /// [`ApiError`]; code 409 if the pod is bound already or is another one by now, 404 if it does not exist.
+    pub async fn bind_pod(&self, uid: &PodUid, pod: &PodRef, node: &NodeName) -> Result<(), ApiError> {
+        let call = ApiCall::new(ApiVerb::Create, ApiResource::PodBindings, format!("binding of pod {pod} to {node}"));
+        let binding = json!({
+            "apiVersion": "v1", "kind": "Binding",
+            "metadata": { "name": &*pod.name, "namespace": &*pod.namespace, "uid": uid.as_str() },
+            "target": { "apiVersion": "v1", "kind": "Node", "name": node.as_str() },
+        });
+        self.create(call, ApiPath::pod(pod, &["binding"]), &binding).await
+    }
+
+    /// Evicts a pod of this UID: it ends with its grace period, unless a disruption budget forbids it.
+    ///
+    /// # Errors
+    /// [`ApiError`]; code 409 if the pod of that name is another one by now, 429 if a budget forbids it now.
+    pub async fn evict_pod(&self, uid: &PodUid, pod: &PodRef) -> Result<(), ApiError> {
+        let call = ApiCall::new(ApiVerb::Create, ApiResource::PodEvictions, format!("eviction of pod {pod}"));
+        let body = json!({
+            "apiVersion": "policy/v1", "kind": "Eviction",
+            "metadata": { "name": &*pod.name, "namespace": &*pod.namespace },
+            "deleteOptions": { "preconditions": { "uid": uid.as_str() } },
+        });
+        self.create(call, ApiPath::pod(pod, &["eviction"]), &body).await
+    }
+
+    async fn write(
+        &self,
+        method: http::Method,
+        call: ApiCall,
+        path: ApiPath,
+        body: (&'static str, &Value),
+    ) -> Result<(), ApiError> {
+        let content = Content { method, accept: "application/json", body: Some(body) };
+        let asked = call.clone();
+        // The body of a success is not read: a write that was made must not count as failed because of it.
+        let ask = async { self.ask(asked, path, content, WITHIN).await.map(drop) };
+        timeout(WITHIN, ask).await.unwrap_or_else(|_| Err(self.error(call, ApiFailure::Slow(WITHIN))))
+    }
+
+    /// Asks, and reads the whole answer within [`WITHIN`].
+    async fn answered(&self, call: ApiCall, path: ApiPath, content: Content<'_>) -> Result<Vec<u8>, ApiError> {
+        let asked = call.clone();
+        let ask = async { self.ask(asked, path, content, WITHIN).await?.whole(MAX_OBJECT).await };
+        timeout(WITHIN, ask).await.unwrap_or_else(|_| Err(self.error(call, ApiFailure::Slow(WITHIN))))
+    }
+
+    async fn ask(
+        &self,
+        call: ApiCall,
+        path: ApiPath,
+        content: Content<'_>,
+        within: Duration,
+    ) -> Result<ApiAnswer, ApiError> {
+        let mut request =
+            http::Request::builder().method(content.method).uri(path.as_str()).header("accept", content.accept);
+        let mut body = Body::empty();
+        if let Some((kind, value)) = content.body {
+            request = request.header("content-type", kind);
+            body = Body::from(value.to_string().into_bytes());
+        }
+        let request = match request.body(body) {
+            Ok(request) => request,
+            Err(why) => return Err(self.error(call, ApiFailure::Broken(with_causes(&why)))),
+        };
+        let response = match timeout(within, self.connection.client.send(request)).await {
+            Ok(Ok(response)) => response,
+            Ok(Err(why)) => return Err(self.error(call, ApiFailure::Broken(with_causes(&why)))),
+            Err(_) => return Err(self.error(call, ApiFailure::Slow(within))),
+        };
+        let status = response.status();
+        let wait =
+            response.headers().get(http::header::RETRY_AFTER).and_then(|value| value.to_str().ok()?.parse().ok());
+        let server = Arc::clone(&self.connection.server);
+        let answer = ApiAnswer { call: call.clone(), server, body: response.into_body() };
+        if status.is_success() {
+            return Ok(answer);
+        }
+        let text = answer.whole(MAX_REFUSAL).await.unwrap_or_default();
+        let refusal = refusal(status.as_u16(), &text);
+        Err(self.error(call, ApiFailure::Refused { refusal, wait: wait.map(Duration::from_secs) }))
+    }
+
+    /// The error of a call at this server.
+    pub(crate) fn error(&self, call: ApiCall, failure: ApiFailure) -> ApiError {
+        ApiError { call, server: Arc::clone(&self.connection.server), failure }
+    }
+}
+
+// === impl ApiSelection ===
+
+impl ApiSelection {
+    fn path(&self) -> ApiPath {
+        let path = ApiPath::of("/api/v1", &[self.resource.plural()]);
+        match &self.fields {
+            Some(fields) => path.with("fieldSelector", fields),
+            None => path,
+        }
+    }
+}
+
+/// The media type of one object in this form.
+fn one(form: ObjectForm) -> &'static str {
+    match form {
+        ObjectForm::Whole => "application/json",
+        ObjectForm::Metadata => "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1",
+    }
+}
+
+fn aged(path: ApiPath, age: &ReadAge) -> ApiPath {
+    match age {
+        ReadAge::Any => path.with("resourceVersion", "0"),
+        ReadAge::NotOlderThan(version) => {
+            path.with("resourceVersion", version).with("resourceVersionMatch", "NotOlderThan")
+        }
+        ReadAge::Newest => path,
+        ReadAge::Continued(token) => path.with("continue", token),
+    }
+}
+
+// === impl ApiAnswer ===
+
+impl ApiAnswer {
+    /// The next part of the body; `None` at its end.
+    ///
+    /// # Errors
+    /// [`ApiError`] if the connection breaks.
+    pub async fn piece(&mut self) -> Result<Option<impl AsRef<[u8]> + use<>>, ApiError> {
+        loop {
+            match self.body.frame().await {
+                None => return Ok(None),
+                Some(Ok(frame)) => match frame.into_data() {
+                    Ok(data) => return Ok(Some(data)),
+                    Err(_trailers) => {}
+                },
+                Some(Err(why)) => return Err(self.failed(ApiFailure::Broken(with_causes(&why)))),
+            }
+        }
+    }
+
+    /// The whole body, if it is not larger than `most`.
+    async fn whole(mut self, most: usize) -> Result<Vec<u8>, ApiError> {
+        let mut all = Vec::new();
+        loop {
+            match timeout(SILENCE, self.piece()).await {
+                Ok(Ok(Some(piece))) if all.len() + piece.as_ref().len() <= most => {
+                    all.extend_from_slice(piece.as_ref())
+                }
+                Ok(Ok(Some(_))) => return Err(self.failed(ApiFailure::TooLarge(most))),
+                Ok(Ok(None)) => return Ok(all),
+                Ok(Err(why)) => return Err(why),
+                Err(_) => return Err(self.failed(ApiFailure::Slow(SILENCE))),
+            }
+        }
+    }
+
+    /// The error of the call that this answers.
+    pub(crate) fn failed(&self, failure: ApiFailure) -> ApiError {
+        ApiError { call: self.call.clone(), server: Arc::clone(&self.server), failure }
+    }
+
+    /// The error for a watch that the server ended with this refusal.
+    pub(crate) fn refused(&self, refusal: ApiRefusal) -> ApiError {
+        self.failed(ApiFailure::Refused { refusal, wait: None })
+    }
+}
+
+/// An error and its causes in one line: most of these errors say little without their causes.
+fn with_causes(error: &(dyn Error + 'static)) -> String {
+    let mut text = String::new();
+    let mut next = Some(error);
+    while let Some(error) = next {
+        let said = error.to_string();
+        if !text.ends_with(&said) {
+            let _ = write!(text, "{}{said}", if text.is_empty() { "" } else { ": " });
+        }
+        next = error.source();
+    }
+    text
+}

@@ -1,0 +1,99 @@
+//! The calls of the client at a server on a real socket.
+
+use crate::client::{ApiClient, ApiSelection, ObjectForm, ReadAge};
+use crate::connect;
+use crate::resource::ApiResource;
+use lab::api_server::{ApiServerFault, FakeApiServer, pod};
+use model::id::{NodeName, PodRef, PodUid};
+use serde_json::{Value, json};
+
+const UID: &str = "aaaaaaaa-0000-4000-8000-000000000001";
+const OTHER: &str = "aaaaaaaa-0000-4000-8000-000000000002";
+
+async fn client(server: &FakeApiServer) -> ApiClient {
+    let folder = tempfile::tempdir().unwrap();
+    ApiClient::new(connect(Some(&server.kubeconfig(folder.path()))).await.unwrap())
+}
+
+fn uid(text: &str) -> PodUid {
+    PodUid::parse(text).unwrap()
+}
+
+fn train() -> PodRef {
+    PodRef { namespace: "ml".into(), name: "train-0".into() }
+}
+
+fn waiting() -> Value {
+    let mut waiting = pod("", "ml", "train-0", UID, &[]);
+    waiting["spec"]["nodeName"] = json!("");
+    waiting
+}
+
+#[tokio::test]
+async fn a_pod_is_bound_once_and_only_the_pod_of_this_uid() {
+    let (server, node) = (FakeApiServer::start(), NodeName::parse("n1").unwrap());
+    let client = client(&server).await;
+    let unknown = client.bind_pod(&uid(UID), &train(), &node).await.unwrap_err();
+    assert_eq!(unknown.code(), Some(404));
+    server.put("pods", waiting());
+    assert_eq!(client.bind_pod(&uid(OTHER), &train(), &node).await.unwrap_err().code(), Some(409));
+    client.bind_pod(&uid(UID), &train(), &node).await.unwrap();
+    assert_eq!(server.object("pods", "ml", "train-0").unwrap()["spec"]["nodeName"], "n1");
+    let again = client.bind_pod(&uid(UID), &train(), &node).await.unwrap_err();
+    let said = format!(
+        "create binding of pod ml/train-0 to n1 at http://{}/: 409 pod is already assigned to node",
+        server.address()
+    );
+    assert_eq!(again.to_string(), said);
+}
+
+#[tokio::test]
+async fn a_deletion_and_an_eviction_touch_no_other_pod_of_the_name() {
+    let server = FakeApiServer::start();
+    let client = client(&server).await;
+    for evict in [false, true] {
+        server.put("pods", waiting());
+        for (of, code) in [(OTHER, Some(409)), (UID, None), (UID, Some(404))] {
+            let done = match evict {
+                true => client.evict_pod(&uid(of), &train()).await,
+                false => client.delete_pod(&uid(of), &train()).await,
+            };
+            assert_eq!(done.err().and_then(|error| error.code()), code, "{of}, evicted: {evict}");
+        }
+        assert_eq!(server.objects("pods"), Vec::<Value>::new());
+    }
+}
+
+#[tokio::test]
+async fn a_get_is_from_the_cache_or_from_etcd_and_a_list_has_pages() {
+    let server = FakeApiServer::start();
+    let client = client(&server).await;
+    server.put("pods", waiting());
+    server.lag();
+    server.remove("pods", "ml", "train-0");
+    assert!(client.get_pod(&train(), &ReadAge::Any).await.is_ok(), "the cache lags");
+    assert_eq!(client.get_pod(&train(), &ReadAge::Newest).await.unwrap_err().code(), Some(404));
+
+    for number in 0..5 {
+        server.put("nodes", json!({ "metadata": { "name": format!("n{number}") } }));
+    }
+    let nodes = ApiSelection { resource: ApiResource::Nodes, fields: None, form: ObjectForm::Metadata };
+    let (mut age, mut pages) = (ReadAge::Newest, Vec::new());
+    loop {
+        let page = client.list(&nodes, &age, Some(2)).await.unwrap();
+        let page = wire::node::decode_list(&page).unwrap();
+        pages.push(page.nodes.iter().map(|node| node.name.clone()).collect::<Vec<_>>());
+        if page.more.is_empty() {
+            break;
+        }
+        age = ReadAge::Continued(page.more);
+    }
+    assert_eq!(pages, [vec!["n0", "n1"], vec!["n2", "n3"], vec!["n4"]]);
+
+    let mut watch = client.watch(&nodes, "1", 10).await.unwrap();
+    let piece = watch.piece().await.unwrap().expect("an event");
+    assert!(String::from_utf8_lossy(piece.as_ref()).contains("ADDED"));
+    server.fault(ApiServerFault::Garbage);
+    let text = client.get_node(&NodeName::parse("n0").unwrap(), &ReadAge::Newest, ObjectForm::Whole).await.unwrap();
+    assert!(wire::node::decode(&text).is_err());
+}

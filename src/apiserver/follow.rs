@@ -1,0 +1,408 @@
+//! Lists and watches one kind of objects, and keeps the store equal to the API server's state.
+//!
+//! ```text
+//!   list ──version──▶ watch ──event──▶ store, newest version ──▶ reports the changes, at most once in 20 ms
+//!    ▲ │               │ ▲                ▲
+//!    │ └─ not shown ─▶ absence ── get ────┘
+//!    └─────────────────┤ │
+//!      new list: 410   └─┘  ends or fails: the next watch starts at the newest version
+//! ```
+//!
+//! The newest version is that of the last event, or that of the list if there was no event. After a failure the
+//! follower waits before it asks again. A new list follows an answer 400, 404, 410, 422 or 504, and an answer that is
+//! too large or cannot be read.
+
+use crate::absence::Absences;
+use crate::client::{ApiAnswer, ApiClient, ReadAge, SILENCE};
+use crate::connect::ApiConnection;
+use crate::error::{ApiCall, ApiError, ApiFailure, ApiVerb};
+use crate::kind::Followed;
+use crate::store::{Answer, Delta, GoneEvidence, Happened, Listed, Store};
+use std::hash::{BuildHasher, RandomState};
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::task::{JoinError, JoinSet};
+use tokio::time::{Instant, sleep_until, timeout_at};
+use wire::watch::{ObjectPage, ReadObject, UnreadableObject, WatchEvent, WatchLines, object, page};
+
+/// A watch lasts between this time and twice as long. So the agents of a cluster do not reconnect all at once, and the
+/// agent notices a connection that has died silently.
+const LASTS: Duration = Duration::from_secs(150);
+/// Changes within this time go into one report: fifty pods that start at once are one list.
+const TOGETHER: Duration = Duration::from_millis(20);
+/// A watch counts as working once it has lasted this long or has sent an event.
+const WORKS: Duration = Duration::from_secs(2);
+/// Most changes that wait for a report. More than a burst of a large cluster in 20 ms; each is two pointers.
+const MAX_DELTAS: usize = 4096;
+/// After so many lists in a row for which the server's cache was too old, the agent asks etcd. If etcd was restored to
+/// an older state, the cache may never reach the version that the agent saw before.
+const BEHIND: u32 = 3;
+
+/// Receives what a [`Follower`] learns.
+pub trait FollowListener<K: Followed>: Send {
+    /// The server has sent something.
+    fn heard(&mut self);
+    /// Something has changed, at most once in 20 ms; `held` is given if it may be the objects.
+    fn changed(&mut self, deltas: Vec<Delta<K::Object>>, held: Option<&Store<K>>);
+    /// An object cannot be read.
+    fn unreadable(&mut self, bad: &UnreadableObject<K::Uid>);
+    /// A list or watch failed. Returns the pause before the next one.
+    fn failed(&mut self, why: &ApiError) -> Duration;
+    /// The watch works, maybe after failures.
+    fn works(&mut self);
+}
+
+/// Follows the objects of one kind.
+#[derive(Debug)]
+pub struct Follower<K: Followed, L> {
+    client: ApiClient,
+    kind: K,
+    store: Store<K>,
+    absences: Absences<K::Uid>,
+    /// The checks that run.
+    checks: JoinSet<Checked<K>>,
+    /// The last check had no answer, and that is logged.
+    unanswered: bool,
+    position: Position,
+    listener: L,
+    untold: Untold,
+}
+
+/// How far the follower has read, in the server's versions.
+#[derive(Debug, Default)]
+struct Position {
+    /// The version from which the next watch continues; `None` when a list is due.
+    version: Option<String>,
+    /// The newest version from a list or a watch. No list may be older, or running pods would vanish.
+    seen: Option<String>,
+    /// Lists in a row for which the server's cache was too old.
+    behind: u32,
+    /// The server has answered 410 Gone since a watch last worked. The first 410 only causes a new list; another one
+    /// before a watch works is a failure.
+    forgot: bool,
+}
+
+/// The result of the check of one object.
+type Checked<K> =
+    (<K as wire::watch::WatchedKind>::Uid, Result<Presence<<K as wire::watch::WatchedKind>::Object>, ApiError>);
+
+/// What a check of an object found.
+#[derive(Debug)]
+enum Presence<O> {
+    /// It does not exist any more.
+    Gone(GoneEvidence),
+    /// It exists: its newest version, where that can be read.
+    Present(Option<Box<O>>),
+}
+
+/// Changes that have not been reported yet.
+#[derive(Debug, Default)]
+struct Untold {
+    objects: bool,
+    since: Option<Instant>,
+}
+
+impl<K: Followed, L: FollowListener<K>> Follower<K, L> {
+    /// A follower of this kind.
+    pub fn new(connection: ApiConnection, kind: K, listener: L) -> Follower<K, L> {
+        Follower {
+            client: ApiClient::new(connection),
+            kind,
+            store: Store::default(),
+            absences: Absences::default(),
+            checks: JoinSet::new(),
+            unanswered: false,
+            position: Position::default(),
+            listener,
+            untold: Untold::default(),
+        }
+    }
+
+    /// Lists and watches for ever.
+    pub async fn run(mut self) {
+        let ApiConnection { server, from, .. } = self.client.connection().clone();
+        let selection = self.kind.selection();
+        let (what, fields) = (selection.resource.plural(), selection.fields.unwrap_or_default());
+        tracing::info!(server = &*server, credentials = &*from, what, fields, "following objects at the API server");
+        self.tell();
+        loop {
+            if let Err(why) = self.once().await {
+                let forgot = why.expired() && !std::mem::replace(&mut self.position.forgot, why.expired());
+                if why.outdated() {
+                    self.position.seen = self.position.version.take().or(self.position.seen.take());
+                }
+                if forgot {
+                    tracing::debug!(%why, "the list is read again");
+                } else {
+                    self.pause(&why).await;
+                }
+            }
+        }
+    }
+
+    /// Reports a failure, and waits. Checks go on meanwhile.
+    async fn pause(&mut self, why: &ApiError) {
+        let pause = self.listener.failed(why);
+        self.tell();
+        let end = Instant::now() + spread(pause).max(why.wait());
+        loop {
+            let check_at = self.absences.next().unwrap_or(end);
+            tokio::select! {
+                biased;
+                () = sleep_until(end) => return,
+                Some(done) = self.checks.join_next() => {
+                    self.checked(done);
+                    self.tell();
+                }
+                () = sleep_until(check_at), if check_at < end => self.check(),
+            }
+        }
+    }
+
+    /// Does one list, if it is due, and one watch.
+    async fn once(&mut self) -> Result<(), ApiError> {
+        let version = match self.position.version.take() {
+            Some(version) => version,
+            None => self.list().await?,
+        };
+        self.position.version = Some(version.clone());
+        let lasts = spread(2 * LASTS);
+        let begun = Instant::now();
+        let seconds = u32::try_from(lasts.as_secs()).unwrap_or(u32::MAX);
+        let mut answer = self.client.watch(&self.kind.selection(), &version, seconds).await?;
+        self.heard();
+        self.listen(&mut answer, begun, begun + lasts + SILENCE).await
+    }
+
+    async fn list(&mut self) -> Result<String, ApiError> {
+        let age = match &self.position.seen {
+            // A cache answers in one piece whatever the limit, so pages come from etcd.
+            _ if K::PAGE.is_some() => ReadAge::Newest,
+            None => ReadAge::Any,
+            Some(seen) if self.position.behind < BEHIND => ReadAge::NotOlderThan(seen.clone()),
+            Some(_) => ReadAge::Newest,
+        };
+        let first = self.page(&age).await;
+        self.position.behind = if first.as_ref().is_err_and(ApiError::behind) { self.position.behind + 1 } else { 0 };
+        let ObjectPage { version, mut next, mut objects } = first?;
+        while let Some(token) = next {
+            // Those of this page are counted as left out, and of the rest nothing is known but that it is there.
+            if objects.len() > K::MOST {
+                break;
+            }
+            let page = self.page(&ReadAge::Continued(token)).await?;
+            objects.extend(page.objects);
+            next = page.next;
+        }
+        let answer = if age == ReadAge::Newest { Answer::FromEtcd } else { Answer::MayLag };
+        let Listed { bad, missing } = self.store.listed(objects, answer);
+        bad.iter().for_each(|bad| self.listener.unreadable(bad));
+        self.not_shown(&missing);
+        self.heard();
+        self.untold.objects = true;
+        self.tell();
+        self.position.seen = Some(version.clone());
+        Ok(version)
+    }
+
+    /// Reads one page of the list.
+    async fn page(&self, age: &ReadAge) -> Result<ObjectPage<ReadObject<K>>, ApiError> {
+        let selection = self.kind.selection();
+        let bytes = self.client.list(&selection, age, K::PAGE).await?;
+        page(&bytes, &self.kind).map_err(|why| {
+            let call = ApiCall::new(ApiVerb::List, selection.resource, selection.resource.plural());
+            self.client.error(call, ApiFailure::Unreadable(why.to_string()))
+        })
+    }
+
+    /// Handles the events of a watch until it ends.
+    async fn listen(&mut self, answer: &mut ApiAnswer, begun: Instant, end: Instant) -> Result<(), ApiError> {
+        let mut stream = WatchLines::new(self.kind.clone());
+        let mut works = false;
+        loop {
+            let tell_at = self.untold.since.map_or(end, |since| since + TOGETHER);
+            let check_at = self.absences.next();
+            tokio::select! {
+                biased;
+                () = sleep_until(tell_at), if self.untold.since.is_some() => self.tell(),
+                () = sleep_until(begun + WORKS), if !works => {
+                    works = true;
+                    self.works();
+                }
+                Some(done) = self.checks.join_next() => self.checked(done),
+                () = sleep_until(check_at.unwrap_or(end)), if check_at.is_some() => self.check(),
+                piece = timeout_at(end, answer.piece()) => match piece {
+                    Ok(Ok(Some(piece))) => works |= self.took(&mut stream, piece.as_ref(), answer)?,
+                    // The watch has lasted its time, or the server ended it early, which is allowed.
+                    Ok(Ok(None)) if works => return Ok(()),
+                    Ok(Ok(None)) => return Err(answer.failed(ApiFailure::EndedAtOnce)),
+                    Ok(Err(why)) => return Err(why),
+                    // No data, not even the end of the stream: the connection is dead.
+                    Err(_) => return Err(answer.failed(ApiFailure::Slow(begun.elapsed()))),
+                },
+            }
+        }
+    }
+
+    /// Takes in a piece of a watch. Returns whether there was an event in it.
+    fn took(&mut self, stream: &mut WatchLines<K>, piece: &[u8], answer: &ApiAnswer) -> Result<bool, ApiError> {
+        let lines = stream.feed(piece).map_err(|why| answer.failed(ApiFailure::Unreadable(why.to_string())))?;
+        let any = !lines.is_empty();
+        for line in lines {
+            if let WatchEvent::Error(refusal) = line.event {
+                return Err(answer.refused(refusal));
+            }
+            let version = line.version.as_deref().and_then(|version| version.parse().ok());
+            self.position.version = line.version.or_else(|| self.position.version.take());
+            self.happened(line.event, version);
+            self.works();
+        }
+        self.heard();
+        Ok(any)
+    }
+
+    fn happened(&mut self, event: WatchEvent<K::Object, K::Uid>, version: Option<u64>) {
+        match &event {
+            WatchEvent::Applied(applied) => {
+                self.untold.objects = true;
+                if let Ok(object) = &**applied {
+                    self.absences.settled(K::uid_of(object));
+                }
+            }
+            WatchEvent::Deleted(_) => self.untold.objects = true,
+            WatchEvent::Bookmark | WatchEvent::Error(_) => {}
+        }
+        match self.store.happened(event, version) {
+            Happened::Taken => {}
+            Happened::Bad(bad) => self.listener.unreadable(&bad),
+            Happened::Doubtful(uid) => self.absences.missing(&uid, Instant::now()),
+        }
+        if self.store.waiting() >= MAX_DELTAS {
+            self.tell();
+        }
+    }
+
+    /// A list does not show these objects that are held; it shows all others.
+    fn not_shown(&mut self, missing: &[K::Uid]) {
+        self.absences.only(missing);
+        let now = Instant::now();
+        for uid in missing {
+            self.absences.missing(uid, now);
+        }
+    }
+
+    /// Begins the checks that are due.
+    fn check(&mut self) {
+        for uid in self.absences.begin(Instant::now()) {
+            match self.store.get(&uid) {
+                Some(held) => {
+                    let (client, kind, held) = (self.client.clone(), self.kind.clone(), Arc::clone(held));
+                    self.checks.spawn(async move { (uid, presence(&client, &kind, &held).await) });
+                }
+                None => self.absences.answered(&uid),
+            }
+        }
+    }
+
+    /// Takes in the result of a check.
+    fn checked(&mut self, done: Result<Checked<K>, JoinError>) {
+        let (uid, found) = match done {
+            Ok(done) => done,
+            Err(why) => {
+                tracing::error!(%why, "the check of an object ended without an answer");
+                return;
+            }
+        };
+        match found {
+            Ok(Presence::Gone(evidence)) => {
+                self.absences.answered(&uid);
+                self.store.gone(&uid, evidence);
+            }
+            Ok(Presence::Present(newest)) => {
+                self.absences.answered(&uid);
+                tracing::info!(kind = K::NAME, uid = ?uid, "the API server did not show an object that exists");
+                // An event that came while the answer was under way may be newer.
+                if let Some(newest) = newest {
+                    self.store.keep(*newest, Answer::MayLag);
+                }
+            }
+            Err(why) => {
+                if !std::mem::replace(&mut self.unanswered, true) {
+                    let kind = K::NAME;
+                    tracing::warn!(error = %why, "a list did not show a {kind}, which counts as present until it can be read");
+                }
+                self.absences.unanswered(&uid, Instant::now());
+                return;
+            }
+        }
+        self.unanswered = false;
+        self.untold.objects = true;
+        self.untold.since.get_or_insert_with(Instant::now);
+    }
+
+    fn heard(&mut self) {
+        self.listener.heard();
+        self.untold.since.get_or_insert_with(Instant::now);
+    }
+
+    fn works(&mut self) {
+        self.listener.works();
+        self.position.forgot = false;
+        self.untold.since.get_or_insert_with(Instant::now);
+    }
+
+    /// Reports the changes that have not been reported yet.
+    fn tell(&mut self) {
+        let deltas = self.store.take_deltas();
+        let objects = std::mem::take(&mut self.untold.objects);
+        self.listener.changed(deltas, objects.then_some(&self.store));
+        self.untold.since = None;
+    }
+}
+
+/// Asks for one object by its name, and compares the UID.
+async fn presence<K: Followed>(
+    client: &ApiClient,
+    kind: &K,
+    held: &K::Object,
+) -> Result<Presence<K::Object>, ApiError> {
+    let bytes = match K::now(client, held).await {
+        Ok(bytes) => bytes,
+        // A proxy before the server may answer 404 too, without a `Status`.
+        Err(error) if error.refusal().is_some_and(|refusal| refusal.code == 404 && refusal.is_status) => {
+            return Ok(Presence::Gone(GoneEvidence::NotFound));
+        }
+        Err(error) => return Err(error),
+    };
+    let own = |uid: &K::Uid| uid == K::uid_of(held);
+    match object(&bytes, kind) {
+        Ok(object) if own(K::uid_of(&object)) => Ok(Presence::Present(Some(Box::new(object)))),
+        Ok(_) => Ok(Presence::Gone(GoneEvidence::OtherUid)),
+        Err(UnreadableObject { uid: Some(uid), .. }) if own(&uid) => Ok(Presence::Present(None)),
+        Err(UnreadableObject { uid: Some(_), .. }) => Ok(Presence::Gone(GoneEvidence::OtherUid)),
+        Err(bad) => {
+            let resource = kind.selection().resource;
+            let call = ApiCall::new(ApiVerb::Get, resource, K::NAME);
+            Err(client.error(call, ApiFailure::Unreadable(bad.to_string())))
+        }
+    }
+}
+
+/// A random time between half of `pause` and all of it, so that the agents do not all reconnect at the same moment.
+fn spread(pause: Duration) -> Duration {
+    let chance = RandomState::new().hash_one(Instant::now()) % 1024;
+    pause / 2 + pause.mul_f64(f64::from(u32::try_from(chance).unwrap_or(0)) / 2048.0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pauses_are_spread_between_their_half_and_their_whole() {
+        let pause = Duration::from_secs(60);
+        let spread: Vec<Duration> = (0..100).map(|_| spread(pause)).collect();
+        assert!(spread.iter().all(|one| (pause / 2..=pause).contains(one)), "{spread:?}");
+        assert!(spread.iter().any(|one| one != &spread[0]), "always {:?}", spread[0]);
+    }
+}

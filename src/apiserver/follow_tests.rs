@@ -1,0 +1,179 @@
+//! Followers at a server on a real socket.
+
+use crate::connect;
+use crate::error::ApiError;
+use crate::follow::{FollowListener, Follower};
+use crate::kind::{AllNodes, AllPods, Followed, PodsOfNode};
+use crate::store::{Delta, GoneEvidence, Store};
+use lab::api_server::{ApiServerFault, FakeApiServer, pod};
+use model::id::NodeName;
+use model::pod::{LabelKeys, Pod};
+use serde_json::json;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
+use tokio::task::JoinHandle;
+use wire::watch::{UnreadableObject, WatchedKind};
+
+const NODE: &str = "n1";
+const WEB: &str = "aaaaaaaa-0000-4000-8000-000000000001";
+const TRAIN: &str = "aaaaaaaa-0000-4000-8000-000000000002";
+
+/// Sends on what it is told: the changes, and how many objects are held after them.
+struct Told<K: Followed>(UnboundedSender<(Vec<Delta<K::Object>>, usize)>);
+
+impl<K: Followed> FollowListener<K> for Told<K> {
+    fn heard(&mut self) {}
+
+    fn changed(&mut self, deltas: Vec<Delta<K::Object>>, held: Option<&Store<K>>) {
+        if let Some(held) = held {
+            let _ = self.0.send((deltas, held.objects().count()));
+        }
+    }
+
+    fn unreadable(&mut self, _: &UnreadableObject<K::Uid>) {}
+
+    fn failed(&mut self, _: &ApiError) -> Duration {
+        Duration::from_millis(50)
+    }
+
+    fn works(&mut self) {}
+}
+
+/// A follower that runs.
+struct Running<K: Followed> {
+    told: UnboundedReceiver<(Vec<Delta<K::Object>>, usize)>,
+    held: usize,
+    task: JoinHandle<()>,
+}
+
+impl<K: Followed> Running<K> {
+    async fn start(server: &FakeApiServer, kind: K) -> Running<K> {
+        let folder = tempfile::tempdir().unwrap();
+        let connection = connect(Some(&server.kubeconfig(folder.path()))).await.unwrap();
+        let (say, told) = unbounded_channel();
+        let task = tokio::spawn(Follower::new(connection, kind, Told(say)).run());
+        Running { told, held: 0, task }
+    }
+
+    /// The next changes, within ten seconds.
+    async fn next(&mut self) -> Vec<Delta<K::Object>> {
+        loop {
+            let told = tokio::time::timeout(Duration::from_secs(10), self.told.recv()).await;
+            let (deltas, held) = told.expect("a change in time").expect("a follower that runs");
+            self.held = held;
+            if !deltas.is_empty() {
+                return deltas;
+            }
+        }
+    }
+
+    /// Whether there is no change for this time.
+    async fn quiet(&mut self, time: Duration) -> bool {
+        tokio::time::timeout(time, self.next()).await.is_err()
+    }
+}
+
+impl<K: Followed> Drop for Running<K> {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+fn pods_of_node() -> PodsOfNode {
+    PodsOfNode::new(NodeName::parse(NODE).unwrap(), LabelKeys::default())
+}
+
+/// A server with two pods of the node, and a follower that knows them.
+async fn two_pods() -> (FakeApiServer, Running<PodsOfNode>) {
+    let server = FakeApiServer::start();
+    server.put("pods", pod(NODE, "shop", "web-0", WEB, &[]));
+    server.put("pods", pod(NODE, "ml", "train-0", TRAIN, &[]));
+    let mut follower = Running::start(&server, pods_of_node()).await;
+    assert_eq!(follower.next().await.len(), 2);
+    (server, follower)
+}
+
+/// Reads of the pod by its name, each with its resource version.
+fn checks(server: &FakeApiServer) -> Vec<Option<String>> {
+    let of_pod = server.requests().into_iter().filter(|asked| asked.path == "/api/v1/namespaces/ml/pods/train-0");
+    of_pod.map(|asked| asked.query.get("resourceVersion").cloned()).collect()
+}
+
+/// Lets the follower list again.
+async fn list_again(server: &FakeApiServer, follower: &mut Running<PodsOfNode>) {
+    // A change of another pod, so that the watch is at a version that is forgotten, and that the list shows.
+    let mut web = pod(NODE, "shop", "web-0", WEB, &[]);
+    web["metadata"]["annotations"] = json!({ "hami.io/x": server.requests().len().to_string() });
+    server.put("pods", web);
+    let changed = follower.next().await;
+    assert!(matches!(&changed[..], [Delta::Changed { .. }]), "{changed:?}");
+    server.put("pods", pod("n2", "shop", "other", "aaaaaaaa-0000-4000-8000-000000000009", &[]));
+    server.forget();
+}
+
+#[tokio::test]
+async fn a_pod_that_vanishes_from_a_list_is_held_until_the_server_says_that_it_is_gone() {
+    let (server, mut follower) = two_pods().await;
+    server.hide("pods", "ml", "train-0");
+    list_again(&server, &mut follower).await;
+    assert!(follower.quiet(Duration::from_secs(3)).await, "it runs, so nothing has changed");
+    assert_eq!((follower.held, checks(&server)), (2, vec![None]), "asked once, and of a quorum");
+
+    // Now it is deleted while no watch can tell.
+    list_again(&server, &mut follower).await;
+    server.remove("pods", "ml", "train-0");
+    server.forget();
+    let gone = follower.next().await;
+    let [Delta::Gone { before, evidence: GoneEvidence::NotFound }] = &gone[..] else { panic!("{gone:?}") };
+    assert_eq!((&*before.name.name, follower.held), ("train-0", 1));
+}
+
+#[tokio::test]
+async fn no_answer_and_a_refusal_forget_nothing_and_another_uid_does() {
+    let (mut server, mut follower) = two_pods().await;
+    server.hide("pods", "ml", "train-0");
+    server.stop();
+    assert!(follower.quiet(Duration::from_millis(500)).await);
+    server.fault(ApiServerFault::Refuse(403));
+    server.restart();
+    assert!(follower.quiet(Duration::from_millis(2500)).await);
+    server.put("pods", pod(NODE, "ml", "train-0", "aaaaaaaa-0000-4000-8000-000000000003", &[]));
+    server.forget();
+    server.fault(ApiServerFault::None);
+    let gone = follower.next().await;
+    let [Delta::Gone { evidence: GoneEvidence::OtherUid, .. }] = &gone[..] else { panic!("{gone:?}") };
+}
+
+#[tokio::test]
+async fn all_pods_and_all_nodes_are_listed_in_pages_and_then_watched() {
+    let server = FakeApiServer::start();
+    for number in 0..1201 {
+        let uid = format!("bbbbbbbb-0000-4000-8000-{number:012}");
+        server.put(
+            "pods",
+            pod(&format!("n{}", number % 7), "ml", &format!("p{number}"), &uid, &[("main", &"a".repeat(64))]),
+        );
+        let metadata =
+            json!({ "name": format!("n{number}"), "uid": uid, "annotations": { "hami.io/x": "1", "y": "2" } });
+        server.put("nodes", json!({ "metadata": metadata, "status": { "images": [] } }));
+    }
+    let mut pods = Running::start(&server, AllPods).await;
+    let mut nodes = Running::start(&server, AllNodes).await;
+    assert_eq!((pods.next().await.len(), nodes.next().await.len()), (1201, 1201));
+    let limits =
+        server.requests().into_iter().filter(|asked| asked.query.get("limit").is_some_and(|limit| limit == "500"));
+    assert_eq!(limits.count(), 6, "three pages of each");
+
+    server.put("pods", pod("n9", "ml", "p1", "bbbbbbbb-0000-4000-8000-000000000001", &[("main", &"a".repeat(64))]));
+    let changed = pods.next().await;
+    let [Delta::Changed { before, after }] = &changed[..] else { panic!("{changed:?}") };
+    let node = |pod: &Arc<Pod>| pod.node.as_ref().map(NodeName::to_string);
+    assert_eq!((node(before).as_deref(), node(after).as_deref()), (Some("n1"), Some("n9")));
+    assert!(after.containers[0].image.is_none(), "nobody uses it in a cluster");
+    server.remove("nodes", "", "n3");
+    let gone = nodes.next().await;
+    let [Delta::Gone { before, evidence: GoneEvidence::DeletedEvent }] = &gone[..] else { panic!("{gone:?}") };
+    assert_eq!((before.name.as_str(), before.annotations.len(), nodes.held), ("n3", 1, 1200));
+    assert_eq!(AllNodes::NAME, "node");
+}

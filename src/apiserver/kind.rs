@@ -1,0 +1,201 @@
+//! The kinds of objects that are followed: which ones, how many, and what identifies one of them.
+
+use crate::client::{ApiClient, ApiSelection, ObjectForm, ReadAge};
+use crate::error::ApiError;
+use crate::resource::ApiResource;
+use model::followed_node::{FollowedNode, MAX_CLUSTER_NODES};
+use model::id::{NodeName, ObjectUid, PodUid};
+use model::pod::{LabelKeys, MAX_CLUSTER_PODS, MAX_POD_OBJECTS, Pod};
+use model::time::{Arrival, WallTime};
+use std::fmt::Debug;
+use std::future::Future;
+use std::hash::Hash;
+use wire::watch::{NodePods, WatchedKind};
+
+/// A kind of objects that a follower can follow.
+pub trait Followed:
+    WatchedKind<Object: Debug + Clone + PartialEq + Send + Sync, Uid: Debug + Clone + Ord + Hash + Send + Sync>
+    + Clone
+    + Send
+    + Sync
+    + 'static
+{
+    /// Most objects that are held. Those beyond it are counted.
+    const MOST: usize;
+    /// Objects in one page of a list. `None`: one list from the server's cache, which a server answers in one piece
+    /// whatever the limit. Pages are read from etcd, or from a cache that agrees with it.
+    const PAGE: Option<u32>;
+
+    /// The objects.
+    fn selection(&self) -> ApiSelection;
+    /// The UID of an object.
+    fn uid_of(object: &Self::Object) -> &Self::Uid;
+    /// Its resource version, where it is a number.
+    fn version_of(object: &Self::Object) -> Option<u64>;
+    /// When it was created.
+    fn created_of(object: &Self::Object) -> Option<WallTime>;
+    /// Whether it matters less than the others where there are too many.
+    fn ended(object: &Self::Object) -> bool;
+    /// Its place in the order in which the objects came.
+    fn arrival(object: &Self::Object) -> Option<Arrival>;
+    /// Gives it this place.
+    fn arrive(object: &mut Self::Object, place: Option<Arrival>);
+    /// The object of that name as it is in etcd now.
+    fn now(client: &ApiClient, object: &Self::Object) -> impl Future<Output = Result<Vec<u8>, ApiError>> + Send;
+}
+
+/// The pods of one node.
+#[derive(Clone, Debug)]
+pub struct PodsOfNode {
+    node: NodeName,
+    pods: NodePods,
+}
+
+/// All pods of the cluster, with what a scheduler needs of them.
+#[derive(Clone, Debug, Default)]
+pub struct AllPods;
+
+/// All Nodes of the cluster, with what a scheduler needs of them.
+#[derive(Clone, Debug, Default)]
+pub struct AllNodes;
+
+impl PodsOfNode {
+    /// The pods of `node`; only the labels with these keys are kept.
+    #[must_use]
+    pub fn new(node: NodeName, label_keys: LabelKeys) -> PodsOfNode {
+        PodsOfNode { node, pods: NodePods { label_keys } }
+    }
+}
+
+impl WatchedKind for PodsOfNode {
+    type Object = Pod;
+    type Uid = PodUid;
+    const NAME: &'static str = "pod";
+
+    fn uid(text: &str) -> Option<PodUid> {
+        NodePods::uid(text)
+    }
+
+    fn decode(&self, json: &[u8]) -> Result<Pod, String> {
+        self.pods.decode(json)
+    }
+}
+
+impl WatchedKind for AllPods {
+    type Object = Pod;
+    type Uid = PodUid;
+    const NAME: &'static str = "pod";
+
+    fn uid(text: &str) -> Option<PodUid> {
+        NodePods::uid(text)
+    }
+
+    fn decode(&self, json: &[u8]) -> Result<Pod, String> {
+        let mut pod = wire::pod::decode(json).map_err(|why| why.to_string())?;
+        // What only the agent of its node uses.
+        for container in &mut pod.containers {
+            container.image = None;
+            container.id = None;
+        }
+        pod.containers.shrink_to_fit();
+        pod.annotations.shrink_to_fit();
+        Ok(pod)
+    }
+}
+
+impl WatchedKind for AllNodes {
+    type Object = FollowedNode;
+    type Uid = ObjectUid;
+    const NAME: &'static str = "node";
+
+    fn uid(text: &str) -> Option<ObjectUid> {
+        ObjectUid::parse(text).ok()
+    }
+
+    fn decode(&self, json: &[u8]) -> Result<FollowedNode, String> {
+        wire::node::decode_followed_node(json).map_err(|why| why.to_string())
+    }
+}
+
+/// What identifies a pod is the same for both kinds of pods.
+macro_rules! pods {
+    ($kind:ty, $most:expr, $page:expr, $fields:expr) => {
+        impl Followed for $kind {
+            const MOST: usize = $most;
+            const PAGE: Option<u32> = $page;
+
+            fn selection(&self) -> ApiSelection {
+                let fields: fn(&Self) -> Option<String> = $fields;
+                ApiSelection { resource: ApiResource::Pods, fields: fields(self), form: ObjectForm::Whole }
+            }
+
+            fn uid_of(pod: &Pod) -> &PodUid {
+                &pod.uid
+            }
+
+            fn version_of(pod: &Pod) -> Option<u64> {
+                pod.version
+            }
+
+            fn created_of(pod: &Pod) -> Option<WallTime> {
+                pod.created_at
+            }
+
+            fn ended(pod: &Pod) -> bool {
+                pod.ended()
+            }
+
+            fn arrival(pod: &Pod) -> Option<Arrival> {
+                pod.arrival
+            }
+
+            fn arrive(pod: &mut Pod, place: Option<Arrival>) {
+                pod.arrival = place;
+            }
+
+            async fn now(client: &ApiClient, pod: &Pod) -> Result<Vec<u8>, ApiError> {
+                client.get_pod(&pod.name, &ReadAge::Newest).await
+            }
+        }
+    };
+}
+
+pods!(PodsOfNode, MAX_POD_OBJECTS, None, |kind| Some(format!("spec.nodeName={}", kind.node)));
+pods!(AllPods, MAX_CLUSTER_PODS, Some(500), |_| None);
+
+impl Followed for AllNodes {
+    const MOST: usize = MAX_CLUSTER_NODES;
+    const PAGE: Option<u32> = Some(500);
+
+    fn selection(&self) -> ApiSelection {
+        ApiSelection { resource: ApiResource::Nodes, fields: None, form: ObjectForm::Metadata }
+    }
+
+    fn uid_of(node: &FollowedNode) -> &ObjectUid {
+        &node.uid
+    }
+
+    fn version_of(node: &FollowedNode) -> Option<u64> {
+        node.version
+    }
+
+    fn created_of(node: &FollowedNode) -> Option<WallTime> {
+        node.created_at
+    }
+
+    fn ended(_: &FollowedNode) -> bool {
+        false
+    }
+
+    fn arrival(node: &FollowedNode) -> Option<Arrival> {
+        node.arrival
+    }
+
+    fn arrive(node: &mut FollowedNode, place: Option<Arrival>) {
+        node.arrival = place;
+    }
+
+    async fn now(client: &ApiClient, node: &FollowedNode) -> Result<Vec<u8>, ApiError> {
+        client.get_node(&node.name, &ReadAge::Newest, ObjectForm::Metadata).await
+    }
+}

@@ -1,0 +1,431 @@
+//! Holds the objects of one kind, up to its bound, and the order in which they came. They come from a list, from the
+//! watch events after it, and from checks of single objects.
+//!
+//! ```text
+//!   not in a list                      ──▶ stays, and has to be checked
+//!   deleted by a newer event, or       ──▶ gone, with its evidence
+//!   not found by a check
+//!   cannot be read, or beyond the bound ─▶ counts as present
+//! ```
+//!
+//! The order is as close as possible to the order in which the kubelet admits the pods. The kubelet watches the same
+//! pods. It admits the pods of a watch as they come. It sorts the pods of a list by creation time in whole seconds
+//! (`sliceutils.PodsByCreationTime`); pods of the same second have no fixed order there. The store sorts the pods of
+//! one second by resource version, because the last write to a pod that the kubelet has not handled yet is usually its
+//! binding. A pod that the store knows already keeps its place.
+//!
+//! What must never happen here: an object that is gone because a list or a cache does not show it; an older version in
+//! the place of a newer one.
+
+use crate::kind::{Followed, PodsOfNode};
+use model::pod::PodList;
+use model::time::{Arrival, WallTime};
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use wire::watch::{ReadObject, UnreadableObject, WatchEvent};
+
+/// One change of the held objects.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Delta<O> {
+    /// It was not held before.
+    Added(Arc<O>),
+    /// It has another version.
+    Changed {
+        /// The version before.
+        before: Arc<O>,
+        /// The version now.
+        after: Arc<O>,
+    },
+    /// It does not exist any more.
+    Gone {
+        /// Its last version.
+        before: Arc<O>,
+        /// How that is known.
+        evidence: GoneEvidence,
+    },
+    /// It had ended, and its place is needed for one that has not. It still exists.
+    LeftOut(Arc<O>),
+}
+
+/// How it is known that an object does not exist any more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum GoneEvidence {
+    /// A watch reported its deletion, with a newer version.
+    DeletedEvent,
+    /// The API server does not find it, by a read that a quorum of etcd agrees with.
+    NotFound,
+    /// Such a read finds an object of its name with another UID.
+    OtherUid,
+}
+
+/// The objects that are held.
+#[derive(Debug)]
+pub struct Store<K: Followed> {
+    held: BTreeMap<K::Uid, Arc<K::Object>>,
+    /// Objects whose newest version could not be read; bounded like `held`.
+    unreadable: BTreeSet<K::Uid>,
+    left_out: u32,
+    /// The number of the object that came last.
+    last: u64,
+    /// The changes since they were last taken.
+    deltas: Vec<Delta<K::Object>>,
+}
+
+/// How far the version of an object is to be believed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Answer {
+    /// It may come from a cache that lags: an older version than the held one does not count.
+    MayLag,
+    /// It is the state in etcd. After a restore of etcd its version is lower than the held one.
+    FromEtcd,
+}
+
+/// What a list says about the objects that are held.
+#[derive(Debug)]
+pub(crate) struct Listed<K: Followed> {
+    /// The objects that could not be read.
+    pub(crate) bad: Vec<UnreadableObject<K::Uid>>,
+    /// The held objects that it does not show.
+    pub(crate) missing: Vec<K::Uid>,
+}
+
+/// What an event says about the objects that are held.
+#[derive(Debug)]
+pub(crate) enum Happened<K: Followed> {
+    /// It is taken in.
+    Taken,
+    /// Its object could not be read.
+    Bad(UnreadableObject<K::Uid>),
+    /// It reports a deletion, and is not newer than the held object.
+    Doubtful(K::Uid),
+}
+
+impl<K: Followed> Default for Store<K> {
+    fn default() -> Self {
+        Store { held: BTreeMap::new(), unreadable: BTreeSet::new(), left_out: 0, last: 0, deltas: Vec::new() }
+    }
+}
+
+impl<K: Followed> Store<K> {
+    /// The objects that are held, in the order of their UIDs.
+    pub fn objects(&self) -> impl Iterator<Item = &Arc<K::Object>> {
+        self.held.values()
+    }
+
+    /// The object of this UID.
+    #[must_use]
+    pub fn get(&self, uid: &K::Uid) -> Option<&Arc<K::Object>> {
+        self.held.get(uid)
+    }
+
+    /// Number of objects beyond the bound.
+    #[must_use]
+    pub fn left_out(&self) -> u32 {
+        self.left_out
+    }
+
+    /// Number of objects whose newest version cannot be read.
+    #[must_use]
+    pub fn unreadable(&self) -> u32 {
+        u32::try_from(self.unreadable.len()).unwrap_or(u32::MAX)
+    }
+
+    /// Takes in a whole list.
+    pub(crate) fn listed(&mut self, mut objects: Vec<ReadObject<K>>, answer: Answer) -> Listed<K> {
+        self.unreadable.clear();
+        self.left_out = 0;
+        let mut bad = Vec::new();
+        let mut shown = BTreeSet::new();
+        objects.sort_by(|one, other| by_age::<K>(one).cmp(&by_age::<K>(other)));
+        for object in objects {
+            match object {
+                Ok(object) => {
+                    shown.insert(K::uid_of(&object).clone());
+                    self.keep(object, answer);
+                }
+                Err(why) => {
+                    // The last readable version of the object stays: it is the best one known.
+                    shown.extend(why.uid.clone());
+                    self.mark(&why);
+                    bad.push(why);
+                }
+            }
+        }
+        let missing = self.held.keys().filter(|uid| !shown.contains(*uid)).cloned().collect();
+        Listed { bad, missing }
+    }
+
+    /// Takes in one event, which leads to this version.
+    pub(crate) fn happened(&mut self, event: WatchEvent<K::Object, K::Uid>, version: Option<u64>) -> Happened<K> {
+        match event {
+            WatchEvent::Applied(object) => match *object {
+                Ok(object) => self.keep(object, Answer::MayLag),
+                Err(why) => {
+                    self.mark(&why);
+                    return Happened::Bad(why);
+                }
+            },
+            WatchEvent::Deleted(Some(uid)) => match self.held.get(&uid) {
+                None => {
+                    self.unreadable.remove(&uid);
+                    self.left_out = self.left_out.saturating_sub(1);
+                }
+                Some(held) if version.zip(K::version_of(held)).is_some_and(|(event, held)| event <= held) => {
+                    return Happened::Doubtful(uid);
+                }
+                Some(_) => self.gone(&uid, GoneEvidence::DeletedEvent),
+            },
+            WatchEvent::Deleted(None) | WatchEvent::Bookmark | WatchEvent::Error(_) => {}
+        }
+        Happened::Taken
+    }
+
+    /// Removes an object that does not exist any more.
+    pub(crate) fn gone(&mut self, uid: &K::Uid, evidence: GoneEvidence) {
+        self.unreadable.remove(uid);
+        self.deltas.extend(self.held.remove(uid).map(|before| Delta::Gone { before, evidence }));
+    }
+
+    /// Number of changes since they were last taken.
+    pub(crate) fn waiting(&self) -> usize {
+        self.deltas.len()
+    }
+
+    /// The changes since this was last called.
+    pub(crate) fn take_deltas(&mut self) -> Vec<Delta<K::Object>> {
+        std::mem::take(&mut self.deltas)
+    }
+
+    /// Takes in the version of an object; an object that is held already keeps its place in the order.
+    pub(crate) fn keep(&mut self, mut object: K::Object, answer: Answer) {
+        let uid = K::uid_of(&object).clone();
+        let held = self.held.get(&uid).map(Arc::clone);
+        if let Some(held) = &held {
+            let lower = K::version_of(&object).zip(K::version_of(held)).is_some_and(|(new, held)| new < held);
+            if lower && answer == Answer::MayLag {
+                return;
+            }
+        }
+        self.unreadable.remove(&uid);
+        if held.is_none() && !self.has_room(&object) {
+            return;
+        }
+        let place = match &held {
+            Some(held) => K::arrival(held),
+            None => {
+                self.last += 1;
+                Some(Arrival(self.last))
+            }
+        };
+        K::arrive(&mut object, place);
+        // Whoever compares versions by their address learns that nothing has changed.
+        if held.as_deref() == Some(&object) {
+            return;
+        }
+        let after = Arc::new(object);
+        self.held.insert(uid, Arc::clone(&after));
+        self.deltas.push(match held {
+            Some(before) => Delta::Changed { before, after },
+            None => Delta::Added(after),
+        });
+    }
+
+    /// Whether there is room for a new object; one that has ended makes room for one that has not.
+    fn has_room(&mut self, object: &K::Object) -> bool {
+        if self.held.len() < K::MOST {
+            return true;
+        }
+        self.left_out = self.left_out.saturating_add(1);
+        let ended = self.held.iter().find(|(_, held)| K::ended(held)).map(|(uid, _)| uid.clone());
+        let Some(ended) = ended.filter(|_| !K::ended(object)) else { return false };
+        self.deltas.extend(self.held.remove(&ended).map(Delta::LeftOut));
+        true
+    }
+
+    fn mark(&mut self, why: &UnreadableObject<K::Uid>) {
+        if let Some(uid) = why.uid.clone().filter(|_| self.unreadable.len() < K::MOST) {
+            self.unreadable.insert(uid);
+        }
+    }
+}
+
+impl Store<PodsOfNode> {
+    /// All pods that are held.
+    #[must_use]
+    pub fn list(&self) -> PodList {
+        PodList { pods: self.held.values().cloned().collect(), left_out: self.left_out, unreadable: self.unreadable() }
+    }
+}
+
+/// The sort key of an object in a list.
+type ByAge<'a, U> = Option<(Option<WallTime>, Option<u64>, &'a U)>;
+
+fn by_age<K: Followed>(object: &ReadObject<K>) -> ByAge<'_, K::Uid> {
+    object.as_ref().ok().map(|object| (K::created_of(object), K::version_of(object), K::uid_of(object)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use model::id::PodUid;
+    use model::pod::{MAX_POD_OBJECTS, Pod};
+
+    type Pods = Store<PodsOfNode>;
+    type ReadPod = ReadObject<PodsOfNode>;
+
+    /// Takes in a list; the pods that it does not show turn out to be gone.
+    fn listed(store: &mut Pods, pods: Vec<ReadPod>) -> Vec<UnreadableObject<PodUid>> {
+        let Listed { bad, missing } = store.listed(pods, Answer::MayLag);
+        for uid in missing {
+            store.gone(&uid, GoneEvidence::NotFound);
+        }
+        bad
+    }
+
+    fn applied(store: &mut Pods, pod: ReadPod) -> Happened<PodsOfNode> {
+        store.happened(WatchEvent::Applied(Box::new(pod)), None)
+    }
+
+    fn deleted(store: &mut Pods, number: usize, version: Option<u64>) -> Happened<PodsOfNode> {
+        store.happened(WatchEvent::Deleted(Some(uid(number))), version)
+    }
+
+    fn uid(number: usize) -> PodUid {
+        PodUid::parse(&format!("{number:032x}")).unwrap()
+    }
+
+    fn pod(number: usize, phase: &str) -> ReadPod {
+        let json = format!(
+            r#"{{"metadata":{{"name":"p{number}","namespace":"ml","uid":"{number:032x}"}},"status":{{"phase":"{phase}"}}}}"#
+        );
+        Ok(wire::pod::decode(json.as_bytes()).unwrap())
+    }
+
+    fn unreadable(number: usize) -> ReadPod {
+        let why = wire::pod::decode(b"{}").unwrap_err().to_string();
+        Err(UnreadableObject { kind: "pod", uid: Some(uid(number)), name: None, why })
+    }
+
+    fn names(store: &Pods) -> Vec<String> {
+        store.list().pods.iter().map(|pod| pod.name.name.to_string()).collect()
+    }
+
+    #[test]
+    fn a_list_replaces_and_events_change() {
+        let mut store = Pods::default();
+        listed(&mut store, vec![pod(1, "Running"), pod(2, "Running")]);
+        assert_eq!(names(&store), ["p1", "p2"]);
+        applied(&mut store, pod(3, "Pending"));
+        deleted(&mut store, 1, None);
+        assert_eq!(names(&store), ["p2", "p3"]);
+        listed(&mut store, vec![pod(4, "Running")]);
+        assert_eq!((names(&store), store.list().left_out), (vec!["p4".to_owned()], 0));
+    }
+
+    /// Names in the order in which they came.
+    fn order(store: &Pods) -> Vec<String> {
+        let mut pods = store.list().pods;
+        pods.sort_by_key(|pod| pod.arrival.expect("a place"));
+        pods.iter().map(|pod| pod.name.name.to_string()).collect()
+    }
+
+    fn made(number: usize, second: u32, version: &str) -> ReadPod {
+        let json = format!(
+            r#"{{"metadata":{{"name":"p{number}","namespace":"ml","uid":"{number:032x}","resourceVersion":"{version}",
+            "creationTimestamp":"2026-11-21T10:00:{second:02}Z"}}}}"#
+        );
+        Ok(wire::pod::decode(json.as_bytes()).unwrap())
+    }
+
+    #[test]
+    fn pods_of_a_watch_come_in_its_order_and_those_of_a_list_by_age() {
+        let mut store = Pods::default();
+        // Names, UIDs and the order of the list do not count; versions compare as numbers.
+        listed(&mut store, vec![made(1, 9, "100"), made(2, 8, "300"), made(3, 8, "99"), made(4, 9, "20")]);
+        assert_eq!(order(&store), ["p3", "p2", "p4", "p1"]);
+        for (number, second) in [(7, 9), (5, 9), (6, 1)] {
+            applied(&mut store, made(number, second, "400"));
+        }
+        // A newer version of a known pod does not change its place, from a list or a watch.
+        applied(&mut store, made(3, 8, "401"));
+        assert_eq!(order(&store), ["p3", "p2", "p4", "p1", "p7", "p5", "p6"]);
+        listed(&mut store, vec![made(8, 1, "9"), made(6, 1, "1"), made(5, 9, "500"), made(7, 9, "501"), unreadable(1)]);
+        assert_eq!(order(&store), ["p1", "p7", "p5", "p6", "p8"], "who is new comes last");
+        // A pod that is deleted and comes again gets a new place.
+        deleted(&mut store, 7, Some(502));
+        applied(&mut store, made(7, 9, "502"));
+        assert_eq!(order(&store), ["p1", "p5", "p6", "p8", "p7"]);
+    }
+
+    #[test]
+    fn an_unreadable_version_leaves_the_older_one_and_is_counted_until_it_can_be_read() {
+        let mut store = Pods::default();
+        listed(&mut store, vec![pod(1, "Running")]);
+        assert!(matches!(applied(&mut store, unreadable(1)), Happened::Bad(_)));
+        assert_eq!((names(&store).len(), store.list().unreadable), (1, 1));
+        assert_eq!(listed(&mut store, vec![unreadable(1), unreadable(2)]).len(), 2);
+        assert_eq!((names(&store).len(), store.list().unreadable), (1, 2));
+        applied(&mut store, pod(1, "Running"));
+        deleted(&mut store, 2, None);
+        assert_eq!((names(&store).len(), store.list().unreadable), (1, 0));
+    }
+
+    #[test]
+    fn beyond_the_bound_living_pods_come_before_those_that_ended() {
+        let mut store = Pods::default();
+        let phase = |number| if number == 7 { "Succeeded" } else { "Running" };
+        listed(&mut store, (0..MAX_POD_OBJECTS + 3).map(|number| pod(number, phase(number))).collect());
+        let list = store.list();
+        assert_eq!((list.pods.len(), list.left_out), (MAX_POD_OBJECTS, 3));
+        assert!(list.pods.iter().all(|pod| !pod.ended()));
+        for number in 0..MAX_POD_OBJECTS + 3 {
+            deleted(&mut store, number, None);
+        }
+        assert_eq!((store.list().pods.len(), store.list().left_out), (0, 0));
+    }
+
+    /// The changes, each as its kind and the name of its pod.
+    fn told(store: &mut Pods) -> Vec<String> {
+        let one = |delta: Delta<Pod>| match delta {
+            Delta::Added(pod) => format!("added {}", pod.name.name),
+            Delta::Changed { before, after } => {
+                format!("changed {} {:?} {:?}", after.name.name, before.version, after.version)
+            }
+            Delta::Gone { before, evidence } => format!("gone {} {evidence:?}", before.name.name),
+            Delta::LeftOut(pod) => format!("left out {}", pod.name.name),
+        };
+        store.take_deltas().into_iter().map(one).collect()
+    }
+
+    #[test]
+    fn a_pod_that_a_list_does_not_show_stays_until_there_is_evidence() {
+        let mut store = Pods::default();
+        store.listed(vec![made(1, 1, "100"), made(2, 1, "101"), made(3, 1, "102")], Answer::MayLag);
+        assert_eq!(told(&mut store), ["added p1", "added p2", "added p3"]);
+        // A pod that cannot be read counts as shown.
+        let Listed { missing, .. } = store.listed(vec![unreadable(2), made(3, 1, "102")], Answer::MayLag);
+        assert_eq!((missing, names(&store)), (vec![uid(1)], ["p1", "p2", "p3"].map(str::to_owned).to_vec()));
+        assert_eq!(told(&mut store), [""; 0], "the same version is no change");
+        store.gone(&uid(1), GoneEvidence::OtherUid);
+        assert_eq!(told(&mut store), ["gone p1 OtherUid"]);
+        // An event that is not newer than the pod may come from a server that lags.
+        for version in [101, 102] {
+            assert!(matches!(deleted(&mut store, 3, Some(version)), Happened::Doubtful(of) if of == uid(3)));
+        }
+        assert!(matches!(deleted(&mut store, 3, Some(103)), Happened::Taken));
+        assert_eq!(told(&mut store), ["gone p3 DeletedEvent"]);
+    }
+
+    #[test]
+    fn an_older_version_never_takes_the_place_of_a_newer_one_unless_it_comes_from_etcd() {
+        let mut store = Pods::default();
+        store.listed(vec![made(1, 1, "100")], Answer::MayLag);
+        applied(&mut store, made(1, 1, "105"));
+        store.listed(vec![made(1, 1, "102")], Answer::MayLag);
+        applied(&mut store, made(1, 1, "104"));
+        assert_eq!(told(&mut store), ["added p1", "changed p1 Some(100) Some(105)"]);
+        // After a restore of etcd the versions begin lower.
+        store.keep(made(1, 1, "50").unwrap(), Answer::FromEtcd);
+        assert_eq!(told(&mut store), ["changed p1 Some(105) Some(50)"]);
+    }
+}

@@ -1,0 +1,36 @@
+//! Nodes of the cluster, reduced to the fields that a scheduler of GPUs needs.
+
+use crate::id::{NodeName, ObjectUid};
+use crate::time::{Arrival, WallTime};
+use std::sync::Arc;
+
+/// Upper bound on the Nodes of a cluster: three times the number that Kubernetes supports.
+pub const MAX_CLUSTER_NODES: usize = 15_000;
+
+/// One Node.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FollowedNode {
+    /// The UID.
+    pub uid: ObjectUid,
+    /// The name.
+    pub name: NodeName,
+    /// When it was created.
+    pub created_at: Option<WallTime>,
+    /// The resource version, where the server uses numbers.
+    pub version: Option<u64>,
+    /// Its place in the order in which Nodes came.
+    pub arrival: Option<Arrival>,
+    /// Annotations about GPUs, ordered by key, bounded as those of a pod.
+    pub annotations: Vec<(Arc<str>, Arc<str>)>,
+    /// Number of such annotations that are too large; their values are not known.
+    pub annotations_left_out: u32,
+}
+
+impl FollowedNode {
+    /// The annotation with this key; also `None` where it was too large to be kept.
+    #[must_use]
+    pub fn annotation(&self, key: &str) -> Option<&str> {
+        let place = self.annotations.binary_search_by(|(known, _)| (**known).cmp(key)).ok()?;
+        self.annotations.get(place).map(|(_, value)| &**value)
+    }
+}
