@@ -158,7 +158,7 @@ fn check_missing_rights(thief: &Bearer, node: &str, namespace: &str) {
         ("DELETE", pod.clone()),
         ("DELETE", format!("/api/v1/nodes/{node}")),
         ("POST", format!("/api/v1/namespaces/{namespace}/pods")),
-        ("GET", pod.clone()),
+        ("GET", format!("{pod}/log")),
         ("GET", "/api/v1/secrets".into()),
         ("POST", format!("/api/v1/namespaces/{namespace}/pods/here/binding")),
         ("POST", format!("/api/v1/namespaces/{NAMESPACE}/serviceaccounts/{AGENT}/token")),
