@@ -25,6 +25,8 @@ pub(crate) const EVICT: &str = "gpu-steward.io/evict";
 /// The kubelet's message for a pod that it admitted before it knew the plugin: it has never called `Allocate` for the
 /// pod, and never will.
 pub(crate) const NEVER_ALLOCATED: &str = "no devices found allocated in local cache";
+/// The names of the agent's sockets in the kubelet's folders begin so.
+const PLUGIN_SOCKETS: &str = "gpu-steward";
 const KUBECONFIG: &str = "node.kubeconfig";
 /// The test build of the program. `GPU_STEWARD_SHIPPED` can name the release build instead, so that measurements are of
 /// what is shipped.
@@ -77,7 +79,29 @@ impl Bed {
             (pods["items"].as_array()?.iter().filter(claims).count() == 0).then_some(())
         });
         chart::install(&cluster, &[]);
-        Bed { space, admin, dir: tempfile::tempdir().expect("a directory"), lease, cluster }
+        let bed = Bed { space, admin, dir: tempfile::tempdir().expect("a directory"), lease, cluster };
+        bed.forget_earlier_agents();
+        bed
+    }
+
+    /// Removes the registry sockets of agents that earlier tests killed, and waits until the kubelet has dropped them. The
+    /// kubelet looks for removed sockets once a second, later under load, and then drops the plugin that serves the
+    /// resource: without this wait that would be the agent of this test, and a pod that came then would fail.
+    fn forget_earlier_agents(&self) {
+        let registry = self.paths().kubelet.join("plugins_registry");
+        for entry in std::fs::read_dir(registry).into_iter().flatten().flatten() {
+            if entry.file_name().to_string_lossy().starts_with(PLUGIN_SOCKETS) {
+                std::fs::remove_file(entry.path()).expect("a left socket is removed");
+            }
+        }
+        let metrics = format!("/api/v1/nodes/{}/proxy/metrics", self.node());
+        eventually("a kubelet that has dropped the plugins of earlier tests", SOON, || {
+            let output = self.admin.run(&["get", "--raw", &metrics]);
+            let text = output.success.then_some(output.out)?;
+            let plugins = text.lines().filter(|line| line.starts_with("plugin_manager_total_plugins{"));
+            (text.contains("kubelet_node_name") && plugins.filter(|line| line.contains(PLUGIN_SOCKETS)).count() == 0)
+                .then_some(())
+        });
     }
 
     /// The name of the node.

@@ -59,8 +59,8 @@ pub(super) const FOLDER_FLAGS: OFlags =
 pub struct Trash {
     path: PathBuf,
     next: Arc<AtomicU64>,
-    /// Whether the log says already that a folder cannot be moved here.
-    told: Arc<AtomicBool>,
+    /// Whether this episode of folders that cannot be moved here is in the log.
+    warned: Arc<AtomicBool>,
     /// The number of folders that could not be moved here.
     not_taken: Arc<AtomicU64>,
 }
@@ -91,7 +91,7 @@ impl Trash {
         });
         made.and_then(|()| fs::set_permissions(&path, fs::Permissions::from_mode(0o700)))
             .map_err(failed("make folder", &path))?;
-        Ok(Trash { path, next: Arc::default(), told: Arc::default(), not_taken: Arc::default() })
+        Ok(Trash { path, next: Arc::default(), warned: Arc::default(), not_taken: Arc::default() })
     }
 
     /// Moves a folder into the trash. Its old path is free at once, and [`Trash::empty`] removes it.
@@ -102,7 +102,7 @@ impl Trash {
         let moved = self.open().and_then(|trash| self.move_up(|name| renameat(rustix::fs::CWD, folder, &trash, name)));
         if let Err(error) = moved {
             self.not_taken.fetch_add(1, Ordering::Relaxed);
-            if !self.told.swap(true, Ordering::Relaxed) {
+            if !self.warned.swap(true, Ordering::Relaxed) {
                 let path = folder.display();
                 tracing::warn!(%path, %error, "cannot move {path}, of a pod that is gone, into the trash: {error}; is something mounted there?");
             }
@@ -110,9 +110,14 @@ impl Trash {
         Ok(moved.map(drop)?)
     }
 
-    /// The number of folders that could not be moved here since the last call.
+    /// The number of folders that could not be moved here since the last call. A call that returns 0 ends the episode:
+    /// the next folder that cannot be moved is in the log again.
     pub fn not_taken(&self) -> u64 {
-        self.not_taken.swap(0, Ordering::Relaxed)
+        let count = self.not_taken.swap(0, Ordering::Relaxed);
+        if count == 0 {
+            self.warned.store(false, Ordering::Relaxed);
+        }
+        count
     }
 
     /// Whether the trash is empty.

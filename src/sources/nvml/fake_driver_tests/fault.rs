@@ -202,7 +202,10 @@ fn a_library_that_opens_and_does_not_count_is_closed_and_opened_again_with_growi
         assert!(told(&drill.seen), "one reason is told once: {:?}", drill.seen.source);
         drill.change(|scenario| scenario.faults.clear());
         drill.sample(0, "readings", |sample| sample.power.get().is_some());
-        assert!(matches!(drill.seen.source[..], [_, GpuSourceState::Working { .. }]), "{:?}", drill.seen.source);
+        // A sample and the source's state travel separately, so the sample may come first.
+        drill.wait("one more state, that it works", |seen| {
+            matches!(seen.source[..], [_, GpuSourceState::Working { .. }])
+        });
     }
 }
 
