@@ -4,7 +4,7 @@
 use crate::exit;
 use crate::print_config::Output;
 use crate::settings::layer::RawSettings;
-use crate::settings::table::{KEYS, Key};
+use crate::settings::table::{KEYS, Key, Reader};
 use crate::top;
 use crate::usage;
 use clap::{Arg, ArgAction, ArgMatches, builder::NonEmptyStringValueParser, value_parser};
@@ -165,15 +165,11 @@ fn with_usage(command: clap::Command) -> clap::Command {
         .help("table, or json (with --watch one line for each change)");
     let watch =
         Arg::new("watch").short('w').long("watch").action(ArgAction::SetTrue).help("Print again at each change");
-    command
-        .arg(config())
-        .args(KEYS.iter().filter(|key| key.name == usage::SOCKET).map(flag))
-        .args([watch, output])
-        .after_help(exit::HELP)
+    command.arg(config()).args(Key::of(Reader::Usage).map(flag)).args([watch, output]).after_help(exit::HELP)
 }
 
 fn with_settings(command: clap::Command) -> clap::Command {
-    command.arg(config()).args(KEYS.iter().map(flag))
+    command.arg(config()).args(Key::of(Reader::Agent).map(flag))
 }
 
 fn config() -> Arg {
@@ -235,6 +231,20 @@ mod tests {
     #[test]
     fn the_grammar_is_sound() {
         command().debug_assert();
+    }
+
+    /// Each command takes the flags of the settings that name it as a reader, and refuses all others.
+    #[test]
+    fn a_command_takes_the_settings_that_it_reads_and_no_other() {
+        for (start, reader) in [("agent", Reader::Agent), ("print-config", Reader::Agent), ("usage", Reader::Usage)] {
+            for key in KEYS {
+                let taken = flags(&format!("gpu-steward {start} --{}=true", key.name));
+                assert_eq!(taken.is_ok(), key.readers.contains(&reader), "{start} --{}", key.name);
+            }
+        }
+        assert!(KEYS.iter().all(|key| !key.readers.is_empty()), "a setting that no command reads");
+        let [all, of_usage] = [KEYS.len(), Key::of(Reader::Usage).count()];
+        assert!(of_usage > 0 && of_usage < all, "{of_usage} of {all}");
     }
 
     #[test]

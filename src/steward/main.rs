@@ -18,6 +18,7 @@ mod args;
 mod telemetry;
 mod stop;
 mod notify;
+mod lifecycle;
 mod agent;
 mod run_command;
 

@@ -16,11 +16,11 @@ pub(crate) fn grant(wish: Command) -> Exit {
         }),
         Command::Clean(spoken, all) => Settings::hear(&spoken).map(|(settings, _)| {
             telemetry::start(settings.log_format, settings.live.verbosity);
-            agent::clean(&settings, all)
+            agent::clean::run(&settings, all)
         }),
         Command::Clear(spoken, which) => Settings::hear(&spoken).map(|(settings, _)| {
             telemetry::start(settings.log_format, settings.live.verbosity);
-            agent::clear(&settings, &which)
+            agent::clear::run(&settings, &which)
         }),
         Command::PrintConfig(spoken, output) => Settings::hear(&spoken).map(|(_, said)| {
             say(&print_config::print(&said, output));

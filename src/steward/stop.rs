@@ -21,8 +21,8 @@ pub(crate) enum StopRequest {
     More,
     /// SIGUSR2: less detail in the log.
     Less,
-    /// SIGRTMIN: release the GPU driver for a minute.
-    LetGo,
+    /// SIGRTMIN: the mode says what it means.
+    Realtime,
 }
 
 /// Requests in the queue. A person sends one at a time; of a burst, eight are enough, and the rest is dropped.
@@ -41,8 +41,8 @@ pub(crate) fn listen() -> std::io::Result<mpsc::Receiver<StopRequest>> {
     for signal in [SIGTERM, SIGINT] {
         flag::register_conditional_shutdown(signal, 128 + signal, impatient.clone())?;
     }
-    let let_go = libc::SIGRTMIN();
-    let mut signals = Signals::new([SIGTERM, SIGINT, SIGHUP, SIGUSR1, SIGUSR2, let_go])?;
+    let realtime = libc::SIGRTMIN();
+    let mut signals = Signals::new([SIGTERM, SIGINT, SIGHUP, SIGUSR1, SIGUSR2, realtime])?;
     let (asks, receiver) = mpsc::channel(QUEUE);
     std::thread::Builder::new().name("signals".into()).spawn(move || {
         for signal in signals.forever() {
@@ -51,7 +51,7 @@ pub(crate) fn listen() -> std::io::Result<mpsc::Receiver<StopRequest>> {
                 SIGINT => StopRequest::Stop("SIGINT"),
                 SIGHUP => StopRequest::Reload,
                 SIGUSR1 => StopRequest::More,
-                signal if signal == let_go => StopRequest::LetGo,
+                signal if signal == realtime => StopRequest::Realtime,
                 _ => StopRequest::Less,
             };
             let heard = asks.try_send(ask);

@@ -7,6 +7,10 @@
 //!   a running agent            its own Node, when the last GPU is gone
 //! ```
 
+use super::prepare::node_name;
+use crate::exit::Exit;
+use crate::lifecycle::{self, StartError};
+use crate::settings::Settings;
 use apiserver::own_node::{node_now, nodes_now};
 use apiserver::writes::{ANNOTATOR, ApiServer, LABELLER};
 use apiserver::{ApiConnection, ApiError};
@@ -24,7 +28,7 @@ const LOOKS_WITHIN: Duration = Duration::from_secs(15);
 
 /// The Nodes to clean.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Scope {
+enum Scope {
     /// The Node of this name.
     One(NodeName),
     /// Every Node.
@@ -75,11 +79,27 @@ pub(super) fn standing(node: &NodeObject) -> BTreeMap<&'static str, PresentLabel
     annotation_keys::LABELS.into_iter().flatten().filter_map(one).collect()
 }
 
+/// Removes what agents wrote on this node's Node, or on all Nodes.
+pub(crate) fn run(settings: &Settings, all: bool) -> Exit {
+    let cleaned = || {
+        let scope = if all { Scope::All } else { Scope::One(node_name(settings)?) };
+        let cleaned = lifecycle::run_once(async {
+            let connection = apiserver::connect(settings.kubeconfig.as_deref()).await;
+            let connection = connection.map_err(|error| StartError::usage(error.to_string()))?;
+            clean(&connection, &scope).await.map_err(StartError::unavailable)
+        });
+        let nodes = cleaned.map_err(|error| StartError::io("start", &error))??;
+        tracing::info!(nodes, "nothing that an agent wrote is left");
+        Ok(Exit::Ok)
+    };
+    lifecycle::outcome(cleaned())
+}
+
 /// Cleans the Nodes, and returns the number of Nodes from which it removed something.
 ///
 /// # Errors
 /// A sentence that says what failed, and what to do.
-pub(crate) async fn clean(connection: &ApiConnection, scope: &Scope) -> Result<usize, String> {
+async fn clean(connection: &ApiConnection, scope: &Scope) -> Result<usize, String> {
     let cleaned = round(connection, scope).await?;
     let who = match scope {
         Scope::One(_) => "the agent of this node",

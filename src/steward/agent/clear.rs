@@ -1,6 +1,8 @@
 //! Clears incidents of a GPU in the running agent, through its admin port.
 
 use super::addresses;
+use crate::exit::Exit;
+use crate::lifecycle::{self, StartError};
 use crate::settings::Settings;
 use http_body_util::{BodyExt, Empty, Limited};
 use hyper::body::Bytes;
@@ -20,20 +22,30 @@ const MAX_ANSWER: usize = 64 << 10;
 /// The reason why nothing was cleared, as a sentence.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
-pub(crate) struct NotCleared(String);
+struct NotCleared(String);
 
 impl NotCleared {
     /// An error of the operating system.
-    pub(crate) fn io(doing: &str, error: &std::io::Error) -> NotCleared {
+    fn io(doing: &str, error: &std::io::Error) -> NotCleared {
         NotCleared(format!("cannot {doing}: {error}"))
     }
+}
+
+/// Clears the incidents of a GPU, or of all GPUs, in the agent that runs here.
+pub(crate) fn run(settings: &Settings, which: &str) -> Exit {
+    let cleared = lifecycle::run_once(clear(settings, which)).map_err(|error| NotCleared::io("start", &error));
+    let cleared = cleared.flatten().map_err(|error| StartError::unavailable(error.to_string()));
+    lifecycle::outcome(cleared.map(|text| {
+        tracing::info!("{}", text.trim_end());
+        Exit::Ok
+    }))
 }
 
 /// Sends the request, and returns the agent's answer.
 ///
 /// # Errors
 /// A sentence that says what failed, and what to do.
-pub(crate) async fn clear(settings: &Settings, which: &str) -> Result<String, NotCleared> {
+async fn clear(settings: &Settings, which: &str) -> Result<String, NotCleared> {
     let (admin, operator) = addresses::admin(&settings.state_dir).map_err(NotCleared)?;
     // A port that listens on every address is reached on loopback.
     let admin = if admin.ip().is_unspecified() { SocketAddr::from(([127, 0, 0, 1], admin.port())) } else { admin };

@@ -93,16 +93,15 @@ fn holders(view: watch::Receiver<Arc<NodeView>>) -> SimulatedHolders {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{Agent, DriverDoor, Reload, reload, runtime, told};
+    use super::super::{DriverDoor, Live, Reload, reload};
     use super::*;
-    use crate::agent::latch::Progress;
     use crate::exit::Exit;
+    use crate::lifecycle::{EndedTask, Lifecycle, runtime};
     use crate::settings::layer::RawSettings;
     use crate::settings::value::LogFormat;
     use crate::telemetry;
     use effects::caller::AllowedHosts;
     use tokio::sync::mpsc;
-    use tokio::task::JoinSet;
 
     fn settings(gpus: &str) -> Settings {
         let environment = [("GPU_STEWARD_GPUS".to_owned(), gpus.to_owned())].into();
@@ -137,27 +136,24 @@ mod tests {
         let hosts = AllowedHosts::new(["n1"]);
         let http = watch::channel(reload::http_settings(&settings.live, hosts.clone()).unwrap()).0;
         let reload = Reload::new(RawSettings::default(), settings.live.clone(), hosts, http);
-        let name = NodeName::parse("n1").unwrap();
-        let mut agent = Agent {
-            tasks: JoinSet::new(),
-            reporter: Reporter::channel().0,
-            view: watch::channel(Arc::new(NodeView::empty(name, sources::clock::now()))).1,
-            pods: watch::channel(None).1,
+        let mut mode = Live {
+            reload,
+            level: Arc::clone(&telemetry.level),
             certificates: Arc::default(),
             replaced: Arc::default(),
-            stop: CancellationToken::new(),
             driver: DriverDoor::default(),
-            progress: watch::channel(Progress::Shares).0,
-            sharing: None,
         };
-        let exit = runtime().unwrap().block_on(async {
-            let ended = lives(std::thread::spawn(|| panic!("on purpose")), agent.stop.clone()).await;
-            let end = told(Ok(("nvml-supervise", ended)));
-            assert_eq!(end, ("nvml-supervise", "its thread panicked".to_owned(), Exit::Failure));
-            let thread = std::thread::spawn(|| panic!("on purpose"));
-            agent.must_not_end("nvml-supervise", lives(thread, agent.stop.clone()));
+        let mut lifecycle = Lifecycle::new("agent");
+        let exit = runtime(2, 1).unwrap().block_on(async {
+            let panics = || std::thread::spawn(|| panic!("on purpose"));
+            let stop = lifecycle.stop();
+            lifecycle.must_not_end("nvml-supervise", lives(panics(), stop.clone()));
+            let ended = lifecycle.ended().await;
+            let (task, why) = ("nvml-supervise", "its thread panicked".to_owned());
+            assert_eq!(ended, Some(EndedTask { task, why, exit: Exit::Failure }));
+            lifecycle.must_not_end("nvml-supervise", lives(panics(), stop));
             let (_asks, seen) = mpsc::channel(1);
-            agent.live(seen, reload, &telemetry, Duration::from_secs(10)).await
+            lifecycle.run(seen, &mut mode, &telemetry.level, Duration::from_secs(10)).await
         });
         assert_eq!(exit, Exit::Failure);
     }
@@ -172,6 +168,6 @@ mod tests {
             }
         });
         stop.cancel();
-        assert!(runtime().unwrap().block_on(lives(thread, stop)).is_ok());
+        assert!(runtime(2, 1).unwrap().block_on(lives(thread, stop)).is_ok());
     }
 }

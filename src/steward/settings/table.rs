@@ -16,6 +16,17 @@ pub(crate) struct Key {
     pub help: &'static str,
     /// Whether SIGHUP applies a new value from the file.
     pub live: bool,
+    /// The commands that read the setting. The others refuse its flag, and pass over it in the file, which is one for all.
+    pub readers: &'static [Reader],
+}
+
+/// A command that reads settings.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Reader {
+    /// `gpu-steward agent`.
+    Agent,
+    /// `gpu-steward usage`.
+    Usage,
 }
 
 /// The headings under which `--help` lists the settings.
@@ -64,13 +75,23 @@ const fn key(
     (value, default): (&'static str, &'static str),
     help: &'static str,
 ) -> Key {
-    Key { name, group, value, default, help, live: false }
+    Key { name, group, value, default, help, live: false, readers: &[Reader::Agent] }
 }
 
 impl Key {
     const fn live(mut self) -> Key {
         self.live = true;
         self
+    }
+
+    const fn read_by(mut self, readers: &'static [Reader]) -> Key {
+        self.readers = readers;
+        self
+    }
+
+    /// The settings of a command, in the order of `--help`.
+    pub(crate) fn of(reader: Reader) -> impl Iterator<Item = &'static Key> {
+        KEYS.iter().filter(move |key| key.readers.contains(&reader))
     }
 
     /// The name of the setting's environment variable.
@@ -377,7 +398,8 @@ pub(crate) const KEYS: &[Key] = &[
         "More host names (Host headers) that callers of /api/v1 and of the admin port may use, besides localhost, the \
          address that they connect to and the node's name; all others are refused",
     ),
-    key(Serving, "usage-socket", ("PATH", "/run/gpu-steward/agent.sock"), "Unix socket of the usage stream, or none"),
+    key(Serving, "usage-socket", ("PATH", "/run/gpu-steward/agent.sock"), "Unix socket of the usage stream, or none")
+        .read_by(&[Reader::Agent, Reader::Usage]),
     key(Serving, "metrics-dcgm", (SWITCH, "true"), "Also serve dcgm-exporter's metric names at /metrics").live(),
     key(
         Serving,
@@ -512,8 +534,9 @@ mod tests {
                 );
             }
             let live = if key.live { " *(SIGHUP)*" } else { "" };
+            let usage = if key.readers.contains(&Reader::Usage) { "; also a flag of `usage`" } else { "" };
             let value = key.value.replace('|', "\\|");
-            out += &format!("| `{}` | `{value}` | `{}` | {}{live} |\n", key.name, key.default, key.help);
+            out += &format!("| `{}` | `{value}` | `{}` | {}{usage}{live} |\n", key.name, key.default, key.help);
         }
         out + "\n"
     }

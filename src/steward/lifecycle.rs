@@ -1,0 +1,272 @@
+//! The lifecycle of a mode that runs until it is stopped. A mode starts its tasks here; this file watches them, handles
+//! the signals, and drains at the end. It knows nothing of what the tasks do.
+//!
+//! ```text
+//!   must_not_end(name, task) ─┐
+//!   signals ──────────────────┼─▶ run ──▶ drain_first ends, then stop is cancelled, then all tasks ──▶ Exit
+//!   Mode::must_end ───────────┘
+//! ```
+//!
+//! What must never happen here: a task that ends without a log line with its name; a shutdown longer than its time limit.
+
+use crate::exit::Exit;
+use crate::notify;
+use crate::stop::StopRequest;
+use crate::telemetry::level::Level;
+use std::io;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+use tokio::sync::mpsc;
+use tokio::task::{Id, JoinSet};
+use tokio::time::{Instant, timeout, timeout_at};
+use tokio_util::sync::CancellationToken;
+
+/// The stack size of a worker. Only the pages that it touches cost memory.
+const STACK: usize = 1024 * 1024;
+/// The part of the drain timeout that is reserved for the tasks that drain last.
+const LEFT: Duration = Duration::from_millis(500);
+
+/// The reason why a command does not start or cannot do its work, and the exit code.
+#[derive(Debug)]
+pub(crate) struct StartError {
+    pub what: String,
+    pub exit: Exit,
+}
+
+impl StartError {
+    /// An error of the operating system.
+    pub(crate) fn io(doing: &str, error: &io::Error) -> StartError {
+        StartError { what: format!("cannot {doing}: {error}"), exit: Exit::from_io(error) }
+    }
+
+    /// A setting is wrong.
+    pub(crate) fn usage(what: String) -> StartError {
+        StartError { what, exit: Exit::Usage }
+    }
+
+    /// Something that the program needs is not available.
+    pub(crate) fn unavailable(what: String) -> StartError {
+        StartError { what, exit: Exit::Unavailable }
+    }
+}
+
+/// The exit code of a command. Logs the error of a command that did not start.
+pub(crate) fn outcome(ended: Result<Exit, StartError>) -> Exit {
+    ended.unwrap_or_else(|StartError { what, exit }| {
+        tracing::error!("{what}");
+        exit
+    })
+}
+
+/// The runtime of a mode, with this number of workers, and of threads for work that blocks.
+///
+/// # Errors
+/// If the operating system refuses the threads.
+pub(crate) fn runtime(workers: usize, blocking: usize) -> io::Result<tokio::runtime::Runtime> {
+    static NEXT: AtomicUsize = AtomicUsize::new(0);
+    tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(workers)
+        .max_blocking_threads(blocking)
+        .thread_stack_size(STACK)
+        .thread_name_fn(|| format!("steward-{}", NEXT.fetch_add(1, Ordering::Relaxed)))
+        .enable_all()
+        .build()
+}
+
+/// Runs the work of a command that ends by itself, on a runtime without threads of its own.
+///
+/// # Errors
+/// If the runtime cannot be started.
+pub(crate) fn run_once<T>(work: impl Future<Output = T>) -> io::Result<T> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    Ok(runtime.block_on(work))
+}
+
+/// What a mode does itself while it runs.
+pub(crate) trait Mode {
+    /// Reads the configuration again (SIGHUP).
+    fn reload(&mut self);
+    /// Does what SIGRTMIN means in this mode.
+    fn realtime_signal(&mut self);
+    /// Waits until the mode itself must end the process, and logs why. A cancelled call loses nothing.
+    async fn must_end(&self) -> Exit;
+}
+
+/// A part that drains before all others, because its open requests need the other tasks.
+#[derive(Debug)]
+pub(crate) struct DrainFirst {
+    /// Cancelled to end the part.
+    pub closing: CancellationToken,
+    /// The part cancels it when it has ended.
+    pub closed: CancellationToken,
+}
+
+/// A task that has ended although it must not.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct EndedTask {
+    pub task: &'static str,
+    pub why: String,
+    pub exit: Exit,
+}
+
+/// The tasks of a mode.
+#[derive(Debug)]
+pub(crate) struct Lifecycle {
+    /// The name of the mode, for the log.
+    mode: &'static str,
+    tasks: JoinSet<io::Result<()>>,
+    /// The name of each task. A mode starts some tens of tasks, all at its start.
+    names: Vec<(Id, &'static str)>,
+    stop: CancellationToken,
+    first: Option<DrainFirst>,
+}
+
+impl Lifecycle {
+    /// Without tasks yet.
+    pub(crate) fn new(mode: &'static str) -> Lifecycle {
+        Lifecycle { mode, tasks: JoinSet::new(), names: Vec::new(), stop: CancellationToken::new(), first: None }
+    }
+
+    /// The token that stops all tasks.
+    pub(crate) fn stop(&self) -> CancellationToken {
+        self.stop.clone()
+    }
+
+    /// Starts a task whose end ends the process.
+    pub(crate) fn must_not_end(
+        &mut self,
+        name: &'static str,
+        task: impl Future<Output = io::Result<()>> + Send + 'static,
+    ) {
+        let id = self.tasks.spawn(task).id();
+        self.names.push((id, name));
+    }
+
+    /// The same for a task that returns nothing.
+    pub(crate) fn must_run(&mut self, name: &'static str, task: impl Future<Output = ()> + Send + 'static) {
+        self.must_not_end(name, async move {
+            task.await;
+            Ok(())
+        });
+    }
+
+    /// Makes a part drain before all others.
+    pub(crate) fn drain_first(&mut self, part: DrainFirst) {
+        self.first = Some(part);
+    }
+
+    /// Waits until a task has ended; `None` if there is no task.
+    pub(crate) async fn ended(&mut self) -> Option<EndedTask> {
+        let name = |id: Id| self.names.iter().find(|(of, _)| *of == id).map_or("unknown", |(_, name)| name);
+        Some(match self.tasks.join_next_with_id().await? {
+            Ok((id, Ok(()))) => EndedTask { task: name(id), why: "it returned".into(), exit: Exit::Failure },
+            // The error decides the exit code: where another process has the socket, for example, a restart does not
+            // help.
+            Ok((id, Err(error))) => EndedTask { task: name(id), why: error.to_string(), exit: Exit::from_io(&error) },
+            Err(error) => EndedTask { task: name(error.id()), why: error.to_string(), exit: Exit::Failure },
+        })
+    }
+
+    /// Handles signals until the process must end, then drains.
+    pub(crate) async fn run(
+        &mut self,
+        mut asks: mpsc::Receiver<StopRequest>,
+        mode: &mut impl Mode,
+        level: &Level,
+        drain: Duration,
+    ) -> Exit {
+        let exit = loop {
+            tokio::select! {
+                ask = asks.recv() => match ask {
+                    Some(StopRequest::Stop(signal)) => {
+                        tracing::info!(signal, "stopping: requests in flight may end, a second signal ends at once");
+                        break Exit::Ok;
+                    }
+                    Some(StopRequest::Reload) => mode.reload(),
+                    Some(StopRequest::More) => level.change("SIGUSR1", |now| now.more()),
+                    Some(StopRequest::Less) => level.change("SIGUSR2", |now| now.less()),
+                    Some(StopRequest::Realtime) => mode.realtime_signal(),
+                    None => {
+                        tracing::error!("the thread that listens for signals has ended");
+                        break Exit::Failure;
+                    }
+                },
+                exit = mode.must_end() => break exit,
+                Some(EndedTask { task, why, exit }) = self.ended() => {
+                    let mode = self.mode;
+                    tracing::error!(task, why, "a task that must not end has ended; the {mode} ends with it");
+                    break exit;
+                }
+            }
+        };
+        self.drain(drain).await;
+        exit
+    }
+
+    async fn drain(&mut self, patience: Duration) {
+        notify::stopping();
+        let until = Instant::now() + patience;
+        if let Some(first) = &self.first {
+            first.closing.cancel();
+            let _ = timeout(patience.saturating_sub(LEFT), first.closed.cancelled()).await;
+        }
+        self.stop.cancel();
+        let all = async { while self.tasks.join_next().await.is_some() {} };
+        match timeout_at(until, all).await {
+            Ok(()) => tracing::info!("stopped"),
+            Err(_) => tracing::warn!(
+                left = self.tasks.len(),
+                seconds = patience.as_secs_f64(),
+                "stopped: some requests did not end in time (--drain-timeout) and were cut"
+            ),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use parking_lot::Mutex;
+    use std::sync::Arc;
+
+    #[test]
+    fn a_task_that_panics_is_named_and_its_error_decides_the_exit_code() {
+        let mut lifecycle = Lifecycle::new("agent");
+        let ended = run_once(async {
+            lifecycle.must_run("panics", async { panic!("on purpose") });
+            let panics = lifecycle.ended().await.unwrap();
+            lifecycle.must_not_end("socket", async { Err(io::ErrorKind::AddrInUse.into()) });
+            let socket = lifecycle.ended().await.unwrap();
+            [(panics.task, panics.exit), (socket.task, socket.exit)]
+        });
+        assert_eq!(ended.unwrap(), [("panics", Exit::Failure), ("socket", Exit::Unavailable)]);
+    }
+
+    #[test]
+    fn the_first_part_ends_before_the_others_are_stopped_and_what_hangs_is_cut() {
+        let order = Arc::<Mutex<Vec<&str>>>::default();
+        let (first, last) = (Arc::clone(&order), Arc::clone(&order));
+        let mut lifecycle = Lifecycle::new("agent");
+        let [closing, closed] = [CancellationToken::new(), CancellationToken::new()];
+        let (asked, ends) = (closing.clone(), closed.clone().drop_guard());
+        let stop = lifecycle.stop();
+        run_once(async {
+            lifecycle.must_run("first", async move {
+                asked.cancelled().await;
+                tokio::time::sleep(Duration::from_millis(20)).await;
+                first.lock().push("first");
+                drop(ends);
+            });
+            lifecycle.must_run("last", async move {
+                stop.cancelled().await;
+                last.lock().push("last");
+            });
+            lifecycle.must_run("hangs", std::future::pending());
+            lifecycle.drain_first(DrainFirst { closing, closed });
+            lifecycle.drain(Duration::from_secs(1)).await;
+        })
+        .unwrap();
+        assert_eq!(*order.lock(), ["first", "last"]);
+        assert_eq!(lifecycle.tasks.len(), 1, "the task that hangs is left");
+    }
+}
