@@ -65,7 +65,7 @@ pub struct Follower<K: Followed, L> {
     unanswered: bool,
     position: Position,
     listener: L,
-    untold: Untold,
+    unreported: Unreported,
 }
 
 /// How far the follower has read, in the server's versions.
@@ -97,7 +97,7 @@ enum Presence<O> {
 
 /// Changes that have not been reported yet.
 #[derive(Debug, Default)]
-struct Untold {
+struct Unreported {
     objects: bool,
     since: Option<Instant>,
 }
@@ -114,7 +114,7 @@ impl<K: Followed, L: FollowListener<K>> Follower<K, L> {
             unanswered: false,
             position: Position::default(),
             listener,
-            untold: Untold::default(),
+            unreported: Unreported::default(),
         }
     }
 
@@ -124,7 +124,7 @@ impl<K: Followed, L: FollowListener<K>> Follower<K, L> {
         let selection = self.kind.selection();
         let (what, fields) = (selection.resource.plural(), selection.fields.unwrap_or_default());
         tracing::info!(server = &*server, credentials = &*from, what, fields, "following objects at the API server");
-        self.tell();
+        self.report();
         loop {
             if let Err(why) = self.once().await {
                 let forgot = why.expired() && !std::mem::replace(&mut self.position.forgot, why.expired());
@@ -143,7 +143,7 @@ impl<K: Followed, L: FollowListener<K>> Follower<K, L> {
     /// Reports a failure, and waits. Checks go on meanwhile.
     async fn pause(&mut self, why: &ApiError) {
         let pause = self.listener.failed(why);
-        self.tell();
+        self.report();
         let end = Instant::now() + spread(pause).max(why.wait());
         loop {
             let check_at = self.absences.next().unwrap_or(end);
@@ -152,7 +152,7 @@ impl<K: Followed, L: FollowListener<K>> Follower<K, L> {
                 () = sleep_until(end) => return,
                 Some(done) = self.checks.join_next() => {
                     self.checked(done);
-                    self.tell();
+                    self.report();
                 }
                 () = sleep_until(check_at), if check_at < end => self.check(),
             }
@@ -199,8 +199,8 @@ impl<K: Followed, L: FollowListener<K>> Follower<K, L> {
         bad.iter().for_each(|bad| self.listener.unreadable(bad));
         self.not_shown(&missing);
         self.heard();
-        self.untold.objects = true;
-        self.tell();
+        self.unreported.objects = true;
+        self.report();
         self.position.seen = Some(version.clone());
         Ok(version)
     }
@@ -220,11 +220,11 @@ impl<K: Followed, L: FollowListener<K>> Follower<K, L> {
         let mut stream = WatchLines::new(self.kind.clone());
         let mut works = false;
         loop {
-            let tell_at = self.untold.since.map_or(end, |since| since + TOGETHER);
+            let report_at = self.unreported.since.map_or(end, |since| since + TOGETHER);
             let check_at = self.absences.next();
             tokio::select! {
                 biased;
-                () = sleep_until(tell_at), if self.untold.since.is_some() => self.tell(),
+                () = sleep_until(report_at), if self.unreported.since.is_some() => self.report(),
                 () = sleep_until(begun + WORKS), if !works => {
                     works = true;
                     self.works();
@@ -264,12 +264,12 @@ impl<K: Followed, L: FollowListener<K>> Follower<K, L> {
     fn happened(&mut self, event: WatchEvent<K::Object, K::Uid>, version: Option<u64>) {
         match &event {
             WatchEvent::Applied(applied) => {
-                self.untold.objects = true;
+                self.unreported.objects = true;
                 if let Ok(object) = &**applied {
                     self.absences.settled(K::uid_of(object));
                 }
             }
-            WatchEvent::Deleted(_) => self.untold.objects = true,
+            WatchEvent::Deleted(_) => self.unreported.objects = true,
             WatchEvent::Bookmark | WatchEvent::Error(_) => {}
         }
         match self.store.happened(event, version) {
@@ -278,7 +278,7 @@ impl<K: Followed, L: FollowListener<K>> Follower<K, L> {
             Happened::Doubtful(uid) => self.absences.missing(&uid, Instant::now()),
         }
         if self.store.waiting() >= MAX_DELTAS {
-            self.tell();
+            self.report();
         }
     }
 
@@ -336,27 +336,27 @@ impl<K: Followed, L: FollowListener<K>> Follower<K, L> {
             }
         }
         self.unanswered = false;
-        self.untold.objects = true;
-        self.untold.since.get_or_insert_with(Instant::now);
+        self.unreported.objects = true;
+        self.unreported.since.get_or_insert_with(Instant::now);
     }
 
     fn heard(&mut self) {
         self.listener.heard();
-        self.untold.since.get_or_insert_with(Instant::now);
+        self.unreported.since.get_or_insert_with(Instant::now);
     }
 
     fn works(&mut self) {
         self.listener.works();
         self.position.forgot = false;
-        self.untold.since.get_or_insert_with(Instant::now);
+        self.unreported.since.get_or_insert_with(Instant::now);
     }
 
     /// Reports the changes that have not been reported yet.
-    fn tell(&mut self) {
+    fn report(&mut self) {
         let deltas = self.store.take_deltas();
-        let objects = std::mem::take(&mut self.untold.objects);
+        let objects = std::mem::take(&mut self.unreported.objects);
         self.listener.changed(deltas, objects.then_some(&self.store));
-        self.untold.since = None;
+        self.unreported.since = None;
     }
 }
 

@@ -26,7 +26,7 @@ mod prefer;
 mod memory_claims;
 mod recall;
 mod refusal;
-mod seat;
+mod reassign;
 mod start;
 mod distinct;
 mod early;

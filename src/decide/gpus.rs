@@ -1,6 +1,6 @@
 //! The GPUs of the node: the last sample of each, its errors, and the events worth a log line.
 
-use crate::health::{HealthChange, HealthPolicy, HealthRecord, silence, untold};
+use crate::health::{HealthChange, HealthPolicy, HealthRecord, nothing_read, silence};
 use crate::node_event::NodeEvent;
 use crate::occupants::Occupants;
 use model::gpu::{Gpu, GpuSample, MAX_GPUS, UnidentifiedGpu, Xid};
@@ -67,7 +67,7 @@ impl GpuState {
     fn read(&mut self, sample: Arc<GpuSample>, policy: &HealthPolicy, now: Monotonic) -> Vec<NodeEvent> {
         let before = silence(&self.sample);
         let after = silence(&sample);
-        let first = untold(&self.sample);
+        let first = nothing_read(&self.sample);
         self.sample = sample;
         self.nvlink.update(self.sample.nvlink_bytes, |bytes| bytes.0);
         let spoken = match (before, after) {

@@ -282,7 +282,7 @@ impl HealthRecord {
             GpuHealth::Unhealthy
         } else if !self.incidents.is_empty() {
             GpuHealth::Degraded
-        } else if untold(sample) {
+        } else if nothing_read(sample) {
             GpuHealth::Unknown
         } else {
             GpuHealth::Healthy
@@ -292,7 +292,7 @@ impl HealthRecord {
 
 /// Whether the GPU was not read yet.
 #[must_use]
-pub fn untold(sample: &GpuSample) -> bool {
+pub fn nothing_read(sample: &GpuSample) -> bool {
     sample.memory_used == Reading::NOT_YET
         && sample.utilization == Reading::NOT_YET
         && sample.temperature == Reading::NOT_YET

@@ -137,7 +137,7 @@ impl NodeState {
             Observation::PodWatch(watch) => self.api_pods.watched(watch),
             Observation::Plugin(plugin) => self.plugin = Some(plugin),
             Observation::Devices(devices) => self.names.devices_told(devices),
-            Observation::Promises(promises) => self.over_uses.promised(promises),
+            Observation::MemoryClaims(memory_claims) => self.over_uses.memory_claims_are(memory_claims),
             Observation::TalliesRecalled(kept) => self.tallies.recalled(&kept, now.monotonic),
             Observation::TalliesKept(kept) => self.tallies.kept(kept),
             Observation::Trouble(trouble) => *self.troubles.entry(trouble).or_default() += 1,
@@ -231,7 +231,7 @@ impl NodeState {
             infiniband: Arc::clone(&self.infiniband),
             pods,
             containers,
-            promises: self.over_uses.promises(),
+            memory_claims: self.over_uses.memory_claims(),
             pod_owners: self.api_pods.owners(),
             pod_labels: self.api_pods.labels(),
             tallies: self.tallies.shown(),
@@ -272,8 +272,8 @@ impl NodeState {
 
 fn gpu_view(card: &GpuState, policy: &HealthPolicy, shares: &Occupancy, pods: &[PodView]) -> GpuView {
     let mut holders: BTreeSet<PodUid> = shares.holders.keys().filter_map(|(holder, _)| holder.pod().cloned()).collect();
-    let of_card = |device: &GpuUuid| card.devices().any(|own| own == device);
-    let holds = |pod: &&PodView| pod.containers.iter().any(|container| container.holds.iter().any(of_card));
+    let of_gpu = |device: &GpuUuid| card.devices().any(|own| own == device);
+    let holds = |pod: &&PodView| pod.containers.iter().any(|container| container.holds.iter().any(of_gpu));
     holders.extend(pods.iter().filter(holds).map(|pod| pod.uid.clone()));
     let unknown = card.processes.absence();
     let counted = card.xids.iter().map(|(code, count)| (*code, *count));

@@ -87,14 +87,14 @@ impl Occupants {
         }
         if !gpu.divided() {
             let claims = self.claims(|_| true, &living).chain(held(pods, |device| *device == gpu.uuid));
-            return SoleHolders { card: sole(claims, pods), instances: Vec::new() };
+            return SoleHolders { gpu: sole(claims, pods), instances: Vec::new() };
         }
         let instances = gpu.gpu_instances().filter_map(|inside| {
             let here = |device: &GpuUuid| inside.iter().any(|instance| instance.uuid == *device);
             let claims = self.claims(|mig| mig.is_some_and(here), &living).chain(held(pods, here));
             Some((inside.first()?.gpu_instance, sole(claims, pods)?))
         });
-        SoleHolders { card: None, instances: instances.collect() }
+        SoleHolders { gpu: None, instances: instances.collect() }
     }
 
     fn claims<'a>(

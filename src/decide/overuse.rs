@@ -45,28 +45,29 @@ struct Spell {
 /// The over-uses of the node.
 #[derive(Debug, Default)]
 pub struct OverUses {
-    promises: Arc<[PodMemoryClaim]>,
+    memory_claims: Arc<[PodMemoryClaim]>,
     spells: BTreeMap<(PodUid, GpuUuid), Spell>,
 }
 
 impl OverUses {
     /// Replaces the memory that pods claim.
-    pub fn promised(&mut self, promises: Arc<[PodMemoryClaim]>) {
-        self.spells
-            .retain(|(pod, device), _| promises.iter().any(|promise| &promise.pod == pod && &promise.device == device));
-        self.promises = promises;
+    pub fn memory_claims_are(&mut self, memory_claims: Arc<[PodMemoryClaim]>) {
+        self.spells.retain(|(pod, device), _| {
+            memory_claims.iter().any(|promise| &promise.pod == pod && &promise.device == device)
+        });
+        self.memory_claims = memory_claims;
     }
 
     /// The memory that pods claim.
     #[must_use]
-    pub fn promises(&self) -> Arc<[PodMemoryClaim]> {
-        Arc::clone(&self.promises)
+    pub fn memory_claims(&self) -> Arc<[PodMemoryClaim]> {
+        Arc::clone(&self.memory_claims)
     }
 
     /// Takes in the current measurements; returns the over-uses, ordered by UID and device.
     pub fn judge(&mut self, pods: &[PodView], gpus: &[GpuView]) -> Vec<OverUse> {
         let mut over = Vec::new();
-        for promise in self.promises.iter() {
+        for promise in self.memory_claims.iter() {
             let key = (promise.pod.clone(), promise.device.clone());
             let used = measured(promise, pods, gpus);
             if let Reading::Measured(used, at) = used {
@@ -76,7 +77,7 @@ impl OverUses {
             }
             if let Some(lasted) = self.spells.get(&key).and_then(|spell| spell.over) {
                 let (pod, device) = key;
-                over.push(OverUse { pod, device, promised: promise.memory, used, lasted });
+                over.push(OverUse { pod, device, claimed: promise.memory, used, lasted });
             }
         }
         over.sort_by(|one, other| (&one.pod, &one.device).cmp(&(&other.pod, &other.device)));

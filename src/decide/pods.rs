@@ -28,9 +28,9 @@ pub struct Holdings {
 impl Holdings {
     /// Collects the use of each GPU.
     #[must_use]
-    pub fn of(cards: &[Occupancy]) -> Self {
+    pub fn of(gpus: &[Occupancy]) -> Self {
         let mut holdings = Holdings::default();
-        for ((holder, _), share) in cards.iter().flat_map(|card| &card.holders) {
+        for ((holder, _), share) in gpus.iter().flat_map(|gpu| &gpu.holders) {
             if let Some(pod) = holder.pod() {
                 holdings.pods.entry(pod.clone()).or_default().push(share.clone());
             }
@@ -127,8 +127,8 @@ fn container(
 
 /// Sets the GPUs and MIG instances that each container holds: those of its claim, whatever ids the kubelet counts for
 /// it.
-pub fn hold(pods: &mut [PodView], cards: &[GpuState], plugin: Option<&PluginView>) {
-    let devices: Vec<&GpuUuid> = cards.iter().flat_map(GpuState::devices).collect();
+pub fn hold(pods: &mut [PodView], gpus: &[GpuState], plugin: Option<&PluginView>) {
+    let devices: Vec<&GpuUuid> = gpus.iter().flat_map(GpuState::devices).collect();
     for pod in pods {
         for container in &mut pod.containers {
             let claim = plugin.zip(container.name.as_ref()).and_then(|(plugin, name)| plugin.claim(&pod.uid, name));

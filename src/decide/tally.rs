@@ -163,11 +163,11 @@ fn part(whole: u64, weights: &Weights, place: usize) -> u64 {
 }
 
 fn by_claims(gpu: &GpuView, holders: &[&PodUid], plugin: Option<&PluginView>) -> Weights {
-    let promised: Vec<Promised> = holders.iter().map(|pod| promised(gpu, pod, plugin)).collect();
-    let each: Vec<u64> = if promised.iter().all(|own| own.cores > 0) {
-        promised.iter().map(|own| own.cores).collect()
-    } else if promised.iter().all(|own| own.memory > 0) {
-        promised.iter().map(|own| own.memory).collect()
+    let claimed: Vec<Claimed> = holders.iter().map(|pod| claimed(gpu, pod, plugin)).collect();
+    let each: Vec<u64> = if claimed.iter().all(|own| own.cores > 0) {
+        claimed.iter().map(|own| own.cores).collect()
+    } else if claimed.iter().all(|own| own.memory > 0) {
+        claimed.iter().map(|own| own.memory).collect()
     } else {
         vec![1; holders.len()]
     };
@@ -177,16 +177,16 @@ fn by_claims(gpu: &GpuView, holders: &[&PodUid], plugin: Option<&PluginView>) ->
 
 /// What a pod claims of a GPU; 0 where one of its containers claims no amount.
 #[derive(Clone, Copy, Debug)]
-struct Promised {
+struct Claimed {
     /// Percent of the GPU's SM time.
     cores: u64,
     /// Bytes of its memory.
     memory: u64,
 }
 
-fn promised(gpu: &GpuView, pod: &PodUid, plugin: Option<&PluginView>) -> Promised {
+fn claimed(gpu: &GpuView, pod: &PodUid, plugin: Option<&PluginView>) -> Claimed {
     let claims = plugin.into_iter().flat_map(|plugin| plugin.claims.iter()).filter(|claim| claim.holder.pod == *pod);
-    let mut all = Promised { cores: 0, memory: 0 };
+    let mut all = Claimed { cores: 0, memory: 0 };
     let (mut every_core, mut every_byte) = (true, true);
     for share in claims.flat_map(|claim| &claim.device_shares) {
         let instance = gpu.gpu.instances().iter().find(|instance| instance.uuid == share.device);
@@ -201,7 +201,7 @@ fn promised(gpu: &GpuView, pod: &PodUid, plugin: Option<&PluginView>) -> Promise
         all.cores = all.cores.saturating_add(cores.unwrap_or(0));
         all.memory = all.memory.saturating_add(memory.unwrap_or(0));
     }
-    Promised { cores: if every_core { all.cores } else { 0 }, memory: if every_byte { all.memory } else { 0 } }
+    Claimed { cores: if every_core { all.cores } else { 0 }, memory: if every_byte { all.memory } else { 0 } }
 }
 
 /// Weights by SM use, in thousandths of a percent; `None` where the use of a holder or of the strangers is not known,

@@ -632,9 +632,9 @@ mod tests {
         let limiter = LimiterLibrary::keep(&state, &source).unwrap();
         let delivery = delivery(folder.path()).with(NodeKit { limiter: Some(limiter.clone()), ..kit() });
         let ticket = Ticket::of_random([1; 16]);
-        let mut promised = promise(1, "main");
-        promised.priority = Some(0);
-        delivery.deliver(&ticket, &promised).unwrap();
+        let mut limits = promise(1, "main");
+        limits.priority = Some(0);
+        delivery.deliver(&ticket, &limits).unwrap();
         let text = fs::read(folder.path().join("cdi").join(ticket::file_name(&ticket))).unwrap();
         let edits = cdi::decode(&text).unwrap().device(ticket.as_str()).unwrap().container_edits.clone();
         let mounts: Vec<(&str, bool)> = edits

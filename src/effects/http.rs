@@ -96,10 +96,10 @@ async fn serve_within(
             }
         };
         match room.enter(queue::host(peer.ip())) {
-            Some(entrance) => {
-                server.own.cut(entrance.made_way);
-                let guest = Guest { stream, peer, seat: entrance.seat };
-                connections.spawn(connection(guest, Arc::clone(&server), limits, stop.clone()));
+            Some(admission) => {
+                server.own.cut(admission.made_way);
+                let accepted = Accepted { stream, peer, permit: admission.permit };
+                connections.spawn(connection(accepted, Arc::clone(&server), limits, stop.clone()));
             }
             None => {
                 // No connection is idle: the new one gets the answer at once, without a task.
@@ -116,14 +116,14 @@ async fn serve_within(
 }
 
 /// One connection with its permit.
-struct Guest {
+struct Accepted {
     stream: TcpStream,
     peer: SocketAddr,
-    seat: ConnectionPermit,
+    permit: ConnectionPermit,
 }
 
-async fn connection(guest: Guest, server: Arc<Server>, limits: Limits, stop: CancellationToken) {
-    let Guest { stream, peer, seat } = guest;
+async fn connection(accepted: Accepted, server: Arc<Server>, limits: Limits, stop: CancellationToken) {
+    let Accepted { stream, peer, permit } = accepted;
     let _open = server.own.open();
     let _ = stream.set_nodelay(true);
     // If the local address is unknown, a `Host` with an address counts as ours only if it is loopback or allowed.
@@ -132,7 +132,7 @@ async fn connection(guest: Guest, server: Arc<Server>, limits: Limits, stop: Can
     let asked = CancellationToken::new();
     let answer = service_fn(|request| {
         asked.cancel();
-        let (server, busy) = (Arc::clone(&server), seat.busy());
+        let (server, busy) = (Arc::clone(&server), permit.busy());
         async move {
             let response = server.answer(&request, ends).await;
             Ok::<_, std::convert::Infallible>(response.map(|body| body.holding(busy)))
@@ -144,7 +144,7 @@ async fn connection(guest: Guest, server: Arc<Server>, limits: Limits, stop: Can
     tokio::pin!(served);
     let ended = tokio::select! {
         ended = &mut served => ended,
-        () = seat.asked_to_leave() => return,
+        () = permit.asked_to_leave() => return,
         () = stop.cancelled() => {
             // For hyper a new connection is idle, although its first request may be on the way: wait for it, answer,
             // close.

@@ -83,7 +83,7 @@ pub(crate) fn small() -> NodeView {
         vec![UnidentifiedGpu { index: 4, pci_bus_id: m("0000:c1:00.0".into()), why: Absence::GpuLost }];
     beside(&mut view, [&train, &serve_a, &serve_b]);
     view.gpus[0].holders = vec![train.uid.clone()];
-    view.gpus[0].whose.card = Some(sole(&train));
+    view.gpus[0].whose.gpu = Some(sole(&train));
     view.gpus[2].whose.instances = vec![(7, sole(&mig_a))];
     view.gpus[1].holders = vec![serve_a.uid.clone(), serve_b.uid.clone()];
     view.gpus[1].strangers = 1;
@@ -150,12 +150,12 @@ fn promise(view: &mut NodeView, over: &PodView, within: &PodView) {
         memory: Bytes(memory),
     };
     let (card, instance) = (over.gpus[0].gpu.clone(), within.gpus[0].mig.clone().unwrap());
-    view.promises = Arc::from([promise(over, &card, 8 * GIB), promise(within, &instance, 10 * GIB)]);
+    view.memory_claims = Arc::from([promise(over, &card, 8 * GIB), promise(within, &instance, 10 * GIB)]);
     let pod = over.uid.clone();
     view.over_uses = vec![OverUse {
         pod,
         device: card,
-        promised: Bytes(8 * GIB),
+        claimed: Bytes(8 * GIB),
         used: Reading::Measured(Bytes(10 * GIB), AT),
         lasted: std::time::Duration::ZERO,
     }];

@@ -21,7 +21,7 @@ pub struct ContainerLimits {
 }
 
 /// Upper bound on [`PodMemoryClaim`]s: enough for every pod that a node can have, each on all GPUs of a usual node.
-pub const MAX_PROMISES: usize = 8192;
+pub const MAX_MEMORY_CLAIMS: usize = 8192;
 
 /// The memory of one device that the containers of one pod may hold together.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -80,7 +80,7 @@ pub enum Observation {
     /// The state of the device plugin; reported when it changes, at most once a second.
     Plugin(Arc<PluginView>),
     /// All GPU memory that the pods of this node claim; reported when it changes.
-    Promises(Arc<[PodMemoryClaim]>),
+    MemoryClaims(Arc<[PodMemoryClaim]>),
     /// GPU time and energy of pods, as saved by an earlier run of the agent; reported once, at the start.
     TalliesRecalled(Arc<[GpuTally]>),
     /// GPU time and energy of pods, as now saved on disk.
@@ -120,7 +120,7 @@ impl Observation {
             | Observation::Pods(_)
             | Observation::PodWatch(_)
             | Observation::Plugin(_)
-            | Observation::Promises(_)
+            | Observation::MemoryClaims(_)
             | Observation::TalliesRecalled(_)
             | Observation::TalliesKept(_) => DeliveryClass::Fact,
             Observation::GpuStalled(_)

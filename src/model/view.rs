@@ -56,7 +56,7 @@ pub struct NodeView {
     /// Containers that belong to no pod, ordered by id.
     pub containers: Vec<ContainerView>,
     /// GPU memory that pods claim, where they claim an amount.
-    pub promises: Arc<[PodMemoryClaim]>,
+    pub memory_claims: Arc<[PodMemoryClaim]>,
     /// The controller of each pod, from the API server, by the UID that the kubelet uses for the pod.
     pub pod_owners: Arc<[(PodUid, PodController)]>,
     /// The labels of each pod that the operator wants to see (`--pod-labels`).
@@ -142,7 +142,7 @@ pub struct GpuView {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SoleHolders {
     /// Sole holder of the whole GPU; `None` where the GPU is divided by MIG.
-    pub card: Option<SoleHolder>,
+    pub gpu: Option<SoleHolder>,
     /// Sole holders of GPU instances, by GPU instance id.
     pub instances: Vec<(u32, SoleHolder)>,
 }
@@ -293,7 +293,7 @@ pub struct OverUse {
     /// The GPU or MIG instance.
     pub device: GpuUuid,
     /// Memory that it claims.
-    pub promised: Bytes,
+    pub claimed: Bytes,
     /// Memory that it holds.
     pub used: Reading<Bytes>,
     /// How long the over-use has lasted, in measured time.
@@ -313,7 +313,7 @@ impl GpuView {
     /// The pod that has this GPU to itself. Only then may values of the whole GPU carry a pod's name.
     #[must_use]
     pub fn sole_holder(&self) -> Option<&PodUid> {
-        self.whose.card.as_ref().map(|holder| &holder.pod)
+        self.whose.gpu.as_ref().map(|holder| &holder.pod)
     }
 }
 
@@ -344,7 +344,7 @@ impl NodeView {
             infiniband: Arc::from([]),
             pods: Vec::new(),
             containers: Vec::new(),
-            promises: Arc::from([]),
+            memory_claims: Arc::from([]),
             pod_owners: Arc::from([]),
             pod_labels: Arc::from([]),
             tallies: Arc::from([]),

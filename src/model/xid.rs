@@ -138,7 +138,7 @@ fn memory(code: u32) -> Option<(&'static str, XidAction)> {
         157 => ("resource could not be retired", XidAction::Ignore),
         160 => ("memory channel retired", XidAction::Ignore),
         161 => ("memory channel could not be retired", XidAction::Ignore),
-        168 => ("less memory than the card has", XidAction::Unspecified),
+        168 => ("less memory than the GPU has", XidAction::Unspecified),
         171 => ("uncorrectable error in DRAM, details of 48", XidAction::Unspecified),
         172 => ("uncorrectable error in SRAM, details of 48", XidAction::Unspecified),
         _ => return None,

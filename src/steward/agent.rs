@@ -10,7 +10,7 @@ mod driver_door;
 mod addresses;
 mod threads;
 mod latch;
-mod tell;
+mod event_log;
 mod owner;
 mod tallies;
 mod reload;
@@ -62,13 +62,13 @@ const WORKERS: usize = 2;
 const BLOCKING: usize = 4;
 
 /// Runs the agent until it must stop. An error at the start goes to the log.
-pub(crate) fn run(settings: Settings, spoken: RawSettings, telemetry: Telemetry) -> Exit {
-    lifecycle::outcome(start(settings, spoken, telemetry))
+pub(crate) fn run(settings: Settings, raw: RawSettings, telemetry: Telemetry) -> Exit {
+    lifecycle::outcome(start(settings, raw, telemetry))
 }
 
-fn start(settings: Settings, spoken: RawSettings, telemetry: Telemetry) -> Result<Exit, StartError> {
+fn start(settings: Settings, raw: RawSettings, telemetry: Telemetry) -> Result<Exit, StartError> {
     pprof::set_heap_sampling(settings.profiling);
-    for (variable, near) in spoken.strange_variables() {
+    for (variable, near) in raw.strange_variables() {
         let meant = near.unwrap_or_default();
         tracing::warn!(variable, meant, "an environment variable looks like a setting and is not one");
     }
@@ -83,7 +83,7 @@ fn start(settings: Settings, spoken: RawSettings, telemetry: Telemetry) -> Resul
         Listeners::open(&settings).map_err(|error| StartError { what: error.to_string(), exit: error.exit() })?;
     // Before the start is announced: a SIGHUP right after it must compare with the settings of the start.
     let (http_sender, http) = watch::channel(http);
-    let reload = Reload::new(spoken, settings.live.clone(), hosts.clone(), http_sender);
+    let reload = Reload::new(raw, settings.live.clone(), hosts.clone(), http_sender);
     let runtime =
         lifecycle::runtime(WORKERS, BLOCKING).map_err(|error| StartError::io("start the runtime's threads", &error))?;
     let kubernetes = runtime.block_on(connect(&settings))?;

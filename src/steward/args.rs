@@ -70,18 +70,18 @@ pub(crate) fn read(args: impl IntoIterator<Item = OsString>) -> Result<Command, 
     match matches.subcommand() {
         Some(("print-config", sub)) => {
             let output = sub.get_one::<Output>("output").copied().unwrap_or(Output::Text);
-            Ok(Command::PrintConfig(spoken(sub), output))
+            Ok(Command::PrintConfig(raw(sub), output))
         }
         Some(("top", sub)) => Ok(Command::Top(top::Settings::read(sub))),
         Some((pprof::SUBCOMMAND, _)) => Ok(Command::Symbolize),
         Some(("usage", sub)) => {
             let output = sub.get_one("output").copied().unwrap_or(usage::Output::Table);
-            Ok(Command::Usage(spoken(sub), usage::Wanted { watch: sub.get_flag("watch"), output }))
+            Ok(Command::Usage(raw(sub), usage::Wanted { watch: sub.get_flag("watch"), output }))
         }
         Some((_, sub)) => Ok(match (sub.get_one::<String>(CLEAN), sub.get_one::<String>(CLEAR)) {
-            (Some(whose), _) => Command::Clean(spoken(sub), whose == ALL),
-            (None, Some(which)) => Command::Clear(spoken(sub), which.clone()),
-            (None, None) => Command::Agent(spoken(sub)),
+            (Some(whose), _) => Command::Clean(raw(sub), whose == ALL),
+            (None, Some(which)) => Command::Clear(raw(sub), which.clone()),
+            (None, None) => Command::Agent(raw(sub)),
         }),
         None => Err(clap::Error::new(clap::error::ErrorKind::MissingSubcommand)),
     }
@@ -196,7 +196,7 @@ fn flag(key: &'static Key) -> Arg {
     }
 }
 
-fn spoken(matches: &ArgMatches) -> RawSettings {
+fn raw(matches: &ArgMatches) -> RawSettings {
     let said = |key: &'static Key| Some((key.name, matches.try_get_one::<String>(key.name).ok()??.clone()));
     RawSettings {
         flags: KEYS.iter().filter_map(said).collect(),
@@ -218,12 +218,12 @@ mod tests {
         match read(line.split(' ').map(OsString::from)) {
             Ok(Command::Top(_) | Command::Symbolize) => unreachable!("no line here asks for it"),
             Ok(
-                Command::Agent(spoken)
-                | Command::Clean(spoken, _)
-                | Command::Clear(spoken, _)
-                | Command::PrintConfig(spoken, _)
-                | Command::Usage(spoken, _),
-            ) => Ok(spoken),
+                Command::Agent(raw)
+                | Command::Clean(raw, _)
+                | Command::Clear(raw, _)
+                | Command::PrintConfig(raw, _)
+                | Command::Usage(raw, _),
+            ) => Ok(raw),
             Err(error) => Err(error.kind()),
         }
     }
@@ -249,9 +249,9 @@ mod tests {
 
     #[test]
     fn flags_are_taken_as_written_and_switches_need_no_value() {
-        let spoken = flags("gpu-steward agent --standalone -v 4 --metrics-dcgm=false --gpus=simulated=T4:2").unwrap();
+        let raw = flags("gpu-steward agent --standalone -v 4 --metrics-dcgm=false --gpus=simulated=T4:2").unwrap();
         let expect = [("standalone", "true"), ("v", "4"), ("metrics-dcgm", "false"), ("gpus", "simulated=T4:2")];
-        assert_eq!(spoken.flags, expect.map(|(name, text)| (name, text.to_owned())).into());
+        assert_eq!(raw.flags, expect.map(|(name, text)| (name, text.to_owned())).into());
     }
 
     #[test]

@@ -10,23 +10,23 @@ use std::io::Write;
 /// Runs the command to its end or its error.
 pub(crate) fn grant(wish: Command) -> Exit {
     let granted = match wish {
-        Command::Agent(spoken) => Settings::hear(&spoken).map(|(settings, _)| {
+        Command::Agent(raw) => Settings::hear(&raw).map(|(settings, _)| {
             let telemetry = telemetry::start(settings.log_format, settings.live.verbosity);
-            agent::run(settings, spoken, telemetry)
+            agent::run(settings, raw, telemetry)
         }),
-        Command::Clean(spoken, all) => Settings::hear(&spoken).map(|(settings, _)| {
+        Command::Clean(raw, all) => Settings::hear(&raw).map(|(settings, _)| {
             telemetry::start(settings.log_format, settings.live.verbosity);
             agent::clean::run(&settings, all)
         }),
-        Command::Clear(spoken, which) => Settings::hear(&spoken).map(|(settings, _)| {
+        Command::Clear(raw, which) => Settings::hear(&raw).map(|(settings, _)| {
             telemetry::start(settings.log_format, settings.live.verbosity);
             agent::clear::run(&settings, &which)
         }),
-        Command::PrintConfig(spoken, output) => Settings::hear(&spoken).map(|(_, said)| {
+        Command::PrintConfig(raw, output) => Settings::hear(&raw).map(|(_, said)| {
             say(&print_config::print(&said, output));
             Exit::Ok
         }),
-        Command::Usage(spoken, wanted) => usage::run(&spoken, wanted),
+        Command::Usage(raw, wanted) => usage::run(&raw, wanted),
         Command::Top(settings) => Ok(watch(&settings)),
         // The parent process sees from the exit code that there is no answer, and reports it.
         Command::Symbolize => Ok(pprof::run_child().map_or(Exit::Failure, |()| Exit::Ok)),

@@ -119,8 +119,8 @@ impl Settings {
     ///
     /// # Errors
     /// All mistakes in the file and in values, not only the first.
-    pub(crate) fn hear(spoken: &RawSettings) -> Result<(Settings, BTreeMap<&'static str, RawValue>), Vec<Problem>> {
-        let Layers { said, faults, whole } = spoken.layer();
+    pub(crate) fn hear(raw: &RawSettings) -> Result<(Settings, BTreeMap<&'static str, RawValue>), Vec<Problem>> {
+        let Layers { said, faults, whole } = raw.layer();
         match Settings::read(&said) {
             Ok(settings) if faults.is_empty() => Ok((settings, said)),
             Ok(_) => Err(faults),
@@ -436,8 +436,8 @@ mod tests {
         let path = dir.path().join("c.yaml");
         std::fs::write(&path, file).unwrap();
         let environment = [(variable.0.to_owned(), variable.1.to_owned())].into();
-        let spoken = RawSettings { file: Some(path), environment, ..RawSettings::default() };
-        let problems = Settings::hear(&spoken).unwrap_err();
+        let raw = RawSettings { file: Some(path), environment, ..RawSettings::default() };
+        let problems = Settings::hear(&raw).unwrap_err();
         let shown = |problem: &Problem| problem.to_string().replace(&format!("{}/", dir.path().display()), "");
         problems.iter().map(shown).collect()
     }

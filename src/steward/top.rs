@@ -3,7 +3,7 @@
 //! ```text
 //!   settings ─▶ fetch ──Snapshot──▶ state ◀──Key── screen
 //!                                     │
-//!             cards pods processes ◀──┴──▶ draw ─▶ screen | frame (plain text) | JSON
+//!             gpus pods processes ◀──┴──▶ draw ─▶ screen | frame (plain text) | JSON
 //! ```
 //!
 //! What must never happen here: a reading of the machine (the agent has done that), a frame that depends on more than
@@ -16,7 +16,7 @@ mod show;
 mod table;
 mod pods;
 mod processes;
-mod cards;
+mod gpus;
 mod key;
 #[cfg(test)]
 mod stage;

@@ -81,8 +81,8 @@ enum Failure {
 ///
 /// # Errors
 /// The problems of the setting that names the socket.
-pub(crate) fn run(spoken: &RawSettings, wanted: Wanted) -> Result<Exit, Vec<Problem>> {
-    let socket = socket(spoken)?;
+pub(crate) fn run(raw: &RawSettings, wanted: Wanted) -> Result<Exit, Vec<Problem>> {
+    let socket = socket(raw)?;
     let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
         Ok(runtime) => runtime,
         Err(error) => return Ok(end(&Failure::Runtime(error))),
@@ -98,17 +98,17 @@ pub(crate) fn run(spoken: &RawSettings, wanted: Wanted) -> Result<Exit, Vec<Prob
 
 /// The path of the agent's socket. The configuration file is read only if neither flag nor environment name the socket,
 /// so that a user who may not read that file can still use the socket.
-fn socket(spoken: &RawSettings) -> Result<PathBuf, Vec<Problem>> {
+fn socket(raw: &RawSettings) -> Result<PathBuf, Vec<Problem>> {
     let variable = Key::named(SOCKET).map(Key::variable).unwrap_or_default();
-    let flag = spoken.flags.get(SOCKET).map(|text| RawValue { text: text.clone(), origin: Origin::Flag });
+    let flag = raw.flags.get(SOCKET).map(|text| RawValue { text: text.clone(), origin: Origin::Flag });
     let said = flag.or_else(|| {
-        let text = spoken.environment.get(&variable)?.clone();
+        let text = raw.environment.get(&variable)?.clone();
         Some(RawValue { text, origin: Origin::Environment(variable) })
     });
     let said = match said {
         Some(said) => said,
         None => {
-            let mut layers = spoken.layer();
+            let mut layers = raw.layer();
             if !layers.faults.is_empty() {
                 return Err(layers.faults);
             }

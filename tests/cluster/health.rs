@@ -6,7 +6,7 @@ use crate::fleet;
 use lab::agent::Agent;
 use lab::eventually::eventually;
 use lab::scenario::{
-    CallFault, Code, FakeGpu, FakeNvml, ReadingKind, Scenario, Value as Number, Which, XidEvent, cards,
+    CallFault, Code, FakeGpu, FakeNvml, ReadingKind, Scenario, Value as Number, Which, XidEvent, fake_gpus,
 };
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
@@ -27,7 +27,7 @@ impl Driver {
     fn new() -> Driver {
         let dir = tempfile::tempdir().expect("a directory");
         let fake = FakeNvml::install(dir.path()).expect("the fake library was built");
-        let scenario = Scenario { gpus: (0..3).map(|_| cards("H100", 1)).collect(), ..Scenario::default() };
+        let scenario = Scenario { gpus: (0..3).map(|_| fake_gpus("H100", 1)).collect(), ..Scenario::default() };
         let mut driver = Driver { fake, scenario, dir };
         driver.change(|_| {});
         driver

@@ -4,7 +4,7 @@
 //! ```text
 //!   code value trace        NVML's error numbers, numbers that change with time, recorded traces
 //!   profile scenario        the GPU models, and the scenario file that a tester writes
-//!   card                    one GPU of the running scenario: every reading is a function of time
+//!   gpu                    one GPU of the running scenario: every reading is a function of time
 //!   state                   the running scenario, its clock, and the checks at the start of each call
 //!   answer call             the C functions: their common code, and each function
 //! ```
@@ -16,7 +16,7 @@ pub mod trace;
 pub mod value;
 pub mod profile;
 pub mod scenario;
-mod card;
+mod gpu;
 mod state;
 mod answer;
 mod call;

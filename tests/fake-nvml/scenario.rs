@@ -125,7 +125,7 @@ pub struct FakeGpu {
     /// Processes that come and go.
     pub churn: Option<Churn>,
     /// Connections to other GPUs, where they differ from the default.
-    pub links: Vec<CardLink>,
+    pub links: Vec<FakeLink>,
     /// NVLinks with errors.
     pub nvlinks: Vec<SickLink>,
     /// C functions (or `field:N`) that return `NOT_SUPPORTED`, besides those of the model.
@@ -348,7 +348,7 @@ pub struct Churn {
 /// A connection to another GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct CardLink {
+pub struct FakeLink {
     /// The position of the other GPU in the file.
     pub peer: u32,
     /// `PSB`, `PIX`, `PXB`, `PHB`, `NODE` or `SYS`.

@@ -1,7 +1,7 @@
 //! The running scenario, its clock, and the checks at the start of each call.
 
-use crate::card::{Board, Instance, boards, listed};
 use crate::code::Code;
+use crate::gpu::{Board, Instance, boards, listed};
 use crate::profile::matches;
 use crate::scenario::{CallFault, Clock, ReadingKind, Scenario, Which, XidEvent};
 use parking_lot::{Mutex, MutexGuard};
@@ -208,10 +208,10 @@ impl State {
         (view.place, view.instance) = match subject {
             Subject::System => (None, None),
             Subject::Handle(handle) => {
-                (self.card(&view, *handle), u32::try_from(handle % 0x100).ok().and_then(|at| at.checked_sub(1)))
+                (self.gpu(&view, *handle), u32::try_from(handle % 0x100).ok().and_then(|at| at.checked_sub(1)))
             }
             Subject::Instance(handle, id) => {
-                let place = self.card(&view, *handle);
+                let place = self.gpu(&view, *handle);
                 let instances = place.map_or(&[][..], |place| &view.boards[place].instances);
                 let at = instances.iter().position(|instance| instance.gpu_instance == *id);
                 (place, at.and_then(|at| u32::try_from(at).ok()))
@@ -231,7 +231,7 @@ impl State {
     }
 
     /// Position of the GPU of a handle, also of the handle of its MIG instance.
-    fn card(&self, view: &View, handle: usize) -> Option<usize> {
+    fn gpu(&self, view: &View, handle: usize) -> Option<usize> {
         let uuid = (handle / 0x100).checked_sub(1).and_then(|slot| self.handles.get(slot))?;
         view.boards.iter().position(|board| board.uuid == *uuid)
     }
@@ -443,13 +443,13 @@ pub(crate) fn sums(view: &View) -> Sums {
 }
 
 /// The next event on one of these GPUs that was not delivered yet; `None` if there is none.
-pub(crate) fn next_event(cards: &[(String, u64)]) -> Option<(XidEvent, View)> {
+pub(crate) fn next_event(gpus: &[(String, u64)]) -> Option<(XidEvent, View)> {
     let mut state = state();
     let mut view = state.view();
     let boards = view.boards.clone();
     for event in &state.scenario.clone().xids {
         let Some(place) = boards.iter().position(|board| board.is(&event.gpu)) else { continue };
-        let wanted = cards.iter().any(|(uuid, mask)| *uuid == boards[place].uuid && mask & event.event != 0);
+        let wanted = gpus.iter().any(|(uuid, mask)| *uuid == boards[place].uuid && mask & event.event != 0);
         if wanted && event.at_s <= view.time && state.delivered.insert(event.id) {
             view.place = Some(place);
             return Some((event.clone(), view));
@@ -459,10 +459,10 @@ pub(crate) fn next_event(cards: &[(String, u64)]) -> Option<(XidEvent, View)> {
 }
 
 /// Whether one of these GPUs is lost: then a wait for events of all of them fails.
-pub(crate) fn any_lost(cards: &[(String, u64)]) -> bool {
+pub(crate) fn any_lost(gpus: &[(String, u64)]) -> bool {
     let state = state();
     let lost = |board: &Board| board.spec.lost || !board.spec.present;
-    state.boards.iter().any(|board| lost(board) && cards.iter().any(|(uuid, _)| *uuid == board.uuid))
+    state.boards.iter().any(|board| lost(board) && gpus.iter().any(|(uuid, _)| *uuid == board.uuid))
 }
 
 impl View {
@@ -483,7 +483,7 @@ impl View {
 
     /// A scenario second on the wall clock, in microseconds.
     pub(crate) fn stamp_us(&self, time: f64) -> u64 {
-        self.origin_us.saturating_add(crate::card::whole(time.max(0.0) * 1e6))
+        self.origin_us.saturating_add(crate::gpu::whole(time.max(0.0) * 1e6))
     }
 
     /// NVML's index of a GPU.

@@ -2,7 +2,7 @@
 
 pub use fake_nvml::code::Code;
 pub use fake_nvml::scenario::{
-    CallFault, CardLink, Churn, Clock, FakeGpu, FakeProcess, List, MigDetail, MigSlot, ProcessList, ProcessSamples,
+    CallFault, Churn, Clock, FakeGpu, FakeLink, FakeProcess, List, MigDetail, MigSlot, ProcessList, ProcessSamples,
     ReadingKind, Scenario, SickLink, Way, Which, XidEvent,
 };
 pub use fake_nvml::value::{Program, Replay, Then, Value};
@@ -104,7 +104,7 @@ fn built_library() -> io::Result<PathBuf> {
 
 /// `count` GPUs of a model.
 #[must_use]
-pub fn cards(model: &str, count: u32) -> FakeGpu {
+pub fn fake_gpus(model: &str, count: u32) -> FakeGpu {
     FakeGpu { model: model.to_owned(), count, ..FakeGpu::default() }
 }
 

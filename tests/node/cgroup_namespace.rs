@@ -5,7 +5,7 @@ use crate::program::BINARY;
 use lab::agent::Agent;
 use lab::eventually::eventually;
 use lab::pods::Pods;
-use lab::scenario::{FakeGpu, FakeNvml, Scenario, cards, process};
+use lab::scenario::{FakeGpu, FakeNvml, Scenario, fake_gpus, process};
 use serde_json::Value;
 use std::path::Path;
 use std::time::Duration;
@@ -35,7 +35,7 @@ fn from_a_private_cgroup_namespace_the_program_shows_pods_processes_and_names() 
     }
     let pids: Vec<u32> = pod.containers.iter().map(|container| container.pid).collect();
     let fake = FakeNvml::install(recipe.dir()).unwrap();
-    let gpu = FakeGpu { processes: vec![process(pids[0], 4096 * MIB, 40.0)], ..cards("H100", 1) };
+    let gpu = FakeGpu { processes: vec![process(pids[0], 4096 * MIB, 40.0)], ..fake_gpus("H100", 1) };
     fake.write(&Scenario { gpus: vec![gpu], ..Scenario::default() }).unwrap();
 
     // The kernel makes a process's cgroup the root of its new cgroup namespace. So the process first moves into the

@@ -6,7 +6,7 @@ use crate::program::BINARY;
 use lab::agent::Agent;
 use lab::api_server::FakeApiServer;
 use lab::eventually::eventually;
-use lab::scenario::{Scenario, cards};
+use lab::scenario::{Scenario, fake_gpus};
 use serde_json::{Value, json};
 use std::time::Duration;
 
@@ -51,7 +51,7 @@ fn agent(server: &FakeApiServer, library: &std::path::Path) -> Agent {
 fn when_the_last_gpu_is_gone_the_agent_cleans_its_node_and_writes_it_again_when_gpus_return() {
     let server = FakeApiServer::start();
     server.put("nodes", node("n1"));
-    let two = Scenario { gpus: vec![cards("H100", 2)], ..Scenario::default() };
+    let two = Scenario { gpus: vec![fake_gpus("H100", 2)], ..Scenario::default() };
     let (_directory, driver) = fake(&two);
     let _agent = agent(&server, driver.library());
     eventually("what it has on its Node", SOON, || written(&server, "n1"));
@@ -65,7 +65,7 @@ fn when_the_last_gpu_is_gone_the_agent_cleans_its_node_and_writes_it_again_when_
 fn clean_node_removes_what_agents_wrote_and_nothing_else() {
     let server = FakeApiServer::start();
     server.put("nodes", node("n1"));
-    let (_directory, driver) = fake(&Scenario { gpus: vec![cards("H100", 2)], ..Scenario::default() });
+    let (_directory, driver) = fake(&Scenario { gpus: vec![fake_gpus("H100", 2)], ..Scenario::default() });
     let running = agent(&server, driver.library());
     eventually("what it has on its Node", SOON, || written(&server, "n1"));
     let ended = running.terminate();

@@ -4,7 +4,7 @@ use crate::program::BINARY;
 use lab::agent::{Agent, START};
 use lab::eventually::eventually;
 use lab::scenario::{
-    CallFault, Code, FakeGpu, FakeNvml, Program, ReadingKind, Replay, Scenario, Which, cards, process,
+    CallFault, Code, FakeGpu, FakeNvml, Program, ReadingKind, Replay, Scenario, Which, fake_gpus, process,
 };
 use serde_json::Value;
 use std::path::{Path, PathBuf};
@@ -72,8 +72,8 @@ fn nvidias_own_library_without_a_driver_gives_advice_and_the_agent_goes_on() {
 #[test]
 fn eight_gpus_of_the_driver_are_served_with_their_processes() {
     let mine = std::process::id();
-    let busy = FakeGpu { processes: vec![process(mine, 7 << 30, 63.0)], ..cards("H100", 1) };
-    let (_directory, fake) = fake(&Scenario { gpus: vec![busy, cards("H100", 7)], ..Scenario::default() });
+    let busy = FakeGpu { processes: vec![process(mine, 7 << 30, 63.0)], ..fake_gpus("H100", 1) };
+    let (_directory, fake) = fake(&Scenario { gpus: vec![busy, fake_gpus("H100", 7)], ..Scenario::default() });
     let agent = Agent::standalone(BINARY).with("--nvml-library", fake.library()).launch();
     let gpus = gpus(&agent, 8);
     assert_eq!(gpus[0]["model"], "NVIDIA H100 80GB HBM3");
@@ -93,7 +93,7 @@ pub(crate) fn replayed() -> Scenario {
     let recording = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/traces/helios-two-tenants.csv");
     let replay = Replay { speed: 600.0, ..Replay::of(recording, "vc6YE") };
     let values = [(ReadingKind::PowerWatts, Program::Replay(replay).into())].into();
-    Scenario { gpus: vec![FakeGpu { values, ..cards("A100", 8) }], ..Scenario::default() }
+    Scenario { gpus: vec![FakeGpu { values, ..fake_gpus("A100", 8) }], ..Scenario::default() }
 }
 
 #[test]
@@ -127,7 +127,7 @@ fn conditions(agent: &Agent) -> Vec<(Vec<String>, bool)> {
 /// Promise 11 in docs/specification.md: a call of some seconds costs readings, and no capacity.
 #[test]
 fn a_driver_call_of_some_seconds_makes_no_gpu_unfit() {
-    let well = Scenario { gpus: vec![cards("H100", 5)], ..Scenario::default() };
+    let well = Scenario { gpus: vec![fake_gpus("H100", 5)], ..Scenario::default() };
     let (_directory, fake) = fake(&well);
     let agent = Agent::standalone(BINARY).with("--nvml-library", fake.library()).start();
     gpus(&agent, 5);
@@ -153,7 +153,7 @@ fn a_driver_call_of_some_seconds_makes_no_gpu_unfit() {
 /// Promise 33 in docs/specification.md.
 #[test]
 fn a_gpu_whose_calls_all_fail_is_silent_and_the_others_stay_healthy() {
-    let (_directory, fake) = fake(&Scenario { gpus: vec![cards("H100", 5)], ..Scenario::default() });
+    let (_directory, fake) = fake(&Scenario { gpus: vec![fake_gpus("H100", 5)], ..Scenario::default() });
     let agent = Agent::standalone(BINARY).with("--nvml-library", fake.library()).start();
     gpus(&agent, 5);
     let errors = ["UNKNOWN", "NO_PERMISSION", "TIMEOUT", "GPU_NOT_FOUND"];
@@ -164,7 +164,7 @@ fn a_gpu_whose_calls_all_fail_is_silent_and_the_others_stay_healthy() {
         ..CallFault::default()
     };
     let faults = (0..).zip(errors).map(fails).collect();
-    let bad = Scenario { gpus: vec![cards("H100", 5)], faults, ..Scenario::default() };
+    let bad = Scenario { gpus: vec![fake_gpus("H100", 5)], faults, ..Scenario::default() };
     fake.write(&bad).expect("the scenario is written");
     let silent = (vec!["silent".to_owned()], false);
     let found = eventually("four that are silent", START, || {
@@ -182,7 +182,7 @@ fn a_gpu_whose_calls_all_fail_is_silent_and_the_others_stay_healthy() {
 /// Promise 13 in docs/specification.md.
 #[test]
 fn the_program_ends_after_a_driver_update_and_waits_for_a_driver_that_never_fitted() {
-    let old = Scenario { gpus: vec![cards("H100", 1)], ..Scenario::default() };
+    let old = Scenario { gpus: vec![fake_gpus("H100", 1)], ..Scenario::default() };
     let (_directory, fake) = fake(&old);
     let agent = Agent::standalone(BINARY).with("--nvml-library", fake.library()).start();
     gpus(&agent, 1);

@@ -4,7 +4,7 @@ use crate::program::BINARY;
 use lab::agent::Agent;
 use lab::eventually::eventually;
 use lab::pods::Pods;
-use lab::scenario::{FakeGpu, FakeNvml, Scenario, cards, process};
+use lab::scenario::{FakeGpu, FakeNvml, Scenario, fake_gpus, process};
 use serde_json::Value;
 use std::path::Path;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -55,7 +55,7 @@ fn a_pod_ends(number: u32, periods: &[(&str, &str)]) {
     pod.containers[1].named(&links, ("ghost-0", "ml", "main")).unwrap();
     // A driver may list a process for a while after its end; this fake driver lists it for ever.
     let fake = FakeNvml::install(folder.path()).unwrap();
-    let gpu = FakeGpu { processes: vec![process(pid, 1 << 30, 50.0)], ..cards("H100", 1) };
+    let gpu = FakeGpu { processes: vec![process(pid, 1 << 30, 50.0)], ..fake_gpus("H100", 1) };
     fake.write(&Scenario { gpus: vec![gpu], ..Scenario::default() }).unwrap();
     let recipe = Agent::standalone(BINARY).with("--nvml-library", fake.library()).with("--log-links", &links);
     let agent = periods.iter().fold(recipe, |recipe, (flag, period)| recipe.with(flag, period)).start();

@@ -6,7 +6,7 @@ use crate::program::BINARY;
 use lab::agent::{Agent, Recipe, START};
 use lab::eventually::eventually;
 use lab::http;
-use lab::scenario::{FakeGpu, ReadingKind, Scenario, Value as Number, Which, XidEvent, cards};
+use lab::scenario::{FakeGpu, ReadingKind, Scenario, Value as Number, Which, XidEvent, fake_gpus};
 use serde_json::Value;
 use std::path::Path;
 
@@ -14,7 +14,7 @@ use std::path::Path;
 /// it does not look like a reset when the agent starts again.
 fn driver_without_advice() -> Scenario {
     let energy = [(ReadingKind::EnergyMillijoules, Number::Constant(5e6))].into();
-    let gpu = FakeGpu { values: energy, not_supported: vec!["field:230".into()], ..cards("A100", 2) };
+    let gpu = FakeGpu { values: energy, not_supported: vec!["field:230".into()], ..fake_gpus("A100", 2) };
     Scenario { gpus: vec![gpu], ..Scenario::default() }
 }
 

@@ -5,7 +5,7 @@ use lab::agent::START;
 use lab::eventually::eventually;
 use lab::http;
 use lab::pods::Pods;
-use lab::scenario::{FakeGpu, FakeNvml, Scenario, Which, XidEvent, cards, process};
+use lab::scenario::{FakeGpu, FakeNvml, Scenario, Which, XidEvent, fake_gpus, process};
 use serde_json::Value;
 use std::io::Write;
 use std::path::Path;
@@ -138,7 +138,7 @@ fn a_driver_error_is_found(number: u32, by_log: bool) {
     container.named(Path::new(&at("links")), ("train-0", "ml", "main")).unwrap();
     let pid = container.pid;
     let fake = FakeNvml::install(folder.path()).unwrap();
-    let gpu = FakeGpu { processes: vec![process(pid, 1 << 30, 50.0)], ..cards("H100", 1) };
+    let gpu = FakeGpu { processes: vec![process(pid, 1 << 30, 50.0)], ..fake_gpus("H100", 1) };
     let mut scenario = Scenario { gpus: vec![gpu], ..Scenario::default() };
     fake.write(&scenario).unwrap();
     let mut log = std::fs::File::create(at("kmsg")).unwrap();

@@ -2,7 +2,7 @@
 
 use crate::program::BINARY;
 use lab::agent::Agent;
-use lab::scenario::{CallFault, FakeNvml, Scenario, cards};
+use lab::scenario::{CallFault, FakeNvml, Scenario, fake_gpus};
 use std::io::Write;
 use std::net::{TcpListener, TcpStream};
 use std::time::{Duration, Instant};
@@ -201,7 +201,7 @@ fn a_second_signal_ends_at_once() {
 fn an_event_thread_that_hangs_in_the_driver_is_logged_once_and_stops_nothing_else() {
     let dir = tempfile::tempdir().unwrap();
     let fake = FakeNvml::install(dir.path()).unwrap();
-    let well = Scenario { gpus: vec![cards("H100", 2)], ..Scenario::default() };
+    let well = Scenario { gpus: vec![fake_gpus("H100", 2)], ..Scenario::default() };
     fake.write(&well).unwrap();
     let agent = Agent::standalone(BINARY).with("--nvml-library", fake.library()).start();
     let hang = |agent: &Agent| agent.get("/metrics").text().contains("\ngpu_steward_gpu_events_hang 1\n");
@@ -236,7 +236,7 @@ fn an_event_thread_that_hangs_in_the_driver_is_logged_once_and_stops_nothing_els
 fn while_every_driver_call_hangs_the_agent_serves_the_rest_and_ends_in_time() {
     let dir = tempfile::tempdir().unwrap();
     let fake = FakeNvml::install(dir.path()).unwrap();
-    let well = Scenario { gpus: vec![cards("H100", 2)], ..Scenario::default() };
+    let well = Scenario { gpus: vec![fake_gpus("H100", 2)], ..Scenario::default() };
     fake.write(&well).unwrap();
     let manager = std::os::unix::net::UnixDatagram::bind(dir.path().join("notify")).unwrap();
     manager.set_read_timeout(Some(Duration::from_secs(30))).unwrap();

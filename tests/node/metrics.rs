@@ -5,7 +5,7 @@ use crate::driver::fake;
 use crate::program::BINARY;
 use lab::agent::Agent;
 use lab::eventually::eventually;
-use lab::scenario::{FakeGpu, FakeProcess, MigDetail, MigSlot, Scenario, cards, process};
+use lab::scenario::{FakeGpu, FakeProcess, MigDetail, MigSlot, Scenario, fake_gpus, process};
 use std::io::Write;
 use std::net::TcpStream;
 use std::time::Duration;
@@ -59,7 +59,7 @@ fn compute_instances_of_one_gpu_instance_are_counted_once_in_the_metrics() {
     let gpu = FakeGpu {
         mig: vec![slot(3, 0), slot(3, 1)],
         processes: vec![inside(4_000_001, 0), inside(4_000_002, 1)],
-        ..cards("A100", 1)
+        ..fake_gpus("A100", 1)
     };
     let (_directory, fake) = fake(&Scenario { gpus: vec![gpu], ..Scenario::default() });
     let agent = Agent::standalone(BINARY).with("--nvml-library", fake.library()).start();

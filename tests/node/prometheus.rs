@@ -5,7 +5,7 @@ use crate::program::BINARY;
 use lab::agent::Agent;
 use lab::pods::Pods;
 use lab::prometheus::Prometheus;
-use lab::scenario::{FakeGpu, FakeNvml, Scenario, cards, process};
+use lab::scenario::{FakeGpu, FakeNvml, Scenario, fake_gpus, process};
 use std::path::Path;
 
 /// A pod number that no other test uses.
@@ -62,8 +62,8 @@ fn a_real_prometheus_scrapes_the_program_and_each_query_answers_once() {
     let links = folder.path().join("links");
     container.named(&links, ("train-0", "ml", "main")).unwrap();
     let fake = FakeNvml::install(folder.path()).unwrap();
-    let busy = FakeGpu { processes: vec![process(container.pid, u64::from(HELD) << 20, 50.0)], ..cards("H100", 1) };
-    fake.write(&Scenario { gpus: vec![busy, cards("H100", 1)], ..Scenario::default() }).unwrap();
+    let busy = FakeGpu { processes: vec![process(container.pid, u64::from(HELD) << 20, 50.0)], ..fake_gpus("H100", 1) };
+    fake.write(&Scenario { gpus: vec![busy, fake_gpus("H100", 1)], ..Scenario::default() }).unwrap();
     let agent = Agent::standalone(BINARY)
         .with("--nvml-library", fake.library())
         .with("--log-links", &links)

@@ -5,12 +5,12 @@ use crate::incidents::operate;
 use crate::program::BINARY;
 use lab::agent::{Agent, START};
 use lab::eventually::eventually;
-use lab::scenario::{Scenario, cards};
+use lab::scenario::{Scenario, fake_gpus};
 use std::process::Command;
 
 #[test]
 fn the_driver_is_released_for_a_while_and_every_gpu_stays_listed() {
-    let (_directory, driver) = fake(&Scenario { gpus: vec![cards("H100", 2)], ..Scenario::default() });
+    let (_directory, driver) = fake(&Scenario { gpus: vec![fake_gpus("H100", 2)], ..Scenario::default() });
     let agent = Agent::standalone(BINARY).with("--nvml-library", driver.library()).launch();
     gpus(&agent, 2);
     let state = agent.dir().join("state");

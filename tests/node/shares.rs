@@ -5,7 +5,7 @@ use crate::program::BINARY;
 use lab::agent::Agent;
 use lab::eventually::eventually;
 use lab::pods::Pods;
-use lab::scenario::{FakeGpu, FakeNvml, ReadingKind, Scenario, Value, cards, process};
+use lab::scenario::{FakeGpu, FakeNvml, ReadingKind, Scenario, Value, fake_gpus, process};
 use std::path::Path;
 use std::time::Duration;
 
@@ -38,7 +38,7 @@ fn pod_memory_and_unattributed_memory_add_up_and_only_a_sole_holder_is_named() {
     let of = |processes, used: u64| {
         #[expect(clippy::cast_precision_loss, reason = "a few GiB")]
         let used = Value::Constant((used * GIB) as f64);
-        FakeGpu { processes, values: [(ReadingKind::MemoryUsedBytes, used)].into(), ..cards("H100", 1) }
+        FakeGpu { processes, values: [(ReadingKind::MemoryUsedBytes, used)].into(), ..fake_gpus("H100", 1) }
     };
     let gpus = vec![
         of(vec![one(4)], 5),
@@ -98,7 +98,7 @@ fn gpu_time_and_energy_of_a_pod_count_on_after_the_agent_is_killed() {
     let mut pods = Pods::prepare(Path::new("/sys/fs/cgroup")).unwrap();
     let container = &pods.add(NUMBER + 2, 1, &["sleep", "1000"]).unwrap().containers[0];
     container.named(&links, ("one", "ml", "main")).unwrap();
-    let gpu = FakeGpu { processes: vec![process(container.pid, GIB, 10.0)], ..cards("H100", 1) };
+    let gpu = FakeGpu { processes: vec![process(container.pid, GIB, 10.0)], ..fake_gpus("H100", 1) };
     let fake = FakeNvml::install(folder.path()).unwrap();
     fake.write(&Scenario { gpus: vec![gpu], ..Scenario::default() }).unwrap();
     let state = folder.path().join("state");

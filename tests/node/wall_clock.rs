@@ -6,7 +6,7 @@ use crate::program::BINARY;
 use lab::agent::{Agent, START};
 use lab::eventually::eventually;
 use lab::pods::Pods;
-use lab::scenario::{self, FakeGpu, FakeNvml, ReadingKind, Scenario, cards, process};
+use lab::scenario::{self, FakeGpu, FakeNvml, ReadingKind, Scenario, fake_gpus, process};
 use serde_json::Value;
 use std::io::{BufRead, BufReader};
 use std::os::unix::fs::FileExt;
@@ -255,7 +255,7 @@ fn a_wall_clock_that_jumps_an_hour_changes_no_age_rate_or_owner() {
     let pod = pods.add(NUMBER, 1, &["sh", "-c", "while :; do :; done"]).unwrap();
     let (uid, pid) = (pod.uid.clone(), pod.containers[0].pid);
     let values = [(ReadingKind::UtilizationPercent, scenario::Value::Constant(100.0 * SM))].into();
-    let gpu = FakeGpu { processes: vec![process(pid, MEMORY, 100.0 * SM)], values, ..cards("H100", 1) };
+    let gpu = FakeGpu { processes: vec![process(pid, MEMORY, 100.0 * SM)], values, ..fake_gpus("H100", 1) };
     let mut clock = Clock::build(folder.path(), Scenario { gpus: vec![gpu], ..Scenario::default() });
     let agent = Agent::standalone(BINARY)
         .within("true")

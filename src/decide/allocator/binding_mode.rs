@@ -22,7 +22,7 @@ pub struct BindingChoice {
     pub lost: bool,
     /// Whether the runtime reports that its CDI is on. Then one container without its devices does not prove that CDI
     /// is off.
-    pub promised: bool,
+    pub announced: bool,
     /// The reason, as a clause for the log.
     pub why: String,
 }
@@ -75,8 +75,8 @@ pub type RuntimeCdi<'a> = (&'a str, bool);
 /// report of the runtime that the kubelet uses counts.
 #[must_use]
 pub fn choose(kubelet: &str, runtime: &str, word: Option<RuntimeCdi<'_>>, disproved: bool) -> BindingChoice {
-    let early = |lost: bool, why: String| BindingChoice { found: CdiSupport::Early, lost, promised: false, why };
-    let late = |promised: bool, why: String| BindingChoice { found: CdiSupport::Late, lost: false, promised, why };
+    let early = |lost: bool, why: String| BindingChoice { found: CdiSupport::Early, lost, announced: false, why };
+    let late = |announced: bool, why: String| BindingChoice { found: CdiSupport::Late, lost: false, announced, why };
     let (name, version) = runtime.split_once("://").unwrap_or((runtime, ""));
     let known = numbers(kubelet);
     if known.is_none_or(|kubelet| kubelet < KUBELET) {
@@ -104,7 +104,7 @@ pub fn choose(kubelet: &str, runtime: &str, word: Option<RuntimeCdi<'_>>, dispro
         let why = format!(
             "{runtime} did not make the edits of a CDI device when that was last tried; --binding=late tries it again"
         );
-        return BindingChoice { found: CdiSupport::Disproved, lost: true, promised: false, why };
+        return BindingChoice { found: CdiSupport::Disproved, lost: true, announced: false, why };
     }
     late(false, format!("kubelet {kubelet} and {runtime} have CDI"))
 }
@@ -125,7 +125,7 @@ pub fn guess(last: Option<(CdiSupport, &str)>, word: Option<RuntimeCdi<'_>>, tri
         (None, _) if !tried => return None,
         (None, _) => (CdiSupport::Early, false, "this works with any runtime"),
     };
-    Some(BindingChoice { found, lost, promised: says == Some(true), why: why.into() })
+    Some(BindingChoice { found, lost, announced: says == Some(true), why: why.into() })
 }
 
 /// Whether this runtime reports that its CDI is on; `None` if the report is of another runtime. Only name, major and
@@ -172,9 +172,9 @@ mod tests {
             ("v1.34.9", "containerd://", None, (Early, false)),
             ("", "", None, (Early, false)),
         ] {
-            let BindingChoice { found, lost, promised, why } = choose(kubelet, runtime, word, false);
+            let BindingChoice { found, lost, announced, why } = choose(kubelet, runtime, word, false);
             assert_eq!((found, lost), expect, "{kubelet} {runtime} {word:?}: {why}");
-            assert_eq!(promised, found == Late && word.is_some_and(|(_, on)| on), "{why}");
+            assert_eq!(announced, found == Late && word.is_some_and(|(_, on)| on), "{why}");
         }
         assert!(choose("v1.34.9", "containerd://1.7.24", None, false).why.contains("switched off"));
     }

@@ -15,7 +15,7 @@
 //! What must never happen here: a container starts with devices or amounts that are not its own by the checkpoint.
 
 use super::effective_claim::EffectiveClaim;
-use super::seat::{Moved, same_shape};
+use super::reassign::{Moved, same_shape};
 use super::state::NodeAllocator;
 use super::tickets;
 use model::checkpoint::CheckpointEntry;
@@ -171,13 +171,13 @@ impl NodeAllocator {
             };
             let Some(own) = own else { continue };
             let right = own == *given
-                || match self.seat((&row.holder.pod, at), given, issued.meant.as_ref()) {
+                || match self.reassign((&row.holder.pod, at), given, issued.meant.as_ref()) {
                     Some(Moved::Exchanged) => {
                         self.due.exchanged += 1;
                         true
                     }
                     Some(Moved::Alone) => {
-                        self.due.reseated += 1;
+                        self.due.reassigned += 1;
                         true
                     }
                     None => false,

@@ -3,14 +3,14 @@
 use super::state::NodeAllocator;
 use model::claim::DeviceShare;
 use model::id::GpuUuid;
-use model::limits::{MAX_PROMISES, PodMemoryClaim};
+use model::limits::{MAX_MEMORY_CLAIMS, PodMemoryClaim};
 use model::unit::Bytes;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
 impl NodeAllocator {
     /// The memory that each started pod that has not finished may use of each device on which its memory is limited. At
-    /// most [`MAX_PROMISES`] entries.
+    /// most [`MAX_MEMORY_CLAIMS`] entries.
     #[must_use]
     pub fn memory_claims(&self) -> Arc<[PodMemoryClaim]> {
         let unlimited = |share: &DeviceShare| share.memory.is_none_or(|memory| memory == Bytes(0));
@@ -24,6 +24,6 @@ impl NodeAllocator {
                 memory: Bytes(held.demand(device).memory),
             })
         });
-        of_pods.take(MAX_PROMISES).collect()
+        of_pods.take(MAX_MEMORY_CLAIMS).collect()
     }
 }

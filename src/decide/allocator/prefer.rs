@@ -52,7 +52,7 @@ impl NodeAllocator {
     /// number of slots that these claims leave. `request` is `None` while no waiting container is known.
     fn room(&self, device: &GpuUuid, request: Option<&ContainerRequest>) -> (bool, usize) {
         let Some(gpu) = self.devices.get(device) else { return (false, 0) };
-        let promised = self.ledger.claimed(device);
+        let claimed = self.ledger.claimed(device);
         let memory = match request.and_then(|request| request.memory) {
             Some(memory) => memory.of(gpu.memory).0,
             // A container without a limit has room wherever some memory is left.
@@ -61,11 +61,11 @@ impl NodeAllocator {
         let cores = request.and_then(|request| request.cores).map_or(0, |cores| cores.0);
         let wanted =
             DeviceDemand { memory, cores: u64::from(cores), containers: 1, exclusive: u64::from(cores >= ALL_CORES) };
-        let fits = |promised: u64, wanted: u64, total: u64| promised.saturating_add(wanted) <= total;
-        let keeps = fits(promised.memory, wanted.memory, gpu.memory.0)
-            && fits(promised.cores, wanted.cores, u64::from(gpu.cores))
-            && !wanted.clashes_with(promised, gpu.cores);
-        let slots = u64::from(gpu.slots).saturating_sub(promised.containers);
+        let fits = |claimed: u64, wanted: u64, total: u64| claimed.saturating_add(wanted) <= total;
+        let keeps = fits(claimed.memory, wanted.memory, gpu.memory.0)
+            && fits(claimed.cores, wanted.cores, u64::from(gpu.cores))
+            && !wanted.clashes_with(claimed, gpu.cores);
+        let slots = u64::from(gpu.slots).saturating_sub(claimed.containers);
         (keeps && slots > 0, usize::try_from(slots).unwrap_or(usize::MAX))
     }
 

@@ -36,7 +36,7 @@ pub enum Refusal {
         /// All that pods may claim, in the unit of `what`.
         total: u64,
         /// What started pods claim.
-        promised: u64,
+        claimed: u64,
         /// What this pod claims.
         wanted: u64,
     },
@@ -135,8 +135,8 @@ impl fmt::Display for Refusal {
                 "the pod's claim names {device}, and this node has no such GPU; delete the pod, so that the scheduler places \
                  a new one"
             ),
-            Refusal::DoesNotFit { device, what, total, promised, wanted } => {
-                does_not_fit(f, (*what, device), (*wanted, *promised, *total))
+            Refusal::DoesNotFit { device, what, total, claimed, wanted } => {
+                does_not_fit(f, (*what, device), (*wanted, *claimed, *total))
             }
             Refusal::NotAlone { device, own: true } => write!(
                 f,
@@ -178,7 +178,7 @@ impl fmt::Display for Refusal {
 fn does_not_fit(
     f: &mut fmt::Formatter<'_>,
     (what, device): (ScarceResource, &GpuUuid),
-    (wanted, promised, total): (u64, u64, u64),
+    (wanted, claimed, total): (u64, u64, u64),
 ) -> fmt::Result {
     match what {
         ScarceResource::Memory => {
@@ -189,17 +189,17 @@ fn does_not_fit(
                  nvidia.com/gpumem, or delete the pod, so that the scheduler places a new one",
                 mib(wanted),
                 mib(total),
-                mib(promised)
+                mib(claimed)
             )
         }
         ScarceResource::Cores => write!(
             f,
-            "the pod asks for {wanted} % of the SM time of {device}, which has {total} % ({promised} % claimed by running \
+            "the pod asks for {wanted} % of the SM time of {device}, which has {total} % ({claimed} % claimed by running \
              pods); ask for less nvidia.com/gpucores, or delete the pod, so that the scheduler places a new one"
         ),
         ScarceResource::Slots => write!(
             f,
-            "the pod needs {wanted} slots of {device}, which has {total} ({promised} used by running pods); delete the pod, so \
+            "the pod needs {wanted} slots of {device}, which has {total} ({claimed} used by running pods); delete the pod, so \
              that the scheduler places a new one, or raise --split-count"
         ),
     }
@@ -217,7 +217,7 @@ mod tests {
                 device: device.clone(),
                 what,
                 total: 85_520_809_984,
-                promised: 0,
+                claimed: 0,
                 wanted: 209_715_200_000,
             });
         let alone = [true, false].map(|own| Refusal::NotAlone { device: device.clone(), own });

@@ -206,8 +206,8 @@ impl NodeAllocator {
             let own = self.claim(&gpu_pod.uid).and_then(|claim| claim.get(at).cloned());
             let moved = own.and_then(|own| self.where_kubelet_is(&own, &row.ids));
             let Some(moved) = moved.filter(|moved| self.could_sit(&gpu_pod.uid, at, moved)) else { continue };
-            if self.seat((&gpu_pod.uid, at), &moved, None).is_some() {
-                self.due.reseated += 1;
+            if self.reassign((&gpu_pod.uid, at), &moved, None).is_some() {
+                self.due.reassigned += 1;
                 let kept = IssuedTicket { holder: Some(row.holder.clone()), given: Some(moved), ..issued };
                 self.tickets.keep(kept.clone());
                 self.due.tickets.insert(kept.ticket.clone(), kept);
@@ -302,13 +302,13 @@ impl NodeAllocator {
             if lost(kept, claim, device, |share| share.cores.is_some()) {
                 wanted.cores = u64::from(gpu.cores);
             }
-            for (what, wanted, held, promised, total) in [
+            for (what, wanted, held, claimed, total) in [
                 (ScarceResource::Memory, wanted.memory, held.memory, others.memory, gpu.memory.0),
                 (ScarceResource::Cores, wanted.cores, held.cores, others.cores, u64::from(gpu.cores)),
                 (ScarceResource::Slots, wanted.containers, held.containers, others.containers, u64::from(gpu.slots)),
             ] {
-                if wanted > held && promised.saturating_add(wanted) > total {
-                    return Err(Refusal::DoesNotFit { device: device.clone(), what, total, promised, wanted });
+                if wanted > held && claimed.saturating_add(wanted) > total {
+                    return Err(Refusal::DoesNotFit { device: device.clone(), what, total, claimed, wanted });
                 }
             }
             if wanted.clashes_with(others, gpu.cores) && !held.clashes_with(others, gpu.cores) {

@@ -101,7 +101,7 @@ pub(super) struct Due {
     pub(super) rewritten: BTreeSet<PodUid>,
     pub(super) shared: BTreeSet<PodUid>,
     pub(super) exchanged: u64,
-    pub(super) reseated: u64,
+    pub(super) reassigned: u64,
 }
 
 /// Changes that the owner of the allocator saves in the ticket journal, writes on pods and counts.
@@ -117,7 +117,7 @@ pub struct AllocatorChanges {
     /// Number of containers that exchanged devices with another container.
     pub exchanged: u64,
     /// Number of containers that moved to other devices without an exchange.
-    pub reseated: u64,
+    pub reassigned: u64,
 }
 
 impl NodeAllocator {
@@ -158,7 +158,7 @@ impl NodeAllocator {
             shares: due.shared.iter().filter_map(kept).collect(),
             tickets: due.tickets.into_values().collect(),
             exchanged: due.exchanged,
-            reseated: due.reseated,
+            reassigned: due.reassigned,
         }
     }
 
@@ -248,7 +248,7 @@ impl NodeAllocator {
     fn overlay(&mut self, gpu_pod: &GpuPod) {
         let PodClaim::Given(written) = &gpu_pod.claim else { return };
         match self.claims.moved.get(&gpu_pod.uid) {
-            Some(seated) if seated == written => {
+            Some(reassigned) if reassigned == written => {
                 self.claims.moved.remove(&gpu_pod.uid);
             }
             Some(_) => {}

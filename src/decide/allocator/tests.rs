@@ -148,7 +148,7 @@ fn a_second_pod_that_does_not_fit_beside_the_first_does_not_start_and_the_first_
             device: device(0),
             what: ScarceResource::Memory,
             total: 80 * GIB,
-            promised: 50 * GIB,
+            claimed: 50 * GIB,
             wanted: 50 * GIB
         }
     );
@@ -177,7 +177,7 @@ fn the_claim_of_a_running_pod_stays_whatever_is_written_on_it() {
     {
         allocator.gpu_pods_are(vec![pod(written.clone()), single(2, device_share(0, 50, 30))]);
         match second(&mut allocator) {
-            Refusal::DoesNotFit { promised, .. } => assert_eq!(promised, 50 * GIB, "{written:?}"),
+            Refusal::DoesNotFit { claimed, .. } => assert_eq!(claimed, 50 * GIB, "{written:?}"),
             other => panic!("{written:?}: {other}"),
         }
     }
@@ -187,7 +187,7 @@ fn the_claim_of_a_running_pod_stays_whatever_is_written_on_it() {
     filled(start(&mut allocator, 2));
     // A larger claim is judged beside the running pods; a smaller one takes effect container by container.
     allocator.gpu_pod_is(pod(given(larger)));
-    assert!(matches!(refused(start(&mut allocator, 0)), Refusal::DoesNotFit { promised, .. } if promised == 20 * GIB));
+    assert!(matches!(refused(start(&mut allocator, 0)), Refusal::DoesNotFit { claimed, .. } if claimed == 20 * GIB));
     let unlimited = vec![vec![DeviceShare { memory: None, ..device_share(0, 0, 10) }], vec![device_share(0, 10, 10)]];
     allocator.gpu_pod_is(pod(given(unlimited)));
     assert!(matches!(refused(start(&mut allocator, 0)), Refusal::DoesNotFit { wanted, .. } if wanted == 80 * GIB));

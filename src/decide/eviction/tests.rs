@@ -50,7 +50,7 @@ fn over(n: u32, lasted: u64) -> OverUse {
     OverUse {
         pod: uid(n),
         device: GpuUuid::parse("GPU-1").unwrap(),
-        promised: Bytes(1 << 30),
+        claimed: Bytes(1 << 30),
         used: Reading::Measured(Bytes(2 << 30), at(1)),
         lasted: Duration::from_secs(lasted),
     }

@@ -423,7 +423,7 @@ fn who_has_a_gpu_and_its_driver_are_known_while_the_source_does_not_answer() {
         processes(vec![on_gpu(ProcessOwner::Cgroup(cgroup(1, 2)), 100)]),
     ]);
     let before = node.view(now(1));
-    let holder = before.gpus[0].whose.card.clone().unwrap();
+    let holder = before.gpus[0].whose.gpu.clone().unwrap();
     assert_eq!((&holder.pod, holder.container.as_deref()), (&uid(1), Some("main")));
     node.apply(Observation::GpuSource(GpuSourceState::Missing { why, advice: "load it".into() }), now(2));
     let view = node.view(now(2));
@@ -432,7 +432,7 @@ fn who_has_a_gpu_and_its_driver_are_known_while_the_source_does_not_answer() {
     assert_eq!(view.driver.as_deref(), Some("570.86.15"));
     // When the pod is gone, its name is gone too.
     node.apply(pass(vec![]), now(3));
-    assert_eq!(node.view(now(3)).gpus[0].whose.card, None);
+    assert_eq!(node.view(now(3)).gpus[0].whose.gpu, None);
 }
 
 #[test]
@@ -470,7 +470,7 @@ fn an_idle_instance_is_the_pods_that_kubelet_gave_it_to() {
     ]);
     let view = node.view(now(1));
     let holder = SoleHolder { pod: uid(1), container: Some("main".into()) };
-    assert_eq!(view.gpus[0].whose, SoleHolders { card: None, instances: vec![(2, holder)] });
+    assert_eq!(view.gpus[0].whose, SoleHolders { gpu: None, instances: vec![(2, holder)] });
     assert_eq!(view.gpus[0].holders, [uid(1)], "who has a part of the GPU is another question");
 }
 

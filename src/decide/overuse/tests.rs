@@ -44,7 +44,7 @@ fn pod(used: Option<Reading<Bytes>>) -> PodView {
 
 fn over_uses() -> OverUses {
     let mut over = OverUses::default();
-    over.promised(Arc::from([PodMemoryClaim { pod: uid(), device: device(), memory: Bytes(PROMISED) }]));
+    over.memory_claims_are(Arc::from([PodMemoryClaim { pod: uid(), device: device(), memory: Bytes(PROMISED) }]));
     over
 }
 
@@ -65,7 +65,7 @@ fn what_lasts_begins_and_ends_and_a_peak_does_neither() {
     }
     let told = look(&mut over, 50, HIGH + 1);
     let used = Reading::Measured(Bytes(HIGH + 1), at(50));
-    let expect = OverUse { pod: uid(), device: device(), promised: Bytes(PROMISED), used, lasted: Duration::ZERO };
+    let expect = OverUse { pod: uid(), device: device(), claimed: Bytes(PROMISED), used, lasted: Duration::ZERO };
     assert_eq!(told, [expect]);
     assert_eq!(look(&mut over, 55, 0).len(), 1, "one low reading does not end it");
     assert_eq!(look(&mut over, 60, HIGH)[0].lasted, Duration::from_secs(10));
@@ -154,7 +154,7 @@ fn without_a_claim_there_is_no_over_use() {
         look(&mut over, second, HIGH);
     }
     assert_eq!(look(&mut over, 65, HIGH).len(), 1);
-    over.promised(Arc::from([]));
+    over.memory_claims_are(Arc::from([]));
     assert_eq!(look(&mut over, 70, HIGH), []);
     assert!(over.spells.is_empty(), "nothing is remembered of pods that are gone");
 }

@@ -18,14 +18,14 @@ use tower::Layer;
 /// Accepts a bounded number of connections.
 #[derive(Clone, Debug)]
 pub struct ConnectionSemaphore {
-    seats: Arc<Semaphore>,
+    permits: Arc<Semaphore>,
 }
 
 impl ConnectionSemaphore {
     /// A semaphore with this many connection permits.
     #[must_use]
-    pub fn new(seats: usize) -> Self {
-        ConnectionSemaphore { seats: Arc::new(Semaphore::new(seats)) }
+    pub fn new(permits: usize) -> Self {
+        ConnectionSemaphore { permits: Arc::new(Semaphore::new(permits)) }
     }
 }
 
@@ -40,10 +40,10 @@ impl<S> Accept<TcpStream, S> for ConnectionSemaphore {
 
     fn accept(&self, stream: TcpStream, service: S) -> Self::Future {
         let enter = || {
-            let seat = Arc::clone(&self.seats).try_acquire_owned();
-            let seat = seat.map_err(|_| io::Error::other("too many connections"))?;
+            let permit = Arc::clone(&self.permits).try_acquire_owned();
+            let permit = permit.map_err(|_| io::Error::other("too many connections"))?;
             let local = LocalAddress(stream.local_addr()?.ip());
-            Ok((PermittedConnection { stream, _seat: seat }, Extension(local).layer(service)))
+            Ok((PermittedConnection { stream, _permit: permit }, Extension(local).layer(service)))
         };
         ready(enter())
     }
@@ -53,7 +53,7 @@ impl<S> Accept<TcpStream, S> for ConnectionSemaphore {
 #[derive(Debug)]
 pub struct PermittedConnection<I> {
     stream: I,
-    _seat: OwnedSemaphorePermit,
+    _permit: OwnedSemaphorePermit,
 }
 
 impl<I: AsyncRead + Unpin> AsyncRead for PermittedConnection<I> {

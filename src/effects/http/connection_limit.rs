@@ -36,7 +36,7 @@ enum State {
 #[derive(Debug)]
 pub(super) struct Admission {
     /// The permit of the new connection.
-    pub(super) seat: ConnectionPermit,
+    pub(super) permit: ConnectionPermit,
     /// How many idle connections were closed for it.
     pub(super) made_way: u64,
 }
@@ -73,7 +73,7 @@ impl ConnectionLimit {
         let (state, leave) = (Mutex::new(State::Idle(Instant::now())), CancellationToken::new());
         let place = Arc::new(Place { peer, state, leave });
         self.taken.push(Arc::clone(&place));
-        Some(Admission { seat: ConnectionPermit(place), made_way })
+        Some(Admission { permit: ConnectionPermit(place), made_way })
     }
 
     /// Number of connections from this address. A scan is cheap: there are some hundred connections.
@@ -123,13 +123,13 @@ mod tests {
     #[tokio::test]
     async fn the_longest_idle_makes_way_and_the_busy_stay() {
         let mut room = ConnectionLimit::new(PLACES);
-        let seats: Vec<ConnectionPermit> = (0..PLACES).map(|_| room.enter(address(1)).unwrap().seat).collect();
-        let busy: Vec<Busy> = seats.iter().skip(1).map(ConnectionPermit::busy).collect();
-        assert_eq!(room.enter(address(1)).map(|entrance| entrance.made_way), Some(1));
-        seats[0].asked_to_leave().await;
+        let permits: Vec<ConnectionPermit> = (0..PLACES).map(|_| room.enter(address(1)).unwrap().permit).collect();
+        let busy: Vec<Busy> = permits.iter().skip(1).map(ConnectionPermit::busy).collect();
+        assert_eq!(room.enter(address(1)).map(|admission| admission.made_way), Some(1));
+        permits[0].asked_to_leave().await;
         let last = room.enter(address(1));
         assert!(last.is_some(), "the one that just came in is idle and gone already");
-        let _held = last.map(|entrance| (entrance.seat.busy(), entrance.seat));
+        let _held = last.map(|admission| (admission.permit.busy(), admission.permit));
         assert!(room.enter(address(1)).is_none(), "all are busy");
         drop(busy);
         assert!(room.enter(address(1)).is_some());
@@ -139,12 +139,12 @@ mod tests {
     #[tokio::test]
     async fn an_address_with_many_connections_costs_another_one_none() {
         let mut room = ConnectionLimit::new(PLACES);
-        let kept = room.enter(address(2)).unwrap().seat;
+        let kept = room.enter(address(2)).unwrap().permit;
         let mut many = Vec::new();
         for _ in 0..10 * PLACES {
-            many.push(room.enter(address(1)).unwrap().seat);
+            many.push(room.enter(address(1)).unwrap().permit);
         }
         assert!(!kept.0.leave.is_cancelled(), "the oldest of all, and idle");
-        assert_eq!(many.iter().filter(|seat| !seat.0.leave.is_cancelled()).count(), PLACES - 1);
+        assert_eq!(many.iter().filter(|permit| !permit.0.leave.is_cancelled()).count(), PLACES - 1);
     }
 }

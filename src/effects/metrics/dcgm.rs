@@ -200,7 +200,7 @@ pub fn write(scene: &MetricsInput<'_>, names: DcgmNames, out: &mut Exposition<'_
                 profiles.push((&sample.gpm, labels));
             }
         } else {
-            memories.push((Memory::of_card(gpu), entity.labels.clone()));
+            memories.push((Memory::of_gpu(gpu), entity.labels.clone()));
             profiles.push((&gpu.sample.gpm, entity.labels.clone()));
         }
     }
@@ -243,7 +243,7 @@ fn table<'a, S: 'a>(
 }
 
 impl Memory {
-    fn of_card(gpu: &GpuView) -> Memory {
+    fn of_gpu(gpu: &GpuView) -> Memory {
         let sample = &gpu.sample;
         Memory { free: sample.memory_free, used: sample.memory_used, reserved: sample.memory_reserved }
     }
@@ -261,7 +261,7 @@ fn read_of<'a>(gpu: &'a GpuView, inside: &[MigInstance]) -> Option<&'a MigSample
 }
 
 fn card<'a>(view: &NodeView, gpu: &'a GpuView) -> Entity<'a, GpuView> {
-    Entity { seen: gpu, labels: held(host(view, identity(gpu)), view, gpu.whose.card.as_ref()) }
+    Entity { seen: gpu, labels: held(host(view, identity(gpu)), view, gpu.whose.gpu.as_ref()) }
 }
 
 fn instance_labels(view: &NodeView, gpu: &GpuView, instance: &MigInstance) -> MetricLabels {

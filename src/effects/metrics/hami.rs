@@ -127,7 +127,7 @@ fn slots<'a>(view: &'a NodeView, subjects: &LabelledSubjects<'a>) -> Vec<Slot<'a
             for (index, (portion, share)) in places(claim, &container.gpus).into_iter().enumerate() {
                 let uuid = match (share, portion) {
                     (Some(share), _) => short(&share.gpu),
-                    (None, Some(portion)) => short(card_of(view, &portion.device)),
+                    (None, Some(portion)) => short(gpu_of(view, &portion.device)),
                     (None, None) => continue,
                 };
                 let index = index.to_string();
@@ -160,16 +160,16 @@ type Place<'a> = (Option<&'a DeviceShare>, Option<&'a GpuUse>);
 fn places<'a>(claim: Option<&'a ContainerClaim>, shares: &'a [GpuUse]) -> Vec<Place<'a>> {
     let on = |share: &GpuUse, device: &GpuUuid| share.mig.as_ref().unwrap_or(&share.gpu) == device;
     let portions = claim.map_or(&[][..], |claim| &claim.device_shares);
-    let promised = portions.iter().map(|portion| {
+    let claimed = portions.iter().map(|portion| {
         let share = shares.iter().find(|share| on(share, &portion.device));
         (Some(portion), share)
     });
     let others = shares.iter().filter(|share| !portions.iter().any(|portion| on(share, &portion.device)));
-    promised.chain(others.map(|share| (None, Some(share)))).collect()
+    claimed.chain(others.map(|share| (None, Some(share)))).collect()
 }
 
 /// The GPU of a MIG instance, or the GPU itself.
-fn card_of<'a>(view: &'a NodeView, device: &'a GpuUuid) -> &'a GpuUuid {
+fn gpu_of<'a>(view: &'a NodeView, device: &'a GpuUuid) -> &'a GpuUuid {
     let has = |gpu: &&GpuView| gpu.gpu.instances().iter().any(|instance| &instance.uuid == device);
     view.gpus.iter().find(has).map_or(device, |gpu| &gpu.gpu.uuid)
 }

@@ -41,7 +41,7 @@ measure! {
     RecoveryAction => |it| SampleValue::Whole(u64::from(it.number()));
 }
 
-#[expect(clippy::cast_precision_loss, reason = "exact below 2^53 mJ, which a 1 kW card reaches after 285 years")]
+#[expect(clippy::cast_precision_loss, reason = "exact below 2^53 mJ, which a 1 kW GPU reaches after 285 years")]
 fn thousandths(value: u64) -> f64 {
     value as f64 / 1e3
 }

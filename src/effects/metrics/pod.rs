@@ -194,7 +194,7 @@ fn labels_of<'a>(subjects: &'a LabelledSubjects<'_>) -> HashMap<&'a PodUid, &'a 
 fn against_promises(view: &NodeView, subjects: &LabelledSubjects<'_>, out: &mut Exposition<'_>) {
     let labels = |uid: &PodUid| subjects.pods.iter().find(|pod| &pod.seen.uid == uid).map(|pod| pod.labels.as_str());
     out.prefixed(POD, &PROMISED);
-    for promise in view.promises.iter() {
+    for promise in view.memory_claims.iter() {
         if let Some(pod) = labels(&promise.pod) {
             out.sample(&[pod, subjects.device(&promise.device).as_str()], SampleValue::Whole(promise.memory.0));
         }
@@ -202,7 +202,7 @@ fn against_promises(view: &NodeView, subjects: &LabelledSubjects<'_>, out: &mut 
     out.prefixed(POD, &OVER_USE);
     for over in &view.over_uses {
         if let (Some(pod), Some(used)) = (labels(&over.pod), over.used.value()) {
-            let beyond = used.0.saturating_sub(over.promised.0);
+            let beyond = used.0.saturating_sub(over.claimed.0);
             out.sample(&[pod, subjects.device(&over.device).as_str()], SampleValue::Whole(beyond));
         }
     }

@@ -16,7 +16,7 @@ use crate::nvml::{DriverGate, DriverPatience, Settings, spawn};
 use crate::report::{Observations, Reporter};
 use crate::roots::HostRoots;
 pub(super) use lab::scenario::{
-    CallFault, Code, FakeGpu, FakeNvml, ReadingKind, Scenario, SickLink, Value, Which, XidEvent, cards,
+    CallFault, Code, FakeGpu, FakeNvml, ReadingKind, Scenario, SickLink, Value, Which, XidEvent, fake_gpus,
 };
 use model::gpu::{Gpu, GpuSample, UnidentifiedGpu};
 use model::id::GpuUuid;
@@ -238,9 +238,9 @@ pub(super) fn of(gpus: Vec<FakeGpu>) -> Scenario {
 }
 
 /// A GPU with these values.
-pub(super) fn with(card: FakeGpu, values: &[(ReadingKind, f64)]) -> FakeGpu {
+pub(super) fn with(gpu: FakeGpu, values: &[(ReadingKind, f64)]) -> FakeGpu {
     let values = values.iter().map(|(quantity, value)| (*quantity, Value::Constant(*value))).collect();
-    FakeGpu { values, ..card }
+    FakeGpu { values, ..gpu }
 }
 
 /// A call on a GPU that fails.

@@ -31,52 +31,52 @@ const METRICS: [GpmMetricId; 12] = [
 const WITHOUT: [&str; 7] = ["Kepler", "Maxwell", "Pascal", "Volta", "Turing", "Ampere", "Ada"];
 
 /// Takes a sample of the whole GPU and of its instances, and computes the counters since the previous samples.
-pub(super) fn read(card: &mut PolledGpu, at: Monotonic) {
-    if let Err(why) = offered(card) {
-        card.gpm = None;
-        card.gpm_mig.clear();
-        card.sample.gpm = Counters::absent(why);
-        for sample in &mut card.sample.mig {
+pub(super) fn read(gpu: &mut PolledGpu, at: Monotonic) {
+    if let Err(why) = offered(gpu) {
+        gpu.gpm = None;
+        gpu.gpm_mig.clear();
+        gpu.sample.gpm = Counters::absent(why);
+        for sample in &mut gpu.sample.mig {
             sample.gpm = Counters::absent(why);
         }
         return;
     }
-    let newer = card.asker.ask("gpm sample", || card.known.device.gpm_sample());
-    card.sample.gpm = between(card, card.gpm.as_ref(), newer.as_ref(), at);
-    card.gpm = newer.ok();
+    let newer = gpu.asker.ask("gpm sample", || gpu.known.device.gpm_sample());
+    gpu.sample.gpm = between(gpu, gpu.gpm.as_ref(), newer.as_ref(), at);
+    gpu.gpm = newer.ok();
     // GPM counts all of the time between two samples; the plain call measures 20 ms.
-    if let (Reading::Measured(..), Reading::Measured(..)) = (card.sample.gpm.pcie_tx, card.sample.gpm.pcie_rx) {
-        (card.sample.pcie_tx, card.sample.pcie_rx) = (card.sample.gpm.pcie_tx, card.sample.gpm.pcie_rx);
+    if let (Reading::Measured(..), Reading::Measured(..)) = (gpu.sample.gpm.pcie_tx, gpu.sample.gpm.pcie_rx) {
+        (gpu.sample.pcie_tx, gpu.sample.pcie_rx) = (gpu.sample.gpm.pcie_tx, gpu.sample.gpm.pcie_rx);
     }
-    instances(card, at);
+    instances(gpu, at);
 }
 
-fn instances(card: &mut PolledGpu, at: Monotonic) {
-    let mut before = std::mem::take(&mut card.gpm_mig);
-    for place in 0..card.known.instances.len().min(card.sample.mig.len()) {
-        let Some(instance) = card.known.instances.get(place) else { continue };
+fn instances(gpu: &mut PolledGpu, at: Monotonic) {
+    let mut before = std::mem::take(&mut gpu.gpm_mig);
+    for place in 0..gpu.known.instances.len().min(gpu.sample.mig.len()) {
+        let Some(instance) = gpu.known.instances.get(place) else { continue };
         let (uuid, number) = (instance.identity.uuid.clone(), instance.identity.gpu_instance);
-        let newer = card.asker.ask_instance("gpm mig sample", &uuid, || card.known.device.gpm_mig_sample(number));
-        let counters = between(card, before.remove(&uuid).as_ref(), newer.as_ref(), at);
-        if let Some(sample) = card.sample.mig.get_mut(place) {
+        let newer = gpu.asker.ask_instance("gpm mig sample", &uuid, || gpu.known.device.gpm_mig_sample(number));
+        let counters = between(gpu, before.remove(&uuid).as_ref(), newer.as_ref(), at);
+        if let Some(sample) = gpu.sample.mig.get_mut(place) {
             sample.gpm = counters;
         }
         if let Ok(newer) = newer {
-            card.gpm_mig.insert(uuid, newer);
+            gpu.gpm_mig.insert(uuid, newer);
         }
     }
 }
 
 /// Whether this GPU has GPM.
-fn offered(card: &mut PolledGpu) -> Result<(), Absence> {
-    if card.gpm.is_some() {
+fn offered(gpu: &mut PolledGpu) -> Result<(), Absence> {
+    if gpu.gpm.is_some() {
         return Ok(());
     }
-    if card.known.gpu.architecture.value().is_some_and(|name| WITHOUT.contains(&&**name)) {
+    if gpu.known.gpu.architecture.value().is_some_and(|name| WITHOUT.contains(&&**name)) {
         return Err(Absence::NotThisArchitecture);
     }
-    let device = &card.known.device;
-    let answer = card.asker.ask("gpm support", || {
+    let device = &gpu.known.device;
+    let answer = gpu.asker.ask("gpm support", || {
         device.gpm_support().and_then(|offered| if offered { Ok(()) } else { Err(NvmlError::NotSupported) })
     });
     answer.map_err(|why| if why == Absence::NotSupported { Absence::NotThisArchitecture } else { why })
@@ -84,7 +84,7 @@ fn offered(card: &mut PolledGpu) -> Result<(), Absence> {
 
 /// The counters between two samples.
 fn between(
-    card: &PolledGpu,
+    gpu: &PolledGpu,
     older: Option<&GpmSample<'static>>,
     newer: Result<&GpmSample<'static>, &Absence>,
     at: Monotonic,
@@ -94,8 +94,8 @@ fn between(
         Err(why) => return Counters::absent(*why),
     };
     let Some(older) = older else { return Counters::absent(Absence::NotYet) };
-    let nvml = card.known.device.nvml();
-    let answers = match card.asker.plain(|| gpm_metrics_get(nvml, older, newer, &METRICS)) {
+    let nvml = gpu.known.device.nvml();
+    let answers = match gpu.asker.plain(|| gpm_metrics_get(nvml, older, newer, &METRICS)) {
         Ok(answers) => answers,
         Err(why) => return Counters::absent(why),
     };

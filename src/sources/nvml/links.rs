@@ -40,9 +40,9 @@ const COUNTERS: [(&str, u32, LinkError); 4] = [
 ];
 
 /// Reads all links, or the reason why there are none.
-pub(super) fn read(card: &mut PolledGpu, at: Monotonic) -> Reading<Arc<[NvLink]>> {
-    let device = &card.known.device;
-    let states = card.asker.ask("nvlink states", || {
+pub(super) fn read(gpu: &mut PolledGpu, at: Monotonic) -> Reading<Arc<[NvLink]>> {
+    let device = &gpu.known.device;
+    let states = gpu.asker.ask("nvlink states", || {
         let mut states = Vec::new();
         for number in 0..MAX_NVLINKS {
             match device.link_wrapper_for(number).is_active() {
@@ -61,20 +61,20 @@ pub(super) fn read(card: &mut PolledGpu, at: Monotonic) -> Reading<Arc<[NvLink]>
         Ok(states) => states,
         Err(why) => return Reading::Absent(why),
     };
-    let mut links: Vec<NvLink> = (0..).zip(states).map(|(number, up)| untold(number, up)).collect();
-    by_fields(card, &mut links, at);
-    by_counters(card, &mut links, at);
+    let mut links: Vec<NvLink> = (0..).zip(states).map(|(number, up)| unread(number, up)).collect();
+    by_fields(gpu, &mut links, at);
+    by_counters(gpu, &mut links, at);
     Reading::Measured(links.into(), at)
 }
 
-fn untold(number: u32, up: bool) -> NvLink {
+fn unread(number: u32, up: bool) -> NvLink {
     NvLink { number, up, errors: [Reading::Absent(Absence::NotSupported); LinkError::ALL.len()] }
 }
 
-fn by_fields(card: &mut PolledGpu, links: &mut [NvLink], at: Monotonic) {
+fn by_fields(gpu: &mut PolledGpu, links: &mut [NvLink], at: Monotonic) {
     let (mut ids, mut kinds) = (Vec::new(), Vec::new());
     for (id, kind) in FIELDS {
-        match card.asker.unknown_link_field(id) {
+        match gpu.asker.unknown_link_field(id) {
             Some(why) => links.iter_mut().for_each(|link| settle(link, kind, Reading::Absent(why))),
             None => {
                 ids.push(id);
@@ -85,8 +85,8 @@ fn by_fields(card: &mut PolledGpu, links: &mut [NvLink], at: Monotonic) {
     if ids.is_empty() {
         return;
     }
-    let device = &card.known.device;
-    let told = card.asker.ask("nvlink error fields", || {
+    let device = &gpu.known.device;
+    let told = gpu.asker.ask("nvlink error fields", || {
         each(links, |link| {
             let values = raw::field_list(device, &ids, link)?;
             let values: Vec<_> =
@@ -104,7 +104,7 @@ fn by_fields(card: &mut PolledGpu, links: &mut [NvLink], at: Monotonic) {
             Err(why) => Some(*why).filter(|why| unknown(*why)),
         };
         if let Some(why) = why {
-            card.asker.link_field_is_unknown(*id, why);
+            gpu.asker.link_field_is_unknown(*id, why);
         }
     }
     spread(links, told, |link, told: Result<Vec<Result<u64, Absence>>, Absence>| match told {
@@ -129,14 +129,14 @@ fn unknown_to_all(links: &[Result<Vec<Result<u64, Absence>>, Absence>], place: u
     answers.all(|answer| answer.is_err_and(unknown)).then_some(first)
 }
 
-fn by_counters(card: &mut PolledGpu, links: &mut [NvLink], at: Monotonic) {
-    let device = &card.known.device;
+fn by_counters(gpu: &mut PolledGpu, links: &mut [NvLink], at: Monotonic) {
+    let device = &gpu.known.device;
     for (name, number, kind) in COUNTERS {
         // A field has already given the same count.
         if links.iter().any(|link| link.errors(kind).value().is_some()) {
             continue;
         }
-        let told = card.asker.ask(name, || each(links, |link| raw::link_errors(device, link, number)));
+        let told = gpu.asker.ask(name, || each(links, |link| raw::link_errors(device, link, number)));
         spread(links, told, |link, count| settle(link, kind, Reading::from_result(count.map(Count), at)));
     }
 }

@@ -73,7 +73,7 @@ pub(super) struct Poller {
 
 /// One GPU, and when its next readings are due.
 struct Desk {
-    card: PolledGpu,
+    gpu: PolledGpu,
     clients: Clients,
     seldom_due: Monotonic,
     processes_due: Monotonic,
@@ -210,7 +210,7 @@ impl Poller {
 
     /// Whether the kernel serves a GPU that the library has not listed since it was opened.
     fn plugged_in(&mut self) -> bool {
-        let known: Vec<Known> = self.desks.iter().map(|desk| desk.card.known.clone()).collect();
+        let known: Vec<Known> = self.desks.iter().map(|desk| desk.gpu.known.clone()).collect();
         let unlisted = inventory::unlisted(&self.settings.roots.procfs, &known);
         // Each slot is tried once while it exists: the container may not be allowed to see its GPU at all.
         self.reopened_for.retain(|slot| unlisted.contains(slot));
@@ -227,15 +227,15 @@ impl Poller {
     /// Drops all that must be gone before the library is closed.
     fn free(&mut self) {
         for desk in &mut self.desks {
-            desk.card.gpm = None;
-            desk.card.gpm_mig.clear();
-            desk.card.asker.forget();
+            desk.gpu.gpm = None;
+            desk.gpu.gpm_mig.clear();
+            desk.gpu.asker.forget();
         }
     }
 
     /// Takes the inventory of GPUs, and reports it when something has changed.
     fn inventory(&mut self, nvml: &'static Nvml, ties_due: &mut Monotonic) -> Result<(), Absence> {
-        let before: Vec<Known> = self.desks.iter().map(|desk| desk.card.known.clone()).collect();
+        let before: Vec<Known> = self.desks.iter().map(|desk| desk.gpu.known.clone()).collect();
         let pulse = Arc::clone(&self.pulse);
         let settings = Arc::clone(&self.settings);
         let place = Place { nvml, pulse: &pulse, sysfs: &settings.roots.sysfs };
@@ -311,21 +311,21 @@ impl Poller {
     fn take_over(&mut self, known: Vec<Known>) {
         let mut before = std::mem::take(&mut self.desks);
         for known in known {
-            match before.iter().position(|desk| desk.card.known.gpu.uuid == known.gpu.uuid) {
+            match before.iter().position(|desk| desk.gpu.known.gpu.uuid == known.gpu.uuid) {
                 Some(old) => {
                     let mut desk = before.swap_remove(old);
-                    if desk.card.known.gpu.mig_mode != known.gpu.mig_mode {
-                        desk.card.asker.forget();
+                    if desk.gpu.known.gpu.mig_mode != known.gpu.mig_mode {
+                        desk.gpu.asker.forget();
                     }
                     let there = |uuid: &GpuUuid| known.instances.iter().any(|one| one.identity.uuid == *uuid);
-                    desk.card.asker.forget_instances(there);
-                    desk.card.known = known;
+                    desk.gpu.asker.forget_instances(there);
+                    desk.gpu.known = known;
                     self.desks.push(desk);
                 }
                 None => {
                     let asker = GpuCaller::new(Arc::clone(&self.pulse), self.reporter.clone(), &known);
                     self.desks.push(Desk {
-                        card: PolledGpu::new(known, asker),
+                        gpu: PolledGpu::new(known, asker),
                         clients: Clients::default(),
                         seldom_due: Monotonic::default(),
                         processes_due: Monotonic::default(),
@@ -342,11 +342,11 @@ impl Poller {
     /// Polls one GPU once.
     fn round(&mut self, place: usize) {
         let Some(desk) = self.desks.get_mut(place) else { return };
-        if self.pulse.dismissed() || self.pulse.skips(&desk.card.known.key()) {
+        if self.pulse.dismissed() || self.pulse.skips(&desk.gpu.known.key()) {
             return;
         }
         let now = clock::now();
-        if !read::often(&mut desk.card, now) {
+        if !read::often(&mut desk.gpu, now) {
             desk.lost = true;
             if !self.pulse.dismissed() {
                 desk.report_absent(&self.reporter, Absence::GpuLost);
@@ -357,26 +357,26 @@ impl Poller {
             desk.returned(now.monotonic);
         }
         if now.monotonic >= desk.seldom_due {
-            read::seldom(&mut desk.card, &self.settings.roots.sysfs);
+            read::seldom(&mut desk.gpu, &self.settings.roots.sysfs);
             desk.seldom_due = later(desk.seldom_due, self.settings.process_period * SELDOM, now.monotonic, place);
         }
         let due = now.monotonic >= desk.processes_due;
         if due {
-            gpm::read(&mut desk.card, now.monotonic);
+            gpm::read(&mut desk.gpu, now.monotonic);
             desk.processes_due = later(desk.processes_due, self.settings.process_period, now.monotonic, place);
         }
         let processes = if due || desk.may_list_now(&mut self.out_of_turn, now.monotonic) {
-            desk.memory_at_list = desk.card.sample.memory_used.get();
-            Some(process::list(&mut desk.card, &mut desk.clients, &mut self.owners, now))
+            desk.memory_at_list = desk.gpu.sample.memory_used.get();
+            Some(process::list(&mut desk.gpu, &mut desk.clients, &mut self.owners, now))
         } else {
-            desk.clients.measure(&mut desk.card, now);
+            desk.clients.measure(&mut desk.gpu, now);
             None
         };
         if self.pulse.dismissed() {
             return;
         }
-        let uuid = desk.card.known.gpu.uuid.clone();
-        self.reporter.report(Observation::GpuSample(uuid, Box::new(desk.card.sample.clone())));
+        let uuid = desk.gpu.known.gpu.uuid.clone();
+        self.reporter.report(Observation::GpuSample(uuid, Box::new(desk.gpu.sample.clone())));
         if let Some(processes) = processes {
             desk.tell_jobs(&processes, &mut self.owners, &self.reporter);
             self.reporter.report(Observation::GpuProcesses(processes));
@@ -430,7 +430,7 @@ impl Desk {
     }
 
     fn memory_jumped(&self) -> bool {
-        match (self.memory_at_list, self.card.sample.memory_used.get()) {
+        match (self.memory_at_list, self.gpu.sample.memory_used.get()) {
             (Some(then), Some(now)) => now.0.abs_diff(then.0) >= MEMORY_JUMP.0,
             _ => false,
         }
@@ -438,17 +438,17 @@ impl Desk {
 
     /// The GPU answers again: forgets what it refused, and makes all readings due.
     fn returned(&mut self, now: Monotonic) {
-        self.card.asker.forget();
-        self.card.gpm = None;
-        self.card.gpm_mig.clear();
-        self.card.rounds = 0;
+        self.gpu.asker.forget();
+        self.gpu.gpm = None;
+        self.gpu.gpm_mig.clear();
+        self.gpu.rounds = 0;
         self.clients = Clients::default();
         self.seldom_due = now;
         self.processes_due = now;
     }
 
     fn report_absent(&self, reporter: &Reporter, why: Absence) {
-        absent(reporter, &self.card.known.gpu.uuid, why);
+        absent(reporter, &self.gpu.known.gpu.uuid, why);
     }
 }
 

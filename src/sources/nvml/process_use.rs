@@ -103,32 +103,32 @@ struct Record {
 
 impl UseMeter {
     /// Reads new samples from NVML. If the GPU reports that it did nothing, its processes are not read.
-    pub(super) fn collect(&mut self, card: &mut PolledGpu, now: Now) {
-        let latest = card.skew.latest(now);
+    pub(super) fn collect(&mut self, gpu: &mut PolledGpu, now: Now) {
+        let latest = gpu.skew.latest(now);
         let idle_until = now.wall.0.saturating_sub(LONGEST_REFRESH);
         if self.record.to == 0 || self.record.to > latest {
             // The first read, or the clock was set back: begins with the last sample, not with the start of NVML's
             // buffer.
             self.record = Record { from: idle_until, to: idle_until, ..Record::default() };
             self.before.clear();
-            card.own = [OwnUse::default(); BUFFERS];
+            gpu.own = [OwnUse::default(); BUFFERS];
         }
         self.failed = None;
         let from = self.record.to;
-        if idle(card) {
+        if idle(gpu) {
             self.record.to = from.max(idle_until);
             return;
         }
-        let device = &card.known.device;
-        let mut answer = card.asker.ask("process utilization", || device.process_utilization_stats(from));
+        let device = &gpu.known.device;
+        let mut answer = gpu.asker.ask("process utilization", || device.process_utilization_stats(from));
         if answer.as_ref().err() == Some(&INSUFFICIENT_SIZE) {
-            answer = card.asker.ask("process utilization", || device.process_utilization_stats(from));
+            answer = gpu.asker.ask("process utilization", || device.process_utilization_stats(from));
         }
         match answer {
             Ok(samples) => self.record.put(samples, latest),
             // The driver has no sample of a process that did nothing.
             Err(NOT_FOUND | NO_DATA) => {}
-            Err(why) => self.failed = Some(card.under_mig(why)),
+            Err(why) => self.failed = Some(gpu.under_mig(why)),
         }
         // Without new samples, the time up to now was idle, except for a sample that is still being made.
         if self.record.to == from {
@@ -149,7 +149,7 @@ impl UseMeter {
     }
 
     /// The use of each process since the last list; `started` returns when the process with a PID started.
-    pub(super) fn take(&mut self, card: &mut PolledGpu, started: impl Fn(u32) -> Option<WallTime>, now: Now) -> Uses {
+    pub(super) fn take(&mut self, gpu: &mut PolledGpu, started: impl Fn(u32) -> Option<WallTime>, now: Now) -> Uses {
         let since = self.taken.map(|at| now.monotonic.since(at));
         if since.is_some_and(|since| since < SHORTEST_WINDOW) {
             return Uses::Early;
@@ -158,7 +158,7 @@ impl UseMeter {
         // Time up to here without a sample was idle.
         let until = self.record.to.max(now.wall.0.saturating_sub(LONGEST_REFRESH));
         let length = length(until.saturating_sub(self.record.from), since);
-        let own = PARTS.map(|(buffer, _)| card.own[buffer as usize].take());
+        let own = PARTS.map(|(buffer, _)| gpu.own[buffer as usize].take());
         let next = Record { from: until, to: self.record.to, ..Record::default() };
         let record = std::mem::replace(&mut self.record, next);
         if let Some(why) = self.failed {
@@ -190,8 +190,8 @@ impl UseMeter {
 }
 
 /// Whether the GPU reports that no part of it did anything.
-fn idle(card: &PolledGpu) -> bool {
-    let sample = &card.sample;
+fn idle(gpu: &PolledGpu) -> bool {
+    let sample = &gpu.sample;
     [sample.utilization, sample.encoder, sample.decoder].iter().all(|part| part.get() == Some(Percent(0.0)))
 }
 

@@ -25,15 +25,15 @@ const PCIE_UNIT: f64 = 1024.0;
 const NVLINK_UNIT: u64 = 1024;
 
 /// Makes the cheap calls, which take microseconds each. Returns `false` if the GPU answers that it is lost.
-pub(super) fn often(card: &mut PolledGpu, now: Now) -> bool {
+pub(super) fn often(gpu: &mut PolledGpu, now: Now) -> bool {
     let at = now.monotonic;
-    let _ = card.asker.take_lost();
-    card.skew.look(now);
-    memory(card, at);
-    utilization::read(card, now);
-    let device = &card.known.device;
-    let asker = &mut card.asker;
-    let sample = &mut card.sample;
+    let _ = gpu.asker.take_lost();
+    gpu.skew.look(now);
+    memory(gpu, at);
+    utilization::read(gpu, now);
+    let device = &gpu.known.device;
+    let asker = &mut gpu.asker;
+    let sample = &mut gpu.sample;
     let power = asker.ask("power", || device.power_usage());
     sample.power = Reading::from_result(power.map(|milliwatts| Watts(f64::from(milliwatts) / 1000.0)), at);
     let energy = asker.ask("energy", || device.total_energy_consumption());
@@ -48,18 +48,18 @@ pub(super) fn often(card: &mut PolledGpu, now: Now) -> bool {
     sample.temperature = Reading::from_result(temperature.and_then(|number| degrees(number.into())), at);
     let memory = asker.ask_field("temperature memory", || field(device, NVML_FI_DEV_MEMORY_TEMP, 0));
     sample.temperature_memory = Reading::from_result(memory.and_then(degrees), at);
-    instances(card, at);
-    let sample = &card.sample;
+    instances(gpu, at);
+    let sample = &gpu.sample;
     let told = sample.memory_used.at().or(sample.utilization.at()).or(sample.temperature.at()).or(sample.power.at());
     if told.is_none() {
-        card.asker.ask_permission_again();
+        gpu.asker.ask_permission_again();
     }
-    !card.asker.take_lost()
+    !gpu.asker.take_lost()
 }
 
-fn memory(card: &mut PolledGpu, at: Monotonic) {
-    let info = card.asker.ask("memory", || card.known.device.memory_info());
-    let sample = &mut card.sample;
+fn memory(gpu: &mut PolledGpu, at: Monotonic) {
+    let info = gpu.asker.ask("memory", || gpu.known.device.memory_info());
+    let sample = &mut gpu.sample;
     match info {
         Ok(info) => {
             sample.memory_used = Reading::Measured(Bytes(info.used), at);
@@ -75,17 +75,17 @@ fn memory(card: &mut PolledGpu, at: Monotonic) {
 }
 
 /// Memory of the MIG instances; their profiling counters keep their last readings.
-fn instances(card: &mut PolledGpu, at: Monotonic) {
-    let mut samples = Vec::with_capacity(card.known.instances.len());
-    for instance in &card.known.instances {
+fn instances(gpu: &mut PolledGpu, at: Monotonic) {
+    let mut samples = Vec::with_capacity(gpu.known.instances.len());
+    for instance in &gpu.known.instances {
         let uuid = &instance.identity.uuid;
-        let gpm = card
+        let gpm = gpu
             .sample
             .mig
             .iter()
             .find(|sample| sample.uuid == *uuid)
             .map_or(GpmSample::absent(Absence::NotYet), |sample| sample.gpm);
-        let info = card.asker.ask_instance("memory of a MIG instance", uuid, || instance.device.memory_info());
+        let info = gpu.asker.ask_instance("memory of a MIG instance", uuid, || instance.device.memory_info());
         let of = |part: fn(&nvml_wrapper::struct_wrappers::device::MemoryInfo) -> u64| {
             Reading::from_result(info.as_ref().map(|info| Bytes(part(info))).map_err(|why| *why), at)
         };
@@ -97,15 +97,15 @@ fn instances(card: &mut PolledGpu, at: Monotonic) {
             gpm,
         });
     }
-    card.sample.mig = samples;
+    gpu.sample.mig = samples;
 }
 
 /// Makes the expensive calls, and those whose answer rarely changes.
-pub(super) fn seldom(card: &mut PolledGpu, sysfs: &Path) {
+pub(super) fn seldom(gpu: &mut PolledGpu, sysfs: &Path) {
     let at = clock::monotonic();
-    let device = &card.known.device;
-    let asker = &mut card.asker;
-    let sample = &mut card.sample;
+    let device = &gpu.known.device;
+    let asker = &mut gpu.asker;
+    let sample = &mut gpu.sample;
     let replays = asker.ask("pcie replays", || device.pcie_replay_counter());
     sample.pcie_replays = Reading::from_result(replays.map(|count| Count(count.into())), at);
     let remapped = asker.ask("remapped rows", || raw::remapped_rows(device));
@@ -131,21 +131,21 @@ pub(super) fn seldom(card: &mut PolledGpu, sysfs: &Path) {
         Ok(sent.and_then(|sent| Ok(sent.saturating_add(received?))))
     });
     sample.nvlink_bytes = Reading::from_result(links.map(|kib| Bytes(kib.saturating_mul(NVLINK_UNIT))), at);
-    ecc(card, at);
-    violations(card, at);
-    throughput(card);
-    upkeep::read(card, sysfs);
+    ecc(gpu, at);
+    violations(gpu, at);
+    throughput(gpu);
+    upkeep::read(gpu, sysfs);
 }
 
 /// Reads for how long each policy held the clocks down. `nvml.h`: nanoseconds since the driver was loaded.
-fn violations(card: &mut PolledGpu, at: Monotonic) {
-    let device = &card.known.device;
-    let asker = &mut card.asker;
+fn violations(gpu: &mut PolledGpu, at: Monotonic) {
+    let device = &gpu.known.device;
+    let asker = &mut gpu.asker;
     let mut held = |name, policy| {
         let told = asker.ask(name, || device.violation_status(policy));
         Reading::from_result(told.map(|told| Nanos(told.violation_time)), at)
     };
-    card.sample.violations = Violations {
+    gpu.sample.violations = Violations {
         power: held("violation power", PerformancePolicy::Power),
         thermal: held("violation thermal", PerformancePolicy::Thermal),
         sync_boost: held("violation sync boost", PerformancePolicy::SyncBoost),
@@ -157,17 +157,17 @@ fn violations(card: &mut PolledGpu, at: Monotonic) {
     };
 }
 
-fn ecc(card: &mut PolledGpu, at: Monotonic) {
-    let device = &card.known.device;
-    let asker = &mut card.asker;
+fn ecc(gpu: &mut PolledGpu, at: Monotonic) {
+    let device = &gpu.known.device;
+    let asker = &mut gpu.asker;
     let mut count = |name, error, counter| {
         Reading::from_result(asker.ask(name, || device.total_ecc_errors(error, counter)).map(Count), at)
     };
-    card.sample.ecc_volatile = EccErrors {
+    gpu.sample.ecc_volatile = EccErrors {
         corrected: count("ecc volatile corrected", MemoryError::Corrected, EccCounter::Volatile),
         uncorrected: count("ecc volatile uncorrected", MemoryError::Uncorrected, EccCounter::Volatile),
     };
-    card.sample.ecc_aggregate = EccErrors {
+    gpu.sample.ecc_aggregate = EccErrors {
         corrected: count("ecc aggregate corrected", MemoryError::Corrected, EccCounter::Aggregate),
         uncorrected: count("ecc aggregate uncorrected", MemoryError::Uncorrected, EccCounter::Aggregate),
     };
@@ -175,16 +175,16 @@ fn ecc(card: &mut PolledGpu, at: Monotonic) {
 
 /// PCIe throughput where GPM does not count it. The library measures for 20 ms in each direction while the thread
 /// waits, and sees nothing of the time between two rounds.
-fn throughput(card: &mut PolledGpu) {
-    if card.sample.gpm.pcie_tx.get().is_some() && card.sample.gpm.pcie_rx.get().is_some() {
+fn throughput(gpu: &mut PolledGpu) {
+    if gpu.sample.gpm.pcie_tx.get().is_some() && gpu.sample.gpm.pcie_rx.get().is_some() {
         return;
     }
-    let device = &card.known.device;
+    let device = &gpu.known.device;
     let speed = |units: u32| BytesPerSecond(f64::from(units) * PCIE_UNIT);
-    let sent = card.asker.ask("pcie sent", || device.pcie_throughput(PcieUtilCounter::Send));
-    card.sample.pcie_tx = Reading::from_result(sent.map(speed), clock::monotonic());
-    let received = card.asker.ask("pcie received", || device.pcie_throughput(PcieUtilCounter::Receive));
-    card.sample.pcie_rx = Reading::from_result(received.map(speed), clock::monotonic());
+    let sent = gpu.asker.ask("pcie sent", || device.pcie_throughput(PcieUtilCounter::Send));
+    gpu.sample.pcie_tx = Reading::from_result(sent.map(speed), clock::monotonic());
+    let received = gpu.asker.ask("pcie received", || device.pcie_throughput(PcieUtilCounter::Receive));
+    gpu.sample.pcie_rx = Reading::from_result(received.map(speed), clock::monotonic());
 }
 
 /// One field of one scope. The outer result is that of the call, the inner one that of the field.

@@ -27,7 +27,7 @@ enum End {
     Switch,
     Slot(PciSlot),
     /// The driver does not tell the kind of device in this slot; with the reason.
-    Untold(PciSlot, Absence),
+    Unknown(PciSlot, Absence),
 }
 
 /// Reads the topology. This costs a call for each pair and some for each NVLink, so it is done when the set of GPUs
@@ -94,7 +94,7 @@ fn nvlinks(look: &mut PollRound<'_>, one: &Known) -> Result<Vec<Result<End, Abse
 
 /// The far end of a link.
 fn end(look: &mut PollRound<'_>, one: &Known, number: u32) -> Result<End, Absence> {
-    let untold = match look.ask("NVLink far end", || raw::far_end(&one.device, number)) {
+    let unknown = match look.ask("NVLink far end", || raw::far_end(&one.device, number)) {
         Ok(SWITCH) => return Ok(End::Switch),
         Ok(_) => None,
         Err(why) if none_of_it(why) => Some(why),
@@ -102,7 +102,7 @@ fn end(look: &mut PollRound<'_>, one: &Known, number: u32) -> Result<End, Absenc
     };
     let pci = look.ask("NVLink far slot", || one.device.link_wrapper_for(number).remote_pci_info())?;
     let slot = pci_slot(&pci.bus_id).ok_or(Absence::Unreadable)?;
-    Ok(untold.map_or(End::Slot(slot), |why| End::Untold(slot, why)))
+    Ok(unknown.map_or(End::Slot(slot), |why| End::Unknown(slot, why)))
 }
 
 /// The number of NVLinks that end at the other GPU itself; `cards` are the slots of all GPUs.
@@ -124,12 +124,12 @@ fn direct(
         Reading::Measured(id, _) => pci_slot(id).ok_or(Absence::Unreadable)?,
         Reading::Absent(why) => return Err(*why),
     };
-    let here = |end: &&End| matches!(end, End::Slot(at) | End::Untold(at, _) if *at == slot);
+    let here = |end: &&End| matches!(end, End::Slot(at) | End::Unknown(at, _) if *at == slot);
     let direct = ends.iter().filter(here).count();
     let otherwise = ends.iter().find_map(|end| match end {
         End::Switch => Some(Absence::ThroughSwitch),
-        End::Untold(at, why) if !cards.contains(at) => Some(*why),
-        End::Untold(..) | End::Slot(_) => None,
+        End::Unknown(at, why) if !cards.contains(at) => Some(*why),
+        End::Unknown(..) | End::Slot(_) => None,
     });
     match otherwise {
         Some(why) if direct == 0 => Err(why),

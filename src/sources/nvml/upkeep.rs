@@ -20,23 +20,23 @@ use wire::sysfs_file::aer_total;
 const EVERY: u32 = 4;
 
 /// Reads all of it.
-pub(super) fn read(card: &mut PolledGpu, sysfs: &Path) {
+pub(super) fn read(gpu: &mut PolledGpu, sysfs: &Path) {
     let at = monotonic();
-    slot(card, at);
-    card.sample.upkeep.pcie_errors = match &card.known.gpu.pci_bus_id {
+    slot(gpu, at);
+    gpu.sample.upkeep.pcie_errors = match &gpu.known.gpu.pci_bus_id {
         Reading::Measured(id, _) => pcie_errors(sysfs, id, at),
         Reading::Absent(why) => PcieErrors::absent(*why),
     };
-    fabric(card, at);
-    if card.rounds.is_multiple_of(EVERY) {
-        retired(card, at);
-        card.sample.upkeep.nvlinks = links::read(card, at);
+    fabric(gpu, at);
+    if gpu.rounds.is_multiple_of(EVERY) {
+        retired(gpu, at);
+        gpu.sample.upkeep.nvlinks = links::read(gpu, at);
     }
-    card.rounds = card.rounds.wrapping_add(1);
+    gpu.rounds = gpu.rounds.wrapping_add(1);
 }
 
-fn slot(card: &mut PolledGpu, at: Monotonic) {
-    let (device, asker, upkeep) = (&card.known.device, &mut card.asker, &mut card.sample.upkeep);
+fn slot(gpu: &mut PolledGpu, at: Monotonic) {
+    let (device, asker, upkeep) = (&gpu.known.device, &mut gpu.asker, &mut gpu.sample.upkeep);
     let generation = asker.ask("pcie generation", || device.current_pcie_link_gen());
     upkeep.pcie_generation = Reading::from_result(generation, at);
     let width = asker.ask("pcie width", || device.current_pcie_link_width());
@@ -59,8 +59,8 @@ fn pcie_errors(sysfs: &Path, bus_id: &str, at: Monotonic) -> PcieErrors {
     }
 }
 
-fn retired(card: &mut PolledGpu, at: Monotonic) {
-    let (device, asker) = (&card.known.device, &mut card.asker);
+fn retired(gpu: &mut PolledGpu, at: Monotonic) {
+    let (device, asker) = (&gpu.known.device, &mut gpu.asker);
     let mut pages = |name, cause| {
         let count = asker.ask(name, || raw::retired_pages(device, cause));
         Reading::from_result(count.map(|count| Count(count.into())), at)
@@ -68,13 +68,13 @@ fn retired(card: &mut PolledGpu, at: Monotonic) {
     let corrected = pages("retired pages corrected", raw::AFTER_CORRECTED);
     let uncorrected = pages("retired pages uncorrected", raw::AFTER_UNCORRECTED);
     let pending = asker.ask("retired pages pending", || device.are_pages_pending_retired());
-    card.sample.upkeep.retired = RetiredPages { corrected, uncorrected, pending: Reading::from_result(pending, at) };
+    gpu.sample.upkeep.retired = RetiredPages { corrected, uncorrected, pending: Reading::from_result(pending, at) };
 }
 
-fn fabric(card: &mut PolledGpu, at: Monotonic) {
-    let device = &card.known.device;
-    let told = card.asker.ask("fabric", || told(device));
-    card.sample.upkeep.fabric = Reading::from_result(told, at);
+fn fabric(gpu: &mut PolledGpu, at: Monotonic) {
+    let device = &gpu.known.device;
+    let told = gpu.asker.ask("fabric", || told(device));
+    gpu.sample.upkeep.fabric = Reading::from_result(told, at);
 }
 
 /// The GPU's place in the fabric; a driver that answers the state "not supported" means that the GPU is in none.

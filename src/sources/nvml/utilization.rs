@@ -39,80 +39,76 @@ struct Mean {
 }
 
 /// Reads all four utilisations of a GPU into its sample.
-pub(super) fn read(card: &mut PolledGpu, now: Now) {
-    whole(card, now);
-    card.sample.memory_copy = part(card, Buffer::Memory, card.sample.memory_copy, now);
-    card.sample.encoder = part(card, Buffer::Encoder, card.sample.encoder, now);
-    card.sample.decoder = part(card, Buffer::Decoder, card.sample.decoder, now);
+pub(super) fn read(gpu: &mut PolledGpu, now: Now) {
+    whole(gpu, now);
+    gpu.sample.memory_copy = part(gpu, Buffer::Memory, gpu.sample.memory_copy, now);
+    gpu.sample.encoder = part(gpu, Buffer::Encoder, gpu.sample.encoder, now);
+    gpu.sample.decoder = part(gpu, Buffer::Decoder, gpu.sample.decoder, now);
 }
 
 /// The utilisation of the whole GPU, with its timestamp and the number of samples.
-fn whole(card: &mut PolledGpu, now: Now) {
+fn whole(gpu: &mut PolledGpu, now: Now) {
     let at = now.monotonic;
-    card.sample.utilization_samples = 0;
-    match newer(card, Buffer::Gpu, now) {
+    gpu.sample.utilization_samples = 0;
+    match newer(gpu, Buffer::Gpu, now) {
         Ok(mean) => {
-            card.sample.utilization = Reading::Measured(Percent(mean.percent), at);
-            card.sample.utilization_stamp = Reading::Measured(WallTime(mean.newest), at);
-            card.sample.utilization_samples = mean.count;
+            gpu.sample.utilization = Reading::Measured(Percent(mean.percent), at);
+            gpu.sample.utilization_stamp = Reading::Measured(WallTime(mean.newest), at);
+            gpu.sample.utilization_samples = mean.count;
         }
         // The last reading stays, with its old time.
-        Err(why) if stands(card, Buffer::Gpu, why, at) => {}
+        Err(why) if stands(gpu, Buffer::Gpu, why, at) => {}
         Err(why) => {
-            card.sample.utilization = rate(card, Buffer::Gpu, at);
-            card.sample.utilization_stamp = Reading::Absent(card.under_mig(why));
+            gpu.sample.utilization = rate(gpu, Buffer::Gpu, at);
+            gpu.sample.utilization_stamp = Reading::Absent(gpu.under_mig(why));
         }
     }
 }
 
-fn part(card: &mut PolledGpu, buffer: Buffer, before: Reading<Percent>, now: Now) -> Reading<Percent> {
-    match newer(card, buffer, now) {
+fn part(gpu: &mut PolledGpu, buffer: Buffer, before: Reading<Percent>, now: Now) -> Reading<Percent> {
+    match newer(gpu, buffer, now) {
         Ok(mean) => Reading::Measured(Percent(mean.percent), now.monotonic),
-        Err(why) if stands(card, buffer, why, now.monotonic) => before,
-        Err(_) => rate(card, buffer, now.monotonic),
+        Err(why) if stands(gpu, buffer, why, now.monotonic) => before,
+        Err(_) => rate(gpu, buffer, now.monotonic),
     }
 }
 
 /// Whether the buffer's last mean is still valid: it has no newer sample, and its last one is recent.
-fn stands(card: &PolledGpu, buffer: Buffer, why: Absence, now: Monotonic) -> bool {
-    let lately = card.fed[buffer as usize].is_some_and(|fed| now.since(fed) < STANDS);
+fn stands(gpu: &PolledGpu, buffer: Buffer, why: Absence, now: Monotonic) -> bool {
+    let lately = gpu.fed[buffer as usize].is_some_and(|fed| now.since(fed) < STANDS);
     lately && matches!(why, NOT_FOUND | NO_DATA | INSUFFICIENT_SIZE)
 }
 
 /// The plain call, for GPUs whose sample buffers are missing or have no new samples: NVML's own latest value.
-fn rate(card: &mut PolledGpu, buffer: Buffer, at: Monotonic) -> Reading<Percent> {
-    let device = &card.known.device;
+fn rate(gpu: &mut PolledGpu, buffer: Buffer, at: Monotonic) -> Reading<Percent> {
+    let device = &gpu.known.device;
     let answer = match buffer {
-        Buffer::Gpu => card.asker.ask("utilization rates", || device.utilization_rates()).map(|rates| rates.gpu),
-        Buffer::Memory => card.asker.ask("utilization rates", || device.utilization_rates()).map(|rates| rates.memory),
-        Buffer::Encoder => {
-            card.asker.ask("encoder utilization", || device.encoder_utilization()).map(|i| i.utilization)
-        }
-        Buffer::Decoder => {
-            card.asker.ask("decoder utilization", || device.decoder_utilization()).map(|i| i.utilization)
-        }
+        Buffer::Gpu => gpu.asker.ask("utilization rates", || device.utilization_rates()).map(|rates| rates.gpu),
+        Buffer::Memory => gpu.asker.ask("utilization rates", || device.utilization_rates()).map(|rates| rates.memory),
+        Buffer::Encoder => gpu.asker.ask("encoder utilization", || device.encoder_utilization()).map(|i| i.utilization),
+        Buffer::Decoder => gpu.asker.ask("decoder utilization", || device.decoder_utilization()).map(|i| i.utilization),
     };
     if let Ok(percent) = answer {
-        card.own[buffer as usize].hold(f64::from(percent), at);
+        gpu.own[buffer as usize].hold(f64::from(percent), at);
     }
-    Reading::from_result(answer.map(|percent| Percent(f64::from(percent))).map_err(|why| card.under_mig(why)), at)
+    Reading::from_result(answer.map(|percent| Percent(f64::from(percent))).map_err(|why| gpu.under_mig(why)), at)
 }
 
 /// Reads the new samples of one buffer. A buffer that returns only old samples counts as one without new samples.
-fn newer(card: &mut PolledGpu, buffer: Buffer, now: Now) -> Result<Mean, Absence> {
+fn newer(gpu: &mut PolledGpu, buffer: Buffer, now: Now) -> Result<Mean, Absence> {
     let (name, kind) = match buffer {
         Buffer::Gpu => ("utilization samples", Sampling::GpuUtilization),
         Buffer::Memory => ("memory copy samples", Sampling::MemoryUtilization),
         Buffer::Encoder => ("encoder samples", Sampling::EncoderUtilization),
         Buffer::Decoder => ("decoder samples", Sampling::DecoderUtilization),
     };
-    let latest = card.skew.latest(now);
-    let last = if card.stamps[buffer as usize] > latest { 0 } else { card.stamps[buffer as usize] };
-    let samples = card.asker.ask(name, || card.known.device.samples(kind, last))?;
+    let latest = gpu.skew.latest(now);
+    let last = if gpu.stamps[buffer as usize] > latest { 0 } else { gpu.stamps[buffer as usize] };
+    let samples = gpu.asker.ask(name, || gpu.known.device.samples(kind, last))?;
     let mean = mean(&samples, last, latest).ok_or(NOT_FOUND)?;
-    card.stamps[buffer as usize] = mean.newest;
-    card.fed[buffer as usize] = Some(now.monotonic);
-    card.own[buffer as usize].add(mean.percent, mean.micros, now.monotonic);
+    gpu.stamps[buffer as usize] = mean.newest;
+    gpu.fed[buffer as usize] = Some(now.monotonic);
+    gpu.own[buffer as usize].add(mean.percent, mean.micros, now.monotonic);
     Ok(mean)
 }
 

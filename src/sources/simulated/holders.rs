@@ -49,7 +49,7 @@ pub(super) struct SimulatedProcesses {
 pub(super) struct SimulatedProcess {
     pub(super) process: IdentifiedProcess,
     /// The index of the GPU that it holds; `None`: the process is assigned to the GPUs in turn.
-    card: Option<usize>,
+    gpu: Option<usize>,
     /// The most memory that it may use.
     pub(super) memory: Option<Bytes>,
 }
@@ -57,14 +57,14 @@ pub(super) struct SimulatedProcess {
 impl SimulatedProcess {
     /// A process that is assigned to the GPUs in turn.
     pub(super) fn of(process: IdentifiedProcess) -> Self {
-        SimulatedProcess { process, card: None, memory: None }
+        SimulatedProcess { process, gpu: None, memory: None }
     }
 }
 
 impl SimulatedProcesses {
     /// For so many GPUs. No process is chosen yet.
-    pub(super) fn new(roots: HostRoots, owners: OwnerReader, cards: u32) -> Self {
-        let wanted = ON_EACH * usize::try_from(cards).unwrap_or(usize::MAX);
+    pub(super) fn new(roots: HostRoots, owners: OwnerReader, gpus: u32) -> Self {
+        let wanted = ON_EACH * usize::try_from(gpus).unwrap_or(usize::MAX);
         SimulatedProcesses { roots, owners, wanted, chosen: Vec::new() }
     }
 
@@ -81,7 +81,7 @@ impl SimulatedProcesses {
     }
 
     /// Chooses one process of each container that holds a GPU, and no other process.
-    pub(super) fn of_holders(&mut self, holders: &[SimulatedHolder], cards: &[GpuUuid]) {
+    pub(super) fn of_holders(&mut self, holders: &[SimulatedHolder], gpus: &[GpuUuid]) {
         self.forget_the_dead();
         let mut processes: Vec<IdentifiedProcess> = self.chosen.drain(..).map(|tenant| tenant.process).collect();
         let inside = |process: &IdentifiedProcess, holder: &SimulatedHolder| match &process.owner {
@@ -93,24 +93,20 @@ impl SimulatedProcesses {
         }
         for holder in holders {
             let process = processes.iter().filter(|process| inside(process, holder)).min_by_key(|process| process.key);
-            let card = cards.iter().position(|uuid| *uuid == holder.gpu);
-            if let (Some(process), Some(card)) = (process, card) {
-                self.chosen.push(SimulatedProcess {
-                    process: process.clone(),
-                    card: Some(card),
-                    memory: holder.memory,
-                });
+            let gpu = gpus.iter().position(|uuid| *uuid == holder.gpu);
+            if let (Some(process), Some(gpu)) = (process, gpu) {
+                self.chosen.push(SimulatedProcess { process: process.clone(), gpu: Some(gpu), memory: holder.memory });
             }
         }
     }
 
     /// The processes on one GPU. Processes that hold none are assigned in turn, so that few processes spread over many
     /// GPUs.
-    pub(super) fn of(&self, card: u32) -> Vec<SimulatedProcess> {
-        let cards = self.wanted / ON_EACH;
-        let place = usize::try_from(card).unwrap_or(usize::MAX);
-        let turns = self.chosen.iter().filter(|tenant| tenant.card.is_none()).skip(place).step_by(cards.max(1));
-        let own = self.chosen.iter().filter(|tenant| tenant.card == Some(place));
+    pub(super) fn of(&self, gpu: u32) -> Vec<SimulatedProcess> {
+        let gpus = self.wanted / ON_EACH;
+        let place = usize::try_from(gpu).unwrap_or(usize::MAX);
+        let turns = self.chosen.iter().filter(|tenant| tenant.gpu.is_none()).skip(place).step_by(gpus.max(1));
+        let own = self.chosen.iter().filter(|tenant| tenant.gpu == Some(place));
         turns.take(ON_EACH).chain(own).cloned().collect()
     }
 

@@ -44,8 +44,8 @@ impl Cluster<'_> {
     ) -> Result<(), StartError> {
         let api = ApiServer::new(connection.clone(), node.clone());
         let own = OwnNodeReader::new(connection.clone(), node.clone());
-        let teller = sharing::PodStatusWriter::new(api.clone(), own.clone(), node.clone());
-        let out = (teller, self.reporter.clone(), connection);
+        let writer = sharing::PodStatusWriter::new(api.clone(), own.clone(), node.clone());
+        let out = (writer, self.reporter.clone(), connection);
         let opened = sharing::open(settings, node, (self.view.clone(), self.pods.clone()), out)
             .map_err(StartError::unavailable)?;
         let announcing = Announcing {

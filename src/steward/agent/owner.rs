@@ -1,8 +1,8 @@
 //! The one task that owns the node's state: it applies observations, publishes the view and sends heartbeats to the
 //! service manager.
 
+use super::event_log::log_event;
 use super::latch::{Latch, Progress};
-use super::tell::tell;
 use crate::notify;
 use crate::telemetry::repeats::Repeats;
 use decide::node::NodeState;
@@ -120,7 +120,7 @@ impl Owner {
             self.pods.send_replace(Some(Arc::new(list.clone())));
         }
         for remark in self.node.apply(observation, sources::clock::now()) {
-            tell(&remark, &self.view.borrow());
+            log_event(&remark, &self.view.borrow());
         }
     }
 
@@ -129,7 +129,7 @@ impl Owner {
         for (gpu, _) in &cleared {
             tracing::warn!(gpu_uuid = %gpu, "an operator has cleared the incidents of the GPU");
         }
-        remarks.iter().for_each(|remark| tell(remark, &self.view.borrow()));
+        remarks.iter().for_each(|remark| log_event(remark, &self.view.borrow()));
         // The caller may have closed its connection.
         let _ = clear.answer.send(cleared);
     }

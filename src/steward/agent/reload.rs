@@ -20,7 +20,7 @@ const MAX_TOKEN: u64 = 4096;
 /// The current settings, with which a new file is compared.
 #[derive(Debug)]
 pub(crate) struct Reload {
-    spoken: RawSettings,
+    raw: RawSettings,
     /// The values of the start or of the last valid file. A setting that needs a restart keeps its value of the start.
     said: BTreeMap<&'static str, RawValue>,
     live: Live,
@@ -55,19 +55,14 @@ pub(crate) fn token(purpose: &str, path: &Path) -> Result<Arc<str>, String> {
 
 impl Reload {
     /// Starts from the settings of the start; `http` takes new settings to the HTTP server.
-    pub(crate) fn new(
-        spoken: RawSettings,
-        live: Live,
-        hosts: AllowedHosts,
-        http: watch::Sender<http::Settings>,
-    ) -> Self {
-        let said = spoken.layer().said;
-        Reload { spoken, said, live, hosts, http }
+    pub(crate) fn new(raw: RawSettings, live: Live, hosts: AllowedHosts, http: watch::Sender<http::Settings>) -> Self {
+        let said = raw.layer().said;
+        Reload { raw, said, live, hosts, http }
     }
 
     /// Reads the file again, and applies it.
     pub(crate) fn again(&mut self, level: &Level) {
-        let (settings, said) = match Settings::hear(&self.spoken) {
+        let (settings, said) = match Settings::hear(&self.raw) {
             Ok(read) => read,
             Err(problems) => {
                 for problem in problems {

@@ -200,14 +200,14 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("config.yaml");
         std::fs::write(&path, "v: 2\nperiod: 2s\n\nslow-period: 9s\n").unwrap();
-        let spoken = RawSettings {
+        let raw = RawSettings {
             flags: [("v", "5".to_owned())].into(),
             file: Some(path.clone()),
             environment: [("GPU_STEWARD_V", "4"), ("GPU_STEWARD_PERIOD", "3s")]
                 .map(|(k, v)| (k.into(), v.into()))
                 .into(),
         };
-        let Layers { said, faults, whole } = spoken.layer();
+        let Layers { said, faults, whole } = raw.layer();
         assert!(faults.is_empty() && whole, "{faults:?}");
         let file = Origin::File { path: path.as_path().into(), line: 4 };
         for (name, text, origin) in [
@@ -222,8 +222,8 @@ mod tests {
 
     #[test]
     fn a_named_file_must_exist() {
-        let spoken = RawSettings { file: Some("/nowhere/x.yaml".into()), ..RawSettings::default() };
-        let layers = spoken.layer();
+        let raw = RawSettings { file: Some("/nowhere/x.yaml".into()), ..RawSettings::default() };
+        let layers = raw.layer();
         let fault = layers.faults[0].to_string();
         assert!(fault.starts_with("cannot read configuration file /nowhere/x.yaml: No such file"), "{fault}");
         assert!(!layers.whole);
@@ -233,8 +233,8 @@ mod tests {
     fn a_misspelt_variable_is_noticed_and_those_of_a_service_are_not() {
         let environment = ["GPU_STEWARD_PERIODS", "GPU_STEWARD_PORT", "GPU_STEWARD_SERVICE_HOST", "HOME"];
         let environment = environment.map(|name| (name.to_owned(), "x".to_owned())).into();
-        let spoken = RawSettings { environment, ..RawSettings::default() };
+        let raw = RawSettings { environment, ..RawSettings::default() };
         let near = Some("GPU_STEWARD_PERIOD".to_owned());
-        assert_eq!(spoken.strange_variables(), [("GPU_STEWARD_PERIODS".to_owned(), near)]);
+        assert_eq!(raw.strange_variables(), [("GPU_STEWARD_PERIODS".to_owned(), near)]);
     }
 }

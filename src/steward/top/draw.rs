@@ -9,7 +9,7 @@
 //!   keys, or the filter         1 line
 //! ```
 
-use crate::top::cards;
+use crate::top::gpus;
 use crate::top::look::Look;
 use crate::top::show::{ABSENT, OLD_MARK, bytes, cores, duration, rate};
 use crate::top::snapshot::Snapshot;
@@ -51,12 +51,12 @@ pub(crate) fn draw(frame: &mut Frame<'_>, state: &State, look: Look) -> usize {
         frame.render_widget(Paragraph::new(text).wrap(Wrap { trim: true }), area);
         return 1;
     }
-    let cards = card_rows(state, area);
-    let heights = [1, 1, u16::try_from(cards.len()).unwrap_or(u16::MAX)];
+    let rows_of_gpus = gpu_rows(state, area);
+    let heights = [1, 1, u16::try_from(rows_of_gpus.len()).unwrap_or(u16::MAX)];
     let [title, host, gpus, body, detail, keys] = Layout::vertical([
         Constraint::Length(heights[0]),
         Constraint::Length(heights[1]),
-        Constraint::Length(if cards.is_empty() { 0 } else { heights[2] + 1 }),
+        Constraint::Length(if rows_of_gpus.is_empty() { 0 } else { heights[2] + 1 }),
         Constraint::Min(2),
         Constraint::Length(1),
         Constraint::Length(1),
@@ -75,9 +75,9 @@ pub(crate) fn draw(frame: &mut Frame<'_>, state: &State, look: Look) -> usize {
         return usize::from(body.height);
     };
     frame.render_widget(host_line(snapshot, area.width), host);
-    if !cards.is_empty() {
-        let columns = cards::line_columns(area.width);
-        frame.render_widget(table(&columns, &cards, None, Paint { look, width: area.width, state }), gpus);
+    if !rows_of_gpus.is_empty() {
+        let columns = gpus::line_columns(area.width);
+        frame.render_widget(table(&columns, &rows_of_gpus, None, Paint { look, width: area.width, state }), gpus);
     }
     let body = no_gpus(frame, snapshot, state, body);
     let room = usize::from(body.height.saturating_sub(1)).max(1);
@@ -92,24 +92,24 @@ pub(crate) fn draw(frame: &mut Frame<'_>, state: &State, look: Look) -> usize {
 
 /// The height of a frame that shows everything.
 pub(crate) fn whole_height(state: &State, width: u16) -> u16 {
-    let cards = match (&state.snapshot, state.view) {
-        (Some(snapshot), View::Overview) => all_cards(snapshot, width).len() + 1,
+    let gpu_rows = match (&state.snapshot, state.view) {
+        (Some(snapshot), View::Overview) => all_gpus(snapshot, width).len() + 1,
         _ => 0,
     };
     let advice = 4;
-    u16::try_from(state.rows.len() + cards + advice + 6).unwrap_or(u16::MAX).max(SMALLEST.1)
+    u16::try_from(state.rows.len() + gpu_rows + advice + 6).unwrap_or(u16::MAX).max(SMALLEST.1)
 }
 
-fn all_cards(snapshot: &Snapshot, width: u16) -> Vec<Flat> {
+fn all_gpus(snapshot: &Snapshot, width: u16) -> Vec<Flat> {
     let order = Order { sort: Sort::Name, reverse: false, filter: String::new() };
-    flatten(cards::lines(snapshot, width), &order)
+    flatten(gpus::lines(snapshot, width), &order)
 }
 
 /// The lines of GPUs that fit into half of the screen or into the lines that the rows below leave free, whichever is
 /// more. If not all fit, the last line counts the others.
-fn card_rows(state: &State, area: Rect) -> Vec<Flat> {
+fn gpu_rows(state: &State, area: Rect) -> Vec<Flat> {
     let (View::Overview, Some(snapshot), false) = (state.view, &state.snapshot, state.help) else { return Vec::new() };
-    let mut rows = all_cards(snapshot, area.width);
+    let mut rows = all_gpus(snapshot, area.width);
     let height = usize::from(area.height);
     let half = (height / 2).saturating_sub(2).max(1);
     // Title, host, detail and keys; the GPUs' headings; the rows' headings; and one line if there are no rows.
@@ -294,10 +294,10 @@ fn key_line(state: &State, look: Look) -> Line<'static> {
 /// The text below the rows of a plain frame: the notes of every row, because no row can be selected there.
 pub(crate) fn notes(state: &State, width: u16) -> Vec<String> {
     let snapshot = state.snapshot.as_deref().filter(|_| state.view == View::Overview);
-    let cards = snapshot.map(|snapshot| (cards::line_columns(width).to_vec(), all_cards(snapshot, width)));
+    let gpu_rows = snapshot.map(|snapshot| (gpus::line_columns(width).to_vec(), all_gpus(snapshot, width)));
     let rows = (state.view.columns().to_vec(), state.rows.clone());
     let mut said = BTreeSet::new();
-    for (columns, rows) in cards.into_iter().chain([rows]) {
+    for (columns, rows) in gpu_rows.into_iter().chain([rows]) {
         let notes = rows.iter().flat_map(|row| &row.cells.notes);
         let shown = notes.filter(|(column, _)| columns.get(*column).is_some_and(|column| column.from <= width));
         said.extend(shown.map(|(_, words)| words.clone()));

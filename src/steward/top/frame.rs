@@ -114,12 +114,12 @@ mod tests {
         assert!(!text.contains("quit"), "a pipe has no keys");
     }
 
-    /// The test node with `cards` GPUs without MIG and `pods` pods of one container.
-    fn node(cards: usize, pods: usize) -> State {
+    /// The test node with `count` GPUs without MIG and `pods` pods of one container.
+    fn node(count: usize, pods: usize) -> State {
         let mut snapshot = stage::snapshot();
         let card = snapshot.gpus.gpus[1].clone();
         let numbered = |n| wire::api::gpus::GpuJson { index: n, uuid: format!("GPU-{n}"), ..card.clone() };
-        snapshot.gpus.gpus = (0..u32::try_from(cards).unwrap()).map(numbered).collect();
+        snapshot.gpus.gpus = (0..u32::try_from(count).unwrap()).map(numbered).collect();
         let pod = snapshot.pods.pods[0].clone();
         let named =
             |n| wire::api::pods::PodJson { uid: format!("uid-{n}"), name: Some(format!("pod-{n}")), ..pod.clone() };
@@ -138,20 +138,20 @@ mod tests {
 
     #[test]
     fn a_plain_frame_has_every_gpu_and_every_pod() {
-        for (cards, pods) in [(8, 0), (16, 0), (1, 200), (16, 200), (64, 1)] {
-            let text = plain(&node(cards, pods), 80);
-            assert_eq!(lines(&text), (cards, pods), "{text}");
+        for (count, pods) in [(8, 0), (16, 0), (1, 200), (16, 200), (64, 1)] {
+            let text = plain(&node(count, pods), 80);
+            assert_eq!(lines(&text), (count, pods), "{text}");
             assert!(!text.contains("key 2"), "{text}");
         }
     }
 
     #[test]
     fn gpus_get_the_lines_that_pods_leave_free() {
-        let live = |cards, pods| painted(&node(cards, pods), 80, 24).join("\n");
-        for (cards, pods, shown) in [(8, 0, 8), (16, 0, 16), (16, 1, 16), (17, 1, 17), (18, 0, 16), (16, 40, 9)] {
-            let text = live(cards, pods);
-            assert_eq!(lines(&text).0, shown, "{cards} cards, {pods} pods:\n{text}");
-            assert_eq!(text.contains("more: key 2"), shown < cards, "{cards} cards, {pods} pods:\n{text}");
+        let live = |count, pods| painted(&node(count, pods), 80, 24).join("\n");
+        for (count, pods, shown) in [(8, 0, 8), (16, 0, 16), (16, 1, 16), (17, 1, 17), (18, 0, 16), (16, 40, 9)] {
+            let text = live(count, pods);
+            assert_eq!(lines(&text).0, shown, "{count} GPUs, {pods} pods:\n{text}");
+            assert_eq!(text.contains("more: key 2"), shown < count, "{count} GPUs, {pods} pods:\n{text}");
         }
         assert!(live(16, 40).contains("\n+7   more: key 2\n"), "{}", live(16, 40));
         assert!(lines(&live(16, 40)).1 > 5, "pods keep their half");

@@ -8,7 +8,7 @@
 use crate::top::key::Key;
 use crate::top::snapshot::Snapshot;
 use crate::top::table::{Column, Flat, Order, Row, Sort, flatten};
-use crate::top::{cards, pods, processes};
+use crate::top::{gpus, pods, processes};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -59,7 +59,7 @@ impl View {
     pub(crate) fn columns(self) -> &'static [Column] {
         match self {
             View::Overview | View::Pods => &pods::COLUMNS,
-            View::Gpus => &cards::TREE_COLUMNS,
+            View::Gpus => &gpus::TREE_COLUMNS,
             View::Processes => &processes::COLUMNS,
         }
     }
@@ -67,7 +67,7 @@ impl View {
     fn rows(self, snapshot: &Snapshot) -> Vec<Row> {
         match self {
             View::Overview => pods::rows(snapshot, false),
-            View::Gpus => cards::tree(snapshot),
+            View::Gpus => gpus::tree(snapshot),
             View::Pods => pods::rows(snapshot, true),
             View::Processes => processes::rows(snapshot),
         }

@@ -134,7 +134,7 @@ fn finite(value: f64) -> f64 {
     if value.is_finite() { value } else { 0.0 }
 }
 
-#[expect(clippy::cast_precision_loss, reason = "exact below 2^53 mJ, which a 1 kW card reaches after 285 years")]
+#[expect(clippy::cast_precision_loss, reason = "exact below 2^53 mJ, which a 1 kW GPU reaches after 285 years")]
 fn joules(millijoules: u64) -> f64 {
     millijoules as f64 / 1e3
 }

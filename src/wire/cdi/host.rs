@@ -13,7 +13,7 @@ pub const KIND: &str = "nvidia.com/gpu";
 /// The device of such a spec that stands for all GPUs.
 const ALL: &str = "all";
 /// Path of the device node of a GPU, without its number.
-const CARD: &str = "/dev/nvidia";
+const GPU: &str = "/dev/nvidia";
 /// Folder of the device nodes of MIG instances.
 const CAPABILITIES: &str = "/dev/nvidia-caps/";
 
@@ -22,7 +22,7 @@ const CAPABILITIES: &str = "/dev/nvidia-caps/";
 /// # Errors
 /// The text names the GPU's device node that every container would get.
 pub fn for_all(spec: &CdiSpec) -> Result<&CdiEdits, String> {
-    match spec.container_edits.device_nodes.iter().find(|node| card(node).is_some()) {
+    match spec.container_edits.device_nodes.iter().find(|node| gpu_number(node).is_some()) {
         Some(node) => Err(format!("gives {} to every container", shown(&node.path))),
         None => Ok(&spec.container_edits),
     }
@@ -36,28 +36,28 @@ pub fn for_all(spec: &CdiSpec) -> Result<&CdiEdits, String> {
 /// The text names the device node of another GPU that the container would get.
 pub fn for_device(spec: &CdiSpec, names: &[String], minor: u32) -> Result<Option<CdiEdits>, String> {
     if let Some(device) = names.iter().find_map(|name| spec.device(name)) {
-        let cards: BTreeSet<u32> = device.container_edits.device_nodes.iter().filter_map(card).collect();
-        return match cards.iter().find(|number| **number != minor) {
+        let gpus: BTreeSet<u32> = device.container_edits.device_nodes.iter().filter_map(gpu_number).collect();
+        return match gpus.iter().find(|number| **number != minor) {
             Some(other) => Err(format!(
-                "device {} is {CARD}{other} in that file and {CARD}{minor} on this node",
+                "device {} is {GPU}{other} in that file and {GPU}{minor} on this node",
                 shown(&device.name)
             )),
             None => Ok(Some(device.container_edits.clone())),
         };
     }
     let Some(all) = spec.device(ALL) else { return Ok(None) };
-    let own = |node: &&CdiDeviceNode| match card(node) {
+    let own = |node: &&CdiDeviceNode| match gpu_number(node) {
         Some(number) => number == minor,
         None => !node.path.starts_with(CAPABILITIES),
     };
     let device_nodes: Vec<CdiDeviceNode> = all.container_edits.device_nodes.iter().filter(own).cloned().collect();
-    let there = device_nodes.iter().any(|node| card(node).is_some());
+    let there = device_nodes.iter().any(|node| gpu_number(node).is_some());
     Ok(there.then(|| CdiEdits { device_nodes, ..CdiEdits::default() }))
 }
 
 /// The minor number of the GPU that this device node belongs to, by its path in the container or on the host.
-fn card(node: &CdiDeviceNode) -> Option<u32> {
-    let of = |path: &str| path.rsplit_once(CARD).and_then(|(_, number)| number.parse().ok());
+fn gpu_number(node: &CdiDeviceNode) -> Option<u32> {
+    let of = |path: &str| path.rsplit_once(GPU).and_then(|(_, number)| number.parse().ok());
     of(&node.path).or_else(|| node.host_path.as_deref().and_then(of))
 }
 

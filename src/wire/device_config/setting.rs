@@ -28,7 +28,7 @@ impl DeviceScaling {
         clippy::cast_precision_loss,
         clippy::cast_possible_truncation,
         clippy::cast_sign_loss,
-        reason = "MiB and percents are exact far beyond any card, and a cast of a number that is not negative saturates"
+        reason = "MiB and percents are exact far beyond any GPU, and a cast of a number that is not negative saturates"
     )]
     pub(super) fn of(self, whole: u64) -> u64 {
         if self == DeviceScaling::NONE { whole } else { (whole as f64 * self.0) as u64 }

@@ -4,8 +4,8 @@
 #![expect(unsafe_code, reason = "exported names, and raw pointers from C")]
 
 use crate::answer::{calls, device, put};
-use crate::card::NO_INSTANCE;
 use crate::code::Code;
+use crate::gpu::NO_INSTANCE;
 use crate::state::{Subject, any_lost, handle as handle_of, next_event};
 use nvml_wrapper_sys::bindings::{nvmlDevice_t, nvmlEventData_t, nvmlEventSet_t};
 use parking_lot::Mutex;

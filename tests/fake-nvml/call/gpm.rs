@@ -48,7 +48,7 @@ fn between(view: &View, first: &Shot, second: &Shot, id: u32) -> Result<f64, Cod
     };
     let at = board.instances.iter().position(|known| known.gpu_instance == instance).ok_or(Code::NOT_FOUND)?;
     let at = u32::try_from(at).map_err(|_| Code::UNKNOWN)?;
-    let here = |process: &crate::card::Running| board.share_memory(process.mig, at);
+    let here = |process: &crate::gpu::Running| board.share_memory(process.mig, at);
     let busy: u32 = board.processes(second.time).iter().filter(|process| here(process)).map(|p| p.shares[0]).sum();
     match what {
         Q::GpmGraphicsPercent | Q::GpmSmPercent => Ok(f64::from(busy).min(100.0)),

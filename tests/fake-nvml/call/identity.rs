@@ -3,8 +3,8 @@
 #![expect(unsafe_code, reason = "exported names, and raw pointers from C")]
 
 use crate::answer::{calls, device, field, put, put_text};
-use crate::card::small;
 use crate::code::Code;
+use crate::gpu::small;
 use crate::scenario::ReadingKind;
 use nvml_wrapper_sys::bindings::{nvmlDevice_t, nvmlPciInfo_t};
 use std::ffi::{c_char, c_int, c_uint};
@@ -35,10 +35,10 @@ calls! {
 
     fn nvmlDeviceGetName(handle: nvmlDevice_t, name: *mut c_char, length: c_uint) of device(handle); |view| {
         let board = view.board()?;
-        let card = board.spec.name.as_deref().unwrap_or(board.profile.name);
+        let gpu = board.spec.name.as_deref().unwrap_or(board.profile.name);
         match view.instance {
-            Some(at) => put_text(name, length, &format!("{card} MIG {}", board.instances[at as usize].profile)),
-            None => put_text(name, length, card),
+            Some(at) => put_text(name, length, &format!("{gpu} MIG {}", board.instances[at as usize].profile)),
+            None => put_text(name, length, gpu),
         }
     }
 

@@ -4,8 +4,8 @@
 
 use super::identity::pci_info;
 use crate::answer::{calls, device, put, version_of};
-use crate::card::{Board, small, whole};
 use crate::code::Code;
+use crate::gpu::{Board, small, whole};
 use crate::scenario::{ReadingKind, Way};
 use crate::state::{Subject, View, enter};
 use nvml_wrapper_sys::bindings::{nvmlDevice_t, nvmlGpuFabricInfo_v2_t, nvmlGpuFabricInfoV_t, nvmlPciInfo_t};

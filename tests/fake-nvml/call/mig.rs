@@ -3,8 +3,8 @@
 #![expect(unsafe_code, reason = "exported names, and raw pointers from C")]
 
 use crate::answer::{calls, device, put};
-use crate::card::Instance;
 use crate::code::Code;
+use crate::gpu::Instance;
 use crate::state::{View, handle as handle_of};
 use nvml_wrapper_sys::bindings::{nvmlDevice_t, nvmlDeviceAttributes_t};
 use std::ffi::c_uint;

@@ -3,8 +3,8 @@
 #![expect(unsafe_code, reason = "exported names, and raw pointers from C")]
 
 use crate::answer::{calls, device, put_list};
-use crate::card::{NO_INSTANCE, RING, Running, float, whole};
 use crate::code::Code;
+use crate::gpu::{NO_INSTANCE, RING, Running, float, whole};
 use crate::scenario::{ProcessList, ProcessSamples};
 use crate::state::View;
 use nvml_wrapper_sys::bindings::{

@@ -3,8 +3,8 @@
 #![expect(unsafe_code, reason = "exported names, and raw pointers from C")]
 
 use crate::answer::{calls, device, put, put_list, version_of};
-use crate::card::{Board, RING, float, small, whole};
 use crate::code::Code;
+use crate::gpu::{Board, RING, float, small, whole};
 use crate::scenario::{ReadingKind as Q, SickLink};
 use crate::state::{View, log_call, sums};
 use nvml_wrapper_sys::bindings::{

@@ -67,7 +67,7 @@ pub(crate) fn still(gpus: Vec<FakeGpu>, second: f64) -> Scenario {
 }
 
 /// A GPU of this model.
-pub(crate) fn card(model: &str) -> FakeGpu {
+pub(crate) fn fake_gpu(model: &str) -> FakeGpu {
     FakeGpu { model: model.into(), ..FakeGpu::default() }
 }
 

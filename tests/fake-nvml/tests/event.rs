@@ -1,13 +1,13 @@
 //! Each XID is delivered once, to an event set in which its GPU is registered.
 
-use crate::bench::{Bench, card, eventually, still};
+use crate::bench::{Bench, eventually, fake_gpu, still};
 use fake_nvml::scenario::{FakeGpu, Scenario, Which, XidEvent};
 use nvml_wrapper::bitmasks::event::EventTypes;
 use nvml_wrapper::enums::event::XidError;
 use nvml_wrapper::error::NvmlError;
 
 fn with(xids: Vec<XidEvent>) -> Scenario {
-    Scenario { xids, ..still(vec![FakeGpu { count: 2, ..card("H100") }], 5.0) }
+    Scenario { xids, ..still(vec![FakeGpu { count: 2, ..fake_gpu("H100") }], 5.0) }
 }
 
 fn xid(id: u64, place: u32, code: u64) -> XidEvent {
@@ -28,7 +28,7 @@ fn each_xid_wakes_one_wait_and_never_another() {
         assert_eq!(event.device.uuid().unwrap(), device.uuid().unwrap());
         assert!(matches!(event.event_data, Some(XidError::Value(79))), "{:?}", event.event_data);
     });
-    assert!(matches!(set.wait(20), Err(NvmlError::Timeout)), "once only, and not that of another card");
+    assert!(matches!(set.wait(20), Err(NvmlError::Timeout)), "once only, and not that of another GPU");
     bench.write(&with(vec![xid(2, 1, 79), XidEvent { at_s: 6.0, ..xid(3, 1, 48) }]));
     assert!(matches!(set.wait(20), Err(NvmlError::Timeout)), "the same id again, and one of a later second");
 }
@@ -36,8 +36,8 @@ fn each_xid_wakes_one_wait_and_never_another() {
 #[test]
 fn a_set_with_a_lost_gpu_delivers_its_last_event_and_then_fails_for_all() {
     let lost = |xids| {
-        let cards = vec![FakeGpu { lost: true, ..card("H100") }, card("H100")];
-        Scenario { xids, ..still(cards, 5.0) }
+        let gpus = vec![FakeGpu { lost: true, ..fake_gpu("H100") }, fake_gpu("H100")];
+        Scenario { xids, ..still(gpus, 5.0) }
     };
     let bench = Bench::new(&with(vec![]));
     let nvml = bench.load().unwrap();
@@ -57,7 +57,7 @@ fn a_set_with_a_lost_gpu_delivers_its_last_event_and_then_fails_for_all() {
 
 #[test]
 fn event_types_that_a_gpu_does_not_support_are_refused() {
-    let bench = Bench::new(&still(vec![card("H100"), card("vGPU")], 0.0));
+    let bench = Bench::new(&still(vec![fake_gpu("H100"), fake_gpu("vGPU")], 0.0));
     let nvml = bench.load().unwrap();
     let types = nvml.device_by_index(0).unwrap().supported_event_types().unwrap();
     assert!(types.contains(EventTypes::CRITICAL_XID_ERROR));

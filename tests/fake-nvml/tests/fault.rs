@@ -1,6 +1,6 @@
 //! Faults: every error number, delays, hangs, and invalid scenario files.
 
-use crate::bench::{Bench, card, eventually, still};
+use crate::bench::{Bench, eventually, fake_gpu, still};
 use fake_nvml::code::{Code, NAMES};
 use fake_nvml::scenario::{CallFault, FakeGpu, Scenario, Which};
 use nvml_wrapper::Nvml;
@@ -9,7 +9,7 @@ use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 fn with(fault: CallFault) -> Scenario {
-    Scenario { faults: vec![fault], ..still(vec![FakeGpu { count: 3, ..card("H100") }], 0.0) }
+    Scenario { faults: vec![fault], ..still(vec![FakeGpu { count: 3, ..fake_gpu("H100") }], 0.0) }
 }
 
 fn power(nvml: &Nvml, index: u32) -> Result<u32, NvmlError> {
@@ -19,7 +19,7 @@ fn power(nvml: &Nvml, index: u32) -> Result<u32, NvmlError> {
 #[test]
 fn every_error_code_comes_back_from_its_call_and_gpu() {
     let bench = Bench::new(&with(CallFault::default()));
-    bench.write(&still(vec![FakeGpu { count: 3, ..card("H100") }], 0.0));
+    bench.write(&still(vec![FakeGpu { count: 3, ..fake_gpu("H100") }], 0.0));
     let nvml = bench.load().unwrap();
     for (name, number) in NAMES.into_iter().filter(|(_, number)| *number != 0) {
         let call = "nvmlDeviceGetPowerUsage".into();
@@ -31,7 +31,7 @@ fn every_error_code_comes_back_from_its_call_and_gpu() {
         }));
         let expected = format!("{:?}", nvml_try(number).unwrap_err());
         eventually(name, || power(&nvml, 1).is_err_and(|error| format!("{error:?}") == expected));
-        assert!(power(&nvml, 0).is_ok() && power(&nvml, 2).is_ok(), "{name} touches one card only");
+        assert!(power(&nvml, 0).is_ok() && power(&nvml, 2).is_ok(), "{name} touches one GPU only");
         assert!(nvml.device_by_index(1).unwrap().memory_info().is_ok(), "{name} touches one call only");
     }
 }
@@ -82,14 +82,14 @@ fn a_hanging_call_returns_when_its_fault_is_removed_and_others_go_on_meanwhile()
         threads.spawn(move || sender.send(power(nvml, 1)).unwrap());
         assert!(receiver.recv_timeout(Duration::from_millis(100)).is_err(), "it hangs");
         assert!(power(nvml, 0).is_ok() && nvml.device_by_index(1).unwrap().memory_info().is_ok());
-        bench.write(&still(vec![FakeGpu { count: 3, ..card("H100") }], 0.0));
+        bench.write(&still(vec![FakeGpu { count: 3, ..fake_gpu("H100") }], 0.0));
         assert!(receiver.recv_timeout(Duration::from_secs(20)).unwrap().is_ok(), "it returns");
     });
 }
 
 #[test]
 fn a_torn_file_leaves_the_old_scenario() {
-    let bench = Bench::new(&still(vec![FakeGpu { count: 3, ..card("H100") }], 0.0));
+    let bench = Bench::new(&still(vec![FakeGpu { count: 3, ..fake_gpu("H100") }], 0.0));
     let nvml = bench.load().unwrap();
     for torn in ["", "{\"gpus\":[", "{\"gpus\":[{\"model\":\"none\"}]}", "\u{0}\u{1}"] {
         bench.write_text(torn);
@@ -98,14 +98,14 @@ fn a_torn_file_leaves_the_old_scenario() {
             assert_eq!(nvml.device_count().unwrap(), 3);
         }
     }
-    bench.write(&still(vec![card("H100")], 0.0));
+    bench.write(&still(vec![fake_gpu("H100")], 0.0));
     eventually("a good file is taken again", || nvml.device_count().unwrap() == 1);
 }
 
 #[test]
 fn what_the_file_says_is_not_supported_is_not() {
-    let card = FakeGpu { not_supported: vec!["nvmlDeviceGetPower*".into()], ..card("H100") };
-    let bench = Bench::new(&still(vec![card], 0.0));
+    let gpu = FakeGpu { not_supported: vec!["nvmlDeviceGetPower*".into()], ..fake_gpu("H100") };
+    let bench = Bench::new(&still(vec![gpu], 0.0));
     let nvml = bench.load().unwrap();
     assert!(matches!(power(&nvml, 0), Err(NvmlError::NotSupported)));
 }

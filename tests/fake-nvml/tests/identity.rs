@@ -1,15 +1,15 @@
 //! The identities of GPUs, and the connections between them.
 
-use crate::bench::{Bench, card, eventually, still};
+use crate::bench::{Bench, eventually, fake_gpu, still};
 use fake_nvml::code::Code;
 use fake_nvml::profile::PROFILES;
-use fake_nvml::scenario::{CardLink, FakeGpu, List, Scenario, Way};
+use fake_nvml::scenario::{FakeGpu, FakeLink, List, Scenario, Way};
 use nvml_wrapper::enum_wrappers::device::TopologyLevel;
 use nvml_wrapper::error::NvmlError;
 
 #[test]
 fn each_model_has_its_name_memory_and_architecture() {
-    let scenario = still(PROFILES.iter().map(|profile| card(profile.model)).collect(), 0.0);
+    let scenario = still(PROFILES.iter().map(|profile| fake_gpu(profile.model)).collect(), 0.0);
     let bench = Bench::new(&scenario);
     let nvml = bench.load().unwrap();
     assert_eq!(nvml.device_count().unwrap(), u32::try_from(PROFILES.len()).unwrap());
@@ -31,9 +31,9 @@ fn a_gpu_is_found_by_index_uuid_and_bus_id() {
         pci_bus_id: Some("00000000:65:00.0".into()),
         minor: Some(5),
         numa_node: Some(1),
-        ..card("A100")
+        ..fake_gpu("A100")
     };
-    let bench = Bench::new(&still(vec![card("T4"), named], 0.0));
+    let bench = Bench::new(&still(vec![fake_gpu("T4"), named], 0.0));
     let nvml = bench.load().unwrap();
     for device in [
         nvml.device_by_index(1).unwrap(),
@@ -62,7 +62,7 @@ fn versions_are_those_of_the_file() {
 
 #[test]
 fn sixteen_gpus_are_distinct() {
-    let bench = Bench::new(&still(vec![FakeGpu { count: 16, ..card("H100") }], 0.0));
+    let bench = Bench::new(&still(vec![FakeGpu { count: 16, ..fake_gpu("H100") }], 0.0));
     let nvml = bench.load().unwrap();
     let all = (0..16).map(|index| nvml.device_by_index(index).unwrap());
     let mut ids: Vec<_> = all.map(|device| (device.uuid().unwrap(), device.pci_info().unwrap().bus_id)).collect();
@@ -72,8 +72,8 @@ fn sixteen_gpus_are_distinct() {
 
 #[test]
 fn links_between_gpus_are_those_of_the_file() {
-    let direct = FakeGpu { links: vec![CardLink { peer: 1, path: Way::Pix, nvlinks: 2 }], ..card("V100") };
-    let bench = Bench::new(&still(vec![direct, card("V100"), FakeGpu { count: 2, ..card("H100") }], 0.0));
+    let direct = FakeGpu { links: vec![FakeLink { peer: 1, path: Way::Pix, nvlinks: 2 }], ..fake_gpu("V100") };
+    let bench = Bench::new(&still(vec![direct, fake_gpu("V100"), FakeGpu { count: 2, ..fake_gpu("H100") }], 0.0));
     let nvml = bench.load().unwrap();
     let at = |index| nvml.device_by_index(index).unwrap();
     for (one, other, level) in [
@@ -84,9 +84,9 @@ fn links_between_gpus_are_those_of_the_file() {
     ] {
         assert_eq!(at(one).topology_common_ancestor(at(other)).unwrap(), level, "{one} {other}");
     }
-    let card = at(0);
-    assert!(card.link_wrapper_for(1).is_active().unwrap());
-    let far = card.link_wrapper_for(1).remote_pci_info().unwrap().bus_id;
+    let gpu = at(0);
+    assert!(gpu.link_wrapper_for(1).is_active().unwrap());
+    let far = gpu.link_wrapper_for(1).remote_pci_info().unwrap().bus_id;
     assert_eq!(far, at(1).pci_info().unwrap().bus_id);
     let switch = at(2).link_wrapper_for(17).remote_pci_info().unwrap().bus_id;
     assert!((0..4).all(|index| at(index).pci_info().unwrap().bus_id != switch));
@@ -95,26 +95,26 @@ fn links_between_gpus_are_those_of_the_file() {
 
 #[test]
 fn a_gpu_comes_goes_is_lost_and_returns() {
-    let scenario = |present, lost| still(vec![card("L4"), FakeGpu { present, lost, ..card("L40S") }], 0.0);
+    let scenario = |present, lost| still(vec![fake_gpu("L4"), FakeGpu { present, lost, ..fake_gpu("L40S") }], 0.0);
     let bench = Bench::new(&scenario(false, false));
     let nvml = bench.load().unwrap();
     assert_eq!(nvml.device_count().unwrap(), 1);
     bench.write(&scenario(true, false));
-    eventually("the card appears", || nvml.device_count().unwrap() == 2);
+    eventually("the GPU appears", || nvml.device_count().unwrap() == 2);
     let device = nvml.device_by_index(1).unwrap();
     bench.write(&scenario(true, true));
-    eventually("the card is lost", || matches!(device.memory_info(), Err(NvmlError::GpuLost)));
-    assert_eq!(nvml.device_count().unwrap(), 2, "a lost card is still counted");
+    eventually("the GPU is lost", || matches!(device.memory_info(), Err(NvmlError::GpuLost)));
+    assert_eq!(nvml.device_count().unwrap(), 2, "a lost GPU is still counted");
     bench.write(&scenario(true, false));
-    eventually("the card is back", || device.memory_info().is_ok());
+    eventually("the GPU is back", || device.memory_info().is_ok());
     bench.write(&scenario(false, false));
-    eventually("the card is gone", || nvml.device_count().unwrap() == 1);
+    eventually("the GPU is gone", || nvml.device_count().unwrap() == 1);
     assert!(matches!(device.memory_info(), Err(NvmlError::GpuLost)));
 }
 
 #[test]
 fn with_the_list_of_init_a_new_gpu_is_seen_by_the_next_init_only() {
-    let scenario = |count| Scenario { list: List::AtInit, ..still(vec![FakeGpu { count, ..card("L4") }], 0.0) };
+    let scenario = |count| Scenario { list: List::AtInit, ..still(vec![FakeGpu { count, ..fake_gpu("L4") }], 0.0) };
     let bench = Bench::new(&scenario(1));
     let nvml = bench.load().unwrap();
     bench.write(&Scenario { driver: "changed".into(), ..scenario(2) });

@@ -1,6 +1,6 @@
 //! MIG instances and the profiling counters.
 
-use crate::bench::{Bench, card, eventually, still};
+use crate::bench::{Bench, eventually, fake_gpu, still};
 use fake_nvml::scenario::{FakeGpu, FakeProcess, MigSlot, ReadingKind as Q};
 use nvml_wrapper::Nvml;
 use nvml_wrapper::enums::gpm::GpmMetricId;
@@ -18,7 +18,7 @@ fn divided() -> FakeGpu {
     FakeGpu {
         mig: ["3g.40gb", "2g.20gb", "1g.10gb"].map(|profile| MigSlot::Profile(profile.into())).to_vec(),
         processes: vec![process(30, 0), process(31, 2)],
-        ..card("H100")
+        ..fake_gpu("H100")
     }
 }
 
@@ -54,34 +54,34 @@ fn a_divided_gpu_has_no_utilisation_until_it_is_whole_again() {
     assert!(matches!(parent.utilization_rates(), Err(NvmlError::NotSupported)));
     assert!(matches!(parent.process_utilization_stats(None), Err(NvmlError::NotSupported)));
     let instance = parent.mig_device_by_index(0).unwrap();
-    bench.write(&still(vec![card("H100")], 0.0));
+    bench.write(&still(vec![fake_gpu("H100")], 0.0));
     eventually("MIG is off", || parent.utilization_rates().is_ok());
     assert!(matches!(instance.uuid(), Err(NvmlError::NotFound)));
 }
 
 #[test]
 fn gpus_without_mig_say_so() {
-    let bench = Bench::new(&still(vec![card("T4"), card("H100")], 0.0));
+    let bench = Bench::new(&still(vec![fake_gpu("T4"), fake_gpu("H100")], 0.0));
     let nvml = bench.load().unwrap();
     assert!(matches!(nvml.device_by_index(0).unwrap().mig_mode(), Err(NvmlError::NotSupported)));
     assert_eq!(nvml.device_by_index(1).unwrap().mig_mode().unwrap().current, 0);
 }
 
 fn metrics(nvml: &Nvml, first: &GpmSample<'_>, second: &GpmSample<'_>, ids: &[GpmMetricId]) -> Vec<Option<f64>> {
-    let results = gpm_metrics_get(nvml, first, second, ids).expect("two samples of one card");
+    let results = gpm_metrics_get(nvml, first, second, ids).expect("two samples of one GPU");
     results.into_iter().map(|metric| metric.ok().map(|metric| metric.value)).collect()
 }
 
 #[test]
 fn profiling_counters_are_means_between_two_samples() {
     let values = [(Q::GpmTensorPercent, 42.0.into()), (Q::PcieTxBytesPerSecond, (3.0 * 1_048_576.0).into())].into();
-    let whole = FakeGpu { values, ..card("H100") };
-    let bench = Bench::new(&still(vec![whole.clone(), divided(), card("A100")], 0.0));
+    let whole = FakeGpu { values, ..fake_gpu("H100") };
+    let bench = Bench::new(&still(vec![whole.clone(), divided(), fake_gpu("A100")], 0.0));
     let nvml = bench.load().unwrap();
     let at = |index| nvml.device_by_index(index).unwrap();
     assert!(at(0).gpm_support().unwrap() && !at(2).gpm_support().unwrap());
     let (first, in_first) = (at(0).gpm_sample().unwrap(), at(1).gpm_mig_sample(1).unwrap());
-    bench.write(&still(vec![whole, divided(), card("A100")], 10.0));
+    bench.write(&still(vec![whole, divided(), fake_gpu("A100")], 10.0));
     let (second, in_second) = (at(0).gpm_sample().unwrap(), at(1).gpm_mig_sample(1).unwrap());
     let ids = [GpmMetricId::AnyTensorUtil, GpmMetricId::PcieTxPerSec];
     assert_eq!(metrics(&nvml, &first, &second, &ids), [Some(42.0), Some(3.0)]);

@@ -1,6 +1,6 @@
 //! Every number comes back through the wrapper, in NVML's units.
 
-use crate::bench::{Bench, ORIGIN_US, card, eventually, still};
+use crate::bench::{Bench, ORIGIN_US, eventually, fake_gpu, still};
 use fake_nvml::code::Code;
 use fake_nvml::scenario::{Clock, FakeGpu, ReadingKind as Q, Scenario};
 use fake_nvml::value::{Program, Then, Value};
@@ -13,12 +13,15 @@ use nvml_wrapper::error::NvmlError;
 use nvml_wrapper::structs::device::FieldId;
 
 fn with(values: &[(Q, f64)]) -> FakeGpu {
-    FakeGpu { values: values.iter().map(|(what, number)| (*what, Value::Constant(*number))).collect(), ..card("H100") }
+    FakeGpu {
+        values: values.iter().map(|(what, number)| (*what, Value::Constant(*number))).collect(),
+        ..fake_gpu("H100")
+    }
 }
 
 #[test]
 fn numbers_of_the_file_come_back() {
-    let card = with(&[
+    let gpu = with(&[
         (Q::UtilizationPercent, 61.0),
         (Q::MemoryCopyPercent, 17.0),
         (Q::EncoderPercent, 4.0),
@@ -38,7 +41,7 @@ fn numbers_of_the_file_come_back() {
         (Q::EccAggregateCorrected, 3.0),
         (Q::EccAggregateUncorrected, 4.0),
     ]);
-    let bench = Bench::new(&still(vec![card], 10.0));
+    let bench = Bench::new(&still(vec![gpu], 10.0));
     let nvml = bench.load().unwrap();
     let device = nvml.device_by_index(0).unwrap();
     let rates = device.utilization_rates().unwrap();
@@ -78,14 +81,14 @@ fn memory_adds_up_and_used_is_without_what_is_reserved() {
 
 #[test]
 fn fields_are_answered_one_by_one() {
-    let card = with(&[
+    let gpu = with(&[
         (Q::TemperatureMemoryCelsius, 88.0),
         (Q::PcieReplays, 12.0),
         (Q::RemappedPending, 1.0),
         (Q::RecoveryAction, 2.0),
         (Q::NvlinkTxBytes, 18.0 * 1024.0 * 100.0),
     ]);
-    let bench = Bench::new(&still(vec![card], 0.0));
+    let bench = Bench::new(&still(vec![gpu], 0.0));
     let nvml = bench.load().unwrap();
     let device = nvml.device_by_index(0).unwrap();
     let ids = [82, 94, 144, 230, 138, 91, 7];
@@ -108,8 +111,8 @@ fn fields_are_answered_one_by_one() {
 #[test]
 fn utilisation_is_sampled_six_times_a_second_at_stamps_of_its_own() {
     let ramp = Program::Ramp { from: 0.0, to: 100.0, over_s: 100.0, then: Then::Hold, start_s: 0.0 };
-    let card = FakeGpu { values: [(Q::UtilizationPercent, ramp.into())].into(), ..card("H100") };
-    let bench = Bench::new(&still(vec![card], 50.0));
+    let gpu = FakeGpu { values: [(Q::UtilizationPercent, ramp.into())].into(), ..fake_gpu("H100") };
+    let bench = Bench::new(&still(vec![gpu], 50.0));
     let nvml = bench.load().unwrap();
     let device = nvml.device_by_index(0).unwrap();
     let samples = device.samples(Sampling::GpuUtilization, None).unwrap();
@@ -125,7 +128,7 @@ fn utilisation_is_sampled_six_times_a_second_at_stamps_of_its_own() {
 
 #[test]
 fn an_a100_refreshes_once_a_second() {
-    let bench = Bench::new(&still(vec![card("A100")], 50.0));
+    let bench = Bench::new(&still(vec![fake_gpu("A100")], 50.0));
     let nvml = bench.load().unwrap();
     let samples = nvml.device_by_index(0).unwrap().samples(Sampling::GpuUtilization, ORIGIN_US + 40_000_000).unwrap();
     assert_eq!(samples.len(), 10);
@@ -151,7 +154,7 @@ fn energy_is_the_sum_of_power_and_begins_anew_with_its_epoch() {
 
 #[test]
 fn an_error_in_place_of_a_number_is_what_its_call_returns() {
-    let lost = FakeGpu { values: [(Q::PowerWatts, Program::Error(Code(21)).into())].into(), ..card("H100") };
+    let lost = FakeGpu { values: [(Q::PowerWatts, Program::Error(Code(21)).into())].into(), ..fake_gpu("H100") };
     let bench = Bench::new(&still(vec![lost], 0.0));
     let nvml = bench.load().unwrap();
     let device = nvml.device_by_index(0).unwrap();
@@ -164,15 +167,15 @@ fn an_error_in_place_of_a_number_is_what_its_call_returns() {
 fn time_can_run_fast() {
     let clock = Clock { scale: 100_000.0, ..Clock::default() };
     let ramp = Program::Ramp { from: 0.0, to: 1.0, over_s: 1.0, then: Then::Continue, start_s: 0.0 };
-    let card = FakeGpu { values: [(Q::PcieReplays, ramp.into())].into(), ..card("H100") };
-    let bench = Bench::new(&Scenario { clock, gpus: vec![card], ..Scenario::default() });
+    let gpu = FakeGpu { values: [(Q::PcieReplays, ramp.into())].into(), ..fake_gpu("H100") };
+    let bench = Bench::new(&Scenario { clock, gpus: vec![gpu], ..Scenario::default() });
     let nvml = bench.load().unwrap();
     eventually("an hour passes", || nvml.device_by_index(0).unwrap().pcie_replay_counter().unwrap() > 3600);
 }
 
 #[test]
 fn a_vgpu_answers_few_calls() {
-    let bench = Bench::new(&still(vec![card("vGPU")], 0.0));
+    let bench = Bench::new(&still(vec![fake_gpu("vGPU")], 0.0));
     let nvml = bench.load().unwrap();
     let device = nvml.device_by_index(0).unwrap();
     assert!(matches!(device.power_usage(), Err(NvmlError::NotSupported)));

@@ -5,7 +5,7 @@
 
 #![expect(clippy::unwrap_used, reason = "a test's own tools may panic")]
 
-use crate::bench::{Bench, card, eventually, still};
+use crate::bench::{Bench, eventually, fake_gpu, still};
 use fake_nvml::scenario::{FakeGpu, ReadingKind as Q, Scenario};
 use fake_nvml::value::{Program, Replay, Value};
 use flate2::read::GzDecoder;
@@ -92,7 +92,7 @@ fn replay(path: &Path, column: &str, filter: Option<(&str, &str)>) -> Replay {
 fn showing(series: &[Series]) -> FakeGpu {
     let values = series.iter().map(|one| (one.what, Program::Replay(one.replay.clone()).into()));
     // Samples at whole seconds: the rows of sampled values are a minute apart.
-    FakeGpu { values: values.chain([(Q::SampleMillis, Value::Constant(1000.0))]).collect(), ..card("A100") }
+    FakeGpu { values: values.chain([(Q::SampleMillis, Value::Constant(1000.0))]).collect(), ..fake_gpu("A100") }
 }
 
 /// Compares all GPUs at moments over the whole recording, `late` seconds after a row.
@@ -141,7 +141,7 @@ fn whole_logs_of_nvidia_smi_are_replayed() {
             let cells = table[1..].iter().map(|row| (row[0].as_str(), row[at].as_str()));
             Series { rows: rows(cells), what, replay: replay(&path, name, None), look, within }
         };
-        let card = vec![
+        let gpu = vec![
             series("power.draw", Q::PowerWatts, |gpu| told(gpu.power_usage()).map(|mw| mw / 1000.0), 0.001),
             series(
                 "temperature.gpu",
@@ -156,8 +156,8 @@ fn whole_logs_of_nvidia_smi_are_replayed() {
                 0.0,
             ),
         ];
-        assert!(card[0].rows.len() > 200, "{}", path.display());
-        replays(&[card], 0.0005);
+        assert!(gpu[0].rows.len() > 200, "{}", path.display());
+        replays(&[gpu], 0.0005);
         replayed += 1;
     }
     assert!(replayed >= 2, "{replayed} logs");

@@ -1,6 +1,6 @@
 //! The replay of each kind of file that a scenario may name returns the recorded values.
 
-use crate::bench::{Bench, card, eventually, still};
+use crate::bench::{Bench, eventually, fake_gpu, still};
 use fake_nvml::scenario::{Clock, FakeGpu, ReadingKind as Q, Scenario};
 use fake_nvml::trace::Trace;
 use fake_nvml::value::{Program, Replay, Value};
@@ -13,7 +13,7 @@ fn golden(name: &str) -> PathBuf {
 }
 
 fn replaying(what: Q, replay: Replay) -> FakeGpu {
-    FakeGpu { values: [(what, Program::Replay(replay).into())].into(), ..card("A100") }
+    FakeGpu { values: [(what, Program::Replay(replay).into())].into(), ..fake_gpu("A100") }
 }
 
 #[test]

@@ -235,9 +235,9 @@ impl World {
                     ticket.and_then(|ticket| self.given.get(ticket)).cloned().unwrap_or_default()
                 };
                 let given: Claim = self.pods[*n].requests.iter().map(own).collect();
-                let promised = demand_of(&self.pods[*n], &given, &device(gpu));
-                memory += promised.memory;
-                cores += promised.cores;
+                let claimed = demand_of(&self.pods[*n], &given, &device(gpu));
+                memory += claimed.memory;
+                cores += claimed.cores;
             }
             prop_assert!(memory <= 80 * GIB && cores <= 100, "{} bytes and {} % of {}", memory, cores, gpu);
         }

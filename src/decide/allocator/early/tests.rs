@@ -211,7 +211,7 @@ fn devices_are_those_of_kubelets_topology_where_the_claim_fits_there() {
     allocator.follow_topology(true);
     let mut checkpoint = vec![allocate(&mut allocator, (1, "main"), &[(1, 3)], 7, &[])];
     assert_eq!(filled(allocator.start(&ids(&[(1, 3)]), Some(&checkpoint)))[0].device_shares[0].device, device(1));
-    assert_eq!(allocator.take_changes().reseated, 1);
+    assert_eq!(allocator.take_changes().reassigned, 1);
     checkpoint.push(allocate(&mut allocator, (2, "main"), &[(1, 4)], 8, &checkpoint));
     assert_eq!(filled(allocator.start(&ids(&[(1, 4)]), Some(&checkpoint)))[0].device_shares[0].device, device(1));
 }

@@ -1,6 +1,6 @@
 //! Tests of how often NVML calls are made: the fake driver counts them. The tests count events instead of time.
 
-use super::{Drill, FakeGpu, ReadingKind, Scenario, Value, cards, error, of, put, with};
+use super::{Drill, FakeGpu, ReadingKind, Scenario, Value, error, fake_gpus, of, put, with};
 use lab::scenario::{FakeProcess, MigSlot, ProcessList, Program, process};
 use model::unit::BytesPerSecond;
 use model::{Absence, Reading};
@@ -21,7 +21,7 @@ const PCIE: &str = "nvmlDeviceGetPcieThroughput";
 /// A GPU whose used memory changes in each round.
 fn churning(count: u32) -> FakeGpu {
     let memory = Program::Square { low: 1e9, high: 9e9, period_s: 0.1, duty: 0.5, phase_s: 0.0 };
-    FakeGpu { values: [(ReadingKind::MemoryUsedBytes, Value::Program(memory))].into(), ..cards("H100", count) }
+    FakeGpu { values: [(ReadingKind::MemoryUsedBytes, Value::Program(memory))].into(), ..fake_gpus("H100", count) }
 }
 
 /// Waits until this many regular lists were made of a GPU without processes, and returns the number of all lists.
@@ -35,7 +35,7 @@ fn listed(drill: &mut Drill, place: u32, regular: usize) -> (usize, usize) {
 /// A GPU whose used memory always changes is listed twice as often as another one, and its GPM is read no more often.
 #[test]
 fn memory_that_never_rests_does_not_list_processes_without_end() {
-    let mut drill = Drill::start(counted(vec![churning(1), cards("H100", 1)]));
+    let mut drill = Drill::start(counted(vec![churning(1), fake_gpus("H100", 1)]));
     let (churned, regular) = listed(&mut drill, 0, 12);
     assert!(churned > regular, "{churned} lists, {regular} of them regular: none out of turn");
     // Two at once, one in each period, and one more whose regular list is still to come.
@@ -63,7 +63,7 @@ fn sixteen_gpus_whose_memory_never_rests_share_what_the_node_may_have() {
 #[test]
 fn an_empty_list_of_graphics_processes_is_read_rarely_and_no_process_is_missed() {
     let mut drill =
-        Drill::start(counted(vec![FakeGpu { processes: vec![process(1, 1 << 30, 5.0)], ..cards("H100", 1) }]));
+        Drill::start(counted(vec![FakeGpu { processes: vec![process(1, 1 << 30, 5.0)], ..fake_gpus("H100", 1) }]));
     let fake = drill.fake.clone();
     drill.wait("regular lists", |_| fake.calls(REGULAR, 0) >= 14);
     // A list with processes is one call for its length and one for itself; an empty list is only the first.
@@ -87,7 +87,7 @@ fn an_empty_list_of_graphics_processes_is_read_rarely_and_no_process_is_missed()
 
 #[test]
 fn a_field_that_this_driver_does_not_know_is_asked_once_until_the_library_is_opened_anew() {
-    let gpu = FakeGpu { unknown_fields: vec![230], not_supported: vec!["field:82".into()], ..cards("H100", 1) };
+    let gpu = FakeGpu { unknown_fields: vec![230], not_supported: vec!["field:82".into()], ..fake_gpus("H100", 1) };
     let mut drill = Drill::prepare(counted(vec![gpu]));
     put(&drill.path("proc/driver/nvidia/gpus/0000:10:00.0/information"), "Bus Location: 0000:10:00.0\n");
     drill.open();
@@ -106,7 +106,7 @@ fn a_field_that_this_driver_does_not_know_is_asked_once_until_the_library_is_ope
 fn fields_of_nvlinks_that_this_driver_does_not_know_are_asked_in_one_round() {
     // The sums over all links, and errors of a link: CRC (one that the driver knows), recovery events, symbol errors.
     const SUMS: [u32; 2] = [138, 139];
-    let gpu = FakeGpu { unknown_fields: SUMS.into_iter().chain(208..=221).collect(), ..cards("A100", 1) };
+    let gpu = FakeGpu { unknown_fields: SUMS.into_iter().chain(208..=221).collect(), ..fake_gpus("A100", 1) };
     let mut drill = Drill::start(counted(vec![gpu]));
     let fake = drill.fake.clone();
     drill.wait("rounds of what is read seldom", |_| fake.calls(SELDOM, 0) >= 4);
@@ -126,7 +126,8 @@ fn fields_of_nvlinks_that_this_driver_does_not_know_are_asked_in_one_round() {
 #[test]
 fn pcie_traffic_comes_from_the_profiling_unit_where_there_is_one() {
     let traffic = [(ReadingKind::PcieTxBytesPerSecond, 3e9), (ReadingKind::PcieRxBytesPerSecond, 1e9)];
-    let mut drill = Drill::start(counted(vec![with(cards("H100", 1), &traffic), with(cards("A100", 1), &traffic)]));
+    let mut drill =
+        Drill::start(counted(vec![with(fake_gpus("H100", 1), &traffic), with(fake_gpus("A100", 1), &traffic)]));
     let fake = drill.fake.clone();
     drill.wait("rounds of what is read seldom", |_| (0..2).all(|place| fake.calls(SELDOM, place) >= 4));
     // GPM needs two samples, so the first round makes the plain calls; each direction is one call.
@@ -146,7 +147,7 @@ fn pcie_traffic_comes_from_the_profiling_unit_where_there_is_one() {
 #[test]
 fn a_gpu_with_instances_has_its_pcie_traffic_from_the_profiling_unit_too() {
     let slot = |profile: &str| MigSlot::Profile(profile.into());
-    let gpu = FakeGpu { mig: vec![slot("3g.40gb"), slot("1g.10gb")], ..cards("H100", 1) };
+    let gpu = FakeGpu { mig: vec![slot("3g.40gb"), slot("1g.10gb")], ..fake_gpus("H100", 1) };
     let mut drill = Drill::start(counted(vec![gpu]));
     let fake = drill.fake.clone();
     drill.wait("rounds of what is read seldom", |_| fake.calls(SELDOM, 0) >= 3);

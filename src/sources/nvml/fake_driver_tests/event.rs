@@ -1,6 +1,6 @@
 //! Tests of driver errors (XIDs) from NVML and from the kernel log.
 
-use super::{Code, Drill, FakeGpu, Which, XidEvent, cards, of};
+use super::{Code, Drill, FakeGpu, Which, XidEvent, fake_gpus, of};
 use lab::scenario::MigSlot;
 use model::Absence;
 use model::gpu::{GpuSample, XidSource};
@@ -17,7 +17,7 @@ fn log(drill: &Drill, line: &str) {
 
 #[test]
 fn an_xid_is_reported_once_for_its_gpu_although_two_sources_report_it() {
-    let mut drill = Drill::start(of(vec![cards("H100", 2)]));
+    let mut drill = Drill::start(of(vec![fake_gpus("H100", 2)]));
     let uuid = drill.uuid(1);
     let slot = drill.until("its slot", |seen| seen.gpus.as_ref()?[1].pci_bus_id.value().cloned());
     drill.sample(1, "readings", |sample| sample.power.get().is_some());
@@ -42,7 +42,7 @@ fn an_xid_is_reported_once_for_its_gpu_although_two_sources_report_it() {
 #[test]
 fn an_xid_in_a_mig_instance_is_reported_for_that_instance() {
     let slot = |profile: &str| MigSlot::Profile(profile.into());
-    let card = FakeGpu { mig: vec![slot("3g.40gb"), slot("1g.10gb")], ..cards("H100", 1) };
+    let card = FakeGpu { mig: vec![slot("3g.40gb"), slot("1g.10gb")], ..fake_gpus("H100", 1) };
     let mut drill = Drill::start(of(vec![card]));
     let gpus = drill.until("the GPU", |seen| seen.gpus.clone());
     drill.change(|scenario| scenario.xids = vec![xid(1, 0, 43, Some(1))]);
@@ -53,7 +53,7 @@ fn an_xid_in_a_mig_instance_is_reported_for_that_instance() {
 
 #[test]
 fn a_gpu_that_refuses_events_does_not_stop_events_of_other_gpus() {
-    let mut drill = Drill::start(of(vec![cards("vGPU", 1), cards("H100", 1)]));
+    let mut drill = Drill::start(of(vec![fake_gpus("vGPU", 1), fake_gpus("H100", 1)]));
     let uuid = drill.uuid(1);
     drill.change(|scenario| scenario.xids = vec![xid(1, 1, 31, None)]);
     drill.wait("the event", |seen| seen.xids.iter().any(|xid| xid.gpu.as_ref() == Some(&uuid) && xid.code == 31));
@@ -61,7 +61,7 @@ fn a_gpu_that_refuses_events_does_not_stop_events_of_other_gpus() {
 
 #[test]
 fn a_lost_gpu_stops_no_other_gpus_events_and_its_own_return_when_it_answers() {
-    let mut drill = Drill::start(of(vec![cards("H100", 1), cards("H100", 1), cards("H100", 1)]));
+    let mut drill = Drill::start(of(vec![fake_gpus("H100", 1), fake_gpus("H100", 1), fake_gpus("H100", 1)]));
     let gpus = [0, 1, 2].map(|place| drill.uuid(place));
     let heard = |seen: &super::Seen, place: usize, code| {
         seen.xids.iter().any(|xid| xid.gpu.as_ref() == Some(&gpus[place]) && xid.code == code)
@@ -92,7 +92,7 @@ fn waits_that_fail_in_a_row_are_reported_and_counted_until_one_succeeds() {
         error: Some(Code(code)),
         ..super::CallFault::default()
     };
-    let mut drill = Drill::start(of(vec![cards("H100", 2)]));
+    let mut drill = Drill::start(of(vec![fake_gpus("H100", 2)]));
     drill.sample(1, "readings", |sample| sample.power.get().is_some());
     drill.change(|scenario| scenario.faults = vec![fails(999)]);
     drill.wait("the front door knows", |seen| seen.events_fail.last() == Some(&true));
@@ -127,7 +127,7 @@ fn the_log_tells_of_errors_without_any_driver() {
 
 #[test]
 fn errors_of_a_switch_are_reported_once_each() {
-    let mut drill = Drill::start(of(vec![cards("H100", 1)]));
+    let mut drill = Drill::start(of(vec![fake_gpus("H100", 1)]));
     drill.sample(0, "readings", |sample| sample.power.get().is_some());
     for line in [
         "nvidia-nvswitch3: SXid (PCI:0000:c4:00.0): 22013, Non-fatal, Link 44 Minion Link DLREQ interrupt",

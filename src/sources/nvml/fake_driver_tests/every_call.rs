@@ -1,8 +1,8 @@
 //! Tests that make every call about a GPU fail with every kind of error: no reading that depends on the call may look
 //! measured.
 
-use super::{CallFault, Code, Drill, FakeGpu, Scenario, Seen, cards, error, of};
-use lab::scenario::{CardLink, MigSlot, Way, process};
+use super::{CallFault, Code, Drill, FakeGpu, Scenario, Seen, error, fake_gpus, of};
+use lab::scenario::{FakeLink, MigSlot, Way, process};
 use model::gpu::{GpmSample, Gpu, GpuLink, GpuSample, MigSample};
 use model::process::GpuProcesses;
 use model::upkeep::LinkError;
@@ -220,13 +220,13 @@ const DIVIDED: [Case; 8] = [
 ];
 
 fn whole(place: u32) -> FakeGpu {
-    let tie = CardLink { peer: (place + 1) % 16, path: Way::Pix, nvlinks: DIRECT };
-    FakeGpu { processes: vec![process(4711, 1 << 30, 40.0)], links: vec![tie], ..cards("H100", 1) }
+    let tie = FakeLink { peer: (place + 1) % 16, path: Way::Pix, nvlinks: DIRECT };
+    FakeGpu { processes: vec![process(4711, 1 << 30, 40.0)], links: vec![tie], ..fake_gpus("H100", 1) }
 }
 
 fn divided(_: u32) -> FakeGpu {
     let slot = |profile: &str| MigSlot::Profile(profile.into());
-    FakeGpu { mig: vec![slot("3g.40gb"), slot("1g.10gb")], ..cards("H100", 1) }
+    FakeGpu { mig: vec![slot("3g.40gb"), slot("1g.10gb")], ..fake_gpus("H100", 1) }
 }
 
 /// The reports about the GPU at a place, once every call about it has been made.

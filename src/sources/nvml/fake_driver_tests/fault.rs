@@ -1,6 +1,6 @@
 //! Tests of every error of NVML, from calls and from opening the library.
 
-use super::{CallFault, Code, Drill, FakeGpu, cards, error, of};
+use super::{CallFault, Code, Drill, FakeGpu, error, fake_gpus, of};
 use lab::scenario::{List, MigSlot};
 use model::Absence;
 use model::gpu::{GpuSample, MigSample};
@@ -46,7 +46,8 @@ const ERRORS: [(u32, Absence); 30] = [
 fn every_error_of_a_call_is_the_reason_of_that_reading_and_of_no_other() {
     for errors in ERRORS.chunks(15) {
         let faults = (0..).zip(errors).map(|(gpu, (code, _))| error("nvmlDeviceGetPowerUsage", gpu, *code)).collect();
-        let mut drill = Drill::start(super::Scenario { faults, ..of(vec![cards("H100", 15), cards("H100", 1)]) });
+        let mut drill =
+            Drill::start(super::Scenario { faults, ..of(vec![fake_gpus("H100", 15), fake_gpus("H100", 1)]) });
         for (place, (code, why)) in errors.iter().enumerate() {
             let sample = drill.sample(place, "a sample", |_| true);
             assert_eq!(sample.power.absence(), Some(*why), "NVML error {code}");
@@ -80,7 +81,7 @@ fn whichever_call_fails_only_its_reading_is_absent() {
     ];
     let faults: Vec<CallFault> = (0..).zip(calls).map(|(gpu, (call, _))| error(call, gpu, 999)).collect();
     // A GPU without GPM, so that PCIe throughput is read by the plain call.
-    let gpus = vec![cards("H100", 6), cards("A100", 1), cards("H100", 9)];
+    let gpus = vec![fake_gpus("H100", 6), fake_gpus("A100", 1), fake_gpus("H100", 9)];
     let mut drill = Drill::start(super::Scenario { faults, ..of(gpus) });
     for (place, (call, reason)) in calls.iter().enumerate() {
         let sample = drill.sample(place, call, |sample| {
@@ -97,7 +98,7 @@ fn whichever_call_fails_only_its_reading_is_absent() {
 #[test]
 fn what_one_mig_instance_refuses_its_neighbours_still_answer() {
     let slots = ["1g.10gb", "2g.20gb", "1g.10gb"].map(|profile| MigSlot::Profile(profile.into()));
-    let mut drill = Drill::start(of(vec![FakeGpu { mig: slots.to_vec(), ..cards("H100", 1) }]));
+    let mut drill = Drill::start(of(vec![FakeGpu { mig: slots.to_vec(), ..fake_gpus("H100", 1) }]));
     let read = |mig: &MigSample| mig.memory_used.get().is_some() && mig.gpm.sm_active.get().is_some();
     let whole = drill.sample(0, "all three", |sample| sample.mig.len() == 3 && sample.mig.iter().all(read));
     let middle = whole.mig[1].uuid.to_string();
@@ -119,7 +120,7 @@ fn what_one_mig_instance_refuses_its_neighbours_still_answer() {
 #[test]
 fn an_unidentified_gpu_is_reported_by_its_index_and_reason() {
     let faults = vec![error("nvmlDeviceGetUUID", 0, 4), error("nvmlDeviceGetHandleByIndex*", 0, 4)];
-    let mut drill = Drill::start(super::Scenario { faults, ..of(vec![cards("H100", 2)]) });
+    let mut drill = Drill::start(super::Scenario { faults, ..of(vec![fake_gpus("H100", 2)]) });
     drill.wait("the other", |seen| seen.gpus.as_ref().is_some_and(|gpus| gpus.len() == 1 && gpus[0].index == 1));
     drill.wait("the one", |seen| seen.nameless() == [(0, Absence::NoPermission)]);
     drill.change(|scenario| scenario.faults.clear());
@@ -131,9 +132,9 @@ fn an_unidentified_gpu_is_reported_by_its_index_and_reason() {
 fn a_gpu_that_is_lost_from_the_start_is_reported_with_its_pci_slot_and_hides_no_hot_plug() {
     let slot = |bus: &str| Some(format!("00000000:{bus}:00.0"));
     let folder = |drill: &Drill, bus: &str| drill.path(&format!("proc/driver/nvidia/gpus/0000:{bus}:00.0"));
-    let well = FakeGpu { pci_bus_id: slot("65"), ..cards("H100", 1) };
-    let lost = FakeGpu { pci_bus_id: slot("66"), lost: true, ..cards("H100", 1) };
-    let later = FakeGpu { pci_bus_id: slot("67"), present: false, ..cards("L40S", 1) };
+    let well = FakeGpu { pci_bus_id: slot("65"), ..fake_gpus("H100", 1) };
+    let lost = FakeGpu { pci_bus_id: slot("66"), lost: true, ..fake_gpus("H100", 1) };
+    let later = FakeGpu { pci_bus_id: slot("67"), present: false, ..fake_gpus("L40S", 1) };
     let mut drill = Drill::prepare(super::Scenario { list: List::AtInit, ..of(vec![well, lost, later]) });
     for bus in ["65", "66"] {
         std::fs::create_dir_all(folder(&drill, bus)).unwrap();
@@ -159,7 +160,7 @@ fn without_a_driver_it_says_why_and_tries_again() {
         (18, Absence::Nvml(18), "restart gpu-steward"),
         (999, Absence::Nvml(999), "dmesg"),
     ] {
-        let broken = super::Scenario { init_error: Some(Code(code)), ..of(vec![cards("H100", 1)]) };
+        let broken = super::Scenario { init_error: Some(Code(code)), ..of(vec![fake_gpus("H100", 1)]) };
         let mut drill = Drill::start(broken);
         let (told, advice) = drill.until("why not", |seen| match seen.source.first()? {
             GpuSourceState::Missing { why, advice } => Some((*why, advice.clone())),
@@ -190,7 +191,7 @@ fn a_library_that_opens_and_does_not_count_is_closed_and_opened_again_with_growi
     for (code, why) in [(9, Absence::DriverNotLoaded), (1, Absence::Nvml(1)), (999, Absence::Nvml(999))] {
         let counts = CallFault { call: "nvmlDeviceGetCount*".into(), error: Some(Code(code)), ..CallFault::default() };
         let begun = Instant::now();
-        let mut drill = Drill::start(super::Scenario { faults: vec![counts], ..counted(vec![cards("H100", 1)]) });
+        let mut drill = Drill::start(super::Scenario { faults: vec![counts], ..counted(vec![fake_gpus("H100", 1)]) });
         let fake = drill.fake.clone();
         drill.wait("four attempts", |_| fake.called(&[OPENS]).len() >= 4);
         // The pauses between them are 100, 200 and 400 ms.
@@ -211,7 +212,7 @@ fn a_library_that_opens_and_does_not_count_is_closed_and_opened_again_with_growi
 
 #[test]
 fn a_driver_that_is_loaded_anew_under_the_reader_is_read_again() {
-    let mut drill = Drill::start(of(vec![cards("H100", 2)]));
+    let mut drill = Drill::start(of(vec![fake_gpus("H100", 2)]));
     drill.sample(1, "readings", |sample| sample.power.get().is_some());
     for epoch in 1..4 {
         drill.change(|scenario| scenario.driver_epoch = epoch);
@@ -229,7 +230,7 @@ fn a_driver_that_is_loaded_anew_under_the_reader_is_read_again() {
 /// Promise 13 in docs/specification.md.
 #[test]
 fn a_driver_that_is_updated_under_the_reader_is_reported() {
-    let mut drill = Drill::start(of(vec![cards("H100", 1)]));
+    let mut drill = Drill::start(of(vec![fake_gpus("H100", 1)]));
     drill.sample(0, "readings", |sample| sample.power.get().is_some());
     drill.change(|scenario| (scenario.driver_epoch, scenario.init_error) = (1, Some(Code(18))));
     drill.wait("the front door knows", |seen| seen.replaced > 0);
@@ -241,7 +242,7 @@ fn a_driver_that_is_updated_under_the_reader_is_reported() {
 
 #[test]
 fn a_library_that_never_fitted_is_waited_for() {
-    let mut drill = Drill::start(super::Scenario { init_error: Some(Code(18)), ..counted(vec![cards("H100", 1)]) });
+    let mut drill = Drill::start(super::Scenario { init_error: Some(Code(18)), ..counted(vec![fake_gpus("H100", 1)]) });
     let fake = drill.fake.clone();
     drill.wait("three attempts", |_| fake.called(&[OPENS]).len() >= 3);
     drill.change(|scenario| scenario.init_error = None);
@@ -253,7 +254,7 @@ fn a_library_that_never_fitted_is_waited_for() {
 #[test]
 fn a_gpu_that_refuses_everything_is_asked_in_every_round() {
     let refused = error("*", 1, 4);
-    let mut drill = Drill::start(of(vec![cards("H100", 2)]));
+    let mut drill = Drill::start(of(vec![fake_gpus("H100", 2)]));
     drill.sample(1, "readings", |sample| sample.power.get().is_some());
     drill.change(|scenario| scenario.faults = vec![refused]);
     drill.sample(1, "refused", |sample| sample.power.absence() == Some(Absence::NoPermission));
@@ -278,7 +279,7 @@ fn without_a_library_it_says_which_file_was_tried() {
 
 #[test]
 fn a_driver_that_goes_away_takes_all_readings_with_it_and_brings_them_back() {
-    let mut drill = Drill::start(of(vec![cards("H100", 1)]));
+    let mut drill = Drill::start(of(vec![fake_gpus("H100", 1)]));
     drill.sample(0, "readings", |sample| sample.power.get().is_some());
     let gone = CallFault { call: "*".into(), error: Some(Code(9)), ..CallFault::default() };
     drill.change(|scenario| scenario.faults = vec![gone]);

@@ -1,6 +1,6 @@
 //! Tests of calls that do not return.
 
-use super::{CallFault, Drill, DriverPatience, Scenario, Which, XidEvent, cards, hang, of};
+use super::{CallFault, Drill, DriverPatience, Scenario, Which, XidEvent, fake_gpus, hang, of};
 use model::Absence;
 use model::gpu::GpuSample;
 use model::observation::GpuSourceState;
@@ -16,7 +16,7 @@ fn reads(sample: &GpuSample) -> bool {
 
 #[test]
 fn one_gpu_that_hangs_is_absent_and_the_others_go_on_until_it_returns() {
-    let mut drill = Drill::start(of(vec![cards("H100", 3)]));
+    let mut drill = Drill::start(of(vec![fake_gpus("H100", 3)]));
     drill.sample(1, "readings", reads);
     drill.change(|scenario| scenario.faults = vec![hang("nvmlDeviceGetPowerUsage", 1)]);
     drill.sample(1, "the hanging one", hangs);
@@ -38,7 +38,7 @@ fn take_out(drill: &mut Drill, places: &[usize], left: usize) {
 }
 
 fn one_by_one(count: usize) -> Scenario {
-    of((0..count).map(|_| cards("H100", 1)).collect())
+    of((0..count).map(|_| fake_gpus("H100", 1)).collect())
 }
 
 #[test]
@@ -100,7 +100,7 @@ fn a_new_gpu_is_seen_while_another_hangs() {
 /// Promise 11 in docs/specification.md.
 #[test]
 fn when_the_replacement_hangs_as_well_all_are_absent_until_a_call_returns() {
-    let mut drill = Drill::start(of(vec![cards("H100", 3)]));
+    let mut drill = Drill::start(of(vec![fake_gpus("H100", 3)]));
     drill.sample(2, "readings", reads);
     let both = vec![hang("nvmlDeviceGetPowerUsage", 0), hang("nvmlDeviceGetTemperature", 1)];
     drill.change(|scenario| scenario.faults = both);
@@ -123,7 +123,7 @@ fn when_the_replacement_hangs_as_well_all_are_absent_until_a_call_returns() {
 #[test]
 fn a_library_that_hangs_while_it_is_opened_is_reported_and_used_once_it_opens() {
     let stuck = CallFault { call: "nvmlInit_v2".into(), hang: true, ..CallFault::default() };
-    let mut drill = Drill::start(Scenario { faults: vec![stuck], ..of(vec![cards("H100", 1)]) });
+    let mut drill = Drill::start(Scenario { faults: vec![stuck], ..of(vec![fake_gpus("H100", 1)]) });
     drill.wait("it hangs", |seen| seen.source == [GpuSourceState::Hanging]);
     drill.change(|scenario| scenario.faults.clear());
     drill.wait("it works", |seen| matches!(seen.source.last(), Some(GpuSourceState::Working { .. })));
@@ -132,7 +132,8 @@ fn a_library_that_hangs_while_it_is_opened_is_reported_and_used_once_it_opens() 
 
 #[test]
 fn a_gpu_that_hangs_before_it_is_known_does_not_hide_the_others() {
-    let mut drill = Drill::start(Scenario { faults: vec![hang("nvmlDeviceGetUUID", 0)], ..of(vec![cards("H100", 2)]) });
+    let mut drill =
+        Drill::start(Scenario { faults: vec![hang("nvmlDeviceGetUUID", 0)], ..of(vec![fake_gpus("H100", 2)]) });
     drill.wait("the other", |seen| seen.gpus.as_ref().is_some_and(|gpus| gpus.len() == 1 && gpus[0].index == 1));
     drill.sample(0, "its readings", reads);
     drill.wait("the one that hangs", |seen| seen.nameless() == [(0, Absence::CallHangs)]);
@@ -150,7 +151,7 @@ fn stall(call: &str, latency_ms: u64, times: u32) -> CallFault {
 
 #[test]
 fn a_call_of_some_seconds_about_no_gpu_makes_all_absent_and_none_unfit() {
-    let mut drill = Drill::prepare(of(vec![cards("H100", 3)]));
+    let mut drill = Drill::prepare(of(vec![fake_gpus("H100", 3)]));
     // The default limits, so that no other call is late on a busy machine.
     drill.patience = DriverPatience::default();
     drill.open();
@@ -168,7 +169,7 @@ fn a_call_of_some_seconds_about_no_gpu_makes_all_absent_and_none_unfit() {
 
 #[test]
 fn calls_on_one_gpu_that_stall_again_and_again_count_on_it_and_its_neighbours_go_on() {
-    let mut drill = Drill::prepare(of(vec![cards("H100", 3)]));
+    let mut drill = Drill::prepare(of(vec![fake_gpus("H100", 3)]));
     drill.patience.hang_after = Duration::from_secs(30);
     drill.open();
     drill.sample(1, "readings", reads);
@@ -187,7 +188,7 @@ fn calls_on_one_gpu_that_stall_again_and_again_count_on_it_and_its_neighbours_go
 #[test]
 fn a_library_that_opens_slowly_is_waited_for() {
     let mut drill =
-        Drill::prepare(Scenario { faults: vec![stall("nvmlInit_v2", 3000, 1)], ..of(vec![cards("H100", 1)]) });
+        Drill::prepare(Scenario { faults: vec![stall("nvmlInit_v2", 3000, 1)], ..of(vec![fake_gpus("H100", 1)]) });
     drill.patience.open_hangs_after = Duration::from_secs(60);
     drill.open();
     drill.sample(0, "readings", reads);
@@ -197,7 +198,7 @@ fn a_library_that_opens_slowly_is_waited_for() {
 #[test]
 fn slow_calls_are_no_hanging_ones() {
     let slow = CallFault { call: "nvmlDeviceGetPowerUsage".into(), latency_ms: 200, ..CallFault::default() };
-    let mut drill = Drill::start(Scenario { faults: vec![slow], ..of(vec![cards("H100", 2)]) });
+    let mut drill = Drill::start(Scenario { faults: vec![slow], ..of(vec![fake_gpus("H100", 2)]) });
     drill.sample(1, "readings", reads);
     drill.rounds(1, 4);
     assert!(drill.seen.source.iter().all(|state| matches!(state, GpuSourceState::Working { .. })));
@@ -205,7 +206,7 @@ fn slow_calls_are_no_hanging_ones() {
 
 #[test]
 fn a_hanging_wait_for_events_is_reported_and_events_come_again_when_it_returns() {
-    let mut drill = Drill::start(of(vec![cards("H100", 2)]));
+    let mut drill = Drill::start(of(vec![fake_gpus("H100", 2)]));
     drill.sample(1, "readings", reads);
     let stuck = CallFault { call: "nvmlEventSetWait*".into(), hang: true, ..CallFault::default() };
     drill.change(|scenario| scenario.faults = vec![stuck]);
@@ -225,7 +226,7 @@ fn a_hanging_wait_for_events_is_reported_and_events_come_again_when_it_returns()
 #[test]
 fn events_that_are_registered_slowly_do_not_hang() {
     let slow = CallFault { call: "nvmlDeviceRegisterEvents".into(), latency_ms: 400, ..CallFault::default() };
-    let mut drill = Drill::start(Scenario { faults: vec![slow], ..of(vec![cards("H100", 4)]) });
+    let mut drill = Drill::start(Scenario { faults: vec![slow], ..of(vec![fake_gpus("H100", 4)]) });
     drill.sample(3, "readings", reads);
     drill.change(|scenario| {
         scenario.xids = vec![XidEvent { id: 1, gpu: Which::Place(3), code: 79, event: 8, at_s: 0.0, mig: None }];

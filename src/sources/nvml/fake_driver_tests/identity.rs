@@ -1,7 +1,7 @@
 //! Tests of the identities of GPUs and MIG instances, and of GPUs that come, go or are lost.
 
-use super::{Drill, FakeGpu, Scenario, Which, XidEvent, cards, of, put};
-use lab::scenario::{CardLink, FakeProcess, List, MigSlot, Value, Way};
+use super::{Drill, FakeGpu, Scenario, Which, XidEvent, fake_gpus, of, put};
+use lab::scenario::{FakeLink, FakeProcess, List, MigSlot, Value, Way};
 use model::Absence;
 use model::gpu::{ComputeCapability, GpuPath, RecoveryAction};
 use model::observation::GpuSourceState;
@@ -9,9 +9,9 @@ use model::unit::{Bytes, Ratio, Watts};
 
 #[test]
 fn a_gpu_is_reported_with_its_whole_identity() {
-    let tie = CardLink { peer: 1, path: Way::Pix, nvlinks: 4 };
-    let first = FakeGpu { links: vec![tie], pci_bus_id: Some("00000000:65:00.0".into()), ..cards("H100", 1) };
-    let mut drill = Drill::prepare(of(vec![first, cards("A100", 1)]));
+    let tie = FakeLink { peer: 1, path: Way::Pix, nvlinks: 4 };
+    let first = FakeGpu { links: vec![tie], pci_bus_id: Some("00000000:65:00.0".into()), ..fake_gpus("H100", 1) };
+    let mut drill = Drill::prepare(of(vec![first, fake_gpus("A100", 1)]));
     put(&drill.path("sys/bus/pci/devices/0000:65:00.0/numa_node"), "1\n");
     drill.open();
     let gpus = drill.until("both GPUs", |seen| seen.gpus.clone().filter(|gpus| gpus.len() == 2));
@@ -54,7 +54,7 @@ fn mig_instances_are_reported_and_a_new_layout_is_seen() {
         ..FakeProcess::default()
     };
     let processes = vec![load(71, 0, 60.0, 7e9), load(72, 1, 20.0, 3e9)];
-    let card = FakeGpu { mig: vec![slot("3g.40gb"), slot("1g.10gb")], processes, ..cards("H100", 1) };
+    let card = FakeGpu { mig: vec![slot("3g.40gb"), slot("1g.10gb")], processes, ..fake_gpus("H100", 1) };
     let mut drill = Drill::start(of(vec![card]));
     let gpus = drill.until("the GPU", |seen| seen.gpus.clone());
     assert_eq!(gpus[0].mig_mode.get(), Some(true));
@@ -90,8 +90,8 @@ fn mig_instances_are_reported_and_a_new_layout_is_seen() {
 /// Promise 12 in docs/specification.md.
 #[test]
 fn a_gpu_that_is_plugged_in_is_seen_and_one_that_is_taken_out_is_gone() {
-    let absent = FakeGpu { present: false, ..cards("L40S", 1) };
-    let mut drill = Drill::start(of(vec![cards("H100", 1), absent]));
+    let absent = FakeGpu { present: false, ..fake_gpus("L40S", 1) };
+    let mut drill = Drill::start(of(vec![fake_gpus("H100", 1), absent]));
     drill.wait("one GPU", |seen| seen.gpus.as_ref().is_some_and(|gpus| gpus.len() == 1));
     drill.change(|scenario| scenario.gpus[1].present = true);
     drill.wait("two GPUs", |seen| seen.gpus.as_ref().is_some_and(|gpus| gpus.len() == 2));
@@ -106,11 +106,11 @@ fn a_gpu_that_is_plugged_in_is_seen_and_one_that_is_taken_out_is_gone() {
 /// Promise 12 in docs/specification.md.
 #[test]
 fn a_lost_gpu_stays_in_the_list_and_comes_back() {
-    let mut drill = Drill::start(of(vec![cards("H100", 2)]));
+    let mut drill = Drill::start(of(vec![fake_gpus("H100", 2)]));
     let before = drill.sample(0, "slow readings", |sample| sample.recovery.get().is_some());
     assert_eq!(before.recovery.get(), Some(RecoveryAction::None));
     drill.change(|scenario| {
-        scenario.gpus = vec![FakeGpu { lost: true, ..cards("H100", 1) }, cards("H100", 1)];
+        scenario.gpus = vec![FakeGpu { lost: true, ..fake_gpus("H100", 1) }, fake_gpus("H100", 1)];
     });
     let lost = drill.sample(0, "absent readings", |sample| sample.power.absence() == Some(Absence::GpuLost));
     assert_eq!(lost, model::gpu::GpuSample::absent(Absence::GpuLost));
@@ -128,8 +128,8 @@ fn a_lost_gpu_stays_in_the_list_and_comes_back() {
 #[test]
 fn a_gpu_that_the_library_sees_only_when_it_is_opened_anew_is_seen() {
     let slot = |bus: &str| Some(format!("00000000:{bus}:00.0"));
-    let first = FakeGpu { pci_bus_id: slot("65"), ..cards("H100", 1) };
-    let second = FakeGpu { present: false, pci_bus_id: slot("66"), ..cards("L40S", 1) };
+    let first = FakeGpu { pci_bus_id: slot("65"), ..fake_gpus("H100", 1) };
+    let second = FakeGpu { present: false, pci_bus_id: slot("66"), ..fake_gpus("L40S", 1) };
     let mut drill = Drill::prepare(Scenario { list: List::AtInit, ..of(vec![first, second]) });
     std::fs::create_dir_all(drill.path("proc/driver/nvidia/gpus/0000:65:00.0")).unwrap();
     drill.open();

@@ -1,6 +1,6 @@
 //! Tests of the processes on a GPU: their containers, and what they use.
 
-use super::{CallFault, Drill, FakeGpu, cards, of, put};
+use super::{CallFault, Drill, FakeGpu, fake_gpus, of, put};
 use crate::clock::{self, monotonic};
 use crate::nvml::heartbeat::Heartbeat;
 use crate::nvml::inventory::{self, Place};
@@ -27,9 +27,9 @@ fn listed(drill: &mut Drill, what: &str, wish: impl Fn(&[GpuProcess]) -> bool) -
 
 #[test]
 fn processes_are_listed_with_memory_and_use_and_an_idle_one_is_zero_not_gone() {
-    let card =
-        FakeGpu { processes: vec![process(4711, 3 << 30, 40.0), process(4712, 1 << 30, 0.0)], ..cards("H100", 1) };
-    let mut drill = Drill::start(of(vec![card]));
+    let gpu =
+        FakeGpu { processes: vec![process(4711, 3 << 30, 40.0), process(4712, 1 << 30, 0.0)], ..fake_gpus("H100", 1) };
+    let mut drill = Drill::start(of(vec![gpu]));
     let list =
         listed(&mut drill, "a measured share", |list| list.len() == 2 && list[0].sm.get().is_some_and(|p| p.0 > 0.0));
     assert_eq!((list[0].pid, list[0].memory_used.get()), (4711, Some(Bytes(3 << 30))));
@@ -40,7 +40,7 @@ fn processes_are_listed_with_memory_and_use_and_an_idle_one_is_zero_not_gone() {
 
 #[test]
 fn a_jump_of_memory_lists_processes_at_once() {
-    let mut drill = Drill::prepare(of(vec![cards("H100", 1)]));
+    let mut drill = Drill::prepare(of(vec![fake_gpus("H100", 1)]));
     drill.open();
     listed(&mut drill, "none", <[GpuProcess]>::is_empty);
     drill.change(|scenario| scenario.gpus[0].processes.push(process(4711, 3 << 30, 40.0)));
@@ -51,8 +51,8 @@ fn a_jump_of_memory_lists_processes_at_once() {
 fn under_mig_the_instance_is_known_and_its_use_is_not() {
     let slot = |profile: &str| MigSlot::Profile(profile.into());
     let inside = FakeProcess { mig: Some(1), ..process(4711, 1 << 30, 40.0) };
-    let card = FakeGpu { mig: vec![slot("3g.40gb"), slot("1g.10gb")], processes: vec![inside], ..cards("A100", 1) };
-    let mut drill = Drill::start(of(vec![card]));
+    let gpu = FakeGpu { mig: vec![slot("3g.40gb"), slot("1g.10gb")], processes: vec![inside], ..fake_gpus("A100", 1) };
+    let mut drill = Drill::start(of(vec![gpu]));
     let list = listed(&mut drill, "the process", |list| list.len() == 1);
     let instance = drill.until("the instance", |seen| Some(seen.gpus.as_ref()?[0].instances().get(1)?.uuid.clone()));
     assert_eq!(list[0].mig, Some(instance));
@@ -62,7 +62,7 @@ fn under_mig_the_instance_is_known_and_its_use_is_not() {
 #[test]
 fn a_list_that_is_refused_is_absent_with_the_reason() {
     let faults = vec![super::error("nvmlDeviceGetComputeRunningProcesses*", 0, 4)];
-    let mut drill = Drill::start(super::Scenario { faults, ..of(vec![cards("H100", 1)]) });
+    let mut drill = Drill::start(super::Scenario { faults, ..of(vec![fake_gpus("H100", 1)]) });
     let uuid = drill.uuid(0);
     drill.wait("the reason", |seen| {
         seen.processes.get(&uuid).is_some_and(|list| list.list.absence() == Some(Absence::NoPermission))
@@ -72,7 +72,7 @@ fn a_list_that_is_refused_is_absent_with_the_reason() {
 #[test]
 fn more_processes_than_are_kept_are_counted() {
     let processes = (1..=1100).map(|pid| process(pid, u64::from(pid) << 20, 0.0)).collect();
-    let mut drill = Drill::start(of(vec![FakeGpu { processes, ..cards("H100", 1) }]));
+    let mut drill = Drill::start(of(vec![FakeGpu { processes, ..fake_gpus("H100", 1) }]));
     let uuid = drill.uuid(0);
     let (kept, left_out) = drill.until("the list", |seen| {
         let processes = seen.processes.get(&uuid)?;
@@ -110,7 +110,7 @@ fn container(process: &GpuProcess) -> Option<&str> {
 #[test]
 fn a_process_is_tied_to_its_container_and_a_number_used_again_to_the_next_one() {
     let running = vec![process(4711, 3 << 30, 40.0), process(4712, 1 << 30, 0.0)];
-    let mut drill = Drill::prepare(of(vec![FakeGpu { processes: running, ..cards("H100", 1) }]));
+    let mut drill = Drill::prepare(of(vec![FakeGpu { processes: running, ..fake_gpus("H100", 1) }]));
     booted(&drill, 1000);
     alive(&drill, 4711, 500, 1);
     drill.open();
@@ -129,7 +129,7 @@ fn a_process_is_tied_to_its_container_and_a_number_used_again_to_the_next_one() 
 #[test]
 fn samples_older_than_the_process_are_of_another() {
     let running = vec![process(4711, 3 << 30, 40.0)];
-    let mut drill = Drill::prepare(of(vec![FakeGpu { processes: running, ..cards("H100", 1) }]));
+    let mut drill = Drill::prepare(of(vec![FakeGpu { processes: running, ..fake_gpus("H100", 1) }]));
     booted(&drill, clock::now().wall.0 / 1_000_000 + 1000);
     alive(&drill, 4711, 500, 1);
     drill.open();
@@ -140,7 +140,7 @@ fn samples_older_than_the_process_are_of_another() {
 #[test]
 fn a_pid_reused_between_two_readings_belongs_to_no_pod() {
     let running = vec![process(4711, 3 << 30, 0.0)];
-    let mut drill = Drill::prepare(of(vec![FakeGpu { processes: running, ..cards("H100", 1) }]));
+    let mut drill = Drill::prepare(of(vec![FakeGpu { processes: running, ..fake_gpus("H100", 1) }]));
     booted(&drill, 1000);
     alive(&drill, 4711, 500, 1);
     // The first list is two calls; the first of the second list does not return for a while.
@@ -151,12 +151,12 @@ fn a_pid_reused_between_two_readings_belongs_to_no_pod() {
         ..CallFault::default()
     };
     drill.change(|scenario| scenario.faults = vec![stuck]);
-    let (mut card, pulse) = opened(drill.fake.library(), &drill.path("sys"));
+    let (mut gpu, pulse) = opened(drill.fake.library(), &drill.path("sys"));
     let mut owners = OwnerReader::new(drill.roots());
     let looker = std::thread::spawn(move || {
         let mut clients = Clients::default();
-        let first = list(&mut card, &mut clients, &mut owners, clock::now());
-        let second = list(&mut card, &mut clients, &mut owners, clock::now());
+        let first = list(&mut gpu, &mut clients, &mut owners, clock::now());
+        let second = list(&mut gpu, &mut clients, &mut owners, clock::now());
         [first, second].map(|list| list.list.value().unwrap()[0].clone())
     });
     while !pulse.silent_for(monotonic(), Duration::from_millis(20)) {
@@ -173,13 +173,13 @@ fn a_pid_reused_between_two_readings_belongs_to_no_pod() {
 #[test]
 fn a_number_used_again_between_two_lists_brings_no_use_along() {
     let running = vec![process(4711, 3 << 30, 40.0)];
-    let drill = Drill::prepare(of(vec![FakeGpu { processes: running, ..cards("H100", 1) }]));
+    let drill = Drill::prepare(of(vec![FakeGpu { processes: running, ..fake_gpus("H100", 1) }]));
     booted(&drill, 1000);
     alive(&drill, 4711, 500, 1);
-    let (mut card, _pulse) = opened(drill.fake.library(), &drill.path("sys"));
+    let (mut gpu, _pulse) = opened(drill.fake.library(), &drill.path("sys"));
     let mut owners = OwnerReader::new(drill.roots());
     let mut look = |clients: &mut Clients| {
-        let list = list(&mut card, clients, &mut owners, clock::now());
+        let list = list(&mut gpu, clients, &mut owners, clock::now());
         list.list.value().unwrap()[0].clone()
     };
     let until = std::time::Instant::now() + super::DEADLINE;

@@ -2,7 +2,7 @@
 //! second and the list of processes every five seconds.
 
 use super::process::opened;
-use super::{Drill, FakeGpu, ReadingKind, Scenario, cards, of, with};
+use super::{Drill, FakeGpu, ReadingKind, Scenario, fake_gpus, of, with};
 use crate::nvml::process::{Clients, list};
 use crate::nvml::read;
 use crate::owner::OwnerReader;
@@ -66,7 +66,7 @@ fn a_process_reads_what_it_does_whether_the_driver_tells_samples_or_means() {
         ("A100", ProcessSamples::Newest),
         ("A100", ProcessSamples::Mean),
     ] {
-        let gpu = |process| FakeGpu { process_samples, processes: vec![process], ..cards(model, 1) };
+        let gpu = |process| FakeGpu { process_samples, processes: vec![process], ..fake_gpus(model, 1) };
         for list in lists(gpu(process(1, 1 << 30, 40.0)), 20) {
             let steady = percent(&list, 1);
             assert!((steady - 40.0).abs() < 0.5, "{model} {process_samples:?}: a steady load reads {steady}");
@@ -88,7 +88,7 @@ fn a_process_reads_what_it_does_whether_the_driver_tells_samples_or_means() {
 #[test]
 fn garbage_is_not_known_and_harms_no_neighbour() {
     let processes = vec![process(1, 2 << 30, 4e9), process(2, 1 << 30, 1.0), process(3, 1 << 30, 0.0)];
-    let gpu = FakeGpu { processes, ..with(cards("H100", 1), &[(ReadingKind::UtilizationPercent, 1.0)]) };
+    let gpu = FakeGpu { processes, ..with(fake_gpus("H100", 1), &[(ReadingKind::UtilizationPercent, 1.0)]) };
     for list in lists(gpu, 15) {
         assert_eq!(list[&1].absence(), Some(Absence::Unreadable), "absent, neither 100 nor 0");
         assert!((percent(&list, 2) - 1.0).abs() < 0.05, "{list:?}");
@@ -102,7 +102,7 @@ fn processes_together_do_what_the_gpu_says_and_are_never_scaled_up() {
     let busy = |shares: &[f64], gpu| {
         let processes = shares.iter().zip(1..).map(|(share, pid)| process(pid, 1 << 30, *share)).collect();
         let lists =
-            lists(FakeGpu { processes, ..with(cards("H100", 1), &[(ReadingKind::UtilizationPercent, gpu)]) }, 10);
+            lists(FakeGpu { processes, ..with(fake_gpus("H100", 1), &[(ReadingKind::UtilizationPercent, gpu)]) }, 10);
         shares.iter().zip(1..).map(|(_, pid)| percent(&lists[0], pid).round()).collect::<Vec<f64>>()
     };
     assert_eq!(
@@ -117,7 +117,7 @@ fn processes_together_do_what_the_gpu_says_and_are_never_scaled_up() {
 fn a_gpu_that_did_nothing_is_not_asked_what_its_processes_did() {
     let scenario = Scenario {
         log_calls: true,
-        ..of(vec![FakeGpu { processes: vec![process(1, 1 << 30, 0.0)], ..cards("H100", 1) }])
+        ..of(vec![FakeGpu { processes: vec![process(1, 1 << 30, 0.0)], ..fake_gpus("H100", 1) }])
     };
     let mut drill = Drill::start(scenario);
     let uuid = drill.uuid(0);

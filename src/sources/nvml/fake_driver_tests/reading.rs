@@ -1,6 +1,6 @@
 //! Tests of every reading, and of when it is absent.
 
-use super::{Drill, FakeGpu, ReadingKind, Scenario, cards, error, of, with};
+use super::{Drill, FakeGpu, ReadingKind, Scenario, error, fake_gpus, of, with};
 use lab::scenario::{FakeProcess, MigDetail, MigSlot, process};
 use model::gpu::RecoveryAction;
 use model::unit::{Bytes, BytesPerSecond, Celsius, Count, Megahertz, Millijoules, Percent, Ratio, Watts};
@@ -47,7 +47,7 @@ const VALUES: [(ReadingKind, f64); 35] = [
 
 #[test]
 fn every_reading_is_what_the_library_says() {
-    let mut drill = Drill::start(of(vec![with(cards("H100", 1), &VALUES)]));
+    let mut drill = Drill::start(of(vec![with(fake_gpus("H100", 1), &VALUES)]));
     let sample =
         drill.sample(0, "a sample", |sample| sample.utilization.get().is_some() && sample.pcie_rx.get().is_some());
     assert_eq!(sample.memory_used.get(), Some(Bytes(5_000_000_000)));
@@ -101,7 +101,7 @@ fn compute_instances_of_one_gpu_instance_report_its_memory_and_have_its_number()
     let divided = FakeGpu {
         mig: vec![slot(3, 0), slot(5, 0), slot(3, 1)],
         processes: vec![inside(30, 1 << 30, 0), inside(31, 2 << 30, 2)],
-        ..cards("H100", 1)
+        ..fake_gpus("H100", 1)
     };
     let mut drill = Drill::start(of(vec![divided]));
     let sample = drill.sample(0, "all instances", |sample| sample.mig.len() == 3);
@@ -121,9 +121,11 @@ fn compute_instances_of_one_gpu_instance_report_its_memory_and_have_its_number()
 #[test]
 fn the_profiling_unit_is_read_where_there_is_one() {
     use ReadingKind as Q;
-    let card =
-        with(cards("H100", 1), &[(Q::GpmSmPercent, 80.0), (Q::GpmTensorPercent, 25.0), (Q::PcieTxBytesPerSecond, 1e9)]);
-    let mut drill = Drill::start(of(vec![card, cards("A100", 1)]));
+    let card = with(
+        fake_gpus("H100", 1),
+        &[(Q::GpmSmPercent, 80.0), (Q::GpmTensorPercent, 25.0), (Q::PcieTxBytesPerSecond, 1e9)],
+    );
+    let mut drill = Drill::start(of(vec![card, fake_gpus("A100", 1)]));
     let gpm = drill.sample(0, "counters between two samples", |sample| sample.gpm.sm_active.get().is_some()).gpm;
     assert_eq!(gpm.sm_active.get(), Some(Ratio(0.8)));
     assert_eq!(gpm.tensor_active.get(), Some(Ratio(0.25)));
@@ -135,7 +137,7 @@ fn the_profiling_unit_is_read_where_there_is_one() {
 
 #[test]
 fn a_sample_of_use_counts_once() {
-    let mut drill = Drill::start(of(vec![with(cards("H100", 1), &[(ReadingKind::UtilizationPercent, 50.0)])]));
+    let mut drill = Drill::start(of(vec![with(fake_gpus("H100", 1), &[(ReadingKind::UtilizationPercent, 50.0)])]));
     let first = drill.sample(0, "a first mean", |sample| sample.utilization_samples > 0);
     assert!(first.utilization_samples <= 6, "of the last second only, though the buffer holds more");
     drill.change(|scenario| scenario.clock.frozen_at_s = Some(1000.0));
@@ -152,7 +154,8 @@ const NOTHING_NEWER: [u32; 3] = [6, 7, 21];
 
 #[test]
 fn a_sample_buffer_that_never_has_anything_is_replaced_by_the_plain_call() {
-    let busy = with(cards("H100", 4), &[(ReadingKind::UtilizationPercent, 42.0), (ReadingKind::EncoderPercent, 5.0)]);
+    let busy =
+        with(fake_gpus("H100", 4), &[(ReadingKind::UtilizationPercent, 42.0), (ReadingKind::EncoderPercent, 5.0)]);
     let mut faults: Vec<_> =
         (0..).zip(NOTHING_NEWER).map(|(gpu, code)| error("nvmlDeviceGetSamples", gpu, code)).collect();
     faults.extend([error("nvmlDeviceGetSamples", 3, 6), error("nvmlDeviceGetUtilizationRates", 3, 999)]);
@@ -170,12 +173,12 @@ fn a_sample_buffer_that_never_has_anything_is_replaced_by_the_plain_call() {
 
 #[test]
 fn a_sample_buffer_that_runs_dry_lets_no_old_reading_stand_for_long() {
-    let mut drill = Drill::start(of(vec![with(cards("H100", 4), &[(ReadingKind::UtilizationPercent, 55.0)])]));
+    let mut drill = Drill::start(of(vec![with(fake_gpus("H100", 4), &[(ReadingKind::UtilizationPercent, 55.0)])]));
     for place in 0..4 {
         drill.sample(place, "a mean", |sample| sample.utilization.get() == Some(Percent(55.0)));
     }
     drill.change(|scenario| {
-        scenario.gpus = vec![with(cards("H100", 4), &[(ReadingKind::UtilizationPercent, 5.0)])];
+        scenario.gpus = vec![with(fake_gpus("H100", 4), &[(ReadingKind::UtilizationPercent, 5.0)])];
         scenario.faults =
             (0..).zip(NOTHING_NEWER).map(|(gpu, code)| error("nvmlDeviceGetSamples", gpu, code)).collect();
         scenario.faults.extend([error("nvmlDeviceGetSamples", 3, 21), error("nvmlDeviceGetUtilizationRates", 3, 999)]);
@@ -194,7 +197,7 @@ fn a_sample_buffer_that_runs_dry_lets_no_old_reading_stand_for_long() {
 
 #[test]
 fn readings_that_a_gpu_cannot_give_are_absent_with_the_reason_and_the_others_go_on() {
-    let mut drill = Drill::start(of(vec![cards("GB10", 1), cards("vGPU", 1), cards("T4", 1)]));
+    let mut drill = Drill::start(of(vec![fake_gpus("GB10", 1), fake_gpus("vGPU", 1), fake_gpus("T4", 1)]));
     let ready = |sample: &model::gpu::GpuSample| sample.remapped.pending != Reading::NOT_YET;
     let unified = drill.sample(0, "GB10", ready);
     assert_eq!(unified.memory_used.absence(), Some(Absence::NotSupported));

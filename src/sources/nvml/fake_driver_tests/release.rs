@@ -1,6 +1,6 @@
 //! Tests of the release of the driver for an operator: the agent closes the NVML library and opens it again later.
 
-use super::{CallFault, Drill, Scenario, Which, XidEvent, cards, hang, of};
+use super::{CallFault, Drill, Scenario, Which, XidEvent, fake_gpus, hang, of};
 use crate::clock::monotonic;
 use model::Absence;
 use model::driver_hold::DriverHold;
@@ -31,7 +31,7 @@ fn works(drill: &mut Drill) {
 
 #[test]
 fn while_it_is_released_no_file_of_the_driver_is_open_and_then_all_is_as_before() {
-    let mut drill = Drill::start(of(vec![cards("H100", 2)]));
+    let mut drill = Drill::start(of(vec![fake_gpus("H100", 2)]));
     drill.sample(1, "readings", |sample| reads(sample) && sample.gpm.sm_active.get().is_some());
     assert!(drill.fake.is_open_in(std::process::id()), "the fake holds its device file as the real library does");
     for round in 1..3 {
@@ -57,7 +57,7 @@ fn while_it_is_released_no_file_of_the_driver_is_open_and_then_all_is_as_before(
 
 #[test]
 fn the_load_of_the_driver_is_reported_each_time_it_works() {
-    let mut drill = Drill::prepare(of(vec![cards("H100", 1)]));
+    let mut drill = Drill::prepare(of(vec![fake_gpus("H100", 1)]));
     let module = drill.path("sys/module/nvidia");
     std::fs::create_dir_all(&module).unwrap();
     drill.open();
@@ -80,7 +80,7 @@ fn the_load_of_the_driver_is_reported_each_time_it_works() {
 
 #[test]
 fn the_time_ends_it_by_itself() {
-    let mut drill = Drill::start(of(vec![cards("H100", 1)]));
+    let mut drill = Drill::start(of(vec![fake_gpus("H100", 1)]));
     drill.sample(0, "readings", reads);
     let_go(&mut drill);
     drill.gate.release(monotonic().after(Duration::from_millis(20)));
@@ -91,7 +91,7 @@ fn the_time_ends_it_by_itself() {
 
 #[test]
 fn a_session_that_was_opened_twice_is_closed_as_well() {
-    let mut drill = Drill::start(of(vec![cards("H100", 1)]));
+    let mut drill = Drill::start(of(vec![fake_gpus("H100", 1)]));
     drill.sample(0, "readings", reads);
     // The driver restarts while the library is open: every call answers that the library is not initialised, until it
     // is initialised again.
@@ -112,7 +112,7 @@ fn a_session_that_was_opened_twice_is_closed_as_well() {
 
 #[test]
 fn it_is_let_go_of_while_there_is_no_driver_and_opened_at_once_when_it_is_taken_back() {
-    let mut drill = Drill::start(Scenario { init_error: Some(super::Code(9)), ..of(vec![cards("H100", 1)]) });
+    let mut drill = Drill::start(Scenario { init_error: Some(super::Code(9)), ..of(vec![fake_gpus("H100", 1)]) });
     drill.wait("no driver", |seen| matches!(seen.source.last(), Some(GpuSourceState::Missing { .. })));
     let_go(&mut drill);
     drill.change(|scenario| scenario.init_error = None);
@@ -122,7 +122,7 @@ fn it_is_let_go_of_while_there_is_no_driver_and_opened_at_once_when_it_is_taken_
 
 #[test]
 fn a_driver_that_hangs_is_not_released_and_the_answer_says_so() {
-    let mut drill = Drill::start(of(vec![cards("H100", 2)]));
+    let mut drill = Drill::start(of(vec![fake_gpus("H100", 2)]));
     drill.sample(1, "readings", reads);
     drill.change(|scenario| scenario.faults = vec![hang("nvmlDeviceGetPowerUsage", 0)]);
     drill.sample(0, "one hangs", |sample| *sample == GpuSample::absent(Absence::CallHangs));

@@ -1,7 +1,7 @@
 //! Tests of the readings that are made rarely: board data and limits, PCI errors, retired pages, each NVLink, fabric,
 //! jobs.
 
-use super::{CallFault, Drill, FakeGpu, ReadingKind, Scenario, SickLink, cards, of, put, with};
+use super::{CallFault, Drill, FakeGpu, ReadingKind, Scenario, SickLink, fake_gpus, of, put, with};
 use lab::scenario::process;
 use model::process::SlurmJob;
 use model::unit::{Count, Watts};
@@ -15,8 +15,8 @@ fn text(reading: &Reading<Arc<str>>) -> Option<&str> {
 
 #[test]
 fn a_gpu_is_reported_with_its_board_data_limits_and_pci_slot() {
-    let slow = with(cards("A100", 1), &[(ReadingKind::PcieGeneration, 3.0), (ReadingKind::PcieWidth, 8.0)]);
-    let mut drill = Drill::start(of(vec![cards("H100", 1), slow, cards("vGPU", 1)]));
+    let slow = with(fake_gpus("A100", 1), &[(ReadingKind::PcieGeneration, 3.0), (ReadingKind::PcieWidth, 8.0)]);
+    let mut drill = Drill::start(of(vec![fake_gpus("H100", 1), slow, fake_gpus("vGPU", 1)]));
     let gpus = drill.until("the GPUs", |seen| seen.gpus.clone().filter(|gpus| gpus.len() == 3));
     let board = &gpus[0].board;
     assert_eq!((text(&board.serial), text(&board.vbios)), (Some("1650023000000"), Some("96.00.74.00.1F")));
@@ -32,7 +32,7 @@ fn a_gpu_is_reported_with_its_board_data_limits_and_pci_slot() {
 
 #[test]
 fn what_the_kernel_knows_of_a_pci_slot_is_reported_with_the_gpu() {
-    let card = |slot: &str| FakeGpu { pci_bus_id: Some(slot.into()), ..cards("H100", 1) };
+    let card = |slot: &str| FakeGpu { pci_bus_id: Some(slot.into()), ..fake_gpus("H100", 1) };
     let mut drill = Drill::prepare(of(vec![card("00000000:18:00.0"), card("00000000:19:00.0")]));
     let path = "pci0000:15/0000:15:01.0/0000:18:00.0";
     let slot = drill.path("sys/devices").join(path);
@@ -57,14 +57,14 @@ fn what_the_kernel_knows_of_a_pci_slot_is_reported_with_the_gpu() {
 /// Board data is read once: later calls would fail, and nothing shows it.
 #[test]
 fn what_does_not_change_is_not_asked_again() {
-    let mut drill = Drill::start(of(vec![cards("H100", 1)]));
+    let mut drill = Drill::start(of(vec![fake_gpus("H100", 1)]));
     drill.wait("the plate", |seen| seen.gpus.as_ref().is_some_and(|gpus| gpus[0].board.serial.value().is_some()));
     let calls = ["Serial", "VbiosVersion", "PowerManagementDefaultLimit", "MaxPcieLink*"];
     drill.change(|scenario| {
         let hangs = |call| CallFault { call: format!("nvmlDeviceGet{call}"), hang: true, ..CallFault::default() };
         scenario.faults = calls.map(hangs).into();
         // A new power limit changes the list, which proves that another round was made.
-        scenario.gpus = vec![with(cards("H100", 1), &[(ReadingKind::PowerLimitWatts, 600.0)])];
+        scenario.gpus = vec![with(fake_gpus("H100", 1), &[(ReadingKind::PowerLimitWatts, 600.0)])];
     });
     let gpus = drill
         .until("a later look", |seen| seen.gpus.clone().filter(|gpus| gpus[0].power_limit.get() == Some(Watts(600.0))));
@@ -79,7 +79,7 @@ fn retired_pages_are_counted_by_cause_if_the_gpu_retires_pages() {
         (ReadingKind::RetiredPagesDbe, 2.0),
         (ReadingKind::RetiredPagesPending, 1.0),
     ];
-    let mut drill = Drill::start(of(vec![with(cards("V100", 1), &worn), cards("T4", 1), cards("A100", 1)]));
+    let mut drill = Drill::start(of(vec![with(fake_gpus("V100", 1), &worn), fake_gpus("T4", 1), fake_gpus("A100", 1)]));
     let ready = |sample: &model::gpu::GpuSample| sample.upkeep.retired.pending != Reading::NOT_YET;
     let retired = drill.sample(0, "V100", ready).upkeep.retired;
     assert_eq!((retired.corrected.get(), retired.uncorrected.get()), (Some(Count(5)), Some(Count(2))));
@@ -108,12 +108,12 @@ fn sick(model: &str) -> FakeGpu {
         received: 9,
         symbol: 40,
     };
-    FakeGpu { nvlinks: vec![link], ..cards(model, 1) }
+    FakeGpu { nvlinks: vec![link], ..fake_gpus(model, 1) }
 }
 
 #[test]
 fn links_are_reported_one_by_one_with_what_each_generation_counts() {
-    let scenario = of(vec![sick("V100"), sick("A100"), sick("H100"), sick("B200"), cards("L40S", 1)]);
+    let scenario = of(vec![sick("V100"), sick("A100"), sick("H100"), sick("B200"), fake_gpus("L40S", 1)]);
     let mut drill = Drill::start(scenario);
     let older = [("crc_flit", 7), ("crc_data", 2), ("replay", 5), ("recovery", 3)];
     for (place, model, count, counted) in [
@@ -141,7 +141,7 @@ fn the_fabric_is_reported_with_its_state_and_its_faults() {
         driver: driver.into(),
         ..of(vec![
             with(
-                cards("B200", 1),
+                fake_gpus("B200", 1),
                 &[
                     (ReadingKind::FabricClique, 7.0),
                     (ReadingKind::FabricCluster, 4711.0),
@@ -149,8 +149,8 @@ fn the_fabric_is_reported_with_its_state_and_its_faults() {
                     (ReadingKind::FabricSummary, 3.0),
                 ],
             ),
-            with(cards("H100", 1), &[(ReadingKind::FabricState, 1.0)]),
-            cards("L40S", 1),
+            with(fake_gpus("H100", 1), &[(ReadingKind::FabricState, 1.0)]),
+            fake_gpus("L40S", 1),
         ])
     };
     // The older driver does not know the newer structure.
@@ -173,7 +173,7 @@ fn the_fabric_is_reported_with_its_state_and_its_faults() {
 #[test]
 fn a_slurm_job_is_reported_on_the_gpu_of_its_processes_until_it_ends() {
     let running = vec![process(4711, 3 << 30, 40.0), process(4712, 1 << 30, 0.0)];
-    let mut drill = Drill::prepare(of(vec![FakeGpu { processes: running, ..cards("H100", 1) }]));
+    let mut drill = Drill::prepare(of(vec![FakeGpu { processes: running, ..fake_gpus("H100", 1) }]));
     put(&drill.path("proc/stat"), "cpu  1 2 3 4 5 6 7 8 0 0\nbtime 1000\n");
     for (pid, cgroup) in [
         (4711, "/system.slice/slurmstepd.scope/job_77/step_0/user/task_0"),

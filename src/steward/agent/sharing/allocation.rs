@@ -128,8 +128,8 @@ impl Sharing {
             differs: false,
             early: true,
         };
-        let promised = container_limits::of(&bound, &self.allocator);
-        let mut fields = self.files.answer(&ticket, &promised);
+        let limits = container_limits::of(&bound, &self.allocator);
+        let mut fields = self.files.answer(&ticket, &limits);
         let devices: Vec<&str> = meant.device_shares.iter().map(|device_share| device_share.device.as_str()).collect();
         tracing::info!(pod = %meant.pod, container = &*meant.holder.container, ?devices, ?ids, %ticket, "kubelet allocates");
         let issued = self.tickets.give(&mut self.allocator, &ticket, &ids, Some(meant.clone()));
@@ -157,7 +157,7 @@ impl Sharing {
     /// Writes what has changed to the state directory and to pods.
     pub(super) async fn keep_changes(&mut self) {
         let changes = self.allocator.take_changes();
-        self.counts.moved(changes.exchanged, changes.reseated);
+        self.counts.moved(changes.exchanged, changes.reassigned);
         for (gpu_pod, claim) in &changes.claims {
             let devices: Vec<&str> = claim.iter().flatten().map(|device_share| device_share.device.as_str()).collect();
             tracing::info!(pod = %gpu_pod.pod, ?devices, "a claim has moved: it is written anew");

@@ -169,7 +169,7 @@ impl NodeBinding {
     pub(super) fn lacks(&mut self, pod: &PodRef) -> Option<BindingModeResult> {
         let found = self.mode.borrow().clone().filter(|found| found.auto && found.binding == BindingMode::Late);
         let speaks_for_all = self.arrivals.lacks(pod);
-        found.filter(|found| speaks_for_all && !found.promised)
+        found.filter(|found| speaks_for_all && !found.announced)
     }
 
     /// The runtime ignored the CDI edits: changes to early binding.

@@ -39,7 +39,7 @@ pub(crate) struct BindingModeResult {
     /// Whether it is known that the runtime ignores tickets, so that no container gets the devices of its ticket.
     pub lost: bool,
     /// Whether the runtime says that its CDI is on: then a container without its devices does not speak for all.
-    pub promised: bool,
+    pub announced: bool,
     /// Whether only containers have shown that the runtime ignores CDI devices: then a container can show the contrary.
     disproved: bool,
     runtime: String,
@@ -216,7 +216,7 @@ impl BindingModeResult {
             binding: choice.binding(),
             auto: true,
             lost: choice.lost,
-            promised: choice.promised,
+            announced: choice.announced,
             disproved: choice.found == CdiSupport::Disproved,
             runtime,
         }
@@ -228,7 +228,7 @@ impl BindingModeResult {
             binding,
             auto: false,
             lost: false,
-            promised: false,
+            announced: false,
             disproved: false,
             runtime: String::new(),
         }
@@ -254,7 +254,7 @@ impl BindingModeResult {
             binding: BindingMode::Early,
             auto: self.auto,
             lost: true,
-            promised: false,
+            announced: false,
             disproved: true,
             runtime,
         }
@@ -286,7 +286,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let runtime = "containerd://2.1.4";
         let by = |found, lost| {
-            BindingModeResult::of(BindingChoice { found, lost, promised: false, why: String::new() }, runtime.into())
+            BindingModeResult::of(BindingChoice { found, lost, announced: false, why: String::new() }, runtime.into())
         };
         let disproved = by(CdiSupport::Late, false).disproved(folder.path());
         assert_eq!((disproved.binding, disproved.lost), (BindingMode::Early, true));
@@ -311,7 +311,7 @@ mod tests {
         let guessed = |found| {
             remember(folder.path(), found, runtime);
             BindingModeResult::of(
-                BindingChoice { found, lost: false, promised: false, why: String::new() },
+                BindingChoice { found, lost: false, announced: false, why: String::new() },
                 runtime.into(),
             )
         };

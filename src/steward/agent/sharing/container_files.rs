@@ -28,7 +28,7 @@ const SWEEP: Duration = Duration::from_secs(60);
 /// Time until the sweep after a pod has gone, and until the next try while there is no pod list yet.
 const SWEEP_SOON: Duration = Duration::from_secs(1);
 /// The most delivery results that wait for the owner: one for each pod of a node.
-const MAX_UNTOLD: usize = 128;
+const MAX_UNREPORTED: usize = 128;
 
 /// The result of a device delivery: a failure, or, where a scheduler waits for the pod, also a success.
 #[derive(Debug)]
@@ -100,7 +100,7 @@ impl ContainerFiles {
             delivery: Arc::new(delivery),
             folders,
             starts,
-            delivered: mpsc::channel(MAX_UNTOLD),
+            delivered: mpsc::channel(MAX_UNREPORTED),
             told_lost: false,
             sweep_at: Instant::now(),
             emptier: Emptier::new(reporter.clone()),
@@ -114,7 +114,7 @@ impl ContainerFiles {
         let started = state_dir::started_pods(state_dir);
         let pods = started.pods.clone();
         self.starts.continues(started);
-        allocator.recall_promises(state_dir::container_limits(state_dir, &pods));
+        allocator.recall_limits(state_dir::container_limits(state_dir, &pods));
         allocator.recall(pods);
         allocator.recall_tickets(state_dir::issued_tickets(state_dir));
     }
@@ -140,8 +140,8 @@ impl ContainerFiles {
 
     /// The fields of an answer to `Allocate` that gives a container everything at once. The log says once what such an
     /// answer cannot carry.
-    pub(super) fn answer(&mut self, ticket: &Ticket, promised: &ContainerLimits) -> Vec<ContainerField> {
-        let (fields, lost) = self.delivery.answer(ticket, promised, &self.folders.folder(ticket));
+    pub(super) fn answer(&mut self, ticket: &Ticket, limits: &ContainerLimits) -> Vec<ContainerField> {
+        let (fields, lost) = self.delivery.answer(ticket, limits, &self.folders.folder(ticket));
         if !lost.is_empty() && !std::mem::replace(&mut self.told_lost, true) {
             tracing::warn!(?lost, "containers of this node do without these: an answer to Allocate cannot carry them");
         }

@@ -7,13 +7,13 @@ use model::unit::Bytes;
 /// The limits of a container: the numbers of its claim, and what the node knows of each device.
 pub(super) fn of(bound: &BoundContainer, allocator: &NodeAllocator) -> ContainerLimits {
     let device = |device_share: &model::claim::DeviceShare| {
-        let card = allocator.device(&device_share.device);
+        let gpu = allocator.device(&device_share.device);
         DeviceLimits {
             uuid: device_share.device.clone(),
-            index: card.map_or(0, |card| card.index),
-            model: card.map_or_else(|| "".into(), |card| card.model.clone()),
+            index: gpu.map_or(0, |gpu| gpu.index),
+            model: gpu.map_or_else(|| "".into(), |gpu| gpu.model.clone()),
             // Without a limit, the memory that the device has.
-            memory: device_share.memory.or(card.map(|card| card.memory)).unwrap_or(Bytes(0)),
+            memory: device_share.memory.or(gpu.map(|gpu| gpu.memory)).unwrap_or(Bytes(0)),
             unlimited: device_share.memory.is_none(),
             cores: device_share.cores,
         }

@@ -27,7 +27,7 @@ pub(super) struct Counts {
     now: PluginView,
     last: Option<Arc<PluginView>>,
     /// The memory claims that were reported last.
-    promises: Arc<[PodMemoryClaim]>,
+    memory_claims: Arc<[PodMemoryClaim]>,
     reporter: Reporter,
 }
 
@@ -73,7 +73,18 @@ impl Counts {
             start: meter.start(),
         };
         let (starts, waited, written) = (BTreeMap::new(), BTreeMap::new(), Arc::default());
-        Counts { meter, standing, guards, starts, waited, written, now, last: None, promises: Arc::from([]), reporter }
+        Counts {
+            meter,
+            standing,
+            guards,
+            starts,
+            waited,
+            written,
+            now,
+            last: None,
+            memory_claims: Arc::from([]),
+            reporter,
+        }
     }
 
     /// Counts an error.
@@ -82,10 +93,10 @@ impl Counts {
     }
 
     /// Reports the memory claims that the use of pods is compared with, if they have changed.
-    pub(super) fn memory_claims_are(&mut self, promises: Arc<[PodMemoryClaim]>) {
-        if promises != self.promises {
-            self.reporter.report(Observation::Promises(Arc::clone(&promises)));
-            self.promises = promises;
+    pub(super) fn memory_claims_are(&mut self, memory_claims: Arc<[PodMemoryClaim]>) {
+        if memory_claims != self.memory_claims {
+            self.reporter.report(Observation::MemoryClaims(Arc::clone(&memory_claims)));
+            self.memory_claims = memory_claims;
         }
     }
 

@@ -11,7 +11,7 @@ pub(super) fn sentence(over: &OverUse) -> String {
         "the pod's processes hold {used} of {}, and its claim has {} MiB; \
          keep within nvidia.com/gpumem, or ask for more of it",
         over.device,
-        over.promised.0 >> 20
+        over.claimed.0 >> 20
     )
 }
 

@@ -132,7 +132,7 @@ impl Sharing {
                     self.look_again().await;
                     again = Instant::now() + AGAIN;
                 }
-                () = self.offer.changed() => self.has_cards().await,
+                () = self.offer.changed() => self.has_gpus().await,
                 () = self.pods.changed() => {
                     self.has_pods().await;
                     self.pods.rest();
@@ -183,8 +183,8 @@ impl Sharing {
         }
     }
 
-    async fn has_cards(&mut self) {
-        self.look_at_cards();
+    async fn has_gpus(&mut self) {
+        self.look_at_gpus();
         self.keep_changes().await;
     }
 
@@ -200,7 +200,7 @@ impl Sharing {
             self.allocator.checkpoint_is(&rows);
         }
         self.look_at_way();
-        self.look_at_cards();
+        self.look_at_gpus();
         self.look_at_pods();
         self.keep_changes().await;
     }
@@ -283,7 +283,7 @@ impl Sharing {
         }
     }
 
-    fn look_at_cards(&mut self) {
+    fn look_at_gpus(&mut self) {
         let Offered { view, devices, cordoned, kit } = self.offer.take();
         if let Some(kit) = kit {
             self.files.kit_is(kit);

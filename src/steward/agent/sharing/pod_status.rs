@@ -424,7 +424,7 @@ mod tests {
         let name = PodRef { namespace: "ml".into(), name: "train".into() };
         let device = GpuUuid::parse("GPU-1").unwrap();
         let used = Reading::Measured(Bytes(8192 << 20), sources::clock::monotonic());
-        let over = OverUse { pod: pod.clone(), device, promised: Bytes(3000 << 20), used, lasted: Duration::ZERO };
+        let over = OverUse { pod: pod.clone(), device, claimed: Bytes(3000 << 20), used, lasted: Duration::ZERO };
         let files = PodFiles { uid: pod, pod: name, bytes: Bytes(80 << 20), files: 3, over: true };
         for (text, remedy) in [
             (overuse::sentence(&over), "keep within nvidia.com/gpumem, or ask for more of it"),
@@ -458,11 +458,11 @@ mod tests {
     }
 
     /// Waits until the condition holds, while the writer handles its writes.
-    async fn until(teller: &mut PodStatusWriter, what: &str, holds: impl Fn() -> bool) {
+    async fn until(writer: &mut PodStatusWriter, what: &str, holds: impl Fn() -> bool) {
         let deadline = tokio::time::Instant::now() + Duration::from_secs(30);
         while !holds() {
             assert!(tokio::time::Instant::now() < deadline, "{what}");
-            let turn = tokio::time::timeout(Duration::from_millis(50), teller.turn());
+            let turn = tokio::time::timeout(Duration::from_millis(50), writer.turn());
             let _ = turn.await;
         }
     }
@@ -474,24 +474,24 @@ mod tests {
         let connection = apiserver::connect(Some(&server.kubeconfig(folder.path()))).await.unwrap();
         let node = NodeName::parse("n1").unwrap();
         let api = ApiServer::new(connection.clone(), node.clone());
-        let mut teller = PodStatusWriter::new(api, OwnNodeReader::new(connection, node.clone()), node);
+        let mut writer = PodStatusWriter::new(api, OwnNodeReader::new(connection, node.clone()), node);
         let pod = Arc::new(wire::pod::decode(mirror().to_string().as_bytes()).unwrap());
         assert_eq!((pod.cgroup_uid().as_str(), pod.uid.as_str()), (HASH, MIRROR));
-        teller.pods_are(&PodList { pods: vec![Arc::clone(&pod)], ..PodList::default() });
+        writer.pods_are(&PodList { pods: vec![Arc::clone(&pod)], ..PodList::default() });
 
         let names = (pod.cgroup_uid(), &pod.name);
-        assert!(teller.not_applied(names.0, names.1));
-        teller.unfilled(&pod);
+        assert!(writer.not_applied(names.0, names.1));
+        writer.unfilled(&pod);
         let annotation = |key: &str| {
             let pod = server.object("pods", "ml", "train-n1").unwrap();
             pod["metadata"]["annotations"][key].as_str().map(str::to_owned)
         };
-        until(&mut teller, "the mark for eviction", || annotation(annotation_keys::EVICT).is_some()).await;
-        until(&mut teller, "the word for the scheduler", || {
+        until(&mut writer, "the mark for eviction", || annotation(annotation_keys::EVICT).is_some()).await;
+        until(&mut writer, "the word for the scheduler", || {
             annotation(annotation_keys::BIND_PHASE) == Some("failed".into())
         })
         .await;
-        until(&mut teller, "the event", || !server.objects("events").is_empty()).await;
+        until(&mut writer, "the event", || !server.objects("events").is_empty()).await;
         assert_eq!(server.objects("events")[0]["regarding"]["uid"], HASH);
     }
 }

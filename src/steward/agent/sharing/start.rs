@@ -65,7 +65,7 @@ pub(crate) fn open(
     settings: &Settings,
     node: &NodeName,
     (view, pods): (watch::Receiver<Arc<NodeView>>, watch::Receiver<Option<Arc<PodList>>>),
-    (mut teller, reporter, connection): (PodStatusWriter, Reporter, ApiConnection),
+    (mut writer, reporter, connection): (PodStatusWriter, Reporter, ApiConnection),
 ) -> Result<Opened, String> {
     let sharing = &settings.sharing;
     let config = config::read(sharing, node)?;
@@ -80,7 +80,7 @@ pub(crate) fn open(
     let sources = OfferSources { view: view.clone(), cordoned: named, host: eye.host() };
     let seen = CheckSources { roots: settings.roots.clone(), view, pods: pods.clone() };
     let rules = config.rules.clone();
-    teller.switch_evictions(sharing.evict_over_use);
+    writer.switch_evictions(sharing.evict_over_use);
     let owner = Sharing {
         allocator: allocator(settings, &served),
         binding: NodeBinding::new(seen, &settings.state_dir, sharing.allow_unisolated),
@@ -93,7 +93,7 @@ pub(crate) fn open(
         calls: KubeletCalls::new(asked),
         pods: NodePods::new(pods, (rules, node.clone()), served),
         offer: DeviceOffer::new((config, sharing.split_counts.clone()), devices(settings), sources, list),
-        status: teller,
+        status: writer,
         counts: Counts::new(Arc::clone(&resource), Arc::clone(calls.meter()), (stands, guarded), reporter),
     };
     let kubelet = (connection, node.clone());

@@ -10,8 +10,8 @@ use model::switch::Sxid;
 use model::view::NodeView;
 
 /// Writes one log line. The view gives the name of the pod that an XID belongs to.
-pub(crate) fn tell(remark: &NodeEvent, view: &NodeView) {
-    match remark {
+pub(crate) fn log_event(event: &NodeEvent, view: &NodeView) {
+    match event {
         NodeEvent::GpuSource(state) => gpu_source(state),
         NodeEvent::GpuAppeared { gpu, model, index } => {
             tracing::info!(gpu_uuid = %gpu, model = &**model, index, "GPU found");

@@ -49,7 +49,7 @@ pub(crate) fn lines(snapshot: &Snapshot, width: u16) -> Vec<Row> {
         cells.reading("clock", &gpu.clock_sm_hertz, |it| format!("{} MHz", it / 1_000_000));
         cells.text(&gpu.health);
         let children = gpu.instances().iter().map(|mig| instance_line(gpu, mig, util, memory)).collect();
-        Row { id: gpu.uuid.clone(), name: card_name(gpu), cells, head: true, children, ..Row::default() }
+        Row { id: gpu.uuid.clone(), name: gpu_name(gpu), cells, head: true, children, ..Row::default() }
     };
     snapshot.gpus.gpus.iter().map(line).chain(snapshot.gpus.gpus_unidentified.iter().map(nameless)).collect()
 }
@@ -85,7 +85,7 @@ fn model(gpu: &GpuJson) -> &str {
     gpu.model.strip_prefix("NVIDIA ").unwrap_or(&gpu.model)
 }
 
-fn card_name(gpu: &GpuJson) -> String {
+fn gpu_name(gpu: &GpuJson) -> String {
     format!("GPU {} {} {}", gpu.index, gpu.model, gpu.uuid)
 }
 
@@ -137,7 +137,7 @@ fn card(gpu: &GpuJson, seen: &Seen<'_>) -> Row {
     }
     let mut children: Vec<Row> = taken.iter().map(|(uid, processes)| seen.pod(gpu, uid, processes)).collect();
     children.extend(no_pod(gpu, strangers));
-    Row { id: gpu.uuid.clone(), name: card_name(gpu), cells, head: true, children, ..Row::default() }
+    Row { id: gpu.uuid.clone(), name: gpu_name(gpu), cells, head: true, children, ..Row::default() }
 }
 
 /// The row for use by no pod: processes of the host, and memory that no process in the driver's list explains.

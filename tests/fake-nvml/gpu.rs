@@ -75,7 +75,7 @@ pub(crate) fn small(number: f64) -> u32 {
 }
 
 /// A number as `f64`, exact below 2^53.
-#[expect(clippy::cast_precision_loss, reason = "bytes of a card are far below 2^53")]
+#[expect(clippy::cast_precision_loss, reason = "bytes of a GPU are far below 2^53")]
 pub(crate) fn float(number: u64) -> f64 {
     number as f64
 }
@@ -83,27 +83,27 @@ pub(crate) fn float(number: u64) -> f64 {
 /// Every GPU of a scenario, in the order of the file.
 pub(crate) fn boards(scenario: &Scenario) -> Vec<Board> {
     let all: Vec<&FakeGpu> =
-        scenario.gpus.iter().flat_map(|card| std::iter::repeat_n(card, card.count as usize)).collect();
+        scenario.gpus.iter().flat_map(|gpu| std::iter::repeat_n(gpu, gpu.count as usize)).collect();
     let half = all.len().div_ceil(2);
     all.iter()
         .zip(0u32..)
-        .filter_map(|(card, place)| {
-            let profile = GpuModel::named(&card.model)?;
-            let alone = card.count == 1;
-            let given = card.uuid.as_ref().filter(|_| alone).cloned();
+        .filter_map(|(gpu, place)| {
+            let profile = GpuModel::named(&gpu.model)?;
+            let alone = gpu.count == 1;
+            let given = gpu.uuid.as_ref().filter(|_| alone).cloned();
             Some(Board {
                 profile,
                 place,
                 uuid: given.unwrap_or_else(|| format!("GPU-5eed0000-0000-4000-8000-{place:012x}")),
-                pci_bus_id: card
+                pci_bus_id: gpu
                     .pci_bus_id
                     .as_ref()
                     .filter(|_| alone)
                     .cloned()
                     .unwrap_or_else(|| format!("00000000:{:02X}:00.0", 0x10 + place * 0x0b)),
-                numa_node: card.numa_node.unwrap_or(u32::from(place as usize >= half)),
-                instances: card.mig.iter().zip(0u32..).map(|(slot, at)| instance(slot, place, at)).collect(),
-                spec: (*card).clone(),
+                numa_node: gpu.numa_node.unwrap_or(u32::from(place as usize >= half)),
+                instances: gpu.mig.iter().zip(0u32..).map(|(slot, at)| instance(slot, place, at)).collect(),
+                spec: (*gpu).clone(),
             })
         })
         .collect()

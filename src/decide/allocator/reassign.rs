@@ -13,7 +13,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 /// The whole claims of the pods as they would be after a move.
-pub(super) type Seats = BTreeMap<PodUid, Claim>;
+pub(super) type NewClaims = BTreeMap<PodUid, Claim>;
 
 /// How a container came to the devices that it was given.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,7 +27,7 @@ pub(super) enum Moved {
 impl NodeAllocator {
     /// Makes `given` the claim of container `at` of a pod, if the devices have room for it. `meant` is the container
     /// whose devices these were when they were given.
-    pub(super) fn seat(
+    pub(super) fn reassign(
         &mut self,
         (uid, at): (&PodUid, usize),
         given: &[DeviceShare],
@@ -41,20 +41,20 @@ impl NodeAllocator {
         }
         claim[at] = given.to_vec();
         for (partner, other) in self.partners(uid, at, given, meant) {
-            let mut seats = Seats::from([(uid.clone(), claim.clone())]);
-            let theirs = match seats.get_mut(&partner) {
+            let mut new_claims = NewClaims::from([(uid.clone(), claim.clone())]);
+            let theirs = match new_claims.get_mut(&partner) {
                 Some(same) => same,
-                None => seats.entry(partner.clone()).or_insert(self.claim(&partner)?),
+                None => new_claims.entry(partner.clone()).or_insert(self.claim(&partner)?),
             };
             theirs[other].clone_from(&own);
-            if self.holds(&seats) {
-                self.commit(seats);
+            if self.holds(&new_claims) {
+                self.commit(new_claims);
                 return Some(Moved::Exchanged);
             }
         }
-        let seats = Seats::from([(uid.clone(), claim)]);
-        self.holds(&seats).then(|| {
-            self.commit(seats);
+        let new_claims = NewClaims::from([(uid.clone(), claim)]);
+        self.holds(&new_claims).then(|| {
+            self.commit(new_claims);
             Moved::Alone
         })
     }
@@ -102,7 +102,7 @@ impl NodeAllocator {
         let Some(own) = claim.get_mut(at) else { return false };
         *own = device_shares.to_vec();
         device_shares.iter().all(|device_share| self.devices.get(&device_share.device).is_some_and(|gpu| gpu.healthy))
-            && self.holds(&Seats::from([(uid.clone(), claim)]))
+            && self.holds(&NewClaims::from([(uid.clone(), claim)]))
     }
 
     /// The whole claim that holds for a pod.
@@ -141,9 +141,9 @@ impl NodeAllocator {
     }
 
     /// Whether every device of these claims has room for all claims on it, or is at least claimed no more than before.
-    fn holds(&self, seats: &Seats) -> bool {
+    fn holds(&self, new_claims: &NewClaims) -> bool {
         let mut touched: BTreeSet<&GpuUuid> = BTreeSet::new();
-        for claim in seats.values() {
+        for claim in new_claims.values() {
             touched.extend(claim.iter().flatten().map(|device_share| &device_share.device));
         }
         touched.into_iter().all(|device| {
@@ -151,11 +151,11 @@ impl NodeAllocator {
             let (mut before, mut after) = (DeviceDemand::default(), DeviceDemand::default());
             let (mut clashed, mut clashes) = (0_u32, 0_u32);
             // No other pod takes anything of this device, before or after the move.
-            let pods: BTreeSet<&PodUid> = self.ledger.pods_on(device).chain(seats.keys()).collect();
+            let pods: BTreeSet<&PodUid> = self.ledger.pods_on(device).chain(new_claims.keys()).collect();
             for uid in pods {
                 let (Some(gpu_pod), Some(held)) = (self.pods.by_uid.get(uid), self.ledger.get(uid)) else { continue };
                 let of_now = held.demand(device);
-                let then = seats.get(uid).map_or(of_now, |seat| demand_of(gpu_pod, seat, device));
+                let then = new_claims.get(uid).map_or(of_now, |claim| demand_of(gpu_pod, claim, device));
                 clashed += u32::from(of_now.clashes_with(before, gpu.cores));
                 clashes += u32::from(then.clashes_with(after, gpu.cores));
                 before.add(of_now);
@@ -169,8 +169,8 @@ impl NodeAllocator {
         })
     }
 
-    fn commit(&mut self, seats: Seats) {
-        for (uid, claim) in seats {
+    fn commit(&mut self, new_claims: NewClaims) {
+        for (uid, claim) in new_claims {
             // Of what a started pod holds, only the containers that move change.
             let before = self.claim(&uid).unwrap_or_default();
             if let Some(kept) = self.claims.given.get_mut(&uid) {

@@ -29,7 +29,7 @@ fn a_claim_moves_to_the_devices_that_kubelet_chose_if_it_fits_there() {
         let bound =
             filled(allocator.start(&ids(&slots), Some(&[row(1, "main", &[(0, 3)], 7), row(pod, "main", &slots, n)])));
         let changes = allocator.take_changes();
-        assert_eq!((bound[0].device_shares[0].device.clone(), changes.reseated), (device(slots[0].0), 1), "{n}");
+        assert_eq!((bound[0].device_shares[0].device.clone(), changes.reassigned), (device(slots[0].0), 1), "{n}");
         assert_eq!(changes.claims[0].1, vec![bound[0].device_shares.clone()].into());
         assert!(!bound[0].differs);
     }
