@@ -70,14 +70,14 @@ impl GpuState {
         let first = nothing_read(&self.sample);
         self.sample = sample;
         self.nvlink.update(self.sample.nvlink_bytes, |bytes| bytes.0);
-        let spoken = match (before, after) {
+        let answers_event = match (before, after) {
             (None, Some(why)) => Some(NodeEvent::GpuSick(self.gpu.uuid.clone(), why)),
             (Some(old), Some(why)) if old != why => Some(NodeEvent::GpuSick(self.gpu.uuid.clone(), why)),
             (Some(_), None) if !first => Some(NodeEvent::GpuWell(self.gpu.uuid.clone())),
             _ => None,
         };
         let changes = self.record.read(&self.sample, policy, now);
-        spoken.into_iter().chain(changes.into_iter().map(|change| self.changed(change))).collect()
+        answers_event.into_iter().chain(changes.into_iter().map(|change| self.changed(change))).collect()
     }
 
     fn changed(&self, change: HealthChange) -> NodeEvent {

@@ -52,9 +52,8 @@ pub struct OverUses {
 impl OverUses {
     /// Replaces the memory that pods claim.
     pub fn memory_claims_are(&mut self, memory_claims: Arc<[PodMemoryClaim]>) {
-        self.spells.retain(|(pod, device), _| {
-            memory_claims.iter().any(|promise| &promise.pod == pod && &promise.device == device)
-        });
+        self.spells
+            .retain(|(pod, device), _| memory_claims.iter().any(|claim| &claim.pod == pod && &claim.device == device));
         self.memory_claims = memory_claims;
     }
 
@@ -67,17 +66,17 @@ impl OverUses {
     /// Takes in the current measurements; returns the over-uses, ordered by UID and device.
     pub fn judge(&mut self, pods: &[PodView], gpus: &[GpuView]) -> Vec<OverUse> {
         let mut over = Vec::new();
-        for promise in self.memory_claims.iter() {
-            let key = (promise.pod.clone(), promise.device.clone());
-            let used = measured(promise, pods, gpus);
+        for claim in self.memory_claims.iter() {
+            let key = (claim.pod.clone(), claim.device.clone());
+            let used = measured(claim, pods, gpus);
             if let Reading::Measured(used, at) = used {
-                let above = used.0 > promise.memory.0.saturating_add(MARGIN.0);
+                let above = used.0 > claim.memory.0.saturating_add(MARGIN.0);
                 let begins = Spell { last: (at, above), same_since: at, over: None };
                 self.spells.entry(key.clone()).or_insert(begins).take(at, above);
             }
             if let Some(lasted) = self.spells.get(&key).and_then(|spell| spell.over) {
                 let (pod, device) = key;
-                over.push(OverUse { pod, device, claimed: promise.memory, used, lasted });
+                over.push(OverUse { pod, device, claimed: claim.memory, used, lasted });
             }
         }
         over.sort_by(|one, other| (&one.pod, &one.device).cmp(&(&other.pod, &other.device)));
@@ -114,18 +113,17 @@ impl Spell {
 
 /// The memory that the pod's processes hold of the device. A pod without processes on a GPU whose list is known holds
 /// nothing.
-fn measured(promise: &PodMemoryClaim, pods: &[PodView], gpus: &[GpuView]) -> Reading<Bytes> {
-    let of_device = |gpu: &&GpuView| {
-        gpu.gpu.uuid == promise.device || gpu.gpu.instances().iter().any(|mig| mig.uuid == promise.device)
-    };
+fn measured(claim: &PodMemoryClaim, pods: &[PodView], gpus: &[GpuView]) -> Reading<Bytes> {
+    let of_device =
+        |gpu: &&GpuView| gpu.gpu.uuid == claim.device || gpu.gpu.instances().iter().any(|mig| mig.uuid == claim.device);
     let Some(gpu) = gpus.iter().find(of_device) else { return Reading::Absent(Absence::GpuLost) };
     let listed = match &gpu.processes {
         Reading::Measured(_, at) => *at,
         Reading::Absent(why) => return Reading::Absent(*why),
     };
-    let pod = pods.iter().find(|pod| pod.uid == promise.pod);
+    let pod = pods.iter().find(|pod| pod.uid == claim.pod);
     let share =
-        pod.and_then(|pod| pod.gpus.iter().find(|share| share.mig.as_ref().unwrap_or(&share.gpu) == &promise.device));
+        pod.and_then(|pod| pod.gpus.iter().find(|share| share.mig.as_ref().unwrap_or(&share.gpu) == &claim.device));
     share.map_or(Reading::Measured(Bytes(0), listed), |share| share.memory_used)
 }
 

@@ -21,14 +21,14 @@ impl NodeAllocator {
 
     /// Takes over the limits files of containers of such pods. They hold even if the claim on the pod has changed
     /// since.
-    pub fn recall_limits(&mut self, promises: Vec<ContainerLimits>) {
-        for promise in promises {
-            let device_shares = promise.devices.into_iter().map(|device| DeviceShare {
+    pub fn recall_limits(&mut self, limits: Vec<ContainerLimits>) {
+        for one in limits {
+            let device_shares = one.devices.into_iter().map(|device| DeviceShare {
                 device: device.uuid,
                 memory: Some(device.memory).filter(|memory| !device.unlimited && *memory > Bytes(0)),
                 cores: device.cores.filter(|cores| cores.0 > 0),
             });
-            let key = ContainerKey { pod: promise.uid, container: promise.container };
+            let key = ContainerKey { pod: one.uid, container: one.container };
             self.claims.told.insert(key, device_shares.collect());
         }
     }
@@ -131,7 +131,7 @@ mod tests {
         filled(allocator.start(&ids(&[(0, 0)]), Some(&checkpoint)));
     }
 
-    fn promise(memory: u64, cores: Option<u32>) -> ContainerLimits {
+    fn limits(memory: u64, cores: Option<u32>) -> ContainerLimits {
         ContainerLimits {
             uid: uid(1),
             pod: PodRef { namespace: "ml".into(), name: "pod-1".into() },
@@ -161,7 +161,7 @@ mod tests {
             (rewritten(None), Some(60), false),
         ] {
             let mut allocator = next_life(&[1]);
-            allocator.recall_limits(told.map(|told| promise(told, Some(30))).into_iter().collect());
+            allocator.recall_limits(told.map(|told| limits(told, Some(30))).into_iter().collect());
             allocator.gpu_pods_are(vec![claim.clone(), single(2, device_share(0, 50, 30))]);
             let other = allocator.start(&ids(&[(0, 1)]), Some(&checkpoint));
             assert_eq!(matches!(other, super::super::StartVerdict::Fill { .. }), fits, "{claim:?} {told:?}");
@@ -200,7 +200,7 @@ mod tests {
             for cards_first in [true, false] {
                 let mut allocator = NodeAllocator::new(rule, true);
                 allocator.recall(started.iter().map(|n| uid(*n)).collect());
-                allocator.recall_limits(told.map(|told| promise(told, None)).into_iter().collect());
+                allocator.recall_limits(told.map(|told| limits(told, None)).into_iter().collect());
                 allocator.checkpoint_is(&checkpoint);
                 if cards_first {
                     allocator.devices_are(vec![shared_gpu(0, 10)]);
@@ -225,12 +225,12 @@ mod tests {
 
     #[test]
     fn devices_of_a_claim_that_became_unreadable_stay() {
-        let promise = promise(50, Some(30));
+        let limits_of_one = limits(50, Some(30));
         let torn = gpu_pod(1, vec![request("main", ContainerRole::App, 1)], PodClaim::Unreadable("torn".into()));
         let checkpoint = [row(1, "main", &[(0, 0)], 1), row(2, "main", &[(0, 1)], 2)];
         for (started, told, fits) in [(&[1][..], true, false), (&[1], false, true), (&[], true, true)] {
             let mut allocator = next_life(started);
-            allocator.recall_limits(if told { vec![promise.clone()] } else { Vec::new() });
+            allocator.recall_limits(if told { vec![limits_of_one.clone()] } else { Vec::new() });
             allocator.gpu_pods_are(vec![torn.clone(), single(2, device_share(0, 50, 30))]);
             let own = allocator.start(&ids(&[(0, 0)]), Some(&checkpoint));
             match (started.is_empty(), told) {

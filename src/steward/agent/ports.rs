@@ -1,4 +1,5 @@
-//! What the servers get.
+//! What the open port, the admin port and the usage socket are started with: listeners that are open already, and what
+//! they check callers against. Nothing is opened or served here.
 
 use super::driver_door::DriverDoor;
 use super::listeners::Listeners;

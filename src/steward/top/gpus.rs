@@ -104,7 +104,7 @@ pub(crate) const TREE_COLUMNS: [Column; 7] = [
 pub(crate) fn tree(snapshot: &Snapshot) -> Vec<Row> {
     let hosts: BTreeMap<u32, &ProcessJson> = snapshot.processes.processes.iter().map(|it| (it.pid, it)).collect();
     let pods: BTreeMap<&str, &PodJson> = snapshot.pods.pods.iter().map(|it| (it.uid.as_str(), it)).collect();
-    snapshot.gpus.gpus.iter().map(|gpu| card(gpu, &Seen { snapshot, hosts: &hosts, pods: &pods })).collect()
+    snapshot.gpus.gpus.iter().map(|gpu| row(gpu, &Seen { snapshot, hosts: &hosts, pods: &pods })).collect()
 }
 
 /// The data for the rows of a GPU.
@@ -114,7 +114,7 @@ struct Seen<'a> {
     pods: &'a BTreeMap<&'a str, &'a PodJson>,
 }
 
-fn card(gpu: &GpuJson, seen: &Seen<'_>) -> Row {
+fn row(gpu: &GpuJson, seen: &Seen<'_>) -> Row {
     let mut cells = Cells::default();
     cells.text(format!("{} {}, {}", gpu.index, model(gpu), gpu.health)).text(gpu.index.to_string());
     cells.reading("use", &gpu.utilization_ratio, percent);
