@@ -30,7 +30,7 @@ use model::host::{HostFacts, HostSample};
 use model::id::{GpuUuid, NodeName, PodUid};
 use model::incident::{GpuCondition, KeptIncidents};
 use model::infiniband::InfinibandPort;
-use model::observation::{ErrorCounter, Observation};
+use model::observation::{ErrorCounter, Fact, Observation, Sample, SourceEvent};
 use model::plugin::PluginView;
 use model::process::{ProcessOwner, SlurmJob};
 use model::reading::Reading;
@@ -94,53 +94,79 @@ impl NodeState {
     }
 
     /// Takes in one observation; returns the events worth a log line.
-    pub fn apply(&mut self, observation: Observation, now: Now) -> Vec<NodeEvent> {
-        match observation {
-            Observation::GpuSource(state) => return self.cards.source(state, now.monotonic),
+    pub fn apply(&mut self, observation: impl Into<Observation>, now: Now) -> Vec<NodeEvent> {
+        match observation.into() {
+            Observation::Fact(fact) => self.fact(fact, now.monotonic),
+            Observation::Event(event) => self.event(event, now.monotonic),
+            Observation::Sample(sample) => self.sample(sample, now.monotonic),
+        }
+    }
+
+    fn fact(&mut self, fact: Fact, now: Monotonic) -> Vec<NodeEvent> {
+        match fact {
+            Fact::GpuSource(state) => return self.cards.source(state, now),
             // The room `steward` handles these.
-            Observation::GpuDriverReplaced | Observation::GpuEventsFail(_) => {}
-            Observation::GpuDriverLoaded(load) => self.cards.driver_loaded(load),
-            Observation::GpuEventsHang(hang) => self.events_hang = hang,
-            Observation::Gpus(gpus) => return self.cards.listed(gpus),
-            Observation::GpusUnidentified(gpus) => self.cards.nameless(gpus),
-            Observation::GpuSample(uuid, sample) => return self.cards.read(&uuid, *sample, now.monotonic),
-            Observation::GpuStalled(uuid) => return self.cards.stalled(&uuid, now.monotonic),
-            Observation::GpuProcesses(told) => self.cards.processes(told),
-            Observation::Xid(xid) => return self.cards.xid(self.with_pod(xid), now.monotonic),
-            Observation::SlurmJobs(gpu, jobs) => {
+            Fact::GpuDriverReplaced | Fact::GpuEventsFail(_) => {}
+            Fact::GpuDriverLoaded(load) => self.cards.driver_loaded(load),
+            Fact::GpuEventsHang(hang) => self.events_hang = hang,
+            Fact::Gpus(gpus) => return self.cards.listed(gpus),
+            Fact::GpusUnidentified(gpus) => self.cards.nameless(gpus),
+            Fact::SlurmJobs(gpu, jobs) => {
                 self.jobs.retain(|known, _| self.cards.cards.iter().any(|card| card.gpu.uuid == *known));
                 self.jobs.insert(gpu, jobs);
             }
-            Observation::XidProcess(xid) => return self.cards.xid_process(self.with_pod(xid)),
-            Observation::Sxid(sxid) => return self.switches.sxid(sxid),
-            Observation::HostFacts(facts) => self.facts = facts,
-            Observation::Host(sample) => self.host_read(sample),
-            Observation::Infiniband(ports) => self.infiniband = ports,
-            Observation::Cgroups(pass) => {
-                let before = self.workload.left_out();
-                self.workload.passed(pass);
-                self.forget_names();
-                return left_out("pods and containers", before, self.workload.left_out());
-            }
-            Observation::Processes(pass) => {
-                let before = self.workload.processes_left_out();
-                self.workload.processes_passed(pass);
-                return left_out("processes", before, self.workload.processes_left_out());
-            }
-            Observation::Names { source, names } => self.names.told(source, names),
-            Observation::Pods(list) => {
+            Fact::HostFacts(facts) => self.facts = facts,
+            Fact::Infiniband(ports) => self.infiniband = ports,
+            Fact::Names { source, names } => self.names.told(source, names),
+            Fact::Pods(list) => {
                 let before = self.api_pods.left_out();
                 self.names.pods_told(&list.pods);
                 self.api_pods.told(list);
                 return left_out("pods of the API server", before, self.api_pods.left_out());
             }
-            Observation::PodWatch(watch) => self.api_pods.watched(watch),
-            Observation::Plugin(plugin) => self.plugin = Some(plugin),
-            Observation::Devices(devices) => self.names.devices_told(devices),
-            Observation::MemoryClaims(memory_claims) => self.over_uses.memory_claims_are(memory_claims),
-            Observation::TalliesRecalled(kept) => self.tallies.recalled(&kept, now.monotonic),
-            Observation::TalliesKept(kept) => self.tallies.kept(kept),
-            Observation::Trouble(trouble) => *self.troubles.entry(trouble).or_default() += 1,
+            Fact::PodWatch(watch) => self.api_pods.watched(watch),
+            Fact::Plugin(plugin) => self.plugin = Some(plugin),
+            Fact::Devices(devices) => self.names.devices_told(devices),
+            Fact::MemoryClaims(memory_claims) => self.over_uses.memory_claims_are(memory_claims),
+            Fact::TalliesRecalled(kept) => self.tallies.recalled(&kept, now),
+            Fact::TalliesKept(kept) => self.tallies.kept(kept),
+        }
+        Vec::new()
+    }
+
+    fn event(&mut self, event: SourceEvent, now: Monotonic) -> Vec<NodeEvent> {
+        match event {
+            SourceEvent::GpuStalled(uuid) => self.cards.stalled(&uuid, now),
+            SourceEvent::Xid(xid) => self.cards.xid(self.with_pod(xid), now),
+            SourceEvent::XidProcess(xid) => self.cards.xid_process(self.with_pod(xid)),
+            SourceEvent::Sxid(sxid) => self.switches.sxid(sxid),
+            SourceEvent::Trouble(trouble) => self.count(trouble, 1),
+            SourceEvent::Dropped(number) => self.count(ErrorCounter::QueueFull, number),
+        }
+    }
+
+    fn count(&mut self, trouble: ErrorCounter, number: u64) -> Vec<NodeEvent> {
+        let count = self.troubles.entry(trouble).or_default();
+        *count = count.saturating_add(number);
+        Vec::new()
+    }
+
+    fn sample(&mut self, sample: Sample, now: Monotonic) -> Vec<NodeEvent> {
+        match sample {
+            Sample::Gpu(uuid, sample) => return self.cards.read(&uuid, *sample, now),
+            Sample::GpuProcesses(told) => self.cards.processes(told),
+            Sample::Host(sample) => self.host_read(sample),
+            Sample::Cgroups(pass) => {
+                let before = self.workload.left_out();
+                self.workload.passed(pass);
+                self.forget_names();
+                return left_out("pods and containers", before, self.workload.left_out());
+            }
+            Sample::Processes(pass) => {
+                let before = self.workload.processes_left_out();
+                self.workload.processes_passed(pass);
+                return left_out("processes", before, self.workload.processes_left_out());
+            }
         }
         Vec::new()
     }

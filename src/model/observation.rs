@@ -1,5 +1,8 @@
 //! Observations: everything that a source may report. Sources send nothing else, and the node state takes them in one
 //! at a time.
+//!
+//! The type of an observation is its class. A fact is a state and is never lost, an event is kept up to a bound, and a
+//! sample may be lost.
 
 use crate::cgroup::{CgroupReport, ContainerName, NameSource};
 use crate::gpu::{Gpu, GpuSample, UnidentifiedGpu, Xid};
@@ -16,14 +19,27 @@ use crate::tally::GpuTally;
 use crate::time::Monotonic;
 use std::sync::Arc;
 
-/// One report from one source.
+/// One report from one source. Its class says how it is delivered when the owner of the node state cannot take it in at
+/// once.
 #[derive(Clone, Debug)]
 #[expect(
     clippy::large_enum_variant,
-    reason = "one a second of the large one: a box each would cost more than it saves"
+    reason = "the samples of one second are few: a box each would cost more than it saves"
 )]
 pub enum Observation {
-    /// The state of the GPU source has changed: library, driver, or all GPUs hanging.
+    /// A state. It is never lost.
+    Fact(Fact),
+    /// Something that happened.
+    Event(SourceEvent),
+    /// A reading. It may be lost.
+    Sample(Sample),
+}
+
+/// A state, reported only when it changes. It is never lost: until the owner takes it, a newer one of the same kind, GPU
+/// and source replaces it.
+#[derive(Clone, Debug)]
+pub enum Fact {
+    /// The state of the GPU source: library, driver, or all GPUs hanging.
     GpuSource(GpuSourceState),
     /// The driver was replaced while the agent runs. The loaded library never matches it again: only a new process can
     /// use it.
@@ -31,39 +47,21 @@ pub enum Observation {
     /// Identifies the current load of the driver's kernel module: a number that no other load in the same boot has.
     /// Reported whenever NVML starts to work, if the number is known.
     GpuDriverLoaded(u64),
-    /// Whether the call that waits for driver events hangs; reported when that changes.
+    /// Whether the call that waits for driver events hangs.
     GpuEventsHang(bool),
-    /// Whether calls that wait for driver events fail one after the other; reported when that changes.
+    /// Whether calls that wait for driver events fail one after the other.
     GpuEventsFail(bool),
     /// The list of GPUs, at start and whenever it changes (hot-plug, MIG, loss). Known GPUs that cannot be read stay in
     /// the list.
     Gpus(Vec<Gpu>),
-    /// All GPUs that NVML counts but that could never be identified; reported when that changes.
+    /// All GPUs that NVML counts but that could never be identified.
     GpusUnidentified(Vec<UnidentifiedGpu>),
-    /// A driver call that counts against this GPU has stalled; reported once for each such call.
-    GpuStalled(GpuUuid),
-    /// Readings of one GPU.
-    GpuSample(GpuUuid, Box<GpuSample>),
-    /// Processes of one GPU.
-    GpuProcesses(GpuProcesses),
-    /// All Slurm jobs with a process on this GPU; reported when that changes.
+    /// All Slurm jobs with a process on this GPU.
     SlurmJobs(GpuUuid, Vec<SlurmJob>),
-    /// A driver error (XID).
-    Xid(Xid),
-    /// The process behind a driver error that was reported before without it.
-    XidProcess(Xid),
-    /// An error of an NVSwitch.
-    Sxid(Sxid),
     /// Facts of the machine, at start.
     HostFacts(HostFacts),
-    /// The machine as a whole.
-    Host(HostSample),
     /// All InfiniBand ports of the machine.
     Infiniband(Arc<[InfinibandPort]>),
-    /// A whole pass over pods and containers: anything that is not in it is gone.
-    Cgroups(CgroupPass),
-    /// A whole pass over the host's processes.
-    Processes(ProcessPass),
     /// All names that one source has now; a name that is not in it no longer exists there.
     Names {
         /// The source.
@@ -79,73 +77,77 @@ pub enum Observation {
     PodWatch(PodWatchState),
     /// The state of the device plugin; reported when it changes, at most once a second.
     Plugin(Arc<PluginView>),
-    /// All GPU memory that the pods of this node claim; reported when it changes.
+    /// All GPU memory that the pods of this node claim.
     MemoryClaims(Arc<[PodMemoryClaim]>),
     /// GPU time and energy of pods, as saved by an earlier run of the agent; reported once, at the start.
     TalliesRecalled(Arc<[GpuTally]>),
     /// GPU time and energy of pods, as now saved on disk.
     TalliesKept(Arc<[GpuTally]>),
+}
+
+/// Something that happened. Events are kept in order, up to a bound.
+#[derive(Clone, Debug)]
+pub enum SourceEvent {
+    /// A driver call that counts against this GPU has stalled; reported once for each such call.
+    GpuStalled(GpuUuid),
+    /// A driver error (XID).
+    Xid(Xid),
+    /// The process behind a driver error that was reported before without it.
+    XidProcess(Xid),
+    /// An error of an NVSwitch.
+    Sxid(Sxid),
     /// An error of a source, for the counters in `/metrics`; the source has already logged it.
     Trouble(ErrorCounter),
+    /// So many samples and events were dropped since the last report of this, because too many waited for the owner.
+    Dropped(u64),
 }
 
-/// How an observation is delivered when the owner of the node state cannot take it in at once.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum DeliveryClass {
-    /// A state, reported only when it changes. It is never lost; a newer one of the same kind replaces it.
-    Fact,
-    /// Something that happened. Events are kept in order, up to a bound.
-    Event,
-    /// A reading that the next one makes obsolete. It may be dropped.
-    Sample,
+/// A reading that the next one makes obsolete. It may be dropped.
+#[derive(Clone, Debug)]
+#[expect(
+    clippy::large_enum_variant,
+    reason = "one a second of the large one: a box each would cost more than it saves"
+)]
+pub enum Sample {
+    /// Readings of one GPU.
+    Gpu(GpuUuid, Box<GpuSample>),
+    /// Processes of one GPU.
+    GpuProcesses(GpuProcesses),
+    /// The machine as a whole.
+    Host(HostSample),
+    /// A whole pass over pods and containers: anything that is not in it is gone.
+    Cgroups(CgroupPass),
+    /// A whole pass over the host's processes.
+    Processes(ProcessPass),
 }
 
-impl Observation {
-    /// The delivery class.
-    #[must_use]
-    pub fn delivery(&self) -> DeliveryClass {
-        match self {
-            Observation::GpuSource(_)
-            | Observation::GpuDriverReplaced
-            | Observation::GpuDriverLoaded(_)
-            | Observation::GpuEventsHang(_)
-            | Observation::GpuEventsFail(_)
-            | Observation::Gpus(_)
-            | Observation::GpusUnidentified(_)
-            | Observation::SlurmJobs(..)
-            | Observation::HostFacts(_)
-            | Observation::Infiniband(_)
-            | Observation::Names { .. }
-            | Observation::Devices(_)
-            | Observation::Pods(_)
-            | Observation::PodWatch(_)
-            | Observation::Plugin(_)
-            | Observation::MemoryClaims(_)
-            | Observation::TalliesRecalled(_)
-            | Observation::TalliesKept(_) => DeliveryClass::Fact,
-            Observation::GpuStalled(_)
-            | Observation::Xid(_)
-            | Observation::XidProcess(_)
-            | Observation::Sxid(_)
-            | Observation::Trouble(_) => DeliveryClass::Event,
-            Observation::GpuSample(..)
-            | Observation::GpuProcesses(_)
-            | Observation::Host(_)
-            | Observation::Cgroups(_)
-            | Observation::Processes(_) => DeliveryClass::Sample,
-        }
-    }
-
+impl Fact {
     /// Whether this fact replaces an older one: same kind, and same GPU or same source of names.
     #[must_use]
-    pub fn replaces(&self, older: &Observation) -> bool {
+    pub fn replaces(&self, older: &Fact) -> bool {
         match (self, older) {
-            (Observation::SlurmJobs(gpu, _), Observation::SlurmJobs(other, _)) => gpu == other,
-            (Observation::Names { source, .. }, Observation::Names { source: other, .. }) => source == other,
-            _ => {
-                self.delivery() == DeliveryClass::Fact && std::mem::discriminant(self) == std::mem::discriminant(older)
-            }
+            (Fact::SlurmJobs(gpu, _), Fact::SlurmJobs(other, _)) => gpu == other,
+            (Fact::Names { source, .. }, Fact::Names { source: other, .. }) => source == other,
+            _ => std::mem::discriminant(self) == std::mem::discriminant(older),
         }
+    }
+}
+
+impl From<Fact> for Observation {
+    fn from(fact: Fact) -> Observation {
+        Observation::Fact(fact)
+    }
+}
+
+impl From<SourceEvent> for Observation {
+    fn from(event: SourceEvent) -> Observation {
+        Observation::Event(event)
+    }
+}
+
+impl From<Sample> for Observation {
+    fn from(sample: Sample) -> Observation {
+        Observation::Sample(sample)
     }
 }
 

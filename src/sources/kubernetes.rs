@@ -11,7 +11,7 @@ use apiserver::kind::PodsOfNode;
 use apiserver::store::{Delta, Store};
 use apiserver::{ApiConnection, ApiError};
 use model::id::{NodeName, PodUid};
-use model::observation::{ErrorCounter, Observation};
+use model::observation::{ErrorCounter, Fact};
 use model::pod::{LabelKeys, Pod, PodWatchState};
 use std::time::Duration;
 use tokio_util::sync::CancellationToken;
@@ -55,9 +55,9 @@ impl FollowListener<PodsOfNode> for PodReporter {
 
     fn changed(&mut self, _: Vec<Delta<Pod>>, held: Option<&Store<PodsOfNode>>) {
         if let Some(pods) = held {
-            self.reporter.report(Observation::Pods(pods.list()));
+            self.reporter.fact(Fact::Pods(pods.list()));
         }
-        self.reporter.report(Observation::PodWatch(self.watch.clone()));
+        self.reporter.fact(Fact::PodWatch(self.watch.clone()));
     }
 
     fn unreadable(&mut self, bad: &UnreadableObject<PodUid>) {

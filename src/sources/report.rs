@@ -1,21 +1,22 @@
 //! Carries observations from every source to the owner of the node's state.
 //!
 //! ```text
-//!   facts, events ──▶ a list; a newer fact takes the place of the older ──┐
-//!                                                                         ├──▶ Observations ──▶ owner
-//!   samples ──▶ a bounded queue; what does not fit is dropped ────────────┘
+//!   facts   ──▶ a list; a newer fact takes the place of the older ──┐
+//!   events  ──▶ the same list, up to a bound ───────────────────────┼──▶ Observations ──▶ owner
+//!   samples ──▶ a bounded queue; what does not fit is dropped ──────┘
 //! ```
 //!
-//! Facts and events are delivered before samples. A fact is reported only when it changes, so a lost one would stay
-//! unknown until the agent is restarted.
+//! Facts and events are delivered before samples, in the order in which they were reported. A fact is reported only
+//! when it changes, so a lost one would stay unknown until the agent is restarted. Dropped samples and events are
+//! counted, and the owner gets the count first of all.
 //!
 //! What must never happen here: a fact is lost; a source waits for the owner; a list or queue without a bound.
 
-use model::observation::{DeliveryClass, ErrorCounter, Observation};
+use model::observation::{ErrorCounter, Fact, Observation, Sample, SourceEvent};
 use parking_lot::Mutex;
 use std::collections::VecDeque;
 use std::sync::Arc;
-use tokio::sync::mpsc::error::TryRecvError;
+use tokio::sync::mpsc::error::{TryRecvError, TrySendError};
 use tokio::sync::{Notify, mpsc};
 
 /// Most samples that may wait. The owner takes one within microseconds. Sixteen GPUs report two samples each a second
@@ -26,17 +27,17 @@ pub const QUEUE: usize = 256;
 /// twice while the owner is stalled. The list also holds one fact of each kind, GPU and source.
 const MAX_EVENTS: usize = 4096;
 
-/// The sending end: sources report here.
+/// The sending end: sources report here. No call waits.
 #[derive(Clone, Debug)]
 pub struct Reporter {
-    samples: mpsc::Sender<Observation>,
+    samples: mpsc::Sender<Sample>,
     kept: Arc<Kept>,
 }
 
 /// The receiving end, for the owner.
 #[derive(Debug)]
 pub struct Observations {
-    samples: mpsc::Receiver<Observation>,
+    samples: mpsc::Receiver<Sample>,
     kept: Arc<Kept>,
 }
 
@@ -49,37 +50,59 @@ struct Kept {
 
 #[derive(Debug, Default)]
 struct List {
-    waiting: VecDeque<Observation>,
+    waiting: VecDeque<Waiting>,
     /// The number of events among them.
     events: usize,
+    /// Samples and events that were dropped since the owner got their number.
+    dropped: u64,
+}
+
+/// What waits in the list.
+#[derive(Debug)]
+enum Waiting {
+    Fact(Fact),
+    Event(SourceEvent),
 }
 
 impl Kept {
     fn take(&self) -> Option<Observation> {
         let mut list = self.list.lock();
-        let first = list.waiting.pop_front()?;
-        list.events -= usize::from(first.delivery() == DeliveryClass::Event);
-        Some(first)
-    }
-
-    fn put_fact(&self, fact: Observation) {
-        let mut list = self.list.lock();
-        list.waiting.retain(|older| !fact.replaces(older));
-        list.waiting.push_back(fact);
-        drop(list);
-        self.arrived.notify_one();
-    }
-
-    fn put_event(&self, event: Observation) -> bool {
-        let mut list = self.list.lock();
-        if list.events >= MAX_EVENTS {
-            return false;
+        match std::mem::take(&mut list.dropped) {
+            0 => {}
+            number => return Some(SourceEvent::Dropped(number).into()),
         }
-        list.events += 1;
-        list.waiting.push_back(event);
+        Some(match list.waiting.pop_front()? {
+            Waiting::Fact(fact) => fact.into(),
+            Waiting::Event(event) => {
+                list.events -= 1;
+                event.into()
+            }
+        })
+    }
+
+    fn put_fact(&self, fact: Fact) {
+        let mut list = self.list.lock();
+        list.waiting.retain(|older| !matches!(older, Waiting::Fact(older) if fact.replaces(older)));
+        list.waiting.push_back(Waiting::Fact(fact));
         drop(list);
         self.arrived.notify_one();
-        true
+    }
+
+    fn put_event(&self, event: SourceEvent) {
+        let mut list = self.list.lock();
+        if list.events < MAX_EVENTS {
+            list.events += 1;
+            list.waiting.push_back(Waiting::Event(event));
+        } else {
+            list.dropped += 1;
+        }
+        drop(list);
+        self.arrived.notify_one();
+    }
+
+    fn count_dropped(&self) {
+        self.list.lock().dropped += 1;
+        self.arrived.notify_one();
     }
 }
 
@@ -92,22 +115,27 @@ impl Reporter {
         (Reporter { samples, kept: Arc::clone(&kept) }, Observations { samples: receiver, kept })
     }
 
-    /// Reports an observation without waiting. Returns `false` if a sample or an event was dropped, because too many
-    /// wait or the owner is gone. A fact is never dropped.
-    pub fn report(&self, observation: Observation) -> bool {
-        match observation.delivery() {
-            DeliveryClass::Sample => self.samples.try_send(observation).is_ok(),
-            DeliveryClass::Event => self.kept.put_event(observation),
-            DeliveryClass::Fact => {
-                self.kept.put_fact(observation);
-                true
-            }
+    /// Reports a state that has changed. It is never dropped.
+    pub fn fact(&self, fact: Fact) {
+        self.kept.put_fact(fact);
+    }
+
+    /// Reports something that happened. It is dropped and counted if too many events wait.
+    pub fn event(&self, event: SourceEvent) {
+        self.kept.put_event(event);
+    }
+
+    /// Reports a reading. It is dropped and counted if too many samples wait.
+    pub fn sample(&self, sample: Sample) {
+        // Without an owner the agent ends, and nobody is left to count for.
+        if let Err(TrySendError::Full(_)) = self.samples.try_send(sample) {
+            self.kept.count_dropped();
         }
     }
 
     /// Counts an error that was logged where it happened.
     pub fn trouble(&self, trouble: ErrorCounter) {
-        self.report(Observation::Trouble(trouble));
+        self.event(SourceEvent::Trouble(trouble));
     }
 }
 
@@ -123,7 +151,7 @@ impl Observations {
                 biased;
                 () = self.kept.arrived.notified() => {}
                 // A fact may have been reported just before the last reporter was dropped.
-                sample = self.samples.recv() => return sample.or_else(|| self.kept.take()),
+                sample = self.samples.recv() => return sample.map(Observation::from).or_else(|| self.kept.take()),
             }
         }
     }
@@ -146,7 +174,7 @@ impl Observations {
     pub fn try_recv(&mut self) -> Result<Observation, TryRecvError> {
         match self.kept.take() {
             Some(observation) => Ok(observation),
-            None => self.samples.try_recv(),
+            None => self.samples.try_recv().map(Observation::from),
         }
     }
 }
@@ -158,75 +186,85 @@ mod tests {
     use model::id::GpuUuid;
     use model::observation::GpuSourceState;
 
-    fn sample() -> Observation {
-        Observation::GpuSample(GpuUuid::parse("GPU-1").unwrap(), Box::default())
+    fn sample() -> Sample {
+        Sample::Gpu(GpuUuid::parse("GPU-1").unwrap(), Box::default())
     }
 
-    fn names(source: NameSource) -> Observation {
-        Observation::Names { source, names: Vec::new() }
+    fn names(source: NameSource) -> Fact {
+        Fact::Names { source, names: Vec::new() }
+    }
+
+    async fn next(observations: &mut Observations) -> Observation {
+        observations.recv().await.unwrap()
     }
 
     /// Regression: sixteen GPUs whose calls all failed filled the queue, and the list of GPUs that followed was lost.
     #[tokio::test]
     async fn facts_and_events_reach_an_owner_that_has_no_time_for_samples() {
         let (reporter, mut observations) = Reporter::channel();
-        let sent =
-            std::iter::repeat_with(sample).take(QUEUE * 2).filter(|sample| reporter.report(sample.clone())).count();
-        assert_eq!(sent, QUEUE, "samples may be dropped");
-        assert!(reporter.report(Observation::Gpus(Vec::new())));
-        assert!(reporter.report(Observation::GpuEventsHang(true)));
+        (0..QUEUE * 2).for_each(|_| reporter.sample(sample()));
+        reporter.fact(Fact::Gpus(Vec::new()));
+        reporter.fact(Fact::GpuEventsHang(true));
         reporter.trouble(ErrorCounter::NvmlFailed);
-        assert!(matches!(observations.recv().await, Some(Observation::Gpus(_))));
-        assert!(matches!(observations.recv().await, Some(Observation::GpuEventsHang(true))));
-        assert!(matches!(observations.recv().await, Some(Observation::Trouble(_))));
-        assert!(matches!(observations.recv().await, Some(Observation::GpuSample(..))));
+        let Observation::Event(SourceEvent::Dropped(dropped)) = next(&mut observations).await else { panic!() };
+        assert_eq!(dropped, 256, "samples may be dropped, and are counted");
+        assert!(matches!(next(&mut observations).await, Observation::Fact(Fact::Gpus(_))));
+        assert!(matches!(next(&mut observations).await, Observation::Fact(Fact::GpuEventsHang(true))));
+        assert!(matches!(next(&mut observations).await, Observation::Event(SourceEvent::Trouble(_))));
+        assert!(matches!(next(&mut observations).await, Observation::Sample(Sample::Gpu(..))));
     }
 
     #[tokio::test]
     async fn a_newer_fact_takes_the_place_of_the_older_of_its_kind_gpu_and_source() {
         let (reporter, mut observations) = Reporter::channel();
-        let jobs = |gpu: &str| Observation::SlurmJobs(GpuUuid::parse(gpu).unwrap(), Vec::new());
+        let jobs = |gpu: &str| Fact::SlurmJobs(GpuUuid::parse(gpu).unwrap(), Vec::new());
         for fact in [
-            Observation::GpuSource(GpuSourceState::Starting),
+            Fact::GpuSource(GpuSourceState::Starting),
             names(NameSource::Cri),
             names(NameSource::LogLinks),
             jobs("GPU-1"),
             jobs("GPU-2"),
-            Observation::GpuEventsFail(true),
-            Observation::GpuSource(GpuSourceState::Hanging),
+            Fact::GpuEventsFail(true),
+            Fact::GpuSource(GpuSourceState::Hanging),
             names(NameSource::Cri),
             jobs("GPU-1"),
         ] {
-            assert!(reporter.report(fact));
+            reporter.fact(fact);
         }
         drop(reporter);
         let mut taken = Vec::new();
         assert_eq!(observations.recv_many(&mut taken, 100).await, 6);
-        assert!(matches!(taken[3], Observation::GpuSource(GpuSourceState::Hanging)), "{taken:?}");
-        assert!(matches!(taken[4], Observation::Names { source: NameSource::Cri, .. }), "{taken:?}");
+        assert!(matches!(taken[3], Observation::Fact(Fact::GpuSource(GpuSourceState::Hanging))), "{taken:?}");
+        assert!(matches!(taken[4], Observation::Fact(Fact::Names { source: NameSource::Cri, .. })), "{taken:?}");
         assert!(observations.recv().await.is_none(), "nobody reports any more");
     }
 
     #[tokio::test]
-    async fn events_are_all_kept_in_order_up_to_a_bound() {
+    async fn events_are_all_kept_in_order_up_to_a_bound_and_counted_beyond_it() {
         let (reporter, mut observations) = Reporter::channel();
-        let sent =
-            (0..MAX_EVENTS + 10).filter(|_| reporter.report(Observation::Trouble(ErrorCounter::NvmlFailed))).count();
-        assert_eq!(sent, MAX_EVENTS);
-        assert!(reporter.report(Observation::Gpus(Vec::new())), "a fact has room all the same");
+        (0..MAX_EVENTS + 10).for_each(|_| reporter.trouble(ErrorCounter::NvmlFailed));
+        reporter.fact(Fact::Gpus(Vec::new()));
         let mut taken = Vec::new();
-        assert_eq!(observations.recv_many(&mut taken, usize::MAX).await, MAX_EVENTS + 1);
-        assert!(matches!(taken.last(), Some(Observation::Gpus(_))));
+        assert_eq!(observations.recv_many(&mut taken, usize::MAX).await, MAX_EVENTS + 2);
+        assert!(matches!(taken[0], Observation::Event(SourceEvent::Dropped(10))));
+        assert!(matches!(taken.last(), Some(Observation::Fact(Fact::Gpus(_)))), "a fact has room all the same");
+        reporter.trouble(ErrorCounter::NvmlFailed);
+        assert!(matches!(next(&mut observations).await, Observation::Event(SourceEvent::Trouble(_))), "there is room");
     }
 
     #[tokio::test]
-    async fn a_waiting_thread_is_woken_by_a_fact_and_by_a_sample() {
+    async fn a_waiting_thread_is_woken_by_a_fact_an_event_and_a_sample() {
         let (reporter, mut observations) = Reporter::channel();
-        for observation in [Observation::Gpus(Vec::new()), sample()] {
+        let reports: [fn(&Reporter); 3] = [
+            |reporter| reporter.fact(Fact::Gpus(Vec::new())),
+            |reporter| reporter.trouble(ErrorCounter::NvmlFailed),
+            |reporter| reporter.sample(sample()),
+        ];
+        for report in reports {
             let waits = async { observations.recv().await };
             let (taken, ()) = tokio::join!(waits, async {
                 tokio::task::yield_now().await;
-                reporter.report(observation);
+                report(&reporter);
             });
             assert!(taken.is_some());
         }

@@ -20,7 +20,7 @@ use crate::roots::{HostRoots, part};
 use crate::sampler::deadline::{Deadlines, ThreadStop};
 use crate::sampler::processes::ProcessPasses;
 use model::host::HostFacts;
-use model::observation::{CgroupPass, ErrorCounter, Observation};
+use model::observation::{CgroupPass, ErrorCounter, Fact, Sample};
 use model::unit::Count;
 use model::{Absence, Reading};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -61,7 +61,7 @@ pub fn spawn(settings: Settings, reporter: Reporter, stop: CancellationToken) ->
         let stop = ThreadStop::new(stop);
         let mut deadlines = Deadlines::new(settings.period.max(SHORTEST), clock::monotonic());
         let mut sampler = Sampler::new(settings, keep_open());
-        reporter.report(Observation::HostFacts(sampler.facts()));
+        reporter.fact(Fact::HostFacts(sampler.facts()));
         let mut missed = 0;
         while !stop.is_cancelled() {
             sampler.pass(missed, &reporter);
@@ -101,7 +101,6 @@ pub struct Sampler {
     sight: ProcVisibility,
     processes: ProcessPasses,
     total_processes: Reading<Count>,
-    dropped: u32,
 }
 
 impl Sampler {
@@ -123,7 +122,6 @@ impl Sampler {
             host_faults: 0,
             processes: ProcessPasses::new(&settings.roots, settings.slow_period),
             total_processes: Reading::NOT_YET,
-            dropped: 0,
             settings,
         }
     }
@@ -164,7 +162,7 @@ impl Sampler {
             // A machine that never had a port reports none.
             if !ports.is_empty() || std::mem::take(&mut self.had_ports) {
                 self.had_ports = !ports.is_empty();
-                self.report(Observation::Infiniband(ports.into()), reporter);
+                reporter.fact(Fact::Infiniband(ports.into()));
             }
         }
         let (reports, left_out) = match &mut self.table {
@@ -173,10 +171,10 @@ impl Sampler {
         };
         let took = clock::monotonic().since(began);
         let took_us = u64::try_from(took.as_micros()).unwrap_or(u64::MAX);
-        self.report(Observation::Cgroups(CgroupPass { reports, left_out, took_us, missed }), reporter);
+        reporter.sample(Sample::Cgroups(CgroupPass { reports, left_out, took_us, missed }));
         let mut host = self.host.read(&mut self.reader);
         host.processes = self.total_processes;
-        self.report(Observation::Host(host), reporter);
+        reporter.sample(Sample::Host(host));
         if let Some(pass) = self.processes.some(clock::monotonic()) {
             self.total_processes = match &pass {
                 Err(why) => Reading::Absent(*why),
@@ -184,15 +182,9 @@ impl Sampler {
                 Ok(pass) => Reading::Measured(Count(u64::from(pass.total)), pass.at),
             };
             // If processes cannot be listed, those of the last list are no longer shown.
-            self.report(Observation::Processes(pass.unwrap_or_default()), reporter);
+            reporter.sample(Sample::Processes(pass.unwrap_or_default()));
         }
         self.tell(reporter);
-    }
-
-    fn report(&mut self, observation: Observation, reporter: &Reporter) {
-        if !reporter.report(observation) {
-            self.dropped = self.dropped.saturating_add(1);
-        }
     }
 
     /// Looks for cgroups that may be mounted after the agent has started.
@@ -204,7 +196,7 @@ impl Sampler {
         }
     }
 
-    /// Reports the errors since the last pass, and those for which the queue had no room before.
+    /// Reports the errors since the last pass.
     fn tell(&mut self, reporter: &Reporter) {
         let cgroups = self.table.as_mut().map_or(0, CgroupTable::take_malformed);
         let host = self.host.faults - self.host_faults;
@@ -213,11 +205,6 @@ impl Sampler {
         for (count, trouble) in [(cgroups, ErrorCounter::CgroupUnreadable), (proc, ErrorCounter::ProcUnreadable)] {
             for _ in 0..count.min(TROUBLES_A_PASS) {
                 reporter.trouble(trouble);
-            }
-        }
-        for _ in 0..self.dropped.min(TROUBLES_A_PASS) {
-            if reporter.report(Observation::Trouble(ErrorCounter::QueueFull)) {
-                self.dropped -= 1;
             }
         }
     }

@@ -26,7 +26,7 @@ use gpu::SimulatedGpu;
 use holders::SimulatedProcesses;
 use model::gpu::Gpu;
 use model::id::{GpuUuid, NodeName};
-use model::observation::{GpuSourceState, Observation};
+use model::observation::{Fact, GpuSourceState, Sample};
 use product::{PRODUCTS, Product};
 use std::io;
 use std::ops::RangeInclusive;
@@ -117,14 +117,14 @@ fn run(settings: &Settings, product: &'static Product, reporter: &Reporter, stop
             }
             for (card, index) in cards.iter_mut().zip(0u32..) {
                 card.let_to(tenants.of(index));
-                reporter.report(Observation::GpuProcesses(card.processes(clock::now())));
+                reporter.sample(Sample::GpuProcesses(card.processes(clock::now())));
             }
             next_processes = after(next_processes, settings.process_period, now);
         }
         if now >= next_sample {
             for card in &mut cards {
                 let sample = card.sample(clock::now());
-                reporter.report(Observation::GpuSample(card.gpu().uuid.clone(), Box::new(sample)));
+                reporter.sample(Sample::Gpu(card.gpu().uuid.clone(), Box::new(sample)));
             }
             next_sample = after(next_sample, settings.period, now);
         }
@@ -135,14 +135,14 @@ fn run(settings: &Settings, product: &'static Product, reporter: &Reporter, stop
 
 /// Reports that GPUs exist, that they are simulated, and their identities.
 fn introduce(cards: &[SimulatedGpu], reporter: &Reporter) {
-    reporter.report(Observation::GpuSource(GpuSourceState::Working {
+    reporter.fact(Fact::GpuSource(GpuSourceState::Working {
         driver: "simulated".into(),
         nvml: "simulated".into(),
         cuda: None,
         simulated: true,
     }));
     let gpus: Vec<Gpu> = gpu::tied(cards);
-    reporter.report(Observation::Gpus(gpus));
+    reporter.fact(Fact::Gpus(gpus));
 }
 
 /// The next deadline after `now` on the grid of `from`: no drift, and no catching up after a pause.
@@ -164,6 +164,7 @@ mod tests {
     use super::*;
     use crate::report::Observations;
     use model::gpu::GpuSample;
+    use model::observation::Observation;
     use model::process::GpuProcesses;
     use tokio::sync::mpsc::error::TryRecvError;
 
@@ -203,10 +204,10 @@ mod tests {
         while samples.len() < enough || lists.len() < enough {
             assert!(Instant::now() < deadline, "{} samples, {} lists", samples.len(), lists.len());
             match receiver.try_recv() {
-                Ok(Observation::Gpus(list)) => gpus = list,
-                Ok(Observation::GpuSample(_, sample)) => samples.push(*sample),
-                Ok(Observation::GpuProcesses(list)) => lists.push(list),
-                Ok(Observation::GpuSource(state)) => assert!(state.simulated(), "{state:?}"),
+                Ok(Observation::Fact(Fact::Gpus(list))) => gpus = list,
+                Ok(Observation::Sample(Sample::Gpu(_, sample))) => samples.push(*sample),
+                Ok(Observation::Sample(Sample::GpuProcesses(list))) => lists.push(list),
+                Ok(Observation::Fact(Fact::GpuSource(state))) => assert!(state.simulated(), "{state:?}"),
                 Ok(other) => panic!("{other:?}"),
                 Err(_) => std::thread::yield_now(),
             }

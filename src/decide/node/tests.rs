@@ -4,7 +4,7 @@ use model::cgroup::{CgroupIdentity, CgroupKind, CgroupReport, ContainerName, Nam
 use model::claim::{ContainerClaim, DeviceShare};
 use model::gpu::{Gpu, GpuSample, MigInstance, Xid, XidSource};
 use model::id::{ContainerId, ContainerKey, GpuUuid, PodRef};
-use model::observation::{CgroupPass, ContainerDevices, GpuSourceState};
+use model::observation::{CgroupPass, ContainerDevices, Fact, GpuSourceState, Sample, SourceEvent};
 use model::plugin::{ClaimMoves, Histogram, RegistrationState};
 use model::pod::{ContainerKind, ContainerState, Pod, PodContainer, PodList, PodPhase, PodWatchState};
 use model::process::{GpuProcess, GpuProcessKind, GpuProcesses, ProcessOwner, ProcessPass};
@@ -44,7 +44,7 @@ fn report(identity: Arc<CgroupIdentity>, cpu_seconds: u64, at: u64) -> CgroupRep
 }
 
 fn pass(reports: Vec<CgroupReport>) -> Observation {
-    Observation::Cgroups(CgroupPass { reports, ..CgroupPass::default() })
+    Observation::Sample(Sample::Cgroups(CgroupPass { reports, ..CgroupPass::default() }))
 }
 
 fn on_gpu(owner: ProcessOwner, mib: u64) -> GpuProcess {
@@ -64,12 +64,12 @@ fn on_gpu(owner: ProcessOwner, mib: u64) -> GpuProcess {
 
 fn processes(list: Vec<GpuProcess>) -> Observation {
     let gpu = gpu(0).uuid;
-    Observation::GpuProcesses(GpuProcesses {
+    Observation::Sample(Sample::GpuProcesses(GpuProcesses {
         gpu,
         list: Reading::Measured(list, now(1).monotonic),
         stamp: None,
         left_out: 0,
-    })
+    }))
 }
 
 fn name(container: u8, called: Option<&str>) -> ContainerName {
@@ -93,7 +93,7 @@ fn node(observations: Vec<Observation>) -> NodeState {
 #[test]
 fn containers_find_their_pod_their_names_and_their_rates() {
     let mut node = node(vec![
-        Observation::Names { source: NameSource::Cri, names: vec![name(1, None), name(2, Some("main"))] },
+        Observation::Fact(Fact::Names { source: NameSource::Cri, names: vec![name(1, None), name(2, Some("main"))] }),
         pass(vec![report(cgroup(1, 1), 0, 1), report(cgroup(1, 2), 10, 1), report(pod_cgroup(1), 10, 1)]),
         pass(vec![report(cgroup(1, 1), 0, 3), report(cgroup(1, 2), 13, 3), report(pod_cgroup(1), 13, 3)]),
     ]);
@@ -110,7 +110,7 @@ fn containers_find_their_pod_their_names_and_their_rates() {
 #[test]
 fn a_pod_that_is_not_in_the_next_pass_is_gone_from_everything() {
     let mut node = node(vec![
-        Observation::Gpus(vec![gpu(0)]),
+        Observation::Fact(Fact::Gpus(vec![gpu(0)])),
         pass(vec![report(pod_cgroup(1), 1, 1), report(cgroup(1, 2), 1, 1)]),
         processes(vec![on_gpu(ProcessOwner::Cgroup(cgroup(1, 2)), 100)]),
     ]);
@@ -126,7 +126,7 @@ fn a_pod_that_is_not_in_the_next_pass_is_gone_from_everything() {
 #[test]
 fn a_gpu_with_a_process_of_no_pod_has_no_sole_holder() {
     let mut node = node(vec![
-        Observation::Gpus(vec![gpu(0)]),
+        Observation::Fact(Fact::Gpus(vec![gpu(0)])),
         pass(vec![report(cgroup(1, 2), 1, 1)]),
         processes(vec![on_gpu(ProcessOwner::Cgroup(cgroup(1, 2)), 100), on_gpu(ProcessOwner::Host, 10)]),
     ]);
@@ -145,9 +145,9 @@ fn a_pod_holds_the_gpu_that_the_kubelet_gave_it_before_it_computes() {
         ids: vec!["GPU-0".into()],
     };
     let mut node = node(vec![
-        Observation::Gpus(vec![gpu(0), gpu(1)]),
-        Observation::Names { source: NameSource::LogLinks, names: vec![name(2, Some("main"))] },
-        Observation::Devices(vec![devices]),
+        Observation::Fact(Fact::Gpus(vec![gpu(0), gpu(1)])),
+        Observation::Fact(Fact::Names { source: NameSource::LogLinks, names: vec![name(2, Some("main"))] }),
+        Observation::Fact(Fact::Devices(vec![devices])),
         pass(vec![report(cgroup(1, 2), 1, 1)]),
     ]);
     let view = node.view(now(1));
@@ -192,11 +192,11 @@ fn a_pod_holds_the_gpu_of_its_claim_and_not_that_of_the_slot_that_the_kubelet_co
         ids: vec!["GPU-0-3".into()],
     };
     let mut node = node(vec![
-        Observation::Gpus(vec![gpu(0), gpu(1)]),
-        Observation::Names { source: NameSource::LogLinks, names: vec![name(2, Some("main"))] },
-        Observation::Devices(vec![slot]),
+        Observation::Fact(Fact::Gpus(vec![gpu(0), gpu(1)])),
+        Observation::Fact(Fact::Names { source: NameSource::LogLinks, names: vec![name(2, Some("main"))] }),
+        Observation::Fact(Fact::Devices(vec![slot])),
         pass(vec![report(cgroup(1, 2), 1, 1)]),
-        Observation::Plugin(plugin(&[(1, "GPU-1")])),
+        Observation::Fact(Fact::Plugin(plugin(&[(1, "GPU-1")]))),
     ]);
     let view = node.view(now(1));
     assert_eq!([&view.gpus[0].holders[..], &view.gpus[1].holders[..]], [&[][..], &[uid(1)]]);
@@ -206,7 +206,7 @@ fn a_pod_holds_the_gpu_of_its_claim_and_not_that_of_the_slot_that_the_kubelet_co
     assert_eq!(node.view(now(2)).gpus[0].holders, [uid(1)]);
     // Without a claim only the slot is known.
     node.apply(processes(vec![]), now(3));
-    node.apply(Observation::Plugin(plugin(&[(2, "GPU-1")])), now(3));
+    node.apply(Observation::Fact(Fact::Plugin(plugin(&[(2, "GPU-1")]))), now(3));
     let view = node.view(now(3));
     assert_eq!([&view.gpus[0].holders[..], &view.gpus[1].holders[..]], [&[uid(1)][..], &[]]);
 }
@@ -256,7 +256,7 @@ fn api_pod(number: u8, name: &str, container: u8, mirror_of: Option<u8>) -> Arc<
 }
 
 fn pods(pods: Vec<Arc<Pod>>) -> Observation {
-    Observation::Pods(PodList { pods, ..PodList::default() })
+    Observation::Fact(Fact::Pods(PodList { pods, ..PodList::default() }))
 }
 
 fn named(node: &mut NodeState) -> Vec<(String, Option<String>)> {
@@ -270,7 +270,10 @@ fn named(node: &mut NodeState) -> Vec<(String, Option<String>)> {
 #[test]
 fn the_api_server_is_believed_before_the_runtime_and_the_runtime_fills_its_gaps() {
     let mut node = node(vec![
-        Observation::Names { source: NameSource::Cri, names: vec![name(2, Some("cri")), name(3, Some("only-cri"))] },
+        Observation::Fact(Fact::Names {
+            source: NameSource::Cri,
+            names: vec![name(2, Some("cri")), name(3, Some("only-cri"))],
+        }),
         pods(vec![api_pod(1, "web-0", 2, None)]),
         pass(vec![report(pod_cgroup(1), 1, 1), report(cgroup(1, 2), 1, 1), report(cgroup(4, 3), 1, 1)]),
     ]);
@@ -302,7 +305,7 @@ fn what_the_watch_says_of_itself_is_in_the_view_and_pods_stay_while_it_is_broken
     let mut node = node(vec![pods(vec![api_pod(1, "web-0", 2, None)])]);
     assert_eq!(node.view(now(1)).pod_watch, None, "nobody asks the API server");
     let watch = PodWatchState { heard: Some(now(1).monotonic), broken: Some("away".into()) };
-    node.apply(Observation::PodWatch(watch.clone()), now(2));
+    node.apply(Observation::Fact(Fact::PodWatch(watch.clone())), now(2));
     let view = node.view(now(2)).pod_watch.unwrap();
     assert_eq!((view.watch, view.pods, view.left_out), (watch, 1, 0));
 }
@@ -310,7 +313,7 @@ fn what_the_watch_says_of_itself_is_in_the_view_and_pods_stay_while_it_is_broken
 #[test]
 fn pods_beyond_the_bound_are_remarked_once() {
     let mut node = node(vec![]);
-    let list = |left_out| Observation::Pods(PodList { left_out, ..PodList::default() });
+    let list = |left_out| Observation::Fact(Fact::Pods(PodList { left_out, ..PodList::default() }));
     let remarked: Vec<usize> = [0, 3, 4, 0, 1].into_iter().map(|count| node.apply(list(count), now(1)).len()).collect();
     assert_eq!(remarked, [0, 1, 0, 0, 1]);
 }
@@ -325,14 +328,18 @@ fn any_observation() -> impl Strategy<Value = Observation> {
     prop_oneof![
         cgroups,
         on_gpus,
-        prop::collection::vec(0u32..3, 0..4).prop_map(|list| Observation::Gpus(list.into_iter().map(gpu).collect())),
-        Just(Observation::Names { source: NameSource::Cri, names: vec![name(1, Some("a")), name(1, None)] }),
+        prop::collection::vec(0u32..3, 0..4)
+            .prop_map(|list| Observation::Fact(Fact::Gpus(list.into_iter().map(gpu).collect()))),
+        Just(Observation::Fact(Fact::Names {
+            source: NameSource::Cri,
+            names: vec![name(1, Some("a")), name(1, None)]
+        })),
         prop::collection::vec((0u8..4, 0u8..6), 0..4).prop_map(|list| {
             pods(list.into_iter().map(|(pod, container)| api_pod(pod, "any", container, None)).collect())
         }),
-        Just(Observation::Processes(ProcessPass::default())),
-        Just(Observation::GpuSample(gpu(0).uuid, Box::new(GpuSample::absent(Absence::GpuLost)))),
-        Just(Observation::Trouble(ErrorCounter::QueueFull)),
+        Just(Observation::Sample(Sample::Processes(ProcessPass::default()))),
+        Just(Observation::Sample(Sample::Gpu(gpu(0).uuid, Box::new(GpuSample::absent(Absence::GpuLost))))),
+        Just(Observation::Event(SourceEvent::Trouble(ErrorCounter::QueueFull))),
     ]
 }
 
@@ -344,7 +351,7 @@ proptest! {
         let mut node = node(vec![]);
         let mut last_pass: Option<BTreeSet<PodUid>> = None;
         for event in events {
-            if let Observation::Cgroups(pass) = &event {
+            if let Observation::Sample(Sample::Cgroups(pass)) = &event {
                 last_pass = Some(pass.reports.iter().filter_map(|r| r.identity.pod().cloned()).collect());
             }
             node.apply(event, now(1));
@@ -369,12 +376,12 @@ proptest! {
 
 fn sample(nvlink: u64, at: u64) -> Observation {
     let nvlink_bytes = Reading::Measured(Bytes(nvlink), now(at).monotonic);
-    Observation::GpuSample(gpu(0).uuid, Box::new(GpuSample { nvlink_bytes, ..GpuSample::default() }))
+    Observation::Sample(Sample::Gpu(gpu(0).uuid, Box::new(GpuSample { nvlink_bytes, ..GpuSample::default() })))
 }
 
 #[test]
 fn what_goes_over_nvlinks_is_a_rate_between_two_readings_of_their_counters() {
-    let mut node = node(vec![Observation::Gpus(vec![gpu(0)])]);
+    let mut node = node(vec![Observation::Fact(Fact::Gpus(vec![gpu(0)]))]);
     let rates: Vec<Reading<f64>> = [(1_000, 1), (1_000, 1), (31_000, 16), (31_000, 16), (500, 31), (2_000, 46)]
         .into_iter()
         .map(|(bytes, at)| {
@@ -391,7 +398,7 @@ fn what_goes_over_nvlinks_is_a_rate_between_two_readings_of_their_counters() {
 fn errors_that_make_a_gpu_unfit_are_counted_from_0_and_others_from_their_first() {
     let policy = HealthPolicy { fatal: [79, 48].into(), ..HealthPolicy::default() };
     let mut node = NodeState::new(NodeName::parse("n1").unwrap(), policy, &[], now(0).monotonic);
-    node.apply(Observation::Gpus(vec![gpu(0)]), now(1));
+    node.apply(Observation::Fact(Fact::Gpus(vec![gpu(0)])), now(1));
     let shown = |node: &mut NodeState| (node.view(now(2)).gpus[0].xids.clone(), node.view(now(2)).gpus[0].xid_count);
     assert_eq!(shown(&mut node), (vec![(48, 0), (79, 0)], 0));
     for code in [79, 31, 79] {
@@ -405,7 +412,7 @@ fn errors_that_make_a_gpu_unfit_are_counted_from_0_and_others_from_their_first()
             at: now(2).monotonic,
             source: XidSource::Nvml,
         };
-        node.apply(Observation::Xid(xid), now(2));
+        node.apply(Observation::Event(SourceEvent::Xid(xid)), now(2));
     }
     assert_eq!(shown(&mut node), (vec![(31, 1), (48, 0), (79, 2)], 3));
 }
@@ -416,16 +423,16 @@ fn who_has_a_gpu_and_its_driver_are_known_while_the_source_does_not_answer() {
         GpuSourceState::Working { driver: "570.86.15".into(), nvml: "12".into(), cuda: None, simulated: false };
     let why = Absence::DriverNotLoaded;
     let mut node = node(vec![
-        Observation::GpuSource(working),
-        Observation::Gpus(vec![gpu(0)]),
-        Observation::Names { source: NameSource::LogLinks, names: vec![name(2, Some("main"))] },
+        Observation::Fact(Fact::GpuSource(working)),
+        Observation::Fact(Fact::Gpus(vec![gpu(0)])),
+        Observation::Fact(Fact::Names { source: NameSource::LogLinks, names: vec![name(2, Some("main"))] }),
         pass(vec![report(cgroup(1, 2), 1, 1)]),
         processes(vec![on_gpu(ProcessOwner::Cgroup(cgroup(1, 2)), 100)]),
     ]);
     let before = node.view(now(1));
     let holder = before.gpus[0].whose.gpu.clone().unwrap();
     assert_eq!((&holder.pod, holder.container.as_deref()), (&uid(1), Some("main")));
-    node.apply(Observation::GpuSource(GpuSourceState::Missing { why, advice: "load it".into() }), now(2));
+    node.apply(Observation::Fact(Fact::GpuSource(GpuSourceState::Missing { why, advice: "load it".into() })), now(2));
     let view = node.view(now(2));
     assert_eq!(view.gpus[0].processes.absence(), Some(why));
     assert_eq!((&view.gpus[0].whose, &view.driver), (&before.gpus[0].whose, &before.driver));
@@ -462,11 +469,11 @@ fn an_idle_instance_is_the_pods_that_kubelet_gave_it_to() {
     let unread =
         GpuProcesses { gpu: gpu(0).uuid, list: Reading::Absent(Absence::NoPermission), stamp: None, left_out: 0 };
     let mut node = node(vec![
-        Observation::Gpus(vec![divided]),
-        Observation::Names { source: NameSource::LogLinks, names: vec![name(2, Some("main"))] },
-        Observation::Devices(vec![devices]),
+        Observation::Fact(Fact::Gpus(vec![divided])),
+        Observation::Fact(Fact::Names { source: NameSource::LogLinks, names: vec![name(2, Some("main"))] }),
+        Observation::Fact(Fact::Devices(vec![devices])),
         pass(vec![report(cgroup(1, 2), 1, 1)]),
-        Observation::GpuProcesses(unread),
+        Observation::Sample(Sample::GpuProcesses(unread)),
     ]);
     let view = node.view(now(1));
     let holder = SoleHolder { pod: uid(1), container: Some("main".into()) };
@@ -477,7 +484,7 @@ fn an_idle_instance_is_the_pods_that_kubelet_gave_it_to() {
 #[test]
 fn the_process_that_an_error_names_is_joined_to_its_pod_when_the_pod_is_known() {
     let mut node = node(vec![
-        Observation::Gpus(vec![gpu(0)]),
+        Observation::Fact(Fact::Gpus(vec![gpu(0)])),
         pass(vec![report(cgroup(1, 2), 1, 1)]),
         processes(vec![on_gpu(ProcessOwner::Cgroup(cgroup(1, 2)), 100)]),
     ]);
@@ -492,14 +499,14 @@ fn the_process_that_an_error_names_is_joined_to_its_pod_when_the_pod_is_known() 
         source: XidSource::Nvml,
     };
     let told = |node: &mut NodeState| node.view(now(2)).gpus[0].last_xid.clone().and_then(|xid| xid.pod);
-    node.apply(Observation::Xid(error(31, Some(5))), now(2));
+    node.apply(Observation::Event(SourceEvent::Xid(error(31, Some(5)))), now(2));
     assert_eq!(told(&mut node), None, "a process of nobody");
-    node.apply(Observation::Xid(error(31, Some(4))), now(2));
+    node.apply(Observation::Event(SourceEvent::Xid(error(31, Some(4)))), now(2));
     assert_eq!(told(&mut node), Some(uid(1)));
     // NVML names no process. The kernel log does a moment later; the process may be gone from the GPU's list by then.
-    node.apply(Observation::Xid(error(13, None)), now(2));
+    node.apply(Observation::Event(SourceEvent::Xid(error(13, None))), now(2));
     assert_eq!(told(&mut node), None);
-    let remarks = node.apply(Observation::XidProcess(error(13, Some(4))), now(2));
+    let remarks = node.apply(Observation::Event(SourceEvent::XidProcess(error(13, Some(4)))), now(2));
     assert!(matches!(&remarks[..], [NodeEvent::XidProcess(xid)] if xid.pod == Some(uid(1))), "{remarks:?}");
     assert_eq!(told(&mut node), Some(uid(1)));
     let counted: Vec<_> = node.view(now(2)).gpus[0].xids.iter().copied().filter(|(_, count)| *count > 0).collect();

@@ -4,7 +4,7 @@ use super::socket::{Ask, MAX_ANSWER, Unanswered, answer, dial};
 use crate::report::Reporter;
 use model::cgroup::{ContainerName, MAX_CGROUPS, NameSource};
 use model::id::{ContainerId, PodRef, PodUid};
-use model::observation::Observation;
+use model::observation::Fact;
 use proto::cri::runtime_service_client::RuntimeServiceClient;
 use proto::cri::{
     Container, ContainerFilter, ContainerState, ContainerStateValue, ListContainersRequest, ListPodSandboxRequest,
@@ -67,7 +67,7 @@ impl Ask for Cri {
         let names = runtime.names().await?;
         self.runtime = Some(runtime);
         if self.told.as_ref() != Some(&names) {
-            self.reporter.report(Observation::Names { source: NameSource::Cri, names: names.clone() });
+            self.reporter.fact(Fact::Names { source: NameSource::Cri, names: names.clone() });
             self.told = Some(names);
         }
         Ok(())

@@ -4,7 +4,7 @@
 use crate::report::Reporter;
 use crate::source_failures::{FailureSeverity, SourceFailures, SourceName};
 use model::cgroup::{ContainerName, MAX_CGROUPS, NameSource};
-use model::observation::Observation;
+use model::observation::Fact;
 use rustix::fs::inotify::{self, CreateFlags, ReadFlags, WatchFlags};
 use rustix::io::Errno;
 use std::io::{Error, ErrorKind, Result};
@@ -45,7 +45,7 @@ pub(super) async fn keep_reading(folder: PathBuf, reporter: Reporter) {
             Ok(names) => {
                 failures.worked();
                 if told.as_ref() != Some(&names) {
-                    reporter.report(Observation::Names { source: NameSource::LogLinks, names: names.clone() });
+                    reporter.fact(Fact::Names { source: NameSource::LogLinks, names: names.clone() });
                     told = Some(names);
                 }
                 watch = settle(watch).await;

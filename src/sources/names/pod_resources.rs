@@ -3,7 +3,7 @@
 
 use super::socket::{Ask, MAX_ANSWER, Unanswered, answer, dial};
 use crate::report::Reporter;
-use model::observation::{ContainerDevices, Observation};
+use model::observation::{ContainerDevices, Fact};
 use proto::pod_resources::pod_resources_lister_client::PodResourcesListerClient;
 use proto::pod_resources::{ListPodResourcesRequest, ListPodResourcesResponse};
 use std::collections::BTreeMap;
@@ -50,7 +50,7 @@ impl Ask for PodResources {
         self.client = Some(client);
         let devices = gather(listed);
         if self.told.as_ref() != Some(&devices) {
-            self.reporter.report(Observation::Devices(devices.clone()));
+            self.reporter.fact(Fact::Devices(devices.clone()));
             self.told = Some(devices);
         }
         Ok(())

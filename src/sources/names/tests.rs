@@ -5,7 +5,7 @@ use super::pod_resources::PodResources;
 use super::socket::{Ask, Unanswered};
 use super::*;
 use model::cgroup::{ContainerName, NameSource};
-use model::observation::{ContainerDevices, Observation};
+use model::observation::{ContainerDevices, Fact, Observation, SourceEvent};
 use proto::cri::runtime_service_server::{RuntimeService, RuntimeServiceServer};
 use proto::cri::{
     Container, ImageSpec, ListContainersRequest, ListContainersResponse, ListPodSandboxRequest, ListPodSandboxResponse,
@@ -113,7 +113,7 @@ fn container(digit: &str, name: &str) -> Container {
 
 fn names(seen: &mut Observations) -> Option<Vec<ContainerName>> {
     match seen.try_recv() {
-        Ok(Observation::Names { source: NameSource::Cri, names }) => Some(names),
+        Ok(Observation::Fact(Fact::Names { source: NameSource::Cri, names })) => Some(names),
         Ok(other) => panic!("{other:?}"),
         Err(_) => None,
     }
@@ -121,7 +121,7 @@ fn names(seen: &mut Observations) -> Option<Vec<ContainerName>> {
 
 fn devices(seen: &mut Observations) -> Option<Vec<ContainerDevices>> {
     match seen.try_recv() {
-        Ok(Observation::Devices(devices)) => Some(devices),
+        Ok(Observation::Fact(Fact::Devices(devices))) => Some(devices),
         Ok(other) => panic!("{other:?}"),
         Err(_) => None,
     }
@@ -129,7 +129,7 @@ fn devices(seen: &mut Observations) -> Option<Vec<ContainerDevices>> {
 
 async fn links(seen: &mut Observations) -> Vec<ContainerName> {
     match timeout(LIMIT, seen.recv()).await {
-        Ok(Some(Observation::Names { source: NameSource::LogLinks, names })) => names,
+        Ok(Some(Observation::Fact(Fact::Names { source: NameSource::LogLinks, names }))) => names,
         other => panic!("{other:?}"),
     }
 }
@@ -287,7 +287,8 @@ async fn without_sources_nothing_is_reported_and_stop_is_immediate() {
     let running = tokio::spawn(run(settings, reporter, stop.clone()));
     stop.cancel();
     timeout(LIMIT, running).await.unwrap().unwrap();
-    let counted = std::iter::from_fn(|| seen.try_recv().ok()).find(|told| matches!(told, Observation::Trouble(_)));
+    let counted = std::iter::from_fn(|| seen.try_recv().ok())
+        .find(|told| matches!(told, Observation::Event(SourceEvent::Trouble(_))));
     assert!(counted.is_none(), "{counted:?}: a machine without Kubernetes is not in trouble");
 }
 
@@ -303,7 +304,7 @@ async fn a_socket_that_was_asked_for_and_is_not_there_is_counted() {
     let running = tokio::spawn(run(settings, reporter, CancellationToken::new()));
     let counted = async {
         loop {
-            if let Some(Observation::Trouble(trouble)) = seen.recv().await {
+            if let Some(Observation::Event(SourceEvent::Trouble(trouble))) = seen.recv().await {
                 break trouble;
             }
         }

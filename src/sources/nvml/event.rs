@@ -21,7 +21,7 @@ use crate::nvml::xid::instance;
 use crate::report::Reporter;
 use model::gpu::{Xid, XidSource};
 use model::id::GpuUuid;
-use model::observation::{ErrorCounter, Observation};
+use model::observation::{ErrorCounter, Fact};
 use nvml_wrapper::bitmasks::event::EventTypes;
 use nvml_wrapper::error::NvmlError;
 use nvml_wrapper::{EventSet, Nvml};
@@ -167,7 +167,7 @@ impl Events {
     fn heard(&self, waits: &mut Waits) {
         waits.failed = 0;
         if std::mem::take(&mut waits.told) {
-            self.reporter.report(Observation::GpuEventsFail(false));
+            self.reporter.fact(Fact::GpuEventsFail(false));
         }
     }
 
@@ -179,7 +179,7 @@ impl Events {
         }
         waits.failed = waits.failed.saturating_add(1);
         if waits.failed >= FAILURES && !std::mem::replace(&mut waits.told, true) {
-            self.reporter.report(Observation::GpuEventsFail(true));
+            self.reporter.fact(Fact::GpuEventsFail(true));
         }
         let _ = self.tell.try_send(Message::LookAgain);
     }

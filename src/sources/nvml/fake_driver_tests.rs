@@ -20,7 +20,7 @@ pub(super) use lab::scenario::{
 };
 use model::gpu::{Gpu, GpuSample, UnidentifiedGpu};
 use model::id::GpuUuid;
-use model::observation::{ErrorCounter, GpuSourceState, Observation};
+use model::observation::{ErrorCounter, Fact, GpuSourceState, Observation, Sample, SourceEvent};
 use model::process::GpuProcesses;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -196,15 +196,15 @@ impl Drop for Drill {
 impl Seen {
     fn take(&mut self, observation: Observation) {
         match observation {
-            Observation::GpuSource(state) => self.source.push(state),
-            Observation::GpuEventsHang(hang) => self.events_hang.push(hang),
-            Observation::GpuEventsFail(fail) => self.events_fail.push(fail),
-            Observation::GpuDriverReplaced => self.replaced += 1,
-            Observation::GpuDriverLoaded(load) => self.loads.push(load),
-            Observation::GpuStalled(gpu) => self.stalled.push(gpu),
-            Observation::Gpus(gpus) => self.gpus = Some(gpus),
-            Observation::GpusUnidentified(gpus) => self.unidentified = gpus,
-            Observation::GpuSample(uuid, sample) => {
+            Observation::Fact(Fact::GpuSource(state)) => self.source.push(state),
+            Observation::Fact(Fact::GpuEventsHang(hang)) => self.events_hang.push(hang),
+            Observation::Fact(Fact::GpuEventsFail(fail)) => self.events_fail.push(fail),
+            Observation::Fact(Fact::GpuDriverReplaced) => self.replaced += 1,
+            Observation::Fact(Fact::GpuDriverLoaded(load)) => self.loads.push(load),
+            Observation::Event(SourceEvent::GpuStalled(gpu)) => self.stalled.push(gpu),
+            Observation::Fact(Fact::Gpus(gpus)) => self.gpus = Some(gpus),
+            Observation::Fact(Fact::GpusUnidentified(gpus)) => self.unidentified = gpus,
+            Observation::Sample(Sample::Gpu(uuid, sample)) => {
                 if let Some(why) = sample.power.absence()
                     && *sample == GpuSample::absent(why)
                 {
@@ -212,16 +212,16 @@ impl Seen {
                 }
                 self.samples.insert(uuid, *sample);
             }
-            Observation::GpuProcesses(processes) => {
+            Observation::Sample(Sample::GpuProcesses(processes)) => {
                 self.processes.insert(processes.gpu.clone(), processes);
             }
-            Observation::Xid(xid) => self.xids.push(xid),
-            Observation::SlurmJobs(gpu, jobs) => {
+            Observation::Event(SourceEvent::Xid(xid)) => self.xids.push(xid),
+            Observation::Fact(Fact::SlurmJobs(gpu, jobs)) => {
                 self.jobs.insert(gpu, jobs);
             }
-            Observation::XidProcess(xid) => self.named.push(xid),
-            Observation::Sxid(sxid) => self.sxids.push(sxid),
-            Observation::Trouble(ErrorCounter::NvmlFailed) => self.failures += 1,
+            Observation::Event(SourceEvent::XidProcess(xid)) => self.named.push(xid),
+            Observation::Event(SourceEvent::Sxid(sxid)) => self.sxids.push(sxid),
+            Observation::Event(SourceEvent::Trouble(ErrorCounter::NvmlFailed)) => self.failures += 1,
             _ => {}
         }
     }

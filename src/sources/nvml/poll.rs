@@ -17,7 +17,7 @@ use crate::owner::OwnerReader;
 use crate::report::Reporter;
 use model::gpu::{GpuSample, UnidentifiedGpu};
 use model::id::GpuUuid;
-use model::observation::{ErrorCounter, GpuSourceState, Observation};
+use model::observation::{ErrorCounter, Fact, GpuSourceState, Sample};
 use model::process::{GpuProcesses, MAX_GPU_PROCESSES, MAX_JOBS, ProcessOwner, SlurmJob};
 use model::time::Monotonic;
 use model::unit::Bytes;
@@ -257,7 +257,7 @@ impl Poller {
         let changed =
             new_session || !before.iter().map(|known| &known.gpu).eq(found.known.iter().map(|known| &known.gpu));
         if changed {
-            self.reporter.report(Observation::Gpus(found.known.iter().map(|known| known.gpu.clone()).collect()));
+            self.reporter.fact(Fact::Gpus(found.known.iter().map(|known| known.gpu.clone()).collect()));
             self.tell(Message::Known(found.known.clone()));
             self.take_over(found.known);
         }
@@ -302,7 +302,7 @@ impl Poller {
         let others =
             self.unidentified.len() != now.len() || !self.unidentified.iter().zip(&now).all(|(a, b)| same(a, b));
         if others || new_session {
-            self.reporter.report(Observation::GpusUnidentified(now.clone()));
+            self.reporter.fact(Fact::GpusUnidentified(now.clone()));
             self.unidentified = now;
         }
     }
@@ -376,10 +376,10 @@ impl Poller {
             return;
         }
         let uuid = desk.gpu.known.gpu.uuid.clone();
-        self.reporter.report(Observation::GpuSample(uuid, Box::new(desk.gpu.sample.clone())));
+        self.reporter.sample(Sample::Gpu(uuid, Box::new(desk.gpu.sample.clone())));
         if let Some(processes) = processes {
             desk.tell_jobs(&processes, &mut self.owners, &self.reporter);
-            self.reporter.report(Observation::GpuProcesses(processes));
+            self.reporter.sample(Sample::GpuProcesses(processes));
         }
     }
 
@@ -413,7 +413,7 @@ impl Desk {
             jobs.pop_last();
         }
         if jobs != self.jobs {
-            reporter.report(Observation::SlurmJobs(processes.gpu.clone(), jobs.iter().cloned().collect()));
+            reporter.fact(Fact::SlurmJobs(processes.gpu.clone(), jobs.iter().cloned().collect()));
             self.jobs = jobs;
         }
     }
@@ -454,8 +454,8 @@ impl Desk {
 
 /// Reports a GPU of which nothing can be read.
 pub(super) fn absent(reporter: &Reporter, gpu: &GpuUuid, why: Absence) {
-    reporter.report(Observation::GpuSample(gpu.clone(), Box::new(GpuSample::absent(why))));
-    reporter.report(Observation::GpuProcesses(GpuProcesses {
+    reporter.sample(Sample::Gpu(gpu.clone(), Box::new(GpuSample::absent(why))));
+    reporter.sample(Sample::GpuProcesses(GpuProcesses {
         gpu: gpu.clone(),
         list: Reading::Absent(why),
         stamp: None,

@@ -17,7 +17,7 @@ use crate::nvml::settings::{DriverPatience, Settings};
 use crate::report::Reporter;
 use model::Absence;
 use model::backoff::Backoff;
-use model::observation::{ErrorCounter, GpuSourceState, Observation};
+use model::observation::{ErrorCounter, Fact, GpuSourceState};
 use nvml_wrapper::Nvml;
 use std::sync::Arc;
 use std::sync::mpsc::{self, SyncSender};
@@ -111,7 +111,7 @@ impl Session {
         (self.said, self.worked) = (None, true);
         if !std::mem::replace(&mut self.proven, true) {
             if let Some(load) = library::driver_load(&self.settings.roots.sysfs) {
-                self.reporter.report(Observation::GpuDriverLoaded(load));
+                self.reporter.fact(Fact::GpuDriverLoaded(load));
             }
             self.tell(Message::Source(library::versions(nvml, &self.pulse)));
         }
@@ -178,7 +178,7 @@ impl Session {
         let replaced = why == VERSION_MISMATCH && self.worked;
         if replaced {
             // The owner of the node's state ends the agent.
-            self.reporter.report(Observation::GpuDriverReplaced);
+            self.reporter.fact(Fact::GpuDriverReplaced);
         }
         if self.said.replace(why) != Some(why) {
             let advice = if replaced {

@@ -29,7 +29,7 @@ use crate::report::Reporter;
 use model::driver_hold::DriverHold;
 use model::gpu::Xid;
 use model::id::GpuUuid;
-use model::observation::{ErrorCounter, GpuSourceState, Observation};
+use model::observation::{ErrorCounter, Fact, GpuSourceState, SourceEvent};
 use model::time::Monotonic;
 use nvml_wrapper::Nvml;
 use std::collections::BTreeSet;
@@ -179,7 +179,7 @@ impl Supervisor {
                 self.source = state;
                 self.worked |= matches!(self.source, GpuSourceState::Working { .. });
                 if self.reach != Reach::Hangs {
-                    self.reporter.report(Observation::GpuSource(self.source.clone()));
+                    self.reporter.fact(Fact::GpuSource(self.source.clone()));
                 }
             }
             Message::Known(known) => {
@@ -188,11 +188,7 @@ impl Supervisor {
             }
             Message::Event(xid) => self.pass_on(xid),
             Message::Log(line) => self.pass_on(from_log(&line, &self.known, monotonic())),
-            Message::Switch(line) => {
-                if !self.reporter.report(Observation::Sxid(of_switch(&line, monotonic()))) {
-                    self.reporter.trouble(ErrorCounter::QueueFull);
-                }
-            }
+            Message::Switch(line) => self.reporter.event(SourceEvent::Sxid(of_switch(&line, monotonic()))),
             Message::LookAgain => self.look_again(),
             // The poller sees at once that no answer will come.
             Message::Close(answer) if self.deaf => drop(answer),
@@ -214,13 +210,10 @@ impl Supervisor {
     }
 
     fn pass_on(&mut self, xid: Xid) {
-        let observation = match self.recent.news(&xid) {
-            News::Error => Observation::Xid(xid),
-            News::Process => Observation::XidProcess(xid),
-            News::None => return,
-        };
-        if !self.reporter.report(observation) {
-            self.reporter.trouble(ErrorCounter::QueueFull);
+        match self.recent.news(&xid) {
+            News::Error => self.reporter.event(SourceEvent::Xid(xid)),
+            News::Process => self.reporter.event(SourceEvent::XidProcess(xid)),
+            News::None => {}
         }
     }
 
@@ -343,7 +336,7 @@ impl Supervisor {
                 None => all.collect(),
             };
             for gpu in on {
-                self.reporter.report(Observation::GpuStalled(gpu.clone()));
+                self.reporter.event(SourceEvent::GpuStalled(gpu.clone()));
             }
         }
     }
@@ -380,7 +373,7 @@ impl Supervisor {
             return;
         }
         self.deaf = deaf;
-        self.reporter.report(Observation::GpuEventsHang(deaf));
+        self.reporter.fact(Fact::GpuEventsHang(deaf));
         if deaf {
             self.reporter.trouble(ErrorCounter::NvmlFailed);
             tracing::error!(
@@ -443,7 +436,7 @@ impl Supervisor {
             if reach == Reach::Hangs {
                 tracing::error!("NVML hangs: all GPUs are absent until a call returns, CPU and memory go on");
             }
-            self.reporter.report(Observation::GpuSource(state));
+            self.reporter.fact(Fact::GpuSource(state));
         }
         self.tell_absent(now);
     }
@@ -458,7 +451,7 @@ impl Supervisor {
         if again {
             self.repeat_due = now.after(REPEAT);
             if self.deaf {
-                self.reporter.report(Observation::GpuEventsHang(true));
+                self.reporter.fact(Fact::GpuEventsHang(true));
             }
         }
     }

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::report::Observations;
-use model::observation::DeliveryClass;
+use model::observation::{Observation, SourceEvent};
 use std::time::Instant;
 use tokio::sync::mpsc::error::TryRecvError;
 
@@ -31,16 +31,16 @@ fn the_thread_reports_this_machine_and_ends_at_once() {
     let (mut facts, mut hosts, mut passes, mut processes) = (0, 0, 0, 0);
     while hosts < 3 || passes < 3 || processes < 1 {
         match next(&mut queue) {
-            Observation::HostFacts(found) => {
+            Observation::Fact(Fact::HostFacts(found)) => {
                 assert!(!found.kernel.is_empty());
                 facts += 1;
             }
-            Observation::Host(sample) => {
+            Observation::Sample(Sample::Host(sample)) => {
                 assert!(sample.cpu_idle.get().is_some());
                 hosts += 1;
             }
-            Observation::Cgroups(_) => passes += 1,
-            Observation::Processes(pass) => {
+            Observation::Sample(Sample::Cgroups(_)) => passes += 1,
+            Observation::Sample(Sample::Processes(pass)) => {
                 let own = pass.processes.iter().find(|process| process.key.pid == std::process::id());
                 assert!(own.is_some_and(|own| own.rss.0 > 0), "{} processes", pass.total);
                 processes += 1;
@@ -65,22 +65,24 @@ fn a_machine_with_nothing_to_see_is_reported_as_absent() {
     assert_eq!(sampler.facts().cgroups.absence(), Some(Absence::NoSuchFile));
     sampler.pass(3, &reporter);
     let mut samples =
-        std::iter::from_fn(|| queue.try_recv().ok()).filter(|told| told.delivery() == DeliveryClass::Sample);
-    let Some(Observation::Cgroups(pass)) = samples.next() else { panic!() };
+        std::iter::from_fn(|| queue.try_recv().ok()).filter(|told| matches!(told, Observation::Sample(_)));
+    let Some(Observation::Sample(Sample::Cgroups(pass))) = samples.next() else { panic!() };
     assert_eq!((pass.reports.len(), pass.missed), (0, 3));
-    let Some(Observation::Host(host)) = samples.next() else { panic!() };
+    let Some(Observation::Sample(Sample::Host(host))) = samples.next() else { panic!() };
     assert_eq!(host.cpu_user.absence(), Some(Absence::NoSuchFile));
 }
 
 #[test]
 fn a_full_queue_is_counted_and_never_waited_for() {
     let (reporter, mut queue) = Reporter::channel();
-    while reporter.report(Observation::Host(model::host::HostSample::default())) {}
+    for _ in 0..crate::report::QUEUE {
+        reporter.sample(Sample::Host(model::host::HostSample::default()));
+    }
     let mut sampler = Sampler::new(settings(), 10);
     sampler.pass(0, &reporter);
     let told: Vec<Observation> = std::iter::from_fn(|| queue.try_recv().ok()).collect();
-    let full = told.iter().filter(|told| matches!(told, Observation::Trouble(ErrorCounter::QueueFull))).count();
-    assert!(full > 0, "what did not fit is told beside the queue that is full");
-    let samples = told.iter().filter(|told| told.delivery() == DeliveryClass::Sample).count();
+    let Observation::Event(SourceEvent::Dropped(dropped)) = told[0] else { panic!("{:?}", told[0]) };
+    assert!((2..=3).contains(&dropped), "{dropped}: cgroups, the host, and processes if they were due");
+    let samples = told.iter().filter(|told| matches!(told, Observation::Sample(_))).count();
     assert_eq!(samples, crate::report::QUEUE);
 }

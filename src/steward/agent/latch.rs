@@ -7,7 +7,7 @@
 //!                                           GPUs to containers, or the usage socket cannot be opened
 //! ```
 
-use model::observation::{GpuSourceState, Observation};
+use model::observation::{Fact, GpuSourceState, Observation, Sample};
 use model::plugin::DeviceIsolation;
 use std::sync::Arc;
 
@@ -54,15 +54,15 @@ impl Latch {
     /// Takes one observation into account, before the node state does.
     pub(crate) fn see(&mut self, observation: &Observation) {
         match observation {
-            Observation::Cgroups(_) => self.cgroups = true,
-            Observation::GpuSource(state) => {
+            Observation::Sample(Sample::Cgroups(_)) => self.cgroups = true,
+            Observation::Fact(Fact::GpuSource(state)) => {
                 self.hanging = matches!(state, GpuSourceState::Hanging);
                 self.gpus |= !matches!(state, GpuSourceState::Starting);
             }
-            Observation::GpuEventsHang(hang) => self.events_hang = *hang,
-            Observation::GpuEventsFail(fail) => self.events_fail = *fail,
-            Observation::Plugin(plugin) => self.unisolated = plugin.isolation == DeviceIsolation::Refused,
-            Observation::Pods(_) => {
+            Observation::Fact(Fact::GpuEventsHang(hang)) => self.events_hang = *hang,
+            Observation::Fact(Fact::GpuEventsFail(fail)) => self.events_fail = *fail,
+            Observation::Fact(Fact::Plugin(plugin)) => self.unisolated = plugin.isolation == DeviceIsolation::Refused,
+            Observation::Fact(Fact::Pods(_)) => {
                 self.pods.replace(true);
             }
             _ => {}
@@ -118,21 +118,21 @@ mod tests {
     fn ready_is_all_latches_dropped_and_nothing_broken() {
         let mut latch = Latch::default();
         assert!(latch.readiness().is_err_and(|why| why.contains("cgroups and the first answer")));
-        latch.see(&Observation::GpuSource(GpuSourceState::Starting));
-        latch.see(&Observation::Cgroups(CgroupPass::default()));
+        latch.see(&Observation::Fact(Fact::GpuSource(GpuSourceState::Starting)));
+        latch.see(&Observation::Sample(Sample::Cgroups(CgroupPass::default())));
         assert!(latch.readiness().is_err_and(|why| why.ends_with("waiting for the first answer about GPUs")));
         let missing = GpuSourceState::Missing { why: Absence::LibraryNotFound, advice: "".into() };
-        latch.see(&Observation::GpuSource(missing));
+        latch.see(&Observation::Fact(Fact::GpuSource(missing)));
         assert_eq!(latch.readiness(), Ok(()), "a node without a driver is ready");
-        latch.see(&Observation::GpuSource(GpuSourceState::Hanging));
+        latch.see(&Observation::Fact(Fact::GpuSource(GpuSourceState::Hanging)));
         assert!(latch.readiness().is_err_and(|why| why.contains("hang")));
-        latch.see(&Observation::GpuSource(GpuSourceState::SwitchedOff));
-        latch.see(&Observation::GpuEventsHang(true));
+        latch.see(&Observation::Fact(Fact::GpuSource(GpuSourceState::SwitchedOff)));
+        latch.see(&Observation::Fact(Fact::GpuEventsHang(true)));
         assert!(latch.readiness().is_err_and(|why| why.contains("events hangs")));
-        latch.see(&Observation::GpuEventsHang(false));
-        latch.see(&Observation::GpuEventsFail(true));
+        latch.see(&Observation::Fact(Fact::GpuEventsHang(false)));
+        latch.see(&Observation::Fact(Fact::GpuEventsFail(true)));
         assert!(latch.readiness().is_err_and(|why| why.contains("events fails")));
-        latch.see(&Observation::GpuEventsFail(false));
+        latch.see(&Observation::Fact(Fact::GpuEventsFail(false)));
         latch.usage = Some("socket".into());
         assert_eq!(latch.readiness(), Err("socket".into()));
         latch.usage = None;
@@ -145,13 +145,13 @@ mod tests {
     #[test]
     fn in_a_cluster_the_first_list_of_pods_is_waited_for_and_its_loss_later_is_no_reason() {
         let mut latch = Latch::new(true);
-        latch.see(&Observation::GpuSource(GpuSourceState::SwitchedOff));
-        latch.see(&Observation::Cgroups(CgroupPass::default()));
+        latch.see(&Observation::Fact(Fact::GpuSource(GpuSourceState::SwitchedOff)));
+        latch.see(&Observation::Sample(Sample::Cgroups(CgroupPass::default())));
         assert!(!latch.opened() && latch.readiness().is_err_and(|why| why.ends_with("first list of pods")));
-        latch.see(&Observation::Pods(PodList::default()));
+        latch.see(&Observation::Fact(Fact::Pods(PodList::default())));
         assert!(latch.opened());
         let broken = PodWatchState { heard: None, broken: Some("away".into()) };
-        latch.see(&Observation::PodWatch(broken));
+        latch.see(&Observation::Fact(Fact::PodWatch(broken)));
         assert_eq!(latch.readiness(), Ok(()));
     }
 }

@@ -8,7 +8,7 @@ use crate::telemetry::repeats::Repeats;
 use decide::node::NodeState;
 use effects::admin::ClearIncident;
 use model::incident::KeptIncidents;
-use model::observation::Observation;
+use model::observation::{Fact, Observation, Sample};
 use model::pod::PodList;
 use model::view::NodeView;
 use sources::report::Observations;
@@ -99,7 +99,7 @@ impl Owner {
                         return;
                     }
                     for observation in batch.drain(..) {
-                        if matches!(observation, Observation::Cgroups(_)) {
+                        if matches!(observation, Observation::Sample(Sample::Cgroups(_))) {
                             publish_at = publish_at.min(Instant::now() + SETTLE);
                         }
                         self.latch.see(&observation);
@@ -113,10 +113,10 @@ impl Owner {
     }
 
     fn take(&mut self, observation: Observation) {
-        if matches!(observation, Observation::GpuDriverReplaced) {
+        if matches!(observation, Observation::Fact(Fact::GpuDriverReplaced)) {
             self.replaced.notify_one();
         }
-        if let Observation::Pods(list) = &observation {
+        if let Observation::Fact(Fact::Pods(list)) = &observation {
             self.pods.send_replace(Some(Arc::new(list.clone())));
         }
         for remark in self.node.apply(observation, sources::clock::now()) {

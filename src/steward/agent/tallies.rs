@@ -9,7 +9,7 @@
 //! What must never happen here: the owner waiting for a disk; a file that grows with time.
 
 use effects::tallies::TallyFile;
-use model::observation::Observation;
+use model::observation::Fact;
 use model::tally::GpuTally;
 use model::view::NodeView;
 use sources::report::Reporter;
@@ -40,7 +40,7 @@ impl TallyKeeper {
     pub(crate) async fn run(self, stop: CancellationToken) {
         let file = self.file.clone();
         let before = tokio::task::spawn_blocking(move || file.recall()).await.unwrap_or_default();
-        self.reporter.report(Observation::TalliesRecalled(before.into()));
+        self.reporter.fact(Fact::TalliesRecalled(before.into()));
         let mut failing = false;
         let mut kept: Arc<[GpuTally]> = Arc::default();
         loop {
@@ -60,7 +60,7 @@ impl TallyKeeper {
                     Err(_) => {}
                 }
                 kept = Arc::clone(&merged);
-                self.reporter.report(Observation::TalliesKept(merged));
+                self.reporter.fact(Fact::TalliesKept(merged));
             }
             if last {
                 return;
@@ -73,6 +73,7 @@ impl TallyKeeper {
 mod tests {
     use super::*;
     use model::id::{GpuUuid, PodUid};
+    use model::observation::Observation;
     use model::unit::{Millijoules, Nanos};
 
     fn tally(pod: u8, held: u64, energy: u64) -> GpuTally {
@@ -98,9 +99,11 @@ mod tests {
         let stop = CancellationToken::new();
         let keeping = TallyKeeper { file: file.clone(), view, reporter, every: Duration::from_millis(5) };
         let task = tokio::spawn(keeping.run(stop.clone()));
-        let Some(Observation::TalliesRecalled(before)) = told.recv().await else { panic!("first what was kept") };
+        let Some(Observation::Fact(Fact::TalliesRecalled(before))) = told.recv().await else {
+            panic!("first what was kept")
+        };
         assert_eq!(before.to_vec(), [tally(1, 100, 7)]);
-        let Some(Observation::TalliesKept(kept)) = told.recv().await else { panic!("then what is kept") };
+        let Some(Observation::Fact(Fact::TalliesKept(kept))) = told.recv().await else { panic!("then what is kept") };
         assert_eq!(kept.to_vec(), [tally(1, 130, 9)]);
         stop.cancel();
         task.await.unwrap();

@@ -4,7 +4,7 @@
 use crate::settings::Settings;
 use crate::settings::value::Gpus;
 use model::id::NodeName;
-use model::observation::{GpuSourceState, Observation};
+use model::observation::{Fact, GpuSourceState};
 use model::view::NodeView;
 use sources::nvml::DriverGate;
 use sources::report::Reporter;
@@ -46,7 +46,7 @@ pub(super) fn open(
     let mut threads = vec![("sampler", sampler)];
     match &settings.gpus {
         Gpus::None => {
-            reporter.report(Observation::GpuSource(GpuSourceState::SwitchedOff));
+            reporter.fact(Fact::GpuSource(GpuSourceState::SwitchedOff));
         }
         Gpus::Nvml => {
             let nvml = sources::nvml::Settings {

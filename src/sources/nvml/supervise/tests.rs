@@ -5,6 +5,7 @@ use crate::nvml::gate::DriverGate;
 use crate::nvml::settings::DriverPatience;
 use crate::report::Observations;
 use crate::roots::HostRoots;
+use model::observation::Observation;
 
 /// A thread in a call that returns when the test says so.
 fn in_a_call(pulse: &Arc<Heartbeat>, gpu: Option<&GpuKey>) -> JoinHandle<()> {
@@ -38,7 +39,7 @@ fn supervisor() -> (Supervisor, Observations) {
 
 fn failures(told: &mut Observations) -> usize {
     let told = std::iter::from_fn(|| told.try_recv().ok());
-    told.filter(|told| matches!(told, Observation::Trouble(ErrorCounter::NvmlFailed))).count()
+    told.filter(|told| matches!(told, Observation::Event(SourceEvent::Trouble(ErrorCounter::NvmlFailed)))).count()
 }
 
 #[test]
@@ -118,7 +119,11 @@ fn a_call_stalls_at_the_first_check_after_two_seconds_and_hangs_at_the_first_aft
     assert_eq!(look(Monotonic(after.after(patience.hang_after).0 + 1)), [hangs], "at the first look");
     // No replacement is possible here, so the whole source hangs at that moment, not before.
     let told: Vec<Observation> = std::iter::from_fn(|| told.try_recv().ok()).collect();
-    let [Observation::GpuStalled(counted), Observation::GpuSource(GpuSourceState::Hanging)] = &told[..] else {
+    let [
+        Observation::Event(SourceEvent::GpuStalled(counted)),
+        Observation::Fact(Fact::GpuSource(GpuSourceState::Hanging)),
+    ] = &told[..]
+    else {
         panic!("{told:?}")
     };
     assert_eq!(*counted, uuid);
@@ -129,8 +134,8 @@ fn a_call_stalls_at_the_first_check_after_two_seconds_and_hangs_at_the_first_aft
 fn stalled(told: &mut Observations) -> Vec<GpuUuid> {
     let told = std::iter::from_fn(|| told.try_recv().ok());
     told.filter_map(|told| match told {
-        Observation::GpuStalled(gpu) => Some(gpu),
-        Observation::Trouble(ErrorCounter::NvmlFailed) => None,
+        Observation::Event(SourceEvent::GpuStalled(gpu)) => Some(gpu),
+        Observation::Event(SourceEvent::Trouble(ErrorCounter::NvmlFailed)) => None,
         other => panic!("{other:?}"),
     })
     .collect()
@@ -165,6 +170,9 @@ fn a_stalled_call_about_no_gpu_counts_for_no_gpu() {
     let (mut supervisor, mut told, [_, after]) = with_a_call(None);
     supervisor.look(after.after(Duration::from_secs(29)));
     assert_eq!((supervisor.stuck(), supervisor.reach), (vec![Stuck { gpu: None, hangs: false }], Reach::Stalls));
-    assert!(std::iter::from_fn(|| told.try_recv().ok()).all(|told| matches!(told, Observation::Trouble(_))));
+    assert!(
+        std::iter::from_fn(|| told.try_recv().ok())
+            .all(|told| matches!(told, Observation::Event(SourceEvent::Trouble(_))))
+    );
     end(supervisor);
 }

@@ -4,7 +4,7 @@ use crate::agent::guarding::Guards;
 use effects::plugin::CallMeter;
 use model::claim::ContainerClaim;
 use model::limits::PodMemoryClaim;
-use model::observation::{ErrorCounter, Observation};
+use model::observation::{ErrorCounter, Fact};
 use model::plugin::{ClaimMoves, DeviceIsolation, DeviceSlots, PluginView, PodFiles, RegistrationState, StartOutcome};
 use sources::report::Reporter;
 use std::collections::BTreeMap;
@@ -95,7 +95,7 @@ impl Counts {
     /// Reports the memory claims that the use of pods is compared with, if they have changed.
     pub(super) fn memory_claims_are(&mut self, memory_claims: Arc<[PodMemoryClaim]>) {
         if memory_claims != self.memory_claims {
-            self.reporter.report(Observation::MemoryClaims(Arc::clone(&memory_claims)));
+            self.reporter.fact(Fact::MemoryClaims(Arc::clone(&memory_claims)));
             self.memory_claims = memory_claims;
         }
     }
@@ -149,7 +149,7 @@ impl Counts {
     /// Reports the counts, if they have changed.
     pub(super) fn report(&mut self) {
         if let Some(view) = self.changed() {
-            self.reporter.report(Observation::Plugin(view));
+            self.reporter.fact(Fact::Plugin(view));
         }
     }
 

@@ -111,7 +111,7 @@ impl FileCounter {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use model::observation::Observation;
+    use model::observation::{Observation, SourceEvent};
 
     #[test]
     fn a_pod_that_cannot_be_counted_is_a_trouble_in_every_count() {
@@ -123,7 +123,7 @@ mod tests {
             counter.tell(counts);
             assert_eq!(counter.told, troubles == 1, "a warning for each time that it begins");
             let count = std::iter::from_fn(|| told.try_recv().ok())
-                .filter(|told| matches!(told, Observation::Trouble(ErrorCounter::NotCounted)))
+                .filter(|told| matches!(told, Observation::Event(SourceEvent::Trouble(ErrorCounter::NotCounted))))
                 .count();
             assert_eq!(count, troubles);
         }
