@@ -7,7 +7,7 @@
 //!
 //! What must never happen here: no clock, file, socket, async or logger; events to be logged are return values.
 
-// A pure room never panics on an input: an impossible case is an error value or excluded by a type.
+// A pure crate never panics on an input: an impossible case is an error value or excluded by a type.
 #![deny(clippy::expect_used)]
 
 mod evidence;

@@ -105,7 +105,7 @@ impl NodeState {
     fn fact(&mut self, fact: Fact, now: Monotonic) -> Vec<NodeEvent> {
         match fact {
             Fact::GpuSource(state) => return self.cards.source(state, now),
-            // The room `steward` handles these.
+            // The crate `steward` handles these.
             Fact::GpuDriverReplaced | Fact::GpuEventsFail(_) => {}
             Fact::GpuDriverLoaded(load) => self.cards.driver_loaded(load),
             Fact::GpuEventsHang(hang) => self.events_hang = hang,
@@ -234,8 +234,8 @@ impl NodeState {
         let policy = &self.cards.policy;
         let gpus: Vec<GpuView> = gpus
             .map(|(card, shares)| {
-                let whose = card.occupants.whose(&card.gpu, &pods, |identity| self.workload.living(identity));
-                GpuView { whose, ..gpu_view(card, policy, shares, &pods) }
+                let sole_holders = card.occupants.sole_holders(&card.gpu, &pods, |identity| self.workload.living(identity));
+                GpuView { sole_holders, ..gpu_view(card, policy, shares, &pods) }
             })
             .collect();
         let over_uses = self.over_uses.judge(&pods, &gpus);
@@ -311,7 +311,7 @@ fn gpu_view(card: &GpuState, policy: &HealthPolicy, shares: &Occupancy, pods: &[
         processes: card.processes.clone(),
         processes_left_out: card.left_out,
         holders: holders.into_iter().collect(),
-        whose: SoleHolders::default(),
+        sole_holders: SoleHolders::default(),
         strangers: shares.strangers + card.left_out,
         unattributed_memory: match unknown {
             Some(why) => Reading::Absent(why),

@@ -81,7 +81,7 @@ impl Occupants {
 
     /// The sole holder of the GPU, or of each of its GPU instances. `living` says which cgroups exist now: a cgroup
     /// that is gone does not count.
-    pub fn whose(&self, gpu: &Gpu, pods: &[PodView], living: impl Fn(&CgroupIdentity) -> bool) -> SoleHolders {
+    pub fn sole_holders(&self, gpu: &Gpu, pods: &[PodView], living: impl Fn(&CgroupIdentity) -> bool) -> SoleHolders {
         if self.left_out {
             return SoleHolders::default();
         }

@@ -408,7 +408,7 @@ mod tests {
             MetricFamily { name: "x_seconds", kind: MetricType::Histogram, unit: "seconds", help: "Time." };
         let mut calls = Histogram { sum: Duration::from_micros(1_030), ..Histogram::default() };
         for micros in [30, 1_000, 40_000_000] {
-            calls.counts[Histogram::place(Duration::from_micros(micros))] += 1;
+            calls.counts[Histogram::bucket(Duration::from_micros(micros))] += 1;
         }
         let mut out = Vec::new();
         let mut exposition = Exposition::new(&mut out, ExpositionFormat::OpenMetrics);

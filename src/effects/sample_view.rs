@@ -83,8 +83,8 @@ pub(crate) fn small() -> NodeView {
         vec![UnidentifiedGpu { index: 4, pci_bus_id: m("0000:c1:00.0".into()), why: Absence::GpuLost }];
     beside(&mut view, [&train, &serve_a, &serve_b]);
     view.gpus[0].holders = vec![train.uid.clone()];
-    view.gpus[0].whose.gpu = Some(sole(&train));
-    view.gpus[2].whose.instances = vec![(7, sole(&mig_a))];
+    view.gpus[0].sole_holders.gpu = Some(sole(&train));
+    view.gpus[2].sole_holders.instances = vec![(7, sole(&mig_a))];
     view.gpus[1].holders = vec![serve_a.uid.clone(), serve_b.uid.clone()];
     view.gpus[1].strangers = 1;
     view.gpus[1].health = GpuHealth::Degraded;
@@ -212,7 +212,7 @@ fn plugin(view: &NodeView) -> PluginView {
     start.counts[6] = 3;
     PluginView {
         resource: "nvidia.com/gpu".into(),
-        standing: RegistrationState::Registered("watcher"),
+        registration: RegistrationState::Registered("watcher"),
         registrations: 2,
         slots: [slots(0, 9, 1, 0, 0), slots(1, 0, 2, 8, 0), slots(3, 0, 0, 9, 1)].into(),
         claims: [
@@ -459,7 +459,7 @@ fn view_of(gpu: Gpu, sample: GpuSample, health: GpuHealth, processes: Reading<Ar
         processes,
         processes_left_out: 0,
         holders: Vec::new(),
-        whose: SoleHolders::default(),
+        sole_holders: SoleHolders::default(),
         nvlink_rate: Reading::NOT_YET,
         strangers: 0,
         unattributed_memory: m(Bytes(0)),

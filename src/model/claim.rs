@@ -195,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn shares_find_their_containers_even_where_empty_containers_are_missing() {
+    fn device_shares_are_assigned_to_containers_where_the_claim_leaves_out_empty_ones() {
         assert_eq!(placed(&[1, 2], &[1, 2]), Ok(vec![1, 2]));
         assert_eq!(placed(&[0, 1, 0, 0, 0], &[0, 1, 0]), Ok(vec![0, 1, 0]));
         assert_eq!(placed(&[1], &[0, 1]), Ok(vec![0, 1]), "HAMi 2.10.0 leaves the first container out");
@@ -203,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn shares_of_other_containers_are_refused() {
+    fn a_claim_that_does_not_fit_the_containers_is_refused() {
         assert_eq!(placed(&[1], &[1, 1]), Err(MisalignedClaim::Containers { given: 1, requesting: 2 }));
         assert_eq!(placed(&[1, 1], &[1]), Err(MisalignedClaim::Containers { given: 2, requesting: 1 }));
         assert_eq!(placed(&[1, 2], &[2, 1]), Err(MisalignedClaim::Count { container: 0, requested: 2, given: 1 }));

@@ -32,7 +32,7 @@ impl Default for DriverHold {
 impl DriverHold {
     /// The end of the requested release, while it is not over.
     #[must_use]
-    pub fn wanted(self, now: Monotonic) -> Option<Monotonic> {
+    pub fn requested_until(self, now: Monotonic) -> Option<Monotonic> {
         match self {
             DriverHold::LettingGo { until } | DriverHold::Released { until } if now < until => Some(until),
             _ => None,

@@ -5,7 +5,7 @@ use crate::id::{PodRef, PodUid};
 use crate::request::ContainerRequest;
 use crate::time::Arrival;
 
-/// A pod that is bound to this node and asks for GPUs.
+/// A pod that is bound to this node and requests GPUs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GpuPod {
     /// The identity.

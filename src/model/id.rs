@@ -138,7 +138,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn both_kinds_of_pod_uid_are_taken_and_nothing_else() {
+    fn pod_uids_with_dashes_and_manifest_hashes_are_accepted_and_other_texts_are_not() {
         assert!(PodUid::parse("0f5b9a3e-0d2c-4b7f-9a51-2f1f6a1f8d11").is_ok());
         assert!(PodUid::parse("0f5b9a3e0d2c4b7f9a512f1f6a1f8d11").is_ok());
         for bad in ["", "pod", "0f5b9a3e-0d2c", "../../etc/passwd", "0f5b9a3e_0d2c_4b7f_9a51_2f1f6a1f8d11"] {
@@ -157,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn a_refusal_names_what_was_refused_but_never_all_of_it() {
+    fn an_error_quotes_at_most_80_characters_of_the_text() {
         let error = GpuUuid::parse(&"x y".repeat(1000)).unwrap_err();
         assert!(error.to_string().starts_with("not a GPU UUID: \"x yx y"));
         assert!(error.text.len() <= 80);

@@ -195,7 +195,7 @@ mod tests {
     use std::collections::BTreeSet;
 
     #[test]
-    fn each_incident_has_its_own_word_and_something_to_do() {
+    fn each_incident_has_its_own_code_and_advice() {
         let mut all = vec![Incident::EccUncorrected, Incident::RemapPending, Incident::RemapFailed, Incident::Stalls];
         all.push(Incident::Unread(Absence::NoPermission));
         all.extend([Absence::GpuLost, Absence::CallHangs, Absence::ResetRequired].map(Incident::Silent));
@@ -214,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn only_where_nvml_asks_for_a_reset_of_the_gpu_is_it_advised() {
+    fn a_gpu_reset_is_advised_only_where_nvml_advises_one() {
         for (number, word, advice) in [
             (1, "advised_reset_gpu", "reset it"),
             (2, "advised_reboot_node", "restart the node"),

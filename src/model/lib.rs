@@ -22,14 +22,14 @@
 //!   guard               the chart's admission policies, as this agent found them
 //!   plugin              the device plugin: its registration with the kubelet, its calls and their outcomes
 //!   driver_hold         whether the agent holds the GPU driver open
-//!   observation         everything that a source (room `sources`) can report
+//!   observation         everything that a source (crate `sources`) can report
 //!   view                what the agent knows of the node at one moment; every server shows it
 //! ```
 //!
 //! What must never happen here: no file, no clock, no socket, no async, no serialisation format. Time is an argument.
 //! A value that could not be read is [`Reading::Absent`] with its reason, never zero.
 
-// A pure room never panics on an input: an impossible case is an error value or excluded by a type.
+// A pure crate never panics on an input: an impossible case is an error value or excluded by a type.
 #![deny(clippy::expect_used)]
 
 pub mod time;

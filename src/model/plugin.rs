@@ -20,18 +20,18 @@ pub const BOUNDS_US: [u64; 21] = [
 pub struct Histogram {
     /// Number of calls by the first bound in [`BOUNDS_US`] that they did not exceed; the last element counts those
     /// beyond all bounds.
-    pub counts: [u64; Histogram::PLACES],
+    pub counts: [u64; Histogram::BUCKETS],
     /// Sum of all durations.
     pub sum: Duration,
 }
 
 impl Histogram {
     /// Number of buckets.
-    pub const PLACES: usize = BOUNDS_US.len() + 1;
+    pub const BUCKETS: usize = BOUNDS_US.len() + 1;
 
     /// The index in [`Histogram::counts`] for a call of this duration.
     #[must_use]
-    pub fn place(took: Duration) -> usize {
+    pub fn bucket(took: Duration) -> usize {
         BOUNDS_US.partition_point(|bound| Duration::from_micros(*bound) < took)
     }
 
@@ -174,7 +174,7 @@ pub struct PluginView {
     /// The resource, such as `nvidia.com/gpu`.
     pub resource: Arc<str>,
     /// Its registration with the kubelet.
-    pub standing: RegistrationState,
+    pub registration: RegistrationState,
     /// Number of registrations.
     pub registrations: u64,
     /// Slots of the devices, ordered by device.
@@ -219,11 +219,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_call_stands_in_the_first_bucket_that_holds_it() {
-        for (micros, place) in [(0, 0), (25, 0), (26, 1), (1_000, 5), (30_000_000, 20), (30_000_001, 21)] {
-            assert_eq!(Histogram::place(Duration::from_micros(micros)), place, "{micros}");
+    fn a_call_is_counted_in_the_first_bucket_with_a_sufficient_bound() {
+        for (micros, bucket) in [(0, 0), (25, 0), (26, 1), (1_000, 5), (30_000_000, 20), (30_000_001, 21)] {
+            assert_eq!(Histogram::bucket(Duration::from_micros(micros)), bucket, "{micros}");
         }
-        assert_eq!(Histogram::place(Duration::from_nanos(25_001)), 1);
+        assert_eq!(Histogram::bucket(Duration::from_nanos(25_001)), 1);
         assert!(BOUNDS_US.is_sorted());
     }
 }

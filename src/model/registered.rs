@@ -22,7 +22,7 @@ pub struct RegisteredGpu {
     pub product: Arc<str>,
     /// NUMA node; 0 also where the node is not known.
     pub numa: u32,
-    /// The sharing mode: `hami-core`, `mig`, or another word that pods may ask for.
+    /// The sharing mode: `hami-core`, `mig`, or another mode that pods may request.
     pub mode: Arc<str>,
     /// Whether new containers may be placed on it.
     pub healthy: bool,

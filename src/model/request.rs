@@ -30,7 +30,7 @@ impl MemoryRequest {
     }
 }
 
-/// The request of one container. A container that asks for no GPU has none.
+/// The request of one container. A container that requests no GPU has none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GpuRequest {
     /// Number of GPUs, at least one.
@@ -77,7 +77,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_share_is_of_what_the_gpu_offers() {
+    fn a_percentage_refers_to_the_memory_that_the_gpu_offers() {
         for (share, total, expected) in
             [(25, 81_920, 20_480), (100, 81_559, 81_559), (33, 100, 33), (50, 81_559, 40_779), (1, 99, 0), (255, 7, 7)]
         {

@@ -15,7 +15,7 @@ pub struct IssuedTicket {
     pub ids: Vec<Arc<str>>,
     /// With early binding, the container that the agent expected to be behind the call, and whose devices the answer
     /// holds.
-    pub meant: Option<ContainerKey>,
+    pub expected: Option<ContainerKey>,
     /// The container that holds the ticket, once the kubelet's checkpoint names it.
     pub holder: Option<ContainerKey>,
     /// The device shares of its container, where the claim alone does not say them.
@@ -26,6 +26,6 @@ impl IssuedTicket {
     /// Whether the answer to `Allocate` already held the devices (early binding).
     #[must_use]
     pub fn early(&self) -> bool {
-        self.meant.is_some()
+        self.expected.is_some()
     }
 }

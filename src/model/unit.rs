@@ -149,7 +149,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn bytes_are_shown_as_people_say_them() {
+    fn bytes_are_shown_with_binary_prefixes() {
         for (bytes, text) in
             [(0, "0 B"), (1023, "1023 B"), (1536, "1.5 KiB"), (85_899_345_920, "80.0 GiB"), (u64::MAX, "16384 PiB")]
         {
@@ -158,14 +158,14 @@ mod tests {
     }
 
     #[test]
-    fn mib_are_whole() {
+    fn mib_are_rounded_down() {
         assert_eq!(Mib::within(Bytes(3 * Bytes::MIB - 1)), Mib(2));
         assert_eq!(Mib(2).bytes(), Bytes(2 * Bytes::MIB));
         assert_eq!(Mib(u64::MAX).bytes(), Bytes(u64::MAX));
     }
 
     #[test]
-    fn bytes_never_wrap() {
+    fn sums_and_differences_of_bytes_saturate() {
         assert_eq!(Bytes(1).less(Bytes(2)), Bytes(0));
         assert_eq!(Bytes(u64::MAX).plus(Bytes(2)), Bytes(u64::MAX));
     }

@@ -82,7 +82,7 @@ mod tests {
     }
 
     #[test]
-    fn one_and_a_half_cores_for_two_seconds() {
+    fn cores_are_cpu_time_divided_by_elapsed_time() {
         assert_eq!(cores(&at(1, 0), &at(3, 3_000_000_000)).get(), Some(Cores(1.5)));
     }
 
@@ -92,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn the_same_reading_again_changes_nothing() {
+    fn a_repeated_reading_does_not_change_the_rate() {
         let mut rated = Rated::default();
         rated.update(at(1, 0), |n| n.0);
         rated.update(at(2, 10), |n| n.0);

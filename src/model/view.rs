@@ -118,7 +118,7 @@ pub struct GpuView {
     /// Pods with at least one process on it, and pods to which the kubelet gave it.
     pub holders: Vec<PodUid>,
     /// The pods whose names its values and those of its GPU instances can carry.
-    pub whose: SoleHolders,
+    pub sole_holders: SoleHolders,
     /// Number of processes on it that belong to no pod: host processes, processes of containers without a pod, and
     /// processes without a known owner.
     pub strangers: u32,
@@ -126,7 +126,7 @@ pub struct GpuView {
     pub nvlink_rate: Reading<BytesPerSecond>,
     /// `memory_used` minus the sum of the pods' processes. It is never distributed over the pods.
     pub unattributed_memory: Reading<Bytes>,
-    /// Sum of the SM use of the strangers; absent if it is absent for one of them.
+    /// Sum of the SM use of the processes that belong to no pod; absent if it is absent for one of them.
     pub unattributed_sm: Reading<Percent>,
     /// The last XID since the agent's start.
     pub last_xid: Option<Xid>,
@@ -313,7 +313,7 @@ impl GpuView {
     /// The pod that has this GPU to itself. Only then may values of the whole GPU carry a pod's name.
     #[must_use]
     pub fn sole_holder(&self) -> Option<&PodUid> {
-        self.whose.gpu.as_ref().map(|holder| &holder.pod)
+        self.sole_holders.gpu.as_ref().map(|holder| &holder.pod)
     }
 }
 

@@ -11,9 +11,9 @@
 //! | contact support | no | mostly unused codes of old GPUs; a serious fault shows in NVML's recovery action |
 //! | the recovery action has changed (154) | no | the agent reads that action separately |
 //!
-//! One exception: 109 (a context switch took too long) asks for a reset, but an endless kernel of an application can
-//! cause it. NVIDIA's device plugin and HAMi ignore it, and so does the default. A code that is in no bucket is not
-//! fatal.
+//! One exception: for 109 (a context switch took too long) the catalogue prescribes a reset, but an endless kernel of an
+//! application can cause it. NVIDIA's device plugin and HAMi ignore it, and so does the default. A code that is in no
+//! bucket is not fatal.
 //!
 //! What must never happen here: a decision on a GPU. `decide` decides, from this catalogue, NVML's recovery action and
 //! time.
@@ -62,7 +62,7 @@ pub struct XidEntry {
 
 /// The last code of the catalogue.
 const LAST: u32 = 172;
-/// Asks for a reset, although an application alone can cause it.
+/// The catalogue prescribes a reset, although an application alone can cause this error.
 const CONTEXT_SWITCH_TIMEOUT: u32 = 109;
 
 /// The entry of a code; `None` for a number that is not in the catalogue.
@@ -73,7 +73,7 @@ pub fn find(code: u32) -> Option<XidEntry> {
         None if (1..=LAST).contains(&code) => ("not used by current drivers", XidAction::ContactSupport),
         None => return None,
     };
-    Some(XidEntry { code, meaning, bucket, fatal: condemns(bucket) && code != CONTEXT_SWITCH_TIMEOUT })
+    Some(XidEntry { code, meaning, bucket, fatal: makes_unfit(bucket) && code != CONTEXT_SWITCH_TIMEOUT })
 }
 
 /// Whether a GPU with this error gets no new containers, by default. False for a code that is not in the catalogue.
@@ -103,7 +103,7 @@ pub fn catalogue() -> impl Iterator<Item = XidEntry> {
     (1..=LAST).filter_map(find)
 }
 
-fn condemns(bucket: XidAction) -> bool {
+fn makes_unfit(bucket: XidAction) -> bool {
     match bucket {
         XidAction::ResetGpu
         | XidAction::RestartGuest
@@ -122,7 +122,7 @@ fn condemns(bucket: XidAction) -> bool {
 
 /// The codes that have a meaning on current GPUs.
 fn meaning(code: u32) -> Option<(&'static str, XidAction)> {
-    memory(code).or_else(|| link(code)).or_else(|| card(code)).or_else(|| application(code)).or_else(|| notice(code))
+    memory(code).or_else(|| link(code)).or_else(|| device(code)).or_else(|| application(code)).or_else(|| notice(code))
 }
 
 fn memory(code: u32) -> Option<(&'static str, XidAction)> {
@@ -161,7 +161,7 @@ fn link(code: u32) -> Option<(&'static str, XidAction)> {
     })
 }
 
-fn card(code: u32) -> Option<(&'static str, XidAction)> {
+fn device(code: u32) -> Option<(&'static str, XidAction)> {
     Some(match code {
         46 => ("GPU stopped processing", XidAction::ResetGpu),
         54 => ("auxiliary power is not connected", XidAction::CheckMechanics),
@@ -248,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn default_errors_end_with_a_reset_and_errors_from_a_setting_end_with_time() {
+    fn errors_that_are_fatal_by_default_need_a_reset_and_other_errors_do_not() {
         for (code, needs) in
             [(95, true), (62, true), (119, true), (79, true), (74, true), (109, false), (94, false), (999, false)]
         {

@@ -92,7 +92,7 @@ pub fn encode(issued: &IssuedTicket) -> Result<String, DecodeError> {
         ticket: issued.ticket.as_str().into(),
         order: issued.order,
         ids: issued.ids.iter().map(|id| (&**id).into()).collect(),
-        meant: issued.meant.as_ref().map(container),
+        meant: issued.expected.as_ref().map(container),
         holder: issued.holder.as_ref().map(container),
         given: issued.given.as_ref().map(|given| given.iter().map(device).collect()),
     };
@@ -124,7 +124,7 @@ pub fn decode(bytes: &[u8]) -> Result<IssuedTicket, DecodeError> {
         ticket: Ticket::parse(&document.ticket).map_err(|error| fault(error.to_string()))?,
         order: document.order,
         ids: document.ids.into_iter().map(Arc::from).collect(),
-        meant: document.meant.map(container).transpose()?,
+        expected: document.meant.map(container).transpose()?,
         holder: document.holder.map(container).transpose()?,
         given: document.given.map(|given| given.iter().map(device).collect()).transpose()?,
     })
@@ -145,7 +145,7 @@ mod tests {
             ticket: Ticket::of_random([1; 16]),
             order: 3,
             ids: vec!["GPU-a-1".into()],
-            meant: None,
+            expected: None,
             holder: None,
             given: None,
         };
@@ -169,7 +169,7 @@ mod tests {
             bytes: [u8; 16],
             order: u64,
             ids in prop::collection::vec("\\PC{0,12}", 0..4),
-            meant in prop::option::of(0_u8..9),
+            expected in prop::option::of(0_u8..9),
             holder in prop::option::of(0_u8..9),
             given in prop::option::of(prop::collection::vec((0_u8..9, any::<Option<u64>>(), any::<Option<u32>>()), 0..4)),
         ) {
@@ -178,7 +178,7 @@ mod tests {
             };
             let issued = IssuedTicket {
                 ticket: Ticket::of_random(bytes), order, ids: ids.into_iter().map(Arc::from).collect(),
-                meant: meant.map(key), holder: holder.map(key),
+                expected: expected.map(key), holder: holder.map(key),
                 given: given.map(|given| given.into_iter().map(share).collect()),
             };
             prop_assert_eq!(decode(encode(&issued).unwrap().as_bytes()), Ok(issued));

@@ -43,7 +43,7 @@ pub struct TicketJournalText {
 /// [`DecodeError`] for more ids than [`issued_ticket::decode`] accepts.
 pub fn line(ticket: &Ticket, ids: &[Arc<str>]) -> Result<String, DecodeError> {
     let issued =
-        IssuedTicket { ticket: ticket.clone(), order: 0, ids: ids.to_vec(), meant: None, holder: None, given: None };
+        IssuedTicket { ticket: ticket.clone(), order: 0, ids: ids.to_vec(), expected: None, holder: None, given: None };
     issued_ticket::encode(&issued).map(|text| format!("\n{text}"))
 }
 

@@ -171,7 +171,7 @@ impl NodeAllocator {
             };
             let Some(own) = own else { continue };
             let right = own == *given
-                || match self.reassign((&row.holder.pod, at), given, issued.meant.as_ref()) {
+                || match self.reassign((&row.holder.pod, at), given, issued.expected.as_ref()) {
                     Some(Moved::Exchanged) => {
                         self.due.exchanged += 1;
                         true
@@ -211,7 +211,7 @@ impl NodeAllocator {
             .tickets
             .iter()
             .filter(|issued| issued.holder.is_none() && !self.in_checkpoint(&issued.ticket))
-            .filter_map(|issued| issued.meant.as_ref())
+            .filter_map(|issued| issued.expected.as_ref())
             .collect();
         let next_of = |uid: &PodUid| {
             let gpu_pod = self.pods.by_uid.get(uid)?;
@@ -231,7 +231,7 @@ impl NodeAllocator {
         // entry for it.
         if let Some(newest) = self.tickets.newest() {
             let holder = self.held.values().find(|row| row.ticket.as_ref() == Some(&newest.ticket));
-            let holder = holder.map(|row| &row.holder).or(newest.meant.as_ref().filter(|_| !certain));
+            let holder = holder.map(|row| &row.holder).or(newest.expected.as_ref().filter(|_| !certain));
             if let Some(key) = holder.filter(|key| self.waits(&key.pod))
                 && let Some((at, slots, _)) = next_of(&key.pod)
                 && slots == size

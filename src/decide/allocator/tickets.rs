@@ -90,6 +90,6 @@ pub(super) fn new(
     ids: &[Arc<str>],
     early: Option<(ContainerKey, Vec<DeviceShare>)>,
 ) -> IssuedTicket {
-    let (meant, given) = early.unzip();
-    IssuedTicket { ticket, order, ids: ids.to_vec(), meant, holder: None, given }
+    let (expected, given) = early.unzip();
+    IssuedTicket { ticket, order, ids: ids.to_vec(), expected, holder: None, given }
 }

@@ -164,7 +164,7 @@ fn plugin(claims: &[(u8, &str)]) -> Arc<PluginView> {
     };
     Arc::new(PluginView {
         resource: "nvidia.com/gpu".into(),
-        standing: RegistrationState::Waiting("a test".into()),
+        registration: RegistrationState::Waiting("a test".into()),
         registrations: 0,
         slots: Arc::default(),
         claims: claims.iter().map(claim).collect(),
@@ -430,16 +430,16 @@ fn who_has_a_gpu_and_its_driver_are_known_while_the_source_does_not_answer() {
         processes(vec![on_gpu(ProcessOwner::Cgroup(cgroup(1, 2)), 100)]),
     ]);
     let before = node.view(now(1));
-    let holder = before.gpus[0].whose.gpu.clone().unwrap();
+    let holder = before.gpus[0].sole_holders.gpu.clone().unwrap();
     assert_eq!((&holder.pod, holder.container.as_deref()), (&uid(1), Some("main")));
     node.apply(Observation::Fact(Fact::GpuSource(GpuSourceState::Missing { why, advice: "load it".into() })), now(2));
     let view = node.view(now(2));
     assert_eq!(view.gpus[0].processes.absence(), Some(why));
-    assert_eq!((&view.gpus[0].whose, &view.driver), (&before.gpus[0].whose, &before.driver));
+    assert_eq!((&view.gpus[0].sole_holders, &view.driver), (&before.gpus[0].sole_holders, &before.driver));
     assert_eq!(view.driver.as_deref(), Some("570.86.15"));
     // When the pod is gone, its name is gone too.
     node.apply(pass(vec![]), now(3));
-    assert_eq!(node.view(now(3)).gpus[0].whose.gpu, None);
+    assert_eq!(node.view(now(3)).gpus[0].sole_holders.gpu, None);
 }
 
 #[test]
@@ -477,7 +477,7 @@ fn an_idle_instance_is_the_pods_that_kubelet_gave_it_to() {
     ]);
     let view = node.view(now(1));
     let holder = SoleHolder { pod: uid(1), container: Some("main".into()) };
-    assert_eq!(view.gpus[0].whose, SoleHolders { gpu: None, instances: vec![(2, holder)] });
+    assert_eq!(view.gpus[0].sole_holders, SoleHolders { gpu: None, instances: vec![(2, holder)] });
     assert_eq!(view.gpus[0].holders, [uid(1)], "who has a part of the GPU is another question");
 }
 

@@ -106,7 +106,7 @@ fn after_each(lists: &[&[GpuProcess]], pods: &[PodView]) -> Vec<Option<PodUid>> 
     let mut named = Vec::new();
     for list in lists {
         occupants.told(list, 0);
-        named.push(occupants.whose(&gpu(&[]), pods, |_| true).gpu.map(|holder| holder.pod));
+        named.push(occupants.sole_holders(&gpu(&[]), pods, |_| true).gpu.map(|holder| holder.pod));
     }
     named
 }
@@ -167,11 +167,11 @@ fn an_idle_instance_has_the_pod_that_kubelet_gave_it_to_and_the_whole_gpu_has_no
     let divided = gpu(&[(1, 0), (3, 0), (3, 1), (5, 0), (5, 1), (7, 0)]);
     let mut occupants = Occupants::default();
     occupants.told(&[], 0);
-    let whose = occupants.whose(&divided, &pods, |_| true);
-    let told: Vec<_> = whose.instances.iter().map(|(id, holder)| (*id, holder.pod.clone())).collect();
+    let sole_holders = occupants.sole_holders(&divided, &pods, |_| true);
+    let told: Vec<_> = sole_holders.instances.iter().map(|(id, holder)| (*id, holder.pod.clone())).collect();
     // Two pods have one compute instance each of GPU instance 3, and no pod has GPU instance 7.
-    assert_eq!((whose.gpu, told), (None, vec![(1, uid(1)), (5, uid(4))]));
-    let alone = occupants.whose(&gpu(&[(1, 0)]), &pods[..1], |_| true);
+    assert_eq!((sole_holders.gpu, told), (None, vec![(1, uid(1)), (5, uid(4))]));
+    let alone = occupants.sole_holders(&gpu(&[(1, 0)]), &pods[..1], |_| true);
     assert_eq!(alone.gpu, None, "a pod on the only instance does not have the power of the whole GPU");
     assert_eq!(alone.instances, [(1, SoleHolder { pod: uid(1), container: Some("main".into()) })]);
     // Another process in the same GPU instance removes the name; one in another instance does not.
@@ -180,8 +180,8 @@ fn an_idle_instance_has_the_pod_that_kubelet_gave_it_to_and_the_whole_gpu_has_no
         ..process(9, "train", GpuProcessKind::Compute, ProcessOwner::Host)
     };
     occupants.told(&[stranger("MIG-5-0")], 0);
-    let whose = occupants.whose(&divided, &pods, |_| true);
-    assert_eq!(whose.instances.iter().map(|(id, _)| *id).collect::<Vec<_>>(), [1]);
+    let sole_holders = occupants.sole_holders(&divided, &pods, |_| true);
+    assert_eq!(sole_holders.instances.iter().map(|(id, _)| *id).collect::<Vec<_>>(), [1]);
 }
 
 #[test]
@@ -190,8 +190,8 @@ fn what_is_gone_has_no_part_and_what_is_beyond_the_bound_may() {
     let mut occupants = Occupants::default();
     occupants.told(&[of_pod(1, 1), of_pod(2, 2)], 0);
     let living = |identity: &CgroupIdentity| identity.pod() == Some(&uid(1));
-    assert_eq!(occupants.whose(&gpu(&[]), &pods, living).gpu.unwrap().container.as_deref(), Some("main"));
-    assert_eq!(occupants.whose(&gpu(&[]), &pods, |_| false), SoleHolders::default());
+    assert_eq!(occupants.sole_holders(&gpu(&[]), &pods, living).gpu.unwrap().container.as_deref(), Some("main"));
+    assert_eq!(occupants.sole_holders(&gpu(&[]), &pods, |_| false), SoleHolders::default());
     occupants.told(&[of_pod(1, 1)], 3);
-    assert_eq!(occupants.whose(&gpu(&[]), &pods, living), SoleHolders::default());
+    assert_eq!(occupants.sole_holders(&gpu(&[]), &pods, living), SoleHolders::default());
 }

@@ -48,7 +48,7 @@ fn claims(of: &[(u8, Option<u64>, Option<u32>)]) -> PluginView {
     };
     PluginView {
         resource: "nvidia.com/gpu".into(),
-        standing: RegistrationState::Follows,
+        registration: RegistrationState::Follows,
         registrations: 0,
         slots: Arc::default(),
         claims: of.iter().map(claim).collect(),

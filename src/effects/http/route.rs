@@ -157,7 +157,7 @@ impl Server {
     fn readiness(&self) -> Response<Answer> {
         let view = Arc::clone(&self.view.borrow());
         let kubelet = view.plugin.as_ref().map_or_else(String::new, |plugin| {
-            let standing = match &plugin.standing {
+            let standing = match &plugin.registration {
                 RegistrationState::Registered(way) => format!("registered ({way})"),
                 RegistrationState::Waiting(_) => "not registered".to_owned(),
                 RegistrationState::Follows => format!("not registered: {}", RegistrationState::FOLLOWS),

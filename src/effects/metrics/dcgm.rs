@@ -261,14 +261,14 @@ fn read_of<'a>(gpu: &'a GpuView, inside: &[MigInstance]) -> Option<&'a MigSample
 }
 
 fn card<'a>(view: &NodeView, gpu: &'a GpuView) -> Entity<'a, GpuView> {
-    Entity { seen: gpu, labels: held(host(view, identity(gpu)), view, gpu.whose.gpu.as_ref()) }
+    Entity { seen: gpu, labels: held(host(view, identity(gpu)), view, gpu.sole_holders.gpu.as_ref()) }
 }
 
 fn instance_labels(view: &NodeView, gpu: &GpuView, instance: &MigInstance) -> MetricLabels {
     let labels = identity(gpu)
         .with("GPU_I_PROFILE", instance.gpu_profile())
         .with("GPU_I_ID", &instance.gpu_instance.to_string());
-    let holder = gpu.whose.instances.iter().find(|(id, _)| *id == instance.gpu_instance);
+    let holder = gpu.sole_holders.instances.iter().find(|(id, _)| *id == instance.gpu_instance);
     held(host(view, labels), view, holder.map(|(_, holder)| holder))
 }
 

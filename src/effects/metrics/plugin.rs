@@ -83,7 +83,7 @@ pub fn write(scene: &MetricsInput<'_>, out: &mut Exposition<'_>) {
     let plugin = scene.view.plugin.as_deref();
     out.family(&REGISTERED);
     if let Some(plugin) = plugin {
-        let way = match plugin.standing {
+        let way = match plugin.registration {
             RegistrationState::Registered(way) => way,
             RegistrationState::Waiting(_) | RegistrationState::Follows | RegistrationState::Undecided(_) => "",
         };

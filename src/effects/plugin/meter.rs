@@ -28,7 +28,7 @@ impl CallMeter {
 /// The histogram of one kind of call.
 #[derive(Debug, Default)]
 pub(super) struct Timer {
-    counts: [AtomicU64; Histogram::PLACES],
+    counts: [AtomicU64; Histogram::BUCKETS],
     nanos: AtomicU64,
 }
 
@@ -36,7 +36,7 @@ impl Timer {
     /// Counts a call that came at `since` and is answered now.
     pub(super) fn answered(&self, since: Instant) {
         let took = since.elapsed();
-        if let Some(count) = self.counts.get(Histogram::place(took)) {
+        if let Some(count) = self.counts.get(Histogram::bucket(took)) {
             count.fetch_add(1, Ordering::Relaxed);
         }
         self.nanos.fetch_add(u64::try_from(took.as_nanos()).unwrap_or(u64::MAX), Ordering::Relaxed);

@@ -248,7 +248,7 @@ pub(super) mod tests {
                 processes: Reading::Measured(Arc::from([]), at),
                 processes_left_out: 2,
                 holders: Vec::new(),
-                whose: SoleHolders::default(),
+                sole_holders: SoleHolders::default(),
                 nvlink_rate: Reading::NOT_YET,
                 strangers: 0,
                 unattributed_memory: Reading::Absent(Absence::MigEnabled),

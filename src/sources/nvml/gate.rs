@@ -44,12 +44,12 @@ impl DriverGate {
 
     /// Until when the library must be closed, if it must.
     pub(super) fn closed(&self, now: Monotonic) -> Option<Monotonic> {
-        self.0.borrow().wanted(now)
+        self.0.borrow().requested_until(now)
     }
 
     /// Records that the library is closed. Returns until when, unless that time is over.
     pub(super) fn released(&self, now: Monotonic) -> Option<Monotonic> {
-        self.0.send_if_modified(|hold| match hold.wanted(now) {
+        self.0.send_if_modified(|hold| match hold.requested_until(now) {
             Some(until) if *hold != (DriverHold::Released { until }) => {
                 *hold = DriverHold::Released { until };
                 true
@@ -67,7 +67,7 @@ impl DriverGate {
     /// Ends the hold if its time is over.
     pub(super) fn expire(&self, now: Monotonic) {
         self.0.send_if_modified(|hold| {
-            let over = !matches!(hold, DriverHold::Held { .. }) && hold.wanted(now).is_none();
+            let over = !matches!(hold, DriverHold::Held { .. }) && hold.requested_until(now).is_none();
             if over {
                 *hold = DriverHold::default();
             }

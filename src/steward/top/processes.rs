@@ -92,7 +92,7 @@ mod tests {
     #[test]
     fn whose_is_not_known_is_said_to_be_unknown_and_never_the_hosts() {
         let view = NodeView::empty(NodeName::parse("n1").unwrap(), Now::default());
-        let shown = |owner: &Noun| owner_name(&OwnerNames::of(&view).whose(owner));
+        let shown = |owner: &Noun| owner_name(&OwnerNames::of(&view).of_process(owner));
         assert_eq!((shown(&Noun::Unknown), shown(&Noun::Host)), ("unknown".into(), "host".into()));
     }
 }

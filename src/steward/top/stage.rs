@@ -104,7 +104,7 @@ fn seen(gpu: Gpu, sample: GpuSample, list: Vec<GpuProcess>, holders: Vec<PodUid>
         processes: read(Arc::from(list)),
         processes_left_out: 0,
         holders,
-        whose: SoleHolders::default(),
+        sole_holders: SoleHolders::default(),
         nvlink_rate: Reading::NOT_YET,
         strangers: 0,
         unattributed_memory: read(Bytes(0)),

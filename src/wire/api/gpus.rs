@@ -427,7 +427,7 @@ impl GpuProcessJson {
         GpuProcessJson {
             pid: process.pid,
             command: process.command.to_string(),
-            owner: names.whose(&process.owner),
+            owner: names.of_process(&process.owner),
             kind: kind_word(process.kind).to_owned(),
             mig: process.mig.as_ref().map(ToString::to_string),
             memory_used_bytes: ages.of(&process.memory_used),

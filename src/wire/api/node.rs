@@ -273,15 +273,15 @@ impl PodWatchJson {
 
 impl PluginJson {
     fn of(view: &PluginView) -> PluginJson {
-        let (way, waiting_for) = match &view.standing {
-            RegistrationState::Registered(way) => (Some((*way).to_owned()), None),
+        let (method, waiting_for) = match &view.registration {
+            RegistrationState::Registered(method) => (Some((*method).to_owned()), None),
             RegistrationState::Waiting(what) | RegistrationState::Undecided(what) => (None, Some(what.to_string())),
             RegistrationState::Follows => (None, Some(RegistrationState::FOLLOWS.to_owned())),
         };
         PluginJson {
             resource: view.resource.to_string(),
-            registered: way.is_some(),
-            way,
+            registered: method.is_some(),
+            way: method,
             waiting_for,
             slots: view.slots.iter().map(DeviceSlotsJson::of).collect(),
             pod_files: view.files.iter().map(PodFilesJson::of).collect(),

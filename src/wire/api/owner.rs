@@ -68,7 +68,7 @@ impl<'a> OwnerNames<'a> {
 
     /// The owner of a process, by name.
     #[must_use]
-    pub fn whose(&self, owner: &process::ProcessOwner) -> OwnerJson {
+    pub fn of_process(&self, owner: &process::ProcessOwner) -> OwnerJson {
         match owner {
             process::ProcessOwner::Cgroup(cgroup) => self.owner(cgroup),
             process::ProcessOwner::Host => OwnerJson::host(),

@@ -128,7 +128,7 @@ impl ProcessRow<'_> {
         let on_gpu = self.gpus.first().map(|(_, process)| &process.owner);
         // Host and GPUs are read at different times, so one of them may not know the owner yet.
         let known = host.filter(|owner| **owner != model::process::ProcessOwner::Unknown);
-        known.or(on_gpu).map_or_else(OwnerJson::unknown, |owner| names.whose(owner))
+        known.or(on_gpu).map_or_else(OwnerJson::unknown, |owner| names.of_process(owner))
     }
 
     fn show(&self, names: &OwnerNames<'_>, ages: ReadingAges) -> ProcessJson {

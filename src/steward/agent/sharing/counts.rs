@@ -56,7 +56,7 @@ impl Counts {
     ) -> Counts {
         let now = PluginView {
             resource,
-            standing: standing.borrow().clone(),
+            registration: standing.borrow().clone(),
             registrations: 0,
             slots: Arc::default(),
             claims: Arc::default(),
@@ -167,7 +167,7 @@ impl Counts {
                 starts.insert(how, count);
             }
         }
-        self.now.standing = self.standing.borrow_and_update().clone();
+        self.now.registration = self.standing.borrow_and_update().clone();
         self.now.starts = starts.into_iter().collect();
         self.now.waited = self.waited.iter().map(|(what, count)| (*what, *count)).collect();
         self.now.guards = self.guards.borrow().iter().map(|(policy, guard)| (*policy, *guard)).collect();

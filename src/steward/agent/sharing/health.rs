@@ -160,7 +160,7 @@ mod tests {
             processes: Reading::NOT_YET,
             processes_left_out: 0,
             holders: Vec::new(),
-            whose: SoleHolders::default(),
+            sole_holders: SoleHolders::default(),
             nvlink_rate: Reading::NOT_YET,
             strangers: 0,
             unattributed_memory: Reading::NOT_YET,

@@ -113,7 +113,7 @@ mod tests {
             ticket: Ticket::of_random([7; 16]),
             order,
             ids: vec!["GPU-a-1".into()],
-            meant: None,
+            expected: None,
             holder: None,
             given: None,
         };
@@ -136,7 +136,7 @@ mod tests {
             ticket: Ticket::of_random([n; 16]),
             order: u64::from(n),
             ids: vec!["GPU-a-1".into()],
-            meant: None,
+            expected: None,
             holder: None,
             given: None,
         };
