@@ -82,7 +82,7 @@ impl SamplingTurn {
             let deadline = Instant::now() + ANSWER_WITHIN;
             while found.is_none() && Instant::now() < deadline {
                 std::thread::sleep(Duration::from_micros(200));
-                self.ready(|whose, snapshot| found = (whose == thread).then_some(snapshot));
+                self.ready(|of_thread, snapshot| found = (of_thread == thread).then_some(snapshot));
             }
         }
         ARMED.store(false, Ordering::Release);
@@ -189,8 +189,8 @@ fn prepare() -> Result<(), Error> {
 #[expect(unsafe_code, reason = "sigaction has no safe wrapper for a handler that reads registers")]
 fn install() -> io::Result<()> {
     let handler: extern "C" fn(libc::c_int, *mut libc::siginfo_t, *mut libc::c_void) = on_sigprof;
-    // SAFETY: all-zero is a valid sigaction; its fields are then set as sigaction(2) asks for SA_SIGINFO, and `handler`
-    // does only what signal-safety(7) allows.
+    // SAFETY: all-zero is a valid sigaction; its fields are then set as sigaction(2) requires for SA_SIGINFO, and
+    // `handler` does only what signal-safety(7) allows.
     let result = unsafe {
         let mut action: libc::sigaction = std::mem::zeroed();
         action.sa_sigaction = handler as libc::sighandler_t;
@@ -211,7 +211,7 @@ fn interrupt(thread: i32) -> bool {
 fn set_timer(microseconds: i64) -> io::Result<()> {
     let interval = libc::timeval { tv_sec: 0, tv_usec: microseconds };
     let timer = libc::itimerval { it_interval: interval, it_value: interval };
-    // SAFETY: `timer` lives through the call; the old value is not asked for.
+    // SAFETY: `timer` lives through the call; the old value is not requested.
     let result = unsafe { libc::setitimer(libc::ITIMER_PROF, &raw const timer, std::ptr::null_mut()) };
     if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
@@ -271,15 +271,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_one_has_the_turn_and_the_next_one_gets_a_snapshot() {
+    fn only_one_sampling_turn_exists_and_it_takes_a_snapshot_of_a_thread() {
         let turn = SamplingTurn::take().unwrap();
         assert!(matches!(SamplingTurn::take(), Err(Error::Busy)));
         drop(turn);
         let mut turn = SamplingTurn::take().unwrap();
         // SAFETY: gettid takes nothing and cannot fail.
         #[expect(unsafe_code, reason = "the number of this thread")]
-        let here = unsafe { libc::gettid() };
-        let snapshot = turn.of_thread(here).expect("this thread answers at once");
+        let this_thread = unsafe { libc::gettid() };
+        let snapshot = turn.of_thread(this_thread).expect("this thread answers at once");
         assert!(snapshot.pc != 0 && snapshot.stack.len() >= 64, "{} bytes", snapshot.stack.len());
         assert!(turn.of_thread(i32::MAX).is_none());
     }

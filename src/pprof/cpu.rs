@@ -49,7 +49,7 @@ pub(crate) fn record(
         std::thread::sleep(PAUSE.min(length.saturating_sub(from.elapsed())));
         if modules_told.elapsed() >= MODULES_EVERY {
             modules_told = Instant::now();
-            worker.tell_modules()?;
+            worker.send_modules()?;
         }
         forward(&mut turn, &mut worker)?;
     }

@@ -23,7 +23,7 @@ pub enum Error {
     #[error("the allocator does not sample: it was started without `prof:true` (is MALLOC_CONF set?)")]
     HeapSamplingOff,
     /// jemalloc refused to write its samples.
-    #[error("asking jemalloc for its heap profile: {0}")]
+    #[error("reading the heap profile of jemalloc: {0}")]
     HeapDumpRefused(String),
     /// The file in memory that takes jemalloc's samples failed.
     #[error("jemalloc's heap profile in a memory file")]

@@ -1,5 +1,5 @@
 //! The heap profile: which code allocated memory, and how much of it is in use. jemalloc samples one allocation per 512
-//! KiB on average, unless its option `lg_prof_sample` says otherwise.
+//! KiB on average, unless its option `lg_prof_sample` sets another mean.
 
 use crate::cancel::CancelFlag;
 use crate::cpu::nanos;

@@ -61,12 +61,12 @@ pub enum HeapDumpError {
     #[error("a heap dump begins with `heap_v2/RATE`, this one with {0:?}")]
     NotADump(String),
     /// A later line cannot be read.
-    #[error("line {line} of the heap dump is not {wanted}: {text:?}")]
+    #[error("line {line} of the heap dump is not {expected}: {text:?}")]
     Line {
         /// Number of the line, from 1.
         line: usize,
         /// The expected content.
-        wanted: &'static str,
+        expected: &'static str,
         /// The start of the line.
         text: String,
     },
@@ -92,7 +92,7 @@ pub(crate) fn parse(dump: &[u8]) -> Result<HeapDump, HeapDumpError> {
         if line.starts_with(b"MAPPED_LIBRARIES") {
             break;
         }
-        let wrong = |wanted| HeapDumpError::Line { line: number, wanted, text: excerpt(line) };
+        let wrong = |expected| HeapDumpError::Line { line: number, expected, text: excerpt(line) };
         if let Some(rest) = line.strip_prefix(b"@") {
             current = Some(addresses(rest).ok_or_else(|| wrong("a stack `@ 0x1 0x2`"))?);
         } else if let Some(rest) = line.strip_prefix(b"t*:") {
@@ -169,7 +169,7 @@ fn scaled(objects: u64, bytes: u64, rate: u64) -> (i64, i64) {
     (whole(objects as f64 / seen), whole(bytes as f64 / seen))
 }
 
-#[expect(clippy::cast_possible_truncation, reason = "`as` saturates, which is what is wanted of an estimate")]
+#[expect(clippy::cast_possible_truncation, reason = "`as` saturates, which is good enough for an estimate")]
 fn whole(value: f64) -> i64 {
     value.round() as i64
 }
@@ -225,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sample_stands_for_all_that_were_not_sampled() {
+    fn an_estimate_includes_the_objects_that_were_not_sampled() {
         // One sampled object of 1 KiB at a rate of 512 KiB stands for about 512 objects; one of 100 MiB only for
         // itself.
         for (bytes, objects) in [(1024, 512..=513), (100 << 20, 1..=1)] {
@@ -235,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stack_whose_objects_are_gone_has_none_alive() {
+    fn a_stack_with_only_freed_objects_has_no_live_objects() {
         let dump = parse(DUMP.as_bytes()).unwrap();
         let estimate = dump.estimates()[&vec![0x30]];
         assert_eq!((estimate.live_objects, estimate.live_bytes), (0, 0));
@@ -243,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn the_difference_leaves_out_what_did_not_change() {
+    fn the_difference_leaves_out_unchanged_stacks() {
         let before = parse(DUMP.as_bytes()).unwrap();
         let mut after = before.clone();
         assert!(after.since(&before).is_empty());
@@ -253,8 +253,8 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_a_dump_is_refused_with_the_place() {
-        for (text, says) in [
+    fn an_invalid_dump_is_refused_with_the_line() {
+        for (text, expected) in [
             ("", "begins with"),
             ("heap_v1/3", "begins with"),
             ("heap_v2/x", "begins with"),
@@ -263,19 +263,19 @@ mod tests {
             ("heap_v2/1\nwhat", "line 2"),
         ] {
             let error = parse(text.as_bytes()).unwrap_err().to_string();
-            assert!(error.contains(says), "{text:?}: {error}");
+            assert!(error.contains(expected), "{text:?}: {error}");
         }
     }
 
     proptest! {
         /// Promise 18 in docs/specification.md.
         #[test]
-        fn any_bytes_are_taken_without_a_panic(bytes: Vec<u8>) {
+        fn no_bytes_cause_a_panic(bytes: Vec<u8>) {
             let _ = parse(&bytes);
         }
 
         #[test]
-        fn any_numbers_are_taken_without_a_panic(rate: u64, a: u64, b: u64, c: u64, d: u64) {
+        fn no_numbers_cause_a_panic(rate: u64, a: u64, b: u64, c: u64, d: u64) {
             let text = format!("heap_v2/{rate}\n@ 0x1\n  t*: {a}: {b} [{c}: {d}]\n");
             let dump = parse(text.as_bytes()).unwrap();
             let _ = dump.since(&HeapDump { rate, stacks: HashMap::new() });

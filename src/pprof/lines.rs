@@ -108,8 +108,8 @@ mod tests {
 
     #[test]
     fn an_address_of_this_test_has_its_name_file_and_line() {
-        let here = an_address_of_this_test_has_its_name_file_and_line as *const () as u64;
-        let spots = LineTable::new(&module::loaded()).of(here);
+        let address = an_address_of_this_test_has_its_name_file_and_line as *const () as u64;
+        let spots = LineTable::new(&module::loaded()).of(address);
         let outermost = spots.last().unwrap();
         assert!(outermost.name.ends_with("an_address_of_this_test_has_its_name_file_and_line"), "{spots:?}");
         assert!(outermost.file.ends_with("src/pprof/lines.rs") && outermost.line > 0, "{spots:?}");
@@ -117,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn an_address_in_no_file_says_so() {
+    fn an_address_outside_every_file_is_named_no_file() {
         let mut lines = LineTable::new(&module::loaded());
         assert_eq!(lines.of(16)[0].name, "[no file]");
     }

@@ -1,4 +1,4 @@
-//! Lists the files that this process has loaded, and their addresses, by asking the dynamic loader.
+//! Lists the files that this process has loaded, and their addresses, by a query of the dynamic loader.
 
 use crate::order::Module;
 use findshlibs::{Segment, SharedLibrary, TargetSharedLibrary};
@@ -52,8 +52,8 @@ mod tests {
     #[test]
     fn the_program_comes_first_and_holds_this_function() {
         let modules = loaded();
-        let here = the_program_comes_first_and_holds_this_function as *const () as u64;
-        assert!(modules[0].start <= here && here < modules[0].end, "{here:x} in {:?}", modules[0]);
+        let address = the_program_comes_first_and_holds_this_function as *const () as u64;
+        assert!(modules[0].start <= address && address < modules[0].end, "{address:x} in {:?}", modules[0]);
         assert_eq!(modules[0].open, "/proc/self/exe");
         assert!(modules.iter().any(|module| module.path.contains("libc.so")), "{modules:?}");
     }

@@ -278,7 +278,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_bytes_are_taken_without_a_panic(bytes: Vec<u8>) {
+        fn no_bytes_cause_a_panic(bytes: Vec<u8>) {
             let mut input = bytes.as_slice();
             while let Ok(Some(_)) = read(&mut input) {}
         }

@@ -52,8 +52,8 @@ pub(crate) struct StackTally {
 impl StackTally {
     /// Adds values to a stack.
     pub(crate) fn add(&mut self, key: StackKey, values: &[i64]) {
-        let room = self.stacks.len() < MAX_STACKS || self.stacks.contains_key(&key);
-        let key = if room { key } else { StackKey { instead: LEFT_OUT.to_owned(), ..StackKey::default() } };
+        let counted_alone = self.stacks.len() < MAX_STACKS || self.stacks.contains_key(&key);
+        let key = if counted_alone { key } else { StackKey { instead: LEFT_OUT.to_owned(), ..StackKey::default() } };
         let sums = self.stacks.entry(key).or_default();
         sums.resize(sums.len().max(values.len()), 0);
         for (sum, value) in sums.iter_mut().zip(values) {

@@ -43,14 +43,14 @@ const INDEX: &str = include_str!("index.html");
 type Children = Arc<Semaphore>;
 
 /// The routes of `/debug/pprof/`, with the paths and parameters of Go's `net/http/pprof`. At most one CPU profile and
-/// two other profiles run at a time; a request that is too much gets an answer that says so. A client that leaves ends
-/// its profile.
+/// two other profiles run at a time; a request beyond that is refused with the reason. A client that closes its
+/// connection ends its profile.
 ///
-/// Whoever can send these requests sees function names, command line and thread names of the program, and can make it
-/// use CPU time: mount the routes on a port that only operators reach.
+/// A client that can send these requests sees function names, command line and thread names of the program, and can
+/// make it use CPU time: mount the routes on a port that only operators reach.
 pub fn router() -> Router {
     Router::new()
-        .route("/debug/pprof", get(to_the_index))
+        .route("/debug/pprof", get(redirect_to_index))
         .route("/debug/pprof/", get(async || Html(INDEX)))
         .route("/debug/pprof/profile", get(profile))
         .route("/debug/pprof/heap", get(async |children, query| memory(heap::HeapValue::InUse, children, query).await))
@@ -76,19 +76,19 @@ pub fn router() -> Router {
 }
 
 /// Redirects to the path with a slash at the end, as Go does.
-async fn to_the_index(asked: Uri) -> Response {
-    let query = asked.query().map_or_else(String::new, |query| format!("?{query}"));
+async fn redirect_to_index(uri: Uri) -> Response {
+    let query = uri.query().map_or_else(String::new, |query| format!("?{query}"));
     (StatusCode::MOVED_PERMANENTLY, [(header::LOCATION, format!("/debug/pprof/{query}"))]).into_response()
 }
 
 /// The query parameters; others (`gc=1`) are ignored, as in Go.
 #[derive(Debug, Default, serde::Deserialize)]
-struct Asked {
+struct ProfileParameters {
     seconds: Option<String>,
     debug: Option<String>,
 }
 
-impl Asked {
+impl ProfileParameters {
     fn seconds(&self) -> Result<Option<Duration>, Box<Response>> {
         let Some(text) = self.seconds.as_deref().filter(|text| !text.is_empty()) else { return Ok(None) };
         match text.parse::<u64>() {
@@ -112,10 +112,10 @@ impl Asked {
 /// Takes the sampler. A thread profile uses it for a moment too, so this waits, and only another CPU profile leads to a
 /// refusal.
 async fn sampler() -> Result<capture::SamplingTurn, Error> {
-    let patience = tokio::time::Instant::now() + THREADS_TAKE;
+    let deadline = tokio::time::Instant::now() + THREADS_TAKE;
     loop {
         match capture::SamplingTurn::take() {
-            Err(Error::Busy) if tokio::time::Instant::now() < patience => {
+            Err(Error::Busy) if tokio::time::Instant::now() < deadline => {
                 tokio::time::sleep(THREADS_TAKE / 40).await;
             }
             other => return other,
@@ -123,8 +123,8 @@ async fn sampler() -> Result<capture::SamplingTurn, Error> {
     }
 }
 
-async fn profile(Query(asked): Query<Asked>) -> Response {
-    let length = match asked.seconds() {
+async fn profile(Query(parameters): Query<ProfileParameters>) -> Response {
+    let length = match parameters.seconds() {
         Ok(length) => length.unwrap_or(Duration::from_secs(DEFAULT_SECONDS)),
         Err(refusal) => return *refusal,
     };
@@ -152,16 +152,20 @@ async fn profile(Query(asked): Query<Asked>) -> Response {
     }
 }
 
-async fn memory(shown: heap::HeapValue, State(children): State<Children>, Query(asked): Query<Asked>) -> Response {
-    let length = match asked.seconds() {
+async fn memory(
+    shown: heap::HeapValue,
+    State(children): State<Children>,
+    Query(parameters): Query<ProfileParameters>,
+) -> Response {
+    let length = match parameters.seconds() {
         Ok(length) => length,
         Err(refusal) => return *refusal,
     };
-    let form = asked.form();
-    let Ok(seat) = children.try_acquire_owned() else { return too_many() };
+    let form = parameters.form();
+    let Ok(permit) = children.try_acquire_owned() else { return too_many() };
     let (dumped, has_dumped) = oneshot::channel();
     let mut work = Work::start(move |cancel| {
-        let _seat = seat;
+        let _permit = permit;
         let dump = || heap::dump().map_err(|error| sentence(&error));
         let first = dump()?;
         let _ = dumped.send(());
@@ -186,12 +190,12 @@ async fn memory(shown: heap::HeapValue, State(children): State<Children>, Query(
 async fn tasks(
     kind: threads::ThreadProfileKind,
     State(children): State<Children>,
-    Query(asked): Query<Asked>,
+    Query(parameters): Query<ProfileParameters>,
 ) -> Response {
-    let form = asked.form();
-    let Ok(seat) = children.try_acquire_owned() else { return too_many() };
+    let form = parameters.form();
+    let Ok(permit) = children.try_acquire_owned() else { return too_many() };
     let work = Work::start(move |cancel| {
-        let _seat = seat;
+        let _permit = permit;
         threads::profile(kind, form, cancel).map_err(|error| sentence(&error))
     });
     let name = if kind == threads::ThreadProfileKind::Stacks { "goroutine" } else { "threadcreate" };
@@ -201,11 +205,11 @@ async fn tasks(
 /// This crate does not measure the waiting for locks and channels: profiles without samples, so that the client's menus
 /// work.
 async fn empty(name: &'static str, State(children): State<Children>) -> Response {
-    let Ok(seat) = children.try_acquire_owned() else { return too_many() };
+    let Ok(permit) = children.try_acquire_owned() else { return too_many() };
     let values = vec![ProfileValue::new("contentions", "count"), ProfileValue::new("delay", "nanoseconds")];
     let begin = OrderBegin { values, period: 1, title: name.to_owned(), ..OrderBegin::default() };
     let work = Work::start(move |cancel| {
-        let _seat = seat;
+        let _permit = permit;
         let worker = SymbolizeWorker::start(begin, cancel.clone()).map_err(|error| sentence(&error))?;
         worker.finish(OrderEnd::default()).map_err(|error| sentence(&error))
     });
@@ -214,9 +218,9 @@ async fn empty(name: &'static str, State(children): State<Children>) -> Response
 
 async fn symbol(State(children): State<Children>, body: Bytes) -> Response {
     let addresses = symbol_request::addresses(&body);
-    let Ok(seat) = children.try_acquire_owned() else { return too_many() };
+    let Ok(permit) = children.try_acquire_owned() else { return too_many() };
     let work = Work::start(move |cancel| {
-        let _seat = seat;
+        let _permit = permit;
         let begin = OrderBegin { form: ProfileForm::Symbols.into(), ..OrderBegin::default() };
         let mut worker = SymbolizeWorker::start(begin, cancel.clone()).map_err(|error| sentence(&error))?;
         let stack = CapturedStack { addresses, values: vec![1], ..CapturedStack::default() };
@@ -295,14 +299,14 @@ impl Work {
     fn start(work: impl FnOnce(&CancelFlag) -> Result<Vec<u8>, String> + Send + 'static) -> Self {
         let cancel = CancelFlag::default();
         let flag = cancel.clone();
-        let (tell, answer) = oneshot::channel();
-        // If no thread can be started, `tell` is dropped with the closure, and the receiver returns an error.
+        let (sender, answer) = oneshot::channel();
+        // If no thread can be started, `sender` is dropped with the closure, and the receiver returns an error.
         let spawned = std::thread::Builder::new().name("pprof".to_owned()).spawn(move || {
             let answer = work(&flag);
             if let (Err(error), false) = (&answer, flag.is_cancelled()) {
                 tracing::warn!(%error, "no profile");
             }
-            drop(tell.send(answer));
+            drop(sender.send(answer));
         });
         if let Err(error) = spawned {
             tracing::warn!(%error, "no thread for a profile");

@@ -22,7 +22,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn addresses_are_hexadecimal_and_what_is_none_is_passed_over() {
+    fn addresses_are_hexadecimal_and_other_words_are_skipped() {
         for (body, found) in [
             (&b"0x10+0x2A"[..], vec![16, 42]),
             (b"10+ff\n", vec![16, 255]),
@@ -36,21 +36,21 @@ mod tests {
     }
 
     #[test]
-    fn a_request_names_only_so_many() {
+    fn the_number_of_addresses_is_bounded() {
         assert_eq!(addresses("0x1+".repeat(MAX_SYMBOLS + 5).as_bytes()).len(), MAX_SYMBOLS);
     }
 
     proptest! {
         /// Promise 18 in docs/specification.md.
         #[test]
-        fn any_body_is_some_addresses(body: Vec<u8>) {
+        fn no_body_causes_a_panic(body: Vec<u8>) {
             prop_assert!(addresses(&body).len() <= body.len());
         }
 
         #[test]
-        fn what_the_client_writes_is_read(wanted in prop::collection::vec(any::<u64>(), 0..20)) {
-            let body: Vec<String> = wanted.iter().map(|address| format!("{address:#x}")).collect();
-            prop_assert_eq!(addresses(body.join("+").as_bytes()), wanted);
+        fn addresses_in_the_form_of_the_client_are_read(expected in prop::collection::vec(any::<u64>(), 0..20)) {
+            let body: Vec<String> = expected.iter().map(|address| format!("{address:#x}")).collect();
+            prop_assert_eq!(addresses(body.join("+").as_bytes()), expected);
         }
     }
 }

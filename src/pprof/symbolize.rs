@@ -93,12 +93,12 @@ mod tests {
 
     #[test]
     fn an_address_of_this_program_is_answered_with_its_name() {
-        let here = an_address_of_this_program_is_answered_with_its_name as *const () as u64;
+        let address = an_address_of_this_program_is_answered_with_its_name as *const () as u64;
         let input = [
             encode(OrderStep::Begin(OrderBegin { form: ProfileForm::Symbols.into(), ..OrderBegin::default() })),
             encode(OrderStep::Modules(Modules { modules: module::loaded() })),
             encode(OrderStep::Stack(CapturedStack {
-                addresses: vec![here],
+                addresses: vec![address],
                 values: vec![1],
                 ..CapturedStack::default()
             })),

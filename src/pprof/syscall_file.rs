@@ -27,7 +27,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn a_sleeper_tells_where_it_sleeps_and_a_runner_does_not() {
+    fn a_sleeping_thread_has_registers_and_a_running_thread_has_none() {
         let sleeping = "202 0x7f 0x80 0x0 0x0 0x0 0x0 0x7ffd10 0x7f99\n";
         for (text, call, expect) in [
             (sleeping, Some(202), Some((0x007f_fd10, 0x7f99))),
@@ -41,12 +41,12 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_text_makes_it_panic(text in "\\PC{0,120}") {
+        fn no_text_causes_a_panic(text in "\\PC{0,120}") {
             let _ = (number(&text), registers(&text));
         }
 
         #[test]
-        fn what_the_kernel_writes_is_read(sp in any::<u64>(), call in 0_i64..500) {
+        fn files_in_the_form_of_the_kernel_are_read(sp in any::<u64>(), call in 0_i64..500) {
             let text = format!("{call} 0x0 0x{sp:x} 0x7f");
             prop_assert_eq!((number(&text), registers(&text)), (Some(call), Some((sp, 0x7f))));
         }

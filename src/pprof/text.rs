@@ -62,7 +62,7 @@ mod tests {
     }
 
     #[test]
-    fn a_thread_is_its_stack_and_its_labels() {
+    fn a_thread_is_written_with_its_stack_and_its_labels() {
         let mut tally = StackTally::default();
         let labels = vec![StackLabel::new("thread", "poll")];
         tally.add(StackKey { addresses: vec![16], labels, instead: String::new() }, &[1]);

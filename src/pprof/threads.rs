@@ -97,8 +97,8 @@ fn thread(
     }
     let state = state(&fs::read(task.join("stat")).ok()?);
     let labels = vec![StackLabel::new("thread", &name), StackLabel::new("state", state)];
-    let asked = turn.filter(|_| may_be_interrupted(task)).and_then(|turn| turn.of_thread(number(task)?));
-    let snapshot = asked.or_else(|| sleeping(task, memory?));
+    let interrupted = turn.filter(|_| may_be_interrupted(task)).and_then(|turn| turn.of_thread(number(task)?));
+    let snapshot = interrupted.or_else(|| sleeping(task, memory?));
     Some(match snapshot {
         Some(snapshot) => OrderStep::Snapshot(ThreadSnapshot { labels, values: vec![1], ..snapshot }),
         None => OrderStep::Stack(CapturedStack {

@@ -104,7 +104,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_stack_is_walked_to_an_end(pc: u64, sp: u64, fp: u64, stack: Vec<u8>) {
+        fn unwinding_ends_for_any_stack(pc: u64, sp: u64, fp: u64, stack: Vec<u8>) {
             let mut frames = FrameTables::new(&[]);
             let snapshot = ThreadSnapshot { pc, sp, fp, stack, ..ThreadSnapshot::default() };
             prop_assert!(frames.addresses(&snapshot).len() <= MAX_DEPTH);

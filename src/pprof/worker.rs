@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 /// Limit of the time without any progress of the child: reading the line tables of an unoptimised build took 6 s on a
 /// two-core machine that was busy building.
-const PATIENCE: Duration = Duration::from_secs(60);
+const PROGRESS_WITHIN: Duration = Duration::from_secs(60);
 
 /// Limit of an answer; a profile of 50,000 stacks is about 3 MiB.
 const MAX_ANSWER: usize = 64 << 20;
@@ -24,7 +24,7 @@ const MAX_ANSWER: usize = 64 << 20;
 pub(crate) struct SymbolizeWorker {
     child: Child,
     input: Option<ChildStdin>,
-    told: Vec<Module>,
+    sent_modules: Vec<Module>,
     cancel: CancelFlag,
 }
 
@@ -41,10 +41,10 @@ impl SymbolizeWorker {
             .spawn()
             .map_err(Error::Start)?;
         let input = child.stdin.take();
-        let mut worker = SymbolizeWorker { child, input, told: Vec::new(), cancel };
+        let mut worker = SymbolizeWorker { child, input, sent_modules: Vec::new(), cancel };
         worker.make_nonblocking().map_err(|source| Error::Child { what: "preparing its pipes", source })?;
         worker.order(OrderStep::Begin(begin))?;
-        worker.tell_modules()?;
+        worker.send_modules()?;
         Ok(worker)
     }
 
@@ -62,10 +62,10 @@ impl SymbolizeWorker {
     ///
     /// # Errors
     /// If the child takes no order.
-    pub(crate) fn tell_modules(&mut self) -> Result<(), Error> {
+    pub(crate) fn send_modules(&mut self) -> Result<(), Error> {
         let modules = module::loaded();
-        if modules != self.told {
-            self.told.clone_from(&modules);
+        if modules != self.sent_modules {
+            self.sent_modules.clone_from(&modules);
             self.order(OrderStep::Modules(Modules { modules }))?;
         }
         Ok(())
@@ -80,13 +80,13 @@ impl SymbolizeWorker {
         let failed = |source| Error::Child { what: "giving it an order", source };
         let Some(input) = &mut self.input else { return Err(Error::NoAnswer) };
         let mut rest = bytes.as_slice();
-        let mut deadline = Instant::now() + PATIENCE;
+        let mut deadline = Instant::now() + PROGRESS_WITHIN;
         while !rest.is_empty() {
             match input.write(rest) {
                 Ok(0) => return Err(Error::NoAnswer),
                 Ok(written) => {
                     rest = &rest[written..];
-                    deadline = Instant::now() + PATIENCE;
+                    deadline = Instant::now() + PROGRESS_WITHIN;
                 }
                 Err(error) if is_transient(&error) => {
                     wait(&*input, PollFlags::OUT, deadline, &self.cancel).map_err(failed)?;
@@ -105,14 +105,14 @@ impl SymbolizeWorker {
     /// # Errors
     /// If there is no answer, or the request was given up.
     pub(crate) fn finish(mut self, end: OrderEnd) -> Result<Vec<u8>, Error> {
-        self.tell_modules()?;
+        self.send_modules()?;
         self.order(OrderStep::End(end))?;
         self.input = None;
         let failed = |source| Error::Child { what: "reading its answer", source };
         let Some(mut output) = self.child.stdout.take() else { return Err(Error::NoAnswer) };
         let mut answer = Vec::new();
         let mut piece = vec![0_u8; 64 << 10];
-        let mut deadline = Instant::now() + PATIENCE;
+        let mut deadline = Instant::now() + PROGRESS_WITHIN;
         loop {
             if self.cancel.is_cancelled() {
                 return Err(Error::Cancelled);
@@ -122,7 +122,7 @@ impl SymbolizeWorker {
                 Ok(read) if answer.len() + read > MAX_ANSWER => return Err(Error::NoAnswer),
                 Ok(read) => {
                     answer.extend_from_slice(&piece[..read]);
-                    deadline = Instant::now() + PATIENCE;
+                    deadline = Instant::now() + PROGRESS_WITHIN;
                 }
                 Err(error) if is_transient(&error) => {
                     wait(&output, PollFlags::IN, deadline, &self.cancel).map_err(failed)?;
@@ -152,7 +152,10 @@ fn wait(pipe: &impl AsFd, ready: PollFlags, deadline: Instant, cancel: &CancelFl
     let step = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
     while !cancel.is_cancelled() {
         if Instant::now() >= deadline {
-            return Err(io::Error::new(io::ErrorKind::TimedOut, format!("nothing for {} s", PATIENCE.as_secs())));
+            return Err(io::Error::new(
+                io::ErrorKind::TimedOut,
+                format!("nothing for {} s", PROGRESS_WITHIN.as_secs()),
+            ));
         }
         match poll(&mut [PollFd::new(pipe, ready)], Some(&step)) {
             Ok(0) | Err(rustix::io::Errno::INTR) => {}
