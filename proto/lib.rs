@@ -2,11 +2,11 @@
 //! this file.
 //!
 //! ```text
-//!   usage.proto          ours: the usage stream on the agent's socket
-//!   podresources.proto   kubelet's PodResources API v1, the part we read
+//!   usage.proto          gpu-steward's own usage stream, on the agent's socket
+//!   podresources.proto   the part of kubelet's PodResources API v1 that the agent reads
 //!   deviceplugin.proto   kubelet's device plugin API v1beta1
 //!   pluginregistration.proto   kubelet's watcher of plugins
-//!   cri.proto            the container runtime's CRI runtime.v1, the part we read
+//!   cri.proto            the part of the container runtime's CRI runtime.v1 that the agent reads
 //!        │  tests/fresh.rs (pure Rust; UPDATE_GOLDEN=1 writes, otherwise it fails on any difference)
 //!        ▼
 //!   gen/*.rs             checked in, never edited

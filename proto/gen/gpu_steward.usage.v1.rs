@@ -62,7 +62,7 @@ pub mod gpu_source {
     #[repr(i32)]
     pub enum State {
         Unspecified = 0,
-        /// NVML has not been asked yet.
+        /// NVML has not been called yet.
         Starting = 1,
         /// NVML answers.
         Working = 2,
@@ -72,7 +72,7 @@ pub mod gpu_source {
         Hanging = 4,
         /// Switched off by a setting.
         SwitchedOff = 5,
-        /// The agent has released the driver for a while, because an operator asked for it.
+        /// The agent has released the driver for a while, at the request of an operator.
         Released = 6,
     }
     impl State {

@@ -18,7 +18,7 @@ fn sources_in(folder: &Path) -> BTreeMap<String, String> {
 }
 
 #[test]
-fn generated_code_is_fresh() {
+fn generated_code_matches_the_proto_files() {
     let here = Path::new(env!("CARGO_MANIFEST_DIR"));
     let made = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("gen-{}", std::process::id()));
     fs::create_dir_all(&made).unwrap();

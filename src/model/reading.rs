@@ -17,7 +17,7 @@ pub enum Reading<T> {
 pub enum Absence {
     /// There is no measurement yet, or a rate lacks its second sample.
     NotYet,
-    /// The device or driver says that it has no such value (`NVML_ERROR_NOT_SUPPORTED`).
+    /// The device or driver reports that it has no such value (`NVML_ERROR_NOT_SUPPORTED`).
     NotSupported,
     /// The driver, kernel or file system denied access (`NVML_ERROR_NO_PERMISSION`, `EACCES`, `EPERM`).
     NoPermission,
@@ -63,7 +63,7 @@ pub enum Absence {
     ThroughSwitch,
     /// Switched off by a setting.
     SwitchedOff,
-    /// The agent has released the GPU driver for a while, because an operator asked for it.
+    /// The agent has released the GPU driver for a while, at the request of an operator.
     Released,
     /// Another NVML error; the number is NVML's.
     Nvml(u32),
