@@ -128,7 +128,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_read_first_is_what_the_policies_guard() {
+    fn the_annotations_that_are_read_first_are_those_that_the_policies_guard() {
         let chart = include_str!("../../charts/gpu-steward/templates/guard/_keys.tpl");
         let (_, keys) = chart.split_once("steward.podKeys").unwrap();
         let (keys, _) = keys.split_once("end }}").unwrap();

@@ -54,19 +54,19 @@ mod tests {
         "gpus": [], "gpus_unidentified": [], "left_out": 0, "pods": [], "containers": [], "processes": []}"#;
 
     #[test]
-    fn an_answer_without_anything_in_it_is_read() {
+    fn an_empty_document_is_read() {
         assert!(any_of_them(SMALL.as_bytes()) >= 3);
     }
 
     proptest! {
         /// Promise 18 in docs/specification.md.
         #[test]
-        fn no_answer_panics(bytes: Vec<u8>) {
+        fn no_document_causes_a_panic(bytes: Vec<u8>) {
             any_of_them(&bytes);
         }
 
         #[test]
-        fn no_answer_with_something_changed_panics(at in 0..SMALL.len(), with in "[0-9a-z\\[\\]{}:,.\"-]{0,12}", cut in 0_usize..8) {
+        fn no_changed_document_causes_a_panic(at in 0..SMALL.len(), with in "[0-9a-z\\[\\]{}:,.\"-]{0,12}", cut in 0_usize..8) {
             let end = (at + cut).min(SMALL.len());
             any_of_them(format!("{}{with}{}", &SMALL[..at], &SMALL[end..]).as_bytes());
         }

@@ -14,7 +14,7 @@ pub fn decode_phase(text: &str) -> Result<BindPhase, DecodeError> {
         "success" => Ok(BindPhase::Success),
         "failed" => Ok(BindPhase::Failed),
         other => {
-            Err(DecodeError::new(BIND_PHASE, 0, format!("is none of allocating, success, failed: {}", shown(other))))
+            Err(DecodeError::new(BIND_PHASE, 0, format!("is not allocating, success or failed: {}", shown(other))))
         }
     }
 }
@@ -40,15 +40,12 @@ mod tests {
             assert_eq!(decode_phase(encode_phase(phase)), Ok(phase));
         }
         let fault = decode_phase("Success").unwrap_err();
-        assert_eq!(
-            fault.to_string(),
-            "hami.io/bind-phase, byte 0: is none of allocating, success, failed: \"Success\""
-        );
+        assert_eq!(fault.to_string(), "hami.io/bind-phase, byte 0: is not allocating, success or failed: \"Success\"");
     }
 
     proptest! {
         #[test]
-        fn nothing_makes_it_panic(text in "\\PC{0,60}") {
+        fn no_input_causes_a_panic(text in "\\PC{0,60}") {
             let _ = decode_phase(&text);
         }
     }

@@ -1,4 +1,4 @@
-//! The file that says what was found last about the CDI of this node's container runtime, and on which runtime.
+//! The file with what the agent found last about the CDI of this node's container runtime, and on which runtime.
 //!
 //! ```text
 //!   late containerd://2.1.4
@@ -45,7 +45,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn the_file_is_one_line_and_a_torn_one_says_nothing() {
+    fn the_file_is_one_line_and_an_incomplete_file_is_an_error() {
         let whole = encode(CdiSupport::Disproved, "containerd://2.1.4");
         assert_eq!(whole, "disproved containerd://2.1.4\n");
         assert_eq!(decode(whole.as_bytes()), Ok((CdiSupport::Disproved, "containerd://2.1.4".into())));
@@ -57,13 +57,13 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_written_is_read_back(word in 0_usize..3, runtime in "[!-~]{0,60}") {
+        fn encoded_values_are_decoded_unchanged(word in 0_usize..3, runtime in "[!-~]{0,60}") {
             let found = WORDS[word].0;
             prop_assert_eq!(decode(encode(found, &runtime).as_bytes()), Ok((found, runtime)));
         }
 
         #[test]
-        fn no_bytes_panic(bytes in prop::collection::vec(any::<u8>(), 0..80)) {
+        fn no_bytes_cause_a_panic(bytes in prop::collection::vec(any::<u8>(), 0..80)) {
             let _ = decode(&bytes);
         }
     }

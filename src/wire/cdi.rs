@@ -18,7 +18,7 @@
 //!   spec      one CDI spec
 //!   host      the edits for one GPU in the host's own CDI spec
 //!   lowest    the lowest version that a spec needs: a runtime refuses a spec newer than itself
-//!   sound     the checks that every runtime makes
+//!   validate  the checks that every runtime makes
 //! ```
 
 pub mod edits;
@@ -26,7 +26,7 @@ pub mod version;
 pub mod spec;
 pub mod host;
 mod lowest;
-mod sound;
+mod validate;
 
 pub use edits::{CdiDeviceNode, CdiEdits, CdiHook, CdiMount};
 pub use spec::{CdiSpec, CdiSpecDevice};
@@ -49,7 +49,7 @@ pub fn decode(bytes: &[u8]) -> Result<CdiSpec, DecodeError> {
         return Err(DecodeError::too_long(KEY, bytes.len(), MAX_BYTES));
     }
     let spec = serde_json::from_slice(bytes).map_err(|error| DecodeError::json(KEY, bytes, &error))?;
-    sound(&spec).map(|()| spec)
+    validate(&spec).map(|()| spec)
 }
 
 /// Reads a CDI spec that the caller has parsed. The caller bounds the length of its text by [`MAX_BYTES`].
@@ -58,7 +58,7 @@ pub fn decode(bytes: &[u8]) -> Result<CdiSpec, DecodeError> {
 /// As [`decode`].
 pub fn of_value(value: Value) -> Result<CdiSpec, DecodeError> {
     let spec = serde_json::from_value(value).map_err(|error| DecodeError::new(KEY, 0, error.to_string()))?;
-    sound(&spec).map(|()| spec)
+    validate(&spec).map(|()| spec)
 }
 
 /// Writes a CDI spec in JSON, with the lowest version that it needs.
@@ -66,7 +66,7 @@ pub fn of_value(value: Value) -> Result<CdiSpec, DecodeError> {
 /// # Errors
 /// [`DecodeError`] for a spec that no runtime would accept.
 pub fn encode(spec: &CdiSpec) -> Result<String, DecodeError> {
-    sound(spec)?;
+    validate(spec)?;
     let written = CdiSpec { cdi_version: lowest::version(spec), ..spec.clone() };
     let text = serde_json::to_string(&written).map_err(|error| DecodeError::new(KEY, 0, error.to_string()))?;
     if text.len() >= MAX_BYTES {
@@ -75,8 +75,8 @@ pub fn encode(spec: &CdiSpec) -> Result<String, DecodeError> {
     Ok(text + "\n")
 }
 
-fn sound(spec: &CdiSpec) -> Result<(), DecodeError> {
-    sound::check(spec).map_err(|what| DecodeError::new(KEY, 0, what))
+fn validate(spec: &CdiSpec) -> Result<(), DecodeError> {
+    validate::check(spec).map_err(|what| DecodeError::new(KEY, 0, what))
 }
 
 #[cfg(test)]

@@ -8,7 +8,7 @@
 //! ```
 //!
 //! What must never happen here: a number from an incomplete file. The kernel ends every file with a newline, so a file
-//! without one is [`MalformedCgroupFile::Torn`]. A missing key that every kernel writes is an error, never 0.
+//! without one is [`MalformedCgroupFile::Incomplete`]. A missing key that every kernel writes is an error, never 0.
 
 use model::cgroup::ProcessIo;
 use model::unit::{Bytes, Count, Nanos};
@@ -17,10 +17,10 @@ use model::unit::{Bytes, Count, Nanos};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum MalformedCgroupFile {
     /// The file is empty, or its last line has no newline.
-    #[error("file is torn: its last line has no end")]
-    Torn,
+    #[error("the file is incomplete: its last line has no newline")]
+    Incomplete,
     /// A value that must be a number is not one, or does not fit.
-    #[error("not a number where {0} should be")]
+    #[error("{0} is not a number")]
     NotANumber(&'static str),
     /// A line or key that every kernel writes is missing.
     #[error("{0} is missing")]
@@ -30,9 +30,9 @@ pub enum MalformedCgroupFile {
 /// The lines of a complete file.
 ///
 /// # Errors
-/// [`MalformedCgroupFile::Torn`].
+/// [`MalformedCgroupFile::Incomplete`].
 pub fn lines(text: &[u8]) -> Result<impl Iterator<Item = &[u8]>, MalformedCgroupFile> {
-    let body = text.strip_suffix(b"\n").ok_or(MalformedCgroupFile::Torn)?;
+    let body = text.strip_suffix(b"\n").ok_or(MalformedCgroupFile::Incomplete)?;
     Ok(body.split(|b| *b == b'\n'))
 }
 
@@ -58,7 +58,7 @@ pub fn digits(text: &[u8]) -> Option<u64> {
 /// # Errors
 /// [`MalformedCgroupFile`].
 pub fn number(text: &[u8]) -> Result<u64, MalformedCgroupFile> {
-    let line = text.strip_suffix(b"\n").ok_or(MalformedCgroupFile::Torn)?;
+    let line = text.strip_suffix(b"\n").ok_or(MalformedCgroupFile::Incomplete)?;
     digits(line).ok_or(MalformedCgroupFile::NotANumber("the value"))
 }
 
@@ -82,7 +82,7 @@ pub fn memory_limit(text: &[u8]) -> Result<Option<Bytes>, MalformedCgroupFile> {
 /// # Errors
 /// [`MalformedCgroupFile`].
 pub fn cpu_max(text: &[u8]) -> Result<Option<f64>, MalformedCgroupFile> {
-    let line = text.strip_suffix(b"\n").ok_or(MalformedCgroupFile::Torn)?;
+    let line = text.strip_suffix(b"\n").ok_or(MalformedCgroupFile::Incomplete)?;
     let mut fields = fields(line);
     let quota = fields.next().ok_or(MalformedCgroupFile::Missing("quota"))?;
     let period = fields.next().and_then(digits).ok_or(MalformedCgroupFile::NotANumber("period"))?;
@@ -199,14 +199,14 @@ pub fn oom_kills(text: &[u8]) -> Result<Option<Count>, MalformedCgroupFile> {
     Ok(kills.map(Count))
 }
 
-/// The values of the `wanted` keys in a file of `key value` lines. Other lines are skipped, but must end with a
+/// The values of these keys in a file of `key value` lines. Other lines are skipped, but must end with a
 /// newline.
-fn keys<const N: usize>(text: &[u8], wanted: [&[u8]; N]) -> Result<[Option<u64>; N], MalformedCgroupFile> {
+fn keys<const N: usize>(text: &[u8], names: [&[u8]; N]) -> Result<[Option<u64>; N], MalformedCgroupFile> {
     let mut found = [None; N];
     for line in lines(text)? {
         let Some(space) = line.iter().position(|b| *b == b' ') else { continue };
         let (key, value) = (&line[..space], &line[space + 1..]);
-        if let Some(at) = wanted.iter().position(|name| *name == key) {
+        if let Some(at) = names.iter().position(|name| *name == key) {
             found[at] = Some(digits(value).ok_or(MalformedCgroupFile::NotANumber("a value"))?);
         }
     }
@@ -359,7 +359,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn a_number_is_whole_or_an_error() {
+    fn an_incomplete_number_is_an_error() {
         assert_eq!(number(b"18446744073709551615\n"), Ok(u64::MAX));
         for bad in [&b""[..], b"12", b"\n", b"-1\n", b"12 \n", b"18446744073709551616\n", b"1\n2\n", b"\xff\n"] {
             assert!(number(bad).is_err(), "{bad:?}");
@@ -367,7 +367,7 @@ mod tests {
     }
 
     #[test]
-    fn no_limit_is_no_limit_in_both_versions() {
+    fn a_missing_limit_is_recognised_in_both_versions() {
         for (text, limit) in [
             (&b"max\n"[..], None),
             (b"9223372036854771712\n", None),
@@ -385,12 +385,12 @@ mod tests {
     }
 
     #[test]
-    fn cpu_stat_of_both_versions_in_nanoseconds() {
+    fn cpu_stat_of_both_versions_is_read_in_nanoseconds() {
         let v1 = cpu_stat(b"nr_periods 7\nnr_throttled 3\nthrottled_time 12345\nnr_bursts 0\n").unwrap();
         assert_eq!(v1, CpuStat { used: None, throttled: Some((Count(7), Count(3), Nanos(12345))) });
         let v2 = cpu_stat(b"usage_usec 9\nuser_usec 5\nsystem_usec 4\nnice_usec 0\n").unwrap();
         assert_eq!(v2, CpuStat { used: Some((Nanos(9000), Nanos(5000), Nanos(4000))), throttled: None });
-        assert_eq!(cpu_stat(b"usage_usec 9\nuser_us"), Err(MalformedCgroupFile::Torn));
+        assert_eq!(cpu_stat(b"usage_usec 9\nuser_us"), Err(MalformedCgroupFile::Incomplete));
         assert!(cpu_stat(b"usage_usec 9\n").is_err());
         assert!(cpu_stat(b"\n").is_err());
     }
@@ -408,14 +408,14 @@ mod tests {
     }
 
     #[test]
-    fn kills_for_memory_are_found_in_both_files() {
+    fn oom_kills_are_read_from_both_files() {
         assert_eq!(oom_kills(b"low 0\nhigh 0\nmax 5\noom 2\noom_kill 2\noom_group_kill 0\n"), Ok(Some(Count(2))));
         assert_eq!(oom_kills(b"oom_kill_disable 0\nunder_oom 0\noom_kill 3\n"), Ok(Some(Count(3))));
         assert_eq!(oom_kills(b"oom_kill_disable 0\nunder_oom 0\n"), Ok(None));
     }
 
     #[test]
-    fn block_io_is_summed_over_disks_and_not_over_what_lies_on_them() {
+    fn block_io_is_summed_over_disks_without_stacked_devices() {
         let text = b"259:0 rbytes=10 wbytes=20 rios=1 wios=2 dbytes=0 dios=0\n253:0 rbytes=10 wbytes=20 rios=1 wios=2\n8:0 rbytes=1 wbytes=1 rios=1 wios=1\n";
         assert_eq!(io_stat(text, &[253]), Ok(BlockIo { read: 11, write: 21, reads: 2, writes: 3, devices: 2 }));
         assert_eq!(io_stat(b"", &[]), Ok(BlockIo::default()));
@@ -437,7 +437,7 @@ mod tests {
     }
 
     #[test]
-    fn processes_outside_our_namespace_are_counted() {
+    fn processes_outside_the_pid_namespace_are_counted() {
         let mut seen = Vec::new();
         assert_eq!(processes(b"1\n0\n4194304\n0\n", |pid| seen.push(pid)), Ok(2));
         assert_eq!(seen, [1, 4_194_304]);
@@ -447,7 +447,7 @@ mod tests {
     }
 
     #[test]
-    fn io_of_a_process() {
+    fn the_io_of_a_process_is_read() {
         let text = b"rchar: 1\nwchar: 2\nsyscr: 3\nsyscw: 4\nread_bytes: 5\nwrite_bytes: 6\ncancelled_write_bytes: 7\n";
         assert_eq!(process_io(text), Ok(ProcessIo { read: Bytes(5), write: Bytes(6) }));
         assert!(process_io(&text[..60]).is_err());
@@ -455,7 +455,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_bytes_panic(text in prop::collection::vec(prop_oneof![any::<u8>(), prop::sample::select(b"0123456789 \n:=max".to_vec())], 0..200)) {
+        fn no_bytes_cause_a_panic(text in prop::collection::vec(prop_oneof![any::<u8>(), prop::sample::select(b"0123456789 \n:=max".to_vec())], 0..200)) {
             let _ = (number(&text), memory_limit(&text), cpu_max(&text), cfs_limit(&text, &text), cpu_stat(&text));
             let _ = (cpuacct_stat(&text), memory_stat(&text), oom_kills(&text), io_stat(&text, &[7]), blkio(&text, &[7]));
             let _ = (pressure(&text), processes(&text, |_| {}), process_io(&text));
@@ -464,8 +464,8 @@ mod tests {
         #[test]
         fn a_file_cut_anywhere_is_an_error_and_never_a_smaller_number(usage in any::<u64>(), cut in 0usize..60) {
             let text = format!("usage_usec {usage}\nuser_usec {usage}\nsystem_usec {usage}\n");
-            let torn = &text.as_bytes()[..cut.min(text.len() - 1)];
-            prop_assert!(cpu_stat(torn).is_err());
+            let incomplete = &text.as_bytes()[..cut.min(text.len() - 1)];
+            prop_assert!(cpu_stat(incomplete).is_err());
             let alone = format!("{usage}\n");
             prop_assert!(number(&alone.as_bytes()[..alone.len() - 1]).is_err());
         }

@@ -75,9 +75,9 @@ const MAX_STEP: usize = 32;
 fn segments(path: &str) -> impl Iterator<Item = (usize, &str)> {
     let mut end = 0;
     path.split('/').map(move |segment| {
-        let here = end + segment.len();
-        end = here + 1;
-        (here, segment)
+        let segment_end = end + segment.len();
+        end = segment_end + 1;
+        (segment_end, segment)
     })
 }
 
@@ -101,7 +101,7 @@ impl<'a> Steps<'a> {
             }
             return true;
         }
-        if let Some(kind) = misfit(segment) {
+        if let Some(kind) = systemd_name_in_cgroupfs(segment) {
             self.found = Some((end, kind));
             return true;
         }
@@ -160,7 +160,7 @@ fn slice_pod(name: &str) -> Option<(PodUid, Qos)> {
 
 /// The container of `kubepods-…-pod<U_I_D>.slice:cri-containerd:<id>`: kubelet uses the systemd driver and the runtime
 /// uses cgroupfs, so the runtime takes the whole text as the name of a directory.
-fn misfit(segment: &str) -> Option<CgroupKind> {
+fn systemd_name_in_cgroupfs(segment: &str) -> Option<CgroupKind> {
     let (slice, rest) = segment.split_once(".slice:")?;
     let (runtime, id) = rest.split_once(':')?;
     let (uid, qos) = slice_pod(slice)?;
@@ -252,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_nested_belongs_to_the_outermost_pod_and_container() {
+    fn a_nested_cgroup_belongs_to_the_outermost_pod_and_container() {
         let container = "/kubepods/burstable/pod{U}/{I}";
         for tail in
             ["/init.scope", "/docker/{I}", "/kubepods/pod{T}/{I}", "/system.slice/docker-{I}.scope", " (deleted)"]
@@ -263,14 +263,14 @@ mod tests {
     }
 
     #[test]
-    fn a_monitor_belongs_to_its_pod_and_is_no_container() {
+    fn a_monitor_process_belongs_to_its_pod_and_is_no_container() {
         let pod = "/kubepods.slice/kubepods-pod{S}.slice";
         check(&format!("{pod}/crio-conmon-{{I}}.scope"), pod, Some(("{U}", Qos::Guaranteed)), None);
         check(&format!("{pod}/init"), pod, Some(("{U}", Qos::Guaranteed)), None);
     }
 
     #[test]
-    fn containers_of_no_pod_are_recognised() {
+    fn containers_without_a_pod_are_recognised() {
         for (path, runtime) in [
             ("/docker/{I}", RuntimeKind::Docker),
             ("/system.slice/docker-{I}.scope", RuntimeKind::Docker),
@@ -283,7 +283,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_else_is_taken_for_a_pod_or_container() {
+    fn other_paths_are_neither_pods_nor_containers() {
         for path in [
             "",
             "/",
@@ -305,7 +305,7 @@ mod tests {
     }
 
     #[test]
-    fn a_path_above_our_namespace_is_foreign_whatever_follows() {
+    fn a_path_above_the_cgroup_namespace_is_foreign_whatever_follows() {
         for path in ["/..", "/../..", "/../../kubepods/pod{U}/{I}"] {
             assert_eq!(place(&fill(path)), CgroupPlace::Foreign);
         }
@@ -313,7 +313,7 @@ mod tests {
     }
 
     #[test]
-    fn a_job_of_slurm_is_found_below_what_is_slurms() {
+    fn a_slurm_job_is_found_only_below_a_slurm_cgroup() {
         for (path, expected) in [
             ("/slurm/uid_1000/job_77/step_0/task_0", Some((77, Some("0")))),
             ("/slurm_node-3/uid_0/job_8/step_batch", Some((8, Some("batch")))),
@@ -332,15 +332,15 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_path_panics_when_a_job_is_looked_for(path in "(/(slurm|slurmstepd.scope|job_[0-9]{0,22}|step_.{0,40}|.{0,9})){0,8}") {
+        fn no_path_causes_a_panic_in_the_search_for_a_job(path in "(/(slurm|slurmstepd.scope|job_[0-9]{0,22}|step_.{0,40}|.{0,9})){0,8}") {
             if let Some((job, step)) = slurm(&path) {
-                let told = path.contains(&job.to_string()) && step.is_none_or(|step| path.contains(step));
-                prop_assert!(told, "{} {:?}", job, step);
+                let is_in_path = path.contains(&job.to_string()) && step.is_none_or(|step| path.contains(step));
+                prop_assert!(is_in_path, "{} {:?}", job, step);
             }
         }
 
         #[test]
-        fn no_path_panics_and_what_is_cut_off_is_the_end(path in "(/(\\.\\.|kubepods|burstable|pod[0-9a-f-]{36}|[0-9a-f]{64}|docker|é|.{0,9})){0,8}") {
+        fn no_path_causes_a_panic_and_only_its_end_is_cut_off(path in "(/(\\.\\.|kubepods|burstable|pod[0-9a-f-]{36}|[0-9a-f]{64}|docker|é|.{0,9})){0,8}") {
             if let CgroupPlace::Inside { path: cut, .. } = place(&path) {
                 prop_assert!(path.starts_with(cut));
                 prop_assert_eq!(place(cut), place(&path));

@@ -1,5 +1,5 @@
-//! kubelet's checkpoint: the file in which its device manager keeps which container holds which devices
-//! (`kubelet_internal_checkpoint`).
+//! The kubelet's checkpoint (`kubelet_internal_checkpoint`): the file in which its device manager stores which
+//! container holds which devices.
 //!
 //! ```text
 //!   {"Data":{"PodDeviceEntries":[{"PodUID":"…","ContainerName":"main","ResourceName":"nvidia.com/gpu",
@@ -172,31 +172,31 @@ fn allocation(entry: &Entry<'_>) -> Result<CheckpointRow, String> {
     };
     ids.sort();
     ids.dedup();
-    let who = || format!("{}, {}", shown(&entry.container), shown(&entry.resource));
-    let told = match &entry.answer {
-        None => Told::default(),
-        Some(answer) => told(answer).ok_or_else(|| format!("not an answer of a plugin ({})", who()))?,
+    let place = || format!("{}, {}", shown(&entry.container), shown(&entry.resource));
+    let answer = match &entry.answer {
+        None => AnswerParts::default(),
+        Some(text) => answer_parts(text).ok_or_else(|| format!("not a plugin's answer to Allocate ({})", place()))?,
     };
     Ok(CheckpointRow {
         pod: PodUid::parse(&entry.pod).map_err(|error| error.to_string())?,
         container: entry.container.as_ref().into(),
         resource: entry.resource.as_ref().into(),
         ids,
-        cdi_devices: told.cdi_devices,
-        ticket: told.ticket,
-        record: told.record,
-        foreign: told.something && !told.ours,
+        cdi_devices: answer.cdi_devices,
+        ticket: answer.ticket,
+        record: answer.record,
+        foreign: answer.is_not_empty && !answer.ours,
     })
 }
 
 /// The parts of a plugin's answer that are used.
 #[derive(Default)]
-struct Told {
+struct AnswerParts {
     cdi_devices: Vec<Arc<str>>,
     ticket: Option<Ticket>,
     record: Option<Arc<str>>,
     /// Whether the answer has any field.
-    something: bool,
+    is_not_empty: bool,
     /// Whether the answer has something that only the agent writes.
     ours: bool,
 }
@@ -219,21 +219,21 @@ struct NamedCdiDevice {
     name: String,
 }
 
-/// The names of the CDI devices, the ticket and its record among the annotations of a plugin's answer. `None` where it is no
-/// answer.
-fn told(answer: &str) -> Option<Told> {
+/// The names of the CDI devices, the ticket, and its record in the annotations of a plugin's answer. `None` where the
+/// text is not an answer.
+fn answer_parts(answer: &str) -> Option<AnswerParts> {
     let bytes = STANDARD.decode(answer).ok()?;
     let answer = AllocateResponse::decode(&*bytes).ok()?;
     let names = answer.cdi_devices.into_iter().map(|device| device.name).filter(|name| !name.is_empty());
     let cdi_devices: Vec<Arc<str>> = names.map(Arc::from).collect();
     let text = |key: &str| answer.annotations.get(key).map(|value| std::str::from_utf8(value).ok());
     let written = text(ticket::ANNOTATION);
-    Some(Told {
+    Some(AnswerParts {
         ours: written.is_some() || cdi_devices.iter().any(|name| name.starts_with(ticket::KIND)),
         cdi_devices,
         ticket: written.flatten().and_then(|value| Ticket::parse(value).ok()),
         record: text(ticket::RECORD).flatten().map(Arc::from),
-        something: !bytes.is_empty(),
+        is_not_empty: !bytes.is_empty(),
     })
 }
 

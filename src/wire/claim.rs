@@ -116,8 +116,8 @@ pub fn encode(key: &'static str, claim: &Claim) -> Result<String, DecodeError> {
     Ok(text)
 }
 
-/// The value `text` with every container emptied, which tells HAMi's scheduler that all containers have their GPUs. A
-/// value that cannot be read becomes an empty text.
+/// The value `text` with every container emptied: by this, HAMi's scheduler knows that all containers have their GPUs.
+/// A value that cannot be read becomes an empty text.
 #[must_use]
 pub fn all_served(key: &'static str, text: &str) -> String {
     decode(key, text).map(|claim| ";".repeat(claim.len())).unwrap_or_default()
@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn each_container_has_its_slot() {
+    fn each_container_has_its_own_device_shares() {
         assert_eq!(shape("GPU-a,NVIDIA,3000,30:;"), [vec![gpu("GPU-a", 3000, 30)]]);
         assert_eq!(
             shape(";GPU-a,NVIDIA,3000,30:GPU-b,NVIDIA,3000,30:;;"),
@@ -168,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn pieces_that_are_no_shares_are_skipped_and_more_fields_too() {
+    fn pieces_without_a_comma_and_fields_after_the_fourth_are_skipped() {
         assert_eq!(shape("x:GPU-a,NVIDIA,1,2,3,4::;"), [vec![gpu("GPU-a", 1, 2)]]);
     }
 
@@ -201,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn what_no_reader_could_take_is_not_written() {
+    fn values_that_no_reader_accepts_are_not_written() {
         let whole = DeviceShare {
             device: GpuUuid::parse("GPU-a").unwrap(),
             memory: Some(Mib(1).bytes()),
@@ -219,12 +219,12 @@ mod tests {
 
     proptest! {
         #[test]
-        fn nothing_makes_it_panic(text in "\\PC{0,200}") {
+        fn no_input_causes_a_panic(text in "\\PC{0,200}") {
             let _ = decode(ALLOCATED, &text);
         }
 
         #[test]
-        fn nothing_like_it_makes_it_panic(text in "(GPU-a|NVIDIA|[0-9-]{0,11}|[,:; \n]){0,60}") {
+        fn no_similar_input_causes_a_panic(text in "(GPU-a|NVIDIA|[0-9-]{0,11}|[,:; \n]){0,60}") {
             if let Ok(claim) = decode(ALLOCATED, &text) {
                 let again = encode(ALLOCATED, &claim).map(|text| decode(ALLOCATED, &text));
                 prop_assert!(again.is_err() || again == Ok(Ok(claim)));
@@ -232,7 +232,7 @@ mod tests {
         }
 
         #[test]
-        fn what_is_written_is_read_back(
+        fn encoded_values_are_decoded_unchanged(
             pod in prop::collection::vec(
                 prop::collection::vec(("[!-+.-9<-~]{1,12}", 0..=0x7fff_ffff_u32, 0..=0x7fff_ffff_u32), 0..4), 0..6),
         ) {

@@ -49,7 +49,7 @@ mod tests {
     }
 
     #[test]
-    fn white_space_and_empty_items_are_no_gpus() {
+    fn white_space_and_empty_items_are_ignored() {
         assert_eq!(decode(" GPU-b, ,GPU-a,,GPU-b\n").unwrap(), set(&["GPU-a", "GPU-b"]));
         assert_eq!(decode("").unwrap(), set(&[]));
         assert_eq!(encode(&set(&["GPU-b", "GPU-a"])), "GPU-a,GPU-b");
@@ -66,12 +66,12 @@ mod tests {
 
     proptest! {
         #[test]
-        fn nothing_makes_it_panic(text in "\\PC{0,100}") {
+        fn no_input_causes_a_panic(text in "\\PC{0,100}") {
             let _ = decode(&text);
         }
 
         #[test]
-        fn what_is_written_is_read_back(uuids in prop::collection::btree_set("[!-+.-~]{1,12}", 0..9)) {
+        fn encoded_values_are_decoded_unchanged(uuids in prop::collection::btree_set("[!-+.-~]{1,12}", 0..9)) {
             let uuids = uuids.iter().map(|uuid| GpuUuid::parse(uuid).unwrap()).collect();
             prop_assert_eq!(decode(&encode(&uuids)).unwrap(), uuids);
         }

@@ -61,7 +61,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_shown_is_short_and_printable() {
+    fn quoted_input_is_short_and_printable() {
         assert_eq!(shown("a\nb"), "\"a\\nb\"");
         assert!(shown(&"ä".repeat(1000)).chars().count() <= MAX_SHOWN + 3);
     }

@@ -132,7 +132,7 @@ impl fmt::Display for ConfigWarning {
     }
 }
 
-/// Collects at most [`MAX_WARNINGS`] warnings, and one that says that there were more.
+/// Collects at most [`MAX_WARNINGS`] warnings, and one for all others.
 #[derive(Default)]
 struct Warnings(Vec<ConfigWarning>);
 
@@ -156,7 +156,7 @@ fn fault(what: String) -> DecodeError {
 /// [`DecodeError`] for an empty file, or a value of the wrong type or out of range.
 pub fn read(document: &Value) -> Result<(DeviceConfig, Vec<ConfigWarning>), DecodeError> {
     let sections = document.as_object().filter(|sections| !sections.is_empty());
-    let sections = sections.ok_or_else(|| fault("is empty, or no mapping of vendors".into()))?;
+    let sections = sections.ok_or_else(|| fault("is empty, or not a mapping of vendors".into()))?;
     let mut config = DeviceConfig::default();
     let mut warnings = Warnings::default();
     for (name, section) in sections {
@@ -164,7 +164,7 @@ pub fn read(document: &Value) -> Result<(DeviceConfig, Vec<ConfigWarning>), Deco
             let settings = match section {
                 Value::Null => &Map::new(),
                 Value::Object(settings) => settings,
-                _ => return Err(fault(format!("{SECTION}: is no mapping of settings"))),
+                _ => return Err(fault(format!("{SECTION}: is not a mapping of settings"))),
             };
             for (key, value) in settings.iter().filter(|(_, value)| !value.is_null()) {
                 let path = format!("{SECTION}.{}", bare(key));
@@ -172,11 +172,11 @@ pub fn read(document: &Value) -> Result<(DeviceConfig, Vec<ConfigWarning>), Deco
                     .map_err(|what| fault(format!("{path}: {what}")))?;
             }
         } else {
-            warnings.add(&bare(name), "devices of this vendor are not handled here");
+            warnings.add(&bare(name), "the agent does not handle devices of this vendor");
         }
     }
     if !sections.contains_key(SECTION) {
-        warnings.add(SECTION, "there is no such section, so every setting has its default");
+        warnings.add(SECTION, "this section is missing, so every setting has its default");
     }
     config.rules.names.distinct().map_err(|why| fault(format!("{SECTION}: {why}")))?;
     Ok((config, warnings.0))
@@ -211,7 +211,7 @@ fn vendor_setting(
         "runtimeClassName" => config.runtime_class = value::text(value)?,
         "migProfileAllowlist" => config.mig_allowlist = value::allowances(value)?,
         "knownMigGeometries" => warnings.add(path, "geometries of MIG are those of HAMi up to 2.9, and not followed"),
-        _ if !of_node(config, &key.to_ascii_lowercase(), value)? => warnings.add(path, "no such setting is known"),
+        _ if !of_node(config, &key.to_ascii_lowercase(), value)? => warnings.add(path, "unknown setting"),
         _ => {}
     }
     Ok(())
@@ -237,20 +237,20 @@ fn of_node(config: &mut DeviceConfig, key: &str, value: &Value) -> Result<bool, 
 /// # Errors
 /// [`DecodeError`] for another format, and for a value in the entry of `node` of the wrong type or out of range.
 pub fn for_node(document: &Value, node: &str, config: &mut DeviceConfig) -> Result<Vec<ConfigWarning>, DecodeError> {
-    let Some(file) = document.as_object() else { return Err(fault("the node file is no JSON object".into())) };
+    let Some(file) = document.as_object() else { return Err(fault("the node file is not a JSON object".into())) };
     let mut warnings = Warnings::default();
     for (key, value) in file.iter().filter(|(_, value)| !value.is_null()) {
         if !key.eq_ignore_ascii_case("nodeconfig") {
-            warnings.add(&bare(key), "no such setting is known");
+            warnings.add(&bare(key), "unknown setting");
             continue;
         }
-        let entries = value.as_array().ok_or_else(|| fault("nodeconfig: is no list".into()))?;
+        let entries = value.as_array().ok_or_else(|| fault("nodeconfig: is not a list".into()))?;
         if entries.len() > value::MAX_LIST {
             return Err(DecodeError::too_many(KEY, 0, "nodes", value::MAX_LIST));
         }
         for (number, entry) in entries.iter().enumerate() {
             let Some(entry) = entry.as_object() else {
-                return Err(fault(format!("nodeconfig[{number}]: is no mapping of settings")));
+                return Err(fault(format!("nodeconfig[{number}]: is not a mapping of settings")));
             };
             let name =
                 entry.iter().find(|(key, _)| key.eq_ignore_ascii_case("name")).and_then(|(_, name)| name.as_str());
@@ -278,7 +278,7 @@ fn node_entry(
             "filterdevices" => hide(config, value, &path, warnings).map_err(place)?,
             "migstrategy" => warnings.add(&path, "HAMi does not follow this setting either"),
             other if !of_node(config, other, value).map_err(place)? => {
-                warnings.add(&path, "no such setting is known");
+                warnings.add(&path, "unknown setting");
             }
             _ => {}
         }
@@ -287,7 +287,7 @@ fn node_entry(
 }
 
 fn hide(config: &mut DeviceConfig, value: &Value, path: &str, warnings: &mut Warnings) -> Result<(), String> {
-    let lists = value.as_object().ok_or("is no mapping of uuid and index")?;
+    let lists = value.as_object().ok_or("is not a mapping of uuid and index")?;
     for (key, list) in lists.iter().filter(|(_, list)| !list.is_null()) {
         match key.to_ascii_lowercase().as_str() {
             "uuid" => {
@@ -300,7 +300,7 @@ fn hide(config: &mut DeviceConfig, value: &Value, path: &str, warnings: &mut War
                     config.hidden_indexes.insert(value::number(index, 0, u64::from(u32::MAX))?);
                 }
             }
-            _ => warnings.add(&format!("{path}.{}", bare(key)), "no such setting is known"),
+            _ => warnings.add(&format!("{path}.{}", bare(key)), "unknown setting"),
         }
     }
     Ok(())

@@ -52,7 +52,7 @@ fn list(case: &Value) -> Vec<&Value> {
 }
 
 #[test]
-fn what_hamis_scheduler_wrote_is_what_was_asked_for() {
+fn claims_of_hamis_scheduler_match_the_requests() {
     for case in cases(SCHEDULER) {
         let name = text(&case, "case");
         let annotations = &case["annotations"];
@@ -68,14 +68,15 @@ fn what_hamis_scheduler_wrote_is_what_was_asked_for() {
             "{name}"
         );
 
-        let asked = [list(&case["initContainers"]), list(&case["containers"])].concat();
+        let containers = [list(&case["initContainers"]), list(&case["containers"])].concat();
         if name == "too-many-cores" {
             // HAMi reduces it to 100 silently; the agent refuses the request, so that the owner of the pod sees it.
-            let refused = request(&RequestRules::default(), &amounts(asked[0]), &ResourceAmounts::new()).unwrap_err();
+            let refused =
+                request(&RequestRules::default(), &amounts(containers[0]), &ResourceAmounts::new()).unwrap_err();
             assert_eq!(refused.resource, "nvidia.com/gpucores");
             continue;
         }
-        let requests = requests(&asked);
+        let requests = requests(&containers);
         let granted = placed(&claim, &requests);
         for (request, shares) in requests.iter().zip(&granted) {
             let Some(request) = request else {
@@ -107,7 +108,7 @@ fn what_hamis_scheduler_wrote_is_what_was_asked_for() {
 }
 
 #[test]
-fn what_hamis_plugin_answered_follows_from_the_annotations() {
+fn answers_of_hamis_plugin_follow_from_the_annotations() {
     for case in cases(PLUGIN) {
         let name = format!("{} {}", text(&case, "pod"), text(&case, "container"));
         let claim = claim::decode(annotation_keys::ALLOCATED, text(&case, "allocated")).unwrap();
@@ -171,8 +172,8 @@ fn every_form_of_register_and_lock_is_read() {
     }
     for case in list(&formats["lock"]) {
         let found = node_lock::decode(text(case, "text"));
-        let told = |lock: model::claim::NodeLock| json!({"seconds": seconds(lock.at), "owner": lock.owner.map(|owner| owner.to_string())});
-        check(case, found.map(told).map_err(|fault| fault.what));
+        let to_json = |lock: model::claim::NodeLock| json!({"seconds": seconds(lock.at), "owner": lock.owner.map(|owner| owner.to_string())});
+        check(case, found.map(to_json).map_err(|fault| fault.what));
     }
 }
 
@@ -196,19 +197,19 @@ fn every_form_of_device_string_and_request_is_read() {
     let formats: Value = serde_json::from_str(FORMATS).unwrap();
     for case in list(&formats["devices"]) {
         let row = |share: &DeviceShare| json!([share.device.as_str(), numbers(share).0, numbers(share).1]);
-        let told = |claim: Claim| json!({"slots": claim.0.iter().map(|slot| slot.iter().map(row).collect()).collect::<Vec<Vec<Value>>>()});
+        let to_json = |claim: Claim| json!({"slots": claim.0.iter().map(|slot| slot.iter().map(row).collect()).collect::<Vec<Vec<Value>>>()});
         let found = claim::decode(annotation_keys::TO_ALLOCATE, text(case, "text"));
-        check(case, found.map(told).map_err(|fault| fault.what));
+        check(case, found.map(to_json).map_err(|fault| fault.what));
     }
     for case in list(&formats["request"]) {
         let found = request(&RequestRules::default(), &amounts(&case["limits"]), &ResourceAmounts::new());
-        let told = |request: Option<GpuRequest>| {
+        let to_json = |request: Option<GpuRequest>| {
             let memory = request.map(|request| request.memory);
             let percent = if let Some(MemoryRequest::Percent(share)) = memory { Some(share) } else { None };
             let mib = if let Some(MemoryRequest::Amount(amount)) = memory { Some(amount.0) } else { None };
             let (count, cores) = (request.map(|request| request.count), request.map(|request| request.cores.0));
             json!({"count": count, "percent": percent, "mib": mib, "cores": cores})
         };
-        check(case, found.map(told).map_err(|error| error.to_string()));
+        check(case, found.map(to_json).map_err(|error| error.to_string()));
     }
 }

@@ -38,19 +38,19 @@ pub fn of(pod: &Pod, rules: &RequestRules, node: &NodeName) -> Option<GpuPod> {
             }))
         })
         .collect();
-    let torn = unreadable.is_some();
+    let invalid = unreadable.is_some();
     let claim = match unreadable {
         Some(why) => PodClaim::BadRequest(why.into()),
         None => read(pod, &requests, node),
     };
     // A claim that does not fit the pod's requests, for example where no container requests a GPU, is a mistake that
     // the user must see.
-    let odd =
-        torn || (matches!(claim, PodClaim::Unreadable(_)) && pod.annotation(annotation_keys::ALLOCATED).is_some());
-    let asking = odd || requests.iter().any(|request| request.slots > 0);
+    let has_fault =
+        invalid || (matches!(claim, PodClaim::Unreadable(_)) && pod.annotation(annotation_keys::ALLOCATED).is_some());
+    let requests_gpus = has_fault || requests.iter().any(|request| request.slots > 0);
     let asks_for_gpus = |name: &str| requests.iter().any(|request| request.slots > 0 && *request.container == *name);
     let started = pod.containers.iter().any(|container| asks_for_gpus(&container.name) && has_run(container));
-    asking.then(|| GpuPod {
+    requests_gpus.then(|| GpuPod {
         // The kubelet knows a static pod by the hash of its manifest.
         uid: pod.cgroup_uid().clone(),
         pod: pod.name.clone(),
@@ -162,12 +162,12 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_that_asks_for_no_gpu_is_no_gpu_pod() {
+    fn a_pod_without_a_gpu_request_is_no_gpu_pod() {
         assert_eq!(gpu_pod(&json!({}), &json!({ "cpu": "1" })), None);
     }
 
     #[test]
-    fn what_anybody_may_write_makes_no_tenant_and_no_claim() {
+    fn annotations_that_users_may_write_make_neither_a_gpu_pod_nor_a_claim() {
         let large = json!({ "nvidia.com/use-gputype": "x".repeat(17 << 10) });
         assert_eq!(gpu_pod(&large, &json!({ "cpu": "1" })), None);
         let requests = json!({ "nvidia.com/gpu": "1" });
@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn each_container_finds_its_own_part_of_the_claim() {
+    fn each_container_gets_its_own_part_of_the_claim() {
         let limits = json!({ "nvidia.com/gpu": "1", "nvidia.com/gpumem": "3k", "nvidia.com/gpucores": "30", "nvidia.com/priority": "0" });
         let claim = json!({ annotation_keys::ALLOCATED: ";GPU-1,NVIDIA,3000,30:;GPU-2,NVIDIA,2000,0:;", annotation_keys::ASSIGNED_NODE: "node-1" });
         let gpu_pod = gpu_pod(&claim, &limits).unwrap();
@@ -202,7 +202,7 @@ mod tests {
 
     /// A pod whose GPU container was refused holds no GPU, even if its other containers run.
     #[test]
-    fn only_a_container_that_asks_for_gpus_starts_its_pod() {
+    fn only_a_container_with_a_gpu_request_marks_its_pod_as_started() {
         let id = &*format!("containerd://{}", "a".repeat(64));
         let (runs, over, waits) =
             (json!({ "running": {} }), json!({ "terminated": { "exitCode": 0 } }), json!({ "waiting": {} }));
@@ -230,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn a_claim_that_cannot_be_right_is_unreadable_and_says_why() {
+    fn an_invalid_claim_is_unreadable_with_a_reason() {
         let limits = json!({ "nvidia.com/gpu": "1" });
         for (annotations, word) in [
             (json!({ annotation_keys::ALLOCATED: "x" }), annotation_keys::ALLOCATED),
@@ -245,8 +245,8 @@ mod tests {
                 other => panic!("{annotations}: {other:?}"),
             }
         }
-        let torn = gpu_pod(&json!({}), &json!({ "nvidia.com/gpu": "1.5" })).unwrap();
-        assert!(matches!(torn.claim, PodClaim::BadRequest(why) if why.contains("side")));
+        let invalid = gpu_pod(&json!({}), &json!({ "nvidia.com/gpu": "1.5" })).unwrap();
+        assert!(matches!(invalid.claim, PodClaim::BadRequest(why) if why.contains("side")));
         for (resource, amount) in [("nvidia.com/gpucores", "150"), ("nvidia.com/priority", "7")] {
             let requests = gpu_pod(&json!({}), &json!({ "nvidia.com/gpu": "2", resource: amount })).unwrap();
             let PodClaim::BadRequest(why) = &requests.claim else { panic!("{:?}", requests.claim) };
@@ -258,16 +258,16 @@ mod tests {
 
     /// Without its requests, the agent would match the pod's call of `Allocate` to no pod, or to another one.
     #[test]
-    fn a_request_of_which_a_part_was_not_kept_is_no_request_and_says_why() {
+    fn a_request_that_was_not_kept_in_full_is_a_bad_request_with_a_reason() {
         let mut limits: serde_json::Map<String, Value> =
             (0..40).map(|n| (format!("a{n}.example.com/none"), json!("0"))).collect();
         limits.insert("nvidia.com/gpu".into(), json!("1"));
         let claim = json!({ annotation_keys::ALLOCATED: ";GPU-1,NVIDIA,0,0:;GPU-1,NVIDIA,0,0:;" });
-        let torn = gpu_pod(&claim, &limits.into()).unwrap();
-        let PodClaim::BadRequest(why) = &torn.claim else { panic!("{:?}", torn.claim) };
+        let invalid = gpu_pod(&claim, &limits.into()).unwrap();
+        let PodClaim::BadRequest(why) = &invalid.claim else { panic!("{:?}", invalid.claim) };
         assert_eq!(&**why, "container side: names 9 extended resources more than the 32 that the agent reads");
         assert_eq!(
-            torn.requests.iter().map(|request| request.slots).collect::<Vec<_>>(),
+            invalid.requests.iter().map(|request| request.slots).collect::<Vec<_>>(),
             [0, 1, 1],
             "the calls for them are known"
         );
@@ -276,12 +276,12 @@ mod tests {
             "metadata": { "name": "train", "namespace": "ml", "uid": UID }, "spec": { "containers": containers },
         });
         let pod = decode(text.to_string().as_bytes()).unwrap();
-        let torn = of(&pod, &RequestRules::default(), &NodeName::parse("node-1").unwrap()).unwrap();
-        assert!(matches!(torn.claim, PodClaim::BadRequest(why) if why.contains("72 containers more")));
+        let invalid = of(&pod, &RequestRules::default(), &NodeName::parse("node-1").unwrap()).unwrap();
+        assert!(matches!(invalid.claim, PodClaim::BadRequest(why) if why.contains("72 containers more")));
     }
 
     #[test]
-    fn a_claim_that_this_node_made_says_so() {
+    fn a_claim_that_the_agent_made_is_marked() {
         let claim = json!({ annotation_keys::ALLOCATED: ";GPU-1,NVIDIA,0,0:;GPU-1,NVIDIA,0,0:;", annotation_keys::PLACED_BY: annotation_keys::PLACED_BY_AGENT });
         let gpu_pod = gpu_pod(&claim, &json!({ "nvidia.com/gpu": "1" })).unwrap();
         assert!(gpu_pod.placed_here);
@@ -291,13 +291,13 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_annotation_and_no_quantity_panics(claim in "\\PC{0,80}", gpus in "\\PC{0,12}", node in "\\PC{0,12}") {
+        fn no_annotation_or_quantity_causes_a_panic(claim in "\\PC{0,80}", gpus in "\\PC{0,12}", node in "\\PC{0,12}") {
             let annotations = json!({ annotation_keys::ALLOCATED: claim, annotation_keys::ASSIGNED_NODE: node });
             let gpu_pod = gpu_pod(&annotations, &json!({ "nvidia.com/gpu": gpus }));
             if let Some(GpuPod { requests, claim: PodClaim::Given(given), .. }) = gpu_pod {
                 let counts: Vec<usize> = given.iter().map(Vec::len).collect();
-                let asked: Vec<usize> = requests.iter().map(|request| request.slots as usize).collect();
-                prop_assert_eq!(counts, asked);
+                let requested: Vec<usize> = requests.iter().map(|request| request.slots as usize).collect();
+                prop_assert_eq!(counts, requested);
             }
         }
     }

@@ -4,7 +4,7 @@
 //! ```text
 //!   1795256507                                       the form that the agent writes; scripts compute its age
 //!   Reported 2024-01-23 04:30:04.43 +0000 UTC m=+…   HAMi's plugin up to 2.7.1
-//!   Requesting_2026-11-21 10:21:12                   HAMi's scheduler asks; up to 2.4 the date has points
+//!   Requesting_2026-11-21 10:21:12                   a request of HAMi's scheduler; up to 2.4 the date has points
 //!   Deleted_2026-11-21 10:21:12                      HAMi's scheduler up to 2.9 has removed the node
 //! ```
 //!
@@ -22,7 +22,7 @@ pub enum Handshake {
     At(WallTime),
     /// HAMi's plugin reported the node, in a form whose time is not read.
     Reported,
-    /// A scheduler asks whether the node is alive.
+    /// A scheduler requests a new handshake, to see whether the agent is alive.
     Requesting {
         /// The time in the request, read as UTC, if it has one.
         stated: Option<WallTime>,
@@ -89,12 +89,12 @@ mod tests {
 
     proptest! {
         #[test]
-        fn nothing_makes_it_panic(text in "\\PC{0,300}") {
+        fn no_input_causes_a_panic(text in "\\PC{0,300}") {
             let _ = decode(&text);
         }
 
         #[test]
-        fn what_is_written_is_read_back(seconds in 0..253_402_300_800_u64) {
+        fn encoded_values_are_decoded_unchanged(seconds in 0..253_402_300_800_u64) {
             let at = WallTime(seconds * 1_000_000);
             prop_assert_eq!(decode(&encode(at)), Handshake::At(at));
         }

@@ -136,7 +136,7 @@ fn incident(word: &str) -> Result<Incident, DecodeError> {
     match (code.and_then(|digits| digits.parse().ok()), word) {
         (Some(code), _) => Ok(Incident::Xid(code)),
         (None, "ecc_uncorrected") => Ok(Incident::EccUncorrected),
-        (None, other) => Err(FILE.fault(format!("{} is no incident that is kept", shown(other)))),
+        (None, other) => Err(FILE.fault(format!("{} is not an incident that is saved", shown(other)))),
     }
 }
 
@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn another_version_or_a_word_that_is_none_is_refused() {
+    fn another_version_or_an_unknown_word_is_refused() {
         let now = Now { monotonic: Monotonic(9_000_000_000), wall: model::time::WallTime(1_700_000_004_000_000) };
         let text = encode(&boot(), &[one()], now).unwrap();
         assert_eq!(
@@ -187,9 +187,12 @@ mod tests {
         }
         let many = vec![one(); MAX_GPUS + 1];
         assert!(encode(&boot(), &many, now).is_err());
-        let stands = KeptIncidents { incidents: vec![(Incident::Silent(Absence::GpuLost), Monotonic(1))], ..one() };
-        let text = encode(&boot(), &[stands], now).unwrap();
-        assert!(decode(text.as_bytes()).is_ok_and(|(_, kept)| kept[0].incidents.is_empty()), "what stands is not kept");
+        let condition = KeptIncidents { incidents: vec![(Incident::Silent(Absence::GpuLost), Monotonic(1))], ..one() };
+        let text = encode(&boot(), &[condition], now).unwrap();
+        assert!(
+            decode(text.as_bytes()).is_ok_and(|(_, kept)| kept[0].incidents.is_empty()),
+            "a condition is not saved"
+        );
     }
 
     fn marks() -> impl Strategy<Value = CounterMarks> {
@@ -220,18 +223,18 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_written_is_read_back(kept in prop::collection::vec(kept(), 0..5)) {
+        fn encoded_values_are_decoded_unchanged(kept in prop::collection::vec(kept(), 0..5)) {
             let text = encode(&boot(), &kept, Now::default()).unwrap();
             prop_assert_eq!(decode(text.as_bytes()), Ok((boot(), kept)));
         }
 
         #[test]
-        fn no_bytes_panic(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
+        fn no_bytes_cause_a_panic(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
             let _ = decode(&bytes);
         }
 
         #[test]
-        fn no_text_that_is_nearly_right_panics(place in 0..200_usize, byte in any::<u8>()) {
+        fn no_damaged_text_causes_a_panic(place in 0..200_usize, byte in any::<u8>()) {
             let mut bytes = encode(&boot(), &[one()], Now::default()).unwrap().into_bytes();
             if let Some(old) = bytes.get_mut(place) {
                 *old = byte;

@@ -6,9 +6,9 @@
 //!    "given":[{"uuid":"GPU-…","memory_bytes":3145728000,"core_percent":30}]}
 //! ```
 //!
-//! `meant` is present with early binding, when the answer to `Allocate` had devices. `holder` is present once kubelet's
-//! checkpoint names the container. `given` is present where the claim alone does not say which device shares the
-//! container has.
+//! `meant` is [`IssuedTicket::expected`]; it is present with early binding, when the answer to `Allocate` had devices.
+//! `holder` is present once kubelet's checkpoint names the container. `given` is present where the device shares of the
+//! container do not follow from its claim alone.
 
 use crate::decode_error::DecodeError;
 use crate::kept_file::{KeptFile, Versioned};
@@ -165,7 +165,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_written_is_read_back(
+        fn encoded_values_are_decoded_unchanged(
             bytes: [u8; 16],
             order: u64,
             ids in prop::collection::vec("\\PC{0,12}", 0..4),
@@ -185,7 +185,7 @@ mod tests {
         }
 
         #[test]
-        fn no_bytes_panic(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
+        fn no_bytes_cause_a_panic(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
             let _ = decode(&bytes);
         }
     }

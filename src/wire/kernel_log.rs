@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_xid_of_a_gpu_is_left_out() {
+    fn lines_without_an_xid_of_a_gpu_are_skipped() {
         for line in [
             "",
             "NVRM: Xid (",
@@ -214,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn an_error_of_a_switch_is_read_once_by_the_line_that_says_how_bad_it_is() {
+    fn an_error_of_a_switch_is_read_once_from_its_line_with_the_severity() {
         let switch = |bus, code, fatal, link| Some(KernelSxid { slot: slot(0, bus, 0), code, fatal, link });
         for (line, expected) in [
             (
@@ -240,13 +240,13 @@ mod tests {
             ("NVRM: Xid (PCI:0000:65:00): 79, GPU has fallen off the bus.", None),
         ] {
             assert_eq!(sxid(line.as_bytes()), expected, "{line}");
-            let told = error(line.as_bytes());
-            assert_eq!(matches!(told, Some(KernelError::Switch(_))), expected.is_some(), "{line}");
+            let read = error(line.as_bytes());
+            assert_eq!(matches!(read, Some(KernelError::Switch(_))), expected.is_some(), "{line}");
         }
     }
 
     #[test]
-    fn one_slot_has_many_spellings() {
+    fn a_pci_address_is_read_in_every_form() {
         for text in ["00000000:65:00.0", "0000:65:00.0", "PCI:0000:65:00", "65:00", "0065:00", "00000000:65:00"] {
             assert_eq!(pci_slot(text), Some(slot(0, 0x65, 0)), "{text}");
         }
@@ -257,7 +257,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_bytes_make_it_panic(bytes in proptest::collection::vec(any::<u8>(), 0..256)) {
+        fn no_bytes_cause_a_panic(bytes in proptest::collection::vec(any::<u8>(), 0..256)) {
             let _ = xid(&bytes);
             let mut marked = MARK.to_vec();
             marked.extend_from_slice(&bytes);
@@ -267,7 +267,7 @@ mod tests {
         }
 
         #[test]
-        fn what_the_driver_writes_of_a_switch_is_read_back(domain: u16, bus: u8, device in 0u8..32, code in 10_000u32..30_000, fatal: bool, link in 0u32..64) {
+        fn lines_about_a_switch_are_read_unchanged(domain: u16, bus: u8, device in 0u8..32, code in 10_000u32..30_000, fatal: bool, link in 0u32..64) {
             let word = if fatal { "Fatal" } else { "Non-fatal" };
             let line = format!("nvidia-nvswitch2: SXid (PCI:{domain:04x}:{bus:02x}:{device:02x}.0): {code:05}, {word}, Link {link:02} TLC RX");
             let expected = KernelSxid { slot: slot(domain.into(), bus, device), code, fatal, link: Some(link) };
@@ -275,7 +275,7 @@ mod tests {
         }
 
         #[test]
-        fn what_the_driver_writes_is_read_back(domain: u16, bus: u8, device in 0u8..32, code in 0u32..200, pid in 1u32..4_194_304) {
+        fn lines_about_a_gpu_are_read_unchanged(domain: u16, bus: u8, device in 0u8..32, code in 0u32..200, pid in 1u32..4_194_304) {
             let line = format!("NVRM: Xid (PCI:{domain:04x}:{bus:02x}:{device:02x}): {code}, pid={pid}, name=x");
             let read = xid(line.as_bytes()).expect("an XID");
             prop_assert_eq!(read.slot, slot(domain.into(), bus, device));

@@ -29,42 +29,42 @@ pub fn of(view: &NodeView, replicas: u32) -> Option<NodeLabels> {
     let GpuSourceState::Working { driver, cuda, .. } = &view.gpu_source else { return None };
     let mut labels = NodeLabels::new();
     let Some(first) = view.gpus.first().map(|gpu| &*gpu.gpu) else { return Some(labels) };
-    let mut tell = |key, value: Option<String>| {
+    let mut set = |key, value: Option<String>| {
         if let Some(value) = value.map(|value| fit(&value)).filter(|value| !value.is_empty()) {
             labels.insert(key, value);
         }
     };
-    tell(annotation_keys::LABEL_PRESENT, Some("true".into()));
-    tell(annotation_keys::LABEL_COUNT, Some(view.gpus.len().to_string()));
-    tell(
+    set(annotation_keys::LABEL_PRESENT, Some("true".into()));
+    set(annotation_keys::LABEL_COUNT, Some(view.gpus.len().to_string()));
+    set(
         annotation_keys::LABEL_PRODUCT,
         Some(product(first, &view.gpus.iter().map(|gpu| &*gpu.gpu).collect::<Vec<_>>())),
     );
-    tell(annotation_keys::LABEL_MEMORY, first.memory_total.get().map(|total| (total.0 / Bytes::MIB).to_string()));
-    tell(annotation_keys::LABEL_REPLICAS, Some(replicas.to_string()));
+    set(annotation_keys::LABEL_MEMORY, first.memory_total.get().map(|total| (total.0 / Bytes::MIB).to_string()));
+    set(annotation_keys::LABEL_REPLICAS, Some(replicas.to_string()));
     let strategy = if replicas > 1 { "time-slicing" } else { "none" };
-    tell(annotation_keys::LABEL_SHARING, Some(strategy.into()));
+    set(annotation_keys::LABEL_SHARING, Some(strategy.into()));
     if let Some(compute) = first.compute.get() {
-        tell(annotation_keys::LABEL_COMPUTE_MAJOR, Some(compute.major.to_string()));
-        tell(annotation_keys::LABEL_COMPUTE_MINOR, Some(compute.minor.to_string()));
-        tell(annotation_keys::LABEL_FAMILY, family(compute.major, compute.minor).map(str::to_owned));
+        set(annotation_keys::LABEL_COMPUTE_MAJOR, Some(compute.major.to_string()));
+        set(annotation_keys::LABEL_COMPUTE_MINOR, Some(compute.minor.to_string()));
+        set(annotation_keys::LABEL_FAMILY, family(compute.major, compute.minor).map(str::to_owned));
     }
     let capable = view.gpus.iter().any(|gpu| gpu.gpu.mig_mode.value().is_some());
-    tell(annotation_keys::LABEL_MIG_CAPABLE, Some(capable.to_string()));
-    tell(annotation_keys::LABEL_MIG_STRATEGY, mig_strategy(view).map(str::to_owned));
-    versions(driver, cuda.as_deref(), &mut tell);
+    set(annotation_keys::LABEL_MIG_CAPABLE, Some(capable.to_string()));
+    set(annotation_keys::LABEL_MIG_STRATEGY, mig_strategy(view).map(str::to_owned));
+    versions(driver, cuda.as_deref(), &mut set);
     Some(labels)
 }
 
-fn versions(driver: &str, cuda: Option<&str>, tell: &mut impl FnMut(&'static str, Option<String>)) {
+fn versions(driver: &str, cuda: Option<&str>, set: &mut impl FnMut(&'static str, Option<String>)) {
     let part = |text: &str, place: usize| text.split('.').nth(place).map(str::to_owned);
-    tell(annotation_keys::LABEL_DRIVER, Some(driver.to_owned()));
+    set(annotation_keys::LABEL_DRIVER, Some(driver.to_owned()));
     for (place, keys) in annotation_keys::LABELS_DRIVER.iter().enumerate() {
-        keys.iter().for_each(|key| tell(key, part(driver, place)));
+        keys.iter().for_each(|key| set(key, part(driver, place)));
     }
-    tell(annotation_keys::LABEL_RUNTIME, cuda.map(str::to_owned));
+    set(annotation_keys::LABEL_RUNTIME, cuda.map(str::to_owned));
     for (place, keys) in annotation_keys::LABELS_RUNTIME.iter().enumerate() {
-        keys.iter().for_each(|key| tell(key, cuda.and_then(|cuda| part(cuda, place))));
+        keys.iter().for_each(|key| set(key, cuda.and_then(|cuda| part(cuda, place))));
     }
 }
 
@@ -192,11 +192,11 @@ mod tests {
     }
 
     #[test]
-    fn a_node_is_labelled_as_by_gpu_feature_discovery() {
+    fn a_node_has_the_labels_of_gpu_feature_discovery() {
         let labels = of(&view(vec![gpu(0, &[]), gpu(1, &[])]), 10).unwrap();
-        let told: Vec<String> = labels.iter().map(|(key, value)| format!("{key}={value}")).collect();
+        let shown_labels: Vec<String> = labels.iter().map(|(key, value)| format!("{key}={value}")).collect();
         assert_eq!(
-            told,
+            shown_labels,
             [
                 "nvidia.com/cuda.driver-version.full=550.127.08",
                 "nvidia.com/cuda.driver-version.major=550",
@@ -232,15 +232,15 @@ mod tests {
             (&*alike[annotation_keys::LABEL_MIG_STRATEGY], &*alike[annotation_keys::LABEL_SHARING]),
             ("single", "none")
         );
-        for odd in [vec![gpu(0, &["1g.10gb", "2g.20gb"])], vec![gpu(0, &["1g.10gb"]), gpu(1, &[])]] {
-            let labels = of(&view(odd), 1).unwrap();
+        for mixed in [vec![gpu(0, &["1g.10gb", "2g.20gb"])], vec![gpu(0, &["1g.10gb"]), gpu(1, &[])]] {
+            let labels = of(&view(mixed), 1).unwrap();
             assert_eq!(labels[annotation_keys::LABEL_MIG_STRATEGY], "mixed");
             assert_eq!(labels[annotation_keys::LABEL_PRODUCT], "NVIDIA-H100-80GB-HBM3");
         }
     }
 
     #[test]
-    fn what_is_not_known_has_no_label() {
+    fn unknown_values_have_no_label() {
         let mut bare = gpu(0, &[]);
         bare.memory_total = Reading::Absent(Absence::NotSupported);
         bare.compute = Reading::Absent(Absence::NotSupported);
@@ -258,7 +258,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn every_value_is_one_that_kubernetes_takes(model in ".{0,100}", driver in ".{0,80}") {
+        fn every_value_is_one_that_kubernetes_accepts(model in ".{0,100}", driver in ".{0,80}") {
             let mut one = gpu(0, &[]);
             one.model = model.into();
             let mut view = view(vec![one]);

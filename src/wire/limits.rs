@@ -80,8 +80,8 @@ struct Device<'a> {
 ///
 /// # Errors
 /// [`DecodeError`] for more devices than [`decode`] accepts.
-pub fn encode(promise: &ContainerLimits) -> Result<String, DecodeError> {
-    if promise.devices.len() > MAX_DEVICES {
+pub fn encode(limits: &ContainerLimits) -> Result<String, DecodeError> {
+    if limits.devices.len() > MAX_DEVICES {
         return Err(FILE.too_many("devices", MAX_DEVICES));
     }
     let device = |(index, device): (usize, &DeviceLimits)| Device {
@@ -96,13 +96,13 @@ pub fn encode(promise: &ContainerLimits) -> Result<String, DecodeError> {
     let document = Document {
         version: FILE.version,
         pod: Pod {
-            uid: promise.uid.as_str().into(),
-            namespace: promise.pod.namespace.as_ref().into(),
-            name: promise.pod.name.as_ref().into(),
+            uid: limits.uid.as_str().into(),
+            namespace: limits.pod.namespace.as_ref().into(),
+            name: limits.pod.name.as_ref().into(),
         },
-        container: promise.container.as_ref().into(),
-        priority: promise.priority,
-        devices: promise.devices.iter().enumerate().map(device).collect(),
+        container: limits.container.as_ref().into(),
+        priority: limits.priority,
+        devices: limits.devices.iter().enumerate().map(device).collect(),
     };
     FILE.encode(&document)
 }
@@ -144,7 +144,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn promise() -> ContainerLimits {
+    fn limits() -> ContainerLimits {
         ContainerLimits {
             uid: PodUid::parse("466d3e0f-28fd-4a4c-a28d-790ef2a79f8c").unwrap(),
             pod: PodRef { namespace: "ml".into(), name: "train-0".into() },
@@ -181,10 +181,10 @@ mod tests {
 
     #[test]
     fn the_limits_of_a_container_have_one_text_form() {
-        assert_eq!(encode(&promise()).unwrap(), TEXT);
-        assert_eq!(decode(TEXT.as_bytes()), Ok(promise()));
+        assert_eq!(encode(&limits()).unwrap(), TEXT);
+        assert_eq!(decode(TEXT.as_bytes()), Ok(limits()));
         let more = TEXT.replace("\"version\":1", "\"version\":1,\"later\":{\"a\":[1]}");
-        assert_eq!(decode(more.as_bytes()), Ok(promise()));
+        assert_eq!(decode(more.as_bytes()), Ok(limits()));
     }
 
     #[test]
@@ -201,7 +201,7 @@ mod tests {
             assert!(fault.what.contains(what), "{to}: {fault}");
         }
         assert!(decode(&vec![b' '; MAX_BYTES + 1]).unwrap_err().what.contains("bytes long"));
-        let mut many = promise();
+        let mut many = limits();
         many.devices = vec![many.devices[1].clone(); MAX_DEVICES + 1];
         assert!(encode(&many).unwrap_err().what.contains("more than 512 devices"));
         many.devices.pop();
@@ -210,12 +210,12 @@ mod tests {
 
     proptest! {
         #[test]
-        fn nothing_makes_it_panic(bytes: Vec<u8>) {
+        fn no_input_causes_a_panic(bytes: Vec<u8>) {
             let _ = decode(&bytes);
         }
 
         #[test]
-        fn what_is_written_is_read_back(
+        fn encoded_values_are_decoded_unchanged(
             devices in prop::collection::vec(("[!-~]{1,20}", any::<u32>(), "\\PC{0,20}", any::<(u64, bool)>(), any::<Option<u32>>()), 0..5),
             names in ("\\PC{0,10}", "\\PC{0,10}", "\\PC{0,10}"), priority: Option<u32>,
         ) {
@@ -227,14 +227,14 @@ mod tests {
                 unlimited: memory.1,
                 cores: cores.map(CorePercent),
             };
-            let told = ContainerLimits {
+            let expected = ContainerLimits {
                 pod: PodRef { namespace: names.0.into(), name: names.1.into() },
                 container: names.2.into(),
                 devices: devices.into_iter().map(device).collect(),
                 priority,
-                ..promise()
+                ..limits()
             };
-            prop_assert_eq!(decode(encode(&told).unwrap().as_bytes()), Ok(told));
+            prop_assert_eq!(decode(encode(&expected).unwrap().as_bytes()), Ok(expected));
         }
     }
 }

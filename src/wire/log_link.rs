@@ -81,7 +81,7 @@ mod tests {
     }
 
     #[test]
-    fn links_of_kubelet_are_read() {
+    fn links_of_the_kubelet_are_read() {
         check(&format!("train-0_ml_main-{ID}.log"), Ok(("train-0", "ml", "main")));
         check(
             &format!("etcd-node-a.example.com_kube-system_etcd-server-{ID}.log"),
@@ -112,19 +112,19 @@ mod tests {
     }
 
     #[test]
-    fn a_link_that_kubelet_cut_names_no_container() {
+    fn a_link_that_the_kubelet_cut_names_no_container() {
         let whole = format!("{}_ml_main-{ID}", "p".repeat(200));
         check(&format!("{}.log", &whole[..251]), Err(NotALogLink::Id));
     }
 
     proptest! {
         #[test]
-        fn nothing_makes_it_panic(bytes in proptest::collection::vec(any::<u8>(), 0..400)) {
+        fn no_input_causes_a_panic(bytes in proptest::collection::vec(any::<u8>(), 0..400)) {
             let _ = parse(&bytes);
         }
 
         #[test]
-        fn what_kubelet_writes_is_read_back(
+        fn links_in_the_form_of_the_kubelet_are_read_unchanged(
             pod in "[a-z0-9]([-a-z0-9.]{0,80}[a-z0-9])?",
             namespace in "[a-z0-9]([-a-z0-9]{0,40}[a-z0-9])?",
             container in "[a-z0-9]([-a-z0-9]{0,40}[a-z0-9])?",

@@ -7,7 +7,7 @@
 //! ```
 //!
 //! The reader of the answer bounds its length, and so all texts in it. The list of field managers is bounded here, and
-//! entries that cannot be read are skipped: the owner of a label only tells programs not to disturb each other, and
+//! entries that cannot be read are skipped: the owner of a label only keeps programs from overwriting each other, and
 //! grants no right.
 
 use crate::pod::{Annotations, OrNull};
@@ -170,15 +170,15 @@ impl NodeObject {
     }
 }
 
-/// The field managers of each key in `there`.
-fn writers(managed: &[serde_json::Value], part: &str, there: &BTreeMap<String, String>) -> Writers {
+/// The field managers of each key in `present`.
+fn writers(managed: &[serde_json::Value], part: &str, present: &BTreeMap<String, String>) -> Writers {
     let mut writers = Writers::new();
     for entry in managed.iter().take(MAX_WRITERS) {
         let Some(manager) = entry["manager"].as_str() else { continue };
         let owned = entry["fieldsV1"]["f:metadata"][part].as_object();
         for key in owned.into_iter().flatten().filter_map(|(field, _)| field.strip_prefix(FIELD)) {
             // A manager may still own a key that was removed; such a key has no entry.
-            if there.contains_key(key) {
+            if present.contains_key(key) {
                 writers.entry(key.to_owned()).or_default().insert(manager.to_owned());
             }
         }
@@ -272,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_missing_is_empty_and_what_is_no_node_is_an_error() {
+    fn missing_fields_are_empty_and_other_json_is_an_error() {
         for text in [
             r#"{"metadata":{"namespace":"n"}}"#,
             r#"{"metadata":{"annotations":null,"labels":null,"managedFields":null}}"#,
@@ -294,19 +294,19 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_bytes_panic(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
+        fn no_bytes_cause_a_panic(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
             let _ = (decode(&bytes), decode_list(&bytes), decode_followed_node(&bytes));
         }
 
         #[test]
-        fn no_text_near_a_node_panics(inner in "[\\[\\]{}:,\"a-z0-9. ]{0,120}") {
+        fn no_similar_text_causes_a_panic(inner in "[\\[\\]{}:,\"a-z0-9. ]{0,120}") {
             let node = format!(r#"{{"metadata":{{"labels":{{"a":"1"}},"managedFields":[{inner}]}}}}"#);
             let _ = decode_followed_node(node.as_bytes());
             let _ = (decode(node.as_bytes()), decode_list(format!(r#"{{"items":[{node},{inner}]}}"#).as_bytes()));
         }
 
         #[test]
-        fn texts_come_back(pairs in prop::collection::btree_map(".{1,20}", ".{0,20}", 0..6)) {
+        fn texts_are_read_unchanged(pairs in prop::collection::btree_map(".{1,20}", ".{0,20}", 0..6)) {
             let text = json!({ "metadata": { "annotations": pairs.clone(), "labels": pairs.clone() } }).to_string();
             let node = decode(text.as_bytes()).unwrap();
             for (key, value) in &pairs {

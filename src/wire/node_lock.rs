@@ -77,12 +77,12 @@ mod tests {
 
     proptest! {
         #[test]
-        fn nothing_makes_it_panic(text in "\\PC{0,100}") {
+        fn no_input_causes_a_panic(text in "\\PC{0,100}") {
             let _ = decode(&text);
         }
 
         #[test]
-        fn what_is_written_is_read_back(
+        fn encoded_values_are_decoded_unchanged(
             seconds in 0..253_402_300_800_u64, namespace in "[a-z0-9-]{1,63}", name in "[a-z0-9.-]{1,253}",
         ) {
             let (at, owner) = (WallTime(seconds * 1_000_000), pod(&namespace, &name));

@@ -51,7 +51,7 @@ pub enum NotAPod {
     #[error("{0} is missing, too long, or has control characters")]
     Text(&'static str),
     /// The time of deletion cannot be read.
-    #[error("metadata.deletionTimestamp is no time")]
+    #[error("metadata.deletionTimestamp is not a time")]
     Time,
 }
 
@@ -110,7 +110,7 @@ pub fn decode_with(json: &[u8], label_keys: &[Arc<str>]) -> Result<Pod, NotAPod>
         annotations: kept,
         annotations_left_out: left_out,
         system_keys_left_out: system_left_out,
-        labels: wanted_labels(labels, label_keys),
+        labels: selected_labels(labels, label_keys),
         priority: spec.priority,
         controller: controller.and_then(of_controller),
         host_network: spec.host_network.0,
@@ -153,7 +153,7 @@ struct Metadata<'a> {
     creation_timestamp: Option<String>,
     deletion_timestamp: Option<String>,
     annotations: OrNull<Annotations>,
-    /// Parsed only where the caller asks for labels.
+    /// Parsed only where the caller requests labels.
     #[serde(borrow)]
     labels: Option<&'a RawValue>,
     owner_references: OrNull<Vec<OwnerReference>>,
@@ -250,14 +250,14 @@ struct State {
     terminated: Option<IgnoredAny>,
 }
 
-/// Reads the entries of a map whose keys are `wanted`; the values of all others are skipped.
-struct Wanted<T, F> {
-    wanted: fn(&str) -> bool,
+/// Reads the entries of a map with the keys that `selects` accepts; the values of all others are skipped.
+struct SelectedEntries<T, F> {
+    selects: fn(&str) -> bool,
     take: F,
     value: PhantomData<T>,
 }
 
-impl<'de, T: DeserializeOwned, F: FnMut(String, T)> Visitor<'de> for Wanted<T, F> {
+impl<'de, T: DeserializeOwned, F: FnMut(String, T)> Visitor<'de> for SelectedEntries<T, F> {
     type Value = ();
 
     fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -266,7 +266,7 @@ impl<'de, T: DeserializeOwned, F: FnMut(String, T)> Visitor<'de> for Wanted<T, F
 
     fn visit_map<A: MapAccess<'de>>(mut self, mut map: A) -> Result<(), A::Error> {
         while let Some(key) = map.next_key::<String>()? {
-            if (self.wanted)(&key) {
+            if (self.selects)(&key) {
                 (self.take)(key, map.next_value()?);
             } else {
                 map.next_value::<IgnoredAny>()?;
@@ -277,7 +277,7 @@ impl<'de, T: DeserializeOwned, F: FnMut(String, T)> Visitor<'de> for Wanted<T, F
 }
 
 /// The labels with these keys. None where `labels` is not a map of texts.
-fn wanted_labels(labels: Option<&RawValue>, keys: &[Arc<str>]) -> PodLabels {
+fn selected_labels(labels: Option<&RawValue>, keys: &[Arc<str>]) -> PodLabels {
     let Some(labels) = labels.filter(|_| !keys.is_empty()) else { return Vec::new() };
     let Ok(labels) = serde_json::from_str::<HashMap<Cow<'_, str>, Cow<'_, str>>>(labels.get()) else {
         return Vec::new();
@@ -308,10 +308,10 @@ pub(crate) struct Annotations {
 impl<'de> Deserialize<'de> for Annotations {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         // A user's annotations must not displace a claim: system-owned annotations get their space first.
-        let (mut system, mut free) = (Room::default(), Room::default());
+        let (mut system, mut free) = (BoundedEntries::default(), BoundedEntries::default());
         let (mut hash, mut mirror) = (None, None);
-        deserializer.deserialize_map(Wanted {
-            wanted: |key| is_ours(key) || key == CONFIG_HASH || key == CONFIG_MIRROR,
+        deserializer.deserialize_map(SelectedEntries {
+            selects: |key| is_ours(key) || key == CONFIG_HASH || key == CONFIG_MIRROR,
             take: |key: String, value: String| match key.as_str() {
                 CONFIG_HASH => hash = Some(value),
                 CONFIG_MIRROR => mirror = Some(value),
@@ -325,7 +325,7 @@ impl<'de> Deserialize<'de> for Annotations {
         for (key, value) in free.kept {
             system.take(key, value);
         }
-        let Room { mut kept, left_out, .. } = system;
+        let BoundedEntries { mut kept, left_out, .. } = system;
         kept.sort();
         let mirror_of = mirror_of(hash.as_deref(), mirror.as_deref());
         Ok(Annotations { kept, left_out, system_left_out, mirror_of })
@@ -334,13 +334,13 @@ impl<'de> Deserialize<'de> for Annotations {
 
 /// The entries that fit into [`MAX_ANNOTATIONS`], and the number of those that do not.
 #[derive(Default)]
-struct Room {
+struct BoundedEntries {
     kept: Vec<(Arc<str>, Arc<str>)>,
     size: usize,
     left_out: u32,
 }
 
-impl Room {
+impl BoundedEntries {
     fn take(&mut self, key: Arc<str>, value: Arc<str>) {
         let size = self.size + key.len() + value.len();
         if size > MAX_ANNOTATIONS {
@@ -370,12 +370,12 @@ impl<'de> Deserialize<'de> for Limits {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         // A user may list any number of resources with the amount 0. They must not displace the resources that are
         // really requested.
-        let (mut something, mut nothing) = (Vec::new(), Vec::new());
+        let (mut requested, mut zero) = (Vec::new(), Vec::new());
         let mut left_out = 0;
-        deserializer.deserialize_map(Wanted {
-            wanted: is_extended,
+        deserializer.deserialize_map(SelectedEntries {
+            selects: is_extended,
             take: |key: String, quantity: String| {
-                let list = if is_nothing(&quantity) { &mut nothing } else { &mut something };
+                let list = if is_zero(&quantity) { &mut zero } else { &mut requested };
                 if list.len() < MAX_RESOURCES && quantity.len() <= MAX_QUANTITY {
                     list.push((Arc::from(key), Arc::from(quantity)));
                 } else {
@@ -384,16 +384,16 @@ impl<'de> Deserialize<'de> for Limits {
             },
             value: PhantomData,
         })?;
-        let mut kept = something;
-        let room = MAX_RESOURCES - kept.len();
-        left_out += u32::try_from(nothing.len().saturating_sub(room)).unwrap_or(u32::MAX);
-        kept.extend(nothing.into_iter().take(room));
+        let mut kept = requested;
+        let left = MAX_RESOURCES - kept.len();
+        left_out += u32::try_from(zero.len().saturating_sub(left)).unwrap_or(u32::MAX);
+        kept.extend(zero.into_iter().take(left));
         kept.sort();
         Ok(Limits { kept, left_out })
     }
 }
 
-fn is_nothing(text: &str) -> bool {
+fn is_zero(text: &str) -> bool {
     quantity::parse(text).is_ok_and(|quantity| quantity.integer() == Some(0))
 }
 

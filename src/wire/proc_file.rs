@@ -40,7 +40,7 @@ pub struct ProcStat<'a> {
 /// # Errors
 /// [`MalformedCgroupFile`] when the file is incomplete, or has fewer fields than every supported kernel writes.
 pub fn stat(text: &[u8]) -> Result<ProcStat<'_>, MalformedCgroupFile> {
-    let line = text.strip_suffix(b"\n").ok_or(MalformedCgroupFile::Torn)?;
+    let line = text.strip_suffix(b"\n").ok_or(MalformedCgroupFile::Incomplete)?;
     // Only the name may contain a parenthesis, so it ends at the last one.
     let open = line.iter().position(|b| *b == b'(').ok_or(MalformedCgroupFile::Missing("the command"))?;
     let close = line
@@ -222,7 +222,7 @@ pub struct LoadAverage {
 /// # Errors
 /// [`MalformedCgroupFile`].
 pub fn loadavg(text: &[u8]) -> Result<LoadAverage, MalformedCgroupFile> {
-    let line = text.strip_suffix(b"\n").ok_or(MalformedCgroupFile::Torn)?;
+    let line = text.strip_suffix(b"\n").ok_or(MalformedCgroupFile::Incomplete)?;
     let mut values = fields(line);
     let mut loads = [0.0; 3];
     for load in &mut loads {
@@ -347,7 +347,7 @@ mod tests {
         "S 1 42 42 0 -1 4194560 100 0 0 0 7 5 0 0 20 0 3 0 123456 1000000 250 18446744073709551615 1 1 0\n";
 
     #[test]
-    fn a_process_may_be_called_anything() {
+    fn a_process_name_may_be_any_bytes() {
         for name in [&b"sh"[..], b"a b", b"a) R 1 (b", b")", b"((", b"\xff\xfe", b"", b"x\ny"] {
             let text = [b"42 (", name, b") ", TAIL.as_bytes()].concat();
             let stat = stat(&text).unwrap();
@@ -369,7 +369,7 @@ mod tests {
     }
 
     #[test]
-    fn memberships_of_both_versions() {
+    fn cgroup_memberships_of_both_versions_are_read() {
         let mut seen = Vec::new();
         let text = b"12:memory:/kubepods/a:b\n3:cpu,cpuacct:/\n1:name=systemd:/x\n0::/y\n4:pids:/\xff\n";
         memberships(text, |m| seen.push((m.controllers, m.path))).unwrap();
@@ -386,7 +386,7 @@ eth0.1:12 3 4 5 0 0 0 0 22 13 14 15 0 0 0 0
 ";
 
     #[test]
-    fn interfaces_with_their_counters() {
+    fn interfaces_are_read_with_their_counters() {
         let mut seen = Vec::new();
         net_dev(NET, |name, sample| seen.push((name, sample))).unwrap();
         assert_eq!((seen[0].0, seen[0].1.rx_bytes, seen[0].1.tx_packets), (&b"lo"[..], Bytes(3193), Count(29)));
@@ -405,7 +405,7 @@ eth0.1:12 3 4 5 0 0 0 0 22 13 14 15 0 0 0 0
     }
 
     #[test]
-    fn the_machine_as_a_whole() {
+    fn the_files_of_the_machine_are_read() {
         let text =
             b"cpu  10 1 5 100 7 1 2 3 0 0\ncpu0 5 1 3 50 4 0 1 1 0 0\ncpu1 5 0 2 50 3 1 1 2 0 0\nintr 5 0\nbtime 17\n";
         let stat = host_stat(text).unwrap();
@@ -443,7 +443,7 @@ eth0.1:12 3 4 5 0 0 0 0 22 13 14 15 0 0 0 0
     }
 
     #[test]
-    fn mounts_with_and_without_optional_fields() {
+    fn mounts_are_read_with_and_without_optional_fields() {
         let mut seen = Vec::new();
         let text = b"31 23 0:28 / /sys/fs/cgroup rw - tmpfs tmpfs rw\n35 31 0:32 /../.. /a\\040b rw master:1 x:2 - cgroup cgroup rw,memory\n";
         mountinfo(text, |mount| seen.push((mount.root, mount.point, mount.kind))).unwrap();
@@ -460,14 +460,14 @@ eth0.1:12 3 4 5 0 0 0 0 22 13 14 15 0 0 0 0
 
     proptest! {
         #[test]
-        fn no_bytes_panic(text in prop::collection::vec(prop_oneof![any::<u8>(), prop::sample::select(b"0123456789 \n:()|-cpu".to_vec())], 0..300)) {
+        fn no_bytes_cause_a_panic(text in prop::collection::vec(prop_oneof![any::<u8>(), prop::sample::select(b"0123456789 \n:()|-cpu".to_vec())], 0..300)) {
             let _ = (stat(&text), memberships(&text, |_| {}), net_dev(&text, |_, _| {}), host_stat(&text), meminfo(&text));
             let _ = (loadavg(&text), diskstats(&text, |_, _| {}), mountinfo(&text, |_| {}), stacked_majors(&text));
             let _ = unescape(&text);
         }
 
         #[test]
-        fn what_the_kernel_writes_of_the_machine_comes_back(n in any::<[u32; 8]>()) {
+        fn values_of_the_machine_are_read_unchanged(n in any::<[u32; 8]>()) {
             let [a, b, c, d, reads, read, writes, write] = n.map(u64::from);
             let text = format!("MemTotal: {a} kB\nMemAvailable: {b} kB\nCached: {c} kB\nAnonPages: {d} kB\n");
             let memory = meminfo(text.as_bytes()).unwrap();
@@ -485,7 +485,7 @@ eth0.1:12 3 4 5 0 0 0 0 22 13 14 15 0 0 0 0
         }
 
         #[test]
-        fn any_name_leaves_the_fields_behind_it_alone(name in prop::collection::vec(any::<u8>(), 0..16)) {
+        fn no_process_name_changes_the_fields_after_it(name in prop::collection::vec(any::<u8>(), 0..16)) {
             let text = [b"7 (", &name[..], b") ", TAIL.as_bytes()].concat();
             let stat = stat(&text).unwrap();
             prop_assert_eq!((stat.command, stat.start_ticks), (&name[..], 123_456));

@@ -62,7 +62,7 @@ mod tests {
     }
 
     #[test]
-    fn a_mapping_has_a_place_rights_and_maybe_a_file() {
+    fn a_mapping_has_an_address_permissions_and_optionally_a_file() {
         let file = mapping("1000-3000 r-xp 00400000 fd:00 12   /usr/bin/gpu-steward").unwrap();
         assert_eq!(
             (file.begin, file.len, file.rights, file.path),
@@ -85,12 +85,12 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_text_makes_it_panic(text in "\\PC{0,120}", bytes in prop::collection::vec(any::<u8>(), 0..40)) {
+        fn no_text_causes_a_panic(text in "\\PC{0,120}", bytes in prop::collection::vec(any::<u8>(), 0..40)) {
             let _ = (namespace(&bytes, "net"), mapping(&text), status(&text, "VmRSS:"));
         }
 
         #[test]
-        fn what_the_kernel_writes_is_read(begin in 0_usize..1 << 40, len in 0_usize..1 << 30, number in any::<u64>()) {
+        fn lines_in_the_form_of_the_kernel_are_read(begin in 0_usize..1 << 40, len in 0_usize..1 << 30, number in any::<u64>()) {
             let line = format!("{:x}-{:x} rw-p 00000000 00:00 0 [heap]", begin, begin + len);
             let heap = mapping(&line).unwrap();
             prop_assert_eq!((heap.begin, heap.len, heap.path), (begin, len, Some("[heap]")));

@@ -217,12 +217,12 @@ mod tests {
 
     proptest! {
         #[test]
-        fn nothing_makes_it_panic(text in "\\PC{0,70}") {
+        fn no_input_causes_a_panic(text in "\\PC{0,70}") {
             let _ = parse(&text);
         }
 
         #[test]
-        fn nothing_like_it_makes_it_panic(text in "[+-]?[0-9]{0,22}\\.?[0-9]{0,22}([KMGTPEk]i?|[num]|[eE][+-]?[0-9]{0,12})?") {
+        fn no_similar_input_causes_a_panic(text in "[+-]?[0-9]{0,22}\\.?[0-9]{0,22}([KMGTPEk]i?|[num]|[eE][+-]?[0-9]{0,12})?") {
             let _ = parse(&text);
         }
 

@@ -101,7 +101,7 @@ pub fn decode(text: &str) -> Result<Vec<RegisteredGpu>, DecodeError> {
     let gpus = if text.trim_start().starts_with('[') { from_json(text)? } else { from_colons(text)? };
     for (number, gpu) in gpus.iter().enumerate() {
         if gpus.iter().take(number).any(|other| other.uuid == gpu.uuid) {
-            return Err(DecodeError::new(REGISTER, 0, format!("entry {number}: {} is there twice", gpu.uuid)));
+            return Err(DecodeError::new(REGISTER, 0, format!("entry {number}: {} appears twice", gpu.uuid)));
         }
     }
     Ok(gpus)
@@ -151,7 +151,7 @@ fn colon_entry(entry: &str) -> Result<RegisteredGpu, String> {
     let &[id, count, memory, cores, kind, numa, health] = head else {
         return Err("has not 7 fields".into());
     };
-    let integer = |name: &str, text: &str| text.parse().map_err(|_| format!("{name} is no number: {}", shown(text)));
+    let integer = |name: &str, text: &str| text.parse().map_err(|_| format!("{name} is not a number: {}", shown(text)));
     let health = match health {
         "true" => true,
         "false" => false,
@@ -291,7 +291,7 @@ fn ordered(gpus: &[RegisteredGpu]) -> Result<Vec<&RegisteredGpu>, DecodeError> {
             return fault(format!("{large} is more than {MAX_NUMBER}"));
         }
         if ordered.get(number + 1).is_some_and(|next| next.uuid == gpu.uuid) {
-            return fault(format!("{} is there twice", gpu.uuid));
+            return fault(format!("{} appears twice", gpu.uuid));
         }
     }
     Ok(ordered)

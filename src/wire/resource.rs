@@ -11,7 +11,7 @@
 //! which HAMi treats as no request; cores above 100, which HAMi reduces to 100; and a priority other than 0 and 1,
 //! which HAMi does not define.
 //!
-//! What must never happen here: the work of HAMi's webhook. The webhook adds a count where a pod requests only memory
+//! What must never happen here: a change of the request. HAMi's webhook adds a count where a pod requests only memory
 //! or cores, and all cores where a pod requests the whole memory. This file reads the amounts of the pod as they are.
 
 use crate::decode_error::shown;
@@ -130,9 +130,9 @@ pub fn request(
     };
     let Some(count) = amount(count, MAX_NUMBER)?.filter(|count| *count > 0) else { return Ok(None) };
     let factor = i64::from(rules.memory_factor.max(1));
-    let asked = amount(memory, MAX_NUMBER / factor)?.filter(|units| *units > 0);
+    let units = amount(memory, MAX_NUMBER / factor)?.filter(|units| *units > 0);
     let share = share(memory_percentage, limits, requests)?;
-    let memory = match (asked, share, rules.default_memory) {
+    let memory = match (units, share, rules.default_memory) {
         (Some(units), _, _) => MemoryRequest::Amount(Mib((units * factor).unsigned_abs())),
         (None, Some(share), _) => MemoryRequest::Percent(share),
         (None, None, Some(amount)) => MemoryRequest::Amount(amount),
@@ -185,7 +185,7 @@ mod tests {
         pairs.iter().map(|(name, amount)| ((*name).to_owned(), (*amount).to_owned())).collect()
     }
 
-    fn asked(limits: &[(&str, &str)]) -> Option<GpuRequest> {
+    fn requested(limits: &[(&str, &str)]) -> Option<GpuRequest> {
         request(&RequestRules::default(), &amounts(limits), &ResourceAmounts::new()).unwrap()
     }
 
@@ -211,10 +211,10 @@ mod tests {
             (&[("cpu", "1")], None),
             (&[], None),
         ] {
-            assert_eq!(asked(limits), expected, "{limits:?}");
+            assert_eq!(requested(limits), expected, "{limits:?}");
         }
         for (priority, number) in [("0", 0), ("1", 1)] {
-            assert_eq!(asked(&[(GPU, "1"), (PRIORITY, priority)]).unwrap().priority, Some(number));
+            assert_eq!(requested(&[(GPU, "1"), (PRIORITY, priority)]).unwrap().priority, Some(number));
         }
         for (limits, number) in [(&[(GPU, "2"), (CORES, "150")][..], 2), (&[(GPU, "x")], 0), (&[(CORES, "1")], 0)] {
             assert_eq!(count(&RequestRules::default(), &amounts(limits)), number, "{limits:?}");
@@ -222,14 +222,14 @@ mod tests {
     }
 
     #[test]
-    fn each_resource_falls_back_to_the_requests_by_itself() {
+    fn each_resource_falls_back_separately_from_limits_to_requests() {
         let (limits, requests) = (amounts(&[(GPU, "1"), (MEMORY, "7")]), amounts(&[(MEMORY, "9"), (CORES, "50")]));
         let found = request(&RequestRules::default(), &limits, &requests).unwrap();
         assert_eq!(found, of(1, MemoryRequest::Amount(Mib(7)), 50));
     }
 
     #[test]
-    fn names_defaults_and_factor_are_the_operators() {
+    fn names_defaults_and_factor_follow_the_configuration() {
         let names = ResourceNames { count: "example.com/gpu".into(), ..ResourceNames::default() };
         let rules =
             RequestRules { names, default_memory: Some(Mib(2000)), default_cores: CorePercent(10), memory_factor: 256 };
@@ -262,7 +262,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_request_has_a_gpu_and_no_more_cores_than_there_are(
+        fn a_request_has_at_least_one_gpu_and_at_most_all_cores(
             limits in prop::collection::btree_map("nvidia.com/(gpu|gpumem|gpumem-percentage|gpucores|priority)", "-?[0-9]{1,10}[kmM]?|\\PC{0,4}", 0..5),
             factor: u32,
         ) {

@@ -110,11 +110,11 @@ mod tests {
             );
             assert_eq!((config.cdi, config.nvidia_injects()), (Some(true), injects));
         }
-        assert_eq!(decode(r#"{"sandboxImage":"pause"}"#), Ok(RuntimeConfig::default()), "CRI-O tells none of it");
+        assert_eq!(decode(r#"{"sandboxImage":"pause"}"#), Ok(RuntimeConfig::default()), "CRI-O has another form");
     }
 
     #[test]
-    fn another_format_is_a_fault() {
+    fn another_format_is_an_error() {
         for text in ["", r#"{"containerd":3}"#, r#"{"containerd":{"defaultRuntimeName":null}}"#] {
             assert!(decode(text).is_err(), "{text}");
         }
@@ -123,7 +123,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_text_makes_it_panic(text in "\\PC{0,200}", name in "\\PC{0,20}", program in "\\PC{0,40}") {
+        fn no_text_causes_a_panic(text in "\\PC{0,200}", name in "\\PC{0,20}", program in "\\PC{0,40}") {
             let _ = decode(&text);
             let whole = serde_json::json!({ "containerd": { "defaultRuntimeName": name, "runtimes": { name.clone(): { "options": { "BinaryName": program } } } } });
             let config = decode(&whole.to_string()).unwrap();

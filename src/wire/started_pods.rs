@@ -28,7 +28,7 @@ pub fn line(pod: &PodUid) -> String {
     format!("\n{pod}")
 }
 
-/// Reads the file. A line that cannot be read costs only itself: one that was cut off is not a UID of any pod.
+/// Reads the file. A line that cannot be read is skipped: a line that was cut off is not the UID of any pod.
 #[must_use]
 pub fn decode(bytes: &[u8]) -> StartedPods {
     let text = String::from_utf8_lossy(bytes);
@@ -50,7 +50,7 @@ mod tests {
     }
 
     #[test]
-    fn a_damaged_line_costs_only_itself() {
+    fn a_damaged_line_does_not_affect_the_others() {
         let text = format!("{}{}\n\u{fffd}\0\n0000{}", line(&uid(1)), line(&uid(2)), line(&uid(1)));
         let StartedPods { pods, lines, bytes } = decode(text.as_bytes());
         assert_eq!((pods, lines), (BTreeSet::from([uid(1), uid(2)]), 5));
@@ -60,14 +60,14 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_written_is_read_back(numbers in prop::collection::btree_set(0_usize..1000, 0..20), torn in "[a-z0-9]{0,5}") {
+        fn encoded_values_are_decoded_unchanged(numbers in prop::collection::btree_set(0_usize..1000, 0..20), torn in "[a-z0-9]{0,5}") {
             let pods: BTreeSet<PodUid> = numbers.into_iter().map(uid).collect();
             let text: String = pods.iter().map(line).collect();
             prop_assert_eq!(decode((text + "\n" + &torn).as_bytes()).pods, pods);
         }
 
         #[test]
-        fn no_bytes_panic(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
+        fn no_bytes_cause_a_panic(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
             let _ = decode(&bytes);
         }
     }

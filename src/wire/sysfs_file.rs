@@ -44,7 +44,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn a_total_is_read_and_what_has_none_is_not() {
+    fn a_total_is_read_and_a_file_without_one_is_refused() {
         let correctable = b"RxErr 3\nBadTLP 1\nBadDLLP 0\nRollover 0\nTimeout 0\nNonFatalErr 0\nCorrIntErr 0\nHeaderOF 0\nTOTAL_ERR_COR 4\n";
         assert_eq!(aer_total(correctable), Some(4));
         assert_eq!(aer_total(b"Undefined 0\nDLP 0\nTOTAL_ERR_FATAL 0\n"), Some(0), "none is a number");
@@ -67,13 +67,13 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_bytes_panic(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
+        fn no_bytes_cause_a_panic(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
             let _ = (aer_total(&bytes), counter(&bytes), port_active(&bytes));
             let _ = aer_total(&[b"RxErr 0\nTOTAL_ERR_", &bytes[..]].concat());
         }
 
         #[test]
-        fn what_the_kernel_writes_is_read_back(kinds in proptest::collection::vec(any::<u32>(), 0..12), total: u64) {
+        fn files_in_the_form_of_the_kernel_are_read_unchanged(kinds in proptest::collection::vec(any::<u32>(), 0..12), total: u64) {
             let kinds: String = kinds.iter().map(|count| format!("Kind {count}\n")).collect();
             prop_assert_eq!(aer_total(format!("{kinds}TOTAL_ERR_NONFATAL {total}\n").as_bytes()), Some(total));
             prop_assert_eq!(counter(format!("{total}\n").as_bytes()), Some(total));

@@ -94,7 +94,7 @@ mod tests {
     }
 
     #[test]
-    fn as_many_as_there_may_be_fit_into_what_is_read() {
+    fn the_largest_number_of_tallies_fits_into_the_size_limit() {
         let all: Vec<GpuTally> = (0..MAX_TALLIES as u64).map(tally).collect();
         let text = encode(&all).unwrap();
         assert!(text.len() <= MAX_BYTES, "{}", text.len());
@@ -103,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_ours_is_a_fault() {
+    fn other_documents_are_refused() {
         for text in [
             "",
             "{}",
@@ -118,7 +118,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_written_is_read_back(all in proptest::collection::vec((any::<u64>(), any::<u64>(), any::<u32>()), 0..20)) {
+        fn encoded_values_are_decoded_unchanged(all in proptest::collection::vec((any::<u64>(), any::<u64>(), any::<u32>()), 0..20)) {
             let of = |(held, energy, number): (u64, u64, u32)| GpuTally {
                 held: Nanos(held),
                 energy: Millijoules(energy),
@@ -129,7 +129,7 @@ mod tests {
         }
 
         #[test]
-        fn no_bytes_panic(bytes in proptest::collection::vec(any::<u8>(), 0..300)) {
+        fn no_bytes_cause_a_panic(bytes in proptest::collection::vec(any::<u8>(), 0..300)) {
             let _ = decode(&bytes);
             let _ = decode(&[br#"{"version":1,"tallies":["#, &bytes[..]].concat());
         }

@@ -59,7 +59,10 @@ mod tests {
         let name = qualified(&ticket);
         assert_eq!(name, "gpu-steward.io/gpu=tabababababababababababababababab");
         assert_eq!(file_name(&ticket), "gpu-steward.io-gpu-tabababababababababababababababab.json");
-        assert!(ticket.as_str().len() <= 63, "kubelet's older way of telling CDI devices takes no longer ones");
+        assert!(
+            ticket.as_str().len() <= 63,
+            "older kubelets pass CDI devices in annotations and accept at most 63 characters"
+        );
     }
 
     #[test]
@@ -76,12 +79,12 @@ mod tests {
 
     proptest! {
         #[test]
-        fn nothing_makes_it_panic(text in "\\PC{0,80}") {
+        fn no_input_causes_a_panic(text in "\\PC{0,80}") {
             let _ = (parse(&text), of_file_name(&text));
         }
 
         #[test]
-        fn what_is_written_is_read_back(bytes: [u8; 16]) {
+        fn encoded_values_are_decoded_unchanged(bytes: [u8; 16]) {
             let ticket = Ticket::of_random(bytes);
             prop_assert_eq!(parse(&qualified(&ticket)), Ok(ticket.clone()));
             prop_assert_eq!(of_file_name(&file_name(&ticket)), Some(ticket));

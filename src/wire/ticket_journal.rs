@@ -22,7 +22,7 @@ pub struct JournalLine {
     pub ticket: Ticket,
     /// The slot ids that it stands for.
     pub ids: Vec<Arc<str>>,
-    /// The line as it stands in the file.
+    /// The line as it is in the file.
     pub text: String,
 }
 
@@ -47,7 +47,7 @@ pub fn line(ticket: &Ticket, ids: &[Arc<str>]) -> Result<String, DecodeError> {
     issued_ticket::encode(&issued).map(|text| format!("\n{text}"))
 }
 
-/// Reads the journal. A line that cannot be read costs only itself.
+/// Reads the journal. A line that cannot be read is counted and skipped.
 #[must_use]
 pub fn decode(bytes: &[u8]) -> TicketJournalText {
     let mut journal = TicketJournalText { bytes: bytes.len() as u64, ..TicketJournalText::default() };
@@ -69,7 +69,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn a_damaged_line_costs_only_itself() {
+    fn a_damaged_line_does_not_affect_the_others() {
         let (one, two) = (Ticket::of_random([1; 16]), Ticket::of_random([2; 16]));
         let ids: Vec<Arc<str>> = vec!["GPU-a-1".into()];
         let line = |ticket: &Ticket| line(ticket, &ids).unwrap();
@@ -86,7 +86,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_written_is_read_back(tickets in prop::collection::vec((any::<[u8; 16]>(), "\\PC{0,12}"), 0..5)) {
+        fn encoded_values_are_decoded_unchanged(tickets in prop::collection::vec((any::<[u8; 16]>(), "\\PC{0,12}"), 0..5)) {
             let tickets: Vec<(Ticket, Vec<Arc<str>>)> =
                 tickets.into_iter().map(|(bytes, id)| (Ticket::of_random(bytes), vec![id.into()])).collect();
             let text: String = tickets.iter().map(|(ticket, ids)| line(ticket, ids).unwrap()).collect();
@@ -95,7 +95,7 @@ mod tests {
         }
 
         #[test]
-        fn no_bytes_panic(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
+        fn no_bytes_cause_a_panic(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
             let _ = decode(&bytes);
         }
     }

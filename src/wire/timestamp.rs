@@ -68,7 +68,7 @@ mod tests {
     }
 
     #[test]
-    fn every_spelling_of_a_moment_is_that_moment() {
+    fn every_form_of_a_time_gives_the_same_time() {
         for text in [
             "2026-11-21T10:21:47Z",
             "2026-11-21T18:21:47+08:00",
@@ -86,7 +86,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_moment_is_refused() {
+    fn texts_without_a_valid_time_are_refused() {
         for text in [
             "",
             "2026-11-21",
@@ -115,17 +115,17 @@ mod tests {
 
     proptest! {
         #[test]
-        fn nothing_makes_it_panic(text in "\\PC{0,40}") {
+        fn no_input_causes_a_panic(text in "\\PC{0,40}") {
             let _ = (rfc3339(&text), zoneless(&text), unix_seconds(&text));
         }
 
         #[test]
-        fn nothing_like_a_time_makes_it_panic(text in "[0-9]{0,5}[-.:][0-9]{1,3}[-.][0-9]{1,3}[T ][0-9:.Z+-]{0,20}") {
+        fn no_similar_text_causes_a_panic(text in "[0-9]{0,5}[-.:][0-9]{1,3}[-.][0-9]{1,3}[T ][0-9:.Z+-]{0,20}") {
             let _ = (rfc3339(&text), zoneless(&text));
         }
 
         #[test]
-        fn what_is_written_is_read_back(at in 0..=u64::try_from(LAST).unwrap()) {
+        fn encoded_values_are_decoded_unchanged(at in 0..=u64::try_from(LAST).unwrap()) {
             let at = WallTime(at * MICROS);
             prop_assert_eq!(rfc3339(&to_rfc3339(at)), Some(at));
             prop_assert_eq!(unix_seconds(&to_unix_seconds(at)), Some(at));

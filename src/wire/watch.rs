@@ -160,13 +160,13 @@ struct RawEvent<'a> {
 /// The fields that are read also from an object that is otherwise invalid.
 #[derive(Default, Deserialize)]
 #[serde(default)]
-struct Skeleton {
-    metadata: Bones,
+struct PartialObject {
+    metadata: ObjectMetadata,
 }
 
 #[derive(Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-struct Bones {
+struct ObjectMetadata {
     uid: Option<String>,
     namespace: Option<String>,
     name: Option<String>,
@@ -193,7 +193,7 @@ pub fn page<K: WatchedKind>(json: &[u8], kind: &K) -> Result<ObjectPage<ReadObje
     Ok(ObjectPage {
         version: resource_version,
         next: r#continue.filter(|next| !next.is_empty()),
-        objects: items.into_iter().map(|item| one(item, &skeleton(item), kind)).collect(),
+        objects: items.into_iter().map(|item| one(item, &metadata_of(item), kind)).collect(),
     })
 }
 
@@ -204,7 +204,7 @@ pub fn page<K: WatchedKind>(json: &[u8], kind: &K) -> Result<ObjectPage<ReadObje
 pub fn object<K: WatchedKind>(json: &[u8], kind: &K) -> ReadObject<K> {
     let raw: Result<&RawValue, _> = serde_json::from_slice(json);
     match raw {
-        Ok(raw) => one(raw, &skeleton(raw), kind),
+        Ok(raw) => one(raw, &metadata_of(raw), kind),
         Err(why) => Err(UnreadableObject { kind: K::NAME, uid: None, name: None, why: why.to_string() }),
     }
 }
@@ -223,23 +223,23 @@ fn cut(text: &str) -> String {
     text.trim().chars().take(MAX_MESSAGE).map(|c| if c.is_control() { ' ' } else { c }).collect()
 }
 
-fn skeleton(object: &RawValue) -> Bones {
-    serde_json::from_str::<Skeleton>(object.get()).unwrap_or_default().metadata
+fn metadata_of(object: &RawValue) -> ObjectMetadata {
+    serde_json::from_str::<PartialObject>(object.get()).unwrap_or_default().metadata
 }
 
-fn one<K: WatchedKind>(object: &RawValue, bones: &Bones, kind: &K) -> ReadObject<K> {
+fn one<K: WatchedKind>(object: &RawValue, metadata: &ObjectMetadata, kind: &K) -> ReadObject<K> {
     kind.decode(object.get().as_bytes()).map_err(|why| {
-        let name = match (&bones.namespace, &bones.name) {
+        let name = match (&metadata.namespace, &metadata.name) {
             (Some(namespace), Some(name)) => Some(cut(&format!("{namespace}/{name}"))),
             (None, Some(name)) => Some(cut(name)),
             _ => None,
         };
-        UnreadableObject { kind: K::NAME, uid: uid::<K>(bones), name, why }
+        UnreadableObject { kind: K::NAME, uid: uid::<K>(metadata), name, why }
     })
 }
 
-fn uid<K: WatchedKind>(bones: &Bones) -> Option<K::Uid> {
-    K::uid(bones.uid.as_deref()?)
+fn uid<K: WatchedKind>(metadata: &ObjectMetadata) -> Option<K::Uid> {
+    K::uid(metadata.uid.as_deref()?)
 }
 
 /// Joins the pieces of a watch into lines.
@@ -293,15 +293,15 @@ fn event<K: WatchedKind>(line: &[u8], kind: &K) -> Result<Option<WatchLineOf<K>>
         return Err(BadWatchAnswer::TooLong);
     }
     let raw: RawEvent<'_> = serde_json::from_slice(line).map_err(|error| BadWatchAnswer::Event(error.to_string()))?;
-    let bones = skeleton(raw.object);
+    let metadata = metadata_of(raw.object);
     let event = match raw.kind.as_str() {
-        "ADDED" | "MODIFIED" => WatchEvent::Applied(Box::new(one(raw.object, &bones, kind))),
-        "DELETED" => WatchEvent::Deleted(uid::<K>(&bones)),
+        "ADDED" | "MODIFIED" => WatchEvent::Applied(Box::new(one(raw.object, &metadata, kind))),
+        "DELETED" => WatchEvent::Deleted(uid::<K>(&metadata)),
         "BOOKMARK" => WatchEvent::Bookmark,
         "ERROR" => WatchEvent::Error(refusal(500, raw.object.get().as_bytes())),
         other => return Err(BadWatchAnswer::Event(format!("unknown type {:?}", cut(other)))),
     };
-    Ok(Some(WatchLine { event, version: bones.resource_version.filter(|version| !version.is_empty()) }))
+    Ok(Some(WatchLine { event, version: metadata.resource_version.filter(|version| !version.is_empty()) }))
 }
 
 #[cfg(test)]

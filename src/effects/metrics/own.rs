@@ -7,7 +7,7 @@ use crate::exposition::{Exposition, MetricFamily, MetricLabels, MetricType, Samp
 use model::Reading;
 use model::view::NodeView;
 use std::sync::atomic::Ordering;
-use wire::api::node::trouble_word;
+use wire::api::node::error_counter_word;
 
 #[rustfmt::skip]
 static PROCESS: &[MetricRow<ProcessFootprint>] = &[
@@ -89,7 +89,7 @@ pub fn write(scene: &MetricsInput<'_>, out: &mut Exposition<'_>) {
 fn sampling(view: &NodeView, out: &mut Exposition<'_>) {
     out.family(&TROUBLES);
     for (kind, count) in &view.troubles {
-        out.sample(&[MetricLabels::new().with("kind", trouble_word(*kind)).as_str()], SampleValue::Whole(*count));
+        out.sample(&[MetricLabels::new().with("kind", error_counter_word(*kind)).as_str()], SampleValue::Whole(*count));
     }
     out.family(&PASS);
     out.sample(&[], SampleValue::Real(std::time::Duration::from_micros(view.pass_us).as_secs_f64()));

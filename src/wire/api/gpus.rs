@@ -120,7 +120,7 @@ pub struct IncidentJson {
 
 /// Counters of ECC errors.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[expect(missing_docs, reason = "the names say it: since the driver was loaded, in the life of the GPU")]
+#[expect(missing_docs, reason = "volatile: since the driver was loaded; aggregate: in the life of the GPU")]
 pub struct EccJson {
     pub volatile_corrected: ReadingJson<u64>,
     pub volatile_uncorrected: ReadingJson<u64>,

@@ -329,13 +329,13 @@ impl GpuSourceJson {
 
 impl ErrorCountJson {
     fn of(kind: ErrorCounter, count: u64) -> ErrorCountJson {
-        ErrorCountJson { kind: trouble_word(kind).to_owned(), count }
+        ErrorCountJson { kind: error_counter_word(kind).to_owned(), count }
     }
 }
 
 /// A stable short word for an error counter, in JSON and as a label value.
 #[must_use]
-pub fn trouble_word(kind: ErrorCounter) -> &'static str {
+pub fn error_counter_word(kind: ErrorCounter) -> &'static str {
     match kind {
         ErrorCounter::ProcUnreadable => "proc_unreadable",
         ErrorCounter::CgroupUnreadable => "cgroup_unreadable",
@@ -364,27 +364,27 @@ mod tests {
     fn an_empty_node_has_reasons_and_survives_a_round_trip() {
         let now = Now { monotonic: model::time::Monotonic(5_000_000_000), wall: model::time::WallTime(9_000_000) };
         let view = NodeView::empty(NodeName::parse("n1").unwrap(), Now::default());
-        let told = NodeJson::of(&view, now);
-        assert_eq!(told.gpu_source.state, "starting");
-        assert!((told.view.age_seconds - 5.0).abs() < 1e-9 && (told.view.time_seconds - 4.0).abs() < 1e-9);
-        assert_eq!(told.memory_total_bytes.reason(), Some("not measured yet"));
-        let text = serde_json::to_string(&told).unwrap();
-        assert_eq!(serde_json::from_str::<NodeJson>(&text).unwrap(), told);
+        let json = NodeJson::of(&view, now);
+        assert_eq!(json.gpu_source.state, "starting");
+        assert!((json.view.age_seconds - 5.0).abs() < 1e-9 && (json.view.time_seconds - 4.0).abs() < 1e-9);
+        assert_eq!(json.memory_total_bytes.reason(), Some("not measured yet"));
+        let text = serde_json::to_string(&json).unwrap();
+        assert_eq!(serde_json::from_str::<NodeJson>(&text).unwrap(), json);
     }
 
     #[test]
     fn each_state_of_the_pod_watch_is_shown() {
         let now = Now { monotonic: model::time::Monotonic(5_000_000_000), ..Now::default() };
-        let heard = Some(model::time::Monotonic(2_000_000_000));
-        for (heard, broken, state, age) in [
+        let last_received = Some(model::time::Monotonic(2_000_000_000));
+        for (last_received, broken, state, age) in [
             (None, None, "waiting", None),
-            (heard, None, "following", Some(3.0)),
-            (heard, Some("away"), "broken", Some(3.0)),
+            (last_received, None, "following", Some(3.0)),
+            (last_received, Some("away"), "broken", Some(3.0)),
             (None, Some("away"), "broken", None),
         ] {
-            let watch = model::pod::PodWatchState { heard, broken: broken.map(Into::into) };
-            let told = PodWatchJson::of(&PodWatchView { watch, pods: 2, ..PodWatchView::default() }, now);
-            assert_eq!((told.state.as_str(), told.age_seconds, told.reason.as_deref()), (state, age, broken));
+            let watch = model::pod::PodWatchState { heard: last_received, broken: broken.map(Into::into) };
+            let json = PodWatchJson::of(&PodWatchView { watch, pods: 2, ..PodWatchView::default() }, now);
+            assert_eq!((json.state.as_str(), json.age_seconds, json.reason.as_deref()), (state, age, broken));
         }
     }
 }

@@ -152,12 +152,12 @@ mod tests {
     use model::Absence;
 
     #[test]
-    fn both_kinds_of_reading_come_back_as_they_were_written() {
+    fn measured_and_absent_readings_are_read_back_unchanged() {
         let ages = ReadingAges(Monotonic(2_500_000_000));
-        let there = ages.of(&model::Reading::Measured(Bytes(7), Monotonic(1_250_000_000)));
-        let text = serde_json::to_string(&there).unwrap();
+        let measured = ages.of(&model::Reading::Measured(Bytes(7), Monotonic(1_250_000_000)));
+        let text = serde_json::to_string(&measured).unwrap();
         assert_eq!(text, r#"{"value":7,"age_seconds":1.25}"#);
-        assert_eq!(serde_json::from_str::<ReadingJson<u64>>(&text).unwrap(), there);
+        assert_eq!(serde_json::from_str::<ReadingJson<u64>>(&text).unwrap(), measured);
 
         let gone = ages.of(&model::Reading::<Bytes>::Absent(Absence::Nvml(15)));
         let text = serde_json::to_string(&gone).unwrap();
@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn no_limit_is_null_and_not_absent() {
+    fn a_missing_limit_is_null_and_not_absent() {
         let none = ReadingAges(Monotonic(0)).of(&model::Reading::Measured(None::<Bytes>, Monotonic(0)));
         let text = serde_json::to_string(&none).unwrap();
         assert_eq!(text, r#"{"value":null,"age_seconds":0.0}"#);

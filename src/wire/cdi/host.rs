@@ -98,7 +98,7 @@ mod tests {
             device("1:0", &["/dev/nvidia1", "/dev/nvidia-caps/nvidia-cap21"]),
             device("all", &["/dev/nvidia0", "/dev/nvidia1"]),
         ]);
-        let of = |wanted: &[&str], minor| for_device(&spec, &names(wanted), minor);
+        let of = |requested: &[&str], minor| for_device(&spec, &names(requested), minor);
         assert_eq!(paths(&of(&["GPU-a", "0"], 0).unwrap().unwrap()), ["/dev/nvidia0", "/dev/dri/card7"]);
         assert_eq!(paths(&of(&["GPU-b", "0"], 0).unwrap().unwrap()), ["/dev/nvidia0", "/dev/dri/card1"]);
         let mig = of(&["MIG-a", "1:0"], 1).unwrap().unwrap();
@@ -124,7 +124,7 @@ mod tests {
     /// The CDI spec of the GPU Operator names no single device, and only this spec has the paths of the device nodes in
     /// the driver container.
     #[test]
-    fn of_the_device_all_each_gpu_has_its_own_node() {
+    fn a_gpu_gets_only_its_own_node_of_the_device_all() {
         let spec = decode(include_bytes!("../../../tests/golden/cdi/nvidia-ctk.json")).unwrap();
         let edits = for_device(&spec, &names(&["GPU-a", "1"]), 1).unwrap().unwrap();
         let expect =
@@ -141,7 +141,7 @@ mod tests {
         #[test]
         fn no_container_gets_the_device_node_of_another_gpu(
             nodes in prop::collection::vec(("0|1|all|GPU-a", prop::collection::vec("/dev/nvidia[0-3]|/dev/nvidiactl|/x/dev/nvidia[0-3]|/dev/nvidia-caps/nvidia-cap[0-9]", 0..4)), 1..4),
-            wanted in prop::collection::vec("0|1|2|GPU-a", 0..3), minor in 0_u32..4,
+            requested in prop::collection::vec("0|1|2|GPU-a", 0..3), minor in 0_u32..4,
         ) {
             let devices = nodes.iter().map(|(name, nodes)| {
                 let nodes: Vec<&str> = nodes.iter().map(String::as_str).collect();
@@ -150,7 +150,7 @@ mod tests {
             let mut spec = spec(devices.collect());
             spec.devices[0].container_edits.hooks = vec![CdiHook::default()];
             spec.devices[0].container_edits.mounts = vec![CdiMount::read_only("/a", "/b")];
-            if let Ok(Some(edits)) = for_device(&spec, &wanted, minor) {
+            if let Ok(Some(edits)) = for_device(&spec, &requested, minor) {
                 for path in paths(&edits) {
                     let number = path.rsplit_once("/dev/nvidia").and_then(|(_, number)| number.parse::<u32>().ok());
                     prop_assert!(number.is_none_or(|number| number == minor), "{}", path);

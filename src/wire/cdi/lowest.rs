@@ -9,8 +9,8 @@ use serde_json::{Map, Value};
 pub(super) fn version(spec: &CdiSpec) -> CdiVersion {
     let class = spec.kind.split_once('/').map_or("", |(_, class)| class);
     let mut needed = CdiVersion::OLDEST;
-    let mut need = |wanted: bool, version: CdiVersion| {
-        if wanted {
+    let mut need = |used: bool, version: CdiVersion| {
+        if used {
             needed = needed.max(version);
         }
     };

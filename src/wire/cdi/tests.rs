@@ -29,7 +29,7 @@ fn ticket(edits: CdiEdits) -> CdiSpec {
 }
 
 #[test]
-fn what_all_gpus_share_goes_into_the_file_of_a_ticket() {
+fn the_spec_of_a_ticket_has_the_edits_for_all_gpus() {
     let source = of_value(nvidia()).unwrap();
     assert_eq!(decode(nvidia().to_string().as_bytes()).unwrap(), source);
     let mut edits = source.container_edits.clone();
@@ -56,7 +56,7 @@ fn what_all_gpus_share_goes_into_the_file_of_a_ticket() {
 }
 
 #[test]
-fn what_nvidia_ctk_writes_is_read_and_nothing_is_lost() {
+fn the_spec_of_nvidia_ctk_is_read_without_loss() {
     let source = decode(include_bytes!("../../../tests/golden/cdi/nvidia-ctk.json")).unwrap();
     let yaml = include_str!("../../../tests/golden/cdi/nvidia-ctk.yaml");
     assert_eq!(of_value(serde_saphyr::from_str(yaml).unwrap()).unwrap(), source);
@@ -110,7 +110,7 @@ fn the_lowest_version_that_fits_is_written() {
 }
 
 #[test]
-fn edits_that_are_not_known_are_carried_along() {
+fn unknown_edits_are_kept() {
     let mut value = nvidia();
     value["containerEdits"]["netDevices"] = json!([{"hostInterfaceName": "eth0", "name": "net0"}]);
     value["cdiVersion"] = json!("v1.1.0");
@@ -123,7 +123,7 @@ fn edits_that_are_not_known_are_carried_along() {
 }
 
 #[test]
-fn later_edits_win() {
+fn later_edits_override_earlier_ones() {
     let set = |env: &[&str]| CdiEdits { env: env.iter().map(|one| (*one).to_owned()).collect(), ..CdiEdits::default() };
     let mut edits = set(&["A=1", "B=2", "A=3"]);
     edits.add(&set(&["C=4", "A=5", "C=6"]));
@@ -132,7 +132,7 @@ fn later_edits_win() {
 }
 
 #[test]
-fn what_no_runtime_takes_is_refused_with_its_name() {
+fn a_spec_that_no_runtime_accepts_is_refused_with_the_faulty_field() {
     let broken = |pointer: &str, to: Value| {
         let mut value = nvidia();
         *value.pointer_mut(pointer).unwrap() = to;
@@ -149,9 +149,9 @@ fn what_no_runtime_takes_is_refused_with_its_name() {
         ("/kind", json!(format!("a/{}", "g".repeat(64))), "kind is not"),
         ("/devices", json!([]), "has 0 devices where 1 to 1024 are expected"),
         ("/devices", json!(null), "has 0 devices"),
-        ("/devices/0/name", json!(""), "is no name of a device: \"\""),
-        ("/devices/0/name", json!("a/b"), "is no name of a device"),
-        ("/devices/0/name", json!("all"), "device \"all\" is there twice"),
+        ("/devices/0/name", json!(""), "is not the name of a device: \"\""),
+        ("/devices/0/name", json!("a/b"), "is not the name of a device"),
+        ("/devices/0/name", json!("all"), "device \"all\" appears twice"),
         ("/devices/0/containerEdits", json!({}), "device \"0\" has no edits"),
         ("/containerEdits/env/0", json!("A"), "containerEdits: env is not NAME=value: \"A\""),
         ("/containerEdits/env/0", json!("=A"), "env is not NAME=value"),
@@ -160,7 +160,7 @@ fn what_no_runtime_takes_is_refused_with_its_name() {
         ("/containerEdits/mounts/0/hostPath", json!(""), "hostPath of the mount at"),
         ("/containerEdits/hooks/0/hookName", json!("now"), "hookName is not the name of a CDI hook: \"now\""),
         ("/containerEdits/hooks/0/path", json!("a"), "path of a hook is not"),
-        ("/devices/0/containerEdits/deviceNodes/0", json!({"path": "/a", "type": "x"}), "type of \"/a\" is none of"),
+        ("/devices/0/containerEdits/deviceNodes/0", json!({"path": "/a", "type": "x"}), "type of \"/a\" is not b"),
         ("/devices/0/containerEdits/deviceNodes/0", json!({"path": "/a", "permissions": "x"}), "permissions of \"/a\""),
         ("/devices/0/containerEdits/deviceNodes/0", json!({"path": "/a", "hostPath": ""}), "hostPath of a device node"),
         ("/containerEdits/env", json!(vec!["A=b"; 4097]), "has more than 4096 edits"),
@@ -177,12 +177,12 @@ fn what_no_runtime_takes_is_refused_with_its_name() {
 
 proptest! {
     #[test]
-    fn nothing_makes_it_panic(bytes: Vec<u8>) {
+    fn no_input_causes_a_panic(bytes: Vec<u8>) {
         let _ = decode(&bytes);
     }
 
     #[test]
-    fn nothing_like_it_makes_it_panic(
+    fn no_similar_input_causes_a_panic(
         version in "v?[0-9.]{0,9}", kind in "[a-z./]{0,9}", name in "[a-z0-9:]{0,4}", env in "[A-Z=]{0,4}", path in "/?[a-z]{0,4}",
     ) {
         let value = json!({"cdiVersion": version, "kind": kind, "devices": [{"name": name, "containerEdits": {
@@ -197,7 +197,7 @@ proptest! {
     }
 
     #[test]
-    fn adding_twice_is_adding_once(env in prop::collection::vec("[ABC]=[0-9]", 0..6), paths in prop::collection::vec("/[abc]", 0..6)) {
+    fn adding_the_same_edits_twice_changes_nothing(env in prop::collection::vec("[ABC]=[0-9]", 0..6), paths in prop::collection::vec("/[abc]", 0..6)) {
         let more = CdiEdits { env, device_nodes: paths.iter().map(|path| CdiDeviceNode::at(path)).collect(), ..CdiEdits::default() };
         let mut once = CdiEdits::default();
         once.add(&more);

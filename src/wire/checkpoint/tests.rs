@@ -56,7 +56,7 @@ fn layouts_of_old_kubelets_are_read() {
 }
 
 #[test]
-fn a_ticket_stands_among_annotations_where_there_is_no_cdi() {
+fn a_ticket_is_in_an_annotation_where_there_is_no_cdi() {
     // `annotations { key: "a" value: "b" }` and then the agent's annotation.
     let answer = "IgYKAWESAWIiOgoVZ3B1LXN0ZXdhcmQuaW8vdGlja2V0EiF0MDAwMDAwMDAwMDAwMDAwMDAwMDAwMDAwMDAwMDAwMDA=";
     let read = parse(&file(&[entry(UID, "main", "[]", &format!("\"{answer}\""))])).unwrap();
@@ -66,7 +66,7 @@ fn a_ticket_stands_among_annotations_where_there_is_no_cdi() {
 }
 
 #[test]
-fn the_record_of_a_ticket_stands_beside_it() {
+fn the_issued_ticket_is_in_an_annotation_beside_the_ticket() {
     // `annotations { key: "gpu-steward.io/ticket" value: "t0…" }` and `annotations { key: "gpu-steward.io/issued"
     // value: … }`.
     let answer = "IjoKFWdwdS1zdGV3YXJkLmlvL3RpY2tldBIhdDAwMDAwMDAwMDAwMDAwMDAwMDAwMDAwMDAwMDAwMDAwIiYKFWdwdS1zdGV3YXJkLmlvL2lzc3VlZBIN\
@@ -77,14 +77,14 @@ fn the_record_of_a_ticket_stands_beside_it() {
 }
 
 #[test]
-fn an_answer_of_another_plugin_is_known_and_one_that_is_lost_is_none() {
+fn an_answer_of_another_plugin_is_recognised_and_a_lost_answer_is_not_one() {
     let named = |answer: &str| answer.replace("MDAwMDA", "LS0tLS0");
     let early = "IgYKAWESAWIiOgoVZ3B1LXN0ZXdhcmQuaW8vdGlja2V0EiF0MDAwMDAwMDAwMDAwMDAwMDAwMDAwMDAwMDAwMDAwMDA=";
     for (answer, foreign) in [
         // `envs { key: "A" value: "" }`, and `annotations { key: "a" value: "b" }`.
         ("\"CgUKAUESAA==\"".to_owned(), true),
         ("\"IgYKAWESAWI=\"".to_owned(), true),
-        // `annotations { key: "k" value: "\xff" }`: what is no text is another plugin's business.
+        // `annotations { key: "k" value: "\xff" }`: a value that is not UTF-8 is of another plugin.
         ("\"IgYKAWsSAf8=\"".to_owned(), true),
         ("null".to_owned(), false),
         ("\"\"".to_owned(), false),
@@ -116,13 +116,13 @@ fn an_entry_that_cannot_be_read_does_not_hide_the_others() {
     ]))
     .unwrap();
     assert_eq!(read.holder(&ticket()).map(|holder| &*holder.container), Some("d"));
-    let told: Vec<String> = read.unreadable.iter().map(|one| format!("{}: {}", one.resource, one.fault)).collect();
+    let faults: Vec<String> = read.unreadable.iter().map(|one| format!("{}: {}", one.resource, one.fault)).collect();
     assert_eq!(
-        told,
+        faults,
         [
             "nvidia.com/gpu: kubelet_internal_checkpoint, byte 0: entry 0 cannot be read: not a pod UID: \"not-a-uid\"",
-            "nvidia.com/gpu: kubelet_internal_checkpoint, byte 0: entry 1 cannot be read: not an answer of a plugin (\"b\", \"nvidia.com/gpu\")",
-            "nvidia.com/gpu: kubelet_internal_checkpoint, byte 0: entry 2 cannot be read: not an answer of a plugin (\"c\", \"nvidia.com/gpu\")",
+            "nvidia.com/gpu: kubelet_internal_checkpoint, byte 0: entry 1 cannot be read: not a plugin's answer to Allocate (\"b\", \"nvidia.com/gpu\")",
+            "nvidia.com/gpu: kubelet_internal_checkpoint, byte 0: entry 2 cannot be read: not a plugin's answer to Allocate (\"c\", \"nvidia.com/gpu\")",
         ]
     );
 }
@@ -154,17 +154,17 @@ fn a_file_that_is_too_large_is_not_read() {
 
 proptest! {
     #[test]
-    fn nothing_makes_it_panic(bytes: Vec<u8>) {
+    fn no_input_causes_a_panic(bytes: Vec<u8>) {
         let _ = parse(&bytes);
     }
 
     #[test]
-    fn no_answer_of_a_plugin_makes_it_panic(bytes in "[A-Za-z0-9+/]{0,40}={0,2}") {
+    fn no_answer_of_a_plugin_causes_a_panic(bytes in "[A-Za-z0-9+/]{0,40}={0,2}") {
         let _ = parse(&file(&[entry(UID, "a", "[]", &format!("\"{bytes}\""))]));
     }
 
     #[test]
-    fn every_container_is_there(entries in prop::collection::vec(("[a-z]{1,5}", prop::collection::btree_set("[a-z0-9-]{1,6}", 0..4)), 0..6)) {
+    fn every_entry_of_a_container_is_read(entries in prop::collection::vec(("[a-z]{1,5}", prop::collection::btree_set("[a-z0-9-]{1,6}", 0..4)), 0..6)) {
         let texts: Vec<String> = entries.iter().map(|(container, ids)| {
             let ids: Vec<String> = ids.iter().map(|id| format!("{id:?}")).collect();
             entry(UID, container, &format!("{{\"-1\":[{}]}}", ids.join(",")), "null")

@@ -44,19 +44,19 @@ hygon:
 ";
 
 #[test]
-fn the_charts_own_file_is_the_defaults() {
+fn the_file_of_hamis_chart_gives_the_defaults() {
     let (config, warnings) = read(&yaml(CHART)).unwrap();
     let a30 = MigAllowance {
         models: vec!["A30".into()],
         profiles: ["1g.6gb", "2g.12gb", "4g.24gb"].map(String::from).into(),
     };
     assert_eq!(config, DeviceConfig { mig_allowlist: vec![a30], ..DeviceConfig::default() });
-    let told: Vec<String> = warnings.iter().map(ToString::to_string).collect();
+    let shown: Vec<String> = warnings.iter().map(ToString::to_string).collect();
     assert_eq!(
-        told,
+        shown,
         [
-            "cambricon: devices of this vendor are not handled here",
-            "hygon: devices of this vendor are not handled here"
+            "cambricon: the agent does not handle devices of this vendor",
+            "hygon: the agent does not handle devices of this vendor"
         ]
     );
 }
@@ -104,12 +104,12 @@ nvidia:
         ..DeviceConfig::default()
     };
     assert_eq!(config, expected);
-    let told: Vec<&str> = warnings.iter().map(|warning| warning.path.as_str()).collect();
-    assert_eq!(told, ["nvidia.devicesplitCounts", "nvidia.knownMigGeometries"]);
+    let shown: Vec<&str> = warnings.iter().map(|warning| warning.path.as_str()).collect();
+    assert_eq!(shown, ["nvidia.devicesplitCounts", "nvidia.knownMigGeometries"]);
 }
 
 #[test]
-fn what_is_offered_is_scaled_and_cut() {
+fn offered_amounts_are_scaled_and_rounded_down() {
     let scaled = |memory, cores| DeviceConfig {
         memory_scaling: DeviceScaling::new(memory).unwrap(),
         core_scaling: DeviceScaling::new(cores).unwrap(),
@@ -129,7 +129,7 @@ fn what_is_offered_is_scaled_and_cut() {
 }
 
 #[test]
-fn the_nodes_own_entry_wins() {
+fn the_entry_of_the_node_overrides_the_other_settings() {
     let file = json!({"nodeconfig": [
         {"name": "node-a", "devicesplitcount": 2},
         {"name": "node-b", "operatingmode": "mig", "deviceSplitCount": 4, "devicememoryscaling": 2.5, "devicecorescaling": 1,
@@ -152,9 +152,9 @@ fn the_nodes_own_entry_wins() {
         ..DeviceConfig::default()
     };
     assert_eq!(config, expected);
-    let told: Vec<&str> = warnings.iter().map(|warning| warning.path.as_str()).collect();
+    let shown: Vec<&str> = warnings.iter().map(|warning| warning.path.as_str()).collect();
     assert_eq!(
-        told,
+        shown,
         ["later", "nodeconfig[1].colour", "nodeconfig[1].filterdevices.name", "nodeconfig[1].migstrategy"],
         "all that is not followed, in order"
     );
@@ -167,38 +167,38 @@ fn the_nodes_own_entry_wins() {
 #[test]
 fn an_impossible_value_is_reported_with_its_key() {
     for (text, what) in [
-        ("{}", "is empty, or no mapping of vendors"),
-        ("[]", "is empty, or no mapping of vendors"),
-        ("nvidia: 3", "nvidia: is no mapping of settings"),
-        ("nvidia: {deviceSplitCount: ten}", "nvidia.deviceSplitCount: is no whole number from 1 to 1000: \"ten\""),
-        ("nvidia: {deviceSplitCount: 0}", "nvidia.deviceSplitCount: is no whole number from 1 to 1000: 0"),
+        ("{}", "is empty, or not a mapping of vendors"),
+        ("[]", "is empty, or not a mapping of vendors"),
+        ("nvidia: 3", "nvidia: is not a mapping of settings"),
+        ("nvidia: {deviceSplitCount: ten}", "nvidia.deviceSplitCount: is not a whole number from 1 to 1000: \"ten\""),
+        ("nvidia: {deviceSplitCount: 0}", "nvidia.deviceSplitCount: is not a whole number from 1 to 1000: 0"),
         ("nvidia: {deviceSplitCount: 1001}", "from 1 to 1000: 1001"),
         ("nvidia: {deviceSplitCount: 1.5}", "from 1 to 1000: 1.5"),
-        ("nvidia: {deviceMemoryScaling: -1}", "nvidia.deviceMemoryScaling: is no number above 0 and up to 100: -1"),
+        ("nvidia: {deviceMemoryScaling: -1}", "nvidia.deviceMemoryScaling: is not a number above 0 and up to 100: -1"),
         ("nvidia: {deviceMemoryScaling: [1]}", "up to 100: a list"),
         ("nvidia: {overwriteEnv: 1}", "nvidia.overwriteEnv: is neither true nor false: 1"),
-        ("nvidia: {gpuCorePolicy: never}", "nvidia.gpuCorePolicy: is none of default, force, disable: \"never\""),
-        ("nvidia: {resourceCountName: gpu}", "nvidia.resourceCountName: is no name of a resource: \"gpu\""),
-        ("nvidia: {resourceCountName: \"\"}", "is no name of a resource: \"\""),
+        ("nvidia: {gpuCorePolicy: never}", "nvidia.gpuCorePolicy: is not default, force or disable: \"never\""),
+        ("nvidia: {resourceCountName: gpu}", "nvidia.resourceCountName: is not the name of a resource: \"gpu\""),
+        ("nvidia: {resourceCountName: \"\"}", "is not the name of a resource: \"\""),
         (
             "nvidia: {resourceCountName: nvidia.com/gpumem}",
             "nvidia: \"nvidia.com/gpumem\" is the resource of both count and memory",
         ),
-        ("nvidia: {runtimeClassName: {a: b}}", "nvidia.runtimeClassName: is no text: a mapping"),
-        ("nvidia: {migProfileAllowlist: [{models: 3}]}", "nvidia.migProfileAllowlist: [0]: is no list: 3"),
+        ("nvidia: {runtimeClassName: {a: b}}", "nvidia.runtimeClassName: is not a text: a mapping"),
+        ("nvidia: {migProfileAllowlist: [{models: 3}]}", "nvidia.migProfileAllowlist: [0]: is not a list: 3"),
         ("nvidia: {migProfileAllowlist: [{model: []}]}", "[0]: has \"model\", which is neither models nor profiles"),
-        ("nvidia: {defaultCores: 101}", "nvidia.defaultCores: is no whole number from 0 to 100: 101"),
+        ("nvidia: {defaultCores: 101}", "nvidia.defaultCores: is not a whole number from 0 to 100: 101"),
     ] {
         let fault = read(&yaml(text)).unwrap_err();
         assert!(fault.what.contains(what), "{text}: {fault}");
     }
     for (file, what) in [
-        (json!([]), "the node file is no JSON object"),
-        (json!({"nodeconfig": {}}), "nodeconfig: is no list"),
-        (json!({"nodeconfig": [3]}), "nodeconfig[0]: is no mapping of settings"),
+        (json!([]), "the node file is not a JSON object"),
+        (json!({"nodeconfig": {}}), "nodeconfig: is not a list"),
+        (json!({"nodeconfig": [3]}), "nodeconfig[0]: is not a mapping of settings"),
         (
             json!({"nodeconfig": [{"name": "n", "filterdevices": {"index": ["x"]}}]}),
-            "nodeconfig[0].filterdevices: is no whole",
+            "nodeconfig[0].filterdevices: is not a whole",
         ),
         (json!({"nodeconfig": [{"name": "n", "filterdevices": {"uuid": ["a b"]}}]}), "not a GPU UUID"),
         (json!({"nodeconfig": vec![json!({}); 8193]}), "more than 8192 nodes"),
@@ -209,17 +209,17 @@ fn an_impossible_value_is_reported_with_its_key() {
 }
 
 #[test]
-fn a_file_for_another_program_is_not_reported_key_by_key() {
+fn the_warnings_for_a_file_of_another_program_are_bounded() {
     let vendors: Map<String, Value> = (0..1000).map(|n| (format!("vendor{n:04}"), Value::Null)).collect();
     let (config, warnings) = read(&Value::Object(vendors)).unwrap();
     assert_eq!((config, warnings.len()), (DeviceConfig::default(), MAX_WARNINGS + 1));
     let (_, warnings) = read(&json!({"amd": {}})).unwrap();
-    assert_eq!(warnings[1].to_string(), "nvidia: there is no such section, so every setting has its default");
+    assert_eq!(warnings[1].to_string(), "nvidia: this section is missing, so every setting has its default");
 }
 
 proptest! {
     #[test]
-    fn nothing_like_it_makes_it_panic(text in "(nvidia|nodeconfig):\n(  (deviceSplitCount|name|defaultMemory|filterdevices|migProfileAllowlist): [\\[{\"a-z0-9.:-]{0,8}\n){0,4}") {
+    fn no_similar_input_causes_a_panic(text in "(nvidia|nodeconfig):\n(  (deviceSplitCount|name|defaultMemory|filterdevices|migProfileAllowlist): [\\[{\"a-z0-9.:-]{0,8}\n){0,4}") {
         if let Ok(value) = serde_saphyr::from_str::<Value>(&text) {
             let _ = read(&value);
             let _ = for_node(&value, "a", &mut DeviceConfig::default());
@@ -227,7 +227,7 @@ proptest! {
     }
 
     #[test]
-    fn what_is_read_can_be_offered(slots in 0..1100_u32, memory in -1.0..101.0, cores in -1.0..101.0, total: u64) {
+    fn accepted_settings_give_valid_offers(slots in 0..1100_u32, memory in -1.0..101.0, cores in -1.0..101.0, total: u64) {
         let value = json!({"nvidia": {"deviceSplitCount": slots, "deviceMemoryScaling": memory, "deviceCoreScaling": cores}});
         if let Ok((config, warnings)) = read(&value) {
             prop_assert!(warnings.is_empty() && (1..=1000).contains(&config.slots));

@@ -12,7 +12,7 @@ pub(super) const MAX_LIST: usize = 8192;
 const MAX_TEXT: usize = 317;
 
 /// The value as text, for a message.
-fn told(value: &Value) -> String {
+fn described(value: &Value) -> String {
     match value {
         Value::String(text) => shown(text),
         Value::Array(_) => "a list".into(),
@@ -26,7 +26,7 @@ pub(super) fn text(value: &Value) -> Result<Option<String>, String> {
     let text = match value {
         Value::String(text) => text.clone(),
         Value::Number(_) | Value::Bool(_) => value.to_string(),
-        _ => return Err(format!("is no text: {}", told(value))),
+        _ => return Err(format!("is not a text: {}", described(value))),
     };
     if text.len() > MAX_TEXT {
         Err(format!("is longer than {MAX_TEXT} bytes"))
@@ -42,7 +42,7 @@ pub(super) fn resource(value: &Value) -> Result<String, String> {
     if sound && name.bytes().all(|byte| byte.is_ascii_graphic()) {
         Ok(name)
     } else {
-        Err(format!("is no name of a resource: {}", told(value)))
+        Err(format!("is not the name of a resource: {}", described(value)))
     }
 }
 
@@ -52,7 +52,7 @@ pub(super) fn flag(value: &Value) -> Result<bool, String> {
         Value::Bool(flag) => Ok(*flag),
         Value::String(text) if text == "true" => Ok(true),
         Value::String(text) if text == "false" => Ok(false),
-        _ => Err(format!("is neither true nor false: {}", told(value))),
+        _ => Err(format!("is neither true nor false: {}", described(value))),
     }
 }
 
@@ -65,7 +65,7 @@ pub(super) fn number(value: &Value, least: u64, most: u64) -> Result<u32, String
     number
         .filter(|number| (least..=most).contains(number))
         .and_then(|number| u32::try_from(number).ok())
-        .ok_or_else(|| format!("is no whole number from {least} to {most}: {}", told(value)))
+        .ok_or_else(|| format!("is not a whole number from {least} to {most}: {}", described(value)))
 }
 
 /// An amount of MiB; 0 means not set.
@@ -80,7 +80,9 @@ pub(super) fn scaling(value: &Value) -> Result<DeviceScaling, String> {
         Value::String(text) => text.parse().ok(),
         other => other.as_f64(),
     };
-    factor.and_then(DeviceScaling::new).ok_or_else(|| format!("is no number above 0 and up to 100: {}", told(value)))
+    factor
+        .and_then(DeviceScaling::new)
+        .ok_or_else(|| format!("is not a number above 0 and up to 100: {}", described(value)))
 }
 
 /// A core policy; an empty text means the default.
@@ -89,7 +91,7 @@ pub(super) fn core_policy(value: &Value) -> Result<CorePolicy, String> {
         None | Some("default") => Ok(CorePolicy::Default),
         Some("force") => Ok(CorePolicy::Force),
         Some("disable") => Ok(CorePolicy::Disable),
-        Some(_) => Err(format!("is none of default, force, disable: {}", told(value))),
+        Some(_) => Err(format!("is not default, force or disable: {}", described(value))),
     }
 }
 
@@ -99,7 +101,7 @@ pub(super) fn list(value: &Value) -> Result<&[Value], String> {
         Value::Null => Ok(&[]),
         Value::Array(items) if items.len() <= MAX_LIST => Ok(items),
         Value::Array(_) => Err(format!("has more than {MAX_LIST} items")),
-        _ => Err(format!("is no list: {}", told(value))),
+        _ => Err(format!("is not a list: {}", described(value))),
     }
 }
 
@@ -112,7 +114,7 @@ pub(super) fn texts(value: &Value) -> Result<Vec<String>, String> {
 pub(super) fn allowances(value: &Value) -> Result<Vec<MigAllowance>, String> {
     let allowance = |(number, item): (usize, &Value)| {
         let place = |what: String| format!("[{number}]: {what}");
-        let item = item.as_object().ok_or_else(|| place("is no mapping of models and profiles".into()))?;
+        let item = item.as_object().ok_or_else(|| place("is not a mapping of models and profiles".into()))?;
         if let Some(key) = item.keys().find(|key| !["models", "profiles"].contains(&key.as_str())) {
             return Err(place(format!("has {}, which is neither models nor profiles", shown(key))));
         }

@@ -57,15 +57,15 @@ fn read(value: &Value) -> Result<Pod, NotAPod> {
 }
 
 #[test]
-fn labels_are_kept_where_they_are_wanted_and_cost_no_pod_where_they_are_none() {
+fn requested_labels_are_kept_and_invalid_labels_do_not_lose_the_pod() {
     let keys: [Arc<str>; 3] = ["app".into(), "missing".into(), "team".into()];
     let of = |labels: Value| {
         let mut value = whole();
         value["metadata"]["labels"] = labels;
         decode_with(value.to_string().as_bytes(), &keys).unwrap().labels
     };
-    let wanted = [("app", "train"), ("team", "vision")].map(|(key, value)| (key.into(), value.into()));
-    assert_eq!(of(json!({"team": "vision", "pod-template-hash": "5d4f", "app": "train"})), wanted);
+    let expected = [("app", "train"), ("team", "vision")].map(|(key, value)| (key.into(), value.into()));
+    assert_eq!(of(json!({"team": "vision", "pod-template-hash": "5d4f", "app": "train"})), expected);
     assert_eq!(of(json!({"app": "", "team": "x".repeat(64)})), [], "what Kubernetes would not have taken");
     for none in [Value::Null, json!([]), json!({"app": 1}), json!("app")] {
         assert_eq!(of(none.clone()), [], "{none}");
@@ -153,7 +153,7 @@ fn a_mirror_pod_is_known_by_its_manifest_hash_and_no_pod_can_take_another_pods_u
 }
 
 #[test]
-fn what_identifies_a_pod_must_be_there_and_fit() {
+fn the_fields_that_identify_a_pod_must_be_present_and_valid() {
     let with = |path: &str, value: Value| {
         let mut pod = whole();
         *pod.pointer_mut(path).unwrap() = value;
@@ -163,13 +163,13 @@ fn what_identifies_a_pod_must_be_there_and_fit() {
     assert!(with("/metadata/name", json!("")).starts_with("metadata.name is missing"));
     assert!(with("/metadata/name", json!("a\u{7}b")).starts_with("metadata.name"));
     assert!(with("/metadata/namespace", json!("n".repeat(254))).starts_with("metadata.namespace"));
-    assert!(with("/metadata/deletionTimestamp", json!("soon")).contains("no time"));
+    assert!(with("/metadata/deletionTimestamp", json!("soon")).contains("not a time"));
     assert!(with("/spec/containers", json!("none")).starts_with("not the JSON of a pod"));
     assert!(read(&json!([])).is_err() && decode(b"\xff").is_err() && decode(b"").is_err());
 }
 
 #[test]
-fn what_is_beyond_the_bounds_is_counted() {
+fn entries_beyond_the_bounds_are_counted() {
     let mut value = whole();
     value["metadata"]["annotations"] = json!({
         "hami.io/large": "x".repeat(MAX_ANNOTATIONS), "hami.io/small": "y", "other.io/large": "z".repeat(100_000),
@@ -185,7 +185,7 @@ fn what_is_beyond_the_bounds_is_counted() {
 
 /// Resource names that sort before all others: a user could add them to hide the container's request.
 #[test]
-fn resources_of_which_nothing_is_asked_for_hide_none_of_which_something_is() {
+fn resources_with_amount_0_do_not_displace_requested_resources() {
     let mut value = whole();
     let mut limits: serde_json::Map<String, Value> =
         (0..100).map(|n| (format!("a{n}.example.com/none"), json!(["0", "0k", "0.000"][n % 3]))).collect();
@@ -201,7 +201,7 @@ fn resources_of_which_nothing_is_asked_for_hide_none_of_which_something_is() {
 }
 
 #[test]
-fn ephemeral_containers_beyond_the_bound_are_not_missed() {
+fn ephemeral_containers_beyond_the_bound_are_not_counted() {
     let mut value = whole();
     value["spec"]["ephemeralContainers"] = (0..200).map(|n| json!({"name": format!("e{n}")})).collect();
     let pod = read(&value).unwrap();
@@ -209,7 +209,7 @@ fn ephemeral_containers_beyond_the_bound_are_not_missed() {
 }
 
 #[test]
-fn annotations_that_anybody_may_write_do_not_displace_a_claim() {
+fn annotations_that_users_may_write_do_not_displace_a_claim() {
     let mut value = whole();
     value["metadata"]["annotations"] = json!({
         "gpu-steward.io/a": "x".repeat(MAX_ANNOTATIONS - 100), "hami.io/vgpu-devices-allocated": "y".repeat(200),
@@ -225,7 +225,7 @@ fn annotations_that_anybody_may_write_do_not_displace_a_claim() {
 }
 
 /// A value of any shape in the place of any value of a pod.
-fn strange() -> impl Strategy<Value = Value> {
+fn any_value() -> impl Strategy<Value = Value> {
     let leaf = prop_oneof![
         Just(Value::Null),
         any::<bool>().prop_map(Value::from),
@@ -258,19 +258,19 @@ fn places(value: &Value, at: &str, out: &mut Vec<String>) {
 proptest! {
     /// Promise 18 in docs/specification.md.
     #[test]
-    fn no_bytes_panic(bytes in prop::collection::vec(any::<u8>(), 0..300)) {
+    fn no_bytes_cause_a_panic(bytes in prop::collection::vec(any::<u8>(), 0..300)) {
         let _ = decode(&bytes);
     }
 
     #[test]
-    fn whatever_stands_in_a_pod_is_kept_within_bounds_or_refused(
-        changes in prop::collection::vec((any::<prop::sample::Index>(), strange()), 1..6),
+    fn any_content_of_a_pod_is_kept_within_bounds_or_refused(
+        changes in prop::collection::vec((any::<prop::sample::Index>(), any_value()), 1..6),
     ) {
         let mut value = whole();
-        for (place, strange) in changes {
+        for (place, any_value) in changes {
             let mut all = Vec::new();
             places(&value, "", &mut all);
-            *value.pointer_mut(place.get::<String>(&all)).unwrap() = strange;
+            *value.pointer_mut(place.get::<String>(&all)).unwrap() = any_value;
         }
         if let Ok(pod) = read(&value) {
             let names = [&pod.name.name, &pod.name.namespace];

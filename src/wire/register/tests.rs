@@ -30,7 +30,7 @@ fn two() -> [RegisteredGpu; 2] {
 }
 
 #[test]
-fn json_is_what_hami_writes_and_in_order_whatever_the_order_was() {
+fn json_has_the_form_of_hami_and_is_ordered_by_uuid() {
     assert_eq!(decode(TWO).unwrap(), two());
     assert_eq!(encode(&two()).unwrap(), TWO);
     let [first, second] = two();
@@ -39,7 +39,7 @@ fn json_is_what_hami_writes_and_in_order_whatever_the_order_was() {
 }
 
 #[test]
-fn what_is_absent_is_zero_and_not_healthy_and_what_is_unknown_is_skipped() {
+fn absent_fields_are_zero_or_unhealthy_and_unknown_fields_are_skipped() {
     let read =
         decode(r#" [{"id":"GPU-1","numa":-1,"devicevendor":"NVIDIA","custominfo":{"a":[1]},"migProfiles":null}]"#);
     let bare = RegisteredGpu {
@@ -84,10 +84,10 @@ fn a_fault_is_reported_with_its_position() {
         ("GPU-1,10,1,100,T,0:", 0, "has 6 fields where 7 or 9 are expected"),
         ("GPU-1,10,1,100,T,0,true,1:", 0, "has 8 fields"),
         ("GPU-1,10,1,100,T,0,true,1,mig,x:", 0, "has 10 fields"),
-        ("GPU-1,10,1,100,T,0,true:GPU-2,x,1,100,T,0,true:", 24, "count is no number: \"x\""),
+        ("GPU-1,10,1,100,T,0,true:GPU-2,x,1,100,T,0,true:", 24, "count is not a number: \"x\""),
         ("GPU-1,10,1,100,T,0,true,-1,mig:", 0, "index is not between 0 and 2147483647: -1"),
         ("GPU-1,10,1,100,T,0,yes:", 0, "health is neither true nor false"),
-        ("GPU-1,10,1,100,T,0,true:GPU-1,10,1,100,T,0,true:", 0, "entry 1: GPU-1 is there twice"),
+        ("GPU-1,10,1,100,T,0,true:GPU-1,10,1,100,T,0,true:", 0, "entry 1: GPU-1 appears twice"),
         ("[{\"id\":\"GPU-1\",\"devmem\":2147483648}]", 0, "entry 0: devmem is not between"),
         ("[{\"id\":\"\"}]", 0, "entry 0: not a GPU UUID"),
         ("[{\"count\":1}]", 12, "missing field `id`"),
@@ -113,7 +113,7 @@ fn a_text_that_is_too_large_is_not_read() {
 }
 
 #[test]
-fn what_no_reader_could_take_is_not_written() {
+fn values_that_no_reader_accepts_are_not_written() {
     let large = RegisteredGpu { memory: Mib(MAX_NUMBER + 1), ..gpu("GPU-1", 0) };
     assert!(encode(&[large]).unwrap_err().what.contains("is more than"));
     assert!(encode(&[gpu("GPU-1", 0), gpu("GPU-1", 1)]).unwrap_err().what.contains("twice"));
@@ -150,17 +150,17 @@ prop_compose! {
 
 proptest! {
     #[test]
-    fn nothing_makes_it_panic(text in "\\PC{0,200}") {
+    fn no_input_causes_a_panic(text in "\\PC{0,200}") {
         let _ = decode(&text);
     }
 
     #[test]
-    fn nothing_like_it_makes_it_panic(text in "(\\[?\\{?\"?(GPU-1|id|count)?[\":,\\[{}\\]0-9a-z-]{0,12}){0,12}") {
+    fn no_similar_input_causes_a_panic(text in "(\\[?\\{?\"?(GPU-1|id|count)?[\":,\\[{}\\]0-9a-z-]{0,12}){0,12}") {
         let _ = decode(&text);
     }
 
     #[test]
-    fn what_is_written_is_read_back(gpus in prop::collection::vec(any_gpu(), 0..6)) {
+    fn encoded_values_are_decoded_unchanged(gpus in prop::collection::vec(any_gpu(), 0..6)) {
         let mut ordered = gpus.clone();
         ordered.sort_by(|one, other| one.uuid.cmp(&other.uuid));
         ordered.dedup_by(|one, other| one.uuid == other.uuid);

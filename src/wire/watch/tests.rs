@@ -13,20 +13,20 @@ fn line(kind: &str, object: &serde_json::Value) -> String {
 }
 
 #[test]
-fn a_page_tells_its_pods_its_version_and_what_could_not_be_read() {
+fn a_page_has_its_pods_its_version_and_its_unreadable_objects() {
     let text = json!({
         "kind": "PodList", "metadata": {"resourceVersion": "12", "continue": "more"},
         "items": [a_pod("a", "3"), {"metadata": {"name": "b", "namespace": "ml", "uid": "?"}}, a_pod("c", "4")],
     });
     let page = page(text.to_string().as_bytes(), &NodePods::default()).unwrap();
     assert_eq!((page.version.as_str(), page.next.as_deref(), page.objects.len()), ("12", Some("more"), 3));
-    let said = page.objects[1].as_ref().unwrap_err().to_string();
-    assert!(said.starts_with("pod ml/b: metadata.uid: not a pod UID"), "{said}");
+    let message = page.objects[1].as_ref().unwrap_err().to_string();
+    assert!(message.starts_with("pod ml/b: metadata.uid: not a pod UID"), "{message}");
     assert_eq!(page.objects[2].as_ref().unwrap().name.to_string(), "ml/c");
 }
 
 #[test]
-fn an_empty_list_is_written_as_null_and_a_list_without_version_is_none() {
+fn null_is_an_empty_list_and_a_list_without_a_version_is_an_error() {
     let empty =
         page(br#"{"metadata":{"resourceVersion":"7","continue":""},"items":null}"#, &NodePods::default()).unwrap();
     assert_eq!(empty, ObjectPage { version: "7".into(), next: None, objects: Vec::new() });
@@ -56,7 +56,7 @@ fn each_kind_of_event_is_read() {
 }
 
 #[test]
-fn a_pod_that_cannot_be_read_is_one_event_and_what_is_no_event_ends_the_stream() {
+fn an_unreadable_pod_is_one_event_and_an_invalid_event_ends_the_stream() {
     let bad = json!({"metadata": {"name": "b", "namespace": "ml", "uid": UID, "resourceVersion": "4"}, "spec": {"containers": 7}});
     let mut stream = WatchLines::<NodePods>::default();
     let lines = stream.feed(line("MODIFIED", &bad).as_bytes()).unwrap();
@@ -72,7 +72,7 @@ fn a_pod_that_cannot_be_read_is_one_event_and_what_is_no_event_ends_the_stream()
 }
 
 #[test]
-fn a_line_without_end_is_given_up() {
+fn a_line_longer_than_the_limit_is_an_error() {
     let mut stream = WatchLines::<NodePods>::default();
     let piece = vec![b'x'; 1 << 20];
     let outcome = (0..20).find_map(|_| stream.feed(&piece).err());
@@ -101,7 +101,7 @@ fn any_line() -> impl Strategy<Value = String> {
 
 proptest! {
     #[test]
-    fn no_bytes_panic(bytes in prop::collection::vec(any::<u8>(), 0..300)) {
+    fn no_bytes_cause_a_panic(bytes in prop::collection::vec(any::<u8>(), 0..300)) {
         let pods = NodePods { label_keys: ["app".into()].into() };
         let _ = (page(&bytes, &pods), object(&bytes, &pods));
         let _ = refusal(500, &bytes);
@@ -109,7 +109,7 @@ proptest! {
     }
 
     #[test]
-    fn it_does_not_matter_how_a_stream_is_cut(
+    fn the_pieces_of_a_stream_do_not_change_its_events(
         lines in prop::collection::vec(any_line(), 0..6), cuts in prop::collection::vec(1usize..50, 1..40),
     ) {
         let text = lines.concat();

@@ -32,17 +32,17 @@ pub(super) fn check(spec: &CdiSpec) -> Result<(), String> {
     edits(&spec.container_edits).map_err(|what| format!("containerEdits: {what}"))?;
     let mut names = BTreeSet::new();
     for device in &spec.devices {
-        let told = shown(&device.name);
+        let quoted = shown(&device.name);
         if !name(&device.name, MAX_NAME, "_-.:") {
-            return Err(format!("is no name of a device: {told}"));
+            return Err(format!("is not the name of a device: {quoted}"));
         }
         if !names.insert(device.name.as_str()) {
-            return Err(format!("device {told} is there twice"));
+            return Err(format!("device {quoted} appears twice"));
         }
         if device.container_edits.is_empty() {
-            return Err(format!("device {told} has no edits"));
+            return Err(format!("device {quoted} has no edits"));
         }
-        edits(&device.container_edits).map_err(|what| format!("device {told}: {what}"))?;
+        edits(&device.container_edits).map_err(|what| format!("device {quoted}: {what}"))?;
     }
     Ok(())
 }
@@ -60,13 +60,13 @@ fn edits(edits: &CdiEdits) -> Result<(), String> {
     if longest > MAX_EDITS {
         return Err(format!("has more than {MAX_EDITS} edits of one kind"));
     }
-    env.iter().try_for_each(|variable| sound_variable(variable))?;
-    device_nodes.iter().try_for_each(sound_node)?;
-    mounts.iter().try_for_each(sound_mount)?;
-    hooks.iter().try_for_each(sound_hook)
+    env.iter().try_for_each(|variable| check_variable(variable))?;
+    device_nodes.iter().try_for_each(check_node)?;
+    mounts.iter().try_for_each(check_mount)?;
+    hooks.iter().try_for_each(check_hook)
 }
 
-fn sound_variable(text: &str) -> Result<(), String> {
+fn check_variable(text: &str) -> Result<(), String> {
     if text.contains('=') && !name_of(text).is_empty() && !text.contains('\0') {
         Ok(())
     } else {
@@ -74,7 +74,7 @@ fn sound_variable(text: &str) -> Result<(), String> {
     }
 }
 
-fn sound_path(what: &str, path: &str) -> Result<(), String> {
+fn check_path(what: &str, path: &str) -> Result<(), String> {
     if path.starts_with('/') && !path.contains('\0') {
         Ok(())
     } else {
@@ -82,13 +82,13 @@ fn sound_path(what: &str, path: &str) -> Result<(), String> {
     }
 }
 
-fn sound_node(node: &CdiDeviceNode) -> Result<(), String> {
-    sound_path("path of a device node", &node.path)?;
+fn check_node(node: &CdiDeviceNode) -> Result<(), String> {
+    check_path("path of a device node", &node.path)?;
     if let Some(path) = &node.host_path {
-        sound_path("hostPath of a device node", path)?;
+        check_path("hostPath of a device node", path)?;
     }
     if let Some(kind) = node.kind.as_deref().filter(|kind| !["", "b", "c", "u", "p"].contains(kind)) {
-        return Err(format!("type of {} is none of b, c, u, p: {}", shown(&node.path), shown(kind)));
+        return Err(format!("type of {} is not b, c, u or p: {}", shown(&node.path), shown(kind)));
     }
     match node.permissions.as_deref().filter(|allowed| allowed.chars().any(|c| !"rwm".contains(c))) {
         Some(allowed) => Err(format!("permissions of {} are not of r, w, m: {}", shown(&node.path), shown(allowed))),
@@ -96,17 +96,17 @@ fn sound_node(node: &CdiDeviceNode) -> Result<(), String> {
     }
 }
 
-fn sound_mount(mount: &CdiMount) -> Result<(), String> {
+fn check_mount(mount: &CdiMount) -> Result<(), String> {
     if mount.host_path.is_empty() {
         return Err(format!("hostPath of the mount at {} is empty", shown(&mount.container_path)));
     }
-    sound_path("containerPath of a mount", &mount.container_path)
+    check_path("containerPath of a mount", &mount.container_path)
 }
 
-fn sound_hook(hook: &CdiHook) -> Result<(), String> {
+fn check_hook(hook: &CdiHook) -> Result<(), String> {
     if !HOOKS.contains(&hook.hook_name.as_str()) {
         return Err(format!("hookName is not the name of a CDI hook: {}", shown(&hook.hook_name)));
     }
-    hook.env.iter().try_for_each(|variable| sound_variable(variable))?;
-    sound_path("path of a hook", &hook.path)
+    hook.env.iter().try_for_each(|variable| check_variable(variable))?;
+    check_path("path of a hook", &hook.path)
 }
