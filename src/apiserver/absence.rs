@@ -1,4 +1,5 @@
-//! Objects that are held and that a list did not show. Each of them gets a check of its own before it counts as gone.
+//! Plans the checks of objects that the store holds and that a list did not show. The follower reads each of them by
+//! its name before it counts as gone.
 //!
 //! ```text
 //!   missing ──▶ due after 0.5 to 1.5 s, by UID ──▶ checked, at most 8 at once ──▶ gone, or present after all
@@ -21,7 +22,8 @@ const EARLIEST: Duration = Duration::from_millis(500);
 /// The checks that run at the same time: a node that lost all of its 110 pods is done within a second of server time,
 /// and the API server gives one client some hundred requests at a time.
 const AT_ONCE: usize = 8;
-/// First and longest pause between two checks that had no answer. Nothing is lost meanwhile but room for other pods.
+/// First and longest pause between two checks that had no answer. Meanwhile the object only takes the place of another
+/// one.
 const PAUSES: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
 
 /// The objects whose absence is not proved.
@@ -138,16 +140,16 @@ mod tests {
             absences.answered(uid);
         }
         absences.unanswered(&running[0], late);
-        let mut asked = 0;
+        let mut checked = 0;
         loop {
             let begun = absences.begin(late);
-            asked += begun.len();
+            checked += begun.len();
             if begun.is_empty() {
                 break;
             }
             begun.iter().for_each(|uid| absences.answered(uid));
         }
-        assert_eq!(asked, 100 - AT_ONCE, "each one once");
+        assert_eq!(checked, 100 - AT_ONCE, "each one once");
         let again = absences.next().expect("the one without an answer");
         assert!((late + PAUSES.0..=late + PAUSES.0 + EARLIEST * 3).contains(&again));
         absences.settled(&running[0]);

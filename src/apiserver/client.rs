@@ -86,7 +86,7 @@ pub struct ApiAnswer {
     body: Body,
 }
 
-/// The way to the API server. Clones are cheap and share its connections.
+/// A client of the API server. Clones are cheap and share its connections.
 #[derive(Clone, Debug)]
 pub struct ApiClient {
     connection: ApiConnection,
@@ -140,7 +140,7 @@ impl ApiClient {
     /// Reads one page of a list, of at most `limit` objects.
     ///
     /// # Errors
-    /// [`ApiError`]; code 504 if the server's cache does not reach the wanted version, 410 if a continued list has
+    /// [`ApiError`]; code 504 if the server's cache does not reach the requested version, 410 if a continued list has
     /// expired.
     pub async fn list(&self, of: &ApiSelection, age: &ReadAge, limit: Option<u32>) -> Result<Vec<u8>, ApiError> {
         let mut path = aged(of.path(), age);
@@ -153,7 +153,7 @@ impl ApiClient {
         };
         let content = Content { method: http::Method::GET, accept, body: None };
         let call = ApiCall::new(ApiVerb::List, of.resource, of.resource.plural());
-        self.ask(call, path, content, SILENCE).await?.whole(MAX_LIST).await
+        self.send(call, path, content, SILENCE).await?.whole(MAX_LIST).await
     }
 
     /// Watches for changes after `version`, for `seconds`.
@@ -165,7 +165,7 @@ impl ApiClient {
         let path = path.with("allowWatchBookmarks", "true").with("timeoutSeconds", &seconds.to_string());
         let content = Content { method: http::Method::GET, accept: one(of.form), body: None };
         let call = ApiCall::new(ApiVerb::Watch, of.resource, of.resource.plural());
-        self.ask(call, path, content, SILENCE).await
+        self.send(call, path, content, SILENCE).await
     }
 
     /// Changes parts of an object.
@@ -234,20 +234,20 @@ impl ApiClient {
         body: (&'static str, &Value),
     ) -> Result<(), ApiError> {
         let content = Content { method, accept: "application/json", body: Some(body) };
-        let asked = call.clone();
+        let sent_call = call.clone();
         // The body of a success is not read: a write that was made must not count as failed because of it.
-        let ask = async { self.ask(asked, path, content, WITHIN).await.map(drop) };
-        timeout(WITHIN, ask).await.unwrap_or_else(|_| Err(self.error(call, ApiFailure::Slow(WITHIN))))
+        let request = async { self.send(sent_call, path, content, WITHIN).await.map(drop) };
+        timeout(WITHIN, request).await.unwrap_or_else(|_| Err(self.error(call, ApiFailure::Slow(WITHIN))))
     }
 
-    /// Asks, and reads the whole answer within [`WITHIN`].
+    /// Sends a request, and reads the whole answer within [`WITHIN`].
     async fn answered(&self, call: ApiCall, path: ApiPath, content: Content<'_>) -> Result<Vec<u8>, ApiError> {
-        let asked = call.clone();
-        let ask = async { self.ask(asked, path, content, WITHIN).await?.whole(MAX_OBJECT).await };
-        timeout(WITHIN, ask).await.unwrap_or_else(|_| Err(self.error(call, ApiFailure::Slow(WITHIN))))
+        let sent_call = call.clone();
+        let request = async { self.send(sent_call, path, content, WITHIN).await?.whole(MAX_OBJECT).await };
+        timeout(WITHIN, request).await.unwrap_or_else(|_| Err(self.error(call, ApiFailure::Slow(WITHIN))))
     }
 
-    async fn ask(
+    async fn send(
         &self,
         call: ApiCall,
         path: ApiPath,
@@ -367,14 +367,14 @@ impl ApiAnswer {
     }
 }
 
-/// An error and its causes in one line: most of these errors say little without their causes.
+/// An error and its causes in one line: most of these errors mean little without their causes.
 fn with_causes(error: &(dyn Error + 'static)) -> String {
     let mut text = String::new();
     let mut next = Some(error);
     while let Some(error) = next {
-        let said = error.to_string();
-        if !text.ends_with(&said) {
-            let _ = write!(text, "{}{said}", if text.is_empty() { "" } else { ": " });
+        let cause = error.to_string();
+        if !text.ends_with(&cause) {
+            let _ = write!(text, "{}{cause}", if text.is_empty() { "" } else { ": " });
         }
         next = error.source();
     }

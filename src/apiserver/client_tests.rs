@@ -40,11 +40,11 @@ async fn a_pod_is_bound_once_and_only_the_pod_of_this_uid() {
     client.bind_pod(&uid(UID), &train(), &node).await.unwrap();
     assert_eq!(server.object("pods", "ml", "train-0").unwrap()["spec"]["nodeName"], "n1");
     let again = client.bind_pod(&uid(UID), &train(), &node).await.unwrap_err();
-    let said = format!(
+    let expected = format!(
         "create binding of pod ml/train-0 to n1 at http://{}/: 409 pod is already assigned to node",
         server.address()
     );
-    assert_eq!(again.to_string(), said);
+    assert_eq!(again.to_string(), expected);
 }
 
 #[tokio::test]
@@ -65,7 +65,7 @@ async fn a_deletion_and_an_eviction_touch_no_other_pod_of_the_name() {
 }
 
 #[tokio::test]
-async fn a_get_is_from_the_cache_or_from_etcd_and_a_list_has_pages() {
+async fn a_get_reads_the_cache_or_etcd_and_a_list_has_pages() {
     let server = FakeApiServer::start();
     let client = client(&server).await;
     server.put("pods", waiting());

@@ -38,7 +38,7 @@ impl fmt::Debug for ApiConnection {
 pub enum NotConnected {
     /// No setting or file names an API server.
     #[error(
-        "no way to the Kubernetes API server: --kubeconfig is not given, {VARIABLE} is not set, this is no pod \
+        "found no Kubernetes API server: --kubeconfig is not given, {VARIABLE} is not set, this is no pod \
          ({IN_CLUSTER} is not set) and there is no {home}; give --kubeconfig PATH, or run with --standalone"
     )]
     Nowhere {

@@ -1,4 +1,4 @@
-//! The one error of a call to the API server. It says the verb, the object, the address, the status and what to do.
+//! The one error of a call to the API server. It names the verb, the object, the address, the status and what to do.
 
 use super::resource::ApiResource;
 use std::borrow::Cow;
@@ -66,7 +66,7 @@ pub enum ApiFailure {
     Refused {
         /// Its status code and message.
         refusal: ApiRefusal,
-        /// How long it asks the caller to wait.
+        /// How long the caller is to wait, by its `Retry-After`.
         wait: Option<Duration>,
     },
     /// The answer cannot be read.
@@ -151,7 +151,7 @@ impl ApiError {
         self.code() == Some(410)
     }
 
-    /// How long the server asks the caller to wait.
+    /// How long the caller is to wait, by the server's `Retry-After`.
     pub(crate) fn wait(&self) -> Duration {
         match &self.failure {
             ApiFailure::Refused { wait: Some(wait), .. } => MAX_WAIT.min(*wait),
@@ -160,7 +160,7 @@ impl ApiError {
     }
 }
 
-/// What to do about a failure; empty where the failure says it itself.
+/// What to do about a failure; empty where the failure already names it.
 fn advice(call: &ApiCall, failure: &ApiFailure) -> String {
     let ApiFailure::Refused { refusal, .. } = failure else { return String::new() };
     match refusal.code {
@@ -182,21 +182,24 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_error_says_the_verb_the_object_the_address_the_status_and_what_to_do() {
-        let said = |verb, code, message: &str| {
+    fn an_error_names_the_verb_the_object_the_address_the_status_and_the_remedy() {
+        let text = |verb, code, message: &str| {
             let call = ApiCall::new(verb, ApiResource::Pods, "annotations of pod ml/train-0");
             let refusal = ApiRefusal { code, message: message.into(), is_status: true };
             let failure = ApiFailure::Refused { refusal, wait: None };
             ApiError { call, server: "https://10.0.0.1/".into(), failure }.to_string()
         };
         assert_eq!(
-            said(ApiVerb::Patch, 403, "pods is forbidden"),
+            text(ApiVerb::Patch, 403, "pods is forbidden"),
             "patch annotations of pod ml/train-0 at https://10.0.0.1/: 403 pods is forbidden; allow this identity to patch pods \
              (ClusterRole)"
         );
-        assert!(said(ApiVerb::Watch, 403, "no").ends_with("allow this identity to list and watch pods (ClusterRole)"));
-        assert!(said(ApiVerb::Get, 401, "Unauthorized").ends_with("renew the token or certificate"));
+        assert!(text(ApiVerb::Watch, 403, "no").ends_with("allow this identity to list and watch pods (ClusterRole)"));
+        assert!(text(ApiVerb::Get, 401, "Unauthorized").ends_with("renew the token or certificate"));
         let policy = "pods \"a\" is forbidden: ValidatingAdmissionPolicy 'x' with binding 'x' denied request: no";
-        assert!(said(ApiVerb::Patch, 403, policy).ends_with("denied request: no"), "a policy says itself what to do");
+        assert!(
+            text(ApiVerb::Patch, 403, policy).ends_with("denied request: no"),
+            "the text of a policy has the advice"
+        );
     }
 }

@@ -9,15 +9,15 @@
 //! ```
 //!
 //! The newest version is that of the last event, or that of the list if there was no event. After a failure the
-//! follower waits before it asks again. A new list follows an answer 400, 404, 410, 422 or 504, and an answer that is
-//! too large or cannot be read.
+//! follower waits before the next request. A new list follows an answer 400, 404, 410, 422 or 504, and an answer that
+//! is too large or cannot be read.
 
 use crate::absence::Absences;
 use crate::client::{ApiAnswer, ApiClient, ReadAge, SILENCE};
 use crate::connect::ApiConnection;
 use crate::error::{ApiCall, ApiError, ApiFailure, ApiVerb};
 use crate::kind::Followed;
-use crate::store::{Answer, Delta, GoneEvidence, Happened, Listed, Store};
+use crate::store::{Answer, Delta, EventOutcome, GoneEvidence, Listed, Store};
 use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
 use std::time::Duration;
@@ -34,14 +34,14 @@ const TOGETHER: Duration = Duration::from_millis(20);
 const WORKS: Duration = Duration::from_secs(2);
 /// Most changes that wait for a report. More than a burst of a large cluster in 20 ms; each is two pointers.
 const MAX_DELTAS: usize = 4096;
-/// After so many lists in a row for which the server's cache was too old, the agent asks etcd. If etcd was restored to
-/// an older state, the cache may never reach the version that the agent saw before.
+/// After so many lists in a row for which the server's cache was too old, the agent reads from etcd. If etcd was
+/// restored to an older state, the cache may never reach the version that the agent saw before.
 const BEHIND: u32 = 3;
 
-/// Receives what a [`Follower`] learns.
+/// Receives the reports of a [`Follower`].
 pub trait FollowListener<K: Followed>: Send {
     /// The server has sent something.
-    fn heard(&mut self);
+    fn received(&mut self);
     /// Something has changed, at most once in 20 ms; `held` is given if it may be the objects.
     fn changed(&mut self, deltas: Vec<Delta<K::Object>>, held: Option<&Store<K>>);
     /// An object cannot be read.
@@ -170,7 +170,7 @@ impl<K: Followed, L: FollowListener<K>> Follower<K, L> {
         let begun = Instant::now();
         let seconds = u32::try_from(lasts.as_secs()).unwrap_or(u32::MAX);
         let mut answer = self.client.watch(&self.kind.selection(), &version, seconds).await?;
-        self.heard();
+        self.received();
         self.listen(&mut answer, begun, begun + lasts + SILENCE).await
     }
 
@@ -198,7 +198,7 @@ impl<K: Followed, L: FollowListener<K>> Follower<K, L> {
         let Listed { bad, missing } = self.store.listed(objects, answer);
         bad.iter().for_each(|bad| self.listener.unreadable(bad));
         self.not_shown(&missing);
-        self.heard();
+        self.received();
         self.unreported.objects = true;
         self.report();
         self.position.seen = Some(version.clone());
@@ -232,7 +232,7 @@ impl<K: Followed, L: FollowListener<K>> Follower<K, L> {
                 Some(done) = self.checks.join_next() => self.checked(done),
                 () = sleep_until(check_at.unwrap_or(end)), if check_at.is_some() => self.check(),
                 piece = timeout_at(end, answer.piece()) => match piece {
-                    Ok(Ok(Some(piece))) => works |= self.took(&mut stream, piece.as_ref(), answer)?,
+                    Ok(Ok(Some(piece))) => works |= self.take_piece(&mut stream, piece.as_ref(), answer)?,
                     // The watch has lasted its time, or the server ended it early, which is allowed.
                     Ok(Ok(None)) if works => return Ok(()),
                     Ok(Ok(None)) => return Err(answer.failed(ApiFailure::EndedAtOnce)),
@@ -245,7 +245,7 @@ impl<K: Followed, L: FollowListener<K>> Follower<K, L> {
     }
 
     /// Takes in a piece of a watch. Returns whether there was an event in it.
-    fn took(&mut self, stream: &mut WatchLines<K>, piece: &[u8], answer: &ApiAnswer) -> Result<bool, ApiError> {
+    fn take_piece(&mut self, stream: &mut WatchLines<K>, piece: &[u8], answer: &ApiAnswer) -> Result<bool, ApiError> {
         let lines = stream.feed(piece).map_err(|why| answer.failed(ApiFailure::Unreadable(why.to_string())))?;
         let any = !lines.is_empty();
         for line in lines {
@@ -254,14 +254,14 @@ impl<K: Followed, L: FollowListener<K>> Follower<K, L> {
             }
             let version = line.version.as_deref().and_then(|version| version.parse().ok());
             self.position.version = line.version.or_else(|| self.position.version.take());
-            self.happened(line.event, version);
+            self.apply_event(line.event, version);
             self.works();
         }
-        self.heard();
+        self.received();
         Ok(any)
     }
 
-    fn happened(&mut self, event: WatchEvent<K::Object, K::Uid>, version: Option<u64>) {
+    fn apply_event(&mut self, event: WatchEvent<K::Object, K::Uid>, version: Option<u64>) {
         match &event {
             WatchEvent::Applied(applied) => {
                 self.unreported.objects = true;
@@ -272,10 +272,10 @@ impl<K: Followed, L: FollowListener<K>> Follower<K, L> {
             WatchEvent::Deleted(_) => self.unreported.objects = true,
             WatchEvent::Bookmark | WatchEvent::Error(_) => {}
         }
-        match self.store.happened(event, version) {
-            Happened::Taken => {}
-            Happened::Bad(bad) => self.listener.unreadable(&bad),
-            Happened::Doubtful(uid) => self.absences.missing(&uid, Instant::now()),
+        match self.store.apply_event(event, version) {
+            EventOutcome::Taken => {}
+            EventOutcome::Bad(bad) => self.listener.unreadable(&bad),
+            EventOutcome::Doubtful(uid) => self.absences.missing(&uid, Instant::now()),
         }
         if self.store.waiting() >= MAX_DELTAS {
             self.report();
@@ -340,8 +340,8 @@ impl<K: Followed, L: FollowListener<K>> Follower<K, L> {
         self.unreported.since.get_or_insert_with(Instant::now);
     }
 
-    fn heard(&mut self) {
-        self.listener.heard();
+    fn received(&mut self) {
+        self.listener.received();
         self.unreported.since.get_or_insert_with(Instant::now);
     }
 
@@ -360,13 +360,13 @@ impl<K: Followed, L: FollowListener<K>> Follower<K, L> {
     }
 }
 
-/// Asks for one object by its name, and compares the UID.
+/// Reads one object by its name, and compares the UID.
 async fn presence<K: Followed>(
     client: &ApiClient,
     kind: &K,
     held: &K::Object,
 ) -> Result<Presence<K::Object>, ApiError> {
-    let bytes = match K::now(client, held).await {
+    let bytes = match K::read_now(client, held).await {
         Ok(bytes) => bytes,
         // A proxy before the server may answer 404 too, without a `Status`.
         Err(error) if error.refusal().is_some_and(|refusal| refusal.code == 404 && refusal.is_status) => {
@@ -399,7 +399,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pauses_are_spread_between_their_half_and_their_whole() {
+    fn a_pause_is_random_between_its_half_and_its_whole() {
         let pause = Duration::from_secs(60);
         let spread: Vec<Duration> = (0..100).map(|_| spread(pause)).collect();
         assert!(spread.iter().all(|one| (pause / 2..=pause).contains(one)), "{spread:?}");

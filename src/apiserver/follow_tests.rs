@@ -19,11 +19,11 @@ const NODE: &str = "n1";
 const WEB: &str = "aaaaaaaa-0000-4000-8000-000000000001";
 const TRAIN: &str = "aaaaaaaa-0000-4000-8000-000000000002";
 
-/// Sends on what it is told: the changes, and how many objects are held after them.
-struct Told<K: Followed>(UnboundedSender<(Vec<Delta<K::Object>>, usize)>);
+/// Forwards the changes, and how many objects are held after them.
+struct ChangeSender<K: Followed>(UnboundedSender<(Vec<Delta<K::Object>>, usize)>);
 
-impl<K: Followed> FollowListener<K> for Told<K> {
-    fn heard(&mut self) {}
+impl<K: Followed> FollowListener<K> for ChangeSender<K> {
+    fn received(&mut self) {}
 
     fn changed(&mut self, deltas: Vec<Delta<K::Object>>, held: Option<&Store<K>>) {
         if let Some(held) = held {
@@ -42,7 +42,7 @@ impl<K: Followed> FollowListener<K> for Told<K> {
 
 /// A follower that runs.
 struct Running<K: Followed> {
-    told: UnboundedReceiver<(Vec<Delta<K::Object>>, usize)>,
+    changes: UnboundedReceiver<(Vec<Delta<K::Object>>, usize)>,
     held: usize,
     task: JoinHandle<()>,
 }
@@ -51,16 +51,16 @@ impl<K: Followed> Running<K> {
     async fn start(server: &FakeApiServer, kind: K) -> Running<K> {
         let folder = tempfile::tempdir().unwrap();
         let connection = connect(Some(&server.kubeconfig(folder.path()))).await.unwrap();
-        let (say, told) = unbounded_channel();
-        let task = tokio::spawn(Follower::new(connection, kind, Told(say)).run());
-        Running { told, held: 0, task }
+        let (sender, changes) = unbounded_channel();
+        let task = tokio::spawn(Follower::new(connection, kind, ChangeSender(sender)).run());
+        Running { changes, held: 0, task }
     }
 
     /// The next changes, within ten seconds.
     async fn next(&mut self) -> Vec<Delta<K::Object>> {
         loop {
-            let told = tokio::time::timeout(Duration::from_secs(10), self.told.recv()).await;
-            let (deltas, held) = told.expect("a change in time").expect("a follower that runs");
+            let next = tokio::time::timeout(Duration::from_secs(10), self.changes.recv()).await;
+            let (deltas, held) = next.expect("a change in time").expect("a follower that runs");
             self.held = held;
             if !deltas.is_empty() {
                 return deltas;
@@ -96,8 +96,8 @@ async fn two_pods() -> (FakeApiServer, Running<PodsOfNode>) {
 
 /// Reads of the pod by its name, each with its resource version.
 fn checks(server: &FakeApiServer) -> Vec<Option<String>> {
-    let of_pod = server.requests().into_iter().filter(|asked| asked.path == "/api/v1/namespaces/ml/pods/train-0");
-    of_pod.map(|asked| asked.query.get("resourceVersion").cloned()).collect()
+    let of_pod = server.requests().into_iter().filter(|request| request.path == "/api/v1/namespaces/ml/pods/train-0");
+    of_pod.map(|request| request.query.get("resourceVersion").cloned()).collect()
 }
 
 /// Lets the follower list again.
@@ -118,9 +118,9 @@ async fn a_pod_that_vanishes_from_a_list_is_held_until_the_server_says_that_it_i
     server.hide("pods", "ml", "train-0");
     list_again(&server, &mut follower).await;
     assert!(follower.quiet(Duration::from_secs(3)).await, "it runs, so nothing has changed");
-    assert_eq!((follower.held, checks(&server)), (2, vec![None]), "asked once, and of a quorum");
+    assert_eq!((follower.held, checks(&server)), (2, vec![None]), "one read, by a quorum");
 
-    // Now it is deleted while no watch can tell.
+    // Now it is deleted while no watch can report it.
     list_again(&server, &mut follower).await;
     server.remove("pods", "ml", "train-0");
     server.forget();
@@ -130,7 +130,7 @@ async fn a_pod_that_vanishes_from_a_list_is_held_until_the_server_says_that_it_i
 }
 
 #[tokio::test]
-async fn no_answer_and_a_refusal_forget_nothing_and_another_uid_does() {
+async fn a_pod_is_gone_for_another_uid_but_not_for_a_missing_answer_or_a_refusal() {
     let (mut server, mut follower) = two_pods().await;
     server.hide("pods", "ml", "train-0");
     server.stop();
@@ -162,7 +162,7 @@ async fn all_pods_and_all_nodes_are_listed_in_pages_and_then_watched() {
     let mut nodes = Running::start(&server, AllNodes).await;
     assert_eq!((pods.next().await.len(), nodes.next().await.len()), (1201, 1201));
     let limits =
-        server.requests().into_iter().filter(|asked| asked.query.get("limit").is_some_and(|limit| limit == "500"));
+        server.requests().into_iter().filter(|request| request.query.get("limit").is_some_and(|limit| limit == "500"));
     assert_eq!(limits.count(), 6, "three pages of each");
 
     server.put("pods", pod("n9", "ml", "p1", "bbbbbbbb-0000-4000-8000-000000000001", &[("main", &"a".repeat(64))]));
@@ -170,7 +170,7 @@ async fn all_pods_and_all_nodes_are_listed_in_pages_and_then_watched() {
     let [Delta::Changed { before, after }] = &changed[..] else { panic!("{changed:?}") };
     let node = |pod: &Arc<Pod>| pod.node.as_ref().map(NodeName::to_string);
     assert_eq!((node(before).as_deref(), node(after).as_deref()), (Some("n1"), Some("n9")));
-    assert!(after.containers[0].image.is_none(), "nobody uses it in a cluster");
+    assert!(after.containers[0].image.is_none(), "a scheduler does not need it");
     server.remove("nodes", "", "n3");
     let gone = nodes.next().await;
     let [Delta::Gone { before, evidence: GoneEvidence::DeletedEvent }] = &gone[..] else { panic!("{gone:?}") };

@@ -40,8 +40,8 @@ pub trait Followed:
     fn arrival(object: &Self::Object) -> Option<Arrival>;
     /// Gives it this place.
     fn arrive(object: &mut Self::Object, place: Option<Arrival>);
-    /// The object of that name as it is in etcd now.
-    fn now(client: &ApiClient, object: &Self::Object) -> impl Future<Output = Result<Vec<u8>, ApiError>> + Send;
+    /// Reads the object of that name as it is in etcd now.
+    fn read_now(client: &ApiClient, object: &Self::Object) -> impl Future<Output = Result<Vec<u8>, ApiError>> + Send;
 }
 
 /// The pods of one node.
@@ -153,7 +153,7 @@ macro_rules! pods {
                 pod.arrival = place;
             }
 
-            async fn now(client: &ApiClient, pod: &Pod) -> Result<Vec<u8>, ApiError> {
+            async fn read_now(client: &ApiClient, pod: &Pod) -> Result<Vec<u8>, ApiError> {
                 client.get_pod(&pod.name, &ReadAge::Newest).await
             }
         }
@@ -195,7 +195,7 @@ impl Followed for AllNodes {
         node.arrival = place;
     }
 
-    async fn now(client: &ApiClient, node: &FollowedNode) -> Result<Vec<u8>, ApiError> {
+    async fn read_now(client: &ApiClient, node: &FollowedNode) -> Result<Vec<u8>, ApiError> {
         client.get_node(&node.name, &ReadAge::Newest, ObjectForm::Metadata).await
     }
 }

@@ -31,8 +31,8 @@ impl OwnNodeReader {
     ///
     /// # Errors
     /// [`ApiError`].
-    pub async fn look(&self) -> Result<NodeObject, ApiError> {
-        read(&self.client, &self.node, &ReadAge::Any).await
+    pub async fn read(&self) -> Result<NodeObject, ApiError> {
+        read_node(&self.client, &self.node, &ReadAge::Any).await
     }
 
     /// Reads the Node once as it is in etcd now. A cache that lags would show a node lock that was released, or miss
@@ -40,12 +40,12 @@ impl OwnNodeReader {
     ///
     /// # Errors
     /// [`ApiError`].
-    pub async fn look_now(&self) -> Result<NodeObject, ApiError> {
-        read(&self.client, &self.node, &ReadAge::Newest).await
+    pub async fn read_now(&self) -> Result<NodeObject, ApiError> {
+        read_node(&self.client, &self.node, &ReadAge::Newest).await
     }
 }
 
-async fn read(client: &ApiClient, name: &NodeName, age: &ReadAge) -> Result<NodeObject, ApiError> {
+async fn read_node(client: &ApiClient, name: &NodeName, age: &ReadAge) -> Result<NodeObject, ApiError> {
     let bytes = client.get_node(name, age, ObjectForm::Metadata).await?;
     node::decode(&bytes).map_err(|why| {
         let call = ApiCall::new(ApiVerb::Get, ApiResource::Nodes, format!("node {name}"));
@@ -59,7 +59,7 @@ async fn read(client: &ApiClient, name: &NodeName, age: &ReadAge) -> Result<Node
 /// # Errors
 /// [`ApiError`].
 pub async fn node_now(connection: &ApiConnection, name: &NodeName) -> Result<Option<NodeObject>, ApiError> {
-    match read(&ApiClient::new(connection.clone()), name, &ReadAge::Newest).await {
+    match read_node(&ApiClient::new(connection.clone()), name, &ReadAge::Newest).await {
         Ok(node) => Ok(Some(node)),
         Err(error) if error.code() == Some(404) => Ok(None),
         Err(error) => Err(error),

@@ -97,7 +97,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn no_name_and_no_value_changes_what_a_path_means() {
+    fn names_and_values_cannot_change_the_meaning_of_a_path() {
         let pod = PodRef { namespace: "ml".into(), name: "../x?a=b#c".into() };
         let path =
             ApiPath::pod(&pod, &["eviction"]).with("fieldSelector", "spec.nodeName=n&limit=1").with("limit", "7");

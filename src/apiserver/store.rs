@@ -71,7 +71,7 @@ pub struct Store<K: Followed> {
     deltas: Vec<Delta<K::Object>>,
 }
 
-/// How far the version of an object is to be believed.
+/// Where the version of an object comes from, which decides whether it may replace a newer one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Answer {
     /// It may come from a cache that lags: an older version than the held one does not count.
@@ -80,7 +80,7 @@ pub(crate) enum Answer {
     FromEtcd,
 }
 
-/// What a list says about the objects that are held.
+/// What a list shows of the objects that are held.
 #[derive(Debug)]
 pub(crate) struct Listed<K: Followed> {
     /// The objects that could not be read.
@@ -89,9 +89,9 @@ pub(crate) struct Listed<K: Followed> {
     pub(crate) missing: Vec<K::Uid>,
 }
 
-/// What an event says about the objects that are held.
+/// The outcome of an event for the objects that are held.
 #[derive(Debug)]
-pub(crate) enum Happened<K: Followed> {
+pub(crate) enum EventOutcome<K: Followed> {
     /// It is taken in.
     Taken,
     /// Its object could not be read.
@@ -146,7 +146,7 @@ impl<K: Followed> Store<K> {
                 Err(why) => {
                     // The last readable version of the object stays: it is the best one known.
                     shown.extend(why.uid.clone());
-                    self.mark(&why);
+                    self.mark_unreadable(&why);
                     bad.push(why);
                 }
             }
@@ -156,13 +156,17 @@ impl<K: Followed> Store<K> {
     }
 
     /// Takes in one event, which leads to this version.
-    pub(crate) fn happened(&mut self, event: WatchEvent<K::Object, K::Uid>, version: Option<u64>) -> Happened<K> {
+    pub(crate) fn apply_event(
+        &mut self,
+        event: WatchEvent<K::Object, K::Uid>,
+        version: Option<u64>,
+    ) -> EventOutcome<K> {
         match event {
             WatchEvent::Applied(object) => match *object {
                 Ok(object) => self.keep(object, Answer::MayLag),
                 Err(why) => {
-                    self.mark(&why);
-                    return Happened::Bad(why);
+                    self.mark_unreadable(&why);
+                    return EventOutcome::Bad(why);
                 }
             },
             WatchEvent::Deleted(Some(uid)) => match self.held.get(&uid) {
@@ -171,13 +175,13 @@ impl<K: Followed> Store<K> {
                     self.left_out = self.left_out.saturating_sub(1);
                 }
                 Some(held) if version.zip(K::version_of(held)).is_some_and(|(event, held)| event <= held) => {
-                    return Happened::Doubtful(uid);
+                    return EventOutcome::Doubtful(uid);
                 }
                 Some(_) => self.gone(&uid, GoneEvidence::DeletedEvent),
             },
             WatchEvent::Deleted(None) | WatchEvent::Bookmark | WatchEvent::Error(_) => {}
         }
-        Happened::Taken
+        EventOutcome::Taken
     }
 
     /// Removes an object that does not exist any more.
@@ -207,7 +211,7 @@ impl<K: Followed> Store<K> {
             }
         }
         self.unreadable.remove(&uid);
-        if held.is_none() && !self.has_room(&object) {
+        if held.is_none() && !self.make_place(&object) {
             return;
         }
         let place = match &held {
@@ -218,7 +222,7 @@ impl<K: Followed> Store<K> {
             }
         };
         K::arrive(&mut object, place);
-        // Whoever compares versions by their address learns that nothing has changed.
+        // A caller that compares versions by their address sees that nothing has changed.
         if held.as_deref() == Some(&object) {
             return;
         }
@@ -230,8 +234,8 @@ impl<K: Followed> Store<K> {
         });
     }
 
-    /// Whether there is room for a new object; one that has ended makes room for one that has not.
-    fn has_room(&mut self, object: &K::Object) -> bool {
+    /// Whether a new object can be held. If the store is full, one that has ended is removed for one that has not.
+    fn make_place(&mut self, object: &K::Object) -> bool {
         if self.held.len() < K::MOST {
             return true;
         }
@@ -242,7 +246,7 @@ impl<K: Followed> Store<K> {
         true
     }
 
-    fn mark(&mut self, why: &UnreadableObject<K::Uid>) {
+    fn mark_unreadable(&mut self, why: &UnreadableObject<K::Uid>) {
         if let Some(uid) = why.uid.clone().filter(|_| self.unreadable.len() < K::MOST) {
             self.unreadable.insert(uid);
         }
@@ -282,12 +286,12 @@ mod tests {
         bad
     }
 
-    fn applied(store: &mut Pods, pod: ReadPod) -> Happened<PodsOfNode> {
-        store.happened(WatchEvent::Applied(Box::new(pod)), None)
+    fn applied(store: &mut Pods, pod: ReadPod) -> EventOutcome<PodsOfNode> {
+        store.apply_event(WatchEvent::Applied(Box::new(pod)), None)
     }
 
-    fn deleted(store: &mut Pods, number: usize, version: Option<u64>) -> Happened<PodsOfNode> {
-        store.happened(WatchEvent::Deleted(Some(uid(number))), version)
+    fn deleted(store: &mut Pods, number: usize, version: Option<u64>) -> EventOutcome<PodsOfNode> {
+        store.apply_event(WatchEvent::Deleted(Some(uid(number))), version)
     }
 
     fn uid(number: usize) -> PodUid {
@@ -311,7 +315,7 @@ mod tests {
     }
 
     #[test]
-    fn a_list_replaces_and_events_change() {
+    fn a_list_replaces_the_pods_and_events_change_them() {
         let mut store = Pods::default();
         listed(&mut store, vec![pod(1, "Running"), pod(2, "Running")]);
         assert_eq!(names(&store), ["p1", "p2"]);
@@ -350,7 +354,7 @@ mod tests {
         applied(&mut store, made(3, 8, "401"));
         assert_eq!(order(&store), ["p3", "p2", "p4", "p1", "p7", "p5", "p6"]);
         listed(&mut store, vec![made(8, 1, "9"), made(6, 1, "1"), made(5, 9, "500"), made(7, 9, "501"), unreadable(1)]);
-        assert_eq!(order(&store), ["p1", "p7", "p5", "p6", "p8"], "who is new comes last");
+        assert_eq!(order(&store), ["p1", "p7", "p5", "p6", "p8"], "a new pod comes last");
         // A pod that is deleted and comes again gets a new place.
         deleted(&mut store, 7, Some(502));
         applied(&mut store, made(7, 9, "502"));
@@ -361,7 +365,7 @@ mod tests {
     fn an_unreadable_version_leaves_the_older_one_and_is_counted_until_it_can_be_read() {
         let mut store = Pods::default();
         listed(&mut store, vec![pod(1, "Running")]);
-        assert!(matches!(applied(&mut store, unreadable(1)), Happened::Bad(_)));
+        assert!(matches!(applied(&mut store, unreadable(1)), EventOutcome::Bad(_)));
         assert_eq!((names(&store).len(), store.list().unreadable), (1, 1));
         assert_eq!(listed(&mut store, vec![unreadable(1), unreadable(2)]).len(), 2);
         assert_eq!((names(&store).len(), store.list().unreadable), (1, 2));
@@ -371,7 +375,7 @@ mod tests {
     }
 
     #[test]
-    fn beyond_the_bound_living_pods_come_before_those_that_ended() {
+    fn beyond_the_bound_running_pods_replace_ended_pods() {
         let mut store = Pods::default();
         let phase = |number| if number == 7 { "Succeeded" } else { "Running" };
         listed(&mut store, (0..MAX_POD_OBJECTS + 3).map(|number| pod(number, phase(number))).collect());
@@ -385,7 +389,7 @@ mod tests {
     }
 
     /// The changes, each as its kind and the name of its pod.
-    fn told(store: &mut Pods) -> Vec<String> {
+    fn changes(store: &mut Pods) -> Vec<String> {
         let one = |delta: Delta<Pod>| match delta {
             Delta::Added(pod) => format!("added {}", pod.name.name),
             Delta::Changed { before, after } => {
@@ -401,31 +405,31 @@ mod tests {
     fn a_pod_that_a_list_does_not_show_stays_until_there_is_evidence() {
         let mut store = Pods::default();
         store.listed(vec![made(1, 1, "100"), made(2, 1, "101"), made(3, 1, "102")], Answer::MayLag);
-        assert_eq!(told(&mut store), ["added p1", "added p2", "added p3"]);
+        assert_eq!(changes(&mut store), ["added p1", "added p2", "added p3"]);
         // A pod that cannot be read counts as shown.
         let Listed { missing, .. } = store.listed(vec![unreadable(2), made(3, 1, "102")], Answer::MayLag);
         assert_eq!((missing, names(&store)), (vec![uid(1)], ["p1", "p2", "p3"].map(str::to_owned).to_vec()));
-        assert_eq!(told(&mut store), [""; 0], "the same version is no change");
+        assert_eq!(changes(&mut store), [""; 0], "the same version is no change");
         store.gone(&uid(1), GoneEvidence::OtherUid);
-        assert_eq!(told(&mut store), ["gone p1 OtherUid"]);
+        assert_eq!(changes(&mut store), ["gone p1 OtherUid"]);
         // An event that is not newer than the pod may come from a server that lags.
         for version in [101, 102] {
-            assert!(matches!(deleted(&mut store, 3, Some(version)), Happened::Doubtful(of) if of == uid(3)));
+            assert!(matches!(deleted(&mut store, 3, Some(version)), EventOutcome::Doubtful(of) if of == uid(3)));
         }
-        assert!(matches!(deleted(&mut store, 3, Some(103)), Happened::Taken));
-        assert_eq!(told(&mut store), ["gone p3 DeletedEvent"]);
+        assert!(matches!(deleted(&mut store, 3, Some(103)), EventOutcome::Taken));
+        assert_eq!(changes(&mut store), ["gone p3 DeletedEvent"]);
     }
 
     #[test]
-    fn an_older_version_never_takes_the_place_of_a_newer_one_unless_it_comes_from_etcd() {
+    fn an_older_version_never_replaces_a_newer_one_unless_it_comes_from_etcd() {
         let mut store = Pods::default();
         store.listed(vec![made(1, 1, "100")], Answer::MayLag);
         applied(&mut store, made(1, 1, "105"));
         store.listed(vec![made(1, 1, "102")], Answer::MayLag);
         applied(&mut store, made(1, 1, "104"));
-        assert_eq!(told(&mut store), ["added p1", "changed p1 Some(100) Some(105)"]);
+        assert_eq!(changes(&mut store), ["added p1", "changed p1 Some(100) Some(105)"]);
         // After a restore of etcd the versions begin lower.
         store.keep(made(1, 1, "50").unwrap(), Answer::FromEtcd);
-        assert_eq!(told(&mut store), ["changed p1 Some(105) Some(50)"]);
+        assert_eq!(changes(&mut store), ["changed p1 Some(105) Some(50)"]);
     }
 }

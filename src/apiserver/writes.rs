@@ -4,7 +4,7 @@
 //! Each write is one call with a time limit. A write to a pod always carries the pod's UID, so that a write for a pod
 //! that is gone never changes a later pod of the same name.
 //!
-//! What must never happen here: a write that no caller asked for; a retry (the caller decides whether to write again);
+//! What must never happen here: a write that no caller requested; a retry (the caller decides whether to write again);
 //! a body that has more than the keys that change.
 
 use crate::client::{ApiClient, ApiPatch};

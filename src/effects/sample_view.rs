@@ -261,7 +261,7 @@ fn empty() -> NodeView {
     view.pass_us = 12_200;
     view.deadlines_missed = 1;
     view.troubles = vec![(ErrorCounter::ProcUnreadable, 2), (ErrorCounter::CriFailed, 1)];
-    let watch = PodWatchState { heard: Some(Monotonic(NOW.monotonic.0 - 12_000_000_000)), broken: None };
+    let watch = PodWatchState { last_received: Some(Monotonic(NOW.monotonic.0 - 12_000_000_000)), broken: None };
     view.pod_watch = Some(PodWatchView { watch, pods: 3, ..PodWatchView::default() });
     view
 }

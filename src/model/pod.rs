@@ -45,7 +45,7 @@ pub struct Pod {
     pub created_at: Option<WallTime>,
     /// The resource version, where the server uses numbers: higher is later, over all pods.
     pub version: Option<u64>,
-    /// Its place in the order in which pods came to this node; `None` until it stands in a [`PodList`].
+    /// Its place in the order in which pods came to this node; `None` until it is in a [`PodList`].
     pub arrival: Option<Arrival>,
     /// When its deletion was requested, if it was.
     pub deleted_at: Option<WallTime>,
@@ -119,7 +119,7 @@ pub struct PodController {
 pub struct PodContainer {
     /// Its name in the pod.
     pub name: Arc<str>,
-    /// The list of the pod's specification that it stands in.
+    /// The list of the pod's specification that it is in.
     pub kind: ContainerKind,
     /// Its own restart policy, if it has one.
     pub restart: Option<RestartPolicy>,
@@ -138,7 +138,7 @@ pub struct PodContainer {
     pub may_mount: bool,
 }
 
-/// The list of the pod's specification that a container stands in.
+/// The list of the pod's specification that a container is in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum ContainerKind {
     /// Runs to its end before the next one begins.
@@ -209,7 +209,7 @@ pub struct PodList {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PodWatchState {
     /// When the API server last sent anything; `None` before the first list.
-    pub heard: Option<Monotonic>,
+    pub last_received: Option<Monotonic>,
     /// The reason why the API server cannot be reached now, if it cannot.
     pub broken: Option<Arc<str>>,
 }

@@ -49,8 +49,8 @@ pub async fn follow_pods(
 }
 
 impl FollowListener<PodsOfNode> for PodReporter {
-    fn heard(&mut self) {
-        self.watch.heard = Some(clock::monotonic());
+    fn received(&mut self) {
+        self.watch.last_received = Some(clock::monotonic());
     }
 
     fn changed(&mut self, _: Vec<Delta<Pod>>, held: Option<&Store<PodsOfNode>>) {

@@ -304,7 +304,7 @@ fn the_name_of_a_pod_that_the_api_server_forgot_lives_as_long_as_its_cgroup() {
 fn what_the_watch_says_of_itself_is_in_the_view_and_pods_stay_while_it_is_broken() {
     let mut node = node(vec![pods(vec![api_pod(1, "web-0", 2, None)])]);
     assert_eq!(node.view(now(1)).pod_watch, None, "nobody asks the API server");
-    let watch = PodWatchState { heard: Some(now(1).monotonic), broken: Some("away".into()) };
+    let watch = PodWatchState { last_received: Some(now(1).monotonic), broken: Some("away".into()) };
     node.apply(Observation::Fact(Fact::PodWatch(watch.clone())), now(2));
     let view = node.view(now(2)).pod_watch.unwrap();
     assert_eq!((view.watch, view.pods, view.left_out), (watch, 1, 0));

@@ -167,7 +167,7 @@ impl Server {
         });
         let watch = view.pod_watch.as_ref().map(|view| view.watch.clone());
         let watch = watch.map_or_else(String::new, |watch| {
-            let heard = watch.heard.map(|at| (self.settings.clock)().monotonic.since(at).as_secs());
+            let heard = watch.last_received.map(|at| (self.settings.clock)().monotonic.since(at).as_secs());
             let heard = heard.map_or_else(|| "not heard yet".to_owned(), |age| format!("heard {age} s ago"));
             let broken = if watch.broken.is_some() { ", broken" } else { "" };
             format!("\nwatch of pods at the API server: {heard}{broken}")

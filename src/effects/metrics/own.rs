@@ -113,10 +113,10 @@ fn pod_watch(scene: &MetricsInput<'_>, out: &mut Exposition<'_>) {
     let watch = scene.view.pod_watch.as_ref().map(|view| &view.watch);
     out.family(&WATCHING);
     if let Some(watch) = watch {
-        out.sample(&[], SampleValue::Whole(u64::from(watch.heard.is_some() && watch.broken.is_none())));
+        out.sample(&[], SampleValue::Whole(u64::from(watch.last_received.is_some() && watch.broken.is_none())));
     }
     out.family(&WATCH_AGE);
-    if let Some(heard) = watch.and_then(|watch| watch.heard) {
+    if let Some(heard) = watch.and_then(|watch| watch.last_received) {
         out.sample(&[], SampleValue::Real(scene.now.monotonic.since(heard).as_secs_f64()));
     }
 }

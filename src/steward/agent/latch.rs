@@ -150,7 +150,7 @@ mod tests {
         assert!(!latch.opened() && latch.readiness().is_err_and(|why| why.ends_with("first list of pods")));
         latch.see(&Observation::Fact(Fact::Pods(PodList::default())));
         assert!(latch.opened());
-        let broken = PodWatchState { heard: None, broken: Some("away".into()) };
+        let broken = PodWatchState { last_received: None, broken: Some("away".into()) };
         latch.see(&Observation::Fact(Fact::PodWatch(broken)));
         assert_eq!(latch.readiness(), Ok(()));
     }

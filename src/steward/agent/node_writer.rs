@@ -73,7 +73,7 @@ impl Announcing {
                 } else {
                     announce.register_is(register);
                 }
-                match self.node.look().await {
+                match self.node.read().await {
                     Ok(seen) => {
                         if let Some(cordoned) = cordon.said(seen.annotation(annotation_keys::CORDON)) {
                             self.cordoned.send_replace(Arc::new(cordoned));

@@ -255,14 +255,14 @@ impl HostPressureJson {
 
 impl PodWatchJson {
     fn of(view: &PodWatchView, now: Now) -> PodWatchJson {
-        let state = match (&view.watch.broken, view.watch.heard) {
+        let state = match (&view.watch.broken, view.watch.last_received) {
             (Some(_), _) => "broken",
             (None, Some(_)) => "following",
             (None, None) => "waiting",
         };
         PodWatchJson {
             state: state.to_owned(),
-            age_seconds: view.watch.heard.map(|heard| now.monotonic.since(heard).as_secs_f64()),
+            age_seconds: view.watch.last_received.map(|heard| now.monotonic.since(heard).as_secs_f64()),
             reason: view.watch.broken.as_ref().map(ToString::to_string),
             pods: view.pods,
             left_out: view.left_out,
@@ -382,7 +382,7 @@ mod tests {
             (last_received, Some("away"), "broken", Some(3.0)),
             (None, Some("away"), "broken", None),
         ] {
-            let watch = model::pod::PodWatchState { heard: last_received, broken: broken.map(Into::into) };
+            let watch = model::pod::PodWatchState { last_received, broken: broken.map(Into::into) };
             let json = PodWatchJson::of(&PodWatchView { watch, pods: 2, ..PodWatchView::default() }, now);
             assert_eq!((json.state.as_str(), json.age_seconds, json.reason.as_deref()), (state, age, broken));
         }

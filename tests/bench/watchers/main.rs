@@ -32,7 +32,7 @@ struct Counter {
 }
 
 impl FollowListener<AllPods> for Counter {
-    fn heard(&mut self) {}
+    fn received(&mut self) {}
 
     fn changed(&mut self, deltas: Vec<Delta<Pod>>, _: Option<&Store<AllPods>>) {
         for delta in deltas {

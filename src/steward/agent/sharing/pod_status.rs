@@ -274,7 +274,7 @@ impl PodStatusWriter {
         let (api, own) = (self.api.clone(), self.own.clone());
         let News { event, .. } = news;
         tokio::spawn(async move {
-            let told = match own.look().await {
+            let told = match own.read().await {
                 Ok(node) => api.node_event(&node.uid, &event).await,
                 Err(error) => Err(error),
             };

@@ -52,7 +52,7 @@ fn outcome(error: &ApiError) -> PodWriteOutcome {
 /// Removes the node lock from our Node if it is this pod's, and only as it was read. If it was written again since, the
 /// try fails, and the next one reads it again.
 async fn release(api: &ApiServer, own: &OwnNodeReader, pod: &PodRef) -> Result<(), String> {
-    let seen = own.look_now().await.map_err(|error| error.to_string())?;
+    let seen = own.read_now().await.map_err(|error| error.to_string())?;
     let Some(text) = seen.annotation(annotation_keys::NODE_LOCK) else { return Ok(()) };
     let lock = match node_lock::decode(text) {
         Ok(lock) => lock,
