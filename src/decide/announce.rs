@@ -3,7 +3,7 @@
 //! Every write to a Node is sent to every watcher of nodes and makes the scheduler try again every pod that waits for a
 //! place. So an idle node writes only its handshake, 15 times an hour.
 //!
-//! What must never happen here: a write of what the Node already says, or a write because a clock has jumped.
+//! What must never happen here: a write of a value that the Node already has, or a write because a clock has jumped.
 
 use model::time::{Monotonic, Now, WallTime};
 use std::sync::Arc;
@@ -19,33 +19,33 @@ pub const JITTER: Duration = Duration::from_secs(8);
 pub const ANSWER_AFTER: Duration = Duration::from_secs(45);
 /// Longest time between two reads of the agent's Node. A scheduler that requests a handshake waits 60 s; a read costs
 /// the API server one answer from its cache.
-const LOOK: Duration = Duration::from_secs(10);
+const READ_EVERY: Duration = Duration::from_secs(10);
 /// This fraction of the time between two reads is random. It also spreads the writes, because a write happens at a
 /// read.
-const LOOK_JITTER: f64 = 0.25;
+const READ_JITTER: f64 = 0.25;
 /// The agent sees a request at most this long after it was made. A stamp that claims an older request is in another
 /// time zone.
 const PLAUSIBLE: Duration = Duration::from_secs(30);
 /// Pause after a failed write.
 const AGAIN: Duration = Duration::from_secs(5);
 
-/// What the Node says, by the last answer of the API server.
+/// The annotations of the Node, by the last answer of the API server.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct AnnouncedState {
     /// The register annotation.
     pub register: Option<Arc<str>>,
     /// The handshake, if it is a scheduler's request.
-    pub question: HandshakeQuestion,
+    pub request: HandshakeRequest,
 }
 
 /// Whether a scheduler has requested a handshake.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum HandshakeQuestion {
+pub enum HandshakeRequest {
     /// There is no request.
     #[default]
     None,
     /// Requested at this time of the scheduler's clock, or at an unknown time.
-    Asked(Option<WallTime>),
+    Requested(Option<WallTime>),
 }
 
 /// One write to the Node.
@@ -62,10 +62,10 @@ pub struct AnnouncementWrite {
 pub struct Announcer {
     handshakes: bool,
     register: Option<Arc<str>>,
-    shaken: Option<Monotonic>,
+    handshake_at: Option<Monotonic>,
     /// When the request was first seen. The agent measures its age with its own clock, because the scheduler's clock
     /// may differ.
-    asked: Option<Monotonic>,
+    requested_since: Option<Monotonic>,
     not_before: Monotonic,
 }
 
@@ -96,44 +96,44 @@ impl GpusGone {
 
 /// The time to the next read of the agent's Node. `jitter` is a new random number between 0 and 1 for each call.
 #[must_use]
-pub fn next_look(jitter: f64) -> Duration {
-    LOOK.mul_f64(1.0 - LOOK_JITTER * jitter.clamp(0.0, 1.0))
+pub fn next_read(jitter: f64) -> Duration {
+    READ_EVERY.mul_f64(1.0 - READ_JITTER * jitter.clamp(0.0, 1.0))
 }
 
 impl Announcer {
     /// The state of an agent that has written nothing yet.
     #[must_use]
     pub fn new(handshakes: bool) -> Self {
-        Announcer { handshakes, register: None, shaken: None, asked: None, not_before: Monotonic(0) }
+        Announcer { handshakes, register: None, handshake_at: None, requested_since: None, not_before: Monotonic(0) }
     }
 
     /// Sets the register of this node, in its written form; `None` while it is not known.
-    pub fn register_is(&mut self, text: Option<Arc<str>>) {
+    pub fn set_register(&mut self, text: Option<Arc<str>>) {
         self.register = text;
     }
 
     /// The write that is due now, if any. `jitter` is a new random number between 0 and 1 for each call.
-    pub fn due(&mut self, said: &AnnouncedState, now: Now, jitter: f64) -> Option<AnnouncementWrite> {
-        match said.question {
-            HandshakeQuestion::None => self.asked = None,
-            HandshakeQuestion::Asked(_) => {
-                self.asked.get_or_insert(now.monotonic);
+    pub fn due(&mut self, announced: &AnnouncedState, now: Now, jitter: f64) -> Option<AnnouncementWrite> {
+        match announced.request {
+            HandshakeRequest::None => self.requested_since = None,
+            HandshakeRequest::Requested(_) => {
+                self.requested_since.get_or_insert(now.monotonic);
             }
         }
         if now.monotonic < self.not_before {
             return None;
         }
         let mut write = AnnouncementWrite::default();
-        if self.register.is_some() && self.register != said.register {
+        if self.register.is_some() && self.register != announced.register {
             write.register.clone_from(&self.register);
         }
         let early = JITTER.mul_f64(jitter.clamp(0.0, 1.0));
-        let tired = self.shaken.is_none_or(|at| now.monotonic.since(at) + early >= HANDSHAKE_EVERY);
-        let unanswered = self.asked.is_some_and(|seen| {
+        let handshake_due = self.handshake_at.is_none_or(|at| now.monotonic.since(at) + early >= HANDSHAKE_EVERY);
+        let answer_due = self.requested_since.is_some_and(|seen| {
             // The stamp has no time zone and comes from another clock. It counts only where it agrees with the agent's
             // own measurement.
-            let by_stamp = match said.question {
-                HandshakeQuestion::Asked(Some(at)) if at <= now.wall => now.wall.since(at),
+            let by_stamp = match announced.request {
+                HandshakeRequest::Requested(Some(at)) if at <= now.wall => now.wall.since(at),
                 _ => Duration::ZERO,
             };
             let by_us = now.monotonic.since(seen);
@@ -141,7 +141,7 @@ impl Announcer {
             age >= ANSWER_AFTER
         });
         // Without a register there is nothing that a handshake could keep alive.
-        if self.handshakes && self.register.is_some() && (tired || unanswered) {
+        if self.handshakes && self.register.is_some() && (handshake_due || answer_due) {
             write.handshake = Some(now.wall);
         }
         (write != AnnouncementWrite::default()).then_some(write)
@@ -150,8 +150,8 @@ impl Announcer {
     /// The write has reached the API server.
     pub fn written(&mut self, write: &AnnouncementWrite, now: Now) {
         if write.handshake.is_some() {
-            self.shaken = Some(now.monotonic);
-            self.asked = None;
+            self.handshake_at = Some(now.monotonic);
+            self.requested_since = None;
         }
     }
 
@@ -170,12 +170,12 @@ mod tests {
         Now { monotonic: Monotonic(seconds * 1_000_000_000), wall: WallTime((1_000_000 + seconds) * 1_000_000) }
     }
 
-    fn said(register: &str) -> AnnouncedState {
-        AnnouncedState { register: Some(register.into()), question: HandshakeQuestion::None }
+    fn announced(register: &str) -> AnnouncedState {
+        AnnouncedState { register: Some(register.into()), request: HandshakeRequest::None }
     }
 
     #[test]
-    fn a_node_is_bare_only_once_it_has_had_no_gpu_for_the_whole_time() {
+    fn gpus_count_as_gone_only_after_the_node_has_had_none_for_the_whole_time() {
         let mut bare = GpusGone::after(Duration::from_secs(300));
         let seen = [(0, true, false), (299, true, false), (299, false, false), (300, true, false), (599, true, false)];
         for (second, none, expected) in
@@ -191,10 +191,10 @@ mod tests {
     #[test]
     fn an_idle_node_writes_at_most_sixteen_times_an_hour() {
         let mut announce = Announcer::new(true);
-        announce.register_is(Some("gpus".into()));
+        announce.set_register(Some("gpus".into()));
         let mut writes = 0;
         for second in 0..3600 {
-            if let Some(write) = announce.due(&said("gpus"), at(second), 1.0) {
+            if let Some(write) = announce.due(&announced("gpus"), at(second), 1.0) {
                 assert_eq!(write.register, None);
                 announce.written(&write, at(second));
                 writes += 1;
@@ -205,10 +205,10 @@ mod tests {
 
     /// With the agent's reads at random times: the jitter of the handshake alone would be lost between two reads.
     #[test]
-    fn nodes_that_began_in_step_do_not_write_in_step() {
+    fn nodes_that_start_together_spread_their_writes() {
         let spread = |seed: u64| {
             let (mut announce, mut now, mut state) = (Announcer::new(true), Monotonic(0), seed);
-            announce.register_is(Some("gpus".into()));
+            announce.set_register(Some("gpus".into()));
             let mut chance = move || {
                 state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
                 f64::from(u32::try_from(state >> 32).unwrap()) / f64::from(u32::MAX)
@@ -216,11 +216,11 @@ mod tests {
             let mut writes = Vec::new();
             while now < Monotonic(3_600_000_000_000) {
                 let at = Now { monotonic: now, wall: WallTime(1_000_000_000_000) };
-                if let Some(write) = announce.due(&said("gpus"), at, chance()) {
+                if let Some(write) = announce.due(&announced("gpus"), at, chance()) {
                     announce.written(&write, at);
                     writes.push(now.since(Monotonic(0)).as_secs());
                 }
-                now = Monotonic(now.0 + u64::try_from(next_look(chance()).as_nanos()).unwrap());
+                now = Monotonic(now.0 + u64::try_from(next_read(chance()).as_nanos()).unwrap());
             }
             writes
         };
@@ -232,41 +232,41 @@ mod tests {
     #[test]
     fn the_register_is_written_when_it_changes_and_when_another_program_changed_it() {
         let mut announce = Announcer::new(false);
-        assert_eq!(announce.due(&AnnouncedState::default(), at(0), 0.0), None, "not known is not nothing");
-        announce.register_is(Some("a".into()));
+        assert_eq!(announce.due(&AnnouncedState::default(), at(0), 0.0), None, "an unknown register is not removed");
+        announce.set_register(Some("a".into()));
         assert_eq!(announce.due(&AnnouncedState::default(), at(1), 0.0).unwrap().register.as_deref(), Some("a"));
-        assert_eq!(announce.due(&said("a"), at(2), 0.0), None);
-        assert_eq!(announce.due(&said("forged"), at(3), 0.0).unwrap().register.as_deref(), Some("a"));
+        assert_eq!(announce.due(&announced("a"), at(2), 0.0), None);
+        assert_eq!(announce.due(&announced("forged"), at(3), 0.0).unwrap().register.as_deref(), Some("a"));
     }
 
     #[test]
-    fn a_question_is_answered_once_it_is_old_by_either_clock() {
+    fn a_handshake_request_is_answered_when_it_is_old_by_either_clock() {
         let mut announce = Announcer::new(true);
-        announce.register_is(Some("a".into()));
-        let first = announce.due(&said("a"), at(0), 0.0).unwrap();
+        announce.set_register(Some("a".into()));
+        let first = announce.due(&announced("a"), at(0), 0.0).unwrap();
         announce.written(&first, at(0));
-        let asked = |stamp| AnnouncedState { question: HandshakeQuestion::Asked(stamp), ..said("a") };
-        assert_eq!(announce.due(&asked(None), at(10), 0.0), None);
-        assert_eq!(announce.due(&asked(None), at(54), 0.0), None);
-        assert!(announce.due(&asked(None), at(55), 0.0).unwrap().handshake.is_some());
+        let requested = |stamp| AnnouncedState { request: HandshakeRequest::Requested(stamp), ..announced("a") };
+        assert_eq!(announce.due(&requested(None), at(10), 0.0), None);
+        assert_eq!(announce.due(&requested(None), at(54), 0.0), None);
+        assert!(announce.due(&requested(None), at(55), 0.0).unwrap().handshake.is_some());
         // A stamp speeds up the answer where it agrees with the agent's clock, and is ignored where it does not.
         let mut again = Announcer::new(true);
-        again.register_is(Some("a".into()));
+        again.set_register(Some("a".into()));
         again.written(&first, at(0));
         for strange in [4000, 1] {
-            assert_eq!(again.due(&asked(Some(at(strange).wall)), at(110), 0.0), None);
+            assert_eq!(again.due(&requested(Some(at(strange).wall)), at(110), 0.0), None);
         }
-        assert!(again.due(&asked(Some(at(4000).wall)), at(155), 0.0).is_some());
+        assert!(again.due(&requested(Some(at(4000).wall)), at(155), 0.0).is_some());
         again.written(&first, at(160));
-        assert_eq!(again.due(&asked(Some(at(160).wall)), at(170), 0.0), None);
-        assert_eq!(again.due(&asked(Some(at(160).wall)), at(204), 0.0), None);
-        assert!(again.due(&asked(Some(at(160).wall)), at(205), 0.0).is_some());
+        assert_eq!(again.due(&requested(Some(at(160).wall)), at(170), 0.0), None);
+        assert_eq!(again.due(&requested(Some(at(160).wall)), at(204), 0.0), None);
+        assert!(again.due(&requested(Some(at(160).wall)), at(205), 0.0).is_some());
     }
 
     #[test]
-    fn a_failed_write_is_tried_again_and_not_at_once() {
+    fn a_failed_write_is_tried_again_after_a_pause() {
         let mut announce = Announcer::new(true);
-        announce.register_is(Some("a".into()));
+        announce.set_register(Some("a".into()));
         assert!(announce.due(&AnnouncedState::default(), at(0), 0.0).is_some());
         announce.failed(at(0));
         assert_eq!(announce.due(&AnnouncedState::default(), at(4), 0.0), None);

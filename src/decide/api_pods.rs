@@ -16,7 +16,7 @@ pub struct ApiPods {
 
 impl ApiPods {
     /// Replaces the list.
-    pub fn told(&mut self, list: PodList) {
+    pub fn replace(&mut self, list: PodList) {
         let owner = |pod: &Arc<Pod>| Some((pod.cgroup_uid().clone(), pod.controller.clone()?));
         self.owners = list.pods.iter().filter_map(owner).collect();
         let labelled = list.pods.iter().filter(|pod| !pod.labels.is_empty());
@@ -25,7 +25,7 @@ impl ApiPods {
     }
 
     /// Replaces the state of the watch.
-    pub fn watched(&mut self, watch: PodWatchState) {
+    pub fn set_watch(&mut self, watch: PodWatchState) {
         self.watch = Some(watch);
     }
 

@@ -42,7 +42,7 @@ impl PossibleHolder {
     }
 }
 
-/// The use of one GPU by holder, and the strangers on it.
+/// The use of one GPU by holder, and the processes on it that belong to no pod.
 #[derive(Clone, Debug, Default)]
 pub struct Occupancy {
     /// Use by holder and MIG instance.
@@ -66,7 +66,7 @@ fn add_percent(a: Percent, b: Percent) -> Percent {
     Percent(a.0 + b.0)
 }
 
-/// Sums the processes of one GPU. `living` says which cgroups exist now: a process list is some seconds old, and its
+/// Sums the processes of one GPU. `living` is whether a cgroup exists now: a process list is some seconds old, and its
 /// processes of a pod that is gone belong to no pod.
 pub fn shares(gpu: &GpuUuid, processes: &[GpuProcess], living: impl Fn(&CgroupIdentity) -> bool) -> Occupancy {
     let mut shares = Occupancy::default();
@@ -194,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_pod_holds_is_not_known_when_one_of_its_processes_is_not() {
+    fn the_memory_of_a_pod_is_absent_if_that_of_one_of_its_processes_is() {
         let list = [
             process(ProcessOwner::Cgroup(identity(1, 1)), mib(100)),
             process(ProcessOwner::Cgroup(identity(1, 1)), Reading::Absent(Absence::NotSupported)),
@@ -218,7 +218,7 @@ mod tests {
         /// Promise 6 in docs/specification.md.
         /// Pods and remainder together equal what the GPU reports, unless the list claims more than that.
         #[test]
-        fn nothing_is_lost_and_nothing_counted_twice(
+        fn pods_and_remainder_add_up_to_the_memory_of_the_gpu(
             list in prop::collection::vec((0u8..4, 0u8..3, 0u64..1000), 0..40), extra in 0u64..1000,
         ) {
             let processes: Vec<_> = list.iter().map(|&(pod, container, memory)| {

@@ -1,10 +1,10 @@
-//! HAMi's phases of a pod's binding: what the agent tells HAMi's scheduler about a pod that the scheduler has placed.
-//! The scheduler binds a pod with phase `allocating` and takes the node lock. It places no other pod on this node until
-//! the agent has written the next phase and released the lock.
+//! HAMi's phases of a pod's binding, in the annotation by which the agent reports to HAMi's scheduler on a pod that the
+//! scheduler has placed. The scheduler binds a pod with phase `allocating` and takes the node lock. It places no other
+//! pod on this node until the agent has written the next phase and released the lock.
 //!
 //! ```text
 //!   allocating ──all containers have their GPUs──▶ success, release the lock
-//!       └────────a container may not start───────▶ failed, release the lock ──they have them after all──▶ success
+//!       └────────a container may not start───────▶ failed, release the lock ──a later try succeeds──▶ success
 //! ```
 //!
 //! What must never happen here: a pod that no scheduler of HAMi has placed gets a phase; a pod that has its GPUs gets
@@ -16,9 +16,9 @@ use model::time::Monotonic;
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-/// For this long after an `Allocate` the agent looks in the kubelet's checkpoint for a pod that is admitted with all
-/// its containers: the kubelet writes the checkpoint within milliseconds, and asks for the pod's next container at
-/// once.
+/// For this long after an `Allocate` the agent reads the kubelet's checkpoint to find a pod that is admitted with all
+/// its containers. The kubelet writes the checkpoint within milliseconds, and then calls `Allocate` for the next
+/// container of the pod at once.
 const ADMITS: Duration = Duration::from_secs(2);
 
 /// A phase to write on a pod. The node lock is released with it.
@@ -30,17 +30,17 @@ pub enum PhaseWrite {
     Failed,
 }
 
-/// What the agent has told HAMi's scheduler.
+/// The phases that the agent has written for HAMi's scheduler.
 #[derive(Debug, Default)]
 pub struct BindPhases {
-    /// The pods of which it was told that they have their GPUs.
+    /// The pods with phase `success`.
     served: BTreeSet<PodUid>,
-    looks_until: Monotonic,
+    reads_until: Monotonic,
 }
 
 impl BindPhases {
-    /// Whether the scheduler waits for this pod, whose phase on the API server is `phase`: HAMi's scheduler placed it
-    /// and was not told that it has its GPUs. A pod in phase `failed` may still get them.
+    /// Whether the scheduler waits for this pod, whose phase on the API server is `phase`: HAMi's scheduler placed it,
+    /// and the agent has not written `success` yet. A pod in phase `failed` may still get its GPUs.
     #[must_use]
     pub fn is_awaited(&self, uid: &PodUid, phase: Option<BindPhase>) -> bool {
         matches!(phase, Some(BindPhase::Allocating | BindPhase::Failed)) && !self.served.contains(uid)
@@ -49,21 +49,21 @@ impl BindPhases {
     /// The kubelet has called `Allocate`, or the pod list has a pod that the scheduler waits for: its admission may be
     /// seen in the checkpoint soon.
     pub fn expect(&mut self, now: Monotonic) {
-        self.looks_until = now.after(ADMITS);
+        self.reads_until = now.after(ADMITS);
     }
 
     /// The scheduler waits for no pod.
     pub fn expect_nothing(&mut self, now: Monotonic) {
-        self.looks_until = now;
+        self.reads_until = now;
     }
 
-    /// Whether the agent looks in the checkpoint for pods that are admitted with all their containers.
+    /// Whether the agent reads the checkpoint now to find pods that are admitted with all their containers.
     #[must_use]
-    pub fn looks(&self, now: Monotonic) -> bool {
-        now < self.looks_until
+    pub fn reads_checkpoint(&self, now: Monotonic) -> bool {
+        now < self.reads_until
     }
 
-    /// All containers of the pod have their GPUs. The kubelet admits a pod as a whole, so one write stands for all
+    /// All containers of the pod have their GPUs. The kubelet admits a pod as a whole, so one write covers all
     /// containers. Returns what to write, the first time.
     pub fn filled(&mut self, uid: &PodUid, phase: Option<BindPhase>) -> Option<PhaseWrite> {
         if !self.is_awaited(uid, phase) {
@@ -110,12 +110,12 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_is_told_once_that_it_has_its_gpus_also_after_a_refusal() {
+    fn success_is_written_once_also_after_a_refusal() {
         let mut phases = BindPhases::default();
         let (pod, allocating) = (uid(1), Some(BindPhase::Allocating));
         assert!(phases.is_awaited(&pod, allocating));
         assert_eq!(phases.refused(&pod, allocating), Some(PhaseWrite::Failed));
-        assert_eq!(phases.refused(&pod, Some(BindPhase::Failed)), None, "the scheduler knows");
+        assert_eq!(phases.refused(&pod, Some(BindPhase::Failed)), None, "the phase is already failed");
         assert_eq!(phases.filled(&pod, Some(BindPhase::Failed)), Some(PhaseWrite::Success));
         // The pod watch lags behind.
         for phase in [allocating, Some(BindPhase::Failed)] {
@@ -127,13 +127,17 @@ mod tests {
     }
 
     #[test]
-    fn the_checkpoint_is_looked_at_for_a_moment_after_an_allocate() {
+    fn the_checkpoint_is_read_for_two_seconds_after_an_allocate() {
         let mut phases = BindPhases::default();
-        assert!(!phases.looks(at(5_000)));
+        assert!(!phases.reads_checkpoint(at(5_000)));
         phases.expect(at(5_000));
-        assert!(phases.looks(at(5_000)) && phases.looks(at(6_999)) && !phases.looks(at(7_000)));
+        assert!(
+            phases.reads_checkpoint(at(5_000))
+                && phases.reads_checkpoint(at(6_999))
+                && !phases.reads_checkpoint(at(7_000))
+        );
         phases.expect_nothing(at(5_500));
-        assert!(!phases.looks(at(5_500)));
+        assert!(!phases.reads_checkpoint(at(5_500)));
     }
 
     #[derive(Clone, Debug)]
@@ -158,7 +162,7 @@ mod tests {
         /// In whatever order the kubelet, the pod watch and the API server act: a pod's phases are failed any number
         /// of times and then success at most once, and a pod without a scheduler (pod 0) gets none.
         #[test]
-        fn after_success_nothing_is_written_and_nothing_on_a_pod_without_a_scheduler(
+        fn no_phase_is_written_after_success_or_on_a_pod_without_a_scheduler(
             steps in prop::collection::vec(any_step(), 0..60),
         ) {
             let placed = |pod: u32| (pod > 0).then_some(BindPhase::Allocating);

@@ -4,7 +4,7 @@
 /// How devices get into containers, as the operator sets it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DeviceStrategy {
-    /// The agent asks the container runtime.
+    /// The agent reads it from the container runtime.
     Auto,
     /// The agent uses CDI.
     Cdi,
@@ -38,9 +38,9 @@ impl DeviceInjection {
         self.strategy == DeviceStrategy::Auto
     }
 
-    /// The runtime has answered whether NVIDIA's runtime is its default handler. `Err` if it did not answer; `None` if
-    /// it was not asked. Returns whether NVIDIA's runtime puts devices into containers, if that is news: while the
-    /// runtime does not answer, its last answer holds.
+    /// Takes in whether NVIDIA's runtime is the default handler of the container runtime: `Err` if the container
+    /// runtime did not answer, `None` if there was no request. Returns whether NVIDIA's runtime puts devices into
+    /// containers, if that has changed. While the container runtime does not answer, its last answer holds.
     pub fn answered(&mut self, answer: Result<Option<bool>, String>) -> Option<bool> {
         let injects = answer.map(|injects| injects.unwrap_or(self.strategy == DeviceStrategy::Envvar));
         if self.last.as_ref() == Some(&injects) || (self.last.is_some() && injects.is_err()) {
@@ -57,7 +57,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_setting_decides_without_the_runtime() {
+    fn a_fixed_strategy_ignores_the_runtime() {
         for (strategy, injects) in [(DeviceStrategy::Cdi, false), (DeviceStrategy::Envvar, true)] {
             let mut injection = DeviceInjection::new(strategy);
             assert!(!injection.asks_the_runtime());

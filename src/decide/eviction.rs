@@ -27,7 +27,7 @@ const AGAIN: Duration = Duration::from_secs(60);
 #[derive(Debug, Default)]
 pub struct Evictions {
     on: bool,
-    told: BTreeSet<(PodUid, GpuUuid)>,
+    reported: BTreeSet<(PodUid, GpuUuid)>,
     tried: BTreeMap<PodUid, Monotonic>,
 }
 
@@ -35,7 +35,7 @@ pub struct Evictions {
 #[derive(Clone, Debug, PartialEq)]
 pub enum EvictionStep<'a> {
     /// Write an event.
-    Tell(&'a Arc<Pod>, &'a OverUse),
+    Report(&'a Arc<Pod>, &'a OverUse),
     /// Try to evict the pod.
     Evict(&'a Arc<Pod>, &'a OverUse),
 }
@@ -55,14 +55,14 @@ impl Evictions {
     ) -> Vec<EvictionStep<'a>> {
         let held: BTreeSet<(PodUid, GpuUuid)> =
             over_uses.iter().map(|over| (over.pod.clone(), over.device.clone())).collect();
-        self.told.retain(|told| held.contains(told));
+        self.reported.retain(|reported| held.contains(reported));
         self.tried.retain(|pod, _| held.iter().any(|(uid, _)| uid == pod));
         let mut steps = Vec::new();
         for over in over_uses {
             let pod = pods.and_then(|pods| pods.pods.iter().find(|pod| pod.cgroup_uid() == &over.pod));
             let Some(pod) = pod.filter(|pod| pod.deleted_at.is_none()) else { continue };
-            if self.told.insert((over.pod.clone(), over.device.clone())) {
-                steps.push(EvictionStep::Tell(pod, over));
+            if self.reported.insert((over.pod.clone(), over.device.clone())) {
+                steps.push(EvictionStep::Report(pod, over));
             }
             let due = self.tried.get(&over.pod).is_none_or(|at| now.since(*at) >= AGAIN);
             if due && self.may_evict(pod) && overuse::to_evict(over) {

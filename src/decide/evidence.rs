@@ -1,7 +1,8 @@
 //! Evidence of a reset of a GPU since an incident: counters that start again at 0.
 //!
-//! A driver that reports no recovery action does not say when a GPU has recovered. The damage is gone once the GPU was
-//! initialized again, and then the counters of this initialization (energy, volatile ECC errors) are lower than before.
+//! A driver that reports no recovery action does not report either when a GPU has recovered. The damage is gone once
+//! the GPU was initialized again, and then the counters of this initialization (energy, volatile ECC errors) are lower
+//! than before.
 //!
 //! What must never happen here: one wrong reading counts as a reset.
 
@@ -28,7 +29,7 @@ pub(crate) struct Counters {
 
 /// The search for evidence of a reset after an incident.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Traces {
+pub(crate) struct ResetSearch {
     marks: CounterMarks,
     energy: Run,
     uncorrected: Run,
@@ -69,10 +70,10 @@ impl Counters {
     }
 }
 
-impl Traces {
+impl ResetSearch {
     /// Starts the search with these marks.
-    pub(crate) fn after(marks: CounterMarks) -> Traces {
-        Traces { marks, ..Traces::default() }
+    pub(crate) fn after(marks: CounterMarks) -> ResetSearch {
+        ResetSearch { marks, ..ResetSearch::default() }
     }
 
     /// Fills in marks that were not known at the incident: an error may come before the first reading.
@@ -129,17 +130,17 @@ mod tests {
         sample
     }
 
-    fn marked(energy: u64, errors: u64) -> Traces {
-        Traces::after(CounterMarks { energy: Some(energy), uncorrected: Some(errors) })
+    fn marked(energy: u64, errors: u64) -> ResetSearch {
+        ResetSearch::after(CounterMarks { energy: Some(energy), uncorrected: Some(errors) })
     }
 
     /// The index of the reading that shows a reset, if one does.
-    fn seen(traces: &mut Traces, energies: &[u64]) -> Option<usize> {
-        (1..).zip(energies).position(|(second, energy)| traces.reset(&read(second, *energy, 9)))
+    fn seen(search: &mut ResetSearch, energies: &[u64]) -> Option<usize> {
+        (1..).zip(energies).position(|(second, energy)| search.reset(&read(second, *energy, 9)))
     }
 
     #[test]
-    fn three_readings_below_the_mark_that_grow_are_a_reset() {
+    fn three_growing_readings_below_the_mark_show_a_reset() {
         assert_eq!(seen(&mut marked(1000, 0), &[1000, 1100, 1200]), None);
         assert_eq!(seen(&mut marked(1000, 0), &[0, 100, 200]), Some(2));
         assert_eq!(seen(&mut marked(1000, 0), &[1100, 0, 0, 0]), Some(3));
@@ -149,14 +150,14 @@ mod tests {
     }
 
     #[test]
-    fn an_error_before_the_first_reading_has_its_marks_from_that_one() {
-        let mut traces = Traces::after(CounterMarks::default());
+    fn an_incident_before_the_first_reading_takes_its_marks_from_that_reading() {
+        let mut search = ResetSearch::after(CounterMarks::default());
         let mut counters = Counters::default();
         let mut reset = |second, energy| {
             let sample = read(second, energy, 0);
             counters.read(&sample);
-            traces.complete(counters.marks());
-            traces.reset(&sample)
+            search.complete(counters.marks());
+            search.reset(&sample)
         };
         let seen: Vec<bool> =
             (1..).zip([1000, 1100, 0, 10, 20]).map(|(second, energy)| reset(second, energy)).collect();
@@ -164,11 +165,11 @@ mod tests {
     }
 
     #[test]
-    fn a_wrong_reading_is_no_reset() {
+    fn a_wrong_reading_does_not_show_a_reset() {
         assert_eq!(seen(&mut marked(1000, 0), &[0, 1100, 0, 1200, 0, 0, 1300]), None);
         assert_eq!(seen(&mut marked(1000, 0), &[900, 500, 100, 1100]), None, "a counter does not fall");
-        let mut traces = marked(1000, 0);
-        let same = (0..9).any(|_| traces.reset(&read(1, 0, 0)));
+        let mut search = marked(1000, 0);
+        let same = (0..9).any(|_| search.reset(&read(1, 0, 0)));
         assert!(!same, "one reading that is looked at again and again");
     }
 

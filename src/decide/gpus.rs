@@ -73,7 +73,7 @@ impl GpuState {
         let answers_event = match (before, after) {
             (None, Some(why)) => Some(NodeEvent::GpuSick(self.gpu.uuid.clone(), why)),
             (Some(old), Some(why)) if old != why => Some(NodeEvent::GpuSick(self.gpu.uuid.clone(), why)),
-            (Some(_), None) if !first => Some(NodeEvent::GpuWell(self.gpu.uuid.clone())),
+            (Some(_), None) if !first => Some(NodeEvent::GpuAnswers(self.gpu.uuid.clone())),
             _ => None,
         };
         let changes = self.record.read(&self.sample, policy, now);
@@ -82,7 +82,7 @@ impl GpuState {
 
     fn changed(&self, change: HealthChange) -> NodeEvent {
         match change {
-            HealthChange::Condemned(incident) => NodeEvent::GpuCondemned(self.gpu.uuid.clone(), incident),
+            HealthChange::Unfit(incident) => NodeEvent::GpuUnfit(self.gpu.uuid.clone(), incident),
             HealthChange::Fit => NodeEvent::GpuFit(self.gpu.uuid.clone()),
         }
     }
@@ -90,7 +90,7 @@ impl GpuState {
     fn silent(&mut self, why: Absence, policy: &HealthPolicy, now: Monotonic) {
         self.sample = Arc::new(GpuSample::absent(why));
         self.nvlink.update(self.sample.nvlink_bytes, |bytes| bytes.0);
-        // A released driver says nothing about the GPU.
+        // A released driver is no evidence about the GPU.
         if why != Absence::Released {
             // The event of the GPU source covers all GPUs.
             let _ = self.record.read(&self.sample, policy, now);
@@ -110,7 +110,7 @@ impl GpuState {
 
 /// A GPU with incidents that is not in the list now.
 #[derive(Debug)]
-struct Away {
+struct AbsentGpu {
     gpu: GpuUuid,
     record: HealthRecord,
     /// Whether the driver has reported a list that certainly lacks it, rather than a list with unidentified GPUs, one
@@ -126,13 +126,13 @@ pub struct GpuStates {
     /// Version of the driver that answered last.
     pub driver: Option<Arc<str>>,
     /// The listed GPUs, at most [`MAX_GPUS`].
-    pub cards: Vec<GpuState>,
+    pub list: Vec<GpuState>,
     /// GPUs that could never be identified, ordered by index; at most [`MAX_GPUS`].
     pub unidentified: Vec<UnidentifiedGpu>,
     /// The health policy.
     pub policy: HealthPolicy,
     /// GPUs that may come back; at most [`MAX_GPUS`].
-    away: Vec<Away>,
+    absent: Vec<AbsentGpu>,
     /// Whether the driver was found not loaded and has not worked since.
     unloaded: bool,
     /// The load of the driver with which the GPUs were last seen, by this or an earlier run of the agent.
@@ -144,10 +144,10 @@ impl Default for GpuStates {
         GpuStates {
             source: GpuSourceState::Starting,
             driver: None,
-            cards: Vec::new(),
+            list: Vec::new(),
             unidentified: Vec::new(),
             policy: HealthPolicy::default(),
-            away: Vec::new(),
+            absent: Vec::new(),
             unloaded: false,
             driver_load: None,
         }
@@ -158,23 +158,27 @@ impl GpuStates {
     /// A state without GPUs. The saved incidents of an earlier run are applied to the GPUs that appear.
     #[must_use]
     pub fn restored(policy: HealthPolicy, kept: &[KeptIncidents], now: Monotonic) -> GpuStates {
-        let mut away: Vec<Away> = Vec::new();
+        let mut absent: Vec<AbsentGpu> = Vec::new();
         for kept in kept.iter().take(MAX_GPUS) {
-            if away.iter().all(|known| known.gpu != kept.gpu) {
-                away.push(Away { gpu: kept.gpu.clone(), record: HealthRecord::restored(kept, now), left: false });
+            if absent.iter().all(|known| known.gpu != kept.gpu) {
+                absent.push(AbsentGpu {
+                    gpu: kept.gpu.clone(),
+                    record: HealthRecord::restored(kept, now),
+                    left: false,
+                });
             }
         }
         let driver_load = kept.iter().find_map(|kept| kept.driver_load);
-        GpuStates { policy, away, driver_load, ..GpuStates::default() }
+        GpuStates { policy, absent, driver_load, ..GpuStates::default() }
     }
 
     /// The incidents to save for the next run of the agent, ordered by UUID: those of listed GPUs and of GPUs that may
     /// come back.
     #[must_use]
     pub fn kept(&self) -> Vec<KeptIncidents> {
-        let listed = self.cards.iter().filter_map(|card| card.record.kept(&card.gpu.uuid));
+        let listed = self.list.iter().filter_map(|state| state.record.kept(&state.gpu.uuid));
         let mut kept: Vec<KeptIncidents> =
-            listed.chain(self.away.iter().filter_map(|one| one.record.kept(&one.gpu))).collect();
+            listed.chain(self.absent.iter().filter_map(|one| one.record.kept(&one.gpu))).collect();
         kept.iter_mut().for_each(|kept| kept.driver_load = self.driver_load);
         kept.sort_by(|one, other| one.gpu.cmp(&other.gpu));
         kept
@@ -183,19 +187,19 @@ impl GpuStates {
     /// An operator declares this GPU, or all GPUs, repaired. Returns each GPU with cleared incidents together with what
     /// is left of its condition, and the events worth a log line.
     pub fn clear(&mut self, which: Option<&GpuUuid>) -> (Vec<(GpuUuid, GpuCondition)>, Vec<NodeEvent>) {
-        let means = |gpu: &GpuUuid| which.is_none_or(|which| which == gpu);
-        let (mut cleared, mut remarks) = (Vec::new(), Vec::new());
-        for card in self.cards.iter_mut().filter(|card| means(&card.gpu.uuid)) {
-            let (gone, change) = card.record.clear();
+        let is_meant = |gpu: &GpuUuid| which.is_none_or(|which| which == gpu);
+        let (mut cleared, mut events) = (Vec::new(), Vec::new());
+        for state in self.list.iter_mut().filter(|state| is_meant(&state.gpu.uuid)) {
+            let (gone, change) = state.record.clear();
             if gone > 0 {
-                cleared.push((card.gpu.uuid.clone(), card.record.condition(&self.policy)));
+                cleared.push((state.gpu.uuid.clone(), state.record.condition(&self.policy)));
             }
-            remarks.extend(change.map(|change| card.changed(change)));
+            events.extend(change.map(|change| state.changed(change)));
         }
-        for away in self.away.extract_if(.., |away| means(&away.gpu)) {
-            cleared.push((away.gpu, GpuCondition::default()));
+        for absent in self.absent.extract_if(.., |absent| is_meant(&absent.gpu)) {
+            cleared.push((absent.gpu, GpuCondition::default()));
         }
-        (cleared, remarks)
+        (cleared, events)
     }
 
     /// The GPU source has changed. Known GPUs stay known; their readings become absent for the source's reason.
@@ -215,7 +219,7 @@ impl GpuStates {
             GpuSourceState::Starting | GpuSourceState::Working { .. } => None,
         };
         if let Some(why) = why {
-            self.cards.iter_mut().for_each(|card| card.silent(why, &self.policy, now));
+            self.list.iter_mut().for_each(|state| state.silent(why, &self.policy, now));
             self.unidentified.iter_mut().for_each(|gpu| gpu.why = why);
         }
         if let GpuSourceState::Working { driver, .. } = &state {
@@ -234,55 +238,57 @@ impl GpuStates {
     }
 
     fn were_reset(&mut self) {
-        self.cards.iter_mut().for_each(|card| card.record.was_reset());
-        self.away.iter_mut().for_each(|away| away.record.was_reset());
+        self.list.iter_mut().for_each(|state| state.record.was_reset());
+        self.absent.iter_mut().for_each(|absent| absent.record.was_reset());
     }
 
     /// The list has changed. New GPUs start empty, known GPUs keep their samples and counts, and of removed GPUs only
     /// the incidents are kept.
     pub fn listed(&mut self, gpus: Vec<Gpu>) -> Vec<NodeEvent> {
-        let mut remarks = Vec::new();
-        let mut old = std::mem::take(&mut self.cards);
+        let mut events = Vec::new();
+        let mut old = std::mem::take(&mut self.list);
         for gpu in gpus.into_iter().take(MAX_GPUS) {
-            if self.cards.iter().any(|card| card.gpu.uuid == gpu.uuid) {
+            if self.list.iter().any(|state| state.gpu.uuid == gpu.uuid) {
                 continue;
             }
-            match old.iter().position(|card| card.gpu.uuid == gpu.uuid) {
+            match old.iter().position(|state| state.gpu.uuid == gpu.uuid) {
                 Some(place) => {
-                    let mut card = old.swap_remove(place);
-                    card.gpu = Arc::new(gpu);
-                    self.cards.push(card);
+                    let mut state = old.swap_remove(place);
+                    state.gpu = Arc::new(gpu);
+                    self.list.push(state);
                 }
                 None => {
-                    remarks.push(NodeEvent::GpuAppeared {
+                    events.push(NodeEvent::GpuAppeared {
                         gpu: gpu.uuid.clone(),
                         model: Arc::clone(&gpu.model),
                         index: gpu.index,
                     });
-                    let record = self.back(&gpu.uuid);
-                    self.cards.push(GpuState::new(gpu, record));
+                    let record = self.returning(&gpu.uuid);
+                    self.list.push(GpuState::new(gpu, record));
                 }
             }
         }
-        for card in old {
-            remarks.push(NodeEvent::GpuDisappeared(card.gpu.uuid.clone()));
-            if card.record.kept(&card.gpu.uuid).is_some() && self.away.len() < MAX_GPUS {
-                self.away.push(Away { gpu: card.gpu.uuid.clone(), record: card.record, left: false });
+        for state in old {
+            events.push(NodeEvent::GpuDisappeared(state.gpu.uuid.clone()));
+            if state.record.kept(&state.gpu.uuid).is_some() && self.absent.len() < MAX_GPUS {
+                self.absent.push(AbsentGpu { gpu: state.gpu.uuid.clone(), record: state.record, left: false });
             }
         }
         // An unidentified GPU may be any of them.
         if self.unidentified.is_empty() {
-            self.away.iter_mut().for_each(|away| away.left = true);
+            self.absent.iter_mut().for_each(|absent| absent.left = true);
         }
-        self.cards.sort_by(|a, b| (a.gpu.index, &a.gpu.uuid).cmp(&(b.gpu.index, &b.gpu.uuid)));
-        remarks
+        self.list.sort_by(|a, b| (a.gpu.index, &a.gpu.uuid).cmp(&(b.gpu.index, &b.gpu.uuid)));
+        events
     }
 
     /// The health record for a GPU that appears. If it had left the driver's list, the GPU or its driver was removed in
     /// between, which resets it.
-    fn back(&mut self, gpu: &GpuUuid) -> HealthRecord {
-        let Some(place) = self.away.iter().position(|away| away.gpu == *gpu) else { return HealthRecord::default() };
-        let Away { mut record, left, .. } = self.away.swap_remove(place);
+    fn returning(&mut self, gpu: &GpuUuid) -> HealthRecord {
+        let Some(place) = self.absent.iter().position(|absent| absent.gpu == *gpu) else {
+            return HealthRecord::default();
+        };
+        let AbsentGpu { mut record, left, .. } = self.absent.swap_remove(place);
         if left {
             record.was_reset();
         }
@@ -290,7 +296,7 @@ impl GpuStates {
     }
 
     /// Replaces the list of GPUs that could not be identified. The source has logged the reasons.
-    pub fn nameless(&mut self, mut gpus: Vec<UnidentifiedGpu>) {
+    pub fn set_unidentified(&mut self, mut gpus: Vec<UnidentifiedGpu>) {
         gpus.sort_by_key(|gpu| gpu.index);
         gpus.dedup_by_key(|gpu| gpu.index);
         gpus.truncate(MAX_GPUS);
@@ -299,44 +305,49 @@ impl GpuStates {
 
     /// Takes in a sample of one GPU. A sample of a GPU that is not listed is dropped, because the list comes first.
     pub fn read(&mut self, uuid: &GpuUuid, sample: GpuSample, now: Monotonic) -> Vec<NodeEvent> {
-        let Some(card) = self.cards.iter_mut().find(|card| &card.gpu.uuid == uuid) else { return Vec::new() };
-        card.read(Arc::new(sample), &self.policy, now)
+        let Some(state) = self.list.iter_mut().find(|state| &state.gpu.uuid == uuid) else {
+            return Vec::new();
+        };
+        state.read(Arc::new(sample), &self.policy, now)
     }
 
     /// A driver call that counts against this GPU has stalled.
     pub fn stalled(&mut self, uuid: &GpuUuid, now: Monotonic) -> Vec<NodeEvent> {
-        let Some(card) = self.cards.iter_mut().find(|card| &card.gpu.uuid == uuid) else { return Vec::new() };
-        let change = card.record.stalled(now);
-        change.map(|change| card.changed(change)).into_iter().collect()
+        let Some(state) = self.list.iter_mut().find(|state| &state.gpu.uuid == uuid) else {
+            return Vec::new();
+        };
+        let change = state.record.stalled(now);
+        change.map(|change| state.changed(change)).into_iter().collect()
     }
 
     /// Takes in the processes of one GPU.
-    pub fn processes(&mut self, told: GpuProcesses) {
-        if let Some(card) = self.find(&told.gpu) {
-            if let Some(list) = told.list.value() {
-                card.occupants.told(list, told.left_out);
+    pub fn processes(&mut self, report: GpuProcesses) {
+        if let Some(state) = self.find(&report.gpu) {
+            if let Some(list) = report.list.value() {
+                state.occupants.replace(list, report.left_out);
             }
-            card.processes = told.list.map(Arc::from);
-            card.left_out = told.left_out;
+            state.processes = report.list.map(Arc::from);
+            state.left_out = report.left_out;
         }
     }
 
     /// Takes in a driver error: counts it on its GPU and returns it as an event in any case.
     pub fn xid(&mut self, mut xid: Xid, now: Monotonic) -> Vec<NodeEvent> {
-        let card = match (&xid.gpu, &xid.pci_bus_id) {
-            (Some(uuid), _) => self.cards.iter_mut().find(|card| &card.gpu.uuid == uuid),
-            (None, Some(told)) => self.cards.iter_mut().find(|card| {
-                card.gpu.pci_bus_id.value().is_some_and(|known| slot(known).is_some() && slot(known) == slot(told))
+        let state = match (&xid.gpu, &xid.pci_bus_id) {
+            (Some(uuid), _) => self.list.iter_mut().find(|state| &state.gpu.uuid == uuid),
+            (None, Some(address)) => self.list.iter_mut().find(|state| {
+                state.gpu.pci_bus_id.value().is_some_and(|known| slot(known).is_some() && slot(known) == slot(address))
             }),
             (None, None) => None,
         };
         let (mut change, mut awaits) = (None, None);
-        if let Some(card) = card {
-            xid.gpu = Some(card.gpu.uuid.clone());
-            card.count(&xid);
-            let awaited = card.record.awaits_reset();
-            change = card.record.xid(xid.code, &self.policy, now).map(|change| card.changed(change));
-            awaits = (card.record.awaits_reset() && !awaited).then(|| NodeEvent::GpuAwaitsReset(card.gpu.uuid.clone()));
+        if let Some(state) = state {
+            xid.gpu = Some(state.gpu.uuid.clone());
+            state.count(&xid);
+            let awaited = state.record.awaits_reset();
+            change = state.record.xid(xid.code, &self.policy, now).map(|change| state.changed(change));
+            awaits =
+                (state.record.awaits_reset() && !awaited).then(|| NodeEvent::GpuAwaitsReset(state.gpu.uuid.clone()));
         }
         std::iter::once(NodeEvent::Xid(xid)).chain(change).chain(awaits).collect()
     }
@@ -344,8 +355,8 @@ impl GpuStates {
     /// Takes in the process behind an error that was counted already: adds it to the GPU's last XID and returns it as
     /// an event.
     pub fn xid_process(&mut self, xid: Xid) -> Vec<NodeEvent> {
-        let card = xid.gpu.as_ref().and_then(|uuid| self.find(uuid));
-        if let Some(last) = card.and_then(|card| card.last_xid.as_mut()).filter(|last| last.code == xid.code) {
+        let state = xid.gpu.as_ref().and_then(|uuid| self.find(uuid));
+        if let Some(last) = state.and_then(|state| state.last_xid.as_mut()).filter(|last| last.code == xid.code) {
             last.pid = xid.pid;
             last.pod.clone_from(&xid.pod);
         }
@@ -353,7 +364,7 @@ impl GpuStates {
     }
 
     fn find(&mut self, uuid: &GpuUuid) -> Option<&mut GpuState> {
-        self.cards.iter_mut().find(|card| &card.gpu.uuid == uuid)
+        self.list.iter_mut().find(|state| &state.gpu.uuid == uuid)
     }
 }
 

@@ -21,7 +21,7 @@
 //! again by a reading of the recovery action that is older than the last event, or by time alone where it needs a
 //! reset; a GPU becomes unfit because of values that its model does not support.
 
-use crate::evidence::{Counters, Traces};
+use crate::evidence::{Counters, ResetSearch};
 use model::gpu::{GpuSample, RecoveryAction};
 use model::id::GpuUuid;
 use model::incident::{GpuCondition, Incident, KeptIncidents};
@@ -73,7 +73,7 @@ impl Default for HealthPolicy {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HealthChange {
     /// The GPU is unfit for this reason (too).
-    Condemned(Incident),
+    Unfit(Incident),
     /// The GPU is fit again.
     Fit,
 }
@@ -85,22 +85,22 @@ pub struct HealthRecord {
     /// XIDs.
     incidents: BTreeMap<Incident, Monotonic>,
     /// Whether one of them is a condition in the last readings.
-    stands: bool,
+    condition_present: bool,
     /// The time of the last event, or of the last reading with a new or continuing condition.
     last: Monotonic,
     /// The time of the last event.
-    happened: Monotonic,
+    last_event: Monotonic,
     /// The counter of uncorrected ECC errors, once it was read.
     uncorrected: Option<u64>,
     /// Whether NVML has ever reported a recovery action for this GPU. Then the GPU becomes fit only when NVML reports
     /// that no action is needed.
-    advises: bool,
-    /// Whether NVML was asked for the recovery action.
-    asked: bool,
+    reports_recovery: bool,
+    /// Whether the agent has tried to read the recovery action.
+    recovery_read: bool,
     /// Counters that show a reset.
     counters: Counters,
     /// The search for evidence of a reset, since an XID that needs one.
-    traces: Option<Traces>,
+    search: Option<ResetSearch>,
     /// Number of rounds in a row in which no core reading succeeded, up to [`UNREAD_ROUNDS`].
     unread: u8,
     /// Times of stalled calls, newest last; at most [`STALLS`].
@@ -114,14 +114,14 @@ impl HealthRecord {
             return None;
         }
         if xid::needs_reset(code) {
-            self.traces = Some(Traces::after(self.counters.marks()));
+            self.search = Some(ResetSearch::after(self.counters.marks()));
         }
-        self.happened = self.happened.max(now);
+        self.last_event = self.last_event.max(now);
         if self.incidents.len() >= MAX_XID_CODES {
             self.last = now;
             return None;
         }
-        self.happens(Incident::Xid(code), now)
+        self.add_incident(Incident::Xid(code), now)
     }
 
     /// The record from incidents that an earlier run of the agent saved in the same boot of the machine.
@@ -129,12 +129,12 @@ impl HealthRecord {
     pub fn restored(kept: &KeptIncidents, now: Monotonic) -> HealthRecord {
         // A time in the future was not written by this agent, and must not make the GPU unfit for ever.
         let last = kept.last.min(now);
-        let incidents = kept.incidents.iter().filter(|(incident, _)| incident.happened()).take(MAX_XID_CODES);
+        let incidents = kept.incidents.iter().filter(|(incident, _)| incident.is_event()).take(MAX_XID_CODES);
         HealthRecord {
             incidents: incidents.map(|(incident, since)| (*incident, (*since).min(now))).collect(),
             last,
-            happened: last,
-            traces: kept.awaits.map(Traces::after),
+            last_event: last,
+            search: kept.awaits.map(ResetSearch::after),
             ..HealthRecord::default()
         }
     }
@@ -142,13 +142,13 @@ impl HealthRecord {
     /// The incidents to save for the next run of the agent; `None` where there are none.
     #[must_use]
     pub fn kept(&self, gpu: &GpuUuid) -> Option<KeptIncidents> {
-        let happened = self.incidents.iter().filter(|(incident, _)| incident.happened());
-        let incidents: Vec<(Incident, Monotonic)> = happened.map(|(incident, since)| (*incident, *since)).collect();
-        let awaits = self.traces.as_ref().map(Traces::marks);
+        let events = self.incidents.iter().filter(|(incident, _)| incident.is_event());
+        let incidents: Vec<(Incident, Monotonic)> = events.map(|(incident, since)| (*incident, *since)).collect();
+        let awaits = self.search.as_ref().map(ResetSearch::marks);
         (!incidents.is_empty()).then(|| KeptIncidents {
             gpu: gpu.clone(),
             incidents,
-            last: self.happened,
+            last: self.last_event,
             awaits,
             driver_load: None,
         })
@@ -156,15 +156,15 @@ impl HealthRecord {
 
     /// The GPU was reset: from here on, only the quiet period is needed.
     pub fn was_reset(&mut self) {
-        self.traces = None;
+        self.search = None;
     }
 
     /// An operator declares the GPU repaired. Conditions in the readings stay. Returns the number of cleared incidents,
     /// and whether the GPU is fit because of that.
     pub fn clear(&mut self) -> (usize, Option<HealthChange>) {
         let before = self.incidents.len();
-        self.incidents.retain(|incident, _| !incident.happened());
-        self.traces = None;
+        self.incidents.retain(|incident, _| !incident.is_event());
+        self.search = None;
         let gone = before - self.incidents.len();
         (gone, (gone > 0 && self.incidents.is_empty()).then_some(HealthChange::Fit))
     }
@@ -172,7 +172,7 @@ impl HealthRecord {
     /// Whether the GPU becomes fit only after a reset or when an operator clears the incidents.
     #[must_use]
     pub fn awaits_reset(&self) -> bool {
-        self.traces.is_some() && self.asked && !self.advises && !self.incidents.is_empty()
+        self.search.is_some() && self.recovery_read && !self.reports_recovery && !self.incidents.is_empty()
     }
 
     /// A driver call that counts against this GPU has stalled.
@@ -183,42 +183,42 @@ impl HealthRecord {
         self.stalls.push_back(now);
         let first = *self.stalls.front()?;
         let often = self.stalls.len() >= STALLS && now.since(first) <= STALLS_WITHIN;
-        often.then(|| self.happens(Incident::Stalls, now))?
+        often.then(|| self.add_incident(Incident::Stalls, now))?
     }
 
     /// Takes in a sample of the GPU.
     pub fn read(&mut self, sample: &GpuSample, policy: &HealthPolicy, now: Monotonic) -> Vec<HealthChange> {
         let mut changes = Vec::new();
-        self.advises |= sample.recovery.value().is_some();
-        self.asked |= sample.recovery != Reading::NOT_YET;
-        let mut standing = standing(sample);
-        standing.extend(self.unread(sample));
+        self.reports_recovery |= sample.recovery.value().is_some();
+        self.recovery_read |= sample.recovery != Reading::NOT_YET;
+        let mut present = conditions(sample);
+        present.extend(self.unread(sample));
         // A hung call has returned and the next one stalls: nothing was read in between, so it is the same hang.
         let stalls = sample.memory_used.absence() == Some(Absence::CallStalls);
-        standing.extend(Some(HANGS).filter(|hangs| stalls && self.incidents.contains_key(hangs)));
-        self.stands = !standing.is_empty();
+        present.extend(Some(HANGS).filter(|hangs| stalls && self.incidents.contains_key(hangs)));
+        self.condition_present = !present.is_empty();
         // A hung call that has returned leaves no quiet period.
-        let returned = !standing.contains(&HANGS) && self.incidents.remove(&HANGS).is_some();
+        let returned = !present.contains(&HANGS) && self.incidents.remove(&HANGS).is_some();
         self.counters.read(sample);
-        if let Some(traces) = &mut self.traces {
-            traces.complete(self.counters.marks());
-            if traces.reset(sample) {
+        if let Some(search) = &mut self.search {
+            search.complete(self.counters.marks());
+            if search.reset(sample) {
                 self.was_reset();
             }
         }
-        changes.extend(standing.into_iter().filter_map(|incident| self.happens(incident, now)));
+        changes.extend(present.into_iter().filter_map(|incident| self.add_incident(incident, now)));
         if let Some(count) = sample.ecc_volatile.uncorrected.get() {
             // The first reading counts errors from before this run. A smaller reading means that the driver was loaded
             // again.
             if self.uncorrected.replace(count.0).is_some_and(|before| count.0 > before) {
-                self.happened = self.happened.max(now);
-                changes.extend(self.happens(Incident::EccUncorrected, now));
+                self.last_event = self.last_event.max(now);
+                changes.extend(self.add_incident(Incident::EccUncorrected, now));
             }
         }
-        let quiet = self.heard(sample) && now >= self.last.after(policy.quiet);
-        if !self.incidents.is_empty() && !self.stands && quiet {
+        let quiet = self.recovery_allowed(sample) && now >= self.last.after(policy.quiet);
+        if !self.incidents.is_empty() && !self.condition_present && quiet {
             self.incidents.clear();
-            self.traces = None;
+            self.search = None;
             changes.push(HealthChange::Fit);
         } else if self.incidents.is_empty() && returned {
             changes.push(HealthChange::Fit);
@@ -229,11 +229,11 @@ impl HealthRecord {
     /// Counts the rounds in which no core reading succeeded. From the third in a row on, it returns the incident.
     fn unread(&mut self, sample: &GpuSample) -> Option<Incident> {
         let fresh = match core(sample) {
-            Core::Told => {
+            Core::Readable => {
                 self.unread = 0;
                 return None;
             }
-            Core::NotAsked => None,
+            Core::NotRead => None,
             Core::Failed(why) => {
                 self.unread = self.unread.saturating_add(1).min(UNREAD_ROUNDS);
                 Some(Incident::Unread(why))
@@ -244,22 +244,22 @@ impl HealthRecord {
         known.or(fresh).filter(|_| self.unread >= UNREAD_ROUNDS)
     }
 
-    fn happens(&mut self, incident: Incident, now: Monotonic) -> Option<HealthChange> {
+    fn add_incident(&mut self, incident: Incident, now: Monotonic) -> Option<HealthChange> {
         if incident != HANGS {
             self.last = self.last.max(now);
         }
         let new = !self.incidents.contains_key(&incident);
         self.incidents.entry(incident).or_insert(now);
-        new.then_some(HealthChange::Condemned(incident))
+        new.then_some(HealthChange::Unfit(incident))
     }
 
     /// Whether NVML has reported since the last event that no recovery action is needed. Where the driver does not
     /// report recovery actions: whether no reset is required.
-    fn heard(&self, sample: &GpuSample) -> bool {
+    fn recovery_allowed(&self, sample: &GpuSample) -> bool {
         match sample.recovery {
             Reading::Measured(RecoveryAction::None, at) => at >= self.last,
             Reading::Measured(..) => false,
-            Reading::Absent(_) => !self.advises && self.traces.is_none(),
+            Reading::Absent(_) => !self.reports_recovery && self.search.is_none(),
         }
     }
 
@@ -267,7 +267,7 @@ impl HealthRecord {
     #[must_use]
     pub fn condition(&self, policy: &HealthPolicy) -> GpuCondition {
         let awaits_reset = self.awaits_reset();
-        let by_time = !self.incidents.is_empty() && !self.stands && !awaits_reset;
+        let by_time = !self.incidents.is_empty() && !self.condition_present && !awaits_reset;
         GpuCondition {
             incidents: self.incidents.iter().map(|(incident, since)| (*incident, *since)).collect(),
             fit_at: by_time.then(|| self.last.after(policy.quiet)),
@@ -278,7 +278,7 @@ impl HealthRecord {
     /// The health in one word.
     #[must_use]
     pub fn health(&self, sample: &GpuSample) -> GpuHealth {
-        if self.stands {
+        if self.condition_present {
             GpuHealth::Unhealthy
         } else if !self.incidents.is_empty() {
             GpuHealth::Degraded
@@ -302,9 +302,9 @@ pub fn nothing_read(sample: &GpuSample) -> bool {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Core {
     /// One of them has a value, or this kind of GPU supports none of them.
-    Told,
+    Readable,
     /// They were not read: the GPU was left alone, or an incident of its own covers the reason ([`silence`]).
-    NotAsked,
+    NotRead,
     /// All reads failed, at least one of them for this reason, which a healthy GPU does not give.
     Failed(Absence),
 }
@@ -312,19 +312,19 @@ enum Core {
 fn core(sample: &GpuSample) -> Core {
     let core = core_absences(sample);
     if core.contains(&None) {
-        return Core::Told;
+        return Core::Readable;
     }
-    let unnatural = core.into_iter().flatten().find(|why| !natural(*why));
-    match unnatural {
-        None => Core::Told,
-        Some(Absence::NotYet | Absence::CallStalls | Absence::SwitchedOff) => Core::NotAsked,
-        Some(_) if silence(sample).is_some() => Core::NotAsked,
+    let failure = core.into_iter().flatten().find(|why| !is_unsupported(*why));
+    match failure {
+        None => Core::Readable,
+        Some(Absence::NotYet | Absence::CallStalls | Absence::SwitchedOff) => Core::NotRead,
+        Some(_) if silence(sample).is_some() => Core::NotRead,
         Some(why) => Core::Failed(why),
     }
 }
 
 /// Whether a healthy GPU can give this reason permanently.
-fn natural(why: Absence) -> bool {
+fn is_unsupported(why: Absence) -> bool {
     matches!(why, Absence::NotSupported | Absence::NotInThisDriver | Absence::NotThisArchitecture | Absence::MigEnabled)
 }
 
@@ -349,7 +349,7 @@ pub fn silence(sample: &GpuSample) -> Option<Absence> {
 }
 
 /// The conditions in a sample that make a GPU unfit while they are present.
-fn standing(sample: &GpuSample) -> Vec<Incident> {
+fn conditions(sample: &GpuSample) -> Vec<Incident> {
     let remapped = &sample.remapped;
     let advised = sample.recovery.get().filter(|action| *action != RecoveryAction::None);
     [

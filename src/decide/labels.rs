@@ -30,39 +30,39 @@ pub struct PresentLabel {
 
 /// The changes to write; a label without a value is removed. Empty where nothing changes.
 ///
-/// `wanted` is `None` while the agent does not know the node's GPUs. `standing` holds the present labels among those
-/// that the agent may write. `discovery` says whether GPU feature discovery has left its mark. `presence` is a label
-/// that others write for reasons of their own, so it does not count as a sign of such discovery.
+/// `desired` is `None` while the agent does not know the node's GPUs. `present` holds the present labels among those
+/// that the agent may write. `discovery` is whether GPU feature discovery has left its mark. `presence` is a label that
+/// other programs write too, so it does not count as a sign of feature discovery.
 #[must_use]
 pub fn due<'k>(
     labelling: Labelling,
-    wanted: Option<&BTreeMap<&'k str, String>>,
-    standing: &BTreeMap<&'k str, PresentLabel>,
+    desired: Option<&BTreeMap<&'k str, String>>,
+    present: &BTreeMap<&'k str, PresentLabel>,
     (discovery, presence): (bool, &str),
 ) -> BTreeMap<&'k str, Option<String>> {
     let foreign = |(key, label): (&&str, &PresentLabel)| **key != *presence && label.others && !label.ours;
-    let give_way = discovery || standing.iter().any(foreign);
+    let others_write = discovery || present.iter().any(foreign);
     let write = match labelling {
         Labelling::On => true,
         Labelling::Off => false,
-        Labelling::Auto => !give_way,
+        Labelling::Auto => !others_write,
     };
     let none = BTreeMap::new();
-    let wanted = match (write, wanted) {
+    let desired = match (write, desired) {
         (true, None) => return BTreeMap::new(),
-        (true, Some(wanted)) => wanted,
+        (true, Some(desired)) => desired,
         (false, _) => &none,
     };
     let mut due = BTreeMap::new();
-    for (key, value) in wanted {
-        let label = standing.get(key);
+    for (key, value) in desired {
+        let label = present.get(key);
         let theirs = labelling == Labelling::Auto && label.is_some_and(|label| label.others && !label.ours);
         if !theirs && label.is_none_or(|label| label.value != *value) {
             due.insert(*key, Some(value.clone()));
         }
     }
-    for (key, label) in standing {
-        if label.ours && !label.others && !wanted.contains_key(key) {
+    for (key, label) in present {
+        if label.ours && !label.others && !desired.contains_key(key) {
             due.insert(*key, None);
         }
     }
@@ -75,7 +75,7 @@ mod tests {
 
     type Due = BTreeMap<&'static str, Option<String>>;
 
-    fn wanted() -> BTreeMap<&'static str, String> {
+    fn desired() -> BTreeMap<&'static str, String> {
         [("count", "2".to_owned()), ("present", "true".to_owned())].into()
     }
 
@@ -83,12 +83,12 @@ mod tests {
         PresentLabel { value: value.into(), ours, others }
     }
 
-    fn due_for(labelling: Labelling, standing: &[(&'static str, PresentLabel)], discovery: bool) -> Due {
-        due(labelling, Some(&wanted()), &standing.iter().cloned().collect(), (discovery, "present"))
+    fn due_for(labelling: Labelling, present: &[(&'static str, PresentLabel)], discovery: bool) -> Due {
+        due(labelling, Some(&desired()), &present.iter().cloned().collect(), (discovery, "present"))
     }
 
     fn all() -> Due {
-        wanted().into_iter().map(|(key, value)| (key, Some(value))).collect()
+        desired().into_iter().map(|(key, value)| (key, Some(value))).collect()
     }
 
     #[test]
@@ -104,7 +104,7 @@ mod tests {
         assert_eq!(
             due(Labelling::On, None, &BTreeMap::new(), (false, "present")),
             Due::new(),
-            "not known is not nothing"
+            "unknown labels are not removed"
         );
     }
 
@@ -114,19 +114,19 @@ mod tests {
         assert_eq!(due_for(Labelling::Auto, &shared, true), [("gone", None)].into());
         let theirs = [("count", label("8", false, true))];
         assert_eq!(due_for(Labelling::Auto, &theirs, false), Due::new());
-        assert_eq!(due_for(Labelling::On, &theirs, true), all(), "because somebody said so");
+        assert_eq!(due_for(Labelling::On, &theirs, true), all(), "the operator has switched labels on");
         assert_eq!(due_for(Labelling::Off, &theirs, false), Due::new());
         let ours = [("count", label("2", true, false))];
         assert_eq!(due_for(Labelling::Off, &ours, false), [("count", None)].into());
     }
 
     #[test]
-    fn the_mark_of_the_operator_is_no_discovery() {
+    fn the_presence_label_of_the_gpu_operator_does_not_count_as_feature_discovery() {
         let marked = [("present", label("false", false, true))];
         assert_eq!(
             due_for(Labelling::Auto, &marked, false),
             [("count", Some("2".into()))].into(),
-            "and it is left alone"
+            "the label of the other program stays"
         );
     }
 }

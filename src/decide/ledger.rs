@@ -21,7 +21,7 @@ use model::unit::Bytes;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// All SM time of a device, as claims name it. A claim of this much is exclusive on a device that offers this much and
-/// no more: HAMi's schedulers put no other container beside it, not even one that names no cores.
+/// no more: HAMi's schedulers place no other container on that device, not even one that names no cores.
 pub const ALL_CORES: u32 = 100;
 
 /// How much of one device a container, a pod or several pods take.
@@ -101,7 +101,7 @@ pub fn demand_of(gpu_pod: &GpuPod, claim: &Claim, device: &GpuUuid) -> DeviceDem
 pub enum ClaimState {
     /// A decision reserves the claim; it is not written on the pod yet.
     Assumed,
-    /// The claim stands on a pod that is bound to a node; no container of the pod has its devices yet.
+    /// The claim is written on a pod that is bound to a node; no container of the pod has its devices yet.
     Bound,
     /// A container of the pod has its devices.
     Started,

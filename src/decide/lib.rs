@@ -31,7 +31,7 @@ pub mod allocator;
 pub mod rival_ids;
 pub mod settled_file;
 pub mod device_injection;
-pub mod patience;
+pub mod call_wait;
 pub mod bind_phases;
 pub mod sent_events;
 pub mod eviction;

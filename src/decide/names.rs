@@ -27,7 +27,7 @@ struct Gone {
 
 impl NameTable {
     /// Replaces the names from `source`.
-    pub fn told(&mut self, source: NameSource, names: Vec<ContainerName>) {
+    pub fn replace(&mut self, source: NameSource, names: Vec<ContainerName>) {
         self.by_source.insert(source, names.into_iter().map(|name| (name.id.clone(), name)).collect());
         self.by_uid.clear();
         for name in self.by_source.values().rev().flat_map(HashMap::values) {
@@ -38,8 +38,8 @@ impl NameTable {
     }
 
     /// Replaces the names from the API server. Names of pods and containers that it no longer reports are kept until
-    /// [`NameTable::lived`] finds their cgroups gone.
-    pub fn pods_told(&mut self, pods: &[Arc<Pod>]) {
+    /// [`NameTable::keep_living`] finds their cgroups gone.
+    pub fn replace_pods(&mut self, pods: &[Arc<Pod>]) {
         let watched = pods.iter().map(|pod| (pod.cgroup_uid().clone(), pod.name.clone())).collect();
         let names = pods.iter().flat_map(|pod| container_names(pod)).map(|name| (name.id.clone(), name)).collect();
         let Gone { containers, pods } = &mut self.gone;
@@ -53,20 +53,20 @@ impl NameTable {
         pods.retain(|uid, _| !self.watched.contains_key(uid));
     }
 
-    /// Whether there are names that are kept only while a cgroup lives.
+    /// Whether there are names that are kept only while a cgroup exists.
     #[must_use]
-    pub fn outlive(&self) -> bool {
+    pub fn has_names_of_gone_pods(&self) -> bool {
         !self.gone.containers.is_empty() || !self.gone.pods.is_empty()
     }
 
     /// Keeps, of the names that the API server no longer reports, only those of pods and containers that live.
-    pub fn lived(&mut self, pod: impl Fn(&PodUid) -> bool, container: impl Fn(&ContainerId) -> bool) {
+    pub fn keep_living(&mut self, pod: impl Fn(&PodUid) -> bool, container: impl Fn(&ContainerId) -> bool) {
         self.gone.containers.retain(|id, _| container(id));
         self.gone.pods.retain(|uid, _| pod(uid));
     }
 
     /// Replaces the kubelet's list of devices.
-    pub fn devices_told(&mut self, devices: Vec<ContainerDevices>) {
+    pub fn replace_devices(&mut self, devices: Vec<ContainerDevices>) {
         self.devices.clear();
         for given in devices {
             let pod = PodRef { namespace: given.namespace, name: given.pod };
@@ -77,18 +77,18 @@ impl NameTable {
     /// The names of a container, from the first source that knows it.
     #[must_use]
     pub fn of(&self, id: &ContainerId) -> Option<&ContainerName> {
-        self.by_trust().find_map(|names| names.get(id))
+        self.by_precedence().find_map(|names| names.get(id))
     }
 
     /// The image of a container, from the first source that has one.
     #[must_use]
     pub fn image(&self, id: &ContainerId) -> Option<Arc<str>> {
-        self.by_trust().find_map(|names| names.get(id)?.image.clone())
+        self.by_precedence().find_map(|names| names.get(id)?.image.clone())
     }
 
     /// The names from each source, the most trusted first. The last names that the API server reported for containers
     /// that are gone from it count as its own.
-    fn by_trust(&self) -> impl Iterator<Item = &HashMap<ContainerId, ContainerName>> {
+    fn by_precedence(&self) -> impl Iterator<Item = &HashMap<ContainerId, ContainerName>> {
         let watch = self.by_source.get(&NameSource::PodWatch);
         let others = self.by_source.iter().filter(|(source, _)| **source != NameSource::PodWatch);
         watch.into_iter().chain([&self.gone.containers]).chain(others.map(|(_, names)| names))
@@ -143,17 +143,17 @@ mod tests {
     }
 
     #[test]
-    fn the_runtime_is_believed_before_the_log_links_and_each_fills_the_others_gaps() {
+    fn the_runtime_has_precedence_over_the_log_links_and_each_fills_the_others_gaps() {
         let mut names = NameTable::default();
-        names.told(NameSource::LogLinks, vec![named(Some("link"), None)]);
-        names.told(NameSource::Cri, vec![named(Some("main"), Some("registry/train:1"))]);
+        names.replace(NameSource::LogLinks, vec![named(Some("link"), None)]);
+        names.replace(NameSource::Cri, vec![named(Some("main"), Some("registry/train:1"))]);
         let id = ContainerId::parse(&"ab".repeat(32)).unwrap();
         assert_eq!(names.of(&id).unwrap().container.as_deref(), Some("main"));
-        names.told(NameSource::PodWatch, vec![named(Some("watched"), None)]);
+        names.replace(NameSource::PodWatch, vec![named(Some("watched"), None)]);
         assert_eq!(names.of(&id).unwrap().container.as_deref(), Some("watched"));
         assert_eq!(names.image(&id).as_deref(), Some("registry/train:1"));
-        names.told(NameSource::PodWatch, vec![]);
-        names.told(NameSource::Cri, vec![]);
+        names.replace(NameSource::PodWatch, vec![]);
+        names.replace(NameSource::Cri, vec![]);
         assert_eq!(names.of(&id).unwrap().container.as_deref(), Some("link"), "a source may forget");
     }
 

@@ -1,7 +1,7 @@
 //! The node state: takes in observations one at a time and makes the node view.
 //!
 //! ```text
-//!   GPU source, lists, samples, processes, XIDs ──▶ cards    ──┐
+//!   GPU source, lists, samples, processes, XIDs ──▶ gpus     ──┐
 //!   passes over cgroups and processes           ──▶ workload ──┼─(pods)─▶ view
 //!   names, devices, pods of the API server      ──▶ names    ──┤
 //!   saved GPU time and energy                   ──▶ tallies  ──┤
@@ -47,7 +47,7 @@ use std::sync::Arc;
 pub struct NodeState {
     name: NodeName,
     sequence: u64,
-    cards: GpuStates,
+    gpus: GpuStates,
     switches: Switches,
     jobs: BTreeMap<GpuUuid, Vec<SlurmJob>>,
     events_hang: bool,
@@ -73,7 +73,7 @@ impl NodeState {
         NodeState {
             name,
             sequence: 0,
-            cards: GpuStates::restored(policy, kept, now),
+            gpus: GpuStates::restored(policy, kept, now),
             switches: Switches::default(),
             jobs: BTreeMap::new(),
             events_hang: false,
@@ -104,30 +104,30 @@ impl NodeState {
 
     fn fact(&mut self, fact: Fact, now: Monotonic) -> Vec<NodeEvent> {
         match fact {
-            Fact::GpuSource(state) => return self.cards.source(state, now),
+            Fact::GpuSource(state) => return self.gpus.source(state, now),
             // The crate `steward` handles these.
             Fact::GpuDriverReplaced | Fact::GpuEventsFail(_) => {}
-            Fact::GpuDriverLoaded(load) => self.cards.driver_loaded(load),
+            Fact::GpuDriverLoaded(load) => self.gpus.driver_loaded(load),
             Fact::GpuEventsHang(hang) => self.events_hang = hang,
-            Fact::Gpus(gpus) => return self.cards.listed(gpus),
-            Fact::GpusUnidentified(gpus) => self.cards.nameless(gpus),
+            Fact::Gpus(gpus) => return self.gpus.listed(gpus),
+            Fact::GpusUnidentified(gpus) => self.gpus.set_unidentified(gpus),
             Fact::SlurmJobs(gpu, jobs) => {
-                self.jobs.retain(|known, _| self.cards.cards.iter().any(|card| card.gpu.uuid == *known));
+                self.jobs.retain(|known, _| self.gpus.list.iter().any(|state| state.gpu.uuid == *known));
                 self.jobs.insert(gpu, jobs);
             }
             Fact::HostFacts(facts) => self.facts = facts,
             Fact::Infiniband(ports) => self.infiniband = ports,
-            Fact::Names { source, names } => self.names.told(source, names),
+            Fact::Names { source, names } => self.names.replace(source, names),
             Fact::Pods(list) => {
                 let before = self.api_pods.left_out();
-                self.names.pods_told(&list.pods);
-                self.api_pods.told(list);
+                self.names.replace_pods(&list.pods);
+                self.api_pods.replace(list);
                 return left_out("pods of the API server", before, self.api_pods.left_out());
             }
-            Fact::PodWatch(watch) => self.api_pods.watched(watch),
+            Fact::PodWatch(watch) => self.api_pods.set_watch(watch),
             Fact::Plugin(plugin) => self.plugin = Some(plugin),
-            Fact::Devices(devices) => self.names.devices_told(devices),
-            Fact::MemoryClaims(memory_claims) => self.over_uses.memory_claims_are(memory_claims),
+            Fact::Devices(devices) => self.names.replace_devices(devices),
+            Fact::MemoryClaims(memory_claims) => self.over_uses.set_memory_claims(memory_claims),
             Fact::TalliesRecalled(kept) => self.tallies.recalled(&kept, now),
             Fact::TalliesKept(kept) => self.tallies.kept(kept),
         }
@@ -136,9 +136,9 @@ impl NodeState {
 
     fn event(&mut self, event: SourceEvent, now: Monotonic) -> Vec<NodeEvent> {
         match event {
-            SourceEvent::GpuStalled(uuid) => self.cards.stalled(&uuid, now),
-            SourceEvent::Xid(xid) => self.cards.xid(self.with_pod(xid), now),
-            SourceEvent::XidProcess(xid) => self.cards.xid_process(self.with_pod(xid)),
+            SourceEvent::GpuStalled(uuid) => self.gpus.stalled(&uuid, now),
+            SourceEvent::Xid(xid) => self.gpus.xid(self.with_pod(xid), now),
+            SourceEvent::XidProcess(xid) => self.gpus.xid_process(self.with_pod(xid)),
             SourceEvent::Sxid(sxid) => self.switches.sxid(sxid),
             SourceEvent::Trouble(trouble) => self.count(trouble, 1),
             SourceEvent::Dropped(number) => self.count(ErrorCounter::QueueFull, number),
@@ -153,8 +153,8 @@ impl NodeState {
 
     fn sample(&mut self, sample: Sample, now: Monotonic) -> Vec<NodeEvent> {
         match sample {
-            Sample::Gpu(uuid, sample) => return self.cards.read(&uuid, *sample, now),
-            Sample::GpuProcesses(told) => self.cards.processes(told),
+            Sample::Gpu(uuid, sample) => return self.gpus.read(&uuid, *sample, now),
+            Sample::GpuProcesses(report) => self.gpus.processes(report),
             Sample::Host(sample) => self.host_read(sample),
             Sample::Cgroups(pass) => {
                 let before = self.workload.left_out();
@@ -175,11 +175,11 @@ impl NodeState {
     /// of the host.
     fn with_pod(&self, xid: Xid) -> Xid {
         let pod = xid.pid.and_then(|pid| {
-            let on_cards = self.cards.cards.iter().filter_map(|card| card.processes.value());
-            let on_cards = on_cards.flat_map(|list| list.iter()).map(|process| (process.pid, &process.owner));
+            let on_gpus = self.gpus.list.iter().filter_map(|state| state.processes.value());
+            let on_gpus = on_gpus.flat_map(|list| list.iter()).map(|process| (process.pid, &process.owner));
             let all = self.workload.processes();
             let of_machine = all.iter().map(|seen| (seen.process.key.pid, &seen.process.owner));
-            let mut owners = on_cards.chain(of_machine).filter(|(other, _)| *other == pid).map(|(_, owner)| owner);
+            let mut owners = on_gpus.chain(of_machine).filter(|(other, _)| *other == pid).map(|(_, owner)| owner);
             owners.find_map(|owner| match owner {
                 ProcessOwner::Cgroup(cgroup) => cgroup.pod().cloned(),
                 ProcessOwner::Host | ProcessOwner::Unknown => None,
@@ -191,22 +191,22 @@ impl NodeState {
     /// The GPU incidents to save for the next run of the agent, ordered by UUID.
     #[must_use]
     pub fn kept(&self) -> Vec<KeptIncidents> {
-        self.cards.kept()
+        self.gpus.kept()
     }
 
     /// An operator declares this GPU, or all GPUs, repaired. Returns each GPU with cleared incidents together with what
     /// is left of its condition, and the events worth a log line.
     pub fn clear_incidents(&mut self, which: Option<&GpuUuid>) -> (Vec<(GpuUuid, GpuCondition)>, Vec<NodeEvent>) {
-        self.cards.clear(which)
+        self.gpus.clear(which)
     }
 
     /// Drops the names that the API server no longer reports and whose cgroups are gone.
     fn forget_names(&mut self) {
-        if self.names.outlive() {
+        if self.names.has_names_of_gone_pods() {
             let living = || self.workload.reports().map(|(report, _)| &report.identity);
             let pods: BTreeSet<_> = living().filter_map(|identity| identity.pod()).collect();
             let containers: BTreeSet<_> = living().filter_map(|identity| identity.container()).collect();
-            self.names.lived(|uid| pods.contains(uid), |id| containers.contains(id));
+            self.names.keep_living(|uid| pods.contains(uid), |id| containers.contains(id));
         }
     }
 
@@ -227,15 +227,16 @@ impl NodeState {
     /// Makes the node view. Each view has a larger sequence number than the one before.
     pub fn view(&mut self, now: Now) -> NodeView {
         self.sequence += 1;
-        let shares: Vec<Occupancy> = self.cards.cards.iter().map(|card| self.shares(card)).collect();
+        let shares: Vec<Occupancy> = self.gpus.list.iter().map(|state| self.shares(state)).collect();
         let (mut pods, containers) = pods::show(&self.workload, &self.names, Holdings::of(&shares));
-        pods::hold(&mut pods, &self.cards.cards, self.plugin.as_deref());
-        let gpus = self.cards.cards.iter().zip(&shares);
-        let policy = &self.cards.policy;
+        pods::hold(&mut pods, &self.gpus.list, self.plugin.as_deref());
+        let gpus = self.gpus.list.iter().zip(&shares);
+        let policy = &self.gpus.policy;
         let gpus: Vec<GpuView> = gpus
-            .map(|(card, shares)| {
-                let sole_holders = card.occupants.sole_holders(&card.gpu, &pods, |identity| self.workload.living(identity));
-                GpuView { sole_holders, ..gpu_view(card, policy, shares, &pods) }
+            .map(|(state, shares)| {
+                let sole_holders =
+                    state.occupants.sole_holders(&state.gpu, &pods, |identity| self.workload.living(identity));
+                GpuView { sole_holders, ..gpu_view(state, policy, shares, &pods) }
             })
             .collect();
         let over_uses = self.over_uses.judge(&pods, &gpus);
@@ -244,11 +245,11 @@ impl NodeState {
             sequence: self.sequence,
             now,
             name: self.name.clone(),
-            gpu_source: self.cards.source.clone(),
-            driver: self.cards.driver.clone(),
+            gpu_source: self.gpus.source.clone(),
+            driver: self.gpus.driver.clone(),
             gpu_events_hang: self.events_hang,
             gpus,
-            gpus_unidentified: self.cards.unidentified.clone(),
+            gpus_unidentified: self.gpus.unidentified.clone(),
             slurm_jobs: self.jobs(),
             switches: self.switches.view(),
             facts: self.facts.clone(),
@@ -290,39 +291,39 @@ impl NodeState {
         }
     }
 
-    fn shares(&self, card: &GpuState) -> Occupancy {
-        let list = card.processes.value().map_or(&[][..], |list| list);
-        attribute::shares(&card.gpu.uuid, list, |identity| self.workload.living(identity))
+    fn shares(&self, state: &GpuState) -> Occupancy {
+        let list = state.processes.value().map_or(&[][..], |list| list);
+        attribute::shares(&state.gpu.uuid, list, |identity| self.workload.living(identity))
     }
 }
 
-fn gpu_view(card: &GpuState, policy: &HealthPolicy, shares: &Occupancy, pods: &[PodView]) -> GpuView {
+fn gpu_view(state: &GpuState, policy: &HealthPolicy, shares: &Occupancy, pods: &[PodView]) -> GpuView {
     let mut holders: BTreeSet<PodUid> = shares.holders.keys().filter_map(|(holder, _)| holder.pod().cloned()).collect();
-    let of_gpu = |device: &GpuUuid| card.devices().any(|own| own == device);
+    let of_gpu = |device: &GpuUuid| state.devices().any(|own| own == device);
     let holds = |pod: &&PodView| pod.containers.iter().any(|container| container.holds.iter().any(of_gpu));
     holders.extend(pods.iter().filter(holds).map(|pod| pod.uid.clone()));
-    let unknown = card.processes.absence();
-    let counted = card.xids.iter().map(|(code, count)| (*code, *count));
+    let unknown = state.processes.absence();
+    let counted = state.xids.iter().map(|(code, count)| (*code, *count));
     GpuView {
-        gpu: Arc::clone(&card.gpu),
-        sample: Arc::clone(&card.sample),
-        health: card.record.health(&card.sample),
-        condition: card.record.condition(policy),
-        processes: card.processes.clone(),
-        processes_left_out: card.left_out,
+        gpu: Arc::clone(&state.gpu),
+        sample: Arc::clone(&state.sample),
+        health: state.record.health(&state.sample),
+        condition: state.record.condition(policy),
+        processes: state.processes.clone(),
+        processes_left_out: state.left_out,
         holders: holders.into_iter().collect(),
         sole_holders: SoleHolders::default(),
-        strangers: shares.strangers + card.left_out,
+        strangers: shares.strangers + state.left_out,
         unattributed_memory: match unknown {
             Some(why) => Reading::Absent(why),
-            None => attribute::unattributed_memory(&card.sample, shares),
+            None => attribute::unattributed_memory(&state.sample, shares),
         },
-        unattributed_sm: match (unknown, card.processes.at()) {
+        unattributed_sm: match (unknown, state.processes.at()) {
             (Some(why), _) => Reading::Absent(why),
             (None, Some(at)) if shares.strangers == 0 => Reading::Measured(model::unit::Percent(0.0), at),
             _ => shares.strangers_sm,
         },
-        last_xid: card.last_xid.clone(),
+        last_xid: state.last_xid.clone(),
         xids: policy
             .fatal
             .iter()
@@ -331,8 +332,8 @@ fn gpu_view(card: &GpuState, policy: &HealthPolicy, shares: &Occupancy, pods: &[
             .collect::<BTreeMap<_, _>>()
             .into_iter()
             .collect(),
-        xid_count: card.xid_count,
-        nvlink_rate: card.nvlink.rate().map(BytesPerSecond),
+        xid_count: state.xid_count,
+        nvlink_rate: state.nvlink.rate().map(BytesPerSecond),
     }
 }
 

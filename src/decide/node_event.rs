@@ -38,9 +38,9 @@ pub enum NodeEvent {
     /// A GPU does not answer, for this reason.
     GpuSick(GpuUuid, Absence),
     /// The GPU answers again.
-    GpuWell(GpuUuid),
+    GpuAnswers(GpuUuid),
     /// A GPU is unfit for new containers, for this reason (too).
-    GpuCondemned(GpuUuid, Incident),
+    GpuUnfit(GpuUuid, Incident),
     /// The driver does not report the recovery of this GPU: only a reset that the agent sees, or an operator, makes it
     /// fit again.
     GpuAwaitsReset(GpuUuid),
@@ -64,11 +64,11 @@ pub enum NodeEvent {
 impl NodeEvent {
     /// The severity of this event.
     #[must_use]
-    pub fn weight(&self) -> Severity {
+    pub fn severity(&self) -> Severity {
         match self {
             NodeEvent::GpuSource(GpuSourceState::Hanging)
             | NodeEvent::GpuSick(..)
-            | NodeEvent::GpuCondemned(..)
+            | NodeEvent::GpuUnfit(..)
             | NodeEvent::Xid(_) => Severity::Error,
             NodeEvent::Sxid(sxid) if sxid.fatal => Severity::Error,
             NodeEvent::Sxid(_) => Severity::Warning,

@@ -42,71 +42,74 @@ pub struct Occupants {
 struct Occupant {
     pid: u32,
     mig: Option<GpuUuid>,
-    who: Who,
+    owner: OccupantOwner,
 }
 
 #[derive(Clone, Debug)]
-enum Who {
+enum OccupantOwner {
     /// A process of this container or pod.
-    In(Arc<CgroupIdentity>),
+    Known(Arc<CgroupIdentity>),
     /// A process of this one in the list before, and not identified in this list.
-    Lately(Arc<CgroupIdentity>),
+    KnownBefore(Arc<CgroupIdentity>),
     /// A process that is not identified in this list and was not in the list before.
     New,
     /// A host process, or one that was not identified for longer.
-    Other,
+    NoPod,
 }
 
 /// A user or holder of a device: a pod and, if known, its container; `None` for a user that is no pod.
-type Claim<'a> = Option<(&'a PodUid, Option<&'a ContainerId>)>;
+type DeviceUser<'a> = Option<(&'a PodUid, Option<&'a ContainerId>)>;
 
 impl Occupants {
     /// Takes in a process list.
-    pub fn told(&mut self, processes: &[GpuProcess], left_out: u32) {
+    pub fn replace(&mut self, processes: &[GpuProcess], left_out: u32) {
         let clients = processes.iter().any(|process| process.kind == GpuProcessKind::Mps);
-        let before: BTreeMap<u32, &Who> = self.list.iter().map(|occupant| (occupant.pid, &occupant.who)).collect();
-        let who = |process: &GpuProcess| match (&process.owner, before.get(&process.pid)) {
-            (ProcessOwner::Cgroup(identity), _) => Who::In(Arc::clone(identity)),
-            (ProcessOwner::Unknown, Some(Who::In(identity))) => Who::Lately(Arc::clone(identity)),
-            (ProcessOwner::Unknown, None) if self.listed => Who::New,
-            (ProcessOwner::Unknown | ProcessOwner::Host, _) => Who::Other,
+        let before: BTreeMap<u32, &OccupantOwner> =
+            self.list.iter().map(|occupant| (occupant.pid, &occupant.owner)).collect();
+        let owner = |process: &GpuProcess| match (&process.owner, before.get(&process.pid)) {
+            (ProcessOwner::Cgroup(identity), _) => OccupantOwner::Known(Arc::clone(identity)),
+            (ProcessOwner::Unknown, Some(OccupantOwner::Known(identity))) => {
+                OccupantOwner::KnownBefore(Arc::clone(identity))
+            }
+            (ProcessOwner::Unknown, None) if self.listed => OccupantOwner::New,
+            (ProcessOwner::Unknown | ProcessOwner::Host, _) => OccupantOwner::NoPod,
         };
         let list = processes
             .iter()
             .filter(|process| !serves(process, clients))
-            .map(|process| Occupant { pid: process.pid, mig: process.mig.clone(), who: who(process) })
+            .map(|process| Occupant { pid: process.pid, mig: process.mig.clone(), owner: owner(process) })
             .collect();
         *self = Occupants { listed: true, list, left_out: left_out > 0 };
     }
 
-    /// The sole holder of the GPU, or of each of its GPU instances. `living` says which cgroups exist now: a cgroup
+    /// The sole holder of the GPU, or of each of its GPU instances. `living` is whether a cgroup exists now: a cgroup
     /// that is gone does not count.
     pub fn sole_holders(&self, gpu: &Gpu, pods: &[PodView], living: impl Fn(&CgroupIdentity) -> bool) -> SoleHolders {
         if self.left_out {
             return SoleHolders::default();
         }
         if !gpu.divided() {
-            let claims = self.claims(|_| true, &living).chain(held(pods, |device| *device == gpu.uuid));
-            return SoleHolders { gpu: sole(claims, pods), instances: Vec::new() };
+            let users = self.users(|_| true, &living).chain(held(pods, |device| *device == gpu.uuid));
+            return SoleHolders { gpu: sole(users, pods), instances: Vec::new() };
         }
         let instances = gpu.gpu_instances().filter_map(|inside| {
             let here = |device: &GpuUuid| inside.iter().any(|instance| instance.uuid == *device);
-            let claims = self.claims(|mig| mig.is_some_and(here), &living).chain(held(pods, here));
-            Some((inside.first()?.gpu_instance, sole(claims, pods)?))
+            let users = self.users(|mig| mig.is_some_and(here), &living).chain(held(pods, here));
+            Some((inside.first()?.gpu_instance, sole(users, pods)?))
         });
         SoleHolders { gpu: None, instances: instances.collect() }
     }
 
-    fn claims<'a>(
+    fn users<'a>(
         &'a self,
         here: impl Fn(Option<&GpuUuid>) -> bool + 'a,
         living: &'a impl Fn(&CgroupIdentity) -> bool,
-    ) -> impl Iterator<Item = Claim<'a>> {
+    ) -> impl Iterator<Item = DeviceUser<'a>> {
         let inside = self.list.iter().filter(move |occupant| here(occupant.mig.as_ref()));
-        inside.filter_map(|occupant| match &occupant.who {
-            Who::New => None,
-            Who::Other => Some(None),
-            Who::In(identity) | Who::Lately(identity) => {
+        inside.filter_map(|occupant| match &occupant.owner {
+            OccupantOwner::New => None,
+            OccupantOwner::NoPod => Some(None),
+            OccupantOwner::Known(identity) | OccupantOwner::KnownBefore(identity) => {
                 living(identity).then(|| identity.pod().map(|pod| (pod, identity.container())))
             }
         })
@@ -125,7 +128,10 @@ fn serves(process: &GpuProcess, clients: bool) -> bool {
 }
 
 /// The containers that hold such a device, whether or not they use it.
-fn held<'a>(pods: &'a [PodView], device: impl Fn(&GpuUuid) -> bool + Copy + 'a) -> impl Iterator<Item = Claim<'a>> {
+fn held<'a>(
+    pods: &'a [PodView],
+    device: impl Fn(&GpuUuid) -> bool + Copy + 'a,
+) -> impl Iterator<Item = DeviceUser<'a>> {
     pods.iter().flat_map(move |pod| {
         let holding = pod.containers.iter().filter(move |container| container.holds.iter().any(device));
         holding.map(|container| Some((&pod.uid, Some(&container.id))))
@@ -133,11 +139,11 @@ fn held<'a>(pods: &'a [PodView], device: impl Fn(&GpuUuid) -> bool + Copy + 'a) 
 }
 
 /// The sole holder among the claims: the only pod, if there is one and no other user.
-fn sole<'a>(claims: impl Iterator<Item = Claim<'a>>, pods: &[PodView]) -> Option<SoleHolder> {
+fn sole<'a>(users: impl Iterator<Item = DeviceUser<'a>>, pods: &[PodView]) -> Option<SoleHolder> {
     let mut only: Option<&PodUid> = None;
     let mut containers = BTreeSet::new();
-    for claim in claims {
-        let (pod, container) = claim?;
+    for user in users {
+        let (pod, container) = user?;
         if only.get_or_insert(pod) != &pod {
             return None;
         }

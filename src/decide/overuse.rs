@@ -31,9 +31,9 @@ pub const EVICTED_AFTER: Duration = Duration::from_secs(60);
 /// Longest time between two measurements of one unbroken run; what happened in a longer gap is not known.
 const LONGEST_GAP: Duration = Duration::from_secs(60);
 
-/// The measured use of one device by one pod.
+/// What the measurements show of the memory that one pod uses of one device.
 #[derive(Clone, Copy, Debug)]
-struct Spell {
+struct MeasuredUse {
     /// The time of the last measurement, and whether it was above.
     last: (Monotonic, bool),
     /// The time of the first measurement of the unbroken run with the same result as the last.
@@ -46,13 +46,13 @@ struct Spell {
 #[derive(Debug, Default)]
 pub struct OverUses {
     memory_claims: Arc<[PodMemoryClaim]>,
-    spells: BTreeMap<(PodUid, GpuUuid), Spell>,
+    uses: BTreeMap<(PodUid, GpuUuid), MeasuredUse>,
 }
 
 impl OverUses {
     /// Replaces the memory that pods claim.
-    pub fn memory_claims_are(&mut self, memory_claims: Arc<[PodMemoryClaim]>) {
-        self.spells
+    pub fn set_memory_claims(&mut self, memory_claims: Arc<[PodMemoryClaim]>) {
+        self.uses
             .retain(|(pod, device), _| memory_claims.iter().any(|claim| &claim.pod == pod && &claim.device == device));
         self.memory_claims = memory_claims;
     }
@@ -71,10 +71,10 @@ impl OverUses {
             let used = measured(claim, pods, gpus);
             if let Reading::Measured(used, at) = used {
                 let above = used.0 > claim.memory.0.saturating_add(MARGIN.0);
-                let begins = Spell { last: (at, above), same_since: at, over: None };
-                self.spells.entry(key.clone()).or_insert(begins).take(at, above);
+                let begins = MeasuredUse { last: (at, above), same_since: at, over: None };
+                self.uses.entry(key.clone()).or_insert(begins).take(at, above);
             }
-            if let Some(lasted) = self.spells.get(&key).and_then(|spell| spell.over) {
+            if let Some(lasted) = self.uses.get(&key).and_then(|use_of_device| use_of_device.over) {
                 let (pod, device) = key;
                 over.push(OverUse { pod, device, claimed: claim.memory, used, lasted });
             }
@@ -91,7 +91,7 @@ pub fn to_evict(over: &OverUse) -> bool {
     over.used.value().is_some() && over.lasted >= EVICTED_AFTER
 }
 
-impl Spell {
+impl MeasuredUse {
     fn take(&mut self, at: Monotonic, above: bool) {
         if at <= self.last.0 {
             return;

@@ -21,7 +21,7 @@ use std::time::Duration;
 pub const MAX_UNWRITTEN: usize = 4096;
 /// Upper bound on writes in flight, so that an API server that has come back does not get the writes for all pods of a
 /// node at once.
-pub const MAX_UNDER_WAY: usize = 4;
+pub const MAX_IN_FLIGHT: usize = 4;
 /// Backoff after the first failed try; it doubles with each further one.
 const FIRST: Duration = Duration::from_secs(1);
 /// Upper bound of the backoff. It is short enough that an operator who has just repaired something still sees that it
@@ -77,16 +77,16 @@ pub enum PodWriteOutcome {
 /// The pending writes.
 #[derive(Debug, Default)]
 pub struct PendingPodWrites {
-    writes: BTreeMap<(PodUid, PodWriteKind), Waits>,
+    writes: BTreeMap<(PodUid, PodWriteKind), PendingWrite>,
     numbers: u64,
 }
 
 #[derive(Debug)]
-struct Waits {
+struct PendingWrite {
     write: PodWrite,
     backoff: Backoff,
     not_before: Monotonic,
-    under_way: Option<u64>,
+    in_flight: Option<u64>,
 }
 
 impl PendingPodWrites {
@@ -101,7 +101,7 @@ impl PendingPodWrites {
         now: Monotonic,
     ) -> bool {
         let key = (of.clone(), kind);
-        let room = self.writes.len() < MAX_UNWRITTEN;
+        let below_bound = self.writes.len() < MAX_UNWRITTEN;
         self.numbers += 1;
         match self.writes.get_mut(&key) {
             Some(waits) => {
@@ -114,13 +114,13 @@ impl PendingPodWrites {
                 }
                 true
             }
-            None if room => {
+            None if below_bound => {
                 let (uid, pod) = (uid.clone(), pod.clone());
                 let number = self.numbers;
                 let write = PodWrite { of: of.clone(), kind, uid, pod, annotations, number, failed: 0 };
                 self.writes.insert(
                     key,
-                    Waits { write, backoff: Backoff::new(FIRST, LONGEST), not_before: now, under_way: None },
+                    PendingWrite { write, backoff: Backoff::new(FIRST, LONGEST), not_before: now, in_flight: None },
                 );
                 true
             }
@@ -130,16 +130,16 @@ impl PendingPodWrites {
 
     /// The writes to try now. They are in flight until [`PendingPodWrites::ended`].
     pub fn due(&mut self, now: Monotonic) -> Vec<PodWrite> {
-        let under_way = self.writes.values().filter(|waits| waits.under_way.is_some()).count();
-        let mut due: Vec<&mut Waits> =
-            self.writes.values_mut().filter(|waits| waits.under_way.is_none() && waits.not_before <= now).collect();
+        let in_flight = self.writes.values().filter(|waits| waits.in_flight.is_some()).count();
+        let mut due: Vec<&mut PendingWrite> =
+            self.writes.values_mut().filter(|waits| waits.in_flight.is_none() && waits.not_before <= now).collect();
         // The longest waiting write comes first, so that a pod whose write is refused again and again does not delay
         // the others.
         due.sort_by_key(|waits| waits.not_before);
-        due.truncate(MAX_UNDER_WAY.saturating_sub(under_way));
+        due.truncate(MAX_IN_FLIGHT.saturating_sub(in_flight));
         due.into_iter()
             .map(|waits| {
-                waits.under_way = Some(waits.write.number);
+                waits.in_flight = Some(waits.write.number);
                 waits.write.clone()
             })
             .collect()
@@ -148,18 +148,18 @@ impl PendingPodWrites {
     /// When the next write is due. `None` while nothing waits, or while the number in flight is at its bound.
     #[must_use]
     pub fn next(&self) -> Option<Monotonic> {
-        let under_way = self.writes.values().filter(|waits| waits.under_way.is_some()).count();
-        let waiting = self.writes.values().filter(|waits| waits.under_way.is_none());
-        waiting.map(|waits| waits.not_before).min().filter(|_| under_way < MAX_UNDER_WAY)
+        let in_flight = self.writes.values().filter(|waits| waits.in_flight.is_some()).count();
+        let waiting = self.writes.values().filter(|waits| waits.in_flight.is_none());
+        waiting.map(|waits| waits.not_before).min().filter(|_| in_flight < MAX_IN_FLIGHT)
     }
 
     /// Takes in the outcome of a try.
     pub fn ended(&mut self, write: &PodWrite, outcome: PodWriteOutcome, now: Monotonic) {
         let key = (write.of.clone(), write.kind);
-        let Some(waits) = self.writes.get_mut(&key).filter(|waits| waits.under_way == Some(write.number)) else {
+        let Some(waits) = self.writes.get_mut(&key).filter(|waits| waits.in_flight == Some(write.number)) else {
             return;
         };
-        waits.under_way = None;
+        waits.in_flight = None;
         match outcome {
             PodWriteOutcome::Gone => drop(self.writes.remove(&key)),
             PodWriteOutcome::Written if waits.write.number == write.number => drop(self.writes.remove(&key)),

@@ -1,4 +1,5 @@
-//! The device ids that only one plugin of a node may list: two plugins that list them take the same GPUs from each other.
+//! The device ids that only one plugin of a node may list. Two plugins that list them would give the same GPUs to
+//! different containers without knowing of each other.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -30,7 +31,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_uuid_is_a_gpus_and_an_index_only_where_the_kubelet_has_it_for_the_resource() {
+    fn uuids_are_rival_ids_and_indexes_only_if_the_kubelet_has_them_for_the_resource() {
         let registered: Vec<Arc<str>> = vec!["0".into(), "1".into()];
         let rival = RivalIds::new(&registered);
         for (id, has) in [("GPU-1", true), ("MIG-1", true), ("1", true), ("2", false), ("nic-0", false), ("", false)] {

@@ -1,5 +1,5 @@
-//! Which events and marks for eviction a pod has got: the kubelet retries a refused start again and again, and each
-//! reason gets one event. A reason for which no later try can succeed also marks the pod for eviction.
+//! The events and marks for eviction that the agent has written on each pod. The kubelet retries a refused start again
+//! and again, and each reason gets one event. If no later try can succeed, the agent also marks the pod for eviction.
 
 use crate::allocator::Refusal;
 use model::id::PodUid;
@@ -26,15 +26,15 @@ impl SentEvents {
         self.is_new(uid, container, why.code()).then(|| RefusalNews { mark: why.for_good().then(|| why.code()) })
     }
 
-    /// A pod that this could have kept from starting for good starts. Returns whether its mark for eviction must be
+    /// A pod starts for which the refusal `why` may have been written. Returns whether its mark for eviction must be
     /// removed.
     pub fn starts_after_all(&mut self, uid: &PodUid, why: &Refusal) -> bool {
         self.take_back(uid, why.code())
     }
 
-    /// The pod must go for a reason that concerns all its containers. Returns whether that is new: then it gets an
-    /// event and the mark for eviction.
-    pub fn must_go(&mut self, uid: &PodUid, reason: &'static str) -> bool {
+    /// The pod must be deleted for a reason that concerns all its containers. Returns whether that is new: then it gets
+    /// an event and the mark for eviction.
+    pub fn must_be_deleted(&mut self, uid: &PodUid, reason: &'static str) -> bool {
         self.is_new(uid, &Arc::from(""), reason)
     }
 
@@ -48,7 +48,7 @@ impl SentEvents {
     fn take_back(&mut self, uid: &PodUid, reason: &'static str) -> bool {
         let Some(reasons) = self.0.get_mut(uid) else { return false };
         let before = reasons.len();
-        reasons.retain(|(_, told)| *told != reason);
+        reasons.retain(|(_, sent)| *sent != reason);
         reasons.len() < before
     }
 
@@ -63,40 +63,40 @@ mod tests {
     use super::*;
 
     #[test]
-    fn two_containers_that_fail_in_turn_are_told_once_each() {
+    fn two_containers_that_fail_in_turn_get_one_event_each() {
         let uid = PodUid::parse(&"1".repeat(32)).unwrap();
-        let mut told = SentEvents::default();
+        let mut sent = SentEvents::default();
         let (one, two) = (Arc::from("one"), Arc::from("two"));
         let mut events = 0;
         for _ in 0..100 {
-            events += u32::from(told.is_new(&uid, &one, "DoesNotFit"));
-            events += u32::from(told.is_new(&uid, &two, "CountDiffers"));
+            events += u32::from(sent.is_new(&uid, &one, "DoesNotFit"));
+            events += u32::from(sent.is_new(&uid, &two, "CountDiffers"));
         }
         assert_eq!(events, 2);
-        assert!(told.is_new(&uid, &one, "CountDiffers"), "another reason is news");
+        assert!(sent.is_new(&uid, &one, "CountDiffers"), "another reason gives an event");
         for n in 0..1000 {
-            events += u32::from(told.is_new(&uid, &format!("c{n}").into(), "DoesNotFit"));
+            events += u32::from(sent.is_new(&uid, &format!("c{n}").into(), "DoesNotFit"));
         }
-        assert_eq!(events, 2 + 61, "there is an end to it");
-        assert!(told.take_back(&uid, "CountDiffers") && !told.take_back(&uid, "CountDiffers"));
-        assert!(told.is_new(&uid, &one, "CountDiffers") && !told.is_new(&uid, &one, "DoesNotFit"));
-        told.forget(&BTreeSet::new());
-        assert!(told.is_new(&uid, &one, "DoesNotFit"));
+        assert_eq!(events, 2 + 61, "the number of reasons is bounded");
+        assert!(sent.take_back(&uid, "CountDiffers") && !sent.take_back(&uid, "CountDiffers"));
+        assert!(sent.is_new(&uid, &one, "CountDiffers") && !sent.is_new(&uid, &one, "DoesNotFit"));
+        sent.forget(&BTreeSet::new());
+        assert!(sent.is_new(&uid, &one, "DoesNotFit"));
     }
 
     #[test]
-    fn a_refusal_for_good_marks_the_pod_once_and_the_mark_goes_when_it_starts_after_all() {
+    fn a_permanent_refusal_marks_the_pod_once_and_a_later_start_removes_the_mark() {
         let uid = PodUid::parse(&"1".repeat(32)).unwrap();
-        let (mut told, main) = (SentEvents::default(), Arc::from("main"));
-        assert_eq!(told.refused(&uid, &main, &Refusal::NotPlaced), Some(RefusalNews { mark: None }));
-        assert!(!told.starts_after_all(&uid, &Refusal::WithoutCdi), "it has no mark");
+        let (mut sent, main) = (SentEvents::default(), Arc::from("main"));
+        assert_eq!(sent.refused(&uid, &main, &Refusal::NotPlaced), Some(RefusalNews { mark: None }));
+        assert!(!sent.starts_after_all(&uid, &Refusal::WithoutCdi), "it has no mark");
         let marked = Some(RefusalNews { mark: Some("WithoutCdi") });
-        assert_eq!(told.refused(&uid, &main, &Refusal::WithoutCdi), marked);
-        assert_eq!(told.refused(&uid, &main, &Refusal::WithoutCdi), None);
+        assert_eq!(sent.refused(&uid, &main, &Refusal::WithoutCdi), marked);
+        assert_eq!(sent.refused(&uid, &main, &Refusal::WithoutCdi), None);
         assert!(
-            told.starts_after_all(&uid, &Refusal::WithoutCdi) && !told.starts_after_all(&uid, &Refusal::WithoutCdi)
+            sent.starts_after_all(&uid, &Refusal::WithoutCdi) && !sent.starts_after_all(&uid, &Refusal::WithoutCdi)
         );
-        assert_eq!(told.refused(&uid, &main, &Refusal::WithoutCdi), marked, "a later start is refused again");
-        assert!(told.must_go(&uid, "LimitsNotApplied") && !told.must_go(&uid, "LimitsNotApplied"));
+        assert_eq!(sent.refused(&uid, &main, &Refusal::WithoutCdi), marked, "a later start is refused again");
+        assert!(sent.must_be_deleted(&uid, "LimitsNotApplied") && !sent.must_be_deleted(&uid, "LimitsNotApplied"));
     }
 }

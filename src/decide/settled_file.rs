@@ -1,13 +1,13 @@
-//! Whether a file that another program writes is whole: a file that was the same at two looks.
+//! Whether a file that another program writes is complete: it is, if two reads in a row give the same stamp.
 
 use model::file_stamp::FileStamp;
 
-/// A file that is looked at regularly, and used in a new version when it is whole.
+/// A file that is read at intervals. A new version is used once it is complete.
 #[derive(Clone, Copy, Debug)]
 pub struct SettledFile {
     /// The version that is used.
     used: Option<FileStamp>,
-    /// The file at the last look.
+    /// The stamp at the last read.
     last: Option<FileStamp>,
 }
 
@@ -18,14 +18,14 @@ impl SettledFile {
         SettledFile { used: stamp, last: stamp }
     }
 
-    /// The file as it is now. Returns whether it is a whole new version, which is then the one that is used. A file that
-    /// has changed since the last look may still be written.
+    /// Takes in the stamp that the file has now. Returns whether the file is a complete new version, which then counts
+    /// as used. A file that has changed since the last read may still be incomplete.
     pub fn is_new(&mut self, now: FileStamp) -> bool {
         let settled = self.last.replace(now) == Some(now);
         settled && self.used.replace(now) != Some(now)
     }
 
-    /// The file is gone. Returns whether it was there at the last look.
+    /// The file is gone. Returns whether it existed at the last read.
     pub fn is_gone(&mut self) -> bool {
         self.last.take().is_some()
     }
@@ -40,7 +40,7 @@ mod tests {
     }
 
     #[test]
-    fn a_new_version_is_used_once_and_not_before_it_was_the_same_at_two_looks() {
+    fn a_new_version_is_used_once_and_only_after_two_equal_reads() {
         let mut file = SettledFile::used(Some(version(1)));
         for (size, is_new) in [(1, false), (2, false), (3, false), (3, true), (3, false), (1, false), (1, true)] {
             assert_eq!(file.is_new(version(size)), is_new, "{size}");
@@ -48,7 +48,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_goes_is_told_once_and_must_settle_again_when_it_comes_back() {
+    fn a_removed_file_is_reported_once_and_must_settle_again_when_it_comes_back() {
         let mut file = SettledFile::used(Some(version(1)));
         assert_eq!((file.is_gone(), file.is_gone()), (true, false));
         assert_eq!((file.is_new(version(1)), file.is_new(version(1))), (false, false), "the version that is used");

@@ -6,21 +6,21 @@ use model::switch::{MAX_SWITCHES, MAX_SXID_CODES, SwitchView, Sxid};
 /// The switches that have reported errors.
 #[derive(Debug, Default)]
 pub struct Switches {
-    told: Vec<SwitchView>,
+    list: Vec<SwitchView>,
 }
 
 impl Switches {
     /// Counts an error, and returns it as an event in any case.
     pub fn sxid(&mut self, sxid: Sxid) -> Vec<NodeEvent> {
-        let place = match self.told.binary_search_by(|switch| switch.pci_bus_id.cmp(&sxid.switch)) {
+        let place = match self.list.binary_search_by(|switch| switch.pci_bus_id.cmp(&sxid.switch)) {
             Ok(place) => Some(place),
-            Err(place) if self.told.len() < MAX_SWITCHES => {
-                self.told.insert(place, SwitchView { pci_bus_id: sxid.switch.clone(), sxids: Vec::new() });
+            Err(place) if self.list.len() < MAX_SWITCHES => {
+                self.list.insert(place, SwitchView { pci_bus_id: sxid.switch.clone(), sxids: Vec::new() });
                 Some(place)
             }
             Err(_) => None,
         };
-        if let Some(switch) = place.and_then(|place| self.told.get_mut(place)) {
+        if let Some(switch) = place.and_then(|place| self.list.get_mut(place)) {
             let same = |(code, fatal, _): &&mut (u32, bool, u64)| (*code, *fatal) == (sxid.code, sxid.fatal);
             if let Some((_, _, count)) = switch.sxids.iter_mut().find(same) {
                 *count += 1;
@@ -34,7 +34,7 @@ impl Switches {
     /// All switches that have reported errors.
     #[must_use]
     pub fn view(&self) -> Vec<SwitchView> {
-        self.told.clone()
+        self.list.clone()
     }
 }
 
@@ -48,19 +48,19 @@ mod tests {
     }
 
     #[test]
-    fn errors_are_counted_by_switch_code_and_weight() {
+    fn errors_are_counted_by_switch_code_and_severity() {
         let mut switches = Switches::default();
         for one in [sxid(2, 20_034, true), sxid(1, 22_013, false), sxid(2, 20_034, true), sxid(2, 20_034, false)] {
-            assert_eq!(switches.sxid(one.clone()), [NodeEvent::Sxid(one)], "each is said");
+            assert_eq!(switches.sxid(one.clone()), [NodeEvent::Sxid(one)], "each error is an event");
         }
-        let told: Vec<_> =
+        let counted: Vec<_> =
             switches.view().into_iter().map(|switch| (switch.pci_bus_id.to_string(), switch.sxids)).collect();
         let second = vec![(20_034, true, 2), (20_034, false, 1)];
-        assert_eq!(told, [("00000001".to_owned(), vec![(22_013, false, 1)]), ("00000002".to_owned(), second)]);
+        assert_eq!(counted, [("00000001".to_owned(), vec![(22_013, false, 1)]), ("00000002".to_owned(), second)]);
     }
 
     #[test]
-    fn a_flood_is_counted_up_to_the_bounds() {
+    fn switches_and_codes_are_bounded() {
         let mut switches = Switches::default();
         for number in 0..1000 {
             switches.sxid(sxid(number, 1, true));

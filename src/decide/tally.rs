@@ -6,7 +6,8 @@
 //! ```
 //!
 //! "By claim" means: by claimed SM time if every holder claims some; otherwise by claimed memory if every holder claims
-//! some (a MIG instance claims its own memory); otherwise in equal parts. The part of strangers is given to no pod.
+//! some (a MIG instance claims its own memory); otherwise in equal parts. The part of processes without a pod is given
+//! to no pod.
 //!
 //! The view shows the sums that are saved on disk ([`Tallies::kept`]), not the newer ones in memory. Otherwise the
 //! counters would fall after a crash; Prometheus would take that for a counter reset and count the difference twice.
@@ -35,7 +36,7 @@ const REMEMBERED: Duration = Duration::from_secs(600);
 #[derive(Debug, Default)]
 pub struct Tallies {
     sums: BTreeMap<(PodUid, GpuUuid), Sum>,
-    cards: BTreeMap<GpuUuid, Seen>,
+    gpus_before: BTreeMap<GpuUuid, Seen>,
     /// Whether the sums that an earlier run saved have been loaded.
     recalled: bool,
     shown: Arc<[GpuTally]>,
@@ -107,7 +108,7 @@ impl Tallies {
         self.forget(pods, now);
         for gpu in gpus {
             let (at, energy) = (now, gpu.sample.energy.get().map(|energy| energy.0));
-            let before = self.cards.insert(gpu.gpu.uuid.clone(), Seen { at, energy });
+            let before = self.gpus_before.insert(gpu.gpu.uuid.clone(), Seen { at, energy });
             let Some(before) = before.filter(|before| now.since(before.at) <= LONGEST) else { continue };
             let passed = u64::try_from(now.since(before.at).as_nanos()).unwrap_or(0);
             // A lower counter has started again with the driver.
@@ -123,7 +124,7 @@ impl Tallies {
                 }
             }
         }
-        self.cards.retain(|uuid, _| gpus.iter().any(|gpu| gpu.gpu.uuid == *uuid));
+        self.gpus_before.retain(|uuid, _| gpus.iter().any(|gpu| gpu.gpu.uuid == *uuid));
     }
 
     fn forget(&mut self, pods: &[PodView], now: Monotonic) {
@@ -204,8 +205,8 @@ fn claimed(gpu: &GpuView, pod: &PodUid, plugin: Option<&PluginView>) -> Claimed 
     Claimed { cores: if every_core { all.cores } else { 0 }, memory: if every_byte { all.memory } else { 0 } }
 }
 
-/// Weights by SM use, in thousandths of a percent; `None` where the use of a holder or of the strangers is not known,
-/// or where no process is busy.
+/// Weights by SM use, in thousandths of a percent; `None` where the use of a holder or of the processes without a pod
+/// is not known, or where no process is busy.
 fn by_use(gpu: &GpuView, holders: &[&PodUid], pods: &[PodView]) -> Option<Weights> {
     let of = |uid: &PodUid| {
         let pod = pods.iter().find(|pod| pod.uid == *uid)?;
@@ -222,7 +223,7 @@ fn by_use(gpu: &GpuView, holders: &[&PodUid], pods: &[PodView]) -> Option<Weight
     (sum > 0).then_some(Weights { each, sum })
 }
 
-#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "`as` saturates, which is what is wanted")]
+#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "`as` saturates, which is intended")]
 fn thousandths(percent: f64) -> u64 {
     (percent * 1000.0) as u64
 }

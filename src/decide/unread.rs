@@ -1,4 +1,4 @@
-//! For tests: a GPU that was not read yet. Each test sets only the values that it needs.
+//! For tests: a GPU and its view before the first reading. Each test sets only the values that it needs.
 
 use model::gpu::{Gpu, GpuSample};
 use model::id::GpuUuid;

@@ -8,10 +8,10 @@ use crate::time::Monotonic;
 pub enum DriverHold {
     /// The agent holds the driver open, or would if a driver were loaded.
     Held {
-        /// The reason why the agent did not release the driver when it was last asked to, if it did not.
+        /// The reason why the agent did not release the driver at the last request, if it did not.
         refused: Option<&'static str>,
     },
-    /// The agent was asked to release the driver and has not done so yet.
+    /// An operator has requested the release, and the agent has not released the driver yet.
     LettingGo {
         /// The end of the requested release.
         until: Monotonic,

@@ -94,7 +94,7 @@ impl GpuCondition {
 impl Incident {
     /// Whether the incident is an event, rather than a condition that shows in the readings.
     #[must_use]
-    pub fn happened(self) -> bool {
+    pub fn is_event(self) -> bool {
         matches!(self, Incident::Xid(_) | Incident::EccUncorrected)
     }
 
@@ -156,7 +156,7 @@ impl Incident {
                     "Drain the node, then recover the IMEX domain (nvidia-imex) that it belongs to."
                 }
                 RecoveryAction::ResetBus => {
-                    "Drain the node, then reset the GPU's PCIe bus: a reset of the GPU alone is less than NVML asks for."
+                    "Drain the node, then reset the GPU's PCIe bus: a reset of the GPU alone is less than NVML advises."
                 }
                 RecoveryAction::RebootSystem => "Drain the node, then restart the machine as a whole.",
                 RecoveryAction::Unknown(_) => {

@@ -104,7 +104,7 @@ mod tests {
         assert_eq!(
             DeviceAffinity::of((&gpu, &Reading::NOT_YET), (node(0), Reading::NOT_YET)),
             None,
-            "not known is not near"
+            "an unknown path shares nothing"
         );
     }
 }

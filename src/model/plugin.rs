@@ -45,12 +45,12 @@ impl Histogram {
 /// Whether the kubelet knows the agent as the device plugin of its resource.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RegistrationState {
-    /// Not registered; the text says what the agent waits for.
+    /// Not registered; the text names what the agent waits for.
     Waiting(Arc<str>),
     /// Not registered: another agent serves the GPUs of this node, and this agent waits until it ends.
     Follows,
-    /// Not registered, because the binding mode is not known yet; the text says what the agent asked and why it has no
-    /// answer.
+    /// Not registered, because the binding mode is not known yet; the text names what the agent requested and why it
+    /// has no answer.
     Undecided(Arc<str>),
     /// Registered: the kubelet watches the agent's list of devices. The word names the registration method.
     Registered(&'static str),

@@ -18,7 +18,7 @@ pub struct IssuedTicket {
     pub expected: Option<ContainerKey>,
     /// The container that holds the ticket, once the kubelet's checkpoint names it.
     pub holder: Option<ContainerKey>,
-    /// The device shares of its container, where the claim alone does not say them.
+    /// The device shares of its container, where they do not follow from the claim alone.
     pub given: Option<Vec<DeviceShare>>,
 }
 

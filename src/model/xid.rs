@@ -11,9 +11,9 @@
 //! | contact support | no | mostly unused codes of old GPUs; a serious fault shows in NVML's recovery action |
 //! | the recovery action has changed (154) | no | the agent reads that action separately |
 //!
-//! One exception: for 109 (a context switch took too long) the catalogue prescribes a reset, but an endless kernel of an
-//! application can cause it. NVIDIA's device plugin and HAMi ignore it, and so does the default. A code that is in no
-//! bucket is not fatal.
+//! One exception: for 109 (a context switch took too long) the catalogue prescribes a reset, but an endless kernel of
+//! an application can cause it. NVIDIA's device plugin and HAMi ignore it, and so does the default. A code that is in
+//! no bucket is not fatal.
 //!
 //! What must never happen here: a decision on a GPU. `decide` decides, from this catalogue, NVML's recovery action and
 //! time.

@@ -92,7 +92,7 @@ pub fn encode(boot: &BootId, kept: &[KeptIncidents], now: Now) -> Result<String,
     let gpu = |kept: &KeptIncidents| Gpu {
         uuid: kept.gpu.to_string().into(),
         last_ns: kept.last.0,
-        incidents: kept.incidents.iter().filter(|(incident, _)| incident.happened()).map(one).collect(),
+        incidents: kept.incidents.iter().filter(|(incident, _)| incident.is_event()).map(one).collect(),
         awaits_reset: kept.awaits.map(|marks| Counters { energy_mj: marks.energy, ecc_uncorrected: marks.uncorrected }),
         driver_load: kept.driver_load,
     };

@@ -8,10 +8,10 @@ use model::checkpoint::CheckpointEntry;
 use model::id::{ContainerKey, PodUid};
 
 impl NodeAllocator {
-    /// Takes over the kubelet's checkpoint between calls, and settles which containers hold the tickets of early
+    /// Takes over the kubelet's checkpoint between calls, and finds which containers hold the tickets of early
     /// binding.
-    pub fn look_at_checkpoint(&mut self, checkpoint: &[CheckpointEntry]) {
-        self.checkpoint_is(checkpoint);
+    pub fn settle_checkpoint(&mut self, checkpoint: &[CheckpointEntry]) {
+        self.set_checkpoint(checkpoint);
         self.settle(checkpoint);
     }
 
@@ -25,8 +25,8 @@ impl NodeAllocator {
             let key = ContainerKey { pod: uid.clone(), container };
             self.held.get(&key).filter(|row| row.ticket.is_some())
         };
-        let asking = gpu_pod.requests.iter().filter(|request| request.slots > 0);
-        let rows: Option<Vec<&CheckpointEntry>> = asking.map(|request| row(request.container.clone())).collect();
+        let requesting = gpu_pod.requests.iter().filter(|request| request.slots > 0);
+        let rows: Option<Vec<&CheckpointEntry>> = requesting.map(|request| row(request.container.clone())).collect();
         let Some(rows) = rows.filter(|rows| !rows.is_empty()) else { return false };
         let Ok(bound) = bind(gpu_pod, claim, &rows) else { return false };
         let its_own = bound.iter().filter(|bound| bound.early).all(|bound| {
@@ -55,12 +55,12 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_is_admitted_with_the_last_container_that_asks_and_before_any_starts() {
+    fn a_pod_is_admitted_once_each_requesting_container_has_an_entry() {
         let mut allocator = allocator(vec![two(1, 8), two(2, 8)]);
         let checkpoint = [row(1, "warm", &[(0, 1)], 1), row(2, "warm", &[(0, 2)], 2), row(1, "main", &[(1, 1)], 3)];
-        allocator.look_at_checkpoint(&checkpoint[..2]);
+        allocator.settle_checkpoint(&checkpoint[..2]);
         assert_eq!([allocator.admitted(&uid(1)), allocator.admitted(&uid(2))], [false, false]);
-        allocator.look_at_checkpoint(&checkpoint);
+        allocator.settle_checkpoint(&checkpoint);
         assert_eq!(
             [allocator.admitted(&uid(1)), allocator.admitted(&uid(2)), allocator.admitted(&uid(3))],
             [true, false, false]
@@ -68,13 +68,13 @@ mod tests {
     }
 
     #[test]
-    fn what_is_known_to_be_refused_is_not_admitted() {
+    fn a_pod_whose_start_will_be_refused_is_not_admitted() {
         let checkpoint = [row(1, "warm", &[(0, 1)], 1), row(1, "main", &[(1, 1)], 2)];
         let other = GpuPod { finished: true, ..two(1, 8) };
         let unreadable = GpuPod { claim: PodClaim::Unreadable("torn".into()), ..two(1, 8) };
         for (bad, why) in [(other, "finished"), (unreadable, "unreadable"), (two(1, 8000), "more than there is")] {
             let mut allocator = allocator(vec![bad]);
-            allocator.look_at_checkpoint(&checkpoint);
+            allocator.settle_checkpoint(&checkpoint);
             assert!(!allocator.admitted(&uid(1)), "{why}");
         }
         let mut foreign = checkpoint.clone();
@@ -83,27 +83,27 @@ mod tests {
         short[1].ids = ids(&[(1, 1), (1, 2)]);
         for (checkpoint, why) in [(foreign, "of an earlier plugin"), (short, "another number of devices")] {
             let mut allocator = allocator(vec![two(1, 8)]);
-            allocator.look_at_checkpoint(&checkpoint);
+            allocator.settle_checkpoint(&checkpoint);
             assert!(!allocator.admitted(&uid(1)), "{why}");
         }
     }
 
     #[test]
-    fn early_a_pod_is_admitted_only_with_what_is_its_own() {
-        for (meant, expected) in [(1, true), (2, false)] {
+    fn with_early_binding_a_pod_is_admitted_only_with_its_own_devices() {
+        for (expected_pod, expected) in [(1, true), (2, false)] {
             let one = |n| {
                 let claim = vec![vec![device_share(0, if n == 1 { 8 } else { 9 }, 10)]];
                 gpu_pod(n, vec![request("main", ContainerRole::App, 1)], PodClaim::Given(claim.into()))
             };
-            let mut allocator = allocator(if meant == 1 { vec![one(1)] } else { vec![one(2)] });
-            allocator.bind_early(true);
+            let mut allocator = allocator(if expected_pod == 1 { vec![one(1)] } else { vec![one(2)] });
+            allocator.set_early_binding(true);
             let slots = [(0, 1)];
             let given = allocator.allocate(&ids(&slots), Some(&[]), false).unwrap();
             allocator.issue(Ticket::of_random([7; 16]), &ids(&slots), Some(given));
-            allocator.gpu_pods_are(vec![one(1), one(2)]);
+            allocator.set_gpu_pods(vec![one(1), one(2)]);
             let mut row = row(1, "main", &slots, 7);
             row.early = true;
-            allocator.look_at_checkpoint(&[row]);
+            allocator.settle_checkpoint(&[row]);
             assert_eq!(allocator.admitted(&uid(1)), expected);
         }
     }

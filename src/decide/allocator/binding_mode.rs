@@ -70,11 +70,11 @@ pub fn second_connection(kubelet: &str) -> Option<SecondConnection> {
 /// What a runtime reports about itself: its name and version (`containerd://2.1.4`), and whether its CDI is on.
 pub type RuntimeCdi<'a> = (&'a str, bool);
 
-/// Chooses by the versions in the Node object, `v1.34.9` and `containerd://2.1.4`, by the report of the runtime
-/// (`word`), if there is one, and by whether CDI was `disproved` on this runtime. On a node with two runtimes, only the
-/// report of the runtime that the kubelet uses counts.
+/// Chooses by the versions in the Node object, `v1.34.9` and `containerd://2.1.4`, by the `report` of the runtime, if
+/// there is one, and by whether CDI was `disproved` on this runtime. On a node with two runtimes, only the report of
+/// the runtime that the kubelet uses counts.
 #[must_use]
-pub fn choose(kubelet: &str, runtime: &str, word: Option<RuntimeCdi<'_>>, disproved: bool) -> BindingChoice {
+pub fn choose(kubelet: &str, runtime: &str, report: Option<RuntimeCdi<'_>>, disproved: bool) -> BindingChoice {
     let early = |lost: bool, why: String| BindingChoice { found: CdiSupport::Early, lost, announced: false, why };
     let late = |announced: bool, why: String| BindingChoice { found: CdiSupport::Late, lost: false, announced, why };
     let (name, version) = runtime.split_once("://").unwrap_or((runtime, ""));
@@ -82,19 +82,21 @@ pub fn choose(kubelet: &str, runtime: &str, word: Option<RuntimeCdi<'_>>, dispro
     if known.is_none_or(|kubelet| kubelet < KUBELET) {
         return early(
             known.is_some(),
-            format!("kubelet {kubelet} does not hand CDI devices of a plugin on by itself (1.29 does)"),
+            format!("kubelet {kubelet} does not pass on the CDI devices of a plugin by default (1.29 does)"),
         );
     }
-    match said_by(runtime, word) {
-        Some(false) => return early(true, format!("{runtime} says that its CDI is switched off (enable_cdi)")),
-        Some(true) => return late(true, format!("kubelet {kubelet} has CDI, and {runtime} says that its own is on")),
+    match reported_by(runtime, report) {
+        Some(false) => return early(true, format!("{runtime} reports that its CDI is switched off (enable_cdi)")),
+        Some(true) => {
+            return late(true, format!("kubelet {kubelet} has CDI, and {runtime} reports that its own CDI is on"));
+        }
         None => {}
     }
     let version = numbers(version);
     match name {
         "containerd" if version.is_some_and(|version| version >= CONTAINERD) => {}
         "containerd" if version.is_some_and(|version| version >= CONTAINERD_CAN) => {
-            return early(false, format!("{runtime} has CDI switched off unless its configuration says otherwise"));
+            return early(false, format!("{runtime} has CDI switched off unless its configuration turns it on"));
         }
         "cri-o" if version.is_some_and(|version| version >= CRI_O) => {}
         "containerd" | "cri-o" => return early(version.is_some(), format!("{runtime} has no CDI")),
@@ -110,33 +112,35 @@ pub fn choose(kubelet: &str, runtime: &str, word: Option<RuntimeCdi<'_>>, dispro
 }
 
 /// Chooses before the versions are known: by what was found `last`, on which runtime, and by what that runtime reports
-/// now. If nothing was found before, it is `None` until the agent has `tried` for long enough to learn the versions.
-/// Then it is early binding, which works with every runtime.
+/// now. If nothing was found before, the result is `None` until the agent has `tried` for long enough to learn the
+/// versions. Then it is early binding, which works with every runtime.
 #[must_use]
-pub fn guess(last: Option<(CdiSupport, &str)>, word: Option<RuntimeCdi<'_>>, tried: bool) -> Option<BindingChoice> {
-    let says = last.and_then(|(_, runtime)| said_by(runtime, word));
-    let (found, lost, why) = match (last.map(|(found, _)| found), says) {
-        (Some(_), Some(false)) => (CdiSupport::Early, true, "the runtime that was found last says that its CDI is off"),
+pub fn guess(last: Option<(CdiSupport, &str)>, report: Option<RuntimeCdi<'_>>, tried: bool) -> Option<BindingChoice> {
+    let reports = last.and_then(|(_, runtime)| reported_by(runtime, report));
+    let (found, lost, why) = match (last.map(|(found, _)| found), reports) {
+        (Some(_), Some(false)) => {
+            (CdiSupport::Early, true, "the runtime that was found last reports that its CDI is off")
+        }
         (Some(CdiSupport::Late | CdiSupport::Disproved), Some(true)) => {
-            (CdiSupport::Late, false, "the runtime that was found last says that its CDI is on")
+            (CdiSupport::Late, false, "the runtime that was found last reports that its CDI is on")
         }
         (Some(CdiSupport::Disproved), None) => (CdiSupport::Disproved, true, "this was found last"),
         (Some(found), _) => (found, false, "this was found last"),
         (None, _) if !tried => return None,
         (None, _) => (CdiSupport::Early, false, "this works with any runtime"),
     };
-    Some(BindingChoice { found, lost, announced: says == Some(true), why: why.into() })
+    Some(BindingChoice { found, lost, announced: reports == Some(true), why: why.into() })
 }
 
 /// Whether this runtime reports that its CDI is on; `None` if the report is of another runtime. Only name, major and
 /// minor version are compared, because patch levels are written in more than one way.
-fn said_by(runtime: &str, word: Option<RuntimeCdi<'_>>) -> Option<bool> {
+fn reported_by(runtime: &str, report: Option<RuntimeCdi<'_>>) -> Option<bool> {
     let parts = |runtime: &str| {
         let (name, version) = runtime.split_once("://")?;
         Some((name.to_owned(), numbers(version)?))
     };
-    let (who, on) = word?;
-    parts(who).is_some_and(|who| Some(who) == parts(runtime)).then_some(on)
+    let (reporter, on) = report?;
+    parts(reporter).is_some_and(|parts_of_reporter| Some(parts_of_reporter) == parts(runtime)).then_some(on)
 }
 
 fn numbers(version: &str) -> Option<(u32, u32)> {
@@ -150,9 +154,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn versions_and_the_runtime_itself_say_whether_there_is_cdi() {
+    fn the_binding_mode_follows_from_versions_and_the_report_of_the_runtime() {
         use CdiSupport::{Early, Late};
-        for (kubelet, runtime, word, expect) in [
+        for (kubelet, runtime, report, expect) in [
             ("v1.34.9", "containerd://2.1.4", None, (Late, false)),
             ("v1.34.9", "containerd://2.1.4", Some(("containerd://2.1.4", true)), (Late, false)),
             ("v1.34.9", "containerd://2.1.4", Some(("containerd://2.1.4", false)), (Early, true)),
@@ -172,9 +176,9 @@ mod tests {
             ("v1.34.9", "containerd://", None, (Early, false)),
             ("", "", None, (Early, false)),
         ] {
-            let BindingChoice { found, lost, announced, why } = choose(kubelet, runtime, word, false);
-            assert_eq!((found, lost), expect, "{kubelet} {runtime} {word:?}: {why}");
-            assert_eq!(announced, found == Late && word.is_some_and(|(_, on)| on), "{why}");
+            let BindingChoice { found, lost, announced, why } = choose(kubelet, runtime, report, false);
+            assert_eq!((found, lost), expect, "{kubelet} {runtime} {report:?}: {why}");
+            assert_eq!(announced, found == Late && report.is_some_and(|(_, on)| on), "{why}");
         }
         assert!(choose("v1.34.9", "containerd://1.7.24", None, false).why.contains("switched off"));
     }
@@ -196,25 +200,25 @@ mod tests {
     }
 
     #[test]
-    fn what_was_disproved_stays_so_until_the_runtime_says_otherwise() {
+    fn disproved_cdi_stays_disproved_until_the_runtime_reports_it() {
         let runtime = "containerd://2.1.4";
-        for (word, expect) in [
+        for (report, expect) in [
             (None, (CdiSupport::Disproved, true)),
             (Some((runtime, true)), (CdiSupport::Late, false)),
             (Some((runtime, false)), (CdiSupport::Early, true)),
             (Some(("containerd://1.7.24", true)), (CdiSupport::Disproved, true)),
         ] {
-            let choice = choose("v1.34.9", runtime, word, true);
-            assert_eq!((choice.found, choice.lost), expect, "{word:?}: {}", choice.why);
+            let choice = choose("v1.34.9", runtime, report, true);
+            assert_eq!((choice.found, choice.lost), expect, "{report:?}: {}", choice.why);
         }
         assert_eq!(choose("v1.34.9", "containerd://1.7.24", None, true).found, CdiSupport::Early);
     }
 
     #[test]
-    fn before_the_versions_are_known_nothing_is_risked() {
+    fn before_the_versions_are_known_the_last_finding_and_the_report_of_the_runtime_count() {
         use CdiSupport::{Disproved, Early, Late};
         let (runtime, other) = ("containerd://2.1.4", "containerd://1.7.24");
-        for (last, word, expect) in [
+        for (last, report, expect) in [
             (None, None, (Early, false)),
             (None, Some((runtime, true)), (Early, false)),
             (Some(Late), None, (Late, false)),
@@ -230,9 +234,9 @@ mod tests {
             (Some(Disproved), Some((other, true)), (Disproved, true)),
         ] {
             let last = last.map(|found| (found, runtime));
-            let choice = guess(last, word, true).unwrap();
-            assert_eq!(guess(last, word, false), last.map(|_| choice.clone()), "nothing is guessed without a reason");
-            assert_eq!((choice.found, choice.lost), expect, "{last:?} {word:?}");
+            let choice = guess(last, report, true).unwrap();
+            assert_eq!(guess(last, report, false), last.map(|_| choice.clone()), "nothing is guessed without a reason");
+            assert_eq!((choice.found, choice.lost), expect, "{last:?} {report:?}");
         }
     }
 }

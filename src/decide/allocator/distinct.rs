@@ -1,5 +1,5 @@
 //! Refuses containers that would get the same GPU twice. A CUDA program sees two slots of one GPU as one GPU, so a
-//! container that asks for two would compute on half of what it asked for without an error.
+//! container that requests two GPUs would compute on one of them without an error.
 
 use super::refusal::Refusal;
 use super::start::BoundContainer;
@@ -70,13 +70,13 @@ mod tests {
     }
 
     #[test]
-    fn a_claim_that_names_one_gpu_twice_for_a_container_does_not_start() {
+    fn a_container_whose_claim_names_one_gpu_twice_does_not_start() {
         let mut allocator = allocator(vec![twice(1)]);
         let checkpoint = [row(1, "main", &[(0, 0), (0, 1)], 1)];
         let why = refused(allocator.start(&ids(&[(0, 0), (0, 1)]), Some(&checkpoint)));
         assert_eq!(why, Refusal::SameGpuTwice { device: device(0), slots: 2, gpus: 2 });
         assert_eq!(why.code(), "SameGpuTwice");
-        assert!(!why.for_good(), "a new pod would get the same GPU twice again");
+        assert!(!why.for_good(), "a new pod would get the same GPU twice, too");
         let text = why.to_string();
         assert!(text.contains(device(0).as_str()) && text.contains("--same-gpu-twice=allow"), "{text}");
         allocator.allow_same_gpu_twice(true);
@@ -84,17 +84,17 @@ mod tests {
     }
 
     #[test]
-    fn two_slots_of_the_only_gpu_are_not_shared_to_one_container() {
+    fn a_container_does_not_get_two_slots_of_the_only_gpu() {
         let mut allocator = NodeAllocator::new(WithoutClaim::Share, false);
-        allocator.devices_are(vec![shared_gpu(0, 10)]);
-        allocator.gpu_pods_are(vec![gpu_pod(1, vec![request("main", ContainerRole::App, 2)], PodClaim::None)]);
+        allocator.set_devices(vec![shared_gpu(0, 10)]);
+        allocator.set_gpu_pods(vec![gpu_pod(1, vec![request("main", ContainerRole::App, 2)], PodClaim::None)]);
         let checkpoint = [row(1, "main", &[(0, 0), (0, 1)], 1)];
         let why = refused(allocator.start(&ids(&[(0, 0), (0, 1)]), Some(&checkpoint)));
         assert_eq!(why, Refusal::SameGpuTwice { device: device(0), slots: 2, gpus: 1 });
     }
 
     #[test]
-    fn the_same_gpu_in_two_containers_of_a_pod_is_fine_and_a_claim_of_two_gpus_wins_over_slots_of_one() {
+    fn two_containers_of_a_pod_may_share_a_gpu_and_a_claim_of_two_gpus_overrides_slots_of_one() {
         let requests = vec![request("one", ContainerRole::App, 1), request("two", ContainerRole::App, 1)];
         let claim = PodClaim::Given(vec![vec![device_share(0, 8, 30)], vec![device_share(0, 8, 30)]].into());
         let both = PodClaim::Given(vec![vec![device_share(0, 8, 30), device_share(1, 8, 30)]].into());
@@ -111,7 +111,7 @@ mod tests {
 
     /// An agent without this rule started the container; the container restarts after an upgrade of the agent.
     #[test]
-    fn a_container_that_has_started_with_it_keeps_it() {
+    fn a_container_that_has_started_with_one_gpu_twice_keeps_it() {
         let mut allocator = allocator(vec![GpuPod { started: true, ..twice(1) }]);
         let checkpoint = [row(1, "main", &[(0, 0), (0, 1)], 1)];
         assert_eq!(filled(allocator.start(&ids(&[(0, 0), (0, 1)]), Some(&checkpoint))).len(), 1);
@@ -120,31 +120,33 @@ mod tests {
     /// With early binding the answer to `Allocate` holds no devices, and the start is refused with the reason. An error
     /// at `Allocate` would fail the pod for good, and its ReplicaSet would create new pods without end.
     #[test]
-    fn where_all_is_given_at_allocate_it_is_given_nothing_and_refused_at_the_start() {
+    fn with_early_binding_a_container_with_one_gpu_twice_gets_no_devices_and_is_refused_at_its_start() {
         let shared = gpu_pod(2, vec![request("main", ContainerRole::App, 2)], PodClaim::None);
         for gpu_pod in [twice(1), shared] {
             let pod = if gpu_pod.uid == uid(1) { 1 } else { 2 };
             let mut allocator = NodeAllocator::new(WithoutClaim::Share, false);
-            allocator.bind_early(true);
-            allocator.devices_are(vec![shared_gpu(0, 10)]);
-            allocator.gpu_pods_are(vec![gpu_pod]);
+            allocator.set_early_binding(true);
+            allocator.set_devices(vec![shared_gpu(0, 10)]);
+            allocator.set_gpu_pods(vec![gpu_pod]);
             let slots = ids(&[(0, 0), (0, 1)]);
-            let meant = allocator.allocate(&slots, Some(&[]), false).unwrap();
-            assert_eq!((&meant.holder.pod, &*meant.device_shares), (&uid(pod), &[][..]));
-            allocator.issue(Ticket::of_random([1; 16]), &slots, Some(meant));
+            let matched = allocator.allocate(&slots, Some(&[]), false).unwrap();
+            assert_eq!((&matched.holder.pod, &*matched.device_shares), (&uid(pod), &[][..]));
+            allocator.issue(Ticket::of_random([1; 16]), &slots, Some(matched));
             let checkpoint = [CheckpointEntry { early: true, ..row(pod, "main", &[(0, 0), (0, 1)], 1) }];
             let why = refused(allocator.start(&slots, Some(&checkpoint)));
             assert!(matches!(why, Refusal::SameGpuTwice { slots: 2, gpus: 1, .. }), "{why:?}");
             allocator.allow_same_gpu_twice(true);
             assert_eq!(
-                allocator.allocate(&ids(&[(0, 2), (0, 3)]), Some(&[]), false).map(|meant| meant.device_shares.len()),
+                allocator
+                    .allocate(&ids(&[(0, 2), (0, 3)]), Some(&[]), false)
+                    .map(|matched| matched.device_shares.len()),
                 Some(2)
             );
         }
     }
 
     #[test]
-    fn kubelet_is_advised_to_take_slots_of_different_gpus_while_there_are_any() {
+    fn slots_of_different_gpus_are_preferred_while_there_are_any() {
         let mut allocator = allocator(vec![]);
         // The second GPU has fewer free slots than the first.
         let slots: Vec<Slot> =
@@ -153,7 +155,7 @@ mod tests {
             allocator.prefer(&slots, &[], size).into_iter().map(|slot| slot.device).collect()
         };
         assert_eq!(devices(&allocator, 2), [device(0), device(1)]);
-        allocator.gpu_pods_are(vec![gpu_pod(1, vec![request("main", ContainerRole::App, 2)], PodClaim::None)]);
+        allocator.set_gpu_pods(vec![gpu_pod(1, vec![request("main", ContainerRole::App, 2)], PodClaim::None)]);
         assert_eq!(devices(&allocator, 2), [device(0), device(1)]);
     }
 }

@@ -3,14 +3,14 @@
 //! ```text
 //!   Allocate ──▶ the expected container, by the checkpoint and the order of pods and containers
 //!   the next Allocate, or the start ──▶ settle: the checkpoint names the container that holds the ticket
-//!       devices and amounts are those of its claim               it keeps them, whichever container was expected
-//!       the amounts are, but the devices are another claim's     the two claims exchange devices, or this claim moves
-//!       else                                                     the container never starts
+//!       its claim has the given amounts and devices              it keeps them, whichever container was expected
+//!       its claim has the given amounts and other devices        two claims exchange devices, or its claim moves
+//!       its claim has other amounts                              the container never starts
 //! ```
 //!
-//! The amounts are memory and SM time. The kubelet admits one pod at a time, asks for its containers one after the
-//! other (init containers first), and writes its checkpoint before it asks for the next. So at each call everything
-//! before it is certain, and one wrong guess does not lead to the next.
+//! The amounts are memory and SM time. The kubelet admits one pod at a time. It calls `Allocate` for the containers of
+//! the pod one after the other (init containers first), and writes its checkpoint before the next call. So at each call
+//! the holders of all earlier tickets are certain, and one wrong expectation does not lead to the next.
 //!
 //! What must never happen here: a container starts with devices or amounts that are not its own by the checkpoint.
 
@@ -41,13 +41,13 @@ pub struct MatchedRequest {
 impl NodeAllocator {
     /// Sets whether the answer to `Allocate` holds the devices. If so, the kubelet is advised to take slots of the
     /// devices that the expected container claims.
-    pub fn bind_early(&mut self, early: bool) {
+    pub fn set_early_binding(&mut self, early: bool) {
         self.policy.early = early;
     }
 
     /// Sets whether it is known that the CDI device of a ticket reaches no container of this node. Then a container
     /// that got only a ticket does not start.
-    pub fn tickets_are_lost(&mut self, lost: bool) {
+    pub fn set_tickets_lost(&mut self, lost: bool) {
         self.policy.tickets_lost = lost;
     }
 
@@ -103,7 +103,7 @@ impl NodeAllocator {
     /// Stores a ticket that the agent is about to issue for `ids`, with the devices that the answer holds in early
     /// binding.
     pub fn issue(&mut self, ticket: Ticket, ids: &[Arc<str>], early: Option<MatchedRequest>) -> IssuedTicket {
-        let early = early.map(|meant| (meant.holder, meant.device_shares));
+        let early = early.map(|matched| (matched.holder, matched.device_shares));
         let issued = tickets::new(self.tickets.next(), ticket, ids, early);
         self.tickets.keep(issued.clone());
         issued
@@ -111,35 +111,35 @@ impl NodeAllocator {
 
     /// Picks the container that these ids belong to. `None` while no known pod waits for as many slots.
     ///
-    /// While the call is `patient`, it is also `None` in two cases: an unknown pod holds a ticket, so that the devices
-    /// in its answer were meant for another pod; or no pod that waits may start. When the call is not patient, such a
-    /// pod gets an answer without devices, and its start is refused with the reason. An error at `Allocate` would fail
-    /// the pod for good, and its controller would create new pods without end.
+    /// While the call `may_wait`, it is also `None` in two cases: an unknown pod holds a ticket, so it has devices that
+    /// the agent expected another pod to get; or no pod that waits may start. When the call may not wait, such a pod
+    /// gets an answer without devices, and its start is refused with the reason. An error at `Allocate` would fail the
+    /// pod for good, and its controller would create new pods without end.
     pub fn allocate(
         &mut self,
         ids: &[Arc<str>],
         checkpoint: Option<&[CheckpointEntry]>,
-        patient: bool,
+        may_wait: bool,
     ) -> Option<MatchedRequest> {
         if let Some(checkpoint) = checkpoint {
-            self.checkpoint_is(checkpoint);
+            self.set_checkpoint(checkpoint);
             self.settle(checkpoint);
-            if patient && checkpoint.iter().any(|row| self.of_a_stranger(row)) {
+            if may_wait && checkpoint.iter().any(|row| self.is_of_unknown_pod(row)) {
                 return None;
             }
         }
         let certain = checkpoint.is_some();
         let next = self.next_container(ids.len(), certain);
-        let hopeless = || if patient { None } else { self.next_of_all(ids.len(), certain) };
-        let (uid, at) = next.or_else(hopeless)?;
+        let next_that_may_not_start = || if may_wait { None } else { self.next_of_all(ids.len(), certain) };
+        let (uid, at) = next.or_else(next_that_may_not_start)?;
         let gpu_pod = self.pods.by_uid.get(&uid)?;
         let holder = ContainerKey { pod: uid.clone(), container: gpu_pod.requests.get(at)?.container.clone() };
         let pod = gpu_pod.pod.clone();
         let device_shares = match self.effective_claim(gpu_pod) {
             EffectiveClaim::Given(claim) => {
                 let own = claim.get(at)?.clone();
-                let moved = self.policy.follows_kubelet.then(|| self.where_kubelet_is(&own, ids)).flatten();
-                moved.filter(|moved| self.could_sit(&uid, at, moved)).unwrap_or(own)
+                let moved = self.policy.follows_kubelet.then(|| self.moved_to_kubelet_choice(&own, ids)).flatten();
+                moved.filter(|moved| self.would_fit(&uid, at, moved)).unwrap_or(own)
             }
             EffectiveClaim::None if self.shares(&uid) => self.share_of(gpu_pod.requests.get(at)?, ids).ok()?,
             EffectiveClaim::None | EffectiveClaim::Unreadable(_) | EffectiveClaim::BadRequest(_) => Vec::new(),
@@ -190,7 +190,7 @@ impl NodeAllocator {
         }
     }
 
-    /// The container that the kubelet asks for, by its number of slots. If the checkpoint is `certain`, a container
+    /// The container that `Allocate` is called for, by its number of slots. If the checkpoint is `certain`, a container
     /// without an entry in it holds no slots; if not, a ticket that is not in it yet counts for the container that was
     /// expected.
     pub(super) fn next_container(&self, size: usize, certain: bool) -> Option<(PodUid, usize)> {
@@ -250,8 +250,8 @@ impl NodeAllocator {
         fresh.min_by_key(|(uid, _)| given_up.contains(uid)).map(|(uid, at)| (uid.clone(), at))
     }
 
-    /// Whether an unknown pod holds a ticket of early binding, whose devices were therefore meant for another pod.
-    fn of_a_stranger(&self, row: &CheckpointEntry) -> bool {
+    /// Whether an unknown pod holds a ticket of early binding. The agent expected another pod to get its devices.
+    fn is_of_unknown_pod(&self, row: &CheckpointEntry) -> bool {
         let issued = row.ticket.as_ref().and_then(|ticket| self.tickets.get(ticket));
         row.early
             && issued.is_some_and(|issued| issued.holder.is_none())
@@ -263,7 +263,7 @@ impl NodeAllocator {
     }
 
     /// What differs between the devices given with a ticket and those that its holder claims.
-    pub(super) fn mistaken(&self, issued: &IssuedTicket, own: &[DeviceShare]) -> &'static str {
+    pub(super) fn difference(&self, issued: &IssuedTicket, own: &[DeviceShare]) -> &'static str {
         match &issued.given {
             Some(given) if same_shape(given, own) => "devices",
             _ => "memory or SM time",
@@ -274,4 +274,4 @@ impl NodeAllocator {
 #[cfg(test)]
 mod tests;
 #[cfg(test)]
-mod played;
+mod simulation;

@@ -1,5 +1,5 @@
-//! The effective claim of each pod, as it is entered in the ledger: what a started pod was given, else what its claim
-//! says.
+//! The effective claim of each pod, as it is entered in the ledger: the devices that a started pod was given, else its
+//! claim.
 
 use super::state::NodeAllocator;
 use crate::ledger::ClaimState;
@@ -15,9 +15,9 @@ pub(super) enum EffectiveClaim<'a> {
     Given(&'a Claim),
     /// No scheduler that knows GPUs placed this pod, and it was given nothing.
     None,
-    /// The claim cannot be read; the sentence says why.
+    /// The claim cannot be read; the sentence is the reason.
     Unreadable(&'a Arc<str>),
-    /// The pod requests something that no GPU has; the sentence says what.
+    /// The pod requests something that no GPU has; the sentence names it.
     BadRequest(&'a Arc<str>),
 }
 
@@ -32,8 +32,8 @@ impl<'a> EffectiveClaim<'a> {
 }
 
 impl NodeAllocator {
-    /// The claim that holds for a pod: the devices that its containers really have, else the claim that stands on the
-    /// pod, else the one that this agent gave it.
+    /// The claim that holds for a pod: the devices that its containers really have, else the claim in its annotation,
+    /// else the one that this agent made.
     pub(super) fn effective_claim<'a>(&'a self, gpu_pod: &'a GpuPod) -> EffectiveClaim<'a> {
         if let Some(moved) = self.claims.moved.get(&gpu_pod.uid) {
             return EffectiveClaim::Given(moved);

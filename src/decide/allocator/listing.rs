@@ -3,7 +3,7 @@
 //! enough where only one assignment is possible.
 //!
 //! The kubelet lists no init containers that have ended or will end. An app container takes over the ids of init
-//! containers that asked for as many slots, and each of these had its own `Allocate` before. So the last tickets of a
+//! containers that requested as many slots, and each of these had its own `Allocate` before. So the last tickets of a
 //! set of ids belong to these init containers, in the order of the pod's spec, and then to the listed container.
 
 use super::start::{StartVerdict, WaitReason};
@@ -70,16 +70,16 @@ impl NodeAllocator {
 
     /// The rows that the checkpoint must have for these ids; `None` where that is not certain.
     fn rows_of(&self, ids: &[Arc<str>], listed: &[ContainerDevices]) -> Option<Vec<CheckpointEntry>> {
-        let asked: BTreeSet<&str> = ids.iter().map(|id| &**id).collect();
-        let gpu_pod = self.named(&asked, listed)?;
+        let id_set: BTreeSet<&str> = ids.iter().map(|id| &**id).collect();
+        let gpu_pod = self.only_pod_of(&id_set, listed)?;
         let of_pod = |one: &&ContainerDevices| one.namespace == gpu_pod.pod.namespace && one.pod == gpu_pod.pod.name;
         let mut own = listed
             .iter()
             .filter(of_pod)
-            .filter(|one| one.ids.len() == asked.len() && one.ids.iter().all(|id| asked.contains(&**id)));
+            .filter(|one| one.ids.len() == id_set.len() && one.ids.iter().all(|id| id_set.contains(&**id)));
         let (last, None) = (own.next()?, own.next()) else { return None };
         let last = gpu_pod.requests.iter().position(|request| request.container == last.container)?;
-        let issued = self.tickets.of(&asked);
+        let issued = self.tickets.of(&id_set);
         // Whether an earlier pod, which is gone or finished, held the ticket.
         let gone = |holder: &ContainerKey| {
             holder.pod != gpu_pod.uid && self.pods.by_uid.get(&holder.pod).is_none_or(|gpu_pod| gpu_pod.finished)
@@ -95,7 +95,7 @@ impl NodeAllocator {
         };
         let before = gpu_pod.requests[..last]
             .iter()
-            .filter(|request| request.role == ContainerRole::Init && request.slots as usize == asked.len());
+            .filter(|request| request.role == ContainerRole::Init && request.slots as usize == id_set.len());
         let mut holders: Vec<ContainerKey> = before.map(key).filter(|holder| !elsewhere(holder)).collect();
         // The last ticket is that of the listed container; if it is the only one, no other container had these ids.
         if issued.len() == 1 {
@@ -140,9 +140,9 @@ impl NodeAllocator {
     }
 
     /// The only pod that has not finished and whose containers are listed with some of these ids.
-    fn named(&self, asked: &BTreeSet<&str>, listed: &[ContainerDevices]) -> Option<&GpuPod> {
+    fn only_pod_of(&self, id_set: &BTreeSet<&str>, listed: &[ContainerDevices]) -> Option<&GpuPod> {
         let mut found: BTreeSet<&PodUid> = BTreeSet::new();
-        for one in listed.iter().filter(|one| one.ids.iter().any(|id| asked.contains(&**id))) {
+        for one in listed.iter().filter(|one| one.ids.iter().any(|id| id_set.contains(&**id))) {
             let same = |gpu_pod: &&GpuPod| gpu_pod.pod.namespace == one.namespace && gpu_pod.pod.name == one.pod;
             let mut pods = self.pods.by_uid.values().filter(same).peekable();
             // The listed pod, or its successor of the same name, is not known yet.

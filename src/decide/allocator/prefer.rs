@@ -27,18 +27,18 @@ impl NodeAllocator {
             }
         }
         let request = self.next_without_claim(size);
-        let room: BTreeMap<GpuUuid, (bool, usize)> =
-            free.keys().map(|device| (device.clone(), self.room(device, request))).collect();
+        let capacities: BTreeMap<GpuUuid, (bool, usize)> =
+            free.keys().map(|device| (device.clone(), self.capacity(device, request))).collect();
         while chosen.len() < size {
             let of_device = |device: &GpuUuid| chosen.iter().filter(|slot| &slot.device == device).count();
-            // First different GPUs, because a container that asks for two needs two; then GPUs with room for the
+            // First different GPUs, because a container that requests two needs two; then GPUs with room for the
             // request; then the emptiest GPU, by the kubelet's slots and by the claims, which may name different GPUs;
             // then UUIDs.
             let best = free
                 .iter()
                 .filter(|(_, numbers)| !numbers.is_empty())
                 .min_by_key(|(device, numbers)| {
-                    let (keeps, slots) = room.get(*device).copied().unwrap_or_default();
+                    let (keeps, slots) = capacities.get(*device).copied().unwrap_or_default();
                     (of_device(device), !keeps, Reverse(slots.min(numbers.len())), Reverse(numbers.len()))
                 })
                 .map(|(device, _)| device.clone());
@@ -50,7 +50,7 @@ impl NodeAllocator {
 
     /// Whether `device` has room for one more container with `request` beside all claims on it, started or not, and the
     /// number of slots that these claims leave. `request` is `None` while no waiting container is known.
-    fn room(&self, device: &GpuUuid, request: Option<&ContainerRequest>) -> (bool, usize) {
+    fn capacity(&self, device: &GpuUuid, request: Option<&ContainerRequest>) -> (bool, usize) {
         let Some(gpu) = self.devices.get(device) else { return (false, 0) };
         let claimed = self.ledger.claimed(device);
         let memory = match request.and_then(|request| request.memory) {
@@ -59,12 +59,12 @@ impl NodeAllocator {
             None => 1,
         };
         let cores = request.and_then(|request| request.cores).map_or(0, |cores| cores.0);
-        let wanted =
+        let requested =
             DeviceDemand { memory, cores: u64::from(cores), containers: 1, exclusive: u64::from(cores >= ALL_CORES) };
-        let fits = |claimed: u64, wanted: u64, total: u64| claimed.saturating_add(wanted) <= total;
-        let keeps = fits(claimed.memory, wanted.memory, gpu.memory.0)
-            && fits(claimed.cores, wanted.cores, u64::from(gpu.cores))
-            && !wanted.clashes_with(claimed, gpu.cores);
+        let fits = |claimed: u64, requested: u64, total: u64| claimed.saturating_add(requested) <= total;
+        let keeps = fits(claimed.memory, requested.memory, gpu.memory.0)
+            && fits(claimed.cores, requested.cores, u64::from(gpu.cores))
+            && !requested.clashes_with(claimed, gpu.cores);
         let slots = u64::from(gpu.slots).saturating_sub(claimed.containers);
         (keeps && slots > 0, usize::try_from(slots).unwrap_or(usize::MAX))
     }
@@ -81,7 +81,7 @@ impl NodeAllocator {
         requests.next()
     }
 
-    /// The devices of the first container that waits for its slots and asks for `size` of them.
+    /// The devices of the first container that waits for its slots and requests `size` of them.
     pub(super) fn next_claim(&self, available: &[Slot], size: usize) -> Vec<GpuUuid> {
         if self.policy.early {
             let next = self.next_container(size, false);
@@ -101,7 +101,7 @@ impl NodeAllocator {
         open.into_iter().find(|claim| !claim.is_empty()).unwrap_or_default()
     }
 
-    /// The containers that ask for `size` slots and have no entry in the kubelet's checkpoint, in the order in which
+    /// The containers that request `size` slots and have no entry in the kubelet's checkpoint, in the order in which
     /// the kubelet serves them. Each is the sorted list of the devices in its claim, empty if it has no claim.
     fn open(&self, size: usize) -> Vec<Vec<GpuUuid>> {
         let mut open = Vec::new();

@@ -25,13 +25,13 @@ pub(super) enum Moved {
 }
 
 impl NodeAllocator {
-    /// Makes `given` the claim of container `at` of a pod, if the devices have room for it. `meant` is the container
-    /// whose devices these were when they were given.
+    /// Makes `given` the claim of container `at` of a pod, if the devices have room for it. `expected` is the container
+    /// that the agent expected behind the `Allocate` that gave these devices.
     pub(super) fn reassign(
         &mut self,
         (uid, at): (&PodUid, usize),
         given: &[DeviceShare],
-        meant: Option<&ContainerKey>,
+        expected: Option<&ContainerKey>,
     ) -> Option<Moved> {
         let mut claim = self.claim(uid)?;
         let own = claim.get(at)?.clone();
@@ -40,20 +40,20 @@ impl NodeAllocator {
             return None;
         }
         claim[at] = given.to_vec();
-        for (partner, other) in self.partners(uid, at, given, meant) {
+        for (partner, other) in self.partners(uid, at, given, expected) {
             let mut new_claims = NewClaims::from([(uid.clone(), claim.clone())]);
             let theirs = match new_claims.get_mut(&partner) {
                 Some(same) => same,
                 None => new_claims.entry(partner.clone()).or_insert(self.claim(&partner)?),
             };
             theirs[other].clone_from(&own);
-            if self.holds(&new_claims) {
+            if self.all_fit(&new_claims) {
                 self.commit(new_claims);
                 return Some(Moved::Exchanged);
             }
         }
         let new_claims = NewClaims::from([(uid.clone(), claim)]);
-        self.holds(&new_claims).then(|| {
+        self.all_fit(&new_claims).then(|| {
             self.commit(new_claims);
             Moved::Alone
         })
@@ -63,7 +63,7 @@ impl NodeAllocator {
     /// its device or a device on the same NUMA node, because the scheduler decides which device of a NUMA node a
     /// container gets. The others take the devices that are left, in order. `None` if all device shares can stay, or if
     /// the kubelet chose fewer different devices than the claim names.
-    pub(super) fn where_kubelet_is(&self, own: &[DeviceShare], ids: &[Arc<str>]) -> Option<Vec<DeviceShare>> {
+    pub(super) fn moved_to_kubelet_choice(&self, own: &[DeviceShare], ids: &[Arc<str>]) -> Option<Vec<DeviceShare>> {
         let slots: Option<Vec<Slot>> = ids.iter().map(|id| Slot::parse(id)).collect();
         let mut left: Vec<GpuUuid> = slots?.into_iter().map(|slot| slot.device).collect();
         let distinct = |devices: &mut dyn Iterator<Item = &GpuUuid>| devices.collect::<BTreeSet<_>>().len();
@@ -97,12 +97,12 @@ impl NodeAllocator {
     }
 
     /// Whether the devices of `device_shares` are healthy and have room for the claim after the move.
-    pub(super) fn could_sit(&self, uid: &PodUid, at: usize, device_shares: &[DeviceShare]) -> bool {
+    pub(super) fn would_fit(&self, uid: &PodUid, at: usize, device_shares: &[DeviceShare]) -> bool {
         let Some(mut claim) = self.claim(uid) else { return false };
         let Some(own) = claim.get_mut(at) else { return false };
         *own = device_shares.to_vec();
         device_shares.iter().all(|device_share| self.devices.get(&device_share.device).is_some_and(|gpu| gpu.healthy))
-            && self.holds(&NewClaims::from([(uid.clone(), claim)]))
+            && self.all_fit(&NewClaims::from([(uid.clone(), claim)]))
     }
 
     /// The whole claim that holds for a pod.
@@ -111,14 +111,14 @@ impl NodeAllocator {
         self.effective_claim(self.pods.by_uid.get(uid)?).given().cloned()
     }
 
-    /// Containers whose claim is exactly `given` and that do not have their devices for good yet. The container for
-    /// which the devices were meant comes first.
+    /// Containers whose claim is exactly `given` and whose devices are not final yet. The expected container comes
+    /// first.
     fn partners(
         &self,
         uid: &PodUid,
         at: usize,
         given: &[DeviceShare],
-        meant: Option<&ContainerKey>,
+        expected: Option<&ContainerKey>,
     ) -> Vec<(PodUid, usize)> {
         let mut found = Vec::new();
         for gpu_pod in self.pods.by_uid.values().filter(|gpu_pod| !gpu_pod.finished) {
@@ -127,7 +127,7 @@ impl NodeAllocator {
                 let key = ContainerKey { pod: gpu_pod.uid.clone(), container: request.container.clone() };
                 let itself = gpu_pod.uid == *uid && other == at;
                 if device_shares == given && !itself && !self.settled(&key) {
-                    found.push((meant != Some(&key), gpu_pod.uid.clone(), other));
+                    found.push((expected != Some(&key), gpu_pod.uid.clone(), other));
                 }
             }
         }
@@ -135,13 +135,13 @@ impl NodeAllocator {
         found.into_iter().map(|(_, uid, other)| (uid, other)).collect()
     }
 
-    /// Whether a container has its devices for good.
+    /// Whether the devices of a container are final.
     fn settled(&self, key: &ContainerKey) -> bool {
         self.tickets.held_by(key).is_some() || self.held.get(key).is_some_and(|row| !row.early)
     }
 
     /// Whether every device of these claims has room for all claims on it, or is at least claimed no more than before.
-    fn holds(&self, new_claims: &NewClaims) -> bool {
+    fn all_fit(&self, new_claims: &NewClaims) -> bool {
         let mut touched: BTreeSet<&GpuUuid> = BTreeSet::new();
         for claim in new_claims.values() {
             touched.extend(claim.iter().flatten().map(|device_share| &device_share.device));

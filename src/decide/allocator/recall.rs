@@ -1,4 +1,5 @@
-//! Restart of the agent: what an earlier process answered still holds.
+//! Restores the allocator after a restart of the agent: the devices that an earlier process gave to containers stay
+//! theirs.
 
 use super::effective_claim::EffectiveClaim;
 use super::state::NodeAllocator;
@@ -29,14 +30,14 @@ impl NodeAllocator {
                 cores: device.cores.filter(|cores| cores.0 > 0),
             });
             let key = ContainerKey { pod: one.uid, container: one.container };
-            self.claims.told.insert(key, device_shares.collect());
+            self.claims.in_limits_files.insert(key, device_shares.collect());
         }
     }
 
     /// Stores what a started pod holds: the device shares in the limits files of its containers, or, where there is no
     /// such file, the claim on the pod. If a pod has no claim, but the checkpoint holds this agent's answers for it, an
     /// earlier process made its claim; that claim must still be written on the pod.
-    pub(super) fn keep_what_started(&mut self, gpu_pod: &GpuPod) {
+    pub(super) fn keep_started(&mut self, gpu_pod: &GpuPod) {
         match self.effective_claim(gpu_pod) {
             EffectiveClaim::Given(claim) => {
                 let own = gpu_pod.requests.iter().zip(claim).map(|(request, now)| self.held_by(gpu_pod, request, now));
@@ -45,13 +46,13 @@ impl NodeAllocator {
             }
             EffectiveClaim::Unreadable(_) | EffectiveClaim::BadRequest(_) => {
                 let claim: Claim =
-                    gpu_pod.requests.iter().map(|request| self.told_to(gpu_pod, request).to_vec()).collect();
+                    gpu_pod.requests.iter().map(|request| self.in_limits_file(gpu_pod, request).to_vec()).collect();
                 if claim.iter().any(|own| !own.is_empty()) {
                     self.keep(gpu_pod, &claim, &|_| false);
                 }
             }
             EffectiveClaim::None if !gpu_pod.finished => {
-                if let Some(share) = self.share_that_was_given(gpu_pod) {
+                if let Some(share) = self.claim_of_own_answers(gpu_pod) {
                     self.keep(gpu_pod, &share, &|_| false);
                     self.due.shared.insert(gpu_pod.uid.clone());
                 }
@@ -60,28 +61,28 @@ impl NodeAllocator {
         }
     }
 
-    fn told_to(&self, gpu_pod: &GpuPod, request: &ContainerRequest) -> &[DeviceShare] {
+    fn in_limits_file(&self, gpu_pod: &GpuPod, request: &ContainerRequest) -> &[DeviceShare] {
         let key = ContainerKey { pod: gpu_pod.uid.clone(), container: request.container.clone() };
-        self.claims.told.get(&key).map_or(&[], Vec::as_slice)
+        self.claims.in_limits_files.get(&key).map_or(&[], Vec::as_slice)
     }
 
     /// The device shares in a container's limits file, else `now`, those of the claim on the pod.
     fn held_by(&self, gpu_pod: &GpuPod, request: &ContainerRequest, now: &[DeviceShare]) -> Vec<DeviceShare> {
-        let told = self.told_to(gpu_pod, request);
-        if told.is_empty() { now.to_vec() } else { told.to_vec() }
+        let in_file = self.in_limits_file(gpu_pod, request);
+        if in_file.is_empty() { now.to_vec() } else { in_file.to_vec() }
     }
 
-    /// The claim that an earlier process made for a pod without one, by the slots that the agent's own answers stand
-    /// for. If pods without a claim get no devices, each container must also have a limits file, which shows that
-    /// devices were given for it or that its pod had a claim that is gone.
-    fn share_that_was_given(&self, gpu_pod: &GpuPod) -> Option<Claim> {
+    /// The claim that an earlier process made for a pod without one, by the slots in the agent's own answers. If pods
+    /// without a claim get no devices, each container must also have a limits file, which shows that devices were given
+    /// for it or that its pod had a claim that is gone.
+    fn claim_of_own_answers(&self, gpu_pod: &GpuPod) -> Option<Claim> {
         let own = gpu_pod.requests.iter().map(|request| {
             if request.slots == 0 {
                 return Some(Vec::new());
             }
             let key = ContainerKey { pod: gpu_pod.uid.clone(), container: request.container.clone() };
             let row = self.held.get(&key).filter(|row| row.ticket.is_some())?;
-            if !self.may_share() && self.told_to(gpu_pod, request).is_empty() {
+            if !self.may_share() && self.in_limits_file(gpu_pod, request).is_empty() {
                 return None;
             }
             let share = self.share_of(request, &row.ids).ok()?;
@@ -91,13 +92,13 @@ impl NodeAllocator {
     }
 
     /// Stores what started pods without a claim hold, for pods that were seen before the devices were known.
-    pub(super) fn keep_shares_that_were_given(&mut self) {
+    pub(super) fn keep_claims_of_own_answers(&mut self) {
         let lacks = |gpu_pod: &&GpuPod| {
             self.pods.started.contains(&gpu_pod.uid) && matches!(self.effective_claim(gpu_pod), EffectiveClaim::None)
         };
         let lacking: Vec<GpuPod> = self.pods.by_uid.values().filter(lacks).cloned().collect();
         for gpu_pod in lacking {
-            self.keep_what_started(&gpu_pod);
+            self.keep_started(&gpu_pod);
         }
     }
 }
@@ -115,17 +116,17 @@ mod tests {
     use model::request::ContainerRole;
     use model::unit::CorePercent;
 
-    fn next_life(started: &[u32]) -> NodeAllocator {
+    fn next_process(started: &[u32]) -> NodeAllocator {
         let mut allocator = NodeAllocator::new(WithoutClaim::Auto, false);
-        allocator.devices_are(vec![shared_gpu(0, 10)]);
+        allocator.set_devices(vec![shared_gpu(0, 10)]);
         allocator.recall(started.iter().map(|n| uid(*n)).collect());
         allocator
     }
 
     #[test]
-    fn what_an_earlier_life_gave_out_is_still_held() {
-        let mut allocator = next_life(&[1, 9]);
-        allocator.gpu_pods_are(vec![single(1, device_share(0, 50, 30)), single(2, device_share(0, 50, 30))]);
+    fn devices_from_an_earlier_process_are_still_held() {
+        let mut allocator = next_process(&[1, 9]);
+        allocator.set_gpu_pods(vec![single(1, device_share(0, 50, 30)), single(2, device_share(0, 50, 30))]);
         let checkpoint = [row(1, "main", &[(0, 0)], 1), row(2, "main", &[(0, 1)], 2)];
         assert!(matches!(refused(allocator.start(&ids(&[(0, 1)]), Some(&checkpoint))), Refusal::DoesNotFit { .. }));
         filled(allocator.start(&ids(&[(0, 0)]), Some(&checkpoint)));
@@ -149,10 +150,10 @@ mod tests {
     }
 
     #[test]
-    fn devices_that_were_delivered_stay_whatever_is_written_since() {
+    fn delivered_devices_stay_when_the_claim_on_the_pod_changes() {
         let rewritten = |memory| single(1, DeviceShare { memory, ..device_share(0, 0, 30) });
         let checkpoint = [row(1, "main", &[(0, 0)], 1), row(2, "main", &[(0, 1)], 2)];
-        for (claim, told, fits) in [
+        for (claim, limits_file, fits) in [
             (rewritten(Some(Bytes(GIB))), Some(60), false),
             (rewritten(Some(Bytes(GIB))), None, true),
             (rewritten(Some(Bytes(70 * GIB))), Some(20), true),
@@ -160,16 +161,16 @@ mod tests {
             (rewritten(None), Some(80), true),
             (rewritten(None), Some(60), false),
         ] {
-            let mut allocator = next_life(&[1]);
-            allocator.recall_limits(told.map(|told| limits(told, Some(30))).into_iter().collect());
-            allocator.gpu_pods_are(vec![claim.clone(), single(2, device_share(0, 50, 30))]);
+            let mut allocator = next_process(&[1]);
+            allocator.recall_limits(limits_file.map(|memory| limits(memory, Some(30))).into_iter().collect());
+            allocator.set_gpu_pods(vec![claim.clone(), single(2, device_share(0, 50, 30))]);
             let other = allocator.start(&ids(&[(0, 1)]), Some(&checkpoint));
-            assert_eq!(matches!(other, super::super::StartVerdict::Fill { .. }), fits, "{claim:?} {told:?}");
+            assert_eq!(matches!(other, super::super::StartVerdict::Fill { .. }), fits, "{claim:?} {limits_file:?}");
         }
     }
 
     #[test]
-    fn a_share_that_could_not_be_written_is_written_by_the_next_life() {
+    fn a_claim_that_an_earlier_process_could_not_write_is_due_again() {
         let bare = gpu_pod(
             1,
             vec![request("main", ContainerRole::App, 1), request("side", ContainerRole::Sidecar, 0)],
@@ -178,7 +179,7 @@ mod tests {
         let placed = single(2, device_share(0, 8, 30));
         let ours = vec![row(1, "main", &[(0, 0)], 1)];
         let all = DeviceShare { device: device(0), memory: None, cores: None };
-        for (rule, started, told, checkpoint, due) in [
+        for (rule, started, limits_file, checkpoint, due) in [
             (WithoutClaim::Share, &[1][..], Some(80), ours.clone(), Some(all.clone())),
             (WithoutClaim::Share, &[1], None, ours.clone(), Some(all.clone())),
             // A scheduler has placed another pod here since.
@@ -200,21 +201,21 @@ mod tests {
             for cards_first in [true, false] {
                 let mut allocator = NodeAllocator::new(rule, true);
                 allocator.recall(started.iter().map(|n| uid(*n)).collect());
-                allocator.recall_limits(told.map(|told| limits(told, None)).into_iter().collect());
-                allocator.checkpoint_is(&checkpoint);
+                allocator.recall_limits(limits_file.map(|memory| limits(memory, None)).into_iter().collect());
+                allocator.set_checkpoint(&checkpoint);
                 if cards_first {
-                    allocator.devices_are(vec![shared_gpu(0, 10)]);
+                    allocator.set_devices(vec![shared_gpu(0, 10)]);
                 }
-                allocator.gpu_pods_are(vec![bare.clone(), placed.clone()]);
-                allocator.devices_are(vec![shared_gpu(0, 10)]);
+                allocator.set_gpu_pods(vec![bare.clone(), placed.clone()]);
+                allocator.set_devices(vec![shared_gpu(0, 10)]);
                 let shares = allocator.take_changes().shares;
                 let expect = due.clone().map(|device_share| (bare.clone(), Claim(vec![vec![device_share], vec![]])));
                 assert_eq!(
                     shares,
                     expect.into_iter().collect::<Vec<_>>(),
-                    "{rule:?} {started:?} {told:?} {checkpoint:?}"
+                    "{rule:?} {started:?} {limits_file:?} {checkpoint:?}"
                 );
-                allocator.gpu_pods_are(vec![bare.clone(), placed.clone()]);
+                allocator.set_gpu_pods(vec![bare.clone(), placed.clone()]);
                 assert!(allocator.take_changes().shares.is_empty(), "once");
                 if due.is_some() {
                     filled(allocator.start(&ids(&[(0, 0)]), Some(&checkpoint)));
@@ -228,19 +229,19 @@ mod tests {
         let limits_of_one = limits(50, Some(30));
         let torn = gpu_pod(1, vec![request("main", ContainerRole::App, 1)], PodClaim::Unreadable("torn".into()));
         let checkpoint = [row(1, "main", &[(0, 0)], 1), row(2, "main", &[(0, 1)], 2)];
-        for (started, told, fits) in [(&[1][..], true, false), (&[1], false, true), (&[], true, true)] {
-            let mut allocator = next_life(started);
-            allocator.recall_limits(if told { vec![limits_of_one.clone()] } else { Vec::new() });
-            allocator.gpu_pods_are(vec![torn.clone(), single(2, device_share(0, 50, 30))]);
+        for (started, limits_file, fits) in [(&[1][..], true, false), (&[1], false, true), (&[], true, true)] {
+            let mut allocator = next_process(started);
+            allocator.recall_limits(if limits_file { vec![limits_of_one.clone()] } else { Vec::new() });
+            allocator.set_gpu_pods(vec![torn.clone(), single(2, device_share(0, 50, 30))]);
             let own = allocator.start(&ids(&[(0, 0)]), Some(&checkpoint));
-            match (started.is_empty(), told) {
+            match (started.is_empty(), limits_file) {
                 (false, true) => {
                     assert_eq!(filled(own)[0].device_shares, [device_share(0, 50, 30)], "started again as it was")
                 }
                 _ => assert!(matches!(refused(own), Refusal::Unreadable(_))),
             }
             let other = allocator.start(&ids(&[(0, 1)]), Some(&checkpoint));
-            assert_eq!(matches!(other, super::super::StartVerdict::Fill { .. }), fits, "{started:?} {told}");
+            assert_eq!(matches!(other, super::super::StartVerdict::Fill { .. }), fits, "{started:?} {limits_file}");
         }
     }
 }

@@ -58,7 +58,7 @@ mod tests {
     }
 
     #[test]
-    fn a_ticket_is_young_for_as_long_as_it_may_still_become_somebodys() {
+    fn a_ticket_is_young_while_a_container_may_still_turn_out_to_hold_it() {
         let mut ages = RecentTickets::new(at(1000));
         ages.issued(ticket(1), at(1010));
         for now in [at(1010), at(1300)] {
@@ -71,7 +71,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_remembered_of_them_is_bounded() {
+    fn the_number_of_recent_tickets_is_bounded() {
         let mut ages = RecentTickets::new(at(0));
         for _ in 0..MAX_ISSUED + 10 {
             ages.issued(ticket(1), at(500));

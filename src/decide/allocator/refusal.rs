@@ -12,7 +12,7 @@ use std::sync::Arc;
 /// Why a container must not start.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Refusal {
-    /// The pod has no claim, and the settings or this node's history say that every GPU pod has one.
+    /// The pod has no claim, and by the settings or this node's history every GPU pod has one.
     NotPlaced,
     /// The claim cannot be read.
     Unreadable(Arc<str>),
@@ -38,7 +38,7 @@ pub enum Refusal {
         /// What started pods claim.
         claimed: u64,
         /// What this pod claims.
-        wanted: u64,
+        requested: u64,
     },
     /// One pod claims all SM time of the device, and another pod would share it.
     NotAlone {
@@ -135,8 +135,8 @@ impl fmt::Display for Refusal {
                 "the pod's claim names {device}, and this node has no such GPU; delete the pod, so that the scheduler places \
                  a new one"
             ),
-            Refusal::DoesNotFit { device, what, total, claimed, wanted } => {
-                does_not_fit(f, (*what, device), (*wanted, *claimed, *total))
+            Refusal::DoesNotFit { device, what, total, claimed, requested } => {
+                does_not_fit(f, (*what, device), (*requested, *claimed, *total))
             }
             Refusal::NotAlone { device, own: true } => write!(
                 f,
@@ -178,7 +178,7 @@ impl fmt::Display for Refusal {
 fn does_not_fit(
     f: &mut fmt::Formatter<'_>,
     (what, device): (ScarceResource, &GpuUuid),
-    (wanted, claimed, total): (u64, u64, u64),
+    (requested, claimed, total): (u64, u64, u64),
 ) -> fmt::Result {
     match what {
         ScarceResource::Memory => {
@@ -187,20 +187,20 @@ fn does_not_fit(
                 f,
                 "the pod asks for {} MiB of {device}, which has {} MiB ({} MiB claimed by running pods); ask for less \
                  nvidia.com/gpumem, or delete the pod, so that the scheduler places a new one",
-                mib(wanted),
+                mib(requested),
                 mib(total),
                 mib(claimed)
             )
         }
         ScarceResource::Cores => write!(
             f,
-            "the pod asks for {wanted} % of the SM time of {device}, which has {total} % ({claimed} % claimed by running \
-             pods); ask for less nvidia.com/gpucores, or delete the pod, so that the scheduler places a new one"
+            "the pod asks for {requested} % of the SM time of {device}, which has {total} % ({claimed} % claimed by \
+             running pods); ask for less nvidia.com/gpucores, or delete the pod, so that the scheduler places a new one"
         ),
         ScarceResource::Slots => write!(
             f,
-            "the pod needs {wanted} slots of {device}, which has {total} ({claimed} used by running pods); delete the pod, so \
-             that the scheduler places a new one, or raise --split-count"
+            "the pod needs {requested} slots of {device}, which has {total} ({claimed} used by running pods); delete the \
+             pod, so that the scheduler places a new one, or raise --split-count"
         ),
     }
 }
@@ -218,7 +218,7 @@ mod tests {
                 what,
                 total: 85_520_809_984,
                 claimed: 0,
-                wanted: 209_715_200_000,
+                requested: 209_715_200_000,
             });
         let alone = [true, false].map(|own| Refusal::NotAlone { device: device.clone(), own });
         let others = [
@@ -239,9 +239,9 @@ mod tests {
 
     #[test]
     fn a_refusal_gives_memory_in_the_unit_of_the_request() {
-        let told = every_refusal()[0].to_string();
+        let text = every_refusal()[0].to_string();
         assert_eq!(
-            told,
+            text,
             "the pod asks for 200000 MiB of GPU-1, which has 81559 MiB (0 MiB claimed by running pods); ask for less \
              nvidia.com/gpumem, or delete the pod, so that the scheduler places a new one"
         );
@@ -263,9 +263,9 @@ mod tests {
     }
 
     #[test]
-    fn each_reason_code_stands_for_one_variant() {
+    fn each_reason_code_belongs_to_one_variant() {
         let codes: BTreeSet<&str> = every_refusal().iter().map(Refusal::code).collect();
-        // `DoesNotFit` stands three times in the list and `NotAlone` twice.
+        // `DoesNotFit` is in the list three times and `NotAlone` twice.
         assert_eq!(codes.len(), every_refusal().len() - 3);
     }
 }

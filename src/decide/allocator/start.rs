@@ -15,7 +15,7 @@ use model::unit::{Bytes, Mib};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-/// One container with all that it gets. The kubelet's call does not say which of several containers with the same ids
+/// One container with all that it gets. The kubelet's call does not show which of several containers with the same ids
 /// starts, so all of them are answered together.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BoundContainer {
@@ -88,20 +88,20 @@ impl NodeAllocator {
     /// cannot be read, which is not the same as empty: the entries that were read before stay.
     pub fn start(&mut self, ids: &[Arc<str>], checkpoint: Option<&[CheckpointEntry]>) -> StartVerdict {
         let Some(checkpoint) = checkpoint else { return StartVerdict::Wait(WaitReason::Checkpoint) };
-        self.checkpoint_is(checkpoint);
+        self.set_checkpoint(checkpoint);
         self.judge(ids, checkpoint)
     }
 
     /// Judges a start by entries that need not be the whole checkpoint.
     pub(super) fn judge(&mut self, ids: &[Arc<str>], checkpoint: &[CheckpointEntry]) -> StartVerdict {
-        let asked: BTreeSet<&str> = ids.iter().map(|id| &**id).collect();
+        let id_set: BTreeSet<&str> = ids.iter().map(|id| &**id).collect();
         // For most rows the first comparison decides.
         let its = |row: &&CheckpointEntry| {
-            row.ids.iter().all(|id| asked.contains(&**id))
-                && asked.iter().all(|id| row.ids.iter().any(|own| **own == **id))
+            row.ids.iter().all(|id| id_set.contains(&**id))
+                && id_set.iter().all(|id| row.ids.iter().any(|own| **own == **id))
         };
         let rows: Vec<&CheckpointEntry> = checkpoint.iter().filter(its).collect();
-        let Some(uid) = self.whose(&rows) else { return StartVerdict::Wait(WaitReason::Checkpoint) };
+        let Some(uid) = self.pod_of(&rows) else { return StartVerdict::Wait(WaitReason::Checkpoint) };
         let rows: Vec<&CheckpointEntry> = rows.into_iter().filter(|row| row.holder.pod == uid).collect();
         if rows.iter().all(|row| foreign(row)) {
             return StartVerdict::Foreign;
@@ -138,7 +138,7 @@ impl NodeAllocator {
             return refuse(why);
         }
         for bound in &bound {
-            self.known_now(bound);
+            self.store_holder(bound);
         }
         self.keep(&gpu_pod, &claim, &|name| bound.iter().any(|bound| *bound.holder.container == *name));
         if self.claims.moved.contains_key(&uid) {
@@ -154,8 +154,8 @@ impl NodeAllocator {
         StartVerdict::Fill { bound, shared }
     }
 
-    /// The agent writes the claim on this pod now, so later verdicts do not ask for it again.
-    pub fn share_is_written(&mut self, uid: &PodUid) {
+    /// The agent writes the claim on this pod now, so later verdicts do not request it again.
+    pub fn claim_is_written(&mut self, uid: &PodUid) {
         self.claims.unwritten.remove(uid);
     }
 
@@ -167,7 +167,7 @@ impl NodeAllocator {
             EffectiveClaim::BadRequest(why) => Err(Refusal::BadRequest(why.clone())),
             EffectiveClaim::None if !self.shares(&gpu_pod.uid) => Err(Refusal::NotPlaced),
             EffectiveClaim::None => {
-                let claim = self.share_out(gpu_pod, checkpoint)?;
+                let claim = self.claim_of_slots(gpu_pod, checkpoint)?;
                 let whole = gpu_pod.is_whole(&claim);
                 Ok((claim, whole))
             }
@@ -184,7 +184,7 @@ impl NodeAllocator {
             let why = match self.tickets.get(&bound.ticket) {
                 None => Refusal::Forgotten,
                 Some(issued) if issued.holder.as_ref() == Some(&bound.holder) => continue,
-                Some(issued) => Refusal::Mistaken { what: self.mistaken(issued, &bound.device_shares) },
+                Some(issued) => Refusal::Mistaken { what: self.difference(issued, &bound.device_shares) },
             };
             return Err((bound.holder.container.clone(), why));
         }
@@ -204,8 +204,8 @@ impl NodeAllocator {
                 continue;
             };
             let own = self.claim(&gpu_pod.uid).and_then(|claim| claim.get(at).cloned());
-            let moved = own.and_then(|own| self.where_kubelet_is(&own, &row.ids));
-            let Some(moved) = moved.filter(|moved| self.could_sit(&gpu_pod.uid, at, moved)) else { continue };
+            let moved = own.and_then(|own| self.moved_to_kubelet_choice(&own, &row.ids));
+            let Some(moved) = moved.filter(|moved| self.would_fit(&gpu_pod.uid, at, moved)) else { continue };
             if self.reassign((&gpu_pod.uid, at), &moved, None).is_some() {
                 self.due.reassigned += 1;
                 let kept = IssuedTicket { holder: Some(row.holder.clone()), given: Some(moved), ..issued };
@@ -216,7 +216,7 @@ impl NodeAllocator {
     }
 
     /// Stores the container that holds a ticket, for times when the checkpoint cannot be read.
-    fn known_now(&mut self, bound: &BoundContainer) {
+    fn store_holder(&mut self, bound: &BoundContainer) {
         let Some(issued) = self.tickets.get(&bound.ticket).filter(|issued| issued.holder.is_none()).cloned() else {
             return;
         };
@@ -227,7 +227,7 @@ impl NodeAllocator {
 
     /// The pod that holds these rows. Two pods can hold them only while the kubelet has not yet forgotten a finished
     /// one.
-    fn whose(&self, rows: &[&CheckpointEntry]) -> Option<PodUid> {
+    fn pod_of(&self, rows: &[&CheckpointEntry]) -> Option<PodUid> {
         let pods: BTreeSet<&PodUid> = rows.iter().map(|row| &row.holder.pod).collect();
         let live = |uid: &&&PodUid| self.pods.by_uid.get(**uid).is_some_and(|gpu_pod| !gpu_pod.finished);
         match pods.len() {
@@ -258,7 +258,7 @@ impl NodeAllocator {
 
     /// Makes the claim of a pod without one: the devices of the slots that the kubelet chose, limited only where the
     /// pod itself names a limit. A container whose slots are not known yet has no device share in it.
-    fn share_out(&self, gpu_pod: &GpuPod, checkpoint: &[CheckpointEntry]) -> Result<Claim, Refusal> {
+    fn claim_of_slots(&self, gpu_pod: &GpuPod, checkpoint: &[CheckpointEntry]) -> Result<Claim, Refusal> {
         let before = self.claims.given.get(&gpu_pod.uid);
         let requests = gpu_pod.requests.iter().enumerate();
         let own = requests.map(|(at, request)| {
@@ -291,28 +291,28 @@ impl NodeAllocator {
         let devices: BTreeSet<&GpuUuid> = claim.iter().flatten().map(|share| &share.device).collect();
         for device in devices {
             let gpu = self.devices.get(device).ok_or_else(|| Refusal::NoSuchDevice(device.clone()))?;
-            let (mut wanted, others) =
+            let (mut requested, others) =
                 (demand_of(gpu_pod, claim, device), self.ledger.started_beside(device, &gpu_pod.uid));
             let kept = self.claims.given.get(&gpu_pod.uid).unwrap_or(const { &Claim(Vec::new()) });
             let held = demand_of(gpu_pod, kept, device);
             // A container that had a limit and has none now demands the whole device.
             if lost(kept, claim, device, |share| share.memory.is_some()) {
-                wanted.memory = gpu.memory.0;
+                requested.memory = gpu.memory.0;
             }
             if lost(kept, claim, device, |share| share.cores.is_some()) {
-                wanted.cores = u64::from(gpu.cores);
+                requested.cores = u64::from(gpu.cores);
             }
-            for (what, wanted, held, claimed, total) in [
-                (ScarceResource::Memory, wanted.memory, held.memory, others.memory, gpu.memory.0),
-                (ScarceResource::Cores, wanted.cores, held.cores, others.cores, u64::from(gpu.cores)),
-                (ScarceResource::Slots, wanted.containers, held.containers, others.containers, u64::from(gpu.slots)),
+            for (what, requested, held, claimed, total) in [
+                (ScarceResource::Memory, requested.memory, held.memory, others.memory, gpu.memory.0),
+                (ScarceResource::Cores, requested.cores, held.cores, others.cores, u64::from(gpu.cores)),
+                (ScarceResource::Slots, requested.containers, held.containers, others.containers, u64::from(gpu.slots)),
             ] {
-                if wanted > held && claimed.saturating_add(wanted) > total {
-                    return Err(Refusal::DoesNotFit { device: device.clone(), what, total, claimed, wanted });
+                if requested > held && claimed.saturating_add(requested) > total {
+                    return Err(Refusal::DoesNotFit { device: device.clone(), what, total, claimed, requested });
                 }
             }
-            if wanted.clashes_with(others, gpu.cores) && !held.clashes_with(others, gpu.cores) {
-                return Err(Refusal::NotAlone { device: device.clone(), own: wanted.exclusive > 0 });
+            if requested.clashes_with(others, gpu.cores) && !held.clashes_with(others, gpu.cores) {
+                return Err(Refusal::NotAlone { device: device.clone(), own: requested.exclusive > 0 });
             }
         }
         Ok(())

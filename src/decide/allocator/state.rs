@@ -62,7 +62,7 @@ pub(super) struct PodTable {
     pub served_by_scheduler: bool,
 }
 
-/// The device shares that containers hold, where the annotations of their pods may not say them.
+/// The device shares that containers hold, which may differ from the annotations of their pods.
 #[derive(Clone, Debug, Default)]
 pub(super) struct HeldClaims {
     /// The claims of started pods: for each container the device shares that it got last, or will get when it starts.
@@ -74,7 +74,7 @@ pub(super) struct HeldClaims {
     /// Pods without a claim whose containers have got all that they request, while this is not written on the pod yet.
     pub unwritten: BTreeSet<PodUid>,
     /// The device shares in the limits files that an earlier process wrote, by container.
-    pub told: BTreeMap<ContainerKey, Vec<DeviceShare>>,
+    pub in_limits_files: BTreeMap<ContainerKey, Vec<DeviceShare>>,
 }
 
 /// The state that decides on one node. It has one owner and no clock. A copy of it can try out a decision.
@@ -163,7 +163,7 @@ impl NodeAllocator {
     }
 
     /// Takes over the devices of this node as they are now. Returns whether the kubelet's list of slots changes.
-    pub fn devices_are(&mut self, devices: Vec<SharedDevice>) -> bool {
+    pub fn set_devices(&mut self, devices: Vec<SharedDevice>) -> bool {
         let devices = devices.into_iter().map(|gpu| (gpu.device.clone(), gpu)).collect();
         // The agent calls this every second; without this check each call would make the list of all slots twice.
         if devices == self.devices {
@@ -173,13 +173,13 @@ impl NodeAllocator {
         self.devices = devices;
         let changes = self.list() != before;
         if changes {
-            self.keep_shares_that_were_given();
+            self.keep_claims_of_own_answers();
         }
         changes
     }
 
     /// Takes over the devices that an operator has cordoned. Returns whether the kubelet's list of slots changes.
-    pub fn cordoned_are(&mut self, cordoned: BTreeSet<GpuUuid>) -> bool {
+    pub fn set_cordoned(&mut self, cordoned: BTreeSet<GpuUuid>) -> bool {
         if cordoned == self.cordon.devices {
             return false;
         }
@@ -205,23 +205,23 @@ impl NodeAllocator {
     }
 
     /// Takes over the whole list of GPU pods. Returns whether a pod is gone.
-    pub fn gpu_pods_are(&mut self, gpu_pods: Vec<GpuPod>) -> bool {
+    pub fn set_gpu_pods(&mut self, gpu_pods: Vec<GpuPod>) -> bool {
         let now: BTreeMap<PodUid, GpuPod> =
             gpu_pods.into_iter().take(MAX_GPU_PODS).map(|gpu_pod| (gpu_pod.uid.clone(), gpu_pod)).collect();
         let gone: Vec<PodUid> = self.pods.by_uid.keys().filter(|uid| !now.contains_key(uid)).cloned().collect();
         for uid in &gone {
-            self.gpu_pod_gone(uid);
+            self.remove_gpu_pod(uid);
         }
         self.pods.started.retain(|uid| now.contains_key(uid));
-        self.claims.told.retain(|key, _| now.contains_key(&key.pod));
+        self.claims.in_limits_files.retain(|key, _| now.contains_key(&key.pod));
         for gpu_pod in now.into_values() {
-            self.gpu_pod_is(gpu_pod);
+            self.set_gpu_pod(gpu_pod);
         }
         !gone.is_empty()
     }
 
     /// Takes over one GPU pod.
-    pub fn gpu_pod_is(&mut self, gpu_pod: GpuPod) {
+    pub fn set_gpu_pod(&mut self, gpu_pod: GpuPod) {
         // A claim that cannot be read does not show that a scheduler wrote it.
         if matches!(gpu_pod.claim, PodClaim::Given(_)) && !gpu_pod.placed_here {
             self.pods.served_by_scheduler = true;
@@ -234,7 +234,7 @@ impl NodeAllocator {
         }
         self.overlay(&gpu_pod);
         if self.pods.started.contains(&gpu_pod.uid) {
-            self.keep_what_started(&gpu_pod);
+            self.keep_started(&gpu_pod);
         }
         if self.pods.by_uid.len() < MAX_GPU_PODS || self.pods.by_uid.contains_key(&gpu_pod.uid) {
             let uid = gpu_pod.uid.clone();
@@ -243,8 +243,8 @@ impl NodeAllocator {
         }
     }
 
-    /// Keeps the device shares that the containers really have in place of the claim on the pod, until that claim says
-    /// the same.
+    /// Keeps the device shares that the containers really have in place of the claim on the pod, until that claim is
+    /// equal to them.
     fn overlay(&mut self, gpu_pod: &GpuPod) {
         let PodClaim::Given(written) = &gpu_pod.claim else { return };
         match self.claims.moved.get(&gpu_pod.uid) {
@@ -282,12 +282,12 @@ impl NodeAllocator {
     }
 
     /// Forgets a pod that is gone.
-    pub fn gpu_pod_gone(&mut self, uid: &PodUid) {
+    pub fn remove_gpu_pod(&mut self, uid: &PodUid) {
         self.pods.by_uid.remove(uid);
         self.pods.started.remove(uid);
         self.claims.unwritten.remove(uid);
         self.claims.given.remove(uid);
-        self.claims.told.retain(|key, _| key.pod != *uid);
+        self.claims.in_limits_files.retain(|key, _| key.pod != *uid);
         self.claims.moved.remove(uid);
         self.ledger.remove(uid);
         let of_it = |row: &&CheckpointEntry| &row.holder.pod == uid;
@@ -299,7 +299,7 @@ impl NodeAllocator {
     }
 
     /// Takes over the kubelet's checkpoint. Returns whether the kubelet's list of slots changes.
-    pub fn checkpoint_is(&mut self, rows: &[CheckpointEntry]) -> bool {
+    pub fn set_checkpoint(&mut self, rows: &[CheckpointEntry]) -> bool {
         // Every start passes the checkpoint, and most of the time it has not changed.
         if self.held.len() == rows.len() && rows.iter().all(|row| self.held.get(&row.holder) == Some(row)) {
             return false;

@@ -1,4 +1,4 @@
-//! Tests of the promise that the rest of the agent depends on: no container gets another container's devices.
+//! Tests of the guarantee that the rest of the agent depends on: no container gets another container's devices.
 
 use super::*;
 use model::checkpoint::CheckpointEntry;
@@ -51,8 +51,8 @@ pub(super) fn gpu_pod(n: u32, requests: Vec<ContainerRequest>, claim: PodClaim) 
 }
 
 /// A pod with one container `main`, whose claim has one device share.
-pub(super) fn single(n: u32, grant: DeviceShare) -> GpuPod {
-    gpu_pod(n, vec![request("main", ContainerRole::App, 1)], PodClaim::Given(vec![vec![grant]].into()))
+pub(super) fn single(n: u32, share: DeviceShare) -> GpuPod {
+    gpu_pod(n, vec![request("main", ContainerRole::App, 1)], PodClaim::Given(vec![vec![share]].into()))
 }
 
 pub(super) fn ids(slots: &[(u32, u16)]) -> Vec<Arc<str>> {
@@ -71,8 +71,8 @@ pub(super) fn row(pod: u32, container: &str, slots: &[(u32, u16)], ticket: u8) -
 
 pub(super) fn allocator(gpu_pods: Vec<GpuPod>) -> NodeAllocator {
     let mut allocator = NodeAllocator::new(WithoutClaim::Auto, false);
-    allocator.devices_are(vec![shared_gpu(0, 10), shared_gpu(1, 10)]);
-    allocator.gpu_pods_are(gpu_pods);
+    allocator.set_devices(vec![shared_gpu(0, 10), shared_gpu(1, 10)]);
+    allocator.set_gpu_pods(gpu_pods);
     allocator
 }
 
@@ -91,7 +91,7 @@ pub(super) fn refused(verdict: StartVerdict) -> Refusal {
 }
 
 #[test]
-fn the_claim_wins_over_the_ids_that_kubelet_chose() {
+fn the_claim_overrides_the_ids_that_the_kubelet_chose() {
     let mut allocator = allocator(vec![single(1, device_share(1, 8, 30))]);
     let bound = filled(allocator.start(&ids(&[(0, 3)]), Some(&[row(1, "main", &[(0, 3)], 7)])));
     assert_eq!(bound.len(), 1);
@@ -101,21 +101,21 @@ fn the_claim_wins_over_the_ids_that_kubelet_chose() {
 }
 
 #[test]
-fn a_start_waits_for_checkpoint_and_pod_and_never_guesses() {
+fn a_start_waits_until_checkpoint_and_pod_are_known() {
     let mut allocator = allocator(vec![]);
     let row = row(1, "main", &[(0, 3)], 7);
     assert_eq!(allocator.start(&ids(&[(0, 3)]), Some(&[])), StartVerdict::Wait(WaitReason::Checkpoint));
     assert_eq!(allocator.start(&ids(&[(0, 3)]), Some(std::slice::from_ref(&row))), StartVerdict::Wait(WaitReason::Pod));
-    allocator.gpu_pod_is(single(1, device_share(0, 8, 30)));
+    allocator.set_gpu_pod(single(1, device_share(0, 8, 30)));
     assert!(matches!(allocator.start(&ids(&[(0, 3)]), Some(&[row])), StartVerdict::Fill { .. }));
 }
 
 #[test]
-fn checkpoint_that_cannot_be_read_are_not_empty_ones() {
+fn an_unreadable_checkpoint_does_not_count_as_empty() {
     let mut allocator = allocator(vec![single(1, device_share(1, 8, 30)), single(2, device_share(0, 8, 30))]);
     let checkpoint = [row(1, "main", &[(0, 3)], 7)];
     filled(allocator.start(&ids(&[(0, 3)]), Some(&checkpoint)));
-    allocator.devices_are(vec![shared_gpu(0, 10), SharedDevice { healthy: false, ..shared_gpu(1, 10) }]);
+    allocator.set_devices(vec![shared_gpu(0, 10), SharedDevice { healthy: false, ..shared_gpu(1, 10) }]);
     let before = allocator.list();
     assert!(before.iter().any(|listed| !listed.healthy && listed.slot.device == device(0)));
     for ids in [ids(&[(0, 3)]), ids(&[(0, 4)])] {
@@ -126,7 +126,7 @@ fn checkpoint_that_cannot_be_read_are_not_empty_ones() {
 }
 
 #[test]
-fn all_containers_that_share_ids_are_filled_at_once_each_with_its_own_part() {
+fn containers_that_share_ids_are_filled_together_each_with_its_own_devices() {
     let requests = vec![request("warm", ContainerRole::Init, 1), request("main", ContainerRole::App, 1)];
     let given = PodClaim::Given(vec![vec![device_share(0, 2, 10)], vec![device_share(1, 8, 30)]].into());
     let mut allocator = allocator(vec![gpu_pod(1, requests, given)]);
@@ -149,16 +149,16 @@ fn a_second_pod_that_does_not_fit_beside_the_first_does_not_start_and_the_first_
             what: ScarceResource::Memory,
             total: 80 * GIB,
             claimed: 50 * GIB,
-            wanted: 50 * GIB
+            requested: 50 * GIB
         }
     );
     filled(allocator.start(&ids(&[(0, 0)]), Some(&checkpoint)));
-    allocator.gpu_pod_gone(&uid(1));
+    allocator.remove_gpu_pod(&uid(1));
     filled(allocator.start(&ids(&[(0, 1)]), Some(&checkpoint)));
 }
 
 #[test]
-fn the_claim_of_a_running_pod_stays_whatever_is_written_on_it() {
+fn a_running_pod_keeps_its_claim_when_the_annotation_changes() {
     let requests = || vec![request("main", ContainerRole::App, 1), request("late", ContainerRole::App, 1)];
     let first = vec![vec![device_share(0, 40, 10)], vec![device_share(0, 10, 10)]];
     let pod = |claim| gpu_pod(1, requests(), claim);
@@ -175,23 +175,25 @@ fn the_claim_of_a_running_pod_stays_whatever_is_written_on_it() {
     for written in
         [torn.clone(), PodClaim::None, given(larger.clone()), given(smaller.clone()), given(elsewhere.clone())]
     {
-        allocator.gpu_pods_are(vec![pod(written.clone()), single(2, device_share(0, 50, 30))]);
+        allocator.set_gpu_pods(vec![pod(written.clone()), single(2, device_share(0, 50, 30))]);
         match second(&mut allocator) {
             Refusal::DoesNotFit { claimed, .. } => assert_eq!(claimed, 50 * GIB, "{written:?}"),
             other => panic!("{written:?}: {other}"),
         }
     }
     // While the claim cannot be read, a container gets again what it had.
-    allocator.gpu_pods_are(vec![pod(torn), single(2, device_share(0, 20, 30))]);
+    allocator.set_gpu_pods(vec![pod(torn), single(2, device_share(0, 20, 30))]);
     assert_eq!(filled(start(&mut allocator, 0))[0].device_shares, first[0]);
     filled(start(&mut allocator, 2));
     // A larger claim is judged beside the running pods; a smaller one takes effect container by container.
-    allocator.gpu_pod_is(pod(given(larger)));
+    allocator.set_gpu_pod(pod(given(larger)));
     assert!(matches!(refused(start(&mut allocator, 0)), Refusal::DoesNotFit { claimed, .. } if claimed == 20 * GIB));
     let unlimited = vec![vec![DeviceShare { memory: None, ..device_share(0, 0, 10) }], vec![device_share(0, 10, 10)]];
-    allocator.gpu_pod_is(pod(given(unlimited)));
-    assert!(matches!(refused(start(&mut allocator, 0)), Refusal::DoesNotFit { wanted, .. } if wanted == 80 * GIB));
-    allocator.gpu_pod_is(pod(given(smaller)));
+    allocator.set_gpu_pod(pod(given(unlimited)));
+    assert!(
+        matches!(refused(start(&mut allocator, 0)), Refusal::DoesNotFit { requested, .. } if requested == 80 * GIB)
+    );
+    allocator.set_gpu_pod(pod(given(smaller)));
     filled(start(&mut allocator, 0));
     assert_eq!(allocator.ledger.started_beside(&device(0), &uid(2)).memory, 15 * GIB);
     filled(start(&mut allocator, 1));
@@ -219,13 +221,13 @@ fn a_claim_of_all_sm_time_has_its_device_to_itself() {
     }
     // Where pods may claim more than 100 % of SM time, a claim of 100 % is not exclusive.
     let mut allocator = allocator(vec![single(1, device_share(0, 8, 100)), single(2, free(0))]);
-    allocator.devices_are(vec![SharedDevice { cores: 200, ..shared_gpu(0, 10) }]);
+    allocator.set_devices(vec![SharedDevice { cores: 200, ..shared_gpu(0, 10) }]);
     filled(allocator.start(&ids(&[(0, 0)]), Some(&checkpoint)));
     filled(allocator.start(&ids(&[(0, 1)]), Some(&checkpoint)));
 }
 
 #[test]
-fn a_pod_without_a_claim_shares_only_on_a_node_that_no_scheduler_served() {
+fn a_pod_without_a_claim_gets_devices_only_on_a_node_that_no_scheduler_served() {
     let requests =
         vec![ContainerRequest { memory: Some(MemoryRequest::Percent(50)), ..request("main", ContainerRole::App, 1) }];
     let checkpoint = [row(1, "main", &[(0, 3)], 7)];
@@ -247,20 +249,20 @@ fn a_pod_without_a_claim_shares_only_on_a_node_that_no_scheduler_served() {
     let mut allocator = self::allocator(vec![free.clone(), single(2, device_share(0, 8, 30))]);
     assert_eq!(refused(allocator.start(&ids(&[(0, 3)]), Some(&checkpoint))), Refusal::NotPlaced);
     let mut allocator = NodeAllocator::new(WithoutClaim::Share, true);
-    allocator.devices_are(vec![shared_gpu(0, 10)]);
-    allocator.gpu_pods_are(vec![free]);
+    allocator.set_devices(vec![shared_gpu(0, 10)]);
+    allocator.set_gpu_pods(vec![free]);
     assert!(matches!(allocator.start(&ids(&[(0, 3)]), Some(&checkpoint)), StartVerdict::Fill { shared: true, .. }));
 }
 
 /// A start is judged again if the agent cannot answer it yet because the files are not ready.
 #[test]
-fn a_claim_waits_to_be_written_however_often_its_start_is_judged() {
+fn a_claim_stays_due_for_writing_when_its_start_is_judged_again() {
     let checkpoint = [row(1, "main", &[(0, 3)], 7)];
     let mut allocator = self::allocator(vec![gpu_pod(1, vec![request("main", ContainerRole::App, 1)], PodClaim::None)]);
     for _ in 0..3 {
         assert!(matches!(allocator.start(&ids(&[(0, 3)]), Some(&checkpoint)), StartVerdict::Fill { shared: true, .. }));
     }
-    allocator.share_is_written(&uid(1));
+    allocator.claim_is_written(&uid(1));
     assert!(matches!(allocator.start(&ids(&[(0, 3)]), Some(&checkpoint)), StartVerdict::Fill { shared: false, .. }));
 }
 
@@ -286,7 +288,7 @@ fn every_container_of_a_pod_without_a_claim_gets_its_own_devices_and_may_restart
             StartVerdict::Fill { bound, shared } => {
                 if shared {
                     written.push(allocator.claim(&uid(1)).unwrap());
-                    allocator.share_is_written(&uid(1));
+                    allocator.claim_is_written(&uid(1));
                 }
                 bound
             }
@@ -301,7 +303,7 @@ fn every_container_of_a_pod_without_a_claim_gets_its_own_devices_and_may_restart
         assert!(!bound[0].differs);
     }
     // The watch shows the claim as it was written; the first pod that a scheduler places does not change it.
-    allocator.gpu_pods_are(vec![
+    allocator.set_gpu_pods(vec![
         gpu_pod(1, requests(), PodClaim::Given(claim.clone().into())),
         single(2, device_share(1, 8, 30)),
     ]);
@@ -312,7 +314,7 @@ fn every_container_of_a_pod_without_a_claim_gets_its_own_devices_and_may_restart
 }
 
 #[test]
-fn what_cannot_be_right_is_refused_with_its_reason() {
+fn invalid_claims_and_requests_are_refused_with_their_reason() {
     let one = |claim| gpu_pod(1, vec![request("main", ContainerRole::App, 1)], claim);
     let given = |device_shares| one(PodClaim::Given(vec![device_shares].into()));
     let checkpoint = [row(1, "main", &[(0, 3)], 7)];
@@ -355,19 +357,19 @@ fn a_ticket_starts_no_container_if_cdi_is_known_to_have_no_effect() {
     let mut allocator = allocator(vec![single(1, device_share(0, 8, 30)), single(2, device_share(0, 8, 30))]);
     let checkpoint = [row(1, "main", &[(0, 3)], 7), row(2, "main", &[(0, 4)], 8)];
     filled(allocator.start(&ids(&[(0, 3)]), Some(&checkpoint)));
-    allocator.tickets_are_lost(true);
+    allocator.set_tickets_lost(true);
     for slot in [3, 4] {
         assert_eq!(refused(allocator.start(&ids(&[(0, slot)]), Some(&checkpoint))), Refusal::WithoutCdi);
     }
-    assert!(Refusal::WithoutCdi.for_good(), "kubelet does not ask for these ids again");
+    assert!(Refusal::WithoutCdi.for_good(), "the kubelet does not allocate these ids again");
     let ran: Vec<ContainerKey> = allocator.started_by_ticket().into_iter().map(|(key, _)| key).collect();
     assert_eq!(ran, [checkpoint[0].holder.clone()], "a container that waits has no devices that could be missing");
-    allocator.tickets_are_lost(false);
+    allocator.set_tickets_lost(false);
     filled(allocator.start(&ids(&[(0, 4)]), Some(&checkpoint)));
 }
 
 #[test]
-fn an_answer_that_is_lost_is_not_another_plugins() {
+fn a_lost_answer_does_not_count_as_another_plugins_answer() {
     let requests = vec![request("warm", ContainerRole::Init, 1), request("main", ContainerRole::App, 1)];
     let claim = vec![vec![device_share(0, 2, 10)], vec![device_share(0, 8, 30)]];
     let mut allocator = allocator(vec![gpu_pod(1, requests, PodClaim::Given(claim.into()))]);
@@ -379,11 +381,11 @@ fn an_answer_that_is_lost_is_not_another_plugins() {
             other => panic!("{other:?}"),
         }
     }
-    assert!(Refusal::AnswerLost.for_good(), "kubelet does not ask twice");
+    assert!(Refusal::AnswerLost.for_good(), "the kubelet does not call Allocate twice");
 }
 
 #[test]
-fn claims_are_those_of_pods_that_have_not_ended_with_and_without_a_scheduler() {
+fn claims_of_pods_that_have_not_ended_are_listed_with_and_without_a_scheduler() {
     let requests = vec![request("none", ContainerRole::App, 0), request("main", ContainerRole::App, 1)];
     let two = gpu_pod(2, requests, PodClaim::Given(vec![vec![], vec![device_share(1, 8, 30)]].into()));
     let over = GpuPod { finished: true, ..single(3, device_share(0, 8, 30)) };
@@ -394,64 +396,64 @@ fn claims_are_those_of_pods_that_have_not_ended_with_and_without_a_scheduler() {
     };
     let main = |n, device_shares| (uid(n), "main".to_owned(), device_shares);
     assert_eq!(shown(&allocator), [main(1, vec![device_share(0, 24, 50)]), main(2, vec![device_share(1, 8, 30)])]);
-    allocator.gpu_pod_gone(&uid(1));
+    allocator.remove_gpu_pod(&uid(1));
     assert_eq!(shown(&allocator), [main(2, vec![device_share(1, 8, 30)])]);
 
-    // The claim of a pod that no scheduler placed is what it got at its start, without limits that it did not ask for.
+    // The claim of a pod that no scheduler placed is what it got at its start, without limits that it did not request.
     let mut alone = NodeAllocator::new(WithoutClaim::Share, false);
-    alone.devices_are(vec![shared_gpu(0, 10)]);
-    alone.gpu_pods_are(vec![gpu_pod(4, vec![request("main", ContainerRole::App, 1)], PodClaim::None)]);
+    alone.set_devices(vec![shared_gpu(0, 10)]);
+    alone.set_gpu_pods(vec![gpu_pod(4, vec![request("main", ContainerRole::App, 1)], PodClaim::None)]);
     assert_eq!(shown(&alone), []);
     filled(alone.start(&ids(&[(0, 3)]), Some(&[row(4, "main", &[(0, 3)], 7)])));
     assert_eq!(shown(&alone), [main(4, vec![DeviceShare { device: device(0), memory: None, cores: None }])]);
 }
 
 #[test]
-fn an_unfit_gpu_loses_as_many_slots_as_it_has_with_those_of_its_claims() {
+fn an_unfit_gpu_loses_as_many_slots_as_it_has_starting_with_those_of_its_claims() {
     let mut allocator = allocator(vec![single(1, device_share(1, 8, 30))]);
     // The pod's claim is on GPU 1; the kubelet counts it as slot 3 of GPU 0.
     let checkpoint = [row(1, "main", &[(0, 3)], 7)];
     filled(allocator.start(&ids(&[(0, 3)]), Some(&checkpoint)));
-    allocator.devices_are(vec![shared_gpu(0, 10), SharedDevice { healthy: false, ..shared_gpu(1, 10) }]);
-    let sick: Vec<String> =
+    allocator.set_devices(vec![shared_gpu(0, 10), SharedDevice { healthy: false, ..shared_gpu(1, 10) }]);
+    let unhealthy: Vec<String> =
         allocator.list().into_iter().filter(|listed| !listed.healthy).map(|listed| listed.slot.to_string()).collect();
-    assert_eq!(sick.len(), 10);
-    assert!(sick.contains(&format!("{}-3", device(0))), "the id that stands for a claim on it");
-    assert_eq!(sick.iter().filter(|id| id.starts_with(device(1).as_str())).count(), 9);
-    assert!(allocator.devices_are(vec![shared_gpu(0, 10), shared_gpu(1, 10)]), "healthy again, and the list changes");
+    assert_eq!(unhealthy.len(), 10);
+    assert!(unhealthy.contains(&format!("{}-3", device(0))), "the id that stands for a claim on it");
+    assert_eq!(unhealthy.iter().filter(|id| id.starts_with(device(1).as_str())).count(), 9);
+    assert!(allocator.set_devices(vec![shared_gpu(0, 10), shared_gpu(1, 10)]), "healthy again, and the list changes");
     assert!(allocator.list().iter().all(|listed| listed.healthy));
 }
 
 #[test]
-fn checkpoint_that_say_the_same_again_change_nothing_and_others_do() {
+fn only_a_changed_checkpoint_changes_the_list_of_slots() {
     let mut allocator = allocator(vec![single(1, device_share(1, 8, 30))]);
-    allocator.cordoned_are([device(1)].into());
+    allocator.set_cordoned([device(1)].into());
     let checkpoint = |slot| [row(1, "main", &[(1, slot)], 7)];
-    assert!(allocator.checkpoint_is(&checkpoint(3)), "the slot that it uses is not taken from it");
+    assert!(allocator.set_checkpoint(&checkpoint(3)), "the slot that it uses is not taken from it");
     let list = allocator.list();
-    assert!(!allocator.checkpoint_is(&checkpoint(3)));
+    assert!(!allocator.set_checkpoint(&checkpoint(3)));
     assert_eq!(allocator.list(), list);
-    assert!(allocator.checkpoint_is(&checkpoint(4)), "it uses another one");
-    assert!(allocator.checkpoint_is(&[]));
+    assert!(allocator.set_checkpoint(&checkpoint(4)), "it uses another one");
+    assert!(allocator.set_checkpoint(&[]));
 }
 
 #[test]
-fn a_start_is_of_the_row_with_just_its_ids_in_any_order() {
+fn a_start_belongs_to_the_entry_with_exactly_its_ids_in_any_order() {
     let two = vec![vec![device_share(0, 8, 30), device_share(1, 8, 30)]];
     let mut allocator = allocator(vec![
         gpu_pod(1, vec![request("main", ContainerRole::App, 2)], PodClaim::Given(two.into())),
         single(2, device_share(0, 8, 30)),
     ]);
     let checkpoint = [row(2, "main", &[(0, 2)], 8), row(1, "main", &[(0, 1), (1, 1)], 7)];
-    let whose =
-        |allocator: &mut NodeAllocator, asked: &[(u32, u16)]| match allocator.start(&ids(asked), Some(&checkpoint)) {
+    let holder_of =
+        |allocator: &mut NodeAllocator, slots: &[(u32, u16)]| match allocator.start(&ids(slots), Some(&checkpoint)) {
             StartVerdict::Fill { bound, .. } => bound.first().map(|bound| bound.holder.pod.clone()),
             _ => None,
         };
-    assert_eq!(whose(&mut allocator, &[(1, 1), (0, 1)]), Some(uid(1)));
-    assert_eq!(whose(&mut allocator, &[(0, 2)]), Some(uid(2)));
-    for asked in [&[(0, 1)][..], &[(0, 1), (1, 1), (0, 2)], &[]] {
-        assert_eq!(whose(&mut allocator, asked), None, "{asked:?}");
+    assert_eq!(holder_of(&mut allocator, &[(1, 1), (0, 1)]), Some(uid(1)));
+    assert_eq!(holder_of(&mut allocator, &[(0, 2)]), Some(uid(2)));
+    for slots in [&[(0, 1)][..], &[(0, 1), (1, 1), (0, 2)], &[]] {
+        assert_eq!(holder_of(&mut allocator, slots), None, "{slots:?}");
     }
 }
 
@@ -460,8 +462,8 @@ fn a_cordoned_gpu_offers_no_slot_and_keeps_its_running_containers() {
     let mut allocator = allocator(vec![single(1, device_share(1, 8, 30)), single(2, device_share(0, 8, 30))]);
     // The claim of pod 1 is on GPU 1 and counted as slot 3 of GPU 0; pod 2 has claim and slot on GPU 0. Pod 9 is gone.
     let checkpoint = [row(1, "main", &[(0, 3)], 7), row(2, "main", &[(0, 4)], 8), row(9, "main", &[(1, 0)], 9)];
-    allocator.checkpoint_is(&checkpoint);
-    assert!(allocator.cordoned_are([device(1), device(7)].into()), "the list changes");
+    allocator.set_checkpoint(&checkpoint);
+    assert!(allocator.set_cordoned([device(1), device(7)].into()), "the list changes");
     let marked = |allocator: &NodeAllocator| -> Vec<String> {
         allocator.list().into_iter().filter(|listed| !listed.healthy).map(|listed| listed.slot.to_string()).collect()
     };
@@ -472,10 +474,10 @@ fn a_cordoned_gpu_offers_no_slot_and_keeps_its_running_containers() {
         allocator.tally().into_iter().map(|one| (one.free, one.used, one.unhealthy, one.cordoned)).collect();
     assert_eq!(tally, [(8, 2, 0, false), (1, 0, 9, true)]);
     // If GPU 1 is also unhealthy, the slot of the pod on it becomes unhealthy too.
-    allocator.devices_are(vec![shared_gpu(0, 10), SharedDevice { healthy: false, ..shared_gpu(1, 10) }]);
+    allocator.set_devices(vec![shared_gpu(0, 10), SharedDevice { healthy: false, ..shared_gpu(1, 10) }]);
     assert_eq!(marked(&allocator).len(), 10);
-    allocator.devices_are(vec![shared_gpu(0, 10), shared_gpu(1, 10)]);
-    assert!(allocator.cordoned_are(BTreeSet::new()) && marked(&allocator).is_empty());
+    allocator.set_devices(vec![shared_gpu(0, 10), shared_gpu(1, 10)]);
+    assert!(allocator.set_cordoned(BTreeSet::new()) && marked(&allocator).is_empty());
     // If the node is closed, no device gets new containers, and none is reported as cordoned.
     assert!(allocator.close(true) && allocator.is_closed() && !allocator.close(true));
     let tally: Vec<_> =
@@ -501,10 +503,10 @@ fn preferred_slots_are_those_of_the_waiting_claim_else_of_the_emptiest_gpus() {
 #[test]
 fn preferred_slots_are_of_gpus_that_have_room_for_the_request() {
     let mut allocator = NodeAllocator::new(WithoutClaim::Share, false);
-    allocator.devices_are(vec![shared_gpu(0, 10), shared_gpu(1, 10)]);
+    allocator.set_devices(vec![shared_gpu(0, 10), shared_gpu(1, 10)]);
     let whole = single(1, device_share(0, 80, 100));
     let half = ContainerRequest { memory: Some(MemoryRequest::Percent(50)), ..request("main", ContainerRole::App, 1) };
-    allocator.gpu_pods_are(vec![whole, gpu_pod(2, vec![half.clone()], PodClaim::None)]);
+    allocator.set_gpu_pods(vec![whole, gpu_pod(2, vec![half.clone()], PodClaim::None)]);
     // The claim is on GPU 0, but the kubelet took a slot of GPU 1, so more slots of GPU 0 are free.
     let checkpoint = [row(1, "main", &[(1, 0)], 7)];
     filled(allocator.start(&ids(&[(1, 0)]), Some(&checkpoint)));
@@ -514,7 +516,7 @@ fn preferred_slots_are_of_gpus_that_have_room_for_the_request() {
         .collect();
     assert_eq!(allocator.prefer(&left, &[], 1)[0].device, device(1));
     // The advice is the same while the agent has not seen the pod.
-    allocator.gpu_pod_gone(&uid(2));
+    allocator.remove_gpu_pod(&uid(2));
     assert_eq!(allocator.prefer(&left, &[], 1)[0].device, device(1));
     // If 60 of 80 GiB of one GPU are claimed and the other GPU has more containers, the request decides.
     let runs = |n, device_share| GpuPod { started: true, ..single(n, device_share) };
@@ -524,8 +526,8 @@ fn preferred_slots_are_of_gpus_that_have_room_for_the_request() {
         let request = ContainerRequest { memory: Some(memory), ..half.clone() };
         let next = gpu_pod(2, vec![request], PodClaim::None);
         let mut allocator = NodeAllocator::new(WithoutClaim::Share, false);
-        allocator.devices_are(vec![shared_gpu(0, 10), shared_gpu(1, 10)]);
-        allocator.gpu_pods_are(many.iter().cloned().chain([next]).collect());
+        allocator.set_devices(vec![shared_gpu(0, 10), shared_gpu(1, 10)]);
+        allocator.set_gpu_pods(many.iter().cloned().chain([next]).collect());
         assert_eq!(allocator.prefer(&left, &[], 1)[0].device, device(advised), "{memory:?}");
     }
 }
@@ -538,15 +540,15 @@ fn preferred_slots_count_tickets_that_the_checkpoint_does_not_have_yet() {
         single(2, device_share(0, 8, 30)),
         single(3, device_share(1, 8, 30)),
     ]);
-    // The kubelet asks for pod 2 before its checkpoint has the slots of pod 1, but it no longer offers those slots.
+    // The kubelet allocates for pod 2 before its checkpoint has the slots of pod 1, but no longer offers those slots.
     allocator.issue(Ticket::of_random([7; 16]), &ids(&[(1, 0)]), None);
     let left: Vec<Slot> = slots().filter(|slot| *slot != Slot { device: device(1), number: 0 }).collect();
     assert_eq!(allocator.prefer(&left, &[], 1)[0].device, device(0));
     // When the checkpoint has the entry of pod 1, nothing changes.
-    allocator.checkpoint_is(&[row(1, "main", &[(1, 0)], 7)]);
+    allocator.set_checkpoint(&[row(1, "main", &[(1, 0)], 7)]);
     assert_eq!(allocator.prefer(&left, &[], 1)[0].device, device(0));
     // If the kubelet offers a slot again, no container holds it, even if a ticket was issued for it.
-    allocator.checkpoint_is(&[]);
+    allocator.set_checkpoint(&[]);
     let all: Vec<Slot> = slots().collect();
     assert_eq!(allocator.prefer(&all, &[], 1)[0].device, device(1));
     // If the kubelet took slots that match no claim, they count for the first pod that waits.
@@ -562,17 +564,19 @@ proptest! {
     #[test]
     fn unfit_and_cordoned_gpus_lose_only_their_own_slots(
         pods in prop::collection::vec((0_u32..3, 0_u32..3), 0..12),
-        sick in 0_u32..4,
+        unhealthy in 0_u32..4,
         cordoned in 0_u32..4,
     ) {
-        let devices = |sick: u32| (0..3).map(|n| SharedDevice { healthy: n != sick, ..shared_gpu(n, 8) }).collect::<Vec<SharedDevice>>();
+        let devices = |unhealthy: u32| -> Vec<SharedDevice> {
+            (0..3).map(|n| SharedDevice { healthy: n != unhealthy, ..shared_gpu(n, 8) }).collect()
+        };
         let mut allocator = NodeAllocator::new(WithoutClaim::Refuse, true);
-        allocator.devices_are(devices(9));
+        allocator.set_devices(devices(9));
         let number = |n: usize| u32::try_from(n).unwrap();
         // A scheduler that knows slots places at most eight pods on a GPU.
         let fits = |n: usize| pods[..n].iter().filter(|(claim, _)| *claim == pods[n].0).count() < 8;
         let kept: Vec<usize> = (0..pods.len()).filter(|n| fits(*n)).collect();
-        allocator.gpu_pods_are(kept.iter().map(|n| single(number(*n), device_share(pods[*n].0, 1, 1))).collect());
+        allocator.set_gpu_pods(kept.iter().map(|n| single(number(*n), device_share(pods[*n].0, 1, 1))).collect());
         let mut next = [0_u16; 3];
         let mut checkpoint = Vec::new();
         for n in &kept {
@@ -580,31 +584,31 @@ proptest! {
             checkpoint.push(row(number(*n), "main", &[(counted, next[counted as usize])], 1));
             next[counted as usize] += 1;
         }
-        allocator.checkpoint_is(&checkpoint);
-        allocator.devices_are(devices(sick));
-        allocator.cordoned_are([device(cordoned)].into());
+        allocator.set_checkpoint(&checkpoint);
+        allocator.set_devices(devices(unhealthy));
+        allocator.set_cordoned([device(cordoned)].into());
         let marked: BTreeSet<Slot> =
             allocator.list().into_iter().filter(|listed| !listed.healthy).map(|listed| listed.slot).collect();
         let on = |gpu: u32| kept.iter().filter(|n| pods[**n].0 == gpu).count();
-        let of_sick = if sick < 3 { 8 } else { 0 };
-        let of_cordoned = if cordoned < 3 && cordoned != sick { 8 - on(cordoned) } else { 0 };
-        prop_assert_eq!(marked.len(), of_sick + of_cordoned);
+        let of_unhealthy = if unhealthy < 3 { 8 } else { 0 };
+        let of_cordoned = if cordoned < 3 && cordoned != unhealthy { 8 - on(cordoned) } else { 0 };
+        prop_assert_eq!(marked.len(), of_unhealthy + of_cordoned);
         for (n, row) in kept.iter().zip(&checkpoint) {
             let slot = Slot::parse(&row.ids[0]).unwrap();
-            prop_assert_eq!(marked.contains(&slot), pods[*n].0 == sick, "{}", slot);
+            prop_assert_eq!(marked.contains(&slot), pods[*n].0 == unhealthy, "{}", slot);
         }
     }
 
     /// Promise 28 in docs/specification.md: in whatever order pods, checkpoint and starts come, each ticket is filled
     /// from the claim of the pod that holds it by the checkpoint, and started pods never claim more than a GPU has.
     #[test]
-    fn no_order_of_calls_gives_a_container_anothers_devices(
+    fn no_order_of_calls_gives_a_container_another_containers_devices(
         pods in prop::collection::vec((0_u32..3, 1_u64..60, 0_u32..60), 1..12),
         order in prop::collection::vec((0_u8..12, any::<bool>()), 1..60),
     ) {
         let mut allocator = NodeAllocator::new(WithoutClaim::Refuse, true);
-        allocator.devices_are(vec![shared_gpu(0, 4), shared_gpu(1, 10)]);
-        allocator.gpu_pods_are(vec![]);
+        allocator.set_devices(vec![shared_gpu(0, 4), shared_gpu(1, 10)]);
+        allocator.set_gpu_pods(vec![]);
         let number = |n: u8| u32::from(n);
         let count = u8::try_from(pods.len()).unwrap();
         let of = |n: u8| pods[usize::from(n)];
@@ -615,12 +619,12 @@ proptest! {
             let n = n % count;
             let (gpu, gib, cores) = of(n);
             if leaves {
-                allocator.gpu_pod_gone(&uid(number(n)));
+                allocator.remove_gpu_pod(&uid(number(n)));
                 running.remove(&n);
                 continue;
             }
             let own = &checkpoint[usize::from(n)];
-            allocator.gpu_pod_is(single(number(n), device_share(gpu, gib, cores)));
+            allocator.set_gpu_pod(single(number(n), device_share(gpu, gib, cores)));
             match allocator.start(&own.ids, Some(&checkpoint)) {
                 StartVerdict::Fill { bound, .. } => {
                     prop_assert_eq!(bound.len(), 1);
@@ -646,7 +650,7 @@ proptest! {
 /// Use is compared with the memory that a pod's containers claim together at any one moment, if all of them are
 /// limited, from the pod's first start until it finishes.
 #[test]
-fn claimed_sums_count_pods_that_have_started_and_have_limits() {
+fn memory_claims_count_started_pods_with_limits() {
     let requests = vec![
         request("side", ContainerRole::Sidecar, 1),
         request("warm", ContainerRole::Init, 1),
@@ -664,31 +668,31 @@ fn claimed_sums_count_pods_that_have_started_and_have_limits() {
         single(3, device_share(0, 8, 30)),
         GpuPod { started: true, finished: true, ..single(4, device_share(0, 8, 30)) },
     ]);
-    let told = |allocator: &NodeAllocator| -> Vec<(PodUid, GpuUuid, u64)> {
+    let memory_claims = |allocator: &NodeAllocator| -> Vec<(PodUid, GpuUuid, u64)> {
         allocator.memory_claims().iter().map(|one| (one.pod.clone(), one.device.clone(), one.memory.0 / GIB)).collect()
     };
-    assert_eq!(told(&allocator), [(uid(1), device(0), 10), (uid(1), device(1), 2)]);
-    allocator.gpu_pod_gone(&uid(1));
-    assert_eq!(told(&allocator), []);
+    assert_eq!(memory_claims(&allocator), [(uid(1), device(0), 10), (uid(1), device(1), 2)]);
+    allocator.remove_gpu_pod(&uid(1));
+    assert_eq!(memory_claims(&allocator), []);
 }
 
 /// An agent ends before it can write a moved claim on the pod.
 #[test]
-fn what_has_moved_is_to_be_written_in_the_next_life_before_anything_starts() {
+fn a_moved_claim_is_due_for_writing_after_a_restart_before_any_start() {
     let one = [(0, 3)];
     let devices = || {
         vec![SharedDevice { numa: Some(0), ..shared_gpu(0, 10) }, SharedDevice { numa: Some(1), ..shared_gpu(1, 10) }]
     };
     let mut before = allocator(vec![single(1, device_share(1, 8, 30))]);
-    before.devices_are(devices());
+    before.set_devices(devices());
     before.follow_topology(true);
     before.issue(model::id::Ticket::of_random([7; 16]), &ids(&one), None);
     filled(before.start(&ids(&one), Some(&[row(1, "main", &one, 7)])));
     let mut allocator = NodeAllocator::new(WithoutClaim::Refuse, true);
-    allocator.devices_are(devices());
+    allocator.set_devices(devices());
     allocator.recall_tickets(before.take_changes().tickets);
     for due in [1, 0] {
-        allocator.gpu_pods_are(vec![single(1, device_share(1, 8, 30))]);
+        allocator.set_gpu_pods(vec![single(1, device_share(1, 8, 30))]);
         let claims = allocator.take_changes().claims;
         assert_eq!(claims.len(), due);
         assert!(claims.iter().all(|(_, claim)| claim[0][0].device == device(0)));

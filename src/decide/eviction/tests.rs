@@ -1,4 +1,4 @@
-//! Tests of evictions: when a pod is told, when it is evicted, and when that is tried again.
+//! Tests of evictions: when a pod gets an event, when it is evicted, and when that is tried again.
 
 use super::*;
 use model::id::PodRef;
@@ -69,7 +69,7 @@ fn count(steps: &[EvictionStep<'_>]) -> (usize, usize) {
 }
 
 #[test]
-fn a_pod_is_told_at_once_evicted_after_a_minute_and_again_after_another_while_it_lasts() {
+fn an_over_use_gives_an_event_at_once_and_an_eviction_after_each_minute() {
     let (mut evictions, pods) = (evictions(), list(vec![pod(1)]));
     for (seconds, lasted, expected) in [
         (100, Some(0), (1, 0)),
@@ -113,7 +113,7 @@ proptest! {
     /// Whatever is measured and whenever: no pod is evicted that must not be, and none twice within the pause while its
     /// over-use lasts.
     #[test]
-    fn no_eviction_that_is_not_allowed_and_none_before_the_pause_is_over(
+    fn no_pod_is_evicted_against_the_rules_or_before_the_pause_is_over(
         on in any::<bool>(),
         steps in prop::collection::vec((0_u64..90, prop::collection::btree_map(0_u32..4, 0_u64..200, 0..4)), 1..30),
     ) {

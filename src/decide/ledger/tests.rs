@@ -41,7 +41,7 @@ fn gpu_pod(n: u8, roles: &[ContainerRole]) -> GpuPod {
 }
 
 #[test]
-fn init_containers_take_turns_and_sidecars_do_not() {
+fn init_containers_run_one_after_the_other_and_sidecars_run_together() {
     use ContainerRole::{App, Init, Sidecar};
     let pod = gpu_pod(1, &[Sidecar, Init, Init, App]);
     let claim = Claim([10, 40, 50, 20].map(|memory| vec![share(0, memory, 0)]).to_vec());

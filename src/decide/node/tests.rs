@@ -108,7 +108,7 @@ fn containers_find_their_pod_their_names_and_their_rates() {
 
 /// Promise 8 in docs/specification.md.
 #[test]
-fn a_pod_that_is_not_in_the_next_pass_is_gone_from_everything() {
+fn a_pod_that_is_missing_from_the_next_pass_is_gone_from_the_view() {
     let mut node = node(vec![
         Observation::Fact(Fact::Gpus(vec![gpu(0)])),
         pass(vec![report(pod_cgroup(1), 1, 1), report(cgroup(1, 2), 1, 1)]),
@@ -212,7 +212,7 @@ fn a_pod_holds_the_gpu_of_its_claim_and_not_that_of_the_slot_that_the_kubelet_co
 }
 
 #[test]
-fn containers_without_a_pod_stand_by_themselves() {
+fn containers_without_a_pod_are_listed_separately() {
     let mut node = node(vec![pass(vec![report(cgroup(0, 7), 1, 1)])]);
     let view = node.view(now(1));
     assert_eq!((view.pods.len(), view.containers.len()), (0, 1));
@@ -268,7 +268,7 @@ fn named(node: &mut NodeState) -> Vec<(String, Option<String>)> {
 }
 
 #[test]
-fn the_api_server_is_believed_before_the_runtime_and_the_runtime_fills_its_gaps() {
+fn the_api_server_has_precedence_over_the_runtime_and_the_runtime_fills_its_gaps() {
     let mut node = node(vec![
         Observation::Fact(Fact::Names {
             source: NameSource::Cri,
@@ -288,7 +288,7 @@ fn a_static_pod_is_found_by_the_hash_of_its_manifest() {
 }
 
 #[test]
-fn the_name_of_a_pod_that_the_api_server_forgot_lives_as_long_as_its_cgroup() {
+fn the_name_of_a_deleted_pod_stays_while_its_cgroup_exists() {
     let living = || pass(vec![report(pod_cgroup(1), 1, 1), report(cgroup(1, 2), 1, 1)]);
     let mut node = node(vec![pods(vec![api_pod(1, "web-0", 2, None)]), living(), pods(vec![]), living(), living()]);
     let expect = [("api/web-0".to_owned(), Some("main".to_owned()))];
@@ -297,13 +297,13 @@ fn the_name_of_a_pod_that_the_api_server_forgot_lives_as_long_as_its_cgroup() {
     assert_eq!(named(&mut node), expect, "another list changes nothing");
     node.apply(pass(vec![]), now(3));
     node.apply(living(), now(4));
-    assert_eq!(named(&mut node), [(String::new(), None)], "the name went with the cgroup");
+    assert_eq!(named(&mut node), [(String::new(), None)], "the name is dropped with the cgroup");
 }
 
 #[test]
-fn what_the_watch_says_of_itself_is_in_the_view_and_pods_stay_while_it_is_broken() {
+fn the_view_has_the_state_of_the_watch_and_its_pods_stay_while_it_is_broken() {
     let mut node = node(vec![pods(vec![api_pod(1, "web-0", 2, None)])]);
-    assert_eq!(node.view(now(1)).pod_watch, None, "nobody asks the API server");
+    assert_eq!(node.view(now(1)).pod_watch, None, "the agent does not watch pods");
     let watch = PodWatchState { last_received: Some(now(1).monotonic), broken: Some("away".into()) };
     node.apply(Observation::Fact(Fact::PodWatch(watch.clone())), now(2));
     let view = node.view(now(2)).pod_watch.unwrap();
@@ -311,7 +311,7 @@ fn what_the_watch_says_of_itself_is_in_the_view_and_pods_stay_while_it_is_broken
 }
 
 #[test]
-fn pods_beyond_the_bound_are_remarked_once() {
+fn pods_beyond_the_bound_give_one_event() {
     let mut node = node(vec![]);
     let list = |left_out| Observation::Fact(Fact::Pods(PodList { left_out, ..PodList::default() }));
     let remarked: Vec<usize> = [0, 3, 4, 0, 1].into_iter().map(|count| node.apply(list(count), now(1)).len()).collect();
@@ -347,7 +347,7 @@ proptest! {
     /// Against a naive model: the pods of the view are those of the last pass (and, before any pass, of the GPU list),
     /// each GPU is listed once, and every pod that uses a GPU is a holder of that GPU.
     #[test]
-    fn the_view_agrees_with_the_last_word_of_each_source(events in prop::collection::vec(any_observation(), 0..20)) {
+    fn the_view_agrees_with_the_last_report_of_each_source(events in prop::collection::vec(any_observation(), 0..20)) {
         let mut node = node(vec![]);
         let mut last_pass: Option<BTreeSet<PodUid>> = None;
         for event in events {
@@ -366,8 +366,8 @@ proptest! {
             prop_assert_eq!(uuids.len(), view.gpus.len());
             for pod in &view.pods {
                 for share in &pod.gpus {
-                    let card = view.gpus.iter().find(|gpu| gpu.gpu.uuid == share.gpu);
-                    prop_assert!(card.is_some_and(|card| card.holders.contains(&pod.uid)));
+                    let gpu_view = view.gpus.iter().find(|gpu| gpu.gpu.uuid == share.gpu);
+                    prop_assert!(gpu_view.is_some_and(|gpu_view| gpu_view.holders.contains(&pod.uid)));
                 }
             }
         }
@@ -380,7 +380,7 @@ fn sample(nvlink: u64, at: u64) -> Observation {
 }
 
 #[test]
-fn what_goes_over_nvlinks_is_a_rate_between_two_readings_of_their_counters() {
+fn nvlink_traffic_is_a_rate_between_two_readings_of_the_counters() {
     let mut node = node(vec![Observation::Fact(Fact::Gpus(vec![gpu(0)]))]);
     let rates: Vec<Reading<f64>> = [(1_000, 1), (1_000, 1), (31_000, 16), (31_000, 16), (500, 31), (2_000, 46)]
         .into_iter()
@@ -395,7 +395,7 @@ fn what_goes_over_nvlinks_is_a_rate_between_two_readings_of_their_counters() {
 }
 
 #[test]
-fn errors_that_make_a_gpu_unfit_are_counted_from_0_and_others_from_their_first() {
+fn xids_that_make_a_gpu_unfit_are_listed_with_0_and_others_from_their_first_occurrence() {
     let policy = HealthPolicy { fatal: [79, 48].into(), ..HealthPolicy::default() };
     let mut node = NodeState::new(NodeName::parse("n1").unwrap(), policy, &[], now(0).monotonic);
     node.apply(Observation::Fact(Fact::Gpus(vec![gpu(0)])), now(1));
@@ -418,7 +418,7 @@ fn errors_that_make_a_gpu_unfit_are_counted_from_0_and_others_from_their_first()
 }
 
 #[test]
-fn who_has_a_gpu_and_its_driver_are_known_while_the_source_does_not_answer() {
+fn the_holder_of_a_gpu_and_its_driver_stay_known_while_the_source_does_not_answer() {
     let working =
         GpuSourceState::Working { driver: "570.86.15".into(), nvml: "12".into(), cuda: None, simulated: false };
     let why = Absence::DriverNotLoaded;
@@ -443,7 +443,7 @@ fn who_has_a_gpu_and_its_driver_are_known_while_the_source_does_not_answer() {
 }
 
 #[test]
-fn an_idle_instance_is_the_pods_that_kubelet_gave_it_to() {
+fn an_idle_instance_belongs_to_the_pod_that_the_kubelet_gave_it_to() {
     let instance = |number: u32| MigInstance {
         uuid: GpuUuid::parse(&format!("MIG-{number}")).unwrap(),
         index: number,
@@ -478,11 +478,11 @@ fn an_idle_instance_is_the_pods_that_kubelet_gave_it_to() {
     let view = node.view(now(1));
     let holder = SoleHolder { pod: uid(1), container: Some("main".into()) };
     assert_eq!(view.gpus[0].sole_holders, SoleHolders { gpu: None, instances: vec![(2, holder)] });
-    assert_eq!(view.gpus[0].holders, [uid(1)], "who has a part of the GPU is another question");
+    assert_eq!(view.gpus[0].holders, [uid(1)], "the pod is also a holder of the GPU");
 }
 
 #[test]
-fn the_process_that_an_error_names_is_joined_to_its_pod_when_the_pod_is_known() {
+fn the_process_that_an_xid_names_is_joined_to_its_pod_if_the_pod_is_known() {
     let mut node = node(vec![
         Observation::Fact(Fact::Gpus(vec![gpu(0)])),
         pass(vec![report(cgroup(1, 2), 1, 1)]),
@@ -498,17 +498,17 @@ fn the_process_that_an_error_names_is_joined_to_its_pod_when_the_pod_is_known() 
         at: now(2).monotonic,
         source: XidSource::Nvml,
     };
-    let told = |node: &mut NodeState| node.view(now(2)).gpus[0].last_xid.clone().and_then(|xid| xid.pod);
+    let pod_of_xid = |node: &mut NodeState| node.view(now(2)).gpus[0].last_xid.clone().and_then(|xid| xid.pod);
     node.apply(Observation::Event(SourceEvent::Xid(error(31, Some(5)))), now(2));
-    assert_eq!(told(&mut node), None, "a process of nobody");
+    assert_eq!(pod_of_xid(&mut node), None, "the process belongs to no pod");
     node.apply(Observation::Event(SourceEvent::Xid(error(31, Some(4)))), now(2));
-    assert_eq!(told(&mut node), Some(uid(1)));
+    assert_eq!(pod_of_xid(&mut node), Some(uid(1)));
     // NVML names no process. The kernel log does a moment later; the process may be gone from the GPU's list by then.
     node.apply(Observation::Event(SourceEvent::Xid(error(13, None))), now(2));
-    assert_eq!(told(&mut node), None);
-    let remarks = node.apply(Observation::Event(SourceEvent::XidProcess(error(13, Some(4)))), now(2));
-    assert!(matches!(&remarks[..], [NodeEvent::XidProcess(xid)] if xid.pod == Some(uid(1))), "{remarks:?}");
-    assert_eq!(told(&mut node), Some(uid(1)));
+    assert_eq!(pod_of_xid(&mut node), None);
+    let events = node.apply(Observation::Event(SourceEvent::XidProcess(error(13, Some(4)))), now(2));
+    assert!(matches!(&events[..], [NodeEvent::XidProcess(xid)] if xid.pod == Some(uid(1))), "{events:?}");
+    assert_eq!(pod_of_xid(&mut node), Some(uid(1)));
     let counted: Vec<_> = node.view(now(2)).gpus[0].xids.iter().copied().filter(|(_, count)| *count > 0).collect();
     assert_eq!(counted, [(13, 1), (31, 2)], "the error itself is counted once");
 }

@@ -105,14 +105,14 @@ fn after_each(lists: &[&[GpuProcess]], pods: &[PodView]) -> Vec<Option<PodUid>> 
     let mut occupants = Occupants::default();
     let mut named = Vec::new();
     for list in lists {
-        occupants.told(list, 0);
+        occupants.replace(list, 0);
         named.push(occupants.sole_holders(&gpu(&[]), pods, |_| true).gpu.map(|holder| holder.pod));
     }
     named
 }
 
 #[test]
-fn servers_take_no_name_away_and_other_programs_of_the_host_do() {
+fn servers_do_not_end_sole_holding_and_other_host_programs_do() {
     use GpuProcessKind::{Compute, Graphics, Mps};
     let pods = [pod(1, &[]), pod(2, &[])];
     for (other, named) in [
@@ -138,7 +138,7 @@ fn servers_take_no_name_away_and_other_programs_of_the_host_do() {
 }
 
 #[test]
-fn a_process_that_is_not_identified_for_one_list_takes_no_name_away_and_gives_none() {
+fn a_process_that_is_unidentified_in_one_list_does_not_change_the_sole_holder() {
     let pods = [pod(1, &[]), pod(2, &[])];
     let known = [of_pod(1, 1)];
     let news = [of_pod(1, 1), unknown(7)];
@@ -151,7 +151,7 @@ fn a_process_that_is_not_identified_for_one_list_takes_no_name_away_and_gives_no
     assert_eq!(
         after_each(&[&news, &news], &pods),
         [none.clone(), none.clone()],
-        "before the first list nobody is known"
+        "before the first list no owner is known"
     );
     // A process of another pod stays that pod's for the one list, so a shared GPU does not get a sole holder.
     let shared = [of_pod(1, 1), of_pod(2, 2)];
@@ -162,15 +162,15 @@ fn a_process_that_is_not_identified_for_one_list_takes_no_name_away_and_gives_no
 }
 
 #[test]
-fn an_idle_instance_has_the_pod_that_kubelet_gave_it_to_and_the_whole_gpu_has_none() {
+fn an_idle_instance_has_the_pod_that_the_kubelet_gave_it_to_and_the_divided_gpu_has_no_holder() {
     let pods = [pod(1, &["MIG-1-0"]), pod(2, &["MIG-3-0"]), pod(3, &["MIG-3-1"]), pod(4, &["MIG-5-1"])];
     let divided = gpu(&[(1, 0), (3, 0), (3, 1), (5, 0), (5, 1), (7, 0)]);
     let mut occupants = Occupants::default();
-    occupants.told(&[], 0);
+    occupants.replace(&[], 0);
     let sole_holders = occupants.sole_holders(&divided, &pods, |_| true);
-    let told: Vec<_> = sole_holders.instances.iter().map(|(id, holder)| (*id, holder.pod.clone())).collect();
+    let instances: Vec<_> = sole_holders.instances.iter().map(|(id, holder)| (*id, holder.pod.clone())).collect();
     // Two pods have one compute instance each of GPU instance 3, and no pod has GPU instance 7.
-    assert_eq!((sole_holders.gpu, told), (None, vec![(1, uid(1)), (5, uid(4))]));
+    assert_eq!((sole_holders.gpu, instances), (None, vec![(1, uid(1)), (5, uid(4))]));
     let alone = occupants.sole_holders(&gpu(&[(1, 0)]), &pods[..1], |_| true);
     assert_eq!(alone.gpu, None, "a pod on the only instance does not have the power of the whole GPU");
     assert_eq!(alone.instances, [(1, SoleHolder { pod: uid(1), container: Some("main".into()) })]);
@@ -179,19 +179,19 @@ fn an_idle_instance_has_the_pod_that_kubelet_gave_it_to_and_the_whole_gpu_has_no
         mig: Some(device(mig)),
         ..process(9, "train", GpuProcessKind::Compute, ProcessOwner::Host)
     };
-    occupants.told(&[stranger("MIG-5-0")], 0);
+    occupants.replace(&[stranger("MIG-5-0")], 0);
     let sole_holders = occupants.sole_holders(&divided, &pods, |_| true);
     assert_eq!(sole_holders.instances.iter().map(|(id, _)| *id).collect::<Vec<_>>(), [1]);
 }
 
 #[test]
-fn what_is_gone_has_no_part_and_what_is_beyond_the_bound_may() {
+fn cgroups_that_are_gone_do_not_count_and_processes_beyond_the_bound_may() {
     let pods = [pod(1, &[])];
     let mut occupants = Occupants::default();
-    occupants.told(&[of_pod(1, 1), of_pod(2, 2)], 0);
+    occupants.replace(&[of_pod(1, 1), of_pod(2, 2)], 0);
     let living = |identity: &CgroupIdentity| identity.pod() == Some(&uid(1));
     assert_eq!(occupants.sole_holders(&gpu(&[]), &pods, living).gpu.unwrap().container.as_deref(), Some("main"));
     assert_eq!(occupants.sole_holders(&gpu(&[]), &pods, |_| false), SoleHolders::default());
-    occupants.told(&[of_pod(1, 1)], 3);
+    occupants.replace(&[of_pod(1, 1)], 3);
     assert_eq!(occupants.sole_holders(&gpu(&[]), &pods, living), SoleHolders::default());
 }

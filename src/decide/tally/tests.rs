@@ -16,7 +16,7 @@ fn uid(number: u8) -> PodUid {
     PodUid::parse(&format!("{number:032x}")).unwrap()
 }
 
-fn card() -> GpuUuid {
+fn gpu_uuid() -> GpuUuid {
     GpuUuid::parse("GPU-0").unwrap()
 }
 
@@ -36,7 +36,7 @@ fn gpu(joules: Option<u64>, holders: &[u8], strangers: f64) -> GpuView {
 fn pod(number: u8, sm: f64) -> PodView {
     let mut pod = crate::pods::bare(&uid(number));
     let sm = Reading::Measured(Percent(sm), at(1));
-    pod.gpus = vec![GpuUse { gpu: card(), mig: None, processes: 1, memory_used: Reading::NOT_YET, sm }];
+    pod.gpus = vec![GpuUse { gpu: gpu_uuid(), mig: None, processes: 1, memory_used: Reading::NOT_YET, sm }];
     pod
 }
 
@@ -44,7 +44,11 @@ fn pod(number: u8, sm: f64) -> PodView {
 fn claims(of: &[(u8, Option<u64>, Option<u32>)]) -> PluginView {
     let claim = |(pod, memory, cores): &(u8, Option<u64>, Option<u32>)| ContainerClaim {
         holder: ContainerKey { pod: uid(*pod), container: "main".into() },
-        device_shares: vec![DeviceShare { device: card(), memory: memory.map(Bytes), cores: cores.map(CorePercent) }],
+        device_shares: vec![DeviceShare {
+            device: gpu_uuid(),
+            memory: memory.map(Bytes),
+            cores: cores.map(CorePercent),
+        }],
     };
     PluginView {
         resource: "nvidia.com/gpu".into(),
@@ -67,7 +71,7 @@ fn claims(of: &[(u8, Option<u64>, Option<u32>)]) -> PluginView {
 }
 
 /// Seconds and joules of each pod.
-fn told(tallies: &Tallies) -> Vec<(PodUid, u64, u64)> {
+fn seconds_and_joules(tallies: &Tallies) -> Vec<(PodUid, u64, u64)> {
     let whole = |tally: &GpuTally| (tally.pod.clone(), tally.held.0 / 1_000_000_000, tally.energy.0 / 1000);
     tallies.sums().iter().map(whole).collect()
 }
@@ -80,7 +84,7 @@ fn begun(gpus: &[GpuView]) -> Tallies {
 }
 
 #[test]
-fn time_goes_by_what_is_held_and_energy_by_use() {
+fn time_is_divided_by_claims_and_energy_by_use() {
     let pods = [pod(1, 60.0), pod(2, 20.0)];
     let gpus = |joules| [gpu(Some(joules), &[1, 2], 20.0)];
     for (name, claims, seconds) in [
@@ -93,20 +97,20 @@ fn time_goes_by_what_is_held_and_energy_by_use() {
         tallies.pass(&gpus(2000), &pods, Some(&claims), at(41));
         // A fifth of the energy is the stranger's, so no pod gets it.
         let expected = [(uid(1), seconds[0], 600), (uid(2), seconds[1], 200)];
-        assert_eq!(told(&tallies), expected, "{name}");
+        assert_eq!(seconds_and_joules(&tallies), expected, "{name}");
     }
 }
 
 #[test]
-fn the_energy_of_an_idle_gpu_is_divided_by_what_its_pods_hold() {
+fn the_energy_of_an_idle_gpu_is_divided_by_the_claims_of_its_pods() {
     let claims = claims(&[(1, None, Some(75)), (2, None, Some(25))]);
     let gpus = |joules| [gpu(Some(joules), &[1, 2], 0.0)];
     let mut tallies = begun(&gpus(0));
     tallies.pass(&gpus(400), &[pod(1, 0.0), pod(2, 0.0)], Some(&claims), at(5));
-    assert_eq!(told(&tallies), [(uid(1), 3, 300), (uid(2), 1, 100)]);
+    assert_eq!(seconds_and_joules(&tallies), [(uid(1), 3, 300), (uid(2), 1, 100)]);
     // The use of a holder that the view does not have is not known either.
     tallies.pass(&gpus(800), &[pod(1, 50.0)], Some(&claims), at(9));
-    assert_eq!(told(&tallies), [(uid(1), 6, 600), (uid(2), 2, 200)]);
+    assert_eq!(seconds_and_joules(&tallies), [(uid(1), 6, 600), (uid(2), 2, 200)]);
 }
 
 #[test]
@@ -115,32 +119,32 @@ fn use_that_was_not_observed_belongs_to_no_pod() {
     let pods = [pod(1, 10.0)];
     let mut tallies = begun(&held(Some(1000)));
     tallies.pass(&held(Some(500)), &pods, None, at(2));
-    assert_eq!(told(&tallies), [(uid(1), 1, 0)], "the driver was loaded anew");
+    assert_eq!(seconds_and_joules(&tallies), [(uid(1), 1, 0)], "the driver was loaded anew");
     tallies.pass(&held(None), &pods, None, at(3));
     tallies.pass(&held(Some(900)), &pods, None, at(4));
-    assert_eq!(told(&tallies), [(uid(1), 3, 0)], "a span without its beginning");
+    assert_eq!(seconds_and_joules(&tallies), [(uid(1), 3, 0)], "the span has no first reading");
     tallies.pass(&held(Some(9000)), &pods, None, at(4000));
-    assert_eq!(told(&tallies), [(uid(1), 3, 0)], "the machine slept");
+    assert_eq!(seconds_and_joules(&tallies), [(uid(1), 3, 0)], "the machine slept");
     tallies.pass(&[gpu(Some(9900), &[], 0.0)], &pods, None, at(4001));
-    assert_eq!(told(&tallies), [(uid(1), 3, 0)], "nobody held it");
+    assert_eq!(seconds_and_joules(&tallies), [(uid(1), 3, 0)], "no pod held the GPU");
 }
 
 #[test]
-fn an_earlier_life_is_added_to_and_nothing_is_kept_or_shown_before_it_is_known() {
+fn saved_sums_are_continued_and_nothing_is_saved_or_shown_before_they_are_loaded() {
     let held = |joules| [gpu(Some(joules), &[1], 0.0)];
     let pods = [pod(1, 10.0)];
     let mut tallies = Tallies::default();
     tallies.pass(&held(0), &pods, None, at(1));
     tallies.pass(&held(5), &pods, None, at(3));
-    assert!(tallies.sums().is_empty(), "it would be written over");
-    let before = GpuTally { pod: uid(1), gpu: card(), held: Nanos(100_000_000_000), energy: Millijoules(7000) };
+    assert!(tallies.sums().is_empty(), "saving now would overwrite the file");
+    let before = GpuTally { pod: uid(1), gpu: gpu_uuid(), held: Nanos(100_000_000_000), energy: Millijoules(7000) };
     tallies.recalled(&[before], at(3));
-    assert_eq!(told(&tallies), [(uid(1), 102, 12)]);
+    assert_eq!(seconds_and_joules(&tallies), [(uid(1), 102, 12)]);
     assert!(tallies.shown().is_empty(), "not kept yet");
     tallies.kept(tallies.sums());
     tallies.pass(&held(9), &pods, None, at(4));
     let shown: Vec<_> = tallies.shown().iter().map(|tally| tally.held.0 / 1_000_000_000).collect();
-    assert_eq!(shown, [102], "what is kept, and not what a crash would take away");
+    assert_eq!(shown, [102], "the saved sum, not the newer one in memory");
 }
 
 #[test]
@@ -151,17 +155,17 @@ fn a_pod_that_is_gone_is_forgotten_after_a_while() {
     let free = [gpu(Some(0), &[], 0.0)];
     tallies.pass(&free, &[], None, at(3));
     tallies.pass(&free, &[], None, at(600));
-    assert_eq!(told(&tallies).len(), 1, "an agent that has just begun does not see it yet either");
+    assert_eq!(seconds_and_joules(&tallies).len(), 1, "an agent that has just begun does not see it yet either");
     tallies.pass(&free, &[], None, at(604));
-    assert!(told(&tallies).is_empty());
+    assert!(seconds_and_joules(&tallies).is_empty());
 }
 
 #[test]
-fn no_more_is_kept_than_the_bound() {
+fn the_number_of_sums_is_bounded() {
     let mut tallies = Tallies::default();
     let many = |number: usize| GpuTally {
         pod: PodUid::parse(&format!("{number:032x}")).unwrap(),
-        gpu: card(),
+        gpu: gpu_uuid(),
         held: Nanos(1),
         energy: Millijoules(1),
     };
@@ -172,7 +176,7 @@ fn no_more_is_kept_than_the_bound() {
 proptest! {
     /// Whatever the GPUs report: no sum falls, and all holders together never get more than there was.
     #[test]
-    fn sums_never_fall_and_never_exceed_what_passed(
+    fn sums_never_fall_and_never_exceed_the_time_and_energy_of_the_gpu(
         steps in proptest::collection::vec((0u64..100, any::<Option<u16>>(), 0u8..4, -10.0f64..200.0, 0.0f64..100.0), 1..40),
     ) {
         let mut tallies = begun(&[gpu(Some(0), &[], 0.0)]);

@@ -18,8 +18,8 @@ pub(crate) fn log_event(event: &NodeEvent, view: &NodeView) {
         }
         NodeEvent::GpuDisappeared(gpu) => tracing::warn!(gpu_uuid = %gpu, "GPU is not in the driver's list any more"),
         NodeEvent::GpuSick(gpu, why) => tracing::error!(gpu_uuid = %gpu, reason = %why, "GPU cannot be read: {why}"),
-        NodeEvent::GpuWell(gpu) => tracing::info!(gpu_uuid = %gpu, "GPU can be read again"),
-        NodeEvent::GpuCondemned(gpu, incident) => {
+        NodeEvent::GpuAnswers(gpu) => tracing::info!(gpu_uuid = %gpu, "GPU can be read again"),
+        NodeEvent::GpuUnfit(gpu, incident) => {
             tracing::error!(gpu_uuid = %gpu, incident = incident.code(), advice = incident.advice(), "GPU gets no new containers: {incident}; {}", incident.advice());
         }
         NodeEvent::GpuAwaitsReset(gpu) => tracing::warn!(gpu_uuid = %gpu, "{HOW_TO_CLEAR}"),
@@ -31,7 +31,7 @@ pub(crate) fn log_event(event: &NodeEvent, view: &NodeView) {
             tracing::warn!(what, count, "more than can be kept; the rest is missing in metrics and API");
         }
         #[expect(unreachable_patterns, reason = "remarks may be added by another room before this one names them")]
-        other => match other.weight() {
+        other => match other.severity() {
             Severity::Error => tracing::error!(remark = ?other, "remark"),
             Severity::Warning => tracing::warn!(remark = ?other, "remark"),
             Severity::Info => tracing::info!(remark = ?other, "remark"),

@@ -12,7 +12,7 @@ use super::sharing::devices;
 use crate::settings::value::RegisterFormat;
 use apiserver::own_node::OwnNodeReader;
 use apiserver::writes::ApiServer;
-use decide::announce::{AnnouncedState, AnnouncementWrite, Announcer, GpusGone, HandshakeQuestion, next_look};
+use decide::announce::{AnnouncedState, AnnouncementWrite, Announcer, GpusGone, HandshakeRequest, next_read};
 use decide::labels::{self, Labelling};
 use model::id::GpuUuid;
 use model::observation::GpuSourceState;
@@ -71,7 +71,7 @@ impl Announcing {
                     // A GPU that appears later is announced as after a start of the agent.
                     announce = Announcer::new(self.handshakes);
                 } else {
-                    announce.register_is(register);
+                    announce.set_register(register);
                 }
                 match self.node.read().await {
                     Ok(seen) => {
@@ -88,7 +88,7 @@ impl Announcing {
                     Err(error) => tracing::debug!(%error, "cannot read this node's Node"),
                 }
                 tokio::select! {
-                    () = tokio::time::sleep(next_look(fraction())) => {}
+                    () = tokio::time::sleep(next_read(fraction())) => {}
                     // After the start, announce the GPUs as soon as they are known: schedulers wait for them.
                     Ok(_) = self.view.wait_for(answered), if !known => {}
                 }
@@ -249,11 +249,11 @@ fn registered(card: decide::allocator::SharedDevice) -> RegisteredGpu {
 }
 
 fn said(seen: &NodeObject) -> AnnouncedState {
-    let question = match seen.annotation(annotation_keys::HANDSHAKE).map(handshake::decode) {
-        Some(Handshake::Requesting { stated }) => HandshakeQuestion::Asked(stated),
-        _ => HandshakeQuestion::None,
+    let request = match seen.annotation(annotation_keys::HANDSHAKE).map(handshake::decode) {
+        Some(Handshake::Requesting { stated }) => HandshakeRequest::Requested(stated),
+        _ => HandshakeRequest::None,
     };
-    AnnouncedState { register: seen.annotation(annotation_keys::REGISTER).map(Arc::from), question }
+    AnnouncedState { register: seen.annotation(annotation_keys::REGISTER).map(Arc::from), request }
 }
 
 fn told(write: &AnnouncementWrite, refused: &mut bool) {

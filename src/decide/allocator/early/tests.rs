@@ -15,9 +15,9 @@ use model::unit::Mib;
 
 pub(super) fn early(gpu_pods: Vec<GpuPod>) -> NodeAllocator {
     let mut allocator = NodeAllocator::new(WithoutClaim::Refuse, true);
-    allocator.bind_early(true);
-    allocator.devices_are(vec![shared_gpu(0, 10), shared_gpu(1, 10)]);
-    allocator.gpu_pods_are(gpu_pods);
+    allocator.set_early_binding(true);
+    allocator.set_devices(vec![shared_gpu(0, 10), shared_gpu(1, 10)]);
+    allocator.set_gpu_pods(gpu_pods);
     allocator
 }
 
@@ -29,13 +29,13 @@ fn allocate(
     n: u8,
     checkpoint: &[CheckpointEntry],
 ) -> CheckpointEntry {
-    let meant = allocator.allocate(&ids(slots), Some(checkpoint), true).expect("a container waits");
-    allocator.issue(Ticket::of_random([n; 16]), &ids(slots), Some(meant));
+    let matched = allocator.allocate(&ids(slots), Some(checkpoint), true).expect("a container waits");
+    allocator.issue(Ticket::of_random([n; 16]), &ids(slots), Some(matched));
     CheckpointEntry { early: true, ..row(pod, container, slots, n) }
 }
 
 #[test]
-fn who_was_meant_does_not_matter_where_the_numbers_are_the_same() {
+fn claims_with_equal_amounts_are_exchanged_if_the_kubelet_admits_another_pod() {
     let mut allocator = early(vec![single(1, device_share(0, 8, 30)), single(2, device_share(1, 8, 30))]);
     // The agent expects the first pod, and the kubelet admits the second.
     let mut checkpoint = vec![allocate(&mut allocator, (2, "main"), &[(0, 3)], 7, &[])];
@@ -49,7 +49,7 @@ fn who_was_meant_does_not_matter_where_the_numbers_are_the_same() {
 }
 
 #[test]
-fn pods_are_meant_in_the_order_in_which_they_came_and_not_by_their_uids() {
+fn pods_are_expected_in_the_order_of_their_arrival_and_not_of_their_uids() {
     let came = |place: u64, pod: GpuPod| GpuPod { arrival: Some(Arrival(place)), ..pod };
     let mut allocator = early(vec![
         came(7, single(1, device_share(0, 8, 30))),
@@ -59,9 +59,9 @@ fn pods_are_meant_in_the_order_in_which_they_came_and_not_by_their_uids() {
     let mut checkpoint = Vec::new();
     for (n, pod) in [(1, 2), (2, 3), (3, 1)] {
         let slot = [(0, u16::from(n))];
-        let meant = allocator.allocate(&ids(&slot), Some(&checkpoint), true).expect("a container waits");
-        assert_eq!(meant.holder.pod, uid(pod));
-        allocator.issue(Ticket::of_random([n; 16]), &ids(&slot), Some(meant));
+        let matched = allocator.allocate(&ids(&slot), Some(&checkpoint), true).expect("a container waits");
+        assert_eq!(matched.holder.pod, uid(pod));
+        allocator.issue(Ticket::of_random([n; 16]), &ids(&slot), Some(matched));
         checkpoint.push(CheckpointEntry { early: true, ..row(pod, "main", &slot, n) });
     }
 }
@@ -76,20 +76,20 @@ fn running_pods_are_not_expected_again_after_a_lost_checkpoint() {
         checkpoint.push(allocate(&mut allocator, (1, container), &[(0, 3)], n, &checkpoint));
     }
     filled(allocator.start(&ids(&[(0, 3)]), Some(&checkpoint)));
-    allocator.gpu_pods_are(vec![GpuPod { started: true, ..gpu_pod(1, two(), claim(8)) }, gpu_pod(2, two(), claim(9))]);
+    allocator.set_gpu_pods(vec![GpuPod { started: true, ..gpu_pod(1, two(), claim(8)) }, gpu_pod(2, two(), claim(9))]);
     // The checkpoint that was read last lacks the newest row, and now there is no checkpoint.
-    allocator.checkpoint_is(&checkpoint[..1]);
+    allocator.set_checkpoint(&checkpoint[..1]);
     let mut checkpoint: Option<Vec<CheckpointEntry>> = None;
     for (n, container) in [(9, "warm"), (10, "main")] {
-        let meant = allocator.allocate(&ids(&[(0, 3)]), checkpoint.as_deref(), true).expect("a container waits");
-        assert_eq!((meant.holder.pod.clone(), &*meant.holder.container), (uid(2), container));
-        allocator.issue(Ticket::of_random([n; 16]), &ids(&[(0, 3)]), Some(meant));
+        let matched = allocator.allocate(&ids(&[(0, 3)]), checkpoint.as_deref(), true).expect("a container waits");
+        assert_eq!((matched.holder.pod.clone(), &*matched.holder.container), (uid(2), container));
+        allocator.issue(Ticket::of_random([n; 16]), &ids(&[(0, 3)]), Some(matched));
         checkpoint.get_or_insert_default().push(CheckpointEntry { early: true, ..row(2, container, &[(0, 3)], n) });
     }
 }
 
 #[test]
-fn one_with_other_numbers_does_not_start_and_the_next_is_right_again() {
+fn a_pod_with_other_amounts_than_expected_does_not_start_and_the_next_pod_is_expected_correctly() {
     let mut allocator = early(vec![
         single(1, device_share(0, 8, 30)),
         single(2, device_share(0, 9, 30)),
@@ -107,7 +107,7 @@ fn one_with_other_numbers_does_not_start_and_the_next_is_right_again() {
 }
 
 #[test]
-fn containers_of_a_pod_come_in_order_and_before_those_of_the_next() {
+fn containers_of_a_pod_are_expected_in_order_and_before_those_of_the_next_pod() {
     let requests = || {
         vec![
             request("warm", ContainerRole::Init, 1),
@@ -124,9 +124,9 @@ fn containers_of_a_pod_come_in_order_and_before_those_of_the_next() {
     let mut checkpoint = Vec::new();
     let mut next = |allocator: &mut NodeAllocator, slots: &[(u32, u16)], holder: (u32, &str)| {
         let n = u8::try_from(checkpoint.len()).unwrap() + 1;
-        let meant = allocator.allocate(&ids(slots), Some(&checkpoint), true).expect("a container waits");
-        assert_eq!((meant.holder.pod.clone(), &*meant.holder.container), (uid(holder.0), holder.1));
-        allocator.issue(Ticket::of_random([n; 16]), &ids(slots), Some(meant));
+        let matched = allocator.allocate(&ids(slots), Some(&checkpoint), true).expect("a container waits");
+        assert_eq!((matched.holder.pod.clone(), &*matched.holder.container), (uid(holder.0), holder.1));
+        allocator.issue(Ticket::of_random([n; 16]), &ids(slots), Some(matched));
         checkpoint.push(CheckpointEntry { early: true, ..row(holder.0, holder.1, slots, n) });
     };
     for pod in 1..3 {
@@ -139,7 +139,7 @@ fn containers_of_a_pod_come_in_order_and_before_those_of_the_next() {
 }
 
 #[test]
-fn a_start_without_the_ticket_that_was_given_is_refused() {
+fn a_start_is_refused_if_its_ticket_has_no_record() {
     let mut allocator = early(vec![single(1, device_share(0, 8, 30))]);
     let row = CheckpointEntry { early: true, ..row(1, "main", &[(0, 3)], 7) };
     let why = refused(allocator.start(&ids(&[(0, 3)]), Some(&[row])));
@@ -151,8 +151,8 @@ fn a_pod_without_a_claim_gets_the_devices_of_its_slots() {
     let mut free = gpu_pod(1, vec![request("main", ContainerRole::App, 1)], PodClaim::None);
     free.requests[0].memory = Some(MemoryRequest::Percent(33));
     let mut allocator = NodeAllocator::new(WithoutClaim::Share, false);
-    allocator.devices_are(vec![shared_gpu(0, 10), shared_gpu(1, 10)]);
-    allocator.gpu_pods_are(vec![free.clone()]);
+    allocator.set_devices(vec![shared_gpu(0, 10), shared_gpu(1, 10)]);
+    allocator.set_gpu_pods(vec![free.clone()]);
     let checkpoint = [allocate(&mut allocator, (1, "main"), &[(1, 3)], 7, &[])];
     match allocator.start(&ids(&[(1, 3)]), Some(&checkpoint)) {
         StartVerdict::Fill { bound, shared: true } => {
@@ -164,28 +164,28 @@ fn a_pod_without_a_claim_gets_the_devices_of_its_slots() {
     }
     // The watch shows the claim as it was written, so it is not written again.
     let _ = allocator.take_changes();
-    allocator.gpu_pods_are(vec![free]);
+    allocator.set_gpu_pods(vec![free]);
     filled(allocator.start(&ids(&[(1, 3)]), Some(&checkpoint)));
     assert_eq!(allocator.take_changes().claims, []);
 }
 
-/// Two of the pod's containers request a GPU; both get nothing, and the refusal says why.
+/// Two of the pod's containers request a GPU; both get nothing, and the refusal has the reason.
 #[test]
 fn a_pod_that_must_not_start_gets_no_devices_and_is_refused_at_its_start() {
     let unreadable = PodClaim::Unreadable("x".into());
     for (claim, expect) in [(PodClaim::None, "NotPlaced"), (unreadable, "UnreadableClaim")] {
         let requests = vec![request("warm", ContainerRole::Init, 1), request("main", ContainerRole::App, 1)];
         let mut allocator = early(vec![gpu_pod(1, requests, claim), single(2, device_share(0, 8, 30))]);
-        // The agent expects another pod first, and a patient call does not pick a pod that may not start.
+        // The agent expects another pod first, and a call that may wait does not pick a pod that may not start.
         let mut checkpoint = vec![allocate(&mut allocator, (2, "main"), &[(0, 1)], 1, &[])];
         for (n, container, slot) in [(2, "warm", [(0, 2)]), (3, "main", [(0, 3)])] {
             if container == "warm" {
                 assert_eq!(allocator.allocate(&ids(&slot), Some(&checkpoint), true), None);
             }
-            let meant = allocator.allocate(&ids(&slot), Some(&checkpoint), false).expect("the pod waits");
-            assert_eq!((&meant.holder.pod, &*meant.holder.container), (&uid(1), container));
-            assert_eq!(meant.device_shares, []);
-            allocator.issue(Ticket::of_random([n; 16]), &ids(&slot), Some(meant));
+            let matched = allocator.allocate(&ids(&slot), Some(&checkpoint), false).expect("the pod waits");
+            assert_eq!((&matched.holder.pod, &*matched.holder.container), (&uid(1), container));
+            assert_eq!(matched.device_shares, []);
+            allocator.issue(Ticket::of_random([n; 16]), &ids(&slot), Some(matched));
             checkpoint.push(CheckpointEntry { early: true, ..row(1, container, &slot, n) });
         }
         let why = refused(allocator.start(&ids(&[(0, 2)]), Some(&checkpoint)));
@@ -195,7 +195,7 @@ fn a_pod_that_must_not_start_gets_no_devices_and_is_refused_at_its_start() {
 }
 
 #[test]
-fn kubelet_is_advised_to_take_the_ids_of_the_pod_that_it_admits() {
+fn slots_on_the_devices_of_the_expected_pod_are_preferred() {
     let mut allocator = early(vec![single(1, device_share(1, 8, 30)), single(2, device_share(0, 9, 30))]);
     let all: Vec<Slot> = (0..2).flat_map(|n| (0..4).map(move |number| Slot { device: device(n), number })).collect();
     assert_eq!(allocator.prefer(&all, &[], 1)[0].device, device(1));
@@ -205,9 +205,9 @@ fn kubelet_is_advised_to_take_the_ids_of_the_pod_that_it_admits() {
 }
 
 #[test]
-fn devices_are_those_of_kubelets_topology_where_the_claim_fits_there() {
+fn a_claim_moves_to_the_devices_of_the_kubelets_topology_if_it_fits_there() {
     let mut allocator = early(vec![single(1, device_share(0, 8, 30)), single(2, device_share(1, 70, 30))]);
-    allocator.devices_are((0..2).map(|n| SharedDevice { numa: Some(n), ..shared_gpu(n, 10) }).collect());
+    allocator.set_devices((0..2).map(|n| SharedDevice { numa: Some(n), ..shared_gpu(n, 10) }).collect());
     allocator.follow_topology(true);
     let mut checkpoint = vec![allocate(&mut allocator, (1, "main"), &[(1, 3)], 7, &[])];
     assert_eq!(filled(allocator.start(&ids(&[(1, 3)]), Some(&checkpoint)))[0].device_shares[0].device, device(1));

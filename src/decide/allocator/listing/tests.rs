@@ -30,7 +30,7 @@ fn two(n: u32) -> GpuPod {
 }
 
 #[test]
-fn tickets_go_to_containers_in_the_order_in_which_they_were_given_out() {
+fn tickets_belong_to_containers_in_the_order_in_which_they_were_issued() {
     let mut allocator = allocator(vec![two(1), single(2, device_share(0, 8, 30))]);
     issue(&mut allocator, 7, &[(0, 3)]);
     issue(&mut allocator, 9, &[(0, 4)]);
@@ -47,7 +47,7 @@ fn tickets_go_to_containers_in_the_order_in_which_they_were_given_out() {
 }
 
 #[test]
-fn an_app_container_that_took_over_nothing_has_its_own_ticket() {
+fn an_app_container_with_ids_of_its_own_has_its_own_ticket() {
     let requests = vec![
         request("warm", ContainerRole::Init, 1),
         request("one", ContainerRole::App, 1),
@@ -95,7 +95,7 @@ fn a_pod_without_a_claim_gets_the_known_devices_of_each_container() {
 }
 
 #[test]
-fn what_leaves_a_choice_is_waited_for() {
+fn a_start_waits_while_several_assignments_are_possible() {
     let start = |allocator: &mut NodeAllocator, listed: &[ContainerDevices]| {
         allocator.start_by_listing(&ids(&[(0, 3)]), listed)
     };
@@ -117,7 +117,7 @@ fn what_leaves_a_choice_is_waited_for() {
         request("main", ContainerRole::App, 1),
     ];
     let claim = vec![vec![device_share(0, 2, 10)]; 3];
-    allocator.gpu_pods_are(vec![gpu_pod(3, requests, PodClaim::Given(claim.into()))]);
+    allocator.set_gpu_pods(vec![gpu_pod(3, requests, PodClaim::Given(claim.into()))]);
     issue(&mut allocator, 9, &[(0, 5)]);
     issue(&mut allocator, 10, &[(0, 5)]);
     let start = allocator.start_by_listing(&ids(&[(0, 5)]), &[listed(3, "main", &[(0, 5)])]);
@@ -125,7 +125,7 @@ fn what_leaves_a_choice_is_waited_for() {
 }
 
 #[test]
-fn a_pod_of_the_same_name_is_not_its_predecessor() {
+fn a_successor_of_the_same_name_does_not_get_the_devices_of_its_predecessor() {
     let mut allocator = allocator(vec![single(1, device_share(0, 8, 30))]);
     issue(&mut allocator, 7, &[(0, 3)]);
     filled(allocator.start_by_listing(&ids(&[(0, 3)]), &[listed(1, "main", &[(0, 3)])]));
@@ -135,7 +135,7 @@ fn a_pod_of_the_same_name_is_not_its_predecessor() {
     assert_eq!(allocator.start_by_listing(&ids(&[(0, 4)]), &successor), StartVerdict::Wait(WaitReason::Checkpoint));
     let mut new = single(2, device_share(1, 8, 30));
     new.pod = PodRef { namespace: "ml".into(), name: "pod-1".into() };
-    allocator.gpu_pods_are(vec![new]);
+    allocator.set_gpu_pods(vec![new]);
     let bound = filled(allocator.start_by_listing(&ids(&[(0, 4)]), &successor));
     assert_eq!((bound[0].holder.pod.clone(), bound[0].ticket.clone()), (uid(2), Ticket::of_random([8; 16])));
 }
@@ -150,14 +150,14 @@ fn tickets_survive_a_restart() {
 }
 
 #[test]
-fn if_checkpoint_and_pod_resources_differ_it_is_reported_and_the_checkpoint_holds() {
+fn a_difference_between_checkpoint_and_pod_resources_is_reported_and_the_checkpoint_counts() {
     let mut allocator = allocator(vec![single(1, device_share(0, 8, 30)), single(2, device_share(1, 8, 30))]);
     let checkpoint = [row(1, "main", &[(0, 3)], 7)];
     assert_eq!(filled(allocator.start(&ids(&[(0, 3)]), Some(&checkpoint)))[0].holder.pod, uid(1));
     assert_eq!(allocator.disagreements(&[listed(1, "main", &[(0, 3)]), listed(2, "main", &[(0, 4)])]), []);
     let name = |n: u32| PodRef { namespace: "ml".into(), name: format!("pod-{n}").into() };
-    let told = allocator.disagreements(&[listed(2, "main", &[(0, 3)])]);
-    assert_eq!(told, [HolderDisagreement { checkpoint: name(1), listed: name(2), ids: ids(&[(0, 3)]) }]);
-    allocator.gpu_pod_is(GpuPod { finished: true, ..single(2, device_share(1, 8, 30)) });
+    let disagreements = allocator.disagreements(&[listed(2, "main", &[(0, 3)])]);
+    assert_eq!(disagreements, [HolderDisagreement { checkpoint: name(1), listed: name(2), ids: ids(&[(0, 3)]) }]);
+    allocator.set_gpu_pod(GpuPod { finished: true, ..single(2, device_share(1, 8, 30)) });
     assert_eq!(allocator.disagreements(&[listed(2, "main", &[(0, 3)])]), [], "old kubelets list pods that have ended");
 }

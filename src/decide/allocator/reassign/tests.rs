@@ -16,13 +16,13 @@ fn apart(n: u32) -> SharedDevice {
 
 fn following(gpu_pods: Vec<model::gpu_pod::GpuPod>) -> NodeAllocator {
     let mut allocator = allocator(gpu_pods);
-    allocator.devices_are(vec![apart(0), apart(1)]);
+    allocator.set_devices(vec![apart(0), apart(1)]);
     allocator.follow_topology(true);
     allocator
 }
 
 #[test]
-fn a_claim_moves_to_the_devices_that_kubelet_chose_if_it_fits_there() {
+fn a_claim_moves_to_the_devices_that_the_kubelet_chose_if_it_fits_there() {
     let mut allocator = following(vec![single(1, device_share(1, 8, 30)), single(2, device_share(0, 70, 30))]);
     for (n, pod, slots) in [(7, 1, [(0, 3)]), (8, 2, [(1, 4)])] {
         allocator.issue(model::id::Ticket::of_random([n; 16]), &ids(&slots), None);
@@ -36,7 +36,7 @@ fn a_claim_moves_to_the_devices_that_kubelet_chose_if_it_fits_there() {
 }
 
 #[test]
-fn a_claim_stays_where_kubelets_choice_could_not_keep_it() {
+fn a_claim_does_not_move_to_devices_where_it_does_not_fit() {
     let one = [(0, 3)];
     for (gpu_pods, why) in [
         (
@@ -60,7 +60,7 @@ fn a_claim_stays_where_kubelets_choice_could_not_keep_it() {
         assert_eq!(allocator.take_changes().claims, [], "{why}");
     }
     let mut allocator = following(vec![single(1, device_share(1, 8, 30))]);
-    allocator.devices_are(vec![SharedDevice { healthy: false, ..apart(0) }, apart(1)]);
+    allocator.set_devices(vec![SharedDevice { healthy: false, ..apart(0) }, apart(1)]);
     allocator.issue(model::id::Ticket::of_random([7; 16]), &ids(&one), None);
     assert_eq!(
         filled(allocator.start(&ids(&one), Some(&[row(1, "main", &one, 7)])))[0].device_shares[0].device,
@@ -69,12 +69,12 @@ fn a_claim_stays_where_kubelets_choice_could_not_keep_it() {
 }
 
 #[test]
-fn a_claim_stays_on_the_numa_node_that_kubelet_chose() {
+fn a_claim_stays_on_the_numa_node_that_the_kubelet_chose() {
     let one = [(0, 3)];
     for (numa, place) in [(Some(4), 1), (None, 0)] {
         let mut allocator = following(vec![single(1, device_share(1, 8, 30))]);
         allocator
-            .devices_are(vec![SharedDevice { numa, ..shared_gpu(0, 10) }, SharedDevice { numa, ..shared_gpu(1, 10) }]);
+            .set_devices(vec![SharedDevice { numa, ..shared_gpu(0, 10) }, SharedDevice { numa, ..shared_gpu(1, 10) }]);
         allocator.issue(model::id::Ticket::of_random([7; 16]), &ids(&one), None);
         let bound = filled(allocator.start(&ids(&one), Some(&[row(1, "main", &one, 7)])));
         assert_eq!(bound[0].device_shares[0].device, device(place), "{numa:?}");
@@ -93,7 +93,7 @@ fn a_container_that_has_started_does_not_move() {
 }
 
 #[test]
-fn what_has_moved_is_known_after_a_restart_though_it_was_never_written() {
+fn a_moved_claim_is_known_after_a_restart_even_if_it_was_never_written() {
     let one = [(0, 3)];
     let checkpoint = [row(1, "main", &one, 7)];
     let mut before = following(vec![single(1, device_share(1, 8, 30))]);
@@ -101,19 +101,19 @@ fn what_has_moved_is_known_after_a_restart_though_it_was_never_written() {
     filled(before.start(&ids(&one), Some(&checkpoint)));
     let kept = before.take_changes().tickets;
     let mut allocator = NodeAllocator::new(crate::allocator::WithoutClaim::Refuse, true);
-    allocator.devices_are(vec![shared_gpu(0, 10), shared_gpu(1, 10)]);
+    allocator.set_devices(vec![shared_gpu(0, 10), shared_gpu(1, 10)]);
     allocator.recall_tickets(kept);
-    allocator.gpu_pods_are(vec![single(1, device_share(1, 8, 30))]);
+    allocator.set_gpu_pods(vec![single(1, device_share(1, 8, 30))]);
     assert_eq!(filled(allocator.start(&ids(&one), Some(&checkpoint)))[0].device_shares[0].device, device(0));
     assert_eq!(allocator.take_changes().claims.len(), 1, "and is written now");
-    allocator.gpu_pods_are(vec![single(1, device_share(0, 8, 30))]);
+    allocator.set_gpu_pods(vec![single(1, device_share(0, 8, 30))]);
     filled(allocator.start(&ids(&one), Some(&checkpoint)));
     assert_eq!(allocator.take_changes().claims, [], "once");
 }
 
 proptest! {
     #[test]
-    fn a_move_changes_devices_only_and_to_kubelets_numa_nodes(
+    fn a_move_changes_only_devices_and_only_to_the_kubelets_numa_nodes(
         own in prop::collection::vec((0_u32..4, 1_u64..9, 0_u32..9), 1..4),
         slots in prop::collection::btree_set((0_u32..4, 0_u16..4), 1..4),
     ) {
@@ -122,7 +122,7 @@ proptest! {
         let mut allocator = allocator(Vec::new());
         let devices: Vec<SharedDevice> = (0..4).map(|n| shared_gpu(n, 10)).collect();
         let numa = |device: &GpuUuid| devices.iter().find(|gpu| gpu.device == *device).unwrap().numa;
-        allocator.devices_are(devices.clone());
+        allocator.set_devices(devices.clone());
         let nodes = |of: &mut dyn Iterator<Item = &GpuUuid>| {
             let mut nodes: Vec<_> = of.map(numa).collect();
             nodes.sort();
@@ -130,7 +130,7 @@ proptest! {
         };
         let chosen: Vec<_> = ids(&slots).iter().map(|id| Slot::parse(id).unwrap().device).collect();
         let devices = |of: &[DeviceShare]| of.iter().map(|device_share| device_share.device.clone()).collect::<Vec<_>>();
-        match allocator.where_kubelet_is(&own, &ids(&slots)) {
+        match allocator.moved_to_kubelet_choice(&own, &ids(&slots)) {
             Some(moved) => {
                 prop_assert_eq!(nodes(&mut devices(&moved).iter()), nodes(&mut chosen.iter()));
                 for (now, before) in devices(&moved).iter().zip(devices(&own)) {

@@ -6,7 +6,7 @@ use super::container_limits;
 use super::event_notes::{self, RetryPolicy};
 use super::owner::Sharing;
 use decide::allocator::{BindingMode, BoundContainer, MatchedRequest};
-use decide::patience::{ALLOCATE_WITHIN, AllocateStage};
+use decide::call_wait::{ALLOCATE_WITHIN, AllocateStage};
 use effects::plugin::{AllocateAnswer, CallRefused, ContainerField, new_ticket};
 use model::id::Ticket;
 use model::ticket::IssuedTicket;
@@ -26,7 +26,7 @@ impl Sharing {
             if call.reply.is_closed() {
                 continue;
             }
-            let stage = call.patience.stage(sources::clock::monotonic());
+            let stage = call.wait.stage(sources::clock::monotonic());
             match self.binding.mode() {
                 Some(BindingMode::Late) => {
                     let answer = self.give_ticket(&call.ids).await;
@@ -57,7 +57,7 @@ impl Sharing {
             read => read.flatten(),
         };
         let mut given = None;
-        match self.allocator.allocate(&call.ids, certain.as_deref(), stage == AllocateStage::Strangers) {
+        match self.allocator.allocate(&call.ids, certain.as_deref(), stage == AllocateStage::UnknownPods) {
             Some(meant) => {
                 self.give(call, meant).await;
                 given = Some(Instant::now());
@@ -179,8 +179,8 @@ impl Sharing {
         if late && !gave_tickets {
             self.binding.tickets_begin();
         }
-        self.allocator.bind_early(mode == Some(BindingMode::Early));
-        self.allocator.tickets_are_lost(lost);
+        self.allocator.set_early_binding(mode == Some(BindingMode::Early));
+        self.allocator.set_tickets_lost(lost);
         if self.look_at_isolation() {
             self.tell_list();
         }

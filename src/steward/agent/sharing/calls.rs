@@ -1,6 +1,6 @@
 //! The kubelet's calls: those that come, and those that wait for their answers.
 
-use decide::patience::{AllocatePatience, StartPatience};
+use decide::call_wait::{AllocateWait, StartWait};
 use effects::plugin::{AllocateAnswer, CallRefused, OneAtDisk, PluginCall, PluginCallReceiver, TicketJournal};
 use model::time::Monotonic;
 use std::sync::Arc;
@@ -20,7 +20,7 @@ pub(super) struct WaitingAllocate {
     /// The ids of the slots.
     pub ids: Vec<Arc<str>>,
     /// For how long it waits.
-    pub patience: AllocatePatience,
+    pub wait: AllocateWait,
     /// A checkpoint that was read before this time does not count: the kubelet has written since, or it had no answer.
     pub after: Instant,
     /// Where the answer goes.
@@ -33,7 +33,7 @@ pub(super) struct WaitingStart {
     /// The ids of the slots.
     pub ids: Vec<Arc<str>>,
     /// For how long it waits.
-    pub patience: StartPatience,
+    pub wait: StartWait,
     /// Where the answer goes.
     pub reply: oneshot::Sender<Result<(), CallRefused>>,
 }
@@ -68,8 +68,8 @@ impl KubeletCalls {
         if self.allocations.len() >= MAX_ALLOCATIONS {
             let _ = reply.send(Err(CallRefused(format!("{MAX_ALLOCATIONS} allocations wait already"))));
         } else {
-            let patience = AllocatePatience::new(now);
-            self.allocations.push(WaitingAllocate { ids, patience, after: Instant::now(), reply });
+            let wait = AllocateWait::new(now);
+            self.allocations.push(WaitingAllocate { ids, wait, after: Instant::now(), reply });
         }
     }
 
@@ -82,7 +82,7 @@ impl KubeletCalls {
     ) -> bool {
         let room = self.starts.len() < MAX_STARTS;
         if room {
-            self.starts.push(WaitingStart { ids, patience: StartPatience::new(now), reply });
+            self.starts.push(WaitingStart { ids, wait: StartWait::new(now), reply });
         } else {
             let _ = reply.send(Err(CallRefused(format!("{MAX_STARTS} starts wait already"))));
         }

@@ -98,8 +98,8 @@ impl DeviceOffer {
     /// Gives the allocator the devices of now. The sources keep their changes.
     pub(super) fn preview(&self, allocator: &mut NodeAllocator) {
         let view = Arc::clone(&self.sources.view.borrow());
-        allocator.devices_are(devices::of(&view, &self.config, &self.split_counts));
-        allocator.cordoned_are(devices::cordoned(&view, &self.sources.cordoned.borrow()));
+        allocator.set_devices(devices::of(&view, &self.config, &self.split_counts));
+        allocator.set_cordoned(devices::cordoned(&view, &self.sources.cordoned.borrow()));
     }
 
     /// Whether NVIDIA's runtime puts devices into containers.

@@ -97,11 +97,11 @@ impl Sharing {
     pub(super) async fn preview(&mut self) {
         let mut allocator = self.allocator.clone();
         if let Ok(rows) = self.holders.read().await {
-            allocator.checkpoint_is(&rows);
+            allocator.set_checkpoint(&rows);
         }
         self.offer.preview(&mut allocator);
         if let Some(pods) = self.pods.latest() {
-            allocator.gpu_pods_are(self.pods.gpu_pods(&pods));
+            allocator.set_gpu_pods(self.pods.gpu_pods(&pods));
         }
         self.offer.publish_anew(&allocator);
     }
@@ -197,7 +197,7 @@ impl Sharing {
     async fn look_at_everything(&mut self) {
         // Before the first list: an unhealthy device makes first the ids of its containers unhealthy.
         if let Ok(rows) = self.holders.read().await {
-            self.allocator.checkpoint_is(&rows);
+            self.allocator.set_checkpoint(&rows);
         }
         self.look_at_way();
         self.look_at_gpus();
@@ -249,7 +249,7 @@ impl Sharing {
             return;
         }
         let Ok(checkpoint) = self.holders.read().await else { return };
-        self.allocator.look_at_checkpoint(&checkpoint);
+        self.allocator.settle_checkpoint(&checkpoint);
         for pod in awaited {
             if self.allocator.admitted(pod.cgroup_uid()) {
                 self.status.filled(pod);
@@ -288,9 +288,9 @@ impl Sharing {
         if let Some(kit) = kit {
             self.files.kit_is(kit);
         }
-        let changed = self.allocator.devices_are(devices);
+        let changed = self.allocator.set_devices(devices);
         let changed = self.look_at_isolation() || changed;
-        if self.allocator.cordoned_are(cordoned) || changed {
+        if self.allocator.set_cordoned(cordoned) || changed {
             self.tell_list();
         }
         let without_gpu = self.status.gpus_are(&view, &self.allocator);
@@ -310,7 +310,7 @@ impl Sharing {
         self.binding.forget(&pods.pods.iter().map(|pod| pod.cgroup_uid()).collect());
         let gpu_pods = self.pods.gpu_pods(&pods);
         let served = self.allocator.served_by_scheduler();
-        if self.allocator.gpu_pods_are(gpu_pods) {
+        if self.allocator.set_gpu_pods(gpu_pods) {
             self.files.sweep_soon();
         }
         if self.allocator.served_by_scheduler() && !served {
@@ -350,7 +350,7 @@ impl Sharing {
     async fn compare(&mut self, listed: &[ContainerDevices]) {
         // The checkpoint is read after the list was made, so what only the list has is a contradiction.
         let Ok(rows) = self.holders.read().await else { return };
-        self.allocator.checkpoint_is(&rows);
+        self.allocator.set_checkpoint(&rows);
         self.holders.disagree(self.allocator.disagreements(listed));
     }
 

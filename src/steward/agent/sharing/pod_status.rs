@@ -13,7 +13,7 @@ use apiserver::writes::{ApiServer, EventType, ObjectEvent};
 use decide::allocator::{NodeAllocator, Refusal};
 use decide::bind_phases::{BindPhases, PhaseWrite};
 use decide::eviction::{EvictionStep, Evictions};
-use decide::pod_writes::{AnnotationChanges, MAX_UNDER_WAY, PendingPodWrites, PodWriteKind, PodWriteOutcome};
+use decide::pod_writes::{AnnotationChanges, MAX_IN_FLIGHT, PendingPodWrites, PodWriteKind, PodWriteOutcome};
 use decide::sent_events::SentEvents;
 use model::claim::{BindPhase, Claim};
 use model::gpu_pod::GpuPod;
@@ -66,7 +66,7 @@ impl PodStatusWriter {
             evictions: Evictions::default(),
             watched: Watched::default(),
             unwritten: PendingPodWrites::default(),
-            ended: mpsc::channel(MAX_UNDER_WAY),
+            ended: mpsc::channel(MAX_IN_FLIGHT),
         }
     }
 
@@ -211,7 +211,7 @@ impl PodStatusWriter {
 
     /// Writes an event and the mark for eviction if this reason is new for the pod; returns whether it is.
     fn is_to_go(&mut self, names: (&PodUid, &PodRef), reason: &'static str, note: String) -> bool {
-        let is_new = self.told.must_go(names.0, reason);
+        let is_new = self.told.must_be_deleted(names.0, reason);
         if is_new {
             self.event(names.0, names.1, reason, note);
             self.mark(names, Some(reason));
@@ -307,7 +307,7 @@ impl PodStatusWriter {
         let at = now();
         for step in self.evictions.over_uses(&view.over_uses, pods, view.now.monotonic) {
             match step {
-                EvictionStep::Tell(pod, over) => overuse::tell(&self.api, pod, over, &at),
+                EvictionStep::Report(pod, over) => overuse::tell(&self.api, pod, over, &at),
                 EvictionStep::Evict(pod, over) => {
                     overuse::evict(&self.api, pod, ("EvictedForOverUse", overuse::sentence(over), at.clone()));
                 }
@@ -322,7 +322,7 @@ impl PodStatusWriter {
 
     /// Whether the owner looks in the checkpoint for pods that a scheduler waits for.
     pub(super) fn looks_for_admitted(&self) -> bool {
-        self.phases.looks(sources::clock::monotonic())
+        self.phases.reads_checkpoint(sources::clock::monotonic())
     }
 
     /// Whether HAMi's scheduler placed this pod and was not told that it has its GPUs.

@@ -15,7 +15,7 @@ use super::container_limits;
 use super::late;
 use super::owner::Sharing;
 use decide::allocator::{BindingMode, BoundContainer, Refusal, StartVerdict, WaitReason};
-use decide::patience::{ListingUse, START_WITHIN, StartStep};
+use decide::call_wait::{ListingUse, START_WITHIN, StartStep};
 use effects::plugin::CallRefused;
 use model::checkpoint::CheckpointEntry;
 use model::id::{ContainerKey, PodRef, PodUid};
@@ -79,7 +79,7 @@ impl Sharing {
                     self.refuse((&uid, &name), &container, &why);
                     let _ = start.reply.send(Err(CallRefused(format!("{name}, container {container}: {why}"))));
                 }
-                StartVerdict::Wait(what) => match start.patience.step(sources::clock::monotonic()) {
+                StartVerdict::Wait(what) => match start.wait.step(sources::clock::monotonic()) {
                     StartStep::Waits { first } => {
                         tracing::trace!(?what, "a start waits");
                         if first {
@@ -114,10 +114,10 @@ impl Sharing {
             verdict = self.allocator.start(&start.ids, rows);
         }
         if let StartVerdict::Wait(what) = verdict {
-            let use_of_listing = start.patience.listing_use(what, rows.is_some(), sources::clock::monotonic());
+            let use_of_listing = start.wait.listing_use(what, rows.is_some(), sources::clock::monotonic());
             let listed = match use_of_listing {
                 ListingUse::Unused => None,
-                ListingUse::Name | ListingUse::Holder => self.holders.listed_since(start.patience.since()),
+                ListingUse::Name | ListingUse::Holder => self.holders.listed_since(start.wait.since()),
             };
             if let Some(listed) = listed.filter(|_| use_of_listing == ListingUse::Holder) {
                 verdict = self.allocator.start_by_listing(&start.ids, &listed);
@@ -168,7 +168,7 @@ impl Sharing {
         let promises: Vec<_> =
             bound.iter().map(|bound| (bound.clone(), container_limits::of(bound, &self.allocator))).collect();
         let prepared = self.tickets.prefetcher().started(&promises, self.files.writers().0);
-        let waited = start.patience.waited(sources::clock::monotonic());
+        let waited = start.wait.waited(sources::clock::monotonic());
         let awaited = self.is_awaited(&bound);
         if let Some(first) = bound.first() {
             self.files.note_start(&first.holder.pod, self.calls.disk());
@@ -209,7 +209,7 @@ impl Sharing {
                 && shared
             {
                 self.status.shared(gpu_pod, &claim);
-                self.allocator.share_is_written(holder);
+                self.allocator.claim_is_written(holder);
             }
         }
         if let Some(report) = report {

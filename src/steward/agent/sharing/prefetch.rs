@@ -356,7 +356,7 @@ mod tests {
     fn allocator(memory: u64) -> NodeAllocator {
         let device = GpuUuid::parse("GPU-a").unwrap();
         let mut allocator = NodeAllocator::new(WithoutClaim::Refuse, true);
-        allocator.devices_are(vec![SharedDevice {
+        allocator.set_devices(vec![SharedDevice {
             device: device.clone(),
             index: 0,
             model: "H100".into(),
@@ -366,7 +366,7 @@ mod tests {
             numa: None,
             healthy: true,
         }]);
-        allocator.gpu_pods_are(vec![gpu_pod(&device, memory)]);
+        allocator.set_gpu_pods(vec![gpu_pod(&device, memory)]);
         allocator
     }
 
@@ -425,7 +425,7 @@ mod tests {
             allocator.issue(ticket(1), &ids(), None);
             let mut ahead = prepared(&allocator, &delivery).await;
             assert_eq!(std::fs::read_dir(folder.path().join("cdi")).unwrap().count(), 1, "written before the start");
-            allocator.gpu_pods_are(vec![gpu_pod(&GpuUuid::parse("GPU-a").unwrap(), memory)]);
+            allocator.set_gpu_pods(vec![gpu_pod(&GpuUuid::parse("GPU-a").unwrap(), memory)]);
             let promises = decided(&mut allocator, &[row(1)]);
             let by = if other { Arc::new(delivery.with(NodeKit::default())) } else { Arc::clone(&delivery) };
             assert_eq!(ahead.started(&promises, &by), expected, "{memory} {other}");

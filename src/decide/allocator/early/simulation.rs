@@ -16,14 +16,14 @@ use proptest::prelude::*;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
-/// A simulated kubelet, disk and API server, with the allocator under test. It has one field for each party of the
-/// play, and for each thing that the play checks at its end.
+/// A simulated kubelet, disk and API server, with the allocator under test. It has one field for each part of the
+/// simulation, and one for each result that the simulation checks at its end.
 struct World {
     allocator: NodeAllocator,
     pods: Vec<GpuPod>,
     /// The claims as the scheduler wrote them.
     claims: Vec<Claim>,
-    /// The claims that stand on the pods now.
+    /// The claims in the annotations of the pods now.
     written: Vec<Claim>,
     /// Pods that the agent's watch has shown, with their places in the order of arrival.
     seen: BTreeMap<usize, u64>,
@@ -82,13 +82,13 @@ impl World {
             let last = self.seen.values().max().copied().unwrap_or_default();
             self.seen.entry(n).or_insert(last + 1);
         }
-        self.tell();
+        self.show_pods();
     }
 
     /// Gives the allocator the whole list of pods, as the agent's watch has it.
-    fn tell(&mut self) {
+    fn show_pods(&mut self) {
         let list = self.seen.keys().filter(|n| !self.gone.contains(n)).map(|n| self.gpu_pod(*n)).collect();
-        self.allocator.gpu_pods_are(list);
+        self.allocator.set_gpu_pods(list);
     }
 
     fn keep(&mut self) {
@@ -107,7 +107,7 @@ impl World {
         self.allocator = early(vec![]);
         self.allocator.recall(self.started.iter().map(|n| uid(number(*n))).collect());
         self.allocator.recall_tickets(self.disk.values().cloned().collect());
-        self.tell();
+        self.show_pods();
     }
 
     fn ids_for(&self, n: usize, at: usize) -> Vec<Arc<str>> {
@@ -148,25 +148,25 @@ impl World {
                 self.failed.insert(n);
                 return;
             }
-            let mut meant = self.allocator.allocate(&ids, Some(&self.checkpoint), true);
+            let mut matched = self.allocator.allocate(&ids, Some(&self.checkpoint), true);
             self.keep();
-            if meant.is_none() {
+            if matched.is_none() {
                 // The agent's watch catches up while the kubelet waits.
                 let admitted = |n: &usize| self.checkpoint.iter().any(|row| row.holder.pod == uid(number(*n)));
                 let caught_up: Vec<usize> =
                     (0..self.pods.len()).filter(|other| *other == n || admitted(other)).collect();
                 self.see(caught_up);
-                meant = self.allocator.allocate(&ids, Some(&self.checkpoint), false);
+                matched = self.allocator.allocate(&ids, Some(&self.checkpoint), false);
                 self.keep();
             }
-            let Some(meant) = meant else {
+            let Some(matched) = matched else {
                 self.failed.insert(n);
                 return;
             };
             self.tickets += 1;
             let ticket = Ticket::of_random(self.tickets.to_be_bytes());
-            let device_shares = meant.device_shares.clone();
-            let issued = self.allocator.issue(ticket.clone(), &ids, Some(meant));
+            let device_shares = matched.device_shares.clone();
+            let issued = self.allocator.issue(ticket.clone(), &ids, Some(matched));
             self.disk.insert(ticket.clone(), issued);
             if dies == Some(at) {
                 self.failed.insert(n);
@@ -220,11 +220,11 @@ impl World {
                 other => prop_assert!(false, "{:?}", other),
             }
         }
-        self.nothing_is_promised_twice()
+        self.no_gpu_is_overcommitted()
     }
 
     /// Checks each GPU by what the containers were given, not by the allocator's state.
-    fn nothing_is_promised_twice(&self) -> Result<(), TestCaseError> {
+    fn no_gpu_is_overcommitted(&self) -> Result<(), TestCaseError> {
         for gpu in 0..2 {
             let (mut memory, mut cores) = (0, 0);
             for n in &self.started {
@@ -248,11 +248,11 @@ impl World {
         self.gone.insert(n);
         self.started.remove(&n);
         self.checkpoint.retain(|row| row.holder.pod != uid(number(n)));
-        self.tell();
+        self.show_pods();
     }
 }
 
-/// Pods that fit together on two GPUs. A shape says whether the pod has an init container, whether its app container
+/// Pods that fit together on two GPUs. A shape has: whether the pod has an init container, whether its app container
 /// has two GPUs, which GPU it has otherwise, and how much memory.
 fn pods(shapes: &[(bool, bool, u32, u64)]) -> Vec<GpuPod> {
     let mut made: Vec<GpuPod> = Vec::new();
@@ -308,7 +308,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
 
 fn play(world: &mut World, steps: &[Step]) -> Result<(), TestCaseError> {
     let mut admitted = BTreeSet::new();
-    let mut told: VecDeque<usize> = VecDeque::new();
+    let mut admissions: VecDeque<usize> = VecDeque::new();
     for step in steps {
         match step {
             Step::See(n) if *n < world.pods.len() => {
@@ -316,7 +316,7 @@ fn play(world: &mut World, steps: &[Step]) -> Result<(), TestCaseError> {
             }
             Step::Admit(n, dies) if *n < world.pods.len() && !world.gone.contains(n) && admitted.insert(*n) => {
                 world.admit(*n, *dies);
-                told.push_back(*n);
+                admissions.push_back(*n);
             }
             Step::Start(n) if admitted.contains(n) && !world.failed.contains(n) && !world.gone.contains(n) => {
                 world.start(*n)?;
@@ -324,9 +324,9 @@ fn play(world: &mut World, steps: &[Step]) -> Result<(), TestCaseError> {
             Step::Leave(n) if *n < world.pods.len() => world.leave(*n),
             // The kubelet reports late that it has failed a pod.
             Step::Fail => {
-                while let Some(n) = told.pop_front() {
+                while let Some(n) = admissions.pop_front() {
                     if world.failed.contains(&n) {
-                        world.tell();
+                        world.show_pods();
                     }
                 }
             }
@@ -360,7 +360,7 @@ proptest! {
     /// The kubelet admits pods in the order in which its watch shows them. If the agent's watch shows them in time, the
     /// agent always expects the right pod, whatever UIDs the pods have.
     #[test]
-    fn no_pod_is_confused_if_the_kubelet_admits_in_the_order_of_arrival(
+    fn the_agent_expects_the_right_pod_if_the_kubelet_admits_in_the_order_of_arrival(
         shapes in prop::collection::vec((any::<bool>(), any::<bool>(), 0_u32..2, 0_u64..3), 1..10),
         order in Just((0_usize..9).collect::<Vec<_>>()).prop_shuffle(),
         together in 1_usize..10,
@@ -373,7 +373,7 @@ proptest! {
             for n in update {
                 world.admit(*n, None);
                 // The kubelet may have failed the pod, because there were not enough slots.
-                world.tell();
+                world.show_pods();
                 if restarts[*n] {
                     world.restart();
                 }
@@ -388,7 +388,7 @@ proptest! {
 
     /// Claims with the same amounts are exchanged, and no pod is refused.
     #[test]
-    fn pods_with_the_same_numbers_all_start_whatever_the_order(
+    fn pods_with_equal_requests_all_start_in_any_order(
         gpus in prop::collection::vec(0_u32..2, 1..9),
         order in Just((0_usize..9).collect::<Vec<_>>()).prop_shuffle(),
         seen in prop::collection::vec(any::<bool>(), 9),

@@ -1,8 +1,8 @@
 //! How long the kubelet's calls wait for what is not known yet.
 //!
 //! ```text
-//!   Allocate           Strangers ──1 s──▶ Claims ──4 s──▶ Over: answered with what is known, or refused
-//!   PreStartContainer  Waits ──▶ asks PodResources: after 1 s, if the checkpoint can be read and lacks the container;
+//!   Allocate           UnknownPods ──1 s──▶ Claims ──4 s──▶ Over: answered with what is known, or refused
+//!   PreStartContainer  Waits ──▶ reads PodResources: after 1 s, if the checkpoint can be read and lacks the container;
 //!                                after 23 s, for the pod's name ──25 s──▶ TooLate: refused with a reason
 //! ```
 //!
@@ -17,17 +17,17 @@ use std::time::Duration;
 /// failed `Allocate`, so the pod fails; a slow one holds up every other pod.
 pub const ALLOCATE_WITHIN: Duration = Duration::from_secs(4);
 /// How much of that time the agent waits for pods that the kubelet has admitted and our pod watch has not shown.
-const FOR_STRANGERS: Duration = Duration::from_secs(1);
+const FOR_UNKNOWN_PODS: Duration = Duration::from_secs(1);
 /// How long a start waits before it is refused with a reason. The kubelet gives a start 30 s and then tries it again.
 pub const START_WITHIN: Duration = Duration::from_secs(25);
-/// How long before that the agent asks PodResources which pod holds the ids.
-const ASK: Duration = Duration::from_secs(2);
+/// How long before that the agent reads in PodResources which pod holds the ids.
+const LISTING_BEFORE: Duration = Duration::from_secs(2);
 /// If a readable checkpoint lacks the row of a start for this long, the row itself cannot be read.
 const UNREADABLE: Duration = Duration::from_secs(1);
 
-/// The patience with one call of `Allocate`.
+/// How long one call of `Allocate` waits.
 #[derive(Clone, Copy, Debug)]
-pub struct AllocatePatience {
+pub struct AllocateWait {
     since: Monotonic,
 }
 
@@ -35,39 +35,39 @@ pub struct AllocatePatience {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum AllocateStage {
     /// For everything, also for pods that our pod watch has not shown.
-    Strangers,
+    UnknownPods,
     /// For the binding mode, the checkpoint, and the claim of a pod that our pod watch has shown.
     Claims,
     /// For nothing: the call is answered with what is known, or refused.
     Over,
 }
 
-impl AllocatePatience {
-    /// The patience with a call that comes now.
+impl AllocateWait {
+    /// The wait of a call that comes now.
     #[must_use]
-    pub fn new(now: Monotonic) -> AllocatePatience {
-        AllocatePatience { since: now }
+    pub fn new(now: Monotonic) -> AllocateWait {
+        AllocateWait { since: now }
     }
 
     /// What the call may still wait for.
     #[must_use]
     pub fn stage(&self, now: Monotonic) -> AllocateStage {
         match now.since(self.since) {
-            waited if waited < FOR_STRANGERS => AllocateStage::Strangers,
+            waited if waited < FOR_UNKNOWN_PODS => AllocateStage::UnknownPods,
             waited if waited < ALLOCATE_WITHIN => AllocateStage::Claims,
             _ => AllocateStage::Over,
         }
     }
 }
 
-/// The patience with one call of `PreStartContainer`.
+/// How long one call of `PreStartContainer` waits.
 #[derive(Clone, Copy, Debug)]
-pub struct StartPatience {
+pub struct StartWait {
     since: Monotonic,
     waits: bool,
 }
 
-/// What becomes of a start that cannot be judged yet.
+/// What happens to a start that cannot be judged yet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StartStep {
     /// It waits.
@@ -79,22 +79,22 @@ pub enum StartStep {
     TooLate,
 }
 
-/// What the agent asks PodResources for.
+/// What the agent reads in PodResources.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ListingUse {
     /// Nothing.
     Unused,
-    /// For the pod's name, in case the start must be refused as too late.
+    /// The pod's name, in case the start must be refused as too late.
     Name,
-    /// For the container that holds the ids, in place of the checkpoint.
+    /// The container that holds the ids, in place of the checkpoint.
     Holder,
 }
 
-impl StartPatience {
-    /// The patience with a start that comes now.
+impl StartWait {
+    /// The wait of a start that comes now.
     #[must_use]
-    pub fn new(now: Monotonic) -> StartPatience {
-        StartPatience { since: now, waits: false }
+    pub fn new(now: Monotonic) -> StartWait {
+        StartWait { since: now, waits: false }
     }
 
     /// The time of the call.
@@ -109,18 +109,18 @@ impl StartPatience {
         now.since(self.since)
     }
 
-    /// What the agent asks PodResources for, while the start waits for `what`.
+    /// What the agent reads in PodResources, while the start waits for `what`.
     #[must_use]
     pub fn listing_use(&self, what: WaitReason, checkpoint_read: bool, now: Monotonic) -> ListingUse {
         let waited = self.waited(now);
         match what {
             WaitReason::Checkpoint if !checkpoint_read || waited > UNREADABLE => ListingUse::Holder,
-            _ if waited + ASK >= START_WITHIN => ListingUse::Name,
+            _ if waited + LISTING_BEFORE >= START_WITHIN => ListingUse::Name,
             WaitReason::Checkpoint | WaitReason::Pod => ListingUse::Unused,
         }
     }
 
-    /// The start cannot be judged yet: whether it waits on.
+    /// The start cannot be judged yet: returns whether it continues to wait.
     #[must_use]
     pub fn step(&mut self, now: Monotonic) -> StartStep {
         if self.waited(now) >= START_WITHIN {
@@ -143,24 +143,24 @@ mod tests {
     }
 
     #[test]
-    fn an_allocate_waits_for_strangers_first_and_then_for_claims_only() {
-        let patience = AllocatePatience::new(at(10_000));
+    fn an_allocate_waits_for_unknown_pods_first_and_then_for_claims_only() {
+        let wait = AllocateWait::new(at(10_000));
         for (millis, stage) in [
-            (9_000, AllocateStage::Strangers),
-            (10_000, AllocateStage::Strangers),
-            (10_999, AllocateStage::Strangers),
+            (9_000, AllocateStage::UnknownPods),
+            (10_000, AllocateStage::UnknownPods),
+            (10_999, AllocateStage::UnknownPods),
             (11_000, AllocateStage::Claims),
             (13_999, AllocateStage::Claims),
             (14_000, AllocateStage::Over),
             (99_000, AllocateStage::Over),
         ] {
-            assert_eq!(patience.stage(at(millis)), stage, "{millis}");
+            assert_eq!(wait.stage(at(millis)), stage, "{millis}");
         }
     }
 
     #[test]
-    fn a_start_waits_once_for_the_count_and_is_too_late_after_its_time() {
-        let mut patience = StartPatience::new(at(1_000));
+    fn a_waiting_start_is_counted_once_and_is_too_late_after_its_time() {
+        let mut wait = StartWait::new(at(1_000));
         for (millis, step) in [
             (1_000, StartStep::Waits { first: true }),
             (1_020, StartStep::Waits { first: false }),
@@ -168,14 +168,14 @@ mod tests {
             (26_000, StartStep::TooLate),
             (27_000, StartStep::TooLate),
         ] {
-            assert_eq!(patience.step(at(millis)), step, "{millis}");
+            assert_eq!(wait.step(at(millis)), step, "{millis}");
         }
     }
 
     #[test]
-    fn pod_resources_is_asked_where_the_checkpoint_says_nothing_and_for_the_name_before_a_refusal() {
+    fn pod_resources_is_read_where_the_checkpoint_lacks_the_container_and_before_a_refusal() {
         use WaitReason::{Checkpoint, Pod};
-        let patience = StartPatience::new(at(0));
+        let wait = StartWait::new(at(0));
         for (what, read, millis, expected) in [
             (Checkpoint, true, 0, ListingUse::Unused),
             (Checkpoint, true, 1_000, ListingUse::Unused),
@@ -185,20 +185,20 @@ mod tests {
             (Pod, false, 22_999, ListingUse::Unused),
             (Pod, true, 23_000, ListingUse::Name),
         ] {
-            assert_eq!(patience.listing_use(what, read, at(millis)), expected, "{what:?} {read} {millis}");
+            assert_eq!(wait.listing_use(what, read, at(millis)), expected, "{what:?} {read} {millis}");
         }
     }
 
     proptest! {
         /// However often and whenever a call is looked at: it is never refused before its time, never held for as long
-        /// as the kubelet waits, and a refusal stands.
+        /// as the kubelet waits, and a refusal is final.
         #[test]
-        fn no_call_is_refused_early_and_none_waits_for_as_long_as_kubelet(
+        fn no_call_is_refused_early_and_none_waits_as_long_as_the_kubelet(
             began in 0_u64..1_000_000,
             pauses in prop::collection::vec(0_u64..5_000, 1..40),
         ) {
-            let (mut start, allocate) = (StartPatience::new(at(began)), AllocatePatience::new(at(began)));
-            let (mut now, mut waits, mut stage) = (began, 0, AllocateStage::Strangers);
+            let (mut start, allocate) = (StartWait::new(at(began)), AllocateWait::new(at(began)));
+            let (mut now, mut waits, mut stage) = (began, 0, AllocateStage::UnknownPods);
             let mut is_late = false;
             for pause in pauses {
                 now += pause;
