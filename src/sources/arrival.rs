@@ -59,7 +59,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_that_sees_nothing_of_what_the_runtime_mounts_tells_nothing() {
+    fn a_process_without_any_runtime_mount_gives_no_answer() {
         let limits = "/etc/gpu-steward/limits.json";
         let see = |points: &[&str]| {
             let line = |point: &&str| format!("23 28 8:1 / {point} rw - ext4 /dev/sda rw\n");

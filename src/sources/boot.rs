@@ -23,7 +23,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn this_machine_has_one_and_nonsense_is_none() {
+    fn the_boot_id_is_read_and_malformed_text_is_an_error() {
         let id = boot_id(Path::new("/proc")).unwrap();
         assert_eq!(boot_id(Path::new("/proc")).unwrap(), id);
         let folder = tempfile::tempdir().unwrap();

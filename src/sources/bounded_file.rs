@@ -96,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn only_regular_files_are_read_and_nothing_is_waited_for() {
+    fn fifos_and_directories_are_refused_without_blocking() {
         let folder = tempfile::tempdir().unwrap();
         let at = |name: &str| folder.path().join(name);
         fs::write(at("file"), "1").unwrap();
@@ -113,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_is_replaced_or_written_has_another_stamp() {
+    fn a_replaced_file_has_another_stamp() {
         let folder = tempfile::tempdir().unwrap();
         let (path, next) = (folder.path().join("file"), folder.path().join("next"));
         fs::write(&path, "1").unwrap();

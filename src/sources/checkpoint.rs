@@ -111,7 +111,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_unreadable_entry_is_reported_if_it_is_ours() {
+    fn an_unreadable_entry_is_reported_only_for_the_agents_resource() {
         let folder = tempfile::tempdir().unwrap();
         let entry = |uid: &str, resource: &str, answer: &str| {
             format!(

@@ -25,7 +25,7 @@ fn nanos(time: Timespec) -> u64 {
 #[cfg(test)]
 mod tests {
     #[test]
-    fn time_goes_forward() {
+    fn the_clocks_do_not_run_backwards() {
         let first = super::now();
         let second = super::now();
         assert!(second.monotonic >= first.monotonic);

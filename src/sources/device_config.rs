@@ -37,7 +37,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn settings_of_this_node_win_and_what_is_no_configuration_says_why() {
+    fn node_settings_override_common_settings_and_a_broken_file_is_an_error() {
         let folder = tempfile::tempdir().unwrap();
         let (path, node) = (folder.path().join("device-config.yaml"), NodeName::parse("node-1").unwrap());
         assert!(read(&path, &node).is_err(), "no file");

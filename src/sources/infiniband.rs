@@ -127,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn ports_are_read_with_what_they_count_and_where_they_sit() {
+    fn ports_are_read_with_their_counters_pci_path_and_numa_node() {
         let sysfs = tempfile::tempdir().unwrap();
         let slot = sysfs.path().join("devices/pci0000:15/0000:15:01.0/0000:19:00.0");
         let device = slot.join("infiniband/mlx5_0");
@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn a_machine_without_such_devices_has_no_ports_and_a_strange_one_no_more_than_the_bound() {
+    fn a_host_without_infiniband_has_no_ports_and_the_number_of_ports_is_bounded() {
         let sysfs = tempfile::tempdir().unwrap();
         let roots = HostRoots { sysfs: sysfs.path().to_owned(), ..HostRoots::default() };
         assert!(Infiniband::new(&roots).read(&mut KernelFileReader::default()).is_empty());

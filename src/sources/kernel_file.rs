@@ -341,7 +341,7 @@ mod tests {
     use std::os::unix::fs::symlink;
 
     #[test]
-    fn only_regular_files_are_read_and_nothing_is_waited_for() {
+    fn only_regular_files_are_read_and_a_fifo_does_not_block() {
         let root = tempfile::tempdir().unwrap();
         let at = |name: &str| root.path().join(name).as_os_str().as_bytes().to_vec();
         std::fs::write(root.path().join("file"), "42\n").unwrap();
@@ -369,7 +369,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_longer_than_the_buffer_is_read_whole_and_one_beyond_the_bound_is_refused() {
+    fn a_file_longer_than_the_buffer_is_read_completely_and_one_beyond_the_limit_is_refused() {
         let root = tempfile::tempdir().unwrap();
         let path = root.path().join("file");
         let mut reader = KernelFileReader::default();
@@ -391,7 +391,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_become_parts_of_paths() {
+    fn numbers_are_formatted_in_decimal() {
         for number in [0, 7, 10, 4_194_304, u32::MAX] {
             assert_eq!(KernelFileReader::decimal(number, &mut [0; 10]), number.to_string().as_bytes());
         }

@@ -122,7 +122,7 @@ mod tests {
     use std::sync::mpsc;
 
     #[test]
-    fn only_lines_after_the_start_are_reported_and_they_may_come_in_pieces() {
+    fn only_lines_after_the_start_are_reported_even_if_they_arrive_in_pieces() {
         let mut file = tempfile::NamedTempFile::new().unwrap();
         writeln!(file, "4,1,1,-;NVRM: Xid (PCI:0000:01:00): 31, pid=1, name=old").unwrap();
         let (sender, receiver) = mpsc::channel();

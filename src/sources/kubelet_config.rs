@@ -49,7 +49,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn the_word_is_found_and_other_kinds_of_values_are_none() {
+    fn the_policy_is_read_and_values_of_other_types_are_none() {
         let found = |text: &str| parse_topology_policy(text).map(|word| word.unwrap_or_default());
         assert_eq!(
             found("kind: KubeletConfiguration\ntopologyManagerPolicy: restricted\n").as_deref(),
@@ -63,7 +63,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_cannot_be_read_is_an_error_and_not_a_file_without_the_key() {
+    fn an_unreadable_kubelet_configuration_is_an_error() {
         let root = tempfile::tempdir().unwrap();
         assert!(matches!(topology_policy(root.path()), Err(KubeletConfigError::Unread(_))));
         let path = root.path().join(FILE);
@@ -77,7 +77,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_text_makes_it_panic(bytes in prop::collection::vec(any::<u8>(), 0..200), word in "[a-z-]{0,20}") {
+        fn no_text_makes_the_policy_parser_panic(bytes in prop::collection::vec(any::<u8>(), 0..200), word in "[a-z-]{0,20}") {
             let _ = parse_topology_policy(&String::from_utf8_lossy(&bytes));
             prop_assert_eq!(parse_topology_policy(&format!("{KEY}: '{word}'\n")), Ok(Some(word)));
         }

@@ -126,7 +126,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_plugin_with_one_of_our_devices_is_named_and_others_are_not() {
+    async fn a_plugin_that_lists_one_of_the_agents_devices_is_found() {
         let folder = tempfile::tempdir().unwrap();
         let ours = |id: &str| id == "GPU-2";
         let find = |but: &[&str]| {

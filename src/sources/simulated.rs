@@ -233,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn simulated_gpus_are_the_nodes_own_and_the_same_after_every_restart() {
+    fn simulated_uuids_differ_between_nodes_and_stay_after_a_restart() {
         let uuids = |node: &str| {
             let (reporter, mut receiver) = Reporter::channel();
             let stop = CancellationToken::new();
@@ -249,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn deadlines_keep_their_grid_and_leave_out_what_was_missed() {
+    fn simulated_deadlines_stay_on_the_grid_and_missed_ones_are_skipped() {
         let begin = Instant::now();
         let second = Duration::from_secs(1);
         assert_eq!(after(begin, second, begin + Duration::from_millis(300)), begin + second);

@@ -95,7 +95,7 @@ mod tests {
     }
 
     #[test]
-    fn pauses_grow_and_begin_again_after_success() {
+    fn pauses_double_and_start_again_after_a_success() {
         let mut failures = failures();
         let pauses: Vec<u64> = (0..3).map(|_| failures.failed(FailureSeverity::Broken, &"x").1.as_secs()).collect();
         assert_eq!(pauses, [1, 2, 4]);
@@ -104,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn absence_counts_only_where_the_source_is_wanted_or_was_there() {
+    fn a_missing_source_counts_only_if_it_is_required_or_existed_before() {
         let mut never_there = failures();
         assert_eq!(never_there.failed(FailureSeverity::Absent, &"x").0, None);
         assert_eq!(never_there.failed(FailureSeverity::Broken, &"x").0, Some(ErrorCounter::CriFailed));

@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn a_ticket_whose_record_is_torn_missing_or_of_another_ticket_hides_no_other() {
+    fn an_unusable_ticket_record_hides_no_other_record() {
         let state = tempfile::tempdir().unwrap();
         let state = state.path();
         assert_eq!(issued_tickets(state), []);
@@ -198,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn limits_are_those_of_the_pods_that_are_asked_for_and_a_torn_file_hides_no_other() {
+    fn only_limits_of_the_given_pods_are_read_and_a_torn_file_hides_no_other() {
         let state = tempfile::tempdir().unwrap();
         let state = state.path();
         let pods = BTreeSet::from([1, 2, 3].map(uid));
@@ -235,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_found_about_cdi_is_known_where_its_file_is_whole() {
+    fn cdi_support_is_read_only_from_a_complete_file() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join(binding_file::FILE);
         assert_eq!(cdi_support(folder.path()), None);

@@ -137,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn the_file_of_the_later_folder_counts_and_a_broken_one_leaves_the_other() {
+    fn the_later_folder_has_priority_and_a_broken_file_is_skipped() {
         let root = tempfile::tempdir().unwrap();
         let folders = [root.path().join("etc"), root.path().join("run"), root.path().join("none")];
         for folder in &folders[..2] {
@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_used_says_why() {
+    fn an_unusable_spec_gives_a_reason() {
         let root = tempfile::tempdir().unwrap();
         let loose = r#"{"cdiVersion":"0.5.0","kind":"nvidia.com/gpu","containerEdits":{"deviceNodes":[{"path":"/dev/nvidia0"}]},"devices":[{"name":"0","containerEdits":{"env":["A=b"]}}]}"#;
         for (name, text, word) in [

@@ -255,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn a_hierarchy_mounted_above_our_namespace_is_noticed() {
+    fn a_hierarchy_mounted_above_the_agents_namespace_is_detected() {
         let (base, roots) = tree(&["proc/self/ns/x"]);
         std::os::unix::fs::symlink("cgroup:[4026532000]", base.path().join("proc/self/ns/cgroup")).unwrap();
         let at = roots.cgroup.to_str().unwrap();

@@ -260,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn pods_and_containers_are_found_once_and_new_ones_at_the_next_walk() {
+    fn pods_and_containers_are_found_once_and_new_ones_by_the_next_walk() {
         let base = tempfile::tempdir().unwrap();
         let pod = format!("/kubepods/burstable/pod{UID}");
         let make = |path: &str| fs::create_dir_all(base.path().join(&path[1..])).unwrap();
@@ -309,7 +309,7 @@ mod tests {
     }
 
     #[test]
-    fn what_finds_no_room_is_counted_and_found_later() {
+    fn cgroups_that_the_caller_cannot_keep_are_counted_and_found_later() {
         let base = tempfile::tempdir().unwrap();
         for n in 0..5 {
             fs::create_dir_all(base.path().join("docker").join(id(n))).unwrap();

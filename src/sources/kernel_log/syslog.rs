@@ -165,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn what_follows_the_last_answer_is_new_also_where_its_beginning_has_left_the_log() {
+    fn lines_after_the_end_of_the_last_read_are_new_even_if_its_beginning_left_the_log() {
         let seen = Seen::of(b"<6>[    1.000000] one\n<6>[    2.000000] two\n");
         assert!(new(&seen, "<6>[    1.000000] one\n<6>[    2.000000] two\n").is_empty());
         let more = "<6>[    1.000000] one\n<6>[    2.000000] two\n<4>[    2.000000] three\n";
@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn after_an_overtaking_only_lines_with_a_later_time_are_new() {
+    fn after_an_overrun_only_lines_with_a_later_time_are_new() {
         let seen = Seen::of(b"<6>[    1.000000] one\n<6>[    2.000000] two\n");
         assert_eq!(seen.time, Some(2_000_000));
         // A continued record: the line has changed, and the lines before it are old.
@@ -190,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn only_a_time_at_the_begin_of_a_line_is_one() {
+    fn a_time_is_read_only_at_the_beginning_of_a_line() {
         assert_eq!(time(b"<12>[48497.945067] text [1.0]"), Some(48_497_945_067));
         assert_eq!(time(b"[    0.000001] text"), Some(1));
         for line in ["", "<", "<6>", "<6>[", "<6>[1]", "text [1.000000]", "[18446744073709551615.0]", "[-1.000000]"] {

@@ -168,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn the_image_is_what_the_author_wrote_where_the_runtime_tells_it() {
+    fn the_image_is_the_one_that_the_user_specified_if_the_runtime_reports_it() {
         let spec = |image: &str, user: &str| Some(ImageSpec { image: image.into(), user_specified_image: user.into() });
         for (spec, reference, expect) in [
             (spec("sha256:1", "app:1"), "sha256:2", Some("app:1")),
@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn a_container_that_kubelet_did_not_make_has_no_names() {
+    fn a_container_that_the_kubelet_did_not_create_has_no_names() {
         assert_eq!(of_container(&labelled(&[("io.kubernetes.pod.name", "train-0")])), None);
         assert_eq!(of_container(&labelled(&[])), None);
     }
@@ -198,7 +198,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn whatever_a_runtime_says_is_names_fit_to_be_shown_or_nothing(
+        fn any_response_of_a_runtime_gives_printable_names_or_none(
             id in text(ID, 80), name in text("train-0", 300), uid in ".{0,40}", namespace in text("nlp", 300),
             container in text("main", 300), image in text("app:1", 600),
         ) {
@@ -216,7 +216,7 @@ mod tests {
         }
 
         #[test]
-        fn bytes_that_are_decoded_as_answers_are_names_in_order_or_nothing(bytes: Vec<u8>) {
+        fn any_bytes_decoded_as_responses_give_sorted_names_or_none(bytes: Vec<u8>) {
             use prost::Message;
             let containers = proto::cri::ListContainersResponse::decode(&*bytes).unwrap_or_default().containers;
             let sandboxes = proto::cri::ListPodSandboxResponse::decode(&*bytes).unwrap_or_default().items;

@@ -156,7 +156,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_links_of_containers_are_taken_and_names_that_are_no_text_are_passed_over() {
+    fn only_container_log_links_are_read_and_names_that_are_not_utf8_are_skipped() {
         let folder = tempfile::tempdir().unwrap();
         let id = "a".repeat(64);
         for name in [format!("train-0_ml_main-{id}.log"), "notes.txt".into(), "x_y_z.log".into()] {

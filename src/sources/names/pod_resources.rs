@@ -115,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn one_entry_a_device_and_one_entry_a_resource_are_the_same() {
+    fn one_entry_per_device_and_one_entry_per_resource_give_the_same_result() {
         let new = gather(ListPodResourcesResponse {
             pod_resources: vec![pod("a", &[("nvidia.com/gpu", &["g-2"]), ("nvidia.com/gpu", &["g-1"])])],
         });
@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn more_devices_than_any_node_has_are_left_out() {
+    fn devices_beyond_the_limit_are_left_out() {
         let many: Vec<String> = (0..MAX_DEVICES + 10).map(|n| n.to_string()).collect();
         let many: Vec<&str> = many.iter().map(String::as_str).collect();
         let told = gather(ListPodResourcesResponse { pod_resources: vec![pod("a", &[("x", &many), ("y", &["1"])])] });
@@ -142,7 +142,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn whatever_kubelet_lists_is_in_order_each_once_and_nothing_is_lost_or_made_up(
+        fn gathered_devices_are_sorted_and_unique_and_those_of_the_response(
             listed in prop::collection::vec(
                 (("[ab]?", "[ab]?"), "[ab]?", "[ab]?", prop::collection::vec("[a-d]?", 0..4)), 0..12),
         ) {
@@ -165,7 +165,7 @@ mod tests {
         }
 
         #[test]
-        fn bytes_that_are_decoded_as_an_answer_are_devices_or_nothing(bytes: Vec<u8>) {
+        fn any_bytes_decoded_as_a_response_give_devices_or_none(bytes: Vec<u8>) {
             let listed: ListPodResourcesResponse = prost::Message::decode(&*bytes).unwrap_or_default();
             prop_assert!(gather(listed).iter().all(|devices| !devices.ids.is_empty()));
         }

@@ -158,7 +158,7 @@ async fn containers_and_sandboxes_get_their_names_and_only_changes_are_reported(
 }
 
 #[tokio::test]
-async fn a_runtime_that_goes_and_comes_back_is_found_again() {
+async fn a_runtime_that_stops_and_returns_is_found_again() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("cri.sock");
     let says = watch::Sender::new(Ok(vec![container("a", "main")]));
@@ -182,7 +182,7 @@ async fn a_runtime_that_goes_and_comes_back_is_found_again() {
 }
 
 #[tokio::test]
-async fn a_socket_that_hangs_costs_two_seconds_and_no_more() {
+async fn a_request_to_a_hanging_socket_times_out() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("cri.sock");
     let _listener = std::os::unix::net::UnixListener::bind(&path).unwrap();
@@ -194,7 +194,7 @@ async fn a_socket_that_hangs_costs_two_seconds_and_no_more() {
 }
 
 #[tokio::test]
-async fn a_socket_that_speaks_garbage_is_an_error_that_names_it() {
+async fn garbage_from_a_socket_is_an_error_that_names_the_socket() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("kubelet.sock");
     let listener = UnixListener::bind(&path).unwrap();
@@ -211,7 +211,7 @@ async fn a_socket_that_speaks_garbage_is_an_error_that_names_it() {
 }
 
 #[tokio::test]
-async fn an_answer_beyond_all_bounds_is_refused() {
+async fn a_response_beyond_the_size_limit_is_refused() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("cri.sock");
     let mut huge = container("a", "main");
@@ -226,7 +226,7 @@ async fn an_answer_beyond_all_bounds_is_refused() {
 }
 
 #[tokio::test]
-async fn kubelet_tells_devices_and_may_ask_us_to_come_back_later() {
+async fn the_kubelet_lists_devices_and_its_rate_limit_is_not_a_failure() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("kubelet.sock");
     let device = Listed { resource_name: "nvidia.com/gpu".into(), device_ids: vec!["GPU-1-0".into()] };
@@ -251,7 +251,7 @@ async fn kubelet_tells_devices_and_may_ask_us_to_come_back_later() {
 }
 
 #[tokio::test]
-async fn links_that_come_and_go_are_reported_soon() {
+async fn added_and_removed_log_links_are_reported() {
     let folder = tempfile::tempdir().unwrap();
     let place = folder.path().join("containers");
     std::fs::create_dir(&place).unwrap();
@@ -275,7 +275,7 @@ async fn links_that_come_and_go_are_reported_soon() {
 }
 
 #[tokio::test]
-async fn without_sources_nothing_is_reported_and_stop_is_immediate() {
+async fn without_sources_no_error_is_counted_and_stop_ends_the_task() {
     let folder = tempfile::tempdir().unwrap();
     let settings = Settings {
         cri_socket: CriSocket::Auto,
@@ -293,7 +293,7 @@ async fn without_sources_nothing_is_reported_and_stop_is_immediate() {
 }
 
 #[tokio::test]
-async fn a_socket_that_was_asked_for_and_is_not_there_is_counted() {
+async fn a_missing_socket_that_a_setting_names_is_counted() {
     let folder = tempfile::tempdir().unwrap();
     let settings = Settings {
         cri_socket: CriSocket::At(folder.path().join("no-runtime.sock")),
@@ -314,7 +314,7 @@ async fn a_socket_that_was_asked_for_and_is_not_there_is_counted() {
 }
 
 #[tokio::test]
-async fn five_thousand_containers_are_named_in_one_answer() {
+async fn five_thousand_containers_are_named_in_one_response() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("cri.sock");
     let many = (0..5000).map(|n| Container { id: format!("{n:064x}"), ..container("a", "main") }).collect();
@@ -327,7 +327,7 @@ async fn five_thousand_containers_are_named_in_one_answer() {
 }
 
 #[tokio::test]
-async fn a_runtime_says_how_it_is_set_up_when_it_is_asked_for_everything() {
+async fn a_runtime_reports_its_configuration_in_a_verbose_status() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("cri.sock");
     let says = watch::Sender::new(Ok(vec![]));

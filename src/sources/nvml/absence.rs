@@ -57,7 +57,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_code_of_nvml_has_its_reason() {
+    fn every_nvml_error_code_maps_to_a_reason() {
         for (code, why) in [
             (1, Absence::Nvml(1)),
             (2, Absence::Nvml(2)),

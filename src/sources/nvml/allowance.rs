@@ -43,7 +43,7 @@ mod tests {
     const SECOND: u64 = 1_000_000_000;
 
     #[test]
-    fn a_burst_is_allowed_and_then_one_a_span() {
+    fn a_burst_is_allowed_and_then_one_call_per_interval() {
         let mut allowance = Allowance::new(2, Duration::from_secs(5), Monotonic(100 * SECOND));
         let done: Vec<u64> = (100..120)
             .filter(|second| {
@@ -58,7 +58,7 @@ mod tests {
     }
 
     #[test]
-    fn time_without_need_adds_no_more_than_the_burst() {
+    fn idle_time_adds_no_more_than_the_burst() {
         let mut allowance = Allowance::new(3, Duration::from_millis(1), Monotonic(0));
         assert!(allowance.has(Monotonic(1_000_000 * SECOND)));
         for _ in 0..3 {

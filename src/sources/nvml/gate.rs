@@ -81,7 +81,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn it_is_closed_from_the_asking_until_the_time_is_over_or_it_is_taken_back() {
+    fn the_gate_is_closed_from_a_release_until_its_time_is_over_or_it_is_taken_back() {
         let gate = DriverGate::default();
         let at = Monotonic;
         assert_eq!((gate.closed(at(0)), gate.released(at(0))), (None, None), "nobody has asked");

@@ -168,7 +168,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_call_is_seen_while_it_lasts_and_with_its_gpu() {
+    fn an_overdue_call_is_reported_with_its_gpu_while_it_lasts() {
         let (pulse, patience) = (Heartbeat::default(), DriverPatience::default());
         let stuck = |seconds| pulse.stuck(monotonic().after(Duration::from_secs(seconds)), &patience);
         let named = GpuKey::Uuid(GpuUuid::parse("GPU-a").unwrap());

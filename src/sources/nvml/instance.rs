@@ -120,7 +120,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn profiles_are_named_as_nvidia_names_them() {
+    fn mig_profiles_have_the_names_of_nvidias_tools() {
         for (total_mib, memory_mib, slices, compute, name) in [
             (40_536, 4_864, 1, 1, "1g.5gb"),
             (40_536, 9_856, 2, 2, "2g.10gb"),

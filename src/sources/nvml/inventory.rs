@@ -333,7 +333,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_numa_node_comes_from_the_slot_and_minus_one_is_none() {
+    fn the_numa_node_is_read_from_sysfs_and_minus_one_is_none() {
         let sysfs = tempfile::tempdir().unwrap();
         for (slot, text) in [("0000:65:00.0", "1\n"), ("0000:66:00.0", "-1\n")] {
             let folder = sysfs.path().join("bus/pci/devices").join(slot);

@@ -129,7 +129,7 @@ mod tests {
     use crate::nvml::absence::reason;
 
     #[test]
-    fn the_advice_says_what_was_tried_what_was_answered_and_what_to_do() {
+    fn the_advice_names_the_library_the_error_and_a_remedy() {
         for (error, needed) in [
             (NvmlError::DriverNotLoaded, ["NVIDIA driver is not loaded", "modprobe nvidia"]),
             (NvmlError::NoPermission, ["does not have permission", "/dev/nvidiactl"]),
@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_is_not_there_is_library_not_found() {
+    fn a_missing_library_file_is_reported_as_library_not_found() {
         let missing = open(Some(Path::new("/nonexistent/libnvidia-ml.so.1")), None, &Heartbeat::default()).unwrap_err();
         assert_eq!(missing.why, Absence::LibraryNotFound);
         assert!(missing.advice.contains("/nonexistent/libnvidia-ml.so.1"), "{}", missing.advice);

@@ -487,7 +487,7 @@ mod tests {
     const SECOND: u64 = 1_000_000_000;
 
     #[test]
-    fn deadlines_do_not_drift_and_missed_ones_are_left_out() {
+    fn poll_deadlines_do_not_drift_and_missed_ones_are_skipped() {
         for (now, expected) in
             [(10, 11), (10 * SECOND, 11 * SECOND), (10 * SECOND + 7, 11 * SECOND), (13 * SECOND + 7, 14 * SECOND)]
         {
@@ -497,7 +497,7 @@ mod tests {
     }
 
     #[test]
-    fn gpus_are_spread_over_the_period_once() {
+    fn the_first_deadlines_of_gpus_are_spread_over_the_period() {
         let (now, period) = (Monotonic(100 * SECOND), Duration::from_secs(16));
         assert_eq!(later(Monotonic::default(), period, now, 0), Monotonic(116 * SECOND));
         assert_eq!(later(Monotonic::default(), period, now, 3), Monotonic(113 * SECOND));

@@ -90,7 +90,7 @@ mod tests {
     use model::time::Monotonic;
 
     #[test]
-    fn an_identity_outlives_a_failed_reading_and_a_state_does_not() {
+    fn an_identity_is_kept_when_a_read_fails_and_a_state_is_not() {
         let (old, lost) = (Reading::Measured(1, Monotonic(5)), Reading::Absent(Absence::GpuLost));
         assert_eq!(settle(old, lost), old);
         assert_eq!(renew(old, lost), lost);

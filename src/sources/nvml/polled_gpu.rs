@@ -310,7 +310,7 @@ mod tests {
     use model::time::WallTime;
 
     #[test]
-    fn a_lasting_refusal_stands_for_its_time_and_another_error_not_at_all() {
+    fn a_lasting_refusal_blocks_the_call_for_its_time_and_another_error_does_not() {
         let after = |seconds: u64| Monotonic(0).after(Duration::from_secs(seconds));
         let refusal = |why, lasts| Refusal { why, at: Some(Monotonic(0)), lasts };
         for (why, lasts, seconds, stands) in [
@@ -325,7 +325,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_gpu_says_of_itself_is_a_mean_over_time() {
+    fn the_use_of_a_gpu_is_a_mean_weighted_by_time() {
         let second = |number: u64| Monotonic(number * 1_000_000_000);
         let mut own = OwnUse::default();
         assert_eq!(own.take(), None, "nothing is known");
@@ -339,7 +339,7 @@ mod tests {
     }
 
     #[test]
-    fn stamps_ahead_of_a_clock_that_was_set_back_are_not_believed_for_a_while() {
+    fn after_the_clock_was_set_back_later_timestamps_are_ignored_for_a_while() {
         let at = |seconds: u64, wall: u64| Now {
             monotonic: Monotonic(seconds * 1_000_000_000),
             wall: WallTime(wall * 1_000_000),

@@ -274,7 +274,7 @@ mod tests {
     }
 
     #[test]
-    fn a_list_of_graphics_processes_that_stays_empty_is_asked_rarely() {
+    fn the_graphics_list_is_read_rarely_while_it_stays_empty() {
         const MIB: u64 = Bytes::MIB;
         let mut graphics = Graphics::default();
         assert!(graphics.wanted(Some(500 * MIB), false), "the first time");
@@ -305,7 +305,7 @@ mod tests {
 
     /// Promise 7 in docs/specification.md.
     #[test]
-    fn a_pid_is_attributed_only_if_nothing_speaks_against_it() {
+    fn a_pid_is_attributed_only_if_both_identities_and_the_samples_agree() {
         let one = who(10, ProcessOwner::Host);
         let reused = who(99, ProcessOwner::Host);
         let moved = who(10, ProcessOwner::Unknown);
@@ -324,7 +324,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_in_two_lists_is_one_with_its_memory_counted_once() {
+    fn a_process_in_several_lists_is_counted_once() {
         let info = |memory| ProcessInfo {
             pid: 7,
             used_gpu_memory: UsedGpuMemory::Used(memory),

@@ -290,7 +290,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sample_stands_for_the_time_since_the_last_one_or_for_one_refresh() {
+    fn a_sample_covers_the_time_since_the_previous_one_or_one_refresh() {
         let steady: Vec<(u64, u32)> = (1..=5).map(|second| (second * 10, 80)).collect();
         for (name, samples, window, before, started, expected) in [
             ("a steady load", &steady[..], (0, 50), Some(0), None, 80.0),
@@ -311,7 +311,7 @@ mod tests {
     }
 
     #[test]
-    fn a_clock_that_is_set_forward_makes_no_window_longer() {
+    fn a_clock_that_is_set_forward_does_not_lengthen_the_window() {
         let seconds = Duration::from_secs;
         for (stamped, since, expected) in [
             (5 * SECOND, Some(seconds(5)), 5 * SECOND),
@@ -324,7 +324,7 @@ mod tests {
     }
 
     #[test]
-    fn processes_together_do_no_more_than_the_gpu_and_nothing_is_added_to_them() {
+    fn the_factor_scales_shares_down_to_the_use_of_the_gpu_and_never_up() {
         for (total, own, expected) in [
             (200.0, Some(100.0), 0.5),
             (100.0, Some(4.0), 0.04),
@@ -338,7 +338,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_driver_makes_up_is_dropped_and_an_answer_counts_once() {
+    fn impossible_samples_are_dropped_and_repeated_samples_count_once() {
         let mut record = Record { from: SECOND, to: SECOND, ..Record::default() };
         let garbage = ProcessUtilizationSample { enc_util: 4_000_000_000, ..sample(9, 15, 3) };
         let answer =
@@ -353,7 +353,7 @@ mod tests {
     }
 
     #[test]
-    fn a_driver_that_answers_without_end_is_not_believed_without_end() {
+    fn the_number_of_kept_samples_is_bounded() {
         let mut record = Record { from: 0, to: 0, ..Record::default() };
         let flood =
             |from: u32, sm| (from..from + 20_000).map(|pid| sample(pid, u64::from(pid), sm)).collect::<Vec<_>>();

@@ -75,7 +75,7 @@ mod tests {
     }
 
     #[test]
-    fn each_gpu_reports_its_own_stalled_call_and_all_gpus_one_that_blocks_all() {
+    fn a_stalled_call_is_reported_for_its_gpu_or_for_all_gpus_if_it_blocks_all() {
         let mut stalls = Stalls::default();
         let mut look = |stuck: &[Stuck], reach, again| -> Vec<(u32, Absence)> {
             let news = stalls.news((0..3).map(gpu), stuck, reach, again);

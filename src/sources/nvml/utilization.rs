@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sample_counts_once_however_often_it_is_in_the_buffer() {
+    fn a_sample_that_is_twice_in_the_buffer_counts_once() {
         let buffer = samples(&[(5_000_000, 90), (5_200_000, 10), (5_200_000, 10), (5_400_000, 40)]);
         assert_eq!(
             mean(&buffer, 5_000_000, u64::MAX),
@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_reading_takes_the_last_second_only() {
+    fn the_first_read_uses_only_the_last_second() {
         let buffer = samples(&[(1_000_000, 100), (9_500_000, 20), (10_000_000, 40)]);
         assert_eq!(
             mean(&buffer, 0, u64::MAX),

@@ -131,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn the_same_error_from_both_sources_is_one() {
+    fn the_same_error_from_both_sources_is_reported_once() {
         use XidSource::{KernelLog, Nvml};
         let mut recent = Recent::default();
         for (name, xid, first) in [
@@ -147,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn the_process_that_only_the_log_names_is_news_once() {
+    fn a_process_that_only_the_log_names_is_reported_once() {
         let named = |xid: Xid| Xid { pid: Some(77), ..xid };
         let mut recent = Recent::default();
         assert_eq!(recent.news(&xid("GPU-a", 31, XidSource::Nvml, 100)), News::Error);
@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn a_flood_is_remembered_up_to_the_bound() {
+    fn the_number_of_remembered_errors_is_bounded() {
         let mut recent = Recent::default();
         for code in 0..10_000 {
             assert_eq!(recent.news(&xid("GPU-a", code, XidSource::Nvml, 1)), News::Error);

@@ -65,7 +65,7 @@ fn a_process_is_identified_with_its_container() {
 }
 
 #[test]
-fn a_torn_stat_is_no_process() {
+fn a_truncated_stat_gives_no_process() {
     let tree = Tree::new();
     tree.process(10, 500, b"x", "0::/\n");
     tree.write("proc/10/stat", "10 (x) S 1 1");
@@ -84,7 +84,7 @@ fn start_times_are_given_on_the_wall_clock() {
 }
 
 #[test]
-fn names_of_a_million_cgroups_take_no_more_room_than_the_bound() {
+fn the_number_of_kept_identities_is_bounded() {
     let mut known = HashMap::new();
     for n in 0..3 * u32::try_from(MAX_CGROUPS).unwrap() {
         let path = container(n);
@@ -95,7 +95,7 @@ fn names_of_a_million_cgroups_take_no_more_room_than_the_bound() {
 }
 
 #[test]
-fn where_paths_lie_processes_are_found_in_the_mounted_hierarchy() {
+fn in_a_private_cgroup_namespace_owners_are_found_by_a_walk() {
     let tree = Tree::new();
     let at = tree.roots().cgroup;
     tree.write("proc/self/mountinfo", format!("1 2 0:3 /../../.. {} rw - cgroup2 x rw\n", at.display()));
@@ -125,7 +125,7 @@ fn where_paths_lie_processes_are_found_in_the_mounted_hierarchy() {
 }
 
 #[test]
-fn without_reliable_paths_and_mounts_no_owner_is_known() {
+fn in_a_private_cgroup_namespace_without_a_hierarchy_no_owner_is_known() {
     let tree = Tree::new();
     let at = tree.roots().cgroup;
     tree.write("proc/self/mountinfo", format!("1 2 0:3 /.. {} rw - cgroup2 x rw\n", at.display()));

@@ -282,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn what_disks_and_interfaces_counted_stays_in_the_sum_when_they_go() {
+    fn counts_of_removed_disks_and_interfaces_stay_in_the_sum() {
         let base = tempfile::tempdir().unwrap();
         let roots = HostRoots { procfs: base.path().join("p"), cgroup: "/".into(), sysfs: base.path().join("s") };
         let mut reader = KernelFileReader::default();
@@ -339,7 +339,7 @@ mod tests {
     }
 
     #[test]
-    fn a_containers_own_network_is_not_the_machines() {
+    fn the_network_of_the_agents_container_is_not_reported_as_the_hosts() {
         let base = tempfile::tempdir().unwrap();
         let roots = HostRoots { procfs: base.path().into(), cgroup: "/".into(), sysfs: base.path().join("s") };
         counted(&roots.procfs, &[], &[("eth0", 10)]);
@@ -352,7 +352,7 @@ mod tests {
     }
 
     #[test]
-    fn whole_disks_and_outer_interfaces_are_summed() {
+    fn whole_disks_and_external_interfaces_are_summed() {
         let base = tempfile::tempdir().unwrap();
         let roots = HostRoots { procfs: base.path().join("p"), cgroup: "/".into(), sysfs: base.path().join("s") };
         fs::create_dir_all(roots.procfs.join("1/net")).unwrap();
@@ -389,7 +389,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_tasks_kills_and_pressure_of_the_machine() {
+    fn memory_tasks_oom_kills_and_pressure_of_the_host_are_read() {
         let base = tempfile::tempdir().unwrap();
         let roots = HostRoots { procfs: base.path().into(), cgroup: "/".into(), sysfs: base.path().into() };
         let write = |name: &str, text: &str| fs::write(roots.procfs.join(name), text).unwrap();
@@ -438,7 +438,7 @@ mod tests {
     }
 
     #[test]
-    fn this_machine_can_be_read() {
+    fn the_host_of_the_test_can_be_read() {
         let (mut host, mut reader) = (HostReader::new(&HostRoots::default()), KernelFileReader::default());
         host.find_disks(&mut reader);
         for _ in 0..2 {

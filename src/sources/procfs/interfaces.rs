@@ -144,7 +144,7 @@ mod tests {
     const ALL: [&str; 10] = ["lo", "eth0", "eth1", "bond0", "bond0.100", "br0", "wg0", "vf0", "rep0", "custom"];
 
     #[test]
-    fn those_with_a_device_are_counted_and_none_twice() {
+    fn interfaces_with_a_device_are_counted_once() {
         let base = tempfile::tempdir().unwrap();
         let roots = HostRoots { procfs: base.path().join("p"), cgroup: "/".into(), sysfs: base.path().join("s") };
         let mut interfaces = Interfaces::new(&roots);
@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn names_tell_inner_from_outer() {
+    fn internal_interfaces_are_recognised_by_name() {
         for outer in ["eth0", "ens3", "enp1s0f0np0", "eno1", "ib0", "wlan0", "brcm0", "wwan0", "eni0", "venet0"] {
             assert!(outer_by_name(outer.as_bytes()), "{outer}");
         }
@@ -200,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sysfs_of_another_network_is_not_asked() {
+    fn sysfs_of_another_network_namespace_is_not_used() {
         let base = tempfile::tempdir().unwrap();
         let procfs = part(base.path());
         let mut reader = KernelFileReader::default();

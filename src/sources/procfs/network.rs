@@ -245,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn totals_carry_on_over_resets_new_namespaces_and_lost_interfaces() {
+    fn totals_continue_after_counter_resets_new_namespaces_and_removed_interfaces() {
         let root = tempfile::tempdir().unwrap();
         let (root, mut totals) = (root.path(), NetworkTotals::default());
         for (inode, interfaces, total, why) in [
@@ -262,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn any_living_process_will_do() {
+    fn totals_are_read_through_any_living_process() {
         let root = tempfile::tempdir().unwrap();
         let (root, mut totals) = (root.path(), NetworkTotals::default());
         process(root, 10, 7, &[("eth0", 100)]);
@@ -277,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn the_hosts_namespace_is_not_a_pods() {
+    fn a_pod_in_the_hosts_network_namespace_has_no_totals() {
         let root = tempfile::tempdir().unwrap();
         let (root, mut totals) = (root.path(), NetworkTotals::default());
         process(root, 10, 1, &[("eth0", 100)]);
@@ -322,7 +322,7 @@ mod tests {
     }
 
     #[test]
-    fn a_number_that_is_used_again_is_not_read_through() {
+    fn a_reused_pid_is_not_read() {
         let root = tempfile::tempdir().unwrap();
         let (root, mut totals) = (root.path(), NetworkTotals::default());
         process(root, 10, 7, &[("eth0", 100)]);
@@ -332,7 +332,7 @@ mod tests {
     }
 
     #[test]
-    fn a_torn_file_adds_nothing() {
+    fn a_truncated_counter_file_adds_nothing() {
         let root = tempfile::tempdir().unwrap();
         let (root, mut totals) = (root.path(), NetworkTotals::default());
         process(root, 10, 7, &[("eth0", 100), ("eth1", 1)]);

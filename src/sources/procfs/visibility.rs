@@ -48,7 +48,7 @@ mod tests {
     use std::os::unix::fs::symlink;
 
     #[test]
-    fn the_pid_namespace_is_recognised_by_our_own_link_and_pid() {
+    fn visibility_is_detected_from_the_agents_pid_namespace_and_pid() {
         let own = std::process::id();
         for (number, link, sight) in [
             (own, Some(0xeffffffc_u64), ProcVisibility::Machine),

@@ -95,7 +95,7 @@ mod tests {
     use std::time::Instant;
 
     #[test]
-    fn deadlines_do_not_drift_and_what_was_missed_is_skipped() {
+    fn deadlines_stay_on_the_grid_and_missed_ones_are_skipped() {
         let second = 1_000_000_000;
         let mut deadlines = Deadlines::new(Duration::from_secs(1), Monotonic(0));
         for (now, at, missed) in [

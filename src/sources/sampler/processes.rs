@@ -319,7 +319,7 @@ mod tests {
     }
 
     #[test]
-    fn processes_are_seen_with_their_containers_and_forgotten_when_they_end() {
+    fn processes_are_reported_with_their_containers_until_they_end() {
         let root = folder();
         process(root.path(), 7, 100, 5);
         process(root.path(), 8, 101, 5);
@@ -351,7 +351,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_that_is_moved_is_its_new_containers() {
+    fn a_process_that_moves_belongs_to_its_new_container() {
         let root = folder();
         process(root.path(), 7, 100, 5);
         let at = root.path().join("7");
@@ -380,7 +380,7 @@ mod tests {
     }
 
     #[test]
-    fn a_proc_that_cannot_be_listed_is_absent_with_the_reason_and_logged_once() {
+    fn a_proc_that_cannot_be_listed_is_absent_with_the_reason() {
         let root = folder();
         process(root.path(), 7, 100, 5);
         let mut processes = passes(root.path());
@@ -394,7 +394,7 @@ mod tests {
     }
 
     #[test]
-    fn the_busiest_are_kept_when_there_are_too_many() {
+    fn the_busiest_processes_are_kept_if_there_are_too_many() {
         let root = folder();
         let count = u32::try_from(MAX_PROCESSES).unwrap() + 50;
         for pid in 1..=count {
@@ -413,7 +413,7 @@ mod tests {
     }
 
     #[test]
-    fn a_shorter_period_may_cost_more() {
+    fn a_shorter_period_allows_a_higher_cost() {
         for (millis, expect) in [(0, 4), (250, 20), (5_000, 400), (60_000, 400)] {
             assert_eq!(share(Duration::from_millis(millis)), expect, "{millis} ms");
         }

@@ -23,7 +23,7 @@ fn next(queue: &mut Observations) -> Observation {
 }
 
 #[test]
-fn the_thread_reports_this_machine_and_ends_at_once() {
+fn the_sampler_thread_reports_the_host_and_ends_at_once() {
     let (reporter, mut queue) = Reporter::channel();
     let stop = CancellationToken::new();
     let thread = spawn(settings(), reporter, stop.clone()).unwrap();
@@ -56,7 +56,7 @@ fn the_thread_reports_this_machine_and_ends_at_once() {
 }
 
 #[test]
-fn a_machine_with_nothing_to_see_is_reported_as_absent() {
+fn unreadable_roots_are_reported_as_absent() {
     let none = tempfile::tempdir().unwrap();
     let at = |name| none.path().join(name);
     let roots = HostRoots { procfs: at("proc"), cgroup: at("cgroup"), sysfs: at("sys") };
@@ -73,7 +73,7 @@ fn a_machine_with_nothing_to_see_is_reported_as_absent() {
 }
 
 #[test]
-fn a_full_queue_is_counted_and_never_waited_for() {
+fn a_full_queue_is_counted_and_does_not_block() {
     let (reporter, mut queue) = Reporter::channel();
     for _ in 0..crate::report::QUEUE {
         reporter.sample(Sample::Host(model::host::HostSample::default()));

@@ -58,7 +58,7 @@ fn within_two_percent(what: &str, ours: f64, independent: f64) {
 /// Starts this test binary again for one task; a line on its input makes it begin.
 fn task(name: &str) -> Command {
     let mut command = Command::new(std::env::current_exe().unwrap());
-    command.args(["--exact", "sampler::truth::no_test_but_the_entry_of_a_child", "--nocapture"]).env(TASK, name);
+    command.args(["--exact", "sampler::truth::entry_of_a_child_process", "--nocapture"]).env(TASK, name);
     command.stdin(Stdio::piped()).stdout(Stdio::piped());
     command
 }
@@ -75,7 +75,7 @@ fn hear(child: &mut Child, wanted: &str) -> String {
 /// Shows nothing by itself: [`task`] enters a second process of this test binary here, because the binary has no `main`
 /// of ours. The tests that start it check its output. Without the variable it ends at once, and counts as passed.
 #[test]
-fn no_test_but_the_entry_of_a_child() {
+fn entry_of_a_child_process() {
     let Ok(task) = std::env::var(TASK) else { return };
     let mut line = String::new();
     std::io::stdin().read_line(&mut line).unwrap();
@@ -108,7 +108,7 @@ fn no_test_but_the_entry_of_a_child() {
 /// Promise 5 in docs/specification.md.
 #[test]
 #[ignore = "needs root: tests/run"]
-fn cpu_time_of_a_busy_loop_is_what_the_loop_itself_counted() {
+fn cpu_time_of_a_busy_loop_equals_its_own_count() {
     let mut pods = Pods::prepare("/sys/fs/cgroup".as_ref()).unwrap();
     let path = pods.add(1, 1, &["sleep", "1000"]).unwrap().containers[0].path.clone();
     let mut table = table(1);
@@ -144,7 +144,7 @@ fn cpu_time_of_a_busy_loop_is_what_the_loop_itself_counted() {
 /// Promise 5 in docs/specification.md.
 #[test]
 #[ignore = "needs root: tests/run"]
-fn memory_that_a_process_touches_is_seen_whole() {
+fn memory_that_a_process_touches_is_measured_completely() {
     let mut pods = Pods::prepare("/sys/fs/cgroup".as_ref()).unwrap();
     let pod = pods.add(1, 1, &["sleep", "1000"]).unwrap();
     let (path, pod) = (pod.containers[0].path.clone(), format!("/kubepods/burstable/pod{}", pod.uid));
@@ -178,7 +178,7 @@ fn ip(arguments: &str) {
 /// Promise 5 in docs/specification.md.
 #[test]
 #[ignore = "needs root: tests/run"]
-fn bytes_over_a_veth_pair_are_what_the_other_end_counted() {
+fn bytes_over_a_veth_pair_equal_the_count_of_the_other_end() {
     let mut pods = Pods::prepare("/sys/fs/cgroup".as_ref()).unwrap();
     let FakePod { uid, containers } = pods.add(1, 2, &["sleep", "1000"]).unwrap();
     let (path, pid) = (format!("/kubepods/burstable/pod{uid}"), containers[0].pid);
@@ -242,7 +242,7 @@ fn compare_with_the_other_end(table: &mut CgroupTable, path: &str, pid: u32) {
 /// Promise 5 in docs/specification.md.
 #[test]
 #[ignore = "needs root: tests/run"]
-fn a_pod_in_the_machines_own_network_namespace_is_not_shown_the_machines_traffic() {
+fn a_pod_in_the_hosts_network_namespace_does_not_show_the_hosts_traffic() {
     let inode = |process: &str| fs::metadata(format!("/proc/{process}/net/dev")).unwrap().ino();
     assert_eq!(inode("self"), inode("1"), "this test must run in the machine's own network namespace");
     drop(Pods::prepare("/sys/fs/cgroup".as_ref()).unwrap());
@@ -294,7 +294,7 @@ const SECONDS: u32 = 6;
 /// Promise 17 in docs/specification.md.
 #[test]
 #[ignore = "needs root: tests/run"]
-fn pods_that_come_and_go_at_fifty_a_second_are_all_seen_and_leave_nothing() {
+fn pods_created_at_fifty_a_second_are_all_sampled_and_leave_no_open_file() {
     let held = || -> Vec<PathBuf> {
         let open = fs::read_dir("/proc/self/fd").unwrap();
         open.filter_map(|file| fs::read_link(file.unwrap().path()).ok()).collect()
@@ -392,7 +392,7 @@ fn best(passes: u32, mut pass: impl FnMut()) -> Duration {
 /// of it) when all cgroups are busy, and 2.0 to 2.9 ms (0.05 to 0.06) when all are idle.
 #[test]
 #[ignore = "needs root: tests/run"]
-fn three_hundred_cgroups_cost_a_fraction_of_reading_their_files_plainly() {
+fn reading_three_hundred_cgroups_costs_a_fraction_of_a_plain_read() {
     let mut pods = Pods::prepare("/sys/fs/cgroup".as_ref()).unwrap();
     for number in 0..100 {
         pods.add(number, 2, &["sleep", "1000"]).unwrap();

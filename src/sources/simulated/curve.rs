@@ -60,7 +60,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn load_is_a_share_and_the_same_each_time_it_is_asked_for() {
+    fn load_is_between_zero_and_one_and_reproducible() {
         for step in 0..20_000 {
             let seconds = 1.7e9 + f64::from(step) * 7.3;
             let at = load(7, seconds);
@@ -70,7 +70,7 @@ mod tests {
     }
 
     #[test]
-    fn load_has_no_steps_but_does_change() {
+    fn load_changes_without_jumps() {
         let (mut least, mut most, mut steepest) = (1.0f64, 0.0f64, 0.0f64);
         for step in 0..36_000 {
             let seconds = 1.7e9 + f64::from(step) * 0.1;
@@ -82,7 +82,7 @@ mod tests {
     }
 
     #[test]
-    fn simulated_gpus_differ() {
+    fn loads_of_different_seeds_differ() {
         let differ = (0..100).filter(|step| {
             let seconds = 1.7e9 + f64::from(*step) * 60.0;
             (load(1, seconds) - load(2, seconds)).abs() > 0.02

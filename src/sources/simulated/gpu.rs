@@ -291,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn no_simulated_model_looks_like_a_real_gpu() {
+    fn every_simulated_model_is_named_simulated() {
         for product in &PRODUCTS {
             assert!(SimulatedGpu::new(product, 1, 0).gpu().model.ends_with("(simulated)"), "{}", product.model);
         }
@@ -306,7 +306,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_adds_up_whichever_process_uses_the_gpu() {
+    fn used_reserved_and_free_memory_add_up_to_the_total() {
         for product in PRODUCTS.iter().filter(|product| product.memory.is_some()) {
             let mut card = SimulatedGpu::new(product, 1, 0);
             card.let_to(vec![tenant(10), tenant(11)]);
@@ -321,7 +321,7 @@ mod tests {
     }
 
     #[test]
-    fn many_tenants_fit_and_none_holds_more_than_it_may() {
+    fn many_processes_fit_and_none_exceeds_its_limit() {
         let mut card = card("H100", 0);
         let limit = Bytes(3000 * Bytes::MIB);
         let mut tenants: Vec<SimulatedProcess> = (10..40).map(tenant).collect();
@@ -361,7 +361,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_model_does_not_tell_is_absent() {
+    fn readings_that_a_model_lacks_are_absent() {
         assert_eq!(card("GB10", 0).sample(at(0)).memory_used.absence(), Some(Absence::NotSupported));
         assert_eq!(card("vGPU", 0).sample(at(0)).power.absence(), Some(Absence::NotSupported));
         assert_eq!(card("A100", 0).sample(at(0)).gpm.sm_active.absence(), Some(Absence::NotThisArchitecture));
@@ -370,7 +370,7 @@ mod tests {
     }
 
     #[test]
-    fn each_simulated_gpu_is_linked_to_each_other_one() {
+    fn each_simulated_gpu_is_linked_to_every_other() {
         let gpus = tied(&[card("H100", 0), card("H100", 1), card("H100", 2), card("H100", 3)]);
         let paths: Vec<GpuPath> = gpus[0].links.iter().filter_map(|link| link.path.get()).collect();
         assert_eq!(paths, [GpuPath::NumaNode, GpuPath::System, GpuPath::System]);

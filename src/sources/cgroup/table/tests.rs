@@ -121,7 +121,7 @@ fn check_common(sample: &CgroupSample) {
 }
 
 #[test]
-fn a_container_is_read_whole_under_v2() {
+fn a_v2_container_is_read_completely() {
     let tree = Tree::new(true);
     tree.v2(&pod(), 9, 1000);
     tree.v2(&container(1), 7, 400);
@@ -138,7 +138,7 @@ fn a_container_is_read_whole_under_v2() {
 }
 
 #[test]
-fn a_container_is_read_whole_under_v1_and_block_io_only_where_it_is_counted() {
+fn a_v1_container_is_read_completely_and_uncounted_block_io_is_absent() {
     let tree = Tree::new(false);
     tree.v1(&container(1), 7, 400);
     tree.v1(&container(2), 7, 400);
@@ -162,7 +162,7 @@ fn a_container_is_read_whole_under_v1_and_block_io_only_where_it_is_counted() {
 }
 
 #[test]
-fn use_is_read_every_pass_and_the_rest_by_turns() {
+fn cpu_and_memory_use_are_read_every_pass_and_other_values_once_a_slow_period() {
     let tree = Tree::new(true);
     for n in 0..4 {
         tree.v2(&container(n), 1, 400);
@@ -198,7 +198,7 @@ fn swap_is_read_where_the_kernel_accounts_for_it() {
 }
 
 #[test]
-fn a_cgroup_that_did_nothing_is_not_read_again_but_its_readings_are_as_new() {
+fn an_idle_cgroup_is_not_read_again_and_its_readings_get_a_new_time() {
     let tree = Tree::new(true);
     tree.v2(&container(1), 7, 400);
     let mut table = tree.table(1, 100);
@@ -214,7 +214,7 @@ fn a_cgroup_that_did_nothing_is_not_read_again_but_its_readings_are_as_new() {
 }
 
 #[test]
-fn what_cannot_be_read_says_why_and_the_rest_is_read() {
+fn an_unreadable_file_is_absent_with_a_reason_and_other_files_are_read() {
     let tree = Tree::new(true);
     tree.v2(&container(1), 7, 400);
     let dir = format!("cgroup{}", container(1));
@@ -248,7 +248,7 @@ fn what_cannot_be_read_says_why_and_the_rest_is_read() {
 }
 
 #[test]
-fn cgroups_that_are_gone_are_not_reported_and_give_their_files_back() {
+fn removed_cgroups_are_not_reported_and_a_path_may_return() {
     let tree = Tree::new(true);
     for n in 0..3 {
         tree.v2(&container(n), 1, 400);
@@ -298,7 +298,7 @@ fn live_in_a_private_namespace(tree: &Tree, number: u32) {
 
 /// Promise 4 in docs/specification.md.
 #[test]
-fn what_a_private_pid_namespace_hides_is_absent_and_never_zero() {
+fn values_that_a_private_pid_namespace_hides_are_absent_and_never_zero() {
     let (own, other) = (std::process::id(), std::process::id() + 1);
     // v2 shows a hidden process as 0, v1 leaves it out.
     for (v2, list) in [(true, "0\n"), (true, "20\n0\n"), (false, "")] {
@@ -343,7 +343,7 @@ fn what_a_private_pid_namespace_hides_is_absent_and_never_zero() {
 }
 
 #[test]
-fn no_sum_is_shown_of_processes_of_which_none_can_be_found() {
+fn process_io_is_absent_if_no_process_is_found() {
     let tree = Tree::new(false);
     tree.v1(&container(1), 1, 400);
     tree.write(&format!("cgroup/memory{}/cgroup.procs", container(1)), "20\n21\n");
@@ -354,7 +354,7 @@ fn no_sum_is_shown_of_processes_of_which_none_can_be_found() {
 }
 
 #[test]
-fn a_container_of_no_pod_has_a_network_of_its_own() {
+fn a_container_without_a_pod_has_its_own_network() {
     let tree = Tree::new(true);
     let path = format!("/docker/{:064x}", 1);
     tree.v2(&path, 1, 400);
@@ -365,7 +365,7 @@ fn a_container_of_no_pod_has_a_network_of_its_own() {
 }
 
 #[test]
-fn a_pod_is_never_shown_the_machines_traffic_for_want_of_a_capability() {
+fn a_pod_never_shows_the_hosts_traffic_if_a_capability_is_missing() {
     let tree = Tree::new(true);
     tree.v2(&pod(), 1, 400);
     tree.v2(&container(1), 1, 400);
@@ -387,7 +387,7 @@ fn a_pod_is_never_shown_the_machines_traffic_for_want_of_a_capability() {
 }
 
 #[test]
-fn names_that_are_not_text_are_passed_over() {
+fn directory_names_that_are_not_utf8_are_skipped() {
     use std::os::unix::ffi::OsStrExt;
     let tree = Tree::new(true);
     tree.v2(&container(1), 1, 400);
@@ -400,7 +400,7 @@ fn names_that_are_not_text_are_passed_over() {
 /// Measured on 2 busy cores, tree in memory: first pass 380 ms, further ones 110 ms (only 100 files kept open). Memory:
 /// 12.5 MiB for the table and the first report, 3 MiB more for a second report at the same time, then nothing.
 #[test]
-fn five_thousand_containers_are_read_and_memory_stays_where_it_is() {
+fn five_thousand_containers_are_read_within_the_limit_of_open_files() {
     let mut tree = Tree::new(true);
     if let Ok(memory) = tempfile::tempdir_in("/dev/shm") {
         tree.base = memory;
@@ -426,7 +426,7 @@ fn five_thousand_containers_are_read_and_memory_stays_where_it_is() {
 }
 
 #[test]
-fn more_than_the_bound_are_counted_and_not_kept() {
+fn cgroups_beyond_the_limit_are_counted_and_not_kept() {
     let mut tree = Tree::new(true);
     if let Ok(memory) = tempfile::tempdir_in("/dev/shm") {
         tree.base = memory;

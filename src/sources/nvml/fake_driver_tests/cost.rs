@@ -34,7 +34,7 @@ fn listed(drill: &mut Drill, place: u32, regular: usize) -> (usize, usize) {
 
 /// A GPU whose used memory always changes is listed twice as often as another one, and its GPM is read no more often.
 #[test]
-fn memory_that_never_rests_does_not_list_processes_without_end() {
+fn constantly_changing_memory_does_not_cause_unlimited_process_lists() {
     let mut drill = Drill::start(counted(vec![churning(1), fake_gpus("H100", 1)]));
     let (churned, regular) = listed(&mut drill, 0, 12);
     assert!(churned > regular, "{churned} lists, {regular} of them regular: none out of turn");
@@ -46,7 +46,7 @@ fn memory_that_never_rests_does_not_list_processes_without_end() {
 
 /// The node's allowance is less than the sum of the allowances of its GPUs.
 #[test]
-fn sixteen_gpus_whose_memory_never_rests_share_what_the_node_may_have() {
+fn sixteen_gpus_with_changing_memory_share_the_limit_of_the_node() {
     let mut drill = Drill::start(counted(vec![churning(16)]));
     for place in 0..16 {
         listed(&mut drill, place, 12);
@@ -86,7 +86,7 @@ fn an_empty_list_of_graphics_processes_is_read_rarely_and_no_process_is_missed()
 }
 
 #[test]
-fn a_field_that_this_driver_does_not_know_is_asked_once_until_the_library_is_opened_anew() {
+fn a_field_unknown_to_the_driver_is_read_once_until_the_library_is_reopened() {
     let gpu = FakeGpu { unknown_fields: vec![230], not_supported: vec!["field:82".into()], ..fake_gpus("H100", 1) };
     let mut drill = Drill::prepare(counted(vec![gpu]));
     put(&drill.path("proc/driver/nvidia/gpus/0000:10:00.0/information"), "Bus Location: 0000:10:00.0\n");
@@ -103,7 +103,7 @@ fn a_field_that_this_driver_does_not_know_is_asked_once_until_the_library_is_ope
 
 /// Regression: each of the fields was read on each of twelve links in every round.
 #[test]
-fn fields_of_nvlinks_that_this_driver_does_not_know_are_asked_in_one_round() {
+fn nvlink_fields_unknown_to_the_driver_are_read_in_one_round() {
     // The sums over all links, and errors of a link: CRC (one that the driver knows), recovery events, symbol errors.
     const SUMS: [u32; 2] = [138, 139];
     let gpu = FakeGpu { unknown_fields: SUMS.into_iter().chain(208..=221).collect(), ..fake_gpus("A100", 1) };
@@ -124,7 +124,7 @@ fn fields_of_nvlinks_that_this_driver_does_not_know_are_asked_in_one_round() {
 }
 
 #[test]
-fn pcie_traffic_comes_from_the_profiling_unit_where_there_is_one() {
+fn pcie_traffic_comes_from_gpm_if_the_gpu_has_it() {
     let traffic = [(ReadingKind::PcieTxBytesPerSecond, 3e9), (ReadingKind::PcieRxBytesPerSecond, 1e9)];
     let mut drill =
         Drill::start(counted(vec![with(fake_gpus("H100", 1), &traffic), with(fake_gpus("A100", 1), &traffic)]));
@@ -145,7 +145,7 @@ fn pcie_traffic_comes_from_the_profiling_unit_where_there_is_one() {
 
 /// GPM is read for the whole GPU: MIG instances do not change that.
 #[test]
-fn a_gpu_with_instances_has_its_pcie_traffic_from_the_profiling_unit_too() {
+fn pcie_traffic_of_a_gpu_with_mig_instances_comes_from_gpm() {
     let slot = |profile: &str| MigSlot::Profile(profile.into());
     let gpu = FakeGpu { mig: vec![slot("3g.40gb"), slot("1g.10gb")], ..fake_gpus("H100", 1) };
     let mut drill = Drill::start(counted(vec![gpu]));

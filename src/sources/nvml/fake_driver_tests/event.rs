@@ -60,7 +60,7 @@ fn a_gpu_that_refuses_events_does_not_stop_events_of_other_gpus() {
 }
 
 #[test]
-fn a_lost_gpu_stops_no_other_gpus_events_and_its_own_return_when_it_answers() {
+fn a_lost_gpu_does_not_stop_events_of_other_gpus_and_its_own_events_return() {
     let mut drill = Drill::start(of(vec![fake_gpus("H100", 1), fake_gpus("H100", 1), fake_gpus("H100", 1)]));
     let gpus = [0, 1, 2].map(|place| drill.uuid(place));
     let heard = |seen: &super::Seen, place: usize, code| {
@@ -86,7 +86,7 @@ fn a_lost_gpu_stops_no_other_gpus_events_and_its_own_return_when_it_answers() {
 }
 
 #[test]
-fn waits_that_fail_in_a_row_are_reported_and_counted_until_one_succeeds() {
+fn repeated_failures_of_the_event_wait_are_reported_until_one_succeeds() {
     let fails = |code| super::CallFault {
         call: "nvmlEventSetWait*".into(),
         error: Some(Code(code)),
@@ -110,7 +110,7 @@ fn waits_that_fail_in_a_row_are_reported_and_counted_until_one_succeeds() {
 }
 
 #[test]
-fn the_log_tells_of_errors_without_any_driver() {
+fn the_kernel_log_reports_xids_without_a_driver() {
     let broken = super::Scenario { init_error: Some(super::Code(9)), ..super::Scenario::default() };
     let mut drill = Drill::start(broken);
     drill.wait("no driver", |seen| !seen.source.is_empty());

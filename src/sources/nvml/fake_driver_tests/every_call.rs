@@ -293,19 +293,19 @@ fn nothing_looks_measured(cases: &[Case], card: fn(u32) -> FakeGpu) {
 
 /// Promise 10 in docs/specification.md.
 #[test]
-fn every_reading_that_a_gpu_does_not_answer_is_absent_with_the_reason() {
+fn every_reading_whose_call_fails_is_absent_with_the_reason() {
     nothing_looks_measured(&WHOLE, whole);
     nothing_looks_measured(&MORE, whole);
 }
 
 /// Promise 10 in docs/specification.md.
 #[test]
-fn every_reading_that_a_gpu_with_mig_does_not_answer_is_absent_with_the_reason() {
+fn every_mig_reading_whose_call_fails_is_absent_with_the_reason() {
     nothing_looks_measured(&DIVIDED, divided);
 }
 
 #[test]
-fn a_call_that_fails_in_the_middle_of_a_list_does_not_end_it() {
+fn a_failed_call_in_the_middle_of_a_list_makes_the_list_absent() {
     let mut faults = Vec::new();
     // The sixth link of one GPU; on another, the second of its MIG slots; on a third, the UUID of an instance.
     for (gpu, call, after) in [
@@ -324,7 +324,7 @@ fn a_call_that_fails_in_the_middle_of_a_list_does_not_end_it() {
 }
 
 #[test]
-fn a_state_that_can_no_longer_be_read_is_absent_and_an_identity_stays() {
+fn a_state_that_cannot_be_read_becomes_absent_and_an_identity_stays() {
     let mut drill = Drill::start(of(vec![whole(0), divided(1)]));
     drill.wait("both", |seen| seen.gpus.as_ref().is_some_and(|gpus| gpus.len() == 2));
     let faults = ["NvLinkState", "EnforcedPowerLimit", "TopologyCommonAncestor", "MaxMigDeviceCount", "MinorNumber"];
@@ -344,7 +344,7 @@ fn a_state_that_can_no_longer_be_read_is_absent_and_an_identity_stays() {
 }
 
 #[test]
-fn failed_calls_about_no_gpu_in_particular_invent_no_number() {
+fn failed_calls_about_no_particular_gpu_give_no_values() {
     for call in ["nvmlGpmMetricsGet", "nvmlGpmSampleAlloc"] {
         let faults = vec![CallFault { call: call.into(), error: Some(Code(999)), ..CallFault::default() }];
         let mut drill = Drill::start(Scenario { faults, ..of(vec![whole(0), divided(1)]) });

@@ -43,7 +43,7 @@ const ERRORS: [(u32, Absence); 30] = [
 
 /// Promise 10 in docs/specification.md.
 #[test]
-fn every_error_of_a_call_is_the_reason_of_that_reading_and_of_no_other() {
+fn every_error_of_a_call_is_the_reason_for_that_reading_only() {
     for errors in ERRORS.chunks(15) {
         let faults = (0..).zip(errors).map(|(gpu, (code, _))| error("nvmlDeviceGetPowerUsage", gpu, *code)).collect();
         let mut drill =
@@ -58,7 +58,7 @@ fn every_error_of_a_call_is_the_reason_of_that_reading_and_of_no_other() {
 }
 
 #[test]
-fn whichever_call_fails_only_its_reading_is_absent() {
+fn a_failed_call_makes_only_its_own_reading_absent() {
     type Reason = fn(&GpuSample) -> Option<Absence>;
     let calls: [(&str, Option<Reason>); 16] = [
         ("nvmlDeviceGetMemoryInfo_v2", Some(|s| s.memory_used.absence())),
@@ -96,7 +96,7 @@ fn whichever_call_fails_only_its_reading_is_absent() {
 
 /// Promise 10 in docs/specification.md.
 #[test]
-fn what_one_mig_instance_refuses_its_neighbours_still_answer() {
+fn a_call_that_one_mig_instance_refuses_still_works_for_the_others() {
     let slots = ["1g.10gb", "2g.20gb", "1g.10gb"].map(|profile| MigSlot::Profile(profile.into()));
     let mut drill = Drill::start(of(vec![FakeGpu { mig: slots.to_vec(), ..fake_gpus("H100", 1) }]));
     let read = |mig: &MigSample| mig.memory_used.get().is_some() && mig.gpm.sm_active.get().is_some();
@@ -129,7 +129,7 @@ fn an_unidentified_gpu_is_reported_by_its_index_and_reason() {
 }
 
 #[test]
-fn a_gpu_that_is_lost_from_the_start_is_reported_with_its_pci_slot_and_hides_no_hot_plug() {
+fn a_gpu_lost_from_the_start_is_reported_with_its_pci_slot_and_does_not_hide_an_added_gpu() {
     let slot = |bus: &str| Some(format!("00000000:{bus}:00.0"));
     let folder = |drill: &Drill, bus: &str| drill.path(&format!("proc/driver/nvidia/gpus/0000:{bus}:00.0"));
     let well = FakeGpu { pci_bus_id: slot("65"), ..fake_gpus("H100", 1) };
@@ -153,7 +153,7 @@ fn a_gpu_that_is_lost_from_the_start_is_reported_with_its_pci_slot_and_hides_no_
 
 /// Promise 13 in docs/specification.md.
 #[test]
-fn without_a_driver_it_says_why_and_tries_again() {
+fn without_a_driver_the_reason_is_reported_and_opening_is_retried() {
     for (code, why, word) in [
         (9, Absence::DriverNotLoaded, "modprobe nvidia"),
         (4, Absence::NoPermission, "/dev/nvidiactl"),
@@ -187,7 +187,7 @@ fn counted(gpus: Vec<FakeGpu>) -> super::Scenario {
 
 /// Promise 13 in docs/specification.md.
 #[test]
-fn a_library_that_opens_and_does_not_count_is_closed_and_opened_again_with_growing_pauses() {
+fn a_library_that_cannot_count_gpus_is_closed_and_reopened_with_backoff() {
     for (code, why) in [(9, Absence::DriverNotLoaded), (1, Absence::Nvml(1)), (999, Absence::Nvml(999))] {
         let counts = CallFault { call: "nvmlDeviceGetCount*".into(), error: Some(Code(code)), ..CallFault::default() };
         let begun = Instant::now();
@@ -211,7 +211,7 @@ fn a_library_that_opens_and_does_not_count_is_closed_and_opened_again_with_growi
 }
 
 #[test]
-fn a_driver_that_is_loaded_anew_under_the_reader_is_read_again() {
+fn a_driver_that_is_reloaded_while_in_use_is_read_again() {
     let mut drill = Drill::start(of(vec![fake_gpus("H100", 2)]));
     drill.sample(1, "readings", |sample| sample.power.get().is_some());
     for epoch in 1..4 {
@@ -229,7 +229,7 @@ fn a_driver_that_is_loaded_anew_under_the_reader_is_read_again() {
 
 /// Promise 13 in docs/specification.md.
 #[test]
-fn a_driver_that_is_updated_under_the_reader_is_reported() {
+fn a_driver_that_is_updated_while_in_use_is_reported() {
     let mut drill = Drill::start(of(vec![fake_gpus("H100", 1)]));
     drill.sample(0, "readings", |sample| sample.power.get().is_some());
     drill.change(|scenario| (scenario.driver_epoch, scenario.init_error) = (1, Some(Code(18))));
@@ -241,7 +241,7 @@ fn a_driver_that_is_updated_under_the_reader_is_reported() {
 }
 
 #[test]
-fn a_library_that_never_fitted_is_waited_for() {
+fn a_library_that_never_matched_the_driver_is_retried() {
     let mut drill = Drill::start(super::Scenario { init_error: Some(Code(18)), ..counted(vec![fake_gpus("H100", 1)]) });
     let fake = drill.fake.clone();
     drill.wait("three attempts", |_| fake.called(&[OPENS]).len() >= 3);
@@ -252,7 +252,7 @@ fn a_library_that_never_fitted_is_waited_for() {
 }
 
 #[test]
-fn a_gpu_that_refuses_everything_is_asked_in_every_round() {
+fn a_gpu_that_refuses_every_call_is_called_in_every_round() {
     let refused = error("*", 1, 4);
     let mut drill = Drill::start(of(vec![fake_gpus("H100", 2)]));
     drill.sample(1, "readings", |sample| sample.power.get().is_some());
@@ -265,7 +265,7 @@ fn a_gpu_that_refuses_everything_is_asked_in_every_round() {
 }
 
 #[test]
-fn without_a_library_it_says_which_file_was_tried() {
+fn without_a_library_the_advice_names_the_file_that_was_tried() {
     let mut drill = Drill::prepare(super::Scenario::default());
     let nowhere = drill.path("nowhere/libnvidia-ml.so.1");
     drill.open_at(nowhere.clone());
@@ -278,7 +278,7 @@ fn without_a_library_it_says_which_file_was_tried() {
 }
 
 #[test]
-fn a_driver_that_goes_away_takes_all_readings_with_it_and_brings_them_back() {
+fn readings_are_absent_while_the_driver_is_unloaded() {
     let mut drill = Drill::start(of(vec![fake_gpus("H100", 1)]));
     drill.sample(0, "readings", |sample| sample.power.get().is_some());
     let gone = CallFault { call: "*".into(), error: Some(Code(9)), ..CallFault::default() };

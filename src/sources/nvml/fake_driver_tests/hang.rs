@@ -15,7 +15,7 @@ fn reads(sample: &GpuSample) -> bool {
 }
 
 #[test]
-fn one_gpu_that_hangs_is_absent_and_the_others_go_on_until_it_returns() {
+fn a_hanging_gpu_is_absent_and_other_gpus_are_still_read() {
     let mut drill = Drill::start(of(vec![fake_gpus("H100", 3)]));
     drill.sample(1, "readings", reads);
     drill.change(|scenario| scenario.faults = vec![hang("nvmlDeviceGetPowerUsage", 1)]);
@@ -42,7 +42,7 @@ fn one_by_one(count: usize) -> Scenario {
 }
 
 #[test]
-fn a_gpu_that_hangs_is_left_alone_by_its_name_when_the_indices_move() {
+fn a_hanging_gpu_is_skipped_by_uuid_when_indices_change() {
     let mut drill = Drill::start(one_by_one(4));
     let [first, hung, second, third] = [0, 1, 2, 3].map(|place| drill.uuid(place));
     drill.sample(3, "readings", reads);
@@ -69,7 +69,7 @@ fn a_gpu_that_hangs_is_left_alone_by_its_name_when_the_indices_move() {
 }
 
 #[test]
-fn a_gpu_that_hangs_stays_in_the_list_when_it_is_taken_out() {
+fn a_hanging_gpu_that_is_removed_stays_in_the_list_until_its_call_returns() {
     let mut drill = Drill::start(one_by_one(3));
     let hung = drill.uuid(1);
     drill.sample(2, "readings", reads);
@@ -85,7 +85,7 @@ fn a_gpu_that_hangs_stays_in_the_list_when_it_is_taken_out() {
 }
 
 #[test]
-fn a_new_gpu_is_seen_while_another_hangs() {
+fn a_new_gpu_is_found_while_another_gpu_hangs() {
     let mut drill = Drill::prepare(one_by_one(3));
     drill.change(|scenario| scenario.gpus[2].present = false);
     drill.open();
@@ -99,7 +99,7 @@ fn a_new_gpu_is_seen_while_another_hangs() {
 
 /// Promise 11 in docs/specification.md.
 #[test]
-fn when_the_replacement_hangs_as_well_all_are_absent_until_a_call_returns() {
+fn when_the_replacement_poller_hangs_too_all_gpus_are_absent_until_a_call_returns() {
     let mut drill = Drill::start(of(vec![fake_gpus("H100", 3)]));
     drill.sample(2, "readings", reads);
     let both = vec![hang("nvmlDeviceGetPowerUsage", 0), hang("nvmlDeviceGetTemperature", 1)];
@@ -121,7 +121,7 @@ fn when_the_replacement_hangs_as_well_all_are_absent_until_a_call_returns() {
 }
 
 #[test]
-fn a_library_that_hangs_while_it_is_opened_is_reported_and_used_once_it_opens() {
+fn a_hang_while_the_library_opens_is_reported_and_ends_when_it_opens() {
     let stuck = CallFault { call: "nvmlInit_v2".into(), hang: true, ..CallFault::default() };
     let mut drill = Drill::start(Scenario { faults: vec![stuck], ..of(vec![fake_gpus("H100", 1)]) });
     drill.wait("it hangs", |seen| seen.source == [GpuSourceState::Hanging]);
@@ -131,7 +131,7 @@ fn a_library_that_hangs_while_it_is_opened_is_reported_and_used_once_it_opens() 
 }
 
 #[test]
-fn a_gpu_that_hangs_before_it_is_known_does_not_hide_the_others() {
+fn a_gpu_that_hangs_before_it_is_identified_does_not_hide_the_others() {
     let mut drill =
         Drill::start(Scenario { faults: vec![hang("nvmlDeviceGetUUID", 0)], ..of(vec![fake_gpus("H100", 2)]) });
     drill.wait("the other", |seen| seen.gpus.as_ref().is_some_and(|gpus| gpus.len() == 1 && gpus[0].index == 1));
@@ -150,7 +150,7 @@ fn stall(call: &str, latency_ms: u64, times: u32) -> CallFault {
 }
 
 #[test]
-fn a_call_of_some_seconds_about_no_gpu_makes_all_absent_and_none_unfit() {
+fn a_stalled_call_about_no_particular_gpu_makes_all_readings_absent_and_no_gpu_unfit() {
     let mut drill = Drill::prepare(of(vec![fake_gpus("H100", 3)]));
     // The default limits, so that no other call is late on a busy machine.
     drill.patience = DriverPatience::default();
@@ -168,7 +168,7 @@ fn a_call_of_some_seconds_about_no_gpu_makes_all_absent_and_none_unfit() {
 }
 
 #[test]
-fn calls_on_one_gpu_that_stall_again_and_again_count_on_it_and_its_neighbours_go_on() {
+fn repeated_stalls_of_one_gpu_count_for_that_gpu_and_other_gpus_are_still_read() {
     let mut drill = Drill::prepare(of(vec![fake_gpus("H100", 3)]));
     drill.patience.hang_after = Duration::from_secs(30);
     drill.open();
@@ -186,7 +186,7 @@ fn calls_on_one_gpu_that_stall_again_and_again_count_on_it_and_its_neighbours_go
 }
 
 #[test]
-fn a_library_that_opens_slowly_is_waited_for() {
+fn a_library_that_opens_slowly_is_not_reported_as_hanging() {
     let mut drill =
         Drill::prepare(Scenario { faults: vec![stall("nvmlInit_v2", 3000, 1)], ..of(vec![fake_gpus("H100", 1)]) });
     drill.patience.open_hangs_after = Duration::from_secs(60);
@@ -196,7 +196,7 @@ fn a_library_that_opens_slowly_is_waited_for() {
 }
 
 #[test]
-fn slow_calls_are_no_hanging_ones() {
+fn slow_calls_are_not_reported_as_hanging() {
     let slow = CallFault { call: "nvmlDeviceGetPowerUsage".into(), latency_ms: 200, ..CallFault::default() };
     let mut drill = Drill::start(Scenario { faults: vec![slow], ..of(vec![fake_gpus("H100", 2)]) });
     drill.sample(1, "readings", reads);
@@ -205,7 +205,7 @@ fn slow_calls_are_no_hanging_ones() {
 }
 
 #[test]
-fn a_hanging_wait_for_events_is_reported_and_events_come_again_when_it_returns() {
+fn a_hanging_event_wait_is_reported_and_events_resume_when_it_returns() {
     let mut drill = Drill::start(of(vec![fake_gpus("H100", 2)]));
     drill.sample(1, "readings", reads);
     let stuck = CallFault { call: "nvmlEventSetWait*".into(), hang: true, ..CallFault::default() };
@@ -224,7 +224,7 @@ fn a_hanging_wait_for_events_is_reported_and_events_come_again_when_it_returns()
 }
 
 #[test]
-fn events_that_are_registered_slowly_do_not_hang() {
+fn slow_registration_of_events_is_not_reported_as_hanging() {
     let slow = CallFault { call: "nvmlDeviceRegisterEvents".into(), latency_ms: 400, ..CallFault::default() };
     let mut drill = Drill::start(Scenario { faults: vec![slow], ..of(vec![fake_gpus("H100", 4)]) });
     drill.sample(3, "readings", reads);

@@ -43,7 +43,7 @@ fn a_gpu_is_reported_with_its_whole_identity() {
 }
 
 #[test]
-fn mig_instances_are_reported_and_a_new_layout_is_seen() {
+fn mig_instances_are_reported_and_so_is_a_new_layout() {
     let slot = |profile: &str| MigSlot::Profile(profile.into());
     // Each instance has a load of its own, and none has the load of the whole GPU.
     let load = |pid, mig, sm, memory| FakeProcess {
@@ -89,7 +89,7 @@ fn mig_instances_are_reported_and_a_new_layout_is_seen() {
 
 /// Promise 12 in docs/specification.md.
 #[test]
-fn a_gpu_that_is_plugged_in_is_seen_and_one_that_is_taken_out_is_gone() {
+fn an_added_gpu_appears_and_a_removed_gpu_disappears() {
     let absent = FakeGpu { present: false, ..fake_gpus("L40S", 1) };
     let mut drill = Drill::start(of(vec![fake_gpus("H100", 1), absent]));
     drill.wait("one GPU", |seen| seen.gpus.as_ref().is_some_and(|gpus| gpus.len() == 1));
@@ -105,7 +105,7 @@ fn a_gpu_that_is_plugged_in_is_seen_and_one_that_is_taken_out_is_gone() {
 
 /// Promise 12 in docs/specification.md.
 #[test]
-fn a_lost_gpu_stays_in_the_list_and_comes_back() {
+fn a_lost_gpu_stays_in_the_list_and_recovers() {
     let mut drill = Drill::start(of(vec![fake_gpus("H100", 2)]));
     let before = drill.sample(0, "slow readings", |sample| sample.recovery.get().is_some());
     assert_eq!(before.recovery.get(), Some(RecoveryAction::None));
@@ -126,7 +126,7 @@ fn a_lost_gpu_stays_in_the_list_and_comes_back() {
 }
 
 #[test]
-fn a_gpu_that_the_library_sees_only_when_it_is_opened_anew_is_seen() {
+fn a_gpu_that_only_a_reopened_library_lists_is_found() {
     let slot = |bus: &str| Some(format!("00000000:{bus}:00.0"));
     let first = FakeGpu { pci_bus_id: slot("65"), ..fake_gpus("H100", 1) };
     let second = FakeGpu { present: false, pci_bus_id: slot("66"), ..fake_gpus("L40S", 1) };

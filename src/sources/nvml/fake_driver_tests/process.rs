@@ -26,7 +26,7 @@ fn listed(drill: &mut Drill, what: &str, wish: impl Fn(&[GpuProcess]) -> bool) -
 }
 
 #[test]
-fn processes_are_listed_with_memory_and_use_and_an_idle_one_is_zero_not_gone() {
+fn processes_are_listed_with_memory_and_use_and_an_idle_process_has_zero_use() {
     let gpu =
         FakeGpu { processes: vec![process(4711, 3 << 30, 40.0), process(4712, 1 << 30, 0.0)], ..fake_gpus("H100", 1) };
     let mut drill = Drill::start(of(vec![gpu]));
@@ -39,7 +39,7 @@ fn processes_are_listed_with_memory_and_use_and_an_idle_one_is_zero_not_gone() {
 }
 
 #[test]
-fn a_jump_of_memory_lists_processes_at_once() {
+fn a_jump_of_used_memory_lists_processes_at_once() {
     let mut drill = Drill::prepare(of(vec![fake_gpus("H100", 1)]));
     drill.open();
     listed(&mut drill, "none", <[GpuProcess]>::is_empty);
@@ -48,7 +48,7 @@ fn a_jump_of_memory_lists_processes_at_once() {
 }
 
 #[test]
-fn under_mig_the_instance_is_known_and_its_use_is_not() {
+fn under_mig_the_instance_of_a_process_is_known_and_its_use_is_absent() {
     let slot = |profile: &str| MigSlot::Profile(profile.into());
     let inside = FakeProcess { mig: Some(1), ..process(4711, 1 << 30, 40.0) };
     let gpu = FakeGpu { mig: vec![slot("3g.40gb"), slot("1g.10gb")], processes: vec![inside], ..fake_gpus("A100", 1) };
@@ -60,7 +60,7 @@ fn under_mig_the_instance_is_known_and_its_use_is_not() {
 }
 
 #[test]
-fn a_list_that_is_refused_is_absent_with_the_reason() {
+fn a_refused_process_list_is_absent_with_the_reason() {
     let faults = vec![super::error("nvmlDeviceGetComputeRunningProcesses*", 0, 4)];
     let mut drill = Drill::start(super::Scenario { faults, ..of(vec![fake_gpus("H100", 1)]) });
     let uuid = drill.uuid(0);
@@ -70,7 +70,7 @@ fn a_list_that_is_refused_is_absent_with_the_reason() {
 }
 
 #[test]
-fn more_processes_than_are_kept_are_counted() {
+fn gpu_processes_beyond_the_limit_are_counted() {
     let processes = (1..=1100).map(|pid| process(pid, u64::from(pid) << 20, 0.0)).collect();
     let mut drill = Drill::start(of(vec![FakeGpu { processes, ..fake_gpus("H100", 1) }]));
     let uuid = drill.uuid(0);
@@ -108,7 +108,7 @@ fn container(process: &GpuProcess) -> Option<&str> {
 }
 
 #[test]
-fn a_process_is_tied_to_its_container_and_a_number_used_again_to_the_next_one() {
+fn a_process_is_attributed_to_its_container_and_a_reused_pid_to_the_new_one() {
     let running = vec![process(4711, 3 << 30, 40.0), process(4712, 1 << 30, 0.0)];
     let mut drill = Drill::prepare(of(vec![FakeGpu { processes: running, ..fake_gpus("H100", 1) }]));
     booted(&drill, 1000);
@@ -127,7 +127,7 @@ fn a_process_is_tied_to_its_container_and_a_number_used_again_to_the_next_one() 
 }
 
 #[test]
-fn samples_older_than_the_process_are_of_another() {
+fn a_process_that_started_after_its_samples_has_no_owner() {
     let running = vec![process(4711, 3 << 30, 40.0)];
     let mut drill = Drill::prepare(of(vec![FakeGpu { processes: running, ..fake_gpus("H100", 1) }]));
     booted(&drill, clock::now().wall.0 / 1_000_000 + 1000);
@@ -171,7 +171,7 @@ fn a_pid_reused_between_two_readings_belongs_to_no_pod() {
 
 /// A list that comes early keeps the last measured use, of processes that are still there.
 #[test]
-fn a_number_used_again_between_two_lists_brings_no_use_along() {
+fn a_pid_reused_between_two_lists_does_not_inherit_the_measured_use() {
     let running = vec![process(4711, 3 << 30, 40.0)];
     let drill = Drill::prepare(of(vec![FakeGpu { processes: running, ..fake_gpus("H100", 1) }]));
     booted(&drill, 1000);

@@ -58,7 +58,7 @@ fn percent(list: &BTreeMap<u32, Reading<Percent>>, pid: u32) -> f64 {
 
 /// The share of time is right whichever way the driver counts, on GPUs that take six samples a second or one.
 #[test]
-fn a_process_reads_what_it_does_whether_the_driver_tells_samples_or_means() {
+fn process_use_is_right_whether_the_driver_reports_samples_or_means() {
     let burst = Program::Square { low: 0.0, high: 100.0, period_s: 10.0, duty: 0.04, phase_s: 0.0 };
     for (model, process_samples) in [
         ("H100", ProcessSamples::Newest),
@@ -86,7 +86,7 @@ fn a_process_reads_what_it_does_whether_the_driver_tells_samples_or_means() {
 }
 
 #[test]
-fn garbage_is_not_known_and_harms_no_neighbour() {
+fn an_impossible_sample_is_absent_and_other_processes_are_still_measured() {
     let processes = vec![process(1, 2 << 30, 4e9), process(2, 1 << 30, 1.0), process(3, 1 << 30, 0.0)];
     let gpu = FakeGpu { processes, ..with(fake_gpus("H100", 1), &[(ReadingKind::UtilizationPercent, 1.0)]) };
     for list in lists(gpu, 15) {
@@ -98,7 +98,7 @@ fn garbage_is_not_known_and_harms_no_neighbour() {
 
 /// Promise 6 in docs/specification.md.
 #[test]
-fn processes_together_do_what_the_gpu_says_and_are_never_scaled_up() {
+fn process_shares_are_scaled_down_to_the_use_of_the_gpu_and_never_up() {
     let busy = |shares: &[f64], gpu| {
         let processes = shares.iter().zip(1..).map(|(share, pid)| process(pid, 1 << 30, *share)).collect();
         let lists =
@@ -114,7 +114,7 @@ fn processes_together_do_what_the_gpu_says_and_are_never_scaled_up() {
 }
 
 #[test]
-fn a_gpu_that_did_nothing_is_not_asked_what_its_processes_did() {
+fn the_process_use_of_an_idle_gpu_is_not_read() {
     let scenario = Scenario {
         log_calls: true,
         ..of(vec![FakeGpu { processes: vec![process(1, 1 << 30, 0.0)], ..fake_gpus("H100", 1) }])

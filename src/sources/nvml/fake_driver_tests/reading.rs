@@ -46,7 +46,7 @@ const VALUES: [(ReadingKind, f64); 35] = [
 ];
 
 #[test]
-fn every_reading_is_what_the_library_says() {
+fn every_reading_has_the_value_from_the_library() {
     let mut drill = Drill::start(of(vec![with(fake_gpus("H100", 1), &VALUES)]));
     let sample =
         drill.sample(0, "a sample", |sample| sample.utilization.get().is_some() && sample.pcie_rx.get().is_some());
@@ -92,7 +92,7 @@ fn every_reading_is_what_the_library_says() {
 }
 
 #[test]
-fn compute_instances_of_one_gpu_instance_report_its_memory_and_have_its_number() {
+fn compute_instances_report_the_memory_and_the_number_of_their_gpu_instance() {
     let slot = |gpu_instance, compute_instance| {
         let profile = "1c.2g.20gb".to_owned();
         MigSlot::Detailed(MigDetail { profile, gpu_instance: Some(gpu_instance), compute_instance, uuid: None })
@@ -119,7 +119,7 @@ fn compute_instances_of_one_gpu_instance_report_its_memory_and_have_its_number()
 }
 
 #[test]
-fn the_profiling_unit_is_read_where_there_is_one() {
+fn gpm_is_read_if_the_gpu_has_it() {
     use ReadingKind as Q;
     let card = with(
         fake_gpus("H100", 1),
@@ -136,7 +136,7 @@ fn the_profiling_unit_is_read_where_there_is_one() {
 }
 
 #[test]
-fn a_sample_of_use_counts_once() {
+fn a_utilization_sample_counts_once() {
     let mut drill = Drill::start(of(vec![with(fake_gpus("H100", 1), &[(ReadingKind::UtilizationPercent, 50.0)])]));
     let first = drill.sample(0, "a first mean", |sample| sample.utilization_samples > 0);
     assert!(first.utilization_samples <= 6, "of the last second only, though the buffer holds more");
@@ -153,7 +153,7 @@ fn a_sample_of_use_counts_once() {
 const NOTHING_NEWER: [u32; 3] = [6, 7, 21];
 
 #[test]
-fn a_sample_buffer_that_never_has_anything_is_replaced_by_the_plain_call() {
+fn an_empty_sample_buffer_is_replaced_by_the_plain_call() {
     let busy =
         with(fake_gpus("H100", 4), &[(ReadingKind::UtilizationPercent, 42.0), (ReadingKind::EncoderPercent, 5.0)]);
     let mut faults: Vec<_> =
@@ -172,7 +172,7 @@ fn a_sample_buffer_that_never_has_anything_is_replaced_by_the_plain_call() {
 }
 
 #[test]
-fn a_sample_buffer_that_runs_dry_lets_no_old_reading_stand_for_long() {
+fn a_sample_buffer_without_new_samples_does_not_keep_an_old_reading() {
     let mut drill = Drill::start(of(vec![with(fake_gpus("H100", 4), &[(ReadingKind::UtilizationPercent, 55.0)])]));
     for place in 0..4 {
         drill.sample(place, "a mean", |sample| sample.utilization.get() == Some(Percent(55.0)));
@@ -196,7 +196,7 @@ fn a_sample_buffer_that_runs_dry_lets_no_old_reading_stand_for_long() {
 }
 
 #[test]
-fn readings_that_a_gpu_cannot_give_are_absent_with_the_reason_and_the_others_go_on() {
+fn unsupported_readings_are_absent_with_the_reason_and_others_are_measured() {
     let mut drill = Drill::start(of(vec![fake_gpus("GB10", 1), fake_gpus("vGPU", 1), fake_gpus("T4", 1)]));
     let ready = |sample: &model::gpu::GpuSample| sample.remapped.pending != Reading::NOT_YET;
     let unified = drill.sample(0, "GB10", ready);

@@ -30,7 +30,7 @@ fn works(drill: &mut Drill) {
 }
 
 #[test]
-fn while_it_is_released_no_file_of_the_driver_is_open_and_then_all_is_as_before() {
+fn a_released_driver_has_no_open_file_and_everything_is_read_again_afterwards() {
     let mut drill = Drill::start(of(vec![fake_gpus("H100", 2)]));
     drill.sample(1, "readings", |sample| reads(sample) && sample.gpm.sm_active.get().is_some());
     assert!(drill.fake.is_open_in(std::process::id()), "the fake holds its device file as the real library does");
@@ -56,7 +56,7 @@ fn while_it_is_released_no_file_of_the_driver_is_open_and_then_all_is_as_before(
 }
 
 #[test]
-fn the_load_of_the_driver_is_reported_each_time_it_works() {
+fn the_driver_load_is_reported_each_time_that_the_driver_works() {
     let mut drill = Drill::prepare(of(vec![fake_gpus("H100", 1)]));
     let module = drill.path("sys/module/nvidia");
     std::fs::create_dir_all(&module).unwrap();
@@ -79,7 +79,7 @@ fn the_load_of_the_driver_is_reported_each_time_it_works() {
 }
 
 #[test]
-fn the_time_ends_it_by_itself() {
+fn a_release_ends_when_its_time_is_over() {
     let mut drill = Drill::start(of(vec![fake_gpus("H100", 1)]));
     drill.sample(0, "readings", reads);
     let_go(&mut drill);
@@ -90,7 +90,7 @@ fn the_time_ends_it_by_itself() {
 }
 
 #[test]
-fn a_session_that_was_opened_twice_is_closed_as_well() {
+fn a_session_that_was_opened_twice_is_closed_completely() {
     let mut drill = Drill::start(of(vec![fake_gpus("H100", 1)]));
     drill.sample(0, "readings", reads);
     // The driver restarts while the library is open: every call answers that the library is not initialised, until it
@@ -111,7 +111,7 @@ fn a_session_that_was_opened_twice_is_closed_as_well() {
 }
 
 #[test]
-fn it_is_let_go_of_while_there_is_no_driver_and_opened_at_once_when_it_is_taken_back() {
+fn a_release_works_without_a_driver_and_ends_when_it_is_taken_back() {
     let mut drill = Drill::start(Scenario { init_error: Some(super::Code(9)), ..of(vec![fake_gpus("H100", 1)]) });
     drill.wait("no driver", |seen| matches!(seen.source.last(), Some(GpuSourceState::Missing { .. })));
     let_go(&mut drill);
@@ -121,7 +121,7 @@ fn it_is_let_go_of_while_there_is_no_driver_and_opened_at_once_when_it_is_taken_
 }
 
 #[test]
-fn a_driver_that_hangs_is_not_released_and_the_answer_says_so() {
+fn the_release_of_a_hanging_driver_is_refused() {
     let mut drill = Drill::start(of(vec![fake_gpus("H100", 2)]));
     drill.sample(1, "readings", reads);
     drill.change(|scenario| scenario.faults = vec![hang("nvmlDeviceGetPowerUsage", 0)]);

@@ -31,7 +31,7 @@ fn a_gpu_is_reported_with_its_board_data_limits_and_pci_slot() {
 }
 
 #[test]
-fn what_the_kernel_knows_of_a_pci_slot_is_reported_with_the_gpu() {
+fn pcie_errors_and_the_pci_path_from_the_kernel_are_reported() {
     let card = |slot: &str| FakeGpu { pci_bus_id: Some(slot.into()), ..fake_gpus("H100", 1) };
     let mut drill = Drill::prepare(of(vec![card("00000000:18:00.0"), card("00000000:19:00.0")]));
     let path = "pci0000:15/0000:15:01.0/0000:18:00.0";
@@ -56,7 +56,7 @@ fn what_the_kernel_knows_of_a_pci_slot_is_reported_with_the_gpu() {
 
 /// Board data is read once: later calls would fail, and nothing shows it.
 #[test]
-fn what_does_not_change_is_not_asked_again() {
+fn board_data_is_read_only_once() {
     let mut drill = Drill::start(of(vec![fake_gpus("H100", 1)]));
     drill.wait("the plate", |seen| seen.gpus.as_ref().is_some_and(|gpus| gpus[0].board.serial.value().is_some()));
     let calls = ["Serial", "VbiosVersion", "PowerManagementDefaultLimit", "MaxPcieLink*"];
@@ -112,7 +112,7 @@ fn sick(model: &str) -> FakeGpu {
 }
 
 #[test]
-fn links_are_reported_one_by_one_with_what_each_generation_counts() {
+fn nvlinks_are_reported_with_the_errors_that_their_generation_counts() {
     let scenario = of(vec![sick("V100"), sick("A100"), sick("H100"), sick("B200"), fake_gpus("L40S", 1)]);
     let mut drill = Drill::start(scenario);
     let older = [("crc_flit", 7), ("crc_data", 2), ("replay", 5), ("recovery", 3)];

@@ -142,7 +142,7 @@ fn stalled(told: &mut Observations) -> Vec<GpuUuid> {
 }
 
 #[test]
-fn a_stall_counts_on_its_gpu_once_while_others_are_answered() {
+fn a_stall_counts_once_for_its_gpu_if_other_calls_are_answered() {
     let uuid = GpuUuid::parse("GPU-1").unwrap();
     let (mut supervisor, mut told, [before, after]) = with_a_call(Some(&GpuKey::Uuid(uuid.clone())));
     let (pulse, stop) = (Arc::<Heartbeat>::default(), Arc::<Heartbeat>::default());
