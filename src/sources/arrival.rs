@@ -6,15 +6,16 @@ use crate::kernel_file::KernelFileReader;
 use crate::roots::{HostRoots, part};
 
 /// Most processes of a container that are read: the first one exists from the beginning.
-const MAX_LOOKED_AT: usize = 16;
+const MAX_PROCESSES: usize = 16;
 
 /// Files that the kubelet and the runtime mount in each container, unless its pod mounts something else there. A
 /// process that sees none of them is in another mount namespace than its container's: the runtime's own before the
 /// container starts, or one that it has made itself.
 const EVERYWHERE: [&[u8]; 3] = [b"/etc/hosts", b"/etc/resolv.conf", b"/dev/termination-log"];
 
-/// Whether something is mounted at `path` in the container with this cgroup. `None` if none of its processes tells: the
-/// container has ended, its processes are hidden from the agent (no hostPID), or they are in other mount namespaces.
+/// Whether something is mounted at `path` in the container with this cgroup. `None` if no process shows the container's
+/// mounts: the container has ended, its processes are hidden from the agent (no hostPID), or they are in other mount
+/// namespaces.
 #[must_use]
 pub fn mounted(roots: &HostRoots, cgroup: &str, path: &str) -> Option<bool> {
     let mut reader = KernelFileReader::default();
@@ -22,7 +23,7 @@ pub fn mounted(roots: &HostRoots, cgroup: &str, path: &str) -> Option<bool> {
     let mut pids = Vec::new();
     members(&mut reader, layout.walked(), cgroup, &mut pids).ok()?;
     let (procfs, mut seen) = (part(&roots.procfs), None);
-    for pid in pids.into_iter().take(MAX_LOOKED_AT) {
+    for pid in pids.into_iter().take(MAX_PROCESSES) {
         let name = pid.to_string();
         let Ok(text) = reader.read(&[&procfs, b"/", name.as_bytes(), b"/mountinfo"]) else { continue };
         match has(text, path.as_bytes()) {
@@ -61,15 +62,15 @@ mod tests {
     #[test]
     fn a_process_without_any_runtime_mount_gives_no_answer() {
         let limits = "/etc/gpu-steward/limits.json";
-        let see = |points: &[&str]| {
+        let check = |points: &[&str]| {
             let line = |point: &&str| format!("23 28 8:1 / {point} rw - ext4 /dev/sda rw\n");
             has(points.iter().map(line).collect::<String>().as_bytes(), limits.as_bytes())
         };
-        assert_eq!(see(&["/", "/proc", "/dev/termination-log", limits]), Some(true));
-        assert_eq!(see(&["/", "/proc", "/etc/hosts"]), Some(false));
-        assert_eq!(see(&["/", "/proc", "/etc/resolv.conf"]), Some(false));
-        assert_eq!(see(&["/", "/proc"]), None, "as after pivot_root into a file system of its own");
-        assert_eq!(see(&["/", limits]), None);
+        assert_eq!(check(&["/", "/proc", "/dev/termination-log", limits]), Some(true));
+        assert_eq!(check(&["/", "/proc", "/etc/hosts"]), Some(false));
+        assert_eq!(check(&["/", "/proc", "/etc/resolv.conf"]), Some(false));
+        assert_eq!(check(&["/", "/proc"]), None, "as after pivot_root into a file system of its own");
+        assert_eq!(check(&["/", limits]), None);
     }
 
     #[test]

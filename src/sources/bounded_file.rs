@@ -44,9 +44,9 @@ pub fn read_start(path: &Path, max_bytes: usize) -> io::Result<Vec<u8>> {
 /// The stamp of the file, by one `stat`.
 ///
 /// # Errors
-/// If there is no such file, or the agent may not look at it.
+/// If there is no such file, or the agent may not read its metadata.
 pub fn stamp(path: &Path) -> io::Result<FileStamp> {
-    fs::metadata(path).map(|about| stamp_of(&about))
+    fs::metadata(path).map(|metadata| stamp_of(&metadata))
 }
 
 /// The rest of an open file.
@@ -62,9 +62,14 @@ pub(crate) fn read_open(file: File, max_bytes: usize) -> io::Result<Vec<u8>> {
     }
 }
 
-/// The stamp of a file of which this is known.
-pub(crate) fn stamp_of(about: &Metadata) -> FileStamp {
-    FileStamp { inode: about.ino(), size: about.size(), seconds: about.mtime(), nanoseconds: about.mtime_nsec() }
+/// The stamp of the file with this metadata.
+pub(crate) fn stamp_of(metadata: &Metadata) -> FileStamp {
+    FileStamp {
+        inode: metadata.ino(),
+        size: metadata.size(),
+        seconds: metadata.mtime(),
+        nanoseconds: metadata.mtime_nsec(),
+    }
 }
 
 /// Opens a regular file.

@@ -1,7 +1,7 @@
 //! Cgroups under a given root: which exist, which processes are in them, what they use.
 //!
 //! ```text
-//!   layout     v1, v2 or both; which tree has which controller; whether our namespace hides the beginning of paths
+//!   layout     v1, v2 or both; which tree has which controller; whether a namespace hides the beginning of paths
 //!   walk       finds pods and containers in the mounted hierarchy
 //!   members    the processes in one cgroup and below it
 //!   kernel     reads their files: files that stay open, files below an open directory, or files by path

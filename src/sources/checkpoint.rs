@@ -34,12 +34,12 @@ pub struct CheckpointEntries {
     /// The reasons why other entries cannot be read. While there are any, a container that is not in `held` may hold
     /// devices too.
     pub unreadable: Arc<[Arc<str>]>,
-    /// Ticket records in the plugin's answers, as they were written.
+    /// Ticket records in the answers of the plugin, as they were written.
     pub records: Arc<[Arc<str>]>,
 }
 
 /// Most unreadable entries whose reason is kept; one is enough to see that something is wrong.
-const MAX_TOLD: usize = 16;
+const MAX_REASONS: usize = 16;
 
 impl CheckpointReader {
     /// A reader of the checkpoint entries of `resource` in the kubelet's directory of device plugins.
@@ -58,23 +58,24 @@ impl CheckpointReader {
     /// All entries of the resource. Blocks for as long as the file system takes.
     ///
     /// # Errors
-    /// A sentence that names the file: it is missing, unreadable or not kubelet's.
+    /// A sentence that names the file: it is missing, unreadable or not a checkpoint.
     pub fn read(&mut self) -> Result<CheckpointEntries, String> {
-        let told = |error: &dyn std::fmt::Display| format!("kubelet's checkpoint {}: {error}", self.path.display());
-        let file = bounded_file::open(&self.path).map_err(|error| told(&error))?;
-        let about = file.metadata().map_err(|error| told(&error))?;
-        let stamp = bounded_file::stamp_of(&about);
+        let with_path =
+            |error: &dyn std::fmt::Display| format!("kubelet's checkpoint {}: {error}", self.path.display());
+        let file = bounded_file::open(&self.path).map_err(|error| with_path(&error))?;
+        let metadata = file.metadata().map_err(|error| with_path(&error))?;
+        let stamp = bounded_file::stamp_of(&metadata);
         if let Some((seen, entries)) = &self.seen
             && *seen == stamp
         {
             return Ok(entries.clone());
         }
-        let checkpoint = parse(file).map_err(|why| told(&why))?;
+        let checkpoint = parse(file).map_err(|why| with_path(&why))?;
         let unreadable = checkpoint.unreadable.iter().filter(|one| *one.resource == *self.resource);
         let own = |row: &&checkpoint::CheckpointRow| *row.resource == *self.resource;
         let entries = CheckpointEntries {
             records: checkpoint.allocations.iter().filter(own).filter_map(|row| row.record.clone()).collect(),
-            unreadable: unreadable.take(MAX_TOLD).map(|one| one.fault.to_string().into()).collect(),
+            unreadable: unreadable.take(MAX_REASONS).map(|one| one.fault.to_string().into()).collect(),
             held: checkpoint.allocations.into_iter().filter(|row| *row.resource == *self.resource).map(held).collect(),
         };
         self.seen = Some((stamp, entries.clone()));
@@ -126,7 +127,11 @@ mod tests {
         let mut checkpoint = CheckpointReader::new(folder.path(), "nvidia.com/gpu".into());
         write(&[entry(uid, "nvidia.com/gpu", ""), entry(uid, "other/nic", "***")]);
         let entries = checkpoint.read().unwrap();
-        assert_eq!((entries.held.len(), entries.unreadable.len()), (1, 0), "another plugin's answer is its own affair");
+        assert_eq!(
+            (entries.held.len(), entries.unreadable.len()),
+            (1, 0),
+            "the answers of other plugins are not checked"
+        );
         write(&[
             entry(uid, "nvidia.com/gpu", ""),
             entry("b", "nvidia.com/gpu", "***"),

@@ -79,7 +79,7 @@ impl From<Errno> for ReadFailure {
     }
 }
 
-/// What `stat` tells of a directory.
+/// What `stat` reports about a directory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DirectoryLinks {
     /// On the kernel's own file systems, 2 plus one for each subdirectory.
@@ -284,7 +284,8 @@ impl KernelFileReader {
 
     /// Calls `each` with the names of all subdirectories, without symlinks.
     ///
-    /// # Errors [`ReadFailure`]; names before the error have been passed to `each`.
+    /// # Errors
+    /// [`ReadFailure`]; names before the error have been passed to `each`.
     pub fn subdirectories(&mut self, parts: &[&[u8]], mut each: impl FnMut(&[u8])) -> Result<(), ReadFailure> {
         self.entries(parts, |name, kind| {
             if kind == FileType::Directory {
@@ -295,7 +296,8 @@ impl KernelFileReader {
 
     /// Calls `each` with the names of all subdirectories and symlinks.
     ///
-    /// # Errors [`ReadFailure`]; names before the error have been passed to `each`.
+    /// # Errors
+    /// [`ReadFailure`]; names before the error have been passed to `each`.
     pub fn names(&mut self, parts: &[&[u8]], mut each: impl FnMut(&[u8])) -> Result<(), ReadFailure> {
         self.entries(parts, |name, kind| {
             if matches!(kind, FileType::Directory | FileType::Symlink) {

@@ -1,9 +1,9 @@
 //! XIDs and SXids from the kernel log, if the agent may read it. The kernel log has XIDs even when NVML sends no events
 //! (a lost GPU, no driver library, a hanging call), and it is the only source of NVSwitch errors.
 //!
-//! The reader starts at the end of `/dev/kmsg` and reads one record at a time, without blocking. If the ring buffer
-//! overtakes it (`EPIPE`), it continues with the oldest record left. A container that may not open that device reads
-//! the log by a system call.
+//! The reader starts at the end of `/dev/kmsg` and reads one record at a time, without blocking. If the kernel has
+//! overwritten the next record (`EPIPE`), it continues with the oldest one. A container that may not open that device
+//! reads the log by a system call.
 
 mod syslog;
 
@@ -27,21 +27,20 @@ const WAIT: Duration = Duration::from_millis(500);
 /// A plain file (or a pipe without a writer) is always "readable"; reading it five times a second costs almost nothing.
 const PAUSE: Duration = Duration::from_millis(200);
 
-/// Starts the thread `kernel-log`, which passes each error to `tell` until `stop`, or until the log cannot be read. A
+/// Starts the thread `kernel-log`, which passes each error to `report` until `stop`, or until the log cannot be read. A
 /// log that the agent may not read is logged once and is no failure. The path `syslog` selects the system call of that
 /// name.
 ///
 /// # Errors
 /// When the operating system cannot start a thread.
-/// When the operating system has no thread to give.
 pub fn spawn(
     path: PathBuf,
     reporter: Reporter,
     stop: CancellationToken,
-    tell: impl Fn(KernelError) + Send + 'static,
+    report: impl Fn(KernelError) + Send + 'static,
 ) -> std::io::Result<()> {
     if path.as_os_str() == SYSLOG {
-        return syslog::spawn(reporter, stop, tell);
+        return syslog::spawn(reporter, stop, report);
     }
     // Opened here and not in the thread, which may start late: every record from now on is reported.
     let log = match follow(&path) {
@@ -54,7 +53,7 @@ pub fn spawn(
             return Ok(());
         }
     };
-    let reading = move || read(&log, &path, &reporter, &stop, &tell);
+    let reading = move || read(&log, &path, &reporter, &stop, &report);
     std::thread::Builder::new().name("kernel-log".into()).spawn(reading)?;
     Ok(())
 }
@@ -66,26 +65,26 @@ fn follow(path: &Path) -> rustix::io::Result<OwnedFd> {
     Ok(log)
 }
 
-fn read(log: &OwnedFd, path: &Path, reporter: &Reporter, stop: &CancellationToken, tell: &impl Fn(KernelError)) {
+fn read(log: &OwnedFd, path: &Path, reporter: &Reporter, stop: &CancellationToken, report: &impl Fn(KernelError)) {
     let mut buffer = vec![0_u8; RECORD];
     // The length of an unfinished line at the end of the last read: plain files are cut anywhere, kmsg never.
     let mut kept = 0;
-    let mut overtaken = false;
+    let mut overrun = false;
     while !stop.is_cancelled() {
         match rustix::io::read(log, buffer.get_mut(kept..).unwrap_or_default()) {
             Ok(0) => std::thread::sleep(PAUSE),
-            Ok(count) => kept = lines(&mut buffer, kept + count, tell),
+            Ok(count) => kept = lines(&mut buffer, kept + count, report),
             Err(Errno::AGAIN) => wait(log),
             Err(Errno::INTR) => {}
             Err(Errno::PIPE) => {
                 reporter.trouble(ErrorCounter::KernelLogFailed);
-                if !std::mem::replace(&mut overtaken, true) {
-                    tracing::warn!(path = %path.display(), "kernel log overtook its reader, XIDs in it may be missed");
+                if !std::mem::replace(&mut overrun, true) {
+                    tracing::warn!(path = %path.display(), "kernel log was overwritten before it was read; XIDs in the lost lines are missed");
                 }
             }
             Err(error) => {
                 reporter.trouble(ErrorCounter::KernelLogFailed);
-                tracing::warn!(path = %path.display(), %error, "kernel log cannot be read any more");
+                tracing::warn!(path = %path.display(), %error, "kernel log can no longer be read");
                 return;
             }
         }
@@ -100,12 +99,12 @@ fn wait(log: &OwnedFd) {
 
 /// Reports the errors in the whole lines of the first `filled` bytes. Moves an unfinished line to the front and returns
 /// its length. A line longer than the buffer is dropped.
-fn lines(buffer: &mut [u8], filled: usize, tell: &impl Fn(KernelError)) -> usize {
+fn lines(buffer: &mut [u8], filled: usize, report: &impl Fn(KernelError)) -> usize {
     let text = buffer.get(..filled).unwrap_or_default();
     let whole = text.iter().rposition(|byte| *byte == b'\n').map_or(0, |end| end + 1);
     for line in text.get(..whole).unwrap_or_default().split(|byte| *byte == b'\n') {
         if let Some(error) = wire::kernel_log::error(line) {
-            tell(error);
+            report(error);
         }
     }
     if whole == 0 && filled == buffer.len() {
@@ -136,9 +135,9 @@ mod tests {
         write!(file, "4,2,2,-;NVRM: Xid (PCI:0000:65").unwrap();
         file.flush().unwrap();
         writeln!(file, ":00): 79, pid=7, name=x\n6,3,3,-;something else").unwrap();
-        let told = receiver.recv_timeout(Duration::from_secs(10)).unwrap();
-        let KernelError::Gpu(told) = told else { panic!("{told:?}") };
-        assert_eq!((told.slot.bus, told.code, told.pid), (0x65, 79, Some(7)));
+        let error = receiver.recv_timeout(Duration::from_secs(10)).unwrap();
+        let KernelError::Gpu(xid) = error else { panic!("{error:?}") };
+        assert_eq!((xid.slot.bus, xid.code, xid.pid), (0x65, 79, Some(7)));
         stop.cancel();
         reader.join().unwrap();
         assert!(receiver.try_recv().is_err());
@@ -146,12 +145,12 @@ mod tests {
 
     #[test]
     fn a_line_longer_than_the_buffer_is_dropped_and_the_next_one_is_read() {
-        let told = std::cell::Cell::new(0);
+        let reported = std::cell::Cell::new(0);
         let mut buffer = vec![b'x'; 64];
-        assert_eq!(lines(&mut buffer, 64, &|_| told.set(told.get() + 1)), 0);
+        assert_eq!(lines(&mut buffer, 64, &|_| reported.set(reported.get() + 1)), 0);
         let line = b"\nNVRM: Xid (PCI:0000:01:00): 31\nrest";
         buffer[..line.len()].copy_from_slice(line);
-        assert_eq!(lines(&mut buffer, line.len(), &|_| told.set(told.get() + 1)), 4);
-        assert_eq!((told.get(), &buffer[..4]), (1, &b"rest"[..]));
+        assert_eq!(lines(&mut buffer, line.len(), &|_| reported.set(reported.get() + 1)), 4);
+        assert_eq!((reported.get(), &buffer[..4]), (1, &b"rest"[..]));
     }
 }

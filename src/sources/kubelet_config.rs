@@ -24,8 +24,8 @@ pub enum KubeletConfigError {
     NotYaml(String),
 }
 
-/// The topology manager's policy as the file below this root directory of the kubelet spells it; `None` if the file has
-/// no such key, or the value is no text.
+/// The topology manager's policy as it is written in the file below this root directory of the kubelet; `None` if the
+/// file has no such key, or the value is not a string.
 ///
 /// # Errors
 /// [`KubeletConfigError`].
@@ -34,7 +34,8 @@ pub fn topology_policy(kubelet_root: &Path) -> Result<Option<String>, KubeletCon
     parse_topology_policy(&text).map_err(KubeletConfigError::NotYaml)
 }
 
-/// The topology manager's policy in this text; `None` if the file has no such key, or the value is no text.
+/// The topology manager's policy in this text; `None` if the file has no such key, or the value is not
+/// a string.
 ///
 /// # Errors
 /// What is wrong with the YAML, and where.
@@ -50,7 +51,7 @@ mod tests {
 
     #[test]
     fn the_policy_is_read_and_values_of_other_types_are_none() {
-        let found = |text: &str| parse_topology_policy(text).map(|word| word.unwrap_or_default());
+        let found = |text: &str| parse_topology_policy(text).map(|policy| policy.unwrap_or_default());
         assert_eq!(
             found("kind: KubeletConfiguration\ntopologyManagerPolicy: restricted\n").as_deref(),
             Ok("restricted")
@@ -77,9 +78,11 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_text_makes_the_policy_parser_panic(bytes in prop::collection::vec(any::<u8>(), 0..200), word in "[a-z-]{0,20}") {
+        fn no_text_makes_the_policy_parser_panic(
+            bytes in prop::collection::vec(any::<u8>(), 0..200), policy in "[a-z-]{0,20}",
+        ) {
             let _ = parse_topology_policy(&String::from_utf8_lossy(&bytes));
-            prop_assert_eq!(parse_topology_policy(&format!("{KEY}: '{word}'\n")), Ok(Some(word)));
+            prop_assert_eq!(parse_topology_policy(&format!("{KEY}: '{policy}'\n")), Ok(Some(policy)));
         }
     }
 }

@@ -17,7 +17,7 @@ use std::time::Duration;
 use tokio_util::sync::CancellationToken;
 use wire::watch::UnreadableObject;
 
-/// Reports what the follower learns.
+/// Reports the changes that the follower finds.
 #[derive(Debug)]
 struct PodReporter {
     reporter: Reporter,
@@ -37,8 +37,8 @@ pub async fn follow_pods(
         what: "watch of pods at the API server",
         lost: "pods that start now get their names from the container runtime or the kubelet's log links",
         advice: "check that the API server runs and that this account may list and watch pods",
-        trouble: Some(ErrorCounter::PodWatchFailed),
-        wanted: true,
+        counter: Some(ErrorCounter::PodWatchFailed),
+        required: true,
     });
     let listener = PodReporter { reporter, failures, watch: PodWatchState::default() };
     let follower = Follower::new(connection, PodsOfNode::new(node.clone(), label_keys), listener);
@@ -67,8 +67,8 @@ impl FollowListener<PodsOfNode> for PodReporter {
     }
 
     fn failed(&mut self, why: &ApiError) -> Duration {
-        let (trouble, pause) = self.failures.failed(FailureSeverity::Broken, why);
-        trouble.inspect(|trouble| self.reporter.trouble(*trouble));
+        let (counter, pause) = self.failures.failed(FailureSeverity::Broken, why);
+        counter.inspect(|counter| self.reporter.trouble(*counter));
         self.watch.broken = Some(why.to_string().into());
         pause
     }

@@ -12,7 +12,7 @@
 //! A report holds all that a source knows, and is sent only when it differs from the one before. When a source fails,
 //! its last report stays valid: the name of a container does not change while the container lives.
 //!
-//! What must never happen here: an unbounded answer, a request without a time limit, a log line for every request.
+//! What must never happen here: an unbounded response, a request without a time limit, a log line for every request.
 
 mod socket;
 pub mod cri;
@@ -66,32 +66,32 @@ pub async fn run(settings: Settings, reporter: Reporter, stop: CancellationToken
         what: "container runtime socket",
         lost: "without it images of containers are not known, and names come from the kubelet's log links alone",
         advice: "if a runtime listens elsewhere, name its socket with --cri-socket",
-        trouble: Some(ErrorCounter::CriFailed),
-        wanted: matches!(cri_socket, CriSocket::At(_)),
+        counter: Some(ErrorCounter::CriFailed),
+        required: matches!(cri_socket, CriSocket::At(_)),
     });
     let kubelet = SourceFailures::of(SourceName {
         what: "PodResources socket of the kubelet",
         lost: "without it the agent does not know which devices the kubelet gave to which container",
         advice: "if the kubelet has another directory, name the socket with --pod-resources-socket",
-        trouble: Some(ErrorCounter::PodResourcesFailed),
-        wanted: false,
+        counter: Some(ErrorCounter::PodResourcesFailed),
+        required: false,
     });
-    let asked = cri_socket != CriSocket::None;
-    let cri = Cri::at(cri_socket.places(), reporter.clone());
-    let asking = async {
+    let use_cri = cri_socket != CriSocket::None;
+    let cri = Cri::at(cri_socket.paths(), reporter.clone());
+    let polling = async {
         tokio::join!(
             async {
-                if asked {
-                    socket::keep_asking(cri, runtime, reporter.clone()).await
+                if use_cri {
+                    socket::poll_forever(cri, runtime, reporter.clone()).await
                 }
             },
-            socket::keep_asking(PodResources::at(pod_resources_socket, reporter.clone()), kubelet, reporter.clone()),
-            links::keep_reading(log_links, reporter.clone()),
+            socket::poll_forever(PodResources::at(pod_resources_socket, reporter.clone()), kubelet, reporter.clone()),
+            links::follow(log_links, reporter.clone()),
         )
     };
     tokio::select! {
         () = stop.cancelled() => {}
-        _ = Box::pin(asking) => {}
+        _ = Box::pin(polling) => {}
     }
 }
 
@@ -100,7 +100,7 @@ pub async fn run(settings: Settings, reporter: Reporter, stop: CancellationToken
 /// # Errors
 /// A sentence that names the socket and the reason.
 pub async fn runtime_config(cri_socket: CriSocket) -> Result<RuntimeConfig, String> {
-    runtime::ask(&cri_socket.places()).await.map(|(_, config)| config)
+    runtime::read(&cri_socket.paths()).await.map(|(_, config)| config)
 }
 
 /// The runtime that answers (`containerd://2.1.4`, as a Node names it), and whether it reports that CDI is on. It need
@@ -109,11 +109,11 @@ pub async fn runtime_config(cri_socket: CriSocket) -> Result<RuntimeConfig, Stri
 /// # Errors
 /// A sentence that names the socket and the reason.
 pub async fn runtime_cdi(cri_socket: CriSocket) -> Result<(String, Option<bool>), String> {
-    runtime::ask(&cri_socket.places()).await.map(|(runtime, config)| (runtime, config.cdi))
+    runtime::read(&cri_socket.paths()).await.map(|(runtime, config)| (runtime, config.cdi))
 }
 
 impl CriSocket {
-    fn places(self) -> Vec<PathBuf> {
+    fn paths(self) -> Vec<PathBuf> {
         match self {
             CriSocket::Auto => CRI_SOCKETS.map(PathBuf::from).to_vec(),
             CriSocket::At(path) => vec![path],

@@ -5,14 +5,14 @@
 //!   absence heartbeat raw            meaning of NVML errors; heartbeat; calls that the wrapper lacks (all unsafe code)
 //!   library                          opens the library, with advice when that fails
 //!   poll_round                       the identity calls about one GPU, and which of them failed
-//!   instance inventory tie           MIG instances, GPUs, and the topology between GPUs
+//!   instance inventory topology      MIG instances, GPUs, and the topology between GPUs
 //!   polled_gpu                       one GPU while it is polled
 //!   utilization gpm read process_use process   readings of one GPU and of its processes
 //!   board links upkeep               its board data, NVLinks, slot, fabric and memory wear
 //!   xid message event                driver errors: the thread `nvml-events`
 //!   session                          one session with the driver: opened, verified, closed, opened again
-//!   allowance poll                   limit on calls out of turn; the thread `nvml-poll`
-//!   stall                            what is reported of GPUs while a call does not return
+//!   allowance poll                   limit on calls before their period; the thread `nvml-poll`
+//!   stall                            which GPUs have absent readings while a call does not return
 //!   supervise                        the thread `nvml-supervise`, which never calls NVML
 //! ```
 //!
@@ -29,7 +29,7 @@ mod poll_round;
 mod instance;
 mod board;
 mod inventory;
-mod tie;
+mod topology;
 mod polled_gpu;
 mod utilization;
 mod gpm;
@@ -73,17 +73,17 @@ pub fn spawn(settings: Settings, reporter: Reporter, stop: CancellationToken) ->
     let log = settings.kernel_log.clone();
     let mut supervisor = Supervisor::new(settings, reporter.clone(), stop.clone());
     if let Some(path) = log {
-        let (door, counter) = (supervisor.door(), reporter.clone());
+        let (messages, counter) = (supervisor.sender(), reporter.clone());
         kernel_log::spawn(path, reporter, stop, move |error| {
             let message = match error {
                 KernelError::Gpu(xid) => Message::Log(xid),
                 KernelError::Switch(sxid) => Message::Switch(sxid),
             };
-            if door.try_send(message).is_err() {
+            if messages.try_send(message).is_err() {
                 counter.trouble(ErrorCounter::QueueFull);
             }
         })?;
     }
-    supervisor.seat(BTreeSet::new())?;
+    supervisor.spawn_poller(BTreeSet::new())?;
     std::thread::Builder::new().name("nvml-supervise".into()).spawn(move || supervisor.run())
 }

@@ -27,8 +27,8 @@ use std::time::Duration;
 use wire::cgroup_path::{CgroupPlace, place, slurm};
 use wire::proc_file::{CgroupMembership, host_stat, memberships};
 
-/// Tries for one PID. A try fails only if the PID is reused between two reads.
-const TRIES: usize = 3;
+/// Attempts for one PID. An attempt fails only if the PID is reused between two reads.
+const MAX_ATTEMPTS: usize = 3;
 /// How long the result of a walk over `cgroup.procs` is used.
 const KEPT: Duration = Duration::from_secs(1);
 /// Shortest time between two walks, for any number of young processes: a walk over 300 cgroups costs about 5 ms.
@@ -54,13 +54,13 @@ pub struct BootTime {
     ticks_a_second: u64,
 }
 
-/// Reads which container a process belongs to, and keeps what it learns of cgroups so that later reads are cheap. Each
+/// Reads which container a process belongs to, and keeps the owners of cgroups so that later reads are cheap. Each
 /// thread has its own.
 #[derive(Debug)]
 pub struct OwnerReader {
     procfs: Vec<u8>,
     reader: KernelFileReader,
-    sight: ProcVisibility,
+    visibility: ProcVisibility,
     ticks_a_second: u64,
     identities: HashMap<Arc<str>, Arc<CgroupIdentity>>,
     members: Option<Members>,
@@ -86,7 +86,7 @@ impl OwnerReader {
             CgroupNamespace::detect(&mut reader, &roots).mounted_above.then(|| Members::new(&mut reader, &roots));
         let procfs = part(&roots.procfs);
         OwnerReader {
-            sight: ProcVisibility::detect(&mut reader, &procfs),
+            visibility: ProcVisibility::detect(&mut reader, &procfs),
             procfs,
             reader,
             ticks_a_second: rustix::param::clock_ticks_per_second().max(1),
@@ -98,7 +98,7 @@ impl OwnerReader {
     /// Reads the process now; `None` if no process has that PID (or it is hidden from the agent).
     pub fn identify(&mut self, pid: u32) -> Option<IdentifiedProcess> {
         let mut last = None;
-        for _ in 0..TRIES {
+        for _ in 0..MAX_ATTEMPTS {
             let before = process::key(&process::stat(&mut self.reader, &self.procfs, pid).ok()?);
             let owner = self.owner(before);
             let after = process::stat(&mut self.reader, &self.procfs, pid).ok()?;
@@ -115,8 +115,8 @@ impl OwnerReader {
     /// namespace of the agent's own it would name a process of the agent, so the result is `None` there. `known` is the
     /// earlier result. Where PID, start time, command and owner still match, no third read is needed: a process that
     /// took the PID over after the first read would have to be in the same container.
-    pub fn identify_told(&mut self, pid: u32, known: Option<&IdentifiedProcess>) -> Option<IdentifiedProcess> {
-        if self.sight == ProcVisibility::Private {
+    pub fn identify_reported(&mut self, pid: u32, known: Option<&IdentifiedProcess>) -> Option<IdentifiedProcess> {
+        if self.visibility == ProcVisibility::Private {
             return None;
         }
         if let Some(known) = known {
@@ -257,15 +257,15 @@ impl Members {
     /// Walks `cgroup.procs` of every pod and container.
     fn refresh(&mut self, reader: &mut KernelFileReader, tree: &[u8]) {
         let Members { walk, cgroups, owners, .. } = self;
-        let refused = walk.look(reader, true, |FoundCgroup { path, kind }| {
-            let room = cgroups.len() < MAX_CGROUPS;
-            if room {
+        let left_out = walk.find(reader, true, |FoundCgroup { path, kind }| {
+            let fits = cgroups.len() < MAX_CGROUPS;
+            if fits {
                 cgroups.push(Arc::new(CgroupIdentity { path, kind }));
             }
-            room
+            fits
         });
         owners.clear();
-        let mut complete = refused == 0;
+        let mut complete = left_out == 0;
         let mut pids = Vec::new();
         cgroups.retain(|identity| match members(reader, tree, &identity.path, &mut pids) {
             // No PID of the table is looked up for processes that have no PID in this namespace.

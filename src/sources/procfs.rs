@@ -2,8 +2,8 @@
 //!
 //! ```text
 //!   process      one process: its stat, its namespaces
-//!   visibility   whether `/proc` shows the machine's processes or only those of our container
-//!   carried      sums over disks and interfaces that come and go
+//!   visibility   whether `/proc` shows the machine's processes or only those of the agent's container
+//!   carried      sums over disks and interfaces that are added and removed
 //!   interfaces   which interfaces of the machine are counted, so that each byte counts once
 //!   host         the machine as a whole
 //!   network      totals of a pod's network namespace

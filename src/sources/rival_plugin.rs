@@ -1,4 +1,5 @@
-//! Another device plugin that runs on this node: asks each socket in one of the kubelet's folders for its list of devices.
+//! Searches for another device plugin on this node: requests the list of devices from each socket in the kubelet's
+//! folders.
 //!
 //! ```text
 //!   <folder>/*.sock ──connect, ListAndWatch──▶ device ids ──is it ours? (the caller)──▶ RivalPlugin
@@ -15,8 +16,8 @@ use tokio::net::UnixStream;
 use tokio::time::timeout;
 
 /// A running plugin answers in milliseconds; the socket of an ended one refuses at once.
-const ANSWERS_WITHIN: Duration = Duration::from_secs(2);
-/// Limit of files that are looked at in a folder; a node has a handful of plugins.
+const RESPONSE_TIMEOUT: Duration = Duration::from_secs(2);
+/// Limit of files that are read in a folder; a node has a handful of plugins.
 const MAX_SOCKETS: usize = 64;
 /// Largest list of a plugin: the kubelet's own limit, so that a longer one belongs to no plugin that works.
 const MAX_LIST: usize = 4 << 20;
@@ -46,23 +47,24 @@ impl std::fmt::Display for RivalPlugin {
     }
 }
 
-/// The first running plugin in `folder`, other than the sockets named in `but`, that lists a device whose id is `ours`.
-pub async fn find(folder: &Path, but: &[String], ours: impl Fn(&str) -> bool) -> Option<RivalPlugin> {
+/// The first running plugin in `folder`, other than the sockets named in `except`, that lists a device whose id is
+/// `ours`.
+pub async fn find(folder: &Path, except: &[String], ours: impl Fn(&str) -> bool) -> Option<RivalPlugin> {
     let entries = std::fs::read_dir(folder).ok()?;
     for entry in entries.take(MAX_SOCKETS).flatten() {
         let name = entry.file_name().to_string_lossy().into_owned();
         let path = entry.path();
-        if name == KUBELET || but.contains(&name) || path.extension().is_none_or(|end| end != "sock") {
+        if name == KUBELET || except.contains(&name) || path.extension().is_none_or(|end| end != "sock") {
             continue;
         }
-        if let Ok(Some(rival)) = timeout(ANSWERS_WITHIN, ask(&path, &ours)).await {
+        if let Ok(Some(rival)) = timeout(RESPONSE_TIMEOUT, list_devices(&path, &ours)).await {
             return Some(rival);
         }
     }
     None
 }
 
-async fn ask(path: &Path, ours: impl Fn(&str) -> bool) -> Option<RivalPlugin> {
+async fn list_devices(path: &Path, ours: impl Fn(&str) -> bool) -> Option<RivalPlugin> {
     let pid = UnixStream::connect(path).await.ok()?.peer_cred().ok()?.pid();
     let endpoint = tonic::transport::Endpoint::try_from(format!("unix://{}", path.display())).ok()?;
     let mut client = DevicePluginClient::new(endpoint.connect().await.ok()?).max_decoding_message_size(MAX_LIST);
@@ -129,10 +131,10 @@ mod tests {
     async fn a_plugin_that_lists_one_of_the_agents_devices_is_found() {
         let folder = tempfile::tempdir().unwrap();
         let ours = |id: &str| id == "GPU-2";
-        let find = |but: &[&str]| {
-            let but: Vec<String> = but.iter().map(|name| (*name).to_owned()).collect();
+        let find = |except: &[&str]| {
+            let except: Vec<String> = except.iter().map(|name| (*name).to_owned()).collect();
             let folder = folder.path().to_owned();
-            async move { super::find(&folder, &but, ours).await }
+            async move { super::find(&folder, &except, ours).await }
         };
         serve(&folder.path().join("nic.sock"), &["nic-0"]);
         serve(&folder.path().join(KUBELET), &["GPU-2"]);
@@ -147,13 +149,13 @@ mod tests {
         assert_eq!(super::find(&folder.path().join("none"), &[], ours).await, None);
     }
 
-    /// The folder is open to every plugin of the node, so a socket may accept and then say nothing.
+    /// The folder is open to every plugin of the node, so a socket may accept a connection and never answer.
     #[tokio::test]
     async fn a_plugin_that_does_not_answer_delays_the_start_by_a_bounded_time() {
         let folder = tempfile::tempdir().unwrap();
         let _silent = UnixListener::bind(folder.path().join("silent.sock")).unwrap();
         let began = tokio::time::Instant::now();
         assert_eq!(find(folder.path(), &[], |_| true).await, None);
-        assert!(began.elapsed() <= ANSWERS_WITHIN * 2);
+        assert!(began.elapsed() <= RESPONSE_TIMEOUT * 2);
     }
 }

@@ -5,7 +5,7 @@
 //! ```
 //!
 //! Deadlines lie on a grid of the monotonic clock, so they do not drift. A deadline that passes during a pass is
-//! counted and skipped. What must never happen here: a pass waits for another thread or for room in the report queue;
+//! counted and skipped. What must never happen here: a pass waits for another thread or for the report queue;
 //! the time is read from a clock that can be set.
 
 use crate::cgroup::layout::{CgroupLayout, CgroupNamespace, kernel_release};
@@ -44,7 +44,7 @@ pub struct Settings {
 
 /// Most errors reported in one pass: at most 4,096 events of all sources can wait, and thousands of bad files must not
 /// take their place.
-const TROUBLES_A_PASS: u32 = 16;
+const ERRORS_A_PASS: u32 = 16;
 /// The shortest period: with a shorter one, a pass over a full node does not end in time.
 const SHORTEST: Duration = Duration::from_millis(10);
 /// Open files left to the rest of the agent: connections, devices, state.
@@ -80,8 +80,8 @@ fn keep_open() -> usize {
     let raised = Rlimit { current: limit.maximum, maximum: limit.maximum };
     // If that is refused, fewer files are kept open, which costs time but changes no value.
     let soft = if setrlimit(Resource::Nofile, raised).is_ok() { limit.maximum } else { limit.current };
-    let room = soft.map_or(MOST_FILES, |soft| soft.saturating_sub(OTHER_FILES).max(soft / 4)).min(MOST_FILES);
-    usize::try_from(room).unwrap_or(0)
+    let max_open_files = soft.map_or(MOST_FILES, |soft| soft.saturating_sub(OTHER_FILES).max(soft / 4)).min(MOST_FILES);
+    usize::try_from(max_open_files).unwrap_or(0)
 }
 
 /// Reads everything that belongs to a pass. It has one field for each reader, and the counters of the passes, which
@@ -91,29 +91,29 @@ pub struct Sampler {
     settings: Settings,
     turns: u64,
     pass: u64,
-    room: usize,
+    max_open_files: usize,
     reader: KernelFileReader,
     table: Option<CgroupTable>,
     host: HostReader,
     infiniband: Infiniband,
     had_ports: bool,
     host_faults: u64,
-    sight: ProcVisibility,
+    visibility: ProcVisibility,
     processes: ProcessPasses,
     total_processes: Reading<Count>,
 }
 
 impl Sampler {
-    /// `room` files may be kept open.
+    /// `max_open_files` files may be kept open.
     #[must_use]
-    pub fn new(settings: Settings, room: usize) -> Self {
+    pub fn new(settings: Settings, max_open_files: usize) -> Self {
         let period = settings.period.max(SHORTEST);
         let turns = settings.slow_period.as_nanos().div_ceil(period.as_nanos());
         Sampler {
             turns: u64::try_from(turns).unwrap_or(u64::MAX).max(1),
             pass: 0,
-            room,
-            sight: ProcVisibility::detect(&mut KernelFileReader::default(), &part(&settings.roots.procfs)),
+            max_open_files,
+            visibility: ProcVisibility::detect(&mut KernelFileReader::default(), &part(&settings.roots.procfs)),
             reader: KernelFileReader::default(),
             table: None,
             host: HostReader::new(&settings.roots),
@@ -133,9 +133,9 @@ impl Sampler {
         if let Err(missing) = &layout {
             tracing::warn!(%missing, "pods and containers cannot be seen; the agent looks for cgroups again in every slow period");
         }
-        if self.sight != ProcVisibility::Machine {
+        if self.visibility != ProcVisibility::Machine {
             tracing::warn!(
-                "the agent runs in a PID namespace of its own (no hostPID), so processes of the host and of pods, and readings that need them, are absent"
+                "the agent runs in its own PID namespace (no hostPID), so processes of the host and of pods, and readings that need them, are absent"
             );
         }
         let version = layout.map(|layout| layout.version).map_err(|_| Absence::NoSuchFile);
@@ -175,36 +175,36 @@ impl Sampler {
         let mut host = self.host.read(&mut self.reader);
         host.processes = self.total_processes;
         reporter.sample(Sample::Host(host));
-        if let Some(pass) = self.processes.some(clock::monotonic()) {
+        if let Some(pass) = self.processes.turn(clock::monotonic()) {
             self.total_processes = match &pass {
                 Err(why) => Reading::Absent(*why),
-                Ok(_) if self.sight == ProcVisibility::Private => Reading::Absent(Absence::ProcessesHidden),
+                Ok(_) if self.visibility == ProcVisibility::Private => Reading::Absent(Absence::ProcessesHidden),
                 Ok(pass) => Reading::Measured(Count(u64::from(pass.total)), pass.at),
             };
             // If processes cannot be listed, those of the last list are no longer shown.
             reporter.sample(Sample::Processes(pass.unwrap_or_default()));
         }
-        self.tell(reporter);
+        self.report_errors(reporter);
     }
 
-    /// Looks for cgroups that may be mounted after the agent has started.
+    /// Searches for cgroups, which may be mounted after the agent has started.
     fn find_table(&mut self) {
         if self.table.is_none()
             && let Ok(layout) = CgroupLayout::detect(&mut self.reader, &self.settings.roots)
         {
-            self.table = Some(CgroupTable::new(&self.settings.roots, layout, self.turns, self.room));
+            self.table = Some(CgroupTable::new(&self.settings.roots, layout, self.turns, self.max_open_files));
         }
     }
 
     /// Reports the errors since the last pass.
-    fn tell(&mut self, reporter: &Reporter) {
+    fn report_errors(&mut self, reporter: &Reporter) {
         let cgroups = self.table.as_mut().map_or(0, CgroupTable::take_malformed);
         let host = self.host.faults - self.host_faults;
         self.host_faults = self.host.faults;
         let proc = u32::try_from(host).unwrap_or(u32::MAX).saturating_add(self.processes.take_malformed());
-        for (count, trouble) in [(cgroups, ErrorCounter::CgroupUnreadable), (proc, ErrorCounter::ProcUnreadable)] {
-            for _ in 0..count.min(TROUBLES_A_PASS) {
-                reporter.trouble(trouble);
+        for (count, counter) in [(cgroups, ErrorCounter::CgroupUnreadable), (proc, ErrorCounter::ProcUnreadable)] {
+            for _ in 0..count.min(ERRORS_A_PASS) {
+                reporter.trouble(counter);
             }
         }
     }

@@ -20,7 +20,7 @@ pub(crate) enum FailureSeverity {
     Broken,
 }
 
-/// A source in the words of the log.
+/// The texts with which the log names a source, and how its failures count.
 #[derive(Debug)]
 pub(crate) struct SourceName {
     /// The source's name for people.
@@ -30,9 +30,9 @@ pub(crate) struct SourceName {
     /// What to do if it does exist.
     pub(crate) advice: &'static str,
     /// The counter of its failures.
-    pub(crate) trouble: Option<ErrorCounter>,
-    /// A setting asks for it, or it has existed before: then its absence is a failure.
-    pub(crate) wanted: bool,
+    pub(crate) counter: Option<ErrorCounter>,
+    /// A setting names it, or it has existed before: then its absence is a failure.
+    pub(crate) required: bool,
 }
 
 /// The failures of one source since it last worked.
@@ -41,42 +41,42 @@ pub(crate) struct SourceFailures {
     source: SourceName,
     count: u32,
     backoff: Backoff,
-    said: Option<FailureSeverity>,
+    logged: Option<FailureSeverity>,
 }
 
 impl SourceFailures {
     pub(crate) fn of(source: SourceName) -> Self {
-        SourceFailures { source, count: 0, backoff: Backoff::new(FIRST, LONGEST), said: None }
+        SourceFailures { source, count: 0, backoff: Backoff::new(FIRST, LONGEST), logged: None }
     }
 
     /// Records a failure, and logs it if it is new. Returns the counter to increase and the pause before the next try.
     pub(crate) fn failed(&mut self, failure: FailureSeverity, error: &dyn Display) -> (Option<ErrorCounter>, Duration) {
         self.count = self.count.saturating_add(1);
-        let news = self.said != Some(failure) && self.said != Some(FailureSeverity::Broken);
-        let SourceName { what, lost, advice, trouble, wanted } = self.source;
-        let expected = failure == FailureSeverity::Absent && !wanted;
-        if news {
-            self.said = Some(failure);
+        let is_new = self.logged != Some(failure) && self.logged != Some(FailureSeverity::Broken);
+        let SourceName { what, lost, advice, counter, required } = self.source;
+        let expected = failure == FailureSeverity::Absent && !required;
+        if is_new {
+            self.logged = Some(failure);
             if expected {
-                let found = format!("{what} not found: {error}; {lost}; tried again at least once a minute; {advice}");
+                let found = format!("{what} not found: {error}; {lost}; retried at least once a minute; {advice}");
                 tracing::info!(source = what, %error, lost, advice, "{found}");
             } else {
-                let failed = format!("{what} failed: {error}; {lost}; tried again at least once a minute; {advice}");
+                let failed = format!("{what} failed: {error}; {lost}; retried at least once a minute; {advice}");
                 tracing::warn!(source = what, %error, lost, advice, "{failed}");
             }
         }
-        (trouble.filter(|_| !expected), self.backoff.pause())
+        (counter.filter(|_| !expected), self.backoff.pause())
     }
 
     /// Records a success, and logs it after a failure.
     pub(crate) fn worked(&mut self) {
-        if self.said.take().is_some() {
+        if self.logged.take().is_some() {
             let (source, failures) = (self.source.what, self.count);
             tracing::info!(source, failures, "{source} answered, after {failures} failed tries");
         }
         self.count = 0;
         self.backoff.reset();
-        self.source.wanted = true;
+        self.source.required = true;
     }
 }
 
@@ -89,8 +89,8 @@ mod tests {
             what: "test",
             lost: "",
             advice: "",
-            trouble: Some(ErrorCounter::CriFailed),
-            wanted: false,
+            counter: Some(ErrorCounter::CriFailed),
+            required: false,
         })
     }
 
@@ -105,13 +105,13 @@ mod tests {
 
     #[test]
     fn a_missing_source_counts_only_if_it_is_required_or_existed_before() {
-        let mut never_there = failures();
-        assert_eq!(never_there.failed(FailureSeverity::Absent, &"x").0, None);
-        assert_eq!(never_there.failed(FailureSeverity::Broken, &"x").0, Some(ErrorCounter::CriFailed));
-        never_there.worked();
-        assert_eq!(never_there.failed(FailureSeverity::Absent, &"x").0, Some(ErrorCounter::CriFailed));
-        let mut asked_for = failures();
-        asked_for.source.wanted = true;
-        assert_eq!(asked_for.failed(FailureSeverity::Absent, &"x").0, Some(ErrorCounter::CriFailed));
+        let mut optional = failures();
+        assert_eq!(optional.failed(FailureSeverity::Absent, &"x").0, None);
+        assert_eq!(optional.failed(FailureSeverity::Broken, &"x").0, Some(ErrorCounter::CriFailed));
+        optional.worked();
+        assert_eq!(optional.failed(FailureSeverity::Absent, &"x").0, Some(ErrorCounter::CriFailed));
+        let mut required_source = failures();
+        required_source.source.required = true;
+        assert_eq!(required_source.failed(FailureSeverity::Absent, &"x").0, Some(ErrorCounter::CriFailed));
     }
 }

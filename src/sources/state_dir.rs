@@ -1,7 +1,7 @@
 //! What an earlier agent process left in the state directory for this one.
 //!
-//! What must never happen here: a file is written or removed; one damaged record costs another one.
-//! Nothing is taken for the record of a pod or ticket in whose folder it does not stand.
+//! What must never happen here: a file is written or removed; a damaged record hides another one; a record in the
+//! folder of one pod or ticket is used for another one.
 
 use crate::bounded_file;
 use model::cdi_support::CdiSupport;
@@ -72,7 +72,7 @@ pub fn container_limits(state: &Path, pods: &BTreeSet<PodUid>) -> Vec<ContainerL
         entries.take(MAX_CONTAINERS).flatten().map(move |entry| (pod, entry.path().join(limits::FILE_NAME)))
     });
     let read = |(pod, path): (&PodUid, PathBuf)| match record(&path, limits::MAX_BYTES, limits::decode) {
-        Ok(promise) => Some(promise).filter(|promise| promise.uid == *pod),
+        Ok(found) => Some(found).filter(|found| found.uid == *pod),
         // The agent was ended before it wrote the file.
         Err(Unread::NoFile) => None,
         Err(error) => {
@@ -149,7 +149,7 @@ mod tests {
         }
     }
 
-    fn promise(n: u8) -> ContainerLimits {
+    fn example_limits(n: u8) -> ContainerLimits {
         ContainerLimits {
             uid: uid(n),
             pod: PodRef { namespace: "ml".into(), name: "train".into() },
@@ -189,9 +189,9 @@ mod tests {
         put(&record_of(state, 3), issued_ticket::encode(&issued(4)).unwrap().as_bytes());
         fs::create_dir(state.join("tickets/strange")).unwrap();
         fs::create_dir(state.join("tickets").join(issued(5).ticket.as_str())).unwrap();
-        for left in torn(&issued_ticket::encode(&issued(2)).unwrap()) {
+        for leftover in torn(&issued_ticket::encode(&issued(2)).unwrap()) {
             assert_eq!(issued_tickets(state).len(), 2);
-            fs::write(record_of(state, 2), left).unwrap();
+            fs::write(record_of(state, 2), leftover).unwrap();
             assert_eq!(issued_tickets(state), [issued(1)]);
             put(&record_of(state, 2), issued_ticket::encode(&issued(2)).unwrap().as_bytes());
         }
@@ -204,14 +204,18 @@ mod tests {
         let pods = BTreeSet::from([1, 2, 3].map(uid));
         assert_eq!(container_limits(state, &pods), []);
         for n in [1, 2, 4] {
-            put(&limits_of(state, n), limits::encode(&promise(n)).unwrap().as_bytes());
+            put(&limits_of(state, n), limits::encode(&example_limits(n)).unwrap().as_bytes());
         }
-        put(&limits_of(state, 3), limits::encode(&promise(4)).unwrap().as_bytes());
+        put(&limits_of(state, 3), limits::encode(&example_limits(4)).unwrap().as_bytes());
         fs::create_dir_all(state.join("pods").join(uid(1).as_str()).join("unwritten")).unwrap();
-        assert_eq!(container_limits(state, &pods), [promise(1), promise(2)], "not a file in the folder of another pod");
-        for left in torn(&limits::encode(&promise(1)).unwrap()) {
-            fs::write(limits_of(state, 1), left).unwrap();
-            assert_eq!(container_limits(state, &pods), [promise(2)]);
+        assert_eq!(
+            container_limits(state, &pods),
+            [example_limits(1), example_limits(2)],
+            "not a file in the folder of another pod"
+        );
+        for leftover in torn(&limits::encode(&example_limits(1)).unwrap()) {
+            fs::write(limits_of(state, 1), leftover).unwrap();
+            assert_eq!(container_limits(state, &pods), [example_limits(2)]);
         }
     }
 
@@ -242,9 +246,9 @@ mod tests {
         let whole = binding_file::encode(CdiSupport::Disproved, "containerd://2.1.4");
         fs::write(&path, &whole).unwrap();
         assert_eq!(cdi_support(folder.path()), Some((CdiSupport::Disproved, "containerd://2.1.4".into())));
-        for left in [Vec::new(), vec![0; 4096], whole.as_bytes()[..5].to_vec(), whole.repeat(100).into_bytes()] {
-            fs::write(&path, &left).unwrap();
-            assert_eq!(cdi_support(folder.path()), None, "{left:?}");
+        for leftover in [Vec::new(), vec![0; 4096], whole.as_bytes()[..5].to_vec(), whole.repeat(100).into_bytes()] {
+            fs::write(&path, &leftover).unwrap();
+            assert_eq!(cdi_support(folder.path()), None, "{leftover:?}");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! The CDI spec of NVIDIA's container toolkit, which says what a container with a GPU needs of the host: libraries,
+//! The CDI spec of NVIDIA's container toolkit, which lists what a container with a GPU needs of the host: libraries,
 //! hooks, device nodes.
 //!
 //! ```text
@@ -14,9 +14,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use wire::cdi::{self, CdiSpec, host};
 
-/// The most entries of a folder of CDI specs that are looked at: more than there are tickets on the largest node.
+/// The most entries of a folder of CDI specs that are listed: more than there are tickets on the largest node.
 const MAX_ENTRIES: usize = 65_536;
-/// The most toolkit files that are read in one look; usually there is one.
+/// The most toolkit files that are read at once; usually there is one.
 const MAX_FILES: usize = 8;
 /// The start of their names.
 const PREFIX: &str = "nvidia";
@@ -30,10 +30,10 @@ pub struct ToolkitSpec {
     pub spec: CdiSpec,
 }
 
-/// What a look at the files has found.
+/// The result of [`ToolkitSpecReader::poll`].
 #[derive(Debug)]
-pub enum ToolkitSpecLook {
-    /// No file has changed since the last look.
+pub enum ToolkitSpecUpdate {
+    /// No file has changed since the last poll.
     Unchanged,
     /// The spec that holds now; `None` if there is none.
     Now(Option<Arc<ToolkitSpec>>),
@@ -43,7 +43,7 @@ pub enum ToolkitSpecLook {
 #[derive(Clone, Debug)]
 pub struct ToolkitSpecReader {
     folders: Vec<PathBuf>,
-    /// The toolkit's files at the last look; `None` before the first.
+    /// The toolkit's files at the last poll; `None` before the first.
     seen: Option<Vec<(PathBuf, FileStamp)>>,
 }
 
@@ -60,16 +60,17 @@ impl ToolkitSpecReader {
         &self.folders
     }
 
-    /// Looks at the files. Each file that cannot be used is logged. Blocks for as long as the file system takes.
+    /// Reads the files if one of them has changed. Each file that cannot be used is logged. Blocks for as long as the
+    /// file system takes.
     #[must_use]
-    pub fn look(&mut self) -> ToolkitSpecLook {
+    pub fn poll(&mut self) -> ToolkitSpecUpdate {
         let files = files(&self.folders);
         if self.seen.as_ref() == Some(&files) {
-            return ToolkitSpecLook::Unchanged;
+            return ToolkitSpecUpdate::Unchanged;
         }
         let spec = first_usable(&files);
         self.seen = Some(files);
-        ToolkitSpecLook::Now(spec.map(Arc::new))
+        ToolkitSpecUpdate::Now(spec.map(Arc::new))
     }
 }
 
@@ -80,8 +81,8 @@ fn files(folders: &[PathBuf]) -> Vec<(PathBuf, FileStamp)> {
         let mut found: Vec<(PathBuf, FileStamp)> = entries
             .filter(|entry| entry.file_name().to_str().is_some_and(is_name))
             .filter_map(|entry| {
-                let about = fs::metadata(entry.path()).ok().filter(fs::Metadata::is_file)?;
-                Some((entry.path(), bounded_file::stamp_of(&about)))
+                let metadata = fs::metadata(entry.path()).ok().filter(fs::Metadata::is_file)?;
+                Some((entry.path(), bounded_file::stamp_of(&metadata)))
             })
             .collect();
         found.sort();
@@ -150,7 +151,7 @@ mod tests {
         fs::write(folders[1].join("nvidia.com-gpu.json"), "{").unwrap();
         fs::write(folders[1].join("nvidia-imex.yaml"), YAML.replace("kind: nvidia.com/gpu", "kind: nvidia.com/imex"))
             .unwrap();
-        assert_eq!(found(&folders).unwrap().path, folders[0].join("nvidia.yaml"), "the broken one is passed over");
+        assert_eq!(found(&folders).unwrap().path, folders[0].join("nvidia.yaml"), "the broken file is skipped");
         fs::write(folders[1].join("nvidia.yaml"), YAML).unwrap();
         let spec = found(&folders).unwrap();
         assert_eq!(spec.path, folders[1].join("nvidia.yaml"));
@@ -180,12 +181,12 @@ mod tests {
         let root = tempfile::tempdir().unwrap();
         let path = root.path().join("nvidia.yaml");
         let mut reader = ToolkitSpecReader::new(vec![root.path().to_owned()]);
-        assert!(matches!(reader.look(), ToolkitSpecLook::Now(None)), "the first look tells that there is none");
-        assert!(matches!(reader.look(), ToolkitSpecLook::Unchanged));
+        assert!(matches!(reader.poll(), ToolkitSpecUpdate::Now(None)), "the first poll reports that there is none");
+        assert!(matches!(reader.poll(), ToolkitSpecUpdate::Unchanged));
         fs::write(&path, YAML).unwrap();
-        assert!(matches!(reader.look(), ToolkitSpecLook::Now(Some(found)) if found.path == path));
-        assert!(matches!(reader.look(), ToolkitSpecLook::Unchanged));
+        assert!(matches!(reader.poll(), ToolkitSpecUpdate::Now(Some(found)) if found.path == path));
+        assert!(matches!(reader.poll(), ToolkitSpecUpdate::Unchanged));
         fs::remove_file(&path).unwrap();
-        assert!(matches!(reader.look(), ToolkitSpecLook::Now(None)));
+        assert!(matches!(reader.poll(), ToolkitSpecUpdate::Now(None)));
     }
 }

@@ -1,5 +1,5 @@
 //! Reads files of cgroups. Some files stay open while the limit of open files allows it. The others are opened below an
-//! open directory, or by their whole path if the limit leaves no room for the directory.
+//! open directory, or by their whole path if the limit does not allow the directory to stay open.
 //!
 //! ```text
 //!   keep   pread of an open file     ─┐
@@ -28,7 +28,7 @@ pub struct CgroupFileReader {
     /// `/proc`.
     pub procfs: Vec<u8>,
     /// Whether process lists are complete, and their PIDs mean the same in `/proc`.
-    pub sight: ProcVisibility,
+    pub visibility: ProcVisibility,
     /// The cgroup trees.
     pub layout: CgroupLayout,
     /// Nanoseconds of one clock tick.
@@ -36,13 +36,13 @@ pub struct CgroupFileReader {
     /// Major numbers of stacked block devices.
     pub stacked: Vec<u32>,
     /// How many more files may be kept open.
-    pub room: usize,
+    pub files_left: usize,
     /// Files that could not be parsed since this count was last taken.
     pub malformed: u32,
     /// The first malformed file has been logged.
     pub logged: bool,
-    /// A file was not found: perhaps the whole cgroup is gone.
-    pub(super) missed: bool,
+    /// A file was not found: the whole cgroup may be gone.
+    pub(super) not_found: bool,
     /// A list of processes, kept to reuse its memory.
     pub(super) pids: Vec<u32>,
 }
@@ -69,27 +69,27 @@ const CONTROLLERS: usize = 6;
 pub struct CgroupGone;
 
 impl CgroupFileReader {
-    /// For these trees; `room` files may be kept open.
+    /// A reader of these trees; `files_left` files may be kept open.
     #[must_use]
     pub fn new(
         mut reader: KernelFileReader,
         procfs: Vec<u8>,
         layout: CgroupLayout,
         stacked: Vec<u32>,
-        room: usize,
+        files_left: usize,
     ) -> Self {
         let nanos_a_tick = 1_000_000_000 / rustix::param::clock_ticks_per_second().max(1);
         CgroupFileReader {
-            sight: ProcVisibility::detect(&mut reader, &procfs),
+            visibility: ProcVisibility::detect(&mut reader, &procfs),
             reader,
             procfs,
             layout,
             nanos_a_tick,
             stacked,
-            room,
+            files_left,
             malformed: 0,
             logged: false,
-            missed: false,
+            not_found: false,
             pids: Vec::new(),
         }
     }
@@ -104,7 +104,7 @@ impl CgroupFileReader {
         let Some(tree) = self.layout.tree(controller) else { return Reading::Absent(Absence::NoSuchFile) };
         let slot = if matches!(self.layout.trees, CgroupTrees::One(_)) { 0 } else { controller as usize };
         let held = &mut directories.0[slot];
-        hold(&mut self.reader, &mut self.room, held, &[tree, path.as_bytes()]);
+        hold(&mut self.reader, &mut self.files_left, held, &[tree, path.as_bytes()]);
         let text = match held {
             Kept::Open(directory) => self.reader.read_piece_in(&*directory, &name.as_bytes()[1..]),
             Kept::Closed => self.reader.read_piece(&[tree, path.as_bytes(), name.as_bytes()]),
@@ -117,7 +117,7 @@ impl CgroupFileReader {
         self.reading(result, path, name)
     }
 
-    /// The processes in a cgroup with so many child cgroups that are known by themselves: see [`members_in`].
+    /// The processes in a cgroup, of which this many child cgroups are tracked separately: see [`members_in`].
     pub(super) fn members(
         &mut self,
         directories: &mut Directories,
@@ -131,7 +131,7 @@ impl CgroupFileReader {
             [if matches!(self.layout.trees, CgroupTrees::One(_)) { 0 } else { CgroupController::Memory as usize }];
         let own = self.layout.tree(CgroupController::Memory) == Some(tree);
         if own {
-            hold(&mut self.reader, &mut self.room, held, &[tree, path.as_bytes()]);
+            hold(&mut self.reader, &mut self.files_left, held, &[tree, path.as_bytes()]);
         }
         let listed = match held {
             Kept::Open(directory) if own => members_in(&mut self.reader, directory, (tree, path, others), pids),
@@ -142,7 +142,7 @@ impl CgroupFileReader {
             self.close(held);
         }
         listed.map_err(|fault| {
-            self.missed |= fault == ProcError::File(ReadFailure::NotFound);
+            self.not_found |= fault == ProcError::File(ReadFailure::NotFound);
             fault.absence()
         })
     }
@@ -154,16 +154,16 @@ impl CgroupFileReader {
         (controller, path, name): (CgroupController, &str, &str),
         parse: impl FnOnce(&[u8]) -> Result<T, MalformedCgroupFile>,
     ) -> Reading<T> {
-        if let (Kept::Closed, Some(tree), 1..) = (&*kept, self.layout.tree(controller), self.room)
+        if let (Kept::Closed, Some(tree), 1..) = (&*kept, self.layout.tree(controller), self.files_left)
             && let Ok(file) = self.reader.open(&[tree, path.as_bytes(), name.as_bytes()])
         {
-            self.room -= 1;
+            self.files_left -= 1;
             *kept = Kept::Open(file);
         }
         let Kept::Open(file) = kept else { return self.take(directories, (controller, path, name), parse) };
         let result = self.reader.read_open_piece(&*file).map(parse);
         if result.is_err() {
-            self.missed = true;
+            self.not_found = true;
             self.close(kept);
         }
         self.reading(result, path, name)
@@ -173,7 +173,7 @@ impl CgroupFileReader {
     pub(super) fn close(&mut self, kept: &mut Kept) {
         if let Kept::Open(file) = std::mem::take(kept) {
             drop(file);
-            self.room += 1;
+            self.files_left += 1;
         }
     }
 
@@ -189,12 +189,12 @@ impl CgroupFileReader {
                 self.malformed = self.malformed.saturating_add(1);
                 if !self.logged {
                     self.logged = true;
-                    tracing::warn!(cgroup = path, file = name, error = %malformed, "cgroup file could not be understood; further ones are only counted");
+                    tracing::warn!(cgroup = path, file = name, error = %malformed, "cgroup file cannot be parsed; further ones are only counted");
                 }
                 Reading::Absent(Absence::Unreadable)
             }
             Err(failure) => {
-                self.missed |= failure == ReadFailure::NotFound;
+                self.not_found |= failure == ReadFailure::NotFound;
                 Reading::Absent(failure.absence())
             }
         }
@@ -202,7 +202,7 @@ impl CgroupFileReader {
 
     /// Whether the cgroup is gone; checked only after one of its files was not found.
     pub(super) fn gone(&mut self, path: &str) -> Result<(), CgroupGone> {
-        if !std::mem::take(&mut self.missed) {
+        if !std::mem::take(&mut self.not_found) {
             return Ok(());
         }
         match self.reader.directory_links(&[self.layout.walked(), path.as_bytes()]) {
@@ -213,11 +213,11 @@ impl CgroupFileReader {
 }
 
 /// Holds a directory open from now on, if the limit allows it.
-fn hold(reader: &mut KernelFileReader, room: &mut usize, held: &mut Kept, path: &[&[u8]]) {
-    if let (Kept::Closed, 1..) = (&*held, *room)
+fn hold(reader: &mut KernelFileReader, files_left: &mut usize, held: &mut Kept, path: &[&[u8]]) {
+    if let (Kept::Closed, 1..) = (&*held, *files_left)
         && let Ok(directory) = reader.directory(path)
     {
-        *room -= 1;
+        *files_left -= 1;
         *held = Kept::Open(directory);
     }
 }

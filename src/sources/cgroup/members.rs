@@ -15,14 +15,15 @@ const MAX_NESTED: usize = 256;
 /// out: they are cgroups of their own. Returns the number of further processes, which have no PID here because they
 /// live outside the agent's PID namespace.
 ///
-/// # Errors [`ProcError`] when the cgroup's own list cannot be read. Lists of nested cgroups that cannot be read are
-/// skipped, because nested cgroups come and go.
+/// # Errors
+/// [`ProcError`] when the cgroup's own list cannot be read. Lists of nested cgroups that cannot be read are skipped,
+/// because nested cgroups come and go.
 pub fn members(reader: &mut KernelFileReader, tree: &[u8], path: &str, pids: &mut Vec<u32>) -> Result<u32, ProcError> {
     let directory = reader.directory(&[tree, path.as_bytes()])?;
     members_in(reader, &directory, (tree, path, 0), pids)
 }
 
-/// Like [`members`], with an open directory of the cgroup. `others` of its child cgroups are known by themselves (a
+/// Like [`members`], with an open directory of the cgroup. `others` of its child cgroups are tracked separately (a
 /// pod's containers); if there are no more than these, no directory is listed.
 ///
 /// # Errors

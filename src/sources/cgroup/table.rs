@@ -44,14 +44,14 @@ pub struct CgroupTable {
 }
 
 impl CgroupTable {
-    /// An empty table. `turns` passes make a slow period; `room` files may be kept open.
+    /// An empty table. `turns` passes make a slow period; `max_open_files` files may be kept open.
     #[must_use]
-    pub fn new(roots: &HostRoots, layout: CgroupLayout, turns: u64, room: usize) -> Self {
+    pub fn new(roots: &HostRoots, layout: CgroupLayout, turns: u64, max_open_files: usize) -> Self {
         let mut reader = KernelFileReader::default();
         let stacked = stacked_majors(&mut reader, roots);
         let walk = CgroupWalk::new(layout.walked());
         CgroupTable {
-            kernel: CgroupFileReader::new(reader, part(&roots.procfs), layout, stacked, room),
+            kernel: CgroupFileReader::new(reader, part(&roots.procfs), layout, stacked, max_open_files),
             walk,
             cgroups: BTreeMap::new(),
             turns: turns.max(1),
@@ -80,7 +80,7 @@ impl CgroupTable {
         self.report()
     }
 
-    /// Pods and containers without room at the last full walk.
+    /// Pods and containers that were left out at the last full walk, because the table was full.
     #[must_use]
     pub fn left_out(&self) -> u32 {
         self.left_out
@@ -106,15 +106,15 @@ impl CgroupTable {
     /// Finds new cgroups. Returns whether there were any.
     fn find(&mut self, full: bool) -> bool {
         let CgroupTable { kernel, walk, cgroups, found, turns, .. } = self;
-        let refused = walk.look(&mut kernel.reader, full, |one| {
-            let room = cgroups.len() + found.len() < MAX_CGROUPS;
-            if room {
+        let left_out = walk.find(&mut kernel.reader, full, |one| {
+            let fits = cgroups.len() + found.len() < MAX_CGROUPS;
+            if fits {
                 found.push(one);
             }
-            room
+            fits
         });
-        self.left_out = refused;
-        let news = !found.is_empty();
+        self.left_out = left_out;
+        let any_new = !found.is_empty();
         for FoundCgroup { path, kind } in found.drain(..) {
             let turn = cgroups.len() as u64 % *turns;
             let identity = Arc::new(CgroupIdentity { path: Arc::clone(&path), kind });
@@ -123,7 +123,7 @@ impl CgroupTable {
                 before.release(kernel);
             }
         }
-        news
+        any_new
     }
 
     fn count_containers(&mut self) {
@@ -178,7 +178,7 @@ impl CgroupTable {
     }
 
     fn read_network(&mut self, path: &str, totals: &mut NetworkTotals) -> Reading<model::cgroup::NetworkSample> {
-        if self.kernel.sight == ProcVisibility::Mounted {
+        if self.kernel.visibility == ProcVisibility::Mounted {
             return Reading::Absent(Absence::ProcessesHidden);
         }
         let Some(namespaces) = self.namespaces else { return Reading::Absent(Absence::NeedsPtrace) };
@@ -196,7 +196,9 @@ impl CgroupTable {
         match reading.absence() {
             // In a private PID namespace, process 1 is not the host's: sharing its network does not mean the host's
             // network.
-            Some(Absence::NoLivingProcess | Absence::HostNetwork) if self.kernel.sight == ProcVisibility::Private => {
+            Some(Absence::NoLivingProcess | Absence::HostNetwork)
+                if self.kernel.visibility == ProcVisibility::Private =>
+            {
                 Reading::Absent(Absence::ProcessesHidden)
             }
             Some(Absence::NoLivingProcess) if self.hidden => Reading::Absent(Absence::ProcessesHidden),
@@ -272,12 +274,12 @@ fn plus<T>(one: Reading<T>, other: Reading<T>, sum: impl Fn(T, T) -> T) -> Readi
 #[cfg(test)]
 impl CgroupTable {
     /// Makes every cgroup look active since its last slow reading: the cost of a node without idle cgroups.
-    pub(crate) fn forget_stillness(&mut self) {
-        self.cgroups.values_mut().for_each(TrackedCgroup::forget_stillness);
+    pub(crate) fn forget_idle_state(&mut self) {
+        self.cgroups.values_mut().for_each(TrackedCgroup::forget_idle_state);
     }
 
-    /// Makes the reader work as if it may not read the links that tell namespaces apart.
-    pub(crate) fn tell_namespaces_by_counters(&mut self) {
+    /// Makes the reader work as if it had no permission to read the links of namespaces.
+    pub(crate) fn identify_namespaces_by_counters(&mut self) {
         self.namespaces = NetworkNamespaces::by_counters(&mut self.kernel.reader, &self.kernel.procfs).ok();
     }
 }

@@ -11,8 +11,8 @@
 //!
 //! The two files of every period stay open and cost one `pread` each. Of the eleven files of a slow reading three stay
 //! open: memory, tasks and the v1 CPU times. The others are opened, read and closed below directories that stay open.
-//! To keep all eleven open for each of 300 cgroups would cost the kernel some 16 MiB; to resolve the whole path again
-//! for each file is half of the cost of reading.
+//! If all eleven stayed open, 300 cgroups would cost about 16 MiB of kernel memory. Resolving the whole path of each
+//! file takes half of the time of reading it.
 //!
 //! A cgroup is idle if it used no CPU time and its memory usage did not change since its last slow reading. Half of the
 //! cgroups of a usual node (every sandbox among them) are idle. In an idle cgroup the agent does not read again what
@@ -63,7 +63,7 @@ pub struct TrackedCgroup {
     pub totals: NetworkTotals,
     /// The pass of each slow period in which this cgroup is read.
     pub turn: u64,
-    /// Containers directly in it that are tracked by themselves.
+    /// Containers directly in it, which are tracked separately.
     pub containers: u64,
     cpu: Kept,
     memory: Kept,
@@ -71,7 +71,7 @@ pub struct TrackedCgroup {
     directories: Directories,
     slow_readings: u64,
     /// CPU time and memory usage at the last slow reading.
-    then: Option<(Nanos, Bytes)>,
+    last_use: Option<(Nanos, Bytes)>,
     block_io_counts: bool,
 }
 
@@ -91,14 +91,14 @@ impl TrackedCgroup {
             slow: SlowFiles::default(),
             directories: Directories::default(),
             slow_readings: 0,
-            then: None,
+            last_use: None,
             block_io_counts: false,
         }
     }
 
     #[cfg(test)]
-    pub(crate) fn forget_stillness(&mut self) {
-        self.then = None;
+    pub(crate) fn forget_idle_state(&mut self) {
+        self.last_use = None;
     }
 
     /// Whether no slow reading has been made yet.
@@ -158,11 +158,11 @@ impl TrackedCgroup {
         let limits = self.slow_readings.is_multiple_of(LIMITS_EVERY);
         self.slow_readings += 1;
         let now = self.sample.cpu_total.get().zip(self.sample.memory_usage.get());
-        let still = now.is_some() && now == self.then && !limits;
-        self.then = now;
+        let idle = now.is_some() && now == self.last_use && !limits;
+        self.last_use = now;
         let v2 = matches!(kernel.layout.trees, CgroupTrees::One(_));
-        if still {
-            stamp(&mut self.sample, v2, clock::monotonic());
+        if idle {
+            refresh_times(&mut self.sample, v2, clock::monotonic());
         } else {
             self.read_memory(kernel, v2, limits);
             self.read_tasks(kernel);
@@ -172,7 +172,7 @@ impl TrackedCgroup {
         }
         if v2 {
             self.read_block_io_v2(kernel);
-        } else if !still {
+        } else if !idle {
             self.read_cpu_v1(kernel, limits);
             // Where the kernel does not count, the file is read only along with the limits, to see whether it counts by
             // now.
@@ -252,9 +252,9 @@ impl TrackedCgroup {
         // Without a quota nothing is throttled: the counters do not change.
         if !limits && sample.cpu_limit.get() == Some(None) {
             let now = clock::monotonic();
-            anew(&mut sample.cfs_periods, now);
-            anew(&mut sample.cfs_throttled_periods, now);
-            anew(&mut sample.cfs_throttled, now);
+            refresh_time(&mut sample.cfs_periods, now);
+            refresh_time(&mut sample.cfs_throttled_periods, now);
+            refresh_time(&mut sample.cfs_throttled, now);
             return;
         }
         let throttled =
@@ -270,7 +270,7 @@ impl TrackedCgroup {
             .map(Count);
         let mut pids = std::mem::take(&mut kernel.pids);
         let listed = kernel.members(directories, (path, self.containers), &mut pids);
-        let listed = listed.and_then(|hidden| self.all_listed(kernel.sight, hidden, pids.len() as u64));
+        let listed = listed.and_then(|hidden| self.all_listed(kernel.visibility, hidden, pids.len() as u64));
         self.sample.processes = Reading::from_result(listed, clock::monotonic());
         self.sample.process_io = match (&kernel.layout.trees, listed) {
             // The kernel counts I/O by cgroup, so it is not summed over processes.
@@ -283,8 +283,8 @@ impl TrackedCgroup {
     }
 
     /// The number of processes, if none of them is hidden from the agent.
-    fn all_listed(&self, sight: ProcVisibility, hidden: u32, listed: u64) -> Result<Count, Absence> {
-        let left_out = match sight {
+    fn all_listed(&self, visibility: ProcVisibility, hidden: u32, listed: u64) -> Result<Count, Absence> {
+        let left_out = match visibility {
             ProcVisibility::Machine => false,
             // v1 lists silently leave out processes of other PID namespaces, so an empty list proves nothing unless
             // there is no task. A pod's own list is always empty, and its tasks are those of its containers.
@@ -415,31 +415,31 @@ fn optional_with<T>(reading: Reading<Option<T>>, without: Absence) -> Reading<T>
 }
 
 /// Gives an unchanged value a new time.
-fn anew<T>(reading: &mut Reading<T>, now: Monotonic) {
+fn refresh_time<T>(reading: &mut Reading<T>, now: Monotonic) {
     if let Reading::Measured(_, at) = reading {
         *at = now;
     }
 }
 
 /// Gives a new time to all values that only running processes can change, because none ran.
-fn stamp(sample: &mut CgroupSample, v2: bool, now: Monotonic) {
-    anew(&mut sample.memory_working_set, now);
-    anew(&mut sample.memory_rss, now);
-    anew(&mut sample.memory_cache, now);
-    anew(&mut sample.memory_swap, now);
-    anew(&mut sample.oom_kills, now);
-    anew(&mut sample.tasks, now);
-    anew(&mut sample.processes, now);
-    anew(&mut sample.process_io, now);
+fn refresh_times(sample: &mut CgroupSample, v2: bool, now: Monotonic) {
+    refresh_time(&mut sample.memory_working_set, now);
+    refresh_time(&mut sample.memory_rss, now);
+    refresh_time(&mut sample.memory_cache, now);
+    refresh_time(&mut sample.memory_swap, now);
+    refresh_time(&mut sample.oom_kills, now);
+    refresh_time(&mut sample.tasks, now);
+    refresh_time(&mut sample.processes, now);
+    refresh_time(&mut sample.process_io, now);
     if !v2 {
-        anew(&mut sample.cpu_user, now);
-        anew(&mut sample.cpu_system, now);
-        anew(&mut sample.cfs_periods, now);
-        anew(&mut sample.cfs_throttled_periods, now);
-        anew(&mut sample.cfs_throttled, now);
-        anew(&mut sample.io_read, now);
-        anew(&mut sample.io_write, now);
-        anew(&mut sample.io_reads, now);
-        anew(&mut sample.io_writes, now);
+        refresh_time(&mut sample.cpu_user, now);
+        refresh_time(&mut sample.cpu_system, now);
+        refresh_time(&mut sample.cfs_periods, now);
+        refresh_time(&mut sample.cfs_throttled_periods, now);
+        refresh_time(&mut sample.cfs_throttled, now);
+        refresh_time(&mut sample.io_read, now);
+        refresh_time(&mut sample.io_write, now);
+        refresh_time(&mut sample.io_reads, now);
+        refresh_time(&mut sample.io_writes, now);
     }
 }

@@ -1,10 +1,10 @@
 //! Finds pods and containers by walking the mounted hierarchy.
 //!
 //! A directory is listed again when its number of subdirectories has changed, or when one of its children is gone. So a
-//! walk that finds nothing new costs one `stat` for each pod and each directory above pods, and finds a new container
-//! the first time after it was made. Directories with watched children are held open, because resolving the path from
-//! the root to each pod is most of the cost of such a `stat`. A change that keeps the number of subdirectories (an
-//! uninteresting child goes while another comes) is found by a thorough walk, which lists everything.
+//! walk costs one `stat` for each pod and each directory above pods if nothing has changed, and the first walk after a
+//! container was made finds it. Directories with tracked children stay open, because most of the cost of such a `stat`
+//! is to resolve the path from the root to the pod. If one child is removed while another is made, the number of
+//! subdirectories stays the same; a thorough walk, which lists every directory, finds such a change.
 
 use crate::kernel_file::{DirectoryLinks, KernelFileReader, ReadFailure};
 use model::cgroup::CgroupKind;
@@ -72,9 +72,9 @@ pub struct CgroupWalk {
     tree: Vec<u8>,
     directories: Vec<Directory>,
     seen: HashSet<Arc<str>>,
-    disturbed: HashSet<Arc<str>>,
-    full_looks: u64,
-    refused: u32,
+    relist: HashSet<Arc<str>>,
+    full_walks: u64,
+    left_out: u32,
     child: String,
 }
 
@@ -87,26 +87,27 @@ impl CgroupWalk {
             tree: tree.to_vec(),
             directories: vec![root],
             seen: HashSet::new(),
-            disturbed: HashSet::new(),
-            full_looks: 0,
-            refused: 0,
+            relist: HashSet::new(),
+            full_walks: 0,
+            left_out: 0,
             child: String::new(),
         }
     }
 
-    /// Looks for new pods and containers where something has changed. A `full` walk also looks where the file system
-    /// does not count subdirectories, and from time to time everywhere. `keep` returns whether there is room for one
-    /// more. Returns the number that found no room; a walk that is not thorough repeats the last thorough number.
-    pub fn look(
+    /// Searches for new pods and containers where something has changed. A `full` walk also searches where the file
+    /// system does not count subdirectories, and from time to time everywhere. `keep` keeps a cgroup, or returns
+    /// `false` if the table is full. Returns the number of cgroups that were not kept; a walk that is not thorough
+    /// repeats the last thorough number.
+    pub fn find(
         &mut self,
         reader: &mut KernelFileReader,
         full: bool,
         mut keep: impl FnMut(FoundCgroup) -> bool,
     ) -> u32 {
-        // While there is no room for all cgroups, every full walk counts again how many are left out.
-        let thorough = full && (self.full_looks.is_multiple_of(THOROUGH_EVERY) || self.refused > 0);
-        self.full_looks += u64::from(full);
-        let mut refused = 0;
+        // While not all cgroups fit, every full walk counts again how many are left out.
+        let thorough = full && (self.full_walks.is_multiple_of(THOROUGH_EVERY) || self.left_out > 0);
+        self.full_walks += u64::from(full);
+        let mut left_out = 0;
         let mut at = 0;
         // New directories are added at the end, so this loop reaches them too.
         while at < self.directories.len() {
@@ -125,26 +126,26 @@ impl CgroupWalk {
             // Two links: there are no subdirectories. One link: the file system does not count them.
             let below = links.map_or(0, |links| links.count);
             let changed =
-                directory.links != known || (!self.disturbed.is_empty() && self.disturbed.contains(&directory.path));
+                directory.links != known || (!self.relist.is_empty() && self.relist.contains(&directory.path));
             let replaced = known.zip(directory.links).is_some_and(|(known, now)| known.inode != now.inode);
             if replaced {
                 at = self.forget_below(at);
             }
             if changed || (full && below == 1) || (thorough && below != 2) {
-                refused += self.list(reader, at, &mut keep);
+                left_out += self.list(reader, at, &mut keep);
             }
             at += 1;
         }
-        self.disturbed.clear();
-        self.refused = if thorough { refused } else { self.refused.max(refused) };
-        self.refused
+        self.relist.clear();
+        self.left_out = if thorough { left_out } else { self.left_out.max(left_out) };
+        self.left_out
     }
 
     /// Records that a pod or container is gone: its path may be found again, and its directory is listed again.
     pub fn forget(&mut self, path: &str) {
         self.seen.remove(path);
         if let Some((parent, _)) = path.rsplit_once('/') {
-            self.disturbed.insert(Arc::from(parent));
+            self.relist.insert(Arc::from(parent));
         }
     }
 
@@ -162,7 +163,7 @@ impl CgroupWalk {
     fn list(&mut self, reader: &mut KernelFileReader, at: usize, keep: &mut impl FnMut(FoundCgroup) -> bool) -> u32 {
         let CgroupWalk { tree, directories, seen, child, .. } = self;
         let Directory { path, below, .. } = directories[at].clone();
-        let (mut refused, first) = (0, directories.len());
+        let (mut left_out, first) = (0, directories.len());
         let listed = reader.subdirectories(&[tree, path.as_bytes(), b"/"], |name| {
             // The kubelet and container runtimes use only UTF-8 names.
             let Ok(name) = std::str::from_utf8(name) else { return };
@@ -173,7 +174,7 @@ impl CgroupWalk {
             if seen.contains(child.as_str()) {
                 return;
             }
-            let (found, follow) = judge(child, below);
+            let (found, follow) = classify(child, below);
             if found.is_none() && follow.is_none() {
                 return;
             }
@@ -181,7 +182,7 @@ impl CgroupWalk {
             if let Some(kind) = found
                 && !keep(FoundCgroup { path: Arc::clone(&path), kind })
             {
-                refused += 1;
+                left_out += 1;
                 return;
             }
             if let Some(below) = follow {
@@ -193,12 +194,12 @@ impl CgroupWalk {
             seen.insert(path);
         });
         if listed.is_err_and(|failure| failure != ReadFailure::Refused) {
-            directories[at].links = None; // the next look tries again
+            directories[at].links = None; // the next walk tries again
         }
         if directories.len() > first {
             self.hold(reader, at, first);
         }
-        refused
+        left_out
     }
 
     /// Holds a directory open for the children found in it, which start at `first`.
@@ -215,7 +216,7 @@ impl CgroupWalk {
 }
 
 /// What a child is, and whether the directories below it are followed.
-fn judge(child: &str, below: Below) -> (Option<CgroupKind>, Option<Below>) {
+fn classify(child: &str, below: Below) -> (Option<CgroupKind>, Option<Below>) {
     let shallow = child.bytes().filter(|b| *b == b'/').count() <= MAX_DEPTH;
     match place(child) {
         CgroupPlace::Foreign => (None, None),
@@ -249,9 +250,9 @@ mod tests {
         format!("{n:064x}")
     }
 
-    fn look(walk: &mut CgroupWalk, full: bool) -> Vec<String> {
+    fn find(walk: &mut CgroupWalk, full: bool) -> Vec<String> {
         let mut found = Vec::new();
-        walk.look(&mut KernelFileReader::default(), full, |one| {
+        walk.find(&mut KernelFileReader::default(), full, |one| {
             found.push(one.path.to_string());
             true
         });
@@ -271,21 +272,21 @@ mod tests {
         make(&format!("{docker}/init.scope/{}", id(4)));
         std::os::unix::fs::symlink(base.path(), base.path().join("loop")).unwrap();
         let mut walk = CgroupWalk::new(&part(base.path()));
-        let first = look(&mut walk, false);
+        let first = find(&mut walk, false);
         let inner = format!("{docker}/kubelet/kubepods/pod{UID}");
         let container = format!("{pod}/{}", id(1));
         assert_eq!(first, [docker.clone(), inner.clone(), format!("{inner}/{}", id(3)), pod.clone(), container]);
-        assert!(look(&mut walk, false).is_empty());
-        assert!(look(&mut walk, true).is_empty());
+        assert!(find(&mut walk, false).is_empty());
+        assert!(find(&mut walk, true).is_empty());
 
         let new = format!("{pod}/{}", id(5));
         make(&new);
-        assert_eq!(look(&mut walk, true), [new.as_str()]);
+        assert_eq!(find(&mut walk, true), [new.as_str()]);
         fs::remove_dir(base.path().join(&new[1..])).unwrap();
         walk.forget(&new);
-        assert!(look(&mut walk, false).is_empty());
+        assert!(find(&mut walk, false).is_empty());
         make(&new);
-        assert_eq!(look(&mut walk, true), [new.as_str()], "the same path may come again");
+        assert_eq!(find(&mut walk, true), [new.as_str()], "the same path may come again");
     }
 
     #[test]
@@ -295,16 +296,16 @@ mod tests {
         let make = |path: &str| fs::create_dir_all(base.path().join(&path[1..])).unwrap();
         make(&format!("{}/{}", pod(10), id(1)));
         let mut walk = CgroupWalk::new(&part(base.path()));
-        assert_eq!(look(&mut walk, false), [pod(10), format!("{}/{}", pod(10), id(1))]);
+        assert_eq!(find(&mut walk, false), [pod(10), format!("{}/{}", pod(10), id(1))]);
         // The same numbers of directories as before, one of them under its old name.
         fs::rename(base.path().join("kubepods/burstable"), base.path().join("old")).unwrap();
         make(&format!("{}/{}", pod(10), id(2)));
-        assert_eq!(look(&mut walk, false), [pod(10), format!("{}/{}", pod(10), id(2))]);
+        assert_eq!(find(&mut walk, false), [pod(10), format!("{}/{}", pod(10), id(2))]);
         fs::remove_dir_all(base.path().join("kubepods")).unwrap();
         make(&pod(12));
-        assert_eq!(look(&mut walk, false), [pod(12)]);
+        assert_eq!(find(&mut walk, false), [pod(12)]);
         make(&format!("{}/{}", pod(12), id(3)));
-        assert_eq!(look(&mut walk, false), [format!("{}/{}", pod(12), id(3))]);
+        assert_eq!(find(&mut walk, false), [format!("{}/{}", pod(12), id(3))]);
         assert!(walk.directories.iter().filter(|directory| directory.held.is_some()).count() >= 3);
     }
 
@@ -315,15 +316,15 @@ mod tests {
             fs::create_dir_all(base.path().join("docker").join(id(n))).unwrap();
         }
         let mut walk = CgroupWalk::new(&part(base.path()));
-        let mut room = 2;
+        let mut free = 2;
         let mut keep = |_| {
-            let kept = room > 0;
-            room -= i32::from(kept);
+            let kept = free > 0;
+            free -= i32::from(kept);
             kept
         };
-        assert_eq!(walk.look(&mut KernelFileReader::default(), true, &mut keep), 3);
-        assert_eq!(walk.look(&mut KernelFileReader::default(), true, &mut keep), 3, "counted, not added up");
-        assert_eq!(look(&mut walk, true).len(), 3);
-        assert_eq!(walk.look(&mut KernelFileReader::default(), true, &mut keep), 0);
+        assert_eq!(walk.find(&mut KernelFileReader::default(), true, &mut keep), 3);
+        assert_eq!(walk.find(&mut KernelFileReader::default(), true, &mut keep), 3, "counted, not added up");
+        assert_eq!(find(&mut walk, true).len(), 3);
+        assert_eq!(walk.find(&mut KernelFileReader::default(), true, &mut keep), 0);
     }
 }

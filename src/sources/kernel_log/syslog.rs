@@ -1,8 +1,8 @@
 //! Reads the kernel log by the system call `syslog` (`man 2 syslog`), for containers: the device cgroup of a container
 //! that is not privileged allows no `/dev/kmsg`, and the call needs only CAP_SYSLOG.
 //!
-//! Every two seconds it reads the newest records; reading does not remove them from the log. What follows the end of
-//! the last answer is new. If that end is no longer in the log (more was written than is read at once, or `dmesg
+//! Every two seconds it reads the newest records; reading does not remove them from the log. Lines after the end of the
+//! last read are new. If that end is no longer in the log (more was written than is read at once, or `dmesg
 //! --clear`), lines with a later time are new. Without times (`printk.time=0`) none of them is reported then, because
 //! old errors would be reported again.
 
@@ -21,21 +21,20 @@ const WAIT: Duration = Duration::from_millis(500);
 /// records, and large machines have 1 MiB. An XID that is reported more than 5 s late would not be recognised as the
 /// one from NVML (`nvml::xid`).
 const WAITS: u32 = 4;
-/// Bytes to read: first enough for two seconds, then more while the end of the last answer is not among them.
+/// Bytes to read: first enough for two seconds, then more until the end of the last read is among them.
 const SIZES: [usize; 3] = [16 << 10, 128 << 10, 1 << 20];
-/// Bytes at the end of an answer that are kept, to be found in the next one.
+/// Bytes at the end of a read that are kept and searched for in the next one.
 const KEPT: usize = 1024;
 
-/// Starts the thread `kernel-log`, which passes each error to `tell` until `stop`, or until the call fails. A log that
-/// the agent may not read is logged once and is no failure.
+/// Starts the thread `kernel-log`, which passes each error to `report` until `stop`, or until the call fails. A log
+/// that the agent may not read is logged once and is no failure.
 ///
 /// # Errors
 /// When the operating system cannot start a thread.
-/// When the operating system has no thread to give.
 pub(super) fn spawn(
     reporter: Reporter,
     stop: CancellationToken,
-    tell: impl Fn(KernelError) + Send + 'static,
+    report: impl Fn(KernelError) + Send + 'static,
 ) -> Result<()> {
     // Read here and not in the thread, which may start late: every record from now on is reported.
     let seen = match newest(SIZES[0]) {
@@ -48,34 +47,36 @@ pub(super) fn spawn(
             return Ok(());
         }
     };
-    let reading = move || read(seen, &reporter, &stop, &tell);
+    let reading = move || read(seen, &reporter, &stop, &report);
     std::thread::Builder::new().name("kernel-log".into()).spawn(reading)?;
     Ok(())
 }
 
-fn read(mut seen: Seen, reporter: &Reporter, stop: &CancellationToken, tell: &impl Fn(KernelError)) {
-    let mut overtaken = false;
+fn read(mut seen: Seen, reporter: &Reporter, stop: &CancellationToken, report: &impl Fn(KernelError)) {
+    let mut overrun = false;
     while !stop.is_cancelled() {
         pause(stop);
-        let (text, from) = match look(&seen) {
-            Ok(look) => look,
+        let (text, from) = match read_newest(&seen) {
+            Ok(found) => found,
             Err(error) => {
                 reporter.trouble(ErrorCounter::KernelLogFailed);
-                tracing::warn!(%error, "kernel log cannot be read by syslog(2) any more");
+                tracing::warn!(%error, "kernel log can no longer be read by syslog(2)");
                 return;
             }
         };
-        // A log that was cleared and is still empty does not tell where to continue.
+        // A log that was cleared and is still empty does not show where to continue.
         if text.is_empty() {
             continue;
         }
         if from.is_none() {
             reporter.trouble(ErrorCounter::KernelLogFailed);
-            if !std::mem::replace(&mut overtaken, true) {
-                tracing::warn!("kernel log overtook its reader or was cleared, XIDs in it may be missed");
+            if !std::mem::replace(&mut overrun, true) {
+                tracing::warn!(
+                    "kernel log was overwritten before it was read, or was cleared; XIDs in the lost lines are missed"
+                );
             }
         }
-        seen.new_lines(&text, from).filter_map(wire::kernel_log::error).for_each(tell);
+        seen.new_lines(&text, from).filter_map(wire::kernel_log::error).for_each(report);
         seen = Seen::of(&text);
     }
 }
@@ -89,7 +90,7 @@ fn pause(stop: &CancellationToken) {
 }
 
 /// The newest text of the log, and the position in it where the last read ended; `None` if that is no longer there.
-fn look(seen: &Seen) -> Result<(Vec<u8>, Option<usize>)> {
+fn read_newest(seen: &Seen) -> Result<(Vec<u8>, Option<usize>)> {
     let mut text = Vec::new();
     for size in SIZES {
         text = newest(size)?;
@@ -170,7 +171,7 @@ mod tests {
         assert!(new(&seen, "<6>[    1.000000] one\n<6>[    2.000000] two\n").is_empty());
         let more = "<6>[    1.000000] one\n<6>[    2.000000] two\n<4>[    2.000000] three\n";
         assert_eq!(new(&seen, more), ["<4>[    2.000000] three"]);
-        // The part of the end that is kept is shorter than the answer.
+        // The part of the end that is kept is shorter than the text.
         let long: String = (0..200).map(|n| format!("<6>[   10.{n:06}] line\n")).collect();
         let seen = Seen::of(long.as_bytes());
         let rest = long.get(long.len() / 2..).unwrap();
@@ -186,7 +187,7 @@ mod tests {
         let continued = "<6>[    1.000000] one\n<6>[    2.000000] two and more\n<6>[    2.000001][  T9] three\n";
         assert_eq!(new(&seen, continued), ["<6>[    2.000001][  T9] three"]);
         assert_eq!(new(&seen, "<6>[    9.000000] after a clear\n"), ["<6>[    9.000000] after a clear"]);
-        assert!(new(&Seen::of(b"<6>one\n<6>two\n"), "<6>six\n").is_empty(), "without times nothing is known");
+        assert!(new(&Seen::of(b"<6>one\n<6>two\n"), "<6>six\n").is_empty(), "without times no line is known to be new");
     }
 
     #[test]
@@ -205,7 +206,7 @@ mod tests {
         let line = format!("gpu-steward test {}: a line of the kernel's log", std::process::id());
         // The kernel shows a record without a line end only after the next record.
         std::fs::write("/dev/kmsg", format!("{line}\n")).unwrap();
-        let (text, from) = look(&seen).unwrap();
+        let (text, from) = read_newest(&seen).unwrap();
         assert!(from.is_some());
         let lines: Vec<_> = seen.new_lines(&text, from).map(String::from_utf8_lossy).collect();
         assert_eq!(lines.iter().filter(|new| new.ends_with(&line)).count(), 1, "{lines:?}");

@@ -1,6 +1,6 @@
 //! The container runtime's CRI socket: names, UIDs and images of containers, and which containers are sandboxes.
 
-use super::socket::{Ask, MAX_ANSWER, Unanswered, answer, dial};
+use super::socket::{MAX_RESPONSE, PolledSource, RequestError, connect, response};
 use crate::report::Reporter;
 use model::cgroup::{ContainerName, MAX_CGROUPS, NameSource};
 use model::id::{ContainerId, PodRef, PodUid};
@@ -22,11 +22,11 @@ const MAX_NAME: usize = 253;
 /// Longest image reference that is kept: registries allow 255 for the name, a digest is 71.
 const MAX_IMAGE: usize = 512;
 
-/// Asks the container runtime for names.
+/// Reads the names of containers from the container runtime.
 pub(super) struct Cri {
-    places: Vec<PathBuf>,
+    paths: Vec<PathBuf>,
     runtime: Option<Runtime>,
-    told: Option<Vec<ContainerName>>,
+    reported: Option<Vec<ContainerName>>,
     reporter: Reporter,
 }
 
@@ -36,39 +36,39 @@ struct Runtime {
 }
 
 impl Cri {
-    /// For the first of `places` where a runtime answers.
-    pub(super) fn at(places: Vec<PathBuf>, reporter: Reporter) -> Self {
-        Cri { places, runtime: None, told: None, reporter }
+    /// A source that uses the first of `paths` where a runtime answers.
+    pub(super) fn at(paths: Vec<PathBuf>, reporter: Reporter) -> Self {
+        Cri { paths, runtime: None, reported: None, reporter }
     }
 
-    async fn find(&self) -> Result<Runtime, Unanswered> {
+    async fn find(&self) -> Result<Runtime, RequestError> {
         let mut broken = None;
-        for place in &self.places {
-            match Runtime::open(place).await {
+        for path in &self.paths {
+            match Runtime::open(path).await {
                 Ok(runtime) => return Ok(runtime),
-                Err(Unanswered::Absent { .. }) => {}
+                Err(RequestError::Absent { .. }) => {}
                 Err(error) => broken = broken.or(Some(error)),
             }
         }
-        let places = || self.places.iter().map(|place| place.display().to_string()).collect::<Vec<_>>().join(", ");
-        Err(broken.unwrap_or_else(|| Unanswered::Absent { places: places() }))
+        let paths = || self.paths.iter().map(|path| path.display().to_string()).collect::<Vec<_>>().join(", ");
+        Err(broken.unwrap_or_else(|| RequestError::Absent { paths: paths() }))
     }
 }
 
-impl Ask for Cri {
+impl PolledSource for Cri {
     const PERIOD: Duration = Duration::from_secs(5);
 
-    async fn ask(&mut self) -> Result<(), Unanswered> {
-        // Taken out during the request, so that a failed runtime is dropped and looked for again.
+    async fn poll(&mut self) -> Result<(), RequestError> {
+        // Taken out during the request, so that a failed runtime is dropped and searched for again.
         let mut runtime = match self.runtime.take() {
             Some(runtime) => runtime,
             None => self.find().await?,
         };
         let names = runtime.names().await?;
         self.runtime = Some(runtime);
-        if self.told.as_ref() != Some(&names) {
+        if self.reported.as_ref() != Some(&names) {
             self.reporter.fact(Fact::Names { source: NameSource::Cri, names: names.clone() });
-            self.told = Some(names);
+            self.reported = Some(names);
         }
         Ok(())
     }
@@ -77,31 +77,31 @@ impl Ask for Cri {
 // === impl Runtime ===
 
 impl Runtime {
-    async fn open(path: &Path) -> Result<Runtime, Unanswered> {
-        let mut client = RuntimeServiceClient::new(dial(path).await?).max_decoding_message_size(MAX_ANSWER);
+    async fn open(path: &Path) -> Result<Runtime, RequestError> {
+        let mut client = RuntimeServiceClient::new(connect(path).await?).max_decoding_message_size(MAX_RESPONSE);
         let request = VersionRequest { version: KUBELET_API.to_owned() };
-        let version = answer("Version", path, client.version(request)).await?;
+        let version = response("Version", path, client.version(request)).await?;
         let (runtime, version) = (version.runtime_name, version.runtime_version);
         tracing::info!(runtime, version, socket = %path.display(), "names of containers come from the runtime");
         Ok(Runtime { path: path.to_owned(), client })
     }
 
     /// Names of all running containers and ready sandboxes, ordered by id.
-    async fn names(&mut self) -> Result<Vec<ContainerName>, Unanswered> {
+    async fn names(&mut self) -> Result<Vec<ContainerName>, RequestError> {
         let running = ContainerStateValue { state: ContainerState::ContainerRunning.into() };
         let request = ListContainersRequest { filter: Some(ContainerFilter { state: Some(running) }) };
-        let containers = answer("ListContainers", &self.path, self.client.list_containers(request)).await?.containers;
+        let containers = response("ListContainers", &self.path, self.client.list_containers(request)).await?.containers;
 
         let ready = PodSandboxStateValue { state: PodSandboxState::SandboxReady.into() };
         let request = ListPodSandboxRequest { filter: Some(PodSandboxFilter { state: Some(ready) }) };
-        let sandboxes = answer("ListPodSandbox", &self.path, self.client.list_pod_sandbox(request)).await?.items;
+        let sandboxes = response("ListPodSandbox", &self.path, self.client.list_pod_sandbox(request)).await?.items;
 
         Ok(names(&containers, &sandboxes))
     }
 }
 
-/// The names in a runtime's two answers, ordered by id, at most [`MAX_CGROUPS`]. Entries without valid names are left
-/// out.
+/// The names in the two responses of a runtime, ordered by id, at most [`MAX_CGROUPS`]. Entries without valid names are
+/// left out.
 #[must_use]
 pub fn names(containers: &[Container], sandboxes: &[PodSandbox]) -> Vec<ContainerName> {
     let containers = containers.iter().filter_map(of_container);
@@ -145,9 +145,9 @@ fn of_sandbox(sandbox: &PodSandbox) -> Option<ContainerName> {
     })
 }
 
-/// The text, if it is fit to be shown: not empty, not too long, without control characters.
-fn kept(text: &str, longest: usize) -> Option<Arc<str>> {
-    let fit = !text.is_empty() && text.len() <= longest && !text.chars().any(char::is_control);
+/// The text, if it can be shown: not empty, not too long, without control characters.
+fn kept(text: &str, max_length: usize) -> Option<Arc<str>> {
+    let fit = !text.is_empty() && text.len() <= max_length && !text.chars().any(char::is_control);
     fit.then(|| Arc::from(text))
 }
 
@@ -188,11 +188,11 @@ mod tests {
     }
 
     /// Valid ids and labels, and arbitrary ones.
-    fn text(good: &'static str, longest: usize) -> impl Strategy<Value = String> {
+    fn text(good: &'static str, max_length: usize) -> impl Strategy<Value = String> {
         prop_oneof![
             Just(good.to_owned()),
             ".{0,40}",
-            proptest::string::string_regex(&format!("x{{0,{longest}}}")).unwrap()
+            proptest::string::string_regex(&format!("x{{0,{max_length}}}")).unwrap()
         ]
     }
 

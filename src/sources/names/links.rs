@@ -1,4 +1,4 @@
-//! The kubelet's links to container logs: the file names alone give the names of every container that the kubelet
+//! The kubelet's links to container logs: the file names contain the names of every container that the kubelet
 //! created.
 
 use crate::report::Reporter;
@@ -22,19 +22,19 @@ const UNWATCHED: Duration = Duration::from_secs(5);
 const WATCHED: Duration = Duration::from_secs(60);
 /// Pause after an event: pods that start at fifty a second then cause two reads a second, not a hundred.
 const SETTLE: Duration = Duration::from_millis(500);
-/// Most entries that are read: links of four dead containers beside each running one.
+/// Most entries that are read: links of four ended containers for each running one.
 const MAX_ENTRIES: usize = 5 * MAX_CGROUPS;
 
-/// Reads the folder whenever it changes, for ever.
-pub(super) async fn keep_reading(folder: PathBuf, reporter: Reporter) {
+/// Reads the folder whenever it changes, until the task is cancelled.
+pub(super) async fn follow(folder: PathBuf, reporter: Reporter) {
     let mut failures = SourceFailures::of(SourceName {
         what: "folder of the kubelet's log links",
-        lost: "without it containers have no names where the container runtime does not tell them",
+        lost: "without it containers have no names where the container runtime does not report them",
         advice: "if the links are elsewhere, name the folder with --log-links",
-        trouble: None,
-        wanted: false,
+        counter: None,
+        required: false,
     });
-    let mut told: Option<Vec<ContainerName>> = None;
+    let mut reported: Option<Vec<ContainerName>> = None;
     let mut watch: Option<Watch> = None;
     loop {
         // The watch starts before the read, so that no change between them is missed.
@@ -44,18 +44,18 @@ pub(super) async fn keep_reading(folder: PathBuf, reporter: Reporter) {
         match read(&folder).await {
             Ok(names) => {
                 failures.worked();
-                if told.as_ref() != Some(&names) {
+                if reported.as_ref() != Some(&names) {
                     reporter.fact(Fact::Names { source: NameSource::LogLinks, names: names.clone() });
-                    told = Some(names);
+                    reported = Some(names);
                 }
                 watch = settle(watch).await;
             }
             Err(error) => {
                 let failure =
                     if error.kind() == ErrorKind::NotFound { FailureSeverity::Absent } else { FailureSeverity::Broken };
-                let said = format!("tried to read {}: {error}", folder.display());
+                let text = format!("tried to read {}: {error}", folder.display());
                 watch = None;
-                sleep(failures.failed(failure, &said).1).await;
+                sleep(failures.failed(failure, &text).1).await;
             }
         }
     }

@@ -1,7 +1,7 @@
-//! The kubelet's PodResources: which devices a container holds. Its answer has neither pod UID nor container id, so it
-//! can be matched to running containers only by names from another source.
+//! The kubelet's PodResources: which devices a container holds. Its response has neither pod UID nor container id, so
+//! it can be matched to running containers only by names from another source.
 
-use super::socket::{Ask, MAX_ANSWER, Unanswered, answer, dial};
+use super::socket::{MAX_RESPONSE, PolledSource, RequestError, connect, response};
 use crate::report::Reporter;
 use model::observation::{ContainerDevices, Fact};
 use proto::pod_resources::pod_resources_lister_client::PodResourcesListerClient;
@@ -16,32 +16,32 @@ use tonic::transport::Channel;
 /// Most device ids that are kept: 16 GPUs with 100 slots each, and forty times as many for other plugins' devices.
 const MAX_DEVICES: usize = 65_536;
 
-/// Asks the kubelet for devices.
+/// Reads the devices of containers from the kubelet.
 pub(super) struct PodResources {
     path: PathBuf,
     client: Option<PodResourcesListerClient<Channel>>,
-    told: Option<Vec<ContainerDevices>>,
+    reported: Option<Vec<ContainerDevices>>,
     reporter: Reporter,
 }
 
 impl PodResources {
     pub(super) fn at(path: PathBuf, reporter: Reporter) -> Self {
-        PodResources { path, client: None, told: None, reporter }
+        PodResources { path, client: None, reported: None, reporter }
     }
 }
 
-impl Ask for PodResources {
+impl PolledSource for PodResources {
     const PERIOD: Duration = Duration::from_secs(15);
 
-    async fn ask(&mut self) -> Result<(), Unanswered> {
+    async fn poll(&mut self) -> Result<(), RequestError> {
         let mut client = match self.client.take() {
             Some(client) => client,
-            None => PodResourcesListerClient::new(dial(&self.path).await?).max_decoding_message_size(MAX_ANSWER),
+            None => PodResourcesListerClient::new(connect(&self.path).await?).max_decoding_message_size(MAX_RESPONSE),
         };
-        let listed = match answer("List", &self.path, client.list(ListPodResourcesRequest {})).await {
-            // The kubelet limits all clients together to bursts of ten requests. It works, and the agent asks again in
-            // the next period.
-            Err(Unanswered::Refused { status, .. }) if status.code() == Code::ResourceExhausted => {
+        let listed = match response("List", &self.path, client.list(ListPodResourcesRequest {})).await {
+            // The kubelet limits all clients together to bursts of ten requests. It works, and the agent repeats the
+            // request in the next period.
+            Err(RequestError::Refused { status, .. }) if status.code() == Code::ResourceExhausted => {
                 self.client = Some(client);
                 return Ok(());
             }
@@ -49,25 +49,25 @@ impl Ask for PodResources {
         };
         self.client = Some(client);
         let devices = gather(listed);
-        if self.told.as_ref() != Some(&devices) {
+        if self.reported.as_ref() != Some(&devices) {
             self.reporter.fact(Fact::Devices(devices.clone()));
-            self.told = Some(devices);
+            self.reported = Some(devices);
         }
         Ok(())
     }
 }
 
-/// Asks once, for callers for which the next periodic answer would come too late.
+/// Sends one request, for callers for which the next periodic one would come too late.
 ///
 /// # Errors
-/// A sentence that says what was asked, and where.
+/// A sentence that names the request and the socket.
 pub async fn list_once(path: &Path) -> Result<Vec<ContainerDevices>, String> {
-    let ask = async {
-        let client = PodResourcesListerClient::new(dial(path).await?);
-        let mut client = client.max_decoding_message_size(MAX_ANSWER);
-        answer("List", path, client.list(ListPodResourcesRequest {})).await
+    let request = async {
+        let client = PodResourcesListerClient::new(connect(path).await?);
+        let mut client = client.max_decoding_message_size(MAX_RESPONSE);
+        response("List", path, client.list(ListPodResourcesRequest {})).await
     };
-    ask.await.map(gather).map_err(|why| why.to_string())
+    request.await.map(gather).map_err(|why| why.to_string())
 }
 
 /// One entry for each container and resource, sorted, with at most `MAX_DEVICES` ids in all. The kubelet sends one
@@ -81,11 +81,11 @@ pub fn gather(listed: ListPodResourcesResponse) -> Vec<ContainerDevices> {
         for container in pod.containers {
             let container_name: Arc<str> = container.name.into();
             for device in container.devices.into_iter().filter(|device| !device.device_ids.is_empty()) {
-                let place = [namespace.clone(), name.clone(), container_name.clone(), device.resource_name.into()];
+                let key = [namespace.clone(), name.clone(), container_name.clone(), device.resource_name.into()];
                 let taken = device.device_ids.len().min(left);
                 left -= taken;
                 if taken > 0 {
-                    let ids = gathered.entry(place).or_default();
+                    let ids = gathered.entry(key).or_default();
                     ids.extend(device.device_ids.into_iter().take(taken).map(Arc::from));
                 }
             }
@@ -136,8 +136,9 @@ mod tests {
     fn devices_beyond_the_limit_are_left_out() {
         let many: Vec<String> = (0..MAX_DEVICES + 10).map(|n| n.to_string()).collect();
         let many: Vec<&str> = many.iter().map(String::as_str).collect();
-        let told = gather(ListPodResourcesResponse { pod_resources: vec![pod("a", &[("x", &many), ("y", &["1"])])] });
-        assert_eq!(told.iter().map(|devices| devices.ids.len()).sum::<usize>(), MAX_DEVICES);
+        let reported =
+            gather(ListPodResourcesResponse { pod_resources: vec![pod("a", &[("x", &many), ("y", &["1"])])] });
+        assert_eq!(reported.iter().map(|devices| devices.ids.len()).sum::<usize>(), MAX_DEVICES);
     }
 
     proptest! {
@@ -151,17 +152,18 @@ mod tests {
                 let container = ContainerResources { name: container.clone(), devices: vec![device] };
                 Pod { name: pod.clone(), namespace: namespace.clone(), containers: vec![container] }
             });
-            let told = gather(ListPodResourcesResponse { pod_resources: pods.collect() });
-            let place = |one: &ContainerDevices| [&one.namespace, &one.pod, &one.container, &one.resource].map(Arc::clone);
-            prop_assert!(told.is_sorted_by(|one, other| place(one) < place(other)));
-            prop_assert!(told.iter().all(|one| !one.ids.is_empty() && one.ids.is_sorted_by(|one, other| one < other)));
-            let wanted: std::collections::BTreeSet<[&str; 5]> = listed.iter().flat_map(|((namespace, pod), container, resource, ids)| {
+            let reported = gather(ListPodResourcesResponse { pod_resources: pods.collect() });
+            let key =
+                |one: &ContainerDevices| [&one.namespace, &one.pod, &one.container, &one.resource].map(Arc::clone);
+            prop_assert!(reported.is_sorted_by(|one, other| key(one) < key(other)));
+            prop_assert!(reported.iter().all(|one| !one.ids.is_empty() && one.ids.is_sorted_by(|a, b| a < b)));
+            let expected: std::collections::BTreeSet<[&str; 5]> = listed.iter().flat_map(|((namespace, pod), container, resource, ids)| {
                 ids.iter().map(move |id| [&**namespace, &**pod, &**container, &**resource, &**id])
             }).collect();
-            let found: std::collections::BTreeSet<[&str; 5]> = told.iter().flat_map(|one| {
+            let found: std::collections::BTreeSet<[&str; 5]> = reported.iter().flat_map(|one| {
                 one.ids.iter().map(move |id| [&*one.namespace, &*one.pod, &*one.container, &*one.resource, &**id])
             }).collect();
-            prop_assert_eq!(wanted, found);
+            prop_assert_eq!(expected, found);
         }
 
         #[test]

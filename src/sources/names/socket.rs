@@ -15,17 +15,17 @@ use tonic::{Response, Status};
 /// A local service that takes longer than this to answer hangs. The kubelet and runtimes answer within milliseconds, or
 /// about a second on a machine that swaps.
 pub(super) const LIMIT: Duration = Duration::from_secs(2);
-/// Largest answer: the limit that the kubelet sets for its runtime, about 8,000 containers of 2 KiB each.
-pub(super) const MAX_ANSWER: usize = 16 << 20;
+/// Largest response: the limit that the kubelet sets for its runtime, about 8,000 containers of 2 KiB each.
+pub(super) const MAX_RESPONSE: usize = 16 << 20;
 
-/// Why there is no answer; the texts name the request and the socket.
+/// Why a request failed; the texts name the request and the socket.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum Unanswered {
+pub(super) enum RequestError {
     /// There is no socket at the path.
-    #[error("tried {places}")]
+    #[error("tried {paths}")]
     Absent {
         /// Every path that was tried.
-        places: String,
+        paths: String,
     },
     /// No process accepts the connection.
     #[error("connect to {}: {source}", path.display())]
@@ -50,42 +50,42 @@ pub(super) enum Unanswered {
         call: &'static str,
         /// The socket.
         path: PathBuf,
-        /// The answer.
+        /// The response.
         status: Box<Status>,
     },
 }
 
-impl Unanswered {
+impl RequestError {
     fn failure(&self) -> FailureSeverity {
         match self {
-            Unanswered::Absent { .. } => FailureSeverity::Absent,
-            Unanswered::Connect { .. } | Unanswered::Slow { .. } | Unanswered::Refused { .. } => {
+            RequestError::Absent { .. } => FailureSeverity::Absent,
+            RequestError::Connect { .. } | RequestError::Slow { .. } | RequestError::Refused { .. } => {
                 FailureSeverity::Broken
             }
         }
     }
 }
 
-/// A source that is asked periodically.
-pub(super) trait Ask {
+/// A source that is polled.
+pub(super) trait PolledSource {
     /// Time between two requests while they succeed.
     const PERIOD: Duration;
-    /// Asks once and reports the answer.
-    fn ask(&mut self) -> impl Future<Output = Result<(), Unanswered>> + Send;
+    /// Sends one request and reports the response.
+    fn poll(&mut self) -> impl Future<Output = Result<(), RequestError>> + Send;
 }
 
-/// Asks for ever.
-pub(super) async fn keep_asking(mut source: impl Ask, mut failures: SourceFailures, reporter: Reporter) {
+/// Polls the source until the task is cancelled.
+pub(super) async fn poll_forever(mut source: impl PolledSource, mut failures: SourceFailures, reporter: Reporter) {
     loop {
-        let pause = match source.ask().await {
+        let pause = match source.poll().await {
             Ok(()) => {
                 failures.worked();
                 pause_of(&source)
             }
             Err(error) => {
-                let (trouble, pause) = failures.failed(error.failure(), &error);
-                if let Some(trouble) = trouble {
-                    reporter.trouble(trouble);
+                let (counter, pause) = failures.failed(error.failure(), &error);
+                if let Some(counter) = counter {
+                    reporter.trouble(counter);
                 }
                 pause
             }
@@ -94,15 +94,15 @@ pub(super) async fn keep_asking(mut source: impl Ask, mut failures: SourceFailur
     }
 }
 
-fn pause_of<A: Ask>(_: &A) -> Duration {
+fn pause_of<A: PolledSource>(_: &A) -> Duration {
     A::PERIOD
 }
 
-/// Connects. A channel that breaks is not repaired: its holder drops it and dials again.
-pub(super) async fn dial(path: &Path) -> Result<Channel, Unanswered> {
+/// Connects. A broken channel is not repaired: the caller drops it and connects again.
+pub(super) async fn connect(path: &Path) -> Result<Channel, RequestError> {
     let failed = |source: std::io::Error| match source.kind() {
-        ErrorKind::NotFound => Unanswered::Absent { places: path.display().to_string() },
-        _ => Unanswered::Connect { path: path.to_owned(), source },
+        ErrorKind::NotFound => RequestError::Absent { paths: path.display().to_string() },
+        _ => RequestError::Connect { path: path.to_owned(), source },
     };
     let mut stream = Some(TokioIo::new(UnixStream::connect(path).await.map_err(failed)?));
     let once = tower::service_fn(move |_| {
@@ -113,24 +113,24 @@ pub(super) async fn dial(path: &Path) -> Result<Channel, Unanswered> {
     let endpoint = Endpoint::from_static("http://localhost");
     match timeout(LIMIT, endpoint.connect_with_connector(once)).await {
         Ok(Ok(channel)) => Ok(channel),
-        Ok(Err(error)) => Err(Unanswered::Refused {
+        Ok(Err(error)) => Err(RequestError::Refused {
             call: "connect",
             path: path.to_owned(),
             status: Box::new(Status::from_error(error.into())),
         }),
-        Err(_) => Err(Unanswered::Slow { call: "connect", path: path.to_owned() }),
+        Err(_) => Err(RequestError::Slow { call: "connect", path: path.to_owned() }),
     }
 }
 
-/// Waits for one answer, not longer than [`LIMIT`].
-pub(super) async fn answer<T>(
+/// Waits for the response to one request, at most [`LIMIT`].
+pub(super) async fn response<T>(
     call: &'static str,
     path: &Path,
-    question: impl Future<Output = Result<Response<T>, Status>>,
-) -> Result<T, Unanswered> {
-    match timeout(LIMIT, question).await {
-        Ok(Ok(answer)) => Ok(answer.into_inner()),
-        Ok(Err(status)) => Err(Unanswered::Refused { call, path: path.to_owned(), status: Box::new(status) }),
-        Err(_) => Err(Unanswered::Slow { call, path: path.to_owned() }),
+    request: impl Future<Output = Result<Response<T>, Status>>,
+) -> Result<T, RequestError> {
+    match timeout(LIMIT, request).await {
+        Ok(Ok(response)) => Ok(response.into_inner()),
+        Ok(Err(status)) => Err(RequestError::Refused { call, path: path.to_owned(), status: Box::new(status) }),
+        Err(_) => Err(RequestError::Slow { call, path: path.to_owned() }),
     }
 }

@@ -2,7 +2,7 @@
 
 use super::cri::Cri;
 use super::pod_resources::PodResources;
-use super::socket::{Ask, Unanswered};
+use super::socket::{PolledSource, RequestError};
 use super::*;
 use model::cgroup::{ContainerName, NameSource};
 use model::observation::{ContainerDevices, Fact, Observation, SourceEvent};
@@ -32,7 +32,7 @@ use tonic::{Code, Request, Response, Status};
 const LIMIT: Duration = Duration::from_secs(20);
 const UID: &str = "0f5b9a3e-0d2c-4b7f-9a51-2f1f6a1f8d11";
 
-/// A container runtime that answers as the test sets, or refuses when the test says so.
+/// A container runtime that answers as the test sets, or refuses when the test sets an error.
 struct FakeRuntime(watch::Receiver<Result<Vec<Container>, Status>>);
 
 #[tonic::async_trait]
@@ -41,10 +41,14 @@ impl RuntimeService for FakeRuntime {
         Ok(Response::new(VersionResponse { runtime_name: "fake".into(), runtime_version: "1".into() }))
     }
 
-    async fn status(&self, asked: Request<StatusRequest>) -> Result<Response<StatusResponse>, Status> {
+    async fn status(&self, request: Request<StatusRequest>) -> Result<Response<StatusResponse>, Status> {
         let config = r#"{"containerd":{"defaultRuntimeName":"nvidia","runtimes":{"nvidia":{"options":{"BinaryName":"/usr/bin/nvidia-container-runtime"}}}},"enableCDI":true}"#;
         let info = [("config".to_owned(), config.to_owned())].into();
-        Ok(Response::new(if asked.into_inner().verbose { StatusResponse { info } } else { StatusResponse::default() }))
+        Ok(Response::new(if request.into_inner().verbose {
+            StatusResponse { info }
+        } else {
+            StatusResponse::default()
+        }))
     }
 
     async fn list_pod_sandbox(
@@ -76,23 +80,23 @@ impl PodResourcesLister for FakeKubelet {
         &self,
         _: Request<AllocatableResourcesRequest>,
     ) -> Result<Response<AllocatableResourcesResponse>, Status> {
-        Err(Status::unimplemented("not asked for"))
+        Err(Status::unimplemented("not used"))
     }
 
     async fn get(&self, _: Request<GetPodResourcesRequest>) -> Result<Response<GetPodResourcesResponse>, Status> {
-        Err(Status::unimplemented("not asked for"))
+        Err(Status::unimplemented("not used"))
     }
 }
 
-fn serve_runtime(path: &Path, says: &watch::Sender<Result<Vec<Container>, Status>>) -> JoinHandle<()> {
+fn serve_runtime(path: &Path, responses: &watch::Sender<Result<Vec<Container>, Status>>) -> JoinHandle<()> {
     let incoming = UnixListenerStream::new(UnixListener::bind(path).unwrap());
-    let service = RuntimeServiceServer::new(FakeRuntime(says.subscribe())).max_encoding_message_size(usize::MAX);
+    let service = RuntimeServiceServer::new(FakeRuntime(responses.subscribe())).max_encoding_message_size(usize::MAX);
     tokio::spawn(async move { Server::builder().add_service(service).serve_with_incoming(incoming).await.unwrap() })
 }
 
-fn serve_kubelet(path: &Path, says: &watch::Sender<Result<Vec<Pod>, Status>>) -> JoinHandle<()> {
+fn serve_kubelet(path: &Path, responses: &watch::Sender<Result<Vec<Pod>, Status>>) -> JoinHandle<()> {
     let incoming = UnixListenerStream::new(UnixListener::bind(path).unwrap());
-    let service = PodResourcesListerServer::new(FakeKubelet(says.subscribe()));
+    let service = PodResourcesListerServer::new(FakeKubelet(responses.subscribe()));
     tokio::spawn(async move { Server::builder().add_service(service).serve_with_incoming(incoming).await.unwrap() })
 }
 
@@ -138,22 +142,26 @@ async fn links(seen: &mut Observations) -> Vec<ContainerName> {
 async fn containers_and_sandboxes_get_their_names_and_only_changes_are_reported() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("cri.sock");
-    let says = watch::Sender::new(Ok(vec![container("a", "main")]));
-    let _served = serve_runtime(&path, &says);
+    let responses = watch::Sender::new(Ok(vec![container("a", "main")]));
+    let _served = serve_runtime(&path, &responses);
     let (reporter, mut seen) = Reporter::channel();
     let mut cri = Cri::at(vec![folder.path().join("absent.sock"), path], reporter);
 
-    cri.ask().await.unwrap();
-    let told = names(&mut seen).unwrap();
-    assert_eq!(told.len(), 2);
-    assert_eq!((told[0].container.as_deref(), told[0].image.as_deref()), (Some("main"), Some("app:1")));
-    assert_eq!((told[0].pod.to_string(), told[0].uid.as_ref().unwrap().as_str()), ("ml/train-0".into(), UID));
-    assert_eq!((told[1].container.as_deref(), told[1].pod.to_string()), (None, "ml/train-0".into()), "the sandbox");
+    cri.poll().await.unwrap();
+    let reported = names(&mut seen).unwrap();
+    assert_eq!(reported.len(), 2);
+    assert_eq!((reported[0].container.as_deref(), reported[0].image.as_deref()), (Some("main"), Some("app:1")));
+    assert_eq!((reported[0].pod.to_string(), reported[0].uid.as_ref().unwrap().as_str()), ("ml/train-0".into(), UID));
+    assert_eq!(
+        (reported[1].container.as_deref(), reported[1].pod.to_string()),
+        (None, "ml/train-0".into()),
+        "the sandbox"
+    );
 
-    cri.ask().await.unwrap();
+    cri.poll().await.unwrap();
     assert_eq!(names(&mut seen), None, "nothing new");
-    says.send(Ok(vec![container("a", "main"), container("b", "side")])).unwrap();
-    cri.ask().await.unwrap();
+    responses.send(Ok(vec![container("a", "main"), container("b", "side")])).unwrap();
+    cri.poll().await.unwrap();
     assert_eq!(names(&mut seen).unwrap().len(), 3);
 }
 
@@ -161,23 +169,23 @@ async fn containers_and_sandboxes_get_their_names_and_only_changes_are_reported(
 async fn a_runtime_that_stops_and_returns_is_found_again() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("cri.sock");
-    let says = watch::Sender::new(Ok(vec![container("a", "main")]));
+    let responses = watch::Sender::new(Ok(vec![container("a", "main")]));
     let (reporter, mut seen) = Reporter::channel();
     let mut cri = Cri::at(vec![path.clone()], reporter);
-    let absent = cri.ask().await.unwrap_err();
-    assert!(matches!(absent, Unanswered::Absent { .. }), "{absent}");
+    let absent = cri.poll().await.unwrap_err();
+    assert!(matches!(absent, RequestError::Absent { .. }), "{absent}");
     assert!(absent.to_string().contains(path.to_str().unwrap()), "{absent}");
 
     for round in 0..2 {
-        let served = serve_runtime(&path, &says);
+        let served = serve_runtime(&path, &responses);
         // The first request after the runtime ended may use the connection that died with it.
-        let answered = timeout(LIMIT, async { while cri.ask().await.is_err() {} }).await;
+        let answered = timeout(LIMIT, async { while cri.poll().await.is_err() {} }).await;
         assert!(answered.is_ok(), "round {round}");
         served.abort();
         let _ = served.await;
         std::fs::remove_file(&path).unwrap();
     }
-    assert_eq!(names(&mut seen).map(|told| told.len()), Some(2));
+    assert_eq!(names(&mut seen).map(|reported| reported.len()), Some(2));
     assert_eq!(names(&mut seen), None, "the same names again are no news");
 }
 
@@ -188,8 +196,8 @@ async fn a_request_to_a_hanging_socket_times_out() {
     let _listener = std::os::unix::net::UnixListener::bind(&path).unwrap();
     let (reporter, _seen) = Reporter::channel();
     let begun = Instant::now();
-    let error = Cri::at(vec![path], reporter).ask().await.unwrap_err();
-    assert!(matches!(error, Unanswered::Slow { call: "Version", .. }), "{error}");
+    let error = Cri::at(vec![path], reporter).poll().await.unwrap_err();
+    assert!(matches!(error, RequestError::Slow { call: "Version", .. }), "{error}");
     assert!(begun.elapsed() < Duration::from_secs(10), "{:?}", begun.elapsed());
 }
 
@@ -205,8 +213,8 @@ async fn garbage_from_a_socket_is_an_error_that_names_the_socket() {
         }
     });
     let (reporter, _seen) = Reporter::channel();
-    let error = PodResources::at(path.clone(), reporter).ask().await.unwrap_err();
-    assert!(matches!(error, Unanswered::Refused { .. }), "{error}");
+    let error = PodResources::at(path.clone(), reporter).poll().await.unwrap_err();
+    assert!(matches!(error, RequestError::Refused { .. }), "{error}");
     assert!(error.to_string().contains(path.to_str().unwrap()), "{error}");
 }
 
@@ -216,11 +224,11 @@ async fn a_response_beyond_the_size_limit_is_refused() {
     let path = folder.path().join("cri.sock");
     let mut huge = container("a", "main");
     huge.image_ref = "x".repeat(17 << 20);
-    let says = watch::Sender::new(Ok(vec![huge]));
-    let _served = serve_runtime(&path, &says);
+    let responses = watch::Sender::new(Ok(vec![huge]));
+    let _served = serve_runtime(&path, &responses);
     let (reporter, _seen) = Reporter::channel();
-    match Cri::at(vec![path], reporter).ask().await.unwrap_err() {
-        Unanswered::Refused { call: "ListContainers", status, .. } => assert_eq!(status.code(), Code::OutOfRange),
+    match Cri::at(vec![path], reporter).poll().await.unwrap_err() {
+        RequestError::Refused { call: "ListContainers", status, .. } => assert_eq!(status.code(), Code::OutOfRange),
         other => panic!("{other}"),
     }
 }
@@ -232,43 +240,43 @@ async fn the_kubelet_lists_devices_and_its_rate_limit_is_not_a_failure() {
     let device = Listed { resource_name: "nvidia.com/gpu".into(), device_ids: vec!["GPU-1-0".into()] };
     let main = ContainerResources { name: "main".into(), devices: vec![device] };
     let pod = Pod { name: "train-0".into(), namespace: "ml".into(), containers: vec![main] };
-    let says = watch::Sender::new(Ok(vec![pod]));
-    let _served = serve_kubelet(&path, &says);
+    let responses = watch::Sender::new(Ok(vec![pod]));
+    let _served = serve_kubelet(&path, &responses);
     let (reporter, mut seen) = Reporter::channel();
     let mut kubelet = PodResources::at(path, reporter);
 
-    kubelet.ask().await.unwrap();
-    let told = devices(&mut seen).unwrap();
-    assert_eq!((&*told[0].namespace, &*told[0].pod, &*told[0].container), ("ml", "train-0", "main"));
-    assert_eq!((&*told[0].resource, &*told[0].ids[0]), ("nvidia.com/gpu", "GPU-1-0"));
+    kubelet.poll().await.unwrap();
+    let reported = devices(&mut seen).unwrap();
+    assert_eq!((&*reported[0].namespace, &*reported[0].pod, &*reported[0].container), ("ml", "train-0", "main"));
+    assert_eq!((&*reported[0].resource, &*reported[0].ids[0]), ("nvidia.com/gpu", "GPU-1-0"));
 
-    says.send(Err(Status::resource_exhausted("rejected by rate limit"))).unwrap();
-    kubelet.ask().await.expect("a limit on the rate is no failure");
+    responses.send(Err(Status::resource_exhausted("rejected by rate limit"))).unwrap();
+    kubelet.poll().await.expect("a limit on the rate is no failure");
     assert_eq!(devices(&mut seen), None, "and takes nothing back");
-    says.send(Ok(vec![])).unwrap();
-    kubelet.ask().await.unwrap();
+    responses.send(Ok(vec![])).unwrap();
+    kubelet.poll().await.unwrap();
     assert_eq!(devices(&mut seen), Some(vec![]), "the pod is gone");
 }
 
 #[tokio::test]
 async fn added_and_removed_log_links_are_reported() {
     let folder = tempfile::tempdir().unwrap();
-    let place = folder.path().join("containers");
-    std::fs::create_dir(&place).unwrap();
+    let folder_path = folder.path().join("containers");
+    std::fs::create_dir(&folder_path).unwrap();
     let (reporter, mut seen) = Reporter::channel();
-    let reading = tokio::spawn(links::keep_reading(place.clone(), reporter));
+    let reading = tokio::spawn(links::follow(folder_path.clone(), reporter));
     assert_eq!(links(&mut seen).await, []);
 
-    let link = place.join(format!("train-0_ml_main-{}.log", "a".repeat(64)));
+    let link = folder_path.join(format!("train-0_ml_main-{}.log", "a".repeat(64)));
     // The kubelet's links may point to nothing: only their names count.
     std::os::unix::fs::symlink("/nowhere", &link).unwrap();
-    let told = links(&mut seen).await;
-    assert_eq!((told.len(), told[0].container.as_deref(), told[0].uid.as_ref()), (1, Some("main"), None));
+    let reported = links(&mut seen).await;
+    assert_eq!((reported.len(), reported[0].container.as_deref(), reported[0].uid.as_ref()), (1, Some("main"), None));
     std::fs::remove_file(&link).unwrap();
     assert_eq!(links(&mut seen).await, []);
 
-    std::fs::remove_dir(&place).unwrap();
-    std::fs::create_dir(&place).unwrap();
+    std::fs::remove_dir(&folder_path).unwrap();
+    std::fs::create_dir(&folder_path).unwrap();
     std::os::unix::fs::symlink("/nowhere", &link).unwrap();
     assert_eq!(links(&mut seen).await.len(), 1, "a folder that was made anew is watched again");
     reading.abort();
@@ -288,7 +296,7 @@ async fn without_sources_no_error_is_counted_and_stop_ends_the_task() {
     stop.cancel();
     timeout(LIMIT, running).await.unwrap().unwrap();
     let counted = std::iter::from_fn(|| seen.try_recv().ok())
-        .find(|told| matches!(told, Observation::Event(SourceEvent::Trouble(_))));
+        .find(|observation| matches!(observation, Observation::Event(SourceEvent::Trouble(_))));
     assert!(counted.is_none(), "{counted:?}: a machine without Kubernetes is not in trouble");
 }
 
@@ -318,20 +326,20 @@ async fn five_thousand_containers_are_named_in_one_response() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("cri.sock");
     let many = (0..5000).map(|n| Container { id: format!("{n:064x}"), ..container("a", "main") }).collect();
-    let says = watch::Sender::new(Ok(many));
-    let _served = serve_runtime(&path, &says);
+    let responses = watch::Sender::new(Ok(many));
+    let _served = serve_runtime(&path, &responses);
     let (reporter, mut seen) = Reporter::channel();
-    Cri::at(vec![path], reporter).ask().await.unwrap();
-    let told = names(&mut seen).unwrap();
-    assert_eq!(told.len(), 5001);
+    Cri::at(vec![path], reporter).poll().await.unwrap();
+    let reported = names(&mut seen).unwrap();
+    assert_eq!(reported.len(), 5001);
 }
 
 #[tokio::test]
 async fn a_runtime_reports_its_configuration_in_a_verbose_status() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("cri.sock");
-    let says = watch::Sender::new(Ok(vec![]));
-    let _served = serve_runtime(&path, &says);
+    let responses = watch::Sender::new(Ok(vec![]));
+    let _served = serve_runtime(&path, &responses);
     let config = runtime_config(CriSocket::At(path.clone())).await.unwrap();
     assert_eq!(runtime_cdi(CriSocket::At(path)).await, Ok(("fake://1".to_owned(), Some(true))));
     assert!(config.nvidia_injects());

@@ -1,6 +1,6 @@
-//! Limits how often an expensive call may be made out of turn.
+//! Limits how often an expensive call may be made before its period has passed.
 //!
-//! What must never happen here: a cause that never ends leads to calls without a limit.
+//! What must never happen here: a condition that never ends leads to calls without a limit.
 
 use model::time::Monotonic;
 use std::time::Duration;

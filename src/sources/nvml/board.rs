@@ -18,26 +18,26 @@ use wire::kernel_log::{PciSlot, pci_slot};
 
 /// Reads the values that are not known yet; `before` is the result of earlier rounds for this GPU.
 pub(super) fn read(
-    look: &mut PollRound<'_>,
+    round: &mut PollRound<'_>,
     device: &Device<'static>,
     (slot, sysfs): (&Reading<Arc<str>>, &Path),
     before: Option<&Board>,
 ) -> Board {
     let mut board = before.cloned().unwrap_or_default();
     once(&mut board.pci_path, || path_of_slot(slot, sysfs));
-    once(&mut board.serial, || look.ask("serial number", || device.serial()).map(Arc::from));
-    once(&mut board.vbios, || look.ask("VBIOS version", || device.vbios_version()).map(Arc::from));
+    once(&mut board.serial, || round.call("serial number", || device.serial()).map(Arc::from));
+    once(&mut board.vbios, || round.call("VBIOS version", || device.vbios_version()).map(Arc::from));
     once(&mut board.power_default, || {
-        look.ask("default power limit", || device.power_management_limit_default()).map(watts)
+        round.call("default power limit", || device.power_management_limit_default()).map(watts)
     });
-    if open(&board.power_least) || open(&board.power_most) {
-        let told = look.ask("power limit constraints", || device.power_management_limit_constraints());
+    if unsettled(&board.power_least) || unsettled(&board.power_most) {
+        let limits = round.call("power limit constraints", || device.power_management_limit_constraints());
         let at = monotonic();
-        board.power_least = Reading::from_result(told.as_ref().map(|it| watts(it.min_limit)).map_err(|why| *why), at);
-        board.power_most = Reading::from_result(told.map(|it| watts(it.max_limit)), at);
+        board.power_least = Reading::from_result(limits.as_ref().map(|it| watts(it.min_limit)).map_err(|why| *why), at);
+        board.power_most = Reading::from_result(limits.map(|it| watts(it.max_limit)), at);
     }
-    once(&mut board.pcie_generation_most, || look.ask("highest PCIe generation", || device.max_pcie_link_gen()));
-    once(&mut board.pcie_width_most, || look.ask("highest PCIe width", || device.max_pcie_link_width()));
+    once(&mut board.pcie_generation_most, || round.call("highest PCIe generation", || device.max_pcie_link_gen()));
+    once(&mut board.pcie_width_most, || round.call("highest PCIe width", || device.max_pcie_link_width()));
     board
 }
 
@@ -57,14 +57,14 @@ pub(super) fn device_of_slot(PciSlot { domain, bus, device }: PciSlot) -> String
 }
 
 /// Reads the value if it is not settled yet.
-fn once<T>(reading: &mut Reading<T>, ask: impl FnOnce() -> Result<T, Absence>) {
-    if open(reading) {
-        *reading = Reading::from_result(ask(), monotonic());
+fn once<T>(reading: &mut Reading<T>, call: impl FnOnce() -> Result<T, Absence>) {
+    if unsettled(reading) {
+        *reading = Reading::from_result(call(), monotonic());
     }
 }
 
-/// Whether a new read may give another answer.
-fn open<T>(reading: &Reading<T>) -> bool {
+/// Whether another read may give another result.
+fn unsettled<T>(reading: &Reading<T>) -> bool {
     reading.absence().is_some_and(|why| !lasting(why))
 }
 

@@ -3,8 +3,8 @@
 //!
 //! ```text
 //!   set of all GPUs ──wait──▶ event, or none ──▶ wait again
-//!         ▲             └───▶ a GPU is lost ──▶ each GPU is tried with a set of its own ──┐
-//!         └──────────────── without the lost GPU; from time to time with it again ────────┘
+//!         ▲             └───▶ a GPU is lost ──▶ a wait on a separate set for each GPU finds it ──┐
+//!         └──────────────── a new set without the lost GPU; later one with it again ──────────┘
 //! ```
 //!
 //! When one GPU of a set is lost, NVML fails every wait on that set from then on.
@@ -14,9 +14,9 @@
 use crate::clock::monotonic;
 use crate::nvml::absence::reason;
 use crate::nvml::heartbeat::Heartbeat;
-use crate::nvml::inventory::Known;
+use crate::nvml::inventory::KnownGpu;
 use crate::nvml::message::Message;
-use crate::nvml::raw::{self, Told};
+use crate::nvml::raw::{self, NvmlEvent};
 use crate::nvml::xid::instance;
 use crate::report::Reporter;
 use model::gpu::{Xid, XidSource};
@@ -45,22 +45,22 @@ const NO_INSTANCE: u32 = u32::MAX;
 pub(super) struct Events {
     pub(super) nvml: &'static Nvml,
     /// Receives new lists of GPUs.
-    pub(super) lists: Receiver<Vec<Known>>,
-    pub(super) tell: SyncSender<Message>,
+    pub(super) lists: Receiver<Vec<KnownGpu>>,
+    pub(super) messages: SyncSender<Message>,
     pub(super) reporter: Reporter,
-    pub(super) pulse: Arc<Heartbeat>,
+    pub(super) heartbeat: Arc<Heartbeat>,
     pub(super) stop: CancellationToken,
     /// Time between two attempts to register for events of a lost GPU.
-    pub(super) again: Duration,
+    pub(super) lost_retry: Duration,
 }
 
 /// What follows when the thread stops waiting on a set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Next {
+enum NextStep {
     /// The thread ends.
-    Leave,
+    End,
     /// The thread makes a new set, without the lost GPUs.
-    Anew,
+    NewSet,
 }
 
 /// Results of the waits.
@@ -69,13 +69,13 @@ struct Waits {
     /// Failed waits in a row.
     failed: u32,
     /// The failure has been reported.
-    told: bool,
+    reported: bool,
 }
 
 /// GPUs whose events are in the set, GPUs that refused, and GPUs that make a wait fail.
 #[derive(Debug, Default)]
 struct Registered {
-    known: Vec<Known>,
+    known: Vec<KnownGpu>,
     done: BTreeSet<GpuUuid>,
     refused: BTreeSet<GpuUuid>,
     lost: BTreeSet<GpuUuid>,
@@ -86,21 +86,21 @@ impl Events {
     pub(super) fn run(self) {
         self.listen();
         // The set is dropped by now, so the library may be closed.
-        let _ = self.tell.try_send(Message::EventsLeft);
+        let _ = self.messages.try_send(Message::EventsLeft);
     }
 
     fn listen(&self) {
         let (mut registered, mut waits) = (Registered::default(), Waits::default());
         let mut next = None;
-        while next != Some(Next::Leave) && !self.stop.is_cancelled() {
-            match self.pulse.during(None, || self.nvml.create_event_set()) {
+        while next != Some(NextStep::End) && !self.stop.is_cancelled() {
+            match self.heartbeat.during(None, || self.nvml.create_event_set()) {
                 Ok(set) => {
-                    let then = self.hear(&set, &mut registered, &mut waits);
-                    self.pulse.during(None, || drop(set));
-                    if then == Next::Anew {
-                        self.put_aside(&mut registered);
+                    let step = self.wait_on(&set, &mut registered, &mut waits);
+                    self.heartbeat.during(None, || drop(set));
+                    if step == NextStep::NewSet {
+                        self.find_lost(&mut registered);
                     }
-                    next = Some(then);
+                    next = Some(step);
                 }
                 Err(error) if next.is_none() => {
                     self.reporter.trouble(ErrorCounter::NvmlFailed);
@@ -108,89 +108,89 @@ impl Events {
                     return;
                 }
                 Err(error) => {
-                    self.failed(&error, &mut waits);
+                    self.wait_failed(&error, &mut waits);
                     match self.lists.recv_timeout(PAUSE) {
                         Ok(known) => registered.known = known,
                         Err(RecvTimeoutError::Timeout) => {}
-                        Err(RecvTimeoutError::Disconnected) => next = Some(Next::Leave),
+                        Err(RecvTimeoutError::Disconnected) => next = Some(NextStep::End),
                     }
                 }
             }
         }
-        self.heard(&mut waits);
+        self.wait_succeeded(&mut waits);
     }
 
-    fn hear(&self, set: &EventSet<'static>, registered: &mut Registered, waits: &mut Waits) -> Next {
-        registered.retry(set, &self.pulse, false);
-        let mut lost_due = monotonic().after(self.again);
+    fn wait_on(&self, set: &EventSet<'static>, registered: &mut Registered, waits: &mut Waits) -> NextStep {
+        registered.retry(set, &self.heartbeat, false);
+        let mut lost_due = monotonic().after(self.lost_retry);
         while !self.stop.is_cancelled() {
             loop {
                 match self.lists.try_recv() {
-                    Ok(known) => registered.renew(known, set, &self.pulse),
+                    Ok(known) => registered.update(known, set, &self.heartbeat),
                     Err(TryRecvError::Empty) => break,
-                    Err(TryRecvError::Disconnected) => return Next::Leave,
+                    Err(TryRecvError::Disconnected) => return NextStep::End,
                 }
             }
             if monotonic() >= lost_due {
-                registered.retry(set, &self.pulse, true);
-                lost_due = monotonic().after(self.again);
+                registered.retry(set, &self.heartbeat, true);
+                lost_due = monotonic().after(self.lost_retry);
             }
             if registered.done.is_empty() {
                 // NVML refuses to wait on an empty set.
                 match self.lists.recv_timeout(PAUSE) {
-                    Ok(known) => registered.renew(known, set, &self.pulse),
-                    Err(RecvTimeoutError::Timeout) => registered.retry(set, &self.pulse, false),
-                    Err(RecvTimeoutError::Disconnected) => return Next::Leave,
+                    Ok(known) => registered.update(known, set, &self.heartbeat),
+                    Err(RecvTimeoutError::Timeout) => registered.retry(set, &self.heartbeat, false),
+                    Err(RecvTimeoutError::Disconnected) => return NextStep::End,
                 }
                 continue;
             }
-            match self.pulse.during(None, || raw::wait(set, WAIT_MS)) {
-                Ok(told) => {
-                    self.heard(waits);
-                    self.pass_on(&told, &registered.known);
+            match self.heartbeat.during(None, || raw::wait(set, WAIT_MS)) {
+                Ok(event) => {
+                    self.wait_succeeded(waits);
+                    self.report_event(&event, &registered.known);
                 }
-                Err(NvmlError::Timeout) => self.heard(waits),
+                Err(NvmlError::Timeout) => self.wait_succeeded(waits),
                 Err(NvmlError::GpuLost) => {
-                    self.failed(&NvmlError::GpuLost, waits);
-                    return Next::Anew;
+                    self.wait_failed(&NvmlError::GpuLost, waits);
+                    return NextStep::NewSet;
                 }
                 Err(error) => {
-                    self.failed(&error, waits);
+                    self.wait_failed(&error, waits);
                     std::thread::sleep(PAUSE);
                 }
             }
         }
-        Next::Leave
+        NextStep::End
     }
 
     /// Handles a wait that succeeded.
-    fn heard(&self, waits: &mut Waits) {
+    fn wait_succeeded(&self, waits: &mut Waits) {
         waits.failed = 0;
-        if std::mem::take(&mut waits.told) {
+        if std::mem::take(&mut waits.reported) {
             self.reporter.fact(Fact::GpuEventsFail(false));
         }
     }
 
     /// Handles a wait that failed: counts it, logs the first in a row, and reports when failures go on.
-    fn failed(&self, error: &NvmlError, waits: &mut Waits) {
+    fn wait_failed(&self, error: &NvmlError, waits: &mut Waits) {
         self.reporter.trouble(ErrorCounter::NvmlFailed);
         if waits.failed == 0 {
             tracing::warn!(%error, "waiting for NVML's events failed; repeats are only counted");
         }
         waits.failed = waits.failed.saturating_add(1);
-        if waits.failed >= FAILURES && !std::mem::replace(&mut waits.told, true) {
+        if waits.failed >= FAILURES && !std::mem::replace(&mut waits.reported, true) {
             self.reporter.fact(Fact::GpuEventsFail(true));
         }
-        let _ = self.tell.try_send(Message::LookAgain);
+        let _ = self.messages.try_send(Message::GpusChanged);
     }
 
     /// Finds the GPUs that make a wait fail. The failed set is dropped already.
-    fn put_aside(&self, registered: &mut Registered) {
+    fn find_lost(&self, registered: &mut Registered) {
         let done = std::mem::take(&mut registered.done);
         let mut found = false;
         for known in registered.known.iter().filter(|known| done.contains(&known.gpu.uuid)) {
-            match self.alone(known) {
-                Ok(told) => self.pass_on(&told, &registered.known),
+            match self.pending_event(known) {
+                Ok(event) => self.report_event(&event, &registered.known),
                 Err(NvmlError::GpuLost) => {
                     found = true;
                     tracing::warn!(gpu_uuid = %known.gpu.uuid, "GPU is lost: the agent waits for events of the other GPUs without it, because NVML fails every wait that includes it");
@@ -204,34 +204,34 @@ impl Events {
         }
     }
 
-    /// A pending event of this GPU, read through a set of its own.
-    fn alone(&self, known: &Known) -> Result<Told, NvmlError> {
-        let set = self.pulse.during(None, || self.nvml.create_event_set())?;
-        let answer = self.pulse.during(Some(&known.key()), || {
+    /// A pending event of this GPU, read through a separate set.
+    fn pending_event(&self, known: &KnownGpu) -> Result<NvmlEvent, NvmlError> {
+        let set = self.heartbeat.during(None, || self.nvml.create_event_set())?;
+        let answer = self.heartbeat.during(Some(&known.key()), || {
             raw::register(&known.device, EventTypes::CRITICAL_XID_ERROR.bits(), &set)?;
             raw::wait(&set, 0)
         });
-        self.pulse.during(None, || drop(set));
+        self.heartbeat.during(None, || drop(set));
         answer
     }
 
-    fn pass_on(&self, told: &Told, known: &[Known]) {
-        let kind = EventTypes::from_bits_truncate(told.kind);
+    fn report_event(&self, event: &NvmlEvent, known: &[KnownGpu]) {
+        let kind = EventTypes::from_bits_truncate(event.kind);
         if kind.contains(EventTypes::MIG_CONFIG_CHANGE) {
-            let _ = self.tell.try_send(Message::LookAgain);
+            let _ = self.messages.try_send(Message::GpusChanged);
         }
         if !kind.contains(EventTypes::CRITICAL_XID_ERROR) {
             return;
         }
-        let Ok(code) = u32::try_from(told.data) else { return };
-        // Handles come first: a GPU that fell off the bus does not tell its UUID any more.
-        let gpu = known.iter().find(|known| raw::same(&known.device, &told.device)).or_else(|| {
-            let uuid = self.pulse.during(None, || told.device.uuid()).ok()?;
+        let Ok(code) = u32::try_from(event.data) else { return };
+        // Handles come first: the UUID of a GPU that fell off the bus can no longer be read.
+        let gpu = known.iter().find(|known| raw::same(&known.device, &event.device)).or_else(|| {
+            let uuid = self.heartbeat.during(None, || event.device.uuid()).ok()?;
             known.iter().find(|known| known.gpu.uuid.as_str() == uuid)
         });
-        let mig = gpu.filter(|_| told.gpu_instance != NO_INSTANCE).and_then(|known| {
-            let compute = Some(told.compute_instance).filter(|number| *number != NO_INSTANCE);
-            instance(known.gpu.instances(), told.gpu_instance, compute)
+        let mig = gpu.filter(|_| event.gpu_instance != NO_INSTANCE).and_then(|known| {
+            let compute = Some(event.compute_instance).filter(|number| *number != NO_INSTANCE);
+            instance(known.gpu.instances(), event.gpu_instance, compute)
         });
         let xid = Xid {
             gpu: gpu.map(|known| known.gpu.uuid.clone()),
@@ -243,7 +243,7 @@ impl Events {
             at: monotonic(),
             source: XidSource::Nvml,
         };
-        if self.tell.try_send(Message::Event(xid)).is_err() {
+        if self.messages.try_send(Message::Event(xid)).is_err() {
             self.reporter.trouble(ErrorCounter::QueueFull);
         }
     }
@@ -251,32 +251,33 @@ impl Events {
 
 impl Registered {
     /// Takes a new list, and registers the new GPUs in it.
-    fn renew(&mut self, known: Vec<Known>, set: &EventSet<'static>, pulse: &Heartbeat) {
+    fn update(&mut self, known: Vec<KnownGpu>, set: &EventSet<'static>, heartbeat: &Heartbeat) {
         self.known = known;
         let still = |uuid: &GpuUuid| self.known.iter().any(|known| known.gpu.uuid == *uuid);
         self.done.retain(|uuid| still(uuid));
         self.refused.retain(|uuid| still(uuid));
         self.lost.retain(|uuid| still(uuid));
-        self.retry(set, pulse, false);
+        self.retry(set, heartbeat, false);
     }
 
     /// Registers the GPUs that are not in the set yet, each for the events that it supports; lost GPUs only
     /// `with_lost`.
-    fn retry(&mut self, set: &EventSet<'static>, pulse: &Heartbeat, with_lost: bool) {
-        let wanted = EventTypes::CRITICAL_XID_ERROR | EventTypes::MIG_CONFIG_CHANGE;
+    fn retry(&mut self, set: &EventSet<'static>, heartbeat: &Heartbeat, with_lost: bool) {
+        let kinds_to_register = EventTypes::CRITICAL_XID_ERROR | EventTypes::MIG_CONFIG_CHANGE;
         for known in &self.known {
             let (uuid, gpu) = (&known.gpu.uuid, known.key());
             if self.done.contains(uuid) || (self.lost.contains(uuid) && !with_lost) {
                 continue;
             }
-            let kinds =
-                pulse.during(Some(&gpu), || known.device.supported_event_types()).map(|offered| offered & wanted);
-            // A GPU that does not tell its supported events is registered for XIDs only.
+            let kinds = heartbeat
+                .during(Some(&gpu), || known.device.supported_event_types())
+                .map(|offered| offered & kinds_to_register);
+            // A GPU whose supported events cannot be read is registered for XIDs only.
             let kinds = kinds.unwrap_or(EventTypes::CRITICAL_XID_ERROR);
             let answer = if kinds.is_empty() {
                 Err(NvmlError::NotSupported)
             } else {
-                pulse.during(Some(&gpu), || raw::register(&known.device, kinds.bits(), set))
+                heartbeat.during(Some(&gpu), || raw::register(&known.device, kinds.bits(), set))
             };
             match answer {
                 Ok(()) => {

@@ -1,4 +1,4 @@
-//! Tests with the real wrapper over a fake driver library, which can give every answer.
+//! Tests with the real wrapper over a fake driver library, which can return every result.
 
 mod cost;
 mod event;
@@ -32,7 +32,7 @@ use tokio_util::sync::CancellationToken;
 const DEADLINE: Duration = Duration::from_secs(30);
 
 /// The NVML source over a fake library, and its reports so far.
-pub(super) struct Drill {
+pub(super) struct Harness {
     pub(super) fake: FakeNvml,
     pub(super) scenario: Scenario,
     pub(super) seen: Seen,
@@ -44,7 +44,7 @@ pub(super) struct Drill {
     stop: CancellationToken,
 }
 
-/// The newest report of each kind. It has one field for each kind of report that a test asks for.
+/// The newest report of each kind. It has one field for each kind of report that a test uses.
 #[derive(Default)]
 pub(super) struct Seen {
     pub(super) source: Vec<GpuSourceState>,
@@ -72,9 +72,9 @@ pub(super) struct Seen {
     pub(super) jobs: BTreeMap<GpuUuid, Vec<model::process::SlurmJob>>,
 }
 
-impl Drill {
-    /// Everything but the threads: a library, a scenario, empty file trees of the kernel.
-    pub(super) fn prepare(scenario: Scenario) -> Drill {
+impl Harness {
+    /// Without the threads: a library, a scenario, and empty file trees of the kernel.
+    pub(super) fn prepare(scenario: Scenario) -> Harness {
         let directory = TempDir::new().unwrap();
         let fake = FakeNvml::install(directory.path()).unwrap();
         fake.write(&scenario).unwrap();
@@ -89,14 +89,14 @@ impl Drill {
             first_retry: Duration::from_millis(100),
         };
         let (stop, gate) = (CancellationToken::new(), DriverGate::default());
-        Drill { fake, scenario, seen: Seen::default(), patience, gate, directory, queue: None, stop }
+        Harness { fake, scenario, seen: Seen::default(), patience, gate, directory, queue: None, stop }
     }
 
     /// The running source, with periods twenty times shorter than the defaults.
-    pub(super) fn start(scenario: Scenario) -> Drill {
-        let mut drill = Drill::prepare(scenario);
-        drill.open();
-        drill
+    pub(super) fn start(scenario: Scenario) -> Harness {
+        let mut harness = Harness::prepare(scenario);
+        harness.open();
+        harness
     }
 
     pub(super) fn open(&mut self) {
@@ -134,13 +134,13 @@ impl Drill {
         self.fake.write(&self.scenario).unwrap();
     }
 
-    /// Waits until the reports answer the question.
-    pub(super) fn until<T>(&mut self, what: &str, mut question: impl FnMut(&Seen) -> Option<T>) -> T {
+    /// Waits until `find` finds a value in the reports.
+    pub(super) fn until<T>(&mut self, what: &str, mut find: impl FnMut(&Seen) -> Option<T>) -> T {
         let began = Instant::now();
         loop {
             self.take();
-            if let Some(answer) = question(&self.seen) {
-                return answer;
+            if let Some(found) = find(&self.seen) {
+                return found;
             }
             assert!(began.elapsed() < DEADLINE, "not seen in time: {what}; sources {:?}", self.seen.source);
             std::thread::park_timeout(Duration::from_millis(5));
@@ -185,7 +185,7 @@ impl Drill {
     }
 }
 
-impl Drop for Drill {
+impl Drop for Harness {
     fn drop(&mut self) {
         self.stop.cancel();
         // Calls that hang return, so that the threads end with the test.
@@ -227,7 +227,7 @@ impl Seen {
     }
 
     /// Index and reason of the GPUs that were not identified.
-    pub(super) fn nameless(&self) -> Vec<(u32, model::Absence)> {
+    pub(super) fn unidentified_reasons(&self) -> Vec<(u32, model::Absence)> {
         self.unidentified.iter().map(|gpu| (gpu.index, gpu.why)).collect()
     }
 }

@@ -1,5 +1,5 @@
-//! The driver gate says whether the NVML library may be open. An operator asks the agent to close it. The poller closes
-//! it and records that here.
+//! The driver gate holds whether the NVML library may be open. An operator requests that the agent closes it. The
+//! poller closes it and records that here.
 //!
 //! ```text
 //!   Held ──release──▶ LettingGo ──the poller has closed the library──▶ Released
@@ -84,7 +84,7 @@ mod tests {
     fn the_gate_is_closed_from_a_release_until_its_time_is_over_or_it_is_taken_back() {
         let gate = DriverGate::default();
         let at = Monotonic;
-        assert_eq!((gate.closed(at(0)), gate.released(at(0))), (None, None), "nobody has asked");
+        assert_eq!((gate.closed(at(0)), gate.released(at(0))), (None, None), "there is no request");
         gate.release(at(10));
         assert_eq!(*gate.seen().borrow(), DriverHold::LettingGo { until: at(10) });
         assert_eq!((gate.closed(at(9)), gate.closed(at(10))), (Some(at(10)), None));
@@ -104,6 +104,6 @@ mod tests {
         gate.expire(at(99));
         assert_eq!(*gate.seen().borrow(), DriverHold::Held { refused: Some("a call hangs") });
         gate.release(at(30));
-        assert_eq!(*gate.seen().borrow(), DriverHold::LettingGo { until: at(30) }, "asked again");
+        assert_eq!(*gate.seen().borrow(), DriverHold::LettingGo { until: at(30) }, "requested again");
     }
 }

@@ -27,7 +27,7 @@ const METRICS: [GpmMetricId; 12] = [
     GpmMetricId::NvlinkTotalRxPerSec,
 ];
 
-/// Architectures without GPM, as NVML names them; unknown ones are asked.
+/// Architectures without GPM, as NVML names them; on unknown ones the agent calls NVML.
 const WITHOUT: [&str; 7] = ["Kepler", "Maxwell", "Pascal", "Volta", "Turing", "Ampere", "Ada"];
 
 /// Takes a sample of the whole GPU and of its instances, and computes the counters since the previous samples.
@@ -53,12 +53,12 @@ pub(super) fn read(gpu: &mut PolledGpu, at: Monotonic) {
 
 fn instances(gpu: &mut PolledGpu, at: Monotonic) {
     let mut before = std::mem::take(&mut gpu.gpm_mig);
-    for place in 0..gpu.known.instances.len().min(gpu.sample.mig.len()) {
-        let Some(instance) = gpu.known.instances.get(place) else { continue };
+    for index in 0..gpu.known.instances.len().min(gpu.sample.mig.len()) {
+        let Some(instance) = gpu.known.instances.get(index) else { continue };
         let (uuid, number) = (instance.identity.uuid.clone(), instance.identity.gpu_instance);
         let newer = gpu.asker.ask_instance("gpm mig sample", &uuid, || gpu.known.device.gpm_mig_sample(number));
         let counters = between(gpu, before.remove(&uuid).as_ref(), newer.as_ref(), at);
-        if let Some(sample) = gpu.sample.mig.get_mut(place) {
+        if let Some(sample) = gpu.sample.mig.get_mut(index) {
             sample.gpm = counters;
         }
         if let Ok(newer) = newer {

@@ -23,7 +23,7 @@ pub(super) struct Heartbeat {
     /// The poller has been replaced, or the agent stops: the thread makes no further call and ends.
     dismissed: AtomicBool,
     /// A sign was seen that the list of GPUs has changed.
-    look_again: AtomicBool,
+    inventory_requested: AtomicBool,
     /// GPUs that this poller skips because a call to them hangs in another poller.
     skipped: Mutex<BTreeSet<GpuKey>>,
 }
@@ -132,14 +132,14 @@ impl Heartbeat {
         self.dismissed.load(Ordering::Acquire)
     }
 
-    /// Asks for a new inventory of GPUs in the next round.
-    pub(super) fn look_again(&self) {
-        self.look_again.store(true, Ordering::Release);
+    /// Requests a new inventory of GPUs in the next round.
+    pub(super) fn request_inventory(&self) {
+        self.inventory_requested.store(true, Ordering::Release);
     }
 
-    /// Whether a new inventory was asked for since this was last called.
-    pub(super) fn take_look_again(&self) -> bool {
-        self.look_again.swap(false, Ordering::AcqRel)
+    /// Whether a new inventory was requested since this was last called.
+    pub(super) fn take_inventory_request(&self) -> bool {
+        self.inventory_requested.swap(false, Ordering::AcqRel)
     }
 
     /// Whether this GPU is skipped.
@@ -169,26 +169,26 @@ mod tests {
 
     #[test]
     fn an_overdue_call_is_reported_with_its_gpu_while_it_lasts() {
-        let (pulse, patience) = (Heartbeat::default(), DriverPatience::default());
-        let stuck = |seconds| pulse.stuck(monotonic().after(Duration::from_secs(seconds)), &patience);
+        let (heartbeat, patience) = (Heartbeat::default(), DriverPatience::default());
+        let stuck = |seconds| heartbeat.stuck(monotonic().after(Duration::from_secs(seconds)), &patience);
         let named = GpuKey::Uuid(GpuUuid::parse("GPU-a").unwrap());
         for gpu in [None, Some(GpuKey::Index(0)), Some(named)] {
-            let seen = pulse.call(gpu.as_ref(), || Ok([0, 3, 20, 31].map(stuck)));
+            let seen = heartbeat.call(gpu.as_ref(), || Ok([0, 3, 20, 31].map(stuck)));
             let [none, stalls, still, hangs] = seen.unwrap();
             assert_eq!(none, None, "not before two seconds");
             assert_eq!((stalls.clone(), still), (Some(Stuck { gpu: gpu.clone(), hangs: false }), stalls));
             assert_eq!(hangs, Some(Stuck { gpu, hangs: true }), "after thirty");
             assert_eq!(stuck(31), None, "between calls nothing hangs");
         }
-        let opening = pulse.open(|| Ok([3, 50, 61].map(|seconds| stuck(seconds).map(|stuck| stuck.hangs))));
+        let opening = heartbeat.open(|| Ok([3, 50, 61].map(|seconds| stuck(seconds).map(|stuck| stuck.hangs))));
         assert_eq!(opening, Ok([Some(false), Some(false), Some(true)]), "opening the library may take a minute");
     }
 
     #[test]
     fn a_dismissed_poller_makes_no_call() {
-        let pulse = Heartbeat::default();
-        pulse.dismiss();
-        assert_eq!(pulse.call(None, || -> Result<(), _> { panic!("called") }), Err(Absence::CallHangs));
-        assert_eq!(pulse.open(|| -> Result<(), _> { panic!("opened") }), Err(Absence::CallHangs));
+        let heartbeat = Heartbeat::default();
+        heartbeat.dismiss();
+        assert_eq!(heartbeat.call(None, || -> Result<(), _> { panic!("called") }), Err(Absence::CallHangs));
+        assert_eq!(heartbeat.open(|| -> Result<(), _> { panic!("opened") }), Err(Absence::CallHangs));
     }
 }

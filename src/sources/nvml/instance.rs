@@ -32,17 +32,17 @@ impl Clone for Instance {
 /// # Errors
 /// When one of its slots cannot be read: a list without that slot would look complete.
 pub(super) fn list(
-    look: &mut PollRound<'_>,
+    round: &mut PollRound<'_>,
     device: &Device<'static>,
     total: Option<Bytes>,
 ) -> Result<Vec<Instance>, Absence> {
-    let slots = look.ask("MIG slots", || device.mig_device_count())?;
+    let slots = round.call("MIG slots", || device.mig_device_count())?;
     let bound = u32::try_from(MAX_MIG).unwrap_or(u32::MAX);
     let mut instances = Vec::new();
     for slot in 0..slots.min(bound) {
-        let handle = look.place("MIG handle", &EMPTY, || device.mig_device_by_index(slot))?;
+        let handle = round.call_optional("MIG handle", &EMPTY, || device.mig_device_by_index(slot))?;
         let Some(instance) = handle else { continue };
-        instances.push(Instance { identity: identify(look, &instance, slot, total)?, device: instance });
+        instances.push(Instance { identity: identify(round, &instance, slot, total)?, device: instance });
     }
     instances.sort_by_key(|instance| (instance.identity.gpu_instance, instance.identity.compute_instance));
     Ok(instances)
@@ -50,25 +50,25 @@ pub(super) fn list(
 
 /// Reads the identity of an instance. An instance that goes away meanwhile is an error; the next round sees that.
 fn identify(
-    look: &mut PollRound<'_>,
+    round: &mut PollRound<'_>,
     device: &Device<'static>,
     index: u32,
     total: Option<Bytes>,
 ) -> Result<MigInstance, Absence> {
-    let uuid = look.ask("MIG UUID", || device.uuid())?;
+    let uuid = round.call("MIG UUID", || device.uuid())?;
     let uuid = GpuUuid::parse(&uuid).map_err(|_| Absence::Unreadable)?;
-    let (gpu_instance, compute_instance) = look.ask("MIG instance ids", || raw::instance_ids(device))?;
-    let attributes = look.ask("MIG attributes", || device.attributes());
+    let (gpu_instance, compute_instance) = round.call("MIG instance ids", || raw::instance_ids(device))?;
+    let attributes = round.call("MIG attributes", || device.attributes());
     let at = monotonic();
-    let memory = look
-        .ask("MIG memory", || device.memory_info())
+    let memory = round
+        .call("MIG memory", || device.memory_info())
         .map(|info| Bytes(info.total))
         .or_else(|why| attributes.as_ref().map(|a| Bytes(a.memory_size_mb * Bytes::MIB)).map_err(|_| why));
     let profile = match (&attributes, total) {
         (Ok(attributes), Some(total)) => profile(attributes, total),
         // The name ends with the profile: `NVIDIA A100-SXM4-40GB MIG 1g.5gb`.
         _ => {
-            let name = look.ask("MIG name", || device.name()).unwrap_or_default();
+            let name = round.call("MIG name", || device.name()).unwrap_or_default();
             name.rsplit_once(" MIG ").map_or("unknown", |(_, profile)| profile).to_owned()
         }
     };

@@ -21,30 +21,30 @@ use wire::kernel_log::{PciSlot, pci_slot};
 
 /// A GPU with its handles.
 #[derive(Debug)]
-pub(super) struct Known {
+pub(super) struct KnownGpu {
     pub(super) gpu: Gpu,
     pub(super) device: Device<'static>,
     pub(super) instances: Vec<Instance>,
 }
 
-impl Clone for Known {
+impl Clone for KnownGpu {
     fn clone(&self) -> Self {
-        Known { gpu: self.gpu.clone(), device: raw::again(&self.device), instances: self.instances.clone() }
+        KnownGpu { gpu: self.gpu.clone(), device: raw::again(&self.device), instances: self.instances.clone() }
     }
 }
 
-impl Known {
+impl KnownGpu {
     /// How the GPU is identified between calls.
     pub(super) fn key(&self) -> GpuKey {
         GpuKey::Uuid(self.gpu.uuid.clone())
     }
 }
 
-/// What an inventory needs: the library, the heartbeat and sysfs.
+/// What an inventory reads from: the library, under a heartbeat, and sysfs.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Place<'a> {
+pub(super) struct InventorySource<'a> {
     pub(super) nvml: &'static Nvml,
-    pub(super) pulse: &'a Heartbeat,
+    pub(super) heartbeat: &'a Heartbeat,
     pub(super) sysfs: &'a Path,
 }
 
@@ -52,7 +52,7 @@ pub(super) struct Place<'a> {
 #[derive(Debug, Default)]
 pub(super) struct Inventory {
     /// Ordered by index. A known GPU that does not answer stays in the list.
-    pub(super) known: Vec<Known>,
+    pub(super) known: Vec<KnownGpu>,
     /// Indices that NVML counts but that were never identified, with the reason.
     pub(super) unidentified: Vec<(u32, Absence)>,
     /// The calls that failed, by GPU.
@@ -62,22 +62,28 @@ pub(super) struct Inventory {
 /// Takes the inventory of all GPUs. Where nothing new can be read, the known values stay, with their times.
 ///
 /// A known GPU is found by its PCI slot: indices change when another GPU leaves the bus, and a GPU that hangs must not
-/// be asked for its index.
+/// be called.
 ///
 /// # Errors
-/// When NVML does not tell the number of GPUs.
-pub(super) fn take(place: Place<'_>, before: &[Known]) -> Result<Inventory, Absence> {
-    let count = place.pulse.call(None, || place.nvml.device_count())?;
-    let mut round =
-        Round { place, before, found: Inventory::default(), hanging: Vec::new(), silent: Vec::new(), moved: false };
+/// When NVML does not return the number of GPUs.
+pub(super) fn take(source: InventorySource<'_>, before: &[KnownGpu]) -> Result<Inventory, Absence> {
+    let count = source.heartbeat.call(None, || source.nvml.device_count())?;
+    let mut search = Search {
+        source,
+        before,
+        found: Inventory::default(),
+        hanging: Vec::new(),
+        unanswering: Vec::new(),
+        moved: false,
+    };
     for known in before {
-        round.find(known);
+        search.find(known);
     }
-    let taken: BTreeSet<u32> = round.found.known.iter().map(|known| known.gpu.index).collect();
+    let taken: BTreeSet<u32> = search.found.known.iter().map(|known| known.gpu.index).collect();
     let count = count.min(u32::try_from(MAX_GPUS).unwrap_or(u32::MAX));
     let left: Vec<u32> = (0..count).filter(|index| !taken.contains(index)).collect();
-    round.rest(&left);
-    let mut found = round.found;
+    search.identify_rest(&left);
+    let mut found = search.found;
     found.known.sort_by_key(|known| known.gpu.index);
     // A GPU that does not answer must not appear a second time under its old index.
     let mut seen = BTreeSet::new();
@@ -86,22 +92,22 @@ pub(super) fn take(place: Place<'_>, before: &[Known]) -> Result<Inventory, Abse
 }
 
 /// One inventory while it is taken.
-struct Round<'a> {
-    place: Place<'a>,
-    before: &'a [Known],
+struct Search<'a> {
+    source: InventorySource<'a>,
+    before: &'a [KnownGpu],
     found: Inventory,
     /// Known GPUs with a call that does not return. They stay in the list and are not called.
-    hanging: Vec<Known>,
-    /// Known GPUs that did not answer when they were looked up by slot.
-    silent: Vec<Known>,
+    hanging: Vec<KnownGpu>,
+    /// Known GPUs that did not answer when they were searched for by slot.
+    unanswering: Vec<KnownGpu>,
     /// A known GPU has left, or has another index than before.
     moved: bool,
 }
 
-impl Round<'_> {
+impl Search<'_> {
     /// Finds a known GPU by its slot.
-    fn find(&mut self, known: &Known) {
-        if self.place.pulse.skips(&known.key()) {
+    fn find(&mut self, known: &KnownGpu) {
+        if self.source.heartbeat.skips(&known.key()) {
             self.hanging.push(known.clone());
             return;
         }
@@ -111,32 +117,32 @@ impl Round<'_> {
                 self.add(now, failed);
             }
             Err(NOT_FOUND) => self.moved = true,
-            Err(_) => self.silent.push(known.clone()),
+            Err(_) => self.unanswering.push(known.clone()),
         }
     }
 
-    fn by_slot(&self, known: &Known) -> Result<(Known, Failed), Absence> {
+    fn by_slot(&self, known: &KnownGpu) -> Result<(KnownGpu, Failed), Absence> {
         let slot = known.gpu.pci_bus_id.value().ok_or(Absence::NotYet)?;
-        let mut look = PollRound::new(self.place.pulse, known.key());
-        let device = look.ask("handle by slot", || self.place.nvml.device_by_pci_bus_id(&**slot))?;
-        let index = look.ask("index", || device.index())?;
-        identify(self.place, (look, index), device, self.before)
+        let mut round = PollRound::new(self.source.heartbeat, known.key());
+        let device = round.call("handle by slot", || self.source.nvml.device_by_pci_bus_id(&**slot))?;
+        let index = round.call("index", || device.index())?;
+        identify(self.source, (round, index), device, self.before)
     }
 
-    /// Asks at the indices without a known GPU, except those that may belong to a GPU that hangs.
-    fn rest(&mut self, left: &[u32]) {
-        let nameless = self.place.pulse.skips_an_index();
-        if !self.moved || (self.hanging.is_empty() && !nameless) {
+    /// Identifies the GPUs at the indices without a known GPU, except those that may belong to a GPU that hangs.
+    fn identify_rest(&mut self, left: &[u32]) {
+        let only_index = self.source.heartbeat.skips_an_index();
+        if !self.moved || (self.hanging.is_empty() && !only_index) {
             for index in left {
-                let hangs = self.place.pulse.skips(&GpuKey::Index(*index));
+                let hangs = self.source.heartbeat.skips(&GpuKey::Index(*index));
                 if hangs {
                     self.found.unidentified.push((*index, Absence::CallHangs));
                 } else if !self.hanging.iter().any(|known| known.gpu.index == *index) {
-                    self.ask(*index);
+                    self.identify_index(*index);
                 }
             }
         } else {
-            if left.len() <= self.hanging.len() && !nameless {
+            if left.len() <= self.hanging.len() && !only_index {
                 // All indices that are left belong to the hanging GPUs, in their old order.
                 self.hanging.iter_mut().zip(left).for_each(|(known, index)| known.gpu.index = *index);
             } else {
@@ -144,38 +150,38 @@ impl Round<'_> {
                 // old indices, so the next round also sees that they have moved.
                 self.keep_indices();
             }
-            let others = left.len().saturating_sub(self.hanging.len() + self.silent.len());
+            let others = left.len().saturating_sub(self.hanging.len() + self.unanswering.len());
             self.found.unidentified.extend(left.iter().rev().take(others).map(|index| (*index, Absence::CallHangs)));
-            self.found.known.append(&mut self.silent);
+            self.found.known.append(&mut self.unanswering);
         }
         self.found.known.append(&mut self.hanging);
     }
 
-    /// Asks which GPU has an index.
-    fn ask(&mut self, index: u32) {
-        let look = PollRound::new(self.place.pulse, GpuKey::Index(index));
-        match self.at(look, index) {
+    /// Identifies the GPU at an index.
+    fn identify_index(&mut self, index: u32) {
+        let round = PollRound::new(self.source.heartbeat, GpuKey::Index(index));
+        match self.by_index(round, index) {
             Ok((known, failed)) => {
-                self.silent.retain(|silent| silent.gpu.uuid != known.gpu.uuid);
+                self.unanswering.retain(|unanswering| unanswering.gpu.uuid != known.gpu.uuid);
                 self.add(known, failed);
             }
             Err(why) => {
-                let before = self.silent.iter().position(|known| known.gpu.index == index);
+                let before = self.unanswering.iter().position(|known| known.gpu.index == index);
                 // If others have moved, this one may have moved too.
-                match before.or((self.moved && !self.silent.is_empty()).then_some(0)) {
-                    Some(place) => self.found.known.push(self.silent.remove(place)),
+                match before.or((self.moved && !self.unanswering.is_empty()).then_some(0)) {
+                    Some(position) => self.found.known.push(self.unanswering.remove(position)),
                     None => self.found.unidentified.push((index, why)),
                 }
             }
         }
     }
 
-    fn at(&self, mut look: PollRound<'_>, index: u32) -> Result<(Known, Failed), Absence> {
-        let device = look.ask("handle", || self.place.nvml.device_by_index(index))?;
-        identify(self.place, (look, index), device, self.before)
+    fn by_index(&self, mut round: PollRound<'_>, index: u32) -> Result<(KnownGpu, Failed), Absence> {
+        let device = round.call("handle", || self.source.nvml.device_by_index(index))?;
+        identify(self.source, (round, index), device, self.before)
     }
 
-    fn add(&mut self, known: Known, failed: Failed) {
+    fn add(&mut self, known: KnownGpu, failed: Failed) {
         self.found.failed.push((known.gpu.uuid.clone(), failed));
         self.found.known.push(known);
     }
@@ -191,24 +197,24 @@ impl Round<'_> {
 /// Reads the identity, board data and MIG instances of the GPU behind an NVML handle. Where a read fails, the value of
 /// the last inventory stays. Fails if the UUID cannot be read.
 fn identify(
-    place: Place<'_>,
-    (mut look, index): (PollRound<'_>, u32),
+    source: InventorySource<'_>,
+    (mut round, index): (PollRound<'_>, u32),
     device: Device<'static>,
-    before: &[Known],
-) -> Result<(Known, Failed), Absence> {
-    let text = look.ask("UUID", || device.uuid())?;
+    before: &[KnownGpu],
+) -> Result<(KnownGpu, Failed), Absence> {
+    let text = round.call("UUID", || device.uuid())?;
     let uuid = GpuUuid::parse(&text).map_err(|_| Absence::Unreadable)?;
-    look.name(GpuKey::Uuid(uuid.clone()));
+    round.set_key(GpuKey::Uuid(uuid.clone()));
     let old = before.iter().find(|known| known.gpu.uuid == uuid);
-    let mut fresh = read(&mut look, place.sysfs, &device, (uuid, index));
-    let slot = (&fresh.pci_bus_id, place.sysfs);
-    fresh.board = board::read(&mut look, &device, slot, old.map(|old| &old.gpu.board));
+    let mut fresh = read(&mut round, source.sysfs, &device, (uuid, index));
+    let slot = (&fresh.pci_bus_id, source.sysfs);
+    fresh.board = board::read(&mut round, &device, slot, old.map(|old| &old.gpu.board));
     let mut gpu = match old {
         Some(old) => merge(&old.gpu, fresh),
         None => fresh,
     };
     let listed = match gpu.mig_mode {
-        Reading::Measured(true, _) => instance::list(&mut look, &device, gpu.memory_total.get()),
+        Reading::Measured(true, _) => instance::list(&mut round, &device, gpu.memory_total.get()),
         Reading::Measured(false, _) => Ok(Vec::new()),
         // Without MIG there are no instances; with any other reason it is unknown whether there are any.
         Reading::Absent(why) if none_of_it(why) => Ok(Vec::new()),
@@ -226,21 +232,21 @@ fn identify(
             old.map(|old| old.instances.clone()).unwrap_or_default()
         }
     };
-    Ok((Known { gpu, device, instances }, look.failed()))
+    Ok((KnownGpu { gpu, device, instances }, round.failed()))
 }
 
 /// Slots that the kernel's driver serves (`/proc/driver/nvidia/gpus`) but NVML does not list: GPUs that were added
-/// after the library was opened. Empty if the driver does not tell.
-pub(super) fn unlisted(procfs: &Path, known: &[Known]) -> BTreeSet<PciSlot> {
+/// after the library was opened. Empty if the driver does not list them.
+pub(super) fn unlisted(procfs: &Path, known: &[KnownGpu]) -> BTreeSet<PciSlot> {
     let listed: BTreeSet<PciSlot> = known.iter().filter_map(|known| pci_slot(known.gpu.pci_bus_id.value()?)).collect();
     let Ok(folders) = std::fs::read_dir(procfs.join("driver/nvidia/gpus")) else { return BTreeSet::new() };
     let served = folders.flatten().take(MAX_GPUS).filter_map(|folder| pci_slot(folder.file_name().to_str()?));
     served.filter(|slot| !listed.contains(slot)).collect()
 }
 
-/// GPUs that could not be identified. The slot is known only if exactly one GPU and one slot are left, because NVML's
-/// indices do not tell slots.
-pub(super) fn nameless(procfs: &Path, found: &Inventory) -> Vec<UnidentifiedGpu> {
+/// GPUs that could not be identified. The slot is known only if exactly one GPU and one slot are left, because an index
+/// of NVML does not name a slot.
+pub(super) fn unidentified_gpus(procfs: &Path, found: &Inventory) -> Vec<UnidentifiedGpu> {
     if found.unidentified.is_empty() {
         return Vec::new();
     }
@@ -257,33 +263,33 @@ pub(super) fn nameless(procfs: &Path, found: &Inventory) -> Vec<UnidentifiedGpu>
 }
 
 /// Reads an identity, except MIG instances and links.
-fn read(look: &mut PollRound<'_>, sysfs: &Path, device: &Device<'static>, (uuid, index): (GpuUuid, u32)) -> Gpu {
+fn read(round: &mut PollRound<'_>, sysfs: &Path, device: &Device<'static>, (uuid, index): (GpuUuid, u32)) -> Gpu {
     let at = monotonic();
     let text = |answer: Result<String, Absence>| Reading::from_result(answer.map(Arc::<str>::from), at);
-    let pci_bus_id = text(look.ask("PCI slot", || device.pci_info()).map(|pci| pci.bus_id));
+    let pci_bus_id = text(round.call("PCI slot", || device.pci_info()).map(|pci| pci.bus_id));
     let numa = pci_bus_id
         .value()
         .and_then(|id| numa_of_slot(sysfs, id))
-        .map_or_else(|| look.ask("NUMA node", || device.numa_node_id()), Ok);
-    let power_limit = look.ask("power limit", || device.enforced_power_limit());
+        .map_or_else(|| round.call("NUMA node", || device.numa_node_id()), Ok);
+    let power_limit = round.call("power limit", || device.enforced_power_limit());
     Gpu {
         uuid,
         index,
-        minor: Reading::from_result(look.ask("minor number", || device.minor_number()), at),
-        model: look.ask("name", || device.name()).map_or_else(|_| Arc::from("unknown"), Arc::from),
+        minor: Reading::from_result(round.call("minor number", || device.minor_number()), at),
+        model: round.call("name", || device.name()).map_or_else(|_| Arc::from("unknown"), Arc::from),
         numa_node: Reading::from_result(numa, at),
         pci_bus_id,
-        architecture: text(look.ask("architecture", || device.architecture()).map(|it| it.to_string())),
+        architecture: text(round.call("architecture", || device.architecture()).map(|it| it.to_string())),
         compute: Reading::from_result(
-            look.ask("compute capability", || device.cuda_compute_capability()).and_then(compute),
+            round.call("compute capability", || device.cuda_compute_capability()).and_then(compute),
             at,
         ),
         memory_total: Reading::from_result(
-            look.ask("memory size", || device.memory_info()).map(|info| Bytes(info.total)),
+            round.call("memory size", || device.memory_info()).map(|info| Bytes(info.total)),
             at,
         ),
         power_limit: Reading::from_result(power_limit.map(|milliwatts| Watts(f64::from(milliwatts) / 1000.0)), at),
-        mig_mode: Reading::from_result(look.ask("MIG mode", || device.mig_mode()).map(|mode| mode.current == 1), at),
+        mig_mode: Reading::from_result(round.call("MIG mode", || device.mig_mode()).map(|mode| mode.current == 1), at),
         mig: Reading::NOT_YET,
         links: Vec::new(),
         nvlinks_active: Reading::NOT_YET,
@@ -291,9 +297,9 @@ fn read(look: &mut PollRound<'_>, sysfs: &Path, device: &Device<'static>, (uuid,
     }
 }
 
-fn compute(told: CudaComputeCapability) -> Result<ComputeCapability, Absence> {
+fn compute(capability: CudaComputeCapability) -> Result<ComputeCapability, Absence> {
     let part = |number: i32| u32::try_from(number).map_err(|_| Absence::Unreadable);
-    Ok(ComputeCapability { major: part(told.major)?, minor: part(told.minor)? })
+    Ok(ComputeCapability { major: part(capability.major)?, minor: part(capability.minor)? })
 }
 
 /// Known values keep their times where the new read is equal or failed. The power limit is the exception, because an
@@ -324,7 +330,7 @@ fn numa_of_slot(sysfs: &Path, bus_id: &str) -> Option<u32> {
 }
 
 /// Whether both inventories have the same GPUs.
-pub(super) fn same_set(one: &[Known], other: &[Known]) -> bool {
+pub(super) fn same_set(one: &[KnownGpu], other: &[KnownGpu]) -> bool {
     one.len() == other.len() && one.iter().zip(other).all(|(one, other)| one.gpu.uuid == other.gpu.uuid)
 }
 

@@ -25,17 +25,17 @@ pub(super) struct Missing {
 pub(super) fn open(
     path: Option<&Path>,
     loaded: Option<&'static Nvml>,
-    pulse: &Heartbeat,
+    heartbeat: &Heartbeat,
 ) -> Result<&'static Nvml, Missing> {
-    let mut said = String::new();
-    let opened = pulse.open(|| {
+    let mut error_text = String::new();
+    let opened = heartbeat.open(|| {
         let result = match loaded {
             Some(nvml) => raw::initialise(nvml).map(|()| nvml),
             None => load(path).map(|nvml| &*Box::leak(Box::new(nvml))),
         };
-        result.inspect_err(|error| said = error.to_string())
+        result.inspect_err(|error| error_text = error.to_string())
     });
-    opened.map_err(|why| Missing { why, advice: advice(path, why, &said).into() })
+    opened.map_err(|why| Missing { why, advice: advice(path, why, &error_text).into() })
 }
 
 fn load(path: Option<&Path>) -> Result<Nvml, NvmlError> {
@@ -47,11 +47,11 @@ fn load(path: Option<&Path>) -> Result<Nvml, NvmlError> {
 }
 
 /// Versions of driver, NVML and CUDA.
-pub(super) fn versions(nvml: &'static Nvml, pulse: &Heartbeat) -> GpuSourceState {
+pub(super) fn versions(nvml: &'static Nvml, heartbeat: &Heartbeat) -> GpuSourceState {
     let unknown = |_| "unknown".to_owned();
-    let driver = pulse.call(None, || nvml.sys_driver_version()).unwrap_or_else(unknown);
-    let version = pulse.call(None, || nvml.sys_nvml_version()).unwrap_or_else(unknown);
-    let cuda = pulse.call(None, || nvml.sys_cuda_driver_version()).ok();
+    let driver = heartbeat.call(None, || nvml.sys_driver_version()).unwrap_or_else(unknown);
+    let version = heartbeat.call(None, || nvml.sys_nvml_version()).unwrap_or_else(unknown);
+    let cuda = heartbeat.call(None, || nvml.sys_cuda_driver_version()).ok();
     GpuSourceState::Working {
         driver: driver.into(),
         nvml: version.into(),
@@ -67,12 +67,12 @@ pub(super) fn driver_load(sysfs: &Path) -> Option<u64> {
 }
 
 /// What was tried and what NVML answered, then what to do.
-fn advice(path: Option<&Path>, why: Absence, said: &str) -> String {
+fn advice(path: Option<&Path>, why: Absence, error_text: &str) -> String {
     let library = path.map_or_else(|| DEFAULT.to_owned(), |path| path.display().to_string());
     let tried = match why {
-        Absence::LibraryNotFound => format!("could not open the NVML library {library}: {said}"),
-        Absence::NotInThisDriver => format!("{library} is not a usable NVML library: {said}"),
-        _ => format!("could not initialise NVML from {library}: {said}"),
+        Absence::LibraryNotFound => format!("could not open the NVML library {library}: {error_text}"),
+        Absence::NotInThisDriver => format!("{library} is not a usable NVML library: {error_text}"),
+        _ => format!("could not initialise NVML from {library}: {error_text}"),
     };
     let remedy = match why {
         Absence::LibraryNotFound if path.is_some() => {
@@ -138,15 +138,15 @@ mod tests {
             (NvmlError::LibraryNotFound, ["couldn't be found", "--nvml-library"]),
             (NvmlError::Unknown, ["internal driver error", "dmesg"]),
         ] {
-            let said = error.to_string();
+            let error_text = error.to_string();
             let why = reason(error);
             for path in [None, Some(Path::new("/opt/lib.so"))] {
-                let text = advice(path, why, &said);
+                let text = advice(path, why, &error_text);
                 let library = path.map_or(DEFAULT, |_| "/opt/lib.so");
                 assert!(text.contains(library), "{text}");
                 assert!(text.contains(needed[0]) && text.contains("retries with backoff"), "{text}");
             }
-            assert!(advice(None, why, &said).contains(needed[1]), "{why:?}");
+            assert!(advice(None, why, &error_text).contains(needed[1]), "{why:?}");
         }
     }
 

@@ -51,7 +51,7 @@ pub(super) fn read(gpu: &mut PolledGpu, at: Monotonic) -> Reading<Arc<[NvLink]>>
                 Err(error) if number == 0 => return Err(error),
                 Err(error) => match reason(error) {
                     Absence::NotSupported | INVALID_ARGUMENT => break,
-                    why => return Err(again(why)),
+                    why => return Err(nvml_error(why)),
                 },
             }
         }
@@ -86,28 +86,28 @@ fn by_fields(gpu: &mut PolledGpu, links: &mut [NvLink], at: Monotonic) {
         return;
     }
     let device = &gpu.known.device;
-    let told = gpu.asker.ask("nvlink error fields", || {
+    let results = gpu.asker.ask("nvlink error fields", || {
         each(links, |link| {
             let values = raw::field_list(device, &ids, link)?;
             let values: Vec<_> =
                 values.into_iter().map(|value| value.map_err(|error| reason(of_field(error)))).collect();
             // A GPU without these fields answers the call, and refuses each field.
             match values.first() {
-                Some(Err(why)) if values.iter().all(|value| value.is_err_and(unknown)) => Err(again(*why)),
+                Some(Err(why)) if values.iter().all(|value| value.is_err_and(unknown)) => Err(nvml_error(*why)),
                 _ => Ok(values),
             }
         })
     });
-    for (place, id) in ids.iter().enumerate() {
-        let why = match &told {
-            Ok(links) => unknown_to_all(links, place),
+    for (index, id) in ids.iter().enumerate() {
+        let why = match &results {
+            Ok(links) => unknown_to_all(links, index),
             Err(why) => Some(*why).filter(|why| unknown(*why)),
         };
         if let Some(why) = why {
             gpu.asker.link_field_is_unknown(*id, why);
         }
     }
-    spread(links, told, |link, told: Result<Vec<Result<u64, Absence>>, Absence>| match told {
+    assign(links, results, |link, results: Result<Vec<Result<u64, Absence>>, Absence>| match results {
         Ok(values) => {
             for (kind, value) in kinds.iter().zip(values) {
                 settle(link, *kind, Reading::from_result(value.map(Count), at));
@@ -123,8 +123,8 @@ fn unknown(why: Absence) -> bool {
 }
 
 /// The lasting reason for which every link that answered refuses the field at this place, if there is one.
-fn unknown_to_all(links: &[Result<Vec<Result<u64, Absence>>, Absence>], place: usize) -> Option<Absence> {
-    let mut answers = links.iter().filter_map(|link| link.as_ref().ok()?.get(place)).peekable();
+fn unknown_to_all(links: &[Result<Vec<Result<u64, Absence>>, Absence>], index: usize) -> Option<Absence> {
+    let mut answers = links.iter().filter_map(|link| link.as_ref().ok()?.get(index)).peekable();
     let first = answers.peek()?.err()?;
     answers.all(|answer| answer.is_err_and(unknown)).then_some(first)
 }
@@ -136,8 +136,8 @@ fn by_counters(gpu: &mut PolledGpu, links: &mut [NvLink], at: Monotonic) {
         if links.iter().any(|link| link.errors(kind).value().is_some()) {
             continue;
         }
-        let told = gpu.asker.ask(name, || each(links, |link| raw::link_errors(device, link, number)));
-        spread(links, told, |link, count| settle(link, kind, Reading::from_result(count.map(Count), at)));
+        let results = gpu.asker.ask(name, || each(links, |link| raw::link_errors(device, link, number)));
+        assign(links, results, |link, count| settle(link, kind, Reading::from_result(count.map(Count), at)));
     }
 }
 
@@ -150,19 +150,19 @@ fn settle(link: &mut NvLink, kind: LinkError, now: Reading<Count>) {
     }
 }
 
-/// Asks each link. A link that refuses gets its reason. If all refuse, the result is an error: the GPU has no such
+/// Reads each link. A link that refuses gets its reason. If all refuse, the result is an error: the GPU has no such
 /// counter, or it fails.
-fn each<T>(links: &[NvLink], ask: impl Fn(u32) -> Result<T, NvmlError>) -> Result<Vec<Result<T, Absence>>, NvmlError> {
+fn each<T>(links: &[NvLink], read: impl Fn(u32) -> Result<T, NvmlError>) -> Result<Vec<Result<T, Absence>>, NvmlError> {
     let mut answers = Vec::with_capacity(links.len());
     let mut refused = None;
     for link in links {
-        match ask(link.number) {
+        match read(link.number) {
             Ok(answer) => answers.push(Ok(answer)),
             Err(error) => {
                 let why = reason(error);
-                // The other seventeen links do not have the counter either, so they are not asked.
+                // The other seventeen links do not have the counter either, so they are not read.
                 if link.up && lasting(why) && answers.iter().all(Result::is_err) {
-                    return Err(again(why));
+                    return Err(nvml_error(why));
                 }
                 refused = Some(why);
                 answers.push(Err(why));
@@ -170,25 +170,25 @@ fn each<T>(links: &[NvLink], ask: impl Fn(u32) -> Result<T, NvmlError>) -> Resul
         }
     }
     match refused {
-        Some(why) if answers.iter().all(Result::is_err) => Err(again(why)),
+        Some(why) if answers.iter().all(Result::is_err) => Err(nvml_error(why)),
         _ => Ok(answers),
     }
 }
 
 /// Gives each link its answer, or the reason why there is none.
-fn spread<T>(
+fn assign<T>(
     links: &mut [NvLink],
-    told: Result<Vec<Result<T, Absence>>, Absence>,
+    results: Result<Vec<Result<T, Absence>>, Absence>,
     mut take: impl FnMut(&mut NvLink, Result<T, Absence>),
 ) {
-    match told {
+    match results {
         Ok(answers) => links.iter_mut().zip(answers).for_each(|(link, answer)| take(link, answer)),
         Err(why) => links.iter_mut().for_each(|link| take(link, Err(why))),
     }
 }
 
-/// The error for a reason, for the caller that remembers refusals.
-fn again(why: Absence) -> NvmlError {
+/// The NVML error for a reason: `GpuCaller` remembers refusals by their error.
+fn nvml_error(why: Absence) -> NvmlError {
     match why {
         Absence::NotSupported => NvmlError::NotSupported,
         Absence::NoPermission => NvmlError::NoPermission,

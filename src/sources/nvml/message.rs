@@ -1,6 +1,6 @@
 //! Messages from the threads that may hang to the supervisor, which never calls NVML.
 
-use crate::nvml::inventory::Known;
+use crate::nvml::inventory::KnownGpu;
 use model::gpu::Xid;
 use model::observation::GpuSourceState;
 use nvml_wrapper::Nvml;
@@ -19,7 +19,7 @@ pub(super) enum Message {
     /// NVML works, or the reason why it does not.
     Source(GpuSourceState),
     /// The inventory of GPUs.
-    Known(Vec<Known>),
+    Inventory(Vec<KnownGpu>),
     /// An error from NVML.
     Event(Xid),
     /// A GPU error from the kernel log.
@@ -29,10 +29,11 @@ pub(super) enum Message {
     /// The library must be closed and opened again, so no thread may be inside. The supervisor answers once the event
     /// thread has left.
     Close(SyncSender<()>),
-    /// The library is about to be closed: no thread may enter it until [`Message::Session`] says that it is open again.
+    /// The library is about to be closed: no thread may enter it until [`Message::Session`] reports that it is open
+    /// again.
     Closed,
     /// The event thread has left the library.
     EventsLeft,
     /// A sign that the list of GPUs may have changed.
-    LookAgain,
+    GpusChanged,
 }

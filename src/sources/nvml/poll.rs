@@ -3,7 +3,7 @@
 use crate::clock::{self, monotonic};
 use crate::nvml::allowance::Allowance;
 use crate::nvml::heartbeat::Heartbeat;
-use crate::nvml::inventory::{self, Known, Place};
+use crate::nvml::inventory::{self, InventorySource, KnownGpu};
 use crate::nvml::library::{self, Missing};
 use crate::nvml::message::Message;
 use crate::nvml::poll_round::Failed;
@@ -11,8 +11,7 @@ use crate::nvml::polled_gpu::{GpuCaller, PolledGpu};
 use crate::nvml::process::{self, Clients};
 use crate::nvml::session::{Open, Session};
 use crate::nvml::settings::Settings;
-use crate::nvml::tie::tie;
-use crate::nvml::{gpm, read};
+use crate::nvml::{gpm, read, topology};
 use crate::owner::OwnerReader;
 use crate::report::Reporter;
 use model::gpu::{GpuSample, UnidentifiedGpu};
@@ -35,7 +34,7 @@ const INVENTORY: u32 = 2;
 /// where GPM does not count it; for 16 GPUs that keeps the thread busy for 4 % of the time, one GPU at a time.
 const SELDOM: u32 = 3;
 /// Time between two readings of the topology, in process periods (60 s); 16 GPUs cost about 500 calls.
-const TIES: u32 = 12;
+const TOPOLOGY: u32 = 12;
 /// A change of used memory by this much means that a process came, went or grew: a bare CUDA context takes over 100
 /// MiB, and the caching allocators of frameworks grow in steps of 2 to 20 MiB.
 const MEMORY_JUMP: Bytes = Bytes(32 * Bytes::MIB);
@@ -47,16 +46,16 @@ const LISTS_OF_ONE: u32 = 2;
 const LISTS_OF_ALL: u32 = 16;
 const LISTS_OF_ALL_IN_A_PERIOD: u32 = 5;
 
-/// A poller, with all its state. One thread owns all its fields: its ties to the supervisor, the session, the
+/// A poller, with all its state. One thread owns all its fields: its connection to the supervisor, the session, the
 /// GPUs, and what it has reported before.
 pub(super) struct Poller {
     settings: Arc<Settings>,
     reporter: Reporter,
-    pulse: Arc<Heartbeat>,
-    tell: SyncSender<Message>,
+    heartbeat: Arc<Heartbeat>,
+    messages: SyncSender<Message>,
     session: Session,
     owners: OwnerReader,
-    desks: Vec<Desk>,
+    gpus: Vec<ScheduledGpu>,
     /// Allowance of extra process lists, of all GPUs.
     out_of_turn: Allowance,
     /// The last report of unidentified GPUs.
@@ -72,8 +71,8 @@ pub(super) struct Poller {
 }
 
 /// One GPU, and when its next readings are due.
-struct Desk {
-    gpu: PolledGpu,
+struct ScheduledGpu {
+    polled: PolledGpu,
     clients: Clients,
     seldom_due: Monotonic,
     processes_due: Monotonic,
@@ -89,22 +88,23 @@ impl Poller {
     pub(super) fn new(
         settings: Arc<Settings>,
         reporter: Reporter,
-        pulse: Arc<Heartbeat>,
-        tell: SyncSender<Message>,
+        heartbeat: Arc<Heartbeat>,
+        messages: SyncSender<Message>,
         open: Open,
     ) -> Self {
         let owners = OwnerReader::new(settings.roots.clone());
         let every = settings.process_period / LISTS_OF_ALL_IN_A_PERIOD;
-        let session = Session::new(Arc::clone(&settings), reporter.clone(), Arc::clone(&pulse), tell.clone(), open);
+        let session =
+            Session::new(Arc::clone(&settings), reporter.clone(), Arc::clone(&heartbeat), messages.clone(), open);
         Poller {
             out_of_turn: Allowance::new(LISTS_OF_ALL, every, monotonic()),
             settings,
             reporter,
-            pulse,
-            tell,
+            heartbeat,
+            messages,
             session,
             owners,
-            desks: Vec::new(),
+            gpus: Vec::new(),
             unidentified: Vec::new(),
             unidentified_anew: false,
             inventory_failed: None,
@@ -115,10 +115,10 @@ impl Poller {
     }
 
     /// Polls until dismissed.
-    pub(super) fn run(mut self, known: Vec<Known>) {
-        self.take_over(known);
-        while !self.pulse.dismissed() {
-            if self.let_go() {
+    pub(super) fn run(mut self, known: Vec<KnownGpu>) {
+        self.set_gpus(known);
+        while !self.heartbeat.dismissed() {
+            if self.release() {
                 continue;
             }
             let missing = match self.session.open() {
@@ -128,59 +128,59 @@ impl Poller {
                 }
                 Err(missing) => Some(missing),
             };
-            if let Some(missing) = missing.filter(|_| !self.pulse.dismissed()) {
+            if let Some(missing) = missing.filter(|_| !self.heartbeat.dismissed()) {
                 let pause = self.session.missing(&missing);
-                for desk in &self.desks {
-                    desk.report_absent(&self.reporter, missing.why);
+                for gpu in &self.gpus {
+                    gpu.report_absent(&self.reporter, missing.why);
                 }
-                self.rest(monotonic().after(pause));
+                self.sleep_until(monotonic().after(pause));
             }
         }
     }
 
-    /// Closes the library if an operator asks for that, and waits until it may be opened again. Returns `false` if no
-    /// operator asks, or the library cannot be closed.
-    fn let_go(&mut self) -> bool {
+    /// Closes the library if an operator requests that, and waits until it may be opened again. Returns `false` if
+    /// there is no request, or the library cannot be closed.
+    fn release(&mut self) -> bool {
         let gate = self.settings.gate.clone();
         gate.expire(monotonic());
         if gate.closed(monotonic()).is_none() {
             return false;
         }
-        self.free();
+        self.drop_samples();
         if let Err(why) = self.session.release() {
             tracing::warn!("the GPU driver cannot be released: {why}");
             gate.refuse(why);
             return false;
         }
-        let mut told = None;
+        let mut reported = None;
         while let Some(until) = gate.released(monotonic()) {
-            if self.pulse.dismissed() {
+            if self.heartbeat.dismissed() {
                 return true;
             }
-            if told.replace(until) != Some(until) {
-                self.tell(Message::Source(GpuSourceState::Released { until }));
+            if reported.replace(until) != Some(until) {
+                self.send(Message::Source(GpuSourceState::Released { until }));
             }
             std::thread::park_timeout(until.since(monotonic()));
         }
         gate.expire(monotonic());
         // The GPUs may have been changed meanwhile: no earlier state is valid.
-        self.desks.iter_mut().for_each(|desk| desk.returned(monotonic()));
+        self.gpus.iter_mut().for_each(|gpu| gpu.reset(monotonic()));
         true
     }
 
-    /// Runs rounds by deadline until dismissed or asked to close the library (`None`), or until the driver is gone.
+    /// Runs rounds by deadline until dismissed, until it must close the library (`None`), or until the driver is gone.
     fn rounds(&mut self, nvml: &'static Nvml) -> Option<Missing> {
         let mut deadline = monotonic();
         let mut inventory_due = deadline;
-        let mut ties_due = deadline;
-        while !self.pulse.dismissed() && self.settings.gate.closed(monotonic()).is_none() {
-            if monotonic() >= inventory_due || self.pulse.take_look_again() {
-                if let Err(why) = self.inventory(nvml, &mut ties_due) {
-                    if self.pulse.dismissed() {
+        let mut topology_due = deadline;
+        while !self.heartbeat.dismissed() && self.settings.gate.closed(monotonic()).is_none() {
+            if monotonic() >= inventory_due || self.heartbeat.take_inventory_request() {
+                if let Err(why) = self.inventory(nvml, &mut topology_due) {
+                    if self.heartbeat.dismissed() {
                         return None;
                     }
-                    if !self.session.proven() || library::session_over(why) {
-                        self.free();
+                    if !self.session.verified() || library::session_over(why) {
+                        self.drop_samples();
                         self.session.close();
                         return Some(library::over(self.settings.library.as_deref(), why));
                     }
@@ -190,8 +190,8 @@ impl Poller {
                     }
                 }
                 inventory_due = monotonic().after(self.settings.process_period * INVENTORY);
-                if self.plugged_in() {
-                    self.free();
+                if self.has_new_slot() {
+                    self.drop_samples();
                     if self.session.reopen(nvml) {
                         self.new_session = true;
                         inventory_due = monotonic();
@@ -199,77 +199,77 @@ impl Poller {
                     }
                 }
             }
-            for place in 0..self.desks.len() {
-                self.round(place);
+            for index in 0..self.gpus.len() {
+                self.round(index);
             }
             deadline = next(deadline, self.settings.period, monotonic());
-            self.rest(deadline);
+            self.sleep_until(deadline);
         }
         None
     }
 
     /// Whether the kernel serves a GPU that the library has not listed since it was opened.
-    fn plugged_in(&mut self) -> bool {
-        let known: Vec<Known> = self.desks.iter().map(|desk| desk.gpu.known.clone()).collect();
+    fn has_new_slot(&mut self) -> bool {
+        let known: Vec<KnownGpu> = self.gpus.iter().map(|gpu| gpu.polled.known.clone()).collect();
         let unlisted = inventory::unlisted(&self.settings.roots.procfs, &known);
         // Each slot is tried once while it exists: the container may not be allowed to see its GPU at all.
         self.reopened_for.retain(|slot| unlisted.contains(slot));
-        let news = unlisted.difference(&self.reopened_for).next().is_some();
-        // If there are no more such slots than GPUs that just turned out to be unidentified, the slots are theirs.
-        let theirs = std::mem::take(&mut self.unidentified_anew) && unlisted.len() <= self.unidentified.len();
-        if !news || self.pulse.skips_any() {
+        let is_new = unlisted.difference(&self.reopened_for).next().is_some();
+        // If there are no more such slots than GPUs that have just become unidentified, these GPUs are in the slots.
+        let of_unidentified = std::mem::take(&mut self.unidentified_anew) && unlisted.len() <= self.unidentified.len();
+        if !is_new || self.heartbeat.skips_any() {
             return false;
         }
         self.reopened_for = unlisted;
-        !theirs
+        !of_unidentified
     }
 
-    /// Drops all that must be gone before the library is closed.
-    fn free(&mut self) {
-        for desk in &mut self.desks {
-            desk.gpu.gpm = None;
-            desk.gpu.gpm_mig.clear();
-            desk.gpu.asker.forget();
+    /// Drops the samples and refusals that must not outlive the session.
+    fn drop_samples(&mut self) {
+        for gpu in &mut self.gpus {
+            gpu.polled.gpm = None;
+            gpu.polled.gpm_mig.clear();
+            gpu.polled.asker.forget();
         }
     }
 
     /// Takes the inventory of GPUs, and reports it when something has changed.
-    fn inventory(&mut self, nvml: &'static Nvml, ties_due: &mut Monotonic) -> Result<(), Absence> {
-        let before: Vec<Known> = self.desks.iter().map(|desk| desk.gpu.known.clone()).collect();
-        let pulse = Arc::clone(&self.pulse);
+    fn inventory(&mut self, nvml: &'static Nvml, topology_due: &mut Monotonic) -> Result<(), Absence> {
+        let before: Vec<KnownGpu> = self.gpus.iter().map(|gpu| gpu.polled.known.clone()).collect();
+        let heartbeat = Arc::clone(&self.heartbeat);
         let settings = Arc::clone(&self.settings);
-        let place = Place { nvml, pulse: &pulse, sysfs: &settings.roots.sysfs };
-        let mut found = inventory::take(place, &before)?;
+        let source = InventorySource { nvml, heartbeat: &heartbeat, sysfs: &settings.roots.sysfs };
+        let mut found = inventory::take(source, &before)?;
         self.inventory_failed = None;
-        self.say("identity", std::mem::take(&mut found.failed));
-        if monotonic() >= *ties_due || !inventory::same_set(&before, &found.known) {
-            let failed = tie(place, &mut found.known);
-            self.say("ties", failed);
-            *ties_due = monotonic().after(self.settings.process_period * TIES);
+        self.log_failures("identity", std::mem::take(&mut found.failed));
+        if monotonic() >= *topology_due || !inventory::same_set(&before, &found.known) {
+            let failed = topology::read(source, &mut found.known);
+            self.log_failures("topology", failed);
+            *topology_due = monotonic().after(self.settings.process_period * TOPOLOGY);
         }
-        if pulse.dismissed() {
+        if heartbeat.dismissed() {
             return Ok(());
         }
         self.session.prove(nvml);
         let new_session = std::mem::take(&mut self.new_session);
-        self.unidentified(inventory::nameless(&settings.roots.procfs, &found), new_session);
+        self.unidentified(inventory::unidentified_gpus(&settings.roots.procfs, &found), new_session);
         // A new session may have new handles for the same GPUs.
         let changed =
             new_session || !before.iter().map(|known| &known.gpu).eq(found.known.iter().map(|known| &known.gpu));
         if changed {
             self.reporter.fact(Fact::Gpus(found.known.iter().map(|known| known.gpu.clone()).collect()));
-            self.tell(Message::Known(found.known.clone()));
-            self.take_over(found.known);
+            self.send(Message::Inventory(found.known.clone()));
+            self.set_gpus(found.known);
         }
         Ok(())
     }
 
     /// Logs the calls that failed in this round and did not fail for the same reason in the last round of its kind.
-    fn say(&mut self, look: &'static str, failed: Vec<(GpuUuid, Failed)>) {
-        if self.pulse.dismissed() {
+    fn log_failures(&mut self, kind: &'static str, failed: Vec<(GpuUuid, Failed)>) {
+        if self.heartbeat.dismissed() {
             return;
         }
-        let before = self.failed.remove(look).unwrap_or_default();
+        let before = self.failed.remove(kind).unwrap_or_default();
         for (uuid, calls) in &failed {
             let old = before.iter().find(|(known, _)| known == uuid).map(|(_, calls)| calls);
             for (call, why) in calls {
@@ -279,7 +279,7 @@ impl Poller {
                 }
             }
         }
-        self.failed.insert(look, failed);
+        self.failed.insert(kind, failed);
     }
 
     /// Reports the GPUs that NVML counts but the agent cannot identify, when they have changed or the session is new.
@@ -299,33 +299,33 @@ impl Poller {
                 );
             }
         }
-        let others =
+        let changed =
             self.unidentified.len() != now.len() || !self.unidentified.iter().zip(&now).all(|(a, b)| same(a, b));
-        if others || new_session {
+        if changed || new_session {
             self.reporter.fact(Fact::GpusUnidentified(now.clone()));
             self.unidentified = now;
         }
     }
 
-    /// Makes a `Desk` for each GPU; a known GPU keeps its readings.
-    fn take_over(&mut self, known: Vec<Known>) {
-        let mut before = std::mem::take(&mut self.desks);
+    /// Replaces the list of GPUs; a known GPU keeps its readings.
+    fn set_gpus(&mut self, known: Vec<KnownGpu>) {
+        let mut before = std::mem::take(&mut self.gpus);
         for known in known {
-            match before.iter().position(|desk| desk.gpu.known.gpu.uuid == known.gpu.uuid) {
+            match before.iter().position(|gpu| gpu.polled.known.gpu.uuid == known.gpu.uuid) {
                 Some(old) => {
-                    let mut desk = before.swap_remove(old);
-                    if desk.gpu.known.gpu.mig_mode != known.gpu.mig_mode {
-                        desk.gpu.asker.forget();
+                    let mut gpu = before.swap_remove(old);
+                    if gpu.polled.known.gpu.mig_mode != known.gpu.mig_mode {
+                        gpu.polled.asker.forget();
                     }
-                    let there = |uuid: &GpuUuid| known.instances.iter().any(|one| one.identity.uuid == *uuid);
-                    desk.gpu.asker.forget_instances(there);
-                    desk.gpu.known = known;
-                    self.desks.push(desk);
+                    let exists = |uuid: &GpuUuid| known.instances.iter().any(|one| one.identity.uuid == *uuid);
+                    gpu.polled.asker.forget_instances(exists);
+                    gpu.polled.known = known;
+                    self.gpus.push(gpu);
                 }
                 None => {
-                    let asker = GpuCaller::new(Arc::clone(&self.pulse), self.reporter.clone(), &known);
-                    self.desks.push(Desk {
-                        gpu: PolledGpu::new(known, asker),
+                    let asker = GpuCaller::new(Arc::clone(&self.heartbeat), self.reporter.clone(), &known);
+                    self.gpus.push(ScheduledGpu {
+                        polled: PolledGpu::new(known, asker),
                         clients: Clients::default(),
                         seldom_due: Monotonic::default(),
                         processes_due: Monotonic::default(),
@@ -340,71 +340,71 @@ impl Poller {
     }
 
     /// Polls one GPU once.
-    fn round(&mut self, place: usize) {
-        let Some(desk) = self.desks.get_mut(place) else { return };
-        if self.pulse.dismissed() || self.pulse.skips(&desk.gpu.known.key()) {
+    fn round(&mut self, index: usize) {
+        let Some(gpu) = self.gpus.get_mut(index) else { return };
+        if self.heartbeat.dismissed() || self.heartbeat.skips(&gpu.polled.known.key()) {
             return;
         }
         let now = clock::now();
-        if !read::often(&mut desk.gpu, now) {
-            desk.lost = true;
-            if !self.pulse.dismissed() {
-                desk.report_absent(&self.reporter, Absence::GpuLost);
+        if !read::often(&mut gpu.polled, now) {
+            gpu.lost = true;
+            if !self.heartbeat.dismissed() {
+                gpu.report_absent(&self.reporter, Absence::GpuLost);
             }
             return;
         }
-        if std::mem::take(&mut desk.lost) {
-            desk.returned(now.monotonic);
+        if std::mem::take(&mut gpu.lost) {
+            gpu.reset(now.monotonic);
         }
-        if now.monotonic >= desk.seldom_due {
-            read::seldom(&mut desk.gpu, &self.settings.roots.sysfs);
-            desk.seldom_due = later(desk.seldom_due, self.settings.process_period * SELDOM, now.monotonic, place);
+        if now.monotonic >= gpu.seldom_due {
+            read::seldom(&mut gpu.polled, &self.settings.roots.sysfs);
+            gpu.seldom_due = later(gpu.seldom_due, self.settings.process_period * SELDOM, now.monotonic, index);
         }
-        let due = now.monotonic >= desk.processes_due;
+        let due = now.monotonic >= gpu.processes_due;
         if due {
-            gpm::read(&mut desk.gpu, now.monotonic);
-            desk.processes_due = later(desk.processes_due, self.settings.process_period, now.monotonic, place);
+            gpm::read(&mut gpu.polled, now.monotonic);
+            gpu.processes_due = later(gpu.processes_due, self.settings.process_period, now.monotonic, index);
         }
-        let processes = if due || desk.may_list_now(&mut self.out_of_turn, now.monotonic) {
-            desk.memory_at_list = desk.gpu.sample.memory_used.get();
-            Some(process::list(&mut desk.gpu, &mut desk.clients, &mut self.owners, now))
+        let processes = if due || gpu.may_list_now(&mut self.out_of_turn, now.monotonic) {
+            gpu.memory_at_list = gpu.polled.sample.memory_used.get();
+            Some(process::list(&mut gpu.polled, &mut gpu.clients, &mut self.owners, now))
         } else {
-            desk.clients.measure(&mut desk.gpu, now);
+            gpu.clients.measure(&mut gpu.polled, now);
             None
         };
-        if self.pulse.dismissed() {
+        if self.heartbeat.dismissed() {
             return;
         }
-        let uuid = desk.gpu.known.gpu.uuid.clone();
-        self.reporter.sample(Sample::Gpu(uuid, Box::new(desk.gpu.sample.clone())));
+        let uuid = gpu.polled.known.gpu.uuid.clone();
+        self.reporter.sample(Sample::Gpu(uuid, Box::new(gpu.polled.sample.clone())));
         if let Some(processes) = processes {
-            desk.tell_jobs(&processes, &mut self.owners, &self.reporter);
+            gpu.report_jobs(&processes, &mut self.owners, &self.reporter);
             self.reporter.sample(Sample::GpuProcesses(processes));
         }
     }
 
-    /// Sleeps until the deadline, or until dismissed or asked to close the library (the supervisor unparks the thread
-    /// then).
-    fn rest(&self, deadline: Monotonic) {
+    /// Sleeps until the deadline, until dismissed, or until it must close the library (the supervisor unparks the
+    /// thread then).
+    fn sleep_until(&self, deadline: Monotonic) {
         loop {
             let left = deadline.since(monotonic());
-            if left.is_zero() || self.pulse.dismissed() || self.settings.gate.closed(monotonic()).is_some() {
+            if left.is_zero() || self.heartbeat.dismissed() || self.settings.gate.closed(monotonic()).is_some() {
                 return;
             }
             std::thread::park_timeout(left);
         }
     }
 
-    fn tell(&self, message: Message) {
+    fn send(&self, message: Message) {
         // Fails only when the supervisor has ended, and then this thread is about to end.
-        let _ = self.tell.send(message);
+        let _ = self.messages.send(message);
     }
 }
 
-impl Desk {
+impl ScheduledGpu {
     /// Reports the Slurm jobs that have a process on this GPU, when they have changed. A process in a pod belongs to no
     /// job.
-    fn tell_jobs(&mut self, processes: &GpuProcesses, owners: &mut OwnerReader, reporter: &Reporter) {
+    fn report_jobs(&mut self, processes: &GpuProcesses, owners: &mut OwnerReader, reporter: &Reporter) {
         let of_host =
             processes.list.value().into_iter().flatten().filter(|process| process.owner == ProcessOwner::Host);
         let jobs = of_host.filter_map(|process| owners.slurm_job(process.key?)).take(MAX_GPU_PROCESSES);
@@ -430,25 +430,25 @@ impl Desk {
     }
 
     fn memory_jumped(&self) -> bool {
-        match (self.memory_at_list, self.gpu.sample.memory_used.get()) {
+        match (self.memory_at_list, self.polled.sample.memory_used.get()) {
             (Some(then), Some(now)) => now.0.abs_diff(then.0) >= MEMORY_JUMP.0,
             _ => false,
         }
     }
 
     /// The GPU answers again: forgets what it refused, and makes all readings due.
-    fn returned(&mut self, now: Monotonic) {
-        self.gpu.asker.forget();
-        self.gpu.gpm = None;
-        self.gpu.gpm_mig.clear();
-        self.gpu.rounds = 0;
+    fn reset(&mut self, now: Monotonic) {
+        self.polled.asker.forget();
+        self.polled.gpm = None;
+        self.polled.gpm_mig.clear();
+        self.polled.rounds = 0;
         self.clients = Clients::default();
         self.seldom_due = now;
         self.processes_due = now;
     }
 
     fn report_absent(&self, reporter: &Reporter, why: Absence) {
-        absent(reporter, &self.gpu.known.gpu.uuid, why);
+        absent(reporter, &self.polled.known.gpu.uuid, why);
     }
 }
 
@@ -471,12 +471,12 @@ fn next(deadline: Monotonic, period: Duration, now: Monotonic) -> Monotonic {
 }
 
 /// When to repeat what was due; the first time, GPUs are spread over the period by their index.
-fn later(due: Monotonic, period: Duration, now: Monotonic, place: usize) -> Monotonic {
+fn later(due: Monotonic, period: Duration, now: Monotonic, index: usize) -> Monotonic {
     if due != Monotonic::default() {
         return now.after(period);
     }
     // The first round reads everything of all GPUs; after it, each GPU has its own tick.
-    let share = u32::try_from(place % 16).unwrap_or(0);
+    let share = u32::try_from(index % 16).unwrap_or(0);
     now.after(period - period / 16 * share)
 }
 

@@ -14,28 +14,28 @@ pub(super) type Failed = BTreeMap<&'static str, Absence>;
 /// One round of identity calls about one GPU.
 #[derive(Debug)]
 pub(super) struct PollRound<'a> {
-    pulse: &'a Heartbeat,
+    heartbeat: &'a Heartbeat,
     gpu: GpuKey,
     failed: Failed,
 }
 
 impl<'a> PollRound<'a> {
-    pub(super) fn new(pulse: &'a Heartbeat, gpu: GpuKey) -> Self {
-        PollRound { pulse, gpu, failed: Failed::new() }
+    pub(super) fn new(heartbeat: &'a Heartbeat, gpu: GpuKey) -> Self {
+        PollRound { heartbeat, gpu, failed: Failed::new() }
     }
 
-    /// Sets the GPU's name for the calls that follow.
-    pub(super) fn name(&mut self, gpu: GpuKey) {
+    /// Sets the key of the GPU for the calls that follow.
+    pub(super) fn set_key(&mut self, gpu: GpuKey) {
         self.gpu = gpu;
     }
 
     /// Makes the call named `name`.
-    pub(super) fn ask<T>(
+    pub(super) fn call<T>(
         &mut self,
         name: &'static str,
         call: impl FnOnce() -> Result<T, NvmlError>,
     ) -> Result<T, Absence> {
-        let answer = self.pulse.call(Some(&self.gpu), call);
+        let answer = self.heartbeat.call(Some(&self.gpu), call);
         if let Err(why) = &answer
             && !ordinary(*why)
         {
@@ -48,13 +48,13 @@ impl<'a> PollRound<'a> {
     ///
     /// # Errors
     /// The reason for any other error: then it is unknown what this index holds.
-    pub(super) fn place<T>(
+    pub(super) fn call_optional<T>(
         &mut self,
         name: &'static str,
         nothing: &[Absence],
         call: impl FnOnce() -> Result<T, NvmlError>,
     ) -> Result<Option<T>, Absence> {
-        match self.pulse.call(Some(&self.gpu), call) {
+        match self.heartbeat.call(Some(&self.gpu), call) {
             Ok(value) => Ok(Some(value)),
             Err(why) if nothing.contains(&why) => Ok(None),
             Err(why) => {
@@ -95,7 +95,7 @@ mod tests {
         assert_eq!(settle(old, lost), old);
         assert_eq!(renew(old, lost), lost);
         for keep in [settle, renew] {
-            assert_eq!(keep(old, Reading::Measured(1, Monotonic(9))), old, "keeps its time while it says the same");
+            assert_eq!(keep(old, Reading::Measured(1, Monotonic(9))), old, "an equal value keeps its time");
             assert_eq!(keep(old, Reading::Measured(2, Monotonic(9))), Reading::Measured(2, Monotonic(9)));
             assert_eq!(keep(lost, old), old);
             assert_eq!(keep(lost, Reading::NOT_YET), Reading::NOT_YET, "the newest reason");

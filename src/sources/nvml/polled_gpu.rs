@@ -3,7 +3,7 @@
 use crate::clock::monotonic;
 use crate::nvml::absence::{lasting, ordinary};
 use crate::nvml::heartbeat::{GpuKey, Heartbeat};
-use crate::nvml::inventory::Known;
+use crate::nvml::inventory::KnownGpu;
 use crate::report::Reporter;
 use model::Absence;
 use model::gpu::GpuSample;
@@ -26,7 +26,7 @@ pub(super) const BUFFERS: usize = 4;
 /// Calls one GPU, remembers refusals, and logs each kind of failure once.
 #[derive(Debug)]
 pub(super) struct GpuCaller {
-    pulse: Arc<Heartbeat>,
+    heartbeat: Arc<Heartbeat>,
     reporter: Reporter,
     uuid: GpuUuid,
     key: GpuKey,
@@ -41,11 +41,11 @@ pub(super) fn of_field(error: NvmlError) -> NvmlError {
     if matches!(error, NvmlError::InvalidArg) { NvmlError::FunctionNotFound } else { error }
 }
 
-/// The name of a call, and the MIG instance that it asks, if any: each instance refuses calls by itself.
+/// The name of a call, and the MIG instance that it reads, if any: each instance refuses calls by itself.
 type Call = (&'static str, Option<GpuUuid>);
 
-/// The last answer of a call that gave no value. There is at most one for each call in this room, about thirty, and two
-/// for each MIG instance.
+/// The last answer of a call that gave no value. There is at most one for each call of the NVML source, about thirty,
+/// and two for each MIG instance.
 #[derive(Clone, Copy, Debug)]
 struct Refusal {
     why: Absence,
@@ -56,16 +56,16 @@ struct Refusal {
 }
 
 impl Refusal {
-    fn stands(&self, now: Monotonic) -> bool {
+    fn is_valid(&self, now: Monotonic) -> bool {
         lasting(self.why) && self.at.is_some_and(|at| now.since(at) < self.lasts)
     }
 }
 
 impl GpuCaller {
-    pub(super) fn new(pulse: Arc<Heartbeat>, reporter: Reporter, known: &Known) -> Self {
+    pub(super) fn new(heartbeat: Arc<Heartbeat>, reporter: Reporter, known: &KnownGpu) -> Self {
         let (uuid, key) = (known.gpu.uuid.clone(), known.key());
         GpuCaller {
-            pulse,
+            heartbeat,
             reporter,
             uuid,
             key,
@@ -97,10 +97,10 @@ impl GpuCaller {
     fn make<T>(&mut self, of: Call, call: impl FnOnce() -> Result<T, NvmlError>) -> Result<T, Absence> {
         let now = monotonic();
         let before = self.answers.get(&of).copied();
-        if let Some(refusal) = before.filter(|refusal| refusal.stands(now)) {
+        if let Some(refusal) = before.filter(|refusal| refusal.is_valid(now)) {
             return Err(refusal.why);
         }
-        match self.pulse.call(Some(&self.key), call) {
+        match self.heartbeat.call(Some(&self.key), call) {
             Ok(value) => {
                 if before.is_some() {
                     self.answers.remove(&of);
@@ -147,20 +147,20 @@ impl GpuCaller {
 
     /// Makes a call whose errors the caller handles itself.
     pub(super) fn plain<T>(&self, call: impl FnOnce() -> Result<T, NvmlError>) -> Result<T, Absence> {
-        self.pulse.call(Some(&self.key), call)
+        self.heartbeat.call(Some(&self.key), call)
     }
 
     fn refused(&mut self, of: Call, why: Absence, before: Option<Refusal>) {
         self.lost |= why == Absence::GpuLost;
         let (call, instance) = (of.0, of.1.as_ref().map(GpuUuid::as_str));
-        let said = before.is_some_and(|refusal| refusal.why == why);
+        let already_logged = before.is_some_and(|refusal| refusal.why == why);
         if ordinary(why) {
-            if !said {
+            if !already_logged {
                 tracing::debug!(gpu_uuid = %self.uuid, mig_uuid = instance, call, reason = %why, "NVML does not have this value for this GPU");
             }
         } else {
             self.reporter.trouble(ErrorCounter::NvmlFailed);
-            if !said {
+            if !already_logged {
                 tracing::warn!(gpu_uuid = %self.uuid, mig_uuid = instance, call, reason = %why, "NVML call failed; repeats are only counted");
             }
         }
@@ -179,8 +179,8 @@ impl GpuCaller {
     }
 
     /// Forgets the refusals of instances that no longer exist.
-    pub(super) fn forget_instances(&mut self, living: impl Fn(&GpuUuid) -> bool) {
-        self.answers.retain(|(_, instance), _| instance.as_ref().is_none_or(&living));
+    pub(super) fn forget_instances(&mut self, present: impl Fn(&GpuUuid) -> bool) {
+        self.answers.retain(|(_, instance), _| instance.as_ref().is_none_or(&present));
     }
 
     /// Forgets all refusals: the GPU was away, or the library was reopened, so it may answer other calls now.
@@ -193,7 +193,7 @@ impl GpuCaller {
 /// One GPU and its polling state.
 #[derive(Debug)]
 pub(super) struct PolledGpu {
-    pub(super) known: Known,
+    pub(super) known: KnownGpu,
     pub(super) asker: GpuCaller,
     /// All readings, each with its own time.
     pub(super) sample: GpuSample,
@@ -222,8 +222,8 @@ pub(super) struct OwnUse {
 }
 
 impl OwnUse {
-    /// Neither the plain call nor a buffer without new samples tells how long its value was valid. The agent lets
-    /// it cover at most this long, which is the time between two process lists.
+    /// Neither the plain call nor a buffer without new samples shows how long its value was valid. The agent counts it
+    /// for at most this long, which is the time between two process lists.
     const LONGEST: Duration = Duration::from_secs(5);
 
     /// Adds a percentage for a number of microseconds.
@@ -286,7 +286,7 @@ impl Skew {
 }
 
 impl PolledGpu {
-    pub(super) fn new(known: Known, asker: GpuCaller) -> Self {
+    pub(super) fn new(known: KnownGpu, asker: GpuCaller) -> Self {
         let (gpm, gpm_mig) = (None, BTreeMap::new());
         let (stamps, fed, own) = ([0; BUFFERS], [None; BUFFERS], [OwnUse::default(); BUFFERS]);
         let sample = GpuSample::default();
@@ -313,14 +313,14 @@ mod tests {
     fn a_lasting_refusal_blocks_the_call_for_its_time_and_another_error_does_not() {
         let after = |seconds: u64| Monotonic(0).after(Duration::from_secs(seconds));
         let refusal = |why, lasts| Refusal { why, at: Some(Monotonic(0)), lasts };
-        for (why, lasts, seconds, stands) in [
+        for (why, lasts, seconds, is_valid) in [
             (Absence::NotSupported, REFUSAL_LASTS, 59, true),
             (Absence::NotSupported, REFUSAL_LASTS, 61, false),
             (Absence::NotInThisDriver, Duration::MAX, 1_000_000, true),
             (Absence::Nvml(999), REFUSAL_LASTS, 0, false),
             (Absence::Nvml(999), Duration::MAX, 0, false),
         ] {
-            assert_eq!(refusal(why, lasts).stands(after(seconds)), stands, "{why} after {seconds} s");
+            assert_eq!(refusal(why, lasts).is_valid(after(seconds)), is_valid, "{why} after {seconds} s");
         }
     }
 
@@ -328,7 +328,7 @@ mod tests {
     fn the_use_of_a_gpu_is_a_mean_weighted_by_time() {
         let second = |number: u64| Monotonic(number * 1_000_000_000);
         let mut own = OwnUse::default();
-        assert_eq!(own.take(), None, "nothing is known");
+        assert_eq!(own.take(), None, "no value yet");
         own.add(100.0, 1_000_000, second(1));
         own.hold(0.0, second(4));
         assert_eq!(own.take(), Some(25.0));
@@ -347,7 +347,7 @@ mod tests {
         let mut skew = Skew::default();
         for now in [at(10, 5000), at(11, 5001), at(12, 9000)] {
             skew.look(now);
-            assert_eq!(skew.latest(now), u64::MAX, "forward is no harm");
+            assert_eq!(skew.latest(now), u64::MAX, "a clock that was set forward is harmless");
         }
         skew.look(at(13, 5003));
         assert_eq!(skew.latest(at(13, 5003)), 5_005_000_000);

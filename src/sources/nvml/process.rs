@@ -1,8 +1,9 @@
 //! The processes on a GPU, the containers that they belong to, and what they use.
 //!
-//! A PID in NVML's list does not tell which process has it now, so the agent reads each identity (start time and
-//! cgroup) before and after the list. For a process that was in the last list, the reading after that list is the one
-//! before this list; only a new process costs a second list.
+//! A PID in NVML's list does not show which process has it now, so the agent reads each identity (start time and
+//! cgroup) before and after the list. The reading after one list also serves as the reading
+//! before the next list. Only a process that is new in a list has no earlier reading; for it the agent reads the list
+//! a second time.
 
 use crate::clock::monotonic;
 use crate::nvml::absence::{INSUFFICIENT_SIZE, none_of_it};
@@ -40,8 +41,8 @@ pub(super) struct Clients {
 
 impl Clients {
     /// Reads the use of the processes; called every second.
-    pub(super) fn measure(&mut self, card: &mut PolledGpu, now: Now) {
-        self.meter.collect(card, now);
+    pub(super) fn measure(&mut self, gpu: &mut PolledGpu, now: Now) {
+        self.meter.collect(gpu, now);
     }
 }
 
@@ -59,7 +60,7 @@ struct Graphics {
 impl Graphics {
     /// Whether the list must be read. `unexplained` is the used memory that no process of the other lists explains;
     /// `seen`: a process in no other list used the GPU.
-    fn wanted(&mut self, unexplained: Option<u64>, seen: bool) -> bool {
+    fn must_read(&mut self, unexplained: Option<u64>, seen: bool) -> bool {
         let grown = match (self.unexplained, unexplained) {
             (Some(before), Some(now)) => now >= before.saturating_add(UNEXPLAINED.0),
             _ => true,
@@ -70,7 +71,7 @@ impl Graphics {
     }
 
     /// Records that the list was read.
-    fn asked(&mut self, empty: bool, unexplained: Option<u64>) {
+    fn was_read(&mut self, empty: bool, unexplained: Option<u64>) {
         *self = Graphics { empty, without: 0, unexplained };
     }
 }
@@ -84,27 +85,30 @@ struct Listed {
 }
 
 /// Lists the processes of one GPU.
-pub(super) fn list(card: &mut PolledGpu, clients: &mut Clients, owners: &mut OwnerReader, now: Now) -> GpuProcesses {
-    let gpu = card.known.gpu.uuid.clone();
-    let (listed, befores, afters) = match settled(card, clients, owners) {
+pub(super) fn list(gpu: &mut PolledGpu, clients: &mut Clients, owners: &mut OwnerReader, now: Now) -> GpuProcesses {
+    let uuid = gpu.known.gpu.uuid.clone();
+    let (listed, befores, afters) = match list_with_identities(gpu, clients, owners) {
         Ok(lists) => lists,
         Err(why) => {
             *clients = Clients::default();
-            return GpuProcesses { gpu, list: Reading::Absent(why), stamp: None, left_out: 0 };
+            return GpuProcesses { gpu: uuid, list: Reading::Absent(why), stamp: None, left_out: 0 };
         }
     };
     // The use of a PID that another process has now is dropped.
-    clients.uses.retain(|pid, _| clients.identities.get(pid).map(|who| who.key) == afters.get(pid).map(|who| who.key));
+    clients.uses.retain(|pid, _| {
+        clients.identities.get(pid).map(|before| before.key) == afters.get(pid).map(|after| after.key)
+    });
     let boot = if listed.is_empty() { None } else { owners.boot() };
-    let started = |pid: u32| afters.get(&pid).zip(boot).and_then(|(who, boot)| boot.started_at(who.key.start_ticks));
-    clients.meter.collect(card, now);
-    let uses = clients.meter.take(card, started, now);
+    let started =
+        |pid: u32| afters.get(&pid).zip(boot).and_then(|(process, boot)| boot.started_at(process.key.start_ticks));
+    clients.meter.collect(gpu, now);
+    let uses = clients.meter.take(gpu, started, now);
     let mut processes: Vec<GpuProcess> = listed
         .iter()
         .map(|(pid, entry)| {
-            let (did, newest) = what_it_did(*pid, &uses, &clients.uses);
+            let (its_use, newest) = use_of(*pid, &uses, &clients.uses);
             let agreed = agree(befores.get(pid), afters.get(pid), newest, started(*pid));
-            process(card, *pid, entry, agreed, did)
+            process(gpu, *pid, entry, agreed, its_use)
         })
         .collect();
     clients.uses =
@@ -116,11 +120,11 @@ pub(super) fn list(card: &mut PolledGpu, clients: &mut Clients, owners: &mut Own
     let left_out = u32::try_from(processes.len().saturating_sub(MAX_GPU_PROCESSES)).unwrap_or(u32::MAX);
     processes.truncate(MAX_GPU_PROCESSES);
     let stamp = clients.meter.newest();
-    GpuProcesses { gpu, list: Reading::Measured(processes, monotonic()), stamp, left_out }
+    GpuProcesses { gpu: uuid, list: Reading::Measured(processes, monotonic()), stamp, left_out }
 }
 
 /// The use of one process, and the timestamp of its newest sample.
-fn what_it_did(pid: u32, uses: &Uses, before: &BTreeMap<u32, Use>) -> (Use, Option<WallTime>) {
+fn use_of(pid: u32, uses: &Uses, before: &BTreeMap<u32, Use>) -> (Use, Option<WallTime>) {
     match uses {
         Uses::Early => (before.get(&pid).copied().unwrap_or(Use::absent(Absence::NotYet)), None),
         Uses::Absent(why) => (Use::absent(*why), None),
@@ -131,24 +135,28 @@ fn what_it_did(pid: u32, uses: &Uses, before: &BTreeMap<u32, Use>) -> (Use, Opti
 type Lists = (BTreeMap<u32, Listed>, BTreeMap<u32, IdentifiedProcess>, BTreeMap<u32, IdentifiedProcess>);
 
 /// NVML's list, with the identities before and after it.
-fn settled(card: &mut PolledGpu, clients: &mut Clients, owners: &mut OwnerReader) -> Result<Lists, Absence> {
-    let mut listed = lists(card, clients)?;
+fn list_with_identities(
+    gpu: &mut PolledGpu,
+    clients: &mut Clients,
+    owners: &mut OwnerReader,
+) -> Result<Lists, Absence> {
+    let mut listed = merged_lists(gpu, clients)?;
     let mut befores = clients.identities.clone();
     let mut afters: BTreeMap<u32, IdentifiedProcess> =
-        listed.keys().filter_map(|pid| Some((*pid, owners.identify_told(*pid, befores.get(pid))?))).collect();
-    let news: Vec<u32> = listed.keys().copied().filter(|pid| befores.get(pid) != afters.get(pid)).collect();
-    if !news.is_empty() {
+        listed.keys().filter_map(|pid| Some((*pid, owners.identify_reported(*pid, befores.get(pid))?))).collect();
+    let changed: Vec<u32> = listed.keys().copied().filter(|pid| befores.get(pid) != afters.get(pid)).collect();
+    if !changed.is_empty() {
         // For these processes, this reading is the one before the second list.
-        for pid in &news {
+        for pid in &changed {
             match afters.remove(pid) {
                 Some(before) => befores.insert(*pid, before),
                 None => befores.remove(pid),
             };
         }
-        listed = lists(card, clients)?;
+        listed = merged_lists(gpu, clients)?;
         for pid in listed.keys() {
             if !afters.contains_key(pid)
-                && let Some(after) = owners.identify_told(*pid, None)
+                && let Some(after) = owners.identify_reported(*pid, None)
             {
                 afters.insert(*pid, after);
             }
@@ -162,9 +170,9 @@ fn settled(card: &mut PolledGpu, clients: &mut Clients, owners: &mut OwnerReader
 ///
 /// # Errors
 /// When one of them cannot be read: the rest would look like the whole list.
-fn lists(card: &mut PolledGpu, clients: &mut Clients) -> Result<BTreeMap<u32, Listed>, Absence> {
-    let device = &card.known.device;
-    let asker = &mut card.asker;
+fn merged_lists(gpu: &mut PolledGpu, clients: &mut Clients) -> Result<BTreeMap<u32, Listed>, Absence> {
+    let device = &gpu.known.device;
+    let asker = &mut gpu.asker;
     let compute = whole(asker, "compute processes", || device.running_compute_processes())?;
     let mps = or_none(whole(asker, "mps processes", || device.mps_running_compute_processes()))?;
     let mut all = BTreeMap::new();
@@ -173,13 +181,13 @@ fn lists(card: &mut PolledGpu, clients: &mut Clients) -> Result<BTreeMap<u32, Li
             put(&mut all, &info, kind);
         }
     }
-    let unexplained = unexplained(card.sample.memory_used.get(), &all);
-    let seen = clients.meter.has_stranger(|pid| all.contains_key(&pid));
-    if clients.graphics.wanted(unexplained, seen) {
+    let unexplained = unexplained(gpu.sample.memory_used.get(), &all);
+    let seen = clients.meter.has_unknown_process(|pid| all.contains_key(&pid));
+    if clients.graphics.must_read(unexplained, seen) {
         // Until it succeeds, the list is read each time.
         clients.graphics.empty = false;
         let graphics = or_none(whole(asker, "graphics processes", || device.running_graphics_processes()))?;
-        clients.graphics.asked(graphics.is_empty(), unexplained);
+        clients.graphics.was_read(graphics.is_empty(), unexplained);
         for info in graphics {
             put(&mut all, &info, GpuProcessKind::Graphics);
         }
@@ -187,7 +195,7 @@ fn lists(card: &mut PolledGpu, clients: &mut Clients) -> Result<BTreeMap<u32, Li
     Ok(all)
 }
 
-/// Used memory that these processes do not explain; `None` if the driver does not tell one of the two.
+/// Used memory that these processes do not explain; `None` if the driver does not report one of the two.
 fn unexplained(used: Option<Bytes>, listed: &BTreeMap<u32, Listed>) -> Option<u64> {
     let explained = listed.values().try_fold(0_u64, |sum, entry| Some(sum.saturating_add(entry.memory?.0)))?;
     Some(used?.0.saturating_sub(explained))
@@ -242,15 +250,15 @@ fn agree<'a>(
     (before.key == after.key && before.owner == after.owner && !older).then_some(after)
 }
 
-fn process(card: &PolledGpu, pid: u32, entry: &Listed, who: Option<&IdentifiedProcess>, uses: Use) -> GpuProcess {
-    let without = if card.divided() { Absence::MigEnabled } else { Absence::NotSupported };
+fn process(gpu: &PolledGpu, pid: u32, entry: &Listed, identified: Option<&IdentifiedProcess>, uses: Use) -> GpuProcess {
+    let without = if gpu.divided() { Absence::MigEnabled } else { Absence::NotSupported };
     GpuProcess {
         pid,
-        key: who.map(|who| who.key),
-        command: who.map_or_else(|| Arc::from(""), |who| Arc::clone(&who.command)),
-        owner: who.map_or(ProcessOwner::Unknown, |who| who.owner.clone()),
+        key: identified.map(|process| process.key),
+        command: identified.map_or_else(|| Arc::from(""), |process| Arc::clone(&process.command)),
+        owner: identified.map_or(ProcessOwner::Unknown, |process| process.owner.clone()),
         kind: entry.kind,
-        mig: entry.instance.and_then(|ids| instance(card.known.gpu.instances(), ids)).map(|mig| mig.uuid.clone()),
+        mig: entry.instance.and_then(|ids| instance(gpu.known.gpu.instances(), ids)).map(|mig| mig.uuid.clone()),
         memory_used: entry.memory.map_or(Reading::Absent(without), |bytes| Reading::Measured(bytes, monotonic())),
         sm: uses.sm,
         encoder: uses.encoder,
@@ -269,7 +277,7 @@ mod tests {
     use super::*;
     use model::id::ProcessKey;
 
-    fn who(start_ticks: u64, owner: ProcessOwner) -> IdentifiedProcess {
+    fn identified(start_ticks: u64, owner: ProcessOwner) -> IdentifiedProcess {
         IdentifiedProcess { key: ProcessKey { pid: 7, start_ticks }, command: "x".into(), owner }
     }
 
@@ -277,38 +285,38 @@ mod tests {
     fn the_graphics_list_is_read_rarely_while_it_stays_empty() {
         const MIB: u64 = Bytes::MIB;
         let mut graphics = Graphics::default();
-        assert!(graphics.wanted(Some(500 * MIB), false), "the first time");
-        graphics.asked(true, Some(500 * MIB));
-        let asked = (1..=24).filter(|_| {
-            let wanted = graphics.wanted(Some(510 * MIB), false);
-            if wanted {
-                graphics.asked(true, Some(510 * MIB));
+        assert!(graphics.must_read(Some(500 * MIB), false), "the first time");
+        graphics.was_read(true, Some(500 * MIB));
+        let reads = (1..=24).filter(|_| {
+            let must_read = graphics.must_read(Some(510 * MIB), false);
+            if must_read {
+                graphics.was_read(true, Some(510 * MIB));
             }
-            wanted
+            must_read
         });
-        assert_eq!(asked.collect::<Vec<_>>(), [12, 24]);
-        for (name, unexplained, seen, wanted) in [
-            ("somebody's memory", Some(542 * MIB), false, true),
-            ("somebody's work", Some(510 * MIB), true, true),
-            ("a driver that does not tell memory", None, false, true),
+        assert_eq!(reads.collect::<Vec<_>>(), [12, 24]);
+        for (name, unexplained, seen, must_read) in [
+            ("memory of an unlisted process", Some(542 * MIB), false, true),
+            ("work of an unlisted process", Some(510 * MIB), true, true),
+            ("a driver that does not report memory", None, false, true),
             ("a little more", Some(541 * MIB), false, false),
         ] {
-            graphics.asked(true, Some(510 * MIB));
-            assert_eq!(graphics.wanted(unexplained, seen), wanted, "{name}");
+            graphics.was_read(true, Some(510 * MIB));
+            assert_eq!(graphics.must_read(unexplained, seen), must_read, "{name}");
         }
-        graphics.asked(true, Some(510 * MIB));
-        assert!(!graphics.wanted(Some(100 * MIB), false), "a process that went away");
-        assert!(graphics.wanted(Some(140 * MIB), false), "and another one that came");
-        graphics.asked(false, Some(510 * MIB));
-        assert!(graphics.wanted(Some(510 * MIB), false), "one that is not empty is asked each time");
+        graphics.was_read(true, Some(510 * MIB));
+        assert!(!graphics.must_read(Some(100 * MIB), false), "a process that ended");
+        assert!(graphics.must_read(Some(140 * MIB), false), "another process that appeared");
+        graphics.was_read(false, Some(510 * MIB));
+        assert!(graphics.must_read(Some(510 * MIB), false), "a list that is not empty is read each time");
     }
 
     /// Promise 7 in docs/specification.md.
     #[test]
     fn a_pid_is_attributed_only_if_both_identities_and_the_samples_agree() {
-        let one = who(10, ProcessOwner::Host);
-        let reused = who(99, ProcessOwner::Host);
-        let moved = who(10, ProcessOwner::Unknown);
+        let one = identified(10, ProcessOwner::Host);
+        let reused = identified(99, ProcessOwner::Host);
+        let moved = identified(10, ProcessOwner::Unknown);
         let stamp = |at| Some(WallTime(at));
         for (name, before, after, newest, started, agreed) in [
             ("the same before and after", Some(&one), Some(&one), None, stamp(5), true),

@@ -1,12 +1,12 @@
 //! The use of a GPU by each process: read once a second, and summed up between two process lists.
 //!
-//! `nvml.h` does not say whether the number for a process is its newest sample or a mean since the given timestamp, and
-//! drivers have been seen to return a mean. Read every second, both are the same within one refresh of NVML's samples.
-//! Read only once between two lists, five seconds apart, a short burst would count for all of the time, or a steady
-//! load for one refresh.
+//! `nvml.h` does not specify whether the number for a process is its newest sample or the mean since the given
+//! timestamp; some drivers return the mean. With one read each second the two differ by at most one refresh of NVML's
+//! samples. With one read for each process list, every five seconds, the agent would either count a short burst for all
+//! five seconds, or count a steady load for one refresh only.
 //!
-//! What must never happen here: a number that a driver made up, taken for a measurement; processes that together use
-//! more than the GPU reports for itself.
+//! What must never happen here: an impossible number from the driver taken for a measurement; processes that together
+//! use more than the GPU reports for itself.
 
 use crate::nvml::absence::{INSUFFICIENT_SIZE, NO_DATA, NOT_FOUND};
 use crate::nvml::polled_gpu::{BUFFERS, OwnUse, PolledGpu};
@@ -67,7 +67,7 @@ impl Use {
 pub(super) enum Uses {
     /// The list comes early: the last uses stay valid.
     Early,
-    /// NVML does not tell.
+    /// NVML does not report them.
     Absent(Absence),
     /// The use of each process with a sample, and the timestamp of its newest one; a process without a sample did
     /// nothing.
@@ -139,7 +139,7 @@ impl UseMeter {
     }
 
     /// Whether a process that is not `known` used the GPU since the last list.
-    pub(super) fn has_stranger(&self, known: impl Fn(u32) -> bool) -> bool {
+    pub(super) fn has_unknown_process(&self, known: impl Fn(u32) -> bool) -> bool {
         self.record.samples.keys().any(|pid| !known(*pid))
     }
 

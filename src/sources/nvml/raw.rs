@@ -25,7 +25,7 @@ pub(super) struct Rows {
 
 /// An event from the library, with the MIG instance that the wrapper leaves out.
 #[derive(Debug)]
-pub(super) struct Told {
+pub(super) struct NvmlEvent {
     pub(super) device: Device<'static>,
     pub(super) kind: u64,
     pub(super) data: u64,
@@ -92,7 +92,7 @@ pub(super) const AFTER_UNCORRECTED: u32 = 1;
 pub(super) fn retired_pages(device: &Device<'static>, cause: u32) -> Result<u32, NvmlError> {
     let call = nvml_sym(device.nvml().lib().nvmlDeviceGetRetiredPages.as_ref())?;
     let mut count = 0;
-    // SAFETY: the handle is live; with no room told there is no list to write to.
+    // SAFETY: the handle is live; with a length of 0 and no list there is nothing to write to.
     match nvml_try(unsafe { call(device.handle(), cause, &mut count, std::ptr::null_mut()) }) {
         Ok(()) | Err(NvmlError::InsufficientSize(_)) => Ok(count),
         Err(error) => Err(error),
@@ -114,16 +114,16 @@ pub(super) fn link_errors(device: &Device<'static>, link: u32, kind: u32) -> Res
 pub(super) fn fabric(device: &Device<'static>) -> Result<(nvmlGpuFabricInfoV_t, Option<u8>), NvmlError> {
     let call = nvml_sym(device.nvml().lib().nvmlDeviceGetGpuFabricInfoV.as_ref())?;
     // SAFETY: a C structure of numbers, for which all zeroes is a value.
-    let mut told: nvmlGpuFabricInfoV_t = unsafe { std::mem::zeroed() };
-    told.version = version::<nvmlGpuFabricInfoV_t>(3);
-    // SAFETY: the handle is live, and the structure is of the version that it tells.
-    match nvml_try(unsafe { call(device.handle(), &mut told) }) {
-        Ok(()) => Ok((told, Some(told.healthSummary))),
+    let mut info: nvmlGpuFabricInfoV_t = unsafe { std::mem::zeroed() };
+    info.version = version::<nvmlGpuFabricInfoV_t>(3);
+    // SAFETY: the handle is live, and the structure has the version that its field says.
+    match nvml_try(unsafe { call(device.handle(), &mut info) }) {
+        Ok(()) => Ok((info, Some(info.healthSummary))),
         Err(NvmlError::UnexpectedVariant(VERSION_OF_ARGUMENT)) => {
-            told.version = version::<nvmlGpuFabricInfo_v2_t>(2);
+            info.version = version::<nvmlGpuFabricInfo_v2_t>(2);
             // SAFETY: as above; the third version begins with the second.
-            nvml_try(unsafe { call(device.handle(), &mut told) })?;
-            Ok((told, None))
+            nvml_try(unsafe { call(device.handle(), &mut info) })?;
+            Ok((info, None))
         }
         Err(error) => Err(error),
     }
@@ -178,7 +178,7 @@ pub(super) fn field_list(
     };
     let mut values: Vec<nvmlFieldValue_t> = ids.iter().map(field).collect();
     let count = i32::try_from(values.len()).map_err(|_| NvmlError::InvalidArg)?;
-    // SAFETY: the handle is live, and the array holds as many values as is told.
+    // SAFETY: the handle is live, and the array holds as many values as `count` says.
     nvml_try(unsafe { call(device.handle(), count, values.as_mut_ptr()) })?;
     Ok(values.iter().map(|value| nvml_try(value.nvmlReturn).and_then(|()| whole(value))).collect())
 }
@@ -212,14 +212,14 @@ pub(super) fn register(device: &Device<'static>, kinds: u64, set: &EventSet<'sta
 }
 
 /// Waits for one event.
-pub(super) fn wait(set: &EventSet<'static>, timeout_ms: u32) -> Result<Told, NvmlError> {
+pub(super) fn wait(set: &EventSet<'static>, timeout_ms: u32) -> Result<NvmlEvent, NvmlError> {
     let nvml = set.nvml;
     let call = nvml_sym(nvml.lib().nvmlEventSetWait_v2.as_ref())?;
     // SAFETY: a C structure of numbers and one pointer, for which all zeroes is a value.
     let mut data: nvmlEventData_t = unsafe { std::mem::zeroed() };
     // SAFETY: the set is live, and the structure outlives the call.
     nvml_try(unsafe { call(set.handle(), &mut data, timeout_ms) })?;
-    Ok(Told {
+    Ok(NvmlEvent {
         // SAFETY: a successful wait fills in the handle of a device of this library.
         device: unsafe { Device::new(data.device, nvml) },
         kind: data.eventType,

@@ -1,12 +1,13 @@
-//! The session with the driver: opened with backoff, proven by a list of GPUs, closed as often as it was opened.
+//! The session with the driver: opened with backoff, verified by reading a list of GPUs, closed as often as it was
+//! opened.
 //!
 //! ```text
-//!   open ──▶ unproven ──a list of GPUs──▶ proven ──the driver is gone──▶ closed ──pause──▶ open
-//!               └────────────any failure────────────────────────────────────▲
+//!   open ──▶ unverified ──a list of GPUs──▶ verified ──the driver is gone──▶ closed ──pause──▶ open
+//!                └─────────────any failure────────────────────────────────────▲
 //! ```
 //!
-//! What must never happen here: a library that is initialised twice and shut down once, because it would go on
-//! answering from a driver that is gone; a backoff that starts again before a list of GPUs was read.
+//! What must never happen here: a library that is initialised twice and shut down once, because it would
+//! continue to return values of a driver that is gone; a backoff that starts again before a list of GPUs was read.
 
 use crate::nvml::absence::VERSION_MISMATCH;
 use crate::nvml::heartbeat::Heartbeat;
@@ -32,54 +33,54 @@ pub(super) struct Open {
     /// The library, if it is open.
     pub(super) nvml: Option<&'static Nvml>,
     /// A list of GPUs has been read in this session.
-    pub(super) proven: bool,
+    pub(super) verified: bool,
     /// A list of GPUs has been read since the agent started.
     pub(super) worked: bool,
 }
 
-/// One poller's session. It has the ties of its poller to the supervisor (four fields) beside the state of the
-/// library.
+/// One poller's session. Four of its fields connect it to the supervisor as they do its poller; the others are the
+/// state of the library.
 #[derive(Debug)]
 pub(super) struct Session {
     settings: Arc<Settings>,
     reporter: Reporter,
-    pulse: Arc<Heartbeat>,
-    tell: SyncSender<Message>,
+    heartbeat: Arc<Heartbeat>,
+    messages: SyncSender<Message>,
     /// The library, once it was initialised; it is never unloaded.
     loaded: Option<&'static Nvml>,
     /// How often it was initialised without being shut down. It is not shut down while a thread may hang inside, so
     /// this grows at most once for each time that the driver goes away meanwhile.
     inits: u32,
     open: bool,
-    proven: bool,
+    verified: bool,
     worked: bool,
     /// The pauses between tries to open the library.
     retry: Backoff,
     /// The last reported reason why there are no GPUs.
-    said: Option<Absence>,
+    reported: Option<Absence>,
 }
 
 impl Session {
     pub(super) fn new(
         settings: Arc<Settings>,
         reporter: Reporter,
-        pulse: Arc<Heartbeat>,
-        tell: SyncSender<Message>,
+        heartbeat: Arc<Heartbeat>,
+        messages: SyncSender<Message>,
         open: Open,
     ) -> Self {
         let retry = Backoff::new(settings.patience.first_retry, DriverPatience::LAST_RETRY);
         Session {
             settings,
             reporter,
-            pulse,
-            tell,
+            heartbeat,
+            messages,
             loaded: open.nvml,
             inits: u32::from(open.nvml.is_some()),
             open: open.nvml.is_some(),
-            proven: open.proven,
+            verified: open.verified,
             worked: open.worked,
             retry,
-            said: None,
+            reported: None,
         }
     }
 
@@ -91,38 +92,38 @@ impl Session {
         if let Some(nvml) = self.loaded.filter(|_| self.open) {
             return Ok(nvml);
         }
-        let nvml = library::open(self.settings.library.as_deref(), self.loaded, &self.pulse)?;
+        let nvml = library::open(self.settings.library.as_deref(), self.loaded, &self.heartbeat)?;
         self.loaded = Some(nvml);
         self.inits = self.inits.saturating_add(1);
-        (self.open, self.proven) = (true, false);
-        self.tell(Message::Session(nvml));
+        (self.open, self.verified) = (true, false);
+        self.send(Message::Session(nvml));
         Ok(nvml)
     }
 
     /// Whether a list of GPUs has been read. Until then any failure ends the session: initialising alone proves
     /// nothing.
-    pub(super) fn proven(&self) -> bool {
-        self.proven
+    pub(super) fn verified(&self) -> bool {
+        self.verified
     }
 
     /// Records that a list of GPUs was read.
     pub(super) fn prove(&mut self, nvml: &'static Nvml) {
         self.retry.reset();
-        (self.said, self.worked) = (None, true);
-        if !std::mem::replace(&mut self.proven, true) {
+        (self.reported, self.worked) = (None, true);
+        if !std::mem::replace(&mut self.verified, true) {
             if let Some(load) = library::driver_load(&self.settings.roots.sysfs) {
                 self.reporter.fact(Fact::GpuDriverLoaded(load));
             }
-            self.tell(Message::Source(library::versions(nvml, &self.pulse)));
+            self.send(Message::Source(library::versions(nvml, &self.heartbeat)));
         }
     }
 
     /// Ends the session. Without the shutdown, initialising again would only count up and keep the old session.
     pub(super) fn close(&mut self) {
-        (self.open, self.proven) = (false, false);
+        (self.open, self.verified) = (false, false);
         // If a thread hangs inside the library, the shutdown may hang as well.
-        if !self.pulse.skips_any() && self.leave() {
-            let _ = self.pulse.call(None, || self.shut_down());
+        if !self.heartbeat.skips_any() && self.stop_events() {
+            let _ = self.heartbeat.call(None, || self.shut_down());
             self.inits = 0;
         }
     }
@@ -134,36 +135,36 @@ impl Session {
     /// Why the library stays open.
     pub(super) fn release(&mut self) -> Result<(), &'static str> {
         let Some(nvml) = self.loaded else { return Ok(()) };
-        if self.pulse.skips_any() {
+        if self.heartbeat.skips_any() {
             return Err("a call about a GPU does not return");
         }
-        if !self.leave() {
+        if !self.stop_events() {
             return Err("the wait for events does not return");
         }
-        self.pulse.call(None, || raw::shut_down_all(nvml)).map_err(|why| {
+        self.heartbeat.call(None, || raw::shut_down_all(nvml)).map_err(|why| {
             self.reporter.trouble(ErrorCounter::NvmlFailed);
             tracing::warn!(reason = %why, "NVML could not be closed");
             "the driver's library refuses to be closed"
         })?;
-        (self.open, self.proven, self.inits) = (false, false, 0);
+        (self.open, self.verified, self.inits) = (false, false, 0);
         self.retry.reset();
-        self.said = None;
+        self.reported = None;
         Ok(())
     }
 
-    /// Closes the library and opens it again, which is how NVML learns of new GPUs. The event thread leaves it first.
+    /// Closes the library and opens it again, so that NVML lists new GPUs. The event thread leaves the library first.
     /// Returns `false` if it stayed open.
     pub(super) fn reopen(&mut self, nvml: &'static Nvml) -> bool {
-        if !self.leave() {
+        if !self.stop_events() {
             self.reporter.trouble(ErrorCounter::NvmlFailed);
             tracing::warn!("a GPU was added, but NVML cannot be reopened while a wait for events hangs");
             return false;
         }
         tracing::info!("a GPU was added; the agent reopens NVML");
-        let again = self.pulse.open(|| self.shut_down().and_then(|()| raw::initialise(nvml)));
+        let again = self.heartbeat.open(|| self.shut_down().and_then(|()| raw::initialise(nvml)));
         self.inits = u32::from(again.is_ok());
         match again {
-            Ok(()) => self.tell(Message::Session(nvml)),
+            Ok(()) => self.send(Message::Session(nvml)),
             Err(why) => {
                 self.reporter.trouble(ErrorCounter::NvmlFailed);
                 tracing::warn!(reason = %why, "NVML could not be reopened");
@@ -180,7 +181,7 @@ impl Session {
             // The owner of the node's state ends the agent.
             self.reporter.fact(Fact::GpuDriverReplaced);
         }
-        if self.said.replace(why) != Some(why) {
+        if self.reported.replace(why) != Some(why) {
             let advice = if replaced {
                 library::replaced(self.settings.library.as_deref())
             } else {
@@ -188,18 +189,18 @@ impl Session {
             };
             // The agent logs every change of the source; a line here would repeat that.
             tracing::debug!(reason = %why, "no GPUs: {advice}");
-            self.tell(Message::Source(GpuSourceState::Missing { why, advice }));
+            self.send(Message::Source(GpuSourceState::Missing { why, advice }));
         }
         self.retry.pause()
     }
 
     /// Makes the event thread leave the library; returns `false` if it does not.
-    fn leave(&self) -> bool {
+    fn stop_events(&self) -> bool {
         let (answer, left) = mpsc::sync_channel(1);
-        self.tell(Message::Close(answer));
+        self.send(Message::Close(answer));
         let left = left.recv_timeout(LEAVE).is_ok();
         if left {
-            self.tell(Message::Closed);
+            self.send(Message::Closed);
         }
         left
     }
@@ -210,8 +211,8 @@ impl Session {
         (0..self.inits).try_for_each(|_| raw::shut_down(nvml))
     }
 
-    fn tell(&self, message: Message) {
+    fn send(&self, message: Message) {
         // Fails only when the supervisor has ended, and then this thread is about to end.
-        let _ = self.tell.send(message);
+        let _ = self.messages.send(message);
     }
 }

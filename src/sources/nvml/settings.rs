@@ -8,7 +8,7 @@ use std::time::Duration;
 /// Settings of the NVML source.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// The library; `None` asks the dynamic linker for `libnvidia-ml.so.1`.
+    /// The library; `None` lets the dynamic linker find `libnvidia-ml.so.1`.
     pub library: Option<PathBuf>,
     /// Where the host's `/proc`, `/sys` and cgroup tree are mounted.
     pub roots: HostRoots,
@@ -30,7 +30,7 @@ pub struct DriverPatience {
     /// A call that takes longer stalls: the readings that wait for it become absent. The GPU stays fit: when many
     /// programs call the driver at once, calls wait seconds for its lock.
     pub absent_after: Duration,
-    /// A call that takes longer hangs: the GPU that it asks cannot be trusted until it returns.
+    /// A call that takes longer hangs: the GPU that it reads cannot be trusted until it returns.
     pub hang_after: Duration,
     /// The same limit for opening the library: without persistence mode, the driver initialises every GPU meanwhile.
     pub open_hangs_after: Duration,

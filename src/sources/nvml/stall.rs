@@ -1,5 +1,5 @@
-//! What is reported of GPUs while calls do not return: GPUs that cannot be called have absent readings, as stalled or
-//! hanging.
+//! Decides which GPUs have absent readings while an NVML call does not return, and with which reason: the call stalls,
+//! or it hangs.
 //!
 //! What must never happen here: a GPU that is reported as hanging because of a call that only stalls, or because
 //! another GPU hangs.
@@ -31,13 +31,13 @@ impl Reach {
 /// The last report: one reason for each GPU that cannot be called.
 #[derive(Debug, Default)]
 pub(super) struct Stalls {
-    told: BTreeMap<GpuUuid, Absence>,
+    reported: BTreeMap<GpuUuid, Absence>,
 }
 
 impl Stalls {
     /// The GPUs to report, each with the reason of all its readings: those whose reason has changed, or with `again`
     /// all that cannot be called.
-    pub(super) fn news(
+    pub(super) fn changes(
         &mut self,
         gpus: impl Iterator<Item = GpuUuid>,
         stuck: &[Stuck],
@@ -46,9 +46,9 @@ impl Stalls {
     ) -> Vec<(GpuUuid, Absence)> {
         let now: BTreeMap<GpuUuid, Absence> =
             gpus.filter_map(|gpu| why(&gpu, stuck, reach).map(|why| (gpu, why))).collect();
-        let before = std::mem::replace(&mut self.told, now);
+        let before = std::mem::replace(&mut self.reported, now);
         let new = |(gpu, why): &(&GpuUuid, &Absence)| again || before.get(gpu) != Some(why);
-        self.told.iter().filter(new).map(|(gpu, why)| (gpu.clone(), *why)).collect()
+        self.reported.iter().filter(new).map(|(gpu, why)| (gpu.clone(), *why)).collect()
     }
 }
 
@@ -77,26 +77,26 @@ mod tests {
     #[test]
     fn a_stalled_call_is_reported_for_its_gpu_or_for_all_gpus_if_it_blocks_all() {
         let mut stalls = Stalls::default();
-        let mut look = |stuck: &[Stuck], reach, again| -> Vec<(u32, Absence)> {
-            let news = stalls.news((0..3).map(gpu), stuck, reach, again);
-            news.into_iter().map(|(gpu, why)| (gpu.as_str()[4..].parse().unwrap(), why)).collect()
+        let mut check = |stuck: &[Stuck], reach, again| -> Vec<(u32, Absence)> {
+            let changes = stalls.changes((0..3).map(gpu), stuck, reach, again);
+            changes.into_iter().map(|(gpu, why)| (gpu.as_str()[4..].parse().unwrap(), why)).collect()
         };
         let (stalls, hangs) = (Absence::CallStalls, Absence::CallHangs);
-        assert_eq!(look(&[], Reach::Free, true), []);
-        assert_eq!(look(&[on(1, false)], Reach::Free, false), [(1, stalls)]);
-        assert_eq!(look(&[on(1, false)], Reach::Free, false), [], "told once");
-        assert_eq!(look(&[on(1, false)], Reach::Free, true), [(1, stalls)], "or when it is time to");
-        assert_eq!(look(&[on(1, true)], Reach::Free, false), [(1, hangs)], "but for another reason");
+        assert_eq!(check(&[], Reach::Free, true), []);
+        assert_eq!(check(&[on(1, false)], Reach::Free, false), [(1, stalls)]);
+        assert_eq!(check(&[on(1, false)], Reach::Free, false), [], "reported once");
+        assert_eq!(check(&[on(1, false)], Reach::Free, true), [(1, stalls)], "reported again on request");
+        assert_eq!(check(&[on(1, true)], Reach::Free, false), [(1, hangs)], "reported for another reason");
         // The replacement stalls as well: no poller can call the third GPU, which does not make that GPU hang.
         let both = [on(1, true), on(0, false)];
         assert_eq!(Reach::of_all(&both), Reach::Stalls);
-        assert_eq!(look(&both, Reach::Stalls, false), [(0, stalls), (2, stalls)]);
+        assert_eq!(check(&both, Reach::Stalls, false), [(0, stalls), (2, stalls)]);
         let both = [on(1, true), on(0, true)];
         assert_eq!(Reach::of_all(&both), Reach::Hangs);
-        assert_eq!(look(&both, Reach::Hangs, false), [(0, hangs), (2, hangs)]);
-        assert_eq!(look(&[], Reach::Free, false), []);
+        assert_eq!(check(&both, Reach::Hangs, false), [(0, hangs), (2, hangs)]);
+        assert_eq!(check(&[], Reach::Free, false), []);
         // A call about no GPU.
         let none = [Stuck { gpu: None, hangs: false }];
-        assert_eq!(look(&none, Reach::of_all(&none), false), [(0, stalls), (1, stalls), (2, stalls)]);
+        assert_eq!(check(&none, Reach::of_all(&none), false), [(0, stalls), (1, stalls), (2, stalls)]);
     }
 }

@@ -1,10 +1,10 @@
 //! The supervisor: starts the threads that call NVML, watches their heartbeat, and never calls NVML itself.
 //!
 //! ```text
-//!   poller works ──a call on GPU i stalls──▶ replaced by one that leaves i alone ──another stalls──▶ all GPUs absent
 //!   poller works ──a call on GPU i stalls──▶ replaced by one that skips GPU i ──another stalls──▶ all GPUs absent
 //!        ▲                                        │                                                     │
-//!        └──the call returned, the old one ends───┴────────────────a call returned──────────────────────┘
+//!        └──the call returned, the old one ends───┴────────────────a call returned─────────────────────┘
+//! ```
 //!
 //! A call that stalls makes readings absent; a call that hangs, which is reported much later, also makes the GPU unfit.
 //!
@@ -12,13 +12,13 @@
 //! the thread, because a replacement would hang as well; XIDs come from the kernel log meanwhile. If the thread panics,
 //! the supervisor reports that and starts it again.
 //!
-//! At most two pollers exist. A poller whose call is about no particular GPU (opening the library, counting) is not
+//! At most two pollers exist. A poller whose call concerns no particular GPU (opening the library, counting) is not
 //! replaced, because there is no GPU to skip: all GPUs are absent until it returns.
 
 use crate::clock::monotonic;
 use crate::nvml::event::{self, Events};
 use crate::nvml::heartbeat::{GpuKey, Heartbeat, Stuck};
-use crate::nvml::inventory::Known;
+use crate::nvml::inventory::KnownGpu;
 use crate::nvml::message::{Message, QUEUE};
 use crate::nvml::poll::{Poller, absent};
 use crate::nvml::session::Open;
@@ -59,11 +59,11 @@ pub(super) struct Supervisor {
     reporter: Reporter,
     stop: CancellationToken,
     inbox: Receiver<Message>,
-    tell: SyncSender<Message>,
+    messages: SyncSender<Message>,
     hold: watch::Receiver<DriverHold>,
-    seats: Vec<Seat>,
+    pollers: Vec<PollerThread>,
     session: Option<&'static Nvml>,
-    known: Vec<Known>,
+    known: Vec<KnownGpu>,
     source: GpuSourceState,
     /// A list of GPUs has been read since the agent started.
     worked: bool,
@@ -71,45 +71,45 @@ pub(super) struct Supervisor {
     stalls: Stalls,
     recent: Recent,
     /// Sends lists of GPUs to the event thread.
-    lists: Option<mpsc::Sender<Vec<Known>>>,
-    listener: Option<JoinHandle<()>>,
+    lists: Option<mpsc::Sender<Vec<KnownGpu>>>,
+    event_thread: Option<JoinHandle<()>>,
     events: Arc<Heartbeat>,
     /// When to start the event thread again after a panic.
-    listen_due: Option<Monotonic>,
+    event_thread_due: Option<Monotonic>,
     /// The event thread hangs in a call.
-    deaf: bool,
+    events_hang: bool,
     closing: Option<SyncSender<()>>,
     repeat_due: Monotonic,
     restart_due: Monotonic,
 }
 
 /// A poller's thread, as the supervisor sees it.
-struct Seat {
-    pulse: Arc<Heartbeat>,
+struct PollerThread {
+    heartbeat: Arc<Heartbeat>,
     thread: JoinHandle<()>,
     stuck: Option<Stuck>,
     /// Whether the GPU that is blamed for the overdue call has been reported.
     counted: bool,
 }
 
-impl Seat {
+impl PollerThread {
     /// Whether it calls the driver and gets answers.
     fn works(&self) -> bool {
-        self.stuck.is_none() && !self.pulse.dismissed()
+        self.stuck.is_none() && !self.heartbeat.dismissed()
     }
 }
 
 impl Supervisor {
     pub(super) fn new(settings: Settings, reporter: Reporter, stop: CancellationToken) -> Self {
-        let (tell, inbox) = mpsc::sync_channel(QUEUE);
+        let (messages, inbox) = mpsc::sync_channel(QUEUE);
         Supervisor {
             hold: settings.gate.seen(),
             settings: Arc::new(settings),
             reporter,
             stop,
             inbox,
-            tell,
-            seats: Vec::new(),
+            messages,
+            pollers: Vec::new(),
             session: None,
             known: Vec::new(),
             source: GpuSourceState::Starting,
@@ -118,10 +118,10 @@ impl Supervisor {
             stalls: Stalls::default(),
             recent: Recent::default(),
             lists: None,
-            listener: None,
+            event_thread: None,
             events: Arc::default(),
-            listen_due: None,
-            deaf: false,
+            event_thread_due: None,
+            events_hang: false,
             closing: None,
             repeat_due: Monotonic::default(),
             restart_due: Monotonic::default(),
@@ -129,23 +129,28 @@ impl Supervisor {
     }
 
     /// A sender for other threads.
-    pub(super) fn door(&self) -> SyncSender<Message> {
-        self.tell.clone()
+    pub(super) fn sender(&self) -> SyncSender<Message> {
+        self.messages.clone()
     }
 
     /// Starts a poller that skips these GPUs.
     ///
     /// # Errors
     /// When the operating system cannot start a thread.
-    pub(super) fn seat(&mut self, skipped: BTreeSet<GpuKey>) -> std::io::Result<()> {
-        let pulse = Arc::new(Heartbeat::skipping(skipped));
-        let proven = matches!(self.source, GpuSourceState::Working { .. });
-        let open = Open { nvml: self.session, proven, worked: self.worked };
-        let poller =
-            Poller::new(Arc::clone(&self.settings), self.reporter.clone(), Arc::clone(&pulse), self.tell.clone(), open);
+    pub(super) fn spawn_poller(&mut self, skipped: BTreeSet<GpuKey>) -> std::io::Result<()> {
+        let heartbeat = Arc::new(Heartbeat::skipping(skipped));
+        let verified = matches!(self.source, GpuSourceState::Working { .. });
+        let open = Open { nvml: self.session, verified, worked: self.worked };
+        let poller = Poller::new(
+            Arc::clone(&self.settings),
+            self.reporter.clone(),
+            Arc::clone(&heartbeat),
+            self.messages.clone(),
+            open,
+        );
         let known = self.known.clone();
         let thread = std::thread::Builder::new().name("nvml-poll".into()).spawn(move || poller.run(known))?;
-        self.seats.push(Seat { pulse, thread, stuck: None, counted: false });
+        self.pollers.push(PollerThread { heartbeat, thread, stuck: None, counted: false });
         Ok(())
     }
 
@@ -155,24 +160,24 @@ impl Supervisor {
         while !self.stop.is_cancelled() {
             match self.inbox.recv_timeout(tick) {
                 Ok(message) => {
-                    self.hear(message);
+                    self.handle(message);
                     while let Ok(message) = self.inbox.try_recv() {
-                        self.hear(message);
+                        self.handle(message);
                     }
                 }
                 Err(RecvTimeoutError::Timeout) => {}
-                // Not possible while `self.tell` lives.
+                // Not possible while `self.messages` lives.
                 Err(RecvTimeoutError::Disconnected) => return,
             }
-            self.look(monotonic());
+            self.check(monotonic());
         }
-        for seat in &self.seats {
-            seat.pulse.dismiss();
-            seat.thread.thread().unpark();
+        for poller in &self.pollers {
+            poller.heartbeat.dismiss();
+            poller.thread.thread().unpark();
         }
     }
 
-    fn hear(&mut self, message: Message) {
+    fn handle(&mut self, message: Message) {
         match message {
             Message::Session(nvml) => self.session = Some(nvml),
             Message::Source(state) => {
@@ -182,16 +187,16 @@ impl Supervisor {
                     self.reporter.fact(Fact::GpuSource(self.source.clone()));
                 }
             }
-            Message::Known(known) => {
+            Message::Inventory(known) => {
                 self.known = known;
-                self.listen();
+                self.send_gpus();
             }
-            Message::Event(xid) => self.pass_on(xid),
-            Message::Log(line) => self.pass_on(from_log(&line, &self.known, monotonic())),
+            Message::Event(xid) => self.report_xid(xid),
+            Message::Log(line) => self.report_xid(from_log(&line, &self.known, monotonic())),
             Message::Switch(line) => self.reporter.event(SourceEvent::Sxid(of_switch(&line, monotonic()))),
-            Message::LookAgain => self.look_again(),
+            Message::GpusChanged => self.request_inventory(),
             // The poller sees at once that no answer will come.
-            Message::Close(answer) if self.deaf => drop(answer),
+            Message::Close(answer) if self.events_hang => drop(answer),
             Message::Close(answer) => {
                 if self.lists.take().is_some() {
                     self.closing = Some(answer);
@@ -202,14 +207,14 @@ impl Supervisor {
             Message::Closed => self.session = None,
             Message::EventsLeft => match self.closing.take() {
                 // Too late: the poller has given up, so the event thread must start again.
-                Some(answer) if answer.try_send(()).is_err() => self.listen(),
+                Some(answer) if answer.try_send(()).is_err() => self.send_gpus(),
                 Some(_) => {}
                 None => self.lists = None,
             },
         }
     }
 
-    fn pass_on(&mut self, xid: Xid) {
+    fn report_xid(&mut self, xid: Xid) {
         match self.recent.news(&xid) {
             News::Error => self.reporter.event(SourceEvent::Xid(xid)),
             News::Process => self.reporter.event(SourceEvent::XidProcess(xid)),
@@ -217,21 +222,21 @@ impl Supervisor {
         }
     }
 
-    fn look_again(&self) {
-        for seat in &self.seats {
-            seat.pulse.look_again();
+    fn request_inventory(&self) {
+        for poller in &self.pollers {
+            poller.heartbeat.request_inventory();
         }
     }
 
     /// Sends the list of GPUs to the event thread, and starts the thread if there is none. A thread that hangs gets the
     /// list when its call returns.
-    fn listen(&mut self) {
-        self.notice_a_panic(monotonic());
-        if self.deaf || self.listen_due.is_some() {
+    fn send_gpus(&mut self) {
+        self.check_event_thread(monotonic());
+        if self.events_hang || self.event_thread_due.is_some() {
             return;
         }
-        let told = self.lists.as_ref().is_some_and(|lists| lists.send(self.known.clone()).is_ok());
-        if told {
+        let sent = self.lists.as_ref().is_some_and(|lists| lists.send(self.known.clone()).is_ok());
+        if sent {
             return;
         }
         let Some(nvml) = self.session else { return };
@@ -239,56 +244,56 @@ impl Supervisor {
         let events = Events {
             nvml,
             lists,
-            tell: self.tell.clone(),
+            messages: self.messages.clone(),
             reporter: self.reporter.clone(),
-            pulse: Arc::clone(&self.events),
+            heartbeat: Arc::clone(&self.events),
             stop: self.stop.clone(),
-            again: self.settings.process_period * LOST_AGAIN,
+            lost_retry: self.settings.process_period * LOST_AGAIN,
         };
         match std::thread::Builder::new().name("nvml-events".into()).spawn(move || events.run()) {
             Ok(thread) => {
                 let _ = sender.send(self.known.clone());
                 self.lists = Some(sender);
-                self.listener = Some(thread);
+                self.event_thread = Some(thread);
             }
             Err(error) => tracing::warn!(%error, "cannot start nvml-events, so XIDs come from the kernel log only"),
         }
     }
 
     /// Checks the heartbeats.
-    fn look(&mut self, now: Monotonic) {
+    fn check(&mut self, now: Monotonic) {
         if self.hold.has_changed().unwrap_or(false) {
             self.hold.mark_unchanged();
-            self.seats.iter().for_each(|seat| seat.thread.thread().unpark());
+            self.pollers.iter().for_each(|poller| poller.thread.thread().unpark());
         }
         let mut newly = Vec::new();
-        for seat in &mut self.seats {
-            match (seat.stuck.take(), seat.pulse.stuck(now, &self.settings.patience)) {
+        for poller in &mut self.pollers {
+            match (poller.stuck.take(), poller.heartbeat.stuck(now, &self.settings.patience)) {
                 (before, Some(stuck)) => {
                     if before.as_ref() != Some(&stuck) {
                         newly.push((stuck.clone(), before.is_none()));
                     }
-                    seat.stuck = Some(stuck);
+                    poller.stuck = Some(stuck);
                 }
                 // A replaced poller ends by itself; any other continues.
-                (Some(stuck), None) if !seat.pulse.dismissed() => {
+                (Some(stuck), None) if !poller.heartbeat.dismissed() => {
                     let (uuid, index) = named(&self.known, stuck.gpu.as_ref());
                     tracing::warn!(gpu_uuid = uuid, gpu_index = index, "NVML call returned after all");
                 }
-                (before, None) => seat.stuck = before,
+                (before, None) => poller.stuck = before,
             }
         }
         for (stuck, first) in newly {
-            self.say(&stuck, first);
+            self.log_overdue(&stuck, first);
         }
-        self.count(now);
-        self.clear_away(now);
-        self.look_at_events(now);
-        self.settle(now);
+        self.report_stalled(now);
+        self.remove_ended(now);
+        self.check_events(now);
+        self.update_pollers(now);
     }
 
     /// Logs that a call stalls or hangs.
-    fn say(&self, stuck: &Stuck, first: bool) {
+    fn log_overdue(&self, stuck: &Stuck, first: bool) {
         if first {
             self.reporter.trouble(ErrorCounter::NvmlFailed);
         }
@@ -297,14 +302,14 @@ impl Supervisor {
             tracing::error!(
                 gpu_uuid = uuid,
                 gpu_index = index,
-                "NVML call does not return: the GPU is left alone and not trusted until it does"
+                "NVML call does not return: the GPU is not called and not trusted until it does"
             );
         } else {
             tracing::warn!(
                 gpu_uuid = uuid,
                 gpu_index = index,
                 after_seconds = self.settings.patience.absent_after.as_secs_f64(),
-                "NVML call takes long: the GPU is left alone until it returns"
+                "NVML call takes long: the GPU is not called until it returns"
             );
         }
     }
@@ -313,22 +318,23 @@ impl Supervisor {
     /// the call hangs, or if a call of another poller began and returned while this call was already late. If a call
     /// about no particular GPU hangs, all GPUs are to blame. If no call returns for some seconds, other programs keep
     /// the driver busy, and no GPU is to blame.
-    fn count(&mut self, now: Monotonic) {
-        let answered = self.seats.iter().filter(|seat| seat.works()).filter_map(|seat| seat.pulse.answered()).max();
+    fn report_stalled(&mut self, now: Monotonic) {
+        let answered =
+            self.pollers.iter().filter(|poller| poller.works()).filter_map(|poller| poller.heartbeat.answered()).max();
         let patience = self.settings.patience.absent_after;
         let late = patience * 2;
-        for seat in &mut self.seats {
-            let Some(stuck) = &seat.stuck else {
-                seat.counted = false;
+        for poller in &mut self.pollers {
+            let Some(stuck) = &poller.stuck else {
+                poller.counted = false;
                 continue;
             };
-            let since = seat.pulse.began().map(|began| began.after(patience));
+            let since = poller.heartbeat.began().map(|began| began.after(patience));
             let others_answered = since.is_some_and(|since| answered.is_some_and(|answered| answered >= since));
-            let alone = stuck.gpu.is_some() && others_answered && seat.pulse.silent_for(now, late);
-            if seat.counted || !(stuck.hangs || alone) {
+            let alone = stuck.gpu.is_some() && others_answered && poller.heartbeat.silent_for(now, late);
+            if poller.counted || !(stuck.hangs || alone) {
                 continue;
             }
-            seat.counted = true;
+            poller.counted = true;
             let all = self.known.iter().map(|known| &known.gpu.uuid);
             let on: Vec<&GpuUuid> = match &stuck.gpu {
                 Some(GpuKey::Uuid(gpu)) => vec![gpu],
@@ -343,9 +349,9 @@ impl Supervisor {
 
     /// Handles a panic of the event thread, which would otherwise go unnoticed: XIDs would then come from the kernel
     /// log only.
-    fn notice_a_panic(&mut self, now: Monotonic) {
-        let Some(thread) = self.listener.take_if(|thread| thread.is_finished()) else { return };
-        // A thread that was told to leave ends as well; it sends `Message::EventsLeft`.
+    fn check_event_thread(&mut self, now: Monotonic) {
+        let Some(thread) = self.event_thread.take_if(|thread| thread.is_finished()) else { return };
+        // A thread that must leave ends as well; it sends `Message::EventsLeft`.
         if thread.join().is_ok() {
             return;
         }
@@ -357,24 +363,24 @@ impl Supervisor {
         // A poller that waits for the library to be closed sees that no answer will come; the call that panicked is
         // over.
         (self.lists, self.closing, self.events) = (None, None, Arc::default());
-        self.listen_due = Some(now.after(RESTART));
+        self.event_thread_due = Some(now.after(RESTART));
     }
 
     /// Logs when the event thread hangs, and when it is back.
-    fn look_at_events(&mut self, now: Monotonic) {
-        self.notice_a_panic(now);
-        if self.listen_due.take_if(|due| now >= *due).is_some() {
-            self.listen();
+    fn check_events(&mut self, now: Monotonic) {
+        self.check_event_thread(now);
+        if self.event_thread_due.take_if(|due| now >= *due).is_some() {
+            self.send_gpus();
         }
         // A wait lasts up to `event::WAIT` when all is well.
         let after = self.settings.patience.absent_after + event::WAIT;
-        let deaf = self.events.silent_for(now, after);
-        if deaf == self.deaf {
+        let events_hang = self.events.silent_for(now, after);
+        if events_hang == self.events_hang {
             return;
         }
-        self.deaf = deaf;
-        self.reporter.fact(Fact::GpuEventsHang(deaf));
-        if deaf {
+        self.events_hang = events_hang;
+        self.reporter.fact(Fact::GpuEventsHang(events_hang));
+        if events_hang {
             self.reporter.trouble(ErrorCounter::NvmlFailed);
             tracing::error!(
                 after_seconds = after.as_secs_f64(),
@@ -383,29 +389,29 @@ impl Supervisor {
         } else {
             tracing::warn!("the wait for NVML's events returned after all");
             if self.lists.is_some() {
-                self.listen();
+                self.send_gpus();
             }
         }
     }
 
     /// Removes the pollers whose threads have ended.
-    fn clear_away(&mut self, now: Monotonic) {
-        let (gone, left): (Vec<Seat>, Vec<Seat>) =
-            std::mem::take(&mut self.seats).into_iter().partition(|seat| seat.thread.is_finished());
-        self.seats = left;
-        for seat in gone {
-            match seat.stuck.and_then(|stuck| stuck.gpu) {
-                Some(gpu) if seat.pulse.dismissed() => {
+    fn remove_ended(&mut self, now: Monotonic) {
+        let (gone, left): (Vec<PollerThread>, Vec<PollerThread>) =
+            std::mem::take(&mut self.pollers).into_iter().partition(|poller| poller.thread.is_finished());
+        self.pollers = left;
+        for poller in gone {
+            match poller.stuck.and_then(|stuck| stuck.gpu) {
+                Some(gpu) if poller.heartbeat.dismissed() => {
                     let (uuid, index) = named(&self.known, Some(&gpu));
                     tracing::warn!(
                         gpu_uuid = uuid,
                         gpu_index = index,
-                        "NVML call returned after all, the GPU is asked again"
+                        "NVML call returned after all; the GPU is called again"
                     );
-                    for seat in &self.seats {
-                        seat.pulse.no_longer_skip(&gpu);
+                    for poller in &self.pollers {
+                        poller.heartbeat.no_longer_skip(&gpu);
                     }
-                    self.look_again();
+                    self.request_inventory();
                 }
                 _ => {
                     tracing::error!("the thread nvml-poll ended unexpectedly; the agent starts it again");
@@ -416,48 +422,51 @@ impl Supervisor {
     }
 
     /// Starts a poller if one is needed, or reports that no poller can call the driver.
-    fn settle(&mut self, now: Monotonic) {
-        if self.seats.is_empty() {
+    fn update_pollers(&mut self, now: Monotonic) {
+        if self.pollers.is_empty() {
             if now >= self.restart_due {
-                self.start(BTreeSet::new());
+                self.start_poller(BTreeSet::new());
             }
-        } else if !self.seats.iter().any(Seat::works) && self.seats.len() < MAX_POLLERS && self.session.is_some() {
-            let left_alone: BTreeSet<GpuKey> = self.stuck().into_iter().filter_map(|stuck| stuck.gpu).collect();
-            if !left_alone.is_empty() {
-                self.seats.iter().for_each(|seat| seat.pulse.dismiss());
-                self.start(left_alone);
+        } else if !self.pollers.iter().any(PollerThread::works)
+            && self.pollers.len() < MAX_POLLERS
+            && self.session.is_some()
+        {
+            let skipped: BTreeSet<GpuKey> = self.stuck().into_iter().filter_map(|stuck| stuck.gpu).collect();
+            if !skipped.is_empty() {
+                self.pollers.iter().for_each(|poller| poller.heartbeat.dismiss());
+                self.start_poller(skipped);
             }
         }
-        let free = self.seats.is_empty() || self.seats.iter().any(Seat::works);
+        let free = self.pollers.is_empty() || self.pollers.iter().any(PollerThread::works);
         let reach = if free { Reach::Free } else { Reach::of_all(&self.stuck()) };
         let before = std::mem::replace(&mut self.reach, reach);
         if (before == Reach::Hangs) != (reach == Reach::Hangs) {
             let state = if reach == Reach::Hangs { GpuSourceState::Hanging } else { self.source.clone() };
             if reach == Reach::Hangs {
-                tracing::error!("NVML hangs: all GPUs are absent until a call returns, CPU and memory go on");
+                tracing::error!("NVML hangs: all GPUs are absent until a call returns; CPU and memory are still read");
             }
             self.reporter.fact(Fact::GpuSource(state));
         }
-        self.tell_absent(now);
+        self.report_absent(now);
     }
 
     /// Reports the GPUs that cannot be called.
-    fn tell_absent(&mut self, now: Monotonic) {
+    fn report_absent(&mut self, now: Monotonic) {
         let again = now >= self.repeat_due;
         let (stuck, gpus) = (self.stuck(), self.known.iter().map(|known| known.gpu.uuid.clone()));
-        for (gpu, why) in self.stalls.news(gpus, &stuck, self.reach, again) {
+        for (gpu, why) in self.stalls.changes(gpus, &stuck, self.reach, again) {
             absent(&self.reporter, &gpu, why);
         }
         if again {
             self.repeat_due = now.after(REPEAT);
-            if self.deaf {
+            if self.events_hang {
                 self.reporter.fact(Fact::GpuEventsHang(true));
             }
         }
     }
 
-    fn start(&mut self, skipped: BTreeSet<GpuKey>) {
-        if let Err(error) = self.seat(skipped) {
+    fn start_poller(&mut self, skipped: BTreeSet<GpuKey>) {
+        if let Err(error) = self.spawn_poller(skipped) {
             tracing::error!(%error, "cannot start nvml-poll");
             self.restart_due = monotonic().after(RESTART);
         }
@@ -465,7 +474,7 @@ impl Supervisor {
 
     /// The calls that have not returned in time.
     fn stuck(&self) -> Vec<Stuck> {
-        self.seats.iter().filter_map(|seat| seat.stuck.clone()).collect()
+        self.pollers.iter().filter_map(|poller| poller.stuck.clone()).collect()
     }
 }
 
@@ -475,7 +484,7 @@ fn tick(absent_after: Duration) -> Duration {
 }
 
 /// UUID and index of a GPU for a log line, as far as they are known.
-fn named<'a>(known: &'a [Known], gpu: Option<&'a GpuKey>) -> (Option<&'a str>, Option<u32>) {
+fn named<'a>(known: &'a [KnownGpu], gpu: Option<&'a GpuKey>) -> (Option<&'a str>, Option<u32>) {
     match gpu {
         Some(GpuKey::Uuid(uuid)) => {
             let known = known.iter().find(|known| known.gpu.uuid == *uuid);

@@ -1,5 +1,5 @@
-//! Readings about a GPU's condition, in the round of the expensive calls: its slot and fabric each time; retired pages
-//! and NVLinks, which cost a call or more for each link, every [`EVERY`]th time.
+//! Readings about a GPU's condition, taken in the rounds of expensive calls. The slot and the fabric are read in every
+//! such round; retired pages and NVLinks, which need a call or more for each link, in every [`EVERY`]th.
 
 use crate::clock::monotonic;
 use crate::nvml::board::device_of_slot;
@@ -73,19 +73,19 @@ fn retired(gpu: &mut PolledGpu, at: Monotonic) {
 
 fn fabric(gpu: &mut PolledGpu, at: Monotonic) {
     let device = &gpu.known.device;
-    let told = gpu.asker.ask("fabric", || told(device));
-    gpu.sample.upkeep.fabric = Reading::from_result(told, at);
+    let fabric = gpu.asker.ask("fabric", || read_fabric(device));
+    gpu.sample.upkeep.fabric = Reading::from_result(fabric, at);
 }
 
 /// The GPU's place in the fabric; a driver that answers the state "not supported" means that the GPU is in none.
-fn told(device: &Device<'static>) -> Result<Fabric, NvmlError> {
-    let (told, summary) = raw::fabric(device)?;
+fn read_fabric(device: &Device<'static>) -> Result<Fabric, NvmlError> {
+    let (info, summary) = raw::fabric(device)?;
     Ok(Fabric {
-        state: FabricState::from_nvml(told.state.into()).ok_or(NvmlError::NotSupported)?,
-        outcome: told.status,
-        cluster: u128::from_be_bytes(told.clusterUuid),
-        clique: told.cliqueId,
-        health: told.healthMask,
+        state: FabricState::from_nvml(info.state.into()).ok_or(NvmlError::NotSupported)?,
+        outcome: info.status,
+        cluster: u128::from_be_bytes(info.clusterUuid),
+        clique: info.cliqueId,
+        health: info.healthMask,
         summary: summary.and_then(FabricHealth::from_nvml),
     })
 }

@@ -11,11 +11,11 @@ use nvml_wrapper::struct_wrappers::device::Sample;
 use std::time::Duration;
 
 /// The first read takes the last second of the buffer; older samples are from before the agent started.
-const FIRST_LOOK: Duration = Duration::from_secs(1);
+const FIRST_READ: Duration = Duration::from_secs(1);
 /// While a buffer has no newer sample, the last mean stays valid for this long: three times the interval of the slowest
 /// buffer (one second, on Ampere). After that the agent uses the plain call, so that a changed load does not look like
 /// the old one.
-const STANDS: Duration = Duration::from_secs(3);
+const VALID_FOR: Duration = Duration::from_secs(3);
 
 /// One of NVML's sample buffers.
 #[derive(Clone, Copy, Debug)]
@@ -57,7 +57,7 @@ fn whole(gpu: &mut PolledGpu, now: Now) {
             gpu.sample.utilization_samples = mean.count;
         }
         // The last reading stays, with its old time.
-        Err(why) if stands(gpu, Buffer::Gpu, why, at) => {}
+        Err(why) if still_valid(gpu, Buffer::Gpu, why, at) => {}
         Err(why) => {
             gpu.sample.utilization = rate(gpu, Buffer::Gpu, at);
             gpu.sample.utilization_stamp = Reading::Absent(gpu.under_mig(why));
@@ -68,14 +68,14 @@ fn whole(gpu: &mut PolledGpu, now: Now) {
 fn part(gpu: &mut PolledGpu, buffer: Buffer, before: Reading<Percent>, now: Now) -> Reading<Percent> {
     match newer(gpu, buffer, now) {
         Ok(mean) => Reading::Measured(Percent(mean.percent), now.monotonic),
-        Err(why) if stands(gpu, buffer, why, now.monotonic) => before,
+        Err(why) if still_valid(gpu, buffer, why, now.monotonic) => before,
         Err(_) => rate(gpu, buffer, now.monotonic),
     }
 }
 
 /// Whether the buffer's last mean is still valid: it has no newer sample, and its last one is recent.
-fn stands(gpu: &PolledGpu, buffer: Buffer, why: Absence, now: Monotonic) -> bool {
-    let lately = gpu.fed[buffer as usize].is_some_and(|fed| now.since(fed) < STANDS);
+fn still_valid(gpu: &PolledGpu, buffer: Buffer, why: Absence, now: Monotonic) -> bool {
+    let lately = gpu.fed[buffer as usize].is_some_and(|fed| now.since(fed) < VALID_FOR);
     lately && matches!(why, NOT_FOUND | NO_DATA | INSUFFICIENT_SIZE)
 }
 
@@ -114,13 +114,13 @@ fn newer(gpu: &mut PolledGpu, buffer: Buffer, now: Now) -> Result<Mean, Absence>
 
 /// The mean over the samples with distinct stamps after `last` and up to `latest`.
 fn mean(samples: &[Sample], last: u64, latest: u64) -> Option<Mean> {
-    let believed = samples.iter().filter(|sample| sample.timestamp > last && sample.timestamp <= latest);
-    let newest = believed.clone().map(|sample| sample.timestamp).max()?;
+    let accepted = samples.iter().filter(|sample| sample.timestamp > last && sample.timestamp <= latest);
+    let newest = accepted.clone().map(|sample| sample.timestamp).max()?;
     let from = match last {
-        0 => newest.saturating_sub(u64::try_from(FIRST_LOOK.as_micros()).unwrap_or(0)),
+        0 => newest.saturating_sub(u64::try_from(FIRST_READ.as_micros()).unwrap_or(0)),
         last => last,
     };
-    let mut fresh: Vec<(u64, f64)> = believed
+    let mut fresh: Vec<(u64, f64)> = accepted
         .filter(|sample| sample.timestamp > from)
         .map(|sample| (sample.timestamp, number(&sample.value)))
         .collect();
@@ -161,8 +161,8 @@ mod tests {
         );
         assert_eq!(mean(&buffer, 5_400_000, u64::MAX), None, "nothing is newer");
         assert_eq!(mean(&[], 1, u64::MAX), None);
-        let believed = mean(&buffer, 5_000_000, 5_300_000).map(|mean| mean.newest);
-        assert_eq!(believed, Some(5_200_000), "what lies ahead of a clock that was set back is left out");
+        let accepted = mean(&buffer, 5_000_000, 5_300_000).map(|mean| mean.newest);
+        assert_eq!(accepted, Some(5_200_000), "samples later than a clock that was set back are left out");
     }
 
     #[test]

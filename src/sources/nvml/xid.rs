@@ -1,6 +1,6 @@
-//! Makes one report of one driver error: NVML's events and the kernel log bring the same XIDs, at almost the same time.
+//! Reports each driver error once. NVML's events and the kernel log report the same XIDs, at almost the same time.
 
-use crate::nvml::inventory::Known;
+use crate::nvml::inventory::KnownGpu;
 use model::gpu::{MigInstance, Xid, XidSource};
 use model::switch::Sxid;
 use model::time::Monotonic;
@@ -17,13 +17,13 @@ const REMEMBERED: usize = 256;
 /// The errors of the last seconds.
 #[derive(Debug, Default)]
 pub(super) struct Recent {
-    told: VecDeque<Told>,
+    errors: VecDeque<SeenXid>,
 }
 
 #[derive(Debug)]
-struct Told {
+struct SeenXid {
     gpu: Option<model::id::GpuUuid>,
-    place: Option<std::sync::Arc<str>>,
+    pci_bus_id: Option<std::sync::Arc<str>>,
     code: u32,
     named: bool,
     source: XidSource,
@@ -35,7 +35,7 @@ struct Told {
 pub(super) enum News {
     /// The error itself.
     Error,
-    /// The process, which NVML, if its report came first, cannot name.
+    /// The process, which an earlier report from NVML could not name.
     Process,
     /// Nothing.
     None,
@@ -44,24 +44,24 @@ pub(super) enum News {
 impl Recent {
     /// What is new in this report.
     pub(super) fn news(&mut self, xid: &Xid) -> News {
-        self.told.retain(|told| xid.at.since(told.at) <= SAME);
-        let twin = self.told.iter_mut().find(|told| {
-            let same_gpu = match (&told.gpu, &xid.gpu) {
+        self.errors.retain(|seen| xid.at.since(seen.at) <= SAME);
+        let twin = self.errors.iter_mut().find(|seen| {
+            let same_gpu = match (&seen.gpu, &xid.gpu) {
                 (Some(one), Some(other)) => one == other,
-                _ => told.place.is_some() && told.place == xid.pci_bus_id,
+                _ => seen.pci_bus_id.is_some() && seen.pci_bus_id == xid.pci_bus_id,
             };
-            same_gpu && told.code == xid.code && told.source != xid.source
+            same_gpu && seen.code == xid.code && seen.source != xid.source
         });
         if let Some(twin) = twin {
             let news = xid.pid.is_some() && !std::mem::replace(&mut twin.named, true);
             return if news { News::Process } else { News::None };
         }
-        if self.told.len() >= REMEMBERED {
-            self.told.pop_front();
+        if self.errors.len() >= REMEMBERED {
+            self.errors.pop_front();
         }
-        self.told.push_back(Told {
+        self.errors.push_back(SeenXid {
             gpu: xid.gpu.clone(),
-            place: xid.pci_bus_id.clone(),
+            pci_bus_id: xid.pci_bus_id.clone(),
             code: xid.code,
             named: xid.pid.is_some(),
             source: xid.source,
@@ -72,7 +72,7 @@ impl Recent {
 }
 
 /// The XID in a line of the kernel log; its GPU is found by PCI slot.
-pub(super) fn from_log(line: &KernelXid, known: &[Known], at: Monotonic) -> Xid {
+pub(super) fn from_log(line: &KernelXid, known: &[KnownGpu], at: Monotonic) -> Xid {
     let gpu = known
         .iter()
         .map(|known| &known.gpu)
@@ -135,12 +135,12 @@ mod tests {
         use XidSource::{KernelLog, Nvml};
         let mut recent = Recent::default();
         for (name, xid, first) in [
-            ("the log tells it", xid("GPU-a", 79, KernelLog, 100), true),
-            ("NVML tells it as well", xid("GPU-a", 79, Nvml, 101), false),
+            ("the log reports it", xid("GPU-a", 79, KernelLog, 100), true),
+            ("NVML reports it too", xid("GPU-a", 79, Nvml, 101), false),
             ("another GPU has it too", xid("GPU-b", 79, Nvml, 101), true),
             ("another error of the same GPU", xid("GPU-a", 63, Nvml, 102), true),
-            ("the log tells it again: it happened again", xid("GPU-a", 79, KernelLog, 103), true),
-            ("NVML tells it much later: it happened again", xid("GPU-a", 79, Nvml, 109), true),
+            ("the log reports it again: it happened again", xid("GPU-a", 79, KernelLog, 103), true),
+            ("NVML reports it much later: it happened again", xid("GPU-a", 79, Nvml, 109), true),
         ] {
             assert_eq!(recent.news(&xid), if first { News::Error } else { News::None }, "{name}");
         }
@@ -163,6 +163,6 @@ mod tests {
         for code in 0..10_000 {
             assert_eq!(recent.news(&xid("GPU-a", code, XidSource::Nvml, 1)), News::Error);
         }
-        assert_eq!(recent.told.len(), REMEMBERED);
+        assert_eq!(recent.errors.len(), REMEMBERED);
     }
 }

@@ -116,11 +116,15 @@ fn in_a_private_cgroup_namespace_owners_are_found_by_a_walk() {
         };
         assert_eq!(*identity.path, *path);
     }
-    assert_eq!(owners.identify(12).unwrap().owner, ProcessOwner::Host, "in the hierarchy, but in no pod or container");
+    assert_eq!(
+        owners.identify(12).unwrap().owner,
+        ProcessOwner::Host,
+        "a process of the hierarchy that is in no pod or container"
+    );
     assert_eq!(
         owners.identify(13).unwrap().owner,
         ProcessOwner::Unknown,
-        "not said of a process younger than the walk"
+        "a process younger than the walk is not called a host process"
     );
 }
 
@@ -156,19 +160,19 @@ fn a_pid_reused_between_two_reads_is_never_attributed_to_the_wrong_container() {
             }
         });
         let mut owners = OwnerReader::new(tree.roots());
-        let (mut tied, mut last) = (0, 0);
+        let (mut attributed, mut last) = (0, 0);
         let deadline = std::time::Instant::now() + Duration::from_secs(60);
-        while (tied < 500 || last < 200) && std::time::Instant::now() < deadline {
+        while (attributed < 500 || last < 200) && std::time::Instant::now() < deadline {
             if let Some(IdentifiedProcess { key, owner: ProcessOwner::Cgroup(identity), .. }) = owners.identify(10) {
                 let expected = container(u32::try_from(key.start_ticks).unwrap());
                 if *identity.path != *expected {
                     stop.store(true, Ordering::Relaxed);
-                    panic!("life {} was tied to {}", key.start_ticks, identity.path);
+                    panic!("life {} was attributed to {}", key.start_ticks, identity.path);
                 }
-                (tied, last) = (tied + 1, key.start_ticks);
+                (attributed, last) = (attributed + 1, key.start_ticks);
             }
         }
         stop.store(true, Ordering::Relaxed);
-        assert!(tied >= 500 && last >= 200, "tied {tied} times, in {last} lives");
+        assert!(attributed >= 500 && last >= 200, "attributed {attributed} times, in {last} lives");
     });
 }

@@ -34,7 +34,7 @@ pub struct HostReader {
     read_and_written: Carried<4>,
     interfaces: Interfaces,
     received_and_sent: Carried<8>,
-    sight: ProcVisibility,
+    visibility: ProcVisibility,
     logged: bool,
     /// Files that could not be parsed since the start.
     pub faults: u64,
@@ -61,7 +61,7 @@ impl HostReader {
         let nanos_a_tick = 1_000_000_000 / rustix::param::clock_ticks_per_second().max(1);
         let block = [&part(&roots.sysfs)[..], b"/block/"].concat();
         HostReader {
-            sight: ProcVisibility::detect(&mut KernelFileReader::default(), &procfs),
+            visibility: ProcVisibility::detect(&mut KernelFileReader::default(), &procfs),
             procfs,
             block,
             nanos_a_tick,
@@ -151,15 +151,15 @@ impl HostReader {
         let memory = self.take(reader, File::Memory, meminfo);
         let bytes = |field: fn(&MemInfo) -> Bytes| memory.map(|memory| field(&memory));
         sample.memory_total = bytes(|memory| memory.total);
-        let told = |field: fn(&MemInfo) -> Option<Bytes>| match &memory {
+        let optional = |field: fn(&MemInfo) -> Option<Bytes>| match &memory {
             Reading::Measured(memory, at) => {
                 field(memory).ok_or(Absence::NotSupported).map_or_else(Reading::Absent, |it| Reading::Measured(it, *at))
             }
             Reading::Absent(why) => Reading::Absent(*why),
         };
-        sample.memory_available = told(|memory| memory.available);
-        sample.memory_working_set = told(|memory| Some(memory.total.less(memory.available?)));
-        sample.memory_rss = told(|memory| memory.anonymous);
+        sample.memory_available = optional(|memory| memory.available);
+        sample.memory_working_set = optional(|memory| Some(memory.total.less(memory.available?)));
+        sample.memory_rss = optional(|memory| memory.anonymous);
         sample.memory_cache = bytes(|memory| memory.cache);
         sample.swap_used = bytes(|memory| memory.swap_used);
         let disks = self.disks(reader);
@@ -171,21 +171,21 @@ impl HostReader {
     }
 
     fn disks(&mut self, reader: &mut KernelFileReader) -> Reading<DiskIo> {
-        let there = match &self.disks {
-            Ok(there) => there.clone(),
+        let disks_found = match &self.disks {
+            Ok(disks_found) => disks_found.clone(),
             Err(why) => return Reading::Absent(*why),
         };
         let mut found: Vec<(usize, DiskIo)> = Vec::new();
-        let look = self.take(reader, File::Disks, |text| {
+        let read = self.take(reader, File::Disks, |text| {
             diskstats(text, |name, io| {
-                found.extend(there.iter().position(|disk| **disk == *name).map(|at| (at, io)));
+                found.extend(disks_found.iter().position(|disk| **disk == *name).map(|at| (at, io)));
             })
         });
         let sum = &mut self.read_and_written;
-        look.map(|()| {
+        read.map(|()| {
             sum.begin();
             for (at, io) in found {
-                sum.add(&there[at], [io.read.0, io.write.0, io.reads.0, io.writes.0]);
+                sum.add(&disks_found[at], [io.read.0, io.write.0, io.reads.0, io.writes.0]);
             }
             // A machine without disks reads nothing from them.
             let [read, write, reads, writes] = sum.total().unwrap_or_default();
@@ -195,14 +195,14 @@ impl HostReader {
 
     fn network(&mut self, reader: &mut KernelFileReader) -> Reading<NetworkSample> {
         // Process 1 is the agent's own container's, and so is its network.
-        if self.sight == ProcVisibility::Private {
+        if self.visibility == ProcVisibility::Private {
             return Reading::Absent(Absence::ProcessesHidden);
         }
         let mut found: Vec<(Box<[u8]>, NetworkSample)> = Vec::new();
-        let look =
+        let read =
             self.take(reader, File::Net, |text| net_dev(text, |name, counters| found.push((name.into(), counters))));
         let (sum, interfaces) = (&mut self.received_and_sent, &self.interfaces);
-        match look {
+        match read {
             Reading::Absent(why) => Reading::Absent(why),
             Reading::Measured((), at) => {
                 sum.begin();
@@ -298,19 +298,19 @@ mod tests {
         for disk in ["sda", "sdb"] {
             fs::create_dir_all(roots.sysfs.join("block").join(disk)).unwrap();
         }
-        let mut look = |disks: &Counts, interfaces: &Counts| {
+        let mut read = |disks: &Counts, interfaces: &Counts| {
             counted(&roots.procfs, disks, interfaces);
             host.find_disks(&mut reader);
             host.find_interfaces(&mut reader);
             let sample = host.read(&mut reader);
             (sample.disk_read.get().map(|bytes| bytes.0), sample.network.value().map(|sum| sum.rx_bytes.0))
         };
-        assert_eq!(look(&[("sda", 2), ("sdb", 8)], &[("eth0", 10), ("eth1", 30)]), (Some(5120), Some(40)));
+        assert_eq!(read(&[("sda", 2), ("sdb", 8)], &[("eth0", 10), ("eth1", 30)]), (Some(5120), Some(40)));
         fs::remove_dir(roots.sysfs.join("block/sdb")).unwrap();
-        assert_eq!(look(&[("sda", 4)], &[("eth0", 11)]), (Some(6144), Some(41)));
+        assert_eq!(read(&[("sda", 4)], &[("eth0", 11)]), (Some(6144), Some(41)));
         fs::create_dir(roots.sysfs.join("block/sdb")).unwrap();
-        let anew = look(&[("sda", 4), ("sdb", 1)], &[("eth0", 11), ("eth1", 32)]);
-        assert_eq!(anew, (Some(6656), Some(43)), "another disk; an interface that was lent and came back");
+        let returned = read(&[("sda", 4), ("sdb", 1)], &[("eth0", 11), ("eth1", 32)]);
+        assert_eq!(returned, (Some(6656), Some(43)), "another disk; an interface that was lent and came back");
     }
 
     #[test]
@@ -433,7 +433,7 @@ mod tests {
         assert_eq!(
             host.read(&mut reader).oom_kills.at(),
             sample.oom_kills.at(),
-            "the time of the look, not of the telling"
+            "the time of the read, not of the report"
         );
     }
 

@@ -7,7 +7,8 @@
 //! ```
 //!
 //! Where sysfs names no device at all, the interfaces are selected by name. That happens if sysfs is not mounted, if it
-//! shows another network than process 1's, or if the machine is a container itself, whose `eth0` is one end of a pair.
+//! shows another network namespace than that of process 1, or if the machine is a container itself, whose `eth0` is one
+//! end of a pair.
 
 use crate::kernel_file::KernelFileReader;
 use crate::procfs::process::namespace;
@@ -63,7 +64,7 @@ impl Interfaces {
 
     /// Whether the bytes of this interface are counted.
     pub(crate) fn counts(&self, name: &[u8]) -> bool {
-        if self.by_device { self.devices.contains(name) } else { outer_by_name(name) }
+        if self.by_device { self.devices.contains(name) } else { external_by_name(name) }
     }
 
     fn has_device(&self, reader: &mut KernelFileReader, name: &[u8]) -> bool {
@@ -98,9 +99,9 @@ fn same_network(reader: &mut KernelFileReader, procfs: &[u8]) -> bool {
 
 /// Selects by name: not a bridge, bond, tunnel, VLAN or a pod's end, whose bytes pass a physical interface as well or
 /// never leave the machine.
-fn outer_by_name(name: &[u8]) -> bool {
+fn external_by_name(name: &[u8]) -> bool {
     #[rustfmt::skip]
-    const INNER: [&[u8]; 47] = [
+    const INTERNAL: [&[u8]; 47] = [
         b"veth", b"docker", b"virbr", b"cni", b"cbr", b"cali", b"cilium", b"lxc", b"lxdbr", b"flannel", b"tunl", b"vxlan",
         b"geneve", b"genev_sys", b"gre", b"erspan", b"sit", b"ip6tnl", b"ip6_vti", b"ip_vti", b"kube-", b"nodelocaldns",
         b"dummy", b"ifb", b"nerdctl", b"podman", b"tap", b"tun", b"wg", b"tailscale", b"weave", b"bond", b"team", b"vlan",
@@ -112,7 +113,7 @@ fn outer_by_name(name: &[u8]) -> bool {
     let vlan = name.iter().rposition(|b| *b == b'.').is_some_and(|dot| numbered(&name[dot + 1..]));
     // Amazon's network plugin names pods' ends `eni` and eleven hexadecimal digits.
     let pod = name.strip_prefix(b"eni").is_some_and(|rest| rest.len() == 11 && rest.iter().all(u8::is_ascii_hexdigit));
-    name != b"lo" && !bridge && !vlan && !pod && !INNER.iter().any(|inner| name.starts_with(inner))
+    name != b"lo" && !bridge && !vlan && !pod && !INTERNAL.iter().any(|internal| name.starts_with(internal))
 }
 
 #[cfg(test)]
@@ -151,12 +152,12 @@ mod tests {
         let mut reader = KernelFileReader::default();
         interfaces.find(&mut reader);
         let by_name = ["eth0", "eth1", "vf0", "rep0", "custom"];
-        assert_eq!(counted(&interfaces, &ALL), by_name, "without sysfs their names are gone by");
+        assert_eq!(counted(&interfaces, &ALL), by_name, "without sysfs they are selected by name");
         for name in ["lo", "bond0", "bond0.100", "br0", "wg0", "custom"] {
             interface(&roots.sysfs, name, false, None, None);
         }
         interfaces.find(&mut reader);
-        assert_eq!(counted(&interfaces, &ALL), by_name, "a machine on which none has a device");
+        assert_eq!(counted(&interfaces, &ALL), by_name, "a host on which no interface has a device");
         interface(&roots.sysfs, "eth0", true, Some("bond0"), Some("p0"));
         interface(&roots.sysfs, "eth1", true, Some("bond0"), None);
         interface(&roots.sysfs, "vf0", true, Some("eth1"), None);
@@ -166,15 +167,15 @@ mod tests {
         fs::remove_dir_all(roots.sysfs.join("class/net")).unwrap();
         fs::create_dir_all(roots.sysfs.join("class/net")).unwrap();
         interfaces.find(&mut reader);
-        assert!(counted(&interfaces, &ALL).is_empty(), "one that went away does not make the names count");
+        assert!(counted(&interfaces, &ALL).is_empty(), "a removed interface does not cause a selection by name");
     }
 
     #[test]
     fn internal_interfaces_are_recognised_by_name() {
-        for outer in ["eth0", "ens3", "enp1s0f0np0", "eno1", "ib0", "wlan0", "brcm0", "wwan0", "eni0", "venet0"] {
-            assert!(outer_by_name(outer.as_bytes()), "{outer}");
+        for external in ["eth0", "ens3", "enp1s0f0np0", "eno1", "ib0", "wlan0", "brcm0", "wwan0", "eni0", "venet0"] {
+            assert!(external_by_name(external.as_bytes()), "{external}");
         }
-        for inner in [
+        for internal in [
             "lo",
             "veth12ab",
             "docker0",
@@ -195,7 +196,7 @@ mod tests {
             "vmbr0",
             "eni1a2b3c4d5e6",
         ] {
-            assert!(!outer_by_name(inner.as_bytes()), "{inner}");
+            assert!(!external_by_name(internal.as_bytes()), "{internal}");
         }
     }
 
@@ -208,7 +209,7 @@ mod tests {
             fs::create_dir_all(base.path().join(process).join("net")).unwrap();
             fs::write(base.path().join(process).join("net/dev"), "").unwrap();
         };
-        assert!(!same_network(&mut reader, &procfs), "nothing tells");
+        assert!(!same_network(&mut reader, &procfs), "the namespace is unknown");
         write("1");
         write("self");
         assert!(!same_network(&mut reader, &procfs));

@@ -1,11 +1,11 @@
-//! Totals of a pod's network namespace, read through any of its living processes.
+//! Totals of a pod's network namespace, read through any of its running processes.
 //!
 //! Counters belong to the namespace (its number), not to the process. The number is read before and after the counters,
-//! so that a reused PID is noticed. `net/dev` is never kept open: an open file would keep a dead pod's namespace, and
+//! so that a reused PID is noticed. `net/dev` is never kept open: an open file would keep an ended pod's namespace, and
 //! its interfaces, alive.
 //!
-//! What must never happen here: counters for a pod whose namespace cannot be told from the host's. They would be the
-//! traffic of the whole machine.
+//! What must never happen here: counters for a pod whose namespace cannot be distinguished from the host's. They would
+//! be the traffic of the whole machine.
 
 use crate::clock;
 use crate::kernel_file::{KernelFileReader, ReadFailure};
@@ -31,19 +31,19 @@ pub struct NetworkTotals {
 struct Interface {
     name: Box<[u8]>,
     last: [u64; 8],
-    there: bool,
+    present: bool,
 }
 
-/// How namespaces are told apart, and which one is the host's. The two ways give different numbers, so the agent stays
-/// with the first one that works: a change would look like a new namespace.
+/// How namespaces are identified, and which one is the host's. The two methods give different numbers, so the agent
+/// stays with the first one that works: a change would look like a new namespace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NetworkNamespaces {
-    way: Way,
+    id: NamespaceId,
     host: u64,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Way {
+enum NamespaceId {
     /// The link `/proc/<pid>/ns/net`, which only a process that may trace the other can read.
     Link,
     /// The inode of `/proc/<pid>/net/dev`, of which the kernel makes one for each namespace, readable by all.
@@ -53,7 +53,8 @@ enum Way {
 impl NetworkNamespaces {
     /// By the link if that of the host (process 1) can be read, else by the counter file.
     ///
-    /// # Errors [`ReadFailure`] of the second way, when neither way shows the host's namespace.
+    /// # Errors
+    /// [`ReadFailure`] of the second method, when neither shows the host's namespace.
     pub fn find(reader: &mut KernelFileReader, procfs: &[u8]) -> Result<Self, ReadFailure> {
         Self::by_links(reader, procfs).or_else(|_| Self::by_counters(reader, procfs))
     }
@@ -63,7 +64,7 @@ impl NetworkNamespaces {
     /// # Errors
     /// [`ReadFailure`].
     pub fn by_links(reader: &mut KernelFileReader, procfs: &[u8]) -> Result<Self, ReadFailure> {
-        Way::Link.number(reader, procfs, b"1").map(|host| NetworkNamespaces { way: Way::Link, host })
+        NamespaceId::Link.number(reader, procfs, b"1").map(|host| NetworkNamespaces { id: NamespaceId::Link, host })
     }
 
     /// By the counter file, which needs no capability.
@@ -71,32 +72,34 @@ impl NetworkNamespaces {
     /// # Errors
     /// [`ReadFailure`].
     pub fn by_counters(reader: &mut KernelFileReader, procfs: &[u8]) -> Result<Self, ReadFailure> {
-        Way::Counters.number(reader, procfs, b"1").map(|host| NetworkNamespaces { way: Way::Counters, host })
+        NamespaceId::Counters
+            .number(reader, procfs, b"1")
+            .map(|host| NetworkNamespaces { id: NamespaceId::Counters, host })
     }
 }
 
-impl Way {
+impl NamespaceId {
     fn number(self, reader: &mut KernelFileReader, procfs: &[u8], process: &[u8]) -> Result<u64, ReadFailure> {
         match self {
-            Way::Link => namespace(reader, procfs, process, "net"),
-            Way::Counters => reader.inode(&[procfs, b"/", process, b"/net/dev"]),
+            NamespaceId::Link => namespace(reader, procfs, process, "net"),
+            NamespaceId::Counters => reader.inode(&[procfs, b"/", process, b"/net/dev"]),
         }
     }
 }
 
-/// Where to read, and how namespaces are told apart there.
+/// Where to read, and how namespaces are identified there.
 #[derive(Clone, Copy, Debug)]
 pub struct NetworkReader<'a> {
     /// `/proc`.
     pub procfs: &'a [u8],
-    /// How namespaces are told apart.
+    /// How namespaces are identified.
     pub namespaces: NetworkNamespaces,
 }
 
 impl NetworkReader<'_> {
     /// The number of a process's namespace.
     fn number(self, reader: &mut KernelFileReader, pid: u32) -> Result<u64, ReadFailure> {
-        self.namespaces.way.number(reader, self.procfs, KernelFileReader::decimal(pid, &mut [0; 10]))
+        self.namespaces.id.number(reader, self.procfs, KernelFileReader::decimal(pid, &mut [0; 10]))
     }
 }
 
@@ -113,7 +116,7 @@ impl NetworkTotals {
         if known == net.namespaces.host {
             return None;
         }
-        if net.namespaces.way == Way::Link && net.number(reader, pid) != Ok(known) {
+        if net.namespaces.id == NamespaceId::Link && net.number(reader, pid) != Ok(known) {
             return None;
         }
         self.read_in(reader, net, pid, known).ok().map(|()| self.reading())
@@ -155,7 +158,7 @@ impl NetworkTotals {
         self.read_in(reader, net, pid, before)
     }
 
-    /// Reads the counters through a process of this namespace, if it is still there afterwards. If the counter file
+    /// Reads the counters through a process of this namespace, if it is still present afterwards. If the counter file
     /// identifies the namespace, its inode is enough, and it cannot change during the read.
     fn read_in(
         &mut self,
@@ -170,8 +173,8 @@ impl NetworkTotals {
         text.clear();
         let (read, inode) = reader.read_records_with_inode(&[net.procfs, b"/", process, b"/net/dev"])?;
         text.extend_from_slice(read);
-        let there = if net.namespaces.way == Way::Counters { inode } else { net.number(reader, pid)? };
-        if there != here {
+        let present = if net.namespaces.id == NamespaceId::Counters { inode } else { net.number(reader, pid)? };
+        if present != here {
             return Err(ReadFailure::Gone.into());
         }
         net_dev(&text, |_, _| {})?; // the whole text is parsed before any of it is added
@@ -187,7 +190,7 @@ impl NetworkTotals {
 
     fn add(&mut self, text: &[u8]) -> Result<(), ProcError> {
         let NetworkTotals { interfaces, total, .. } = self;
-        interfaces.iter_mut().for_each(|interface| interface.there = false);
+        interfaces.iter_mut().for_each(|interface| interface.present = false);
         net_dev(text, |name, now| {
             if name == b"lo" {
                 return;
@@ -198,7 +201,7 @@ impl NetworkTotals {
                 return;
             }
             if at == interfaces.len() {
-                interfaces.push(Interface { name: name.into(), last: [0; 8], there: true });
+                interfaces.push(Interface { name: name.into(), last: [0; 8], present: true });
             }
             let interface = &mut interfaces[at];
             for ((total, last), now) in total.iter_mut().zip(&mut interface.last).zip(now) {
@@ -206,9 +209,9 @@ impl NetworkTotals {
                 *total = total.saturating_add(now.checked_sub(*last).unwrap_or(now));
                 *last = now;
             }
-            interface.there = true;
+            interface.present = true;
         })?;
-        interfaces.retain(|interface| interface.there);
+        interfaces.retain(|interface| interface.present);
         Ok(())
     }
 }
@@ -234,9 +237,9 @@ mod tests {
     }
 
     /// Bytes received in total, after a read through these processes.
-    fn look(totals: &mut NetworkTotals, root: &Path, pids: &[u32]) -> Result<u64, Absence> {
+    fn read_total(totals: &mut NetworkTotals, root: &Path, pids: &[u32]) -> Result<u64, Absence> {
         let (mut reader, procfs) = (KernelFileReader::default(), part(root));
-        let net = NetworkReader { procfs: &procfs, namespaces: NetworkNamespaces { way: Way::Link, host: 1 } };
+        let net = NetworkReader { procfs: &procfs, namespaces: NetworkNamespaces { id: NamespaceId::Link, host: 1 } };
         let reading = totals.read_again(&mut reader, net);
         match reading.unwrap_or_else(|| totals.read_through(&mut reader, net, pids)) {
             Reading::Measured(sample, _) => Ok(sample.rx_bytes.0),
@@ -252,12 +255,12 @@ mod tests {
             (7, vec![("lo", 9999), ("eth0", 100)], 100, "loopback does not count"),
             (7, vec![("lo", 9999), ("eth0", 150)], 150, "grows"),
             (7, vec![("eth0", 160), ("eth1", 5)], 165, "a second interface"),
-            (7, vec![("eth0", 170)], 175, "which is taken away again"),
-            (7, vec![("eth0", 20)], 195, "a counter that went backwards began again"),
+            (7, vec![("eth0", 170)], 175, "the second interface is removed"),
+            (7, vec![("eth0", 20)], 195, "a counter that went backwards has started again"),
             (8, vec![("eth0", 50)], 245, "a new namespace counts from 0"),
         ] {
             process(root, 10, inode, &interfaces);
-            assert_eq!(look(&mut totals, root, &[10]), Ok(total), "{why}");
+            assert_eq!(read_total(&mut totals, root, &[10]), Ok(total), "{why}");
         }
     }
 
@@ -267,13 +270,13 @@ mod tests {
         let (root, mut totals) = (root.path(), NetworkTotals::default());
         process(root, 10, 7, &[("eth0", 100)]);
         process(root, 11, 7, &[("eth0", 130)]);
-        assert_eq!(look(&mut totals, root, &[9, 10, 11]), Ok(100));
+        assert_eq!(read_total(&mut totals, root, &[9, 10, 11]), Ok(100));
         fs::remove_dir_all(root.join("10")).unwrap();
-        assert_eq!(look(&mut totals, root, &[10, 11]), Ok(130));
+        assert_eq!(read_total(&mut totals, root, &[10, 11]), Ok(130));
         fs::remove_dir_all(root.join("11")).unwrap();
-        assert_eq!(look(&mut totals, root, &[10, 11]), Err(Absence::NoLivingProcess));
+        assert_eq!(read_total(&mut totals, root, &[10, 11]), Err(Absence::NoLivingProcess));
         process(root, 12, 7, &[("eth0", 140)]);
-        assert_eq!(look(&mut totals, root, &[12]), Ok(140), "and the totals are still there");
+        assert_eq!(read_total(&mut totals, root, &[12]), Ok(140), "the totals continue");
     }
 
     #[test]
@@ -282,7 +285,7 @@ mod tests {
         let (root, mut totals) = (root.path(), NetworkTotals::default());
         process(root, 10, 1, &[("eth0", 100)]);
         for _ in 0..2 {
-            assert_eq!(look(&mut totals, root, &[10]), Err(Absence::HostNetwork));
+            assert_eq!(read_total(&mut totals, root, &[10]), Err(Absence::HostNetwork));
         }
     }
 
@@ -294,12 +297,15 @@ mod tests {
         assert_eq!(
             NetworkNamespaces::find(&mut reader, &procfs),
             Err(ReadFailure::NotFound),
-            "nothing tells which is the host's"
+            "the host's namespace is unknown"
         );
         for (pid, bytes) in [(1, 5_000_000), (20, 100), (22, 7)] {
             process(root, pid, u64::from(pid), &[("eth0", bytes)]);
         }
-        assert_eq!(NetworkNamespaces::find(&mut reader, &procfs), Ok(NetworkNamespaces { way: Way::Link, host: 1 }));
+        assert_eq!(
+            NetworkNamespaces::find(&mut reader, &procfs),
+            Ok(NetworkNamespaces { id: NamespaceId::Link, host: 1 })
+        );
         for (pid, other) in [(10, 1), (21, 20)] {
             fs::create_dir_all(root.join(format!("{pid}/net"))).unwrap();
             fs::hard_link(root.join(format!("{other}/net/dev")), root.join(format!("{pid}/net/dev"))).unwrap();
@@ -308,17 +314,17 @@ mod tests {
             fs::remove_dir_all(root.join(format!("{pid}/ns"))).unwrap();
         }
         let net = NetworkReader { procfs: &procfs, namespaces: NetworkNamespaces::find(&mut reader, &procfs).unwrap() };
-        let mut look = |pid| match totals.read_again(&mut reader, net) {
+        let mut read_total = |pid| match totals.read_again(&mut reader, net) {
             Some(reading) => reading,
             None => totals.read_through(&mut reader, net, &[pid]),
         };
         let bytes = |reading: Reading<NetworkSample>| reading.value().map(|sample| sample.rx_bytes.0);
-        assert_eq!(look(10).absence(), Some(Absence::HostNetwork));
-        assert_eq!(bytes(look(20)), Some(100));
+        assert_eq!(read_total(10).absence(), Some(Absence::HostNetwork));
+        assert_eq!(bytes(read_total(20)), Some(100));
         fs::remove_dir_all(root.join("20")).unwrap();
-        assert_eq!(bytes(look(21)), Some(100), "another process of the same namespace adds nothing");
+        assert_eq!(bytes(read_total(21)), Some(100), "another process of the same namespace adds nothing");
         fs::remove_dir_all(root.join("21")).unwrap();
-        assert_eq!(bytes(look(22)), Some(107), "a new namespace counts from 0");
+        assert_eq!(bytes(read_total(22)), Some(107), "a new namespace counts from 0");
     }
 
     #[test]
@@ -326,9 +332,9 @@ mod tests {
         let root = tempfile::tempdir().unwrap();
         let (root, mut totals) = (root.path(), NetworkTotals::default());
         process(root, 10, 7, &[("eth0", 100)]);
-        assert_eq!(look(&mut totals, root, &[10]), Ok(100));
+        assert_eq!(read_total(&mut totals, root, &[10]), Ok(100));
         process(root, 10, 99, &[("eth0", 5_000_000)]);
-        assert_eq!(look(&mut totals, root, &[]), Err(Absence::NoLivingProcess));
+        assert_eq!(read_total(&mut totals, root, &[]), Err(Absence::NoLivingProcess));
     }
 
     #[test]
@@ -336,13 +342,13 @@ mod tests {
         let root = tempfile::tempdir().unwrap();
         let (root, mut totals) = (root.path(), NetworkTotals::default());
         process(root, 10, 7, &[("eth0", 100), ("eth1", 1)]);
-        assert_eq!(look(&mut totals, root, &[10]), Ok(101));
+        assert_eq!(read_total(&mut totals, root, &[10]), Ok(101));
         process(root, 10, 7, &[("eth0", 200), ("eth1", 1)]);
         let path = root.join("10/net/dev");
         let text = fs::read(&path).unwrap();
         fs::write(&path, &text[..text.len() - 5]).unwrap();
-        assert_eq!(look(&mut totals, root, &[10]), Err(Absence::Unreadable));
+        assert_eq!(read_total(&mut totals, root, &[10]), Err(Absence::Unreadable));
         fs::write(&path, &text).unwrap();
-        assert_eq!(look(&mut totals, root, &[10]), Ok(201));
+        assert_eq!(read_total(&mut totals, root, &[10]), Ok(201));
     }
 }

@@ -50,7 +50,7 @@ mod tests {
     #[test]
     fn visibility_is_detected_from_the_agents_pid_namespace_and_pid() {
         let own = std::process::id();
-        for (number, link, sight) in [
+        for (number, link, visibility) in [
             (own, Some(0xeffffffc_u64), ProcVisibility::Machine),
             (own, Some(4_026_532_999), ProcVisibility::Private),
             (own + 1, Some(4_026_532_999), ProcVisibility::Mounted),
@@ -64,7 +64,7 @@ mod tests {
             }
             assert_eq!(
                 ProcVisibility::detect(&mut KernelFileReader::default(), &part(root.path())),
-                sight,
+                visibility,
                 "{number} {link:?}"
             );
         }

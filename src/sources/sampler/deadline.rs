@@ -1,4 +1,4 @@
-//! Deadlines on a grid, and a sleep that a cancellation ends.
+//! Periodic deadlines that do not drift, and a sleep that ends early on cancellation.
 
 use crate::clock;
 use model::time::Monotonic;

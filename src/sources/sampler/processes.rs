@@ -4,7 +4,7 @@
 //! 20,000 processes do not delay the other readings. Passes are so far apart that they cost at most one part in
 //! [`SHARE`] of a core. The owner of a process is read when the process is first seen, when it has executed another
 //! program (a runtime moves a process into its cgroup before the program starts), while the owner is unknown, and from
-//! time to time. `io` is read when a process has used CPU time since.
+//! time to time. `io` is read when a process has used CPU time since its `io` was last read.
 //!
 //! What must never happen here: memory that grows with the number of processes that ever lived. A process is forgotten
 //! at the end of the first pass that does not see it.
@@ -130,7 +130,7 @@ impl ProcessPasses {
     ///
     /// # Errors
     /// Why processes cannot be listed; all known processes are forgotten.
-    pub fn some(&mut self, now: Monotonic) -> Option<Result<ProcessPass, Absence>> {
+    pub fn turn(&mut self, now: Monotonic) -> Option<Result<ProcessPass, Absence>> {
         if self.waiting.is_none() && now < self.due {
             return None;
         }
@@ -146,7 +146,7 @@ impl ProcessPasses {
         };
         let mut io = IO_A_SLICE;
         for pid in waiting.drain(waiting.len().saturating_sub(SLICE)..) {
-            self.look(pid, &mut io);
+            self.read_process(pid, &mut io);
         }
         let ended = clock::monotonic();
         self.spent += ended.since(now);
@@ -181,7 +181,7 @@ impl ProcessPasses {
         Ok(pids)
     }
 
-    fn look(&mut self, pid: u32, io: &mut usize) {
+    fn read_process(&mut self, pid: u32, io: &mut usize) {
         let ProcessPasses { reader, procfs, nanos_a_tick, page, known, pass, .. } = self;
         let stat = match process::stat(reader, procfs, pid) {
             Ok(stat) => stat,
@@ -193,7 +193,7 @@ impl ProcessPasses {
                 self.malformed = self.malformed.saturating_add(1);
                 if !self.logged {
                     self.logged = true;
-                    tracing::warn!(pid, error = %malformed, "stat of a process could not be understood; further ones are only counted");
+                    tracing::warn!(pid, error = %malformed, "stat of a process cannot be parsed; further ones are only counted");
                 }
                 return;
             }
@@ -221,12 +221,12 @@ impl ProcessPasses {
             };
             known.insert(pid, Known { process, used: 0, pass: *pass });
         }
-        let mut look_again = (*pass).wrapping_add(u64::from(pid)).is_multiple_of(OWNER_EVERY);
+        let mut read_owner = (*pass).wrapping_add(u64::from(pid)).is_multiple_of(OWNER_EVERY);
         if let Some(known) = known.get_mut(&pid) {
-            look_again |= known.process.owner == ProcessOwner::Unknown;
-            look_again |= known.renamed(&stat);
+            read_owner |= known.process.owner == ProcessOwner::Unknown;
+            read_owner |= known.renamed(&stat);
         }
-        let owner = look_again.then(|| self.owner(key));
+        let owner = read_owner.then(|| self.owner(key));
         let Some(known) = self.known.get_mut(&pid) else { return };
         let process = &mut known.process;
         known.used = (user.0 + system.0).saturating_sub(process.cpu_user.0 + process.cpu_system.0);
@@ -312,7 +312,7 @@ mod tests {
 
     fn pass(processes: &mut ProcessPasses) -> ProcessPass {
         loop {
-            if let Some(pass) = processes.some(Monotonic(u64::MAX / 2)) {
+            if let Some(pass) = processes.turn(Monotonic(u64::MAX / 2)) {
                 return pass.unwrap();
             }
         }
@@ -340,7 +340,7 @@ mod tests {
         process(root.path(), 7, 200, 1);
         let second = pass(&mut processes);
         assert_eq!((second.processes.len(), second.total, processes.known.len()), (1, 1, 1));
-        assert_eq!(second.processes[0].key.start_ticks, 200, "the same number is another process");
+        assert_eq!(second.processes[0].key.start_ticks, 200, "the same PID is another process");
     }
 
     fn path(process: &HostProcess) -> Option<String> {
@@ -366,17 +366,17 @@ mod tests {
         cgroup("0::/docker/");
         assert_eq!(owner(), ProcessOwner::Unknown, "torn");
         cgroup("0::/system.slice/runtime.service\n");
-        assert_eq!(owner(), ProcessOwner::Host, "read again while it is not known");
+        assert_eq!(owner(), ProcessOwner::Host, "read again while the owner is unknown");
         cgroup(&format!("0::{}\n", container(1)));
         run("job");
         assert!(
             matches!(owner(), ProcessOwner::Cgroup(identity) if *identity.path == *container(1)),
-            "it became a program"
+            "it executed another program"
         );
         cgroup(&format!("0::{}\n", container(2)));
         let turns = (1..=OWNER_EVERY)
             .find(|_| matches!(owner(), ProcessOwner::Cgroup(identity) if *identity.path == *container(2)));
-        assert!(turns.is_some(), "and if nothing tells of the move, it is seen by turns");
+        assert!(turns.is_some(), "without a sign of the move, the owner is read again in turn");
     }
 
     #[test]
@@ -387,8 +387,8 @@ mod tests {
         assert_eq!(pass(&mut processes).total, 1);
         for missing in ["7", ""] {
             fs::remove_dir_all(root.path().join(missing)).unwrap();
-            let told = processes.some(Monotonic(u64::MAX / 2));
-            assert_eq!(told.map(Result::err), Some(Some(Absence::NoSuchFile)));
+            let result = processes.turn(Monotonic(u64::MAX / 2));
+            assert_eq!(result.map(Result::err), Some(Some(Absence::NoSuchFile)));
             assert_eq!((processes.take_malformed(), processes.known.len()), (1, 0));
         }
     }
@@ -425,10 +425,10 @@ mod tests {
         process(root.path(), 7, 100, 5);
         let mut processes = passes(root.path());
         let now = clock::monotonic();
-        assert!(processes.some(now).is_some());
+        assert!(processes.turn(now).is_some());
         let spent = processes.spent;
         assert!(processes.due >= now.after(spent.saturating_mul(processes.share).min(LONGEST)));
-        assert!(processes.some(now).is_none(), "not due");
+        assert!(processes.turn(now).is_none(), "not due");
     }
 
     fn resident() -> u64 {

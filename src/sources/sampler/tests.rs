@@ -64,8 +64,7 @@ fn unreadable_roots_are_reported_as_absent() {
     let mut sampler = Sampler::new(Settings { roots, ..settings() }, 10);
     assert_eq!(sampler.facts().cgroups.absence(), Some(Absence::NoSuchFile));
     sampler.pass(3, &reporter);
-    let mut samples =
-        std::iter::from_fn(|| queue.try_recv().ok()).filter(|told| matches!(told, Observation::Sample(_)));
+    let mut samples = std::iter::from_fn(|| queue.try_recv().ok()).filter(|one| matches!(one, Observation::Sample(_)));
     let Some(Observation::Sample(Sample::Cgroups(pass))) = samples.next() else { panic!() };
     assert_eq!((pass.reports.len(), pass.missed), (0, 3));
     let Some(Observation::Sample(Sample::Host(host))) = samples.next() else { panic!() };
@@ -80,9 +79,9 @@ fn a_full_queue_is_counted_and_does_not_block() {
     }
     let mut sampler = Sampler::new(settings(), 10);
     sampler.pass(0, &reporter);
-    let told: Vec<Observation> = std::iter::from_fn(|| queue.try_recv().ok()).collect();
-    let Observation::Event(SourceEvent::Dropped(dropped)) = told[0] else { panic!("{:?}", told[0]) };
+    let observations: Vec<Observation> = std::iter::from_fn(|| queue.try_recv().ok()).collect();
+    let Observation::Event(SourceEvent::Dropped(dropped)) = observations[0] else { panic!("{:?}", observations[0]) };
     assert!((2..=3).contains(&dropped), "{dropped}: cgroups, the host, and processes if they were due");
-    let samples = told.iter().filter(|told| matches!(told, Observation::Sample(_))).count();
+    let samples = observations.iter().filter(|one| matches!(one, Observation::Sample(_))).count();
     assert_eq!(samples, crate::report::QUEUE);
 }

@@ -63,13 +63,13 @@ fn task(name: &str) -> Command {
     command
 }
 
-fn say(child: &mut Child, line: &str) {
+fn send_line(child: &mut Child, line: &str) {
     child.stdin.as_mut().unwrap().write_all(format!("{line}\n").as_bytes()).unwrap();
 }
 
-fn hear(child: &mut Child, wanted: &str) -> String {
+fn read_line(child: &mut Child, prefix: &str) -> String {
     let lines = BufReader::new(child.stdout.as_mut().unwrap()).lines();
-    lines.map(Result::unwrap).find_map(|line| line.split(wanted).nth(1).map(str::to_string)).expect(wanted)
+    lines.map(Result::unwrap).find_map(|line| line.split(prefix).nth(1).map(str::to_string)).expect(prefix)
 }
 
 /// Shows nothing by itself: [`task`] enters a second process of this test binary here, because the binary has no `main`
@@ -117,7 +117,7 @@ fn cpu_time_of_a_busy_loop_equals_its_own_count() {
     let mut child =
         Command::new("sh").args(["-c", script]).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
     join(&path, child.id());
-    say(&mut child, "go");
+    send_line(&mut child, "go");
     let began = Instant::now();
     // The kernel's ticks are 10 ms, so an accuracy of 2 % needs a load of seconds. Passes go on meanwhile.
     while began.elapsed() < Duration::from_secs(20) {
@@ -125,12 +125,12 @@ fn cpu_time_of_a_busy_loop_equals_its_own_count() {
         table.pass();
     }
     kill_process(Pid::from_child(&child), Signal::TERM).unwrap();
-    let mut said = String::new();
-    child.stdout.take().unwrap().read_to_string(&mut said).unwrap();
+    let mut output = String::new();
+    child.stdout.take().unwrap().read_to_string(&mut output).unwrap();
     child.wait().unwrap();
     let after = sample(&table.pass(), &path).sample;
     // `times` prints "0m19.870000s 0m0.010000s": user and system.
-    let times = said.lines().next().unwrap().split_whitespace().map(|time| {
+    let times = output.lines().next().unwrap().split_whitespace().map(|time| {
         let (minutes, seconds) = time.trim_end_matches('s').split_once('m').unwrap();
         minutes.parse::<f64>().unwrap() * 60.0 + seconds.parse::<f64>().unwrap()
     });
@@ -152,8 +152,8 @@ fn memory_that_a_process_touches_is_measured_completely() {
     join(&path, child.id());
     let mut table = table(1);
     let before = sample(&table.pass(), &path).sample;
-    say(&mut child, "go");
-    assert_eq!(hear(&mut child, "held ").trim(), HELD.to_string());
+    send_line(&mut child, "go");
+    assert_eq!(read_line(&mut child, "held ").trim(), HELD.to_string());
     let reports = table.pass();
     let after = sample(&reports, &path).sample;
     let held = f64::from(u32::try_from(HELD).unwrap());
@@ -193,7 +193,7 @@ fn bytes_over_a_veth_pair_equal_the_count_of_the_other_end() {
     }
     let mut table = table(1);
     compare_with_the_other_end(&mut table, &path, pid);
-    table.tell_namespaces_by_counters();
+    table.identify_namespaces_by_counters();
     compare_with_the_other_end(&mut table, &path, pid);
 }
 
@@ -255,7 +255,7 @@ fn a_pod_in_the_hosts_network_namespace_does_not_show_the_hosts_traffic() {
     for by_counters in [false, true] {
         let mut table = table(1);
         if by_counters {
-            table.tell_namespaces_by_counters();
+            table.identify_namespaces_by_counters();
         }
         seen.extend([(); 2].map(|()| sample(&table.pass(), &pod).network.absence()));
     }
@@ -279,12 +279,12 @@ fn from_a_private_cgroup_namespace_owners_are_found_in_the_mounted_hierarchy() {
         child.args(["-c", "read joined; exec unshare -C \"$@\"", "sh"]).arg(inner.get_program()).args(inner.get_args());
         let mut child = child.env(TASK, "owner").stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
         join(&containers[0].0, child.id());
-        say(&mut child, "joined");
-        say(&mut child, &pid.to_string());
-        let said = hear(&mut child, "owner ");
+        send_line(&mut child, "joined");
+        send_line(&mut child, &pid.to_string());
+        let output = read_line(&mut child, "owner ");
         child.wait().unwrap();
-        assert!(said.contains("private: Some(true), mounted_above: true"), "{said}");
-        assert!(said.contains(path.as_str()), "{pid} is in {path}, but: {said}");
+        assert!(output.contains("private: Some(true), mounted_above: true"), "{output}");
+        assert!(output.contains(path.as_str()), "{pid} is in {path}, but: {output}");
     }
 }
 
@@ -306,7 +306,7 @@ fn pods_created_at_fifty_a_second_are_all_sampled_and_leave_no_open_file() {
     table.pass();
     let before = held();
     // Fifty in each second, as far as the machine keeps up; each lives until two passes have seen it.
-    let mut living: VecDeque<(u32, String, Child)> = VecDeque::new();
+    let mut running: VecDeque<(u32, String, Child)> = VecDeque::new();
     let (mut seen, mut sampled, mut names) = (HashSet::new(), HashSet::new(), HashSet::new());
     let (mut made, mut next_pass) = (0, Instant::now());
     for round in 0..=SECONDS {
@@ -317,7 +317,7 @@ fn pods_created_at_fifty_a_second_are_all_sampled_and_leave_no_open_file() {
                 let child = Command::new("sleep").arg("1000").spawn().unwrap();
                 join(&path, child.id());
                 names.insert(path.clone());
-                living.push_back((round, path, child));
+                running.push_back((round, path, child));
                 made += 1;
             }
         }
@@ -329,8 +329,8 @@ fn pods_created_at_fifty_a_second_are_all_sampled_and_leave_no_open_file() {
             }
             seen.insert(report.identity.path.to_string());
         }
-        while living.front().is_some_and(|(born, ..)| *born < round) {
-            let Some((_, path, mut child)) = living.pop_front() else { break };
+        while running.front().is_some_and(|(born, ..)| *born < round) {
+            let Some((_, path, mut child)) = running.pop_front() else { break };
             child.kill().unwrap();
             child.wait().unwrap();
             for directory in directories(&path) {
@@ -342,7 +342,7 @@ fn pods_created_at_fifty_a_second_are_all_sampled_and_leave_no_open_file() {
             }
         }
     }
-    assert!(living.is_empty());
+    assert!(running.is_empty());
     table.pass();
     let missed: Vec<&String> = names.iter().filter(|name| !sampled.contains(*name)).collect();
     let after = held();
@@ -362,7 +362,7 @@ fn cpu() -> Duration {
 }
 
 /// The files with CPU time, memory, disk and tasks of one cgroup, of both versions.
-const TOLD: [&str; 12] = [
+const FILES: [&str; 12] = [
     "cpuacct.usage",
     "cpuacct.stat",
     "cpu.stat",
@@ -403,26 +403,26 @@ fn reading_three_hundred_cgroups_costs_a_fraction_of_a_plain_read() {
     println!("first pass over {} cgroups: {:?}", reports.len(), cpu() - first);
     assert!(reports.len() >= 300);
     let files = reports.iter().flat_map(|report| directories(&report.identity.path));
-    let files = files.flat_map(|directory| TOLD.map(|name| directory.join(name)));
+    let files = files.flat_map(|directory| FILES.map(|name| directory.join(name)));
     let files: Vec<PathBuf> = files.filter(|file| file.exists()).collect();
     let mut text = Vec::new();
-    let plainly = best(10, || {
+    let plain = best(10, || {
         for file in &files {
             text.clear();
             fs::File::open(file).unwrap().read_to_end(&mut text).unwrap();
         }
     });
-    println!("{} files read plainly: {plainly:?}", files.len());
-    for (still, at_most) in [(false, 1.0 / 8.0), (true, 1.0 / 16.0)] {
+    println!("{} files read in the plain way: {plain:?}", files.len());
+    for (idle, at_most) in [(false, 1.0 / 8.0), (true, 1.0 / 16.0)] {
         table.pass();
         let each = best(30, || {
-            if !still {
-                table.forget_stillness();
+            if !idle {
+                table.forget_idle_state();
             }
             table.pass();
         });
-        let ratio = each.as_secs_f64() / plainly.as_secs_f64();
-        println!("{} cgroups: {each:?} a pass, {ratio:.3} of it", if still { "still" } else { "busy" });
+        let ratio = each.as_secs_f64() / plain.as_secs_f64();
+        println!("{} cgroups: {each:?} a pass, {ratio:.3} of it", if idle { "idle" } else { "busy" });
         assert!(ratio < at_most, "{ratio}");
     }
 }

@@ -49,9 +49,9 @@ impl Tree {
         HostRoots { procfs: self.at("proc"), cgroup: self.at("cgroup"), sysfs: self.at("sys") }
     }
 
-    fn table(&self, turns: u64, room: usize) -> CgroupTable {
+    fn table(&self, turns: u64, max_open_files: usize) -> CgroupTable {
         let layout = CgroupLayout::detect(&mut KernelFileReader::default(), &self.roots()).unwrap();
-        CgroupTable::new(&self.roots(), layout, turns, room)
+        CgroupTable::new(&self.roots(), layout, turns, max_open_files)
     }
 
     fn v2(&self, path: &str, usage: u64, memory: u64) {
@@ -111,7 +111,7 @@ fn rx(report: &CgroupReport) -> Result<u64, Absence> {
     }
 }
 
-/// Values that both versions show alike.
+/// Checks the values that are the same in both versions.
 fn check_common(sample: &CgroupSample) {
     assert_eq!(sample.memory_usage.get(), Some(Bytes(400)));
     assert_eq!(sample.memory_working_set.get(), Some(Bytes(250)));
@@ -179,7 +179,7 @@ fn cpu_and_memory_use_are_read_every_pass_and_other_values_once_a_slow_period() 
     for read in 1..=4 {
         let reports = table.pass();
         assert!((0..4).all(|n| of(&reports, &container(n)).sample.cpu_total.get() == Some(Nanos(50_000))));
-        assert_eq!(stats(&reports), read, "one more each pass");
+        assert_eq!(stats(&reports), read, "one more in each pass");
     }
 }
 
@@ -253,14 +253,14 @@ fn removed_cgroups_are_not_reported_and_a_path_may_return() {
     for n in 0..3 {
         tree.v2(&container(n), 1, 400);
     }
-    // No room for kept files: outside the kernel's trees, an open file outlives its directory.
+    // No file is kept open: outside the kernel's trees, an open file outlives its directory.
     let mut table = tree.table(2, 0);
     assert_eq!(table.pass().len(), 4, "three containers and their pod");
     fs::remove_dir_all(tree.at(&format!("cgroup{}", container(1)))).unwrap();
     assert_eq!(table.pass().len(), 3);
     tree.v2(&container(1), 1, 400);
-    assert_eq!(table.pass().len(), 4, "and the same path may come again");
-    assert_eq!(table.kernel.room, 0);
+    assert_eq!(table.pass().len(), 4, "a cgroup with the same path is new");
+    assert_eq!(table.kernel.files_left, 0);
 }
 
 #[test]
@@ -282,7 +282,7 @@ fn a_pods_network_is_read_through_its_oldest_process_and_its_processes_are_summe
     fs::remove_dir_all(tree.at("proc/21")).unwrap();
     tree.write(&format!("cgroup{}/cgroup.procs", container(2)), "");
     tree.process(20, 900, 77, 130);
-    assert_eq!(rx(of(&table.pass(), &pod())), Ok(130), "another process of the pod will do");
+    assert_eq!(rx(of(&table.pass(), &pod())), Ok(130), "read through another process of the pod");
     tree.process(20, 900, 1, 130);
     assert_eq!(rx(of(&table.pass(), &pod())), Err(Absence::HostNetwork));
     tree.write(&format!("cgroup{}/cgroup.procs", container(1)), "");
@@ -383,7 +383,7 @@ fn a_pod_never_shows_the_hosts_traffic_if_a_capability_is_missing() {
     assert_eq!(rx(of(&table.pass(), &pod())), Ok(7));
     tree.process(1, 0, 1, 5_000_000);
     tree.process(20, 900, 99, 9);
-    assert_eq!(rx(of(&table.pass(), &pod())), Ok(9), "links that appear later do not make it a new namespace");
+    assert_eq!(rx(of(&table.pass(), &pod())), Ok(9), "links that appear later do not look like a new namespace");
 }
 
 #[test]
@@ -422,7 +422,7 @@ fn five_thousand_containers_are_read_within_the_limit_of_open_files() {
         assert_eq!((reports.len(), table.left_out()), (5000, 0));
         assert!(reports.iter().all(|report| report.sample.memory_usage.get() == Some(Bytes(400))));
     }
-    assert_eq!(table.kernel.room, 0, "no more files are kept open than there is room for");
+    assert_eq!(table.kernel.files_left, 0, "no more files are kept open than the limit allows");
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! Tests of how often NVML calls are made: the fake driver counts them. The tests count events instead of time.
 
-use super::{Drill, FakeGpu, ReadingKind, Scenario, Value, error, fake_gpus, of, put, with};
+use super::{FakeGpu, Harness, ReadingKind, Scenario, Value, error, fake_gpus, of, put, with};
 use lab::scenario::{FakeProcess, MigSlot, ProcessList, Program, process};
 use model::unit::BytesPerSecond;
 use model::{Absence, Reading};
@@ -25,9 +25,9 @@ fn churning(count: u32) -> FakeGpu {
 }
 
 /// Waits until this many regular lists were made of a GPU without processes, and returns the number of all lists.
-fn listed(drill: &mut Drill, place: u32, regular: usize) -> (usize, usize) {
-    let fake = drill.fake.clone();
-    drill.wait("regular lists", |_| fake.calls(REGULAR, place) >= regular);
+fn listed(harness: &mut Harness, place: u32, regular: usize) -> (usize, usize) {
+    let fake = harness.fake.clone();
+    harness.wait("regular lists", |_| fake.calls(REGULAR, place) >= regular);
     // An empty list is one call, for its length.
     (fake.calls(COMPUTE, place), fake.calls(REGULAR, place))
 }
@@ -35,23 +35,23 @@ fn listed(drill: &mut Drill, place: u32, regular: usize) -> (usize, usize) {
 /// A GPU whose used memory always changes is listed twice as often as another one, and its GPM is read no more often.
 #[test]
 fn constantly_changing_memory_does_not_cause_unlimited_process_lists() {
-    let mut drill = Drill::start(counted(vec![churning(1), fake_gpus("H100", 1)]));
-    let (churned, regular) = listed(&mut drill, 0, 12);
+    let mut harness = Harness::start(counted(vec![churning(1), fake_gpus("H100", 1)]));
+    let (churned, regular) = listed(&mut harness, 0, 12);
     assert!(churned > regular, "{churned} lists, {regular} of them regular: none out of turn");
     // Two at once, one in each period, and one more whose regular list is still to come.
     assert!(churned <= 2 * regular + 3, "{churned} lists, {regular} of them regular");
-    let (calm, regular) = listed(&mut drill, 1, 1);
+    let (calm, regular) = listed(&mut harness, 1, 1);
     assert!(calm <= regular + 3, "{calm} lists of a GPU on which nothing changes, {regular} of them regular");
 }
 
 /// The node's allowance is less than the sum of the allowances of its GPUs.
 #[test]
 fn sixteen_gpus_with_changing_memory_share_the_limit_of_the_node() {
-    let mut drill = Drill::start(counted(vec![churning(16)]));
+    let mut harness = Harness::start(counted(vec![churning(16)]));
     for place in 0..16 {
-        listed(&mut drill, place, 12);
+        listed(&mut harness, place, 12);
     }
-    let fake = drill.fake.clone();
+    let fake = harness.fake.clone();
     let all: Vec<(usize, usize)> =
         (0..16).map(|place| (fake.calls(COMPUTE, place), fake.calls(REGULAR, place))).collect();
     let out_of_turn: usize = all.iter().map(|(lists, regular)| lists.saturating_sub(*regular)).sum();
@@ -62,10 +62,10 @@ fn sixteen_gpus_with_changing_memory_share_the_limit_of_the_node() {
 
 #[test]
 fn an_empty_list_of_graphics_processes_is_read_rarely_and_no_process_is_missed() {
-    let mut drill =
-        Drill::start(counted(vec![FakeGpu { processes: vec![process(1, 1 << 30, 5.0)], ..fake_gpus("H100", 1) }]));
-    let fake = drill.fake.clone();
-    drill.wait("regular lists", |_| fake.calls(REGULAR, 0) >= 14);
+    let mut harness =
+        Harness::start(counted(vec![FakeGpu { processes: vec![process(1, 1 << 30, 5.0)], ..fake_gpus("H100", 1) }]));
+    let fake = harness.fake.clone();
+    harness.wait("regular lists", |_| fake.calls(REGULAR, 0) >= 14);
     // A list with processes is one call for its length and one for itself; an empty list is only the first.
     let (lists, graphics) = (fake.calls(COMPUTE, 0) / 2, fake.calls(GRAPHICS, 0));
     assert!((1..=lists / 4).contains(&graphics), "{graphics} of {lists} lists");
@@ -73,10 +73,10 @@ fn an_empty_list_of_graphics_processes_is_read_rarely_and_no_process_is_missed()
     for (pid, memory, sm) in [(2, 300 << 20, 0.0), (3, 0, 9.0)] {
         let before = fake.calls(COMPUTE, 0);
         let graphics = FakeProcess { kind: ProcessList::Graphics, ..process(pid, memory, sm) };
-        drill.change(|scenario| scenario.gpus[0].processes.truncate(1));
-        drill.change(|scenario| scenario.gpus[0].processes.push(graphics));
-        let uuid = drill.uuid(0);
-        drill.wait("the stranger", |seen| {
+        harness.change(|scenario| scenario.gpus[0].processes.truncate(1));
+        harness.change(|scenario| scenario.gpus[0].processes.push(graphics));
+        let uuid = harness.uuid(0);
+        harness.wait("the stranger", |seen| {
             let list = seen.processes.get(&uuid).and_then(|processes| processes.list.value());
             list.is_some_and(|list| list.iter().any(|process| process.pid == pid))
         });
@@ -88,17 +88,17 @@ fn an_empty_list_of_graphics_processes_is_read_rarely_and_no_process_is_missed()
 #[test]
 fn a_field_unknown_to_the_driver_is_read_once_until_the_library_is_reopened() {
     let gpu = FakeGpu { unknown_fields: vec![230], not_supported: vec!["field:82".into()], ..fake_gpus("H100", 1) };
-    let mut drill = Drill::prepare(counted(vec![gpu]));
-    put(&drill.path("proc/driver/nvidia/gpus/0000:10:00.0/information"), "Bus Location: 0000:10:00.0\n");
-    drill.open();
-    let fake = drill.fake.clone();
-    drill.wait("rounds of what is read seldom", |_| fake.calls(SELDOM, 0) >= 4);
+    let mut harness = Harness::prepare(counted(vec![gpu]));
+    put(&harness.path("proc/driver/nvidia/gpus/0000:10:00.0/information"), "Bus Location: 0000:10:00.0\n");
+    harness.open();
+    let fake = harness.fake.clone();
+    harness.wait("rounds of what is read seldom", |_| fake.calls(SELDOM, 0) >= 4);
     assert_eq!((fake.calls("field:230", 0), fake.calls("field:82", 0)), (1, 1));
-    let sample = drill.sample(0, "a sample", |_| true);
+    let sample = harness.sample(0, "a sample", |_| true);
     assert_eq!(sample.recovery.absence(), Some(Absence::NotInThisDriver), "not a failure of the call");
     assert_eq!(sample.temperature_memory.absence(), Some(Absence::NotSupported));
-    put(&drill.path("proc/driver/nvidia/gpus/0000:7f:00.0/information"), "Bus Location: 0000:7f:00.0\n");
-    drill.wait("the library opened anew", |_| fake.calls("field:230", 0) >= 2 && fake.calls("field:82", 0) >= 2);
+    put(&harness.path("proc/driver/nvidia/gpus/0000:7f:00.0/information"), "Bus Location: 0000:7f:00.0\n");
+    harness.wait("the library opened anew", |_| fake.calls("field:230", 0) >= 2 && fake.calls("field:82", 0) >= 2);
 }
 
 /// Regression: each of the fields was read on each of twelve links in every round.
@@ -107,40 +107,40 @@ fn nvlink_fields_unknown_to_the_driver_are_read_in_one_round() {
     // The sums over all links, and errors of a link: CRC (one that the driver knows), recovery events, symbol errors.
     const SUMS: [u32; 2] = [138, 139];
     let gpu = FakeGpu { unknown_fields: SUMS.into_iter().chain(208..=221).collect(), ..fake_gpus("A100", 1) };
-    let mut drill = Drill::start(counted(vec![gpu]));
-    let fake = drill.fake.clone();
-    drill.wait("rounds of what is read seldom", |_| fake.calls(SELDOM, 0) >= 4);
+    let mut harness = Harness::start(counted(vec![gpu]));
+    let fake = harness.fake.clone();
+    harness.wait("rounds of what is read seldom", |_| fake.calls(SELDOM, 0) >= 4);
     for field in SUMS {
         assert_eq!(fake.calls(&format!("field:{field}"), 0), 1);
     }
     for field in 208..=221 {
         let calls = fake.calls(&format!("field:{field}"), 0);
-        assert!(calls <= 12, "field {field} was asked {calls} times of 12 links");
+        assert!(calls <= 12, "field {field} was read {calls} times for 12 links");
     }
-    assert!((208..=221).any(|field| fake.calls(&format!("field:{field}"), 0) > 0), "they are asked at all");
-    let sample = drill.sample(0, "a sample", |sample| sample.nvlink_bytes != Reading::NOT_YET);
+    assert!((208..=221).any(|field| fake.calls(&format!("field:{field}"), 0) > 0), "these fields are read");
+    let sample = harness.sample(0, "a sample", |sample| sample.nvlink_bytes != Reading::NOT_YET);
     assert_eq!(sample.nvlink_bytes.absence(), Some(Absence::NotInThisDriver), "not a failure of the call");
-    assert_eq!(drill.seen.failures, 0, "what a driver does not know is no failure");
+    assert_eq!(harness.seen.failures, 0, "what a driver does not know is no failure");
 }
 
 #[test]
 fn pcie_traffic_comes_from_gpm_if_the_gpu_has_it() {
     let traffic = [(ReadingKind::PcieTxBytesPerSecond, 3e9), (ReadingKind::PcieRxBytesPerSecond, 1e9)];
-    let mut drill =
-        Drill::start(counted(vec![with(fake_gpus("H100", 1), &traffic), with(fake_gpus("A100", 1), &traffic)]));
-    let fake = drill.fake.clone();
-    drill.wait("rounds of what is read seldom", |_| (0..2).all(|place| fake.calls(SELDOM, place) >= 4));
+    let mut harness =
+        Harness::start(counted(vec![with(fake_gpus("H100", 1), &traffic), with(fake_gpus("A100", 1), &traffic)]));
+    let fake = harness.fake.clone();
+    harness.wait("rounds of what is read seldom", |_| (0..2).all(|place| fake.calls(SELDOM, place) >= 4));
     // GPM needs two samples, so the first round makes the plain calls; each direction is one call.
     assert!(fake.calls(PCIE, 0) <= 2, "{} calls", fake.calls(PCIE, 0));
-    assert!(fake.calls(PCIE, 1) >= 8, "a GPU without the unit is asked in each round");
+    assert!(fake.calls(PCIE, 1) >= 8, "a GPU without the unit is read in each round");
     let near =
         |reading: Option<BytesPerSecond>, value: f64| reading.is_some_and(|it| (it.0 / value - 1.0).abs() < 0.001);
     for place in 0..2 {
-        drill.sample(place, "both directions", |s| near(s.pcie_tx.get(), 3e9) && near(s.pcie_rx.get(), 1e9));
+        harness.sample(place, "both directions", |s| near(s.pcie_tx.get(), 3e9) && near(s.pcie_rx.get(), 1e9));
     }
     let before = fake.calls(PCIE, 0);
-    drill.change(|scenario| scenario.faults = vec![error("nvmlGpmSampleGet", 0, 999)]);
-    drill.wait("the plain call", |_| fake.calls(PCIE, 0) > before);
+    harness.change(|scenario| scenario.faults = vec![error("nvmlGpmSampleGet", 0, 999)]);
+    harness.wait("the plain call", |_| fake.calls(PCIE, 0) > before);
 }
 
 /// GPM is read for the whole GPU: MIG instances do not change that.
@@ -148,8 +148,8 @@ fn pcie_traffic_comes_from_gpm_if_the_gpu_has_it() {
 fn pcie_traffic_of_a_gpu_with_mig_instances_comes_from_gpm() {
     let slot = |profile: &str| MigSlot::Profile(profile.into());
     let gpu = FakeGpu { mig: vec![slot("3g.40gb"), slot("1g.10gb")], ..fake_gpus("H100", 1) };
-    let mut drill = Drill::start(counted(vec![gpu]));
-    let fake = drill.fake.clone();
-    drill.wait("rounds of what is read seldom", |_| fake.calls(SELDOM, 0) >= 3);
+    let mut harness = Harness::start(counted(vec![gpu]));
+    let fake = harness.fake.clone();
+    harness.wait("rounds of what is read seldom", |_| fake.calls(SELDOM, 0) >= 3);
     assert!(fake.calls(PCIE, 0) <= 2, "{} calls", fake.calls(PCIE, 0));
 }

@@ -1,6 +1,6 @@
 //! Tests of driver errors (XIDs) from NVML and from the kernel log.
 
-use super::{Code, Drill, FakeGpu, Which, XidEvent, fake_gpus, of};
+use super::{Code, FakeGpu, Harness, Which, XidEvent, fake_gpus, of};
 use lab::scenario::MigSlot;
 use model::Absence;
 use model::gpu::{GpuSample, XidSource};
@@ -10,79 +10,79 @@ fn xid(id: u64, gpu: u32, code: u64, mig: Option<u32>) -> XidEvent {
     XidEvent { id, gpu: Which::Place(gpu), code, event: 8, at_s: 0.0, mig }
 }
 
-fn log(drill: &Drill, line: &str) {
-    let mut file = std::fs::OpenOptions::new().append(true).open(drill.path("kmsg")).unwrap();
+fn log(harness: &Harness, line: &str) {
+    let mut file = std::fs::OpenOptions::new().append(true).open(harness.path("kmsg")).unwrap();
     writeln!(file, "4,1,1,-;{line}").unwrap();
 }
 
 #[test]
 fn an_xid_is_reported_once_for_its_gpu_although_two_sources_report_it() {
-    let mut drill = Drill::start(of(vec![fake_gpus("H100", 2)]));
-    let uuid = drill.uuid(1);
-    let slot = drill.until("its slot", |seen| seen.gpus.as_ref()?[1].pci_bus_id.value().cloned());
-    drill.sample(1, "readings", |sample| sample.power.get().is_some());
-    drill.change(|scenario| scenario.xids = vec![xid(1, 1, 79, None)]);
-    drill.wait("NVML's event", |seen| seen.xids.len() == 1);
-    let told = &drill.seen.xids[0];
-    assert_eq!((told.gpu.as_ref(), told.code, told.source), (Some(&uuid), 79, XidSource::Nvml));
+    let mut harness = Harness::start(of(vec![fake_gpus("H100", 2)]));
+    let uuid = harness.uuid(1);
+    let slot = harness.until("its slot", |seen| seen.gpus.as_ref()?[1].pci_bus_id.value().cloned());
+    harness.sample(1, "readings", |sample| sample.power.get().is_some());
+    harness.change(|scenario| scenario.xids = vec![xid(1, 1, 79, None)]);
+    harness.wait("NVML's event", |seen| seen.xids.len() == 1);
+    let reported = &harness.seen.xids[0];
+    assert_eq!((reported.gpu.as_ref(), reported.code, reported.source), (Some(&uuid), 79, XidSource::Nvml));
     let place = slot[4..].trim_end_matches(".0").to_owned();
-    log(&drill, &format!("NVRM: Xid (PCI:{place}): 79, pid=77, name=x, GPU has fallen off the bus."));
-    log(&drill, &format!("NVRM: Xid (PCI:{place}): 63, pid=78, name=x, Row Remapper"));
-    drill.wait("the log's other error", |seen| seen.xids.len() == 2);
-    let told = &drill.seen.xids[1];
-    assert_eq!((told.gpu.as_ref(), told.code, told.pid), (Some(&uuid), 63, Some(78)));
-    assert_eq!(told.source, XidSource::KernelLog);
-    let named: Vec<_> = drill.seen.named.iter().map(|xid| (xid.gpu.as_ref(), xid.code, xid.pid)).collect();
+    log(&harness, &format!("NVRM: Xid (PCI:{place}): 79, pid=77, name=x, GPU has fallen off the bus."));
+    log(&harness, &format!("NVRM: Xid (PCI:{place}): 63, pid=78, name=x, Row Remapper"));
+    harness.wait("the log's other error", |seen| seen.xids.len() == 2);
+    let reported = &harness.seen.xids[1];
+    assert_eq!((reported.gpu.as_ref(), reported.code, reported.pid), (Some(&uuid), 63, Some(78)));
+    assert_eq!(reported.source, XidSource::KernelLog);
+    let named: Vec<_> = harness.seen.named.iter().map(|xid| (xid.gpu.as_ref(), xid.code, xid.pid)).collect();
     assert_eq!(named, [(Some(&uuid), 79, Some(77))], "the process that NVML does not name");
-    drill.change(|scenario| scenario.xids.push(xid(2, 0, 13, None)));
-    drill.wait("the next event", |seen| seen.xids.len() == 3);
-    assert_eq!(drill.seen.xids[2].code, 13, "and not 79 again");
+    harness.change(|scenario| scenario.xids.push(xid(2, 0, 13, None)));
+    harness.wait("the next event", |seen| seen.xids.len() == 3);
+    assert_eq!(harness.seen.xids[2].code, 13, "and not 79 again");
 }
 
 #[test]
 fn an_xid_in_a_mig_instance_is_reported_for_that_instance() {
     let slot = |profile: &str| MigSlot::Profile(profile.into());
-    let card = FakeGpu { mig: vec![slot("3g.40gb"), slot("1g.10gb")], ..fake_gpus("H100", 1) };
-    let mut drill = Drill::start(of(vec![card]));
-    let gpus = drill.until("the GPU", |seen| seen.gpus.clone());
-    drill.change(|scenario| scenario.xids = vec![xid(1, 0, 43, Some(1))]);
-    drill.wait("the event", |seen| seen.xids.len() == 1);
-    assert_eq!(drill.seen.xids[0].gpu.as_ref(), Some(&gpus[0].uuid));
-    assert_eq!(drill.seen.xids[0].mig.as_ref(), Some(&gpus[0].instances()[1].uuid));
+    let gpu = FakeGpu { mig: vec![slot("3g.40gb"), slot("1g.10gb")], ..fake_gpus("H100", 1) };
+    let mut harness = Harness::start(of(vec![gpu]));
+    let gpus = harness.until("the GPU", |seen| seen.gpus.clone());
+    harness.change(|scenario| scenario.xids = vec![xid(1, 0, 43, Some(1))]);
+    harness.wait("the event", |seen| seen.xids.len() == 1);
+    assert_eq!(harness.seen.xids[0].gpu.as_ref(), Some(&gpus[0].uuid));
+    assert_eq!(harness.seen.xids[0].mig.as_ref(), Some(&gpus[0].instances()[1].uuid));
 }
 
 #[test]
 fn a_gpu_that_refuses_events_does_not_stop_events_of_other_gpus() {
-    let mut drill = Drill::start(of(vec![fake_gpus("vGPU", 1), fake_gpus("H100", 1)]));
-    let uuid = drill.uuid(1);
-    drill.change(|scenario| scenario.xids = vec![xid(1, 1, 31, None)]);
-    drill.wait("the event", |seen| seen.xids.iter().any(|xid| xid.gpu.as_ref() == Some(&uuid) && xid.code == 31));
+    let mut harness = Harness::start(of(vec![fake_gpus("vGPU", 1), fake_gpus("H100", 1)]));
+    let uuid = harness.uuid(1);
+    harness.change(|scenario| scenario.xids = vec![xid(1, 1, 31, None)]);
+    harness.wait("the event", |seen| seen.xids.iter().any(|xid| xid.gpu.as_ref() == Some(&uuid) && xid.code == 31));
 }
 
 #[test]
 fn a_lost_gpu_does_not_stop_events_of_other_gpus_and_its_own_events_return() {
-    let mut drill = Drill::start(of(vec![fake_gpus("H100", 1), fake_gpus("H100", 1), fake_gpus("H100", 1)]));
-    let gpus = [0, 1, 2].map(|place| drill.uuid(place));
-    let heard = |seen: &super::Seen, place: usize, code| {
+    let mut harness = Harness::start(of(vec![fake_gpus("H100", 1), fake_gpus("H100", 1), fake_gpus("H100", 1)]));
+    let gpus = [0, 1, 2].map(|place| harness.uuid(place));
+    let reported_for = |seen: &super::Seen, place: usize, code| {
         seen.xids.iter().any(|xid| xid.gpu.as_ref() == Some(&gpus[place]) && xid.code == code)
     };
     // One event of each GPU is received, so all are in the set.
-    drill.change(|scenario| scenario.xids = (0..3).map(|gpu| xid(gpu.into(), gpu, 13, None)).collect());
-    drill.wait("all are heard", |seen| (0..3).all(|place| heard(seen, place, 13)));
-    drill.change(|scenario| {
+    harness.change(|scenario| scenario.xids = (0..3).map(|gpu| xid(gpu.into(), gpu, 13, None)).collect());
+    harness.wait("an event of each GPU", |seen| (0..3).all(|place| reported_for(seen, place, 13)));
+    harness.change(|scenario| {
         scenario.gpus[1].lost = true;
         scenario.xids = vec![xid(3, 1, 79, None)];
     });
-    drill.wait("its last word", |seen| heard(seen, 1, 79));
-    drill.sample(1, "lost", |sample| *sample == GpuSample::absent(Absence::GpuLost));
-    drill.change(|scenario| scenario.xids = vec![xid(4, 0, 79, None), xid(5, 2, 48, None)]);
-    drill.wait("the others", |seen| heard(seen, 0, 79) && heard(seen, 2, 48));
-    assert!(drill.seen.events_fail.is_empty(), "the wait fails once, and the thread mends it");
-    drill.change(|scenario| {
+    harness.wait("its last event", |seen| reported_for(seen, 1, 79));
+    harness.sample(1, "lost", |sample| *sample == GpuSample::absent(Absence::GpuLost));
+    harness.change(|scenario| scenario.xids = vec![xid(4, 0, 79, None), xid(5, 2, 48, None)]);
+    harness.wait("the others", |seen| reported_for(seen, 0, 79) && reported_for(seen, 2, 48));
+    assert!(harness.seen.events_fail.is_empty(), "the wait fails once, and the next one succeeds");
+    harness.change(|scenario| {
         scenario.gpus[1].lost = false;
         scenario.xids = vec![xid(6, 1, 62, None)];
     });
-    drill.wait("it is heard again", |seen| heard(seen, 1, 62));
+    harness.wait("its events again", |seen| reported_for(seen, 1, 62));
 }
 
 #[test]
@@ -92,53 +92,53 @@ fn repeated_failures_of_the_event_wait_are_reported_until_one_succeeds() {
         error: Some(Code(code)),
         ..super::CallFault::default()
     };
-    let mut drill = Drill::start(of(vec![fake_gpus("H100", 2)]));
-    drill.sample(1, "readings", |sample| sample.power.get().is_some());
-    drill.change(|scenario| scenario.faults = vec![fails(999)]);
-    drill.wait("the front door knows", |seen| seen.events_fail.last() == Some(&true));
-    assert!(drill.seen.failures >= 3, "each is counted: {}", drill.seen.failures);
+    let mut harness = Harness::start(of(vec![fake_gpus("H100", 2)]));
+    harness.sample(1, "readings", |sample| sample.power.get().is_some());
+    harness.change(|scenario| scenario.faults = vec![fails(999)]);
+    harness.wait("the report of the failures", |seen| seen.events_fail.last() == Some(&true));
+    assert!(harness.seen.failures >= 3, "each is counted: {}", harness.seen.failures);
     // Now the driver answers for every GPU that it is lost: all are tried again after a while.
-    drill.change(|scenario| scenario.faults = vec![fails(15)]);
-    let failures = drill.seen.failures;
-    drill.wait("another failure", |seen| seen.failures > failures);
-    drill.change(|scenario| {
+    harness.change(|scenario| scenario.faults = vec![fails(15)]);
+    let failures = harness.seen.failures;
+    harness.wait("another failure", |seen| seen.failures > failures);
+    harness.change(|scenario| {
         scenario.faults.clear();
         scenario.xids = vec![xid(1, 1, 79, None)];
     });
-    drill.wait("an event", |seen| seen.xids.iter().any(|xid| xid.code == 79));
-    drill.wait("all is well", |seen| seen.events_fail.last() == Some(&false));
+    harness.wait("an event", |seen| seen.xids.iter().any(|xid| xid.code == 79));
+    harness.wait("the report of the success", |seen| seen.events_fail.last() == Some(&false));
 }
 
 #[test]
 fn the_kernel_log_reports_xids_without_a_driver() {
     let broken = super::Scenario { init_error: Some(super::Code(9)), ..super::Scenario::default() };
-    let mut drill = Drill::start(broken);
-    drill.wait("no driver", |seen| !seen.source.is_empty());
+    let mut harness = Harness::start(broken);
+    harness.wait("no driver", |seen| !seen.source.is_empty());
     // Written again and again, because nothing shows when the reader has reached the end of the file.
-    let path = drill.path("kmsg");
-    drill.wait("the log's error", |seen| {
+    let path = harness.path("kmsg");
+    harness.wait("the log's error", |seen| {
         let mut file = std::fs::OpenOptions::new().append(true).open(&path).unwrap();
         writeln!(file, "4,1,1,-;NVRM: Xid (PCI:0000:65:00): 79, GPU has fallen off the bus.").unwrap();
         !seen.xids.is_empty()
     });
-    let told = &drill.seen.xids[0];
-    assert_eq!((told.gpu.as_ref(), told.pci_bus_id.as_deref()), (None, Some("00000000:65:00.0")));
+    let reported = &harness.seen.xids[0];
+    assert_eq!((reported.gpu.as_ref(), reported.pci_bus_id.as_deref()), (None, Some("00000000:65:00.0")));
 }
 
 #[test]
 fn errors_of_a_switch_are_reported_once_each() {
-    let mut drill = Drill::start(of(vec![fake_gpus("H100", 1)]));
-    drill.sample(0, "readings", |sample| sample.power.get().is_some());
+    let mut harness = Harness::start(of(vec![fake_gpus("H100", 1)]));
+    harness.sample(0, "readings", |sample| sample.power.get().is_some());
     for line in [
         "nvidia-nvswitch3: SXid (PCI:0000:c4:00.0): 22013, Non-fatal, Link 44 Minion Link DLREQ interrupt",
         "nvidia-nvswitch3: SXid (PCI:0000:c4:00.0): 22013, Severity 0 Engine instance 44 Sub-engine instance 00",
         "nvidia-nvswitch3: SXid (PCI:0000:c4:00.0): 22013, Data {0x0000002c, 0x0000002c}",
         "nvidia-nvswitch0: SXid (PCI:0000:c1:00.0): 20034, Fatal, Link 30 LTSSM Fault Up",
     ] {
-        log(&drill, line);
+        log(&harness, line);
     }
-    drill.wait("the second error", |seen| seen.sxids.iter().any(|sxid| sxid.fatal));
-    let told: Vec<_> = drill.seen.sxids.iter().map(|sxid| (&*sxid.switch, sxid.code, sxid.link)).collect();
-    assert_eq!(told, [("00000000:C4:00.0", 22_013, Some(44)), ("00000000:C1:00.0", 20_034, Some(30))]);
-    assert!(drill.seen.xids.is_empty(), "they are of no GPU");
+    harness.wait("the second error", |seen| seen.sxids.iter().any(|sxid| sxid.fatal));
+    let reported: Vec<_> = harness.seen.sxids.iter().map(|sxid| (&*sxid.switch, sxid.code, sxid.link)).collect();
+    assert_eq!(reported, [("00000000:C4:00.0", 22_013, Some(44)), ("00000000:C1:00.0", 20_034, Some(30))]);
+    assert!(harness.seen.xids.is_empty(), "they are of no GPU");
 }

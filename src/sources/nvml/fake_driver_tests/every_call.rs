@@ -1,7 +1,7 @@
 //! Tests that make every call about a GPU fail with every kind of error: no reading that depends on the call may look
 //! measured.
 
-use super::{CallFault, Code, Drill, FakeGpu, Scenario, Seen, error, fake_gpus, of};
+use super::{CallFault, Code, FakeGpu, Harness, Scenario, Seen, error, fake_gpus, of};
 use lab::scenario::{FakeLink, MigSlot, Way, process};
 use model::gpu::{GpmSample, Gpu, GpuLink, GpuSample, MigSample};
 use model::process::GpuProcesses;
@@ -17,7 +17,7 @@ const NONE_OF_IT: &[u32] = &[3, 13];
 const DIRECT: u32 = 4;
 
 /// All reports about one GPU.
-struct Told<'a> {
+struct GpuReports<'a> {
     gpus: &'a [Gpu],
     gpu: &'a Gpu,
     sample: &'a GpuSample,
@@ -28,7 +28,7 @@ struct Told<'a> {
 type Named = (&'static str, Option<Absence>);
 
 /// The readings that depend on a call.
-type Reasons = fn(&Told<'_>) -> Vec<Named>;
+type Reasons = fn(&GpuReports<'_>) -> Vec<Named>;
 
 /// Calls that fail together, the codes that are a valid answer of them, and the readings that depend on them.
 struct Case {
@@ -51,20 +51,20 @@ fn counters(gpm: &GpmSample) -> Vec<Named> {
         fp16_active, pcie_tx, pcie_rx, nvlink_tx, nvlink_rx)
 }
 
-fn of_instances(told: &Told<'_>, one: fn(&MigSample) -> Vec<Named>) -> Vec<Named> {
-    told.sample.mig.iter().flat_map(one).collect()
+fn of_instances(reports: &GpuReports<'_>, one: fn(&MigSample) -> Vec<Named>) -> Vec<Named> {
+    reports.sample.mig.iter().flat_map(one).collect()
 }
 
-fn of_links(told: &Told<'_>, one: fn(&GpuLink) -> Option<Absence>) -> Vec<Named> {
-    told.gpu.links.iter().map(|link| ("links", one(link))).collect()
+fn of_links(reports: &GpuReports<'_>, one: fn(&GpuLink) -> Option<Absence>) -> Vec<Named> {
+    reports.gpu.links.iter().map(|link| ("links", one(link))).collect()
 }
 
-fn model(told: &Told<'_>) -> Vec<Named> {
-    vec![("model", (&*told.gpu.model == "unknown").then_some(Absence::Unreadable))]
+fn model(reports: &GpuReports<'_>) -> Vec<Named> {
+    vec![("model", (&*reports.gpu.model == "unknown").then_some(Absence::Unreadable))]
 }
 
 /// Of the whole GPU; the call is the same for its instances.
-fn memory(t: &Told<'_>) -> Vec<Named> {
+fn memory(t: &GpuReports<'_>) -> Vec<Named> {
     let mut all = absences!(t.sample; memory_used, memory_free, memory_reserved);
     all.extend(absences!(t.gpu; memory_total));
     all
@@ -75,7 +75,7 @@ fn memory_of_instances(mig: &MigSample) -> Vec<Named> {
 }
 
 /// Errors of the first link, of the kinds that the GPU counts.
-fn absences_of_links(t: &Told<'_>, which: fn(LinkError) -> bool) -> Vec<Named> {
+fn absences_of_links(t: &GpuReports<'_>, which: fn(LinkError) -> bool) -> Vec<Named> {
     let links = t.sample.upkeep.nvlinks.value();
     let first = links.and_then(|links| links.first());
     let why = |kind| match first {
@@ -86,7 +86,7 @@ fn absences_of_links(t: &Told<'_>, which: fn(LinkError) -> bool) -> Vec<Named> {
 }
 
 /// Every reading of a GPU but its links, which depend on other GPUs as well.
-fn everything(t: &Told<'_>) -> Vec<Named> {
+fn everything(t: &GpuReports<'_>) -> Vec<Named> {
     let mut all = absences!(t.gpu; minor, pci_bus_id, numa_node, architecture, compute, memory_total, power_limit, mig_mode, mig, nvlinks_active);
     all.extend(model(t));
     all.extend(absences!(t.sample; memory_used, memory_reserved, memory_free, utilization, utilization_stamp,
@@ -230,51 +230,51 @@ fn divided(_: u32) -> FakeGpu {
 }
 
 /// The reports about the GPU at a place, once every call about it has been made.
-fn told(seen: &Seen, place: usize) -> Option<Told<'_>> {
+fn reports(seen: &Seen, place: usize) -> Option<GpuReports<'_>> {
     let gpus = seen.gpus.as_deref()?;
     let gpu = gpus.get(place)?;
     let (sample, processes) = (seen.samples.get(&gpu.uuid)?, seen.processes.get(&gpu.uuid)?);
-    let asked = [sample.pcie_rx.absence(), sample.gpm.sm_active.absence(), gpu.nvlinks_active.absence()];
+    let readings = [sample.pcie_rx.absence(), sample.gpm.sm_active.absence(), gpu.nvlinks_active.absence()];
     let listed = match &processes.list {
         Reading::Measured(list, _) => list.iter().all(|process| process.sm.absence() != Some(Absence::NotYet)),
         Reading::Absent(_) => true,
     };
     let instances = sample.mig.iter().all(|mig| mig.gpm.sm_active.absence() != Some(Absence::NotYet));
-    let ready = listed && instances && !asked.contains(&Some(Absence::NotYet));
-    ready.then_some(Told { gpus, gpu, sample, processes })
+    let ready = listed && instances && !readings.contains(&Some(Absence::NotYet));
+    ready.then_some(GpuReports { gpus, gpu, sample, processes })
 }
 
 /// The names of the readings that are measured.
-fn measured(told: &Told<'_>) -> BTreeSet<&'static str> {
-    everything(told).into_iter().filter(|(_, why)| why.is_none()).map(|(name, _)| name).collect()
+fn measured(reports: &GpuReports<'_>) -> BTreeSet<&'static str> {
+    everything(reports).into_iter().filter(|(_, why)| why.is_none()).map(|(name, _)| name).collect()
 }
 
 /// Runs every case with every code that is a failure of it, on as many GPUs at a time as fit beside a healthy one.
 /// Readings that depend on the call must be absent; all others of that GPU, and all of the healthy one, must be as on a
 /// GPU without failing calls.
-fn nothing_looks_measured(cases: &[Case], card: fn(u32) -> FakeGpu) {
+fn check_cases(cases: &[Case], make_gpu: fn(u32) -> FakeGpu) {
     let all: Vec<(&Case, u32)> = cases
         .iter()
         .flat_map(|case| CODES.into_iter().filter(|code| !case.answers.contains(code)).map(move |code| (case, code)))
         .collect();
-    let mut healthy = Drill::start(of((0..2).map(card).collect()));
-    let healthy = healthy.until("a healthy card", |seen| Some(measured(&told(seen, 0)?)));
+    let mut healthy = Harness::start(of((0..2).map(make_gpu).collect()));
+    let healthy = healthy.until("a healthy GPU", |seen| Some(measured(&reports(seen, 0)?)));
     for some in all.chunks(15) {
         let faults =
             (0..).zip(some).flat_map(|(gpu, (case, code))| case.calls.iter().map(move |call| error(call, gpu, *code)));
-        let mut drill = Drill::start(Scenario { faults: faults.collect(), ..of((0..16).map(card).collect()) });
+        let mut harness = Harness::start(Scenario { faults: faults.collect(), ..of((0..16).map(make_gpu).collect()) });
         for (place, (case, code)) in some.iter().enumerate() {
-            let (reasons, others) = drill.until(case.calls[0], |seen| {
-                let told = told(seen, place)?;
-                Some(((case.reasons)(&told), measured(&told)))
+            let (reasons, others) = harness.until(case.calls[0], |seen| {
+                let reports = reports(seen, place)?;
+                Some(((case.reasons)(&reports), measured(&reports)))
             });
             let known = |(_, why): &Named| why.is_some_and(|why| why != Absence::NotYet);
             assert!(!reasons.is_empty() && reasons.iter().all(known), "{:?} error {code}: {reasons:?}", case.calls);
             // A call may be in several cases: all readings of these cases may depend on it.
             let same_call = |other: &&Case| other.calls.iter().any(|call| case.calls.contains(call));
-            let named = drill.until("the same again", |seen| {
-                let told = told(seen, place)?;
-                let of_call = cases.iter().filter(same_call).flat_map(|case| (case.reasons)(&told));
+            let named = harness.until("the same again", |seen| {
+                let reports = reports(seen, place)?;
+                let of_call = cases.iter().filter(same_call).flat_map(|case| (case.reasons)(&reports));
                 Some(of_call.map(|(name, _)| name).collect::<BTreeSet<_>>())
             });
             // Without a list there are no entries in it.
@@ -282,11 +282,11 @@ fn nothing_looks_measured(cases: &[Case], card: fn(u32) -> FakeGpu) {
                 (named.contains("t.processes list") && name.starts_with("p "))
                     || (named.contains("t.gpu mig") && (name.starts_with("mig ") || name.starts_with("gpm ")))
             };
-            let stays = |name: &&&str| !named.contains(**name) && !inside(name);
-            let gone: Vec<_> = healthy.iter().filter(stays).filter(|name| !others.contains(*name)).collect();
+            let must_stay = |name: &&&str| !named.contains(**name) && !inside(name);
+            let gone: Vec<_> = healthy.iter().filter(must_stay).filter(|name| !others.contains(*name)).collect();
             assert!(gone.is_empty(), "{:?} error {code} takes {gone:?} with it", case.calls);
         }
-        let neighbour = drill.until("the neighbour", |seen| Some(measured(&told(seen, 15)?)));
+        let neighbour = harness.until("the neighbour", |seen| Some(measured(&reports(seen, 15)?)));
         assert_eq!(neighbour, healthy);
     }
 }
@@ -294,14 +294,14 @@ fn nothing_looks_measured(cases: &[Case], card: fn(u32) -> FakeGpu) {
 /// Promise 10 in docs/specification.md.
 #[test]
 fn every_reading_whose_call_fails_is_absent_with_the_reason() {
-    nothing_looks_measured(&WHOLE, whole);
-    nothing_looks_measured(&MORE, whole);
+    check_cases(&WHOLE, whole);
+    check_cases(&MORE, whole);
 }
 
 /// Promise 10 in docs/specification.md.
 #[test]
 fn every_mig_reading_whose_call_fails_is_absent_with_the_reason() {
-    nothing_looks_measured(&DIVIDED, divided);
+    check_cases(&DIVIDED, divided);
 }
 
 #[test]
@@ -315,26 +315,26 @@ fn a_failed_call_in_the_middle_of_a_list_makes_the_list_absent() {
     ] {
         faults.push(CallFault { after, ..error(call, gpu, 999) });
     }
-    let mut drill = Drill::start(Scenario { faults, ..of(vec![whole(0), divided(1), divided(2)]) });
-    let gpus = drill.until("all three", |seen| seen.gpus.clone().filter(|gpus| gpus.len() == 3));
+    let mut harness = Harness::start(Scenario { faults, ..of(vec![whole(0), divided(1), divided(2)]) });
+    let gpus = harness.until("all three", |seen| seen.gpus.clone().filter(|gpus| gpus.len() == 3));
     assert_eq!(gpus[0].nvlinks_active.absence(), Some(Absence::Nvml(999)));
     assert_eq!(gpus[1].mig.absence(), Some(Absence::Nvml(999)));
     assert_eq!(gpus[2].mig.absence(), Some(Absence::Nvml(999)));
-    assert!(drill.sample(1, "the card itself", |_| true).power.get().is_some());
+    assert!(harness.sample(1, "the GPU itself", |_| true).power.get().is_some());
 }
 
 #[test]
 fn a_state_that_cannot_be_read_becomes_absent_and_an_identity_stays() {
-    let mut drill = Drill::start(of(vec![whole(0), divided(1)]));
-    drill.wait("both", |seen| seen.gpus.as_ref().is_some_and(|gpus| gpus.len() == 2));
+    let mut harness = Harness::start(of(vec![whole(0), divided(1)]));
+    harness.wait("both", |seen| seen.gpus.as_ref().is_some_and(|gpus| gpus.len() == 2));
     let faults = ["NvLinkState", "EnforcedPowerLimit", "TopologyCommonAncestor", "MaxMigDeviceCount", "MinorNumber"];
     let faults = faults.map(|call| CallFault {
         call: format!("nvmlDeviceGet{call}"),
         error: Some(Code(999)),
         ..CallFault::default()
     });
-    drill.change(|scenario| scenario.faults = faults.into());
-    let gpus = drill.until("states that are gone", |seen| {
+    harness.change(|scenario| scenario.faults = faults.into());
+    let gpus = harness.until("states that are gone", |seen| {
         let gone = |gpu: &Gpu| gpu.nvlinks_active.absence().and(gpu.power_limit.absence()) == Some(Absence::Nvml(999));
         seen.gpus.clone().filter(|gpus| gpus.iter().all(gone))
     });
@@ -347,9 +347,9 @@ fn a_state_that_cannot_be_read_becomes_absent_and_an_identity_stays() {
 fn failed_calls_about_no_particular_gpu_give_no_values() {
     for call in ["nvmlGpmMetricsGet", "nvmlGpmSampleAlloc"] {
         let faults = vec![CallFault { call: call.into(), error: Some(Code(999)), ..CallFault::default() }];
-        let mut drill = Drill::start(Scenario { faults, ..of(vec![whole(0), divided(1)]) });
+        let mut harness = Harness::start(Scenario { faults, ..of(vec![whole(0), divided(1)]) });
         for place in 0..2 {
-            drill.sample(place, call, |sample| {
+            harness.sample(place, call, |sample| {
                 let instances = sample.mig.iter().flat_map(|mig| counters(&mig.gpm));
                 counters(&sample.gpm).into_iter().chain(instances).all(|(_, why)| why == Some(Absence::Nvml(999)))
             });

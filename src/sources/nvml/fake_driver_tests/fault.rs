@@ -1,6 +1,6 @@
 //! Tests of every error of NVML, from calls and from opening the library.
 
-use super::{CallFault, Code, Drill, FakeGpu, error, fake_gpus, of};
+use super::{CallFault, Code, FakeGpu, Harness, error, fake_gpus, of};
 use lab::scenario::{List, MigSlot};
 use model::Absence;
 use model::gpu::{GpuSample, MigSample};
@@ -46,14 +46,14 @@ const ERRORS: [(u32, Absence); 30] = [
 fn every_error_of_a_call_is_the_reason_for_that_reading_only() {
     for errors in ERRORS.chunks(15) {
         let faults = (0..).zip(errors).map(|(gpu, (code, _))| error("nvmlDeviceGetPowerUsage", gpu, *code)).collect();
-        let mut drill =
-            Drill::start(super::Scenario { faults, ..of(vec![fake_gpus("H100", 15), fake_gpus("H100", 1)]) });
+        let mut harness =
+            Harness::start(super::Scenario { faults, ..of(vec![fake_gpus("H100", 15), fake_gpus("H100", 1)]) });
         for (place, (code, why)) in errors.iter().enumerate() {
-            let sample = drill.sample(place, "a sample", |_| true);
+            let sample = harness.sample(place, "a sample", |_| true);
             assert_eq!(sample.power.absence(), Some(*why), "NVML error {code}");
             assert!(sample.temperature.get().is_some() && sample.memory_used.get().is_some(), "NVML error {code}");
         }
-        assert!(drill.sample(15, "the neighbour", |_| true).power.get().is_some());
+        assert!(harness.sample(15, "the neighbour", |_| true).power.get().is_some());
     }
 }
 
@@ -82,9 +82,9 @@ fn a_failed_call_makes_only_its_own_reading_absent() {
     let faults: Vec<CallFault> = (0..).zip(calls).map(|(gpu, (call, _))| error(call, gpu, 999)).collect();
     // A GPU without GPM, so that PCIe throughput is read by the plain call.
     let gpus = vec![fake_gpus("H100", 6), fake_gpus("A100", 1), fake_gpus("H100", 9)];
-    let mut drill = Drill::start(super::Scenario { faults, ..of(gpus) });
+    let mut harness = Harness::start(super::Scenario { faults, ..of(gpus) });
     for (place, (call, reason)) in calls.iter().enumerate() {
-        let sample = drill.sample(place, call, |sample| {
+        let sample = harness.sample(place, call, |sample| {
             sample.pcie_rx.absence() != Some(Absence::NotYet) && sample.gpm.sm_active.absence() != Some(Absence::NotYet)
         });
         if let Some(reason) = reason {
@@ -98,20 +98,20 @@ fn a_failed_call_makes_only_its_own_reading_absent() {
 #[test]
 fn a_call_that_one_mig_instance_refuses_still_works_for_the_others() {
     let slots = ["1g.10gb", "2g.20gb", "1g.10gb"].map(|profile| MigSlot::Profile(profile.into()));
-    let mut drill = Drill::start(of(vec![FakeGpu { mig: slots.to_vec(), ..fake_gpus("H100", 1) }]));
+    let mut harness = Harness::start(of(vec![FakeGpu { mig: slots.to_vec(), ..fake_gpus("H100", 1) }]));
     let read = |mig: &MigSample| mig.memory_used.get().is_some() && mig.gpm.sm_active.get().is_some();
-    let whole = drill.sample(0, "all three", |sample| sample.mig.len() == 3 && sample.mig.iter().all(read));
+    let whole = harness.sample(0, "all three", |sample| sample.mig.len() == 3 && sample.mig.iter().all(read));
     let middle = whole.mig[1].uuid.to_string();
     for (call, part) in [("nvmlDeviceGetMemoryInfo_v2", 0), ("nvmlGpmMigSampleGet", 1)] {
         let gpu = Some(super::Which::Uuid(middle.clone()));
-        drill.change(|scenario| {
+        harness.change(|scenario| {
             scenario.faults = vec![CallFault { call: call.into(), gpu, error: Some(Code(3)), ..CallFault::default() }];
         });
         let reasons = |mig: &MigSample| [mig.memory_used.absence(), mig.gpm.sm_active.absence()];
         let refused = Some(Absence::NotSupported);
-        drill.sample(0, call, |sample| sample.mig.get(1).is_some_and(|mig| reasons(mig)[part] == refused));
-        drill.rounds(0, 3);
-        let sample = drill.sample(0, "the next", |_| true);
+        harness.sample(0, call, |sample| sample.mig.get(1).is_some_and(|mig| reasons(mig)[part] == refused));
+        harness.rounds(0, 3);
+        let sample = harness.sample(0, "the next", |_| true);
         assert!(read(&sample.mig[0]) && read(&sample.mig[2]), "{call}: {:?}", sample.mig);
         assert_eq!(reasons(&sample.mig[1])[part], refused, "{call}");
     }
@@ -120,35 +120,35 @@ fn a_call_that_one_mig_instance_refuses_still_works_for_the_others() {
 #[test]
 fn an_unidentified_gpu_is_reported_by_its_index_and_reason() {
     let faults = vec![error("nvmlDeviceGetUUID", 0, 4), error("nvmlDeviceGetHandleByIndex*", 0, 4)];
-    let mut drill = Drill::start(super::Scenario { faults, ..of(vec![fake_gpus("H100", 2)]) });
-    drill.wait("the other", |seen| seen.gpus.as_ref().is_some_and(|gpus| gpus.len() == 1 && gpus[0].index == 1));
-    drill.wait("the one", |seen| seen.nameless() == [(0, Absence::NoPermission)]);
-    drill.change(|scenario| scenario.faults.clear());
-    drill.wait("both", |seen| seen.gpus.as_ref().is_some_and(|gpus| gpus.len() == 2));
-    drill.wait("none without a name", |seen| seen.unidentified.is_empty());
+    let mut harness = Harness::start(super::Scenario { faults, ..of(vec![fake_gpus("H100", 2)]) });
+    harness.wait("the other", |seen| seen.gpus.as_ref().is_some_and(|gpus| gpus.len() == 1 && gpus[0].index == 1));
+    harness.wait("the one", |seen| seen.unidentified_reasons() == [(0, Absence::NoPermission)]);
+    harness.change(|scenario| scenario.faults.clear());
+    harness.wait("both", |seen| seen.gpus.as_ref().is_some_and(|gpus| gpus.len() == 2));
+    harness.wait("none without a name", |seen| seen.unidentified.is_empty());
 }
 
 #[test]
 fn a_gpu_lost_from_the_start_is_reported_with_its_pci_slot_and_does_not_hide_an_added_gpu() {
     let slot = |bus: &str| Some(format!("00000000:{bus}:00.0"));
-    let folder = |drill: &Drill, bus: &str| drill.path(&format!("proc/driver/nvidia/gpus/0000:{bus}:00.0"));
+    let folder = |harness: &Harness, bus: &str| harness.path(&format!("proc/driver/nvidia/gpus/0000:{bus}:00.0"));
     let well = FakeGpu { pci_bus_id: slot("65"), ..fake_gpus("H100", 1) };
     let lost = FakeGpu { pci_bus_id: slot("66"), lost: true, ..fake_gpus("H100", 1) };
     let later = FakeGpu { pci_bus_id: slot("67"), present: false, ..fake_gpus("L40S", 1) };
-    let mut drill = Drill::prepare(super::Scenario { list: List::AtInit, ..of(vec![well, lost, later]) });
+    let mut harness = Harness::prepare(super::Scenario { list: List::AtInit, ..of(vec![well, lost, later]) });
     for bus in ["65", "66"] {
-        std::fs::create_dir_all(folder(&drill, bus)).unwrap();
+        std::fs::create_dir_all(folder(&harness, bus)).unwrap();
     }
-    drill.open();
-    drill.wait("the lost one", |seen| seen.nameless() == [(1, Absence::GpuLost)]);
-    assert_eq!(drill.seen.unidentified[0].pci_bus_id.value().map(|slot| &**slot), Some("0000:66:00.0"));
-    drill.sample(0, "its neighbour", |sample| sample.power.get().is_some());
-    drill.change(|scenario| scenario.gpus[2].present = true);
-    std::fs::create_dir_all(folder(&drill, "67")).unwrap();
-    drill.wait("the new one", |seen| seen.gpus.as_ref().is_some_and(|gpus| gpus.len() == 2 && gpus[1].index == 2));
-    assert_eq!(drill.seen.nameless(), [(1, Absence::GpuLost)]);
-    drill.change(|scenario| scenario.gpus[1].lost = false);
-    drill.wait("all", |seen| seen.gpus.as_ref().is_some_and(|gpus| gpus.len() == 3) && seen.unidentified.is_empty());
+    harness.open();
+    harness.wait("the lost one", |seen| seen.unidentified_reasons() == [(1, Absence::GpuLost)]);
+    assert_eq!(harness.seen.unidentified[0].pci_bus_id.value().map(|slot| &**slot), Some("0000:66:00.0"));
+    harness.sample(0, "its neighbour", |sample| sample.power.get().is_some());
+    harness.change(|scenario| scenario.gpus[2].present = true);
+    std::fs::create_dir_all(folder(&harness, "67")).unwrap();
+    harness.wait("the new one", |seen| seen.gpus.as_ref().is_some_and(|gpus| gpus.len() == 2 && gpus[1].index == 2));
+    assert_eq!(harness.seen.unidentified_reasons(), [(1, Absence::GpuLost)]);
+    harness.change(|scenario| scenario.gpus[1].lost = false);
+    harness.wait("all", |seen| seen.gpus.as_ref().is_some_and(|gpus| gpus.len() == 3) && seen.unidentified.is_empty());
 }
 
 /// Promise 13 in docs/specification.md.
@@ -161,19 +161,19 @@ fn without_a_driver_the_reason_is_reported_and_opening_is_retried() {
         (999, Absence::Nvml(999), "dmesg"),
     ] {
         let broken = super::Scenario { init_error: Some(Code(code)), ..of(vec![fake_gpus("H100", 1)]) };
-        let mut drill = Drill::start(broken);
-        let (told, advice) = drill.until("why not", |seen| match seen.source.first()? {
+        let mut harness = Harness::start(broken);
+        let (reported, advice) = harness.until("the reason", |seen| match seen.source.first()? {
             GpuSourceState::Missing { why, advice } => Some((*why, advice.clone())),
             other => panic!("{other:?}"),
         });
-        assert_eq!(told, why);
+        assert_eq!(reported, why);
         assert!(advice.contains(word) && advice.contains("libnvidia-ml.so.1"), "{advice}");
         if code == 9 {
-            drill.change(|scenario| scenario.init_error = None);
-            drill.wait("the driver", |seen| matches!(seen.source.last(), Some(GpuSourceState::Working { .. })));
-            drill.sample(0, "readings", |sample| sample.power.get().is_some());
+            harness.change(|scenario| scenario.init_error = None);
+            harness.wait("the driver", |seen| matches!(seen.source.last(), Some(GpuSourceState::Working { .. })));
+            harness.sample(0, "readings", |sample| sample.power.get().is_some());
         }
-        assert!(drill.seen.source.len() <= 2, "each reason is told once: {:?}", drill.seen.source);
+        assert!(harness.seen.source.len() <= 2, "each reason is reported once: {:?}", harness.seen.source);
     }
 }
 
@@ -191,20 +191,24 @@ fn a_library_that_cannot_count_gpus_is_closed_and_reopened_with_backoff() {
     for (code, why) in [(9, Absence::DriverNotLoaded), (1, Absence::Nvml(1)), (999, Absence::Nvml(999))] {
         let counts = CallFault { call: "nvmlDeviceGetCount*".into(), error: Some(Code(code)), ..CallFault::default() };
         let begun = Instant::now();
-        let mut drill = Drill::start(super::Scenario { faults: vec![counts], ..counted(vec![fake_gpus("H100", 1)]) });
-        let fake = drill.fake.clone();
-        drill.wait("four attempts", |_| fake.called(&[OPENS]).len() >= 4);
+        let mut harness =
+            Harness::start(super::Scenario { faults: vec![counts], ..counted(vec![fake_gpus("H100", 1)]) });
+        let fake = harness.fake.clone();
+        harness.wait("four attempts", |_| fake.called(&[OPENS]).len() >= 4);
         // The pauses between them are 100, 200 and 400 ms.
         assert!(begun.elapsed() >= Duration::from_millis(700), "{:?}", begun.elapsed());
         let calls = fake.called(&[OPENS, CLOSES]);
         assert!(calls.iter().step_by(2).all(|call| call.starts_with(OPENS)), "{calls:?}");
         assert!(calls.iter().skip(1).step_by(2).all(|call| call == CLOSES), "{calls:?}");
-        let told = |seen: &super::Seen| matches!(&seen.source[..], [GpuSourceState::Missing { why: told, .. }] if *told == why);
-        assert!(told(&drill.seen), "one reason is told once: {:?}", drill.seen.source);
-        drill.change(|scenario| scenario.faults.clear());
-        drill.sample(0, "readings", |sample| sample.power.get().is_some());
+        let states = &harness.seen.source[..];
+        assert!(
+            matches!(states, [GpuSourceState::Missing { why: reason, .. }] if *reason == why),
+            "one reason is reported once: {states:?}"
+        );
+        harness.change(|scenario| scenario.faults.clear());
+        harness.sample(0, "readings", |sample| sample.power.get().is_some());
         // A sample and the source's state travel separately, so the sample may come first.
-        drill.wait("one more state, that it works", |seen| {
+        harness.wait("one more state, that it works", |seen| {
             matches!(seen.source[..], [_, GpuSourceState::Working { .. }])
         });
     }
@@ -212,29 +216,29 @@ fn a_library_that_cannot_count_gpus_is_closed_and_reopened_with_backoff() {
 
 #[test]
 fn a_driver_that_is_reloaded_while_in_use_is_read_again() {
-    let mut drill = Drill::start(of(vec![fake_gpus("H100", 2)]));
-    drill.sample(1, "readings", |sample| sample.power.get().is_some());
+    let mut harness = Harness::start(of(vec![fake_gpus("H100", 2)]));
+    harness.sample(1, "readings", |sample| sample.power.get().is_some());
     for epoch in 1..4 {
-        drill.change(|scenario| scenario.driver_epoch = epoch);
+        harness.change(|scenario| scenario.driver_epoch = epoch);
         let times = usize::try_from(epoch).unwrap();
-        drill.wait("it is gone", |seen| seen.source.len() >= 2 * times);
-        drill.wait("it is back", |seen| matches!(seen.source.last(), Some(GpuSourceState::Working { .. })));
-        drill.seen.samples.clear();
+        harness.wait("it is gone", |seen| seen.source.len() >= 2 * times);
+        harness.wait("it is back", |seen| matches!(seen.source.last(), Some(GpuSourceState::Working { .. })));
+        harness.seen.samples.clear();
         for place in 0..2 {
-            drill.sample(place, "readings", |sample| sample.power.get().is_some());
+            harness.sample(place, "readings", |sample| sample.power.get().is_some());
         }
     }
-    assert_eq!(drill.seen.replaced, 0, "the library still fits");
+    assert_eq!(harness.seen.replaced, 0, "the library still fits");
 }
 
 /// Promise 13 in docs/specification.md.
 #[test]
 fn a_driver_that_is_updated_while_in_use_is_reported() {
-    let mut drill = Drill::start(of(vec![fake_gpus("H100", 1)]));
-    drill.sample(0, "readings", |sample| sample.power.get().is_some());
-    drill.change(|scenario| (scenario.driver_epoch, scenario.init_error) = (1, Some(Code(18))));
-    drill.wait("the front door knows", |seen| seen.replaced > 0);
-    drill.wait("why", |seen| {
+    let mut harness = Harness::start(of(vec![fake_gpus("H100", 1)]));
+    harness.sample(0, "readings", |sample| sample.power.get().is_some());
+    harness.change(|scenario| (scenario.driver_epoch, scenario.init_error) = (1, Some(Code(18))));
+    harness.wait("the report of the new driver", |seen| seen.replaced > 0);
+    harness.wait("why", |seen| {
         matches!(seen.source.last(), Some(GpuSourceState::Missing { why: Absence::Nvml(18), advice })
             if advice.contains("was updated"))
     });
@@ -242,34 +246,35 @@ fn a_driver_that_is_updated_while_in_use_is_reported() {
 
 #[test]
 fn a_library_that_never_matched_the_driver_is_retried() {
-    let mut drill = Drill::start(super::Scenario { init_error: Some(Code(18)), ..counted(vec![fake_gpus("H100", 1)]) });
-    let fake = drill.fake.clone();
-    drill.wait("three attempts", |_| fake.called(&[OPENS]).len() >= 3);
-    drill.change(|scenario| scenario.init_error = None);
-    drill.sample(0, "readings", |sample| sample.power.get().is_some());
-    assert_eq!(drill.seen.replaced, 0);
-    assert_eq!(drill.seen.source.len(), 2, "{:?}", drill.seen.source);
+    let mut harness =
+        Harness::start(super::Scenario { init_error: Some(Code(18)), ..counted(vec![fake_gpus("H100", 1)]) });
+    let fake = harness.fake.clone();
+    harness.wait("three attempts", |_| fake.called(&[OPENS]).len() >= 3);
+    harness.change(|scenario| scenario.init_error = None);
+    harness.sample(0, "readings", |sample| sample.power.get().is_some());
+    assert_eq!(harness.seen.replaced, 0);
+    assert_eq!(harness.seen.source.len(), 2, "{:?}", harness.seen.source);
 }
 
 #[test]
 fn a_gpu_that_refuses_every_call_is_called_in_every_round() {
     let refused = error("*", 1, 4);
-    let mut drill = Drill::start(of(vec![fake_gpus("H100", 2)]));
-    drill.sample(1, "readings", |sample| sample.power.get().is_some());
-    drill.change(|scenario| scenario.faults = vec![refused]);
-    drill.sample(1, "refused", |sample| sample.power.absence() == Some(Absence::NoPermission));
-    drill.rounds(1, 3);
-    drill.change(|scenario| scenario.faults.clear());
+    let mut harness = Harness::start(of(vec![fake_gpus("H100", 2)]));
+    harness.sample(1, "readings", |sample| sample.power.get().is_some());
+    harness.change(|scenario| scenario.faults = vec![refused]);
+    harness.sample(1, "refused", |sample| sample.power.absence() == Some(Absence::NoPermission));
+    harness.rounds(1, 3);
+    harness.change(|scenario| scenario.faults.clear());
     // Not a minute later, as after a single refused call.
-    drill.sample(1, "permitted", |sample| sample.power.get().is_some() && sample.memory_used.get().is_some());
+    harness.sample(1, "permitted", |sample| sample.power.get().is_some() && sample.memory_used.get().is_some());
 }
 
 #[test]
 fn without_a_library_the_advice_names_the_file_that_was_tried() {
-    let mut drill = Drill::prepare(super::Scenario::default());
-    let nowhere = drill.path("nowhere/libnvidia-ml.so.1");
-    drill.open_at(nowhere.clone());
-    drill.wait("why not", |seen| match seen.source.first() {
+    let mut harness = Harness::prepare(super::Scenario::default());
+    let nowhere = harness.path("nowhere/libnvidia-ml.so.1");
+    harness.open_at(nowhere.clone());
+    harness.wait("the reason", |seen| match seen.source.first() {
         Some(GpuSourceState::Missing { why: Absence::LibraryNotFound, advice }) => {
             advice.contains(nowhere.to_str().unwrap())
         }
@@ -279,15 +284,15 @@ fn without_a_library_the_advice_names_the_file_that_was_tried() {
 
 #[test]
 fn readings_are_absent_while_the_driver_is_unloaded() {
-    let mut drill = Drill::start(of(vec![fake_gpus("H100", 1)]));
-    drill.sample(0, "readings", |sample| sample.power.get().is_some());
+    let mut harness = Harness::start(of(vec![fake_gpus("H100", 1)]));
+    harness.sample(0, "readings", |sample| sample.power.get().is_some());
     let gone = CallFault { call: "*".into(), error: Some(Code(9)), ..CallFault::default() };
-    drill.change(|scenario| scenario.faults = vec![gone]);
-    drill.wait("no driver", |seen| {
+    harness.change(|scenario| scenario.faults = vec![gone]);
+    harness.wait("no driver", |seen| {
         matches!(seen.source.last(), Some(GpuSourceState::Missing { why: Absence::DriverNotLoaded, .. }))
     });
-    drill.sample(0, "absent", |sample| *sample == GpuSample::absent(Absence::DriverNotLoaded));
-    drill.change(|scenario| scenario.faults.clear());
-    drill.wait("the driver", |seen| matches!(seen.source.last(), Some(GpuSourceState::Working { .. })));
-    drill.sample(0, "readings", |sample| sample.power.get().is_some());
+    harness.sample(0, "absent", |sample| *sample == GpuSample::absent(Absence::DriverNotLoaded));
+    harness.change(|scenario| scenario.faults.clear());
+    harness.wait("the driver", |seen| matches!(seen.source.last(), Some(GpuSourceState::Working { .. })));
+    harness.sample(0, "readings", |sample| sample.power.get().is_some());
 }

@@ -1,6 +1,6 @@
 //! Tests of the identities of GPUs and MIG instances, and of GPUs that come, go or are lost.
 
-use super::{Drill, FakeGpu, Scenario, Which, XidEvent, fake_gpus, of, put};
+use super::{FakeGpu, Harness, Scenario, Which, XidEvent, fake_gpus, of, put};
 use lab::scenario::{FakeLink, FakeProcess, List, MigSlot, Value, Way};
 use model::Absence;
 use model::gpu::{ComputeCapability, GpuPath, RecoveryAction};
@@ -11,10 +11,10 @@ use model::unit::{Bytes, Ratio, Watts};
 fn a_gpu_is_reported_with_its_whole_identity() {
     let tie = FakeLink { peer: 1, path: Way::Pix, nvlinks: 4 };
     let first = FakeGpu { links: vec![tie], pci_bus_id: Some("00000000:65:00.0".into()), ..fake_gpus("H100", 1) };
-    let mut drill = Drill::prepare(of(vec![first, fake_gpus("A100", 1)]));
-    put(&drill.path("sys/bus/pci/devices/0000:65:00.0/numa_node"), "1\n");
-    drill.open();
-    let gpus = drill.until("both GPUs", |seen| seen.gpus.clone().filter(|gpus| gpus.len() == 2));
+    let mut harness = Harness::prepare(of(vec![first, fake_gpus("A100", 1)]));
+    put(&harness.path("sys/bus/pci/devices/0000:65:00.0/numa_node"), "1\n");
+    harness.open();
+    let gpus = harness.until("both GPUs", |seen| seen.gpus.clone().filter(|gpus| gpus.len() == 2));
     let one = &gpus[0];
     assert_eq!(one.uuid.as_str(), "GPU-5eed0000-0000-4000-8000-000000000000");
     assert_eq!((one.index, one.minor.get(), &*one.model), (0, Some(0), "NVIDIA H100 80GB HBM3"));
@@ -39,7 +39,7 @@ fn a_gpu_is_reported_with_its_whole_identity() {
         cuda: Some("12.4".into()),
         simulated: false,
     };
-    drill.wait("what NVML says of itself", |seen| seen.source == [expected.clone()]);
+    harness.wait("the versions of the driver and of NVML", |seen| seen.source == [expected.clone()]);
 }
 
 #[test]
@@ -54,9 +54,9 @@ fn mig_instances_are_reported_and_so_is_a_new_layout() {
         ..FakeProcess::default()
     };
     let processes = vec![load(71, 0, 60.0, 7e9), load(72, 1, 20.0, 3e9)];
-    let card = FakeGpu { mig: vec![slot("3g.40gb"), slot("1g.10gb")], processes, ..fake_gpus("H100", 1) };
-    let mut drill = Drill::start(of(vec![card]));
-    let gpus = drill.until("the GPU", |seen| seen.gpus.clone());
+    let gpu = FakeGpu { mig: vec![slot("3g.40gb"), slot("1g.10gb")], processes, ..fake_gpus("H100", 1) };
+    let mut harness = Harness::start(of(vec![gpu]));
+    let gpus = harness.until("the GPU", |seen| seen.gpus.clone());
     assert_eq!(gpus[0].mig_mode.get(), Some(true));
     let profiles =
         |gpu: &model::gpu::Gpu| gpu.instances().iter().map(|mig| mig.profile.to_string()).collect::<Vec<_>>();
@@ -64,7 +64,7 @@ fn mig_instances_are_reported_and_so_is_a_new_layout() {
     assert!(
         gpus[0].instances().iter().all(|mig| mig.uuid.as_str().starts_with("MIG-") && mig.memory_total.get().is_some())
     );
-    let sample = drill.sample(0, "the instances' readings", |sample| {
+    let sample = harness.sample(0, "the instances' readings", |sample| {
         sample.mig.len() == 2 && sample.mig.iter().all(|mig| mig.gpm.sm_active.get().is_some())
     });
     let uuids: Vec<_> = gpus[0].instances().iter().map(|mig| &mig.uuid).collect();
@@ -79,11 +79,12 @@ fn mig_instances_are_reported_and_so_is_a_new_layout() {
         assert_eq!(absent, [Some(Absence::NotSupported); 3], "{uuid}");
     }
     assert_eq!(sample.utilization.absence(), Some(Absence::MigEnabled));
-    drill.change(|scenario| scenario.gpus[0].mig = vec![slot("7g.80gb")]);
-    drill.wait("the new layout", |seen| seen.gpus.as_ref().is_some_and(|gpus| profiles(&gpus[0]) == ["7g.80gb"]));
-    drill.change(|scenario| scenario.gpus[0].mig.clear());
-    drill.wait("MIG switched off", |seen| seen.gpus.as_ref().is_some_and(|gpus| gpus[0].mig_mode.get() == Some(false)));
-    let sample = drill.sample(0, "utilisation again", |sample| sample.utilization.get().is_some());
+    harness.change(|scenario| scenario.gpus[0].mig = vec![slot("7g.80gb")]);
+    harness.wait("the new layout", |seen| seen.gpus.as_ref().is_some_and(|gpus| profiles(&gpus[0]) == ["7g.80gb"]));
+    harness.change(|scenario| scenario.gpus[0].mig.clear());
+    harness
+        .wait("MIG switched off", |seen| seen.gpus.as_ref().is_some_and(|gpus| gpus[0].mig_mode.get() == Some(false)));
+    let sample = harness.sample(0, "utilisation again", |sample| sample.utilization.get().is_some());
     assert!(sample.mig.is_empty());
 }
 
@@ -91,38 +92,38 @@ fn mig_instances_are_reported_and_so_is_a_new_layout() {
 #[test]
 fn an_added_gpu_appears_and_a_removed_gpu_disappears() {
     let absent = FakeGpu { present: false, ..fake_gpus("L40S", 1) };
-    let mut drill = Drill::start(of(vec![fake_gpus("H100", 1), absent]));
-    drill.wait("one GPU", |seen| seen.gpus.as_ref().is_some_and(|gpus| gpus.len() == 1));
-    drill.change(|scenario| scenario.gpus[1].present = true);
-    drill.wait("two GPUs", |seen| seen.gpus.as_ref().is_some_and(|gpus| gpus.len() == 2));
-    assert!(drill.sample(1, "its readings", |sample| sample.power.get().is_some()).temperature.get().is_some());
-    drill.change(|scenario| scenario.gpus[0].present = false);
-    drill.wait("one GPU again, under another index", |seen| {
+    let mut harness = Harness::start(of(vec![fake_gpus("H100", 1), absent]));
+    harness.wait("one GPU", |seen| seen.gpus.as_ref().is_some_and(|gpus| gpus.len() == 1));
+    harness.change(|scenario| scenario.gpus[1].present = true);
+    harness.wait("two GPUs", |seen| seen.gpus.as_ref().is_some_and(|gpus| gpus.len() == 2));
+    assert!(harness.sample(1, "its readings", |sample| sample.power.get().is_some()).temperature.get().is_some());
+    harness.change(|scenario| scenario.gpus[0].present = false);
+    harness.wait("one GPU again, under another index", |seen| {
         seen.gpus.as_ref().is_some_and(|gpus| gpus.len() == 1 && &*gpus[0].model == "NVIDIA L40S" && gpus[0].index == 0)
     });
-    drill.rounds(0, 2);
+    harness.rounds(0, 2);
 }
 
 /// Promise 12 in docs/specification.md.
 #[test]
 fn a_lost_gpu_stays_in_the_list_and_recovers() {
-    let mut drill = Drill::start(of(vec![fake_gpus("H100", 2)]));
-    let before = drill.sample(0, "slow readings", |sample| sample.recovery.get().is_some());
+    let mut harness = Harness::start(of(vec![fake_gpus("H100", 2)]));
+    let before = harness.sample(0, "slow readings", |sample| sample.recovery.get().is_some());
     assert_eq!(before.recovery.get(), Some(RecoveryAction::None));
-    drill.change(|scenario| {
+    harness.change(|scenario| {
         scenario.gpus = vec![FakeGpu { lost: true, ..fake_gpus("H100", 1) }, fake_gpus("H100", 1)];
     });
-    let lost = drill.sample(0, "absent readings", |sample| sample.power.absence() == Some(Absence::GpuLost));
+    let lost = harness.sample(0, "absent readings", |sample| sample.power.absence() == Some(Absence::GpuLost));
     assert_eq!(lost, model::gpu::GpuSample::absent(Absence::GpuLost));
-    let uuid = drill.uuid(0);
-    drill.wait("absent processes", |seen| seen.processes[&uuid].list.absence() == Some(Absence::GpuLost));
-    drill.rounds(0, 8);
-    assert_eq!(drill.seen.gpus.as_ref().map(Vec::len), Some(2));
-    assert!(drill.sample(1, "its neighbour", |_| true).power.get().is_some());
-    drill.change(|scenario| scenario.gpus[0].lost = false);
-    let back = drill.sample(0, "everything again", |sample| sample.recovery.get().is_some());
+    let uuid = harness.uuid(0);
+    harness.wait("absent processes", |seen| seen.processes[&uuid].list.absence() == Some(Absence::GpuLost));
+    harness.rounds(0, 8);
+    assert_eq!(harness.seen.gpus.as_ref().map(Vec::len), Some(2));
+    assert!(harness.sample(1, "its neighbour", |_| true).power.get().is_some());
+    harness.change(|scenario| scenario.gpus[0].lost = false);
+    let back = harness.sample(0, "everything again", |sample| sample.recovery.get().is_some());
     assert!(back.power.get().is_some() && back.ecc_volatile.corrected.get().is_some());
-    drill.wait("its processes", |seen| seen.processes[&uuid].list.value().is_some());
+    harness.wait("its processes", |seen| seen.processes[&uuid].list.value().is_some());
 }
 
 #[test]
@@ -130,18 +131,18 @@ fn a_gpu_that_only_a_reopened_library_lists_is_found() {
     let slot = |bus: &str| Some(format!("00000000:{bus}:00.0"));
     let first = FakeGpu { pci_bus_id: slot("65"), ..fake_gpus("H100", 1) };
     let second = FakeGpu { present: false, pci_bus_id: slot("66"), ..fake_gpus("L40S", 1) };
-    let mut drill = Drill::prepare(Scenario { list: List::AtInit, ..of(vec![first, second]) });
-    std::fs::create_dir_all(drill.path("proc/driver/nvidia/gpus/0000:65:00.0")).unwrap();
-    drill.open();
-    drill.sample(0, "readings", |sample| sample.gpm.sm_active.get().is_some());
-    drill.change(|scenario| scenario.gpus[1].present = true);
-    std::fs::create_dir_all(drill.path("proc/driver/nvidia/gpus/0000:66:00.0")).unwrap();
-    drill.wait("both", |seen| seen.gpus.as_ref().is_some_and(|gpus| gpus.len() == 2));
-    drill.sample(1, "its readings", |sample| sample.power.get().is_some());
-    drill.rounds(0, 2);
-    let uuid = drill.uuid(1);
-    drill.change(|scenario| {
+    let mut harness = Harness::prepare(Scenario { list: List::AtInit, ..of(vec![first, second]) });
+    std::fs::create_dir_all(harness.path("proc/driver/nvidia/gpus/0000:65:00.0")).unwrap();
+    harness.open();
+    harness.sample(0, "readings", |sample| sample.gpm.sm_active.get().is_some());
+    harness.change(|scenario| scenario.gpus[1].present = true);
+    std::fs::create_dir_all(harness.path("proc/driver/nvidia/gpus/0000:66:00.0")).unwrap();
+    harness.wait("both", |seen| seen.gpus.as_ref().is_some_and(|gpus| gpus.len() == 2));
+    harness.sample(1, "its readings", |sample| sample.power.get().is_some());
+    harness.rounds(0, 2);
+    let uuid = harness.uuid(1);
+    harness.change(|scenario| {
         scenario.xids = vec![XidEvent { id: 1, gpu: Which::Place(1), code: 13, event: 8, at_s: 0.0, mig: None }];
     });
-    drill.wait("its events", |seen| seen.xids.iter().any(|xid| xid.gpu.as_ref() == Some(&uuid)));
+    harness.wait("its events", |seen| seen.xids.iter().any(|xid| xid.gpu.as_ref() == Some(&uuid)));
 }

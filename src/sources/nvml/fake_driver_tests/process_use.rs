@@ -2,7 +2,7 @@
 //! second and the list of processes every five seconds.
 
 use super::process::opened;
-use super::{Drill, FakeGpu, ReadingKind, Scenario, fake_gpus, of, with};
+use super::{FakeGpu, Harness, ReadingKind, Scenario, fake_gpus, of, with};
 use crate::nvml::process::{Clients, list};
 use crate::nvml::read;
 use crate::owner::OwnerReader;
@@ -25,27 +25,27 @@ fn lists(gpu: FakeGpu, seconds: u64) -> Vec<BTreeMap<u32, Reading<Percent>>> {
         let micros = Duration::from_micros(second * 1_000_000 + LATER);
         Clock { frozen_at_s: Some(micros.as_secs_f64()), origin_us: Some(ORIGIN), ..Clock::default() }
     };
-    let mut drill = Drill::prepare(Scenario { clock: clock(0), ..of(vec![gpu]) });
-    let (mut card, _pulse) = opened(drill.fake.library(), &drill.path("sys"));
-    let (mut clients, mut owners) = (Clients::default(), OwnerReader::new(drill.roots()));
+    let mut harness = Harness::prepare(Scenario { clock: clock(0), ..of(vec![gpu]) });
+    let (mut polled, _heartbeat) = opened(harness.fake.library(), &harness.path("sys"));
+    let (mut clients, mut owners) = (Clients::default(), OwnerReader::new(harness.roots()));
     let mut lists = Vec::new();
     for second in 1..=seconds {
-        drill.change(|scenario| scenario.clock = clock(second));
+        harness.change(|scenario| scenario.clock = clock(second));
         let wall = ORIGIN + second * 1_000_000 + LATER;
         // The library reads its scenario when it is called, and not too often. If its clock moves between the calls for
         // the length and for the list, that is an error.
         let newest =
-            || card.known.device.samples(Sampling::GpuUtilization, 0).ok()?.last().map(|sample| sample.timestamp);
+            || polled.known.device.samples(Sampling::GpuUtilization, 0).ok()?.last().map(|sample| sample.timestamp);
         while newest().is_none_or(|newest| newest + 200_000 < wall) {
             std::thread::park_timeout(Duration::from_millis(1));
         }
         let now = Now { monotonic: Monotonic((1000 + second) * 1_000_000_000), wall: WallTime(wall) };
-        assert!(read::often(&mut card, now));
+        assert!(read::often(&mut polled, now));
         if second % 5 == 0 {
-            let list = list(&mut card, &mut clients, &mut owners, now);
+            let list = list(&mut polled, &mut clients, &mut owners, now);
             lists.push(list.list.value().unwrap().iter().map(|process| (process.pid, process.sm)).collect());
         } else {
-            clients.measure(&mut card, now);
+            clients.measure(&mut polled, now);
         }
     }
     lists.split_off(1)
@@ -110,7 +110,7 @@ fn process_shares_are_scaled_down_to_the_use_of_the_gpu_and_never_up() {
         [25.0, 20.0, 5.0],
         "as under MPS, where each may fill all of the time"
     );
-    assert_eq!(busy(&[10.0, 20.0], 60.0), [10.0, 20.0], "somebody else does the rest");
+    assert_eq!(busy(&[10.0, 20.0], 60.0), [10.0, 20.0], "other processes use the rest");
 }
 
 #[test]
@@ -119,16 +119,16 @@ fn the_process_use_of_an_idle_gpu_is_not_read() {
         log_calls: true,
         ..of(vec![FakeGpu { processes: vec![process(1, 1 << 30, 0.0)], ..fake_gpus("H100", 1) }])
     };
-    let mut drill = Drill::start(scenario);
-    let uuid = drill.uuid(0);
-    drill.wait("a list", |seen| {
+    let mut harness = Harness::start(scenario);
+    let uuid = harness.uuid(0);
+    harness.wait("a list", |seen| {
         let list = seen.processes.get(&uuid).and_then(|processes| processes.list.value());
         list.is_some_and(|list| list.first().is_some_and(|process| process.sm.get() == Some(Percent(0.0))))
     });
-    drill.rounds(0, 5);
-    assert_eq!(drill.fake.calls("nvmlDeviceGetProcessUtilization", 0), 0);
-    drill.change(|scenario| scenario.gpus[0].processes = vec![process(1, 1 << 30, 30.0)]);
-    drill.wait("its use", |seen| {
+    harness.rounds(0, 5);
+    assert_eq!(harness.fake.calls("nvmlDeviceGetProcessUtilization", 0), 0);
+    harness.change(|scenario| scenario.gpus[0].processes = vec![process(1, 1 << 30, 30.0)]);
+    harness.wait("its use", |seen| {
         let list = seen.processes.get(&uuid).and_then(|processes| processes.list.value());
         list.is_some_and(|list| list[0].sm.get().is_some_and(|percent| percent.0 > 25.0))
     });

@@ -1,6 +1,6 @@
 //! Tests of every reading, and of when it is absent.
 
-use super::{Drill, FakeGpu, ReadingKind, Scenario, error, fake_gpus, of, with};
+use super::{FakeGpu, Harness, ReadingKind, Scenario, error, fake_gpus, of, with};
 use lab::scenario::{FakeProcess, MigDetail, MigSlot, process};
 use model::gpu::RecoveryAction;
 use model::unit::{Bytes, BytesPerSecond, Celsius, Count, Megahertz, Millijoules, Percent, Ratio, Watts};
@@ -47,9 +47,9 @@ const VALUES: [(ReadingKind, f64); 35] = [
 
 #[test]
 fn every_reading_has_the_value_from_the_library() {
-    let mut drill = Drill::start(of(vec![with(fake_gpus("H100", 1), &VALUES)]));
+    let mut harness = Harness::start(of(vec![with(fake_gpus("H100", 1), &VALUES)]));
     let sample =
-        drill.sample(0, "a sample", |sample| sample.utilization.get().is_some() && sample.pcie_rx.get().is_some());
+        harness.sample(0, "a sample", |sample| sample.utilization.get().is_some() && sample.pcie_rx.get().is_some());
     assert_eq!(sample.memory_used.get(), Some(Bytes(5_000_000_000)));
     assert_eq!(sample.memory_reserved.get(), Some(Bytes(600_000_000)));
     assert!(sample.memory_free.get().is_some());
@@ -62,18 +62,18 @@ fn every_reading_has_the_value_from_the_library() {
     assert_eq!(sample.clock_sm.get(), Some(Megahertz(1755)));
     assert_eq!(sample.clock_memory.get(), Some(Megahertz(2619)));
     assert_eq!(sample.throttle_reasons.get(), Some(4));
-    let held = sample.violations;
-    let held = [
-        held.power,
-        held.thermal,
-        held.sync_boost,
-        held.board_limit,
-        held.low_utilization,
-        held.reliability,
-        held.application_clocks,
-        held.base_clocks,
+    let times = sample.violations;
+    let times = [
+        times.power,
+        times.thermal,
+        times.sync_boost,
+        times.board_limit,
+        times.low_utilization,
+        times.reliability,
+        times.application_clocks,
+        times.base_clocks,
     ];
-    assert_eq!(held.map(|time| time.get().unwrap().as_seconds()), [11.0, 12.0, 13.0, 14.0, 15.0, 16.0, 17.0, 18.0]);
+    assert_eq!(times.map(|time| time.get().unwrap().as_seconds()), [11.0, 12.0, 13.0, 14.0, 15.0, 16.0, 17.0, 18.0]);
     assert_eq!(sample.temperature.get(), Some(Celsius(61)));
     assert_eq!(sample.temperature_memory.get(), Some(Celsius(72)));
     let near =
@@ -103,9 +103,9 @@ fn compute_instances_report_the_memory_and_the_number_of_their_gpu_instance() {
         processes: vec![inside(30, 1 << 30, 0), inside(31, 2 << 30, 2)],
         ..fake_gpus("H100", 1)
     };
-    let mut drill = Drill::start(of(vec![divided]));
-    let sample = drill.sample(0, "all instances", |sample| sample.mig.len() == 3);
-    let gpu = drill.until("the list", |seen| seen.gpus.clone()?.pop());
+    let mut harness = Harness::start(of(vec![divided]));
+    let sample = harness.sample(0, "all instances", |sample| sample.mig.len() == 3);
+    let gpu = harness.until("the list", |seen| seen.gpus.clone()?.pop());
     let known: Vec<Vec<(u32, u32, &str)>> = gpu
         .gpu_instances()
         .map(|inside| inside.iter().map(|mig| (mig.gpu_instance, mig.compute_instance, mig.gpu_profile())).collect())
@@ -121,30 +121,30 @@ fn compute_instances_report_the_memory_and_the_number_of_their_gpu_instance() {
 #[test]
 fn gpm_is_read_if_the_gpu_has_it() {
     use ReadingKind as Q;
-    let card = with(
+    let gpu = with(
         fake_gpus("H100", 1),
         &[(Q::GpmSmPercent, 80.0), (Q::GpmTensorPercent, 25.0), (Q::PcieTxBytesPerSecond, 1e9)],
     );
-    let mut drill = Drill::start(of(vec![card, fake_gpus("A100", 1)]));
-    let gpm = drill.sample(0, "counters between two samples", |sample| sample.gpm.sm_active.get().is_some()).gpm;
+    let mut harness = Harness::start(of(vec![gpu, fake_gpus("A100", 1)]));
+    let gpm = harness.sample(0, "counters between two samples", |sample| sample.gpm.sm_active.get().is_some()).gpm;
     assert_eq!(gpm.sm_active.get(), Some(Ratio(0.8)));
     assert_eq!(gpm.tensor_active.get(), Some(Ratio(0.25)));
     assert!((gpm.pcie_tx.get().unwrap().0 - 1e9).abs() < 1e4, "{:?}", gpm.pcie_tx);
     assert!(gpm.sm_occupancy.get().is_some() && gpm.dram_active.get().is_some() && gpm.nvlink_rx.get().is_some());
     let absent = |sample: &model::gpu::GpuSample| sample.gpm.sm_active.absence() == Some(Absence::NotThisArchitecture);
-    drill.sample(1, "an Ampere card has none", absent);
+    harness.sample(1, "an Ampere GPU has none", absent);
 }
 
 #[test]
 fn a_utilization_sample_counts_once() {
-    let mut drill = Drill::start(of(vec![with(fake_gpus("H100", 1), &[(ReadingKind::UtilizationPercent, 50.0)])]));
-    let first = drill.sample(0, "a first mean", |sample| sample.utilization_samples > 0);
+    let mut harness = Harness::start(of(vec![with(fake_gpus("H100", 1), &[(ReadingKind::UtilizationPercent, 50.0)])]));
+    let first = harness.sample(0, "a first mean", |sample| sample.utilization_samples > 0);
     assert!(first.utilization_samples <= 6, "of the last second only, though the buffer holds more");
-    drill.change(|scenario| scenario.clock.frozen_at_s = Some(1000.0));
-    drill.sample(0, "the jump's own sample", |sample| sample.utilization_stamp != first.utilization_stamp);
-    let still = drill.sample(0, "no new sample", |sample| sample.utilization_samples == 0);
-    drill.rounds(0, 5);
-    let later = drill.sample(0, "any", |_| true);
+    harness.change(|scenario| scenario.clock.frozen_at_s = Some(1000.0));
+    harness.sample(0, "the jump's own sample", |sample| sample.utilization_stamp != first.utilization_stamp);
+    let still = harness.sample(0, "no new sample", |sample| sample.utilization_samples == 0);
+    harness.rounds(0, 5);
+    let later = harness.sample(0, "any", |_| true);
     assert_eq!((later.utilization, later.utilization_samples), (still.utilization, 0), "the old reading, with its age");
     assert!(later.power.at() > still.power.at(), "while the rest goes on");
 }
@@ -159,37 +159,37 @@ fn an_empty_sample_buffer_is_replaced_by_the_plain_call() {
     let mut faults: Vec<_> =
         (0..).zip(NOTHING_NEWER).map(|(gpu, code)| error("nvmlDeviceGetSamples", gpu, code)).collect();
     faults.extend([error("nvmlDeviceGetSamples", 3, 6), error("nvmlDeviceGetUtilizationRates", 3, 999)]);
-    let mut drill = Drill::start(Scenario { faults, ..of(vec![busy]) });
+    let mut harness = Harness::start(Scenario { faults, ..of(vec![busy]) });
     for (place, code) in NOTHING_NEWER.into_iter().enumerate() {
-        let sample = drill.sample(place, "a first sample", |_| true);
+        let sample = harness.sample(place, "a first sample", |_| true);
         assert_eq!(sample.utilization.get(), Some(Percent(42.0)), "NVML error {code}");
         assert_eq!(sample.encoder.get(), Some(Percent(5.0)), "NVML error {code}");
         assert!(sample.utilization_stamp.absence().is_some(), "no sample, no stamp");
     }
-    let neither = drill.sample(3, "a card that tells neither", |_| true);
+    let neither = harness.sample(3, "a GPU that reports neither", |_| true);
     assert_eq!(neither.utilization.absence(), Some(Absence::Nvml(999)), "absent with its reason, not `not_yet`");
     assert_eq!(neither.encoder.get(), Some(Percent(5.0)));
 }
 
 #[test]
 fn a_sample_buffer_without_new_samples_does_not_keep_an_old_reading() {
-    let mut drill = Drill::start(of(vec![with(fake_gpus("H100", 4), &[(ReadingKind::UtilizationPercent, 55.0)])]));
+    let mut harness = Harness::start(of(vec![with(fake_gpus("H100", 4), &[(ReadingKind::UtilizationPercent, 55.0)])]));
     for place in 0..4 {
-        drill.sample(place, "a mean", |sample| sample.utilization.get() == Some(Percent(55.0)));
+        harness.sample(place, "a mean", |sample| sample.utilization.get() == Some(Percent(55.0)));
     }
-    drill.change(|scenario| {
+    harness.change(|scenario| {
         scenario.gpus = vec![with(fake_gpus("H100", 4), &[(ReadingKind::UtilizationPercent, 5.0)])];
         scenario.faults =
             (0..).zip(NOTHING_NEWER).map(|(gpu, code)| error("nvmlDeviceGetSamples", gpu, code)).collect();
         scenario.faults.extend([error("nvmlDeviceGetSamples", 3, 21), error("nvmlDeviceGetUtilizationRates", 3, 999)]);
     });
     for place in 0..3 {
-        drill.sample(place, "the new load", |sample| sample.utilization.get() == Some(Percent(5.0)));
+        harness.sample(place, "the new load", |sample| sample.utilization.get() == Some(Percent(5.0)));
     }
-    drill.sample(3, "why not", |sample| sample.utilization.absence() == Some(Absence::Nvml(999)));
-    drill.change(|scenario| scenario.faults.clear());
+    harness.sample(3, "the reason", |sample| sample.utilization.absence() == Some(Absence::Nvml(999)));
+    harness.change(|scenario| scenario.faults.clear());
     for place in 0..4 {
-        drill.sample(place, "means again", |sample| {
+        harness.sample(place, "means again", |sample| {
             sample.utilization.get() == Some(Percent(5.0)) && sample.utilization_samples > 0
         });
     }
@@ -197,17 +197,17 @@ fn a_sample_buffer_without_new_samples_does_not_keep_an_old_reading() {
 
 #[test]
 fn unsupported_readings_are_absent_with_the_reason_and_others_are_measured() {
-    let mut drill = Drill::start(of(vec![fake_gpus("GB10", 1), fake_gpus("vGPU", 1), fake_gpus("T4", 1)]));
+    let mut harness = Harness::start(of(vec![fake_gpus("GB10", 1), fake_gpus("vGPU", 1), fake_gpus("T4", 1)]));
     let ready = |sample: &model::gpu::GpuSample| sample.remapped.pending != Reading::NOT_YET;
-    let unified = drill.sample(0, "GB10", ready);
+    let unified = harness.sample(0, "GB10", ready);
     assert_eq!(unified.memory_used.absence(), Some(Absence::NotSupported));
     assert!(unified.temperature.get().is_some() && unified.utilization.get().is_some());
-    let slice = drill.sample(1, "vGPU", ready);
+    let slice = harness.sample(1, "vGPU", ready);
     assert_eq!(slice.power.absence(), Some(Absence::NotSupported));
     assert!(slice.memory_used.get().is_some());
     assert!(slice.utilization.get().is_some(), "without a sample buffer, the plain call");
     assert_eq!(slice.utilization_stamp.absence(), Some(Absence::NotSupported));
-    let turing = drill.sample(2, "T4", ready);
+    let turing = harness.sample(2, "T4", ready);
     assert_eq!(turing.nvlink_bytes.absence(), Some(Absence::NotSupported));
     assert!(turing.energy.get().is_some());
 }

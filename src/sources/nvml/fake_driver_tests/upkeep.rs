@@ -1,7 +1,7 @@
 //! Tests of the readings that are made rarely: board data and limits, PCI errors, retired pages, each NVLink, fabric,
 //! jobs.
 
-use super::{CallFault, Drill, FakeGpu, ReadingKind, Scenario, SickLink, fake_gpus, of, put, with};
+use super::{CallFault, FakeGpu, Harness, ReadingKind, Scenario, SickLink, fake_gpus, of, put, with};
 use lab::scenario::process;
 use model::process::SlurmJob;
 use model::unit::{Count, Watts};
@@ -16,15 +16,15 @@ fn text(reading: &Reading<Arc<str>>) -> Option<&str> {
 #[test]
 fn a_gpu_is_reported_with_its_board_data_limits_and_pci_slot() {
     let slow = with(fake_gpus("A100", 1), &[(ReadingKind::PcieGeneration, 3.0), (ReadingKind::PcieWidth, 8.0)]);
-    let mut drill = Drill::start(of(vec![fake_gpus("H100", 1), slow, fake_gpus("vGPU", 1)]));
-    let gpus = drill.until("the GPUs", |seen| seen.gpus.clone().filter(|gpus| gpus.len() == 3));
+    let mut harness = Harness::start(of(vec![fake_gpus("H100", 1), slow, fake_gpus("vGPU", 1)]));
+    let gpus = harness.until("the GPUs", |seen| seen.gpus.clone().filter(|gpus| gpus.len() == 3));
     let board = &gpus[0].board;
     assert_eq!((text(&board.serial), text(&board.vbios)), (Some("1650023000000"), Some("96.00.74.00.1F")));
     assert_eq!(board.power_default.get(), Some(Watts(700.0)));
     assert_eq!((board.power_least.get(), board.power_most.get()), (Some(Watts(175.0)), Some(Watts(700.0))));
     assert_eq!((board.pcie_generation_most.get(), board.pcie_width_most.get()), (Some(5), Some(16)));
-    let told = drill.sample(1, "its slot", |sample| sample.upkeep.pcie_width.get().is_some());
-    assert_eq!((told.upkeep.pcie_generation.get(), told.upkeep.pcie_width.get()), (Some(3), Some(8)));
+    let reported = harness.sample(1, "its slot", |sample| sample.upkeep.pcie_width.get().is_some());
+    assert_eq!((reported.upkeep.pcie_generation.get(), reported.upkeep.pcie_width.get()), (Some(3), Some(8)));
     let slice = &gpus[2].board;
     let absent = [slice.serial.absence(), slice.power_default.absence(), slice.pcie_width_most.absence()];
     assert_eq!(absent, [Some(Absence::NotSupported); 3]);
@@ -32,24 +32,24 @@ fn a_gpu_is_reported_with_its_board_data_limits_and_pci_slot() {
 
 #[test]
 fn pcie_errors_and_the_pci_path_from_the_kernel_are_reported() {
-    let card = |slot: &str| FakeGpu { pci_bus_id: Some(slot.into()), ..fake_gpus("H100", 1) };
-    let mut drill = Drill::prepare(of(vec![card("00000000:18:00.0"), card("00000000:19:00.0")]));
+    let gpu = |slot: &str| FakeGpu { pci_bus_id: Some(slot.into()), ..fake_gpus("H100", 1) };
+    let mut harness = Harness::prepare(of(vec![gpu("00000000:18:00.0"), gpu("00000000:19:00.0")]));
     let path = "pci0000:15/0000:15:01.0/0000:18:00.0";
-    let slot = drill.path("sys/devices").join(path);
+    let slot = harness.path("sys/devices").join(path);
     put(&slot.join("aer_dev_correctable"), "RxErr 3\nBadTLP 1\nTOTAL_ERR_COR 4\n");
     put(&slot.join("aer_dev_nonfatal"), "Undefined 0\nTOTAL_ERR_NONFATAL 0\n");
     put(&slot.join("aer_dev_fatal"), "torn");
-    let all = drill.path("sys/bus/pci/devices");
+    let all = harness.path("sys/bus/pci/devices");
     std::fs::create_dir_all(&all).unwrap();
     std::os::unix::fs::symlink(format!("../../../devices/{path}"), all.join("0000:18:00.0")).unwrap();
-    drill.open();
+    harness.open();
     let ready = |sample: &model::gpu::GpuSample| sample.upkeep.pcie_errors.correctable != Reading::NOT_YET;
-    let errors = drill.sample(0, "its errors", ready).upkeep.pcie_errors;
+    let errors = harness.sample(0, "its errors", ready).upkeep.pcie_errors;
     assert_eq!((errors.correctable.get(), errors.nonfatal.get()), (Some(Count(4)), Some(Count(0))));
     assert_eq!(errors.fatal.absence(), Some(Absence::Unreadable));
-    let errors = drill.sample(1, "a card whose firmware keeps them", ready).upkeep.pcie_errors;
+    let errors = harness.sample(1, "a GPU whose firmware handles them", ready).upkeep.pcie_errors;
     assert_eq!(errors.correctable.absence(), Some(Absence::NoSuchFile));
-    let gpus = drill.until("the GPUs", |seen| seen.gpus.clone());
+    let gpus = harness.until("the GPUs", |seen| seen.gpus.clone());
     assert_eq!(text(&gpus[0].board.pci_path), Some(path));
     assert_eq!(gpus[1].board.pci_path.absence(), Some(Absence::NoSuchFile));
 }
@@ -57,19 +57,21 @@ fn pcie_errors_and_the_pci_path_from_the_kernel_are_reported() {
 /// Board data is read once: later calls would fail, and nothing shows it.
 #[test]
 fn board_data_is_read_only_once() {
-    let mut drill = Drill::start(of(vec![fake_gpus("H100", 1)]));
-    drill.wait("the plate", |seen| seen.gpus.as_ref().is_some_and(|gpus| gpus[0].board.serial.value().is_some()));
+    let mut harness = Harness::start(of(vec![fake_gpus("H100", 1)]));
+    harness
+        .wait("the board data", |seen| seen.gpus.as_ref().is_some_and(|gpus| gpus[0].board.serial.value().is_some()));
     let calls = ["Serial", "VbiosVersion", "PowerManagementDefaultLimit", "MaxPcieLink*"];
-    drill.change(|scenario| {
+    harness.change(|scenario| {
         let hangs = |call| CallFault { call: format!("nvmlDeviceGet{call}"), hang: true, ..CallFault::default() };
         scenario.faults = calls.map(hangs).into();
         // A new power limit changes the list, which proves that another round was made.
         scenario.gpus = vec![with(fake_gpus("H100", 1), &[(ReadingKind::PowerLimitWatts, 600.0)])];
     });
-    let gpus = drill
-        .until("a later look", |seen| seen.gpus.clone().filter(|gpus| gpus[0].power_limit.get() == Some(Watts(600.0))));
+    let gpus = harness.until("a later inventory", |seen| {
+        seen.gpus.clone().filter(|gpus| gpus[0].power_limit.get() == Some(Watts(600.0)))
+    });
     assert_eq!(text(&gpus[0].board.serial), Some("1650023000000"));
-    drill.rounds(0, 5);
+    harness.rounds(0, 5);
 }
 
 #[test]
@@ -79,14 +81,15 @@ fn retired_pages_are_counted_by_cause_if_the_gpu_retires_pages() {
         (ReadingKind::RetiredPagesDbe, 2.0),
         (ReadingKind::RetiredPagesPending, 1.0),
     ];
-    let mut drill = Drill::start(of(vec![with(fake_gpus("V100", 1), &worn), fake_gpus("T4", 1), fake_gpus("A100", 1)]));
+    let mut harness =
+        Harness::start(of(vec![with(fake_gpus("V100", 1), &worn), fake_gpus("T4", 1), fake_gpus("A100", 1)]));
     let ready = |sample: &model::gpu::GpuSample| sample.upkeep.retired.pending != Reading::NOT_YET;
-    let retired = drill.sample(0, "V100", ready).upkeep.retired;
+    let retired = harness.sample(0, "V100", ready).upkeep.retired;
     assert_eq!((retired.corrected.get(), retired.uncorrected.get()), (Some(Count(5)), Some(Count(2))));
     assert_eq!(retired.pending.get(), Some(true));
-    let retired = drill.sample(1, "T4", ready).upkeep.retired;
+    let retired = harness.sample(1, "T4", ready).upkeep.retired;
     assert_eq!((retired.corrected.get(), retired.pending.get()), (Some(Count(0)), Some(false)), "none is a number");
-    let retired = drill.sample(2, "A100", ready).upkeep.retired;
+    let retired = harness.sample(2, "A100", ready).upkeep.retired;
     assert_eq!(retired.uncorrected.absence(), Some(Absence::NotSupported), "it remaps rows");
 }
 
@@ -114,7 +117,7 @@ fn sick(model: &str) -> FakeGpu {
 #[test]
 fn nvlinks_are_reported_with_the_errors_that_their_generation_counts() {
     let scenario = of(vec![sick("V100"), sick("A100"), sick("H100"), sick("B200"), fake_gpus("L40S", 1)]);
-    let mut drill = Drill::start(scenario);
+    let mut harness = Harness::start(scenario);
     let older = [("crc_flit", 7), ("crc_data", 2), ("replay", 5), ("recovery", 3)];
     for (place, model, count, counted) in [
         (0, "V100", 6, &older[..]),
@@ -122,7 +125,7 @@ fn nvlinks_are_reported_with_the_errors_that_their_generation_counts() {
         (2, "H100", 18, &[("crc", 9), ("replay", 5), ("recovery", 3)]),
         (3, "B200", 18, &[("recovery", 3), ("recovery_failed", 1), ("received", 9), ("symbol", 40)]),
     ] {
-        let sample = drill.sample(place, model, |sample| sample.upkeep.nvlinks != Reading::NOT_YET);
+        let sample = harness.sample(place, model, |sample| sample.upkeep.nvlinks != Reading::NOT_YET);
         let links = sample.upkeep.nvlinks.value().expect(model);
         assert_eq!(links.len(), count, "{model}: one that is down is in the list");
         let down: Vec<u32> = links.iter().filter(|link| !link.up).map(|link| link.number).collect();
@@ -131,7 +134,7 @@ fn nvlinks_are_reported_with_the_errors_that_their_generation_counts() {
         let well: Vec<_> = counted.iter().map(|(kind, _)| (*kind, 0)).collect();
         assert_eq!(errors(&links[4]), well, "{model}: none of what is counted, and nothing else");
     }
-    let none = drill.sample(4, "a card without links", |sample| sample.upkeep.nvlinks != Reading::NOT_YET);
+    let none = harness.sample(4, "a GPU without links", |sample| sample.upkeep.nvlinks != Reading::NOT_YET);
     assert_eq!(none.upkeep.nvlinks.absence(), Some(Absence::NotSupported));
 }
 
@@ -155,38 +158,38 @@ fn the_fabric_is_reported_with_its_state_and_its_faults() {
     };
     // The older driver does not know the newer structure.
     for (driver, summary) in [("570.86.15", Some(FabricHealth::LimitedCapacity)), ("550.127.08", None)] {
-        let mut drill = Drill::start(scenario(driver));
-        let told = |drill: &mut Drill, place| {
-            drill.sample(place, driver, |sample| sample.upkeep.fabric != Reading::NOT_YET).upkeep.fabric
+        let mut harness = Harness::start(scenario(driver));
+        let reported = |harness: &mut Harness, place| {
+            harness.sample(place, driver, |sample| sample.upkeep.fabric != Reading::NOT_YET).upkeep.fabric
         };
-        let fabric = told(&mut drill, 0).get().unwrap();
+        let fabric = reported(&mut harness, 0).get().unwrap();
         assert_eq!((fabric.state, fabric.outcome, fabric.clique), (FabricState::Completed, 0, 7), "{driver}");
         assert_eq!((fabric.cluster, fabric.summary), (4711, summary), "{driver}");
         let faults: Vec<_> = fabric.faults().collect();
         assert_eq!(faults, [("degraded_bandwidth", true), ("route_recovery", false)], "{driver}");
-        let waiting = told(&mut drill, 1).get().unwrap();
+        let waiting = reported(&mut harness, 1).get().unwrap();
         assert_eq!(waiting.state, FabricState::NotStarted, "{driver}: no fabric manager");
-        assert_eq!(told(&mut drill, 2).absence(), Some(Absence::NotSupported), "{driver}: of no fabric");
+        assert_eq!(reported(&mut harness, 2).absence(), Some(Absence::NotSupported), "{driver}: of no fabric");
     }
 }
 
 #[test]
 fn a_slurm_job_is_reported_on_the_gpu_of_its_processes_until_it_ends() {
     let running = vec![process(4711, 3 << 30, 40.0), process(4712, 1 << 30, 0.0)];
-    let mut drill = Drill::prepare(of(vec![FakeGpu { processes: running, ..fake_gpus("H100", 1) }]));
-    put(&drill.path("proc/stat"), "cpu  1 2 3 4 5 6 7 8 0 0\nbtime 1000\n");
+    let mut harness = Harness::prepare(of(vec![FakeGpu { processes: running, ..fake_gpus("H100", 1) }]));
+    put(&harness.path("proc/stat"), "cpu  1 2 3 4 5 6 7 8 0 0\nbtime 1000\n");
     for (pid, cgroup) in [
         (4711, "/system.slice/slurmstepd.scope/job_77/step_0/user/task_0"),
         (4712, "/kubepods/burstable/pod0f5b9a3e-0d2c-4b7f-9a51-2f1f6a1f8d11/slurm/job_8"),
     ] {
-        put(&drill.path(&format!("proc/{pid}/cgroup")), &format!("0::{cgroup}\n"));
+        put(&harness.path(&format!("proc/{pid}/cgroup")), &format!("0::{cgroup}\n"));
         let stat = format!("{pid} (train) S 1 1 1 0 -1 0 0 0 0 0 1 1 0 0 20 0 1 0 500 1000 5 1 1 1 0\n");
-        put(&drill.path(&format!("proc/{pid}/stat")), &stat);
+        put(&harness.path(&format!("proc/{pid}/stat")), &stat);
     }
-    drill.open();
-    let uuid = drill.uuid(0);
-    let jobs = drill.until("the job", |seen| seen.jobs.get(&uuid).cloned());
+    harness.open();
+    let uuid = harness.uuid(0);
+    let jobs = harness.until("the job", |seen| seen.jobs.get(&uuid).cloned());
     assert_eq!(jobs, [SlurmJob { job: 77, step: Some("0".into()) }], "what a pod calls its cgroups is no job");
-    drill.change(|scenario| scenario.gpus[0].processes.clear());
-    drill.wait("none any more", |seen| seen.jobs[&uuid].is_empty());
+    harness.change(|scenario| scenario.gpus[0].processes.clear());
+    harness.wait("none any more", |seen| seen.jobs[&uuid].is_empty());
 }

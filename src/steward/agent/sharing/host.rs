@@ -7,7 +7,7 @@ use decide::settled_file::SettledFile;
 use effects::delivery::LimiterLibrary;
 use sources::bounded_file;
 use sources::names::CriSocket;
-use sources::toolkit_spec::{ToolkitSpec, ToolkitSpecLook, ToolkitSpecReader};
+use sources::toolkit_spec::{ToolkitSpec, ToolkitSpecReader, ToolkitSpecUpdate};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -149,16 +149,16 @@ impl HostWatcher {
 
     async fn look_at_files(&mut self) {
         let mut reader = self.reader.clone();
-        let Ok((reader, look)) = spawn_blocking(move || {
-            let look = reader.look();
-            (reader, look)
+        let Ok((reader, update)) = spawn_blocking(move || {
+            let update = reader.poll();
+            (reader, update)
         })
         .await
         else {
             return;
         };
         self.reader = reader;
-        let ToolkitSpecLook::Now(found) = look else { return };
+        let ToolkitSpecUpdate::Now(found) = update else { return };
         match &found {
             Some(found) => {
                 let common = &found.spec.container_edits;

@@ -4,7 +4,7 @@
 
 use crate::clock::monotonic;
 use crate::nvml::absence::{INVALID_ARGUMENT, none_of_it};
-use crate::nvml::inventory::{Known, Place};
+use crate::nvml::inventory::{InventorySource, KnownGpu};
 use crate::nvml::poll_round::{Failed, PollRound, renew, settle};
 use crate::nvml::raw;
 use model::gpu::{GpuLink, GpuPath};
@@ -26,27 +26,28 @@ const BEHIND_THE_LAST: [Absence; 2] = [Absence::NotSupported, INVALID_ARGUMENT];
 enum End {
     Switch,
     Slot(PciSlot),
-    /// The driver does not tell the kind of device in this slot; with the reason.
+    /// The driver does not report the kind of device in this slot; with the reason.
     Unknown(PciSlot, Absence),
 }
 
 /// Reads the topology. This costs a call for each pair and some for each NVLink, so it is done when the set of GPUs
 /// changes, and rarely besides (an NVLink may go down). Returns the failed calls of each GPU.
-pub(super) fn tie(place: Place<'_>, known: &mut [Known]) -> Vec<(GpuUuid, Failed)> {
+pub(super) fn read(source: InventorySource<'_>, known: &mut [KnownGpu]) -> Vec<(GpuUuid, Failed)> {
     let mut failed = Vec::new();
-    let cards: BTreeSet<PciSlot> = known.iter().filter_map(|known| pci_slot(known.gpu.pci_bus_id.value()?)).collect();
-    for here in 0..known.len() {
-        let Some(one) = known.get(here) else { continue };
-        let mut look = PollRound::new(place.pulse, one.key());
-        let hangs = place.pulse.skips(&one.key());
-        let ends = if hangs { Err(Absence::CallHangs) } else { nvlinks(&mut look, one) };
-        let others = known.iter().enumerate().filter(|(there, _)| *there != here);
+    let slots_of_gpus: BTreeSet<PciSlot> =
+        known.iter().filter_map(|known| pci_slot(known.gpu.pci_bus_id.value()?)).collect();
+    for index in 0..known.len() {
+        let Some(one) = known.get(index) else { continue };
+        let mut round = PollRound::new(source.heartbeat, one.key());
+        let hangs = source.heartbeat.skips(&one.key());
+        let ends = if hangs { Err(Absence::CallHangs) } else { nvlinks(&mut round, one) };
+        let others = known.iter().enumerate().filter(|(other_index, _)| *other_index != index);
         let links = others.map(|(_, other)| {
             let before = one.gpu.links.iter().find(|link| link.peer == other.gpu.uuid);
-            let asked = !hangs && !place.pulse.skips(&other.key());
-            let path = if asked { nearest(&mut look, one, other) } else { Err(Absence::CallHangs) };
+            let callable = !hangs && !source.heartbeat.skips(&other.key());
+            let path = if callable { nearest(&mut round, one, other) } else { Err(Absence::CallHangs) };
             let path = Reading::from_result(path, monotonic());
-            let nvlinks = Reading::from_result(direct(&ends, other, &cards), monotonic());
+            let nvlinks = Reading::from_result(direct(&ends, other, &slots_of_gpus), monotonic());
             GpuLink {
                 peer: other.gpu.uuid.clone(),
                 path: before.map_or(path, |before| settle(before.path, path)),
@@ -55,8 +56,8 @@ pub(super) fn tie(place: Place<'_>, known: &mut [Known]) -> Vec<(GpuUuid, Failed
         });
         let links = links.collect();
         let active = ends.map(|ends| u32::try_from(ends.len()).unwrap_or(u32::MAX));
-        failed.push((one.gpu.uuid.clone(), look.failed()));
-        if let Some(one) = known.get_mut(here) {
+        failed.push((one.gpu.uuid.clone(), round.failed()));
+        if let Some(one) = known.get_mut(index) {
             one.gpu.nvlinks_active = renew(one.gpu.nvlinks_active, Reading::from_result(active, monotonic()));
             one.gpu.links = links;
         }
@@ -65,8 +66,8 @@ pub(super) fn tie(place: Place<'_>, known: &mut [Known]) -> Vec<(GpuUuid, Failed
 }
 
 /// The nearest common ancestor of two GPUs.
-fn nearest(look: &mut PollRound<'_>, one: &Known, other: &Known) -> Result<GpuPath, Absence> {
-    let level = look.ask("topology", || one.device.topology_common_ancestor(raw::again(&other.device)))?;
+fn nearest(round: &mut PollRound<'_>, one: &KnownGpu, other: &KnownGpu) -> Result<GpuPath, Absence> {
+    let level = round.call("topology", || one.device.topology_common_ancestor(raw::again(&other.device)))?;
     Ok(match level {
         TopologyLevel::Internal => GpuPath::Internal,
         TopologyLevel::Single => GpuPath::SingleSwitch,
@@ -78,13 +79,13 @@ fn nearest(look: &mut PollRound<'_>, one: &Known, other: &Known) -> Result<GpuPa
 }
 
 /// The far end of each NVLink that is up.
-fn nvlinks(look: &mut PollRound<'_>, one: &Known) -> Result<Vec<Result<End, Absence>>, Absence> {
+fn nvlinks(round: &mut PollRound<'_>, one: &KnownGpu) -> Result<Vec<Result<End, Absence>>, Absence> {
     let mut ends = Vec::new();
     for number in 0..MAX_NVLINKS {
         // The first missing link ends the list; if that is link 0, the GPU has no NVLinks.
         let nothing: &[Absence] = if number == 0 { &[] } else { &BEHIND_THE_LAST };
-        match look.place("NVLink state", nothing, || one.device.link_wrapper_for(number).is_active())? {
-            Some(true) => ends.push(end(look, one, number)),
+        match round.call_optional("NVLink state", nothing, || one.device.link_wrapper_for(number).is_active())? {
+            Some(true) => ends.push(end(round, one, number)),
             Some(false) => {}
             None => break,
         }
@@ -93,23 +94,23 @@ fn nvlinks(look: &mut PollRound<'_>, one: &Known) -> Result<Vec<Result<End, Abse
 }
 
 /// The far end of a link.
-fn end(look: &mut PollRound<'_>, one: &Known, number: u32) -> Result<End, Absence> {
-    let unknown = match look.ask("NVLink far end", || raw::far_end(&one.device, number)) {
+fn end(round: &mut PollRound<'_>, one: &KnownGpu, number: u32) -> Result<End, Absence> {
+    let unknown = match round.call("NVLink far end", || raw::far_end(&one.device, number)) {
         Ok(SWITCH) => return Ok(End::Switch),
         Ok(_) => None,
         Err(why) if none_of_it(why) => Some(why),
         Err(why) => return Err(why),
     };
-    let pci = look.ask("NVLink far slot", || one.device.link_wrapper_for(number).remote_pci_info())?;
+    let pci = round.call("NVLink far slot", || one.device.link_wrapper_for(number).remote_pci_info())?;
     let slot = pci_slot(&pci.bus_id).ok_or(Absence::Unreadable)?;
     Ok(unknown.map_or(End::Slot(slot), |why| End::Unknown(slot, why)))
 }
 
-/// The number of NVLinks that end at the other GPU itself; `cards` are the slots of all GPUs.
+/// The number of NVLinks that end at the other GPU itself; `slots_of_gpus` are the slots of all GPUs.
 fn direct(
     ends: &Result<Vec<Result<End, Absence>>, Absence>,
-    other: &Known,
-    cards: &BTreeSet<PciSlot>,
+    other: &KnownGpu,
+    slots_of_gpus: &BTreeSet<PciSlot>,
 ) -> Result<u32, Absence> {
     let ends = match ends {
         Ok(ends) => ends,
@@ -124,11 +125,11 @@ fn direct(
         Reading::Measured(id, _) => pci_slot(id).ok_or(Absence::Unreadable)?,
         Reading::Absent(why) => return Err(*why),
     };
-    let here = |end: &&End| matches!(end, End::Slot(at) | End::Unknown(at, _) if *at == slot);
-    let direct = ends.iter().filter(here).count();
+    let index = |end: &&End| matches!(end, End::Slot(at) | End::Unknown(at, _) if *at == slot);
+    let direct = ends.iter().filter(index).count();
     let otherwise = ends.iter().find_map(|end| match end {
         End::Switch => Some(Absence::ThroughSwitch),
-        End::Unknown(at, why) if !cards.contains(at) => Some(*why),
+        End::Unknown(at, why) if !slots_of_gpus.contains(at) => Some(*why),
         End::Unknown(..) | End::Slot(_) => None,
     });
     match otherwise {
