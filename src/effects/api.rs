@@ -37,28 +37,29 @@ impl ApiFilter {
         self.namespace.is_some() || self.pod.is_some()
     }
 
-    fn takes_name(&self, namespace: Option<&str>, pod: Option<&str>) -> bool {
-        let fits = |wanted: &Option<String>, told: Option<&str>| wanted.is_none() || wanted.as_deref() == told;
+    fn matches_name(&self, namespace: Option<&str>, pod: Option<&str>) -> bool {
+        let fits =
+            |expected: &Option<String>, actual: Option<&str>| expected.is_none() || expected.as_deref() == actual;
         fits(&self.namespace, namespace) && fits(&self.pod, pod)
     }
 
-    fn takes_pod(&self, pod: &PodView) -> bool {
+    fn matches_pod(&self, pod: &PodView) -> bool {
         let name = pod.name.as_ref();
-        self.takes_name(name.map(|name| &*name.namespace), name.map(|name| &*name.name))
+        self.matches_name(name.map(|name| &*name.namespace), name.map(|name| &*name.name))
     }
 
-    fn takes_owner(&self, owner: &OwnerJson) -> bool {
-        self.takes_name(owner.namespace.as_deref(), owner.pod.as_deref())
+    fn matches_owner(&self, owner: &OwnerJson) -> bool {
+        self.matches_name(owner.namespace.as_deref(), owner.pod.as_deref())
     }
 
-    fn takes_gpu(&self, gpu: &GpuView) -> bool {
-        let Some(wanted) = &self.gpu else { return true };
-        wanted == gpu.gpu.uuid.as_str() || wanted.parse() == Ok(gpu.gpu.index)
+    fn matches_gpu(&self, gpu: &GpuView) -> bool {
+        let Some(expected) = &self.gpu else { return true };
+        expected == gpu.gpu.uuid.as_str() || expected.parse() == Ok(gpu.gpu.index)
     }
 
     /// A GPU without a UUID has no known pods, so a filter by namespace or pod excludes it.
-    fn takes_nameless(&self, gpu: &UnidentifiedGpu) -> bool {
-        !self.named() && self.gpu.as_ref().is_none_or(|wanted| wanted.parse() == Ok(gpu.index))
+    fn matches_unidentified(&self, gpu: &UnidentifiedGpu) -> bool {
+        !self.named() && self.gpu.as_ref().is_none_or(|expected| expected.parse() == Ok(gpu.index))
     }
 }
 
@@ -73,48 +74,48 @@ pub fn render(
     now: Now,
     out: &mut Vec<u8>,
 ) -> Result<(), serde_json::Error> {
-    let asked = Asked { filter, view, now };
+    let query = ApiQuery { filter, view, now };
     match document {
         ApiDocument::Node => serde_json::to_writer(&mut *out, &node::NodeJson::of(view, now))?,
-        ApiDocument::Gpus => serde_json::to_writer(&mut *out, &asked.gpus())?,
-        ApiDocument::Pods => serde_json::to_writer(&mut *out, &asked.pods())?,
-        ApiDocument::Processes => asked.processes(out)?,
+        ApiDocument::Gpus => serde_json::to_writer(&mut *out, &query.gpus())?,
+        ApiDocument::Pods => serde_json::to_writer(&mut *out, &query.pods())?,
+        ApiDocument::Processes => query.processes(out)?,
     }
     out.push(b'\n');
     Ok(())
 }
 
 /// One query of a view.
-struct Asked<'a> {
+struct ApiQuery<'a> {
     filter: &'a ApiFilter,
     view: &'a NodeView,
     now: Now,
 }
 
-impl Asked<'_> {
+impl ApiQuery<'_> {
     fn gpus(&self) -> gpus::GpusJson {
         let names = OwnerNames::of(self.view);
         let ages = ReadingAges(self.now.monotonic);
-        let fits = |uid: &PodUid| names.pod(uid).is_some_and(|pod| self.filter.takes_pod(pod));
+        let fits = |uid: &PodUid| names.pod(uid).is_some_and(|pod| self.filter.matches_pod(pod));
         let chosen = self
             .view
             .gpus
             .iter()
-            .filter(|gpu| self.filter.takes_gpu(gpu) && (!self.filter.named() || gpu.holders.iter().any(fits)));
-        let nameless = self.view.gpus_unidentified.iter().filter(|gpu| self.filter.takes_nameless(gpu));
+            .filter(|gpu| self.filter.matches_gpu(gpu) && (!self.filter.named() || gpu.holders.iter().any(fits)));
+        let unidentified = self.view.gpus_unidentified.iter().filter(|gpu| self.filter.matches_unidentified(gpu));
         gpus::GpusJson {
             view: ViewHeadJson::of(self.view, self.now),
             gpus: chosen.map(|gpu| gpus::GpuJson::of(gpu, &names, ages)).collect(),
-            gpus_unidentified: nameless.map(|gpu| gpus::UnidentifiedGpuJson::of(gpu, ages)).collect(),
+            gpus_unidentified: unidentified.map(|gpu| gpus::UnidentifiedGpuJson::of(gpu, ages)).collect(),
         }
     }
 
     fn pods(&self) -> pods::PodsListing<'_> {
         let uuids: Vec<_> =
-            self.view.gpus.iter().filter(|gpu| self.filter.takes_gpu(gpu)).map(|gpu| &gpu.gpu.uuid).collect();
+            self.view.gpus.iter().filter(|gpu| self.filter.matches_gpu(gpu)).map(|gpu| &gpu.gpu.uuid).collect();
         let on =
             |shares: &[GpuUse]| self.filter.gpu.is_none() || shares.iter().any(|share| uuids.contains(&&share.gpu));
-        let pod = |pod: &&PodView| self.filter.takes_pod(pod) && on(&pod.gpus);
+        let pod = |pod: &&PodView| self.filter.matches_pod(pod) && on(&pod.gpus);
         let container = |container: &&ContainerView| !self.filter.named() && on(&container.gpus);
         pods::PodsListing {
             view: ViewHeadJson::of(self.view, self.now),
@@ -129,10 +130,10 @@ impl Asked<'_> {
         let names = OwnerNames::of(self.view);
         let rows = processes::rows(self.view);
         let uuids: Vec<_> =
-            self.view.gpus.iter().filter(|gpu| self.filter.takes_gpu(gpu)).map(|gpu| &gpu.gpu.uuid).collect();
+            self.view.gpus.iter().filter(|gpu| self.filter.matches_gpu(gpu)).map(|gpu| &gpu.gpu.uuid).collect();
         let fits = |row: &&processes::ProcessRow<'_>| {
             (self.filter.gpu.is_none() || row.gpus.iter().any(|(gpu, _)| uuids.contains(gpu)))
-                && (!self.filter.named() || self.filter.takes_owner(&row.owner(&names)))
+                && (!self.filter.named() || self.filter.matches_owner(&row.owner(&names)))
         };
         let listing = processes::ProcessesListing {
             view: ViewHeadJson::of(self.view, self.now),

@@ -1,4 +1,5 @@
-//! The file in the state directory that keeps what was found about the CDI of the container runtime for the next start.
+//! The file in the state directory that keeps whether the container runtime supports CDI, so that the agent need not
+//! find this out again at its next start.
 
 use crate::state_file::StateFile;
 use model::cdi_support::CdiSupport;
@@ -47,7 +48,7 @@ mod tests {
     use wire::binding_file::decode;
 
     #[test]
-    fn what_was_written_last_is_in_the_file() {
+    fn the_last_written_finding_is_in_the_file() {
         let folder = tempfile::tempdir().unwrap();
         let file = BindingFile::new(folder.path());
         for found in [CdiSupport::Late, CdiSupport::Disproved] {

@@ -11,7 +11,7 @@
 //!
 //! `<state>/started` has one line for each pod of which the agent answered a start.
 //!
-//! Specs and limits are written to a hidden or nameless file in the same folder and then renamed or linked, because
+//! Specs and limits are written to a hidden or unnamed file in the same folder and then renamed or linked, because
 //! runtimes react to renames and must never read half a file. All files of a pod are in one folder, so that they are
 //! removed together.
 //!
@@ -32,7 +32,7 @@ mod pod_files;
 
 pub use edits::{HostDeviceNode, NodeKit};
 pub use file::DeliveryError;
-pub(crate) use file::place_by;
+pub(crate) use file::rename_through;
 pub use limiter::LimiterLibrary;
 pub use pod_files::PodFileSize;
 pub use started_pods::StartedPodsFile;
@@ -40,7 +40,7 @@ pub use tickets::TicketFolders;
 pub use trash::{EmptiedTrash, Trash};
 
 use crate::plugin::ContainerField;
-use file::{failed, lay, make_folder, narrow, put, put_spec};
+use file::{failed, link_spec, make_folder, put, put_spec, restrict};
 
 use model::id::{PodUid, Ticket};
 use model::limits::ContainerLimits;
@@ -78,7 +78,7 @@ impl DeviceDelivery {
     pub fn new(state: &Path, cdi: &Path, kit: NodeKit) -> Result<DeviceDelivery, DeliveryError> {
         let pods = state.join(limits::PODS);
         make_folder(state)?;
-        ours_alone(state)?;
+        restrict_to_agent(state)?;
         make_folder(&pods)?;
         let trash = Trash::new(state)?;
         let delivery = DeviceDelivery { state: state.to_owned(), pods, cdi: cdi.to_owned(), trash, kit };
@@ -89,7 +89,7 @@ impl DeviceDelivery {
         Ok(delivery)
     }
 
-    /// The same delivery with another [`NodeKit`].
+    /// A delivery into the same folders with another [`NodeKit`].
     pub fn with(&self, kit: NodeKit) -> DeviceDelivery {
         let (state, pods, cdi) = (self.state.clone(), self.pods.clone(), self.cdi.clone());
         DeviceDelivery { state, pods, cdi, trash: self.trash.clone(), kit }
@@ -99,40 +99,43 @@ impl DeviceDelivery {
     ///
     /// # Errors
     /// If a file cannot be written. The runtime never reads an unfinished file.
-    pub fn deliver(&self, ticket: &Ticket, promise: &ContainerLimits) -> Result<(), DeliveryError> {
-        self.spec(ticket, promise).and_then(|(path, text)| put_spec(&path, text.as_bytes()))?;
+    pub fn deliver(&self, ticket: &Ticket, container_limits: &ContainerLimits) -> Result<(), DeliveryError> {
+        self.spec(ticket, container_limits).and_then(|(path, text)| put_spec(&path, text.as_bytes()))?;
         crate::failpoint!("spec-renamed");
         Ok(())
     }
 
-    /// Does the same for several tickets, and returns those that succeeded. The runtime reads all specs of the folder
-    /// again for each file that is renamed in it, so only the last one is renamed; by reading the folder the runtime
-    /// finds the others too.
+    /// Delivers to several containers, and returns the tickets that succeeded. The runtime reads all specs of the
+    /// folder again for each file that is renamed in it, so only the last spec is renamed; by reading the folder the
+    /// runtime finds the others too.
     #[must_use]
     pub fn deliver_all<'a>(&self, all: &'a [(Ticket, ContainerLimits)]) -> Vec<&'a Ticket> {
         let Some((last, others)) = all.split_last() else { return Vec::new() };
-        let lay = |(ticket, promise)| self.spec(ticket, promise).and_then(|(path, text)| lay(&path, text.as_bytes()));
-        let mut laid: Vec<_> = others.iter().filter(|(ticket, promise)| lay((ticket, promise)).is_ok()).collect();
-        laid.push(last);
+        let link_spec = |(ticket, container_limits)| {
+            self.spec(ticket, container_limits).and_then(|(path, text)| link_spec(&path, text.as_bytes()))
+        };
+        let mut linked: Vec<_> =
+            others.iter().filter(|(ticket, container_limits)| link_spec((ticket, container_limits)).is_ok()).collect();
+        linked.push(last);
         // The runtime finds the others only when a spec after them is renamed.
-        while let Some((ticket, promise)) = laid.last()
-            && self.deliver(ticket, promise).is_err()
+        while let Some((ticket, container_limits)) = linked.last()
+            && self.deliver(ticket, container_limits).is_err()
         {
-            laid.pop();
+            linked.pop();
         }
-        laid.into_iter().map(|(ticket, _)| ticket).collect()
+        linked.into_iter().map(|(ticket, _)| ticket).collect()
     }
 
     /// Writes everything but the spec; returns the path and the text of the spec.
-    fn spec(&self, ticket: &Ticket, promise: &ContainerLimits) -> Result<(PathBuf, String), DeliveryError> {
-        let folder = self.folder(promise);
-        let file = self.fill(&folder, promise)?;
+    fn spec(&self, ticket: &Ticket, container_limits: &ContainerLimits) -> Result<(PathBuf, String), DeliveryError> {
+        let folder = self.folder(container_limits);
+        let file = self.fill(&folder, container_limits)?;
         crate::failpoint!("limits-renamed");
         let path = self.cdi.join(ticket::file_name(ticket));
-        self.alone(ticket)?;
-        let edits = self.kit.edits(promise, &file);
+        self.check_no_other_spec(ticket)?;
+        let edits = self.kit.edits(container_limits, &file);
         let spec = cdi::CdiSpec::of_device(ticket::KIND, ticket.as_str(), edits, self.kit.carried);
-        let text = cdi::encode(&spec).map_err(spoiled(&path))?;
+        let text = cdi::encode(&spec).map_err(cannot_encode(&path))?;
         Ok((path, text))
     }
 
@@ -142,28 +145,28 @@ impl DeviceDelivery {
     pub fn answer(
         &self,
         ticket: &Ticket,
-        promise: &ContainerLimits,
+        container_limits: &ContainerLimits,
         folder: &Path,
     ) -> (Vec<ContainerField>, Vec<String>) {
-        fields::of(&self.kit.edits(promise, &folder.join(limits::FILE_NAME)), ticket)
+        fields::of(&self.kit.edits(container_limits, &folder.join(limits::FILE_NAME)), ticket)
     }
 
     /// Fills `folder`, from which a container with early binding mounts its limits.
     ///
     /// # Errors
     /// If a file cannot be written.
-    pub fn deliver_early(&self, folder: &Path, promise: &ContainerLimits) -> Result<(), DeliveryError> {
-        self.fill(&self.folder(promise), promise)?;
-        self.fill(folder, promise).map(drop)
+    pub fn deliver_early(&self, folder: &Path, container_limits: &ContainerLimits) -> Result<(), DeliveryError> {
+        self.fill(&self.folder(container_limits), container_limits)?;
+        self.fill(folder, container_limits).map(drop)
     }
 
     /// Writes the files of one container into a folder of the state directory; returns the path of the limits file.
-    fn fill(&self, folder: &Path, promise: &ContainerLimits) -> Result<PathBuf, DeliveryError> {
+    fn fill(&self, folder: &Path, container_limits: &ContainerLimits) -> Result<PathBuf, DeliveryError> {
         make_folder(folder)?;
         let file = folder.join(limits::FILE_NAME);
-        put(&file, limits::encode(promise).map_err(spoiled(&file))?.as_bytes())?;
-        if let Some(limiter) = self.kit.limiter_for(promise) {
-            limiter.fill(folder, &self.kit.limits(promise), promise.uid.as_str())?;
+        put(&file, limits::encode(container_limits).map_err(cannot_encode(&file))?.as_bytes())?;
+        if let Some(limiter) = self.kit.limiter_for(container_limits) {
+            limiter.fill(folder, &self.kit.limits(container_limits), container_limits.uid.as_str())?;
         }
         Ok(file)
     }
@@ -180,12 +183,12 @@ impl DeviceDelivery {
     ) -> PodFileSize {
         let containers = fs::read_dir(self.pods.join(pod.as_str())).into_iter().flatten().flatten();
         let folders = containers.take(MAX_CONTAINERS).map(|entry| entry.path());
-        pod_files::into(folders.chain(own.iter().map(|ticket| tickets.folder(ticket))), limit, pause)
+        pod_files::measure(folders.chain(own.iter().map(|ticket| tickets.folder(ticket))), limit, pause)
     }
 
     /// Checks that no other spec has the device: a runtime refuses a device that two files of the folder have, and
     /// names neither file.
-    fn alone(&self, ticket: &Ticket) -> Result<(), DeliveryError> {
+    fn check_no_other_spec(&self, ticket: &Ticket) -> Result<(), DeliveryError> {
         for entry in fs::read_dir(&self.cdi).into_iter().flatten().take(MAX_ENTRIES).flatten() {
             let (name, path) = (entry.file_name(), entry.path());
             let ours = name.to_str().is_none_or(|name| name.starts_with('.') || ticket::of_file_name(name).is_some());
@@ -242,34 +245,34 @@ impl DeviceDelivery {
         limiter::sweep(&self.state);
     }
 
-    fn folder(&self, promise: &ContainerLimits) -> PathBuf {
+    fn folder(&self, container_limits: &ContainerLimits) -> PathBuf {
         // A UID was checked when it was parsed. That a container's name is a DNS label is the API server's rule, and
         // the agent does not rely on it: any other name is written in hexadecimal digits.
-        let name = &*promise.container;
+        let name = &*container_limits.container;
         let plain = !name.is_empty()
             && name.len() <= 63
             && name.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-');
         let name = if plain {
-            Arc::clone(&promise.container)
+            Arc::clone(&container_limits.container)
         } else {
             let digits: String = name.bytes().take(100).map(|b| format!("{b:02x}")).collect();
             format!("0x{digits}").into()
         };
-        self.pods.join(promise.uid.as_str()).join(&*name)
+        self.pods.join(container_limits.uid.as_str()).join(&*name)
     }
 }
 
 /// Keeps other users of the host out of the state directory: containers write into folders below it, and a file of
 /// theirs, such as a program with the setuid bit, must be useless to a user of the host.
-fn ours_alone(state: &Path) -> Result<(), DeliveryError> {
-    let about = fs::metadata(state).map_err(failed("look at", state))?;
-    if state.parent().is_none() || about.permissions().mode() & 0o1000 != 0 {
-        let why = "it is open to everybody, and the agent needs a directory that no other user can enter";
+fn restrict_to_agent(state: &Path) -> Result<(), DeliveryError> {
+    let metadata = fs::metadata(state).map_err(failed("read the metadata of", state))?;
+    if state.parent().is_none() || metadata.permissions().mode() & 0o1000 != 0 {
+        let why = "it is open to all users, and the agent needs a directory that no other user can enter";
         return Err(failed("use as the state directory", state)(io::Error::other(why)));
     }
     for folder in [state.to_owned(), state.join(limits::PODS), state.join("tickets"), state.join("limiter")] {
         if folder.exists() {
-            narrow(&folder)?;
+            restrict(&folder)?;
         }
     }
     // Containers from before decision 0110 share this lock folder.
@@ -281,7 +284,7 @@ fn ours_alone(state: &Path) -> Result<(), DeliveryError> {
     Ok(())
 }
 
-fn spoiled(path: &Path) -> impl FnOnce(DecodeError) -> DeliveryError {
+fn cannot_encode(path: &Path) -> impl FnOnce(DecodeError) -> DeliveryError {
     let path = path.to_owned();
     move |fault: DecodeError| failed("make the text of", &path)(io::Error::other(fault.to_string()))
 }
@@ -297,7 +300,7 @@ mod tests {
         PodUid::parse(&format!("{n:032x}")).unwrap()
     }
 
-    fn promise(n: u8, container: &str) -> ContainerLimits {
+    fn container_limits(n: u8, container: &str) -> ContainerLimits {
         let device = |gpu: u8, mib: u64, cores| DeviceLimits {
             uuid: GpuUuid::parse(&format!("GPU-{gpu}")).unwrap(),
             index: u32::from(gpu),
@@ -335,18 +338,18 @@ mod tests {
     /// Counts the inotify events that the CDI library of container runtimes acts on: a rename, a removal and a written
     /// spec. It does nothing about a new name.
     #[test]
-    fn the_runtime_reads_all_again_once_for_many_tickets_and_not_before_they_are_there() {
+    fn many_specs_cause_one_rename_after_all_are_written() {
         use rustix::fs::inotify::{self, CreateFlags, ReadFlags, Reader, WatchFlags};
         let folder = tempfile::tempdir().unwrap();
         let delivery = delivery(folder.path());
         let specs = folder.path().join("cdi");
         let watch = inotify::init(CreateFlags::NONBLOCK).unwrap();
-        let told = WatchFlags::MOVED_FROM | WatchFlags::DELETE | WatchFlags::MODIFY;
-        inotify::add_watch(&watch, &specs, told).unwrap();
-        let heard = || {
-            let (mut room, mut renamed) = ([std::mem::MaybeUninit::uninit(); 4096], 0);
-            let mut events = Reader::new(&watch, &mut room);
-            while let Ok(event) = events.next() {
+        let watched = WatchFlags::MOVED_FROM | WatchFlags::DELETE | WatchFlags::MODIFY;
+        inotify::add_watch(&watch, &specs, watched).unwrap();
+        let renames = || {
+            let (mut buffer, mut renamed) = ([std::mem::MaybeUninit::uninit(); 4096], 0);
+            let mut reader = Reader::new(&watch, &mut buffer);
+            while let Ok(event) = reader.next() {
                 let name = event.file_name().unwrap().to_str().unwrap().to_owned();
                 match event.events() {
                     ReadFlags::MODIFY => assert!(!name.ends_with(".json"), "{name}"),
@@ -357,41 +360,41 @@ mod tests {
             renamed
         };
         let all: Vec<(Ticket, ContainerLimits)> =
-            (0..5).map(|n| (Ticket::of_random([n; 16]), promise(n, "main"))).collect();
-        let nameless = rustix::fs::OFlags::TMPFILE | rustix::fs::OFlags::WRONLY;
-        let once = rustix::fs::open(&specs, nameless, rustix::fs::Mode::RUSR).is_ok();
+            (0..5).map(|n| (Ticket::of_random([n; 16]), container_limits(n, "main"))).collect();
+        let unnamed = rustix::fs::OFlags::TMPFILE | rustix::fs::OFlags::WRONLY;
+        let once = rustix::fs::open(&specs, unnamed, rustix::fs::Mode::RUSR).is_ok();
         assert_eq!(delivery.deliver_all(&all).len(), 5);
-        assert_eq!(heard(), if once { 1 } else { 5 });
+        assert_eq!(renames(), if once { 1 } else { 5 });
         let files = names(&specs);
         assert_eq!(files, all.iter().map(|(ticket, _)| ticket::file_name(ticket)).collect());
         let modes = files.iter().map(|name| fs::metadata(specs.join(name)).unwrap().permissions().mode() & 0o777);
         assert_eq!(
             modes.collect::<BTreeSet<_>>(),
             BTreeSet::from([0o400]),
-            "whose devices these are is root's to read"
+            "only root may read which pods have which devices"
         );
         // Specs that exist are written again, and then each is renamed.
         assert_eq!(delivery.deliver_all(&all[..2]).len(), 2);
-        assert_eq!((heard(), names(&specs)), (2, files));
+        assert_eq!((renames(), names(&specs)), (2, files));
         // If the last spec cannot be written, the one before it is renamed.
-        let next = [5, 6, 7].map(|n| (Ticket::of_random([n; 16]), promise(n, "main")));
+        let next = [5, 6, 7].map(|n| (Ticket::of_random([n; 16]), container_limits(n, "main")));
         fs::create_dir(specs.join(ticket::file_name(&next[2].0))).unwrap();
         assert_eq!(delivery.deliver_all(&next), [&next[0].0, &next[1].0]);
-        assert!(heard() > 0);
+        assert!(renames() > 0);
         assert_eq!(delivery.deliver_all(&next[2..]), Vec::<&Ticket>::new());
         assert_eq!(delivery.deliver_all(&[]), Vec::<&Ticket>::new());
     }
 
     #[test]
-    fn a_container_gets_its_devices_its_limits_and_every_variable_that_limits_rest_on() {
+    fn a_container_gets_its_devices_its_limits_and_all_limit_variables() {
         let folder = tempfile::tempdir().unwrap();
         let delivery = delivery(folder.path());
         let ticket = Ticket::of_random([7; 16]);
         for _ in 0..2 {
-            delivery.deliver(&ticket, &promise(1, "main")).unwrap();
+            delivery.deliver(&ticket, &container_limits(1, "main")).unwrap();
         }
         let file = folder.path().join("state/pods").join(uid(1).as_str()).join("main/limits.json");
-        assert_eq!(limits::decode(&fs::read(&file).unwrap()).unwrap(), promise(1, "main"));
+        assert_eq!(limits::decode(&fs::read(&file).unwrap()).unwrap(), container_limits(1, "main"));
         assert_eq!(fs::metadata(&file).unwrap().permissions().mode() & 0o777, 0o444);
         assert_eq!(names(&folder.path().join("cdi")), BTreeSet::from([ticket::file_name(&ticket)]));
         let spec = cdi::decode(&fs::read(folder.path().join("cdi").join(ticket::file_name(&ticket))).unwrap()).unwrap();
@@ -410,23 +413,24 @@ mod tests {
             "CUDA_DEVICE_SM_LIMIT_1=0",
             "CUDA_DEVICE_SM_LIMIT=30",
         ] {
-            assert!(edits.env.iter().any(|said| said == expect), "{expect} in {:?}", edits.env);
+            assert!(edits.env.iter().any(|variable| variable == expect), "{expect} in {:?}", edits.env);
         }
     }
 
     #[test]
-    fn our_own_edits_stand_against_those_of_the_hosts_spec() {
+    fn the_agents_edits_override_those_of_the_hosts_spec() {
         let mut kit = kit();
         kit.common.env.push("NVIDIA_VISIBLE_DEVICES=all".into());
         kit.common.mounts.push(cdi::CdiMount::read_only("/tmp/loose", limits::PATH));
-        let edits = kit.edits(&promise(1, "main"), Path::new("/limits"));
-        let visible: Vec<&String> = edits.env.iter().filter(|said| said.starts_with("NVIDIA_VISIBLE")).collect();
+        let edits = kit.edits(&container_limits(1, "main"), Path::new("/limits"));
+        let visible: Vec<&String> =
+            edits.env.iter().filter(|variable| variable.starts_with("NVIDIA_VISIBLE")).collect();
         assert_eq!(visible, ["NVIDIA_VISIBLE_DEVICES=void"]);
         assert_eq!(edits.mounts, [cdi::CdiMount::read_only("/limits", limits::PATH)]);
     }
 
     #[test]
-    fn each_device_brings_what_the_hosts_spec_says_of_it_and_of_no_other() {
+    fn each_device_brings_only_its_own_edits_of_the_hosts_spec() {
         let mut kit = kit();
         let node = |path: &str, host: &str| cdi::CdiDeviceNode {
             host_path: Some(host.into()),
@@ -444,7 +448,7 @@ mod tests {
         }
         kit.shared_nodes.push(HostDeviceNode { path: "/dev/nvidiactl".into(), host: "/dev/nvidiactl".into() });
         kit.common.device_nodes.push(node("/dev/nvidiactl", "/run/nvidia/driver/dev/nvidiactl"));
-        let mut one = promise(1, "main");
+        let mut one = container_limits(1, "main");
         one.devices.truncate(1);
         let edits = kit.edits(&one, Path::new("/limits"));
         let nodes: Vec<_> =
@@ -458,20 +462,20 @@ mod tests {
     }
 
     #[test]
-    fn the_nvidia_runtime_gets_the_devices_by_name_and_no_nodes_from_us() {
+    fn the_nvidia_runtime_gets_device_names_and_no_device_nodes() {
         let kit = NodeKit { runtime_injects: true, ..kit() };
-        let edits = kit.edits(&promise(1, "main"), Path::new("/limits"));
+        let edits = kit.edits(&container_limits(1, "main"), Path::new("/limits"));
         assert!(edits.env.contains(&"NVIDIA_VISIBLE_DEVICES=GPU-1,GPU-0".to_owned()));
         assert!(edits.device_nodes.is_empty());
     }
 
     #[test]
-    fn a_sweep_takes_what_is_gone_and_leaves_what_is_not_ours() {
+    fn a_sweep_removes_files_of_gone_pods_and_leaves_foreign_files() {
         let folder = tempfile::tempdir().unwrap();
         let delivery = delivery(folder.path());
         let (kept, gone) = (Ticket::of_random([1; 16]), Ticket::of_random([2; 16]));
-        delivery.deliver(&kept, &promise(1, "main")).unwrap();
-        delivery.deliver(&gone, &promise(2, "main")).unwrap();
+        delivery.deliver(&kept, &container_limits(1, "main")).unwrap();
+        delivery.deliver(&gone, &container_limits(2, "main")).unwrap();
         let strange = ["nvidia.json", "gpu-steward.io-gpu-.json", "gpu-steward.io-gpu-xyz.yaml"];
         for name in strange {
             fs::write(folder.path().join("cdi").join(name), "{}").unwrap();
@@ -487,10 +491,10 @@ mod tests {
 
     /// 20,000 nested folders, as a container may make them: they would overflow the stack of a recursive removal.
     #[test]
-    fn a_sweep_is_not_ended_by_what_a_container_has_made() {
+    fn a_sweep_removes_deeply_nested_folders() {
         let folder = tempfile::tempdir().unwrap();
         let delivery = delivery(folder.path());
-        delivery.deliver(&Ticket::of_random([1; 16]), &promise(1, "main")).unwrap();
+        delivery.deliver(&Ticket::of_random([1; 16]), &container_limits(1, "main")).unwrap();
         let pod = folder.path().join("state/pods").join(uid(1).as_str());
         trash::tests::nest(&pod.join("main"), 20_000);
         let swept = {
@@ -506,11 +510,11 @@ mod tests {
 
     /// What a power loss may leave.
     #[test]
-    fn a_limits_file_that_is_empty_cut_or_full_of_zeros_is_left_out_and_made_anew() {
+    fn a_damaged_limits_file_or_spec_is_written_again() {
         let folder = tempfile::tempdir().unwrap();
         let delivery = delivery(folder.path());
         let ticket = Ticket::of_random([1; 16]);
-        delivery.deliver(&ticket, &promise(1, "main")).unwrap();
+        delivery.deliver(&ticket, &container_limits(1, "main")).unwrap();
         let file = folder.path().join("state/pods").join(uid(1).as_str()).join("main/limits.json");
         let spec = folder.path().join("cdi").join(ticket::file_name(&ticket));
         let (whole, whole_spec) = (fs::read(&file).unwrap(), fs::read(&spec).unwrap());
@@ -520,13 +524,13 @@ mod tests {
                 fs::write(path, left).unwrap();
             }
             assert!(limits::decode(&fs::read(&file).unwrap()).is_err());
-            delivery.deliver(&ticket, &promise(1, "main")).unwrap();
+            delivery.deliver(&ticket, &container_limits(1, "main")).unwrap();
             assert_eq!((fs::read(&file).unwrap(), fs::read(&spec).unwrap()), (whole.clone(), whole_spec.clone()));
         }
     }
 
     #[test]
-    fn the_state_directory_is_closed_to_other_users_of_the_host_also_where_it_was_open() {
+    fn the_state_directory_is_closed_to_other_users_of_the_host() {
         let folder = tempfile::tempdir().unwrap();
         let state = folder.path().join("state");
         for name in ["pods/old/main/vgpu", "tickets", "limiter/lock"] {
@@ -541,7 +545,7 @@ mod tests {
         fs::write(&source, b"\x7fELF").unwrap();
         let limiter = LimiterLibrary::keep(&state, &source).unwrap();
         let delivery = delivery(folder.path()).with(NodeKit { limiter: Some(limiter), ..kit() });
-        delivery.deliver(&Ticket::of_random([1; 16]), &promise(1, "main")).unwrap();
+        delivery.deliver(&Ticket::of_random([1; 16]), &container_limits(1, "main")).unwrap();
         let mode = |name: &str| fs::metadata(state.join(name)).unwrap().permissions().mode() & 0o7777;
         for name in ["", "pods", "tickets", "limiter", "trash"] {
             assert_eq!(mode(name), 0o700, "{name:?}");
@@ -557,55 +561,55 @@ mod tests {
 
     /// The cache file is made once, and never through a link that a container has put there.
     #[test]
-    fn a_cache_file_that_is_a_link_is_left_alone() {
+    fn a_cache_file_that_is_a_link_is_not_followed() {
         let folder = tempfile::tempdir().unwrap();
         let (state, source) = (folder.path().join("state"), folder.path().join("libvgpu.so"));
         fs::write(&source, b"\x7fELF").unwrap();
         let limiter = LimiterLibrary::keep(&state, &source).unwrap();
         let delivery = delivery(folder.path()).with(NodeKit { limiter: Some(limiter), ..kit() });
         let (ticket, target) = (Ticket::of_random([1; 16]), folder.path().join("target"));
-        delivery.deliver(&ticket, &promise(1, "main")).unwrap();
+        delivery.deliver(&ticket, &container_limits(1, "main")).unwrap();
         let own = state.join(limits::PODS).join(uid(1).as_str()).join("main/vgpu");
         let cache = own.join(format!("{}.cache", uid(1)));
         fs::remove_file(&cache).unwrap();
         std::os::unix::fs::symlink(&target, &cache).unwrap();
-        delivery.deliver(&ticket, &promise(1, "main")).unwrap();
+        delivery.deliver(&ticket, &container_limits(1, "main")).unwrap();
         assert!(!target.exists() && cache.is_symlink());
     }
 
     #[test]
-    fn a_state_directory_that_is_everybodys_is_refused() {
+    fn a_world_writable_state_directory_is_refused() {
         let folder = tempfile::tempdir().unwrap();
         let state = folder.path().join("shared");
         fs::create_dir(&state).unwrap();
         fs::set_permissions(&state, fs::Permissions::from_mode(0o1777)).unwrap();
         let error =
             DeviceDelivery::new(&state, &folder.path().join("cdi"), NodeKit::default()).unwrap_err().to_string();
-        assert!(error.contains("open to everybody"), "{error}");
-        assert_eq!(fs::metadata(&state).unwrap().permissions().mode() & 0o7777, 0o1777, "and left as it is");
+        assert!(error.contains("open to all users"), "{error}");
+        assert_eq!(fs::metadata(&state).unwrap().permissions().mode() & 0o7777, 0o1777, "the mode is unchanged");
     }
 
     /// A container keeps the version that it started with; the next one gets the newest version; an unused version is
     /// removed.
     #[test]
-    fn a_new_version_of_the_limiter_is_for_new_containers_only() {
+    fn only_new_containers_get_a_new_version_of_the_limiter() {
         let folder = tempfile::tempdir().unwrap();
         let state = folder.path().join("state");
         let (source, plain) = (folder.path().join("libvgpu.so"), delivery(folder.path()));
         let (one, two) = (Ticket::of_random([1; 16]), Ticket::of_random([2; 16]));
-        let give = |text: &[u8], ticket: &Ticket, pod: u8| {
+        let deliver = |text: &[u8], ticket: &Ticket, pod: u8| {
             fs::write(&source, text).unwrap();
             let limiter = LimiterLibrary::keep(&state, &source).unwrap();
             let delivery = plain.with(NodeKit { limiter: Some(limiter), ..kit() });
-            delivery.deliver(ticket, &promise(pod, "main")).unwrap();
+            delivery.deliver(ticket, &container_limits(pod, "main")).unwrap();
             delivery
         };
         let own = |pod: u8, name: &str| state.join(limits::PODS).join(uid(pod).as_str()).join("main").join(name);
         let versions = || names(&state.join("limiter")).into_iter().filter(|name| name.starts_with("libvgpu")).count();
-        give(b"\x7fELF one", &one, 1);
-        give(b"\x7fELF one", &one, 1);
+        deliver(b"\x7fELF one", &one, 1);
+        deliver(b"\x7fELF one", &one, 1);
         assert_eq!(versions(), 1, "the same content is one version");
-        let delivery = give(b"\x7fELF two", &two, 2);
+        let delivery = deliver(b"\x7fELF two", &two, 2);
         assert_eq!(fs::read(own(1, "libvgpu.so")).unwrap(), b"\x7fELF one");
         assert_eq!(fs::read(own(2, "libvgpu.so")).unwrap(), b"\x7fELF two");
         assert_eq!(fs::read(state.join("limiter/current")).unwrap(), b"\x7fELF two");
@@ -613,7 +617,7 @@ mod tests {
         delivery.sweep(&BTreeSet::from([uid(1), uid(2)]), &both);
         assert_eq!(versions(), 2, "a version in use stays");
         delivery.sweep(&BTreeSet::from([uid(2)]), &both);
-        assert_eq!(versions(), 2, "a folder in the trash has it still");
+        assert_eq!(versions(), 2, "a folder in the trash still has it");
         delivery.trash().empty(&mut || {});
         delivery.sweep_versions();
         assert_eq!(versions(), 1);
@@ -632,7 +636,7 @@ mod tests {
         let limiter = LimiterLibrary::keep(&state, &source).unwrap();
         let delivery = delivery(folder.path()).with(NodeKit { limiter: Some(limiter.clone()), ..kit() });
         let ticket = Ticket::of_random([1; 16]);
-        let mut limits = promise(1, "main");
+        let mut limits = container_limits(1, "main");
         limits.priority = Some(0);
         delivery.deliver(&ticket, &limits).unwrap();
         let text = fs::read(folder.path().join("cdi").join(ticket::file_name(&ticket))).unwrap();
@@ -668,7 +672,7 @@ mod tests {
         let shared = format!("CUDA_DEVICE_MEMORY_SHARED_CACHE=/usr/local/vgpu/{}.cache", uid(1));
         assert!(set.lines().any(|line| line == shared) && edits.env.contains(&shared), "{set}");
         assert_eq!(fs::read_to_string(state.join("limiter/ld.so.preload")).unwrap(), "/usr/local/vgpu/libvgpu.so\n");
-        let mut partition = promise(2, "main");
+        let mut partition = container_limits(2, "main");
         for device in &mut partition.devices {
             device.uuid = GpuUuid::parse("MIG-1").unwrap();
         }
@@ -684,24 +688,24 @@ mod tests {
     }
 
     #[test]
-    fn another_programs_spec_with_the_ticket_is_named() {
+    fn a_foreign_spec_with_the_same_ticket_is_an_error_that_names_it() {
         let folder = tempfile::tempdir().unwrap();
         let delivery = delivery(folder.path());
         let ticket = Ticket::of_random([1; 16]);
         let other = folder.path().join("cdi/other.yaml");
         fs::write(&other, format!("kind: gpu-steward.io/gpu\ndevices: [{{name: {ticket}}}]\n")).unwrap();
-        let error = delivery.deliver(&ticket, &promise(1, "main")).unwrap_err().to_string();
+        let error = delivery.deliver(&ticket, &container_limits(1, "main")).unwrap_err().to_string();
         assert!(error.contains("other.yaml") && error.contains(ticket.as_str()), "{error}");
         assert!(!folder.path().join("cdi").join(ticket::file_name(&ticket)).exists());
-        delivery.deliver(&Ticket::of_random([2; 16]), &promise(1, "main")).unwrap();
+        delivery.deliver(&Ticket::of_random([2; 16]), &container_limits(1, "main")).unwrap();
     }
 
     #[test]
-    fn a_name_that_is_no_name_makes_no_path() {
+    fn an_invalid_container_name_cannot_leave_the_folder_of_the_pod() {
         let folder = tempfile::tempdir().unwrap();
         let delivery = delivery(folder.path());
         for name in ["../../../escape", "", "a/b", "\u{fc}"] {
-            let made = delivery.folder(&promise(1, name));
+            let made = delivery.folder(&container_limits(1, name));
             let pod = folder.path().join("state/pods").join(uid(1).as_str());
             assert_eq!(made.parent().unwrap(), pod, "{name:?}");
             assert!(!made.to_str().unwrap().contains(".."), "{made:?}");
@@ -709,7 +713,7 @@ mod tests {
     }
 
     #[test]
-    fn a_folder_that_cannot_be_written_is_reported_at_start() {
+    fn an_unwritable_folder_is_an_error_at_the_start() {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("cdi");
         fs::write(&file, "").unwrap();

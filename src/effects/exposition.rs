@@ -98,7 +98,7 @@ pub struct Exposition<'b> {
     declared: Option<Vec<(&'static str, MetricFamily)>>,
 }
 
-// === impl Labels ===
+// === impl MetricLabels ===
 
 impl MetricLabels {
     /// No labels.
@@ -195,10 +195,10 @@ impl<'b> Exposition<'b> {
         self.line("", labels, value);
         let Some(created) = created.filter(|_| self.format == ExpositionFormat::OpenMetrics) else { return };
         let whole = self.name.len();
-        let stem = self.name.trim_end_matches("_total").len();
-        self.name.truncate(stem);
+        let base = self.name.trim_end_matches("_total").len();
+        self.name.truncate(base);
         self.line("_created", labels, SampleValue::Real(created));
-        if stem < whole {
+        if base < whole {
             self.name.push_str("_total");
         }
     }
@@ -206,9 +206,9 @@ impl<'b> Exposition<'b> {
     /// Writes all lines of a histogram of times.
     pub fn histogram(&mut self, labels: &[&str], calls: &Histogram) {
         let mut sum = 0;
-        for (place, count) in calls.counts.iter().enumerate() {
+        for (index, count) in calls.counts.iter().enumerate() {
             sum += count;
-            let bound = BOUNDS_US.get(place).map_or(f64::INFINITY, |us| Duration::from_micros(*us).as_secs_f64());
+            let bound = BOUNDS_US.get(index).map_or(f64::INFINITY, |us| Duration::from_micros(*us).as_secs_f64());
             let bound = MetricLabels::new().with("le", &SampleValue::Real(bound).as_bound());
             self.line("_bucket", &[labels, &[bound.as_str()]].concat(), SampleValue::Whole(sum));
         }
@@ -339,8 +339,8 @@ mod tests {
     };
     const FOREIGN: MetricFamily =
         MetricFamily { name: "DCGM_ENERGY", kind: MetricType::ForeignCounter, unit: "", help: "mJ." };
-    const WHO: MetricFamily = MetricFamily { name: "x_info", kind: MetricType::Info, unit: "", help: "Who." };
-    const SILENT: MetricFamily =
+    const IDENTITY: MetricFamily = MetricFamily { name: "x_info", kind: MetricType::Info, unit: "", help: "Who." };
+    const UNMEASURED: MetricFamily =
         MetricFamily { name: "x_silent", kind: MetricType::Gauge, unit: "", help: "Never measured." };
 
     fn text(format: ExpositionFormat) -> String {
@@ -350,17 +350,17 @@ mod tests {
         exposition.sample(&["", "gpu=\"0\"", "uuid=\"a\""], SampleValue::Real(1.5));
         exposition.family(&ENERGY);
         exposition.sample(&[], SampleValue::Whole(u64::MAX));
-        exposition.family(&SILENT);
+        exposition.family(&UNMEASURED);
         exposition.family(&FOREIGN);
         exposition.sample(&[], SampleValue::Real(f64::NEG_INFINITY));
-        exposition.family(&WHO);
+        exposition.family(&IDENTITY);
         exposition.sample(&[MetricLabels::new().with("a", "b").as_str()], SampleValue::Whole(1));
         exposition.finish();
         String::from_utf8(out).unwrap()
     }
 
     #[test]
-    fn classic_text_has_whole_names_and_no_end_mark() {
+    fn classic_text_has_full_names_and_no_end_mark() {
         assert_eq!(
             text(ExpositionFormat::Classic),
             "# HELP x_joules_total Energy \"drawn\"\\\\spent.\n# TYPE x_joules_total counter\n\
@@ -371,7 +371,7 @@ mod tests {
     }
 
     #[test]
-    fn open_metrics_cuts_suffixes_tells_units_and_ends() {
+    fn open_metrics_has_base_names_units_and_an_end_mark() {
         assert_eq!(
             text(ExpositionFormat::OpenMetrics),
             "# HELP x_joules Energy \\\"drawn\\\"\\\\spent.\n# TYPE x_joules counter\n# UNIT x_joules joules\n\
@@ -382,7 +382,7 @@ mod tests {
     }
 
     #[test]
-    fn a_counter_tells_open_metrics_since_when_it_counts_and_keeps_its_name() {
+    fn a_counter_has_a_created_line_in_open_metrics_only() {
         let line = |format| {
             let mut out = Vec::new();
             let mut exposition = Exposition::new(&mut out, format);
@@ -398,12 +398,12 @@ mod tests {
         assert_eq!(
             line(ExpositionFormat::OpenMetrics),
             [values[0], "x_joules_created{a=\"1\"} 1799990000.25", values[1]],
-            "of a moment that is not known nothing is said"
+            "no line for an unknown start"
         );
     }
 
     #[test]
-    fn a_histogram_counts_up_to_each_bound_and_ends_in_all() {
+    fn histogram_buckets_are_cumulative_and_end_with_infinity() {
         const TOOK: MetricFamily =
             MetricFamily { name: "x_seconds", kind: MetricType::Histogram, unit: "seconds", help: "Time." };
         let mut calls = Histogram { sum: Duration::from_micros(1_030), ..Histogram::default() };
@@ -430,18 +430,18 @@ mod tests {
             "x_seconds_sum{a=\"b\"} 0.00103",
             "x_seconds_count{a=\"b\"} 3",
         ] {
-            assert!(text.lines().any(|told| told == line), "{line}: {text}");
+            assert!(text.lines().any(|found| found == line), "{line}: {text}");
         }
     }
 
     #[test]
-    fn values_that_would_break_a_line_are_escaped() {
+    fn label_values_that_would_break_a_line_are_escaped() {
         let labels = MetricLabels::new().with("a", "q\"b\\n\nz\u{0}\r").with("b", "");
         assert_eq!(labels.as_str(), "a=\"q\\\"b\\\\n\\nz\u{fffd}\u{fffd}\",b=\"\"");
     }
 
     #[test]
-    fn long_values_are_cut_and_stay_apart() {
+    fn long_label_values_are_cut_and_stay_different() {
         let long = |end: &str| MetricLabels::new().with("a", &("é".repeat(400) + end)).as_str().to_owned();
         assert!(long("x").len() <= MAX_LABEL_VALUE + 4);
         assert_ne!(long("x"), long("y"));

@@ -1,7 +1,7 @@
 //! The file in the state directory that keeps the incidents of GPUs over a restart of the agent.
 //!
 //! What must never happen here: a file that cannot be read stops the start, or is overwritten before a person could
-//! look at it.
+//! read it.
 
 use crate::state_file::StateFile;
 use model::id::BootId;
@@ -15,7 +15,7 @@ use wire::incidents::{self, MAX_BYTES};
 /// In the state directory.
 const FILE: &str = "incidents.json";
 /// A file that cannot be read is renamed to this, and replaces an older one of this name.
-const ASIDE: &str = "incidents.json.unreadable";
+const UNREADABLE: &str = "incidents.json.unreadable";
 
 /// The incident file, for one boot of the machine.
 #[derive(Clone, Debug)]
@@ -56,12 +56,12 @@ impl IncidentFile {
             },
         };
         let path = self.file.path();
-        let aside = path.with_file_name(ASIDE);
-        let put = match fs::rename(path, &aside) {
-            Ok(()) => format!("it is put aside as {}", aside.display()),
+        let new_path = path.with_file_name(UNREADABLE);
+        let renamed = match fs::rename(path, &new_path) {
+            Ok(()) => format!("it is put aside as {}", new_path.display()),
             Err(error) => format!("it cannot be put aside: {error}"),
         };
-        FoundIncidents::Unreadable(format!("{}: {why}; {put}", path.display()))
+        FoundIncidents::Unreadable(format!("{}: {why}; {renamed}", path.display()))
     }
 
     /// Writes the incidents, whole or not at all. Without incidents it removes the file.
@@ -107,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_kept_is_found_in_this_boot_and_in_no_other() {
+    fn kept_incidents_are_found_in_this_boot_only() {
         let folder = tempfile::tempdir().unwrap();
         let file = IncidentFile::new(folder.path(), boot('b'));
         assert_eq!(file.read(), FoundIncidents::Nothing);
@@ -116,7 +116,7 @@ mod tests {
         assert_eq!(
             IncidentFile::new(folder.path(), boot('c')).read(),
             FoundIncidents::Nothing,
-            "the machine has booted"
+            "the machine has rebooted"
         );
         assert_eq!(file.read(), FoundIncidents::Kept(kept()));
         file.write(&[], Now::default()).unwrap();
@@ -125,15 +125,15 @@ mod tests {
     }
 
     #[test]
-    fn an_unreadable_file_is_reported_and_put_aside() {
+    fn an_unreadable_incident_file_is_reported_and_renamed() {
         let folder = tempfile::tempdir().unwrap();
         let file = IncidentFile::new(folder.path(), boot('b'));
         for bytes in [b"".to_vec(), b"{\"version\":2}".to_vec(), vec![0; 4096], vec![b' '; MAX_BYTES + 1]] {
             fs::write(folder.path().join(FILE), &bytes).unwrap();
             let FoundIncidents::Unreadable(why) = file.read() else { panic!("{} bytes", bytes.len()) };
             assert!(why.contains(FILE) && why.contains("put aside"), "{why}");
-            assert_eq!(fs::read(folder.path().join(ASIDE)).unwrap(), bytes);
-            assert_eq!(file.read(), FoundIncidents::Nothing, "told once");
+            assert_eq!(fs::read(folder.path().join(UNREADABLE)).unwrap(), bytes);
+            assert_eq!(file.read(), FoundIncidents::Nothing, "reported once");
         }
     }
 }

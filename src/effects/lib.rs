@@ -1,5 +1,5 @@
-//! Output: this crate serves HTTP and gRPC, answers the kubelet and writes files. It decides
-//! nothing. Every server shows the same [`model::view::NodeView`].
+//! Output: this crate serves HTTP and gRPC, answers the kubelet and writes files. It decides nothing. Every server
+//! shows the same [`model::view::NodeView`].
 //!
 //! ```text
 //!   exposition metrics     the view as Prometheus text: our metrics, and the names of dcgm-exporter, HAMi, cAdvisor
@@ -14,11 +14,12 @@
 //!   state_file             a file in the state directory that the agent writes, and reads after a restart
 //!   incidents              incidents of GPUs, kept over a restart
 //!   tallies                GPU time and energy of pods, kept over a restart
-//!   binding_file           what was found about the CDI of the container runtime, kept over a restart
+//!   binding_file           whether the container runtime supports CDI, kept over a restart
 //!   failpoint              places where a test kills or holds the process; not in a release build
 //! ```
 //!
-//! What must never happen here: a decision, a reading of the world, a queue or connection count without a bound.
+//! What must never happen here: a decision, a reading of the host or the driver, a queue or connection count without a
+//! bound.
 
 #[cfg(test)]
 mod sample_view;

@@ -68,36 +68,36 @@ impl MetricSet {
 }
 
 /// Writes the sets, in the order they are given, to the end of `out`.
-pub fn render(sets: &[MetricSet], scene: &MetricsInput<'_>, format: ExpositionFormat, out: &mut Vec<u8>) {
+pub fn render(sets: &[MetricSet], input: &MetricsInput<'_>, format: ExpositionFormat, out: &mut Vec<u8>) {
     let mut exposition = Exposition::new(out, format);
-    write(sets, scene, &mut exposition);
+    write(sets, input, &mut exposition);
     exposition.finish();
 }
 
-fn write(sets: &[MetricSet], scene: &MetricsInput<'_>, out: &mut Exposition<'_>) {
-    let subjects = LabelledSubjects::of(scene.view);
+fn write(sets: &[MetricSet], input: &MetricsInput<'_>, out: &mut Exposition<'_>) {
+    let subjects = LabelledSubjects::of(input.view);
     for set in sets {
         match set {
             MetricSet::Own => {
-                gpu::write(scene, &subjects, out);
-                switch::write(scene.view, out);
-                infiniband::write(scene.view, &subjects, out);
-                pod::write(scene.view, &subjects, out);
-                node::write(scene, out);
-                plugin::write(scene, out);
-                own::write(scene, out);
+                gpu::write(input, &subjects, out);
+                switch::write(input.view, out);
+                infiniband::write(input.view, &subjects, out);
+                pod::write(input.view, &subjects, out);
+                node::write(input, out);
+                plugin::write(input, out);
+                own::write(input, out);
             }
             MetricSet::Gpu => {
-                gpu::write(scene, &subjects, out);
-                switch::write(scene.view, out);
-                infiniband::write(scene.view, &subjects, out);
-                pod::write_shares(scene.view, &subjects, out);
-                node::write_gpus(scene.view, out);
+                gpu::write(input, &subjects, out);
+                switch::write(input.view, out);
+                infiniband::write(input.view, &subjects, out);
+                pod::write_shares(input.view, &subjects, out);
+                node::write_gpus(input.view, out);
             }
-            MetricSet::Dcgm => dcgm::write(scene, dcgm::DcgmNames::Known, out),
-            MetricSet::DcgmRenamed => dcgm::write(scene, dcgm::DcgmNames::Renamed, out),
-            MetricSet::Hami => hami::write(scene, &subjects, out),
-            MetricSet::Cadvisor => cadvisor::write(scene, &subjects, out),
+            MetricSet::Dcgm => dcgm::write(input, dcgm::DcgmNames::Known, out),
+            MetricSet::DcgmRenamed => dcgm::write(input, dcgm::DcgmNames::Renamed, out),
+            MetricSet::Hami => hami::write(input, &subjects, out),
+            MetricSet::Cadvisor => cadvisor::write(input, &subjects, out),
         }
     }
 }
@@ -139,9 +139,9 @@ mod tests {
 
     fn text(set: MetricSet, view: &NodeView, format: ExpositionFormat) -> String {
         let own = ServerCounts::default();
-        let scene = MetricsInput { view, now: NOW, own: &own, footprint: footprint() };
+        let input = MetricsInput { view, now: NOW, own: &own, footprint: footprint() };
         let mut out = Vec::new();
-        render(&[set], &scene, format, &mut out);
+        render(&[set], &input, format, &mut out);
         String::from_utf8(out).unwrap()
     }
 
@@ -168,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn the_texts_of_the_small_view_are_kept() {
+    fn the_metrics_of_the_small_view_match_the_golden_files() {
         let view = sample_view::small();
         for (set, name) in ALL {
             golden(&format!("tests/golden/metrics/{name}.txt"), &text(set, &view, ExpositionFormat::Classic));
@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn no_series_appears_twice_and_each_family_is_together() {
+    fn no_series_appears_twice_and_each_family_is_contiguous() {
         for view in [sample_view::small(), sample_view::large(3, 7, 2)] {
             let mut series = BTreeSet::new();
             let mut families = BTreeSet::new();
@@ -198,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_of_gpus_alone_is_a_part_of_our_own_names_without_cgroups() {
+    fn the_gpu_set_is_the_part_of_the_own_set_without_cgroups() {
         let view = sample_view::small();
         for format in [ExpositionFormat::Classic, ExpositionFormat::OpenMetrics] {
             let (own, gpu) = (text(MetricSet::Own, &view, format), text(MetricSet::Gpu, &view, format));
@@ -212,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn a_shared_gpu_names_no_pod_and_its_pods_and_the_rest_sum_up_to_it() {
+    fn a_shared_gpu_names_no_pod_and_its_parts_sum_up_to_it() {
         let view = sample_view::small();
         let dcgm = text(MetricSet::Dcgm, &view, ExpositionFormat::Classic);
         let held: Vec<&str> = dcgm.lines().filter(|line| line.contains("pod=")).collect();
@@ -234,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_absent_has_a_reason_and_no_value() {
+    fn an_absent_reading_has_a_reason_and_no_value() {
         let own = text(MetricSet::Own, &sample_view::small(), ExpositionFormat::Classic);
         assert!(!own.contains("gpu_steward_gpu_memory_used_bytes{gpu=\"3\""));
         let series = "gpu_steward_gpu_reading_absent{gpu=\"3\",uuid=\"GPU-00000003-1111-2222-3333-444444444444\",\
@@ -295,7 +295,7 @@ mod tests {
 
     /// Otherwise two families could be confused without a failing test.
     #[test]
-    fn every_family_has_a_series_in_the_kept_texts() {
+    fn every_family_has_a_series_in_the_golden_files() {
         let view = sample_view::small();
         let texts: BTreeMap<&str, String> =
             ALL.into_iter().map(|(set, name)| (name, text(set, &view, ExpositionFormat::Classic))).collect();
@@ -367,8 +367,8 @@ mod tests {
             for _ in 0..20 {
                 out.clear();
                 let begun = std::time::Instant::now();
-                let scene = MetricsInput { view: &view, now: NOW, own: &own, footprint: ProcessFootprint::default() };
-                render(sets, &scene, ExpositionFormat::OpenMetrics, &mut out);
+                let input = MetricsInput { view: &view, now: NOW, own: &own, footprint: ProcessFootprint::default() };
+                render(sets, &input, ExpositionFormat::OpenMetrics, &mut out);
                 best = best.min(begun.elapsed());
             }
             println!(

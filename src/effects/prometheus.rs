@@ -218,7 +218,7 @@ const QUERIES: &[(&str, usize, Option<f64>)] = &[
 /// Promise 20 in docs/specification.md.
 #[test]
 #[ignore = "needs prometheus: tests/run"]
-fn a_real_prometheus_answers_each_dashboard_query_once_and_forgets_pods_that_go() {
+fn a_real_prometheus_answers_each_dashboard_query_once_and_drops_removed_pods() {
     let node = node();
     let prometheus = scraping(node.address);
     prometheus.until("min_over_time(up[1m]) == 1 and count_over_time(up[1m]) >= 4", |up| up.len() == 6);
@@ -235,7 +235,7 @@ fn a_real_prometheus_answers_each_dashboard_query_once_and_forgets_pods_that_go(
         ("DCGM_FI_DEV_POWER_USAGE", "gauge"),
         ("gpu_steward_gpu_xids_total", "counter"),
     ] {
-        assert_eq!(prometheus.kind(name), kind, "{name}, though Prometheus asks for OpenMetrics first");
+        assert_eq!(prometheus.kind(name), kind, "{name}, though Prometheus requests OpenMetrics first");
     }
     let mut view = sample_view::small();
     // XID 95 occurs for the first time, and an alert must see it.
@@ -270,7 +270,7 @@ fn promtool(address: SocketAddr, path: &str) -> BTreeSet<String> {
 
 #[test]
 #[ignore = "needs prometheus: tests/run"]
-fn promtool_has_nothing_to_say_but_of_names_that_others_chose() {
+fn promtool_reports_only_names_of_other_programs() {
     let node = node();
     assert_eq!(promtool(node.address, "/metrics/cadvisor"), BTreeSet::new());
     let chosen = |line: &String| {

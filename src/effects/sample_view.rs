@@ -1,4 +1,4 @@
-//! Node views for the tests of this room: a small one with every kind of object, and large ones.
+//! Node views for the tests of this crate: a small one with every kind of object, and large ones.
 
 use model::cgroup::{CgroupIdentity, CgroupKind, CgroupSample, NetworkSample, Pressure, ProcessIo, Qos, RuntimeKind};
 use model::claim::{ContainerClaim, DeviceShare};
@@ -41,7 +41,7 @@ fn m<T>(value: T) -> Reading<T> {
 }
 
 /// A clock that always shows [`NOW`].
-#[allow(dead_code, reason = "not every importer asks for the time")]
+#[allow(dead_code, reason = "not every importer uses the time")]
 pub(crate) fn clock() -> Now {
     NOW
 }
@@ -74,14 +74,17 @@ pub(crate) fn small() -> NodeView {
 
     let mut view = empty();
     view.gpus = vec![
-        card(0, vec![process(&train, 1001, 25 * GIB, 50.0), process(&train, 1002, 15 * GIB, 30.0)]),
-        card(1, vec![process(&serve_a, 2001, 10 * GIB, 20.0), process(&serve_b, 3001, 20 * GIB, 30.0), stranger(4001)]),
+        with_gpu(0, vec![process(&train, 1001, 25 * GIB, 50.0), process(&train, 1002, 15 * GIB, 30.0)]),
+        with_gpu(
+            1,
+            vec![process(&serve_a, 2001, 10 * GIB, 20.0), process(&serve_b, 3001, 20 * GIB, 30.0), stranger(4001)],
+        ),
         divided(2, &mig_a),
         lost(3),
     ];
     view.gpus_unidentified =
         vec![UnidentifiedGpu { index: 4, pci_bus_id: m("0000:c1:00.0".into()), why: Absence::GpuLost }];
-    beside(&mut view, [&train, &serve_a, &serve_b]);
+    add_other_objects(&mut view, [&train, &serve_a, &serve_b]);
     view.gpus[0].holders = vec![train.uid.clone()];
     view.gpus[0].sole_holders.gpu = Some(sole(&train));
     view.gpus[2].sole_holders.instances = vec![(7, sole(&mig_a))];
@@ -103,7 +106,7 @@ pub(crate) fn small() -> NodeView {
     ]);
     view.containers = vec![container(None, 99, None, 7)];
     view.containers[0].network = m(network(7));
-    promise(&mut view, &serve_a, &mig_a);
+    add_claims(&mut view, &serve_a, &mig_a);
     // Ordered by namespace, name, UID; pods without a name first.
     view.pods = vec![nameless, host_network, mig_a, serve_a, train, serve_b];
     view
@@ -115,7 +118,7 @@ fn sole(pod: &PodView) -> SoleHolder {
 }
 
 /// Adds the objects beside GPUs and pods: InfiniBand ports, Slurm jobs, owners, labels, tallies and NVSwitches.
-fn beside(view: &mut NodeView, [train, serve_a, serve_b]: [&PodView; 3]) {
+fn add_other_objects(view: &mut NodeView, [train, serve_a, serve_b]: [&PodView; 3]) {
     view.infiniband = ports();
     view.slurm_jobs = vec![(uuid(1), SlurmJob { job: 4711, step: Some("batch".into()) })];
     let owner = |kind: &str, name: &str| PodController {
@@ -143,18 +146,18 @@ fn tally(pod: &PodView, gpu: u32, seconds: u64) -> GpuTally {
 }
 
 /// Adds memory claims of two pods. The first pod holds more memory than it claims, the second does not.
-fn promise(view: &mut NodeView, over: &PodView, within: &PodView) {
-    let promise = |pod: &PodView, device: &GpuUuid, memory: u64| PodMemoryClaim {
+fn add_claims(view: &mut NodeView, over: &PodView, within: &PodView) {
+    let add_claims = |pod: &PodView, device: &GpuUuid, memory: u64| PodMemoryClaim {
         pod: pod.uid.clone(),
         device: device.clone(),
         memory: Bytes(memory),
     };
-    let (card, instance) = (over.gpus[0].gpu.clone(), within.gpus[0].mig.clone().unwrap());
-    view.memory_claims = Arc::from([promise(over, &card, 8 * GIB), promise(within, &instance, 10 * GIB)]);
+    let (with_gpu, instance) = (over.gpus[0].gpu.clone(), within.gpus[0].mig.clone().unwrap());
+    view.memory_claims = Arc::from([add_claims(over, &with_gpu, 8 * GIB), add_claims(within, &instance, 10 * GIB)]);
     let pod = over.uid.clone();
     view.over_uses = vec![OverUse {
         pod,
-        device: card,
+        device: with_gpu,
         claimed: Bytes(8 * GIB),
         used: Reading::Measured(Bytes(10 * GIB), AT),
         lasted: std::time::Duration::ZERO,
@@ -181,7 +184,7 @@ pub(crate) fn large(gpus: u32, pods: u32, containers: u32) -> NodeView {
         }
         view.pods.push(pod);
     }
-    view.gpus = (0..gpus).zip(lists).map(|(index, list)| card(index, list)).collect();
+    view.gpus = (0..gpus).zip(lists).map(|(index, list)| with_gpu(index, list)).collect();
     for (gpu, holders) in view.gpus.iter_mut().zip(holders) {
         gpu.holders = holders;
     }
@@ -393,7 +396,7 @@ fn upkeep() -> Upkeep {
     }
 }
 
-fn card(index: u32, processes: Vec<GpuProcess>) -> GpuView {
+fn with_gpu(index: u32, processes: Vec<GpuProcess>) -> GpuView {
     let held: u64 = processes.iter().filter_map(|process| process.memory_used.get()).map(|bytes| bytes.0).sum();
     let ecc = EccErrors { corrected: m(Count(3)), uncorrected: m(Count(0)) };
     let sample = GpuSample {
@@ -493,7 +496,7 @@ fn mig_uuid(slice: u32) -> GpuUuid {
 }
 
 fn divided(index: u32, holder: &PodView) -> GpuView {
-    let mut view = card(index, vec![GpuProcess { mig: Some(mig_uuid(0)), ..process(holder, 5001, 5 * GIB, 0.0) }]);
+    let mut view = with_gpu(index, vec![GpuProcess { mig: Some(mig_uuid(0)), ..process(holder, 5001, 5 * GIB, 0.0) }]);
     let mut known = gpu(index, "NVIDIA A100-SXM4-80GB");
     known.mig_mode = m(true);
     known.mig = m(vec![instance(0, 7, "1g.10gb", 10 * GIB), instance(1, 3, "2g.20gb", 20 * GIB)]);

@@ -27,15 +27,17 @@ pub(super) fn bind(what: &str, path: &Path) -> Result<UnixListener> {
     Ok(listener)
 }
 
-/// Makes room at `path`: removes a socket on which no process listens, and nothing else.
+/// Frees `path`: removes a socket on which no process listens, and nothing else.
 fn clear(path: &Path) -> Result<()> {
     let kind = match fs::symlink_metadata(path) {
         Ok(found) => FileType::from_raw_mode(found.mode()),
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
-        Err(error) => return Err(Error::new(error.kind(), format!("look at {}: {error}", path.display()))),
+        Err(error) => {
+            return Err(Error::new(error.kind(), format!("read the metadata of {}: {error}", path.display())));
+        }
     };
     if kind != FileType::Socket {
-        let text = format!("{} is there already and is not a socket; it is left alone", path.display());
+        let text = format!("{} exists already and is not a socket; it is not replaced", path.display());
         return Err(Error::new(ErrorKind::AlreadyExists, text));
     }
     match UnixStream::connect(path) {
@@ -65,7 +67,7 @@ impl SocketFile {
     }
 
     /// Whether the path still leads to this file.
-    pub(super) fn stands(&self) -> bool {
+    pub(super) fn still_ours(&self) -> bool {
         inode(&self.path) == Some(self.inode)
     }
 
@@ -87,7 +89,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_missing_folder_is_made_and_the_socket_is_for_owner_and_group() {
+    fn a_missing_folder_is_created_and_owner_and_group_may_connect() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("run/gpu-steward/agent.sock");
         let _listener = bind("test socket", &path).unwrap();
@@ -95,21 +97,21 @@ mod tests {
     }
 
     #[test]
-    fn a_stale_socket_is_replaced_and_a_living_one_is_not() {
+    fn a_stale_socket_is_replaced_and_a_live_one_is_not() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("agent.sock");
         drop(UnixListener::bind(&path).unwrap());
-        let living = bind("test socket", &path).unwrap();
+        let live = bind("test socket", &path).unwrap();
 
         let refused = bind("test socket", &path).unwrap_err();
         assert_eq!(refused.kind(), ErrorKind::AddrInUse);
         assert!(refused.to_string().contains(path.to_str().unwrap()), "{refused}");
-        assert!(UnixStream::connect(&path).is_ok(), "the living one still listens");
-        drop(living);
+        assert!(UnixStream::connect(&path).is_ok(), "the first socket still listens");
+        drop(live);
     }
 
     #[test]
-    fn what_is_not_a_socket_is_left_alone() {
+    fn a_file_that_is_not_a_socket_is_not_replaced() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("agent.sock");
         fs::write(&path, "precious").unwrap();
@@ -118,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn only_our_own_file_is_removed_at_the_end() {
+    fn only_the_agents_own_socket_file_is_removed() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("agent.sock");
         let ours = bind("test socket", &path).unwrap();

@@ -1,12 +1,12 @@
 //! A file in the state directory that the agent writes, and reads after a restart: limited in size, written whole or
 //! not at all, readable only by the agent's user.
 //!
-//! It is not synced to the disk: a power loss also reboots the machine, and what such a file says of the node is no
+//! It is not synced to the disk: a power loss also reboots the machine, and what such a file records of the node is no
 //! longer true then.
 //!
 //! What must never happen here: half a file under the name, also while two agents write during an upgrade.
 
-use crate::delivery::place_by;
+use crate::delivery::rename_through;
 use std::fs;
 use std::io::{self, Read};
 use std::os::unix::fs::DirBuilderExt;
@@ -66,7 +66,7 @@ impl StateFile {
         let mut own = [0; 8];
         rustix::rand::getrandom(&mut own, rustix::rand::GetRandomFlags::empty())?;
         let hidden = self.path.with_file_name(format!("{}{:016x}", self.hidden(), u64::from_le_bytes(own)));
-        Ok(place_by(&hidden, &self.path, bytes, MODE)?)
+        Ok(rename_through(&hidden, &self.path, bytes, MODE)?)
     }
 
     /// Removes the file, if it exists.
@@ -113,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_written_is_read_and_only_the_owner_can_read_it() {
+    fn a_written_file_is_read_back_and_only_its_owner_can_read_it() {
         let folder = tempfile::tempdir().unwrap();
         let file = StateFile::new(&folder.path().join("state"), "a.json");
         assert_eq!(file.read(10).unwrap(), None);
@@ -130,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn a_write_that_fails_leaves_what_was_there_and_nothing_else() {
+    fn a_failed_write_changes_no_file() {
         let folder = tempfile::tempdir().unwrap();
         fs::create_dir(folder.path().join("a.json")).unwrap();
         assert!(StateFile::new(folder.path(), "a.json").write(b"x").is_err(), "something else has the name");
@@ -140,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_killed_agent_left_is_swept_and_what_another_one_writes_is_not() {
+    fn old_temporary_files_are_removed_and_new_ones_are_not() {
         let folder = tempfile::tempdir().unwrap();
         for name in [".a.json.1", ".a.json.2", ".b.json.1"] {
             fs::write(folder.path().join(name), "{").unwrap();

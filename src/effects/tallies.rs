@@ -1,6 +1,7 @@
 //! The file in the state directory that keeps the GPU time and energy of pods over a restart of the agent.
 //!
-//! During an upgrade two agents write the file in turn, and each counts the same pods: the larger value of both stays.
+//! During an upgrade two agents write the file in turn, and each counts the same pods: the larger value of the two is
+//! kept.
 //!
 //! What must never happen here: a count that falls because another agent wrote meanwhile.
 
@@ -41,21 +42,21 @@ impl TallyFile {
 
     /// The tallies in the file; none if there is no file, or if it cannot be decoded, which is logged.
     fn read(&self) -> Vec<GpuTally> {
-        let begins_anew = |error: &dyn std::fmt::Display| {
+        let start_from_zero = |error: &dyn std::fmt::Display| {
             tracing::warn!(file = %self.path().display(), %error, "GPU time and energy of pods start again from zero");
             Vec::new()
         };
         match self.0.read(MAX_BYTES) {
             Ok(None) => Vec::new(),
-            Ok(Some(bytes)) => tally::decode(&bytes).unwrap_or_else(|error| begins_anew(&error)),
-            Err(error) => begins_anew(&error),
+            Ok(Some(bytes)) => tally::decode(&bytes).unwrap_or_else(|error| start_from_zero(&error)),
+            Err(error) => start_from_zero(&error),
         }
     }
 
     /// Keeps the larger of the values in the file and in `now`. Returns the result, also if it cannot be written.
     pub fn keep(&self, now: &[GpuTally]) -> (Arc<[GpuTally]>, io::Result<()>) {
-        let there = self.read();
-        let larger = |own: &GpuTally| match there.iter().find(|other| other.pod == own.pod && other.gpu == own.gpu) {
+        let in_file = self.read();
+        let larger = |own: &GpuTally| match in_file.iter().find(|other| other.pod == own.pod && other.gpu == own.gpu) {
             Some(other) => GpuTally {
                 held: if other.held.0 > own.held.0 { other.held } else { own.held },
                 energy: if other.energy.0 > own.energy.0 { other.energy } else { own.energy },
@@ -88,7 +89,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_kept_is_recalled_and_never_less_than_before() {
+    fn kept_tallies_are_recalled_and_never_decrease() {
         let folder = tempfile::tempdir().unwrap();
         let file = TallyFile::new(folder.path());
         assert!(file.recall().is_empty());
@@ -103,13 +104,13 @@ mod tests {
     }
 
     #[test]
-    fn a_torn_file_begins_anew_and_a_disk_that_refuses_is_said() {
+    fn a_truncated_tally_file_is_ignored_and_a_failed_write_is_reported() {
         let folder = tempfile::tempdir().unwrap();
         let file = TallyFile::new(folder.path());
         fs::write(file.path(), r#"{"version":1,"tallies":[{"pod":"#).unwrap();
         assert!(file.recall().is_empty());
         let (kept, written) = TallyFile::new(file.path()).keep(&[tally(1, 1, 1)]);
         assert!(written.is_err(), "there is no folder below a file");
-        assert_eq!(kept.to_vec(), [tally(1, 1, 1)], "it is shown all the same");
+        assert_eq!(kept.to_vec(), [tally(1, 1, 1)], "the tallies are returned also after a failed write");
     }
 }

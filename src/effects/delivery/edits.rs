@@ -1,5 +1,5 @@
 //! The CDI edits that make a container see its device shares and nothing else. The runtime applies them last, so that
-//! they win over the variables of the pod and of the image.
+//! they override the variables of the pod and of the image.
 
 use super::limiter::{self, LimiterLibrary};
 use model::id::GpuUuid;
@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use wire::cdi::{CdiDeviceNode, CdiEdits, CdiMount, CdiVersion};
 use wire::limits;
 
-/// The number of devices with a limit of their own: HAMi-core reads 16.
+/// The number of devices with a separate limit: HAMi-core reads 16.
 const INDEXES: usize = 16;
 
 /// A device node of the host.
@@ -66,18 +66,18 @@ impl Default for NodeKit {
 impl NodeKit {
     /// All edits for one container. `limits_file` is its limits file on the host.
     #[must_use]
-    pub fn edits(&self, promise: &ContainerLimits, limits_file: &Path) -> CdiEdits {
+    pub fn edits(&self, container_limits: &ContainerLimits, limits_file: &Path) -> CdiEdits {
         let mut edits = CdiEdits::default();
         if !self.runtime_injects {
             edits.add(&self.common);
-            for own in promise.devices.iter().filter_map(|device| self.own.get(&device.uuid)) {
+            for own in container_limits.devices.iter().filter_map(|device| self.own.get(&device.uuid)) {
                 edits.add(own);
             }
-            let own = promise.devices.iter().filter_map(|device| self.nodes.get(&device.uuid)).flatten();
-            // If the driver is in a container of its own, only the host's spec has the paths of its device nodes.
+            let own = container_limits.devices.iter().filter_map(|device| self.nodes.get(&device.uuid)).flatten();
+            // If the driver runs in a container, only the host's spec has the paths of its device nodes.
             let nodes: Vec<CdiDeviceNode> = own
                 .chain(&self.shared_nodes)
-                .filter(|node| edits.device_nodes.iter().all(|there| there.path != node.path))
+                .filter(|node| edits.device_nodes.iter().all(|known| known.path != node.path))
                 .map(|node| CdiDeviceNode {
                     host_path: Some(node.host.display().to_string()),
                     ..CdiDeviceNode::at(&node.path)
@@ -85,12 +85,12 @@ impl NodeKit {
                 .collect();
             edits.add(&CdiEdits { device_nodes: nodes, ..CdiEdits::default() });
         }
-        if let Some((limiter, folder)) = self.limiter_for(promise).zip(limits_file.parent()) {
-            edits.add(&limiter.edits(folder, promise.uid.as_str()));
+        if let Some((limiter, folder)) = self.limiter_for(container_limits).zip(limits_file.parent()) {
+            edits.add(&limiter.edits(folder, container_limits.uid.as_str()));
         }
         // Last, so that the edits on which limits depend win over all others.
         edits.add(&CdiEdits {
-            env: self.variables(promise),
+            env: self.variables(container_limits),
             mounts: vec![CdiMount::read_only(&limits_file.display().to_string(), limits::PATH)],
             ..CdiEdits::default()
         });
@@ -98,48 +98,49 @@ impl NodeKit {
     }
 
     /// The limiter for this container; `None` if all its devices are MIG instances, which the GPU itself limits.
-    pub(super) fn limiter_for(&self, promise: &ContainerLimits) -> Option<&LimiterLibrary> {
+    pub(super) fn limiter_for(&self, container_limits: &ContainerLimits) -> Option<&LimiterLibrary> {
         let whole = |uuid: &GpuUuid| !uuid.as_str().starts_with("MIG-");
-        self.limiter.as_ref().filter(|_| promise.devices.iter().any(|device| whole(&device.uuid)))
+        self.limiter.as_ref().filter(|_| container_limits.devices.iter().any(|device| whole(&device.uuid)))
     }
 
     /// Every variable on which limits depend, each with a value, so that the pod can set none of them.
-    fn variables(&self, promise: &ContainerLimits) -> Vec<String> {
-        let uuids: Vec<&str> = promise.devices.iter().map(|device| device.uuid.as_str()).collect();
+    fn variables(&self, container_limits: &ContainerLimits) -> Vec<String> {
+        let uuids: Vec<&str> = container_limits.devices.iter().map(|device| device.uuid.as_str()).collect();
         let visible = if self.runtime_injects { uuids.join(",") } else { "void".into() };
         let mut env = vec![
             format!("NVIDIA_VISIBLE_DEVICES={visible}"),
             format!("GPU_STEWARD_LIMITS={}", limits::PATH),
             format!("GPU_STEWARD_DEVICES={}", uuids.join(",")),
         ];
-        env.extend(self.limits(promise));
+        env.extend(self.limits(container_limits));
         env
     }
 
     /// The variables that HAMi-core reads.
-    pub(super) fn limits(&self, promise: &ContainerLimits) -> Vec<String> {
+    pub(super) fn limits(&self, container_limits: &ContainerLimits) -> Vec<String> {
         let mut env = vec![
             "CUDA_DISABLE_CONTROL=false".into(),
             format!("GPU_CORE_UTILIZATION_POLICY={}", self.core_policy),
             format!("CUDA_OVERSUBSCRIBE={}", self.oversubscribed),
-            format!("CUDA_TASK_PRIORITY={}", promise.priority.unwrap_or(1)),
+            format!("CUDA_TASK_PRIORITY={}", container_limits.priority.unwrap_or(1)),
             // The defaults of HAMi-core, set so that no pod can switch off its OOM killer or the record of kernels by
             // which its priority is judged.
             "ACTIVE_OOM_KILLER=true".into(),
             "RECORD_KERNEL_INTERVAL=1".into(),
-            // A pod must not choose the library that HAMi-core opens in its own place either.
+            // HAMi-core loads the library of this name as itself, so a pod must not choose it.
             format!("CUDA_REDIRECT={}", limiter::LIBRARY),
         ];
         if let Some(level) = &self.log_level {
             env.push(format!("LIBCUDA_LOG_LEVEL={level}"));
         }
-        // The general limits apply to devices without a limit of their own, so they are the smallest of all.
-        let memory = promise.devices.iter().map(|device| device.memory.0 >> 20).min().unwrap_or(0);
-        let cores = promise.devices.iter().filter_map(|device| device.cores).map(|cores| cores.0).min().unwrap_or(0);
+        // The general limits apply to devices without a separate limit, so they are the smallest of all.
+        let memory = container_limits.devices.iter().map(|device| device.memory.0 >> 20).min().unwrap_or(0);
+        let cores =
+            container_limits.devices.iter().filter_map(|device| device.cores).map(|cores| cores.0).min().unwrap_or(0);
         env.push(format!("CUDA_DEVICE_MEMORY_LIMIT={memory}m"));
         env.push(format!("CUDA_DEVICE_SM_LIMIT={cores}"));
         for index in 0..INDEXES {
-            let device = promise.devices.get(index);
+            let device = container_limits.devices.get(index);
             let memory = device.map_or(memory, |device| device.memory.0 >> 20);
             let cores = device.map_or(cores, |device| device.cores.map_or(0, |cores| cores.0));
             env.push(format!("CUDA_DEVICE_MEMORY_LIMIT_{index}={memory}m"));

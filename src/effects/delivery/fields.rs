@@ -7,7 +7,7 @@ use model::id::Ticket;
 use wire::cdi::CdiEdits;
 use wire::ticket;
 
-/// The variable that names the ticket, for people who look into a container.
+/// The variable that names the ticket, for people who inspect a container.
 const VARIABLE: &str = "GPU_STEWARD_TICKET";
 
 /// The fields, and the names of the edits that have no field.
@@ -16,8 +16,8 @@ pub(super) fn of(edits: &CdiEdits, ticket: &Ticket) -> (Vec<ContainerField>, Vec
         ContainerField::Annotation(ticket::ANNOTATION.into(), ticket.to_string()),
         ContainerField::Env(VARIABLE.into(), ticket.to_string()),
     ];
-    fields.extend(edits.env.iter().filter_map(|said| {
-        let (name, value) = said.split_once('=')?;
+    fields.extend(edits.env.iter().filter_map(|variable| {
+        let (name, value) = variable.split_once('=')?;
         Some(ContainerField::Env(name.into(), value.into()))
     }));
     fields.extend(edits.device_nodes.iter().map(|node| {
@@ -38,7 +38,7 @@ mod tests {
     use wire::cdi::{CdiDeviceNode, CdiHook, CdiMount};
 
     #[test]
-    fn everything_but_hooks_is_given() {
+    fn all_edits_but_hooks_become_fields() {
         let edits = CdiEdits {
             env: vec!["A=b=c".into()],
             device_nodes: vec![

@@ -7,7 +7,7 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
-/// Every user of a container may read the file; nobody may write it.
+/// Every user of a container may read the file; no user may write it.
 const FILE_MODE: u32 = 0o444;
 
 /// Only root reads a spec: the container runtime and the agent. Other users of the host must not see which pod has
@@ -44,35 +44,35 @@ pub(super) fn make_folder(path: &Path) -> Result<(), DeliveryError> {
 }
 
 /// Removes the rights of other users on a folder that exists. Earlier versions of the agent made it with more rights.
-pub(super) fn narrow(path: &Path) -> Result<(), DeliveryError> {
-    let narrow = || {
+pub(super) fn restrict(path: &Path) -> Result<(), DeliveryError> {
+    let restrict = || {
         let mode = fs::metadata(path)?.permissions().mode() & 0o7777;
         match mode & !FOLDER_MODE {
             0 => Ok(()),
             _ => fs::set_permissions(path, fs::Permissions::from_mode(mode & FOLDER_MODE)),
         }
     };
-    narrow().map_err(failed("remove the rights of other users on", path))
+    restrict().map_err(failed("remove the rights of other users on", path))
 }
 
 /// Writes a file for containers, whole or not at all.
 pub(super) fn put(path: &Path, bytes: &[u8]) -> Result<(), DeliveryError> {
-    place(path, bytes, FILE_MODE)
+    rename_into_place(path, bytes, FILE_MODE)
 }
 
 /// Writes a file for the container runtime, whole or not at all.
 pub(super) fn put_spec(path: &Path, bytes: &[u8]) -> Result<(), DeliveryError> {
-    place(path, bytes, SPEC_MODE)
+    rename_into_place(path, bytes, SPEC_MODE)
 }
 
 /// Writes a new file for the container runtime, whole or not at all. A process that watches the folder for renamed,
 /// written or removed files gets no event: the file has no name until it is whole. If the file system cannot do that,
 /// or the file exists, this is [`put_spec`].
-pub(super) fn lay(path: &Path, bytes: &[u8]) -> Result<(), DeliveryError> {
+pub(super) fn link_spec(path: &Path, bytes: &[u8]) -> Result<(), DeliveryError> {
     let write = || -> io::Result<()> {
         let folder = path.parent().unwrap_or(Path::new("."));
-        let nameless = OFlags::TMPFILE | OFlags::WRONLY | OFlags::CLOEXEC;
-        let mut file = fs::File::from(open(folder, nameless, Mode::from_raw_mode(SPEC_MODE))?);
+        let unnamed = OFlags::TMPFILE | OFlags::WRONLY | OFlags::CLOEXEC;
+        let mut file = fs::File::from(open(folder, unnamed, Mode::from_raw_mode(SPEC_MODE))?);
         file.write_all(bytes)?;
         crate::failpoint!("spec-nameless");
         // By its path, because linking a bare descriptor needs a capability.
@@ -83,13 +83,13 @@ pub(super) fn lay(path: &Path, bytes: &[u8]) -> Result<(), DeliveryError> {
 }
 
 /// Writes a file whole or not at all: first a hidden file beside it, then a rename.
-pub(super) fn place(path: &Path, bytes: &[u8], mode: u32) -> Result<(), DeliveryError> {
+pub(super) fn rename_into_place(path: &Path, bytes: &[u8], mode: u32) -> Result<(), DeliveryError> {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
-    place_by(&path.with_file_name(format!(".{name}.new")), path, bytes, mode)
+    rename_through(&path.with_file_name(format!(".{name}.new")), path, bytes, mode)
 }
 
 /// Writes a file whole or not at all, through this `hidden` file: two writers of the same file need two hidden files.
-pub(crate) fn place_by(hidden: &Path, path: &Path, bytes: &[u8], mode: u32) -> Result<(), DeliveryError> {
+pub(crate) fn rename_through(hidden: &Path, path: &Path, bytes: &[u8], mode: u32) -> Result<(), DeliveryError> {
     // A hidden file of an earlier agent process is read-only and cannot be opened for writing.
     let _ = fs::remove_file(hidden);
     let write = || {
@@ -98,10 +98,10 @@ pub(crate) fn place_by(hidden: &Path, path: &Path, bytes: &[u8], mode: u32) -> R
     };
     let written = write().map_err(failed("write", hidden));
     crate::failpoint!(renames path);
-    let placed = written.and_then(|()| fs::rename(hidden, path).map_err(failed("put in place", path)));
-    if placed.is_err() {
-        // On a full disk, the half that was written takes room from others.
+    let renamed = written.and_then(|()| fs::rename(hidden, path).map_err(failed("put in place", path)));
+    if renamed.is_err() {
+        // On a full disk, the incomplete file takes space from others.
         let _ = fs::remove_file(hidden);
     }
-    placed
+    renamed
 }

@@ -154,7 +154,7 @@ pub(super) fn sweep(state: &Path) -> usize {
     let Ok(current) = fs::read_link(folder.join("current")) else { return 0 };
     let unused = |entry: &fs::DirEntry| {
         let version = entry.file_name().to_str().is_some_and(|name| name.starts_with("libvgpu.so."));
-        version && entry.file_name() != current && entry.metadata().is_ok_and(|about| about.nlink() == 1)
+        version && entry.file_name() != current && entry.metadata().is_ok_and(|metadata| metadata.nlink() == 1)
     };
     let entries = fs::read_dir(&folder).into_iter().flatten().take(MAX_VERSIONS).flatten();
     entries.filter(unused).filter(|entry| fs::remove_file(entry.path()).is_ok()).count()
@@ -167,8 +167,8 @@ fn folder(state: &Path) -> PathBuf {
 fn read(path: &Path) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     let file = fs::File::open(path)?;
-    let about = file.metadata()?;
-    if !about.is_file() || about.len() > MAX_BYTES {
+    let metadata = file.metadata()?;
+    if !metadata.is_file() || metadata.len() > MAX_BYTES {
         return Err(io::Error::other(format!("it is not a file of at most {MAX_BYTES} bytes")));
     }
     file.take(MAX_BYTES).read_to_end(&mut bytes)?;

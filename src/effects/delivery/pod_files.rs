@@ -12,14 +12,14 @@ use std::ffi::CString;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
-/// The smallest size that is counted for a file or folder. Its entry and its inode take room too, so very many empty
-/// files are too much.
+/// The smallest size that is counted for a file or folder. Its entry and its inode take space too, so very many empty
+/// files exceed the limit.
 const LEAST: u64 = 4096;
-/// Limit of nested folders. HAMi-core makes none.
+/// Limit of nested folders. HAMi-core creates none.
 const MAX_DEPTH: usize = 32;
 
 /// Entries between two pauses. A pod may keep 16,384 entries for good, and a node has more than a hundred pods.
-const TURN: u32 = 1024;
+const PAUSE_EVERY: u32 = 1024;
 
 /// The files that a pod has written.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -35,7 +35,7 @@ pub struct PodFileSize {
 }
 
 /// Counts the files in these folders of containers, up to `limit`. Calls `pause` after every 1,024 entries.
-pub(super) fn into(folders: impl Iterator<Item = PathBuf>, limit: Bytes, pause: &mut dyn FnMut()) -> PodFileSize {
+pub(super) fn measure(folders: impl Iterator<Item = PathBuf>, limit: Bytes, pause: &mut dyn FnMut()) -> PodFileSize {
     let mut walk = Walk { limit: limit.0, charged: 0, since_pause: 0, pause, written: PodFileSize::default() };
     for folder in folders {
         for name in WRITABLE {
@@ -56,7 +56,7 @@ struct Walk<'a> {
 impl Walk<'_> {
     fn folder(&mut self, top: &Path) {
         let walked = openat(CWD, top, FOLDER_FLAGS, Mode::empty()).and_then(|top| self.walk(top));
-        self.has_failed(walked.err());
+        self.note_error(walked.err());
     }
 
     fn walk(&mut self, top: OwnedFd) -> Result<(), Errno> {
@@ -72,15 +72,15 @@ impl Walk<'_> {
             if matches!(name.to_bytes(), b"." | b"..") {
                 continue;
             }
-            let about = match statat(&*folder, &name, AtFlags::SYMLINK_NOFOLLOW) {
-                Ok(about) => about,
+            let metadata = match statat(&*folder, &name, AtFlags::SYMLINK_NOFOLLOW) {
+                Ok(metadata) => metadata,
                 Err(error) => {
-                    self.has_failed(Some(error));
+                    self.note_error(Some(error));
                     continue;
                 }
             };
-            self.counts(u64::try_from(about.st_blocks).unwrap_or(0).saturating_mul(512));
-            if FileType::from_raw_mode(about.st_mode) != FileType::Directory {
+            self.count(u64::try_from(metadata.st_blocks).unwrap_or(0).saturating_mul(512));
+            if FileType::from_raw_mode(metadata.st_mode) != FileType::Directory {
                 continue;
             }
             if depth >= MAX_DEPTH {
@@ -89,7 +89,7 @@ impl Walk<'_> {
             }
             match open_below(folder, &name, FOLDER_FLAGS).and_then(|next| Ok((Dir::read_from(&next)?, next))) {
                 Ok(next) => folders.push(next),
-                Err(error) => self.has_failed(Some(error)),
+                Err(error) => self.note_error(Some(error)),
             }
         }
     }
@@ -97,18 +97,18 @@ impl Walk<'_> {
     /// Marks the count as closed on an error. A folder that does not exist, or is a link or a mount point, has no files
     /// of the pod and is no error. Any other error is one: the root user of a container can close a folder by its mode
     /// if the agent lacks CAP_DAC_OVERRIDE, or the agent itself has a problem.
-    fn has_failed(&mut self, error: Option<Errno>) {
+    fn note_error(&mut self, error: Option<Errno>) {
         let is_nothing = |error| matches!(error, Errno::NOENT | Errno::NOTDIR | Errno::LOOP | Errno::XDEV);
         self.written.closed |= error.is_some_and(|error| !is_nothing(error));
     }
 
-    fn counts(&mut self, bytes: u64) {
+    fn count(&mut self, bytes: u64) {
         self.written.files += 1;
         self.written.bytes = self.written.bytes.saturating_add(bytes);
         self.charged = self.charged.saturating_add(bytes.max(LEAST));
         self.written.over |= self.charged > self.limit;
         self.since_pause += 1;
-        if self.since_pause >= TURN {
+        if self.since_pause >= PAUSE_EVERY {
             self.since_pause = 0;
             (self.pause)();
         }
@@ -137,21 +137,21 @@ mod tests {
         delivery.written(&uid, (&TicketFolders::new(&folder.path().join("state")), &[]), LIMIT, &mut || {})
     }
 
-    /// Runs `look` without the capabilities that let root into every folder.
-    fn without_capabilities<T: Send + 'static>(look: impl FnOnce() -> T + Send + 'static) -> T {
+    /// Runs `task` without the capabilities that let root into every folder.
+    fn without_capabilities<T: Send + 'static>(task: impl FnOnce() -> T + Send + 'static) -> T {
         use rustix::thread::{CapabilitySet, capabilities, set_capabilities};
         // Capabilities belong to one thread.
         let run = move || {
             let mut sets = capabilities(None).unwrap();
             sets.effective.remove(CapabilitySet::DAC_OVERRIDE | CapabilitySet::DAC_READ_SEARCH);
             set_capabilities(None, sets).unwrap();
-            look()
+            task()
         };
         std::thread::spawn(run).join().unwrap()
     }
 
     #[test]
-    fn a_folder_that_is_closed_to_us_is_not_taken_for_an_empty_one() {
+    fn an_unreadable_folder_is_not_counted_as_empty() {
         use std::os::unix::fs::PermissionsExt;
         let mode = |path: &Path, mode| fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
         for (name, closed_mode, files) in [("", 0o000, 0), ("", 0o400, 0), ("below", 0o000, 1), ("below", 0o300, 1)] {
@@ -161,7 +161,7 @@ mod tests {
             fs::write(own.join("below/large"), vec![1; 2 << 20]).unwrap();
             mode(&own.join(name), closed_mode);
             let top = folder.path().to_owned();
-            let written = without_capabilities(move || into(std::iter::once(top), LIMIT, &mut || {}));
+            let written = without_capabilities(move || measure(std::iter::once(top), LIMIT, &mut || {}));
             mode(&own.join(name), 0o700);
             let closed = PodFileSize { files, closed: true, over: false, bytes: written.bytes };
             assert_eq!(written, closed, "{name} {closed_mode:o}");
@@ -170,18 +170,18 @@ mod tests {
     }
 
     #[test]
-    fn a_count_pauses_so_that_many_files_of_many_pods_do_not_take_a_processor() {
+    fn a_count_pauses_after_each_thousand_entries() {
         let mut pauses = 0;
         let folder = tempfile::tempdir().unwrap();
         let own = folder.path().join(WRITABLE[0]);
         fs::create_dir(&own).unwrap();
-        (0..2 * TURN).for_each(|n| fs::write(own.join(n.to_string()), "").unwrap());
-        let written = into(std::iter::once(folder.path().to_owned()), Bytes(64 << 20), &mut || pauses += 1);
-        assert_eq!((written.files, pauses), (u64::from(2 * TURN), 2));
+        (0..2 * PAUSE_EVERY).for_each(|n| fs::write(own.join(n.to_string()), "").unwrap());
+        let written = measure(std::iter::once(folder.path().to_owned()), Bytes(64 << 20), &mut || pauses += 1);
+        assert_eq!((written.files, pauses), (u64::from(2 * PAUSE_EVERY), 2));
     }
 
     #[test]
-    fn files_and_their_bytes_are_counted_and_beyond_the_limit_it_is_too_much() {
+    fn files_and_bytes_are_counted_up_to_the_limit() {
         assert_eq!(of(|_| ()), PodFileSize::default());
         let little = of(|own| {
             fs::create_dir(own.join("a")).unwrap();
@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn very_many_empty_files_and_very_deep_folders_are_too_much_and_the_walk_ends() {
+    fn too_many_empty_files_or_too_deep_folders_exceed_the_limit() {
         let many = of(|own| (0..2000).for_each(|n| fs::write(own.join(n.to_string()), "").unwrap()));
         assert!(many.over && many.files == LIMIT.0 / LEAST + 1, "{many:?}");
         let deep = of(|own| nest(own, 1000));
@@ -204,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn links_lead_nowhere_and_a_folder_that_is_a_link_is_not_walked() {
+    fn links_are_counted_and_not_followed() {
         let outside = tempfile::tempdir().unwrap();
         fs::write(outside.path().join("large"), vec![1; 2 << 20]).unwrap();
         let linked = of(|own| symlink(outside.path(), own.join("link")).unwrap());
@@ -218,7 +218,7 @@ mod tests {
 
     /// Without CDI, containers write into the folders of their tickets.
     #[test]
-    fn what_is_written_into_the_folders_of_tickets_is_the_pods() {
+    fn files_in_ticket_folders_count_for_the_pod() {
         let state = tempfile::tempdir().unwrap();
         let delivery = DeviceDelivery::new(state.path(), &state.path().join("cdi"), NodeKit::default()).unwrap();
         let (tickets, ticket) = (TicketFolders::new(state.path()), Ticket::of_random([1; 16]));

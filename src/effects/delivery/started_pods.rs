@@ -1,8 +1,8 @@
-//! The pods of which the agent answered a start: one line each, written before the kubelet gets the answer. By it the
-//! next agent process knows that these pods hold devices. The folders of pods do not say so, because the agent writes
-//! them ahead of a start.
+//! The file of started pods. Before the agent answers a `PreStartContainer`, it adds one line with the pod, so that the
+//! next agent process knows that the pod holds devices. The folders of pods do not show this, because the agent writes
+//! them before a start.
 
-use super::file::{DeliveryError, failed, place};
+use super::file::{DeliveryError, failed, rename_into_place};
 use model::id::PodUid;
 use std::collections::BTreeSet;
 use std::fs::{self, File};
@@ -35,7 +35,7 @@ impl StartedPodsFile {
         StartedPodsFile { path: state.join(FILE), file: None, pods: BTreeSet::new(), lines: 0, length: 0 }
     }
 
-    /// Continues the file of an earlier agent process, which holds this.
+    /// Continues the file of an earlier agent process; `earlier` is its content.
     pub fn continues(&mut self, earlier: StartedPods) {
         (self.pods, self.lines, self.length) = (earlier.pods, earlier.lines, earlier.bytes);
     }
@@ -49,9 +49,9 @@ impl StartedPodsFile {
             return Ok(());
         }
         let line = started_pods::line(pod);
-        let told = failed("write into", &self.path);
+        let cannot_write = failed("write into", &self.path);
         if self.length + line.len() as u64 > MAX_BYTES {
-            return Err(told(io::Error::other("it is full")));
+            return Err(cannot_write(io::Error::other("it is full")));
         }
         let mut write = || {
             let mut file = match self.file.take() {
@@ -61,7 +61,7 @@ impl StartedPodsFile {
             file.write_all(line.as_bytes())?;
             Ok(file)
         };
-        self.file = Some(write().map_err(told)?);
+        self.file = Some(write().map_err(cannot_write)?);
         self.pods.insert(pod.clone());
         self.lines += 1;
         self.length += line.len() as u64;
@@ -78,7 +78,7 @@ impl StartedPodsFile {
             return Ok(());
         }
         let text: String = self.pods.iter().map(started_pods::line).collect();
-        place(&self.path, text.as_bytes(), MODE)?;
+        rename_into_place(&self.path, text.as_bytes(), MODE)?;
         // The old open file has no name any more, so it is opened again.
         (self.file, self.lines, self.length) = (None, self.pods.len(), text.len() as u64);
         Ok(())
@@ -106,14 +106,14 @@ mod tests {
     }
 
     #[test]
-    fn a_start_that_was_answered_is_known_in_the_next_life_until_its_pod_is_gone() {
+    fn an_answered_start_is_known_to_the_next_agent_process_until_its_pod_is_gone() {
         let folder = tempfile::tempdir().unwrap();
         let (mut starts, known) = next(folder.path());
         assert_eq!(known, BTreeSet::new());
         for n in [2, 1, 2] {
             starts.note(&uid(n)).unwrap();
         }
-        assert_eq!(fs::read_to_string(folder.path().join(FILE)).unwrap().trim().lines().count(), 2, "once each");
+        assert_eq!(fs::read_to_string(folder.path().join(FILE)).unwrap().trim().lines().count(), 2, "each pod once");
         // Lines that were cut or damaged, as by a power loss.
         let mut file = fs::OpenOptions::new().append(true).open(folder.path().join(FILE)).unwrap();
         file.write_all(b"\n\xff\0\xfe\n0000").unwrap();
@@ -126,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn the_file_does_not_grow_with_pods_that_are_gone_and_has_a_bound() {
+    fn the_file_of_started_pods_is_bounded() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join(FILE);
         let mut starts = StartedPodsFile::new(folder.path());
@@ -143,7 +143,7 @@ mod tests {
 
     /// What a power loss may leave.
     #[test]
-    fn a_file_that_is_empty_cut_or_full_of_zeros_costs_only_the_lines_that_it_took() {
+    fn a_damaged_file_of_started_pods_loses_only_the_damaged_lines() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join(FILE);
         let mut starts = StartedPodsFile::new(folder.path());

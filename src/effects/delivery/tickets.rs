@@ -76,7 +76,7 @@ mod tests {
         }
     }
 
-    /// The record of a ticket as it stands on the disk.
+    /// The record of a ticket as it is on the disk.
     fn record(tickets: &TicketFolders, n: u8) -> Option<IssuedTicket> {
         let bytes = fs::read(tickets.folder(&issued(n).ticket).join(FILE_NAME)).ok()?;
         issued_ticket::decode(&bytes).ok()
@@ -95,7 +95,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sweep_leaves_what_is_kept_whatever_the_wall_clock_says() {
+    fn a_sweep_of_tickets_does_not_depend_on_file_times() {
         let folder = tempfile::tempdir().unwrap();
         let tickets = TicketFolders::new(folder.path());
         let hour = Duration::from_secs(3600);
@@ -112,14 +112,14 @@ mod tests {
 
     /// What a power loss may leave of a file that was not synced.
     #[test]
-    fn a_record_that_is_empty_cut_or_full_of_zeros_is_written_anew() {
+    fn a_damaged_ticket_record_is_written_again() {
         let folder = tempfile::tempdir().unwrap();
         let tickets = TicketFolders::new(folder.path());
         tickets.keep(&issued(1)).unwrap();
         tickets.keep(&IssuedTicket { given: Some(Vec::new()), ..issued(2) }).unwrap();
         let path = tickets.folder(&issued(1).ticket).join(FILE_NAME);
-        let whole = fs::read(&path).unwrap();
-        for left in [&[][..], &[0; 4096], &whole[..whole.len() / 2], &[&whole[..], &[0; 10]].concat()] {
+        let complete = fs::read(&path).unwrap();
+        for left in [&[][..], &[0; 4096], &complete[..complete.len() / 2], &[&complete[..], &[0; 10]].concat()] {
             fs::remove_file(&path).unwrap();
             fs::write(&path, left).unwrap();
             assert_eq!(record(&tickets, 1), None, "{left:?}");

@@ -11,7 +11,7 @@
 //!
 //! A removal needs four descriptors and less than 100 KiB of memory, whatever the shape of the tree. Only root can
 //! enter `trash` (0700), so a container that still runs never replaces a name in it. An entry that cannot be removed
-//! stays there, and the agent tries again.
+//! stays there, and the agent retries.
 //!
 //! What must never happen here: a link is followed, a mount point is entered, a call that recurses with the tree.
 
@@ -35,18 +35,18 @@ const FOLDER: &str = "trash";
 /// Only the agent may enter.
 const MODE: Mode = Mode::RWXU;
 /// Entries that are removed between two pauses: about 10 ms of work in a slow disk's cache.
-const TURN: u32 = 1024;
+const PAUSE_EVERY: u32 = 1024;
 /// Limit of remembered names of folders that were moved up. The next round finds the others.
 const MAX_NAMES: usize = 4096;
 /// Limit of entries in one visit, of one folder of the trash and of the folders below it. A pod within the usual limit
 /// of its files (64 MiB, 4 KiB each) has no more, and with the pauses they take about a second, which the next folder
 /// can wait.
-const PER_VISIT: u32 = 16 * TURN;
+const PER_VISIT: u32 = 16 * PAUSE_EVERY;
 /// Limit of rounds in one call. Then the call returns, though entries are left.
 const MAX_ROUNDS: usize = 8;
 /// Limit of passes over one folder in one visit: entries that a pass missed, or that came meanwhile, wait for the next
 /// visit.
-const MAX_LOOKS: usize = 2;
+const MAX_PASSES: usize = 2;
 /// Limit of names that are tried until one is free. Names of an earlier agent process may be taken.
 const MAX_TRIES: usize = 1 << 20;
 
@@ -139,7 +139,7 @@ impl Trash {
         for _ in 0..most {
             let before = removal.emptied.removed;
             (removal.emptied.left, removal.emptied.first) = (0, None);
-            if let Err(error) = removal.look() {
+            if let Err(error) = removal.visit_all() {
                 removal.emptied.left += 1;
                 removal.emptied.first.get_or_insert((self.path.clone(), error.into()));
             }
@@ -161,8 +161,8 @@ impl Trash {
             let number = self.next.fetch_add(1, Ordering::Relaxed);
             match rename(&number.to_string()) {
                 Ok(()) => return Ok(number),
-                // An earlier agent process has taken the name. An empty folder of that name is replaced, which does no
-                // harm.
+                // An earlier agent process has taken the name. An empty folder of that name is replaced, which is
+                // harmless.
                 Err(Errno::EXIST | Errno::NOTEMPTY | Errno::NOTDIR) => {}
                 Err(error) => return Err(error),
             }
@@ -175,9 +175,9 @@ struct Removal<'a> {
     trash: &'a Trash,
     pause: &'a mut dyn FnMut(),
     since_pause: u32,
-    /// Entries that this visit has looked at.
+    /// Entries that this visit has read.
     visit: u32,
-    /// Folders that were moved up and not looked into yet.
+    /// Folders that were moved up and not visited yet.
     moved: Vec<u64>,
     emptied: EmptiedTrash,
 }
@@ -186,7 +186,7 @@ impl Removal<'_> {
     /// Visits once every entry that is in the trash now. A folder that is moved here meanwhile is part of the visit
     /// that moved it, or waits for the next round. Otherwise a container that makes folders as fast as they are removed
     /// would make the round endless.
-    fn look(&mut self) -> Result<(), Errno> {
+    fn visit_all(&mut self) -> Result<(), Errno> {
         let trash = self.trash.open()?;
         let mut entries = Dir::read_from(&trash)?;
         let mut last = None;
@@ -226,22 +226,22 @@ impl Removal<'_> {
             Ok(()) | Err(Errno::NOENT) => {}
             // An entry in it is left, and was counted.
             Err(Errno::NOTEMPTY | Errno::EXIST) => {}
-            Err(error) => self.is_left(&[name], error),
+            Err(error) => self.count_left(&[name], error),
         }
     }
 
     fn try_remove(&mut self, trash: &OwnedFd, name: &CStr) -> Result<(), Errno> {
-        let about = statat(trash, name, AtFlags::SYMLINK_NOFOLLOW)?;
-        if FileType::from_raw_mode(about.st_mode) != FileType::Directory {
+        let metadata = statat(trash, name, AtFlags::SYMLINK_NOFOLLOW)?;
+        if FileType::from_raw_mode(metadata.st_mode) != FileType::Directory {
             unlinkat(trash, name, AtFlags::empty())?;
-            self.is_gone();
+            self.count_removed();
             return Ok(());
         }
         let folder = enter(trash, name)?;
         // Needed by an owner without capabilities. If it fails, the removal fails too and reports its error.
         let _ = fchmod(&folder, MODE);
         let mut entries = Dir::read_from(&folder)?;
-        for _ in 0..MAX_LOOKS {
+        for _ in 0..MAX_PASSES {
             let before = self.emptied.removed;
             while let Some(entry) = entries.read() {
                 let entry = entry?;
@@ -255,14 +255,14 @@ impl Removal<'_> {
                 self.visit += 1;
                 match self.clear(trash, &folder, (entry.file_name(), entry.file_type())) {
                     Ok(()) | Err(Errno::NOENT) => {}
-                    Err(error) => self.is_left(&[name, entry.file_name()], error),
+                    Err(error) => self.count_left(&[name, entry.file_name()], error),
                 }
             }
             match unlinkat(trash, name, AtFlags::REMOVEDIR) {
                 Err(Errno::NOTEMPTY | Errno::EXIST) if self.emptied.removed > before => entries.rewind(),
                 ended => {
                     self.emptied.removed += u64::from(ended.is_ok());
-                    self.counts();
+                    self.count_step();
                     return ended;
                 }
             }
@@ -277,7 +277,7 @@ impl Removal<'_> {
                 // The file system does not report kinds, or the container has replaced the entry.
                 Err(Errno::ISDIR | Errno::PERM) if is_folder(folder, name) => {}
                 Ok(()) => {
-                    self.is_gone();
+                    self.count_removed();
                     return Ok(());
                 }
                 Err(error) => return Err(error),
@@ -285,7 +285,7 @@ impl Removal<'_> {
         }
         match unlinkat(folder, name, AtFlags::REMOVEDIR) {
             Ok(()) => {
-                self.is_gone();
+                self.count_removed();
                 return Ok(());
             }
             Err(Errno::NOTEMPTY | Errno::EXIST) => {}
@@ -301,30 +301,30 @@ impl Removal<'_> {
             moved => moved?,
         };
         // This counts as progress: the tree has one level less.
-        self.is_gone();
+        self.count_removed();
         if self.moved.len() < MAX_NAMES {
             self.moved.push(number);
         }
         Ok(())
     }
 
-    fn is_gone(&mut self) {
+    fn count_removed(&mut self) {
         self.emptied.removed += 1;
-        self.counts();
+        self.count_step();
     }
 
-    fn is_left(&mut self, names: &[&CStr], error: Errno) {
+    fn count_left(&mut self, names: &[&CStr], error: Errno) {
         self.emptied.left += 1;
         let path = || names.iter().fold(self.trash.path.clone(), |path, name| path.join(&*name.to_string_lossy()));
         if self.emptied.first.is_none() {
             self.emptied.first = Some((path(), error.into()));
         }
-        self.counts();
+        self.count_step();
     }
 
-    fn counts(&mut self) {
+    fn count_step(&mut self) {
         self.since_pause += 1;
-        if self.since_pause >= TURN {
+        if self.since_pause >= PAUSE_EVERY {
             self.since_pause = 0;
             (self.pause)();
         }
@@ -341,8 +341,8 @@ fn number(name: &CStr) -> Option<u64> {
 }
 
 fn is_folder(folder: &OwnedFd, name: &CStr) -> bool {
-    let about = statat(folder, name, AtFlags::SYMLINK_NOFOLLOW);
-    about.is_ok_and(|about| FileType::from_raw_mode(about.st_mode) == FileType::Directory)
+    let metadata = statat(folder, name, AtFlags::SYMLINK_NOFOLLOW);
+    metadata.is_ok_and(|metadata| FileType::from_raw_mode(metadata.st_mode) == FileType::Directory)
 }
 
 /// Opens a folder of the trash for reading, unless it is a mount point.
@@ -366,12 +366,12 @@ fn unlock(parent: &OwnedFd, name: &CStr) -> Result<OwnedFd, Errno> {
 
 /// Opens an entry of `parent` that is not a mount point.
 pub(super) fn open_below(parent: &OwnedFd, name: &CStr, flags: OFlags) -> Result<OwnedFd, Errno> {
-    let here = ResolveFlags::NO_XDEV | ResolveFlags::NO_SYMLINKS | ResolveFlags::BENEATH;
-    match openat2(parent, name, flags, Mode::empty(), here) {
+    let within = ResolveFlags::NO_XDEV | ResolveFlags::NO_SYMLINKS | ResolveFlags::BENEATH;
+    match openat2(parent, name, flags, Mode::empty(), within) {
         // Linux before 5.6: a mount point cannot be renamed, so it does not get here, and another device is noticed.
         Err(Errno::NOSYS | Errno::PERM) => {
             let opened = openat(parent, name, flags, Mode::empty())?;
-            let device = |of: &OwnedFd| fstat(of).map(|about| about.st_dev);
+            let device = |of: &OwnedFd| fstat(of).map(|metadata| metadata.st_dev);
             if device(&opened)? == device(parent)? { Ok(opened) } else { Err(Errno::XDEV) }
         }
         opened => opened,

@@ -74,8 +74,8 @@ fn counted(value: u64) -> Reading<SampleValue> {
 }
 
 /// Writes cAdvisor's metrics.
-pub fn write(scene: &MetricsInput<'_>, subjects: &LabelledSubjects<'_>, out: &mut Exposition<'_>) {
-    let cgroups = cgroups(scene.view, subjects);
+pub fn write(input: &MetricsInput<'_>, subjects: &LabelledSubjects<'_>, out: &mut Exposition<'_>) {
+    let cgroups = cgroups(input.view, subjects);
     for row in CGROUP {
         out.family(&row.family);
         for (sample, labels) in &cgroups {
@@ -84,8 +84,8 @@ pub fn write(scene: &MetricsInput<'_>, subjects: &LabelledSubjects<'_>, out: &mu
             }
         }
     }
-    last_seen(scene.now, &cgroups, out);
-    let networks = networks(scene.view);
+    last_seen(input.now, &cgroups, out);
+    let networks = networks(input.view);
     for row in NETWORK {
         out.family(&row.family);
         for (network, labels) in &networks {

@@ -21,7 +21,7 @@ use model::unit::{Bytes, BytesPerSecond, Megahertz, Nanos, Percent, Ratio};
 use model::view::{GpuView, NodeView, SoleHolder};
 
 #[rustfmt::skip]
-static CARD: &[MetricRow<GpuView>] = &[
+static GPU: &[MetricRow<GpuView>] = &[
     MetricRow::gauge("DCGM_FI_DEV_SM_CLOCK", "", "SM clock frequency (in MHz).", |g| mhz(&g.sample.clock_sm)),
     MetricRow::gauge("DCGM_FI_DEV_MEM_CLOCK", "", "Memory clock frequency (in MHz).", |g| mhz(&g.sample.clock_memory)),
     MetricRow::gauge("DCGM_FI_DEV_MEMORY_TEMP", "", "Memory temperature (in C).", |g| g.sample.temperature_memory.map(|t| SampleValue::Real(f64::from(t.0)))),
@@ -185,12 +185,12 @@ struct Entity<'a, T> {
 }
 
 /// Writes every metric that has a name in `names`.
-pub fn write(scene: &MetricsInput<'_>, names: DcgmNames, out: &mut Exposition<'_>) {
-    let view = scene.view;
-    let cards: Vec<Entity<'_, GpuView>> = view.gpus.iter().map(|gpu| card(view, gpu)).collect();
+pub fn write(input: &MetricsInput<'_>, names: DcgmNames, out: &mut Exposition<'_>) {
+    let view = input.view;
+    let entities: Vec<Entity<'_, GpuView>> = view.gpus.iter().map(|gpu| gpu_entity(view, gpu)).collect();
     let mut memories = Vec::new();
     let mut profiles = Vec::new();
-    for entity in &cards {
+    for entity in &entities {
         let gpu = entity.seen;
         if gpu.gpu.divided() {
             for inside in gpu.gpu.gpu_instances() {
@@ -204,18 +204,18 @@ pub fn write(scene: &MetricsInput<'_>, names: DcgmNames, out: &mut Exposition<'_
             profiles.push((&gpu.sample.gpm, entity.labels.clone()));
         }
     }
-    table((CARD, names), cards.iter().map(|entity| (entity.seen, &entity.labels)), out);
-    table((upkeep::DCGM, names), cards.iter().map(|entity| (entity.seen, &entity.labels)), out);
-    xids(&cards, names, out);
+    table((GPU, names), entities.iter().map(|entity| (entity.seen, &entity.labels)), out);
+    table((upkeep::DCGM, names), entities.iter().map(|entity| (entity.seen, &entity.labels)), out);
+    xids(&entities, names, out);
     table((MEMORY, names), memories.iter().map(|(memory, labels)| (memory, labels)), out);
     table((PROFILING, names), profiles.iter().map(|(gpm, labels)| (*gpm, labels)), out);
 }
 
 /// Writes the last XIDs. The number is the value and the label `err_code`; `err_msg` has its meaning in our own words.
-fn xids(cards: &[Entity<'_, GpuView>], names: DcgmNames, out: &mut Exposition<'_>) {
+fn xids(entities: &[Entity<'_, GpuView>], names: DcgmNames, out: &mut Exposition<'_>) {
     let Some(family) = names.of(&XID) else { return };
     out.family(&family);
-    for entity in cards {
+    for entity in entities {
         let Some(code) = last_xid(entity.seen) else { continue };
         let meaning = match code {
             0 => "No Error",
@@ -260,7 +260,7 @@ fn read_of<'a>(gpu: &'a GpuView, inside: &[MigInstance]) -> Option<&'a MigSample
     samples().find(|sample| sample.memory_used.value().is_some()).or_else(|| samples().next())
 }
 
-fn card<'a>(view: &NodeView, gpu: &'a GpuView) -> Entity<'a, GpuView> {
+fn gpu_entity<'a>(view: &NodeView, gpu: &'a GpuView) -> Entity<'a, GpuView> {
     Entity { seen: gpu, labels: held(host(view, identity(gpu)), view, gpu.sole_holders.gpu.as_ref()) }
 }
 

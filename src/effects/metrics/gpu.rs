@@ -16,7 +16,7 @@ const VIOLATED: &str = "Time for which the clocks were below the requested clock
 
 /// Readings of a GPU with one value each.
 #[rustfmt::skip]
-static CARD: &[MetricRow<GpuView>] = &[
+static GPU: &[MetricRow<GpuView>] = &[
     MetricRow::gauge("memory_total_bytes", "bytes", "Total memory of the GPU, including what the driver reserves.", |g| number(&g.gpu.memory_total)),
     MetricRow::gauge("memory_used_bytes", "bytes", "Memory that processes hold, without what the driver reserves.", |g| number(&g.sample.memory_used)),
     MetricRow::gauge("memory_reserved_bytes", "bytes", "Memory that the driver keeps for itself.", |g| number(&g.sample.memory_reserved)),
@@ -150,9 +150,9 @@ const fn family(name: &'static str, kind: MetricType, unit: &'static str, help: 
 }
 
 /// Writes the metrics of GPUs and MIG instances.
-pub fn write(scene: &MetricsInput<'_>, subjects: &LabelledSubjects<'_>, out: &mut Exposition<'_>) {
-    identity(scene, subjects, out);
-    for row in CARD.iter().chain(upkeep::CARD) {
+pub fn write(input: &MetricsInput<'_>, subjects: &LabelledSubjects<'_>, out: &mut Exposition<'_>) {
+    identity(input, subjects, out);
+    for row in GPU.iter().chain(upkeep::GPU) {
         out.prefixed(PREFIX, &row.family);
         for gpu in &subjects.gpus {
             if let Reading::Measured(value, _) = (row.read)(gpu.seen) {
@@ -160,17 +160,17 @@ pub fn write(scene: &MetricsInput<'_>, subjects: &LabelledSubjects<'_>, out: &mu
             }
         }
     }
-    upkeep::write(scene.view, subjects, out);
+    upkeep::write(input.view, subjects, out);
     state(subjects, out);
-    xids(scene, subjects, out);
+    xids(input, subjects, out);
     throttling(subjects, out);
-    incidents(scene.now.monotonic, subjects, out);
-    ages(scene.now.monotonic, subjects, out);
+    incidents(input.now.monotonic, subjects, out);
+    ages(input.now.monotonic, subjects, out);
     absences(subjects, out);
     mig(subjects, out);
 }
 
-fn identity(scene: &MetricsInput<'_>, subjects: &LabelledSubjects<'_>, out: &mut Exposition<'_>) {
+fn identity(input: &MetricsInput<'_>, subjects: &LabelledSubjects<'_>, out: &mut Exposition<'_>) {
     out.prefixed(PREFIX, &INFO);
     for gpu in &subjects.gpus {
         let known = &gpu.seen.gpu;
@@ -184,7 +184,7 @@ fn identity(scene: &MetricsInput<'_>, subjects: &LabelledSubjects<'_>, out: &mut
             .with("numa_node", &number(&known.numa_node))
             .with("minor", &number(&known.minor))
             .with("mig", mig_mode(&known.mig_mode))
-            .with("simulated", if scene.view.gpu_source.simulated() { "true" } else { "false" });
+            .with("simulated", if input.view.gpu_source.simulated() { "true" } else { "false" });
         out.sample(&[gpu.labels.as_str(), more.as_str()], SampleValue::Whole(1));
     }
 }
@@ -219,8 +219,8 @@ fn state(subjects: &LabelledSubjects<'_>, out: &mut Exposition<'_>) {
 /// Writes the XID counters. The program counts XIDs from its start. The series of all XIDs begins at 0, and so do those
 /// of XIDs that make a GPU unfit. The series of any other XID begins with its first error, which `increase()` misses in
 /// the text format 0.0.4.
-fn xids(scene: &MetricsInput<'_>, subjects: &LabelledSubjects<'_>, out: &mut Exposition<'_>) {
-    let since = scene.footprint.started_seconds.get();
+fn xids(input: &MetricsInput<'_>, subjects: &LabelledSubjects<'_>, out: &mut Exposition<'_>) {
+    let since = input.footprint.started_seconds.get();
     out.prefixed(PREFIX, &XID_EVENTS);
     for gpu in &subjects.gpus {
         out.counted(&[gpu.labels.as_str()], SampleValue::Whole(gpu.seen.xid_count), since);
@@ -287,7 +287,7 @@ fn ages(now: Monotonic, subjects: &LabelledSubjects<'_>, out: &mut Exposition<'_
 fn absences(subjects: &LabelledSubjects<'_>, out: &mut Exposition<'_>) {
     out.prefixed(PREFIX, &ABSENT);
     for gpu in &subjects.gpus {
-        for row in CARD.iter().chain(upkeep::CARD) {
+        for row in GPU.iter().chain(upkeep::GPU) {
             if let Reading::Absent(why) = (row.read)(gpu.seen) {
                 let label = MetricLabels::new().with("reading", row.family.name.trim_end_matches("_total"));
                 let reason = MetricLabels::new().with("reason", why.code());

@@ -49,30 +49,30 @@ struct Slot<'a> {
     /// Use of the device by the container's processes, if it has any there.
     share: Option<&'a GpuUse>,
     /// The container's device share, if its claim names the device.
-    portion: Option<&'a DeviceShare>,
+    device_share: Option<&'a DeviceShare>,
     new: MetricLabels,
     old: MetricLabels,
 }
 
 /// Writes HAMi's metrics.
-pub fn write(scene: &MetricsInput<'_>, subjects: &LabelledSubjects<'_>, out: &mut Exposition<'_>) {
-    hosts(scene.view, out);
-    let slots = slots(scene.view, subjects);
+pub fn write(input: &MetricsInput<'_>, subjects: &LabelledSubjects<'_>, out: &mut Exposition<'_>) {
+    hosts(input.view, out);
+    let slots = slots(input.view, subjects);
     shares(&MEMORY, &slots, |slot| &slot.new, memory, out);
     shares(&LIMIT, &slots, |slot| &slot.new, limit, out);
     shares(&DEVICE_MEMORY, &slots, |slot| &slot.new, memory, out);
     shares(&DEVICE_UTIL, &slots, |slot| &slot.new, sm, out);
-    migs(&MIG, scene.view, &slots, false, out);
+    migs(&MIG, input.view, &slots, false, out);
     shares(&OLD_MEMORY, &slots, |slot| &slot.old, memory, out);
     shares(&OLD_LIMIT, &slots, |slot| &slot.old, limit, out);
     shares(&OLD_UTIL, &slots, |slot| &slot.old, sm, out);
-    migs(&OLD_MIG, scene.view, &slots, true, out);
+    migs(&OLD_MIG, input.view, &slots, true, out);
 }
 
 fn hosts(view: &NodeView, out: &mut Exposition<'_>) {
     let node = view.name.as_str();
     let named = |gpu: &GpuView| device(gpu).with("node", node).with("zone", "vGPU");
-    let nameless = |gpu: &GpuView| device(gpu).with("zone", "vGPU");
+    let without_node = |gpu: &GpuView| device(gpu).with("zone", "vGPU");
     let legacy = |gpu: &GpuView| {
         MetricLabels::new()
             .with("deviceidx", &gpu.gpu.index.to_string())
@@ -81,11 +81,11 @@ fn hosts(view: &NodeView, out: &mut Exposition<'_>) {
             .with("nodeid", node)
             .with("zone", "vGPU")
     };
-    cards(&HOST_MEMORY, view, named, |gpu| bytes(&gpu.sample.memory_used), out);
-    cards(&HOST_UTIL, view, named, |gpu| percent(&gpu.sample.utilization), out);
-    cards(&HOST_COPY, view, nameless, |gpu| percent(&gpu.sample.memory_copy), out);
-    cards(&OLD_HOST_MEMORY, view, legacy, |gpu| bytes(&gpu.sample.memory_used), out);
-    cards(&OLD_HOST_UTIL, view, legacy, |gpu| percent(&gpu.sample.utilization), out);
+    gpus(&HOST_MEMORY, view, named, |gpu| bytes(&gpu.sample.memory_used), out);
+    gpus(&HOST_UTIL, view, named, |gpu| percent(&gpu.sample.utilization), out);
+    gpus(&HOST_COPY, view, without_node, |gpu| percent(&gpu.sample.memory_copy), out);
+    gpus(&OLD_HOST_MEMORY, view, legacy, |gpu| bytes(&gpu.sample.memory_used), out);
+    gpus(&OLD_HOST_UTIL, view, legacy, |gpu| percent(&gpu.sample.utilization), out);
 }
 
 fn device(gpu: &GpuView) -> MetricLabels {
@@ -100,7 +100,7 @@ fn product(gpu: &GpuView) -> String {
     format!("NVIDIA-{}", gpu.gpu.model)
 }
 
-fn cards(
+fn gpus(
     family: &MetricFamily,
     view: &NodeView,
     labels: impl Fn(&GpuView) -> MetricLabels,
@@ -124,10 +124,10 @@ fn slots<'a>(view: &'a NodeView, subjects: &LabelledSubjects<'a>) -> Vec<Slot<'a
         for container in pod.seen.containers.iter().filter(|container| !container.sandbox) {
             let own = container.name.as_deref().unwrap_or(container.id.as_str());
             let claim = view.plugin.as_deref().and_then(|plugin| plugin.claim(&pod.seen.uid, own));
-            for (index, (portion, share)) in places(claim, &container.gpus).into_iter().enumerate() {
-                let uuid = match (share, portion) {
+            for (index, (device_share, share)) in devices_of(claim, &container.gpus).into_iter().enumerate() {
+                let uuid = match (share, device_share) {
                     (Some(share), _) => short(&share.gpu),
-                    (None, Some(portion)) => short(gpu_of(view, &portion.device)),
+                    (None, Some(device_share)) => short(gpu_of(view, &device_share.device)),
                     (None, None) => continue,
                 };
                 let index = index.to_string();
@@ -145,7 +145,7 @@ fn slots<'a>(view: &'a NodeView, subjects: &LabelledSubjects<'a>) -> Vec<Slot<'a
                     .with("podnamespace", namespace)
                     .with("vdeviceid", &index)
                     .with("zone", "vGPU");
-                slots.push(Slot { share, portion, new, old });
+                slots.push(Slot { share, device_share, new, old });
             }
         }
     }
@@ -153,18 +153,19 @@ fn slots<'a>(view: &'a NodeView, subjects: &LabelledSubjects<'a>) -> Vec<Slot<'a
 }
 
 /// A container on one device: its device share, and the use by its processes.
-type Place<'a> = (Option<&'a DeviceShare>, Option<&'a GpuUse>);
+type ClaimedDevice<'a> = (Option<&'a DeviceShare>, Option<&'a GpuUse>);
 
 /// The devices of a claim in its order, each with the use by the container's processes; then the devices in use that
 /// the claim does not name.
-fn places<'a>(claim: Option<&'a ContainerClaim>, shares: &'a [GpuUse]) -> Vec<Place<'a>> {
+fn devices_of<'a>(claim: Option<&'a ContainerClaim>, shares: &'a [GpuUse]) -> Vec<ClaimedDevice<'a>> {
     let on = |share: &GpuUse, device: &GpuUuid| share.mig.as_ref().unwrap_or(&share.gpu) == device;
-    let portions = claim.map_or(&[][..], |claim| &claim.device_shares);
-    let claimed = portions.iter().map(|portion| {
-        let share = shares.iter().find(|share| on(share, &portion.device));
-        (Some(portion), share)
+    let device_shares = claim.map_or(&[][..], |claim| &claim.device_shares);
+    let claimed = device_shares.iter().map(|device_share| {
+        let share = shares.iter().find(|share| on(share, &device_share.device));
+        (Some(device_share), share)
     });
-    let others = shares.iter().filter(|share| !portions.iter().any(|portion| on(share, &portion.device)));
+    let others =
+        shares.iter().filter(|share| !device_shares.iter().any(|device_share| on(share, &device_share.device)));
     claimed.chain(others.map(|share| (None, Some(share)))).collect()
 }
 
@@ -219,7 +220,7 @@ fn memory(slot: &Slot<'_>) -> Option<SampleValue> {
 }
 
 fn limit(slot: &Slot<'_>) -> Option<SampleValue> {
-    slot.portion?.memory.map(|memory| SampleValue::Whole(memory.0))
+    slot.device_share?.memory.map(|memory| SampleValue::Whole(memory.0))
 }
 
 fn sm(slot: &Slot<'_>) -> Option<SampleValue> {

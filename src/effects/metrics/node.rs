@@ -98,8 +98,8 @@ fn pressed(host: &HostSample, pick: impl FnOnce(HostPressure) -> Nanos) -> Readi
 }
 
 /// Writes the metrics of the node.
-pub fn write(scene: &MetricsInput<'_>, out: &mut Exposition<'_>) {
-    let view = scene.view;
+pub fn write(input: &MetricsInput<'_>, out: &mut Exposition<'_>) {
+    let view = input.view;
     out.prefixed(PREFIX, &INFO);
     let info = MetricLabels::new()
         .with("node", view.name.as_str())

@@ -62,25 +62,25 @@ const fn counter(name: &'static str, help: &'static str) -> MetricFamily {
 }
 
 /// Writes the metrics of the program itself.
-pub fn write(scene: &MetricsInput<'_>, out: &mut Exposition<'_>) {
+pub fn write(input: &MetricsInput<'_>, out: &mut Exposition<'_>) {
     out.family(&BUILD);
     out.sample(&[MetricLabels::new().with("version", env!("CARGO_PKG_VERSION")).as_str()], SampleValue::Whole(1));
-    sampling(scene.view, out);
-    pod_watch(scene, out);
+    sampling(input.view, out);
+    pod_watch(input, out);
     out.family(&VIEW_AGE);
-    out.sample(&[], SampleValue::Real(scene.now.monotonic.since(scene.view.now.monotonic).as_secs_f64()));
+    out.sample(&[], SampleValue::Real(input.now.monotonic.since(input.view.now.monotonic).as_secs_f64()));
     for (family, count) in [
-        (&SCRAPES, &scene.own.scrapes),
-        (&REFUSED, &scene.own.scrapes_refused),
-        (&CONNECTIONS, &scene.own.connections),
-        (&CUT, &scene.own.connections_cut),
+        (&SCRAPES, &input.own.scrapes),
+        (&REFUSED, &input.own.scrapes_refused),
+        (&CONNECTIONS, &input.own.connections),
+        (&CUT, &input.own.connections_cut),
     ] {
         out.family(family);
         out.sample(&[], SampleValue::Whole(count.load(Ordering::Relaxed)));
     }
     for row in PROCESS {
         out.family(&row.family);
-        if let Reading::Measured(value, _) = (row.read)(&scene.footprint) {
+        if let Reading::Measured(value, _) = (row.read)(&input.footprint) {
             out.sample(&[], value);
         }
     }
@@ -109,14 +109,14 @@ fn sampling(view: &NodeView, out: &mut Exposition<'_>) {
 
 /// Writes the state of the pod watch. Without a pod watch there is no series, and before the first answer of the API
 /// server there is no age.
-fn pod_watch(scene: &MetricsInput<'_>, out: &mut Exposition<'_>) {
-    let watch = scene.view.pod_watch.as_ref().map(|view| &view.watch);
+fn pod_watch(input: &MetricsInput<'_>, out: &mut Exposition<'_>) {
+    let watch = input.view.pod_watch.as_ref().map(|view| &view.watch);
     out.family(&WATCHING);
     if let Some(watch) = watch {
         out.sample(&[], SampleValue::Whole(u64::from(watch.last_received.is_some() && watch.broken.is_none())));
     }
     out.family(&WATCH_AGE);
-    if let Some(heard) = watch.and_then(|watch| watch.last_received) {
-        out.sample(&[], SampleValue::Real(scene.now.monotonic.since(heard).as_secs_f64()));
+    if let Some(received) = watch.and_then(|watch| watch.last_received) {
+        out.sample(&[], SampleValue::Real(input.now.monotonic.since(received).as_secs_f64()));
     }
 }

@@ -79,16 +79,16 @@ const fn histogram(name: &'static str, help: &'static str) -> MetricFamily {
 }
 
 /// Writes the metrics of the device plugin; no series where GPUs are not shared.
-pub fn write(scene: &MetricsInput<'_>, out: &mut Exposition<'_>) {
-    let plugin = scene.view.plugin.as_deref();
+pub fn write(input: &MetricsInput<'_>, out: &mut Exposition<'_>) {
+    let plugin = input.view.plugin.as_deref();
     out.family(&REGISTERED);
     if let Some(plugin) = plugin {
-        let way = match plugin.registration {
-            RegistrationState::Registered(way) => way,
+        let method = match plugin.registration {
+            RegistrationState::Registered(method) => method,
             RegistrationState::Waiting(_) | RegistrationState::Follows | RegistrationState::Undecided(_) => "",
         };
-        let labels = MetricLabels::new().with("resource", &plugin.resource).with("way", way);
-        out.sample(&[labels.as_str()], SampleValue::Whole(u64::from(!way.is_empty())));
+        let labels = MetricLabels::new().with("resource", &plugin.resource).with("way", method);
+        out.sample(&[labels.as_str()], SampleValue::Whole(u64::from(!method.is_empty())));
     }
     devices(plugin, out);
     counts(plugin, out);

@@ -194,9 +194,9 @@ fn labels_of<'a>(subjects: &'a LabelledSubjects<'_>) -> HashMap<&'a PodUid, &'a 
 fn against_promises(view: &NodeView, subjects: &LabelledSubjects<'_>, out: &mut Exposition<'_>) {
     let labels = |uid: &PodUid| subjects.pods.iter().find(|pod| &pod.seen.uid == uid).map(|pod| pod.labels.as_str());
     out.prefixed(POD, &PROMISED);
-    for promise in view.memory_claims.iter() {
-        if let Some(pod) = labels(&promise.pod) {
-            out.sample(&[pod, subjects.device(&promise.device).as_str()], SampleValue::Whole(promise.memory.0));
+    for claim in view.memory_claims.iter() {
+        if let Some(pod) = labels(&claim.pod) {
+            out.sample(&[pod, subjects.device(&claim.device).as_str()], SampleValue::Whole(claim.memory.0));
         }
     }
     out.prefixed(POD, &OVER_USE);
@@ -219,11 +219,11 @@ fn over_time(view: &NodeView, subjects: &LabelledSubjects<'_>, out: &mut Exposit
         }
     }
     out.prefixed(POD, &LABELS);
-    for (uid, wanted) in view.pod_labels.iter() {
+    for (uid, pod_labels) in view.pod_labels.iter() {
         if let Some(pod) = labels.get(uid) {
             let add = |to: MetricLabels, (key, value): &(Arc<str>, Arc<str>)| to.with(&label_name(key), value);
-            let wanted = wanted.iter().fold(MetricLabels::new(), add);
-            out.sample(&[pod, wanted.as_str()], SampleValue::Whole(1));
+            let pod_labels = pod_labels.iter().fold(MetricLabels::new(), add);
+            out.sample(&[pod, pod_labels.as_str()], SampleValue::Whole(1));
         }
     }
     tallies(view, &labels, subjects, out);

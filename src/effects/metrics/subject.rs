@@ -19,7 +19,7 @@ pub struct LabelledSubjects<'a> {
     /// Containers of pods (without sandboxes), then those of no pod.
     pub containers: Vec<LabelledSubject<'a, ContainerView>>,
     indices: HashMap<&'a GpuUuid, u32>,
-    cards: HashMap<&'a GpuUuid, &'a GpuUuid>,
+    gpu_of_instance: HashMap<&'a GpuUuid, &'a GpuUuid>,
 }
 
 /// A GPU, pod or container with its labels.
@@ -37,35 +37,35 @@ impl<'a> LabelledSubjects<'a> {
     pub fn of(view: &'a NodeView) -> LabelledSubjects<'a> {
         let gpus = view.gpus.iter().map(|seen| LabelledSubject { seen, labels: of_gpu(seen) }).collect();
         let pods = view.pods.iter().map(|seen| LabelledSubject { seen, labels: of_pod(seen) }).collect();
-        let twins = &twins(view);
+        let ambiguous = &ambiguous(view);
         let inside = view.pods.iter().flat_map(|pod| {
             let containers = pod.containers.iter().filter(|container| !container.sandbox);
-            containers.map(move |seen| LabelledSubject { seen, labels: of_container(Some(pod), seen, twins) })
+            containers.map(move |seen| LabelledSubject { seen, labels: of_container(Some(pod), seen, ambiguous) })
         });
         let alone =
-            view.containers.iter().map(|seen| LabelledSubject { seen, labels: of_container(None, seen, twins) });
+            view.containers.iter().map(|seen| LabelledSubject { seen, labels: of_container(None, seen, ambiguous) });
         let indices = view.gpus.iter().map(|gpu| (&gpu.gpu.uuid, gpu.gpu.index)).collect();
         let instances = |gpu: &'a GpuView| gpu.gpu.instances().iter().map(|mig| (&mig.uuid, &gpu.gpu.uuid));
-        let cards = view.gpus.iter().flat_map(instances).collect();
-        LabelledSubjects { gpus, pods, containers: inside.chain(alone).collect(), indices, cards }
+        let gpu_of_instance = view.gpus.iter().flat_map(instances).collect();
+        LabelledSubjects { gpus, pods, containers: inside.chain(alone).collect(), indices, gpu_of_instance }
     }
 
     /// `gpu,uuid` of a GPU in use, and `mig_uuid` for a MIG instance.
     #[must_use]
     pub fn share(&self, share: &GpuUse) -> MetricLabels {
-        self.place(&share.gpu, share.mig.as_ref())
+        self.labels_of(&share.gpu, share.mig.as_ref())
     }
 
     /// The same labels for a GPU or MIG instance.
     #[must_use]
     pub fn device(&self, device: &GpuUuid) -> MetricLabels {
-        match self.cards.get(device) {
-            Some(card) => self.place(card, Some(device)),
-            None => self.place(device, None),
+        match self.gpu_of_instance.get(device) {
+            Some(gpu) => self.labels_of(gpu, Some(device)),
+            None => self.labels_of(device, None),
         }
     }
 
-    fn place(&self, gpu: &GpuUuid, mig: Option<&GpuUuid>) -> MetricLabels {
+    fn labels_of(&self, gpu: &GpuUuid, mig: Option<&GpuUuid>) -> MetricLabels {
         let labels = match self.indices.get(gpu) {
             Some(index) => MetricLabels::new().with("gpu", &index.to_string()),
             None => MetricLabels::new(),
@@ -98,7 +98,7 @@ fn short(id: &ContainerId) -> &str {
 }
 
 /// The short ids that more than one container has.
-fn twins(view: &NodeView) -> HashSet<&str> {
+fn ambiguous(view: &NodeView) -> HashSet<&str> {
     let mut seen = HashSet::new();
     let inside = view.pods.iter().flat_map(|pod| pod.containers.iter());
     inside.chain(&view.containers).map(|container| short(&container.id)).filter(|id| !seen.insert(*id)).collect()
@@ -106,10 +106,10 @@ fn twins(view: &NodeView) -> HashSet<&str> {
 
 /// The labels of a container. While names are not known, only `id` makes the series unique, so an id whose short form
 /// is not unique is written in full.
-fn of_container(pod: Option<&PodView>, container: &ContainerView, twins: &HashSet<&str>) -> MetricLabels {
+fn of_container(pod: Option<&PodView>, container: &ContainerView, ambiguous: &HashSet<&str>) -> MetricLabels {
     let (namespace, name) = pod_name(pod);
     let id = short(&container.id);
-    let id = if twins.contains(id) { container.id.as_str() } else { id };
+    let id = if ambiguous.contains(id) { container.id.as_str() } else { id };
     MetricLabels::new()
         .with("namespace", namespace)
         .with("pod", name)

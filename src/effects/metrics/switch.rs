@@ -1,4 +1,4 @@
-//! Metrics of NVSwitches, from their errors in the kernel's log.
+//! Metrics of NVSwitches, from their errors in the kernel log.
 
 use crate::exposition::{Exposition, MetricFamily, MetricLabels, MetricType, SampleValue};
 use model::view::NodeView;

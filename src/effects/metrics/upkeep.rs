@@ -1,5 +1,5 @@
-//! Readings of a GPU that are taken rarely: board and power limits, PCIe link, retired memory, NVLinks and fabric. They
-//! have our own names and, where dcgm-exporter has the same value, its names.
+//! Metrics of the readings of a GPU that are taken rarely: board and power limits, PCIe link, retired memory, NVLinks
+//! and fabric. They have our own names and, where dcgm-exporter has the same value, its names.
 
 use super::number::{MetricRow, number};
 use super::subject::LabelledSubjects;
@@ -13,7 +13,7 @@ const PREFIX: &str = "gpu_steward_gpu_";
 
 /// Readings with one value for each GPU.
 #[rustfmt::skip]
-pub static CARD: &[MetricRow<GpuView>] = &[
+pub static GPU: &[MetricRow<GpuView>] = &[
     MetricRow::gauge("power_limit_default_watts", "watts", "Default power limit of the GPU.", |g| number(&g.gpu.board.power_default)),
     MetricRow::gauge("power_limit_minimum_watts", "watts", "Lowest power limit that can be set.", |g| number(&g.gpu.board.power_least)),
     MetricRow::gauge("power_limit_maximum_watts", "watts", "Highest power limit that can be set.", |g| number(&g.gpu.board.power_most)),

@@ -1,10 +1,10 @@
 //! The gRPC service passes the kubelet's calls as messages to the owner task, the task that holds the node allocator.
-//! With tickets it answers `Allocate` itself and only tells the owner task afterwards ([`PluginCall::Allocated`]).
+//! With tickets it answers `Allocate` itself and only notifies the owner task afterwards ([`PluginCall::Allocated`]).
 
 use super::journal::TicketJournal;
 use super::meter::CallMeter;
 use super::one_at_disk::OneAtDisk;
-use super::under_way::{Kind, UnderWay, Waited};
+use super::under_way::{CallInProgress, Kind, UnderWay};
 use model::id::Ticket;
 use std::sync::Arc;
 use tokio::sync::{mpsc, oneshot, watch};
@@ -112,7 +112,7 @@ pub struct PluginCallSender {
 pub struct PluginCallReceiver {
     /// The calls of the kubelet, in the order in which they arrive.
     pub calls: mpsc::Receiver<PluginCall>,
-    /// The owner task's permission to answer `Allocate` with a ticket only, once the ticket stands in this journal.
+    /// The owner task's permission to answer `Allocate` with a ticket only, once the ticket is in this journal.
     /// While it is set, `Allocate` is answered at once, and the owner task gets [`PluginCall::Allocated`] before every
     /// later call.
     pub tickets: watch::Sender<Option<Arc<TicketJournal>>>,
@@ -125,21 +125,21 @@ impl PluginCallSender {
     #[must_use]
     pub fn channel() -> (PluginCallSender, PluginCallReceiver) {
         let (queue, calls) = mpsc::channel(QUEUE);
-        let (say, tickets) = watch::channel(None);
+        let (allow_tickets, tickets) = watch::channel(None);
         let disk = Arc::<OneAtDisk>::default();
         let under_way = UnderWay::default();
-        let calls_of = PluginCallSender { queue, tickets, meter: Arc::default(), disk: Arc::clone(&disk), under_way };
-        (calls_of, PluginCallReceiver { calls, tickets: say, disk })
+        let sender = PluginCallSender { queue, tickets, meter: Arc::default(), disk: Arc::clone(&disk), under_way };
+        (sender, PluginCallReceiver { calls, tickets: allow_tickets, disk })
     }
 
-    /// Times how long answers take.
+    /// Measures how long answers take.
     #[must_use]
     pub fn meter(&self) -> &Arc<CallMeter> {
         &self.meter
     }
 
     /// Counts a call of the kubelet as under way until the returned value is dropped.
-    pub(super) fn begin(&self, kind: Kind) -> Waited {
+    pub(super) fn begin(&self, kind: Kind) -> CallInProgress {
         self.under_way.begin(kind)
     }
 
@@ -149,7 +149,7 @@ impl PluginCallSender {
     }
 
     /// Sends a call and waits for the answer; `None` if the owner task has ended.
-    pub(super) async fn ask<T>(&self, call: impl FnOnce(oneshot::Sender<T>) -> PluginCall) -> Option<T> {
+    pub(super) async fn send<T>(&self, call: impl FnOnce(oneshot::Sender<T>) -> PluginCall) -> Option<T> {
         let (reply, answer) = oneshot::channel();
         self.queue.send(call(reply)).await.ok()?;
         answer.await.ok()
@@ -158,7 +158,7 @@ impl PluginCallSender {
     /// The answer to an `Allocate` of these ids; `None` if the owner task has ended.
     pub(super) async fn allocate(&self, ids: Vec<Arc<str>>) -> Option<Result<AllocateAnswer, CallRefused>> {
         let Some(journal) = self.tickets.borrow().clone() else {
-            return self.ask(|reply| PluginCall::Allocate { ids, reply }).await;
+            return self.send(|reply| PluginCall::Allocate { ids, reply }).await;
         };
         let ticket = match new_ticket() {
             Ok(ticket) => ticket,

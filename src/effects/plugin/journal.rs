@@ -18,7 +18,7 @@ use wire::ticket_journal::{self, FILE, TicketJournalText};
 /// Limit of the file.
 const MAX_BYTES: u64 = ticket_journal::MAX_BYTES as u64;
 /// The journal compacts when the file has this size and at least half of it is unused: about 500 lines, 60 kB to write.
-const MUCH: u64 = 64 << 10;
+const COMPACT_AT: u64 = 64 << 10;
 
 /// The ticket journal. The gRPC task adds lines and the writer thread removes them; a mutex is held for one line or one
 /// compaction.
@@ -63,8 +63,8 @@ impl TicketJournal {
         TicketJournal { path: state.join(FILE), state: Mutex::default() }
     }
 
-    /// Continues the journal of an earlier agent process, which holds this. Its tickets stay in the journal until
-    /// [`TicketJournal::kept`].
+    /// Continues the journal of an earlier agent process; `earlier` is its content. Its tickets stay in the journal
+    /// until [`TicketJournal::kept`].
     pub fn continues(&self, earlier: TicketJournalText) {
         let mut state = self.state.lock();
         state.open.extend(earlier.lines.into_iter().map(|line| (line.ticket, line.text)));
@@ -105,7 +105,7 @@ impl TicketJournal {
             if fs::OpenOptions::new().write(true).open(&self.path).and_then(|file| file.set_len(0)).is_ok() {
                 state.length = 0;
             }
-        } else if state.length >= MUCH
+        } else if state.length >= COMPACT_AT
             && state.bytes_of_open() * 2 <= state.length
             && let Err(error) = state.compact(&self.path)
         {
@@ -138,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_given_out_is_known_until_it_is_kept_elsewhere() {
+    fn an_issued_ticket_is_known_until_it_has_a_folder() {
         let folder = tempfile::tempdir().unwrap();
         let ids: Vec<Arc<str>> = vec!["GPU-a-1".into()];
         let given = |n: u8| (ticket(n), ids.clone());
@@ -168,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn one_ticket_that_stays_open_does_not_fill_the_file() {
+    fn one_open_ticket_does_not_fill_the_journal() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join(FILE);
         let ids: Vec<Arc<str>> = vec!["GPU-a-1".into()];
@@ -186,7 +186,7 @@ mod tests {
             }
             most = most.max(fs::metadata(&path).unwrap().len());
         }
-        assert!(most <= MUCH + 4 * line, "{most}");
+        assert!(most <= COMPACT_AT + 4 * line, "{most}");
         let recalled = recall(folder.path());
         assert_eq!(recalled.first(), Some(&(ticket(1), ids.clone())), "the oldest is first");
         // The next agent process continues the file.
@@ -198,7 +198,7 @@ mod tests {
 
     /// The file is full before any ticket is marked as kept.
     #[test]
-    fn a_full_file_is_written_anew_where_that_makes_room() {
+    fn a_full_journal_is_compacted_if_that_frees_space() {
         let folder = tempfile::tempdir().unwrap();
         let journal = TicketJournal::new(folder.path());
         let ids: Vec<Arc<str>> = (0..500).map(|n| format!("GPU-{n}-{}", "x".repeat(50)).into()).collect();
@@ -206,8 +206,8 @@ mod tests {
         assert!(full > 2);
         // It is less than half of the file, so this alone does not compact.
         journal.kept(&ticket(1));
-        assert!(journal.note(&ticket(full), &ids).is_ok(), "there is room for it now");
-        assert!(journal.note(&ticket(full + 1), &ids).is_err(), "and for no other");
+        assert!(journal.note(&ticket(full), &ids).is_ok(), "it fits now");
+        assert!(journal.note(&ticket(full + 1), &ids).is_err(), "no other line fits");
         let left: Vec<Ticket> = recall(folder.path()).into_iter().map(|(ticket, _)| ticket).collect();
         assert_eq!(left, (0..=full).filter(|n| *n != 1).map(ticket).collect::<Vec<_>>());
         assert!(fs::metadata(folder.path().join(FILE)).unwrap().len() <= MAX_BYTES);
@@ -215,7 +215,7 @@ mod tests {
 
     /// What a power loss may leave: an empty file, a cut line, or zeros in blocks that were not written.
     #[test]
-    fn what_a_power_loss_leaves_costs_only_the_lines_that_it_took() {
+    fn a_damaged_journal_loses_only_the_damaged_lines() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join(FILE);
         let ids: Vec<Arc<str>> = vec!["GPU-a-1".into()];
@@ -238,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn it_has_a_bound_and_says_so() {
+    fn a_full_journal_refuses_a_ticket_with_an_error() {
         let folder = tempfile::tempdir().unwrap();
         let journal = TicketJournal::new(folder.path());
         let ids: Vec<Arc<str>> = (0..500).map(|n| format!("GPU-{n}-{}", "x".repeat(50)).into()).collect();

@@ -5,7 +5,7 @@
 //! switches: milliseconds each on a busy node. So the first writer writes directly, and a writer that comes meanwhile
 //! calls [`block_in_place`].
 //!
-//! What must never happen here: both workers wait for the disk.
+//! What must never happen here: all Tokio workers wait for the disk.
 
 use parking_lot::Mutex;
 use tokio::task::block_in_place;
@@ -32,7 +32,7 @@ mod tests {
     use std::time::Duration;
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-    async fn while_the_disk_hangs_for_two_others_are_served() {
+    async fn two_hanging_writes_do_not_block_other_tasks() {
         let disk = Arc::new(OneAtDisk::default());
         let (releases, writers): (Vec<_>, Vec<_>) = (0..2)
             .map(|_| {

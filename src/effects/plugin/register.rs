@@ -1,41 +1,41 @@
 //! Registers the agent with the kubelet as the device plugin of its resource, and registers again when the registration
 //! is lost.
 //!
-//! *Watcher*: the agent's socket lies in the kubelet's registry folder, and the kubelet's plugin watcher dials it, also
-//! after a restart of the kubelet.
+//! *Watcher*: the agent's socket lies in the kubelet's registry folder, and the kubelet's plugin watcher connects to
+//! it, also after a restart of the kubelet.
 //!
 //! *Classic*: the agent's socket lies in the plugin folder and the agent calls `Register`. The kubelet deletes every
 //! socket there when it starts, so the agent checks that its socket still exists.
 //!
-//! Only one of the two is open at a time: each way removes its socket and ends its server before the other begins.
+//! Only one of the two is open at a time: each method removes its socket and ends its server before the other begins.
 //!
 //! *After another agent* (an upgrade) the agent begins the classic way: it takes milliseconds, where the watcher takes
 //! one to two seconds. The previous agent leaves its socket in the registry, because kubelets before 1.37 would drop
 //! the new agent with it.
 //!
-//! *Beside another agent*, which ends when this agent is registered, so that the kubelet always has a plugin. Kubelets
-//! before 1.37 remember one connection for a resource, and when any connection of the resource ends, they drop the one
-//! that they remember:
+//! *Beside another agent*: the previous agent ends only when this agent is registered, so that the kubelet always has a
+//! plugin. Kubelets before 1.37 remember one connection for each resource. When any connection of the resource ends,
+//! they drop the remembered one. So they must remember none when the connection of the previous agent ends:
 //!
 //! ```text
 //!   remembered:  previous agent's ── Register ──▶ this agent's ── a Register that fails ──▶ none
 //!                none ── the previous agent's ends: nothing is dropped ── Register ──▶ this agent's
 //! ```
 //!
-//! The kubelet keeps a connection that it serves and does not remember. The last step is for the end of this agent,
-//! which the kubelet would not notice otherwise (docs/decisions/0120).
+//! The kubelet continues to use a connection that it does not remember. The last `Register` makes it remember this
+//! agent's connection, because otherwise it would not notice the end of this agent (docs/decisions/0120).
 //!
-//! Both ways end in an open `ListAndWatch`. When the last one ends and the agent did not end it, the kubelet has lost
-//! the registration (the kubelet restarted, or an older registration ended and took this one with it), and the agent
-//! registers from the beginning.
+//! Both methods end in an open `ListAndWatch`. When the last one ends and the agent did not end it, the kubelet has
+//! lost the registration: the kubelet restarted, or an older registration ended and the kubelet dropped this one with
+//! it. The agent then registers from the beginning.
 
 use super::call::{PluginCallSender, PluginDevice};
-use super::notice::{Notice, Progress};
 use super::second_agent::{self, SecondAgent};
+use super::served_socket::{MAX_REQUEST, ServedSocket};
 use super::service::{MAX_LIST, Service, Watches, encoded_len, options};
 use super::settings::{RegistrationCourse, RegistrationMethod, RegistrationStart, Settings};
-use super::site::{MAX_REQUEST, Site};
 use super::socket_name;
+use super::watcher_registration::{WatcherProgress, WatcherRegistration};
 use model::backoff::Backoff;
 use model::plugin::{RegistrationState, SecondConnection};
 use proto::device_plugin::RegisterRequest;
@@ -53,20 +53,20 @@ use tokio::time::{Instant, sleep, timeout};
 use tokio_util::sync::CancellationToken;
 use tonic::service::Routes;
 
-/// The kubelet's plugin watcher asks a new socket about 0.8 s after it was made, and again with backoff. A kubelet that
-/// has run for this long and has not asked has no plugin watcher.
-const ASKED_WITHIN: Duration = Duration::from_secs(10);
-/// The kubelet's `GetInfo` call times out after 1 s. If the agent has not received it by then, its HTTP/2 does not
-/// understand it.
-const HEARD_WITHIN: Duration = Duration::from_secs(2);
+/// The kubelet's plugin watcher calls `GetInfo` on a new socket about 0.8 s after it was made, and again with backoff.
+/// A kubelet that has run for this long and has not called has no plugin watcher.
+const INFO_WITHIN: Duration = Duration::from_secs(10);
+/// The kubelet's `GetInfo` call times out after 1 s. If the agent has not received it by then, its HTTP/2 library has
+/// refused it.
+const CALL_ARRIVES_WITHIN: Duration = Duration::from_secs(2);
 /// Once a second the kubelet checks whether a socket has left its registry. It then drops the plugin that serves the
-/// resource of that socket, also one that has registered the other way meanwhile.
+/// resource of that socket, also one that has registered by the other method meanwhile.
 const FORGOTTEN_WITHIN: Duration = Duration::from_secs(3);
 /// The kubelet calls `ListAndWatch` right after a registration; if it does not within this time, the registration is
 /// lost.
 const WATCHED_WITHIN: Duration = Duration::from_secs(15);
-/// How often the agent checks its own socket: one `stat`.
-const LOOK: Duration = Duration::from_secs(1);
+/// Time between two checks of the agent's own socket: one `stat`.
+const CHECK_EVERY: Duration = Duration::from_secs(1);
 /// The kubelet dials the agent inside `Register`, for at most 10 s.
 const REGISTER_WITHIN: Duration = Duration::from_secs(15);
 /// Pause between two tries: the kubelet's socket may appear a second or two after its Node is ready, or minutes later.
@@ -74,11 +74,11 @@ const BACKOFF: Backoff = Backoff::new(Duration::from_millis(500), Duration::from
 
 /// Pause after a registration that was lost: the kubelet drops the plugin of a resource when an older connection of the
 /// resource ends, and fails every pod that comes before the next registration.
-const AT_ONCE: Duration = Duration::from_millis(50);
-/// The number of short pauses until a registration has lasted [`STANDS_FOR`]: a kubelet that drops the agent again and
-/// again has another reason.
-const AT_ONCE_TIMES: u32 = 3;
-const STANDS_FOR: Duration = Duration::from_secs(10);
+const SHORT_PAUSE: Duration = Duration::from_millis(50);
+/// The number of short pauses until a registration has lasted [`STABLE_AFTER`]: a kubelet that drops the agent again
+/// and again has another reason.
+const SHORT_PAUSES: u32 = 3;
+const STABLE_AFTER: Duration = Duration::from_secs(10);
 
 /// Registers and serves the kubelet until `course.stop`. `state` shows the registration.
 ///
@@ -103,25 +103,25 @@ pub async fn serve(
     let following = course.entry != RegistrationStart::Fresh;
     let [plugin, beside, _] = settings.socket_paths();
     let endpoint = if following && UnixStream::connect(&plugin).await.is_ok() { beside } else { plugin };
-    let desk = Desk { settings, endpoint, list, calls, state, course };
-    let served = desk.serve().await;
-    if !desk.course.followed.load(Ordering::Relaxed) {
-        desk.settings.clear_left();
+    let registrar = Registrar { settings, endpoint, list, calls, state, course };
+    let served = registrar.serve().await;
+    if !registrar.course.followed.load(Ordering::Relaxed) {
+        registrar.settings.clear_left();
     }
     served
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Way {
+enum Method {
     Watcher,
     Classic,
 }
 
-impl Way {
-    fn other(self) -> Way {
+impl Method {
+    fn other(self) -> Method {
         match self {
-            Way::Watcher => Way::Classic,
-            Way::Classic => Way::Watcher,
+            Method::Watcher => Method::Classic,
+            Method::Classic => Method::Watcher,
         }
     }
 }
@@ -129,17 +129,17 @@ impl Way {
 /// The reason why one registration ended.
 enum End {
     Stopped,
-    /// The kubelet's plugin watcher did not ask.
-    Unasked,
+    /// The kubelet's plugin watcher did not call `GetInfo`.
+    NotRequested,
     /// The kubelet does not run.
-    Away(String),
+    KubeletAbsent(String),
     /// The registration failed.
     Failed(String),
     /// The registration succeeded, and was lost later.
     Lost(String),
 }
 
-struct Desk {
+struct Registrar {
     settings: Settings,
     /// The agent's socket in the plugin folder.
     endpoint: PathBuf,
@@ -149,33 +149,34 @@ struct Desk {
     course: RegistrationCourse,
 }
 
-impl Desk {
+impl Registrar {
     /// Registers again and again until `course.stop`.
     async fn serve(&self) -> io::Result<()> {
         let following = self.course.entry != RegistrationStart::Fresh;
-        let mut tries = Tries { way: self.first_way(), backoff: BACKOFF, short: false, at_once: AT_ONCE_TIMES };
+        let mut tries =
+            Tries { method: self.first_method(), backoff: BACKOFF, short: false, short_pauses_left: SHORT_PAUSES };
         let by_classic_only = self.course.entry == RegistrationStart::Beside(SecondConnection::DroppedWithTheFirst);
-        if tries.way == Way::Watcher && by_classic_only {
+        if tries.method == Method::Watcher && by_classic_only {
             tokio::select! {
                 () = self.course.stop.cancelled() => return Ok(()),
                 () = self.course.alone.cancelled() => {}
             }
         }
-        if !following && self.settings.clear(tries.way == Way::Watcher) {
+        if !following && self.settings.clear(tries.method == Method::Watcher) {
             sleep(FORGOTTEN_WITHIN).await;
         }
         let mut first = true;
         loop {
             // On the first try the previous agent may still listen.
             if !(first && following)
-                && let Some(second) = self.second(following).await
+                && let Some(other_agent) = self.other_agent(following).await
             {
-                return Err(second.into());
+                return Err(other_agent.into());
             }
             let began = Instant::now();
-            let end = match tries.way {
-                Way::Watcher => self.watcher().await,
-                Way::Classic => self.classic(first && by_classic_only).await,
+            let end = match tries.method {
+                Method::Watcher => self.watcher().await,
+                Method::Classic => self.classic(first && by_classic_only).await,
             };
             first = false;
             let Some(pause) = self.pause_after(end, began.elapsed(), &mut tries) else { return Ok(()) };
@@ -186,45 +187,45 @@ impl Desk {
         }
     }
 
-    fn first_way(&self) -> Way {
+    fn first_method(&self) -> Method {
         match self.settings.registration {
-            RegistrationMethod::Watcher => Way::Watcher,
-            RegistrationMethod::Auto if self.course.entry == RegistrationStart::Fresh => Way::Watcher,
-            RegistrationMethod::Auto | RegistrationMethod::Classic => Way::Classic,
+            RegistrationMethod::Watcher => Method::Watcher,
+            RegistrationMethod::Auto if self.course.entry == RegistrationStart::Fresh => Method::Watcher,
+            RegistrationMethod::Auto | RegistrationMethod::Classic => Method::Classic,
         }
     }
 
-    /// The pause until the next try, after a registration that began this long `ago`; also sets the way of the next
-    /// try. `None` at the end.
-    fn pause_after(&self, end: End, ago: Duration, tries: &mut Tries) -> Option<Duration> {
+    /// The pause until the next registration, after one that `lasted` this long; also sets the method of the next one.
+    /// `None` at the end.
+    fn pause_after(&self, end: End, lasted: Duration, tries: &mut Tries) -> Option<Duration> {
         let auto = self.settings.registration == RegistrationMethod::Auto;
         match end {
             End::Stopped => return None,
             // No pause: the kubelet has no registration that it could drop.
-            End::Unasked if auto => {
+            End::NotRequested if auto => {
                 tracing::info!(
                     registry = %self.settings.registry.display(),
-                    "kubelet's plugin watcher did not ask: registering the classic way"
+                    "kubelet's plugin watcher did not call GetInfo: registering the classic way"
                 );
-                tries.way = Way::Classic;
+                tries.method = Method::Classic;
                 return Some(Duration::ZERO);
             }
-            End::Unasked => self.wait_for("kubelet's plugin watcher to ask"),
+            End::NotRequested => self.wait_for("kubelet's plugin watcher to call GetInfo"),
             End::Lost(why) => {
                 tracing::warn!(reason = %why, "registration with kubelet lost: registering again");
                 self.wait_for(&why);
-                tries.lost(ago);
+                tries.lost(lasted);
             }
-            End::Away(why) => {
+            End::KubeletAbsent(why) => {
                 self.wait_for(&why);
                 if auto {
-                    tries.way = Way::Watcher;
+                    tries.method = Method::Watcher;
                 }
             }
             End::Failed(why) => {
                 self.wait_for(&why);
                 if auto {
-                    tries.way = tries.way.other();
+                    tries.method = tries.method.other();
                     tries.backoff.at_least(FORGOTTEN_WITHIN);
                 }
             }
@@ -233,13 +234,13 @@ impl Desk {
     }
 
     /// Another agent that listens on a socket of this one. A previous agent gets some time to close.
-    async fn second(&self, following: bool) -> Option<SecondAgent> {
+    async fn other_agent(&self, following: bool) -> Option<SecondAgent> {
         let paths = self.settings.socket_paths();
         if following { second_agent::find_second(&paths).await } else { second_agent::listening(&paths).await }
     }
 
     /// Waits for `course.stop`, and then until the calls of the kubelet are answered.
-    async fn is_to_end(&self) -> End {
+    async fn stopped(&self) -> End {
         self.course.stop.cancelled().await;
         if !self.calls.under_way().answered().await {
             tracing::warn!("agent ends before it answers an admission call of kubelet: the pod fails");
@@ -259,10 +260,10 @@ impl Desk {
         }
     }
 
-    fn registered(&self, way: &'static str) {
+    fn registered(&self, method: &'static str) {
         let devices = self.list.borrow().len();
-        tracing::info!(resource = &*self.settings.resource, way, devices, "registered with kubelet");
-        self.state.send_replace(RegistrationState::Registered(way));
+        tracing::info!(resource = &*self.settings.resource, method, devices, "registered with kubelet");
+        self.state.send_replace(RegistrationState::Registered(method));
     }
 
     /// A new service with its own end, which shares nothing with an earlier registration.
@@ -274,53 +275,58 @@ impl Desk {
 
     async fn watcher(&self) -> End {
         let (service, watched) = self.service();
-        let (progress, mut seen) = watch::channel(Progress::Unasked);
-        let notice = Notice { resource: Arc::clone(&self.settings.resource), progress };
-        let routes = Routes::new(RegistrationServer::new(notice)).add_service(plugin(&service));
+        let (progress, mut seen) = watch::channel(WatcherProgress::NotRequested);
+        let registration = WatcherRegistration { resource: Arc::clone(&self.settings.resource), progress };
+        let routes = Routes::new(RegistrationServer::new(registration)).add_service(plugin(&service));
         let path = self.settings.registry.join(socket_name::registry(&self.settings.resource));
         if !self.settings.registry.is_dir() {
-            return End::Unasked;
+            return End::NotRequested;
         }
-        let site = match Site::open(&path, service, routes) {
-            Ok(site) => site,
+        let socket = match ServedSocket::open(&path, service, routes) {
+            Ok(socket) => socket,
             Err(error) => return End::Failed(error.to_string()),
         };
         let end = async {
             tokio::select! {
-                asked = seen.wait_for(|progress| *progress != Progress::Unasked) => if asked.is_err() {
+                called = seen.wait_for(|progress| *progress != WatcherProgress::NotRequested) => if called.is_err() {
                     return End::Failed("the registration server ended".into());
                 },
-                () = self.unasked(&site) => return End::Unasked,
+                () = self.watcher_is_silent(&socket) => return End::NotRequested,
             }
-            let taken = seen.wait_for(|progress| !matches!(progress, Progress::Unasked | Progress::Asked));
+            let taken = seen.wait_for(|progress| {
+                !matches!(progress, WatcherProgress::NotRequested | WatcherProgress::InfoRequested)
+            });
             match timeout(WATCHED_WITHIN, taken).await.map(|progress| progress.map(|progress| progress.clone())) {
-                Ok(Ok(Progress::Refused(why))) => return End::Failed(format!("kubelet refused the plugin: {why}")),
+                Ok(Ok(WatcherProgress::Refused(why))) => {
+                    return End::Failed(format!("kubelet refused the plugin: {why}"));
+                }
                 Ok(Ok(_)) => {}
-                _ => return End::Failed("kubelet asked for the plugin and did not accept or refuse it".into()),
+                _ => return End::Failed("kubelet called GetInfo and did not accept or refuse the plugin".into()),
             }
-            self.hold(&site, watched, "watcher").await
+            self.hold(&socket, watched, "watcher").await
         };
-        let end = tokio::select! { end = end => end, end = self.is_to_end() => end };
-        site.close(self.course.followed.load(Ordering::Relaxed)).await;
+        let end = tokio::select! { end = end => end, end = self.stopped() => end };
+        socket.close(self.course.followed.load(Ordering::Relaxed)).await;
         end
     }
 
-    /// Returns when the kubelet could have asked and has not. While the kubelet does not run, the socket stays for it.
-    async fn unasked(&self, site: &Site) {
+    /// Returns when the plugin watcher had time to call `GetInfo` and has not. While the kubelet does not run, the
+    /// socket stays for it.
+    async fn watcher_is_silent(&self, socket: &ServedSocket) {
         let kubelet = self.settings.kubelet();
-        let mut lines = site.lines();
-        let unheard = async {
-            let called = lines.wait_for(|lines| lines.ever > 0).await.is_ok();
-            sleep(if called { HEARD_WITHIN } else { ASKED_WITHIN }).await;
+        let mut connections = socket.connections();
+        let not_called = async {
+            let called = connections.wait_for(|connections| connections.total > 0).await.is_ok();
+            sleep(if called { CALL_ARRIVES_WITHIN } else { INFO_WITHIN }).await;
         };
-        let unseen = async {
+        let not_found = async {
             while UnixStream::connect(&kubelet).await.is_err() {
                 self.wait_for(&format!("kubelet, which does not listen on {}", kubelet.display()));
-                sleep(LOOK).await;
+                sleep(CHECK_EVERY).await;
             }
-            sleep(ASKED_WITHIN).await;
+            sleep(INFO_WITHIN).await;
         };
-        tokio::select! { () = unheard => {}, () = unseen => {} }
+        tokio::select! { () = not_called => {}, () = not_found => {} }
     }
 
     /// `unremembered`: the previous agent is still registered, and the kubelet would drop this agent when that one
@@ -330,11 +336,11 @@ impl Desk {
         let routes = Routes::new(plugin(&service));
         let kubelet = self.settings.kubelet();
         if UnixStream::connect(&kubelet).await.is_err() {
-            return End::Away(format!("kubelet, which does not listen on {}", kubelet.display()));
+            return End::KubeletAbsent(format!("kubelet, which does not listen on {}", kubelet.display()));
         }
         // The agent listens before it calls `Register`, because the kubelet dials it inside that call.
-        let site = match Site::open(&self.endpoint, service, routes) {
-            Ok(site) => site,
+        let socket = match ServedSocket::open(&self.endpoint, service, routes) {
+            Ok(socket) => socket,
             Err(error) => return End::Failed(error.to_string()),
         };
         let end = async {
@@ -342,19 +348,19 @@ impl Desk {
                 return End::Failed(why);
             }
             if unremembered {
-                self.hold_unremembered(&kubelet, &site, watched).await
+                self.hold_unremembered(&kubelet, &socket, watched).await
             } else {
-                self.hold(&site, watched, "classic").await
+                self.hold(&socket, watched, "classic").await
             }
         };
-        let end = tokio::select! { end = end => end, end = self.is_to_end() => end };
-        site.close(false).await;
+        let end = tokio::select! { end = end => end, end = self.stopped() => end };
+        socket.close(false).await;
         end
     }
 
     /// Makes the kubelet forget the connections, waits for the end of the previous agent, and registers again so that
     /// the kubelet remembers this one.
-    async fn hold_unremembered(&self, kubelet: &Path, site: &Site, watched: watch::Receiver<Watches>) -> End {
+    async fn hold_unremembered(&self, kubelet: &Path, socket: &ServedSocket, watched: watch::Receiver<Watches>) -> End {
         if let Err(end) = is_watched(watched.clone(), 1).await {
             return end;
         }
@@ -374,7 +380,7 @@ impl Desk {
         };
         // Both connections must stay: when one of them ends, the kubelet drops the one that it remembers.
         tokio::select! {
-            end = self.stay(site, watched.clone(), |watches| watches.ended > 0) => end,
+            end = self.stay(socket, watched.clone(), |watches| watches.ended > 0) => end,
             end = remembered => end,
         }
     }
@@ -384,9 +390,9 @@ impl Desk {
     async fn fail_to_register(&self, kubelet: &Path) -> Result<(), String> {
         let path = self.settings.unanswering();
         let (service, _watched) = self.service();
-        let site = Site::open(&path, service, Routes::default()).map_err(|error| error.to_string())?;
+        let socket = ServedSocket::open(&path, service, Routes::default()).map_err(|error| error.to_string())?;
         let registered = self.call_register(kubelet, &path).await;
-        site.hang_up().await;
+        socket.close_at_once().await;
         match registered {
             Err(why) => {
                 tracing::debug!(answer = %why, "kubelet has forgotten the connections of this resource");
@@ -397,45 +403,54 @@ impl Desk {
     }
 
     async fn call_register(&self, kubelet: &Path, endpoint: &Path) -> Result<(), String> {
-        timeout(REGISTER_WITHIN, self.ask_to_register(kubelet, endpoint))
+        timeout(REGISTER_WITHIN, self.send_register(kubelet, endpoint))
             .await
             .unwrap_or_else(|_| Err(format!("kubelet did not answer Register on {}", kubelet.display())))
     }
 
-    async fn ask_to_register(&self, kubelet: &Path, endpoint: &Path) -> Result<(), String> {
-        let told = |error: &dyn std::fmt::Display| format!("Register on {}: {error}", kubelet.display());
-        let dialled = tonic::transport::Endpoint::try_from(format!("unix://{}", kubelet.display()))
-            .map_err(|error| told(&error))?;
-        let channel = dialled.connect().await.map_err(|error| told(&error))?;
+    async fn send_register(&self, kubelet: &Path, endpoint: &Path) -> Result<(), String> {
+        let error_text = |error: &dyn std::fmt::Display| format!("Register on {}: {error}", kubelet.display());
+        let endpoint_of_kubelet = tonic::transport::Endpoint::try_from(format!("unix://{}", kubelet.display()))
+            .map_err(|error| error_text(&error))?;
+        let channel = endpoint_of_kubelet.connect().await.map_err(|error| error_text(&error))?;
         let request = RegisterRequest {
             version: "v1beta1".into(),
             endpoint: endpoint.file_name().unwrap_or_default().to_string_lossy().into_owned(),
             resource_name: self.settings.resource.to_string(),
             options: Some(options()),
         };
-        RegistrationClient::new(channel).register(request).await.map_err(|status| told(&status.message())).map(drop)
+        RegistrationClient::new(channel)
+            .register(request)
+            .await
+            .map_err(|status| error_text(&status.message()))
+            .map(drop)
     }
 
     /// Returns when the kubelet no longer watches the list, or the socket is not the agent's any more.
-    async fn hold(&self, site: &Site, watched: watch::Receiver<Watches>, way: &'static str) -> End {
+    async fn hold(&self, socket: &ServedSocket, watched: watch::Receiver<Watches>, method: &'static str) -> End {
         if let Err(end) = is_watched(watched.clone(), 1).await {
             return end;
         }
-        self.registered(way);
-        self.stay(site, watched, |watches| watches.open == 0).await
+        self.registered(method);
+        self.stay(socket, watched, |watches| watches.open == 0).await
     }
 
     /// Returns when the kubelet's watches are `lost`, or the socket is not the agent's any more.
-    async fn stay(&self, site: &Site, mut watched: watch::Receiver<Watches>, lost: fn(&Watches) -> bool) -> End {
+    async fn stay(
+        &self,
+        socket: &ServedSocket,
+        mut watched: watch::Receiver<Watches>,
+        lost: fn(&Watches) -> bool,
+    ) -> End {
         loop {
             tokio::select! {
                 ended = watched.wait_for(lost) => match ended {
                     Ok(_) => return End::Lost("kubelet ended ListAndWatch".into()),
                     Err(_) => return End::Lost("the agent's device plugin server ended".into()),
                 },
-                () = sleep(LOOK) => {
-                    if !site.stands() {
-                        return End::Lost(format!("{} was removed or replaced", site.path().display()));
+                () = sleep(CHECK_EVERY) => {
+                    if !socket.still_ours() {
+                        return End::Lost(format!("{} was removed or replaced", socket.path().display()));
                     }
                 }
             }
@@ -451,30 +466,30 @@ async fn is_watched(mut watched: watch::Receiver<Watches>, connections: usize) -
     }
 }
 
-/// The next try.
+/// How and when the agent registers next.
 #[derive(Debug)]
 struct Tries {
-    way: Way,
+    method: Method,
     backoff: Backoff,
     /// Whether the next pause is a short one.
     short: bool,
     /// The number of short pauses that are left.
-    at_once: u32,
+    short_pauses_left: u32,
 }
 
 impl Tries {
-    /// Sets the pause after the loss of a registration that began this long `ago`.
-    fn lost(&mut self, ago: Duration) {
-        if ago >= STANDS_FOR {
-            self.at_once = AT_ONCE_TIMES;
+    /// Sets the pause after the loss of a registration that `lasted` this long.
+    fn lost(&mut self, lasted: Duration) {
+        if lasted >= STABLE_AFTER {
+            self.short_pauses_left = SHORT_PAUSES;
         }
-        self.short = self.at_once > 0;
+        self.short = self.short_pauses_left > 0;
         self.backoff.reset();
-        self.at_once = self.at_once.saturating_sub(1);
+        self.short_pauses_left = self.short_pauses_left.saturating_sub(1);
     }
 
     fn pause(&mut self) -> Duration {
-        if std::mem::take(&mut self.short) { AT_ONCE } else { self.backoff.pause() }
+        if std::mem::take(&mut self.short) { SHORT_PAUSE } else { self.backoff.pause() }
     }
 }
 

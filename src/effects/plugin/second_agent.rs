@@ -1,6 +1,6 @@
 //! Finds another agent that listens on a socket which this agent is about to open.
 //!
-//! What must never happen here: a socket is removed; a look without an end.
+//! What must never happen here: a socket is removed; a check without an end.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -10,7 +10,7 @@ use tokio::time::{Instant, sleep};
 /// How long a previous agent may take to close its sockets after it has released its state directory.
 const CLOSES_WITHIN: Duration = Duration::from_secs(10);
 /// Pause between two checks of the sockets.
-const LOOK: Duration = Duration::from_millis(200);
+const CHECK_EVERY: Duration = Duration::from_millis(200);
 
 /// Another agent that listens on a socket that this agent needs.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -44,7 +44,7 @@ pub async fn find_second(sockets: &[PathBuf]) -> Option<SecondAgent> {
         if Instant::now() >= until {
             return Some(second);
         }
-        sleep(LOOK).await;
+        sleep(CHECK_EVERY).await;
     }
 }
 

@@ -82,7 +82,7 @@ fn ids(ids: Vec<String>) -> Vec<Arc<str>> {
     ids.into_iter().map(Arc::from).collect()
 }
 
-fn gone() -> Status {
+fn stopping() -> Status {
     Status::unavailable("gpu-steward is stopping")
 }
 
@@ -154,11 +154,15 @@ impl DevicePlugin for Service {
     ) -> Result<Response<v1beta1::PreferredAllocationResponse>, Status> {
         let _under_way = self.calls.begin(Kind::Admission);
         let mut responses = Vec::new();
-        for asked in request.into_inner().container_requests {
-            let (available, must) = (ids(asked.available_device_ids), ids(asked.must_include_device_ids));
-            let size = usize::try_from(asked.allocation_size).unwrap_or(0);
-            let chosen =
-                self.calls.ask(|reply| PluginCall::Prefer { available, must, size, reply }).await.ok_or_else(gone)?;
+        for container_request in request.into_inner().container_requests {
+            let (available, must) =
+                (ids(container_request.available_device_ids), ids(container_request.must_include_device_ids));
+            let size = usize::try_from(container_request.allocation_size).unwrap_or(0);
+            let chosen = self
+                .calls
+                .send(|reply| PluginCall::Prefer { available, must, size, reply })
+                .await
+                .ok_or_else(stopping)?;
             let device_ids = chosen.iter().map(ToString::to_string).collect();
             responses.push(v1beta1::ContainerPreferredAllocationResponse { device_ids });
         }
@@ -171,9 +175,9 @@ impl DevicePlugin for Service {
     ) -> Result<Response<v1beta1::AllocateResponse>, Status> {
         let _under_way = self.calls.begin(Kind::Admission);
         let mut responses = Vec::new();
-        for asked in request.into_inner().container_requests {
-            let (ids, since) = (ids(asked.device_ids), Instant::now());
-            let answer = self.calls.allocate(ids).await.ok_or_else(gone)?;
+        for container_request in request.into_inner().container_requests {
+            let (ids, since) = (ids(container_request.device_ids), Instant::now());
+            let answer = self.calls.allocate(ids).await.ok_or_else(stopping)?;
             self.calls.meter().allocate.answered(since);
             responses.push(container(answer.map_err(refused)?));
         }
@@ -186,7 +190,7 @@ impl DevicePlugin for Service {
     ) -> Result<Response<v1beta1::PreStartContainerResponse>, Status> {
         let _under_way = self.calls.begin(Kind::Start);
         let (ids, since) = (ids(request.into_inner().device_ids), Instant::now());
-        let answer = self.calls.ask(|reply| PluginCall::Start { ids, reply }).await.ok_or_else(gone)?;
+        let answer = self.calls.send(|reply| PluginCall::Start { ids, reply }).await.ok_or_else(stopping)?;
         self.calls.meter().start.answered(since);
         answer.map_err(refused)?;
         Ok(Response::new(v1beta1::PreStartContainerResponse {}))

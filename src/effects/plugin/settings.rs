@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use tokio_util::sync::CancellationToken;
 
-/// Limit of files that are looked at in a folder; a node has a handful of plugins.
+/// Limit of files that are checked in a folder; a node has a handful of plugins.
 const MAX_SOCKETS: usize = 64;
 
 /// How the registration begins.
@@ -107,12 +107,12 @@ impl Settings {
     }
 }
 
-/// Removes the sockets of agents on which no process listens, except the names in `but`. The resource may have had
-/// another name when the agent was killed, and the kubelet dials the sockets in its registry again and again.
-fn clear_dead(folder: &Path, but: &[String]) {
+/// Removes the sockets of agents on which no process listens, except the names in `except`. The resource may have had
+/// another name when the agent was killed, and the kubelet connects to the sockets in its registry again and again.
+fn clear_dead(folder: &Path, except: &[String]) {
     for entry in std::fs::read_dir(folder).into_iter().flatten().flatten().take(MAX_SOCKETS) {
         let name = entry.file_name().to_string_lossy().into_owned();
-        if but.contains(&name) || !socket_name::is_an_agents(&name) {
+        if except.contains(&name) || !socket_name::is_an_agents(&name) {
             continue;
         }
         if is_dead(&entry.path()) {
@@ -123,6 +123,6 @@ fn clear_dead(folder: &Path, but: &[String]) {
 
 /// Whether no process listens on this socket.
 fn is_dead(path: &Path) -> bool {
-    let dialled = std::os::unix::net::UnixStream::connect(path);
-    dialled.is_err_and(|error| error.kind() == io::ErrorKind::ConnectionRefused)
+    let connected = std::os::unix::net::UnixStream::connect(path);
+    connected.is_err_and(|error| error.kind() == io::ErrorKind::ConnectionRefused)
 }

@@ -2,9 +2,9 @@
 //!
 //! In the registry the name decides whether the agent understands the kubelet. The kubelet's client makes the
 //! `:authority` of its call from the whole path of the socket and escapes what an authority may not hold
-//! (`%2Fvar%2Flib%2F…`). The agent's HTTP/2 accepts a percent sign only in the user part of an authority. So the name
-//! has an `@`: the part before it is the user, and the part after it is a host in which nothing needs an escape
-//! (docs/decisions/0091).
+//! (`%2Fvar%2Flib%2F…`). The agent's HTTP/2 library accepts a percent sign only in the user part of an authority. So
+//! the name has an `@`: the part before it is the user, and the part after it is a host in which nothing needs an
+//! escape (docs/decisions/0091).
 //!
 //! What must never happen here: a character after the `@` that an authority cannot hold unescaped.
 
@@ -63,7 +63,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn the_names_are_these() {
+    fn socket_names_are_as_documented() {
         assert_eq!(plugin("nvidia.com/gpu"), "gpu-steward-nvidia.com-gpu.sock");
         assert_eq!(plugin_beside("nvidia.com/gpu"), "gpu-steward-nvidia.com-gpu,2.sock");
         assert_eq!(registry("nvidia.com/gpu"), "gpu-steward@nvidia.com-gpu.sock");
@@ -78,7 +78,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn without_the_sign_the_path_is_no_authority() {
+    fn a_socket_path_without_an_at_sign_is_no_valid_authority() {
         let path = Path::new("/var/lib/kubelet/plugins_registry").join(plugin("nvidia.com/gpu"));
         assert!(authority(&path).parse::<Authority>().is_err());
     }
@@ -87,7 +87,7 @@ pub(super) mod tests {
         /// For every kubelet folder and resource name. Paths with colons or brackets, which the kubelet's client does
         /// not escape, are left out: the agent registers the classic way on such a node.
         #[test]
-        fn every_path_is_an_authority(
+        fn every_registry_socket_path_is_a_valid_authority(
             root in "(/[^\\x00/:\\[\\]]{1,20}){0,4}",
             resource in "[a-z0-9]([a-z0-9.-]{0,30}[a-z0-9])?/[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?",
         ) {

@@ -1,4 +1,4 @@
-//! Registration both ways, with a fake kubelet that sends the same bytes as the real one.
+//! Tests both methods of registration with a fake kubelet that sends the same bytes as the real one.
 
 use super::call::{PluginCall, PluginCallReceiver, PluginCallSender, PluginDevice};
 use super::register::serve;
@@ -44,7 +44,7 @@ struct Node {
     followed: Arc<AtomicBool>,
     served: JoinHandle<std::io::Result<()>>,
     list: watch::Sender<Arc<[PluginDevice]>>,
-    asked: PluginCallReceiver,
+    receiver: PluginCallReceiver,
     _folder: tempfile::TempDir,
 }
 
@@ -65,14 +65,14 @@ impl Node {
             Settings { resource: RESOURCE.into(), registration, registry: registry.clone(), plugins: plugins.clone() };
         let device = PluginDevice { id: "GPU-1-0".into(), healthy: true, numa: None };
         let (list, listed) = watch::channel(Arc::from([device]));
-        let (tell, state) = watch::channel(RegistrationState::Waiting("the start".into()));
+        let (state_sender, state) = watch::channel(RegistrationState::Waiting("the start".into()));
         let (stop, followed) = (CancellationToken::new(), Arc::<AtomicBool>::default());
-        let (calls, asked) = PluginCallSender::channel();
+        let (calls, receiver) = PluginCallSender::channel();
         let alone = CancellationToken::new();
         let course =
             RegistrationCourse { entry, stop: stop.clone(), alone: alone.clone(), followed: Arc::clone(&followed) };
-        let served = tokio::spawn(serve(settings, listed, calls, tell, course));
-        Node { plugins, registry, state, stop, alone, followed, served, list, asked, _folder: folder }
+        let served = tokio::spawn(serve(settings, listed, calls, state_sender, course));
+        Node { plugins, registry, state, stop, alone, followed, served, list, receiver, _folder: folder }
     }
 
     async fn socket(&self, path: PathBuf) -> PathBuf {
@@ -93,8 +93,8 @@ impl Node {
         self.plugins.join(socket_name::plugin(RESOURCE))
     }
 
-    async fn stands(&mut self, standing: RegistrationState) {
-        soon(&format!("{standing:?}"), self.state.wait_for(|now| *now == standing)).await.unwrap();
+    async fn expect_state(&mut self, expected: RegistrationState) {
+        soon(&format!("{expected:?}"), self.state.wait_for(|now| *now == expected)).await.unwrap();
     }
 
     async fn end(self) {
@@ -111,18 +111,18 @@ async fn soon<T>(what: &str, future: impl Future<Output = T>) -> T {
     timeout(LIMIT, future).await.unwrap_or_else(|_| panic!("{what} took longer than {LIMIT:?}"))
 }
 
-async fn dial(path: &Path, authority: &str) -> Channel {
+async fn connect(path: &Path, authority: &str) -> Channel {
     let origin = format!("http://{authority}").parse().unwrap();
     Endpoint::try_from(format!("unix://{}", path.display())).unwrap().origin(origin).connect().await.unwrap()
 }
 
 /// The kubelet's plugin watcher, which uses the path as its authority.
 async fn watcher(path: &Path) -> RegistrationClient<Channel> {
-    RegistrationClient::new(dial(path, &authority(path)).await)
+    RegistrationClient::new(connect(path, &authority(path)).await)
 }
 
 async fn watched(path: &Path) -> tonic::Streaming<v1beta1::ListAndWatchResponse> {
-    let mut plugin = DevicePluginClient::new(dial(path, "localhost").await);
+    let mut plugin = DevicePluginClient::new(connect(path, "localhost").await);
     let mut list = plugin.list_and_watch(v1beta1::Empty {}).await.unwrap().into_inner();
     assert_eq!(list.message().await.unwrap().unwrap().devices.len(), 1);
     list
@@ -131,33 +131,33 @@ async fn watched(path: &Path) -> tonic::Streaming<v1beta1::ListAndWatchResponse>
 /// The kubelet's own socket: reports which endpoints were registered.
 struct Kubelet {
     plugins: PathBuf,
-    told: mpsc::UnboundedSender<String>,
+    endpoints: mpsc::UnboundedSender<String>,
 }
 
 #[tonic::async_trait]
 impl Register for Kubelet {
-    /// Dials the plugin and asks for its options inside the call, as kubelets from 1.25 on do.
-    async fn register(&self, asked: Request<v1beta1::RegisterRequest>) -> Result<Response<v1beta1::Empty>, Status> {
-        let endpoint = asked.into_inner().endpoint;
-        let mut plugin = DevicePluginClient::new(dial(&self.plugins.join(&endpoint), "localhost").await);
+    /// Connects to the plugin and requests its options inside the call, as kubelets from 1.25 on do.
+    async fn register(&self, request: Request<v1beta1::RegisterRequest>) -> Result<Response<v1beta1::Empty>, Status> {
+        let endpoint = request.into_inner().endpoint;
+        let mut plugin = DevicePluginClient::new(connect(&self.plugins.join(&endpoint), "localhost").await);
         let options = plugin.get_device_plugin_options(v1beta1::Empty {}).await;
-        let _ = self.told.send(endpoint);
+        let _ = self.endpoints.send(endpoint);
         options.map(|_| Response::new(v1beta1::Empty {}))
     }
 }
 
 /// Runs until the test is over.
 fn kubelet(plugins: &Path) -> mpsc::UnboundedReceiver<String> {
-    let (tell, told) = mpsc::unbounded_channel();
+    let (endpoints, registered) = mpsc::unbounded_channel();
     let listener = UnixListener::bind(plugins.join("kubelet.sock")).unwrap();
-    let service = RegistrationServer::new(Kubelet { plugins: plugins.to_owned(), told: tell });
+    let service = RegistrationServer::new(Kubelet { plugins: plugins.to_owned(), endpoints });
     tokio::spawn(Server::builder().add_service(service).serve_with_incoming(UnixListenerStream::new(listener)));
-    told
+    registered
 }
 
 /// Sends `GetInfo` with this authority, byte for byte; returns the kind and the content of the first frame of the
 /// answer.
-async fn ask(path: &Path, authority: &str) -> (u8, Vec<u8>) {
+async fn get_info(path: &Path, authority: &str) -> (u8, Vec<u8>) {
     let frame = |kind: u8, flags: u8, stream: u32, content: &[u8]| {
         let len = u32::try_from(content.len()).unwrap().to_be_bytes();
         [&len[1..], &[kind, flags], &stream.to_be_bytes()[..], content].concat()
@@ -179,14 +179,14 @@ async fn ask(path: &Path, authority: &str) -> (u8, Vec<u8>) {
         }
     }
     let mut stream = UnixStream::connect(path).await.unwrap();
-    let question = [
+    let request = [
         b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".to_vec(),
         frame(4, 0, 0, &[]),
         // END_HEADERS, and a message of no bytes with END_STREAM.
         frame(HEADERS, 4, STREAM, &block),
         frame(0, 1, STREAM, &[0; 5]),
     ];
-    stream.write_all(&question.concat()).await.unwrap();
+    stream.write_all(&request.concat()).await.unwrap();
     loop {
         let mut head = [0; 9];
         stream.read_exact(&mut head).await.unwrap();
@@ -201,22 +201,22 @@ async fn ask(path: &Path, authority: &str) -> (u8, Vec<u8>) {
 
 /// Shows why the socket has this name: the same call to the same server, in the bytes of the kubelet's client.
 #[tokio::test]
-async fn the_path_of_our_socket_is_accepted_as_authority_and_another_path_is_refused() {
+async fn the_path_of_the_agents_socket_is_accepted_as_authority_and_others_are_refused() {
     let mut node = Node::with(RegistrationMethod::Watcher, |_| {});
     let missing = format!("kubelet, which does not listen on {}", node.plugins.join("kubelet.sock").display());
-    node.stands(RegistrationState::Waiting(missing.into())).await;
+    node.expect_state(RegistrationState::Waiting(missing.into())).await;
     let socket = node.socket(node.in_registry()).await;
-    let (kind, _) = soon("an answer", ask(&socket, &authority(&socket))).await;
+    let (kind, _) = soon("an answer", get_info(&socket, &authority(&socket))).await;
     assert_eq!(kind, HEADERS);
     for other in [node.registry.join("gpu.sock"), node.in_plugins()] {
-        let (kind, content) = soon("an answer", ask(&socket, &authority(&other))).await;
+        let (kind, content) = soon("an answer", get_info(&socket, &authority(&other))).await;
         assert_eq!((kind, content), (RST_STREAM, PROTOCOL_ERROR.to_be_bytes().to_vec()));
     }
     node.end().await;
 }
 
 #[tokio::test]
-async fn a_kubelet_that_asks_is_never_registered_with() {
+async fn the_agent_does_not_call_register_if_the_plugin_watcher_asks() {
     let mut registered = None;
     let mut node = Node::with(RegistrationMethod::Auto, |plugins| registered = Some(kubelet(plugins)));
     let socket = node.socket(node.in_registry()).await;
@@ -227,7 +227,7 @@ async fn a_kubelet_that_asks_is_never_registered_with() {
     let list = watched(&socket).await;
     let status = RegistrationStatus { plugin_registered: true, error: String::new() };
     let _ = client.notify_registration_status(status).await.unwrap();
-    node.stands(RegistrationState::Registered("watcher")).await;
+    node.expect_state(RegistrationState::Registered("watcher")).await;
     assert!(!node.in_plugins().exists(), "one socket at a time");
 
     // The agent notices the end of the registration, and makes the socket again.
@@ -239,30 +239,30 @@ async fn a_kubelet_that_asks_is_never_registered_with() {
     let _list = watched(&socket).await;
     let status = RegistrationStatus { plugin_registered: true, error: String::new() };
     let _ = client.notify_registration_status(status).await.unwrap();
-    node.stands(RegistrationState::Registered("watcher")).await;
-    assert!(registered.unwrap().try_recv().is_err(), "nobody called Register");
+    node.expect_state(RegistrationState::Registered("watcher")).await;
+    assert!(registered.unwrap().try_recv().is_err(), "Register was not called");
     node.end().await;
 }
 
 /// Kubelets before 1.29 send the path without escapes.
 #[tokio::test]
-async fn one_whose_question_cannot_be_understood_is_registered_with() {
+async fn a_kubelet_with_an_unescaped_authority_is_registered_the_classic_way() {
     let mut registered = None;
     let mut node = Node::with(RegistrationMethod::Auto, |plugins| registered = Some(kubelet(plugins)));
     let socket = node.socket(node.in_registry()).await;
-    let (kind, _) = soon("an answer", ask(&socket, socket.to_str().unwrap())).await;
+    let (kind, _) = soon("an answer", get_info(&socket, socket.to_str().unwrap())).await;
     assert_eq!(kind, RST_STREAM);
     let endpoint = soon("Register", registered.unwrap().recv()).await.unwrap();
     assert_eq!(endpoint, socket_name::plugin(RESOURCE));
     assert!(!node.in_registry().exists(), "one socket at a time");
     let _list = watched(&node.socket(node.in_plugins()).await).await;
-    node.stands(RegistrationState::Registered("classic")).await;
+    node.expect_state(RegistrationState::Registered("classic")).await;
     node.end().await;
 }
 
-/// The agent registers the other way, and not before the kubelet has forgotten the first registration.
+/// The agent registers by the other method, and not before the kubelet has forgotten the first registration.
 #[tokio::test]
-async fn one_that_refuses_by_one_way_is_asked_by_the_other() {
+async fn after_a_refusal_the_agent_registers_by_the_other_method() {
     let mut registered = None;
     let mut node = Node::with(RegistrationMethod::Auto, |plugins| registered = Some(kubelet(plugins)));
     let socket = node.socket(node.in_registry()).await;
@@ -272,15 +272,18 @@ async fn one_that_refuses_by_one_way_is_asked_by_the_other() {
     let status = RegistrationStatus { plugin_registered: false, error: "no handler registered".into() };
     let _ = client.notify_registration_status(status).await.unwrap();
     let why = "kubelet refused the plugin: no handler registered".into();
-    node.stands(RegistrationState::Waiting(why)).await;
+    node.expect_state(RegistrationState::Waiting(why)).await;
     let _ = soon("Register", registered.unwrap().recv()).await.unwrap();
-    assert!(began.elapsed() >= Duration::from_secs(2), "kubelet would drop the new one with the old: {began:?}");
+    assert!(
+        began.elapsed() >= Duration::from_secs(2),
+        "the kubelet would drop the new registration with the old one: {began:?}"
+    );
     node.end().await;
 }
 
 /// A kubelet that sends garbage, and one that sends impossible numbers.
 #[tokio::test]
-async fn garbage_from_the_kubelet_does_no_harm() {
+async fn garbage_from_the_kubelet_does_not_stop_the_plugin() {
     let mut node = Node::with(RegistrationMethod::Watcher, |_| {});
     let socket = node.socket(node.in_registry()).await;
     for garbage in [&b"GET / HTTP/1.1\r\n\r\n"[..], &[0xff; 4096], b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\xff\xff\xff\xff"]
@@ -288,23 +291,23 @@ async fn garbage_from_the_kubelet_does_no_harm() {
         let mut stream = UnixStream::connect(&socket).await.unwrap();
         let _ = stream.write_all(garbage).await;
     }
-    let mut plugin = DevicePluginClient::new(dial(&socket, "localhost").await);
+    let mut plugin = DevicePluginClient::new(connect(&socket, "localhost").await);
     let odd = v1beta1::ContainerPreferredAllocationRequest {
         available_device_ids: vec!["\u{0}".into(), String::new(), "GPU-1-99999999999".into()],
-        must_include_device_ids: vec!["nobody's".into()],
+        must_include_device_ids: vec!["unknown".into()],
         allocation_size: -5,
     };
     let request = v1beta1::PreferredAllocationRequest { container_requests: vec![odd] };
     let owner = async {
-        let Some(PluginCall::Prefer { available, must, size, reply }) = node.asked.calls.recv().await else {
+        let Some(PluginCall::Prefer { available, must, size, reply }) = node.receiver.calls.recv().await else {
             panic!("no call")
         };
         reply.send(Vec::new()).unwrap();
         (available.len(), must.len(), size)
     };
-    let (answer, told) =
+    let (answer, counts) =
         soon("an answer", async { tokio::join!(plugin.get_preferred_allocation(request), owner) }).await;
-    assert_eq!((answer.unwrap().into_inner().container_responses.len(), told), (1, (3, 1, 0)));
+    assert_eq!((answer.unwrap().into_inner().container_responses.len(), counts), (1, (3, 1, 0)));
     drop((plugin, watched(&socket).await));
     node.end().await;
 }
@@ -312,9 +315,9 @@ async fn garbage_from_the_kubelet_does_no_harm() {
 /// A GPU that is added while the agent runs can make the list this long; the kubelet would end the stream at such a
 /// message.
 #[tokio::test]
-async fn a_list_that_grows_beyond_what_kubelet_takes_stays_as_it_was() {
+async fn a_device_list_that_is_too_long_for_the_kubelet_is_not_sent() {
     let node = Node::with(RegistrationMethod::Watcher, |_| {});
-    let mut told = watched(&node.socket(node.in_registry()).await).await;
+    let mut lists = watched(&node.socket(node.in_registry()).await).await;
     let of = |count: usize| -> Arc<[PluginDevice]> {
         (0..count).map(|slot| PluginDevice { id: format!("GPU-1-{slot}").into(), healthy: true, numa: None }).collect()
     };
@@ -325,20 +328,20 @@ async fn a_list_that_grows_beyond_what_kubelet_takes_stays_as_it_was() {
     }
     node.list.send_replace(of(2));
     // Lists arrive in order: if the agent had sent the long one, it would arrive first.
-    assert_eq!(soon("the next list", told.message()).await.unwrap().unwrap().devices.len(), 2);
-    drop(told);
+    assert_eq!(soon("the next list", lists.message()).await.unwrap().unwrap().devices.len(), 2);
+    drop(lists);
     node.end().await;
 }
 
 #[tokio::test]
-async fn what_an_agent_of_another_resource_left_is_taken_away_and_a_living_ones_is_not() {
+async fn stale_sockets_of_another_resource_are_removed_and_live_ones_are_not() {
     let bind = |path: PathBuf| std::os::unix::net::UnixListener::bind(path).unwrap();
-    let mut living = None;
+    let mut live = None;
     let node = Node::with(RegistrationMethod::Watcher, |plugins| {
         let registry = plugins.with_file_name("plugins_registry");
         drop(bind(registry.join(socket_name::registry("example.com/vgpu"))));
         drop(bind(plugins.join(socket_name::plugin("example.com/vgpu"))));
-        living = Some(bind(plugins.join(socket_name::plugin("example.com/other"))));
+        live = Some(bind(plugins.join(socket_name::plugin("example.com/other"))));
     });
     let ours = node.socket(node.in_registry()).await;
     let names = |folder: &Path| -> Vec<PathBuf> {
@@ -347,31 +350,31 @@ async fn what_an_agent_of_another_resource_left_is_taken_away_and_a_living_ones_
     assert_eq!(names(&node.registry), [ours]);
     let others = node.plugins.join(socket_name::plugin("example.com/other"));
     assert_eq!(names(&node.plugins), std::slice::from_ref(&others));
-    drop(living);
+    drop(live);
     std::fs::remove_file(others).unwrap();
     node.end().await;
 }
 
 /// A call of the kubelet is under way when the agent stops: the agent answers it, and ends the list after that.
 #[tokio::test]
-async fn an_admission_under_way_at_the_end_is_answered() {
+async fn an_admission_call_in_progress_at_the_stop_is_answered() {
     let mut node = Node::with(RegistrationMethod::Watcher, |_| {});
     let socket = node.socket(node.in_registry()).await;
     let mut list = watched(&socket).await;
-    let mut plugin = DevicePluginClient::new(dial(&socket, "localhost").await);
+    let mut plugin = DevicePluginClient::new(connect(&socket, "localhost").await);
     let container = v1beta1::ContainerAllocateRequest { device_ids: vec!["GPU-1-0".into()] };
-    let asked = tokio::spawn(async move {
+    let allocation = tokio::spawn(async move {
         let request = v1beta1::AllocateRequest { container_requests: vec![container] };
         plugin.allocate(request).await
     });
-    let Some(PluginCall::Allocate { reply, .. }) = soon("the call", node.asked.calls.recv()).await else {
+    let Some(PluginCall::Allocate { reply, .. }) = soon("the call", node.receiver.calls.recv()).await else {
         panic!("no call")
     };
     node.stop.cancel();
     assert!(timeout(Duration::from_millis(300), list.message()).await.is_err(), "the list ends after the answer");
     assert!(!node.served.is_finished());
     reply.send(Ok(super::AllocateAnswer { cdi: vec!["nvidia.com/gpu=x".into()], fields: Vec::new() })).unwrap();
-    let answer = soon("the answer", asked).await.unwrap().expect("an answer");
+    let answer = soon("the answer", allocation).await.unwrap().expect("an answer");
     assert_eq!(answer.into_inner().container_responses[0].cdi_devices[0].name, "nvidia.com/gpu=x");
     assert!(!matches!(soon("the end of the list", list.message()).await, Ok(Some(_))));
     node.end().await;
@@ -380,7 +383,7 @@ async fn an_admission_under_way_at_the_end_is_answered() {
 /// An upgrade: the first agent leaves its socket in the registry; the second one registers the classic way at once, and
 /// removes that socket at its own end. The first agent may still run when the second one registers.
 #[tokio::test]
-async fn one_that_follows_registers_at_once_and_kubelet_loses_no_socket_of_its_registry_meanwhile() {
+async fn an_agent_that_follows_another_registers_at_once_and_keeps_the_registry_socket() {
     for alive in [false, true] {
         let mut registered = None;
         let mut left = None;
@@ -398,8 +401,8 @@ async fn one_that_follows_registers_at_once_and_kubelet_loses_no_socket_of_its_r
         let expect = if alive { socket_name::plugin_beside(RESOURCE) } else { socket_name::plugin(RESOURCE) };
         assert_eq!(endpoint, expect);
         let _list = watched(&node.plugins.join(endpoint)).await;
-        node.stands(RegistrationState::Registered("classic")).await;
-        assert!(node.in_registry().exists(), "kubelet would drop us with it");
+        node.expect_state(RegistrationState::Registered("classic")).await;
+        assert!(node.in_registry().exists(), "the kubelet would drop this agent with that socket");
         drop(left);
         node.end().await;
     }
@@ -408,7 +411,7 @@ async fn one_that_follows_registers_at_once_and_kubelet_loses_no_socket_of_its_r
 /// A kubelet that remembers one connection must remember none while the previous agent's connection ends, and this
 /// agent's after that.
 #[tokio::test]
-async fn beside_another_agent_kubelet_forgets_whom_it_would_drop_and_remembers_us_later() {
+async fn beside_another_agent_the_kubelet_remembers_no_connection_until_that_agent_ends() {
     let mut registered = None;
     let mut theirs = None;
     let entry = RegistrationStart::Beside(SecondConnection::DroppedWithTheFirst);
@@ -422,23 +425,23 @@ async fn beside_another_agent_kubelet_forgets_whom_it_would_drop_and_remembers_u
     assert_eq!(beside, socket_name::plugin_beside(RESOURCE));
     let first = watched(&node.plugins.join(&beside)).await;
     assert_eq!(next().await, socket_name::unanswering(RESOURCE), "this registration fails");
-    node.stands(RegistrationState::Registered("classic")).await;
+    node.expect_state(RegistrationState::Registered("classic")).await;
     assert!(!node.plugins.join(socket_name::unanswering(RESOURCE)).exists());
     drop(theirs);
     node.alone.cancel();
     assert_eq!(next().await, beside);
     let _second = watched(&node.plugins.join(&beside)).await;
-    assert!(timeout(Duration::from_millis(300), node.state.changed()).await.is_err(), "it stands");
+    assert!(timeout(Duration::from_millis(300), node.state.changed()).await.is_err(), "the state does not change");
     // The agent notices the end of each connection, also of the one that the kubelet no longer remembers.
     drop(first);
-    assert_eq!(next().await, beside, "it registers anew");
+    assert_eq!(next().await, beside, "it registers again");
     let _third = watched(&node.plugins.join(&beside)).await;
-    node.stands(RegistrationState::Registered("classic")).await;
+    node.expect_state(RegistrationState::Registered("classic")).await;
     node.end().await;
 }
 
 #[tokio::test]
-async fn one_that_is_followed_leaves_its_socket_in_the_registry() {
+async fn an_agent_that_is_followed_leaves_its_socket_in_the_registry() {
     let node = Node::with(RegistrationMethod::Watcher, |_| {});
     let socket = node.socket(node.in_registry()).await;
     node.followed.store(true, Ordering::Relaxed);

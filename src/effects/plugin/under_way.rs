@@ -10,10 +10,10 @@ use tokio::time::{Instant, sleep, timeout_at};
 
 /// How long the end of the agent waits for starts. Most take milliseconds; the kubelet retries the others.
 const STARTS_WITHIN: Duration = Duration::from_secs(1);
-/// How long the end waits for admissions: the time that early binding waits for the pod that asks, and its answer.
+/// How long the end waits for admissions: the time that early binding waits to learn the pod, and its answer.
 const ADMISSIONS_WITHIN: Duration = Duration::from_millis(4500);
-/// No call may be under way for this long: the kubelet asks for the next container of a pod right after it has the
-/// answer for the one before.
+/// No call may be under way for this long: the kubelet sends the call for the next container of a pod right
+/// after the answer for the previous one.
 const QUIET: Duration = Duration::from_millis(5);
 
 /// The kind of a call: what happens if it is not answered.
@@ -43,12 +43,12 @@ impl Default for UnderWay {
 
 /// Counts one call as under way while this value exists.
 #[derive(Debug)]
-pub(super) struct Waited(UnderWay, Kind);
+pub(super) struct CallInProgress(UnderWay, Kind);
 
 impl UnderWay {
-    pub(super) fn begin(&self, kind: Kind) -> Waited {
+    pub(super) fn begin(&self, kind: Kind) -> CallInProgress {
         self.0.send_modify(|counts| *counts.of(kind) += 1);
-        Waited(self.clone(), kind)
+        CallInProgress(self.clone(), kind)
     }
 
     /// Waits until no call is under way, for a bounded time. Returns whether every admission was answered.
@@ -63,9 +63,9 @@ impl UnderWay {
                 return false;
             }
             sleep(QUIET).await;
-            let came = counts.has_changed().unwrap_or(false);
+            let new_calls = counts.has_changed().unwrap_or(false);
             let admissions = counts.borrow_and_update().admissions;
-            if admissions == 0 && (late || !came) {
+            if admissions == 0 && (late || !new_calls) {
                 return true;
             }
         }
@@ -81,7 +81,7 @@ impl Counts {
     }
 }
 
-impl Drop for Waited {
+impl Drop for CallInProgress {
     fn drop(&mut self) {
         self.0.0.send_modify(|counts| {
             let count = counts.of(self.1);
@@ -95,7 +95,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn admissions_are_waited_for_and_starts_only_for_a_while() {
+    async fn the_stop_waits_for_admissions_and_only_briefly_for_starts() {
         let calls = UnderWay::default();
         assert!(calls.answered().await, "nothing is under way");
         let (admission, start) = (calls.begin(Kind::Admission), calls.begin(Kind::Start));
@@ -106,10 +106,10 @@ mod tests {
         sleep(STARTS_WITHIN * 2).await;
         assert!(!waits.is_finished(), "an admission is under way");
         drop(admission);
-        assert!(waits.await.unwrap(), "a start that waits is repeated by kubelet");
+        assert!(waits.await.unwrap(), "the kubelet repeats a start that waits");
         drop(start);
         let _never = calls.begin(Kind::Admission);
         let end = tokio::time::timeout(ADMISSIONS_WITHIN * 10, calls.answered());
-        assert_eq!(end.await, Ok(false), "there is an end to it");
+        assert_eq!(end.await, Ok(false), "the wait is bounded");
     }
 }

@@ -83,9 +83,9 @@ impl Peer {
     /// closed connection the answer is true.
     pub(super) fn has_read(&self) -> bool {
         let Some(socket) = self.0.upgrade() else { return true };
-        let mut asked = [PollFd::new(&*socket, PollFlags::OUT)];
-        match poll(&mut asked, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })) {
-            Ok(answers) => answers > 0,
+        let mut polled = [PollFd::new(&*socket, PollFlags::OUT)];
+        match poll(&mut polled, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })) {
+            Ok(ready_count) => ready_count > 0,
             // Interrupted by a signal: the caller checks again.
             Err(_) => false,
         }
@@ -161,7 +161,7 @@ mod tests {
     use std::io::Read;
 
     #[tokio::test]
-    async fn a_peer_that_does_not_read_is_seen_and_seen_to_catch_up() {
+    async fn a_peer_that_does_not_read_is_detected_until_it_has_read() {
         let (ours, mut theirs) = std::os::unix::net::UnixStream::pair().unwrap();
         ours.set_nonblocking(true).unwrap();
         let slot = Arc::new(Semaphore::new(1)).try_acquire_owned().unwrap();
@@ -179,6 +179,6 @@ mod tests {
         while connection.socket.try_write(&[7; 1000]).is_ok() {}
         assert!(!peer.has_read());
         drop(connection);
-        assert!(peer.has_read(), "a connection that is gone holds nobody up");
+        assert!(peer.has_read(), "a closed connection does not delay the stream");
     }
 }

@@ -6,40 +6,40 @@ use model::reading::{Absence, Reading};
 use model::time::Now;
 use model::unit::{Bytes, Percent};
 use model::view::{GpuHealth, GpuUse, GpuView, NodeView, PodView};
-use proto::usage as say;
+use proto::usage as messages;
 use proto::usage::gpu_source::State;
 
 /// The whole message.
-pub(super) fn state(view: &NodeView) -> say::NodeUsage {
-    say::NodeUsage {
+pub(super) fn state(view: &NodeView) -> messages::NodeUsage {
+    messages::NodeUsage {
         sequence: view.sequence,
         made_at_us: view.now.wall.0,
-        ..Telling { stamps: Some(view.now) }.node(view)
+        ..Conversion { stamps: Some(view.now) }.node(view)
     }
 }
 
 /// The message without sequence, times and ages. Two equal messages of this form mean that nothing has changed.
-pub(super) fn values(view: &NodeView) -> say::NodeUsage {
-    Telling { stamps: None }.node(view)
+pub(super) fn values(view: &NodeView) -> messages::NodeUsage {
+    Conversion { stamps: None }.node(view)
 }
 
 /// How readings are converted: with sample times and ages, or without.
 #[derive(Clone, Copy)]
-struct Telling {
+struct Conversion {
     stamps: Option<Now>,
 }
 
 /// The parts of a reading.
 struct Parts<T> {
     value: Option<T>,
-    absent: Option<say::Absence>,
+    absent: Option<messages::Absence>,
     sampled_at_us: Option<u64>,
     age_us: Option<u64>,
 }
 
-impl Telling {
-    fn node(self, view: &NodeView) -> say::NodeUsage {
-        say::NodeUsage {
+impl Conversion {
+    fn node(self, view: &NodeView) -> messages::NodeUsage {
+        messages::NodeUsage {
             node: view.name.to_string(),
             sequence: 0,
             made_at_us: 0,
@@ -49,7 +49,7 @@ impl Telling {
         }
     }
 
-    fn gpu(self, view: &GpuView, pods: &[PodView]) -> say::Gpu {
+    fn gpu(self, view: &GpuView, pods: &[PodView]) -> messages::Gpu {
         let (gpu, sample) = (&view.gpu, &view.sample);
         let listed = match &view.processes {
             Reading::Measured(list, at) => {
@@ -57,7 +57,7 @@ impl Telling {
             }
             Reading::Absent(why) => Reading::Absent(*why),
         };
-        say::Gpu {
+        messages::Gpu {
             uuid: gpu.uuid.to_string(),
             index: gpu.index,
             model: gpu.model.to_string(),
@@ -86,9 +86,9 @@ impl Telling {
         }
     }
 
-    fn mig(self, instance: &MigInstance, sample: Option<&MigSample>) -> say::MigInstance {
+    fn mig(self, instance: &MigInstance, sample: Option<&MigSample>) -> messages::MigInstance {
         let read = |which: fn(&MigSample) -> &Reading<Bytes>| self.bytes(sample.map_or(&Reading::NOT_YET, which));
-        say::MigInstance {
+        messages::MigInstance {
             uuid: instance.uuid.to_string(),
             index: instance.index,
             gpu_instance: instance.gpu_instance,
@@ -101,8 +101,8 @@ impl Telling {
         }
     }
 
-    fn share(self, pod: &PodView, share: &GpuUse) -> say::PodShare {
-        say::PodShare {
+    fn share(self, pod: &PodView, share: &GpuUse) -> messages::PodShare {
+        messages::PodShare {
             pod_uid: pod.uid.to_string(),
             namespace: pod.name.as_ref().map(|name| name.namespace.to_string()),
             name: pod.name.as_ref().map(|name| name.name.to_string()),
@@ -114,21 +114,21 @@ impl Telling {
     }
 
     #[expect(clippy::unnecessary_wraps, reason = "message fields of proto3 are optional by nature")]
-    fn bytes(self, reading: &Reading<Bytes>) -> Option<say::Bytes> {
+    fn bytes(self, reading: &Reading<Bytes>) -> Option<messages::Bytes> {
         let Parts { value, absent, sampled_at_us, age_us } = self.parts(reading, |bytes| bytes.0);
-        Some(say::Bytes { value, absent, sampled_at_us, age_us })
+        Some(messages::Bytes { value, absent, sampled_at_us, age_us })
     }
 
     #[expect(clippy::unnecessary_wraps, reason = "message fields of proto3 are optional by nature")]
-    fn percent(self, reading: &Reading<Percent>) -> Option<say::Percent> {
+    fn percent(self, reading: &Reading<Percent>) -> Option<messages::Percent> {
         let Parts { value, absent, sampled_at_us, age_us } = self.parts(reading, |percent| percent.0);
-        Some(say::Percent { value, absent, sampled_at_us, age_us })
+        Some(messages::Percent { value, absent, sampled_at_us, age_us })
     }
 
     #[expect(clippy::unnecessary_wraps, reason = "message fields of proto3 are optional by nature")]
-    fn count(self, reading: &Reading<u64>) -> Option<say::Count> {
+    fn count(self, reading: &Reading<u64>) -> Option<messages::Count> {
         let Parts { value, absent, sampled_at_us, age_us } = self.parts(reading, |count| *count);
-        Some(say::Count { value, absent, sampled_at_us, age_us })
+        Some(messages::Count { value, absent, sampled_at_us, age_us })
     }
 
     fn parts<T, N>(self, reading: &Reading<T>, number: impl Fn(&T) -> N) -> Parts<N> {
@@ -146,34 +146,34 @@ impl Telling {
     }
 }
 
-fn absence(why: Absence) -> say::Absence {
-    say::Absence { code: why.code().to_owned(), reason: why.to_string() }
+fn absence(why: Absence) -> messages::Absence {
+    messages::Absence { code: why.code().to_owned(), reason: why.to_string() }
 }
 
-fn health(health: GpuHealth) -> say::Health {
+fn health(health: GpuHealth) -> messages::Health {
     match health {
-        GpuHealth::Unknown => say::Health::Unknown,
-        GpuHealth::Healthy => say::Health::Healthy,
-        GpuHealth::Degraded => say::Health::Degraded,
-        GpuHealth::Unhealthy => say::Health::Unhealthy,
+        GpuHealth::Unknown => messages::Health::Unknown,
+        GpuHealth::Healthy => messages::Health::Healthy,
+        GpuHealth::Degraded => messages::Health::Degraded,
+        GpuHealth::Unhealthy => messages::Health::Unhealthy,
     }
 }
 
-fn source(source: &GpuSourceState) -> say::GpuSource {
-    let bare = |state: State| say::GpuSource { state: state.into(), ..say::GpuSource::default() };
+fn source(source: &GpuSourceState) -> messages::GpuSource {
+    let bare = |state: State| messages::GpuSource { state: state.into(), ..messages::GpuSource::default() };
     match source {
         GpuSourceState::SwitchedOff => bare(State::SwitchedOff),
         GpuSourceState::Starting => bare(State::Starting),
         GpuSourceState::Hanging => bare(State::Hanging),
         GpuSourceState::Released { .. } => bare(State::Released),
-        GpuSourceState::Working { driver, nvml, cuda, simulated: _ } => say::GpuSource {
+        GpuSourceState::Working { driver, nvml, cuda, simulated: _ } => messages::GpuSource {
             driver_version: Some(driver.to_string()),
             nvml_version: Some(nvml.to_string()),
             cuda_version: cuda.as_ref().map(ToString::to_string),
             ..bare(State::Working)
         },
         GpuSourceState::Missing { why, advice } => {
-            say::GpuSource { why: Some(absence(*why)), advice: Some(advice.to_string()), ..bare(State::Missing) }
+            messages::GpuSource { why: Some(absence(*why)), advice: Some(advice.to_string()), ..bare(State::Missing) }
         }
     }
 }
@@ -263,10 +263,10 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn a_measured_value_has_its_time_and_an_absent_one_its_reason() {
-        let told = state(&node(7, 42));
-        assert_eq!((told.node.as_str(), told.sequence, told.made_at_us), ("node-a", 7, NOW.wall.0));
-        let gpu = &told.gpus[0];
+    fn a_measured_value_has_a_time_and_an_absent_value_has_a_reason() {
+        let message = state(&node(7, 42));
+        assert_eq!((message.node.as_str(), message.sequence, message.made_at_us), ("node-a", 7, NOW.wall.0));
+        let gpu = &message.gpus[0];
         let used = gpu.memory_used.as_ref().unwrap();
         assert_eq!(
             (used.value, used.age_us, used.sampled_at_us),
@@ -276,19 +276,19 @@ pub(super) mod tests {
         assert_eq!((busy.value, busy.absent.as_ref().unwrap().code.as_str()), (None, "not_supported"));
         assert_eq!(busy.absent.as_ref().unwrap().reason, "not supported by this device");
         assert_eq!(gpu.processes.as_ref().unwrap().value, Some(2), "those left out of the list count");
-        assert_eq!(gpu.health(), say::Health::Healthy);
+        assert_eq!(gpu.health(), messages::Health::Healthy);
     }
 
     #[test]
-    fn a_share_stands_under_its_gpu_with_the_names_of_its_pod() {
-        let told = state(&node(1, 42));
-        let share = &told.gpus[0].pods[0];
+    fn the_use_of_a_pod_is_listed_under_its_gpu_with_the_pods_names() {
+        let message = state(&node(1, 42));
+        let share = &message.gpus[0].pods[0];
         assert_eq!((share.namespace.as_deref(), share.name.as_deref()), (Some("ml"), Some("train-0")));
         assert_eq!((share.processes, share.memory_used.as_ref().unwrap().value), (2, Some(42)));
     }
 
     #[test]
-    fn time_that_passes_is_no_news_and_a_value_that_changes_is() {
+    fn a_changed_value_is_a_change_and_passing_time_is_not() {
         let first = node(1, 42);
         let later = NodeView {
             now: Now { monotonic: NOW.monotonic.after(std::time::Duration::from_secs(5)), wall: WallTime(9) },
@@ -330,11 +330,11 @@ pub(super) mod tests {
             reading in readings(), monotonic in any::<u64>(), wall in any::<u64>(),
         ) {
             let now = Now { monotonic: Monotonic(monotonic), wall: WallTime(wall) };
-            let told = Telling { stamps: Some(now) }.bytes(&reading).unwrap();
-            prop_assert_eq!(told.value, reading.get().map(|bytes| bytes.0));
-            prop_assert_eq!(told.value.is_some(), told.absent.is_none());
-            prop_assert_eq!(told.value.is_some(), told.age_us.is_some() && told.sampled_at_us.is_some());
-            prop_assert_eq!(told.absent.map(|why| why.code), reading.absence().map(|why| why.code().to_owned()));
+            let message = Conversion { stamps: Some(now) }.bytes(&reading).unwrap();
+            prop_assert_eq!(message.value, reading.get().map(|bytes| bytes.0));
+            prop_assert_eq!(message.value.is_some(), message.absent.is_none());
+            prop_assert_eq!(message.value.is_some(), message.age_us.is_some() && message.sampled_at_us.is_some());
+            prop_assert_eq!(message.absent.map(|why| why.code), reading.absence().map(|why| why.code().to_owned()));
         }
     }
 }

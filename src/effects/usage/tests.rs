@@ -45,8 +45,8 @@ impl Running {
 }
 
 async fn client(path: &Path) -> UsageClient<Channel> {
-    let place = format!("unix://{}", path.display());
-    UsageClient::new(Endpoint::from_shared(place).unwrap().connect().await.unwrap())
+    let address = format!("unix://{}", path.display());
+    UsageClient::new(Endpoint::from_shared(address).unwrap().connect().await.unwrap())
 }
 
 async fn soon<T>(what: &str, future: impl Future<Output = T>) -> T {
@@ -54,13 +54,16 @@ async fn soon<T>(what: &str, future: impl Future<Output = T>) -> T {
 }
 
 #[tokio::test]
-async fn get_answers_the_newest_state() {
+async fn get_returns_the_newest_state() {
     let running = Running::start(FAST);
     let mut client = running.client().await;
     for sequence in [1, 2, 77] {
         running.show(sequence);
-        let told = soon("get", client.get(GetRequest {})).await.unwrap().into_inner();
-        assert_eq!((told.sequence, told.gpus[0].memory_used.as_ref().unwrap().value), (sequence, Some(sequence)));
+        let response = soon("get", client.get(GetRequest {})).await.unwrap().into_inner();
+        assert_eq!(
+            (response.sequence, response.gpus[0].memory_used.as_ref().unwrap().value),
+            (sequence, Some(sequence))
+        );
     }
 }
 
@@ -74,7 +77,7 @@ async fn watch_sends_at_once_and_then_each_change() {
 }
 
 #[tokio::test]
-async fn watch_is_silent_while_only_time_passes_and_never_longer_than_its_pace() {
+async fn watch_sends_nothing_without_a_change_until_its_longest_pause() {
     let running = Running::start(Pace { most: Duration::from_millis(300), ..FAST });
     // Before the first one is sent: on a busy machine it may be received long after.
     let begun = Instant::now();
@@ -83,13 +86,17 @@ async fn watch_is_silent_while_only_time_passes_and_never_longer_than_its_pace()
     for sequence in 2..20 {
         running.view.send_replace(Arc::new(node(sequence, 1)));
     }
-    let next = soon("sign of life", stream.message()).await.unwrap().unwrap();
+    let next = soon("the repeated state", stream.message()).await.unwrap().unwrap();
     assert_eq!(next.sequence, 19);
-    assert!(begun.elapsed() >= Duration::from_millis(250), "values did not change: {:?}", begun.elapsed());
+    assert!(
+        begun.elapsed() >= Duration::from_millis(250),
+        "the state was sent before its longest pause: {:?}",
+        begun.elapsed()
+    );
 }
 
 #[tokio::test]
-async fn states_never_come_faster_than_the_pace() {
+async fn states_are_not_sent_faster_than_the_pace() {
     let running = Running::start(Pace { least: Duration::from_millis(100), ..FAST });
     // Before the first one is sent: on a busy machine it may be received long after.
     let begun = Instant::now();
@@ -106,17 +113,17 @@ async fn states_never_come_faster_than_the_pace() {
 
 /// The client is a thread with a runtime of its own that does nothing between two reads, like a stopped process.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_reader_that_stood_still_gets_the_newest_state_and_no_queue() {
+async fn a_reader_that_paused_gets_the_newest_state_and_no_queue() {
     let running = Running::start(FAST);
     let path = running.path.clone();
-    let (standing, stood) = std::sync::mpsc::channel();
+    let (subscribed, subscription) = std::sync::mpsc::channel();
     let (go_on, wait) = std::sync::mpsc::channel::<()>();
     let reader = std::thread::spawn(move || {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         let mut stream =
             runtime.block_on(async { client(&path).await.watch(WatchRequest {}).await.unwrap().into_inner() });
         runtime.block_on(stream.message()).unwrap().unwrap();
-        standing.send(()).unwrap();
+        subscribed.send(()).unwrap();
         wait.recv().unwrap();
         let mut seen = Vec::new();
         while seen.last() != Some(&1000) {
@@ -125,7 +132,7 @@ async fn a_reader_that_stood_still_gets_the_newest_state_and_no_queue() {
         }
         seen
     });
-    tokio::task::spawn_blocking(move || stood.recv().unwrap()).await.unwrap();
+    tokio::task::spawn_blocking(move || subscription.recv().unwrap()).await.unwrap();
     for sequence in 2..=1000 {
         running.show(sequence);
         tokio::time::sleep(Duration::from_micros(500)).await;
@@ -136,7 +143,7 @@ async fn a_reader_that_stood_still_gets_the_newest_state_and_no_queue() {
 }
 
 #[tokio::test]
-async fn stop_ends_streams_and_serving_at_once_and_takes_the_file_away() {
+async fn stop_ends_streams_and_the_server_at_once_and_removes_the_socket() {
     let running = Running::start(FAST);
     let mut stream = running.client().await.watch(WatchRequest {}).await.unwrap().into_inner();
     soon("first", stream.message()).await.unwrap().unwrap();
@@ -151,7 +158,7 @@ async fn stop_ends_streams_and_serving_at_once_and_takes_the_file_away() {
 }
 
 #[tokio::test]
-async fn the_stream_ends_when_the_source_of_views_is_gone() {
+async fn the_stream_ends_when_no_more_views_come() {
     let running = Running::start(FAST);
     let mut stream = running.client().await.watch(WatchRequest {}).await.unwrap().into_inner();
     soon("first", stream.message()).await.unwrap().unwrap();
@@ -160,7 +167,7 @@ async fn the_stream_ends_when_the_source_of_views_is_gone() {
 }
 
 #[tokio::test]
-async fn one_stream_too_many_is_refused_until_another_ends() {
+async fn a_stream_over_the_limit_is_refused_until_another_ends() {
     let running = Running::start(FAST);
     let mut client = running.client().await;
     let mut streams = Vec::new();
@@ -178,11 +185,11 @@ async fn one_stream_too_many_is_refused_until_another_ends() {
             tokio::task::yield_now().await;
         }
     };
-    soon("a freed place", again).await;
+    soon("a freed stream", again).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_thousand_open_connections_are_survived() {
+async fn a_thousand_open_connections_do_not_block_earlier_and_later_clients() {
     let limits = rustix::process::getrlimit(rustix::process::Resource::Nofile);
     if limits.current.is_some_and(|now| now < 4096) {
         let raised =
@@ -208,13 +215,13 @@ async fn a_thousand_open_connections_are_survived() {
             .collect::<Vec<_>>()
     });
     let crowd = soon("a thousand connects", crowd).await.unwrap();
-    assert!(soon("get", before.get(GetRequest {})).await.is_ok(), "who was there before is still served");
+    assert!(soon("get", before.get(GetRequest {})).await.is_ok(), "an earlier client is still served");
 
     drop(crowd);
     let again = async {
         loop {
-            let place = format!("unix://{}", running.path.display());
-            if let Ok(channel) = Endpoint::from_shared(place).unwrap().connect().await
+            let address = format!("unix://{}", running.path.display());
+            if let Ok(channel) = Endpoint::from_shared(address).unwrap().connect().await
                 && UsageClient::new(channel).get(GetRequest {}).await.is_ok()
             {
                 break;
@@ -222,11 +229,11 @@ async fn a_thousand_open_connections_are_survived() {
             tokio::task::yield_now().await;
         }
     };
-    soon("a new caller", again).await;
+    soon("a new client", again).await;
 }
 
 #[tokio::test]
-async fn garbage_on_the_socket_does_no_harm() {
+async fn garbage_on_the_usage_socket_does_not_stop_the_server() {
     let running = Running::start(FAST);
     for garbage in [&b"GET / HTTP/1.1\r\n\r\n"[..], &[0xff; 4096], b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\xff\xff\xff\xff"]
     {

@@ -57,7 +57,7 @@ struct Sent {
 type Item = Result<NodeUsage, Status>;
 type Step = Pin<Box<dyn Future<Output = (Watcher, Option<Item>)> + Send>>;
 
-/// The stream that tonic polls. tonic polls it only when the client's flow-control window has room for a state.
+/// The stream that tonic polls. tonic polls it only when a state fits into the client's flow-control window.
 pub(super) struct States {
     step: Step,
     _slot: OwnedSemaphorePermit,
@@ -80,12 +80,12 @@ impl Watcher {
             return (self, None);
         }
         let stop = self.stop.clone();
-        let goes_on = tokio::select! {
+        let more_views = tokio::select! {
             biased;
             () = stop.cancelled() => false,
-            goes_on = self.due() => goes_on,
+            more_views = self.due() => more_views,
         };
-        let item = if goes_on {
+        let item = if more_views {
             Ok(self.newest())
         } else {
             self.ended = true;
@@ -98,11 +98,11 @@ impl Watcher {
     async fn due(&mut self) -> bool {
         let Some(last) = self.sent.as_ref().map(|sent| sent.at) else { return true };
         sleep_until(last + self.pace.least).await;
-        let goes_on = timeout_at(last + self.pace.most, self.changed()).await.unwrap_or(true);
-        while goes_on && !self.peer.has_read() {
+        let more_views = timeout_at(last + self.pace.most, self.changed()).await.unwrap_or(true);
+        while more_views && !self.peer.has_read() {
             sleep(self.pace.recheck).await;
         }
-        goes_on
+        more_views
     }
 
     /// Waits until a value differs from the last state sent; `false` when no more views will come.

@@ -46,7 +46,7 @@ fn folders_20_000_levels_deep_are_removed_without_recursion() {
 
 /// With `GPU_STEWARD_LONG`: a million files.
 #[test]
-fn very_many_files_are_removed_in_turns() {
+fn very_many_files_are_removed_with_pauses() {
     let many: u32 = if std::env::var_os("GPU_STEWARD_LONG").is_some() { 1_000_000 } else { 100_000 };
     let (_state, trash) = full_of(|folder| {
         let folder = open(folder, FOLDER_FLAGS, Mode::empty()).unwrap();
@@ -62,11 +62,11 @@ fn very_many_files_are_removed_in_turns() {
     }
     assert!(trash.is_empty());
     assert_eq!(removed, u64::from(many) + 1);
-    assert!(pauses >= many / TURN, "{pauses}");
+    assert!(pauses >= many / PAUSE_EVERY, "{pauses}");
 }
 
 #[test]
-fn what_links_lead_to_stays() {
+fn the_targets_of_links_are_not_removed() {
     let outside = tempfile::tempdir().unwrap();
     fs::create_dir(outside.path().join("folder")).unwrap();
     fs::write(outside.path().join("folder/file"), "kept").unwrap();
@@ -86,7 +86,7 @@ fn what_links_lead_to_stays() {
 }
 
 #[test]
-fn folders_that_their_owner_has_closed_are_opened_and_removed() {
+fn folders_without_permissions_are_removed() {
     let (_state, trash) = full_of(|folder| {
         fs::create_dir_all(folder.join("a/b/c")).unwrap();
         for (name, mode) in [("a/b/c", 0), ("a/b", 0), ("a", 0o500)] {
@@ -100,7 +100,7 @@ fn folders_that_their_owner_has_closed_are_opened_and_removed() {
 
 /// A container of a pod that was deleted by force still runs, and makes more files than are removed, without end.
 #[test]
-fn a_container_that_writes_without_end_delays_no_other() {
+fn a_container_that_writes_without_end_does_not_delay_other_removals() {
     let state = tempfile::tempdir().unwrap();
     let trash = Trash::new(state.path()).unwrap();
     // One before it and one after it: a folder is read in no order.
@@ -112,15 +112,15 @@ fn a_container_that_writes_without_end_delays_no_other() {
     for name in ["one", "written", "two"] {
         trash.take(&state.path().join(name)).unwrap();
     }
-    let mut came: u32 = 0;
+    let mut written: u32 = 0;
     let mut write = || {
-        let more = came + TURN + 64;
-        for n in came..more {
+        let more = written + PAUSE_EVERY + 64;
+        for n in written..more {
             let flags = OFlags::CREATE | OFlags::WRONLY | OFlags::CLOEXEC;
             drop(openat(&held, format!("late-{n}"), flags, Mode::RUSR).unwrap());
         }
-        came = more;
-        assert!(came < 4 * PER_VISIT, "held up by who writes");
+        written = more;
+        assert!(written < 4 * PER_VISIT, "the writer delays the removal");
     };
     write();
     // Two rounds, because each entry takes a write to the disk; a real call has more.
@@ -128,9 +128,9 @@ fn a_container_that_writes_without_end_delays_no_other() {
     assert!(emptied.unfinished && emptied.left == 0, "{emptied:?}");
     let names =
         |path: &Path| -> Vec<PathBuf> { fs::read_dir(path).unwrap().map(|entry| entry.unwrap().path()).collect() };
-    let there = names(&state.path().join("trash"));
-    assert_eq!(there.len(), 1, "all others are gone after the first call: {there:?}");
-    assert!(names(&there[0]).iter().all(|path| path.file_name().unwrap().to_str().unwrap().starts_with("late-")));
+    let left_over = names(&state.path().join("trash"));
+    assert_eq!(left_over.len(), 1, "all others are gone after the first call: {left_over:?}");
+    assert!(names(&left_over[0]).iter().all(|path| path.file_name().unwrap().to_str().unwrap().starts_with("late-")));
     // The container has ended.
     while trash.empty(&mut || {}).unfinished {}
     assert!(trash.is_empty());
@@ -138,19 +138,19 @@ fn a_container_that_writes_without_end_delays_no_other() {
 
 /// Each folder of the tree is moved up and visited in its turn, and the other entries do not wait for it.
 #[test]
-fn a_tree_that_is_larger_than_one_visit_comes_again_after_the_rest() {
+fn a_tree_larger_than_one_visit_is_continued_after_the_other_entries() {
     let (state, trash) = full_of(|folder| nest(folder, PER_VISIT as usize + 1000));
     fs::create_dir(state.path().join("other")).unwrap();
     trash.take(&state.path().join("other")).unwrap();
     let emptied = trash.rounds(1, &mut || {});
     assert!(emptied.unfinished && emptied.left == 0, "{emptied:?}");
-    assert!(!state.path().join("trash/1").exists(), "the other's");
+    assert!(!state.path().join("trash/1").exists(), "the other entry");
     assert!(!trash.empty(&mut || {}).unfinished);
     assert!(trash.is_empty());
 }
 
 #[test]
-fn what_cannot_be_moved_is_counted() {
+fn folders_that_cannot_be_moved_are_counted() {
     let state = tempfile::tempdir().unwrap();
     let trash = Trash::new(state.path()).unwrap();
     // A folder cannot be moved into itself, nor into a folder that is gone.
@@ -161,12 +161,12 @@ fn what_cannot_be_moved_is_counted() {
     let warned = || trash.warned.load(Ordering::Relaxed);
     assert_eq!(trash.not_taken(), 2);
     assert!(warned(), "the folders may still be there: no second line for them");
-    assert_eq!(trash.not_taken(), 0, "since it was asked last");
+    assert_eq!(trash.not_taken(), 0, "since the last call");
     assert!(!warned(), "a later folder is a new episode and gets a line");
 }
 
 #[test]
-fn names_of_an_earlier_life_are_passed_over() {
+fn names_of_an_earlier_agent_process_are_skipped() {
     let state = tempfile::tempdir().unwrap();
     for name in ["trash/0/full", "trash/1", "next/full"] {
         fs::create_dir_all(state.path().join(name)).unwrap();

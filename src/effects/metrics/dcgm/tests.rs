@@ -95,7 +95,7 @@ fn series<'t>(text: &'t str, family: &str) -> Vec<(&'t str, f64)> {
 }
 
 #[test]
-fn whatever_the_layout_no_series_stands_twice_and_sums_are_what_the_gpu_instances_have() {
+fn in_every_mig_layout_series_are_unique_and_sum_up_to_the_gpu_instances() {
     let all = layouts();
     assert!(all.contains(&vec![(2, vec![1, 1])]) && all.contains(&vec![(1, vec![1]); 7]), "{}", all.len());
     for layout in all {
@@ -109,31 +109,31 @@ fn whatever_the_layout_no_series_stands_twice_and_sums_are_what_the_gpu_instance
         let gib = f64::from(count * (count + 1) / 2);
         for (family, unit) in [("DCGM_FI_DEV_FB_USED", 1024.0), ("gpu_steward_mig_memory_used_bytes", 1_073_741_824.0)]
         {
-            let told = series(&text, family);
-            assert_eq!(told.len(), layout.len(), "{layout:?}: {told:?}");
+            let values = series(&text, family);
+            assert_eq!(values.len(), layout.len(), "{layout:?}: {values:?}");
             assert!(
-                (told.iter().map(|(_, value)| value).sum::<f64>() - gib * unit).abs() < 0.5,
-                "{layout:?}: {told:?}"
+                (values.iter().map(|(_, value)| value).sum::<f64>() - gib * unit).abs() < 0.5,
+                "{layout:?}: {values:?}"
             );
         }
         assert_eq!(series(&text, "DCGM_FI_PROF_SM_ACTIVE").len(), layout.len(), "{layout:?}");
         let inside: usize = layout.iter().map(|(_, inside)| inside.len()).sum();
-        assert_eq!(series(&text, "gpu_steward_mig_info").len(), inside, "each compute instance says who it is");
+        assert_eq!(series(&text, "gpu_steward_mig_info").len(), inside, "each compute instance has an info series");
     }
 }
 
 #[test]
-fn two_compute_instances_are_one_entity_with_the_profile_of_their_gpu_instance() {
+fn compute_instances_of_one_gpu_instance_are_one_series_with_its_profile() {
     let text = text(&[MetricSet::Dcgm], &divided(&[(2, vec![1, 1]), (3, vec![2])]));
-    let told = series(&text, "DCGM_FI_DEV_FB_USED");
-    for (labels, (profile, id)) in told.iter().map(|(labels, _)| labels).zip([("2g.20gb", 0), ("3g.30gb", 1)]) {
+    let values = series(&text, "DCGM_FI_DEV_FB_USED");
+    for (labels, (profile, id)) in values.iter().map(|(labels, _)| labels).zip([("2g.20gb", 0), ("3g.30gb", 1)]) {
         assert!(labels.contains(&format!(",GPU_I_PROFILE=\"{profile}\",GPU_I_ID=\"{id}\",")), "{labels}");
     }
-    assert_eq!(told.len(), 2);
+    assert_eq!(values.len(), 2);
 }
 
 #[test]
-fn a_compute_instance_that_could_not_be_read_does_not_hide_what_another_tells() {
+fn an_unreadable_compute_instance_does_not_hide_the_value_of_another() {
     let mut view = divided(&[(2, vec![1, 1])]);
     let mut read = (*view.gpus[2].sample).clone();
     read.mig[0].memory_used = Reading::Absent(model::Absence::NoPermission);
@@ -164,7 +164,7 @@ fn types_are_those_of_dcgm_exporter() {
         "NVLINK_REPLAY_ERROR_COUNT_TOTAL",
         "NVLINK_RECOVERY_ERROR_COUNT_TOTAL",
     ];
-    let families = CARD.iter().chain(upkeep::DCGM).map(|row| &row.family);
+    let families = GPU.iter().chain(upkeep::DCGM).map(|row| &row.family);
     let families = families.chain(MEMORY.iter().map(|row| &row.family)).chain(PROFILING.iter().map(|row| &row.family));
     let kinds: BTreeMap<&str, &str> =
         families.chain([&XID]).map(|family| (family.name, family.kind.word(ExpositionFormat::Classic))).collect();
@@ -179,7 +179,7 @@ fn types_are_those_of_dcgm_exporter() {
 }
 
 #[test]
-fn a_renamed_field_has_the_lines_of_the_known_one() {
+fn a_renamed_field_has_the_series_of_the_known_field() {
     let view = sample_view::small();
     let (known, renamed) = (text(&[MetricSet::Dcgm], &view), text(&[MetricSet::DcgmRenamed], &view));
     let lines = |text: &str, name: &str| -> Vec<String> {
@@ -193,15 +193,15 @@ fn a_renamed_field_has_the_lines_of_the_known_one() {
 }
 
 #[test]
-fn an_xid_is_shown_with_its_number_and_text_and_no_xid_is_no_error() {
+fn the_last_xid_is_shown_with_its_number_and_text() {
     let mut view = sample_view::small();
-    let told = |view: &NodeView, gpu: u32| {
+    let values = |view: &NodeView, gpu: u32| {
         let text = text(&[MetricSet::Dcgm], view);
         let begin = format!("DCGM_FI_DEV_XID_ERRORS{{gpu=\"{gpu}\"");
         text.lines().find(|line| line.starts_with(&begin)).map(str::to_owned)
     };
-    assert!(told(&view, 0).unwrap().ends_with(",err_code=\"0\",err_msg=\"No Error\"} 0"));
-    assert!(told(&view, 3).unwrap().ends_with(",err_code=\"79\",err_msg=\"GPU has fallen off the bus\"} 79"));
+    assert!(values(&view, 0).unwrap().ends_with(",err_code=\"0\",err_msg=\"No Error\"} 0"));
+    assert!(values(&view, 3).unwrap().ends_with(",err_code=\"79\",err_msg=\"GPU has fallen off the bus\"} 79"));
     let xid = model::gpu::Xid {
         gpu: None,
         mig: None,
@@ -213,9 +213,9 @@ fn an_xid_is_shown_with_its_number_and_text_and_no_xid_is_no_error() {
         source: XidSource::Nvml,
     };
     view.gpus[0].last_xid = Some(xid);
-    assert!(told(&view, 0).unwrap().ends_with(",err_code=\"999\",err_msg=\"Unknown Error\"} 999"));
+    assert!(values(&view, 0).unwrap().ends_with(",err_code=\"999\",err_msg=\"Unknown Error\"} 999"));
     view.gpus[3].last_xid = None;
-    assert_eq!(told(&view, 3), None, "of a GPU that does not answer it is not known that there was none");
+    assert_eq!(values(&view, 3), None, "no series for a GPU that does not answer");
 }
 
 #[test]
@@ -249,7 +249,7 @@ fn labels_of_a_gpu_stay_when_its_source_fails() {
 }
 
 #[test]
-fn nvlink_is_a_rate_as_dcgm_makes_it() {
+fn nvlink_traffic_is_a_rate_as_in_dcgm() {
     let text = text(&[MetricSet::Dcgm], &sample_view::small());
     let line = text.lines().find(|line| line.starts_with("DCGM_FI_DEV_NVLINK_BANDWIDTH_TOTAL{gpu=\"0\"")).unwrap();
     // 2.048·10⁹ bytes a second are 2,000,000 KiB a second.

@@ -1,6 +1,6 @@
-//! One served socket, for as long as its file is the agent's.
+//! A unix socket on which the agent serves the kubelet, and the check whether its file is still the agent's own.
 
-use super::line::{Line, Lines};
+use super::connection::{ConnectionCounts, KubeletConnection};
 use super::service::Service;
 use crate::socket::{self, SocketFile};
 use std::io;
@@ -21,31 +21,31 @@ use tonic::transport::Server;
 pub(super) const MAX_REQUEST: usize = 16 * 1024 * 1024;
 
 /// The kubelet closes its connection within milliseconds of the end of the list.
-const HANGS_UP_WITHIN: Duration = Duration::from_millis(500);
+const DISCONNECTS_WITHIN: Duration = Duration::from_millis(500);
 /// A call whose client hangs must not delay the next step.
 const ENDS_WITHIN: Duration = Duration::from_secs(1);
 
 /// One served socket.
 #[derive(Debug)]
-pub(super) struct Site {
+pub(super) struct ServedSocket {
     path: PathBuf,
     file: SocketFile,
     service: Service,
     server: JoinHandle<Result<(), tonic::transport::Error>>,
-    lines: watch::Receiver<Lines>,
+    connections: watch::Receiver<ConnectionCounts>,
     /// Ends the server, after the registration has ended.
     end: CancellationToken,
 }
 
-impl Site {
+impl ServedSocket {
     /// Listens on `path` and serves the routes.
-    pub(super) fn open(path: &Path, service: Service, routes: Routes) -> io::Result<Site> {
+    pub(super) fn open(path: &Path, service: Service, routes: Routes) -> io::Result<ServedSocket> {
         let listener = socket::bind("device plugin socket", path)?;
         let file = SocketFile::of(&listener)
             .ok_or_else(|| io::Error::other(format!("{} vanished as it was made", path.display())))?;
-        let (counted, lines) = watch::channel(Lines::default());
+        let (counted, connections) = watch::channel(ConnectionCounts::default());
         let incoming = UnixListenerStream::new(UnixListener::from_std(listener)?)
-            .map(move |caller| caller.map(|caller| Line::new(caller, &counted)));
+            .map(move |caller| caller.map(|caller| KubeletConnection::new(caller, &counted)));
         let end = CancellationToken::new();
         let ended = end.clone();
         let server = tokio::spawn(
@@ -53,17 +53,17 @@ impl Site {
                 .add_routes(routes)
                 .serve_with_incoming_shutdown(incoming, async move { ended.cancelled().await }),
         );
-        Ok(Site { path: path.to_owned(), file, service, server, lines, end })
+        Ok(ServedSocket { path: path.to_owned(), file, service, server, connections, end })
     }
 
     /// Whether the file is still the agent's: the kubelet deletes the sockets in its folder when it starts.
-    pub(super) fn stands(&self) -> bool {
-        self.file.stands() && !self.server.is_finished()
+    pub(super) fn still_ours(&self) -> bool {
+        self.file.still_ours() && !self.server.is_finished()
     }
 
     /// The numbers of connections.
-    pub(super) fn lines(&self) -> watch::Receiver<Lines> {
-        self.lines.clone()
+    pub(super) fn connections(&self) -> watch::Receiver<ConnectionCounts> {
+        self.connections.clone()
     }
 
     /// The path of the socket.
@@ -76,7 +76,7 @@ impl Site {
     /// registration, and gets answers until then. The file stays if it is `left` to the next agent.
     pub(super) async fn close(mut self, left: bool) {
         self.service.end.cancel();
-        let _ = timeout(HANGS_UP_WITHIN, self.lines.wait_for(|lines| lines.open == 0)).await;
+        let _ = timeout(DISCONNECTS_WITHIN, self.connections.wait_for(|connections| connections.open == 0)).await;
         if !left {
             self.file.remove();
         }
@@ -84,7 +84,7 @@ impl Site {
     }
 
     /// Removes the file and ends the server at once: the kubelet has no registration that it must remove first.
-    pub(super) async fn hang_up(self) {
+    pub(super) async fn close_at_once(self) {
         self.file.remove();
         self.end().await;
     }

@@ -10,47 +10,47 @@ use tonic::transport::server::Connected;
 
 /// The number of open connections, and of all connections so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Lines {
+pub(super) struct ConnectionCounts {
     pub(super) open: usize,
-    pub(super) ever: u64,
+    pub(super) total: u64,
 }
 
 /// One connection.
 #[derive(Debug)]
-pub(super) struct Line {
+pub(super) struct KubeletConnection {
     stream: UnixStream,
-    lines: watch::Sender<Lines>,
+    connections: watch::Sender<ConnectionCounts>,
 }
 
-impl Line {
-    pub(super) fn new(stream: UnixStream, lines: &watch::Sender<Lines>) -> Line {
-        lines.send_modify(|lines| {
-            lines.open += 1;
-            lines.ever += 1;
+impl KubeletConnection {
+    pub(super) fn new(stream: UnixStream, connections: &watch::Sender<ConnectionCounts>) -> KubeletConnection {
+        connections.send_modify(|connections| {
+            connections.open += 1;
+            connections.total += 1;
         });
-        Line { stream, lines: lines.clone() }
+        KubeletConnection { stream, connections: connections.clone() }
     }
 }
 
-impl Drop for Line {
+impl Drop for KubeletConnection {
     fn drop(&mut self) {
-        self.lines.send_modify(|lines| lines.open = lines.open.saturating_sub(1));
+        self.connections.send_modify(|connections| connections.open = connections.open.saturating_sub(1));
     }
 }
 
-impl Connected for Line {
+impl Connected for KubeletConnection {
     type ConnectInfo = ();
 
     fn connect_info(&self) {}
 }
 
-impl AsyncRead for Line {
+impl AsyncRead for KubeletConnection {
     fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         Pin::new(&mut self.stream).poll_read(cx, buf)
     }
 }
 
-impl AsyncWrite for Line {
+impl AsyncWrite for KubeletConnection {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
         Pin::new(&mut self.stream).poll_write(cx, buf)
     }

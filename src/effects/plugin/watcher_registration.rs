@@ -9,33 +9,33 @@ use tonic::{Request, Response, Status};
 
 /// The state of one registration by the plugin watcher.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Progress {
+pub(super) enum WatcherProgress {
     /// The kubelet has not called `GetInfo`.
-    Unasked,
+    NotRequested,
     /// The kubelet has called `GetInfo`.
-    Asked,
+    InfoRequested,
     /// The kubelet accepted the plugin.
-    Taken,
+    Accepted,
     /// The kubelet refused the plugin, with this error text.
     Refused(Arc<str>),
 }
 
 /// Answers the kubelet's plugin watcher.
 #[derive(Clone, Debug)]
-pub(super) struct Notice {
+pub(super) struct WatcherRegistration {
     /// `nvidia.com/gpu`.
     pub resource: Arc<str>,
     /// Publishes the progress to the task that registers.
-    pub progress: watch::Sender<Progress>,
+    pub progress: watch::Sender<WatcherProgress>,
 }
 
 #[tonic::async_trait]
-impl Registration for Notice {
+impl Registration for WatcherRegistration {
     async fn get_info(&self, _: Request<InfoRequest>) -> Result<Response<PluginInfo>, Status> {
         self.progress.send_if_modified(|now| {
-            let first = *now == Progress::Unasked;
+            let first = *now == WatcherProgress::NotRequested;
             if first {
-                *now = Progress::Asked;
+                *now = WatcherProgress::InfoRequested;
             }
             first
         });
@@ -54,10 +54,10 @@ impl Registration for Notice {
     ) -> Result<Response<RegistrationStatusResponse>, Status> {
         let status = request.into_inner();
         let progress = if status.plugin_registered {
-            Progress::Taken
+            WatcherProgress::Accepted
         } else {
             // The kubelet's error text, cut: it goes into a log line.
-            Progress::Refused(status.error.chars().take(1000).collect::<String>().into())
+            WatcherProgress::Refused(status.error.chars().take(1000).collect::<String>().into())
         };
         self.progress.send_replace(progress);
         Ok(Response::new(RegistrationStatusResponse {}))
