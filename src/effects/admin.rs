@@ -2,53 +2,62 @@
 //! loopback by default.
 //!
 //! ```text
-//!   connection ─▶ connection permit ─▶ TLS, if certificates are set ─▶ guard: Host, token
+//!   server (connections, TLS, callers) ─▶ whole request body, at most 256 KiB
 //!              ─▶ /loglevel, /incidents, /nvml/release, /debug/pprof/
 //! ```
 
-pub mod connections;
-pub mod certificate;
-mod guard;
 pub mod level;
 pub mod incident;
 pub mod release;
 #[cfg(test)]
 mod served_tests;
 
-pub use certificate::Tls;
 pub use incident::ClearIncident;
 pub use level::LogLevel;
 pub use release::DriverControl;
 
-use crate::caller::AllowedHosts;
+use crate::caller::{Access, AllowedHosts, BearerToken, Condition, Ends};
+use crate::server::body::{self, BodyLimits};
+use crate::server::certificate::Certificates;
+use crate::server::{ConnectionLimits, HttpApplication, HttpServer};
 use axum::Router;
+use axum::body::Body;
 use axum::extract::DefaultBodyLimit;
 use axum::http::StatusCode;
 use axum::response::{Html, IntoResponse, Response};
 use axum::routing::{any, get};
-use axum_server::accept::Accept;
-use axum_server::tls_rustls::RustlsAcceptor;
-use hyper_util::rt::TokioTimer;
-use std::net::{SocketAddr, TcpListener};
+use hyper::body::Incoming;
+use hyper::{Request, Uri};
+use std::net::TcpListener;
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::sync::{Notify, mpsc};
+use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
+use tower::ServiceExt;
 
-/// Most connections at once. An operator, a browser and a script need a handful.
-const MAX_CONNECTIONS: usize = 64;
+/// The limits of connections.
+const CONNECTIONS: ConnectionLimits = ConnectionLimits {
+    // An operator, a browser and a script need a handful.
+    connections: 64,
+    header_timeout: Duration::from_secs(10),
+    // A profile of some MB over a slow line.
+    write_timeout: Duration::from_secs(10),
+    busy_write_timeout: Duration::from_secs(10),
+    // A profile that is not complete by then is dropped.
+    drain: Duration::from_secs(1),
+};
 
-/// Longest wait for a request's headers, and for the next request on an open connection.
-const HEADER_TIMEOUT: Duration = Duration::from_secs(10);
+/// The limits of a request body. The addresses of a large profile, which `go tool pprof` sends to have their names, fit.
+const BODY: BodyLimits = BodyLimits { bytes: 256 << 10, time: Duration::from_secs(10) };
 
-/// Size of hyper's buffer, and so of the largest request header.
-const MAX_HEADER: usize = 16 << 10;
-
-/// Largest request body.
-const MAX_BODY: usize = 256 << 10;
-
-/// How long open requests may continue after a stop. A profile that is not complete by then is dropped.
-const DRAIN: Duration = Duration::from_secs(1);
+/// Where the commands about incidents of GPUs are.
+const INCIDENTS: &str = "/incidents";
+/// Where the commands about the GPU driver are.
+const NVML: &str = "/nvml";
+/// The paths for operators only, with all paths under them. Where the port asks for no token and no client certificate,
+/// they need the token from the state directory. So only callers that can read that directory may change which GPUs are
+/// offered or read; other users of the host, and pods in the host network, may not.
+const OPERATOR_PATHS: [&str; 2] = [INCIDENTS, NVML];
 
 /// Settings of the admin server.
 #[derive(Clone)]
@@ -56,15 +65,13 @@ pub struct Settings {
     /// Whether `/debug/pprof/` is served.
     pub profiling: bool,
     /// Certificates for HTTPS; plain HTTP without.
-    pub tls: Option<Tls>,
+    pub certificates: Option<Arc<Certificates>>,
     /// Accepted `Host` names.
     pub hosts: AllowedHosts,
     /// Token that every request needs; with `None` no request needs one.
     pub token: Option<Arc<str>>,
     /// Token for the operator paths; `None` where the port asks for a token or a client certificate anyway.
     pub operator: Option<Arc<str>>,
-    /// A notification makes the server read the certificates again at once.
-    pub reload: Arc<Notify>,
     /// Shows and sets the log level (`/loglevel`).
     pub level: Arc<dyn LogLevel>,
     /// Queue to the task that clears GPU incidents (`DELETE /incidents/UUID`); `None` where there are no GPUs.
@@ -75,26 +82,65 @@ pub struct Settings {
 
 impl std::fmt::Debug for Settings {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Settings").field("profiling", &self.profiling).field("tls", &self.tls).finish_non_exhaustive()
+        f.debug_struct("Settings")
+            .field("profiling", &self.profiling)
+            .field("certificates", &self.certificates)
+            .finish_non_exhaustive()
     }
 }
 
 /// Serves until `stop` is cancelled.
 ///
 /// # Errors
-/// When the listener or the certificates cannot be used.
+/// When the listener cannot be used.
 pub async fn serve(listener: TcpListener, settings: Settings, stop: CancellationToken) -> std::io::Result<()> {
-    listener.set_nonblocking(true)?;
-    let routes = routes(&settings);
-    let door = connections::ConnectionSemaphore::new(MAX_CONNECTIONS);
-    let Some(tls) = settings.tls else {
-        return run(listener, door, routes, stop).await;
-    };
-    let certificates = certificate::load(&tls)?;
-    let acceptor = RustlsAcceptor::new(certificates.clone()).handshake_timeout(HEADER_TIMEOUT).acceptor(door);
-    tokio::select! {
-        ended = run(listener, acceptor, routes, stop) => ended,
-        never = certificate::keep_fresh(&certificates, &tls, &settings.reload) => match never {},
+    let application = AdminRoutes::new(&settings);
+    let (limits, certificates) = (CONNECTIONS, settings.certificates);
+    HttpServer { application, limits, certificates, counts: Arc::default() }.serve(listener, stop).await
+}
+
+/// The paths of the admin port, and who may have them.
+struct AdminRoutes {
+    routes: Router,
+    /// For all paths but [`OPERATOR_PATHS`].
+    callers: Access,
+    operators: Access,
+}
+
+impl AdminRoutes {
+    fn new(settings: &Settings) -> AdminRoutes {
+        let callers = |condition| Access::Callers(settings.hosts.clone(), condition);
+        let token =
+            |secret: &Arc<str>, opens, name| Condition::Token(BearerToken { secret: Arc::clone(secret), opens, name });
+        let port = settings.token.as_ref().map_or(Condition::None, |secret| token(secret, "the admin port", "token"));
+        let operator = settings.operator.as_ref();
+        let operator =
+            operator.map(|secret| token(secret, "this path", "operator_token of addresses.json in --state-dir"));
+        let operators = callers(operator.unwrap_or_else(|| port.clone()));
+        AdminRoutes { routes: routes(settings), callers: callers(port), operators }
+    }
+}
+
+impl HttpApplication for AdminRoutes {
+    type Body = Body;
+
+    fn access(&self, uri: &Uri) -> &Access {
+        let path = uri.path();
+        let operators = OPERATOR_PATHS.iter().filter_map(|start| path.strip_prefix(start));
+        let mut operators = operators.filter(|rest| rest.is_empty() || rest.starts_with('/'));
+        if operators.next().is_some() { &self.operators } else { &self.callers }
+    }
+
+    async fn answer(&self, request: Request<Incoming>, _ends: Ends) -> Response {
+        let (head, body) = request.into_parts();
+        let body = match body::read(body, BODY).await {
+            Ok(bytes) => Body::from(bytes),
+            Err(error) => return (error.status(), format!("{error}\n")).into_response(),
+        };
+        match self.routes.clone().oneshot(Request::from_parts(head, body)).await {
+            Ok(response) => response,
+            Err(never) => match never {},
+        }
     }
 }
 
@@ -113,38 +159,17 @@ fn routes(settings: &Settings) -> Router {
         .merge(operators(settings))
         .merge(profiles)
         .fallback(async || (StatusCode::NOT_FOUND, "no such path; / lists the paths\n"))
-        .layer(DefaultBodyLimit::max(MAX_BODY))
-        .layer(axum::middleware::from_fn_with_state(guard::Guard::new(settings.hosts.clone(), settings.token.clone()), guard::check))
+        .layer(DefaultBodyLimit::disable())
 }
 
-/// The paths for operators only: `/incidents` and `/nvml/release`.
+/// The paths for operators only. Each is under one of [`OPERATOR_PATHS`].
 fn operators(settings: &Settings) -> Router {
-    let guard = || axum::middleware::from_fn_with_state(settings.operator.clone(), guard::operator);
-    let incidents = settings.incidents.clone().map(|clears| incident::router(clears).route_layer(guard()));
-    let driver = settings.driver.clone().map(|driver| release::router(driver).route_layer(guard()));
+    let incidents = settings.incidents.clone().map(|clears| Router::new().nest(INCIDENTS, incident::router(clears)));
+    let driver = settings.driver.clone().map(|driver| Router::new().nest(NVML, release::router(driver)));
     incidents.into_iter().chain(driver).fold(Router::new(), Router::merge)
 }
 
 async fn profiling_is_off() -> Response {
     let why = "profiling is off; start the program with --profiling to have /debug/pprof/\n";
     (StatusCode::FORBIDDEN, [("x-go-pprof", "1")], why).into_response()
-}
-
-async fn run<A>(listener: TcpListener, acceptor: A, routes: Router, stop: CancellationToken) -> std::io::Result<()>
-where
-    A: Accept<tokio::net::TcpStream, Router> + Clone + Send + Sync + 'static,
-    A::Stream: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin + Send,
-    A::Service: axum_server::service::SendService<axum::http::Request<hyper::body::Incoming>> + Send,
-    A::Future: Send,
-{
-    let handle = axum_server::Handle::<SocketAddr>::new();
-    let mut server = axum_server::from_tcp(listener)?.acceptor(acceptor).handle(handle.clone()).http1_only();
-    server.http_builder().http1().timer(TokioTimer::new()).header_read_timeout(HEADER_TIMEOUT).max_buf_size(MAX_HEADER);
-    let serving = server.serve(routes.into_make_service());
-    tokio::pin!(serving);
-    tokio::select! {
-        ended = &mut serving => return ended,
-        () = stop.cancelled() => handle.graceful_shutdown(Some(DRAIN)),
-    }
-    serving.await
 }

@@ -1,18 +1,107 @@
-//! Checks of the caller from the request headers: `Host` and the bearer token.
+//! Who may make a request: checks of `Host`, of the caller's address and of the bearer token. An application says which
+//! [`Access`] a path has, and [`crate::server`] checks it before the application gets the request.
 //!
 //! A browser on this machine reaches the loopback ports. With DNS rebinding, an attacker's page whose name points to
 //! 127.0.0.1 could read and change everything there. Its requests carry the attacker's name as `Host`, so a `Host` that
 //! does not belong to this node is refused. Other programs can send any `Host`; the header proves nothing about them.
 
-use hyper::Uri;
 use hyper::header::{self, HeaderMap};
 use hyper::http::uri::Authority;
+use hyper::{StatusCode, Uri};
 use std::net::IpAddr;
 use std::sync::Arc;
+
+/// Both ends of a connection.
+#[derive(Clone, Copy, Debug)]
+pub struct Ends {
+    /// The client's address.
+    pub peer: IpAddr,
+    /// The local address that the client connected to.
+    pub local: IpAddr,
+}
+
+/// Who may make a request.
+#[derive(Clone, Debug)]
+pub enum Access {
+    /// Every caller, with any `Host`: for metrics and health, and for calls whose caller the application itself checks.
+    Everyone,
+    /// Callers that name this node as `Host` and meet the condition.
+    Callers(AllowedHosts, Condition),
+}
+
+/// What a caller must show or be. Client certificates are no condition here: the TLS handshake checks them.
+#[derive(Clone, Debug)]
+pub enum Condition {
+    /// Nothing more.
+    None,
+    /// The caller is on this machine. The text is for other callers.
+    OnThisMachine(&'static str),
+    /// The caller has this token.
+    Token(BearerToken),
+}
+
+/// A token that callers send as `Authorization: Bearer`.
+#[derive(Clone)]
+pub struct BearerToken {
+    /// The token. An empty one admits no caller.
+    pub secret: Arc<str>,
+    /// What it opens, as the subject of a sentence.
+    pub opens: &'static str,
+    /// Which token it is, for a caller that sends none.
+    pub name: &'static str,
+}
+
+/// The answer to a caller that may not make this request.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Denial {
+    /// 401 for a caller without a token, otherwise 403.
+    pub(crate) status: StatusCode,
+    /// A sentence for the caller.
+    pub(crate) text: String,
+}
 
 /// The accepted `Host` names, besides `localhost`, loopback addresses and the address that the client connected to.
 #[derive(Clone, Debug, Default)]
 pub struct AllowedHosts(Arc<[Box<str>]>);
+
+impl std::fmt::Debug for BearerToken {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("BearerToken").field("opens", &self.opens).finish_non_exhaustive()
+    }
+}
+
+impl Access {
+    /// Checks one request.
+    ///
+    /// # Errors
+    /// The answer for a caller that may not make it.
+    pub(crate) fn check(&self, uri: &Uri, headers: &HeaderMap, ends: Ends) -> Result<(), Denial> {
+        let Access::Callers(hosts, condition) = self else { return Ok(()) };
+        hosts.check(uri, headers, ends.local).map_err(|text| Denial { status: StatusCode::FORBIDDEN, text })?;
+        match condition {
+            Condition::None => Ok(()),
+            Condition::OnThisMachine(_) if ends.peer.to_canonical().is_loopback() => Ok(()),
+            Condition::OnThisMachine(text) => Err(Denial { status: StatusCode::FORBIDDEN, text: (*text).to_owned() }),
+            Condition::Token(token) => token.check(bearer(headers)),
+        }
+    }
+}
+
+impl BearerToken {
+    fn check(&self, given: Option<&[u8]>) -> Result<(), Denial> {
+        let BearerToken { secret, opens, name } = self;
+        match given {
+            Some(given) if !secret.is_empty() && same(given, secret.as_bytes()) => Ok(()),
+            Some(_) => {
+                Err(Denial { status: StatusCode::FORBIDDEN, text: format!("this token is not valid for {opens}.") })
+            }
+            None => {
+                let text = format!("{opens} needs the header Authorization: Bearer <{name}>.");
+                Err(Denial { status: StatusCode::UNAUTHORIZED, text })
+            }
+        }
+    }
+}
 
 impl AllowedHosts {
     /// Accepts these names; case does not matter.
@@ -25,7 +114,7 @@ impl AllowedHosts {
     ///
     /// # Errors
     /// A text for the caller.
-    pub(crate) fn check(&self, uri: &Uri, headers: &HeaderMap, local: IpAddr) -> Result<(), String> {
+    fn check(&self, uri: &Uri, headers: &HeaderMap, local: IpAddr) -> Result<(), String> {
         let mut given = headers.get_all(header::HOST).iter();
         let host = match (given.next(), given.next()) {
             (Some(host), None) => host.to_str().ok(),
@@ -68,13 +157,13 @@ fn plain(host: &str) -> &str {
 }
 
 /// The token in `Authorization: Bearer`.
-pub(crate) fn bearer(headers: &HeaderMap) -> Option<&[u8]> {
+fn bearer(headers: &HeaderMap) -> Option<&[u8]> {
     let (scheme, token) = headers.get(header::AUTHORIZATION)?.as_bytes().split_at_checked(7)?;
     scheme.eq_ignore_ascii_case(b"bearer ").then_some(token.trim_ascii())
 }
 
 /// Compares in a time that depends only on the lengths.
-pub(crate) fn same(given: &[u8], wanted: &[u8]) -> bool {
+fn same(given: &[u8], wanted: &[u8]) -> bool {
     let differences = given.iter().zip(wanted).fold(0, |sum, (a, b)| sum | (a ^ b));
     given.len() == wanted.len() && std::hint::black_box(differences) == 0
 }
@@ -131,6 +220,55 @@ mod tests {
         assert!(hosts.check(&Uri::from_static("http://localhost:9411/"), &once, local).is_ok());
         assert!(hosts.check(&Uri::from_static("/"), &HeaderMap::new(), local).is_ok(), "HTTP/1.0 has none");
         assert!(hosts.check(&Uri::from_static("http://rebound.example/"), &HeaderMap::new(), local).is_err());
+    }
+
+    #[test]
+    fn a_path_answers_the_callers_that_meet_its_condition() {
+        let token =
+            |secret: &str| Condition::Token(BearerToken { secret: secret.into(), opens: "the API", name: "token" });
+        let here = Condition::OnThisMachine("callers on this machine only.");
+        for (condition, peer, given, wanted) in [
+            (Condition::None, "10.0.0.1", None, Ok(())),
+            (here.clone(), "127.0.0.1", None, Ok(())),
+            (here.clone(), "::ffff:127.0.0.1", None, Ok(())),
+            (here.clone(), "::1", None, Ok(())),
+            (here.clone(), "10.0.0.1", None, Err((403, "callers on this machine only."))),
+            (here, "10.0.0.1", Some("Bearer t"), Err((403, "callers on this machine only."))),
+            (token("t"), "127.0.0.9", None, Err((401, "the API needs the header Authorization: Bearer <token>."))),
+            (
+                token("t"),
+                "10.0.0.1",
+                Some("Basic t"),
+                Err((401, "the API needs the header Authorization: Bearer <token>.")),
+            ),
+            (token("t"), "10.0.0.1", Some("Bearer x"), Err((403, "this token is not valid for the API."))),
+            (token("t"), "::1", Some("Bearer t"), Ok(())),
+            (token("t"), "fd00::1", Some("bearer t"), Ok(())),
+            (token(""), "::1", Some("Bearer "), Err((403, "this token is not valid for the API."))),
+        ] {
+            let access = Access::Callers(AllowedHosts::new(["n"]), condition);
+            let ends = Ends { peer: peer.parse().unwrap(), local: IpAddr::from([10, 0, 0, 2]) };
+            let check = |host: &str| {
+                let mut headers = headers(header::HOST, &[host]);
+                headers.extend(given.map(|given| (header::AUTHORIZATION, HeaderValue::from_static(given))));
+                access.check(&Uri::from_static("/api/v1/node"), &headers, ends)
+            };
+            let answer = check("n").map_err(|denial| (denial.status.as_u16(), denial.text));
+            assert_eq!(
+                answer,
+                wanted.map_err(|(status, text)| (status, text.to_owned())),
+                "{access:?} {peer} {given:?}"
+            );
+            let foreign = check("rebound.example").unwrap_err();
+            assert_eq!(foreign.status, StatusCode::FORBIDDEN);
+            assert!(foreign.text.contains("--allowed-hosts"), "{}", foreign.text);
+        }
+    }
+
+    #[test]
+    fn a_token_is_not_in_debug_output() {
+        let token = BearerToken { secret: "hidden".into(), opens: "the API", name: "token" };
+        assert!(!format!("{:?}", Access::Callers(AllowedHosts::default(), Condition::Token(token))).contains("hidden"));
     }
 
     #[test]

@@ -1,13 +1,12 @@
 //! `:9410`: metrics, API and health.
 //!
 //! ```text
-//!   accept ──▶ connection limit (at most 256; when it is reached, an idle connection is closed) ──▶ one task each
-//!   one task: patience (cuts a client that stops reading, earlier while requests wait) · hyper, HTTP/1 only · route
+//!   server (connections, TLS, callers) ──▶ route
 //!   route: health at once; metrics and API wait in a queue (bounded for each address), render into a pooled buffer
 //! ```
 //!
-//! Bounds: connections, header bytes and time, answers in progress, time that a client may take to read an answer. The
-//! server never reads a request body: it answers a request that has one and closes the connection.
+//! Bounds: connections and their times as in [`crate::server`], and answers in progress. This application never reads a
+//! request body: it answers a request that has one and closes the connection.
 //!
 //! What must never happen here: a wait without an end, a buffer per connection that outlives its answer, a health check
 //! that fails because of other connections.
@@ -17,45 +16,18 @@ mod queue;
 mod negotiate;
 mod footprint;
 mod buffer;
-mod patience;
-mod connection_limit;
 mod route;
 
 use settings::Limits;
 pub use settings::{MetricSets, Readiness, Settings};
 
-use connection_limit::{ConnectionLimit, ConnectionPermit};
-use hyper::service::service_fn;
-use hyper_util::rt::{TokioIo, TokioTimer};
+use crate::server::HttpServer;
 use model::view::NodeView;
-use patience::Patient;
-use route::{Ends, Server};
-use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
+use route::Routes;
+use std::net::TcpListener;
 use std::sync::Arc;
-use std::time::Duration;
-use tokio::net::TcpStream;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
-use tokio_util::task::TaskTracker;
-
-/// Largest request headers, in bytes. A Kubernetes bearer token has about 1 KiB; hyper's smallest buffer is 8 KiB.
-const HEADER_BYTES: usize = 16 * 1024;
-/// Pause after a failed accept, for example when no file descriptor is left, so that the loop does not spin.
-const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
-/// How long a connection without a request so far stays open after a stop. A client sends its request within a round
-/// trip.
-const ASKS_WITHIN: Duration = Duration::from_millis(250);
-
-/// Opens the port. This is separate from [`serve`], so that a port in use is an error before the agent announces
-/// anything.
-///
-/// # Errors
-/// The error of the operating system.
-pub fn bind(address: SocketAddr) -> std::io::Result<TcpListener> {
-    let listener = TcpListener::bind(address)?;
-    listener.set_nonblocking(true)?;
-    Ok(listener)
-}
 
 /// Serves until `stop` is cancelled, then waits for the requests in flight.
 ///
@@ -68,103 +40,11 @@ pub async fn serve(
     ready: Readiness,
     stop: CancellationToken,
 ) -> std::io::Result<()> {
-    serve_within(Limits::default(), listener, Server::new(settings, view, ready, Limits::default()), stop).await
-}
-
-async fn serve_within(
-    limits: Limits,
-    listener: TcpListener,
-    server: Server,
-    stop: CancellationToken,
-) -> std::io::Result<()> {
-    let listener = tokio::net::TcpListener::from_std(listener)?;
-    let server = Arc::new(server);
-    let connections = TaskTracker::new();
-    let mut room = ConnectionLimit::new(limits.connections);
-    loop {
-        let accepted = tokio::select! {
-            () = stop.cancelled() => break,
-            accepted = listener.accept() => accepted,
-        };
-        let (stream, peer) = match accepted {
-            Ok(accepted) => accepted,
-            Err(error) => {
-                // The connection was reset before the accept, or no file descriptor is left. Neither ends the server.
-                tracing::debug!(%error, "cannot accept a connection");
-                tokio::time::sleep(ACCEPT_PAUSE).await;
-                continue;
-            }
-        };
-        match room.enter(queue::host(peer.ip())) {
-            Some(admission) => {
-                server.own.cut(admission.made_way);
-                let accepted = Accepted { stream, peer, permit: admission.permit };
-                connections.spawn(connection(accepted, Arc::clone(&server), limits, stop.clone()));
-            }
-            None => {
-                // No connection is idle: the new one gets the answer at once, without a task.
-                server.own.cut(1);
-                let _ = stream.try_write(route::BUSY);
-            }
-        }
-    }
-    connections.close();
-    if tokio::time::timeout(limits.drain, connections.wait()).await.is_err() {
-        tracing::info!(open = connections.len(), "connections did not end in time and are closed");
-    }
-    Ok(())
-}
-
-/// One connection with its permit.
-struct Accepted {
-    stream: TcpStream,
-    peer: SocketAddr,
-    permit: ConnectionPermit,
-}
-
-async fn connection(accepted: Accepted, server: Arc<Server>, limits: Limits, stop: CancellationToken) {
-    let Accepted { stream, peer, permit } = accepted;
-    let _open = server.own.open();
-    let _ = stream.set_nodelay(true);
-    // If the local address is unknown, a `Host` with an address counts as ours only if it is loopback or allowed.
-    let local = stream.local_addr().map_or(IpAddr::V4(Ipv4Addr::LOCALHOST), |local| local.ip());
-    let ends = Ends { peer: peer.ip(), local };
-    let asked = CancellationToken::new();
-    let answer = service_fn(|request| {
-        asked.cancel();
-        let (server, busy) = (Arc::clone(&server), permit.busy());
-        async move {
-            let response = server.answer(&request, ends).await;
-            Ok::<_, std::convert::Infallible>(response.map(|body| body.holding(busy)))
-        }
-    });
-    let mut builder = hyper::server::conn::http1::Builder::new();
-    builder.timer(TokioTimer::new()).header_read_timeout(limits.header_time).max_buf_size(HEADER_BYTES);
-    let served = builder.serve_connection(TokioIo::new(Patient::new(stream, limits, server.common_line())), answer);
-    tokio::pin!(served);
-    let ended = tokio::select! {
-        ended = &mut served => ended,
-        () = permit.asked_to_leave() => return,
-        () = stop.cancelled() => {
-            // For hyper a new connection is idle, although its first request may be on the way: wait for it, answer,
-            // close.
-            tokio::select! {
-                ended = &mut served => return log(ended, peer),
-                () = asked.cancelled() => {}
-                () = tokio::time::sleep(ASKS_WITHIN) => {}
-            }
-            served.as_mut().graceful_shutdown();
-            // After the drain time the connection is dropped.
-            tokio::time::timeout(limits.drain, served).await.unwrap_or(Ok(()))
-        }
-    };
-    log(ended, peer);
-}
-
-fn log(ended: hyper::Result<()>, peer: SocketAddr) {
-    if let Err(error) = ended {
-        tracing::debug!(%error, %peer, "connection ended early");
-    }
+    let certificates = settings.certificates.clone();
+    let application = Routes::new(settings, view, ready, Limits::default());
+    let limits = Limits::default().connections;
+    let counts = Arc::clone(&application.own.connections);
+    HttpServer { application, limits, certificates, counts }.serve(listener, stop).await
 }
 
 #[cfg(test)]
@@ -173,10 +53,11 @@ mod tests {
     use crate::caller::AllowedHosts;
     use crate::metrics::ServerCounts;
     use crate::sample_view;
+    use crate::server::{ConnectionLimits, bind};
     use std::io::{Read, Write};
-    use std::net::TcpStream as Socket;
+    use std::net::{SocketAddr, TcpStream as Socket};
     use std::sync::atomic::Ordering;
-    use std::time::Instant;
+    use std::time::{Duration, Instant};
 
     /// A server on a real socket.
     struct Served {
@@ -198,21 +79,21 @@ mod tests {
         let stop = CancellationToken::new();
         let sets = MetricSets { dcgm: true, dcgm_renamed: false, hami: false, cadvisor: false };
         let hosts = AllowedHosts::new(["n"]);
-        let settings = Settings { sets, api_token: None, hosts, clock: sample_view::clock };
-        let server = Server::new(settings, shown, readiness, limits);
-        let own = Arc::clone(&server.own);
-        let task = Some(runtime.spawn(serve_within(limits, listener, server, stop.clone())));
+        let settings = Settings { sets, api_token: None, hosts, certificates: None, clock: sample_view::clock };
+        let application = Routes::new(settings, shown, readiness, limits);
+        let own = Arc::clone(&application.own);
+        let counts = Arc::clone(&own.connections);
+        let server = HttpServer { application, limits: limits.connections, certificates: None, counts };
+        let task = Some(runtime.spawn(server.serve(listener, stop.clone())));
         Served { address, own, ready, view, stop, task, runtime }
     }
 
     /// Limits with shorter waits, for tests.
     fn hasty() -> Limits {
-        Limits {
-            header_time: Duration::from_millis(300),
-            patience: Duration::from_millis(300),
-            wait: Duration::from_millis(300),
-            ..Limits::default()
-        }
+        let short = Duration::from_millis(300);
+        let connections =
+            ConnectionLimits { header_timeout: short, write_timeout: short, ..Limits::default().connections };
+        Limits { connections, wait: short, ..Limits::default() }
     }
 
     struct Told {
@@ -270,7 +151,7 @@ mod tests {
         }
 
         fn open(&self) -> u64 {
-            self.own.connections.load(Ordering::Relaxed)
+            self.own.connections.open.load(Ordering::Relaxed)
         }
     }
 
@@ -398,9 +279,10 @@ mod tests {
     /// Promise 19 in docs/specification.md.
     #[test]
     fn slow_readers_from_one_address_keep_a_scrape_from_another_one_out_of_nothing() {
-        // `patience` is longer than the test, so no slow reader is cut. Only the limit for each address can let the
+        // `write_timeout` is longer than the test, so no slow reader is cut. Only the limit for each address can let the
         // scrape in.
-        let limits = Limits { patience: Duration::from_secs(300), ..Limits::default() };
+        let mut limits = Limits::default();
+        limits.connections.write_timeout = Duration::from_secs(300);
         let served = served(sample_view::large(8, 1250, 4), limits);
         let mut held: Vec<Socket> = (0..100).map(|_| served.slow_scrape(2)).collect();
         let limits = Limits::default();
@@ -417,10 +299,11 @@ mod tests {
 
     #[test]
     fn slow_readers_from_eight_addresses_that_ask_for_all_there_is_do_not_keep_a_scrape_out() {
-        // The limits `patience` and `wait` are longer than the test. Only the shorter limit `haste` can free an answer
+        // The limits `write_timeout` and `wait` are longer than the test. Only the shorter limit `busy_write_timeout` can free an answer
         // in time.
         let long = Duration::from_secs(300);
-        let limits = Limits { patience: long, wait: long, ..Limits::default() };
+        let mut limits = Limits { wait: long, ..Limits::default() };
+        limits.connections.write_timeout = long;
         let served = served(sample_view::large(8, 600, 4), limits);
         let each = limits.answers_per_peer + limits.waiting_per_peer;
         let held: Vec<Socket> =
@@ -464,7 +347,7 @@ mod tests {
         assert_eq!(served.get("/healthz", "").text(), "ok\n");
         // The tasks of the closed connections end a moment later.
         Served::until("256 and the one that asked are left", || served.open() <= 257);
-        assert!(served.own.connections_cut.load(Ordering::Relaxed) >= 744);
+        assert!(served.own.connections.cut.load(Ordering::Relaxed) >= 744);
         for socket in &mut idle {
             // A write to a connection that was cut fails, as it should.
             let _ = socket.write_all(b"GET /metrics HTTP/1.1\r\nHost: n\r\n\r\n");

@@ -2,9 +2,10 @@
 //! shows the same [`model::view::NodeView`].
 //!
 //! ```text
+//!   caller                 who may make a request: checks of Host, address and bearer token
+//!   server                 the way each TCP port is served: connection limits, TLS, callers, request bodies, drain
 //!   exposition metrics     the view as Prometheus text: our metrics, and the names of dcgm-exporter, HAMi, cAdvisor
 //!   api                    the view as JSON
-//!   caller                 checks the Host header and the bearer token of a request
 //!   http                   :9410, everything that is open to the cluster
 //!   socket                 the file of a unix socket: replaces a stale one, keeps one in use, removes its own
 //!   usage                  the gRPC stream on the unix socket
@@ -24,10 +25,11 @@
 #[cfg(test)]
 mod sample_view;
 pub mod failpoint;
+pub mod caller;
+pub mod server;
 pub mod exposition;
 pub mod metrics;
 pub mod api;
-pub mod caller;
 pub mod http;
 #[cfg(test)]
 mod prometheus;

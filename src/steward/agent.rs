@@ -36,6 +36,7 @@ use crate::telemetry::level::Level;
 use cluster::Cluster;
 use driver_door::DriverDoor;
 use effects::caller::AllowedHosts;
+use effects::server::certificate::Certificates;
 use effects::tallies::TallyFile;
 use incidents::IncidentKeeper;
 use latch::{Latch, Progress};
@@ -46,7 +47,7 @@ use model::view::NodeView;
 use owner::Owner;
 use ports::{Ports, admin};
 use prepare::{announce, connect, node_name, open_usage};
-use reload::Reload;
+use reload::{PortAccess, Reload};
 use serve::Shown;
 use sources::report::Reporter;
 use std::path::PathBuf;
@@ -74,7 +75,10 @@ fn start(settings: Settings, raw: RawSettings, telemetry: Telemetry) -> Result<E
     }
     let name = node_name(&settings)?;
     let hosts = AllowedHosts::new(settings.allowed_hosts.iter().map(String::as_str).chain([name.as_str()]));
-    let http = reload::http_settings(&settings.live, hosts.clone()).map_err(StartError::usage)?;
+    let certificates = ports::certificates("metrics", settings.tls.as_ref()).map_err(StartError::usage)?;
+    let admin_certificates = ports::certificates("admin", settings.admin_tls.as_ref()).map_err(StartError::usage)?;
+    let access = PortAccess { hosts: hosts.clone(), certificates };
+    let http = reload::http_settings(&settings.live, access.clone()).map_err(StartError::usage)?;
     let admin_token = settings.admin_token_file.as_deref().map(|path| reload::token("admin", path));
     let admin_token = admin_token.transpose().map_err(StartError::usage)?;
     let asks = stop::listen().map_err(|error| StartError::io("listen for signals", &error))?;
@@ -83,7 +87,7 @@ fn start(settings: Settings, raw: RawSettings, telemetry: Telemetry) -> Result<E
         Listeners::open(&settings).map_err(|error| StartError { what: error.to_string(), exit: error.exit() })?;
     // Before the start is announced: a SIGHUP right after it must compare with the settings of the start.
     let (http_sender, http) = watch::channel(http);
-    let reload = Reload::new(raw, settings.live.clone(), hosts.clone(), http_sender);
+    let reload = Reload::new(raw, settings.live.clone(), access, http_sender);
     let runtime =
         lifecycle::runtime(WORKERS, BLOCKING).map_err(|error| StartError::io("start the runtime's threads", &error))?;
     let kubernetes = runtime.block_on(connect(&settings))?;
@@ -92,7 +96,7 @@ fn start(settings: Settings, raw: RawSettings, telemetry: Telemetry) -> Result<E
     let _addresses = announce(&settings, &name, &doors, &operator);
     let drain = settings.drain_timeout;
     let exit = runtime.block_on(async {
-        let ports = Ports { doors, usage, http, hosts, admin_token, operator };
+        let ports = Ports { doors, usage, http, hosts, admin_token, admin_certificates, operator };
         let mut agent = Agent::new(name.clone(), ports, &settings, &telemetry)?;
         if let Some(connection) = kubernetes {
             let mut cluster = agent.cluster();
@@ -117,8 +121,8 @@ struct Agent {
     view: watch::Receiver<Arc<NodeView>>,
     /// The pods of the node; `None` before the first list.
     pods: watch::Receiver<Option<Arc<PodList>>>,
-    /// Makes the admin port read its certificates again.
-    certificates: Arc<Notify>,
+    /// The certificates of the ports, which SIGHUP reads again.
+    certificates: Vec<Arc<Certificates>>,
     /// The owner notifies it when the NVIDIA driver was updated.
     replaced: Arc<Notify>,
     /// Releases the GPU driver when an operator asks for it.
@@ -166,13 +170,12 @@ impl Agent {
             period,
             repeats,
         };
-        let certificates = Arc::<Notify>::default();
         let mut agent = Agent {
             lifecycle,
             reporter,
             view: view_seen.clone(),
             pods: pods_seen,
-            certificates: Arc::clone(&certificates),
+            certificates: ports.certificates(),
             replaced: replaced_seen,
             driver: driver.clone(),
             progress: progressing,
@@ -181,7 +184,7 @@ impl Agent {
         agent.keep(incidents.run(kept_seen, stop.clone()), settings.state_dir.clone());
         agent.look(threads, settings.names.clone());
         let shown = Shown { view: view_seen, ready: ready_seen, stop: stop.clone() };
-        let admin = admin(&ports, settings, telemetry, (certificates, clearing, driver));
+        let admin = admin(&ports, settings, telemetry, (clearing, driver));
         agent.lifecycle.must_not_end("ports", serve::ports((ports.doors, ports.http), admin, shown.clone()));
         match ports.usage {
             Some(socket) => agent.lifecycle.must_not_end("usage", serve::usage(socket, usage_broken, watched, shown)),
@@ -226,7 +229,7 @@ impl Agent {
         let mut mode = Live {
             reload,
             level: Arc::clone(&telemetry.level),
-            certificates: Arc::clone(&self.certificates),
+            certificates: self.certificates.clone(),
             replaced: Arc::clone(&self.replaced),
             driver: self.driver.clone(),
         };
@@ -238,7 +241,7 @@ impl Agent {
 struct Live {
     reload: Reload,
     level: Arc<Level>,
-    certificates: Arc<Notify>,
+    certificates: Vec<Arc<Certificates>>,
     replaced: Arc<Notify>,
     driver: DriverDoor,
 }
@@ -247,7 +250,7 @@ impl Mode for Live {
     fn reload(&mut self) {
         self.reload.again(&self.level);
         // The certificates are separate files: they are read again even if the configuration has a mistake.
-        self.certificates.notify_one();
+        self.certificates.iter().for_each(|certificates| certificates.read_again());
     }
 
     fn realtime_signal(&mut self) {

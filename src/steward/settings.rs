@@ -15,8 +15,8 @@ pub(crate) mod layer;
 use decide::device_injection::DeviceStrategy;
 use decide::health::HealthPolicy;
 use decide::labels::Labelling;
-use effects::admin::Tls;
 use effects::http::MetricSets;
+use effects::server::certificate::Tls;
 use layer::{Layers, Problem, RawSettings, RawValue};
 use model::id::NodeName;
 use model::pod::LabelKeys;
@@ -54,6 +54,8 @@ pub(crate) struct Settings {
     pub usage_socket: Option<PathBuf>,
     pub allowed_hosts: Vec<String>,
     pub admin_tls: Option<Tls>,
+    /// Certificates with which the port for metrics and API serves HTTPS.
+    pub tls: Option<Tls>,
     pub admin_token_file: Option<PathBuf>,
     pub period: Duration,
     pub slow_period: Duration,
@@ -193,6 +195,7 @@ impl Reader<'_> {
         let usage_socket = self.take("usage-socket", |text| value::unless_none(text, value::socket_path));
         let allowed_hosts = self.take("allowed-hosts", |text| value::unless_none(text, value::hosts));
         let admin_tls = self.admin_tls();
+        let tls = self.tls();
         let admin_token_file = self.take("admin-token-file", |text| value::unless_none(text, value::path));
         let period = self.take("period", value::period);
         let slow_period = self.take("slow-period", value::period);
@@ -220,6 +223,7 @@ impl Reader<'_> {
             usage_socket: usage_socket?,
             allowed_hosts: allowed_hosts?.unwrap_or_default(),
             admin_tls: admin_tls?,
+            tls: tls?,
             admin_token_file: admin_token_file?,
             period: period?,
             slow_period: slow_period?,
@@ -337,23 +341,35 @@ impl Reader<'_> {
     }
 
     fn admin_tls(&mut self) -> Option<Option<Tls>> {
-        let cert = self.take("admin-tls-cert", |text| value::unless_none(text, value::path));
-        let key = self.take("admin-tls-key", |text| value::unless_none(text, value::path));
+        let pair = self.certificate_pair("admin-tls-cert", "admin-tls-key");
         let client_ca = self.take("admin-client-ca", |text| value::unless_none(text, value::path));
-        match (cert?, key?, client_ca?) {
-            (Some(chain), Some(key), client_ca) => Some(Some(Tls { chain, key, client_ca })),
-            (None, None, None) => Some(None),
-            (None, None, Some(_)) => {
+        match (pair?, client_ca?) {
+            (Some(pair), client_ca) => Some(Some(Tls { client_ca, ..pair })),
+            (None, None) => Some(None),
+            (None, Some(_)) => {
                 let why = "admin-client-ca asks callers of the admin port for certificates, which needs HTTPS: give admin-tls-cert and admin-tls-key as well";
                 self.problems.push(Problem::Together(why.into()));
                 None
             }
-            _ => {
-                self.problems.push(Problem::Together(
-                    "admin-tls-cert and admin-tls-key belong together: give both, or none for plain HTTP".into(),
-                ));
+        }
+    }
+
+    fn tls(&mut self) -> Option<Option<Tls>> {
+        self.certificate_pair("tls-cert", "tls-key")
+    }
+
+    /// The values of two keys that belong together.
+    fn certificate_pair(&mut self, cert: &'static str, key: &'static str) -> Option<Option<Tls>> {
+        let mut path = |name| self.take(name, |text| value::unless_none(text, value::path));
+        match (path(cert), path(key)) {
+            (Some(Some(chain)), Some(Some(key))) => Some(Some(Tls { chain, key, client_ca: None })),
+            (Some(None), Some(None)) => Some(None),
+            (Some(_), Some(_)) => {
+                let why = format!("{cert} and {key} belong together: give both, or none for plain HTTP");
+                self.problems.push(Problem::Together(why));
                 None
             }
+            _ => None,
         }
     }
 

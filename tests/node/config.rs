@@ -63,13 +63,14 @@ fn a_wrong_setting_is_reported_with_its_origin_and_exit_code_64() {
     let unknown = format!("{file}:2: unknown key \"usage_sockt\"; did you mean usage-socket?");
     let unreadable = format!("cannot read configuration file {no_such}");
     std::fs::write(&path, "v: 0\nusage_sockt: /x\n").unwrap();
-    let cases: [Case<'_>; 9] = [
+    let cases: [Case<'_>; 10] = [
         (&["agent", "--config", file], &[], &unknown),
         (&["print-config", "--config", no_such], &[], &unreadable),
         (&["agent", "--period", "5"], &[], "invalid value \"5\" for period (from flag): a time needs a unit"),
         (&["agent"], &[("GPU_STEWARD_LISTEN", "here")], "for listen (from GPU_STEWARD_LISTEN): expected ADDRESS:PORT"),
         (&["print-config", "--gpus", "simulated=H100:17"], &[], "17 GPUs to simulate; from 1 to 16 are possible"),
         (&["agent", "--perod", "1s"], &[], "unexpected argument '--perod'"),
+        (&["agent", "--tls-key", "/k"], &[], "tls-cert and tls-key belong together"),
         (&["agent", "--admin-tls-cert", "/c"], &[], "admin-tls-cert and admin-tls-key belong together"),
         (&["extender"], &[], "unrecognized subcommand 'extender'"),
         (&[], &[], "Usage: gpu-steward"),

@@ -28,7 +28,7 @@ pub struct ClearIncident {
     pub answer: oneshot::Sender<Vec<(GpuUuid, GpuCondition)>>,
 }
 
-/// The route.
+/// The route, under `/incidents`.
 pub fn router(owner: mpsc::Sender<ClearIncident>) -> Router {
     let clear = async move |Path(which): Path<String>| {
         let gpu = match which.as_str() {
@@ -47,7 +47,7 @@ pub fn router(owner: mpsc::Sender<ClearIncident>) -> Router {
             _ => unanswered(),
         }
     };
-    Router::new().route("/incidents/{which}", delete(clear))
+    Router::new().route("/{which}", delete(clear))
 }
 
 fn unanswered() -> Response {

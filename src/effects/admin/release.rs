@@ -33,11 +33,11 @@ pub trait DriverControl: Send + Sync {
     fn left(&self, until: Monotonic) -> Duration;
 }
 
-/// The route.
+/// The route, under `/nvml`.
 pub fn router(driver: Arc<dyn DriverControl>) -> Router {
     let (asked, ended) = (Arc::clone(&driver), Arc::clone(&driver));
     Router::new().route(
-        "/nvml/release",
+        "/release",
         get(async move || told(driver.as_ref(), *driver.hold().borrow()))
             .put(async move |RawQuery(query): RawQuery| release(asked.as_ref(), query.as_deref()).await)
             .delete(async move || {

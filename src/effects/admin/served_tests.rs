@@ -1,11 +1,11 @@
 //! The admin port as a client sees it: paths, and limits of connections and requests. `tests/profiled` checks what the
 //! profiles contain.
 
-use super::{LogLevel, MAX_CONNECTIONS, Settings, serve};
+use super::{CONNECTIONS, LogLevel, Settings, serve};
 use crate::caller::AllowedHosts;
 use lab::http::{HttpResponse, request};
 use std::io::{Read, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{SocketAddr, TcpStream};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::{Duration, Instant};
@@ -34,15 +34,14 @@ struct Served {
 
 impl Served {
     fn new(profiling: bool) -> Served {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let listener = crate::server::bind("127.0.0.1:0".parse().unwrap()).unwrap();
         let address = listener.local_addr().unwrap();
         let settings = Settings {
             profiling,
-            tls: None,
+            certificates: None,
             hosts: AllowedHosts::default(),
             token: None,
             operator: None,
-            reload: Arc::default(),
             level: Arc::new(Level(AtomicU8::new(2))),
             incidents: None,
             driver: None,
@@ -99,7 +98,8 @@ fn the_level_is_shown_and_set_and_a_wrong_one_is_explained() {
 #[test]
 fn one_connection_too_many_is_closed_and_the_others_go_on() {
     let served = Served::new(true);
-    let mut open: Vec<TcpStream> = (0..=MAX_CONNECTIONS).map(|_| TcpStream::connect(served.address).unwrap()).collect();
+    let mut open: Vec<TcpStream> =
+        (0..=CONNECTIONS.connections).map(|_| TcpStream::connect(served.address).unwrap()).collect();
     // The server may refuse any of them, because connections that come at the same time are accepted in any order.
     let closed = |stream: &mut TcpStream| {
         stream.set_nonblocking(true).unwrap();
@@ -113,12 +113,12 @@ fn one_connection_too_many_is_closed_and_the_others_go_on() {
     };
     // Less than the 10 s for which a connection may stay silent.
     let deadline = Instant::now() + Duration::from_secs(8);
-    while open.len() > MAX_CONNECTIONS {
+    while open.len() > CONNECTIONS.connections {
         assert!(Instant::now() < deadline, "none of {} connections was closed", open.len());
         std::thread::sleep(Duration::from_millis(5));
         open.retain_mut(|stream| !closed(stream));
     }
-    assert_eq!(open.len(), MAX_CONNECTIONS);
+    assert_eq!(open.len(), CONNECTIONS.connections);
     for mut stream in open {
         stream.set_nonblocking(false).unwrap();
         write!(stream, "GET /loglevel HTTP/1.0\r\n\r\n").unwrap();

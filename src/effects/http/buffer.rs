@@ -80,13 +80,12 @@ impl Drop for Buffer {
 /// The body of an answer, in one piece.
 pub(super) struct Answer {
     bytes: Option<Bytes>,
-    _busy: Option<Box<dyn Send>>,
 }
 
 impl Answer {
     /// A short text.
     pub(super) fn text(text: impl Into<Bytes>) -> Answer {
-        Answer { bytes: Some(text.into()), _busy: None }
+        Answer { bytes: Some(text.into()) }
     }
 
     /// A pooled buffer.
@@ -101,14 +100,7 @@ impl Answer {
 
     /// The same answer without its bytes, for `HEAD`.
     pub(super) fn emptied(self) -> Answer {
-        Answer { bytes: None, ..self }
-    }
-
-    /// The same answer with a `guard` that lives until the body is dropped.
-    ///
-    /// hyper drops the body after its last frame, when it has the frame in its own buffer.
-    pub(super) fn holding(self, guard: impl Send + 'static) -> Answer {
-        Answer { _busy: Some(Box::new(guard)), ..self }
+        Answer { bytes: None }
     }
 }
 

@@ -8,12 +8,13 @@
 //! ```
 //!
 //! One address has at most `answers_per_peer` requests in the common line and in progress, so a few addresses cannot
-//! fill the line. The line moves, because a stalled answer is cut after [`super::settings::Limits::haste`].
+//! fill the line. The line moves, because a stalled answer is cut after [`crate::server::ConnectionLimits::busy_write_timeout`].
 
 use super::settings::Limits;
+use crate::server::host;
 use parking_lot::Mutex;
 use std::collections::HashMap;
-use std::net::{IpAddr, Ipv6Addr};
+use std::net::IpAddr;
 use std::sync::Arc;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
@@ -40,7 +41,7 @@ impl Line {
     }
 
     /// Whether a request waits here.
-    pub(super) fn is_waited_in(&self) -> bool {
+    fn is_waited_in(&self) -> bool {
         self.places.available_permits() < self.length
     }
 
@@ -85,9 +86,9 @@ impl Queue {
         Queue { answers, common, own, peers: Arc::default(), limits }
     }
 
-    /// The line of requests that wait for one of the common answers.
-    pub(super) fn common_line(&self) -> Line {
-        self.common.clone()
+    /// Whether a request waits for one of the common answers.
+    pub(super) fn is_waited_in(&self) -> bool {
+        self.common.is_waited_in()
     }
 
     /// Waits for a turn; `None` when too many requests wait already, or when the time runs out.
@@ -123,14 +124,6 @@ impl Drop for Counted {
                 peers.remove(&self.address);
             }
         }
-    }
-}
-
-/// The address that stands for one host. For IPv6 these are the first 64 bits, because a host may use all the others.
-pub(super) fn host(address: IpAddr) -> IpAddr {
-    match address.to_canonical() {
-        IpAddr::V6(address) => Ipv6Addr::from_bits(address.to_bits() >> 64 << 64).into(),
-        address @ IpAddr::V4(_) => address,
     }
 }
 
@@ -194,10 +187,10 @@ mod tests {
         assert_eq!(held.len(), Limits::default().answers);
         let mut fifth = Box::pin(queue.enter(address(5)));
         assert!(futures_poll(fifth.as_mut()).await.is_none(), "it waits and is not refused");
-        assert!(queue.common_line().is_waited_in());
+        assert!(queue.is_waited_in());
         held.pop();
         assert!(futures_poll(fifth.as_mut()).await.flatten().is_some(), "the next answer is the fifth address's");
-        assert!(!queue.common_line().is_waited_in());
+        assert!(!queue.is_waited_in());
     }
 
     /// Polls the future once.

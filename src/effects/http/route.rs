@@ -1,14 +1,15 @@
-//! The paths of the metrics port: their answers and their access checks.
+//! The paths of the metrics port: their answers, and who may have them.
 
 use super::buffer::{Answer, Buffer, Buffers};
 use super::footprint;
 use super::negotiate;
-use super::queue::{Line, Queue};
+use super::queue::Queue;
 use super::settings::{Limits, Readiness, Settings};
 use crate::api::{self, ApiDocument, ApiFilter};
-use crate::caller;
+use crate::caller::{Access, BearerToken, Condition, Ends};
 use crate::exposition::ExpositionFormat;
 use crate::metrics::{self, MetricSet, MetricsInput, ServerCounts};
+use crate::server::HttpApplication;
 use hyper::body::Incoming;
 use hyper::header::{self, HeaderMap, HeaderName, HeaderValue};
 use hyper::{Method, Request, Response, StatusCode, Uri};
@@ -23,10 +24,6 @@ use tokio::sync::watch;
 
 /// Answers shorter than this are not compressed, because the gzip header would cost more than it saves.
 const WORTH_COMPRESSING: usize = 1024;
-
-/// The answer to a connection over the limit when no other connection is idle.
-pub(super) const BUSY: &[u8] = b"HTTP/1.1 503 Service Unavailable\r\nContent-Type: text/plain; charset=utf-8\r\n\
-Content-Length: 50\r\nConnection: close\r\nRetry-After: 5\r\n\r\nall connections are busy; try again in 5 seconds.\n";
 
 const INDEX: &str = "gpu-steward\n\n\
 /metrics            all enabled metrics, as Prometheus text\n\
@@ -50,49 +47,37 @@ enum Place {
     Api(ApiDocument),
 }
 
-/// Both ends of a connection.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Ends {
-    /// The client's address.
-    pub(super) peer: IpAddr,
-    /// The local address that the client connected to.
-    pub(super) local: IpAddr,
-}
-
 /// The state that all requests share.
 #[derive(Debug)]
-pub(super) struct Server {
+pub(super) struct Routes {
     settings: Settings,
+    /// Who may use the API.
+    api: Access,
     view: watch::Receiver<Arc<NodeView>>,
     ready: Readiness,
     queue: Queue,
     buffers: Buffers,
-    /// Counters of this server.
+    /// Counters of this port.
     pub(super) own: Arc<ServerCounts>,
 }
 
-impl Server {
-    pub(super) fn new(
-        settings: Settings,
-        view: watch::Receiver<Arc<NodeView>>,
-        ready: Readiness,
-        limits: Limits,
-    ) -> Server {
-        Server { settings, view, ready, queue: Queue::new(limits), buffers: Buffers::default(), own: Arc::default() }
+impl HttpApplication for Routes {
+    type Body = Answer;
+
+    /// The API answers every client that has the token; without a token, clients on this machine.
+    fn access(&self, uri: &Uri) -> &Access {
+        match self.place(uri.path()) {
+            Some(Place::Api(_)) => &self.api,
+            _ => &Access::Everyone,
+        }
     }
 
-    /// The line of requests that wait for one of the common answers.
-    pub(super) fn common_line(&self) -> Line {
-        self.queue.common_line()
-    }
-
-    /// Answers one request.
-    pub(super) async fn answer(&self, request: &Request<Incoming>, ends: Ends) -> Response<Answer> {
+    async fn answer(&self, request: Request<Incoming>, ends: Ends) -> Response<Answer> {
         let Some(place) = self.place(request.uri().path()) else {
             return sentence(StatusCode::NOT_FOUND, "no such path; / lists the paths.");
         };
         let mut response = match *request.method() {
-            Method::GET | Method::HEAD => self.open(place, request, ends).await,
+            Method::GET | Method::HEAD => self.open(place, &request, ends).await,
             _ => {
                 let mut response = sentence(StatusCode::METHOD_NOT_ALLOWED, "only GET and HEAD are answered here.");
                 set(&mut response, header::ALLOW, "GET, HEAD");
@@ -105,6 +90,31 @@ impl Server {
             set(&mut response, header::CONNECTION, "close");
         }
         if request.method() == Method::HEAD { response.map(Answer::emptied) } else { response }
+    }
+
+    fn is_waited_for(&self) -> bool {
+        self.queue.is_waited_in()
+    }
+}
+
+impl Routes {
+    pub(super) fn new(
+        settings: Settings,
+        view: watch::Receiver<Arc<NodeView>>,
+        ready: Readiness,
+        limits: Limits,
+    ) -> Routes {
+        let condition = match &settings.api_token {
+            Some(secret) => {
+                Condition::Token(BearerToken { secret: Arc::clone(secret), opens: "the API", name: "token" })
+            }
+            None => Condition::OnThisMachine(
+                "the API answers callers on this machine only; set an API token to open it to others.",
+            ),
+        };
+        let api = Access::Callers(settings.hosts.clone(), condition);
+        let (queue, buffers) = (Queue::new(limits), Buffers::default());
+        Routes { settings, api, view, ready, queue, buffers, own: Arc::default() }
     }
 
     fn place(&self, path: &str) -> Option<Place> {
@@ -144,10 +154,7 @@ impl Server {
             Place::Health => sentence(StatusCode::OK, "ok"),
             Place::Ready => self.readiness(),
             Place::Metrics(sets) => self.metrics(&sets, request.headers(), ends.peer).await,
-            Place::Api(document) => match self.refusal(ends, (request.uri(), request.headers())) {
-                Some(refusal) => refusal,
-                None => self.api(document, request, ends.peer).await,
-            },
+            Place::Api(document) => self.api(document, request, ends.peer).await,
         }
     }
 
@@ -245,29 +252,6 @@ impl Server {
         set(&mut response, header::RETRY_AFTER, "5");
         response
     }
-
-    /// `None` if the client may use the API: with a token set, every client that has it; without one, clients on this
-    /// machine.
-    fn refusal(&self, ends: Ends, request: (&Uri, &HeaderMap)) -> Option<Response<Answer>> {
-        let (uri, headers) = request;
-        if let Err(why) = self.settings.hosts.check(uri, headers, ends.local) {
-            return Some(sentence(StatusCode::FORBIDDEN, &why));
-        }
-        let Some(token) = &self.settings.api_token else {
-            let why = "the API answers callers on this machine only; set an API token to open it to others.";
-            return (!ends.peer.to_canonical().is_loopback()).then(|| sentence(StatusCode::FORBIDDEN, why));
-        };
-        match caller::bearer(headers) {
-            Some(given) if caller::same(given, token.as_bytes()) => None,
-            Some(_) => Some(sentence(StatusCode::FORBIDDEN, "this token is not valid for the API.")),
-            None => {
-                let why = "the API needs the header Authorization: Bearer <token>.";
-                let mut refusal = sentence(StatusCode::UNAUTHORIZED, why);
-                set(&mut refusal, header::WWW_AUTHENTICATE, "Bearer");
-                Some(refusal)
-            }
-        }
-    }
 }
 
 /// A line for `/readyz` if the agent cannot keep containers from GPUs that they were not given.
@@ -324,43 +308,32 @@ mod tests {
     use super::*;
 
     #[test]
-    fn with_a_token_everyone_needs_it_and_without_one_only_this_machine_is_answered() {
+    fn the_api_needs_its_token_or_a_caller_on_this_machine_and_other_paths_need_nothing() {
         let settings = |token: Option<&str>| Settings {
             sets: super::super::settings::MetricSets { dcgm: true, dcgm_renamed: false, hami: false, cadvisor: false },
             api_token: token.map(Arc::from),
-            hosts: caller::AllowedHosts::default(),
+            hosts: crate::caller::AllowedHosts::default(),
+            certificates: None,
             clock: crate::sample_view::clock,
         };
         let view = watch::channel(Arc::new(crate::sample_view::small())).1;
         let ready = watch::channel(Ok(())).1;
-        for (token, peer, given, wanted) in [
-            (None, "127.0.0.1", None, None),
-            (None, "::ffff:127.0.0.1", None, None),
-            (None, "::1", None, None),
-            (Some("t"), "127.0.0.9", None, Some(401)),
-            (Some("t"), "::1", Some("Bearer t"), None),
-            (None, "10.0.0.1", None, Some(403)),
-            (None, "10.0.0.1", Some("Bearer t"), Some(403)),
-            (Some("t"), "10.0.0.1", None, Some(401)),
-            (Some("t"), "10.0.0.1", Some("Basic t"), Some(401)),
-            (Some("t"), "10.0.0.1", Some("Bearer x"), Some(403)),
-            (Some("t"), "fd00::1", Some("bearer t"), None),
-        ] {
-            let server = Server::new(settings(token), view.clone(), ready.clone(), Limits::default());
-            let mut headers = HeaderMap::new();
-            if let Some(given) = given {
-                headers.insert(header::AUTHORIZATION, HeaderValue::from_static(given));
+        let paths: Vec<&str> = INDEX.lines().filter_map(|line| line.split(' ').next()).collect();
+        let paths = paths.into_iter().filter(|path| path.starts_with('/'));
+        let (local, far) = (IpAddr::from([127, 0, 0, 1]), IpAddr::from([10, 0, 0, 1]));
+        for path in paths.chain(["/", "/nothing"]) {
+            for (token, peer, wanted) in [
+                (None, local, None),
+                (None, far, Some(403)),
+                (Some("t"), local, Some(401)),
+                (Some("t"), far, Some(401)),
+            ] {
+                let routes = Routes::new(settings(token), view.clone(), ready.clone(), Limits::default());
+                let (uri, ends) = (path.parse().unwrap(), Ends { peer, local: IpAddr::from([10, 0, 0, 2]) });
+                let denial = routes.access(&uri).check(&uri, &HeaderMap::new(), ends).err();
+                let wanted = wanted.filter(|_| path.starts_with("/api/"));
+                assert_eq!(denial.map(|denial| denial.status.as_u16()), wanted, "{token:?} {peer} {path}");
             }
-            let ends = Ends { peer: peer.parse().unwrap(), local: IpAddr::from([10, 0, 0, 2]) };
-            let refusal = server.refusal(ends, (&Uri::from_static("/api/v1/node"), &headers));
-            assert_eq!(refusal.map(|refusal| refusal.status().as_u16()), wanted, "{token:?} {peer} {given:?}");
         }
-    }
-
-    #[test]
-    fn the_busy_answer_counts_its_own_bytes() {
-        let text = std::str::from_utf8(BUSY).unwrap();
-        let (head, body) = text.split_once("\r\n\r\n").unwrap();
-        assert!(head.contains(&format!("Content-Length: {}", body.len())), "{}", body.len());
     }
 }

@@ -1,6 +1,8 @@
 //! Settings and limits of the metrics server.
 
 use crate::caller::AllowedHosts;
+use crate::server::ConnectionLimits;
+use crate::server::certificate::Certificates;
 use model::time::Now;
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,6 +17,8 @@ pub struct Settings {
     pub api_token: Option<Arc<str>>,
     /// Accepted `Host` names for `/api/v1`.
     pub hosts: AllowedHosts,
+    /// Certificates for HTTPS; plain HTTP without. Clients show no certificate here: the kubelet's probes have none.
+    pub certificates: Option<Arc<Certificates>>,
     /// Reads both clocks, so that ages count from the moment of an answer.
     pub clock: fn() -> Now,
 }
@@ -38,25 +42,13 @@ pub type Readiness = watch::Receiver<Result<(), Arc<str>>>;
 /// The limits of the server. The program uses the default; tests wait less. It has one field for each limit.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Limits {
-    /// Most connections at once. The port of a node has a handful of scrapers, `top` and the kubelet's probes. 256 idle
-    /// connections take about 5 MiB at worst.
-    pub(super) connections: usize,
-    /// Time for a request's headers, and so also the longest pause between two requests. It is above Prometheus's usual
-    /// interval of 15 s, so that Prometheus can keep its connection. [`super::connection_limit`] handles clients with
-    /// many connections.
-    pub(super) header_time: Duration,
-    /// Time for a client to take the rest of an answer once the socket's buffer is full: Prometheus's default scrape
-    /// timeout.
-    pub(super) patience: Duration,
-    /// The same while a request waits in the common line. Then all eight answers are free again within this time. So
-    /// the last of 32 waiting requests gets its turn within two seconds, plus the time to write 32 answers. In half a
-    /// second a network of 100 Mbit/s takes 6 MB; a compressed answer for 5,000 containers has less than 1 MB.
-    pub(super) haste: Duration,
+    /// The limits of connections.
+    pub(super) connections: ConnectionLimits,
     /// Most answers with a large body in progress at once. One scraper and one `top` are usual. With 5,000 containers
     /// an answer has some 15 MB, so eight stalled clients cost at most 120 MB for the ten seconds until they are cut.
     pub(super) answers: usize,
     /// Most answers in progress for one address. Two scrapers behind one address run side by side. Four addresses can
-    /// hold all answers; their stalled clients are then cut after `haste`.
+    /// hold all answers; their stalled clients are then cut after [`ConnectionLimits::busy_write_timeout`].
     pub(super) answers_per_peer: usize,
     /// Length of the common line: requests that wait for one of the `answers`. An address has at most
     /// `answers_per_peer` requests in this line and in progress together, so it takes 20 addresses to fill both.
@@ -69,24 +61,36 @@ pub(super) struct Limits {
     pub(super) waiting_per_peer: usize,
     /// How long a request waits; it is below Prometheus's 10 s.
     pub(super) wait: Duration,
-    /// How long requests in flight may take after `stop`; the whole program has 5 s.
-    pub(super) drain: Duration,
 }
+
+/// The limits of connections.
+const CONNECTIONS: ConnectionLimits = ConnectionLimits {
+    // The port of a node has a handful of scrapers, `top` and the kubelet's probes. 256 idle connections take about
+    // 5 MiB at worst.
+    connections: 256,
+    // Above Prometheus's usual interval of 15 s, so that Prometheus can keep its connection. A client with many idle
+    // connections loses them when another one connects.
+    header_timeout: Duration::from_secs(30),
+    // Prometheus's default scrape timeout.
+    write_timeout: Duration::from_secs(10),
+    // While a request waits in the common line, all eight answers are free again within this time. So the last of 32
+    // waiting requests gets its turn within two seconds, plus the time to write 32 answers. In half a second a network
+    // of 100 Mbit/s takes 6 MB; a compressed answer for 5,000 containers has less than 1 MB.
+    busy_write_timeout: Duration::from_millis(500),
+    // The whole program has 5 s.
+    drain: Duration::from_secs(2),
+};
 
 impl Default for Limits {
     fn default() -> Self {
         Limits {
-            connections: 256,
-            header_time: Duration::from_secs(30),
-            patience: Duration::from_secs(10),
-            haste: Duration::from_millis(500),
+            connections: CONNECTIONS,
             answers: 8,
             answers_per_peer: 2,
             waiting: 32,
             waiting_for_peers: 64,
             waiting_per_peer: 8,
             wait: Duration::from_secs(5),
-            drain: Duration::from_secs(2),
         }
     }
 }

@@ -72,8 +72,8 @@ pub fn write(input: &MetricsInput<'_>, out: &mut Exposition<'_>) {
     for (family, count) in [
         (&SCRAPES, &input.own.scrapes),
         (&REFUSED, &input.own.scrapes_refused),
-        (&CONNECTIONS, &input.own.connections),
-        (&CUT, &input.own.connections_cut),
+        (&CONNECTIONS, &input.own.connections.open),
+        (&CUT, &input.own.connections.cut),
     ] {
         out.family(family);
         out.sample(&[], SampleValue::Whole(count.load(Ordering::Relaxed)));

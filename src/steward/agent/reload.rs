@@ -8,6 +8,7 @@ use crate::settings::{Live, Settings};
 use crate::telemetry::level::Level;
 use effects::caller::AllowedHosts;
 use effects::http;
+use effects::server::certificate::Certificates;
 use std::collections::BTreeMap;
 use std::io::Read;
 use std::path::Path;
@@ -24,17 +25,27 @@ pub(crate) struct Reload {
     /// The values of the start or of the last valid file. A setting that needs a restart keeps its value of the start.
     said: BTreeMap<&'static str, RawValue>,
     live: Live,
-    hosts: AllowedHosts,
+    access: PortAccess,
     http: watch::Sender<http::Settings>,
+}
+
+/// What the HTTP server keeps while its settings change.
+#[derive(Clone, Debug)]
+pub(crate) struct PortAccess {
+    /// Accepted `Host` names.
+    pub hosts: AllowedHosts,
+    /// Certificates for HTTPS. Their files are read again; which files they are needs a restart to change.
+    pub certificates: Option<Arc<Certificates>>,
 }
 
 /// The settings of the HTTP server.
 ///
 /// # Errors
 /// What is wrong with the token's file, as a sentence.
-pub(crate) fn http_settings(live: &Live, hosts: AllowedHosts) -> Result<http::Settings, String> {
+pub(crate) fn http_settings(live: &Live, access: PortAccess) -> Result<http::Settings, String> {
     let api_token = live.api_token_file.as_deref().map(|path| token("API", path)).transpose()?;
-    Ok(http::Settings { sets: live.sets, api_token, hosts, clock: sources::clock::now })
+    let PortAccess { hosts, certificates } = access;
+    Ok(http::Settings { sets: live.sets, api_token, hosts, certificates, clock: sources::clock::now })
 }
 
 /// Reads a token from its file. `purpose` names it in errors.
@@ -55,9 +66,9 @@ pub(crate) fn token(purpose: &str, path: &Path) -> Result<Arc<str>, String> {
 
 impl Reload {
     /// Starts from the settings of the start; `http` takes new settings to the HTTP server.
-    pub(crate) fn new(raw: RawSettings, live: Live, hosts: AllowedHosts, http: watch::Sender<http::Settings>) -> Self {
+    pub(crate) fn new(raw: RawSettings, live: Live, access: PortAccess, http: watch::Sender<http::Settings>) -> Self {
         let said = raw.layer().said;
-        Reload { raw, said, live, hosts, http }
+        Reload { raw, said, live, access, http }
     }
 
     /// Reads the file again, and applies it.
@@ -71,7 +82,7 @@ impl Reload {
                 return;
             }
         };
-        let http = match http_settings(&settings.live, self.hosts.clone()) {
+        let http = match http_settings(&settings.live, self.access.clone()) {
             Ok(http) => http,
             Err(problem) => {
                 tracing::error!(problem, "the configuration was not reloaded: the settings stay as they are");

@@ -3,7 +3,9 @@
 use super::latch::Progress;
 use crate::agent::listeners::Listeners;
 use effects::http;
+use effects::server::certificate::Certificates;
 use model::view::NodeView;
+use std::convert::Infallible;
 use std::io::ErrorKind;
 use std::net::TcpListener;
 use std::os::unix::net::UnixListener;
@@ -51,6 +53,7 @@ pub(crate) async fn ports(
     let (ended, end) = oneshot::channel();
     let runtime = tokio::runtime::Builder::new_current_thread().max_blocking_threads(BLOCKING).enable_all().build()?;
     let stop = shown.stop.clone();
+    let fresh = fresh([settings.borrow().certificates.clone(), admin.certificates.clone()]);
     let serving = async move {
         let open = http(doors.http, settings, shown);
         let admin = async {
@@ -59,13 +62,25 @@ pub(crate) async fn ports(
                 None => Ok(()),
             }
         };
-        tokio::try_join!(open, admin).map(|_| ())
+        tokio::select! {
+            ended = async { tokio::try_join!(open, admin) } => ended.map(|_| ()),
+            never = fresh => match never {},
+        }
     };
     std::thread::Builder::new().name("ports".into()).stack_size(STACK).spawn(move || {
         // The receiver is gone if the agent has ended.
         let _ = ended.send(runtime.block_on(serving));
     })?;
     end.await.unwrap_or_else(|_| Err(std::io::Error::other("the thread of the ports panicked")))
+}
+
+/// Keeps the certificates of both ports fresh, for ever.
+async fn fresh([http, admin]: [Option<Arc<Certificates>>; 2]) -> Infallible {
+    let keep = async |certificates: Option<Arc<Certificates>>| match certificates {
+        Some(certificates) => certificates.keep_fresh().await,
+        None => std::future::pending().await,
+    };
+    tokio::join!(keep(http), keep(admin)).0
 }
 
 /// Serves `:9410`. For new settings it starts a new server on the same listener, and the old server finishes its

@@ -93,7 +93,7 @@ fn holders(view: watch::Receiver<Arc<NodeView>>) -> SimulatedHolders {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{DriverDoor, Live, Reload, reload};
+    use super::super::{DriverDoor, Live, PortAccess, Reload, reload};
     use super::*;
     use crate::exit::Exit;
     use crate::lifecycle::{EndedTask, Lifecycle, runtime};
@@ -133,13 +133,13 @@ mod tests {
     fn a_thread_that_panics_ends_the_agent_and_its_name_is_logged() {
         let settings = settings("none");
         let telemetry = telemetry::start(LogFormat::Text, settings.live.verbosity);
-        let hosts = AllowedHosts::new(["n1"]);
-        let http = watch::channel(reload::http_settings(&settings.live, hosts.clone()).unwrap()).0;
-        let reload = Reload::new(RawSettings::default(), settings.live.clone(), hosts, http);
+        let access = PortAccess { hosts: AllowedHosts::new(["n1"]), certificates: None };
+        let http = watch::channel(reload::http_settings(&settings.live, access.clone()).unwrap()).0;
+        let reload = Reload::new(RawSettings::default(), settings.live.clone(), access, http);
         let mut mode = Live {
             reload,
             level: Arc::clone(&telemetry.level),
-            certificates: Arc::default(),
+            certificates: Vec::new(),
             replaced: Arc::default(),
             driver: DriverDoor::default(),
         };

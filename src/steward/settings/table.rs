@@ -419,6 +419,14 @@ pub(crate) const KEYS: &[Key] = &[
          other machines are refused",
     )
     .live(),
+    key(
+        Serving,
+        "tls-cert",
+        ("PATH", "none"),
+        "Certificate chain (PEM) with which --listen serves HTTPS, and nothing else: give the scheme to Prometheus and \
+         to probes too",
+    ),
+    key(Serving, "tls-key", ("PATH", "none"), "Private key (PEM) of tls-cert"),
     key(Serving, "admin-tls-cert", ("PATH", "none"), "Certificate chain (PEM) with which the admin port serves HTTPS"),
     key(Serving, "admin-tls-key", ("PATH", "none"), "Private key (PEM) of admin-tls-cert"),
     key(

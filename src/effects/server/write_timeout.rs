@@ -4,22 +4,21 @@
 //! counts from the first stall and not from the last byte, so a client that reads one byte a second is cut too. While
 //! other requests wait for an answer, the limit is shorter.
 
-use super::queue::Line;
-use super::settings::Limits;
+use super::application::{ConnectionLimits, HttpApplication, HttpServer};
 use std::io;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tokio::time::{Instant, Sleep};
 
-/// The socket.
+/// The socket of one connection.
 #[derive(Debug)]
-pub(super) struct Patient {
+pub(super) struct TimedWrites<A> {
     stream: TcpStream,
-    limits: Limits,
-    /// The requests that wait for an answer.
-    line: Line,
+    /// Says how long a client may stall, and whether requests wait for its answer to end.
+    server: Arc<HttpServer<A>>,
     stalled: Option<Stall>,
 }
 
@@ -27,19 +26,22 @@ pub(super) struct Patient {
 #[derive(Debug)]
 struct Stall {
     since: Instant,
-    /// Ends at the next check of the line.
+    /// Ends at the next check.
     look: Pin<Box<Sleep>>,
 }
 
-impl Patient {
-    pub(super) fn new(stream: TcpStream, limits: Limits, line: Line) -> Patient {
-        Patient { stream, limits, line, stalled: None }
+impl<A: HttpApplication> TimedWrites<A> {
+    pub(super) fn new(stream: TcpStream, server: Arc<HttpServer<A>>) -> TimedWrites<A> {
+        TimedWrites { stream, server, stalled: None }
     }
 
     /// Starts the clock at the first stall; returns an error when the time has run out.
     fn wait<T>(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<T>> {
-        let haste = self.limits.haste.min(self.limits.patience);
-        self.stalled.get_or_insert_with(|| Stall { since: Instant::now(), look: Box::pin(tokio::time::sleep(haste)) });
+        let busy_write_timeout = self.server.limits.busy_write_timeout.min(self.server.limits.write_timeout);
+        self.stalled.get_or_insert_with(|| Stall {
+            since: Instant::now(),
+            look: Box::pin(tokio::time::sleep(busy_write_timeout)),
+        });
         if self.has_run_out(cx) {
             return Poll::Ready(Err(io::Error::new(
                 io::ErrorKind::TimedOut,
@@ -52,25 +54,25 @@ impl Patient {
     /// Whether the client's time has run out. If not, this task is woken for the next check.
     fn has_run_out(&mut self, cx: &mut Context<'_>) -> bool {
         let Some(stall) = &mut self.stalled else { return false };
-        let Limits { haste, patience, .. } = self.limits;
+        let ConnectionLimits { busy_write_timeout, write_timeout, .. } = self.server.limits;
         while stall.look.as_mut().poll(cx).is_ready() {
-            let left = patience.saturating_sub(stall.since.elapsed());
-            if left.is_zero() || self.line.is_waited_in() {
+            let left = write_timeout.saturating_sub(stall.since.elapsed());
+            if left.is_zero() || self.server.application.is_waited_for() {
                 return true;
             }
-            stall.look.as_mut().reset(Instant::now() + haste.min(left));
+            stall.look.as_mut().reset(Instant::now() + busy_write_timeout.min(left));
         }
         false
     }
 }
 
-impl AsyncRead for Patient {
+impl<A: HttpApplication> AsyncRead for TimedWrites<A> {
     fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         Pin::new(&mut self.stream).poll_read(cx, buf)
     }
 }
 
-impl AsyncWrite for Patient {
+impl<A: HttpApplication> AsyncWrite for TimedWrites<A> {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         match Pin::new(&mut self.stream).poll_write(cx, bytes) {
             Poll::Pending => self.wait(cx),
@@ -104,7 +106,7 @@ impl AsyncWrite for Patient {
     }
 }
 
-impl Patient {
+impl<A: HttpApplication> TimedWrites<A> {
     /// A partial write does not stop the clock.
     fn still_in_time<T>(&mut self, cx: &mut Context<'_>, result: io::Result<T>) -> Poll<io::Result<T>> {
         if self.has_run_out(cx) { self.wait(cx) } else { Poll::Ready(result) }

@@ -6,8 +6,10 @@
 
 use parking_lot::Mutex;
 use std::cmp::Reverse;
+use std::collections::HashMap;
 use std::net::IpAddr;
 use std::sync::Arc;
+use std::time::Duration;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
@@ -27,8 +29,10 @@ struct Place {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
+    /// No request is being answered, since this moment.
     Idle(Instant),
-    Busy,
+    /// So many requests are being answered; HTTP/2 has several at once.
+    Busy(usize),
     Gone,
 }
 
@@ -45,7 +49,7 @@ pub(super) struct Admission {
 #[derive(Debug)]
 pub(super) struct ConnectionPermit(Arc<Place>);
 
-/// A request is being answered. When this is dropped, the connection is idle again.
+/// A request is being answered. When the last one of a connection is dropped, the connection is idle again.
 #[derive(Debug)]
 pub(super) struct Busy(Arc<Place>);
 
@@ -62,9 +66,14 @@ impl ConnectionLimit {
             self.taken.retain(|place| *place.state.lock() != State::Gone);
         }
         if self.taken.len() >= self.places {
+            // Both scans are linear: a port may have thousands of connections, and a client may open more all the time.
+            let mut of_peer = HashMap::<IpAddr, usize>::new();
+            for place in &self.taken {
+                *of_peer.entry(place.peer).or_default() += 1;
+            }
             let idle = self.taken.iter().enumerate().filter_map(|(number, place)| match *place.state.lock() {
-                State::Idle(since) => Some((Reverse(self.of(place.peer)), since, number)),
-                State::Busy | State::Gone => None,
+                State::Idle(since) => Some((Reverse(of_peer.get(&place.peer).copied()), since, number)),
+                State::Busy(_) | State::Gone => None,
             });
             let (_, _, number) = idle.min()?;
             self.taken.remove(number).leave.cancel();
@@ -74,11 +83,6 @@ impl ConnectionLimit {
         let place = Arc::new(Place { peer, state, leave });
         self.taken.push(Arc::clone(&place));
         Some(Admission { permit: ConnectionPermit(place), made_way })
-    }
-
-    /// Number of connections from this address. A scan is cheap: there are some hundred connections.
-    fn of(&self, peer: IpAddr) -> usize {
-        self.taken.iter().filter(|place| place.peer == peer).count()
     }
 }
 
@@ -90,8 +94,26 @@ impl ConnectionPermit {
 
     /// Marks the connection as busy until the guard, and so the answer's body, is dropped.
     pub(super) fn busy(&self) -> Busy {
-        *self.0.state.lock() = State::Busy;
+        let mut state = self.0.state.lock();
+        *state = match *state {
+            State::Busy(requests) => State::Busy(requests + 1),
+            State::Idle(_) | State::Gone => State::Busy(1),
+        };
         Busy(Arc::clone(&self.0))
+    }
+
+    /// Returns when no request has been answered for this long.
+    pub(super) async fn idle_for(&self, limit: Duration) {
+        loop {
+            let left = match *self.0.state.lock() {
+                State::Idle(since) => limit.saturating_sub(since.elapsed()),
+                State::Busy(_) | State::Gone => limit,
+            };
+            if left.is_zero() {
+                return;
+            }
+            tokio::time::sleep(left).await;
+        }
     }
 }
 
@@ -104,9 +126,11 @@ impl Drop for ConnectionPermit {
 impl Drop for Busy {
     fn drop(&mut self) {
         let mut state = self.0.state.lock();
-        if *state == State::Busy {
-            *state = State::Idle(Instant::now());
-        }
+        *state = match *state {
+            State::Busy(requests) if requests > 1 => State::Busy(requests - 1),
+            State::Busy(_) => State::Idle(Instant::now()),
+            other @ (State::Idle(_) | State::Gone) => other,
+        };
     }
 }
 
@@ -122,27 +146,43 @@ mod tests {
 
     #[tokio::test]
     async fn the_longest_idle_makes_way_and_the_busy_stay() {
-        let mut room = ConnectionLimit::new(PLACES);
-        let permits: Vec<ConnectionPermit> = (0..PLACES).map(|_| room.enter(address(1)).unwrap().permit).collect();
+        let mut limit = ConnectionLimit::new(PLACES);
+        let permits: Vec<ConnectionPermit> = (0..PLACES).map(|_| limit.enter(address(1)).unwrap().permit).collect();
         let busy: Vec<Busy> = permits.iter().skip(1).map(ConnectionPermit::busy).collect();
-        assert_eq!(room.enter(address(1)).map(|admission| admission.made_way), Some(1));
+        assert_eq!(limit.enter(address(1)).map(|admission| admission.made_way), Some(1));
         permits[0].asked_to_leave().await;
-        let last = room.enter(address(1));
+        let last = limit.enter(address(1));
         assert!(last.is_some(), "the one that just came in is idle and gone already");
         let _held = last.map(|admission| (admission.permit.busy(), admission.permit));
-        assert!(room.enter(address(1)).is_none(), "all are busy");
+        assert!(limit.enter(address(1)).is_none(), "all are busy");
         drop(busy);
-        assert!(room.enter(address(1)).is_some());
-        assert!(room.taken.len() <= PLACES);
+        assert!(limit.enter(address(1)).is_some());
+        assert!(limit.taken.len() <= PLACES);
+    }
+
+    #[tokio::test]
+    async fn a_connection_is_idle_when_the_last_of_its_requests_is_answered() {
+        let mut limit = ConnectionLimit::new(1);
+        let permit = limit.enter(address(1)).unwrap().permit;
+        let (first, second) = (permit.busy(), permit.busy());
+        drop(first);
+        assert!(limit.enter(address(1)).is_none(), "the second request is still being answered");
+        let pause = Duration::from_millis(20);
+        assert!(tokio::time::timeout(5 * pause, permit.idle_for(pause)).await.is_err());
+        let since = Instant::now();
+        drop(second);
+        permit.idle_for(pause).await;
+        assert!(since.elapsed() >= pause);
+        assert!(limit.enter(address(1)).is_some(), "the idle one makes room");
     }
 
     #[tokio::test]
     async fn an_address_with_many_connections_costs_another_one_none() {
-        let mut room = ConnectionLimit::new(PLACES);
-        let kept = room.enter(address(2)).unwrap().permit;
+        let mut limit = ConnectionLimit::new(PLACES);
+        let kept = limit.enter(address(2)).unwrap().permit;
         let mut many = Vec::new();
         for _ in 0..10 * PLACES {
-            many.push(room.enter(address(1)).unwrap().permit);
+            many.push(limit.enter(address(1)).unwrap().permit);
         }
         assert!(!kept.0.leave.is_cancelled(), "the oldest of all, and idle");
         assert_eq!(many.iter().filter(|permit| !permit.0.leave.is_cancelled()).count(), PLACES - 1);

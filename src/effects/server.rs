@@ -1,0 +1,114 @@
+//! Serves HTTP on a TCP port. Every TCP port of the program is served here: it brings an [`HttpApplication`], which
+//! answers requests and says who may make them.
+//!
+//! ```text
+//!   accept ──▶ connection limit (when it is reached, an idle connection is closed) ──▶ one task each
+//!   one task: write timeout (cuts a client that stops reading) · TLS, if there are certificates · HTTP/1, or HTTP/2
+//!             if the port offers it · access (Host, address, token) · the application
+//! ```
+//!
+//! Bounds: connections, requests at once on an HTTP/2 connection, time of the TLS handshake, header bytes and time, idle
+//! time, time that a client may take to read an answer, time of the drain. [`body::read`] bounds a request body in bytes
+//! and time; an application that does not call it reads no body.
+//!
+//! What must never happen here: a wait without an end; a connection that keeps its place without asking anything while
+//! another client is refused; a request that reaches an application before its caller is checked; a path, a token or
+//! another rule of an application.
+
+pub mod body;
+pub mod certificate;
+mod application;
+mod connection_limit;
+mod write_timeout;
+mod connection;
+#[cfg(test)]
+mod tests;
+
+pub use application::{ConnectionCounts, ConnectionLimits, HttpApplication, HttpServer};
+
+use connection::Connection;
+use connection_limit::ConnectionLimit;
+use std::net::{IpAddr, Ipv6Addr, SocketAddr, TcpListener};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+use tokio::net::TcpStream;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+/// Pause after a failed accept, for example when no file descriptor is left, so that the loop does not spin.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+/// The answer to a connection over the limit when no other connection is idle. Where clients expect TLS, the connection
+/// is closed without an answer.
+const BUSY: &[u8] = b"HTTP/1.1 503 Service Unavailable\r\nContent-Type: text/plain; charset=utf-8\r\n\
+Content-Length: 50\r\nConnection: close\r\nRetry-After: 5\r\n\r\nall connections are busy; try again in 5 seconds.\n";
+
+/// Opens a port. This is separate from [`HttpServer::serve`], so that a port in use is an error before the program
+/// announces anything.
+///
+/// # Errors
+/// The error of the operating system.
+pub fn bind(address: SocketAddr) -> std::io::Result<TcpListener> {
+    let listener = TcpListener::bind(address)?;
+    listener.set_nonblocking(true)?;
+    Ok(listener)
+}
+
+impl<A: HttpApplication> HttpServer<A> {
+    /// Serves until `stop` is cancelled, then waits for the requests in flight. The listener must be one of [`bind`].
+    ///
+    /// # Errors
+    /// When the listener cannot be used.
+    pub async fn serve(self, listener: TcpListener, stop: CancellationToken) -> std::io::Result<()> {
+        let listener = tokio::net::TcpListener::from_std(listener)?;
+        let server = Arc::new(self);
+        let connections = TaskTracker::new();
+        let mut limit = ConnectionLimit::new(server.limits.connections);
+        loop {
+            let accepted = tokio::select! {
+                () = stop.cancelled() => break,
+                accepted = listener.accept() => accepted,
+            };
+            let (stream, peer) = match accepted {
+                Ok(accepted) => accepted,
+                Err(error) => {
+                    // The connection was reset before the accept, or no file descriptor is left. Neither ends the
+                    // server.
+                    tracing::debug!(%error, "cannot accept a connection");
+                    tokio::time::sleep(ACCEPT_PAUSE).await;
+                    continue;
+                }
+            };
+            match limit.enter(host(peer.ip())) {
+                Some(admission) => {
+                    server.counts.cut.fetch_add(admission.made_way, Ordering::Relaxed);
+                    let connection = Connection::new(peer, admission.permit, Arc::clone(&server));
+                    connections.spawn(connection.run(stream, stop.clone()));
+                }
+                None => server.refuse(&stream),
+            }
+        }
+        connections.close();
+        if tokio::time::timeout(server.limits.drain, connections.wait()).await.is_err() {
+            tracing::info!(open = connections.len(), "connections did not end in time and are closed");
+        }
+        Ok(())
+    }
+
+    /// No connection is idle: the new one gets the answer at once, without a task.
+    fn refuse(&self, stream: &TcpStream) {
+        self.counts.cut.fetch_add(1, Ordering::Relaxed);
+        if self.certificates.is_none() {
+            let _ = stream.try_write(BUSY);
+        }
+    }
+}
+
+/// The address that stands for one host. For IPv6 these are the first 64 bits, because a host may use all the others.
+#[must_use]
+pub fn host(address: IpAddr) -> IpAddr {
+    match address.to_canonical() {
+        IpAddr::V6(address) => Ipv6Addr::from_bits(address.to_bits() >> 64 << 64).into(),
+        address @ IpAddr::V4(_) => address,
+    }
+}

@@ -1,0 +1,82 @@
+//! What a port serves: an application, its limits and its certificates.
+
+use super::certificate::Certificates;
+use crate::caller::{Access, Ends};
+use hyper::body::{Body, Bytes, Incoming};
+use hyper::{Request, Response, Uri};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+/// The limits of connections.
+#[derive(Clone, Copy, Debug)]
+pub struct ConnectionLimits {
+    /// Most connections at once.
+    pub connections: usize,
+    /// Time for the TLS handshake, for a request's headers, and so also the longest pause between two requests.
+    pub header_timeout: Duration,
+    /// Time for a client to take the rest of an answer once the socket's buffer is full.
+    pub write_timeout: Duration,
+    /// The same while [`HttpApplication::is_waited_for`].
+    pub busy_write_timeout: Duration,
+    /// How long requests in flight may take after a stop.
+    pub drain: Duration,
+}
+
+/// Answers the requests of one port.
+pub trait HttpApplication: Send + Sync + 'static {
+    /// The body of an answer.
+    type Body: Body<Data = Bytes, Error: Into<Box<dyn std::error::Error + Send + Sync>>> + Send + Unpin + 'static;
+
+    /// Who may make a request to this address. The server checks it before it calls [`HttpApplication::answer`] and
+    /// before it reads the body.
+    fn access(&self, uri: &Uri) -> &Access;
+
+    /// Answers one request of a caller that may make it.
+    fn answer(&self, request: Request<Incoming>, ends: Ends) -> impl Future<Output = Response<Self::Body>> + Send;
+
+    /// Whether requests wait because others hold what they need. Then a client that stops reading is cut earlier.
+    fn is_waited_for(&self) -> bool {
+        false
+    }
+}
+
+/// Counts the connections of one port.
+#[derive(Debug, Default)]
+pub struct ConnectionCounts {
+    /// Connections that are open.
+    pub open: AtomicU64,
+    /// Connections closed for newer ones, or refused because all were busy.
+    pub cut: AtomicU64,
+}
+
+/// An open connection; it counts as open until this is dropped.
+#[derive(Debug)]
+pub(super) struct OpenConnection(Arc<ConnectionCounts>);
+
+impl OpenConnection {
+    /// Counts an open connection.
+    pub(super) fn count(counts: &Arc<ConnectionCounts>) -> OpenConnection {
+        counts.open.fetch_add(1, Ordering::Relaxed);
+        OpenConnection(Arc::clone(counts))
+    }
+}
+
+impl Drop for OpenConnection {
+    fn drop(&mut self) {
+        self.0.open.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// What is served on a port, and how.
+#[derive(Debug)]
+pub struct HttpServer<A> {
+    /// Answers the requests.
+    pub application: A,
+    /// Limits of the connections.
+    pub limits: ConnectionLimits,
+    /// Certificates for HTTPS; plain HTTP without.
+    pub certificates: Option<Arc<Certificates>>,
+    /// Counts the connections.
+    pub counts: Arc<ConnectionCounts>,
+}

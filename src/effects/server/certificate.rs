@@ -1,0 +1,216 @@
+//! Certificates for HTTPS. The server reads them again when their files change, and at once on SIGHUP.
+
+use parking_lot::RwLock;
+use rustls::crypto::{CryptoProvider, ring};
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use rustls::server::WebPkiClientVerifier;
+use rustls::server::danger::ClientCertVerifier;
+use rustls::{RootCertStore, ServerConfig};
+use std::convert::Infallible;
+use std::fs;
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::Notify;
+use tokio::task::spawn_blocking;
+use tokio_rustls::TlsAcceptor;
+
+/// Pause between two checks of the files. Renewal tools replace certificates days before the old ones expire.
+const LOOK_EVERY: Duration = Duration::from_secs(10);
+
+/// The protocols of HTTP/1 and HTTP/2 in the TLS handshake (ALPN).
+const HTTP1: &[u8] = b"http/1.1";
+const HTTP2: &[u8] = b"h2";
+
+/// The versions of HTTP that a port offers in the TLS handshake (ALPN). A client that names none there gets HTTP/1.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum HttpVersions {
+    /// HTTP/1 only.
+    Http1,
+    /// Also HTTP/2, which gRPC needs. A client that does not take an answer by HTTP/2's own flow control is not cut as
+    /// long as it answers pings, so this is for ports whose answers are small, or are streams with a bound of their own.
+    Http1AndHttp2 {
+        /// Most requests at once on one connection.
+        streams: u32,
+    },
+}
+
+/// PEM files for HTTPS.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Tls {
+    /// The server's certificate chain.
+    pub chain: PathBuf,
+    /// The key of the server's certificate.
+    pub key: PathBuf,
+    /// Authorities for client certificates; with `None` the server asks for no client certificate.
+    pub client_ca: Option<PathBuf>,
+}
+
+/// What changes of a file that is replaced or rewritten.
+type Stamp = (u64, u64, i64, i64);
+
+/// The certificates of one port. A new handshake uses the newest ones.
+#[derive(Debug)]
+pub struct Certificates {
+    /// The port, for the log: `admin` or `metrics`.
+    port: &'static str,
+    files: Tls,
+    versions: HttpVersions,
+    /// The stamps of the files that [`Certificates::load`] has read.
+    loaded: [Option<Stamp>; 3],
+    current: RwLock<Arc<ServerConfig>>,
+    /// Notified when the files must be read again at once.
+    again: Notify,
+}
+
+impl Certificates {
+    /// Reads the files.
+    ///
+    /// # Errors
+    /// When a file cannot be read, or key and chain do not match; the message names the file.
+    pub fn load(port: &'static str, files: Tls, versions: HttpVersions) -> io::Result<Certificates> {
+        let loaded = stamps(&files);
+        let current = RwLock::new(read(&files, versions)?);
+        Ok(Certificates { port, files, versions, loaded, current, again: Notify::new() })
+    }
+
+    /// An acceptor for one handshake.
+    pub(super) fn acceptor(&self) -> TlsAcceptor {
+        TlsAcceptor::from(Arc::clone(&self.current.read()))
+    }
+
+    /// The limit of requests at once if the handshake has chosen HTTP/2; `None` for HTTP/1.
+    pub(super) fn http2_streams(&self, chosen: Option<&[u8]>) -> Option<u32> {
+        match self.versions {
+            HttpVersions::Http1AndHttp2 { streams } if chosen == Some(HTTP2) => Some(streams),
+            HttpVersions::Http1AndHttp2 { .. } | HttpVersions::Http1 => None,
+        }
+    }
+
+    /// Makes [`Certificates::keep_fresh`] read the files at once.
+    pub fn read_again(&self) {
+        self.again.notify_one();
+    }
+
+    /// Checks the files for ever, and loads them when they change or after [`Certificates::read_again`]. If the new files
+    /// cannot be used, the old certificates stay in use. The files are read on a thread that may wait for the disk.
+    pub async fn keep_fresh(&self) -> Infallible {
+        let mut known = self.loaded;
+        loop {
+            let wanted = tokio::time::timeout(LOOK_EVERY, self.again.notified()).await.is_ok();
+            let files = self.files.clone();
+            let seen = spawn_blocking(move || stamps(&files)).await.unwrap_or_default();
+            if seen == known && !wanted {
+                continue;
+            }
+            known = seen;
+            let (files, versions) = (self.files.clone(), self.versions);
+            let fresh = spawn_blocking(move || read(&files, versions)).await;
+            match fresh.unwrap_or_else(|error| Err(io::Error::other(error))) {
+                Ok(fresh) => {
+                    *self.current.write() = fresh;
+                    tracing::info!(chain = %self.files.chain.display(), "{} certificates read again", self.port);
+                }
+                Err(error) => {
+                    tracing::warn!(%error, "{} certificates changed but cannot be used; the old ones stay", self.port);
+                }
+            }
+        }
+    }
+}
+
+fn stamps(Tls { chain, key, client_ca }: &Tls) -> [Option<Stamp>; 3] {
+    [Some(chain), Some(key), client_ca.as_ref()].map(|path| stamp(path?))
+}
+
+/// Inode, size and modification time: at least one changes when a file is replaced or rewritten.
+fn stamp(path: &Path) -> Option<Stamp> {
+    let metadata = fs::metadata(path).ok()?;
+    Some((metadata.ino(), metadata.size(), metadata.mtime(), metadata.mtime_nsec()))
+}
+
+fn failed(what: &str, path: &Path, error: &dyn std::fmt::Display) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, format!("{what} {}: {error}", path.display()))
+}
+
+fn certificates(what: &str, path: &Path) -> io::Result<Vec<CertificateDer<'static>>> {
+    let certificates = CertificateDer::pem_file_iter(path).and_then(Iterator::collect::<Result<Vec<_>, _>>);
+    certificates.map_err(|error| failed(what, path, &error))
+}
+
+fn read(tls: &Tls, versions: HttpVersions) -> io::Result<Arc<ServerConfig>> {
+    let chain = certificates("reading the certificate chain", &tls.chain)?;
+    let private =
+        PrivateKeyDer::from_pem_file(&tls.key).map_err(|error| failed("reading the key", &tls.key, &error))?;
+    let provider = Arc::new(ring::default_provider());
+    let builder = ServerConfig::builder_with_provider(Arc::clone(&provider))
+        .with_safe_default_protocol_versions()
+        .map_err(io::Error::other)?;
+    let builder = match &tls.client_ca {
+        Some(path) => builder.with_client_cert_verifier(callers(path, provider)?),
+        None => builder.with_no_client_auth(),
+    };
+    let mut config = builder
+        .with_single_cert(chain, private)
+        .map_err(|error| failed("using the certificate chain", &tls.chain, &error))?;
+    let offered: &[&[u8]] = match versions {
+        HttpVersions::Http1 => &[HTTP1],
+        HttpVersions::Http1AndHttp2 { .. } => &[HTTP2, HTTP1],
+    };
+    config.alpn_protocols = offered.iter().map(|name| name.to_vec()).collect();
+    Ok(Arc::new(config))
+}
+
+/// A verifier that accepts only client certificates from these authorities.
+fn callers(path: &Path, provider: Arc<CryptoProvider>) -> io::Result<Arc<dyn ClientCertVerifier>> {
+    let what = "reading the authorities of callers from";
+    let mut roots = RootCertStore::empty();
+    for certificate in certificates(what, path)? {
+        roots.add(certificate).map_err(|error| failed(what, path, &error))?;
+    }
+    let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider).build();
+    // A file without any certificate is refused here.
+    verifier.map_err(|error| failed(what, path, &error))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn tls(folder: &Path) -> Tls {
+        Tls { chain: folder.join("chain.pem"), key: folder.join("key.pem"), client_ca: None }
+    }
+
+    fn load(files: Tls) -> io::Result<Certificates> {
+        Certificates::load("admin", files, HttpVersions::Http1)
+    }
+
+    #[test]
+    fn a_file_that_is_not_there_is_named() {
+        let error = load(tls(Path::new("/nowhere"))).unwrap_err();
+        assert!(error.to_string().contains("/nowhere/chain.pem"), "{error}");
+    }
+
+    #[test]
+    fn a_key_that_does_not_belong_to_the_chain_is_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let make = || rcgen::generate_simple_self_signed(vec!["localhost".to_owned()]).unwrap();
+        let (one, other) = (make(), make());
+        let mut tls = tls(folder.path());
+        fs::write(&tls.chain, one.cert.pem()).unwrap();
+        fs::write(&tls.key, other.signing_key.serialize_pem()).unwrap();
+        assert!(load(tls.clone()).is_err());
+        fs::write(&tls.key, one.signing_key.serialize_pem()).unwrap();
+        load(tls.clone()).unwrap();
+        tls.client_ca = Some(folder.path().join("ca.pem"));
+        for text in ["", "no certificate"] {
+            fs::write(folder.path().join("ca.pem"), text).unwrap();
+            assert!(load(tls.clone()).is_err_and(|error| error.to_string().contains("ca.pem")), "{text:?}");
+        }
+        fs::write(folder.path().join("ca.pem"), one.cert.pem()).unwrap();
+        load(tls.clone()).unwrap();
+    }
+}
