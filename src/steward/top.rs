@@ -71,7 +71,7 @@ impl TopError {
 /// # Errors
 /// [`TopError`]; its text says what failed and what to do.
 pub(crate) fn run(settings: &Settings) -> Result<(), TopError> {
-    let agent = Agent::new(&settings.url, settings.token_file.as_ref())?;
+    let agent = Agent::new(&settings.url, settings.token_file.as_ref(), settings.ca_file.as_ref())?;
     let terminal = io::stdout().is_terminal() && io::stdin().is_terminal() && variable("TERM") != "dumb";
     if settings.json || settings.once || !terminal {
         return print(&agent, settings);

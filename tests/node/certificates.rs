@@ -1,4 +1,4 @@
-//! Tests HTTPS of the admin port: certificates that are renewed while the program runs, and client certificates.
+//! Tests HTTPS of both ports: certificates that are renewed while the program runs, client certificates, and `top`.
 
 use crate::program::BINARY;
 use lab::agent::Agent;
@@ -7,8 +7,9 @@ use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, ExtendedKeyUsa
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned};
 use std::io::{Read, Write};
-use std::net::TcpStream;
+use std::net::{SocketAddr, TcpStream};
 use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -43,12 +44,22 @@ impl Files {
 /// The client's certificate and key; `None` for a client without a certificate.
 type ClientCertificate = Option<(CertificateDer<'static>, KeyPair)>;
 
-/// Gets `/loglevel` over HTTPS from a server that must show exactly this certificate.
+/// Gets `/loglevel` over HTTPS from an admin port that must show exactly this certificate.
 fn ask(agent: &Agent, certificate: &CertificateDer<'static>) -> std::io::Result<String> {
     ask_as(agent, certificate, &None)
 }
 
 fn ask_as(agent: &Agent, certificate: &CertificateDer<'static>, client: &ClientCertificate) -> std::io::Result<String> {
+    get(agent.admin.expect("an admin port"), "/loglevel", certificate, client)
+}
+
+/// Gets a path over HTTPS from a server that must show exactly this certificate.
+fn get(
+    address: SocketAddr,
+    path: &str,
+    certificate: &CertificateDer<'static>,
+    client: &ClientCertificate,
+) -> std::io::Result<String> {
     let mut roots = RootCertStore::empty();
     roots.add(certificate.clone()).unwrap();
     let provider = Arc::new(rustls::crypto::ring::default_provider());
@@ -62,10 +73,10 @@ fn ask_as(agent: &Agent, certificate: &CertificateDer<'static>, client: &ClientC
         }
     };
     let name = ServerName::try_from("localhost").unwrap();
-    let socket = TcpStream::connect(agent.admin.expect("an admin port"))?;
+    let socket = TcpStream::connect(address)?;
     socket.set_read_timeout(Some(Duration::from_secs(10)))?;
     let mut stream = StreamOwned::new(ClientConnection::new(Arc::new(config), name).unwrap(), socket);
-    stream.write_all(b"GET /loglevel HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")?;
+    write!(stream, "GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")?;
     let mut text = String::new();
     stream.read_to_string(&mut text)?;
     Ok(text)
@@ -139,4 +150,78 @@ fn the_admin_port_answers_only_clients_with_a_certificate_of_the_authority() {
     }
     assert!(ask_as(&agent, &server, &known).is_ok(), "and it is still answered");
     assert_eq!(agent.terminate().status.code(), Some(0));
+}
+
+#[test]
+fn with_certificates_the_metrics_port_serves_https_to_scrapers_and_to_top() {
+    let folder = tempfile::tempdir().unwrap();
+    let files = Files::within(folder.path());
+    let first = files.renew();
+    std::fs::write(folder.path().join("token"), "secret\n").unwrap();
+    let agent = Agent::standalone(BINARY)
+        .with("--gpus", "simulated=H100:2")
+        .with("--tls-cert", &files.chain)
+        .with("--tls-key", &files.key)
+        .with("--api-token-file", folder.path().join("token"))
+        .launch();
+    let scrape = |certificate| get(agent.metrics, "/metrics", certificate, &None);
+    let text = eventually("two GPUs", NEXT_READ, || {
+        scrape(&first).ok().filter(|text| text.matches("gpu_steward_gpu_memory_used_bytes{").count() == 2)
+    });
+    assert!(text.starts_with("HTTP/1.1 200 "), "{text}");
+    let mut plain = TcpStream::connect(agent.metrics).unwrap();
+    plain.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+    write!(plain, "GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n").unwrap();
+    let mut answer = Vec::new();
+    let _ = plain.read_to_end(&mut answer);
+    assert!(!answer.starts_with(b"HTTP"), "no metrics over plain HTTP: {}", String::from_utf8_lossy(&answer));
+
+    let url = format!("https://localhost:{}", agent.metrics.port());
+    let token = folder.path().join("token");
+    let top = |url: &str, more: &[&Path]| {
+        let mut top = Command::new(BINARY);
+        top.args(["top", "--once", "--url", url]).args(more).env_remove("COLUMNS").stdin(Stdio::null());
+        let output = top.output().unwrap();
+        let text = [output.stdout, output.stderr].map(|bytes| String::from_utf8(bytes).unwrap()).concat();
+        (output.status.code(), text)
+    };
+    let ca = |path: &Path| [PathBuf::from("--token-file"), token.clone(), PathBuf::from("--ca-file"), path.to_owned()];
+    let with = |url: &str, path: &Path| top(url, &ca(path).each_ref().map(PathBuf::as_path));
+    let (code, text) = with(&url, &files.chain);
+    assert_eq!(code, Some(0), "{text}");
+    assert!(text.contains("SIMULATED GPUs") && text.contains("H100"), "{text}");
+    // Another certificate is not trusted, HTTPS is not guessed, and each error says what to do.
+    let stranger = folder.path().join("stranger.pem");
+    std::fs::write(&stranger, rcgen::generate_simple_self_signed(vec!["localhost".to_owned()]).unwrap().cert.pem())
+        .unwrap();
+    for ((code, text), wanted, part) in [
+        (with(&url, &stranger), 69, "signed by an authority in --ca-file"),
+        (top(&url, &[]), 64, "give --ca-file"),
+        (top(&url.replace("https", "http"), &[]), 69, "https://"),
+    ] {
+        assert_eq!(code, Some(wanted), "{text}");
+        assert!(text.contains(part), "{part:?} in {text}");
+    }
+
+    // SIGHUP reads the renewed certificates of this port as well, and changes settings without a gap.
+    let second = files.renew();
+    agent.signal(libc::SIGHUP);
+    eventually("the new certificate", AT_ONCE, || scrape(&second).ok());
+    assert!(scrape(&first).is_err(), "the old certificate is not used any more");
+    assert_eq!(with(&url, &files.chain).0, Some(0));
+    assert_eq!(agent.terminate().status.code(), Some(0));
+}
+
+#[test]
+fn certificates_that_cannot_be_used_stop_the_start_and_name_the_file() {
+    let folder = tempfile::tempdir().unwrap();
+    let files = Files::within(folder.path());
+    for (cert, key, port) in [("--tls-cert", "--tls-key", "metrics"), ("--admin-tls-cert", "--admin-tls-key", "admin")]
+    {
+        let agent = Agent::standalone(BINARY).with("--gpus", "none").with(cert, &files.chain).with(key, &files.key);
+        let output = agent.run();
+        let log = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(64), "{log}");
+        assert!(log.contains(&format!("cannot serve HTTPS on the {port} port")) && log.contains("chain.pem"), "{log}");
+    }
 }

@@ -6,11 +6,18 @@ use hyper::body::Bytes;
 use hyper::client::conn::http1::{self, SendRequest};
 use hyper::{Method, Request, StatusCode, Uri};
 use hyper_util::rt::TokioIo;
+use rustls::crypto::ring;
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, ServerName};
+use rustls::{ClientConfig, RootCertStore};
 use serde::de::DeserializeOwned;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
+use tokio_rustls::TlsConnector;
 
 /// Time limit for one answer. The agent answers from memory in milliseconds; on a machine that swaps it may take
 /// seconds.
@@ -25,17 +32,29 @@ const MAX_REFUSAL: usize = 400;
 /// The reason why there is no snapshot.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum FetchError {
-    #[error("{url:?} is not the address of an agent: it must look like http://127.0.0.1:9410")]
+    #[error("{url:?} is not the address of an agent: it must look like http://127.0.0.1:9410 or https://node-a:9410")]
     Url { url: String },
     #[error("cannot read the token file {path:?}: {source}")]
     Token { path: PathBuf, source: std::io::Error },
+    #[error(
+        "{url}: top trusts only the certificates that you name: give --ca-file with the file (PEM) of the authority that signed the agent's --tls-cert, or of that certificate itself"
+    )]
+    Untrusted { url: String },
+    #[error("{url}: --ca-file is for agents that serve HTTPS: write https://")]
+    NeedlessCa { url: String },
+    #[error("cannot read certificates from --ca-file {path:?}: {why}")]
+    Ca { path: PathBuf, why: String },
+    #[error(
+        "no TLS connection with {url}: {source}. The agent serves HTTPS only with --tls-cert; its certificate must be for this name and signed by an authority in --ca-file"
+    )]
+    Tls { url: String, source: std::io::Error },
     #[error(
         "no agent answers at {url}: {source}. Start one with `gpu-steward agent --standalone`, or say where it listens with --url"
     )]
     Connect { url: String, source: std::io::Error },
     #[error("GET {url}{path}: no answer within {} s", PATIENCE.as_secs())]
     Slow { url: String, path: &'static str },
-    #[error("GET {url}{path}: {source}")]
+    #[error("GET {url}{path}: {source}{hint}", hint = FetchError::https_hint(url, source))]
     Http { url: String, path: &'static str, source: hyper::Error },
     #[error("GET {url}{path}: {source}")]
     Body { url: String, path: &'static str, source: Box<dyn std::error::Error + Send + Sync> },
@@ -48,39 +67,70 @@ pub(crate) enum FetchError {
 }
 
 impl FetchError {
+    /// An agent that serves HTTPS closes a connection that speaks plain HTTP.
+    fn https_hint(url: &str, source: &hyper::Error) -> &'static str {
+        let closed = source.is_incomplete_message() || source.is_parse() || source.is_closed() || source.is_canceled();
+        if closed && url.starts_with("http://") {
+            ". If the agent serves HTTPS (--tls-cert), write https:// and give --ca-file"
+        } else {
+            ""
+        }
+    }
+
     /// Whether the user's arguments are wrong, and not the connection or the answer.
     pub(crate) fn is_usage(&self) -> bool {
-        matches!(self, FetchError::Url { .. } | FetchError::Token { .. })
+        matches!(
+            self,
+            FetchError::Url { .. }
+                | FetchError::Token { .. }
+                | FetchError::Untrusted { .. }
+                | FetchError::NeedlessCa { .. }
+                | FetchError::Ca { .. }
+        )
     }
 }
 
 /// The agent's address and the token.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub(crate) struct Agent {
     /// The URL as the user wrote it, without a trailing slash.
     url: String,
     /// `host:port`.
     authority: String,
     token: Option<String>,
+    /// With HTTPS: whom to trust, and the name that the agent's certificate must have.
+    tls: Option<(TlsConnector, ServerName<'static>)>,
 }
 
 // === impl Agent ===
 
 impl Agent {
     /// Checks the user's arguments.
-    pub(crate) fn new(url: &str, token_file: Option<&PathBuf>) -> Result<Agent, FetchError> {
-        let refuse = || FetchError::Url { url: url.to_owned() };
+    pub(crate) fn new(url: &str, token_file: Option<&PathBuf>, ca_file: Option<&PathBuf>) -> Result<Agent, FetchError> {
+        let text = || url.to_owned();
+        let refuse = || FetchError::Url { url: text() };
         let parsed: Uri = url.parse().map_err(|_| refuse())?;
         let host = parsed.host().ok_or_else(refuse)?;
-        if parsed.scheme_str() != Some("http") || parsed.path() != "/" || parsed.query().is_some() {
+        if parsed.path() != "/" || parsed.query().is_some() {
             return Err(refuse());
         }
-        let authority = format!("{host}:{}", parsed.port_u16().unwrap_or(80));
+        let (port, tls) = match (parsed.scheme_str(), ca_file) {
+            (Some("http"), None) => (80, None),
+            (Some("http"), Some(_)) => return Err(FetchError::NeedlessCa { url: text() }),
+            (Some("https"), None) => return Err(FetchError::Untrusted { url: text() }),
+            (Some("https"), Some(path)) => {
+                let bare = host.trim_start_matches('[').trim_end_matches(']').to_owned();
+                let name = ServerName::try_from(bare).map_err(|_| refuse())?;
+                (443, Some((trusting(path)?, name)))
+            }
+            _ => return Err(refuse()),
+        };
+        let authority = format!("{host}:{}", parsed.port_u16().unwrap_or(port));
         let read = |path: &PathBuf| {
             std::fs::read_to_string(path).map_err(|source| FetchError::Token { path: path.clone(), source })
         };
         let token = token_file.map(read).transpose()?.map(|text| text.trim().to_owned());
-        Ok(Agent { url: url.trim_end_matches('/').to_owned(), authority, token })
+        Ok(Agent { url: url.trim_end_matches('/').to_owned(), authority, token, tls })
     }
 
     /// Fetches all four documents over one connection.
@@ -90,6 +140,15 @@ impl Agent {
             Ok(stream) => stream.map_err(connect)?,
             Err(_) => return Err(connect(std::io::ErrorKind::TimedOut.into())),
         };
+        let Some((connector, name)) = &self.tls else { return self.fetch_over(stream).await };
+        let tls = |source| FetchError::Tls { url: self.url.clone(), source };
+        match timeout(PATIENCE, connector.connect(name.clone(), stream)).await {
+            Ok(stream) => self.fetch_over(stream.map_err(tls)?).await,
+            Err(_) => Err(tls(std::io::ErrorKind::TimedOut.into())),
+        }
+    }
+
+    async fn fetch_over(&self, stream: impl AsyncRead + AsyncWrite + Unpin) -> Result<Snapshot, FetchError> {
         let http = |source| FetchError::Http { url: self.url.clone(), path: "/", source };
         let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await.map_err(http)?;
         let questions = async {
@@ -155,6 +214,23 @@ impl Agent {
     }
 }
 
+/// A connector that trusts the certificates in this file and no others.
+fn trusting(path: &Path) -> Result<TlsConnector, FetchError> {
+    let refuse = |why: String| FetchError::Ca { path: path.to_owned(), why };
+    let mut roots = RootCertStore::empty();
+    for certificate in CertificateDer::pem_file_iter(path).map_err(|error| refuse(error.to_string()))? {
+        let certificate = certificate.map_err(|error| refuse(error.to_string()))?;
+        roots.add(certificate).map_err(|error| refuse(error.to_string()))?;
+    }
+    if roots.is_empty() {
+        return Err(refuse("there is none".into()));
+    }
+    let config = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
+        .with_safe_default_protocol_versions()
+        .map_err(|error| refuse(error.to_string()))?;
+    Ok(TlsConnector::from(Arc::new(config.with_root_certificates(roots).with_no_client_auth())))
+}
+
 /// A single-threaded runtime, which is enough for one connection.
 pub(crate) fn runtime() -> std::io::Result<tokio::runtime::Runtime> {
     tokio::runtime::Builder::new_current_thread().enable_all().build()
@@ -171,17 +247,41 @@ mod tests {
             ("http://node-a:1/", "node-a:1"),
             ("http://[::1]:9410", "[::1]:9410"),
         ] {
-            assert_eq!(Agent::new(url, None).unwrap().authority, authority);
+            assert_eq!(Agent::new(url, None, None).map(|agent| agent.authority).unwrap(), authority);
         }
-        for bad in ["", "127.0.0.1:9410", "https://a:9410", "http://", "http://a/api", "unix:///run/x", "http://a?b"] {
-            let error = Agent::new(bad, None).unwrap_err().to_string();
+        for bad in ["", "127.0.0.1:9410", "http://", "http://a/api", "unix:///run/x", "http://a?b", "https://a/api"] {
+            let error = refused(bad, None);
             assert!(error.contains("must look like http://127.0.0.1:9410"), "{bad}: {error}");
+        }
+    }
+
+    fn refused(url: &str, ca_file: Option<&Path>) -> String {
+        let refused = Agent::new(url, None, ca_file.map(Path::to_path_buf).as_ref()).err().expect("an error");
+        assert!(refused.is_usage(), "{refused}");
+        refused.to_string()
+    }
+
+    #[test]
+    fn https_needs_the_file_of_an_authority_and_http_takes_none() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("ca.pem");
+        assert!(refused("https://node-a:9410", None).contains("give --ca-file"));
+        assert!(refused("https://node-a:9410", Some(&file)).contains("ca.pem"));
+        for text in ["", "no certificate", "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"] {
+            std::fs::write(&file, text).unwrap();
+            assert!(refused("https://node-a:9410", Some(&file)).contains("cannot read certificates"), "{text:?}");
+        }
+        let made = rcgen::generate_simple_self_signed(vec!["node-a".to_owned()]).unwrap();
+        std::fs::write(&file, made.cert.pem()).unwrap();
+        assert!(refused("http://node-a:9410", Some(&file)).contains("write https://"));
+        for (url, authority) in [("https://node-a", "node-a:443"), ("https://[::1]:9410", "[::1]:9410")] {
+            assert_eq!(Agent::new(url, None, Some(&file)).map(|agent| agent.authority).unwrap(), authority);
         }
     }
 
     #[test]
     fn a_token_that_cannot_be_read_names_its_file() {
-        let error = Agent::new("http://a:1", Some(&PathBuf::from("/nonexistent/token"))).unwrap_err();
+        let error = Agent::new("http://a:1", Some(&PathBuf::from("/nonexistent/token")), None).err().unwrap();
         assert!(error.to_string().contains("/nonexistent/token"), "{error}");
     }
 }

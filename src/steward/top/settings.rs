@@ -22,6 +22,8 @@ pub(crate) struct Settings {
     pub(crate) url: String,
     /// File with a bearer token, for an agent that needs one.
     pub(crate) token_file: Option<PathBuf>,
+    /// File with the certificates that are trusted, for an agent that serves HTTPS.
+    pub(crate) ca_file: Option<PathBuf>,
     /// Time between two fetches.
     pub(crate) interval: Duration,
     /// Prints one frame as plain text and ends.
@@ -43,6 +45,9 @@ pub(crate) fn command() -> Command {
                 .value_parser(value_parser!(PathBuf))
                 .help("File with a bearer token, for an agent that needs one (--api-token-file)"),
         )
+        .arg(Arg::new("ca-file").long("ca-file").value_name("PATH").value_parser(value_parser!(PathBuf)).help(
+            "File (PEM) with the authority of the agent's certificate, for an agent that serves HTTPS (--tls-cert)",
+        ))
         .arg(
             Arg::new("interval")
                 .long("interval")
@@ -81,6 +86,7 @@ impl Settings {
         Settings {
             url: matches.get_one::<String>("url").cloned().unwrap_or_else(|| URL.to_owned()),
             token_file: matches.get_one::<PathBuf>("token-file").cloned(),
+            ca_file: matches.get_one::<PathBuf>("ca-file").cloned(),
             interval: matches.get_one::<Duration>("interval").copied().unwrap_or(Duration::from_secs(1)),
             once: matches.get_flag("once"),
             json: matches.get_one::<String>("output").is_some_and(|format| format == "json"),
