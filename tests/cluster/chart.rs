@@ -216,6 +216,25 @@ mod tests {
         assert!(!without.contains("{name: runtime,") && !without.contains("containerd"), "{without}");
     }
 
+    /// With a certificate the agents' port serves HTTPS only, so the probes must use it too.
+    #[test]
+    #[ignore = "needs cluster: tests/run"]
+    fn with_a_certificate_the_port_and_its_probes_use_https() {
+        let cluster = Cluster::shared();
+        for (values, scheme, mounts) in [(&[][..], "HTTP", 0), (&["agent.tlsSecret=steward-tls"], "HTTPS", 1)] {
+            let text = render(&cluster, &["agent/daemonset"], values);
+            assert_eq!(text.matches(&format!("port: metrics, scheme: {scheme}}}")).count(), 2, "{values:?}: {text}");
+            for part in [
+                "{name: GPU_STEWARD_TLS_CERT, value: /etc/gpu-steward/tls/tls.crt}",
+                "{name: GPU_STEWARD_TLS_KEY, value: /etc/gpu-steward/tls/tls.key}",
+                "{name: tls, mountPath: /etc/gpu-steward/tls, readOnly: true}",
+                "{name: tls, secret: {secretName: steward-tls, defaultMode: 0400}}",
+            ] {
+                assert_eq!(text.matches(part).count(), mounts, "{values:?} {part}: {text}");
+            }
+        }
+    }
+
     /// The kernel log needs one capability, and neither a device nor a privileged container. By default the agent does
     /// not read it.
     #[test]
