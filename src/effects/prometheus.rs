@@ -223,7 +223,7 @@ fn a_real_prometheus_answers_each_dashboard_query_once_and_drops_removed_pods() 
     let prometheus = scraping(node.address);
     prometheus.until("min_over_time(up[1m]) == 1 and count_over_time(up[1m]) >= 4", |up| up.len() == 6);
     for (query, answers, sum) in QUERIES {
-        let values = prometheus.ask(query);
+        let values = prometheus.values(query);
         assert_eq!(values.len(), *answers, "{query}: {values:?}");
         if let Some(sum) = sum {
             assert!((values.iter().sum::<f64>() - sum).abs() <= sum.abs() * 1e-9, "{query}: {values:?}");
@@ -248,7 +248,7 @@ fn a_real_prometheus_answers_each_dashboard_query_once_and_drops_removed_pods() 
     }
     prometheus.until(r#"increase(gpu_steward_gpu_xids_total{xid="95"}[5m]) > 0"#, |gpus| gpus.len() == 1);
     assert!(begun.elapsed() < Duration::from_secs(10), "one scrape: {:?}", begun.elapsed());
-    assert_eq!(prometheus.ask("min_over_time(up[5m])"), [1.0; 6], "every scrape was understood");
+    assert_eq!(prometheus.values("min_over_time(up[5m])"), [1.0; 6], "every scrape was understood");
 }
 
 /// The lines that promtool prints about one path.

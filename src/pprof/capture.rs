@@ -26,8 +26,9 @@ pub(crate) const STACK_BYTES: usize = 64 << 10;
 /// as far as they need.
 const SLOTS: usize = 64;
 
-/// How long a thread has to answer; a thread that waits for a device never answers.
-const ANSWER_WITHIN: Duration = Duration::from_millis(50);
+/// How long a thread has to answer. On a busy node an interrupted thread was seen to wait for a processor for more than
+/// 50 ms; a thread that blocks the signal never answers.
+const ANSWER_WITHIN: Duration = Duration::from_secs(1);
 
 /// The right to sample, which exists once. Dropping it turns the timer off and frees the right.
 #[derive(Debug)]

@@ -28,7 +28,7 @@ pub(crate) enum Command {
     /// Show the settings.
     PrintConfig(RawSettings, Output),
     /// Show what the agent reports.
-    Usage(RawSettings, usage::Wanted),
+    Usage(RawSettings, usage::UsageOptions),
 }
 
 /// The flag that clears incidents.
@@ -76,10 +76,10 @@ pub(crate) fn read(args: impl IntoIterator<Item = OsString>) -> Result<Command, 
         Some((pprof::SUBCOMMAND, _)) => Ok(Command::Symbolize),
         Some(("usage", sub)) => {
             let output = sub.get_one("output").copied().unwrap_or(usage::Output::Table);
-            Ok(Command::Usage(raw(sub), usage::Wanted { watch: sub.get_flag("watch"), output }))
+            Ok(Command::Usage(raw(sub), usage::UsageOptions { watch: sub.get_flag("watch"), output }))
         }
         Some((_, sub)) => Ok(match (sub.get_one::<String>(CLEAN), sub.get_one::<String>(CLEAR)) {
-            (Some(whose), _) => Command::Clean(raw(sub), whose == ALL),
+            (Some(scope), _) => Command::Clean(raw(sub), scope == ALL),
             (None, Some(which)) => Command::Clear(raw(sub), which.clone()),
             (None, None) => Command::Agent(raw(sub)),
         }),
@@ -197,9 +197,9 @@ fn flag(key: &'static Key) -> Arg {
 }
 
 fn raw(matches: &ArgMatches) -> RawSettings {
-    let said = |key: &'static Key| Some((key.name, matches.try_get_one::<String>(key.name).ok()??.clone()));
+    let flag = |key: &'static Key| Some((key.name, matches.try_get_one::<String>(key.name).ok()??.clone()));
     RawSettings {
-        flags: KEYS.iter().filter_map(said).collect(),
+        flags: KEYS.iter().filter_map(flag).collect(),
         file: matches.get_one::<PathBuf>("config").cloned(),
         environment: std::env::vars_os().filter_map(|(k, v)| Some((k.into_string().ok()?, text(v)))).collect(),
     }
@@ -216,7 +216,7 @@ mod tests {
 
     fn flags(line: &str) -> Result<RawSettings, clap::error::ErrorKind> {
         match read(line.split(' ').map(OsString::from)) {
-            Ok(Command::Top(_) | Command::Symbolize) => unreachable!("no line here asks for it"),
+            Ok(Command::Top(_) | Command::Symbolize) => unreachable!("no test passes these commands"),
             Ok(
                 Command::Agent(raw)
                 | Command::Clean(raw, _)
@@ -229,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn the_grammar_is_sound() {
+    fn the_definition_of_the_command_line_is_valid() {
         command().debug_assert();
     }
 
@@ -255,31 +255,31 @@ mod tests {
     }
 
     #[test]
-    fn cleaning_is_of_one_node_unless_all_are_named() {
+    fn clean_node_cleans_one_node_unless_its_value_is_all() {
         for (line, expected) in [
             ("gpu-steward agent --clean-node --node-name n1", Some(false)),
             ("gpu-steward agent --clean-node=all", Some(true)),
             ("gpu-steward agent --node-name n1", None),
         ] {
-            let wish = read(line.split(' ').map(OsString::from)).unwrap();
-            let all = if let Command::Clean(_, all) = wish { Some(all) } else { None };
+            let command = read(line.split(' ').map(OsString::from)).unwrap();
+            let all = if let Command::Clean(_, all) = command { Some(all) } else { None };
             assert_eq!(all, expected, "{line}");
         }
         assert!(flags("gpu-steward agent --clean-node=n1").is_err());
     }
 
     #[test]
-    fn clearing_names_a_gpu_or_all() {
+    fn clear_incident_needs_a_gpu_or_all() {
         for which in ["GPU-1", "all"] {
-            let wish = read(["gpu-steward", "agent", "--clear-incident", which].map(OsString::from)).unwrap();
-            assert!(matches!(wish, Command::Clear(_, named) if named == which));
+            let command = read(["gpu-steward", "agent", "--clear-incident", which].map(OsString::from)).unwrap();
+            assert!(matches!(command, Command::Clear(_, named) if named == which));
         }
         assert!(flags("gpu-steward agent --clear-incident").is_err());
         assert!(flags("gpu-steward agent --clear-incident all --clean-node").is_err());
     }
 
     #[test]
-    fn what_is_not_in_the_grammar_is_refused() {
+    fn unknown_commands_flags_and_values_are_refused() {
         use clap::error::ErrorKind;
         for (line, kind) in [
             ("gpu-steward", ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand),

@@ -27,7 +27,7 @@ use std::process::ExitCode;
 
 fn main() -> ExitCode {
     let exit = match args::read(std::env::args_os()) {
-        Ok(wish) => run_command::grant(wish),
+        Ok(command) => run_command::run(command),
         Err(error) => {
             // A closed stdout, as in `--help | head`, is not a failure.
             let _ = error.print();

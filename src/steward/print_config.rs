@@ -17,8 +17,8 @@ pub(crate) enum Output {
 }
 
 /// The settings in the given format.
-pub(crate) fn print(said: &BTreeMap<&'static str, RawValue>, output: Output) -> String {
-    let rows: Vec<(&Key, &RawValue)> = KEYS.iter().filter_map(|key| Some((key, said.get(key.name)?))).collect();
+pub(crate) fn print(values: &BTreeMap<&'static str, RawValue>, output: Output) -> String {
+    let rows: Vec<(&Key, &RawValue)> = KEYS.iter().filter_map(|key| Some((key, values.get(key.name)?))).collect();
     match output {
         Output::Text => text(&rows),
         Output::Json => json(&rows),
@@ -27,17 +27,17 @@ pub(crate) fn print(said: &BTreeMap<&'static str, RawValue>, output: Output) -> 
 }
 
 fn text(rows: &[(&Key, &RawValue)]) -> String {
-    let width = rows.iter().map(|(_, said)| said.text.chars().count()).max().unwrap_or(0).min(48);
-    rows.iter().fold(String::new(), |mut out, (key, said)| {
-        let _ = writeln!(out, "{:22} {:width$}  {}", key.name, said.text, said.origin);
+    let width = rows.iter().map(|(_, value)| value.text.chars().count()).max().unwrap_or(0).min(48);
+    rows.iter().fold(String::new(), |mut out, (key, value)| {
+        let _ = writeln!(out, "{:22} {:width$}  {}", key.name, value.text, value.origin);
         out
     })
 }
 
 fn json(rows: &[(&Key, &RawValue)]) -> String {
-    let member = |(key, said): &(&Key, &RawValue)| {
-        let mut value = serde_json::json!({ "value": said.text, "origin": said.origin.to_string() });
-        if let Origin::File { path, line } = &said.origin {
+    let member = |(key, raw): &(&Key, &RawValue)| {
+        let mut value = serde_json::json!({ "value": raw.text, "origin": raw.origin.to_string() });
+        if let Origin::File { path, line } = &raw.origin {
             value["file"] = path.to_string_lossy().into();
             value["line"] = (*line).into();
         }
@@ -51,13 +51,13 @@ fn json(rows: &[(&Key, &RawValue)]) -> String {
 fn yaml(rows: &[(&Key, &RawValue)]) -> String {
     let mut out = String::from("# gpu-steward's settings, with the origin of each value\n");
     let mut group = None;
-    for (key, said) in rows {
+    for (key, raw) in rows {
         if group != Some(key.group) {
             let _ = write!(out, "\n# {}\n", key.group.title());
             group = Some(key.group);
         }
-        let quoted = serde_json::Value::String(said.text.clone());
-        let _ = writeln!(out, "{}: {quoted}  # {}", key.name, said.origin.to_string().replace(['\n', '\r'], " "));
+        let quoted = serde_json::Value::String(raw.text.clone());
+        let _ = writeln!(out, "{}: {quoted}  # {}", key.name, raw.origin.to_string().replace(['\n', '\r'], " "));
     }
     out
 }
@@ -67,15 +67,15 @@ mod tests {
     use super::*;
     use crate::settings::file;
 
-    fn said(text: &str) -> BTreeMap<&'static str, RawValue> {
-        let said = |key: &Key| RawValue { text: text.to_owned(), origin: Origin::Environment(key.variable()) };
-        KEYS.iter().map(|key| (key.name, said(key))).collect()
+    fn values(text: &str) -> BTreeMap<&'static str, RawValue> {
+        let value = |key: &Key| RawValue { text: text.to_owned(), origin: Origin::Environment(key.variable()) };
+        KEYS.iter().map(|key| (key.name, value(key))).collect()
     }
 
     proptest::proptest! {
         #[test]
-        fn what_is_printed_as_yaml_is_read_back_as_the_same_settings(text in "[ -~äß\n\t]{1,30}") {
-            let printed = print(&said(&text), Output::Yaml);
+        fn printed_yaml_is_parsed_to_the_same_settings(text in "[ -~äß\n\t]{1,30}") {
+            let printed = print(&values(&text), Output::Yaml);
             let entries = file::parse(printed.as_bytes()).unwrap().entries;
             proptest::prop_assert_eq!(entries.len(), KEYS.len());
             for entry in entries {
@@ -87,8 +87,8 @@ mod tests {
     #[test]
     fn json_names_file_and_line() {
         let path: std::sync::Arc<std::path::Path> = std::path::Path::new("/etc/x.yaml").into();
-        let said = [("v", RawValue { text: "4".into(), origin: Origin::File { path, line: 3 } })].into();
-        let value: serde_json::Value = serde_json::from_str(&print(&said, Output::Json)).unwrap();
+        let values = [("v", RawValue { text: "4".into(), origin: Origin::File { path, line: 3 } })].into();
+        let value: serde_json::Value = serde_json::from_str(&print(&values, Output::Json)).unwrap();
         let expect = serde_json::json!({"value": "4", "origin": "/etc/x.yaml:3", "file": "/etc/x.yaml", "line": 3});
         assert_eq!(value["v"], expect);
     }

@@ -8,8 +8,8 @@ use crate::{agent, print_config, telemetry, top, usage};
 use std::io::Write;
 
 /// Runs the command to its end or its error.
-pub(crate) fn grant(wish: Command) -> Exit {
-    let granted = match wish {
+pub(crate) fn run(command: Command) -> Exit {
+    let result = match command {
         Command::Agent(raw) => Settings::hear(&raw).map(|(settings, _)| {
             let telemetry = telemetry::start(settings.log_format, settings.live.verbosity);
             agent::run(settings, raw, telemetry)
@@ -23,15 +23,15 @@ pub(crate) fn grant(wish: Command) -> Exit {
             agent::clear::run(&settings, &which)
         }),
         Command::PrintConfig(raw, output) => Settings::hear(&raw).map(|(_, said)| {
-            say(&print_config::print(&said, output));
+            print(&print_config::print(&said, output));
             Exit::Ok
         }),
-        Command::Usage(raw, wanted) => usage::run(&raw, wanted),
+        Command::Usage(raw, options) => usage::run(&raw, options),
         Command::Top(settings) => Ok(watch(&settings)),
         // The parent process sees from the exit code that there is no answer, and reports it.
         Command::Symbolize => Ok(pprof::run_child().map_or(Exit::Failure, |()| Exit::Ok)),
     };
-    granted.unwrap_or_else(|problems| complain(&problems))
+    result.unwrap_or_else(|problems| report(&problems))
 }
 
 fn watch(settings: &top::Settings) -> Exit {
@@ -41,11 +41,11 @@ fn watch(settings: &top::Settings) -> Exit {
 }
 
 /// Writes to stdout. A closed stdout, as with `| head`, is not a failure.
-fn say(text: &str) {
+fn print(text: &str) {
     let _ = std::io::stdout().write_all(text.as_bytes());
 }
 
-fn complain(problems: &[Problem]) -> Exit {
+fn report(problems: &[Problem]) -> Exit {
     for problem in problems {
         let _ = writeln!(std::io::stderr(), "error: {problem}");
     }

@@ -21,7 +21,7 @@ pub(crate) enum StopRequest {
     More,
     /// SIGUSR2: less detail in the log.
     Less,
-    /// SIGRTMIN: the mode says what it means.
+    /// SIGRTMIN: each mode defines what it does.
     Realtime,
 }
 
@@ -37,16 +37,16 @@ const SAME: Duration = Duration::from_millis(100);
 /// # Errors
 /// If the operating system refuses a signal handler or the thread.
 pub(crate) fn listen() -> std::io::Result<mpsc::Receiver<StopRequest>> {
-    let impatient = Arc::new(AtomicBool::new(false));
+    let armed = Arc::new(AtomicBool::new(false));
     for signal in [SIGTERM, SIGINT] {
-        flag::register_conditional_shutdown(signal, 128 + signal, impatient.clone())?;
+        flag::register_conditional_shutdown(signal, 128 + signal, armed.clone())?;
     }
     let realtime = libc::SIGRTMIN();
     let mut signals = Signals::new([SIGTERM, SIGINT, SIGHUP, SIGUSR1, SIGUSR2, realtime])?;
-    let (asks, receiver) = mpsc::channel(QUEUE);
+    let (requests, receiver) = mpsc::channel(QUEUE);
     std::thread::Builder::new().name("signals".into()).spawn(move || {
         for signal in signals.forever() {
-            let ask = match signal {
+            let request = match signal {
                 SIGTERM => StopRequest::Stop("SIGTERM"),
                 SIGINT => StopRequest::Stop("SIGINT"),
                 SIGHUP => StopRequest::Reload,
@@ -54,13 +54,13 @@ pub(crate) fn listen() -> std::io::Result<mpsc::Receiver<StopRequest>> {
                 signal if signal == realtime => StopRequest::Realtime,
                 _ => StopRequest::Less,
             };
-            let heard = asks.try_send(ask);
-            if matches!(ask, StopRequest::Stop(_)) {
+            let sent = requests.try_send(request);
+            if matches!(request, StopRequest::Stop(_)) {
                 // Arm the second signal before the send below, which may block: it must work even if nothing receives.
                 std::thread::sleep(SAME);
-                impatient.store(true, Ordering::Relaxed);
-                if let Err(TrySendError::Full(ask)) = heard {
-                    let _ = asks.blocking_send(ask);
+                armed.store(true, Ordering::Relaxed);
+                if let Err(TrySendError::Full(request)) = sent {
+                    let _ = requests.blocking_send(request);
                 }
             }
         }

@@ -37,7 +37,7 @@ const AGAIN: Duration = Duration::from_secs(1);
 
 /// The user's choice of output.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Wanted {
+pub(crate) struct UsageOptions {
     /// Print states until the user ends the program.
     pub watch: bool,
     /// The output format.
@@ -62,7 +62,7 @@ enum Failure {
     )]
     NoSocket(PathBuf),
     #[error("no agent listens on {}: the agent ended without removing its socket; start it again", .0.display())]
-    NobodyListens(PathBuf),
+    NoListener(PathBuf),
     #[error("no permission to connect to {}: the socket is open to its owner and its group", .0.display())]
     NoPermission(PathBuf),
     #[error("cannot connect to {}: {source}", path.display())]
@@ -81,14 +81,14 @@ enum Failure {
 ///
 /// # Errors
 /// The problems of the setting that names the socket.
-pub(crate) fn run(raw: &RawSettings, wanted: Wanted) -> Result<Exit, Vec<Problem>> {
+pub(crate) fn run(raw: &RawSettings, options: UsageOptions) -> Result<Exit, Vec<Problem>> {
     let socket = socket(raw)?;
     let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
         Ok(runtime) => runtime,
         Err(error) => return Ok(end(&Failure::Runtime(error))),
     };
-    let mut screen = Screen::new(wanted);
-    let outcome = if wanted.watch {
+    let mut screen = Screen::new(options);
+    let outcome = if options.watch {
         runtime.block_on(watch(&socket, &mut screen))
     } else {
         runtime.block_on(get(&socket)).and_then(|state| Ok(screen.show(&state)?))
@@ -101,12 +101,12 @@ pub(crate) fn run(raw: &RawSettings, wanted: Wanted) -> Result<Exit, Vec<Problem
 fn socket(raw: &RawSettings) -> Result<PathBuf, Vec<Problem>> {
     let variable = Key::named(SOCKET).map(Key::variable).unwrap_or_default();
     let flag = raw.flags.get(SOCKET).map(|text| RawValue { text: text.clone(), origin: Origin::Flag });
-    let said = flag.or_else(|| {
+    let setting = flag.or_else(|| {
         let text = raw.environment.get(&variable)?.clone();
         Some(RawValue { text, origin: Origin::Environment(variable) })
     });
-    let said = match said {
-        Some(said) => said,
+    let setting = match setting {
+        Some(setting) => setting,
         None => {
             let mut layers = raw.layer();
             if !layers.faults.is_empty() {
@@ -116,10 +116,10 @@ fn socket(raw: &RawSettings) -> Result<PathBuf, Vec<Problem>> {
         }
     };
     let invalid = |why: String| {
-        let RawValue { text, origin } = said.clone();
+        let RawValue { text, origin } = setting.clone();
         vec![Problem::Value { name: SOCKET, text, origin, why }]
     };
-    match value::unless_none(&said.text, value::socket_path) {
+    match value::unless_none(&setting.text, value::socket_path) {
         Ok(Some(path)) => Ok(path),
         Ok(None) => Err(invalid("the agent serves no usage socket, so there is nothing to connect to".into())),
         Err(why) => Err(invalid(why)),
@@ -133,7 +133,7 @@ fn end(failure: &Failure) -> Exit {
     }
     let _ = writeln!(std::io::stderr(), "error: {failure}");
     match failure {
-        Failure::NoSocket(_) | Failure::NobodyListens(_) | Failure::Silent { .. } => Exit::Unavailable,
+        Failure::NoSocket(_) | Failure::NoListener(_) | Failure::Silent { .. } => Exit::Unavailable,
         Failure::NoPermission(_) => Exit::NoPermission,
         Failure::Refused { status, .. } if status.code() == Code::Unavailable => Exit::Unavailable,
         Failure::Connect { .. } | Failure::Refused { .. } | Failure::Runtime(_) | Failure::Write(_) => Exit::Failure,
@@ -154,19 +154,19 @@ async fn get(path: &Path) -> Result<NodeUsage, Failure> {
 /// waits for it.
 async fn watch(path: &Path, screen: &mut Screen) -> Result<(), Failure> {
     let mut seen = false;
-    let mut said = false;
+    let mut reported = false;
     loop {
         let Err(failure) = follow(path, screen, &mut seen).await;
         if !seen || matches!(failure, Failure::Write(_)) {
             return Err(failure);
         }
-        // Report each loss of the agent once: the first state of the next connection resets `said`.
-        if !std::mem::replace(&mut said, true) {
+        // Report each loss of the agent once: the first state of the next connection resets `reported`.
+        if !std::mem::replace(&mut reported, true) {
             let _ = writeln!(std::io::stderr(), "waiting for the agent: {failure}");
         }
         sleep(AGAIN).await;
         if screen.take_shown() {
-            said = false;
+            reported = false;
         }
     }
 }
@@ -199,7 +199,7 @@ async fn dial(path: &Path) -> Result<UsageClient<Channel>, Failure> {
     // Connect directly first: the error of the operating system is clearer than the error that tonic makes of it.
     drop(UnixStream::connect(path).await.map_err(|source| match source.kind() {
         ErrorKind::NotFound => Failure::NoSocket(path.to_owned()),
-        ErrorKind::ConnectionRefused => Failure::NobodyListens(path.to_owned()),
+        ErrorKind::ConnectionRefused => Failure::NoListener(path.to_owned()),
         ErrorKind::PermissionDenied => Failure::NoPermission(path.to_owned()),
         _ => Failure::Connect { path: path.to_owned(), source },
     })?);
@@ -216,15 +216,15 @@ fn refused(error: tonic::transport::Error) -> Status {
 
 /// Prints states to standard output.
 struct Screen {
-    wanted: Wanted,
+    options: UsageOptions,
     terminal: bool,
     shown: bool,
     first: bool,
 }
 
 impl Screen {
-    fn new(wanted: Wanted) -> Screen {
-        Screen { wanted, terminal: std::io::stdout().is_terminal(), shown: false, first: true }
+    fn new(options: UsageOptions) -> Screen {
+        Screen { options, terminal: std::io::stdout().is_terminal(), shown: false, first: true }
     }
 
     /// Whether a state was printed since the last call.
@@ -236,10 +236,10 @@ impl Screen {
         let mut out = std::io::stdout().lock();
         self.shown = true;
         let first = std::mem::take(&mut self.first);
-        match self.wanted.output {
-            Output::Json if self.wanted.watch => writeln!(out, "{}", json::of(state))?,
+        match self.options.output {
+            Output::Json if self.options.watch => writeln!(out, "{}", json::of(state))?,
             Output::Json => writeln!(out, "{:#}", json::of(state))?,
-            Output::Table if self.wanted.watch && self.terminal => {
+            Output::Table if self.options.watch && self.terminal => {
                 crossterm::queue!(
                     out,
                     crossterm::cursor::MoveTo(0, 0),

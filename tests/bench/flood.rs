@@ -100,7 +100,7 @@ fn through_a_fake_proc(target: u64) -> Outcome<Grown> {
         });
         seen += count;
         if seen / FIRST_MARK > (seen - count) / FIRST_MARK {
-            println!("      {seen} made-up processes: {}", rss_parts(agent.pid())?);
+            println!("      {seen} fake processes: {}", rss_parts(agent.pid())?);
         }
         if seen >= FIRST_MARK && first.is_none() {
             first = Some(settled_rss_kib(agent.pid())?);
@@ -111,7 +111,7 @@ fn through_a_fake_proc(target: u64) -> Outcome<Grown> {
     }
     let first = first.ok_or("fewer processes than the first mark")?;
     let last = settled_rss_within_kib(agent.pid(), first)?;
-    Ok((format!("after {FIRST_MARK} and {seen} made-up processes"), first, last))
+    Ok((format!("after {FIRST_MARK} and {seen} fake processes"), first, last))
 }
 
 fn through_real_processes() -> Outcome<Grown> {

@@ -2,7 +2,7 @@
 //! processes) at 1 Hz, with a scrape every 15 s and one usage watcher. cAdvisor watches the same containers in the same
 //! run, for comparison. Promise 1 in docs/specification.md.
 //!
-//! `tests/run footprint` runs it as root. `FOOTPRINT_SECONDS` sets the length (120; 600 in the long form), `YARDSTICK`
+//! `tests/run footprint` runs it as root. `FOOTPRINT_SECONDS` sets the length (120; 600 in the long form), `BASELINE`
 //! names the cAdvisor program, and `FOOTPRINT_BINARY` names another agent than that of the test profile.
 //! `FOOTPRINT_PODS` and `FOOTPRINT_GPUS` change the load, and `FOOTPRINT_MIG` divides each GPU into this many
 //! instances. With `FOOTPRINT_WATCH` the agent also watches the same pods at an API server; then it may use 32 MiB.
@@ -29,16 +29,16 @@ const NODE: &str = "bench-node";
 const SCRAPE_EVERY: Duration = Duration::from_secs(15);
 /// Both programs get this time to find everything before the measurement, because their start costs more.
 const WARM_UP: Duration = Duration::from_secs(15);
-/// The promised limits.
+/// The limits of promise 1.
 const RSS_LIMIT_KIB: u64 = 25 * 1024;
 /// The limit with a client of the API server.
 const RSS_LIMIT_WATCHING_KIB: u64 = 32 * 1024;
 const CPU_LIMIT: f64 = 0.01;
-/// The CPU share of cAdvisor with the promised load on the machine of the record (`tests/bench/runs`). If cAdvisor
+/// The CPU share of cAdvisor with the load of promise 1 on the machine of the record (`tests/bench/runs`). If cAdvisor
 /// takes more, the machine is slower or busy, and the agent's limit grows in the same proportion.
-const YARDSTICK_CPU: f64 = 0.139;
+const BASELINE_CPU: f64 = 0.139;
 const PODS: usize = 100;
-const YARDSTICK_SHARE: f64 = 0.2;
+const BASELINE_SHARE: f64 = 0.2;
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().collect();
@@ -75,7 +75,7 @@ fn container() -> ! {
 struct Cost {
     cpu: Duration,
     rss_kib: u64,
-    /// Memory that is nobody else's: without the pages of the program's file, which the kernel shares and may drop.
+    /// Memory of this process alone: without the pages of the program's file, which the kernel shares and may drop.
     anon_kib: u64,
     peak_kib: u64,
 }
@@ -156,9 +156,9 @@ fn api_server(pods: &Pods) -> FakeApiServer {
     server
 }
 
-fn start_yardstick() -> Outcome<(Running, SocketAddr)> {
+fn start_baseline() -> Outcome<(Running, SocketAddr)> {
     let path =
-        std::env::var("YARDSTICK").map_err(|_| "YARDSTICK must name the cAdvisor program (tests/bench/cadvisor)")?;
+        std::env::var("BASELINE").map_err(|_| "BASELINE must name the cAdvisor program (tests/bench/cadvisor)")?;
     let port = std::net::TcpListener::bind("127.0.0.1:0")?.local_addr()?;
     let child =
         Command::new(path).args(["-listen", &port.to_string()]).stdout(Stdio::null()).stderr(Stdio::null()).spawn()?;
@@ -179,10 +179,10 @@ fn bench() -> Outcome<bool> {
         pods.add(u32::try_from(number)?, CONTAINERS, &[&this_program, "container"])?;
     }
     let (agent, _watcher, server) = start_agent(&pods, (gpus, instances))?;
-    let (yardstick, yardstick_address) = start_yardstick()?;
+    let (baseline, baseline_address) = start_baseline()?;
     let programs = [
         Measurand { name: "gpu-steward", pid: agent.pid(), address: agent.metrics },
-        Measurand { name: "cAdvisor", pid: yardstick.0.id(), address: yardstick_address },
+        Measurand { name: "cAdvisor", pid: baseline.0.id(), address: baseline_address },
     ];
     let measured = measure(&programs, Duration::from_secs(seconds))?;
     let divided = agent.get("/api/v1/gpus").json()["gpus"].as_array().map_or(0, |gpus| {
@@ -252,14 +252,14 @@ fn measure(programs: &[Measurand], span: Duration) -> Outcome<Vec<Measured>> {
 
 /// How many times slower than the machine of the record this machine is, by cAdvisor's CPU share.
 fn slower(measured: &[Measured]) -> f64 {
-    measured.last().map_or(1.0, |yardstick| (yardstick.cpu_share / YARDSTICK_CPU).max(1.0))
+    measured.last().map_or(1.0, |baseline| (baseline.cpu_share / BASELINE_CPU).max(1.0))
 }
 
 fn report(measured: &[Measured], all_seen: bool, (limit, cpu_limit): (u64, f64)) -> Outcome<bool> {
-    let [agent, yardstick] = measured else { return Err("two programs are compared".into()) };
+    let [agent, baseline] = measured else { return Err("two programs are compared".into()) };
     #[expect(clippy::cast_precision_loss, reason = "KiB of two processes")]
-    let memory_ratio = agent.rss_kib as f64 / yardstick.rss_kib as f64;
-    let cpu_ratio = agent.cpu_share / yardstick.cpu_share;
+    let memory_ratio = agent.rss_kib as f64 / baseline.rss_kib as f64;
+    let cpu_ratio = agent.cpu_share / baseline.cpu_share;
     let mut text = String::new();
     for m in measured {
         let cpu = m.cpu_share * 100.0;
@@ -271,18 +271,18 @@ fn report(measured: &[Measured], all_seen: bool, (limit, cpu_limit): (u64, f64))
     }
     writeln!(text, "ratio        {cpu_ratio:>6.3} of its CPU       {memory_ratio:.3} of its memory")?;
     let checks = [
-        ("all pods and GPUs are seen", all_seen),
+        ("all pods and GPUs are shown", all_seen),
         (&*format!("VmRSS at most {} MiB", limit >> 10), agent.rss_kib <= limit),
         (
             &*format!(
                 "at most {:.2} % of a core (1 % where cAdvisor takes {:.1} %)",
                 100.0 * cpu_limit,
-                100.0 * YARDSTICK_CPU
+                100.0 * BASELINE_CPU
             ),
             agent.cpu_share <= cpu_limit,
         ),
-        ("at most 1/5 of cAdvisor's CPU", cpu_ratio <= YARDSTICK_SHARE),
-        ("at most 1/5 of cAdvisor's memory", memory_ratio <= YARDSTICK_SHARE),
+        ("at most 1/5 of cAdvisor's CPU", cpu_ratio <= BASELINE_SHARE),
+        ("at most 1/5 of cAdvisor's memory", memory_ratio <= BASELINE_SHARE),
     ];
     for (what, holds) in checks {
         writeln!(text, "{}  {what}", if holds { "ok  " } else { "FAIL" })?;

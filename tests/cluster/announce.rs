@@ -41,7 +41,7 @@ fn the_check_script_finds_our_node_ok_a_silent_node_stale_and_other_nodes_withou
         let _ = bed.admin.run(&["annotate", "node", "node-1", "node-2", "node-3", key]).ok();
     }
     let agent = bed.agent(&[]);
-    let lines_of_nodes = eventually("what this node has, and that it lives", SOON, || {
+    let lines_of_nodes = eventually("the GPUs and the handshake of this node", SOON, || {
         let lines_of_nodes = script_lines(&bed);
         lines_of_nodes[0].1.iter().all(|line| line.starts_with("[OK]")).then_some(lines_of_nodes)
     });
@@ -94,7 +94,7 @@ fn an_idle_node_writes_at_most_sixteen_times_an_hour() {
     println!("{} writes in {} s: {writes:#?}", writes.len(), span.as_secs());
     assert!(writes.len() <= most, "{writes:#?}");
     assert!(writes.iter().all(|write| write.resource() == "nodes"), "{writes:#?}");
-    assert!(!long || writes.len() >= 4, "the sign of life is due every 240 s: {writes:#?}");
+    assert!(!long || writes.len() >= 4, "the handshake is due every 240 s: {writes:#?}");
 }
 
 const LABEL: &str = "nvidia.com/gpu.";

@@ -64,8 +64,8 @@ impl Bed {
     }
 
     /// A node of a cluster with these options, which no other test uses meanwhile.
-    pub(crate) fn with(name: &str, wanted: &ClusterOptions) -> Bed {
-        Bed::of(name, Cluster::up(wanted))
+    pub(crate) fn with(name: &str, options: &ClusterOptions) -> Bed {
+        Bed::of(name, Cluster::up(options))
     }
 
     fn of(name: &str, cluster: Cluster) -> Bed {

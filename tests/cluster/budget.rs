@@ -84,7 +84,7 @@ fn sharing_with_a_hundred_pods_stays_within_its_budget() {
     );
     for agent in [&agent, &standalone] {
         let seen = agent.get("/api/v1/pods").json()["pods"].as_array().map_or(0, Vec::len);
-        assert!(seen >= PODS, "{seen} pods are seen");
+        assert!(seen >= PODS, "only {seen} pods are shown");
     }
     assert!(memory <= MEMORY, "{memory:.1} MiB, and the budget is {MEMORY}");
     let times = cpu / cpu_standalone;

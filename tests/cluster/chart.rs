@@ -1,5 +1,5 @@
 //! The chart's accounts, rights and policies on the real cluster, as helm renders them. Programs under test get their
-//! rights from nowhere else.
+//! rights only from there.
 
 use lab::bearer::Bearer;
 use lab::cluster::Cluster;
@@ -186,9 +186,9 @@ mod tests {
         assert!(!bare.contains("resources: [pods/binding]"), "{bare}");
         let service = whole(&["service.enabled=true"]);
         // Only the account of agents under systemd may create tokens, and only for itself.
-        let asks = service.split("\n---").find(|object| object.contains("kind: Role\n")).expect("a Role");
-        assert!(asks.contains("resources: [serviceaccounts/token]"), "{asks}");
-        assert!(asks.contains(&format!("resourceNames: [{SERVICE}]")), "{asks}");
+        let role = service.split("\n---").find(|object| object.contains("kind: Role\n")).expect("a Role");
+        assert!(role.contains("resources: [serviceaccounts/token]"), "{role}");
+        assert!(role.contains(&format!("resourceNames: [{SERVICE}]")), "{role}");
         assert!(whole(&["extender.enabled=true"]).contains("name: gpu-steward-extender"));
         let output = try_render(&cluster, &[], &["guard.enabled=false"])
             .expect_err("an unguarded cluster without the flag that accepts it");

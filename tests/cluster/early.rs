@@ -211,7 +211,7 @@ fn without_cdi_a_burst_and_a_killed_agent_give_no_container_anothers_devices() {
         per_gpu[gpus.iter().position(|gpu| *gpu == devices[0].0).expect("a GPU")] += 1;
         let uuids: Vec<String> = devices.into_iter().map(|(uuid, _)| uuid).collect();
         let pod = now.iter().find(|pod| pod["metadata"]["name"] == **name).expect("the pod");
-        assert_eq!(claimed_uuids(pod), uuids, "{name}: what it has stands on it");
+        assert_eq!(claimed_uuids(pod), uuids, "{name}: its claim is written on it");
     }
     println!("pods on each GPU: {per_gpu:?}");
     drop(agent);
@@ -241,9 +241,9 @@ fn in_another_namespace(bed: &Bed, mut pod: Value) -> TestNamespace {
     other
 }
 
-/// The runtime's version has CDI, but CDI is switched off and the runtime does not say so. The agent finds that out,
-/// logs it and changes to early binding. No container keeps a ticket that has no effect. If the runtime says whether
-/// CDI is on, the agent believes it.
+/// The runtime's version has CDI, but CDI is switched off and the runtime does not report that. The agent finds that out,
+/// logs it and changes to early binding. No container keeps a ticket that has no effect. If the runtime reports whether
+/// CDI is on, the agent uses the report.
 #[test]
 #[ignore = "needs cluster alone: tests/run"]
 fn disabled_cdi_is_detected_from_the_first_containers_of_two_namespaces() {
@@ -260,7 +260,7 @@ fn disabled_cdi_is_detected_from_the_first_containers_of_two_namespaces() {
     bed.create(&bed.pod("first", &gpus, &one, &NOTHING));
     bed.create(&bed.pod("beside", &gpus, &one, &NOTHING));
     agent.logs("a container runs without its limits");
-    assert!(!agent.log().contains("get their devices from Allocate"), "one namespace does not speak for the node");
+    assert!(!agent.log().contains("get their devices from Allocate"), "one namespace does not change the mode");
     let _other = in_another_namespace(&bed, bed.pod("elsewhere", &gpus, &one, &NOTHING));
     agent.logs("containers that come now get their devices from Allocate");
     for pod in ["first", "beside"] {
@@ -328,7 +328,7 @@ fn with_early_binding_a_lost_state_directory_is_restored_from_the_checkpoint() {
     }
     let _ = std::fs::write(bed.state().join("started"), [0; 4096]);
     let agent = bed.agent(&["--binding=early"]);
-    agent.logs("known from the kubelet's checkpoint only");
+    agent.logs("this ticket is in the kubelet's checkpoint only");
     let _ = bed.admin.run(&["exec", "-n", &bed.space.name, "kept", "--", "kill", "1"]);
     eventually("its second start", SOON, || {
         let state = bed.admin.get(&["pod", "kept", "-n", &bed.space.name]);
@@ -346,7 +346,7 @@ fn the_flag_binding_sets_the_binding_mode() {
     let bed = Bed::up("early-flag");
     for (binding, known) in [("early", true), ("late", false)] {
         let agent = bed.agent(&[&format!("--binding={binding}")]);
-        agent.logs("containers get their devices as --binding says");
+        agent.logs("--binding sets how containers get their devices");
         let gpus = Bed::gpus(&agent);
         bed.create(&bed.pod(
             binding,
@@ -432,7 +432,7 @@ fn an_allocation_that_cannot_be_saved_fails_and_names_its_container() {
     bed.ready(&["first"]);
     let covered = ReadOnlyMount::at(&bed, bed.state().join("tickets"));
     bed.create(&bed.pod("locked", &gpus, &one, &NOTHING));
-    let message = eventually("an event that says why the pod is failed", SOON, || {
+    let message = eventually("an event that says why the pod fails", SOON, || {
         let events =
             bed.admin.get(&["events", "-n", &bed.space.name, "--field-selector", "involvedObject.name=locked"]);
         let events = events["items"].as_array()?.clone();

@@ -36,7 +36,7 @@ const fn point(name: &'static str, in_allocate: bool, always: bool) -> Point {
 /// The points of a start with a ticket (late binding), in their order.
 const LATE: [Point; 12] = [
     point("allocate-noted", true, true),
-    point("allocate-told", true, false),
+    point("allocate-reported", true, false),
     // The ticket is written on another thread than the answer, so either point may come first.
     point("ticket-written", true, false),
     point("ticket-kept", true, false),
@@ -163,7 +163,7 @@ fn containers_get_their_own_devices_wherever_the_agent_ends_with_early_binding()
     check_every_point(&Bed::up("failpoints-early"), &EARLY, &["--binding=early"]);
 }
 
-/// The claim of the pod stands on it in the end, once, and is what its container has.
+/// In the end the claim is written on the pod, once, and has the devices of its container.
 #[test]
 #[ignore = "needs cluster: tests/run"]
 fn the_claim_is_written_on_the_pod_if_the_agent_ends_around_that_write() {
@@ -177,7 +177,7 @@ fn the_claim_is_written_on_the_pod_if_the_agent_ends_around_that_write() {
         let agent = bed.agent(&flags);
         bed.ready(&[&name]);
         let devices = devices_in(&bed.limits(&name, "main"));
-        eventually("what it has, on the pod", SOON, || {
+        eventually("the claim on the pod", SOON, || {
             let pod = bed.admin.get(&["pod", &name, "-n", &bed.space.name]);
             let claim = pod["metadata"]["annotations"]["hami.io/vgpu-devices-allocated"].as_str()?.to_owned();
             (devices.len() == 1 && claim.matches(',').count() == 3 && claim.contains(&devices[0].0)).then_some(())

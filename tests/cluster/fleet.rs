@@ -357,8 +357,8 @@ fn check_container(name: &str, process: &Path, limits: &Value, claimed: &Devices
     let nodes = std::fs::read_dir(process.join("root/dev")).into_iter().flatten().flatten();
     let nodes: BTreeSet<u64> = nodes.filter_map(number).collect();
     let own: BTreeSet<u64> = claimed.iter().filter_map(|(uuid, _)| minors.get(uuid).copied()).collect();
-    // A process that ends meanwhile shows nothing.
-    assert!(nodes == own || !process.exists(), "{name}: device nodes {nodes:?}, promised {own:?}");
+    // A process that ends meanwhile has no device nodes any more.
+    assert!(nodes == own || !process.exists(), "{name}: device nodes {nodes:?}, claimed {own:?}");
     let environ = std::fs::read(process.join("environ")).unwrap_or_default();
     let environ: Vec<&[u8]> = environ.split(|byte| *byte == 0).collect();
     for (index, ((uuid, mib), (own, own_mib))) in devices.iter().zip(claimed).enumerate() {

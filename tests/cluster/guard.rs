@@ -71,9 +71,10 @@ fn remove(by: &Kubectl, object: &[&str], key: &str) -> CommandOutput {
     by.run(&[&["annotate"], object, &[&key]].concat())
 }
 
-/// The result of a write. A write that conflicts with another one shows nothing, so it is repeated.
+/// The result of a write. A write that conflicts with another one is repeated, because it does not show
+/// what the guard does.
 fn verdict(write: impl Fn() -> CommandOutput) -> CommandOutput {
-    eventually("a write that meets no other one", READY, || {
+    eventually("a write without a conflict", READY, || {
         let output = write();
         (!output.err.contains("(Conflict)")).then_some(output)
     })
@@ -89,7 +90,7 @@ fn by_subresources(ann: &Kubectl, admin: &Kubectl, namespace: &str) {
         pod["spec"]["ephemeralContainers"] = json!([{ "name": "debug", "image": "registry.local/busybox:1" }]);
         ann.run_with(&["replace", "--raw", &path, "-f", "-"], &pod.to_string())
     };
-    // A pod that has changed since it was read: the API server reports the conflict before it asks the guard.
+    // A pod that has changed since it was read: the API server reports the conflict before it checks the guard.
     let mut stale = admin.get(&own);
     let _ = annotate(admin, &own, "team", "3").ok();
     assert!(debug(&mut stale).refused().contains("(Conflict)"));
@@ -222,7 +223,7 @@ fn the_kubelet_works_under_the_guard() {
     admin.wait("create", READY, &[&mirror, "-n", namespace]);
     admin.wait("condition=Ready", READY, &[&mirror, "-n", namespace]);
     let log = cluster.status().parts.iter().find(|part| part.name == kubelet).expect("a kubelet").log.clone();
-    eventually("the refusal of a mirror that brings an assignment along", READY, || {
+    eventually("the refusal of a mirror pod with an assignment", READY, || {
         fs::read_to_string(&log)
             .ok()?
             .lines()

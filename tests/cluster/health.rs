@@ -180,7 +180,11 @@ fn an_unfit_gpu_loses_only_its_own_slots_and_recovers() {
     driver.gpu(2, |gpu| gpu.lost = false);
     allocatable(&bed, 3 * SLOTS);
     wait_for_register(&bed, &[&gpus[0], &gpus[1], &gpus[2]]);
-    assert_eq!([container_life(&bed, "beside"), container_life(&bed, "on-it")], lives, "what runs was not touched");
+    assert_eq!(
+        [container_life(&bed, "beside"), container_life(&bed, "on-it")],
+        lives,
+        "the running container was not restarted"
+    );
 }
 
 #[test]
@@ -280,7 +284,7 @@ fn memory_errors_and_failed_rows_make_their_gpu_unfit_until_it_recovers() {
         allocatable(&bed, 3 * SLOTS);
         wait_for_register(&bed, &[&gpus[0], &gpus[1], &gpus[2]]);
     }
-    assert_eq!(container_life(&bed, "on-it"), before, "what runs was not touched");
+    assert_eq!(container_life(&bed, "on-it"), before, "the running container was not restarted");
 }
 
 /// A container could not open a GPU whose device node is not known.
@@ -332,5 +336,5 @@ fn a_cordoned_gpu_gets_no_new_containers_and_keeps_its_running_ones() {
     wait_for_metric(&agent, &format!("gpu_steward_plugin_cordoned{{uuid=\"{}\"}} 1", gpus[0]));
     let _ = bed.admin.run(&["annotate", "node", bed.node(), &format!("{CORDON}-")]).ok();
     allocatable(&bed, 3 * SLOTS);
-    assert_eq!(container_life(&bed, "there"), before, "what runs was not touched");
+    assert_eq!(container_life(&bed, "there"), before, "the running container was not restarted");
 }

@@ -39,7 +39,7 @@ fn the_series_of_a_gpu_name_the_pod_whose_claim_has_it() {
     let agent = bed.agent(&["--process-period=1s"]);
     let gpus = Bed::gpus(&agent);
     let claims: [Claim<'_>; 2] = [("warm", "init", &[(0, 1000, 10)]), ("main", "app", &[(1, 3000, 30)])];
-    // The agent knows the claims before the kubelet asks which slots it prefers.
+    // The agent knows the claims before the kubelet calls GetPreferredAllocation.
     bed.part("pause", "kubelet");
     bed.create(&bed.pod("train", &gpus, &claims, &Value::Null));
     eventually("both claims in the agent's view", SOON, || {
@@ -53,7 +53,7 @@ fn the_series_of_a_gpu_name_the_pod_whose_claim_has_it() {
         ids_and_gpus_of_main(&agent, "train").filter(|(ids, used)| !ids.is_empty() && !used.is_empty())
     });
     assert!(main.0.iter().all(|id| id.starts_with(&gpus[0])), "kubelet counts the init container's slot: {main:?}");
-    assert_eq!(main.1, [gpus[1].clone()], "made-up use is that of the claim");
+    assert_eq!(main.1, [gpus[1].clone()], "the simulated use follows the claim");
     eventually("the pod on the GPU of its claim", SOON, || {
         let named = [label(&agent, &gpus[1], "pod")?, label(&agent, &gpus[1], "container")?];
         (named == ["train", "main"]).then_some(())
@@ -76,7 +76,7 @@ fn a_pod_whose_gpu_is_gone_gets_an_event_and_is_logged_and_counted() {
     agent.signal(9);
     drop(agent);
     let agent = bed.agent(&["--gpus=simulated=H100:1"]);
-    assert_eq!(Bed::gpus(&agent), gpus[..1], "they are the node's, not the agent's");
+    assert_eq!(Bed::gpus(&agent), gpus[..1], "the UUIDs depend on the node and not on the agent");
     let selector = "involvedObject.name=stranded,reason=GpuMissing";
     let events = || bed.admin.get(&["events", "-n", &bed.space.name, "--field-selector", selector])["items"].clone();
     eventually("an event on the pod", GONE_WITHIN, || {
@@ -92,5 +92,5 @@ fn a_pod_whose_gpu_is_gone_gets_an_event_and_is_logged_and_counted() {
     eventually("the count to fall", GONE_WITHIN, || {
         agent.get("/metrics").text().contains("\ngpu_steward_plugin_pods_without_gpu 0\n").then_some(())
     });
-    assert!(!agent.log().contains("stays"), "nothing is wrong with the other: {}", agent.log());
+    assert!(!agent.log().contains("stays"), "the other pod gets no event: {}", agent.log());
 }

@@ -124,7 +124,7 @@ fn sixty_pods_start_at_most_a_tenth_later_than_with_a_plugin_that_does_nothing()
         println!("all pairs: {call}: {calls}");
     }
     for (call, most, calls) in &all {
-        assert!(calls.within(0.99) <= *most, "{call}: {} s, and {most} s are promised", calls.within(0.99));
+        assert!(calls.within(0.99) <= *most, "{call}: {} s, and the limit is {most} s", calls.within(0.99));
     }
     assert!(ours <= stubs * 1.10, "{ours:.1} s beside {stubs:.1} s");
 }

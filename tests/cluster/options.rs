@@ -93,8 +93,8 @@ fn the_register_has_two_forms_and_the_handshake_can_be_left_out() {
     });
     // HAMi's scheduler writes this to ask whether the node is alive. The agent answers once the request is so old that
     // no other plugin answers it.
-    let asked = format!("{HANDSHAKE}=Requesting_2026.01.01 00:00:00");
-    let _ = bed.admin.run(&["annotate", "--overwrite", "node", bed.node(), &asked]).ok();
+    let request = format!("{HANDSHAKE}=Requesting_2026.01.01 00:00:00");
+    let _ = bed.admin.run(&["annotate", "--overwrite", "node", bed.node(), &request]).ok();
     eventually("an answer to it", SOON, || {
         let node = bed.node_object();
         node["metadata"]["annotations"][HANDSHAKE].as_str()?.parse::<u64>().ok()

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 const GIB: u64 = 1 << 30;
 /// Half a minute until the agent reports it, a minute until the eviction, and the time of a slow machine.
 const LONG: Duration = Duration::from_secs(240);
-/// The promised times.
+/// The times of promise 35.
 const REPORTED_AFTER: Duration = Duration::from_secs(30);
 const EVICTED_AFTER: Duration = Duration::from_secs(60);
 /// After this time the agent would have evicted the pod.
@@ -121,7 +121,7 @@ fn over_use_is_reported_and_the_pod_is_evicted() {
     });
 }
 
-/// Promise 35 in docs/specification.md: without the flag the agent asks for no eviction, although it has the rights and
+/// Promise 35 in docs/specification.md: without the flag the agent requests no eviction, although it has the rights and
 /// the pod exceeds its claim for long enough.
 #[test]
 #[ignore = "needs cluster: tests/run"]
@@ -177,7 +177,7 @@ fn an_agent_can_evict_no_pod_of_another_node() {
     let refused = eviction(&agent, "gpu-steward-guard-check").forbidden();
     assert!(
         refused.contains("is never evicted"),
-        "agents ask for it to learn whether the policy is in force: {refused}"
+        "agents try this eviction to find out whether the policy is in force: {refused}"
     );
     let _ = eviction(&agent, "here").ok();
 }

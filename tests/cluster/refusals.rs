@@ -107,8 +107,8 @@ fn a_start_is_refused_until_its_container_is_known() {
     drop(agent);
 }
 
-/// Without CDI, the kubelet gets two pods at once. It fails the first one before it asks for its GPU, and the agent's
-/// watch learns of that late. So the agent gives the second pod what was meant for the first one. The second pod must
+/// Without CDI, the kubelet gets two pods at once. It fails the first one before it calls `Allocate`, and the agent's
+/// watch learns of that late. So the agent gives the second pod the devices of the first one. The second pod must
 /// not start with that.
 #[test]
 #[ignore = "needs cluster: tests/run"]

@@ -1,4 +1,4 @@
-//! Tests both ways in which the real kubelet registers the plugin, and registers it again.
+//! Tests both methods by which the real kubelet registers the plugin, and registers it again.
 
 use crate::bed::{Bed, SOON, devices_in};
 use crate::stub::Stub;
@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 const MIB: u64 = 1 << 20;
 /// Two GPUs of ten slots.
 const TOTAL: u32 = 20;
-/// Longer than the agent waits before it tries the other way.
+/// Longer than the agent waits before it tries the other method.
 const SETTLED: Duration = Duration::from_secs(15);
 
 /// A position in the kubelet's log, from which messages are counted.
@@ -49,7 +49,7 @@ fn wait_for_all_slots(bed: &Bed) {
     eventually("all slots on the node", SOON, || (allocatable(bed) == TOTAL).then_some(()));
 }
 
-/// The way of the registration once it exists, and the number of registrations.
+/// The method of the registration once it exists, and the number of registrations.
 fn registered(agent: &Agent) -> (String, u64) {
     eventually("a registration", SOON, || {
         let node: Value = serde_json::from_str(&agent.get("/api/v1/node").text()).expect("JSON");
@@ -57,17 +57,17 @@ fn registered(agent: &Agent) -> (String, u64) {
     })
 }
 
-/// Waits for registration number `times`, and checks that it came this way.
-fn wait_for_registration(agent: &Agent, way: &str, times: u64) {
+/// Waits for registration number `times`, and checks that it used this method.
+fn wait_for_registration(agent: &Agent, method: &str, times: u64) {
     eventually(&format!("registration {times}"), SOON, || (registered(agent).1 >= times).then_some(()));
-    assert_eq!(registered(agent), (way.to_owned(), times), "{}", agent.log());
+    assert_eq!(registered(agent), (method.to_owned(), times), "{}", agent.log());
 }
 
 /// Checks for a while that nothing changes: no second registration, and no slot that comes or goes.
-fn check_stable(bed: &Bed, agent: &Agent, way: &str, times: u64) {
+fn check_stable(bed: &Bed, agent: &Agent, method: &str, times: u64) {
     let began = Instant::now();
     while began.elapsed() < SETTLED {
-        assert_eq!(registered(agent), (way.to_owned(), times), "{}", agent.log());
+        assert_eq!(registered(agent), (method.to_owned(), times), "{}", agent.log());
         assert_eq!(allocatable(bed), TOTAL);
         std::thread::sleep(Duration::from_millis(500));
     }
@@ -98,23 +98,23 @@ fn check_pods(bed: &Bed, gpus: &[String], pods: &mut Vec<String>) {
 
 /// The agent is registered and used, and registered again after a restart of the kubelet and after the agent was
 /// killed.
-fn check_restarts(bed: &Bed, way: &str, flags: &[&str]) {
+fn check_restarts(bed: &Bed, method: &str, flags: &[&str]) {
     let log = KubeletLog::from_now(bed);
     let agent = bed.agent(flags);
-    wait_for_registration(&agent, way, 1);
+    wait_for_registration(&agent, method, 1);
     wait_for_all_slots(bed);
     let (gpus, mut pods) = (Bed::gpus(&agent), Vec::new());
     check_pods(bed, &gpus, &mut pods);
     let [plugins, registry] = sockets(bed);
-    let expect = if way == "watcher" { (0, 1) } else { (1, 0) };
+    let expect = if method == "watcher" { (0, 1) } else { (1, 0) };
     assert_eq!((plugins.len(), registry.len()), expect, "{plugins:?} {registry:?}");
-    check_stable(bed, &agent, way, 1);
+    check_stable(bed, &agent, method, 1);
 
     bed.part("stop", "kubelet");
     let began = Instant::now();
     bed.part("start", "kubelet");
-    wait_for_registration(&agent, way, 2);
-    println!("{way}: known again {} ms after kubelet's start", began.elapsed().as_millis());
+    wait_for_registration(&agent, method, 2);
+    println!("{method}: known again {} ms after kubelet's start", began.elapsed().as_millis());
     wait_for_all_slots(bed);
     check_pods(bed, &gpus, &mut pods);
 
@@ -123,11 +123,11 @@ fn check_restarts(bed: &Bed, way: &str, flags: &[&str]) {
     drop(agent);
     wait_for_no_slots(bed);
     let agent = bed.agent(flags);
-    wait_for_registration(&agent, way, 1);
+    wait_for_registration(&agent, method, 1);
     wait_for_all_slots(bed);
     check_pods(bed, &gpus, &mut pods);
-    check_stable(bed, &agent, way, 1);
-    assert_eq!(log.register_calls(), if way == "watcher" { 0 } else { 3 }, "calls of Register");
+    check_stable(bed, &agent, method, 1);
+    assert_eq!(log.register_calls(), if method == "watcher" { 0 } else { 3 }, "calls of Register");
     let ended = agent.terminate();
     assert!(ended.status.success(), "{}", ended.log);
     assert_eq!(sockets(bed), [vec![], Vec::<String>::new()], "nothing of ours is left");
@@ -142,7 +142,7 @@ fn the_kubelets_watcher_registers_the_plugin_after_each_restart() {
 
 #[test]
 #[ignore = "needs cluster: tests/run"]
-fn the_classic_way_registers_the_plugin_after_each_restart() {
+fn the_classic_method_registers_the_plugin_after_each_restart() {
     let bed = Bed::up("registration-classic");
     // The socket that a killed agent leaves behind when the watcher has registered it.
     let left = bed.paths().kubelet.join("plugins_registry/gpu-steward@nvidia.com-gpu.sock");
@@ -179,7 +179,7 @@ fn auto_is_the_watcher_even_if_the_kubelet_starts_late() {
 /// A registry that the kubelet does not watch, as with an old kubelet.
 #[test]
 #[ignore = "needs cluster: tests/run"]
-fn auto_is_the_classic_way_if_the_kubelet_watches_no_registry() {
+fn auto_is_the_classic_method_if_the_kubelet_watches_no_registry() {
     let bed = Bed::up("registration-fallback");
     let (root, view) = bed.own_kubelet_root("deaf");
     let log = KubeletLog::from_now(&bed);
@@ -213,7 +213,7 @@ fn the_agent_does_not_replace_another_plugin_or_change_its_containers() {
     for words in ["another plugin already serves GPUs to kubelet", "stub.sock", "stop it before"] {
         assert!(ended.log.contains(words), "{words}: {}", ended.log);
     }
-    assert_eq!(allocatable(&bed), 8, "the other one serves on");
+    assert_eq!(allocatable(&bed), 8, "the other plugin still serves");
 
     drop(rival);
     let agent = bed.agent(&[]);
@@ -237,30 +237,30 @@ fn the_agent_does_not_replace_another_plugin_or_change_its_containers() {
     for words in ["another agent already shares GPUs", "nvidia.com-gpu.sock (process ", "--state-dir"] {
         assert!(ended.log.contains(words), "{words}: {}", ended.log);
     }
-    assert_eq!((registered(&agent).1, allocatable(&bed)), (1, TOTAL), "the first one serves on");
+    assert_eq!((registered(&agent).1, allocatable(&bed)), (1, TOTAL), "the first agent still serves");
     check_pods(&bed, &Bed::gpus(&agent), &mut pods);
 }
 
-/// A starting agent is registered once and at the first try, in either way. The test prints how long it takes until the
+/// A starting agent is registered once and at the first try, with either method. The test prints how long it takes until the
 /// kubelet knows the agent and until the Node offers its GPUs. `GPU_STEWARD_LONG` makes ten rounds.
 #[test]
 #[ignore = "needs cluster: tests/run"]
-fn a_starting_agent_is_registered_at_the_first_try_in_both_ways() {
+fn a_starting_agent_is_registered_at_the_first_try_with_both_methods() {
     let bed = Bed::up("registration-time");
     let rounds = if std::env::var_os("GPU_STEWARD_LONG").is_some() { 10 } else { 1 };
     let _ = bed.kubeconfig();
-    for way in ["watcher", "classic"] {
+    for method in ["watcher", "classic"] {
         let mut took: Vec<(u128, u128)> = Vec::new();
         for _ in 0..rounds {
             wait_for_no_slots(&bed);
             let (log, began) = (KubeletLog::from_now(&bed), Instant::now());
-            let agent = bed.launch(&[&format!("--registration={way}")]);
+            let agent = bed.launch(&[&format!("--registration={method}")]);
             agent.logs("] registered with kubelet");
             let known = began.elapsed();
             wait_for_all_slots(&bed);
             took.push((known.as_millis(), began.elapsed().as_millis()));
-            assert_eq!(registered(&agent), (way.to_owned(), 1), "{}", agent.log());
-            assert_eq!(log.register_calls(), usize::from(way == "classic"), "calls of Register");
+            assert_eq!(registered(&agent), (method.to_owned(), 1), "{}", agent.log());
+            assert_eq!(log.register_calls(), usize::from(method == "classic"), "calls of Register");
             drop(agent);
         }
         let middle = |of: fn(&(u128, u128)) -> u128| {
@@ -268,6 +268,6 @@ fn a_starting_agent_is_registered_at_the_first_try_in_both_ways() {
             of.sort_unstable();
             (of[0], of[of.len() / 2], of[of.len() - 1])
         };
-        println!("{way}: known after {:?} ms, offered after {:?} ms", middle(|one| one.0), middle(|one| one.1));
+        println!("{method}: known after {:?} ms, offered after {:?} ms", middle(|one| one.0), middle(|one| one.1));
     }
 }

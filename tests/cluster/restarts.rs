@@ -454,9 +454,9 @@ fn a_garbage_checkpoint_gives_no_container_anothers_devices() {
 /// The number of starts with this outcome in the agent's metrics.
 fn starts(agent: &Agent, outcome: &str) -> f64 {
     let text = agent.get("/metrics").text();
-    let wanted = format!("outcome=\"{outcome}\"");
+    let label = format!("outcome=\"{outcome}\"");
     let lines =
-        text.lines().filter(|line| line.starts_with("gpu_steward_plugin_starts_total{") && line.contains(&wanted));
+        text.lines().filter(|line| line.starts_with("gpu_steward_plugin_starts_total{") && line.contains(&label));
     lines.filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok()).sum()
 }
 

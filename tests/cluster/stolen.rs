@@ -47,7 +47,7 @@ fn refused_on_own_node(node: &str) -> Vec<Refused> {
     let mut list: Vec<Refused> = [
         (annotation("anything", "1"), annotations),
         (annotation("gpu-steward.io/guard-check", "1"), annotations),
-        (annotation("gpu-steward.io/guard-check-keys", "1"), "is written by nobody"),
+        (annotation("gpu-steward.io/guard-check-keys", "1"), "no account may write gpu-steward.io/guard-check-keys"),
         (annotation("gpu-steward.io/epoch", "9"), annotations),
         (annotation("hami.io/node-nvidia-assume", "{}"), annotations),
         (annotation("hami.io/node-nvidia-score", "{}"), annotations),

@@ -13,7 +13,7 @@ pub(crate) struct Stub(Child);
 
 impl Stub {
     /// Starts the stub with this many devices, and waits until the node offers them. The kubelet may still be removing
-    /// the plugin before, and with it the newly registered stub, without telling it. In that case the stub is started
+    /// the plugin before, and with it the newly registered stub, without a message to it. In that case the stub is started
     /// again.
     pub(crate) fn start(bed: &Bed, devices: u32) -> Stub {
         let devices = devices.to_string();

@@ -65,7 +65,7 @@ fn an_agent_under_systemd_renews_its_own_token_and_no_other() {
     let renewed = cluster.bearer(&token(&agent, SERVICE, &own));
     assert_eq!(node_of(&renewed), json!(["node-1"]));
     let again = cluster.bearer(&token(&renewed, SERVICE, &[&own[..], &["--duration", "24h"]].concat()));
-    assert_eq!(node_of(&again), json!(["node-1"]), "renewed with what was renewed");
+    assert_eq!(node_of(&again), json!(["node-1"]), "a renewed token can be renewed");
 
     let refusal_of = |arguments: &[&str]| agent.run(&[&["create", "token"], arguments].concat()).refused();
     let of_agent = [SERVICE, "-n", NAMESPACE];

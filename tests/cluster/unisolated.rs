@@ -25,7 +25,7 @@ fn gpus_without_isolation_are_not_shared_unless_the_flag_allows_it() {
     let flags = ["--device-strategy=envvar", "--cri-socket=none", "--gpus=simulated=H100:3"];
     let agent = bed.launch(&flags);
     agent.logs("no more containers get GPUs: early binding together with NVIDIA's runtime");
-    eventually("30 slots of which none can be had", SOON, || {
+    eventually("30 slots in capacity and none allocatable", SOON, || {
         (offered(&bed) == [json!("30"), json!("0")]).then_some(())
     });
     let ready = agent.get("/readyz");
@@ -36,9 +36,9 @@ fn gpus_without_isolation_are_not_shared_unless_the_flag_allows_it() {
     drop(agent);
 
     let agent = bed.launch(&[&flags[..], &["--allow-unisolated-gpus"]].concat());
-    eventually("slots that can be had", SOON, || (offered(&bed) == [json!("30"), json!("30")]).then_some(()));
-    agent.logs("it was asked for (--allow-unisolated-gpus)");
-    let text = eventually("a ready agent that says what is given up", SOON, || {
+    eventually("allocatable slots", SOON, || (offered(&bed) == [json!("30"), json!("30")]).then_some(()));
+    agent.logs("--allow-unisolated-gpus allows it");
+    let text = eventually("a ready agent that reports the missing isolation", SOON, || {
         let ready = agent.get("/readyz");
         (ready.status == 200 && ready.text().contains("not isolated")).then(|| ready.text().to_owned())
     });

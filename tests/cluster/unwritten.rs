@@ -50,7 +50,7 @@ impl GatedPod<'_> {
         std::fs::write(self.folder.join("open"), b"").expect("the gate opens");
     }
 
-    /// The pod's claim, once it stands on the pod.
+    /// The pod's claim, once it is written on the pod.
     fn claim(&self) -> String {
         let claim = eventually("the share on the pod", SOON, || {
             self.now()["metadata"]["annotations"][CLAIM].as_str().map(str::to_owned)
@@ -89,7 +89,7 @@ fn claims_are_written_on_pods_when_the_api_server_is_back() {
     drop(agent);
     bed.cluster.part("start", "apiserver");
     let agent = bed.agent(&FLAGS);
-    agent.logs("what this pod was given is not written on it yet");
+    agent.logs("the claim of this pod is not written on it yet");
     assert_eq!(later.claim().matches("NVIDIA").count(), 1);
     bed.ready(&["late", "later"]);
     assert!(!agent.log().contains("container devices delivered"), "no other start");

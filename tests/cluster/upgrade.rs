@@ -37,7 +37,9 @@ fn no_pod_fails_while_the_agent_is_replaced_twice() {
         });
         for part in 1..=2 {
             let due = part * pods as usize / 3;
-            eventually("the next replacement's turn", SOON, || (made.load(Ordering::Relaxed) >= due).then_some(()));
+            eventually("the time of the next replacement", SOON, || {
+                (made.load(Ordering::Relaxed) >= due).then_some(())
+            });
             let next = bed.launch(&[gpus]);
             // As with the DaemonSet: the old agent gets SIGTERM when the new one is ready.
             eventually("the new agent to be ready", SOON, || (next.get("/readyz").status == 200).then_some(()));

@@ -157,7 +157,7 @@ impl Machine {
 
     /// Waits until the kubelet knows the running agent and offers its GPUs.
     fn registered(&self) {
-        eventually("GPUs that can be had", SOON, || {
+        eventually("allocatable GPUs", SOON, || {
             let answer = self.vm.run("curl -s --max-time 20 http://127.0.0.1:9410/api/v1/node");
             let answer: Value = serde_json::from_str(&answer.out).ok()?;
             let node = self.admin.get(&["node", NODE]);

@@ -24,10 +24,10 @@ fn uid(bed: &Bed, pod: &str) -> String {
 
 /// Whether an unprivileged user of the host can run this program.
 fn can_run(program: &Path) -> bool {
-    let nobody = ["--reuid", "65534", "--regid", "65534", "--clear-groups", "--"];
+    let unprivileged = ["--reuid", "65534", "--regid", "65534", "--clear-groups", "--"];
     // setpriv resolves its program while it still has root's capabilities. The shell resolves it after that.
     let shell = ["sh", "-c", "exec \"$0\" true"];
-    let ran = Command::new("setpriv").args(nobody).args(shell).arg(program).output().expect("setpriv");
+    let ran = Command::new("setpriv").args(unprivileged).args(shell).arg(program).output().expect("setpriv");
     ran.status.success()
 }
 
@@ -58,7 +58,7 @@ fn what_a_container_writes_harms_no_other_and_is_removed_with_it() {
         for option in ["nosuid", "nodev", "noexec"] {
             assert!(seen.contains(option), "{folder} {option}: {seen}");
         }
-        assert!(!seen.contains("rc=0"), "it runs what it has written: {seen}");
+        assert!(!seen.contains("rc=0"), "the container runs a setuid program: {seen}");
         assert_eq!(bed.sh("other", "main", &format!("ls {folder} | grep -c busybox; true")).trim(), "0");
     }
     let _ = bed.sh("other", "main", "dd if=/dev/zero of=/usr/local/vgpu/large bs=1M count=5 2>&1");
@@ -67,7 +67,7 @@ fn what_a_container_writes_harms_no_other_and_is_removed_with_it() {
     let plain = bed.dir().join("busybox");
     fs::copy(&written, &plain).expect("a copy");
     assert!(can_run(&plain), "the program itself can be run");
-    assert!(!can_run(&written), "by a user of the host");
+    assert!(!can_run(&written), "a user of the host can run it");
 
     assert_eq!(bed.sh("hostile", "main", NEST_SCRIPT).trim(), "nested");
     let _ = bed.admin.run(&["delete", "pod", "hostile", "-n", &bed.space.name, "--now"]).ok();
@@ -82,7 +82,7 @@ fn what_a_container_writes_harms_no_other_and_is_removed_with_it() {
     let agent = bed.agent(&[&limiter, "--pod-files-limit=4MiB"]);
     bed.create(&bed.pod("after", &gpus, &ONE, &Value::Null));
     bed.ready(&["after"]);
-    eventually("the word about what it has written", SOON, || {
+    eventually("the event about what it has written", SOON, || {
         let other = bed.admin.get(&["pod", "other", "-n", &bed.space.name]);
         let marked = other["metadata"]["annotations"]["gpu-steward.io/evict"] == "TooMuchWritten";
         let series = agent.get("/metrics").text();
@@ -90,7 +90,7 @@ fn what_a_container_writes_harms_no_other_and_is_removed_with_it() {
         (marked && series.lines().filter(counted).any(|line| line.contains("pod=\"other\""))).then_some(())
     });
     let after = bed.admin.get(&["pod", "after", "-n", &bed.space.name]);
-    assert_eq!(after["metadata"]["annotations"]["gpu-steward.io/evict"], Value::Null, "its neighbour is left alone");
+    assert_eq!(after["metadata"]["annotations"]["gpu-steward.io/evict"], Value::Null, "its neighbour is not marked");
     assert!(events(&bed, "other", "EvictedForFiles").is_empty(), "without the flag none is evicted");
     drop(agent);
     let agent = bed.agent(&[&limiter, "--pod-files-limit=4MiB", "--evict-over-use"]);

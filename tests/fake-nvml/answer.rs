@@ -21,7 +21,7 @@ macro_rules! calls {
         #[unsafe(no_mangle)]
         unsafe extern "C" fn $name($($argument: $type),*) -> nvml_wrapper_sys::bindings::nvmlReturn_t {
             crate::answer::answer(|| {
-                // SAFETY: the caller's promise, see above; the called functions refuse null.
+                // SAFETY: the caller guarantees it, see above; the called functions refuse null.
                 unsafe {
                     let $view = crate::state::enter(stringify!($name), &$subject)?;
                     $body
@@ -48,7 +48,7 @@ pub(crate) unsafe fn put<T>(to: *mut T, value: T) -> Answer {
     if to.is_null() {
         return Err(Code::INVALID_ARGUMENT);
     }
-    // SAFETY: not null, and the caller promises the rest.
+    // SAFETY: not null, and the caller guarantees the rest.
     unsafe { to.write(value) };
     Ok(())
 }
@@ -72,7 +72,7 @@ pub(crate) unsafe fn put_text(to: *mut c_char, length: c_uint, text: &str) -> An
     Ok(())
 }
 
-/// Writes a list by NVML's convention: `count` is the room on entry and the number of entries on return.
+/// Writes a list by NVML's convention: `count` is the capacity on entry and the number of entries on return.
 ///
 /// # Safety
 /// `count` is null or points to a number, `to` is null or has room for that number of entries.
@@ -81,10 +81,10 @@ pub(crate) unsafe fn put_list<T: Copy>(count: *mut c_uint, to: *mut T, list: &[T
         return Err(Code::INVALID_ARGUMENT);
     }
     let length = c_uint::try_from(list.len()).map_err(|_| Code::UNKNOWN)?;
-    // SAFETY: not null, and the caller promises the rest.
+    // SAFETY: not null, and the caller guarantees the rest.
     unsafe {
-        let room = count.replace(length);
-        if room < length || (to.is_null() && length > 0) {
+        let capacity = count.replace(length);
+        if capacity < length || (to.is_null() && length > 0) {
             return Err(Code::INSUFFICIENT_SIZE);
         }
         if length > 0 {
@@ -102,7 +102,7 @@ pub(crate) unsafe fn text(from: *const c_char) -> String {
     if from.is_null() {
         return String::new();
     }
-    // SAFETY: not null, and the caller promises the rest.
+    // SAFETY: not null, and the caller guarantees the rest.
     unsafe { CStr::from_ptr(from) }.to_string_lossy().into_owned()
 }
 

@@ -64,7 +64,7 @@ pub(crate) struct Running {
 }
 
 /// Rounds a number that is not negative.
-#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "`as` saturates, which is what is wanted")]
+#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "`as` saturates, which is intended")]
 pub(crate) fn whole(number: f64) -> u64 {
     number.round() as u64
 }

@@ -40,7 +40,7 @@ pub struct GpuModel {
     pub lacks: &'static [&'static str],
 }
 
-/// Cards without NVLink.
+/// GPUs without NVLink.
 const NO_NVLINK: (u32, u32, bool) = (0, 0, false);
 
 /// From Ampere on rows of memory are remapped, and no pages retired.

@@ -11,7 +11,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 /// Largest number of GPUs: the largest hosts have 16.
-pub const MAX_CARDS: usize = 16;
+pub const MAX_GPUS: usize = 16;
 
 /// The whole file.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -352,7 +352,7 @@ pub struct FakeLink {
     /// The position of the other GPU in the file.
     pub peer: u32,
     /// `PSB`, `PIX`, `PXB`, `PHB`, `NODE` or `SYS`.
-    pub path: Way,
+    pub path: LinkPath,
     /// Direct NVLinks.
     #[serde(default)]
     pub nvlinks: u32,
@@ -386,7 +386,7 @@ pub struct SickLink {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "UPPERCASE")]
 #[allow(missing_docs, reason = "nvidia-smi's words")]
-pub enum Way {
+pub enum LinkPath {
     Psb,
     Pix,
     Pxb,
@@ -465,20 +465,20 @@ impl Scenario {
     /// The mistake in the text, as a sentence.
     pub fn parse(text: &[u8], directory: &Path) -> Result<Scenario, String> {
         let mut scenario: Scenario = serde_json::from_slice(text).map_err(|error| error.to_string())?;
-        let cards: u64 = scenario.gpus.iter().map(|card| u64::from(card.count)).sum();
-        if cards > MAX_CARDS as u64 {
-            return Err(format!("{cards} cards, at most {MAX_CARDS} are possible"));
+        let count: u64 = scenario.gpus.iter().map(|gpu| u64::from(gpu.count)).sum();
+        if count > MAX_GPUS as u64 {
+            return Err(format!("{count} GPUs, at most {MAX_GPUS} are possible"));
         }
-        for card in &mut scenario.gpus {
-            if GpuModel::named(&card.model).is_none() {
+        for gpu in &mut scenario.gpus {
+            if GpuModel::named(&gpu.model).is_none() {
                 let known: Vec<&str> = crate::profile::PROFILES.iter().map(|profile| profile.model).collect();
-                return Err(format!("no card {:?}; known are {}", card.model, known.join(", ")));
+                return Err(format!("no GPU model {:?}; known are {}", gpu.model, known.join(", ")));
             }
-            let of_processes = card.processes.iter_mut().flat_map(|process| {
+            let of_processes = gpu.processes.iter_mut().flat_map(|process| {
                 let memory = process.memory.iter_mut();
                 memory.chain([&mut process.sm, &mut process.mem, &mut process.enc, &mut process.dec])
             });
-            for value in card.values.values_mut().chain(of_processes) {
+            for value in gpu.values.values_mut().chain(of_processes) {
                 load(value, directory)?;
             }
         }

@@ -449,8 +449,8 @@ pub(crate) fn next_event(gpus: &[(String, u64)]) -> Option<(XidEvent, View)> {
     let boards = view.boards.clone();
     for event in &state.scenario.clone().xids {
         let Some(place) = boards.iter().position(|board| board.is(&event.gpu)) else { continue };
-        let wanted = gpus.iter().any(|(uuid, mask)| *uuid == boards[place].uuid && mask & event.event != 0);
-        if wanted && event.at_s <= view.time && state.delivered.insert(event.id) {
+        let registered = gpus.iter().any(|(uuid, mask)| *uuid == boards[place].uuid && mask & event.event != 0);
+        if registered && event.at_s <= view.time && state.delivered.insert(event.id) {
             view.place = Some(place);
             return Some((event.clone(), view));
         }

@@ -25,11 +25,11 @@ impl Trace {
     /// # Errors
     /// If the file cannot be read, lacks a column, or has no row.
     pub fn read(path: &Path, column: &str, filter: Option<(&str, &str)>) -> Result<Trace, String> {
-        let told = |problem: String| format!("{}: {problem}", path.display());
-        let file = File::open(path).map_err(|error| told(error.to_string()))?;
+        let named = |problem: String| format!("{}: {problem}", path.display());
+        let file = File::open(path).map_err(|error| named(error.to_string()))?;
         let packed = path.extension().is_some_and(|extension| extension == "gz");
         let reader: Box<dyn Read> = if packed { Box::new(GzDecoder::new(file)) } else { Box::new(file) };
-        Trace::parse(BufReader::new(reader), column, filter).map_err(told)
+        Trace::parse(BufReader::new(reader), column, filter).map_err(named)
     }
 
     /// Parses the text of a CSV file.
@@ -40,7 +40,7 @@ impl Trace {
         let mut lines = text.lines();
         let header = lines.next().ok_or("is empty")?.map_err(|error| error.to_string())?;
         let names: Vec<&str> = header.split(',').map(plain_name).collect();
-        let find = |wanted: &str| names.iter().position(|name| *name == plain_name(wanted));
+        let find = |column: &str| names.iter().position(|name| *name == plain_name(column));
         let time_column = TIME_COLUMNS.iter().find_map(|name| find(name)).ok_or("has no time column")?;
         let value_column = find(column).ok_or_else(|| format!("has no column {column:?}; it has {names:?}"))?;
         let filter = match filter {

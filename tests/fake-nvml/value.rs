@@ -197,7 +197,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_program_is_the_curve_that_its_name_says() {
+    fn each_kind_of_value_follows_its_curve() {
         let square = Program::Square { low: 5.0, high: 90.0, period_s: 10.0, duty: 0.3, phase_s: 0.0 };
         let sine = Program::Sine { low: 0.0, high: 100.0, period_s: 4.0, phase_s: 0.0 };
         let ramp = |then| Program::Ramp { from: 0.0, to: 10.0, over_s: 5.0, then, start_s: 0.0 };

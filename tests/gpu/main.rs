@@ -4,4 +4,4 @@
 #[cfg(test)]
 mod cuda;
 #[cfg(test)]
-mod card;
+mod nvidia_smi;

@@ -254,7 +254,7 @@ impl Recipe {
             self.command().stderr(open.expect("the log can be written")).spawn().expect("the program can be run");
         let log_elsewhere = self.stderr.is_some();
         let dir = self.dir;
-        let (metrics, admin, usage) = eventually("the line that tells the addresses", START, || {
+        let (metrics, admin, usage) = eventually("the log line with the addresses", START, || {
             let ended = child.try_wait().expect("the child can be waited for");
             if let Some(addresses) = addresses(dir.path(), log_elsewhere) {
                 return Some(addresses);

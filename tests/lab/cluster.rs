@@ -216,7 +216,7 @@ impl Cluster {
     #[must_use]
     pub fn shared() -> Cluster {
         let options = ClusterOptions::usual();
-        let cluster_lock = eventually("a turn in a cluster that others use", LOCK_WAIT, || {
+        let cluster_lock = eventually("a cluster that other tests share", LOCK_WAIT, || {
             let cluster_lock = lock(LOCK, FlockOperation::NonBlockingLockShared)?;
             if options.is_up() {
                 return Some(cluster_lock);

@@ -20,7 +20,7 @@ pub fn eventually<T>(what: &str, within: Duration, mut check: impl FnMut() -> Op
             return found;
         }
         let waited = began.elapsed();
-        assert!(waited < within, "waited {within:?} in vain for {what}");
+        assert!(waited < within, "timed out after {within:?} while waiting for {what}");
         // With this pause the wait takes at most a tenth longer than needed.
         std::thread::sleep((waited / 10).clamp(FIRST, LAST));
     }

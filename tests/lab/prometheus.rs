@@ -66,7 +66,7 @@ impl Prometheus {
 
     /// The values of a query; empty if the server does not answer.
     #[must_use]
-    pub fn ask(&self, query: &str) -> Vec<f64> {
+    pub fn values(&self, query: &str) -> Vec<f64> {
         let encoded: String = query.bytes().map(|byte| format!("%{byte:02x}")).collect();
         let answer = http::get(self.address, &format!("/api/v1/query?query={encoded}"));
         let answer: serde_json::Value =
@@ -91,7 +91,7 @@ impl Prometheus {
     pub fn until(&self, query: &str, holds: impl Fn(&[f64]) -> bool) {
         let deadline = Instant::now() + PATIENCE;
         loop {
-            let values = self.ask(query);
+            let values = self.values(query);
             if holds(&values) {
                 return;
             }

@@ -2,8 +2,8 @@
 
 pub use fake_nvml::code::Code;
 pub use fake_nvml::scenario::{
-    CallFault, Churn, Clock, FakeGpu, FakeLink, FakeProcess, List, MigDetail, MigSlot, ProcessList, ProcessSamples,
-    ReadingKind, Scenario, SickLink, Way, Which, XidEvent,
+    CallFault, Churn, Clock, FakeGpu, FakeLink, FakeProcess, LinkPath, List, MigDetail, MigSlot, ProcessList,
+    ProcessSamples, ReadingKind, Scenario, SickLink, Which, XidEvent,
 };
 pub use fake_nvml::value::{Program, Replay, Then, Value};
 use serde_json::json;

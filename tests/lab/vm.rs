@@ -62,7 +62,7 @@ impl Vm {
     #[track_caller]
     #[must_use]
     pub fn run(&self, script: &str) -> ScriptOutput {
-        match self.ask(&format!("exec </dev/null; {script}"), b"", SCRIPT) {
+        match self.send(&format!("exec </dev/null; {script}"), b"", SCRIPT) {
             Ok(output) => output,
             Err(error) => panic!("the guest does not answer ({error}): {script}"),
         }
@@ -89,7 +89,7 @@ impl Vm {
             "mkdir -p \"$(dirname {path})\" && head -c {} >{path}.new && chmod {mode} {path}.new && mv {path}.new {path}",
             bytes.len()
         );
-        let output = self.ask(&script, bytes, SCRIPT).expect("the guest answers");
+        let output = self.send(&script, bytes, SCRIPT).expect("the guest answers");
         assert_eq!(output.code, 0, "{path}: {}", output.out);
     }
 
@@ -100,18 +100,18 @@ impl Vm {
     /// If the machine does not come back.
     #[track_caller]
     pub fn boot_by(&self, script: &str, meanwhile: impl FnOnce()) {
-        const WHICH: &str = "cat /proc/sys/kernel/random/boot_id";
-        let before = self.sh(WHICH);
+        const BOOT_ID: &str = "cat /proc/sys/kernel/random/boot_id";
+        let before = self.sh(BOOT_ID);
         // The machine may reset before the script has answered.
-        let _ = self.ask(&format!("exec </dev/null; {script}"), b"", ANSWER);
+        let _ = self.send(&format!("exec </dev/null; {script}"), b"", ANSWER);
         meanwhile();
         eventually("the guest's next boot", BOOT, || {
-            let output = self.ask(WHICH, b"", ANSWER).ok()?;
+            let output = self.send(BOOT_ID, b"", ANSWER).ok()?;
             (output.code == 0 && output.out != before).then_some(())
         });
     }
 
-    fn ask(&self, script: &str, input: &[u8], within: Duration) -> io::Result<ScriptOutput> {
+    fn send(&self, script: &str, input: &[u8], within: Duration) -> io::Result<ScriptOutput> {
         let mut stream = TcpStream::connect_timeout(&SocketAddr::from(SHELL), ANSWER)?;
         stream.set_write_timeout(Some(within))?;
         // The timeout holds for each read, also for the first.

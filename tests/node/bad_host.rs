@@ -16,7 +16,7 @@ fn quiet() -> Recipe {
 }
 
 /// The agent serves its pages, logs each complaint once and ends with exit code 0.
-fn serves_and_ends_well(agent: Agent, complaints: &[&str]) {
+fn serves_and_ends(agent: Agent, complaints: &[&str]) {
     for complaint in complaints {
         agent.logs(complaint);
     }
@@ -41,7 +41,7 @@ fn on_a_read_only_root_metrics_are_served_and_each_loss_is_logged_once() {
         .with("--usage-socket", "/run-only/gpu-steward/agent.sock")
         .with("--state-dir", "/var-only/gpu-steward")
         .launch();
-    serves_and_ends_well(agent, &["cannot write the state directory", "cannot open the usage socket"]);
+    serves_and_ends(agent, &["cannot write the state directory", "cannot open the usage socket"]);
 }
 
 /// Promise 22 in docs/specification.md.
@@ -51,7 +51,7 @@ fn on_a_full_disk_metrics_are_served_and_each_loss_is_logged_once() {
     let recipe = quiet().within("mkdir $DIR/full && mount -t tmpfs -o size=4k,nr_inodes=1 tmpfs $DIR/full");
     let full = recipe.dir().join("full");
     let agent = recipe.with("--usage-socket", full.join("agent.sock")).with("--state-dir", full.join("state")).launch();
-    serves_and_ends_well(agent, &["cannot write the state directory", "cannot open the usage socket"]);
+    serves_and_ends(agent, &["cannot write the state directory", "cannot open the usage socket"]);
 }
 
 /// Promise 22 in docs/specification.md.
@@ -76,7 +76,7 @@ fn sockets_that_never_answer_are_logged_once_and_only_names_are_lost() {
     let errors = |kind: &str| -> u64 {
         let node = agent.get("/api/v1/node").json();
         let counts = node["troubles"].as_array().unwrap().clone();
-        counts.iter().find(|trouble| trouble["kind"] == kind).map_or(0, |trouble| trouble["count"].as_u64().unwrap())
+        counts.iter().find(|error| error["kind"] == kind).map_or(0, |error| error["count"].as_u64().unwrap())
     };
     // The agent asks both sockets again and again, and counts each failure.
     eventually("two failures of each", Duration::from_secs(30), || {
@@ -151,7 +151,7 @@ fn without_proc_and_sys_readings_are_absent_with_the_reason_and_it_is_logged_onc
     }
     let node = eventually("a second failure", Duration::from_secs(30), || {
         let node = agent.get("/api/v1/node").json();
-        let errors = node["troubles"].as_array()?.iter().find(|trouble| trouble["kind"] == "proc_unreadable")?;
+        let errors = node["troubles"].as_array()?.iter().find(|error| error["kind"] == "proc_unreadable")?;
         (errors["count"].as_u64()? >= 4).then_some(node)
     });
     for reading in ["processes", "disk_read_bytes", "cpu_user_seconds"] {

@@ -45,11 +45,15 @@ impl Files {
 type ClientCertificate = Option<(CertificateDer<'static>, KeyPair)>;
 
 /// Gets `/loglevel` over HTTPS from an admin port that must show exactly this certificate.
-fn ask(agent: &Agent, certificate: &CertificateDer<'static>) -> std::io::Result<String> {
-    ask_as(agent, certificate, &None)
+fn get_loglevel(agent: &Agent, certificate: &CertificateDer<'static>) -> std::io::Result<String> {
+    get_loglevel_as(agent, certificate, &None)
 }
 
-fn ask_as(agent: &Agent, certificate: &CertificateDer<'static>, client: &ClientCertificate) -> std::io::Result<String> {
+fn get_loglevel_as(
+    agent: &Agent,
+    certificate: &CertificateDer<'static>,
+    client: &ClientCertificate,
+) -> std::io::Result<String> {
     get(agent.admin.expect("an admin port"), "/loglevel", certificate, client)
 }
 
@@ -95,7 +99,9 @@ fn authority() -> (String, ClientCertificate) {
 }
 
 fn shows(agent: &Agent, certificate: &CertificateDer<'static>, within: Duration) {
-    eventually("the new certificate", within, || ask(agent, certificate).ok().filter(|text| text.ends_with("0\n")));
+    eventually("the new certificate", within, || {
+        get_loglevel(agent, certificate).ok().filter(|text| text.ends_with("0\n"))
+    });
 }
 
 #[test]
@@ -111,7 +117,7 @@ fn a_renewed_certificate_is_used_soon_and_at_once_after_sighup() {
     shows(&agent, &first, AT_ONCE);
     let second = files.renew();
     shows(&agent, &second, NEXT_READ);
-    assert!(ask(&agent, &first).is_err(), "the old certificate is not used any more");
+    assert!(get_loglevel(&agent, &first).is_err(), "the old certificate is not used any more");
     for _ in 0..3 {
         let next = files.renew();
         agent.signal(libc::SIGHUP);
@@ -142,13 +148,13 @@ fn the_admin_port_answers_only_clients_with_a_certificate_of_the_authority() {
         .with("--admin-tls-key", &files.key)
         .with("--admin-client-ca", &ca)
         .launch();
-    let answer = ask_as(&agent, &server, &known).unwrap();
+    let answer = get_loglevel_as(&agent, &server, &known).unwrap();
     assert!(answer.starts_with("HTTP/1.1 200 "), "{answer}");
-    for (who, client) in [("a client without a certificate", None), ("a client of another authority", stranger)] {
-        let answer = ask_as(&agent, &server, &client);
-        assert!(answer.is_err(), "{who}: {answer:?}");
+    for (name, client) in [("a client without a certificate", None), ("a client of another authority", stranger)] {
+        let answer = get_loglevel_as(&agent, &server, &client);
+        assert!(answer.is_err(), "{name}: {answer:?}");
     }
-    assert!(ask_as(&agent, &server, &known).is_ok(), "and it is still answered");
+    assert!(get_loglevel_as(&agent, &server, &known).is_ok(), "and it is still answered");
     assert_eq!(agent.terminate().status.code(), Some(0));
 }
 

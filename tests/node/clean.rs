@@ -54,11 +54,11 @@ fn when_the_last_gpu_is_gone_the_agent_cleans_its_node_and_writes_it_again_when_
     let two = Scenario { gpus: vec![fake_gpus("H100", 2)], ..Scenario::default() };
     let (_directory, driver) = fake(&two);
     let _agent = agent(&server, driver.library());
-    eventually("what it has on its Node", SOON, || written(&server, "n1"));
+    eventually("the agent's entries on its Node", SOON, || written(&server, "n1"));
     driver.write(&Scenario { gpus: Vec::new(), ..two.clone() }).unwrap();
     eventually("the Node as it was", SOON, || clean(&server, "n1").then_some(()));
     driver.write(&two).unwrap();
-    eventually("what it has on its Node again", SOON, || written(&server, "n1"));
+    eventually("the agent's entries on its Node again", SOON, || written(&server, "n1"));
 }
 
 #[test]
@@ -67,20 +67,20 @@ fn clean_node_removes_what_agents_wrote_and_nothing_else() {
     server.put("nodes", node("n1"));
     let (_directory, driver) = fake(&Scenario { gpus: vec![fake_gpus("H100", 2)], ..Scenario::default() });
     let running = agent(&server, driver.library());
-    eventually("what it has on its Node", SOON, || written(&server, "n1"));
+    eventually("the agent's entries on its Node", SOON, || written(&server, "n1"));
     let ended = running.terminate();
     assert!(ended.status.success(), "{}", ended.log);
 
     // On the first Node, HAMi's scheduler has overwritten our handshake. The second Node belongs to HAMi's own device
     // plugin.
-    let mut asked = server.object("nodes", "", "n1").unwrap();
-    asked["metadata"]["annotations"][HANDSHAKE] = "Requesting_2026-11-21 10:21:47".into();
-    for entry in asked["metadata"]["managedFields"].as_array_mut().unwrap() {
+    let mut requesting = server.object("nodes", "", "n1").unwrap();
+    requesting["metadata"]["annotations"][HANDSHAKE] = "Requesting_2026-11-21 10:21:47".into();
+    for entry in requesting["metadata"]["managedFields"].as_array_mut().unwrap() {
         if let Some(owned) = entry["fieldsV1"]["f:metadata"]["f:annotations"].as_object_mut() {
             owned.remove(&format!("f:{HANDSHAKE}"));
         }
     }
-    server.put("nodes", asked.clone());
+    server.put("nodes", requesting.clone());
     let mut hamis = node("n2");
     hamis["metadata"]["annotations"] = json!({ REGISTER: "[]", HANDSHAKE: "Reported_2026-11-21 10:21:47" });
     hamis["metadata"]["managedFields"] = json!([{ "manager": "device-plugin", "fieldsV1": {
@@ -95,15 +95,15 @@ fn clean_node_removes_what_agents_wrote_and_nothing_else() {
     let (code, log) = run("--clean-node");
     assert!(code == Some(0) && clean(&server, "n1"), "{code:?} {log}");
     // An agent's account has the right to get its Node, but not to list Nodes.
-    assert!(!server.requests().iter().any(|asked| asked.path == "/api/v1/nodes"));
+    assert!(!server.requests().iter().any(|request| request.path == "/api/v1/nodes"));
     let (code, log) = run("--clean-node");
     assert!(code == Some(0) && log.contains("nodes=0"), "nothing is left to do: {code:?} {log}");
 
-    server.put("nodes", asked);
+    server.put("nodes", requesting);
     let (code, log) = run("--clean-node=all");
     assert!(code == Some(0) && clean(&server, "n1"), "{code:?} {log}");
     let left = server.object("nodes", "", "n2").unwrap();
-    assert_eq!(left["metadata"]["annotations"], hamis["metadata"]["annotations"], "it is not ours");
+    assert_eq!(left["metadata"]["annotations"], hamis["metadata"]["annotations"], "the annotations of HAMi stay");
 
     let output = Agent::in_cluster(BINARY, &server, "n3").switch("--clean-node").run();
     let log = String::from_utf8_lossy(&output.stderr);

@@ -89,7 +89,7 @@ fn a_gpu_that_needs_a_reset_stays_unfit_over_a_restart_until_an_operator_clears_
         assert_eq!(agent.admin("DELETE", path, "").status, 401, "not for every user of the host");
     }
     drop(agent);
-    second(&start(), "well in the next life", healthy);
+    second(&start(), "healthy after a restart", healthy);
     let (code, log) = clear("all");
     assert!(code == Some(69) && log.contains("no agent answers"), "{code:?} {log}");
 }

@@ -18,7 +18,7 @@ const NUMBERS: [u32; 2] = [0x10a7, 0x10a8];
 /// journal and ends both. Arguments: the program, a folder of this test, the expected text, flags of the program.
 const SCRIPT: &str = r#"
 set -u
-binary=$1 folder=$2 wanted=$3; shift 3
+binary=$1 folder=$2 expected=$3; shift 3
 mount -t tmpfs tmpfs /run && mkdir -p /run/systemd/journal /run/log || exit 90
 /lib/systemd/systemd-journald & journald=$!
 for _ in $(seq 100); do [ -S /run/systemd/journal/socket ] && break; sleep 0.05; done
@@ -28,7 +28,7 @@ for _ in $(seq 100); do [ -S /run/systemd/journal/socket ] && break; sleep 0.05;
 read_journal() { journalctl --sync; journalctl -D /run/log/journal -t gpu-steward -o json --all; }
 "$binary" agent --standalone --listen 127.0.0.1:0 --admin-listen 127.0.0.1:0 --usage-socket "$folder/a.sock" \
   --state-dir "$folder/state" --config "$folder/config.yaml" --cri-socket "$folder/none" "$@" 2>>"$folder/stderr" & agent=$!
-for _ in $(seq 200); do read_journal >"$folder/journal"; grep -qF "$wanted" "$folder/journal" && break; sleep 0.05; done
+for _ in $(seq 200); do read_journal >"$folder/journal"; grep -qF "$expected" "$folder/journal" && break; sleep 0.05; done
 kill -TERM "$agent"; wait "$agent"; code=$?
 read_journal >"$folder/journal"
 kill -TERM "$journald"; wait "$journald"
@@ -36,12 +36,12 @@ exit "$code"
 "#;
 
 /// The entries of the journal, and what the program wrote to stderr. `meanwhile` runs at the same time as the program.
-fn journal(folder: &Path, flags: &[&str], wanted: &str, meanwhile: impl FnOnce()) -> (Vec<Value>, String) {
+fn journal(folder: &Path, flags: &[&str], expected: &str, meanwhile: impl FnOnce()) -> (Vec<Value>, String) {
     std::fs::write(folder.join("config.yaml"), "").unwrap();
     let script = Command::new("unshare")
         .args(["-m", "--propagation", "private", "bash", "-c", SCRIPT, "journald", BINARY])
         .arg(folder)
-        .arg(wanted)
+        .arg(expected)
         .args(flags)
         .stderr(Stdio::piped())
         .spawn()

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 /// Promise 14 in docs/specification.md: the drain takes 5 s at most (`--drain-timeout`), and less if no request is in
 /// flight.
 #[test]
-fn sigterm_and_sigint_drain_and_end_well_within_five_seconds() {
+fn sigterm_and_sigint_drain_and_end_with_exit_code_0_within_five_seconds() {
     for signal in [libc::SIGTERM, libc::SIGINT] {
         let agent = Agent::standalone(BINARY).with("--gpus", "none").launch();
         agent.signal(signal);
@@ -44,7 +44,7 @@ fn an_address_of_another_machine_is_reported() {
 }
 
 #[test]
-fn it_is_ready_after_the_first_readings() {
+fn the_agent_is_ready_after_the_first_readings() {
     let agent = Agent::standalone(BINARY).with("--gpus", "none").start();
     assert_eq!(agent.get("/readyz").status, 200);
     assert_eq!(agent.get("/healthz").status, 200);
@@ -121,7 +121,7 @@ fn a_request_with_an_unknown_host_header_changes_and_shows_nothing() {
         .with("--node-name", "node-7")
         .with("--allowed-hosts", "steward.example")
         .start();
-    let ask = |address: std::net::SocketAddr, line: &str, host: &str| {
+    let send = |address: std::net::SocketAddr, line: &str, host: &str| {
         let mut stream = TcpStream::connect(address).unwrap();
         stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
         write!(stream, "{line} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\nContent-Length: 1\r\n\r\n5").unwrap();
@@ -136,20 +136,20 @@ fn a_request_with_an_unknown_host_header_changes_and_shows_nothing() {
         ("node-7:9411", true),
         ("steward.example", true),
     ] {
-        let wanted = if ours { 200 } else { 403 };
+        let expected = if ours { 200 } else { 403 };
         for line in ["GET /loglevel", "GET /"] {
-            assert_eq!(ask(admin, line, host).status, wanted, "{line} {host}");
+            assert_eq!(send(admin, line, host).status, expected, "{line} {host}");
         }
-        assert_eq!(ask(agent.metrics, "GET /api/v1/node", host).status, wanted, "{host}");
+        assert_eq!(send(agent.metrics, "GET /api/v1/node", host).status, expected, "{host}");
         for open in ["GET /metrics", "GET /healthz", "GET /readyz"] {
-            assert_eq!(ask(agent.metrics, open, host).status, 200, "{open} {host}");
+            assert_eq!(send(agent.metrics, open, host).status, 200, "{open} {host}");
         }
     }
-    let refused = ask(admin, "PUT /loglevel", "rebound.example");
+    let refused = send(admin, "PUT /loglevel", "rebound.example");
     assert_eq!(refused.status, 403);
     assert!(refused.text().contains("--allowed-hosts"), "{}", refused.text());
     assert_eq!(agent.admin("GET", "/loglevel", "").text(), "0\n", "nothing was changed");
-    assert_eq!(ask(admin, "PUT /loglevel", "localhost").text(), "5\n");
+    assert_eq!(send(admin, "PUT /loglevel", "localhost").text(), "5\n");
 }
 
 #[test]
@@ -163,10 +163,10 @@ fn with_a_token_file_local_callers_need_the_token_too() {
         .with("--admin-token-file", &token)
         .start();
     for (address, path) in [(agent.metrics, "/api/v1/node"), (agent.admin.unwrap(), "/loglevel")] {
-        let ask = |headers: &[(&str, &str)]| lab::http::request(address, "GET", path, headers, b"").unwrap().status;
-        assert_eq!(ask(&[]), 401, "{path}");
-        assert_eq!(ask(&[("Authorization", "Bearer wrong")]), 403, "{path}");
-        assert_eq!(ask(&[("Authorization", "Bearer secret")]), 200, "{path}");
+        let send = |headers: &[(&str, &str)]| lab::http::request(address, "GET", path, headers, b"").unwrap().status;
+        assert_eq!(send(&[]), 401, "{path}");
+        assert_eq!(send(&[("Authorization", "Bearer wrong")]), 403, "{path}");
+        assert_eq!(send(&[("Authorization", "Bearer secret")]), 200, "{path}");
     }
     assert_eq!(agent.get("/metrics").status, 200);
 }
@@ -247,7 +247,7 @@ fn while_every_driver_call_hangs_the_agent_serves_the_rest_and_ends_in_time() {
         .start();
     let fault = CallFault { call: "*".into(), hang: true, ..CallFault::default() };
     fake.write(&Scenario { faults: vec![fault], ..well }).unwrap();
-    let why = lab::eventually::eventually("readyz to tell that calls hang", Duration::from_secs(60), || {
+    let why = lab::eventually::eventually("readyz to report that calls hang", Duration::from_secs(60), || {
         Some(agent.get("/readyz")).filter(|answer| answer.status == 503)
     });
     assert!(why.text().contains("hang"), "{}", why.text());
@@ -259,7 +259,7 @@ fn while_every_driver_call_hangs_the_agent_serves_the_rest_and_ends_in_time() {
     manager.set_nonblocking(false).unwrap();
     let mut heartbeats = 0;
     while heartbeats < 4 {
-        let length = manager.recv(&mut buffer).expect("a sign of life");
+        let length = manager.recv(&mut buffer).expect("a heartbeat");
         heartbeats += usize::from(String::from_utf8_lossy(&buffer[..length]).contains("WATCHDOG=1"));
     }
     for reading in ["cpu_user_seconds", "memory_available_bytes"] {

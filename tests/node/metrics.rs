@@ -79,7 +79,7 @@ fn compute_instances_of_one_gpu_instance_are_counted_once_in_the_metrics() {
     let all = series.len();
     series.sort_unstable();
     series.dedup();
-    assert_eq!(series.len(), all, "no series stands twice");
+    assert_eq!(series.len(), all, "no series is there twice");
 }
 
 #[test]
@@ -112,7 +112,7 @@ fn a_thousand_scrapes_that_never_read_cost_little_memory() {
     // 256 connection permits with hyper's buffers, and eight answers under way.
     assert!(grown < 16.0, "{grown} MiB");
     // The agent closes an old connection to make room for this one. It counts the old one until its task has ended.
-    eventually("no more connections than there are places, and ours", Duration::from_secs(10), || {
+    eventually("no more connections than the limit, and ours", Duration::from_secs(10), || {
         let text = agent.get("/metrics").text();
         let open = text.lines().find_map(|line| line.strip_prefix("gpu_steward_http_connections ")).unwrap();
         (open.parse::<u32>().unwrap() <= 257).then_some(())

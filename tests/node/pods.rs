@@ -92,22 +92,26 @@ impl Node {
         self.agent.get("/api/v1/node").json()["pod_watch"].clone()
     }
 
-    fn state(&self, wanted: &str) -> Value {
-        eventually(&format!("a watch that is {wanted}: {}", self.agent.log()), SOON, || {
+    fn state(&self, expected: &str) -> Value {
+        eventually(&format!("a watch that is {expected}: {}", self.agent.log()), SOON, || {
             let watch = self.watch();
-            (watch["state"] == wanted).then_some(watch)
+            (watch["state"] == expected).then_some(watch)
         })
     }
 
     fn errors(&self, kind: &str) -> u64 {
         let node = self.agent.get("/api/v1/node").json();
         let errors = node["troubles"].as_array().unwrap().clone();
-        errors.iter().find(|trouble| trouble["kind"] == kind).map_or(0, |trouble| trouble["count"].as_u64().unwrap())
+        errors.iter().find(|error| error["kind"] == kind).map_or(0, |error| error["count"].as_u64().unwrap())
     }
 
     fn watches(&self) -> Vec<String> {
-        let asked = self.server.requests();
-        asked.iter().filter(|asked| asked.is_watch()).map(|asked| asked.query["resourceVersion"].clone()).collect()
+        let requests = self.server.requests();
+        requests
+            .iter()
+            .filter(|request| request.is_watch())
+            .map(|request| request.query["resourceVersion"].clone())
+            .collect()
     }
 }
 
@@ -149,7 +153,7 @@ fn names_come_from_the_api_server_and_go_with_the_cgroup() {
 
 /// The requests for pods that the server has received. The agent also asks for its own Node.
 fn about_pods(server: &FakeApiServer) -> Vec<ReceivedRequest> {
-    server.requests().into_iter().filter(|asked| asked.path == "/api/v1/pods").collect()
+    server.requests().into_iter().filter(|request| request.path == "/api/v1/pods").collect()
 }
 
 #[test]
@@ -158,15 +162,15 @@ fn the_agent_lists_only_its_nodes_pods_from_the_cache_and_watches_on_from_a_book
     server.put("pods", pod(NODE, "shop", "web-0", WEB, &[("main", &id('a'))]));
     let node = Node::with(server);
     eventually("a watch", SOON, || (node.watches().len() == 1).then_some(()));
-    let asked = about_pods(&node.server);
-    let [list, watch] = &asked[..] else { panic!("{asked:?}") };
+    let requests = about_pods(&node.server);
+    let [list, watch] = &requests[..] else { panic!("{requests:?}") };
     assert_eq!(
         (list.path.as_str(), list.query["resourceVersion"].as_str(), list.is_watch()),
         ("/api/v1/pods", "0", false)
     );
-    for asked in [list, watch] {
-        assert_eq!(asked.query["fieldSelector"], format!("spec.nodeName={NODE}"));
-        assert_eq!(asked.authorization.as_deref(), Some(&*format!("Bearer {TOKEN}")));
+    for request in [list, watch] {
+        assert_eq!(request.query["fieldSelector"], format!("spec.nodeName={NODE}"));
+        assert_eq!(request.authorization.as_deref(), Some(&*format!("Bearer {TOKEN}")));
     }
     assert_eq!((watch.query["allowWatchBookmarks"].as_str(), watch.query["resourceVersion"].as_str()), ("true", "2"));
     let seconds: u32 = watch.query["timeoutSeconds"].parse().unwrap();
@@ -239,7 +243,7 @@ fn if_the_server_forgot_a_version_the_agent_lists_again_and_counts_no_failure() 
     node.server.put("pods", pod(NODE, "ml", "train-0", TRAIN, &[("worker", &id('b'))]));
     node.tree.add(TRAIN, 'b');
     node.shows(&["ml/train-0/worker", "shop/web-0/main"]);
-    let lists = about_pods(&node.server).iter().filter(|asked| !asked.is_watch()).count();
+    let lists = about_pods(&node.server).iter().filter(|request| !request.is_watch()).count();
     assert_eq!(lists, 2, "{:?}", node.server.requests());
     assert!(node.errors("pod_watch_failed") <= 1);
 }
@@ -271,7 +275,7 @@ fn broken_watch_streams_cost_no_name_and_no_restart() {
 }
 
 #[test]
-fn a_server_that_sends_garbage_or_closes_at_once_is_asked_with_backoff() {
+fn a_server_that_sends_garbage_or_closes_at_once_gets_requests_with_backoff() {
     for fault in [ApiServerFault::Garbage, ApiServerFault::EndAtOnce, ApiServerFault::Refuse(500)] {
         let server = FakeApiServer::start();
         server.fault(fault.clone());
@@ -279,8 +283,8 @@ fn a_server_that_sends_garbage_or_closes_at_once_is_asked_with_backoff() {
         let node = Node { server, tree, agent: recipe.launch() };
         node.state("broken");
         eventually("a second failure", SOON, || (node.errors("pod_watch_failed") >= 2).then_some(()));
-        let asked = about_pods(&node.server).len();
-        assert!(asked <= 8, "{fault:?}: asked {asked} times");
+        let count = about_pods(&node.server).len();
+        assert!(count <= 8, "{fault:?}: {count} requests");
         node.server.fault(ApiServerFault::None);
         node.state("following");
         assert_eq!(node.agent.get("/readyz").status, 200);
@@ -341,7 +345,7 @@ fn standalone_asks_no_api_server_unless_a_kubeconfig_is_given() {
     let node = Node { server, tree, agent: recipe.start() };
     node.tree.add(WEB, 'a');
     node.shows(&["shop/web-0/main"]);
-    assert!(node.server.requests().iter().all(|asked| asked.method == "GET"), "nothing is written");
+    assert!(node.server.requests().iter().all(|request| request.method == "GET"), "nothing is written");
 }
 
 #[test]
@@ -462,21 +466,21 @@ fn a_list_of_pods_is_never_older_than_what_the_agent_knows() {
     node.server.put("pods", pod(NODE, "shop", "train-0", TRAIN, &[("main", &id('b'))]));
     node.tree.add(TRAIN, 'b');
     node.shows(&["shop/train-0/main", "shop/web-0/main"]);
-    let lists = || about_pods(&node.server).into_iter().filter(|asked| !asked.is_watch()).collect::<Vec<_>>();
+    let lists = || about_pods(&node.server).into_iter().filter(|request| !request.is_watch()).collect::<Vec<_>>();
     let before = lists().len();
     // The server forgets the version from which the watch continues. So the agent lists the pods again, first from the
     // cache, which is too old.
     node.server.forget();
     eventually("a list from etcd after those from the cache", Duration::from_secs(60), || {
         assert_eq!(node.watch()["pods"], 2, "no pod vanishes meanwhile");
-        lists().get(before..)?.iter().find(|asked| !asked.query.contains_key("resourceVersion")).map(drop)
+        lists().get(before..)?.iter().find(|request| !request.query.contains_key("resourceVersion")).map(drop)
     });
     let again = lists().split_off(before);
-    for asked in again.iter().filter(|asked| asked.query.contains_key("resourceVersion")) {
-        assert_eq!(asked.query["resourceVersionMatch"], "NotOlderThan", "{asked:?}");
-        assert_ne!(asked.query["resourceVersion"], "0", "{asked:?}");
+    for request in again.iter().filter(|request| request.query.contains_key("resourceVersion")) {
+        assert_eq!(request.query["resourceVersionMatch"], "NotOlderThan", "{request:?}");
+        assert_ne!(request.query["resourceVersion"], "0", "{request:?}");
     }
-    assert!(again.len() > 1, "the cache is asked first: {again:?}");
+    assert!(again.len() > 1, "the first request reads the cache: {again:?}");
     node.shows(&["shop/train-0/main", "shop/web-0/main"]);
     // The cache is new again, so a list from the cache is enough.
     node.state("following");
@@ -487,7 +491,7 @@ fn a_list_of_pods_is_never_older_than_what_the_agent_knows() {
     assert!(lists()[before].query.contains_key("resourceVersion"), "{:?}", lists()[before]);
 }
 
-/// A list that leaves out a pod which runs, whatever its version says: the pod itself is asked for, and stays.
+/// A list that leaves out a pod which runs, whatever its version says: the agent reads the pod itself, and the pod stays.
 #[test]
 fn a_pod_that_a_list_does_not_show_stays_until_the_server_says_that_it_is_gone() {
     let server = FakeApiServer::start();
@@ -499,22 +503,22 @@ fn a_pod_that_a_list_does_not_show_stays_until_the_server_says_that_it_is_gone()
     node.shows(&["shop/train-0/main", "shop/web-0/main"]);
     node.server.hide("pods", "shop", "train-0");
     node.server.forget();
-    let asked = |server: &FakeApiServer| {
+    let reads = |server: &FakeApiServer| {
         server
             .requests()
             .into_iter()
-            .filter(|asked| asked.path == "/api/v1/namespaces/shop/pods/train-0")
+            .filter(|request| request.path == "/api/v1/namespaces/shop/pods/train-0")
             .collect::<Vec<_>>()
     };
     let first = eventually("a read of the pod that the list does not show", SOON, || {
         assert_eq!(node.watch()["pods"], 2, "it stays meanwhile");
-        asked(&node.server).first().cloned()
+        reads(&node.server).first().cloned()
     });
-    assert!(!first.query.contains_key("resourceVersion"), "a quorum is asked: {first:?}");
+    assert!(!first.query.contains_key("resourceVersion"), "this is a quorum read: {first:?}");
     std::thread::sleep(Duration::from_secs(1));
-    assert_eq!((&node.watch()["pods"], asked(&node.server).len()), (&json!(2), 1));
+    assert_eq!((&node.watch()["pods"], reads(&node.server).len()), (&json!(2), 1));
     node.shows(&["shop/train-0/main", "shop/web-0/main"]);
-    // It is deleted, and no watch tells.
+    // It is deleted, and no watch reports that.
     node.server.remove("pods", "shop", "train-0");
     node.server.forget();
     eventually("one pod less", SOON, || (node.watch()["pods"] == 1).then_some(()));

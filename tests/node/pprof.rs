@@ -20,7 +20,7 @@ fn profiled() -> lab::agent::Recipe {
 }
 
 #[test]
-fn profiles_are_there_only_with_the_switch() {
+fn profiles_are_served_only_with_the_flag_profiling() {
     let agent = Agent::standalone(BINARY).with("--gpus", "none").start();
     let refused = agent.admin("GET", "/debug/pprof/heap", "");
     assert_eq!(refused.status, 403);

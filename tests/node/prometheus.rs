@@ -1,5 +1,5 @@
 //! A real Prometheus scrapes the built program, which runs beside a GPU of the fake driver and a real pod. The test
-//! asks Prometheus what dashboards ask. The tests of the metric texts check the queries in general.
+//! sends the queries of dashboards to Prometheus. The tests of the metric texts check the queries in general.
 
 use crate::program::BINARY;
 use lab::agent::Agent;
@@ -86,10 +86,10 @@ fn a_real_prometheus_scrapes_the_program_and_each_query_answers_once() {
     for (query, answers, sum) in queries() {
         prometheus.until(query, |values| values.len() == answers);
         if let Some(sum) = sum {
-            let values = prometheus.ask(query);
+            let values = prometheus.values(query);
             assert!((values.iter().sum::<f64>() - sum).abs() <= sum * 1e-9, "{query}: {values:?}");
         }
     }
-    assert_eq!(prometheus.ask("min_over_time(up[5m])"), [1.0; 3], "every scrape was understood");
+    assert_eq!(prometheus.values("min_over_time(up[5m])"), [1.0; 3], "every scrape was understood");
     assert_eq!(agent.terminate().status.code(), Some(0));
 }

@@ -25,7 +25,7 @@ fn the_driver_is_released_for_a_while_and_every_gpu_stays_listed() {
 
     let answer = operate("PUT", "/nvml/release?seconds=600");
     assert!(answer.status == 200 && answer.text().contains("has released"), "{} {}", answer.status, answer.text());
-    assert!(!is_open(), "an administrator may reset a GPU now");
+    assert!(!is_open(), "the driver is released");
     eventually("what is shown meanwhile", START, || {
         let node = agent.get("/api/v1/node").json();
         (node["gpu_source"]["state"] == "released").then_some(())
@@ -37,14 +37,14 @@ fn the_driver_is_released_for_a_while_and_every_gpu_stays_listed() {
     let ready = agent.get("/readyz");
     assert!(ready.status == 200 && ready.text().contains("GPU driver: released for"), "{}", ready.text());
     assert!(agent.get("/metrics").text().contains("state=\"released\""));
-    assert!(!is_open(), "and it stays so");
+    assert!(!is_open(), "the driver stays released");
 
     assert_eq!(operate("DELETE", "/nvml/release").status, 200);
     gpus(&agent, 2);
     assert!(is_open());
     let (signal, pid) = (format!("-{}", libc::SIGRTMIN()), agent.pid().to_string());
     assert!(Command::new("kill").args([signal, pid]).status().is_ok_and(|status| status.success()));
-    eventually("the signal is heard", START, || (!is_open()).then_some(()));
+    eventually("the signal takes effect", START, || (!is_open()).then_some(()));
     assert_eq!(operate("DELETE", "/nvml/release").status, 200);
     gpus(&agent, 2);
 

@@ -31,10 +31,10 @@ fn offers(registry: &Path) -> bool {
 
 /// How often the agent asked for its Node to learn the versions of the kubelet and the runtime.
 fn node_requests(server: &FakeApiServer) -> usize {
-    let for_versions = |asked: &lab::api_server::ReceivedRequest| {
-        asked.path == "/api/v1/nodes/n1" && asked.query.contains_key("resourceVersion")
+    let for_versions = |request: &lab::api_server::ReceivedRequest| {
+        request.path == "/api/v1/nodes/n1" && request.query.contains_key("resourceVersion")
     };
-    server.requests().iter().filter(|asked| for_versions(asked)).count()
+    server.requests().iter().filter(|request| for_versions(request)).count()
 }
 
 /// A fresh machine: the agent starts before the kubelet has made the Node, and the runtime's socket is not at a known
@@ -45,7 +45,7 @@ fn no_slot_is_offered_before_the_binding_mode_is_known() {
     let server = FakeApiServer::start();
     let (recipe, registry) = recipe(&server);
     let agent = recipe.start();
-    eventually("ten questions for the Node", SOON, || (node_requests(&server) >= 10).then_some(()));
+    eventually("ten requests for the Node", SOON, || (node_requests(&server) >= 10).then_some(()));
     assert!(!offers(&registry), "{}", agent.log());
     let why = "there is no node n1 at";
     let ready = agent.get("/readyz");
@@ -114,7 +114,7 @@ fn a_second_agent_is_ready_says_that_it_waits_and_takes_over() {
     second.logs("the other agent ends: sharing from here on");
     assert!(state.join("addresses.json").exists(), "the second one's");
     eventually("the usage socket", SOON, || std::os::unix::net::UnixStream::connect(&usage).ok());
-    eventually("no word of another", SOON, || (!says_that_it_waits(&second)).then_some(()));
+    eventually("no mention of another agent", SOON, || (!says_that_it_waits(&second)).then_some(()));
     assert_eq!(second.get("/readyz").status, 200, "{}", second.log());
 }
 
@@ -240,7 +240,7 @@ fn a_waiting_start_is_judged_only_a_few_times_a_second() {
     std::thread::sleep(Duration::from_secs(4));
     let (tries, seconds) = (tries() - before, began.elapsed().as_secs_f64());
     println!("{:.1} tries a second at a start that waits", tries as f64 / seconds);
-    assert!(tries >= 1, "it is looked at still");
+    assert!(tries >= 1, "the start is still judged");
     assert!((tries as f64) <= 10.0 * seconds, "{tries} tries in {seconds:.1} s");
     // The kubelet's checkpoint has the slot now, with a pod that the agent does not know.
     let entry = json!({
@@ -250,7 +250,7 @@ fn a_waiting_start_is_judged_only_a_few_times_a_second() {
     let checkpoint = json!({ "Data": { "PodDeviceEntries": [entry], "RegisteredDevices": {} }, "Checksum": 0 });
     fs::write(registry.with_file_name("device-plugins").join("kubelet_internal_checkpoint"), checkpoint.to_string())
         .unwrap();
-    eventually("another word on the start", SOON, || {
+    eventually("another try of the start", SOON, || {
         let log = agent.log();
         (log.contains("what=Pod")
             || log.contains("AnswerLost")

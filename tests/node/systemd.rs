@@ -54,7 +54,7 @@ fn every_unit_opens_the_state_directory_to_root_only() {
     assert_eq!(units, 2, "the agent's and that of its token");
 }
 
-/// A test on a machine with systemd (tests/cluster/vm/unit.rs) checks that no sign comes too late. Here a busy machine
+/// A test on a machine with systemd (tests/cluster/vm/unit.rs) checks that no heartbeat comes too late. Here a busy machine
 /// would look like a slow agent.
 #[test]
 fn watchdog_messages_come_at_half_of_the_watchdogs_time_and_the_end_is_reported() {
@@ -74,9 +74,9 @@ fn watchdog_messages_come_at_half_of_the_watchdogs_time_and_the_end_is_reported(
         })
         .collect();
     gaps.sort_unstable();
-    // Ten signs have come, half of the watchdog's time apart. The test compares the median of the pauses with half of
-    // that, because a sign that is late on a busy machine is soon followed by the next one.
-    assert!(gaps[4] > Duration::from_millis(250), "between two signs: {gaps:?}");
+    // Ten heartbeats have come, half of the watchdog's time apart. The test compares the median of the pauses with half of
+    // that, because a heartbeat that is late on a busy machine is soon followed by the next one.
+    assert!(gaps[4] > Duration::from_millis(250), "between two heartbeats: {gaps:?}");
     agent.signal(libc::SIGTERM);
     manager.waits_for("STOPPING=1");
     assert_eq!(agent.wait().status.code(), Some(0));

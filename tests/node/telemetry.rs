@@ -130,7 +130,7 @@ fn the_most_detailed_level_leaves_out_libraries_unless_they_are_named() {
     let answer = agent.admin("PUT", "/loglevel", "5,hyper_util=trace,rustls=debug");
     assert_eq!((answer.status, &*answer.text()), (200, "5,hyper_util=trace,rustls=debug\n"));
     server.cut();
-    lab::eventually::eventually("lines of a library that was asked for", std::time::Duration::from_secs(30), || {
+    lab::eventually::eventually("lines of a library that is named", std::time::Duration::from_secs(30), || {
         (lines("hyper_util") + lines("rustls") > 0).then_some(())
     });
     assert_eq!(agent.admin("PUT", "/loglevel", "5,h2=loud").status, 400);

@@ -147,7 +147,7 @@ fn in_a_terminal(url: &str, variable: &str, end: impl FnOnce(i32, &mut dyn Write
         }
         String::from_utf8_lossy(&all).into_owned()
     });
-    seen.recv_timeout(PATIENCE).expect("the picture");
+    seen.recv_timeout(PATIENCE).expect("the first frame");
     let child = eventually("the program in the terminal", PATIENCE, || child_of(script.id()));
     end(child, &mut keys);
     let status = eventually("its end", PATIENCE, || script.try_wait().unwrap());
@@ -180,7 +180,7 @@ fn the_terminal_is_restored_after_q_ctrl_c_and_signals() {
     ];
     for (how, screen) in screens {
         let taken = screen.find("\u{1b}[?1049h").unwrap_or_else(|| panic!("{how}: the screen was never taken"));
-        let left = screen.rfind("\u{1b}[?1049l").unwrap_or_else(|| panic!("{how}: the screen was not given back"));
+        let left = screen.rfind("\u{1b}[?1049l").unwrap_or_else(|| panic!("{how}: the screen was not restored"));
         assert!(taken < left, "{how}");
         assert!(screen[left..].contains("\u{1b}[?25h"), "{how}: the cursor is hidden");
     }

@@ -1,7 +1,9 @@
 //! The kinds of work. Functions with a known share are never inlined, except `always_inlined`.
 
+use std::fs;
 use std::hint::black_box;
 use std::io;
+use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::Duration;
 
@@ -14,7 +16,7 @@ pub(crate) fn start(name: &str) -> io::Result<()> {
             // these.
             let (held, wait) = std::sync::mpsc::channel();
             spawn("hold", move || hold(&held))?;
-            wait.recv().map_err(io::Error::other)
+            await_sleep(&wait.recv().map_err(io::Error::other)?)
         }
         "grow" => spawn("grow", grow),
         "churn" => {
@@ -68,14 +70,24 @@ fn always_inlined(sum: u64, turn: u64) -> u64 {
     mixed ^ (mixed >> 29)
 }
 
-fn hold(held: &std::sync::mpsc::Sender<()>) {
+fn hold(held: &std::sync::mpsc::Sender<PathBuf>) {
     let blocks = keep_blocks(1024, 64 << 10);
     // The receiver is gone if the program ends.
-    let _ = held.send(());
+    let _ = held.send(fs::read_link("/proc/thread-self").unwrap_or_default());
     loop {
         black_box(&blocks);
         thread::park();
     }
+}
+
+/// Returns when the thread with this folder below `/proc` sleeps. On a busy machine it may run for a while after its
+/// message, and the profile of a running thread has no stack.
+fn await_sleep(thread: &Path) -> io::Result<()> {
+    let stat = Path::new("/proc").join(thread).join("stat");
+    while !fs::read_to_string(&stat)?.contains(" (hold) S ") {
+        thread::sleep(Duration::from_millis(1));
+    }
+    Ok(())
 }
 
 #[inline(never)]

@@ -33,7 +33,7 @@
 {{- if .Values.service.enabled }}, 'system:serviceaccount:{{ .Release.Namespace }}:{{ include "steward.service" . }}'{{ end }}]
 {{- end }}
 
-{{/* Not empty where agents evict pods that use more of a GPU than they were promised. */}}
+{{/* Not empty if agents evict pods that use more of a GPU than they claim. */}}
 {{- define "steward.evicts" -}}
 {{- if eq (toString (get .Values.agent.settings "evict-over-use")) "true" }}yes{{ end }}
 {{- end }}

@@ -170,7 +170,7 @@ impl PluginCallSender {
         crate::failpoint!("allocate-noted");
         let answer = AllocateAnswer::of_ticket(&ticket);
         self.queue.send(PluginCall::Allocated { ids, ticket }).await.ok()?;
-        crate::failpoint!("allocate-told");
+        crate::failpoint!("allocate-reported");
         Some(Ok(answer))
     }
 }

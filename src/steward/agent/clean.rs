@@ -24,7 +24,7 @@ use wire::node::NodeObject;
 /// Tries for a Node that changes meanwhile: the kubelet writes on it every few seconds at most.
 const TRIES: usize = 5;
 /// A running agent reads its Node at least this often, and writes again what was removed.
-const LOOKS_WITHIN: Duration = Duration::from_secs(15);
+const WRITES_AGAIN_WITHIN: Duration = Duration::from_secs(15);
 
 /// The Nodes to clean.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -43,16 +43,16 @@ pub(super) struct Ours {
 }
 
 impl Ours {
-    /// Finds them on this Node. HAMi's scheduler overwrites the handshake with its question. Such a question counts as
+    /// Finds them on this Node. HAMi's scheduler overwrites the handshake with a request. Such a request counts as
     /// the agent's only where the register annotation is the agent's; else it is left for the plugin that answers it.
     pub(super) fn on(node: &NodeObject) -> Ours {
         let register = node.annotated_by(annotation_keys::REGISTER, ANNOTATOR);
-        let asked = register && node.annotation(annotation_keys::HANDSHAKE).is_some();
+        let requested = register && node.annotation(annotation_keys::HANDSHAKE).is_some();
         let rows = [
             (register, annotation_keys::REGISTER),
-            (asked || node.annotated_by(annotation_keys::HANDSHAKE, ANNOTATOR), annotation_keys::HANDSHAKE),
+            (requested || node.annotated_by(annotation_keys::HANDSHAKE, ANNOTATOR), annotation_keys::HANDSHAKE),
         ];
-        let labels = labels::due(Labelling::Off, None, &standing(node), (false, annotation_keys::LABEL_PRESENT));
+        let labels = labels::due(Labelling::Off, None, &present_labels(node), (false, annotation_keys::LABEL_PRESENT));
         Ours {
             annotations: rows.into_iter().filter_map(|(ours, key)| ours.then_some(key)).collect(),
             labels: labels.into_keys().collect(),
@@ -71,7 +71,7 @@ impl Ours {
 }
 
 /// The labels of a Node that an agent may write, each with its writer.
-pub(super) fn standing(node: &NodeObject) -> BTreeMap<&'static str, PresentLabel> {
+pub(super) fn present_labels(node: &NodeObject) -> BTreeMap<&'static str, PresentLabel> {
     let one = |key: &&'static str| {
         let (ours, others) = (node.written_by(key, LABELLER), node.written_by_another(key, LABELLER).is_some());
         Some((*key, PresentLabel { value: node.label(key)?.to_owned(), ours, others }))
@@ -101,11 +101,11 @@ pub(crate) fn run(settings: &Settings, all: bool) -> Exit {
 /// A sentence that says what failed, and what to do.
 async fn clean(connection: &ApiConnection, scope: &Scope) -> Result<usize, String> {
     let cleaned = round(connection, scope).await?;
-    let who = match scope {
+    let agent = match scope {
         Scope::One(_) => "the agent of this node",
         Scope::All => {
             // An agent that is about to end may write once more.
-            let pause = if cleaned > 0 { LOOKS_WITHIN } else { Duration::ZERO };
+            let pause = if cleaned > 0 { WRITES_AGAIN_WITHIN } else { Duration::ZERO };
             tokio::time::sleep(pause).await;
             "an agent"
         }
@@ -119,7 +119,7 @@ async fn clean(connection: &ApiConnection, scope: &Scope) -> Result<usize, Strin
     match again.first() {
         None => Ok(cleaned),
         Some(first) => Err(format!(
-            "{who} still runs and has written again what was removed ({} Nodes, {first} first); stop it, and try again",
+            "{agent} still runs and has written again what was removed ({} Nodes, {first} first); stop it, and try again",
             again.len()
         )),
     }

@@ -15,9 +15,9 @@ use tokio::net::TcpStream;
 use tokio::time::timeout;
 
 /// Time limit of the whole request. The agent itself waits at most 5 s.
-const PATIENCE: Duration = Duration::from_secs(10);
-/// Largest answer that is read, enough for a line for each of 64 GPUs.
-const MAX_ANSWER: usize = 64 << 10;
+const TIMEOUT: Duration = Duration::from_secs(10);
+/// Largest response that is read, enough for a line for each of 64 GPUs.
+const MAX_RESPONSE: usize = 64 << 10;
 
 /// The reason why nothing was cleared, as a sentence.
 #[derive(Debug, thiserror::Error)]
@@ -41,7 +41,7 @@ pub(crate) fn run(settings: &Settings, which: &str) -> Exit {
     }))
 }
 
-/// Sends the request, and returns the agent's answer.
+/// Sends the request, and returns the agent's response.
 ///
 /// # Errors
 /// A sentence that says what failed, and what to do.
@@ -51,19 +51,19 @@ async fn clear(settings: &Settings, which: &str) -> Result<String, NotCleared> {
     let admin = if admin.ip().is_unspecified() { SocketAddr::from(([127, 0, 0, 1], admin.port())) } else { admin };
     if settings.admin_tls.is_some() {
         return Err(NotCleared(format!(
-            "the admin port speaks HTTPS: ask it with your certificates, curl -X DELETE https://{admin}/incidents/{which}"
+            "the admin port uses HTTPS: send the request with your certificates: curl -X DELETE https://{admin}/incidents/{which}"
         )));
     }
     let token = settings.admin_token_file.as_deref().map(std::fs::read_to_string).transpose();
     let token = token.map_err(|error| NotCleared::io("read --admin-token-file", &error))?;
     let token = token.as_deref().map_or(&*operator, str::trim);
-    match timeout(PATIENCE, ask(admin, which, token)).await {
-        Ok(answer) => answer,
-        Err(_) => Err(NotCleared(format!("no answer from {admin} within {} s", PATIENCE.as_secs()))),
+    match timeout(TIMEOUT, send(admin, which, token)).await {
+        Ok(response) => response,
+        Err(_) => Err(NotCleared(format!("no answer from {admin} within {} s", TIMEOUT.as_secs()))),
     }
 }
 
-async fn ask(admin: SocketAddr, which: &str, token: &str) -> Result<String, NotCleared> {
+async fn send(admin: SocketAddr, which: &str, token: &str) -> Result<String, NotCleared> {
     let failed = |error: &dyn std::error::Error| NotCleared(format!("cannot ask the agent at {admin}: {error}"));
     // An agent that was killed leaves its address file behind.
     let gone = |error| {
@@ -77,20 +77,20 @@ async fn ask(admin: SocketAddr, which: &str, token: &str) -> Result<String, NotC
         .header(header::HOST, admin.to_string())
         .header(header::AUTHORIZATION, format!("Bearer {token}"));
     let request = request.body(Empty::<Bytes>::new()).map_err(|error| failed(&error))?;
-    let question = async {
-        let answer = sender.send_request(request).await.map_err(|error| failed(&error))?;
-        let status = answer.status();
-        let body = Limited::new(answer.into_body(), MAX_ANSWER).collect().await;
+    let exchange = async {
+        let response = sender.send_request(request).await.map_err(|error| failed(&error))?;
+        let status = response.status();
+        let body = Limited::new(response.into_body(), MAX_RESPONSE).collect().await;
         let body = body.map_err(|error| NotCleared(format!("the answer of {admin} cannot be read: {error}")))?;
         let text = String::from_utf8_lossy(&body.to_bytes()).trim_end().to_owned();
         if status.is_success() { Ok(text) } else { Err(NotCleared(format!("{admin} answered {status}: {text}"))) }
     };
-    tokio::pin!(question);
+    tokio::pin!(exchange);
     // The connection runs next to the request and is dropped with it.
     tokio::select! {
-        answer = &mut question => answer,
+        response = &mut exchange => response,
         ended = connection => match ended {
-            Ok(()) => question.await,
+            Ok(()) => exchange.await,
             Err(error) => Err(failed(&error)),
         },
     }

@@ -1,4 +1,4 @@
-//! The tasks that only an agent in a cluster has: the pods of the node, sharing through the kubelet, and what the agent
+//! Starts the tasks that only an agent in a cluster has: the pods of the node, sharing through the kubelet, and what the agent
 //! writes on its Node.
 
 use super::guarding::Guarding;
@@ -17,7 +17,7 @@ use sources::report::Reporter;
 use std::sync::Arc;
 use tokio::sync::watch;
 
-/// What the tasks get of the agent.
+/// The parts of the agent that these tasks use.
 pub(super) struct Cluster<'a> {
     pub lifecycle: &'a mut Lifecycle,
     pub reporter: &'a Reporter,
@@ -61,7 +61,7 @@ impl Cluster<'_> {
             cordoned: opened.cordoned.clone(),
         };
         let (pods, evicts) = (self.pods.clone(), settings.sharing.evict_over_use);
-        let guarding = Guarding { api: announcing.api.clone(), pods, evicts, say: opened.guards.clone() };
+        let guarding = Guarding { api: announcing.api.clone(), pods, evicts, results: opened.guards.clone() };
         let run = sharing::Run::new(self.lifecycle.stop(), self.progress.clone());
         self.lifecycle.drain_first(DrainFirst { closing: run.closing.clone(), closed: run.closed.clone() });
         let (owning, serving) = opened.split(run);

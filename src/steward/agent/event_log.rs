@@ -24,17 +24,17 @@ pub(crate) fn log_event(event: &NodeEvent, view: &NodeView) {
         }
         NodeEvent::GpuAwaitsReset(gpu) => tracing::warn!(gpu_uuid = %gpu, "{HOW_TO_CLEAR}"),
         NodeEvent::GpuFit(gpu) => tracing::info!(gpu_uuid = %gpu, "GPU gets new containers again"),
-        NodeEvent::Xid(told) => xid(told, view),
-        NodeEvent::XidProcess(told) => xid_process(told, view),
-        NodeEvent::Sxid(told) => sxid(told),
+        NodeEvent::Xid(error) => xid(error, view),
+        NodeEvent::XidProcess(error) => xid_process(error, view),
+        NodeEvent::Sxid(error) => sxid(error),
         NodeEvent::LeftOut { what, count } => {
             tracing::warn!(what, count, "more than can be kept; the rest is missing in metrics and API");
         }
-        #[expect(unreachable_patterns, reason = "remarks may be added by another room before this one names them")]
+        #[expect(unreachable_patterns, reason = "`decide` may have a new event before this match names it")]
         other => match other.severity() {
-            Severity::Error => tracing::error!(remark = ?other, "remark"),
-            Severity::Warning => tracing::warn!(remark = ?other, "remark"),
-            Severity::Info => tracing::info!(remark = ?other, "remark"),
+            Severity::Error => tracing::error!(event = ?other, "node event"),
+            Severity::Warning => tracing::warn!(event = ?other, "node event"),
+            Severity::Info => tracing::info!(event = ?other, "node event"),
         },
     }
 }
@@ -70,7 +70,7 @@ fn gpu_source(state: &GpuSourceState) {
 
 fn xid(xid: &Xid, view: &NodeView) {
     // NVML names no process. If one pod is the sole holder of the GPU, the error concerns that pod.
-    let pod = pod_of(xid, view).or_else(|| alone_on(xid.gpu.as_ref()?, view));
+    let pod = pod_of(xid, view).or_else(|| sole_holder(xid.gpu.as_ref()?, view));
     let meaning = model::xid::find(xid.code).map_or("not in NVIDIA's catalogue", |entry| entry.meaning);
     tracing::error!(
         gpu_uuid = xid.gpu.as_ref().map(tracing::field::display),
@@ -108,9 +108,9 @@ fn sxid(sxid: &Sxid) {
     }
 }
 
-fn alone_on<'a>(gpu: &GpuUuid, view: &'a NodeView) -> Option<&'a PodRef> {
-    let card = view.gpus.iter().find(|card| card.gpu.uuid == *gpu)?;
-    view.pod(card.sole_holder()?)?.name.as_ref()
+fn sole_holder<'a>(gpu: &GpuUuid, view: &'a NodeView) -> Option<&'a PodRef> {
+    let gpu = view.gpus.iter().find(|seen| seen.gpu.uuid == *gpu)?;
+    view.pod(gpu.sole_holder()?)?.name.as_ref()
 }
 
 fn pod_of<'a>(xid: &Xid, view: &'a NodeView) -> Option<&'a PodRef> {

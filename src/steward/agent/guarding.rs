@@ -31,18 +31,18 @@ pub(crate) type Guards = BTreeMap<AdmissionPolicy, PolicyGuard>;
 
 /// The result of the last check, and the pause before the next one.
 #[derive(Debug)]
-struct Looks {
+struct CheckHistory {
     last: Guards,
     backoff: Backoff,
 }
 
-impl Default for Looks {
-    fn default() -> Looks {
-        Looks { last: Guards::new(), backoff: Backoff::new(FIRST, LONGEST) }
+impl Default for CheckHistory {
+    fn default() -> CheckHistory {
+        CheckHistory { last: Guards::new(), backoff: Backoff::new(FIRST, LONGEST) }
     }
 }
 
-impl Looks {
+impl CheckHistory {
     /// The results of a check that count. A policy that is not in force counts only if two checks in a row found it so:
     /// the installation of the chart may be under way.
     fn counts<'a>(&self, found: &'a Guards) -> impl Iterator<Item = (&'a AdmissionPolicy, &'a PolicyGuard)> {
@@ -72,18 +72,18 @@ pub(crate) struct Guarding {
     /// Whether this agent evicts pods.
     pub evicts: bool,
     /// Publishes the results.
-    pub say: watch::Sender<Guards>,
+    pub results: watch::Sender<Guards>,
 }
 
 impl Guarding {
     /// Runs until `stop` is cancelled.
     pub(crate) async fn run(self, stop: CancellationToken) {
         let work = async {
-            let mut looks = Looks::default();
+            let mut history = CheckHistory::default();
             loop {
-                let found = self.look().await;
-                self.tell(looks.counts(&found));
-                tokio::time::sleep(looks.pause(found, self.is_guarded())).await;
+                let found = self.check().await;
+                self.publish(history.counts(&found));
+                tokio::time::sleep(history.pause(found, self.is_guarded())).await;
             }
         };
         tokio::select! { () = stop.cancelled() => {}, () = work => {} }
@@ -96,13 +96,13 @@ impl Guarding {
 
     /// Whether every policy counts as in force.
     fn is_guarded(&self) -> bool {
-        let known = self.say.borrow();
+        let known = self.results.borrow();
         self.policies().all(|policy| known.get(&policy) == Some(&PolicyGuard::InForce))
     }
 
-    fn tell<'a>(&self, found: impl Iterator<Item = (&'a AdmissionPolicy, &'a PolicyGuard)>) {
+    fn publish<'a>(&self, found: impl Iterator<Item = (&'a AdmissionPolicy, &'a PolicyGuard)>) {
         for (policy, guard) in found {
-            if self.say.borrow().get(policy) == Some(guard) {
+            if self.results.borrow().get(policy) == Some(guard) {
                 continue;
             }
             let name = policy.code();
@@ -111,7 +111,7 @@ impl Guarding {
                 PolicyGuard::Open => tracing::warn!(
                     policy = name,
                     "the cluster is not guarded: {}; install the chart with guard.enabled=true",
-                    open(*policy)
+                    exposure(*policy)
                 ),
                 PolicyGuard::Hinders => tracing::warn!(
                     policy = name,
@@ -119,31 +119,34 @@ impl Guarding {
                      pod there, and that its account may own systemkeys.gpu-steward.io"
                 ),
             }
-            self.say.send_modify(|guards| {
+            self.results.send_modify(|guards| {
                 guards.insert(*policy, *guard);
             });
         }
     }
 
     /// Checks every policy once.
-    async fn look(&self) -> Guards {
+    async fn check(&self) -> Guards {
         // Each write would change a value, so that the policies judge it; the value itself does not matter.
         let forbidden: AnnotationPatch<'_> = &[(annotation_keys::GUARD_CHECK, Some("1"))];
         let mut tried: Vec<(AdmissionPolicy, TriedWrite, TriedWrite)> = Vec::new();
-        let sign = self.api.try_node(&[(annotation_keys::HANDSHAKE, Some("0"))]).await;
-        let sign = answer("the handshake on the agent's Node", sign);
-        let on_node = answer("an annotation that no agent writes on its Node", self.api.try_node(forbidden).await);
-        tried.push((AdmissionPolicy::Nodes, on_node, sign));
+        let handshake = self.api.try_node(&[(annotation_keys::HANDSHAKE, Some("0"))]).await;
+        let handshake = write_result("the handshake on the agent's Node", handshake);
+        let on_node =
+            write_result("an annotation that no agent writes on its Node", self.api.try_node(forbidden).await);
+        tried.push((AdmissionPolicy::Nodes, on_node, handshake));
         let keys = self.api.try_node(&[(annotation_keys::GUARD_CHECK_KEYS, Some("1"))]).await;
-        tried.push((AdmissionPolicy::Keys, answer("a system-owned key that no agent writes", keys), sign));
-        if let Some((uid, pod)) = self.a_pod() {
+        tried.push((AdmissionPolicy::Keys, write_result("a system-owned key that no agent writes", keys), handshake));
+        if let Some((uid, pod)) = self.any_pod() {
             let mark = self.api.try_pod(&uid, &pod, &[(annotation_keys::EVICT, Some("guard-check"))]).await;
             let other = self.api.try_pod(&uid, &pod, forbidden).await;
-            let other = answer("an annotation that no agent writes on pods", other);
-            tried.push((AdmissionPolicy::Pods, other, answer("a mark on a pod of this node", mark)));
+            let other = write_result("an annotation that no agent writes on pods", other);
+            tried.push((AdmissionPolicy::Pods, other, write_result("a mark on a pod of this node", mark)));
             if self.evicts {
-                let none =
-                    answer("the eviction of a pod that is not there", self.api.try_eviction(&pod.namespace).await);
+                let none = write_result(
+                    "the eviction of a pod that is not there",
+                    self.api.try_eviction(&pod.namespace).await,
+                );
                 tried.push((AdmissionPolicy::Evictions, none, TriedWrite::Unknown));
             }
         }
@@ -151,7 +154,7 @@ impl Guarding {
     }
 
     /// A pod of this node that is not about to end.
-    fn a_pod(&self) -> Option<(PodUid, PodRef)> {
+    fn any_pod(&self) -> Option<(PodUid, PodRef)> {
         let pods = self.pods.borrow();
         let pod = pods.as_ref()?.pods.iter().find(|pod| pod.deleted_at.is_none() && !pod.ended())?;
         Some((pod.uid.clone(), pod.name.clone()))
@@ -159,7 +162,7 @@ impl Guarding {
 }
 
 /// What is possible while a policy is not in force.
-fn open(policy: AdmissionPolicy) -> &'static str {
+fn exposure(policy: AdmissionPolicy) -> &'static str {
     match policy {
         AdmissionPolicy::Nodes => "with this agent's token every field of every Node can be written",
         AdmissionPolicy::Pods => "with this agent's token every pod of the cluster can be changed",
@@ -168,10 +171,10 @@ fn open(policy: AdmissionPolicy) -> &'static str {
     }
 }
 
-fn answer(what: &'static str, written: Result<(), ApiError>) -> TriedWrite {
+fn write_result(what: &'static str, written: Result<(), ApiError>) -> TriedWrite {
     let Err(error) = written else { return TriedWrite::Passes };
     match error.refusal() {
-        // The API server asks the policies before it looks for the pod, so this answer means that they let the write
+        // The API server checks the policies before it looks for the pod, so this error means that they let the write
         // pass.
         Some(refusal) if refusal.code == 404 && refusal.message.contains(DryRun::NO_POD) => TriedWrite::Passes,
         Some(refusal) => refused_by(&refusal.message).map_or_else(
@@ -203,27 +206,28 @@ mod tests {
     use wire::watch::ApiRefusal;
 
     #[test]
-    fn a_policy_that_goes_away_later_is_noticed_at_the_next_hour_and_counts_at_the_look_after_it() {
-        let look = |pods| Guards::from([(AdmissionPolicy::Nodes, PolicyGuard::InForce), (AdmissionPolicy::Pods, pods)]);
-        let pods = |looks: &Looks, found: &Guards| {
-            looks.counts(found).find(|(policy, _)| **policy == AdmissionPolicy::Pods).map(|(_, guard)| *guard)
+    fn a_policy_counts_as_not_in_force_after_two_checks_in_a_row_and_is_then_checked_more_often() {
+        let check =
+            |pods| Guards::from([(AdmissionPolicy::Nodes, PolicyGuard::InForce), (AdmissionPolicy::Pods, pods)]);
+        let pods = |history: &CheckHistory, found: &Guards| {
+            history.counts(found).find(|(policy, _)| **policy == AdmissionPolicy::Pods).map(|(_, guard)| *guard)
         };
-        let mut looks = Looks::default();
+        let mut history = CheckHistory::default();
         for (found, guarded, counts, pause) in [
-            (look(PolicyGuard::Open), false, None, FIRST),
-            (look(PolicyGuard::InForce), true, Some(PolicyGuard::InForce), HOURLY),
-            (look(PolicyGuard::InForce), true, Some(PolicyGuard::InForce), HOURLY),
-            (look(PolicyGuard::Open), true, None, FIRST),
-            (look(PolicyGuard::Open), false, Some(PolicyGuard::Open), FIRST * 2),
-            (look(PolicyGuard::Open), false, Some(PolicyGuard::Open), FIRST * 4),
-            (look(PolicyGuard::InForce), true, Some(PolicyGuard::InForce), HOURLY),
+            (check(PolicyGuard::Open), false, None, FIRST),
+            (check(PolicyGuard::InForce), true, Some(PolicyGuard::InForce), HOURLY),
+            (check(PolicyGuard::InForce), true, Some(PolicyGuard::InForce), HOURLY),
+            (check(PolicyGuard::Open), true, None, FIRST),
+            (check(PolicyGuard::Open), false, Some(PolicyGuard::Open), FIRST * 2),
+            (check(PolicyGuard::Open), false, Some(PolicyGuard::Open), FIRST * 4),
+            (check(PolicyGuard::InForce), true, Some(PolicyGuard::InForce), HOURLY),
             (Guards::new(), true, None, FIRST),
         ] {
-            assert_eq!(pods(&looks, &found), counts, "{found:?}");
-            assert_eq!(looks.pause(found, guarded), pause);
+            assert_eq!(pods(&history, &found), counts, "{found:?}");
+            assert_eq!(history.pause(found, guarded), pause);
         }
         for _ in 0..20 {
-            assert!(looks.pause(Guards::new(), false) <= LONGEST);
+            assert!(history.pause(Guards::new(), false) <= LONGEST);
         }
     }
 
@@ -233,10 +237,10 @@ mod tests {
     }
 
     #[test]
-    fn a_refusal_tells_which_policy_it_is_of_and_any_other_tells_nothing() {
+    fn a_refusal_names_its_policy_and_any_other_error_counts_as_unknown() {
         let refused = |code, text: &str| {
             let refusal = ApiRefusal { code, message: text.into(), is_status: true };
-            answer("a write", Err(failed(ApiFailure::Refused { refusal, wait: None })))
+            write_result("a write", Err(failed(ApiFailure::Refused { refusal, wait: None })))
         };
         let by = |name: &str| {
             format!(
@@ -249,7 +253,7 @@ mod tests {
             (422, by("other-release-agent-pods"), TriedWrite::RefusedBy(AdmissionPolicy::Pods)),
             (403, by("gpu-steward-system-keys"), TriedWrite::RefusedBy(AdmissionPolicy::Keys)),
             (403, by("gpu-steward-agent-evictions"), TriedWrite::RefusedBy(AdmissionPolicy::Evictions)),
-            (403, by("somebody-elses"), TriedWrite::Unknown),
+            (403, by("another-policy"), TriedWrite::Unknown),
             (403, "User \"system:serviceaccount:a:b\" cannot patch resource \"nodes\"".into(), TriedWrite::Unknown),
             (400, "admission webhook \"a.b.c\" does not support dry run".into(), TriedWrite::Unknown),
             (404, "nodes \"n\" not found".into(), TriedWrite::Unknown),
@@ -258,7 +262,10 @@ mod tests {
         ] {
             assert_eq!(refused(code, &text), expected, "{code} {text}");
         }
-        assert_eq!(answer("a write", Ok(())), TriedWrite::Passes);
-        assert_eq!(answer("a write", Err(failed(ApiFailure::Slow(Duration::from_secs(10))))), TriedWrite::Unknown);
+        assert_eq!(write_result("a write", Ok(())), TriedWrite::Passes);
+        assert_eq!(
+            write_result("a write", Err(failed(ApiFailure::Slow(Duration::from_secs(10))))),
+            TriedWrite::Unknown
+        );
     }
 }

@@ -79,7 +79,7 @@ impl Latch {
         if self.hanging {
             return Err("all calls to the GPU driver hang; CPU and memory are still sampled".into());
         }
-        let looks = [
+        let conditions = [
             (
                 self.progress != Progress::Follows { prepared: false },
                 "the preparations to follow the agent that shares GPUs here",
@@ -88,7 +88,7 @@ impl Latch {
             (self.gpus, "the first answer about GPUs"),
             (self.pods != Some(false), "the API server's first list of pods"),
         ];
-        let waiting: Vec<&str> = looks.into_iter().filter_map(|(seen, what)| (!seen).then_some(what)).collect();
+        let waiting: Vec<&str> = conditions.into_iter().filter_map(|(seen, what)| (!seen).then_some(what)).collect();
         if !waiting.is_empty() {
             return Err(format!("starting: waiting for {}", waiting.join(" and ")).into());
         }
@@ -115,7 +115,7 @@ mod tests {
     use model::reading::Absence;
 
     #[test]
-    fn ready_is_all_latches_dropped_and_nothing_broken() {
+    fn the_agent_is_ready_when_the_first_readings_have_arrived_and_nothing_is_broken() {
         let mut latch = Latch::default();
         assert!(latch.readiness().is_err_and(|why| why.contains("cgroups and the first answer")));
         latch.see(&Observation::Fact(Fact::GpuSource(GpuSourceState::Starting)));
@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn in_a_cluster_the_first_list_of_pods_is_waited_for_and_its_loss_later_is_no_reason() {
+    fn in_a_cluster_readiness_waits_for_the_first_pod_list_and_not_for_later_ones() {
         let mut latch = Latch::new(true);
         latch.see(&Observation::Fact(Fact::GpuSource(GpuSourceState::SwitchedOff)));
         latch.see(&Observation::Sample(Sample::Cgroups(CgroupPass::default())));

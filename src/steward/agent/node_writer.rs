@@ -59,15 +59,15 @@ impl Announcing {
     /// Runs until `stop` is cancelled.
     pub(crate) async fn run(mut self, stop: CancellationToken) {
         let mut announce = Announcer::new(self.handshakes);
-        let mut bare = GpusGone::after(self.quiet);
-        let (mut refused, mut unlabelled) = (false, false);
+        let mut gpus_gone = GpusGone::after(self.quiet);
+        let (mut refused, mut label_failed) = (false, false);
         let mut cordon = Cordon::default();
         let work = async {
             loop {
                 let register = self.register();
                 let known = register.is_some();
-                let is_bare = bare.is(none_left(&self.view.borrow()), sources::clock::monotonic());
-                if is_bare {
+                let are_gone = gpus_gone.is(none_left(&self.view.borrow()), sources::clock::monotonic());
+                if are_gone {
                     // A GPU that appears later is announced as after a start of the agent.
                     announce = Announcer::new(self.handshakes);
                 } else {
@@ -75,14 +75,14 @@ impl Announcing {
                 }
                 match self.node.read().await {
                     Ok(seen) => {
-                        if let Some(cordoned) = cordon.said(seen.annotation(annotation_keys::CORDON)) {
+                        if let Some(cordoned) = cordon.changed(seen.annotation(annotation_keys::CORDON)) {
                             self.cordoned.send_replace(Arc::new(cordoned));
                         }
-                        if is_bare {
+                        if are_gone {
                             self.clean(&seen, &mut refused).await;
                         } else {
                             self.write(&mut announce, &seen, &mut refused).await;
-                            self.label(&seen, &mut unlabelled).await;
+                            self.label(&seen, &mut label_failed).await;
                         }
                     }
                     Err(error) => tracing::debug!(%error, "cannot read this node's Node"),
@@ -98,19 +98,19 @@ impl Announcing {
     }
 
     async fn write(&self, announce: &mut Announcer, seen: &NodeObject, refused: &mut bool) {
-        let said = said(seen);
-        let Some(write) = announce.due(&said, sources::clock::now(), fraction()) else { return };
-        let shake = write.handshake.map(handshake::encode);
+        let state = announced_state(seen);
+        let Some(write) = announce.due(&state, sources::clock::now(), fraction()) else { return };
+        let handshake_text = write.handshake.map(handshake::encode);
         let mut annotations = Vec::new();
         if let Some(text) = &write.register {
             annotations.push((annotation_keys::REGISTER, Some(&**text)));
         }
-        if let Some(text) = &shake {
+        if let Some(text) = &handshake_text {
             annotations.push((annotation_keys::HANDSHAKE, Some(text.as_str())));
         }
         match self.api.annotate_node(&annotations).await {
             Ok(()) => {
-                told(&write, refused);
+                log_written(&write, refused);
                 announce.written(&write, sources::clock::now());
             }
             Err(error) => {
@@ -145,26 +145,26 @@ impl Announcing {
     }
 
     /// Writes the labels that do not fit the GPUs. Tries again at the next reading of the Node.
-    async fn label(&self, seen: &NodeObject, unlabelled: &mut bool) {
-        let wanted = {
+    async fn label(&self, seen: &NodeObject, label_failed: &mut bool) {
+        let desired = {
             let view = self.view.borrow();
-            let slots = |card: decide::allocator::SharedDevice| u32::from(card.slots);
+            let slots = |device: decide::allocator::SharedDevice| u32::from(device.slots);
             let replicas = devices::of(&view, &self.config, &self.split_counts).into_iter().map(slots).max();
             wire::labels::of(&view, replicas.unwrap_or(1))
         };
-        let standing = clean::standing(seen);
+        let present = clean::present_labels(seen);
         let discovery = seen.label(annotation_keys::DISCOVERY).is_some();
-        let due = labels::due(self.labelling, wanted.as_ref(), &standing, (discovery, annotation_keys::LABEL_PRESENT));
+        let due = labels::due(self.labelling, desired.as_ref(), &present, (discovery, annotation_keys::LABEL_PRESENT));
         if due.is_empty() {
             return;
         }
         let pairs: Vec<(&str, Option<&str>)> = due.iter().map(|(key, value)| (*key, value.as_deref())).collect();
         match self.api.label_node(&pairs).await {
             Ok(()) => {
-                *unlabelled = false;
+                *label_failed = false;
                 tracing::info!(labels = pairs.len(), "labels written on this node's Node");
             }
-            Err(error) if !std::mem::replace(unlabelled, true) => {
+            Err(error) if !std::mem::replace(label_failed, true) => {
                 tracing::warn!(%error, "cannot write labels on this node's Node: pods cannot select it by its GPUs");
             }
             Err(_) => {}
@@ -187,14 +187,14 @@ impl Announcing {
     }
 }
 
-/// Whether the node's GPUs are known, or were.
+/// Whether the node's GPUs are known, or were known before.
 fn answered(view: &Arc<NodeView>) -> bool {
     matches!(view.gpu_source, GpuSourceState::Working { .. }) || !view.gpus.is_empty()
 }
 
 /// Whether the driver reports no GPU, or there is no driver and this agent has seen no GPU since its start.
 fn none_left(view: &NodeView) -> bool {
-    let told = match &view.gpu_source {
+    let known = match &view.gpu_source {
         GpuSourceState::Working { .. } => true,
         GpuSourceState::Missing { why, .. } => matches!(why, Absence::DriverNotLoaded | Absence::LibraryNotFound),
         GpuSourceState::Starting
@@ -202,7 +202,7 @@ fn none_left(view: &NodeView) -> bool {
         | GpuSourceState::Released { .. }
         | GpuSourceState::SwitchedOff => false,
     };
-    told && view.gpus.is_empty() && view.gpus_unidentified.is_empty()
+    known && view.gpus.is_empty() && view.gpus_unidentified.is_empty()
 }
 
 /// The last text of the cordon annotation.
@@ -214,7 +214,7 @@ struct Cordon {
 impl Cordon {
     /// The cordoned GPUs, if the annotation has changed. A text that cannot be parsed changes nothing: a typing error
     /// must not give a GPU to containers that an operator keeps free.
-    fn said(&mut self, text: Option<&str>) -> Option<BTreeSet<GpuUuid>> {
+    fn changed(&mut self, text: Option<&str>) -> Option<BTreeSet<GpuUuid>> {
         if self.text.as_deref() == text {
             return None;
         }
@@ -233,22 +233,22 @@ impl Cordon {
     }
 }
 
-fn registered(card: decide::allocator::SharedDevice) -> RegisteredGpu {
+fn registered(device: decide::allocator::SharedDevice) -> RegisteredGpu {
     RegisteredGpu {
-        uuid: card.device,
-        index: card.index,
-        slots: u32::from(card.slots),
-        memory: Mib::within(card.memory),
-        cores: CorePercent(card.cores),
-        product: card.model,
-        numa: card.numa.unwrap_or(0),
+        uuid: device.device,
+        index: device.index,
+        slots: u32::from(device.slots),
+        memory: Mib::within(device.memory),
+        cores: CorePercent(device.cores),
+        product: device.model,
+        numa: device.numa.unwrap_or(0),
         mode: "hami-core".into(),
-        healthy: card.healthy,
+        healthy: device.healthy,
         mig_profiles: Vec::new(),
     }
 }
 
-fn said(seen: &NodeObject) -> AnnouncedState {
+fn announced_state(seen: &NodeObject) -> AnnouncedState {
     let request = match seen.annotation(annotation_keys::HANDSHAKE).map(handshake::decode) {
         Some(Handshake::Requesting { stated }) => HandshakeRequest::Requested(stated),
         _ => HandshakeRequest::None,
@@ -256,7 +256,7 @@ fn said(seen: &NodeObject) -> AnnouncedState {
     AnnouncedState { register: seen.annotation(annotation_keys::REGISTER).map(Arc::from), request }
 }
 
-fn told(write: &AnnouncementWrite, refused: &mut bool) {
+fn log_written(write: &AnnouncementWrite, refused: &mut bool) {
     if std::mem::take(refused) {
         tracing::info!("writing on this node's Node works again");
     }
@@ -281,14 +281,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_cordon_that_cannot_be_read_keeps_the_last_that_could() {
+    fn a_cordon_that_cannot_be_parsed_keeps_the_last_valid_list() {
         let gpu = |name: &str| GpuUuid::parse(name).unwrap();
         let mut cordon = Cordon::default();
-        assert_eq!(cordon.said(None), None, "nothing was there and nothing is");
-        assert_eq!(cordon.said(Some("GPU-a, GPU-b")), Some([gpu("GPU-a"), gpu("GPU-b")].into()));
-        assert_eq!(cordon.said(Some("GPU-a, GPU-b")), None, "told once");
-        assert_eq!(cordon.said(Some("GPU a")), None);
-        assert_eq!(cordon.said(Some("GPU-a")), Some([gpu("GPU-a")].into()));
-        assert_eq!(cordon.said(None), Some(BTreeSet::new()), "taken away");
+        assert_eq!(cordon.changed(None), None, "there was no annotation, and there is none");
+        assert_eq!(cordon.changed(Some("GPU-a, GPU-b")), Some([gpu("GPU-a"), gpu("GPU-b")].into()));
+        assert_eq!(cordon.changed(Some("GPU-a, GPU-b")), None, "reported once");
+        assert_eq!(cordon.changed(Some("GPU a")), None);
+        assert_eq!(cordon.changed(Some("GPU-a")), Some([gpu("GPU-a")].into()));
+        assert_eq!(cordon.changed(None), Some(BTreeSet::new()), "removed");
     }
 }

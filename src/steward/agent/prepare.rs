@@ -1,5 +1,5 @@
-//! What the agent prepares before it starts its tasks: its name, the connection to the API server and the usage socket;
-//! and the line that announces the start.
+//! Prepares what the agent's tasks need: the name of the node, the connection to the API server and the usage socket. Logs
+//! the line that announces the start.
 
 use super::addresses::Addresses;
 use super::listeners::Listeners;

@@ -1,6 +1,6 @@
 //! The tasks that share the GPUs of a node. The owner task (`owner.rs`, [`Sharing`](owner::Sharing)) holds the only state,
-//! in parts that each have one job. It answers the kubelet's calls (`allocation.rs`, `pre_start.rs`) and carries what one
-//! part says to the others. What is decided, and how long a call waits for it, stands in `decide`.
+//! in parts that each have one job. It answers the kubelet's calls (`allocation.rs`, `pre_start.rs`) and passes the results
+//! of one part to the others. `decide` decides, also how long a call waits.
 //!
 //! ```text
 //!   views (GPUs) ─▶ offer ───┐                       ┌─list────▶ ListAndWatch

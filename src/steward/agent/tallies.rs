@@ -91,7 +91,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let file = TallyFile::new(folder.path());
         file.keep(&[tally(1, 100, 7)]).1.unwrap();
-        let (reporter, mut told) = Reporter::channel();
+        let (reporter, mut observations) = Reporter::channel();
         let name = model::id::NodeName::parse("n").unwrap();
         let mut first = NodeView::empty(name, model::time::Now::default());
         first.tallies_to_keep = Arc::from([tally(1, 130, 9)]);
@@ -99,11 +99,13 @@ mod tests {
         let stop = CancellationToken::new();
         let keeping = TallyKeeper { file: file.clone(), view, reporter, every: Duration::from_millis(5) };
         let task = tokio::spawn(keeping.run(stop.clone()));
-        let Some(Observation::Fact(Fact::TalliesRecalled(before))) = told.recv().await else {
+        let Some(Observation::Fact(Fact::TalliesRecalled(before))) = observations.recv().await else {
             panic!("first what was kept")
         };
         assert_eq!(before.to_vec(), [tally(1, 100, 7)]);
-        let Some(Observation::Fact(Fact::TalliesKept(kept))) = told.recv().await else { panic!("then what is kept") };
+        let Some(Observation::Fact(Fact::TalliesKept(kept))) = observations.recv().await else {
+            panic!("then what is kept")
+        };
         assert_eq!(kept.to_vec(), [tally(1, 130, 9)]);
         stop.cancel();
         task.await.unwrap();

@@ -111,7 +111,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn fields_are_what_journald_takes_and_none_can_be_forged() {
+    fn field_names_are_valid_and_a_value_cannot_forge_a_field() {
         let mut entry = Vec::new();
         put(&mut entry, &name("gpu_uuid"), "GPU-1");
         put(&mut entry, &name("_r#error.code"), "a\nPRIORITY=0");
@@ -122,7 +122,7 @@ mod tests {
 
     proptest::proptest! {
         #[test]
-        fn no_name_and_no_value_is_too_odd(key in "\\PC{0,80}", value in ".{0,40}", most in 0_usize..60) {
+        fn any_name_and_any_value_give_a_valid_field(key in "\\PC{0,80}", value in ".{0,40}", most in 0_usize..60) {
             let name = name(&key);
             proptest::prop_assert!(name.len() <= MAX_NAME && name.bytes().all(|b| b.is_ascii_uppercase() || b.is_ascii_digit() || b == b'_'));
             proptest::prop_assert!(cut(&value, most).len() <= most);

@@ -36,19 +36,19 @@ pub(crate) fn filter(verbosity: Verbosity) -> Filter {
 
 /// The current level.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Said {
+struct LevelSetting {
     verbosity: Verbosity,
     /// The levels of single targets, in addition to the number.
     targets: Vec<(String, LevelFilter)>,
 }
 
-impl Said {
+impl LevelSetting {
     fn filter(&self) -> Filter {
         filter(self.verbosity).with_targets(self.targets.iter().map(|(target, level)| (target.as_str(), *level)))
     }
 }
 
-impl std::fmt::Display for Said {
+impl std::fmt::Display for LevelSetting {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{}", self.verbosity.0)?;
         self.targets.iter().try_for_each(|(target, level)| write!(f, ",{target}={level}"))
@@ -56,7 +56,7 @@ impl std::fmt::Display for Said {
 }
 
 /// Parses `4` or `5,h2=debug`. The admin port limits the length.
-fn parse(text: &str) -> Result<Said, String> {
+fn parse(text: &str) -> Result<LevelSetting, String> {
     let mut words = text.trim().split(',');
     let verbosity = value::verbosity(words.next().unwrap_or_default().trim())?;
     let target = |word: &str| {
@@ -71,29 +71,29 @@ fn parse(text: &str) -> Result<Said, String> {
         )
     };
     let targets: Result<Vec<_>, String> = words.map(|word| target(word).ok_or_else(|| why(word))).collect();
-    Ok(Said { verbosity, targets: targets? })
+    Ok(LevelSetting { verbosity, targets: targets? })
 }
 
 /// The current level, and the handle to change it.
 #[derive(Debug)]
 pub(crate) struct Level {
     handle: reload::Handle<Filter, Registry>,
-    now: Mutex<Said>,
+    now: Mutex<LevelSetting>,
 }
 
 impl Level {
     /// The level at the start of the log.
     pub(crate) fn new(handle: reload::Handle<Filter, Registry>, now: Verbosity) -> Self {
-        Level { handle, now: Mutex::new(Said { verbosity: now, targets: Vec::new() }) }
+        Level { handle, now: Mutex::new(LevelSetting { verbosity: now, targets: Vec::new() }) }
     }
 
     /// Sets the number to `next` of the current one, and removes the levels of single targets. `by` names the cause in
     /// the log.
     pub(crate) fn change(&self, by: &str, next: impl FnOnce(Verbosity) -> Verbosity) {
-        self.say(by, |now| Said { verbosity: next(now.verbosity), targets: Vec::new() });
+        self.apply(by, |now| LevelSetting { verbosity: next(now.verbosity), targets: Vec::new() });
     }
 
-    fn say(&self, by: &str, next: impl FnOnce(&Said) -> Said) {
+    fn apply(&self, by: &str, next: impl FnOnce(&LevelSetting) -> LevelSetting) {
         let mut now = self.now.lock();
         let (old, new) = (now.clone(), next(&now));
         if old != new && self.handle.reload(new.filter()).is_ok() {
@@ -111,7 +111,7 @@ impl LogLevel for Level {
 
     fn set(&self, text: &str) -> Result<(), String> {
         let next = parse(text)?;
-        self.say("PUT /loglevel", |_| next);
+        self.apply("PUT /loglevel", |_| next);
         Ok(())
     }
 }
@@ -122,7 +122,7 @@ mod tests {
     use tracing::Level as Severity;
 
     #[test]
-    fn at_five_libraries_speak_but_for_those_that_tell_each_frame() {
+    fn at_five_libraries_log_except_those_that_log_each_frame() {
         let five = filter(Verbosity(5));
         for ours in OURS {
             assert!(five.would_enable(ours, &Severity::TRACE), "{ours}");
@@ -138,10 +138,10 @@ mod tests {
     }
 
     #[test]
-    fn single_targets_are_had_by_name() {
-        let said = parse(" 5, h2=debug ,sources::names=warn").unwrap();
-        assert_eq!(said.to_string(), "5,h2=debug,sources::names=warn");
-        let filter = said.filter();
+    fn a_single_target_can_have_its_own_level() {
+        let parsed = parse(" 5, h2=debug ,sources::names=warn").unwrap();
+        assert_eq!(parsed.to_string(), "5,h2=debug,sources::names=warn");
+        let filter = parsed.filter();
         assert!(filter.would_enable("h2::codec", &Severity::DEBUG) && !filter.would_enable("hyper", &Severity::DEBUG));
         assert!(!filter.would_enable("sources::names::cri", &Severity::INFO));
         assert!(filter.would_enable("sources::sampler", &Severity::TRACE));
@@ -152,9 +152,9 @@ mod tests {
 
     proptest::proptest! {
         #[test]
-        fn no_text_is_too_odd(text in "\\PC{0,60}|[0-9],([a-z0-9:]{0,8}=[a-z]{0,6},?){0,4}") {
-            if let Ok(said) = parse(&text) {
-                proptest::prop_assert_eq!(parse(&said.to_string()).unwrap(), said);
+        fn any_text_is_refused_or_parsed_to_the_same_level(text in "\\PC{0,60}|[0-9],([a-z0-9:]{0,8}=[a-z]{0,6},?){0,4}") {
+            if let Ok(parsed) = parse(&text) {
+                proptest::prop_assert_eq!(parse(&parsed.to_string()).unwrap(), parsed);
             }
         }
     }

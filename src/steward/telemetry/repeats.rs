@@ -33,7 +33,7 @@ pub(crate) struct Repeats {
 #[derive(Debug)]
 struct Place {
     since: Instant,
-    said: Vec<u64>,
+    hashes: Vec<u64>,
     again: u64,
     message: String,
 }
@@ -45,16 +45,16 @@ impl Repeats {
         let hash = words.hash.finish();
         let place = match places.entry(place) {
             Entry::Vacant(free) => {
-                free.insert(Place { since: now, said: vec![hash], again: 0, message: words.message });
+                free.insert(Place { since: now, hashes: vec![hash], again: 0, message: words.message });
                 return true;
             }
             Entry::Occupied(place) => place.into_mut(),
         };
-        if place.said.contains(&hash) || place.said.len() >= DISTINCT {
+        if place.hashes.contains(&hash) || place.hashes.len() >= DISTINCT {
             place.again += 1;
             return false;
         }
-        place.said.push(hash);
+        place.hashes.push(hash);
         true
     }
 
@@ -106,9 +106,9 @@ mod tests {
 
     /// Collects the messages that pass the filter.
     #[derive(Clone, Default)]
-    struct Heard(Arc<Mutex<Vec<String>>>);
+    struct Written(Arc<Mutex<Vec<String>>>);
 
-    impl<S: Subscriber> Layer<S> for Heard {
+    impl<S: Subscriber> Layer<S> for Written {
         fn on_event(&self, event: &Event<'_>, _: Context<'_, S>) {
             let mut words = Words::default();
             event.record(&mut words);
@@ -118,8 +118,8 @@ mod tests {
 
     #[test]
     fn the_same_warning_is_written_once_and_its_repeats_are_counted_after_a_minute() {
-        let (repeats, heard) = (Repeats::default(), Heard::default());
-        let subscriber = tracing_subscriber::registry().with(repeats.clone()).with(heard.clone());
+        let (repeats, written) = (Repeats::default(), Written::default());
+        let subscriber = tracing_subscriber::registry().with(repeats.clone()).with(written.clone());
         tracing::subscriber::with_default(subscriber, || {
             for _ in 0..1000 {
                 tracing::warn!(gpu_uuid = "GPU-1", "is sick");
@@ -130,20 +130,20 @@ mod tests {
             repeats.tell(Instant::now());
             repeats.tell(Instant::now() + WINDOW);
         });
-        let heard = heard.0.lock().clone();
-        assert_eq!(heard, ["is sick", "something else", "hello", "hello", "repeated in the last minute"]);
+        let written = written.0.lock().clone();
+        assert_eq!(written, ["is sick", "something else", "hello", "hello", "repeated in the last minute"]);
         assert!(repeats.places.lock().is_empty());
     }
 
     #[test]
-    fn one_place_says_at_most_twenty_different_things_a_minute() {
-        let (repeats, heard) = (Repeats::default(), Heard::default());
-        let subscriber = tracing_subscriber::registry().with(repeats.clone()).with(heard.clone());
+    fn one_place_in_the_code_writes_at_most_twenty_different_lines_a_minute() {
+        let (repeats, written) = (Repeats::default(), Written::default());
+        let subscriber = tracing_subscriber::registry().with(repeats.clone()).with(written.clone());
         tracing::subscriber::with_default(subscriber, || {
             for pod in 0..1000 {
                 tracing::warn!(pod, "vanished");
             }
         });
-        assert_eq!(heard.0.lock().len(), DISTINCT);
+        assert_eq!(written.0.lock().len(), DISTINCT);
     }
 }

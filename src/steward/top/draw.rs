@@ -80,14 +80,14 @@ pub(crate) fn draw(frame: &mut Frame<'_>, state: &State, look: Look) -> usize {
         frame.render_widget(table(&columns, &rows_of_gpus, None, Paint { look, width: area.width, state }), gpus);
     }
     let body = no_gpus(frame, snapshot, state, body);
-    let room = usize::from(body.height.saturating_sub(1)).max(1);
-    let first = (state.selected + 1).saturating_sub(room);
-    let shown: Vec<Flat> = state.rows.iter().skip(first).take(room).cloned().collect();
+    let visible = usize::from(body.height.saturating_sub(1)).max(1);
+    let first = (state.selected + 1).saturating_sub(visible);
+    let shown: Vec<Flat> = state.rows.iter().skip(first).take(visible).cloned().collect();
     let selected = state.selected.checked_sub(first);
     frame.render_widget(table(state.view.columns(), &shown, selected, Paint { look, width: area.width, state }), body);
     frame.render_widget(detail_line(state, look, area.width), detail);
     frame.render_widget(key_line(state, look), keys);
-    room
+    visible
 }
 
 /// The height of a frame that shows everything.
@@ -129,23 +129,23 @@ fn gpu_rows(state: &State, area: Rect) -> Vec<Flat> {
 
 fn title_line(state: &State, look: Look) -> Line<'static> {
     let mut spans = vec![Span::raw("gpu-steward top")];
-    let mut say = |text: String, style: Style| spans.extend([Span::raw("  "), Span::styled(text, style)]);
+    let mut add = |text: String, style: Style| spans.extend([Span::raw("  "), Span::styled(text, style)]);
     let snapshot = state.snapshot.as_deref();
     if let Some(snapshot) = snapshot {
-        say(snapshot.head().node.clone(), look.head());
+        add(snapshot.head().node.clone(), look.head());
     }
     if snapshot.is_some_and(Snapshot::simulated) {
-        say(" SIMULATED GPUs ".to_owned(), look.warning());
+        add(" SIMULATED GPUs ".to_owned(), look.warning());
     }
     if state.paused {
-        say(" PAUSED ".to_owned(), look.warning());
+        add(" PAUSED ".to_owned(), look.warning());
     }
     if let Some(age) = state.age().filter(|_| state.stale()) {
-        say(format!(" {} OLD ", duration(age)), look.warning());
+        add(format!(" {} OLD ", duration(age)), look.warning());
     }
     if let Some(snapshot) = snapshot {
         let (gpus, pods) = (snapshot.gpus.gpus.len(), snapshot.pods.pods.len());
-        say(format!("{gpus} GPUs, {pods} pods, {} processes", snapshot.processes.processes.len()), Style::new());
+        add(format!("{gpus} GPUs, {pods} pods, {} processes", snapshot.processes.processes.len()), Style::new());
     }
     Line::from(spans)
 }
@@ -296,12 +296,12 @@ pub(crate) fn notes(state: &State, width: u16) -> Vec<String> {
     let snapshot = state.snapshot.as_deref().filter(|_| state.view == View::Overview);
     let gpu_rows = snapshot.map(|snapshot| (gpus::line_columns(width).to_vec(), all_gpus(snapshot, width)));
     let rows = (state.view.columns().to_vec(), state.rows.clone());
-    let mut said = BTreeSet::new();
+    let mut unique = BTreeSet::new();
     for (columns, rows) in gpu_rows.into_iter().chain([rows]) {
         let notes = rows.iter().flat_map(|row| &row.cells.notes);
         let shown = notes.filter(|(column, _)| columns.get(*column).is_some_and(|column| column.from <= width));
-        said.extend(shown.map(|(_, words)| words.clone()));
+        unique.extend(shown.map(|(_, words)| words.clone()));
     }
     let mark = |words: &String| if words.contains(" was read ") { OLD_MARK.to_string() } else { ABSENT.to_owned() };
-    said.iter().map(|words| format!("{} {words}", mark(words))).collect()
+    unique.iter().map(|words| format!("{} {words}", mark(words))).collect()
 }

@@ -18,10 +18,10 @@ pub(crate) fn plain(state: &State, width: u16) -> String {
     while text.last().is_some_and(String::is_empty) {
         text.pop();
     }
-    let said = notes(state, width);
-    text.extend(said.iter().take(MAX_NOTES).cloned());
-    if said.len() > MAX_NOTES {
-        text.push(format!("and {} more", said.len() - MAX_NOTES));
+    let notes = notes(state, width);
+    text.extend(notes.iter().take(MAX_NOTES).cloned());
+    if notes.len() > MAX_NOTES {
+        text.push(format!("and {} more", notes.len() - MAX_NOTES));
     }
     text.join("\n") + "\n"
 }
@@ -75,7 +75,7 @@ mod tests {
     }
 
     #[test]
-    fn each_view_is_good_on_a_small_and_on_a_large_screen() {
+    fn each_view_fits_a_small_and_a_large_screen() {
         for (view, key) in [("overview", '1'), ("gpus", '2'), ("pods", '3'), ("processes", '4')] {
             for (width, height) in [(80, 24), (200, 60)] {
                 golden(&format!("{view}-{width}x{height}.txt"), &shown(&[Key::Character(key)], width, height));
@@ -91,7 +91,7 @@ mod tests {
     }
 
     #[test]
-    fn made_up_gpus_a_silent_agent_and_old_values_are_marked() {
+    fn simulated_gpus_a_silent_agent_and_old_values_are_marked() {
         let mut snapshot = stage::snapshot();
         snapshot.node.view.simulated = true;
         let mut state = State::new(Duration::from_secs(1));
@@ -117,8 +117,8 @@ mod tests {
     /// The test node with `count` GPUs without MIG and `pods` pods of one container.
     fn node(count: usize, pods: usize) -> State {
         let mut snapshot = stage::snapshot();
-        let card = snapshot.gpus.gpus[1].clone();
-        let numbered = |n| wire::api::gpus::GpuJson { index: n, uuid: format!("GPU-{n}"), ..card.clone() };
+        let gpu = snapshot.gpus.gpus[1].clone();
+        let numbered = |n| wire::api::gpus::GpuJson { index: n, uuid: format!("GPU-{n}"), ..gpu.clone() };
         snapshot.gpus.gpus = (0..u32::try_from(count).unwrap()).map(numbered).collect();
         let pod = snapshot.pods.pods[0].clone();
         let named =
@@ -131,9 +131,9 @@ mod tests {
 
     /// Number of GPUs and pods that have a line.
     fn lines(text: &str) -> (usize, usize) {
-        let card = |line: &&str| line.contains("H100 80GB") && line.starts_with(|c: char| c.is_ascii_digit());
+        let gpu = |line: &&str| line.contains("H100 80GB") && line.starts_with(|c: char| c.is_ascii_digit());
         let pod = |line: &&str| line.trim_start().split('/').nth(1).is_some_and(|name| name.starts_with("pod-"));
-        (text.lines().filter(card).count(), text.lines().filter(pod).count())
+        (text.lines().filter(gpu).count(), text.lines().filter(pod).count())
     }
 
     #[test]
@@ -158,13 +158,13 @@ mod tests {
     }
 
     #[test]
-    fn signs_that_steer_a_terminal_are_not_passed_on() {
+    fn control_characters_do_not_reach_the_terminal() {
         let text = shown(&[Key::Character('4'), Key::Character('n')], 200, 60);
         assert!(text.contains("init") && !text.contains('\u{1b}'), "{text}");
     }
 
     #[test]
-    fn no_size_of_screen_is_too_small_to_say_so() {
+    fn a_screen_of_any_size_is_drawn() {
         for (width, height) in [(1, 1), (20, 3), (39, 24), (40, 8), (41, 9), (500, 8)] {
             for key in ['1', '2', '3', '4', '?'] {
                 let _ = shown(&[Key::Character(key)], width, height);
@@ -233,7 +233,7 @@ mod tests {
 
         /// Promise 18 in docs/specification.md: any leaf of an agent's answer may have any value, one leaf or several.
         #[test]
-        fn whatever_can_be_read_can_be_drawn(
+        fn every_answer_that_can_be_parsed_is_drawn(
             changes in prop::collection::vec((0_usize..900, strange()), 1..40), width in 1_u16..200, height in 1_u16..60,
         ) {
             let mut state = stage::state();

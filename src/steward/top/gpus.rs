@@ -202,11 +202,11 @@ impl Seen<'_> {
     fn process(&self, gpu: &GpuJson, process: &GpuProcessJson) -> Row {
         let mut cells = Cells::default();
         let owner = owner_name(&process.owner);
-        let whose = match process.owner.pod_uid {
+        let owner_text = match process.owner.pod_uid {
             Some(_) => process.owner.container.clone().unwrap_or_default(),
             None => owner.clone(),
         };
-        cells.text(format!("   {} {} {whose}", process.pid, process.command));
+        cells.text(format!("   {} {} {owner_text}", process.pid, process.command));
         cells.text(self.snapshot.device(&gpu.uuid, process.mig.as_deref()));
         cells.reading("GPU use", &process.sm_ratio, percent);
         cells.reading("GPU memory", &process.memory_used_bytes, |it| bytes(*it));

@@ -90,7 +90,7 @@ mod tests {
     use wire::api::owner::OwnerNames;
 
     #[test]
-    fn whose_is_not_known_is_said_to_be_unknown_and_never_the_hosts() {
+    fn a_process_with_an_unknown_owner_is_shown_as_unknown_and_not_as_the_hosts() {
         let view = NodeView::empty(NodeName::parse("n1").unwrap(), Now::default());
         let shown = |owner: &Noun| owner_name(&OwnerNames::of(&view).of_process(owner));
         assert_eq!((shown(&Noun::Unknown), shown(&Noun::Host)), ("unknown".into(), "host".into()));

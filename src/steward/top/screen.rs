@@ -35,7 +35,7 @@ const WAITING: usize = 2;
 pub(crate) enum ScreenError {
     #[error("the terminal: {0}")]
     Terminal(#[from] io::Error),
-    #[error("asking the agent: {0}")]
+    #[error("the thread that asks the agent: {0}")]
     Thread(io::Error),
     #[error("{0}")]
     Fetch(#[from] FetchError),
@@ -58,9 +58,9 @@ pub(crate) fn live(agent: Agent, interval: Duration, look: Look) -> Result<(), S
             state.redraw = false;
             screen.terminal.clear()?;
         }
-        let mut room = 1;
-        screen.terminal.draw(|frame| room = draw(frame, &state, look))?;
-        state.page(room);
+        let mut visible = 1;
+        screen.terminal.draw(|frame| visible = draw(frame, &state, look))?;
+        state.page(visible);
         let input = if event::poll(TICK)? { key(&event::read()?) } else { None };
         state.apply(input.map_or(Input::Tick, Input::Key), began.elapsed());
     }
@@ -97,8 +97,8 @@ impl Answers {
         let (send, answers) = sync_channel(WAITING);
         let (running, ended) = channel();
         let runtime = fetch::runtime().map_err(ScreenError::Thread)?;
-        let ask = move || ask_forever(&runtime, &agent, interval, (&send, &ended));
-        std::thread::Builder::new().name("top-fetch".to_owned()).spawn(ask).map_err(ScreenError::Thread)?;
+        let fetch = move || fetch_forever(&runtime, &agent, interval, (&send, &ended));
+        std::thread::Builder::new().name("top-fetch".to_owned()).spawn(fetch).map_err(ScreenError::Thread)?;
         Ok(Answers { answers, _running: running })
     }
 
@@ -118,7 +118,7 @@ impl Answers {
 type Ends<'a> = (&'a SyncSender<Result<Snapshot, FetchError>>, &'a Receiver<()>);
 
 /// Fetches at fixed deadlines, so that slow answers do not add to the interval.
-fn ask_forever(runtime: &tokio::runtime::Runtime, agent: &Agent, interval: Duration, (send, ended): Ends<'_>) {
+fn fetch_forever(runtime: &tokio::runtime::Runtime, agent: &Agent, interval: Duration, (send, ended): Ends<'_>) {
     loop {
         let deadline = Instant::now() + interval;
         // A full queue means that the screen has not shown the last answers yet: drop this one, the next is newer.

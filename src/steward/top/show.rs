@@ -129,10 +129,10 @@ pub(crate) fn duration(seconds: f64) -> String {
     reason = "rounded, between 0 and a terminal's width"
 )]
 pub(crate) fn bar(ratio: Option<f64>, width: u16) -> String {
-    let room = usize::from(width.saturating_sub(2));
+    let inside = usize::from(width.saturating_sub(2));
     let share = ratio.unwrap_or(0.0).clamp(0.0, 1.0);
     let full = (share * f64::from(width.saturating_sub(2))).round() as usize;
-    format!("[{}{}]", "|".repeat(full.min(room)), " ".repeat(room.saturating_sub(full)))
+    format!("[{}{}]", "|".repeat(full.min(inside)), " ".repeat(inside.saturating_sub(full)))
 }
 
 /// `used` as a share of `total`, if both are known and `total` is not 0.

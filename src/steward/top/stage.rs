@@ -49,7 +49,7 @@ fn identity(pod: u8, container: Option<char>) -> Arc<CgroupIdentity> {
     Arc::new(CgroupIdentity { path: Arc::from(format!("/kubepods/{pod}")), kind })
 }
 
-fn card(index: u32, model: &str) -> Gpu {
+fn gpu(index: u32, model: &str) -> Gpu {
     Gpu {
         uuid: uuid(&format!("GPU-{index}")),
         index,
@@ -115,7 +115,7 @@ fn seen(gpu: Gpu, sample: GpuSample, list: Vec<GpuProcess>, holders: Vec<PodUid>
     }
 }
 
-fn cards() -> Vec<GpuView> {
+fn gpus() -> Vec<GpuView> {
     let train = ProcessOwner::Cgroup(identity(1, Some('a')));
     let resnet = ProcessOwner::Cgroup(identity(2, Some('b')));
     let first = vec![
@@ -123,14 +123,14 @@ fn cards() -> Vec<GpuView> {
         process(4077, "python", resnet.clone(), 8, read(Percent(20.0))),
         process(911, "nvidia-persist", ProcessOwner::Host, 1, Reading::Absent(Absence::NotSupported)),
     ];
-    let mut zero = seen(card(0, "NVIDIA H100 80GB HBM3"), busy(93.0, 71), first, vec![uid(1), uid(2)]);
+    let mut zero = seen(gpu(0, "NVIDIA H100 80GB HBM3"), busy(93.0, 71), first, vec![uid(1), uid(2)]);
     zero.strangers = 1;
     zero.unattributed_memory = read(Bytes(3 * GIB));
     zero.unattributed_sm = Reading::Absent(Absence::NotSupported);
     let second = vec![process(4077, "python", resnet, 30, read(Percent(35.0)))];
-    let one = seen(card(1, "NVIDIA H100 80GB HBM3"), busy(35.0, 30), second, vec![uid(2)]);
+    let one = seen(gpu(1, "NVIDIA H100 80GB HBM3"), busy(35.0, 30), second, vec![uid(2)]);
 
-    let mut divided = card(2, "NVIDIA A100-SXM4-80GB");
+    let mut divided = gpu(2, "NVIDIA A100-SXM4-80GB");
     divided.mig_mode = read(true);
     divided.mig = read(vec![MigInstance {
         uuid: uuid("MIG-1"),
@@ -151,7 +151,7 @@ fn cards() -> Vec<GpuView> {
     }];
     let two = seen(divided, sample, Vec::new(), Vec::new());
 
-    let mut lost = seen(card(3, "NVIDIA H100 80GB HBM3"), GpuSample::absent(Absence::GpuLost), Vec::new(), Vec::new());
+    let mut lost = seen(gpu(3, "NVIDIA H100 80GB HBM3"), GpuSample::absent(Absence::GpuLost), Vec::new(), Vec::new());
     lost.health = GpuHealth::Unhealthy;
     lost.processes = Reading::Absent(Absence::GpuLost);
     vec![zero, one, two, lost]
@@ -237,7 +237,7 @@ fn view() -> NodeView {
         cuda: None,
         simulated: false,
     };
-    view.gpus = cards();
+    view.gpus = gpus();
     view.facts = HostFacts::default();
     view.host = HostSample {
         processors: read(Count(64)),

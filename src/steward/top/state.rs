@@ -152,7 +152,7 @@ impl State {
         }
     }
 
-    /// Sets the number of rows that the screen has room for.
+    /// Sets the number of rows that fit on the screen.
     pub(crate) fn page(&mut self, rows: usize) {
         self.page = rows.max(1);
     }
@@ -287,17 +287,17 @@ mod tests {
     }
 
     #[test]
-    fn sort_keys_put_the_largest_first_and_r_turns_them_round() {
+    fn sort_keys_put_the_largest_first_and_r_reverses_the_order() {
         let by_memory = pressed("m");
-        let mut turned = names(&by_memory);
-        turned.reverse();
-        assert_eq!(names(&pressed("mr")), turned);
+        let mut reversed = names(&by_memory);
+        reversed.reverse();
+        assert_eq!(names(&pressed("mr")), reversed);
         assert_eq!(names(&by_memory)[0], "vision/resnet-7f9c");
         assert_eq!(names(&pressed("c"))[0], "nlp/train-0");
     }
 
     #[test]
-    fn a_filter_is_typed_kept_with_enter_and_left_with_escape() {
+    fn enter_keeps_a_filter_and_escape_clears_it() {
         assert_eq!(names(&pressed("/TRAIN\n")), ["nlp/train-0"]);
         let mut state = pressed("/nothing");
         assert!(state.rows.is_empty() && state.typing);
@@ -312,7 +312,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pause_keeps_the_picture_and_lets_it_grow_old() {
+    fn a_pause_keeps_the_snapshot_and_its_age_grows() {
         let mut state = pressed(" ");
         let shown = state.snapshot.clone();
         let mut other = stage::snapshot();
@@ -332,7 +332,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failure_keeps_the_last_picture() {
+    fn a_failure_keeps_the_last_snapshot() {
         let mut state = stage::state();
         state.apply(Input::Failed("no agent".into()), Duration::from_secs(9));
         assert!(state.snapshot.is_some() && state.stale());

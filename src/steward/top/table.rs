@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn a_filter_keeps_the_family_of_what_it_finds() {
+    fn a_filter_keeps_the_parents_and_children_of_a_match() {
         let rows = || {
             let leaves = vec![row("Train", None, vec![]), row("idle", None, vec![])];
             vec![row("gpu 0", None, leaves), row("gpu 1", None, vec![])]
@@ -172,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn heads_stay_where_they_are() {
+    fn head_rows_keep_their_order() {
         let head = |name: &str, cpu| Row { head: true, ..row(name, Some(cpu), vec![]) };
         assert_eq!(names(&order(Sort::Cpu, true, ""), vec![head("0", 1.0), head("1", 9.0)]), ["0", "1"]);
     }

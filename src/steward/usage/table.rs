@@ -45,8 +45,8 @@ impl Table {
     fn head(&mut self, state: &NodeUsage) {
         let made = i64::try_from(state.made_at_us).ok().and_then(|at| jiff::Timestamp::from_microsecond(at).ok());
         let made = made.map_or_else(|| "?".to_owned(), |at| format!("{at:.0}"));
-        let made_up = if state.simulated { "  (simulated GPUs)" } else { "" };
-        self.line(&format!("{}  {made}{}{made_up}", plain(&state.node), self.age()));
+        let simulated = if state.simulated { "  (simulated GPUs)" } else { "" };
+        self.line(&format!("{}  {made}{}{simulated}", plain(&state.node), self.age()));
         self.line(&source(state));
         if !state.gpus.is_empty() {
             self.line("");
@@ -313,7 +313,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn the_table_is_what_people_see() {
+    fn the_table_shows_gpus_pods_and_reasons() {
         let expect = "\
 node-a  2023-11-14T22:13:20Z  values at most 0.5 s old  (simulated GPUs)
 driver 550.54.15, CUDA 12.4
@@ -363,7 +363,7 @@ GPU NAME                             HEALTH      BUSY                MEMORY PROC
     }
 
     #[test]
-    fn rows_fit_into_eighty_columns_and_steer_no_terminal() {
+    fn rows_fit_into_eighty_columns_and_have_no_control_characters() {
         let mut wide = state();
         wide.gpus[0].memory_used = bytes(u64::MAX);
         wide.gpus[0].memory_total = bytes(1023 << 40);

@@ -1,6 +1,6 @@
-// The yardstick of the footprint bench: cAdvisor's own manager and Prometheus collector, sampling every container once a
-// second, behind one HTTP port. Its ready-made command lives in a module of its own that the module proxy does not
-// carry, so this is the shortest program that runs the library as that command does.
+// Runs cAdvisor's manager and Prometheus collector behind one HTTP port, for comparison in the footprint bench. It samples
+// every container once a second. cAdvisor's own command is in a module that the module proxy does not have, so this
+// program runs the library in the same way.
 package main
 
 import (
@@ -28,7 +28,7 @@ func main() {
 		log.Fatal(err)
 	}
 
-	// What the command collects unless it is told otherwise.
+	// The metrics that cAdvisor's command collects by default.
 	included := container.AllMetrics.Difference(container.MetricSet{
 		container.MemoryNumaMetrics: {}, container.NetworkTcpUsageMetrics: {}, container.NetworkUdpUsageMetrics: {},
 		container.NetworkAdvancedTcpUsageMetrics: {}, container.ProcessSchedulerMetrics: {}, container.ProcessMetrics: {},

@@ -1,4 +1,4 @@
-//! Follows made-up pods with the follower of `apiserver` and with the watcher of `kube`, each in a process of its own, and
+//! Follows generated pods with the follower of `apiserver` and with the watcher of `kube`, each in a process of its own, and
 //! prints the CPU time and the memory of each.
 //!
 //! ```text
@@ -9,7 +9,7 @@
 //! Both read the pods in pages of 500 and then one change of every pod by watch. Both keep the same fields.
 
 mod kube_watcher;
-mod made_up;
+mod fake_server;
 
 use apiserver::follow::{FollowListener, Follower};
 use apiserver::kind::AllPods;
@@ -24,7 +24,7 @@ use wire::watch::UnreadableObject;
 /// Pods of a cluster of 500 nodes that are full, or of 5,000 nodes with ten pods each.
 const PODS: usize = 50_000;
 
-/// Counts what it is told, and ends the process after the last change.
+/// Counts additions and changes, and ends the process after the last change.
 struct Counter {
     pods: usize,
     added: usize,
@@ -58,12 +58,12 @@ impl FollowListener<AllPods> for Counter {
 }
 
 /// Prints the use of this process after the list, and after all changes, and then ends it.
-fn count(who: &str, (added, changed): (usize, usize), pods: usize) {
+fn count(name: &str, (added, changed): (usize, usize), pods: usize) {
     if added == pods && changed == 0 {
-        println!("{who}: {pods} pods listed: {}", used());
+        println!("{name}: {pods} pods listed: {}", used());
     }
     if changed == pods {
-        println!("{who}: {pods} changes watched: {}", used());
+        println!("{name}: {pods} changes watched: {}", used());
         std::process::exit(0);
     }
 }
@@ -111,11 +111,11 @@ fn main() -> ExitCode {
         }),
         _ => {
             let pods = number(0).unwrap_or(PODS);
-            println!("{pods} pods of {} bytes", made_up::pod(7, 1).len());
-            for who in ["ours", "kube", "ours", "kube"] {
-                let port = made_up::serve(pods).to_string();
+            println!("{pods} pods of {} bytes", fake_server::pod(7, 1).len());
+            for name in ["ours", "kube", "ours", "kube"] {
+                let port = fake_server::serve(pods).to_string();
                 let program = std::env::current_exe().expect("this program");
-                let status = Command::new(program).args([who, &port, &pods.to_string()]).status();
+                let status = Command::new(program).args([name, &port, &pods.to_string()]).status();
                 if !status.expect("it starts").success() {
                     return ExitCode::FAILURE;
                 }

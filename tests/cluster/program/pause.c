@@ -1,4 +1,4 @@
-/* The process that holds a pod's namespaces open, and each node's mount namespace: it reaps, and ends when told to. */
+/* Holds the namespaces of a pod or of a node open. It reaps child processes, and ends on SIGINT and SIGTERM. */
 #include <signal.h>
 #include <sys/wait.h>
 #include <unistd.h>

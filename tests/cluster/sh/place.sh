@@ -84,7 +84,7 @@ await() {
   local deadline=$((SECONDS + $1)) what=$2
   shift 2
   until "$@" >/dev/null 2>&1; do
-    [ "$SECONDS" -lt "$deadline" ] || { say "waited in vain for $what" >&2; return 1; }
+    [ "$SECONDS" -lt "$deadline" ] || { say "timed out while waiting for $what" >&2; return 1; }
     sleep 0.1
   done
 }

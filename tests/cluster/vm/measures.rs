@@ -71,7 +71,7 @@ impl Machine {
             agent.get(name).is_some_and(|agent| (agent - kernel).abs() <= (kernel * CLOSE).max(tolerance(name)))
         };
         let began = std::time::Instant::now();
-        eventually("the agent to say what the kernel says", SOON, || {
+        eventually("the agent to agree with the kernel", SOON, || {
             let (kernel, agent) = self.readings(container);
             let wrong: Vec<_> = kernel.iter().filter(|reading| of(reading.0) && !close(*reading, &agent)).collect();
             differ = format!("{wrong:?} beside {agent:?}");
@@ -193,7 +193,7 @@ fn measurements_of_containers_agree_with_the_kernel() {
     ]);
     let restarted =
         || machine.admin.get(&["pod", "hog", "-n", name])["status"]["containerStatuses"][0]["restartCount"] == 1;
-    eventually("the container's next life", SOON, || restarted().then_some(()));
+    eventually("the container to run again", SOON, || restarted().then_some(()));
     machine.admin.wait("condition=Ready", SOON, &["-n", name, "pod/hog"]);
     let hog = machine.container(name, "hog");
     let kills = machine.wait_for_agreement(&hog, ooms)["pod_oom_kills_total"];

@@ -75,7 +75,7 @@ fn cut_power(machine: &Machine, pods: &mut Pods<'_>) {
         let output = machine.vm.run("cat /run/found");
         (output.code == 0).then_some(output.out)
     });
-    // Otherwise the cut came too late to lose anything, and the test shows nothing.
+    // Otherwise the cut came too late to lose anything, and the test checks nothing.
     assert!(found.lines().any(|line| line.starts_with("0 ")), "the cut lost nothing: {found}");
     check_after_boot(machine, pods);
 }

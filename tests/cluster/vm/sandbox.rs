@@ -57,7 +57,7 @@ const NEEDED: [(&str, &str); 8] = [
 /// A shell script that tries each command and prints the result.
 fn script() -> String {
     let tries = FORBIDDEN.iter().chain(&NEEDED).map(|(name, command)| {
-        format!("if said=$( ({command}) 2>&1 >/dev/null); then echo \"{name}: done\"; else echo \"{name}: refused: $said\" | head -n 1; fi\n")
+        format!("if output=$( ({command}) 2>&1 >/dev/null); then echo \"{name}: done\"; else echo \"{name}: refused: $output\" | head -n 1; fi\n")
     });
     tries.collect()
 }
@@ -98,7 +98,7 @@ fn the_unit_cannot_do_what_its_sandbox_forbids() {
         rm -rf /etc/systemd/system/probe.service /etc/systemd/system/probe.service.d; modprobe -r dummy; cd /home && rm -f probe");
     let (inside, shares, outside) = (outcome(&inside), outcome(&shares), outcome(&outside));
     for (name, _) in FORBIDDEN {
-        assert_eq!(outside[name], "done", "this try shows nothing: {name}");
+        assert_eq!(outside[name], "done", "the command must work outside of the unit: {name}");
         assert!(inside[name].starts_with("refused"), "the unit can {name}: {inside:#?}");
         let given = SHARING.contains(&name);
         assert_eq!(shares[name] == "done", given, "a unit that shares: {name}: {shares:#?}");

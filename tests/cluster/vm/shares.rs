@@ -149,8 +149,8 @@ impl<'a> Pods<'a> {
     pub(super) fn events(&self, reasons: &[&str]) -> Vec<String> {
         let list = self.machine.admin.get(&["events", "-n", &self.space.name]);
         let events = list["items"].as_array().expect("a list").iter();
-        let wanted = events.filter(|event| reasons.iter().any(|reason| event["reason"] == *reason));
-        wanted.map(|event| format!("{}: {}", event["reason"], event["message"])).collect()
+        let matching = events.filter(|event| reasons.iter().any(|reason| event["reason"] == *reason));
+        matching.map(|event| format!("{}: {}", event["reason"], event["message"])).collect()
     }
 }
 

@@ -32,13 +32,13 @@ fn the_unit_becomes_ready_is_restarted_reloads_and_stops() {
     // systemd gets watchdog messages again and again from the same process.
     let pid = machine.show("MainPID");
     let mut watchdog_times = BTreeSet::new();
-    eventually("three signs of life", SOON, || {
+    eventually("three heartbeats", SOON, || {
         watchdog_times.insert(machine.show("WatchdogTimestampMonotonic"));
         (watchdog_times.len() >= 3).then_some(())
     });
     assert_eq!((machine.show("MainPID"), machine.show("NRestarts")), (pid.clone(), "0".into()));
 
-    // systemd ends a process that stands still and starts another one.
+    // systemd ends a stopped process and starts another one.
     machine.vm.sh(&format!("systemctl kill --kill-who=main -s STOP {SERVICE}"));
     let pid = successor(&machine, &pid);
     assert_eq!(machine.show("NRestarts"), "1");

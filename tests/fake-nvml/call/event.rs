@@ -16,10 +16,10 @@ use std::time::{Duration, Instant};
 const SUPPORTED: c_ulonglong = 0x1f;
 /// Pause between two checks of the scenario. The real library sleeps in the kernel; with a shorter pause these checks
 /// would be most of the measured CPU time of an agent.
-const LOOK: Duration = Duration::from_millis(500);
+const PAUSE: Duration = Duration::from_millis(500);
 
 /// The target of an event set's pointer: UUIDs and their requested types of events.
-type Wanted = Mutex<Vec<(String, u64)>>;
+type Registered = Mutex<Vec<(String, u64)>>;
 
 calls! {
     fn nvmlDeviceGetSupportedEventTypes(handle: nvmlDevice_t, types: *mut c_ulonglong) of device(handle); |view| {
@@ -28,7 +28,7 @@ calls! {
     }
 
     fn nvmlEventSetCreate(set: *mut nvmlEventSet_t) of Subject::System; |_view| {
-        put(set, Box::into_raw(Box::<Wanted>::default()).cast())
+        put(set, Box::into_raw(Box::<Registered>::default()).cast())
     }
 
     fn nvmlDeviceRegisterEvents(
@@ -40,7 +40,7 @@ calls! {
         if types & !SUPPORTED != 0 {
             return Err(Code::NOT_SUPPORTED);
         }
-        (*set.cast::<Wanted>()).lock().push((view.board()?.uuid.clone(), types));
+        (*set.cast::<Registered>()).lock().push((view.board()?.uuid.clone(), types));
         Ok(())
     }
 
@@ -52,8 +52,8 @@ calls! {
         }
         let deadline = Instant::now() + Duration::from_millis(u64::from(timeout_ms));
         loop {
-            let wanted = (*set.cast::<Wanted>()).lock().clone();
-            if let Some((event, view)) = next_event(&wanted) {
+            let registered = (*set.cast::<Registered>()).lock().clone();
+            if let Some((event, view)) = next_event(&registered) {
                 let board = view.board()?;
                 let instance = event.mig.and_then(|at| board.instances.get(at as usize));
                 return put(data, nvmlEventData_t {
@@ -64,20 +64,20 @@ calls! {
                     computeInstanceId: instance.map_or(NO_INSTANCE, |instance| instance.compute_instance),
                 });
             }
-            if any_lost(&wanted) {
+            if any_lost(&registered) {
                 return Err(Code::GPU_IS_LOST);
             }
             let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() {
                 return Err(Code::TIMEOUT);
             }
-            std::thread::sleep(left.min(LOOK));
+            std::thread::sleep(left.min(PAUSE));
         }
     }
 
     fn nvmlEventSetFree(set: nvmlEventSet_t) of Subject::System; |_view| {
         if !set.is_null() {
-            drop(Box::from_raw(set.cast::<Wanted>()));
+            drop(Box::from_raw(set.cast::<Registered>()));
         }
         Ok(())
     }

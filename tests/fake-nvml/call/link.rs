@@ -6,7 +6,7 @@ use super::identity::pci_info;
 use crate::answer::{calls, device, put, version_of};
 use crate::code::Code;
 use crate::gpu::{Board, small, whole};
-use crate::scenario::{ReadingKind, Way};
+use crate::scenario::{LinkPath, ReadingKind};
 use crate::state::{Subject, View, enter};
 use nvml_wrapper_sys::bindings::{nvmlDevice_t, nvmlGpuFabricInfo_v2_t, nvmlGpuFabricInfoV_t, nvmlPciInfo_t};
 use std::ffi::{c_uchar, c_uint, c_ulonglong};
@@ -19,23 +19,23 @@ const REMOTE_IS_SWITCH: c_uint = 2;
 const REMOTE_IS_UNKNOWN: c_uint = 255;
 
 /// NVML's topology level of a connection.
-fn level(way: Way) -> c_uint {
-    match way {
-        Way::Psb => 0,
-        Way::Pix => 10,
-        Way::Pxb => 20,
-        Way::Phb => 30,
-        Way::Node => 40,
-        Way::Sys => 50,
+fn level(path: LinkPath) -> c_uint {
+    match path {
+        LinkPath::Psb => 0,
+        LinkPath::Pix => 10,
+        LinkPath::Pxb => 20,
+        LinkPath::Phb => 30,
+        LinkPath::Node => 40,
+        LinkPath::Sys => 50,
     }
 }
 
 /// The connection of two GPUs: that of the file from either end, else by whether they share a NUMA node.
 fn common(one: &Board, other: &Board) -> c_uint {
-    let told =
+    let of_file =
         |from: &Board, to: &Board| from.spec.links.iter().find(|link| link.peer == to.place).map(|link| link.path);
-    let usual = if one.numa_node == other.numa_node { Way::Node } else { Way::Sys };
-    level(told(one, other).or_else(|| told(other, one)).unwrap_or(usual))
+    let usual = if one.numa_node == other.numa_node { LinkPath::Node } else { LinkPath::Sys };
+    level(of_file(one, other).or_else(|| of_file(other, one)).unwrap_or(usual))
 }
 
 /// The GPU at the far end of a link that is up; `None` is the switch.

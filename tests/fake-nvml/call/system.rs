@@ -34,7 +34,7 @@ unsafe extern "C" fn nvmlShutdown() -> nvmlReturn_t {
 #[unsafe(no_mangle)]
 unsafe extern "C" fn nvmlErrorString(result: nvmlReturn_t) -> *const c_char {
     let known = NAMES.iter().any(|(_, number)| *number == result);
-    if known { c"an error of a made-up NVML".as_ptr() } else { c"Unknown Error".as_ptr() }
+    if known { c"an error of the fake NVML".as_ptr() } else { c"Unknown Error".as_ptr() }
 }
 
 calls! {
@@ -80,7 +80,7 @@ calls! {
 unsafe extern "C" fn nvmlSystemGetNVMLVersion(version: *mut c_char, length: c_uint) -> nvmlReturn_t {
     answer(|| {
         let nvml = crate::state::nvml_version()?;
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees it.
         unsafe { put_text(version, length, &nvml) }
     })
 }

@@ -34,7 +34,7 @@ fn each_xid_wakes_one_wait_and_never_another() {
 }
 
 #[test]
-fn a_set_with_a_lost_gpu_delivers_its_last_event_and_then_fails_for_all() {
+fn a_set_with_a_lost_gpu_delivers_its_last_event_and_then_fails_for_all_gpus() {
     let lost = |xids| {
         let gpus = vec![FakeGpu { lost: true, ..fake_gpu("H100") }, fake_gpu("H100")];
         Scenario { xids, ..still(gpus, 5.0) }

@@ -103,7 +103,7 @@ fn a_torn_file_leaves_the_old_scenario() {
 }
 
 #[test]
-fn what_the_file_says_is_not_supported_is_not() {
+fn a_function_that_the_file_marks_as_unsupported_returns_not_supported() {
     let gpu = FakeGpu { not_supported: vec!["nvmlDeviceGetPower*".into()], ..fake_gpu("H100") };
     let bench = Bench::new(&still(vec![gpu], 0.0));
     let nvml = bench.load().unwrap();

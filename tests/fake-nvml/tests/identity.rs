@@ -3,7 +3,7 @@
 use crate::bench::{Bench, eventually, fake_gpu, still};
 use fake_nvml::code::Code;
 use fake_nvml::profile::PROFILES;
-use fake_nvml::scenario::{FakeGpu, FakeLink, List, Scenario, Way};
+use fake_nvml::scenario::{FakeGpu, FakeLink, LinkPath, List, Scenario};
 use nvml_wrapper::enum_wrappers::device::TopologyLevel;
 use nvml_wrapper::error::NvmlError;
 
@@ -72,7 +72,7 @@ fn sixteen_gpus_are_distinct() {
 
 #[test]
 fn links_between_gpus_are_those_of_the_file() {
-    let direct = FakeGpu { links: vec![FakeLink { peer: 1, path: Way::Pix, nvlinks: 2 }], ..fake_gpu("V100") };
+    let direct = FakeGpu { links: vec![FakeLink { peer: 1, path: LinkPath::Pix, nvlinks: 2 }], ..fake_gpu("V100") };
     let bench = Bench::new(&still(vec![direct, fake_gpu("V100"), FakeGpu { count: 2, ..fake_gpu("H100") }], 0.0));
     let nvml = bench.load().unwrap();
     let at = |index| nvml.device_by_index(index).unwrap();
@@ -139,7 +139,7 @@ fn a_newly_loaded_driver_needs_a_shutdown_for_every_init() {
 }
 
 #[test]
-fn init_fails_as_the_file_says() {
+fn init_returns_the_error_of_the_file() {
     let bench = Bench::new(&Scenario { init_error: Code::named("DRIVER_NOT_LOADED"), ..Scenario::default() });
     assert!(matches!(bench.load(), Err(NvmlError::DriverNotLoaded)));
     bench.write(&Scenario::default());

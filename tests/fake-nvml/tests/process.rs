@@ -22,8 +22,8 @@ fn each_process_is_in_the_list_of_its_kind_with_its_memory() {
     let nvml = bench.load().unwrap();
     let device = nvml.device_by_index(0).unwrap();
     let compute = device.running_compute_processes().unwrap();
-    let told: Vec<_> = compute.iter().map(|process| (process.pid, process.used_gpu_memory.clone())).collect();
-    assert_eq!(told, [(10, UsedGpuMemory::Used(1_000_000_000)), (13, UsedGpuMemory::Unavailable)]);
+    let list: Vec<_> = compute.iter().map(|process| (process.pid, process.used_gpu_memory.clone())).collect();
+    assert_eq!(list, [(10, UsedGpuMemory::Used(1_000_000_000)), (13, UsedGpuMemory::Unavailable)]);
     assert_eq!(device.running_graphics_processes().unwrap()[0].pid, 11);
     assert_eq!(device.mps_running_compute_processes().unwrap()[0].pid, 12);
     assert_eq!(device.memory_info().unwrap().used, 6_000_000_000);
@@ -47,7 +47,7 @@ fn an_idle_process_keeps_its_memory_and_has_no_utilisation_sample() {
 }
 
 #[test]
-fn a_burst_between_two_calls_is_in_the_sample_that_saw_it() {
+fn a_burst_between_two_calls_is_in_the_sample_of_its_time() {
     let burst = Program::Square { low: 0.0, high: 90.0, period_s: 10.0, duty: 0.1, phase_s: 0.0 };
     let process = FakeProcess { sm: burst.into(), ..holding(22, 0.0) };
     let bench = Bench::new(&still(vec![FakeGpu { processes: vec![process], ..fake_gpu("H100") }], 5.0));
@@ -57,7 +57,7 @@ fn a_burst_between_two_calls_is_in_the_sample_that_saw_it() {
 }
 
 #[test]
-fn a_driver_of_means_answers_another_number_for_another_question() {
+fn a_driver_of_means_answers_with_the_mean_since_the_requested_stamp() {
     let burst = Program::Square { low: 0.0, high: 90.0, period_s: 10.0, duty: 0.1, phase_s: 0.0 };
     let processes = vec![FakeProcess { sm: burst.into(), ..holding(22, 0.0) }];
     let gpu = FakeGpu { processes, process_samples: ProcessSamples::Mean, ..fake_gpu("H100") };

@@ -71,7 +71,7 @@ fn numbers_of_the_file_come_back() {
 }
 
 #[test]
-fn memory_adds_up_and_used_is_without_what_is_reserved() {
+fn memory_adds_up_and_used_memory_excludes_reserved_memory() {
     let bench = Bench::new(&still(vec![with(&[(Q::MemoryUsedBytes, 5e9)])], 0.0));
     let nvml = bench.load().unwrap();
     let memory = nvml.device_by_index(0).unwrap().memory_info().unwrap();
@@ -135,7 +135,7 @@ fn an_a100_refreshes_once_a_second() {
 }
 
 #[test]
-fn energy_is_the_sum_of_power_and_begins_anew_with_its_epoch() {
+fn energy_is_the_sum_of_power_and_begins_again_with_each_epoch() {
     let scenario =
         |second, power, energy_epoch| still(vec![FakeGpu { energy_epoch, ..with(&[(Q::PowerWatts, power)]) }], second);
     let bench = Bench::new(&scenario(0.0, 100.0, 0));

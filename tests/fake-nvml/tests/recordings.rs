@@ -16,19 +16,19 @@ use std::path::{Path, PathBuf};
 /// The cells of a file, line by line.
 type Table = Vec<Vec<String>>;
 /// Reads the value of a series from a GPU.
-type Look = fn(&Device<'_>) -> Result<f64, String>;
+type Read = fn(&Device<'_>) -> Result<f64, String>;
 
 /// The number of moments at which the test compares a recording, including its first and its last row.
 const MOMENTS: u32 = 9;
 /// GPUs in one scenario.
-const CARDS: usize = 16;
+const GPUS: usize = 16;
 
 /// One series of a file for one GPU: seconds since the first row, and the number or a gap.
 struct Series {
     rows: Vec<(f64, Option<f64>)>,
     what: Q,
     replay: Replay,
-    look: Look,
+    read: Read,
     /// The rounding error of NVML's unit.
     within: f64,
 }
@@ -96,9 +96,9 @@ fn showing(series: &[Series]) -> FakeGpu {
 }
 
 /// Compares all GPUs at moments over the whole recording, `late` seconds after a row.
-fn replays(cards: &[Vec<Series>], late: f64) {
-    let longest = cards.iter().flatten().max_by(|a, b| a.rows.len().cmp(&b.rows.len())).expect("a recording");
-    let scenario = |time| still(cards.iter().map(|card| showing(card)).collect(), time);
+fn replays(gpus: &[Vec<Series>], late: f64) {
+    let longest = gpus.iter().flatten().max_by(|a, b| a.rows.len().cmp(&b.rows.len())).expect("a recording");
+    let scenario = |time| still(gpus.iter().map(|series| showing(series)).collect(), time);
     let mut loaded: Option<(Bench, Nvml)> = None;
     for moment in 0..MOMENTS {
         let row = (longest.rows.len() - 1) * moment as usize / (MOMENTS as usize - 1);
@@ -111,16 +111,16 @@ fn replays(cards: &[Vec<Series>], late: f64) {
         });
         bench.write(&scenario);
         eventually("the moment is read", || nvml.sys_driver_version().unwrap() == scenario.driver);
-        for (place, card) in (0..).zip(cards) {
+        for (place, recorded) in (0..).zip(gpus) {
             let device = nvml.device_by_index(place).unwrap();
-            for series in card {
-                let (told, stood) = ((series.look)(&device), series.at(time));
-                let agree = match (&told, stood) {
-                    (Ok(told), Some(stood)) => (told - stood).abs() <= series.within,
+            for series in recorded {
+                let (shown, recorded) = ((series.read)(&device), series.at(time));
+                let agree = match (&shown, recorded) {
+                    (Ok(shown), Some(recorded)) => (shown - recorded).abs() <= series.within,
                     (Err(_), None) => true,
                     _ => false,
                 };
-                assert!(agree, "{:?} {time} s in: {told:?}, in the file {stood:?}", series.replay.path);
+                assert!(agree, "{:?} {time} s in: {shown:?}, in the file {recorded:?}", series.replay.path);
             }
         }
     }
@@ -136,23 +136,23 @@ fn whole_logs_of_nvidia_smi_are_replayed() {
         if table[0].len() == 1 {
             continue;
         }
-        let series = |name: &str, what, look: Look, within| {
+        let series = |name: &str, what, read: Read, within| {
             let at = column(&table[0], name).unwrap_or_else(|| panic!("{} has no {name}", path.display()));
             let cells = table[1..].iter().map(|row| (row[0].as_str(), row[at].as_str()));
-            Series { rows: rows(cells), what, replay: replay(&path, name, None), look, within }
+            Series { rows: rows(cells), what, replay: replay(&path, name, None), read, within }
         };
         let gpu = vec![
-            series("power.draw", Q::PowerWatts, |gpu| told(gpu.power_usage()).map(|mw| mw / 1000.0), 0.001),
+            series("power.draw", Q::PowerWatts, |gpu| number(gpu.power_usage()).map(|mw| mw / 1000.0), 0.001),
             series(
                 "temperature.gpu",
                 Q::TemperatureCelsius,
-                |gpu| told(gpu.temperature(nvml_wrapper::enum_wrappers::device::TemperatureSensor::Gpu)),
+                |gpu| number(gpu.temperature(nvml_wrapper::enum_wrappers::device::TemperatureSensor::Gpu)),
                 0.0,
             ),
             series(
                 "clocks.current.sm",
                 Q::ClockSmMhz,
-                |gpu| told(gpu.clock_info(nvml_wrapper::enum_wrappers::device::Clock::SM)),
+                |gpu| number(gpu.clock_info(nvml_wrapper::enum_wrappers::device::Clock::SM)),
                 0.0,
             ),
         ];
@@ -168,16 +168,16 @@ fn whole_logs_of_nvidia_smi_are_replayed() {
 fn whole_months_of_helios_are_replayed() {
     for path in files("helios") {
         let table = table(&path);
-        let cards: Vec<Vec<Series>> = (1..table[0].len())
+        let gpus: Vec<Vec<Series>> = (1..table[0].len())
             .map(|at| {
                 let cells = table[1..].iter().map(|row| (row[0].as_str(), row[at].as_str()));
-                let look: Look = |gpu| told(gpu.pcie_replay_counter());
+                let read: Read = |gpu| number(gpu.pcie_replay_counter());
                 let replay = replay(&path, &table[0][at], None);
-                vec![Series { rows: rows(cells), what: Q::PcieReplays, replay, look, within: 0.0 }]
+                vec![Series { rows: rows(cells), what: Q::PcieReplays, replay, read, within: 0.0 }]
             })
             .collect();
-        for cards in cards.chunks(CARDS) {
-            replays(cards, 0.5);
+        for gpus in gpus.chunks(GPUS) {
+            replays(gpus, 0.5);
         }
     }
 }
@@ -185,11 +185,11 @@ fn whole_months_of_helios_are_replayed() {
 #[test]
 #[ignore = "needs recordings: tests/run --long"]
 fn every_pod_of_gentd26_is_replayed() {
-    let mut cards: BTreeMap<String, Vec<Series>> = BTreeMap::new();
+    let mut gpus: BTreeMap<String, Vec<Series>> = BTreeMap::new();
     for path in files("gentd26") {
         let name = path.file_name().unwrap().to_string_lossy();
-        let (what, look, within): (Q, Look, f64) = if name.contains("duty_cycle") {
-            (Q::UtilizationPercent, |gpu| told(gpu.utilization_rates().map(|rates| rates.gpu)), 0.5)
+        let (what, read, within): (Q, Read, f64) = if name.contains("duty_cycle") {
+            (Q::UtilizationPercent, |gpu| number(gpu.utilization_rates().map(|rates| rates.gpu)), 0.5)
         } else if name.contains("memory_used") {
             // The values are means over a minute, so the recording has fractions of a byte.
             #[expect(clippy::cast_precision_loss, reason = "bytes below 2^53")]
@@ -206,16 +206,16 @@ fn every_pod_of_gentd26_is_replayed() {
         }
         for (pod, cells) in pods {
             let replay = replay(&path, "value", Some(("container_ip", pod)));
-            let series = Series { rows: rows(cells.into_iter()), what, replay, look, within };
-            cards.entry(pod.to_owned()).or_default().push(series);
+            let series = Series { rows: rows(cells.into_iter()), what, replay, read, within };
+            gpus.entry(pod.to_owned()).or_default().push(series);
         }
     }
-    let cards: Vec<Vec<Series>> = cards.into_values().collect();
-    for cards in cards.chunks(CARDS) {
-        replays(cards, 1.5);
+    let gpus: Vec<Vec<Series>> = gpus.into_values().collect();
+    for gpus in gpus.chunks(GPUS) {
+        replays(gpus, 1.5);
     }
 }
 
-fn told(answer: Result<u32, nvml_wrapper::error::NvmlError>) -> Result<f64, String> {
+fn number(answer: Result<u32, nvml_wrapper::error::NvmlError>) -> Result<f64, String> {
     answer.map(f64::from).map_err(|error| error.to_string())
 }

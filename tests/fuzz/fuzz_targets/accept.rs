@@ -1,5 +1,5 @@
-//! What a scraper says it accepts. Its reader is no door of the room it lives in, so its file is taken as it stands, with
-//! the one word it borrows from that room.
+//! The headers `Accept` and `Accept-Encoding` of a scrape. `effects` keeps their parser private, so its file is compiled
+//! here, with the one type that it imports.
 #![no_main]
 
 mod exposition {

@@ -1,4 +1,4 @@
-//! The documents of `/api/v1` as `top` reads them: what is read can be written and read again.
+//! The documents of `/api/v1` as `top` decodes them: a decoded document can be encoded and decoded again.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

@@ -1,4 +1,4 @@
-//! What was found about CDI as it is kept: what is read is read back as the same.
+//! The file with what an agent found out about CDI: decoding and encoding give the same bytes.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

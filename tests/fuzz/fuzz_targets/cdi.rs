@@ -1,4 +1,4 @@
-//! CDI files: what is read can be written, and writing it again changes nothing.
+//! CDI specs: a decoded spec can be encoded, and decoding and encoding it again changes nothing.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

@@ -1,4 +1,4 @@
-//! Files of cgroups: no bytes panic.
+//! Files of cgroups: no input causes a panic.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

@@ -1,4 +1,4 @@
-//! Paths of cgroups: whatever the bytes, a path is placed, and what was cut off was its end.
+//! Paths of cgroups: every path has a place, and only the end of a path is cut off.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

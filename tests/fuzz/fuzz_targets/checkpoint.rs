@@ -1,4 +1,4 @@
-//! kubelet's checkpoint: whatever the bytes, each id of a container once and in order.
+//! The kubelet's checkpoint: a decoded container has each id once and in order.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

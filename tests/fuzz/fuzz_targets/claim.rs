@@ -1,4 +1,4 @@
-//! A pod's device string: it does not change by being read and written again.
+//! The device string of a pod: decoding and encoding do not change it.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

@@ -1,5 +1,5 @@
-//! The configuration file. Its decoder lives in the front door, which is a program and no library, so its two files are
-//! taken as they stand.
+//! The configuration file. Its parser is in `steward`, which is a program and not a library, so its two files are compiled
+//! here.
 #![no_main]
 
 #[allow(dead_code)]

@@ -1,4 +1,4 @@
-//! The cordon annotation: what is read is read back as the same.
+//! The cordon annotation: a decoded list is the same after encoding and decoding.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

@@ -1,4 +1,4 @@
-//! Answers of a container runtime: whatever the bytes, names in order and fit to be shown, or nothing.
+//! Responses of a container runtime: the names are in order and have no control characters.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

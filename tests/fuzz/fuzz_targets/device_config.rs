@@ -1,4 +1,4 @@
-//! HAMi's settings of devices, as YAML and as the node's JSON.
+//! HAMi's device configuration, as YAML and as the JSON of a node.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

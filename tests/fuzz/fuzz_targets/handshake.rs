@@ -1,4 +1,4 @@
-//! The handshake annotation: a word or nothing.
+//! The handshake annotation: no text causes a panic.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

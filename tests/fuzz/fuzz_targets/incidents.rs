@@ -1,4 +1,4 @@
-//! Incidents as they are kept: what is read is read back as the same.
+//! The file of incidents: decoded incidents are the same after encoding and decoding.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

@@ -1,4 +1,4 @@
-//! Tickets as they are kept: what is read is read back as the same.
+//! The file of an issued ticket: a decoded ticket is the same after encoding and decoding.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

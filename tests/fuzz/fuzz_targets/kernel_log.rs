@@ -1,4 +1,4 @@
-//! Lines of the kernel's log.
+//! Lines of the kernel log.
 #![no_main]
 
 libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {

@@ -1,4 +1,4 @@
-//! Our own Node's metadata: whatever the bytes, a Node or an error, and a label's writer only where there is the label.
+//! The metadata of a Node: every input gives a Node or an error, and only a label that exists has a writer.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

@@ -1,4 +1,4 @@
-//! The lock of a node: what is read can be written, and is read back as the same.
+//! The node lock: a decoded lock is the same after encoding and decoding.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

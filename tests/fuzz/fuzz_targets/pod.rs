@@ -1,4 +1,4 @@
-//! Pods of the API server: whatever the bytes, a pod within its bounds or an error.
+//! Pods of the API server: every input gives a pod within the limits, or an error.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

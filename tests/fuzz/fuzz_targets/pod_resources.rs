@@ -1,4 +1,4 @@
-//! Answers of kubelet's PodResources: whatever the bytes, each id once and none without its container's entry.
+//! Responses of the kubelet's PodResources: a container has at least one id, and each id once and in order.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

@@ -1,4 +1,4 @@
-//! Files of `/proc`: no bytes panic.
+//! Files of `/proc`: no input causes a panic.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

@@ -1,4 +1,4 @@
-//! Lines and links of a process's folder: read or refused, never a panic.
+//! Lines and links of the folder of a process: no input causes a panic.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

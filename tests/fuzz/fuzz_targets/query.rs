@@ -1,5 +1,5 @@
-//! The query of a request to `/api/v1`. Its reader lives among the servers, which bring much that is not needed here, so
-//! its file is taken as it stands.
+//! The query of a request to `/api/v1`. Only the file of its parser is compiled here, because the rest of `effects` has many
+//! dependencies.
 #![no_main]
 
 #[path = "../../../src/effects/api/query.rs"]

@@ -1,4 +1,4 @@
-//! The register annotation: what is read can be written, and is read back as the same.
+//! The register annotation: a decoded register is the same after encoding and decoding.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

@@ -1,4 +1,4 @@
-//! How a container runtime says that it is set up: read or refused, never a panic.
+//! The configuration that a container runtime reports: no input causes a panic.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

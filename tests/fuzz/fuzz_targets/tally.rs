@@ -1,4 +1,4 @@
-//! GPU time and energy as they are kept: what is read is read back as the same.
+//! The file of GPU time and energy: decoded tallies are the same after encoding and decoding.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

@@ -1,4 +1,4 @@
-//! The ticket journal: the lines that can be read are a journal again.
+//! The ticket journal: the decoded lines are a valid journal again.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

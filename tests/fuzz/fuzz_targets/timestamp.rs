@@ -1,4 +1,4 @@
-//! Times as text: what is read can be written, to the second.
+//! Times as text: a parsed time can be formatted, to the second.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

@@ -1,4 +1,4 @@
-//! What a Node says of its kubelet and its runtime.
+//! The versions of kubelet and runtime on a Node.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

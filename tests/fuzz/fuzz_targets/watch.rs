@@ -1,4 +1,4 @@
-//! Lists and watches of the API server: no bytes end the program, and it does not matter how a stream is cut.
+//! Lists and watches of the API server: no input causes a panic, and the result does not depend on how a stream is cut.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

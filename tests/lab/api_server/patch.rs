@@ -50,12 +50,12 @@ fn apply_step(object: &mut Value, step: &Value) -> Result<(), String> {
     let (parent, last) = path.rsplit_once('/').ok_or("a path begins with a slash")?;
     let last = last.replace("~1", "/").replace("~0", "~");
     let there: Option<&mut Map<String, Value>> = object.pointer_mut(parent).and_then(Value::as_object_mut);
-    let there = there.ok_or_else(|| format!("{path}: not there"))?;
+    let there = there.ok_or_else(|| format!("{path} does not exist"))?;
     match step["op"].as_str() {
         Some("test") if there.get(&last) == Some(&step["value"]) => Ok(()),
         Some("test") => Err(format!("testing value {path} failed")),
-        Some("remove") => there.remove(&last).map(drop).ok_or_else(|| format!("{path}: not there")),
-        other => Err(format!("{other:?} is no step that the lab knows")),
+        Some("remove") => there.remove(&last).map(drop).ok_or_else(|| format!("{path} does not exist")),
+        other => Err(format!("{other:?} is not a supported step")),
     }
 }
 
@@ -83,7 +83,7 @@ pub(super) fn written(object: &mut Value, change: &Value, manager: &str) {
             if !entries.iter().any(|entry| entry["manager"] == manager) {
                 entries.push(json!({"manager": manager, "operation": "Update", "fieldsV1": {}}));
             }
-            let own = entries.iter_mut().find(|entry| entry["manager"] == manager).expect("it is there");
+            let own = entries.iter_mut().find(|entry| entry["manager"] == manager).expect("an entry of this manager");
             own["fieldsV1"]["f:metadata"][field][name] = json!({});
         }
     }

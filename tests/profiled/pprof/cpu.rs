@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 /// Promise 21 in docs/specification.md.
 #[test]
-fn a_load_of_two_to_one_reads_two_to_one_with_leaf_and_caller() {
+fn a_load_of_two_to_one_is_shown_as_two_to_one_with_leaf_and_caller() {
     let program = Program::start(&["burn"]);
     let before = program.processor_time();
     let (mut hot, mut warm, mut mid) = (0, 0, 0);
@@ -75,7 +75,7 @@ fn a_second_profile_is_refused_and_a_client_that_disconnects_ends_the_first() {
 }
 
 #[test]
-fn a_number_of_seconds_that_is_none_is_refused() {
+fn an_invalid_number_of_seconds_is_refused() {
     let program = Program::start(&[]);
     for text in ["-1", "x", "301", "1.5", "99999999999999999999"] {
         let answer = program.get(&format!("/debug/pprof/profile?seconds={text}"));

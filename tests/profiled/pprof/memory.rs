@@ -5,7 +5,7 @@ use super::program::Program;
 const MIB: i64 = 1 << 20;
 
 #[test]
-fn blocks_of_64_mib_are_seen_where_they_were_allocated() {
+fn blocks_of_64_mib_are_shown_where_they_were_allocated() {
     let program = Program::start(&["hold"]);
     let opened = program.profile("/debug/pprof/heap");
     let held = opened.sum("inuse_space", "work::keep_blocks");
@@ -20,24 +20,24 @@ fn blocks_of_64_mib_are_seen_where_they_were_allocated() {
 }
 
 #[test]
-fn seconds_on_allocs_show_only_what_came_in_that_time() {
+fn seconds_on_allocs_show_only_what_was_allocated_in_that_time() {
     let program = Program::start(&["hold", "grow"]);
     let opened = program.profile("/debug/pprof/allocs?seconds=4");
     let grown = opened.sum("alloc_space", "work::keep_more");
     assert!((16 * MIB..48 * MIB).contains(&grown), "8 MiB a second for 4 s, seen: {} MiB", grown / MIB);
-    assert_eq!(opened.sum("alloc_space", "work::keep_blocks"), 0, "what was there before is not in the difference");
+    assert_eq!(opened.sum("alloc_space", "work::keep_blocks"), 0, "earlier allocations are not in the difference");
     assert!(opened.profile.duration_nanos >= 4_000_000_000);
     assert_eq!(opened.string(opened.profile.default_sample_type), "alloc_space");
 }
 
 /// Promise 21 in docs/specification.md.
 #[test]
-fn seconds_on_heap_show_what_came_to_stay_in_that_time() {
+fn seconds_on_heap_show_only_what_was_allocated_in_that_time_and_is_still_used() {
     let program = Program::start(&["hold", "grow"]);
     let opened = program.profile("/debug/pprof/heap?seconds=4");
     let grown = opened.sum("inuse_space", "work::keep_more");
     assert!((16 * MIB..48 * MIB).contains(&grown), "8 MiB a second for 4 s, seen: {} MiB", grown / MIB);
-    assert_eq!(opened.sum("inuse_space", "work::keep_blocks"), 0, "what was there before is not in the difference");
+    assert_eq!(opened.sum("inuse_space", "work::keep_blocks"), 0, "earlier allocations are not in the difference");
     assert!(opened.profile.duration_nanos >= 4_000_000_000);
     assert_eq!(opened.string(opened.profile.default_sample_type), "inuse_space");
 }

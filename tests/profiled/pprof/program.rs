@@ -49,7 +49,7 @@ impl Program {
     }
 
     /// Sends a request with HTTP/1.0, so that the answer ends with the connection.
-    pub(crate) fn ask(&self, request: &str, body: &str) -> Answer {
+    pub(crate) fn send(&self, request: &str, body: &str) -> Answer {
         let mut stream = TcpStream::connect(self.address).unwrap();
         stream.set_read_timeout(Some(Duration::from_secs(120))).unwrap();
         write!(stream, "{request} HTTP/1.0\r\nContent-Length: {}\r\n\r\n{body}", body.len()).unwrap();
@@ -62,7 +62,7 @@ impl Program {
     }
 
     pub(crate) fn get(&self, path: &str) -> Answer {
-        self.ask(&format!("GET {path}"), "")
+        self.send(&format!("GET {path}"), "")
     }
 
     pub(crate) fn profile(&self, path: &str) -> Opened {

@@ -23,9 +23,9 @@ fn every_page_of_the_index_is_there() {
 #[test]
 fn the_index_without_its_slash_is_redirected_as_go_does() {
     let program = Program::start(&["hold"]);
-    for (asked, place) in [("/debug/pprof", "/debug/pprof/"), ("/debug/pprof?debug=1", "/debug/pprof/?debug=1")] {
-        let answer = program.get(asked);
-        assert_eq!((answer.status, answer.header("location")), (301, Some(place)), "{asked}");
+    for (path, location) in [("/debug/pprof", "/debug/pprof/"), ("/debug/pprof?debug=1", "/debug/pprof/?debug=1")] {
+        let answer = program.get(path);
+        assert_eq!((answer.status, answer.header("location")), (301, Some(location)), "{path}");
     }
 }
 
@@ -40,12 +40,12 @@ fn an_address_of_a_heap_profile_has_a_name_in_symbol() {
         })
     });
     let address = location.unwrap().address;
-    let text = program.ask("POST /debug/pprof/symbol", &format!("{address:#x}+0x10")).text();
+    let text = program.send("POST /debug/pprof/symbol", &format!("{address:#x}+0x10")).text();
     assert!(text.contains(&format!("{address:#x} ")) && text.contains("work::keep_blocks\n"), "{text}");
 }
 
 #[test]
 fn a_body_with_too_many_addresses_is_refused() {
     let program = Program::start(&[]);
-    assert_eq!(program.ask("POST /debug/pprof/symbol", &"0x1+".repeat(100_000)).status, 413);
+    assert_eq!(program.send("POST /debug/pprof/symbol", &"0x1+".repeat(100_000)).status, 413);
 }

@@ -1,4 +1,4 @@
-# The guest as a part of the cluster (`vm`), and the access to it.
+# Defines the guest as a part of the cluster (`vm`), and runs scripts in it.
 # shellcheck shell=bash
 
 vm_number=100

@@ -1,25 +1,26 @@
-# The guest's disk: Debian of the host's release, with systemd, the cluster's kubelet and containerd, and what is below
-# guest/. Kept between runs, in a folder named by the hash of all that it is made from.
+# Builds the guest's disk: Debian of the host's release, with systemd, the cluster's kubelet and containerd, and the files below
+# guest/. The disk stays between runs, in a folder whose name is the hash of everything that it is built from.
 # shellcheck shell=bash
 
 vm_tools=$(dirname "$tools")/vm
-# Of the host's release, because the program under test is linked with the host's libc.
+# The guest has the host's release, because the program under test is linked with the host's libc.
 guest_release=$release
 [ "$guest_release" = trixie ] || guest_release=bookworm
 guest_packages=systemd,systemd-sysv,dbus,udev,linux-image-cloud-amd64,iproute2,kmod,procps,runc,containernetworking-plugins,curl
-# Debian alone is 0.5 GB, the programs 0.2; the rest is for pods and their logs, and takes no room while nobody writes there.
+# Debian takes 0.5 GB and the programs 0.2 GB. The rest is for pods and their logs; the file is sparse, so unused space takes no
+# room on the host.
 guest_disk=4G
 
 need_vm_programs() {
   local pair missing=()
-  [ "$(uname -m)" = x86_64 ] || fail "the guest is an x86-64 machine, and so must the host be"
+  [ "$(uname -m)" = x86_64 ] || fail "the guest is an x86-64 machine, so the host must be one too"
   for pair in qemu-system-x86_64=qemu-system-x86 mmdebstrap=mmdebstrap mke2fs=e2fsprogs; do
     command -v "${pair%=*}" >/dev/null || missing+=("${pair#*=}")
   done
   [ "${#missing[@]}" -eq 0 ] || fail "missing on this machine: tests/run programs, or apt-get install --no-install-recommends ${missing[*]}"
 }
 
-# The folder of the disk that this recipe makes.
+# The folder of the disk. Its name has the hash of the inputs, so that a change builds another disk.
 image_folder() {
   local recipe
   recipe=$({
@@ -31,25 +32,25 @@ image_folder() {
   printf '%s/%s' "$vm_tools" "$recipe"
 }
 
-# Makes disk, kernel and initrd unless they are there. The cluster's programs must be there (tests/cluster/up --build).
+# Builds disk, kernel and initrd unless they exist. Needs the cluster's programs (tests/cluster/up --build).
 build_image() {
   local folder work began=$SECONDS
   folder=$(image_folder)
   [ -e "$folder/built" ] && return 0
   mkdir -p "$vm_tools"
   exec 8>>"$vm_tools/lock"
-  flock -n 8 || { say "somebody else is building; waiting"; flock 8; }
+  flock -n 8 || { say "another build is running; waiting"; flock 8; }
   if [ ! -e "$folder/built" ]; then
-    # Other recipes' disks would only pile up.
+    # Removes the disks of earlier inputs, which no run uses any more.
     find "$vm_tools" -mindepth 1 -maxdepth 1 -type d -exec rm -rf {} +
     say "building the guest's disk ($guest_release) into $folder"
     work=$folder/root
     mkdir -p "$work"
-    # An initrd with four modules instead of all is read in a second.
+    # With four modules instead of all, the guest reads its initrd in a second.
     mmdebstrap --quiet --variant=minbase --include="$guest_packages" --dpkgopt='path-exclude=/usr/share/{doc,man,locale}/*' \
       --essential-hook='mkdir -p "$1/etc/initramfs-tools/conf.d" "$1/usr/share/initramfs-tools/modules.d" && echo MODULES=list >"$1/etc/initramfs-tools/conf.d/vm" && printf "virtio_pci\nvirtio_blk\nvirtio_net\next4\n" >"$1/usr/share/initramfs-tools/modules.d/vm"' \
       "$guest_release" "$folder/root.tar" >"$folder/log" 2>&1 8>&- 9>&- && tar -xf "$folder/root.tar" -C "$work" ||
-      { tail -n 20 "$folder/log" >&2; fail "Debian could not be put together; all of it: $folder/log"; }
+      { tail -n 20 "$folder/log" >&2; fail "Debian could not be unpacked; the whole log: $folder/log"; }
     say "    Debian: $((SECONDS - began)) s"
     fill_root "$work" || fail "the guest's root could not be filled"
     truncate -s "$guest_disk" "$folder/disk.img"
@@ -71,14 +72,14 @@ fill_root() {
   cp "$tools"/image/{pause,busybox}.tar "$root/usr/local/share/images/" || return 1
   cp -r "$vm_folder/guest/." "$root/" || return 1
   echo vm >"$root/etc/hostname"
-  # With one of its own the first boot is no "first boot", in which systemd would look at every unit's presets.
+  # A fixed id: without one, systemd would treat the boot as the first one and apply the presets of all units.
   echo 5eed0000000040008000000000000001 >"$root/etc/machine-id"
   printf '127.0.0.1 localhost\n10.95.0.100 vm\n' >"$root/etc/hosts"
   printf 'overlay\nbr_netfilter\n' >"$root/etc/modules-load.d/node.conf"
   for unit in payload containerd images kubelet; do enable "$unit.service"; done
   enable shell.socket
   ln -sf /lib/systemd/system/systemd-networkd.service "$root/etc/systemd/system/multi-user.target.wants/"
-  # Nobody looks at a login, and none of these is due within an hour.
+  # Disables the login prompt and the timers, which the tests do not need.
   ln -sf /dev/null "$root/etc/systemd/system/getty.target"
   for unit in apt-daily apt-daily-upgrade dpkg-db-backup e2scrub_all fstrim; do ln -sf /dev/null "$root/etc/systemd/system/$unit.timer"; done
   ln -sf /dev/null "$root/etc/systemd/system/e2scrub_reap.service"

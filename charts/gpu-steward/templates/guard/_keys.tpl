@@ -1,6 +1,5 @@
 {{/*
-The system-owned keys: what the scheduler and the agents trust when they read it back. Whoever may write one of these may
-take any GPU. Keys of users (nvidia.com/use-gputype, hami.io/enable-realtime-check, ...) and of operators
+The system-owned keys, which the scheduler and the agents trust. An account that may write one of them can take any GPU. Keys of users (nvidia.com/use-gputype, hami.io/enable-realtime-check, ...) and of operators
 (hami.io/device-cordon) are not among them.
 */}}
 {{- define "steward.podKeys" -}}
@@ -19,8 +18,8 @@ take any GPU. Keys of users (nvidia.com/use-gputype, hami.io/enable-realtime-che
 {{- end }}
 
 {{/*
-What an agent writes itself, and nothing else: the policies in guard/agent.yaml hold it to these. Its labels on its Node are
-those of GPU feature discovery. gpu-steward.io/guard-check-keys is never written: see guard/keys.yaml.
+The keys that an agent writes. The policies in guard/agent.yaml allow it no other key. The labels on its Node are those of GPU
+feature discovery. No agent writes gpu-steward.io/guard-check-keys: see guard/keys.yaml.
 */}}
 {{- define "steward.agentPodKeys" -}}
 ['hami.io/vgpu-node', 'hami.io/vgpu-devices-to-allocate', 'hami.io/vgpu-devices-allocated', 'hami.io/bind-phase',

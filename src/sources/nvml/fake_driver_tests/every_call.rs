@@ -2,7 +2,7 @@
 //! measured.
 
 use super::{CallFault, Code, FakeGpu, Harness, Scenario, Seen, error, fake_gpus, of};
-use lab::scenario::{FakeLink, MigSlot, Way, process};
+use lab::scenario::{FakeLink, LinkPath, MigSlot, process};
 use model::gpu::{GpmSample, Gpu, GpuLink, GpuSample, MigSample};
 use model::process::GpuProcesses;
 use model::upkeep::LinkError;
@@ -220,7 +220,7 @@ const DIVIDED: [Case; 8] = [
 ];
 
 fn whole(place: u32) -> FakeGpu {
-    let tie = FakeLink { peer: (place + 1) % 16, path: Way::Pix, nvlinks: DIRECT };
+    let tie = FakeLink { peer: (place + 1) % 16, path: LinkPath::Pix, nvlinks: DIRECT };
     FakeGpu { processes: vec![process(4711, 1 << 30, 40.0)], links: vec![tie], ..fake_gpus("H100", 1) }
 }
 

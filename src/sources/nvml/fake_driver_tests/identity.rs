@@ -1,7 +1,7 @@
 //! Tests of the identities of GPUs and MIG instances, and of GPUs that come, go or are lost.
 
 use super::{FakeGpu, Harness, Scenario, Which, XidEvent, fake_gpus, of, put};
-use lab::scenario::{FakeLink, FakeProcess, List, MigSlot, Value, Way};
+use lab::scenario::{FakeLink, FakeProcess, LinkPath, List, MigSlot, Value};
 use model::Absence;
 use model::gpu::{ComputeCapability, GpuPath, RecoveryAction};
 use model::observation::GpuSourceState;
@@ -9,7 +9,7 @@ use model::unit::{Bytes, Ratio, Watts};
 
 #[test]
 fn a_gpu_is_reported_with_its_whole_identity() {
-    let tie = FakeLink { peer: 1, path: Way::Pix, nvlinks: 4 };
+    let tie = FakeLink { peer: 1, path: LinkPath::Pix, nvlinks: 4 };
     let first = FakeGpu { links: vec![tie], pci_bus_id: Some("00000000:65:00.0".into()), ..fake_gpus("H100", 1) };
     let mut harness = Harness::prepare(of(vec![first, fake_gpus("A100", 1)]));
     put(&harness.path("sys/bus/pci/devices/0000:65:00.0/numa_node"), "1\n");

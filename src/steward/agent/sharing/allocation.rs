@@ -44,12 +44,12 @@ impl Sharing {
         }
     }
 
-    /// Answers a call with everything that its container gets. A checkpoint that was read since the call came says
-    /// which container that must be; it is read in the background, so starts are answered meanwhile. Returns when
-    /// something was given.
+    /// Answers a call with everything that its container gets. A checkpoint that was read since the call came shows
+    /// which container that must be; it is read in the background, so starts are answered meanwhile. Returns the time
+    /// at which the call was answered with devices.
     async fn allocate_early(&mut self, mut call: WaitingAllocate, stage: AllocateStage) -> Option<Instant> {
         // A container may hold something although it is missing in a checkpoint that can only be read in part.
-        let certain = match self.tickets.prefetcher().checkpoint_after(call.after, || self.holders.reader()) {
+        let checkpoint = match self.tickets.prefetcher().checkpoint_after(call.after, || self.holders.reader()) {
             None if stage < AllocateStage::Over => {
                 self.calls.allocate_waits(call);
                 return None;
@@ -57,9 +57,9 @@ impl Sharing {
             read => read.flatten(),
         };
         let mut given = None;
-        match self.allocator.allocate(&call.ids, certain.as_deref(), stage == AllocateStage::UnknownPods) {
-            Some(meant) => {
-                self.give(call, meant).await;
+        match self.allocator.allocate(&call.ids, checkpoint.as_deref(), stage == AllocateStage::UnknownPods) {
+            Some(matched) => {
+                self.answer_early(call, matched).await;
                 given = Some(Instant::now());
             }
             None if stage < AllocateStage::Over => {
@@ -67,7 +67,7 @@ impl Sharing {
                 self.calls.allocate_waits(call);
             }
             None => {
-                let why = nobody(&call.ids);
+                let why = no_pod_waits(&call.ids);
                 tracing::warn!("{why}");
                 let _ = call.reply.send(Err(CallRefused(why)));
             }
@@ -76,8 +76,8 @@ impl Sharing {
         given
     }
 
-    /// Answers with a ticket and nothing that could be wrong. For calls that came before late binding was known to be
-    /// the mode.
+    /// Answers with a ticket only, which is right for any container. For calls that came before the mode was known to
+    /// be late binding.
     async fn give_ticket(&mut self, ids: &[Arc<str>]) -> Result<AllocateAnswer, CallRefused> {
         let ticket = new_ticket()?;
         let issued = self.has_given(&ticket, ids);
@@ -88,7 +88,7 @@ impl Sharing {
         Ok(AllocateAnswer::of_ticket(&ticket))
     }
 
-    /// The kubelet has got this ticket, which is in the journal, or gets it now.
+    /// Registers a ticket that the kubelet has got, so that it is in the journal, or gets now.
     pub(super) fn has_given(&mut self, ticket: &Ticket, ids: &[Arc<str>]) -> IssuedTicket {
         tracing::debug!(?ids, %ticket, "kubelet allocates");
         self.tickets.give(&mut self.allocator, ticket, ids, None)
@@ -103,7 +103,7 @@ impl Sharing {
             match issued_ticket::decode(record.as_bytes()) {
                 Ok(issued) if self.allocator.issued(&issued.ticket).is_some() => {}
                 Ok(issued) => {
-                    tracing::info!(ticket = %issued.ticket, "what was given with this ticket is known from the kubelet's checkpoint only");
+                    tracing::info!(ticket = %issued.ticket, "this ticket is in the kubelet's checkpoint only, and is taken over from there");
                     self.allocator.recall_tickets(vec![issued.clone()]);
                     self.tickets.note(issued);
                 }
@@ -112,45 +112,46 @@ impl Sharing {
         }
     }
 
-    /// Gives a container everything at once. After a restart the agent must know what it gave, so the kubelet gets the
+    /// Answers with everything that a container gets. After a restart the agent must know what it gave, so the kubelet gets the
     /// answer only when the ticket is on disk.
-    async fn give(&mut self, call: WaitingAllocate, meant: MatchedRequest) {
+    async fn answer_early(&mut self, call: WaitingAllocate, matched: MatchedRequest) {
         let ticket = match new_ticket() {
             Ok(ticket) => ticket,
             Err(why) => return drop(call.reply.send(Err(why))),
         };
         let WaitingAllocate { ids, reply, .. } = call;
         let bound = BoundContainer {
-            holder: meant.holder.clone(),
-            pod: meant.pod.clone(),
+            holder: matched.holder.clone(),
+            pod: matched.pod.clone(),
             ticket: ticket.clone(),
-            device_shares: meant.device_shares.clone(),
+            device_shares: matched.device_shares.clone(),
             differs: false,
             early: true,
         };
         let limits = container_limits::of(&bound, &self.allocator);
         let mut fields = self.files.answer(&ticket, &limits);
-        let devices: Vec<&str> = meant.device_shares.iter().map(|device_share| device_share.device.as_str()).collect();
-        tracing::info!(pod = %meant.pod, container = &*meant.holder.container, ?devices, ?ids, %ticket, "kubelet allocates");
-        let issued = self.tickets.give(&mut self.allocator, &ticket, &ids, Some(meant.clone()));
+        let devices: Vec<&str> =
+            matched.device_shares.iter().map(|device_share| device_share.device.as_str()).collect();
+        tracing::info!(pod = %matched.pod, container = &*matched.holder.container, ?devices, ?ids, %ticket, "kubelet allocates");
+        let issued = self.tickets.give(&mut self.allocator, &ticket, &ids, Some(matched.clone()));
         if let Ok(record) = issued_ticket::encode(&issued) {
             fields.push(ContainerField::Annotation(wire::ticket::RECORD.into(), record));
         }
         let kept = self.tickets.keep_first(issued).await;
-        let told = self.files.results();
+        let results = self.files.results();
         tokio::spawn(async move {
             let Err(why) = kept.await else {
                 effects::failpoint!("allocate-early-kept");
                 let _ = reply.send(Ok(AllocateAnswer { cdi: Vec::new(), fields }));
                 return;
             };
-            let (pod, container) = (meant.pod, meant.holder.container);
+            let (pod, container) = (matched.pod, matched.holder.container);
             let why = event_notes::not_delivered(&container, &why, RetryPolicy::NoMore);
             tracing::error!(%pod, container = &*container, "{why}");
             let _ = reply.send(Err(CallRefused(format!("{pod}: {why}"))));
             // The receiver is gone only when the program ends.
-            let (uid, result) = (meant.holder.pod, Err(why));
-            let _ = told.send(DeliveryResult { uid, pod, container, result, void: Some(ticket) }).await;
+            let (uid, result) = (matched.holder.pod, Err(why));
+            let _ = results.send(DeliveryResult { uid, pod, container, result, void: Some(ticket) }).await;
         });
     }
 
@@ -160,11 +161,11 @@ impl Sharing {
         self.counts.moved(changes.exchanged, changes.reassigned);
         for (gpu_pod, claim) in &changes.claims {
             let devices: Vec<&str> = claim.iter().flatten().map(|device_share| device_share.device.as_str()).collect();
-            tracing::info!(pod = %gpu_pod.pod, ?devices, "a claim has moved: it is written anew");
+            tracing::info!(pod = %gpu_pod.pod, ?devices, "a claim has moved to other devices: its pod's annotation is written again");
             self.status.moved(gpu_pod, claim);
         }
         for (gpu_pod, share) in &changes.shares {
-            tracing::info!(pod = %gpu_pod.pod, "what this pod was given is not written on it yet: it is written now");
+            tracing::info!(pod = %gpu_pod.pod, "the claim of this pod is not written on it yet: it is written now");
             self.status.shared(gpu_pod, share);
         }
         changes.tickets.into_iter().for_each(|issued| self.tickets.note(issued));
@@ -172,7 +173,7 @@ impl Sharing {
     }
 
     /// Applies the binding mode when it has been found or has changed.
-    pub(super) fn look_at_way(&mut self) {
+    pub(super) fn apply_binding_mode(&mut self) {
         let (mode, lost) = self.binding.take_mode();
         let late = mode == Some(BindingMode::Late);
         let gave_tickets = self.calls.answer_with_tickets(late.then(|| self.tickets.journal()));
@@ -181,14 +182,14 @@ impl Sharing {
         }
         self.allocator.set_early_binding(mode == Some(BindingMode::Early));
         self.allocator.set_tickets_lost(lost);
-        if self.look_at_isolation() {
-            self.tell_list();
+        if self.update_isolation() {
+            self.publish_list();
         }
-        self.look_at_all_by_ticket();
+        self.check_all_by_ticket();
     }
 }
 
-fn nobody(ids: &[Arc<str>]) -> String {
+fn no_pod_waits(ids: &[Arc<str>]) -> String {
     format!(
         "after {} s no pod is known on this node that waits for {} GPUs: check that the API server is reachable from \
          here, and that a scheduler has written the pod's claim, if the pod needs one",

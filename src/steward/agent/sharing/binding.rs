@@ -1,8 +1,8 @@
-//! The binding mode as it stands, and what containers show of it: with late binding, the first containers are checked
-//! for what their tickets stand for.
+//! Holds the current binding mode. With late binding, checks whether the first containers got the devices of their
+//! tickets.
 
 use super::binding_mode::{self, BindingModeResult};
-use super::cdi_check::{self, Arrivals, Arrived};
+use super::cdi_check::{self, CdiCheckResult, CdiChecks};
 use decide::allocator::BindingMode;
 use model::id::{ContainerKey, PodRef, PodUid};
 use model::pod::PodList;
@@ -19,11 +19,11 @@ pub(super) struct NodeBinding {
     /// The binding mode, once it is known.
     mode: watch::Receiver<Option<BindingModeResult>>,
     /// Changes the binding mode.
-    say: watch::Sender<Option<BindingModeResult>>,
+    sender: watch::Sender<Option<BindingModeResult>>,
     /// Results of the tasks that check whether containers got their devices with late binding.
-    arrived: (mpsc::Sender<Arrived>, mpsc::Receiver<Arrived>),
+    results: (mpsc::Sender<CdiCheckResult>, mpsc::Receiver<CdiCheckResult>),
     /// The containers that were checked, and those that are being checked.
-    arrivals: Arrivals,
+    checks: CdiChecks,
     seen: CheckSources,
     state_dir: PathBuf,
     /// Whether GPUs are shared even where nothing keeps a pod from the GPUs of others.
@@ -47,20 +47,20 @@ pub(super) enum BindingEvent {
     /// The mode has been found or has changed.
     Mode,
     /// A check has ended.
-    Arrived(Arrived),
+    Checked(CdiCheckResult),
 }
 
 impl NodeBinding {
     /// The mode is not known yet.
     pub(super) fn new(seen: CheckSources, state_dir: &Path, allow_unisolated: bool) -> NodeBinding {
-        let (say, mode) = watch::channel(None);
-        let (state_dir, arrived) = (state_dir.to_owned(), mpsc::channel(1));
-        NodeBinding { mode, say, arrived, arrivals: Arrivals::default(), seen, state_dir, allow_unisolated }
+        let (sender, mode) = watch::channel(None);
+        let (state_dir, results) = (state_dir.to_owned(), mpsc::channel(1));
+        NodeBinding { mode, sender, results, checks: CdiChecks::default(), seen, state_dir, allow_unisolated }
     }
 
-    /// Where the mode is told as soon as it is found.
+    /// Receives the mode as soon as it is found.
     pub(super) fn sender(&self) -> watch::Sender<Option<BindingModeResult>> {
-        self.say.clone()
+        self.sender.clone()
     }
 
     /// The mode as it changes.
@@ -84,7 +84,7 @@ impl NodeBinding {
     pub(super) async fn next(&mut self) -> Option<BindingEvent> {
         tokio::select! {
             changed = self.mode.changed() => changed.ok().map(|()| BindingEvent::Mode),
-            arrived = self.arrived.1.recv() => arrived.map(BindingEvent::Arrived),
+            results = self.results.1.recv() => results.map(BindingEvent::Checked),
         }
     }
 
@@ -111,41 +111,41 @@ impl NodeBinding {
 
     /// Tickets are issued from now on, and were not before: what was seen before no longer counts.
     pub(super) fn tickets_begin(&mut self) {
-        self.arrivals.begin();
+        self.checks.begin();
     }
 
     /// Forgets pods that are gone.
     pub(super) fn forget(&mut self, here: &BTreeSet<&PodUid>) {
-        self.arrivals.forget(here);
+        self.checks.forget(here);
     }
 
     /// Starts a check of this container, if it is one of the first.
     pub(super) fn check_first(&mut self, key: &ContainerKey, pod: &PodRef) {
-        if self.arrivals.looks_at_first(key) {
+        if self.checks.is_due_first(key) {
             self.check((key.clone(), pod.clone()));
         }
     }
 
-    /// Starts a check of this container, unless it is known what it has.
+    /// Starts a check of this container, unless its result is known.
     pub(super) fn check_any(&mut self, about: (ContainerKey, PodRef)) {
-        if self.arrivals.looks_at(&about.0) {
+        if self.checks.is_due(&about.0) {
             self.check(about);
         }
     }
 
     fn check(&self, about: (ContainerKey, PodRef)) {
         let CheckSources { roots, view, pods } = self.seen.clone();
-        tokio::spawn(cdi_check::watch(about, roots, (view, pods), self.arrived.0.clone()));
+        tokio::spawn(cdi_check::watch(about, roots, (view, pods), self.results.0.clone()));
     }
 
     /// A check has ended.
-    pub(super) fn has_checked(&mut self, Arrived { key, has, .. }: &Arrived) {
-        self.arrivals.ended(key, has.is_some());
+    pub(super) fn has_checked(&mut self, CdiCheckResult { key, has, .. }: &CdiCheckResult) {
+        self.checks.ended(key, has.is_some());
     }
 
     /// A container was seen with its devices. Returns whether it is the first.
     pub(super) fn has_devices(&mut self) -> bool {
-        self.arrivals.has()
+        self.checks.has()
     }
 
     /// CDI works here: removes the note of an earlier start that it does not.
@@ -153,27 +153,27 @@ impl NodeBinding {
         binding_mode::proved(&self.state_dir);
     }
 
-    /// A container has what its CDI device stands for, after others seemed to show that the runtime ignores CDI
-    /// devices. Changes back to late binding where that is possible, and returns whether it did.
-    pub(super) fn take_back(&self) -> bool {
+    /// A container has the devices of its CDI device, after other containers seemed to show that the runtime ignores
+    /// CDI devices. Changes back to late binding where that is possible, and returns whether it did.
+    pub(super) fn return_to_late(&self) -> bool {
         let found = self.mode.borrow().as_ref().and_then(|found| found.taken_back(&self.state_dir));
-        let goes_back = found.is_some();
-        if goes_back {
-            self.say.send_replace(found);
+        let returns = found.is_some();
+        if returns {
+            self.sender.send_replace(found);
         }
-        goes_back
+        returns
     }
 
-    /// A container of this pod was seen without its devices. Returns the mode to give up: the agent found it, and blames
-    /// the runtime, which did not promise that its CDI is on.
+    /// A container of this pod was seen without its devices. Returns the mode to give up: the agent chose late
+    /// binding itself, enough containers lack their devices, and the runtime has not reported that its CDI is on.
     pub(super) fn lacks(&mut self, pod: &PodRef) -> Option<BindingModeResult> {
         let found = self.mode.borrow().clone().filter(|found| found.auto && found.binding == BindingMode::Late);
-        let speaks_for_all = self.arrivals.lacks(pod);
-        found.filter(|found| speaks_for_all && !found.announced)
+        let enough = self.checks.lacks(pod);
+        found.filter(|found| enough && !found.announced)
     }
 
     /// The runtime ignored the CDI edits: changes to early binding.
     pub(super) fn disprove(&self, found: &BindingModeResult) {
-        self.say.send_replace(Some(found.disproved(&self.state_dir)));
+        self.sender.send_replace(Some(found.disproved(&self.state_dir)));
     }
 }

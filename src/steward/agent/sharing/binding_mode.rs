@@ -1,5 +1,5 @@
 //! Finds the binding mode of this node: from `--binding`, or from the versions of the kubelet and the container
-//! runtime, from what the runtime says about its CDI, and from what containers really got.
+//! runtime, from the runtime's report about its CDI, and from the devices that containers really got.
 
 use apiserver::ApiConnection;
 use apiserver::versions::{self, VersionsUnknown};
@@ -19,7 +19,7 @@ use wire::versions::NodeVersions;
 /// How long the first answer is waited for. The kubelet waits in `Allocate` meanwhile, so after this long the agent
 /// takes what the last start found.
 const AT_ONCE: Duration = Duration::from_secs(3);
-/// Pause between two later questions.
+/// Pause between two later requests.
 const AGAIN: Duration = Duration::from_secs(10);
 /// The same pause while the agent does not register because the mode is unknown: the kubelet's first pods come a second
 /// or two after it has made its Node.
@@ -38,15 +38,15 @@ pub(crate) struct BindingModeResult {
     pub auto: bool,
     /// Whether it is known that the runtime ignores tickets, so that no container gets the devices of its ticket.
     pub lost: bool,
-    /// Whether the runtime says that its CDI is on: then a container without its devices does not speak for all.
+    /// Whether the runtime reports that its CDI is on. Then a container without its devices does not change the mode.
     pub announced: bool,
     /// Whether only containers have shown that the runtime ignores CDI devices: then a container can show the contrary.
     disproved: bool,
     runtime: String,
 }
 
-/// The runtime that answered, and whether it says that its CDI is on.
-type OwnWord = (String, bool);
+/// The runtime that answered, and whether it reports that its CDI is on.
+type RuntimeReport = (String, bool);
 
 /// Finds the binding mode.
 #[derive(Debug)]
@@ -56,8 +56,8 @@ pub(crate) struct BindingModeFinder {
     node: NodeName,
     cri_socket: CriSocket,
     state_dir: PathBuf,
-    /// Tells why the agent does not register yet.
-    standing: watch::Sender<RegistrationState>,
+    /// Reports why the agent does not register yet.
+    registration: watch::Sender<RegistrationState>,
 }
 
 impl BindingModeFinder {
@@ -66,18 +66,17 @@ impl BindingModeFinder {
         (connection, node): (ApiConnection, NodeName),
         cri_socket: CriSocket,
         state: &Path,
-        standing: watch::Sender<RegistrationState>,
+        registration: watch::Sender<RegistrationState>,
     ) -> BindingModeFinder {
-        BindingModeFinder { setting, connection, node, cri_socket, state_dir: state.to_owned(), standing }
+        BindingModeFinder { setting, connection, node, cri_socket, state_dir: state.to_owned(), registration }
     }
 
-    /// Sends the mode as soon as it is known, again when a guess has become certain, and when the runtime says
-    /// something else.
-    pub(crate) async fn run(self, say: watch::Sender<Option<BindingModeResult>>) {
+    /// Sends the mode as soon as it is known, again when a guess has become certain, and when the
+    /// runtime reports something else.
+    pub(crate) async fn run(self, sender: watch::Sender<Option<BindingModeResult>>) {
         if let Some(binding) = self.setting {
-            tracing::info!(?binding, "containers get their devices as --binding says");
-            let way = BindingModeResult::told(binding);
-            say.send_replace(Some(way));
+            tracing::info!(?binding, "--binding sets how containers get their devices");
+            sender.send_replace(Some(BindingModeResult::of_setting(binding)));
             return;
         }
         let request = || versions::of_own_node(&self.connection, &self.node);
@@ -85,7 +84,7 @@ impl BindingModeFinder {
             let none = || Err(VersionsUnknown::Unanswered("no answer at once".into()));
             timeout(AT_ONCE, request()).await.unwrap_or_else(|_| none())
         };
-        let (mut answer, mut word) = tokio::join!(at_once, self.word());
+        let (mut answer, mut report) = tokio::join!(at_once, self.report());
         let mut guess = None;
         let mut silent = None;
         let versions = loop {
@@ -99,77 +98,77 @@ impl BindingModeFinder {
             };
             silent = since;
             let tried = since.is_some_and(|since| since.elapsed() >= SILENT_FOR);
-            self.guess(&mut guess, &word, (&why.to_string(), tried), &say);
-            sleep(if say.borrow().is_some() { AGAIN } else { SOON }).await;
-            (answer, word) = tokio::join!(request(), self.word());
+            self.guess(&mut guess, &report, (&why.to_string(), tried), &sender);
+            sleep(if sender.borrow().is_some() { AGAIN } else { SOON }).await;
+            (answer, report) = tokio::join!(request(), self.report());
         };
-        let word_now = |word: &Result<Option<OwnWord>, String>| word.clone().ok().flatten();
-        let mut word = word_now(&word);
-        let now = say.borrow().clone();
-        say.send_replace(Some(once_versions_are_known(&self.state_dir, (now, guess), &versions, word.as_ref())));
-        // A runtime that restarts may say something else.
+        let known = |report: &Result<Option<RuntimeReport>, String>| report.clone().ok().flatten();
+        let mut report = known(&report);
+        let now = sender.borrow().clone();
+        sender.send_replace(Some(once_versions_are_known(&self.state_dir, (now, guess), &versions, report.as_ref())));
+        // A runtime that restarts may report something else.
         loop {
             sleep(FOLLOW).await;
-            let now = word_now(&self.word().await);
-            if now.is_some() && now != word {
-                word = now;
-                say.send_replace(Some(by_versions(&self.state_dir, &versions, word.as_ref())));
+            let now = known(&self.report().await);
+            if now.is_some() && now != report {
+                report = now;
+                sender.send_replace(Some(by_versions(&self.state_dir, &versions, report.as_ref())));
             }
         }
     }
 
-    /// What the runtime says about its CDI; `None` if it does not say.
+    /// The runtime's report about its CDI; `None` if it has none.
     ///
     /// # Errors
     /// Where the runtime was looked for, and what went wrong.
-    async fn word(&self) -> Result<Option<OwnWord>, String> {
-        let asked = timeout(AT_ONCE, sources::names::runtime_cdi(self.cri_socket.clone())).await;
-        let told = asked.unwrap_or_else(|_| Err("no answer at once".into()));
+    async fn report(&self) -> Result<Option<RuntimeReport>, String> {
+        let response = timeout(AT_ONCE, sources::names::runtime_cdi(self.cri_socket.clone())).await;
+        let response = response.unwrap_or_else(|_| Err("no answer at once".into()));
         let (runtime, on) =
-            told.inspect_err(|why| tracing::debug!("the runtime does not say whether its CDI is on: {why}"))?;
+            response.inspect_err(|why| tracing::debug!("the runtime does not say whether its CDI is on: {why}"))?;
         Ok(on.map(|on| (runtime, on)))
     }
 
-    /// Sends the likely mode, if it is new and containers have not changed the last one. If no mode is likely, tells
-    /// why the agent does not register.
+    /// Sends the likely mode, if it is new and containers have not changed the last one. If no mode is likely,
+    /// reports why the agent does not register.
     fn guess(
         &self,
         before: &mut Option<BindingModeResult>,
-        word: &Result<Option<OwnWord>, String>,
+        report: &Result<Option<RuntimeReport>, String>,
         (why, tried): (&str, bool),
-        say: &watch::Sender<Option<BindingModeResult>>,
+        sender: &watch::Sender<Option<BindingModeResult>>,
     ) {
         let last = state_dir::cdi_support(&self.state_dir);
-        let own = word.as_ref().ok().and_then(Option::as_ref).map(borrowed);
+        let own = report.as_ref().ok().and_then(Option::as_ref).map(borrowed);
         let Some(choice) = guess(last.as_ref().map(|(found, runtime)| (*found, &**runtime)), own, tried) else {
-            return self.undecided(why, word);
+            return self.undecided(why, report);
         };
         let runtime = last.map(|(_, runtime)| runtime).unwrap_or_default();
         let because = choice.why.clone();
-        let way = Some(BindingModeResult::of(choice, runtime));
-        if *before == way || *say.borrow() != *before {
+        let result = Some(BindingModeResult::of(choice, runtime));
+        if *before == result || *sender.borrow() != *before {
             return;
         }
-        let binding = way.as_ref().map(|way| way.binding);
+        let binding = result.as_ref().map(|result| result.binding);
         tracing::warn!(?binding, because, "it is not known which runtime runs here: {why}");
-        say.send_replace(way.clone());
-        *before = way;
+        sender.send_replace(result.clone());
+        *before = result;
     }
 
-    /// Tells why the agent does not register. No container may come before the binding mode is known, because a
+    /// Reports why the agent does not register. No container may come before the binding mode is known, because a
     /// container with early binding could loosen its limits.
-    fn undecided(&self, why: &str, word: &Result<Option<OwnWord>, String>) {
-        let runtime = match word {
+    fn undecided(&self, why: &str, report: &Result<Option<RuntimeReport>, String>) {
+        let runtime = match report {
             Err(why) => format!("container runtime not found: {why}"),
             Ok(None) => "the container runtime does not say whether its CDI is on".to_owned(),
             Ok(Some((runtime, on))) => format!("{runtime} says that its CDI is {}", if *on { "on" } else { "off" }),
         };
         let text = format!("it is not known whether containers can get GPUs by CDI: {why}; {runtime}");
         let new = RegistrationState::Undecided(text.as_str().into());
-        let changed = self.standing.send_if_modified(|standing| {
-            let changes = *standing != new && *standing != RegistrationState::Follows;
+        let changed = self.registration.send_if_modified(|registration| {
+            let changes = *registration != new && *registration != RegistrationState::Follows;
             if changes {
-                *standing = new;
+                *registration = new;
             }
             changes
         });
@@ -185,29 +184,29 @@ fn once_versions_are_known(
     state: &Path,
     (now, guess): (Option<BindingModeResult>, Option<BindingModeResult>),
     versions: &NodeVersions,
-    word: Option<&OwnWord>,
+    report: Option<&RuntimeReport>,
 ) -> BindingModeResult {
     match now {
         Some(ref found) if found.disproved && now != guess => found.disproved_on(versions.runtime.clone(), state),
-        _ => by_versions(state, versions, word),
+        _ => by_versions(state, versions, report),
     }
 }
 
 fn by_versions(
     state: &Path,
     NodeVersions { kubelet, runtime }: &NodeVersions,
-    word: Option<&OwnWord>,
+    report: Option<&RuntimeReport>,
 ) -> BindingModeResult {
     let disproved =
         state_dir::cdi_support(state).is_some_and(|(found, seen)| found == CdiSupport::Disproved && seen == *runtime);
-    let choice = choose(kubelet, runtime, word.map(borrowed), disproved);
+    let choice = choose(kubelet, runtime, report.map(borrowed), disproved);
     remember(state, choice.found, runtime);
     tracing::info!(binding = ?choice.binding(), why = choice.why, "how containers get their devices");
     BindingModeResult::of(choice, runtime.clone())
 }
 
-fn borrowed((who, on): &OwnWord) -> RuntimeCdi<'_> {
-    (who, *on)
+fn borrowed((runtime, on): &RuntimeReport) -> RuntimeCdi<'_> {
+    (runtime, *on)
 }
 
 impl BindingModeResult {
@@ -223,7 +222,7 @@ impl BindingModeResult {
     }
 
     /// The mode that `--binding` sets.
-    fn told(binding: BindingMode) -> BindingModeResult {
+    fn of_setting(binding: BindingMode) -> BindingModeResult {
         BindingModeResult {
             binding,
             auto: false,
@@ -239,8 +238,8 @@ impl BindingModeResult {
         self.disproved_on(self.runtime.clone(), state)
     }
 
-    /// A container has what its ticket stands for, so other containers did not disprove CDI: devices are given late
-    /// again. `None` if containers had not disproved it: the runtime says that its CDI is off, or has none.
+    /// A container has the devices of its ticket, so other containers did not disprove CDI: devices are given late
+    /// again. `None` if containers had not disproved it: the runtime reports that its CDI is off, or has none.
     pub(super) fn taken_back(&self, state: &Path) -> Option<BindingModeResult> {
         self.disproved.then(|| {
             remember(state, CdiSupport::Late, &self.runtime);
@@ -261,7 +260,7 @@ impl BindingModeResult {
     }
 }
 
-/// A container has what its ticket stands for: removes the note of an earlier start that CDI was disproved.
+/// A container has the devices of its ticket: removes the note of an earlier start that CDI was disproved.
 pub(super) fn proved(state: &Path) {
     let file = BindingFile::new(state);
     let disproved = state_dir::cdi_support(state).is_some_and(|(found, _)| found == CdiSupport::Disproved);
@@ -282,7 +281,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_containers_disproved_is_taken_back_and_what_the_runtime_says_is_not() {
+    fn a_container_with_devices_brings_late_binding_back_unless_the_runtime_has_no_cdi() {
         let folder = tempfile::tempdir().unwrap();
         let runtime = "containerd://2.1.4";
         let by = |found, lost| {
@@ -293,18 +292,18 @@ mod tests {
         assert_eq!(disproved, by(CdiSupport::Disproved, true), "as after a restart");
         assert_eq!(disproved.taken_back(folder.path()), Some(by(CdiSupport::Late, false)));
         assert_eq!(state_dir::cdi_support(folder.path()), Some((CdiSupport::Late, runtime.into())));
-        for way in [
+        for result in [
             by(CdiSupport::Early, true),
             by(CdiSupport::Early, false),
             by(CdiSupport::Late, false),
-            BindingModeResult::told(BindingMode::Early),
+            BindingModeResult::of_setting(BindingMode::Early),
         ] {
-            assert_eq!(way.taken_back(folder.path()), None, "{way:?}");
+            assert_eq!(result.taken_back(folder.path()), None, "{result:?}");
         }
     }
 
     #[test]
-    fn what_containers_show_while_the_versions_are_not_known_is_what_holds_after() {
+    fn what_containers_show_before_the_versions_are_known_counts_more_than_the_versions() {
         let folder = tempfile::tempdir().unwrap();
         let runtime = "containerd://2.1.4";
         let versions = NodeVersions { kubelet: "v1.34.9".into(), runtime: runtime.into() };
@@ -329,7 +328,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_found_is_known_at_the_next_start_and_what_is_proved_is_not_disproved() {
+    fn the_next_start_knows_the_result_and_a_proof_removes_a_disproof() {
         let folder = tempfile::tempdir().unwrap();
         let found = || state_dir::cdi_support(folder.path()).map(|(found, _)| found);
         for (now, after_proof) in [(CdiSupport::Disproved, None), (CdiSupport::Late, Some(CdiSupport::Late))] {

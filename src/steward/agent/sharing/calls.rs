@@ -1,4 +1,4 @@
-//! The kubelet's calls: those that come, and those that wait for their answers.
+//! Receives the kubelet's calls from the gRPC task, and keeps the calls that wait for an answer.
 
 use decide::call_wait::{AllocateWait, StartWait};
 use effects::plugin::{AllocateAnswer, CallRefused, OneAtDisk, PluginCall, PluginCallReceiver, TicketJournal};
@@ -41,24 +41,24 @@ pub(super) struct WaitingStart {
 /// The queue of calls, and the calls that wait.
 #[derive(Debug)]
 pub(super) struct KubeletCalls {
-    asked: PluginCallReceiver,
+    queue: PluginCallReceiver,
     allocations: Vec<WaitingAllocate>,
     starts: Vec<WaitingStart>,
 }
 
 impl KubeletCalls {
     /// No call waits yet.
-    pub(super) fn new(asked: PluginCallReceiver) -> KubeletCalls {
-        KubeletCalls { asked, allocations: Vec::new(), starts: Vec::new() }
+    pub(super) fn new(queue: PluginCallReceiver) -> KubeletCalls {
+        KubeletCalls { queue, allocations: Vec::new(), starts: Vec::new() }
     }
 
     /// Waits for calls, and puts at most [`BATCH`] into `batch`. Returns how many came: none when there is no caller any
     /// more.
     pub(super) async fn receive(&mut self, batch: &mut Vec<PluginCall>) -> usize {
-        self.asked.calls.recv_many(batch, BATCH).await
+        self.queue.calls.recv_many(batch, BATCH).await
     }
 
-    /// Queues an `Allocate`; refuses it if there is no room.
+    /// Queues an `Allocate`; refuses it if too many wait.
     pub(super) fn allocate(
         &mut self,
         ids: Vec<Arc<str>>,
@@ -73,20 +73,20 @@ impl KubeletCalls {
         }
     }
 
-    /// Queues a start; refuses it if there is no room. Returns whether there was.
+    /// Queues a start; refuses it if too many wait. Returns whether it is queued.
     pub(super) fn start(
         &mut self,
         ids: Vec<Arc<str>>,
         reply: oneshot::Sender<Result<(), CallRefused>>,
         now: Monotonic,
     ) -> bool {
-        let room = self.starts.len() < MAX_STARTS;
-        if room {
+        let queued = self.starts.len() < MAX_STARTS;
+        if queued {
             self.starts.push(WaitingStart { ids, wait: StartWait::new(now), reply });
         } else {
             let _ = reply.send(Err(CallRefused(format!("{MAX_STARTS} starts wait already"))));
         }
-        room
+        queued
     }
 
     /// Whether a call of either kind waits.
@@ -119,14 +119,14 @@ impl KubeletCalls {
         self.starts.push(start);
     }
 
-    /// Orders the gRPC task to answer each `Allocate` with a ticket at once and to write that to this journal, or to
-    /// ask the owner. Returns whether tickets were given at once before.
+    /// Makes the gRPC task answer each `Allocate` with a ticket at once and write that to this journal, or pass the call
+    /// to the owner. Returns whether it answered with tickets before.
     pub(super) fn answer_with_tickets(&self, journal: Option<Arc<TicketJournal>>) -> bool {
-        self.asked.tickets.send_replace(journal).is_some()
+        self.queue.tickets.send_replace(journal).is_some()
     }
 
-    /// The turn at the disk, which the gRPC task and the owner share.
+    /// The lock that lets only one worker write to the disk; the gRPC task and the owner share it.
     pub(super) fn disk(&self) -> &OneAtDisk {
-        &self.asked.disk
+        &self.queue.disk
     }
 }

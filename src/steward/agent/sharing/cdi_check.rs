@@ -1,5 +1,5 @@
-//! Late binding relies on the runtime. This task checks whether the first containers that start really have what their
-//! tickets stand for.
+//! Checks whether the first containers that start really have the devices of their tickets. Late binding relies on the
+//! runtime, and a runtime may ignore CDI devices.
 
 use model::cgroup::CgroupIdentity;
 use model::id::{ContainerKey, PodRef, PodUid};
@@ -14,19 +14,19 @@ use tokio::task::spawn_blocking;
 use tokio::time::sleep;
 
 /// Pause between two looks at the container.
-const LOOK: Duration = Duration::from_secs(1);
+const PAUSE: Duration = Duration::from_secs(1);
 /// The most looks at a container, before the check ends without a result: its image may have to be pulled first.
-const LOOKS: u32 = 120;
+const MAX_LOOKS: u32 = 120;
 /// Looks at a running container that must find nothing before it counts as without its devices: for some milliseconds
 /// the first process of a container still sees the runtime's own mounts.
-const SURE: u32 = 3;
+const ENOUGH_LOOKS: u32 = 3;
 
 /// The start of the names of NVIDIA's own runtime classes: `nvidia`, `nvidia-cdi`, `nvidia-legacy`.
-const NVIDIAS: &str = "nvidia";
+const NVIDIA_CLASSES: &str = "nvidia";
 
 /// The result of a check.
 #[derive(Debug)]
-pub(crate) struct Arrived {
+pub(crate) struct CdiCheckResult {
     /// The container.
     pub key: ContainerKey,
     /// The pod's namespace and name.
@@ -37,53 +37,53 @@ pub(crate) struct Arrived {
 
 /// The containers that were checked, and those that are being checked.
 #[derive(Debug, Default)]
-pub(crate) struct Arrivals {
-    looking: BTreeSet<ContainerKey>,
+pub(crate) struct CdiChecks {
+    running: BTreeSet<ContainerKey>,
     known: BTreeSet<ContainerKey>,
-    /// Namespaces in which a container was seen without its devices; no more than [`ENOUGH`].
+    /// Namespaces in which a container was seen without its devices; no more than [`ENOUGH_NAMESPACES`].
     without: BTreeSet<Arc<str>>,
     /// Whether a container was seen with its devices, since tickets are issued.
     pub seen: bool,
 }
 
-/// Namespaces in which a container must be without its devices before the agent blames the runtime: what the owner of
-/// one namespace does within its containers must not decide for others.
-const ENOUGH: usize = 2;
+/// Namespaces in which a container must be without its devices before the agent concludes that the runtime ignores CDI:
+/// the owner of one namespace must not be able to change the mode for others.
+const ENOUGH_NAMESPACES: usize = 2;
 /// First containers that are checked at once: one may be slow to start, or wait for an init container that never ends.
 const AT_ONCE: usize = 8;
 /// The most containers that are checked at once: four of each of 110 pods, the kubelet's default. Others are checked
 /// later.
-const MAX_LOOKING: usize = 512;
+const MAX_CHECKS: usize = 512;
 
-impl Arrivals {
+impl CdiChecks {
     /// Whether this container must be checked as one of the first; it then counts as being checked.
-    pub(super) fn looks_at_first(&mut self, key: &ContainerKey) -> bool {
-        !self.seen && self.looking.len() < AT_ONCE && self.looks_at(key)
+    pub(super) fn is_due_first(&mut self, key: &ContainerKey) -> bool {
+        !self.seen && self.running.len() < AT_ONCE && self.is_due(key)
     }
 
     /// Whether this container must be checked because all are; it then counts as being checked.
-    pub(super) fn looks_at(&mut self, key: &ContainerKey) -> bool {
-        self.looking.len() < MAX_LOOKING && !self.known.contains(key) && self.looking.insert(key.clone())
+    pub(super) fn is_due(&mut self, key: &ContainerKey) -> bool {
+        self.running.len() < MAX_CHECKS && !self.known.contains(key) && self.running.insert(key.clone())
     }
 
     /// A check has ended; a container that could not be seen may be checked again.
     pub(super) fn ended(&mut self, key: &ContainerKey, known: bool) {
-        self.looking.remove(key);
+        self.running.remove(key);
         if known {
             self.known.insert(key.clone());
         }
     }
 
-    /// Records that a container of this pod was seen without its devices. Returns whether the agent now blames the
-    /// runtime: containers in [`ENOUGH`] namespaces were without devices, and no container was seen with them.
+    /// Records that a container of this pod was seen without its devices. Returns whether the runtime now
+    /// counts as one that ignores CDI: containers in [`ENOUGH_NAMESPACES`] namespaces were without devices, and no container was seen with them.
     pub(super) fn lacks(&mut self, pod: &PodRef) -> bool {
         if self.seen {
             return false;
         }
-        if self.without.len() < ENOUGH {
+        if self.without.len() < ENOUGH_NAMESPACES {
             self.without.insert(Arc::clone(&pod.namespace));
         }
-        self.without.len() >= ENOUGH
+        self.without.len() >= ENOUGH_NAMESPACES
     }
 
     /// A container was seen with its devices. Returns whether it is the first.
@@ -105,23 +105,23 @@ impl Arrivals {
     }
 }
 
-/// Checks one container until the result is known, or until `LOOKS` is reached.
+/// Checks one container until the result is known, or until `MAX_LOOKS` is reached.
 pub(super) async fn watch(
     (key, pod): (ContainerKey, PodRef),
     roots: HostRoots,
     (view, pods): (watch::Receiver<Arc<NodeView>>, watch::Receiver<Option<Arc<PodList>>>),
-    say: mpsc::Sender<Arrived>,
+    results: mpsc::Sender<CdiCheckResult>,
 ) {
     let mut without = 0;
     let mut has = None;
-    for _ in 0..LOOKS {
-        sleep(LOOK).await;
+    for _ in 0..MAX_LOOKS {
+        sleep(PAUSE).await;
         let seen = {
             let (view, pods) = (view.borrow(), pods.borrow());
-            pods.as_ref().and_then(|pods| running(&key, &view, pods))
+            pods.as_ref().and_then(|pods| running_cgroup(&key, &view, pods))
         };
-        let Some((cgroup, shows)) = seen else { continue };
-        if !shows {
+        let Some((cgroup, conclusive)) = seen else { continue };
+        if !conclusive {
             break;
         }
         let roots = roots.clone();
@@ -134,28 +134,28 @@ pub(super) async fn watch(
             Some(false) => without += 1,
             None => {}
         }
-        if without >= SURE {
+        if without >= ENOUGH_LOOKS {
             has = Some(false);
             break;
         }
     }
-    let _ = say.send(Arrived { key, pod, has }).await;
+    let _ = results.send(CdiCheckResult { key, pod, has }).await;
 }
 
 /// The cgroup of a running container, and whether a mount that is missing now was never there.
-fn running(key: &ContainerKey, view: &NodeView, pods: &PodList) -> Option<(Arc<CgroupIdentity>, bool)> {
+fn running_cgroup(key: &ContainerKey, view: &NodeView, pods: &PodList) -> Option<(Arc<CgroupIdentity>, bool)> {
     let pod = pods.pods.iter().find(|pod| *pod.cgroup_uid() == key.pod)?;
     let container = pod.containers.iter().find(|container| container.name == key.container)?;
     let id = container.id.as_ref().filter(|_| container.state == ContainerState::Running)?;
     let seen = view.pods.iter().find(|pod| pod.uid == key.pod)?;
     let seen = seen.containers.iter().find(|seen| seen.id == *id)?;
-    Some((Arc::clone(&seen.cgroup), shows(pod, container)))
+    Some((Arc::clone(&seen.cgroup), is_conclusive(pod, container)))
 }
 
-/// Whether the container's mounts show what the runtime of this node does with a CDI device. The mounts in a sandbox
+/// Whether the container's mounts show how the runtime of this node handles CDI devices. The mounts in a sandbox
 /// (Kata, gVisor) are not visible from the host, and a container that may mount may have removed or added one.
-fn shows(pod: &Pod, container: &PodContainer) -> bool {
-    !container.may_mount && pod.runtime_class.as_ref().is_none_or(|class| class.starts_with(NVIDIAS))
+fn is_conclusive(pod: &Pod, container: &PodContainer) -> bool {
+    !container.may_mount && pod.runtime_class.as_ref().is_none_or(|class| class.starts_with(NVIDIA_CLASSES))
 }
 
 #[cfg(test)]
@@ -164,45 +164,46 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn some_are_looked_at_until_one_was_seen_to_have_its_own_and_none_twice() {
+    fn the_first_containers_are_checked_once_each_until_one_was_seen_with_its_devices() {
         let key =
             |n: usize| ContainerKey { pod: PodUid::parse(&format!("{n:032x}")).unwrap(), container: "main".into() };
-        let mut arrivals = Arrivals::default();
-        assert!(arrivals.looks_at_first(&key(0)));
-        arrivals.ended(&key(0), true);
-        assert!(!arrivals.looks_at_first(&key(0)), "it is known");
-        assert_eq!((1..20).filter(|n| arrivals.looks_at_first(&key(*n))).count(), AT_ONCE);
-        arrivals.ended(&key(1), false);
-        assert!(!arrivals.looks_at_first(&key(2)), "somebody looks");
-        assert!(arrivals.looks_at_first(&key(1)) && !arrivals.looks_at_first(&key(19)), "it could not be seen");
-        assert!(arrivals.looks_at(&key(19)) && !arrivals.looks_at(&key(19)) && !arrivals.looks_at(&key(0)));
-        arrivals.seen = true;
-        (0..20).for_each(|n| arrivals.ended(&key(n), true));
-        assert!(!arrivals.looks_at_first(&key(20)));
-        arrivals.forget(&BTreeSet::from([&key(3).pod]));
-        assert!(arrivals.looks_at(&key(4)) && !arrivals.looks_at(&key(3)));
-        arrivals.begin();
-        assert!(arrivals.looks_at_first(&key(20)));
+        let mut checks = CdiChecks::default();
+        assert!(checks.is_due_first(&key(0)));
+        checks.ended(&key(0), true);
+        assert!(!checks.is_due_first(&key(0)), "it is known");
+        assert_eq!((1..20).filter(|n| checks.is_due_first(&key(*n))).count(), AT_ONCE);
+        checks.ended(&key(1), false);
+        assert!(!checks.is_due_first(&key(2)), "its check runs");
+        assert!(checks.is_due_first(&key(1)) && !checks.is_due_first(&key(19)), "it could not be seen");
+        assert!(checks.is_due(&key(19)) && !checks.is_due(&key(19)) && !checks.is_due(&key(0)));
+        checks.seen = true;
+        (0..20).for_each(|n| checks.ended(&key(n), true));
+        assert!(!checks.is_due_first(&key(20)));
+        checks.forget(&BTreeSet::from([&key(3).pod]));
+        assert!(checks.is_due(&key(4)) && !checks.is_due(&key(3)));
+        checks.begin();
+        assert!(checks.is_due_first(&key(20)));
     }
 
     #[test]
-    fn containers_without_their_own_speak_for_the_node_only_from_two_namespaces() {
+    fn the_runtime_counts_as_without_cdi_when_containers_of_two_namespaces_lack_their_devices() {
         let pod = |namespace: &str, name: &str| PodRef { namespace: namespace.into(), name: name.into() };
-        let mut arrivals = Arrivals::default();
+        let mut checks = CdiChecks::default();
+        assert!(!checks.lacks(&pod("a", "one")) && !checks.lacks(&pod("a", "two")) && !checks.lacks(&pod("a", "one")));
+        assert!(checks.lacks(&pod("b", "one")));
+        assert!(checks.lacks(&pod("a", "three")), "two namespaces are still without");
+        assert!(checks.has() && !checks.has());
         assert!(
-            !arrivals.lacks(&pod("a", "one")) && !arrivals.lacks(&pod("a", "two")) && !arrivals.lacks(&pod("a", "one"))
+            !checks.lacks(&pod("a", "one")) && !checks.lacks(&pod("b", "one")),
+            "a container was seen with its devices"
         );
-        assert!(arrivals.lacks(&pod("b", "one")));
-        assert!(arrivals.lacks(&pod("a", "three")), "it stays so");
-        assert!(arrivals.has() && !arrivals.has());
-        assert!(!arrivals.lacks(&pod("a", "one")) && !arrivals.lacks(&pod("b", "one")), "others have theirs");
-        arrivals.begin();
-        assert!(!arrivals.lacks(&pod("b", "one")));
-        assert!(arrivals.lacks(&pod("a", "one")));
+        checks.begin();
+        assert!(!checks.lacks(&pod("b", "one")));
+        assert!(checks.lacks(&pod("a", "one")));
     }
 
     #[test]
-    fn neither_a_sandbox_nor_a_container_that_may_mount_shows_what_the_runtime_does() {
+    fn the_mounts_of_a_sandbox_and_of_a_container_that_may_mount_are_not_conclusive() {
         let adds = |name: &str| json!({ "capabilities": { "drop": ["ALL"], "add": ["NET_RAW", name] } });
         for (class, context, expect) in [
             (None, json!(null), true),
@@ -224,7 +225,7 @@ mod tests {
                 },
             });
             let pod = wire::pod::decode(pod.to_string().as_bytes()).expect("a pod");
-            assert_eq!(shows(&pod, &pod.containers[0]), expect, "{class:?} {context}");
+            assert_eq!(is_conclusive(&pod, &pod.containers[0]), expect, "{class:?} {context}");
         }
     }
 }

@@ -44,11 +44,11 @@ fn load(settings: &Sharing, node: &NodeName) -> Result<(DeviceConfig, Vec<Config
     if let Some(factor) = settings.core_scaling {
         config.core_scaling = factor;
     }
-    named(&mut config.rules.names, &settings.resources)?;
+    override_names(&mut config.rules.names, &settings.resources)?;
     Ok((config, warnings))
 }
 
-fn named(names: &mut ResourceNames, own: &Resources) -> Result<(), String> {
+fn override_names(names: &mut ResourceNames, own: &Resources) -> Result<(), String> {
     for (name, own) in [
         (&mut names.count, &own.count),
         (&mut names.memory, &own.memory),
@@ -63,9 +63,9 @@ fn named(names: &mut ResourceNames, own: &Resources) -> Result<(), String> {
     names.distinct().map_err(|why| format!("{why}; see --resource-name and the names of the other resources"))
 }
 
-/// Warnings about keys that are understood and differ from their default, but that this plugin does not follow.
+/// Warnings about keys that the agent can parse and that differ from their default, but that it does not follow.
 fn not_followed(config: &DeviceConfig) -> Vec<ConfigWarning> {
-    const WEBHOOK: &str = "is for the admission webhook, and nothing that a device plugin does";
+    const WEBHOOK: &str = "is for the admission webhook; a device plugin does not use it";
     let usual = DeviceConfig::default();
     let rows = [
         (config.default_count != usual.default_count, "defaultGPUNum", WEBHOOK),
@@ -105,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_understood_and_not_done_is_said() {
+    fn a_key_that_the_agent_does_not_follow_gives_a_warning() {
         for (yaml, key) in [
             ("nvidia: {defaultGPUNum: 2}", "defaultGPUNum"),
             ("nvidia: {overwriteEnv: true}", "overwriteEnv"),
@@ -117,8 +117,8 @@ mod tests {
                 "enablegetpreferredallocation",
             ),
         ] {
-            let said = warned(yaml);
-            assert!(said.iter().any(|line| line.starts_with(&format!("{key}: "))), "{yaml}: {said:?}");
+            let warnings = warned(yaml);
+            assert!(warnings.iter().any(|line| line.starts_with(&format!("{key}: "))), "{yaml}: {warnings:?}");
         }
     }
 
@@ -132,17 +132,17 @@ mod tests {
             priority: Some("example.com/rank".into()),
         };
         let mut names = ResourceNames { cores: "example.com/of-file".into(), ..ResourceNames::default() };
-        named(&mut names, &own("example.com/mib", None)).unwrap();
+        override_names(&mut names, &own("example.com/mib", None)).unwrap();
         let ResourceNames { count, memory, memory_percentage, cores, priority } = &names;
         assert_eq!((&**count, &**memory), ("nvidia.com/gpu", "example.com/mib"));
         assert_eq!((&**memory_percentage, &**cores), ("example.com/share", "example.com/of-file"));
         assert_eq!(&**priority, "example.com/rank");
-        let why = named(&mut names, &own("example.com/one", Some("example.com/one"))).unwrap_err();
+        let why = override_names(&mut names, &own("example.com/one", Some("example.com/one"))).unwrap_err();
         assert!(why.contains("both memory and cores") && why.contains("--resource-name"), "{why}");
     }
 
     #[test]
-    fn a_file_that_says_what_is_done_anyway_is_silent() {
+    fn a_file_without_such_keys_gives_no_warning() {
         let yaml = "nvidia: {resourceCountName: nvidia.com/gpu, deviceSplitCount: 4, deviceMemoryScaling: 1.5, \
                     overwriteEnv: false, defaultGPUNum: 1, gpuCorePolicy: force, libCudaLogLevel: 3, defaultMemory: 0}";
         assert_eq!(warned(yaml), Vec::<String>::new());

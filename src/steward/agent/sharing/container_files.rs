@@ -1,5 +1,5 @@
-//! The files of containers on this node: what their starts need, what pods have written, and what is left when they are
-//! gone.
+//! The files of containers on this node: writes those that a start needs, counts those that pods write, and removes those
+//! of pods that are gone.
 
 use super::counts::Written;
 use super::emptier::Emptier;
@@ -49,7 +49,7 @@ pub(super) struct UnwrittenStart {
     /// How long the start has waited.
     pub waited: Duration,
     /// The containers that it may be, with their limits.
-    pub promises: Vec<(BoundContainer, ContainerLimits)>,
+    pub containers: Vec<(BoundContainer, ContainerLimits)>,
     /// Whether the allocator made the claim.
     pub shared: bool,
     /// Whether a scheduler waits for the pod.
@@ -77,8 +77,8 @@ pub(super) struct ContainerFiles {
     starts: StartedPodsFile,
     /// Results from the threads that write files of containers.
     delivered: (mpsc::Sender<DeliveryResult>, mpsc::Receiver<DeliveryResult>),
-    /// Whether the log has said that some CDI edits cannot be given with early binding.
-    told_lost: bool,
+    /// Whether the log has a warning that some CDI edits cannot be given with early binding.
+    warned_lost: bool,
     /// The time of the next sweep for files of pods that are gone.
     sweep_at: Instant,
     /// Empties the trash, into which the sweep moves them.
@@ -101,7 +101,7 @@ impl ContainerFiles {
             folders,
             starts,
             delivered: mpsc::channel(MAX_UNREPORTED),
-            told_lost: false,
+            warned_lost: false,
             sweep_at: Instant::now(),
             emptier: Emptier::new(reporter.clone()),
             counter: FileCounter::new(limit, reporter.clone()),
@@ -109,7 +109,7 @@ impl ContainerFiles {
         }
     }
 
-    /// Gives the allocator what the previous agent has given out.
+    /// Gives the allocator the claims, limits and tickets that the previous agent has given out.
     pub(super) fn recall(&mut self, allocator: &mut NodeAllocator, state_dir: &Path) {
         let started = state_dir::started_pods(state_dir);
         let pods = started.pods.clone();
@@ -128,22 +128,25 @@ impl ContainerFiles {
         }
     }
 
-    /// Containers are given this from now on.
-    pub(super) fn kit_is(&mut self, kit: NodeKit) {
+    /// Sets the kit that containers get from now on.
+    pub(super) fn set_kit(&mut self, kit: NodeKit) {
         self.delivery = Arc::new(self.delivery.with(kit));
     }
 
-    /// What writes the files, and the folders of tickets.
+    /// The delivery that writes the files, and the folders of tickets.
     pub(super) fn writers(&self) -> (&Arc<DeviceDelivery>, &TicketFolders) {
         (&self.delivery, &self.folders)
     }
 
-    /// The fields of an answer to `Allocate` that gives a container everything at once. The log says once what such an
-    /// answer cannot carry.
+    /// The fields of an answer to `Allocate` that gives a container everything at once. Logs once what such an answer
+    /// cannot carry.
     pub(super) fn answer(&mut self, ticket: &Ticket, limits: &ContainerLimits) -> Vec<ContainerField> {
         let (fields, lost) = self.delivery.answer(ticket, limits, &self.folders.folder(ticket));
-        if !lost.is_empty() && !std::mem::replace(&mut self.told_lost, true) {
-            tracing::warn!(?lost, "containers of this node do without these: an answer to Allocate cannot carry them");
+        if !lost.is_empty() && !std::mem::replace(&mut self.warned_lost, true) {
+            tracing::warn!(
+                ?lost,
+                "containers of this node do not get these, because an answer to Allocate cannot carry them"
+            );
         }
         fields
     }
@@ -163,26 +166,26 @@ impl ContainerFiles {
 
     /// Writes the files on another thread, and answers the call from there.
     pub(super) fn write(&self, start: UnwrittenStart, written: Arc<Written>) {
-        let (folders, delivery, told) = (self.folders.clone(), Arc::clone(&self.delivery), self.results());
+        let (folders, delivery, results) = (self.folders.clone(), Arc::clone(&self.delivery), self.results());
         spawn_blocking(move || {
-            let UnwrittenStart { reply, waited, promises, shared, awaited } = start;
-            let write = |(bound, promise): &(BoundContainer, ContainerLimits)| {
+            let UnwrittenStart { reply, waited, containers, shared, awaited } = start;
+            let write = |(bound, limits): &(BoundContainer, ContainerLimits)| {
                 let delivered = match bound.early {
-                    true => delivery.deliver_early(&folders.folder(&bound.ticket), promise),
-                    false => delivery.deliver(&bound.ticket, promise),
+                    true => delivery.deliver_early(&folders.folder(&bound.ticket), limits),
+                    false => delivery.deliver(&bound.ticket, limits),
                 };
-                delivered.map_err(|error| failed(&error, promise, &told))
+                delivered.map_err(|error| failed(&error, limits, &results))
             };
-            let result = promises.iter().try_for_each(write);
-            written.with(result.is_ok());
-            let well = result.is_ok();
+            let result = containers.iter().try_for_each(write);
+            written.count(result.is_ok());
+            let succeeded = result.is_ok();
             let _ = reply.send(result);
-            if well {
-                promises.iter().for_each(|(bound, _)| is_delivered(bound, shared, waited, false));
+            if succeeded {
+                containers.iter().for_each(|(bound, _)| log_delivered(bound, shared, waited, false));
             }
-            if let Some((_, promise)) = promises.first().filter(|_| awaited && well) {
+            if let Some((_, limits)) = containers.first().filter(|_| awaited && succeeded) {
                 // The receiver is gone only when the program ends.
-                let _ = told.blocking_send(report(promise, Ok(())));
+                let _ = results.blocking_send(report(limits, Ok(())));
             }
         });
     }
@@ -244,16 +247,16 @@ impl ContainerFiles {
 }
 
 /// A file of a container could not be written: reports that, and returns the refusal of its start.
-fn failed(error: &DeliveryError, promise: &ContainerLimits, told: &mpsc::Sender<DeliveryResult>) -> CallRefused {
-    tracing::error!(pod = %promise.pod, container = &*promise.container, %error, "a container cannot get its GPUs");
-    let why = event_notes::not_delivered(&promise.container, error, RetryPolicy::Again);
-    // If there is no room, the owner has enough failures to report already.
-    let _ = told.try_send(report(promise, Err(why.clone())));
-    CallRefused(format!("{}: {why}", promise.pod))
+fn failed(error: &DeliveryError, limits: &ContainerLimits, results: &mpsc::Sender<DeliveryResult>) -> CallRefused {
+    tracing::error!(pod = %limits.pod, container = &*limits.container, %error, "a container cannot get its GPUs");
+    let why = event_notes::not_delivered(&limits.container, error, RetryPolicy::Again);
+    // If the queue is full, the owner has enough failures to report already.
+    let _ = results.try_send(report(limits, Err(why.clone())));
+    CallRefused(format!("{}: {why}", limits.pod))
 }
 
 /// Logs that the runtime finds everything that this container claims.
-pub(super) fn is_delivered(bound: &BoundContainer, shared: bool, waited: Duration, prepared: bool) {
+pub(super) fn log_delivered(bound: &BoundContainer, shared: bool, waited: Duration, prepared: bool) {
     let devices: Vec<&str> = bound.device_shares.iter().map(|device_share| device_share.device.as_str()).collect();
     let waited_ms = u64::try_from(waited.as_millis()).unwrap_or(u64::MAX);
     tracing::info!(
@@ -263,7 +266,7 @@ pub(super) fn is_delivered(bound: &BoundContainer, shared: bool, waited: Duratio
 }
 
 /// The result of a delivery that gives the kubelet its ticket.
-pub(super) fn report(promise: &ContainerLimits, result: Result<(), String>) -> DeliveryResult {
-    let (uid, pod, container) = (promise.uid.clone(), promise.pod.clone(), promise.container.clone());
+pub(super) fn report(limits: &ContainerLimits, result: Result<(), String>) -> DeliveryResult {
+    let (uid, pod, container) = (limits.uid.clone(), limits.pod.clone(), limits.container.clone());
     DeliveryResult { uid, pod, container, result, void: None }
 }

@@ -1,4 +1,4 @@
-//! The limits of a container, in the form that the container reads.
+//! Makes the limits file of a container from its device shares.
 
 use decide::allocator::{BoundContainer, NodeAllocator};
 use model::limits::{ContainerLimits, DeviceLimits};

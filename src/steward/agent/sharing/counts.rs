@@ -16,7 +16,7 @@ use tokio::sync::watch;
 #[derive(Debug)]
 pub(super) struct Counts {
     meter: Arc<CallMeter>,
-    standing: watch::Receiver<RegistrationState>,
+    registration: watch::Receiver<RegistrationState>,
     guards: watch::Receiver<Guards>,
     /// At most one entry for each outcome and each code of a refusal.
     starts: BTreeMap<StartOutcome, u64>,
@@ -34,14 +34,14 @@ pub(super) struct Counts {
 /// The counts of the threads that write files of containers.
 #[derive(Debug, Default)]
 pub(super) struct Written {
-    well: AtomicU64,
+    succeeded: AtomicU64,
     failed: AtomicU64,
 }
 
 impl Written {
     /// Counts a device delivery that succeeded or failed.
-    pub(super) fn with(&self, well: bool) {
-        let count = if well { &self.well } else { &self.failed };
+    pub(super) fn count(&self, succeeded: bool) {
+        let count = if succeeded { &self.succeeded } else { &self.failed };
         count.fetch_add(1, Ordering::Relaxed);
     }
 }
@@ -51,12 +51,12 @@ impl Counts {
     pub(super) fn new(
         resource: Arc<str>,
         meter: Arc<CallMeter>,
-        (standing, guards): (watch::Receiver<RegistrationState>, watch::Receiver<Guards>),
+        (registration, guards): (watch::Receiver<RegistrationState>, watch::Receiver<Guards>),
         reporter: Reporter,
     ) -> Counts {
         let now = PluginView {
             resource,
-            registration: standing.borrow().clone(),
+            registration: registration.borrow().clone(),
             registrations: 0,
             slots: Arc::default(),
             claims: Arc::default(),
@@ -75,7 +75,7 @@ impl Counts {
         let (starts, waited, written) = (BTreeMap::new(), BTreeMap::new(), Arc::default());
         Counts {
             meter,
-            standing,
+            registration,
             guards,
             starts,
             waited,
@@ -88,7 +88,7 @@ impl Counts {
     }
 
     /// Counts an error.
-    pub(super) fn trouble(&self, counter: ErrorCounter) {
+    pub(super) fn error(&self, counter: ErrorCounter) {
         self.reporter.trouble(counter);
     }
 
@@ -155,19 +155,21 @@ impl Counts {
 
     /// The view of all counts; `None` if it has not changed.
     fn changed(&mut self) -> Option<Arc<PluginView>> {
-        if self.standing.has_changed().unwrap_or(false)
-            && matches!(*self.standing.borrow(), RegistrationState::Registered(_))
+        if self.registration.has_changed().unwrap_or(false)
+            && matches!(*self.registration.borrow(), RegistrationState::Registered(_))
         {
             self.now.registrations += 1;
         }
         let mut starts = self.starts.clone();
-        for (how, count) in [(StartOutcome::Filled, &self.written.well), (StartOutcome::Failed, &self.written.failed)] {
+        for (how, count) in
+            [(StartOutcome::Filled, &self.written.succeeded), (StartOutcome::Failed, &self.written.failed)]
+        {
             let count = count.load(Ordering::Relaxed);
             if count > 0 {
                 starts.insert(how, count);
             }
         }
-        self.now.registration = self.standing.borrow_and_update().clone();
+        self.now.registration = self.registration.borrow_and_update().clone();
         self.now.starts = starts.into_iter().collect();
         self.now.waited = self.waited.iter().map(|(what, count)| (*what, *count)).collect();
         self.now.guards = self.guards.borrow().iter().map(|(policy, guard)| (*policy, *guard)).collect();

@@ -15,7 +15,11 @@ use wire::{cdi, register};
 
 /// The shared devices of a view: every GPU, or its MIG instances where MIG is on.
 pub(crate) fn of(view: &NodeView, config: &DeviceConfig, counts: &[(String, u32)]) -> Vec<SharedDevice> {
-    view.gpus.iter().filter(|gpu| !filtered(&gpu.gpu, config)).flat_map(|gpu| cards(gpu, config, counts)).collect()
+    view.gpus
+        .iter()
+        .filter(|gpu| !filtered(&gpu.gpu, config))
+        .flat_map(|gpu| shared_devices(gpu, config, counts))
+        .collect()
 }
 
 /// The devices that an operator keeps from new containers: a GPU with all its MIG instances, or one instance.
@@ -29,7 +33,7 @@ fn filtered(gpu: &Gpu, config: &DeviceConfig) -> bool {
     config.hidden_uuids.contains(&gpu.uuid) || config.hidden_indexes.contains(&gpu.index)
 }
 
-fn cards(view: &GpuView, config: &DeviceConfig, counts: &[(String, u32)]) -> Vec<SharedDevice> {
+fn shared_devices(view: &GpuView, config: &DeviceConfig, counts: &[(String, u32)]) -> Vec<SharedDevice> {
     let gpu = &view.gpu;
     // A container that gets a GPU must find its device node.
     if gpu.minor.get().is_none() {
@@ -37,7 +41,7 @@ fn cards(view: &GpuView, config: &DeviceConfig, counts: &[(String, u32)]) -> Vec
     }
     let model = gpu.model.to_lowercase();
     let own = counts.iter().find(|(name, _)| model.contains(&name.to_lowercase())).map(|(_, count)| *count);
-    let card = |device: &GpuUuid, memory: Bytes| SharedDevice {
+    let offer = |device: &GpuUuid, memory: Bytes| SharedDevice {
         device: device.clone(),
         index: gpu.index,
         model: register::product(&gpu.model).into(),
@@ -48,7 +52,7 @@ fn cards(view: &GpuView, config: &DeviceConfig, counts: &[(String, u32)]) -> Vec
         healthy: view.condition.fit(),
     };
     if gpu.mig_mode.get() == Some(true) {
-        let instance = |mig: &MigInstance| Some(card(&mig.uuid, memory_of(mig, gpu.instances())?));
+        let instance = |mig: &MigInstance| Some(offer(&mig.uuid, memory_of(mig, gpu.instances())?));
         return gpu.instances().iter().filter_map(instance).collect();
     }
     // A GPU is offered whole only when it is known whether it has MIG instances.
@@ -56,7 +60,7 @@ fn cards(view: &GpuView, config: &DeviceConfig, counts: &[(String, u32)]) -> Vec
         return Vec::new();
     }
     let total = gpu.memory_total.get().or(config.preconfigured_memory.map(|memory| memory.bytes()));
-    total.map(|total| card(&gpu.uuid, config.offered_memory(total).bytes())).into_iter().collect()
+    total.map(|total| offer(&gpu.uuid, config.offered_memory(total).bytes())).into_iter().collect()
 }
 
 /// The memory that claims may take of a MIG instance. A MIG instance is a partition: no scaling makes it larger. The
@@ -84,12 +88,12 @@ pub(crate) struct SharedDevices {
     root: PathBuf,
     /// The folder as this program sees it.
     here: PathBuf,
-    last: Option<Seen>,
+    last: Option<KitInputs>,
 }
 
 /// What a [`NodeKit`] is made from.
 #[derive(Debug)]
-struct Seen {
+struct KitInputs {
     devices: Vec<Device>,
     shared: Vec<&'static str>,
     host: HostFindings,
@@ -109,7 +113,7 @@ const SHARED: [&str; 4] = ["nvidiactl", "nvidia-uvm", "nvidia-uvm-tools", "nvidi
 const STAND_IN: &str = "/dev/null";
 
 impl SharedDevices {
-    /// Device nodes lie under `root` (`/dev`), which this program sees at `here`.
+    /// Device nodes are under `root` (`/dev`), which this program sees at `here`.
     pub(super) fn new(root: &Path, here: &Path) -> SharedDevices {
         SharedDevices { root: root.to_owned(), here: here.to_owned(), last: None }
     }
@@ -117,14 +121,14 @@ impl SharedDevices {
     /// What containers are given; `None` if it has not changed.
     pub(super) fn kit(&mut self, view: &NodeView, config: &DeviceConfig, host: &HostFindings) -> Option<NodeKit> {
         let simulated = view.gpu_source.simulated();
-        let there = |name: &&str| simulated || self.here.join(name).exists();
-        let now = Seen {
+        let exists = |name: &&str| simulated || self.here.join(name).exists();
+        let now = KitInputs {
             devices: view.gpus.iter().flat_map(|gpu| devices(&gpu.gpu)).collect(),
-            shared: SHARED.into_iter().filter(there).collect(),
+            shared: SHARED.into_iter().filter(exists).collect(),
             host: host.clone(),
         };
         let same =
-            |last: &Seen| last.devices == now.devices && last.shared == now.shared && last.host.is_same(&now.host);
+            |last: &KitInputs| last.devices == now.devices && last.shared == now.shared && last.host.is_same(&now.host);
         if self.last.as_ref().is_some_and(same) {
             return None;
         }
@@ -153,17 +157,17 @@ impl SharedDevices {
             kit.nodes.insert(device.uuid.clone(), vec![node(&format!("nvidia{}", device.minor))]);
         }
         // Simulated GPUs have no driver, so the host's spec has nothing for them.
-        if let Some(taken) = host.spec.as_ref().filter(|_| !simulated) {
-            kit.common.clone_from(&taken.spec.container_edits);
-            kit.carried = taken.spec.cdi_version;
+        if let Some(toolkit) = host.spec.as_ref().filter(|_| !simulated) {
+            kit.common.clone_from(&toolkit.spec.container_edits);
+            kit.carried = toolkit.spec.cdi_version;
             for device in &now.devices {
-                match cdi::host::for_device(&taken.spec, &device.names, device.minor) {
+                match cdi::host::for_device(&toolkit.spec, &device.names, device.minor) {
                     Ok(Some(edits)) => {
                         kit.own.insert(device.uuid.clone(), edits);
                     }
                     Ok(None) => tracing::debug!(uuid = %device.uuid, "the host's CDI spec does not know this device"),
                     Err(why) => tracing::warn!(
-                        uuid = %device.uuid, file = %taken.path.display(), why,
+                        uuid = %device.uuid, file = %toolkit.path.display(), why,
                         "the host's CDI spec does not match this GPU: containers get only what the spec gives to all"
                     ),
                 }
@@ -210,6 +214,6 @@ mod tests {
         let offered: Vec<Option<Bytes>> = all.iter().map(|one| memory_of(one, &all)).collect();
         assert_eq!(offered, [10, 10, 10].map(|gib| Some(Bytes(gib << 30))));
         let unread = [instance(0, 1, Reading::NOT_YET)];
-        assert_eq!(memory_of(&unread[0], &unread), None, "what is not known is not offered");
+        assert_eq!(memory_of(&unread[0], &unread), None, "a device with unknown memory is not offered");
     }
 }

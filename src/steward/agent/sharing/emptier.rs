@@ -35,8 +35,8 @@ pub(crate) struct Emptier {
 #[derive(Debug, Default)]
 struct State {
     turns: Mutex<Turns>,
-    /// Whether the log has said that something cannot be removed.
-    told: AtomicBool,
+    /// Whether the log has a warning that something cannot be removed.
+    warned: AtomicBool,
 }
 
 /// When the thread runs.
@@ -96,7 +96,7 @@ impl Emptier {
                 if emptied.left > 0 {
                     reporter.trouble(ErrorCounter::NotRemoved);
                 }
-                say(&emptied, &running.0.told);
+                log_result(&emptied, &running.0.warned);
                 if !emptied.unfinished {
                     break;
                 }
@@ -109,10 +109,10 @@ impl Emptier {
     }
 }
 
-fn say(EmptiedTrash { removed, left, first, .. }: &EmptiedTrash, told: &AtomicBool) {
+fn log_result(EmptiedTrash { removed, left, first, .. }: &EmptiedTrash, warned: &AtomicBool) {
     match first {
         Some((path, error)) => {
-            if !told.swap(true, Ordering::Relaxed) {
+            if !warned.swap(true, Ordering::Relaxed) {
                 let advice = advice(error);
                 tracing::warn!(
                     left, path = %path.display(), %error, advice,
@@ -120,7 +120,7 @@ fn say(EmptiedTrash { removed, left, first, .. }: &EmptiedTrash, told: &AtomicBo
                 );
             }
         }
-        None if told.swap(false, Ordering::Relaxed) => {
+        None if warned.swap(false, Ordering::Relaxed) => {
             tracing::info!(removed, "all files of pods that are gone are removed")
         }
         None => tracing::debug!(removed, "files of pods that are gone are removed"),
@@ -143,7 +143,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_comes_while_it_runs_is_for_the_next_look_and_what_is_left_waits_from_the_end() {
+    fn files_that_come_during_a_run_start_the_next_one_and_files_that_are_left_wait_ten_minutes() {
         let start = Instant::now();
         let at = |seconds| start + Duration::from_secs(seconds);
         let mut turns = Turns::default();
@@ -151,7 +151,7 @@ mod tests {
         // The thread runs for long, and may miss what comes now.
         assert!(!turns.starts(false, at(60)) && !turns.starts(true, at(120)));
         turns.ends(at(700));
-        assert!(turns.starts(false, at(701)), "what came meanwhile");
+        assert!(turns.starts(false, at(701)), "files came during the run");
         turns.ends(at(1400));
         for (seconds, more, starts) in [(1401, false, false), (1999, false, false), (2000, false, true)] {
             assert_eq!(turns.starts(more, at(seconds)), starts, "{seconds}");

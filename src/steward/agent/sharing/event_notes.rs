@@ -1,4 +1,4 @@
-//! The notes of events for the owners of pods: what is wrong, and what to do about it.
+//! Texts of events for the owners of pods: what is wrong, and what to do about it.
 
 use model::id::GpuUuid;
 use model::plugin::PodFiles;

@@ -37,8 +37,8 @@ pub(crate) struct FileCounter {
     /// How much a pod may write.
     pub limit: Bytes,
     reporter: Reporter,
-    /// Whether the log has said that something cannot be counted.
-    told: bool,
+    /// Whether the log has a warning that something cannot be counted.
+    warned: bool,
     counting: bool,
     last: Option<Instant>,
     ends: (mpsc::Sender<Counts>, mpsc::Receiver<Counts>),
@@ -46,7 +46,7 @@ pub(crate) struct FileCounter {
 
 impl FileCounter {
     pub(super) fn new(limit: Bytes, reporter: Reporter) -> FileCounter {
-        FileCounter { limit, reporter, told: false, counting: false, last: None, ends: mpsc::channel(1) }
+        FileCounter { limit, reporter, warned: false, counting: false, last: None, ends: mpsc::channel(1) }
     }
 
     /// Whether the next count is due, and the last one has ended.
@@ -58,7 +58,7 @@ impl FileCounter {
     pub(super) fn start(&mut self, pods: Vec<Counted>, delivery: &Arc<DeviceDelivery>, tickets: &TicketFolders) {
         (self.counting, self.last) = (true, Some(Instant::now()));
         let (delivery, tickets) = (Arc::clone(delivery), tickets.clone());
-        let (limit, told) = (self.limit, self.ends.0.clone());
+        let (limit, results) = (self.limit, self.ends.0.clone());
         spawn_blocking(move || {
             let mut counts = Counts::default();
             for (uid, pod, own) in pods {
@@ -72,12 +72,12 @@ impl FileCounter {
                     counts.files.push(PodFiles { uid, pod, bytes: Bytes(bytes), files, over });
                 }
                 // The receiver is gone when the program ends.
-                if told.is_closed() {
+                if results.is_closed() {
                     return;
                 }
             }
             // The receiver is gone only when the program ends.
-            let _ = told.blocking_send(counts);
+            let _ = results.blocking_send(counts);
         });
     }
 
@@ -85,19 +85,19 @@ impl FileCounter {
     pub(super) async fn ended(&mut self) -> Option<Vec<PodFiles>> {
         let counts = self.ends.1.recv().await?;
         self.counting = false;
-        self.tell(&counts);
+        self.report_closed(&counts);
         Some(counts.files)
     }
 
     /// Counts and logs pods that close their folders. Such a pod does not count as beyond the limit, because it is not
     /// known what is in its folders; the operator must give the agent the missing capability.
-    fn tell(&mut self, counts: &Counts) {
+    fn report_closed(&mut self, counts: &Counts) {
         let Some(pod) = &counts.first_closed else {
-            self.told = false;
+            self.warned = false;
             return;
         };
         self.reporter.trouble(ErrorCounter::NotCounted);
-        if !std::mem::replace(&mut self.told, true) {
+        if !std::mem::replace(&mut self.warned, true) {
             let pods = counts.closed;
             tracing::warn!(
                 pods, %pod,
@@ -114,18 +114,20 @@ mod tests {
     use model::observation::{Observation, SourceEvent};
 
     #[test]
-    fn a_pod_that_cannot_be_counted_is_a_trouble_in_every_count() {
-        let (reporter, mut told) = Reporter::channel();
+    fn every_count_reports_a_pod_that_cannot_be_counted() {
+        let (reporter, mut observations) = Reporter::channel();
         let mut counter = FileCounter::new(Bytes(1), reporter);
         let pod = PodRef { namespace: "ml".into(), name: "train".into() };
         let closed = Counts { closed: 1, first_closed: Some(pod), ..Counts::default() };
-        for (counts, troubles) in [(&Counts::default(), 0), (&closed, 1), (&closed, 1), (&Counts::default(), 0)] {
-            counter.tell(counts);
-            assert_eq!(counter.told, troubles == 1, "a warning for each time that it begins");
-            let count = std::iter::from_fn(|| told.try_recv().ok())
-                .filter(|told| matches!(told, Observation::Event(SourceEvent::Trouble(ErrorCounter::NotCounted))))
+        for (counts, errors) in [(&Counts::default(), 0), (&closed, 1), (&closed, 1), (&Counts::default(), 0)] {
+            counter.report_closed(counts);
+            assert_eq!(counter.warned, errors == 1, "the log has one warning until all pods can be counted again");
+            let count = std::iter::from_fn(|| observations.try_recv().ok())
+                .filter(|observation| {
+                    matches!(observation, Observation::Event(SourceEvent::Trouble(ErrorCounter::NotCounted)))
+                })
                 .count();
-            assert_eq!(count, troubles);
+            assert_eq!(count, errors);
         }
     }
 }

@@ -1,5 +1,5 @@
-//! Reads the GPU pods from the pod list. Each pod is read once for as long as it does not change: while a node fills,
-//! one pod of sixty has changed, and starts wait behind the pass over all of them.
+//! Decodes the GPU pods of the pod list. It keeps the result for each pod that has not changed, because starts wait for
+//! this pass, and while a node fills, one pod of sixty has changed.
 
 use model::gpu_pod::GpuPod;
 use model::id::NodeName;
@@ -21,11 +21,11 @@ impl GpuPodReader {
             before.get(at).filter(|(known, _)| Arc::ptr_eq(known, pod))
         };
         let read = |pod: &Arc<Pod>| gpu_pod::of(pod, rules, node).map(Arc::new);
-        let look = |pod: &Arc<Pod>| match known(pod) {
+        let gpu_pod = |pod: &Arc<Pod>| match known(pod) {
             Some((_, gpu_pod)) => gpu_pod.clone(),
             None => read(pod),
         };
-        self.0 = pods.pods.iter().map(|pod| (Arc::clone(pod), look(pod))).collect();
+        self.0 = pods.pods.iter().map(|pod| (Arc::clone(pod), gpu_pod(pod))).collect();
         self.0.iter().filter_map(|(_, gpu_pod)| gpu_pod.as_deref().cloned()).collect()
     }
 }
@@ -45,14 +45,14 @@ mod tests {
     }
 
     #[test]
-    fn what_is_known_of_a_pod_is_what_would_be_read_of_it_now() {
+    fn a_pod_that_was_kept_is_the_same_as_one_that_is_read_again() {
         let (rules, node) = (RequestRules::default(), NodeName::parse("node-1").unwrap());
         let (plain, kept) = (pod(1, "0"), pod(3, "1"));
         let mut gpu_pods = GpuPodReader::default();
         for pods in [
             vec![Arc::clone(&plain), Arc::clone(&kept)],
             vec![plain, pod(2, "2"), Arc::clone(&kept)],
-            // The second says something else, and a pod with the first one's UID asks now.
+            // The second pod has another request, and a pod with the UID of the first one has a request now.
             vec![pod(1, "3"), pod(2, "1"), Arc::clone(&kept)],
             vec![kept],
             vec![],
@@ -60,7 +60,7 @@ mod tests {
             let list = PodList { pods, ..PodList::default() };
             let fresh: Vec<GpuPod> = list.pods.iter().filter_map(|pod| gpu_pod::of(pod, &rules, &node)).collect();
             assert_eq!(gpu_pods.of(&list, &rules, &node), fresh);
-            assert_eq!(gpu_pods.0.len(), list.pods.len(), "nothing is kept of those that are gone");
+            assert_eq!(gpu_pods.0.len(), list.pods.len(), "pods that are gone are not kept");
         }
     }
 }

@@ -15,27 +15,27 @@ const ACTION: &str = "HealthCheck";
 
 /// The health that was seen last.
 #[derive(Debug, Default)]
-pub(crate) struct Watched {
+pub(crate) struct GpuHealthWatch {
     gpus: BTreeMap<GpuUuid, (Arc<Gpu>, GpuCondition)>,
     /// For each GPU the time of the last driver error that a pod got an event about.
-    told: BTreeMap<GpuUuid, Monotonic>,
+    reported: BTreeMap<GpuUuid, Monotonic>,
     /// The pods whose GPUs are not listed.
     missing: Missing,
 }
 
 /// A change of one GPU's health, as an event for the Node and for the pods that hold the GPU.
 #[derive(Debug)]
-pub(super) struct News {
+pub(super) struct HealthChange {
     /// The GPU and its MIG instances.
     pub devices: Vec<GpuUuid>,
     /// The event.
     pub event: ObjectEvent,
 }
 
-impl Watched {
+impl GpuHealthWatch {
     /// Compares a view with the last one, and returns the changes. A GPU that appears and is healthy is no change.
-    pub(super) fn look(&mut self, view: &NodeView, at: &str) -> Vec<News> {
-        let mut news = Vec::new();
+    pub(super) fn look(&mut self, view: &NodeView, at: &str) -> Vec<HealthChange> {
+        let mut changes = Vec::new();
         let now: BTreeMap<GpuUuid, (Arc<Gpu>, GpuCondition)> =
             view.gpus.iter().map(|gpu| (gpu.gpu.uuid.clone(), (Arc::clone(&gpu.gpu), gpu.condition.clone()))).collect();
         for (uuid, (gpu, condition)) in &now {
@@ -44,20 +44,20 @@ impl Watched {
                 before.is_some_and(|before| before.incidents.iter().any(|(other, _)| other == incident))
             };
             for (incident, _) in condition.incidents.iter().filter(|(incident, _)| !known(incident)) {
-                news.push(condemned(gpu, *incident, condition, at));
+                changes.push(unhealthy(gpu, *incident, condition, at));
             }
             if condition.fit() && before.is_some_and(|before| !before.fit()) {
                 let note = format!("{}: nothing is wrong any more; it gets new containers again.", named(gpu));
-                news.push(of(gpu, EventType::Normal, "GpuHealthy", note, at));
+                changes.push(of(gpu, EventType::Normal, "GpuHealthy", note, at));
             }
         }
         // If the driver is gone, no GPU is listed, and each GPU gets this event.
         for (gpu, _) in self.gpus.iter().filter(|(uuid, _)| !now.contains_key(uuid)).map(|(_, seen)| seen) {
             let note = format!("{}: the driver does not list it any more; its slots are gone.", named(gpu));
-            news.push(of(gpu, EventType::Warning, "GpuRemoved", note, at));
+            changes.push(of(gpu, EventType::Warning, "GpuRemoved", note, at));
         }
         self.gpus = now;
-        news
+        changes
     }
 
     /// What running pods hold of devices that have not been listed for long enough; `without` returns what they hold
@@ -82,15 +82,15 @@ pub(super) struct PodError {
     pub note: String,
 }
 
-impl Watched {
+impl GpuHealthWatch {
     /// The last driver error of each GPU, if it names a process of a pod and no event was written about it yet.
     pub(super) fn errors(&mut self, view: &NodeView) -> Vec<PodError> {
-        self.told.retain(|uuid, _| view.gpus.iter().any(|gpu| gpu.gpu.uuid == *uuid));
+        self.reported.retain(|uuid, _| view.gpus.iter().any(|gpu| gpu.gpu.uuid == *uuid));
         let mut errors = Vec::new();
         for gpu in &view.gpus {
             let Some(xid) = &gpu.last_xid else { continue };
             let (Some(pid), Some(pod)) = (xid.pid, &xid.pod) else { continue };
-            if self.told.insert(gpu.gpu.uuid.clone(), xid.at) == Some(xid.at) {
+            if self.reported.insert(gpu.gpu.uuid.clone(), xid.at) == Some(xid.at) {
                 continue;
             }
             let meaning = model::xid::find(xid.code).map_or("not in NVIDIA's catalogue", |entry| entry.meaning);
@@ -105,7 +105,7 @@ impl Watched {
     }
 }
 
-fn condemned(gpu: &Gpu, incident: Incident, condition: &GpuCondition, at: &str) -> News {
+fn unhealthy(gpu: &Gpu, incident: Incident, condition: &GpuCondition, at: &str) -> HealthChange {
     let note = format!(
         "{}: {incident}. It gets no new containers; what runs on it is left alone. {}",
         named(gpu),
@@ -118,10 +118,10 @@ fn named(gpu: &Gpu) -> String {
     format!("GPU {} ({}, {})", gpu.index, gpu.model, gpu.uuid)
 }
 
-fn of(gpu: &Gpu, weight: EventType, reason: &'static str, note: String, at: &str) -> News {
+fn of(gpu: &Gpu, event_type: EventType, reason: &'static str, note: String, at: &str) -> HealthChange {
     let inside = gpu.instances().iter().map(|instance| instance.uuid.clone());
     let devices = std::iter::once(gpu.uuid.clone()).chain(inside).collect();
-    News { devices, event: ObjectEvent { weight, reason, action: ACTION, note, at: at.to_owned() } }
+    HealthChange { devices, event: ObjectEvent { weight: event_type, reason, action: ACTION, note, at: at.to_owned() } }
 }
 
 #[cfg(test)]
@@ -173,18 +173,18 @@ mod tests {
 
     #[test]
     fn each_change_gets_one_event_with_cause_and_advice() {
-        let mut watched = Watched::default();
+        let mut watched = GpuHealthWatch::default();
         let mut look = |gpus: Vec<GpuView>| -> Vec<(&'static str, String)> {
             let mut view = NodeView::empty(NodeName::parse("n").unwrap(), Now::default());
             view.gpus = gpus;
-            watched.look(&view, "").into_iter().map(|news| (news.event.reason, news.event.note)).collect()
+            watched.look(&view, "").into_iter().map(|change| (change.event.reason, change.event.note)).collect()
         };
         let (fell, lost) = (Incident::Xid(79), Incident::Silent(Absence::GpuLost));
         assert_eq!(look(vec![gpu(0, &[]), gpu(1, &[])]), []);
-        let told = look(vec![gpu(0, &[]), gpu(1, &[fell])]);
+        let events = look(vec![gpu(0, &[]), gpu(1, &[fell])]);
         let text = "GPU 1 (H100, GPU-1): XID 79: GPU has fallen off the bus. It gets no new containers; what runs on it is \
                     left alone. Drain and restart the node.";
-        assert_eq!(told, [("GpuUnhealthy", text.to_owned())]);
+        assert_eq!(events, [("GpuUnhealthy", text.to_owned())]);
         assert_eq!(look(vec![gpu(0, &[]), gpu(1, &[fell])]), []);
         assert_eq!(look(vec![gpu(0, &[]), gpu(1, &[lost, fell])]).len(), 1, "another reason");
         assert_eq!(look(vec![gpu(0, &[]), gpu(1, &[])])[0].0, "GpuHealthy");
@@ -195,7 +195,7 @@ mod tests {
     #[test]
     fn the_pod_of_the_process_that_an_error_names_gets_one_event() {
         let pod = PodUid::parse("0b0d8d3c-6b5e-4f3c-9a5e-1d2f3a4b5c6d").unwrap();
-        let mut watched = Watched::default();
+        let mut watched = GpuHealthWatch::default();
         let mut look = |code, pid: Option<u32>, seconds| {
             let at = Monotonic(seconds);
             let pod = pid.map(|_| pod.clone());
@@ -204,15 +204,15 @@ mod tests {
             view.gpus = vec![GpuView { last_xid: Some(xid), ..gpu(0, &[]) }];
             watched.errors(&view)
         };
-        assert!(look(31, None, 1).is_empty(), "nobody is named");
-        let told = look(31, Some(77), 1);
-        assert_eq!((told.len(), &told[0].pod, told[0].code), (1, &pod, 31));
+        assert!(look(31, None, 1).is_empty(), "no process is named");
+        let events = look(31, Some(77), 1);
+        assert_eq!((events.len(), &events[0].pod, events[0].code), (1, &pod, 31));
         assert!(
-            told[0].note.contains("XID 31 (") && told[0].note.contains("process 77 of this pod"),
+            events[0].note.contains("XID 31 (") && events[0].note.contains("process 77 of this pod"),
             "{}",
-            told[0].note
+            events[0].note
         );
         assert!(look(31, Some(77), 1).is_empty(), "once");
-        assert_eq!(look(31, Some(77), 9).len(), 1, "it happened again");
+        assert_eq!(look(31, Some(77), 9).len(), 1, "a later error is a new event");
     }
 }

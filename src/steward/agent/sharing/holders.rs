@@ -1,4 +1,4 @@
-//! Which container holds which ids, by the kubelet: its checkpoint, and PodResources beside it.
+//! Finds out from the kubelet which container holds which ids: from its checkpoint, and from PodResources beside it.
 
 use super::listing::{Listed, Listing};
 use decide::allocator::HolderDisagreement;
@@ -24,7 +24,7 @@ pub(super) struct HolderSources {
     /// The checkpoint entries that could not be read the last time.
     unreadable: Arc<[Arc<str>]>,
     /// The checkpoint's stamp when the agent last tried to answer the waiting calls, and the time of that try.
-    looked: (Option<FileStamp>, Instant),
+    last_try: (Option<FileStamp>, Instant),
     listing: Listing,
     reporter: Reporter,
 }
@@ -32,7 +32,7 @@ pub(super) struct HolderSources {
 impl HolderSources {
     /// Reads this checkpoint, and asks for this listing.
     pub(super) fn new(checkpoint: CheckpointReader, listing: Listing, reporter: Reporter) -> HolderSources {
-        HolderSources { checkpoint, unreadable: Arc::from([]), looked: (None, Instant::now()), listing, reporter }
+        HolderSources { checkpoint, unreadable: Arc::from([]), last_try: (None, Instant::now()), listing, reporter }
     }
 
     /// A reader of the checkpoint for another thread; [`HolderSources::has_read`] takes its result.
@@ -50,7 +50,7 @@ impl HolderSources {
             Ok((entries, checkpoint)) => {
                 self.checkpoint = checkpoint;
                 let CheckpointEntries { held, unreadable, .. } = entries?;
-                self.some_are_unreadable(unreadable);
+                self.note_unreadable(unreadable);
                 Ok(held)
             }
             Err(error) => Err(error.to_string()),
@@ -65,7 +65,7 @@ impl HolderSources {
     ) -> Option<Arc<[CheckpointEntry]>> {
         self.checkpoint = checkpoint;
         let CheckpointEntries { held, unreadable, .. } = read.ok()?;
-        self.some_are_unreadable(unreadable);
+        self.note_unreadable(unreadable);
         self.is_whole().then_some(held)
     }
 
@@ -80,20 +80,20 @@ impl HolderSources {
     }
 
     /// Whether the waiting calls must be judged again by the checkpoint; each time costs a pass over all slots.
-    pub(super) async fn is_worth_a_look(&mut self) -> bool {
+    pub(super) async fn must_judge_again(&mut self) -> bool {
         let checkpoint = self.checkpoint.clone();
         let stamp = spawn_blocking(move || checkpoint.stamp()).await.ok().flatten();
-        let (seen, at) = self.looked;
-        let worth = seen != stamp || at.elapsed() >= ANYWAY;
-        if worth {
-            self.looked = (stamp, Instant::now());
+        let (seen, at) = self.last_try;
+        let due = seen != stamp || at.elapsed() >= ANYWAY;
+        if due {
+            self.last_try = (stamp, Instant::now());
         }
-        worth
+        due
     }
 
     /// Notes the entries of the kubelet's checkpoint that cannot be read: each change is counted, and the log says when
     /// there are some for the first time, and when all can be read again.
-    fn some_are_unreadable(&mut self, unreadable: Arc<[Arc<str>]>) {
+    fn note_unreadable(&mut self, unreadable: Arc<[Arc<str>]>) {
         if unreadable == self.unreadable {
             return;
         }

@@ -1,6 +1,6 @@
-//! What the host provides for containers with a GPU: the CDI spec of NVIDIA's container toolkit, the limiter, and
-//! whether the container runtime puts GPUs into containers by itself. All of it is read regularly, because for example
-//! a driver update rewrites the spec.
+//! Watches what the host provides for containers with a GPU: the CDI spec of NVIDIA's container toolkit, the limiter,
+//! and whether the container runtime puts GPUs into containers by itself. All of it is read regularly, because for
+//! example a driver update rewrites the spec.
 
 use decide::device_injection::{DeviceInjection, DeviceStrategy};
 use decide::settled_file::SettledFile;
@@ -18,7 +18,7 @@ use wire::runtime_config::RuntimeConfig;
 
 /// Pause between two looks at the files.
 const LOOK: Duration = Duration::from_secs(5);
-/// Looks between two questions to the runtime; its configuration changes only when it restarts.
+/// Looks between two requests to the runtime; its configuration changes only when it restarts.
 const ASK_EVERY: u32 = 12;
 
 /// What is known of the host.
@@ -180,22 +180,22 @@ impl HostWatcher {
 
     /// Learns whether the agent or NVIDIA's runtime puts devices into containers, and logs the reason when that is new.
     async fn ask_runtime(&mut self) {
-        let told = match self.injection.asks_the_runtime() {
+        let config = match self.injection.asks_the_runtime() {
             false => Ok(None),
             true => sources::names::runtime_config(self.cri_socket.clone()).await.map(Some),
         };
         let answer =
-            told.as_ref().map(|config| config.as_ref().map(RuntimeConfig::nvidia_injects)).map_err(String::clone);
+            config.as_ref().map(|found| found.as_ref().map(RuntimeConfig::nvidia_injects)).map_err(String::clone);
         let Some(injected) = self.injection.answered(answer) else { return };
-        say(self.injection.strategy(), &told);
+        log_strategy(self.injection.strategy(), &config);
         self.host.send_if_modified(|host| std::mem::replace(&mut host.runtime_injects, injected) != injected);
     }
 }
 
-fn say(strategy: DeviceStrategy, told: &Result<Option<RuntimeConfig>, String>) {
+fn log_strategy(strategy: DeviceStrategy, config: &Result<Option<RuntimeConfig>, String>) {
     const WE: &str = "the agent's CDI edits put devices into containers";
     const RUNTIME: &str = "NVIDIA's runtime puts devices into containers; the agent only names them";
-    match (strategy, told) {
+    match (strategy, config) {
         (DeviceStrategy::Envvar, _) => tracing::info!(because = "--device-strategy=envvar", "{RUNTIME}"),
         (DeviceStrategy::Cdi, _) | (_, Ok(None)) => tracing::info!(because = "--device-strategy=cdi", "{WE}"),
         (DeviceStrategy::Auto, Ok(Some(config))) => {
@@ -217,22 +217,22 @@ mod tests {
     const YAML: &str = include_str!("../../../../tests/golden/cdi/nvidia-ctk.yaml");
 
     #[tokio::test]
-    async fn a_file_that_is_written_anew_is_read_anew() {
+    async fn a_spec_that_changes_is_read_again() {
         let root = tempfile::tempdir().unwrap();
         let path = root.path().join("nvidia.yaml");
-        let mut eye = HostWatcher::new(vec![root.path().to_owned()], CriSocket::Auto, DeviceStrategy::Cdi);
-        let host = eye.host();
-        eye.first().await;
+        let mut watcher = HostWatcher::new(vec![root.path().to_owned()], CriSocket::Auto, DeviceStrategy::Cdi);
+        let host = watcher.host();
+        watcher.first().await;
         assert!(host.borrow().spec.is_none() && !host.borrow().runtime_injects);
         for version in ["550.54.15", "570.00.00"] {
             fs::write(&path, YAML.replace("550.54.15", version)).unwrap();
-            eye.look_at_files().await;
-            let taken = host.borrow().spec.clone().unwrap();
-            let named = taken.spec.container_edits.mounts.iter().any(|mount| mount.host_path.contains(version));
+            watcher.look_at_files().await;
+            let spec = host.borrow().spec.clone().unwrap();
+            let named = spec.spec.container_edits.mounts.iter().any(|mount| mount.host_path.contains(version));
             assert!(named, "{version}");
         }
         fs::remove_file(&path).unwrap();
-        eye.look_at_files().await;
+        watcher.look_at_files().await;
         assert!(host.borrow().spec.is_none());
     }
 }

@@ -8,10 +8,10 @@ use decide::allocator::BindingMode;
 use effects::plugin::CallRefused;
 use model::plugin::DeviceIsolation;
 
-/// Why pods are not isolated; `INSTEAD` says what to do.
+/// Why pods are not isolated; `REMEDY` says what to do.
 const WHY: &str = "early binding together with NVIDIA's runtime (device strategy envvar) isolates no pod: its own \
                    NVIDIA_VISIBLE_DEVICES=all opens every GPU of this node";
-const INSTEAD: &str = "switch CDI on in the container runtime, or set --device-strategy=cdi and let pods run under a runtime other \
+const REMEDY: &str = "switch CDI on in the container runtime, or set --device-strategy=cdi and let pods run under a runtime other \
                        than NVIDIA's; --allow-unisolated-gpus shares them all the same";
 
 /// The isolation of a node with this binding mode; `None` while the mode is not known.
@@ -25,15 +25,15 @@ fn isolation(binding: Option<BindingMode>, runtime_injects: bool, allowed: bool)
 
 impl Sharing {
     /// Determines again how devices get into containers. If nothing isolates pods and the operator did not allow that,
-    /// no container gets a device from now on; those that have theirs keep them. Returns whether the kubelet's list
+    /// no container gets a device from now on; containers that have devices keep them. Returns whether the kubelet's list
     /// changes.
-    pub(super) fn look_at_isolation(&mut self) -> bool {
+    pub(super) fn update_isolation(&mut self) -> bool {
         let injects = self.offer.runtime_injects();
         let now = isolation(self.binding.mode(), injects, self.binding.allows_unisolated());
         if self.counts.isolation_is(now) {
             match now {
-                DeviceIsolation::Refused => tracing::error!("no more containers get GPUs: {WHY}; {INSTEAD}"),
-                DeviceIsolation::GivenUp => tracing::warn!("{WHY}; it was asked for (--allow-unisolated-gpus)"),
+                DeviceIsolation::Refused => tracing::error!("no more containers get GPUs: {WHY}; {REMEDY}"),
+                DeviceIsolation::GivenUp => tracing::warn!("{WHY}; --allow-unisolated-gpus allows it"),
                 DeviceIsolation::Holds => tracing::info!("a pod's own variables open no GPU any more"),
             }
         }
@@ -42,7 +42,7 @@ impl Sharing {
 
     /// The refusal of every `Allocate` while pods are not isolated and that is not allowed.
     pub(super) fn closed(&self) -> Option<CallRefused> {
-        self.allocator.is_closed().then(|| CallRefused(format!("{WHY}; {INSTEAD}")))
+        self.allocator.is_closed().then(|| CallRefused(format!("{WHY}; {REMEDY}")))
     }
 }
 

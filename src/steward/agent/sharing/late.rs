@@ -1,5 +1,5 @@
-//! The refusal of a start that has waited too long: which container it is, as far as that is known, and what was
-//! missing.
+//! Makes the refusal of a start that has waited too long. It names the container, as far as a source knows it, and says
+//! what the agent was waiting for.
 
 use decide::allocator::WaitReason;
 use model::checkpoint::CheckpointEntry;
@@ -41,8 +41,8 @@ pub(super) fn holder(
     listed: &[ContainerDevices],
     pods: Option<&PodList>,
 ) -> Option<TicketHolder> {
-    let asked: BTreeSet<&str> = ids.iter().map(|id| &**id).collect();
-    let same = |own: &[Arc<str>]| own.iter().map(|id| &**id).collect::<BTreeSet<&str>>() == asked;
+    let requested: BTreeSet<&str> = ids.iter().map(|id| &**id).collect();
+    let same = |own: &[Arc<str>]| own.iter().map(|id| &**id).collect::<BTreeSet<&str>>() == requested;
     let rows: Vec<&CheckpointEntry> = checkpoint.iter().filter(|row| same(&row.ids)).collect();
     let listed: Vec<&ContainerDevices> = listed.iter().filter(|one| same(&one.ids)).collect();
     let uids: BTreeSet<&PodUid> = rows.iter().map(|row| &row.holder.pod).collect();
@@ -95,11 +95,11 @@ pub(super) fn sentence(
             format!("after {seconds} s kubelet's checkpoint does not say which container holds {ids:?}{}", by_listing())
         }
         (WaitReason::Pod, ..) => {
-            let who = holder.map_or_else(
+            let pod = holder.map_or_else(
                 || format!("the pod that holds {ids:?}"),
                 |holder| format!("{holder}, which holds {ids:?}"),
             );
-            format!("after {seconds} s the API server has not shown {who}: is it reachable from this node?")
+            format!("after {seconds} s the API server has not shown {pod}: is it reachable from this node?")
         }
     }
 }
@@ -140,24 +140,24 @@ mod tests {
     #[test]
     fn a_late_start_names_its_pod_from_any_source_that_knows_it() {
         let by_checkpoint = "container main of the pod with UID 466d3e0f-28fd-4a4c-a28d-790ef2a79f8c";
-        let told = late(WaitReason::Pod, Ok(&[row("main")]), &[], &[]);
-        assert!(told.contains("has not shown") && told.contains(by_checkpoint), "{told}");
-        let told = late(WaitReason::Pod, Ok(&[row("warm"), row("main")]), &[], &[listed("a")]);
-        assert!(told.contains("container warm, main of pod team/a (466d3e0f-"), "{told}");
-        let told = late(WaitReason::Checkpoint, Err("no such file"), &[], &[listed("a")]);
-        assert!(told.contains("no such file; by PodResources container main of pod team/a has them"), "{told}");
+        let text = late(WaitReason::Pod, Ok(&[row("main")]), &[], &[]);
+        assert!(text.contains("has not shown") && text.contains(by_checkpoint), "{text}");
+        let text = late(WaitReason::Pod, Ok(&[row("warm"), row("main")]), &[], &[listed("a")]);
+        assert!(text.contains("container warm, main of pod team/a (466d3e0f-"), "{text}");
+        let text = late(WaitReason::Checkpoint, Err("no such file"), &[], &[listed("a")]);
+        assert!(text.contains("no such file; by PodResources container main of pod team/a has them"), "{text}");
     }
 
     #[test]
     fn unknown_slots_are_reported_with_the_sources_that_were_read() {
-        let told = late(WaitReason::Checkpoint, Ok(&[]), &[], &[]);
-        assert_eq!(told, "after 25 s kubelet's checkpoint does not say which container holds [\"GPU-a-1\"]");
-        let told = late(WaitReason::Checkpoint, Ok(&[]), &["entry 3 cannot be read: not a pod UID".into()], &[]);
-        assert!(told.ends_with("kubelet's checkpoint: entry 3 cannot be read: not a pod UID"), "{told}");
+        let text = late(WaitReason::Checkpoint, Ok(&[]), &[], &[]);
+        assert_eq!(text, "after 25 s kubelet's checkpoint does not say which container holds [\"GPU-a-1\"]");
+        let text = late(WaitReason::Checkpoint, Ok(&[]), &["entry 3 cannot be read: not a pod UID".into()], &[]);
+        assert!(text.ends_with("kubelet's checkpoint: entry 3 cannot be read: not a pod UID"), "{text}");
     }
 
     #[test]
-    fn two_pods_that_are_named_are_none() {
+    fn the_holder_is_unknown_when_the_sources_name_two_pods() {
         assert_eq!(holder(&ids(), &[], &[listed("a"), listed("b")], None), None);
         let other = ContainerKey { pod: PodUid::parse(&"2".repeat(32)).unwrap(), container: "main".into() };
         assert_eq!(

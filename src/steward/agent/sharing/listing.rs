@@ -1,6 +1,6 @@
-//! The kubelet's PodResources, the second source beside its checkpoint. The agent asks it where the checkpoint cannot
-//! be read, and now and then to see whether the two agree. A task of its own asks, so that a slow kubelet holds up no
-//! start.
+//! Reads from the kubelet's PodResources which container has which devices, as a second source beside the checkpoint. The
+//! agent uses it if the checkpoint cannot be read, and from time to time to compare the two. A separate task sends the
+//! request, so that a slow kubelet delays no start.
 
 use decide::allocator::HolderDisagreement;
 use model::observation::ContainerDevices;
@@ -24,7 +24,7 @@ const LOOK_AGAIN: Duration = Duration::from_secs(2);
 /// An answer, and when the agent asked for it.
 #[derive(Debug)]
 pub(super) struct Listed {
-    asked: Monotonic,
+    requested_at: Monotonic,
     answer: Result<Arc<[ContainerDevices]>, String>,
 }
 
@@ -33,10 +33,10 @@ pub(super) struct Listed {
 pub(super) struct Listing {
     path: PathBuf,
     resource: Arc<str>,
-    say: mpsc::Sender<Listed>,
+    sender: mpsc::Sender<Listed>,
     /// Answers as they come.
     answers: mpsc::Receiver<Listed>,
-    asked: Option<Monotonic>,
+    requested_at: Option<Monotonic>,
     under_way: bool,
     compare: Option<Monotonic>,
     last: Option<(Monotonic, Arc<[ContainerDevices]>)>,
@@ -48,19 +48,19 @@ pub(super) struct Listing {
 #[derive(Debug, Default)]
 struct Disagreements {
     suspected: BTreeSet<HolderDisagreement>,
-    told: BTreeSet<HolderDisagreement>,
+    reported: BTreeSet<HolderDisagreement>,
 }
 
 impl Listing {
     /// Asks at this socket, about one resource.
     pub(super) fn new(path: PathBuf, resource: Arc<str>) -> Listing {
-        let (say, answers) = mpsc::channel(1);
+        let (sender, answers) = mpsc::channel(1);
         Listing {
             path,
             resource,
-            say,
+            sender,
             answers,
-            asked: None,
+            requested_at: None,
             under_way: false,
             compare: None,
             last: None,
@@ -78,7 +78,7 @@ impl Listing {
     /// older than `PAUSE`.
     pub(super) fn since(&mut self, since: Monotonic) -> Option<Arc<[ContainerDevices]>> {
         self.request(PAUSE, Duration::ZERO);
-        self.last.as_ref().filter(|(asked, _)| *asked >= since).map(|(_, listed)| Arc::clone(listed))
+        self.last.as_ref().filter(|(requested_at, _)| *requested_at >= since).map(|(_, listed)| Arc::clone(listed))
     }
 
     /// What the kubelet listed last, however long ago.
@@ -97,29 +97,29 @@ impl Listing {
 
     fn request(&mut self, pause: Duration, delay: Duration) {
         let now = clock::monotonic();
-        if self.under_way || self.asked.is_some_and(|asked| now.since(asked) < pause) {
+        if self.under_way || self.requested_at.is_some_and(|requested_at| now.since(requested_at) < pause) {
             return;
         }
         self.under_way = true;
-        self.asked = Some(now);
-        let (path, resource, say) = (self.path.clone(), Arc::clone(&self.resource), self.say.clone());
+        self.requested_at = Some(now);
+        let (path, resource, sender) = (self.path.clone(), Arc::clone(&self.resource), self.sender.clone());
         tokio::spawn(async move {
             sleep(delay).await;
-            let asked = clock::monotonic();
+            let requested_at = clock::monotonic();
             let answer = list_once(&path).await;
             let own =
                 |listed: Vec<ContainerDevices>| listed.into_iter().filter(|one| one.resource == resource).collect();
-            let _ = say.send(Listed { asked, answer: answer.map(own) }).await;
+            let _ = sender.send(Listed { requested_at, answer: answer.map(own) }).await;
         });
     }
 
     /// Takes an answer; returns the list to compare with the checkpoint, `None` if the kubelet gave none.
-    pub(super) fn take(&mut self, Listed { asked, answer }: Listed) -> Option<Arc<[ContainerDevices]>> {
+    pub(super) fn take(&mut self, Listed { requested_at, answer }: Listed) -> Option<Arc<[ContainerDevices]>> {
         self.under_way = false;
         match answer {
             Ok(listed) => {
                 self.failed = false;
-                self.last = Some((asked, Arc::clone(&listed)));
+                self.last = Some((requested_at, Arc::clone(&listed)));
                 Some(listed)
             }
             Err(why) => {
@@ -148,8 +148,8 @@ impl Disagreements {
     /// Returns what was found twice and is new, and whether the agent must look again to be certain.
     fn take(&mut self, found: BTreeSet<HolderDisagreement>) -> (Vec<HolderDisagreement>, bool) {
         let certain: Vec<HolderDisagreement> = found.intersection(&self.suspected).cloned().collect();
-        self.told.retain(|told| found.contains(told));
-        let new = certain.into_iter().filter(|one| self.told.insert(one.clone())).collect();
+        self.reported.retain(|reported| found.contains(reported));
+        let new = certain.into_iter().filter(|one| self.reported.insert(one.clone())).collect();
         let looks_again = found != self.suspected && !found.is_empty();
         self.suspected = found;
         (new, looks_again)
@@ -168,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn a_disagreement_counts_when_it_was_found_twice_and_once_for_as_long_as_it_lasts() {
+    fn a_disagreement_is_reported_once_when_two_lists_in_a_row_have_it() {
         let mut disagreements = Disagreements::default();
         for (ids, new, looks_again) in [
             (&["x"][..], 0, true),

@@ -1,5 +1,5 @@
-//! Running pods that hold a GPU that this node does not list: the GPU was taken out or replaced, perhaps while no agent
-//! ran.
+//! Finds running pods that hold a GPU which this node does not list: the GPU was taken out or replaced, perhaps while no
+//! agent ran.
 
 use model::id::{GpuUuid, PodRef, PodUid};
 use model::observation::GpuSourceState;
@@ -54,7 +54,7 @@ mod tests {
     use model::time::{Now, WallTime};
 
     #[test]
-    fn what_is_away_for_a_moment_is_not_missing_and_without_a_driver_only_the_driver_is() {
+    fn a_gpu_counts_as_missing_after_fifteen_seconds_and_not_without_a_driver() {
         let holding = (
             PodUid::parse(&"1".repeat(32)).unwrap(),
             PodRef { namespace: "ml".into(), name: "train".into() },

@@ -1,4 +1,4 @@
-//! The pods of this node, as the API server shows them, and the GPU pods among them.
+//! Holds the pods of this node, as the API server shows them, and the GPU pods among them.
 
 use super::gpu_pods::GpuPodReader;
 use model::gpu_pod::GpuPod;
@@ -23,7 +23,7 @@ pub(super) struct NodePods {
     reader: GpuPodReader,
     rules: RequestRules,
     node: NodeName,
-    /// The file that says that a scheduler has placed pods here.
+    /// The file that exists once a scheduler has placed pods here.
     served: PathBuf,
     /// Until this time a new list that no call waits for is not announced.
     rests_until: Instant,

@@ -1,5 +1,5 @@
-//! What the kubelet is told: the slots of the node's devices. They follow from the node view, the device configuration,
-//! the GPUs that an operator keeps from new containers, and what the host provides.
+//! Makes the device list for the kubelet: the slots of the node's devices. It follows from the node view, the device
+//! configuration, the GPUs that an operator keeps from new containers, and what the host provides.
 
 use super::devices::{self, SharedDevices};
 use super::host::HostFindings;
@@ -38,7 +38,7 @@ pub(super) struct OfferSources {
     pub host: watch::Receiver<HostFindings>,
 }
 
-/// The devices of now.
+/// The current devices.
 #[derive(Debug)]
 pub(super) struct Offered {
     /// The node view.
@@ -85,7 +85,7 @@ impl DeviceOffer {
         }
     }
 
-    /// The devices of now. The sources then count as unchanged.
+    /// The current devices. The sources then count as unchanged.
     pub(super) fn take(&mut self) -> Offered {
         let view = Arc::clone(&self.sources.view.borrow_and_update());
         let host = self.sources.host.borrow_and_update().clone();
@@ -95,7 +95,7 @@ impl DeviceOffer {
         Offered { view, devices, cordoned, kit }
     }
 
-    /// Gives the allocator the devices of now. The sources keep their changes.
+    /// Gives the allocator the current devices. The sources keep their changes.
     pub(super) fn preview(&self, allocator: &mut NodeAllocator) {
         let view = Arc::clone(&self.sources.view.borrow());
         allocator.set_devices(devices::of(&view, &self.config, &self.split_counts));
@@ -107,7 +107,7 @@ impl DeviceOffer {
         self.sources.host.borrow().runtime_injects
     }
 
-    /// Tells the kubelet the slots of the allocator, if they have changed.
+    /// Sends the slots of the allocator to the kubelet, if they have changed.
     pub(super) fn publish(&self, allocator: &NodeAllocator) {
         let devices = slots(allocator);
         self.list.send_if_modified(|now| {
@@ -117,8 +117,8 @@ impl DeviceOffer {
         });
     }
 
-    /// Tells the kubelet the slots of the allocator, also if they have not changed.
-    pub(super) fn publish_anew(&self, allocator: &NodeAllocator) {
+    /// Sends the slots of the allocator to the kubelet, also if they have not changed.
+    pub(super) fn publish_again(&self, allocator: &NodeAllocator) {
         self.list.send_replace(slots(allocator));
     }
 }

@@ -16,7 +16,7 @@ pub(super) fn sentence(over: &OverUse) -> String {
 }
 
 /// Writes the event about a new over-use; `at` is now, in the format of events.
-pub(super) fn tell(api: &ApiServer, pod: &Pod, over: &OverUse, at: &str) {
+pub(super) fn report(api: &ApiServer, pod: &Pod, over: &OverUse, at: &str) {
     let note = sentence(over);
     tracing::warn!(pod = %pod.name, device = %over.device, "a pod uses too much GPU memory: {note}");
     write_event(api, pod, ("OverUse", note, at.to_owned()));

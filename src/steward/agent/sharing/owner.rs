@@ -35,11 +35,11 @@ const AGAIN: Duration = Duration::from_millis(20);
 /// How often changed counts are reported: as often as the view is made.
 const REPORT: Duration = Duration::from_secs(1);
 
-/// The owner of the node's sharing state. Each part has one job and hides how it does it; the owner carries what one
-/// part says to the others.
+/// The owner of the node's sharing state. Each part has one job and hides how it does it; the owner passes the
+/// results of one part to the others.
 #[derive(Debug)]
 pub(crate) struct Sharing {
-    /// Who may have what: the state that decides.
+    /// Decides which container gets which devices.
     pub(super) allocator: NodeAllocator,
     /// How containers get their devices.
     pub(super) binding: NodeBinding,
@@ -53,7 +53,7 @@ pub(crate) struct Sharing {
     pub(super) calls: KubeletCalls,
     /// The pods of this node.
     pub(super) pods: NodePods,
-    /// What the kubelet is told.
+    /// The device list for the kubelet.
     pub(super) offer: DeviceOffer,
     /// Writes events and annotations on pods, for people and schedulers.
     pub(super) status: PodStatusWriter,
@@ -92,8 +92,8 @@ impl Sharing {
         self.pods.is_known().await;
     }
 
-    /// Makes the device list as it will be, before this agent's turn. It decides on a copy of the state, and keeps and
-    /// tells nothing.
+    /// Makes the device list as it will be, before this agent's turn. It decides on a copy of the state, and neither
+    /// keeps nor reports anything.
     pub(super) async fn preview(&mut self) {
         let mut allocator = self.allocator.clone();
         if let Ok(rows) = self.holders.read().await {
@@ -103,7 +103,7 @@ impl Sharing {
         if let Some(pods) = self.pods.latest() {
             allocator.set_gpu_pods(self.pods.gpu_pods(&pods));
         }
-        self.offer.publish_anew(&allocator);
+        self.offer.publish_again(&allocator);
     }
 
     /// Runs until `stop` is cancelled. Returns the keeper, which still has tickets to write.
@@ -116,8 +116,8 @@ impl Sharing {
             tokio::select! {
                 () = stop.cancelled() => return self.tickets.into_keeper(),
                 () = self.status.turn() => {}
-                Some(event) = self.binding.next() => self.has_binding(event).await,
-                Some(listed) = self.holders.answered() => self.has_listed(listed).await,
+                Some(event) = self.binding.next() => self.handle_binding(event).await,
+                Some(listed) = self.holders.answered() => self.handle_listed(listed).await,
                 count = self.calls.receive(&mut batch) => {
                     if count == 0 {
                         return self.tickets.into_keeper();
@@ -126,15 +126,15 @@ impl Sharing {
                     self.answer().await;
                     again = Instant::now() + AGAIN;
                 }
-                event = self.files.next() => self.has_files(event).await,
-                event = self.tickets.next() => self.has_prefetched(event).await,
+                event = self.files.next() => self.handle_files(event).await,
+                event = self.tickets.next() => self.handle_prefetch(event).await,
                 () = sleep_until(again), if self.looks_again() => {
                     self.look_again().await;
                     again = Instant::now() + AGAIN;
                 }
-                () = self.offer.changed() => self.has_gpus().await,
+                () = self.offer.changed() => self.handle_gpus().await,
                 () = self.pods.changed() => {
-                    self.has_pods().await;
+                    self.handle_pods().await;
                     self.pods.rest();
                 }
                 () = sleep_until(report) => {
@@ -145,27 +145,27 @@ impl Sharing {
         }
     }
 
-    async fn has_binding(&mut self, event: BindingEvent) {
+    async fn handle_binding(&mut self, event: BindingEvent) {
         match event {
             BindingEvent::Mode => {
-                self.look_at_way();
+                self.apply_binding_mode();
                 self.allocate().await;
             }
-            BindingEvent::Arrived(arrived) => self.look_at_arrival(&arrived),
+            BindingEvent::Checked(result) => self.handle_cdi_check(&result),
         }
     }
 
-    async fn has_listed(&mut self, listed: Listed) {
+    async fn handle_listed(&mut self, listed: Listed) {
         if let Some(listed) = self.holders.take(listed) {
             self.compare(&listed).await;
             self.judge().await;
         }
     }
 
-    async fn has_files(&mut self, event: FilesEvent) {
+    async fn handle_files(&mut self, event: FilesEvent) {
         match event {
-            FilesEvent::Delivered(delivered) => self.has_delivered(delivered),
-            FilesEvent::Counted(files) => self.has_counted(files),
+            FilesEvent::Delivered(delivered) => self.handle_delivered(delivered),
+            FilesEvent::Counted(files) => self.handle_counted(files),
             FilesEvent::SweepDue => {
                 let listed = self.sweep().await;
                 self.files.has_swept(listed);
@@ -173,22 +173,22 @@ impl Sharing {
         }
     }
 
-    async fn has_prefetched(&mut self, event: PrefetchEvent) {
+    async fn handle_prefetch(&mut self, event: PrefetchEvent) {
         match event {
             PrefetchEvent::ReadDue => self.tickets.prefetcher().read(self.holders.reader()),
             PrefetchEvent::Done(done) => {
-                self.has_done(done);
+                self.handle_background(done);
                 self.answer().await;
             }
         }
     }
 
-    async fn has_gpus(&mut self) {
+    async fn handle_gpus(&mut self) {
         self.look_at_gpus();
         self.keep_changes().await;
     }
 
-    async fn has_pods(&mut self) {
+    async fn handle_pods(&mut self) {
         self.look_at_pods();
         self.answer().await;
         self.look_for_admitted().await;
@@ -199,7 +199,7 @@ impl Sharing {
         if let Ok(rows) = self.holders.read().await {
             self.allocator.set_checkpoint(&rows);
         }
-        self.look_at_way();
+        self.apply_binding_mode();
         self.look_at_gpus();
         self.look_at_pods();
         self.keep_changes().await;
@@ -233,7 +233,7 @@ impl Sharing {
         // New pods, prefetched files and PodResources lists wake the loop by themselves. But in the pause after a pod
         // list a new one does not, and an `Allocate` holds up every other pod.
         let new_pods = self.calls.allocations_wait() && self.pods.has_new();
-        if new_pods || self.holders.is_worth_a_look().await {
+        if new_pods || self.holders.must_judge_again().await {
             self.answer().await;
             self.look_for_admitted().await;
         }
@@ -258,7 +258,7 @@ impl Sharing {
         self.keep_changes().await;
     }
 
-    fn has_done(&mut self, done: BackgroundResult) {
+    fn handle_background(&mut self, done: BackgroundResult) {
         match done {
             BackgroundResult::Files(written) => self.tickets.prefetcher().has_written(written, Instant::now()),
             BackgroundResult::Checkpoint(began, read, checkpoint) => {
@@ -269,7 +269,7 @@ impl Sharing {
         self.tickets.prefetcher().prepare(&self.allocator, self.files.writers(), Instant::now());
     }
 
-    pub(super) fn has_delivered(&mut self, delivered: DeliveryResult) {
+    pub(super) fn handle_delivered(&mut self, delivered: DeliveryResult) {
         let DeliveryResult { uid, pod, container, result, void } = delivered;
         self.allocator.forget_tickets(void.as_slice());
         void.iter().for_each(|ticket| self.tickets.void(ticket));
@@ -286,12 +286,12 @@ impl Sharing {
     fn look_at_gpus(&mut self) {
         let Offered { view, devices, cordoned, kit } = self.offer.take();
         if let Some(kit) = kit {
-            self.files.kit_is(kit);
+            self.files.set_kit(kit);
         }
         let changed = self.allocator.set_devices(devices);
-        let changed = self.look_at_isolation() || changed;
+        let changed = self.update_isolation() || changed;
         if self.allocator.set_cordoned(cordoned) || changed {
-            self.tell_list();
+            self.publish_list();
         }
         let without_gpu = self.status.gpus_are(&view, &self.allocator);
         self.counts.without_gpu(without_gpu);
@@ -299,7 +299,7 @@ impl Sharing {
         self.counts.memory_claims_are(self.allocator.memory_claims());
     }
 
-    pub(super) fn tell_list(&mut self) {
+    pub(super) fn publish_list(&mut self) {
         self.counts.slots_are(self.allocator.tally(), self.allocator.claims());
         self.offer.publish(&self.allocator);
     }
@@ -316,8 +316,8 @@ impl Sharing {
         if self.allocator.served_by_scheduler() && !served {
             self.pods.are_served();
         }
-        self.tell_list();
-        self.look_at_all_by_ticket();
+        self.publish_list();
+        self.check_all_by_ticket();
     }
 
     fn take(&mut self, call: PluginCall) {
@@ -371,7 +371,7 @@ impl Sharing {
         self.files.count(counted);
     }
 
-    fn has_counted(&mut self, files: Vec<PodFiles>) {
+    fn handle_counted(&mut self, files: Vec<PodFiles>) {
         for over in files.iter().filter(|files| files.over) {
             if let Some(pod) = self.pods.pod(&over.uid).filter(|pod| pod.deleted_at.is_none()) {
                 self.status.has_written_too_much(&pod, over, self.files.limit());

@@ -5,7 +5,7 @@
 //! it. An event on a pod is tried for about a minute; events about GPU health, over-use and evictions are tried once.
 
 use super::event_notes::{NOT_APPLIED, gpu_missing, too_much_written};
-use super::health::{News, Watched};
+use super::health::{GpuHealthWatch, HealthChange};
 use super::overuse;
 use super::pod_write::{Ended, write};
 use apiserver::own_node::OwnNodeReader;
@@ -38,16 +38,16 @@ pub(crate) struct PodStatusWriter {
     api: ApiServer,
     own: OwnNodeReader,
     node: NodeName,
-    told: SentEvents,
+    sent: SentEvents,
     /// Static pods: the kubelet knows each by the hash of its manifest, the API server by the UID of its mirror pod.
     /// Annotations are written on the mirror; events name the hash, as the kubelet's own do, because `kubectl describe`
     /// looks there.
     mirrors: BTreeMap<PodUid, PodUid>,
-    /// What HAMi's scheduler was told.
+    /// The bind phases that were written for HAMi's scheduler.
     phases: BindPhases,
     evictions: Evictions,
     /// The health of the GPUs at the last view.
-    watched: Watched,
+    watched: GpuHealthWatch,
     unwritten: PendingPodWrites,
     /// The results of tries to write on pods.
     ended: (mpsc::Sender<Ended>, mpsc::Receiver<Ended>),
@@ -60,11 +60,11 @@ impl PodStatusWriter {
             api,
             own,
             node,
-            told: SentEvents::default(),
+            sent: SentEvents::default(),
             mirrors: BTreeMap::new(),
             phases: BindPhases::default(),
             evictions: Evictions::default(),
-            watched: Watched::default(),
+            watched: GpuHealthWatch::default(),
             unwritten: PendingPodWrites::default(),
             ended: mpsc::channel(MAX_IN_FLIGHT),
         }
@@ -83,7 +83,7 @@ impl PodStatusWriter {
         let mirrored = pods.pods.iter().filter(|pod| pod.mirror_of.is_some());
         self.mirrors = mirrored.map(|pod| (pod.cgroup_uid().clone(), pod.uid.clone())).collect();
         let here: BTreeSet<&PodUid> = pods.pods.iter().map(|pod| pod.cgroup_uid()).collect();
-        self.told.forget(&here);
+        self.sent.forget(&here);
         self.phases.forget(&here);
         self.unwritten.forget(&here);
     }
@@ -132,7 +132,7 @@ impl PodStatusWriter {
     }
 
     /// Writes these annotations on the pod that the kubelet knows as `of`, and repeats that until they are written.
-    fn has_to_stand(&mut self, kind: PodWriteKind, (of, pod): (&PodUid, &PodRef), annotations: AnnotationChanges) {
+    fn write_until_done(&mut self, kind: PodWriteKind, (of, pod): (&PodUid, &PodRef), annotations: AnnotationChanges) {
         let uid = self.at_server(of);
         if !self.unwritten.add((of, kind), (&uid, pod), annotations, sources::clock::monotonic()) {
             tracing::error!(%pod, "too many writes on pods are pending; this one is dropped: {}", meaning(kind));
@@ -143,9 +143,9 @@ impl PodStatusWriter {
     /// A container may not start: writes an event if the reason is new, and returns whether it is. The kubelet retries
     /// the start again and again. A pod that can never start here also gets the mark for eviction.
     pub(super) fn refused(&mut self, (uid, pod): (&PodUid, &PodRef), container: &Arc<str>, why: &Refusal) -> bool {
-        let Some(news) = self.told.refused(uid, container, why) else { return false };
+        let Some(refusal) = self.sent.refused(uid, container, why) else { return false };
         self.event(uid, pod, why.code(), format!("container {container}: {why}"));
-        if let Some(reason) = news.mark {
+        if let Some(reason) = refusal.mark {
             self.mark((uid, pod), Some(reason));
         }
         true
@@ -153,7 +153,7 @@ impl PodStatusWriter {
 
     /// A pod that could never start because of this starts: removes the mark for eviction.
     pub(super) fn starts_after_all(&mut self, (uid, pod): (&PodUid, &PodRef), why: &Refusal) {
-        if self.told.starts_after_all(uid, why) {
+        if self.sent.starts_after_all(uid, why) {
             self.mark((uid, pod), None);
         }
     }
@@ -161,28 +161,28 @@ impl PodStatusWriter {
     /// Writes the mark for eviction with this reason, or removes it.
     fn mark(&mut self, names: (&PodUid, &PodRef), reason: Option<&'static str>) {
         let mark = AnnotationChanges::from([(annotation_keys::EVICT, reason.map(Into::into))]);
-        self.has_to_stand(PodWriteKind::Evict, names, mark);
+        self.write_until_done(PodWriteKind::Evict, names, mark);
     }
 
     /// Writes an event: the files of a container could not be written where the runtime finds them.
     pub(super) fn undelivered(&mut self, names: (&PodUid, &PodRef), container: &Arc<str>, why: String) {
-        self.once(names, container, "NotDelivered", why);
+        self.event_once(names, container, "NotDelivered", why);
     }
 
     /// Writes an event: what must be known before a start was not known for too long.
     pub(super) fn late(&mut self, names: (&PodUid, &PodRef), container: &Arc<str>, why: &str) {
-        self.once(names, container, "HolderUnknown", why.to_owned());
+        self.event_once(names, container, "HolderUnknown", why.to_owned());
     }
 
     /// Writes an event if this reason is new for this container; returns whether it is.
-    fn once(
+    fn event_once(
         &mut self,
         (uid, pod): (&PodUid, &PodRef),
         container: &Arc<str>,
         reason: &'static str,
         note: String,
     ) -> bool {
-        if !self.told.is_new(uid, container, reason) {
+        if !self.sent.is_new(uid, container, reason) {
             return false;
         }
         self.event(uid, pod, reason, note);
@@ -193,7 +193,7 @@ impl PodStatusWriter {
     /// that is new.
     pub(super) fn not_applied(&mut self, uid: &PodUid, pod: &PodRef) -> bool {
         const REASON: &str = "LimitsNotApplied";
-        self.is_to_go((uid, pod), REASON, NOT_APPLIED.into())
+        self.mark_once((uid, pod), REASON, NOT_APPLIED.into())
     }
 
     /// A pod has written more into its folders than it may: writes an event and the mark for eviction once. If
@@ -201,7 +201,7 @@ impl PodStatusWriter {
     pub(super) fn has_written_too_much(&mut self, pod: &Pod, files: &PodFiles, limit: Bytes) {
         const REASON: &str = "TooMuchWritten";
         let note = too_much_written(files, limit);
-        if self.is_to_go((pod.cgroup_uid(), &pod.name), REASON, note.clone()) {
+        if self.mark_once((pod.cgroup_uid(), &pod.name), REASON, note.clone()) {
             tracing::warn!(pod = %pod.name, bytes = files.bytes.0, files = files.files, "a pod has written too much: {note}");
         }
         if self.evictions.for_files(pod) {
@@ -210,8 +210,8 @@ impl PodStatusWriter {
     }
 
     /// Writes an event and the mark for eviction if this reason is new for the pod; returns whether it is.
-    fn is_to_go(&mut self, names: (&PodUid, &PodRef), reason: &'static str, note: String) -> bool {
-        let is_new = self.told.must_be_deleted(names.0, reason);
+    fn mark_once(&mut self, names: (&PodUid, &PodRef), reason: &'static str, note: String) -> bool {
+        let is_new = self.sent.must_be_deleted(names.0, reason);
         if is_new {
             self.event(names.0, names.1, reason, note);
             self.mark(names, Some(reason));
@@ -242,7 +242,7 @@ impl PodStatusWriter {
         match claim::encode(annotation_keys::ALLOCATED, claim) {
             Ok(text) => {
                 let claim = AnnotationChanges::from([(annotation_keys::ALLOCATED, Some(text.into()))]);
-                self.has_to_stand(PodWriteKind::Claim, (&gpu_pod.uid, &gpu_pod.pod), claim);
+                self.write_until_done(PodWriteKind::Claim, (&gpu_pod.uid, &gpu_pod.pod), claim);
             }
             Err(fault) => {
                 tracing::warn!(pod = %gpu_pod.pod, %fault, "the claim has moved, and cannot be written on its pod");
@@ -253,9 +253,9 @@ impl PodStatusWriter {
     /// Takes in a view: writes events about changes of the health of GPUs, about pods that the driver names in errors,
     /// and about pods that hold a GPU that is not listed. Returns how many pods do.
     pub(super) fn gpus_are(&mut self, view: &NodeView, allocator: &NodeAllocator) -> usize {
-        for news in self.watched.look(view, &now()) {
-            let holders = allocator.holders(&news.devices);
-            self.health(news, holders);
+        for change in self.watched.look(view, &now()) {
+            let holders = allocator.holders(&change.devices);
+            self.health(change, holders);
         }
         for error in self.watched.errors(view) {
             if let Some(name) = view.pod(&error.pod).and_then(|pod| pod.name.as_ref()) {
@@ -270,15 +270,15 @@ impl PodStatusWriter {
     }
 
     /// The health of a GPU has changed: writes an event on the Node and on every pod that holds something of the GPU.
-    fn health(&self, news: News, holders: Vec<(PodUid, PodRef)>) {
+    fn health(&self, change: HealthChange, holders: Vec<(PodUid, PodRef)>) {
         let (api, own) = (self.api.clone(), self.own.clone());
-        let News { event, .. } = news;
+        let HealthChange { event, .. } = change;
         tokio::spawn(async move {
-            let told = match own.read().await {
+            let written = match own.read().await {
                 Ok(node) => api.node_event(&node.uid, &event).await,
                 Err(error) => Err(error),
             };
-            if let Err(error) = told {
+            if let Err(error) = written {
                 tracing::warn!(reason = event.reason, %error, "cannot write the event about a GPU's health on our Node");
             }
             for (uid, pod) in holders {
@@ -291,13 +291,13 @@ impl PodStatusWriter {
 
     /// The driver names a process of this pod in an error: writes one event for each kind of error.
     fn driver_error(&mut self, pod: (&PodUid, &PodRef), code: u32, note: String) {
-        self.once(pod, &Arc::from(format!("xid {code}")), "GpuDriverError", note);
+        self.event_once(pod, &Arc::from(format!("xid {code}")), "GpuDriverError", note);
     }
 
     /// A pod runs and holds a GPU that this node does not list: writes an event.
     fn without_gpu(&mut self, (uid, pod): (&PodUid, &PodRef), device: &GpuUuid) {
         let note = gpu_missing(device);
-        if self.once((uid, pod), &Arc::from(device.as_str()), "GpuMissing", note) {
+        if self.event_once((uid, pod), &Arc::from(device.as_str()), "GpuMissing", note) {
             tracing::warn!(%pod, %device, "a pod runs and holds a GPU that this node does not list");
         }
     }
@@ -307,7 +307,7 @@ impl PodStatusWriter {
         let at = now();
         for step in self.evictions.over_uses(&view.over_uses, pods, view.now.monotonic) {
             match step {
-                EvictionStep::Report(pod, over) => overuse::tell(&self.api, pod, over, &at),
+                EvictionStep::Report(pod, over) => overuse::report(&self.api, pod, over, &at),
                 EvictionStep::Evict(pod, over) => {
                     overuse::evict(&self.api, pod, ("EvictedForOverUse", overuse::sentence(over), at.clone()));
                 }
@@ -325,7 +325,7 @@ impl PodStatusWriter {
         self.phases.reads_checkpoint(sources::clock::monotonic())
     }
 
-    /// Whether HAMi's scheduler placed this pod and was not told that it has its GPUs.
+    /// Whether HAMi's scheduler placed this pod and does not know yet that the pod has its GPUs.
     pub(super) fn is_awaited(&self, pod: &Pod) -> bool {
         self.phases.is_awaited(pod.cgroup_uid(), phase(pod))
     }
@@ -367,8 +367,8 @@ impl PodStatusWriter {
             annotations.insert(annotation_keys::TO_ALLOCATE, Some(left.into()));
         }
         let names = (pod.cgroup_uid(), &pod.name);
-        self.has_to_stand(PodWriteKind::Served, names, annotations);
-        self.has_to_stand(PodWriteKind::Lock, names, AnnotationChanges::new());
+        self.write_until_done(PodWriteKind::Served, names, annotations);
+        self.write_until_done(PodWriteKind::Lock, names, AnnotationChanges::new());
     }
 
     /// A pod that no scheduler placed got device shares: writes its claim where a scheduler would have written it, with
@@ -381,7 +381,7 @@ impl PodStatusWriter {
                     (annotation_keys::ASSIGNED_NODE, Some(self.node.as_str().into())),
                     (annotation_keys::PLACED_BY, Some(annotation_keys::PLACED_BY_AGENT.into())),
                 ]);
-                self.has_to_stand(PodWriteKind::Claim, (&gpu_pod.uid, &gpu_pod.pod), share);
+                self.write_until_done(PodWriteKind::Claim, (&gpu_pod.uid, &gpu_pod.pod), share);
             }
             Err(fault) => tracing::warn!(pod = %gpu_pod.pod, %fault, "the devices of this pod cannot be written on it"),
         }
@@ -436,8 +436,8 @@ mod tests {
             (NOT_APPLIED.into(), "delete the pod"),
             (too_much_written(&files, Bytes(64 << 20)), "write elsewhere, and delete the pod"),
         ] {
-            let (_, told) = text.split_once("; ").unwrap_or_default();
-            assert!(told.contains(remedy), "{text}");
+            let (_, advice) = text.split_once("; ").unwrap_or_default();
+            assert!(advice.contains(remedy), "{text}");
             for unclear in ["promised", "somebody", "nobody", "assignment", " bytes"] {
                 assert!(!text.contains(unclear), "{text}");
             }
@@ -468,7 +468,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn on_a_static_pod_its_mirror_is_written_and_its_events_are_where_kubectl_looks() {
+    async fn a_static_pod_gets_annotations_on_its_mirror_and_events_by_its_hash() {
         let (server, folder) = (Server::start(), tempfile::tempdir().unwrap());
         server.put("pods", mirror());
         let connection = apiserver::connect(Some(&server.kubeconfig(folder.path()))).await.unwrap();
@@ -487,7 +487,7 @@ mod tests {
             pod["metadata"]["annotations"][key].as_str().map(str::to_owned)
         };
         until(&mut writer, "the mark for eviction", || annotation(annotation_keys::EVICT).is_some()).await;
-        until(&mut writer, "the word for the scheduler", || {
+        until(&mut writer, "the phase for the scheduler", || {
             annotation(annotation_keys::BIND_PHASE) == Some("failed".into())
         })
         .await;

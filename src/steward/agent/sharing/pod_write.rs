@@ -1,4 +1,4 @@
-//! One try to write something on a pod, or to release the pod's lock on our Node.
+//! Tries once to write something on a pod, or to release the pod's lock on the agent's Node.
 
 use apiserver::ApiError;
 use apiserver::own_node::OwnNodeReader;
@@ -93,7 +93,7 @@ mod tests {
                 refused(409, "the object has been modified; please apply your changes to the latest version"),
                 PodWriteOutcome::Failed,
             ),
-            (refused(403, "denied by a policy that somebody will mend"), PodWriteOutcome::Failed),
+            (refused(403, "denied by a policy of the cluster"), PodWriteOutcome::Failed),
             (refused(429, "too many requests"), PodWriteOutcome::Failed),
             (of(ApiFailure::Slow(Duration::from_secs(10))), PodWriteOutcome::Failed),
             (of(ApiFailure::Broken("connection refused".into())), PodWriteOutcome::Failed),
@@ -104,9 +104,9 @@ mod tests {
 
     /// The cache may lag behind the scheduler that has just taken the lock, and behind another one that has.
     #[tokio::test]
-    async fn a_lock_is_released_as_it_stands_now_whatever_a_cache_shows() {
-        const ANOTHERS: &str = "2026-11-21T10:21:47Z,ml,other";
-        for cached in [None, Some(ANOTHERS), Some("2026-11-21T09:00:00Z,ml,train-0")] {
+    async fn the_current_lock_is_released_even_if_a_cache_shows_an_older_one() {
+        const OTHER_LOCK: &str = "2026-11-21T10:21:47Z,ml,other";
+        for cached in [None, Some(OTHER_LOCK), Some("2026-11-21T09:00:00Z,ml,train-0")] {
             let (server, folder) = (lab::api_server::FakeApiServer::start(), tempfile::tempdir().unwrap());
             let node = |lock: Option<&str>| {
                 let annotations = lock.map_or_else(|| json!({}), |lock| json!({ (annotation_keys::NODE_LOCK): lock }));
@@ -125,13 +125,13 @@ mod tests {
             assert_eq!(release(&api, &own, &pod("train-0")).await, Ok(()));
             assert_eq!(lock(), json!(null), "where the cache shows {cached:?}");
 
-            node(Some(ANOTHERS));
+            node(Some(OTHER_LOCK));
             assert_eq!(release(&api, &own, &pod("train-0")).await, Ok(()), "nothing of its own is left to release");
-            assert_eq!(lock(), ANOTHERS);
+            assert_eq!(lock(), OTHER_LOCK);
             let late =
                 api.release_node(annotation_keys::NODE_LOCK, "2026-11-21T10:21:48Z,ml,train-0").await.unwrap_err();
             assert_eq!(outcome(&late), PodWriteOutcome::Failed, "written anew since it was read: {late}");
-            assert_eq!(lock(), ANOTHERS);
+            assert_eq!(lock(), OTHER_LOCK);
         }
     }
 }

@@ -6,11 +6,11 @@
 //!                                 ──▶ wait      for what is not known yet; refused when its patience is over
 //! ```
 //!
-//! What must never happen here: the kubelet is told to go on before the files of the container are there.
+//! What must never happen here: the kubelet gets the answer before the files of the container are there.
 
 use super::calls::WaitingStart;
-use super::cdi_check::Arrived;
-use super::container_files::{DeliveryResult, UnwrittenStart, is_delivered, report};
+use super::cdi_check::CdiCheckResult;
+use super::container_files::{DeliveryResult, UnwrittenStart, log_delivered, report};
 use super::container_limits;
 use super::late;
 use super::owner::Sharing;
@@ -101,9 +101,9 @@ impl Sharing {
         if !filled.is_empty() {
             effects::failpoint!("start-answered");
         }
-        filled.into_iter().for_each(|filled| self.has_filled(filled));
+        filled.into_iter().for_each(|filled| self.finish_start(filled));
         self.keep_changes().await;
-        self.tell_list();
+        self.publish_list();
     }
 
     /// The verdict on a start, by this checkpoint.
@@ -129,7 +129,7 @@ impl Sharing {
     fn refuse(&mut self, (uid, name): (&PodUid, &PodRef), container: &Arc<str>, why: &Refusal) {
         self.counts.ended(StartOutcome::Refused(why.code()));
         if self.status.refused((uid, name), container, why) && why.for_good() && *why != Refusal::WithoutCdi {
-            self.counts.trouble(ErrorCounter::StartMistaken);
+            self.counts.error(ErrorCounter::StartMistaken);
         }
         tracing::warn!(pod = %name, container = &**container, reason = why.code(), "a container may not start: {why}");
         if let Some(pod) = self.pods.pod(uid) {
@@ -165,9 +165,9 @@ impl Sharing {
     /// Writes what the containers get, if it was not prefetched, then lets them start. The next start does not wait
     /// for the disk.
     fn fill(&mut self, start: WaitingStart, bound: Vec<BoundContainer>, shared: bool) -> Filled {
-        let promises: Vec<_> =
+        let containers: Vec<_> =
             bound.iter().map(|bound| (bound.clone(), container_limits::of(bound, &self.allocator))).collect();
-        let prepared = self.tickets.prefetcher().started(&promises, self.files.writers().0);
+        let prepared = self.tickets.prefetcher().started(&containers, self.files.writers().0);
         let waited = start.wait.waited(sources::clock::monotonic());
         let awaited = self.is_awaited(&bound);
         if let Some(first) = bound.first() {
@@ -176,11 +176,11 @@ impl Sharing {
         effects::failpoint!("start-noted");
         let written = self.counts.writing();
         if !prepared {
-            self.files.write(UnwrittenStart { reply: start.reply, waited, promises, shared, awaited }, written);
+            self.files.write(UnwrittenStart { reply: start.reply, waited, containers, shared, awaited }, written);
             return Filled { bound, shared, waited, reply: None, prepared, report: None };
         }
-        written.with(true);
-        let report = promises.first().filter(|_| awaited).map(|(_, promise)| report(promise, Ok(())));
+        written.count(true);
+        let report = containers.first().filter(|_| awaited).map(|(_, limits)| report(limits, Ok(())));
         Filled { bound, shared, waited, reply: Some(start.reply), prepared, report }
     }
 
@@ -191,8 +191,8 @@ impl Sharing {
     }
 
     /// Does what is left for a start that no longer waits for the owner.
-    fn has_filled(&mut self, Filled { bound, shared, waited, prepared, report, .. }: Filled) {
-        self.look_whether_it_arrives(&bound);
+    fn finish_start(&mut self, Filled { bound, shared, waited, prepared, report, .. }: Filled) {
+        self.check_first_containers(&bound);
         self.holders.compare_now_and_then();
         for bound in &bound {
             if bound.differs {
@@ -200,7 +200,7 @@ impl Sharing {
             }
             // Otherwise the thread that writes the files logs this.
             if prepared {
-                is_delivered(bound, shared, waited, prepared);
+                log_delivered(bound, shared, waited, prepared);
             }
         }
         if let Some((holder, name)) = bound.first().map(|bound| (&bound.holder.pod, &bound.pod)) {
@@ -213,12 +213,12 @@ impl Sharing {
             }
         }
         if let Some(report) = report {
-            self.has_delivered(report);
+            self.handle_delivered(report);
         }
     }
 
     /// With late binding, starts a check of the first containers: do they have their devices?
-    fn look_whether_it_arrives(&mut self, bound: &[BoundContainer]) {
+    fn check_first_containers(&mut self, bound: &[BoundContainer]) {
         let late = self.binding.mode() == Some(BindingMode::Late);
         // An init container may end before the check.
         let stays = |bound: &&BoundContainer| {
@@ -232,19 +232,19 @@ impl Sharing {
     }
 
     /// If it is known that the runtime ignores tickets, checks every container that may have started with one.
-    pub(super) fn look_at_all_by_ticket(&mut self) {
+    pub(super) fn check_all_by_ticket(&mut self) {
         if self.binding.is_lost() {
             self.allocator.started_by_ticket().into_iter().for_each(|about| self.binding.check_any(about));
         }
     }
 
     /// Handles the result of a check: what a container with late binding really has.
-    pub(super) fn look_at_arrival(&mut self, arrived: &Arrived) {
-        let Arrived { key, pod, has } = arrived;
-        self.binding.has_checked(arrived);
+    pub(super) fn handle_cdi_check(&mut self, result: &CdiCheckResult) {
+        let CdiCheckResult { key, pod, has } = result;
+        self.binding.has_checked(result);
         match has {
             // Also where a container was seen with its devices before, for example before the runtime changed.
-            Some(true) if self.goes_back_to_late() => {
+            Some(true) if self.returns_to_late() => {
                 // The change of mode has cleared what was seen. This container is recorded again as seen with its devices.
                 // From then on, containers without devices do not change the mode to early again.
                 self.binding.has_devices();
@@ -264,36 +264,36 @@ impl Sharing {
             None => {
                 tracing::info!(%pod, container = &*key.container, "whether CDI works here could not be seen");
             }
-            Some(false) => self.has_lost(key, pod),
+            Some(false) => self.handle_missing_devices(key, pod),
         }
     }
 
     /// A container runs without what its ticket stands for. Once containers of two namespaces do, the agent changes to
-    /// early binding, so that no other container comes to that, and checks all that have started with a ticket. It
-    /// keeps the mode if `--binding` sets it or the runtime says that its CDI is on.
-    fn has_lost(&mut self, key: &ContainerKey, pod: &PodRef) {
-        let goes_over = self.binding.lacks(pod);
+    /// early binding, so that this happens to no other container, and checks all that have started with a ticket. It
+    /// keeps the mode if `--binding` sets it or the runtime reports that its CDI is on.
+    fn handle_missing_devices(&mut self, key: &ContainerKey, pod: &PodRef) {
+        let replaced = self.binding.lacks(pod);
         if self.status.not_applied(&key.pod, pod) {
-            self.counts.trouble(ErrorCounter::EditsNotApplied);
+            self.counts.error(ErrorCounter::EditsNotApplied);
             tracing::error!(
-                %pod, container = &*key.container, over = goes_over.is_some(),
+                %pod, container = &*key.container, over = replaced.is_some(),
                 "a container runs without its limits: the runtime takes CDI devices from kubelet and does nothing with them \
                  (enable_cdi of containerd?)"
             );
         }
-        if let Some(way) = goes_over {
+        if let Some(mode) = replaced {
             tracing::warn!("containers that come now get their devices from Allocate (--binding=early)");
-            self.binding.disprove(&way);
-            self.look_at_way();
+            self.binding.disprove(&mode);
+            self.apply_binding_mode();
         }
     }
 
     /// Changes back to late binding where containers had disproved CDI; returns whether it did.
-    fn goes_back_to_late(&mut self) -> bool {
-        let goes_back = self.binding.take_back();
-        if goes_back {
-            self.look_at_way();
+    fn returns_to_late(&mut self) -> bool {
+        let returns = self.binding.return_to_late();
+        if returns {
+            self.apply_binding_mode();
         }
-        goes_back
+        returns
     }
 }

@@ -6,11 +6,11 @@
 //!   Allocate ──▶ unseen ──checkpoint──▶ seen ──guess──▶ preparing ──files──▶ prepared ──▶ PreStartContainer
 //! ```
 //!
-//! Other threads read the checkpoint and write the files, so the owner does not wait. A start is judged as without the
-//! prefetch, by a checkpoint that was read a moment ago and contains its ticket. Prefetched files count if they are
-//! exactly what was decided then; otherwise they are written again.
+//! Other threads read the checkpoint and write the files, so the owner does not wait. A start is decided as without a
+//! prefetch: by a recent checkpoint that contains its ticket. Prefetched files count only if they are exactly the files
+//! of that decision; otherwise they are written again.
 //!
-//! What must never happen here: a guess that is taken for a verdict; two writers of one file.
+//! What must never happen here: a container that starts by the guess of a prefetch; two writers of one file.
 
 use decide::allocator::{BoundContainer, NodeAllocator, StartVerdict};
 use effects::delivery::{DeviceDelivery, TicketFolders};
@@ -58,7 +58,7 @@ pub(super) struct SpecPrefetcher {
     reading: bool,
     writing: bool,
     /// Before this time no CDI spec is prefetched.
-    turn: Option<Instant>,
+    not_before: Option<Instant>,
     due: Instant,
     ends: (mpsc::Sender<BackgroundResult>, mpsc::Receiver<BackgroundResult>),
 }
@@ -78,7 +78,7 @@ enum Stage {
 /// The limits that were written, and the delivery that wrote them.
 #[derive(Debug)]
 pub(super) struct PrefetchedSpec {
-    promise: ContainerLimits,
+    limits: ContainerLimits,
     by: Arc<DeviceDelivery>,
 }
 
@@ -91,10 +91,10 @@ pub(super) enum BackgroundResult {
     Files(PrefetchResult),
 }
 
-/// What was prefetched for each ticket, and whether the runtime sees any new spec.
+/// What was prefetched for each ticket, and whether any CDI spec is new.
 #[derive(Debug)]
 pub(super) struct PrefetchResult {
-    told: bool,
+    new_specs: bool,
     files: BTreeMap<Ticket, Option<PrefetchedSpec>>,
 }
 
@@ -106,7 +106,7 @@ impl Default for SpecPrefetcher {
             expected: BTreeMap::new(),
             reading: false,
             writing: false,
-            turn: None,
+            not_before: None,
             due: Instant::now(),
             ends: mpsc::channel(UNDER_WAY),
         }
@@ -151,12 +151,12 @@ impl SpecPrefetcher {
     /// Reads the checkpoint in the background.
     pub(super) fn read(&mut self, mut checkpoint: CheckpointReader) {
         self.reading = true;
-        let told = self.ends.0.clone();
+        let results = self.ends.0.clone();
         spawn_blocking(move || {
             let began = Instant::now();
             let read = checkpoint.read();
             // The receiver is gone only when the program ends.
-            let _ = told.blocking_send(BackgroundResult::Checkpoint(began, read, checkpoint));
+            let _ = results.blocking_send(BackgroundResult::Checkpoint(began, read, checkpoint));
         });
     }
 
@@ -194,14 +194,15 @@ impl SpecPrefetcher {
     ) -> Option<Arc<[CheckpointEntry]>> {
         let (rows, _) = self.rows.as_ref().filter(|(_, began)| now - *began <= FRESH)?;
         let written: BTreeSet<&Ticket> = rows.iter().filter_map(|row| row.ticket.as_ref()).collect();
-        let mut asked: BTreeSet<&Arc<str>> = BTreeSet::new();
+        let mut requested: BTreeSet<&Arc<str>> = BTreeSet::new();
         for ids in starts {
             allocator.newest_ticket(ids).filter(|ticket| written.contains(ticket))?;
-            asked.extend(ids);
+            requested.extend(ids);
         }
         let unseen = self.expected.iter().filter(|(_, (_, stage))| matches!(stage, Stage::Unseen));
-        let of_others =
-            |ticket: &Ticket| allocator.issued(ticket).is_some_and(|it| it.ids.iter().all(|id| !asked.contains(id)));
+        let of_others = |ticket: &Ticket| {
+            allocator.issued(ticket).is_some_and(|it| it.ids.iter().all(|id| !requested.contains(id)))
+        };
         unseen.map(|(ticket, _)| ticket).all(of_others).then(|| Arc::clone(rows))
     }
 
@@ -220,37 +221,37 @@ impl SpecPrefetcher {
             Some((since, Stage::Again)) => Some(((true, *since), row.clone())),
             _ => None,
         };
-        let mut wanted: Vec<((bool, Instant), CheckpointEntry)> = rows.iter().filter_map(seen).collect();
+        let mut due: Vec<((bool, Instant), CheckpointEntry)> = rows.iter().filter_map(seen).collect();
         // The runtime reads nothing of what early binding writes.
         let late = |row: &CheckpointEntry| !row.early;
-        if let Some(turn) = self.turn.filter(|turn| now < *turn && wanted.iter().any(|(_, row)| late(row))) {
-            wanted.retain(|(_, row)| !late(row));
+        if let Some(not_before) = self.not_before.filter(|time| now < *time && due.iter().any(|(_, row)| late(row))) {
+            due.retain(|(_, row)| !late(row));
             // At that time, with the checkpoint of that time.
-            self.due = self.due.min(turn);
+            self.due = self.due.min(not_before);
         }
-        wanted.sort_by_key(|(order, _)| *order);
-        let wanted: Vec<CheckpointEntry> = wanted.into_iter().take(MAX_AT_ONCE).map(|(_, row)| row).collect();
-        if wanted.is_empty() {
+        due.sort_by_key(|(order, _)| *order);
+        let due: Vec<CheckpointEntry> = due.into_iter().take(MAX_AT_ONCE).map(|(_, row)| row).collect();
+        if due.is_empty() {
             return;
         }
-        for ticket in wanted.iter().filter_map(|row| row.ticket.as_ref()) {
+        for ticket in due.iter().filter_map(|row| row.ticket.as_ref()) {
             if let Some((_, stage)) = self.expected.get_mut(ticket) {
                 *stage = Stage::Preparing;
             }
         }
         self.writing = true;
-        let (guess, rows, told) = (allocator.clone(), Arc::clone(rows), self.ends.0.clone());
+        let (guess, rows, results) = (allocator.clone(), Arc::clone(rows), self.ends.0.clone());
         let (delivery, tickets) = (Arc::clone(delivery), tickets.clone());
         spawn_blocking(move || {
-            let _ = told.blocking_send(BackgroundResult::Files(write(guess, &rows, &wanted, (&delivery, &tickets))));
+            let _ = results.blocking_send(BackgroundResult::Files(write(guess, &rows, &due, (&delivery, &tickets))));
         });
     }
 
     /// A prefetch has ended.
-    pub(super) fn has_written(&mut self, PrefetchResult { told, files }: PrefetchResult, now: Instant) {
+    pub(super) fn has_written(&mut self, PrefetchResult { new_specs, files }: PrefetchResult, now: Instant) {
         self.writing = false;
-        if told {
-            self.turn = Some(now + APART);
+        if new_specs {
+            self.not_before = Some(now + APART);
         }
         for (ticket, made) in files {
             if let Some((_, stage)) = self.expected.get_mut(&ticket) {
@@ -274,16 +275,16 @@ impl SpecPrefetcher {
     /// each start.
     pub(super) fn started(
         &mut self,
-        promises: &[(BoundContainer, ContainerLimits)],
+        containers: &[(BoundContainer, ContainerLimits)],
         delivery: &Arc<DeviceDelivery>,
     ) -> bool {
-        let just = |(bound, promise): &(BoundContainer, ContainerLimits)| match self.expected.get(&bound.ticket) {
-            Some((_, Stage::Prepared(made))) => made.promise == *promise && Arc::ptr_eq(&made.by, delivery),
+        let matches = |(bound, limits): &(BoundContainer, ContainerLimits)| match self.expected.get(&bound.ticket) {
+            Some((_, Stage::Prepared(made))) => made.limits == *limits && Arc::ptr_eq(&made.by, delivery),
             _ => false,
         };
-        let there = !promises.is_empty() && promises.iter().all(just);
+        let there = !containers.is_empty() && containers.iter().all(matches);
         if !there {
-            promises.iter().for_each(|(bound, _)| drop(self.expected.remove(&bound.ticket)));
+            containers.iter().for_each(|(bound, _)| drop(self.expected.remove(&bound.ticket)));
         }
         there
     }
@@ -293,33 +294,33 @@ impl SpecPrefetcher {
 fn write(
     mut guess: NodeAllocator,
     rows: &[CheckpointEntry],
-    wanted: &[CheckpointEntry],
+    due: &[CheckpointEntry],
     (delivery, tickets): (&Arc<DeviceDelivery>, &TicketFolders),
 ) -> PrefetchResult {
     let mut made: BTreeMap<Ticket, Option<PrefetchedSpec>> =
-        wanted.iter().filter_map(|row| row.ticket.clone()).map(|ticket| (ticket, None)).collect();
+        due.iter().filter_map(|row| row.ticket.clone()).map(|ticket| (ticket, None)).collect();
     // A failed write is reported when the container starts.
     let mut late: Vec<(Ticket, ContainerLimits)> = Vec::new();
-    for row in wanted {
+    for row in due {
         let StartVerdict::Fill { bound, .. } = guess.start(&row.ids, Some(rows)) else { continue };
         for bound in bound {
             let Some(place @ None) = made.get_mut(&bound.ticket) else { continue };
-            let promise = super::container_limits::of(&bound, &guess);
+            let limits = super::container_limits::of(&bound, &guess);
             if !bound.early {
                 if late.iter().all(|(ticket, _)| *ticket != bound.ticket) {
-                    late.push((bound.ticket, promise));
+                    late.push((bound.ticket, limits));
                 }
-            } else if delivery.deliver_early(&tickets.folder(&bound.ticket), &promise).is_ok() {
-                *place = Some(PrefetchedSpec { promise, by: Arc::clone(delivery) });
+            } else if delivery.deliver_early(&tickets.folder(&bound.ticket), &limits).is_ok() {
+                *place = Some(PrefetchedSpec { limits, by: Arc::clone(delivery) });
             }
         }
     }
     let delivered: BTreeSet<Ticket> = delivery.deliver_all(&late).into_iter().cloned().collect();
-    let told = !delivered.is_empty();
-    for (ticket, promise) in late.into_iter().filter(|(ticket, _)| delivered.contains(ticket)) {
-        made.insert(ticket, Some(PrefetchedSpec { promise, by: Arc::clone(delivery) }));
+    let new_specs = !delivered.is_empty();
+    for (ticket, limits) in late.into_iter().filter(|(ticket, _)| delivered.contains(ticket)) {
+        made.insert(ticket, Some(PrefetchedSpec { limits, by: Arc::clone(delivery) }));
     }
-    PrefetchResult { told, files: made }
+    PrefetchResult { new_specs, files: made }
 }
 
 #[cfg(test)]
@@ -405,134 +406,142 @@ mod tests {
 
     /// A prefetcher that has done all that it can before the start.
     async fn prepared(allocator: &NodeAllocator, delivery: &Arc<DeviceDelivery>) -> SpecPrefetcher {
-        let mut ahead = SpecPrefetcher::default();
+        let mut prefetcher = SpecPrefetcher::default();
         let now = Instant::now();
-        ahead.given(&ticket(1), now);
-        assert!(ahead.due().is_some());
-        ahead.has_read(now, Some(&Arc::from([row(1)])), now);
-        ahead.prepare(allocator, (delivery, &TicketFolders::new(Path::new("none"))), now);
-        let Some(BackgroundResult::Files(written)) = ahead.ended().await else { panic!("files are written") };
-        ahead.has_written(written, now);
-        ahead
+        prefetcher.given(&ticket(1), now);
+        assert!(prefetcher.due().is_some());
+        prefetcher.has_read(now, Some(&Arc::from([row(1)])), now);
+        prefetcher.prepare(allocator, (delivery, &TicketFolders::new(Path::new("none"))), now);
+        let Some(BackgroundResult::Files(written)) = prefetcher.ended().await else { panic!("files are written") };
+        prefetcher.has_written(written, now);
+        prefetcher
     }
 
     #[tokio::test]
-    async fn what_was_prepared_counts_only_if_it_is_what_was_decided() {
+    async fn prefetched_files_count_only_if_they_are_those_that_the_start_needs() {
         let folder = tempfile::tempdir().unwrap();
         let delivery = delivery(folder.path());
         for (memory, other, expected) in [(4, false, true), (5, false, false), (4, true, false)] {
             let mut allocator = allocator(4);
             allocator.issue(ticket(1), &ids(), None);
-            let mut ahead = prepared(&allocator, &delivery).await;
+            let mut prefetcher = prepared(&allocator, &delivery).await;
             assert_eq!(std::fs::read_dir(folder.path().join("cdi")).unwrap().count(), 1, "written before the start");
             allocator.set_gpu_pods(vec![gpu_pod(&GpuUuid::parse("GPU-a").unwrap(), memory)]);
-            let promises = decided(&mut allocator, &[row(1)]);
+            let containers = decided(&mut allocator, &[row(1)]);
             let by = if other { Arc::new(delivery.with(NodeKit::default())) } else { Arc::clone(&delivery) };
-            assert_eq!(ahead.started(&promises, &by), expected, "{memory} {other}");
-            assert_eq!(ahead.started(&promises, &by), expected, "the same for the app after its init container");
-            ahead.has_read(Instant::now(), None, Instant::now() + EXPECTED);
-            assert!(!ahead.started(&promises, &by), "a container that starts again later is written for again");
+            assert_eq!(prefetcher.started(&containers, &by), expected, "{memory} {other}");
+            assert_eq!(prefetcher.started(&containers, &by), expected, "the same for the app after its init container");
+            prefetcher.has_read(Instant::now(), None, Instant::now() + EXPECTED);
+            assert!(
+                !prefetcher.started(&containers, &by),
+                "the files of a container that starts again later are written again"
+            );
         }
     }
 
     #[tokio::test]
     async fn no_other_task_writes_during_a_prefetch() {
         let folder = tempfile::tempdir().unwrap();
-        let (delivery, mut allocator, mut ahead) = (delivery(folder.path()), allocator(4), SpecPrefetcher::default());
+        let (delivery, mut allocator, mut prefetcher) =
+            (delivery(folder.path()), allocator(4), SpecPrefetcher::default());
         allocator.issue(ticket(1), &ids(), None);
         let now = Instant::now();
-        ahead.given(&ticket(1), now);
-        ahead.has_read(now, Some(&Arc::from([row(1)])), now);
-        ahead.prepare(&allocator, (&delivery, &TicketFolders::new(folder.path())), now);
+        prefetcher.given(&ticket(1), now);
+        prefetcher.has_read(now, Some(&Arc::from([row(1)])), now);
+        prefetcher.prepare(&allocator, (&delivery, &TicketFolders::new(folder.path())), now);
         let bound: Vec<BoundContainer> =
             decided(&mut allocator, &[row(1)]).into_iter().map(|(bound, _)| bound).collect();
-        assert!(ahead.is_preparing(&bound));
-        let Some(BackgroundResult::Files(written)) = ahead.ended().await else { panic!("files are written") };
-        ahead.has_written(written, now);
-        assert!(!ahead.is_preparing(&bound));
+        assert!(prefetcher.is_preparing(&bound));
+        let Some(BackgroundResult::Files(written)) = prefetcher.ended().await else { panic!("files are written") };
+        prefetcher.has_written(written, now);
+        assert!(!prefetcher.is_preparing(&bound));
     }
 
     #[tokio::test]
-    async fn few_are_prepared_at_once_the_longest_expected_first_and_what_cannot_be_waits_for_other_checkpoint() {
+    async fn a_prefetch_takes_the_longest_expected_first_and_tries_again_only_with_another_checkpoint() {
         let folder = tempfile::tempdir().unwrap();
-        let (delivery, mut allocator, mut ahead) = (delivery(folder.path()), allocator(4), SpecPrefetcher::default());
+        let (delivery, mut allocator, mut prefetcher) =
+            (delivery(folder.path()), allocator(4), SpecPrefetcher::default());
         let (now, tickets) = (Instant::now(), TicketFolders::new(folder.path()));
         let with = (&delivery, &tickets);
         let slot = |n: u8| -> Vec<Arc<str>> { vec![format!("GPU-a-{n}").into()] };
         // Only the first is of a pod that is known; the checkpoint has them in reverse order.
         for n in 0..18 {
             allocator.issue(ticket(n), &slot(n), None);
-            ahead.given(&ticket(n), now + Duration::from_millis(n.into()));
+            prefetcher.given(&ticket(n), now + Duration::from_millis(n.into()));
         }
         let other =
             |n: u8| ContainerKey { pod: PodUid::parse(&format!("{n:032x}")).unwrap(), container: "main".into() };
         let holder = |n: u8| if n == 0 { key() } else { other(n) };
         let rows: Arc<[CheckpointEntry]> =
             (0..18).rev().map(|n| CheckpointEntry { holder: holder(n), ids: slot(n), ..row(n) }).collect();
-        ahead.has_read(now, Some(&rows), now);
+        prefetcher.has_read(now, Some(&rows), now);
         for (turn, expected) in [(now, 0..16), (now + APART, 16..18)] {
-            ahead.prepare(&allocator, with, turn - Duration::from_millis(u64::from(turn > now)));
-            assert!(turn == now || !ahead.writing && ahead.due <= turn, "the runtime has enough to read");
-            ahead.prepare(&allocator, with, turn);
-            let Some(BackgroundResult::Files(written)) = ahead.ended().await else { panic!("files are written") };
+            prefetcher.prepare(&allocator, with, turn - Duration::from_millis(u64::from(turn > now)));
+            assert!(
+                turn == now || !prefetcher.writing && prefetcher.due <= turn,
+                "the pause after the last prefetch is not over"
+            );
+            prefetcher.prepare(&allocator, with, turn);
+            let Some(BackgroundResult::Files(written)) = prefetcher.ended().await else { panic!("files are written") };
             let files = &written.files;
             let batch: BTreeSet<Ticket> = expected.map(ticket).collect();
             assert!(files.keys().eq(&batch), "{files:?}");
             assert!(files.iter().all(|(of, made)| made.is_some() == (*of == ticket(0))), "{files:?}");
-            assert_eq!(written.told, turn == now);
-            ahead.has_written(written, turn);
+            assert_eq!(written.new_specs, turn == now);
+            prefetcher.has_written(written, turn);
         }
-        ahead.prepare(&allocator, with, now + 2 * APART);
-        assert!(!ahead.writing, "nothing is tried again by the same checkpoint");
-        ahead.has_read(now, Some(&rows), now);
-        ahead.prepare(&allocator, with, now + 2 * APART);
-        let Some(BackgroundResult::Files(written)) = ahead.ended().await else { panic!("files are written") };
+        prefetcher.prepare(&allocator, with, now + 2 * APART);
+        assert!(!prefetcher.writing, "nothing is tried again with the same checkpoint");
+        prefetcher.has_read(now, Some(&rows), now);
+        prefetcher.prepare(&allocator, with, now + 2 * APART);
+        let Some(BackgroundResult::Files(written)) = prefetcher.ended().await else { panic!("files are written") };
         assert_eq!(written.files.len(), MAX_AT_ONCE);
-        assert!(!written.files.contains_key(&ticket(0)), "it is there");
-        ahead.has_written(written, now + 2 * APART);
+        assert!(!written.files.contains_key(&ticket(0)), "its files are there");
+        prefetcher.has_written(written, now + 2 * APART);
         // The two that were left, and before them one that was not tried yet.
         allocator.issue(ticket(30), &slot(30), None);
-        ahead.given(&ticket(30), now + APART);
+        prefetcher.given(&ticket(30), now + APART);
         let rows: Arc<[CheckpointEntry]> =
             (0..18).chain([30]).map(|n| CheckpointEntry { holder: other(n), ids: slot(n), ..row(n) }).collect();
-        ahead.has_read(now, Some(&rows), now);
-        ahead.prepare(&allocator, with, now + 2 * APART);
-        let Some(BackgroundResult::Files(written)) = ahead.ended().await else { panic!("files are written") };
+        prefetcher.has_read(now, Some(&rows), now);
+        prefetcher.prepare(&allocator, with, now + 2 * APART);
+        let Some(BackgroundResult::Files(written)) = prefetcher.ended().await else { panic!("files are written") };
         assert!(written.files.len() == MAX_AT_ONCE && written.files.contains_key(&ticket(30)), "{written:?}");
     }
 
     #[test]
-    fn checkpoint_that_were_read_before_count_where_they_have_the_newest_ticket_and_are_fresh() {
-        let (mut allocator, mut ahead, wanted) = (allocator(4), SpecPrefetcher::default(), ids());
-        let (now, starts) = (Instant::now(), || std::iter::once(&*wanted));
+    fn an_earlier_checkpoint_counts_only_if_it_is_fresh_and_has_the_newest_ticket() {
+        let (mut allocator, mut prefetcher, ids) = (allocator(4), SpecPrefetcher::default(), ids());
+        let (now, starts) = (Instant::now(), || std::iter::once(&*ids));
         let checkpoint = |n: &[u8]| -> Arc<[CheckpointEntry]> { n.iter().map(|n| row(*n)).collect() };
-        allocator.issue(ticket(1), &wanted, None);
-        ahead.given(&ticket(1), now);
-        ahead.has_read(now, Some(&checkpoint(&[])), now);
-        assert_eq!(ahead.rows(&allocator, starts(), now), None, "kubelet has not written it yet");
-        ahead.has_read(now, Some(&checkpoint(&[1])), now);
-        assert_eq!(ahead.rows(&allocator, starts(), now), Some(checkpoint(&[1])));
-        allocator.issue(ticket(2), &wanted, None);
-        assert_eq!(ahead.rows(&allocator, starts(), now), None, "the ids have been given to another since");
-        ahead.given(&ticket(2), now);
-        ahead.has_read(now, Some(&checkpoint(&[2])), now);
-        assert_eq!(ahead.rows(&allocator, starts(), now + FRESH), Some(checkpoint(&[2])));
+        allocator.issue(ticket(1), &ids, None);
+        prefetcher.given(&ticket(1), now);
+        prefetcher.has_read(now, Some(&checkpoint(&[])), now);
+        assert_eq!(prefetcher.rows(&allocator, starts(), now), None, "kubelet has not written it yet");
+        prefetcher.has_read(now, Some(&checkpoint(&[1])), now);
+        assert_eq!(prefetcher.rows(&allocator, starts(), now), Some(checkpoint(&[1])));
+        allocator.issue(ticket(2), &ids, None);
+        assert_eq!(prefetcher.rows(&allocator, starts(), now), None, "the ids have been given to another since");
+        prefetcher.given(&ticket(2), now);
+        prefetcher.has_read(now, Some(&checkpoint(&[2])), now);
+        assert_eq!(prefetcher.rows(&allocator, starts(), now + FRESH), Some(checkpoint(&[2])));
         allocator.issue(ticket(3), &["GPU-a-7".into()], None);
-        ahead.given(&ticket(3), now);
+        prefetcher.given(&ticket(3), now);
         assert_eq!(
-            ahead.rows(&allocator, starts(), now),
+            prefetcher.rows(&allocator, starts(), now),
             Some(checkpoint(&[2])),
-            "other ids are nothing to this start"
+            "other ids do not concern this start"
         );
         allocator.issue(ticket(4), &["GPU-a-8".into(), IDS[0].into()], None);
-        ahead.given(&ticket(4), now);
-        assert_eq!(ahead.rows(&allocator, starts(), now), None, "these are, in part");
-        ahead.has_read(now, Some(&checkpoint(&[2, 4])), now);
-        assert_eq!(ahead.rows(&allocator, starts(), now + FRESH + SOON), None, "they have grown old");
-        ahead.has_read(now, None, now);
-        assert_eq!(ahead.rows(&allocator, starts(), now), None, "checkpoint that cannot be read");
-        assert!(ahead.due().is_some());
-        ahead.has_read(now, None, now + EXPECTED);
-        assert!(ahead.due().is_none(), "nothing is expected any more");
+        prefetcher.given(&ticket(4), now);
+        assert_eq!(prefetcher.rows(&allocator, starts(), now), None, "one of these ids does");
+        prefetcher.has_read(now, Some(&checkpoint(&[2, 4])), now);
+        assert_eq!(prefetcher.rows(&allocator, starts(), now + FRESH + SOON), None, "the checkpoint is too old");
+        prefetcher.has_read(now, None, now);
+        assert_eq!(prefetcher.rows(&allocator, starts(), now), None, "the checkpoint cannot be read");
+        assert!(prefetcher.due().is_some());
+        prefetcher.has_read(now, None, now + EXPECTED);
+        assert!(prefetcher.due().is_none(), "nothing is expected any more");
     }
 }

@@ -1,5 +1,5 @@
-//! The course of an agent that shares: it waits for its turn while another agent runs, serves the kubelet, and hands
-//! over.
+//! Runs an agent that shares GPUs, from start to end: it waits for its turn while another agent runs, serves the kubelet,
+//! and hands over to the next agent.
 //!
 //! ```text
 //!   first ──────────────────────────────────────▶ recall ──▶ owner runs ──┐
@@ -69,7 +69,7 @@ pub(super) struct Serving {
     pub settings: plugin::Settings,
     pub calls: PluginCallSender,
     pub list: watch::Receiver<Arc<[PluginDevice]>>,
-    pub standing: watch::Sender<RegistrationState>,
+    pub registration: watch::Sender<RegistrationState>,
     /// Where the kubelet's version is read: the API server, and the name of this node.
     pub kubelet: (ApiConnection, NodeName),
 }
@@ -77,8 +77,8 @@ pub(super) struct Serving {
 /// Runs the owner from this agent's turn to the end.
 pub(super) async fn owning(
     mut owner: Sharing,
-    (finder, mut eye): (BindingModeFinder, HostWatcher),
-    (kubelet, standing): ((ApiConnection, NodeName), watch::Sender<RegistrationState>),
+    (finder, mut watcher): (BindingModeFinder, HostWatcher),
+    (kubelet, registration): ((ApiConnection, NodeName), watch::Sender<RegistrationState>),
     enter: oneshot::Sender<RegistrationStart>,
     run: Run,
 ) -> io::Result<()> {
@@ -89,11 +89,13 @@ pub(super) async fn owning(
         match place {
             AgentPlace::First(turn) => {
                 run.progress.send_replace(Progress::Shares);
-                eye.first().await;
+                watcher.first().await;
                 let _ = enter.send(RegistrationStart::Fresh);
                 Ok(turn)
             }
-            AgentPlace::Behind(queue) => follow((&mut owner, &mut eye), (queue, kubelet), standing, enter, &run).await,
+            AgentPlace::Behind(queue) => {
+                follow((&mut owner, &mut watcher), (queue, kubelet), registration, enter, &run).await
+            }
         }
     };
     let turn = tokio::select! {
@@ -104,7 +106,7 @@ pub(super) async fn owning(
     owner.recall_all();
     owner.recall_given_early().await;
     // `stop` ends the work, after the kubelet's calls were answered.
-    let work = async { tokio::join!(owner.run(run.stop.clone()), eye.run(run.stop.clone())).0 };
+    let work = async { tokio::join!(owner.run(run.stop.clone()), watcher.run(run.stop.clone())).0 };
     let keeper = tokio::select! { keeper = work => keeper, () = hands_over(&turn, &run) => return Ok(()) };
     // The turn ends when the last line is written, because the next agent reads it; it waits at most `KEPT_WITHIN`.
     let _ = timeout(KEPT_WITHIN, keeper.end()).await;
@@ -115,9 +117,9 @@ pub(super) async fn owning(
 /// Prepares everything, waits for the end of the previous agent, and starts the registration: before that end if it is
 /// known what the kubelet does with a second connection, else right after it.
 async fn follow(
-    (owner, eye): (&mut Sharing, &mut HostWatcher),
+    (owner, watcher): (&mut Sharing, &mut HostWatcher),
     (queue, kubelet): (AgentQueue, (ApiConnection, NodeName)),
-    standing: watch::Sender<RegistrationState>,
+    registration: watch::Sender<RegistrationState>,
     enter: oneshot::Sender<RegistrationStart>,
     run: &Run,
 ) -> io::Result<AgentTurn> {
@@ -125,17 +127,17 @@ async fn follow(
         state_dir = %owner.state_dir().display(),
         "another agent shares the GPUs of this node: this one waits for its end, and then shares them"
     );
-    standing.send_replace(RegistrationState::Follows);
+    registration.send_replace(RegistrationState::Follows);
     owner.report();
     run.progress.send_replace(Progress::Follows { prepared: false });
     let (before, second) = {
         let before = queue.wait();
         tokio::pin!(before);
         let prepared = async {
-            let (asked, (), ()) =
-                tokio::join!(versions::of_own_node(&kubelet.0, &kubelet.1), eye.first(), owner.is_prepared());
+            let (versions, (), ()) =
+                tokio::join!(versions::of_own_node(&kubelet.0, &kubelet.1), watcher.first(), owner.is_prepared());
             run.progress.send_replace(Progress::Follows { prepared: true });
-            asked.ok().and_then(|versions| second_connection(&versions.kubelet))
+            versions.ok().and_then(|versions| second_connection(&versions.kubelet))
         };
         tokio::select! {
             before = &mut before => (before?, None),
@@ -152,8 +154,8 @@ async fn follow(
         return Ok(turn);
     };
     let _ = enter.send(RegistrationStart::Beside(second));
-    let is_registered = |standing: &RegistrationState| matches!(standing, RegistrationState::Registered(_));
-    let _ = timeout(REGISTERS_WITHIN, standing.subscribe().wait_for(is_registered)).await;
+    let is_registered = |registration: &RegistrationState| matches!(registration, RegistrationState::Registered(_));
+    let _ = timeout(REGISTERS_WITHIN, registration.subscribe().wait_for(is_registered)).await;
     queue.ready()?;
     let turn = queue.turn().await?;
     run.alone.cancel();
@@ -173,21 +175,21 @@ async fn hands_over(turn: &AgentTurn, run: &Run) {
 /// Serves the kubelet until the end.
 pub(super) async fn serving(
     serving: Serving,
-    mut way: watch::Receiver<Option<BindingModeResult>>,
+    mut mode: watch::Receiver<Option<BindingModeResult>>,
     entered: oneshot::Receiver<RegistrationStart>,
     run: Run,
 ) -> io::Result<()> {
     let _closed = run.closed.clone().drop_guard();
-    let Serving { settings, calls, mut list, standing, .. } = serving;
+    let Serving { settings, calls, mut list, registration, .. } = serving;
     let begin = async {
         let Ok(entry) = entered.await else { return Ok(None) };
-        if way.wait_for(Option::is_some).await.is_err() {
+        if mode.wait_for(Option::is_some).await.is_err() {
             return Ok(None);
         }
-        standing.send_if_modified(|standing| {
-            let changes = !matches!(standing, RegistrationState::Waiting(_));
+        registration.send_if_modified(|registration| {
+            let changes = !matches!(registration, RegistrationState::Waiting(_));
             if changes {
-                *standing = RegistrationState::Waiting("a list of GPUs".into());
+                *registration = RegistrationState::Waiting("a list of GPUs".into());
             }
             changes
         });
@@ -211,7 +213,7 @@ pub(super) async fn serving(
         alone: run.alone.clone(),
         followed: Arc::clone(&run.followed),
     };
-    plugin::serve(settings, list, calls, standing, course).await
+    plugin::serve(settings, list, calls, registration, course).await
 }
 
 /// Fails if another plugin serves the resource. An agent with the same state directory waits for its turn, but one with

@@ -1,4 +1,4 @@
-//! Opens everything that sharing needs, and reports at the start what cannot be used.
+//! Opens everything that sharing needs. If something cannot be used, the start fails with the setting to change.
 
 use super::binding::{CheckSources, NodeBinding};
 use super::binding_mode::BindingModeFinder;
@@ -41,19 +41,19 @@ use tokio::sync::watch;
 const PLUGINS: &str = "device-plugins";
 /// The folder of the kubelet's plugin watcher.
 const REGISTRY: &str = "plugins_registry";
-/// The file in the state directory that says that a scheduler has placed pods here.
+/// The file in the state directory that exists once a scheduler has placed pods here.
 const SERVED: &str = "served-by-scheduler";
 
-/// The parts of sharing: the owner, what finds out about the host, and the server that the kubelet calls.
+/// The parts of sharing: the owner, what watches the host, and the server that the kubelet calls.
 pub(crate) struct Opened {
     /// The owner of the state.
     pub owner: Sharing,
     finder: BindingModeFinder,
-    eye: HostWatcher,
+    watcher: HostWatcher,
     serving: Serving,
-    /// Tells the owner which GPUs an operator keeps from new containers.
+    /// Sends the owner the GPUs that an operator keeps from new containers.
     pub cordoned: watch::Sender<Arc<BTreeSet<GpuUuid>>>,
-    /// Tells the owner which of the chart's policies are in force.
+    /// Sends the owner the state of the chart's policies.
     pub guards: watch::Sender<Guards>,
 }
 
@@ -71,13 +71,13 @@ pub(crate) fn open(
     let config = config::read(sharing, node)?;
     let resource: Arc<str> = config.rules.names.count.as_str().into();
     let served = settings.state_dir.join(SERVED);
-    let eye = eye(settings)?;
-    let (calls, asked) = PluginCallSender::channel();
+    let watcher = watcher(settings)?;
+    let (calls, queue) = PluginCallSender::channel();
     let (list, listed) = watch::channel(Arc::from([]));
-    let (standing, stands) = watch::channel(RegistrationState::Waiting("a list of GPUs".into()));
+    let (registration, registration_seen) = watch::channel(RegistrationState::Waiting("a list of GPUs".into()));
     let (cordoned, named) = watch::channel(Arc::default());
     let (guards, guarded) = watch::channel(Guards::new());
-    let sources = OfferSources { view: view.clone(), cordoned: named, host: eye.host() };
+    let sources = OfferSources { view: view.clone(), cordoned: named, host: watcher.host() };
     let seen = CheckSources { roots: settings.roots.clone(), view, pods: pods.clone() };
     let rules = config.rules.clone();
     writer.switch_evictions(sharing.evict_over_use);
@@ -90,16 +90,16 @@ pub(crate) fn open(
             TicketJournal::new(&settings.state_dir),
         )),
         files: files(settings, reporter.clone())?,
-        calls: KubeletCalls::new(asked),
+        calls: KubeletCalls::new(queue),
         pods: NodePods::new(pods, (rules, node.clone()), served),
         offer: DeviceOffer::new((config, sharing.split_counts.clone()), devices(settings), sources, list),
         status: writer,
-        counts: Counts::new(Arc::clone(&resource), Arc::clone(calls.meter()), (stands, guarded), reporter),
+        counts: Counts::new(Arc::clone(&resource), Arc::clone(calls.meter()), (registration_seen, guarded), reporter),
     };
     let kubelet = (connection, node.clone());
-    let finder = finder(settings, kubelet.clone(), standing.clone());
-    let serving = Serving { settings: sockets(settings, resource), calls, list: listed, standing, kubelet };
-    Ok(Opened { owner, finder, eye, serving, cordoned, guards })
+    let finder = finder(settings, kubelet.clone(), registration.clone());
+    let serving = Serving { settings: sockets(settings, resource), calls, list: listed, registration, kubelet };
+    Ok(Opened { owner, finder, watcher, serving, cordoned, guards })
 }
 
 fn holders(settings: &Settings, resource: &Arc<str>, reporter: Reporter) -> HolderSources {
@@ -131,14 +131,14 @@ fn sockets(settings: &Settings, resource: Arc<str>) -> plugin::Settings {
 fn finder(
     settings: &Settings,
     api: (ApiConnection, NodeName),
-    standing: watch::Sender<RegistrationState>,
+    registration: watch::Sender<RegistrationState>,
 ) -> BindingModeFinder {
     BindingModeFinder::new(
         settings.sharing.binding,
         api,
         settings.names.cri_socket.clone(),
         &settings.state_dir,
-        standing,
+        registration,
     )
 }
 
@@ -151,7 +151,7 @@ fn allocator(settings: &Settings, served: &Path) -> NodeAllocator {
 }
 
 /// Makes the host watcher. Simulated GPUs need nothing of the host, and no container runtime knows them.
-fn eye(settings: &Settings) -> Result<HostWatcher, String> {
+fn watcher(settings: &Settings) -> Result<HostWatcher, String> {
     let sharing = &settings.sharing;
     let simulated = matches!(settings.gpus, Gpus::Simulated { .. });
     let strategy = match sharing.strategy {
@@ -159,19 +159,19 @@ fn eye(settings: &Settings) -> Result<HostWatcher, String> {
         strategy => strategy,
     };
     let folders = if simulated { Vec::new() } else { sharing.host_cdi_dirs.clone() };
-    let mut eye = HostWatcher::new(folders, settings.names.cri_socket.clone(), strategy);
+    let mut watcher = HostWatcher::new(folders, settings.names.cri_socket.clone(), strategy);
     if let Some(library) = &sharing.limiter_library {
-        eye.limit_by(library, &settings.state_dir).map_err(|why| format!("{why}; see --limiter-library"))?;
+        watcher.limit_by(library, &settings.state_dir).map_err(|why| format!("{why}; see --limiter-library"))?;
         warn_of_closed_folders();
     }
-    Ok(eye)
+    Ok(watcher)
 }
 
 /// Warns when the agent lacks the capabilities to open every folder of containers: the users of a container make
 /// folders that only they may enter, and the root user of a container may close a folder to all.
 fn warn_of_closed_folders() {
     let sets = rustix::thread::capabilities(None);
-    // If the kernel does not tell the capabilities, none is known to be missing.
+    // If the kernel does not report the capabilities, none is known to be missing.
     if sets.is_ok_and(|sets| !opens_all_folders(sets.effective)) {
         tracing::warn!(
             "with --limiter-library containers write into folders on the node, and without CAP_DAC_OVERRIDE and CAP_FOWNER those that \
@@ -190,12 +190,12 @@ impl Opened {
         self,
         run: Run,
     ) -> (impl Future<Output = io::Result<()>>, impl Future<Output = io::Result<()>>) {
-        let Opened { owner, finder, eye, serving: served, .. } = self;
+        let Opened { owner, finder, watcher, serving: served, .. } = self;
         let (enter, entered) = tokio::sync::oneshot::channel();
-        let way = owner.binding.watch();
+        let mode = owner.binding.watch();
         let owning =
-            owning(owner, (finder, eye), (served.kubelet.clone(), served.standing.clone()), enter, run.clone());
-        (owning, serving(served, way, entered, run))
+            owning(owner, (finder, watcher), (served.kubelet.clone(), served.registration.clone()), enter, run.clone());
+        (owning, serving(served, mode, entered, run))
     }
 }
 

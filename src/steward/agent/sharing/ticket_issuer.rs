@@ -1,4 +1,4 @@
-//! The tickets that the kubelet gets: they are issued, written to disk, and the files of their containers prefetched.
+//! Issues tickets for the kubelet, has them written to disk, and has the files of their containers prefetched.
 
 use super::prefetch::{BackgroundResult, SpecPrefetcher};
 use super::ticket_writer::Keeper;

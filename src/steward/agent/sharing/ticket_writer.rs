@@ -106,7 +106,7 @@ mod tests {
     use sources::state_dir;
 
     #[tokio::test]
-    async fn what_became_known_last_stands_and_what_depends_on_it_hears_of_it() {
+    async fn the_last_state_of_a_ticket_is_on_disk_and_keep_now_reports_a_failed_write() {
         let folder = tempfile::tempdir().unwrap();
         let mut keeper = Keeper::start(TicketFolders::new(folder.path()), TicketJournal::new(folder.path()));
         let issued = |order: u64| IssuedTicket {
@@ -129,7 +129,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn one_ticket_that_cannot_be_kept_costs_only_itself() {
+    async fn a_ticket_that_cannot_be_written_does_not_stop_the_others() {
         let folder = tempfile::tempdir().unwrap();
         let tickets = TicketFolders::new(folder.path());
         let issued = |n: u8| IssuedTicket {
@@ -154,6 +154,6 @@ mod tests {
         let kept: Vec<u64> = state_dir::issued_tickets(folder.path()).into_iter().map(|issued| issued.order).collect();
         assert_eq!(std::collections::BTreeSet::from_iter(kept), [1, 3, 4].into());
         let open: Vec<Ticket> = state_dir::journal(folder.path()).lines.into_iter().map(|line| line.ticket).collect();
-        assert!(open.contains(&issued(2).ticket), "it is still known");
+        assert!(open.contains(&issued(2).ticket), "the journal still has it");
     }
 }

@@ -1,13 +1,13 @@
-//! One agent at a time shares the GPUs of a node. An upgrade starts the next agent before the previous one has ended,
-//! and the next one waits here: two plugins of one resource take it from each other, and when the kubelet ends the
-//! older registration, the newer one ends with it.
+//! Lets one agent at a time share the GPUs of a node. An upgrade starts the next agent before the previous one has ended,
+//! and the next one waits here. Otherwise the kubelet would replace one plugin by the other, and when it ends the older
+//! registration, the newer one ends too.
 //!
 //! ```text
 //!   previous agent   shares-gpus: exclusive ── stop ─▶ shared ── the kubelet's calls answered, all closed ─▶ free
 //!   next agent       next-shares-gpus: exclusive, prepares ─▶ shared: ready ─────────────▶ shares-gpus: exclusive
 //! ```
 //!
-//! These are file locks on two empty files in the state directory. A lock ends with its process, however the process
+//! The agents use file locks on two empty files in the state directory. A lock ends with its process, however the process
 //! ends. An older agent that knows only the first file can still be the previous or the next one.
 
 use std::fs::{File, TryLockError};
@@ -21,10 +21,10 @@ const FILE: &str = "shares-gpus";
 /// The file that the next agent holds locked.
 const NEXT: &str = "next-shares-gpus";
 /// Pause between two tries to lock while the other agent goes on.
-const LOOK: Duration = Duration::from_millis(50);
+const POLL: Duration = Duration::from_millis(50);
 /// Pause between two tries to lock while the other agent is about to end: the kubelet fails every GPU pod that comes
 /// meanwhile.
-const LOOK_CLOSELY: Duration = Duration::from_millis(2);
+const POLL_OFTEN: Duration = Duration::from_millis(2);
 /// How long this agent waits until the next one is ready for its end: the next one registers in some tens of
 /// milliseconds.
 const READY_WITHIN: Duration = Duration::from_secs(2);
@@ -90,7 +90,7 @@ impl AgentQueue {
                     return Ok(PredecessorEnd::Closes);
                 }
             }
-            sleep(LOOK).await;
+            sleep(POLL).await;
         }
     }
 
@@ -108,7 +108,7 @@ impl AgentQueue {
     /// When the file cannot be locked.
     pub(super) async fn turn(self) -> io::Result<AgentTurn> {
         while !lock(&self.shares.file, File::try_lock)? {
-            sleep(LOOK_CLOSELY).await;
+            sleep(POLL_OFTEN).await;
         }
         Ok(self.shares)
     }
@@ -124,20 +124,20 @@ impl AgentTurn {
             return false;
         }
         let until = Instant::now() + READY_WITHIN;
-        let told = lock(&self.file, File::try_lock_shared);
-        while told.is_ok() && !is_free() && Instant::now() < until {
-            sleep(LOOK_CLOSELY).await;
+        let announced = lock(&self.file, File::try_lock_shared);
+        while announced.is_ok() && !is_free() && Instant::now() < until {
+            sleep(POLL_OFTEN).await;
         }
         true
     }
 }
 
 fn open(path: &Path) -> io::Result<File> {
-    let told = |error: io::Error| io::Error::new(error.kind(), format!("{}: {error}", path.display()));
-    File::options().create(true).append(true).open(path).map_err(told)
+    let named = |error: io::Error| io::Error::new(error.kind(), format!("{}: {error}", path.display()));
+    File::options().create(true).append(true).open(path).map_err(named)
 }
 
-/// Tries to lock the file in this way; returns whether the lock is held now.
+/// Tries to lock the file with `how`; returns whether the lock is held now.
 fn lock(file: &File, how: impl Fn(&File) -> Result<(), TryLockError>) -> io::Result<bool> {
     match how(file) {
         Ok(()) => Ok(true),
@@ -161,21 +161,21 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn one_after_the_other_and_the_one_before_waits_for_the_next_to_be_ready() {
+    async fn agents_take_turns_and_the_previous_one_waits_until_the_next_one_is_ready() {
         let state = tempfile::tempdir().unwrap();
-        let AgentPlace::First(first) = enter(state.path()).unwrap() else { panic!("nobody was here") };
-        assert!(!first.hand_over().await, "nobody follows");
+        let AgentPlace::First(first) = enter(state.path()).unwrap() else { panic!("no other agent runs") };
+        assert!(!first.hand_over().await, "no agent follows");
         let second = behind(state.path());
-        let waits = tokio::time::timeout(LOOK * 4, second.wait()).await;
+        let waits = tokio::time::timeout(POLL * 4, second.wait()).await;
         assert!(waits.is_err(), "the first one goes on");
         let third = behind(state.path());
-        assert!(tokio::time::timeout(LOOK * 4, third.wait()).await.is_err(), "it is not next");
+        assert!(tokio::time::timeout(POLL * 4, third.wait()).await.is_err(), "the second agent is the next one");
         let (handed, ()) = tokio::join!(first.hand_over(), async {
             assert_eq!(second.wait().await.unwrap(), PredecessorEnd::Closes);
             second.ready().unwrap();
         });
         assert!(handed);
-        assert!(tokio::time::timeout(LOOK * 4, third.wait()).await.is_err(), "nor is it now");
+        assert!(tokio::time::timeout(POLL * 4, third.wait()).await.is_err(), "the second agent is still the next one");
         drop(first);
         let second = second.turn().await.unwrap();
         drop(second);
@@ -183,11 +183,11 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn one_that_follows_and_is_never_ready_is_not_waited_for() {
+    async fn the_previous_agent_ends_even_if_the_next_one_is_never_ready() {
         let state = tempfile::tempdir().unwrap();
-        let AgentPlace::First(first) = enter(state.path()).unwrap() else { panic!("nobody was here") };
+        let AgentPlace::First(first) = enter(state.path()).unwrap() else { panic!("no other agent runs") };
         let second = behind(state.path());
-        let _ = tokio::time::timeout(LOOK * 4, second.wait()).await;
+        let _ = tokio::time::timeout(POLL * 4, second.wait()).await;
         let handed = tokio::time::timeout(READY_WITHIN * 10, first.hand_over()).await;
         assert_eq!(handed, Ok(true));
     }

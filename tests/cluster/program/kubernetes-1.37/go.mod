@@ -1,4 +1,4 @@
-// A later Kubernetes, for what its kubelet does otherwise: built only when it is asked for (tests/cluster/up --kubernetes 1.37).
+// A later Kubernetes, whose kubelet behaves differently. It is built only on request (tests/cluster/up --kubernetes 1.37).
 // etcd is that of the usual one. Why each staging module is named: see ../kubernetes/go.mod.
 module gpu-steward.io/tests/cluster/kubernetes-1.37
 

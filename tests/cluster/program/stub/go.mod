@@ -1,4 +1,4 @@
-// The yardstick plugin. Its versions are those of the kubelet that calls it.
+// The device plugin for comparison. Its versions are those of the kubelet that calls it.
 module gpu-steward.io/tests/cluster/stub
 
 go 1.24.0

@@ -1,4 +1,4 @@
-//! An API server of made-up pods: a list in pages, and one watch that changes every pod once.
+//! An API server of generated pods: a list in pages, and one watch that changes every pod once.
 
 use std::fmt::Write as _;
 use std::io::{BufRead, BufReader, Write};

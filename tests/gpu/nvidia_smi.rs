@@ -54,13 +54,13 @@ fn compare(gpu: &Value, cell: &str, number: (&str, &str, f64, f64, f64)) -> Stri
         assert!(reading["value"].is_null(), "{name}: nvidia-smi says {cell}, the agent says {reading}");
         return format!("  {name}: {cell}, absent: {}", reading["absent"]);
     };
-    let told = reading["value"].as_f64().map(|told| told / factor);
-    let told = told.unwrap_or_else(|| panic!("{name}: nvidia-smi says {cell}, the agent says {reading}"));
+    let value = reading["value"].as_f64().map(|value| value / factor);
+    let value = value.unwrap_or_else(|| panic!("{name}: nvidia-smi says {cell}, the agent says {reading}"));
     assert!(
-        (told - expected).abs() <= unit + expected * share,
-        "{name}: nvidia-smi says {cell}, the agent says {told}"
+        (value - expected).abs() <= unit + expected * share,
+        "{name}: nvidia-smi says {cell}, the agent says {value}"
     );
-    format!("  {name}: {cell}, agent {told:.2}")
+    format!("  {name}: {cell}, agent {value:.2}")
 }
 
 #[test]
@@ -74,8 +74,8 @@ fn the_agent_agrees_with_nvidia_smi() {
     let cells = nvidia_smi(&fields.join(","));
     let mut record = String::new();
     for ((identity, cells), gpu) in identities.iter().zip(&cells).zip(&gpus) {
-        let told = [&gpu["uuid"], &gpu["model"], &gpu["pci_bus_id"]["value"]];
-        assert!(told.iter().zip(identity).all(|(told, word)| **told == **word), "{told:?} {identity:?}");
+        let shown = [&gpu["uuid"], &gpu["model"], &gpu["pci_bus_id"]["value"]];
+        assert!(shown.iter().zip(identity).all(|(shown, word)| **shown == **word), "{shown:?} {identity:?}");
         writeln!(record, "{}", identity.join(", ")).expect("text can be written");
         for (number, cell) in NUMBERS.iter().zip(cells) {
             writeln!(record, "{}", compare(gpu, cell, *number)).expect("text can be written");
