@@ -389,7 +389,8 @@ fn best(passes: u32, mut pass: impl FnMut()) -> Duration {
 
 /// Compared, in the same run, with a loop that opens and reads the same files each time without parsing them. Measured
 /// on two cores (Linux 6.18, this profile): that loop takes 45 ms. A pass takes 4.1 to 5.7 ms of CPU time (0.09 to 0.12
-/// of it) when all cgroups are busy, and 2.0 to 2.9 ms (0.05 to 0.06) when all are idle.
+/// of it) when all cgroups are busy, and 2.0 to 2.9 ms (0.05 to 0.06) when all are idle. Beside compilers, which take the
+/// caches, the shares were up to 0.112 and 0.068, so the bounds leave a third more than a quiet machine needs.
 #[test]
 #[ignore = "needs root: tests/run"]
 fn reading_three_hundred_cgroups_costs_a_fraction_of_a_plain_read() {
@@ -413,7 +414,7 @@ fn reading_three_hundred_cgroups_costs_a_fraction_of_a_plain_read() {
         }
     });
     println!("{} files read in the plain way: {plain:?}", files.len());
-    for (idle, at_most) in [(false, 1.0 / 8.0), (true, 1.0 / 16.0)] {
+    for (idle, at_most) in [(false, 1.0 / 6.0), (true, 1.0 / 12.0)] {
         table.pass();
         let each = best(30, || {
             if !idle {

@@ -252,6 +252,8 @@ fn a_library_that_never_matched_the_driver_is_retried() {
     harness.wait("three attempts", |_| fake.called(&[OPENS]).len() >= 3);
     harness.change(|scenario| scenario.init_error = None);
     harness.sample(0, "readings", |sample| sample.power.get().is_some());
+    // The first sample may come before the state of the source.
+    harness.wait("the source works", |seen| seen.source.len() > 1);
     assert_eq!(harness.seen.replaced, 0);
     assert_eq!(harness.seen.source.len(), 2, "{:?}", harness.seen.source);
 }
