@@ -54,7 +54,7 @@ const BODY: BodyLimits = BodyLimits { bytes: 256 << 10, time: Duration::from_sec
 const INCIDENTS: &str = "/incidents";
 /// Where the commands about the GPU driver are.
 const NVML: &str = "/nvml";
-/// The paths for operators only, with all paths under them. Where the port asks for no token and no client certificate,
+/// The paths for operators only, with all paths under them. Where the port requires no token and no client certificate,
 /// they need the token from the state directory. So only callers that can read that directory may change which GPUs are
 /// offered or read; other users of the host, and pods in the host network, may not.
 const OPERATOR_PATHS: [&str; 2] = [INCIDENTS, NVML];
@@ -70,7 +70,7 @@ pub struct Settings {
     pub hosts: AllowedHosts,
     /// Token that every request needs; with `None` no request needs one.
     pub token: Option<Arc<str>>,
-    /// Token for the operator paths; `None` where the port asks for a token or a client certificate anyway.
+    /// Token for the operator paths; `None` where the port requires a token or a client certificate anyway.
     pub operator: Option<Arc<str>>,
     /// Shows and sets the log level (`/loglevel`).
     pub level: Arc<dyn LogLevel>,
@@ -99,7 +99,7 @@ pub async fn serve(listener: TcpListener, settings: Settings, stop: Cancellation
     HttpServer { application, limits, certificates, counts: Arc::default() }.serve(listener, stop).await
 }
 
-/// The paths of the admin port, and who may have them.
+/// The paths of the admin port, and which callers may have them.
 struct AdminRoutes {
     routes: Router,
     /// For all paths but [`OPERATOR_PATHS`].

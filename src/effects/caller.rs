@@ -1,5 +1,6 @@
-//! Who may make a request: checks of `Host`, of the caller's address and of the bearer token. An application says which
-//! [`Access`] a path has, and [`crate::server`] checks it before the application gets the request.
+//! Checks which callers may make a request: by `Host`, the caller's address and the bearer token. An
+//! application defines which [`Access`] a path has, and [`crate::server`] checks it before the application gets the
+//! request.
 //!
 //! A browser on this machine reaches the loopback ports. With DNS rebinding, an attacker's page whose name points to
 //! 127.0.0.1 could read and change everything there. Its requests carry the attacker's name as `Host`, so a `Host` that
@@ -119,24 +120,24 @@ impl AllowedHosts {
         let host = match (given.next(), given.next()) {
             (Some(host), None) => host.to_str().ok(),
             // A browser always sends `Host`; HTTP/1.0 and scripts may leave it out.
-            (None, _) => return uri.authority().map_or(Ok(()), |asked| self.known(asked.as_str(), local)),
+            (None, _) => return uri.authority().map_or(Ok(()), |requested| self.known(requested.as_str(), local)),
             (Some(_), Some(_)) => None,
         };
         self.known(host.unwrap_or_default(), local)?;
-        uri.authority().map_or(Ok(()), |asked| self.known(asked.as_str(), local))
+        uri.authority().map_or(Ok(()), |requested| self.known(requested.as_str(), local))
     }
 
     fn known(&self, text: &str, local: IpAddr) -> Result<(), String> {
         let host = text.parse::<Authority>().ok().filter(|_| !text.contains('@'));
         let host = host.map(|authority| plain(authority.host()).to_ascii_lowercase()).unwrap_or_default();
-        let ours = match host.parse::<IpAddr>() {
+        let accepted = match host.parse::<IpAddr>() {
             Ok(address) => {
                 let address = address.to_canonical();
                 address.is_loopback() || address == local.to_canonical() || self.named(&host)
             }
             Err(_) => host == "localhost" || self.named(&host),
         };
-        if ours {
+        if accepted {
             return Ok(());
         }
         let shown: String = host.chars().take(100).collect();
@@ -163,9 +164,9 @@ fn bearer(headers: &HeaderMap) -> Option<&[u8]> {
 }
 
 /// Compares in a time that depends only on the lengths.
-fn same(given: &[u8], wanted: &[u8]) -> bool {
-    let differences = given.iter().zip(wanted).fold(0, |sum, (a, b)| sum | (a ^ b));
-    given.len() == wanted.len() && std::hint::black_box(differences) == 0
+fn same(given: &[u8], expected: &[u8]) -> bool {
+    let differences = given.iter().zip(expected).fold(0, |sum, (a, b)| sum | (a ^ b));
+    given.len() == expected.len() && std::hint::black_box(differences) == 0
 }
 
 #[cfg(test)]
@@ -178,9 +179,9 @@ mod tests {
     }
 
     #[test]
-    fn a_host_is_ours_by_name_by_loopback_and_by_the_address_that_was_reached() {
+    fn a_host_is_accepted_by_name_by_loopback_and_by_the_local_address() {
         let hosts = AllowedHosts::new(["Node-A", "gpu.example.", "10.9.9.9"]);
-        for (host, ours) in [
+        for (host, accepted) in [
             ("localhost", true),
             ("LOCALHOST.:9411", true),
             ("127.0.0.1:9411", true),
@@ -205,13 +206,13 @@ mod tests {
             ("", false),
         ] {
             let headers = headers(header::HOST, &[host]);
-            let told = hosts.check(&Uri::from_static("/loglevel"), &headers, "10.0.0.5".parse().unwrap());
-            assert_eq!(told.is_ok(), ours, "{host}: {told:?}");
+            let result = hosts.check(&Uri::from_static("/loglevel"), &headers, "10.0.0.5".parse().unwrap());
+            assert_eq!(result.is_ok(), accepted, "{host}: {result:?}");
         }
     }
 
     #[test]
-    fn two_hosts_are_none_and_a_whole_address_in_the_request_line_counts_too() {
+    fn two_host_headers_are_refused_and_the_request_line_is_checked_too() {
         let (hosts, local) = (AllowedHosts::default(), "127.0.0.1".parse().unwrap());
         let twice = headers(header::HOST, &["localhost", "localhost"]);
         assert!(hosts.check(&Uri::from_static("/"), &twice, local).is_err());
@@ -227,7 +228,7 @@ mod tests {
         let token =
             |secret: &str| Condition::Token(BearerToken { secret: secret.into(), opens: "the API", name: "token" });
         let here = Condition::OnThisMachine("callers on this machine only.");
-        for (condition, peer, given, wanted) in [
+        for (condition, peer, given, expected) in [
             (Condition::None, "10.0.0.1", None, Ok(())),
             (here.clone(), "127.0.0.1", None, Ok(())),
             (here.clone(), "::ffff:127.0.0.1", None, Ok(())),
@@ -256,7 +257,7 @@ mod tests {
             let answer = check("n").map_err(|denial| (denial.status.as_u16(), denial.text));
             assert_eq!(
                 answer,
-                wanted.map_err(|(status, text)| (status, text.to_owned())),
+                expected.map_err(|(status, text)| (status, text.to_owned())),
                 "{access:?} {peer} {given:?}"
             );
             let foreign = check("rebound.example").unwrap_err();
@@ -272,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn tokens_are_compared_whole() {
+    fn tokens_are_compared_completely() {
         for (given, fits) in [("abc", true), ("abd", false), ("ab", false), ("abcd", false), ("", false)] {
             assert_eq!(same(given.as_bytes(), b"abc"), fits, "{given}");
         }
@@ -283,7 +284,7 @@ mod tests {
 
     proptest::proptest! {
         #[test]
-        fn no_host_is_too_odd(host in "\\PC{0,60}", known in ".{0,20}") {
+        fn no_host_header_panics(host in "\\PC{0,60}", known in ".{0,20}") {
             let hosts = AllowedHosts::new([&*known]);
             let mut headers = HeaderMap::new();
             if let Ok(value) = HeaderValue::from_str(&host) {

@@ -89,20 +89,20 @@ mod tests {
     }
 
     /// Limits with shorter waits, for tests.
-    fn hasty() -> Limits {
+    fn short_limits() -> Limits {
         let short = Duration::from_millis(300);
         let connections =
             ConnectionLimits { header_timeout: short, write_timeout: short, ..Limits::default().connections };
         Limits { connections, wait: short, ..Limits::default() }
     }
 
-    struct Told {
+    struct HttpAnswer {
         status: u16,
         head: String,
         body: Vec<u8>,
     }
 
-    impl Told {
+    impl HttpAnswer {
         fn text(&self) -> &str {
             std::str::from_utf8(&self.body).unwrap()
         }
@@ -126,7 +126,7 @@ mod tests {
             socket
         }
 
-        fn ask(&self, request: &str) -> Told {
+        fn request(&self, request: &str) -> HttpAnswer {
             let mut socket = self.connect();
             socket.write_all(request.as_bytes()).unwrap();
             let mut bytes = Vec::new();
@@ -134,11 +134,11 @@ mod tests {
             let end = bytes.windows(4).position(|four| four == b"\r\n\r\n").expect("an answer with a head");
             let head = String::from_utf8(bytes[..end].to_vec()).unwrap();
             let status = head.split(' ').nth(1).unwrap().parse().unwrap();
-            Told { status, head: head.to_lowercase(), body: bytes[end + 4..].to_vec() }
+            HttpAnswer { status, head: head.to_lowercase(), body: bytes[end + 4..].to_vec() }
         }
 
-        fn get(&self, path: &str, headers: &str) -> Told {
-            self.ask(&format!("GET {path} HTTP/1.1\r\nHost: n\r\nConnection: close\r\n{headers}\r\n"))
+        fn get(&self, path: &str, headers: &str) -> HttpAnswer {
+            self.request(&format!("GET {path} HTTP/1.1\r\nHost: n\r\nConnection: close\r\n{headers}\r\n"))
         }
 
         /// Waits until `holds` returns true; fails after a deadline.
@@ -163,16 +163,16 @@ mod tests {
             index.text().lines().filter_map(|line| line.split(' ').next()).filter(|p| p.starts_with('/')).collect();
         assert_eq!(paths.len(), 11);
         for path in paths {
-            let told = served.get(path, "");
-            assert_eq!(told.status, 200, "{path}");
+            let answer = served.get(path, "");
+            assert_eq!(answer.status, 200, "{path}");
             assert!(
-                !told.body.is_empty() && told.head.contains(&format!("content-length: {}", told.body.len())),
+                !answer.body.is_empty() && answer.head.contains(&format!("content-length: {}", answer.body.len())),
                 "{path}"
             );
             if path.starts_with("/api/") {
-                serde_json::from_slice::<serde_json::Value>(&told.body).unwrap();
+                serde_json::from_slice::<serde_json::Value>(&answer.body).unwrap();
             }
-            let head = served.ask(&format!("HEAD {path} HTTP/1.1\r\nHost: n\r\nConnection: close\r\n\r\n"));
+            let head = served.request(&format!("HEAD {path} HTTP/1.1\r\nHost: n\r\nConnection: close\r\n\r\n"));
             assert_eq!((head.status, head.body.len()), (200, 0), "{path}");
             assert!(!head.head.contains("content-length: 0"), "{path}");
         }
@@ -181,21 +181,21 @@ mod tests {
             ("PUT /metrics HTTP/1.1", 405, "only GET and HEAD are answered here.\n"),
             ("GET /api/v1/pods?name=x HTTP/1.1", 400, "query key \"name\" is not known: use namespace, pod or gpu\n"),
         ] {
-            let told = served.ask(&format!("{request}\r\nHost: n\r\nConnection: close\r\n\r\n"));
-            assert_eq!((told.status, told.text()), (status, sentence), "{request}");
+            let answer = served.request(&format!("{request}\r\nHost: n\r\nConnection: close\r\n\r\n"));
+            assert_eq!((answer.status, answer.text()), (status, sentence), "{request}");
         }
     }
 
     #[test]
-    fn the_form_follows_accept_and_gzip_holds_the_same_text() {
+    fn the_format_follows_accept_and_gzip_contains_the_same_text() {
         let served = served(sample_view::small(), Limits::default());
         let classic = served.get("/metrics/dcgm", "");
         assert!(classic.head.contains("content-type: text/plain; version=0.0.4; charset=utf-8"));
         let both = "Accept: application/openmetrics-text;version=1.0.0,text/plain;q=0.5\r\n";
         for path in ["/metrics", "/metrics/dcgm"] {
-            let told = served.get(path, both);
-            assert!(told.head.contains("content-type: text/plain; version=0.0.4"), "{path} has DCGM's counters");
-            assert!(told.text().contains("# TYPE DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION counter\n"), "{path}");
+            let answer = served.get(path, both);
+            assert!(answer.head.contains("content-type: text/plain; version=0.0.4"), "{path} has DCGM's counters");
+            assert!(answer.text().contains("# TYPE DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION counter\n"), "{path}");
         }
         let forced = served.get("/metrics/dcgm", "Accept: application/openmetrics-text\r\n");
         assert!(forced.text().contains("# TYPE DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION unknown\n"));
@@ -210,14 +210,14 @@ mod tests {
     }
 
     #[test]
-    fn readiness_says_why_not_and_a_gone_pod_is_gone_from_the_next_scrape() {
+    fn readyz_gives_the_reason_and_a_removed_pod_is_not_in_the_next_scrape() {
         let served = served(sample_view::small(), Limits::default());
         served.ready.send(Err("GPU calls hang".into())).unwrap();
-        let told = served.get("/readyz", "");
-        let heard = "watch of pods at the API server: heard 12 s ago";
+        let answer = served.get("/readyz", "");
+        let pod_watch = "watch of pods at the API server: heard 12 s ago";
         let kubelet = "nvidia.com/gpu at kubelet: registered (watcher)\n\
                        admission policies: in force: agent-nodes; NOT in force: agent-pods";
-        assert_eq!((told.status, told.text()), (503, &*format!("GPU calls hang\n{heard}\n{kubelet}\n")));
+        assert_eq!((answer.status, answer.text()), (503, &*format!("GPU calls hang\n{pod_watch}\n{kubelet}\n")));
         assert_eq!(served.get("/healthz", "").status, 200);
         assert!(served.get("/metrics", "").text().contains("pod=\"serve-a\""));
         let mut view = sample_view::small();
@@ -226,18 +226,18 @@ mod tests {
         view.plugin = None;
         served.view.send(Arc::new(view)).unwrap();
         served.ready.send(Ok(())).unwrap();
-        assert_eq!(served.get("/readyz", "").text(), "ready\n", "nobody asks an API server");
+        assert_eq!(served.get("/readyz", "").text(), "ready\n", "there is no pod watch");
         assert!(!served.get("/metrics", "").text().contains("serve-a"));
     }
 
     #[test]
-    fn filters_narrow_the_lists() {
+    fn a_query_filters_the_lists() {
         let served = served(sample_view::small(), Limits::default());
         let count = |path: &str, list: &str| {
             let document: serde_json::Value = serde_json::from_slice(&served.get(path, "").body).unwrap();
             document[list].as_array().unwrap().len()
         };
-        for (path, list, wanted) in [
+        for (path, list, expected) in [
             ("/api/v1/gpus", "gpus", 4),
             ("/api/v1/gpus?gpu=1", "gpus", 1),
             ("/api/v1/gpus", "gpus_unidentified", 1),
@@ -254,13 +254,13 @@ mod tests {
             ("/api/v1/processes?gpu=1", "processes", 3),
             ("/api/v1/processes?pod=train-0", "processes", 2),
         ] {
-            assert_eq!(count(path, list), wanted, "{path}");
+            assert_eq!(count(path, list), expected, "{path}");
         }
     }
 
     #[test]
-    fn a_scrape_that_never_reads_is_cut_and_its_buffer_given_back() {
-        let served = served(sample_view::large(8, 1250, 4), hasty());
+    fn a_client_that_does_not_read_is_closed_and_its_buffer_returns_to_the_pool() {
+        let served = served(sample_view::large(8, 1250, 4), short_limits());
         let mut silent = served.connect();
         silent.write_all(b"GET /metrics HTTP/1.1\r\nHost: n\r\n\r\n").unwrap();
         Served::until("it is being answered", || served.own.scrapes.load(Ordering::Relaxed) == 1);
@@ -278,7 +278,7 @@ mod tests {
 
     /// Promise 19 in docs/specification.md.
     #[test]
-    fn slow_readers_from_one_address_keep_a_scrape_from_another_one_out_of_nothing() {
+    fn slow_readers_from_one_address_do_not_block_a_scrape_from_another_address() {
         // `write_timeout` is longer than the test, so no slow reader is cut. Only the limit for each address can let the
         // scrape in.
         let mut limits = Limits::default();
@@ -298,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn slow_readers_from_eight_addresses_that_ask_for_all_there_is_do_not_keep_a_scrape_out() {
+    fn slow_readers_from_eight_addresses_do_not_block_a_scrape() {
         // The limits `write_timeout` and `wait` are longer than the test. Only the shorter limit `busy_write_timeout` can free an answer
         // in time.
         let long = Duration::from_secs(300);
@@ -317,7 +317,7 @@ mod tests {
     }
 
     #[test]
-    fn the_api_answers_hosts_that_are_ours_and_metrics_and_health_any() {
+    fn the_api_accepts_only_hosts_of_this_node_and_metrics_and_health_accept_every_host() {
         let served = served(sample_view::small(), Limits::default());
         for (host, path, status) in [
             ("rebound.example:9410", "/api/v1/node", 403),
@@ -329,13 +329,13 @@ mod tests {
             ("10.0.0.1:9410", "/healthz", 200),
             ("10.0.0.1:9410", "/readyz", 200),
         ] {
-            let told = served.ask(&format!("GET {path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n"));
-            assert_eq!(told.status, status, "{host} {path}: {}", told.text());
+            let answer = served.request(&format!("GET {path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n"));
+            assert_eq!(answer.status, status, "{host} {path}: {}", answer.text());
         }
     }
 
     #[test]
-    fn a_thousand_open_connections_take_few_places_and_do_not_block_health() {
+    fn a_thousand_connections_are_limited_and_do_not_block_health_checks() {
         let _ = rustix::process::setrlimit(rustix::process::Resource::Nofile, {
             let mut limit = rustix::process::getrlimit(rustix::process::Resource::Nofile);
             limit.current = limit.maximum;
@@ -346,36 +346,36 @@ mod tests {
         let mut idle: Vec<Socket> = (0..1000).map(|_| served.connect()).collect();
         assert_eq!(served.get("/healthz", "").text(), "ok\n");
         // The tasks of the closed connections end a moment later.
-        Served::until("256 and the one that asked are left", || served.open() <= 257);
+        Served::until("256 connections and that of the request are left", || served.open() <= 257);
         assert!(served.own.connections.cut.load(Ordering::Relaxed) >= 744);
         for socket in &mut idle {
             // A write to a connection that was cut fails, as it should.
             let _ = socket.write_all(b"GET /metrics HTTP/1.1\r\nHost: n\r\n\r\n");
         }
-        let asked = Instant::now();
+        let start = Instant::now();
         assert_eq!(served.get("/healthz", "").text(), "ok\n");
-        assert!(asked.elapsed() < Duration::from_secs(10));
+        assert!(start.elapsed() < Duration::from_secs(10));
         // tests/node measures the memory cost on the whole program; here other tests share the process.
     }
 
     #[test]
     fn slow_headers_large_headers_and_bodies_end_the_connection() {
-        let served = served(sample_view::small(), hasty());
+        let served = served(sample_view::small(), short_limits());
         let mut slow = served.connect();
         slow.write_all(b"GET /metrics HTTP/1.1\r\nHost:").unwrap();
         Served::until("the slow one is cut", || served.own.scrapes.load(Ordering::Relaxed) == 0 && served.open() == 0);
         let large = format!("X: {}\r\n", "a".repeat(64 * 1024));
         assert_eq!(served.get("/metrics", &large).status, 431);
         let body = format!("Content-Length: 1000000\r\n\r\n{}", "b".repeat(1000));
-        let told = served.ask(&format!("GET /healthz HTTP/1.1\r\nHost: n\r\n{body}"));
-        assert_eq!(told.status, 200);
-        assert!(told.head.contains("connection: close"));
-        let told = served.ask("nonsense\r\n\r\n");
-        assert_eq!(told.status, 400);
+        let answer = served.request(&format!("GET /healthz HTTP/1.1\r\nHost: n\r\n{body}"));
+        assert_eq!(answer.status, 200);
+        assert!(answer.head.contains("connection: close"));
+        let answer = served.request("nonsense\r\n\r\n");
+        assert_eq!(answer.status, 400);
     }
 
     #[test]
-    fn one_that_came_just_before_the_end_is_answered() {
+    fn a_request_sent_just_before_the_stop_is_answered() {
         let served = served(sample_view::small(), Limits::default());
         let mut socket = served.connect();
         Served::until("the connection is taken", || served.open() == 1);
@@ -387,18 +387,18 @@ mod tests {
     }
 
     #[test]
-    fn stopping_ends_idle_connections_at_once() {
+    fn a_stop_closes_idle_connections_at_once() {
         let mut served = served(sample_view::small(), Limits::default());
         let _idle = served.connect();
         Served::until("it is in", || served.open() == 1);
-        let asked = Instant::now();
+        let start = Instant::now();
         served.stop.cancel();
         let task = served.task.take().unwrap();
         served.runtime.block_on(task).unwrap().unwrap();
         assert!(
-            asked.elapsed() < Duration::from_secs(10),
+            start.elapsed() < Duration::from_secs(10),
             "not after the 30 s that it may be idle: {:?}",
-            asked.elapsed()
+            start.elapsed()
         );
         assert!(Socket::connect(served.address).is_err());
     }

@@ -1,5 +1,5 @@
 //! Serves HTTP on a TCP port. Every TCP port of the program is served here: it brings an [`HttpApplication`], which
-//! answers requests and says who may make them.
+//! answers requests and defines which callers may make them.
 //!
 //! ```text
 //!   accept ──▶ connection limit (when it is reached, an idle connection is closed) ──▶ one task each
@@ -11,7 +11,7 @@
 //! time, time that a client may take to read an answer, time of the drain. [`body::read`] bounds a request body in bytes
 //! and time; an application that does not call it reads no body.
 //!
-//! What must never happen here: a wait without an end; a connection that keeps its place without asking anything while
+//! What must never happen here: a wait without an end; a connection without a request that stays open while
 //! another client is refused; a request that reaches an application before its caller is checked; a path, a token or
 //! another rule of an application.
 
@@ -81,7 +81,7 @@ impl<A: HttpApplication> HttpServer<A> {
             };
             match limit.enter(host(peer.ip())) {
                 Some(admission) => {
-                    server.counts.cut.fetch_add(admission.made_way, Ordering::Relaxed);
+                    server.counts.cut.fetch_add(admission.closed_idle, Ordering::Relaxed);
                     let connection = Connection::new(peer, admission.permit, Arc::clone(&server));
                     connections.spawn(connection.run(stream, stop.clone()));
                 }
@@ -104,7 +104,7 @@ impl<A: HttpApplication> HttpServer<A> {
     }
 }
 
-/// The address that stands for one host. For IPv6 these are the first 64 bits, because a host may use all the others.
+/// The address that represents one host. For IPv6 these are the first 64 bits, because a host may use all the others.
 #[must_use]
 pub fn host(address: IpAddr) -> IpAddr {
     match address.to_canonical() {

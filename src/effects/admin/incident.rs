@@ -13,7 +13,7 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::time::timeout;
 
 /// How long a request waits for the task that owns the node state, which answers within milliseconds.
-const PATIENCE: Duration = Duration::from_secs(5);
+const ANSWERS_WITHIN: Duration = Duration::from_secs(5);
 /// Stands for every GPU in the path.
 pub const ALL: &str = "all";
 /// Length of the queue to the task that owns the node state.
@@ -42,8 +42,8 @@ pub fn router(owner: mpsc::Sender<ClearIncident>) -> Router {
         if owner.try_send(ClearIncident { gpu, answer }).is_err() {
             return unanswered();
         }
-        match timeout(PATIENCE, answered).await {
-            Ok(Ok(cleared)) => told(&which, &cleared),
+        match timeout(ANSWERS_WITHIN, answered).await {
+            Ok(Ok(cleared)) => cleared_text(&which, &cleared),
             _ => unanswered(),
         }
     };
@@ -54,15 +54,16 @@ fn unanswered() -> Response {
     (StatusCode::SERVICE_UNAVAILABLE, "the agent is busy or shuts down; try again\n").into_response()
 }
 
-fn told(which: &str, cleared: &[(GpuUuid, GpuCondition)]) -> Response {
+fn cleared_text(which: &str, cleared: &[(GpuUuid, GpuCondition)]) -> Response {
     if cleared.is_empty() {
         return (StatusCode::NOT_FOUND, format!("no incident to clear ({which})\n")).into_response();
     }
     let mut text = String::new();
     for (gpu, left) in cleared {
-        let stands: Vec<String> = left.incidents.iter().map(|(incident, _)| incident.to_string()).collect();
-        let stands = if stands.is_empty() { String::new() } else { format!("; not cleared: {}", stands.join(", ")) };
-        let _ = writeln!(text, "{gpu}: cleared{stands}");
+        let not_cleared: Vec<String> = left.incidents.iter().map(|(incident, _)| incident.to_string()).collect();
+        let not_cleared =
+            if not_cleared.is_empty() { String::new() } else { format!("; not cleared: {}", not_cleared.join(", ")) };
+        let _ = writeln!(text, "{gpu}: cleared{not_cleared}");
     }
     text.into_response()
 }

@@ -17,7 +17,7 @@ pub trait LogLevel: Send + Sync {
     /// Sets it from what the caller sent.
     ///
     /// # Errors
-    /// A sentence that says what is accepted.
+    /// A sentence that names what is accepted.
     fn set(&self, text: &str) -> Result<(), String>;
 }
 

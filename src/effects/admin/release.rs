@@ -19,7 +19,7 @@ pub const USUAL: Duration = Duration::from_secs(60);
 pub const LONGEST: Duration = Duration::from_secs(600);
 /// How long a request waits for the release. A wait for NVML events ends within a second, an NVML call within some
 /// seconds.
-const PATIENCE: Duration = Duration::from_secs(10);
+const RELEASES_WITHIN: Duration = Duration::from_secs(10);
 
 /// The GPU driver, as the admin port needs it; `steward` implements it.
 pub trait DriverControl: Send + Sync {
@@ -35,14 +35,14 @@ pub trait DriverControl: Send + Sync {
 
 /// The route, under `/nvml`.
 pub fn router(driver: Arc<dyn DriverControl>) -> Router {
-    let (asked, ended) = (Arc::clone(&driver), Arc::clone(&driver));
+    let (releasing, ended) = (Arc::clone(&driver), Arc::clone(&driver));
     Router::new().route(
         "/release",
-        get(async move || told(driver.as_ref(), *driver.hold().borrow()))
-            .put(async move |RawQuery(query): RawQuery| release(asked.as_ref(), query.as_deref()).await)
+        get(async move || state_text(driver.as_ref(), *driver.hold().borrow()))
+            .put(async move |RawQuery(query): RawQuery| release(releasing.as_ref(), query.as_deref()).await)
             .delete(async move || {
                 ended.take_back();
-                told(ended.as_ref(), *ended.hold().borrow())
+                state_text(ended.as_ref(), *ended.hold().borrow())
             }),
     )
 }
@@ -55,13 +55,13 @@ async fn release(driver: &dyn DriverControl, query: Option<&str>) -> Response {
     let mut hold = driver.hold();
     driver.release(span);
     let settled = hold.wait_for(|hold| !matches!(hold, DriverHold::LettingGo { .. }));
-    match timeout(PATIENCE, settled).await {
+    match timeout(RELEASES_WITHIN, settled).await {
         Ok(Ok(hold)) => {
             let hold = *hold;
-            told(driver, hold)
+            state_text(driver, hold)
         }
         // The thread that would close the driver hangs, or the program ends.
-        _ => told(driver, *driver.hold().borrow()),
+        _ => state_text(driver, *driver.hold().borrow()),
     }
 }
 
@@ -76,7 +76,7 @@ fn span(query: &str) -> Option<Duration> {
     (span >= Duration::from_secs(1) && span <= LONGEST).then_some(span)
 }
 
-fn told(driver: &dyn DriverControl, hold: DriverHold) -> Response {
+fn state_text(driver: &dyn DriverControl, hold: DriverHold) -> Response {
     let seconds = |until| driver.left(until).as_secs_f64().ceil();
     match hold {
         DriverHold::Held { refused: None } => "the agent holds the GPU driver\n".into_response(),
@@ -103,7 +103,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_time_is_bounded() {
+    fn the_length_of_a_release_is_bounded() {
         for (query, expected) in [
             ("", Some(60)),
             ("seconds=1", Some(1)),

@@ -61,7 +61,7 @@ impl Served {
 }
 
 #[test]
-fn without_profiling_the_profiles_are_forbidden_and_the_level_is_still_there() {
+fn without_profiling_the_profiles_are_forbidden_and_the_log_level_is_served() {
     let served = Served::new(false);
     for path in ["/debug/pprof", "/debug/pprof/", "/debug/pprof/heap", "/debug/pprof/profile?seconds=1"] {
         let answer = served.get(path);
@@ -72,7 +72,7 @@ fn without_profiling_the_profiles_are_forbidden_and_the_level_is_still_there() {
 }
 
 #[test]
-fn with_profiling_the_index_of_the_profiles_is_there_and_the_front_page_names_it() {
+fn with_profiling_the_profile_index_is_served_and_linked() {
     let served = Served::new(true);
     assert!(served.get("/").text().contains("/debug/pprof/"));
     assert!(served.get("/debug/pprof/").text().contains(">heap</a>"));
@@ -82,7 +82,7 @@ fn with_profiling_the_index_of_the_profiles_is_there_and_the_front_page_names_it
 }
 
 #[test]
-fn the_level_is_shown_and_set_and_a_wrong_one_is_explained() {
+fn the_log_level_is_shown_and_set_and_an_invalid_one_is_refused() {
     let served = Served::new(true);
     assert_eq!(served.get("/loglevel").text(), "2\n");
     assert_eq!(served.ask("PUT", "/loglevel", "4\n").text(), "4\n");
@@ -96,7 +96,7 @@ fn the_level_is_shown_and_set_and_a_wrong_one_is_explained() {
 }
 
 #[test]
-fn one_connection_too_many_is_closed_and_the_others_go_on() {
+fn a_connection_over_the_limit_is_closed_and_the_others_are_served() {
     let served = Served::new(true);
     let mut open: Vec<TcpStream> =
         (0..=CONNECTIONS.connections).map(|_| TcpStream::connect(served.address).unwrap()).collect();
@@ -129,7 +129,7 @@ fn one_connection_too_many_is_closed_and_the_others_go_on() {
 }
 
 #[test]
-fn a_body_or_a_header_without_end_is_refused() {
+fn an_oversized_body_or_header_is_refused() {
     let served = Served::new(true);
     for (method, path) in [("POST", "/debug/pprof/symbol"), ("PUT", "/loglevel")] {
         assert_eq!(served.ask(method, path, &"0x1+".repeat(100_000)).status, 413, "{path}");

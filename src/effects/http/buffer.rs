@@ -24,7 +24,7 @@ pub(super) struct Buffers {
 }
 
 impl Buffers {
-    /// An empty buffer that holds `turn`, its place among the answers in progress.
+    /// An empty buffer that holds `turn`, its permit for an answer in progress.
     pub(super) fn take(&self, turn: Turn) -> Buffer {
         Buffer { bytes: self.spare(), home: self.clone(), _turn: turn }
     }

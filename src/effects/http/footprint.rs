@@ -34,7 +34,7 @@ fn files() -> Option<u64> {
     const FOLDER: &str = "/proc/self/fd";
     match fs::metadata(FOLDER).ok()?.len() {
         0 => fs::read_dir(FOLDER).ok().map(|entries| entries.count() as u64),
-        told => Some(told),
+        size => Some(size),
     }
 }
 
@@ -57,7 +57,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn this_very_process_has_memory_files_and_threads() {
+    fn the_footprint_of_this_process_has_memory_files_and_threads() {
         let now = Now { monotonic: Monotonic(u64::MAX), wall: model::time::WallTime(u64::MAX) };
         let footprint = read(now);
         assert!(footprint.started_seconds.get().is_some());

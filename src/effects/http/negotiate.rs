@@ -70,10 +70,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_larger_weight_wins_and_a_browser_reads_plain_text() {
+    fn the_format_with_the_larger_weight_is_chosen_and_a_browser_gets_plain_text() {
         let prometheus = "application/openmetrics-text;version=1.0.0,application/openmetrics-text;version=0.0.1;q=0.75,\
                           text/plain;version=0.0.4;q=0.5,*/*;q=0.1";
-        for (accept, format_wanted) in [
+        for (accept, expected) in [
             ("", ExpositionFormat::Classic),
             ("*/*", ExpositionFormat::Classic),
             ("text/html,application/xhtml+xml,*/*;q=0.8", ExpositionFormat::Classic),
@@ -86,31 +86,31 @@ mod tests {
             ("application/openmetrics-text;version=2.0.0", ExpositionFormat::Classic),
             ("application/vnd.google.protobuf;q=1,text/plain;q=0.5", ExpositionFormat::Classic),
         ] {
-            assert_eq!(format(accept, false), format_wanted, "{accept}");
+            assert_eq!(format(accept, false), expected, "{accept}");
         }
-        for (accept, format_wanted) in [
+        for (accept, expected) in [
             (prometheus, ExpositionFormat::Classic),
             ("application/openmetrics-text;version=1.0.0,*/*;q=0.1", ExpositionFormat::Classic),
             ("application/openmetrics-text", ExpositionFormat::OpenMetrics),
             ("application/openmetrics-text,text/plain;q=0", ExpositionFormat::OpenMetrics),
             ("application/openmetrics-text,text/html;q=0.5", ExpositionFormat::OpenMetrics),
         ] {
-            assert_eq!(format(accept, true), format_wanted, "{accept}");
+            assert_eq!(format(accept, true), expected, "{accept}");
         }
     }
 
     #[test]
-    fn gzip_is_used_where_it_is_not_refused() {
-        for (accept, wanted) in
+    fn gzip_is_used_unless_the_client_refuses_it() {
+        for (accept, expected) in
             [("", false), ("gzip", true), ("deflate, GZIP;q=0.5", true), ("gzip;q=0", false), ("br", false)]
         {
-            assert_eq!(gzip(accept), wanted, "{accept}");
+            assert_eq!(gzip(accept), expected, "{accept}");
         }
     }
 
     proptest::proptest! {
         #[test]
-        fn no_header_panics(header in ".*") {
+        fn no_accept_header_panics(header in ".*") {
             let _ = (format(&header, false), format(&header, true), gzip(&header));
         }
     }

@@ -31,28 +31,28 @@ pub(super) struct Queue {
 /// A bounded line of waiting requests.
 #[derive(Clone, Debug)]
 pub(super) struct Line {
-    places: Arc<Semaphore>,
+    permits: Arc<Semaphore>,
     length: usize,
 }
 
 impl Line {
     fn new(length: usize) -> Line {
-        Line { places: Arc::new(Semaphore::new(length)), length }
+        Line { permits: Arc::new(Semaphore::new(length)), length }
     }
 
     /// Whether a request waits here.
     fn is_waited_in(&self) -> bool {
-        self.places.available_permits() < self.length
+        self.permits.available_permits() < self.length
     }
 
-    /// Takes one permit of `wanted`. If none is free, the request waits in this line, first come first served. `None`
-    /// when the line is full.
-    async fn wait_for(&self, wanted: &Arc<Semaphore>) -> Option<OwnedSemaphorePermit> {
-        if let Ok(permit) = Arc::clone(wanted).try_acquire_owned() {
+    /// Takes one permit of `semaphore`. If none is free, the request waits in this line, first come first served.
+    /// `None` when the line is full.
+    async fn wait_for(&self, semaphore: &Arc<Semaphore>) -> Option<OwnedSemaphorePermit> {
+        if let Ok(permit) = Arc::clone(semaphore).try_acquire_owned() {
             return Some(permit);
         }
-        let _place = self.places.try_acquire().ok()?;
-        Arc::clone(wanted).acquire_owned().await.ok()
+        let _permit = self.permits.try_acquire().ok()?;
+        Arc::clone(semaphore).acquire_owned().await.ok()
     }
 }
 
@@ -95,7 +95,7 @@ impl Queue {
     pub(super) async fn enter(&self, peer: IpAddr) -> Option<Turn> {
         let (own, counted) = self.count(host(peer))?;
         let turn = async {
-            // The limit of the address comes first: a request that waits for it takes no place in the common line.
+            // The limit of the address comes first: a request that waits for it is not in the common line.
             let own = self.own.wait_for(&own).await?;
             let answer = self.common.wait_for(&self.answers).await?;
             Some(Turn { _answer: answer, _own: own, _counted: counted })
@@ -141,7 +141,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn one_address_has_a_part_of_the_answers_and_another_one_is_answered() {
+    async fn one_address_cannot_take_all_answers() {
         let queue = queue();
         let mut held = Vec::new();
         while let Some(turn) = queue.enter(address(1)).await {
@@ -150,11 +150,11 @@ mod tests {
         assert_eq!(held.len(), Limits::default().answers_per_peer);
         assert!(queue.enter(address(2)).await.is_some());
         held.pop();
-        assert!(queue.enter(address(1)).await.is_some(), "its own turn comes again");
+        assert!(queue.enter(address(1)).await.is_some(), "an answer of its own is free again");
     }
 
     #[tokio::test]
-    async fn one_address_has_a_part_of_the_line_too() {
+    async fn one_address_cannot_fill_the_queue() {
         let queue = Queue::new(Limits::default());
         let all: Vec<_> = (0..100).map(|_| queue.enter(address(1))).collect();
         let mut all: Vec<_> = all.into_iter().map(Box::pin).collect();
@@ -172,11 +172,11 @@ mod tests {
         assert_eq!(refused, 100 - limits.answers_per_peer - limits.waiting_per_peer);
         assert!(queue.enter(address(2)).await.is_some());
         drop((all, held));
-        assert!(queue.peers.lock().is_empty(), "who has no request is forgotten");
+        assert!(queue.peers.lock().is_empty(), "an address without a request is forgotten");
     }
 
     #[tokio::test]
-    async fn four_addresses_with_all_answers_and_requests_that_wait_leave_places_in_the_common_line() {
+    async fn a_fifth_address_waits_while_four_addresses_have_all_answers() {
         let queue = Queue::new(Limits::default());
         let all = (1..=4).flat_map(|last| (0..10).map(move |_| address(last)));
         let mut all: Vec<_> = all.map(|address| Box::pin(queue.enter(address))).collect();
@@ -205,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn a_host_of_ipv6_is_its_network() {
+    fn ipv6_addresses_of_one_network_count_as_one_host() {
         let parse = |text: &str| text.parse::<IpAddr>().unwrap();
         assert_eq!(host(parse("fd00::1:2")), host(parse("fd00::ffff:3:4")));
         assert_ne!(host(parse("fd00:0:0:1::1")), host(parse("fd00::1")));

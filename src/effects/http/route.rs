@@ -1,4 +1,4 @@
-//! The paths of the metrics port: their answers, and who may have them.
+//! The paths of the metrics port: their answers, and which callers may have them.
 
 use super::buffer::{Answer, Buffer, Buffers};
 use super::footprint;
@@ -39,7 +39,7 @@ const INDEX: &str = "gpu-steward\n\n\
 /readyz             whether the program is ready, or why not\n";
 
 /// The kind of answer at a path.
-enum Place {
+enum Endpoint {
     Index,
     Health,
     Ready,
@@ -66,18 +66,18 @@ impl HttpApplication for Routes {
 
     /// The API answers every client that has the token; without a token, clients on this machine.
     fn access(&self, uri: &Uri) -> &Access {
-        match self.place(uri.path()) {
-            Some(Place::Api(_)) => &self.api,
+        match self.endpoint(uri.path()) {
+            Some(Endpoint::Api(_)) => &self.api,
             _ => &Access::Everyone,
         }
     }
 
     async fn answer(&self, request: Request<Incoming>, ends: Ends) -> Response<Answer> {
-        let Some(place) = self.place(request.uri().path()) else {
+        let Some(endpoint) = self.endpoint(request.uri().path()) else {
             return sentence(StatusCode::NOT_FOUND, "no such path; / lists the paths.");
         };
         let mut response = match *request.method() {
-            Method::GET | Method::HEAD => self.open(place, &request, ends).await,
+            Method::GET | Method::HEAD => self.open(endpoint, &request, ends).await,
             _ => {
                 let mut response = sentence(StatusCode::METHOD_NOT_ALLOWED, "only GET and HEAD are answered here.");
                 set(&mut response, header::ALLOW, "GET, HEAD");
@@ -117,11 +117,11 @@ impl Routes {
         Routes { settings, api, view, ready, queue, buffers, own: Arc::default() }
     }
 
-    fn place(&self, path: &str) -> Option<Place> {
+    fn endpoint(&self, path: &str) -> Option<Endpoint> {
         Some(match path {
-            "/" => Place::Index,
-            "/healthz" => Place::Health,
-            "/readyz" => Place::Ready,
+            "/" => Endpoint::Index,
+            "/healthz" => Endpoint::Health,
+            "/readyz" => Endpoint::Ready,
             "/metrics" => {
                 let sets = self.settings.sets;
                 let more = [
@@ -131,30 +131,30 @@ impl Routes {
                     (sets.cadvisor, MetricSet::Cadvisor),
                 ];
                 let more = more.into_iter().filter_map(|(on, set)| on.then_some(set));
-                Place::Metrics(std::iter::once(MetricSet::Own).chain(more).collect())
+                Endpoint::Metrics(std::iter::once(MetricSet::Own).chain(more).collect())
             }
-            "/metrics/gpu" => Place::Metrics(vec![MetricSet::Gpu]),
+            "/metrics/gpu" => Endpoint::Metrics(vec![MetricSet::Gpu]),
             "/metrics/dcgm" if self.settings.sets.dcgm_renamed => {
-                Place::Metrics(vec![MetricSet::Dcgm, MetricSet::DcgmRenamed])
+                Endpoint::Metrics(vec![MetricSet::Dcgm, MetricSet::DcgmRenamed])
             }
-            "/metrics/dcgm" => Place::Metrics(vec![MetricSet::Dcgm]),
-            "/metrics/hami" => Place::Metrics(vec![MetricSet::Hami]),
-            "/metrics/cadvisor" => Place::Metrics(vec![MetricSet::Cadvisor]),
-            "/api/v1/node" => Place::Api(ApiDocument::Node),
-            "/api/v1/gpus" => Place::Api(ApiDocument::Gpus),
-            "/api/v1/pods" => Place::Api(ApiDocument::Pods),
-            "/api/v1/processes" => Place::Api(ApiDocument::Processes),
+            "/metrics/dcgm" => Endpoint::Metrics(vec![MetricSet::Dcgm]),
+            "/metrics/hami" => Endpoint::Metrics(vec![MetricSet::Hami]),
+            "/metrics/cadvisor" => Endpoint::Metrics(vec![MetricSet::Cadvisor]),
+            "/api/v1/node" => Endpoint::Api(ApiDocument::Node),
+            "/api/v1/gpus" => Endpoint::Api(ApiDocument::Gpus),
+            "/api/v1/pods" => Endpoint::Api(ApiDocument::Pods),
+            "/api/v1/processes" => Endpoint::Api(ApiDocument::Processes),
             _ => return None,
         })
     }
 
-    async fn open(&self, place: Place, request: &Request<Incoming>, ends: Ends) -> Response<Answer> {
-        match place {
-            Place::Index => sentence(StatusCode::OK, INDEX.trim_end()),
-            Place::Health => sentence(StatusCode::OK, "ok"),
-            Place::Ready => self.readiness(),
-            Place::Metrics(sets) => self.metrics(&sets, request.headers(), ends.peer).await,
-            Place::Api(document) => self.api(document, request, ends.peer).await,
+    async fn open(&self, endpoint: Endpoint, request: &Request<Incoming>, ends: Ends) -> Response<Answer> {
+        match endpoint {
+            Endpoint::Index => sentence(StatusCode::OK, INDEX.trim_end()),
+            Endpoint::Health => sentence(StatusCode::OK, "ok"),
+            Endpoint::Ready => self.readiness(),
+            Endpoint::Metrics(sets) => self.metrics(&sets, request.headers(), ends.peer).await,
+            Endpoint::Api(document) => self.api(document, request, ends.peer).await,
         }
     }
 
@@ -165,7 +165,7 @@ impl Routes {
         let view = Arc::clone(&self.view.borrow());
         let kubelet = view.plugin.as_ref().map_or_else(String::new, |plugin| {
             let standing = match &plugin.registration {
-                RegistrationState::Registered(way) => format!("registered ({way})"),
+                RegistrationState::Registered(method) => format!("registered ({method})"),
                 RegistrationState::Waiting(_) => "not registered".to_owned(),
                 RegistrationState::Follows => format!("not registered: {}", RegistrationState::FOLLOWS),
                 RegistrationState::Undecided(why) => format!("not registered: {why}"),
@@ -174,10 +174,11 @@ impl Routes {
         });
         let watch = view.pod_watch.as_ref().map(|view| view.watch.clone());
         let watch = watch.map_or_else(String::new, |watch| {
-            let heard = watch.last_received.map(|at| (self.settings.clock)().monotonic.since(at).as_secs());
-            let heard = heard.map_or_else(|| "not heard yet".to_owned(), |age| format!("heard {age} s ago"));
+            let last_message = watch.last_received.map(|at| (self.settings.clock)().monotonic.since(at).as_secs());
+            let last_message =
+                last_message.map_or_else(|| "not heard yet".to_owned(), |age| format!("heard {age} s ago"));
             let broken = if watch.broken.is_some() { ", broken" } else { "" };
-            format!("\nwatch of pods at the API server: {heard}{broken}")
+            format!("\nwatch of pods at the API server: {last_message}{broken}")
         });
         let driver = match view.gpu_source {
             GpuSourceState::Released { until } => {
@@ -199,8 +200,8 @@ impl Routes {
         let now = (self.settings.clock)();
         let foreign = sets.iter().any(|set| set.has_foreign_counters());
         let format = negotiate::format(&values(headers, header::ACCEPT), foreign);
-        let scene = MetricsInput { view: &view, now, own: &self.own, footprint: footprint::read(now) };
-        metrics::render(sets, &scene, format, &mut buffer.bytes);
+        let input = MetricsInput { view: &view, now, own: &self.own, footprint: footprint::read(now) };
+        metrics::render(sets, &input, format, &mut buffer.bytes);
         let mut response = self.packed(buffer, headers);
         set(&mut response, header::CONTENT_TYPE, ExpositionFormat::content_type(format));
         response
@@ -308,7 +309,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_api_needs_its_token_or_a_caller_on_this_machine_and_other_paths_need_nothing() {
+    fn the_api_requires_its_token_or_a_caller_on_this_machine_and_other_paths_do_not() {
         let settings = |token: Option<&str>| Settings {
             sets: super::super::settings::MetricSets { dcgm: true, dcgm_renamed: false, hami: false, cadvisor: false },
             api_token: token.map(Arc::from),
@@ -322,7 +323,7 @@ mod tests {
         let paths = paths.into_iter().filter(|path| path.starts_with('/'));
         let (local, far) = (IpAddr::from([127, 0, 0, 1]), IpAddr::from([10, 0, 0, 1]));
         for path in paths.chain(["/", "/nothing"]) {
-            for (token, peer, wanted) in [
+            for (token, peer, expected) in [
                 (None, local, None),
                 (None, far, Some(403)),
                 (Some("t"), local, Some(401)),
@@ -331,8 +332,8 @@ mod tests {
                 let routes = Routes::new(settings(token), view.clone(), ready.clone(), Limits::default());
                 let (uri, ends) = (path.parse().unwrap(), Ends { peer, local: IpAddr::from([10, 0, 0, 2]) });
                 let denial = routes.access(&uri).check(&uri, &HeaderMap::new(), ends).err();
-                let wanted = wanted.filter(|_| path.starts_with("/api/"));
-                assert_eq!(denial.map(|denial| denial.status.as_u16()), wanted, "{token:?} {peer} {path}");
+                let expected = expected.filter(|_| path.starts_with("/api/"));
+                assert_eq!(denial.map(|denial| denial.status.as_u16()), expected, "{token:?} {peer} {path}");
             }
         }
     }

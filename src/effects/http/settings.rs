@@ -36,7 +36,7 @@ pub struct MetricSets {
     pub cadvisor: bool,
 }
 
-/// Whether the program is ready; the error says why not.
+/// Whether the program is ready; the error has the reason.
 pub type Readiness = watch::Receiver<Result<(), Arc<str>>>;
 
 /// The limits of the server. The program uses the default; tests wait less. It has one field for each limit.

@@ -112,7 +112,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_body_that_stops_is_given_up_after_its_time() {
+    async fn a_body_that_is_not_sent_in_time_is_refused() {
         let limits = BodyLimits { time: Duration::from_millis(50), ..LIMITS };
         let error = read(frames(&["0123"], false), limits).await.unwrap_err();
         assert_eq!(error.status(), StatusCode::REQUEST_TIMEOUT);

@@ -19,7 +19,7 @@ use tokio::task::spawn_blocking;
 use tokio_rustls::TlsAcceptor;
 
 /// Pause between two checks of the files. Renewal tools replace certificates days before the old ones expire.
-const LOOK_EVERY: Duration = Duration::from_secs(10);
+const CHECK_EVERY: Duration = Duration::from_secs(10);
 
 /// The protocols of HTTP/1 and HTTP/2 in the TLS handshake (ALPN).
 const HTTP1: &[u8] = b"http/1.1";
@@ -45,7 +45,7 @@ pub struct Tls {
     pub chain: PathBuf,
     /// The key of the server's certificate.
     pub key: PathBuf,
-    /// Authorities for client certificates; with `None` the server asks for no client certificate.
+    /// Authorities for client certificates; with `None` the server requests no client certificate.
     pub client_ca: Option<PathBuf>,
 }
 
@@ -100,10 +100,10 @@ impl Certificates {
     pub async fn keep_fresh(&self) -> Infallible {
         let mut known = self.loaded;
         loop {
-            let wanted = tokio::time::timeout(LOOK_EVERY, self.again.notified()).await.is_ok();
+            let requested = tokio::time::timeout(CHECK_EVERY, self.again.notified()).await.is_ok();
             let files = self.files.clone();
             let seen = spawn_blocking(move || stamps(&files)).await.unwrap_or_default();
-            if seen == known && !wanted {
+            if seen == known && !requested {
                 continue;
             }
             known = seen;
@@ -189,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_is_not_there_is_named() {
+    fn a_missing_certificate_file_is_named_in_the_error() {
         let error = load(tls(Path::new("/nowhere"))).unwrap_err();
         assert!(error.to_string().contains("/nowhere/chain.pem"), "{error}");
     }

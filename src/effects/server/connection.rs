@@ -24,7 +24,7 @@ use tokio_util::sync::CancellationToken;
 const HEADER_BYTES: u32 = 16 * 1024;
 /// How long a connection without a request so far stays open after a stop. A client sends its request within a round
 /// trip.
-const ASKS_WITHIN: Duration = Duration::from_millis(250);
+const REQUEST_WITHIN: Duration = Duration::from_millis(250);
 /// Most bytes of an HTTP/2 connection that a client may send before the application reads them, and most bytes of one
 /// answer that wait for the client. It is the window that HTTP/2 begins with. Thousands of agents may each have a
 /// connection, so the window is not the megabyte that hyper would choose.
@@ -50,7 +50,8 @@ impl<A: HttpApplication> Connection<A> {
     pub(super) async fn run(self, stream: TcpStream, stop: CancellationToken) {
         let _open = OpenConnection::count(&self.server.counts);
         let _ = stream.set_nodelay(true);
-        // If the local address is unknown, a `Host` with an address counts as ours only if it is loopback or allowed.
+        // If the local address is unknown, a `Host` with an address counts as this node only if it is loopback or
+        // allowed.
         let local = stream.local_addr().map_or(IpAddr::V4(Ipv4Addr::LOCALHOST), |local| local.ip());
         let ends = Ends { peer: self.peer.ip(), local };
         let stream = TimedWrites::new(stream, Arc::clone(&self.server));
@@ -60,15 +61,15 @@ impl<A: HttpApplication> Connection<A> {
         let handshake = certificates.acceptor().accept(stream);
         let stopped = async {
             stop.cancelled().await;
-            tokio::time::sleep(ASKS_WITHIN).await;
+            tokio::time::sleep(REQUEST_WITHIN).await;
         };
-        let shaken = tokio::select! {
+        let handshake_result = tokio::select! {
             biased;
-            shaken = tokio::time::timeout(self.server.limits.header_timeout, handshake) => shaken,
-            () = self.permit.asked_to_leave() => return,
+            handshake_result = tokio::time::timeout(self.server.limits.header_timeout, handshake) => handshake_result,
+            () = self.permit.must_close() => return,
             () = stopped => return,
         };
-        match shaken {
+        match handshake_result {
             Ok(Ok(stream)) => {
                 let streams = certificates.http2_streams(stream.get_ref().1.alpn_protocol());
                 self.answer(stream, streams, ends, stop).await;
@@ -86,9 +87,9 @@ impl<A: HttpApplication> Connection<A> {
         ends: Ends,
         stop: CancellationToken,
     ) {
-        let asked = CancellationToken::new();
+        let request_received = CancellationToken::new();
         let answer = service_fn(|request: Request<Incoming>| {
-            asked.cancel();
+            request_received.cancel();
             let (server, busy) = (Arc::clone(&self.server), self.permit.busy());
             async move {
                 let response = server.response(request, ends).await;
@@ -101,7 +102,7 @@ impl<A: HttpApplication> Connection<A> {
         tokio::pin!(served);
         tokio::select! {
             ended = &mut served => return self.log(ended),
-            () = self.permit.asked_to_leave() => return,
+            () = self.permit.must_close() => return,
             // No whole request has come, or no further one.
             () = self.permit.idle_for(limits.header_timeout) => {}
             () = stop.cancelled() => {
@@ -111,8 +112,8 @@ impl<A: HttpApplication> Connection<A> {
                     // First what has arrived, and then the time.
                     biased;
                     ended = &mut served => return self.log(ended),
-                    () = asked.cancelled() => {}
-                    () = tokio::time::sleep(ASKS_WITHIN) => {}
+                    () = request_received.cancelled() => {}
+                    () = tokio::time::sleep(REQUEST_WITHIN) => {}
                 }
             }
         }
@@ -134,7 +135,7 @@ impl<A: HttpApplication> Connection<A> {
 fn protocol(streams: Option<u32>) -> Builder<TokioExecutor> {
     let mut builder = Builder::new(TokioExecutor::new());
     let Some(streams) = streams else {
-        // No timer: the connection itself ends one that is idle, in order, so that a client of HTTPS is told.
+        // No timer: the connection itself ends one that is idle, in order, so that an HTTPS client is notified.
         builder.http1().max_buf_size(HEADER_BYTES as usize);
         return builder.http1_only();
     };

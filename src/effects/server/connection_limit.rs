@@ -16,15 +16,15 @@ use tokio_util::sync::CancellationToken;
 /// The open connections. Only the accept loop owns this.
 #[derive(Debug)]
 pub(super) struct ConnectionLimit {
-    places: usize,
-    taken: Vec<Arc<Place>>,
+    max_connections: usize,
+    taken: Vec<Arc<Slot>>,
 }
 
 #[derive(Debug)]
-struct Place {
+struct Slot {
     peer: IpAddr,
     state: Mutex<State>,
-    leave: CancellationToken,
+    close: CancellationToken,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,60 +36,60 @@ enum State {
     Gone,
 }
 
-/// A new connection was let in.
+/// A new connection was accepted.
 #[derive(Debug)]
 pub(super) struct Admission {
     /// The permit of the new connection.
     pub(super) permit: ConnectionPermit,
     /// How many idle connections were closed for it.
-    pub(super) made_way: u64,
+    pub(super) closed_idle: u64,
 }
 
-/// The permit of one connection. Dropping it frees the place.
+/// The permit of one connection. Dropping it frees the slot.
 #[derive(Debug)]
-pub(super) struct ConnectionPermit(Arc<Place>);
+pub(super) struct ConnectionPermit(Arc<Slot>);
 
 /// A request is being answered. When the last one of a connection is dropped, the connection is idle again.
 #[derive(Debug)]
-pub(super) struct Busy(Arc<Place>);
+pub(super) struct Busy(Arc<Slot>);
 
 impl ConnectionLimit {
-    /// A limit of `places` connections, all free.
-    pub(super) fn new(places: usize) -> ConnectionLimit {
-        ConnectionLimit { places, taken: Vec::new() }
+    /// A limit of `max_connections` connections; none is open.
+    pub(super) fn new(max_connections: usize) -> ConnectionLimit {
+        ConnectionLimit { max_connections, taken: Vec::new() }
     }
 
     /// A permit for a connection from this address, or `None` when all connections are busy.
     pub(super) fn enter(&mut self, peer: IpAddr) -> Option<Admission> {
-        let mut made_way = 0;
-        if self.taken.len() >= self.places {
-            self.taken.retain(|place| *place.state.lock() != State::Gone);
+        let mut closed_idle = 0;
+        if self.taken.len() >= self.max_connections {
+            self.taken.retain(|slot| *slot.state.lock() != State::Gone);
         }
-        if self.taken.len() >= self.places {
+        if self.taken.len() >= self.max_connections {
             // Both scans are linear: a port may have thousands of connections, and a client may open more all the time.
             let mut of_peer = HashMap::<IpAddr, usize>::new();
-            for place in &self.taken {
-                *of_peer.entry(place.peer).or_default() += 1;
+            for slot in &self.taken {
+                *of_peer.entry(slot.peer).or_default() += 1;
             }
-            let idle = self.taken.iter().enumerate().filter_map(|(number, place)| match *place.state.lock() {
-                State::Idle(since) => Some((Reverse(of_peer.get(&place.peer).copied()), since, number)),
+            let idle = self.taken.iter().enumerate().filter_map(|(number, slot)| match *slot.state.lock() {
+                State::Idle(since) => Some((Reverse(of_peer.get(&slot.peer).copied()), since, number)),
                 State::Busy(_) | State::Gone => None,
             });
             let (_, _, number) = idle.min()?;
-            self.taken.remove(number).leave.cancel();
-            made_way = 1;
+            self.taken.remove(number).close.cancel();
+            closed_idle = 1;
         }
-        let (state, leave) = (Mutex::new(State::Idle(Instant::now())), CancellationToken::new());
-        let place = Arc::new(Place { peer, state, leave });
-        self.taken.push(Arc::clone(&place));
-        Some(Admission { permit: ConnectionPermit(place), made_way })
+        let (state, close) = (Mutex::new(State::Idle(Instant::now())), CancellationToken::new());
+        let slot = Arc::new(Slot { peer, state, close });
+        self.taken.push(Arc::clone(&slot));
+        Some(Admission { permit: ConnectionPermit(slot), closed_idle })
     }
 }
 
 impl ConnectionPermit {
-    /// Returns when a newer connection needs this place.
-    pub(super) async fn asked_to_leave(&self) {
-        self.0.leave.cancelled().await;
+    /// Returns when a newer connection needs this slot.
+    pub(super) async fn must_close(&self) {
+        self.0.close.cancelled().await;
     }
 
     /// Marks the connection as busy until the guard, and so the answer's body, is dropped.
@@ -138,26 +138,26 @@ impl Drop for Busy {
 mod tests {
     use super::*;
 
-    const PLACES: usize = 8;
+    const SLOTS: usize = 8;
 
     fn address(last: u8) -> IpAddr {
         IpAddr::from([10, 0, 0, last])
     }
 
     #[tokio::test]
-    async fn the_longest_idle_makes_way_and_the_busy_stay() {
-        let mut limit = ConnectionLimit::new(PLACES);
-        let permits: Vec<ConnectionPermit> = (0..PLACES).map(|_| limit.enter(address(1)).unwrap().permit).collect();
+    async fn the_longest_idle_connection_is_closed_and_busy_ones_stay() {
+        let mut limit = ConnectionLimit::new(SLOTS);
+        let permits: Vec<ConnectionPermit> = (0..SLOTS).map(|_| limit.enter(address(1)).unwrap().permit).collect();
         let busy: Vec<Busy> = permits.iter().skip(1).map(ConnectionPermit::busy).collect();
-        assert_eq!(limit.enter(address(1)).map(|admission| admission.made_way), Some(1));
-        permits[0].asked_to_leave().await;
+        assert_eq!(limit.enter(address(1)).map(|admission| admission.closed_idle), Some(1));
+        permits[0].must_close().await;
         let last = limit.enter(address(1));
-        assert!(last.is_some(), "the one that just came in is idle and gone already");
+        assert!(last.is_some(), "the newest connection is idle, and is closed for this one");
         let _held = last.map(|admission| (admission.permit.busy(), admission.permit));
         assert!(limit.enter(address(1)).is_none(), "all are busy");
         drop(busy);
         assert!(limit.enter(address(1)).is_some());
-        assert!(limit.taken.len() <= PLACES);
+        assert!(limit.taken.len() <= SLOTS);
     }
 
     #[tokio::test]
@@ -173,18 +173,18 @@ mod tests {
         drop(second);
         permit.idle_for(pause).await;
         assert!(since.elapsed() >= pause);
-        assert!(limit.enter(address(1)).is_some(), "the idle one makes room");
+        assert!(limit.enter(address(1)).is_some(), "the idle one is closed");
     }
 
     #[tokio::test]
-    async fn an_address_with_many_connections_costs_another_one_none() {
-        let mut limit = ConnectionLimit::new(PLACES);
+    async fn an_address_with_many_connections_does_not_close_those_of_another_address() {
+        let mut limit = ConnectionLimit::new(SLOTS);
         let kept = limit.enter(address(2)).unwrap().permit;
         let mut many = Vec::new();
-        for _ in 0..10 * PLACES {
+        for _ in 0..10 * SLOTS {
             many.push(limit.enter(address(1)).unwrap().permit);
         }
-        assert!(!kept.0.leave.is_cancelled(), "the oldest of all, and idle");
-        assert_eq!(many.iter().filter(|permit| !permit.0.leave.is_cancelled()).count(), PLACES - 1);
+        assert!(!kept.0.close.is_cancelled(), "the oldest of all, and idle");
+        assert_eq!(many.iter().filter(|permit| !permit.0.close.is_cancelled()).count(), SLOTS - 1);
     }
 }

@@ -175,7 +175,7 @@ fn bodies_are_read_up_to_their_limits_over_http_and_https() {
 }
 
 #[test]
-fn a_client_that_sends_too_much_before_it_reads_is_told_why() {
+fn a_client_that_sends_too_much_before_it_reads_gets_the_reason() {
     let served = serve(Echo::new(), LIMITS, None);
     for body in ["x".repeat(101), "x".repeat(200)] {
         let answer = served.ask(&post(&body, body.len()));
@@ -248,7 +248,7 @@ fn a_client_that_does_not_finish_the_handshake_is_closed() {
 }
 
 #[test]
-fn handshakes_that_never_end_make_room_for_a_client_that_asks() {
+fn an_unfinished_handshake_is_closed_for_a_client_that_sends_a_request() {
     let served = serve(Echo::new(), LIMITS, HTTP1);
     let silent: Vec<Socket> = (0..3 * LIMITS.connections).map(|_| served.socket()).collect();
     until("the connections over the limit are cut", || served.cut() >= 2 * LIMITS.connections as u64);
@@ -257,7 +257,7 @@ fn handshakes_that_never_end_make_room_for_a_client_that_asks() {
 }
 
 #[test]
-fn where_every_connection_is_busy_a_client_of_https_is_closed_without_an_answer() {
+fn if_every_connection_is_busy_an_https_client_is_closed_without_an_answer() {
     let echo = Echo::new();
     let requests = Arc::clone(&echo.requests);
     let served = serve(echo, ConnectionLimits { connections: 1, ..LIMITS }, HTTP1);
@@ -288,7 +288,7 @@ fn a_client_that_does_not_read_its_answer_is_cut_over_https_too() {
 }
 
 #[test]
-fn a_request_on_its_way_at_the_stop_is_answered_over_https() {
+fn a_request_sent_just_before_the_stop_is_answered_over_https() {
     let served = serve(Echo::new(), LIMITS, HTTP1);
     let mut stream = served.connect();
     // The handshake and the first half of the request.

@@ -17,7 +17,7 @@ use tokio::time::{Instant, Sleep};
 #[derive(Debug)]
 pub(super) struct TimedWrites<A> {
     stream: TcpStream,
-    /// Says how long a client may stall, and whether requests wait for its answer to end.
+    /// Defines how long a client may stall, and whether requests wait for its answer to end.
     server: Arc<HttpServer<A>>,
     stalled: Option<Stall>,
 }
@@ -27,7 +27,7 @@ pub(super) struct TimedWrites<A> {
 struct Stall {
     since: Instant,
     /// Ends at the next check.
-    look: Pin<Box<Sleep>>,
+    next_check: Pin<Box<Sleep>>,
 }
 
 impl<A: HttpApplication> TimedWrites<A> {
@@ -40,7 +40,7 @@ impl<A: HttpApplication> TimedWrites<A> {
         let busy_write_timeout = self.server.limits.busy_write_timeout.min(self.server.limits.write_timeout);
         self.stalled.get_or_insert_with(|| Stall {
             since: Instant::now(),
-            look: Box::pin(tokio::time::sleep(busy_write_timeout)),
+            next_check: Box::pin(tokio::time::sleep(busy_write_timeout)),
         });
         if self.has_run_out(cx) {
             return Poll::Ready(Err(io::Error::new(
@@ -55,12 +55,12 @@ impl<A: HttpApplication> TimedWrites<A> {
     fn has_run_out(&mut self, cx: &mut Context<'_>) -> bool {
         let Some(stall) = &mut self.stalled else { return false };
         let ConnectionLimits { busy_write_timeout, write_timeout, .. } = self.server.limits;
-        while stall.look.as_mut().poll(cx).is_ready() {
+        while stall.next_check.as_mut().poll(cx).is_ready() {
             let left = write_timeout.saturating_sub(stall.since.elapsed());
             if left.is_zero() || self.server.application.is_waited_for() {
                 return true;
             }
-            stall.look.as_mut().reset(Instant::now() + busy_write_timeout.min(left));
+            stall.next_check.as_mut().reset(Instant::now() + busy_write_timeout.min(left));
         }
         false
     }
