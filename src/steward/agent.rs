@@ -6,7 +6,7 @@
 //! ```
 
 mod listeners;
-mod driver_door;
+mod driver_release;
 mod addresses;
 mod threads;
 mod latch;
@@ -34,7 +34,7 @@ use crate::stop::{self, StopRequest};
 use crate::telemetry::Telemetry;
 use crate::telemetry::level::Level;
 use cluster::Cluster;
-use driver_door::DriverDoor;
+use driver_release::DriverRelease;
 use effects::caller::AllowedHosts;
 use effects::server::certificate::Certificates;
 use effects::tallies::TallyFile;
@@ -69,8 +69,8 @@ pub(crate) fn run(settings: Settings, raw: RawSettings, telemetry: Telemetry) ->
 
 fn start(settings: Settings, raw: RawSettings, telemetry: Telemetry) -> Result<Exit, StartError> {
     pprof::set_heap_sampling(settings.profiling);
-    for (variable, near) in raw.strange_variables() {
-        let meant = near.unwrap_or_default();
+    for (variable, nearest) in raw.unknown_variables() {
+        let meant = nearest.unwrap_or_default();
         tracing::warn!(variable, meant, "an environment variable looks like a setting and is not one");
     }
     let name = node_name(&settings)?;
@@ -81,9 +81,9 @@ fn start(settings: Settings, raw: RawSettings, telemetry: Telemetry) -> Result<E
     let http = reload::http_settings(&settings.live, access.clone()).map_err(StartError::usage)?;
     let admin_token = settings.admin_token_file.as_deref().map(|path| reload::token("admin", path));
     let admin_token = admin_token.transpose().map_err(StartError::usage)?;
-    let asks = stop::listen().map_err(|error| StartError::io("listen for signals", &error))?;
+    let requests = stop::listen().map_err(|error| StartError::io("listen for signals", &error))?;
     sharing::check(&settings.sharing, &name).map_err(StartError::usage)?;
-    let doors =
+    let listeners =
         Listeners::open(&settings).map_err(|error| StartError { what: error.to_string(), exit: error.exit() })?;
     // Before the start is announced: a SIGHUP right after it must compare with the settings of the start.
     let (http_sender, http) = watch::channel(http);
@@ -93,10 +93,10 @@ fn start(settings: Settings, raw: RawSettings, telemetry: Telemetry) -> Result<E
     let kubernetes = runtime.block_on(connect(&settings))?;
     let usage = runtime.block_on(open_usage(&settings, &name))?;
     let operator = addresses::operator_token();
-    let _addresses = announce(&settings, &name, &doors, &operator);
+    let _addresses = announce(&settings, &name, &listeners, &operator);
     let drain = settings.drain_timeout;
     let exit = runtime.block_on(async {
-        let ports = Ports { doors, usage, http, hosts, admin_token, admin_certificates, operator };
+        let ports = Ports { listeners, usage, http, hosts, admin_token, admin_certificates, operator };
         let mut agent = Agent::new(name.clone(), ports, &settings, &telemetry)?;
         if let Some(connection) = kubernetes {
             let mut cluster = agent.cluster();
@@ -105,7 +105,7 @@ fn start(settings: Settings, raw: RawSettings, telemetry: Telemetry) -> Result<E
                 cluster.share(connection, &name, &settings)?;
             }
         }
-        Ok(agent.live(asks, reload, &telemetry, drain).await)
+        Ok(agent.run(requests, reload, &telemetry, drain).await)
     });
     // A thread that hangs in a driver must not keep the process.
     runtime.shutdown_background();
@@ -125,8 +125,8 @@ struct Agent {
     certificates: Vec<Arc<Certificates>>,
     /// The owner notifies it when the NVIDIA driver was updated.
     replaced: Arc<Notify>,
-    /// Releases the GPU driver when an operator asks for it.
-    driver: DriverDoor,
+    /// Releases the GPU driver when an operator requests it.
+    driver: DriverRelease,
     /// The progress of the start of sharing.
     progress: watch::Sender<Progress>,
 }
@@ -138,14 +138,14 @@ impl Agent {
         let stop = lifecycle.stop();
         let (reporter, observations) = Reporter::channel();
         let (view, view_seen) = watch::channel(Arc::new(NodeView::empty(name.clone(), sources::clock::now())));
-        let driver = DriverDoor::default();
+        let driver = DriverRelease::default();
         let threads = threads::open(settings, (&name, &view_seen, &driver.0), &reporter, &stop)
             .map_err(|(doing, error)| StartError::io(&doing, &error))?;
         let latch = Latch::new(!settings.standalone);
         let (ready, ready_seen) = watch::channel(latch.readiness());
         let (usage_broken, usage) = watch::channel(None);
-        let begins = if settings.standalone { Progress::Shares } else { Progress::Begins };
-        let (progressing, progress) = watch::channel(begins);
+        let initial = if settings.standalone { Progress::Shares } else { Progress::Begins };
+        let (progressing, progress) = watch::channel(initial);
         let (period, repeats) = (settings.period, telemetry.repeats.clone());
         let incidents = IncidentKeeper::open(settings);
         let now = sources::clock::now().monotonic;
@@ -181,11 +181,11 @@ impl Agent {
             progress: progressing,
         };
         agent.lifecycle.must_run("owner", owner.run(stop.clone()));
-        agent.keep(incidents.run(kept_seen, stop.clone()), settings.state_dir.clone());
-        agent.look(threads, settings.names.clone());
+        agent.keep_on_disk(incidents.run(kept_seen, stop.clone()), settings.state_dir.clone());
+        agent.watch_sources(threads, settings.names.clone());
         let shown = Shown { view: view_seen, ready: ready_seen, stop: stop.clone() };
         let admin = admin(&ports, settings, telemetry, (clearing, driver));
-        agent.lifecycle.must_not_end("ports", serve::ports((ports.doors, ports.http), admin, shown.clone()));
+        agent.lifecycle.must_not_end("ports", serve::ports((ports.listeners, ports.http), admin, shown.clone()));
         match ports.usage {
             Some(socket) => agent.lifecycle.must_not_end("usage", serve::usage(socket, usage_broken, watched, shown)),
             None => drop(usage_broken),
@@ -194,7 +194,11 @@ impl Agent {
     }
 
     /// Starts the tasks that keep incidents of GPUs and tallies of pods on disk.
-    fn keep(&mut self, incidents: impl Future<Output = std::io::Result<()>> + Send + 'static, state_dir: PathBuf) {
+    fn keep_on_disk(
+        &mut self,
+        incidents: impl Future<Output = std::io::Result<()>> + Send + 'static,
+        state_dir: PathBuf,
+    ) {
         self.lifecycle.must_not_end("incidents", incidents);
         let (view, reporter, ended) = (self.view.clone(), self.reporter.clone(), self.lifecycle.stop());
         let file = TallyFile::new(&state_dir);
@@ -202,12 +206,12 @@ impl Agent {
         self.lifecycle.must_run("tallies", keeper.run(ended));
     }
 
-    /// Watches the threads of the sources, and starts the source of container names. Starts the task that returns the
+    /// Watches the threads of the sources, and starts the source of container names and the task that releases the
     /// memory of code that does not run any more.
-    fn look(&mut self, threads: Vec<threads::Thread>, names: sources::names::Settings) {
+    fn watch_sources(&mut self, threads: Vec<threads::Thread>, names: sources::names::Settings) {
         tokio::spawn(text::give_back(self.view.clone()));
         for (name, thread) in threads {
-            self.lifecycle.must_not_end(name, threads::lives(thread, self.lifecycle.stop()));
+            self.lifecycle.must_not_end(name, threads::await_end(thread, self.lifecycle.stop()));
         }
         let (reporter, ended) = (self.reporter.clone(), self.lifecycle.stop());
         self.lifecycle.must_run("names", sources::names::run(names, reporter, ended));
@@ -219,9 +223,9 @@ impl Agent {
     }
 
     /// Runs until the agent must stop, then drains.
-    async fn live(
+    async fn run(
         &mut self,
-        asks: mpsc::Receiver<StopRequest>,
+        requests: mpsc::Receiver<StopRequest>,
         reload: Reload,
         telemetry: &Telemetry,
         drain: Duration,
@@ -233,7 +237,7 @@ impl Agent {
             replaced: Arc::clone(&self.replaced),
             driver: self.driver.clone(),
         };
-        self.lifecycle.run(asks, &mut mode, &telemetry.level, drain).await
+        self.lifecycle.run(requests, &mut mode, &telemetry.level, drain).await
     }
 }
 
@@ -243,12 +247,12 @@ struct Live {
     level: Arc<Level>,
     certificates: Vec<Arc<Certificates>>,
     replaced: Arc<Notify>,
-    driver: DriverDoor,
+    driver: DriverRelease,
 }
 
 impl Mode for Live {
     fn reload(&mut self) {
-        self.reload.again(&self.level);
+        self.reload.reload(&self.level);
         // The certificates are separate files: they are read again even if the configuration has a mistake.
         self.certificates.iter().for_each(|certificates| certificates.read_again());
     }

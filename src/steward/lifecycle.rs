@@ -1,5 +1,5 @@
 //! The lifecycle of a mode that runs until it is stopped. A mode starts its tasks here; this file watches them, handles
-//! the signals, and drains at the end. It knows nothing of what the tasks do.
+//! the signals, and drains at the end. It does not depend on what the tasks do.
 //!
 //! ```text
 //!   must_not_end(name, task) ─┐
@@ -24,7 +24,7 @@ use tokio_util::sync::CancellationToken;
 /// The stack size of a worker. Only the pages that it touches cost memory.
 const STACK: usize = 1024 * 1024;
 /// The part of the drain timeout that is reserved for the tasks that drain last.
-const LEFT: Duration = Duration::from_millis(500);
+const RESERVED: Duration = Duration::from_millis(500);
 
 /// The reason why a command does not start or cannot do its work, and the exit code.
 #[derive(Debug)]
@@ -170,14 +170,14 @@ impl Lifecycle {
     /// Handles signals until the process must end, then drains.
     pub(crate) async fn run(
         &mut self,
-        mut asks: mpsc::Receiver<StopRequest>,
+        mut requests: mpsc::Receiver<StopRequest>,
         mode: &mut impl Mode,
         level: &Level,
         drain: Duration,
     ) -> Exit {
         let exit = loop {
             tokio::select! {
-                ask = asks.recv() => match ask {
+                request = requests.recv() => match request {
                     Some(StopRequest::Stop(signal)) => {
                         tracing::info!(signal, "stopping: requests in flight may end, a second signal ends at once");
                         break Exit::Ok;
@@ -203,12 +203,12 @@ impl Lifecycle {
         exit
     }
 
-    async fn drain(&mut self, patience: Duration) {
+    async fn drain(&mut self, limit: Duration) {
         notify::stopping();
-        let until = Instant::now() + patience;
+        let until = Instant::now() + limit;
         if let Some(first) = &self.first {
             first.closing.cancel();
-            let _ = timeout(patience.saturating_sub(LEFT), first.closed.cancelled()).await;
+            let _ = timeout(limit.saturating_sub(RESERVED), first.closed.cancelled()).await;
         }
         self.stop.cancel();
         let all = async { while self.tasks.join_next().await.is_some() {} };
@@ -216,7 +216,7 @@ impl Lifecycle {
             Ok(()) => tracing::info!("stopped"),
             Err(_) => tracing::warn!(
                 left = self.tasks.len(),
-                seconds = patience.as_secs_f64(),
+                seconds = limit.as_secs_f64(),
                 "stopped: some requests did not end in time (--drain-timeout) and were cut"
             ),
         }
@@ -243,16 +243,16 @@ mod tests {
     }
 
     #[test]
-    fn the_first_part_ends_before_the_others_are_stopped_and_what_hangs_is_cut() {
+    fn the_first_part_ends_before_the_others_are_stopped_and_a_task_that_hangs_is_abandoned() {
         let order = Arc::<Mutex<Vec<&str>>>::default();
         let (first, last) = (Arc::clone(&order), Arc::clone(&order));
         let mut lifecycle = Lifecycle::new("agent");
         let [closing, closed] = [CancellationToken::new(), CancellationToken::new()];
-        let (asked, ends) = (closing.clone(), closed.clone().drop_guard());
+        let (close_requested, ends) = (closing.clone(), closed.clone().drop_guard());
         let stop = lifecycle.stop();
         run_once(async {
             lifecycle.must_run("first", async move {
-                asked.cancelled().await;
+                close_requested.cancelled().await;
                 tokio::time::sleep(Duration::from_millis(20)).await;
                 first.lock().push("first");
                 drop(ends);

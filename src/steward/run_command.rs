@@ -10,20 +10,20 @@ use std::io::Write;
 /// Runs the command to its end or its error.
 pub(crate) fn run(command: Command) -> Exit {
     let result = match command {
-        Command::Agent(raw) => Settings::hear(&raw).map(|(settings, _)| {
+        Command::Agent(raw) => Settings::load(&raw).map(|(settings, _)| {
             let telemetry = telemetry::start(settings.log_format, settings.live.verbosity);
             agent::run(settings, raw, telemetry)
         }),
-        Command::Clean(raw, all) => Settings::hear(&raw).map(|(settings, _)| {
+        Command::Clean(raw, all) => Settings::load(&raw).map(|(settings, _)| {
             telemetry::start(settings.log_format, settings.live.verbosity);
             agent::clean::run(&settings, all)
         }),
-        Command::Clear(raw, which) => Settings::hear(&raw).map(|(settings, _)| {
+        Command::Clear(raw, which) => Settings::load(&raw).map(|(settings, _)| {
             telemetry::start(settings.log_format, settings.live.verbosity);
             agent::clear::run(&settings, &which)
         }),
-        Command::PrintConfig(raw, output) => Settings::hear(&raw).map(|(_, said)| {
-            print(&print_config::print(&said, output));
+        Command::PrintConfig(raw, output) => Settings::load(&raw).map(|(_, values)| {
+            print(&print_config::print(&values, output));
             Exit::Ok
         }),
         Command::Usage(raw, options) => usage::run(&raw, options),

@@ -121,14 +121,14 @@ impl Settings {
     ///
     /// # Errors
     /// All mistakes in the file and in values, not only the first.
-    pub(crate) fn hear(raw: &RawSettings) -> Result<(Settings, BTreeMap<&'static str, RawValue>), Vec<Problem>> {
-        let Layers { said, faults, whole } = raw.layer();
-        match Settings::read(&said) {
-            Ok(settings) if faults.is_empty() => Ok((settings, said)),
+    pub(crate) fn load(raw: &RawSettings) -> Result<(Settings, BTreeMap<&'static str, RawValue>), Vec<Problem>> {
+        let Layers { values, faults, complete } = raw.layer();
+        match Settings::read(&values) {
+            Ok(settings) if faults.is_empty() => Ok((settings, values)),
             Ok(_) => Err(faults),
             Err(mut more) => {
-                // The setting that is missing may stand in the part of the file that was not parsed.
-                more.retain(|problem| whole || !matches!(problem, Problem::Together(_)));
+                // The missing setting may be in the part of the file that was not parsed.
+                more.retain(|problem| complete || !matches!(problem, Problem::Together(_)));
                 Err(faults.into_iter().chain(more).collect())
             }
         }
@@ -138,8 +138,8 @@ impl Settings {
     ///
     /// # Errors
     /// All mistakes, not only the first; the list is never empty.
-    pub(crate) fn read(said: &BTreeMap<&'static str, RawValue>) -> Result<Settings, Vec<Problem>> {
-        let mut reader = Reader { said, problems: Vec::new() };
+    pub(crate) fn read(values: &BTreeMap<&'static str, RawValue>) -> Result<Settings, Vec<Problem>> {
+        let mut reader = Reader { values, problems: Vec::new() };
         let settings = reader.settings();
         if let Some(settings) = &settings {
             reader.admin_is_guarded(settings);
@@ -153,20 +153,20 @@ impl Settings {
 
 /// Parses settings one by one and collects the mistakes.
 struct Reader<'a> {
-    said: &'a BTreeMap<&'static str, RawValue>,
+    values: &'a BTreeMap<&'static str, RawValue>,
     problems: Vec<Problem>,
 }
 
 impl Reader<'_> {
     fn take<T>(&mut self, name: &'static str, parse: impl FnOnce(&str) -> Result<T, Why>) -> Option<T> {
-        let Some(said) = self.said.get(name) else {
+        let Some(raw) = self.values.get(name) else {
             self.problems.push(Problem::NotASetting(name));
             return None;
         };
-        match parse(&said.text) {
+        match parse(&raw.text) {
             Ok(value) => Some(value),
             Err(why) => {
-                let (text, origin) = (said.text.chars().take(120).collect(), said.origin.clone());
+                let (text, origin) = (raw.text.chars().take(120).collect(), raw.origin.clone());
                 self.problems.push(Problem::Value { name, text, origin, why });
                 None
             }
@@ -181,7 +181,7 @@ impl Reader<'_> {
         });
         let kubeconfig = self.take("kubeconfig", |text| value::unless_auto(text, value::path));
         let state_dir = self.take("state-dir", value::path);
-        let drain_timeout = self.take("drain-timeout", value::patience);
+        let drain_timeout = self.take("drain-timeout", value::drain_timeout);
         let gpus = self.take("gpus", value::gpus);
         let nvml_library = self.take("nvml-library", |text| value::unless_auto(text, value::path));
         let kernel_log = self.take("kernel-log", |text| value::unless_none(text, value::path));
@@ -379,9 +379,9 @@ impl Reader<'_> {
         let Some(address) = settings.admin_listen.filter(|address| !address.ip().to_canonical().is_loopback()) else {
             return;
         };
-        let asks =
+        let identifies_callers =
             settings.admin_tls.as_ref().map(|tls| tls.client_ca.is_some() || settings.admin_token_file.is_some());
-        if asks != Some(true) {
+        if identifies_callers != Some(true) {
             self.problems.push(Problem::Together(format!(
                 "admin-listen {address} can be reached from other machines: give admin-tls-cert and admin-tls-key, and \
                  admin-client-ca (callers show a certificate) or admin-token-file (callers send a token); or listen on 127.0.0.1"
@@ -411,8 +411,8 @@ mod tests {
     use std::collections::BTreeSet;
 
     fn defaults() -> BTreeMap<&'static str, RawValue> {
-        let said = |key: &table::Key| RawValue { text: key.default.into(), origin: Origin::Default };
-        table::KEYS.iter().map(|key| (key.name, said(key))).collect()
+        let default = |key: &table::Key| RawValue { text: key.default.into(), origin: Origin::Default };
+        table::KEYS.iter().map(|key| (key.name, default(key))).collect()
     }
 
     #[test]
@@ -425,35 +425,35 @@ mod tests {
     #[test]
     fn every_key_is_read() {
         for key in table::KEYS {
-            let mut said = defaults();
-            said.get_mut(key.name).unwrap().text = "\0".into();
-            let problems = Settings::read(&said).expect_err(key.name);
+            let mut values = defaults();
+            values.get_mut(key.name).unwrap().text = "\0".into();
+            let problems = Settings::read(&values).expect_err(key.name);
             assert!(problems[0].to_string().contains(key.name), "{}: {problems:?}", key.name);
         }
     }
 
     #[test]
-    fn what_is_read_is_what_can_be_said() {
+    fn exactly_the_settings_of_the_table_are_read() {
         let problems = Settings::read(&BTreeMap::new()).unwrap_err();
-        let asked: BTreeSet<&str> = problems
+        let read: BTreeSet<&str> = problems
             .iter()
             .map(|problem| match problem {
                 Problem::NotASetting(name) => *name,
                 other => panic!("{other}"),
             })
             .collect();
-        assert_eq!(asked, table::KEYS.iter().map(|key| key.name).collect());
+        assert_eq!(read, table::KEYS.iter().map(|key| key.name).collect());
         assert!(problems[0].to_string().contains("a fault of gpu-steward"), "{}", problems[0]);
     }
 
     /// The mistakes of a configuration file together with one environment variable.
-    fn told(file: &str, variable: (&str, &str)) -> Vec<String> {
+    fn problems_of(file: &str, variable: (&str, &str)) -> Vec<String> {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("c.yaml");
         std::fs::write(&path, file).unwrap();
         let environment = [(variable.0.to_owned(), variable.1.to_owned())].into();
         let raw = RawSettings { file: Some(path), environment, ..RawSettings::default() };
-        let problems = Settings::hear(&raw).unwrap_err();
+        let problems = Settings::load(&raw).unwrap_err();
         let shown = |problem: &Problem| problem.to_string().replace(&format!("{}/", dir.path().display()), "");
         problems.iter().map(shown).collect()
     }
@@ -461,7 +461,7 @@ mod tests {
     #[test]
     fn faults_of_the_file_and_wrong_values_are_reported_together() {
         assert_eq!(
-            told("gpus: none\nperiod: 5\nusage_sockt: x\n", ("GPU_STEWARD_LISTEN", "here")),
+            problems_of("gpus: none\nperiod: 5\nusage_sockt: x\n", ("GPU_STEWARD_LISTEN", "here")),
             [
                 "c.yaml:3: unknown key \"usage_sockt\"; did you mean usage-socket?",
                 "invalid value \"here\" for listen (from GPU_STEWARD_LISTEN): expected ADDRESS:PORT with a numeric address, such as 127.0.0.1:9410, [::]:9410 or :9410",
@@ -471,22 +471,22 @@ mod tests {
     }
 
     #[test]
-    fn of_a_file_that_is_not_yaml_nothing_is_guessed() {
+    fn of_a_file_that_is_not_yaml_only_the_syntax_error_is_reported() {
         let cert = ("GPU_STEWARD_ADMIN_TLS_CERT", "/c");
-        let broken = told("v: 0\nadmin-tls-key /k\n", cert);
-        assert_eq!(broken.len(), 1, "the key may stand in it: {broken:?}");
-        assert_eq!(told("v: x\n", cert).len(), 2);
-        assert_eq!(told("v 0\n", ("GPU_STEWARD_PERIOD", "5")).len(), 2, "variables are not in it");
+        let broken = problems_of("v: 0\nadmin-tls-key /k\n", cert);
+        assert_eq!(broken.len(), 1, "the file may contain the key: {broken:?}");
+        assert_eq!(problems_of("v: x\n", cert).len(), 2);
+        assert_eq!(problems_of("v 0\n", ("GPU_STEWARD_PERIOD", "5")).len(), 2, "wrong variables are still reported");
     }
 
     #[test]
-    fn sharing_without_isolation_has_to_be_asked_for_by_name() {
-        let with = |words: &[(&'static str, &str)]| {
-            let mut said = defaults();
-            for (name, text) in words {
-                said.get_mut(name).unwrap().text = (*text).into();
+    fn sharing_without_isolation_needs_its_own_setting() {
+        let with = |changes: &[(&'static str, &str)]| {
+            let mut values = defaults();
+            for (name, text) in changes {
+                values.get_mut(name).unwrap().text = (*text).into();
             }
-            Settings::read(&said).map_err(|problems| problems[0].to_string())
+            Settings::read(&values).map_err(|problems| problems[0].to_string())
         };
         let pair = [("binding", "early"), ("device-strategy", "envvar")];
         let why = with(&pair).unwrap_err();
@@ -503,24 +503,24 @@ mod tests {
     }
 
     #[test]
-    fn the_runtimes_socket_may_be_left_alone() {
+    fn the_cri_socket_is_searched_or_given_or_not_used() {
         use sources::names::CriSocket;
-        for (text, means) in
+        for (text, expected) in
             [("auto", CriSocket::Auto), ("none", CriSocket::None), ("/run/a.sock", CriSocket::At("/run/a.sock".into()))]
         {
-            let mut said = defaults();
-            said.get_mut("cri-socket").unwrap().text = text.into();
-            assert_eq!(Settings::read(&said).unwrap().names.cri_socket, means);
+            let mut values = defaults();
+            values.get_mut("cri-socket").unwrap().text = text.into();
+            assert_eq!(Settings::read(&values).unwrap().names.cri_socket, expected);
         }
     }
 
     #[test]
     fn all_problems_are_reported_at_once() {
-        let mut said = defaults();
-        said.get_mut("period").unwrap().text = "5".into();
-        said.get_mut("listen").unwrap().text = "here".into();
-        said.get_mut("admin-tls-cert").unwrap().text = "/c".into();
-        let problems = Settings::read(&said).unwrap_err();
+        let mut values = defaults();
+        values.get_mut("period").unwrap().text = "5".into();
+        values.get_mut("listen").unwrap().text = "here".into();
+        values.get_mut("admin-tls-cert").unwrap().text = "/c".into();
+        let problems = Settings::read(&values).unwrap_err();
         let texts: Vec<String> = problems.iter().map(ToString::to_string).collect();
         assert_eq!(texts.len(), 3, "{texts:?}");
         assert!(texts[2].contains("\"5\" for period (from default): a time needs a unit"), "{texts:?}");

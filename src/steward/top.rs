@@ -98,9 +98,10 @@ fn print(agent: &Agent, settings: &Settings) -> Result<(), TopError> {
 
 /// The width from `COLUMNS`, else of the terminal, else [`PLAIN_WIDTH`].
 fn plain_width() -> u16 {
-    let said = variable("COLUMNS").parse().ok();
-    let seen = || crossterm::terminal::size().ok().filter(|_| io::stdout().is_terminal()).map(|(width, _)| width);
-    said.or_else(seen).unwrap_or(PLAIN_WIDTH).clamp(40, 500)
+    let from_variable = variable("COLUMNS").parse().ok();
+    let from_terminal =
+        || crossterm::terminal::size().ok().filter(|_| io::stdout().is_terminal()).map(|(width, _)| width);
+    from_variable.or_else(from_terminal).unwrap_or(PLAIN_WIDTH).clamp(40, 500)
 }
 
 fn variable(name: &str) -> String {

@@ -112,7 +112,7 @@ fn socket(raw: &RawSettings) -> Result<PathBuf, Vec<Problem>> {
             if !layers.faults.is_empty() {
                 return Err(layers.faults);
             }
-            layers.said.remove(SOCKET).ok_or_else(|| vec![Problem::NotASetting(SOCKET)])?
+            layers.values.remove(SOCKET).ok_or_else(|| vec![Problem::NotASetting(SOCKET)])?
         }
     };
     let invalid = |why: String| {

@@ -52,7 +52,7 @@ impl Latch {
     }
 
     /// Takes one observation into account, before the node state does.
-    pub(crate) fn see(&mut self, observation: &Observation) {
+    pub(crate) fn observe(&mut self, observation: &Observation) {
         match observation {
             Observation::Sample(Sample::Cgroups(_)) => self.cgroups = true,
             Observation::Fact(Fact::GpuSource(state)) => {
@@ -118,21 +118,21 @@ mod tests {
     fn the_agent_is_ready_when_the_first_readings_have_arrived_and_nothing_is_broken() {
         let mut latch = Latch::default();
         assert!(latch.readiness().is_err_and(|why| why.contains("cgroups and the first answer")));
-        latch.see(&Observation::Fact(Fact::GpuSource(GpuSourceState::Starting)));
-        latch.see(&Observation::Sample(Sample::Cgroups(CgroupPass::default())));
+        latch.observe(&Observation::Fact(Fact::GpuSource(GpuSourceState::Starting)));
+        latch.observe(&Observation::Sample(Sample::Cgroups(CgroupPass::default())));
         assert!(latch.readiness().is_err_and(|why| why.ends_with("waiting for the first answer about GPUs")));
         let missing = GpuSourceState::Missing { why: Absence::LibraryNotFound, advice: "".into() };
-        latch.see(&Observation::Fact(Fact::GpuSource(missing)));
+        latch.observe(&Observation::Fact(Fact::GpuSource(missing)));
         assert_eq!(latch.readiness(), Ok(()), "a node without a driver is ready");
-        latch.see(&Observation::Fact(Fact::GpuSource(GpuSourceState::Hanging)));
+        latch.observe(&Observation::Fact(Fact::GpuSource(GpuSourceState::Hanging)));
         assert!(latch.readiness().is_err_and(|why| why.contains("hang")));
-        latch.see(&Observation::Fact(Fact::GpuSource(GpuSourceState::SwitchedOff)));
-        latch.see(&Observation::Fact(Fact::GpuEventsHang(true)));
+        latch.observe(&Observation::Fact(Fact::GpuSource(GpuSourceState::SwitchedOff)));
+        latch.observe(&Observation::Fact(Fact::GpuEventsHang(true)));
         assert!(latch.readiness().is_err_and(|why| why.contains("events hangs")));
-        latch.see(&Observation::Fact(Fact::GpuEventsHang(false)));
-        latch.see(&Observation::Fact(Fact::GpuEventsFail(true)));
+        latch.observe(&Observation::Fact(Fact::GpuEventsHang(false)));
+        latch.observe(&Observation::Fact(Fact::GpuEventsFail(true)));
         assert!(latch.readiness().is_err_and(|why| why.contains("events fails")));
-        latch.see(&Observation::Fact(Fact::GpuEventsFail(false)));
+        latch.observe(&Observation::Fact(Fact::GpuEventsFail(false)));
         latch.usage = Some("socket".into());
         assert_eq!(latch.readiness(), Err("socket".into()));
         latch.usage = None;
@@ -145,13 +145,13 @@ mod tests {
     #[test]
     fn in_a_cluster_readiness_waits_for_the_first_pod_list_and_not_for_later_ones() {
         let mut latch = Latch::new(true);
-        latch.see(&Observation::Fact(Fact::GpuSource(GpuSourceState::SwitchedOff)));
-        latch.see(&Observation::Sample(Sample::Cgroups(CgroupPass::default())));
+        latch.observe(&Observation::Fact(Fact::GpuSource(GpuSourceState::SwitchedOff)));
+        latch.observe(&Observation::Sample(Sample::Cgroups(CgroupPass::default())));
         assert!(!latch.opened() && latch.readiness().is_err_and(|why| why.ends_with("first list of pods")));
-        latch.see(&Observation::Fact(Fact::Pods(PodList::default())));
+        latch.observe(&Observation::Fact(Fact::Pods(PodList::default())));
         assert!(latch.opened());
         let broken = PodWatchState { last_received: None, broken: Some("away".into()) };
-        latch.see(&Observation::Fact(Fact::PodWatch(broken)));
+        latch.observe(&Observation::Fact(Fact::PodWatch(broken)));
         assert_eq!(latch.readiness(), Ok(()));
     }
 }

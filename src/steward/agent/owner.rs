@@ -21,7 +21,7 @@ use tokio_util::sync::CancellationToken;
 /// The time from a pass over cgroups to the view. All observations of the same pass arrive within it.
 const SETTLE: Duration = Duration::from_millis(50);
 /// After this time the agent reports to the service manager that it is up, even if a first reading still hangs.
-const PATIENCE: Duration = Duration::from_secs(20);
+const ANNOUNCE_WITHIN: Duration = Duration::from_secs(20);
 /// Observations that are applied before the timers are checked again.
 const BATCH: usize = 64;
 
@@ -72,27 +72,27 @@ impl Owner {
                 () = stop.cancelled() => return,
                 () = sleep_until(beat_at), if beat.is_some() => {
                     notify::alive();
-                    beat_at = Instant::now() + beat.unwrap_or(PATIENCE);
+                    beat_at = Instant::now() + beat.unwrap_or(ANNOUNCE_WITHIN);
                 }
                 () = sleep_until(publish_at) => {
                     self.publish();
                     publish_at = Instant::now() + self.period + self.period / 2;
-                    if !announced && (self.latch.opened() || begin.elapsed() > PATIENCE) {
+                    if !announced && (self.latch.opened() || begin.elapsed() > ANNOUNCE_WITHIN) {
                         announced = true;
                         notify::ready(&self.summary());
                     }
                 }
                 Ok(()) = self.usage.changed() => {
                     self.latch.usage = self.usage.borrow_and_update().clone();
-                    self.judge();
+                    self.update_readiness();
                 }
                 Ok(()) = self.progress.changed() => {
                     self.latch.progress = *self.progress.borrow_and_update();
-                    self.judge();
+                    self.update_readiness();
                 }
                 Some(clear) = self.clears.recv() => {
                     self.clear(clear);
-                    self.keep();
+                    self.keep_incidents();
                 }
                 count = self.observations.recv_many(&mut batch, BATCH) => {
                     if count == 0 {
@@ -102,39 +102,39 @@ impl Owner {
                         if matches!(observation, Observation::Sample(Sample::Cgroups(_))) {
                             publish_at = publish_at.min(Instant::now() + SETTLE);
                         }
-                        self.latch.see(&observation);
-                        self.take(observation);
+                        self.latch.observe(&observation);
+                        self.apply(observation);
                     }
-                    self.judge();
-                    self.keep();
+                    self.update_readiness();
+                    self.keep_incidents();
                 }
             }
         }
     }
 
-    fn take(&mut self, observation: Observation) {
+    fn apply(&mut self, observation: Observation) {
         if matches!(observation, Observation::Fact(Fact::GpuDriverReplaced)) {
             self.replaced.notify_one();
         }
         if let Observation::Fact(Fact::Pods(list)) = &observation {
             self.pods.send_replace(Some(Arc::new(list.clone())));
         }
-        for remark in self.node.apply(observation, sources::clock::now()) {
-            log_event(&remark, &self.view.borrow());
+        for event in self.node.apply(observation, sources::clock::now()) {
+            log_event(&event, &self.view.borrow());
         }
     }
 
     fn clear(&mut self, clear: ClearIncident) {
-        let (cleared, remarks) = self.node.clear_incidents(clear.gpu.as_ref());
+        let (cleared, events) = self.node.clear_incidents(clear.gpu.as_ref());
         for (gpu, _) in &cleared {
             tracing::warn!(gpu_uuid = %gpu, "an operator has cleared the incidents of the GPU");
         }
-        remarks.iter().for_each(|remark| log_event(remark, &self.view.borrow()));
+        events.iter().for_each(|event| log_event(event, &self.view.borrow()));
         // The caller may have closed its connection.
         let _ = clear.answer.send(cleared);
     }
 
-    fn keep(&self) {
+    fn keep_incidents(&self) {
         let now = self.node.kept();
         self.kept.send_if_modified(|before| {
             let changed = **before != *now;
@@ -148,10 +148,10 @@ impl Owner {
     fn publish(&mut self) {
         let view = self.node.view(sources::clock::now());
         self.view.send_replace(Arc::new(view));
-        self.repeats.tell(std::time::Instant::now());
+        self.repeats.log_counts(std::time::Instant::now());
     }
 
-    fn judge(&self) {
+    fn update_readiness(&self) {
         let readiness = self.latch.readiness();
         let changed = self.ready.send_if_modified(|now| {
             let changed = *now != readiness;

@@ -1,7 +1,7 @@
-//! What the open port, the admin port and the usage socket are started with: listeners that are open already, and what
-//! they check callers against. Nothing is opened or served here.
+//! The inputs of the servers of the open port, the admin port and the usage socket: the open listeners, and the host
+//! names, tokens and certificates against which callers are checked. This module opens and serves nothing.
 
-use super::driver_door::DriverDoor;
+use super::driver_release::DriverRelease;
 use super::listeners::Listeners;
 use crate::settings::Settings;
 use crate::settings::value::Gpus;
@@ -16,7 +16,7 @@ use tokio::sync::{mpsc, watch};
 
 /// The inputs of the servers.
 pub(super) struct Ports {
-    pub(super) doors: Listeners,
+    pub(super) listeners: Listeners,
     /// The path of the usage socket, and the socket or the error; `None` if the setting is `none`.
     pub(super) usage: Option<(PathBuf, std::io::Result<UnixListener>)>,
     pub(super) http: watch::Receiver<effects::http::Settings>,
@@ -48,7 +48,7 @@ pub(super) fn admin(
     ports: &Ports,
     settings: &Settings,
     telemetry: &Telemetry,
-    (clears, driver): (mpsc::Sender<ClearIncident>, DriverDoor),
+    (clears, driver): (mpsc::Sender<ClearIncident>, DriverRelease),
 ) -> effects::admin::Settings {
     let identified =
         ports.admin_token.is_some() || settings.admin_tls.as_ref().is_some_and(|tls| tls.client_ca.is_some());

@@ -42,9 +42,9 @@ pub(super) async fn open_usage(
 }
 
 /// Logs one line with the addresses of the agent, and writes them to a file for scripts.
-pub(super) fn announce(settings: &Settings, name: &NodeName, doors: &Listeners, operator: &str) -> Addresses {
+pub(super) fn announce(settings: &Settings, name: &NodeName, listeners: &Listeners, operator: &str) -> Addresses {
     let usage = settings.usage_socket.as_ref().map_or_else(|| "none".into(), |path| path.display().to_string());
-    let (version, pid, metrics, admin) = (args::version(), std::process::id(), doors.metrics(), doors.admin());
+    let (version, pid, metrics, admin) = (args::version(), std::process::id(), listeners.metrics(), listeners.admin());
     tracing::info!(version, node = %name, pid, metrics, admin, usage, "gpu-steward agent started");
     let content = serde_json::json!({
         "version": version, "node": name.as_str(), "pid": pid, "metrics": metrics, "admin": admin, "usage": usage,

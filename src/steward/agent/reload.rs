@@ -23,7 +23,7 @@ const MAX_TOKEN: u64 = 4096;
 pub(crate) struct Reload {
     raw: RawSettings,
     /// The values of the start or of the last valid file. A setting that needs a restart keeps its value of the start.
-    said: BTreeMap<&'static str, RawValue>,
+    values: BTreeMap<&'static str, RawValue>,
     live: Live,
     access: PortAccess,
     http: watch::Sender<http::Settings>,
@@ -67,13 +67,13 @@ pub(crate) fn token(purpose: &str, path: &Path) -> Result<Arc<str>, String> {
 impl Reload {
     /// Starts from the settings of the start; `http` takes new settings to the HTTP server.
     pub(crate) fn new(raw: RawSettings, live: Live, access: PortAccess, http: watch::Sender<http::Settings>) -> Self {
-        let said = raw.layer().said;
-        Reload { raw, said, live, access, http }
+        let values = raw.layer().values;
+        Reload { raw, values, live, access, http }
     }
 
     /// Reads the file again, and applies it.
-    pub(crate) fn again(&mut self, level: &Level) {
-        let (settings, said) = match Settings::hear(&self.raw) {
+    pub(crate) fn reload(&mut self, level: &Level) {
+        let (settings, values) = match Settings::load(&self.raw) {
             Ok(read) => read,
             Err(problems) => {
                 for problem in problems {
@@ -89,7 +89,7 @@ impl Reload {
                 return;
             }
         };
-        let changed = self.compare(said);
+        let changed = self.compare(values);
         if settings.live.verbosity != self.live.verbosity {
             level.change("SIGHUP", |_| settings.live.verbosity);
         }
@@ -99,10 +99,10 @@ impl Reload {
     }
 
     /// Logs each changed setting; returns the number of settings that change now, without a restart.
-    fn compare(&mut self, mut said: BTreeMap<&'static str, RawValue>) -> usize {
+    fn compare(&mut self, mut values: BTreeMap<&'static str, RawValue>) -> usize {
         let mut changed = 0;
         for key in KEYS {
-            let (Some(old), Some(new)) = (self.said.get(key.name), said.remove(key.name)) else { continue };
+            let (Some(old), Some(new)) = (self.values.get(key.name), values.remove(key.name)) else { continue };
             if old.text == new.text {
                 continue;
             }
@@ -110,7 +110,7 @@ impl Reload {
             if key.live {
                 changed += 1;
                 tracing::info!(key = key.name, old = old_text, new = new_text, origin, "setting changed");
-                self.said.insert(key.name, new);
+                self.values.insert(key.name, new);
             } else {
                 tracing::warn!(
                     key = key.name,

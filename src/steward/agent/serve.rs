@@ -46,7 +46,7 @@ pub(crate) struct Shown {
 /// # Errors
 /// If the thread cannot be started, or a port cannot be used.
 pub(crate) async fn ports(
-    (doors, settings): (Listeners, watch::Receiver<http::Settings>),
+    (listeners, settings): (Listeners, watch::Receiver<http::Settings>),
     admin: effects::admin::Settings,
     shown: Shown,
 ) -> std::io::Result<()> {
@@ -55,9 +55,9 @@ pub(crate) async fn ports(
     let stop = shown.stop.clone();
     let fresh = fresh([settings.borrow().certificates.clone(), admin.certificates.clone()]);
     let serving = async move {
-        let open = http(doors.http, settings, shown);
+        let open = http(listeners.http, settings, shown);
         let admin = async {
-            match doors.admin {
+            match listeners.admin {
                 Some(listener) => effects::admin::serve(listener, admin, stop).await,
                 None => Ok(()),
             }
@@ -118,19 +118,19 @@ pub(crate) async fn usage(
     progress: watch::Receiver<Progress>,
     shown: Shown,
 ) -> std::io::Result<()> {
-    let (mut followed, mut said) = (None, false);
+    let (mut follows_since, mut logged) = (None, false);
     loop {
         if *progress.borrow() != Progress::Shares {
-            followed = Some(Instant::now());
+            follows_since = Some(Instant::now());
         }
-        let follows = followed.is_some_and(|at| at.elapsed() < ENDS_WITHIN);
+        let follows = follows_since.is_some_and(|at| at.elapsed() < ENDS_WITHIN);
         let pause = match opened {
             Ok(listener) => {
                 broken.send_replace(None);
                 return effects::usage::serve(listener, shown.view, shown.stop).await;
             }
             Err(error) if follows && error.kind() == ErrorKind::AddrInUse => {
-                if !std::mem::replace(&mut said, true) {
+                if !std::mem::replace(&mut logged, true) {
                     tracing::info!(
                         "the previous agent serves the usage socket {}: waiting for its end",
                         path.display()

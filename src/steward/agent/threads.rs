@@ -16,7 +16,7 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 /// Ends within a second after the thread has ended, with an error if it panicked.
-pub(super) async fn lives(thread: JoinHandle<()>, stop: CancellationToken) -> std::io::Result<()> {
+pub(super) async fn await_end(thread: JoinHandle<()>, stop: CancellationToken) -> std::io::Result<()> {
     while !thread.is_finished() {
         tokio::select! {
             () = stop.cancelled() => return Ok(()),
@@ -93,7 +93,7 @@ fn holders(view: watch::Receiver<Arc<NodeView>>) -> SimulatedHolders {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{DriverDoor, Live, PortAccess, Reload, reload};
+    use super::super::{DriverRelease, Live, PortAccess, Reload, reload};
     use super::*;
     use crate::exit::Exit;
     use crate::lifecycle::{EndedTask, Lifecycle, runtime};
@@ -105,11 +105,11 @@ mod tests {
 
     fn settings(gpus: &str) -> Settings {
         let environment = [("GPU_STEWARD_GPUS".to_owned(), gpus.to_owned())].into();
-        Settings::hear(&RawSettings { environment, ..RawSettings::default() }).unwrap().0
+        Settings::load(&RawSettings { environment, ..RawSettings::default() }).unwrap().0
     }
 
     #[test]
-    fn every_thread_without_which_something_would_be_missing_is_watched() {
+    fn every_source_thread_is_watched() {
         for (gpus, expect) in [
             ("none", &["sampler"][..]),
             ("nvml", &["sampler", "nvml-supervise"]),
@@ -141,25 +141,25 @@ mod tests {
             level: Arc::clone(&telemetry.level),
             certificates: Vec::new(),
             replaced: Arc::default(),
-            driver: DriverDoor::default(),
+            driver: DriverRelease::default(),
         };
         let mut lifecycle = Lifecycle::new("agent");
         let exit = runtime(2, 1).unwrap().block_on(async {
             let panics = || std::thread::spawn(|| panic!("on purpose"));
             let stop = lifecycle.stop();
-            lifecycle.must_not_end("nvml-supervise", lives(panics(), stop.clone()));
+            lifecycle.must_not_end("nvml-supervise", await_end(panics(), stop.clone()));
             let ended = lifecycle.ended().await;
             let (task, why) = ("nvml-supervise", "its thread panicked".to_owned());
             assert_eq!(ended, Some(EndedTask { task, why, exit: Exit::Failure }));
-            lifecycle.must_not_end("nvml-supervise", lives(panics(), stop));
-            let (_asks, seen) = mpsc::channel(1);
+            lifecycle.must_not_end("nvml-supervise", await_end(panics(), stop));
+            let (_requests, seen) = mpsc::channel(1);
             lifecycle.run(seen, &mut mode, &telemetry.level, Duration::from_secs(10)).await
         });
         assert_eq!(exit, Exit::Failure);
     }
 
     #[test]
-    fn a_thread_that_ends_on_request_is_no_failure() {
+    fn a_thread_that_ends_because_the_agent_stops_is_no_failure() {
         let stop = CancellationToken::new();
         let ended = stop.clone();
         let thread = std::thread::spawn(move || {
@@ -168,6 +168,6 @@ mod tests {
             }
         });
         stop.cancel();
-        assert!(runtime(2, 1).unwrap().block_on(lives(thread, stop)).is_ok());
+        assert!(runtime(2, 1).unwrap().block_on(await_end(thread, stop)).is_ok());
     }
 }

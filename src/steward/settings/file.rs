@@ -10,7 +10,7 @@ use std::fmt;
 pub(crate) struct Entry {
     /// The setting's name.
     pub key: &'static str,
-    /// Its value, as it would stand in a flag.
+    /// Its value, as the text that a flag would have.
     pub text: String,
     /// Line, from 1.
     pub line: u64,
@@ -91,15 +91,15 @@ fn unknown(name: &str) -> String {
 /// line, the place, which [`Fault`] already has, and advice for programmers.
 fn syntax(error: &serde_saphyr::Error) -> Fault {
     let (line, column) = error.location().map_or((0, None), |at| (at.line(), Some(at.column())));
-    let words = error.without_snippet().to_string();
-    let mut first = words.lines().next().unwrap_or("cannot be read").trim();
+    let message = error.without_snippet().to_string();
+    let mut first = message.lines().next().unwrap_or("cannot be read").trim();
     for end in [" at line ", ", set DuplicateKeyPolicy", "; use from_str"] {
         first = first.split(end).next().unwrap_or(first);
     }
     Fault { line, column, what: format!("is not a YAML mapping of settings: {first}; {EXPECTED}") }
 }
 
-/// The mapping as it stands in the file, with the keys in order.
+/// The mapping, with the keys in the order of the file.
 struct Lines(Vec<(Spanned<String>, Spanned<Scalar>)>);
 
 /// A value. Its YAML type (number, boolean, text) does not matter.
@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn values_are_taken_as_a_flag_would_say_them() {
+    fn a_value_has_the_text_that_its_flag_would_have() {
         let text = b"# ours\nperiod: 2s\nv: 4\n\nmetrics-hami: true\nnode-name: \"7\"\nlisten: :9410\n";
         assert_eq!(
             parse(text).unwrap().entries,
@@ -209,11 +209,11 @@ mod tests {
         }
         let two = parse(b"perod: 1s\nv: 1\nlisen: x\n").unwrap();
         assert_eq!(two.faults.iter().map(|fault| fault.line).collect::<Vec<_>>(), [1, 3]);
-        assert_eq!(two.entries, [entry("v", "1", 2)], "what is right is read beside what is wrong");
+        assert_eq!(two.entries, [entry("v", "1", 2)], "valid lines are read although others have mistakes");
     }
 
     #[test]
-    fn a_file_that_cannot_be_read_to_its_end_is_one_fault_and_says_so() {
+    fn a_file_that_cannot_be_parsed_to_its_end_gives_one_fault_that_says_so() {
         assert_eq!(parse(b"v: 1\nperiod: \xff\n").unwrap_err().line, 2);
         for (broken, place, why) in [
             ("- v\n", (1, 1), "expected mapping start"),

@@ -87,7 +87,7 @@ pub(crate) enum Problem {
         /// Why it is not valid.
         why: String,
     },
-    /// Settings that do not fit together.
+    /// Settings that contradict each other.
     #[error("{0}")]
     Together(String),
     /// The code reads a setting that the table of settings does not have.
@@ -99,11 +99,11 @@ pub(crate) enum Problem {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Layers {
     /// The values. A line of the file with a mistake is left out.
-    pub said: BTreeMap<&'static str, RawValue>,
+    pub values: BTreeMap<&'static str, RawValue>,
     /// The mistakes in the file.
     pub faults: Vec<Problem>,
     /// Whether the file was parsed to its end, or there is none. Only then it is known which settings it does not set.
-    pub whole: bool,
+    pub complete: bool,
 }
 
 /// The settings from the command line and the environment, and the path of the file. They do not change while the
@@ -133,7 +133,7 @@ impl RawSettings {
     pub(crate) fn layer(&self) -> Layers {
         let (path, must_exist) = self.file();
         let fault = |file::Fault { line, column, what }| Problem::Fault { path: path.clone(), line, column, what };
-        let (entries, faults, whole) = match read(&path) {
+        let (entries, faults, complete) = match read(&path) {
             Ok(bytes) => match file::parse(&bytes) {
                 Ok(file::Contents { entries, faults }) => (entries, faults.into_iter().map(fault).collect(), true),
                 Err(one) => (Vec::new(), vec![fault(one)], false),
@@ -150,15 +150,15 @@ impl RawSettings {
             let origin = Origin::File { path: path.clone(), line: entry.line };
             Some(RawValue { text: entry.text.clone(), origin })
         };
-        let decide = |key: &'static Key| {
+        let effective = |key: &'static Key| {
             let flag = self.flags.get(key.name).map(|text| RawValue { text: text.clone(), origin: Origin::Flag });
-            let said = flag.or_else(|| self.environment_says(key)).or_else(|| from_file(key));
-            (key.name, said.unwrap_or_else(|| RawValue { text: key.default.into(), origin: Origin::Default }))
+            let set = flag.or_else(|| self.from_environment(key)).or_else(|| from_file(key));
+            (key.name, set.unwrap_or_else(|| RawValue { text: key.default.into(), origin: Origin::Default }))
         };
-        Layers { said: KEYS.iter().map(decide).collect(), faults, whole }
+        Layers { values: KEYS.iter().map(effective).collect(), faults, complete }
     }
 
-    fn environment_says(&self, key: &Key) -> Option<RawValue> {
+    fn from_environment(&self, key: &Key) -> Option<RawValue> {
         let variable = key.variable();
         self.environment
             .get(&variable)
@@ -166,8 +166,8 @@ impl RawSettings {
     }
 
     /// Environment variables that have the prefix and are not settings, each with the variable of the nearest setting.
-    pub(crate) fn strange_variables(&self) -> Vec<(String, Option<String>)> {
-        let ours = |name: &&String| {
+    pub(crate) fn unknown_variables(&self) -> Vec<(String, Option<String>)> {
+        let unknown = |name: &&String| {
             name.starts_with(PREFIX)
                 && name.as_str() != FILE_VARIABLE
                 && !is_service_variable(name)
@@ -177,7 +177,7 @@ impl RawSettings {
             let setting = nearest(&name.trim_start_matches(PREFIX).to_lowercase())?;
             Key::named(setting).map(Key::variable)
         };
-        self.environment.keys().filter(ours).map(|name| (name.clone(), near(name))).collect()
+        self.environment.keys().filter(unknown).map(|name| (name.clone(), near(name))).collect()
     }
 }
 
@@ -196,7 +196,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_flag_beats_a_variable_beats_the_file_beats_the_default() {
+    fn a_flag_overrides_a_variable_and_a_variable_overrides_the_file() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("config.yaml");
         std::fs::write(&path, "v: 2\nperiod: 2s\n\nslow-period: 9s\n").unwrap();
@@ -207,8 +207,8 @@ mod tests {
                 .map(|(k, v)| (k.into(), v.into()))
                 .into(),
         };
-        let Layers { said, faults, whole } = raw.layer();
-        assert!(faults.is_empty() && whole, "{faults:?}");
+        let Layers { values, faults, complete } = raw.layer();
+        assert!(faults.is_empty() && complete, "{faults:?}");
         let file = Origin::File { path: path.as_path().into(), line: 4 };
         for (name, text, origin) in [
             ("v", "5", Origin::Flag),
@@ -216,7 +216,7 @@ mod tests {
             ("slow-period", "9s", file),
             ("gpus", "nvml", Origin::Default),
         ] {
-            assert_eq!(said[name], RawValue { text: text.into(), origin }, "{name}");
+            assert_eq!(values[name], RawValue { text: text.into(), origin }, "{name}");
         }
     }
 
@@ -226,15 +226,15 @@ mod tests {
         let layers = raw.layer();
         let fault = layers.faults[0].to_string();
         assert!(fault.starts_with("cannot read configuration file /nowhere/x.yaml: No such file"), "{fault}");
-        assert!(!layers.whole);
+        assert!(!layers.complete);
     }
 
     #[test]
-    fn a_misspelt_variable_is_noticed_and_those_of_a_service_are_not() {
+    fn a_misspelt_variable_is_reported_and_variables_of_a_service_are_not() {
         let environment = ["GPU_STEWARD_PERIODS", "GPU_STEWARD_PORT", "GPU_STEWARD_SERVICE_HOST", "HOME"];
         let environment = environment.map(|name| (name.to_owned(), "x".to_owned())).into();
         let raw = RawSettings { environment, ..RawSettings::default() };
         let near = Some("GPU_STEWARD_PERIOD".to_owned());
-        assert_eq!(raw.strange_variables(), [("GPU_STEWARD_PERIODS".to_owned(), near)]);
+        assert_eq!(raw.unknown_variables(), [("GPU_STEWARD_PERIODS".to_owned(), near)]);
     }
 }

@@ -16,7 +16,8 @@ pub(crate) struct Key {
     pub help: &'static str,
     /// Whether SIGHUP applies a new value from the file.
     pub live: bool,
-    /// The commands that read the setting. The others refuse its flag, and pass over it in the file, which is one for all.
+    /// The commands that read the setting. The other commands refuse its flag, and ignore it in the file, which all
+    /// commands share.
     pub readers: &'static [Reader],
 }
 
@@ -369,7 +370,7 @@ pub(crate) const KEYS: &[Key] = &[
         "cri-socket",
         ("PATH", "auto"),
         "Container runtime's socket: the agent asks it for container names, for whether CDI is enabled and for how \
-         devices get into containers; auto tries the known paths, none disables these questions",
+         devices get into containers; auto tries the known paths, none disables these requests",
     ),
     key(
         Host,
@@ -457,8 +458,8 @@ pub(crate) const KEYS: &[Key] = &[
 
 /// The setting whose name is most like `name`, if one is near enough to be a typing error.
 pub(crate) fn nearest(name: &str) -> Option<&'static str> {
-    let asked = kebab(name);
-    let (distance, best) = KEYS.iter().map(|key| (distance(&asked, key.name), key.name)).min()?;
+    let name = kebab(name);
+    let (distance, best) = KEYS.iter().map(|key| (distance(&name, key.name), key.name)).min()?;
     (distance <= 1 + best.len() / 4).then_some(best)
 }
 
@@ -507,8 +508,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_slip_finds_its_setting_and_nonsense_finds_none() {
-        for (slip, meant) in [
+    fn a_misspelt_name_finds_its_setting_and_other_text_finds_none() {
+        for (name, expected) in [
             ("usage_socket", Some("usage-socket")),
             ("usageSocket", Some("usage-socket")),
             ("perod", Some("period")),
@@ -516,7 +517,7 @@ mod tests {
             ("cgroup", None),
             ("zzz", None),
         ] {
-            assert_eq!(nearest(slip), meant, "{slip}");
+            assert_eq!(nearest(name), expected, "{name}");
         }
     }
 
@@ -550,13 +551,13 @@ mod tests {
     }
 
     #[test]
-    fn the_default_of_the_quiet_period_is_the_one_that_health_is_tested_with() {
+    fn the_default_quiet_period_is_that_of_the_health_policy() {
         let key = KEYS.iter().find(|key| key.name == "health-quiet-period").unwrap();
         assert_eq!(key.default, format!("{}m", decide::health::HealthPolicy::QUIET.as_secs() / 60));
     }
 
     #[test]
-    fn the_reference_is_this_table() {
+    fn the_tables_in_the_docs_match_the_settings() {
         const BEGIN: &str = "<!-- made from the table of settings by UPDATE_GOLDEN=1 cargo test -->\n";
         const END: &str = "<!-- end -->";
         let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/configuration.md");
@@ -566,7 +567,7 @@ mod tests {
         if std::env::var_os("UPDATE_GOLDEN").is_some() {
             std::fs::write(path, format!("{before}{BEGIN}{}{END}{after}", table())).unwrap();
         } else {
-            assert_eq!(shown, table(), "UPDATE_GOLDEN=1 cargo test -p steward writes it anew");
+            assert_eq!(shown, table(), "UPDATE_GOLDEN=1 cargo test -p steward updates docs/configuration.md");
         }
     }
 }

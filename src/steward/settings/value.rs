@@ -283,10 +283,10 @@ pub(crate) fn period(text: &str) -> Result<Duration, Why> {
     }
 }
 
-/// A time to wait for a shutdown: at most ten minutes, so that a typing error does not make the program unstoppable.
-pub(crate) fn patience(text: &str) -> Result<Duration, Why> {
-    let patience = time(text)?;
-    if patience <= Duration::from_secs(600) { Ok(patience) } else { Err("at most 10m".into()) }
+/// The time limit of a shutdown: at most ten minutes, so that a typing error does not make the program unstoppable.
+pub(crate) fn drain_timeout(text: &str) -> Result<Duration, Why> {
+    let limit = time(text)?;
+    if limit <= Duration::from_secs(600) { Ok(limit) } else { Err("at most 10m".into()) }
 }
 
 /// `0.0.0.0:9410`, `[::]:9410`, or `:9410` for every address of the machine.
@@ -377,7 +377,7 @@ pub(crate) fn cri_socket(text: &str) -> Result<CriSocket, Why> {
     match text {
         "auto" => Ok(CriSocket::Auto),
         "none" => Ok(CriSocket::None),
-        place => socket_path(place).map(CriSocket::At),
+        other => socket_path(other).map(CriSocket::At),
     }
 }
 
@@ -447,7 +447,7 @@ mod tests {
     }
 
     #[test]
-    fn xids_are_those_of_the_catalogue_and_no_applications() {
+    fn xids_outside_the_catalogue_and_xids_of_applications_are_refused() {
         assert_eq!(xids("79, 48"), Ok([48, 79].into()));
         assert_eq!(xids("none"), Ok([].into()));
         for (text, why) in [
@@ -463,17 +463,17 @@ mod tests {
     }
 
     #[test]
-    fn sources_of_gpus() {
-        let made_up = |model: &str, count| Some(Gpus::Simulated { model: model.into(), count });
+    fn gpu_sources_are_parsed() {
+        let simulated = |model: &str, count| Some(Gpus::Simulated { model: model.into(), count });
         for (text, expect) in [
             ("nvml", Some(Gpus::Nvml)),
             ("none", Some(Gpus::None)),
-            ("simulated", made_up("H100", 8)),
-            ("simulated=A100", made_up("A100", 8)),
-            ("simulated=T4:2", made_up("T4", 2)),
+            ("simulated", simulated("H100", 8)),
+            ("simulated=A100", simulated("A100", 8)),
+            ("simulated=T4:2", simulated("T4", 2)),
             ("simulated=", None),
             ("simulated=T4:0", None),
-            ("simulated=T4:16", made_up("T4", 16)),
+            ("simulated=T4:16", simulated("T4", 16)),
             ("simulated=T4:17", None),
             ("simulated=T4:-1", None),
             ("simulated=T5:2", None),
@@ -485,7 +485,7 @@ mod tests {
     }
 
     #[test]
-    fn addresses() {
+    fn addresses_are_parsed() {
         for (text, expect) in [
             (":9410", Some("0.0.0.0:9410")),
             ("[::1]:0", Some("[::1]:0")),
@@ -532,7 +532,7 @@ mod tests {
 
     proptest::proptest! {
         #[test]
-        fn no_text_is_too_odd(text in ".{0,40}") {
+        fn any_text_gives_a_value_or_an_error(text in ".{0,40}") {
             let _ = (time(&text), address(&text), gpus(&text), verbosity(&text), path(&text), socket_path(&text));
         }
     }

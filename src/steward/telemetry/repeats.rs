@@ -34,24 +34,24 @@ pub(crate) struct Repeats {
 struct Place {
     since: Instant,
     hashes: Vec<u64>,
-    again: u64,
+    repeated: u64,
     message: String,
 }
 
 impl Repeats {
     /// Whether to write this line.
-    fn allow(&self, place: Identifier, words: Words, now: Instant) -> bool {
+    fn allow(&self, place: Identifier, text: EventText, now: Instant) -> bool {
         let mut places = self.places.lock();
-        let hash = words.hash.finish();
+        let hash = text.hash.finish();
         let place = match places.entry(place) {
             Entry::Vacant(free) => {
-                free.insert(Place { since: now, hashes: vec![hash], again: 0, message: words.message });
+                free.insert(Place { since: now, hashes: vec![hash], repeated: 0, message: text.message });
                 return true;
             }
             Entry::Occupied(place) => place.into_mut(),
         };
         if place.hashes.contains(&hash) || place.hashes.len() >= DISTINCT {
-            place.again += 1;
+            place.repeated += 1;
             return false;
         }
         place.hashes.push(hash);
@@ -59,13 +59,13 @@ impl Repeats {
     }
 
     /// Ends the windows that are over and logs their counts. The owner calls it regularly.
-    pub(crate) fn tell(&self, now: Instant) {
+    pub(crate) fn log_counts(&self, now: Instant) {
         let over: Vec<Place> = {
             let mut places = self.places.lock();
             places.extract_if(|_, place| now.saturating_duration_since(place.since) >= WINDOW).map(|(_, p)| p).collect()
         };
-        for place in over.into_iter().filter(|place| place.again > 0) {
-            tracing::warn!(target: TARGET, times = place.again, what = place.message, "repeated in the last minute");
+        for place in over.into_iter().filter(|place| place.repeated > 0) {
+            tracing::warn!(target: TARGET, times = place.repeated, what = place.message, "repeated in the last minute");
         }
     }
 }
@@ -76,20 +76,20 @@ impl<S: Subscriber> Layer<S> for Repeats {
         if *data.level() > Level::WARN || data.target() == TARGET {
             return true;
         }
-        let mut words = Words::default();
-        event.record(&mut words);
-        self.allow(data.callsite(), words, Instant::now())
+        let mut text = EventText::default();
+        event.record(&mut text);
+        self.allow(data.callsite(), text, Instant::now())
     }
 }
 
 /// A hash over the fields of one event, and its message.
 #[derive(Default)]
-struct Words {
+struct EventText {
     hash: DefaultHasher,
     message: String,
 }
 
-impl Visit for Words {
+impl Visit for EventText {
     fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
         let text = format!("{value:?}");
         (field.name(), &text).hash(&mut self.hash);
@@ -110,9 +110,9 @@ mod tests {
 
     impl<S: Subscriber> Layer<S> for Written {
         fn on_event(&self, event: &Event<'_>, _: Context<'_, S>) {
-            let mut words = Words::default();
-            event.record(&mut words);
-            self.0.lock().push(words.message);
+            let mut text = EventText::default();
+            event.record(&mut text);
+            self.0.lock().push(text.message);
         }
     }
 
@@ -122,16 +122,16 @@ mod tests {
         let subscriber = tracing_subscriber::registry().with(repeats.clone()).with(written.clone());
         tracing::subscriber::with_default(subscriber, || {
             for _ in 0..1000 {
-                tracing::warn!(gpu_uuid = "GPU-1", "is sick");
+                tracing::warn!(gpu_uuid = "GPU-1", "is unhealthy");
             }
             tracing::warn!("something else");
             tracing::info!("hello");
             tracing::info!("hello");
-            repeats.tell(Instant::now());
-            repeats.tell(Instant::now() + WINDOW);
+            repeats.log_counts(Instant::now());
+            repeats.log_counts(Instant::now() + WINDOW);
         });
         let written = written.0.lock().clone();
-        assert_eq!(written, ["is sick", "something else", "hello", "hello", "repeated in the last minute"]);
+        assert_eq!(written, ["is unhealthy", "something else", "hello", "hello", "repeated in the last minute"]);
         assert!(repeats.places.lock().is_empty());
     }
 

@@ -19,12 +19,12 @@ use tokio::net::TcpStream;
 use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
 
-/// Time limit for one answer. The agent answers from memory in milliseconds; on a machine that swaps it may take
+/// Time limit of one response. The agent answers from memory in milliseconds; on a machine that swaps it may take
 /// seconds.
-const PATIENCE: Duration = Duration::from_secs(5);
-/// Largest answer in bytes. 8,192 cgroups of about 4 KiB each are 32 MiB; an answer of more than twice that is not from
+const TIMEOUT: Duration = Duration::from_secs(5);
+/// Largest response in bytes. 8,192 cgroups of about 4 KiB each are 32 MiB; a response of more than twice that is not from
 /// an agent.
-const MAX_ANSWER: usize = 64 << 20;
+const MAX_RESPONSE: usize = 64 << 20;
 
 /// Bytes of a refusal that are shown. The agent sends one sentence.
 const MAX_REFUSAL: usize = 400;
@@ -52,7 +52,7 @@ pub(crate) enum FetchError {
         "no agent answers at {url}: {source}. Start one with `gpu-steward agent --standalone`, or say where it listens with --url"
     )]
     Connect { url: String, source: std::io::Error },
-    #[error("GET {url}{path}: no answer within {} s", PATIENCE.as_secs())]
+    #[error("GET {url}{path}: no answer within {} s", TIMEOUT.as_secs())]
     Slow { url: String, path: &'static str },
     #[error("GET {url}{path}: {source}{hint}", hint = FetchError::https_hint(url, source))]
     Http { url: String, path: &'static str, source: hyper::Error },
@@ -98,7 +98,7 @@ pub(crate) struct Agent {
     /// `host:port`.
     authority: String,
     token: Option<String>,
-    /// With HTTPS: whom to trust, and the name that the agent's certificate must have.
+    /// With HTTPS: the trusted certificates, and the name that the agent's certificate must have.
     tls: Option<(TlsConnector, ServerName<'static>)>,
 }
 
@@ -121,7 +121,7 @@ impl Agent {
             (Some("https"), Some(path)) => {
                 let bare = host.trim_start_matches('[').trim_end_matches(']').to_owned();
                 let name = ServerName::try_from(bare).map_err(|_| refuse())?;
-                (443, Some((trusting(path)?, name)))
+                (443, Some((connector_that_trusts(path)?, name)))
             }
             _ => return Err(refuse()),
         };
@@ -136,13 +136,13 @@ impl Agent {
     /// Fetches all four documents over one connection.
     pub(crate) async fn fetch(&self) -> Result<Snapshot, FetchError> {
         let connect = |source| FetchError::Connect { url: self.url.clone(), source };
-        let stream = match timeout(PATIENCE, TcpStream::connect(&self.authority)).await {
+        let stream = match timeout(TIMEOUT, TcpStream::connect(&self.authority)).await {
             Ok(stream) => stream.map_err(connect)?,
             Err(_) => return Err(connect(std::io::ErrorKind::TimedOut.into())),
         };
         let Some((connector, name)) = &self.tls else { return self.fetch_over(stream).await };
         let tls = |source| FetchError::Tls { url: self.url.clone(), source };
-        match timeout(PATIENCE, connector.connect(name.clone(), stream)).await {
+        match timeout(TIMEOUT, connector.connect(name.clone(), stream)).await {
             Ok(stream) => self.fetch_over(stream.map_err(tls)?).await,
             Err(_) => Err(tls(std::io::ErrorKind::TimedOut.into())),
         }
@@ -151,7 +151,7 @@ impl Agent {
     async fn fetch_over(&self, stream: impl AsyncRead + AsyncWrite + Unpin) -> Result<Snapshot, FetchError> {
         let http = |source| FetchError::Http { url: self.url.clone(), path: "/", source };
         let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await.map_err(http)?;
-        let questions = async {
+        let requests = async {
             Ok(Snapshot {
                 node: self.get(&mut sender, "/api/v1/node").await?,
                 gpus: self.get(&mut sender, "/api/v1/gpus").await?,
@@ -160,12 +160,12 @@ impl Agent {
             })
         };
         // The connection is polled together with the requests and dropped with them, so no task outlives a fetch.
-        tokio::pin!(questions);
+        tokio::pin!(requests);
         tokio::select! {
-            answers = &mut questions => answers,
+            responses = &mut requests => responses,
             ended = connection => match ended {
-                // The connection closed after the last answer was read into memory: the requests still have it.
-                Ok(()) => questions.await,
+                // The connection closed after the last response was read into memory: the requests still have it.
+                Ok(()) => requests.await,
                 Err(source) => Err(http(source)),
             },
         }
@@ -177,10 +177,10 @@ impl Agent {
         path: &'static str,
     ) -> Result<T, FetchError> {
         let url = || self.url.clone();
-        let Ok(answer) = timeout(PATIENCE, self.ask(sender, path)).await else {
+        let Ok(response) = timeout(TIMEOUT, self.send(sender, path)).await else {
             return Err(FetchError::Slow { url: url(), path });
         };
-        let (status, body) = answer?;
+        let (status, body) = response?;
         match status {
             StatusCode::OK => {
                 serde_json::from_slice(&body).map_err(|source| FetchError::Answer { url: url(), path, source })
@@ -194,7 +194,7 @@ impl Agent {
         }
     }
 
-    async fn ask(
+    async fn send(
         &self,
         sender: &mut SendRequest<Empty<Bytes>>,
         path: &'static str,
@@ -207,15 +207,15 @@ impl Agent {
         }
         let request = request.body(Empty::new()).map_err(|source| body(Box::new(source)))?;
         sender.ready().await.map_err(http)?;
-        let answer = sender.send_request(request).await.map_err(http)?;
-        let status = answer.status();
-        let bytes = Limited::new(answer.into_body(), MAX_ANSWER).collect().await.map_err(body)?.to_bytes();
+        let response = sender.send_request(request).await.map_err(http)?;
+        let status = response.status();
+        let bytes = Limited::new(response.into_body(), MAX_RESPONSE).collect().await.map_err(body)?.to_bytes();
         Ok((status, bytes))
     }
 }
 
 /// A connector that trusts the certificates in this file and no others.
-fn trusting(path: &Path) -> Result<TlsConnector, FetchError> {
+fn connector_that_trusts(path: &Path) -> Result<TlsConnector, FetchError> {
     let refuse = |why: String| FetchError::Ca { path: path.to_owned(), why };
     let mut roots = RootCertStore::empty();
     for certificate in CertificateDer::pem_file_iter(path).map_err(|error| refuse(error.to_string()))? {
@@ -241,7 +241,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_the_address_of_an_agent_is_taken() {
+    fn only_the_address_of_an_agent_is_accepted() {
         for (url, authority) in [
             ("http://127.0.0.1:9410", "127.0.0.1:9410"),
             ("http://node-a:1/", "node-a:1"),
@@ -271,8 +271,8 @@ mod tests {
             std::fs::write(&file, text).unwrap();
             assert!(refused("https://node-a:9410", Some(&file)).contains("cannot read certificates"), "{text:?}");
         }
-        let made = rcgen::generate_simple_self_signed(vec!["node-a".to_owned()]).unwrap();
-        std::fs::write(&file, made.cert.pem()).unwrap();
+        let issued = rcgen::generate_simple_self_signed(vec!["node-a".to_owned()]).unwrap();
+        std::fs::write(&file, issued.cert.pem()).unwrap();
         assert!(refused("http://node-a:9410", Some(&file)).contains("write https://"));
         for (url, authority) in [("https://node-a", "node-a:443"), ("https://[::1]:9410", "[::1]:9410")] {
             assert_eq!(Agent::new(url, None, Some(&file)).map(|agent| agent.authority).unwrap(), authority);

@@ -104,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_said_has_a_default() {
+    fn settings_that_are_not_given_have_defaults() {
         let settings = read("top").unwrap();
         assert_eq!((settings.url.as_str(), settings.interval, settings.once), (URL, Duration::from_secs(1), false));
         assert!(read("top -o json").unwrap().json);

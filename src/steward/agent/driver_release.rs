@@ -1,4 +1,4 @@
-//! Releases the GPU driver when an operator asks for it, at the admin port or by a signal.
+//! Releases the GPU driver when an operator requests it, at the admin port or by a signal.
 
 use effects::admin::DriverControl;
 use effects::admin::release::USUAL;
@@ -11,9 +11,9 @@ use tokio::sync::watch;
 
 /// Controls the driver gate of the sources.
 #[derive(Clone, Debug, Default)]
-pub(super) struct DriverDoor(pub(super) DriverGate);
+pub(super) struct DriverRelease(pub(super) DriverGate);
 
-impl DriverDoor {
+impl DriverRelease {
     /// Releases the driver for the usual time, after a signal.
     pub(super) fn signalled(&self) {
         tracing::info!(seconds = USUAL.as_secs(), "a signal asks to release the GPU driver");
@@ -21,7 +21,7 @@ impl DriverDoor {
     }
 }
 
-impl DriverControl for DriverDoor {
+impl DriverControl for DriverRelease {
     fn release(&self, span: Duration) {
         self.0.release(now().monotonic.after(span));
     }
