@@ -4,6 +4,7 @@
 //!
 //! ```text
 //!   clock roots boot            time, the roots of the kernel's file trees (each is a setting), the boot id
+//!   series report               lossless series of samples for a subscriber; how observations reach the owner
 //!   kernel_file                 reads the kernel's files without waiting and without allocating
 //!   bounded_file                a file that another program wrote, up to a limit
 //!   procfs cgroup owner         host and cgroup readings; the container that a process belongs to
@@ -28,6 +29,7 @@
 pub mod clock;
 pub mod roots;
 pub mod boot;
+pub mod series;
 pub mod report;
 mod source_failures;
 pub mod kernel_file;

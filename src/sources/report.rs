@@ -3,7 +3,8 @@
 //! ```text
 //!   facts   ──▶ a list; a newer fact takes the place of the older ──┐
 //!   events  ──▶ the same list, up to a bound ───────────────────────┼──▶ Observations ──▶ owner
-//!   samples ──▶ a bounded queue; what does not fit is dropped ──────┘
+//!   samples ─┬▶ a bounded queue; what does not fit is dropped ──────┘
+//!            └▶ a series for each subscriber (`series`)
 //! ```
 //!
 //! Facts and events are delivered before samples, in the order in which they were reported. A fact is reported only
@@ -12,7 +13,11 @@
 //!
 //! What must never happen here: a fact is lost; a source waits for the owner; a list or queue without a bound.
 
-use model::observation::{ErrorCounter, Fact, Observation, Sample, SourceEvent};
+use crate::series::{Series, Subscription};
+use model::cgroup::{CgroupReport, MAX_CGROUPS};
+use model::gpu::GpuSample;
+use model::id::GpuUuid;
+use model::observation::{CgroupPass, ErrorCounter, Fact, Observation, Sample, SourceEvent};
 use parking_lot::Mutex;
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -26,12 +31,24 @@ pub const QUEUE: usize = 256;
 /// Most events that may wait. A GPU that fails reports some tens of errors, so this is every GPU of a machine failing
 /// twice while the owner is stalled. The list also holds one fact of each kind, GPU and source.
 const MAX_EVENTS: usize = 4096;
+/// Most samples of GPUs that wait for one subscriber: sixteen GPUs, once a second, for a minute.
+const GPU_SAMPLES: usize = 16 * 60;
+/// Most readings of cgroups that wait for one subscriber: a node of 110 pods (the kubelet's default) with two containers
+/// each has 330 cgroups, once a second for half a minute. It is also more than one pass over the largest node.
+const CGROUP_READINGS: usize = 330 * 30;
+const _: () = assert!(CGROUP_READINGS >= MAX_CGROUPS, "a whole pass has room");
+/// Both bounds in bytes, without what the readings point to: a subscriber that never reads must not double the memory
+/// of the agent.
+const _: () = assert!(CGROUP_READINGS * size_of::<CgroupReport>() <= 8 << 20);
+const _: () = assert!(GPU_SAMPLES * size_of::<GpuSample>() <= 4 << 20);
 
 /// The sending end: sources report here. No call waits.
 #[derive(Clone, Debug)]
 pub struct Reporter {
     samples: mpsc::Sender<Sample>,
     kept: Arc<Kept>,
+    gpus: Arc<Series<(GpuUuid, GpuSample)>>,
+    cgroups: Arc<Series<CgroupPass>>,
 }
 
 /// The receiving end, for the owner.
@@ -112,7 +129,8 @@ impl Reporter {
     pub fn channel() -> (Reporter, Observations) {
         let (samples, receiver) = mpsc::channel(QUEUE);
         let kept = Arc::<Kept>::default();
-        (Reporter { samples, kept: Arc::clone(&kept) }, Observations { samples: receiver, kept })
+        let (gpus, cgroups) = (Series::new(GPU_SAMPLES), Series::new(CGROUP_READINGS));
+        (Reporter { samples, kept: Arc::clone(&kept), gpus, cgroups }, Observations { samples: receiver, kept })
     }
 
     /// Reports a state that has changed. It is never dropped.
@@ -127,10 +145,27 @@ impl Reporter {
 
     /// Reports a reading. It is dropped and counted if too many samples wait.
     pub fn sample(&self, sample: Sample) {
+        match &sample {
+            Sample::Gpu(gpu, sample) => self.gpus.record(1, || (gpu.clone(), GpuSample::clone(sample))),
+            Sample::Cgroups(pass) => self.cgroups.record(pass.reports.len().max(1), || pass.clone()),
+            Sample::GpuProcesses(_) | Sample::Host(_) | Sample::Processes(_) => {}
+        }
         // Without an owner the agent ends, and nobody is left to count for.
         if let Err(TrySendError::Full(_)) = self.samples.try_send(sample) {
             self.kept.count_dropped();
         }
+    }
+
+    /// Subscribes to the samples of all GPUs. `None` while [`crate::series::MAX_SUBSCRIPTIONS`] exist.
+    #[must_use]
+    pub fn gpu_series(&self) -> Option<Subscription<(GpuUuid, GpuSample)>> {
+        self.gpus.subscribe()
+    }
+
+    /// Subscribes to the passes over pods and containers. `None` while [`crate::series::MAX_SUBSCRIPTIONS`] exist.
+    #[must_use]
+    pub fn cgroup_series(&self) -> Option<Subscription<CgroupPass>> {
+        self.cgroups.subscribe()
     }
 
     /// Counts an error that was logged where it happened.
@@ -268,5 +303,27 @@ mod tests {
             });
             assert!(taken.is_some());
         }
+    }
+
+    #[tokio::test]
+    async fn a_subscriber_gets_every_sample_of_each_gpu_while_the_owner_loses_some() {
+        let (reporter, mut observations) = Reporter::channel();
+        reporter.sample(sample());
+        let series = reporter.gpu_series().unwrap();
+        let gpus = ["GPU-1", "GPU-2"].map(|gpu| GpuUuid::parse(gpu).unwrap());
+        let numbered = |number| Box::new(GpuSample { utilization_samples: number, ..GpuSample::default() });
+        for number in 0..u32::try_from(QUEUE).unwrap() {
+            gpus.iter().for_each(|gpu| reporter.sample(Sample::Gpu(gpu.clone(), numbered(number))));
+        }
+        let part = series.take();
+        for gpu in &gpus {
+            let of_gpu = part.samples.iter().filter(|sample| sample.0 == *gpu);
+            let numbers: Vec<u32> = of_gpu.map(|sample| sample.1.utilization_samples).collect();
+            assert_eq!(numbers, (0..u32::try_from(QUEUE).unwrap()).collect::<Vec<_>>(), "{gpu}");
+        }
+        assert_eq!((part.samples.len(), part.missed), (2 * QUEUE, 0));
+        let dropped = u64::try_from(QUEUE).unwrap() + 1;
+        let first = next(&mut observations).await;
+        assert!(matches!(first, Observation::Event(SourceEvent::Dropped(number)) if number == dropped), "{first:?}");
     }
 }

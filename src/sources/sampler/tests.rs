@@ -85,3 +85,23 @@ fn a_full_queue_is_counted_and_does_not_block() {
     let samples = observations.iter().filter(|one| matches!(one, Observation::Sample(_))).count();
     assert_eq!(samples, crate::report::QUEUE);
 }
+
+/// The number of missed deadlines, which the caller of a pass gives, numbers the passes here.
+#[test]
+fn a_subscriber_sees_every_pass_in_order_while_an_owner_that_never_reads_loses_them() {
+    let none = tempfile::tempdir().unwrap();
+    let at = |name| none.path().join(name);
+    let roots = HostRoots { procfs: at("proc"), cgroup: at("cgroup"), sysfs: at("sys") };
+    let (reporter, mut queue) = Reporter::channel();
+    let series = reporter.cgroup_series().unwrap();
+    let mut sampler = Sampler::new(Settings { roots, ..settings() }, 10);
+    // Each pass reports at least two samples, cgroups and host, so half of these passes fill the queue.
+    let passes = u32::try_from(crate::report::QUEUE).unwrap();
+    (0..passes).for_each(|number| sampler.pass(number, &reporter));
+    let part = series.take();
+    let seen: Vec<u32> = part.samples.iter().map(|pass| pass.missed).collect();
+    assert_eq!((seen, part.missed), ((0..passes).collect(), 0));
+    let told: Vec<Observation> = std::iter::from_fn(|| queue.try_recv().ok()).collect();
+    let passes_of_owner = told.iter().filter(|told| matches!(told, Observation::Sample(Sample::Cgroups(_)))).count();
+    assert!(passes_of_owner <= crate::report::QUEUE / 2, "{passes_of_owner} passes had room in the queue");
+}
