@@ -145,3 +145,25 @@ impl ApiQuery<'_> {
         serde_json::to_writer(out, &listing)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sample_view;
+    use std::path::PathBuf;
+
+    /// The order of the fields is kept too: a field that moves is a change that nobody asked for.
+    #[test]
+    fn the_document_of_the_gpus_of_the_small_view_is_kept() {
+        let mut out = Vec::new();
+        render(ApiDocument::Gpus, &ApiFilter::default(), &sample_view::small(), sample_view::NOW, &mut out).unwrap();
+        let text = String::from_utf8(out).unwrap().replace(",\"", ",\n\"");
+        let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/api/gpus.json");
+        if std::env::var_os("UPDATE_GOLDEN").is_some() {
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(&path, &text).unwrap();
+        }
+        let kept = std::fs::read_to_string(&path).unwrap_or_default();
+        assert!(kept == text, "{} is not what is written now; UPDATE_GOLDEN=1 writes it", path.display());
+    }
+}
