@@ -22,10 +22,11 @@
 //! reset; a GPU becomes unfit because of values that its model does not support.
 
 use crate::evidence::{Counters, ResetSearch};
-use model::gpu::{GpuSample, RecoveryAction};
+use model::gpu::GpuSample;
 use model::id::GpuUuid;
 use model::incident::{GpuCondition, Incident, KeptIncidents};
 use model::reading::{Absence, Reading};
+use model::recovery::RecoveryAction;
 use model::time::Monotonic;
 use model::view::{GpuHealth, MAX_XID_CODES};
 use model::xid;

@@ -93,7 +93,7 @@ struct ApiQuery<'a> {
 }
 
 impl ApiQuery<'_> {
-    fn gpus(&self) -> gpus::GpusJson {
+    fn gpus(&self) -> gpus::GpusJson<gpus::WrittenReadings<'_>> {
         let names = OwnerNames::of(self.view);
         let ages = ReadingAges(self.now.monotonic);
         let fits = |uid: &PodUid| names.pod(uid).is_some_and(|pod| self.filter.matches_pod(pod));

@@ -3,8 +3,8 @@
 use model::cgroup::{CgroupIdentity, CgroupKind, CgroupSample, NetworkSample, Pressure, ProcessIo, Qos, RuntimeKind};
 use model::claim::{ContainerClaim, DeviceShare};
 use model::gpu::{
-    EccErrors, GpmSample, Gpu, GpuSample, MigInstance, MigSample, RecoveryAction, RemappedRows, UnidentifiedGpu,
-    Violations, Xid, XidSource,
+    EccErrors, GpmSample, Gpu, GpuSample, MigInstance, MigSample, RemappedRows, UnidentifiedGpu, Violations, Xid,
+    XidSource,
 };
 use model::guard::{AdmissionPolicy, PolicyGuard};
 use model::host::{CgroupVersion, HostFacts, HostPressure, HostSample};
@@ -18,6 +18,8 @@ use model::plugin::{
 };
 use model::pod::{PodController, PodWatchState};
 use model::process::{GpuProcess, GpuProcessKind, HostProcess, ProcessOwner, SlurmJob};
+use model::reading::{MakeReading, Readings};
+use model::recovery::RecoveryAction;
 use model::switch::SwitchView;
 use model::tally::GpuTally;
 use model::time::{Monotonic, Now, WallTime};
@@ -38,6 +40,15 @@ const GIB: u64 = 1 << 30;
 
 fn m<T>(value: T) -> Reading<T> {
     Reading::Measured(value, AT)
+}
+
+/// Makes measured zeros, so that a reading that has no value below is shown all the same.
+struct Zero;
+
+impl MakeReading for Zero {
+    fn reading<T: Default>(&self) -> Reading<T> {
+        m(T::default())
+    }
 }
 
 /// A clock that always shows [`NOW`].
@@ -432,8 +443,8 @@ fn with_gpu(index: u32, processes: Vec<GpuProcess>) -> GpuView {
         persistence: m(true),
         nvlink_bytes: m(Bytes(7 * GIB)),
         gpm: gpm(0.75),
-        mig: Vec::new(),
         upkeep: if index == 0 { upkeep() } else { Upkeep::absent(Absence::NotSupported) },
+        ..GpuSample::made_by(&Zero)
     };
     let view = view_of(gpu(index, "NVIDIA H100 80GB HBM3"), sample, GpuHealth::Healthy, m(processes.into()));
     GpuView { nvlink_rate: m(BytesPerSecond(2.048e9)), ..view }

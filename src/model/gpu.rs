@@ -1,7 +1,9 @@
 //! A GPU: its identity and its samples. MIG instances are GPUs inside a GPU.
 
 use crate::id::{GpuUuid, PodUid};
-use crate::reading::{Absence, Reading};
+use crate::reading::{Absence, Reading, readings};
+use crate::reading_name::{ReadingName, ReadingValue, metric};
+use crate::recovery::RecoveryAction;
 use crate::time::{Monotonic, WallTime};
 use crate::unit::{Bytes, BytesPerSecond, Celsius, Count, Megahertz, Millijoules, Nanos, Percent, Ratio, Watts};
 use crate::upkeep::{Board, Upkeep};
@@ -162,69 +164,136 @@ impl GpuPath {
     }
 }
 
-/// The readings of one GPU. The cheap ones are read every second, the others less often; every reading has its own
-/// time. It has one field for each value that NVML reports.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct GpuSample {
-    /// Memory in use by processes, as the v2 call counts it: without what the driver reserves.
-    pub memory_used: Reading<Bytes>,
-    /// Memory that the driver reserves.
-    pub memory_reserved: Reading<Bytes>,
-    /// Free memory.
-    pub memory_free: Reading<Bytes>,
-    /// Share of time with a kernel running: the mean of the distinct samples that NVML took since the last poll.
-    pub utilization: Reading<Percent>,
-    /// NVML's time stamp of the newest of those samples.
-    pub utilization_stamp: Reading<WallTime>,
-    /// Number of distinct samples in that mean.
-    pub utilization_samples: u32,
-    /// Share of time with device memory being read or written.
-    pub memory_copy: Reading<Percent>,
-    /// Encoder use.
-    pub encoder: Reading<Percent>,
-    /// Decoder use.
-    pub decoder: Reading<Percent>,
-    /// Power drawn.
-    pub power: Reading<Watts>,
-    /// Energy since the driver was loaded; starts again at 0 when the driver is reloaded.
-    pub energy: Reading<Millijoules>,
-    /// Clock of the streaming multiprocessors (SMs).
-    pub clock_sm: Reading<Megahertz>,
-    /// Clock of the memory.
-    pub clock_memory: Reading<Megahertz>,
-    /// NVML's bit set of the reasons why the clocks are not higher.
-    pub throttle_reasons: Reading<u64>,
-    /// Time for which the clocks were reduced, by cause.
-    pub violations: Violations,
-    /// Temperature of the chip.
-    pub temperature: Reading<Celsius>,
-    /// Temperature of the memory.
-    pub temperature_memory: Reading<Celsius>,
-    /// PCIe bytes sent by the GPU (NVML measures over 20 ms).
-    pub pcie_tx: Reading<BytesPerSecond>,
-    /// PCIe bytes received by the GPU.
-    pub pcie_rx: Reading<BytesPerSecond>,
-    /// PCIe packets sent again.
-    pub pcie_replays: Reading<Count>,
-    /// ECC errors since the driver was loaded.
-    pub ecc_volatile: EccErrors,
-    /// ECC errors over the life of the GPU.
-    pub ecc_aggregate: EccErrors,
-    /// Row remapping.
-    pub remapped: RemappedRows,
-    /// NVML's recovery action for the GPU.
-    pub recovery: Reading<RecoveryAction>,
-    /// Persistence mode: whether the driver keeps the GPU initialised while no program uses it.
-    pub persistence: Reading<bool>,
-    /// Bytes over all NVLinks, sent and received.
-    pub nvlink_bytes: Reading<Bytes>,
-    /// Counters of the profiling unit (Hopper and later).
-    pub gpm: GpmSample,
-    /// The samples of its MIG instances.
-    pub mig: Vec<MigSample>,
-    /// What changes rarely: PCIe slot, retired pages, links, fabric.
-    pub upkeep: Upkeep,
+readings! {
+    /// The readings of one GPU. The cheap ones are read every second, the others less often; every reading has its own
+    /// time. It has one field for each value that NVML reports.
+    #[derive(Clone, Debug, Default, PartialEq)]
+    pub struct GpuSample {
+        /// Memory in use by processes, as the v2 call counts it: without what the driver reserves.
+        pub memory_used: Reading<Bytes>,
+        /// Memory that the driver reserves.
+        pub memory_reserved: Reading<Bytes>,
+        /// Free memory.
+        pub memory_free: Reading<Bytes>,
+        /// Share of time with a kernel running: the mean of the distinct samples that NVML took since the last poll.
+        pub utilization: Reading<Percent>,
+        /// NVML's time stamp of the newest of those samples.
+        pub utilization_stamp: Reading<WallTime>,
+        /// Number of distinct samples in that mean.
+        pub utilization_samples: u32,
+        /// Share of time with device memory being read or written.
+        pub memory_copy: Reading<Percent>,
+        /// Encoder use.
+        pub encoder: Reading<Percent>,
+        /// Decoder use.
+        pub decoder: Reading<Percent>,
+        /// Power drawn.
+        pub power: Reading<Watts>,
+        /// Energy since the driver was loaded; starts again at 0 when the driver is reloaded.
+        pub energy: Reading<Millijoules>,
+        /// Clock of the streaming multiprocessors (SMs).
+        pub clock_sm: Reading<Megahertz>,
+        /// Clock of the memory.
+        pub clock_memory: Reading<Megahertz>,
+        /// NVML's bit set of the reasons why the clocks are not higher.
+        pub throttle_reasons: Reading<u64>,
+        /// Time for which the clocks were reduced, by cause.
+        pub violations: Violations,
+        /// Temperature of the chip.
+        pub temperature: Reading<Celsius>,
+        /// Temperature of the memory.
+        pub temperature_memory: Reading<Celsius>,
+        /// PCIe bytes sent by the GPU (NVML measures over 20 ms).
+        pub pcie_tx: Reading<BytesPerSecond>,
+        /// PCIe bytes received by the GPU.
+        pub pcie_rx: Reading<BytesPerSecond>,
+        /// PCIe packets sent again.
+        pub pcie_replays: Reading<Count>,
+        /// ECC errors since the driver was loaded.
+        pub ecc_volatile: EccErrors,
+        /// ECC errors over the life of the GPU.
+        pub ecc_aggregate: EccErrors,
+        /// Row remapping.
+        pub remapped: RemappedRows,
+        /// NVML's recovery action for the GPU.
+        pub recovery: Reading<RecoveryAction>,
+        /// Persistence mode: whether the driver keeps the GPU initialised while no program uses it.
+        pub persistence: Reading<bool>,
+        /// Bytes over all NVLinks, sent and received.
+        pub nvlink_bytes: Reading<Bytes>,
+        /// Counters of the profiling unit (Hopper and later).
+        pub gpm: GpmSample,
+        /// The samples of its MIG instances.
+        pub mig: Vec<MigSample>,
+        /// What changes rarely: PCIe slot, retired pages, links, fabric.
+        pub upkeep: Upkeep,
+    }
 }
+
+/// Reads one value of a GPU.
+pub type ReadOfGpu = fn(&Gpu, &GpuSample) -> Reading<ReadingValue>;
+
+/// The readings of a GPU that are one number each, in the order in which they are shown: `/metrics`, `/api/v1/gpus` and
+/// the tests of the driver's calls are made from this table.
+#[rustfmt::skip]
+pub static GPU_READINGS: &[(ReadingName, ReadOfGpu)] = &[
+    (metric("memory_total_bytes", "bytes", "Total memory of the GPU, including what the driver reserves.").json("memory_total_bytes"), |gpu, _| gpu.memory_total.any()),
+    (metric("memory_used_bytes", "bytes", "Memory that processes hold, without what the driver reserves.").json("memory_used_bytes"), |_, sample| sample.memory_used.any()),
+    (metric("memory_reserved_bytes", "bytes", "Memory that the driver keeps for itself.").json("memory_reserved_bytes"), |_, sample| sample.memory_reserved.any()),
+    (metric("memory_free_bytes", "bytes", "Free memory.").json("memory_free_bytes"), |_, sample| sample.memory_free.any()),
+    (metric("utilization_ratio", "ratio", "Share of time with a kernel running.").json("utilization_ratio"), |_, sample| sample.utilization.any()),
+    (metric("memory_copy_ratio", "ratio", "Share of time with device memory being read or written.").json("memory_copy_ratio"), |_, sample| sample.memory_copy.any()),
+    (metric("encoder_ratio", "ratio", "Use of the video encoder.").json("encoder_ratio"), |_, sample| sample.encoder.any()),
+    (metric("decoder_ratio", "ratio", "Use of the video decoder.").json("decoder_ratio"), |_, sample| sample.decoder.any()),
+    (metric("power_watts", "watts", "Power drawn by the GPU.").json("power_watts"), |_, sample| sample.power.any()),
+    (metric("power_limit_watts", "watts", "Enforced power limit: the lowest of the configured limit and the limits of the board and its slot.").json("power_limit_watts"), |gpu, _| gpu.power_limit.any()),
+    (metric("energy_joules_total", "joules", "Energy drawn since the driver was loaded.").json("energy_joules"), |_, sample| sample.energy.any()),
+    (metric("clock_sm_hertz", "hertz", "Clock of the multiprocessors.").json("clock_sm_hertz"), |_, sample| sample.clock_sm.any()),
+    (metric("clock_memory_hertz", "hertz", "Clock of the memory.").json("clock_memory_hertz"), |_, sample| sample.clock_memory.any()),
+    (metric("clock_throttle_reasons", "", "NVML's bit set of reasons why the clocks are not higher.").json("throttle_reasons"), |_, sample| sample.throttle_reasons.any()),
+    (metric("violation_seconds_total", "seconds", VIOLATED).label("policy=\"power\""), |_, sample| sample.violations.power.any()),
+    (metric("violation_seconds_total", "seconds", VIOLATED).label("policy=\"thermal\""), |_, sample| sample.violations.thermal.any()),
+    (metric("violation_seconds_total", "seconds", VIOLATED).label("policy=\"sync_boost\""), |_, sample| sample.violations.sync_boost.any()),
+    (metric("violation_seconds_total", "seconds", VIOLATED).label("policy=\"board_limit\""), |_, sample| sample.violations.board_limit.any()),
+    (metric("violation_seconds_total", "seconds", VIOLATED).label("policy=\"low_utilization\""), |_, sample| sample.violations.low_utilization.any()),
+    (metric("violation_seconds_total", "seconds", VIOLATED).label("policy=\"reliability\""), |_, sample| sample.violations.reliability.any()),
+    (metric("violation_seconds_total", "seconds", VIOLATED).label("policy=\"application_clocks\""), |_, sample| sample.violations.application_clocks.any()),
+    (metric("violation_seconds_total", "seconds", VIOLATED).label("policy=\"base_clocks\""), |_, sample| sample.violations.base_clocks.any()),
+    (metric("temperature_celsius", "celsius", "Temperature of the chip.").json("temperature_celsius"), |_, sample| sample.temperature.any()),
+    (metric("memory_temperature_celsius", "celsius", "Temperature of the memory.").json("temperature_memory_celsius"), |_, sample| sample.temperature_memory.any()),
+    (metric("pcie_transmit_bytes_per_second", "bytes_per_second", "Data sent over PCIe by the GPU.").json("pcie_tx_bytes_per_second"), |_, sample| sample.pcie_tx.any()),
+    (metric("pcie_receive_bytes_per_second", "bytes_per_second", "Data received over PCIe by the GPU.").json("pcie_rx_bytes_per_second"), |_, sample| sample.pcie_rx.any()),
+    (metric("pcie_replays_total", "", "PCIe packets sent again.").json("pcie_replays"), |_, sample| sample.pcie_replays.any()),
+    (metric("nvlink_bytes_total", "bytes", "Bytes over all NVLinks, both ways.").json("nvlink_bytes"), |_, sample| sample.nvlink_bytes.any()),
+    (metric("nvlinks_active", "", "NVLinks that are up.").json("nvlinks_active"), |gpu, _| gpu.nvlinks_active.any()),
+    (metric("ecc_volatile_errors_total", "", ECC_VOLATILE).label("type=\"corrected\""), |_, sample| sample.ecc_volatile.corrected.any()),
+    (metric("ecc_volatile_errors_total", "", ECC_VOLATILE).label("type=\"uncorrected\""), |_, sample| sample.ecc_volatile.uncorrected.any()),
+    (metric("ecc_aggregate_errors_total", "", ECC_AGGREGATE).label("type=\"corrected\""), |_, sample| sample.ecc_aggregate.corrected.any()),
+    (metric("ecc_aggregate_errors_total", "", ECC_AGGREGATE).label("type=\"uncorrected\""), |_, sample| sample.ecc_aggregate.uncorrected.any()),
+    (metric("remapped_rows_total", "", REMAPPED).label("cause=\"corrected\""), |_, sample| sample.remapped.correctable.any()),
+    (metric("remapped_rows_total", "", REMAPPED).label("cause=\"uncorrected\""), |_, sample| sample.remapped.uncorrectable.any()),
+    (metric("row_remap_pending", "", "1 while a row remapping waits for a reset."), |_, sample| sample.remapped.pending.any()),
+    (metric("row_remap_failed", "", "1 after a row remapping failed."), |_, sample| sample.remapped.failed.any()),
+    (metric("recovery_action", "", RECOVERY), |_, sample| sample.recovery.any()),
+    (metric("graphics_active_ratio", "ratio", "Graphics or compute engine active (GPM)."), |_, sample| sample.gpm.graphics_active.any()),
+    (metric("sm_active_ratio", "ratio", "Multiprocessors with at least one warp (GPM)."), |_, sample| sample.gpm.sm_active.any()),
+    (metric("sm_occupancy_ratio", "ratio", "Resident warps as a share of the maximum (GPM)."), |_, sample| sample.gpm.sm_occupancy.any()),
+    (metric("tensor_active_ratio", "ratio", "Tensor pipes active (GPM)."), |_, sample| sample.gpm.tensor_active.any()),
+    (metric("dram_active_ratio", "ratio", "Device memory interface active (GPM)."), |_, sample| sample.gpm.dram_active.any()),
+    (metric("fp64_active_ratio", "ratio", "FP64 pipe active (GPM)."), |_, sample| sample.gpm.fp64_active.any()),
+    (metric("fp32_active_ratio", "ratio", "FP32 pipe active (GPM)."), |_, sample| sample.gpm.fp32_active.any()),
+    (metric("fp16_active_ratio", "ratio", "FP16 pipe active (GPM)."), |_, sample| sample.gpm.fp16_active.any()),
+    (metric("counted_pcie_transmit_bytes_per_second", "bytes_per_second", "Data sent over PCIe, as the profiling unit counts it (GPM)."), |_, sample| sample.gpm.pcie_tx.any()),
+    (metric("counted_pcie_receive_bytes_per_second", "bytes_per_second", "Data received over PCIe, as the profiling unit counts it (GPM)."), |_, sample| sample.gpm.pcie_rx.any()),
+    (metric("counted_nvlink_transmit_bytes_per_second", "bytes_per_second", "Data sent over NVLink (GPM)."), |_, sample| sample.gpm.nvlink_tx.any()),
+    (metric("counted_nvlink_receive_bytes_per_second", "bytes_per_second", "Data received over NVLink (GPM)."), |_, sample| sample.gpm.nvlink_rx.any()),
+];
+
+const VIOLATED: &str = "Time for which the clocks were below the requested clocks, by NVML policy.";
+const ECC_VOLATILE: &str = "ECC errors since the driver was loaded.";
+const ECC_AGGREGATE: &str = "ECC errors over the lifetime of the GPU.";
+const REMAPPED: &str = "Memory rows remapped, by the errors that caused it.";
+const RECOVERY: &str = "Recovery action that NVML advises: 0 none, 1 reset GPU, 2 reboot node, 3 drain peers, 4 drain and reset, 5 recover IMEX domain, 6 reset PCIe bus, 7 reboot system.";
 
 /// NVML's names of the bits of [`GpuSample::throttle_reasons`], without their common prefix.
 pub const THROTTLE_REASONS: [(u64, &str); 9] = [
@@ -239,188 +308,78 @@ pub const THROTTLE_REASONS: [(u64, &str); 9] = [
     (0x100, "display_clock_setting"),
 ];
 
-/// Time since the driver was loaded for which clocks were lower than requested, by cause.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Violations {
-    /// Power limit.
-    pub power: Reading<Nanos>,
-    /// Temperature.
-    pub thermal: Reading<Nanos>,
-    /// Another GPU of the same sync-boost group.
-    pub sync_boost: Reading<Nanos>,
-    /// Board limit.
-    pub board_limit: Reading<Nanos>,
-    /// Low utilization.
-    pub low_utilization: Reading<Nanos>,
-    /// Voltage limits for reliability.
-    pub reliability: Reading<Nanos>,
-    /// Any of these causes, with clocks below the application clocks.
-    pub application_clocks: Reading<Nanos>,
-    /// Any of these causes, with clocks below the base clocks.
-    pub base_clocks: Reading<Nanos>,
-}
-
-impl Violations {
-    /// All absent for one reason.
-    #[must_use]
-    pub fn absent(why: Absence) -> Self {
-        let none = Reading::Absent(why);
-        Violations {
-            power: none,
-            thermal: none,
-            sync_boost: none,
-            board_limit: none,
-            low_utilization: none,
-            reliability: none,
-            application_clocks: none,
-            base_clocks: none,
-        }
-    }
-}
-
-/// ECC counters of one period.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct EccErrors {
-    /// Corrected.
-    pub corrected: Reading<Count>,
-    /// Not corrected.
-    pub uncorrected: Reading<Count>,
-}
-
-/// Row remapper.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct RemappedRows {
-    /// Rows remapped after corrected errors.
-    pub correctable: Reading<Count>,
-    /// Rows remapped after uncorrected errors.
-    pub uncorrectable: Reading<Count>,
-    /// A remapping waits for a reset.
-    pub pending: Reading<bool>,
-    /// A remapping failed.
-    pub failed: Reading<bool>,
-}
-
-/// NVML's recovery action (field 230).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum RecoveryAction {
-    /// Nothing to do.
-    None,
-    /// Reset the GPU.
-    ResetGpu,
-    /// Reboot the node.
-    RebootNode,
-    /// Drain peers.
-    DrainPeers,
-    /// Drain, then reset.
-    DrainAndReset,
-    /// Recover the IMEX domain that the GPU's node belongs to (R595 and later).
-    RecoverImexDomain,
-    /// Reset the GPU's PCIe bus (R615 and later).
-    ResetBus,
-    /// Reboot the whole system (R615 and later).
-    RebootSystem,
-    /// A number that this version does not know.
-    Unknown(u32),
-}
-
-impl RecoveryAction {
-    /// The action with NVML's number.
-    #[must_use]
-    pub fn from_nvml(number: u32) -> Self {
-        match number {
-            0 => RecoveryAction::None,
-            1 => RecoveryAction::ResetGpu,
-            2 => RecoveryAction::RebootNode,
-            3 => RecoveryAction::DrainPeers,
-            4 => RecoveryAction::DrainAndReset,
-            5 => RecoveryAction::RecoverImexDomain,
-            6 => RecoveryAction::ResetBus,
-            7 => RecoveryAction::RebootSystem,
-            other => RecoveryAction::Unknown(other),
-        }
+readings! {
+    /// Time since the driver was loaded for which clocks were lower than requested, by cause.
+    #[derive(Clone, Copy, Debug, Default, PartialEq)]
+    pub struct Violations {
+        /// Power limit.
+        pub power: Reading<Nanos>,
+        /// Temperature.
+        pub thermal: Reading<Nanos>,
+        /// Another GPU of the same sync-boost group.
+        pub sync_boost: Reading<Nanos>,
+        /// Board limit.
+        pub board_limit: Reading<Nanos>,
+        /// Low utilization.
+        pub low_utilization: Reading<Nanos>,
+        /// Voltage limits for reliability.
+        pub reliability: Reading<Nanos>,
+        /// Any of these causes, with clocks below the application clocks.
+        pub application_clocks: Reading<Nanos>,
+        /// Any of these causes, with clocks below the base clocks.
+        pub base_clocks: Reading<Nanos>,
     }
 
-    /// A stable short word.
-    #[must_use]
-    pub fn code(self) -> &'static str {
-        match self {
-            RecoveryAction::None => "none",
-            RecoveryAction::ResetGpu => "reset_gpu",
-            RecoveryAction::RebootNode => "reboot_node",
-            RecoveryAction::DrainPeers => "drain_peers",
-            RecoveryAction::DrainAndReset => "drain_and_reset",
-            RecoveryAction::RecoverImexDomain => "recover_imex_domain",
-            RecoveryAction::ResetBus => "reset_bus",
-            RecoveryAction::RebootSystem => "reboot_system",
-            RecoveryAction::Unknown(_) => "unknown",
-        }
+    /// ECC counters of one period.
+    #[derive(Clone, Copy, Debug, Default, PartialEq)]
+    pub struct EccErrors {
+        /// Corrected.
+        pub corrected: Reading<Count>,
+        /// Not corrected.
+        pub uncorrected: Reading<Count>,
     }
 
-    /// NVML's number.
-    #[must_use]
-    pub fn number(self) -> u32 {
-        match self {
-            RecoveryAction::None => 0,
-            RecoveryAction::ResetGpu => 1,
-            RecoveryAction::RebootNode => 2,
-            RecoveryAction::DrainPeers => 3,
-            RecoveryAction::DrainAndReset => 4,
-            RecoveryAction::RecoverImexDomain => 5,
-            RecoveryAction::ResetBus => 6,
-            RecoveryAction::RebootSystem => 7,
-            RecoveryAction::Unknown(other) => other,
-        }
+    /// Row remapper.
+    #[derive(Clone, Copy, Debug, Default, PartialEq)]
+    pub struct RemappedRows {
+        /// Rows remapped after corrected errors.
+        pub correctable: Reading<Count>,
+        /// Rows remapped after uncorrected errors.
+        pub uncorrectable: Reading<Count>,
+        /// A remapping waits for a reset.
+        pub pending: Reading<bool>,
+        /// A remapping failed.
+        pub failed: Reading<bool>,
     }
-}
 
-/// GPM (profiling) counters over the time between two samples. Shares are ratios of one; rates are in bytes per
-/// second. It has one field for each metric of GPM that the agent reads.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct GpmSample {
-    /// Graphics or compute engine active.
-    pub graphics_active: Reading<Ratio>,
-    /// At least one warp on an SM, mean over all SMs.
-    pub sm_active: Reading<Ratio>,
-    /// Resident warps, as a share of the possible ones.
-    pub sm_occupancy: Reading<Ratio>,
-    /// Tensor pipes active.
-    pub tensor_active: Reading<Ratio>,
-    /// Device memory interface active.
-    pub dram_active: Reading<Ratio>,
-    /// FP64 pipe active.
-    pub fp64_active: Reading<Ratio>,
-    /// FP32 pipe active.
-    pub fp32_active: Reading<Ratio>,
-    /// FP16 pipe active.
-    pub fp16_active: Reading<Ratio>,
-    /// PCIe sent.
-    pub pcie_tx: Reading<BytesPerSecond>,
-    /// PCIe received.
-    pub pcie_rx: Reading<BytesPerSecond>,
-    /// NVLink sent.
-    pub nvlink_tx: Reading<BytesPerSecond>,
-    /// NVLink received.
-    pub nvlink_rx: Reading<BytesPerSecond>,
-}
-
-impl GpmSample {
-    /// All absent for one reason.
-    #[must_use]
-    pub fn absent(why: Absence) -> Self {
-        GpmSample {
-            graphics_active: Reading::Absent(why),
-            sm_active: Reading::Absent(why),
-            sm_occupancy: Reading::Absent(why),
-            tensor_active: Reading::Absent(why),
-            dram_active: Reading::Absent(why),
-            fp64_active: Reading::Absent(why),
-            fp32_active: Reading::Absent(why),
-            fp16_active: Reading::Absent(why),
-            pcie_tx: Reading::Absent(why),
-            pcie_rx: Reading::Absent(why),
-            nvlink_tx: Reading::Absent(why),
-            nvlink_rx: Reading::Absent(why),
-        }
+    /// GPM (profiling) counters over the time between two samples. Shares are ratios of one; rates are in bytes per
+    /// second. It has one field for each metric of GPM that the agent reads.
+    #[derive(Clone, Copy, Debug, Default, PartialEq)]
+    pub struct GpmSample {
+        /// Graphics or compute engine active.
+        pub graphics_active: Reading<Ratio>,
+        /// At least one warp on an SM, mean over all SMs.
+        pub sm_active: Reading<Ratio>,
+        /// Resident warps, as a share of the possible ones.
+        pub sm_occupancy: Reading<Ratio>,
+        /// Tensor pipes active.
+        pub tensor_active: Reading<Ratio>,
+        /// Device memory interface active.
+        pub dram_active: Reading<Ratio>,
+        /// FP64 pipe active.
+        pub fp64_active: Reading<Ratio>,
+        /// FP32 pipe active.
+        pub fp32_active: Reading<Ratio>,
+        /// FP16 pipe active.
+        pub fp16_active: Reading<Ratio>,
+        /// PCIe sent.
+        pub pcie_tx: Reading<BytesPerSecond>,
+        /// PCIe received.
+        pub pcie_rx: Reading<BytesPerSecond>,
+        /// NVLink sent.
+        pub nvlink_tx: Reading<BytesPerSecond>,
+        /// NVLink received.
+        pub nvlink_rx: Reading<BytesPerSecond>,
     }
 }
 
@@ -438,50 +397,6 @@ pub struct MigSample {
     pub memory_reserved: Reading<Bytes>,
     /// Its profiling counters.
     pub gpm: GpmSample,
-}
-
-impl GpuSample {
-    /// All readings absent for one reason: a GPU that is lost, hangs or could not be opened.
-    #[must_use]
-    pub fn absent(why: Absence) -> Self {
-        let ecc = EccErrors { corrected: Reading::Absent(why), uncorrected: Reading::Absent(why) };
-        GpuSample {
-            memory_used: Reading::Absent(why),
-            memory_reserved: Reading::Absent(why),
-            memory_free: Reading::Absent(why),
-            utilization: Reading::Absent(why),
-            utilization_stamp: Reading::Absent(why),
-            utilization_samples: 0,
-            memory_copy: Reading::Absent(why),
-            encoder: Reading::Absent(why),
-            decoder: Reading::Absent(why),
-            power: Reading::Absent(why),
-            energy: Reading::Absent(why),
-            clock_sm: Reading::Absent(why),
-            clock_memory: Reading::Absent(why),
-            throttle_reasons: Reading::Absent(why),
-            violations: Violations::absent(why),
-            temperature: Reading::Absent(why),
-            temperature_memory: Reading::Absent(why),
-            pcie_tx: Reading::Absent(why),
-            pcie_rx: Reading::Absent(why),
-            pcie_replays: Reading::Absent(why),
-            ecc_volatile: ecc,
-            ecc_aggregate: ecc,
-            remapped: RemappedRows {
-                correctable: Reading::Absent(why),
-                uncorrectable: Reading::Absent(why),
-                pending: Reading::Absent(why),
-                failed: Reading::Absent(why),
-            },
-            recovery: Reading::Absent(why),
-            persistence: Reading::Absent(why),
-            nvlink_bytes: Reading::Absent(why),
-            gpm: GpmSample::absent(why),
-            mig: Vec::new(),
-            upkeep: Upkeep::absent(why),
-        }
-    }
 }
 
 /// The source that reported an XID first.
@@ -512,4 +427,31 @@ pub struct Xid {
     pub at: Monotonic,
     /// The source that reported it first.
     pub source: XidSource,
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+
+    /// A GPU of which the readings are known, all of them 0.
+    pub(crate) fn gpu() -> Gpu {
+        let at = Monotonic(1);
+        Gpu {
+            uuid: GpuUuid::parse("GPU-0").unwrap(),
+            index: 0,
+            minor: Reading::NOT_YET,
+            model: "H100".into(),
+            pci_bus_id: Reading::NOT_YET,
+            numa_node: Reading::NOT_YET,
+            architecture: Reading::NOT_YET,
+            compute: Reading::NOT_YET,
+            memory_total: Reading::Measured(Bytes(0), at),
+            power_limit: Reading::Measured(Watts(0.0), at),
+            mig_mode: Reading::NOT_YET,
+            mig: Reading::NOT_YET,
+            links: Vec::new(),
+            nvlinks_active: Reading::Measured(0, at),
+            board: Board::default(),
+        }
+    }
 }

@@ -1,8 +1,8 @@
 //! Incidents: the reasons why a GPU gets no new containers, each with its word, its text, and what to do about it.
 
-use crate::gpu::RecoveryAction;
 use crate::id::GpuUuid;
 use crate::reading::Absence;
+use crate::recovery::RecoveryAction;
 use crate::time::Monotonic;
 use crate::xid::{self, XidAction};
 use std::fmt;

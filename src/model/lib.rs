@@ -3,6 +3,8 @@
 //! ```text
 //!   time backoff unit id        moments, amounts, names and identities
 //!   reading             a value that was measured at a time, or the reason why there is none
+//!   recovery            what NVML advises to do with a GPU that does not work
+//!   reading_name        what a server needs to show a reading: its names, and its value whatever its unit is
 //!   upkeep              what is read rarely: a GPU's board and limits, PCIe slot, retired pages, links, fabric
 //!   switch              NVSwitches, known from the kernel log only
 //!   gpu cgroup pod process host   one thing each: its identity and its raw values, as the source gives them
@@ -37,6 +39,8 @@ pub mod backoff;
 pub mod unit;
 pub mod id;
 pub mod reading;
+pub mod recovery;
+pub mod reading_name;
 pub mod upkeep;
 pub mod switch;
 pub mod gpu;

@@ -138,6 +138,68 @@ impl fmt::Display for Absence {
     }
 }
 
+/// Makes readings of any unit: an [`Absence`] makes each reading absent for this reason.
+pub trait MakeReading {
+    /// One reading.
+    fn reading<T: Default>(&self) -> Reading<T>;
+}
+
+/// A reading, or a struct whose fields are readings (`readings!`).
+pub trait Readings {
+    /// All of its readings, made by `make`.
+    fn made_by(make: &impl MakeReading) -> Self;
+}
+
+/// Declares structs whose fields are readings, or structs of readings. Each gets [`Readings::made_by`] and
+/// `absent(why)`: all of its readings absent for one reason.
+macro_rules! readings {
+    ($($(#[$about:meta])* pub struct $name:ident { $($(#[$doc:meta])* pub $field:ident: $type:ty,)* })*) => {$(
+        $(#[$about])*
+        pub struct $name { $($(#[$doc])* pub $field: $type,)* }
+
+        impl $crate::reading::Readings for $name {
+            fn made_by(make: &impl $crate::reading::MakeReading) -> Self {
+                $name { $($field: $crate::reading::Readings::made_by(make),)* }
+            }
+        }
+
+        impl $name {
+            /// All absent for one reason.
+            #[must_use]
+            pub fn absent(why: $crate::reading::Absence) -> Self {
+                $crate::reading::Readings::made_by(&why)
+            }
+        }
+    )*};
+}
+pub(crate) use readings;
+
+impl MakeReading for Absence {
+    fn reading<T: Default>(&self) -> Reading<T> {
+        Reading::Absent(*self)
+    }
+}
+
+impl<T: Default> Readings for Reading<T> {
+    fn made_by(make: &impl MakeReading) -> Self {
+        make.reading()
+    }
+}
+
+/// A number beside the readings of a struct, such as the count of the samples in a mean: 0.
+impl Readings for u32 {
+    fn made_by(_: &impl MakeReading) -> Self {
+        0
+    }
+}
+
+/// A list beside the readings of a struct: empty.
+impl<T> Readings for Vec<T> {
+    fn made_by(_: &impl MakeReading) -> Self {
+        Vec::new()
+    }
+}
+
 impl<T> Reading<T> {
     /// Not measured yet: the initial state of every reading.
     pub const NOT_YET: Reading<T> = Reading::Absent(Absence::NotYet);

@@ -5,7 +5,8 @@
 //!   Board    board and limits: once        Upkeep   slot, retired pages, links, fabric: every 15 to 60 s
 //! ```
 
-use crate::reading::{Absence, Reading};
+use crate::reading::{Reading, readings};
+use crate::reading_name::{ReadingName, ReadingValue, metric};
 use crate::unit::{Count, Watts};
 use std::sync::Arc;
 
@@ -13,66 +14,92 @@ use std::sync::Arc;
 /// than 18.
 pub const MAX_NVLINKS: u32 = 36;
 
-/// What does not change while a GPU stays in its slot.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct Board {
-    /// Serial number of the board, as printed on it.
-    pub serial: Reading<Arc<str>>,
-    /// Version of the firmware (VBIOS).
-    pub vbios: Reading<Arc<str>>,
-    /// Default power limit.
-    pub power_default: Reading<Watts>,
-    /// The lowest power limit that can be set.
-    pub power_least: Reading<Watts>,
-    /// The highest power limit that can be set.
-    pub power_most: Reading<Watts>,
-    /// The highest PCIe generation that GPU and slot support together.
-    pub pcie_generation_most: Reading<u32>,
-    /// The highest number of PCIe lanes that GPU and slot support together.
-    pub pcie_width_most: Reading<u32>,
-    /// PCI bridges from the root of the bus to the GPU, as the kernel writes them:
-    /// `pci0000:15/0000:15:01.0/0000:18:00.0`.
-    pub pci_path: Reading<Arc<str>>,
+readings! {
+    /// What does not change while a GPU stays in its slot.
+    #[derive(Clone, Debug, Default, PartialEq)]
+    pub struct Board {
+        /// Serial number of the board, as printed on it.
+        pub serial: Reading<Arc<str>>,
+        /// Version of the firmware (VBIOS).
+        pub vbios: Reading<Arc<str>>,
+        /// Default power limit.
+        pub power_default: Reading<Watts>,
+        /// The lowest power limit that can be set.
+        pub power_least: Reading<Watts>,
+        /// The highest power limit that can be set.
+        pub power_most: Reading<Watts>,
+        /// The highest PCIe generation that GPU and slot support together.
+        pub pcie_generation_most: Reading<u32>,
+        /// The highest number of PCIe lanes that GPU and slot support together.
+        pub pcie_width_most: Reading<u32>,
+        /// PCI bridges from the root of the bus to the GPU, as the kernel writes them:
+        /// `pci0000:15/0000:15:01.0/0000:18:00.0`.
+        pub pci_path: Reading<Arc<str>>,
+    }
+
+    /// What is read rarely of a GPU: PCIe slot, retired pages, links, fabric.
+    #[derive(Clone, Debug, Default, PartialEq)]
+    pub struct Upkeep {
+        /// Current PCIe generation. It falls while the GPU is idle, to save power.
+        pub pcie_generation: Reading<u32>,
+        /// PCIe lanes currently in use.
+        pub pcie_width: Reading<u32>,
+        /// Errors that the GPU reported on its PCIe link (AER), as the kernel counted them since boot.
+        pub pcie_errors: PcieErrors,
+        /// Retired memory pages (GPUs before Ampere; later ones remap rows).
+        pub retired: RetiredPages,
+        /// Its NVLinks in the order of their numbers, including those that are down. At most [`MAX_NVLINKS`].
+        pub nvlinks: Reading<Arc<[NvLink]>>,
+        /// Its place in the NVLink fabric (NVSwitch, NVL72).
+        pub fabric: Reading<Fabric>,
+    }
+
+    /// PCIe errors by severity.
+    #[derive(Clone, Copy, Debug, Default, PartialEq)]
+    pub struct PcieErrors {
+        /// Errors that the hardware corrected, for example by sending again.
+        pub correctable: Reading<Count>,
+        /// A packet was lost, but the link still works.
+        pub nonfatal: Reading<Count>,
+        /// The link is no longer reliable.
+        pub fatal: Reading<Count>,
+    }
+
+    /// Page retirement.
+    #[derive(Clone, Copy, Debug, Default, PartialEq)]
+    pub struct RetiredPages {
+        /// Pages retired after several corrected errors each.
+        pub corrected: Reading<Count>,
+        /// Pages retired after one uncorrected error each.
+        pub uncorrected: Reading<Count>,
+        /// Whether pages wait for the next reset to be retired.
+        pub pending: Reading<bool>,
+    }
 }
 
-/// What is read rarely of a GPU: PCIe slot, retired pages, links, fabric.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct Upkeep {
-    /// Current PCIe generation. It falls while the GPU is idle, to save power.
-    pub pcie_generation: Reading<u32>,
-    /// PCIe lanes currently in use.
-    pub pcie_width: Reading<u32>,
-    /// Errors that the GPU reported on its PCIe link (AER), as the kernel counted them since boot.
-    pub pcie_errors: PcieErrors,
-    /// Retired memory pages (GPUs before Ampere; later ones remap rows).
-    pub retired: RetiredPages,
-    /// Its NVLinks in the order of their numbers, including those that are down. At most [`MAX_NVLINKS`].
-    pub nvlinks: Reading<Arc<[NvLink]>>,
-    /// Its place in the NVLink fabric (NVSwitch, NVL72).
-    pub fabric: Reading<Fabric>,
-}
+/// Reads one value of what is read rarely.
+pub type ReadOfUpkeep = fn(&Board, &Upkeep) -> Reading<ReadingValue>;
 
-/// PCIe errors by severity.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct PcieErrors {
-    /// Errors that the hardware corrected, for example by sending again.
-    pub correctable: Reading<Count>,
-    /// A packet was lost, but the link still works.
-    pub nonfatal: Reading<Count>,
-    /// The link is no longer reliable.
-    pub fatal: Reading<Count>,
-}
+/// The readings of a GPU's board and upkeep that are one number each, in the order in which `/metrics` shows them.
+#[rustfmt::skip]
+pub static UPKEEP_READINGS: &[(ReadingName, ReadOfUpkeep)] = &[
+    (metric("power_limit_default_watts", "watts", "Default power limit of the GPU."), |board, _| board.power_default.any()),
+    (metric("power_limit_minimum_watts", "watts", "Lowest power limit that can be set."), |board, _| board.power_least.any()),
+    (metric("power_limit_maximum_watts", "watts", "Highest power limit that can be set."), |board, _| board.power_most.any()),
+    (metric("pcie_link_generation", "", "Current PCIe generation of the GPU's link; it is lower while the GPU idles."), |_, upkeep| upkeep.pcie_generation.any()),
+    (metric("pcie_link_generation_maximum", "", "Highest PCIe generation that both the GPU and its slot support."), |board, _| board.pcie_generation_most.any()),
+    (metric("pcie_link_width", "", "Current number of PCIe lanes in use."), |_, upkeep| upkeep.pcie_width.any()),
+    (metric("pcie_link_width_maximum", "", "Most PCIe lanes that both the GPU and its slot support."), |board, _| board.pcie_width_most.any()),
+    (metric("pcie_errors_total", "", PCIE_ERRORS).label("severity=\"correctable\""), |_, upkeep| upkeep.pcie_errors.correctable.any()),
+    (metric("pcie_errors_total", "", PCIE_ERRORS).label("severity=\"nonfatal\""), |_, upkeep| upkeep.pcie_errors.nonfatal.any()),
+    (metric("pcie_errors_total", "", PCIE_ERRORS).label("severity=\"fatal\""), |_, upkeep| upkeep.pcie_errors.fatal.any()),
+    (metric("retired_pages_total", "", RETIRED).label("cause=\"corrected\""), |_, upkeep| upkeep.retired.corrected.any()),
+    (metric("retired_pages_total", "", RETIRED).label("cause=\"uncorrected\""), |_, upkeep| upkeep.retired.uncorrected.any()),
+    (metric("retired_pages_pending", "", "1 while pages wait for a GPU reset to be retired."), |_, upkeep| upkeep.retired.pending.any()),
+];
 
-/// Page retirement.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct RetiredPages {
-    /// Pages retired after several corrected errors each.
-    pub corrected: Reading<Count>,
-    /// Pages retired after one uncorrected error each.
-    pub uncorrected: Reading<Count>,
-    /// Whether pages wait for the next reset to be retired.
-    pub pending: Reading<bool>,
-}
+const PCIE_ERRORS: &str = "Errors that the GPU reported on its PCIe link (AER) since boot, by severity.";
+const RETIRED: &str = "Memory pages retired, by the errors that caused it (GPUs before Ampere).";
 
 /// One NVLink.
 #[derive(Clone, Debug, PartialEq)]
@@ -145,7 +172,7 @@ impl LinkError {
 }
 
 /// A GPU's place in the NVLink fabric. A GPU that belongs to no fabric has none.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Fabric {
     /// How far the fabric manager has registered the GPU.
     pub state: FabricState,
@@ -162,9 +189,10 @@ pub struct Fabric {
 }
 
 /// `NVML_GPU_FABRIC_STATE_…`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum FabricState {
     /// The fabric manager has not registered it: CUDA does not start.
+    #[default]
     NotStarted,
     /// The registration is in progress.
     InProgress,
@@ -263,58 +291,6 @@ impl Fabric {
         let part = |range: std::ops::Range<usize>| text.get(range).unwrap_or_default();
         let parts = [part(0..8), part(8..12), part(12..16), part(16..20), part(20..32)];
         (self.cluster != 0).then(|| parts.join("-"))
-    }
-}
-
-impl Board {
-    /// All absent for one reason.
-    #[must_use]
-    pub fn absent(why: Absence) -> Self {
-        Board {
-            serial: Reading::Absent(why),
-            vbios: Reading::Absent(why),
-            power_default: Reading::Absent(why),
-            power_least: Reading::Absent(why),
-            power_most: Reading::Absent(why),
-            pcie_generation_most: Reading::Absent(why),
-            pcie_width_most: Reading::Absent(why),
-            pci_path: Reading::Absent(why),
-        }
-    }
-}
-
-impl Upkeep {
-    /// All absent for one reason.
-    #[must_use]
-    pub fn absent(why: Absence) -> Self {
-        Upkeep {
-            pcie_generation: Reading::Absent(why),
-            pcie_width: Reading::Absent(why),
-            pcie_errors: PcieErrors::absent(why),
-            retired: RetiredPages::absent(why),
-            nvlinks: Reading::Absent(why),
-            fabric: Reading::Absent(why),
-        }
-    }
-}
-
-impl PcieErrors {
-    /// All absent for one reason.
-    #[must_use]
-    pub fn absent(why: Absence) -> Self {
-        PcieErrors { correctable: Reading::Absent(why), nonfatal: Reading::Absent(why), fatal: Reading::Absent(why) }
-    }
-}
-
-impl RetiredPages {
-    /// All absent for one reason.
-    #[must_use]
-    pub fn absent(why: Absence) -> Self {
-        RetiredPages {
-            corrected: Reading::Absent(why),
-            uncorrected: Reading::Absent(why),
-            pending: Reading::Absent(why),
-        }
     }
 }
 

@@ -174,74 +174,139 @@ impl Default for FakeGpu {
     }
 }
 
-/// A number that a scenario may set. The unit is in the name, or given here.
+/// A number that a scenario may set. The unit is in the name, or given here. A scenario file writes it in snake case
+/// (`memory_used_bytes`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-#[allow(missing_docs, reason = "the names say it; README.md has the table")]
 pub enum ReadingKind {
+    /// Default: the model's.
     MemoryTotalBytes,
+    /// Default: the model's.
     MemoryReservedBytes,
+    /// Default: the sum of the processes.
     MemoryUsedBytes,
+    /// Default: the sum of the processes, at most 100.
     UtilizationPercent,
+    /// Default: the sum of the processes, at most 100.
     MemoryCopyPercent,
+    /// Default: the sum of the processes, at most 100.
     EncoderPercent,
+    /// Default: the sum of the processes, at most 100.
     DecoderPercent,
+    /// Default: between the model's idle and highest power, by utilisation.
     PowerWatts,
+    /// Default: the model's.
     PowerLimitWatts,
+    /// Default: the sum of the power since the epoch began.
     EnergyMillijoules,
+    /// Default: the model's.
     ClockSmMhz,
+    /// Default: the model's.
     ClockMemoryMhz,
+    /// Default: 1 (idle) or 0.
     ThrottleReasons,
+    /// `nvmlDeviceGetViolationStatus`, which `nvml.h` gives in nanoseconds since the driver was loaded. Default: 0.
     ViolationPowerNanos,
+    /// `nvmlDeviceGetViolationStatus`, which `nvml.h` gives in nanoseconds since the driver was loaded. Default: 0.
     ViolationThermalNanos,
+    /// `nvmlDeviceGetViolationStatus`, which `nvml.h` gives in nanoseconds since the driver was loaded. Default: 0.
     ViolationSyncBoostNanos,
+    /// `nvmlDeviceGetViolationStatus`, which `nvml.h` gives in nanoseconds since the driver was loaded. Default: 0.
     ViolationBoardLimitNanos,
+    /// `nvmlDeviceGetViolationStatus`, which `nvml.h` gives in nanoseconds since the driver was loaded. Default: 0.
     ViolationLowUtilizationNanos,
+    /// `nvmlDeviceGetViolationStatus`, which `nvml.h` gives in nanoseconds since the driver was loaded. Default: 0.
     ViolationReliabilityNanos,
+    /// `nvmlDeviceGetViolationStatus`, which `nvml.h` gives in nanoseconds since the driver was loaded. Default: 0.
     ViolationApplicationClocksNanos,
+    /// `nvmlDeviceGetViolationStatus`, which `nvml.h` gives in nanoseconds since the driver was loaded. Default: 0.
     ViolationBaseClocksNanos,
+    /// Default: follows utilisation.
     TemperatureCelsius,
+    /// Default: follows utilisation.
     TemperatureMemoryCelsius,
+    /// Default: follows utilisation.
     PcieTxBytesPerSecond,
+    /// Default: follows utilisation.
     PcieRxBytesPerSecond,
+    /// Default: 0.
     PcieReplays,
+    /// Default: the highest of the model; an idle GPU, a riser that trained at x8 or a bent pin have less.
     PcieGeneration,
+    /// Default: the highest of the model; an idle GPU, a riser that trained at x8 or a bent pin have less.
     PcieWidth,
+    /// Default: 0.
     EccVolatileCorrected,
+    /// Default: 0.
     EccVolatileUncorrected,
+    /// Default: 0.
     EccAggregateCorrected,
+    /// Default: 0.
     EccAggregateUncorrected,
+    /// Default: 0.
     RetiredPagesSbe,
+    /// Default: 0.
     RetiredPagesDbe,
+    /// Default: 0.
     RetiredPagesPending,
+    /// Default: 0.
     RemappedCorrectable,
+    /// Default: 0.
     RemappedUncorrectable,
+    /// Default: 0.
     RemappedPending,
+    /// Default: 0.
     RemappedFailed,
+    /// Default: 0.
     RecoveryAction,
+    /// Default: the model's.
     NvlinksActive,
+    /// Default: 0.
     NvlinkTxBytesPerSecond,
+    /// Default: 0.
     NvlinkRxBytesPerSecond,
+    /// Default: the sum of the rates since the epoch began.
     NvlinkTxBytes,
+    /// Default: the sum of the rates since the epoch began.
     NvlinkRxBytes,
+    /// Default: 3 (completed) where NVLinks end at a switch from Hopper on, else 0 (no fabric). 1 is the permanent state
+    /// on a node without a running fabric manager, where `cuInit` fails.
     FabricState,
+    /// Default: 0.
     FabricStatus,
+    /// Default: 0.
     FabricCluster,
+    /// Default: 0.
     FabricClique,
+    /// Default: 0.
     FabricHealth,
+    /// Default: 1 (healthy). Drivers from 570 on report it, because they have the third version of the structure.
     FabricSummary,
+    /// Default: 0 when busy, 8 when idle.
     PerformanceState,
+    /// Default: 0.
     ComputeMode,
+    /// Default: 1.
     PersistenceMode,
+    /// Default: `NOT_SUPPORTED`.
     FanPercent,
+    /// Default: the model's.
     SampleMillis,
+    /// Default: follows utilisation.
     GpmGraphicsPercent,
+    /// Default: follows utilisation.
     GpmSmPercent,
+    /// Default: follows utilisation.
     GpmSmOccupancyPercent,
+    /// Default: follows utilisation.
     GpmTensorPercent,
+    /// Default: follows utilisation.
     GpmDramPercent,
+    /// Default: 0.
     GpmFp64Percent,
+    /// Default: follows utilisation.
     GpmFp32Percent,
+    /// Default: follows utilisation.
     GpmFp16Percent,
 }
 

@@ -5,68 +5,17 @@ use super::number::{MetricRow, number};
 use super::subject::LabelledSubjects;
 use super::upkeep;
 use crate::exposition::{Exposition, MetricFamily, MetricLabels, MetricType, SampleValue};
-use model::gpu::{MigInstance, MigSample, THROTTLE_REASONS};
+use model::gpu::{GPU_READINGS, MigInstance, MigSample, THROTTLE_REASONS};
 use model::time::Monotonic;
+use model::upkeep::UPKEEP_READINGS;
 use model::view::{GpuHealth, GpuView};
 use model::{Absence, Reading};
 
 const PREFIX: &str = "gpu_steward_gpu_";
 
-const VIOLATED: &str = "Time for which the clocks were below the requested clocks, by NVML policy.";
-
-/// Readings of a GPU with one value each.
+/// What the agent knows of a GPU beside its readings, with one value each.
 #[rustfmt::skip]
 static GPU: &[MetricRow<GpuView>] = &[
-    MetricRow::gauge("memory_total_bytes", "bytes", "Total memory of the GPU, including what the driver reserves.", |g| number(&g.gpu.memory_total)),
-    MetricRow::gauge("memory_used_bytes", "bytes", "Memory that processes hold, without what the driver reserves.", |g| number(&g.sample.memory_used)),
-    MetricRow::gauge("memory_reserved_bytes", "bytes", "Memory that the driver keeps for itself.", |g| number(&g.sample.memory_reserved)),
-    MetricRow::gauge("memory_free_bytes", "bytes", "Free memory.", |g| number(&g.sample.memory_free)),
-    MetricRow::gauge("utilization_ratio", "ratio", "Share of time with a kernel running.", |g| number(&g.sample.utilization)),
-    MetricRow::gauge("memory_copy_ratio", "ratio", "Share of time with device memory being read or written.", |g| number(&g.sample.memory_copy)),
-    MetricRow::gauge("encoder_ratio", "ratio", "Use of the video encoder.", |g| number(&g.sample.encoder)),
-    MetricRow::gauge("decoder_ratio", "ratio", "Use of the video decoder.", |g| number(&g.sample.decoder)),
-    MetricRow::gauge("power_watts", "watts", "Power drawn by the GPU.", |g| number(&g.sample.power)),
-    MetricRow::gauge("power_limit_watts", "watts", "Enforced power limit: the lowest of the configured limit and the limits of the board and its slot.", |g| number(&g.gpu.power_limit)),
-    MetricRow::counter("energy_joules_total", "joules", "Energy drawn since the driver was loaded.", |g| number(&g.sample.energy)),
-    MetricRow::gauge("clock_sm_hertz", "hertz", "Clock of the multiprocessors.", |g| number(&g.sample.clock_sm)),
-    MetricRow::gauge("clock_memory_hertz", "hertz", "Clock of the memory.", |g| number(&g.sample.clock_memory)),
-    MetricRow::gauge("clock_throttle_reasons", "", "NVML's bit set of reasons why the clocks are not higher.", |g| number(&g.sample.throttle_reasons)),
-    MetricRow::counter("violation_seconds_total", "seconds", VIOLATED, |g: &GpuView| number(&g.sample.violations.power)).labelled("policy=\"power\""),
-    MetricRow::counter("violation_seconds_total", "seconds", VIOLATED, |g: &GpuView| number(&g.sample.violations.thermal)).labelled("policy=\"thermal\""),
-    MetricRow::counter("violation_seconds_total", "seconds", VIOLATED, |g: &GpuView| number(&g.sample.violations.sync_boost)).labelled("policy=\"sync_boost\""),
-    MetricRow::counter("violation_seconds_total", "seconds", VIOLATED, |g: &GpuView| number(&g.sample.violations.board_limit)).labelled("policy=\"board_limit\""),
-    MetricRow::counter("violation_seconds_total", "seconds", VIOLATED, |g: &GpuView| number(&g.sample.violations.low_utilization)).labelled("policy=\"low_utilization\""),
-    MetricRow::counter("violation_seconds_total", "seconds", VIOLATED, |g: &GpuView| number(&g.sample.violations.reliability)).labelled("policy=\"reliability\""),
-    MetricRow::counter("violation_seconds_total", "seconds", VIOLATED, |g: &GpuView| number(&g.sample.violations.application_clocks)).labelled("policy=\"application_clocks\""),
-    MetricRow::counter("violation_seconds_total", "seconds", VIOLATED, |g: &GpuView| number(&g.sample.violations.base_clocks)).labelled("policy=\"base_clocks\""),
-    MetricRow::gauge("temperature_celsius", "celsius", "Temperature of the chip.", |g| number(&g.sample.temperature)),
-    MetricRow::gauge("memory_temperature_celsius", "celsius", "Temperature of the memory.", |g| number(&g.sample.temperature_memory)),
-    MetricRow::gauge("pcie_transmit_bytes_per_second", "bytes_per_second", "Data sent over PCIe by the GPU.", |g| number(&g.sample.pcie_tx)),
-    MetricRow::gauge("pcie_receive_bytes_per_second", "bytes_per_second", "Data received over PCIe by the GPU.", |g| number(&g.sample.pcie_rx)),
-    MetricRow::counter("pcie_replays_total", "", "PCIe packets sent again.", |g| number(&g.sample.pcie_replays)),
-    MetricRow::counter("nvlink_bytes_total", "bytes", "Bytes over all NVLinks, both ways.", |g| number(&g.sample.nvlink_bytes)),
-    MetricRow::gauge("nvlinks_active", "", "NVLinks that are up.", |g| number(&g.gpu.nvlinks_active)),
-    MetricRow::counter("ecc_volatile_errors_total", "", "ECC errors since the driver was loaded.", |g: &GpuView| number(&g.sample.ecc_volatile.corrected)).labelled("type=\"corrected\""),
-    MetricRow::counter("ecc_volatile_errors_total", "", "ECC errors since the driver was loaded.", |g: &GpuView| number(&g.sample.ecc_volatile.uncorrected)).labelled("type=\"uncorrected\""),
-    MetricRow::counter("ecc_aggregate_errors_total", "", "ECC errors over the lifetime of the GPU.", |g: &GpuView| number(&g.sample.ecc_aggregate.corrected)).labelled("type=\"corrected\""),
-    MetricRow::counter("ecc_aggregate_errors_total", "", "ECC errors over the lifetime of the GPU.", |g: &GpuView| number(&g.sample.ecc_aggregate.uncorrected)).labelled("type=\"uncorrected\""),
-    MetricRow::counter("remapped_rows_total", "", "Memory rows remapped, by the errors that caused it.", |g: &GpuView| number(&g.sample.remapped.correctable)).labelled("cause=\"corrected\""),
-    MetricRow::counter("remapped_rows_total", "", "Memory rows remapped, by the errors that caused it.", |g: &GpuView| number(&g.sample.remapped.uncorrectable)).labelled("cause=\"uncorrected\""),
-    MetricRow::gauge("row_remap_pending", "", "1 while a row remapping waits for a reset.", |g| number(&g.sample.remapped.pending)),
-    MetricRow::gauge("row_remap_failed", "", "1 after a row remapping failed.", |g| number(&g.sample.remapped.failed)),
-    MetricRow::gauge("recovery_action", "", "Recovery action that NVML advises: 0 none, 1 reset GPU, 2 reboot node, 3 drain peers, 4 drain and reset, 5 recover IMEX domain, 6 reset PCIe bus, 7 reboot system.", |g| number(&g.sample.recovery)),
-    MetricRow::gauge("graphics_active_ratio", "ratio", "Graphics or compute engine active (GPM).", |g| number(&g.sample.gpm.graphics_active)),
-    MetricRow::gauge("sm_active_ratio", "ratio", "Multiprocessors with at least one warp (GPM).", |g| number(&g.sample.gpm.sm_active)),
-    MetricRow::gauge("sm_occupancy_ratio", "ratio", "Resident warps as a share of the maximum (GPM).", |g| number(&g.sample.gpm.sm_occupancy)),
-    MetricRow::gauge("tensor_active_ratio", "ratio", "Tensor pipes active (GPM).", |g| number(&g.sample.gpm.tensor_active)),
-    MetricRow::gauge("dram_active_ratio", "ratio", "Device memory interface active (GPM).", |g| number(&g.sample.gpm.dram_active)),
-    MetricRow::gauge("fp64_active_ratio", "ratio", "FP64 pipe active (GPM).", |g| number(&g.sample.gpm.fp64_active)),
-    MetricRow::gauge("fp32_active_ratio", "ratio", "FP32 pipe active (GPM).", |g| number(&g.sample.gpm.fp32_active)),
-    MetricRow::gauge("fp16_active_ratio", "ratio", "FP16 pipe active (GPM).", |g| number(&g.sample.gpm.fp16_active)),
-    MetricRow::gauge("counted_pcie_transmit_bytes_per_second", "bytes_per_second", "Data sent over PCIe, as the profiling unit counts it (GPM).", |g| number(&g.sample.gpm.pcie_tx)),
-    MetricRow::gauge("counted_pcie_receive_bytes_per_second", "bytes_per_second", "Data received over PCIe, as the profiling unit counts it (GPM).", |g| number(&g.sample.gpm.pcie_rx)),
-    MetricRow::gauge("counted_nvlink_transmit_bytes_per_second", "bytes_per_second", "Data sent over NVLink (GPM).", |g| number(&g.sample.gpm.nvlink_tx)),
-    MetricRow::gauge("counted_nvlink_receive_bytes_per_second", "bytes_per_second", "Data received over NVLink (GPM).", |g| number(&g.sample.gpm.nvlink_rx)),
     MetricRow::gauge("processes", "", "Processes on the GPU.", |g| match &g.processes {
         Reading::Measured(list, at) => Reading::Measured(SampleValue::Whole(list.len() as u64 + u64::from(g.processes_left_out)), *at),
         Reading::Absent(why) => Reading::Absent(*why),
@@ -152,14 +101,14 @@ const fn family(name: &'static str, kind: MetricType, unit: &'static str, help: 
 /// Writes the metrics of GPUs and MIG instances.
 pub fn write(input: &MetricsInput<'_>, subjects: &LabelledSubjects<'_>, out: &mut Exposition<'_>) {
     identity(input, subjects, out);
-    for row in GPU.iter().chain(upkeep::GPU) {
-        out.prefixed(PREFIX, &row.family);
+    each_metric(|family, label, read| {
+        out.prefixed(PREFIX, family);
         for gpu in &subjects.gpus {
-            if let Reading::Measured(value, _) = (row.read)(gpu.seen) {
-                out.sample(&[gpu.labels.as_str(), row.labels], value);
+            if let Reading::Measured(value, _) = read(gpu.seen) {
+                out.sample(&[gpu.labels.as_str(), label], value);
             }
         }
-    }
+    });
     upkeep::write(input.view, subjects, out);
     state(subjects, out);
     xids(input, subjects, out);
@@ -168,6 +117,23 @@ pub fn write(input: &MetricsInput<'_>, subjects: &LabelledSubjects<'_>, out: &mu
     ages(input.now.monotonic, subjects, out);
     absences(subjects, out);
     mig(subjects, out);
+}
+
+/// Calls `row` with each metric that has one value for a GPU: its family, its fixed label, and the function that reads
+/// the value.
+fn each_metric(mut row: impl FnMut(&MetricFamily, &'static str, &dyn Fn(&GpuView) -> Reading<SampleValue>)) {
+    for (name, read) in GPU_READINGS {
+        row(&name.into(), name.label, &|seen| number(&read(&seen.gpu, &seen.sample)));
+    }
+    for own in GPU {
+        row(&own.family, own.labels, &own.read);
+    }
+    for (name, read) in UPKEEP_READINGS {
+        row(&name.into(), name.label, &|seen| number(&read(&seen.gpu.board, &seen.sample.upkeep)));
+    }
+    for own in upkeep::GPU {
+        row(&own.family, own.labels, &own.read);
+    }
 }
 
 fn identity(input: &MetricsInput<'_>, subjects: &LabelledSubjects<'_>, out: &mut Exposition<'_>) {
@@ -287,13 +253,13 @@ fn ages(now: Monotonic, subjects: &LabelledSubjects<'_>, out: &mut Exposition<'_
 fn absences(subjects: &LabelledSubjects<'_>, out: &mut Exposition<'_>) {
     out.prefixed(PREFIX, &ABSENT);
     for gpu in &subjects.gpus {
-        for row in GPU.iter().chain(upkeep::GPU) {
-            if let Reading::Absent(why) = (row.read)(gpu.seen) {
-                let label = MetricLabels::new().with("reading", row.family.name.trim_end_matches("_total"));
+        each_metric(|family, label, read| {
+            if let Reading::Absent(why) = read(gpu.seen) {
+                let reading = MetricLabels::new().with("reading", family.name.trim_end_matches("_total"));
                 let reason = MetricLabels::new().with("reason", why.code());
-                out.sample(&[gpu.labels.as_str(), label.as_str(), row.labels, reason.as_str()], SampleValue::Whole(1));
+                out.sample(&[gpu.labels.as_str(), reading.as_str(), label, reason.as_str()], SampleValue::Whole(1));
             }
-        }
+        });
         upkeep::absences(gpu.seen, &gpu.labels, out);
     }
 }

@@ -2,7 +2,8 @@
 
 use crate::exposition::{MetricFamily, MetricType, SampleValue};
 use model::Reading;
-use model::gpu::RecoveryAction;
+use model::reading_name::{ReadingName, ReadingValue};
+use model::recovery::RecoveryAction;
 use model::unit::{Bytes, BytesPerSecond, Celsius, Cores, Count, Megahertz, Millijoules, Nanos, Percent, Ratio, Watts};
 
 /// A value with a number in base units: bytes, seconds, joules, hertz, ratios from 0 to 1.
@@ -39,6 +40,21 @@ measure! {
     f64 => |it| SampleValue::Real(it);
     bool => |it| SampleValue::Whole(u64::from(it));
     RecoveryAction => |it| SampleValue::Whole(u64::from(it.number()));
+    ReadingValue => |it| match it {
+        ReadingValue::Bytes(it) => it.number(),
+        ReadingValue::BytesPerSecond(it) => it.number(),
+        ReadingValue::Celsius(it) => it.number(),
+        ReadingValue::Count(it) => it.number(),
+        ReadingValue::Megahertz(it) => it.number(),
+        ReadingValue::Millijoules(it) => it.number(),
+        ReadingValue::Nanos(it) => it.number(),
+        ReadingValue::Percent(it) => it.number(),
+        ReadingValue::Ratio(it) => it.number(),
+        ReadingValue::Watts(it) => it.number(),
+        ReadingValue::Number(it) => it.number(),
+        ReadingValue::Flag(it) => it.number(),
+        ReadingValue::Recovery(it) => Measure::number(it),
+    };
 }
 
 #[expect(clippy::cast_precision_loss, reason = "exact below 2^53 mJ, which a 1 kW GPU reaches after 285 years")]
@@ -49,6 +65,13 @@ fn thousandths(value: u64) -> f64 {
 /// The reading as a number.
 pub fn number<T: Measure + Copy>(reading: &Reading<T>) -> Reading<SampleValue> {
     reading.map(Measure::number)
+}
+
+impl From<&ReadingName> for MetricFamily {
+    fn from(name: &ReadingName) -> Self {
+        let kind = if name.counter() { MetricType::Counter } else { MetricType::Gauge };
+        MetricFamily { name: name.metric, kind, unit: name.unit, help: name.help }
+    }
 }
 
 /// A row of a table: a family, fixed labels, and the function that reads the value from `S`.

@@ -1,5 +1,5 @@
-//! Metrics of the readings of a GPU that are taken rarely: board and power limits, PCIe link, retired memory, NVLinks
-//! and fabric. They have our own names and, where dcgm-exporter has the same value, its names.
+//! Readings of a GPU that are taken rarely and are more than one number: NVLinks and fabric; and, where dcgm-exporter has
+//! the same value as one of the rare readings, its names.
 
 use super::number::{MetricRow, number};
 use super::subject::LabelledSubjects;
@@ -11,22 +11,9 @@ use model::view::{GpuView, NodeView};
 
 const PREFIX: &str = "gpu_steward_gpu_";
 
-/// Readings with one value for each GPU.
+/// What follows from NVLinks and fabric, with one value for each GPU.
 #[rustfmt::skip]
 pub static GPU: &[MetricRow<GpuView>] = &[
-    MetricRow::gauge("power_limit_default_watts", "watts", "Default power limit of the GPU.", |g| number(&g.gpu.board.power_default)),
-    MetricRow::gauge("power_limit_minimum_watts", "watts", "Lowest power limit that can be set.", |g| number(&g.gpu.board.power_least)),
-    MetricRow::gauge("power_limit_maximum_watts", "watts", "Highest power limit that can be set.", |g| number(&g.gpu.board.power_most)),
-    MetricRow::gauge("pcie_link_generation", "", "Current PCIe generation of the GPU's link; it is lower while the GPU idles.", |g| number(&g.sample.upkeep.pcie_generation)),
-    MetricRow::gauge("pcie_link_generation_maximum", "", "Highest PCIe generation that both the GPU and its slot support.", |g| number(&g.gpu.board.pcie_generation_most)),
-    MetricRow::gauge("pcie_link_width", "", "Current number of PCIe lanes in use.", |g| number(&g.sample.upkeep.pcie_width)),
-    MetricRow::gauge("pcie_link_width_maximum", "", "Most PCIe lanes that both the GPU and its slot support.", |g| number(&g.gpu.board.pcie_width_most)),
-    MetricRow::counter("pcie_errors_total", "", "Errors that the GPU reported on its PCIe link (AER) since boot, by severity.", |g: &GpuView| number(&g.sample.upkeep.pcie_errors.correctable)).labelled("severity=\"correctable\""),
-    MetricRow::counter("pcie_errors_total", "", "Errors that the GPU reported on its PCIe link (AER) since boot, by severity.", |g: &GpuView| number(&g.sample.upkeep.pcie_errors.nonfatal)).labelled("severity=\"nonfatal\""),
-    MetricRow::counter("pcie_errors_total", "", "Errors that the GPU reported on its PCIe link (AER) since boot, by severity.", |g: &GpuView| number(&g.sample.upkeep.pcie_errors.fatal)).labelled("severity=\"fatal\""),
-    MetricRow::counter("retired_pages_total", "", "Memory pages retired, by the errors that caused it (GPUs before Ampere).", |g: &GpuView| number(&g.sample.upkeep.retired.corrected)).labelled("cause=\"corrected\""),
-    MetricRow::counter("retired_pages_total", "", "Memory pages retired, by the errors that caused it (GPUs before Ampere).", |g: &GpuView| number(&g.sample.upkeep.retired.uncorrected)).labelled("cause=\"uncorrected\""),
-    MetricRow::gauge("retired_pages_pending", "", "1 while pages wait for a GPU reset to be retired.", |g| number(&g.sample.upkeep.retired.pending)),
     MetricRow::gauge("nvlinks", "", "NVLinks of the GPU, up or down.", |g| links(g).map(|all| SampleValue::Whole(all.len() as u64))),
     MetricRow::gauge("fabric_error", "", "NVML's status of the GPU's registration with the fabric manager: 0 is success. No series before the registration is completed.", |g| match g.sample.upkeep.fabric {
         Reading::Measured(fabric, at) if fabric.state == FabricState::Completed => Reading::Measured(SampleValue::Whole(fabric.outcome.into()), at),

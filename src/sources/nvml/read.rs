@@ -4,7 +4,8 @@ use crate::clock;
 use crate::nvml::polled_gpu::PolledGpu;
 use crate::nvml::raw;
 use crate::nvml::{upkeep, utilization};
-use model::gpu::{EccErrors, GpmSample, GpuSample, MigSample, RecoveryAction, RemappedRows, Violations};
+use model::gpu::{EccErrors, GpmSample, MigSample, RemappedRows, Violations};
+use model::recovery::RecoveryAction;
 use model::time::{Monotonic, Now};
 use model::unit::{Bytes, BytesPerSecond, Celsius, Count, Megahertz, Millijoules, Nanos, Watts};
 use model::{Absence, Reading};
@@ -116,7 +117,7 @@ pub(super) fn seldom(gpu: &mut PolledGpu, sysfs: &Path) {
             pending: Reading::Measured(rows.pending, at),
             failed: Reading::Measured(rows.failed, at),
         },
-        Err(why) => GpuSample::absent(why).remapped,
+        Err(why) => RemappedRows::absent(why),
     };
     let recovery = asker.ask_field("recovery action", || field(device, NVML_FI_DEV_GET_GPU_RECOVERY_ACTION, 0));
     sample.recovery = Reading::from_result(
@@ -196,4 +197,102 @@ fn field(device: &nvml_wrapper::Device<'static>, id: u32, scope: u32) -> Result<
 /// NVML has no negative temperatures; a number that is too large is not a temperature.
 fn degrees(number: u64) -> Result<Celsius, Absence> {
     i32::try_from(number).map(Celsius).map_err(|_| Absence::Unreadable)
+}
+
+/// For the tests with the fake driver: the calls that give each reading of a GPU, and a value to read.
+#[cfg(test)]
+pub(super) mod driven {
+    use lab::scenario::ReadingKind as Q;
+    use model::reading_name::ReadingValue;
+    use model::recovery::RecoveryAction;
+    use model::unit::{Bytes, BytesPerSecond, Celsius, Count, Megahertz, Millijoules, Nanos, Percent, Ratio, Watts};
+
+    /// One row of [`model::gpu::GPU_READINGS`].
+    pub(in crate::nvml) struct Driven {
+        /// Its metric and its label.
+        pub(in crate::nvml) name: (&'static str, &'static str),
+        /// It is absent if all of these calls fail.
+        pub(in crate::nvml) calls: &'static [&'static str],
+        /// The numbers of the fake driver that give it `value`.
+        pub(in crate::nvml) numbers: &'static [(Q, f64)],
+        /// The value that the agent reads.
+        pub(in crate::nvml) value: ReadingValue,
+    }
+
+    const MEMORY: &[&str] = &["nvmlDeviceGetMemoryInfo*"];
+    const UTILIZATION: &[&str] = &["nvmlDeviceGetSamples", "nvmlDeviceGetUtilizationRates"];
+    const CLOCK: &[&str] = &["nvmlDeviceGetClockInfo"];
+    const VIOLATION: &[&str] = &["nvmlDeviceGetViolationStatus"];
+    const FIELDS: &[&str] = &["nvmlDeviceGetFieldValues"];
+    const PCIE: &[&str] = &["nvmlDeviceGetPcieThroughput", "nvmlGpmSampleGet"];
+    const ECC: &[&str] = &["nvmlDeviceGetTotalEccErrors"];
+    const REMAPPED: &[&str] = &["nvmlDeviceGetRemappedRows"];
+    /// The calls of the profiling counters.
+    pub(in crate::nvml) const GPM: &[&str] = &["nvmlGpmSampleGet"];
+
+    fn row(
+        name: (&'static str, &'static str),
+        calls: &'static [&'static str],
+        numbers: &'static [(Q, f64)],
+        value: impl Into<ReadingValue>,
+    ) -> Driven {
+        Driven { name, calls, numbers, value: value.into() }
+    }
+
+    /// The rows, in the order of that table. No two readings that could be confused have the same value.
+    #[rustfmt::skip]
+    pub(in crate::nvml) fn rows() -> Vec<Driven> {
+        vec![
+            row(("memory_total_bytes", ""), MEMORY, &[(Q::MemoryTotalBytes, 8e10)], Bytes(80_000_000_000)),
+            row(("memory_used_bytes", ""), MEMORY, &[(Q::MemoryUsedBytes, 5e9)], Bytes(5_000_000_000)),
+            row(("memory_reserved_bytes", ""), MEMORY, &[(Q::MemoryReservedBytes, 6e8)], Bytes(600_000_000)),
+            row(("memory_free_bytes", ""), MEMORY, &[], Bytes(74_400_000_000)),
+            row(("utilization_ratio", ""), UTILIZATION, &[(Q::UtilizationPercent, 42.0)], Percent(42.0)),
+            row(("memory_copy_ratio", ""), UTILIZATION, &[(Q::MemoryCopyPercent, 17.0)], Percent(17.0)),
+            row(("encoder_ratio", ""), &["nvmlDeviceGetSamples", "nvmlDeviceGetEncoderUtilization"], &[(Q::EncoderPercent, 5.0)], Percent(5.0)),
+            row(("decoder_ratio", ""), &["nvmlDeviceGetSamples", "nvmlDeviceGetDecoderUtilization"], &[(Q::DecoderPercent, 6.0)], Percent(6.0)),
+            row(("power_watts", ""), &["nvmlDeviceGetPowerUsage"], &[(Q::PowerWatts, 345.5)], Watts(345.5)),
+            row(("power_limit_watts", ""), &["nvmlDeviceGetEnforcedPowerLimit"], &[(Q::PowerLimitWatts, 650.0)], Watts(650.0)),
+            row(("energy_joules_total", ""), &["nvmlDeviceGetTotalEnergyConsumption"], &[(Q::EnergyMillijoules, 123_456_789.0)], Millijoules(123_456_789)),
+            row(("clock_sm_hertz", ""), CLOCK, &[(Q::ClockSmMhz, 1755.0)], Megahertz(1755)),
+            row(("clock_memory_hertz", ""), CLOCK, &[(Q::ClockMemoryMhz, 2619.0)], Megahertz(2619)),
+            row(("clock_throttle_reasons", ""), &["nvmlDeviceGetCurrentClocks*"], &[(Q::ThrottleReasons, 4.0)], 4_u64),
+            row(("violation_seconds_total", "policy=\"power\""), VIOLATION, &[(Q::ViolationPowerNanos, 11e9)], Nanos(11_000_000_000)),
+            row(("violation_seconds_total", "policy=\"thermal\""), VIOLATION, &[(Q::ViolationThermalNanos, 12e9)], Nanos(12_000_000_000)),
+            row(("violation_seconds_total", "policy=\"sync_boost\""), VIOLATION, &[(Q::ViolationSyncBoostNanos, 13e9)], Nanos(13_000_000_000)),
+            row(("violation_seconds_total", "policy=\"board_limit\""), VIOLATION, &[(Q::ViolationBoardLimitNanos, 14e9)], Nanos(14_000_000_000)),
+            row(("violation_seconds_total", "policy=\"low_utilization\""), VIOLATION, &[(Q::ViolationLowUtilizationNanos, 15e9)], Nanos(15_000_000_000)),
+            row(("violation_seconds_total", "policy=\"reliability\""), VIOLATION, &[(Q::ViolationReliabilityNanos, 16e9)], Nanos(16_000_000_000)),
+            row(("violation_seconds_total", "policy=\"application_clocks\""), VIOLATION, &[(Q::ViolationApplicationClocksNanos, 17e9)], Nanos(17_000_000_000)),
+            row(("violation_seconds_total", "policy=\"base_clocks\""), VIOLATION, &[(Q::ViolationBaseClocksNanos, 18e9)], Nanos(18_000_000_000)),
+            row(("temperature_celsius", ""), &["nvmlDeviceGetTemperature*"], &[(Q::TemperatureCelsius, 61.0)], Celsius(61)),
+            row(("memory_temperature_celsius", ""), FIELDS, &[(Q::TemperatureMemoryCelsius, 72.0)], Celsius(72)),
+            row(("pcie_transmit_bytes_per_second", ""), PCIE, &[(Q::PcieTxBytesPerSecond, 3e9)], BytesPerSecond(3e9)),
+            row(("pcie_receive_bytes_per_second", ""), PCIE, &[(Q::PcieRxBytesPerSecond, 2e9)], BytesPerSecond(2e9)),
+            row(("pcie_replays_total", ""), &["nvmlDeviceGetPcieReplayCounter"], &[(Q::PcieReplays, 3.0)], Count(3)),
+            row(("nvlink_bytes_total", ""), FIELDS, &[(Q::NvlinkTxBytes, 1024.0 * 5000.0), (Q::NvlinkRxBytes, 1024.0 * 7000.0)], Bytes(1024 * 12_000)),
+            row(("nvlinks_active", ""), &["nvmlDeviceGetNvLinkState"], &[(Q::NvlinksActive, 17.0)], 17_u32),
+            row(("ecc_volatile_errors_total", "type=\"corrected\""), ECC, &[(Q::EccVolatileCorrected, 1.0)], Count(1)),
+            row(("ecc_volatile_errors_total", "type=\"uncorrected\""), ECC, &[(Q::EccVolatileUncorrected, 2.0)], Count(2)),
+            row(("ecc_aggregate_errors_total", "type=\"corrected\""), ECC, &[(Q::EccAggregateCorrected, 3.0)], Count(3)),
+            row(("ecc_aggregate_errors_total", "type=\"uncorrected\""), ECC, &[(Q::EccAggregateUncorrected, 4.0)], Count(4)),
+            row(("remapped_rows_total", "cause=\"corrected\""), REMAPPED, &[(Q::RemappedCorrectable, 5.0)], Count(5)),
+            row(("remapped_rows_total", "cause=\"uncorrected\""), REMAPPED, &[(Q::RemappedUncorrectable, 6.0)], Count(6)),
+            row(("row_remap_pending", ""), REMAPPED, &[(Q::RemappedPending, 1.0)], true),
+            row(("row_remap_failed", ""), REMAPPED, &[(Q::RemappedFailed, 0.0)], false),
+            row(("recovery_action", ""), FIELDS, &[(Q::RecoveryAction, 1.0)], RecoveryAction::ResetGpu),
+            row(("graphics_active_ratio", ""), GPM, &[(Q::GpmGraphicsPercent, 90.0)], Ratio(0.9)),
+            row(("sm_active_ratio", ""), GPM, &[(Q::GpmSmPercent, 80.0)], Ratio(0.8)),
+            row(("sm_occupancy_ratio", ""), GPM, &[(Q::GpmSmOccupancyPercent, 70.0)], Ratio(0.7)),
+            row(("tensor_active_ratio", ""), GPM, &[(Q::GpmTensorPercent, 25.0)], Ratio(0.25)),
+            row(("dram_active_ratio", ""), GPM, &[(Q::GpmDramPercent, 35.0)], Ratio(0.35)),
+            row(("fp64_active_ratio", ""), GPM, &[(Q::GpmFp64Percent, 15.0)], Ratio(0.15)),
+            row(("fp32_active_ratio", ""), GPM, &[(Q::GpmFp32Percent, 20.0)], Ratio(0.2)),
+            row(("fp16_active_ratio", ""), GPM, &[(Q::GpmFp16Percent, 10.0)], Ratio(0.1)),
+            row(("counted_pcie_transmit_bytes_per_second", ""), GPM, &[(Q::PcieTxBytesPerSecond, 3e9)], BytesPerSecond(3e9)),
+            row(("counted_pcie_receive_bytes_per_second", ""), GPM, &[(Q::PcieRxBytesPerSecond, 2e9)], BytesPerSecond(2e9)),
+            row(("counted_nvlink_transmit_bytes_per_second", ""), GPM, &[(Q::NvlinkTxBytesPerSecond, 7e9)], BytesPerSecond(7e9)),
+            row(("counted_nvlink_receive_bytes_per_second", ""), GPM, &[(Q::NvlinkRxBytesPerSecond, 8e9)], BytesPerSecond(8e9)),
+        ]
+    }
 }

@@ -3,10 +3,11 @@
 use super::curve::{load, mix, share};
 use super::holders::{ON_EACH, SimulatedProcess};
 use super::product::Product;
-use model::gpu::{EccErrors, GpmSample, Gpu, GpuLink, GpuPath, GpuSample, RecoveryAction, RemappedRows};
+use model::gpu::{EccErrors, GpmSample, Gpu, GpuLink, GpuPath, GpuSample, RemappedRows};
 use model::id::GpuUuid;
 use model::process::{GpuProcess, GpuProcessKind, GpuProcesses};
 use model::reading::{Absence, Reading};
+use model::recovery::RecoveryAction;
 use model::time::{Monotonic, Now};
 use model::unit::{Bytes, BytesPerSecond, Celsius, Count, Megahertz, Millijoules, Percent, Ratio, Watts};
 use model::upkeep::Board;

@@ -39,14 +39,14 @@ pub(crate) fn lines(snapshot: &Snapshot, width: u16) -> Vec<Row> {
             cells.remark(format!("MIG instances of GPU {}: {reason}", gpu.index));
         }
         cells.text(gpu.index.to_string()).text(model(gpu));
-        let used = cells.note("use", &gpu.utilization_ratio, percent);
-        cells.text(format!("{}{used:>5}", bar(gpu.utilization_ratio.value().copied(), util)));
-        memory_cell(&mut cells, &gpu.memory_used_bytes, &gpu.memory_total_bytes, memory);
-        let drawn = cells.note("power", &gpu.power_watts, |it| format!("{it:.0}"));
-        let limit = cells.fact("power limit", &gpu.power_limit_watts, |it| format!("{it:.0}"));
+        let used = cells.note("use", &gpu.readings.utilization_ratio, percent);
+        cells.text(format!("{}{used:>5}", bar(gpu.readings.utilization_ratio.value().copied(), util)));
+        memory_cell(&mut cells, &gpu.readings.memory_used_bytes, &gpu.readings.memory_total_bytes, memory);
+        let drawn = cells.note("power", &gpu.readings.power_watts, |it| format!("{it:.0}"));
+        let limit = cells.fact("power limit", &gpu.readings.power_limit_watts, |it| format!("{it:.0}"));
         cells.text(format!("{drawn}/{limit} W"));
-        cells.reading("temperature", &gpu.temperature_celsius, |it| format!("{it}C"));
-        cells.reading("clock", &gpu.clock_sm_hertz, |it| format!("{} MHz", it / 1_000_000));
+        cells.reading("temperature", &gpu.readings.temperature_celsius, |it| format!("{it}C"));
+        cells.reading("clock", &gpu.readings.clock_sm_hertz, |it| format!("{} MHz", it / 1_000_000));
         cells.text(&gpu.health);
         let children = gpu.instances().iter().map(|mig| instance_line(gpu, mig, util, memory)).collect();
         Row { id: gpu.uuid.clone(), name: gpu_name(gpu), cells, head: true, children, ..Row::default() }
@@ -117,8 +117,8 @@ struct Seen<'a> {
 fn row(gpu: &GpuJson, seen: &Seen<'_>) -> Row {
     let mut cells = Cells::default();
     cells.text(format!("{} {}, {}", gpu.index, model(gpu), gpu.health)).text(gpu.index.to_string());
-    cells.reading("use", &gpu.utilization_ratio, percent);
-    cells.reading("memory", &gpu.memory_used_bytes, |it| bytes(*it));
+    cells.reading("use", &gpu.readings.utilization_ratio, percent);
+    cells.reading("memory", &gpu.readings.memory_used_bytes, |it| bytes(*it));
     cells.blank().blank().blank();
 
     if let Some(reason) = gpu.processes.reason() {

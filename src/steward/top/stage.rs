@@ -282,17 +282,15 @@ pub(crate) fn snapshot() -> Snapshot {
         names: &names,
         ages,
     };
+    let unidentified = view.gpus_unidentified.iter();
+    let gpus = gpus::GpusJson {
+        view: head.clone(),
+        gpus: view.gpus.iter().map(|gpu| gpus::GpuJson::of(gpu, &names, ages)).collect(),
+        gpus_unidentified: unidentified.map(|gpu| gpus::UnidentifiedGpuJson::of(gpu, ages)).collect(),
+    };
     Snapshot {
         node: node::NodeJson::of(&view, NOW),
-        gpus: gpus::GpusJson {
-            view: head.clone(),
-            gpus: view.gpus.iter().map(|gpu| gpus::GpuJson::of(gpu, &names, ages)).collect(),
-            gpus_unidentified: view
-                .gpus_unidentified
-                .iter()
-                .map(|gpu| gpus::UnidentifiedGpuJson::of(gpu, ages))
-                .collect(),
-        },
+        gpus: serde_json::from_value(serde_json::to_value(gpus).unwrap()).unwrap(),
         pods: pods::PodsJson {
             view: head,
             left_out: 0,

@@ -8,15 +8,16 @@ use model::id::PodUid;
 use model::process::{self, GpuProcessKind};
 use model::time::Monotonic;
 use model::view::GpuView;
-use serde::{Deserialize, Serialize};
+use serde::ser::SerializeMap;
+use serde::{Deserialize, Serialize, Serializer};
 
-/// The document.
+/// The document. The agent writes it with [`WrittenReadings`], and `top` reads it with [`ShownReadingsJson`].
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct GpusJson {
+pub struct GpusJson<R = ShownReadingsJson> {
     /// The head of the document.
     pub view: ViewHeadJson,
     /// GPUs, ordered by index.
-    pub gpus: Vec<GpuJson>,
+    pub gpus: Vec<GpuJson<R>>,
     /// GPUs that NVML counts and that the agent could never identify, ordered by index.
     #[serde(default)]
     pub gpus_unidentified: Vec<UnidentifiedGpuJson>,
@@ -38,7 +39,7 @@ pub struct UnidentifiedGpuJson {
 /// One GPU. It has one field for each value: it is the wire format of the API.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[expect(missing_docs, reason = "the names are those of `model::gpu::{Gpu, GpuSample}` with their unit")]
-pub struct GpuJson {
+pub struct GpuJson<R = ShownReadingsJson> {
     pub uuid: String,
     pub index: u32,
     pub minor: ReadingJson<u32>,
@@ -59,28 +60,9 @@ pub struct GpuJson {
     /// incident.
     #[serde(default)]
     pub awaits_reset: bool,
-    pub memory_total_bytes: ReadingJson<u64>,
-    pub memory_used_bytes: ReadingJson<u64>,
-    pub memory_reserved_bytes: ReadingJson<u64>,
-    pub memory_free_bytes: ReadingJson<u64>,
-    pub utilization_ratio: ReadingJson<f64>,
-    pub utilization_samples: u32,
-    pub memory_copy_ratio: ReadingJson<f64>,
-    pub encoder_ratio: ReadingJson<f64>,
-    pub decoder_ratio: ReadingJson<f64>,
-    pub power_watts: ReadingJson<f64>,
-    pub power_limit_watts: ReadingJson<f64>,
-    pub energy_joules: ReadingJson<f64>,
-    pub clock_sm_hertz: ReadingJson<u64>,
-    pub clock_memory_hertz: ReadingJson<u64>,
-    pub throttle_reasons: ReadingJson<u64>,
-    pub temperature_celsius: ReadingJson<i32>,
-    pub temperature_memory_celsius: ReadingJson<i32>,
-    pub pcie_tx_bytes_per_second: ReadingJson<f64>,
-    pub pcie_rx_bytes_per_second: ReadingJson<f64>,
-    pub pcie_replays: ReadingJson<u64>,
-    pub nvlink_bytes: ReadingJson<u64>,
-    pub nvlinks_active: ReadingJson<u32>,
+    /// The readings of [`noun::GPU_READINGS`] that have a field in JSON.
+    #[serde(flatten)]
+    pub readings: R,
     pub ecc: EccJson,
     pub remapped: RemappedRowsJson,
     pub recovery_action: ReadingJson<String>,
@@ -103,6 +85,29 @@ pub struct GpuJson {
     pub processes: ReadingJson<Vec<GpuProcessJson>>,
     /// Number of processes beyond the limit of the agent.
     pub processes_left_out: u32,
+}
+
+/// The readings of a GPU as `top` reads them: those that it shows, and all others as they came.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[expect(missing_docs, reason = "the names are those of `model::gpu::GPU_READINGS`")]
+pub struct ShownReadingsJson {
+    pub memory_total_bytes: ReadingJson<u64>,
+    pub memory_used_bytes: ReadingJson<u64>,
+    pub utilization_ratio: ReadingJson<f64>,
+    pub power_watts: ReadingJson<f64>,
+    pub power_limit_watts: ReadingJson<f64>,
+    pub clock_sm_hertz: ReadingJson<u64>,
+    pub temperature_celsius: ReadingJson<i32>,
+    /// What `top` passes on without showing it.
+    #[serde(flatten)]
+    pub others: serde_json::Map<String, serde_json::Value>,
+}
+
+/// The readings of a GPU as the agent writes them.
+#[derive(Clone, Copy, Debug)]
+pub struct WrittenReadings<'a> {
+    seen: &'a GpuView,
+    ages: ReadingAges,
 }
 
 /// One incident, for which a GPU gets no new containers.
@@ -228,15 +233,33 @@ pub struct GpuProcessJson {
 
 // === conversions ===
 
+impl Serialize for WrittenReadings<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let (gpu, sample) = (&self.seen.gpu, &self.seen.sample);
+        let mut fields = serializer.serialize_map(None)?;
+        for (name, read) in noun::GPU_READINGS {
+            let Some(field) = name.json else { continue };
+            fields.serialize_entry(field, &self.ages.of(&read(gpu, sample)))?;
+            // The number of samples in the mean is no reading and has always stood beside the mean.
+            if field == "utilization_ratio" {
+                fields.serialize_entry("utilization_samples", &sample.utilization_samples)?;
+            }
+        }
+        fields.end()
+    }
+}
+
 impl GpuJson {
     /// The known MIG instances.
     pub fn instances(&self) -> &[MigInstanceJson] {
         self.mig.value().map_or(&[], Vec::as_slice)
     }
+}
 
+impl<'a> GpuJson<WrittenReadings<'a>> {
     /// One GPU of a view, with the names of the view.
     #[must_use]
-    pub fn of(seen: &GpuView, names: &OwnerNames<'_>, ages: ReadingAges) -> GpuJson {
+    pub fn of(seen: &'a GpuView, names: &OwnerNames<'_>, ages: ReadingAges) -> Self {
         let (gpu, sample, condition) = (&*seen.gpu, &*seen.sample, &seen.condition);
         let counted = seen.xids.iter().filter(|(_, count)| *count > 0);
         GpuJson {
@@ -252,28 +275,7 @@ impl GpuJson {
             incidents: condition.incidents.iter().map(|one| IncidentJson::of(*one, condition, ages)).collect(),
             fit_in_seconds: condition.fit_at.map(|at| at.since(ages.0).as_secs_f64()),
             awaits_reset: condition.awaits_reset,
-            memory_total_bytes: ages.of(&gpu.memory_total),
-            memory_used_bytes: ages.of(&sample.memory_used),
-            memory_reserved_bytes: ages.of(&sample.memory_reserved),
-            memory_free_bytes: ages.of(&sample.memory_free),
-            utilization_ratio: ages.of(&sample.utilization),
-            utilization_samples: sample.utilization_samples,
-            memory_copy_ratio: ages.of(&sample.memory_copy),
-            encoder_ratio: ages.of(&sample.encoder),
-            decoder_ratio: ages.of(&sample.decoder),
-            power_watts: ages.of(&sample.power),
-            power_limit_watts: ages.of(&gpu.power_limit),
-            energy_joules: ages.of(&sample.energy),
-            clock_sm_hertz: ages.of(&sample.clock_sm),
-            clock_memory_hertz: ages.of(&sample.clock_memory),
-            throttle_reasons: ages.of(&sample.throttle_reasons),
-            temperature_celsius: ages.of(&sample.temperature),
-            temperature_memory_celsius: ages.of(&sample.temperature_memory),
-            pcie_tx_bytes_per_second: ages.of(&sample.pcie_tx),
-            pcie_rx_bytes_per_second: ages.of(&sample.pcie_rx),
-            pcie_replays: ages.of(&sample.pcie_replays),
-            nvlink_bytes: ages.of(&sample.nvlink_bytes),
-            nvlinks_active: ages.of(&gpu.nvlinks_active),
+            readings: WrittenReadings { seen, ages },
             ecc: EccJson::of(sample, ages),
             remapped: RemappedRowsJson::of(&sample.remapped, ages),
             recovery_action: ages.of(&sample.recovery),

@@ -1,7 +1,8 @@
 //! A reading in JSON, and the conversion of each unit of `model` to a plain number.
 
-use model::gpu::RecoveryAction;
 use model::host::CgroupVersion;
+use model::reading_name::ReadingValue;
+use model::recovery::RecoveryAction;
 use model::time::Monotonic;
 use model::unit::{Bytes, BytesPerSecond, Celsius, Cores, Count, Megahertz, Millijoules, Nanos, Percent, Ratio, Watts};
 use serde::{Deserialize, Serialize};
@@ -94,6 +95,22 @@ pub trait PlainJson {
     fn plain(&self) -> Self::Out;
 }
 
+/// A plain value of a reading of any unit.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(untagged)]
+pub enum ValueJson {
+    /// Bytes, hertz, a number of things, a bit set.
+    Whole(u64),
+    /// A number that may have decimals.
+    Real(f64),
+    /// Degrees Celsius.
+    Degrees(i32),
+    /// Yes or no.
+    Flag(bool),
+    /// A stable short word.
+    Word(String),
+}
+
 macro_rules! plain {
     ($($noun:ty => $out:ty, |$value:ident| $change:expr;)*) => {
         $(impl PlainJson for $noun {
@@ -127,6 +144,21 @@ plain! {
     Arc<str> => String, |it| it.to_string();
     CgroupVersion => String, |it| it.code().to_owned();
     RecoveryAction => String, |it| recovery_word(*it);
+    ReadingValue => ValueJson, |it| match it {
+        ReadingValue::Bytes(it) => ValueJson::Whole(it.plain()),
+        ReadingValue::BytesPerSecond(it) => ValueJson::Real(it.plain()),
+        ReadingValue::Celsius(it) => ValueJson::Degrees(it.plain()),
+        ReadingValue::Count(it) => ValueJson::Whole(it.plain()),
+        ReadingValue::Megahertz(it) => ValueJson::Whole(it.plain()),
+        ReadingValue::Millijoules(it) => ValueJson::Real(it.plain()),
+        ReadingValue::Nanos(it) => ValueJson::Real(it.plain()),
+        ReadingValue::Percent(it) => ValueJson::Real(it.plain()),
+        ReadingValue::Ratio(it) => ValueJson::Real(it.plain()),
+        ReadingValue::Watts(it) => ValueJson::Real(it.plain()),
+        ReadingValue::Number(it) => ValueJson::Whole(it.plain()),
+        ReadingValue::Flag(it) => ValueJson::Flag(it.plain()),
+        ReadingValue::Recovery(it) => ValueJson::Word(it.plain()),
+    };
 }
 
 /// Replaces infinity and not-a-number by 0, because JSON cannot hold them. No source should produce them.

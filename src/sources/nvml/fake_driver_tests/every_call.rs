@@ -2,8 +2,9 @@
 //! measured.
 
 use super::{CallFault, Code, FakeGpu, Harness, Scenario, Seen, error, fake_gpus, of};
+use crate::nvml::read::driven;
 use lab::scenario::{FakeLink, LinkPath, MigSlot, process};
-use model::gpu::{GpmSample, Gpu, GpuLink, GpuSample, MigSample};
+use model::gpu::{GPU_READINGS, GpmSample, Gpu, GpuLink, GpuSample, MigSample};
 use model::process::GpuProcesses;
 use model::upkeep::LinkError;
 use model::{Absence, Reading};
@@ -24,11 +25,17 @@ struct GpuReports<'a> {
     processes: &'a GpuProcesses,
 }
 
-/// A reading's name, and why it is absent; `None` if it looks measured.
-type Named = (&'static str, Option<Absence>);
+/// A reading's name, and why it is absent; `None` if it looks measured. A reading of [`GPU_READINGS`] has the name of
+/// its metric and its label.
+type Named = ((&'static str, &'static str), Option<Absence>);
 
-/// The readings that depend on a call.
-type Reasons = fn(&GpuReports<'_>) -> Vec<Named>;
+/// The readings that depend on calls.
+enum Reasons {
+    /// Those of [`GPU_READINGS`] that depend on the calls of the case, by [`driven`].
+    Shown,
+    /// Others.
+    Of(fn(&GpuReports<'_>) -> Vec<Named>),
+}
 
 /// Calls that fail together, the codes that are a valid answer of them, and the readings that depend on them.
 struct Case {
@@ -40,8 +47,8 @@ struct Case {
 macro_rules! absences {
     ($from:expr; $($field:ident).+ $(, $more:ident $(. $rest:ident)*)*) => {
         vec![
-            (concat!(stringify!($from), $(" ", stringify!($field)),+), $from.$($field).+.absence()),
-            $((concat!(stringify!($from), " ", stringify!($more) $(, " ", stringify!($rest))*), $from.$more $(.$rest)*.absence())),*
+            ((concat!(stringify!($from), $(" ", stringify!($field)),+), ""), $from.$($field).+.absence()),
+            $(((concat!(stringify!($from), " ", stringify!($more) $(, " ", stringify!($rest))*), ""), $from.$more $(.$rest)*.absence())),*
         ]
     };
 }
@@ -56,18 +63,28 @@ fn of_instances(reports: &GpuReports<'_>, one: fn(&MigSample) -> Vec<Named>) -> 
 }
 
 fn of_links(reports: &GpuReports<'_>, one: fn(&GpuLink) -> Option<Absence>) -> Vec<Named> {
-    reports.gpu.links.iter().map(|link| ("links", one(link))).collect()
+    reports.gpu.links.iter().map(|link| (("links", ""), one(link))).collect()
 }
 
 fn model(reports: &GpuReports<'_>) -> Vec<Named> {
-    vec![("model", (&*reports.gpu.model == "unknown").then_some(Absence::Unreadable))]
+    vec![(("model", ""), (&*reports.gpu.model == "unknown").then_some(Absence::Unreadable))]
+}
+
+/// The readings of [`GPU_READINGS`] that depend on calls which `depends` accepts.
+fn shown(reports: &GpuReports<'_>, depends: impl Fn(&[&str]) -> bool) -> Vec<Named> {
+    let rows = driven::rows().into_iter().zip(GPU_READINGS).filter(|(row, _)| depends(row.calls));
+    rows.map(|(row, (_, read))| (row.name, read(reports.gpu, reports.sample).absence())).collect()
+}
+
+/// A case for each set of calls that readings of [`GPU_READINGS`] depend on.
+fn shown_cases() -> Vec<Case> {
+    let calls: BTreeSet<_> = driven::rows().into_iter().map(|row| row.calls).collect();
+    calls.into_iter().map(|calls| Case { calls, answers: &[], reasons: Reasons::Shown }).collect()
 }
 
 /// Of the whole GPU; the call is the same for its instances.
 fn memory(t: &GpuReports<'_>) -> Vec<Named> {
-    let mut all = absences!(t.sample; memory_used, memory_free, memory_reserved);
-    all.extend(absences!(t.gpu; memory_total));
-    all
+    shown(t, |calls| calls == ["nvmlDeviceGetMemoryInfo*"])
 }
 
 fn memory_of_instances(mig: &MigSample) -> Vec<Named> {
@@ -82,21 +99,15 @@ fn absences_of_links(t: &GpuReports<'_>, which: fn(LinkError) -> bool) -> Vec<Na
         Some(link) => link.errors(kind).absence(),
         None => t.sample.upkeep.nvlinks.absence(),
     };
-    LinkError::ALL.into_iter().filter(|kind| which(*kind)).map(|kind| (kind.code(), why(kind))).collect()
+    LinkError::ALL.into_iter().filter(|kind| which(*kind)).map(|kind| ((kind.code(), ""), why(kind))).collect()
 }
 
 /// Every reading of a GPU but its links, which depend on other GPUs as well.
 fn everything(t: &GpuReports<'_>) -> Vec<Named> {
-    let mut all = absences!(t.gpu; minor, pci_bus_id, numa_node, architecture, compute, memory_total, power_limit, mig_mode, mig, nvlinks_active);
+    let mut all = shown(t, |_| true);
+    all.extend(absences!(t.gpu; minor, pci_bus_id, numa_node, architecture, compute, mig_mode, mig));
     all.extend(model(t));
-    all.extend(absences!(t.sample; memory_used, memory_reserved, memory_free, utilization, utilization_stamp,
-        memory_copy, encoder, decoder, power, energy, clock_sm, clock_memory, throttle_reasons, temperature,
-        temperature_memory, pcie_tx, pcie_rx, pcie_replays, recovery, persistence, nvlink_bytes, ecc_volatile.corrected,
-        ecc_volatile.uncorrected, ecc_aggregate.corrected, ecc_aggregate.uncorrected));
-    all.extend(absences!(t.sample.violations; power, thermal, sync_boost, board_limit, low_utilization, reliability,
-        application_clocks, base_clocks));
-    all.extend(absences!(t.sample.remapped; correctable, uncorrectable, pending, failed));
-    all.extend(counters(&t.sample.gpm));
+    all.extend(absences!(t.sample; utilization_stamp, persistence));
     all.extend(absences!(t.gpu.board; serial, vbios, power_default, power_least, power_most, pcie_generation_most,
         pcie_width_most));
     all.extend(absences!(t.sample.upkeep; pcie_generation, pcie_width, nvlinks, fabric));
@@ -108,29 +119,40 @@ fn everything(t: &GpuReports<'_>) -> Vec<Named> {
     all
 }
 
-const fn case(calls: &'static [&'static str], answers: &'static [u32], reasons: Reasons) -> Case {
-    Case { calls, answers, reasons }
+const fn case(
+    calls: &'static [&'static str],
+    answers: &'static [u32],
+    reasons: fn(&GpuReports<'_>) -> Vec<Named>,
+) -> Case {
+    Case { calls, answers, reasons: Reasons::Of(reasons) }
 }
 
-/// Calls about a whole GPU.
-const WHOLE: [Case; 45] = [
+impl Case {
+    /// The readings that depend on its calls.
+    fn reasons(&self, reports: &GpuReports<'_>) -> Vec<Named> {
+        match self.reasons {
+            Reasons::Shown => shown(reports, |calls| calls == self.calls),
+            Reasons::Of(read) => read(reports),
+        }
+    }
+}
+
+/// Calls about a whole GPU, for readings that are not in [`GPU_READINGS`].
+const WHOLE: [Case; 29] = [
     case(&["nvmlDeviceGetPciInfo*"], &[], |t| {
         let links = t.gpus.iter().flat_map(|gpu| &gpu.links).filter(|link| link.peer == t.gpu.uuid);
-        links.map(|link| ("links", link.nvlinks.absence())).chain(absences!(t.gpu; pci_bus_id)).collect()
+        links.map(|link| (("links", ""), link.nvlinks.absence())).chain(absences!(t.gpu; pci_bus_id)).collect()
     }),
     case(&["nvmlDeviceGetNumaNodeId"], &[], |t| absences!(t.gpu; numa_node)),
     case(&["nvmlDeviceGetMinorNumber"], &[], |t| absences!(t.gpu; minor)),
     case(&["nvmlDeviceGetName"], &[], model),
     case(&["nvmlDeviceGetArchitecture"], &[], |t| absences!(t.gpu; architecture)),
     case(&["nvmlDeviceGetCudaComputeCapability"], &[], |t| absences!(t.gpu; compute)),
-    case(&["nvmlDeviceGetMemoryInfo*"], &[], memory),
-    case(&["nvmlDeviceGetEnforcedPowerLimit"], &[], |t| absences!(t.gpu; power_limit)),
     case(&["nvmlDeviceGetMigMode"], &[], |t| absences!(t.gpu; mig_mode)),
     case(&["nvmlDeviceGetMigMode"], NONE_OF_IT, |t| absences!(t.gpu; mig_mode, mig)),
     case(&["nvmlDeviceGetTopologyCommonAncestor"], &[], |t| of_links(t, |link| link.path.absence())),
     case(&["nvmlDeviceGetNvLinkState"], &[], |t| {
-        let mut all = absences!(t.gpu; nvlinks_active);
-        all.extend(absences!(t.sample.upkeep; nvlinks));
+        let mut all = absences!(t.sample.upkeep; nvlinks);
         all.extend(absences_of_links(t, |_| true));
         all
     }),
@@ -139,44 +161,12 @@ const WHOLE: [Case; 45] = [
     case(&["nvmlDeviceGetNvLinkRemoteDeviceType"], &[], |t| {
         // The slot shows which links are direct; the ends of the others are unknown.
         let elsewhere = t.gpu.links.iter().filter(|link| link.nvlinks.get() != Some(DIRECT));
-        elsewhere.map(|link| ("links", link.nvlinks.absence())).collect()
+        elsewhere.map(|link| (("links", ""), link.nvlinks.absence())).collect()
     }),
     case(&["nvmlDeviceGetNvLinkRemotePciInfo*"], &[], |t| of_links(t, |link| link.nvlinks.absence())),
-    case(&["nvmlDeviceGetPowerUsage"], &[], |t| absences!(t.sample; power)),
-    case(&["nvmlDeviceGetTotalEnergyConsumption"], &[], |t| absences!(t.sample; energy)),
-    case(&["nvmlDeviceGetClockInfo"], &[], |t| absences!(t.sample; clock_sm, clock_memory)),
-    case(&["nvmlDeviceGetCurrentClocks*"], &[], |t| absences!(t.sample; throttle_reasons)),
-    case(&["nvmlDeviceGetTemperature*"], &[], |t| absences!(t.sample; temperature)),
-    case(&["nvmlDeviceGetFieldValues"], &[], |t| {
-        let mut all = absences!(t.sample; temperature_memory, recovery, nvlink_bytes);
-        all.extend(absences_of_links(t, |_| true));
-        all
-    }),
+    case(&["nvmlDeviceGetFieldValues"], &[], |t| absences_of_links(t, |_| true)),
     case(&["nvmlDeviceGetSamples"], &[], |t| absences!(t.sample; utilization_stamp)),
-    case(
-        &["nvmlDeviceGetSamples", "nvmlDeviceGetUtilizationRates"],
-        &[],
-        |t| absences!(t.sample; utilization, utilization_stamp, memory_copy),
-    ),
-    case(&["nvmlDeviceGetSamples", "nvmlDeviceGetEncoderUtilization"], &[], |t| absences!(t.sample; encoder)),
-    case(&["nvmlDeviceGetSamples", "nvmlDeviceGetDecoderUtilization"], &[], |t| absences!(t.sample; decoder)),
     case(&["nvmlDeviceGetPersistenceMode"], &[], |t| absences!(t.sample; persistence)),
-    case(&["nvmlDeviceGetPcieReplayCounter"], &[], |t| absences!(t.sample; pcie_replays)),
-    case(
-        &["nvmlDeviceGetRemappedRows"],
-        &[],
-        |t| absences!(t.sample.remapped; correctable, uncorrectable, pending, failed),
-    ),
-    case(&["nvmlDeviceGetTotalEccErrors"], &[], |t| {
-        absences!(t.sample; ecc_volatile.corrected, ecc_volatile.uncorrected, ecc_aggregate.corrected,
-            ecc_aggregate.uncorrected)
-    }),
-    case(&["nvmlDeviceGetViolationStatus"], &[], |t| {
-        absences!(t.sample.violations; power, thermal, sync_boost, board_limit, low_utilization, reliability,
-            application_clocks, base_clocks)
-    }),
-    case(&["nvmlDeviceGetPcieThroughput", "nvmlGpmSampleGet"], &[], |t| absences!(t.sample; pcie_tx, pcie_rx)),
-    case(&["nvmlGpmSampleGet"], &[], |t| counters(&t.sample.gpm)),
     case(&["nvmlDeviceGetComputeRunningProcesses*"], &[], |t| absences!(t.processes; list)),
     case(&["nvmlDeviceGetSerial"], &[], |t| absences!(t.gpu.board; serial)),
     case(&["nvmlDeviceGetVbiosVersion"], &[], |t| absences!(t.gpu.board; vbios)),
@@ -193,7 +183,7 @@ const WHOLE: [Case; 45] = [
 
 /// More calls about a whole GPU.
 const MORE: [Case; 2] = [
-    case(&["nvmlGpmQueryDeviceSupport"], &[], |t| counters(&t.sample.gpm)),
+    case(&["nvmlGpmQueryDeviceSupport"], &[], |t| shown(t, |calls| calls == driven::GPM)),
     // `NOT_FOUND`: the driver has no sample of processes that did nothing.
     case(&["nvmlDeviceGetProcessUtilization"], &[6], |t| {
         t.processes.list.value().unwrap().iter().flat_map(|p| absences!(p; sm, encoder, decoder)).collect()
@@ -210,10 +200,10 @@ const DIVIDED: [Case; 8] = [
     case(&["nvmlDeviceGetComputeInstanceId"], &[], |t| absences!(t.gpu; mig)),
     case(&["nvmlDeviceGetAttributes*", "nvmlDeviceGetName"], &[], |t| {
         let unknown = |profile: &str| (profile == "unknown").then_some(Absence::Unreadable);
-        t.gpu.instances().iter().map(|mig| ("profile", unknown(&mig.profile))).chain(model(t)).collect()
+        t.gpu.instances().iter().map(|mig| (("profile", ""), unknown(&mig.profile))).chain(model(t)).collect()
     }),
     case(&["nvmlDeviceGetAttributes*", "nvmlDeviceGetMemoryInfo*"], &[], |t| {
-        let totals = t.gpu.instances().iter().map(|mig| ("memory of an instance", mig.memory_total.absence()));
+        let totals = t.gpu.instances().iter().map(|mig| (("memory of an instance", ""), mig.memory_total.absence()));
         totals.chain(of_instances(t, memory_of_instances)).chain(memory(t)).collect()
     }),
     case(&["nvmlGpmMigSampleGet"], &[], |t| of_instances(t, |mig| counters(&mig.gpm))),
@@ -245,7 +235,7 @@ fn reports(seen: &Seen, place: usize) -> Option<GpuReports<'_>> {
 }
 
 /// The names of the readings that are measured.
-fn measured(reports: &GpuReports<'_>) -> BTreeSet<&'static str> {
+fn measured(reports: &GpuReports<'_>) -> BTreeSet<(&'static str, &'static str)> {
     everything(reports).into_iter().filter(|(_, why)| why.is_none()).map(|(name, _)| name).collect()
 }
 
@@ -266,7 +256,7 @@ fn check_cases(cases: &[Case], make_gpu: fn(u32) -> FakeGpu) {
         for (place, (case, code)) in some.iter().enumerate() {
             let (reasons, others) = harness.until(case.calls[0], |seen| {
                 let reports = reports(seen, place)?;
-                Some(((case.reasons)(&reports), measured(&reports)))
+                Some((case.reasons(&reports), measured(&reports)))
             });
             let known = |(_, why): &Named| why.is_some_and(|why| why != Absence::NotYet);
             assert!(!reasons.is_empty() && reasons.iter().all(known), "{:?} error {code}: {reasons:?}", case.calls);
@@ -274,15 +264,15 @@ fn check_cases(cases: &[Case], make_gpu: fn(u32) -> FakeGpu) {
             let same_call = |other: &&Case| other.calls.iter().any(|call| case.calls.contains(call));
             let named = harness.until("the same again", |seen| {
                 let reports = reports(seen, place)?;
-                let of_call = cases.iter().filter(same_call).flat_map(|case| (case.reasons)(&reports));
+                let of_call = cases.iter().filter(same_call).flat_map(|case| case.reasons(&reports));
                 Some(of_call.map(|(name, _)| name).collect::<BTreeSet<_>>())
             });
             // Without a list there are no entries in it.
-            let inside = |name: &str| {
-                (named.contains("t.processes list") && name.starts_with("p "))
-                    || (named.contains("t.gpu mig") && (name.starts_with("mig ") || name.starts_with("gpm ")))
+            let inside = |(name, _): (&str, &str)| {
+                (named.contains(&("t.processes list", "")) && name.starts_with("p "))
+                    || (named.contains(&("t.gpu mig", "")) && (name.starts_with("mig ") || name.starts_with("gpm ")))
             };
-            let must_stay = |name: &&&str| !named.contains(**name) && !inside(name);
+            let must_stay = |name: &&(&str, &str)| !named.contains(*name) && !inside(**name);
             let gone: Vec<_> = healthy.iter().filter(must_stay).filter(|name| !others.contains(*name)).collect();
             assert!(gone.is_empty(), "{:?} error {code} takes {gone:?} with it", case.calls);
         }
@@ -294,7 +284,7 @@ fn check_cases(cases: &[Case], make_gpu: fn(u32) -> FakeGpu) {
 /// Promise 10 in docs/specification.md.
 #[test]
 fn every_reading_whose_call_fails_is_absent_with_the_reason() {
-    check_cases(&WHOLE, whole);
+    check_cases(&WHOLE.into_iter().chain(shown_cases()).collect::<Vec<_>>(), whole);
     check_cases(&MORE, whole);
 }
 

@@ -3,8 +3,9 @@
 use super::{FakeGpu, Harness, Scenario, Which, XidEvent, fake_gpus, of, put};
 use lab::scenario::{FakeLink, FakeProcess, LinkPath, List, MigSlot, Value};
 use model::Absence;
-use model::gpu::{ComputeCapability, GpuPath, RecoveryAction};
+use model::gpu::{ComputeCapability, GpuPath};
 use model::observation::GpuSourceState;
+use model::recovery::RecoveryAction;
 use model::unit::{Bytes, Ratio, Watts};
 
 #[test]

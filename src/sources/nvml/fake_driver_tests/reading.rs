@@ -1,94 +1,44 @@
 //! Tests of every reading, and of when it is absent.
 
 use super::{FakeGpu, Harness, ReadingKind, Scenario, error, fake_gpus, of, with};
+use crate::nvml::read::driven;
 use lab::scenario::{FakeProcess, MigDetail, MigSlot, process};
-use model::gpu::RecoveryAction;
-use model::unit::{Bytes, BytesPerSecond, Celsius, Count, Megahertz, Millijoules, Percent, Ratio, Watts};
+use model::gpu::GPU_READINGS;
+use model::reading_name::ReadingValue;
+use model::unit::{Bytes, Percent, Ratio};
 use model::{Absence, Reading};
 
-/// A GPU with a different number for every reading.
-const VALUES: [(ReadingKind, f64); 35] = [
-    (ReadingKind::ViolationPowerNanos, 11e9),
-    (ReadingKind::ViolationThermalNanos, 12e9),
-    (ReadingKind::ViolationSyncBoostNanos, 13e9),
-    (ReadingKind::ViolationBoardLimitNanos, 14e9),
-    (ReadingKind::ViolationLowUtilizationNanos, 15e9),
-    (ReadingKind::ViolationReliabilityNanos, 16e9),
-    (ReadingKind::ViolationApplicationClocksNanos, 17e9),
-    (ReadingKind::ViolationBaseClocksNanos, 18e9),
-    (ReadingKind::MemoryUsedBytes, 5e9),
-    (ReadingKind::MemoryReservedBytes, 6e8),
-    (ReadingKind::UtilizationPercent, 42.0),
-    (ReadingKind::MemoryCopyPercent, 17.0),
-    (ReadingKind::EncoderPercent, 5.0),
-    (ReadingKind::DecoderPercent, 6.0),
-    (ReadingKind::PowerWatts, 345.5),
-    (ReadingKind::EnergyMillijoules, 123_456_789.0),
-    (ReadingKind::ClockSmMhz, 1755.0),
-    (ReadingKind::ClockMemoryMhz, 2619.0),
-    (ReadingKind::ThrottleReasons, 4.0),
-    (ReadingKind::TemperatureCelsius, 61.0),
-    (ReadingKind::TemperatureMemoryCelsius, 72.0),
-    (ReadingKind::PcieTxBytesPerSecond, 3e9),
-    (ReadingKind::PcieRxBytesPerSecond, 2e9),
-    (ReadingKind::PcieReplays, 3.0),
-    (ReadingKind::EccVolatileCorrected, 1.0),
-    (ReadingKind::EccVolatileUncorrected, 2.0),
-    (ReadingKind::EccAggregateCorrected, 3.0),
-    (ReadingKind::EccAggregateUncorrected, 4.0),
-    (ReadingKind::RemappedCorrectable, 5.0),
-    (ReadingKind::RemappedUncorrectable, 6.0),
-    (ReadingKind::RemappedPending, 1.0),
-    (ReadingKind::RemappedFailed, 0.0),
-    (ReadingKind::RecoveryAction, 1.0),
-    (ReadingKind::NvlinkTxBytes, 1024.0 * 5000.0),
-    (ReadingKind::NvlinkRxBytes, 1024.0 * 7000.0),
-];
+/// Whether two values have the same unit and are equal, up to the rounding of rates and shares.
+fn equal(measured: ReadingValue, expected: ReadingValue) -> bool {
+    let near = |measured: f64, expected: f64| (measured / expected - 1.0).abs() < 0.001;
+    match (measured, expected) {
+        (ReadingValue::BytesPerSecond(measured), ReadingValue::BytesPerSecond(expected)) => {
+            near(measured.0, expected.0)
+        }
+        (ReadingValue::Ratio(measured), ReadingValue::Ratio(expected)) => near(measured.0, expected.0),
+        _ => measured == expected,
+    }
+}
 
 #[test]
 fn every_reading_has_the_value_from_the_library() {
-    let mut harness = Harness::start(of(vec![with(fake_gpus("H100", 1), &VALUES)]));
-    let sample =
-        harness.sample(0, "a sample", |sample| sample.utilization.get().is_some() && sample.pcie_rx.get().is_some());
-    assert_eq!(sample.memory_used.get(), Some(Bytes(5_000_000_000)));
-    assert_eq!(sample.memory_reserved.get(), Some(Bytes(600_000_000)));
-    assert!(sample.memory_free.get().is_some());
-    assert_eq!(sample.utilization.get(), Some(Percent(42.0)));
-    assert_eq!(sample.memory_copy.get(), Some(Percent(17.0)));
-    assert_eq!(sample.encoder.get(), Some(Percent(5.0)));
-    assert_eq!(sample.decoder.get(), Some(Percent(6.0)));
-    assert_eq!(sample.power.get(), Some(Watts(345.5)));
-    assert_eq!(sample.energy.get(), Some(Millijoules(123_456_789)));
-    assert_eq!(sample.clock_sm.get(), Some(Megahertz(1755)));
-    assert_eq!(sample.clock_memory.get(), Some(Megahertz(2619)));
-    assert_eq!(sample.throttle_reasons.get(), Some(4));
-    let times = sample.violations;
-    let times = [
-        times.power,
-        times.thermal,
-        times.sync_boost,
-        times.board_limit,
-        times.low_utilization,
-        times.reliability,
-        times.application_clocks,
-        times.base_clocks,
-    ];
-    assert_eq!(times.map(|time| time.get().unwrap().as_seconds()), [11.0, 12.0, 13.0, 14.0, 15.0, 16.0, 17.0, 18.0]);
-    assert_eq!(sample.temperature.get(), Some(Celsius(61)));
-    assert_eq!(sample.temperature_memory.get(), Some(Celsius(72)));
-    let near =
-        |reading: Reading<BytesPerSecond>, expected: f64| (reading.get().unwrap().0 / expected - 1.0).abs() < 0.001;
-    assert!(near(sample.pcie_tx, 3e9) && near(sample.pcie_rx, 2e9), "{:?} {:?}", sample.pcie_tx, sample.pcie_rx);
-    assert_eq!(sample.pcie_replays.get(), Some(Count(3)));
-    assert_eq!(sample.ecc_volatile.corrected.get(), Some(Count(1)));
-    assert_eq!(sample.ecc_volatile.uncorrected.get(), Some(Count(2)));
-    assert_eq!(sample.ecc_aggregate.corrected.get(), Some(Count(3)));
-    assert_eq!(sample.ecc_aggregate.uncorrected.get(), Some(Count(4)));
-    assert_eq!(sample.remapped.correctable.get(), Some(Count(5)));
-    assert_eq!(sample.remapped.uncorrectable.get(), Some(Count(6)));
-    assert_eq!((sample.remapped.pending.get(), sample.remapped.failed.get()), (Some(true), Some(false)));
-    assert_eq!(sample.recovery.get(), Some(RecoveryAction::ResetGpu));
-    assert_eq!(sample.nvlink_bytes.get(), Some(Bytes(1024 * 12_000)));
+    let rows = driven::rows();
+    let driven: Vec<_> = rows.iter().map(|row| row.name).collect();
+    let shown: Vec<_> = GPU_READINGS.iter().map(|(name, _)| (name.metric, name.label)).collect();
+    assert_eq!(driven, shown, "each reading that is shown is tested");
+    let numbers: Vec<_> = rows.iter().flat_map(|row| row.numbers).copied().collect();
+    let mut harness = Harness::start(of(vec![with(fake_gpus("H100", 1), &numbers)]));
+    let sample = harness.sample(0, "a sample with counters between two", |sample| {
+        sample.utilization.get().is_some() && sample.pcie_rx.get().is_some() && sample.gpm.sm_active.get().is_some()
+    });
+    let gpu = harness.until("the GPU with its links", |seen| {
+        seen.gpus.clone()?.pop().filter(|gpu| gpu.nvlinks_active.get().is_some())
+    });
+    for (row, (name, read)) in rows.iter().zip(GPU_READINGS) {
+        let measured = read(&gpu, &sample);
+        let fits = measured.get().is_some_and(|measured| equal(measured, row.value));
+        assert!(fits, "{} {}: {measured:?}, expected {:?}", name.metric, name.label, row.value);
+    }
 }
 
 #[test]

@@ -1,0 +1,193 @@
+//! What a server needs to show a reading: the names of the reading, and its value whatever its unit is.
+//!
+//! ```text
+//!   (metric("power_watts", "watts", "Power drawn by the GPU.").json("power_watts"), |_, it| it.power.any())
+//!    the names of the reading                                                      reads it
+//! ```
+//!
+//! A table of such rows stands beside the struct with the readings.
+
+use crate::reading::Reading;
+use crate::recovery::RecoveryAction;
+use crate::unit::{Bytes, BytesPerSecond, Celsius, Count, Megahertz, Millijoules, Nanos, Percent, Ratio, Watts};
+
+/// The names under which a reading is shown.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ReadingName {
+    /// The name of the metric without its prefix. The name of a counter ends in `_total`, that of a gauge does not.
+    pub metric: &'static str,
+    /// The base unit, with which the name ends (before `_total`); empty for none.
+    pub unit: &'static str,
+    /// The help text of the metric.
+    pub help: &'static str,
+    /// The fixed label of this reading where a metric has several readings, already escaped: `policy="power"`.
+    pub label: &'static str,
+    /// The field of `/api/v1`; `None`: it is not there, or not as a field of its own.
+    pub json: Option<&'static str>,
+}
+
+/// The names of a reading that is shown as a metric.
+#[must_use]
+pub const fn metric(metric: &'static str, unit: &'static str, help: &'static str) -> ReadingName {
+    ReadingName { metric, unit, help, label: "", json: None }
+}
+
+impl ReadingName {
+    /// The same with a fixed label. The readings of one metric stand next to each other in their table.
+    #[must_use]
+    pub const fn label(self, label: &'static str) -> Self {
+        ReadingName { label, ..self }
+    }
+
+    /// The same, and shown in JSON as this field.
+    #[must_use]
+    pub const fn json(self, field: &'static str) -> Self {
+        ReadingName { json: Some(field), ..self }
+    }
+
+    /// Whether the value only grows.
+    #[must_use]
+    pub fn counter(&self) -> bool {
+        self.metric.ends_with("_total")
+    }
+}
+
+macro_rules! values {
+    ($($(#[$doc:meta])* $name:ident($type:ty),)*) => {
+        /// The value of a reading, with its unit.
+        #[derive(Clone, Copy, Debug, PartialEq)]
+        pub enum ReadingValue {
+            $($(#[$doc])* $name($type),)*
+        }
+
+        $(impl From<$type> for ReadingValue {
+            fn from(value: $type) -> Self {
+                ReadingValue::$name(value)
+            }
+        })*
+    };
+}
+
+values! {
+    /// Bytes.
+    Bytes(Bytes),
+    /// Bytes per second.
+    BytesPerSecond(BytesPerSecond),
+    /// Degrees Celsius.
+    Celsius(Celsius),
+    /// A number of things.
+    Count(Count),
+    /// Megahertz.
+    Megahertz(Megahertz),
+    /// Millijoules.
+    Millijoules(Millijoules),
+    /// Nanoseconds.
+    Nanos(Nanos),
+    /// Percent of a whole.
+    Percent(Percent),
+    /// A share of a whole.
+    Ratio(Ratio),
+    /// Watts.
+    Watts(Watts),
+    /// A number without a unit, or a bit set.
+    Number(u64),
+    /// Yes or no.
+    Flag(bool),
+    /// NVML's advice.
+    Recovery(RecoveryAction),
+}
+
+impl From<u32> for ReadingValue {
+    fn from(value: u32) -> Self {
+        ReadingValue::Number(value.into())
+    }
+}
+
+impl<T: Copy + Into<ReadingValue>> Reading<T> {
+    /// The reading with its unit in the value, for a table of readings of several units.
+    pub fn any(&self) -> Reading<ReadingValue> {
+        self.map(Into::into)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::gpu::{GPU_READINGS, GpuSample};
+    use crate::reading::{Absence, MakeReading, Readings};
+    use crate::time::Monotonic;
+    use crate::upkeep::{Board, UPKEEP_READINGS, Upkeep};
+    use std::collections::BTreeSet;
+
+    /// Makes measured zeros.
+    struct Zero;
+
+    impl MakeReading for Zero {
+        fn reading<T: Default>(&self) -> Reading<T> {
+            Reading::Measured(T::default(), Monotonic(1))
+        }
+    }
+
+    /// The base unit of a value.
+    fn unit(value: ReadingValue) -> &'static str {
+        match value {
+            ReadingValue::Bytes(_) => "bytes",
+            ReadingValue::BytesPerSecond(_) => "bytes_per_second",
+            ReadingValue::Celsius(_) => "celsius",
+            ReadingValue::Megahertz(_) => "hertz",
+            ReadingValue::Millijoules(_) => "joules",
+            ReadingValue::Nanos(_) => "seconds",
+            ReadingValue::Percent(_) | ReadingValue::Ratio(_) => "ratio",
+            ReadingValue::Watts(_) => "watts",
+            ReadingValue::Count(_) | ReadingValue::Number(_) | ReadingValue::Flag(_) | ReadingValue::Recovery(_) => "",
+        }
+    }
+
+    /// The names of all tables.
+    fn names() -> Vec<ReadingName> {
+        let gpu = GPU_READINGS.iter().map(|(name, _)| *name);
+        gpu.chain(UPKEEP_READINGS.iter().map(|(name, _)| *name)).collect()
+    }
+
+    #[test]
+    fn the_name_of_each_reading_says_the_unit_of_its_value() {
+        let (sample, board, upkeep) = (GpuSample::made_by(&Zero), Board::made_by(&Zero), Upkeep::made_by(&Zero));
+        let of_sample = GPU_READINGS.iter().map(|(name, read)| (name, read(&crate::gpu::tests::gpu(), &sample)));
+        let of_upkeep = UPKEEP_READINGS.iter().map(|(name, read)| (name, read(&board, &upkeep)));
+        for (name, reading) in of_sample.chain(of_upkeep) {
+            assert_eq!(reading.get().map(unit), Some(name.unit), "{}", name.metric);
+            let json = name.json.unwrap_or(name.metric).trim_end_matches("_total");
+            assert!(name.unit.is_empty() || json.ends_with(name.unit), "{json}");
+        }
+    }
+
+    #[test]
+    fn no_two_readings_are_shown_under_one_name() {
+        let names = names();
+        let series: BTreeSet<_> = names.iter().map(|name| (name.metric, name.label)).collect();
+        assert_eq!(series.len(), names.len());
+        let fields: Vec<_> = names.iter().filter_map(|name| name.json).collect();
+        assert_eq!(fields.iter().collect::<BTreeSet<_>>().len(), fields.len());
+    }
+
+    #[test]
+    fn the_readings_of_one_metric_stand_together_and_have_labels_and_the_same_text() {
+        let names = names();
+        let mut seen = BTreeSet::new();
+        for metric in names.chunk_by(|one, next| one.metric == next.metric) {
+            assert!(seen.insert(metric[0].metric), "{} stands in two places", metric[0].metric);
+            assert!(metric.len() == 1 || metric.iter().all(|name| !name.label.is_empty()), "{}", metric[0].metric);
+            assert!(metric.iter().all(|name| name.help == metric[0].help), "{}", metric[0].metric);
+        }
+    }
+
+    #[test]
+    fn an_absent_sample_has_the_reason_in_every_reading() {
+        let gone = GpuSample::absent(Absence::GpuLost);
+        let reasons = GPU_READINGS.iter().map(|(name, read)| (name.metric, read(&crate::gpu::tests::gpu(), &gone)));
+        let facts = ["memory_total_bytes", "power_limit_watts", "nvlinks_active"];
+        for (metric, reading) in reasons.filter(|(metric, _)| !facts.contains(metric)) {
+            assert_eq!(reading.absence(), Some(Absence::GpuLost), "{metric}");
+        }
+    }
+}
