@@ -152,13 +152,13 @@ impl RawSettings {
         };
         let effective = |key: &'static Key| {
             let flag = self.flags.get(key.name).map(|text| RawValue { text: text.clone(), origin: Origin::Flag });
-            let set = flag.or_else(|| self.from_environment(key)).or_else(|| from_file(key));
+            let set = flag.or_else(|| self.environment_value(key)).or_else(|| from_file(key));
             (key.name, set.unwrap_or_else(|| RawValue { text: key.default.into(), origin: Origin::Default }))
         };
         Layers { values: KEYS.iter().map(effective).collect(), faults, complete }
     }
 
-    fn from_environment(&self, key: &Key) -> Option<RawValue> {
+    fn environment_value(&self, key: &Key) -> Option<RawValue> {
         let variable = key.variable();
         self.environment
             .get(&variable)
