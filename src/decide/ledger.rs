@@ -54,7 +54,9 @@ impl DeviceDemand {
         cores == ALL_CORES && (beside(self, other) || beside(other, self))
     }
 
-    fn max(self, other: DeviceDemand) -> DeviceDemand {
+    /// The larger of both, number by number.
+    #[must_use]
+    pub fn max(self, other: DeviceDemand) -> DeviceDemand {
         DeviceDemand {
             memory: self.memory.max(other.memory),
             cores: self.cores.max(other.cores),
@@ -221,6 +223,17 @@ impl Ledger {
                 self.devices.remove(&device);
             }
         }
+    }
+
+    /// Whether no pod holds anything.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.claims.is_empty()
+    }
+
+    /// All claims, in the order of the UIDs of their pods.
+    pub fn claims(&self) -> impl Iterator<Item = (&PodUid, &LedgerClaim)> {
+        self.claims.iter()
     }
 
     /// The claim of a pod.

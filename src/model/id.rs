@@ -91,6 +91,13 @@ name!(
     Ticket, "ticket", |t| t.len() == 33 && t.starts_with('t') && t.bytes().skip(1).all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'))
 );
 
+// Equal names have equal texts and equal hashes, so that a map of nodes is asked by a text.
+impl std::borrow::Borrow<str> for NodeName {
+    fn borrow(&self) -> &str {
+        &self.0
+    }
+}
+
 impl Ticket {
     /// A ticket made of 16 random bytes. A ticket must never repeat, so the bytes must come from a good random source.
     #[must_use]

@@ -16,10 +16,12 @@
 //!   slot                the numbered device ids that the kubelet counts and allocates
 //!   request registered  what a container requests; what a node offers to the scheduler
 //!   claim gpu_pod       the device shares of one pod; a pod that requests GPUs
+//!   placement           which GPUs a pod accepts and prefers
 //!   file_stamp          one state of one file
 //!   checkpoint ticket   a row of the kubelet's checkpoint; a CDI device name that stands for one container
 //!   cdi_support         what is known of the CDI of the container runtime
 //!   limits              what limits a container, and the memory that each pod may hold of a device
+//!   lease               the record by which one process becomes the leader
 //!   tally               GPU time and energy of pods; the sums survive a restart of the agent
 //!   guard               the chart's admission policies, as this agent found them
 //!   plugin              the device plugin: its registration with the kubelet, its calls and their outcomes
@@ -58,6 +60,8 @@ pub mod request;
 pub mod registered;
 pub mod claim;
 pub mod gpu_pod;
+pub mod placement;
+pub mod lease;
 pub mod file_stamp;
 pub mod checkpoint;
 pub mod ticket;

@@ -208,7 +208,7 @@ impl NodeAllocator {
     pub fn set_gpu_pods(&mut self, gpu_pods: Vec<GpuPod>) -> bool {
         let now: BTreeMap<PodUid, GpuPod> =
             gpu_pods.into_iter().take(MAX_GPU_PODS).map(|gpu_pod| (gpu_pod.uid.clone(), gpu_pod)).collect();
-        let gone: Vec<PodUid> = self.pods.by_uid.keys().filter(|uid| !now.contains_key(uid)).cloned().collect();
+        let gone: Vec<PodUid> = self.pods.by_uid.keys().filter(|uid| !now.contains_key(*uid)).cloned().collect();
         for uid in &gone {
             self.remove_gpu_pod(uid);
         }

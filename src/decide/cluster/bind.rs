@@ -1,0 +1,127 @@
+//! Binds: chooses the devices on the node that kube-scheduler chose, reserves them, and keeps them until the outcome of
+//! the write is known.
+
+use super::filter::gpu_pod;
+use super::node::ClosedReason;
+use super::{Cluster, ClusterNode, Home};
+use crate::ledger::ClaimState;
+use crate::placement::{CountedClaims, NodeRefusal, place};
+use model::claim::Claim;
+use model::id::{NodeName, PodRef, PodUid};
+
+/// What is to be written at the API server for one pod.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BindOrder {
+    /// The pod.
+    pub uid: PodUid,
+    /// Its namespace and name.
+    pub pod: PodRef,
+    /// The node.
+    pub node: NodeName,
+    /// The claim, init containers first.
+    pub claim: Claim,
+    /// The epoch of the leader that decided.
+    pub epoch: u64,
+}
+
+/// Why a pod is not bound.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum BindRefusal {
+    /// No filter call for this pod is remembered.
+    #[error("the filter was not asked for this pod, or too long ago: it must be scheduled again")]
+    NotFiltered,
+    /// The node is not known.
+    #[error("node {0} is not known")]
+    UnknownNode(NodeName),
+    /// The node takes no new claims.
+    #[error("node {node} takes no new claims: {why}")]
+    Closed {
+        /// The node.
+        node: NodeName,
+        /// Why.
+        why: ClosedReason,
+    },
+    /// Other pods have taken the GPUs since the filter answered.
+    #[error("node {node} does not fit any more: {why}")]
+    NoFit {
+        /// The node.
+        node: NodeName,
+        /// Why.
+        why: NodeRefusal,
+    },
+    /// An earlier bind of the pod to another node has no known outcome.
+    #[error("the outcome of an earlier bind to node {0} is not known yet")]
+    Undecided(NodeName),
+}
+
+/// The outcome of a write.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BindOutcome {
+    /// The API server has bound the pod as ordered.
+    Written,
+    /// The API server has refused, or the pod was read unbound after a refusal: the pod is not bound by this order, and
+    /// never will be.
+    Refused,
+    /// There was no answer: the API server may have bound the pod, or may still do so.
+    Unknown,
+}
+
+impl Cluster {
+    /// Chooses the devices of a pod on this node and reserves them. A pod that has a reservation on this node gets the
+    /// same order again, so that a repeated call does no harm.
+    ///
+    /// # Errors
+    /// [`BindRefusal`]; nothing is reserved then.
+    pub fn bind(&mut self, uid: &PodUid, name: &NodeName) -> Result<BindOrder, BindRefusal> {
+        let epoch = self.epoch;
+        if let Some(home) = self.homes.get(uid) {
+            let reserved = self.nodes.get(&home.node).and_then(|node| node.ledger().get(uid));
+            return match (home.node == *name, reserved) {
+                (true, Some(reserved)) => Ok(BindOrder {
+                    uid: uid.clone(),
+                    pod: home.pod.clone(),
+                    node: name.clone(),
+                    claim: reserved.claim.clone(),
+                    epoch,
+                }),
+                _ => Err(BindRefusal::Undecided(home.node.clone())),
+            };
+        }
+        let request = self.pending.get(uid).map(|pending| pending.request.clone()).ok_or(BindRefusal::NotFiltered)?;
+        let node = self.nodes.get_mut(name).ok_or_else(|| BindRefusal::UnknownNode(name.clone()))?;
+        if let Some(why) = node.closed() {
+            return Err(BindRefusal::Closed { node: name.clone(), why });
+        }
+        // Beside the pods that are expected here, so that they still fit; without them where that is not possible.
+        let own = node.lift(uid);
+        let placed = place(&request, node.devices(), &self.rules.placement, CountedClaims::ClaimsAndProposals)
+            .or_else(|_| place(&request, node.devices(), &self.rules.placement, CountedClaims::Claims));
+        let placement = match placed {
+            Ok(placement) => placement,
+            Err(why) => {
+                if let Some(own) = own {
+                    node.lower(uid, own);
+                }
+                return Err(BindRefusal::NoFit { node: name.clone(), why });
+            }
+        };
+        node.claim(&gpu_pod(&request), ClaimState::Assumed, &placement.claim);
+        self.forget_proposal(uid);
+        self.homes.insert(uid.clone(), Home { node: name.clone(), pod: request.pod.clone() });
+        Ok(BindOrder { uid: uid.clone(), pod: request.pod, node: name.clone(), claim: placement.claim, epoch })
+    }
+
+    /// Takes in the outcome of a write. Only a refusal releases the reservation; after a lost answer the same order must
+    /// be written again until its outcome is known.
+    pub fn bind_ended(&mut self, uid: &PodUid, outcome: BindOutcome) {
+        let Some(home) = self.homes.get(uid).cloned() else { return };
+        let assumed =
+            |node: &ClusterNode| node.ledger().get(uid).is_some_and(|claim| claim.state == ClaimState::Assumed);
+        match outcome {
+            BindOutcome::Written | BindOutcome::Unknown => {}
+            // What the pod watch has shown since counts more than the answer to an older write.
+            BindOutcome::Refused if self.nodes.get(&home.node).is_some_and(assumed) => self.release_at(&home.node, uid),
+            BindOutcome::Refused => {}
+        }
+    }
+}

@@ -1,0 +1,248 @@
+//! One node of the cluster: its GPUs, the claims on them, and whether it takes new ones.
+
+use crate::ledger::{ClaimState, DeviceDemand, Ledger, demand_of};
+use crate::placement::{Capacity, DeviceFitness, DeviceKind, PlacementDevice, PlacementNode};
+use model::claim::Claim;
+use model::gpu_pod::GpuPod;
+use model::id::{GpuUuid, NodeName, ObjectUid, PodUid};
+use model::registered::RegisteredGpu;
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::sync::Arc;
+
+/// A Node, as the scheduler reads it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NodeFacts {
+    /// The UID.
+    pub uid: ObjectUid,
+    /// The name.
+    pub name: NodeName,
+    /// The GPUs that it registers; the reason where the register cannot be read. Empty where it registers none.
+    pub register: Result<Vec<RegisteredGpu>, Arc<str>>,
+    /// The devices that an operator cordoned.
+    pub cordoned: BTreeSet<GpuUuid>,
+    /// How well each pair of devices is connected, in both orders; empty where it is not known.
+    pub links: BTreeMap<(GpuUuid, GpuUuid), u32>,
+}
+
+/// Why a node takes no new claims.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ClosedReason {
+    /// The Node is not at the API server, but pods on it still have claims.
+    Gone,
+    /// The register cannot be read.
+    Unreadable(Arc<str>),
+    /// A pod on the node holds GPUs, and its claim cannot be read.
+    UnknownClaim(PodUid),
+}
+
+impl fmt::Display for ClosedReason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            ClosedReason::Gone => f.write_str("the Node is gone and pods on it still have claims"),
+            ClosedReason::Unreadable(why) => write!(f, "the register of the node cannot be read: {why}"),
+            ClosedReason::UnknownClaim(pod) => {
+                write!(f, "the pod {pod} on this node holds GPUs, and which ones is not known")
+            }
+        }
+    }
+}
+
+/// One node of the cluster.
+#[derive(Clone, Debug)]
+pub struct ClusterNode {
+    name: NodeName,
+    /// The UID of the Node; `None` while only pods name it.
+    uid: Option<ObjectUid>,
+    unreadable: Option<Arc<str>>,
+    devices: PlacementNode,
+    ledger: Ledger,
+    /// What the filter expects to come: the demand of each pod by device.
+    proposals: BTreeMap<PodUid, Vec<(GpuUuid, DeviceDemand)>>,
+    /// Pods that hold GPUs of this node and whose claim cannot be read.
+    unknown: BTreeSet<PodUid>,
+}
+
+impl ClusterNode {
+    pub(super) fn named(name: NodeName) -> ClusterNode {
+        ClusterNode {
+            name,
+            uid: None,
+            unreadable: None,
+            devices: PlacementNode::default(),
+            ledger: Ledger::default(),
+            proposals: BTreeMap::new(),
+            unknown: BTreeSet::new(),
+        }
+    }
+
+    /// The name.
+    #[must_use]
+    pub fn name(&self) -> &NodeName {
+        &self.name
+    }
+
+    /// The devices with what is claimed of them.
+    #[must_use]
+    pub fn devices(&self) -> &PlacementNode {
+        &self.devices
+    }
+
+    /// The claims of the pods on this node.
+    #[must_use]
+    pub fn ledger(&self) -> &Ledger {
+        &self.ledger
+    }
+
+    /// Why the node takes no new claims, if it takes none.
+    #[must_use]
+    pub fn closed(&self) -> Option<ClosedReason> {
+        if self.uid.is_none() {
+            return Some(ClosedReason::Gone);
+        }
+        if let Some(why) = &self.unreadable {
+            return Some(ClosedReason::Unreadable(Arc::clone(why)));
+        }
+        self.unknown.first().cloned().map(ClosedReason::UnknownClaim)
+    }
+
+    /// Whether nothing would be lost with it: no Node, no claim, no proposal.
+    pub(super) fn is_empty(&self) -> bool {
+        self.uid.is_none() && self.ledger.is_empty() && self.proposals.is_empty() && self.unknown.is_empty()
+    }
+
+    /// Takes over the Node as it is now. A register that cannot be read leaves the devices as they were known last, so
+    /// that the claims on them stay visible, and closes the node.
+    pub(super) fn is(&mut self, facts: &NodeFacts, kinds: &mut dyn FnMut(&RegisteredGpu) -> Arc<DeviceKind>) {
+        self.uid = Some(facts.uid.clone());
+        let register = match &facts.register {
+            Ok(register) => register,
+            Err(why) => {
+                self.unreadable = Some(Arc::clone(why));
+                return;
+            }
+        };
+        self.unreadable = None;
+        let device = |gpu: &RegisteredGpu| PlacementDevice {
+            uuid: gpu.uuid.clone(),
+            index: gpu.index,
+            numa: gpu.numa,
+            capacity: Capacity { slots: gpu.slots.into(), cores: gpu.cores.0.into(), memory: gpu.memory.bytes().0 },
+            kind: kinds(gpu),
+            fitness: match gpu.healthy {
+                false => DeviceFitness::Unhealthy,
+                true if facts.cordoned.contains(&gpu.uuid) => DeviceFitness::Cordoned,
+                true => DeviceFitness::Fit,
+            },
+            claimed: self.ledger.claimed(&gpu.uuid),
+            proposed: DeviceDemand::default(),
+        };
+        let mut devices: Vec<PlacementDevice> = register.iter().map(device).collect();
+        devices.sort_by(|one, other| (one.index, &one.uuid).cmp(&(other.index, &other.uuid)));
+        let link =
+            |one: &GpuUuid, other: &GpuUuid| facts.links.get(&(one.clone(), other.clone())).copied().unwrap_or(0);
+        let links = if facts.links.is_empty() {
+            Box::default()
+        } else {
+            devices.iter().flat_map(|one| devices.iter().map(|other| link(&one.uuid, &other.uuid))).collect()
+        };
+        self.devices = PlacementNode { devices, links };
+        for uid in self.proposals.keys().cloned().collect::<Vec<_>>() {
+            self.add_proposed(&uid);
+        }
+    }
+
+    /// The Node of this UID is gone from the API server.
+    pub(super) fn gone(&mut self, uid: &ObjectUid) {
+        if self.uid.as_ref() == Some(uid) {
+            self.uid = None;
+        }
+    }
+
+    /// Takes over what a pod holds.
+    pub(super) fn claim(&mut self, pod: &GpuPod, state: ClaimState, claim: &Claim) {
+        let before = self.claimed_by(&pod.uid);
+        self.ledger.set(pod, state, claim);
+        self.refresh(before.into_iter().chain(claim.shares().map(|share| share.device.clone())));
+    }
+
+    /// Releases what a pod holds.
+    pub(super) fn release(&mut self, uid: &PodUid) {
+        self.unknown.remove(uid);
+        let before = self.claimed_by(uid);
+        self.ledger.remove(uid);
+        self.refresh(before);
+    }
+
+    /// A pod holds GPUs of this node and which ones is not known.
+    pub(super) fn claim_is_unknown(&mut self, uid: &PodUid) {
+        self.unknown.insert(uid.clone());
+    }
+
+    /// The claim of this pod is known, or the pod has none.
+    pub(super) fn claim_is_known(&mut self, uid: &PodUid) {
+        self.unknown.remove(uid);
+    }
+
+    /// Adds a proposal for a pod.
+    pub(super) fn propose(&mut self, pod: &GpuPod, claim: &Claim) {
+        self.withdraw(&pod.uid);
+        let devices: BTreeSet<&GpuUuid> = claim.shares().map(|share| &share.device).collect();
+        let demands = devices.into_iter().map(|device| (device.clone(), demand_of(pod, claim, device))).collect();
+        self.proposals.insert(pod.uid.clone(), demands);
+        self.add_proposed(&pod.uid);
+    }
+
+    /// Whether the filter expects pods here.
+    pub(super) fn has_proposals(&self) -> bool {
+        !self.proposals.is_empty()
+    }
+
+    /// Takes a proposal back.
+    pub(super) fn withdraw(&mut self, uid: &PodUid) {
+        let _ = self.lift(uid);
+    }
+
+    /// Takes a proposal back, and returns it for [`ClusterNode::lower`].
+    pub(super) fn lift(&mut self, uid: &PodUid) -> Option<Vec<(GpuUuid, DeviceDemand)>> {
+        let demands = self.proposals.remove(uid)?;
+        for (device, _) in &demands {
+            let rest = self.proposals.values().flatten().filter(|(other, _)| other == device);
+            let sum = rest.fold(DeviceDemand::default(), |mut sum, (_, demand)| {
+                sum.add(*demand);
+                sum
+            });
+            if let Some(device) = self.devices.devices.iter_mut().find(|one| one.uuid == *device) {
+                device.proposed = sum;
+            }
+        }
+        Some(demands)
+    }
+
+    /// Puts a proposal back.
+    pub(super) fn lower(&mut self, uid: &PodUid, demands: Vec<(GpuUuid, DeviceDemand)>) {
+        self.proposals.insert(uid.clone(), demands);
+        self.add_proposed(uid);
+    }
+
+    fn add_proposed(&mut self, uid: &PodUid) {
+        for (uuid, demand) in self.proposals.get(uid).into_iter().flatten() {
+            if let Some(device) = self.devices.devices.iter_mut().find(|device| device.uuid == *uuid) {
+                device.proposed.add(*demand);
+            }
+        }
+    }
+
+    fn claimed_by(&self, uid: &PodUid) -> Vec<GpuUuid> {
+        let claim = self.ledger.get(uid).into_iter().flat_map(|claim| claim.claim.shares());
+        claim.map(|share| share.device.clone()).collect()
+    }
+
+    fn refresh(&mut self, devices: impl IntoIterator<Item = GpuUuid>) {
+        for uuid in devices {
+            if let Some(device) = self.devices.devices.iter_mut().find(|device| device.uuid == uuid) {
+                device.claimed = self.ledger.claimed(&uuid);
+            }
+        }
+    }
+}

@@ -1,0 +1,95 @@
+//! Takes over nodes and pods as the watches show them.
+
+use super::node::{ClusterNode, NodeFacts};
+use super::{Cluster, Home};
+use crate::ledger::ClaimState;
+use crate::placement::DeviceKind;
+use model::claim::PodClaim;
+use model::gpu_pod::GpuPod;
+use model::id::{NodeName, ObjectUid, PodUid};
+use model::registered::RegisteredGpu;
+use std::collections::HashMap;
+use std::sync::Arc;
+
+/// A pod that is bound to a node, as the pod watch shows it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BoundPod {
+    /// The node.
+    pub node: NodeName,
+    /// What it requests and claims; `None` where it requests no GPU.
+    pub gpu_pod: Option<GpuPod>,
+}
+
+impl Cluster {
+    /// Takes over a Node as it is now.
+    pub fn node_is(&mut self, facts: &NodeFacts) {
+        let mut kinds: HashMap<(Arc<str>, Arc<str>), Arc<DeviceKind>> = HashMap::new();
+        // The GPUs of a node are usually of one kind: they share its texts.
+        let mut kind = |gpu: &RegisteredGpu| {
+            let key = (Arc::clone(&gpu.product), Arc::clone(&gpu.mode));
+            let made = || DeviceKind { product: gpu.product.to_lowercase().into(), mode: Arc::clone(&gpu.mode) };
+            Arc::clone(kinds.entry(key).or_insert_with(|| Arc::new(made())))
+        };
+        self.home(&facts.name).is(facts, &mut kind);
+    }
+
+    /// The Node of this UID is gone from the API server, by evidence. Another Node of its name may be there by now.
+    pub fn node_gone(&mut self, name: &NodeName, uid: &ObjectUid) {
+        if let Some(node) = self.nodes.get_mut(name) {
+            node.gone(uid);
+        }
+        self.forget_empty(name);
+    }
+
+    /// Takes over a pod as it is now. A pod without a node changes nothing: what the filter expects of it stays.
+    pub fn pod_is(&mut self, uid: &PodUid, bound: Option<&BoundPod>) {
+        let Some(bound) = bound else { return };
+        self.forget_proposal(uid);
+        let holds = bound.gpu_pod.as_ref().filter(|pod| !pod.finished);
+        if let Some(home) = self.homes.get(uid).filter(|home| home.node != bound.node || holds.is_none()).cloned() {
+            // It was assumed on another node, and is bound here; or it holds nothing any more.
+            self.release_at(&home.node, uid);
+        }
+        let Some(pod) = holds else { return };
+        let node = self.home(&bound.node);
+        match &pod.claim {
+            PodClaim::Given(claim) => {
+                node.claim_is_known(uid);
+                let state = if pod.started { ClaimState::Started } else { ClaimState::Bound };
+                node.claim(pod, state, claim);
+            }
+            // It holds GPUs, because the kubelet gives a pod that asks for them some, and nobody says which.
+            PodClaim::None | PodClaim::Unreadable(_) | PodClaim::BadRequest(_) => {
+                node.release(uid);
+                node.claim_is_unknown(uid);
+            }
+        }
+        self.homes.insert(uid.clone(), Home { node: bound.node.clone(), pod: pod.pod.clone() });
+    }
+
+    /// A pod is gone from the API server, by evidence.
+    pub fn pod_gone(&mut self, uid: &PodUid) {
+        self.forget_proposal(uid);
+        if let Some(home) = self.homes.get(uid).cloned() {
+            self.release_at(&home.node, uid);
+        }
+    }
+
+    pub(super) fn release_at(&mut self, home: &NodeName, uid: &PodUid) {
+        self.homes.remove(uid);
+        if let Some(node) = self.nodes.get_mut(home) {
+            node.release(uid);
+        }
+        self.forget_empty(home);
+    }
+
+    fn home(&mut self, name: &NodeName) -> &mut ClusterNode {
+        self.nodes.entry(name.clone()).or_insert_with(|| ClusterNode::named(name.clone()))
+    }
+
+    fn forget_empty(&mut self, name: &NodeName) {
+        if self.nodes.get(name).is_some_and(ClusterNode::is_empty) {
+            self.nodes.remove(name);
+        }
+    }
+}

@@ -1,0 +1,380 @@
+//! Tests of the cluster's state: proposals, reservations, evidence, and a state that equals one that is built anew.
+
+use super::*;
+use crate::ledger::ClaimState;
+use crate::placement::RefusalReason;
+use crate::placement::tests::{container, pod, uuid};
+use model::claim::{Claim, DeviceShare, PodClaim};
+use model::gpu_pod::GpuPod;
+use model::id::ObjectUid;
+use model::registered::RegisteredGpu;
+use model::request::ContainerRole;
+use model::unit::{CorePercent, Mib};
+use proptest::prelude::*;
+use std::collections::BTreeMap;
+
+const NOW: Monotonic = Monotonic(1_000_000);
+
+fn name(n: u32) -> NodeName {
+    NodeName::parse(&format!("node-{n}")).unwrap()
+}
+
+fn names(count: usize) -> &'static [&'static str] {
+    &["node-0", "node-1", "node-2", "node-3", "node-4"][..count]
+}
+
+fn facts(n: u32, gpus: u32) -> NodeFacts {
+    let gpu = |index: u32| RegisteredGpu {
+        uuid: uuid(n * 100 + index),
+        index,
+        slots: 10,
+        memory: Mib(80 * 1024),
+        cores: CorePercent(100),
+        product: "NVIDIA H100".into(),
+        numa: 0,
+        mode: "hami-core".into(),
+        healthy: true,
+        mig_profiles: Vec::new(),
+    };
+    NodeFacts {
+        uid: ObjectUid::parse(&format!("uid-{n}")).unwrap(),
+        name: name(n),
+        register: Ok((0..gpus).map(gpu).collect()),
+        cordoned: BTreeSet::new(),
+        links: BTreeMap::new(),
+    }
+}
+
+fn cluster(nodes: u32, gpus: u32) -> Cluster {
+    let mut cluster = Cluster::new(ClusterRules::default());
+    (0..nodes).for_each(|n| cluster.node_is(&facts(n, gpus)));
+    cluster.lead(7);
+    cluster
+}
+
+fn slice(n: u32, mib: u64) -> PlacementRequest {
+    pod(n, vec![container(ContainerRole::App, 1, mib, 0)])
+}
+
+fn bound(request: &PlacementRequest, node: &NodeName, claim: PodClaim) -> BoundPod {
+    let gpu_pod = GpuPod { claim, ..filter::gpu_pod(request) };
+    BoundPod { node: node.clone(), gpu_pod: Some(gpu_pod) }
+}
+
+fn claimed_mib(cluster: &Cluster, node: &NodeName) -> u64 {
+    let devices = cluster.node(node).into_iter().flat_map(|node| &node.devices().devices);
+    devices.map(|device| device.claimed.memory >> 20).sum()
+}
+
+#[test]
+fn the_filter_answers_every_node_that_fits_and_a_reason_for_each_other_one() {
+    let mut cluster = cluster(2, 1);
+    cluster.node_is(&NodeFacts { register: Ok(Vec::new()), ..facts(2, 0) });
+    cluster.node_is(&NodeFacts { register: Err("byte 3: no".into()), ..facts(3, 1) });
+    let verdict = cluster.filter(slice(1, 1000), names(5), NOW);
+    assert_eq!(verdict.fit, [0, 1]);
+    let why: Vec<(usize, String)> = verdict.refused.iter().map(|node| (node.place, node.why.to_string())).collect();
+    let expected = [(2, "NodeUnregistered"), (3, "NodeClosed"), (4, "NodeUnregistered")];
+    assert_eq!(why, expected.map(|(place, why)| (place, why.to_owned())));
+}
+
+#[test]
+fn a_proposal_counts_in_the_scores_and_not_in_the_fit() {
+    let mut cluster = cluster(2, 1);
+    cluster.rules.placement.node_policy = model::placement::NodePolicy::Spread;
+    let first = cluster.filter(slice(1, 60 * 1024), names(2), NOW);
+    assert_eq!((first.fit.clone(), first.scores, first.proposed), (vec![0, 1], vec![0, 0], Some(0)));
+    // The next pod fits beside the expected one only on the other node; the first node comes last and still fits.
+    let next = cluster.filter(slice(2, 60 * 1024), names(2), NOW);
+    assert_eq!((next.fit, next.scores, next.proposed), (vec![0, 1], vec![0, DEFAULT_SCORE_STEP], Some(1)));
+    let third = cluster.filter(slice(3, 60 * 1024), names(2), NOW);
+    assert_eq!((third.fit, third.scores), (vec![0, 1], vec![0, 0]), "both are expected to be full");
+    // Scores are the same when kube-scheduler asks for them, and the own proposal does not count.
+    assert_eq!(cluster.score(&slice(2, 60 * 1024), names(2)), [0, DEFAULT_SCORE_STEP]);
+    assert_eq!(cluster.pending(), 3);
+    cluster.forget_pending(Monotonic(NOW.0 + 1));
+    assert_eq!(cluster.pending(), 0);
+    assert_eq!(cluster.filter(slice(4, 1000), names(2), NOW).scores, [0, 0], "nothing is expected any more");
+}
+
+#[test]
+fn binpack_fills_a_node_and_spread_takes_the_emptiest() {
+    for (policy, expected) in [(model::placement::NodePolicy::Binpack, 1), (model::placement::NodePolicy::Spread, 0)] {
+        let mut cluster = cluster(2, 2);
+        let there = Claim(vec![vec![DeviceShare { device: uuid(100), memory: Some(Mib(5000).bytes()), cores: None }]]);
+        let other = slice(9, 5000);
+        cluster.pod_is(&other.uid, Some(&bound(&other, &name(1), PodClaim::Given(there))));
+        cluster.rules.placement.node_policy = policy;
+        let verdict = cluster.filter(slice(1, 1000), names(2), NOW);
+        assert_eq!(verdict.proposed, Some(expected), "{policy:?}");
+        let best = verdict.scores.iter().max().unwrap();
+        assert_eq!(verdict.scores.iter().position(|score| score == best), Some(expected), "{policy:?}");
+    }
+}
+
+#[test]
+fn an_eviction_helps_only_where_its_pods_make_room_on_the_right_gpu() {
+    let mut cluster = cluster(1, 2);
+    for n in 0..2 {
+        let there = slice(n, 50 * 1024);
+        let share = DeviceShare { device: uuid(n), memory: Some(Mib(50 * 1024).bytes()), cores: None };
+        let there = (there.uid.clone(), bound(&there, &name(0), PodClaim::Given(Claim(vec![vec![share]]))));
+        cluster.pod_is(&there.0, Some(&there.1));
+        assert_eq!(cluster.claim_of(&there.0), Some((&name(0), ClaimState::Bound)));
+    }
+    let [one, other] = [slice(0, 1).uid, slice(1, 1).uid];
+    let asks = slice(9, 60 * 1024);
+    assert!(
+        !cluster.fits_without(&asks, "node-0", &[])
+            && cluster.fits_without(&asks, "node-0", std::slice::from_ref(&one))
+    );
+    let mut two = asks.clone();
+    two.requests[0].slots = 2;
+    assert!(
+        !cluster.fits_without(&two, "node-0", &[one.clone()]) && cluster.fits_without(&two, "node-0", &[one, other])
+    );
+    assert!(!cluster.fits_without(&asks, "node-1", &[]), "not known");
+    assert_eq!((cluster.claim_of(&asks.uid), claimed_mib(&cluster, &name(0))), (None, 100 * 1024));
+}
+
+#[test]
+fn bind_reserves_at_once_and_repeats_its_order() {
+    let mut cluster = cluster(1, 1);
+    let big = slice(1, 60 * 1024);
+    assert_eq!(cluster.bind(&big.uid, &name(0)), Err(BindRefusal::NotFiltered));
+    cluster.filter(big.clone(), names(1), NOW);
+    cluster.filter(slice(2, 60 * 1024), names(1), NOW);
+    let order = cluster.bind(&big.uid, &name(0)).unwrap();
+    assert_eq!((order.epoch, order.claim.shares().count()), (7, 1));
+    assert_eq!(cluster.bind(&big.uid, &name(0)), Ok(order.clone()), "a repeated call");
+    assert_eq!(cluster.bind(&big.uid, &name(1)), Err(BindRefusal::Undecided(name(0))));
+    let refused = cluster.bind(&slice(2, 1).uid, &name(0)).unwrap_err();
+    assert_eq!(refused.to_string(), "node node-0 does not fit any more: CardInsufficientMemory");
+    assert_eq!(claimed_mib(&cluster, &name(0)), 60 * 1024);
+}
+
+#[test]
+fn only_evidence_releases_a_reservation() {
+    let request = slice(1, 1000);
+    let reserved = || {
+        let mut cluster = cluster(2, 1);
+        cluster.filter(request.clone(), names(1), NOW);
+        let order = cluster.bind(&request.uid, &name(0)).unwrap();
+        (cluster, order)
+    };
+    for (outcome, left) in [(BindOutcome::Unknown, 1000), (BindOutcome::Written, 1000), (BindOutcome::Refused, 0)] {
+        let (mut cluster, _) = reserved();
+        cluster.bind_ended(&request.uid, outcome);
+        cluster.forget_pending(Monotonic(u64::MAX));
+        cluster.pod_is(&request.uid, None);
+        assert_eq!(claimed_mib(&cluster, &name(0)), left, "{outcome:?}");
+    }
+    // After a lost answer, a new filter call finds the pod only where it may be bound.
+    let (mut cluster, order) = reserved();
+    cluster.bind_ended(&request.uid, BindOutcome::Unknown);
+    assert_eq!(cluster.filter(request.clone(), names(2), NOW).fit, [0]);
+    // The watch shows the pod: bound; a refusal of an older write comes late and changes nothing.
+    cluster.pod_is(&request.uid, Some(&bound(&request, &name(0), PodClaim::Given(order.claim.clone()))));
+    cluster.bind_ended(&request.uid, BindOutcome::Refused);
+    assert_eq!(claimed_mib(&cluster, &name(0)), 1000);
+    // It is bound elsewhere by another leader: the reservation moves with it.
+    let (mut cluster, order) = reserved();
+    let elsewhere: Claim = Claim(vec![vec![DeviceShare { device: uuid(100), ..order.claim[0][0].clone() }]]);
+    cluster.pod_is(&request.uid, Some(&bound(&request, &name(1), PodClaim::Given(elsewhere))));
+    assert_eq!((claimed_mib(&cluster, &name(0)), claimed_mib(&cluster, &name(1))), (0, 1000));
+    // It has ended, or is gone.
+    let mut ended = bound(&request, &name(1), PodClaim::None);
+    if let Some(pod) = &mut ended.gpu_pod {
+        pod.finished = true;
+    }
+    cluster.pod_is(&request.uid, Some(&ended));
+    assert_eq!(claimed_mib(&cluster, &name(1)), 0);
+    let (mut cluster, _) = reserved();
+    cluster.pod_gone(&request.uid);
+    assert_eq!(claimed_mib(&cluster, &name(0)), 0);
+}
+
+#[test]
+fn a_pod_without_a_readable_claim_closes_its_node_until_the_claim_is_known() {
+    let mut cluster = cluster(1, 1);
+    let other = slice(9, 1000);
+    for claim in [PodClaim::None, PodClaim::Unreadable("byte 0".into()), PodClaim::BadRequest("too much".into())] {
+        cluster.pod_is(&other.uid, Some(&bound(&other, &name(0), claim)));
+        let verdict = cluster.filter(slice(1, 1000), names(1), NOW);
+        assert_eq!(verdict.refused[0].why, crate::placement::NodeRefusal::whole(RefusalReason::NodeClosed));
+        assert_eq!(cluster.node(&name(0)).unwrap().closed(), Some(ClosedReason::UnknownClaim(other.uid.clone())));
+    }
+    let share = DeviceShare { device: uuid(0), memory: Some(Mib(1000).bytes()), cores: None };
+    cluster.pod_is(&other.uid, Some(&bound(&other, &name(0), PodClaim::Given(Claim(vec![vec![share]])))));
+    assert_eq!(cluster.filter(slice(1, 1000), names(1), NOW).fit, [0]);
+    // It closes again when its claim is lost, and opens when the pod is gone.
+    cluster.pod_is(&other.uid, Some(&bound(&other, &name(0), PodClaim::None)));
+    assert!(cluster.node(&name(0)).unwrap().closed().is_some());
+    cluster.pod_gone(&other.uid);
+    assert_eq!(cluster.node(&name(0)).unwrap().closed(), None);
+}
+
+#[test]
+fn claims_outlive_their_node_and_their_gpus_and_hold_nothing_elsewhere() {
+    let mut cluster = cluster(2, 1);
+    let other = slice(9, 1000);
+    let share = DeviceShare { device: uuid(0), memory: Some(Mib(1000).bytes()), cores: None };
+    cluster.pod_is(&other.uid, Some(&bound(&other, &name(0), PodClaim::Given(Claim(vec![vec![share]])))));
+    // The card has moved to the other node: the claim stays with its pod's node.
+    cluster.node_is(&NodeFacts { register: Ok(Vec::new()), ..facts(0, 0) });
+    cluster.node_is(&NodeFacts { register: facts(0, 1).register, ..facts(1, 1) });
+    assert_eq!(claimed_mib(&cluster, &name(1)), 0);
+    assert_eq!(cluster.node(&name(0)).unwrap().ledger().claims().count(), 1);
+    cluster.node_gone(&name(0), &facts(1, 0).uid);
+    assert_eq!(cluster.node(&name(0)).unwrap().closed(), None, "that was another Node of the name");
+    cluster.node_gone(&name(0), &facts(0, 0).uid);
+    assert_eq!(cluster.node(&name(0)).unwrap().closed(), Some(ClosedReason::Gone));
+    cluster.node_is(&facts(0, 1));
+    assert_eq!(claimed_mib(&cluster, &name(0)), 1000, "the node is back, and so is the pod that holds its GPU");
+    cluster.node_gone(&name(0), &facts(0, 0).uid);
+    cluster.pod_gone(&other.uid);
+    assert!(cluster.node(&name(0)).is_none(), "nothing names it any more");
+}
+
+#[test]
+fn with_the_choice_of_the_extender_the_best_node_is_the_only_answer() {
+    let mut cluster = cluster(3, 1);
+    cluster.rules.node_choice = NodeChoice::Extender;
+    let verdict = cluster.filter(slice(1, 1000), names(3), NOW);
+    assert_eq!((verdict.fit, verdict.proposed), (vec![0], Some(0)));
+    assert_eq!(cluster.filter(slice(2, 1000), names(3), NOW).fit, [0], "binpack, beside the expected pod");
+}
+
+#[test]
+fn what_is_remembered_of_pods_is_bounded() {
+    let mut cluster = cluster(1, 1);
+    for n in 0..u32::try_from(MAX_PENDING).unwrap() + 10 {
+        cluster.filter(slice(n, 100), names(1), Monotonic(u64::from(n)));
+    }
+    assert_eq!(cluster.pending(), MAX_PENDING);
+    assert_eq!(cluster.bind(&slice(0, 100).uid, &name(0)), Err(BindRefusal::NotFiltered));
+}
+
+/// One step of a random history.
+#[derive(Clone, Debug)]
+enum Step {
+    Filter(u32, u64),
+    Bind(u32, u32),
+    Refused(u32),
+    Seen(u32),
+    Started(u32),
+    Gone(u32),
+    Node(u32),
+    NodeGone(u32),
+}
+
+fn steps() -> impl Strategy<Value = Vec<Step>> {
+    let pods = || 0..12_u32;
+    let step = prop_oneof![
+        3 => (pods(), 1..60_000_u64).prop_map(|(pod, mib)| Step::Filter(pod, mib)),
+        4 => (pods(), 0..3_u32).prop_map(|(pod, node)| Step::Bind(pod, node)),
+        1 => pods().prop_map(Step::Refused),
+        2 => pods().prop_map(Step::Seen),
+        2 => pods().prop_map(Step::Started),
+        2 => pods().prop_map(Step::Gone),
+        1 => (0..3_u32).prop_map(Step::Node),
+        1 => (0..3_u32).prop_map(Step::NodeGone),
+    ];
+    proptest::collection::vec(step, 0..120)
+}
+
+proptest! {
+    /// What the API server would show of the orders rebuilds the same claims, and no GPU is given twice.
+    #[test]
+    fn no_gpu_is_given_twice_and_a_state_built_anew_is_the_same(steps in steps()) {
+        let mut cluster = cluster(3, 2);
+        let mut orders: BTreeMap<PodUid, (BindOrder, PlacementRequest, bool)> = BTreeMap::new();
+        let mut asked: BTreeMap<u32, PlacementRequest> = BTreeMap::new();
+        let mut present = [true; 3];
+        for (at, step) in steps.into_iter().enumerate() {
+            let now = Monotonic(u64::try_from(at).unwrap());
+            let shown = |(order, request, started): &(BindOrder, PlacementRequest, bool)| {
+                let mut pod = bound(request, &order.node, PodClaim::Given(order.claim.clone()));
+                pod.gpu_pod.as_mut().unwrap().started = *started;
+                pod
+            };
+            match step {
+                Step::Filter(n, mib) => {
+                    let request = slice(n, mib);
+                    if !orders.contains_key(&request.uid) {
+                        cluster.filter(request.clone(), names(3), now);
+                        asked.insert(n, request);
+                    }
+                }
+                Step::Bind(n, node) => {
+                    if let (Some(request), Ok(order)) = (asked.get(&n), cluster.bind(&slice(n, 1).uid, &name(node))) {
+                        orders.entry(order.uid.clone()).or_insert((order, request.clone(), false));
+                    }
+                }
+                Step::Refused(n) => {
+                    let uid = slice(n, 1).uid;
+                    let seen = cluster.homes.get(&uid).and_then(|home| {
+                        Some(cluster.node(&home.node)?.ledger().get(&uid)?.state > ClaimState::Assumed)
+                    });
+                    cluster.bind_ended(&uid, BindOutcome::Refused);
+                    if seen != Some(true) {
+                        orders.remove(&uid);
+                    }
+                }
+                Step::Seen(n) => {
+                    if let Some(order) = orders.get(&slice(n, 1).uid) {
+                        cluster.pod_is(&order.0.uid, Some(&shown(order)));
+                    }
+                }
+                Step::Started(n) => {
+                    if let Some(order) = orders.get_mut(&slice(n, 1).uid) {
+                        order.2 = true;
+                        let pod = shown(order);
+                        cluster.pod_is(&order.0.uid, Some(&pod));
+                    }
+                }
+                Step::Gone(n) => {
+                    let uid = slice(n, 1).uid;
+                    cluster.pod_gone(&uid);
+                    orders.remove(&uid);
+                    asked.remove(&n);
+                }
+                Step::Node(n) => {
+                    cluster.node_is(&facts(n, 2));
+                    present[n as usize] = true;
+                }
+                Step::NodeGone(n) => {
+                    cluster.node_gone(&name(n), &facts(n, 0).uid);
+                    present[n as usize] = false;
+                }
+            }
+            for node in cluster.nodes() {
+                for device in &node.devices().devices {
+                    prop_assert!(device.claimed.memory <= device.capacity.memory);
+                    prop_assert!(device.claimed.containers <= device.capacity.slots);
+                    prop_assert_eq!(device.claimed, node.ledger().claimed(&device.uuid));
+                }
+            }
+        }
+        // Everything is shown once more to the live state, and for the first time to a new one.
+        let mut anew = Cluster::new(ClusterRules::default());
+        for n in (0..3).filter(|n| present[*n as usize]) {
+            anew.node_is(&facts(n, 2));
+        }
+        for order in orders.values() {
+            let mut pod = bound(&order.1, &order.0.node, PodClaim::Given(order.0.claim.clone()));
+            pod.gpu_pod.as_mut().unwrap().started = order.2;
+            cluster.pod_is(&order.0.uid, Some(&pod));
+            anew.pod_is(&order.0.uid, Some(&pod));
+        }
+        cluster.forget_pending(Monotonic(u64::MAX));
+        for n in 0..3 {
+            let ledger = |cluster: &Cluster| cluster.node(&name(n)).map(|node| node.ledger().clone());
+            prop_assert_eq!(ledger(&cluster).filter(|ledger| !ledger.is_empty()), ledger(&anew).filter(|ledger| !ledger.is_empty()));
+            let devices = |cluster: &Cluster| cluster.node(&name(n)).filter(|node| node.closed().is_none()).map(|node| node.devices().clone());
+            if present[n as usize] {
+                prop_assert_eq!(devices(&cluster), devices(&anew));
+            }
+        }
+    }
+}

@@ -1,0 +1,315 @@
+//! Places one pod on one node.
+
+use super::order;
+use super::reason::{NearestMiss, NodeRefusal, RefusalReason};
+use super::score::{Capacity, Fill, FillTerms};
+use super::{CountedClaims, Placement, PlacementRules};
+use crate::ledger::{ALL_CORES, DeviceDemand};
+use model::claim::{Claim, DeviceShare};
+use model::id::GpuUuid;
+use model::placement::{GpuSelection, PlacementRequest, ScoreWeights};
+use model::request::{ContainerRequest, ContainerRole, MemoryRequest};
+use model::unit::{Bytes, CorePercent};
+use std::sync::Arc;
+
+/// One GPU or MIG instance of a node, with what is claimed of it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PlacementDevice {
+    /// The UUID.
+    pub uuid: GpuUuid,
+    /// NVML's index.
+    pub index: u32,
+    /// NUMA node.
+    pub numa: u32,
+    /// What it offers.
+    pub capacity: Capacity,
+    /// Its product and mode.
+    pub kind: Arc<DeviceKind>,
+    /// Whether it may get new containers, and if not, why.
+    pub fitness: DeviceFitness,
+    /// The sum of the claims.
+    pub claimed: DeviceDemand,
+    /// The sum of the proposals.
+    pub proposed: DeviceDemand,
+}
+
+/// Product and sharing mode, which many GPUs have in common.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DeviceKind {
+    /// The product name in lower case.
+    pub product: Arc<str>,
+    /// The sharing mode.
+    pub mode: Arc<str>,
+}
+
+/// Whether a device may get new containers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DeviceFitness {
+    /// It may.
+    Fit,
+    /// It is unhealthy.
+    Unhealthy,
+    /// An operator cordoned it.
+    Cordoned,
+}
+
+/// The devices of one node.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PlacementNode {
+    /// The devices.
+    pub devices: Vec<PlacementDevice>,
+    /// How well each device is connected to each other one, row by row; empty where it is not known.
+    pub links: Box<[u32]>,
+}
+
+impl PlacementNode {
+    /// How well two devices are connected; more is better, 0 where it is not known.
+    pub(super) fn link(&self, one: usize, other: usize) -> u64 {
+        if one == other {
+            return 0;
+        }
+        self.links.get(one * self.devices.len() + other).copied().map_or(0, u64::from)
+    }
+}
+
+/// A device that passed every test for one container.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Candidate<'a> {
+    pub(super) device: &'a PlacementDevice,
+    /// Its place in the node's list.
+    pub(super) place: usize,
+    /// How full it is with the container.
+    pub(super) fill: Fill,
+    share: (Bytes, CorePercent),
+}
+
+/// What the containers placed so far take of one device.
+#[derive(Clone, Copy, Debug, Default)]
+struct Taken {
+    /// Sidecars that have started.
+    sidecars: DeviceDemand,
+    /// Sidecars and app containers.
+    together: DeviceDemand,
+    /// The most at any moment so far.
+    most: DeviceDemand,
+}
+
+/// Places a pod on a node.
+///
+/// # Errors
+/// [`NodeRefusal`] for the first container that finds too few GPUs.
+pub fn place(
+    request: &PlacementRequest,
+    node: &PlacementNode,
+    rules: &PlacementRules,
+    counted: CountedClaims,
+) -> Result<Placement, NodeRefusal> {
+    let mut attempt = Attempt {
+        request,
+        node,
+        rules,
+        counted,
+        weights: rules.weights(&request.preference),
+        barred: node.devices.iter().map(|device| barred(device, &request.selection)).collect(),
+        taken: vec![Taken::default(); node.devices.len()],
+    };
+    let containers: Result<Vec<Vec<DeviceShare>>, NodeRefusal> =
+        request.requests.iter().map(|container| attempt.container(container)).collect();
+    Ok(Placement { claim: Claim(containers?), fill: attempt.fill() })
+}
+
+/// The test that no container of the pod can pass on this device, whatever it requests.
+fn barred(device: &PlacementDevice, selection: &GpuSelection) -> Option<RefusalReason> {
+    match device.fitness {
+        DeviceFitness::Fit => {}
+        DeviceFitness::Unhealthy => return Some(RefusalReason::CardNotHealth),
+        DeviceFitness::Cordoned => return Some(RefusalReason::CardCordoned),
+    }
+    let GpuSelection { use_types, avoid_types, use_uuids, avoid_uuids, modes, .. } = selection;
+    let named = |types: &[Arc<str>]| types.iter().any(|part| device.kind.product.contains(&**part));
+    if (!use_types.is_empty() && !named(use_types))
+        || named(avoid_types)
+        || modes.as_ref().is_some_and(|modes| !modes.contains(&*device.kind.mode))
+    {
+        return Some(RefusalReason::CardTypeMismatch);
+    }
+    let barred = (!use_uuids.is_empty() && !use_uuids.contains(&device.uuid)) || avoid_uuids.contains(&device.uuid);
+    barred.then_some(RefusalReason::CardUuidMismatch)
+}
+
+struct Attempt<'a> {
+    request: &'a PlacementRequest,
+    node: &'a PlacementNode,
+    rules: &'a PlacementRules,
+    counted: CountedClaims,
+    weights: ScoreWeights,
+    barred: Vec<Option<RefusalReason>>,
+    taken: Vec<Taken>,
+}
+
+impl<'a> Attempt<'a> {
+    /// The device shares of the next container.
+    fn container(&mut self, container: &ContainerRequest) -> Result<Vec<DeviceShare>, NodeRefusal> {
+        let count = usize::try_from(container.slots).unwrap_or(usize::MAX);
+        if count == 0 {
+            return Ok(Vec::new());
+        }
+        let gpus = u16::try_from(self.node.devices.len()).unwrap_or(u16::MAX);
+        let mut refusal = NodeRefusal::of(gpus);
+        if count > self.node.devices.len() {
+            refusal.count(RefusalReason::NodeInsufficientDevice);
+            refusal.missed(NearestMiss::Count { requested: container.slots, fitting: gpus.into() });
+            return Err(refusal);
+        }
+        let mut candidates = Vec::with_capacity(self.node.devices.len());
+        for (place, device) in self.node.devices.iter().enumerate() {
+            match self.test(container, place, device) {
+                Ok(candidate) => candidates.push(candidate),
+                Err((reason, miss)) => {
+                    refusal.count(reason);
+                    miss.into_iter().for_each(|miss| refusal.missed(miss));
+                }
+            }
+        }
+        let policy = self.rules.gpu_policy(&self.request.preference);
+        order::sort(&mut candidates, policy, self.request.selection.numa_bind);
+        let chosen = self.choose(&candidates, count, policy.topology);
+        if chosen.len() < count {
+            let reason = if candidates.len() >= count {
+                RefusalReason::NumaNotFit
+            } else {
+                RefusalReason::AllocatedCardsInsufficientRequest
+            };
+            if !candidates.is_empty() {
+                candidates.iter().for_each(|_| refusal.count(reason));
+                let fitting = u32::try_from(chosen.len().max(candidates.len().min(count - 1))).unwrap_or(u32::MAX);
+                refusal.missed(NearestMiss::Count { requested: container.slots, fitting });
+            }
+            return Err(refusal);
+        }
+        Ok(chosen.into_iter().map(|candidate| self.take(container.role, candidate)).collect())
+    }
+
+    /// The devices among the candidates, in order; fewer than `count` where not enough fit together.
+    fn choose(&self, candidates: &[Candidate<'a>], count: usize, topology: bool) -> Vec<Candidate<'a>> {
+        let pick = |candidates: &[Candidate<'a>]| -> Vec<Candidate<'a>> {
+            if !topology || candidates.len() <= count {
+                return candidates.iter().take(count).copied().collect();
+            }
+            let places = order::best_connected(candidates, self.node, count);
+            candidates.iter().filter(|candidate| places.contains(&candidate.place)).copied().collect()
+        };
+        if !self.request.selection.numa_bind {
+            return pick(candidates);
+        }
+        // In order of preference the candidates are grouped by NUMA node.
+        let groups = candidates.chunk_by(|one, next| one.device.numa == next.device.numa);
+        groups.into_iter().find(|group| group.len() >= count).map(pick).unwrap_or_default()
+    }
+
+    /// The tests of HAMi 2.10.0 in its order; the first that fails is the reason.
+    fn test(
+        &self,
+        container: &ContainerRequest,
+        place: usize,
+        device: &'a PlacementDevice,
+    ) -> Result<Candidate<'a>, (RefusalReason, Option<NearestMiss>)> {
+        if let Some(Some(reason)) = self.barred.get(place) {
+            return Err((*reason, None));
+        }
+        let taken = self.taken.get(place).copied().unwrap_or_default();
+        let mut used = device.claimed;
+        used.add(match container.role {
+            ContainerRole::Init => taken.sidecars,
+            ContainerRole::Sidecar | ContainerRole::App => taken.together,
+        });
+        let mut counted = used;
+        counted.add(device.proposed);
+        let used = match self.counted {
+            CountedClaims::Claims => used,
+            CountedClaims::ClaimsAndProposals => counted,
+        };
+        let Capacity { slots, cores, memory } = device.capacity;
+        let share = amounts(container, device.capacity);
+        let (Bytes(own_memory), CorePercent(own_cores)) = share;
+        if used.containers >= slots {
+            return Err((RefusalReason::CardTimeSlicingExhausted, None));
+        }
+        if self.rules.gpu_policy(&self.request.preference).idle_only && used.containers > 0 {
+            return Err((RefusalReason::ExclusiveDeviceAllocateConflict, None));
+        }
+        let free = Bytes(memory.saturating_sub(used.memory));
+        if own_memory > free.0 {
+            let miss = NearestMiss::Memory { requested: share.0, free, index: device.index };
+            return Err((RefusalReason::CardInsufficientMemory, Some(miss)));
+        }
+        let free = cores.saturating_sub(used.cores);
+        if u64::from(own_cores) > free {
+            let free = CorePercent(u32::try_from(free).unwrap_or(u32::MAX));
+            let miss = NearestMiss::Cores { requested: share.1, free, index: device.index };
+            return Err((RefusalReason::CardInsufficientCore, Some(miss)));
+        }
+        let scaled = cores != u64::from(ALL_CORES);
+        if own_cores >= ALL_CORES && used.containers > 0 && !scaled {
+            return Err((RefusalReason::ExclusiveDeviceAllocateConflict, None));
+        }
+        if own_cores == 0 && cores > 0 && used.cores >= cores {
+            return Err((RefusalReason::CardComputeUnitsExhausted, None));
+        }
+        counted.add(demand(share));
+        let fill = FillTerms::of(counted, device.capacity).fill(self.weights);
+        Ok(Candidate { device, place, fill, share })
+    }
+
+    fn take(&mut self, role: ContainerRole, candidate: Candidate<'_>) -> DeviceShare {
+        let own = demand(candidate.share);
+        if let Some(taken) = self.taken.get_mut(candidate.place) {
+            let moment = match role {
+                ContainerRole::Init => {
+                    let mut moment = taken.sidecars;
+                    moment.add(own);
+                    moment
+                }
+                ContainerRole::Sidecar => {
+                    taken.sidecars.add(own);
+                    taken.together.add(own);
+                    taken.together
+                }
+                ContainerRole::App => {
+                    taken.together.add(own);
+                    taken.together
+                }
+            };
+            taken.most = taken.most.max(moment);
+        }
+        DeviceShare {
+            device: candidate.device.uuid.clone(),
+            memory: Some(candidate.share.0).filter(|memory| memory.0 > 0),
+            cores: Some(candidate.share.1).filter(|cores| cores.0 > 0),
+        }
+    }
+
+    /// How full the node is with this pod.
+    fn fill(&self) -> Fill {
+        let (mut used, mut capacity) = (DeviceDemand::default(), Capacity::default());
+        for (device, taken) in self.node.devices.iter().zip(&self.taken) {
+            used.add(device.claimed);
+            used.add(device.proposed);
+            used.add(taken.most);
+            capacity.add(device.capacity);
+        }
+        FillTerms::of(used, capacity).fill(self.weights)
+    }
+}
+
+/// Memory and SM time that the container takes of each device. Claims are written in MiB, so the memory is rounded down
+/// to MiB, and never to nothing, which would be no limit.
+fn amounts(container: &ContainerRequest, capacity: Capacity) -> (Bytes, CorePercent) {
+    let memory = container.memory.unwrap_or(MemoryRequest::WHOLE).of(Bytes(capacity.memory));
+    let memory = Bytes((memory.0 / Bytes::MIB).max(1) * Bytes::MIB);
+    (memory, container.cores.unwrap_or(CorePercent(0)))
+}
+
+fn demand((memory, cores): (Bytes, CorePercent)) -> DeviceDemand {
+    DeviceDemand { memory: memory.0, cores: cores.0.into(), containers: 1, exclusive: u64::from(cores.0 >= ALL_CORES) }
+}

@@ -1,0 +1,208 @@
+//! Why a node does not fit: HAMi's reason codes, counted by GPU, and the GPU that came nearest.
+
+use model::unit::{Bytes, CorePercent};
+use std::fmt;
+
+/// Why a GPU, or a whole node, cannot take a pod. The names are those of HAMi's table of reasons.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[repr(u8)]
+pub enum RefusalReason {
+    /// The GPU is not fit for new containers.
+    CardNotHealth,
+    /// An operator keeps the GPU from new containers.
+    CardCordoned,
+    /// The pod does not accept the product or the sharing mode.
+    CardTypeMismatch,
+    /// The pod does not accept the UUID.
+    CardUuidMismatch,
+    /// The GPUs that fit are on different NUMA nodes.
+    NumaNotFit,
+    /// As many containers as allowed share the GPU.
+    CardTimeSlicingExhausted,
+    /// The pod wants the GPU for itself and another pod is there, or the other way round.
+    ExclusiveDeviceAllocateConflict,
+    /// Too little memory is left.
+    CardInsufficientMemory,
+    /// Too little SM time is left.
+    CardInsufficientCore,
+    /// All SM time is claimed, so that not even a container that names no amount may come.
+    CardComputeUnitsExhausted,
+    /// Some GPUs fit, but fewer than the container requests.
+    AllocatedCardsInsufficientRequest,
+    /// The node has fewer GPUs than the container requests.
+    NodeInsufficientDevice,
+    /// The node registers no GPUs, or its register cannot be read.
+    NodeUnregistered,
+    /// The node takes no new claims now.
+    NodeClosed,
+}
+
+impl RefusalReason {
+    /// Every reason, in the order of the tests.
+    pub const ALL: [RefusalReason; 14] = [
+        RefusalReason::CardNotHealth,
+        RefusalReason::CardCordoned,
+        RefusalReason::CardTypeMismatch,
+        RefusalReason::CardUuidMismatch,
+        RefusalReason::NumaNotFit,
+        RefusalReason::CardTimeSlicingExhausted,
+        RefusalReason::ExclusiveDeviceAllocateConflict,
+        RefusalReason::CardInsufficientMemory,
+        RefusalReason::CardInsufficientCore,
+        RefusalReason::CardComputeUnitsExhausted,
+        RefusalReason::AllocatedCardsInsufficientRequest,
+        RefusalReason::NodeInsufficientDevice,
+        RefusalReason::NodeUnregistered,
+        RefusalReason::NodeClosed,
+    ];
+
+    /// The code, as HAMi's events and logs write it.
+    #[must_use]
+    pub fn code(self) -> &'static str {
+        match self {
+            RefusalReason::CardNotHealth => "CardNotHealth",
+            RefusalReason::CardCordoned => "CardCordoned",
+            RefusalReason::CardTypeMismatch => "CardTypeMismatch",
+            RefusalReason::CardUuidMismatch => "CardUuidMismatch",
+            RefusalReason::NumaNotFit => "NumaNotFit",
+            RefusalReason::CardTimeSlicingExhausted => "CardTimeSlicingExhausted",
+            RefusalReason::ExclusiveDeviceAllocateConflict => "ExclusiveDeviceAllocateConflict",
+            RefusalReason::CardInsufficientMemory => "CardInsufficientMemory",
+            RefusalReason::CardInsufficientCore => "CardInsufficientCore",
+            RefusalReason::CardComputeUnitsExhausted => "CardComputeUnitsExhausted",
+            RefusalReason::AllocatedCardsInsufficientRequest => "AllocatedCardsInsufficientRequest",
+            RefusalReason::NodeInsufficientDevice => "NodeInsufficientDevice",
+            RefusalReason::NodeUnregistered => "NodeUnregistered",
+            RefusalReason::NodeClosed => "NodeClosed",
+        }
+    }
+
+    /// Whether no pod that ends can change it: preemption cannot help, as far as GPUs are concerned.
+    #[must_use]
+    pub fn is_lasting(self) -> bool {
+        matches!(
+            self,
+            RefusalReason::CardTypeMismatch
+                | RefusalReason::CardUuidMismatch
+                | RefusalReason::NodeInsufficientDevice
+                | RefusalReason::NodeUnregistered
+        )
+    }
+
+    fn place(self) -> usize {
+        usize::from(self as u8)
+    }
+}
+
+/// How far the nearest GPU was from fitting.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NearestMiss {
+    /// It had this much memory left, and the container requests more.
+    Memory {
+        /// Requested of each GPU.
+        requested: Bytes,
+        /// Left on the GPU with the most.
+        free: Bytes,
+        /// NVML's index of that GPU.
+        index: u32,
+    },
+    /// It had this much SM time left, and the container requests more.
+    Cores {
+        /// Requested of each GPU.
+        requested: CorePercent,
+        /// Left on the GPU with the most.
+        free: CorePercent,
+        /// NVML's index of that GPU.
+        index: u32,
+    },
+    /// This many GPUs fit, and the container requests more.
+    Count {
+        /// Requested.
+        requested: u32,
+        /// GPUs that fit.
+        fitting: u32,
+    },
+}
+
+/// Why one node does not fit.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct NodeRefusal {
+    /// GPUs that failed first at each test, in the order of [`RefusalReason::ALL`].
+    counts: [u16; RefusalReason::ALL.len()],
+    /// GPUs of the node.
+    pub gpus: u16,
+    /// The nearest miss.
+    pub nearest: Option<NearestMiss>,
+}
+
+impl NodeRefusal {
+    /// A refusal of the node as a whole.
+    #[must_use]
+    pub fn whole(reason: RefusalReason) -> NodeRefusal {
+        let mut refusal = NodeRefusal::default();
+        refusal.count(reason);
+        refusal
+    }
+
+    /// A refusal of a node with this many GPUs, before they are tested.
+    pub(crate) fn of(gpus: u16) -> NodeRefusal {
+        NodeRefusal { gpus, ..NodeRefusal::default() }
+    }
+
+    /// Counts one GPU.
+    pub(crate) fn count(&mut self, reason: RefusalReason) {
+        if let Some(count) = self.counts.get_mut(reason.place()) {
+            *count = count.saturating_add(1);
+        }
+    }
+
+    /// The reasons with the number of GPUs.
+    pub fn reasons(&self) -> impl Iterator<Item = (RefusalReason, u16)> {
+        RefusalReason::ALL.into_iter().zip(self.counts).filter(|(_, count)| *count > 0)
+    }
+
+    /// The set of reasons as bits, in the order of [`RefusalReason::ALL`]: nodes with equal sets have equal texts.
+    #[must_use]
+    pub fn bits(&self) -> u16 {
+        self.reasons().fold(0, |bits, (reason, _)| bits | (1 << reason.place()))
+    }
+
+    /// Whether no pod that ends can change it.
+    #[must_use]
+    pub fn is_lasting(&self) -> bool {
+        self.reasons()
+            .all(|(reason, _)| reason.is_lasting() || reason == RefusalReason::AllocatedCardsInsufficientRequest)
+            && self.reasons().any(|(reason, _)| reason.is_lasting())
+    }
+
+    /// Keeps the nearer of two misses.
+    pub(crate) fn missed(&mut self, miss: NearestMiss) {
+        if self.nearest.is_none_or(|other| miss.is_nearer_than(other)) {
+            self.nearest = Some(miss);
+        }
+    }
+}
+
+impl NearestMiss {
+    /// Whether this miss is nearer than another one: more left of what was short.
+    #[must_use]
+    pub fn is_nearer_than(self, other: NearestMiss) -> bool {
+        match (other, self) {
+            (NearestMiss::Memory { free: old, .. }, NearestMiss::Memory { free, .. }) => free > old,
+            (NearestMiss::Cores { free: old, .. }, NearestMiss::Cores { free, .. }) => free > old,
+            (NearestMiss::Count { fitting: old, .. }, NearestMiss::Count { fitting, .. }) => fitting > old,
+            // Fewer GPUs than requested is what the user must know where each of them fits; memory is next.
+            (NearestMiss::Cores { .. }, NearestMiss::Memory { .. }) | (_, NearestMiss::Count { .. }) => true,
+            _ => false,
+        }
+    }
+}
+
+/// The reasons without numbers, in alphabetical order, so that kube-scheduler can count nodes with the same text.
+impl fmt::Display for NodeRefusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut codes: Vec<&str> = self.reasons().map(|(reason, _)| reason.code()).collect();
+        codes.sort_unstable();
+        f.write_str(&codes.join(", "))
+    }
+}

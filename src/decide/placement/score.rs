@@ -1,0 +1,78 @@
+//! How full a GPU or a node is, as one integer with named terms.
+//!
+//! ```text
+//!   fill = (weight.slots x slots used / slots + weight.cores x cores used / cores + weight.memory x memory used / memory)
+//!          / (sum of the weights)                                                             in parts of a million
+//! ```
+//!
+//! Integers give the same order on every machine, and nodes with equal GPUs and equal claims have equal fills.
+
+use crate::ledger::DeviceDemand;
+use model::placement::ScoreWeights;
+
+/// One, in the parts in which a fill is counted.
+const WHOLE: u64 = 1_000_000;
+
+/// How full something is, in parts of a million. More than a million where more is claimed than there is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Fill(pub u64);
+
+/// What there is of one GPU, or of all GPUs of a node together.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Capacity {
+    /// Containers that may share it.
+    pub slots: u64,
+    /// Percent of SM time.
+    pub cores: u64,
+    /// Bytes.
+    pub memory: u64,
+}
+
+impl Capacity {
+    /// Adds another GPU.
+    pub fn add(&mut self, other: Capacity) {
+        self.slots = self.slots.saturating_add(other.slots);
+        self.cores = self.cores.saturating_add(other.cores);
+        self.memory = self.memory.saturating_add(other.memory);
+    }
+}
+
+/// The terms of a fill: each part in parts of a million, before its weight.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct FillTerms {
+    /// Slots.
+    pub slots: u64,
+    /// SM time.
+    pub cores: u64,
+    /// Memory.
+    pub memory: u64,
+}
+
+impl FillTerms {
+    /// The terms where `used` of `capacity` is taken. A part of which there is nothing counts as empty.
+    #[must_use]
+    pub fn of(used: DeviceDemand, capacity: Capacity) -> FillTerms {
+        FillTerms {
+            slots: part(used.containers, capacity.slots),
+            cores: part(used.cores, capacity.cores),
+            memory: part(used.memory, capacity.memory),
+        }
+    }
+
+    /// The weighted mean.
+    #[must_use]
+    pub fn fill(self, weights: ScoreWeights) -> Fill {
+        let term = |part: u64, weight: u32| u128::from(part) * u128::from(weight);
+        let sum = term(self.slots, weights.slots) + term(self.cores, weights.cores) + term(self.memory, weights.memory);
+        let weight = u128::from(weights.slots) + u128::from(weights.cores) + u128::from(weights.memory);
+        Fill(u64::try_from(sum / weight.max(1)).unwrap_or(u64::MAX))
+    }
+}
+
+fn part(used: u64, whole: u64) -> u64 {
+    // Most numbers leave room for a multiplication in 64 bits, which is several times faster than in 128.
+    if let Some(parts) = used.checked_mul(WHOLE) {
+        return parts.checked_div(whole).unwrap_or(0);
+    }
+    u64::try_from(u128::from(used) * u128::from(WHOLE) / u128::from(whole.max(1))).unwrap_or(u64::MAX)
+}

@@ -1,0 +1,31 @@
+//! The Lease by which one of several processes becomes the leader.
+
+use crate::time::WallTime;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// What a Lease says of its holder. The times are for people: no decision compares them with a clock.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct LeaseRecord {
+    /// The identity of the holder; `None` where it was released.
+    pub holder: Option<Arc<str>>,
+    /// How long the Lease stays with its holder after a change of it was seen; whole seconds.
+    pub duration: Duration,
+    /// When the holder took it.
+    pub acquired: Option<WallTime>,
+    /// When the holder renewed it last.
+    pub renewed: Option<WallTime>,
+    /// How often the holder has changed.
+    pub transitions: u64,
+    /// The epoch of the holder's claims (`gpu-steward.io/epoch`); `None` where no holder has written one.
+    pub epoch: Option<u64>,
+}
+
+/// A Lease as the API server stores it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StoredLease {
+    /// The resource version. A write with an older one is refused.
+    pub version: Arc<str>,
+    /// The content.
+    pub record: LeaseRecord,
+}

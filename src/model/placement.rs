@@ -1,0 +1,105 @@
+//! What a pod asks of the scheduler beside the amounts: which GPUs it accepts, and which it prefers.
+
+use crate::id::{GpuUuid, PodRef, PodUid};
+use crate::request::ContainerRequest;
+use std::sync::Arc;
+
+/// Which GPUs a pod accepts. The default accepts every GPU.
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct GpuSelection {
+    /// The product name contains one of these, in lower case (`nvidia.com/use-gputype`). Empty: any product.
+    pub use_types: Vec<Arc<str>>,
+    /// The product name contains none of these, in lower case (`nvidia.com/nouse-gputype`).
+    pub avoid_types: Vec<Arc<str>>,
+    /// The UUID is one of these (`nvidia.com/use-gpuuuid`). Empty: any UUID.
+    pub use_uuids: Vec<GpuUuid>,
+    /// The UUID is none of these (`nvidia.com/nouse-gpuuuid`).
+    pub avoid_uuids: Vec<GpuUuid>,
+    /// This text contains the sharing mode of the GPU (`nvidia.com/vgpu-mode`). `None`: any mode.
+    pub modes: Option<Arc<str>>,
+    /// All GPUs of one container are on one NUMA node (`nvidia.com/numa-bind`).
+    pub numa_bind: bool,
+}
+
+/// Which nodes a pod prefers among those that fit.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum NodePolicy {
+    /// The fullest node, so that whole nodes stay free.
+    #[default]
+    Binpack,
+    /// The emptiest node.
+    Spread,
+}
+
+/// Which GPUs of a node a container prefers among those that fit.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct GpuPolicy {
+    /// The keys by which GPUs are ordered, the first one decides first. Never empty.
+    pub order: Vec<GpuOrder>,
+    /// Only GPUs that no other pod shares (`mutex`).
+    pub idle_only: bool,
+    /// Several GPUs of one container are the best connected ones (`topology-aware`).
+    pub topology: bool,
+}
+
+/// One key of the order of GPUs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum GpuOrder {
+    /// The fullest GPU first.
+    Binpack,
+    /// The emptiest GPU first.
+    Spread,
+    /// GPUs of one NUMA node beside each other.
+    Numa,
+}
+
+impl Default for GpuPolicy {
+    fn default() -> Self {
+        GpuPolicy { order: vec![GpuOrder::Spread], idle_only: false, topology: false }
+    }
+}
+
+/// How much each part of a GPU counts where GPUs and nodes are compared. At least one is not zero.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ScoreWeights {
+    /// Containers on the GPU, of those that may share it.
+    pub slots: u32,
+    /// SM time.
+    pub cores: u32,
+    /// Memory.
+    pub memory: u32,
+}
+
+impl Default for ScoreWeights {
+    fn default() -> Self {
+        ScoreWeights { slots: 1, cores: 1, memory: 1 }
+    }
+}
+
+/// What a pod prefers; `None` is the cluster's default.
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct PlacementPreference {
+    /// `hami.io/node-scheduler-policy`.
+    pub node_policy: Option<NodePolicy>,
+    /// `hami.io/gpu-scheduler-policy`.
+    pub gpu_policy: Option<GpuPolicy>,
+    /// `hami.io/device-scoring-weights`.
+    pub weights: Option<ScoreWeights>,
+}
+
+/// A pod that asks the scheduler for GPUs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PlacementRequest {
+    /// The identity.
+    pub uid: PodUid,
+    /// Namespace and name.
+    pub pod: PodRef,
+    /// What its containers request, init containers first.
+    pub requests: Vec<ContainerRequest>,
+    /// Which GPUs it accepts.
+    pub selection: GpuSelection,
+    /// Which nodes and GPUs it prefers.
+    pub preference: PlacementPreference,
+    /// Whether it is a member of a gang, so that its bind may come long after its filter call.
+    pub gang: bool,
+}
