@@ -132,7 +132,13 @@ impl ApiClient {
         self.get(call, ApiPath::node(node), age, form).await
     }
 
-    async fn get(&self, call: ApiCall, path: ApiPath, age: &ReadAge, form: ObjectForm) -> Result<Vec<u8>, ApiError> {
+    pub(crate) async fn get(
+        &self,
+        call: ApiCall,
+        path: ApiPath,
+        age: &ReadAge,
+        form: ObjectForm,
+    ) -> Result<Vec<u8>, ApiError> {
         let content = Content { method: http::Method::GET, accept: one(form), body: None };
         self.answered(call, aged(path, age), content).await
     }
@@ -198,18 +204,14 @@ impl ApiClient {
         self.write(http::Method::DELETE, call, ApiPath::pod(pod, &[]), ("application/json", &options)).await
     }
 
-    /// Binds a pod of this UID to a Node, as a scheduler does.
+    /// Binds a pod to a Node, as a scheduler does. The Binding names the pod's UID and the annotations that the pod gets
+    /// in the same write.
     ///
     /// # Errors
     /// [`ApiError`]; code 409 if the pod is bound already or is another one by now, 404 if it does not exist.
-    pub async fn bind_pod(&self, uid: &PodUid, pod: &PodRef, node: &NodeName) -> Result<(), ApiError> {
+    pub async fn bind_pod(&self, pod: &PodRef, node: &NodeName, binding: &Value) -> Result<(), ApiError> {
         let call = ApiCall::new(ApiVerb::Create, ApiResource::PodBindings, format!("binding of pod {pod} to {node}"));
-        let binding = json!({
-            "apiVersion": "v1", "kind": "Binding",
-            "metadata": { "name": &*pod.name, "namespace": &*pod.namespace, "uid": uid.as_str() },
-            "target": { "apiVersion": "v1", "kind": "Node", "name": node.as_str() },
-        });
-        self.create(call, ApiPath::pod(pod, &["binding"]), &binding).await
+        self.create(call, ApiPath::pod(pod, &["binding"]), binding).await
     }
 
     /// Evicts a pod of this UID: it ends with its grace period, unless a disruption budget forbids it.
@@ -224,6 +226,16 @@ impl ApiClient {
             "deleteOptions": { "preconditions": { "uid": uid.as_str() } },
         });
         self.create(call, ApiPath::pod(pod, &["eviction"]), &body).await
+    }
+
+    /// Creates or replaces an object, and reads how it is stored.
+    ///
+    /// # Errors
+    /// [`ApiError`]; the object may be written where there was no answer, or an answer that cannot be read.
+    pub(crate) async fn store(&self, call: ApiCall, path: ApiPath, object: &Value) -> Result<Vec<u8>, ApiError> {
+        let method = if call.verb == ApiVerb::Create { http::Method::POST } else { http::Method::PUT };
+        let content = Content { method, accept: "application/json", body: Some(("application/json", object)) };
+        self.answered(call, path, content).await
     }
 
     async fn write(

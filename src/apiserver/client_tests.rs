@@ -2,10 +2,14 @@
 
 use crate::client::{ApiClient, ApiSelection, ObjectForm, ReadAge};
 use crate::connect;
+use crate::lease::LeaseClient;
 use crate::resource::ApiResource;
 use lab::api_server::{ApiServerFault, FakeApiServer, pod};
 use model::id::{NodeName, PodRef, PodUid};
+use model::lease::{LeaseRecord, StoredLease};
+use model::time::WallTime;
 use serde_json::{Value, json};
+use std::time::Duration;
 
 const UID: &str = "aaaaaaaa-0000-4000-8000-000000000001";
 const OTHER: &str = "aaaaaaaa-0000-4000-8000-000000000002";
@@ -29,17 +33,25 @@ fn waiting() -> Value {
     waiting
 }
 
+fn binding(uid: &str) -> Value {
+    json!({
+        "apiVersion": "v1", "kind": "Binding", "target": { "apiVersion": "v1", "kind": "Node", "name": "n1" },
+        "metadata": { "name": "train-0", "namespace": "ml", "uid": uid, "annotations": { "a/b": "1" } },
+    })
+}
+
 #[tokio::test]
 async fn a_pod_is_bound_once_and_only_the_pod_of_this_uid() {
     let (server, node) = (FakeApiServer::start(), NodeName::parse("n1").unwrap());
     let client = client(&server).await;
-    let unknown = client.bind_pod(&uid(UID), &train(), &node).await.unwrap_err();
+    let unknown = client.bind_pod(&train(), &node, &binding(UID)).await.unwrap_err();
     assert_eq!(unknown.code(), Some(404));
     server.put("pods", waiting());
-    assert_eq!(client.bind_pod(&uid(OTHER), &train(), &node).await.unwrap_err().code(), Some(409));
-    client.bind_pod(&uid(UID), &train(), &node).await.unwrap();
-    assert_eq!(server.object("pods", "ml", "train-0").unwrap()["spec"]["nodeName"], "n1");
-    let again = client.bind_pod(&uid(UID), &train(), &node).await.unwrap_err();
+    assert_eq!(client.bind_pod(&train(), &node, &binding(OTHER)).await.unwrap_err().code(), Some(409));
+    client.bind_pod(&train(), &node, &binding(UID)).await.unwrap();
+    let bound = server.object("pods", "ml", "train-0").unwrap();
+    assert_eq!((&bound["spec"]["nodeName"], &bound["metadata"]["annotations"]["a/b"]), (&json!("n1"), &json!("1")));
+    let again = client.bind_pod(&train(), &node, &binding(UID)).await.unwrap_err();
     let expected = format!(
         "create binding of pod ml/train-0 to n1 at http://{}/: 409 pod is already assigned to node",
         server.address()
@@ -62,6 +74,29 @@ async fn a_deletion_and_an_eviction_touch_no_other_pod_of_the_name() {
         }
         assert_eq!(server.objects("pods"), Vec::<Value>::new());
     }
+}
+
+#[tokio::test]
+async fn of_two_writes_of_a_lease_with_the_same_version_one_is_refused() {
+    let server = FakeApiServer::start();
+    let connection = client(&server).await.connection().clone();
+    let lease = LeaseClient::new(connection, "kube-system".into(), "steward".into());
+    assert_eq!(lease.get().await.unwrap(), None);
+    let record = LeaseRecord {
+        holder: Some("a".into()),
+        duration: Duration::from_secs(15),
+        renewed: Some(WallTime(1_795_256_507_000_001)),
+        epoch: Some(3),
+        ..LeaseRecord::default()
+    };
+    let created = lease.create(&record).await.unwrap();
+    assert_eq!(created.record, record);
+    assert_eq!(lease.create(&record).await.unwrap_err().code(), Some(409));
+    let next = StoredLease { record: LeaseRecord { epoch: Some(4), ..record }, ..created.clone() };
+    let replaced = lease.replace(&next).await.unwrap();
+    assert!(replaced.version != created.version);
+    assert_eq!(lease.replace(&next).await.unwrap_err().code(), Some(409));
+    assert_eq!(lease.get().await.unwrap(), Some(replaced));
 }
 
 #[tokio::test]

@@ -5,7 +5,8 @@
 //!    ▲ │               │ ▲                ▲
 //!    │ └─ not shown ─▶ absence ── get ────┘
 //!    └─────────────────┤ │
-//!      new list: 410   └─┘  ends or fails: the next watch starts at the newest version
+//!      new list: 410,  └─┘  ends or fails: the next watch starts at the newest version
+//!      or wanted
 //! ```
 //!
 //! The newest version is that of the last event, or that of the list if there was no event. After a failure the
@@ -21,6 +22,7 @@ use crate::store::{Answer, Delta, EventOutcome, GoneEvidence, Listed, Store};
 use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
 use std::time::Duration;
+use tokio::sync::Notify;
 use tokio::task::{JoinError, JoinSet};
 use tokio::time::{Instant, sleep_until, timeout_at};
 use wire::watch::{ObjectPage, ReadObject, UnreadableObject, WatchEvent, WatchLines, object, page};
@@ -50,6 +52,8 @@ pub trait FollowListener<K: Followed>: Send {
     fn failed(&mut self, why: &ApiError) -> Duration;
     /// The watch works, maybe after failures.
     fn works(&mut self);
+    /// A list that the follower began at this moment is in the store; [`FollowListener::changed`] has reported it.
+    fn listed(&mut self, _begun: Instant) {}
 }
 
 /// Follows the objects of one kind.
@@ -66,6 +70,8 @@ pub struct Follower<K: Followed, L> {
     position: Position,
     listener: L,
     unreported: Unreported,
+    /// Notified when a new list is wanted.
+    relist: Arc<Notify>,
 }
 
 /// How far the follower has read, in the server's versions.
@@ -115,7 +121,15 @@ impl<K: Followed, L: FollowListener<K>> Follower<K, L> {
             position: Position::default(),
             listener,
             unreported: Unreported::default(),
+            relist: Arc::default(),
         }
+    }
+
+    /// Makes the follower read a new list whenever `relist` is notified while a watch runs, or before the next one.
+    #[must_use]
+    pub fn relist_on(mut self, relist: Arc<Notify>) -> Follower<K, L> {
+        self.relist = relist;
+        self
     }
 
     /// Lists and watches for ever.
@@ -182,6 +196,7 @@ impl<K: Followed, L: FollowListener<K>> Follower<K, L> {
             Some(seen) if self.position.behind < BEHIND => ReadAge::NotOlderThan(seen.clone()),
             Some(_) => ReadAge::Newest,
         };
+        let begun = Instant::now();
         let first = self.page(&age).await;
         self.position.behind = if first.as_ref().is_err_and(ApiError::behind) { self.position.behind + 1 } else { 0 };
         let ObjectPage { version, mut next, mut objects } = first?;
@@ -201,6 +216,7 @@ impl<K: Followed, L: FollowListener<K>> Follower<K, L> {
         self.received();
         self.unreported.objects = true;
         self.report();
+        self.listener.listed(begun);
         self.position.seen = Some(version.clone());
         Ok(version)
     }
@@ -231,6 +247,10 @@ impl<K: Followed, L: FollowListener<K>> Follower<K, L> {
                 }
                 Some(done) = self.checks.join_next() => self.checked(done),
                 () = sleep_until(check_at.unwrap_or(end)), if check_at.is_some() => self.check(),
+                () = self.relist.notified() => {
+                    self.position.seen = self.position.version.take().or(self.position.seen.take());
+                    return Ok(());
+                }
                 piece = timeout_at(end, answer.piece()) => match piece {
                     Ok(Ok(Some(piece))) => works |= self.take_piece(&mut stream, piece.as_ref(), answer)?,
                     // The watch has lasted its time, or the server ended it early, which is allowed.

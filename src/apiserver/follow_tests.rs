@@ -6,13 +6,15 @@ use crate::follow::{FollowListener, Follower};
 use crate::kind::{AllNodes, AllPods, Followed, PodsOfNode};
 use crate::store::{Delta, GoneEvidence, Store};
 use lab::api_server::{ApiServerFault, FakeApiServer, pod};
-use model::id::NodeName;
+use model::id::{NodeName, PodUid};
 use model::pod::{LabelKeys, Pod};
 use serde_json::json;
 use std::sync::Arc;
 use std::time::Duration;
+use tokio::sync::Notify;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::task::JoinHandle;
+use tokio::time::Instant;
 use wire::watch::{UnreadableObject, WatchedKind};
 
 const NODE: &str = "n1";
@@ -176,4 +178,51 @@ async fn all_pods_and_all_nodes_are_listed_in_pages_and_then_watched() {
     let [Delta::Gone { before, evidence: GoneEvidence::DeletedEvent }] = &gone[..] else { panic!("{gone:?}") };
     assert_eq!((before.name.as_str(), before.annotations.len(), nodes.held), ("n3", 1, 1200));
     assert_eq!(AllNodes::NAME, "node");
+}
+
+/// Sends on when each list was begun.
+struct Lists(UnboundedSender<Instant>);
+
+impl FollowListener<AllPods> for Lists {
+    fn received(&mut self) {}
+
+    fn changed(&mut self, _: Vec<Delta<Pod>>, _: Option<&Store<AllPods>>) {}
+
+    fn unreadable(&mut self, _: &UnreadableObject<PodUid>) {}
+
+    fn failed(&mut self, _: &ApiError) -> Duration {
+        Duration::from_millis(50)
+    }
+
+    fn works(&mut self) {}
+
+    fn listed(&mut self, begun: Instant) {
+        let _ = self.0.send(begun);
+    }
+}
+
+#[tokio::test]
+async fn a_list_on_demand_is_begun_after_the_demand_and_read_from_etcd() {
+    let server = FakeApiServer::start();
+    let folder = tempfile::tempdir().unwrap();
+    let connection = connect(Some(&server.kubeconfig(folder.path()))).await.unwrap();
+    let (say, mut lists) = unbounded_channel();
+    let relist = Arc::<Notify>::default();
+    let follower = Follower::new(connection, AllPods, Lists(say)).relist_on(Arc::clone(&relist));
+    let task = tokio::spawn(follower.run());
+    let first = lists.recv().await.unwrap();
+    let demanded = Instant::now();
+    relist.notify_one();
+    let second = tokio::time::timeout(Duration::from_secs(10), lists.recv()).await.unwrap().unwrap();
+    assert!(first < demanded && second >= demanded);
+    // While the server cannot be reached a demand waits.
+    server.fault(ApiServerFault::Refuse(503));
+    server.cut();
+    relist.notify_one();
+    assert!(tokio::time::timeout(Duration::from_millis(300), lists.recv()).await.is_err());
+    server.fault(ApiServerFault::None);
+    assert!(tokio::time::timeout(Duration::from_secs(10), lists.recv()).await.unwrap().unwrap() > second);
+    let asked = server.requests().into_iter().filter(|asked| asked.path == "/api/v1/pods" && !asked.is_watch());
+    assert!(asked.into_iter().all(|asked| !asked.query.contains_key("resourceVersion")));
+    task.abort();
 }

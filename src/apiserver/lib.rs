@@ -6,6 +6,7 @@
 //!                                                      error ◀──────────┤
 //!   own_node versions   reads of the agent's own Node ◀─────────────────┤
 //!   writes              annotations, labels, events, evictions ─────────┤
+//!   lease               the Lease of a leader election ─────────────────┤
 //!   kind absence store follow   list, then watch ──▶ changes, for a listener ◀─┘
 //! ```
 //!
@@ -22,6 +23,7 @@ pub mod client;
 pub mod own_node;
 pub mod versions;
 pub mod writes;
+pub mod lease;
 pub mod kind;
 mod absence;
 pub mod store;

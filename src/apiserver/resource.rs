@@ -16,6 +16,8 @@ pub enum ApiResource {
     Nodes,
     /// Events.
     Events,
+    /// Leases.
+    Leases,
 }
 
 /// The path of a request and its query.
@@ -37,6 +39,7 @@ impl ApiResource {
             ApiResource::PodEvictions => "pods/eviction",
             ApiResource::Nodes => "nodes",
             ApiResource::Events => "events",
+            ApiResource::Leases => "leases",
         }
     }
 }
@@ -57,6 +60,13 @@ impl ApiPath {
     /// The path of a Node.
     pub(crate) fn node(node: &NodeName) -> ApiPath {
         ApiPath::of("/api/v1/nodes", &[node.as_str()])
+    }
+
+    /// The path of a Lease, or of all Leases of a namespace.
+    pub(crate) fn lease(namespace: &str, name: Option<&str>) -> ApiPath {
+        let mut segments = vec![namespace, "leases"];
+        segments.extend(name);
+        ApiPath::of("/apis/coordination.k8s.io/v1/namespaces", &segments)
     }
 
     /// The path of a pod, or of a subresource of it.

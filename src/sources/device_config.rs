@@ -18,6 +18,23 @@ const NODES: &str = "nodeconfig";
 /// # Errors
 /// What is wrong with the file, without its name.
 pub fn read(path: &Path, node: &NodeName) -> Result<(DeviceConfig, Vec<ConfigWarning>), String> {
+    let (mut config, mut warnings, nodes) = read_parts(path)?;
+    let more = device_config::for_node(&nodes.into(), node.as_str(), &mut config).map_err(|fault| fault.to_string())?;
+    warnings.extend(more);
+    Ok((config, warnings))
+}
+
+/// The configuration of all nodes, without the settings of single ones.
+///
+/// # Errors
+/// What is wrong with the file, without its name.
+pub fn read_common(path: &Path) -> Result<(DeviceConfig, Vec<ConfigWarning>), String> {
+    read_parts(path).map(|(config, warnings, _)| (config, warnings))
+}
+
+type Parts = (DeviceConfig, Vec<ConfigWarning>, serde_json::Map<String, serde_json::Value>);
+
+fn read_parts(path: &Path) -> Result<Parts, String> {
     let text = bounded_file::read_text(path, MAX_BYTES).map_err(|error| error.to_string())?;
     let mut value: serde_json::Value = serde_saphyr::from_str(&text).map_err(|error| error.to_string())?;
     // HAMi keeps the settings of nodes in a separate file; here they may be in the same file.
@@ -26,10 +43,8 @@ pub fn read(path: &Path, node: &NodeName) -> Result<(DeviceConfig, Vec<ConfigWar
         let key = sections.keys().find(|key| key.eq_ignore_ascii_case(NODES)).cloned();
         nodes.extend(key.and_then(|key| sections.remove_entry(&key)));
     }
-    let (mut config, mut warnings) = device_config::read(&value).map_err(|fault| fault.to_string())?;
-    let more = device_config::for_node(&nodes.into(), node.as_str(), &mut config).map_err(|fault| fault.to_string())?;
-    warnings.extend(more);
-    Ok((config, warnings))
+    let (config, warnings) = device_config::read(&value).map_err(|fault| fault.to_string())?;
+    Ok((config, warnings, nodes))
 }
 
 #[cfg(test)]
@@ -45,6 +60,7 @@ mod tests {
         std::fs::write(&path, text).unwrap();
         assert_eq!(read(&path, &node).unwrap().0.slots, 7);
         assert_eq!(read(&path, &NodeName::parse("node-3").unwrap()).unwrap().0.slots, 4);
+        assert_eq!(read_common(&path).unwrap().0.slots, 4);
         for (text, word) in [("{".to_owned(), ""), ("#".repeat(MAX_BYTES + 1), "longer than")] {
             std::fs::write(&path, text).unwrap();
             let why = read(&path, &node).unwrap_err();

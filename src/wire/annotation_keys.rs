@@ -8,6 +8,8 @@ pub const MAX_ANNOTATION: usize = 256 * 1024;
 
 /// Node: the GPUs that it registers ([`crate::register`]).
 pub const REGISTER: &str = "hami.io/node-nvidia-register";
+/// Node: how well its GPUs are connected ([`crate::links`]).
+pub const NODE_LINKS: &str = "hami.io/node-nvidia-score";
 /// Node: when its agent was last alive ([`crate::handshake`]).
 pub const HANDSHAKE: &str = "hami.io/node-handshake";
 /// Node: GPUs that get no new containers ([`crate::cordon`]).
@@ -29,6 +31,27 @@ pub const MIG_ALLOCATIONS: &str = "hami.io/vgpu-mig-allocations";
 pub const BIND_TIME: &str = "hami.io/bind-time";
 /// Pod: its bind phase ([`crate::bind`]).
 pub const BIND_PHASE: &str = "hami.io/bind-phase";
+
+/// Pod, as the next ones ([`crate::placement`]): words that the product name of its GPUs contains.
+pub const USE_TYPES: &str = "nvidia.com/use-gputype";
+/// Words that the product name of its GPUs does not contain.
+pub const AVOID_TYPES: &str = "nvidia.com/nouse-gputype";
+/// UUIDs that its GPUs have.
+pub const USE_UUIDS: &str = "nvidia.com/use-gpuuuid";
+/// UUIDs that its GPUs do not have.
+pub const AVOID_UUIDS: &str = "nvidia.com/nouse-gpuuuid";
+/// Whether all GPUs of one container are on one NUMA node.
+pub const NUMA_BIND: &str = "nvidia.com/numa-bind";
+/// The sharing modes that its GPUs may have.
+pub const SHARING_MODES: &str = "nvidia.com/vgpu-mode";
+/// Which nodes it prefers.
+pub const NODE_POLICY: &str = "hami.io/node-scheduler-policy";
+/// Which GPUs of a node it prefers.
+pub const GPU_POLICY: &str = "hami.io/gpu-scheduler-policy";
+/// How much slots, SM time and memory count for it.
+pub const SCORE_WEIGHTS: &str = "hami.io/device-scoring-weights";
+/// Label of a pod: the PodGroup that it belongs to.
+pub const POD_GROUP: &str = "scheduling.x-k8s.io/pod-group";
 
 /// The name of the vendor in the device strings of a claim.
 pub const NVIDIA: &str = "NVIDIA";

@@ -1,6 +1,7 @@
 //! Tests the decoders with texts that HAMi's programs wrote, and with one case of every form (`tests/golden/hami`).
 
 use crate::annotation_keys;
+use crate::extender::{self, CandidateNodes, FailedNode};
 use crate::handshake::Handshake;
 use crate::resource::{RequestRules, ResourceAmounts, request};
 use crate::{bind, claim, handshake, node_lock, register, timestamp};
@@ -12,6 +13,7 @@ use serde_json::{Value, json};
 
 const SCHEDULER: &str = include_str!("../../tests/golden/hami/scheduler.json");
 const PLUGIN: &str = include_str!("../../tests/golden/hami/plugin.json");
+const CALLS: &str = include_str!("../../tests/golden/hami/extender.json");
 const FORMATS: &str = include_str!("../../tests/golden/hami/formats.json");
 /// Memory of the GPUs in the recording.
 const MEMORY_OF_A100: Mib = Mib(81_920);
@@ -128,6 +130,47 @@ fn answers_of_hamis_plugin_follow_from_the_annotations() {
         assert!(left.iter().all(Vec::is_empty), "{name}: every slot is blanked in the end");
         assert_eq!(bind::decode_phase(text(&case, "bindPhase")), Ok(model::claim::BindPhase::Success));
     }
+}
+
+/// The names of an answer, by their places in the call.
+fn places(nodes: &CandidateNodes<'_>, names: &Value) -> Vec<usize> {
+    let place = |name: &Value| nodes.names().position(|known| name == known).unwrap();
+    names.as_array().into_iter().flatten().map(place).collect()
+}
+
+#[test]
+fn what_kube_scheduler_sent_is_read_and_what_hami_answered_is_written() {
+    let mut verbs = [0, 0];
+    for case in cases(CALLS) {
+        let (body, response) = (case["request"].to_string(), &case["response"]);
+        let written = if text(&case, "path") == "/bind" {
+            verbs[1] += 1;
+            let call = extender::decode_binding(body.as_bytes()).unwrap();
+            assert_eq!(case["request"]["PodUID"], call.uid.as_str());
+            assert_eq!(call.pod.to_string(), format!("default/{}", text(&case["request"], "PodName")));
+            assert_eq!(case["request"]["Node"], call.node.as_str());
+            extender::encode_binding_error(text(response, "Error"))
+        } else {
+            verbs[0] += 1;
+            let call = extender::decode_args(body.as_bytes()).unwrap();
+            assert_eq!(case["request"]["Pod"]["metadata"]["name"], *call.pod.name.name);
+            assert_eq!(call.nodes.names().collect::<Vec<_>>(), ["g-a100", "g-t4", "g-h100"]);
+            let fit = places(&call.nodes, &response["NodeNames"]);
+            let failed: Vec<FailedNode<'_>> = response["FailedNodes"]
+                .as_object()
+                .into_iter()
+                .flatten()
+                .map(|(name, reason)| FailedNode {
+                    place: call.nodes.names().position(|known| known == name).unwrap(),
+                    reason: reason.as_str().unwrap(),
+                    unresolvable: false,
+                })
+                .collect();
+            extender::encode_filter(&call.nodes, &fit, &failed)
+        };
+        assert_eq!(serde_json::from_str::<Value>(&written).unwrap(), *response);
+    }
+    assert_eq!(verbs, [5, 3]);
 }
 
 /// Compares the result of a decoder with the case: the value, or the error.

@@ -1,7 +1,7 @@
 //! Times as text: RFC 3339 as Kubernetes writes it, Unix seconds, and the date and time without a zone of HAMi's
 //! handshake.
 //!
-//! Supports the years 1970 to 9999 in whole seconds; fractions of a second are cut off.
+//! Supports the years 1970 to 9999 in whole seconds; fractions of a second are cut off. Leases alone have microseconds.
 
 use jiff::Timestamp;
 use jiff::civil::DateTime;
@@ -26,6 +26,21 @@ pub fn rfc3339(text: &str) -> Option<WallTime> {
 pub fn to_rfc3339(at: WallTime) -> String {
     let seconds = i64::try_from(at.0 / MICROS).unwrap_or(i64::MAX).min(LAST);
     Timestamp::from_second(seconds).unwrap_or(Timestamp::MAX).to_string()
+}
+
+/// Reads the same with microseconds, as a Lease has them (`MicroTime`).
+#[must_use]
+pub fn rfc3339_micros(text: &str) -> Option<WallTime> {
+    rfc3339(text)?;
+    let at: Timestamp = text.parse().ok()?;
+    Some(WallTime(u64::try_from(at.as_microsecond()).ok()?))
+}
+
+/// Writes microseconds of UTC, always with six digits: `2006-01-02T15:04:05.000000Z`.
+#[must_use]
+pub fn to_rfc3339_micros(at: WallTime) -> String {
+    let micros = i64::try_from(at.0).unwrap_or(i64::MAX).min(LAST * 1_000_000);
+    format!("{:.6}", Timestamp::from_microsecond(micros).unwrap_or(Timestamp::MAX))
 }
 
 /// Reads a date and a time without a zone, as if they were UTC: `2006-01-02 15:04:05`, or with points in the date.
@@ -116,7 +131,14 @@ mod tests {
     proptest! {
         #[test]
         fn no_input_causes_a_panic(text in "\\PC{0,40}") {
-            let _ = (rfc3339(&text), zoneless(&text), unix_seconds(&text));
+            let _ = (rfc3339(&text), zoneless(&text), unix_seconds(&text), rfc3339_micros(&text));
+        }
+
+        #[test]
+        fn a_moment_with_microseconds_comes_back(micros in 0_u64..4_000_000_000_000_000) {
+            let text = to_rfc3339_micros(WallTime(micros));
+            prop_assert_eq!(text.len(), "2006-01-02T15:04:05.000000Z".len());
+            prop_assert_eq!(rfc3339_micros(&text), Some(WallTime(micros)));
         }
 
         #[test]

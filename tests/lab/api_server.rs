@@ -4,12 +4,14 @@
 //! ```text
 //!   FakeApiServer::start()   .put(object)  .remove(…)  .bookmark()      changes of the cluster
 //!                            .fault(…)  .cut()  .forget()  .stop()      failures
+//!                            .lose_bindings(…)                          bindings with an unknown outcome
 //!                            .lag()                                     reads from the cache stay at the present state
 //!                            .hide(…)                                   lists that do not show an object that exists
 //!                            .requests()  .object(…)                     the requests, and the objects
 //! ```
 //!
-//! It also reads, patches, deletes, binds, evicts and creates objects by name: merge patches with preconditions and JSON patches with tests.
+//! It also reads, patches, replaces, deletes, binds, evicts and creates objects by name: merge patches with preconditions,
+//! JSON patches with tests, and a PUT that names the version.
 //! The `managedFields` of an object keep the last writer of each label and annotation.
 //!
 //! Objects are JSON as kubectl shows it, kept by plural, namespace and name. Each change takes the next version, and a
@@ -73,6 +75,15 @@ pub enum ApiServerFault {
     EndAtOnce,
 }
 
+/// What happens to a binding that gets no answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LostBinding {
+    /// The request is lost: nothing is bound.
+    Request,
+    /// The answer is lost: the pod is bound.
+    Answer,
+}
+
 /// One request that the server has received.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ReceivedRequest {
@@ -119,6 +130,8 @@ struct Cluster {
     /// Versions before this one are forgotten.
     oldest: u64,
     fault: ApiServerFault,
+    /// The next bindings that get no answer.
+    lost_bindings: Vec<LostBinding>,
     requests: Vec<ReceivedRequest>,
     /// The number of cuts. A watch breaks off when there are more cuts than at its start.
     cuts: u64,
@@ -259,6 +272,11 @@ impl FakeApiServer {
         self.shared.cluster.lock().fault = fault;
     }
 
+    /// Lets the next bindings, one for each of these, end with an error of the server that says nothing of the outcome.
+    pub fn lose_bindings(&self, lost: &[LostBinding]) {
+        self.shared.cluster.lock().lost_bindings.extend(lost);
+    }
+
     /// Breaks off every running watch in the middle of a line.
     pub fn cut(&self) {
         self.shared.cluster.lock().cuts += 1;
@@ -382,6 +400,8 @@ fn router(shared: Arc<Shared>) -> Router {
         .route("/api/v1/namespaces/{namespace}/{plural}/{name}", get(read).patch(write).delete(delete_object))
         .route("/api/v1/namespaces/{namespace}/{plural}/{name}/{subresource}", post(act))
         .route("/apis/events.k8s.io/v1/namespaces/{namespace}/{plural}", post(create))
+        .route("/apis/coordination.k8s.io/v1/namespaces/{namespace}/{plural}", post(create))
+        .route("/apis/coordination.k8s.io/v1/namespaces/{namespace}/{plural}/{name}", get(read).put(replace))
         .layer(middleware::from_fn_with_state(Arc::clone(&shared), record_and_apply_fault))
         .with_state(shared)
 }
@@ -529,7 +549,14 @@ async fn act(
     match subresource {
         _ if query.contains_key("dryRun") => status(404, "not found"),
         "eviction" => shared.delete(key_of_path(&place), &body["deleteOptions"]["preconditions"]["uid"]),
-        "binding" => shared.bind(key_of_path(&place), &body),
+        "binding" => {
+            let lost = {
+                let lost = &mut shared.cluster.lock().lost_bindings;
+                (!lost.is_empty()).then(|| lost.remove(0))
+            };
+            let answer = (lost != Some(LostBinding::Request)).then(|| shared.bind(key_of_path(&place), &body));
+            answer.filter(|_| lost.is_none()).unwrap_or_else(|| status(504, "request did not complete in time"))
+        }
         _ => status(404, "no such subresource"),
     }
 }
@@ -567,6 +594,10 @@ impl Shared {
                 return status(409, "pod is already assigned to node");
             }
             pod["spec"]["nodeName"] = binding["target"]["name"].clone();
+            // The annotations of a Binding become those of the pod in the same write.
+            for (key, value) in binding["metadata"]["annotations"].as_object().into_iter().flatten() {
+                pod["metadata"]["annotations"][key] = value.clone();
+            }
             pod["metadata"]["resourceVersion"] = version.to_string().into();
             let pod = pod.clone();
             cluster.version = version;
@@ -577,7 +608,28 @@ impl Shared {
     }
 }
 
-/// Creates an object with a name that the server chooses.
+/// Replaces one object, if the new one names its version.
+async fn replace(
+    State(shared): State<Arc<Shared>>,
+    Place(place): Place<HashMap<String, String>>,
+    body: Bytes,
+) -> Response {
+    let Ok(mut object) = serde_json::from_slice::<Value>(&body) else { return status(400, "not JSON") };
+    let mut cluster = shared.cluster.lock();
+    let key = key_of_path(&place);
+    let version = cluster.version + 1;
+    let Some(stored) = cluster.objects.get_mut(&key) else { return status(404, "not found") };
+    if object["metadata"]["resourceVersion"] != stored["metadata"]["resourceVersion"] {
+        return status(409, "the object has been modified; please apply your changes to the latest version");
+    }
+    object["metadata"]["resourceVersion"] = version.to_string().into();
+    *stored = object.clone();
+    cluster.version = version;
+    cluster.changes.push((version, "MODIFIED", key, object.clone()));
+    ([("content-type", "application/json")], object.to_string()).into_response()
+}
+
+/// Creates an object, with its own name or one that the server chooses.
 async fn create(
     State(shared): State<Arc<Shared>>,
     Place(place): Place<HashMap<String, String>>,
@@ -586,10 +638,17 @@ async fn create(
     let Ok(mut object) = serde_json::from_slice::<Value>(&body) else { return status(400, "not JSON") };
     let mut cluster = shared.cluster.lock();
     cluster.version += 1;
-    let begin = object["metadata"]["generateName"].as_str().unwrap_or_default();
-    object["metadata"]["name"] = format!("{begin}{}", cluster.version).into();
+    let begin = object["metadata"]["generateName"].as_str().map(str::to_owned);
+    if let Some(begin) = begin {
+        object["metadata"]["name"] = format!("{begin}{}", cluster.version).into();
+    }
+    object["metadata"]["resourceVersion"] = cluster.version.to_string().into();
     let (text, plural) = (object.to_string(), place.get("plural").cloned().unwrap_or_default());
-    cluster.objects.insert(key(&plural, &object), object);
+    let key = key(&plural, &object);
+    if cluster.objects.contains_key(&key) {
+        return status(409, "already exists");
+    }
+    cluster.objects.insert(key, object);
     (StatusCode::CREATED, [("content-type", "application/json")], text).into_response()
 }
 
