@@ -25,8 +25,12 @@ pub(crate) enum Command {
     Top(top::Settings),
     /// Run as the child process that finds symbols for the agent's profiles.
     Symbolize,
+    /// Run the extender.
+    Extender(RawSettings),
     /// Show the settings.
     PrintConfig(RawSettings, Output),
+    /// Show a configuration with which kube-scheduler asks the extender.
+    PrintScheduler(RawSettings),
     /// Show what the agent reports.
     Usage(RawSettings, usage::UsageOptions),
 }
@@ -35,6 +39,10 @@ pub(crate) enum Command {
 const CLEAR: &str = "clear-incident";
 /// The flag that cleans Nodes, and its values.
 const CLEAN: &str = "clean-node";
+/// What `print-config` prints.
+const WHAT: &str = "what";
+const SETTINGS_OF: &str = "settings";
+const KUBE_SCHEDULER: &str = "kube-scheduler";
 const OWN: &str = "own";
 const ALL: &str = "all";
 
@@ -44,8 +52,16 @@ const EXAMPLES: &str = "\
 Examples:
   gpu-steward agent --standalone                          read this machine, serve http://localhost:9410/metrics
   gpu-steward agent --standalone --gpus simulated=A100:4  the same with simulated GPUs, marked as simulated
+  gpu-steward extender --kubeconfig ~/.kube/config        place GPU pods for the kube-scheduler on this machine
   gpu-steward usage --watch                               what the agent on this machine reports of its GPUs
   gpu-steward print-config -o yaml                        the effective settings, as a configuration file";
+
+const EXTENDER_EXAMPLES: &str = "\
+Examples:
+  gpu-steward extender                                    in a pod, beside a kube-scheduler
+  gpu-steward print-config kube-scheduler                 the configuration for that kube-scheduler
+  gpu-steward extender --node-scheduler-policy spread     prefer the emptiest node
+  curl localhost:9444/api/v1/decisions?pod=ml/train-0     why a pod was placed or refused";
 
 const SETTINGS: &str = "\
 Every option under a heading is a setting. It can also be given as an environment variable (--usage-socket is
@@ -68,10 +84,14 @@ pub(crate) fn version() -> &'static str {
 pub(crate) fn read(args: impl IntoIterator<Item = OsString>) -> Result<Command, clap::Error> {
     let matches = command().try_get_matches_from(args)?;
     match matches.subcommand() {
+        Some(("print-config", sub)) if sub.get_one::<String>(WHAT).is_some_and(|what| what == KUBE_SCHEDULER) => {
+            Ok(Command::PrintScheduler(raw(sub)))
+        }
         Some(("print-config", sub)) => {
             let output = sub.get_one::<Output>("output").copied().unwrap_or(Output::Text);
             Ok(Command::PrintConfig(raw(sub), output))
         }
+        Some(("extender", sub)) => Ok(Command::Extender(raw(sub))),
         Some(("top", sub)) => Ok(Command::Top(top::Settings::read(sub))),
         Some((pprof::SUBCOMMAND, _)) => Ok(Command::Symbolize),
         Some(("usage", sub)) => {
@@ -107,12 +127,25 @@ pub(crate) fn command() -> clap::Command {
                      SIGRTMIN it releases the GPU driver for a minute.",
                 )
                 .after_help(format!("{SETTINGS}\n\n{}", exit::HELP)),
+            &[Reader::Agent],
         ).arg(clean()).arg(clear()))
+        .subcommand(extender())
         .subcommand(top::command())
         .subcommand(with_settings(
             clap::Command::new("print-config")
-                .about("Show the effective settings, and where each value comes from")
+                .about("Show the effective settings, and where each value comes from, or a configuration of kube-scheduler")
                 .after_help(SETTINGS)
+                .arg(
+                    Arg::new(WHAT)
+                        .value_name("WHAT")
+                        .value_parser([SETTINGS_OF, KUBE_SCHEDULER])
+                        .default_value(SETTINGS_OF)
+                        .hide_possible_values(true)
+                        .help(
+                            "settings, or kube-scheduler: a KubeSchedulerConfiguration whose profile gpu-steward asks the \
+                             extender with these settings",
+                        ),
+                )
                 .arg(
                     Arg::new("output")
                         .short('o')
@@ -122,6 +155,7 @@ pub(crate) fn command() -> clap::Command {
                         .default_value("text")
                         .help("text, json, or yaml (the format of the configuration file)"),
                 ),
+            &[Reader::Agent, Reader::Extender],
         ))
         .subcommand(with_usage(clap::Command::new("usage").about("Show the GPUs of this machine and who uses them, as the agent reports it")))
 }
@@ -168,8 +202,23 @@ fn with_usage(command: clap::Command) -> clap::Command {
     command.arg(config()).args(Key::of(Reader::Usage).map(flag)).args([watch, output]).after_help(exit::HELP)
 }
 
-fn with_settings(command: clap::Command) -> clap::Command {
-    command.arg(config()).args(Key::of(Reader::Agent).map(flag))
+/// The extender's command.
+fn extender() -> clap::Command {
+    let command = clap::Command::new("extender")
+        .about("Run the scheduler extender: it decides which GPUs each pod gets")
+        .long_about(
+            "Runs the scheduler extender: kube-scheduler asks it which nodes fit a pod that requests GPUs, and lets it bind the pod. It \
+             chooses the GPUs, reserves them, and writes node and claim in one call. Of several extenders one leads, by a Lease.\n\
+             On SIGUSR1 and SIGUSR2 it makes the log more and less detailed.",
+        )
+        .after_help(format!("{EXTENDER_EXAMPLES}\n\n{SETTINGS}\n\n{}", exit::HELP));
+    with_settings(command, &[Reader::Extender])
+}
+
+/// A command with the flags of all settings that one of these commands reads.
+fn with_settings(command: clap::Command, readers: &'static [Reader]) -> clap::Command {
+    let read = |key: &&'static Key| key.readers.iter().any(|reader| readers.contains(reader));
+    command.arg(config()).args(KEYS.iter().filter(read).map(flag))
 }
 
 fn config() -> Arg {
@@ -222,6 +271,8 @@ mod tests {
                 | Command::Clean(raw, _)
                 | Command::Clear(raw, _)
                 | Command::PrintConfig(raw, _)
+                | Command::PrintScheduler(raw)
+                | Command::Extender(raw)
                 | Command::Usage(raw, _),
             ) => Ok(raw),
             Err(error) => Err(error.kind()),
@@ -236,10 +287,17 @@ mod tests {
     /// Each command takes the flags of the settings that name it as a reader, and refuses all others.
     #[test]
     fn a_command_takes_the_settings_that_it_reads_and_no_other() {
-        for (start, reader) in [("agent", Reader::Agent), ("print-config", Reader::Agent), ("usage", Reader::Usage)] {
+        for (start, readers) in [
+            ("agent", &[Reader::Agent][..]),
+            ("extender", &[Reader::Extender]),
+            ("print-config", &[Reader::Agent, Reader::Extender]),
+            ("print-config kube-scheduler", &[Reader::Agent, Reader::Extender]),
+            ("usage", &[Reader::Usage]),
+        ] {
             for key in KEYS {
                 let taken = flags(&format!("gpu-steward {start} --{}=true", key.name));
-                assert_eq!(taken.is_ok(), key.readers.contains(&reader), "{start} --{}", key.name);
+                let read = key.readers.iter().any(|reader| readers.contains(reader));
+                assert_eq!(taken.is_ok(), read, "{start} --{}", key.name);
             }
         }
         assert!(KEYS.iter().all(|key| !key.readers.is_empty()), "a setting that no command reads");
@@ -283,7 +341,9 @@ mod tests {
         use clap::error::ErrorKind;
         for (line, kind) in [
             ("gpu-steward", ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand),
-            ("gpu-steward extender", ErrorKind::InvalidSubcommand),
+            ("gpu-steward scheduler", ErrorKind::InvalidSubcommand),
+            ("gpu-steward extender --gpus none", ErrorKind::UnknownArgument),
+            ("gpu-steward print-config scheduler", ErrorKind::InvalidValue),
             ("gpu-steward agent --colour", ErrorKind::UnknownArgument),
             ("gpu-steward agent --period", ErrorKind::InvalidValue),
             ("gpu-steward agent --period=1s --period=2s", ErrorKind::ArgumentConflict),

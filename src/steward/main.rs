@@ -3,6 +3,7 @@
 //!
 //! ```text
 //!   main ─▶ args ─▶ settings ─▶ telemetry ─▶ agent: ports bound, sources started, one owner, servers ─▶ drain ─▶ exit
+//!                                            extender: followers, election, one owner, the port    ─▶ drain ─▶ exit
 //! ```
 //!
 //! What must never happen here: a decision (that is `decide`), a format (that is `wire`), a reading of the host outside
@@ -20,6 +21,7 @@ mod stop;
 mod notify;
 mod lifecycle;
 mod agent;
+mod extender;
 mod run_command;
 
 use exit::Exit;

@@ -1,9 +1,12 @@
-//! `print-config`: prints the effective settings, and where each value comes from.
+//! `print-config`: prints the effective settings, and where each value comes from; or a configuration with which
+//! kube-scheduler asks the extender.
 
 use crate::settings::layer::{Origin, RawValue};
 use crate::settings::table::{KEYS, Key};
 use std::collections::BTreeMap;
 use std::fmt::Write;
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
+use wire::resource::ResourceNames;
 
 /// The output format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
@@ -24,6 +27,47 @@ pub(crate) fn print(values: &BTreeMap<&'static str, RawValue>, output: Output) -
         Output::Json => json(&rows),
         Output::Yaml => yaml(&rows),
     }
+}
+
+/// A configuration with which kube-scheduler asks the extender at this address about pods with these resources.
+///
+/// The number of GPUs is also counted by kube-scheduler, so that no pod is bound while the node's device plugin is away.
+/// The other resources exist in pods only.
+pub(crate) fn kube_scheduler(listen: SocketAddr, names: &ResourceNames) -> String {
+    let mut address = listen;
+    if address.ip().is_unspecified() {
+        address.set_ip(if address.is_ipv4() { Ipv4Addr::LOCALHOST.into() } else { Ipv6Addr::LOCALHOST.into() });
+    }
+    let ResourceNames { count, memory, memory_percentage, cores, priority } = names;
+    format!(
+        "apiVersion: kubescheduler.config.k8s.io/v1
+kind: KubeSchedulerConfiguration
+leaderElection:
+  leaderElect: true
+  resourceName: gpu-steward-scheduler
+# Pods with schedulerName: gpu-steward are placed by this kube-scheduler.
+profiles:
+  - schedulerName: gpu-steward
+# The extender must see every node that could fit, not a sample.
+percentageOfNodesToScore: 100
+extenders:
+  - urlPrefix: http://{address}
+    filterVerb: filter
+    prioritizeVerb: prioritize
+    bindVerb: bind
+    preemptVerb: preempt
+    weight: 1
+    httpTimeout: 5s
+    nodeCacheCapable: true
+    ignorable: false
+    managedResources:
+      - {{name: {count}, ignoredByScheduler: false}}
+      - {{name: {memory}, ignoredByScheduler: true}}
+      - {{name: {memory_percentage}, ignoredByScheduler: true}}
+      - {{name: {cores}, ignoredByScheduler: true}}
+      - {{name: {priority}, ignoredByScheduler: true}}
+"
+    )
 }
 
 fn text(rows: &[(&Key, &RawValue)]) -> String {
@@ -82,6 +126,23 @@ mod tests {
                 proptest::prop_assert_eq!(&entry.text, &text);
             }
         }
+    }
+
+    #[test]
+    fn the_scheduler_counts_gpus_itself_and_asks_the_extender_at_its_address() {
+        let names = ResourceNames { memory: "example.com/mib".into(), ..ResourceNames::default() };
+        let printed = kube_scheduler("0.0.0.0:9444".parse().unwrap(), &names);
+        let config: serde_json::Value = serde_saphyr::from_str(&printed).unwrap();
+        let extender = &config["extenders"][0];
+        assert_eq!(
+            (&extender["urlPrefix"], &extender["nodeCacheCapable"]),
+            (&"http://127.0.0.1:9444".into(), &true.into())
+        );
+        let resources = extender["managedResources"].as_array().unwrap();
+        let ignored =
+            |name: &str| resources.iter().find(|one| one["name"] == name).unwrap()["ignoredByScheduler"].clone();
+        assert_eq!([ignored("nvidia.com/gpu"), ignored("example.com/mib")], [false, true].map(serde_json::Value::from));
+        assert_eq!((config["percentageOfNodesToScore"].as_u64(), resources.len()), (Some(100), 5));
     }
 
     #[test]

@@ -3,8 +3,9 @@
 use crate::args::Command;
 use crate::exit::Exit;
 use crate::settings::Settings;
+use crate::settings::extender::ExtenderSettings;
 use crate::settings::layer::Problem;
-use crate::{agent, print_config, telemetry, top, usage};
+use crate::{agent, extender, print_config, telemetry, top, usage};
 use std::io::Write;
 
 /// Runs the command to its end or its error.
@@ -22,8 +23,24 @@ pub(crate) fn run(command: Command) -> Exit {
             telemetry::start(settings.log_format, settings.live.verbosity);
             agent::clear::run(&settings, &which)
         }),
-        Command::PrintConfig(raw, output) => Settings::load(&raw).map(|(_, values)| {
-            print(&print_config::print(&values, output));
+        Command::Extender(raw) => ExtenderSettings::load(&raw).map(|settings| {
+            let telemetry = telemetry::start(settings.log_format, settings.verbosity);
+            extender::run(settings, &telemetry)
+        }),
+        Command::PrintConfig(raw, output) => Settings::load(&raw).and_then(|(_, settings)| {
+            // The settings of the extender are shown too, so they must be valid.
+            ExtenderSettings::read(&settings)?;
+            print(&print_config::print(&settings, output));
+            Ok(Exit::Ok)
+        }),
+        Command::PrintScheduler(raw) => ExtenderSettings::load(&raw).map(|settings| {
+            match extender::request_rules(&settings) {
+                Ok(rules) => print(&print_config::kube_scheduler(settings.listen, &rules.names)),
+                Err(why) => {
+                    let _ = writeln!(std::io::stderr(), "error: {why}");
+                    return Exit::Usage;
+                }
+            }
             Exit::Ok
         }),
         Command::Usage(raw, options) => usage::run(&raw, options),

@@ -11,6 +11,8 @@ pub(crate) mod table;
 pub(crate) mod value;
 pub(crate) mod file;
 pub(crate) mod layer;
+pub(crate) mod reader;
+pub(crate) mod extender;
 
 use decide::device_injection::DeviceStrategy;
 use decide::health::HealthPolicy;
@@ -21,12 +23,14 @@ use layer::{Layers, Problem, RawSettings, RawValue};
 use model::id::NodeName;
 use model::pod::LabelKeys;
 use model::unit::Bytes;
+use reader::Reader;
+pub(crate) use reader::Resources;
 use sources::roots::HostRoots;
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
-use value::{Gpus, LogFormat, Verbosity, Why};
+use value::{Gpus, LogFormat, Verbosity};
 use wire::device_config::DeviceScaling;
 
 /// The settings of an agent, parsed. It has one field for each setting or group of settings.
@@ -98,16 +102,6 @@ pub(crate) struct Sharing {
     pub dev_root_mount: Option<PathBuf>,
 }
 
-/// Names of resources. `None` means the value of the device configuration, else its default.
-#[derive(Clone, Debug)]
-pub(crate) struct Resources {
-    pub count: Option<String>,
-    pub memory: Option<String>,
-    pub memory_percentage: Option<String>,
-    pub cores: Option<String>,
-    pub priority: Option<String>,
-}
-
 /// The settings that SIGHUP may change.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Live {
@@ -139,7 +133,7 @@ impl Settings {
     /// # Errors
     /// All mistakes, not only the first; the list is never empty.
     pub(crate) fn read(values: &BTreeMap<&'static str, RawValue>) -> Result<Settings, Vec<Problem>> {
-        let mut reader = Reader { values, problems: Vec::new() };
+        let mut reader = Reader::new(values);
         let settings = reader.settings();
         if let Some(settings) = &settings {
             reader.admin_is_guarded(settings);
@@ -151,28 +145,7 @@ impl Settings {
     }
 }
 
-/// Parses settings one by one and collects the mistakes.
-struct Reader<'a> {
-    values: &'a BTreeMap<&'static str, RawValue>,
-    problems: Vec<Problem>,
-}
-
 impl Reader<'_> {
-    fn take<T>(&mut self, name: &'static str, parse: impl FnOnce(&str) -> Result<T, Why>) -> Option<T> {
-        let Some(raw) = self.values.get(name) else {
-            self.problems.push(Problem::NotASetting(name));
-            return None;
-        };
-        match parse(&raw.text) {
-            Ok(value) => Some(value),
-            Err(why) => {
-                let (text, origin) = (raw.text.chars().take(120).collect(), raw.origin.clone());
-                self.problems.push(Problem::Value { name, text, origin, why });
-                None
-            }
-        }
-    }
-
     /// Parses every setting before it returns for the first one with a mistake, so that one run finds all mistakes.
     fn settings(&mut self) -> Option<Settings> {
         let standalone = self.take("standalone", value::switch);
@@ -326,20 +299,6 @@ impl Reader<'_> {
         }
     }
 
-    fn resources(&mut self) -> Option<Resources> {
-        let mut name = |key| self.take(key, |text| value::unless_auto(text, value::resource));
-        let (count, memory) = (name("resource-name"), name("resource-name-memory"));
-        let memory_percentage = name("resource-name-memory-percentage");
-        let (cores, priority) = (name("resource-name-cores"), name("resource-name-priority"));
-        Some(Resources {
-            count: count?,
-            memory: memory?,
-            memory_percentage: memory_percentage?,
-            cores: cores?,
-            priority: priority?,
-        })
-    }
-
     fn admin_tls(&mut self) -> Option<Option<Tls>> {
         let pair = self.certificate_pair("admin-tls-cert", "admin-tls-key");
         let client_ca = self.take("admin-client-ca", |text| value::unless_none(text, value::path));
@@ -424,7 +383,7 @@ mod tests {
 
     #[test]
     fn every_key_is_read() {
-        for key in table::KEYS {
+        for key in table::Key::of(table::Reader::Agent) {
             let mut values = defaults();
             values.get_mut(key.name).unwrap().text = "\0".into();
             let problems = Settings::read(&values).expect_err(key.name);
@@ -442,7 +401,7 @@ mod tests {
                 other => panic!("{other}"),
             })
             .collect();
-        assert_eq!(read, table::KEYS.iter().map(|key| key.name).collect());
+        assert_eq!(read, table::Key::of(table::Reader::Agent).map(|key| key.name).collect());
         assert!(problems[0].to_string().contains("a fault of gpu-steward"), "{}", problems[0]);
     }
 

@@ -55,3 +55,5 @@ mod prometheus;
 mod pods;
 #[cfg(test)]
 mod sharing;
+#[cfg(test)]
+mod extender;

@@ -3,7 +3,7 @@
 //! nothing.
 
 use crate::settings::layer::{RawSettings, RawValue};
-use crate::settings::table::KEYS;
+use crate::settings::table::{Key, Reader};
 use crate::settings::{Live, Settings};
 use crate::telemetry::level::Level;
 use effects::caller::AllowedHosts;
@@ -101,7 +101,7 @@ impl Reload {
     /// Logs each changed setting; returns the number of settings that change now, without a restart.
     fn compare(&mut self, mut values: BTreeMap<&'static str, RawValue>) -> usize {
         let mut changed = 0;
-        for key in KEYS {
+        for key in Key::of(Reader::Agent) {
             let (Some(old), Some(new)) = (self.values.get(key.name), values.remove(key.name)) else { continue };
             if old.text == new.text {
                 continue;

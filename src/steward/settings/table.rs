@@ -28,6 +28,8 @@ pub(crate) enum Reader {
     Agent,
     /// `gpu-steward usage`.
     Usage,
+    /// `gpu-steward extender`.
+    Extender,
 }
 
 /// The headings under which `--help` lists the settings.
@@ -39,6 +41,8 @@ pub(crate) enum Group {
     Gpu,
     /// How containers share GPUs.
     Sharing,
+    /// How the extender places pods, and which extender leads.
+    Scheduling,
     /// Paths and sockets of the host.
     Host,
     /// Addresses, metric names and access.
@@ -56,6 +60,7 @@ impl Group {
             Group::Node => "Node",
             Group::Gpu => "GPUs",
             Group::Sharing => "Sharing",
+            Group::Scheduling => "Scheduling",
             Group::Host => "Host",
             Group::Serving => "Serving",
             Group::Timing => "Timing",
@@ -111,7 +116,11 @@ impl Key {
     }
 }
 
-use Group::{Gpu, Host, Node, Serving, Sharing, Telemetry, Timing};
+use Group::{Gpu, Host, Node, Scheduling, Serving, Sharing, Telemetry, Timing};
+
+/// The readers of a setting that agent and extender share.
+const BOTH: &[Reader] = &[Reader::Agent, Reader::Extender];
+const EXTENDER: &[Reader] = &[Reader::Extender];
 
 /// All settings, in the order of `--help`.
 pub(crate) const KEYS: &[Key] = &[
@@ -128,7 +137,8 @@ pub(crate) const KEYS: &[Key] = &[
         ("PATH", "auto"),
         "File with the API server and credentials; auto takes KUBECONFIG, then the pod's service account, then \
          ~/.kube/config. With --standalone the agent uses only a path that is given here, for the names of pods",
-    ),
+    )
+    .read_by(BOTH),
     key(
         Node,
         "state-dir",
@@ -141,7 +151,8 @@ pub(crate) const KEYS: &[Key] = &[
         ("TIME", "5s"),
         "Longest time for the shutdown after SIGTERM or SIGINT, in which the agent answers kubelet's calls and then \
          the other requests in flight; a second signal ends it at once",
-    ),
+    )
+    .read_by(BOTH),
     key(
         Node,
         "pod-labels",
@@ -208,39 +219,45 @@ pub(crate) const KEYS: &[Key] = &[
         "resource-name",
         ("NAME", "auto"),
         "Resource name for the number of GPUs; auto takes resourceCountName, else nvidia.com/gpu",
-    ),
+    )
+    .read_by(BOTH),
     key(
         Sharing,
         "resource-name-memory",
         ("NAME", "auto"),
         "Resource name for the memory of each GPU in MiB; auto takes resourceMemoryName, else nvidia.com/gpumem",
-    ),
+    )
+    .read_by(BOTH),
     key(
         Sharing,
         "resource-name-memory-percentage",
         ("NAME", "auto"),
         "Resource name for the memory of each GPU in percent; auto takes resourceMemoryPercentageName, else \
          nvidia.com/gpumem-percentage",
-    ),
+    )
+    .read_by(BOTH),
     key(
         Sharing,
         "resource-name-cores",
         ("NAME", "auto"),
         "Resource name for the SM time of each GPU in percent; auto takes resourceCoreName, else nvidia.com/gpucores",
-    ),
+    )
+    .read_by(BOTH),
     key(
         Sharing,
         "resource-name-priority",
         ("NAME", "auto"),
         "Resource name for the priority of a task, 0 high and 1 low; auto takes resourcePriorityName, else \
          nvidia.com/priority",
-    ),
+    )
+    .read_by(BOTH),
     key(
         Sharing,
         "device-config-file",
         ("PATH", "none"),
         "HAMi's device YAML, in HAMi's own format: resource names, scaling, split counts, overrides for single nodes",
-    ),
+    )
+    .read_by(BOTH),
     key(
         Sharing,
         "registration",
@@ -362,6 +379,79 @@ pub(crate) const KEYS: &[Key] = &[
         "The same directory as the agent sees it; auto is the same path. In a container it is a mount of the host's \
          directory",
     ),
+    key(
+        Scheduling,
+        "extender-listen",
+        ("ADDRESS", "127.0.0.1:9444"),
+        "Address of the extender; the verbs answer kube-scheduler on the same machine or in the same pod only, health and \
+         metrics everybody",
+    )
+    .read_by(EXTENDER),
+    key(
+        Scheduling,
+        "node-scheduler-policy",
+        ("binpack|spread", "binpack"),
+        "Which of the nodes that fit is best: the fullest (binpack) or the emptiest (spread); a pod's annotation \
+         hami.io/node-scheduler-policy overrides it",
+    )
+    .read_by(EXTENDER),
+    key(
+        Scheduling,
+        "gpu-scheduler-policy",
+        ("WORD,...", "spread"),
+        "Which GPUs of a node are taken first: binpack, spread, numa, mutex (no other pod on the GPU), topology-aware (best \
+         connected), or several; a pod's annotation hami.io/gpu-scheduler-policy overrides it",
+    )
+    .read_by(EXTENDER),
+    key(
+        Scheduling,
+        "scoring-weights",
+        ("slot=N,core=N,memory=N", "slot=1,core=1,memory=1"),
+        "How much containers, SM time and memory count where GPUs and nodes are compared; a pod's annotation \
+         hami.io/device-scoring-weights overrides it",
+    )
+    .read_by(EXTENDER),
+    key(
+        Scheduling,
+        "node-choice",
+        ("scheduler|extender", "scheduler"),
+        "Who chooses among the nodes that fit: kube-scheduler, by the extender's scores and its own, or the extender, which \
+         then names the best node only, as HAMi does",
+    )
+    .read_by(EXTENDER),
+    key(
+        Scheduling,
+        "score-step",
+        ("NUMBER", "121"),
+        "Score between two nodes that differ for GPUs; kube-scheduler multiplies it by 10. With 121 the GPUs decide before \
+         kube-scheduler's own preferences; a smaller step gives these more weight",
+    )
+    .read_by(EXTENDER),
+    key(Scheduling, "lease-name", ("NAME", "gpu-steward-extender"), "Name of the Lease by which one extender leads")
+        .read_by(EXTENDER),
+    key(
+        Scheduling,
+        "lease-namespace",
+        ("NAME", "auto"),
+        "Namespace of the Lease; auto takes POD_NAMESPACE, then kube-system",
+    )
+    .read_by(EXTENDER),
+    key(
+        Scheduling,
+        "lease-duration",
+        ("TIME", "15s"),
+        "How long the Lease of a leader that renews no more keeps others from leading; whole seconds",
+    )
+    .read_by(EXTENDER),
+    key(
+        Scheduling,
+        "renew-deadline",
+        ("TIME", "10s"),
+        "How long after its last renewal a leader still decides; shorter than lease-duration",
+    )
+    .read_by(EXTENDER),
+    key(Scheduling, "retry-period", ("TIME", "2s"), "Time between two tries to renew or to get the Lease")
+        .read_by(EXTENDER),
     key(Host, "procfs-root", ("DIR", "/proc"), "Directory where the host's /proc is mounted"),
     key(Host, "cgroup-root", ("DIR", "/sys/fs/cgroup"), "Directory where the host's cgroup hierarchies are mounted"),
     key(Host, "sysfs-root", ("DIR", "/sys"), "Directory where the host's /sys is mounted"),
@@ -446,13 +536,14 @@ pub(crate) const KEYS: &[Key] = &[
     key(Timing, "period", ("TIME", "1s"), "Time between two readings of CPU, memory and the cheap GPU values"),
     key(Timing, "slow-period", ("TIME", "5s"), "Time between two readings of all other values of the host"),
     key(Timing, "process-period", ("TIME", "5s"), "Time between two listings of the GPU processes"),
-    key(Telemetry, "v", ("0|2|4|5", "0"), "Detail of the log: 0 errors, warnings and key events, 5 everything").live(),
+    key(Telemetry, "v", ("0|2|4|5", "0"), "Detail of the log: 0 errors, warnings and key events, 5 everything").live().read_by(BOTH),
     key(
         Telemetry,
         "log-format",
         ("FORMAT", "auto"),
         "Format of the log: text, json or journald; auto is journald under systemd, else text on stderr",
-    ),
+    )
+    .read_by(BOTH),
     key(Telemetry, "profiling", (SWITCH, "false"), "Serve /debug/pprof/ on the admin port"),
 ];
 
@@ -543,7 +634,12 @@ mod tests {
                 );
             }
             let live = if key.live { " *(SIGHUP)*" } else { "" };
-            let usage = if key.readers.contains(&Reader::Usage) { "; also a flag of `usage`" } else { "" };
+            let usage = match key.readers {
+                [Reader::Agent] | [Reader::Usage] => "",
+                [Reader::Extender] => "; of `extender`",
+                readers if readers.contains(&Reader::Usage) => "; also a flag of `usage`",
+                _ => "; also a flag of `extender`",
+            };
             let value = key.value.replace('|', "\\|");
             out += &format!("| `{}` | `{value}` | `{}` | {}{usage}{live} |\n", key.name, key.default, key.help);
         }

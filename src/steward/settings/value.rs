@@ -1,7 +1,9 @@
 //! Parses the texts of settings into typed values. Pure: the same text gives the same value on every machine.
 
+use decide::cluster::NodeChoice;
 use decide::device_injection::DeviceStrategy;
 use decide::labels::Labelling;
+use model::placement::{GpuOrder, GpuPolicy, NodePolicy, ScoreWeights};
 use model::pod::{LabelKeys, MAX_LABEL_KEYS};
 use model::unit::Bytes;
 use model::xid;
@@ -419,6 +421,83 @@ pub(crate) fn verbosity(text: &str) -> Result<Verbosity, Why> {
             Ok(Verbosity(step))
         }
         _ => Err("expected 0, 2, 4 or 5, which is the most detailed".into()),
+    }
+}
+
+/// The name of an object or a namespace of Kubernetes.
+pub(crate) fn object_name(text: &str) -> Result<String, Why> {
+    let plain = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || b"-.".contains(&byte);
+    let fits = (1..=253).contains(&text.len()) && text.bytes().all(plain);
+    if fits { Ok(text.to_owned()) } else { Err("expected a name of lower-case letters, digits, - and .".into()) }
+}
+
+/// Which nodes a pod prefers.
+pub(crate) fn node_policy(text: &str) -> Result<NodePolicy, Why> {
+    match text {
+        "binpack" => Ok(NodePolicy::Binpack),
+        "spread" => Ok(NodePolicy::Spread),
+        _ => Err("expected binpack or spread".into()),
+    }
+}
+
+/// Which GPUs of a node a container prefers: words of HAMi's annotation, in the order in which they decide.
+pub(crate) fn gpu_policy(text: &str) -> Result<GpuPolicy, Why> {
+    let mut policy = GpuPolicy { order: Vec::new(), idle_only: false, topology: false };
+    for word in text.split(',') {
+        match word.trim() {
+            "binpack" => policy.order.push(GpuOrder::Binpack),
+            "spread" => policy.order.push(GpuOrder::Spread),
+            "numa" => policy.order.push(GpuOrder::Numa),
+            "mutex" => policy.idle_only = true,
+            "topology-aware" => policy.topology = true,
+            _ => return Err("expected a list of binpack, spread, numa, mutex and topology-aware".into()),
+        }
+    }
+    if policy.order.is_empty() {
+        policy.order = GpuPolicy::default().order;
+    }
+    Ok(policy)
+}
+
+/// How much slots, SM time and memory count: `slot=1,core=1,memory=1`.
+pub(crate) fn score_weights(text: &str) -> Result<ScoreWeights, Why> {
+    let why = || String::from("expected slot=N,core=N,memory=N, each once, and at least one above 0");
+    let (mut slots, mut cores, mut memory) = (None, None, None);
+    for part in text.split(',') {
+        let (name, number) = part.split_once('=').ok_or_else(why)?;
+        let number: u32 = number.trim().parse().map_err(|_| why())?;
+        let place = match name.trim() {
+            "slot" => &mut slots,
+            "core" => &mut cores,
+            "memory" => &mut memory,
+            _ => return Err(why()),
+        };
+        if place.replace(number).is_some() {
+            return Err(why());
+        }
+    }
+    match (slots, cores, memory) {
+        (Some(0), Some(0), Some(0)) => Err(why()),
+        (Some(slots), Some(cores), Some(memory)) => Ok(ScoreWeights { slots, cores, memory }),
+        _ => Err(why()),
+    }
+}
+
+/// Who chooses among the nodes that fit.
+pub(crate) fn node_choice(text: &str) -> Result<NodeChoice, Why> {
+    match text {
+        "scheduler" => Ok(NodeChoice::Scheduler),
+        "extender" => Ok(NodeChoice::Extender),
+        _ => Err("expected scheduler or extender".into()),
+    }
+}
+
+/// The difference between the scores of two nodes. kube-scheduler multiplies it by 10 and by the number of nodes at most,
+/// which must stay far below 2^63.
+pub(crate) fn score_step(text: &str) -> Result<i64, Why> {
+    match text.parse() {
+        Ok(step) if (1..=1_000_000).contains(&step) => Ok(step),
+        _ => Err("expected a whole number from 1 to 1000000".into()),
     }
 }
 

@@ -1,11 +1,10 @@
 //! The device configuration of this node: HAMi's device YAML as it is, overridden by the agent's own settings.
 
-use crate::settings::{Resources, Sharing};
+use crate::settings::Sharing;
 use model::id::NodeName;
 use sources::device_config;
 use std::path::Path;
 use wire::device_config::{ConfigWarning, DeviceConfig};
-use wire::resource::ResourceNames;
 
 /// The configuration of this node; the log says which parts of it are not followed.
 ///
@@ -44,23 +43,8 @@ fn load(settings: &Sharing, node: &NodeName) -> Result<(DeviceConfig, Vec<Config
     if let Some(factor) = settings.core_scaling {
         config.core_scaling = factor;
     }
-    override_names(&mut config.rules.names, &settings.resources)?;
+    settings.resources.replace(&mut config.rules.names)?;
     Ok((config, warnings))
-}
-
-fn override_names(names: &mut ResourceNames, own: &Resources) -> Result<(), String> {
-    for (name, own) in [
-        (&mut names.count, &own.count),
-        (&mut names.memory, &own.memory),
-        (&mut names.memory_percentage, &own.memory_percentage),
-        (&mut names.cores, &own.cores),
-        (&mut names.priority, &own.priority),
-    ] {
-        if let Some(own) = own {
-            name.clone_from(own);
-        }
-    }
-    names.distinct().map_err(|why| format!("{why}; see --resource-name and the names of the other resources"))
 }
 
 /// Warnings about keys that the agent can parse and that differ from their default, but that it does not follow.
@@ -94,6 +78,8 @@ fn not_followed(config: &DeviceConfig) -> Vec<ConfigWarning> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::settings::Resources;
+    use wire::resource::ResourceNames;
 
     fn warned(yaml: &str) -> Vec<String> {
         let folder = tempfile::tempdir().unwrap();
@@ -132,12 +118,12 @@ mod tests {
             priority: Some("example.com/rank".into()),
         };
         let mut names = ResourceNames { cores: "example.com/of-file".into(), ..ResourceNames::default() };
-        override_names(&mut names, &own("example.com/mib", None)).unwrap();
+        own("example.com/mib", None).replace(&mut names).unwrap();
         let ResourceNames { count, memory, memory_percentage, cores, priority } = &names;
         assert_eq!((&**count, &**memory), ("nvidia.com/gpu", "example.com/mib"));
         assert_eq!((&**memory_percentage, &**cores), ("example.com/share", "example.com/of-file"));
         assert_eq!(&**priority, "example.com/rank");
-        let why = override_names(&mut names, &own("example.com/one", Some("example.com/one"))).unwrap_err();
+        let why = own("example.com/one", Some("example.com/one")).replace(&mut names).unwrap_err();
         assert!(why.contains("both memory and cores") && why.contains("--resource-name"), "{why}");
     }
 

@@ -1,0 +1,264 @@
+//! The extender: decides for kube-scheduler which nodes fit a pod and which GPUs it gets, and binds it.
+//!
+//! ```text
+//!   followers of all pods and Nodes ──▶ owner (decide::cluster) ◀── verbs ◀── port :9444 ◀── kube-scheduler
+//!                                          │ orders                  │ events, decisions
+//!                                          ▼                         ▼
+//!   leadership (decide::election) ──▶ binder ──POST──▶ API server ◀── event writer, evictor
+//! ```
+//!
+//! Only the leader decides and writes; another extender answers 503 and names the leader.
+
+mod convert;
+mod owner;
+mod leadership;
+mod events;
+mod decisions;
+mod measures;
+mod eviction;
+mod follow;
+mod binder;
+mod verbs;
+mod metrics;
+mod hami_metrics;
+mod port;
+
+use crate::args;
+use crate::exit::Exit;
+use crate::lifecycle::{self, DrainFirst, Lifecycle, Mode, StartError};
+use crate::settings::extender::{ExtenderSettings, LeaseSettings};
+use crate::stop;
+use crate::telemetry::Telemetry;
+use apiserver::client::ApiClient;
+use apiserver::follow::Follower;
+use apiserver::kind::{AllNodes, AllPods};
+use apiserver::lease::LeaseClient;
+use apiserver::writes::ApiServer;
+use apiserver::{ApiConnection, connect};
+use binder::Binder;
+use decide::election::Elector;
+use effects::server::{HttpServer, bind};
+use eviction::Evictor;
+use follow::{NodeFeed, PodFeed, WatchHealth};
+use leadership::Leadership;
+use measures::Measures;
+use model::id::NodeName;
+use owner::ClusterOwner;
+use port::ExtenderPort;
+use std::net::TcpListener;
+use std::sync::Arc;
+use tokio::sync::Notify;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+use verbs::Verbs;
+use wire::resource::RequestRules;
+
+/// Workers of the Tokio runtime. A filter call for 5,000 nodes takes a worker for milliseconds; the election and the
+/// watches run beside it.
+const WORKERS: usize = 4;
+/// Threads for blocking work: the resolver of names.
+const BLOCKING: usize = 2;
+
+/// Runs the extender until it must stop. An error at the start goes to the log.
+pub(crate) fn run(settings: ExtenderSettings, telemetry: &Telemetry) -> Exit {
+    lifecycle::outcome(start(settings, telemetry))
+}
+
+/// How the amounts in pods become requests: the device configuration with the names of the settings.
+///
+/// # Errors
+/// A sentence that names the file.
+pub(crate) fn request_rules(settings: &ExtenderSettings) -> Result<RequestRules, String> {
+    let mut rules = match &settings.device_config {
+        None => RequestRules::default(),
+        // The agents log what is not understood of it.
+        Some(path) => {
+            let read = sources::device_config::read_common(path);
+            read.map_err(|why| format!("device configuration {}: {why}", path.display()))?.0.rules
+        }
+    };
+    settings.resources.replace(&mut rules.names)?;
+    Ok(rules)
+}
+
+fn start(settings: ExtenderSettings, telemetry: &Telemetry) -> Result<Exit, StartError> {
+    let requests = request_rules(&settings).map_err(StartError::usage)?;
+    let asks = stop::listen().map_err(|error| StartError::io("listen for signals", &error))?;
+    let listener = bind(settings.listen).map_err(|error| StartError {
+        what: format!("cannot listen on {}: {error}; choose another address with --extender-listen", settings.listen),
+        exit: Exit::from_io(&error),
+    })?;
+    let runtime =
+        lifecycle::runtime(WORKERS, BLOCKING).map_err(|error| StartError::io("start the runtime's threads", &error))?;
+    let kubeconfig = settings.kubeconfig.clone();
+    let connection = runtime
+        .block_on(async { connect(kubeconfig.as_deref()).await })
+        .map_err(|error| StartError::usage(error.to_string()))?;
+    let identity = identity()?;
+    let address = listener.local_addr().map_or_else(|_| settings.listen.to_string(), |address| address.to_string());
+    let (version, pid) = (args::version(), std::process::id());
+    tracing::info!(version, %identity, pid, address, "gpu-steward extender started");
+    let drain = settings.drain_timeout;
+    let exit = runtime.block_on(async {
+        let mut extender = Extender::new(&settings, requests, &identity, connection);
+        extender.feed();
+        extender.serve(listener);
+        extender.lifecycle.run(asks, &mut Live, &telemetry.level, drain).await
+    });
+    runtime.shutdown_background();
+    Ok(exit)
+}
+
+/// The name of this process in the election: that of the pod or the host, and random digits, because an earlier process
+/// of the same pod is another one.
+fn identity() -> Result<NodeName, StartError> {
+    let pod = std::env::var("POD_NAME").ok().filter(|name| !name.is_empty());
+    let host = pod.unwrap_or_else(|| rustix::system::uname().nodename().to_string_lossy().trim().to_owned());
+    let mut random = [0; 8];
+    rustix::rand::getrandom(&mut random, rustix::rand::GetRandomFlags::empty())
+        .map_err(|error| StartError::io("get random bytes", &error.into()))?;
+    let name = format!("{host}_{:016x}", u64::from_be_bytes(random));
+    NodeName::parse(&name)
+        .map_err(|error| StartError::usage(format!("cannot name this process after the host: {error}")))
+}
+
+fn namespace(settings: &LeaseSettings) -> Arc<str> {
+    let own = || std::env::var("POD_NAMESPACE").ok().filter(|namespace| !namespace.is_empty());
+    settings.namespace.clone().or_else(own).unwrap_or_else(|| "kube-system".to_owned()).into()
+}
+
+/// The running parts.
+struct Extender {
+    lifecycle: Lifecycle,
+    connection: ApiConnection,
+    owner: Arc<ClusterOwner>,
+    leadership: Arc<Leadership>,
+    evictor: Arc<Evictor>,
+    watches: [Arc<WatchHealth>; 2],
+    verbs: Arc<Verbs>,
+    measures: Arc<Measures>,
+    binder: Arc<Binder>,
+    lease: LeaseClient,
+}
+
+impl Extender {
+    fn new(
+        settings: &ExtenderSettings,
+        requests: RequestRules,
+        identity: &NodeName,
+        connection: ApiConnection,
+    ) -> Extender {
+        let mut lifecycle = Lifecycle::new("extender");
+        let owner = Arc::new(ClusterOwner::new(settings.rules.clone(), requests));
+        let elector = Elector::new(identity.as_str().into(), settings.lease.times);
+        let leadership = Arc::new(Leadership::new(elector));
+        let (events, writer) = events::queue(ApiServer::new(connection.clone(), identity.clone()));
+        let measures = Arc::<Measures>::default();
+        let binder = Arc::new(Binder {
+            client: ApiClient::new(connection.clone()),
+            owner: Arc::clone(&owner),
+            leadership: Arc::clone(&leadership),
+            events: Arc::clone(&events),
+            orders: Default::default(),
+            tasks: TaskTracker::new(),
+            stop: CancellationToken::new(),
+        });
+        let verbs = Arc::new(Verbs {
+            owner: Arc::clone(&owner),
+            binder: Arc::clone(&binder),
+            events,
+            decisions: Default::default(),
+            measures: Arc::clone(&measures),
+        });
+        lifecycle.must_run("events", writer.run(lifecycle.stop()));
+        let lease =
+            LeaseClient::new(connection.clone(), namespace(&settings.lease), settings.lease.name.as_str().into());
+        Extender {
+            lifecycle,
+            connection,
+            owner,
+            leadership,
+            evictor: Arc::default(),
+            watches: [WatchHealth::new("pods"), WatchHealth::new("nodes")],
+            verbs,
+            measures,
+            binder,
+            lease,
+        }
+    }
+
+    /// Starts the followers, which feed the owner, the election, and the evictions.
+    fn feed(&mut self) {
+        let [pods, nodes] = self.leadership.relists.clone();
+        let pod_feed = PodFeed {
+            owner: Arc::clone(&self.owner),
+            leadership: Arc::clone(&self.leadership),
+            evictor: Arc::clone(&self.evictor),
+            health: Arc::clone(&self.watches[0]),
+        };
+        let node_feed = NodeFeed { owner: Arc::clone(&self.owner), health: Arc::clone(&self.watches[1]) };
+        self.follow("pods", AllPods, (pod_feed, pods));
+        self.follow("nodes", AllNodes, (node_feed, nodes));
+        let (leadership, stop) = (Arc::clone(&self.leadership), self.lifecycle.stop());
+        self.lifecycle.must_run("election", leadership.run(self.lease.clone(), Arc::clone(&self.owner), stop));
+        let (client, leadership) = (ApiClient::new(self.connection.clone()), Arc::clone(&self.leadership));
+        let evicting = Arc::clone(&self.evictor).run(client, leadership, self.lifecycle.stop());
+        self.lifecycle.must_run("evictions", evicting);
+    }
+
+    fn follow<K, L>(&mut self, name: &'static str, kind: K, (feed, relist): (L, Arc<Notify>))
+    where
+        K: apiserver::kind::Followed,
+        L: apiserver::follow::FollowListener<K> + Sync + 'static,
+    {
+        let follower = Follower::new(self.connection.clone(), kind, feed).relist_on(relist);
+        let stop = self.lifecycle.stop();
+        self.lifecycle.must_run(name, async move {
+            tokio::select! {
+                () = stop.cancelled() => {}
+                () = Box::pin(follower.run()) => {}
+            }
+        });
+    }
+
+    /// Serves the port. It drains first: its questions, then the orders under way, and the Lease is released last.
+    fn serve(&mut self, listener: TcpListener) {
+        let [closing, closed] = [CancellationToken::new(), CancellationToken::new()];
+        let application = ExtenderPort::new(
+            Arc::clone(&self.verbs),
+            Arc::clone(&self.leadership),
+            Arc::clone(&self.measures),
+            self.watches.clone(),
+        );
+        let server = HttpServer { application, limits: port::CONNECTIONS, certificates: None, counts: Arc::default() };
+        let (binder, stop) = (Arc::clone(&self.binder), self.lifecycle.stop());
+        let (until, ended) = (closing.clone(), closed.clone());
+        self.lifecycle.must_not_end("port", async move {
+            let served = server.serve(listener, until).await;
+            binder.stop.cancel();
+            binder.tasks.close();
+            binder.tasks.wait().await;
+            ended.cancel();
+            if served.is_ok() {
+                stop.cancelled().await;
+            }
+            served
+        });
+        self.lifecycle.drain_first(DrainFirst { closing, closed });
+    }
+}
+
+/// What the extender does on signals. It never ends by itself.
+struct Live;
+
+impl Mode for Live {
+    fn reload(&mut self) {
+        tracing::info!("SIGHUP: the extender reads its configuration at its start only");
+    }
+
+    fn realtime_signal(&mut self) {}
+
+    async fn must_end(&self) -> Exit {
+        std::future::pending().await
+    }
+}

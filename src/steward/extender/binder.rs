@@ -1,0 +1,247 @@
+//! Binds pods: writes the orders of the leader at the API server until the outcome of each is known.
+//!
+//! ```text
+//!   /bind ──▶ ClusterOwner::bind reserves ──▶ task of the order ──POST──▶ written | refused ──▶ answer
+//!                                                  ▲      │ no answer
+//!                                                  └─pause┘   kube-scheduler gets an error after ANSWER_WITHIN
+//! ```
+//!
+//! What must never happen here: a POST by a process that does not lead at that moment; a reservation that is released
+//! while an older POST of the same order may still be carried out.
+
+use super::convert;
+use super::events::{PodEventReason, PodEvents};
+use super::leadership::Leadership;
+use super::owner::ClusterOwner;
+use apiserver::ApiError;
+use apiserver::client::{ApiClient, ReadAge};
+use decide::cluster::{BindOrder, BindOutcome};
+use decide::ledger::ClaimState;
+use model::backoff::Backoff;
+use model::claim::Claim;
+use model::id::{NodeName, PodUid};
+use model::pod::Pod;
+use parking_lot::Mutex;
+use sources::clock;
+use std::collections::HashMap;
+use std::fmt::Write;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::watch;
+use tokio::time::{sleep, timeout};
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+use wire::extender::ExtenderBindingArgs;
+
+/// How long kube-scheduler waits for an answer, less a second for the way: the printed configuration has 5 s.
+const ANSWER_WITHIN: Duration = Duration::from_secs(4);
+/// Orders whose outcome is not known. kube-scheduler binds some hundred pods at once at most; more wait only while the API
+/// server does not answer, and then no more should be added.
+const MOST: usize = 2_000;
+/// Pauses between two POSTs of an order.
+const FIRST: Duration = Duration::from_millis(100);
+/// See [`FIRST`].
+const LONGEST: Duration = Duration::from_secs(5);
+
+/// The result of an order: `None` while it is not known.
+type BindResult = Option<Result<(), Arc<str>>>;
+
+/// Writes orders.
+#[derive(Debug)]
+pub(super) struct Binder {
+    pub(super) client: ApiClient,
+    pub(super) owner: Arc<ClusterOwner>,
+    pub(super) leadership: Arc<Leadership>,
+    pub(super) events: Arc<PodEvents>,
+    /// The orders under way.
+    pub(super) orders: Mutex<HashMap<PodUid, watch::Receiver<BindResult>>>,
+    pub(super) tasks: TaskTracker,
+    /// Cancelled when no order may be begun or repeated any more.
+    pub(super) stop: CancellationToken,
+}
+
+/// What a POST, or a read after it, has shown.
+enum Shown {
+    /// The pod is bound as ordered.
+    Bound,
+    /// The pod is not bound by this order and never will be.
+    Never(String),
+    /// Nothing certain.
+    Unknown(String),
+}
+
+impl Binder {
+    /// Binds a pod to a node. Returns once that is known to have happened or to have failed, or after [`ANSWER_WITHIN`].
+    ///
+    /// # Errors
+    /// Why the pod is not bound, or not known to be.
+    pub(super) async fn bind(self: &Arc<Self>, args: &ExtenderBindingArgs) -> Result<(), Arc<str>> {
+        let ExtenderBindingArgs { uid, pod, node } = args;
+        let bound = |(at, state): (NodeName, ClaimState)| at == *node && state != ClaimState::Assumed;
+        if self.owner.claim_of(uid).is_some_and(bound) {
+            return Ok(());
+        }
+        let mut result = match self.begin(uid, node) {
+            Ok(result) => result,
+            Err(why) => {
+                self.events.send(uid, pod, PodEventReason::BindingFailed, why.clone());
+                return Err(why.into());
+            }
+        };
+        let known = timeout(ANSWER_WITHIN, result.wait_for(Option::is_some)).await;
+        match known {
+            Ok(Ok(result)) => result.clone().unwrap_or(Ok(())),
+            Ok(Err(_)) => Err("the extender is stopping".into()),
+            Err(_) => {
+                Err("the API server has not answered yet; the binding is written again until its outcome is known"
+                    .into())
+            }
+        }
+    }
+
+    /// The result of this order, which is begun if it is not under way.
+    fn begin(self: &Arc<Self>, uid: &PodUid, node: &NodeName) -> Result<watch::Receiver<BindResult>, String> {
+        let mut orders = self.orders.lock();
+        if !orders.contains_key(uid) && orders.len() >= MOST {
+            return Err(format!("{MOST} bindings wait for the API server; try again later"));
+        }
+        // The same order again if one is under way, and an error if it is for another node.
+        let order = self.owner.bind(uid, node).map_err(|why| why.to_string())?;
+        if let Some(result) = orders.get(uid) {
+            return Ok(result.clone());
+        }
+        let (sender, receiver) = watch::channel(None);
+        orders.insert(uid.clone(), receiver.clone());
+        let binder = Arc::clone(self);
+        self.tasks.spawn(async move {
+            let result = binder.carry_out(&order).await;
+            binder.ended(&order, &result);
+            let _ = sender.send(Some(result));
+        });
+        Ok(receiver)
+    }
+
+    fn ended(&self, order: &BindOrder, result: &Result<(), Arc<str>>) {
+        self.orders.lock().remove(&order.uid);
+        let BindOrder { uid, pod, node, claim, .. } = order;
+        match result {
+            Ok(()) => {
+                let shares = sentence(claim);
+                tracing::info!(%pod, %node, "bound {pod} to {node}: {shares}");
+                self.events.send(uid, pod, PodEventReason::BindingSucceed, format!("bound to {node}: {shares}"));
+            }
+            Err(why) => {
+                tracing::warn!(%pod, %node, why = &**why, "cannot bind {pod} to {node}: {why}");
+                self.events.send(uid, pod, PodEventReason::BindingFailed, format!("not bound to {node}: {why}"));
+            }
+        }
+    }
+
+    async fn carry_out(&self, order: &BindOrder) -> Result<(), Arc<str>> {
+        let mut backoff = Backoff::new(FIRST, LONGEST);
+        // Whether an earlier POST may still be carried out.
+        let mut open = false;
+        loop {
+            let shown = if self.leadership.decides() && !self.stop.is_cancelled() {
+                self.post(order, open).await
+            } else if open {
+                Shown::Unknown("this extender leads no longer".to_owned())
+            } else {
+                Shown::Never("this extender leads no longer; it has written nothing".to_owned())
+            };
+            match shown {
+                Shown::Bound => {
+                    self.owner.bind_ended(&order.uid, BindOutcome::Written);
+                    return Ok(());
+                }
+                Shown::Never(why) => {
+                    self.owner.bind_ended(&order.uid, BindOutcome::Refused);
+                    return Err(why.into());
+                }
+                Shown::Unknown(why) => {
+                    if !std::mem::replace(&mut open, true) {
+                        let (pod, node) = (&order.pod, &order.node);
+                        tracing::warn!(%pod, %node, why, "the outcome of a binding is not known: {why}; it is written again");
+                    }
+                    self.owner.bind_ended(&order.uid, BindOutcome::Unknown);
+                }
+            }
+            tokio::select! {
+                () = sleep(backoff.pause()) => {}
+                () = self.stop.cancelled() => return Err("the extender is stopping, and the outcome is not known".into()),
+            }
+            if let Some(result) = self.seen(order) {
+                return result;
+            }
+        }
+    }
+
+    /// What the pod watch has shown of the pod meanwhile, if that settles the order.
+    fn seen(&self, order: &BindOrder) -> Option<Result<(), Arc<str>>> {
+        match self.owner.claim_of(&order.uid) {
+            Some((node, ClaimState::Assumed)) if node == order.node => None,
+            Some((node, _)) if node == order.node => Some(Ok(())),
+            Some((node, _)) => Some(Err(format!("the pod is bound to {node}").into())),
+            None => Some(Err("the pod is gone, has ended, or is bound without this claim".into())),
+        }
+    }
+
+    /// Writes the order once. `open` says whether an earlier write may still be carried out.
+    async fn post(&self, order: &BindOrder, open: bool) -> Shown {
+        let binding = match convert::binding(order, clock::now().wall) {
+            Ok(binding) => binding,
+            Err(why) => return Shown::Never(why),
+        };
+        let Err(error) = self.client.bind_pod(&order.pod, &order.node, &binding).await else { return Shown::Bound };
+        let refused = error.refusal().filter(|refusal| refusal.is_status).map(|refusal| refusal.code);
+        match refused {
+            Some(404 | 409) => self.read(order, open, &error).await,
+            Some(400..=499) if !open => Shown::Never(error.to_string()),
+            _ => Shown::Unknown(error.to_string()),
+        }
+    }
+
+    /// Reads the pod after its binding was refused: it may be bound already, by this order or another, or be gone.
+    async fn read(&self, order: &BindOrder, open: bool, refused: &ApiError) -> Shown {
+        let pod = match self.client.get_pod(&order.pod, &ReadAge::Newest).await {
+            Ok(bytes) => wire::pod::decode(&bytes).map_err(|why| why.to_string()),
+            Err(error) if error.refusal().is_some_and(|refusal| refusal.code == 404 && refusal.is_status) => {
+                self.owner.pod_gone(&order.uid);
+                return Shown::Never("the pod is gone".to_owned());
+            }
+            Err(error) => Err(error.to_string()),
+        };
+        let pod: Pod = match pod {
+            Ok(pod) => pod,
+            Err(why) => return Shown::Unknown(why),
+        };
+        if pod.uid != order.uid {
+            self.owner.pod_gone(&order.uid);
+            return Shown::Never("the pod is gone; another pod has its name".to_owned());
+        }
+        match &pod.node {
+            Some(node) => {
+                self.owner.pod_is(&pod);
+                if *node == order.node { Shown::Bound } else { Shown::Never(format!("the pod is bound to {node}")) }
+            }
+            // A pod that is being deleted is never bound any more, also not by an older write.
+            None if !open || pod.deleted_at.is_some() => Shown::Never(refused.to_string()),
+            None => Shown::Unknown(refused.to_string()),
+        }
+    }
+}
+
+/// The device shares of a claim, for people.
+fn sentence(claim: &Claim) -> String {
+    let mut text = String::new();
+    for share in claim.shares() {
+        let _ = write!(text, "{}{}", if text.is_empty() { "" } else { ", " }, share.device);
+        if let Some(memory) = share.memory {
+            let _ = write!(text, " {} MiB", memory.0 >> 20);
+        }
+        if let Some(cores) = share.cores.filter(|cores| cores.0 > 0) {
+            let _ = write!(text, " {} % of SM time", cores.0);
+        }
+    }
+    text
+}

@@ -1,0 +1,213 @@
+//! Events on pods: what the filter and the bind decided, for `kubectl describe pod`.
+//!
+//! A decision puts its event into a bounded queue and goes on; a full queue drops the event and counts it. The same
+//! event of a pod, or the refusal of a pod whatever its text, is written at most once a minute.
+
+use apiserver::writes::{ApiServer, EventType, ObjectEvent};
+use model::id::{PodRef, PodUid};
+use parking_lot::Mutex;
+use sources::clock;
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+use tokio::sync::{Semaphore, mpsc};
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+/// Events that wait. kube-scheduler places some hundred pods a second, and each has two events; the API server takes them
+/// as fast, so the queue is for the seconds in which it does not.
+const QUEUE: usize = 4096;
+/// Writes at once.
+const AT_ONCE: usize = 8;
+/// Pause between two equal events of a pod.
+const AGAIN: Duration = Duration::from_secs(60);
+/// Pods whose last events are remembered. Beyond it the oldest is forgotten, and may get an event early.
+const REMEMBERED: usize = 20_000;
+
+/// The reason of an event.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) enum PodEventReason {
+    FilteringFailed,
+    FilteringSucceed,
+    BindingFailed,
+    BindingSucceed,
+}
+
+impl PodEventReason {
+    fn word(self) -> &'static str {
+        match self {
+            PodEventReason::FilteringFailed => "FilteringFailed",
+            PodEventReason::FilteringSucceed => "FilteringSucceed",
+            PodEventReason::BindingFailed => "BindingFailed",
+            PodEventReason::BindingSucceed => "BindingSucceed",
+        }
+    }
+
+    fn weight(self) -> EventType {
+        match self {
+            PodEventReason::FilteringFailed | PodEventReason::BindingFailed => EventType::Warning,
+            PodEventReason::FilteringSucceed | PodEventReason::BindingSucceed => EventType::Normal,
+        }
+    }
+
+    fn action(self) -> &'static str {
+        match self {
+            PodEventReason::FilteringFailed | PodEventReason::FilteringSucceed => "Filtering",
+            PodEventReason::BindingFailed | PodEventReason::BindingSucceed => "Binding",
+        }
+    }
+}
+
+#[derive(Debug)]
+struct QueuedEvent {
+    uid: PodUid,
+    pod: PodRef,
+    reason: PodEventReason,
+    note: String,
+    at: String,
+}
+
+/// Takes events.
+#[derive(Debug)]
+pub(super) struct PodEvents {
+    queue: mpsc::Sender<QueuedEvent>,
+    recent: Mutex<RecentEvents>,
+    dropped: AtomicU64,
+}
+
+/// The last event of each kind of each pod.
+#[derive(Debug, Default)]
+struct RecentEvents {
+    last: HashMap<(PodUid, PodEventReason), (Instant, String)>,
+    /// In the order in which they were first written.
+    order: VecDeque<(PodUid, PodEventReason)>,
+}
+
+impl RecentEvents {
+    /// Whether this event is to be written now; it then counts as written.
+    fn is_due(&mut self, uid: &PodUid, reason: PodEventReason, note: &str, now: Instant) -> bool {
+        let key = (uid.clone(), reason);
+        if let Some((at, last)) = self.last.get_mut(&key) {
+            // The text of a refusal changes with each pod that comes or goes elsewhere.
+            let same = reason == PodEventReason::FilteringFailed || last == note;
+            if same && now.duration_since(*at) < AGAIN {
+                return false;
+            }
+            (*at, *last) = (now, note.to_owned());
+            return true;
+        }
+        if self.order.len() >= REMEMBERED
+            && let Some(oldest) = self.order.pop_front()
+        {
+            self.last.remove(&oldest);
+        }
+        self.order.push_back(key.clone());
+        self.last.insert(key, (now, note.to_owned()));
+        true
+    }
+}
+
+/// Writes the queued events.
+#[derive(Debug)]
+pub(super) struct EventWriter {
+    queue: mpsc::Receiver<QueuedEvent>,
+    api: ApiServer,
+}
+
+/// The queue and its writer.
+pub(super) fn queue(api: ApiServer) -> (Arc<PodEvents>, EventWriter) {
+    let (sender, receiver) = mpsc::channel(QUEUE);
+    let events = PodEvents { queue: sender, recent: Mutex::default(), dropped: AtomicU64::new(0) };
+    (Arc::new(events), EventWriter { queue: receiver, api })
+}
+
+impl PodEvents {
+    /// Puts an event into the queue, unless the pod had it within the last minute. Never waits.
+    pub(super) fn send(&self, uid: &PodUid, pod: &PodRef, reason: PodEventReason, note: String) {
+        if !self.recent.lock().is_due(uid, reason, &note, Instant::now()) {
+            return;
+        }
+        let at = wire::timestamp::to_rfc3339_micros(clock::now().wall);
+        let event = QueuedEvent { uid: uid.clone(), pod: pod.clone(), reason, note, at };
+        if self.queue.try_send(event).is_err() && self.dropped.fetch_add(1, Ordering::Relaxed) == 0 {
+            tracing::warn!("events on pods are dropped: the API server takes them more slowly than they come");
+        }
+    }
+
+    /// Events that were dropped because the queue was full.
+    pub(super) fn dropped(&self) -> u64 {
+        self.dropped.load(Ordering::Relaxed)
+    }
+}
+
+impl EventWriter {
+    /// Writes events until `stop` is cancelled; those that are left then are lost.
+    pub(super) async fn run(mut self, stop: CancellationToken) {
+        let permits = Arc::new(Semaphore::new(AT_ONCE));
+        loop {
+            let event = tokio::select! {
+                () = stop.cancelled() => return,
+                event = self.queue.recv() => match event {
+                    Some(event) => event,
+                    // Every sender is gone.
+                    None => return stop.cancelled().await,
+                },
+            };
+            // The semaphore is never closed.
+            let Ok(permit) = Arc::clone(&permits).acquire_owned().await else { return };
+            let api = self.api.clone();
+            tokio::spawn(async move {
+                event.write(&api).await;
+                drop(permit);
+            });
+        }
+    }
+}
+
+impl QueuedEvent {
+    async fn write(self, api: &ApiServer) {
+        let QueuedEvent { uid, pod, reason, note, at } = self;
+        let event = ObjectEvent { weight: reason.weight(), reason: reason.word(), action: reason.action(), note, at };
+        if let Err(error) = api.pod_event(&uid, &pod, &event).await {
+            tracing::debug!(%pod, %error, "an event on a pod is not written");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn uid(n: u32) -> PodUid {
+        PodUid::parse(&format!("{n:032x}")).unwrap()
+    }
+
+    #[test]
+    fn a_refused_pod_has_an_event_once_a_minute_and_another_text_of_a_bind_at_once() {
+        use PodEventReason::{BindingFailed, FilteringFailed};
+        let (mut recent, start) = (RecentEvents::default(), Instant::now());
+        for (pod, reason, note, second, due) in [
+            (1, FilteringFailed, "a", 0, true),
+            (1, FilteringFailed, "b", 59, false),
+            (2, FilteringFailed, "a", 59, true),
+            (1, FilteringFailed, "a", 60, true),
+            (1, BindingFailed, "a", 60, true),
+            (1, BindingFailed, "b", 61, true),
+            (1, BindingFailed, "b", 62, false),
+        ] {
+            let now = start + Duration::from_secs(second);
+            assert_eq!(recent.is_due(&uid(pod), reason, note, now), due, "{pod} {reason:?} {note} at {second} s");
+        }
+    }
+
+    #[test]
+    fn the_memory_of_events_is_bounded() {
+        let (mut recent, now) = (RecentEvents::default(), Instant::now());
+        for n in 0..u32::try_from(REMEMBERED).unwrap() + 10 {
+            assert!(recent.is_due(&uid(n), PodEventReason::FilteringFailed, "a", now));
+        }
+        assert_eq!((recent.last.len(), recent.order.len()), (REMEMBERED, REMEMBERED));
+        assert!(recent.is_due(&uid(0), PodEventReason::FilteringFailed, "a", now), "the oldest is forgotten");
+    }
+}

@@ -1,0 +1,178 @@
+//! Feeds the owner from the followers of all pods and all Nodes.
+
+use super::convert;
+use super::eviction::Evictor;
+use super::leadership::Leadership;
+use super::owner::ClusterOwner;
+use apiserver::ApiError;
+use apiserver::follow::FollowListener;
+use apiserver::kind::{AllNodes, AllPods};
+use apiserver::store::{Delta, Store};
+use model::backoff::Backoff;
+use model::followed_node::FollowedNode;
+use model::id::{ObjectUid, PodUid};
+use model::pod::Pod;
+use parking_lot::Mutex;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::time::Instant;
+use wire::watch::UnreadableObject;
+
+/// Pauses after failures of a list or a watch.
+const FIRST: Duration = Duration::from_millis(500);
+/// See [`FIRST`]. The state of a leader that sees nothing gets old.
+const LONGEST: Duration = Duration::from_secs(15);
+
+/// The state of one watch, for readiness and metrics.
+#[derive(Debug)]
+pub(super) struct WatchHealth {
+    what: &'static str,
+    state: Mutex<WatchState>,
+}
+
+#[derive(Clone, Debug)]
+struct WatchState {
+    heard: Option<Instant>,
+    broken: Option<Arc<str>>,
+    backoff: Backoff,
+}
+
+impl WatchHealth {
+    pub(super) fn new(what: &'static str) -> Arc<WatchHealth> {
+        let state = WatchState { heard: None, broken: None, backoff: Backoff::new(FIRST, LONGEST) };
+        Arc::new(WatchHealth { what, state: Mutex::new(state) })
+    }
+
+    /// The kind of the objects.
+    pub(super) fn what(&self) -> &'static str {
+        self.what
+    }
+
+    /// Time since the server sent anything; `None` before it ever has.
+    pub(super) fn age(&self) -> Option<Duration> {
+        self.state.lock().heard.map(|heard| heard.elapsed())
+    }
+
+    /// Why the server cannot be reached now, if it cannot.
+    pub(super) fn broken(&self) -> Option<Arc<str>> {
+        self.state.lock().broken.clone()
+    }
+
+    fn heard(&self) {
+        self.state.lock().heard = Some(Instant::now());
+    }
+
+    fn failed(&self, why: &ApiError) -> Duration {
+        let mut state = self.state.lock();
+        if state.broken.replace(why.to_string().into()).is_none() {
+            let what = self.what;
+            tracing::warn!(error = %why, "the watch of {what} failed: {why}; decisions rest on what was seen before");
+        }
+        state.backoff.pause()
+    }
+
+    fn works(&self) {
+        let mut state = self.state.lock();
+        state.backoff.reset();
+        if state.broken.take().is_some() {
+            let what = self.what;
+            tracing::info!("the watch of {what} works again");
+        }
+    }
+}
+
+/// Takes over all pods.
+#[derive(Debug)]
+pub(super) struct PodFeed {
+    pub(super) owner: Arc<ClusterOwner>,
+    pub(super) leadership: Arc<Leadership>,
+    pub(super) evictor: Arc<Evictor>,
+    pub(super) health: Arc<WatchHealth>,
+}
+
+/// Takes over all Nodes.
+#[derive(Debug)]
+pub(super) struct NodeFeed {
+    pub(super) owner: Arc<ClusterOwner>,
+    pub(super) health: Arc<WatchHealth>,
+}
+
+impl PodFeed {
+    fn is(&self, pod: &Pod) {
+        if let Some(epoch) = convert::epoch(pod)
+            && let Some(own) = self.leadership.epoch_is_used(epoch)
+        {
+            self.owner.lead(own);
+        }
+        self.owner.pod_is(pod);
+        self.evictor.pod_is(pod);
+    }
+}
+
+impl FollowListener<AllPods> for PodFeed {
+    fn received(&mut self) {
+        self.health.heard();
+    }
+
+    fn changed(&mut self, deltas: Vec<Delta<Pod>>, _: Option<&Store<AllPods>>) {
+        for delta in &deltas {
+            match delta {
+                // It has ended and holds nothing; it is still there.
+                Delta::Added(pod) | Delta::Changed { after: pod, .. } | Delta::LeftOut(pod) => self.is(pod),
+                Delta::Gone { before, .. } => {
+                    self.owner.pod_gone(before.cgroup_uid());
+                    self.evictor.pod_gone(&before.uid);
+                }
+            }
+        }
+    }
+
+    fn unreadable(&mut self, bad: &UnreadableObject<PodUid>) {
+        let name = bad.name.as_deref().unwrap_or_default();
+        tracing::warn!(pod = name, error = %bad.why, "a pod cannot be read; the GPUs that it may hold are not known");
+    }
+
+    fn failed(&mut self, why: &ApiError) -> Duration {
+        self.health.failed(why)
+    }
+
+    fn works(&mut self) {
+        self.health.works();
+    }
+
+    fn listed(&mut self, begun: Instant) {
+        self.owner.pods_listed(begun);
+    }
+}
+
+impl FollowListener<AllNodes> for NodeFeed {
+    fn received(&mut self) {
+        self.health.heard();
+    }
+
+    fn changed(&mut self, deltas: Vec<Delta<FollowedNode>>, _: Option<&Store<AllNodes>>) {
+        for delta in &deltas {
+            match delta {
+                Delta::Added(node) | Delta::Changed { after: node, .. } => self.owner.node_is(node),
+                Delta::Gone { before, .. } | Delta::LeftOut(before) => self.owner.node_gone(before),
+            }
+        }
+    }
+
+    fn unreadable(&mut self, bad: &UnreadableObject<ObjectUid>) {
+        let name = bad.name.as_deref().unwrap_or_default();
+        tracing::warn!(node = name, error = %bad.why, "a Node cannot be read; it stays as it was seen last");
+    }
+
+    fn failed(&mut self, why: &ApiError) -> Duration {
+        self.health.failed(why)
+    }
+
+    fn works(&mut self) {
+        self.health.works();
+    }
+
+    fn listed(&mut self, begun: Instant) {
+        self.owner.nodes_listed(begun);
+    }
+}

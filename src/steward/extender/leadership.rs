@@ -1,0 +1,227 @@
+//! Leadership: carries out the steps of the election at the API server, and says who decides now.
+//!
+//! ```text
+//!   Elector ──step──▶ LeaseClient ──answer──▶ Elector
+//!      │ won: both lists are read again
+//!      └▶ follows ──▶ catches up ──lists that were begun after the win──▶ decides ──▶ follows
+//! ```
+//!
+//! A new leader decides only after it has read all pods and Nodes anew, so that it has seen everything that was written
+//! before it won.
+
+use super::owner::ClusterOwner;
+use apiserver::ApiError;
+use apiserver::lease::LeaseClient;
+use decide::election::{ElectionChange, ElectionStep, Elector};
+use model::lease::StoredLease;
+use parking_lot::Mutex;
+use sources::clock;
+use std::hash::{BuildHasher, RandomState};
+use std::sync::Arc;
+use tokio::sync::Notify;
+use tokio::time::{Instant, timeout};
+use tokio_util::sync::CancellationToken;
+
+/// Who decides.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Leader {
+    /// Another process, if any: its identity as it was seen last.
+    Other(Option<Arc<str>>),
+    /// This process has won, and still reads what was written before.
+    CatchingUp,
+    /// This process.
+    This,
+}
+
+/// What every part of the program asks about leadership.
+#[derive(Debug)]
+pub(super) struct Leadership {
+    state: Mutex<LeadershipState>,
+    /// Notified when a new list of pods and of Nodes is wanted.
+    pub(super) relists: [Arc<Notify>; 2],
+}
+
+#[derive(Debug)]
+struct LeadershipState {
+    elector: Elector,
+    /// When this process won; `None` while it does not lead.
+    won: Option<Instant>,
+    /// Whether it has seen everything that was written before.
+    caught_up: bool,
+    /// Failed calls in a row, of which the first one is logged.
+    failures: u32,
+}
+
+impl Leadership {
+    pub(super) fn new(elector: Elector) -> Leadership {
+        let state = LeadershipState { elector, won: None, caught_up: false, failures: 0 };
+        Leadership { state: Mutex::new(state), relists: Default::default() }
+    }
+
+    /// Who decides at this moment.
+    pub(super) fn leader(&self) -> Leader {
+        let state = self.state.lock();
+        match (state.elector.leads(clock::monotonic()), state.caught_up) {
+            (false, _) => {
+                let own = state.elector.identity();
+                Leader::Other(state.elector.holder().filter(|holder| *holder != own).cloned())
+            }
+            (true, false) => Leader::CatchingUp,
+            (true, true) => Leader::This,
+        }
+    }
+
+    /// Whether this process may decide and write at this moment.
+    pub(super) fn decides(&self) -> bool {
+        self.leader() == Leader::This
+    }
+
+    /// The own identity.
+    pub(super) fn identity(&self) -> Arc<str> {
+        Arc::clone(self.state.lock().elector.identity())
+    }
+
+    /// An epoch stands on a pod. Returns the epoch of this process if it leads.
+    pub(super) fn epoch_is_used(&self, epoch: u64) -> Option<u64> {
+        let mut state = self.state.lock();
+        state.elector.epoch_is_used(epoch);
+        state.elector.epoch()
+    }
+
+    /// Takes part in the election until `stop` is cancelled, then lets another process take over at once.
+    pub(super) async fn run(self: Arc<Self>, lease: LeaseClient, owner: Arc<ClusterOwner>, stop: CancellationToken) {
+        let times = self.state.lock().elector.times();
+        let mut lists = owner.lists();
+        loop {
+            // A call that hangs must not hide that the term is over.
+            if timeout(times.renew_deadline, self.step(&lease)).await.is_err() {
+                self.failed("no answer within the renew deadline");
+            }
+            let pause = times.pause(u32::try_from(RandomState::new().hash_one(Instant::now()) % 100).unwrap_or(0));
+            let until = Instant::now() + pause;
+            loop {
+                self.catch_up(&owner);
+                tokio::select! {
+                    () = stop.cancelled() => return self.release(&lease).await,
+                    () = tokio::time::sleep_until(until) => break,
+                    // The sender is the owner, which lives as long as this task.
+                    _ = lists.changed() => {}
+                }
+            }
+        }
+    }
+
+    /// One try: the next step and those that follow from its answer.
+    async fn step(&self, lease: &LeaseClient) {
+        let mut step = {
+            let mut state = self.state.lock();
+            let now = clock::now();
+            let change = state.elector.tick(now.monotonic);
+            let step = state.elector.next(now);
+            self.changed(&mut state, change);
+            step
+        };
+        loop {
+            let sent = clock::monotonic();
+            let written = match step {
+                ElectionStep::Wait => return,
+                ElectionStep::Read => match lease.get().await {
+                    Ok(found) => {
+                        step = self.found(found);
+                        continue;
+                    }
+                    Err(error) => return self.call_failed(&error),
+                },
+                ElectionStep::Create(record) => lease.create(&record).await,
+                ElectionStep::Replace(next) => lease.replace(&next).await,
+            };
+            return match written {
+                Ok(stored) => {
+                    let mut state = self.state.lock();
+                    state.failures = 0;
+                    let change = state.elector.written(stored, sent, clock::monotonic());
+                    self.changed(&mut state, change);
+                }
+                Err(error) => self.call_failed(&error),
+            };
+        }
+    }
+
+    fn found(&self, found: Option<StoredLease>) -> ElectionStep {
+        let mut state = self.state.lock();
+        let before = state.elector.holder().cloned();
+        let (step, change) = state.elector.found(found, clock::now());
+        let holder = state.elector.holder().cloned();
+        if holder != before && step == ElectionStep::Wait {
+            let leader = holder.as_deref().unwrap_or_default();
+            tracing::info!(leader, "another extender leads, {leader}; this one follows and can take over");
+        }
+        state.failures = 0;
+        self.changed(&mut state, change);
+        step
+    }
+
+    fn changed(&self, state: &mut LeadershipState, change: Option<ElectionChange>) {
+        match change {
+            None => {}
+            Some(ElectionChange::Won) => {
+                let (identity, epoch) = (state.elector.identity(), state.elector.epoch().unwrap_or(0));
+                tracing::info!(%identity, epoch, "won the election; all pods and nodes are read anew before the first decision");
+                (state.won, state.caught_up) = (Some(Instant::now()), false);
+                self.relists.iter().for_each(|relist| relist.notify_one());
+            }
+            Some(ElectionChange::Lost) => {
+                (state.won, state.caught_up) = (None, false);
+                tracing::warn!("this extender leads no longer; it decides nothing until it wins again");
+            }
+        }
+    }
+
+    /// Begins to decide once both lists are newer than the win.
+    fn catch_up(&self, owner: &ClusterOwner) {
+        let mut state = self.state.lock();
+        let Some(won) = state.won.filter(|_| !state.caught_up) else { return };
+        if !owner.listed_since(won) || !state.elector.leads(clock::monotonic()) {
+            return;
+        }
+        state.caught_up = true;
+        let epoch = state.elector.epoch().unwrap_or(0);
+        owner.lead(epoch);
+        tracing::info!(epoch, after_ms = won.elapsed().as_millis(), "this extender leads and decides from now on");
+    }
+
+    async fn release(&self, lease: &LeaseClient) {
+        let released = {
+            let mut state = self.state.lock();
+            (state.won, state.caught_up) = (None, false);
+            state.elector.release(clock::now())
+        };
+        let Some(released) = released else { return };
+        match lease.replace(&released).await {
+            Ok(_) => tracing::info!("the Lease is released: another extender can lead at once"),
+            Err(error) => {
+                tracing::warn!(%error, "the Lease is not released: another extender leads once it has run out")
+            }
+        }
+    }
+
+    fn call_failed(&self, error: &ApiError) {
+        // Another process was faster: the next try reads what it wrote.
+        if error.code() == Some(409) {
+            self.state.lock().elector.failed();
+            return;
+        }
+        self.failed(&error.to_string());
+    }
+
+    fn failed(&self, why: &str) {
+        let mut state = self.state.lock();
+        state.elector.failed();
+        state.failures = state.failures.saturating_add(1);
+        if state.failures == 1 {
+            tracing::warn!(
+                "the Lease of the election cannot be read or written: {why}; tried again at each retry period"
+            );
+        }
+    }
+}

@@ -1,0 +1,82 @@
+//! Counts what the extender does, for `/metrics`.
+
+use decide::cluster::RefusalSummary;
+use decide::placement::RefusalReason;
+use model::plugin::Histogram;
+use parking_lot::Mutex;
+use std::time::Duration;
+
+/// A verb of kube-scheduler.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Verb {
+    Filter,
+    Prioritize,
+    Bind,
+    Preempt,
+}
+
+impl Verb {
+    /// All verbs, in the order of their metrics.
+    pub(super) const ALL: [Verb; 4] = [Verb::Filter, Verb::Prioritize, Verb::Bind, Verb::Preempt];
+
+    /// Its path without the slash, and its word in metrics.
+    pub(super) fn word(self) -> &'static str {
+        match self {
+            Verb::Filter => "filter",
+            Verb::Prioritize => "prioritize",
+            Verb::Bind => "bind",
+            Verb::Preempt => "preempt",
+        }
+    }
+}
+
+/// The counts.
+#[derive(Debug, Default)]
+pub(super) struct Measures {
+    counts: Mutex<MeasuredCounts>,
+}
+
+/// The counts of one moment.
+#[derive(Clone, Debug, Default)]
+pub(super) struct MeasuredCounts {
+    /// Time of each answer, by verb.
+    pub(super) answers: [Histogram; Verb::ALL.len()],
+    /// Questions that were not answered, by verb: no leader, or a body that cannot be read.
+    pub(super) unanswered: [u64; Verb::ALL.len()],
+    /// Nodes that were refused, by reason.
+    pub(super) refusals: [u64; RefusalReason::ALL.len()],
+}
+
+impl Measures {
+    /// A question was answered after this time.
+    pub(super) fn answered(&self, verb: Verb, took: Duration) {
+        if let Some(histogram) = self.counts.lock().answers.get_mut(verb as usize) {
+            if let Some(count) = histogram.counts.get_mut(Histogram::bucket(took)) {
+                *count += 1;
+            }
+            histogram.sum += took;
+        }
+    }
+
+    /// A question was not answered.
+    pub(super) fn unanswered(&self, verb: Verb) {
+        if let Some(count) = self.counts.lock().unanswered.get_mut(verb as usize) {
+            *count += 1;
+        }
+    }
+
+    /// The filter refused these nodes.
+    pub(super) fn refused(&self, summary: &RefusalSummary) {
+        let mut counts = self.counts.lock();
+        for (reason, nodes, _) in &summary.reasons {
+            if let Some(count) = counts.refusals.get_mut(*reason as usize) {
+                *count += *nodes as u64;
+            }
+        }
+    }
+
+    /// The counts of now.
+    pub(super) fn counts(&self) -> MeasuredCounts {
+        self.counts.lock().clone()
+    }
+}

@@ -1,0 +1,107 @@
+//! `/metrics` of the extender.
+
+use super::follow::WatchHealth;
+use super::measures::{MeasuredCounts, Verb};
+use super::owner::ClusterCounts;
+use decide::placement::RefusalReason;
+use effects::exposition::{Exposition, ExpositionFormat, MetricFamily, MetricLabels, MetricType, SampleValue};
+use std::sync::Arc;
+
+const LEADS: MetricFamily = gauge("gpu_steward_extender_leads", "1 while this extender leads and decides.");
+const ANSWERS: MetricFamily = MetricFamily {
+    name: "gpu_steward_extender_answer_seconds",
+    kind: MetricType::Histogram,
+    unit: "seconds",
+    help: "Time from a question of kube-scheduler to its answer, by verb.",
+};
+const UNANSWERED: MetricFamily = counter(
+    "gpu_steward_extender_unanswered_total",
+    "Questions of kube-scheduler without an answer: this extender did not lead, or the question could not be read.",
+);
+const REFUSED: MetricFamily = counter(
+    "gpu_steward_extender_refused_nodes_total",
+    "Nodes that the filter refused, by the reason of at least one GPU or of the node.",
+);
+const CLAIMS: MetricFamily =
+    gauge("gpu_steward_extender_claims", "Pods with a claim: assumed (the binding is not seen yet), bound, started.");
+const PENDING: MetricFamily =
+    gauge("gpu_steward_extender_pending_pods", "Pods that the filter has answered for and that are not bound.");
+const NODES: MetricFamily = gauge("gpu_steward_extender_nodes", "Nodes that are known: open, or closed to new claims.");
+const WATCH_AGE: MetricFamily = MetricFamily {
+    unit: "seconds",
+    ..gauge(
+        "gpu_steward_extender_watch_age_seconds",
+        "Time since the API server sent anything about this kind of objects.",
+    )
+};
+const DROPPED: MetricFamily =
+    counter("gpu_steward_extender_events_dropped_total", "Events on pods that were dropped because too many waited.");
+
+const fn gauge(name: &'static str, help: &'static str) -> MetricFamily {
+    MetricFamily { name, kind: MetricType::Gauge, unit: "", help }
+}
+
+const fn counter(name: &'static str, help: &'static str) -> MetricFamily {
+    MetricFamily { name, kind: MetricType::Counter, unit: "", help }
+}
+
+/// What a scrape shows.
+pub(super) struct Scrape<'a> {
+    pub(super) leads: bool,
+    pub(super) cluster: ClusterCounts,
+    pub(super) measured: MeasuredCounts,
+    pub(super) watches: &'a [Arc<WatchHealth>],
+    pub(super) events_dropped: u64,
+}
+
+/// The text of a scrape.
+pub(super) fn render(scrape: &Scrape<'_>, format: ExpositionFormat) -> Vec<u8> {
+    let mut text = Vec::new();
+    let mut out = Exposition::new(&mut text, format);
+    own(scrape, &mut out);
+    verbs(&scrape.measured, &mut out);
+    out.finish();
+    text
+}
+
+fn own(scrape: &Scrape<'_>, out: &mut Exposition<'_>) {
+    let label = |name: &str, value: &str| MetricLabels::new().with(name, value);
+    out.family(&LEADS);
+    out.sample(&[], SampleValue::Whole(scrape.leads.into()));
+    let counts = &scrape.cluster;
+    out.family(&CLAIMS);
+    for (state, claims) in &counts.claims {
+        out.sample(&[label("state", state).as_str()], SampleValue::Whole(*claims as u64));
+    }
+    out.family(&PENDING);
+    out.sample(&[], SampleValue::Whole(counts.pending as u64));
+    out.family(&NODES);
+    for (state, nodes) in [("open", counts.nodes - counts.closed), ("closed", counts.closed)] {
+        out.sample(&[label("state", state).as_str()], SampleValue::Whole(nodes as u64));
+    }
+    out.family(&WATCH_AGE);
+    for watch in scrape.watches {
+        // Absent before the first answer, not zero.
+        if let Some(age) = watch.age() {
+            out.sample(&[label("kind", watch.what()).as_str()], SampleValue::Real(age.as_secs_f64()));
+        }
+    }
+    out.family(&DROPPED);
+    out.sample(&[], SampleValue::Whole(scrape.events_dropped));
+}
+
+fn verbs(counts: &MeasuredCounts, out: &mut Exposition<'_>) {
+    let label = |name: &str, value: &str| MetricLabels::new().with(name, value);
+    out.family(&ANSWERS);
+    for (verb, answers) in Verb::ALL.iter().zip(&counts.answers) {
+        out.histogram(&[label("verb", verb.word()).as_str()], answers);
+    }
+    out.family(&UNANSWERED);
+    for (verb, unanswered) in Verb::ALL.iter().zip(counts.unanswered) {
+        out.sample(&[label("verb", verb.word()).as_str()], SampleValue::Whole(unanswered));
+    }
+    out.family(&REFUSED);
+    for (reason, nodes) in RefusalReason::ALL.iter().zip(counts.refusals) {
+        out.sample(&[label("reason", reason.code()).as_str()], SampleValue::Whole(nodes));
+    }
+}

@@ -1,0 +1,235 @@
+//! Owns the cluster's state. The followers of pods and Nodes feed it, and the verbs ask it.
+//!
+//! The state is behind one lock, which is held only inside the methods of this file and never while something waits: a
+//! question borrows the names of nodes from the request's bytes, so it cannot go through a queue to another task without
+//! a copy of up to 15,000 names. The longest question takes some milliseconds, and a change of a pod or a Node some
+//! microseconds.
+
+use super::convert;
+use decide::cluster::{BindOrder, BindOutcome, BindRefusal, Cluster, ClusterRules, FilterVerdict};
+use decide::ledger::{ClaimState, DeviceDemand};
+use decide::placement::Capacity;
+use model::followed_node::FollowedNode;
+use model::id::{GpuUuid, NodeName, PodRef, PodUid};
+use model::placement::PlacementRequest;
+use model::pod::Pod;
+use parking_lot::Mutex;
+use sources::clock;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::watch;
+use tokio::time::Instant;
+use wire::resource::RequestRules;
+
+/// How long a pod's filter call is remembered for its bind. kube-scheduler waits up to 10 minutes for volumes
+/// (`bindTimeoutSeconds`).
+const REMEMBERED: Duration = Duration::from_secs(15 * 60);
+
+/// When the newest lists were begun.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Lists {
+    pub(super) pods: Option<Instant>,
+    pub(super) nodes: Option<Instant>,
+}
+
+/// The owner.
+#[derive(Debug)]
+pub(super) struct ClusterOwner {
+    cluster: Mutex<Cluster>,
+    rules: RequestRules,
+    lists: watch::Sender<Lists>,
+}
+
+/// How many claims are in which state, and how many pods wait.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct ClusterCounts {
+    pub(super) nodes: usize,
+    pub(super) closed: usize,
+    pub(super) pending: usize,
+    pub(super) claims: BTreeMap<&'static str, usize>,
+}
+
+/// One device of a node, with what is claimed of it.
+#[derive(Clone, Debug)]
+pub(super) struct ScheduledDevice {
+    pub(super) node: NodeName,
+    pub(super) uuid: GpuUuid,
+    pub(super) index: u32,
+    pub(super) product: Arc<str>,
+    pub(super) capacity: Capacity,
+    pub(super) claimed: DeviceDemand,
+}
+
+/// What one container of a pod claims of one device.
+#[derive(Clone, Debug)]
+pub(super) struct ClaimedShare {
+    pub(super) node: NodeName,
+    pub(super) pod: PodRef,
+    /// Its place among the containers, init containers first.
+    pub(super) container: usize,
+    pub(super) device: GpuUuid,
+    /// Bytes; `None` where no amount is claimed.
+    pub(super) memory: Option<u64>,
+    /// Percent.
+    pub(super) cores: u32,
+}
+
+impl ClusterOwner {
+    pub(super) fn new(rules: ClusterRules, requests: RequestRules) -> ClusterOwner {
+        let lists = watch::Sender::new(Lists::default());
+        ClusterOwner { cluster: Mutex::new(Cluster::new(rules)), rules: requests, lists }
+    }
+
+    /// How amounts of resources become requests.
+    pub(super) fn rules(&self) -> &RequestRules {
+        &self.rules
+    }
+
+    /// Takes over a pod.
+    pub(super) fn pod_is(&self, pod: &Pod) {
+        let bound = convert::bound_pod(pod, &self.rules);
+        self.cluster.lock().pod_is(pod.cgroup_uid(), bound.as_ref());
+    }
+
+    /// A pod is gone, by evidence.
+    pub(super) fn pod_gone(&self, uid: &PodUid) {
+        self.cluster.lock().pod_gone(uid);
+    }
+
+    /// Takes over a Node.
+    pub(super) fn node_is(&self, node: &FollowedNode) {
+        let facts = convert::node_facts(node);
+        self.cluster.lock().node_is(&facts);
+    }
+
+    /// A Node is gone, by evidence.
+    pub(super) fn node_gone(&self, node: &FollowedNode) {
+        self.cluster.lock().node_gone(&node.name, &node.uid);
+    }
+
+    /// A list of pods that was begun at this moment has been taken over.
+    pub(super) fn pods_listed(&self, begun: Instant) {
+        self.lists.send_modify(|lists| lists.pods = Some(begun));
+    }
+
+    /// The same for Nodes.
+    pub(super) fn nodes_listed(&self, begun: Instant) {
+        self.lists.send_modify(|lists| lists.nodes = Some(begun));
+    }
+
+    /// The newest lists.
+    pub(super) fn lists(&self) -> watch::Receiver<Lists> {
+        self.lists.subscribe()
+    }
+
+    /// Whether both lists were begun after this moment.
+    pub(super) fn listed_since(&self, moment: Instant) -> bool {
+        let lists = *self.lists.borrow();
+        [lists.pods, lists.nodes].iter().all(|begun| begun.is_some_and(|begun| begun >= moment))
+    }
+
+    /// Sets the epoch of the claims that are made from now on.
+    pub(super) fn lead(&self, epoch: u64) {
+        self.cluster.lock().lead(epoch);
+    }
+
+    /// Decides which of these nodes fit.
+    pub(super) fn filter(&self, request: PlacementRequest, nodes: &[&str]) -> FilterVerdict {
+        let now = clock::monotonic();
+        let mut cluster = self.cluster.lock();
+        cluster.forget_pending(model::time::Monotonic(now.0.saturating_sub(nanos(REMEMBERED))));
+        cluster.filter(request, nodes, now)
+    }
+
+    /// The scores of these nodes.
+    pub(super) fn score(&self, request: &PlacementRequest, nodes: &[&str]) -> Vec<i64> {
+        self.cluster.lock().score(request, nodes)
+    }
+
+    /// Whether the pod fits this node once these pods are gone.
+    pub(super) fn fits_without(&self, request: &PlacementRequest, node: &str, victims: &[PodUid]) -> bool {
+        self.cluster.lock().fits_without(request, node, victims)
+    }
+
+    /// Chooses the devices of a pod and reserves them.
+    pub(super) fn bind(&self, uid: &PodUid, node: &NodeName) -> Result<BindOrder, BindRefusal> {
+        self.cluster.lock().bind(uid, node)
+    }
+
+    /// Takes in the outcome of a bind.
+    pub(super) fn bind_ended(&self, uid: &PodUid, outcome: BindOutcome) {
+        self.cluster.lock().bind_ended(uid, outcome);
+    }
+
+    /// The node of a pod's claim, and how far the claim has come.
+    pub(super) fn claim_of(&self, uid: &PodUid) -> Option<(NodeName, ClaimState)> {
+        self.cluster.lock().claim_of(uid).map(|(node, state)| (node.clone(), state))
+    }
+
+    /// What is in the state, counted over all nodes: for a scrape.
+    pub(super) fn counts(&self) -> ClusterCounts {
+        let cluster = self.cluster.lock();
+        let mut counts = ClusterCounts { pending: cluster.pending(), ..ClusterCounts::default() };
+        for state in [ClaimState::Assumed, ClaimState::Bound, ClaimState::Started] {
+            counts.claims.insert(word(state), 0);
+        }
+        for node in cluster.nodes() {
+            counts.nodes += 1;
+            counts.closed += usize::from(node.closed().is_some());
+            for (_, claim) in node.ledger().claims() {
+                *counts.claims.entry(word(claim.state)).or_default() += 1;
+            }
+        }
+        counts
+    }
+
+    /// All devices and all claims, copied for a scrape, ordered by node.
+    pub(super) fn shares(&self) -> (Vec<ScheduledDevice>, Vec<ClaimedShare>) {
+        let cluster = self.cluster.lock();
+        let mut devices = Vec::new();
+        for node in cluster.nodes() {
+            devices.extend(node.devices().devices.iter().map(|device| ScheduledDevice {
+                node: node.name().clone(),
+                uuid: device.uuid.clone(),
+                index: device.index,
+                product: Arc::clone(&device.kind.product),
+                capacity: device.capacity,
+                claimed: device.claimed,
+            }));
+        }
+        let mut shares = Vec::new();
+        for (uid, pod, name) in cluster.holders() {
+            let claim = cluster.node(name).and_then(|node| node.ledger().get(uid)).map(|held| &held.claim);
+            for (container, own) in claim.into_iter().flatten().enumerate() {
+                shares.extend(own.iter().map(|share| ClaimedShare {
+                    node: name.clone(),
+                    pod: pod.clone(),
+                    container,
+                    device: share.device.clone(),
+                    memory: share.memory.map(|memory| memory.0),
+                    cores: share.cores.map_or(0, |cores| cores.0),
+                }));
+            }
+        }
+        drop(cluster);
+        devices.sort_by(|one, other| (&one.node, one.index).cmp(&(&other.node, other.index)));
+        shares.sort_by(|one, other| {
+            (&one.node, &one.pod, one.container).cmp(&(&other.node, &other.pod, other.container))
+        });
+        (devices, shares)
+    }
+}
+
+/// The word of a claim's state in metrics.
+fn word(state: ClaimState) -> &'static str {
+    match state {
+        ClaimState::Assumed => "assumed",
+        ClaimState::Bound => "bound",
+        ClaimState::Started => "started",
+    }
+}
+
+fn nanos(span: Duration) -> u64 {
+    u64::try_from(span.as_nanos()).unwrap_or(u64::MAX)
+}

@@ -1,0 +1,238 @@
+//! The port of the extender: the verbs of kube-scheduler, health, metrics and the last decisions.
+//!
+//! The verbs and the decisions are for callers on this machine only, where kube-scheduler runs in the same pod: a caller
+//! that could name pods and nodes from elsewhere would have to be authenticated. Health and metrics are open.
+
+use super::decisions::Decisions;
+use super::follow::WatchHealth;
+use super::hami_metrics;
+use super::leadership::{Leader, Leadership};
+use super::measures::{Measures, Verb};
+use super::metrics::{self, Scrape};
+use super::verbs::Verbs;
+use effects::caller::{Access, AllowedHosts, Condition, Ends};
+use effects::exposition::ExpositionFormat;
+use effects::server::body::{self, BodyLimits};
+use effects::server::{ConnectionLimits, HttpApplication};
+use http_body_util::Full;
+use hyper::body::{Bytes, Incoming};
+use hyper::header::{self, HeaderMap, HeaderValue};
+use hyper::{Method, Request, Response, StatusCode, Uri};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use wire::extender::{MAX_BINDING_ARGS, MAX_EXTENDER_ARGS};
+
+/// Time for a body. kube-scheduler waits 5 s for the whole answer.
+const BODY_WITHIN: Duration = Duration::from_secs(5);
+/// The answer to a caller from elsewhere.
+const HERE: &str =
+    "the verbs and decisions of the extender are for callers on this machine: run kube-scheduler in the same pod.";
+
+/// The paths beside the verbs.
+const PATHS: [&str; 6] = ["/healthz", "/readyz", "/leadz", "/metrics", "/metrics/hami", "/api/v1/decisions"];
+
+/// The limits of the connections. kube-scheduler keeps one connection for its filter calls and one for each bind under way.
+pub(super) const CONNECTIONS: ConnectionLimits = ConnectionLimits {
+    connections: 512,
+    header_timeout: Duration::from_secs(60),
+    write_timeout: Duration::from_secs(10),
+    busy_write_timeout: Duration::from_secs(2),
+    drain: Duration::from_secs(4),
+};
+
+/// Answers the requests of the port.
+#[derive(Debug)]
+pub(super) struct ExtenderPort {
+    verbs: Arc<Verbs>,
+    leadership: Arc<Leadership>,
+    measures: Arc<Measures>,
+    watches: [Arc<WatchHealth>; 2],
+    open: Access,
+    here: Access,
+}
+
+type Answer = Response<Full<Bytes>>;
+
+impl ExtenderPort {
+    pub(super) fn new(
+        verbs: Arc<Verbs>,
+        leadership: Arc<Leadership>,
+        measures: Arc<Measures>,
+        watches: [Arc<WatchHealth>; 2],
+    ) -> ExtenderPort {
+        let here = Access::Callers(AllowedHosts::default(), Condition::OnThisMachine(HERE));
+        ExtenderPort { verbs, leadership, measures, watches, open: Access::Everyone, here }
+    }
+
+    async fn verb(&self, verb: Verb, request: Request<Incoming>) -> Answer {
+        let begun = Instant::now();
+        if request.method() != Method::POST {
+            return text(StatusCode::METHOD_NOT_ALLOWED, format!("{} is asked with POST.", request.uri().path()));
+        }
+        let content = request.headers().get(header::CONTENT_TYPE).and_then(|content| content.to_str().ok());
+        if !content.is_some_and(is_json) {
+            let content = content.unwrap_or("none");
+            return text(
+                StatusCode::UNSUPPORTED_MEDIA_TYPE,
+                format!("expected application/json, and got {content:.80}."),
+            );
+        }
+        if let Some(answer) = self.not_leading() {
+            self.measures.unanswered(verb);
+            return answer;
+        }
+        let bytes = if verb == Verb::Bind { MAX_BINDING_ARGS } else { MAX_EXTENDER_ARGS };
+        let body = match body::read(request.into_body(), BodyLimits { bytes, time: BODY_WITHIN }).await {
+            Ok(body) => body,
+            Err(error) => {
+                self.measures.unanswered(verb);
+                return text(error.status(), format!("{error}."));
+            }
+        };
+        let answer = match verb {
+            Verb::Filter => self.verbs.filter(&body),
+            Verb::Prioritize => self.verbs.prioritize(&body),
+            Verb::Preempt => self.verbs.preempt(&body),
+            Verb::Bind => self.verbs.bind(&body).await,
+        };
+        match answer {
+            Ok(answer) => {
+                self.measures.answered(verb, begun.elapsed());
+                json(answer)
+            }
+            Err(why) => {
+                self.measures.unanswered(verb);
+                text(StatusCode::BAD_REQUEST, format!("{why}."))
+            }
+        }
+    }
+
+    /// The answer while this process does not decide.
+    fn not_leading(&self) -> Option<Answer> {
+        let why = match self.leadership.leader() {
+            Leader::This => return None,
+            Leader::CatchingUp => "this extender has just won the election and reads the cluster; try again".to_owned(),
+            Leader::Other(Some(leader)) => format!("this extender does not lead; {leader} leads"),
+            Leader::Other(None) => "no extender leads at this moment; try again".to_owned(),
+        };
+        Some(text(StatusCode::SERVICE_UNAVAILABLE, format!("{why}.")))
+    }
+
+    /// What is missing until this process could lead.
+    fn not_ready(&self) -> Vec<String> {
+        let missing = |watch: &Arc<WatchHealth>| match (watch.age(), watch.broken()) {
+            (_, Some(why)) => Some(format!("the watch of {} is broken: {why}", watch.what())),
+            (None, None) => Some(format!("{} are not listed yet", watch.what())),
+            (Some(_), None) => None,
+        };
+        self.watches.iter().filter_map(missing).collect()
+    }
+
+    fn readyz(&self) -> Answer {
+        match self.not_ready() {
+            missing if missing.is_empty() => text(StatusCode::OK, "ready".to_owned()),
+            missing => text(StatusCode::SERVICE_UNAVAILABLE, missing.join("\n")),
+        }
+    }
+
+    fn leadz(&self) -> Answer {
+        match self.leadership.leader() {
+            Leader::This => text(StatusCode::OK, format!("{} leads", self.leadership.identity())),
+            _ => self.not_leading().unwrap_or_else(|| text(StatusCode::OK, String::new())),
+        }
+    }
+
+    fn metrics(&self, headers: &HeaderMap) -> Answer {
+        let scrape = Scrape {
+            leads: self.leadership.decides(),
+            cluster: self.verbs.owner.counts(),
+            measured: self.measures.counts(),
+            watches: &self.watches,
+            events_dropped: self.verbs.events.dropped(),
+        };
+        let format = format(headers);
+        answer(StatusCode::OK, HeaderValue::from_static(format.content_type()), metrics::render(&scrape, format))
+    }
+
+    fn hami_metrics(&self, headers: &HeaderMap) -> Answer {
+        let (format, (devices, shares)) = (format(headers), self.verbs.owner.shares());
+        let text = hami_metrics::render(&devices, &shares, format);
+        answer(StatusCode::OK, HeaderValue::from_static(format.content_type()), text)
+    }
+
+    fn decisions(&self, uri: &Uri) -> Answer {
+        let decisions: &Decisions = &self.verbs.decisions;
+        let pod = uri.query().into_iter().flat_map(|query| query.split('&')).find_map(|pair| pair.strip_prefix("pod="));
+        // A namespace and a name have nothing to escape but the slash between them.
+        let pod = pod.map(|pod| pod.replace("%2F", "/").replace("%2f", "/"));
+        json(decisions.about(pod.as_deref()).to_string())
+    }
+}
+
+impl HttpApplication for ExtenderPort {
+    type Body = Full<Bytes>;
+
+    fn access(&self, uri: &Uri) -> &Access {
+        match uri.path() {
+            "/healthz" | "/readyz" | "/leadz" | "/metrics" | "/metrics/hami" => &self.open,
+            _ => &self.here,
+        }
+    }
+
+    async fn answer(&self, request: Request<Incoming>, _: Ends) -> Answer {
+        let path = request.uri().path();
+        if let Some(verb) = Verb::ALL.into_iter().find(|verb| path.strip_prefix('/') == Some(verb.word())) {
+            return self.verb(verb, request).await;
+        }
+        let known = PATHS.contains(&path);
+        if known && !matches!(*request.method(), Method::GET | Method::HEAD) {
+            return text(StatusCode::METHOD_NOT_ALLOWED, format!("{path} is asked with GET."));
+        }
+        match path {
+            "/healthz" => text(StatusCode::OK, "ok".to_owned()),
+            "/readyz" => self.readyz(),
+            "/leadz" => self.leadz(),
+            "/metrics" => self.metrics(request.headers()),
+            "/metrics/hami" => self.hami_metrics(request.headers()),
+            "/api/v1/decisions" => self.decisions(request.uri()),
+            _ => text(
+                StatusCode::NOT_FOUND,
+                "unknown path; the verbs are /filter, /prioritize, /bind and /preempt, the rest /healthz, /readyz, /leadz, \
+                 /metrics, /metrics/hami and /api/v1/decisions."
+                    .to_owned(),
+            ),
+        }
+    }
+}
+
+/// The text format that a scraper accepts.
+fn format(headers: &HeaderMap) -> ExpositionFormat {
+    let accepts = headers.get(header::ACCEPT).and_then(|accept| accept.to_str().ok()).unwrap_or_default();
+    match accepts.contains("application/openmetrics-text") {
+        true => ExpositionFormat::OpenMetrics,
+        false => ExpositionFormat::Classic,
+    }
+}
+
+/// Whether this media type is JSON, whatever its parameters.
+fn is_json(content: &str) -> bool {
+    let kind = content.split(';').next().unwrap_or_default().trim();
+    kind.eq_ignore_ascii_case("application/json")
+}
+
+fn json(body: String) -> Answer {
+    answer(StatusCode::OK, HeaderValue::from_static("application/json"), body.into())
+}
+
+fn text(status: StatusCode, mut body: String) -> Answer {
+    body.push('\n');
+    answer(status, HeaderValue::from_static("text/plain; charset=utf-8"), body.into())
+}
+
+/// An answer of this media type.
+fn answer(status: StatusCode, content: HeaderValue, body: Vec<u8>) -> Answer {
+    let mut answer = Response::new(Full::new(Bytes::from(body)));
+    *answer.status_mut() = status;
+    answer.headers_mut().insert(header::CONTENT_TYPE, content);
+    answer
+}

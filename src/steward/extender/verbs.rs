@@ -1,0 +1,219 @@
+//! The verbs of kube-scheduler: reads the question, asks the owner, writes the answer, and records the decision.
+
+use super::binder::Binder;
+use super::convert;
+use super::decisions::{Decision, Decisions, NODES};
+use super::events::{PodEventReason, PodEvents};
+use super::measures::Measures;
+use super::owner::ClusterOwner;
+use decide::cluster::{FilterVerdict, RefusalSummary};
+use model::id::PodUid;
+use model::placement::PlacementRequest;
+use model::pod::Pod;
+use serde_json::{Value, json};
+use sources::clock;
+use std::collections::HashMap;
+use std::sync::Arc;
+use wire::extender::{self, ExtenderArgs, FailedNode, NodeVictims};
+
+/// Answers the verbs of the leader.
+#[derive(Debug)]
+pub(super) struct Verbs {
+    pub(super) owner: Arc<ClusterOwner>,
+    pub(super) binder: Arc<Binder>,
+    pub(super) events: Arc<PodEvents>,
+    pub(super) decisions: Decisions,
+    pub(super) measures: Arc<Measures>,
+}
+
+/// What a pod asks.
+enum Asked {
+    /// No GPU.
+    Nothing,
+    /// These GPUs.
+    Gpus(Box<PlacementRequest>),
+    /// Something that cannot be read.
+    Unreadable(String),
+}
+
+/// A decision in words, the scores of nodes, and details.
+type Outcome = (String, Vec<(Box<str>, i64)>, Value);
+
+/// A body that is no question of the verb, as a sentence.
+pub(super) type BadQuestion = String;
+
+impl Verbs {
+    /// `/filter`: which nodes fit, and why the others do not.
+    ///
+    /// # Errors
+    /// What is wrong with the body.
+    pub(super) fn filter(&self, body: &[u8]) -> Result<String, BadQuestion> {
+        let ExtenderArgs { pod, nodes } = extender::decode_args(body).map_err(|why| why.to_string())?;
+        let request = match self.asked(&pod) {
+            Asked::Nothing => {
+                let all: Vec<usize> = (0..nodes.len()).collect();
+                return Ok(extender::encode_filter(&nodes, &all, &[]));
+            }
+            Asked::Unreadable(why) => {
+                let failed: Vec<FailedNode<'_>> =
+                    (0..nodes.len()).map(|place| FailedNode { place, reason: &why, unresolvable: true }).collect();
+                self.events.send(&pod.uid, &pod.name, PodEventReason::FilteringFailed, why.clone());
+                self.record(&pod, "filter", (why.clone(), Vec::new(), Value::Null));
+                return Ok(extender::encode_filter(&nodes, &[], &failed));
+            }
+            Asked::Gpus(request) => *request,
+        };
+        let names: Vec<&str> = nodes.names().collect();
+        let detail = asks(&request);
+        let verdict = self.owner.filter(request, &names);
+        let mut texts: HashMap<u16, String> = HashMap::new();
+        for node in &verdict.refused {
+            texts.entry(node.why.bits()).or_insert_with(|| node.why.to_string());
+        }
+        let failed: Vec<FailedNode<'_>> = verdict
+            .refused
+            .iter()
+            .map(|node| FailedNode {
+                place: node.place,
+                reason: texts.get(&node.why.bits()).map_or("", String::as_str),
+                unresolvable: node.why.is_lasting(),
+            })
+            .collect();
+        let answer = extender::encode_filter(&nodes, &verdict.fit, &failed);
+        self.filtered(&pod, &names, &verdict, detail);
+        Ok(answer)
+    }
+
+    /// Events, log lines and the record of a filter decision.
+    fn filtered(&self, pod: &Pod, names: &[&str], verdict: &FilterVerdict, mut detail: Value) {
+        let name = |place: usize| names.get(place).copied().unwrap_or_default();
+        if tracing::enabled!(tracing::Level::TRACE) {
+            for node in &verdict.refused {
+                let (node, why) = (name(node.place), RefusalSummary::of(std::slice::from_ref(node), names));
+                tracing::trace!(pod = %pod.name, node, "filtered out node {node} for pod {}: {why}", pod.name);
+            }
+        }
+        let mut scores: Vec<(&str, i64)> =
+            verdict.fit.iter().zip(&verdict.scores).map(|(place, score)| (name(*place), *score)).collect();
+        scores.sort_by(|one, other| other.1.cmp(&one.1).then_with(|| one.0.cmp(other.0)));
+        if tracing::enabled!(tracing::Level::DEBUG) {
+            for (node, score) in &scores {
+                tracing::debug!(pod = %pod.name, node, score, "score of node {node} for pod {}: {score}", pod.name);
+            }
+        }
+        let summary = RefusalSummary::of(&verdict.refused, names);
+        self.measures.refused(&summary);
+        let (reason, text) = match verdict.proposed.map(name) {
+            _ if verdict.fit.is_empty() => (PodEventReason::FilteringFailed, format!("no node fits: {summary}")),
+            proposed => {
+                let best = proposed.or(scores.first().map(|(node, _)| *node)).unwrap_or_default();
+                let (fit, refused) = (verdict.fit.len(), verdict.refused.len());
+                let text = format!("{fit} of {} nodes fit, {best} best", fit + refused);
+                (PodEventReason::FilteringSucceed, if refused > 0 { format!("{text}; {summary}") } else { text })
+            }
+        };
+        if reason == PodEventReason::FilteringFailed {
+            tracing::debug!(pod = %pod.name, "pod {}: {text}", pod.name);
+        } else {
+            tracing::trace!(pod = %pod.name, "pod {}: {text}", pod.name);
+        }
+        self.events.send(&pod.uid, &pod.name, reason, text.clone());
+        let refused: Vec<Value> = verdict.refused.iter().take(NODES).map(|node| {
+            json!({ "node": name(node.place), "why": RefusalSummary::of(std::slice::from_ref(node), names).to_string() })
+        }).collect();
+        detail["refused"] = refused.into();
+        detail["proposed"] = verdict.proposed.map(name).into();
+        let scores = scores.into_iter().take(NODES).map(|(node, score)| (node.into(), score)).collect();
+        self.record(pod, "filter", (text, scores, detail));
+    }
+
+    /// `/prioritize`: the scores of the nodes.
+    ///
+    /// # Errors
+    /// What is wrong with the body.
+    pub(super) fn prioritize(&self, body: &[u8]) -> Result<String, BadQuestion> {
+        let ExtenderArgs { pod, nodes } = extender::decode_args(body).map_err(|why| why.to_string())?;
+        let scores = match self.asked(&pod) {
+            Asked::Gpus(request) => {
+                let names: Vec<&str> = nodes.names().collect();
+                self.owner.score(&request, &names)
+            }
+            Asked::Nothing | Asked::Unreadable(_) => vec![0; nodes.len()],
+        };
+        Ok(extender::encode_scores(&nodes, &scores))
+    }
+
+    /// `/preempt`: of the nodes on which kube-scheduler would evict pods, those on which that makes room for the pod.
+    ///
+    /// # Errors
+    /// What is wrong with the body.
+    pub(super) fn preempt(&self, body: &[u8]) -> Result<String, BadQuestion> {
+        let question = extender::decode_preemption(body).map_err(|why| why.to_string())?;
+        let kept: Vec<NodeVictims<'_>> = match self.asked(&question.pod) {
+            Asked::Nothing => question.nodes,
+            Asked::Unreadable(_) => Vec::new(),
+            Asked::Gpus(request) => {
+                let helps = |node: &NodeVictims<'_>| self.owner.fits_without(&request, &node.node, &node.pods);
+                question.nodes.into_iter().filter(helps).collect()
+            }
+        };
+        let text = format!("evictions make room on {} nodes", kept.len());
+        self.record(&question.pod, "preempt", (text, Vec::new(), Value::Null));
+        Ok(extender::encode_preemption(&kept))
+    }
+
+    /// `/bind`: binds the pod, and answers once the outcome is known.
+    ///
+    /// # Errors
+    /// What is wrong with the body.
+    pub(super) async fn bind(&self, body: &[u8]) -> Result<String, BadQuestion> {
+        let args = extender::decode_binding(body).map_err(|why| why.to_string())?;
+        let bound = self.binder.bind(&args).await;
+        let why: Arc<str> = bound.err().unwrap_or_default();
+        let result = if why.is_empty() {
+            format!("bound to {}", args.node)
+        } else {
+            format!("not bound to {}: {why}", args.node)
+        };
+        self.decisions.add(Decision {
+            at: clock::now().wall,
+            uid: args.uid,
+            pod: args.pod,
+            verb: "bind",
+            result,
+            scores: Vec::new(),
+            detail: Value::Null,
+        });
+        Ok(extender::encode_binding_error(&why))
+    }
+
+    fn asked(&self, pod: &Pod) -> Asked {
+        match convert::request(pod, self.owner.rules()) {
+            Ok(None) => Asked::Nothing,
+            Ok(Some(request)) => Asked::Gpus(Box::new(request)),
+            Err(why) => Asked::Unreadable(format!("the request for GPUs cannot be read: {why}")),
+        }
+    }
+
+    fn record(&self, pod: &Pod, verb: &'static str, (result, scores, detail): Outcome) {
+        let (uid, pod): (PodUid, _) = (pod.uid.clone(), pod.name.clone());
+        self.decisions.add(Decision { at: clock::now().wall, uid, pod, verb, result, scores, detail });
+    }
+}
+
+/// What the pod asks, for the record of a decision.
+fn asks(request: &PlacementRequest) -> Value {
+    let containers: Vec<Value> = request
+        .requests
+        .iter()
+        .map(|container| {
+            json!({
+                "container": &*container.container,
+                "gpus": container.slots,
+                "memory": container.memory.map(|memory| format!("{memory:?}")),
+                "cores": container.cores.map(|cores| cores.0),
+            })
+        })
+        .collect();
+    json!({ "asks": containers })
+}

@@ -1,0 +1,186 @@
+//! The settings of the extender.
+
+use super::layer::{Layers, Problem, RawSettings, RawValue};
+use super::reader::{Reader, Resources};
+use super::value::{self, LogFormat, Verbosity};
+use decide::cluster::ClusterRules;
+use decide::election::ElectionTimes;
+use decide::placement::PlacementRules;
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// The settings of an extender, parsed.
+#[derive(Clone, Debug)]
+pub(crate) struct ExtenderSettings {
+    /// `None`: search the usual places.
+    pub kubeconfig: Option<PathBuf>,
+    pub drain_timeout: Duration,
+    pub listen: SocketAddr,
+    pub lease: LeaseSettings,
+    pub rules: ClusterRules,
+    pub resources: Resources,
+    pub device_config: Option<PathBuf>,
+    pub log_format: LogFormat,
+    pub verbosity: Verbosity,
+}
+
+/// The Lease of the leader election.
+#[derive(Clone, Debug)]
+pub(crate) struct LeaseSettings {
+    pub name: String,
+    /// `None`: that of the pod.
+    pub namespace: Option<String>,
+    pub times: ElectionTimes,
+}
+
+impl ExtenderSettings {
+    /// Merges all sources and parses the values.
+    ///
+    /// # Errors
+    /// All mistakes in the file and in values, not only the first.
+    pub(crate) fn load(raw: &RawSettings) -> Result<ExtenderSettings, Vec<Problem>> {
+        let Layers { values, faults, .. } = raw.layer();
+        match ExtenderSettings::read(&values) {
+            Ok(settings) if faults.is_empty() => Ok(settings),
+            Ok(_) => Err(faults),
+            Err(more) => Err(faults.into_iter().chain(more).collect()),
+        }
+    }
+
+    /// Parses the text of every setting of the extender.
+    ///
+    /// # Errors
+    /// All mistakes, not only the first; the list is never empty.
+    pub(crate) fn read(values: &BTreeMap<&'static str, RawValue>) -> Result<ExtenderSettings, Vec<Problem>> {
+        let mut reader = Reader::new(values);
+        match reader.extender() {
+            Some(settings) if reader.problems.is_empty() => Ok(settings),
+            _ => Err(reader.problems),
+        }
+    }
+}
+
+impl Reader<'_> {
+    /// Parses every setting before it returns for the first one with a mistake, so that one run finds all mistakes.
+    fn extender(&mut self) -> Option<ExtenderSettings> {
+        let kubeconfig = self.take("kubeconfig", |text| value::unless_auto(text, value::path));
+        let drain_timeout = self.take("drain-timeout", value::drain_timeout);
+        let listen = self.take("extender-listen", value::address);
+        let lease = self.lease();
+        let rules = self.cluster_rules();
+        let resources = self.resources();
+        let device_config = self.take("device-config-file", |text| value::unless_none(text, value::path));
+        let log_format = self.take("log-format", value::log_format);
+        let verbosity = self.take("v", value::verbosity);
+        Some(ExtenderSettings {
+            kubeconfig: kubeconfig?,
+            drain_timeout: drain_timeout?,
+            listen: listen?,
+            lease: lease?,
+            rules: rules?,
+            resources: resources?,
+            device_config: device_config?,
+            log_format: log_format?,
+            verbosity: verbosity?,
+        })
+    }
+
+    fn lease(&mut self) -> Option<LeaseSettings> {
+        let name = self.take("lease-name", value::object_name);
+        let namespace = self.take("lease-namespace", |text| value::unless_auto(text, value::object_name));
+        let lease = self.take("lease-duration", value::time);
+        let renew_deadline = self.take("renew-deadline", value::time);
+        let retry = self.take("retry-period", value::time);
+        let times = ElectionTimes { lease: lease?, renew_deadline: renew_deadline?, retry: retry? };
+        match times.check() {
+            Ok(times) => Some(LeaseSettings { name: name?, namespace: namespace?, times }),
+            Err(why) => {
+                let why = format!("lease-duration, renew-deadline and retry-period do not fit together: {why}");
+                self.problems.push(Problem::Together(why));
+                None
+            }
+        }
+    }
+
+    fn cluster_rules(&mut self) -> Option<ClusterRules> {
+        let node_policy = self.take("node-scheduler-policy", value::node_policy);
+        let gpu_policy = self.take("gpu-scheduler-policy", value::gpu_policy);
+        let weights = self.take("scoring-weights", value::score_weights);
+        let node_choice = self.take("node-choice", value::node_choice);
+        let score_step = self.take("score-step", value::score_step);
+        let placement = PlacementRules { node_policy: node_policy?, gpu_policy: gpu_policy?, weights: weights? };
+        Some(ClusterRules { placement, node_choice: node_choice?, score_step: score_step? })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::layer::Origin;
+    use super::super::table::{Key, Reader as ReaderName};
+    use super::*;
+    use model::placement::{GpuOrder, GpuPolicy, NodePolicy};
+
+    fn defaults() -> BTreeMap<&'static str, RawValue> {
+        let values = |key: &Key| RawValue { text: key.default.into(), origin: Origin::Default };
+        Key::of(ReaderName::Extender).map(|key| (key.name, values(key))).collect()
+    }
+
+    fn with(words: &[(&'static str, &str)]) -> Result<ExtenderSettings, String> {
+        let mut values = defaults();
+        for (name, text) in words {
+            values.get_mut(name).unwrap().text = (*text).into();
+        }
+        ExtenderSettings::read(&values).map_err(|problems| problems[0].to_string())
+    }
+
+    #[test]
+    fn the_defaults_are_those_of_the_decisions() {
+        let settings = with(&[]).unwrap();
+        assert_eq!((settings.rules, settings.lease.times), (ClusterRules::default(), ElectionTimes::default()));
+        assert_eq!(settings.listen.to_string(), "127.0.0.1:9444");
+    }
+
+    #[test]
+    fn every_setting_of_the_extender_is_read_and_no_other() {
+        let problems = ExtenderSettings::read(&BTreeMap::new()).unwrap_err();
+        let asked: std::collections::BTreeSet<String> = problems.iter().map(ToString::to_string).collect();
+        let unread = Key::of(ReaderName::Extender).map(|key| Problem::NotASetting(key.name).to_string());
+        assert_eq!(asked, unread.collect());
+        for key in Key::of(ReaderName::Extender) {
+            let why = with(&[(key.name, "\0")]).expect_err(key.name);
+            assert!(why.contains(key.name), "{}: {why}", key.name);
+        }
+    }
+
+    #[test]
+    fn policies_and_weights_are_read_as_hami_writes_them() {
+        let rules = |words: &[(&'static str, &str)]| with(words).unwrap().rules.placement;
+        assert_eq!(rules(&[("node-scheduler-policy", "spread")]).node_policy, NodePolicy::Spread);
+        let gpu_policy = rules(&[("gpu-scheduler-policy", "numa,binpack,topology-aware")]).gpu_policy;
+        let order = vec![GpuOrder::Numa, GpuOrder::Binpack];
+        assert_eq!(gpu_policy, GpuPolicy { order, idle_only: false, topology: true });
+        let weights = rules(&[("scoring-weights", "memory=3,slot=0,core=1")]).weights;
+        assert_eq!((weights.slots, weights.cores, weights.memory), (0, 1, 3));
+        for (name, text) in [
+            ("node-scheduler-policy", "fullest"),
+            ("gpu-scheduler-policy", "binpack,fullest"),
+            ("scoring-weights", "slot=0,core=0,memory=0"),
+            ("scoring-weights", "slot=1,core=1"),
+            ("score-step", "0"),
+            ("node-choice", "both"),
+            ("lease-name", "a/b"),
+        ] {
+            assert!(with(&[(name, text)]).is_err(), "{name} {text}");
+        }
+    }
+
+    #[test]
+    fn times_that_would_let_two_extenders_lead_are_refused() {
+        let why = with(&[("lease-duration", "10s")]).unwrap_err();
+        assert!(why.contains("renew-deadline") && why.contains("longer"), "{why}");
+        let short = [("lease-duration", "3s"), ("renew-deadline", "2s"), ("retry-period", "500ms")];
+        assert!(with(&short).is_ok());
+    }
+}

@@ -1,0 +1,78 @@
+//! Parses settings one by one and collects the mistakes. What several commands read the same way is here too.
+
+use super::layer::{Problem, RawValue};
+use super::value::{self, Why};
+use std::collections::BTreeMap;
+use wire::resource::ResourceNames;
+
+/// Parses settings one by one and collects the mistakes.
+pub(super) struct Reader<'a> {
+    pub(super) values: &'a BTreeMap<&'static str, RawValue>,
+    pub(super) problems: Vec<Problem>,
+}
+
+/// Names of resources. `None` means the value of the device configuration, else its default.
+#[derive(Clone, Debug)]
+pub(crate) struct Resources {
+    pub count: Option<String>,
+    pub memory: Option<String>,
+    pub memory_percentage: Option<String>,
+    pub cores: Option<String>,
+    pub priority: Option<String>,
+}
+
+impl<'a> Reader<'a> {
+    pub(super) fn new(values: &'a BTreeMap<&'static str, RawValue>) -> Reader<'a> {
+        Reader { values, problems: Vec::new() }
+    }
+
+    pub(super) fn take<T>(&mut self, name: &'static str, parse: impl FnOnce(&str) -> Result<T, Why>) -> Option<T> {
+        let Some(values) = self.values.get(name) else {
+            self.problems.push(Problem::NotASetting(name));
+            return None;
+        };
+        match parse(&values.text) {
+            Ok(value) => Some(value),
+            Err(why) => {
+                let (text, origin) = (values.text.chars().take(120).collect(), values.origin.clone());
+                self.problems.push(Problem::Value { name, text, origin, why });
+                None
+            }
+        }
+    }
+
+    pub(super) fn resources(&mut self) -> Option<Resources> {
+        let mut name = |key| self.take(key, |text| value::unless_auto(text, value::resource));
+        let (count, memory) = (name("resource-name"), name("resource-name-memory"));
+        let memory_percentage = name("resource-name-memory-percentage");
+        let (cores, priority) = (name("resource-name-cores"), name("resource-name-priority"));
+        Some(Resources {
+            count: count?,
+            memory: memory?,
+            memory_percentage: memory_percentage?,
+            cores: cores?,
+            priority: priority?,
+        })
+    }
+}
+
+impl Resources {
+    /// Overrides the names of the device configuration.
+    ///
+    /// # Errors
+    /// Two resources have the same name then.
+    pub(crate) fn replace(&self, names: &mut ResourceNames) -> Result<(), String> {
+        for (name, own) in [
+            (&mut names.count, &self.count),
+            (&mut names.memory, &self.memory),
+            (&mut names.memory_percentage, &self.memory_percentage),
+            (&mut names.cores, &self.cores),
+            (&mut names.priority, &self.priority),
+        ] {
+            if let Some(own) = own {
+                name.clone_from(own);
+            }
+        }
+        names.distinct().map_err(|why| format!("{why}; see --resource-name and the names of the other resources"))
+    }
+}

@@ -1,0 +1,371 @@
+//! The extender as it was built, at a fake API server: it places and binds pods, one of several extenders leads, and what
+//! the API server does not answer is found out.
+
+use crate::program::BINARY;
+use lab::api_server::{FakeApiServer, LostBinding};
+use lab::eventually::eventually;
+use lab::http::{self, HttpResponse};
+use serde_json::{Value, json};
+use std::fs::{self, File};
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+use tempfile::TempDir;
+
+const SOON: Duration = Duration::from_secs(60);
+const CLAIM: &str = "hami.io/vgpu-devices-allocated";
+
+/// A running extender, with a short Lease.
+struct Extender {
+    child: Child,
+    log: PathBuf,
+    address: SocketAddr,
+    _dir: TempDir,
+}
+
+impl Extender {
+    fn start(server: &FakeApiServer) -> Extender {
+        let dir = tempfile::Builder::new().prefix("steward-").tempdir().unwrap();
+        let log = dir.path().join("log");
+        let child = Command::new(BINARY)
+            .args(["extender", "--extender-listen", "127.0.0.1:0", "--log-format", "json", "-v", "5"])
+            .args(["--lease-duration", "3s", "--renew-deadline", "2s", "--retry-period", "200ms"])
+            .args(["--lease-namespace", "gpu"])
+            .arg("--kubeconfig")
+            .arg(server.kubeconfig(dir.path()))
+            .env_clear()
+            .stdin(Stdio::null())
+            .stderr(File::create(&log).unwrap())
+            .spawn()
+            .unwrap();
+        let address = eventually("the address of the extender", SOON, || {
+            let text = fs::read_to_string(&log).ok()?;
+            let lines = text.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+            lines.filter_map(|line| find(&line, "address")).find_map(|address| address.parse().ok())
+        });
+        Extender { child, log, address, _dir: dir }
+    }
+
+    fn get(&self, path: &str) -> HttpResponse {
+        http::get(self.address, path).unwrap()
+    }
+
+    fn ask(&self, verb: &str, question: &Value) -> HttpResponse {
+        let kind = [("Content-Type", "application/json")];
+        http::request(self.address, "POST", &format!("/{verb}"), &kind, question.to_string().as_bytes()).unwrap()
+    }
+
+    fn leads(&self) -> bool {
+        http::get(self.address, "/leadz").is_ok_and(|answer| answer.status == 200)
+    }
+
+    fn led(server: &FakeApiServer) -> Extender {
+        let extender = Extender::start(server);
+        eventually("the extender to lead", SOON, || extender.leads().then_some(()));
+        extender
+    }
+
+    fn log(&self) -> String {
+        fs::read_to_string(&self.log).unwrap()
+    }
+
+    fn filter(&self, pod: &Value, nodes: &[&str]) -> Value {
+        let answer = self.ask("filter", &json!({ "Pod": pod, "Nodes": null, "NodeNames": nodes }));
+        assert_eq!(answer.status, 200, "{}", answer.text());
+        answer.json()
+    }
+
+    /// The error of the bind; empty where the pod is bound.
+    fn bind(&self, pod: &Value, node: &str) -> String {
+        let metadata = &pod["metadata"];
+        let question = json!({
+            "PodName": metadata["name"], "PodNamespace": metadata["namespace"], "PodUID": metadata["uid"], "Node": node,
+        });
+        let answer = self.ask("bind", &question);
+        assert_eq!(answer.status, 200, "{}", answer.text());
+        answer.json()["Error"].as_str().unwrap().to_owned()
+    }
+
+    fn signal(&self, signal: &str) {
+        let status = Command::new("kill").args([signal, &self.child.id().to_string()]).status().unwrap();
+        assert!(status.success());
+    }
+}
+
+impl Drop for Extender {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// The text of this field, wherever it is in the line.
+fn find(line: &Value, field: &str) -> Option<String> {
+    let fields = line.as_object()?;
+    match fields.get(field) {
+        Some(Value::String(text)) => Some(text.clone()),
+        _ => fields.values().find_map(|inner| find(inner, field)),
+    }
+}
+
+/// A Node with so many GPUs of 80 GiB.
+fn node(server: &FakeApiServer, name: &str, gpus: usize) {
+    let gpu = |index: usize| {
+        json!({
+            "id": format!("GPU-{name}-{index}"), "index": index, "count": 10, "devmem": 81920, "devcore": 100,
+            "type": "NVIDIA-NVIDIA H100", "numa": 0, "mode": "hami-core", "health": true,
+        })
+    };
+    let register = Value::from((0..gpus).map(gpu).collect::<Vec<_>>()).to_string();
+    let annotations = json!({ "hami.io/node-nvidia-register": register });
+    server.put(
+        "nodes",
+        json!({ "metadata": { "name": name, "uid": format!("uid-{name}"), "annotations": annotations } }),
+    );
+}
+
+/// A pod without a node that requests a GPU with this memory.
+fn pod(server: &FakeApiServer, number: u32, mib: u32) -> Value {
+    let name = format!("train-{number}");
+    let limits = json!({ "nvidia.com/gpu": "1", "nvidia.com/gpumem": mib.to_string() });
+    let pod = json!({
+        "apiVersion": "v1", "kind": "Pod",
+        "metadata": {
+            "name": name, "namespace": "ml", "uid": format!("{number:08x}-0000-4000-8000-000000000001"),
+            "creationTimestamp": "2026-11-21T10:00:00Z",
+        },
+        "spec": { "containers": [{ "name": "main", "image": "x", "resources": { "limits": limits, "requests": limits } }] },
+        "status": { "phase": "Pending" },
+    });
+    server.put("pods", pod.clone());
+    pod
+}
+
+fn stored(server: &FakeApiServer, pod: &Value) -> Value {
+    server.object("pods", "ml", pod["metadata"]["name"].as_str().unwrap()).unwrap()
+}
+
+fn events(server: &FakeApiServer, reason: &str) -> Vec<String> {
+    let events = server.objects("events").into_iter().filter(|event| event["reason"] == reason);
+    events.map(|event| event["note"].as_str().unwrap().to_owned()).collect()
+}
+
+#[test]
+fn a_pod_gets_node_and_claim_in_one_call_and_two_events() {
+    let server = FakeApiServer::start();
+    node(&server, "n1", 1);
+    node(&server, "n2", 2);
+    let extender = Extender::led(&server);
+    let (first, second) = (pod(&server, 1, 3000), pod(&server, 2, 90_000));
+    let answer = extender.filter(&first, &["n1", "n2", "n3"]);
+    assert_eq!((&answer["NodeNames"], &answer["Error"]), (&json!(["n1", "n2"]), &json!("")));
+    assert_eq!(answer["FailedAndUnresolvableNodes"], json!({ "n3": "NodeUnregistered" }));
+    let question = json!({ "Pod": first, "Nodes": null, "NodeNames": ["n1", "n2"] });
+    let scores = extender.ask("prioritize", &question).json();
+    assert_eq!(scores.as_array().unwrap().len(), 2, "{scores}");
+    assert_eq!(extender.bind(&first, "n2"), "");
+    let bound = stored(&server, &first);
+    assert_eq!(bound["spec"]["nodeName"], "n2");
+    let claim = bound["metadata"]["annotations"][CLAIM].as_str().unwrap();
+    assert!(claim.starts_with("GPU-n2-") && claim.contains(",NVIDIA,3000,0:;"), "{claim}");
+    assert_eq!(bound["metadata"]["annotations"]["gpu-steward.io/epoch"], "1");
+    let writes = server.requests().into_iter().filter(|asked| asked.path.contains("/pods/") && asked.method != "GET");
+    assert_eq!(writes.map(|asked| asked.path).collect::<Vec<_>>(), ["/api/v1/namespaces/ml/pods/train-1/binding"]);
+    assert_eq!(extender.bind(&first, "n2"), "", "a repeated call is a success");
+    // A pod that fits no node.
+    let answer = extender.filter(&second, &["n1", "n2"]);
+    assert_eq!(answer["NodeNames"], Value::Null);
+    assert_eq!(answer["FailedNodes"], json!({ "n1": "CardInsufficientMemory", "n2": "CardInsufficientMemory" }));
+    extender.filter(&second, &["n1", "n2"]);
+    let note = eventually("the event of the refused pod", SOON, || events(&server, "FilteringFailed").pop());
+    assert!(note.contains("CardInsufficientMemory on 3 GPUs of 2 nodes") && note.contains("asks 90000 MiB"), "{note}");
+    eventually("the events of the bound pod", SOON, || {
+        (events(&server, "FilteringSucceed").len() == 1 && events(&server, "BindingSucceed").len() == 1).then_some(())
+    });
+    assert_eq!(events(&server, "FilteringFailed").len(), 1, "the second refusal came within a minute");
+    let decisions = extender.get("/api/v1/decisions?pod=ml/train-2").json();
+    assert_eq!(decisions["decisions"].as_array().unwrap().len(), 2, "{decisions}");
+    let metrics = extender.get("/metrics").text();
+    for line in ["gpu_steward_extender_leads 1", "gpu_steward_extender_answer_seconds_count{verb=\"filter\"} 3"] {
+        assert!(metrics.contains(line), "{line}: {metrics}");
+    }
+}
+
+#[test]
+fn two_pods_that_fit_alone_never_share_a_gpu_that_is_too_small() {
+    let server = FakeApiServer::start();
+    node(&server, "n1", 1);
+    let extender = Extender::led(&server);
+    let (first, second) = (pod(&server, 1, 50_000), pod(&server, 2, 50_000));
+    for pod in [&first, &second] {
+        assert_eq!(extender.filter(pod, &["n1"])["NodeNames"], json!(["n1"]), "nothing is claimed yet");
+    }
+    assert_eq!(extender.bind(&first, "n1"), "");
+    let why = extender.bind(&second, "n1");
+    assert!(why.contains("does not fit any more: CardInsufficientMemory"), "{why}");
+    assert_eq!(stored(&server, &second)["spec"]["nodeName"], Value::Null);
+    server.remove("pods", "ml", "train-1");
+    eventually("the GPU of the pod that is gone", SOON, || {
+        (extender.filter(&second, &["n1"])["NodeNames"] == json!(["n1"])).then_some(())
+    });
+    assert_eq!(extender.bind(&second, "n1"), "");
+}
+
+#[test]
+fn a_binding_without_an_answer_is_written_again_until_its_outcome_is_known() {
+    for lost in [LostBinding::Request, LostBinding::Answer] {
+        let server = FakeApiServer::start();
+        node(&server, "n1", 1);
+        let extender = Extender::led(&server);
+        let first = pod(&server, 1, 3000);
+        extender.filter(&first, &["n1"]);
+        server.lose_bindings(&[lost, lost]);
+        assert_eq!(extender.bind(&first, "n1"), "", "{lost:?}: {}", extender.log());
+        let bound = stored(&server, &first);
+        assert_eq!(bound["spec"]["nodeName"], "n1");
+        assert!(bound["metadata"]["annotations"][CLAIM].is_string());
+    }
+}
+
+#[test]
+fn a_pod_that_somebody_else_has_bound_is_no_success_and_holds_nothing_here() {
+    let server = FakeApiServer::start();
+    node(&server, "n1", 1);
+    let extender = Extender::led(&server);
+    let mut first = pod(&server, 1, 50_000);
+    extender.filter(&first, &["n1"]);
+    // The watch shows it bound to another node, while this binding is on its way.
+    server.lose_bindings(&[LostBinding::Request]);
+    first["spec"]["nodeName"] = "n9".into();
+    server.put("pods", first.clone());
+    let why = extender.bind(&first, "n1");
+    // By what the watch or a read has shown first.
+    let known = ["n9", "must be scheduled again", "bound without this claim"];
+    assert!(known.iter().any(|words| why.contains(words)), "{why}");
+    let second = pod(&server, 2, 50_000);
+    eventually("the GPU to be free", SOON, || {
+        (extender.filter(&second, &["n1"])["NodeNames"] == json!(["n1"])).then_some(())
+    });
+    assert_eq!(extender.bind(&second, "n1"), "");
+}
+
+#[test]
+fn one_extender_leads_and_another_takes_over_with_all_claims() {
+    let server = FakeApiServer::start();
+    node(&server, "n1", 1);
+    let leader = Extender::led(&server);
+    let follower = Extender::start(&server);
+    let first = pod(&server, 1, 50_000);
+    leader.filter(&first, &["n1"]);
+    assert_eq!(leader.bind(&first, "n1"), "");
+    let named = eventually("a follower that names the leader", SOON, || {
+        let answer = follower.ask("filter", &json!({ "Pod": first, "NodeNames": ["n1"] }));
+        assert_eq!(answer.status, 503, "{}", answer.text());
+        answer.text().contains(" leads.").then(|| answer.text())
+    });
+    let lease = server.object("leases", "gpu", "gpu-steward-extender").unwrap();
+    assert!(named.contains(lease["spec"]["holderIdentity"].as_str().unwrap()), "{named}");
+    // A clean stop releases the Lease.
+    leader.signal("-TERM");
+    eventually("the follower to lead", SOON, || follower.leads().then_some(()));
+    let second = pod(&server, 2, 50_000);
+    assert_eq!(follower.filter(&second, &["n1"])["FailedNodes"], json!({ "n1": "CardInsufficientMemory" }));
+    let third = pod(&server, 3, 20_000);
+    follower.filter(&third, &["n1"]);
+    assert_eq!(follower.bind(&third, "n1"), "");
+    assert_eq!(stored(&server, &third)["metadata"]["annotations"]["gpu-steward.io/epoch"], "2");
+    let lease = server.object("leases", "gpu", "gpu-steward-extender").unwrap();
+    assert_eq!(lease["spec"]["leaseTransitions"], 1);
+    // A killed leader is followed once its Lease has run out.
+    let next = Extender::start(&server);
+    follower.signal("-KILL");
+    eventually("the next extender to lead", SOON, || next.leads().then_some(()));
+    assert_eq!(next.filter(&second, &["n1"])["FailedNodes"], json!({ "n1": "CardInsufficientMemory" }));
+}
+
+#[test]
+fn a_paused_leader_writes_nothing_once_another_leads() {
+    let server = FakeApiServer::start();
+    node(&server, "n1", 1);
+    let first = pod(&server, 1, 50_000);
+    let paused = Extender::led(&server);
+    paused.filter(&first, &["n1"]);
+    let other = Extender::start(&server);
+    paused.signal("-STOP");
+    eventually("the other extender to lead", SOON, || other.leads().then_some(()));
+    let second = pod(&server, 2, 50_000);
+    other.filter(&second, &["n1"]);
+    assert_eq!(other.bind(&second, "n1"), "");
+    paused.signal("-CONT");
+    let metadata = &first["metadata"];
+    let question = json!({
+        "PodName": metadata["name"], "PodNamespace": metadata["namespace"], "PodUID": metadata["uid"], "Node": "n1",
+    });
+    assert_eq!(paused.ask("bind", &question).status, 503);
+    assert_eq!(stored(&server, &first)["spec"]["nodeName"], Value::Null);
+}
+
+#[test]
+fn what_is_no_question_has_a_clear_answer() {
+    let server = FakeApiServer::start();
+    let extender = Extender::led(&server);
+    let json = [("Content-Type", "application/json")];
+    for (method, path, headers, body, status, words) in [
+        ("GET", "/filter", &json[..], "", 405, "POST"),
+        ("POST", "/filter", &[("Content-Type", "text/plain")], "{}", 415, "application/json"),
+        ("POST", "/filter", &json, "{", 400, "ExtenderArgs"),
+        ("POST", "/filter", &json, "{}", 400, "has no Pod"),
+        ("POST", "/bind", &json, "{}", 400, "ExtenderBindingArgs"),
+        ("POST", "/preempt", &json, "[]", 400, "ExtenderPreemptionArgs"),
+        ("POST", "/permit", &json, "{}", 404, "/prioritize"),
+        ("POST", "/healthz", &json, "{}", 405, "GET"),
+        ("GET", "/healthz", &[], "", 200, "ok"),
+        ("GET", "/readyz", &[], "", 200, "ready"),
+    ] {
+        let answer = http::request(extender.address, method, path, headers, body.as_bytes()).unwrap();
+        assert_eq!(answer.status, status, "{method} {path} {body}: {}", answer.text());
+        assert!(answer.text().contains(words), "{method} {path}: {}", answer.text());
+    }
+    let huge = vec![b' '; (64 << 10) + 1];
+    assert_eq!(http::request(extender.address, "POST", "/bind", &json, &huge).unwrap().status, 413);
+    let plain = json!({ "metadata": { "name": "web", "namespace": "ml", "uid": "1".repeat(32) }, "spec": { "containers": [] } });
+    assert_eq!(extender.filter(&plain, &["n1", "n2"])["NodeNames"], json!(["n1", "n2"]), "it requests no GPU");
+    let foreign = [("Host", "rebound.example"), ("Content-Type", "application/json")];
+    assert_eq!(http::request(extender.address, "POST", "/filter", &foreign, b"{}").unwrap().status, 403);
+}
+
+#[test]
+fn a_marked_pod_is_evicted_by_the_leader() {
+    let server = FakeApiServer::start();
+    node(&server, "n1", 1);
+    let extender = Extender::led(&server);
+    let mut marked = pod(&server, 1, 3000);
+    marked["metadata"]["annotations"] = json!({ "gpu-steward.io/evict": "its GPU is gone" });
+    marked["spec"]["nodeName"] = "n1".into();
+    server.put("pods", marked);
+    eventually("the eviction", SOON, || server.object("pods", "ml", "train-1").is_none().then_some(()));
+    assert!(extender.log().contains("its GPU is gone"));
+    let asked = server.requests();
+    assert!(asked.iter().any(|asked| asked.path.ends_with("/pods/train-1/eviction")));
+    assert!(asked.iter().all(|asked| asked.method != "DELETE"));
+}
+
+#[test]
+fn evictions_that_do_not_make_room_are_taken_out_of_the_answer() {
+    let server = FakeApiServer::start();
+    node(&server, "n1", 1);
+    let extender = Extender::led(&server);
+    let there: Vec<Value> = (1..=2).map(|number| pod(&server, number, 40_000)).collect();
+    for pod in &there {
+        extender.filter(pod, &["n1"]);
+        assert_eq!(extender.bind(pod, "n1"), "");
+    }
+    let asks = |mib| pod(&server, 9, mib);
+    let victims = json!({ "n1": { "Pods": [{ "UID": there[0]["metadata"]["uid"] }], "NumPDBViolations": 0 } });
+    for (mib, helps) in [(30_000, true), (60_000, false)] {
+        let question = json!({ "Pod": asks(mib), "NodeNameToMetaVictims": victims });
+        let answer = extender.ask("preempt", &question).json();
+        assert_eq!(answer["NodeNameToMetaVictims"] == victims, helps, "{mib}: {answer}");
+    }
+}
