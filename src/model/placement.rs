@@ -100,6 +100,4 @@ pub struct PlacementRequest {
     pub selection: GpuSelection,
     /// Which nodes and GPUs it prefers.
     pub preference: PlacementPreference,
-    /// Whether it is a member of a gang, so that its bind may come long after its filter call.
-    pub gang: bool,
 }

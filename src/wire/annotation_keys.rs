@@ -50,8 +50,6 @@ pub const NODE_POLICY: &str = "hami.io/node-scheduler-policy";
 pub const GPU_POLICY: &str = "hami.io/gpu-scheduler-policy";
 /// How much slots, SM time and memory count for it.
 pub const SCORE_WEIGHTS: &str = "hami.io/device-scoring-weights";
-/// Label of a pod: the PodGroup that it belongs to.
-pub const POD_GROUP: &str = "scheduling.x-k8s.io/pod-group";
 
 /// The name of the vendor in the device strings of a claim.
 pub const NVIDIA: &str = "NVIDIA";

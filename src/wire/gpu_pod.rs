@@ -12,32 +12,7 @@ use std::collections::BTreeMap;
 /// The GPU pod of a pod that is bound to `node`. `None` for a pod that requests no GPU.
 #[must_use]
 pub fn of(pod: &Pod, rules: &RequestRules, node: &NodeName) -> Option<GpuPod> {
-    let mut unreadable = hidden(pod);
-    let requests: Vec<ContainerRequest> = pod
-        .containers
-        .iter()
-        .filter_map(|container| {
-            let role = match container.kind {
-                ContainerKind::Init => ContainerRole::Init,
-                ContainerKind::Sidecar => ContainerRole::Sidecar,
-                ContainerKind::App => ContainerRole::App,
-                // The API server accepts no resources for an ephemeral container.
-                ContainerKind::Ephemeral => return None,
-            };
-            Some(request(container, role, rules).unwrap_or_else(|why| {
-                unreadable.get_or_insert(why);
-                let slots = resource::count(rules, &amounts(container));
-                ContainerRequest {
-                    container: container.name.clone(),
-                    role,
-                    slots,
-                    memory: None,
-                    cores: None,
-                    priority: None,
-                }
-            }))
-        })
-        .collect();
+    let (requests, unreadable) = requests(pod, rules);
     let invalid = unreadable.is_some();
     let claim = match unreadable {
         Some(why) => PodClaim::BadRequest(why.into()),
@@ -61,6 +36,38 @@ pub fn of(pod: &Pod, rules: &RequestRules, node: &NodeName) -> Option<GpuPod> {
         requests,
         claim,
     })
+}
+
+/// The requests of the pod's containers, init containers first, and the first reason why they are not fully known or
+/// cannot be granted. A container whose request is invalid has only its number of slots.
+pub(crate) fn requests(pod: &Pod, rules: &RequestRules) -> (Vec<ContainerRequest>, Option<String>) {
+    let mut fault = hidden(pod);
+    let requests = pod
+        .containers
+        .iter()
+        .filter_map(|container| {
+            let role = match container.kind {
+                ContainerKind::Init => ContainerRole::Init,
+                ContainerKind::Sidecar => ContainerRole::Sidecar,
+                ContainerKind::App => ContainerRole::App,
+                // The API server accepts no resources for an ephemeral container.
+                ContainerKind::Ephemeral => return None,
+            };
+            Some(request(container, role, rules).unwrap_or_else(|why| {
+                fault.get_or_insert(why);
+                let slots = resource::count(rules, &amounts(container));
+                ContainerRequest {
+                    container: container.name.clone(),
+                    role,
+                    slots,
+                    memory: None,
+                    cores: None,
+                    priority: None,
+                }
+            }))
+        })
+        .collect();
+    (requests, fault)
 }
 
 /// The reason why the request of the pod is not fully known: it has more containers or resources than the pod decoder

@@ -39,6 +39,7 @@ pub mod lease;
 pub mod claim;
 pub mod resource;
 pub mod gpu_pod;
+pub mod placement;
 pub mod extender;
 pub mod device_config;
 pub mod ticket;

@@ -57,7 +57,6 @@ pub(crate) fn pod(n: u32, requests: Vec<ContainerRequest>) -> PlacementRequest {
         requests,
         selection: GpuSelection::default(),
         preference: PlacementPreference::default(),
-        gang: false,
     }
 }
 

@@ -1,21 +1,21 @@
 //! Turns objects of the API server into what the cluster's state takes over.
 
 use decide::cluster::{BindOrder, BoundPod, NodeFacts};
-use model::claim::{BindPhase, PodClaim};
+use model::claim::BindPhase;
 use model::followed_node::FollowedNode;
-use model::id::{GpuUuid, NodeName};
-use model::placement::{GpuSelection, PlacementPreference, PlacementRequest};
+use model::id::GpuUuid;
+use model::placement::PlacementRequest;
 use model::pod::Pod;
 use model::registered::RegisteredGpu;
 use model::time::WallTime;
 use serde_json::{Value, json};
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use wire::annotation_keys::{
-    ALLOCATED, ASSIGNED_NODE, ASSIGNED_TIME, BIND_PHASE, BIND_TIME, CORDON, EPOCH, REGISTER, TO_ALLOCATE,
+    ALLOCATED, ASSIGNED_NODE, ASSIGNED_TIME, BIND_PHASE, BIND_TIME, CORDON, EPOCH, NODE_LINKS, REGISTER, TO_ALLOCATE,
 };
 use wire::resource::RequestRules;
-use wire::{cordon, gpu_pod, register};
+use wire::{cordon, gpu_pod, links, register};
 
 /// The pod as one that is bound; `None` for a pod without a node.
 pub(super) fn bound_pod(pod: &Pod, rules: &RequestRules) -> Option<BoundPod> {
@@ -36,7 +36,9 @@ pub(super) fn node_facts(node: &FollowedNode) -> NodeFacts {
         (Ok(gpus), Ok(cordoned)) => (Ok(gpus), cordoned),
         (Err(why), _) | (_, Err(why)) => (Err(why), BTreeSet::new()),
     };
-    NodeFacts { uid: node.uid.clone(), name: node.name.clone(), register, cordoned, links: BTreeMap::new() }
+    // Without links any set of GPUs is as good as another, so an unreadable annotation harms no pod.
+    let links = node.annotation(NODE_LINKS).and_then(|text| links::decode(text).ok()).unwrap_or_default();
+    NodeFacts { uid: node.uid.clone(), name: node.name.clone(), register, cordoned, links }
 }
 
 fn gpus(node: &FollowedNode) -> Result<Vec<RegisteredGpu>, Arc<str>> {
@@ -54,24 +56,12 @@ fn cordoned(node: &FollowedNode) -> Result<BTreeSet<GpuUuid>, Arc<str>> {
         .map_or(Ok(BTreeSet::new()), |text| cordon::decode(text).map_err(|why| why.to_string().into()))
 }
 
-/// What a pod without a node asks of the GPUs; `None` where it asks for none.
+/// What a pod without a node requests of the GPUs; `None` where it requests none.
 ///
 /// # Errors
 /// What cannot be read.
 pub(super) fn request(pod: &Pod, rules: &RequestRules) -> Result<Option<PlacementRequest>, String> {
-    let nowhere = NodeName::parse("none").map_err(|error| error.to_string())?;
-    let Some(gpu_pod) = gpu_pod::of(pod, rules, &nowhere) else { return Ok(None) };
-    if let PodClaim::BadRequest(why) = &gpu_pod.claim {
-        return Err(why.to_string());
-    }
-    Ok(Some(PlacementRequest {
-        uid: gpu_pod.uid,
-        pod: gpu_pod.pod,
-        requests: gpu_pod.requests,
-        selection: GpuSelection::default(),
-        preference: PlacementPreference::default(),
-        gang: false,
-    }))
+    wire::placement::of(pod, rules).map_err(|why| why.to_string())
 }
 
 /// The Binding of an order, with the annotations that the pod gets in the same write.

@@ -1,0 +1,442 @@
+//! What a pod asks of the scheduler: the requests of its containers, which GPUs it accepts, and which it prefers.
+//!
+//! ```text
+//!   nvidia.com/use-gputype: A100,H100      nvidia.com/nouse-gputype: T4        parts of the product name
+//!   nvidia.com/use-gpuuuid: GPU-a,GPU-b    nvidia.com/nouse-gpuuuid: GPU-c
+//!   nvidia.com/numa-bind: true             nvidia.com/vgpu-mode: hami-core,mig
+//!   hami.io/node-scheduler-policy: binpack | spread
+//!   hami.io/gpu-scheduler-policy: binpack | spread | topology-aware | mutex | numa, or a list of them
+//!   hami.io/device-scoring-weights: slot=1,core=1,memory=2
+//! ```
+//!
+//! The annotations are HAMi's, and users write them by hand: white space and empty items are skipped, and a blank value
+//! is the same as none. HAMi ignores most values that it does not know. Here they are errors, so that a pod with a
+//! typing error does not get a GPU that its owner wanted to avoid.
+
+use crate::annotation_keys::{
+    AVOID_TYPES, AVOID_UUIDS, GPU_POLICY, NODE_POLICY, NUMA_BIND, SCORE_WEIGHTS, SHARING_MODES, USE_TYPES, USE_UUIDS,
+};
+use crate::decode_error::{DecodeError, shown};
+use crate::gpu_pod;
+use crate::resource::RequestRules;
+use model::id::GpuUuid;
+use model::placement::{
+    GpuOrder, GpuPolicy, GpuSelection, NodePolicy, PlacementPreference, PlacementRequest, ScoreWeights,
+};
+use model::pod::{MAX_ANNOTATIONS, Pod};
+use std::sync::Arc;
+
+/// Most products in one list: NVIDIA sells fewer for data centres, and the filter compares each one with each kind of
+/// GPU of the cluster.
+const MAX_TYPES: usize = 64;
+/// Most UUIDs in one list: the GPUs of 32 nodes. The filter looks for each GPU of the cluster in the list.
+const MAX_UUIDS: usize = 256;
+
+/// Why a pod cannot be placed, whatever the nodes have.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum BadPlacementRequest {
+    /// A container requests something that no GPU has, or its request is not fully known.
+    #[error("{0}")]
+    Amount(String),
+    /// An annotation has a value that is not allowed.
+    #[error("annotation {0}")]
+    Annotation(#[from] DecodeError),
+    /// Annotations are missing, so that a condition of the pod may be among them.
+    #[error("{left_out} of its annotations are not read: together they are longer than {MAX_ANNOTATIONS} bytes")]
+    TooLarge {
+        /// Number of the annotations that are missing.
+        left_out: u32,
+    },
+}
+
+/// The placement request of a pod; `None` for a pod that requests no GPU.
+///
+/// # Errors
+/// [`BadPlacementRequest`].
+pub fn of(pod: &Pod, rules: &RequestRules) -> Result<Option<PlacementRequest>, BadPlacementRequest> {
+    let (requests, fault) = gpu_pod::requests(pod, rules);
+    if let Some(why) = fault {
+        return Err(BadPlacementRequest::Amount(why));
+    }
+    if requests.iter().all(|request| request.slots == 0) {
+        return Ok(None);
+    }
+    // What only the system writes is no condition of the pod's owner.
+    let left_out = pod.annotations_left_out.saturating_sub(pod.system_keys_left_out);
+    if left_out > 0 {
+        return Err(BadPlacementRequest::TooLarge { left_out });
+    }
+    Ok(Some(PlacementRequest {
+        uid: pod.uid.clone(),
+        pod: pod.name.clone(),
+        requests,
+        selection: selection(pod)?,
+        preference: preference(pod)?,
+    }))
+}
+
+fn selection(pod: &Pod) -> Result<GpuSelection, DecodeError> {
+    Ok(GpuSelection {
+        use_types: types(pod, USE_TYPES)?,
+        avoid_types: types(pod, AVOID_TYPES)?,
+        use_uuids: uuids(pod, USE_UUIDS)?,
+        avoid_uuids: uuids(pod, AVOID_UUIDS)?,
+        modes: value(pod, SHARING_MODES).map(|text| text.trim().into()),
+        numa_bind: match value(pod, NUMA_BIND) {
+            Some(text) => flag(NUMA_BIND, text)?,
+            None => false,
+        },
+    })
+}
+
+fn preference(pod: &Pod) -> Result<PlacementPreference, DecodeError> {
+    Ok(PlacementPreference {
+        node_policy: value(pod, NODE_POLICY).map(node_policy).transpose()?,
+        gpu_policy: value(pod, GPU_POLICY).map(gpu_policy).transpose()?,
+        weights: value(pod, SCORE_WEIGHTS).map(weights).transpose()?,
+    })
+}
+
+// === values ===
+
+/// The value of an annotation, unless it is blank.
+fn value<'a>(pod: &'a Pod, key: &str) -> Option<&'a str> {
+    pod.annotation(key).filter(|text| !text.trim().is_empty())
+}
+
+/// The items of a list that are not empty, each with the byte at which it begins.
+fn items(text: &str) -> impl Iterator<Item = (usize, &str)> {
+    let mut next = 0;
+    let placed = text.split(',').map(move |item| {
+        let at = next + (item.len() - item.trim_start().len());
+        next += item.len() + 1;
+        (at, item.trim())
+    });
+    placed.filter(|(_, item)| !item.is_empty())
+}
+
+/// The words of a list, in lower case and in order, each one once.
+fn types(pod: &Pod, key: &'static str) -> Result<Vec<Arc<str>>, DecodeError> {
+    list(pod, key, ("products", MAX_TYPES), |_, item| Ok(item.to_lowercase().into()))
+}
+
+fn uuids(pod: &Pod, key: &'static str) -> Result<Vec<GpuUuid>, DecodeError> {
+    list(pod, key, ("UUIDs", MAX_UUIDS), |at, item| {
+        GpuUuid::parse(item).map_err(|error| DecodeError::new(key, at, format!("{error}; allowed are UUIDs of GPUs")))
+    })
+}
+
+fn list<T: Ord>(
+    pod: &Pod,
+    key: &'static str,
+    (kind, most): (&str, usize),
+    read: impl Fn(usize, &str) -> Result<T, DecodeError>,
+) -> Result<Vec<T>, DecodeError> {
+    let mut found = Vec::new();
+    for (at, item) in items(value(pod, key).unwrap_or_default()) {
+        if found.len() == most {
+            return Err(DecodeError::too_many(key, at, kind, most));
+        }
+        found.push(read(at, item)?);
+    }
+    found.sort();
+    found.dedup();
+    Ok(found)
+}
+
+/// A truth value as Go's `strconv.ParseBool` reads it.
+fn flag(key: &'static str, text: &str) -> Result<bool, DecodeError> {
+    match text.trim() {
+        "1" | "t" | "T" | "true" | "TRUE" | "True" => Ok(true),
+        "0" | "f" | "F" | "false" | "FALSE" | "False" => Ok(false),
+        _ => Err(DecodeError::new(key, 0, format!("is neither true nor false: {}", shown(text)))),
+    }
+}
+
+fn node_policy(text: &str) -> Result<NodePolicy, DecodeError> {
+    match text.trim() {
+        "binpack" => Ok(NodePolicy::Binpack),
+        "spread" => Ok(NodePolicy::Spread),
+        _ => Err(DecodeError::new(NODE_POLICY, 0, format!("is neither binpack nor spread: {}", shown(text)))),
+    }
+}
+
+/// Reads one word or a list of them. Without `binpack`, `spread` and `numa`, the emptiest GPU comes first.
+fn gpu_policy(text: &str) -> Result<GpuPolicy, DecodeError> {
+    let mut policy = GpuPolicy { order: Vec::new(), idle_only: false, topology: false };
+    for (at, word) in items(text) {
+        let key = match word {
+            "binpack" => GpuOrder::Binpack,
+            "spread" => GpuOrder::Spread,
+            "numa" => GpuOrder::Numa,
+            "mutex" => {
+                policy.idle_only = true;
+                continue;
+            }
+            "topology-aware" => {
+                policy.topology = true;
+                continue;
+            }
+            other => {
+                let allowed = "binpack, spread, topology-aware, mutex, numa";
+                return Err(DecodeError::new(GPU_POLICY, at, format!("is none of {allowed}: {}", shown(other))));
+            }
+        };
+        if !policy.order.contains(&key) {
+            policy.order.push(key);
+        }
+    }
+    if policy.order.is_empty() {
+        policy.order.push(GpuOrder::Spread);
+    }
+    Ok(policy)
+}
+
+fn weights(text: &str) -> Result<ScoreWeights, DecodeError> {
+    let fault = |at: usize, what: String| {
+        let allowed = "allowed is slot=N,core=N,memory=N with whole numbers, at least one of them above 0";
+        DecodeError::new(SCORE_WEIGHTS, at, format!("{what}; {allowed}"))
+    };
+    let (mut slots, mut cores, mut memory) = (None, None, None);
+    for (at, item) in items(text) {
+        let (name, number) = item.split_once('=').unwrap_or((item, ""));
+        let weight = match name.trim() {
+            "slot" => &mut slots,
+            "core" => &mut cores,
+            "memory" => &mut memory,
+            other => return Err(fault(at, format!("{} is no part of a score", shown(other)))),
+        };
+        // A sign is not read: HAMi's form has digits only.
+        let digits = number.trim();
+        let number = Some(digits).filter(|digits| digits.bytes().all(|byte| byte.is_ascii_digit()));
+        let number: Option<u32> = number.and_then(|digits| digits.parse().ok());
+        let number = number.ok_or_else(|| fault(at, format!("{} is no whole number", shown(digits))))?;
+        if weight.replace(number).is_some() {
+            return Err(fault(at, format!("{} is there twice", shown(name))));
+        }
+    }
+    match (slots, cores, memory) {
+        (Some(0), Some(0), Some(0)) => Err(fault(0, "all weights are 0".into())),
+        (Some(slots), Some(cores), Some(memory)) => Ok(ScoreWeights { slots, cores, memory }),
+        _ => Err(fault(0, format!("{} has not all three weights", shown(text)))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::pod::decode;
+    use model::request::{ContainerRole, MemoryRequest};
+    use model::unit::Mib;
+    use proptest::prelude::*;
+    use serde_json::{Value, json};
+
+    const UID: &str = "0f5b9a3e-0d2c-4b7f-9a51-2f1f6a1f8d11";
+
+    fn pod(annotations: &Value, limits: &Value) -> Pod {
+        let text = json!({
+            "metadata": { "name": "train", "namespace": "ml", "uid": UID, "annotations": annotations },
+            "spec": {
+                "initContainers": [{ "name": "warm" }],
+                "containers": [{ "name": "main", "resources": { "limits": limits } }],
+            },
+        });
+        decode(text.to_string().as_bytes()).unwrap()
+    }
+
+    fn with(annotations: &Value) -> Result<PlacementRequest, BadPlacementRequest> {
+        of(&pod(annotations, &json!({ "nvidia.com/gpu": "1" })), &RequestRules::default()).map(Option::unwrap)
+    }
+
+    fn one(key: &str, value: &str) -> Result<PlacementRequest, BadPlacementRequest> {
+        with(&json!({ key: value }))
+    }
+
+    fn words(list: &[Arc<str>]) -> Vec<&str> {
+        list.iter().map(AsRef::as_ref).collect()
+    }
+
+    #[test]
+    fn a_pod_without_annotations_accepts_every_gpu_and_prefers_none() {
+        let limits = json!({ "nvidia.com/gpu": "2", "nvidia.com/gpumem": "3k", "nvidia.com/gpucores": "30" });
+        let request = of(&pod(&json!({}), &limits), &RequestRules::default()).unwrap().unwrap();
+        assert_eq!((request.uid.as_str(), request.pod.to_string()), (UID, "ml/train".into()));
+        assert_eq!(request.selection, GpuSelection::default());
+        assert_eq!(request.preference, PlacementPreference::default());
+        let shapes: Vec<_> =
+            request.requests.iter().map(|request| (&*request.container, request.role, request.slots)).collect();
+        assert_eq!(shapes, [("warm", ContainerRole::Init, 0), ("main", ContainerRole::App, 2)]);
+        assert_eq!(request.requests[1].memory, Some(MemoryRequest::Amount(Mib(3000))));
+    }
+
+    #[test]
+    fn a_pod_that_asks_for_no_gpu_has_no_placement_request() {
+        let annotations = json!({ NODE_POLICY: "nonsense", "nvidia.com/x": "y".repeat(20 << 10) });
+        for limits in [json!({}), json!({ "cpu": "1", "nvidia.com/gpu": "0", "nvidia.com/gpumem": "1k" })] {
+            assert_eq!(of(&pod(&annotations, &limits), &RequestRules::default()), Ok(None));
+        }
+    }
+
+    #[test]
+    fn a_request_that_is_not_fully_known_is_refused() {
+        let refused = |annotations, limits| of(&pod(&annotations, &limits), &RequestRules::default()).unwrap_err();
+        let why = refused(json!({}), json!({ "nvidia.com/gpu": "1.5" })).to_string();
+        assert_eq!(why, "container main: nvidia.com/gpu: is not a whole number: \"1.5\"");
+        let long = json!({ "nvidia.com/nouse-gputype": "x".repeat(20 << 10) });
+        let why = refused(long, json!({ "nvidia.com/gpu": "1" }));
+        assert_eq!(why, BadPlacementRequest::TooLarge { left_out: 1 });
+        assert_eq!(why.to_string(), "1 of its annotations are not read: together they are longer than 16384 bytes");
+        // A claim of an earlier try says nothing of what the owner wants.
+        assert!(with(&json!({ "hami.io/vgpu-devices-allocated": "x".repeat(20 << 10) })).is_ok());
+    }
+
+    #[test]
+    fn lists_of_products_and_uuids_are_read_without_white_space_and_empty_items() {
+        let selection = with(&json!({
+            USE_TYPES: " H100 , a100,,A100,", AVOID_TYPES: "T4", USE_UUIDS: "GPU-b, GPU-a", AVOID_UUIDS: "MIG-c,",
+            SHARING_MODES: " hami-core,mig ", NUMA_BIND: " True ",
+        }))
+        .unwrap()
+        .selection;
+        assert_eq!((words(&selection.use_types), words(&selection.avoid_types)), (vec!["a100", "h100"], vec!["t4"]));
+        let uuids = |list: &[GpuUuid]| list.iter().map(ToString::to_string).collect::<Vec<_>>();
+        assert_eq!(
+            (uuids(&selection.use_uuids), uuids(&selection.avoid_uuids)),
+            (vec!["GPU-a".into(), "GPU-b".into()], vec!["MIG-c".into()])
+        );
+        assert_eq!((selection.modes.as_deref(), selection.numa_bind), (Some("hami-core,mig"), true));
+        for key in [
+            USE_TYPES,
+            AVOID_TYPES,
+            USE_UUIDS,
+            AVOID_UUIDS,
+            SHARING_MODES,
+            NUMA_BIND,
+            NODE_POLICY,
+            GPU_POLICY,
+            SCORE_WEIGHTS,
+        ] {
+            let request = one(key, " ").unwrap();
+            let none = (request.selection, request.preference);
+            assert_eq!(none, (GpuSelection::default(), PlacementPreference::default()), "{key}");
+        }
+    }
+
+    #[test]
+    fn truth_values_are_read_as_go_reads_them() {
+        for (text, expected) in [("1", true), ("t", true), ("TRUE", true), ("0", false), ("F", false), ("False", false)]
+        {
+            assert_eq!(one(NUMA_BIND, text).unwrap().selection.numa_bind, expected, "{text}");
+        }
+    }
+
+    #[test]
+    fn policies_are_one_word_or_a_list() {
+        use GpuOrder::{Binpack, Numa, Spread};
+        for (text, order, idle_only, topology) in [
+            ("binpack", vec![Binpack], false, false),
+            ("spread", vec![Spread], false, false),
+            ("numa", vec![Numa], false, false),
+            ("mutex", vec![Spread], true, false),
+            ("topology-aware", vec![Spread], false, true),
+            ("numa, binpack,numa", vec![Numa, Binpack], false, false),
+            ("mutex,topology-aware,binpack,", vec![Binpack], true, true),
+            (",", vec![Spread], false, false),
+        ] {
+            let policy = GpuPolicy { order, idle_only, topology };
+            assert_eq!(one(GPU_POLICY, text).unwrap().preference.gpu_policy, Some(policy), "{text}");
+        }
+        assert_eq!(one(NODE_POLICY, "binpack").unwrap().preference.node_policy, Some(NodePolicy::Binpack));
+        assert_eq!(one(NODE_POLICY, " spread").unwrap().preference.node_policy, Some(NodePolicy::Spread));
+    }
+
+    #[test]
+    fn weights_are_read_in_any_order() {
+        for text in ["slot=0,core=2,memory=3", " memory = 3 , slot=0,core=2,"] {
+            let expected = ScoreWeights { slots: 0, cores: 2, memory: 3 };
+            assert_eq!(one(SCORE_WEIGHTS, text).unwrap().preference.weights, Some(expected), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_value_that_is_not_allowed_is_named_with_what_is_allowed() {
+        let all = "allowed is slot=N,core=N,memory=N with whole numbers, at least one of them above 0";
+        for (key, value, what) in [
+            (USE_UUIDS, "GPU-a, GPU b", "byte 7: not a GPU UUID: \"GPU b\"; allowed are UUIDs of GPUs".into()),
+            (NUMA_BIND, "yes", "byte 0: is neither true nor false: \"yes\"".into()),
+            (NODE_POLICY, "pack", "byte 0: is neither binpack nor spread: \"pack\"".into()),
+            (NODE_POLICY, "binpack,spread", "is neither binpack nor spread: \"binpack,spread\"".into()),
+            (
+                GPU_POLICY,
+                "numa,Spread",
+                "byte 5: is none of binpack, spread, topology-aware, mutex, numa: \"Spread\"".into(),
+            ),
+            (SCORE_WEIGHTS, "slot=1,core=1", format!("byte 0: \"slot=1,core=1\" has not all three weights; {all}")),
+            (SCORE_WEIGHTS, "slot=0,core=0,memory=0", format!("byte 0: all weights are 0; {all}")),
+            (SCORE_WEIGHTS, "slot=1,core=-1,memory=1", format!("byte 7: \"-1\" is no whole number; {all}")),
+            (SCORE_WEIGHTS, "slot=1,core=+1,memory=1", format!("byte 7: \"+1\" is no whole number; {all}")),
+            (SCORE_WEIGHTS, "slot=1,core,memory=1", format!("byte 7: \"\" is no whole number; {all}")),
+            (SCORE_WEIGHTS, "slot=1,slot=1,core=1", format!("byte 7: \"slot\" is there twice; {all}")),
+            (SCORE_WEIGHTS, "slot=1,disk=1", format!("byte 7: \"disk\" is no part of a score; {all}")),
+            (SCORE_WEIGHTS, "slot=4294967296,core=1,memory=1", format!("\"4294967296\" is no whole number; {all}")),
+        ] {
+            let why = one(key, value).unwrap_err().to_string();
+            assert!(why.starts_with(&format!("annotation {key}, byte ")) && why.ends_with(&what), "{why}");
+        }
+    }
+
+    #[test]
+    fn lists_are_bounded() {
+        for (key, item, most, kind) in
+            [(USE_TYPES, "a", MAX_TYPES, "products"), (AVOID_UUIDS, "GPU-a", MAX_UUIDS, "UUIDs")]
+        {
+            assert!(one(key, &vec![item; most].join(",")).is_ok());
+            let why = one(key, &vec![item; most + 1].join(",")).unwrap_err().to_string();
+            assert!(why.ends_with(&format!("has more than {most} {kind}")), "{why}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn no_value_panics(values in prop::collection::vec("\\PC{0,40}", 9), gpus in "\\PC{0,8}") {
+            let keys = [USE_TYPES, AVOID_TYPES, USE_UUIDS, AVOID_UUIDS, SHARING_MODES, NUMA_BIND, NODE_POLICY, GPU_POLICY, SCORE_WEIGHTS];
+            let annotations: serde_json::Map<String, Value> =
+                keys.iter().zip(&values).map(|(key, value)| ((*key).to_owned(), json!(value))).collect();
+            let _ = with(&annotations.clone().into());
+            let _ = of(&pod(&annotations.into(), &json!({ "nvidia.com/gpu": gpus })), &RequestRules::default());
+        }
+
+        #[test]
+        fn no_value_near_an_allowed_one_panics(
+            policy in "(binpack|spread|numa|mutex|topology-aware|[, ]){0,6}",
+            weights in "((slot|core|memory|x)?=?[0-9+-]{0,11}[, ]?){0,5}",
+        ) {
+            if let Ok(request) = with(&json!({ GPU_POLICY: policy, SCORE_WEIGHTS: weights })) {
+                let PlacementPreference { gpu_policy, weights, .. } = request.preference;
+                prop_assert!(gpu_policy.is_none_or(|policy| (1..=3).contains(&policy.order.len())));
+                prop_assert!(weights.is_none_or(|weights| weights.slots.max(weights.cores).max(weights.memory) > 0));
+            }
+        }
+
+        #[test]
+        fn what_is_written_is_read_back(
+            types in prop::collection::btree_set("[a-z0-9 -]{0,3}[a-z0-9]{1,4}", 0..5),
+            uuids in prop::collection::btree_set("GPU-[0-9a-f]{1,8}", 0..5),
+            slots: u32, cores: u32, memory in 1..u32::MAX, spread: bool,
+        ) {
+            let types: std::collections::BTreeSet<&str> = types.iter().map(|word| word.trim()).collect();
+            let join = |words: Vec<&str>| words.join(" ,");
+            let request = with(&json!({
+                AVOID_TYPES: join(types.iter().copied().collect()), USE_UUIDS: join(uuids.iter().map(String::as_str).collect()),
+                SCORE_WEIGHTS: format!("core={cores},memory={memory},slot={slots}"),
+                NODE_POLICY: if spread { "spread" } else { "binpack" },
+            }))
+            .unwrap();
+            prop_assert_eq!(words(&request.selection.avoid_types), types.into_iter().collect::<Vec<_>>());
+            let found: Vec<&str> = request.selection.use_uuids.iter().map(GpuUuid::as_str).collect();
+            prop_assert_eq!(found, uuids.iter().map(String::as_str).collect::<Vec<_>>());
+            prop_assert_eq!(request.preference.weights, Some(ScoreWeights { slots, cores, memory }));
+            prop_assert_eq!(request.preference.node_policy == Some(NodePolicy::Spread), spread);
+        }
+    }
+}
