@@ -126,8 +126,21 @@ mod tests {
     /// Every key of the program is either guarded by the chart or listed here as free.
     #[test]
     fn each_key_is_guarded_or_free() {
-        // A key of administrators, a key of another program, and a key that is never written.
-        const FREE: [&str; 3] = ["hami.io/device-cordon", "nvidia.com/gfd.timestamp", "gpu-steward.io/guard-check"];
+        // A key of administrators, a key of another program, a key that is never written, and the keys of users.
+        const FREE: [&str; 12] = [
+            "hami.io/device-cordon",
+            "nvidia.com/gfd.timestamp",
+            "gpu-steward.io/guard-check",
+            "nvidia.com/use-gputype",
+            "nvidia.com/nouse-gputype",
+            "nvidia.com/use-gpuuuid",
+            "nvidia.com/nouse-gpuuuid",
+            "nvidia.com/numa-bind",
+            "nvidia.com/vgpu-mode",
+            "hami.io/node-scheduler-policy",
+            "hami.io/gpu-scheduler-policy",
+            "hami.io/device-scoring-weights",
+        ];
         let root = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
         let text = |path: &str| std::fs::read_to_string(format!("{root}/{path}")).expect("a file of the tree");
         let guarded = text("charts/gpu-steward/templates/guard/_keys.tpl");
