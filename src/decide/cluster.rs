@@ -7,12 +7,12 @@
 //! ```
 //!
 //! A claim is *assumed* from the decision to bind until the pod watch shows it, then *bound*, then *started* when a
-//! container of the pod has run, and it is released only by evidence: the API server refused the binding, or the pod has
-//! ended or is gone. A deadline never releases a claim, because a request whose answer was lost may still be carried
+//! container of the pod has run, and it is released only by evidence: the binding was refused and never will be made,
+//! or the pod has ended, is gone, or is bound to another node. A deadline never releases a claim, because a request whose answer was lost may still be carried
 //! out.
 //!
-//! What must never happen here: claims of more than a GPU has, by decisions of one leader; a claim that is forgotten
-//! because a pod cannot be read: its node is closed instead; work for all nodes because of one change.
+//! What must never happen here: claims of more than a GPU has, by decisions of one leader; a node that takes new
+//! claims while the claim of a pod on it cannot be read; work for all nodes because of one change.
 
 mod bind;
 mod filter;
@@ -45,7 +45,7 @@ pub struct ClusterRules {
     pub placement: PlacementRules,
     /// Which nodes the filter answers.
     pub node_choice: NodeChoice,
-    /// The difference between the scores of two nodes that are next to each other in the order of the GPU policy.
+    /// The difference between the scores of two nodes that are neighbours in the order that the node policy makes.
     pub score_step: i64,
 }
 

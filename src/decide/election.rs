@@ -7,8 +7,8 @@
 //! ```
 //!
 //! A Lease is valid from the moment at which *this* process saw its record change, for the duration in the record. The
-//! times in the record are never compared with a clock, so clocks may differ; only their rates must not differ by more
-//! than the lease duration is longer than the renew deadline.
+//! times in the record are never compared with a clock, so clocks may differ. During one lease duration two
+//! clocks may drift apart by less than the lease duration minus the renew deadline.
 //!
 //! What must never happen here: a leader whose last renewal was sent longer ago than the renew deadline; a take-over of a
 //! Lease that is valid; a write without the version that was read.
@@ -160,7 +160,7 @@ impl Elector {
         self.leading.map(|leading| leading.epoch)
     }
 
-    /// Takes in an epoch that stands on a pod. A leader whose own epoch is older takes a newer one.
+    /// Takes in an epoch that is written on a pod. If it is larger than the leader's, the leader goes on with the next one.
     pub fn epoch_is_used(&mut self, epoch: u64) {
         self.epoch_seen = self.epoch_seen.max(epoch);
         if let Some(leading) = &mut self.leading
@@ -170,7 +170,18 @@ impl Elector {
         }
     }
 
-    /// Ends the term if its time is over. It must be called before every step, and as often as the end is to be noticed.
+    /// The epoch of the claims of this term, to be asked once, when everything that was written before the term has been
+    /// read and before the first claim: it is larger than every epoch that was found.
+    pub fn settle_epoch(&mut self) -> Option<u64> {
+        let leading = self.leading.as_mut()?;
+        if leading.epoch <= self.epoch_seen {
+            leading.epoch = self.epoch_seen.saturating_add(1);
+        }
+        Some(leading.epoch)
+    }
+
+    /// Ends the term if its time is over. It must be called before each step and regularly, because only this call reports
+    /// that the term has ended.
     pub fn tick(&mut self, now: Monotonic) -> Option<ElectionChange> {
         let over = self.leading.is_some() && !self.leads(now);
         if over { self.lost() } else { None }

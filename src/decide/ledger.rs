@@ -6,9 +6,8 @@
 //!                           ┘             └─▶ pods_on   the pods with a share of one device
 //! ```
 //!
-//! One ledger can hold one node or a whole cluster, because the UUID of a device is unique. The cost of a change grows
-//! with the number of device shares in the claim, and a query is one lookup by device; no query copies a claim or walks
-//! over all pods.
+//! The agent has one ledger. The extender has one for each node. The cost of a change grows with the number of device
+//! shares in the claim, and a query about a device is one lookup, which copies no claim and walks over no pods.
 //!
 //! What must never happen here: a sum that differs from the sum of the claims that it stands for. A change takes out
 //! exactly what the same claim put in, and the sums are wide enough that no addition saturates.
@@ -20,8 +19,8 @@ use model::request::ContainerRole;
 use model::unit::Bytes;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// All SM time of a device, as claims name it. A claim of this much is exclusive on a device that offers this much and
-/// no more: HAMi's schedulers place no other container on that device, not even one that names no cores.
+/// All SM time of a device, as claims name it. A claim of 100 % makes its container exclusive on a device that offers
+/// exactly 100 %: HAMi's schedulers place no other container on that device, not even one that names no cores.
 pub const ALL_CORES: u32 = 100;
 
 /// How much of one device a container, a pod or several pods take.
@@ -46,8 +45,8 @@ impl DeviceDemand {
         self.exclusive = self.exclusive.saturating_add(other.exclusive);
     }
 
-    /// Whether one of two demands of different pods is exclusive and the other is there too, on a device that offers
-    /// `cores` percent of SM time.
+    /// Whether one of two different pods needs a device for itself while the other has a container on it. The device
+    /// offers `cores` percent of SM time.
     #[must_use]
     pub fn clashes_with(self, other: DeviceDemand, cores: u32) -> bool {
         let beside = |one: DeviceDemand, other: DeviceDemand| one.exclusive > 0 && other.containers > 0;
@@ -105,7 +104,8 @@ pub enum ClaimState {
     Assumed,
     /// The claim is written on a pod that is bound to a node; no container of the pod has its devices yet.
     Bound,
-    /// A container of the pod has its devices.
+    /// The agent has given devices to a container of the pod; in the extender: the API server shows that a container has
+    /// started.
     Started,
 }
 

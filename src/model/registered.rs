@@ -1,5 +1,5 @@
-//! The register: what a node offers to the scheduler, one entry for each physical GPU, however many containers may
-//! share it.
+//! The register: what a node offers to the scheduler, one entry for each GPU, or for each MIG
+//! instance of a GPU in MIG mode.
 
 use crate::id::GpuUuid;
 use crate::unit::{CorePercent, Mib};

@@ -249,7 +249,7 @@ impl Members {
             // process.
             (Some(identity), Some(began)) if answers(began) => ProcessOwner::Cgroup(Arc::clone(identity)),
             (None, Some(began)) if answers(began) && self.complete => ProcessOwner::Host,
-            // The process is too young for the last walk, and the next walk is not due.
+            // The process started after the last walk, or the last walk was incomplete.
             _ => ProcessOwner::Unknown,
         }
     }

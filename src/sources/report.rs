@@ -1,7 +1,7 @@
 //! Carries observations from every source to the owner of the node's state.
 //!
 //! ```text
-//!   facts   ──▶ a list; a newer fact takes the place of the older ──┐
+//!   facts   ──▶ a list; a newer fact removes the older one ─────────┐
 //!   events  ──▶ the same list, up to a bound ───────────────────────┼──▶ Observations ──▶ owner
 //!   samples ─┬▶ a bounded queue; what does not fit is dropped ──────┘
 //!            └▶ a series for each subscriber (`series`)

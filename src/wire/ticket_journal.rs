@@ -1,8 +1,7 @@
 //! The ticket journal: one line for each issued ticket that has no folder yet.
 //!
 //! A line is an issued ticket ([`crate::issued_ticket`]) with nothing but its ids. It starts with a line feed, because
-//! the line before it may be cut off. Where the machine lost its power, a file system may have filled blocks that were
-//! not written with zeros.
+//! the line before it may be cut off. After a power loss a file system may show zero bytes in place of data.
 
 use crate::decode_error::DecodeError;
 use crate::issued_ticket;

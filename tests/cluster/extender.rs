@@ -1,5 +1,5 @@
-//! The extender with a real kube-scheduler, and agents on three nodes: pods that ask for parts of GPUs run with what they
-//! ask for, and nothing is given twice or leaks.
+//! The extender with a real kube-scheduler, and agents on three nodes: pods that ask for parts of GPUs run with the
+//! memory that they request, and nothing is given twice or leaks.
 
 use crate::bed::{SOON, binary, devices_in};
 use crate::chart::{self, NAMESPACE, render};

@@ -61,8 +61,8 @@ impl NodeAllocator {
 
     /// The device shares of `own`, moved to where the kubelet's slots are. A device share stays if the kubelet chose
     /// its device or a device on the same NUMA node, because the scheduler decides which device of a NUMA node a
-    /// container gets. The others take the devices that are left, in order. `None` if all device shares can stay, or if
-    /// the kubelet chose fewer different devices than the claim names.
+    /// container gets. The others take the devices that are left, in order. `None` if all device shares can stay, if
+    /// the kubelet chose fewer different devices than the claim names or another number of slots, or if a slot cannot be read.
     pub(super) fn moved_to_kubelet_choice(&self, own: &[DeviceShare], ids: &[Arc<str>]) -> Option<Vec<DeviceShare>> {
         let slots: Option<Vec<Slot>> = ids.iter().map(|id| Slot::parse(id)).collect();
         let mut left: Vec<GpuUuid> = slots?.into_iter().map(|slot| slot.device).collect();

@@ -131,7 +131,8 @@ fn an_eviction_helps_only_where_its_pods_make_room_on_the_right_gpu() {
     let mut two = asks.clone();
     two.requests[0].slots = 2;
     assert!(
-        !cluster.fits_without(&two, "node-0", std::slice::from_ref(&one)) && cluster.fits_without(&two, "node-0", &[one, other])
+        !cluster.fits_without(&two, "node-0", std::slice::from_ref(&one))
+            && cluster.fits_without(&two, "node-0", &[one, other])
     );
     assert!(!cluster.fits_without(&asks, "node-1", &[]), "not known");
     assert_eq!((cluster.claim_of(&asks.uid), claimed_mib(&cluster, &name(0))), (None, 100 * 1024));

@@ -1,5 +1,5 @@
-//! The file of started pods. Before the agent answers a `PreStartContainer`, it adds one line with the pod, so that the
-//! next agent process knows that the pod holds devices. The folders of pods do not show this, because the agent writes
+//! The file of started pods. Before the agent answers the first `PreStartContainer` of a pod, it appends the pod's UID, so
+//! that the next agent process knows that the pod holds devices. If the write fails, the agent logs it and goes on. The folders of pods do not show this, because the agent writes
 //! them before a start.
 
 use super::file::{DeliveryError, failed, rename_into_place};

@@ -10,7 +10,7 @@
 //! removes. So each visit to an entry of the trash is limited, and the rest of it waits for the next round.
 //!
 //! A removal needs four descriptors and less than 100 KiB of memory, whatever the shape of the tree. Only root can
-//! enter `trash` (0700), so a container that still runs never replaces a name in it. An entry that cannot be removed
+//! enter `trash` (0700), so a container that still runs can write inside its own entry and never rename or replace an entry. An entry that cannot be removed
 //! stays there, and the agent retries.
 //!
 //! What must never happen here: a link is followed, a mount point is entered, a call that recurses with the tree.

@@ -53,8 +53,8 @@ pub(super) struct Limits {
     /// Length of the common line: requests that wait for one of the `answers`. An address has at most
     /// `answers_per_peer` requests in this line and in progress together, so it takes 20 addresses to fill both.
     pub(super) waiting: usize,
-    /// Length of the line of requests that wait for an answer of their own address. When it is full, the server refuses
-    /// only the requests of an address beyond `answers_per_peer`. The sum of both lines and the answers is far below
+    /// Length of the line of requests that wait for an answer of their own address. When it is full, an address that
+    /// has `answers_per_peer` requests in progress gets 503, and other addresses do not. The sum of both lines and the answers is far below
     /// the number of connections, so one connection is always idle and can be closed for a health check.
     pub(super) waiting_for_peers: usize,
     /// Most requests of one address in that line. One Prometheus that scrapes all sets of names has four requests.

@@ -112,8 +112,9 @@ pub struct PluginCallSender {
 pub struct PluginCallReceiver {
     /// The calls of the kubelet, in the order in which they arrive.
     pub calls: mpsc::Receiver<PluginCall>,
-    /// The owner task's permission to answer `Allocate` with a ticket only, once the ticket is in this journal.
-    /// While it is set, `Allocate` is answered at once, and the owner task gets [`PluginCall::Allocated`] before every
+    /// While it is set, the service answers `Allocate` at once with a ticket, which it writes to this journal first; if
+    /// the write fails, it logs that and answers all the same.
+    /// The owner task gets [`PluginCall::Allocated`] before every
     /// later call.
     pub tickets: watch::Sender<Option<Arc<TicketJournal>>>,
     /// Limits blocking writes to one Tokio worker; shared with the service that answers at once.

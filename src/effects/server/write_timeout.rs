@@ -1,8 +1,8 @@
 //! A socket that cuts a client that stops reading.
 //!
 //! Once the socket's send buffer is full, the client must take the rest of the answer within a time limit. The limit
-//! counts from the first stall and not from the last byte, so a client that reads one byte a second is cut too. While
-//! other requests wait for an answer, the limit is shorter.
+//! counts from the first stall and not from the last byte, so a client that reads one byte a second is cut too. The
+//! limit is shorter while the application reports that requests wait (`is_waited_for`).
 
 use super::application::{ConnectionLimits, HttpApplication, HttpServer};
 use std::io;

@@ -9,7 +9,7 @@
 //! ```
 //!
 //! If the poller cannot close the library, `Held` has the reason. `release` in `LettingGo` or `Released` only sets a
-//! new end. `Held` also means that no driver is loaded: the agent opens the library as soon as there is one.
+//! new end. Without a driver the state is `Held` too: the agent opens the library as soon as there is a driver.
 
 use model::driver_hold::DriverHold;
 use model::time::Monotonic;

@@ -40,8 +40,8 @@ const TOPOLOGY: u32 = 12;
 const MEMORY_JUMP: Bytes = Bytes(32 * Bytes::MIB);
 /// Limits of extra process lists after a jump of used memory. For one GPU: two at once, then one in each process
 /// period, so that constant jumps at most double the cost of lists. For the node: 16 at once, one for each of 16 GPUs,
-/// as when a job starts on all of them; then five in each process period (one a second). A list has been seen to take
-/// 4.5 ms, and there are three.
+/// as when a job starts on all of them; then five in each process period (one a second). One list took up to 4.5 ms,
+/// and a GPU has three (compute, MPS, graphics).
 const LISTS_OF_ONE: u32 = 2;
 const LISTS_OF_ALL: u32 = 16;
 const LISTS_OF_ALL_IN_A_PERIOD: u32 = 5;

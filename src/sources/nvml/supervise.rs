@@ -42,7 +42,7 @@ use tokio_util::sync::CancellationToken;
 
 /// One poller that hangs, and its replacement.
 const MAX_POLLERS: usize = 2;
-/// Longest time between two checks of the heartbeats; also the delay of a stop.
+/// Longest time between two checks of the heartbeats; also the longest time until a stop is noticed.
 const LONGEST_TICK: Duration = Duration::from_millis(500);
 /// Absent GPUs are reported again this often, in case the queue was full the first time.
 const REPEAT: Duration = Duration::from_secs(10);

@@ -1,5 +1,6 @@
-//! Readings about a GPU's condition, taken in the rounds of expensive calls. The slot and the fabric are read in every
-//! such round; retired pages and NVLinks, which need a call or more for each link, in every [`EVERY`]th.
+//! Readings about a GPU's condition, taken in the rounds of expensive calls. Each such round reads the PCIe
+//! link, the PCIe error counts and the fabric state. Every [`EVERY`]th round also reads retired pages, and NVLinks with at
+//! least one call for each link.
 
 use crate::clock::monotonic;
 use crate::nvml::board::device_of_slot;

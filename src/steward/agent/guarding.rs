@@ -1,4 +1,4 @@
-//! Finds out at the start and every hour whether the chart's admission policies are in force. It sends dry-run writes
+//! Finds out whether the chart's admission policies are in force: at the start, every hour while all are, more often otherwise. It sends dry-run writes
 //! (`dryRun=All`), which the API server checks and does not make: for each policy one write that it must refuse, and
 //! one that the agent itself needs.
 

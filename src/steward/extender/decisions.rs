@@ -17,7 +17,7 @@ pub(super) struct Decision {
     pub(super) at: WallTime,
     pub(super) uid: PodUid,
     pub(super) pod: PodRef,
-    /// `filter`, `prioritize`, `bind` or `preempt`.
+    /// `filter`, `bind` or `preempt`.
     pub(super) verb: &'static str,
     /// One sentence.
     pub(super) result: String,

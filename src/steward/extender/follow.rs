@@ -117,7 +117,7 @@ impl FollowListener<AllPods> for PodFeed {
     fn changed(&mut self, deltas: Vec<Delta<Pod>>, _: Option<&Store<AllPods>>) {
         for delta in &deltas {
             match delta {
-                // It has ended and holds nothing; it is still there.
+                // A pod that is left out has ended and holds nothing, and is still there.
                 Delta::Added(pod) | Delta::Changed { after: pod, .. } | Delta::LeftOut(pod) => self.is(pod),
                 Delta::Gone { before, .. } => {
                     self.owner.pod_gone(before.cgroup_uid());

@@ -185,7 +185,7 @@ impl Leadership {
             return;
         }
         state.caught_up = true;
-        let epoch = state.elector.epoch().unwrap_or(0);
+        let epoch = state.elector.settle_epoch().unwrap_or(0);
         owner.lead(epoch);
         tracing::info!(epoch, after_ms = won.elapsed().as_millis(), "this extender leads and decides from now on");
     }

@@ -1,4 +1,4 @@
-//! The verbs of kube-scheduler: reads the question, asks the owner, writes the answer, and records the decision.
+//! The verbs of kube-scheduler: reads the question, asks the owner, writes the answer. Filter, bind and preempt are recorded.
 
 use super::binder::Binder;
 use super::convert;

@@ -3,7 +3,7 @@
 //! ```text
 //!   start ──checkpoint──▶ verdict ──▶ fill      files first, then the answer to the kubelet
 //!                                 ──▶ refuse    with an event on the pod that says why
-//!                                 ──▶ wait      for what is not known yet; refused when its patience is over
+//!                                 ──▶ wait      for what is not known yet; refused after a time limit
 //! ```
 //!
 //! What must never happen here: the kubelet gets the answer before the files of the container are there.
