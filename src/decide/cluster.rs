@@ -1,7 +1,7 @@
 //! The state from which the leader places pods: all nodes with their GPUs, all claims, and the proposals of the filter.
 //!
 //! ```text
-//!   Nodes, pods (watches) ──▶ node_is, pod_is, pod_gone … ──▶ Cluster: one ledger for each node
+//!   Nodes, pods (watches) ──▶ node_is, pod_is, pod_gone … ──▶ ClusterState: one ledger for each node
 //!   filter    proposes a node, writes nothing     ──▶ FilterVerdict
 //!   bind      chooses devices and reserves them   ──▶ BindOrder ──POST──▶ bind_ended
 //! ```
@@ -14,169 +14,20 @@
 //! What must never happen here: claims of more than a GPU has, by decisions of one leader; a node that takes new
 //! claims while the claim of a pod on it cannot be read; work for all nodes because of one change.
 
-mod bind;
-mod filter;
 mod node;
+mod state;
 mod pods;
 mod rank;
+mod filter;
+mod bind;
 mod summary;
 
 pub use bind::{BindOrder, BindOutcome, BindRefusal};
 pub use filter::{FilterVerdict, RefusedNode};
-pub use node::{ClosedReason, ClusterNode, NodeFacts};
+pub use node::{ClosedReason, NodeClaims, NodeFacts};
 pub use pods::BoundPod;
+pub use state::{ClusterRules, ClusterState, DEFAULT_SCORE_STEP, MAX_PENDING, NodeChoice};
 pub use summary::RefusalSummary;
-
-use crate::ledger::ClaimState;
-use crate::placement::PlacementRules;
-use model::id::{NodeName, PodRef, PodUid};
-use model::placement::PlacementRequest;
-use model::time::Monotonic;
-use std::collections::{BTreeSet, HashMap};
-
-/// Most pods without a node that are remembered between their filter call and their bind. kube-scheduler places one pod
-/// at a time, and binds of earlier pods run beside it; those that wait at a gate of the scheduler are few hundreds.
-pub const MAX_PENDING: usize = 20_000;
-
-/// The settings of the decisions.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ClusterRules {
-    /// How GPUs and nodes are chosen.
-    pub placement: PlacementRules,
-    /// Which nodes the filter answers.
-    pub node_choice: NodeChoice,
-    /// The difference between the scores of two nodes that are neighbours in the order that the node policy makes.
-    pub score_step: i64,
-}
-
-impl Default for ClusterRules {
-    fn default() -> Self {
-        ClusterRules {
-            placement: PlacementRules::default(),
-            node_choice: NodeChoice::Scheduler,
-            score_step: DEFAULT_SCORE_STEP,
-        }
-    }
-}
-
-/// kube-scheduler multiplies a score by the extender's weight and by 10. Its own plugins together give at most 1,200
-/// points with their default weights, so a step of 121 lets the order of the GPUs decide, and nodes that are equal for
-/// GPUs leave the choice to its plugins.
-pub const DEFAULT_SCORE_STEP: i64 = 121;
-
-/// Which nodes the filter answers.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum NodeChoice {
-    /// Every node that fits: kube-scheduler chooses by the scores.
-    #[default]
-    Scheduler,
-    /// The best one only, as HAMi does.
-    Extender,
-}
-
-/// A pod for which the filter has answered and that is not bound yet.
-#[derive(Clone, Debug)]
-struct PendingPod {
-    request: PlacementRequest,
-    /// The node that is expected to take it.
-    proposed: Option<NodeName>,
-    /// When the filter answered last.
-    filtered: Monotonic,
-}
-
-/// The place of a pod that holds GPUs.
-#[derive(Clone, Debug, PartialEq, Eq)]
-struct Home {
-    node: NodeName,
-    pod: PodRef,
-}
-
-/// The nodes, claims and proposals of the cluster.
-#[derive(Debug)]
-pub struct Cluster {
-    rules: ClusterRules,
-    nodes: HashMap<NodeName, ClusterNode>,
-    /// Where each pod with a claim is, or with one that cannot be read.
-    homes: HashMap<PodUid, Home>,
-    /// Pods without a node, by their last filter call.
-    pending: HashMap<PodUid, PendingPod>,
-    /// The order of the filter calls of the pending pods, oldest first.
-    order: BTreeSet<(Monotonic, PodUid)>,
-    /// The epoch that this leader writes on its claims.
-    epoch: u64,
-}
-
-impl Cluster {
-    /// A cluster of which nothing is known yet.
-    #[must_use]
-    pub fn new(rules: ClusterRules) -> Cluster {
-        Cluster {
-            rules,
-            nodes: HashMap::new(),
-            homes: HashMap::new(),
-            pending: HashMap::new(),
-            order: BTreeSet::new(),
-            epoch: 0,
-        }
-    }
-
-    /// The node of this name, as far as it is known.
-    #[must_use]
-    pub fn node(&self, name: &NodeName) -> Option<&ClusterNode> {
-        self.nodes.get(name)
-    }
-
-    /// The node on which a pod has a claim and how far the claim has come; `None` for a pod without a claim that can be
-    /// read.
-    #[must_use]
-    pub fn claim_of(&self, uid: &PodUid) -> Option<(&NodeName, ClaimState)> {
-        let home = self.homes.get(uid)?;
-        Some((&home.node, self.nodes.get(&home.node)?.ledger().get(uid)?.state))
-    }
-
-    /// The pods that hold GPUs, each with its node, in no order.
-    pub fn holders(&self) -> impl Iterator<Item = (&PodUid, &PodRef, &NodeName)> {
-        self.homes.iter().map(|(uid, home)| (uid, &home.pod, &home.node))
-    }
-
-    /// All nodes, in no order.
-    pub fn nodes(&self) -> impl Iterator<Item = &ClusterNode> {
-        self.nodes.values()
-    }
-
-    /// Number of pods that the filter has answered for and that are not bound.
-    #[must_use]
-    pub fn pending(&self) -> usize {
-        self.pending.len()
-    }
-
-    /// Sets the epoch that this leader writes on its claims: higher than any that was written before.
-    pub fn lead(&mut self, epoch: u64) {
-        self.epoch = epoch;
-    }
-
-    /// Forgets the proposals of pods whose last filter call is older than `before`: they were placed elsewhere, or given
-    /// up. Their claims are not touched.
-    pub fn forget_pending(&mut self, before: Monotonic) {
-        while let Some((filtered, uid)) = self.order.first() {
-            if *filtered >= before {
-                break;
-            }
-            let uid = uid.clone();
-            self.forget_proposal(&uid);
-        }
-    }
-
-    /// Takes back the proposal of a pod and what is remembered of it.
-    pub(crate) fn forget_proposal(&mut self, uid: &PodUid) -> Option<PlacementRequest> {
-        let pending = self.pending.remove(uid)?;
-        self.order.remove(&(pending.filtered, uid.clone()));
-        if let Some(node) = pending.proposed.and_then(|name| self.nodes.get_mut(&name)) {
-            node.withdraw(uid);
-        }
-        Some(pending.request)
-    }
-}
 
 #[cfg(test)]
 mod tests;

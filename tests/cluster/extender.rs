@@ -47,13 +47,13 @@ impl Placed {
         std::fs::write(&file, format!("profiles:\n  - schedulerName: default-scheduler\n{added}")).expect("a file");
         let cluster = Cluster::up(&ClusterOptions::usual().scheduler(&file));
         chart::install(&cluster, &[]);
-        let _ = cluster.admin().apply(&render(&cluster, &["accounts", "extender/rbac", "guard/access"], &["extender.enabled=true"])).ok();
+        let _ = cluster
+            .admin()
+            .apply(&render(&cluster, &["accounts", "extender/rbac", "guard/access"], &["extender.enabled=true"]))
+            .ok();
         cluster.image("registry.local/gpu-steward:test", &binary(), &[]);
-        let values = [
-            "image.repository=registry.local/gpu-steward",
-            "image.tag=test",
-            "agent.settings.gpus=simulated=H100:2",
-        ];
+        let values =
+            ["image.repository=registry.local/gpu-steward", "image.tag=test", "agent.settings.gpus=simulated=H100:2"];
         let _ = cluster.admin().apply(&render(&cluster, &["agent/daemonset"], &values)).ok();
         let wait = ["rollout", "status", "daemonset/gpu-steward-agent", "-n", NAMESPACE, "--timeout=120s"];
         let _ = cluster.admin().run(&wait).ok();

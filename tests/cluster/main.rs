@@ -71,4 +71,6 @@ mod registration;
 #[cfg(test)]
 mod upgrade;
 #[cfg(test)]
+mod extender;
+#[cfg(test)]
 mod vm;

@@ -72,7 +72,7 @@ fn a_wrong_setting_is_reported_with_its_origin_and_exit_code_64() {
         (&["agent", "--perod", "1s"], &[], "unexpected argument '--perod'"),
         (&["agent", "--tls-key", "/k"], &[], "tls-cert and tls-key belong together"),
         (&["agent", "--admin-tls-cert", "/c"], &[], "admin-tls-cert and admin-tls-key belong together"),
-        (&["extender"], &[], "unrecognized subcommand 'extender'"),
+        (&["agnt"], &[], "unrecognized subcommand 'agnt'"),
         (&[], &[], "Usage: gpu-steward"),
     ];
     for (args, environment, text) in cases {

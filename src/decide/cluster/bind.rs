@@ -2,8 +2,8 @@
 //! the write is known.
 
 use super::filter::gpu_pod;
-use super::node::ClosedReason;
-use super::{Cluster, ClusterNode, Home};
+use super::node::{ClosedReason, NodeClaims};
+use super::state::{ClusterState, Home};
 use crate::ledger::ClaimState;
 use crate::placement::{CountedClaims, NodeRefusal, place};
 use model::claim::Claim;
@@ -66,7 +66,7 @@ pub enum BindOutcome {
     Unknown,
 }
 
-impl Cluster {
+impl ClusterState {
     /// Chooses the devices of a pod on this node and reserves them. A pod that has a reservation on this node gets the
     /// same order again, so that a repeated call does no harm.
     ///
@@ -116,7 +116,7 @@ impl Cluster {
     pub fn bind_ended(&mut self, uid: &PodUid, outcome: BindOutcome) {
         let Some(home) = self.homes.get(uid).cloned() else { return };
         let assumed =
-            |node: &ClusterNode| node.ledger().get(uid).is_some_and(|claim| claim.state == ClaimState::Assumed);
+            |node: &NodeClaims| node.ledger().get(uid).is_some_and(|claim| claim.state == ClaimState::Assumed);
         match outcome {
             BindOutcome::Written | BindOutcome::Unknown => {}
             // What the pod watch has shown since counts more than the answer to an older write.

@@ -1,7 +1,7 @@
 //! The filter and the scores: which of the nodes fit a pod, and how well.
 
 use super::rank::{self, Suitability};
-use super::{Cluster, MAX_PENDING, NodeChoice, PendingPod};
+use super::state::{ClusterState, MAX_PENDING, NodeChoice, PendingPod};
 use crate::placement::{CountedClaims, NodeRefusal, Placement, RefusalReason, place};
 use model::claim::PodClaim;
 use model::gpu_pod::GpuPod;
@@ -31,7 +31,7 @@ pub struct FilterVerdict {
     pub proposed: Option<usize>,
 }
 
-impl Cluster {
+impl ClusterState {
     /// Decides which of these nodes fit the pod, and leaves a proposal on the best one, which counts in the scores of
     /// other pods until the pod is bound, filtered again or gone. A pod whose bind has no known outcome fits only the
     /// node where it may be bound.

@@ -50,7 +50,7 @@ impl fmt::Display for ClosedReason {
 
 /// One node of the cluster.
 #[derive(Clone, Debug)]
-pub struct ClusterNode {
+pub struct NodeClaims {
     name: NodeName,
     /// The UID of the Node; `None` while only pods name it.
     uid: Option<ObjectUid>,
@@ -63,9 +63,9 @@ pub struct ClusterNode {
     unknown: BTreeSet<PodUid>,
 }
 
-impl ClusterNode {
-    pub(super) fn named(name: NodeName) -> ClusterNode {
-        ClusterNode {
+impl NodeClaims {
+    pub(super) fn named(name: NodeName) -> NodeClaims {
+        NodeClaims {
             name,
             uid: None,
             unreadable: None,
@@ -203,7 +203,7 @@ impl ClusterNode {
         let _ = self.lift(uid);
     }
 
-    /// Takes a proposal back, and returns it for [`ClusterNode::lower`].
+    /// Takes a proposal back, and returns it for [`NodeClaims::lower`].
     pub(super) fn lift(&mut self, uid: &PodUid) -> Option<Vec<(GpuUuid, DeviceDemand)>> {
         let demands = self.proposals.remove(uid)?;
         for (device, _) in &demands {

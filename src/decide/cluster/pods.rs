@@ -1,7 +1,7 @@
 //! Takes over nodes and pods as the watches show them.
 
-use super::node::{ClusterNode, NodeFacts};
-use super::{Cluster, Home};
+use super::node::{NodeClaims, NodeFacts};
+use super::state::{ClusterState, Home};
 use crate::ledger::ClaimState;
 use crate::placement::DeviceKind;
 use model::claim::PodClaim;
@@ -20,7 +20,7 @@ pub struct BoundPod {
     pub gpu_pod: Option<GpuPod>,
 }
 
-impl Cluster {
+impl ClusterState {
     /// Takes over a Node as it is now.
     pub fn node_is(&mut self, facts: &NodeFacts) {
         let mut kinds: HashMap<(Arc<str>, Arc<str>), Arc<DeviceKind>> = HashMap::new();
@@ -83,12 +83,12 @@ impl Cluster {
         self.forget_empty(home);
     }
 
-    fn home(&mut self, name: &NodeName) -> &mut ClusterNode {
-        self.nodes.entry(name.clone()).or_insert_with(|| ClusterNode::named(name.clone()))
+    fn home(&mut self, name: &NodeName) -> &mut NodeClaims {
+        self.nodes.entry(name.clone()).or_insert_with(|| NodeClaims::named(name.clone()))
     }
 
     fn forget_empty(&mut self, name: &NodeName) {
-        if self.nodes.get(name).is_some_and(ClusterNode::is_empty) {
+        if self.nodes.get(name).is_some_and(NodeClaims::is_empty) {
             self.nodes.remove(name);
         }
     }

@@ -6,12 +6,14 @@ use crate::placement::RefusalReason;
 use crate::placement::tests::{container, pod, uuid};
 use model::claim::{Claim, DeviceShare, PodClaim};
 use model::gpu_pod::GpuPod;
-use model::id::ObjectUid;
+use model::id::{NodeName, ObjectUid, PodUid};
+use model::placement::PlacementRequest;
 use model::registered::RegisteredGpu;
 use model::request::ContainerRole;
+use model::time::Monotonic;
 use model::unit::{CorePercent, Mib};
 use proptest::prelude::*;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 const NOW: Monotonic = Monotonic(1_000_000);
 
@@ -45,8 +47,8 @@ fn facts(n: u32, gpus: u32) -> NodeFacts {
     }
 }
 
-fn cluster(nodes: u32, gpus: u32) -> Cluster {
-    let mut cluster = Cluster::new(ClusterRules::default());
+fn cluster(nodes: u32, gpus: u32) -> ClusterState {
+    let mut cluster = ClusterState::new(ClusterRules::default());
     (0..nodes).for_each(|n| cluster.node_is(&facts(n, gpus)));
     cluster.lead(7);
     cluster
@@ -61,7 +63,7 @@ fn bound(request: &PlacementRequest, node: &NodeName, claim: PodClaim) -> BoundP
     BoundPod { node: node.clone(), gpu_pod: Some(gpu_pod) }
 }
 
-fn claimed_mib(cluster: &Cluster, node: &NodeName) -> u64 {
+fn claimed_mib(cluster: &ClusterState, node: &NodeName) -> u64 {
     let devices = cluster.node(node).into_iter().flat_map(|node| &node.devices().devices);
     devices.map(|device| device.claimed.memory >> 20).sum()
 }
@@ -358,7 +360,7 @@ proptest! {
             }
         }
         // Everything is shown once more to the live state, and for the first time to a new one.
-        let mut anew = Cluster::new(ClusterRules::default());
+        let mut anew = ClusterState::new(ClusterRules::default());
         for n in (0..3).filter(|n| present[*n as usize]) {
             anew.node_is(&facts(n, 2));
         }
@@ -370,9 +372,9 @@ proptest! {
         }
         cluster.forget_pending(Monotonic(u64::MAX));
         for n in 0..3 {
-            let ledger = |cluster: &Cluster| cluster.node(&name(n)).map(|node| node.ledger().clone());
+            let ledger = |cluster: &ClusterState| cluster.node(&name(n)).map(|node| node.ledger().clone());
             prop_assert_eq!(ledger(&cluster).filter(|ledger| !ledger.is_empty()), ledger(&anew).filter(|ledger| !ledger.is_empty()));
-            let devices = |cluster: &Cluster| cluster.node(&name(n)).filter(|node| node.closed().is_none()).map(|node| node.devices().clone());
+            let devices = |cluster: &ClusterState| cluster.node(&name(n)).filter(|node| node.closed().is_none()).map(|node| node.devices().clone());
             if present[n as usize] {
                 prop_assert_eq!(devices(&cluster), devices(&anew));
             }

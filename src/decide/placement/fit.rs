@@ -1,87 +1,16 @@
 //! Places one pod on one node.
 
+use super::device::{Candidate, DeviceFitness, PlacementDevice, PlacementNode};
 use super::order;
 use super::reason::{NearestMiss, NodeRefusal, RefusalReason};
+use super::rules::{CountedClaims, Placement, PlacementRules};
 use super::score::{Capacity, Fill, FillTerms};
-use super::{CountedClaims, Placement, PlacementRules};
 use crate::ledger::{ALL_CORES, DeviceDemand};
 use model::claim::{Claim, DeviceShare};
-use model::id::GpuUuid;
 use model::placement::{GpuSelection, PlacementRequest, ScoreWeights};
 use model::request::{ContainerRequest, ContainerRole, MemoryRequest};
 use model::unit::{Bytes, CorePercent};
 use std::sync::Arc;
-
-/// One GPU or MIG instance of a node, with what is claimed of it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct PlacementDevice {
-    /// The UUID.
-    pub uuid: GpuUuid,
-    /// NVML's index.
-    pub index: u32,
-    /// NUMA node.
-    pub numa: u32,
-    /// What it offers.
-    pub capacity: Capacity,
-    /// Its product and mode.
-    pub kind: Arc<DeviceKind>,
-    /// Whether it may get new containers, and if not, why.
-    pub fitness: DeviceFitness,
-    /// The sum of the claims.
-    pub claimed: DeviceDemand,
-    /// The sum of the proposals.
-    pub proposed: DeviceDemand,
-}
-
-/// Product and sharing mode, which many GPUs have in common.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct DeviceKind {
-    /// The product name in lower case.
-    pub product: Arc<str>,
-    /// The sharing mode.
-    pub mode: Arc<str>,
-}
-
-/// Whether a device may get new containers.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum DeviceFitness {
-    /// It may.
-    Fit,
-    /// It is unhealthy.
-    Unhealthy,
-    /// An operator cordoned it.
-    Cordoned,
-}
-
-/// The devices of one node.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct PlacementNode {
-    /// The devices.
-    pub devices: Vec<PlacementDevice>,
-    /// How well each device is connected to each other one, row by row; empty where it is not known.
-    pub links: Box<[u32]>,
-}
-
-impl PlacementNode {
-    /// How well two devices are connected; more is better, 0 where it is not known.
-    pub(super) fn link(&self, one: usize, other: usize) -> u64 {
-        if one == other {
-            return 0;
-        }
-        self.links.get(one * self.devices.len() + other).copied().map_or(0, u64::from)
-    }
-}
-
-/// A device that passed every test for one container.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Candidate<'a> {
-    pub(super) device: &'a PlacementDevice,
-    /// Its place in the node's list.
-    pub(super) place: usize,
-    /// How full it is with the container.
-    pub(super) fill: Fill,
-    share: (Bytes, CorePercent),
-}
 
 /// What the containers placed so far take of one device.
 #[derive(Clone, Copy, Debug, Default)]

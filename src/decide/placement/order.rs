@@ -1,6 +1,6 @@
 //! The order in which the GPUs of a node are tried for one container.
 
-use super::fit::{Candidate, PlacementNode};
+use super::device::{Candidate, PlacementNode};
 use model::placement::{GpuOrder, GpuPolicy};
 use std::cmp::Reverse;
 

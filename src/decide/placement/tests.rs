@@ -5,7 +5,7 @@ use crate::ledger::{ALL_CORES, DeviceDemand, demand_of};
 use model::claim::PodClaim;
 use model::gpu_pod::GpuPod;
 use model::id::{GpuUuid, PodRef, PodUid};
-use model::placement::{GpuOrder, GpuSelection, PlacementRequest};
+use model::placement::{GpuOrder, GpuPolicy, GpuSelection, PlacementPreference, PlacementRequest, ScoreWeights};
 use model::request::{ContainerRequest, ContainerRole, MemoryRequest};
 use model::unit::{Bytes, CorePercent, Mib};
 use proptest::prelude::*;

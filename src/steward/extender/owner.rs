@@ -6,7 +6,7 @@
 //! microseconds.
 
 use super::convert;
-use decide::cluster::{BindOrder, BindOutcome, BindRefusal, Cluster, ClusterRules, FilterVerdict};
+use decide::cluster::{BindOrder, BindOutcome, BindRefusal, ClusterRules, ClusterState, FilterVerdict};
 use decide::ledger::{ClaimState, DeviceDemand};
 use decide::placement::Capacity;
 use model::followed_node::FollowedNode;
@@ -36,7 +36,7 @@ pub(super) struct Lists {
 /// The owner.
 #[derive(Debug)]
 pub(super) struct ClusterOwner {
-    cluster: Mutex<Cluster>,
+    cluster: Mutex<ClusterState>,
     rules: RequestRules,
     lists: watch::Sender<Lists>,
 }
@@ -78,7 +78,7 @@ pub(super) struct ClaimedShare {
 impl ClusterOwner {
     pub(super) fn new(rules: ClusterRules, requests: RequestRules) -> ClusterOwner {
         let lists = watch::Sender::new(Lists::default());
-        ClusterOwner { cluster: Mutex::new(Cluster::new(rules)), rules: requests, lists }
+        ClusterOwner { cluster: Mutex::new(ClusterState::new(rules)), rules: requests, lists }
     }
 
     /// How amounts of resources become requests.

@@ -1,0 +1,54 @@
+//! The rules of a placement, and its result.
+
+use super::score::Fill;
+use model::claim::Claim;
+use model::placement::{GpuPolicy, NodePolicy, PlacementPreference, ScoreWeights};
+
+/// The cluster's defaults, for pods that state no preference.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PlacementRules {
+    /// Which nodes are preferred.
+    pub node_policy: NodePolicy,
+    /// Which GPUs of a node are preferred.
+    pub gpu_policy: GpuPolicy,
+    /// How much slots, SM time and memory count.
+    pub weights: ScoreWeights,
+}
+
+impl PlacementRules {
+    /// The node policy of a pod.
+    #[must_use]
+    pub fn node_policy(&self, preference: &PlacementPreference) -> NodePolicy {
+        preference.node_policy.unwrap_or(self.node_policy)
+    }
+
+    /// The GPU policy of a pod.
+    #[must_use]
+    pub fn gpu_policy<'a>(&'a self, preference: &'a PlacementPreference) -> &'a GpuPolicy {
+        preference.gpu_policy.as_ref().unwrap_or(&self.gpu_policy)
+    }
+
+    /// The weights of a pod.
+    #[must_use]
+    pub fn weights(&self, preference: &PlacementPreference) -> ScoreWeights {
+        preference.weights.unwrap_or(self.weights)
+    }
+}
+
+/// Which claims count where a pod is placed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CountedClaims {
+    /// The claims of pods that are bound, or that this scheduler binds now. They decide whether a pod fits.
+    Claims,
+    /// Also the proposals: where the filter expects pods that it has answered for and that are not bound yet.
+    ClaimsAndProposals,
+}
+
+/// Where a pod goes on one node.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Placement {
+    /// The device shares of each container, init containers first.
+    pub claim: Claim,
+    /// How full the node is with this pod.
+    pub fill: Fill,
+}
