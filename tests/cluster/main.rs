@@ -71,6 +71,4 @@ mod registration;
 #[cfg(test)]
 mod upgrade;
 #[cfg(test)]
-mod extender;
-#[cfg(test)]
 mod vm;

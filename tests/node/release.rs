@@ -49,5 +49,6 @@ fn the_driver_is_released_for_a_while_and_every_gpu_stays_listed() {
     gpus(&agent, 2);
 
     let simulated = Agent::standalone(BINARY).with("--gpus", "simulated=H100:1").launch();
-    assert_eq!(simulated.admin("PUT", "/nvml/release", "").status, 404, "there is no driver");
+    let state = simulated.dir().join("state");
+    assert_eq!(self::operate(&simulated, &state, "PUT", "/nvml/release").status, 404, "there is no driver");
 }
