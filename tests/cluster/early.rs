@@ -287,7 +287,7 @@ fn disabled_cdi_is_detected_from_the_first_containers_of_two_namespaces() {
     drop(agent);
     let fresh = format!("--state-dir={}", bed.dir().join("fresh").display());
     let agent = bed.agent(&[&fresh]);
-    agent.logs("says that its CDI is switched off");
+    agent.logs("reports that its CDI is switched off");
     check_new_pod("fourth");
     // The runtime starts again and says that CDI is on, and later that it is off again.
     let restart_runtime_with_cdi = |before: bool, now: bool| {
@@ -298,7 +298,7 @@ fn disabled_cdi_is_detected_from_the_first_containers_of_two_namespaces() {
         bed.part("start", "containerd");
     };
     restart_runtime_with_cdi(false, true);
-    agent.logs("says that its own is on");
+    agent.logs("reports that its own CDI is on");
     check_new_pod("fifth");
     agent.logs("CDI works here");
     restart_runtime_with_cdi(true, false);

@@ -158,7 +158,7 @@ fn auto_is_the_watcher_even_if_the_kubelet_starts_late() {
     let bed = Bed::up("registration-auto");
     let log = KubeletLog::from_now(&bed);
     let agent = bed.agent(&[]);
-    agent.logs("way=watcher");
+    agent.logs("method=watcher");
     wait_for_registration(&agent, "watcher", 1);
     drop(agent);
 
