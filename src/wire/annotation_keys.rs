@@ -63,6 +63,8 @@ pub const PLACED_BY: &str = "gpu-steward.io/placed-by";
 pub const PLACED_BY_AGENT: &str = "agent";
 /// Pod and Node: the leader of gpu-steward's schedulers that wrote the annotations.
 pub const EPOCH: &str = "gpu-steward.io/epoch";
+/// Lease: address and port where the leader serves agents and the other extenders.
+pub const LEADER_ADDRESS: &str = "gpu-steward.io/address";
 
 /// Only in dry-run writes: the agent tests whether the admission policy for agents' writes to Nodes is in force.
 pub const GUARD_CHECK: &str = "gpu-steward.io/guard-check";

@@ -1,7 +1,9 @@
 //! One node of the cluster: its GPUs, the claims on them, and whether it takes new ones.
 
+use super::agent_link::{AgentLink, LinkState};
 use crate::ledger::{ClaimState, DeviceDemand, Ledger, demand_of};
 use crate::placement::{Capacity, DeviceFitness, DeviceKind, PlacementDevice, PlacementNode};
+use model::agent_stream::AgentPhase;
 use model::claim::Claim;
 use model::gpu_pod::GpuPod;
 use model::id::{GpuUuid, NodeName, ObjectUid, PodUid};
@@ -34,6 +36,12 @@ pub enum ClosedReason {
     Unreadable(Arc<str>),
     /// A pod on the node holds GPUs, and its claim cannot be read.
     UnknownClaim(PodUid),
+    /// The stream of the agent has ended and is not back in time.
+    AgentAway,
+    /// The agent is not registered with the kubelet.
+    AgentStarting,
+    /// The agent is about to stop.
+    AgentLeaving,
 }
 
 impl fmt::Display for ClosedReason {
@@ -44,6 +52,9 @@ impl fmt::Display for ClosedReason {
             ClosedReason::UnknownClaim(pod) => {
                 write!(f, "the pod {pod} on this node holds GPUs, and which ones is not known")
             }
+            ClosedReason::AgentAway => f.write_str("the connection of the node's agent has ended and is not back"),
+            ClosedReason::AgentStarting => f.write_str("the node's agent is not registered with the kubelet"),
+            ClosedReason::AgentLeaving => f.write_str("the node's agent is about to stop"),
         }
     }
 }
@@ -61,6 +72,10 @@ pub struct NodeClaims {
     proposals: BTreeMap<PodUid, Vec<(GpuUuid, DeviceDemand)>>,
     /// Pods that hold GPUs of this node and whose claim cannot be read.
     unknown: BTreeSet<PodUid>,
+    /// The agent's stream; `None` where the agent has never opened one to this leader.
+    agent: Option<AgentLink>,
+    /// Pods that have ended and hold their GPUs until the agent sees no process of them.
+    ending: BTreeSet<PodUid>,
 }
 
 impl NodeClaims {
@@ -73,6 +88,8 @@ impl NodeClaims {
             ledger: Ledger::default(),
             proposals: BTreeMap::new(),
             unknown: BTreeSet::new(),
+            agent: None,
+            ending: BTreeSet::new(),
         }
     }
 
@@ -103,12 +120,64 @@ impl NodeClaims {
         if let Some(why) = &self.unreadable {
             return Some(ClosedReason::Unreadable(Arc::clone(why)));
         }
-        self.unknown.first().cloned().map(ClosedReason::UnknownClaim)
+        if let Some(pod) = self.unknown.first() {
+            return Some(ClosedReason::UnknownClaim(pod.clone()));
+        }
+        let link = self.agent.as_ref()?;
+        match (link.state, link.report.phase) {
+            (LinkState::Away, _) => Some(ClosedReason::AgentAway),
+            (_, AgentPhase::Leaving) => Some(ClosedReason::AgentLeaving),
+            (_, AgentPhase::Starting) => Some(ClosedReason::AgentStarting),
+            (_, AgentPhase::Serving) => None,
+        }
+    }
+
+    /// The agent's stream.
+    pub(super) fn agent(&self) -> Option<&AgentLink> {
+        self.agent.as_ref()
+    }
+
+    /// The same, to change it.
+    pub(super) fn agent_mut(&mut self) -> Option<&mut AgentLink> {
+        self.agent.as_mut()
+    }
+
+    /// Sets the agent's stream.
+    pub(super) fn set_agent(&mut self, agent: Option<AgentLink>) {
+        self.agent = agent;
+    }
+
+    /// Pods that have ended and still hold their GPUs.
+    pub(super) fn ending(&self) -> impl Iterator<Item = &PodUid> {
+        self.ending.iter()
+    }
+
+    /// A pod has ended, and the agent sees processes of it.
+    pub(super) fn ends(&mut self, uid: &PodUid) {
+        self.ending.insert(uid.clone());
+    }
+
+    /// Takes over which claims have started, by the agent's report.
+    pub(super) fn take_started(&mut self) {
+        let Some(link) = &self.agent else { return };
+        let started: Vec<PodUid> = self
+            .ledger
+            .claims()
+            .filter(|(uid, claim)| claim.state != ClaimState::Started && link.has_started(uid))
+            .map(|(uid, _)| uid.clone())
+            .collect();
+        for uid in started {
+            self.ledger.has_started(&uid);
+        }
     }
 
     /// Whether nothing would be lost with it: no Node, no claim, no proposal.
     pub(super) fn is_empty(&self) -> bool {
-        self.uid.is_none() && self.ledger.is_empty() && self.proposals.is_empty() && self.unknown.is_empty()
+        self.uid.is_none()
+            && self.ledger.is_empty()
+            && self.proposals.is_empty()
+            && self.unknown.is_empty()
+            && self.agent.is_none()
     }
 
     /// Takes over the Node as it is now. A register that cannot be read leaves the devices as they were known last, so
@@ -156,11 +225,16 @@ impl NodeClaims {
     pub(super) fn gone(&mut self, uid: &ObjectUid) {
         if self.uid.as_ref() == Some(uid) {
             self.uid = None;
+            // A token for the Node that is gone is worth nothing any more.
+            self.agent = None;
         }
     }
 
     /// Takes over what a pod holds.
     pub(super) fn claim(&mut self, pod: &GpuPod, state: ClaimState, claim: &Claim) {
+        let started = self.agent.as_ref().is_some_and(|link| link.has_started(&pod.uid));
+        let state = if started { ClaimState::Started } else { state };
+        self.ending.remove(&pod.uid);
         let before = self.claimed_by(&pod.uid);
         self.ledger.set(pod, state, claim);
         self.refresh(before.into_iter().chain(claim.shares().map(|share| share.device.clone())));
@@ -169,6 +243,7 @@ impl NodeClaims {
     /// Releases what a pod holds.
     pub(super) fn release(&mut self, uid: &PodUid) {
         self.unknown.remove(uid);
+        self.ending.remove(uid);
         let before = self.claimed_by(uid);
         self.ledger.remove(uid);
         self.refresh(before);

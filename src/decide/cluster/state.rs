@@ -78,6 +78,8 @@ pub struct ClusterState {
     pub(super) order: BTreeSet<(Monotonic, PodUid)>,
     /// The epoch that this leader writes on its claims.
     pub(super) epoch: u64,
+    /// Nodes whose agents' streams were closed at this moment, and may be back soon.
+    pub(super) closing: HashMap<NodeName, Monotonic>,
 }
 
 impl ClusterState {
@@ -91,6 +93,7 @@ impl ClusterState {
             pending: HashMap::new(),
             order: BTreeSet::new(),
             epoch: 0,
+            closing: HashMap::new(),
         }
     }
 

@@ -3,6 +3,7 @@
 use super::convert;
 use super::eviction::Evictor;
 use super::leadership::Leadership;
+use super::live_callers::LiveCallers;
 use super::owner::ClusterOwner;
 use apiserver::ApiError;
 use apiserver::follow::FollowListener;
@@ -87,6 +88,7 @@ pub(super) struct PodFeed {
     pub(super) owner: Arc<ClusterOwner>,
     pub(super) leadership: Arc<Leadership>,
     pub(super) evictor: Arc<Evictor>,
+    pub(super) live: Arc<LiveCallers>,
     pub(super) health: Arc<WatchHealth>,
 }
 
@@ -94,6 +96,7 @@ pub(super) struct PodFeed {
 #[derive(Debug)]
 pub(super) struct NodeFeed {
     pub(super) owner: Arc<ClusterOwner>,
+    pub(super) live: Arc<LiveCallers>,
     pub(super) health: Arc<WatchHealth>,
 }
 
@@ -106,6 +109,7 @@ impl PodFeed {
         }
         self.owner.pod_is(pod);
         self.evictor.pod_is(pod);
+        self.live.pod_is(pod);
     }
 }
 
@@ -122,6 +126,7 @@ impl FollowListener<AllPods> for PodFeed {
                 Delta::Gone { before, .. } => {
                     self.owner.pod_gone(before.cgroup_uid());
                     self.evictor.pod_gone(&before.uid);
+                    self.live.pod_gone(&before.uid);
                 }
             }
         }
@@ -153,8 +158,14 @@ impl FollowListener<AllNodes> for NodeFeed {
     fn changed(&mut self, deltas: Vec<Delta<FollowedNode>>, _: Option<&Store<AllNodes>>) {
         for delta in &deltas {
             match delta {
-                Delta::Added(node) | Delta::Changed { after: node, .. } => self.owner.node_is(node),
-                Delta::Gone { before, .. } | Delta::LeftOut(before) => self.owner.node_gone(before),
+                Delta::Added(node) | Delta::Changed { after: node, .. } => {
+                    self.owner.node_is(node);
+                    self.live.node_is(node);
+                }
+                Delta::Gone { before, .. } | Delta::LeftOut(before) => {
+                    self.owner.node_gone(before);
+                    self.live.node_gone(before);
+                }
             }
         }
     }
