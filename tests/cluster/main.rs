@@ -65,6 +65,10 @@ mod quickstart;
 #[cfg(test)]
 mod topology;
 #[cfg(test)]
+mod placed;
+#[cfg(test)]
+mod extender;
+#[cfg(test)]
 mod hami;
 #[cfg(test)]
 mod registration;
