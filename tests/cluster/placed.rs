@@ -22,6 +22,13 @@ const COUNT: &str = "nvidia.com/gpu";
 const BINARY: &str = env!("CARGO_BIN_EXE_gpu-steward");
 const DAEMONSET: &str = "daemonset/gpu-steward-agent";
 const DEPLOYMENT: &str = "deployment/gpu-steward-extender";
+const VALUES: [&str; 5] = [
+    "extender.enabled=true",
+    "extender.scheduler.image=registry.local/kube-scheduler:test",
+    "image.repository=registry.local/gpu-steward",
+    "image.tag=test",
+    "agent.settings.gpus=simulated=H100:4",
+];
 
 /// A cluster of three nodes with four simulated GPUs each, which no other test uses.
 #[derive(Debug)]
@@ -45,19 +52,12 @@ impl Placed {
     pub(crate) fn up(name: &str) -> Placed {
         let cluster = Cluster::up(&ClusterOptions::usual());
         let (admin, space) = (cluster.admin(), cluster.namespace(name));
-        let values = [
-            "extender.enabled=true",
-            "extender.scheduler.image=registry.local/kube-scheduler:test",
-            "image.repository=registry.local/gpu-steward",
-            "image.tag=test",
-            "agent.settings.gpus=simulated=H100:4",
-        ];
-        chart::install(&cluster, &values);
+        chart::install(&cluster, &VALUES);
         let scheduler = cluster.program("kube-scheduler");
         cluster.image("registry.local/gpu-steward:test", BINARY, &[]);
         cluster.image("registry.local/kube-scheduler:test", scheduler.to_str().expect("a path in UTF-8"), &[]);
-        let templates = ["agent/daemonset", "extender/rbac", "extender/deployment"];
-        let _ = admin.apply(&chart::render(&cluster, &templates, &values)).ok();
+        let templates = ["agent/daemonset", "extender/rbac", "extender/authority", "extender/deployment"];
+        let _ = admin.apply(&chart::render(&cluster, &templates, &VALUES)).ok();
         let placed = Placed { space, admin, cluster };
         for workload in [DAEMONSET, DEPLOYMENT] {
             placed.rolled_out(workload);
@@ -76,6 +76,32 @@ impl Placed {
         let wait = ["rollout", "status", workload, "-n", NAMESPACE, "--timeout=120s"];
         let output = self.admin.run(&wait);
         assert!(output.success, "{}{}: {}", output.out, output.err, self.extender_log());
+    }
+
+    /// Lets the agents report to the extender, by the address of its pod: this cluster has no proxy for Services.
+    pub(crate) fn agents_report(&self) {
+        let reach = format!("agent.settings.extender-address={}:9443", self.extender_address().ip());
+        let values: Vec<&str> = VALUES.into_iter().chain([&*reach]).collect();
+        let _ = self.admin.apply(&chart::render(&self.cluster, &["agent/daemonset"], &values)).ok();
+        self.rolled_out(DAEMONSET);
+        let nodes = self.cluster.status().nodes.len();
+        eventually("a stream of each agent", SETTLED, || (self.streams() == Some(nodes)).then_some(()));
+    }
+
+    /// How many agents report to the extender.
+    pub(crate) fn streams(&self) -> Option<usize> {
+        let text = http::get(self.extender_address(), "/metrics").ok()?.text();
+        text.lines().find_map(|line| line.strip_prefix("gpu_steward_extender_streams ")?.parse().ok())
+    }
+
+    /// Replaces all agents, as an upgrade does, and waits until each new one reports.
+    pub(crate) fn replace_agents(&self) {
+        let _ = self.admin.run(&["rollout", "restart", DAEMONSET, "-n", NAMESPACE]).ok();
+        let wait = ["rollout", "status", DAEMONSET, "-n", NAMESPACE, "--timeout=400s"];
+        let output = self.admin.run(&wait);
+        assert!(output.success, "{}{}: {}", output.out, output.err, self.extender_log());
+        let nodes = self.cluster.status().nodes.len();
+        eventually("a stream of each agent", SETTLED, || (self.streams() == Some(nodes)).then_some(()));
     }
 
     /// The end of the log of the extender.
