@@ -14,17 +14,21 @@
 //! What must never happen here: claims of more than a GPU has, by decisions of one leader; a node that takes new
 //! claims while the claim of a pod on it cannot be read; work for all nodes because of one change.
 
+mod closed;
 mod node;
+mod rank;
+mod verdicts;
 mod state;
 mod pods;
-mod rank;
+mod closing;
 mod filter;
 mod bind;
 mod summary;
 
 pub use bind::{BindOrder, BindOutcome, BindRefusal};
-pub use filter::{FilterVerdict, RefusedNode};
-pub use node::{ClosedReason, NodeClaims, NodeFacts};
+pub use closed::{ClaimOrigin, ClosedReason, ClosingChange};
+pub use filter::{ExplainedScore, FilterVerdict, RefusedNode, Scoring};
+pub use node::{NodeClaims, NodeFacts};
 pub use pods::BoundPod;
 pub use state::{ClusterRules, ClusterState, DEFAULT_SCORE_STEP, MAX_PENDING, NodeChoice};
 pub use summary::RefusalSummary;

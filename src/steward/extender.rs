@@ -13,6 +13,8 @@ mod convert;
 mod owner;
 mod leadership;
 mod events;
+mod closings;
+mod explain;
 mod decisions;
 mod measures;
 mod eviction;
@@ -37,7 +39,7 @@ use apiserver::writes::ApiServer;
 use apiserver::{ApiConnection, connect};
 use binder::Binder;
 use decide::election::Elector;
-use effects::server::{HttpServer, bind};
+use effects::server::{ConnectionCounts, HttpServer, bind};
 use eviction::Evictor;
 use follow::{NodeFeed, PodFeed, WatchHealth};
 use leadership::Leadership;
@@ -194,9 +196,15 @@ impl Extender {
             owner: Arc::clone(&self.owner),
             leadership: Arc::clone(&self.leadership),
             evictor: Arc::clone(&self.evictor),
+            events: Arc::clone(&self.verbs.events),
             health: Arc::clone(&self.watches[0]),
         };
-        let node_feed = NodeFeed { owner: Arc::clone(&self.owner), health: Arc::clone(&self.watches[1]) };
+        let node_feed = NodeFeed {
+            owner: Arc::clone(&self.owner),
+            leadership: Arc::clone(&self.leadership),
+            events: Arc::clone(&self.verbs.events),
+            health: Arc::clone(&self.watches[1]),
+        };
         self.follow("pods", AllPods, (pod_feed, pods));
         self.follow("nodes", AllNodes, (node_feed, nodes));
         let (leadership, stop) = (Arc::clone(&self.leadership), self.lifecycle.stop());
@@ -224,13 +232,15 @@ impl Extender {
     /// Serves the port. It drains first: its questions, then the orders under way, and the Lease is released last.
     fn serve(&mut self, listener: TcpListener) {
         let [closing, closed] = [CancellationToken::new(), CancellationToken::new()];
+        let counts = Arc::<ConnectionCounts>::default();
         let application = ExtenderPort::new(
             Arc::clone(&self.verbs),
             Arc::clone(&self.leadership),
             Arc::clone(&self.measures),
             self.watches.clone(),
+            Arc::clone(&counts),
         );
-        let server = HttpServer { application, limits: port::CONNECTIONS, certificates: None, counts: Arc::default() };
+        let server = HttpServer { application, limits: port::CONNECTIONS, certificates: None, counts };
         let (binder, stop) = (Arc::clone(&self.binder), self.lifecycle.stop());
         let (until, ended) = (closing.clone(), closed.clone());
         self.lifecycle.must_not_end("port", async move {

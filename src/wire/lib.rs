@@ -37,6 +37,7 @@ pub mod node_lock;
 pub mod bind;
 pub mod lease;
 pub mod claim;
+pub mod claim_version;
 pub mod resource;
 pub mod gpu_pod;
 pub mod placement;

@@ -1,5 +1,6 @@
 //! One node of the cluster: its GPUs, the claims on them, and whether it takes new ones.
 
+use super::closed::{ClosedReason, Doubts};
 use crate::ledger::{ClaimState, DeviceDemand, Ledger, demand_of};
 use crate::placement::{Capacity, DeviceFitness, DeviceKind, PlacementDevice, PlacementNode};
 use model::claim::Claim;
@@ -7,7 +8,6 @@ use model::gpu_pod::GpuPod;
 use model::id::{GpuUuid, NodeName, ObjectUid, PodUid};
 use model::registered::RegisteredGpu;
 use std::collections::{BTreeMap, BTreeSet};
-use std::fmt;
 use std::sync::Arc;
 
 /// A Node, as the scheduler reads it.
@@ -25,27 +25,13 @@ pub struct NodeFacts {
     pub links: BTreeMap<(GpuUuid, GpuUuid), u32>,
 }
 
-/// Why a node takes no new claims.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum ClosedReason {
-    /// The Node is not at the API server, but pods on it still have claims.
-    Gone,
-    /// The register cannot be read.
-    Unreadable(Arc<str>),
-    /// A pod on the node holds GPUs, and its claim cannot be read.
-    UnknownClaim(PodUid),
-}
-
-impl fmt::Display for ClosedReason {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            ClosedReason::Gone => f.write_str("the Node is gone and pods on it still have claims"),
-            ClosedReason::Unreadable(why) => write!(f, "the register of the node cannot be read: {why}"),
-            ClosedReason::UnknownClaim(pod) => {
-                write!(f, "the pod {pod} on this node holds GPUs, and which ones is not known")
-            }
-        }
-    }
+/// Tells a node from all others, also from an earlier one of its name or place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct NodeIdentity {
+    /// Never used twice.
+    pub(super) number: u64,
+    /// Its place in lists with an entry for each node that is known.
+    pub(super) place: usize,
 }
 
 /// One node of the cluster.
@@ -59,12 +45,16 @@ pub struct NodeClaims {
     ledger: Ledger,
     /// What the filter expects to come: the demand of each pod by device.
     proposals: BTreeMap<PodUid, Vec<(GpuUuid, DeviceDemand)>>,
-    /// Pods that hold GPUs of this node and whose claim cannot be read.
-    unknown: BTreeSet<PodUid>,
+    /// What of its pods is not known.
+    doubts: Doubts,
+    /// Which one of all nodes that were ever known it is, and its place among those that are known now.
+    identity: NodeIdentity,
+    /// Number of changes of anything that a verdict about it depends on.
+    changes: u64,
 }
 
 impl NodeClaims {
-    pub(super) fn named(name: NodeName) -> NodeClaims {
+    pub(super) fn named(name: NodeName, identity: NodeIdentity) -> NodeClaims {
         NodeClaims {
             name,
             uid: None,
@@ -72,7 +62,9 @@ impl NodeClaims {
             devices: PlacementNode::default(),
             ledger: Ledger::default(),
             proposals: BTreeMap::new(),
-            unknown: BTreeSet::new(),
+            doubts: Doubts::default(),
+            identity,
+            changes: 0,
         }
     }
 
@@ -80,6 +72,12 @@ impl NodeClaims {
     #[must_use]
     pub fn name(&self) -> &NodeName {
         &self.name
+    }
+
+    /// The UID of its Node; `None` while only pods name it.
+    #[must_use]
+    pub fn uid(&self) -> Option<&ObjectUid> {
+        self.uid.as_ref()
     }
 
     /// The devices with what is claimed of them.
@@ -94,6 +92,27 @@ impl NodeClaims {
         &self.ledger
     }
 
+    /// Its identity.
+    pub(super) fn identity(&self) -> NodeIdentity {
+        self.identity
+    }
+
+    /// What a verdict about the node is valid for: its number, and how often it has changed.
+    pub(super) fn version(&self) -> (u64, u64) {
+        (self.identity.number, self.changes)
+    }
+
+    /// What of its pods is not known, to change it.
+    pub(super) fn doubts_mut(&mut self) -> &mut Doubts {
+        self.changes += 1;
+        &mut self.doubts
+    }
+
+    /// What was told last of the node, to change it: no verdict depends on that.
+    pub(super) fn told_mut(&mut self) -> &mut Option<ClosedReason> {
+        &mut self.doubts.told
+    }
+
     /// Why the node takes no new claims, if it takes none.
     #[must_use]
     pub fn closed(&self) -> Option<ClosedReason> {
@@ -103,17 +122,18 @@ impl NodeClaims {
         if let Some(why) = &self.unreadable {
             return Some(ClosedReason::Unreadable(Arc::clone(why)));
         }
-        self.unknown.first().cloned().map(ClosedReason::UnknownClaim)
+        self.doubts.first()
     }
 
     /// Whether nothing would be lost with it: no Node, no claim, no proposal.
     pub(super) fn is_empty(&self) -> bool {
-        self.uid.is_none() && self.ledger.is_empty() && self.proposals.is_empty() && self.unknown.is_empty()
+        self.uid.is_none() && self.ledger.is_empty() && self.proposals.is_empty() && self.doubts.is_empty()
     }
 
     /// Takes over the Node as it is now. A register that cannot be read leaves the devices as they were known last, so
     /// that the claims on them stay visible, and closes the node.
     pub(super) fn is(&mut self, facts: &NodeFacts, kinds: &mut dyn FnMut(&RegisteredGpu) -> Arc<DeviceKind>) {
+        self.changes += 1;
         self.uid = Some(facts.uid.clone());
         let register = match &facts.register {
             Ok(register) => register,
@@ -152,15 +172,23 @@ impl NodeClaims {
         }
     }
 
+    /// The newest version of the Node cannot be read. Its devices stay as they were known last.
+    pub(super) fn is_unreadable(&mut self, why: &Arc<str>) {
+        self.changes += 1;
+        self.unreadable = Some(Arc::clone(why));
+    }
+
     /// The Node of this UID is gone from the API server.
     pub(super) fn gone(&mut self, uid: &ObjectUid) {
         if self.uid.as_ref() == Some(uid) {
+            self.changes += 1;
             self.uid = None;
         }
     }
 
     /// Takes over what a pod holds.
     pub(super) fn claim(&mut self, pod: &GpuPod, state: ClaimState, claim: &Claim) {
+        self.changes += 1;
         let before = self.claimed_by(&pod.uid);
         self.ledger.set(pod, state, claim);
         self.refresh(before.into_iter().chain(claim.shares().map(|share| share.device.clone())));
@@ -168,7 +196,9 @@ impl NodeClaims {
 
     /// Releases what a pod holds.
     pub(super) fn release(&mut self, uid: &PodUid) {
-        self.unknown.remove(uid);
+        let doubts = self.doubts_mut();
+        doubts.unknown.remove(uid);
+        doubts.origin_is(uid, None);
         let before = self.claimed_by(uid);
         self.ledger.remove(uid);
         self.refresh(before);
@@ -176,12 +206,12 @@ impl NodeClaims {
 
     /// A pod holds GPUs of this node and which ones is not known.
     pub(super) fn claim_is_unknown(&mut self, uid: &PodUid) {
-        self.unknown.insert(uid.clone());
+        self.doubts_mut().unknown.insert(uid.clone());
     }
 
     /// The claim of this pod is known, or the pod has none.
     pub(super) fn claim_is_known(&mut self, uid: &PodUid) {
-        self.unknown.remove(uid);
+        self.doubts_mut().unknown.remove(uid);
     }
 
     /// Adds a proposal for a pod.
@@ -189,6 +219,7 @@ impl NodeClaims {
         self.withdraw(&pod.uid);
         let devices: BTreeSet<&GpuUuid> = claim.shares().map(|share| &share.device).collect();
         let demands = devices.into_iter().map(|device| (device.clone(), demand_of(pod, claim, device))).collect();
+        self.changes += 1;
         self.proposals.insert(pod.uid.clone(), demands);
         self.add_proposed(&pod.uid);
     }
@@ -206,6 +237,7 @@ impl NodeClaims {
     /// Takes a proposal back, and returns it for [`NodeClaims::lower`].
     pub(super) fn lift(&mut self, uid: &PodUid) -> Option<Vec<(GpuUuid, DeviceDemand)>> {
         let demands = self.proposals.remove(uid)?;
+        self.changes += 1;
         for (device, _) in &demands {
             let rest = self.proposals.values().flatten().filter(|(other, _)| other == device);
             let sum = rest.fold(DeviceDemand::default(), |mut sum, (_, demand)| {
@@ -221,6 +253,7 @@ impl NodeClaims {
 
     /// Puts a proposal back.
     pub(super) fn lower(&mut self, uid: &PodUid, demands: Vec<(GpuUuid, DeviceDemand)>) {
+        self.changes += 1;
         self.proposals.insert(uid.clone(), demands);
         self.add_proposed(uid);
     }

@@ -13,7 +13,7 @@ use super::verbs::Verbs;
 use effects::caller::{Access, AllowedHosts, Condition, Ends};
 use effects::exposition::ExpositionFormat;
 use effects::server::body::{self, BodyLimits};
-use effects::server::{ConnectionLimits, HttpApplication};
+use effects::server::{ConnectionCounts, ConnectionLimits, HttpApplication};
 use http_body_util::Full;
 use hyper::body::{Bytes, Incoming};
 use hyper::header::{self, HeaderMap, HeaderValue};
@@ -47,6 +47,7 @@ pub(super) struct ExtenderPort {
     leadership: Arc<Leadership>,
     measures: Arc<Measures>,
     watches: [Arc<WatchHealth>; 2],
+    connections: Arc<ConnectionCounts>,
     open: Access,
     here: Access,
 }
@@ -59,18 +60,21 @@ impl ExtenderPort {
         leadership: Arc<Leadership>,
         measures: Arc<Measures>,
         watches: [Arc<WatchHealth>; 2],
+        connections: Arc<ConnectionCounts>,
     ) -> ExtenderPort {
         let here = Access::Callers(AllowedHosts::default(), Condition::OnThisMachine(HERE));
-        ExtenderPort { verbs, leadership, measures, watches, open: Access::Everyone, here }
+        ExtenderPort { verbs, leadership, measures, watches, connections, open: Access::Everyone, here }
     }
 
     async fn verb(&self, verb: Verb, request: Request<Incoming>) -> Answer {
         let begun = Instant::now();
         if request.method() != Method::POST {
+            self.measures.unanswered(verb);
             return text(StatusCode::METHOD_NOT_ALLOWED, format!("{} is asked with POST.", request.uri().path()));
         }
         let content = request.headers().get(header::CONTENT_TYPE).and_then(|content| content.to_str().ok());
         if !content.is_some_and(is_json) {
+            self.measures.unanswered(verb);
             let content = content.unwrap_or("none");
             return text(
                 StatusCode::UNSUPPORTED_MEDIA_TYPE,
@@ -148,6 +152,7 @@ impl ExtenderPort {
             cluster: self.verbs.owner.counts(),
             measured: self.measures.counts(),
             watches: &self.watches,
+            connections: &self.connections,
             events_dropped: self.verbs.events.dropped(),
         };
         let format = format(headers);
