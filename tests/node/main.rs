@@ -57,3 +57,5 @@ mod pods;
 mod sharing;
 #[cfg(test)]
 mod extender;
+#[cfg(test)]
+mod streams;
