@@ -46,8 +46,10 @@ pub trait FollowListener<K: Followed>: Send {
     fn received(&mut self);
     /// Something has changed, at most once in 20 ms; `held` is given if it may be the objects.
     fn changed(&mut self, deltas: Vec<Delta<K::Object>>, held: Option<&Store<K>>);
-    /// An object cannot be read.
+    /// The newest version of an object cannot be read.
     fn unreadable(&mut self, bad: &UnreadableObject<K::Uid>);
+    /// An object that could not be read is gone, by evidence, or can be read again.
+    fn settled(&mut self, _uid: &K::Uid) {}
     /// A list or watch failed. Returns the pause before the next one.
     fn failed(&mut self, why: &ApiError) -> Duration;
     /// The watch works, maybe after failures.
@@ -211,11 +213,11 @@ impl<K: Followed, L: FollowListener<K>> Follower<K, L> {
         }
         let answer = if age == ReadAge::Newest { Answer::FromEtcd } else { Answer::MayLag };
         let Listed { bad, missing } = self.store.listed(objects, answer);
-        bad.iter().for_each(|bad| self.listener.unreadable(bad));
         self.not_shown(&missing);
         self.received();
         self.unreported.objects = true;
         self.report();
+        bad.iter().for_each(|bad| self.listener.unreadable(bad));
         self.listener.listed(begun);
         self.position.seen = Some(version.clone());
         Ok(version)
@@ -294,7 +296,11 @@ impl<K: Followed, L: FollowListener<K>> Follower<K, L> {
         }
         match self.store.apply_event(event, version) {
             EventOutcome::Taken => {}
-            EventOutcome::Bad(bad) => self.listener.unreadable(&bad),
+            EventOutcome::Bad(bad) => {
+                // Older versions of the object must not be reported after it.
+                self.report();
+                self.listener.unreadable(&bad);
+            }
             EventOutcome::Doubtful(uid) => self.absences.missing(&uid, Instant::now()),
         }
         if self.store.waiting() >= MAX_DELTAS {
@@ -375,7 +381,9 @@ impl<K: Followed, L: FollowListener<K>> Follower<K, L> {
     fn report(&mut self) {
         let deltas = self.store.take_deltas();
         let objects = std::mem::take(&mut self.unreported.objects);
+        let settled = self.store.take_settled();
         self.listener.changed(deltas, objects.then_some(&self.store));
+        settled.iter().for_each(|uid| self.listener.settled(uid));
         self.unreported.since = None;
     }
 }

@@ -5,11 +5,13 @@ use crate::error::ApiError;
 use crate::resource::ApiResource;
 use model::followed_node::{FollowedNode, MAX_CLUSTER_NODES};
 use model::id::{NodeName, ObjectUid, PodUid};
-use model::pod::{LabelKeys, MAX_CLUSTER_PODS, MAX_POD_OBJECTS, Pod};
+use model::pod::{ContainerState, LabelKeys, MAX_CLUSTER_PODS, MAX_POD_OBJECTS, Pod};
 use model::time::{Arrival, WallTime};
 use std::fmt::Debug;
 use std::future::Future;
 use std::hash::Hash;
+use std::sync::{Arc, LazyLock};
+use wire::annotation_keys::{ALLOCATED, ASSIGNED_NODE, ASSIGNED_TIME, CLAIM_VERSION, EPOCH, EVICT, PLACED_BY};
 use wire::watch::{NodePods, WatchedKind};
 
 /// A kind of objects that a follower can follow.
@@ -49,6 +51,27 @@ pub trait Followed:
 pub struct PodsOfNode {
     node: NodeName,
     pods: NodePods,
+}
+
+/// The annotations that are kept of all pods of the cluster.
+const OF_CLAIMS: [&str; 7] = [ALLOCATED, ASSIGNED_NODE, ASSIGNED_TIME, EPOCH, CLAIM_VERSION, PLACED_BY, EVICT];
+/// The usual names of resources of GPUs. Other names cost each pod its own copy.
+const RESOURCES: [&str; 5] = [
+    "nvidia.com/gpu",
+    "nvidia.com/gpumem",
+    "nvidia.com/gpumem-percentage",
+    "nvidia.com/gpucores",
+    "nvidia.com/priority",
+];
+/// One copy of each of these names for all pods: 300,000 pods with copies of their own would have 100 MiB of them.
+static NAMES: LazyLock<Vec<Arc<str>>> =
+    LazyLock::new(|| OF_CLAIMS.iter().chain(&RESOURCES).map(|name| Arc::from(*name)).collect());
+
+/// Replaces a name by the copy that all pods share, if there is one.
+fn share(name: &mut Arc<str>) {
+    if let Some(shared) = NAMES.iter().find(|shared| *shared == name) {
+        *name = Arc::clone(shared);
+    }
 }
 
 /// All pods of the cluster, with what a scheduler needs of them.
@@ -95,9 +118,17 @@ impl WatchedKind for AllPods {
         // What only the agent of its node uses.
         for container in &mut pod.containers {
             container.image = None;
-            container.id = None;
+            // Between two starts the id says that the container has run.
+            if container.id.take().is_some() && container.state == ContainerState::Waiting {
+                container.state = ContainerState::Terminated;
+            }
+            container.limits.iter_mut().for_each(|(name, _)| share(name));
+            container.limits.shrink_to_fit();
         }
         pod.containers.shrink_to_fit();
+        // What a pod asks is in the call of kube-scheduler; of a pod that is bound only its claim counts.
+        pod.annotations.retain(|(key, _)| OF_CLAIMS.contains(&&**key));
+        pod.annotations.iter_mut().for_each(|(key, _)| share(key));
         pod.annotations.shrink_to_fit();
         Ok(pod)
     }

@@ -64,6 +64,8 @@ pub struct Store<K: Followed> {
     held: BTreeMap<K::Uid, Arc<K::Object>>,
     /// Objects whose newest version could not be read; bounded like `held`.
     unreadable: BTreeSet<K::Uid>,
+    /// Those that were among them, and are gone or can be read again, since they were last taken.
+    settled: Vec<K::Uid>,
     left_out: u32,
     /// The number of the object that came last.
     last: u64,
@@ -102,7 +104,14 @@ pub(crate) enum EventOutcome<K: Followed> {
 
 impl<K: Followed> Default for Store<K> {
     fn default() -> Self {
-        Store { held: BTreeMap::new(), unreadable: BTreeSet::new(), left_out: 0, last: 0, deltas: Vec::new() }
+        Store {
+            held: BTreeMap::new(),
+            unreadable: BTreeSet::new(),
+            settled: Vec::new(),
+            left_out: 0,
+            last: 0,
+            deltas: Vec::new(),
+        }
     }
 }
 
@@ -132,7 +141,9 @@ impl<K: Followed> Store<K> {
 
     /// Takes in a whole list.
     pub(crate) fn listed(&mut self, mut objects: Vec<ReadObject<K>>, answer: Answer) -> Listed<K> {
-        self.unreadable.clear();
+        let before = std::mem::take(&mut self.unreadable);
+        // A list from etcd that has a place for every object shows all that exist.
+        let whole = answer == Answer::FromEtcd && objects.len() <= K::MOST;
         self.left_out = 0;
         let mut bad = Vec::new();
         let mut shown = BTreeSet::new();
@@ -149,6 +160,17 @@ impl<K: Followed> Store<K> {
                     self.mark_unreadable(&why);
                     bad.push(why);
                 }
+            }
+        }
+        for uid in before {
+            if self.unreadable.contains(&uid) {
+                continue;
+            }
+            let gone = whole && !self.held.contains_key(&uid);
+            if shown.contains(&uid) || gone || answer == Answer::MayLag {
+                self.settled.push(uid);
+            } else {
+                self.unreadable.insert(uid);
             }
         }
         let missing = self.held.keys().filter(|uid| !shown.contains(*uid)).cloned().collect();
@@ -171,7 +193,7 @@ impl<K: Followed> Store<K> {
             },
             WatchEvent::Deleted(Some(uid)) => match self.held.get(&uid) {
                 None => {
-                    self.unreadable.remove(&uid);
+                    self.settle(&uid);
                     self.left_out = self.left_out.saturating_sub(1);
                 }
                 Some(held) if version.zip(K::version_of(held)).is_some_and(|(event, held)| event <= held) => {
@@ -186,7 +208,7 @@ impl<K: Followed> Store<K> {
 
     /// Removes an object that does not exist any more.
     pub(crate) fn gone(&mut self, uid: &K::Uid, evidence: GoneEvidence) {
-        self.unreadable.remove(uid);
+        self.settle(uid);
         self.deltas.extend(self.held.remove(uid).map(|before| Delta::Gone { before, evidence }));
     }
 
@@ -200,6 +222,15 @@ impl<K: Followed> Store<K> {
         std::mem::take(&mut self.deltas)
     }
 
+    /// The objects that could not be read, and are gone or can be read again, since this was last called.
+    pub(crate) fn take_settled(&mut self) -> Vec<K::Uid> {
+        std::mem::take(&mut self.settled)
+    }
+
+    fn settle(&mut self, uid: &K::Uid) {
+        self.settled.extend(self.unreadable.take(uid));
+    }
+
     /// Takes in the version of an object; an object that is held already keeps its place in the order.
     pub(crate) fn keep(&mut self, mut object: K::Object, answer: Answer) {
         let uid = K::uid_of(&object).clone();
@@ -210,7 +241,7 @@ impl<K: Followed> Store<K> {
                 return;
             }
         }
-        self.unreadable.remove(&uid);
+        self.settle(&uid);
         if held.is_none() && !self.make_place(&object) {
             return;
         }
@@ -271,6 +302,7 @@ fn by_age<K: Followed>(object: &ReadObject<K>) -> ByAge<'_, K::Uid> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::kind::AllPods;
     use model::id::PodUid;
     use model::pod::{MAX_POD_OBJECTS, Pod};
 
@@ -307,7 +339,7 @@ mod tests {
 
     fn unreadable(number: usize) -> ReadPod {
         let why = wire::pod::decode(b"{}").unwrap_err().to_string();
-        Err(UnreadableObject { kind: "pod", uid: Some(uid(number)), name: None, why })
+        Err(UnreadableObject { kind: "pod", uid: Some(uid(number)), name: None, node: None, why })
     }
 
     fn names(store: &Pods) -> Vec<String> {
@@ -372,6 +404,31 @@ mod tests {
         applied(&mut store, pod(1, "Running"));
         deleted(&mut store, 2, None);
         assert_eq!((names(&store).len(), store.list().unreadable), (1, 0));
+    }
+
+    #[test]
+    fn an_unreadable_object_is_settled_once_it_can_be_read_or_is_gone() {
+        let mut store = Store::<AllPods>::default();
+        let list = |store: &mut Store<AllPods>, pods| drop(store.listed(pods, Answer::FromEtcd));
+        list(&mut store, vec![pod(1, "Running"), unreadable(2), unreadable(3), unreadable(4)]);
+        assert_eq!((store.unreadable(), store.take_settled()), (3, vec![]));
+        // One can be read, one is deleted, one is in no list any more.
+        store.apply_event(WatchEvent::Applied(Box::new(pod(2, "Running"))), None);
+        store.apply_event(WatchEvent::Deleted(Some(uid(3))), None);
+        assert_eq!(store.take_settled(), [uid(2), uid(3)]);
+        list(&mut store, vec![pod(1, "Running"), pod(2, "Running")]);
+        assert_eq!((store.take_settled(), store.unreadable()), (vec![uid(4)], 0));
+        // One that is held is gone only by the evidence for that.
+        store.apply_event(WatchEvent::Applied(Box::new(unreadable(1))), None);
+        list(&mut store, vec![pod(2, "Running")]);
+        assert_eq!((store.take_settled(), store.unreadable()), (vec![], 1));
+        store.gone(&uid(1), GoneEvidence::NotFound);
+        assert_eq!((store.take_settled(), store.unreadable()), (vec![uid(1)], 0));
+        // The same version again is no change, and still says that it can be read.
+        store.apply_event(WatchEvent::Applied(Box::new(unreadable(2))), None);
+        store.take_deltas();
+        list(&mut store, vec![pod(2, "Running")]);
+        assert_eq!((store.take_settled(), store.take_deltas().len()), (vec![uid(2)], 0));
     }
 
     #[test]

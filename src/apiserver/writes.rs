@@ -198,7 +198,15 @@ impl ApiServer {
     /// # Errors
     /// [`ApiError`].
     pub async fn node_event(&self, uid: &str, event: &ObjectEvent) -> Result<(), ApiError> {
-        let node = self.node.as_str();
+        self.event_of_node(uid, &self.node, event).await
+    }
+
+    /// Writes an event about any Node, whose UID at the API server is `uid`.
+    ///
+    /// # Errors
+    /// [`ApiError`].
+    pub async fn event_of_node(&self, uid: &str, node: &NodeName, event: &ObjectEvent) -> Result<(), ApiError> {
+        let node = node.as_str();
         let regarding = json!({ "apiVersion": "v1", "kind": "Node", "name": node, "uid": uid });
         self.event(("default", node), regarding, event, format!("event {} of node {node}", event.reason)).await
     }

@@ -15,11 +15,14 @@
 //! What must never happen here: claims of more than a GPU has, by decisions of one leader; a node that takes new
 //! claims while the claim of a pod on it cannot be read; work for all nodes because of one change.
 
+mod closed;
 mod agent_link;
 mod node;
+mod rank;
+mod verdicts;
 mod state;
 mod pods;
-mod rank;
+mod closing;
 mod filter;
 mod bind;
 mod agents;
@@ -28,8 +31,9 @@ mod summary;
 pub use agent_link::StreamId;
 pub use agents::{ReportRefusal, STREAM_BACK_WITHIN};
 pub use bind::{BindOrder, BindOutcome, BindRefusal};
-pub use filter::{FilterVerdict, RefusedNode};
-pub use node::{ClosedReason, NodeClaims, NodeFacts};
+pub use closed::{ClaimOrigin, ClosedReason, ClosingChange};
+pub use filter::{ExplainedScore, FilterVerdict, RefusedNode, Scoring};
+pub use node::{NodeClaims, NodeFacts};
 pub use pods::BoundPod;
 pub use state::{ClusterRules, ClusterState, DEFAULT_SCORE_STEP, MAX_PENDING, NodeChoice};
 pub use summary::RefusalSummary;

@@ -25,7 +25,7 @@ pub use device::{DeviceFitness, DeviceKind, PlacementDevice, PlacementNode};
 pub use fit::place;
 pub use reason::{NearestMiss, NodeRefusal, RefusalReason};
 pub use rules::{CountedClaims, Placement, PlacementRules};
-pub use score::{Capacity, Fill, FillTerms};
+pub use score::{Capacity, Fill, FillTerms, ScoreTerm};
 
 #[cfg(test)]
 pub(crate) mod tests;

@@ -20,6 +20,8 @@ mod agent_streams;
 mod authority_keeper;
 mod proxy;
 mod events;
+mod closings;
+mod explain;
 mod decisions;
 mod measures;
 mod eviction;
@@ -46,7 +48,7 @@ use apiserver::writes::ApiServer;
 use apiserver::{ApiConnection, connect};
 use binder::Binder;
 use decide::election::Elector;
-use effects::server::{HttpServer, bind};
+use effects::server::{ConnectionCounts, HttpServer, bind};
 use eviction::Evictor;
 use follow::{NodeFeed, PodFeed, WatchHealth};
 use leadership::Leadership;
@@ -217,11 +219,14 @@ impl Extender {
             owner: Arc::clone(&self.owner),
             leadership: Arc::clone(&self.leadership),
             evictor: Arc::clone(&self.evictor),
+            events: Arc::clone(&self.verbs.events),
             live: Arc::clone(&self.live),
             health: Arc::clone(&self.watches[0]),
         };
         let node_feed = NodeFeed {
             owner: Arc::clone(&self.owner),
+            leadership: Arc::clone(&self.leadership),
+            events: Arc::clone(&self.verbs.events),
             live: Arc::clone(&self.live),
             health: Arc::clone(&self.watches[1]),
         };
@@ -252,11 +257,13 @@ impl Extender {
     /// Serves the ports. They drain first: their questions, then the orders under way, and the Lease is released last.
     fn serve(&mut self, listener: TcpListener, opened: Option<streams::OpenedStreams>) {
         let [closing, closed] = [CancellationToken::new(), CancellationToken::new()];
+        let counts = Arc::<ConnectionCounts>::default();
         let mut application = ExtenderPort::new(
             Arc::clone(&self.verbs),
             Arc::clone(&self.leadership),
             Arc::clone(&self.measures),
             self.watches.clone(),
+            Arc::clone(&counts),
         );
         let streams = opened.map(|opened| {
             let parts = (Arc::clone(&self.owner), Arc::clone(&self.leadership), Arc::clone(&self.live));
@@ -271,7 +278,7 @@ impl Extender {
             self.lifecycle.must_run("token keys", Arc::clone(&streams.callers).keep_fresh(stop.clone()));
             self.lifecycle.must_not_end("streams", streams.run(Arc::clone(&application), stop));
         }
-        let server = HttpServer { application, limits: port::CONNECTIONS, certificates: None, counts: Arc::default() };
+        let server = HttpServer { application, limits: port::CONNECTIONS, certificates: None, counts };
         let (binder, stop) = (Arc::clone(&self.binder), self.lifecycle.stop());
         let (until, ended) = (closing.clone(), closed.clone());
         self.lifecycle.must_not_end("port", async move {

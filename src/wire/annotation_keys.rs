@@ -63,6 +63,8 @@ pub const PLACED_BY: &str = "gpu-steward.io/placed-by";
 pub const PLACED_BY_AGENT: &str = "agent";
 /// Pod and Node: the leader of gpu-steward's schedulers that wrote the annotations.
 pub const EPOCH: &str = "gpu-steward.io/epoch";
+/// Pod: the version of the format of its claim ([`crate::claim_version`]).
+pub const CLAIM_VERSION: &str = "gpu-steward.io/claim-version";
 /// Lease: address and port where the leader serves agents and the other extenders.
 pub const LEADER_ADDRESS: &str = "gpu-steward.io/address";
 
@@ -73,7 +75,7 @@ pub const GUARD_CHECK_KEYS: &str = "gpu-steward.io/guard-check-keys";
 
 /// Annotations of pods that users must not write. The admission policies guard them, and the pod decoder keeps them
 /// before all other annotations.
-pub const SYSTEM_OWNED: [&str; 10] = [
+pub const SYSTEM_OWNED: [&str; 11] = [
     ASSIGNED_NODE,
     ASSIGNED_TIME,
     TO_ALLOCATE,
@@ -82,6 +84,7 @@ pub const SYSTEM_OWNED: [&str; 10] = [
     BIND_TIME,
     BIND_PHASE,
     EPOCH,
+    CLAIM_VERSION,
     PLACED_BY,
     EVICT,
 ];

@@ -1,11 +1,13 @@
-//! Tests the decoders with texts that HAMi's programs wrote, and with one case of every form (`tests/golden/hami`).
+//! Tests the decoders with texts that HAMi's programs wrote, and with one case of every form (`tests/golden/hami`). Reads
+//! the claims of each version of their format (`tests/golden/claims`).
 
 use crate::annotation_keys;
 use crate::extender::{self, CandidateNodes, FailedNode};
 use crate::handshake::Handshake;
 use crate::resource::{RequestRules, ResourceAmounts, request};
-use crate::{bind, claim, handshake, node_lock, register, timestamp};
-use model::claim::{Claim, DeviceShare};
+use crate::{bind, claim, claim_version, gpu_pod, handshake, node_lock, pod, register, timestamp};
+use model::claim::{Claim, DeviceShare, PodClaim};
+use model::id::NodeName;
 use model::request::{GpuRequest, MemoryRequest};
 use model::time::WallTime;
 use model::unit::Mib;
@@ -14,6 +16,8 @@ use serde_json::{Value, json};
 const SCHEDULER: &str = include_str!("../../tests/golden/hami/scheduler.json");
 const PLUGIN: &str = include_str!("../../tests/golden/hami/plugin.json");
 const CALLS: &str = include_str!("../../tests/golden/hami/extender.json");
+const CLAIM_0: &str = include_str!("../../tests/golden/claims/version-0.json");
+const CLAIM_1: &str = include_str!("../../tests/golden/claims/version-1.json");
 const FORMATS: &str = include_str!("../../tests/golden/hami/formats.json");
 /// Memory of the GPUs in the recording.
 const MEMORY_OF_A100: Mib = Mib(81_920);
@@ -254,5 +258,59 @@ fn every_form_of_device_string_and_request_is_read() {
             json!({"count": count, "percent": percent, "mib": mib, "cores": cores})
         };
         check(case, found.map(to_json).map_err(|error| error.to_string()));
+    }
+}
+
+/// The pod of `tests/golden/claims`, with the annotations of one version, as this program reads it.
+fn claim_of_version(annotations: &Value) -> PodClaim {
+    let one = json!({ "nvidia.com/gpu": "1", "nvidia.com/gpumem": "3000", "nvidia.com/gpucores": "30" });
+    let two = json!({ "nvidia.com/gpu": "2" });
+    let container = |name: &str, limits: Value| json!({ "name": name, "resources": { "limits": limits } });
+    let text = json!({
+        "metadata": { "name": "train", "namespace": "ml", "uid": "1".repeat(32), "annotations": annotations },
+        "spec": {
+            "nodeName": "node-1", "initContainers": [container("warm", json!({}))],
+            "containers": [container("main", one), container("other", two)],
+        },
+    });
+    let pod = pod::decode(text.to_string().as_bytes()).unwrap();
+    gpu_pod::of(&pod, &RequestRules::default(), &NodeName::parse("node-1").unwrap()).unwrap().claim
+}
+
+#[test]
+fn the_versions_of_a_claim_read_each_other() {
+    let versions = [CLAIM_0, CLAIM_1].map(|text| serde_json::from_str::<Value>(text).unwrap());
+    let read: Vec<PodClaim> = versions.iter().map(claim_of_version).collect();
+    let PodClaim::Given(claim) = &read[0] else { panic!("{:?}", read[0]) };
+    let shapes: Vec<usize> = claim.iter().map(Vec::len).collect();
+    assert_eq!((shapes, &read[0]), (vec![0, 1, 2], &read[1]), "this program reads both");
+    // A reader of version 0 has no such check, and sees the other annotations of version 1: those of version 0.
+    let mut seen = versions[1].clone();
+    let version = seen.as_object_mut().unwrap().remove(annotation_keys::CLAIM_VERSION).unwrap();
+    assert_eq!((&seen, &version), (&versions[0], &json!(claim_version::encode())));
+    for known in 0..=claim_version::WRITTEN + 1 {
+        assert_eq!(claim_version::check(version.as_str().unwrap(), known), Ok(()), "a reader of version {known}");
+    }
+}
+
+#[test]
+fn a_claim_of_a_later_version_is_unreadable_unless_it_names_this_reader() {
+    for (version, reads) in [("2/1", true), ("2/0", true), ("2", false), ("3/2", false), ("new", false)] {
+        let mut annotations: Value = serde_json::from_str(CLAIM_1).unwrap();
+        annotations[annotation_keys::CLAIM_VERSION] = version.into();
+        for moved in [false, true] {
+            if moved {
+                // It may have its claim elsewhere.
+                annotations.as_object_mut().unwrap().remove(annotation_keys::ALLOCATED);
+            }
+            match claim_of_version(&annotations) {
+                PodClaim::Given(_) => assert!(reads && !moved, "{version}"),
+                PodClaim::None => assert!(reads && moved, "{version}"),
+                PodClaim::Unreadable(why) => {
+                    assert!(!reads && why.starts_with("gpu-steward.io/claim-version, byte 0: "), "{version}: {why}");
+                }
+                PodClaim::BadRequest(why) => panic!("{version}: {why}"),
+            }
+        }
     }
 }

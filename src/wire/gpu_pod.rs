@@ -1,7 +1,7 @@
 //! Turns a pod into a GPU pod: the request of each container, and the claim in the pod's annotations.
 
 use crate::resource::{self, RequestRules, ResourceAmounts};
-use crate::{annotation_keys, claim};
+use crate::{annotation_keys, claim, claim_version};
 use model::claim::PodClaim;
 use model::gpu_pod::GpuPod;
 use model::id::NodeName;
@@ -114,6 +114,12 @@ fn request(container: &PodContainer, role: ContainerRole, rules: &RequestRules) 
 }
 
 fn read(pod: &Pod, requests: &[ContainerRequest], node: &NodeName) -> PodClaim {
+    // Before the claim itself: a later version may mean something else by the same text, or have it elsewhere.
+    if let Some(version) = pod.annotation(annotation_keys::CLAIM_VERSION)
+        && let Err(why) = claim_version::check(version, claim_version::WRITTEN)
+    {
+        return PodClaim::Unreadable(why.to_string().into());
+    }
     let Some(text) = pod.annotation(annotation_keys::ALLOCATED) else {
         return match pod.system_keys_left_out {
             0 => PodClaim::None,

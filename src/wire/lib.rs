@@ -39,6 +39,7 @@ pub mod lease;
 pub mod token;
 pub mod authority;
 pub mod claim;
+pub mod claim_version;
 pub mod resource;
 pub mod gpu_pod;
 pub mod placement;

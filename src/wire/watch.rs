@@ -8,7 +8,7 @@
 //! An object that cannot be read is an error for that object only; all others are read.
 
 use crate::pod;
-use model::id::PodUid;
+use model::id::{NodeName, PodUid};
 use model::pod::{LabelKeys, Pod};
 use serde::Deserialize;
 use serde_json::value::RawValue;
@@ -83,6 +83,8 @@ pub struct UnreadableObject<U> {
     pub uid: Option<U>,
     /// Namespace and name, where at least these can be read.
     pub name: Option<String>,
+    /// The node on which it may hold something: of a pod that is bound and has not ended, where that can be read.
+    pub node: Option<NodeName>,
     /// The reason.
     pub why: String,
 }
@@ -173,6 +175,36 @@ struct ObjectMetadata {
     resource_version: Option<String>,
 }
 
+/// The parts of an object of which at least one field is invalid: its other fields are read one by one.
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct ObjectParts<'a> {
+    #[serde(borrow)]
+    metadata: Option<&'a RawValue>,
+    #[serde(borrow)]
+    spec: Option<&'a RawValue>,
+    #[serde(borrow)]
+    status: Option<&'a RawValue>,
+}
+
+/// Some fields of one part of an object, as they stand there.
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct Fields<'a> {
+    #[serde(borrow)]
+    uid: Option<&'a RawValue>,
+    #[serde(borrow)]
+    namespace: Option<&'a RawValue>,
+    #[serde(borrow)]
+    name: Option<&'a RawValue>,
+    #[serde(borrow)]
+    resource_version: Option<&'a RawValue>,
+    #[serde(borrow)]
+    node_name: Option<&'a RawValue>,
+    #[serde(borrow)]
+    phase: Option<&'a RawValue>,
+}
+
 #[derive(Default, Deserialize)]
 #[serde(default)]
 struct Status {
@@ -205,7 +237,7 @@ pub fn object<K: WatchedKind>(json: &[u8], kind: &K) -> ReadObject<K> {
     let raw: Result<&RawValue, _> = serde_json::from_slice(json);
     match raw {
         Ok(raw) => one(raw, &metadata_of(raw), kind),
-        Err(why) => Err(UnreadableObject { kind: K::NAME, uid: None, name: None, why: why.to_string() }),
+        Err(why) => Err(UnreadableObject { kind: K::NAME, uid: None, name: None, node: None, why: why.to_string() }),
     }
 }
 
@@ -224,7 +256,40 @@ fn cut(text: &str) -> String {
 }
 
 fn metadata_of(object: &RawValue) -> ObjectMetadata {
-    serde_json::from_str::<PartialObject>(object.get()).unwrap_or_default().metadata
+    match serde_json::from_str::<PartialObject>(object.get()) {
+        Ok(object) => object.metadata,
+        // One of them is invalid; the others still say which object it is.
+        Err(_) => {
+            let Fields { uid, namespace, name, resource_version, .. } = fields(parts(object).metadata);
+            ObjectMetadata {
+                uid: string(uid),
+                namespace: string(namespace),
+                name: string(name),
+                resource_version: string(resource_version),
+            }
+        }
+    }
+}
+
+/// The node of a pod that is bound and has not ended.
+fn node_of(object: &RawValue) -> Option<NodeName> {
+    let parts = parts(object);
+    let (spec, status) = (fields(parts.spec), fields(parts.status));
+    let ended = matches!(string(status.phase).as_deref(), Some("Succeeded" | "Failed"));
+    NodeName::parse(&string(spec.node_name)?).ok().filter(|_| !ended)
+}
+
+fn parts(object: &RawValue) -> ObjectParts<'_> {
+    serde_json::from_str(object.get()).unwrap_or_default()
+}
+
+/// The fields of one part; none where it is no object.
+fn fields(part: Option<&RawValue>) -> Fields<'_> {
+    part.and_then(|part| serde_json::from_str(part.get()).ok()).unwrap_or_default()
+}
+
+fn string(value: Option<&RawValue>) -> Option<String> {
+    serde_json::from_str(value?.get()).ok()
 }
 
 fn one<K: WatchedKind>(object: &RawValue, metadata: &ObjectMetadata, kind: &K) -> ReadObject<K> {
@@ -234,7 +299,7 @@ fn one<K: WatchedKind>(object: &RawValue, metadata: &ObjectMetadata, kind: &K) -
             (None, Some(name)) => Some(cut(name)),
             _ => None,
         };
-        UnreadableObject { kind: K::NAME, uid: uid::<K>(metadata), name, why }
+        UnreadableObject { kind: K::NAME, uid: uid::<K>(metadata), name, node: node_of(object), why }
     })
 }
 

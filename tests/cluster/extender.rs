@@ -1,8 +1,10 @@
 //! The extender on the real cluster: a real kube-scheduler asks it, and agents give the containers what it decided.
 
+use crate::audit;
 use crate::bed::EVICT;
 use crate::chart::NAMESPACE;
 use crate::placed::{Placed, SETTLED, container, spec, workload};
+use crate::seats::{HostExtender, HostScheduler};
 use lab::eventually::eventually;
 use serde_json::{Value, json};
 use std::time::Duration;
@@ -48,17 +50,30 @@ fn each_pod_of_a_burst_gets_what_it_requests_and_leaves_nothing_behind() {
             .collect();
         let list = json!({ "apiVersion": "v1", "kind": "List", "items": items }).to_string();
         let space = &placed.space.name;
+        let from = audit::end(&placed.cluster);
         let _ = placed.admin.run_with(&["create", "-n", space, "-f", "-"], &list).ok();
         for (name, replicas, ..) in &deployments {
             placed.run(&format!("app={name}"), *replicas);
         }
-        let containers = placed.check();
+        let containers = placed.check(placed.extender_address());
         println!("round {round}: {containers} containers have what their pods claim");
         assert_eq!(containers, BURST);
+        let writes = audit::writes_of_extenders(&placed.cluster, from);
+        let of_pods = writes.iter().filter(|write| write.resource() != "leases").count();
+        println!("round {round}: {of_pods} writes for {BURST} pods");
+        assert!(of_pods >= BURST && of_pods <= 3 * BURST, "{of_pods} writes for {BURST} pods");
         let _ = placed.admin.run(&["delete", "deployments", "--all", "-n", space]).ok();
         placed.empty();
-        assert_eq!(placed.check(), 0);
+        assert_eq!(placed.check(placed.extender_address()), 0);
     }
+    // An extender that nobody asks writes its Lease and nothing else.
+    let from = audit::end(&placed.cluster);
+    eventually("three renewals of the Lease", SETTLED, || {
+        let writes = audit::writes_of_extenders(&placed.cluster, from);
+        let other: Vec<_> = writes.iter().filter(|write| write.resource() != "leases").collect();
+        assert!(other.is_empty(), "{other:?}");
+        (writes.len() >= 3).then_some(())
+    });
 }
 
 /// Job, StatefulSet with a volume that waits for its first consumer, DaemonSet, and a pod that is too large for every GPU.
@@ -98,7 +113,7 @@ fn pods_of_every_kind_of_workload_run_and_a_pod_that_fits_nowhere_says_why() {
         (job["status"]["succeeded"] == 6).then_some(())
     });
     // The pods of the Job have ended and hold nothing.
-    assert_eq!(placed.check(), 5);
+    assert_eq!(placed.check(placed.extender_address()), 5);
     let large = json!({ "nvidia.com/gpu": 1, "nvidia.com/gpumem": 100_000 });
     create(&json!({
         "apiVersion": "v1", "kind": "Pod", "metadata": { "name": "large" }, "spec": spec(&[container("main", &large)]),
@@ -207,4 +222,105 @@ fn check_evictions(placed: &Placed) {
     let _ = placed.admin.apply(&budget(pods.len() - 1)).ok();
     eventually("the eviction of the marked pod", SETTLED, || (!lives()).then_some(()));
     placed.run("app=load", pods.len());
+}
+
+/// Promise 42 in docs/specification.md: extenders are killed again and again while they bind, and no device is given
+/// twice. 100 kills with `GPU_STEWARD_LONG`.
+#[test]
+#[ignore = "needs cluster alone: tests/run"]
+fn killed_extenders_give_no_device_twice_and_lose_no_pod() {
+    let placed = Placed::agents("extender-kills");
+    let space = &placed.space.name;
+    let mut extender = HostExtender::start(&placed, None);
+    let scheduler = HostScheduler::start(&placed, extender.address);
+    let kills = if std::env::var_os("GPU_STEWARD_LONG").is_some() { 100 } else { 10 };
+    let share = json!({ "nvidia.com/gpu": 1, "nvidia.com/gpumem": 3000 });
+    let pod = spec(&[container("main", &share)]);
+    let replicas = |count: usize| {
+        let count = format!("--replicas={count}");
+        let _ = placed.admin.run(&["scale", "deployment/load", "-n", space, &count]).ok();
+    };
+    let load = workload("Deployment", "load", &pod, &json!({ "replicas": 0 })).to_string();
+    let _ = placed.admin.run_with(&["create", "-n", space, "-f", "-"], &load).ok();
+    let (mut mid_bind, mut made) = (0, 0);
+    for kill in 0..kills {
+        extender.wait_until_leads();
+        let before = extender.binds_begun();
+        made += 4;
+        if made > BURST {
+            // Room for more: the claims of deleted pods are free again.
+            replicas(0);
+            placed.empty();
+            made = 4;
+        }
+        replicas(made);
+        eventually("a binding", SETTLED, || (extender.binds_begun() > before).then_some(()));
+        // Later at each kill, so that it comes before, in and after the calls of the bindings.
+        std::thread::sleep(Duration::from_millis(7 * (kill as u64 % 10)));
+        let unfinished = extender.kill();
+        mid_bind += usize::from(unfinished > 0);
+        extender = HostExtender::start(&placed, Some(extender.address));
+    }
+    println!("{kills} kills, {mid_bind} of them while a binding was under way");
+    placed.run("app=load", made);
+    extender.wait_until_leads();
+    assert_eq!(placed.check(extender.address), made);
+    // A scheduler that starts anew, and an API server that is away, lose no pod either.
+    drop(scheduler);
+    let scheduler = HostScheduler::start(&placed, extender.address);
+    replicas(made - 2);
+    replicas(made + 6);
+    placed.cluster.part("stop", "apiserver");
+    std::thread::sleep(Duration::from_secs(if kills > 10 { 120 } else { 45 }));
+    placed.cluster.part("start", "apiserver");
+    placed.run("app=load", made + 6);
+    extender.wait_until_leads();
+    assert_eq!(placed.check(extender.address), made + 6);
+    drop(scheduler);
+}
+
+/// Where nodes differ for GPUs, these decide, although kube-scheduler itself prefers the node with the most free CPU;
+/// where nodes are equal for GPUs, the pod's own preference decides.
+#[test]
+#[ignore = "needs cluster alone: tests/run"]
+fn gpus_decide_among_nodes_and_equal_nodes_leave_the_choice_to_the_pod() {
+    let placed = Placed::up("extender-order");
+    let space = &placed.space.name;
+    let share = json!({ "nvidia.com/gpu": 1, "nvidia.com/gpumem": 2000, "cpu": "150m" });
+    let nodes: Vec<&str> = placed.cluster.status().nodes.iter().map(|node| node.name.as_str()).collect();
+    let create = |name: &str, replicas: usize, policy: &str, preferred: Option<&str>| {
+        let mut pod = spec(&[container("main", &share)]);
+        if let Some(node) = preferred {
+            pod["affinity"]["nodeAffinity"]["preferredDuringSchedulingIgnoredDuringExecution"] = json!([{
+                "weight": 100,
+                "preference": { "matchExpressions": [{ "key": "kubernetes.io/hostname", "operator": "In", "values": [node] }] },
+            }]);
+        }
+        let mut deployment = workload("Deployment", name, &pod, &json!({ "replicas": replicas }));
+        deployment["spec"]["template"]["metadata"]["annotations"] = json!({ "hami.io/node-scheduler-policy": policy });
+        let _ = placed.admin.run_with(&["create", "-n", space, "-f", "-"], &deployment.to_string()).ok();
+        placed.run(&format!("app={name}"), replicas);
+        let count = |node: &&str| {
+            let here = |pod: &&Value| pod["spec"]["nodeName"] == **node && pod["metadata"]["labels"]["app"] == *name;
+            placed.pods().iter().filter(here).count()
+        };
+        nodes.iter().map(count).collect::<Vec<_>>()
+    };
+    let gone = || {
+        let _ = placed.admin.run(&["delete", "deployments", "--all", "-n", space]).ok();
+        placed.empty();
+    };
+    for (place, node) in nodes.iter().enumerate().rev() {
+        assert_eq!(
+            create("wish", 1, "binpack", Some(node))[place],
+            1,
+            "all nodes are empty, and the pod prefers {node}"
+        );
+        gone();
+    }
+    let mut packed = create("packed", 8, "binpack", None);
+    packed.sort_unstable();
+    assert_eq!(packed, [0, 0, 8], "binpack, although other nodes have more free CPU");
+    gone();
+    assert_eq!(create("spread", 6, "spread", Some(nodes[0])), [2, 2, 2], "spread, although the pods prefer one node");
 }

@@ -67,7 +67,11 @@ mod topology;
 #[cfg(test)]
 mod placed;
 #[cfg(test)]
+mod seats;
+#[cfg(test)]
 mod extender;
+#[cfg(test)]
+mod throughput;
 #[cfg(test)]
 mod hami;
 #[cfg(test)]

@@ -1,5 +1,6 @@
-//! The chart with its scheduler: an agent on each node, and one Deployment with kube-scheduler and the extender. Pods
-//! are made without a node and without a claim, as users make them.
+//! An agent on each node from the chart's DaemonSet, and a scheduler: the chart's Deployment with kube-scheduler and the
+//! extender, or the same programs as processes of this machine (`seats`). Pods are made without a node and without a
+//! claim, as users make them.
 
 use crate::chart::{self, NAMESPACE};
 use crate::fleet::{check_containers, ended, parse};
@@ -50,18 +51,25 @@ pub(crate) struct Claimed {
 impl Placed {
     /// Installs the chart, and waits until agents and scheduler are ready.
     pub(crate) fn up(name: &str) -> Placed {
+        let placed = Placed::agents(name);
+        let scheduler = placed.cluster.program("kube-scheduler");
+        let scheduler = scheduler.to_str().expect("a path in UTF-8");
+        placed.cluster.image("registry.local/kube-scheduler:test", scheduler, &[]);
+        let _ = placed.admin.apply(&chart::render(&placed.cluster, &["extender/deployment"], &VALUES)).ok();
+        placed.rolled_out(DEPLOYMENT);
+        placed
+    }
+
+    /// Installs the chart without its scheduler, and waits until agents are ready.
+    pub(crate) fn agents(name: &str) -> Placed {
         let cluster = Cluster::up(&ClusterOptions::usual());
         let (admin, space) = (cluster.admin(), cluster.namespace(name));
         chart::install(&cluster, &VALUES);
-        let scheduler = cluster.program("kube-scheduler");
         cluster.image("registry.local/gpu-steward:test", BINARY, &[]);
-        cluster.image("registry.local/kube-scheduler:test", scheduler.to_str().expect("a path in UTF-8"), &[]);
-        let templates = ["agent/daemonset", "extender/rbac", "extender/authority", "extender/deployment"];
+        let templates = ["agent/daemonset", "extender/rbac", "extender/authority"];
         let _ = admin.apply(&chart::render(&cluster, &templates, &VALUES)).ok();
         let placed = Placed { space, admin, cluster };
-        for workload in [DAEMONSET, DEPLOYMENT] {
-            placed.rolled_out(workload);
-        }
+        placed.rolled_out(DAEMONSET);
         eventually("the GPUs of all nodes", SETTLED, || {
             let nodes = placed.admin.get(&["nodes"]);
             let ready = |node: &Value| {
@@ -70,6 +78,16 @@ impl Placed {
             nodes["items"].as_array()?.iter().all(ready).then_some(())
         });
         placed
+    }
+
+    /// A control plane whose Nodes exist only as objects: no agents, and nothing that watches over Nodes.
+    pub(crate) fn control_plane(name: &str) -> Placed {
+        let cluster = Cluster::up(&ClusterOptions::nodes(1));
+        let (admin, space) = (cluster.admin(), cluster.namespace(name));
+        chart::install(&cluster, &VALUES);
+        let _ = admin.apply(&chart::render(&cluster, &["extender/rbac"], &VALUES)).ok();
+        cluster.part("stop", "controller-manager");
+        Placed { space, admin, cluster }
     }
 
     fn rolled_out(&self, workload: &str) {
@@ -132,7 +150,7 @@ impl Placed {
         eventually("the end of all pods", SETTLED, || self.pods().is_empty().then_some(()));
     }
 
-    /// The port of the extender, over the pod network: health and metrics.
+    /// The port of the Deployment's extender, over the pod network: health and metrics.
     pub(crate) fn extender_address(&self) -> SocketAddr {
         let selector = "app.kubernetes.io/component=extender";
         eventually("a running extender", SETTLED, || {
@@ -144,8 +162,8 @@ impl Placed {
     }
 
     /// The samples of a metric of the extender: labels and value.
-    fn samples(&self, path: &str, name: &str) -> Vec<(String, f64)> {
-        let answer = http::get(self.extender_address(), path).expect("an answer of the extender");
+    fn samples(extender: SocketAddr, path: &str, name: &str) -> Vec<(String, f64)> {
+        let answer = http::get(extender, path).expect("an answer of the extender");
         assert_eq!(answer.status, 200, "{}", answer.text());
         let start = format!("{name}{{");
         let sample = |line: &str| {
@@ -174,7 +192,7 @@ impl Placed {
     /// Checks that everyone knows the same: no device is claimed beyond what it has; the extender has claimed what the
     /// pods' annotations say; each kubelet has given each container as many devices as its claim names; and each
     /// running container has what its claim says. Returns the number of containers with GPUs that ran.
-    pub(crate) fn check(&self) -> usize {
+    pub(crate) fn check(&self, extender: SocketAddr) -> usize {
         let nodes = self.admin.get(&["nodes"]);
         let claimed = self.claimed();
         let mut known = 0;
@@ -193,7 +211,7 @@ impl Placed {
         }
         assert_eq!(known, claimed.len(), "claims of devices that no node has: {claimed:?}");
         eventually("the extender's ledger to be the pods' claims", SETTLED, || {
-            let samples = self.samples("/metrics/hami", "hami_gpu_memory_allocated_bytes");
+            let samples = Placed::samples(extender, "/metrics/hami", "hami_gpu_memory_allocated_bytes");
             let ledger: BTreeMap<String, u64> = samples
                 .into_iter()
                 .filter(|(_, bytes)| *bytes > 0.0)

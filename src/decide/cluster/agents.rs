@@ -52,6 +52,7 @@ impl ClusterState {
         }
         node.set_agent(Some(AgentLink::new(stream, report, now)));
         self.closing.remove(&name);
+        self.touch(&name);
         self.take_evidence(&name);
         Ok(())
     }
@@ -67,9 +68,14 @@ impl ClusterState {
         change: ReportChange,
         now: Monotonic,
     ) -> Result<(), ReportRefusal> {
-        let link = self.nodes.get_mut(name).and_then(NodeClaims::agent_mut);
-        let link = link.filter(|link| link.stream == stream).ok_or(ReportRefusal::Replaced)?;
+        let node = self.nodes.get_mut(name).ok_or(ReportRefusal::Replaced)?;
+        let before = node.closed();
+        let link = node.agent_mut().filter(|link| link.stream == stream).ok_or(ReportRefusal::Replaced)?;
         link.change(change, now)?;
+        if node.closed() != before {
+            node.is_changed();
+        }
+        self.touch(name);
         self.take_evidence(name);
         Ok(())
     }
@@ -101,11 +107,16 @@ impl ClusterState {
         if !self.closing.values().any(late) {
             return;
         }
-        let nodes = &mut self.nodes;
+        let (nodes, touched) = (&mut self.nodes, &mut self.touched);
         self.closing.retain(|name, since| {
             let away = late(since);
-            if away && let Some(link) = nodes.get_mut(name).and_then(NodeClaims::agent_mut) {
+            if away
+                && let Some(node) = nodes.get_mut(name)
+                && let Some(link) = node.agent_mut()
+            {
                 link.state = LinkState::Away;
+                node.is_changed();
+                touched.insert(name.clone());
             }
             !away
         });

@@ -1,8 +1,9 @@
 //! Binds: chooses the devices on the node that kube-scheduler chose, reserves them, and keeps them until the outcome of
 //! the write is known.
 
+use super::closed::ClosedReason;
 use super::filter::gpu_pod;
-use super::node::{ClosedReason, NodeClaims};
+use super::node::NodeClaims;
 use super::state::{ClusterState, Home};
 use crate::ledger::ClaimState;
 use crate::placement::{CountedClaims, NodeRefusal, place};

@@ -1,6 +1,7 @@
 //! One node of the cluster: its GPUs, the claims on them, and whether it takes new ones.
 
 use super::agent_link::{AgentLink, LinkState};
+use super::closed::{ClosedReason, Doubts};
 use crate::ledger::{ClaimState, DeviceDemand, Ledger, demand_of};
 use crate::placement::{Capacity, DeviceFitness, DeviceKind, PlacementDevice, PlacementNode};
 use model::agent_stream::AgentPhase;
@@ -9,7 +10,6 @@ use model::gpu_pod::GpuPod;
 use model::id::{GpuUuid, NodeName, ObjectUid, PodUid};
 use model::registered::RegisteredGpu;
 use std::collections::{BTreeMap, BTreeSet};
-use std::fmt;
 use std::sync::Arc;
 
 /// A Node, as the scheduler reads it.
@@ -27,36 +27,13 @@ pub struct NodeFacts {
     pub links: BTreeMap<(GpuUuid, GpuUuid), u32>,
 }
 
-/// Why a node takes no new claims.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum ClosedReason {
-    /// The Node is not at the API server, but pods on it still have claims.
-    Gone,
-    /// The register cannot be read.
-    Unreadable(Arc<str>),
-    /// A pod on the node holds GPUs, and its claim cannot be read.
-    UnknownClaim(PodUid),
-    /// The stream of the agent has ended and is not back in time.
-    AgentAway,
-    /// The agent is not registered with the kubelet.
-    AgentStarting,
-    /// The agent is about to stop.
-    AgentLeaving,
-}
-
-impl fmt::Display for ClosedReason {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            ClosedReason::Gone => f.write_str("the Node is gone and pods on it still have claims"),
-            ClosedReason::Unreadable(why) => write!(f, "the register of the node cannot be read: {why}"),
-            ClosedReason::UnknownClaim(pod) => {
-                write!(f, "the pod {pod} on this node holds GPUs, and which ones is not known")
-            }
-            ClosedReason::AgentAway => f.write_str("the connection of the node's agent has ended and is not back"),
-            ClosedReason::AgentStarting => f.write_str("the node's agent is not registered with the kubelet"),
-            ClosedReason::AgentLeaving => f.write_str("the node's agent is about to stop"),
-        }
-    }
+/// Tells a node from all others, also from an earlier one of its name or place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct NodeIdentity {
+    /// Never used twice.
+    pub(super) number: u64,
+    /// Its place in lists with an entry for each node that is known.
+    pub(super) place: usize,
 }
 
 /// One node of the cluster.
@@ -70,8 +47,12 @@ pub struct NodeClaims {
     ledger: Ledger,
     /// What the filter expects to come: the demand of each pod by device.
     proposals: BTreeMap<PodUid, Vec<(GpuUuid, DeviceDemand)>>,
-    /// Pods that hold GPUs of this node and whose claim cannot be read.
-    unknown: BTreeSet<PodUid>,
+    /// What of its pods is not known.
+    doubts: Doubts,
+    /// Which one of all nodes that were ever known it is, and its place among those that are known now.
+    identity: NodeIdentity,
+    /// Number of changes of anything that a verdict about it depends on.
+    changes: u64,
     /// The agent's stream; `None` where the agent has never opened one to this leader.
     agent: Option<AgentLink>,
     /// Pods that have ended and hold their GPUs until the agent sees no process of them.
@@ -79,7 +60,7 @@ pub struct NodeClaims {
 }
 
 impl NodeClaims {
-    pub(super) fn named(name: NodeName) -> NodeClaims {
+    pub(super) fn named(name: NodeName, identity: NodeIdentity) -> NodeClaims {
         NodeClaims {
             name,
             uid: None,
@@ -87,7 +68,9 @@ impl NodeClaims {
             devices: PlacementNode::default(),
             ledger: Ledger::default(),
             proposals: BTreeMap::new(),
-            unknown: BTreeSet::new(),
+            doubts: Doubts::default(),
+            identity,
+            changes: 0,
             agent: None,
             ending: BTreeSet::new(),
         }
@@ -97,6 +80,12 @@ impl NodeClaims {
     #[must_use]
     pub fn name(&self) -> &NodeName {
         &self.name
+    }
+
+    /// The UID of its Node; `None` while only pods name it.
+    #[must_use]
+    pub fn uid(&self) -> Option<&ObjectUid> {
+        self.uid.as_ref()
     }
 
     /// The devices with what is claimed of them.
@@ -111,6 +100,27 @@ impl NodeClaims {
         &self.ledger
     }
 
+    /// Its identity.
+    pub(super) fn identity(&self) -> NodeIdentity {
+        self.identity
+    }
+
+    /// What a verdict about the node is valid for: its number, and how often it has changed.
+    pub(super) fn version(&self) -> (u64, u64) {
+        (self.identity.number, self.changes)
+    }
+
+    /// What of its pods is not known, to change it.
+    pub(super) fn doubts_mut(&mut self) -> &mut Doubts {
+        self.changes += 1;
+        &mut self.doubts
+    }
+
+    /// What was told last of the node, to change it: no verdict depends on that.
+    pub(super) fn told_mut(&mut self) -> &mut Option<ClosedReason> {
+        &mut self.doubts.told
+    }
+
     /// Why the node takes no new claims, if it takes none.
     #[must_use]
     pub fn closed(&self) -> Option<ClosedReason> {
@@ -120,8 +130,8 @@ impl NodeClaims {
         if let Some(why) = &self.unreadable {
             return Some(ClosedReason::Unreadable(Arc::clone(why)));
         }
-        if let Some(pod) = self.unknown.first() {
-            return Some(ClosedReason::UnknownClaim(pod.clone()));
+        if let Some(doubt) = self.doubts.first() {
+            return Some(doubt);
         }
         let link = self.agent.as_ref()?;
         match (link.state, link.report.phase) {
@@ -137,14 +147,20 @@ impl NodeClaims {
         self.agent.as_ref()
     }
 
-    /// The same, to change it.
+    /// The same, to change it. Where that opens or closes the node, [`NodeClaims::is_changed`] must follow.
     pub(super) fn agent_mut(&mut self) -> Option<&mut AgentLink> {
         self.agent.as_mut()
     }
 
     /// Sets the agent's stream.
     pub(super) fn set_agent(&mut self, agent: Option<AgentLink>) {
+        self.changes += 1;
         self.agent = agent;
+    }
+
+    /// Something has changed on which a verdict about the node depends.
+    pub(super) fn is_changed(&mut self) {
+        self.changes += 1;
     }
 
     /// Pods that have ended and still hold their GPUs.
@@ -176,13 +192,14 @@ impl NodeClaims {
         self.uid.is_none()
             && self.ledger.is_empty()
             && self.proposals.is_empty()
-            && self.unknown.is_empty()
+            && self.doubts.is_empty()
             && self.agent.is_none()
     }
 
     /// Takes over the Node as it is now. A register that cannot be read leaves the devices as they were known last, so
     /// that the claims on them stay visible, and closes the node.
     pub(super) fn is(&mut self, facts: &NodeFacts, kinds: &mut dyn FnMut(&RegisteredGpu) -> Arc<DeviceKind>) {
+        self.changes += 1;
         self.uid = Some(facts.uid.clone());
         let register = match &facts.register {
             Ok(register) => register,
@@ -221,9 +238,16 @@ impl NodeClaims {
         }
     }
 
+    /// The newest version of the Node cannot be read. Its devices stay as they were known last.
+    pub(super) fn is_unreadable(&mut self, why: &Arc<str>) {
+        self.changes += 1;
+        self.unreadable = Some(Arc::clone(why));
+    }
+
     /// The Node of this UID is gone from the API server.
     pub(super) fn gone(&mut self, uid: &ObjectUid) {
         if self.uid.as_ref() == Some(uid) {
+            self.changes += 1;
             self.uid = None;
             // A token for the Node that is gone is worth nothing any more.
             self.agent = None;
@@ -232,6 +256,7 @@ impl NodeClaims {
 
     /// Takes over what a pod holds.
     pub(super) fn claim(&mut self, pod: &GpuPod, state: ClaimState, claim: &Claim) {
+        self.changes += 1;
         let started = self.agent.as_ref().is_some_and(|link| link.has_started(&pod.uid));
         let state = if started { ClaimState::Started } else { state };
         self.ending.remove(&pod.uid);
@@ -242,7 +267,9 @@ impl NodeClaims {
 
     /// Releases what a pod holds.
     pub(super) fn release(&mut self, uid: &PodUid) {
-        self.unknown.remove(uid);
+        let doubts = self.doubts_mut();
+        doubts.unknown.remove(uid);
+        doubts.origin_is(uid, None);
         self.ending.remove(uid);
         let before = self.claimed_by(uid);
         self.ledger.remove(uid);
@@ -251,12 +278,12 @@ impl NodeClaims {
 
     /// A pod holds GPUs of this node and which ones is not known.
     pub(super) fn claim_is_unknown(&mut self, uid: &PodUid) {
-        self.unknown.insert(uid.clone());
+        self.doubts_mut().unknown.insert(uid.clone());
     }
 
     /// The claim of this pod is known, or the pod has none.
     pub(super) fn claim_is_known(&mut self, uid: &PodUid) {
-        self.unknown.remove(uid);
+        self.doubts_mut().unknown.remove(uid);
     }
 
     /// Adds a proposal for a pod.
@@ -264,6 +291,7 @@ impl NodeClaims {
         self.withdraw(&pod.uid);
         let devices: BTreeSet<&GpuUuid> = claim.shares().map(|share| &share.device).collect();
         let demands = devices.into_iter().map(|device| (device.clone(), demand_of(pod, claim, device))).collect();
+        self.changes += 1;
         self.proposals.insert(pod.uid.clone(), demands);
         self.add_proposed(&pod.uid);
     }
@@ -281,6 +309,7 @@ impl NodeClaims {
     /// Takes a proposal back, and returns it for [`NodeClaims::lower`].
     pub(super) fn lift(&mut self, uid: &PodUid) -> Option<Vec<(GpuUuid, DeviceDemand)>> {
         let demands = self.proposals.remove(uid)?;
+        self.changes += 1;
         for (device, _) in &demands {
             let rest = self.proposals.values().flatten().filter(|(other, _)| other == device);
             let sum = rest.fold(DeviceDemand::default(), |mut sum, (_, demand)| {
@@ -296,6 +325,7 @@ impl NodeClaims {
 
     /// Puts a proposal back.
     pub(super) fn lower(&mut self, uid: &PodUid, demands: Vec<(GpuUuid, DeviceDemand)>) {
+        self.changes += 1;
         self.proposals.insert(uid.clone(), demands);
         self.add_proposed(uid);
     }

@@ -1,6 +1,6 @@
 //! Takes over nodes and pods as the watches show them.
 
-use super::node::{NodeClaims, NodeFacts};
+use super::node::{NodeClaims, NodeFacts, NodeIdentity};
 use super::state::{ClusterState, Home};
 use crate::ledger::ClaimState;
 use crate::placement::DeviceKind;
@@ -31,6 +31,7 @@ impl ClusterState {
             Arc::clone(kinds.entry(key).or_insert_with(|| Arc::new(made())))
         };
         self.home(&facts.name).is(facts, &mut kind);
+        self.touch(&facts.name);
     }
 
     /// The Node of this UID is gone from the API server, by evidence. Another Node of its name may be there by now.
@@ -43,6 +44,7 @@ impl ClusterState {
             }
         }
         ended.iter().for_each(|pod| self.release_at(name, pod));
+        self.touch(name);
         self.forget_empty(name);
     }
 
@@ -72,6 +74,7 @@ impl ClusterState {
             }
         }
         self.homes.insert(uid.clone(), Home { node: bound.node.clone(), pod: pod.pod.clone() });
+        self.touch(&bound.node);
     }
 
     /// A pod is gone from the API server, by evidence.
@@ -90,16 +93,24 @@ impl ClusterState {
         if let Some(node) = self.nodes.get_mut(home) {
             node.release(uid);
         }
+        self.touch(home);
         self.forget_empty(home);
     }
 
     pub(super) fn home(&mut self, name: &NodeName) -> &mut NodeClaims {
-        self.nodes.entry(name.clone()).or_insert_with(|| NodeClaims::named(name.clone()))
+        let (places, numbered, next) = (&mut self.free_places, &mut self.numbered, self.nodes.len());
+        self.nodes.entry(name.clone()).or_insert_with(|| {
+            *numbered += 1;
+            // Without a free place the nodes fill all places before this one.
+            let place = places.pop().unwrap_or(next);
+            NodeClaims::named(name.clone(), NodeIdentity { number: *numbered, place })
+        })
     }
 
-    fn forget_empty(&mut self, name: &NodeName) {
+    pub(super) fn forget_empty(&mut self, name: &NodeName) {
         if self.nodes.get(name).is_some_and(NodeClaims::is_empty) {
-            self.nodes.remove(name);
+            let gone = self.nodes.remove(name);
+            self.free_places.extend(gone.map(|node| node.identity().place));
         }
     }
 }

@@ -7,15 +7,12 @@ use model::placement::NodePolicy;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Suitability {
     /// Whether the pod fits also beside the pods that the filter expects there.
-    beside_proposals: bool,
+    pub(super) beside_proposals: bool,
     /// By the node policy: how full, or how empty.
     by_policy: u64,
 }
 
 impl Suitability {
-    /// The suitability of the only node that comes into question.
-    pub(super) const ONLY: Suitability = Suitability { beside_proposals: true, by_policy: 0 };
-
     pub(super) fn new(beside_proposals: bool, fill: Fill, policy: NodePolicy) -> Suitability {
         let by_policy = match policy {
             NodePolicy::Binpack => fill.0,

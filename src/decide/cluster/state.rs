@@ -1,6 +1,7 @@
 //! The settings of the decisions, and what the leader knows.
 
 use super::node::NodeClaims;
+use super::verdicts::VerdictCache;
 use crate::ledger::ClaimState;
 use crate::placement::PlacementRules;
 use model::id::{NodeName, PodRef, PodUid};
@@ -78,6 +79,17 @@ pub struct ClusterState {
     pub(super) order: BTreeSet<(Monotonic, PodUid)>,
     /// The epoch that this leader writes on its claims.
     pub(super) epoch: u64,
+    /// Number of nodes that were ever known.
+    pub(super) numbered: u64,
+    /// Places of nodes that are known no more.
+    pub(super) free_places: Vec<usize>,
+    /// The newest verdicts about the nodes.
+    pub(super) verdicts: VerdictCache,
+    /// Pods that cannot be read, by their UID at the API server, with the node that they are bound to. Bounded as the pods
+    /// of the cluster are.
+    pub(super) unreadable: HashMap<PodUid, NodeName>,
+    /// Nodes that may have been closed or opened since that was last told.
+    pub(super) touched: BTreeSet<NodeName>,
     /// Nodes whose agents' streams were closed at this moment, and may be back soon.
     pub(super) closing: HashMap<NodeName, Monotonic>,
 }
@@ -93,6 +105,11 @@ impl ClusterState {
             pending: HashMap::new(),
             order: BTreeSet::new(),
             epoch: 0,
+            numbered: 0,
+            free_places: Vec::new(),
+            verdicts: VerdictCache::default(),
+            unreadable: HashMap::new(),
+            touched: BTreeSet::new(),
             closing: HashMap::new(),
         }
     }

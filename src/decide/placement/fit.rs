@@ -4,7 +4,7 @@ use super::device::{Candidate, DeviceFitness, PlacementDevice, PlacementNode};
 use super::order;
 use super::reason::{NearestMiss, NodeRefusal, RefusalReason};
 use super::rules::{CountedClaims, Placement, PlacementRules};
-use super::score::{Capacity, Fill, FillTerms};
+use super::score::{Capacity, FillTerms};
 use crate::ledger::{ALL_CORES, DeviceDemand};
 use model::claim::{Claim, DeviceShare};
 use model::placement::{GpuSelection, PlacementRequest, ScoreWeights};
@@ -44,7 +44,9 @@ pub fn place(
     };
     let containers: Result<Vec<Vec<DeviceShare>>, NodeRefusal> =
         request.requests.iter().map(|container| attempt.container(container)).collect();
-    Ok(Placement { claim: Claim(containers?), fill: attempt.fill() })
+    let claim = Claim(containers?);
+    let terms = attempt.terms();
+    Ok(Placement { claim, terms, fill: terms.fill(attempt.weights) })
 }
 
 /// The test that no container of the pod can pass on this device, whatever it requests.
@@ -219,7 +221,7 @@ impl<'a> Attempt<'a> {
     }
 
     /// How full the node is with this pod.
-    fn fill(&self) -> Fill {
+    fn terms(&self) -> FillTerms {
         let (mut used, mut capacity) = (DeviceDemand::default(), Capacity::default());
         for (device, taken) in self.node.devices.iter().zip(&self.taken) {
             used.add(device.claimed);
@@ -227,7 +229,7 @@ impl<'a> Attempt<'a> {
             used.add(taken.most);
             capacity.add(device.capacity);
         }
-        FillTerms::of(used, capacity).fill(self.weights)
+        FillTerms::of(used, capacity)
     }
 }
 

@@ -1,6 +1,6 @@
 //! The rules of a placement, and its result.
 
-use super::score::Fill;
+use super::score::{Fill, FillTerms};
 use model::claim::Claim;
 use model::placement::{GpuPolicy, NodePolicy, PlacementPreference, ScoreWeights};
 
@@ -49,6 +49,8 @@ pub enum CountedClaims {
 pub struct Placement {
     /// The device shares of each container, init containers first.
     pub claim: Claim,
-    /// How full the node is with this pod.
+    /// How full each part of the node is with this pod.
+    pub terms: FillTerms,
+    /// How full the node is with this pod: the terms by the pod's weights.
     pub fill: Fill,
 }

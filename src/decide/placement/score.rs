@@ -37,6 +37,25 @@ impl Capacity {
     }
 }
 
+/// One term of a fill.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ScoreTerm {
+    /// What it is about.
+    pub name: &'static str,
+    /// How full that is, in parts of a million.
+    pub value: u64,
+    /// How much it counts.
+    pub weight: u32,
+}
+
+impl ScoreTerm {
+    /// Value times weight.
+    #[must_use]
+    pub fn product(self) -> u128 {
+        u128::from(self.value) * u128::from(self.weight)
+    }
+}
+
 /// The terms of a fill: each part in parts of a million, before its weight.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FillTerms {
@@ -59,12 +78,23 @@ impl FillTerms {
         }
     }
 
+    /// The terms with their names and weights.
+    #[must_use]
+    pub fn terms(self, weights: ScoreWeights) -> [ScoreTerm; 3] {
+        let term = |name, value, weight| ScoreTerm { name, value, weight };
+        [
+            term("slots", self.slots, weights.slots),
+            term("cores", self.cores, weights.cores),
+            term("memory", self.memory, weights.memory),
+        ]
+    }
+
     /// The weighted mean.
     #[must_use]
     pub fn fill(self, weights: ScoreWeights) -> Fill {
-        let term = |part: u64, weight: u32| u128::from(part) * u128::from(weight);
-        let sum = term(self.slots, weights.slots) + term(self.cores, weights.cores) + term(self.memory, weights.memory);
-        let weight = u128::from(weights.slots) + u128::from(weights.cores) + u128::from(weights.memory);
+        let terms = self.terms(weights);
+        let sum: u128 = terms.iter().map(|term| term.product()).sum();
+        let weight: u128 = terms.iter().map(|term| u128::from(term.weight)).sum();
         Fill(u64::try_from(sum / weight.max(1)).unwrap_or(u64::MAX))
     }
 }

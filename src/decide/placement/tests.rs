@@ -247,6 +247,40 @@ fn weights_say_what_a_fill_is_made_of() {
     assert_eq!(FillTerms::of(huge, capacity), FillTerms { slots: 0, cores: 0, memory: 1_000_000 });
 }
 
+#[test]
+fn mig_instances_are_devices_of_their_own() {
+    let instance = |n: u32| PlacementDevice {
+        uuid: GpuUuid::parse(&format!("MIG-{n}")).unwrap(),
+        capacity: Capacity { slots: 1, cores: 14, memory: 10 * GIB },
+        kind: Arc::new(DeviceKind { product: "nvidia h100 80gb hbm3 mig 1g.10gb".into(), mode: "mig".into() }),
+        ..gpu(n)
+    };
+    let node = node((0..3).map(instance).chain([gpu(3)]).collect());
+    let mut request = app(2, 8000, 0);
+    request.selection.modes = Some("mig".into());
+    assert_eq!(chosen(&request, &node), ["MIG-0", "MIG-1"]);
+    request.selection.modes = Some("hami-core".into());
+    assert_eq!(placed(&request, &node).unwrap_err().to_string(), "AllocatedCardsInsufficientRequest, CardTypeMismatch");
+    request.selection = GpuSelection { use_types: vec!["1g.10gb".into()], ..GpuSelection::default() };
+    assert_eq!(chosen(&request, &node), ["MIG-0", "MIG-1"]);
+    request.requests[0].slots = 4;
+    assert!(placed(&request, &node).unwrap_err().to_string().contains("AllocatedCardsInsufficientRequest"));
+}
+
+#[test]
+fn scaled_memory_and_sm_time_are_what_a_gpu_offers() {
+    let mut scaled = gpu(0);
+    scaled.capacity = Capacity { slots: 10, cores: 200, memory: 160 * GIB };
+    scaled.claimed = taken(80, 100, 1);
+    let one = node(vec![scaled]);
+    assert!(placed(&app(1, 80 * 1024, 100), &one).is_ok(), "all SM time is not exclusive where SM time is scaled");
+    assert_eq!(placed(&app(1, 80 * 1024 + 1, 0), &one).unwrap_err().to_string(), "CardInsufficientMemory");
+    assert_eq!(placed(&app(1, 1000, 101), &one).unwrap_err().to_string(), "CardInsufficientCore");
+    let mut half = app(1, 0, 0);
+    half.requests[0].memory = Some(MemoryRequest::Percent(50));
+    assert_eq!(placed(&half, &one).unwrap().claim.shares().next().unwrap().memory, Some(Bytes(80 * GIB)));
+}
+
 fn roles() -> impl Strategy<Value = ContainerRole> {
     prop_oneof![Just(ContainerRole::Init), Just(ContainerRole::Sidecar), Just(ContainerRole::App)]
 }

@@ -1,6 +1,6 @@
 //! Turns objects of the API server into what the cluster's state takes over.
 
-use decide::cluster::{BindOrder, BoundPod, NodeFacts};
+use decide::cluster::{BindOrder, BoundPod, ClaimOrigin, NodeFacts};
 use model::claim::BindPhase;
 use model::followed_node::FollowedNode;
 use model::id::GpuUuid;
@@ -12,16 +12,27 @@ use serde_json::{Value, json};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use wire::annotation_keys::{
-    ALLOCATED, ASSIGNED_NODE, ASSIGNED_TIME, BIND_PHASE, BIND_TIME, CORDON, EPOCH, NODE_LINKS, REGISTER, TO_ALLOCATE,
+    ALLOCATED, ASSIGNED_NODE, ASSIGNED_TIME, BIND_PHASE, BIND_TIME, CLAIM_VERSION, CORDON, EPOCH, NODE_LINKS,
+    PLACED_BY, PLACED_BY_AGENT, REGISTER, TO_ALLOCATE,
 };
 use wire::resource::RequestRules;
-use wire::{cordon, gpu_pod, links, register};
+use wire::{claim_version, cordon, gpu_pod, links, register};
 
 /// The pod as one that is bound; `None` for a pod without a node.
 pub(super) fn bound_pod(pod: &Pod, rules: &RequestRules) -> Option<BoundPod> {
     let node = pod.node.clone()?;
     let gpu_pod = gpu_pod::of(pod, rules, &node);
     Some(BoundPod { node, gpu_pod })
+}
+
+/// Which scheduler wrote the pod's claim; `None` where it has none, or where the agent made it.
+pub(super) fn origin(pod: &Pod) -> Option<ClaimOrigin> {
+    pod.annotation(ALLOCATED)?;
+    if pod.annotation(PLACED_BY) == Some(PLACED_BY_AGENT) {
+        return None;
+    }
+    let at = pod.annotation(ASSIGNED_TIME).and_then(wire::timestamp::unix_seconds);
+    Some(if pod.annotation(EPOCH).is_some() { ClaimOrigin::Own(at) } else { ClaimOrigin::Other(at) })
 }
 
 /// The epoch of the leader that wrote the pod's claim.
@@ -76,8 +87,37 @@ pub(super) fn binding(order: &BindOrder, now: WallTime) -> Result<Value, String>
             "annotations": {
                 ALLOCATED: all, TO_ALLOCATE: all, ASSIGNED_NODE: node.as_str(), ASSIGNED_TIME: seconds,
                 BIND_TIME: seconds, BIND_PHASE: wire::bind::encode_phase(BindPhase::Allocating), EPOCH: epoch.to_string(),
+                CLAIM_VERSION: claim_version::encode(),
             },
         },
         "target": { "apiVersion": "v1", "kind": "Node", "name": node.as_str() },
     }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use model::claim::{Claim, DeviceShare};
+    use model::id::{NodeName, PodRef, PodUid};
+    use model::unit::{CorePercent, Mib};
+
+    #[test]
+    fn a_binding_has_the_annotations_of_the_newest_version_of_a_claim() {
+        let share = |gpu: &str, mib, cores: u32| DeviceShare {
+            device: GpuUuid::parse(gpu).unwrap(),
+            memory: Some(Mib(mib).bytes()),
+            cores: Some(CorePercent(cores)).filter(|cores| cores.0 > 0),
+        };
+        let own = vec![share("GPU-a", 3000, 30)];
+        let order = BindOrder {
+            uid: PodUid::parse(&"1".repeat(32)).unwrap(),
+            pod: PodRef { namespace: "ml".into(), name: "train".into() },
+            node: NodeName::parse("node-1").unwrap(),
+            claim: Claim(vec![vec![], own, vec![share("GPU-b", 81_920, 0), share("GPU-c", 81_920, 0)]]),
+            epoch: 7,
+        };
+        let written = binding(&order, WallTime(1_795_256_507_000_000)).unwrap();
+        let newest = include_str!("../../../tests/golden/claims/version-1.json");
+        assert_eq!(written["metadata"]["annotations"], serde_json::from_str::<Value>(newest).unwrap());
+    }
 }

@@ -1,12 +1,14 @@
 //! The last decisions, for `GET /api/v1/decisions`.
 
+use super::explain::{Explained, NodeScore};
+use decide::cluster::Scoring;
 use model::id::{PodRef, PodUid};
 use model::time::WallTime;
 use parking_lot::Mutex;
 use serde_json::{Value, json};
 use std::collections::VecDeque;
 
-/// Decisions that are kept: those of some minutes, a few hundred KiB.
+/// Decisions that are kept: those of some minutes. One with 20 nodes that fit and 20 that do not takes about 4 KiB.
 const KEPT: usize = 1_000;
 /// Nodes of one decision that are kept by name. A decision about 5,000 nodes would take half a MiB.
 pub(super) const NODES: usize = 20;
@@ -21,10 +23,12 @@ pub(super) struct Decision {
     pub(super) verb: &'static str,
     /// One sentence.
     pub(super) result: String,
-    /// The nodes with their scores, the best ones first.
-    pub(super) scores: Vec<(Box<str>, i64)>,
-    /// What the pod asked and how the nodes compare.
-    pub(super) detail: Value,
+    /// The nodes with their scores and terms, the best ones first.
+    pub(super) scores: Vec<(Box<str>, i64, Explained)>,
+    /// What the scores have in common.
+    pub(super) scoring: Scoring,
+    /// What the pod asked and how the nodes compare, as JSON; empty where there is nothing to add.
+    pub(super) detail: String,
 }
 
 /// The last decisions, oldest first.
@@ -56,11 +60,18 @@ impl Decisions {
 
 impl Decision {
     fn json(&self) -> Value {
-        let scores: Vec<Value> =
-            self.scores.iter().map(|(node, score)| json!({ "node": node, "score": score })).collect();
+        let scores: Vec<Value> = self
+            .scores
+            .iter()
+            .map(|(node, score, explained)| {
+                NodeScore { node, score: *score, explained: *explained }.json(&self.scoring)
+            })
+            .collect();
+        // It was written by this program.
+        let detail: Value = serde_json::from_str(&self.detail).unwrap_or_default();
         json!({
             "at": wire::timestamp::to_rfc3339_micros(self.at), "pod": self.pod.to_string(), "uid": self.uid.as_str(),
-            "verb": self.verb, "result": self.result, "scores": scores, "detail": self.detail,
+            "verb": self.verb, "result": self.result, "scores": scores, "detail": detail,
         })
     }
 }
@@ -76,8 +87,9 @@ mod tests {
             pod: PodRef { namespace: "ml".into(), name: format!("p{n}").into() },
             verb: "filter",
             result: String::new(),
-            scores: vec![("n1".into(), 121)],
-            detail: Value::Null,
+            scores: vec![("n1".into(), 121, Explained::default())],
+            scoring: Scoring::default(),
+            detail: String::new(),
         }
     }
 

@@ -1,10 +1,12 @@
-//! Events on pods: what the filter and the bind decided, for `kubectl describe pod`.
+//! Events on pods: what the filter and the bind decided, for `kubectl describe pod`. Events on Nodes: which ones take no new
+//! claims and why.
 //!
 //! A decision puts its event into a bounded queue and goes on; a full queue drops the event and counts it. The same
 //! event of a pod, or the refusal of a pod whatever its text, is written at most once a minute.
 
 use apiserver::writes::{ApiServer, EventType, ObjectEvent};
-use model::id::{PodRef, PodUid};
+use decide::cluster::ClosedReason;
+use model::id::{NodeName, ObjectUid, PodRef, PodUid};
 use parking_lot::Mutex;
 use sources::clock;
 use std::collections::{HashMap, VecDeque};
@@ -59,13 +61,17 @@ impl PodEventReason {
     }
 }
 
+/// What an event is about.
+#[derive(Debug)]
+enum EventSubject {
+    Pod(PodUid, PodRef),
+    Node(ObjectUid, NodeName),
+}
+
 #[derive(Debug)]
 struct QueuedEvent {
-    uid: PodUid,
-    pod: PodRef,
-    reason: PodEventReason,
-    note: String,
-    at: String,
+    about: EventSubject,
+    event: ObjectEvent,
 }
 
 /// Takes events.
@@ -128,8 +134,30 @@ impl PodEvents {
         if !self.recent.lock().is_due(uid, reason, &note, Instant::now()) {
             return;
         }
+        let words = (reason.weight(), reason.word(), reason.action());
+        self.enqueue(EventSubject::Pod(uid.clone(), pod.clone()), words, note);
+    }
+
+    /// Puts an event on a Node into the queue: it takes no new claims, or takes them again. Never waits. The caller sends
+    /// changes only.
+    pub(super) fn send_closing(&self, uid: &ObjectUid, node: &NodeName, closed: Option<&ClosedReason>) {
+        let about = EventSubject::Node(uid.clone(), node.clone());
+        match closed {
+            Some(why) => {
+                self.enqueue(about, (EventType::Warning, "GPUsClosed", "Closing"), format!("no new GPU pods: {why}"))
+            }
+            None => self.enqueue(about, (EventType::Normal, "GPUsOpen", "Opening"), "takes GPU pods again".to_owned()),
+        }
+    }
+
+    fn enqueue(
+        &self,
+        about: EventSubject,
+        (weight, reason, action): (EventType, &'static str, &'static str),
+        note: String,
+    ) {
         let at = wire::timestamp::to_rfc3339_micros(clock::now().wall);
-        let event = QueuedEvent { uid: uid.clone(), pod: pod.clone(), reason, note, at };
+        let event = QueuedEvent { about, event: ObjectEvent { weight, reason, action, note, at } };
         if self.queue.try_send(event).is_err() && self.dropped.fetch_add(1, Ordering::Relaxed) == 0 {
             tracing::warn!("events on pods are dropped: the API server takes them more slowly than they come");
         }
@@ -167,10 +195,13 @@ impl EventWriter {
 
 impl QueuedEvent {
     async fn write(self, api: &ApiServer) {
-        let QueuedEvent { uid, pod, reason, note, at } = self;
-        let event = ObjectEvent { weight: reason.weight(), reason: reason.word(), action: reason.action(), note, at };
-        if let Err(error) = api.pod_event(&uid, &pod, &event).await {
-            tracing::debug!(%pod, %error, "an event on a pod is not written");
+        let QueuedEvent { about, event } = self;
+        let (written, on) = match &about {
+            EventSubject::Pod(uid, pod) => (api.pod_event(uid, pod, &event).await, pod.to_string()),
+            EventSubject::Node(uid, node) => (api.event_of_node(uid.as_str(), node, &event).await, node.to_string()),
+        };
+        if let Err(error) = written {
+            tracing::debug!(on, %error, "an event is not written");
         }
     }
 }

@@ -1,6 +1,8 @@
 //! Feeds the owner from the followers of all pods and all Nodes.
 
+use super::closings;
 use super::convert;
+use super::events::PodEvents;
 use super::eviction::Evictor;
 use super::leadership::Leadership;
 use super::live_callers::LiveCallers;
@@ -11,10 +13,11 @@ use apiserver::kind::{AllNodes, AllPods};
 use apiserver::store::{Delta, Store};
 use model::backoff::Backoff;
 use model::followed_node::FollowedNode;
-use model::id::{ObjectUid, PodUid};
+use model::id::{NodeName, ObjectUid, PodUid};
 use model::pod::Pod;
 use parking_lot::Mutex;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 use tokio::time::Instant;
 use wire::watch::UnreadableObject;
@@ -29,6 +32,8 @@ const LONGEST: Duration = Duration::from_secs(15);
 pub(super) struct WatchHealth {
     what: &'static str,
     state: Mutex<WatchState>,
+    /// Versions of objects that could not be read.
+    unreadable: AtomicU64,
 }
 
 #[derive(Clone, Debug)]
@@ -41,7 +46,7 @@ struct WatchState {
 impl WatchHealth {
     pub(super) fn new(what: &'static str) -> Arc<WatchHealth> {
         let state = WatchState { heard: None, broken: None, backoff: Backoff::new(FIRST, LONGEST) };
-        Arc::new(WatchHealth { what, state: Mutex::new(state) })
+        Arc::new(WatchHealth { what, state: Mutex::new(state), unreadable: AtomicU64::new(0) })
     }
 
     /// The kind of the objects.
@@ -57,6 +62,11 @@ impl WatchHealth {
     /// Why the server cannot be reached now, if it cannot.
     pub(super) fn broken(&self) -> Option<Arc<str>> {
         self.state.lock().broken.clone()
+    }
+
+    /// Number of versions of objects that could not be read.
+    pub(super) fn unreadable(&self) -> u64 {
+        self.unreadable.load(Ordering::Relaxed)
     }
 
     fn heard(&self) {
@@ -88,6 +98,7 @@ pub(super) struct PodFeed {
     pub(super) owner: Arc<ClusterOwner>,
     pub(super) leadership: Arc<Leadership>,
     pub(super) evictor: Arc<Evictor>,
+    pub(super) events: Arc<PodEvents>,
     pub(super) live: Arc<LiveCallers>,
     pub(super) health: Arc<WatchHealth>,
 }
@@ -96,6 +107,8 @@ pub(super) struct PodFeed {
 #[derive(Debug)]
 pub(super) struct NodeFeed {
     pub(super) owner: Arc<ClusterOwner>,
+    pub(super) leadership: Arc<Leadership>,
+    pub(super) events: Arc<PodEvents>,
     pub(super) live: Arc<LiveCallers>,
     pub(super) health: Arc<WatchHealth>,
 }
@@ -110,6 +123,16 @@ impl PodFeed {
         self.owner.pod_is(pod);
         self.evictor.pod_is(pod);
         self.live.pod_is(pod);
+    }
+
+    fn tell_closings(&self) {
+        closings::tell(&self.owner, &self.events, self.leadership.decides());
+    }
+}
+
+impl NodeFeed {
+    fn tell_closings(&self) {
+        closings::tell(&self.owner, &self.events, self.leadership.decides());
     }
 }
 
@@ -130,11 +153,28 @@ impl FollowListener<AllPods> for PodFeed {
                 }
             }
         }
+        self.tell_closings();
     }
 
     fn unreadable(&mut self, bad: &UnreadableObject<PodUid>) {
+        self.health.unreadable.fetch_add(1, Ordering::Relaxed);
         let name = bad.name.as_deref().unwrap_or_default();
-        tracing::warn!(pod = name, error = %bad.why, "a pod cannot be read; the GPUs that it may hold are not known");
+        match (&bad.uid, &bad.node) {
+            (Some(uid), Some(node)) => {
+                let lost = "the GPUs that it may hold are not known, so its node takes no new claims";
+                tracing::warn!(pod = name, %node, error = %bad.why, "a pod on {node} cannot be read; {lost}");
+                self.owner.pod_is_unreadable(uid, node);
+                self.tell_closings();
+            }
+            _ => {
+                tracing::warn!(pod = name, error = %bad.why, "a pod cannot be read, and it is on no node or has ended")
+            }
+        }
+    }
+
+    fn settled(&mut self, uid: &PodUid) {
+        self.owner.pod_is_settled(uid);
+        self.tell_closings();
     }
 
     fn failed(&mut self, why: &ApiError) -> Duration {
@@ -168,11 +208,17 @@ impl FollowListener<AllNodes> for NodeFeed {
                 }
             }
         }
+        self.tell_closings();
     }
 
     fn unreadable(&mut self, bad: &UnreadableObject<ObjectUid>) {
         let name = bad.name.as_deref().unwrap_or_default();
-        tracing::warn!(node = name, error = %bad.why, "a Node cannot be read; it stays as it was seen last");
+        self.health.unreadable.fetch_add(1, Ordering::Relaxed);
+        tracing::warn!(node = name, error = %bad.why, "a Node cannot be read; it takes no new claims");
+        if let Ok(name) = NodeName::parse(name) {
+            self.owner.node_is_unreadable(&name, &bad.why.as_str().into());
+            self.tell_closings();
+        }
     }
 
     fn failed(&mut self, why: &ApiError) -> Duration {

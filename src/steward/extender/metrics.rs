@@ -7,7 +7,9 @@ use super::owner::ClusterCounts;
 use super::stream_counts::StreamCounts;
 use decide::placement::RefusalReason;
 use effects::exposition::{Exposition, ExpositionFormat, MetricFamily, MetricLabels, MetricType, SampleValue};
+use effects::server::ConnectionCounts;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 const LEADS: MetricFamily = gauge("gpu_steward_extender_leads", "1 while this extender leads and decides.");
 const ANSWERS: MetricFamily = MetricFamily {
@@ -36,6 +38,13 @@ const WATCH_AGE: MetricFamily = MetricFamily {
         "Time since the API server sent anything about this kind of objects.",
     )
 };
+const UNREADABLE: MetricFamily =
+    counter("gpu_steward_extender_unreadable_objects_total", "Versions of pods and Nodes that could not be read.");
+const CONNECTIONS: MetricFamily = gauge("gpu_steward_extender_connections", "Connections to the port that are open.");
+const CUT: MetricFamily = counter(
+    "gpu_steward_extender_connections_cut_total",
+    "Connections that were closed for newer ones, or refused because all were busy.",
+);
 const DROPPED: MetricFamily =
     counter("gpu_steward_extender_events_dropped_total", "Events on pods that were dropped because too many waited.");
 
@@ -72,6 +81,7 @@ pub(super) struct Scrape<'a> {
     pub(super) cluster: ClusterCounts,
     pub(super) measured: MeasuredCounts,
     pub(super) watches: &'a [Arc<WatchHealth>],
+    pub(super) connections: &'a ConnectionCounts,
     pub(super) events_dropped: u64,
     /// `None` where this extender serves no agents.
     pub(super) streams: Option<&'a StreamScrape>,
@@ -119,6 +129,14 @@ fn own(scrape: &Scrape<'_>, out: &mut Exposition<'_>) {
             out.sample(&[label("kind", watch.what()).as_str()], SampleValue::Real(age.as_secs_f64()));
         }
     }
+    out.family(&UNREADABLE);
+    for watch in scrape.watches {
+        out.sample(&[label("kind", watch.what()).as_str()], SampleValue::Whole(watch.unreadable()));
+    }
+    out.family(&CONNECTIONS);
+    out.sample(&[], SampleValue::Whole(scrape.connections.open.load(Ordering::Relaxed)));
+    out.family(&CUT);
+    out.sample(&[], SampleValue::Whole(scrape.connections.cut.load(Ordering::Relaxed)));
     out.family(&DROPPED);
     out.sample(&[], SampleValue::Whole(scrape.events_dropped));
 }

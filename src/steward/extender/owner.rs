@@ -7,7 +7,8 @@
 
 use super::convert;
 use decide::cluster::{
-    BindOrder, BindOutcome, BindRefusal, ClusterRules, ClusterState, FilterVerdict, ReportRefusal, StreamId,
+    BindOrder, BindOutcome, BindRefusal, ClosingChange, ClusterRules, ClusterState, FilterVerdict, ReportRefusal,
+    StreamId,
 };
 use decide::ledger::{ClaimState, DeviceDemand};
 use decide::placement::Capacity;
@@ -92,8 +93,36 @@ impl ClusterOwner {
 
     /// Takes over a pod.
     pub(super) fn pod_is(&self, pod: &Pod) {
-        let bound = convert::bound_pod(pod, &self.rules);
-        self.cluster.lock().pod_is(pod.cgroup_uid(), bound.as_ref());
+        let (bound, origin) = (convert::bound_pod(pod, &self.rules), convert::origin(pod));
+        let mut cluster = self.cluster.lock();
+        cluster.pod_is(pod.cgroup_uid(), bound.as_ref());
+        cluster.claim_is_from(pod.cgroup_uid(), origin);
+    }
+
+    /// The newest version of a pod, by its UID at the API server, cannot be read; it is bound to this node.
+    pub(super) fn pod_is_unreadable(&self, uid: &PodUid, node: &NodeName) {
+        self.cluster.lock().pod_is_unreadable(uid, node);
+    }
+
+    /// A pod that could not be read is gone, by evidence, or can be read again.
+    pub(super) fn pod_is_settled(&self, uid: &PodUid) {
+        self.cluster.lock().pod_is_settled(uid);
+    }
+
+    /// The newest version of a Node cannot be read.
+    pub(super) fn node_is_unreadable(&self, name: &NodeName, why: &Arc<str>) {
+        self.cluster.lock().node_is_unreadable(name, why);
+    }
+
+    /// Why this node takes no new claims, if it takes none.
+    pub(super) fn closed(&self, name: &str) -> Option<String> {
+        let cluster = self.cluster.lock();
+        cluster.node(&NodeName::parse(name).ok()?)?.closed().map(|why| why.to_string())
+    }
+
+    /// The nodes that were closed or opened since this was last called.
+    pub(super) fn take_closings(&self) -> Vec<ClosingChange> {
+        self.cluster.lock().take_closings()
     }
 
     /// A pod is gone, by evidence.

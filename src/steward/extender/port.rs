@@ -15,7 +15,7 @@ use super::verbs::Verbs;
 use effects::caller::{Access, AllowedHosts, Condition, Ends};
 use effects::exposition::ExpositionFormat;
 use effects::server::body::{self, BodyLimits};
-use effects::server::{ConnectionLimits, HttpApplication};
+use effects::server::{ConnectionCounts, ConnectionLimits, HttpApplication};
 use http_body_util::Full;
 use hyper::body::{Bytes, Incoming};
 use hyper::header::{self, HeaderMap, HeaderValue};
@@ -49,6 +49,7 @@ pub(super) struct ExtenderPort {
     leadership: Arc<Leadership>,
     measures: Arc<Measures>,
     watches: [Arc<WatchHealth>; 2],
+    connections: Arc<ConnectionCounts>,
     /// `None` where this extender passes no questions on.
     proxy: Option<Arc<LeaderProxy>>,
     /// `None` where it serves no agents.
@@ -65,10 +66,11 @@ impl ExtenderPort {
         leadership: Arc<Leadership>,
         measures: Arc<Measures>,
         watches: [Arc<WatchHealth>; 2],
+        connections: Arc<ConnectionCounts>,
     ) -> ExtenderPort {
         let here = Access::Callers(AllowedHosts::default(), Condition::OnThisMachine(HERE));
         let (proxy, streams) = (None, None);
-        ExtenderPort { verbs, leadership, measures, watches, proxy, streams, open: Access::Everyone, here }
+        ExtenderPort { verbs, leadership, measures, watches, connections, proxy, streams, open: Access::Everyone, here }
     }
 
     /// The same with streams of agents, and with a way to the leader.
@@ -88,10 +90,12 @@ impl ExtenderPort {
     async fn verb(&self, verb: Verb, request: Request<Incoming>, may_pass_on: bool) -> Answer {
         let begun = Instant::now();
         if request.method() != Method::POST {
+            self.measures.unanswered(verb);
             return text(StatusCode::METHOD_NOT_ALLOWED, format!("{} is asked with POST.", request.uri().path()));
         }
         let content = request.headers().get(header::CONTENT_TYPE).and_then(|content| content.to_str().ok());
         if !content.is_some_and(is_json) {
+            self.measures.unanswered(verb);
             let content = content.unwrap_or("none");
             return text(
                 StatusCode::UNSUPPORTED_MEDIA_TYPE,
@@ -195,6 +199,7 @@ impl ExtenderPort {
             cluster: self.verbs.owner.counts(),
             measured: self.measures.counts(),
             watches: &self.watches,
+            connections: &self.connections,
             events_dropped: self.verbs.events.dropped(),
             streams: self.streams.as_ref(),
         };

@@ -4,15 +4,15 @@ use super::binder::Binder;
 use super::convert;
 use super::decisions::{Decision, Decisions, NODES};
 use super::events::{PodEventReason, PodEvents};
+use super::explain::{self, Explained, NodeScore, ReasonTexts};
 use super::measures::Measures;
 use super::owner::ClusterOwner;
-use decide::cluster::{FilterVerdict, RefusalSummary};
+use decide::cluster::{FilterVerdict, RefusalSummary, RefusedNode, Scoring};
 use model::id::PodUid;
 use model::placement::PlacementRequest;
 use model::pod::Pod;
 use serde_json::{Value, json};
 use sources::clock;
-use std::collections::HashMap;
 use std::sync::Arc;
 use wire::extender::{self, ExtenderArgs, FailedNode, NodeVictims};
 
@@ -37,7 +37,19 @@ enum Asked {
 }
 
 /// A decision in words, the scores of nodes, and details.
-type Outcome = (String, Vec<(Box<str>, i64)>, Value);
+struct Outcome {
+    result: String,
+    scores: Vec<(Box<str>, i64, Explained)>,
+    scoring: Scoring,
+    detail: String,
+}
+
+impl Outcome {
+    /// One without nodes and details.
+    fn plain(result: String) -> Outcome {
+        Outcome { result, scores: Vec::new(), scoring: Scoring::default(), detail: String::new() }
+    }
+}
 
 /// A body that is no question of the verb, as a sentence.
 pub(super) type BadQuestion = String;
@@ -58,7 +70,7 @@ impl Verbs {
                 let failed: Vec<FailedNode<'_>> =
                     (0..nodes.len()).map(|place| FailedNode { place, reason: &why, unresolvable: true }).collect();
                 self.events.send(&pod.uid, &pod.name, PodEventReason::FilteringFailed, why.clone());
-                self.record(&pod, "filter", (why.clone(), Vec::new(), Value::Null));
+                self.record(&pod, "filter", Outcome::plain(why.clone()));
                 return Ok(extender::encode_filter(&nodes, &[], &failed));
             }
             Asked::Gpus(request) => *request,
@@ -66,19 +78,8 @@ impl Verbs {
         let names: Vec<&str> = nodes.names().collect();
         let detail = asks(&request);
         let verdict = self.owner.filter(request, &names);
-        let mut texts: HashMap<u16, String> = HashMap::new();
-        for node in &verdict.refused {
-            texts.entry(node.why.bits()).or_insert_with(|| node.why.to_string());
-        }
-        let failed: Vec<FailedNode<'_>> = verdict
-            .refused
-            .iter()
-            .map(|node| FailedNode {
-                place: node.place,
-                reason: texts.get(&node.why.bits()).map_or("", String::as_str),
-                unresolvable: node.why.is_lasting(),
-            })
-            .collect();
+        let reasons = ReasonTexts::of(&verdict.refused);
+        let failed: Vec<FailedNode<'_>> = reasons.failed(&verdict.refused);
         let answer = extender::encode_filter(&nodes, &verdict.fit, &failed);
         self.filtered(&pod, &names, &verdict, detail);
         Ok(answer)
@@ -93,12 +94,12 @@ impl Verbs {
                 tracing::trace!(pod = %pod.name, node, "filtered out node {node} for pod {}: {why}", pod.name);
             }
         }
-        let mut scores: Vec<(&str, i64)> =
-            verdict.fit.iter().zip(&verdict.scores).map(|(place, score)| (name(*place), *score)).collect();
-        scores.sort_by(|one, other| other.1.cmp(&one.1).then_with(|| one.0.cmp(other.0)));
+        let shown = if tracing::enabled!(tracing::Level::DEBUG) { usize::MAX } else { NODES };
+        let scores = explain::best(verdict, names, shown);
         if tracing::enabled!(tracing::Level::DEBUG) {
-            for (node, score) in &scores {
-                tracing::debug!(pod = %pod.name, node, score, "score of node {node} for pod {}: {score}", pod.name);
+            for NodeScore { node, score, explained } in &scores {
+                let how = explained.sentence(&verdict.scoring);
+                tracing::debug!(pod = %pod.name, node, score, "score of node {node} for pod {}: {score}; {how}", pod.name);
             }
         }
         let summary = RefusalSummary::of(&verdict.refused, names);
@@ -106,7 +107,7 @@ impl Verbs {
         let (reason, text) = match verdict.proposed.map(name) {
             _ if verdict.fit.is_empty() => (PodEventReason::FilteringFailed, format!("no node fits: {summary}")),
             proposed => {
-                let best = proposed.or(scores.first().map(|(node, _)| *node)).unwrap_or_default();
+                let best = proposed.or(scores.first().map(|best| best.node)).unwrap_or_default();
                 let (fit, refused) = (verdict.fit.len(), verdict.refused.len());
                 let text = format!("{fit} of {} nodes fit, {best} best", fit + refused);
                 (PodEventReason::FilteringSucceed, if refused > 0 { format!("{text}; {summary}") } else { text })
@@ -118,13 +119,17 @@ impl Verbs {
             tracing::trace!(pod = %pod.name, "pod {}: {text}", pod.name);
         }
         self.events.send(&pod.uid, &pod.name, reason, text.clone());
-        let refused: Vec<Value> = verdict.refused.iter().take(NODES).map(|node| {
-            json!({ "node": name(node.place), "why": RefusalSummary::of(std::slice::from_ref(node), names).to_string() })
-        }).collect();
-        detail["refused"] = refused.into();
+        let why = |node: &RefusedNode| RefusalSummary::of(std::slice::from_ref(node), names).to_string();
+        let refused = verdict.refused.iter().take(NODES).map(|node| match self.owner.closed(name(node.place)) {
+            Some(closed) => json!({ "node": name(node.place), "why": why(node), "closed": closed }),
+            None => json!({ "node": name(node.place), "why": why(node) }),
+        });
+        detail["refused"] = refused.collect();
         detail["proposed"] = verdict.proposed.map(name).into();
-        let scores = scores.into_iter().take(NODES).map(|(node, score)| (node.into(), score)).collect();
-        self.record(pod, "filter", (text, scores, detail));
+        detail["scoring"] = explain::scoring(&verdict.scoring);
+        let shown = scores.iter().take(NODES).map(|score| (score.node.into(), score.score, score.explained));
+        let (scores, scoring, detail) = (shown.collect(), verdict.scoring, detail.to_string());
+        self.record(pod, "filter", Outcome { result: text, scores, scoring, detail });
     }
 
     /// `/prioritize`: the scores of the nodes.
@@ -158,7 +163,7 @@ impl Verbs {
             }
         };
         let text = format!("evictions make room on {} nodes", kept.len());
-        self.record(&question.pod, "preempt", (text, Vec::new(), Value::Null));
+        self.record(&question.pod, "preempt", Outcome::plain(text));
         Ok(extender::encode_preemption(&kept))
     }
 
@@ -182,7 +187,8 @@ impl Verbs {
             verb: "bind",
             result,
             scores: Vec::new(),
-            detail: Value::Null,
+            scoring: Scoring::default(),
+            detail: String::new(),
         });
         Ok(extender::encode_binding_error(&why))
     }
@@ -195,9 +201,10 @@ impl Verbs {
         }
     }
 
-    fn record(&self, pod: &Pod, verb: &'static str, (result, scores, detail): Outcome) {
+    fn record(&self, pod: &Pod, verb: &'static str, outcome: Outcome) {
         let (uid, pod): (PodUid, _) = (pod.uid.clone(), pod.name.clone());
-        self.decisions.add(Decision { at: clock::now().wall, uid, pod, verb, result, scores, detail });
+        let Outcome { result, scores, scoring, detail } = outcome;
+        self.decisions.add(Decision { at: clock::now().wall, uid, pod, verb, result, scores, scoring, detail });
     }
 }
 

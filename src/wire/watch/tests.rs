@@ -56,6 +56,41 @@ fn each_kind_of_event_is_read() {
 }
 
 #[test]
+fn an_unreadable_pod_says_what_can_be_read_of_it() {
+    let whole = json!({
+        "metadata": { "name": "b", "namespace": "ml", "uid": UID },
+        "spec": { "nodeName": "n1", "containers": 7 }, "status": { "phase": "Running" },
+    });
+    let with = |pointer: &str, value: serde_json::Value| {
+        let mut object = whole.clone();
+        *object.pointer_mut(pointer).unwrap() = value;
+        object
+    };
+    let (name, uid, node) = (Some("ml/b"), Some(UID), Some("n1"));
+    for (object, expected) in [
+        (whole.clone(), (uid, name, node)),
+        (with("/metadata/name", json!(7)), (uid, None, node)),
+        (with("/metadata/uid", json!([])), (None, name, node)),
+        (with("/spec/nodeName", json!({})), (uid, name, None)),
+        (with("/spec", json!(7)), (uid, name, None)),
+        (with("/metadata", json!("x")), (None, None, node)),
+        (with("/status", json!(0)), (uid, name, node)),
+        (with("/status/phase", json!(0)), (uid, name, node)),
+        (with("/status/phase", json!("Failed")), (uid, name, None)),
+    ] {
+        let lines = WatchLines::<NodePods>::default().feed(line("MODIFIED", &object).as_bytes()).unwrap();
+        let WatchEvent::Applied(read) = &lines[0].event else { panic!("{:?}", lines[0]) };
+        let bad = read.as_ref().as_ref().unwrap_err();
+        let found =
+            (bad.uid.as_ref().map(PodUid::as_str), bad.name.as_deref(), bad.node.as_ref().map(NodeName::as_str));
+        assert_eq!(found, expected, "{object}");
+        // Its deletion names it too.
+        let lines = WatchLines::<NodePods>::default().feed(line("DELETED", &object).as_bytes()).unwrap();
+        assert!(matches!(&lines[0].event, WatchEvent::Deleted(uid) if uid.as_ref().map(PodUid::as_str) == expected.0));
+    }
+}
+
+#[test]
 fn an_unreadable_pod_is_one_event_and_an_invalid_event_ends_the_stream() {
     let bad = json!({"metadata": {"name": "b", "namespace": "ml", "uid": UID, "resourceVersion": "4"}, "spec": {"containers": 7}});
     let mut stream = WatchLines::<NodePods>::default();

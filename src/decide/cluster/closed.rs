@@ -1,0 +1,152 @@
+//! Why a node takes no new claims.
+//!
+//! A node is closed while it is not known which of its GPUs are taken. It opens by itself as soon as that is known: the
+//! agent names the GPUs of a pod, the pod ends, a newer version of an object can be read.
+
+use model::id::{NodeName, ObjectUid, PodUid};
+use model::time::WallTime;
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::sync::Arc;
+
+/// Why a node takes no new claims.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ClosedReason {
+    /// The Node is not at the API server, but pods on it still have claims.
+    Gone,
+    /// The register cannot be read.
+    Unreadable(Arc<str>),
+    /// A pod on the node holds GPUs, and its claim cannot be read.
+    UnknownClaim(PodUid),
+    /// A pod on the node cannot be read at all, so it may hold GPUs.
+    UnreadablePod(PodUid),
+    /// Another scheduler of GPUs has placed this pod here since this scheduler uses the node.
+    TwoSchedulers(PodUid),
+    /// The stream of the agent has ended and is not back in time.
+    AgentAway,
+    /// The agent is not registered with the kubelet.
+    AgentStarting,
+    /// The agent is about to stop.
+    AgentLeaving,
+}
+
+impl ClosedReason {
+    /// Whether it is told: not a Node that is gone, and not what each start and upgrade of an agent brings for a moment.
+    pub(super) fn is_news(&self) -> bool {
+        !matches!(self, ClosedReason::Gone | ClosedReason::AgentStarting | ClosedReason::AgentLeaving)
+    }
+
+    /// One word for logs.
+    #[must_use]
+    pub fn word(&self) -> &'static str {
+        match self {
+            ClosedReason::Gone => "gone",
+            ClosedReason::Unreadable(_) => "unreadable_register",
+            ClosedReason::UnknownClaim(_) => "unknown_claim",
+            ClosedReason::UnreadablePod(_) => "unreadable_pod",
+            ClosedReason::TwoSchedulers(_) => "two_schedulers",
+            ClosedReason::AgentAway => "agent_away",
+            ClosedReason::AgentStarting => "agent_starting",
+            ClosedReason::AgentLeaving => "agent_leaving",
+        }
+    }
+}
+
+impl fmt::Display for ClosedReason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            ClosedReason::Gone => f.write_str("the Node is gone and pods on it still have claims"),
+            ClosedReason::Unreadable(why) => write!(f, "the register of the node cannot be read: {why}"),
+            ClosedReason::UnknownClaim(pod) => {
+                write!(f, "the pod {pod} on this node holds GPUs, and which ones is not known")
+            }
+            ClosedReason::UnreadablePod(pod) => {
+                write!(f, "the pod {pod} on this node cannot be read; it may hold GPUs")
+            }
+            ClosedReason::TwoSchedulers(pod) => write!(
+                f,
+                "another GPU scheduler has placed the pod {pod} on this node since this one uses it; let only one of them \
+                 use the node"
+            ),
+            ClosedReason::AgentAway => f.write_str("the connection of the node's agent has ended and is not back"),
+            ClosedReason::AgentStarting => f.write_str("the node's agent is not registered with the kubelet"),
+            ClosedReason::AgentLeaving => f.write_str("the node's agent is about to stop"),
+        }
+    }
+}
+
+/// Which scheduler wrote a claim, and when. The time is `None` where it cannot be read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ClaimOrigin {
+    /// A leader of gpu-steward's schedulers.
+    Own(Option<WallTime>),
+    /// Another scheduler.
+    Other(Option<WallTime>),
+}
+
+/// A node that has been closed, or is closed for another reason, or is open again.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ClosingChange {
+    /// The node.
+    pub node: NodeName,
+    /// The UID of its Node; `None` where the Node is not known.
+    pub uid: Option<ObjectUid>,
+    /// Why it is closed; `None` where it is open again.
+    pub closed: Option<ClosedReason>,
+}
+
+/// What of a node's pods is not known.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Doubts {
+    /// Pods that hold GPUs of the node and whose claim cannot be read.
+    pub(super) unknown: BTreeSet<PodUid>,
+    /// Pods that cannot be read at all, by their UID at the API server.
+    pub(super) unreadable: BTreeSet<PodUid>,
+    /// The schedulers of the pods' claims. Claims that the agent made are not among them.
+    origins: BTreeMap<PodUid, ClaimOrigin>,
+    /// The newest pod of another scheduler, where that was placed after the oldest one of this one.
+    intruder: Option<PodUid>,
+    /// What was told last.
+    pub(super) told: Option<ClosedReason>,
+}
+
+impl Doubts {
+    pub(super) fn is_empty(&self) -> bool {
+        self.unknown.is_empty() && self.unreadable.is_empty()
+    }
+
+    /// The first reason why the node is closed.
+    pub(super) fn first(&self) -> Option<ClosedReason> {
+        let unreadable = || self.unreadable.first().cloned().map(ClosedReason::UnreadablePod);
+        let intruder = || self.intruder.clone().map(ClosedReason::TwoSchedulers);
+        self.unknown.first().cloned().map(ClosedReason::UnknownClaim).or_else(unreadable).or_else(intruder)
+    }
+
+    /// The claim of a pod is from this scheduler; `None` where none made it, or the pod is gone.
+    pub(super) fn origin_is(&mut self, uid: &PodUid, origin: Option<ClaimOrigin>) {
+        let before = match origin {
+            Some(origin) => self.origins.insert(uid.clone(), origin),
+            None => self.origins.remove(uid),
+        };
+        if before != origin {
+            self.intruder = intruder(&self.origins);
+        }
+    }
+}
+
+/// The pod by which another scheduler shows that it places pods here while this one does: its newest one, if that is
+/// newer than the oldest one of this scheduler. Pods that were there when this scheduler took over are older. A time that
+/// cannot be read proves nothing, so it counts as the one that closes the node.
+fn intruder(origins: &BTreeMap<PodUid, ClaimOrigin>) -> Option<PodUid> {
+    let own = |origin: &ClaimOrigin| match origin {
+        ClaimOrigin::Own(at) => Some(at.unwrap_or(WallTime(0))),
+        ClaimOrigin::Other(_) => None,
+    };
+    let other = |(uid, origin): (&PodUid, &ClaimOrigin)| match origin {
+        ClaimOrigin::Other(at) => Some((at.unwrap_or(WallTime(u64::MAX)), uid.clone())),
+        ClaimOrigin::Own(_) => None,
+    };
+    let oldest = origins.values().filter_map(own).min()?;
+    let (newest, uid) = origins.iter().filter_map(other).max()?;
+    (newest > oldest).then_some(uid)
+}

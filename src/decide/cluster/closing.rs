@@ -1,0 +1,65 @@
+//! Takes over what makes a node closed beside its own pods and GPUs, and tells which nodes were closed or opened.
+
+use super::closed::{ClaimOrigin, ClosedReason, ClosingChange};
+use super::state::ClusterState;
+use model::id::{NodeName, PodUid};
+use std::sync::Arc;
+
+impl ClusterState {
+    /// The newest version of a pod, by its UID at the API server, cannot be read, and it is bound to this node.
+    pub fn pod_is_unreadable(&mut self, uid: &PodUid, node: &NodeName) {
+        self.pod_is_settled(uid);
+        self.unreadable.insert(uid.clone(), node.clone());
+        self.home(node).doubts_mut().unreadable.insert(uid.clone());
+        self.touch(node);
+    }
+
+    /// A pod that could not be read is gone, by evidence, or can be read again.
+    pub fn pod_is_settled(&mut self, uid: &PodUid) {
+        let Some(node) = self.unreadable.remove(uid) else { return };
+        if let Some(home) = self.nodes.get_mut(&node) {
+            home.doubts_mut().unreadable.remove(uid);
+        }
+        self.touch(&node);
+        self.forget_empty(&node);
+    }
+
+    /// The newest version of a Node cannot be read. What was known of it stays visible.
+    pub fn node_is_unreadable(&mut self, name: &NodeName, why: &Arc<str>) {
+        if let Some(node) = self.nodes.get_mut(name) {
+            node.is_unreadable(why);
+            self.touch(name);
+        }
+    }
+
+    /// Which scheduler wrote the claim of a pod that [`ClusterState::pod_is`] has shown; `None` where none did.
+    pub fn claim_is_from(&mut self, uid: &PodUid, origin: Option<ClaimOrigin>) {
+        let Some(node) = self.homes.get(uid).map(|home| home.node.clone()) else { return };
+        if let Some(home) = self.nodes.get_mut(&node) {
+            home.doubts_mut().origin_is(uid, origin);
+        }
+        self.touch(&node);
+    }
+
+    /// The nodes that were closed or opened since this was last called, for a reason that is news.
+    pub fn take_closings(&mut self) -> Vec<ClosingChange> {
+        let mut changes = Vec::new();
+        for name in std::mem::take(&mut self.touched) {
+            let Some(node) = self.nodes.get_mut(&name) else { continue };
+            let closed = node.closed().filter(ClosedReason::is_news);
+            if closed == *node.told_mut() {
+                continue;
+            }
+            node.told_mut().clone_from(&closed);
+            changes.push(ClosingChange { node: name, uid: node.uid().cloned(), closed });
+        }
+        changes
+    }
+
+    /// This node may have been closed or opened.
+    pub(super) fn touch(&mut self, name: &NodeName) {
+        if !self.touched.contains(name) {
+            self.touched.insert(name.clone());
+        }
+    }
+}

@@ -1,0 +1,194 @@
+//! Explains a filter decision: how the score of a node was made, and the text of each refusal.
+
+use decide::cluster::{ExplainedScore, FilterVerdict, RefusedNode, Scoring};
+use model::placement::NodePolicy;
+use serde_json::{Value, json};
+use std::fmt::Write;
+use wire::extender::FailedNode;
+
+/// One in the parts in which terms are counted.
+const WHOLE: f64 = 1e6;
+
+/// The score of one node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct NodeScore<'a> {
+    pub(super) node: &'a str,
+    pub(super) score: i64,
+    pub(super) explained: Explained,
+}
+
+/// How a score was made.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Explained(ExplainedScore);
+
+/// The best `most` nodes of a verdict, the best one first; of equal ones the first by name.
+pub(super) fn best<'a>(verdict: &FilterVerdict, names: &[&'a str], most: usize) -> Vec<NodeScore<'a>> {
+    let all = verdict.fit.iter().zip(&verdict.scores).zip(&verdict.explained);
+    let node = |place: &usize| names.get(*place).copied().unwrap_or_default();
+    let one = |((place, score), explained): ((&usize, &i64), &ExplainedScore)| NodeScore {
+        node: node(place),
+        score: *score,
+        explained: Explained(*explained),
+    };
+    let mut scores: Vec<NodeScore<'_>> = all.map(one).collect();
+    let order =
+        |one: &NodeScore<'_>, other: &NodeScore<'_>| other.score.cmp(&one.score).then_with(|| one.node.cmp(other.node));
+    // Only the nodes that are shown are sorted: a call can have 15,000.
+    if most > 0 && most < scores.len() {
+        scores.select_nth_unstable_by(most - 1, order);
+        scores.truncate(most);
+    }
+    scores.sort_by(order);
+    scores
+}
+
+/// What the scores of one decision have in common.
+pub(super) fn scoring(scoring: &Scoring) -> Value {
+    json!({ "node_policy": policy(scoring), "score_step": scoring.step })
+}
+
+fn policy(scoring: &Scoring) -> &'static str {
+    match scoring.policy {
+        NodePolicy::Binpack => "binpack",
+        NodePolicy::Spread => "spread",
+    }
+}
+
+impl NodeScore<'_> {
+    /// The score with its terms.
+    pub(super) fn json(&self, scoring: &Scoring) -> Value {
+        let Explained(ExplainedScore { terms, beside_proposals }) = self.explained;
+        let term = |term: &decide::placement::ScoreTerm| {
+            json!({
+                "name": term.name, "value": parts(term.value.into()), "weight": term.weight, "product": parts(term.product()),
+            })
+        };
+        let terms_json: Vec<Value> = terms.terms(scoring.weights).iter().map(term).collect();
+        json!({
+            "node": self.node, "score": self.score, "terms": terms_json,
+            "fill": parts(terms.fill(scoring.weights).0.into()), "beside_expected_pods": beside_proposals,
+            "arithmetic": self.explained.sentence(scoring),
+        })
+    }
+}
+
+/// A number of parts of a million as a share of one.
+#[expect(clippy::cast_precision_loss, reason = "shares with six digits")]
+fn parts(number: u128) -> f64 {
+    number as f64 / WHOLE
+}
+
+impl Explained {
+    /// The arithmetic as a sentence.
+    pub(super) fn sentence(&self, scoring: &Scoring) -> String {
+        let Explained(ExplainedScore { terms, beside_proposals }) = self;
+        let mut text = "fill = (".to_owned();
+        let mut weights = 0_u64;
+        for (number, term) in terms.terms(scoring.weights).iter().enumerate() {
+            weights += u64::from(term.weight);
+            let plus = if number == 0 { "" } else { " + " };
+            // Writing into a text does not fail.
+            let _ = write!(text, "{plus}{} {:.6} x {}", term.name, parts(term.value.into()), term.weight);
+        }
+        let fill = parts(terms.fill(scoring.weights).0.into());
+        let better = match scoring.policy {
+            NodePolicy::Binpack => "the fullest",
+            NodePolicy::Spread => "the emptiest",
+        };
+        let _ = write!(text, ") / {weights} = {fill:.6}; {} prefers {better} node", policy(scoring));
+        if !beside_proposals {
+            text.push_str("; behind all others, because it fits only if the expected pods do not come");
+        }
+        text
+    }
+}
+
+/// The text of each set of reasons, so that kube-scheduler can count nodes with the same one.
+#[derive(Debug)]
+pub(super) struct ReasonTexts {
+    /// A few sets for all nodes of a call.
+    texts: Vec<(u16, String)>,
+}
+
+impl ReasonTexts {
+    pub(super) fn of(refused: &[RefusedNode]) -> ReasonTexts {
+        let mut texts: Vec<(u16, String)> = Vec::new();
+        for node in refused {
+            let bits = node.why.bits();
+            if !texts.iter().any(|(known, _)| *known == bits) {
+                texts.push((bits, node.why.to_string()));
+            }
+        }
+        ReasonTexts { texts }
+    }
+
+    /// The refused nodes with their texts.
+    pub(super) fn failed(&self, refused: &[RefusedNode]) -> Vec<FailedNode<'_>> {
+        let one = |node: &RefusedNode| {
+            let bits = node.why.bits();
+            let text = self.texts.iter().find(|(known, _)| *known == bits);
+            FailedNode {
+                place: node.place,
+                reason: text.map_or("", |(_, text)| text),
+                unresolvable: node.why.is_lasting(),
+            }
+        };
+        refused.iter().map(one).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use decide::placement::FillTerms;
+    use model::placement::ScoreWeights;
+
+    fn verdict(fills: &[u64]) -> FilterVerdict {
+        let terms = |fill: &u64| FillTerms { slots: *fill, cores: 0, memory: 500_000 };
+        FilterVerdict {
+            fit: (0..fills.len()).collect(),
+            scores: fills.iter().map(|fill| i64::try_from(*fill).unwrap()).collect(),
+            explained: fills
+                .iter()
+                .map(|fill| ExplainedScore { beside_proposals: *fill > 0, terms: terms(fill) })
+                .collect(),
+            scoring: Scoring {
+                policy: NodePolicy::Spread,
+                weights: ScoreWeights { slots: 1, cores: 1, memory: 2 },
+                step: 121,
+            },
+            ..FilterVerdict::default()
+        }
+    }
+
+    #[test]
+    fn the_best_nodes_come_first_and_equal_ones_by_name() {
+        let (verdict, names) = (verdict(&[5, 9, 9, 0, 7]), ["a", "c", "b", "d", "e"]);
+        let best = |most| best(&verdict, &names, most).iter().map(|score| score.node).collect::<String>();
+        assert_eq!((&*best(usize::MAX), &*best(3), &*best(1), &*best(5)), ("bcead", "bce", "b", "bcead"));
+    }
+
+    #[test]
+    fn each_score_shows_its_terms_and_its_arithmetic() {
+        let verdict = verdict(&[200_000, 0]);
+        let scores = best(&verdict, &["n1", "n2"], 9);
+        let shown = scores[0].json(&verdict.scoring);
+        assert_eq!(
+            shown["terms"],
+            json!([
+                { "name": "slots", "value": 0.2, "weight": 1, "product": 0.2 },
+                { "name": "cores", "value": 0.0, "weight": 1, "product": 0.0 },
+                { "name": "memory", "value": 0.5, "weight": 2, "product": 1.0 },
+            ])
+        );
+        assert_eq!((&shown["node"], &shown["score"], &shown["fill"]), (&json!("n1"), &json!(200_000), &json!(0.3)));
+        let text = "fill = (slots 0.200000 x 1 + cores 0.000000 x 1 + memory 0.500000 x 2) / 4 = 0.300000; spread prefers the \
+                    emptiest node";
+        assert_eq!(shown["arithmetic"], text);
+        let behind = scores[1].json(&verdict.scoring)["arithmetic"].as_str().unwrap().to_owned();
+        assert!(
+            behind.ends_with("; behind all others, because it fits only if the expected pods do not come"),
+            "{behind}"
+        );
+    }
+}
