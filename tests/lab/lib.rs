@@ -6,6 +6,7 @@
 //!   scenario     the fake NVML library and its scenario file
 //!   agent        the built program in an empty directory
 //!   api_server   a fake Kubernetes API server with faults on demand
+//!   pass_through a scheduler extender that decides nothing, for benches to compare with
 //!   pods         real cgroups with real processes, under kubelet's paths (needs root)
 //!   kubectl      real `kubectl` calls with given credentials
 //!   bearer       single requests with a bearer token
@@ -22,6 +23,7 @@ pub mod eventually;
 pub mod http;
 pub mod scenario;
 pub mod api_server;
+pub mod pass_through;
 pub mod agent;
 pub mod pods;
 pub mod kubectl;

@@ -57,3 +57,9 @@ mod pods;
 mod sharing;
 #[cfg(test)]
 mod extender;
+#[cfg(test)]
+mod recorded;
+#[cfg(test)]
+mod closings;
+#[cfg(test)]
+mod bad_questions;
