@@ -3,6 +3,7 @@
 //!
 //! ```text
 //!   usage.proto          gpu-steward's own usage stream, on the agent's socket
+//!   stream.proto         the streams between agents and the leading extender
 //!   podresources.proto   the part of kubelet's PodResources API v1 that the agent reads
 //!   deviceplugin.proto   kubelet's device plugin API v1beta1
 //!   pluginregistration.proto   kubelet's watcher of plugins
@@ -18,6 +19,12 @@
 #[allow(clippy::all, clippy::pedantic, missing_docs, unreachable_pub, reason = "generated")]
 pub mod usage {
     include!("gen/gpu_steward.usage.v1.rs");
+}
+
+/// The streams between agents and the leading extender: package `gpu_steward.stream.v1`.
+#[allow(clippy::all, clippy::pedantic, missing_docs, unreachable_pub, reason = "generated")]
+pub mod stream {
+    include!("gen/gpu_steward.stream.v1.rs");
 }
 
 /// kubelet's PodResources API: package `v1`.

@@ -132,6 +132,28 @@ impl ApiClient {
         self.get(call, ApiPath::node(node), age, form).await
     }
 
+    /// Reads the keys with which the API server signs the tokens of service accounts (JWKS).
+    ///
+    /// # Errors
+    /// [`ApiError`].
+    pub async fn token_keys(&self) -> Result<Vec<u8>, ApiError> {
+        // The server answers 406 to a client that accepts JSON only.
+        self.get_path("keys of tokens", "/openid/v1/jwks", "application/jwk-set+json, application/json").await
+    }
+
+    /// Reads the configuration of the issuer of these tokens.
+    ///
+    /// # Errors
+    /// [`ApiError`].
+    pub async fn token_issuer(&self) -> Result<Vec<u8>, ApiError> {
+        self.get_path("issuer of tokens", "/.well-known/openid-configuration", "application/json").await
+    }
+
+    async fn get_path(&self, what: &'static str, path: &str, accept: &'static str) -> Result<Vec<u8>, ApiError> {
+        let content = Content { method: http::Method::GET, accept, body: None };
+        self.answered(ApiCall::new(ApiVerb::Get, ApiResource::TokenKeys, what), ApiPath::of(path, &[]), content).await
+    }
+
     pub(crate) async fn get(
         &self,
         call: ApiCall,

@@ -15,6 +15,7 @@ const CONNECT: Duration = Duration::from_secs(10);
 /// The variable that the kubelet sets in every container.
 const IN_CLUSTER: &str = "KUBERNETES_SERVICE_HOST";
 const VARIABLE: &str = "KUBECONFIG";
+const USER_AGENT: &str = concat!("gpu-steward/", env!("CARGO_PKG_VERSION"));
 
 /// A connection to the API server. No request has been sent yet.
 #[derive(Clone)]
@@ -78,6 +79,8 @@ pub async fn connect(kubeconfig: Option<&Path>) -> Result<ApiConnection, NotConn
     config.connect_timeout = Some(CONNECT);
     // The callers count failures and back off; retries inside the client would hide failures from them.
     config.default_retry = false;
+    // So that audit logs and priority levels of the API server can tell the program from others with the same account.
+    config.headers.push((http::header::USER_AGENT, http::HeaderValue::from_static(USER_AGENT)));
     let server = config.cluster_url.to_string();
     let client =
         Client::try_from(config).map_err(|why| NotConnected::Client { from: from.clone(), why: why.into() })?;

@@ -7,6 +7,7 @@
 //!   own_node versions   reads of the agent's own Node ◀─────────────────┤
 //!   writes              annotations, labels, events, evictions ─────────┤
 //!   lease               the Lease of a leader election ─────────────────┤
+//!   kept_object         one Secret or ConfigMap ────────────────────────┤
 //!   kind absence store follow   list, then watch ──▶ changes, for a listener ◀─┘
 //! ```
 //!
@@ -24,6 +25,7 @@ pub mod own_node;
 pub mod versions;
 pub mod writes;
 pub mod lease;
+pub mod kept_object;
 pub mod kind;
 mod absence;
 pub mod store;

@@ -18,6 +18,12 @@ pub enum ApiResource {
     Events,
     /// Leases.
     Leases,
+    /// Secrets.
+    Secrets,
+    /// ConfigMaps.
+    ConfigMaps,
+    /// The keys that sign tokens, and their issuer: no objects, but paths of the server.
+    TokenKeys,
 }
 
 /// The path of a request and its query.
@@ -40,6 +46,9 @@ impl ApiResource {
             ApiResource::Nodes => "nodes",
             ApiResource::Events => "events",
             ApiResource::Leases => "leases",
+            ApiResource::Secrets => "secrets",
+            ApiResource::ConfigMaps => "configmaps",
+            ApiResource::TokenKeys => "/openid/v1/jwks",
         }
     }
 }

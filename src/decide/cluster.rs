@@ -4,11 +4,12 @@
 //!   Nodes, pods (watches) ──▶ node_is, pod_is, pod_gone … ──▶ ClusterState: one ledger for each node
 //!   filter    proposes a node, writes nothing     ──▶ FilterVerdict
 //!   bind      chooses devices and reserves them   ──▶ BindOrder ──POST──▶ bind_ended
+//!   streams of the agents ──▶ agent_reports, agent_closed … ──▶ LeaderView, evidence of starts and ends
 //! ```
 //!
 //! A claim is *assumed* from the decision to bind until the pod watch shows it, then *bound*, then *started* when a
 //! container of the pod has run, and it is released only by evidence: the binding was refused and never will be made,
-//! or the pod has ended, is gone, or is bound to another node. A deadline never releases a claim, because a request whose answer was lost may still be carried
+//! or the pod has ended, is gone, or is bound to another node, and its agent, if it reports, sees no process of it. A deadline never releases a claim, because a request whose answer was lost may still be carried
 //! out.
 //!
 //! What must never happen here: claims of more than a GPU has, by decisions of one leader; a node that takes new
@@ -16,6 +17,7 @@
 
 mod closed;
 mod names;
+mod agent_link;
 mod node;
 mod rank;
 mod verdicts;
@@ -24,8 +26,11 @@ mod pods;
 mod closing;
 mod filter;
 mod bind;
+mod agents;
 mod summary;
 
+pub use agent_link::StreamId;
+pub use agents::{ReportRefusal, STREAM_BACK_WITHIN};
 pub use bind::{BindOrder, BindOutcome, BindRefusal};
 pub use closed::{ClaimOrigin, ClosedReason, ClosingChange};
 pub use filter::{ExplainedScore, FilterVerdict, RefusedNode, Scoring};

@@ -99,6 +99,8 @@ pub enum ElectionChange {
 pub struct Elector {
     times: ElectionTimes,
     identity: Arc<str>,
+    /// Where this process serves agents and the other processes, if it does.
+    address: Option<Arc<str>>,
     /// The Lease as it was read or written last, and when its record was first seen; `None` where it does not exist or
     /// was never read.
     seen: Option<(StoredLease, Monotonic)>,
@@ -121,7 +123,14 @@ impl Elector {
     /// A process with an identity that no other process has, also not an earlier one on the same machine.
     #[must_use]
     pub fn new(identity: Arc<str>, times: ElectionTimes) -> Elector {
-        Elector { times, identity, seen: None, current: false, leading: None, epoch_seen: 0 }
+        Elector { times, identity, address: None, seen: None, current: false, leading: None, epoch_seen: 0 }
+    }
+
+    /// The same with the address that stands in the Lease while this process holds it.
+    #[must_use]
+    pub fn at(mut self, address: Option<Arc<str>>) -> Elector {
+        self.address = address;
+        self
     }
 
     /// The own identity.
@@ -140,6 +149,13 @@ impl Elector {
     #[must_use]
     pub fn holder(&self) -> Option<&Arc<str>> {
         self.seen.as_ref()?.0.record.holder.as_ref()
+    }
+
+    /// Where the holder of the Lease serves, as it was seen last.
+    #[must_use]
+    pub fn holder_address(&self) -> Option<&Arc<str>> {
+        let record = &self.seen.as_ref()?.0.record;
+        record.holder.as_ref().and(record.address.as_ref())
     }
 
     /// Whether this process leads at this moment.
@@ -263,6 +279,7 @@ impl Elector {
             renewed: Some(now.wall),
             transitions: lease.record.transitions,
             epoch: epoch.or(lease.record.epoch),
+            address: None,
         };
         self.current = false;
         Some(StoredLease { version: Arc::clone(&lease.version), record })
@@ -295,6 +312,7 @@ impl Elector {
             renewed: Some(wall),
             transitions,
             epoch: Some(epoch),
+            address: self.address.clone(),
         };
         StoredLease { version: lease.map_or_else(|| "".into(), |lease| Arc::clone(&lease.version)), record }
     }

@@ -226,6 +226,17 @@ impl Ledger {
         }
     }
 
+    /// A claim has started. Nothing changes if the pod has none.
+    pub fn has_started(&mut self, uid: &PodUid) {
+        let Some(claim) = self.claims.get_mut(uid).filter(|claim| claim.state != ClaimState::Started) else { return };
+        claim.state = ClaimState::Started;
+        for (device, demand) in &claim.demand {
+            if let Some(sums) = self.devices.get_mut(device) {
+                sums.started = sums.started.plus(*demand);
+            }
+        }
+    }
+
     /// Whether no pod holds anything.
     #[must_use]
     pub fn is_empty(&self) -> bool {

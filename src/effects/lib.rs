@@ -8,6 +8,7 @@
 //!   api                    the view as JSON
 //!   http                   :9410, everything that is open to the cluster
 //!   socket                 the file of a unix socket: replaces a stale one, keeps one in use, removes its own
+//!   stream                 the messages between agents and the leading extender, and the tokens of the callers
 //!   usage                  the gRPC stream on the unix socket
 //!   admin                  the loopback port: log level, commands of an operator, the profiles of the crate `pprof`
 //!   plugin                 the device plugin that the kubelet calls
@@ -35,6 +36,7 @@ pub mod http;
 mod prometheus;
 mod socket;
 pub mod usage;
+pub mod stream;
 pub mod admin;
 pub mod plugin;
 pub mod delivery;

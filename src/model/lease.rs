@@ -19,6 +19,8 @@ pub struct LeaseRecord {
     pub transitions: u64,
     /// The epoch of the holder's claims (`gpu-steward.io/epoch`); `None` where no holder has written one.
     pub epoch: Option<u64>,
+    /// Where the holder serves agents and the other extenders (`gpu-steward.io/address`); `None` where it does not.
+    pub address: Option<Arc<str>>,
 }
 
 /// A Lease as the API server stores it.

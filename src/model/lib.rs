@@ -22,6 +22,8 @@
 //!   cdi_support         what is known of the CDI of the container runtime
 //!   limits              what limits a container, and the memory that each pod may hold of a device
 //!   lease               the record by which one process becomes the leader
+//!   agent_stream        what an agent reports to the leading extender, and what the leader answers
+//!   authority           the certificate authority of the extenders
 //!   tally               GPU time and energy of pods; the sums survive a restart of the agent
 //!   guard               the chart's admission policies, as this agent found them
 //!   plugin              the device plugin: its registration with the kubelet, its calls and their outcomes
@@ -62,6 +64,8 @@ pub mod claim;
 pub mod gpu_pod;
 pub mod placement;
 pub mod lease;
+pub mod agent_stream;
+pub mod authority;
 pub mod file_stamp;
 pub mod checkpoint;
 pub mod ticket;

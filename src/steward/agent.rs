@@ -10,6 +10,8 @@ mod driver_release;
 mod addresses;
 mod threads;
 mod latch;
+mod departure;
+mod leader_stream;
 mod event_log;
 mod owner;
 mod tallies;
@@ -34,6 +36,7 @@ use crate::stop::{self, StopRequest};
 use crate::telemetry::Telemetry;
 use crate::telemetry::level::Level;
 use cluster::Cluster;
+use departure::Departure;
 use driver_release::DriverRelease;
 use effects::caller::AllowedHosts;
 use effects::server::certificate::Certificates;
@@ -102,7 +105,8 @@ fn start(settings: Settings, raw: RawSettings, telemetry: Telemetry) -> Result<E
             let mut cluster = agent.cluster();
             cluster.follow_pods(connection.clone(), &name, Arc::clone(&settings.pod_labels));
             if !settings.standalone {
-                cluster.share(connection, &name, &settings)?;
+                let departure = cluster.share(connection, &name, &settings)?;
+                agent.departure = departure;
             }
         }
         Ok(agent.run(requests, reload, &telemetry, drain).await)
@@ -129,6 +133,8 @@ struct Agent {
     driver: DriverRelease,
     /// The progress of the start of sharing.
     progress: watch::Sender<Progress>,
+    /// How the agent leaves an extender to which it reports.
+    departure: Option<Departure>,
 }
 
 impl Agent {
@@ -179,6 +185,7 @@ impl Agent {
             replaced: replaced_seen,
             driver: driver.clone(),
             progress: progressing,
+            departure: None,
         };
         agent.lifecycle.must_run("owner", owner.run(stop.clone()));
         agent.keep_on_disk(incidents.run(kept_seen, stop.clone()), settings.state_dir.clone());
@@ -236,6 +243,7 @@ impl Agent {
             certificates: self.certificates.clone(),
             replaced: Arc::clone(&self.replaced),
             driver: self.driver.clone(),
+            departure: self.departure.take(),
         };
         self.lifecycle.run(requests, &mut mode, &telemetry.level, drain).await
     }
@@ -248,6 +256,7 @@ struct Live {
     certificates: Vec<Arc<Certificates>>,
     replaced: Arc<Notify>,
     driver: DriverRelease,
+    departure: Option<Departure>,
 }
 
 impl Mode for Live {
@@ -268,5 +277,11 @@ impl Mode for Live {
              next process loads it, and running containers are not touched"
         );
         Exit::DriverReplaced
+    }
+
+    async fn before_drain(&mut self) {
+        if let Some(departure) = &mut self.departure {
+            departure.wait().await;
+        }
     }
 }

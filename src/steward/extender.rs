@@ -5,13 +5,20 @@
 //!                                          │ orders                  │ events, decisions
 //!                                          ▼                         ▼
 //!   leadership (decide::election) ──▶ binder ──POST──▶ API server ◀── event writer, evictor
+//!   agents, other extenders ──TLS :9443──▶ stream port ──▶ agent streams ──▶ owner;  verbs, which only the leader answers
 //! ```
 //!
-//! Only the leader decides and writes; another extender answers 503 and names the leader.
+//! Only the leader decides and writes; another extender passes questions on to it, or answers 503 and names it.
 
 mod convert;
 mod owner;
 mod leadership;
+mod live_callers;
+mod callers;
+mod stream_counts;
+mod agent_streams;
+mod authority_keeper;
+mod proxy;
 mod events;
 mod closings;
 mod explain;
@@ -24,6 +31,8 @@ mod verbs;
 mod metrics;
 mod hami_metrics;
 mod port;
+mod stream_port;
+mod streams;
 
 use crate::args;
 use crate::exit::Exit;
@@ -43,12 +52,15 @@ use effects::server::{ConnectionCounts, HttpServer, bind};
 use eviction::Evictor;
 use follow::{NodeFeed, PodFeed, WatchHealth};
 use leadership::Leadership;
+use live_callers::LiveCallers;
 use measures::Measures;
 use model::id::NodeName;
 use owner::ClusterOwner;
 use port::ExtenderPort;
+use std::collections::BTreeSet;
 use std::net::TcpListener;
 use std::sync::Arc;
+use streams::Streams;
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -90,6 +102,7 @@ fn start(settings: ExtenderSettings, telemetry: &Telemetry) -> Result<Exit, Star
         what: format!("cannot listen on {}: {error}; choose another address with --extender-listen", settings.listen),
         exit: Exit::from_io(&error),
     })?;
+    let streams = settings.streams.as_ref().map(|streams| streams::open(streams)).transpose()?;
     let runtime =
         lifecycle::runtime(WORKERS, BLOCKING).map_err(|error| StartError::io("start the runtime's threads", &error))?;
     let kubeconfig = settings.kubeconfig.clone();
@@ -99,12 +112,14 @@ fn start(settings: ExtenderSettings, telemetry: &Telemetry) -> Result<Exit, Star
     let identity = identity()?;
     let address = listener.local_addr().map_or_else(|_| settings.listen.to_string(), |address| address.to_string());
     let (version, pid) = (args::version(), std::process::id());
-    tracing::info!(version, %identity, pid, address, "gpu-steward extender started");
+    let reports = streams.as_ref().map_or_else(|| "none".to_owned(), |opened| opened.address.to_string());
+    tracing::info!(version, %identity, pid, address, reports, "gpu-steward extender started");
     let drain = settings.drain_timeout;
     let exit = runtime.block_on(async {
-        let mut extender = Extender::new(&settings, requests, &identity, connection);
+        let reached = streams.as_ref().map(|opened| Arc::clone(&opened.address));
+        let mut extender = Extender::new(&settings, requests, (&identity, reached), connection);
         extender.feed();
-        extender.serve(listener);
+        extender.serve(listener, streams);
         extender.lifecycle.run(asks, &mut Live, &telemetry.level, drain).await
     });
     runtime.shutdown_background();
@@ -141,18 +156,21 @@ struct Extender {
     measures: Arc<Measures>,
     binder: Arc<Binder>,
     lease: LeaseClient,
+    live: Arc<LiveCallers>,
+    /// Namespace and name of the Lease, by which the objects of the certificate authority are named too.
+    place: (Arc<str>, Arc<str>),
 }
 
 impl Extender {
     fn new(
         settings: &ExtenderSettings,
         requests: RequestRules,
-        identity: &NodeName,
+        (identity, address): (&NodeName, Option<Arc<str>>),
         connection: ApiConnection,
     ) -> Extender {
         let mut lifecycle = Lifecycle::new("extender");
         let owner = Arc::new(ClusterOwner::new(settings.rules.clone(), requests));
-        let elector = Elector::new(identity.as_str().into(), settings.lease.times);
+        let elector = Elector::new(identity.as_str().into(), settings.lease.times).at(address);
         let leadership = Arc::new(Leadership::new(elector));
         let (events, writer) = events::queue(ApiServer::new(connection.clone(), identity.clone()));
         let measures = Arc::<Measures>::default();
@@ -173,8 +191,11 @@ impl Extender {
             measures: Arc::clone(&measures),
         });
         lifecycle.must_run("events", writer.run(lifecycle.stop()));
-        let lease =
-            LeaseClient::new(connection.clone(), namespace(&settings.lease), settings.lease.name.as_str().into());
+        let place: (Arc<str>, Arc<str>) = (namespace(&settings.lease), settings.lease.name.as_str().into());
+        let lease = LeaseClient::new(connection.clone(), Arc::clone(&place.0), Arc::clone(&place.1));
+        let accounts = settings.streams.iter().flat_map(|streams| &streams.accounts);
+        let namespaces: BTreeSet<Arc<str>> =
+            accounts.filter_map(|account| account.split(':').nth(2)).map(Arc::from).collect();
         Extender {
             lifecycle,
             connection,
@@ -186,6 +207,8 @@ impl Extender {
             measures,
             binder,
             lease,
+            live: Arc::new(LiveCallers::new(namespaces)),
+            place,
         }
     }
 
@@ -197,12 +220,14 @@ impl Extender {
             leadership: Arc::clone(&self.leadership),
             evictor: Arc::clone(&self.evictor),
             events: Arc::clone(&self.verbs.events),
+            live: Arc::clone(&self.live),
             health: Arc::clone(&self.watches[0]),
         };
         let node_feed = NodeFeed {
             owner: Arc::clone(&self.owner),
             leadership: Arc::clone(&self.leadership),
             events: Arc::clone(&self.verbs.events),
+            live: Arc::clone(&self.live),
             health: Arc::clone(&self.watches[1]),
         };
         self.follow("pods", AllPods, (pod_feed, pods));
@@ -229,17 +254,30 @@ impl Extender {
         });
     }
 
-    /// Serves the port. It drains first: its questions, then the orders under way, and the Lease is released last.
-    fn serve(&mut self, listener: TcpListener) {
+    /// Serves the ports. They drain first: their questions, then the orders under way, and the Lease is released last.
+    fn serve(&mut self, listener: TcpListener, opened: Option<streams::OpenedStreams>) {
         let [closing, closed] = [CancellationToken::new(), CancellationToken::new()];
         let counts = Arc::<ConnectionCounts>::default();
-        let application = ExtenderPort::new(
+        let mut application = ExtenderPort::new(
             Arc::clone(&self.verbs),
             Arc::clone(&self.leadership),
             Arc::clone(&self.measures),
             self.watches.clone(),
             Arc::clone(&counts),
         );
+        let streams = opened.map(|opened| {
+            let parts = (Arc::clone(&self.owner), Arc::clone(&self.leadership), Arc::clone(&self.live));
+            Streams::new(opened, (self.connection.clone(), &self.place), parts, closing.clone())
+        });
+        if let Some(streams) = &streams {
+            application = application.with_streams(streams.scrape(), streams.proxy());
+        }
+        let application = Arc::new(application);
+        if let Some(streams) = streams {
+            let stop = self.lifecycle.stop();
+            self.lifecycle.must_run("token keys", Arc::clone(&streams.callers).keep_fresh(stop.clone()));
+            self.lifecycle.must_not_end("streams", streams.run(Arc::clone(&application), stop));
+        }
         let server = HttpServer { application, limits: port::CONNECTIONS, certificates: None, counts };
         let (binder, stop) = (Arc::clone(&self.binder), self.lifecycle.stop());
         let (until, ended) = (closing.clone(), closed.clone());

@@ -90,6 +90,8 @@ pub(crate) trait Mode {
     fn realtime_signal(&mut self);
     /// Waits until the mode itself must end the process, and logs why. A cancelled call loses nothing.
     async fn must_end(&self) -> Exit;
+    /// What must be done before anything is closed, within a time of its own. A second signal ends the process meanwhile.
+    async fn before_drain(&mut self) {}
 }
 
 /// A part that drains before all others, because its open requests need the other tasks.
@@ -175,12 +177,12 @@ impl Lifecycle {
         level: &Level,
         drain: Duration,
     ) -> Exit {
-        let exit = loop {
+        let (exit, prepares) = loop {
             tokio::select! {
                 request = requests.recv() => match request {
                     Some(StopRequest::Stop(signal)) => {
                         tracing::info!(signal, "stopping: requests in flight may end, a second signal ends at once");
-                        break Exit::Ok;
+                        break (Exit::Ok, true);
                     }
                     Some(StopRequest::Reload) => mode.reload(),
                     Some(StopRequest::More) => level.change("SIGUSR1", |now| now.more()),
@@ -188,17 +190,20 @@ impl Lifecycle {
                     Some(StopRequest::Realtime) => mode.realtime_signal(),
                     None => {
                         tracing::error!("the thread that listens for signals has ended");
-                        break Exit::Failure;
+                        break (Exit::Failure, false);
                     }
                 },
-                exit = mode.must_end() => break exit,
+                exit = mode.must_end() => break (exit, true),
                 Some(EndedTask { task, why, exit }) = self.ended() => {
                     let mode = self.mode;
                     tracing::error!(task, why, "a task that must not end has ended; the {mode} ends with it");
-                    break exit;
+                    break (exit, false);
                 }
             }
         };
+        if prepares {
+            mode.before_drain().await;
+        }
         self.drain(drain).await;
         exit
     }

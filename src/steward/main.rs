@@ -20,6 +20,7 @@ mod telemetry;
 mod stop;
 mod notify;
 mod lifecycle;
+mod leader_connection;
 mod agent;
 mod extender;
 mod run_command;

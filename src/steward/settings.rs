@@ -12,6 +12,7 @@ pub(crate) mod value;
 pub(crate) mod file;
 pub(crate) mod layer;
 pub(crate) mod reader;
+pub(crate) mod stream;
 pub(crate) mod extender;
 
 use decide::device_injection::DeviceStrategy;
@@ -30,6 +31,7 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
+use stream::ReportSettings;
 use value::{Gpus, LogFormat, Verbosity};
 use wire::device_config::DeviceScaling;
 
@@ -53,6 +55,8 @@ pub(crate) struct Settings {
     pub roots: HostRoots,
     pub names: sources::names::Settings,
     pub sharing: Sharing,
+    /// How the agent reports to the extenders; `None` where it does not.
+    pub report: Option<ReportSettings>,
     pub listen: SocketAddr,
     pub admin_listen: Option<SocketAddr>,
     pub usage_socket: Option<PathBuf>,
@@ -163,6 +167,7 @@ impl Reader<'_> {
         let roots = self.roots();
         let names = self.names();
         let sharing = self.sharing();
+        let report = self.report();
         let listen = self.take("listen", value::address);
         let admin_listen = self.take("admin-listen", |text| value::unless_none(text, value::address));
         let usage_socket = self.take("usage-socket", |text| value::unless_none(text, value::socket_path));
@@ -191,6 +196,7 @@ impl Reader<'_> {
             roots: roots?,
             names: names?,
             sharing: sharing?,
+            report: report?,
             listen: listen?,
             admin_listen: admin_listen?,
             usage_socket: usage_socket?,

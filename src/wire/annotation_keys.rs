@@ -65,6 +65,8 @@ pub const PLACED_BY_AGENT: &str = "agent";
 pub const EPOCH: &str = "gpu-steward.io/epoch";
 /// Pod: the version of the format of its claim ([`crate::claim_version`]).
 pub const CLAIM_VERSION: &str = "gpu-steward.io/claim-version";
+/// Lease: address and port where the leader serves agents and the other extenders.
+pub const LEADER_ADDRESS: &str = "gpu-steward.io/address";
 
 /// Only in dry-run writes: the agent tests whether the admission policy for agents' writes to Nodes is in force.
 pub const GUARD_CHECK: &str = "gpu-steward.io/guard-check";

@@ -2,14 +2,15 @@
 //!
 //! ```text
 //!   {"apiVersion":"coordination.k8s.io/v1","kind":"Lease",
-//!    "metadata":{"name":…,"namespace":…,"resourceVersion":"7","annotations":{"gpu-steward.io/epoch":"3"}},
+//!    "metadata":{"name":…,"namespace":…,"resourceVersion":"7","annotations":{"gpu-steward.io/epoch":"3",
+//!                "gpu-steward.io/address":"10.0.0.7:9443"}},
 //!    "spec":{"holderIdentity":"a","leaseDurationSeconds":15,"acquireTime":"2026-11-21T10:21:47.000000Z",
 //!            "renewTime":…,"leaseTransitions":2}}
 //! ```
 //!
 //! A field that is missing or cannot be read is as it is in a new Lease; only the version must be there.
 
-use crate::annotation_keys::EPOCH;
+use crate::annotation_keys::{EPOCH, LEADER_ADDRESS};
 use crate::decode_error::DecodeError;
 use crate::timestamp;
 use model::lease::{LeaseRecord, StoredLease};
@@ -20,6 +21,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 const LEASE: &str = "Lease";
+/// Longest address that is read: a name of DNS has at most 253 characters, a port five.
+const MAX_ADDRESS: usize = 260;
 
 #[derive(Deserialize)]
 struct Object {
@@ -56,7 +59,9 @@ pub fn decode(json: &[u8]) -> Result<StoredLease, DecodeError> {
     let spec = spec.unwrap_or_default();
     let number = |number: Option<i64>| number.and_then(|number| u64::try_from(number).ok());
     let time = |text: Option<String>| text.as_deref().and_then(timestamp::rfc3339_micros);
-    let epoch = metadata.annotations.unwrap_or_default().remove(EPOCH);
+    let mut annotations = metadata.annotations.unwrap_or_default();
+    let (epoch, address) = (annotations.remove(EPOCH), annotations.remove(LEADER_ADDRESS));
+    let address = address.as_ref().and_then(Value::as_str).filter(|address| (1..=MAX_ADDRESS).contains(&address.len()));
     Ok(StoredLease {
         version: metadata.resource_version.into(),
         record: LeaseRecord {
@@ -66,6 +71,7 @@ pub fn decode(json: &[u8]) -> Result<StoredLease, DecodeError> {
             renewed: time(spec.renew_time),
             transitions: number(spec.lease_transitions).unwrap_or(0),
             epoch: epoch.as_ref().and_then(Value::as_str).and_then(|epoch| epoch.parse().ok()),
+            address: address.map(Arc::from),
         },
     })
 }
@@ -73,13 +79,16 @@ pub fn decode(json: &[u8]) -> Result<StoredLease, DecodeError> {
 /// Writes a Lease; `version` is that of the Lease that it replaces.
 #[must_use]
 pub fn encode(namespace: &str, name: &str, version: Option<&str>, record: &LeaseRecord) -> Value {
-    let LeaseRecord { holder, duration, acquired, renewed, transitions, epoch } = record;
+    let LeaseRecord { holder, duration, acquired, renewed, transitions, epoch, address } = record;
     let mut metadata = json!({ "name": name, "namespace": namespace });
     if let Some(version) = version {
         metadata["resourceVersion"] = version.into();
     }
-    if let Some(epoch) = epoch {
-        metadata["annotations"] = json!({ EPOCH: epoch.to_string() });
+    let epoch = epoch.map(|epoch| (EPOCH, epoch.to_string()));
+    let address = address.as_ref().map(|address| (LEADER_ADDRESS, address.to_string()));
+    let annotations: BTreeMap<&str, String> = epoch.into_iter().chain(address).collect();
+    if !annotations.is_empty() {
+        metadata["annotations"] = json!(annotations);
     }
     json!({
         "apiVersion": "coordination.k8s.io/v1", "kind": LEASE, "metadata": metadata,
@@ -134,6 +143,7 @@ mod tests {
         fn a_record_comes_back(
             holder in prop::option::of("[a-z0-9_-]{1,40}"), seconds in 0_u64..100_000, at in 0_u64..4_000_000_000_000_000,
             transitions in 0_u64..1_000_000, epoch in prop::option::of(any::<u64>()),
+            address in prop::option::of("[a-z0-9.:]{1,40}"),
         ) {
             let record = LeaseRecord {
                 holder: holder.map(Arc::from),
@@ -142,6 +152,7 @@ mod tests {
                 renewed: Some(WallTime(at + 1)),
                 transitions,
                 epoch,
+                address: address.map(Arc::from),
             };
             let text = encode("kube-system", "steward", Some("7"), &record).to_string();
             prop_assert_eq!(decode(text.as_bytes()).unwrap(), StoredLease { version: "7".into(), record });

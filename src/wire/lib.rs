@@ -36,6 +36,8 @@ pub mod cordon;
 pub mod node_lock;
 pub mod bind;
 pub mod lease;
+pub mod token;
+pub mod authority;
 pub mod claim;
 pub mod claim_version;
 pub mod resource;

@@ -71,7 +71,7 @@ fn an_idle_node_writes_at_most_sixteen_times_an_hour() {
     let long = std::env::var_os("GPU_STEWARD_LONG").is_some();
     let (span, most) = if long { (Duration::from_secs(20 * 60), 16 * 20 / 60) } else { (Duration::from_secs(90), 0) };
     let bed = Bed::up("idle");
-    let from = audit::end(&bed);
+    let from = audit::end(&bed.cluster);
     let agent = bed.agent(&["--gpus=simulated=H100:8"]);
     let gpus = Bed::gpus(&agent);
     // A node with a running pod is idle too, once the containers run.
@@ -84,7 +84,7 @@ fn an_idle_node_writes_at_most_sixteen_times_an_hour() {
     });
     let node = bed.node_object();
     assert!(node["metadata"]["annotations"]["hami.io/node-handshake"].is_string());
-    let from = audit::end(&bed);
+    let from = audit::end(&bed.cluster);
     let end = Instant::now() + span;
     while Instant::now() < end {
         assert_eq!(agent.get("/healthz").status, 200);

@@ -1,7 +1,9 @@
-//! Reads the writes of an agent from the API server's audit log, which has one line for each request.
+//! Reads the writes of an agent or an extender from the API server's audit log, which has one line for each request.
 
 use crate::bed::Bed;
-use crate::chart::{AGENT, NAMESPACE};
+use crate::chart::{AGENT, EXTENDER, NAMESPACE};
+use jiff::Timestamp;
+use lab::cluster::Cluster;
 use serde_json::Value;
 use std::io::{Read, Seek, SeekFrom};
 
@@ -10,6 +12,7 @@ use std::io::{Read, Seek, SeekFrom};
 pub(crate) struct Write {
     verb: String,
     object: Value,
+    ended: Timestamp,
 }
 
 impl Write {
@@ -24,6 +27,11 @@ impl Write {
         (text("namespace"), text("name"))
     }
 
+    /// When the API server had answered.
+    pub(crate) fn ended(&self) -> Timestamp {
+        self.ended
+    }
+
     /// Verb and subresource: `patch`, `create eviction`.
     pub(crate) fn verb_and_subresource(&self) -> String {
         format!("{} {}", self.verb, self.object["subresource"].as_str().unwrap_or_default()).trim_end().to_owned()
@@ -31,22 +39,32 @@ impl Write {
 }
 
 /// The present end of the log.
-pub(crate) fn end(bed: &Bed) -> u64 {
-    std::fs::metadata(&bed.cluster.status().audit).expect("the audit log").len()
+pub(crate) fn end(cluster: &Cluster) -> u64 {
+    std::fs::metadata(&cluster.status().audit).expect("the audit log").len()
 }
 
 /// The writes of the node's agent since that position.
 pub(crate) fn writes_since(bed: &Bed, from: u64) -> Vec<Write> {
-    let mut file = std::fs::File::open(&bed.cluster.status().audit).expect("the audit log");
+    let node = |entry: &Value| entry["user"]["extra"]["authentication.kubernetes.io/node-name"][0] == *bed.node();
+    writes_of(&bed.cluster, AGENT, &node, from)
+}
+
+/// The writes of extenders since that position. A kube-scheduler with the same account does not count.
+pub(crate) fn writes_of_extenders(cluster: &Cluster, from: u64) -> Vec<Write> {
+    let own = |entry: &Value| entry["userAgent"].as_str().is_some_and(|name| name.starts_with("gpu-steward/"));
+    writes_of(cluster, EXTENDER, &own, from)
+}
+
+fn writes_of(cluster: &Cluster, account: &str, is_ours: &dyn Fn(&Value) -> bool, from: u64) -> Vec<Write> {
+    let mut file = std::fs::File::open(&cluster.status().audit).expect("the audit log");
     file.seek(SeekFrom::Start(from)).expect("a place in it");
     let mut text = String::new();
     file.read_to_string(&mut text).expect("text");
-    let user = format!("system:serviceaccount:{NAMESPACE}:{AGENT}");
+    let user = format!("system:serviceaccount:{NAMESPACE}:{account}");
     text.lines()
         // The last line may be half written.
         .filter_map(|line| serde_json::from_str::<Value>(line).ok())
-        .filter(|entry| entry["user"]["username"] == *user)
-        .filter(|entry| entry["user"]["extra"]["authentication.kubernetes.io/node-name"][0] == *bed.node())
+        .filter(|entry| entry["user"]["username"] == *user && is_ours(entry))
         .filter(|entry| !["get", "list", "watch"].iter().any(|verb| entry["verb"] == *verb))
         // A self review stores nothing. Tests of tokens send it with tokens of this account.
         .filter(|entry| entry["objectRef"]["resource"] != "selfsubjectreviews")
@@ -55,6 +73,7 @@ pub(crate) fn writes_since(bed: &Bed, from: u64) -> Vec<Write> {
         .map(|entry| Write {
             verb: entry["verb"].as_str().unwrap_or_default().to_owned(),
             object: entry["objectRef"].clone(),
+            ended: entry["stageTimestamp"].as_str().and_then(|at| at.parse().ok()).expect("a time"),
         })
         .collect()
 }

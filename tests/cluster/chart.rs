@@ -13,6 +13,8 @@ use std::time::Duration;
 /// The namespace of the chart.
 pub(crate) const NAMESPACE: &str = "gpu-steward";
 pub(crate) const AGENT: &str = "gpu-steward-agent";
+/// The account of extenders, and of the kube-scheduler in the same pod.
+pub(crate) const EXTENDER: &str = "gpu-steward-extender";
 /// The account of agents under systemd.
 pub(crate) const SERVICE: &str = "gpu-steward-service";
 /// The templates that need no image.

@@ -3,7 +3,9 @@
 
 use crate::bed::{Bed, devices_in};
 use lab::agent::Agent;
+use lab::cluster::Cluster;
 use lab::eventually::eventually;
+use lab::kubectl::Kubectl;
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -43,7 +45,7 @@ impl<'a> Fleet<'a> {
         let gpus = Bed::gpus(agent);
         // An agent of an earlier test may have written a register with other GPUs.
         eventually("this agent's GPUs on the Node", RECOVERY, || {
-            minors(bed).into_keys().eq(gpus.iter().cloned().collect::<BTreeSet<_>>()).then_some(())
+            minors(&bed.admin, bed.node()).into_keys().eq(gpus.iter().cloned().collect::<BTreeSet<_>>()).then_some(())
         });
         Fleet {
             bed,
@@ -267,7 +269,7 @@ impl<'a> Fleet<'a> {
 }
 
 /// The devices of one container: UUID and MiB.
-type Devices = Vec<(String, u64)>;
+pub(crate) type Devices = Vec<(String, u64)>;
 
 /// By name of each pod with a claim that has not ended: the devices of each container, init containers first.
 fn claims(bed: &Bed) -> BTreeMap<String, Vec<Devices>> {
@@ -281,12 +283,12 @@ fn claims(bed: &Bed) -> BTreeMap<String, Vec<Devices>> {
         .collect()
 }
 
-fn ended(pod: &Value) -> bool {
+pub(crate) fn ended(pod: &Value) -> bool {
     pod["status"]["phase"] == "Failed" || pod["status"]["phase"] == "Succeeded"
 }
 
 /// Parses a claim: `UUID,NVIDIA,MiB,cores:` for each device, `;` after each container.
-fn parse(text: &str) -> Vec<Devices> {
+pub(crate) fn parse(text: &str) -> Vec<Devices> {
     let device = |text: &str| {
         let mut words = text.split(',');
         let uuid = words.next().expect("a UUID").to_owned();
@@ -299,11 +301,19 @@ fn parse(text: &str) -> Vec<Devices> {
 /// Compares every running container of the namespace that requests GPUs with the claim on its pod, and returns their
 /// number. What a container has is read from its first process: its limits file, device nodes and variables.
 pub(crate) fn check_all_containers(bed: &Bed) -> usize {
-    let list = bed.admin.get(&["pods", "-n", &bed.space.name]);
-    let cgroup = bed.paths().cgroup.clone();
-    let minors = minors(bed);
+    check_containers(&bed.cluster, &bed.admin, &bed.space.name)
+}
+
+/// The same for a namespace whose pods are on any node.
+pub(crate) fn check_containers(cluster: &Cluster, admin: &Kubectl, namespace: &str) -> usize {
+    let list = admin.get(&["pods", "-n", namespace]);
+    let mut minors_by_node: BTreeMap<String, BTreeMap<String, u64>> = BTreeMap::new();
     let mut seen = 0;
     for pod in list["items"].as_array().expect("a list").iter().filter(|pod| !ended(pod)) {
+        // A pod without a node has no containers.
+        let Some(node) = pod["spec"]["nodeName"].as_str() else { continue };
+        let cgroup = &cluster.node(node).cgroup;
+        let minors = minors_by_node.entry(node.to_owned()).or_insert_with(|| minors(admin, node));
         let (name, uid) = (pod["metadata"]["name"].as_str().expect("a name"), pod["metadata"]["uid"].as_str());
         let inits = pod["spec"]["initContainers"].as_array().into_iter().flatten();
         let containers: Vec<&Value> = inits.chain(pod["spec"]["containers"].as_array().into_iter().flatten()).collect();
@@ -322,14 +332,14 @@ pub(crate) fn check_all_containers(bed: &Bed) -> usize {
             let claim = eventually(&format!("a claim on {name}"), RECOVERY, || {
                 let own = pod["metadata"]["annotations"][ALLOCATED].as_str().map(str::to_owned);
                 own.or_else(|| {
-                    let now = bed.admin.get(&["pod", name, "-n", &bed.space.name]);
+                    let now = admin.get(&["pod", name, "-n", namespace]);
                     now["metadata"]["annotations"][ALLOCATED].as_str().map(str::to_owned)
                 })
             });
             let id = state["containerID"].as_str().and_then(|id| id.rsplit('/').next()).expect("an id");
             let uid = uid.expect("a UID");
             // A container that ended after the list was read has no process.
-            let Some(process) = process(&cgroup, uid, id) else { continue };
+            let Some(process) = process(cgroup, uid, id) else { continue };
             let Ok(text) = std::fs::read(process.join("root/etc/gpu-steward/limits.json")) else {
                 assert!(!process.exists(), "{name}/{}: no limits.json in a container with a GPU", state["name"]);
                 continue;
@@ -337,7 +347,7 @@ pub(crate) fn check_all_containers(bed: &Bed) -> usize {
             let limits: Value = serde_json::from_slice(&text).expect("JSON");
             assert_eq!(limits["pod"]["uid"], uid, "{name}: {limits}");
             assert_eq!(limits["container"], state["name"], "{name}: {limits}");
-            check_container(name, &process, &limits, &parse(&claim)[position], &minors);
+            check_container(name, &process, &limits, &parse(&claim)[position], minors);
             seen += 1;
         }
     }
@@ -372,9 +382,10 @@ fn check_container(name: &str, process: &Path, limits: &Value, claimed: &Devices
 }
 
 /// The number in the name of each GPU's device node, by UUID, from the register on the Node.
-fn minors(bed: &Bed) -> BTreeMap<String, u64> {
+fn minors(admin: &Kubectl, node: &str) -> BTreeMap<String, u64> {
     let text = eventually("the register on the Node", RECOVERY, || {
-        bed.node_object()["metadata"]["annotations"]["hami.io/node-nvidia-register"].as_str().map(str::to_owned)
+        let node = admin.get(&["node", node]);
+        node["metadata"]["annotations"]["hami.io/node-nvidia-register"].as_str().map(str::to_owned)
     });
     let gpus: Value = serde_json::from_str(&text).expect("JSON");
     let number = |gpu: &Value| Some((gpu["id"].as_str()?.to_owned(), gpu["index"].as_u64().unwrap_or(0)));

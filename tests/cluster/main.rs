@@ -65,6 +65,14 @@ mod quickstart;
 #[cfg(test)]
 mod topology;
 #[cfg(test)]
+mod placed;
+#[cfg(test)]
+mod seats;
+#[cfg(test)]
+mod extender;
+#[cfg(test)]
+mod throughput;
+#[cfg(test)]
 mod hami;
 #[cfg(test)]
 mod registration;

@@ -132,7 +132,7 @@ fn over_use_without_the_flag_evicts_no_pod() {
     let agent = driver.agent(&bed, &[]);
     bed.create(&bed.pod("greedy", &Bed::gpus(&agent), &[("main", "app", &[(0, 3000, 10)])], &Value::Null));
     bed.ready(&["greedy"]);
-    let (from, began) = (audit::end(&bed), Instant::now());
+    let (from, began) = (audit::end(&bed.cluster), Instant::now());
     driver.hold(&[(pid(&bed, "greedy"), 8 * GIB)]);
     wait_for_event(&bed, "greedy", began);
     let reported = Instant::now();

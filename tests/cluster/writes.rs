@@ -49,7 +49,7 @@ fn a_pod_with_a_claim_needs_no_write_and_any_other_pod_one() {
     let bed = Bed::up("writes");
     let agent = bed.agent(&["--gpus=simulated=H100:4", "--split-count=20", "--without-claim=share"]);
     let gpus = Bed::gpus(&agent);
-    let from = audit::end(&bed);
+    let from = audit::end(&bed.cluster);
     let all_at_once = |pods: &[Value]| bed.create(&json!({ "apiVersion": "v1", "kind": "List", "items": pods }));
     let ready = |names: &[String]| bed.ready(&names.iter().map(String::as_str).collect::<Vec<_>>());
     let named = |word: &str, count: usize| -> Vec<String> { (0..count).map(|n| format!("{word}-{n}")).collect() };

@@ -11,7 +11,7 @@
 //! ```
 //!
 //! It also reads, patches, replaces, deletes, binds, evicts and creates objects by name: merge patches with preconditions,
-//! JSON patches with tests, and a PUT that names the version.
+//! JSON patches with tests, and a PUT that names the version. It signs tokens of service accounts and publishes its key.
 //! The `managedFields` of an object keep the last writer of each label and annotation.
 //!
 //! Objects are JSON as kubectl shows it, kept by plural, namespace and name. Each change takes the next version, and a
@@ -20,6 +20,7 @@
 mod patch;
 
 use crate::eventually::eventually;
+use crate::tokens::{ISSUER, TokenMint};
 use axum::Router;
 use axum::body::{Body, Bytes};
 use axum::extract::{Path as Place, Query, Request, State};
@@ -116,6 +117,8 @@ struct Shared {
     cluster: Mutex<Cluster>,
     /// Changes with each change of an object, with each cut, and with each noise.
     moved: watch::Sender<u64>,
+    /// Signs the tokens of service accounts.
+    mint: TokenMint,
 }
 
 #[derive(Debug, Default)]
@@ -161,7 +164,8 @@ impl FakeApiServer {
 
     fn on_a_port(certificate: Option<Certificate>) -> FakeApiServer {
         let cluster = Cluster { version: 1, ..Cluster::default() };
-        let shared = Arc::new(Shared { cluster: Mutex::new(cluster), moved: watch::Sender::new(0) });
+        let shared =
+            Arc::new(Shared { cluster: Mutex::new(cluster), moved: watch::Sender::new(0), mint: TokenMint::new() });
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port");
         let address = listener.local_addr().expect("an address");
         let mut server = FakeApiServer { address, shared, certificate, serving: None };
@@ -223,6 +227,12 @@ impl FakeApiServer {
     pub fn authority(&self, path: &Path) {
         let certificate = self.certificate.as_ref().expect("a server with TLS");
         std::fs::write(path, &certificate.chain).expect("the certificate is written");
+    }
+
+    /// A token with these claims, signed with the key that the server publishes.
+    #[must_use]
+    pub fn token(&self, claims: &Value) -> String {
+        self.shared.mint.sign(claims)
     }
 
     /// Creates or changes an object, which its `metadata` must name. Returns the new version.
@@ -397,11 +407,17 @@ fn router(shared: Arc<Shared>) -> Router {
     Router::new()
         .route("/api/v1/{plural}", get(list))
         .route("/api/v1/{plural}/{name}", get(read).patch(write))
-        .route("/api/v1/namespaces/{namespace}/{plural}/{name}", get(read).patch(write).delete(delete_object))
+        .route("/api/v1/namespaces/{namespace}/{plural}", post(create))
+        .route(
+            "/api/v1/namespaces/{namespace}/{plural}/{name}",
+            get(read).patch(write).put(replace).delete(delete_object),
+        )
         .route("/api/v1/namespaces/{namespace}/{plural}/{name}/{subresource}", post(act))
         .route("/apis/events.k8s.io/v1/namespaces/{namespace}/{plural}", post(create))
         .route("/apis/coordination.k8s.io/v1/namespaces/{namespace}/{plural}", post(create))
         .route("/apis/coordination.k8s.io/v1/namespaces/{namespace}/{plural}/{name}", get(read).put(replace))
+        .route("/openid/v1/jwks", get(token_keys))
+        .route("/.well-known/openid-configuration", get(token_issuer))
         .layer(middleware::from_fn_with_state(Arc::clone(&shared), record_and_apply_fault))
         .with_state(shared)
 }
@@ -650,6 +666,20 @@ async fn create(
     }
     cluster.objects.insert(key, object);
     (StatusCode::CREATED, [("content-type", "application/json")], text).into_response()
+}
+
+/// The keys that sign tokens. As a real server it has them in their own media type only.
+async fn token_keys(State(shared): State<Arc<Shared>>, headers: HeaderMap) -> Response {
+    let accept = headers.get("accept").and_then(|value| value.to_str().ok()).unwrap_or_default();
+    if !accept.contains("application/jwk-set+json") && !accept.contains("*/*") {
+        return status(406, "Not Acceptable");
+    }
+    ([("content-type", "application/jwk-set+json")], shared.mint.keys().to_string()).into_response()
+}
+
+async fn token_issuer() -> Response {
+    let text = json!({ "issuer": ISSUER, "jwks_uri": "https://lab.cluster/openid/v1/jwks" }).to_string();
+    ([("content-type", "application/json")], text).into_response()
 }
 
 fn key_of_path(place: &HashMap<String, String>) -> Key {

@@ -63,3 +63,5 @@ mod recorded;
 mod closings;
 #[cfg(test)]
 mod bad_questions;
+#[cfg(test)]
+mod streams;

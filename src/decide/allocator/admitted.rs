@@ -4,8 +4,11 @@
 use super::effective_claim::EffectiveClaim;
 use super::start::bind;
 use super::state::NodeAllocator;
+use model::agent_stream::PodStage;
 use model::checkpoint::CheckpointEntry;
+use model::gpu_pod::GpuPod;
 use model::id::{ContainerKey, PodUid};
+use std::collections::BTreeMap;
 
 impl NodeAllocator {
     /// Takes over the kubelet's checkpoint between calls, and finds which containers hold the tickets of early
@@ -33,6 +36,33 @@ impl NodeAllocator {
             self.tickets.get(&bound.ticket).is_some_and(|issued| issued.holder.as_ref() == Some(&bound.holder))
         });
         its_own && self.fits(gpu_pod, claim).is_ok()
+    }
+
+    /// How far the start of each GPU pod has come that has not finished, by the kubelet's checkpoint as it was read last.
+    #[must_use]
+    pub fn stages(&self) -> BTreeMap<PodUid, PodStage> {
+        let stage = |gpu_pod: &GpuPod| match self.pods.started.contains(&gpu_pod.uid) {
+            true => PodStage::Started,
+            false if self.has_asked(gpu_pod) => PodStage::Allocated,
+            false => PodStage::Waiting,
+        };
+        let pods = self.pods.by_uid.values().filter(|gpu_pod| !gpu_pod.finished);
+        pods.map(|gpu_pod| (gpu_pod.uid.clone(), stage(gpu_pod))).collect()
+    }
+
+    /// Whether a pod waits for its start.
+    #[must_use]
+    pub fn any_waits(&self) -> bool {
+        self.pods.by_uid.keys().any(|uid| self.waits(uid))
+    }
+
+    /// Whether the kubelet has called `Allocate` for each container that requests GPUs, of this plugin or an earlier one.
+    fn has_asked(&self, gpu_pod: &GpuPod) -> bool {
+        let mut requesting = gpu_pod.requests.iter().filter(|request| request.slots > 0);
+        requesting.all(|request| {
+            let key = ContainerKey { pod: gpu_pod.uid.clone(), container: request.container.clone() };
+            self.held.contains_key(&key)
+        })
     }
 }
 
@@ -65,6 +95,27 @@ mod tests {
             [allocator.admitted(&uid(1)), allocator.admitted(&uid(2)), allocator.admitted(&uid(3))],
             [true, false, false]
         );
+    }
+
+    #[test]
+    fn the_stage_of_a_pod_follows_the_checkpoint_and_its_start() {
+        use model::agent_stream::PodStage;
+        let finished = GpuPod { finished: true, ..two(3, 8) };
+        let mut allocator = allocator(vec![two(1, 8), two(2, 8), finished]);
+        let stages = |allocator: &crate::allocator::NodeAllocator| -> Vec<PodStage> {
+            allocator.stages().into_values().collect()
+        };
+        let mut checkpoint = vec![row(1, "warm", &[(0, 1)], 1)];
+        allocator.settle_checkpoint(&checkpoint);
+        assert_eq!(stages(&allocator), [PodStage::Waiting, PodStage::Waiting], "one container is missing");
+        checkpoint.push(row(1, "main", &[(1, 1)], 3));
+        // One that an earlier plugin has answered.
+        checkpoint[0].ticket = None;
+        allocator.settle_checkpoint(&checkpoint);
+        assert_eq!(stages(&allocator), [PodStage::Allocated, PodStage::Waiting]);
+        assert!(allocator.any_waits());
+        allocator.set_gpu_pod(GpuPod { started: true, ..two(2, 8) });
+        assert_eq!(stages(&allocator), [PodStage::Allocated, PodStage::Started]);
     }
 
     #[test]

@@ -53,6 +53,16 @@ pub enum BindRefusal {
     /// An earlier bind of the pod to another node has no known outcome.
     #[error("the outcome of an earlier bind to node {0} is not known yet")]
     Undecided(NodeName),
+    /// With early binding the agent could mistake the pod for another one that is on its way to the same node.
+    #[error(
+        "the agent of node {node} could mistake the pod for {pod}, which is on its way there; it is bound after it"
+    )]
+    InFlight {
+        /// The node.
+        node: NodeName,
+        /// The other pod.
+        pod: PodUid,
+    },
 }
 
 /// The outcome of a write.
@@ -106,6 +116,13 @@ impl ClusterState {
                 return Err(BindRefusal::NoFit { node: name.clone(), why });
             }
         };
+        let link = node.agent();
+        if let Some(pod) = link.and_then(|link| link.mistakable(node.ledger(), &placement.claim)).cloned() {
+            if let Some(own) = own {
+                node.lower(uid, own);
+            }
+            return Err(BindRefusal::InFlight { node: name.clone(), pod });
+        }
         node.claim(&gpu_pod(&request), ClaimState::Assumed, &placement.claim);
         self.forget_proposal(uid);
         self.homes.insert(uid.clone(), Home { node: name.clone(), pod: request.pod.clone() });

@@ -22,9 +22,20 @@ pub enum ClosedReason {
     UnreadablePod(PodUid),
     /// Another scheduler of GPUs has placed this pod here since this scheduler uses the node.
     TwoSchedulers(PodUid),
+    /// The stream of the agent has ended and is not back in time.
+    AgentAway,
+    /// The agent is not registered with the kubelet.
+    AgentStarting,
+    /// The agent is about to stop.
+    AgentLeaving,
 }
 
 impl ClosedReason {
+    /// Whether it is told: not a Node that is gone, and not what each start and upgrade of an agent brings for a moment.
+    pub(super) fn is_news(&self) -> bool {
+        !matches!(self, ClosedReason::Gone | ClosedReason::AgentStarting | ClosedReason::AgentLeaving)
+    }
+
     /// One word for logs.
     #[must_use]
     pub fn word(&self) -> &'static str {
@@ -34,6 +45,9 @@ impl ClosedReason {
             ClosedReason::UnknownClaim(_) => "unknown_claim",
             ClosedReason::UnreadablePod(_) => "unreadable_pod",
             ClosedReason::TwoSchedulers(_) => "two_schedulers",
+            ClosedReason::AgentAway => "agent_away",
+            ClosedReason::AgentStarting => "agent_starting",
+            ClosedReason::AgentLeaving => "agent_leaving",
         }
     }
 }
@@ -54,6 +68,9 @@ impl fmt::Display for ClosedReason {
                 "another GPU scheduler has placed the pod {pod} on this node since this one uses it; let only one of them \
                  use the node"
             ),
+            ClosedReason::AgentAway => f.write_str("the connection of the node's agent has ended and is not back"),
+            ClosedReason::AgentStarting => f.write_str("the node's agent is not registered with the kubelet"),
+            ClosedReason::AgentLeaving => f.write_str("the node's agent is about to stop"),
         }
     }
 }

@@ -41,13 +41,12 @@ impl ClusterState {
         self.touch(&node);
     }
 
-    /// The nodes that were closed or opened since this was last called. A node whose Node is gone is not among them: that
-    /// is no news to anybody.
+    /// The nodes that were closed or opened since this was last called, for a reason that is news.
     pub fn take_closings(&mut self) -> Vec<ClosingChange> {
         let mut changes = Vec::new();
         for name in std::mem::take(&mut self.touched) {
             let Some(node) = self.nodes.get_mut(&name) else { continue };
-            let closed = node.closed().filter(|why| *why != ClosedReason::Gone);
+            let closed = node.closed().filter(ClosedReason::is_news);
             if closed == *node.told_mut() {
                 continue;
             }

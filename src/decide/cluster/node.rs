@@ -1,8 +1,10 @@
 //! One node of the cluster: its GPUs, the claims on them, and whether it takes new ones.
 
+use super::agent_link::{AgentLink, LinkState};
 use super::closed::{ClosedReason, Doubts};
 use crate::ledger::{ClaimState, DeviceDemand, Ledger, demand_of};
 use crate::placement::{Capacity, DeviceFitness, DeviceKind, PlacementDevice, PlacementNode};
+use model::agent_stream::AgentPhase;
 use model::claim::Claim;
 use model::gpu_pod::GpuPod;
 use model::id::{GpuUuid, NodeName, ObjectUid, PodUid};
@@ -51,6 +53,10 @@ pub struct NodeClaims {
     identity: NodeIdentity,
     /// Number of changes of its devices, their claims and its proposals, on which a verdict about an open node depends.
     changes: u64,
+    /// The agent's stream; `None` where the agent has never opened one to this leader.
+    agent: Option<AgentLink>,
+    /// Pods that have ended and hold their GPUs until the agent sees no process of them.
+    ending: BTreeSet<PodUid>,
 }
 
 impl NodeClaims {
@@ -65,6 +71,8 @@ impl NodeClaims {
             doubts: Doubts::default(),
             identity,
             changes: 0,
+            agent: None,
+            ending: BTreeSet::new(),
         }
     }
 
@@ -121,12 +129,64 @@ impl NodeClaims {
         if let Some(why) = &self.unreadable {
             return Some(ClosedReason::Unreadable(Arc::clone(why)));
         }
-        self.doubts.first()
+        if let Some(doubt) = self.doubts.first() {
+            return Some(doubt);
+        }
+        let link = self.agent.as_ref()?;
+        match (link.state, link.report.phase) {
+            (LinkState::Away, _) => Some(ClosedReason::AgentAway),
+            (_, AgentPhase::Leaving) => Some(ClosedReason::AgentLeaving),
+            (_, AgentPhase::Starting) => Some(ClosedReason::AgentStarting),
+            (_, AgentPhase::Serving) => None,
+        }
+    }
+
+    /// The agent's stream.
+    pub(super) fn agent(&self) -> Option<&AgentLink> {
+        self.agent.as_ref()
+    }
+
+    /// The same, to change it.
+    pub(super) fn agent_mut(&mut self) -> Option<&mut AgentLink> {
+        self.agent.as_mut()
+    }
+
+    /// Sets the agent's stream.
+    pub(super) fn set_agent(&mut self, agent: Option<AgentLink>) {
+        self.agent = agent;
+    }
+
+    /// Pods that have ended and still hold their GPUs.
+    pub(super) fn ending(&self) -> impl Iterator<Item = &PodUid> {
+        self.ending.iter()
+    }
+
+    /// A pod has ended, and the agent sees processes of it.
+    pub(super) fn ends(&mut self, uid: &PodUid) {
+        self.ending.insert(uid.clone());
+    }
+
+    /// Takes over which claims have started, by the agent's report.
+    pub(super) fn take_started(&mut self) {
+        let Some(link) = &self.agent else { return };
+        let started: Vec<PodUid> = self
+            .ledger
+            .claims()
+            .filter(|(uid, claim)| claim.state != ClaimState::Started && link.has_started(uid))
+            .map(|(uid, _)| uid.clone())
+            .collect();
+        for uid in started {
+            self.ledger.has_started(&uid);
+        }
     }
 
     /// Whether nothing would be lost with it: no Node, no claim, no proposal.
     pub(super) fn is_empty(&self) -> bool {
-        self.uid.is_none() && self.ledger.is_empty() && self.proposals.is_empty() && self.doubts.is_empty()
+        self.uid.is_none()
+            && self.ledger.is_empty()
+            && self.proposals.is_empty()
+            && self.doubts.is_empty()
+            && self.agent.is_none()
     }
 
     /// Takes over the Node as it is now. A register that cannot be read leaves the devices as they were known last, so
@@ -181,11 +241,16 @@ impl NodeClaims {
     pub(super) fn gone(&mut self, uid: &ObjectUid) {
         if self.uid.as_ref() == Some(uid) {
             self.uid = None;
+            // A token for the Node that is gone is worth nothing any more.
+            self.agent = None;
         }
     }
 
     /// Takes over what a pod holds.
     pub(super) fn claim(&mut self, pod: &GpuPod, state: ClaimState, claim: &Claim) {
+        let started = self.agent.as_ref().is_some_and(|link| link.has_started(&pod.uid));
+        let state = if started { ClaimState::Started } else { state };
+        self.ending.remove(&pod.uid);
         let before = self.claimed_by(&pod.uid);
         self.ledger.set(pod, state, claim);
         self.refresh(before.into_iter().chain(claim.shares().map(|share| share.device.clone())));
@@ -196,6 +261,7 @@ impl NodeClaims {
         let doubts = self.doubts_mut();
         doubts.unknown.remove(uid);
         doubts.origin_is(uid, None);
+        self.ending.remove(uid);
         let before = self.claimed_by(uid);
         self.ledger.remove(uid);
         self.refresh(before);

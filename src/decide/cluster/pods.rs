@@ -36,9 +36,14 @@ impl ClusterState {
 
     /// The Node of this UID is gone from the API server, by evidence. Another Node of its name may be there by now.
     pub fn node_gone(&mut self, name: &NodeName, uid: &ObjectUid) {
+        let mut ended: Vec<PodUid> = Vec::new();
         if let Some(node) = self.nodes.get_mut(name) {
             node.gone(uid);
+            if node.agent().is_none() {
+                ended.extend(node.ending().cloned());
+            }
         }
+        ended.iter().for_each(|pod| self.release_at(name, pod));
         self.touch(name);
         self.forget_empty(name);
     }
@@ -50,7 +55,9 @@ impl ClusterState {
         let holds = bound.gpu_pod.as_ref().filter(|pod| !pod.finished);
         if let Some(home) = self.homes.get(uid).filter(|home| home.node != bound.node || holds.is_none()).cloned() {
             // It was assumed on another node, and is bound here; or it holds nothing any more.
-            self.release_at(&home.node, uid);
+            if home.node != bound.node || !self.holds_after_end(uid) {
+                self.release_at(&home.node, uid);
+            }
         }
         let Some(pod) = holds else { return };
         let node = self.home(&bound.node);
@@ -73,6 +80,9 @@ impl ClusterState {
     /// A pod is gone from the API server, by evidence.
     pub fn pod_gone(&mut self, uid: &PodUid) {
         self.forget_proposal(uid);
+        if self.holds_after_end(uid) {
+            return;
+        }
         if let Some(home) = self.homes.get(uid).cloned() {
             self.release_at(&home.node, uid);
         }

@@ -91,6 +91,8 @@ pub struct ClusterState {
     pub(super) unreadable: HashMap<PodUid, NodeName>,
     /// Nodes that may have been closed or opened since that was last told.
     pub(super) touched: BTreeSet<NodeName>,
+    /// Nodes whose agents' streams were closed at this moment, and may be back soon.
+    pub(super) closing: HashMap<NodeName, Monotonic>,
 }
 
 impl ClusterState {
@@ -109,6 +111,7 @@ impl ClusterState {
             verdicts: VerdictCache::default(),
             unreadable: HashMap::new(),
             touched: BTreeSet::new(),
+            closing: HashMap::new(),
         }
     }
 

@@ -15,17 +15,17 @@ use model::unit::{CorePercent, Mib};
 use proptest::prelude::*;
 use std::collections::{BTreeMap, BTreeSet};
 
-const NOW: Monotonic = Monotonic(1_000_000);
+pub(super) const NOW: Monotonic = Monotonic(1_000_000);
 
-fn name(n: u32) -> NodeName {
+pub(super) fn name(n: u32) -> NodeName {
     NodeName::parse(&format!("node-{n}")).unwrap()
 }
 
-fn names(count: usize) -> &'static [&'static str] {
+pub(super) fn names(count: usize) -> &'static [&'static str] {
     &["node-0", "node-1", "node-2", "node-3", "node-4"][..count]
 }
 
-fn facts(n: u32, gpus: u32) -> NodeFacts {
+pub(super) fn facts(n: u32, gpus: u32) -> NodeFacts {
     let gpu = |index: u32| RegisteredGpu {
         uuid: uuid(n * 100 + index),
         index,
@@ -47,18 +47,18 @@ fn facts(n: u32, gpus: u32) -> NodeFacts {
     }
 }
 
-fn cluster(nodes: u32, gpus: u32) -> ClusterState {
+pub(super) fn cluster(nodes: u32, gpus: u32) -> ClusterState {
     let mut cluster = ClusterState::new(ClusterRules::default());
     (0..nodes).for_each(|n| cluster.node_is(&facts(n, gpus)));
     cluster.lead(7);
     cluster
 }
 
-fn slice(n: u32, mib: u64) -> PlacementRequest {
+pub(super) fn slice(n: u32, mib: u64) -> PlacementRequest {
     pod(n, vec![container(ContainerRole::App, 1, mib, 0)])
 }
 
-fn bound(request: &PlacementRequest, node: &NodeName, claim: PodClaim) -> BoundPod {
+pub(super) fn bound(request: &PlacementRequest, node: &NodeName, claim: PodClaim) -> BoundPod {
     let gpu_pod = GpuPod { claim, ..filter::gpu_pod(request) };
     BoundPod { node: node.clone(), gpu_pod: Some(gpu_pod) }
 }

@@ -41,6 +41,23 @@ pub trait HttpApplication: Send + Sync + 'static {
     }
 }
 
+/// An application that two ports share.
+impl<A: HttpApplication> HttpApplication for Arc<A> {
+    type Body = A::Body;
+
+    fn access(&self, uri: &Uri) -> &Access {
+        A::access(self, uri)
+    }
+
+    fn answer(&self, request: Request<Incoming>, ends: Ends) -> impl Future<Output = Response<Self::Body>> + Send {
+        A::answer(self, request, ends)
+    }
+
+    fn is_waited_for(&self) -> bool {
+        A::is_waited_for(self)
+    }
+}
+
 /// Counts the connections of one port.
 #[derive(Debug, Default)]
 pub struct ConnectionCounts {

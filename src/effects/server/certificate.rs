@@ -57,7 +57,8 @@ type Stamp = (u64, u64, i64, i64);
 pub struct Certificates {
     /// The port, for the log: `admin` or `metrics`.
     port: &'static str,
-    files: Tls,
+    /// `None` where the program itself makes the certificates.
+    files: Option<Tls>,
     versions: HttpVersions,
     /// The stamps of the files that [`Certificates::load`] has read.
     loaded: [Option<Stamp>; 3],
@@ -74,7 +75,25 @@ impl Certificates {
     pub fn load(port: &'static str, files: Tls, versions: HttpVersions) -> io::Result<Certificates> {
         let loaded = stamps(&files);
         let current = RwLock::new(read(&files, versions)?);
-        Ok(Certificates { port, files, versions, loaded, current, again: Notify::new() })
+        Ok(Certificates { port, files: Some(files), versions, loaded, current, again: Notify::new() })
+    }
+
+    /// Certificates that the program itself makes: chain and key, both PEM.
+    ///
+    /// # Errors
+    /// When key and chain cannot be read, or do not match.
+    pub fn made(port: &'static str, pem: (&str, &str), versions: HttpVersions) -> io::Result<Certificates> {
+        let current = RwLock::new(made(pem, versions)?);
+        Ok(Certificates { port, files: None, versions, loaded: [None; 3], current, again: Notify::new() })
+    }
+
+    /// Uses another certificate from now on. If it cannot be used, the old one stays in use.
+    ///
+    /// # Errors
+    /// As [`Certificates::made`].
+    pub fn replace(&self, pem: (&str, &str)) -> io::Result<()> {
+        *self.current.write() = made(pem, self.versions)?;
+        Ok(())
     }
 
     /// An acceptor for one handshake.
@@ -98,21 +117,22 @@ impl Certificates {
     /// Checks the files for ever, and loads them when they change or after [`Certificates::read_again`]. If the new files
     /// cannot be used, the old certificates stay in use. The files are read on a thread that may wait for the disk.
     pub async fn keep_fresh(&self) -> Infallible {
+        let Some(tls) = &self.files else { return std::future::pending().await };
         let mut known = self.loaded;
         loop {
             let requested = tokio::time::timeout(CHECK_EVERY, self.again.notified()).await.is_ok();
-            let files = self.files.clone();
+            let files = tls.clone();
             let seen = spawn_blocking(move || stamps(&files)).await.unwrap_or_default();
             if seen == known && !requested {
                 continue;
             }
             known = seen;
-            let (files, versions) = (self.files.clone(), self.versions);
+            let (files, versions) = (tls.clone(), self.versions);
             let fresh = spawn_blocking(move || read(&files, versions)).await;
             match fresh.unwrap_or_else(|error| Err(io::Error::other(error))) {
                 Ok(fresh) => {
                     *self.current.write() = fresh;
-                    tracing::info!(chain = %self.files.chain.display(), "{} certificates read again", self.port);
+                    tracing::info!(chain = %tls.chain.display(), "{} certificates read again", self.port);
                 }
                 Err(error) => {
                     tracing::warn!(%error, "{} certificates changed but cannot be used; the old ones stay", self.port);
@@ -153,15 +173,32 @@ fn read(tls: &Tls, versions: HttpVersions) -> io::Result<Arc<ServerConfig>> {
         Some(path) => builder.with_client_cert_verifier(callers(path, provider)?),
         None => builder.with_no_client_auth(),
     };
-    let mut config = builder
+    let config = builder
         .with_single_cert(chain, private)
         .map_err(|error| failed("using the certificate chain", &tls.chain, &error))?;
+    Ok(offering(config, versions))
+}
+
+fn made((chain, key): (&str, &str), versions: HttpVersions) -> io::Result<Arc<ServerConfig>> {
+    let chain = CertificateDer::pem_slice_iter(chain.as_bytes()).collect::<Result<Vec<_>, _>>();
+    let private = PrivateKeyDer::from_pem_slice(key.as_bytes()).map_err(io::Error::other)?;
+    let config = ServerConfig::builder_with_provider(Arc::new(ring::default_provider()))
+        .with_safe_default_protocol_versions()
+        .map_err(io::Error::other)?
+        .with_no_client_auth()
+        .with_single_cert(chain.map_err(io::Error::other)?, private)
+        .map_err(io::Error::other)?;
+    Ok(offering(config, versions))
+}
+
+/// The configuration that offers these versions of HTTP in the handshake.
+fn offering(mut config: ServerConfig, versions: HttpVersions) -> Arc<ServerConfig> {
     let offered: &[&[u8]] = match versions {
         HttpVersions::Http1 => &[HTTP1],
         HttpVersions::Http1AndHttp2 { .. } => &[HTTP2, HTTP1],
     };
     config.alpn_protocols = offered.iter().map(|name| name.to_vec()).collect();
-    Ok(Arc::new(config))
+    Arc::new(config)
 }
 
 /// A verifier that accepts only client certificates from these authorities.
@@ -212,5 +249,15 @@ mod tests {
         }
         fs::write(folder.path().join("ca.pem"), one.cert.pem()).unwrap();
         load(tls.clone()).unwrap();
+    }
+
+    #[test]
+    fn a_made_certificate_is_replaced_by_one_that_can_be_used_only() {
+        let make = || rcgen::generate_simple_self_signed(vec!["localhost".to_owned()]).unwrap();
+        let pem = [make(), make()].map(|made| (made.cert.pem(), made.signing_key.serialize_pem()));
+        let certificates = Certificates::made("streams", (&pem[0].0, &pem[0].1), HttpVersions::Http1).unwrap();
+        assert!(certificates.replace((&pem[1].0, &pem[0].1)).is_err(), "the key of another certificate");
+        certificates.replace((&pem[1].0, &pem[1].1)).unwrap();
+        assert!(Certificates::made("streams", ("", &pem[0].1), HttpVersions::Http1).is_err());
     }
 }

@@ -1,15 +1,19 @@
 //! Starts the tasks that only an agent in a cluster has: the pods of the node, sharing through the kubelet, and what the agent
 //! writes on its Node.
 
+use super::departure::{Departure, departure};
 use super::guarding::Guarding;
 use super::latch::Progress;
+use super::leader_stream::LeaderStream;
 use super::node_writer::Announcing;
 use super::sharing;
 use crate::lifecycle::{DrainFirst, Lifecycle, StartError};
 use crate::settings::Settings;
+use crate::settings::stream::ReportSettings;
 use apiserver::ApiConnection;
 use apiserver::own_node::OwnNodeReader;
 use apiserver::writes::ApiServer;
+use decide::agent_report::SharingStages;
 use model::id::NodeName;
 use model::pod::{LabelKeys, PodList};
 use model::view::NodeView;
@@ -35,13 +39,14 @@ impl Cluster<'_> {
         });
     }
 
-    /// Starts the tasks that share this node's GPUs through kubelet, and the tasks that write on its Node.
+    /// Starts the tasks that share this node's GPUs through kubelet, the tasks that write on its Node, and the stream to the
+    /// extender, if there is one.
     pub(super) fn share(
         &mut self,
         connection: ApiConnection,
         node: &NodeName,
         settings: &Settings,
-    ) -> Result<(), StartError> {
+    ) -> Result<Option<Departure>, StartError> {
         let api = ApiServer::new(connection.clone(), node.clone());
         let own = OwnNodeReader::new(connection.clone(), node.clone());
         let writer = sharing::PodStatusWriter::new(api.clone(), own.clone(), node.clone());
@@ -62,6 +67,7 @@ impl Cluster<'_> {
         };
         let (pods, evicts) = (self.pods.clone(), settings.sharing.evict_over_use);
         let guarding = Guarding { api: announcing.api.clone(), pods, evicts, results: opened.guards.clone() };
+        let leaves = settings.report.as_ref().map(|report| self.report(report, opened.stages()));
         let run = sharing::Run::new(self.lifecycle.stop(), self.progress.clone());
         self.lifecycle.drain_first(DrainFirst { closing: run.closing.clone(), closed: run.closed.clone() });
         let (owning, serving) = opened.split(run);
@@ -70,6 +76,20 @@ impl Cluster<'_> {
         self.lifecycle.must_not_end("plugin", serving);
         self.lifecycle.must_run("guarding", guarding.run(stop.clone()));
         self.lifecycle.must_run("announcing", announcing.run(stop));
-        Ok(())
+        Ok(leaves)
+    }
+
+    /// Starts the stream to the extender.
+    fn report(&mut self, settings: &ReportSettings, stages: watch::Receiver<SharingStages>) -> Departure {
+        let (departure, seen) = departure();
+        let stream = LeaderStream {
+            settings: settings.clone(),
+            view: self.view.clone(),
+            stages,
+            progress: self.progress.subscribe(),
+            departure: seen,
+        };
+        self.lifecycle.must_run("stream", stream.run(self.lifecycle.stop()));
+        departure
     }
 }

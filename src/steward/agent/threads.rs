@@ -142,6 +142,7 @@ mod tests {
             certificates: Vec::new(),
             replaced: Arc::default(),
             driver: DriverRelease::default(),
+            departure: None,
         };
         let mut lifecycle = Lifecycle::new("agent");
         let exit = runtime(2, 1).unwrap().block_on(async {

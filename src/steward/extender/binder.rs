@@ -15,7 +15,7 @@ use super::leadership::Leadership;
 use super::owner::ClusterOwner;
 use apiserver::ApiError;
 use apiserver::client::{ApiClient, ReadAge};
-use decide::cluster::{BindOrder, BindOutcome};
+use decide::cluster::{BindOrder, BindOutcome, BindRefusal};
 use decide::ledger::ClaimState;
 use model::backoff::Backoff;
 use model::claim::Claim;
@@ -28,13 +28,15 @@ use std::fmt::Write;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::watch;
-use tokio::time::{sleep, timeout};
+use tokio::time::{Instant, sleep, timeout_at};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use wire::extender::ExtenderBindingArgs;
 
 /// How long kube-scheduler waits for an answer, less a second for the way: the printed configuration has 5 s.
 const ANSWER_WITHIN: Duration = Duration::from_secs(4);
+/// Pause before the next look whether another pod has arrived: agents report once a second.
+const IN_FLIGHT: Duration = Duration::from_millis(100);
 /// Orders whose outcome is not known. kube-scheduler binds some hundred pods at once at most; more wait only while the API
 /// server does not answer, and then no more should be added.
 const MOST: usize = 2_000;
@@ -60,6 +62,14 @@ pub(super) struct Binder {
     pub(super) stop: CancellationToken,
 }
 
+/// Why an order is not begun.
+enum NotBegun {
+    /// Another pod that is on its way must arrive first.
+    InFlight(String),
+    /// Anything else.
+    Refused(String),
+}
+
 /// What a POST, or a read after it, has shown.
 enum Shown {
     /// The pod is bound as ordered.
@@ -81,14 +91,19 @@ impl Binder {
         if self.owner.claim_of(uid).is_some_and(bound) {
             return Ok(());
         }
-        let mut result = match self.begin(uid, node) {
-            Ok(result) => result,
-            Err(why) => {
-                self.events.send(uid, pod, PodEventReason::BindingFailed, why.clone());
-                return Err(why.into());
+        let until = Instant::now() + ANSWER_WITHIN;
+        let mut result = loop {
+            match self.begin(uid, node) {
+                Ok(result) => break result,
+                // Another pod is on its way to the node, and its agent could mistake one for the other.
+                Err(NotBegun::InFlight(_)) if Instant::now() + IN_FLIGHT < until => sleep(IN_FLIGHT).await,
+                Err(NotBegun::InFlight(why) | NotBegun::Refused(why)) => {
+                    self.events.send(uid, pod, PodEventReason::BindingFailed, why.clone());
+                    return Err(why.into());
+                }
             }
         };
-        let known = timeout(ANSWER_WITHIN, result.wait_for(Option::is_some)).await;
+        let known = timeout_at(until, result.wait_for(Option::is_some)).await;
         match known {
             Ok(Ok(result)) => result.clone().unwrap_or(Ok(())),
             Ok(Err(_)) => Err("the extender is stopping".into()),
@@ -100,13 +115,17 @@ impl Binder {
     }
 
     /// The result of this order, which is begun if it is not under way.
-    fn begin(self: &Arc<Self>, uid: &PodUid, node: &NodeName) -> Result<watch::Receiver<BindResult>, String> {
+    fn begin(self: &Arc<Self>, uid: &PodUid, node: &NodeName) -> Result<watch::Receiver<BindResult>, NotBegun> {
         let mut orders = self.orders.lock();
         if !orders.contains_key(uid) && orders.len() >= MOST {
-            return Err(format!("{MOST} bindings wait for the API server; try again later"));
+            let why = format!("{MOST} bindings wait for the API server; try again later");
+            return Err(NotBegun::Refused(why));
         }
         // The same order again if one is under way, and an error if it is for another node.
-        let order = self.owner.bind(uid, node).map_err(|why| why.to_string())?;
+        let order = self.owner.bind(uid, node).map_err(|why| match why {
+            BindRefusal::InFlight { .. } => NotBegun::InFlight(why.to_string()),
+            why => NotBegun::Refused(why.to_string()),
+        })?;
         if let Some(result) = orders.get(uid) {
             return Ok(result.clone());
         }

@@ -5,6 +5,7 @@ use super::convert;
 use super::events::PodEvents;
 use super::eviction::Evictor;
 use super::leadership::Leadership;
+use super::live_callers::LiveCallers;
 use super::owner::ClusterOwner;
 use apiserver::ApiError;
 use apiserver::follow::FollowListener;
@@ -98,6 +99,7 @@ pub(super) struct PodFeed {
     pub(super) leadership: Arc<Leadership>,
     pub(super) evictor: Arc<Evictor>,
     pub(super) events: Arc<PodEvents>,
+    pub(super) live: Arc<LiveCallers>,
     pub(super) health: Arc<WatchHealth>,
 }
 
@@ -107,6 +109,7 @@ pub(super) struct NodeFeed {
     pub(super) owner: Arc<ClusterOwner>,
     pub(super) leadership: Arc<Leadership>,
     pub(super) events: Arc<PodEvents>,
+    pub(super) live: Arc<LiveCallers>,
     pub(super) health: Arc<WatchHealth>,
 }
 
@@ -119,6 +122,7 @@ impl PodFeed {
         }
         self.owner.pod_is(pod);
         self.evictor.pod_is(pod);
+        self.live.pod_is(pod);
     }
 
     fn tell_closings(&self) {
@@ -145,6 +149,7 @@ impl FollowListener<AllPods> for PodFeed {
                 Delta::Gone { before, .. } => {
                     self.owner.pod_gone(before.cgroup_uid());
                     self.evictor.pod_gone(&before.uid);
+                    self.live.pod_gone(&before.uid);
                 }
             }
         }
@@ -193,8 +198,14 @@ impl FollowListener<AllNodes> for NodeFeed {
     fn changed(&mut self, deltas: Vec<Delta<FollowedNode>>, _: Option<&Store<AllNodes>>) {
         for delta in &deltas {
             match delta {
-                Delta::Added(node) | Delta::Changed { after: node, .. } => self.owner.node_is(node),
-                Delta::Gone { before, .. } | Delta::LeftOut(before) => self.owner.node_gone(before),
+                Delta::Added(node) | Delta::Changed { after: node, .. } => {
+                    self.owner.node_is(node);
+                    self.live.node_is(node);
+                }
+                Delta::Gone { before, .. } | Delta::LeftOut(before) => {
+                    self.owner.node_gone(before);
+                    self.live.node_gone(before);
+                }
             }
         }
         self.tell_closings();

@@ -71,6 +71,14 @@ impl Leadership {
         }
     }
 
+    /// Where the leader serves agents and the other extenders; `None` while this process leads, or where it is not known.
+    pub(super) fn leader_address(&self) -> Option<Arc<str>> {
+        let state = self.state.lock();
+        let other =
+            !state.elector.leads(clock::monotonic()) && state.elector.holder() != Some(state.elector.identity());
+        other.then(|| state.elector.holder_address().cloned()).flatten()
+    }
+
     /// Whether this process may decide and write at this moment.
     pub(super) fn decides(&self) -> bool {
         self.leader() == Leader::This
@@ -92,11 +100,18 @@ impl Leadership {
     pub(super) async fn run(self: Arc<Self>, lease: LeaseClient, owner: Arc<ClusterOwner>, stop: CancellationToken) {
         let times = self.state.lock().elector.times();
         let mut lists = owner.lists();
+        let mut led = false;
         loop {
             // A call that hangs must not hide that the term is over.
             if timeout(times.renew_deadline, self.step(&lease)).await.is_err() {
                 self.failed("no answer within the renew deadline");
             }
+            let leads = !matches!(self.leader(), Leader::Other(_));
+            if led && !leads {
+                // The agents report to another extender from now on.
+                owner.forget_agents();
+            }
+            led = leads;
             let pause = times.pause(u32::try_from(RandomState::new().hash_one(Instant::now()) % 100).unwrap_or(0));
             let until = Instant::now() + pause;
             loop {

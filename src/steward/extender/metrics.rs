@@ -1,8 +1,10 @@
 //! `/metrics` of the extender.
 
 use super::follow::WatchHealth;
+use super::live_callers::LiveCallers;
 use super::measures::{MeasuredCounts, Verb};
 use super::owner::ClusterCounts;
+use super::stream_counts::StreamCounts;
 use decide::placement::RefusalReason;
 use effects::exposition::{Exposition, ExpositionFormat, MetricFamily, MetricLabels, MetricType, SampleValue};
 use effects::server::ConnectionCounts;
@@ -46,6 +48,25 @@ const CUT: MetricFamily = counter(
 const DROPPED: MetricFamily =
     counter("gpu_steward_extender_events_dropped_total", "Events on pods that were dropped because too many waited.");
 
+const STREAMS: MetricFamily =
+    gauge("gpu_steward_extender_streams", "Agents that report to this extender at this moment.");
+const STREAMS_OPENED: MetricFamily =
+    counter("gpu_steward_extender_streams_opened_total", "Streams of agents that were opened.");
+const STREAM_ENDS: MetricFamily = counter(
+    "gpu_steward_extender_stream_ends_total",
+    "Streams of agents that have ended, or that were refused after their caller was known, by reason.",
+);
+const STREAM_MESSAGES: MetricFamily =
+    counter("gpu_steward_extender_stream_messages_total", "Messages of agents after the first one of a stream.");
+const CALLERS_REFUSED: MetricFamily = counter(
+    "gpu_steward_extender_refused_callers_total",
+    "Requests to the TLS port whose caller was refused, by reason.",
+);
+const PASSED_ON: MetricFamily = counter(
+    "gpu_steward_extender_passed_on_total",
+    "Questions of kube-scheduler that this extender passed on to the leader, which answered.",
+);
+
 const fn gauge(name: &'static str, help: &'static str) -> MetricFamily {
     MetricFamily { name, kind: MetricType::Gauge, unit: "", help }
 }
@@ -62,6 +83,15 @@ pub(super) struct Scrape<'a> {
     pub(super) watches: &'a [Arc<WatchHealth>],
     pub(super) connections: &'a ConnectionCounts,
     pub(super) events_dropped: u64,
+    /// `None` where this extender serves no agents.
+    pub(super) streams: Option<&'a StreamScrape>,
+}
+
+/// What a scrape shows of the streams.
+#[derive(Clone, Debug)]
+pub(super) struct StreamScrape {
+    pub(super) live: Arc<LiveCallers>,
+    pub(super) counts: Arc<StreamCounts>,
 }
 
 /// The text of a scrape.
@@ -70,6 +100,9 @@ pub(super) fn render(scrape: &Scrape<'_>, format: ExpositionFormat) -> Vec<u8> {
     let mut out = Exposition::new(&mut text, format);
     own(scrape, &mut out);
     verbs(&scrape.measured, &mut out);
+    if let Some(shown) = scrape.streams {
+        streams(shown, &mut out);
+    }
     out.finish();
     text
 }
@@ -121,5 +154,23 @@ fn verbs(counts: &MeasuredCounts, out: &mut Exposition<'_>) {
     out.family(&REFUSED);
     for (reason, nodes) in RefusalReason::ALL.iter().zip(counts.refusals) {
         out.sample(&[label("reason", reason.code()).as_str()], SampleValue::Whole(nodes));
+    }
+}
+
+fn streams(shown: &StreamScrape, out: &mut Exposition<'_>) {
+    let totals = shown.counts.totals();
+    out.family(&STREAMS);
+    out.sample(&[], SampleValue::Whole(shown.live.open_streams() as u64));
+    for (family, count) in
+        [(&STREAMS_OPENED, totals.opened), (&STREAM_MESSAGES, totals.messages), (&PASSED_ON, totals.passed_on)]
+    {
+        out.family(family);
+        out.sample(&[], SampleValue::Whole(count));
+    }
+    for (family, reasons) in [(&STREAM_ENDS, &totals.ends), (&CALLERS_REFUSED, &totals.refused)] {
+        out.family(family);
+        for (reason, count) in reasons {
+            out.sample(&[MetricLabels::new().with("reason", reason).as_str()], SampleValue::Whole(*count));
+        }
     }
 }

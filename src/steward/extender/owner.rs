@@ -6,13 +6,17 @@
 //! microseconds.
 
 use super::convert;
-use decide::cluster::{BindOrder, BindOutcome, BindRefusal, ClosingChange, ClusterRules, ClusterState, FilterVerdict};
+use decide::cluster::{
+    BindOrder, BindOutcome, BindRefusal, ClosingChange, ClusterRules, ClusterState, FilterVerdict, ReportRefusal, StreamId,
+};
 use decide::ledger::{ClaimState, DeviceDemand};
 use decide::placement::Capacity;
+use model::agent_stream::{AgentReport, LeaderView, ReportChange};
 use model::followed_node::FollowedNode;
 use model::id::{GpuUuid, NodeName, PodRef, PodUid};
 use model::placement::PlacementRequest;
 use model::pod::Pod;
+use model::time::Monotonic;
 use parking_lot::Mutex;
 use sources::clock;
 use std::collections::BTreeMap;
@@ -166,7 +170,8 @@ impl ClusterOwner {
     pub(super) fn filter(&self, request: PlacementRequest, nodes: &[&str]) -> FilterVerdict {
         let now = clock::monotonic();
         let mut cluster = self.cluster.lock();
-        cluster.forget_pending(model::time::Monotonic(now.0.saturating_sub(nanos(REMEMBERED))));
+        cluster.agents_at(now);
+        cluster.forget_pending(Monotonic(now.0.saturating_sub(nanos(REMEMBERED))));
         cluster.filter(request, nodes, now)
     }
 
@@ -182,7 +187,47 @@ impl ClusterOwner {
 
     /// Chooses the devices of a pod and reserves them.
     pub(super) fn bind(&self, uid: &PodUid, node: &NodeName) -> Result<BindOrder, BindRefusal> {
-        self.cluster.lock().bind(uid, node)
+        let mut cluster = self.cluster.lock();
+        cluster.agents_at(clock::monotonic());
+        cluster.bind(uid, node)
+    }
+
+    /// An agent has reported everything.
+    pub(super) fn agent_reports(&self, id: StreamId, report: AgentReport, now: Monotonic) -> Result<(), ReportRefusal> {
+        self.cluster.lock().agent_reports(id, report, now)
+    }
+
+    /// An agent has reported changes.
+    pub(super) fn agent_changes(
+        &self,
+        node: &NodeName,
+        id: StreamId,
+        change: ReportChange,
+        now: Monotonic,
+    ) -> Result<(), ReportRefusal> {
+        self.cluster.lock().agent_changes(node, id, change, now)
+    }
+
+    /// An agent has sent a beat.
+    pub(super) fn agent_beats(&self, node: &NodeName, id: StreamId, now: Monotonic) -> Result<(), ReportRefusal> {
+        self.cluster.lock().agent_beats(node, id, now)
+    }
+
+    /// A stream has ended.
+    pub(super) fn agent_closed(&self, node: &NodeName, id: StreamId, now: Monotonic) {
+        self.cluster.lock().agent_closed(node, id, now);
+    }
+
+    /// Forgets all streams: this process leads no longer.
+    pub(super) fn forget_agents(&self) {
+        self.cluster.lock().forget_agents();
+    }
+
+    /// What the agent of this node gets to know.
+    pub(super) fn leader_view(&self, node: &NodeName) -> LeaderView {
+        let mut cluster = self.cluster.lock();
+        cluster.agents_at(clock::monotonic());
+        cluster.leader_view(node)
     }
 
     /// Takes in the outcome of a bind.

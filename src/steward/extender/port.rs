@@ -1,14 +1,16 @@
 //! The port of the extender: the verbs of kube-scheduler, health, metrics and the last decisions.
 //!
 //! The verbs and the decisions are for callers on this machine only, where kube-scheduler runs in the same pod: a caller
-//! that could name pods and nodes from elsewhere would have to be authenticated. Health and metrics are open.
+//! that could name pods and nodes from elsewhere would have to be authenticated, as on the TLS port (`stream_port`). Health
+//! and metrics are open.
 
 use super::decisions::Decisions;
 use super::follow::WatchHealth;
 use super::hami_metrics;
 use super::leadership::{Leader, Leadership};
 use super::measures::{Measures, Verb};
-use super::metrics::{self, Scrape};
+use super::metrics::{self, Scrape, StreamScrape};
+use super::proxy::LeaderProxy;
 use super::verbs::Verbs;
 use effects::caller::{Access, AllowedHosts, Condition, Ends};
 use effects::exposition::ExpositionFormat;
@@ -48,6 +50,10 @@ pub(super) struct ExtenderPort {
     measures: Arc<Measures>,
     watches: [Arc<WatchHealth>; 2],
     connections: Arc<ConnectionCounts>,
+    /// `None` where this extender passes no questions on.
+    proxy: Option<Arc<LeaderProxy>>,
+    /// `None` where it serves no agents.
+    streams: Option<StreamScrape>,
     open: Access,
     here: Access,
 }
@@ -63,10 +69,25 @@ impl ExtenderPort {
         connections: Arc<ConnectionCounts>,
     ) -> ExtenderPort {
         let here = Access::Callers(AllowedHosts::default(), Condition::OnThisMachine(HERE));
-        ExtenderPort { verbs, leadership, measures, watches, connections, open: Access::Everyone, here }
+        let (proxy, streams) = (None, None);
+        ExtenderPort { verbs, leadership, measures, watches, connections, proxy, streams, open: Access::Everyone, here }
     }
 
-    async fn verb(&self, verb: Verb, request: Request<Incoming>) -> Answer {
+    /// The same with streams of agents, and with a way to the leader.
+    pub(super) fn with_streams(mut self, streams: StreamScrape, proxy: Option<Arc<LeaderProxy>>) -> ExtenderPort {
+        (self.streams, self.proxy) = (Some(streams), proxy);
+        self
+    }
+
+    /// Answers a question that another extender has passed on. It is never passed on again.
+    pub(super) async fn passed_on(&self, request: Request<Incoming>) -> Answer {
+        match verb_of(&request) {
+            Some(verb) => self.verb(verb, request, false).await,
+            None => text(StatusCode::NOT_FOUND, "unknown path; extenders pass on the verbs only.".to_owned()),
+        }
+    }
+
+    async fn verb(&self, verb: Verb, request: Request<Incoming>, may_pass_on: bool) -> Answer {
         let begun = Instant::now();
         if request.method() != Method::POST {
             self.measures.unanswered(verb);
@@ -81,7 +102,10 @@ impl ExtenderPort {
                 format!("expected application/json, and got {content:.80}."),
             );
         }
-        if let Some(answer) = self.not_leading() {
+        let other = self.proxy.as_ref().filter(|_| may_pass_on).zip(self.leadership.leader_address());
+        if other.is_none()
+            && let Some(answer) = self.not_leading()
+        {
             self.measures.unanswered(verb);
             return answer;
         }
@@ -93,6 +117,9 @@ impl ExtenderPort {
                 return text(error.status(), format!("{error}."));
             }
         };
+        if let Some((proxy, leader)) = other {
+            return self.pass_on(verb, proxy, &leader, body).await;
+        }
         let answer = match verb {
             Verb::Filter => self.verbs.filter(&body),
             Verb::Prioritize => self.verbs.prioritize(&body),
@@ -107,6 +134,26 @@ impl ExtenderPort {
             Err(why) => {
                 self.measures.unanswered(verb);
                 text(StatusCode::BAD_REQUEST, format!("{why}."))
+            }
+        }
+    }
+
+    /// Passes a question on to the leader.
+    async fn pass_on(&self, verb: Verb, proxy: &LeaderProxy, leader: &Arc<str>, body: Bytes) -> Answer {
+        match proxy.ask(leader, &format!("/{}", verb.word()), body).await {
+            Ok((status, content, body)) => {
+                if let Some(streams) = &self.streams {
+                    streams.counts.passed_on();
+                }
+                let mut response = Response::new(Full::new(body));
+                *response.status_mut() = status;
+                response.headers_mut().insert(header::CONTENT_TYPE, content);
+                response
+            }
+            Err(why) => {
+                self.measures.unanswered(verb);
+                tracing::warn!(why, "a question of kube-scheduler is not answered: {why}");
+                text(StatusCode::SERVICE_UNAVAILABLE, format!("{why}; try again."))
             }
         }
     }
@@ -154,6 +201,7 @@ impl ExtenderPort {
             watches: &self.watches,
             connections: &self.connections,
             events_dropped: self.verbs.events.dropped(),
+            streams: self.streams.as_ref(),
         };
         let format = format(headers);
         answer(StatusCode::OK, HeaderValue::from_static(format.content_type()), metrics::render(&scrape, format))
@@ -186,8 +234,8 @@ impl HttpApplication for ExtenderPort {
 
     async fn answer(&self, request: Request<Incoming>, _: Ends) -> Answer {
         let path = request.uri().path();
-        if let Some(verb) = Verb::ALL.into_iter().find(|verb| path.strip_prefix('/') == Some(verb.word())) {
-            return self.verb(verb, request).await;
+        if let Some(verb) = verb_of(&request) {
+            return self.verb(verb, request, true).await;
         }
         let known = PATHS.contains(&path);
         if known && !matches!(*request.method(), Method::GET | Method::HEAD) {
@@ -208,6 +256,11 @@ impl HttpApplication for ExtenderPort {
             ),
         }
     }
+}
+
+/// The verb that a request asks.
+fn verb_of(request: &Request<Incoming>) -> Option<Verb> {
+    Verb::ALL.into_iter().find(|verb| request.uri().path().strip_prefix('/') == Some(verb.word()))
 }
 
 /// The text format that a scraper accepts.

@@ -2,6 +2,7 @@
 
 use super::layer::{Layers, Problem, RawSettings, RawValue};
 use super::reader::{Reader, Resources};
+use super::stream::StreamSettings;
 use super::value::{self, LogFormat, Verbosity};
 use decide::cluster::ClusterRules;
 use decide::election::ElectionTimes;
@@ -18,6 +19,8 @@ pub(crate) struct ExtenderSettings {
     pub kubeconfig: Option<PathBuf>,
     pub drain_timeout: Duration,
     pub listen: SocketAddr,
+    /// How it serves agents and the other extenders; `None` where it does not.
+    pub streams: Option<StreamSettings>,
     pub lease: LeaseSettings,
     pub rules: ClusterRules,
     pub resources: Resources,
@@ -68,6 +71,7 @@ impl Reader<'_> {
         let kubeconfig = self.take("kubeconfig", |text| value::unless_auto(text, value::path));
         let drain_timeout = self.take("drain-timeout", value::drain_timeout);
         let listen = self.take("extender-listen", value::address);
+        let streams = self.streams();
         let lease = self.lease();
         let rules = self.cluster_rules();
         let resources = self.resources();
@@ -78,6 +82,7 @@ impl Reader<'_> {
             kubeconfig: kubeconfig?,
             drain_timeout: drain_timeout?,
             listen: listen?,
+            streams: streams?,
             lease: lease?,
             rules: rules?,
             resources: resources?,
@@ -171,6 +176,26 @@ mod tests {
             ("score-step", "0"),
             ("node-choice", "both"),
             ("lease-name", "a/b"),
+        ] {
+            assert!(with(&[(name, text)]).is_err(), "{name} {text}");
+        }
+    }
+
+    #[test]
+    fn streams_are_off_until_an_address_is_given() {
+        let settings = |words: &[(&'static str, &str)]| with(words).unwrap().streams;
+        assert_eq!(settings(&[("stream-accounts", "gpu:agent")]), None);
+        let given = [("stream-listen", "127.0.0.1:0"), ("stream-accounts", "gpu:agent, gpu:service")];
+        let streams = settings(&given).unwrap();
+        assert_eq!(streams.accounts, ["system:serviceaccount:gpu:agent", "system:serviceaccount:gpu:service"]);
+        assert_eq!((&*streams.audience, streams.address, streams.token_file), ("gpu-steward", None, None));
+        for (name, text) in [
+            ("stream-accounts", "agent"),
+            ("stream-accounts", "gpu:a:b"),
+            ("stream-address", "host"),
+            ("stream-address", "a,b:1"),
+            ("stream-address", "host:0"),
+            ("stream-audience", "a b"),
         ] {
             assert!(with(&[(name, text)]).is_err(), "{name} {text}");
         }

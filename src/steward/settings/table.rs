@@ -427,6 +427,56 @@ pub(crate) const KEYS: &[Key] = &[
          kube-scheduler's own preferences; a smaller step gives these more weight",
     )
     .read_by(EXTENDER),
+    key(
+        Scheduling,
+        "stream-listen",
+        ("ADDRESS", "none"),
+        "Address of the TLS port on which agents report to the extender and the other extenders reach it: 0.0.0.0:9443; none \
+         switches it off",
+    )
+    .read_by(EXTENDER),
+    key(
+        Scheduling,
+        "stream-address",
+        ("HOST:PORT", "auto"),
+        "Where agents and the other extenders reach this extender's TLS port; auto takes POD_IP, else the address of \
+         stream-listen",
+    )
+    .read_by(EXTENDER),
+    key(
+        Scheduling,
+        "stream-accounts",
+        ("NAMESPACE:NAME,...", "none"),
+        "Service accounts of the agents, which may report to the extender",
+    )
+    .read_by(EXTENDER),
+    key(
+        Scheduling,
+        "stream-audience",
+        ("NAME", "gpu-steward"),
+        "Audience of the tokens with which agents and extenders prove to an extender who they are",
+    )
+    .read_by(EXTENDER),
+    key(
+        Scheduling,
+        "stream-token-file",
+        ("PATH", "none"),
+        "File with the own token of this audience: for the agent's stream, and for an extender that passes questions on to \
+         the leader",
+    )
+    .read_by(BOTH),
+    key(
+        Scheduling,
+        "extender-address",
+        ("HOST:PORT", "none"),
+        "The extenders' Service, to which the agent reports; none: the agent reports to no extender",
+    ),
+    key(
+        Scheduling,
+        "extender-ca-file",
+        ("PATH", "none"),
+        "Certificates of the extenders' authority, which the agent trusts",
+    ),
     key(Scheduling, "lease-name", ("NAME", "gpu-steward-extender"), "Name of the Lease by which one extender leads")
         .read_by(EXTENDER),
     key(

@@ -299,6 +299,36 @@ pub(crate) fn address(text: &str) -> Result<SocketAddr, Why> {
     })
 }
 
+/// A name or an address with a port: `gpu-steward-extender.gpu.svc:9443`.
+pub(crate) fn host_port(text: &str) -> Result<String, Why> {
+    let expected = || "expected HOST:PORT, such as gpu-steward-extender.gpu-steward.svc:9443".to_owned();
+    if text.parse::<SocketAddr>().is_ok() {
+        return Ok(text.to_owned());
+    }
+    let (host, port) = text.rsplit_once(':').ok_or_else(expected)?;
+    let fits = port.parse::<u16>().is_ok_and(|port| port > 0) && !host.contains(',') && hosts(host).is_ok();
+    if fits { Ok(text.to_owned()) } else { Err(expected()) }
+}
+
+/// Service accounts, `NAMESPACE:NAME` separated by commas, as the subjects of their tokens.
+pub(crate) fn accounts(text: &str) -> Result<Vec<String>, Why> {
+    let one = |account: &str| match account.trim().split_once(':') {
+        Some((namespace, name)) if object_name(namespace).is_ok() && object_name(name).is_ok() => {
+            Ok(format!("system:serviceaccount:{namespace}:{name}"))
+        }
+        _ => Err(format!(
+            "{account:?} is not a service account: expected NAMESPACE:NAME, such as gpu-steward:gpu-steward-agent"
+        )),
+    };
+    text.split(',').map(one).collect()
+}
+
+/// The audience of a token.
+pub(crate) fn audience(text: &str) -> Result<String, Why> {
+    let fits = (1..=253).contains(&text.len()) && text.bytes().all(|byte| byte.is_ascii_graphic());
+    if fits { Ok(text.to_owned()) } else { Err("expected a word without spaces".into()) }
+}
+
 /// Host names or addresses, separated by commas, without ports.
 pub(crate) fn hosts(text: &str) -> Result<Vec<String>, Why> {
     let one = |name: &str| {

@@ -1,8 +1,11 @@
 //! Counts what the device plugin does, and reports it to the node state, in the form that metrics and JSON show.
 
 use crate::agent::guarding::Guards;
+use decide::agent_report::SharingStages;
 use effects::plugin::CallMeter;
+use model::agent_stream::PodStage;
 use model::claim::ContainerClaim;
+use model::id::PodUid;
 use model::limits::PodMemoryClaim;
 use model::observation::{ErrorCounter, Fact};
 use model::plugin::{ClaimMoves, DeviceIsolation, DeviceSlots, PluginView, PodFiles, RegistrationState, StartOutcome};
@@ -12,7 +15,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use tokio::sync::watch;
 
-/// The counts since the program started.
+/// The counts since the program started. It has one field for each kind of thing that is counted or reported.
 #[derive(Debug)]
 pub(super) struct Counts {
     meter: Arc<CallMeter>,
@@ -28,6 +31,8 @@ pub(super) struct Counts {
     last: Option<Arc<PluginView>>,
     /// The memory claims that were reported last.
     memory_claims: Arc<[PodMemoryClaim]>,
+    /// What the stream to the extender reports of the pods.
+    stages: watch::Sender<SharingStages>,
     reporter: Reporter,
 }
 
@@ -83,8 +88,30 @@ impl Counts {
             now,
             last: None,
             memory_claims: Arc::from([]),
+            stages: watch::Sender::default(),
             reporter,
         }
+    }
+
+    /// What the stream to the extender reports of the pods.
+    pub(super) fn stages(&self) -> watch::Receiver<SharingStages> {
+        self.stages.subscribe()
+    }
+
+    /// Whether a stream reports the pods.
+    pub(super) fn stages_are_read(&self) -> bool {
+        self.stages.receiver_count() > 0
+    }
+
+    /// Sets how far the pods of the node have come.
+    pub(super) fn stages_are(&self, early: Option<bool>, pods: BTreeMap<PodUid, PodStage>) {
+        let registered = matches!(*self.registration.borrow(), RegistrationState::Registered(_));
+        let now = SharingStages { registered, early, pods };
+        self.stages.send_if_modified(|before| {
+            let changed = *before != now;
+            *before = now;
+            changed
+        });
     }
 
     /// Counts an error.

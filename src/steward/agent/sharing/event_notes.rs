@@ -3,6 +3,7 @@
 use model::id::GpuUuid;
 use model::plugin::PodFiles;
 use model::unit::Bytes;
+use model::view::OverUse;
 use std::fmt::Display;
 
 /// Whether the kubelet repeats a call after a refusal.
@@ -47,5 +48,16 @@ pub(super) fn gpu_missing(device: &GpuUuid) -> String {
         "this pod holds {device}, and this node lists no such GPU: nothing of it can be measured; delete the pod, so that \
          it is placed again. A real GPU may have been taken out or replaced; the UUID of a simulated one \
          (--gpus simulated) depends on the node's name and the GPU's number"
+    )
+}
+
+/// The processes of the pod hold more memory of a GPU than the pod claims.
+pub(super) fn over_use(over: &OverUse) -> String {
+    let used = over.used.value().map_or_else(|| "more memory".to_owned(), |used| format!("{} MiB", used.0 >> 20));
+    format!(
+        "the pod's processes hold {used} of {}, and its claim has {} MiB; \
+         keep within nvidia.com/gpumem, or ask for more of it",
+        over.device,
+        over.claimed.0 >> 20
     )
 }

@@ -1,23 +1,13 @@
 //! Pods that use more GPU memory than they claim: writes their events, and evicts pods. `decide::eviction` says when.
 
+use super::event_notes;
 use apiserver::writes::{ApiServer, EventType, ObjectEvent};
 use model::pod::Pod;
 use model::view::OverUse;
 
-/// The event note for the pod's owner: what is too much, and what to change.
-pub(super) fn sentence(over: &OverUse) -> String {
-    let used = over.used.value().map_or_else(|| "more memory".to_owned(), |used| format!("{} MiB", used.0 >> 20));
-    format!(
-        "the pod's processes hold {used} of {}, and its claim has {} MiB; \
-         keep within nvidia.com/gpumem, or ask for more of it",
-        over.device,
-        over.claimed.0 >> 20
-    )
-}
-
 /// Writes the event about a new over-use; `at` is now, in the format of events.
 pub(super) fn report(api: &ApiServer, pod: &Pod, over: &OverUse, at: &str) {
-    let note = sentence(over);
+    let note = event_notes::over_use(over);
     tracing::warn!(pod = %pod.name, device = %over.device, "a pod uses too much GPU memory: {note}");
     write_event(api, pod, ("OverUse", note, at.to_owned()));
 }

@@ -13,7 +13,7 @@ use super::pod_status::PodStatusWriter;
 use super::prefetch::BackgroundResult;
 use super::ticket_issuer::{PrefetchEvent, TicketIssuer};
 use super::ticket_writer::Keeper;
-use decide::allocator::NodeAllocator;
+use decide::allocator::{BindingMode, NodeAllocator};
 use effects::plugin::PluginCall;
 use model::checkpoint::CheckpointEntry;
 use model::id::{PodUid, Ticket};
@@ -34,6 +34,9 @@ use wire::device_config::DeviceConfig;
 const AGAIN: Duration = Duration::from_millis(20);
 /// How often changed counts are reported: as often as the view is made.
 const REPORT: Duration = Duration::from_secs(1);
+/// How often the checkpoint is read for the extender while a pod waits for its start. With early binding the leader may hold
+/// the next pod back until it knows that this one has passed `Allocate`.
+const STAGES: Duration = Duration::from_millis(200);
 
 /// The owner of the node's sharing state. Each part has one job and hides how it does it; the owner passes the
 /// results of one part to the others.
@@ -111,6 +114,7 @@ impl Sharing {
         let mut batch = Vec::with_capacity(BATCH);
         let mut again = Instant::now();
         let mut report = Instant::now();
+        let mut stages = Instant::now();
         self.look_at_everything().await;
         loop {
             tokio::select! {
@@ -140,6 +144,10 @@ impl Sharing {
                 () = sleep_until(report) => {
                     self.report();
                     report = Instant::now() + REPORT;
+                }
+                () = sleep_until(stages), if self.counts.stages_are_read() => {
+                    self.publish_stages().await;
+                    stages = Instant::now() + if self.allocator.any_waits() { STAGES } else { REPORT };
                 }
             }
         }
@@ -256,6 +264,18 @@ impl Sharing {
             }
         }
         self.keep_changes().await;
+    }
+
+    /// Tells the stream to the extender how far the pods have come.
+    async fn publish_stages(&mut self) {
+        if self.allocator.any_waits()
+            && let Ok(checkpoint) = self.holders.read().await
+        {
+            self.allocator.settle_checkpoint(&checkpoint);
+            self.keep_changes().await;
+        }
+        let early = self.binding.mode().map(|mode| mode == BindingMode::Early);
+        self.counts.stages_are(early, self.allocator.stages());
     }
 
     fn handle_background(&mut self, done: BackgroundResult) {

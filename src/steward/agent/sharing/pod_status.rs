@@ -4,7 +4,7 @@
 //! An annotation is tried again until it is written or the pod is gone, because the scheduler and later agents rely on
 //! it. An event on a pod is tried for about a minute; events about GPU health, over-use and evictions are tried once.
 
-use super::event_notes::{NOT_APPLIED, gpu_missing, too_much_written};
+use super::event_notes::{self, NOT_APPLIED, gpu_missing, too_much_written};
 use super::health::{GpuHealthWatch, HealthChange};
 use super::overuse;
 use super::pod_write::{Ended, write};
@@ -309,7 +309,7 @@ impl PodStatusWriter {
             match step {
                 EvictionStep::Report(pod, over) => overuse::report(&self.api, pod, over, &at),
                 EvictionStep::Evict(pod, over) => {
-                    overuse::evict(&self.api, pod, ("EvictedForOverUse", overuse::sentence(over), at.clone()));
+                    overuse::evict(&self.api, pod, ("EvictedForOverUse", event_notes::over_use(over), at.clone()));
                 }
             }
         }
@@ -427,7 +427,7 @@ mod tests {
         let over = OverUse { pod: pod.clone(), device, claimed: Bytes(3000 << 20), used, lasted: Duration::ZERO };
         let files = PodFiles { uid: pod, pod: name, bytes: Bytes(80 << 20), files: 3, over: true };
         for (text, remedy) in [
-            (overuse::sentence(&over), "keep within nvidia.com/gpumem, or ask for more of it"),
+            (event_notes::over_use(&over), "keep within nvidia.com/gpumem, or ask for more of it"),
             (
                 not_delivered("main", &"No space left on device", RetryPolicy::Again),
                 "make room on the disk of --state-dir",

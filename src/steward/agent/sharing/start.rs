@@ -20,6 +20,7 @@ use crate::agent::guarding::Guards;
 use crate::settings::Settings;
 use crate::settings::value::{Gpus, Topology};
 use apiserver::ApiConnection;
+use decide::agent_report::SharingStages;
 use decide::allocator::NodeAllocator;
 use decide::device_injection::DeviceStrategy;
 use effects::delivery::{DeviceDelivery, NodeKit, StartedPodsFile, TicketFolders};
@@ -55,6 +56,13 @@ pub(crate) struct Opened {
     pub cordoned: watch::Sender<Arc<BTreeSet<GpuUuid>>>,
     /// Sends the owner the state of the chart's policies.
     pub guards: watch::Sender<Guards>,
+}
+
+impl Opened {
+    /// What a stream to the extender reports of the pods. Without a receiver nothing is made for it.
+    pub(crate) fn stages(&self) -> watch::Receiver<SharingStages> {
+        self.owner.counts.stages()
+    }
 }
 
 /// Opens sharing for this node.

@@ -1,0 +1,156 @@
+//! Makes the report of an agent from the node view and from what sharing knows of the pods.
+
+use model::agent_stream::{
+    AgentPhase, AgentReport, MAX_REPORTED_GPUS, MAX_REPORTED_PODS, MAX_REPORTED_USES, PodStage, ReportedGpu,
+    ReportedPod, ReportedUse,
+};
+use model::id::{GpuUuid, PodUid};
+use model::unit::Bytes;
+use model::view::{GpuHealth, GpuUse, GpuView, NodeView};
+use std::collections::BTreeMap;
+
+/// What sharing knows of the node and its pods.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct SharingStages {
+    /// Whether the kubelet knows the agent.
+    pub registered: bool,
+    /// Whether binding is early; `None` before that is known.
+    pub early: Option<bool>,
+    /// How far each GPU pod that has not finished has come.
+    pub pods: BTreeMap<PodUid, PodStage>,
+}
+
+/// The report of this moment. Pods and GPUs beyond the bounds are left out: those that the kubelet has not asked for come
+/// first, because the leader waits for them.
+#[must_use]
+pub fn report(view: &NodeView, stages: &SharingStages, leaving: bool) -> AgentReport {
+    let mut report = AgentReport::of(view.name.clone());
+    report.phase = match (leaving, stages.registered) {
+        (true, _) => AgentPhase::Leaving,
+        (false, true) => AgentPhase::Serving,
+        (false, false) => AgentPhase::Starting,
+    };
+    report.early = stages.early;
+    report.gpus = view.gpus.iter().take(MAX_REPORTED_GPUS).map(|gpu| (gpu.gpu.uuid.clone(), gpu_of(gpu))).collect();
+    let mut pods: Vec<(PodUid, ReportedPod)> = stages
+        .pods
+        .iter()
+        .map(|(uid, stage)| (uid.clone(), ReportedPod { stage: *stage, uses: BTreeMap::new() }))
+        .collect();
+    // The stage orders those that wait before those that have started.
+    pods.sort_by_key(|(_, pod)| pod.stage);
+    report.pods = pods.into_iter().take(MAX_REPORTED_PODS).collect();
+    for pod in view.pods.iter().filter(|pod| pod.gpus.iter().any(|used| used.processes > 0)) {
+        let (uses, full) = (uses(&pod.gpus), report.pods.len() >= MAX_REPORTED_PODS);
+        match report.pods.get_mut(&pod.uid) {
+            Some(reported) => reported.uses = uses,
+            None if !full => {
+                // It is no GPU pod of this node any more, or never was one.
+                report.pods.insert(pod.uid.clone(), ReportedPod { stage: PodStage::Ended, uses });
+            }
+            None => {}
+        }
+    }
+    report
+}
+
+fn gpu_of(gpu: &GpuView) -> ReportedGpu {
+    let processes = gpu.processes.value().map(|list| u32::try_from(list.len()).unwrap_or(u32::MAX));
+    ReportedGpu {
+        healthy: gpu.health == GpuHealth::Healthy,
+        memory_total: gpu.gpu.memory_total.get(),
+        memory_used: gpu.sample.memory_used.get(),
+        memory_unattributed: gpu.unattributed_memory.get(),
+        processes: processes.map(|processes| processes.saturating_add(gpu.processes_left_out)),
+    }
+}
+
+/// The use of one pod, by the device that its processes run on. An amount that is absent for one of two parts is absent.
+fn uses(gpus: &[GpuUse]) -> BTreeMap<GpuUuid, ReportedUse> {
+    let mut uses: BTreeMap<GpuUuid, ReportedUse> = BTreeMap::new();
+    for used in gpus.iter().filter(|used| used.processes > 0).take(MAX_REPORTED_USES) {
+        let device = used.mig.as_ref().unwrap_or(&used.gpu).clone();
+        let memory = used.memory_used.get();
+        uses.entry(device)
+            .and_modify(|sum| {
+                sum.processes = sum.processes.saturating_add(used.processes);
+                sum.memory_used = sum.memory_used.zip(memory).map(|(a, b)| Bytes(a.0.saturating_add(b.0)));
+            })
+            .or_insert(ReportedUse { processes: used.processes, memory_used: memory });
+    }
+    uses
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use model::id::NodeName;
+    use model::reading::{Absence, Reading};
+    use model::time::{Monotonic, Now};
+    use model::view::PodView;
+
+    fn uid(n: usize) -> PodUid {
+        PodUid::parse(&format!("{n:032x}")).unwrap()
+    }
+
+    fn used(mig: Option<&str>, processes: u32, memory: Option<u64>) -> GpuUse {
+        let absent = Reading::Absent(Absence::NotSupported);
+        GpuUse {
+            gpu: GpuUuid::parse("GPU-0").unwrap(),
+            mig: mig.map(|mig| GpuUuid::parse(mig).unwrap()),
+            processes,
+            memory_used: memory.map_or(absent, |bytes| Reading::Measured(Bytes(bytes), Monotonic(1))),
+            sm: Reading::Absent(Absence::NotSupported),
+        }
+    }
+
+    fn view(pods: Vec<(PodUid, Vec<GpuUse>)>) -> NodeView {
+        let mut view = NodeView::empty(NodeName::parse("n1").unwrap(), Now::default());
+        let pod = |(uid, gpus)| PodView { gpus, ..crate::pods::bare(&uid) };
+        view.pods = pods.into_iter().map(pod).collect();
+        view
+    }
+
+    #[test]
+    fn the_phase_follows_from_the_registration_and_the_stop() {
+        let phase = |registered, leaving| {
+            report(&view(Vec::new()), &SharingStages { registered, ..SharingStages::default() }, leaving).phase
+        };
+        assert_eq!([phase(false, false), phase(true, false)], [AgentPhase::Starting, AgentPhase::Serving]);
+        assert_eq!([phase(false, true), phase(true, true)], [AgentPhase::Leaving; 2]);
+    }
+
+    #[test]
+    fn a_pod_with_processes_is_reported_after_its_end_and_one_without_is_not() {
+        let stages = SharingStages {
+            early: Some(true),
+            pods: BTreeMap::from([(uid(1), PodStage::Started), (uid(2), PodStage::Waiting)]),
+            ..SharingStages::default()
+        };
+        let view = view(vec![
+            (uid(1), vec![used(None, 2, Some(5)), used(Some("MIG-1"), 1, None)]),
+            (uid(3), vec![used(None, 1, Some(7)), used(None, 1, None)]),
+            (uid(4), vec![used(None, 0, Some(0))]),
+        ]);
+        let report = report(&view, &stages, false);
+        assert_eq!(report.early, Some(true));
+        let shown: Vec<(PodUid, PodStage, usize, u32)> =
+            report.pods.iter().map(|(uid, pod)| (uid.clone(), pod.stage, pod.uses.len(), pod.processes())).collect();
+        assert_eq!(
+            shown,
+            [(uid(1), PodStage::Started, 2, 3), (uid(2), PodStage::Waiting, 0, 0), (uid(3), PodStage::Ended, 1, 2)]
+        );
+        let sum = report.pods[&uid(3)].uses.values().next().unwrap();
+        assert_eq!(sum.memory_used, None, "one part is not known");
+    }
+
+    #[test]
+    fn beyond_the_bound_pods_that_wait_are_reported_first() {
+        let stage = |n| if n == MAX_REPORTED_PODS + 4 { PodStage::Waiting } else { PodStage::Started };
+        let pods = (0..MAX_REPORTED_PODS + 5).map(|n| (uid(n), stage(n))).collect();
+        let stages = SharingStages { pods, ..SharingStages::default() };
+        let report = report(&view(vec![(uid(99_999), vec![used(None, 1, None)])]), &stages, false);
+        assert_eq!(report.pods.len(), MAX_REPORTED_PODS);
+        assert_eq!(report.pods.get(&uid(MAX_REPORTED_PODS + 4)).map(|pod| pod.stage), Some(PodStage::Waiting));
+    }
+}

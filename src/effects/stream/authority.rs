@@ -1,0 +1,128 @@
+//! Makes the certificate authority of the extenders, and the certificates of their TLS port.
+
+use super::SERVER_NAME;
+use model::authority::CertificateAuthority;
+use rcgen::{
+    BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair, KeyUsagePurpose,
+    date_time_ymd,
+};
+use std::time::Duration;
+
+/// The name of every authority. Two of them are told apart by their keys.
+const NAME: &str = "gpu-steward extender";
+/// How long before it was made a certificate is valid: clocks of the machines differ.
+const SKEW: Duration = Duration::from_secs(60 * 60);
+
+/// A certificate cannot be made.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("cannot make a certificate: {0}")]
+pub struct CertificateError(#[from] rcgen::Error);
+
+/// The certificate of a port with its key, both PEM.
+pub struct IssuedCertificate {
+    /// The certificate.
+    pub chain: String,
+    /// Its key.
+    pub key: String,
+}
+
+impl std::fmt::Debug for IssuedCertificate {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("IssuedCertificate").finish_non_exhaustive()
+    }
+}
+
+fn params(names: Vec<String>, now: u64, valid: Duration) -> Result<CertificateParams, rcgen::Error> {
+    let mut params = CertificateParams::new(names)?;
+    let now = Duration::from_secs(now);
+    let epoch = date_time_ymd(1970, 1, 1);
+    (params.not_before, params.not_after) = (epoch + now.saturating_sub(SKEW), epoch + now + valid);
+    Ok(params)
+}
+
+/// What identifies the authority in what it signs. It is the same for each, so that an issuer is made from its key alone.
+fn authority_params(now: u64, valid: Duration) -> Result<CertificateParams, rcgen::Error> {
+    let mut params = params(Vec::new(), now, valid)?;
+    params.distinguished_name.push(DnType::CommonName, NAME);
+    params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
+    params.key_usages = vec![KeyUsagePurpose::KeyCertSign];
+    Ok(params)
+}
+
+/// Makes a certificate authority at this moment, in Unix seconds.
+///
+/// # Errors
+/// [`CertificateError`].
+pub fn make(now: u64, valid: Duration) -> Result<CertificateAuthority, CertificateError> {
+    let key = KeyPair::generate()?;
+    let certificate = authority_params(now, valid)?.self_signed(&key)?;
+    Ok(CertificateAuthority { certificate: certificate.pem().into(), key: key.serialize_pem().into(), made: now })
+}
+
+/// Makes a certificate for a port with these names beside [`SERVER_NAME`].
+///
+/// # Errors
+/// [`CertificateError`].
+pub fn issue(
+    authority: &CertificateAuthority,
+    names: &[String],
+    now: u64,
+    valid: Duration,
+) -> Result<IssuedCertificate, CertificateError> {
+    let issuer = Issuer::new(authority_params(authority.made, valid)?, KeyPair::from_pem(&authority.key)?);
+    let key = KeyPair::generate()?;
+    let all = std::iter::once(SERVER_NAME.to_owned()).chain(names.iter().cloned()).collect();
+    let mut params = params(all, now, valid)?;
+    params.use_authority_key_identifier_extension = true;
+    params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
+    params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
+    let certificate = params.signed_by(&key, &issuer)?;
+    Ok(IssuedCertificate { chain: certificate.pem(), key: key.serialize_pem() })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustls::RootCertStore;
+    use rustls::client::WebPkiServerVerifier;
+    use rustls::client::danger::ServerCertVerifier;
+    use rustls::crypto::ring;
+    use rustls::pki_types::pem::PemObject;
+    use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
+    use std::sync::Arc;
+
+    const VALID: Duration = Duration::from_secs(1000);
+
+    /// Whether a client that trusts `authority` accepts the certificate at this moment.
+    fn accepted(authority: &CertificateAuthority, issued: &IssuedCertificate, name: &'static str, now: u64) -> bool {
+        let mut roots = RootCertStore::empty();
+        roots.add(CertificateDer::from_pem_slice(authority.certificate.as_bytes()).unwrap()).unwrap();
+        let provider = Arc::new(ring::default_provider());
+        let verifier = WebPkiServerVerifier::builder_with_provider(Arc::new(roots), provider).build().unwrap();
+        let chain = CertificateDer::from_pem_slice(issued.chain.as_bytes()).unwrap();
+        let name = ServerName::try_from(name).unwrap();
+        let now = UnixTime::since_unix_epoch(Duration::from_secs(now));
+        verifier.verify_server_cert(&chain, &[], &name, &[], now).is_ok()
+    }
+
+    #[test]
+    fn a_certificate_is_accepted_with_its_names_in_its_time_by_those_who_trust_its_authority() {
+        let now = 1_795_256_507;
+        let [one, other] = [now, now + 500].map(|now| make(now, 10 * VALID).unwrap());
+        let issued = issue(&one, &["svc.gpu.svc".to_owned()], now + 100, VALID).unwrap();
+        for (authority, name, at, accepts) in [
+            (&one, SERVER_NAME, now + 100, true),
+            (&one, "svc.gpu.svc", now + 1000, true),
+            (&one, SERVER_NAME, now - 1000, true),
+            (&one, SERVER_NAME, now - 4000, false),
+            (&one, SERVER_NAME, now + 1200, false),
+            (&one, "other.gpu.svc", now + 100, false),
+            (&other, SERVER_NAME, now + 600, false),
+        ] {
+            assert_eq!(accepted(authority, &issued, name, at), accepts, "{name} {}", at - now + 4000);
+        }
+        assert!(!format!("{issued:?}{one:?}").contains("PRIVATE"));
+        let broken = CertificateAuthority { key: "x".into(), ..one };
+        assert!(issue(&broken, &[], now, VALID).is_err());
+    }
+}

@@ -1,0 +1,331 @@
+//! What an agent reports to the leading extender, and what the leader answers.
+
+use crate::id::{GpuUuid, NodeName, PodUid};
+use crate::unit::Bytes;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Upper bound on the GPUs and MIG instances of a report: 64 GPUs, of which 16 may be divided by seven.
+pub const MAX_REPORTED_GPUS: usize = 176;
+/// Upper bound on the pods of a report: the kubelet allows 110 by default and some 500 in the largest set-ups, and each may
+/// have a successor while it ends.
+pub const MAX_REPORTED_PODS: usize = 1024;
+/// Upper bound on the GPUs that one pod uses in a report: the largest hosts have 16, and a pod may use all instances of two.
+pub const MAX_REPORTED_USES: usize = 32;
+/// Memory must differ by this much for a change to be sent: 64 MiB is less than a CUDA context takes, and a process that
+/// allocates piece by piece does not cause a message for each.
+pub const MEMORY_DEAD_BAND: Bytes = Bytes(64 << 20);
+/// Shortest time between two messages of an agent.
+pub const REPORT_LEAST: Duration = Duration::from_secs(1);
+/// Longest time between two messages, so that the leader sees that the agent runs.
+pub const REPORT_MOST: Duration = Duration::from_secs(10);
+
+/// Whether new pods may be bound to the node.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum AgentPhase {
+    /// The agent is not registered with the kubelet: a pod that is bound now would fail at its admission.
+    #[default]
+    Starting,
+    /// The kubelet knows the agent.
+    Serving,
+    /// The agent is about to stop, and waits for the pods that are bound already.
+    Leaving,
+}
+
+/// How far the start of a pod has come, by its agent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum PodStage {
+    /// The kubelet has not called `Allocate` for all of its containers.
+    Waiting,
+    /// The kubelet has called `Allocate` for all of its containers that request GPUs.
+    Allocated,
+    /// A container of it has its devices.
+    Started,
+    /// It has ended or is not known, and there are still processes of it on a GPU.
+    Ended,
+}
+
+/// One GPU in a report.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ReportedGpu {
+    /// Whether it is fit for new containers.
+    pub healthy: bool,
+    /// Its memory.
+    pub memory_total: Option<Bytes>,
+    /// Memory in use by processes.
+    pub memory_used: Option<Bytes>,
+    /// Memory in use that no process of a pod explains.
+    pub memory_unattributed: Option<Bytes>,
+    /// Number of processes.
+    pub processes: Option<u32>,
+}
+
+/// What the processes of a pod use of one GPU or MIG instance.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ReportedUse {
+    /// Number of processes.
+    pub processes: u32,
+    /// Memory that they hold.
+    pub memory_used: Option<Bytes>,
+}
+
+/// One pod in a report: it requests GPUs, or has processes on one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ReportedPod {
+    /// How far its start has come.
+    pub stage: PodStage,
+    /// What its processes use, by GPU or MIG instance.
+    pub uses: BTreeMap<GpuUuid, ReportedUse>,
+}
+
+/// Everything that an agent reports of its node.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AgentReport {
+    /// The node.
+    pub node: NodeName,
+    /// Whether new pods may be bound to it.
+    pub phase: AgentPhase,
+    /// Whether containers get their devices in the answer to `Allocate`, which names no pod; `None` while that is not
+    /// decided.
+    pub early: Option<bool>,
+    /// Its GPUs and MIG instances, at most [`MAX_REPORTED_GPUS`].
+    pub gpus: BTreeMap<GpuUuid, ReportedGpu>,
+    /// Its pods, at most [`MAX_REPORTED_PODS`].
+    pub pods: BTreeMap<PodUid, ReportedPod>,
+}
+
+/// What differs between two reports of one agent.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ReportChange {
+    /// The phase now.
+    pub phase: AgentPhase,
+    /// As in [`AgentReport`].
+    pub early: Option<bool>,
+    /// GPUs that are new or differ.
+    pub gpus: BTreeMap<GpuUuid, ReportedGpu>,
+    /// GPUs that are gone.
+    pub gpus_gone: Vec<GpuUuid>,
+    /// Pods that are new or differ.
+    pub pods: BTreeMap<PodUid, ReportedPod>,
+    /// Pods that have ended.
+    pub pods_gone: Vec<PodUid>,
+}
+
+/// One message of an agent.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum AgentMessage {
+    /// Everything.
+    Full(AgentReport),
+    /// What has changed since the message before.
+    Change(ReportChange),
+    /// Nothing has changed.
+    Beat,
+}
+
+/// What the leader answers to an agent.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct LeaderView {
+    /// The epoch of the leader's claims; 0 from an extender that does not lead.
+    pub epoch: u64,
+    /// The address of the leader, from an extender that does not lead.
+    pub leader: Option<Arc<str>>,
+    /// Why the node takes no new claims, if it takes none.
+    pub closed: Option<Arc<str>>,
+    /// Whether the leader knows that the agent is about to stop.
+    pub leaving: bool,
+    /// Pods that are bound to the node, or may be, and for which the kubelet has not asked yet. Only while the agent is
+    /// about to stop.
+    pub awaited: Vec<PodUid>,
+}
+
+/// More GPUs or pods than a node can have.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the report would have {found} {what}, and at most {most} are kept")]
+pub struct ReportTooLarge {
+    /// `GPUs` or `pods`.
+    pub what: &'static str,
+    /// How many there would be.
+    pub found: usize,
+    /// The bound.
+    pub most: usize,
+}
+
+impl AgentReport {
+    /// A report without GPUs and pods.
+    #[must_use]
+    pub fn of(node: NodeName) -> AgentReport {
+        AgentReport { node, phase: AgentPhase::Starting, early: None, gpus: BTreeMap::new(), pods: BTreeMap::new() }
+    }
+
+    /// What differs from the report `sent` that the leader has. An amount of memory that differs by less than
+    /// [`MEMORY_DEAD_BAND`] does not count.
+    #[must_use]
+    pub fn changes_since(&self, sent: &AgentReport) -> ReportChange {
+        let gpu_differs = |uuid: &GpuUuid, gpu: &ReportedGpu| sent.gpus.get(uuid).is_none_or(|sent| gpu.differs(sent));
+        let pod_differs = |uid: &PodUid, pod: &ReportedPod| sent.pods.get(uid).is_none_or(|sent| pod.differs(sent));
+        let gpus = self.gpus.iter().filter(|(uuid, gpu)| gpu_differs(uuid, gpu));
+        let pods = self.pods.iter().filter(|(uid, pod)| pod_differs(uid, pod));
+        ReportChange {
+            phase: self.phase,
+            early: self.early,
+            gpus: gpus.map(|(uuid, gpu)| (uuid.clone(), gpu.clone())).collect(),
+            gpus_gone: sent.gpus.keys().filter(|uuid| !self.gpus.contains_key(*uuid)).cloned().collect(),
+            pods: pods.map(|(uid, pod)| (uid.clone(), pod.clone())).collect(),
+            pods_gone: sent.pods.keys().filter(|uid| !self.pods.contains_key(*uid)).cloned().collect(),
+        }
+    }
+
+    /// Takes over a change.
+    ///
+    /// # Errors
+    /// [`ReportTooLarge`]; the report is as it was then.
+    pub fn apply(&mut self, change: ReportChange) -> Result<(), ReportTooLarge> {
+        let more = |all: usize, new: usize, gone: usize| (all + new).saturating_sub(gone);
+        let new_gpus = change.gpus.keys().filter(|uuid| !self.gpus.contains_key(*uuid)).count();
+        let new_pods = change.pods.keys().filter(|uid| !self.pods.contains_key(*uid)).count();
+        let gone_gpus = change.gpus_gone.iter().filter(|uuid| self.gpus.contains_key(*uuid)).count();
+        let gone_pods = change.pods_gone.iter().filter(|uid| self.pods.contains_key(*uid)).count();
+        let gpus = more(self.gpus.len(), new_gpus, gone_gpus);
+        let pods = more(self.pods.len(), new_pods, gone_pods);
+        for (what, found, most) in [("GPUs", gpus, MAX_REPORTED_GPUS), ("pods", pods, MAX_REPORTED_PODS)] {
+            if found > most {
+                return Err(ReportTooLarge { what, found, most });
+            }
+        }
+        for uuid in &change.gpus_gone {
+            self.gpus.remove(uuid);
+        }
+        for uid in &change.pods_gone {
+            self.pods.remove(uid);
+        }
+        self.gpus.extend(change.gpus);
+        self.pods.extend(change.pods);
+        (self.phase, self.early) = (change.phase, change.early);
+        Ok(())
+    }
+}
+
+impl ReportedGpu {
+    fn differs(&self, sent: &ReportedGpu) -> bool {
+        self.healthy != sent.healthy
+            || self.processes != sent.processes
+            || self.memory_total != sent.memory_total
+            || beyond_band(self.memory_used, sent.memory_used)
+            || beyond_band(self.memory_unattributed, sent.memory_unattributed)
+    }
+}
+
+impl ReportedPod {
+    /// Number of its processes on all GPUs together.
+    #[must_use]
+    pub fn processes(&self) -> u32 {
+        self.uses.values().fold(0, |sum, one| sum.saturating_add(one.processes))
+    }
+
+    fn differs(&self, sent: &ReportedPod) -> bool {
+        self.stage != sent.stage
+            || self.uses.len() != sent.uses.len()
+            || self.uses.iter().any(|(device, now)| {
+                sent.uses.get(device).is_none_or(|sent| {
+                    now.processes != sent.processes || beyond_band(now.memory_used, sent.memory_used)
+                })
+            })
+    }
+}
+
+impl ReportChange {
+    /// Whether it says the same as the report before it, which has this phase and binding mode.
+    #[must_use]
+    pub fn is_empty(&self, phase: AgentPhase, early: Option<bool>) -> bool {
+        self.phase == phase
+            && self.early == early
+            && self.gpus.is_empty()
+            && self.gpus_gone.is_empty()
+            && self.pods.is_empty()
+            && self.pods_gone.is_empty()
+    }
+}
+
+/// Whether two amounts differ so much that the second must be sent. A value that appears or disappears always counts.
+fn beyond_band(now: Option<Bytes>, sent: Option<Bytes>) -> bool {
+    match (now, sent) {
+        (Some(now), Some(sent)) => now.0.abs_diff(sent.0) >= MEMORY_DEAD_BAND.0,
+        (now, sent) => now != sent,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+
+    fn gpu(used: u64) -> ReportedGpu {
+        ReportedGpu {
+            healthy: true,
+            memory_total: Some(Bytes(80 << 30)),
+            memory_used: Some(Bytes(used)),
+            memory_unattributed: None,
+            processes: Some(1),
+        }
+    }
+
+    fn uuid(n: usize) -> GpuUuid {
+        GpuUuid::parse(&format!("GPU-{n}")).unwrap()
+    }
+
+    fn uid(n: usize) -> PodUid {
+        PodUid::parse(&format!("{n:032x}")).unwrap()
+    }
+
+    fn report(used: u64) -> AgentReport {
+        let mut report = AgentReport::of(NodeName::parse("n1").unwrap());
+        report.gpus.insert(uuid(0), gpu(used));
+        report.pods.insert(uid(0), ReportedPod { stage: PodStage::Waiting, uses: BTreeMap::new() });
+        report
+    }
+
+    #[test]
+    fn memory_counts_from_64_mib_on_and_an_absent_value_always() {
+        let sent = report(0);
+        assert!(report(64 * MIB - 1).changes_since(&sent).gpus.is_empty());
+        assert_eq!(report(64 * MIB).changes_since(&sent).gpus.len(), 1);
+        let mut absent = report(0);
+        absent.gpus.get_mut(&uuid(0)).unwrap().memory_used = None;
+        assert_eq!(absent.changes_since(&sent).gpus.len(), 1);
+        let mut more = report(0);
+        more.gpus.get_mut(&uuid(0)).unwrap().processes = Some(2);
+        assert_eq!(more.changes_since(&sent).gpus.len(), 1);
+    }
+
+    #[test]
+    fn a_report_with_the_changes_is_the_new_report() {
+        let (sent, mut now) = (report(0), report(1 << 30));
+        now.phase = AgentPhase::Leaving;
+        now.early = Some(true);
+        now.pods.clear();
+        let uses = BTreeMap::from([(uuid(0), ReportedUse { processes: 1, memory_used: None })]);
+        now.pods.insert(uid(1), ReportedPod { stage: PodStage::Started, uses });
+        now.gpus.insert(uuid(1), gpu(0));
+        let change = now.changes_since(&sent);
+        assert!(!change.is_empty(sent.phase, sent.early));
+        let mut applied = sent.clone();
+        applied.apply(change).unwrap();
+        assert_eq!(applied, now);
+        assert!(now.changes_since(&applied).is_empty(now.phase, now.early));
+    }
+
+    #[test]
+    fn a_change_that_makes_a_report_too_large_is_refused_and_nothing_of_it_is_kept() {
+        let mut kept = report(0);
+        let before = kept.clone();
+        let change = ReportChange {
+            gpus: (0..=MAX_REPORTED_GPUS).map(|n| (uuid(n), gpu(0))).collect(),
+            pods_gone: vec![uid(0)],
+            ..ReportChange::default()
+        };
+        let why = kept.apply(change).unwrap_err();
+        assert_eq!((why.what, why.found, &kept), ("GPUs", MAX_REPORTED_GPUS + 1, &before));
+    }
+}

@@ -1,0 +1,288 @@
+//! The agent's stream to the leading extender: reports the node, and hears what the leader knows of it.
+//!
+//! ```text
+//!   node view, stages of pods ──report──▶ ReportPace ──▶ stream ──▶ leader
+//!   departure ◀── may the agent leave? ◀── LeaderView ◀──────────────┘
+//!   the Service ──▶ an extender: serves, or names the leader ──▶ that one;  afterwards the Service again
+//! ```
+//!
+//! What must never happen here: a stream of an agent that does not share the GPUs yet; a try right after a failure, by
+//! thousands of agents at once.
+
+use super::departure::{DepartureSeen, LeaveState};
+use super::latch::Progress;
+use crate::leader_connection;
+use crate::settings::stream::ReportSettings;
+use decide::agent_report::{SharingStages, report};
+use decide::report_pace::ReportPace;
+use effects::stream::{MAX_MESSAGE, convert};
+use hyper_util::rt::TokioIo;
+use model::agent_stream::{LeaderView, PodStage, REPORT_MOST};
+use model::backoff::Backoff;
+use model::id::PodUid;
+use model::view::NodeView;
+use parking_lot::Mutex;
+use proto::stream::agent_stream_client::AgentStreamClient;
+use proto::stream::{AgentMessage, LeaderMessage};
+use sources::clock;
+use std::hash::{BuildHasher, RandomState};
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::{mpsc, watch};
+use tokio::time::{Instant, sleep, sleep_until, timeout};
+use tokio_stream::wrappers::ReceiverStream;
+use tokio_util::sync::CancellationToken;
+use tonic::transport::{Channel, Endpoint, Uri};
+use tonic::{Request, Status, Streaming};
+
+/// Pauses after a failure. The first one is short, because after two seconds the leader binds nothing here.
+const FIRST: Duration = Duration::from_millis(500);
+/// See [`FIRST`]. 5,000 agents that cannot connect cause 170 tries a second.
+const LONGEST: Duration = Duration::from_secs(30);
+/// Time between two pings of the extender, and time for their answers.
+const PING: Duration = Duration::from_secs(10);
+/// Time for an extender to begin its answer.
+const BEGINS_WITHIN: Duration = Duration::from_secs(10);
+/// Silence of the leader after which the agent connects again: three of its beats are missing.
+const SILENCE: Duration = Duration::from_secs(35);
+/// Largest file that is read: a token has 1 to 2 KiB, and three certificates 3 KiB.
+const MAX_FILE: u64 = 64 << 10;
+
+/// The stream of one agent.
+#[derive(Debug)]
+pub(super) struct LeaderStream {
+    pub(super) settings: ReportSettings,
+    pub(super) view: watch::Receiver<Arc<NodeView>>,
+    pub(super) stages: watch::Receiver<SharingStages>,
+    pub(super) progress: watch::Receiver<Progress>,
+    pub(super) departure: DepartureSeen,
+}
+
+/// How a stream has ended.
+enum StreamEnd {
+    /// The extender named the leader.
+    Named(Arc<str>),
+    /// It has worked before, and is broken.
+    Broken(String),
+    /// It never worked.
+    Failed(String),
+}
+
+/// What a report is made of has ended: the agent ends.
+struct AgentEnds;
+
+impl LeaderStream {
+    /// Reports until `stop` is cancelled.
+    pub(super) async fn run(mut self, stop: CancellationToken) {
+        tokio::select! {
+            () = stop.cancelled() => {}
+            _ = self.report_for_ever() => {}
+        }
+    }
+
+    async fn report_for_ever(&mut self) -> AgentEnds {
+        // Another agent shares the GPUs until then, and speaks for the node.
+        if self.progress.wait_for(|progress| *progress == Progress::Shares).await.is_err() {
+            return AgentEnds;
+        }
+        let (mut backoff, mut named, mut reported) = (Backoff::new(FIRST, LONGEST), None::<Arc<str>>, true);
+        loop {
+            let address = named.take().unwrap_or_else(|| self.settings.address.as_str().into());
+            let end = self.once(&address).await;
+            self.departure.state.send_replace(LeaveState::NoStream);
+            match end {
+                Err(ends) => return ends,
+                // Named once: after a second one the Service is asked again, when its pods agree.
+                Ok(StreamEnd::Named(leader)) if *address == *self.settings.address => {
+                    named = Some(leader);
+                    continue;
+                }
+                Ok(StreamEnd::Named(leader)) => {
+                    tracing::debug!(address = &*address, leader = &*leader, "two extenders name different leaders");
+                }
+                Ok(StreamEnd::Broken(why)) => {
+                    tracing::info!(
+                        address = &*address,
+                        why,
+                        "the stream to the extender at {address} has ended: {why}"
+                    );
+                    backoff.reset();
+                    reported = true;
+                }
+                Ok(StreamEnd::Failed(why)) => {
+                    if std::mem::replace(&mut reported, false) {
+                        let advice =
+                            "the extender judges this node by the API server alone; tried again with growing pauses";
+                        tracing::warn!(
+                            address = &*address,
+                            why,
+                            "cannot report to the extender at {address}: {why}; {advice}"
+                        );
+                    } else {
+                        tracing::debug!(address = &*address, why, "cannot report to the extender at {address}: {why}");
+                    }
+                }
+            }
+            sleep(spread(backoff.pause())).await;
+        }
+    }
+
+    /// One stream, from its begin to its end.
+    async fn once(&mut self, address: &Arc<str>) -> Result<StreamEnd, AgentEnds> {
+        let opened = timeout(BEGINS_WITHIN, open(&self.settings, address)).await;
+        let (sender, mut answers) = match opened {
+            Ok(Ok(opened)) => opened,
+            Ok(Err(why)) => return Ok(StreamEnd::Failed(why)),
+            Err(_) => return Ok(StreamEnd::Failed(format!("no answer within {} s", BEGINS_WITHIN.as_secs()))),
+        };
+        let (mut pace, mut view, mut heard) = (ReportPace::default(), None::<LeaderView>, Instant::now());
+        loop {
+            let waits = match self.send(&mut pace, &sender).await? {
+                Ok(waits) => waits,
+                Err(why) => return Ok(ended(view.is_some(), why)),
+            };
+            if let Some(view) = &view {
+                self.judge(view);
+            }
+            tokio::select! {
+                changed = self.view.changed() => changed.map_err(|_| AgentEnds)?,
+                changed = self.stages.changed() => changed.map_err(|_| AgentEnds)?,
+                changed = self.departure.leaving.changed() => changed.map_err(|_| AgentEnds)?,
+                () = sleep_until(waits) => {}
+                () = sleep_until(heard + SILENCE) => {
+                    return Ok(ended(view.is_some(), format!("no message within {} s", SILENCE.as_secs())));
+                }
+                answer = answers.message() => {
+                    heard = Instant::now();
+                    match self.hear(answer, view.is_none(), address) {
+                        Ok(said) => view = Some(said),
+                        Err(end) => return Ok(end),
+                    }
+                }
+            }
+        }
+    }
+
+    /// Takes in a message of the extender.
+    fn hear(
+        &self,
+        answer: Result<Option<LeaderMessage>, Status>,
+        first: bool,
+        address: &Arc<str>,
+    ) -> Result<LeaderView, StreamEnd> {
+        let said = match answer {
+            Ok(Some(said)) => convert::leader_view(said).map_err(|why| why.to_string()),
+            Ok(None) => Err("the extender has ended it".to_owned()),
+            Err(status) => Err(status.message().to_owned()),
+        };
+        let said = said.map_err(|why| ended(!first, why))?;
+        if let Some(leader) = said.leader {
+            return Err(StreamEnd::Named(leader));
+        }
+        if first {
+            tracing::info!(%address, epoch = said.epoch, "reports to the extender at {address}");
+            self.departure.state.send_replace(LeaveState::Waits(None));
+        }
+        Ok(said)
+    }
+
+    /// Sends the message that is due, if one is, and returns when to look again at the latest.
+    async fn send(
+        &mut self,
+        pace: &mut ReportPace,
+        sender: &mpsc::Sender<AgentMessage>,
+    ) -> Result<Result<Instant, String>, AgentEnds> {
+        let leaving = *self.departure.leaving.borrow_and_update();
+        let now = clock::monotonic();
+        let (due, next) = {
+            let (view, stages) = (self.view.borrow_and_update(), self.stages.borrow_and_update());
+            let report = report(&view, &stages, leaving);
+            (pace.due(now, &report), pace.next_at(&report))
+        };
+        if let Some(message) = due {
+            match timeout(BEGINS_WITHIN, sender.send(convert::from_agent(&message))).await {
+                Ok(Ok(())) => {}
+                Ok(Err(_)) => return Ok(Err("the extender has ended it".to_owned())),
+                Err(_) => return Ok(Err("the extender does not read it".to_owned())),
+            }
+        }
+        Ok(Ok(Instant::now() + next.unwrap_or(now).since(now).clamp(Duration::from_millis(10), REPORT_MOST)))
+    }
+
+    /// Whether the agent may leave, by what the leader has said last and by the newest stages.
+    fn judge(&self, view: &LeaderView) {
+        let state = if view.leaving {
+            let stages = self.stages.borrow();
+            let has_to_ask = |uid: &&PodUid| stages.pods.get(*uid) < Some(&PodStage::Allocated);
+            match view.awaited.iter().filter(has_to_ask).count() {
+                0 => LeaveState::MayLeave,
+                pods => LeaveState::Waits(Some(pods)),
+            }
+        } else {
+            LeaveState::Waits(None)
+        };
+        self.departure.state.send_if_modified(|before| std::mem::replace(before, state) != state);
+    }
+}
+
+/// A stream that has ended for this reason.
+fn ended(worked: bool, why: String) -> StreamEnd {
+    if worked { StreamEnd::Broken(why) } else { StreamEnd::Failed(why) }
+}
+
+type Opened = (mpsc::Sender<AgentMessage>, Streaming<LeaderMessage>);
+
+/// Opens a stream to the extender at this address.
+async fn open(settings: &ReportSettings, address: &str) -> Result<Opened, String> {
+    let trusted = read(&settings.ca_file).await?;
+    let token = read(&settings.token_file).await?;
+    let stream = leader_connection::connect(address, trusted.as_bytes()).await.map_err(|why| why.to_string())?;
+    let stream = Mutex::new(Some(TokioIo::new(stream)));
+    let connector = tower::service_fn(move |_: Uri| {
+        let stream = stream.lock().take();
+        std::future::ready(stream.ok_or_else(|| std::io::Error::other("the connection has ended")))
+    });
+    // The name is in the certificate that was checked; the scheme is that of the connection.
+    let endpoint = Endpoint::try_from(format!("https://{}", effects::stream::SERVER_NAME));
+    let endpoint = endpoint.map_err(|why| why.to_string())?;
+    let endpoint = endpoint.http2_keep_alive_interval(PING).keep_alive_timeout(PING).keep_alive_while_idle(true);
+    let channel: Channel = endpoint.connect_with_connector(connector).await.map_err(|why| why.to_string())?;
+    let mut client = AgentStreamClient::new(channel).max_decoding_message_size(MAX_MESSAGE);
+    // One message waits while the one before is on its way.
+    let (sender, messages) = mpsc::channel(1);
+    let mut request = Request::new(ReceiverStream::new(messages));
+    let bearer = format!("Bearer {}", token.trim()).parse().map_err(|_| "the own token is no header".to_owned())?;
+    request.metadata_mut().insert("authorization", bearer);
+    let answers = client.report(request).await.map_err(|status| status.message().to_owned())?;
+    Ok((sender, answers.into_inner()))
+}
+
+async fn read(path: &Path) -> Result<String, String> {
+    let named = |why: &dyn std::fmt::Display| format!("{}: {why}", path.display());
+    let length = tokio::fs::metadata(path).await.map_err(|why| named(&why))?.len();
+    if length > MAX_FILE {
+        return Err(named(&"is too large"));
+    }
+    tokio::fs::read_to_string(path).await.map_err(|why| named(&why))
+}
+
+/// Half of the pause, and a random part of the other half.
+fn spread(pause: Duration) -> Duration {
+    let random = u32::try_from(RandomState::new().hash_one(Instant::now()) % 1000).unwrap_or(0);
+    pause / 2 + pause / 2 * random / 1000
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pauses_are_spread_over_their_second_half() {
+        let pauses: Vec<Duration> = (0..200).map(|_| spread(FIRST)).collect();
+        assert!(pauses.iter().all(|pause| (FIRST / 2..=FIRST).contains(pause)));
+        assert!(pauses.iter().max() > pauses.iter().min());
+        // Two tries fit into the time after which the leader binds nothing more here.
+        assert!(FIRST + FIRST * 2 < decide::cluster::STREAM_BACK_WITHIN);
+    }
+}

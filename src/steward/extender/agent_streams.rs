@@ -1,0 +1,273 @@
+//! The streams of the agents: takes over what each agent reports of its own node, and answers what the leader knows of it.
+//!
+//! ```text
+//!   first message (everything) ─┐                    ┌─▶ ClusterOwner: evidence, open or closed
+//!   changes, beats ─────────────┼─▶ rate, bounds ────┤
+//!   the end ────────────────────┘                    └─▶ LeaderView, when it differs or after ten seconds
+//! ```
+//!
+//! What must never happen here: a report of a node by the agent of another one; a stream that waits without an end; a message
+//! that counts after the stream has ended.
+
+use super::callers::AgentIdentity;
+use super::leadership::{Leader, Leadership};
+use super::live_callers::LiveCallers;
+use super::owner::ClusterOwner;
+use super::stream_counts::{StreamCounts, StreamEnd};
+use decide::cluster::{ReportRefusal, StreamId};
+use decide::message_rate::MessageRate;
+use effects::stream::{FIRST_WITHIN, convert};
+use model::agent_stream::{AgentMessage, AgentReport, LeaderView, REPORT_LEAST, REPORT_MOST};
+use proto::stream::agent_stream_server::AgentStream;
+use proto::stream::{AgentMessage as WireMessage, LeaderMessage};
+use sources::clock;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+use tokio::sync::mpsc;
+use tokio::time::{Instant, MissedTickBehavior, interval, timeout};
+use tokio_stream::wrappers::ReceiverStream;
+use tokio_util::sync::CancellationToken;
+use tonic::{Request, Response, Status, Streaming};
+
+/// Messages to one agent that wait for it. An agent that reads has none.
+const WAITING: usize = 2;
+/// How long an agent may take to read a message.
+const READ_WITHIN: Duration = Duration::from_secs(10);
+/// How many messages beyond the allowed rate end a stream. Until then they wait, and so does the sender.
+const TOO_MANY: u32 = 64;
+
+/// Serves the streams.
+#[derive(Debug)]
+pub(super) struct AgentStreams {
+    pub(super) owner: Arc<ClusterOwner>,
+    pub(super) leadership: Arc<Leadership>,
+    pub(super) live: Arc<LiveCallers>,
+    pub(super) counts: Arc<StreamCounts>,
+    /// Cancelled when all streams must end.
+    pub(super) closing: CancellationToken,
+    pub(super) last: AtomicU64,
+}
+
+type ToAgent = mpsc::Sender<Result<LeaderMessage, Status>>;
+
+/// One stream whose first message has come.
+struct Served {
+    streams: Arc<AgentStreams>,
+    id: StreamId,
+    agent: AgentIdentity,
+    rate: MessageRate,
+    over: u32,
+    sent: Option<(LeaderView, Instant)>,
+}
+
+/// The service, as tonic wants it: by value.
+#[derive(Clone, Debug)]
+pub(super) struct AgentService(pub(super) Arc<AgentStreams>);
+
+#[tonic::async_trait]
+impl AgentStream for AgentService {
+    type ReportStream = ReceiverStream<Result<LeaderMessage, Status>>;
+
+    async fn report(&self, request: Request<Streaming<WireMessage>>) -> Result<Response<Self::ReportStream>, Status> {
+        let agent = request.extensions().get::<AgentIdentity>().cloned();
+        let agent = agent.ok_or_else(|| Status::unauthenticated("the caller was not checked"))?;
+        let (sender, receiver) = mpsc::channel(WAITING);
+        let streams = Arc::clone(&self.0);
+        tokio::spawn(async move {
+            let end = streams.serve(agent, request.into_inner(), &sender).await;
+            let _ = timeout(READ_WITHIN, sender.send(Err(end))).await;
+        });
+        Ok(Response::new(ReceiverStream::new(receiver)))
+    }
+}
+
+impl AgentStreams {
+    /// Serves one stream to its end, and says why it ends.
+    async fn serve(
+        self: Arc<Self>,
+        agent: AgentIdentity,
+        mut messages: Streaming<WireMessage>,
+        to_agent: &ToAgent,
+    ) -> Status {
+        if let Leader::Other(_) = self.leadership.leader() {
+            return self.refer(to_agent).await;
+        }
+        let report = match self.first(&agent, &mut messages).await {
+            Ok(report) => report,
+            Err((end, why)) => return self.ended(end, why),
+        };
+        let id = StreamId(self.last.fetch_add(1, Ordering::Relaxed) + 1);
+        let (node, now) = (agent.node.0.clone(), clock::monotonic());
+        let ends = match self.live.opens(id.0, &agent.node, agent.pod.as_ref()) {
+            Ok(ends) => ends,
+            Err(why) => return self.ended(StreamEnd::CallerGone, Status::permission_denied(why.to_string())),
+        };
+        let status = match self.owner.agent_reports(id, report, now) {
+            Err(why) => self.refused(&why),
+            Ok(()) => {
+                self.counts.opened();
+                tracing::debug!(%node, "the agent of {node} reports");
+                let mut served =
+                    Served { streams: Arc::clone(&self), id, agent, rate: MessageRate::new(now), over: 0, sent: None };
+                let status = served.run(&mut messages, to_agent, &ends).await;
+                self.owner.agent_closed(&node, id, clock::monotonic());
+                status
+            }
+        };
+        self.live.closes(id.0, &node);
+        tracing::debug!(%node, why = status.message(), "the stream of the agent of {node} has ended: {}", status.message());
+        status
+    }
+
+    /// The first message: everything of the caller's own node.
+    async fn first(
+        &self,
+        agent: &AgentIdentity,
+        messages: &mut Streaming<WireMessage>,
+    ) -> Result<AgentReport, (StreamEnd, Status)> {
+        let message = match timeout(FIRST_WITHIN, messages.message()).await {
+            Ok(Ok(Some(message))) => message,
+            Ok(Ok(None)) => return Err((StreamEnd::Closed, Status::cancelled("the agent has ended the stream"))),
+            Ok(Err(status)) => return Err((end_of(&status), status)),
+            Err(_) => {
+                return Err((
+                    StreamEnd::BadMessage,
+                    Status::deadline_exceeded("the first message did not come in time"),
+                ));
+            }
+        };
+        let bad = |why: String| (StreamEnd::BadMessage, Status::invalid_argument(why));
+        match convert::agent_message(message) {
+            Ok(AgentMessage::Full(report)) if report.node == agent.node.0 => Ok(report),
+            Ok(AgentMessage::Full(report)) => {
+                let why = format!("the token is of node {}, and the report of node {}", agent.node.0, report.node);
+                Err((StreamEnd::OtherNode, Status::permission_denied(why)))
+            }
+            Ok(_) => Err(bad("the first message must have the full state".to_owned())),
+            Err(why) => Err(bad(why.to_string())),
+        }
+    }
+
+    /// Names the leader.
+    async fn refer(&self, to_agent: &ToAgent) -> Status {
+        let Some(leader) = self.leadership.leader_address() else {
+            return self.ended(StreamEnd::NotLeading, Status::unavailable("no extender leads at this moment"));
+        };
+        let text = format!("{leader} leads");
+        let view = LeaderView { leader: Some(leader), ..LeaderView::default() };
+        let _ = timeout(READ_WITHIN, to_agent.send(Ok(convert::from_leader(&view)))).await;
+        self.ended(StreamEnd::NotLeading, Status::failed_precondition(text))
+    }
+
+    fn refused(&self, why: &ReportRefusal) -> Status {
+        match why {
+            ReportRefusal::Replaced => self.ended(StreamEnd::Replaced, Status::aborted(why.to_string())),
+            ReportRefusal::TooLarge(_) => self.ended(StreamEnd::BadMessage, Status::invalid_argument(why.to_string())),
+        }
+    }
+
+    fn ended(&self, end: StreamEnd, status: Status) -> Status {
+        self.counts.ended(end);
+        status
+    }
+}
+
+/// Why a stream has ended whose message could not be read.
+fn end_of(status: &Status) -> StreamEnd {
+    match status.code() {
+        // A message that is too large, or no message of the schema.
+        tonic::Code::OutOfRange | tonic::Code::Internal | tonic::Code::InvalidArgument => StreamEnd::BadMessage,
+        _ => StreamEnd::Closed,
+    }
+}
+
+impl Served {
+    async fn run(
+        &mut self,
+        messages: &mut Streaming<WireMessage>,
+        to_agent: &ToAgent,
+        ends: &CancellationToken,
+    ) -> Status {
+        let streams = Arc::clone(&self.streams);
+        let mut look = interval(REPORT_LEAST);
+        look.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            if let Err(end) = self.answer(to_agent).await {
+                return end;
+            }
+            let message = tokio::select! {
+                () = streams.closing.cancelled() => {
+                    return streams.ended(StreamEnd::Stopping, Status::unavailable("the extender is stopping"));
+                }
+                () = ends.cancelled() => {
+                    let why = "the pod or the Node of the token is gone, or a newer stream of the node has begun";
+                    return streams.ended(StreamEnd::CallerGone, Status::permission_denied(why));
+                }
+                _ = look.tick() => {
+                    if let Leader::Other(_) = streams.leadership.leader() {
+                        return streams.refer(to_agent).await;
+                    }
+                    continue;
+                }
+                message = messages.message() => message,
+            };
+            let taken = match message {
+                Ok(Some(message)) => self.take(message).await,
+                Ok(None) => Err(streams.ended(StreamEnd::Closed, Status::ok("the agent has ended the stream"))),
+                Err(status) => Err(streams.ended(end_of(&status), status)),
+            };
+            if let Err(end) = taken {
+                return end;
+            }
+        }
+    }
+
+    /// Takes over one message.
+    async fn take(&mut self, message: WireMessage) -> Result<(), Status> {
+        let streams = Arc::clone(&self.streams);
+        streams.counts.message();
+        while !self.rate.allows(clock::monotonic()) {
+            self.over += 1;
+            if self.over > TOO_MANY {
+                let why = "the agent sends more messages than two a second";
+                return Err(streams.ended(StreamEnd::TooFast, Status::resource_exhausted(why)));
+            }
+            tokio::time::sleep(REPORT_LEAST / 4).await;
+        }
+        let message = convert::agent_message(message);
+        let message =
+            message.map_err(|why| streams.ended(StreamEnd::BadMessage, Status::invalid_argument(why.to_string())))?;
+        let (node, now) = (&self.agent.node.0, clock::monotonic());
+        let taken = match message {
+            AgentMessage::Full(report) if report.node == *node => streams.owner.agent_reports(self.id, report, now),
+            AgentMessage::Full(_) => {
+                let why = "the report is of another node than the token";
+                return Err(streams.ended(StreamEnd::OtherNode, Status::permission_denied(why)));
+            }
+            AgentMessage::Change(change) => streams.owner.agent_changes(node, self.id, change, now),
+            AgentMessage::Beat => streams.owner.agent_beats(node, self.id, now),
+        };
+        taken.map_err(|why| streams.refused(&why))
+    }
+
+    /// Sends what the leader knows of the node, if it differs from what was sent last or that is ten seconds old.
+    async fn answer(&mut self, to_agent: &ToAgent) -> Result<(), Status> {
+        let view = self.streams.owner.leader_view(&self.agent.node.0);
+        if self.sent.as_ref().is_some_and(|(sent, at)| *sent == view && at.elapsed() < REPORT_MOST) {
+            return Ok(());
+        }
+        match timeout(READ_WITHIN, to_agent.send(Ok(convert::from_leader(&view)))).await {
+            Ok(Ok(())) => {
+                self.sent = Some((view, Instant::now()));
+                Ok(())
+            }
+            Ok(Err(_)) => {
+                Err(self.streams.ended(StreamEnd::Closed, Status::cancelled("the agent has ended the stream")))
+            }
+            Err(_) => Err(self
+                .streams
+                .ended(StreamEnd::Slow, Status::deadline_exceeded("the agent does not read its answers"))),
+        }
+    }
+}

@@ -1,0 +1,204 @@
+//! Checks who calls the TLS port: an agent, by a token of its own pod, or another extender.
+//!
+//! ```text
+//!   Authorization: Bearer … ──decode──▶ signature, issuer, audience, time ──▶ account ──▶ Node and pod are there ──▶ Caller
+//!                                            ▲ keys of the API server, read again every ten minutes and for a new key
+//! ```
+//!
+//! What must never happen here: a caller that speaks for another Node than that of its token; a call to the API server for
+//! each token that is wrong.
+
+use super::live_callers::{LiveCallers, NotLive};
+use apiserver::client::ApiClient;
+use effects::stream::token_keys::{TokenKeys, TokenRefusal};
+use hyper::header::{self, HeaderMap};
+use model::id::{NodeName, ObjectUid, PodUid};
+use parking_lot::{Mutex, RwLock};
+use sources::clock;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+use wire::token::{self, TokenClaims};
+
+/// How often the keys are read without a reason. A cluster changes them within days.
+const REFRESH: Duration = Duration::from_secs(10 * 60);
+/// How often they are read at most: somebody who sends wrong tokens must not make the extender ask for each.
+const AGAIN: Duration = Duration::from_secs(10);
+
+/// Who calls.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Caller {
+    /// The agent of a Node.
+    Agent(AgentIdentity),
+    /// Another extender.
+    Extender,
+}
+
+/// The agent of a Node, by its token.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct AgentIdentity {
+    /// The Node for which it speaks.
+    pub(super) node: (NodeName, ObjectUid),
+    /// Its pod; `None` for an agent outside a pod.
+    pub(super) pod: Option<PodUid>,
+}
+
+/// Why a caller is refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub(super) enum CallerRefusal {
+    #[error("this port needs the header Authorization: Bearer <token of the service account>")]
+    NoToken,
+    #[error(transparent)]
+    Token(#[from] TokenRefusal),
+    #[error("the account of the token is none of those that may call (--stream-accounts)")]
+    OtherAccount,
+    #[error("the token names no Node: it must be bound to a pod, and Kubernetes must be 1.30 or newer")]
+    NoNode,
+    #[error(transparent)]
+    Gone(#[from] NotLive),
+}
+
+impl CallerRefusal {
+    /// All codes, in the order of their metrics.
+    pub(super) const CODES: [&str; 12] = [
+        "no_token",
+        "unreadable",
+        "unknown_key",
+        "bad_signature",
+        "other_issuer",
+        "other_audience",
+        "expired",
+        "not_yet",
+        "other_account",
+        "no_node",
+        "node_gone",
+        "pod_gone",
+    ];
+
+    /// A stable short word.
+    pub(super) fn code(self) -> &'static str {
+        match self {
+            CallerRefusal::NoToken => "no_token",
+            CallerRefusal::Token(why) => why.code(),
+            CallerRefusal::OtherAccount => "other_account",
+            CallerRefusal::NoNode => "no_node",
+            CallerRefusal::Gone(NotLive::Node) => "node_gone",
+            CallerRefusal::Gone(NotLive::Pod) => "pod_gone",
+        }
+    }
+}
+
+/// Checks callers.
+#[derive(Debug)]
+pub(super) struct Callers {
+    client: ApiClient,
+    audience: String,
+    /// The subjects of agents.
+    agents: Vec<String>,
+    /// The own token, whose account the other extenders have.
+    token_file: Option<PathBuf>,
+    pub(super) live: Arc<LiveCallers>,
+    keys: RwLock<TokenKeys>,
+    /// The account of the extenders.
+    own: Mutex<Option<Arc<str>>>,
+    /// When the keys were asked for last.
+    asked: tokio::sync::Mutex<Option<Instant>>,
+}
+
+impl Callers {
+    pub(super) fn new(
+        client: ApiClient,
+        (audience, agents): (String, Vec<String>),
+        token_file: Option<PathBuf>,
+        live: Arc<LiveCallers>,
+    ) -> Callers {
+        let keys = RwLock::new(TokenKeys { issuer: "".into(), keys: Vec::new() });
+        let (own, asked) = (Mutex::new(None), tokio::sync::Mutex::new(None));
+        Callers { client, audience, agents, token_file, live, keys, own, asked }
+    }
+
+    /// Who sends this request.
+    pub(super) async fn check(&self, headers: &HeaderMap) -> Result<Caller, CallerRefusal> {
+        let text = bearer(headers).ok_or(CallerRefusal::NoToken)?;
+        let claims = match self.signed(text) {
+            Err(TokenRefusal::UnknownKey) => {
+                self.read_keys(AGAIN).await;
+                self.signed(text)?
+            }
+            checked => checked?,
+        };
+        self.identify(claims)
+    }
+
+    fn signed(&self, text: &str) -> Result<TokenClaims, TokenRefusal> {
+        let token = token::decode(text).map_err(|_| TokenRefusal::Unreadable)?;
+        self.keys.read().check(token, &self.audience, clock::now().wall.0 / 1_000_000)
+    }
+
+    fn identify(&self, claims: TokenClaims) -> Result<Caller, CallerRefusal> {
+        if self.agents.iter().any(|agent| **agent == *claims.subject) {
+            let node = claims.node.ok_or(CallerRefusal::NoNode)?;
+            self.live.check(&node, claims.pod.as_ref())?;
+            return Ok(Caller::Agent(AgentIdentity { node, pod: claims.pod }));
+        }
+        if self.own.lock().as_ref() == Some(&claims.subject) {
+            return Ok(Caller::Extender);
+        }
+        Err(CallerRefusal::OtherAccount)
+    }
+
+    /// Keeps the keys fresh until `stop` is cancelled.
+    pub(super) async fn keep_fresh(self: Arc<Self>, stop: CancellationToken) {
+        loop {
+            self.read_keys(Duration::ZERO).await;
+            // Without keys no agent can report, so the next try is soon.
+            let pause = if self.keys.read().keys.is_empty() { AGAIN } else { REFRESH };
+            tokio::select! {
+                () = stop.cancelled() => return,
+                () = tokio::time::sleep(pause) => {}
+            }
+        }
+    }
+
+    /// Reads the keys, unless they were asked for in the last `pause`. Callers that come meanwhile wait for the answer.
+    async fn read_keys(&self, pause: Duration) {
+        let mut asked = self.asked.lock().await;
+        if asked.is_some_and(|asked| asked.elapsed() < pause) {
+            return;
+        }
+        *asked = Some(Instant::now());
+        let (keys, issuer) = tokio::join!(self.client.token_keys(), self.client.token_issuer());
+        let read = keys.map_err(|why| why.to_string()).and_then(|keys| {
+            let issuer = issuer.map_err(|why| why.to_string())?;
+            let keys = token::decode_keys(&keys).map_err(|why| why.to_string())?;
+            Ok(TokenKeys { issuer: token::decode_issuer(&issuer).map_err(|why| why.to_string())?, keys })
+        });
+        match read {
+            Ok(keys) => *self.keys.write() = keys,
+            Err(why) => {
+                tracing::warn!(why, "the keys of tokens cannot be read: {why}; those that are known stay");
+            }
+        }
+        self.read_own();
+    }
+
+    /// Reads the account of the extenders from the own token.
+    fn read_own(&self) {
+        let Some(path) = &self.token_file else { return };
+        // The file is in memory: the kubelet mounts it as a tmpfs.
+        let read = std::fs::read_to_string(path).map_err(|why| why.to_string());
+        let own = read.and_then(|text| token::decode(text.trim()).map_err(|why| why.to_string()));
+        match own {
+            Ok(own) => *self.own.lock() = Some(own.claims.subject),
+            Err(why) => tracing::warn!(path = %path.display(), why, "the own token cannot be read: {why}"),
+        }
+    }
+}
+
+/// The token of a request.
+fn bearer(headers: &HeaderMap) -> Option<&str> {
+    let (scheme, token) = headers.get(header::AUTHORIZATION)?.to_str().ok()?.split_once(' ')?;
+    scheme.eq_ignore_ascii_case("bearer").then(|| token.trim())
+}

@@ -1,0 +1,212 @@
+//! Which Nodes and which pods of agents and extenders there are, by the leader's watches, so that a token ends with its
+//! pod. A stream is told when its pod or its Node is gone.
+//!
+//! Only pods in the namespaces of the accounts that may call are kept: a cluster has many others.
+
+use model::followed_node::FollowedNode;
+use model::id::{NodeName, ObjectUid, PodUid};
+use model::pod::{Pod, PodPhase};
+use parking_lot::Mutex;
+use std::collections::{BTreeSet, HashMap};
+use std::sync::Arc;
+use tokio_util::sync::CancellationToken;
+
+/// What is there.
+#[derive(Debug, Default)]
+pub(super) struct LiveCallers {
+    /// The namespaces of the accounts that may call.
+    namespaces: BTreeSet<Arc<str>>,
+    known: Mutex<KnownCallers>,
+}
+
+#[derive(Debug, Default)]
+struct KnownCallers {
+    nodes: HashMap<NodeName, ObjectUid>,
+    /// The Node of each pod.
+    pods: HashMap<PodUid, NodeName>,
+    /// The open stream of each Node, with its pod.
+    streams: HashMap<NodeName, OpenStream>,
+}
+
+#[derive(Debug)]
+struct OpenStream {
+    number: u64,
+    pod: Option<PodUid>,
+    ends: CancellationToken,
+}
+
+/// Why a caller is not there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub(super) enum NotLive {
+    #[error("the Node of the token is gone or not known yet")]
+    Node,
+    #[error("the pod of the token is gone, has ended or is not known yet")]
+    Pod,
+}
+
+impl LiveCallers {
+    /// Nothing is known yet of pods in these namespaces.
+    pub(super) fn new(namespaces: BTreeSet<Arc<str>>) -> LiveCallers {
+        LiveCallers { namespaces, known: Mutex::default() }
+    }
+
+    /// Takes over a pod.
+    pub(super) fn pod_is(&self, pod: &Pod) {
+        if !self.namespaces.contains(&pod.name.namespace) {
+            return;
+        }
+        match &pod.node {
+            Some(node) if !matches!(pod.phase, PodPhase::Succeeded | PodPhase::Failed) => {
+                self.known.lock().pods.insert(pod.uid.clone(), node.clone());
+            }
+            _ => self.pod_gone(&pod.uid),
+        }
+    }
+
+    /// A pod is gone or has ended: its stream ends.
+    pub(super) fn pod_gone(&self, uid: &PodUid) {
+        let mut known = self.known.lock();
+        let Some(node) = known.pods.remove(uid) else { return };
+        if let Some(stream) = known.streams.get(&node).filter(|stream| stream.pod.as_ref() == Some(uid)) {
+            stream.ends.cancel();
+        }
+    }
+
+    /// Takes over a Node. The stream of an earlier Node of this name ends.
+    pub(super) fn node_is(&self, node: &FollowedNode) {
+        let mut known = self.known.lock();
+        let before = known.nodes.insert(node.name.clone(), node.uid.clone());
+        if before.is_some_and(|before| before != node.uid)
+            && let Some(stream) = known.streams.get(&node.name)
+        {
+            stream.ends.cancel();
+        }
+    }
+
+    /// A Node is gone: its stream ends.
+    pub(super) fn node_gone(&self, node: &FollowedNode) {
+        let mut known = self.known.lock();
+        if known.nodes.get(&node.name) == Some(&node.uid) {
+            known.nodes.remove(&node.name);
+            if let Some(stream) = known.streams.get(&node.name) {
+                stream.ends.cancel();
+            }
+        }
+    }
+
+    /// Checks that the Node and the pod of a token are there.
+    pub(super) fn check(&self, node: &(NodeName, ObjectUid), pod: Option<&PodUid>) -> Result<(), NotLive> {
+        self.known.lock().check(node, pod)
+    }
+
+    /// Keeps an open stream, and ends an earlier one of the same Node. The token is cancelled when the stream must end.
+    pub(super) fn opens(
+        &self,
+        number: u64,
+        node: &(NodeName, ObjectUid),
+        pod: Option<&PodUid>,
+    ) -> Result<CancellationToken, NotLive> {
+        let mut known = self.known.lock();
+        // Under the same lock: a pod that goes away from now on ends the stream.
+        known.check(node, pod)?;
+        let ends = CancellationToken::new();
+        let stream = OpenStream { number, pod: pod.cloned(), ends: ends.clone() };
+        if let Some(before) = known.streams.insert(node.0.clone(), stream) {
+            before.ends.cancel();
+        }
+        Ok(ends)
+    }
+
+    /// A stream has ended.
+    pub(super) fn closes(&self, number: u64, node: &NodeName) {
+        let mut known = self.known.lock();
+        if known.streams.get(node).is_some_and(|stream| stream.number == number) {
+            known.streams.remove(node);
+        }
+    }
+
+    /// Number of open streams.
+    pub(super) fn open_streams(&self) -> usize {
+        self.known.lock().streams.len()
+    }
+}
+
+impl KnownCallers {
+    fn check(&self, (name, uid): &(NodeName, ObjectUid), pod: Option<&PodUid>) -> Result<(), NotLive> {
+        if self.nodes.get(name) != Some(uid) {
+            return Err(NotLive::Node);
+        }
+        match pod {
+            Some(pod) if self.pods.get(pod) != Some(name) => Err(NotLive::Pod),
+            _ => Ok(()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn pod(n: u32, namespace: &str, phase: &str) -> Pod {
+        let text = json!({
+            "metadata": { "name": "agent", "namespace": namespace, "uid": format!("{n:032x}"), "resourceVersion": "1" },
+            "spec": { "nodeName": "n1", "containers": [] }, "status": { "phase": phase },
+        });
+        wire::pod::decode(text.to_string().as_bytes()).unwrap()
+    }
+
+    fn node(uid: &str) -> FollowedNode {
+        let text = json!({ "metadata": { "name": "n1", "uid": uid, "resourceVersion": "1" } });
+        wire::node::decode_followed_node(text.to_string().as_bytes()).unwrap()
+    }
+
+    fn live() -> (LiveCallers, (NodeName, ObjectUid), PodUid) {
+        let live = LiveCallers::new(BTreeSet::from(["gpu".into()]));
+        let of = node("u1");
+        live.node_is(&of);
+        live.pod_is(&pod(1, "gpu", "Running"));
+        (live, (of.name, of.uid), pod(1, "gpu", "Running").uid)
+    }
+
+    #[test]
+    fn a_caller_is_there_with_its_node_and_its_pod() {
+        let (live, of, uid) = live();
+        assert_eq!(live.check(&of, Some(&uid)), Ok(()));
+        assert_eq!(live.check(&of, None), Ok(()), "a token that is bound to the Node alone");
+        let other = (of.0.clone(), ObjectUid::parse("u2").unwrap());
+        assert_eq!(live.check(&other, Some(&uid)), Err(NotLive::Node));
+        live.pod_is(&pod(2, "ml", "Running"));
+        assert_eq!(live.check(&of, Some(&pod(2, "ml", "Running").uid)), Err(NotLive::Pod), "another namespace");
+    }
+
+    #[test]
+    fn a_stream_ends_with_its_pod_its_node_and_a_newer_stream() {
+        for end in 0..5 {
+            let (live, of, uid) = live();
+            let ends = live.opens(1, &of, Some(&uid)).unwrap();
+            match end {
+                0 => live.pod_gone(&uid),
+                1 => live.pod_is(&pod(1, "gpu", "Failed")),
+                2 => live.node_gone(&node("u1")),
+                3 => live.node_is(&node("u2")),
+                _ => assert!(!live.opens(2, &of, Some(&uid)).unwrap().is_cancelled()),
+            }
+            assert!(ends.is_cancelled(), "{end}");
+            assert_eq!(live.opens(3, &of, Some(&uid)).is_err(), end < 4, "{end}");
+            live.closes(1, &of.0);
+            assert_eq!(live.open_streams(), usize::from(end == 4), "a newer stream stays");
+        }
+    }
+
+    #[test]
+    fn another_pod_and_an_older_node_of_the_name_end_nothing() {
+        let (live, of, uid) = live();
+        let ends = live.opens(1, &of, Some(&uid)).unwrap();
+        live.pod_is(&pod(2, "gpu", "Running"));
+        live.pod_gone(&pod(2, "gpu", "Running").uid);
+        live.node_is(&node("u1"));
+        live.node_gone(&node("u0"));
+        assert!(!ends.is_cancelled());
+    }
+}

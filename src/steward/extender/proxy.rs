@@ -1,0 +1,98 @@
+//! Passes questions of kube-scheduler on to the leader, so that each kube-scheduler may ask the extender beside it.
+//!
+//! What must never happen here: a question that is passed on twice (the leader's TLS port passes none on); a question that
+//! waits longer than kube-scheduler does.
+
+use super::authority_keeper::AuthorityKeeper;
+use crate::leader_connection;
+use http_body_util::{BodyExt, Full, Limited};
+use hyper::body::Bytes;
+use hyper::client::conn::http2::{Builder, SendRequest};
+use hyper::header::{self, HeaderValue};
+use hyper::{Request, StatusCode};
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::Mutex;
+use tokio::time::timeout;
+
+/// How long kube-scheduler waits for an answer, less half a second for the way.
+const WITHIN: Duration = Duration::from_millis(4500);
+/// Largest answer: one for 15,000 nodes with a reason each has 2 MiB.
+const MAX_ANSWER: usize = 16 << 20;
+/// Time between two pings, and time for their answers.
+const PING: Duration = Duration::from_secs(5);
+
+/// The connection to the leader.
+#[derive(Debug)]
+pub(super) struct LeaderProxy {
+    authority: Arc<AuthorityKeeper>,
+    token_file: PathBuf,
+    /// The leader's address and the connection to it.
+    connection: Mutex<Option<(Arc<str>, SendRequest<Full<Bytes>>)>>,
+}
+
+/// The leader's answer: status, media type and body.
+pub(super) type PassedAnswer = (StatusCode, HeaderValue, Bytes);
+
+impl LeaderProxy {
+    pub(super) fn new(authority: Arc<AuthorityKeeper>, token_file: PathBuf) -> LeaderProxy {
+        LeaderProxy { authority, token_file, connection: Mutex::new(None) }
+    }
+
+    /// Asks the leader at this address.
+    ///
+    /// # Errors
+    /// Why there is no answer.
+    pub(super) async fn ask(&self, leader: &Arc<str>, path: &str, question: Bytes) -> Result<PassedAnswer, String> {
+        match timeout(WITHIN, self.asked(leader, path, question)).await {
+            Ok(answer) => answer.map_err(|why| format!("the leader at {leader} cannot be asked: {why}")),
+            Err(_) => {
+                // A connection that hangs is not used again.
+                *self.connection.lock().await = None;
+                Err(format!("the leader at {leader} has not answered within {} s", WITHIN.as_secs_f32()))
+            }
+        }
+    }
+
+    async fn asked(&self, leader: &Arc<str>, path: &str, question: Bytes) -> Result<PassedAnswer, String> {
+        let text = |why: &dyn std::fmt::Display| why.to_string();
+        let token = tokio::fs::read_to_string(&self.token_file)
+            .await
+            .map_err(|why| format!("own token {}: {why}", self.token_file.display()))?;
+        let request = Request::post(format!("https://{}{path}", effects::stream::SERVER_NAME))
+            .header(header::CONTENT_TYPE, "application/json")
+            .header(header::AUTHORIZATION, format!("Bearer {}", token.trim()))
+            .body(Full::new(question))
+            .map_err(|why| text(&why))?;
+        let mut sender = self.connected(leader).await?;
+        let answer = sender.send_request(request).await.map_err(|why| text(&why))?;
+        let status = answer.status();
+        let json = || HeaderValue::from_static("application/json");
+        let content = answer.headers().get(header::CONTENT_TYPE).cloned().unwrap_or_else(json);
+        let body = Limited::new(answer.into_body(), MAX_ANSWER).collect().await.map_err(|why| text(&why))?;
+        Ok((status, content, body.to_bytes()))
+    }
+
+    /// The connection to this leader, which is made if there is none.
+    async fn connected(&self, leader: &Arc<str>) -> Result<SendRequest<Full<Bytes>>, String> {
+        let mut connection = self.connection.lock().await;
+        if let Some((to, sender)) = connection.as_ref().filter(|(to, sender)| to == leader && !sender.is_closed()) {
+            tracing::trace!(%to, "the connection to the leader is used again");
+            return Ok(sender.clone());
+        }
+        let trusted = self.authority.trusted();
+        let stream = leader_connection::connect(leader, trusted.as_bytes()).await.map_err(|why| why.to_string())?;
+        let (sender, driver) = Builder::new(TokioExecutor::new())
+            .timer(TokioTimer::new())
+            .keep_alive_interval(PING)
+            .keep_alive_timeout(PING)
+            .handshake(TokioIo::new(stream))
+            .await
+            .map_err(|why| why.to_string())?;
+        tokio::spawn(driver);
+        *connection = Some((Arc::clone(leader), sender.clone()));
+        Ok(sender)
+    }
+}

@@ -1,0 +1,126 @@
+//! Opens and runs everything of the TLS port: certificates, the callers' tokens, the streams of agents, and the way to the
+//! leader.
+
+use super::agent_streams::AgentStreams;
+use super::authority_keeper::AuthorityKeeper;
+use super::callers::Callers;
+use super::leadership::Leadership;
+use super::live_callers::LiveCallers;
+use super::metrics::StreamScrape;
+use super::owner::ClusterOwner;
+use super::port::ExtenderPort;
+use super::proxy::LeaderProxy;
+use super::stream_counts::StreamCounts;
+use super::stream_port::{CONNECTIONS, StreamPort};
+use crate::exit::Exit;
+use crate::lifecycle::StartError;
+use crate::settings::stream::StreamSettings;
+use apiserver::ApiConnection;
+use apiserver::client::ApiClient;
+use apiserver::kept_object::KeptObject;
+use effects::server::{HttpServer, bind};
+use std::net::{IpAddr, SocketAddr, TcpListener};
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+use tokio_util::sync::CancellationToken;
+
+/// The port before anything is served.
+#[derive(Debug)]
+pub(super) struct OpenedStreams {
+    listener: TcpListener,
+    settings: StreamSettings,
+    /// Where agents and the other extenders reach this one.
+    pub(super) address: Arc<str>,
+}
+
+/// The parts of the TLS port.
+#[derive(Debug)]
+pub(super) struct Streams {
+    listener: TcpListener,
+    authority: Arc<AuthorityKeeper>,
+    pub(super) callers: Arc<Callers>,
+    streams: Arc<AgentStreams>,
+    proxy: Option<Arc<LeaderProxy>>,
+    /// Cancelled when the port closes.
+    closing: CancellationToken,
+}
+
+/// Opens the port.
+pub(super) fn open(settings: &StreamSettings) -> Result<OpenedStreams, StartError> {
+    let listener = bind(settings.listen).map_err(|error| StartError {
+        what: format!("cannot listen on {}: {error}; choose another address with --stream-listen", settings.listen),
+        exit: Exit::from_io(&error),
+    })?;
+    let own = listener.local_addr().map_err(|error| StartError::io("find the address of --stream-listen", &error))?;
+    let pod = std::env::var("POD_IP").ok().and_then(|text| text.parse::<IpAddr>().ok());
+    let own = SocketAddr::new(pod.unwrap_or_else(|| own.ip()), own.port());
+    let address = settings.address.clone().unwrap_or_else(|| own.to_string()).into();
+    Ok(OpenedStreams { listener, settings: settings.clone(), address })
+}
+
+impl Streams {
+    /// The parts; `place` names the Lease.
+    pub(super) fn new(
+        opened: OpenedStreams,
+        (connection, place): (ApiConnection, &(Arc<str>, Arc<str>)),
+        (owner, leadership, live): (Arc<ClusterOwner>, Arc<Leadership>, Arc<LiveCallers>),
+        closing: CancellationToken,
+    ) -> Streams {
+        let OpenedStreams { listener, settings, .. } = opened;
+        let (namespace, name) = (Arc::clone(&place.0), Arc::<str>::from(format!("{}-ca", place.1)));
+        let authority = Arc::new(AuthorityKeeper::new(
+            KeptObject::secret(connection.clone(), Arc::clone(&namespace), Arc::clone(&name)),
+            KeptObject::config_map(connection.clone(), namespace, name),
+        ));
+        let StreamSettings { accounts, audience, token_file, .. } = settings;
+        let proxy = token_file.clone().map(|file| Arc::new(LeaderProxy::new(Arc::clone(&authority), file)));
+        let callers = Callers::new(ApiClient::new(connection), (audience, accounts), token_file, Arc::clone(&live));
+        let streams = AgentStreams {
+            owner,
+            leadership,
+            live,
+            counts: Arc::default(),
+            closing: closing.clone(),
+            last: AtomicU64::new(0),
+        };
+        Streams { listener, authority, callers: Arc::new(callers), streams: Arc::new(streams), proxy, closing }
+    }
+
+    /// What `/metrics` shows of it.
+    pub(super) fn scrape(&self) -> StreamScrape {
+        StreamScrape { live: Arc::clone(&self.streams.live), counts: self.counts() }
+    }
+
+    /// The way to the leader.
+    pub(super) fn proxy(&self) -> Option<Arc<LeaderProxy>> {
+        self.proxy.clone()
+    }
+
+    fn counts(&self) -> Arc<StreamCounts> {
+        Arc::clone(&self.streams.counts)
+    }
+
+    /// Serves the port once there is a certificate, until `stop` is cancelled.
+    pub(super) async fn run(self, verbs: Arc<ExtenderPort>, stop: CancellationToken) -> std::io::Result<()> {
+        let (certificates, issued) = tokio::select! {
+            () = stop.cancelled() => return Ok(()),
+            first = self.authority.first() => first,
+        };
+        tracing::info!("agents and other extenders can connect");
+        let counts = self.counts();
+        let application = StreamPort::new(Arc::clone(&self.callers), counts, verbs, Arc::clone(&self.streams));
+        let fresh = self.authority.keep_fresh(Arc::clone(&certificates), issued);
+        let server =
+            HttpServer { application, limits: CONNECTIONS, certificates: Some(certificates), counts: Arc::default() };
+        let serving = server.serve(self.listener, self.closing.clone());
+        tokio::select! {
+            served = serving => {
+                served?;
+                stop.cancelled().await;
+                Ok(())
+            }
+            () = fresh => Ok(()),
+            () = stop.cancelled() => Ok(()),
+        }
+    }
+}

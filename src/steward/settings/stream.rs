@@ -1,0 +1,64 @@
+//! The settings of the streams between agents and extenders.
+
+use super::layer::Problem;
+use super::reader::Reader;
+use super::value;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+/// How an agent reports to the extenders.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct ReportSettings {
+    /// The Service of the extenders.
+    pub address: String,
+    /// The certificates of their authority.
+    pub ca_file: PathBuf,
+    /// The own token.
+    pub token_file: PathBuf,
+}
+
+/// How an extender serves agents and the other extenders.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct StreamSettings {
+    pub listen: SocketAddr,
+    /// Where others reach this extender; `None`: the pod's address, else that of `listen`.
+    pub address: Option<String>,
+    /// The accounts of agents, each as the subject of a token.
+    pub accounts: Vec<String>,
+    pub audience: String,
+    /// The own token; `None`: this extender passes no questions on to the leader.
+    pub token_file: Option<PathBuf>,
+}
+
+impl Reader<'_> {
+    /// How the agent reports, if it does. Address, authority and token belong together.
+    pub(super) fn report(&mut self) -> Option<Option<ReportSettings>> {
+        let address = self.take("extender-address", |text| value::unless_none(text, value::host_port));
+        let ca_file = self.take("extender-ca-file", |text| value::unless_none(text, value::path));
+        let token_file = self.take("stream-token-file", |text| value::unless_none(text, value::path));
+        match (address?, ca_file?, token_file?) {
+            (Some(address), Some(ca_file), Some(token_file)) => {
+                Some(Some(ReportSettings { address, ca_file, token_file }))
+            }
+            (None, _, _) => Some(None),
+            (Some(_), _, _) => {
+                let why = "extender-address needs extender-ca-file and stream-token-file: the agent checks who the extender is, and \
+                           proves who it is itself";
+                self.problems.push(Problem::Together(why.into()));
+                None
+            }
+        }
+    }
+
+    /// How the extender serves agents, if it does.
+    pub(super) fn streams(&mut self) -> Option<Option<StreamSettings>> {
+        let listen = self.take("stream-listen", |text| value::unless_none(text, value::address));
+        let address = self.take("stream-address", |text| value::unless_auto(text, value::host_port));
+        let accounts = self.take("stream-accounts", |text| value::unless_none(text, value::accounts));
+        let audience = self.take("stream-audience", value::audience);
+        let token_file = self.take("stream-token-file", |text| value::unless_none(text, value::path));
+        let (listen, address, accounts) = (listen?, address?, accounts?.unwrap_or_default());
+        let (audience, token_file) = (audience?, token_file?);
+        Some(listen.map(|listen| StreamSettings { listen, address, accounts, audience, token_file }))
+    }
+}

@@ -1,0 +1,326 @@
+//! The extender on the real cluster: a real kube-scheduler asks it, and agents give the containers what it decided.
+
+use crate::audit;
+use crate::bed::EVICT;
+use crate::chart::NAMESPACE;
+use crate::placed::{Placed, SETTLED, container, spec, workload};
+use crate::seats::{HostExtender, HostScheduler};
+use lab::eventually::eventually;
+use serde_json::{Value, json};
+use std::time::Duration;
+
+/// Pods that are made at once.
+const BURST: usize = 60;
+
+/// Promise 40 in docs/specification.md: pods of one burst over several nodes and GPUs get what they request, and nothing
+/// is left of them once they are gone. 20 rounds with `GPU_STEWARD_LONG`.
+#[test]
+#[ignore = "needs cluster alone: tests/run"]
+fn each_pod_of_a_burst_gets_what_it_requests_and_leaves_nothing_behind() {
+    let placed = Placed::up("extender-burst");
+    let rounds = if std::env::var_os("GPU_STEWARD_LONG").is_some() { 20 } else { 3 };
+    for round in 0..rounds {
+        // No two Deployments request the same, so that exchanged devices are seen.
+        let deployments = [
+            ("small", BURST / 2, json!({ "nvidia.com/gpu": 1, "nvidia.com/gpumem": 3000 }), json!(null)),
+            (
+                "slice",
+                BURST / 3,
+                json!({ "nvidia.com/gpu": 1, "nvidia.com/gpumem": 4500, "nvidia.com/gpucores": 10 }),
+                json!(null),
+            ),
+            (
+                "pair",
+                BURST / 6,
+                json!({ "nvidia.com/gpu": 2, "nvidia.com/gpumem": 2000 }),
+                json!({ "nvidia.com/gpu": 1, "nvidia.com/gpumem": 7000 }),
+            ),
+        ];
+        let items: Vec<Value> = deployments
+            .iter()
+            .map(|(name, replicas, limits, init)| {
+                let mut pod = spec(&[container("main", limits)]);
+                if !init.is_null() {
+                    let mut first = container("warm", init);
+                    first["command"] = json!(["true"]);
+                    pod["initContainers"] = json!([first]);
+                }
+                workload("Deployment", name, &pod, &json!({ "replicas": replicas }))
+            })
+            .collect();
+        let list = json!({ "apiVersion": "v1", "kind": "List", "items": items }).to_string();
+        let space = &placed.space.name;
+        let from = audit::end(&placed.cluster);
+        let _ = placed.admin.run_with(&["create", "-n", space, "-f", "-"], &list).ok();
+        for (name, replicas, ..) in &deployments {
+            placed.run(&format!("app={name}"), *replicas);
+        }
+        let containers = placed.check(placed.extender_address());
+        println!("round {round}: {containers} containers have what their pods claim");
+        assert_eq!(containers, BURST);
+        let writes = audit::writes_of_extenders(&placed.cluster, from);
+        let of_pods = writes.iter().filter(|write| write.resource() != "leases").count();
+        println!("round {round}: {of_pods} writes for {BURST} pods");
+        assert!(of_pods >= BURST && of_pods <= 3 * BURST, "{of_pods} writes for {BURST} pods");
+        let _ = placed.admin.run(&["delete", "deployments", "--all", "-n", space]).ok();
+        placed.empty();
+        assert_eq!(placed.check(placed.extender_address()), 0);
+    }
+    // An extender that nobody asks writes its Lease and nothing else.
+    let from = audit::end(&placed.cluster);
+    eventually("three renewals of the Lease", SETTLED, || {
+        let writes = audit::writes_of_extenders(&placed.cluster, from);
+        let other: Vec<_> = writes.iter().filter(|write| write.resource() != "leases").collect();
+        assert!(other.is_empty(), "{other:?}");
+        (writes.len() >= 3).then_some(())
+    });
+}
+
+/// Job, StatefulSet with a volume that waits for its first consumer, DaemonSet, and a pod that is too large for every GPU.
+#[test]
+#[ignore = "needs cluster alone: tests/run"]
+fn pods_of_every_kind_of_workload_run_and_a_pod_that_fits_nowhere_says_why() {
+    let placed = Placed::up("extender-workloads");
+    let space = &placed.space.name;
+    let share = json!({ "nvidia.com/gpu": 1, "nvidia.com/gpumem": 5000 });
+    let create = |object: &Value| {
+        let _ = placed.admin.run_with(&["create", "-n", space, "-f", "-"], &object.to_string()).ok();
+    };
+    volumes(&placed);
+    let mut brief = spec(&[container("main", &share)]);
+    brief["containers"][0]["command"] = json!(["true"]);
+    brief["restartPolicy"] = "Never".into();
+    create(&json!({
+        "apiVersion": "batch/v1", "kind": "Job", "metadata": { "name": "brief" },
+        "spec": { "completions": 6, "parallelism": 3, "template": { "spec": brief } },
+    }));
+    let mut stateful = spec(&[container("main", &share)]);
+    stateful["containers"][0]["volumeMounts"] = json!([{ "name": "data", "mountPath": "/data" }]);
+    let claim = json!({
+        "metadata": { "name": "data" },
+        "spec": {
+            "accessModes": ["ReadWriteOnce"], "storageClassName": "gpu-steward-test",
+            "resources": { "requests": { "storage": "1Mi" } },
+        },
+    });
+    let more = json!({ "replicas": 2, "serviceName": "kept", "volumeClaimTemplates": [claim] });
+    create(&workload("StatefulSet", "kept", &stateful, &more));
+    create(&workload("DaemonSet", "each", &spec(&[container("main", &share)]), &Value::Null));
+    placed.run("app=kept", 2);
+    placed.run("app=each", 3);
+    eventually("the end of the Job", SETTLED, || {
+        let job = placed.admin.get(&["job", "brief", "-n", space]);
+        (job["status"]["succeeded"] == 6).then_some(())
+    });
+    // The pods of the Job have ended and hold nothing.
+    assert_eq!(placed.check(placed.extender_address()), 5);
+    let large = json!({ "nvidia.com/gpu": 1, "nvidia.com/gpumem": 100_000 });
+    create(&json!({
+        "apiVersion": "v1", "kind": "Pod", "metadata": { "name": "large" }, "spec": spec(&[container("main", &large)]),
+    }));
+    eventually("an event that names what came nearest", SETTLED, || {
+        let selector = "involvedObject.name=large,reason=FilteringFailed";
+        let events = placed.admin.get(&["events", "-n", space, "--field-selector", selector]);
+        let says = |event: &Value| event["message"].as_str().is_some_and(|text| text.contains("asks 100000 MiB"));
+        events["items"].as_array()?.iter().any(says).then_some(())
+    });
+    let _ = placed.admin.run(&["delete", "storageclass", "gpu-steward-test"]).ok();
+    let _ = placed.admin.run(&["delete", "persistentvolume", "-l", "test=gpu-steward", "--wait=false"]).ok();
+}
+
+/// Two volumes that pods of any node can mount, once a scheduler has chosen the node.
+fn volumes(placed: &Placed) {
+    let mut items = vec![json!({
+        "apiVersion": "storage.k8s.io/v1", "kind": "StorageClass", "metadata": { "name": "gpu-steward-test" },
+        "provisioner": "kubernetes.io/no-provisioner", "volumeBindingMode": "WaitForFirstConsumer",
+    })];
+    for number in 0..2 {
+        items.push(json!({
+            "apiVersion": "v1", "kind": "PersistentVolume",
+            "metadata": { "name": format!("gpu-steward-{number}"), "labels": { "test": "gpu-steward" } },
+            "spec": {
+                "capacity": { "storage": "1Mi" }, "accessModes": ["ReadWriteOnce"],
+                "storageClassName": "gpu-steward-test",
+                "hostPath": { "path": format!("/tmp/gpu-steward-volume-{number}"), "type": "DirectoryOrCreate" },
+            },
+        }));
+    }
+    let _ = placed.admin.apply(&json!({ "apiVersion": "v1", "kind": "List", "items": items }).to_string()).ok();
+}
+
+/// Promise 41 in docs/specification.md: kube-scheduler counts GPUs itself, so no pod goes to a node whose agent is away; and the leader evicts marked pods as
+/// far as a disruption budget allows.
+#[test]
+#[ignore = "needs cluster alone: tests/run"]
+fn no_pod_goes_to_a_node_without_its_agent_and_marked_pods_are_evicted_within_budgets() {
+    const AWAY: &str = "gpu-steward.test/away";
+    let placed = Placed::up("extender-away");
+    let space = &placed.space.name;
+    let share = json!({ "nvidia.com/gpu": 1, "nvidia.com/gpumem": 2000 });
+    let node = placed.cluster.status().nodes[1].name.clone();
+    // The agent of one node ends and does not come back.
+    let affinity = json!({ "spec": { "template": { "spec": { "affinity": { "nodeAffinity": {
+        "requiredDuringSchedulingIgnoredDuringExecution": { "nodeSelectorTerms": [{ "matchExpressions": [
+            { "key": AWAY, "operator": "DoesNotExist" } ] }] } } } } } } });
+    let daemonset = ["daemonset/gpu-steward-agent", "-n", NAMESPACE];
+    let patch = affinity.to_string();
+    let _ = placed.admin.run(&[&["patch"][..], &daemonset, &["-p", &patch]].concat()).ok();
+    let wait = [&["rollout", "status"][..], &daemonset, &["--timeout=120s"]].concat();
+    let _ = placed.admin.run(&wait).ok();
+    let _ = placed.admin.run(&["label", "node", &node, &format!("{AWAY}=true"), "--overwrite"]).ok();
+    let allocatable = |count: &str| {
+        eventually(&format!("{count} GPUs on {node}"), SETTLED, || {
+            let object = placed.admin.get(&["node", &node]);
+            (object["status"]["allocatable"]["nvidia.com/gpu"] == *count).then_some(())
+        });
+    };
+    allocatable("0");
+    let long = std::env::var_os("GPU_STEWARD_LONG").is_some();
+    let (pods, pause) = if long { (60, Duration::from_secs(1)) } else { (30, Duration::from_millis(300)) };
+    let deployment = |replicas: usize| {
+        workload("Deployment", "load", &spec(&[container("main", &share)]), &json!({ "replicas": replicas }))
+    };
+    let _ = placed.admin.run_with(&["create", "-n", space, "-f", "-"], &deployment(0).to_string()).ok();
+    for replicas in 1..=pods {
+        let replicas = format!("--replicas={replicas}");
+        let _ = placed.admin.run(&["scale", "deployment/load", "-n", space, &replicas]).ok();
+        std::thread::sleep(pause);
+    }
+    placed.run("app=load", pods);
+    let here = |node: &str| placed.pods().iter().filter(|pod| pod["spec"]["nodeName"] == *node).count();
+    assert_eq!(here(&node), 0, "pods were bound to the node without an agent");
+    let _ = placed.admin.run(&["label", "node", &node, &format!("{AWAY}-")]).ok();
+    allocatable("40");
+    check_evictions(&placed);
+}
+
+/// A marked pod stays as long as the budget forbids its eviction, and goes once it is allowed; another takes its place.
+fn check_evictions(placed: &Placed) {
+    let space = &placed.space.name;
+    let budget = |available: usize| {
+        json!({
+            "apiVersion": "policy/v1", "kind": "PodDisruptionBudget", "metadata": { "name": "all", "namespace": space },
+            "spec": { "minAvailable": available, "selector": { "matchLabels": { "app": "load" } } },
+        })
+        .to_string()
+    };
+    let pods = placed.pods();
+    let _ = placed.admin.apply(&budget(pods.len())).ok();
+    eventually("a budget that allows nothing", SETTLED, || {
+        let budget = placed.admin.get(&["pdb", "all", "-n", space]);
+        (budget["status"]["disruptionsAllowed"] == 0 && budget["status"]["currentHealthy"] == pods.len()).then_some(())
+    });
+    let text = |value: &Value| value.as_str().expect("a text").to_owned();
+    let (name, uid) = (text(&pods[0]["metadata"]["name"]), text(&pods[0]["metadata"]["uid"]));
+    let mark = json!({ "metadata": { "annotations": { EVICT: "never-starts" } } }).to_string();
+    let _ = placed.admin.run(&["patch", "pod", &name, "-n", space, "-p", &mark]).ok();
+    eventually("an eviction that the budget refused", SETTLED, || {
+        placed.extender_log().contains("disruption budget").then_some(())
+    });
+    let lives = || placed.pods().iter().any(|pod| pod["metadata"]["uid"] == *uid);
+    assert!(lives(), "the budget was not respected");
+    let _ = placed.admin.apply(&budget(pods.len() - 1)).ok();
+    eventually("the eviction of the marked pod", SETTLED, || (!lives()).then_some(()));
+    placed.run("app=load", pods.len());
+}
+
+/// Promise 42 in docs/specification.md: extenders are killed again and again while they bind, and no device is given
+/// twice. 100 kills with `GPU_STEWARD_LONG`.
+#[test]
+#[ignore = "needs cluster alone: tests/run"]
+fn killed_extenders_give_no_device_twice_and_lose_no_pod() {
+    let placed = Placed::agents("extender-kills");
+    let space = &placed.space.name;
+    let mut extender = HostExtender::start(&placed, None);
+    let scheduler = HostScheduler::start(&placed, extender.address);
+    let kills = if std::env::var_os("GPU_STEWARD_LONG").is_some() { 100 } else { 10 };
+    let share = json!({ "nvidia.com/gpu": 1, "nvidia.com/gpumem": 3000 });
+    let pod = spec(&[container("main", &share)]);
+    let replicas = |count: usize| {
+        let count = format!("--replicas={count}");
+        let _ = placed.admin.run(&["scale", "deployment/load", "-n", space, &count]).ok();
+    };
+    let load = workload("Deployment", "load", &pod, &json!({ "replicas": 0 })).to_string();
+    let _ = placed.admin.run_with(&["create", "-n", space, "-f", "-"], &load).ok();
+    let (mut mid_bind, mut made) = (0, 0);
+    for kill in 0..kills {
+        extender.wait_until_leads();
+        let before = extender.binds_begun();
+        made += 4;
+        if made > BURST {
+            // Room for more: the claims of deleted pods are free again.
+            replicas(0);
+            placed.empty();
+            made = 4;
+        }
+        replicas(made);
+        eventually("a binding", SETTLED, || (extender.binds_begun() > before).then_some(()));
+        // Later at each kill, so that it comes before, in and after the calls of the bindings.
+        std::thread::sleep(Duration::from_millis(7 * (kill as u64 % 10)));
+        let unfinished = extender.kill();
+        mid_bind += usize::from(unfinished > 0);
+        extender = HostExtender::start(&placed, Some(extender.address));
+    }
+    println!("{kills} kills, {mid_bind} of them while a binding was under way");
+    placed.run("app=load", made);
+    extender.wait_until_leads();
+    assert_eq!(placed.check(extender.address), made);
+    // A scheduler that starts anew, and an API server that is away, lose no pod either.
+    drop(scheduler);
+    let scheduler = HostScheduler::start(&placed, extender.address);
+    replicas(made - 2);
+    replicas(made + 6);
+    placed.cluster.part("stop", "apiserver");
+    std::thread::sleep(Duration::from_secs(if kills > 10 { 120 } else { 45 }));
+    placed.cluster.part("start", "apiserver");
+    placed.run("app=load", made + 6);
+    extender.wait_until_leads();
+    assert_eq!(placed.check(extender.address), made + 6);
+    drop(scheduler);
+}
+
+/// Where nodes differ for GPUs, these decide, although kube-scheduler itself prefers the node with the most free CPU;
+/// where nodes are equal for GPUs, the pod's own preference decides.
+#[test]
+#[ignore = "needs cluster alone: tests/run"]
+fn gpus_decide_among_nodes_and_equal_nodes_leave_the_choice_to_the_pod() {
+    let placed = Placed::up("extender-order");
+    let space = &placed.space.name;
+    let share = json!({ "nvidia.com/gpu": 1, "nvidia.com/gpumem": 2000, "cpu": "150m" });
+    let nodes: Vec<&str> = placed.cluster.status().nodes.iter().map(|node| node.name.as_str()).collect();
+    let create = |name: &str, replicas: usize, policy: &str, preferred: Option<&str>| {
+        let mut pod = spec(&[container("main", &share)]);
+        if let Some(node) = preferred {
+            pod["affinity"]["nodeAffinity"]["preferredDuringSchedulingIgnoredDuringExecution"] = json!([{
+                "weight": 100,
+                "preference": { "matchExpressions": [{ "key": "kubernetes.io/hostname", "operator": "In", "values": [node] }] },
+            }]);
+        }
+        let mut deployment = workload("Deployment", name, &pod, &json!({ "replicas": replicas }));
+        deployment["spec"]["template"]["metadata"]["annotations"] = json!({ "hami.io/node-scheduler-policy": policy });
+        let _ = placed.admin.run_with(&["create", "-n", space, "-f", "-"], &deployment.to_string()).ok();
+        placed.run(&format!("app={name}"), replicas);
+        let count = |node: &&str| {
+            let here = |pod: &&Value| pod["spec"]["nodeName"] == **node && pod["metadata"]["labels"]["app"] == *name;
+            placed.pods().iter().filter(here).count()
+        };
+        nodes.iter().map(count).collect::<Vec<_>>()
+    };
+    let gone = || {
+        let _ = placed.admin.run(&["delete", "deployments", "--all", "-n", space]).ok();
+        placed.empty();
+    };
+    for (place, node) in nodes.iter().enumerate().rev() {
+        assert_eq!(
+            create("wish", 1, "binpack", Some(node))[place],
+            1,
+            "all nodes are empty, and the pod prefers {node}"
+        );
+        gone();
+    }
+    let mut packed = create("packed", 8, "binpack", None);
+    packed.sort_unstable();
+    assert_eq!(packed, [0, 0, 8], "binpack, although other nodes have more free CPU");
+    gone();
+    assert_eq!(create("spread", 6, "spread", Some(nodes[0])), [2, 2, 2], "spread, although the pods prefer one node");
+}

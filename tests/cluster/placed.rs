@@ -1,0 +1,322 @@
+//! An agent on each node from the chart's DaemonSet, and a scheduler: the chart's Deployment with kube-scheduler and the
+//! extender, or the same programs as processes of this machine (`seats`). Pods are made without a node and without a
+//! claim, as users make them.
+
+use crate::chart::{self, NAMESPACE};
+use crate::fleet::{check_containers, ended, parse};
+use lab::cluster::{Cluster, ClusterOptions, TestNamespace};
+use lab::eventually::eventually;
+use lab::http;
+use lab::kubectl::Kubectl;
+use proto::pod_resources::ListPodResourcesRequest;
+use proto::pod_resources::pod_resources_lister_client::PodResourcesListerClient;
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+/// Longest time until sixty pods run, or are gone, on two cores beside other work.
+pub(crate) const SETTLED: Duration = Duration::from_secs(180);
+const ALLOCATED: &str = "hami.io/vgpu-devices-allocated";
+const REGISTER: &str = "hami.io/node-nvidia-register";
+const COUNT: &str = "nvidia.com/gpu";
+const BINARY: &str = env!("CARGO_BIN_EXE_gpu-steward");
+const DAEMONSET: &str = "daemonset/gpu-steward-agent";
+const DEPLOYMENT: &str = "deployment/gpu-steward-extender";
+
+const VALUES: [&str; 5] = [
+    "extender.enabled=true",
+    "extender.scheduler.image=registry.local/kube-scheduler:test",
+    "image.repository=registry.local/gpu-steward",
+    "image.tag=test",
+    "agent.settings.gpus=simulated=H100:4",
+];
+
+/// A cluster of three nodes with four simulated GPUs each, which no other test uses.
+#[derive(Debug)]
+pub(crate) struct Placed {
+    pub space: TestNamespace,
+    pub admin: Kubectl,
+    // The last field, because the fields above need the cluster while they are dropped.
+    pub cluster: Cluster,
+}
+
+/// What pods claim of one device.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Claimed {
+    slots: u64,
+    mib: u64,
+    cores: u64,
+}
+
+impl Placed {
+    /// Installs the chart, and waits until agents and scheduler are ready.
+    pub(crate) fn up(name: &str) -> Placed {
+        let placed = Placed::agents(name);
+        let scheduler = placed.cluster.program("kube-scheduler");
+        let scheduler = scheduler.to_str().expect("a path in UTF-8");
+        placed.cluster.image("registry.local/kube-scheduler:test", scheduler, &[]);
+        let _ = placed.admin.apply(&chart::render(&placed.cluster, &["extender/deployment"], &VALUES)).ok();
+        placed.rolled_out(DEPLOYMENT);
+        placed
+    }
+
+    /// Installs the chart without its scheduler, and waits until agents are ready.
+    pub(crate) fn agents(name: &str) -> Placed {
+        let cluster = Cluster::up(&ClusterOptions::usual());
+        let (admin, space) = (cluster.admin(), cluster.namespace(name));
+        chart::install(&cluster, &VALUES);
+        cluster.image("registry.local/gpu-steward:test", BINARY, &[]);
+        let templates = ["agent/daemonset", "extender/rbac"];
+        let _ = admin.apply(&chart::render(&cluster, &templates, &VALUES)).ok();
+        let placed = Placed { space, admin, cluster };
+        placed.rolled_out(DAEMONSET);
+        eventually("the GPUs of all nodes", SETTLED, || {
+            let nodes = placed.admin.get(&["nodes"]);
+            let ready = |node: &Value| {
+                node["status"]["allocatable"][COUNT] == "40" && node["metadata"]["annotations"][REGISTER].is_string()
+            };
+            nodes["items"].as_array()?.iter().all(ready).then_some(())
+        });
+        placed
+    }
+
+    /// A control plane whose Nodes exist only as objects: no agents, and nothing that watches over Nodes.
+    pub(crate) fn control_plane(name: &str) -> Placed {
+        let cluster = Cluster::up(&ClusterOptions::nodes(1));
+        let (admin, space) = (cluster.admin(), cluster.namespace(name));
+        chart::install(&cluster, &VALUES);
+        let _ = admin.apply(&chart::render(&cluster, &["extender/rbac"], &VALUES)).ok();
+        cluster.part("stop", "controller-manager");
+        Placed { space, admin, cluster }
+    }
+
+    fn rolled_out(&self, workload: &str) {
+        let wait = ["rollout", "status", workload, "-n", NAMESPACE, "--timeout=120s"];
+        let output = self.admin.run(&wait);
+        assert!(output.success, "{}{}: {}", output.out, output.err, self.extender_log());
+    }
+
+    /// The end of the log of the extender.
+    pub(crate) fn extender_log(&self) -> String {
+        self.admin.run(&["logs", DEPLOYMENT, "-n", NAMESPACE, "-c", "extender", "--tail=60"]).out
+    }
+
+    /// The pods of the test's namespace.
+    pub(crate) fn pods(&self) -> Vec<Value> {
+        self.admin.get(&["pods", "-n", &self.space.name])["items"].as_array().expect("a list").clone()
+    }
+
+    /// Waits until so many pods of this selection run and none has failed.
+    pub(crate) fn run(&self, selector: &str, count: usize) {
+        let mut last = Vec::new();
+        let mut runs = || {
+            last = self.admin.get(&["pods", "-n", &self.space.name, "-l", selector])["items"].as_array()?.clone();
+            let phase = |word: &str| last.iter().filter(|pod| pod["status"]["phase"] == word).count();
+            let failed: Vec<&Value> = last.iter().filter(|pod| pod["status"]["phase"] == "Failed").collect();
+            assert!(failed.is_empty(), "{failed:#?}");
+            (phase("Running") == count && last.len() == count).then_some(())
+        };
+        eventually(&format!("{count} pods of {selector} to run"), SETTLED, &mut runs);
+    }
+
+    /// Waits until the namespace has no pod.
+    pub(crate) fn empty(&self) {
+        eventually("the end of all pods", SETTLED, || self.pods().is_empty().then_some(()));
+    }
+
+    /// The port of the Deployment's extender, over the pod network: health and metrics.
+    pub(crate) fn extender_address(&self) -> SocketAddr {
+        let selector = "app.kubernetes.io/component=extender";
+        eventually("a running extender", SETTLED, || {
+            let pods =
+                self.admin.get(&["pods", "-n", NAMESPACE, "-l", selector, "--field-selector=status.phase=Running"]);
+            let address = pods["items"][0]["status"]["podIP"].as_str()?;
+            format!("{address}:9444").parse().ok()
+        })
+    }
+
+    /// The samples of a metric of the extender: labels and value.
+    fn samples(extender: SocketAddr, path: &str, name: &str) -> Vec<(String, f64)> {
+        let answer = http::get(extender, path).expect("an answer of the extender");
+        assert_eq!(answer.status, 200, "{}", answer.text());
+        let start = format!("{name}{{");
+        let sample = |line: &str| {
+            let (labels, value) = line.strip_prefix(&start)?.rsplit_once("} ")?;
+            Some((labels.to_owned(), value.parse().ok()?))
+        };
+        answer.text().lines().filter_map(sample).collect()
+    }
+
+    /// What the claims of all living pods of the cluster sum up to, by device.
+    fn claimed(&self) -> BTreeMap<String, Claimed> {
+        let pods = self.admin.get(&["pods", "-A"]);
+        let mut claimed: BTreeMap<String, Claimed> = BTreeMap::new();
+        for pod in pods["items"].as_array().expect("a list").iter().filter(|pod| !ended(pod)) {
+            let Some(claim) = pod["metadata"]["annotations"][ALLOCATED].as_str() else { continue };
+            let inits = pod["spec"]["initContainers"].as_array().map_or(0, Vec::len);
+            for (uuid, share) in peak(claim, inits) {
+                let sum = claimed.entry(uuid).or_default();
+                (sum.slots, sum.mib, sum.cores) =
+                    (sum.slots + share.slots, sum.mib + share.mib, sum.cores + share.cores);
+            }
+        }
+        claimed
+    }
+
+    /// Checks that everyone knows the same: no device is claimed beyond what it has; the extender has claimed what the
+    /// pods' annotations say; each kubelet has given each container as many devices as its claim names; and each
+    /// running container has what its claim says. Returns the number of containers with GPUs that ran.
+    pub(crate) fn check(&self, extender: SocketAddr) -> usize {
+        let nodes = self.admin.get(&["nodes"]);
+        let claimed = self.claimed();
+        let mut known = 0;
+        for node in nodes["items"].as_array().expect("a list") {
+            let text = node["metadata"]["annotations"][REGISTER].as_str().expect("a register");
+            let gpus: Value = serde_json::from_str(text).expect("JSON");
+            for gpu in gpus.as_array().expect("a list") {
+                let has = |field: &str| gpu[field].as_u64().expect("a number");
+                let own = claimed.get(gpu["id"].as_str().expect("a UUID")).copied().unwrap_or_default();
+                known += usize::from(own != Claimed::default());
+                assert!(
+                    own.slots <= has("count") && own.mib <= has("devmem") && own.cores <= has("devcore"),
+                    "{own:?} of {gpu}"
+                );
+            }
+        }
+        assert_eq!(known, claimed.len(), "claims of devices that no node has: {claimed:?}");
+        eventually("the extender's ledger to be the pods' claims", SETTLED, || {
+            let samples = Placed::samples(extender, "/metrics/hami", "hami_gpu_memory_allocated_bytes");
+            let ledger: BTreeMap<String, u64> = samples
+                .into_iter()
+                .filter(|(_, bytes)| *bytes > 0.0)
+                .map(|(labels, bytes)| (label(&labels, "device_uuid"), bytes as u64 >> 20))
+                .collect();
+            let pods: BTreeMap<String, u64> = self.claimed().into_iter().map(|(uuid, own)| (uuid, own.mib)).collect();
+            (ledger == pods).then_some(())
+        });
+        self.check_kubelets();
+        check_containers(&self.cluster, &self.admin, &self.space.name)
+    }
+
+    /// Compares what each kubelet gave out with the claims.
+    fn check_kubelets(&self) {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+        let mut given: BTreeMap<(String, String), usize> = BTreeMap::new();
+        for node in &self.cluster.status().nodes {
+            let socket = format!("unix://{}", node.kubelet.join("pod-resources/kubelet.sock").display());
+            let list = runtime.block_on(async {
+                let mut kubelet = PodResourcesListerClient::connect(socket).await.expect("kubelet");
+                kubelet.list(ListPodResourcesRequest {}).await.expect("a list").into_inner()
+            });
+            for pod in list.pod_resources.into_iter().filter(|pod| pod.namespace == self.space.name) {
+                for container in pod.containers {
+                    let ids = container.devices.iter().filter(|device| device.resource_name == COUNT);
+                    let ids = ids.map(|device| device.device_ids.len()).sum();
+                    if ids > 0 {
+                        given.insert((pod.name.clone(), container.name), ids);
+                    }
+                }
+            }
+        }
+        let mut claimed = BTreeMap::new();
+        for pod in self.pods().iter().filter(|pod| pod["status"]["phase"] == "Running") {
+            let name = pod["metadata"]["name"].as_str().expect("a name");
+            let claim = parse(pod["metadata"]["annotations"][ALLOCATED].as_str().unwrap_or_default());
+            let inits = pod["spec"]["initContainers"].as_array().map_or(0, Vec::len);
+            let containers = pod["spec"]["containers"].as_array().expect("a list");
+            for (container, devices) in containers.iter().zip(claim.into_iter().skip(inits)) {
+                let container = container["name"].as_str().expect("a name").to_owned();
+                if !devices.is_empty() {
+                    claimed.insert((name.to_owned(), container), devices.len());
+                }
+            }
+        }
+        given.retain(|(pod, container), _| claimed.contains_key(&(pod.clone(), container.clone())));
+        assert_eq!(given, claimed, "what the kubelets gave, and what the pods claim");
+    }
+}
+
+impl Drop for Placed {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            eprintln!("the extender's log:\n{}", self.extender_log());
+            eprintln!("{}", self.admin.run(&["get", "pods", "-A", "-o", "wide"]).out);
+            eprintln!("{}", self.admin.run(&["get", "events", "-n", &self.space.name]).out);
+        }
+        for workload in [DEPLOYMENT, DAEMONSET] {
+            let _ = self.admin.run(&["delete", workload, "-n", NAMESPACE, "--ignore-not-found", "--wait"]);
+        }
+    }
+}
+
+/// What a pod holds of each device: the larger of its greediest init container and the sum of its other containers.
+fn peak(claim: &str, inits: usize) -> BTreeMap<String, Claimed> {
+    let mut peak: BTreeMap<String, Claimed> = BTreeMap::new();
+    let mut together: BTreeMap<String, Claimed> = BTreeMap::new();
+    for (place, container) in claim.strip_suffix(';').unwrap_or(claim).split(';').enumerate() {
+        let mut own: BTreeMap<String, Claimed> = BTreeMap::new();
+        for share in container.split(':').filter(|share| !share.is_empty()) {
+            let words: Vec<&str> = share.split(',').collect();
+            let number = |place: usize| words[place].parse::<u64>().expect("a number");
+            let sum = own.entry(words[0].to_owned()).or_default();
+            (sum.slots, sum.mib, sum.cores) = (sum.slots + 1, sum.mib + number(2), sum.cores + number(3));
+        }
+        for (uuid, share) in own {
+            let into = if place < inits { &mut peak } else { &mut together };
+            let sum = into.entry(uuid).or_default();
+            *sum = if place < inits {
+                larger(*sum, share)
+            } else {
+                Claimed { slots: sum.slots + share.slots, mib: sum.mib + share.mib, cores: sum.cores + share.cores }
+            };
+        }
+    }
+    for (uuid, share) in together {
+        let sum = peak.entry(uuid).or_default();
+        *sum = larger(*sum, share);
+    }
+    peak
+}
+
+fn larger(one: Claimed, other: Claimed) -> Claimed {
+    Claimed { slots: one.slots.max(other.slots), mib: one.mib.max(other.mib), cores: one.cores.max(other.cores) }
+}
+
+/// The value of a label.
+fn label(labels: &str, name: &str) -> String {
+    let start = format!("{name}=\"");
+    let value = labels.split_once(&start).and_then(|(_, rest)| rest.split_once('"'));
+    value.map(|(value, _)| value.to_owned()).unwrap_or_else(|| panic!("no label {name} in {labels}"))
+}
+
+/// A container that waits, with these limits.
+pub(crate) fn container(name: &str, limits: &Value) -> Value {
+    json!({
+        "name": name, "image": "registry.local/busybox:1", "resources": { "limits": limits },
+        "command": ["sh", "-c", "trap exit TERM; sleep 100000 & wait"],
+    })
+}
+
+/// The spec of a pod that the extender's scheduler places.
+pub(crate) fn spec(containers: &[Value]) -> Value {
+    json!({
+        "schedulerName": "gpu-steward", "terminationGracePeriodSeconds": 0, "dnsPolicy": "Default",
+        "automountServiceAccountToken": false, "containers": containers,
+    })
+}
+
+/// A Deployment, StatefulSet or DaemonSet with this pod.
+pub(crate) fn workload(kind: &str, name: &str, spec: &Value, more: &Value) -> Value {
+    let mut object = json!({
+        "apiVersion": "apps/v1", "kind": kind, "metadata": { "name": name },
+        "spec": {
+            "selector": { "matchLabels": { "app": name } },
+            "template": { "metadata": { "labels": { "app": name } }, "spec": spec },
+        },
+    });
+    for (key, value) in more.as_object().into_iter().flatten() {
+        object["spec"][key] = value.clone();
+    }
+    object
+}

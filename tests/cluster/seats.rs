@@ -1,0 +1,181 @@
+//! An extender and a kube-scheduler as processes of this machine, with the account that the chart gives them. Tests kill
+//! them, stop them and start them again.
+
+use crate::chart::{self, EXTENDER, NAMESPACE};
+use crate::placed::{Placed, SETTLED};
+use lab::eventually::eventually;
+use lab::http;
+use serde_json::{Value, json};
+use std::fs::File;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use tempfile::TempDir;
+
+const BINARY: &str = env!("CARGO_BIN_EXE_gpu-steward");
+
+/// A running extender with a short Lease.
+#[derive(Debug)]
+pub(crate) struct HostExtender {
+    child: Child,
+    dir: TempDir,
+    pub address: SocketAddr,
+}
+
+/// A running kube-scheduler, with the configuration that the program prints.
+#[derive(Debug)]
+pub(crate) struct HostScheduler {
+    child: Child,
+    _dir: TempDir,
+}
+
+/// A kubeconfig with a token of the extender's account.
+pub(crate) fn kubeconfig(placed: &Placed, dir: &Path) -> PathBuf {
+    let status = placed.cluster.status();
+    let token = chart::token(&placed.admin, EXTENDER, &["--duration=2h"]);
+    let config = json!({
+        "apiVersion": "v1", "kind": "Config", "current-context": "c",
+        "clusters": [{ "name": "c", "cluster": { "server": status.server, "certificate-authority": status.ca } }],
+        "users": [{ "name": "u", "user": { "token": token } }],
+        "contexts": [{ "name": "c", "context": { "cluster": "c", "user": "u" } }],
+    });
+    let path = dir.join("kubeconfig");
+    std::fs::write(&path, config.to_string()).expect("the kubeconfig is written");
+    path
+}
+
+impl HostExtender {
+    /// Starts one, at the address of an earlier one or at a free one.
+    pub(crate) fn start(placed: &Placed, at: Option<SocketAddr>) -> HostExtender {
+        let dir = tempfile::Builder::new().prefix("steward-").tempdir().expect("a directory");
+        let listen = at.map_or_else(|| "127.0.0.1:0".to_owned(), |at| at.to_string());
+        let child = Command::new(BINARY)
+            .args(["extender", "--extender-listen", &listen, "--log-format", "json", "-v", "4"])
+            .args(["--lease-duration", "3s", "--renew-deadline", "2s", "--retry-period", "300ms"])
+            .args(["--lease-namespace", NAMESPACE])
+            .arg("--kubeconfig")
+            .arg(kubeconfig(placed, dir.path()))
+            .env_clear()
+            .stdin(Stdio::null())
+            .stderr(File::create(dir.path().join("log")).expect("the log can be written"))
+            .spawn()
+            .expect("the program can be run");
+        let mut extender = HostExtender { child, dir, address: ([127, 0, 0, 1], 0).into() };
+        extender.address = eventually("the address of the extender", SETTLED, || {
+            let log = extender.log();
+            let lines = log.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+            lines.filter_map(|line| field(&line, "address")).find_map(|address| address.parse().ok())
+        });
+        extender
+    }
+
+    pub(crate) fn log(&self) -> String {
+        std::fs::read_to_string(self.dir.path().join("log")).unwrap_or_default()
+    }
+
+    pub(crate) fn wait_until_leads(&self) {
+        eventually("the extender to lead", SETTLED, || {
+            http::get(self.address, "/leadz").is_ok_and(|answer| answer.status == 200).then_some(())
+        });
+    }
+
+    /// How many bindings it has begun to write.
+    pub(crate) fn binds_begun(&self) -> u64 {
+        let metrics = http::get(self.address, "/metrics").expect("metrics").text();
+        let sum = |start: &str| -> u64 {
+            let lines = metrics.lines().filter_map(|line| line.strip_prefix(start)?.rsplit_once(' '));
+            lines.filter_map(|(_, value)| value.parse::<u64>().ok()).sum()
+        };
+        sum("gpu_steward_extender_claims{state=\"assumed\"}")
+            + sum("gpu_steward_extender_answer_seconds_count{verb=\"bind\"}")
+    }
+
+    /// Sends SIGKILL. Returns how many bindings were reserved and not known to be written a moment before.
+    pub(crate) fn kill(&mut self) -> u64 {
+        let metrics = http::get(self.address, "/metrics").expect("metrics").text();
+        let start = "gpu_steward_extender_claims{state=\"assumed\"} ";
+        let assumed = metrics.lines().find_map(|line| line.strip_prefix(start)?.parse().ok());
+        self.child.kill().expect("it lives");
+        let _ = self.child.wait();
+        assumed.unwrap_or(0)
+    }
+}
+
+impl Drop for HostExtender {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        if std::thread::panicking() {
+            let log = self.log();
+            let lines: Vec<&str> = log.lines().collect();
+            eprintln!("the end of the extender's log:\n{}", lines[lines.len().saturating_sub(40)..].join("\n"));
+        }
+    }
+}
+
+impl HostScheduler {
+    /// Starts one that asks the extender at this address.
+    pub(crate) fn start(placed: &Placed, extender: SocketAddr) -> HostScheduler {
+        HostScheduler::start_with(placed, extender, "", "true")
+    }
+
+    /// The same with as many calls a second as it likes, and without a Lease, so that it can be stopped for a while.
+    pub(crate) fn start_unbounded(placed: &Placed, extender: SocketAddr) -> HostScheduler {
+        HostScheduler::start_with(placed, extender, ", qps: 2000, burst: 4000", "false")
+    }
+
+    fn start_with(placed: &Placed, extender: SocketAddr, calls: &str, elected: &str) -> HostScheduler {
+        let dir = tempfile::Builder::new().prefix("steward-").tempdir().expect("a directory");
+        let printed = Command::new(BINARY)
+            .args(["print-config", "kube-scheduler", "--extender-listen", &extender.to_string()])
+            .output()
+            .expect("the program can be run");
+        assert!(printed.status.success(), "{}", String::from_utf8_lossy(&printed.stderr));
+        let printed = String::from_utf8(printed.stdout).expect("UTF-8");
+        // What a kube-scheduler outside a pod needs besides: credentials, and the namespace of its Lease.
+        let namespace = format!("  resourceName: gpu-steward-scheduler\n  resourceNamespace: {NAMESPACE}\n");
+        let config = printed
+            .replace("  resourceName: gpu-steward-scheduler\n", &namespace)
+            .replace("leaderElect: true", &format!("leaderElect: {elected}"))
+            + &format!("clientConnection: {{kubeconfig: {}{calls}}}\n", kubeconfig(placed, dir.path()).display())
+            // A pod whose extender was killed is tried again soon: the test kills many.
+            + "podMaxBackoffSeconds: 2\n";
+        assert!(config.contains(&namespace), "{printed}");
+        let path = dir.path().join("scheduler.yaml");
+        std::fs::write(&path, config).expect("the configuration is written");
+        let child = Command::new(placed.cluster.program("kube-scheduler"))
+            .args(["--secure-port=0", "-v=2", "--config"])
+            .arg(&path)
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(File::create(dir.path().join("log")).expect("the log can be written"))
+            .spawn()
+            .expect("kube-scheduler can be run");
+        HostScheduler { child, _dir: dir }
+    }
+}
+
+impl HostScheduler {
+    /// Sends a signal.
+    pub(crate) fn signal(&self, signal: &str) {
+        let status = Command::new("kill").args([signal, &self.child.id().to_string()]).status().expect("kill");
+        assert!(status.success());
+    }
+}
+
+impl Drop for HostScheduler {
+    fn drop(&mut self) {
+        // Its end releases its Lease, so that the next one leads at once.
+        let _ = Command::new("kill").args(["-TERM", &self.child.id().to_string()]).status();
+        let _ = self.child.wait();
+    }
+}
+
+/// The text of this field, wherever it is in the line.
+fn field(line: &Value, name: &str) -> Option<String> {
+    let fields = line.as_object()?;
+    match fields.get(name) {
+        Some(Value::String(text)) => Some(text.clone()),
+        _ => fields.values().find_map(|inner| field(inner, name)),
+    }
+}

@@ -1,0 +1,213 @@
+//! Who may report what: tokens that are wrong, reports of other nodes, and agents that send too much.
+
+use super::stream_client::{StreamClient, change, full, gpu};
+use super::stream_extender::{AGENTS, AUDIENCE, SOON, StreamExtender, agent_pod, agent_token, node, pod, trusted, uid};
+use lab::api_server::FakeApiServer;
+use lab::eventually::eventually;
+use lab::tokens::claims;
+use proto::stream::{AgentMessage, NodeFull, Phase, Stage};
+use serde_json::{Value, json};
+use tonic::Code;
+
+#[test]
+fn a_caller_without_a_good_token_is_refused_with_the_reason_and_counted() {
+    let server = FakeApiServer::start();
+    node(&server, "n1", 1);
+    let extender = StreamExtender::led(&server);
+    let trusted = trusted(&server);
+    let good = || claims(AGENTS, AUDIENCE, ("n1", "uid-n1"), ("agent-1", &uid(1)));
+    let with = |change: &dyn Fn(&mut Value)| {
+        let mut claims = good();
+        change(&mut claims);
+        server.token(&claims)
+    };
+    eventually("the agent's pod in the watch", SOON, || {
+        StreamClient::open(extender.streams, &trusted, &server.token(&good())).ok()
+    });
+    let other_cluster = FakeApiServer::start().token(&good());
+    let mut changed = server.token(&good());
+    changed.replace_range(60..61, if changed.as_bytes()[60] == b'A' { "B" } else { "A" });
+    for (token, code, reason, words) in [
+        (String::new(), Code::Unauthenticated, "no_token", "Authorization"),
+        ("a.b".to_owned(), Code::Unauthenticated, "unreadable", "cannot be read"),
+        (other_cluster, Code::Unauthenticated, "bad_signature", "not signed by this cluster"),
+        (
+            with(&|claims| claims["iss"] = "https://other".into()),
+            Code::Unauthenticated,
+            "other_issuer",
+            "another cluster",
+        ),
+        (with(&|claims| claims["aud"] = json!(["api"])), Code::Unauthenticated, "other_audience", "another audience"),
+        (with(&|claims| claims["exp"] = 1000.into()), Code::Unauthenticated, "expired", "expired"),
+        (with(&|claims| claims["nbf"] = 9_000_000_000_u64.into()), Code::Unauthenticated, "not_yet", "not valid yet"),
+        (
+            with(&|claims| claims["sub"] = "system:serviceaccount:gpu:other".into()),
+            Code::PermissionDenied,
+            "other_account",
+            "--stream-accounts",
+        ),
+        (
+            with(&|claims| claims["kubernetes.io"]["node"] = Value::Null),
+            Code::PermissionDenied,
+            "no_node",
+            "names no Node",
+        ),
+        (
+            with(&|claims| claims["kubernetes.io"]["node"]["uid"] = "uid-older".into()),
+            Code::PermissionDenied,
+            "node_gone",
+            "Node of the token is gone",
+        ),
+        (
+            with(&|claims| claims["kubernetes.io"]["pod"]["uid"] = uid(7).into()),
+            Code::PermissionDenied,
+            "pod_gone",
+            "pod of the token is gone",
+        ),
+    ] {
+        let sample = format!("gpu_steward_extender_refused_callers_total{{reason=\"{reason}\"}}");
+        let before = extender.metric(&sample);
+        let refused = StreamClient::open(extender.streams, &trusted, &token).err().unwrap();
+        assert_eq!(refused.code(), code, "{reason}: {refused}");
+        assert!(refused.message().contains(words), "{reason}: {refused}");
+        assert_eq!(extender.metric(&sample), before + 1, "{reason}");
+    }
+    let refused = StreamClient::open(extender.streams, &trusted, &changed).err().unwrap();
+    assert_eq!(refused.code(), Code::Unauthenticated, "{refused}");
+    // Somebody who trusts another authority does not even connect.
+    let stranger = rcgen::generate_simple_self_signed(vec!["extender.gpu-steward.io".to_owned()]).unwrap();
+    assert!(StreamClient::open(extender.streams, &stranger.cert.pem(), &server.token(&good())).is_err());
+}
+
+#[test]
+fn an_agent_speaks_for_its_own_node_only() {
+    let server = FakeApiServer::start();
+    node(&server, "n1", 1);
+    node(&server, "n2", 2);
+    let extender = StreamExtender::led(&server);
+    let trusted = trusted(&server);
+    let mut own = eventually("a stream", SOON, || {
+        StreamClient::open(extender.streams, &trusted, &agent_token(&server, "n2", 2)).ok()
+    });
+    own.send(full("n2", Phase::Serving, &[]));
+    own.hear_until("an open node", |message| message.closed.is_empty() && message.epoch > 0);
+    // Another node at the begin, and later.
+    let token = agent_token(&server, "n1", 1);
+    let first = StreamClient::open(extender.streams, &trusted, &token).unwrap();
+    first.send(full("n2", Phase::Leaving, &[]));
+    let why = first.end();
+    assert_eq!(why.code(), Code::PermissionDenied, "{why}");
+    assert!(why.message().contains("the token is of node n1, and the report of node n2"), "{why}");
+    let mut later = StreamClient::open(extender.streams, &trusted, &token).unwrap();
+    later.send(full("n1", Phase::Serving, &[]));
+    later.hear().unwrap();
+    later.send(full("n2", Phase::Leaving, &[]));
+    assert_eq!(later.end().code(), Code::PermissionDenied);
+    assert_eq!(extender.metric("gpu_steward_extender_stream_ends_total{reason=\"other_node\"}"), 2);
+    assert_eq!(extender.fits(&pod(&server, 10, 1000), "n2"), Ok(()), "n2 is as its own agent says");
+    // The pod is deleted: its stream ends at once, and its token is worth nothing.
+    server.remove("pods", "gpu", "agent-2");
+    let why = own.end();
+    assert_eq!(why.code(), Code::PermissionDenied, "{why}");
+    let refused = StreamClient::open(extender.streams, &trusted, &agent_token(&server, "n2", 2)).err().unwrap();
+    assert!(refused.message().contains("pod of the token is gone"), "{refused}");
+}
+
+#[test]
+fn an_agent_that_sends_too_much_is_bounded_counted_and_harms_nobody() {
+    let server = FakeApiServer::start();
+    node(&server, "n1", 1);
+    let extender = StreamExtender::led(&server);
+    let trusted = trusted(&server);
+    let token = agent_token(&server, "n1", 1);
+    let open = || eventually("a stream", SOON, || StreamClient::open(extender.streams, &trusted, &token).ok());
+    let message = |full: NodeFull| AgentMessage { version: 1, full: Some(full), change: None };
+    let huge = NodeFull { node: "n1".into(), gpus: vec![gpu("n1"); 1_000_000], ..NodeFull::default() };
+    let many = NodeFull { node: "n1".into(), gpus: vec![gpu("n1"); 200], ..NodeFull::default() };
+    for (full, code, words) in [
+        (huge, Code::OutOfRange, "too large"),
+        (many, Code::InvalidArgument, "200 GPUs, and at most 176 are read"),
+        (NodeFull { node: "a b".into(), ..NodeFull::default() }, Code::InvalidArgument, "name of a node"),
+    ] {
+        let stream = open();
+        stream.send(message(full));
+        let why = stream.end();
+        assert_eq!(why.code(), code, "{why}");
+        assert!(why.message().contains(words), "{why}");
+    }
+    let stream = open();
+    stream.send(change("n1", Phase::Serving, &[], &[]));
+    assert!(stream.end().message().contains("must have the full state"));
+    assert_eq!(extender.metric("gpu_steward_extender_stream_ends_total{reason=\"bad_message\"}"), 4);
+    // As fast as it can.
+    let stream = open();
+    stream.send(full("n1", Phase::Serving, &[]));
+    let flood = std::thread::scope(|scope| {
+        let sending = scope.spawn(|| {
+            for _ in 0..2_000 {
+                stream.send(change("n1", Phase::Serving, &[(&uid(3), Stage::Started, u32::MAX)], &[]));
+            }
+        });
+        // Meanwhile questions are answered.
+        let other = pod(&server, 11, 1000);
+        for _ in 0..20 {
+            assert!(extender.ask("filter", &json!({ "Pod": other, "NodeNames": ["n1"] })).status == 200);
+        }
+        sending.join()
+    });
+    flood.unwrap();
+    let why = stream.end();
+    assert_eq!(why.code(), Code::ResourceExhausted, "{why}");
+    assert_eq!(extender.metric("gpu_steward_extender_stream_ends_total{reason=\"too_fast\"}"), 1);
+    assert!(extender.metric("gpu_steward_extender_stream_messages_total") < 200);
+}
+
+#[test]
+fn reports_are_evidence_of_starts_and_ends_and_a_closed_stream_stops_binds() {
+    let server = FakeApiServer::start();
+    node(&server, "n1", 1);
+    let extender = StreamExtender::led(&server);
+    let trusted = trusted(&server);
+    let token = agent_token(&server, "n1", 1);
+    let mut stream = eventually("a stream", SOON, || StreamClient::open(extender.streams, &trusted, &token).ok());
+    let first = pod(&server, 20, 60_000);
+    stream.send(full("n1", Phase::Starting, &[]));
+    let message = stream.hear().unwrap();
+    assert!(message.closed.contains("not registered with the kubelet"), "{message:?}");
+    assert_eq!(extender.fits(&first, "n1").unwrap_err()["FailedNodes"]["n1"], "NodeClosed");
+    stream.send(change("n1", Phase::Serving, &[], &[]));
+    stream.hear_until("an open node", |message| message.closed.is_empty());
+    assert_eq!(extender.fits(&first, "n1"), Ok(()));
+    assert_eq!(extender.bind(&first, "n1"), "");
+    let claims = |state: &str| extender.metric(&format!("gpu_steward_extender_claims{{state=\"{state}\"}}"));
+    eventually("a bound claim", SOON, || (claims("bound") == 1).then_some(()));
+    // What an agent that leaves is told.
+    stream.send(change("n1", Phase::Leaving, &[(&uid(20), Stage::Waiting, 0)], &[]));
+    let message = stream.hear_until("the pod that has to ask", |message| message.leaving);
+    assert_eq!(message.awaited, [uid(20)]);
+    stream.send(change("n1", Phase::Leaving, &[(&uid(20), Stage::Started, 2)], &[]));
+    stream.hear_until("nothing that is awaited", |message| message.leaving && message.awaited.is_empty());
+    assert_eq!(claims("started"), 1);
+    stream.send(change("n1", Phase::Serving, &[], &[]));
+    stream.hear_until("an open node again", |message| message.closed.is_empty());
+    // The pod is gone, and its processes are not.
+    server.remove("pods", "ml", "train-20");
+    let second = pod(&server, 21, 60_000);
+    std::thread::sleep(std::time::Duration::from_secs(2));
+    assert_eq!(extender.fits(&second, "n1").unwrap_err()["FailedNodes"]["n1"], "CardInsufficientMemory");
+    stream.send(change("n1", Phase::Serving, &[], &[&uid(20)]));
+    eventually("room for the second pod", SOON, || extender.fits(&second, "n1").ok());
+    // The agent ends without a word.
+    drop(stream);
+    let closed = eventually("a closed node", SOON, || extender.fits(&second, "n1").err());
+    assert_eq!(closed["FailedNodes"]["n1"], "NodeClosed");
+    assert!(extender.bind(&second, "n1").contains("has ended and is not back"));
+    // A new pod of the DaemonSet on the same node.
+    agent_pod(&server, "n1", 2);
+    let next = eventually("the next agent", SOON, || {
+        StreamClient::open(extender.streams, &trusted, &agent_token(&server, "n1", 2)).ok()
+    });
+    next.send(full("n1", Phase::Serving, &[]));
+    eventually("an open node", SOON, || extender.fits(&second, "n1").ok());
+    assert_eq!(extender.bind(&second, "n1"), "");
+}

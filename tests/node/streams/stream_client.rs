@@ -1,0 +1,148 @@
+//! A client of the streams that sends what a test wants, also what an agent never sends.
+
+use super::stream_extender::SOON;
+use hyper_util::rt::TokioIo;
+use proto::stream::agent_stream_client::AgentStreamClient;
+use proto::stream::{AgentMessage, GpuReport, GpuUse, LeaderMessage, NodeChange, NodeFull, Phase, PodReport, Stage};
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, ServerName};
+use rustls::{ClientConfig, RootCertStore};
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex};
+use tokio::net::TcpStream;
+use tokio::runtime::Runtime;
+use tokio::sync::mpsc;
+use tokio::time::timeout;
+use tokio_rustls::TlsConnector;
+use tokio_rustls::client::TlsStream;
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::transport::{Endpoint, Uri};
+use tonic::{Request, Status, Streaming};
+
+/// The name in the certificates of extenders.
+const NAME: &str = "extender.gpu-steward.io";
+
+/// One stream, with its own runtime.
+pub(super) struct StreamClient {
+    runtime: Runtime,
+    sender: mpsc::Sender<AgentMessage>,
+    answers: Streaming<LeaderMessage>,
+}
+
+/// A TLS connection to an extender.
+pub(super) async fn connect(
+    address: SocketAddr,
+    trusted: &str,
+    protocol: &[u8],
+) -> std::io::Result<TlsStream<TcpStream>> {
+    let mut roots = RootCertStore::empty();
+    for certificate in CertificateDer::pem_slice_iter(trusted.as_bytes()) {
+        roots.add(certificate.unwrap()).unwrap();
+    }
+    let mut config = ClientConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()))
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .with_root_certificates(roots)
+        .with_no_client_auth();
+    config.alpn_protocols = vec![protocol.to_vec()];
+    let stream = TcpStream::connect(address).await?;
+    TlsConnector::from(Arc::new(config)).connect(ServerName::try_from(NAME).unwrap(), stream).await
+}
+
+impl StreamClient {
+    /// Opens a stream; `token` is left out if it is empty.
+    pub(super) fn open(address: SocketAddr, trusted: &str, token: &str) -> Result<StreamClient, Status> {
+        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+        let (sender, messages) = mpsc::channel(1);
+        let opened = runtime.block_on(async {
+            let stream = connect(address, trusted, b"h2").await.map_err(|why| Status::unknown(why.to_string()))?;
+            let stream = Mutex::new(Some(TokioIo::new(stream)));
+            let connector = tower::service_fn(move |_: Uri| {
+                let stream = stream.lock().unwrap().take();
+                std::future::ready(stream.ok_or_else(|| std::io::Error::other("one connection only")))
+            });
+            let endpoint = Endpoint::try_from(format!("https://{NAME}")).unwrap();
+            let channel =
+                endpoint.connect_with_connector(connector).await.map_err(|why| Status::unknown(why.to_string()))?;
+            let mut request = Request::new(ReceiverStream::new(messages));
+            if !token.is_empty() {
+                request.metadata_mut().insert("authorization", format!("Bearer {token}").parse().unwrap());
+            }
+            let mut client = AgentStreamClient::new(channel).max_encoding_message_size(64 << 20);
+            Ok::<_, Status>(client.report(request).await?.into_inner())
+        });
+        opened.map(|answers| StreamClient { runtime, sender, answers })
+    }
+
+    /// Sends a message. The stream may have ended.
+    pub(super) fn send(&self, message: AgentMessage) {
+        let _ = self.runtime.block_on(async { timeout(SOON, self.sender.send(message)).await.unwrap() });
+    }
+
+    /// The next message of the extender, or why the stream has ended.
+    pub(super) fn hear(&mut self) -> Result<LeaderMessage, Status> {
+        let next =
+            self.runtime.block_on(async { timeout(SOON, self.answers.message()).await.expect("a message in time") });
+        next.and_then(|message| message.ok_or_else(|| Status::ok("the end")))
+    }
+
+    /// Hears messages until one is as expected.
+    pub(super) fn hear_until(&mut self, what: &str, is: impl Fn(&LeaderMessage) -> bool) -> LeaderMessage {
+        for _ in 0..30 {
+            let message = self.hear().unwrap_or_else(|why| panic!("{what}: {why}"));
+            if is(&message) {
+                return message;
+            }
+        }
+        panic!("no message: {what}")
+    }
+
+    /// Why the stream ends.
+    pub(super) fn end(mut self) -> Status {
+        loop {
+            if let Err(why) = self.hear() {
+                return why;
+            }
+        }
+    }
+}
+
+/// Everything of a node in this phase, with pods at these stages.
+pub(super) fn full(node: &str, phase: Phase, pods: &[(&str, Stage, u32)]) -> AgentMessage {
+    let full = NodeFull {
+        node: node.into(),
+        phase: phase.into(),
+        gpus: vec![gpu(node)],
+        pods: pods_of(node, pods),
+        binding: 1,
+    };
+    AgentMessage { version: 1, full: Some(full), change: None }
+}
+
+/// A change to this phase, with pods at these stages.
+pub(super) fn change(node: &str, phase: Phase, pods: &[(&str, Stage, u32)], gone: &[&str]) -> AgentMessage {
+    let change = NodeChange {
+        phase: phase.into(),
+        binding: 1,
+        pods: pods_of(node, pods),
+        pods_gone: gone.iter().map(ToString::to_string).collect(),
+        ..NodeChange::default()
+    };
+    AgentMessage { version: 1, full: None, change: Some(change) }
+}
+
+pub(super) fn gpu(node: &str) -> GpuReport {
+    GpuReport { uuid: format!("GPU-{node}-0"), healthy: true, memory_total: Some(80 << 30), ..GpuReport::default() }
+}
+
+fn pods_of(node: &str, pods: &[(&str, Stage, u32)]) -> Vec<PodReport> {
+    let pod = |(uid, stage, processes): &(&str, Stage, u32)| {
+        let used = GpuUse { uuid: format!("GPU-{node}-0"), processes: *processes, memory_used: Some(1 << 30) };
+        PodReport {
+            uid: (*uid).to_owned(),
+            stage: (*stage).into(),
+            uses: if *processes > 0 { vec![used] } else { Vec::new() },
+        }
+    };
+    pods.iter().map(pod).collect()
+}
