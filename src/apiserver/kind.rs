@@ -7,10 +7,12 @@ use model::followed_node::{FollowedNode, MAX_CLUSTER_NODES};
 use model::id::{NodeName, ObjectUid, PodUid};
 use model::pod::{ContainerState, LabelKeys, MAX_CLUSTER_PODS, MAX_POD_OBJECTS, Pod};
 use model::time::{Arrival, WallTime};
+use std::cell::RefCell;
+use std::collections::HashSet;
 use std::fmt::Debug;
 use std::future::Future;
 use std::hash::Hash;
-use std::sync::{Arc, LazyLock};
+use std::sync::Arc;
 use wire::annotation_keys::{ALLOCATED, ASSIGNED_NODE, ASSIGNED_TIME, CLAIM_VERSION, EPOCH, EVICT, PLACED_BY};
 use wire::watch::{NodePods, WatchedKind};
 
@@ -55,23 +57,32 @@ pub struct PodsOfNode {
 
 /// The annotations that are kept of all pods of the cluster.
 const OF_CLAIMS: [&str; 7] = [ALLOCATED, ASSIGNED_NODE, ASSIGNED_TIME, EPOCH, CLAIM_VERSION, PLACED_BY, EVICT];
-/// The usual names of resources of GPUs. Other names cost each pod its own copy.
-const RESOURCES: [&str; 5] = [
-    "nvidia.com/gpu",
-    "nvidia.com/gpumem",
-    "nvidia.com/gpumem-percentage",
-    "nvidia.com/gpucores",
-    "nvidia.com/priority",
-];
-/// One copy of each of these names for all pods: 300,000 pods with copies of their own would have 100 MiB of them.
-static NAMES: LazyLock<Vec<Arc<str>>> =
-    LazyLock::new(|| OF_CLAIMS.iter().chain(&RESOURCES).map(|name| Arc::from(*name)).collect());
+/// Most texts that a thread shares between pods: namespaces, names of containers and nodes, keys and usual amounts. Beyond it
+/// the thread begins anew.
+const MAX_SHARED: usize = 16_384;
+/// A longer text is hardly the same in two pods.
+const MAX_SHARED_TEXT: usize = 64;
 
-/// Replaces a name by the copy that all pods share, if there is one.
-fn share(name: &mut Arc<str>) {
-    if let Some(shared) = NAMES.iter().find(|shared| *shared == name) {
-        *name = Arc::clone(shared);
+thread_local! {
+    /// One copy of each text that is the same in many pods: with copies of their own 50,000 pods take 20 MiB more.
+    static SHARED: RefCell<HashSet<Arc<str>>> = RefCell::default();
+}
+
+/// Replaces a text by an equal one that other pods have too.
+fn share(text: &mut Arc<str>) {
+    if text.len() > MAX_SHARED_TEXT {
+        return;
     }
+    SHARED.with_borrow_mut(|shared| {
+        if let Some(known) = shared.get(text) {
+            *text = Arc::clone(known);
+            return;
+        }
+        if shared.len() >= MAX_SHARED {
+            shared.clear();
+        }
+        shared.insert(Arc::clone(text));
+    });
 }
 
 /// All pods of the cluster, with what a scheduler needs of them.
@@ -122,13 +133,24 @@ impl WatchedKind for AllPods {
             if container.id.take().is_some() && container.state == ContainerState::Waiting {
                 container.state = ContainerState::Terminated;
             }
-            container.limits.iter_mut().for_each(|(name, _)| share(name));
+            share(&mut container.name);
+            for (name, amount) in &mut container.limits {
+                share(name);
+                share(amount);
+            }
             container.limits.shrink_to_fit();
         }
         pod.containers.shrink_to_fit();
         // What a pod asks is in the call of kube-scheduler; of a pod that is bound only its claim counts.
         pod.annotations.retain(|(key, _)| OF_CLAIMS.contains(&&**key));
-        pod.annotations.iter_mut().for_each(|(key, _)| share(key));
+        for (key, value) in &mut pod.annotations {
+            share(key);
+            // A claim is that of one pod.
+            if &**key != ALLOCATED {
+                share(value);
+            }
+        }
+        share(&mut pod.name.namespace);
         pod.annotations.shrink_to_fit();
         Ok(pod)
     }

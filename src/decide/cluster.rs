@@ -16,6 +16,7 @@
 //! claims while the claim of a pod on it cannot be read; work for all nodes because of one change.
 
 mod closed;
+mod names;
 mod agent_link;
 mod node;
 mod rank;

@@ -65,6 +65,7 @@ impl Placed {
         let cluster = Cluster::up(&ClusterOptions::usual());
         let (admin, space) = (cluster.admin(), cluster.namespace(name));
         chart::install(&cluster, &VALUES);
+        remove_pods(&admin);
         cluster.image("registry.local/gpu-steward:test", BINARY, &[]);
         let templates = ["agent/daemonset", "extender/rbac", "extender/authority"];
         let _ = admin.apply(&chart::render(&cluster, &templates, &VALUES)).ok();
@@ -272,7 +273,15 @@ impl Drop for Placed {
         for workload in [DEPLOYMENT, DAEMONSET] {
             let _ = self.admin.run(&["delete", workload, "-n", NAMESPACE, "--ignore-not-found", "--wait"]);
         }
+        remove_pods(&self.admin);
     }
+}
+
+/// Removes the pods of the chart's workloads. After an outage of the API server the garbage collector may never remove them,
+/// and a workload of the next test would adopt them.
+fn remove_pods(admin: &Kubectl) {
+    let _ =
+        admin.run(&["delete", "pods", "-n", NAMESPACE, "-l", "app.kubernetes.io/name=gpu-steward", "--now", "--wait"]);
 }
 
 /// What a pod holds of each device: the larger of its greediest init container and the sum of its other containers.

@@ -7,6 +7,7 @@
 //!   agent        the built program in an empty directory
 //!   tokens       tokens of service accounts, as an API server signs them
 //!   api_server   a fake Kubernetes API server with faults on demand
+//!   pass_through a scheduler extender that decides nothing, for benches to compare with
 //!   pods         real cgroups with real processes, under kubelet's paths (needs root)
 //!   kubectl      real `kubectl` calls with given credentials
 //!   bearer       single requests with a bearer token
@@ -24,6 +25,7 @@ pub mod http;
 pub mod scenario;
 pub mod tokens;
 pub mod api_server;
+pub mod pass_through;
 pub mod agent;
 pub mod pods;
 pub mod kubectl;

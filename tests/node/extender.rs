@@ -13,14 +13,14 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 use tempfile::TempDir;
 
-const SOON: Duration = Duration::from_secs(60);
-const CLAIM: &str = "hami.io/vgpu-devices-allocated";
+pub(crate) const SOON: Duration = Duration::from_secs(60);
+pub(crate) const CLAIM: &str = "hami.io/vgpu-devices-allocated";
 
 /// A running extender, with a short Lease.
-struct Extender {
+pub(crate) struct Extender {
     child: Child,
     log: PathBuf,
-    address: SocketAddr,
+    pub(crate) address: SocketAddr,
     _dir: TempDir,
 }
 
@@ -47,11 +47,11 @@ impl Extender {
         Extender { child, log, address, _dir: dir }
     }
 
-    fn get(&self, path: &str) -> HttpResponse {
+    pub(crate) fn get(&self, path: &str) -> HttpResponse {
         http::get(self.address, path).unwrap()
     }
 
-    fn ask(&self, verb: &str, question: &Value) -> HttpResponse {
+    pub(crate) fn ask(&self, verb: &str, question: &Value) -> HttpResponse {
         let kind = [("Content-Type", "application/json")];
         http::request(self.address, "POST", &format!("/{verb}"), &kind, question.to_string().as_bytes()).unwrap()
     }
@@ -60,24 +60,24 @@ impl Extender {
         http::get(self.address, "/leadz").is_ok_and(|answer| answer.status == 200)
     }
 
-    fn led(server: &FakeApiServer) -> Extender {
+    pub(crate) fn led(server: &FakeApiServer) -> Extender {
         let extender = Extender::start(server);
         eventually("the extender to lead", SOON, || extender.leads().then_some(()));
         extender
     }
 
-    fn log(&self) -> String {
+    pub(crate) fn log(&self) -> String {
         fs::read_to_string(&self.log).unwrap()
     }
 
-    fn filter(&self, pod: &Value, nodes: &[&str]) -> Value {
+    pub(crate) fn filter(&self, pod: &Value, nodes: &[&str]) -> Value {
         let answer = self.ask("filter", &json!({ "Pod": pod, "Nodes": null, "NodeNames": nodes }));
         assert_eq!(answer.status, 200, "{}", answer.text());
         answer.json()
     }
 
     /// The error of the bind; empty where the pod is bound.
-    fn bind(&self, pod: &Value, node: &str) -> String {
+    pub(crate) fn bind(&self, pod: &Value, node: &str) -> String {
         let metadata = &pod["metadata"];
         let question = json!({
             "PodName": metadata["name"], "PodNamespace": metadata["namespace"], "PodUID": metadata["uid"], "Node": node,
@@ -85,6 +85,10 @@ impl Extender {
         let answer = self.ask("bind", &question);
         assert_eq!(answer.status, 200, "{}", answer.text());
         answer.json()["Error"].as_str().unwrap().to_owned()
+    }
+
+    pub(crate) fn pid(&self) -> u32 {
+        self.child.id()
     }
 
     fn signal(&self, signal: &str) {
@@ -110,7 +114,7 @@ fn find(line: &Value, field: &str) -> Option<String> {
 }
 
 /// A Node with so many GPUs of 80 GiB.
-fn node(server: &FakeApiServer, name: &str, gpus: usize) {
+pub(crate) fn node(server: &FakeApiServer, name: &str, gpus: usize) {
     let gpu = |index: usize| {
         json!({
             "id": format!("GPU-{name}-{index}"), "index": index, "count": 10, "devmem": 81920, "devcore": 100,
@@ -126,7 +130,7 @@ fn node(server: &FakeApiServer, name: &str, gpus: usize) {
 }
 
 /// A pod without a node that requests a GPU with this memory.
-fn pod(server: &FakeApiServer, number: u32, mib: u32) -> Value {
+pub(crate) fn pod(server: &FakeApiServer, number: u32, mib: u32) -> Value {
     let name = format!("train-{number}");
     let limits = json!({ "nvidia.com/gpu": "1", "nvidia.com/gpumem": mib.to_string() });
     let pod = json!({
@@ -142,11 +146,11 @@ fn pod(server: &FakeApiServer, number: u32, mib: u32) -> Value {
     pod
 }
 
-fn stored(server: &FakeApiServer, pod: &Value) -> Value {
+pub(crate) fn stored(server: &FakeApiServer, pod: &Value) -> Value {
     server.object("pods", "ml", pod["metadata"]["name"].as_str().unwrap()).unwrap()
 }
 
-fn events(server: &FakeApiServer, reason: &str) -> Vec<String> {
+pub(crate) fn events(server: &FakeApiServer, reason: &str) -> Vec<String> {
     let events = server.objects("events").into_iter().filter(|event| event["reason"] == reason);
     events.map(|event| event["note"].as_str().unwrap().to_owned()).collect()
 }

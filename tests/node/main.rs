@@ -58,4 +58,10 @@ mod sharing;
 #[cfg(test)]
 mod extender;
 #[cfg(test)]
+mod recorded;
+#[cfg(test)]
+mod closings;
+#[cfg(test)]
+mod bad_questions;
+#[cfg(test)]
 mod streams;

@@ -66,14 +66,20 @@ impl ClusterState {
         if let Some(home) = self.homes.get(&request.uid) {
             return self.only(home, nodes);
         }
-        let mut verdict = FilterVerdict { scoring: self.scoring(&request), ..FilterVerdict::default() };
+        let mut verdict = FilterVerdict {
+            fit: Vec::with_capacity(nodes.len()),
+            explained: Vec::with_capacity(nodes.len()),
+            refused: Vec::with_capacity(nodes.len()),
+            scoring: self.scoring(&request),
+            ..FilterVerdict::default()
+        };
         let (mut suits, mut best) = (Vec::with_capacity(nodes.len()), None::<(Suitability, usize)>);
         let mut kept = self.verdicts.take(&request);
         for (place, name) in nodes.iter().enumerate() {
             match self.verdict(&mut kept, &request, name) {
                 Ok(Judged { suitability, terms }) => {
                     verdict.fit.push(place);
-                    verdict.explained.push(ExplainedScore { beside_proposals: suitability.beside_proposals, terms });
+                    verdict.explained.push(ExplainedScore { beside_proposals: suitability.beside_proposals(), terms });
                     suits.push(suitability);
                     // Of equal nodes the first by name, whatever the order of the question.
                     let better = best.is_none_or(|(most, at)| {
@@ -159,13 +165,14 @@ impl ClusterState {
     /// The verdict about one node: the kept one where the node has not changed since.
     fn verdict(&self, kept: &mut Verdicts, request: &PlacementRequest, name: &str) -> Verdict {
         let node = self.nodes.get(name).ok_or_else(|| NodeRefusal::whole(RefusalReason::NodeUnregistered))?;
+        // Whether a node is closed changes more often than its devices, and is known at once.
+        if node.closed().is_some() {
+            return Err(NodeRefusal::whole(RefusalReason::NodeClosed));
+        }
         kept.of(node.identity().place, node.version(), || self.judge(request, node).map(|(judged, _)| judged))
     }
 
     fn judge(&self, request: &PlacementRequest, node: &NodeClaims) -> Result<(Judged, Placement), NodeRefusal> {
-        if node.closed().is_some() {
-            return Err(NodeRefusal::whole(RefusalReason::NodeClosed));
-        }
         if node.devices().devices.is_empty() {
             return Err(NodeRefusal::whole(RefusalReason::NodeUnregistered));
         }

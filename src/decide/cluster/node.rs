@@ -51,7 +51,7 @@ pub struct NodeClaims {
     doubts: Doubts,
     /// Which one of all nodes that were ever known it is, and its place among those that are known now.
     identity: NodeIdentity,
-    /// Number of changes of anything that a verdict about it depends on.
+    /// Number of changes of its devices, their claims and its proposals, on which a verdict about an open node depends.
     changes: u64,
     /// The agent's stream; `None` where the agent has never opened one to this leader.
     agent: Option<AgentLink>,
@@ -112,7 +112,6 @@ impl NodeClaims {
 
     /// What of its pods is not known, to change it.
     pub(super) fn doubts_mut(&mut self) -> &mut Doubts {
-        self.changes += 1;
         &mut self.doubts
     }
 
@@ -147,20 +146,14 @@ impl NodeClaims {
         self.agent.as_ref()
     }
 
-    /// The same, to change it. Where that opens or closes the node, [`NodeClaims::is_changed`] must follow.
+    /// The same, to change it.
     pub(super) fn agent_mut(&mut self) -> Option<&mut AgentLink> {
         self.agent.as_mut()
     }
 
     /// Sets the agent's stream.
     pub(super) fn set_agent(&mut self, agent: Option<AgentLink>) {
-        self.changes += 1;
         self.agent = agent;
-    }
-
-    /// Something has changed on which a verdict about the node depends.
-    pub(super) fn is_changed(&mut self) {
-        self.changes += 1;
     }
 
     /// Pods that have ended and still hold their GPUs.
@@ -199,7 +192,6 @@ impl NodeClaims {
     /// Takes over the Node as it is now. A register that cannot be read leaves the devices as they were known last, so
     /// that the claims on them stay visible, and closes the node.
     pub(super) fn is(&mut self, facts: &NodeFacts, kinds: &mut dyn FnMut(&RegisteredGpu) -> Arc<DeviceKind>) {
-        self.changes += 1;
         self.uid = Some(facts.uid.clone());
         let register = match &facts.register {
             Ok(register) => register,
@@ -232,22 +224,22 @@ impl NodeClaims {
         } else {
             devices.iter().flat_map(|one| devices.iter().map(|other| link(&one.uuid, &other.uuid))).collect()
         };
-        self.devices = PlacementNode { devices, links };
+        let before = std::mem::replace(&mut self.devices, PlacementNode { devices, links });
         for uid in self.proposals.keys().cloned().collect::<Vec<_>>() {
             self.add_proposed(&uid);
         }
+        // Most new versions of a Node are about something else.
+        self.changes += u64::from(self.devices != before);
     }
 
     /// The newest version of the Node cannot be read. Its devices stay as they were known last.
     pub(super) fn is_unreadable(&mut self, why: &Arc<str>) {
-        self.changes += 1;
         self.unreadable = Some(Arc::clone(why));
     }
 
     /// The Node of this UID is gone from the API server.
     pub(super) fn gone(&mut self, uid: &ObjectUid) {
         if self.uid.as_ref() == Some(uid) {
-            self.changes += 1;
             self.uid = None;
             // A token for the Node that is gone is worth nothing any more.
             self.agent = None;
@@ -256,7 +248,6 @@ impl NodeClaims {
 
     /// Takes over what a pod holds.
     pub(super) fn claim(&mut self, pod: &GpuPod, state: ClaimState, claim: &Claim) {
-        self.changes += 1;
         let started = self.agent.as_ref().is_some_and(|link| link.has_started(&pod.uid));
         let state = if started { ClaimState::Started } else { state };
         self.ending.remove(&pod.uid);
@@ -345,8 +336,12 @@ impl NodeClaims {
 
     fn refresh(&mut self, devices: impl IntoIterator<Item = GpuUuid>) {
         for uuid in devices {
-            if let Some(device) = self.devices.devices.iter_mut().find(|device| device.uuid == uuid) {
-                device.claimed = self.ledger.claimed(&uuid);
+            let claimed = self.ledger.claimed(&uuid);
+            // A newer version of a pod seldom changes its claim.
+            let changed = |device: &&mut PlacementDevice| device.uuid == uuid && device.claimed != claimed;
+            if let Some(device) = self.devices.devices.iter_mut().find(changed) {
+                device.claimed = claimed;
+                self.changes += 1;
             }
         }
     }

@@ -3,22 +3,29 @@
 use crate::placement::Fill;
 use model::placement::NodePolicy;
 
-/// How well a node suits a pod: a larger one is better.
+/// How well a node suits a pod: a larger one is better. One number, because a call sorts thousands of them. Its highest bit
+/// says whether the pod fits also beside the pods that the filter expects there; the others how full or how empty it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Suitability {
-    /// Whether the pod fits also beside the pods that the filter expects there.
-    pub(super) beside_proposals: bool,
-    /// By the node policy: how full, or how empty.
-    by_policy: u64,
-}
+pub(super) struct Suitability(u64);
+
+/// The highest bit.
+const BESIDE_PROPOSALS: u64 = 1 << 63;
+/// The largest fill that is told from larger ones: millions of times what a node has.
+const MOST: u64 = BESIDE_PROPOSALS - 1;
 
 impl Suitability {
     pub(super) fn new(beside_proposals: bool, fill: Fill, policy: NodePolicy) -> Suitability {
+        let fill = fill.0.min(MOST);
         let by_policy = match policy {
-            NodePolicy::Binpack => fill.0,
-            NodePolicy::Spread => u64::MAX - fill.0,
+            NodePolicy::Binpack => fill,
+            NodePolicy::Spread => MOST - fill,
         };
-        Suitability { beside_proposals, by_policy }
+        Suitability(if beside_proposals { by_policy | BESIDE_PROPOSALS } else { by_policy })
+    }
+
+    /// Whether the pod fits also beside the pods that the filter expects there.
+    pub(super) fn beside_proposals(self) -> bool {
+        self.0 & BESIDE_PROPOSALS != 0
     }
 }
 

@@ -1,5 +1,6 @@
 //! The settings of the decisions, and what the leader knows.
 
+use super::names::ByName;
 use super::node::NodeClaims;
 use super::verdicts::VerdictCache;
 use crate::ledger::ClaimState;
@@ -70,7 +71,7 @@ pub(super) struct Home {
 #[derive(Debug)]
 pub struct ClusterState {
     pub(super) rules: ClusterRules,
-    pub(super) nodes: HashMap<NodeName, NodeClaims>,
+    pub(super) nodes: ByName<NodeClaims>,
     /// Where each pod with a claim is, or with one that cannot be read.
     pub(super) homes: HashMap<PodUid, Home>,
     /// Pods without a node, by their last filter call.
@@ -100,7 +101,7 @@ impl ClusterState {
     pub fn new(rules: ClusterRules) -> ClusterState {
         ClusterState {
             rules,
-            nodes: HashMap::new(),
+            nodes: ByName::default(),
             homes: HashMap::new(),
             pending: HashMap::new(),
             order: BTreeSet::new(),

@@ -129,6 +129,8 @@ pub enum NearestMiss {
 pub struct NodeRefusal {
     /// GPUs that failed first at each test, in the order of [`RefusalReason::ALL`].
     counts: [u16; RefusalReason::ALL.len()],
+    /// The tests at which a GPU failed, one bit for each in that order.
+    bits: u16,
     /// GPUs of the node.
     pub gpus: u16,
     /// The nearest miss.
@@ -153,18 +155,25 @@ impl NodeRefusal {
     pub(crate) fn count(&mut self, reason: RefusalReason) {
         if let Some(count) = self.counts.get_mut(reason.place()) {
             *count = count.saturating_add(1);
+            self.bits |= 1 << reason.place();
         }
     }
 
     /// The reasons with the number of GPUs.
     pub fn reasons(&self) -> impl Iterator<Item = (RefusalReason, u16)> {
-        RefusalReason::ALL.into_iter().zip(self.counts).filter(|(_, count)| *count > 0)
+        // A call about thousands of nodes asks for the reasons of each, and most have one.
+        let mut bits = self.bits;
+        std::iter::from_fn(move || {
+            let place = usize::try_from(bits.trailing_zeros()).ok()?;
+            bits &= bits.wrapping_sub(1);
+            Some((*RefusalReason::ALL.get(place)?, *self.counts.get(place)?))
+        })
     }
 
     /// The set of reasons as bits, in the order of [`RefusalReason::ALL`]: nodes with equal sets have equal texts.
     #[must_use]
     pub fn bits(&self) -> u16 {
-        self.reasons().fold(0, |bits, (reason, _)| bits | (1 << reason.place()))
+        self.bits
     }
 
     /// Whether no pod that ends can change it.

@@ -24,22 +24,29 @@ pub(super) struct Explained(ExplainedScore);
 /// The best `most` nodes of a verdict, the best one first; of equal ones the first by name.
 pub(super) fn best<'a>(verdict: &FilterVerdict, names: &[&'a str], most: usize) -> Vec<NodeScore<'a>> {
     let all = verdict.fit.iter().zip(&verdict.scores).zip(&verdict.explained);
-    let node = |place: &usize| names.get(*place).copied().unwrap_or_default();
-    let one = |((place, score), explained): ((&usize, &i64), &ExplainedScore)| NodeScore {
-        node: node(place),
+    let scores = all.map(|((place, score), explained)| NodeScore {
+        node: names.get(*place).copied().unwrap_or_default(),
         score: *score,
         explained: Explained(*explained),
-    };
-    let mut scores: Vec<NodeScore<'_>> = all.map(one).collect();
+    });
     let order =
         |one: &NodeScore<'_>, other: &NodeScore<'_>| other.score.cmp(&one.score).then_with(|| one.node.cmp(other.node));
-    // Only the nodes that are shown are sorted: a call can have 15,000.
-    if most > 0 && most < scores.len() {
-        scores.select_nth_unstable_by(most - 1, order);
-        scores.truncate(most);
+    if most >= verdict.fit.len() {
+        let mut scores: Vec<NodeScore<'_>> = scores.collect();
+        scores.sort_by(order);
+        return scores;
     }
-    scores.sort_by(order);
-    scores
+    // A call can have 15,000 nodes, of which 20 are shown: they are kept in order, and each other one is compared once.
+    let mut best: Vec<NodeScore<'_>> = Vec::with_capacity(most + 1);
+    for score in scores {
+        if best.len() == most && best.last().is_none_or(|worst| order(&score, worst).is_ge()) {
+            continue;
+        }
+        let place = best.partition_point(|kept| order(kept, &score).is_lt());
+        best.insert(place, score);
+        best.truncate(most);
+    }
+    best
 }
 
 /// What the scores of one decision have in common.

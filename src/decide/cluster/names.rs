@@ -1,0 +1,56 @@
+//! A map by the names of nodes that finds thousands of them in one call.
+
+use model::id::NodeName;
+use std::collections::HashMap;
+use std::hash::{BuildHasherDefault, Hasher};
+
+/// Values by the name of their node.
+pub(super) type ByName<T> = HashMap<NodeName, T, BuildHasherDefault<NameHasher>>;
+
+/// Multiplies eight bytes at a time, which takes a third of the time of the usual hash on a name of 15 bytes. Names that
+/// collide on purpose would make it slow; the API server lets administrators and kubelets alone make Nodes, and a kubelet
+/// only its own.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct NameHasher(u64);
+
+/// An odd number with random bits: the golden ratio times 2^64.
+const FACTOR: u64 = 0x9e37_79b9_7f4a_7c15;
+
+impl Hasher for NameHasher {
+    fn write(&mut self, bytes: &[u8]) {
+        for part in bytes.chunks(8) {
+            let mut eight = [0; 8];
+            eight.iter_mut().zip(part).for_each(|(to, from)| *to = *from);
+            self.0 = (self.0.rotate_left(5) ^ u64::from_le_bytes(eight)).wrapping_mul(FACTOR);
+        }
+    }
+
+    fn write_u8(&mut self, byte: u8) {
+        self.0 = (self.0.rotate_left(5) ^ u64::from(byte)).wrapping_mul(FACTOR);
+    }
+
+    /// The map takes the lowest bits for the place and the highest seven to compare; a product has its best bits on top.
+    fn finish(&self) -> u64 {
+        self.0 ^ self.0.rotate_left(32)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::HashSet;
+    use std::hash::BuildHasher;
+
+    #[test]
+    fn names_that_differ_in_their_numbers_are_spread() {
+        let hasher = BuildHasherDefault::<NameHasher>::default();
+        let hash = |n: u32| hasher.hash_one(NodeName::parse(&format!("gpu-node-{n:05}")).unwrap());
+        let places: HashSet<u64> = (0..8192).map(|n| hash(n) % 8192).collect();
+        // Random hashes fill 63 % of the places.
+        assert!(places.len() > 4900, "{} of 8192 places", places.len());
+        let tops: HashSet<u64> = (0..8192).map(|n| hash(n) >> 57).collect();
+        assert_eq!(tops.len(), 128);
+        let by_text: ByName<u32> = (0..100).map(|n| (NodeName::parse(&format!("n{n}")).unwrap(), n)).collect();
+        assert_eq!((by_text.get("n7"), by_text.get("n100")), (Some(&7), None), "a text finds a name");
+    }
+}
