@@ -36,7 +36,7 @@ pub(super) struct NodeIdentity {
     pub(super) place: usize,
 }
 
-/// One node of the cluster.
+/// One node of the cluster. It has one field for each source of what is known of it: the Node, its pods, the filter, its agent.
 #[derive(Clone, Debug)]
 pub struct NodeClaims {
     name: NodeName,

@@ -67,7 +67,7 @@ pub(super) struct Home {
     pub(super) pod: PodRef,
 }
 
-/// The nodes, claims and proposals of the cluster.
+/// The nodes, claims and proposals of the cluster. It has one field for each table and each queue of changes.
 #[derive(Debug)]
 pub struct ClusterState {
     pub(super) rules: ClusterRules,
