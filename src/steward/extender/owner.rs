@@ -7,7 +7,8 @@
 
 use super::convert;
 use decide::cluster::{
-    BindOrder, BindOutcome, BindRefusal, ClosingChange, ClusterRules, ClusterState, FilterVerdict, ReportRefusal, StreamId,
+    BindOrder, BindOutcome, BindRefusal, ClosingChange, ClusterRules, ClusterState, FilterVerdict, ReportRefusal,
+    StreamId,
 };
 use decide::ledger::{ClaimState, DeviceDemand};
 use decide::placement::Capacity;

@@ -54,7 +54,7 @@ impl Kubelet {
     fn admits(&self, uid: &str, slot: &str) {
         self.runtime.block_on(async {
             let mut plugin = DevicePluginClient::new(self.endpoint().connect().await.unwrap());
-            let container = ContainerAllocateRequest { devices_ids: vec![slot.to_owned()] };
+            let container = ContainerAllocateRequest { device_ids: vec![slot.to_owned()] };
             plugin.allocate(AllocateRequest { container_requests: vec![container] }).await.unwrap();
         });
         let entry = json!({
