@@ -9,12 +9,11 @@ pub mod convert;
 pub mod token_keys;
 pub mod authority;
 
+pub use authority::SERVER_NAME;
+
 use std::time::Duration;
 
 /// Largest message in bytes: 1,024 pods with the UUIDs of the GPUs that they use take some 150 KiB.
 pub const MAX_MESSAGE: usize = 256 << 10;
 /// Time for the first message of a stream. An agent sends it at once.
 pub const FIRST_WITHIN: Duration = Duration::from_secs(10);
-/// The name that the certificate of every extender carries beside its own ones. Agents and extenders reach an extender by the
-/// address of a Service or a pod, and check this name: only an extender has a certificate of this authority.
-pub const SERVER_NAME: &str = "extender.gpu-steward.io";

@@ -144,7 +144,7 @@ fn namespace(settings: &LeaseSettings) -> Arc<str> {
     settings.namespace.clone().or_else(own).unwrap_or_else(|| "kube-system".to_owned()).into()
 }
 
-/// The running parts.
+/// The running parts. It has one field for each part that is started after the others.
 struct Extender {
     lifecycle: Lifecycle,
     connection: ApiConnection,

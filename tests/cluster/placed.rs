@@ -23,7 +23,6 @@ const COUNT: &str = "nvidia.com/gpu";
 const BINARY: &str = env!("CARGO_BIN_EXE_gpu-steward");
 const DAEMONSET: &str = "daemonset/gpu-steward-agent";
 const DEPLOYMENT: &str = "deployment/gpu-steward-extender";
-
 const VALUES: [&str; 5] = [
     "extender.enabled=true",
     "extender.scheduler.image=registry.local/kube-scheduler:test",
@@ -66,8 +65,9 @@ impl Placed {
         let cluster = Cluster::up(&ClusterOptions::usual());
         let (admin, space) = (cluster.admin(), cluster.namespace(name));
         chart::install(&cluster, &VALUES);
+        remove_pods(&admin);
         cluster.image("registry.local/gpu-steward:test", BINARY, &[]);
-        let templates = ["agent/daemonset", "extender/rbac"];
+        let templates = ["agent/daemonset", "extender/rbac", "extender/authority"];
         let _ = admin.apply(&chart::render(&cluster, &templates, &VALUES)).ok();
         let placed = Placed { space, admin, cluster };
         placed.rolled_out(DAEMONSET);
@@ -95,6 +95,32 @@ impl Placed {
         let wait = ["rollout", "status", workload, "-n", NAMESPACE, "--timeout=120s"];
         let output = self.admin.run(&wait);
         assert!(output.success, "{}{}: {}", output.out, output.err, self.extender_log());
+    }
+
+    /// Lets the agents report to the extender, by the address of its pod: this cluster has no proxy for Services.
+    pub(crate) fn agents_report(&self) {
+        let reach = format!("agent.settings.extender-address={}:9443", self.extender_address().ip());
+        let values: Vec<&str> = VALUES.into_iter().chain([&*reach]).collect();
+        let _ = self.admin.apply(&chart::render(&self.cluster, &["agent/daemonset"], &values)).ok();
+        self.rolled_out(DAEMONSET);
+        let nodes = self.cluster.status().nodes.len();
+        eventually("a stream of each agent", SETTLED, || (self.streams() == Some(nodes)).then_some(()));
+    }
+
+    /// How many agents report to the extender.
+    pub(crate) fn streams(&self) -> Option<usize> {
+        let text = http::get(self.extender_address(), "/metrics").ok()?.text();
+        text.lines().find_map(|line| line.strip_prefix("gpu_steward_extender_streams ")?.parse().ok())
+    }
+
+    /// Replaces all agents, as an upgrade does, and waits until each new one reports.
+    pub(crate) fn replace_agents(&self) {
+        let _ = self.admin.run(&["rollout", "restart", DAEMONSET, "-n", NAMESPACE]).ok();
+        let wait = ["rollout", "status", DAEMONSET, "-n", NAMESPACE, "--timeout=400s"];
+        let output = self.admin.run(&wait);
+        assert!(output.success, "{}{}: {}", output.out, output.err, self.extender_log());
+        let nodes = self.cluster.status().nodes.len();
+        eventually("a stream of each agent", SETTLED, || (self.streams() == Some(nodes)).then_some(()));
     }
 
     /// The end of the log of the extender.
@@ -247,7 +273,15 @@ impl Drop for Placed {
         for workload in [DEPLOYMENT, DAEMONSET] {
             let _ = self.admin.run(&["delete", workload, "-n", NAMESPACE, "--ignore-not-found", "--wait"]);
         }
+        remove_pods(&self.admin);
     }
+}
+
+/// Removes the pods of the chart's workloads. After an outage of the API server the garbage collector may never remove them,
+/// and a workload of the next test would adopt them.
+fn remove_pods(admin: &Kubectl) {
+    let _ =
+        admin.run(&["delete", "pods", "-n", NAMESPACE, "-l", "app.kubernetes.io/name=gpu-steward", "--now", "--wait"]);
 }
 
 /// What a pod holds of each device: the larger of its greediest init container and the sum of its other containers.

@@ -33,6 +33,12 @@
 {{- if .Values.service.enabled }}, 'system:serviceaccount:{{ .Release.Namespace }}:{{ include "steward.service" . }}'{{ end }}]
 {{- end }}
 
+{{/* The same for the extender: NAMESPACE:NAME, separated by commas. */}}
+{{- define "steward.agentAccounts" -}}
+{{ .Release.Namespace }}:{{ include "steward.agent" . }}
+{{- if .Values.service.enabled }},{{ .Release.Namespace }}:{{ include "steward.service" . }}{{ end }}
+{{- end }}
+
 {{/* Not empty if agents evict pods that use more of a GPU than they claim. */}}
 {{- define "steward.evicts" -}}
 {{- if eq (toString (get .Values.agent.settings "evict-over-use")) "true" }}yes{{ end }}

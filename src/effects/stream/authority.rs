@@ -1,6 +1,5 @@
 //! Makes the certificate authority of the extenders, and the certificates of their TLS port.
 
-use super::SERVER_NAME;
 use model::authority::CertificateAuthority;
 use rcgen::{
     BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair, KeyUsagePurpose,
@@ -8,6 +7,9 @@ use rcgen::{
 };
 use std::time::Duration;
 
+/// The name that the certificate of every extender carries beside its own ones. Agents and extenders reach an extender by the
+/// address of a Service or a pod, and check this name: only an extender has a certificate of this authority.
+pub const SERVER_NAME: &str = "extender.gpu-steward.io";
 /// The name of every authority. Two of them are told apart by their keys.
 const NAME: &str = "gpu-steward extender";
 /// How long before it was made a certificate is valid: clocks of the machines differ.

@@ -1,15 +1,14 @@
-//! Releases the memory of the program's own code that does not run any more.
+//! Releases the memory of code and constants, of the program and its libraries, that are not used any more.
 //!
-//! The kernel maps 64 KiB around every page of code that runs for the first time, and keeps them mapped. The code of
-//! settings, TLS and first readings runs once, and starts of pods come in bursts. Code that runs again later is mapped
-//! again from the page cache. With 8 simulated GPUs (profile of the tests) this reduced the mapped file pages from
-//! 14.1 MiB to 11.0 MiB, at the cost of 145 soft faults in the 15 s after it.
+//! The kernel maps 64 KiB around every page of a file that is used for the first time, and keeps them mapped. The code of
+//! settings, TLS and first readings runs once, and starts of pods come in bursts. What is used again later is mapped
+//! again from the page cache (docs/decisions/0171 has the figures).
 //!
-//! What must never happen here: the release of a mapping that may have been written to. Its private pages would be
-//! lost.
+//! What must never happen here: the release of a mapping that has been written to. Its private pages would be lost. The
+//! kernel says of each mapping how much of it is not in its file (`Anonymous` and `Swap` in `/proc/self/smaps`): constants
+//! that the loader has changed are such pages.
 
 use model::view::NodeView;
-use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::watch;
@@ -65,15 +64,14 @@ fn starts(view: &NodeView) -> u64 {
 }
 
 fn once() {
-    let Ok(program) = std::fs::read_link("/proc/self/exe") else { return };
-    let Ok(maps) = std::fs::read_to_string("/proc/self/maps") else { return };
+    let Ok(maps) = std::fs::read_to_string("/proc/self/smaps") else { return };
     if maps.len() > MAX_MAPS {
         return;
     }
-    for (begin, len) in maps.lines().filter_map(|line| code_of(line, &program)) {
-        // SAFETY: the range is one mapping of this process, as the kernel has just listed it: code of the program's own
-        // file, which no instruction can write to, so every page of it is in the file. The range stays mapped; the
-        // kernel reads a page that runs again from the file.
+    for (begin, len) in unwritten(&maps) {
+        // SAFETY: the range is one mapping of this process, as the kernel has just listed it: a part of a file that no
+        // instruction can write to and of which no page differs from the file. The range stays mapped; the kernel reads a
+        // page that is used again from the file.
         #[expect(unsafe_code, reason = "madvise has no safe form")]
         let done = unsafe { libc::madvise(begin as *mut libc::c_void, len, libc::MADV_DONTNEED) };
         if done != 0 {
@@ -82,10 +80,30 @@ fn once() {
     }
 }
 
-/// Address and length of a line of `/proc/self/maps`, if it is code of the program.
-fn code_of(line: &str, program: &Path) -> Option<(usize, usize)> {
-    let of = wire::proc_line::mapping(line)?;
-    (of.rights == "r-xp" && Path::new(of.path?) == program).then_some((of.begin, of.len))
+/// Address and length of each mapping that cannot be written to and whose pages are all in its file, from the text of
+/// `/proc/self/smaps`.
+fn unwritten(smaps: &str) -> Vec<(usize, usize)> {
+    let mut found = Vec::new();
+    let mut current = None;
+    // Whether no page in memory differs from the file. `Swap` comes after `Anonymous`.
+    let mut as_in_file = false;
+    for line in smaps.lines() {
+        if let Some(of) = wire::proc_line::mapping(line) {
+            let of_a_file = of.path.is_some_and(|path| path.starts_with('/'));
+            current = (matches!(of.rights, "r-xp" | "r--p") && of_a_file).then_some((of.begin, of.len));
+            as_in_file = false;
+        } else if line.starts_with("Anonymous:") {
+            as_in_file = is_none_of(line);
+        } else if line.starts_with("Swap:") && is_none_of(line) && as_in_file {
+            found.extend(current.take());
+        }
+    }
+    found
+}
+
+/// Whether a line of an amount says 0.
+fn is_none_of(line: &str) -> bool {
+    line.split_ascii_whitespace().skip(1).eq(["0", "kB"])
 }
 
 #[cfg(test)]
@@ -106,19 +124,45 @@ mod tests {
     }
 
     #[test]
-    fn only_code_of_the_program_itself_is_given_back() {
-        let program = Path::new("/usr/bin/gpu-steward");
-        let of = |line| code_of(line, program);
-        assert_eq!(of("1000-3000 r-xp 00400000 fd:00 12 /usr/bin/gpu-steward"), Some((0x1000, 0x2000)));
+    fn only_what_is_as_in_its_file_is_given_back() {
+        let of = |line: &str, anonymous: &str, swap: &str| {
+            unwritten(&format!("{line}\nSize:  8 kB\nAnonymous:  {anonymous}\nLazyFree:  0 kB\nSwap:  {swap}\n"))
+        };
+        let program = "1000-3000 r-xp 00400000 fd:00 12 /usr/bin/gpu-steward";
+        assert_eq!(of(program, "0 kB", "0 kB"), [(0x1000, 0x2000)]);
+        assert_eq!(of("1000-3000 r--p 00400000 fd:00 12 /usr/lib/libc.so.6", "0 kB", "0 kB"), [(0x1000, 0x2000)]);
+        for written in ["4 kB", "10 kB", ""] {
+            assert_eq!(of(program, written, "0 kB"), [], "{written}");
+            assert_eq!(of(program, "0 kB", written), [], "{written} in swap");
+        }
         for other in [
-            "1000-3000 r--p 00400000 fd:00 12 /usr/bin/gpu-steward",
             "1000-3000 rwxp 00400000 fd:00 12 /usr/bin/gpu-steward",
-            "1000-3000 r-xp 00400000 fd:00 12 /usr/lib/libc.so.6",
+            "1000-3000 rw-p 00400000 fd:00 12 /usr/bin/gpu-steward",
+            "1000-3000 r--s 00400000 fd:00 12 /usr/bin/gpu-steward",
             "1000-3000 r-xp 00000000 00:00 0",
+            "1000-3000 r-xp 00000000 00:00 0 [vdso]",
             "3000-1000 r-xp 00400000 fd:00 12 /usr/bin/gpu-steward",
             "",
         ] {
-            assert_eq!(of(other), None, "{other}");
+            assert_eq!(of(other, "0 kB", "0 kB"), [], "{other}");
         }
+        let none = "Anonymous:  0 kB\nSwap:  0 kB\n";
+        let two = format!("{program}\n{none}4000-5000 rw-p 00000000 00:00 0 [heap]\n{none}");
+        assert_eq!(unwritten(&two), [(0x1000, 0x2000)]);
+        let swap_alone = format!("{program}\n{none}4000-5000 r--p 0 fd:00 12 /usr/bin/gpu-steward\nSwap:  0 kB\n");
+        assert_eq!(unwritten(&swap_alone), [(0x1000, 0x2000)]);
+    }
+
+    /// What is released is really mapped by this process, and the program runs on.
+    #[test]
+    fn the_mappings_of_this_process_are_found_and_can_be_released() {
+        let smaps = std::fs::read_to_string("/proc/self/smaps").unwrap();
+        let found = unwritten(&smaps);
+        let code = (once as fn()) as usize;
+        assert!(found.iter().any(|(begin, len)| (*begin..begin + len).contains(&code)), "{found:x?}, {code:x}");
+        let constant = "text that the program reads again".as_ptr() as usize;
+        assert!(found.iter().any(|(begin, len)| (*begin..begin + len).contains(&constant)), "{found:x?}, {constant:x}");
+        once();
+        assert_eq!(unwritten("").len(), 0, "code and constants are read again from the file");
     }
 }

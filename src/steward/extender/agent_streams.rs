@@ -34,8 +34,8 @@ use tonic::{Request, Response, Status, Streaming};
 const WAITING: usize = 2;
 /// How long an agent may take to read a message.
 const READ_WITHIN: Duration = Duration::from_secs(10);
-/// How many messages beyond the allowed rate end a stream. Until then they wait, and so does the sender.
-const TOO_MANY: u32 = 64;
+/// How often messages may wait because the agent sends too many; each time a quarter of a second. Then the stream ends.
+const TOO_MANY: u32 = 16;
 
 /// Serves the streams.
 #[derive(Debug)]

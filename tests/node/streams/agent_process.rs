@@ -177,7 +177,7 @@ fn an_agent_moves_to_the_next_leader_and_runs_without_one() {
     let one = pod(&server, 50, 3000);
     eventually("an open node", SOON, || extender_fits(&follower, &one));
     follower.signal("-KILL");
-    agent.logs("cannot report to the extender");
+    agent.logs(&format!("the stream to the extender at {} has ended", follower.streams));
     let begun = Instant::now();
     let ended = agent.terminate();
     assert!(ended.status.success() && begun.elapsed() < Duration::from_secs(10), "{}", ended.log);

@@ -74,9 +74,9 @@ impl StreamClient {
         opened.map(|answers| StreamClient { runtime, sender, answers })
     }
 
-    /// Sends a message. The stream may have ended.
-    pub(super) fn send(&self, message: AgentMessage) {
-        let _ = self.runtime.block_on(async { timeout(SOON, self.sender.send(message)).await.unwrap() });
+    /// Sends a message; `false` if the stream has ended.
+    pub(super) fn send(&self, message: AgentMessage) -> bool {
+        self.runtime.block_on(async { timeout(SOON, self.sender.send(message)).await.unwrap() }).is_ok()
     }
 
     /// The next message of the extender, or why the stream has ended.
