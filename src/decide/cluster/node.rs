@@ -36,7 +36,8 @@ pub(super) struct NodeIdentity {
     pub(super) place: usize,
 }
 
-/// One node of the cluster.
+/// One node of the cluster. Its fields are one state: each change of its pods, its Node or its agent is about several of
+/// them, and what a filter call sees of the node depends on nearly all.
 #[derive(Clone, Debug)]
 pub struct NodeClaims {
     name: NodeName,
