@@ -34,6 +34,8 @@ mod hami_metrics;
 mod port;
 mod stream_port;
 mod streams;
+#[cfg(test)]
+mod simulation;
 
 use crate::args;
 use crate::exit::Exit;
