@@ -323,10 +323,22 @@ impl Binder {
                 () = self.stop.cancelled() => return,
                 () = sleep(backoff.pause()) => {}
             }
-            // The next bind of a pod that is not bound any more, after a restore of etcd, writes the same order.
-            if self.owner.claim_is_unshown(&order.uid) {
-                let _ = self.look(&order.uid, &order.pod, &order.node).await;
+            if !self.owner.claim_is_unshown(&order.uid) {
+                return;
             }
+            let looked = self.look(&order.uid, &order.pod, &order.node).await;
+            if matches!(looked, Looked::Unbound { .. }) {
+                self.is_taken_back(order);
+            }
+        }
+    }
+
+    /// A pod whose binding was written has no node: etcd was restored. Another order for it may be under way by now.
+    fn is_taken_back(&self, order: &BindOrder) {
+        let orders = self.orders.lock();
+        if !orders.contains_key(&order.uid) {
+            self.owner.bind_ended(&order.uid, BindOutcome::Refused);
+            self.owner.pod_is_unbound(&order.uid);
         }
     }
 }
