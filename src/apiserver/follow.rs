@@ -14,12 +14,12 @@
 //! is too large or cannot be read.
 
 use crate::absence::Absences;
+use crate::chance;
 use crate::client::{ApiAnswer, ApiClient, ReadAge, SILENCE};
 use crate::connect::ApiConnection;
 use crate::error::{ApiCall, ApiError, ApiFailure, ApiVerb};
 use crate::kind::Followed;
 use crate::store::{Answer, Delta, EventOutcome, GoneEvidence, Listed, Store};
-use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::Notify;
@@ -39,6 +39,27 @@ const MAX_DELTAS: usize = 4096;
 /// After so many lists in a row for which the server's cache was too old, the agent reads from etcd. If etcd was
 /// restored to an older state, the cache may never reach the version that the agent saw before.
 const BEHIND: u32 = 3;
+
+#[cfg(feature = "simulation")]
+thread_local! {
+    static STALE_LISTS: std::cell::Cell<bool> = const { std::cell::Cell::new(false) };
+}
+
+/// Makes the followers of this thread read their lists from caches: a mistake that a test plants.
+#[cfg(feature = "simulation")]
+pub fn plant_stale_lists(stale: bool) {
+    STALE_LISTS.set(stale);
+}
+
+#[cfg(feature = "simulation")]
+fn stale_lists() -> bool {
+    STALE_LISTS.get()
+}
+
+#[cfg(not(feature = "simulation"))]
+const fn stale_lists() -> bool {
+    false
+}
 
 /// Receives the reports of a [`Follower`].
 pub trait FollowListener<K: Followed>: Send {
@@ -192,6 +213,7 @@ impl<K: Followed, L: FollowListener<K>> Follower<K, L> {
 
     async fn list(&mut self) -> Result<String, ApiError> {
         let age = match &self.position.seen {
+            _ if stale_lists() => ReadAge::Any,
             // A cache answers in one piece whatever the limit, so pages come from etcd.
             _ if K::PAGE.is_some() => ReadAge::Newest,
             None => ReadAge::Any,
@@ -418,8 +440,7 @@ async fn presence<K: Followed>(
 
 /// A random time between half of `pause` and all of it, so that the agents do not all reconnect at the same moment.
 fn spread(pause: Duration) -> Duration {
-    let chance = RandomState::new().hash_one(Instant::now()) % 1024;
-    pause / 2 + pause.mul_f64(f64::from(u32::try_from(chance).unwrap_or(0)) / 2048.0)
+    pause / 2 + pause.mul_f64(f64::from(chance::below(1024)) / 2048.0)
 }
 
 #[cfg(test)]

@@ -17,6 +17,7 @@
 //! retry of one; a list that is older than what was seen; an object that counts as gone because a list, or a server
 //! that cannot be reached, does not show it.
 
+pub mod chance;
 pub mod resource;
 pub mod error;
 pub mod connect;

@@ -3,15 +3,37 @@
 use model::time::{Monotonic, Now, WallTime};
 use rustix::time::{ClockId, Timespec, clock_gettime};
 
+#[cfg(all(feature = "simulation", not(debug_assertions)))]
+compile_error!("a clock that a test sets is for test builds: a release build must not have the feature `simulation`");
+
+#[cfg(feature = "simulation")]
+thread_local! {
+    static SIMULATED: std::cell::Cell<Option<Now>> = const { std::cell::Cell::new(None) };
+}
+
+/// Sets both clocks of this thread; `None` gives it the machine's clocks again.
+#[cfg(feature = "simulation")]
+pub fn simulate(now: Option<Now>) {
+    SIMULATED.set(now);
+}
+
 /// Both clocks, now.
 #[must_use]
 pub fn now() -> Now {
+    #[cfg(feature = "simulation")]
+    if let Some(now) = SIMULATED.get() {
+        return now;
+    }
     Now { monotonic: monotonic(), wall: WallTime(nanos(clock_gettime(ClockId::Realtime)) / 1000) }
 }
 
 /// Nanoseconds since boot, including the time asleep.
 #[must_use]
 pub fn monotonic() -> Monotonic {
+    #[cfg(feature = "simulation")]
+    if let Some(now) = SIMULATED.get() {
+        return now.monotonic;
+    }
     Monotonic(nanos(clock_gettime(ClockId::Boottime)))
 }
 

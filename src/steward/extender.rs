@@ -10,6 +10,7 @@
 //!
 //! Only the leader decides and writes; another extender passes questions on to it, or answers 503 and names it.
 
+mod planted;
 mod convert;
 mod owner;
 mod leadership;
@@ -33,6 +34,8 @@ mod hami_metrics;
 mod port;
 mod stream_port;
 mod streams;
+#[cfg(test)]
+mod simulation;
 
 use crate::args;
 use crate::exit::Exit;
@@ -248,6 +251,7 @@ impl Extender {
         let stop = self.lifecycle.stop();
         self.lifecycle.must_run(name, async move {
             tokio::select! {
+                biased;
                 () = stop.cancelled() => {}
                 () = Box::pin(follower.run()) => {}
             }

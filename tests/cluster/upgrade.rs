@@ -113,5 +113,5 @@ fn no_pod_fails_while_all_agents_are_replaced_and_the_extender_places_pods() {
         });
     });
     placed.run("app=load", pods as usize);
-    assert_eq!(placed.check(), pods as usize);
+    assert_eq!(placed.check(placed.extender_address()), pods as usize);
 }

@@ -185,8 +185,10 @@ fn slow_clients_and_ten_thousand_connections_keep_nobody_out() {
         }
     }
     works(&extender, &asks);
-    let connections = metric(&extender, "gpu_steward_extender_connections ");
-    assert!(connections <= 512.0, "{connections} are open");
+    // One that is being closed for a newer one counts until its task has ended.
+    eventually("at most 512 connections", SOON, || {
+        (metric(&extender, "gpu_steward_extender_connections ") <= 512.0).then_some(())
+    });
     let cut = metric(&extender, "gpu_steward_extender_connections_cut_total ");
     assert!(cut > 1000.0, "{cut} were cut, and {refused} could not be written to");
     assert!(anon_mib(&extender) < 150, "{} MiB", anon_mib(&extender));

@@ -69,8 +69,12 @@ impl ClusterState {
         now: Monotonic,
     ) -> Result<(), ReportRefusal> {
         let node = self.nodes.get_mut(name).ok_or(ReportRefusal::Replaced)?;
+        let before = node.closed();
         let link = node.agent_mut().filter(|link| link.stream == stream).ok_or(ReportRefusal::Replaced)?;
         link.change(change, now)?;
+        if node.closed() != before {
+            node.is_changed();
+        }
         self.touch(name);
         self.take_evidence(name);
         Ok(())
@@ -111,6 +115,7 @@ impl ClusterState {
                 && let Some(link) = node.agent_mut()
             {
                 link.state = LinkState::Away;
+                node.is_changed();
                 touched.insert(name.clone());
             }
             !away

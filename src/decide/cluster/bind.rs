@@ -7,7 +7,7 @@ use super::node::NodeClaims;
 use super::state::{ClusterState, Home};
 use crate::ledger::ClaimState;
 use crate::placement::{CountedClaims, NodeRefusal, place};
-use model::claim::Claim;
+use model::claim::{Claim, DeviceShare};
 use model::id::{NodeName, PodRef, PodUid};
 
 /// What is to be written at the API server for one pod.
@@ -127,6 +127,34 @@ impl ClusterState {
         self.forget_proposal(uid);
         self.homes.insert(uid.clone(), Home { node: name.clone(), pod: request.pod.clone() });
         Ok(BindOrder { uid: uid.clone(), pod: request.pod, node: name.clone(), claim: placement.claim, epoch })
+    }
+
+    /// The order of a reservation again, with the epoch of this term. `None` where the pod has no reservation, or where the
+    /// claims of other pods leave no room for it: another leader has placed them meanwhile, and the order must not be
+    /// written now.
+    #[must_use]
+    pub fn order_again(&self, uid: &PodUid) -> Option<BindOrder> {
+        let home = self.homes.get(uid)?;
+        let node = self.nodes.get(&home.node)?;
+        let held = node.ledger().get(uid)?;
+        let mut others = node.clone();
+        others.release(uid);
+        let has_room = |share: &DeviceShare| {
+            // A device that is gone holds nothing else.
+            let Some(device) = others.devices().devices.iter().find(|device| device.uuid == share.device) else {
+                return true;
+            };
+            let (own, mut sum, capacity) = (held.demand(&share.device), device.claimed, device.capacity);
+            sum.add(own);
+            let cores = u32::try_from(capacity.cores).unwrap_or(u32::MAX);
+            sum.memory <= capacity.memory
+                && sum.cores <= capacity.cores
+                && sum.containers <= capacity.slots
+                && !own.clashes_with(device.claimed, cores)
+        };
+        let (node, claim) = (home.node.clone(), held.claim.clone());
+        let room = claim.shares().all(has_room);
+        room.then(|| BindOrder { uid: uid.clone(), pod: home.pod.clone(), node, claim, epoch: self.epoch })
     }
 
     /// Takes in the outcome of a write. Only a refusal releases the reservation; after a lost answer the same order must

@@ -122,6 +122,11 @@ impl Doubts {
         self.unknown.first().cloned().map(ClosedReason::UnknownClaim).or_else(unreadable).or_else(intruder)
     }
 
+    /// The scheduler of a pod's claim.
+    pub(super) fn origin(&self, uid: &PodUid) -> Option<ClaimOrigin> {
+        self.origins.get(uid).copied()
+    }
+
     /// The claim of a pod is from this scheduler; `None` where none made it, or the pod is gone.
     pub(super) fn origin_is(&mut self, uid: &PodUid, origin: Option<ClaimOrigin>) {
         let before = match origin {

@@ -36,7 +36,7 @@ impl ClusterState {
     pub fn claim_is_from(&mut self, uid: &PodUid, origin: Option<ClaimOrigin>) {
         let Some(node) = self.homes.get(uid).map(|home| home.node.clone()) else { return };
         if let Some(home) = self.nodes.get_mut(&node) {
-            home.doubts_mut().origin_is(uid, origin);
+            home.claim_is_from(uid, origin);
         }
         self.touch(&node);
     }

@@ -69,7 +69,6 @@ impl ClusterState {
         let mut verdict = FilterVerdict {
             fit: Vec::with_capacity(nodes.len()),
             explained: Vec::with_capacity(nodes.len()),
-            refused: Vec::with_capacity(nodes.len()),
             scoring: self.scoring(&request),
             ..FilterVerdict::default()
         };
@@ -165,14 +164,13 @@ impl ClusterState {
     /// The verdict about one node: the kept one where the node has not changed since.
     fn verdict(&self, kept: &mut Verdicts, request: &PlacementRequest, name: &str) -> Verdict {
         let node = self.nodes.get(name).ok_or_else(|| NodeRefusal::whole(RefusalReason::NodeUnregistered))?;
-        // Whether a node is closed changes more often than its devices, and is known at once.
-        if node.closed().is_some() {
-            return Err(NodeRefusal::whole(RefusalReason::NodeClosed));
-        }
         kept.of(node.identity().place, node.version(), || self.judge(request, node).map(|(judged, _)| judged))
     }
 
     fn judge(&self, request: &PlacementRequest, node: &NodeClaims) -> Result<(Judged, Placement), NodeRefusal> {
+        if node.closed().is_some() {
+            return Err(NodeRefusal::whole(RefusalReason::NodeClosed));
+        }
         if node.devices().devices.is_empty() {
             return Err(NodeRefusal::whole(RefusalReason::NodeUnregistered));
         }

@@ -1,7 +1,7 @@
 //! One node of the cluster: its GPUs, the claims on them, and whether it takes new ones.
 
 use super::agent_link::{AgentLink, LinkState};
-use super::closed::{ClosedReason, Doubts};
+use super::closed::{ClaimOrigin, ClosedReason, Doubts};
 use crate::ledger::{ClaimState, DeviceDemand, Ledger, demand_of};
 use crate::placement::{Capacity, DeviceFitness, DeviceKind, PlacementDevice, PlacementNode};
 use model::agent_stream::AgentPhase;
@@ -36,7 +36,8 @@ pub(super) struct NodeIdentity {
     pub(super) place: usize,
 }
 
-/// One node of the cluster. It has one field for each source of what is known of it: the Node, its pods, the filter, its agent.
+/// One node of the cluster. Its fields are one state: each change of its pods, its Node or its agent is about several of
+/// them, and what a filter call sees of the node depends on nearly all.
 #[derive(Clone, Debug)]
 pub struct NodeClaims {
     name: NodeName,
@@ -51,7 +52,7 @@ pub struct NodeClaims {
     doubts: Doubts,
     /// Which one of all nodes that were ever known it is, and its place among those that are known now.
     identity: NodeIdentity,
-    /// Number of changes of its devices, their claims and its proposals, on which a verdict about an open node depends.
+    /// Number of changes of what a verdict about it depends on: its devices, their claims, its proposals, and what closes it.
     changes: u64,
     /// The agent's stream; `None` where the agent has never opened one to this leader.
     agent: Option<AgentLink>,
@@ -112,6 +113,7 @@ impl NodeClaims {
 
     /// What of its pods is not known, to change it.
     pub(super) fn doubts_mut(&mut self) -> &mut Doubts {
+        self.changes += 1;
         &mut self.doubts
     }
 
@@ -146,14 +148,20 @@ impl NodeClaims {
         self.agent.as_ref()
     }
 
-    /// The same, to change it.
+    /// The same, to change it. Where that opens or closes the node, [`NodeClaims::is_changed`] must follow.
     pub(super) fn agent_mut(&mut self) -> Option<&mut AgentLink> {
         self.agent.as_mut()
     }
 
     /// Sets the agent's stream.
     pub(super) fn set_agent(&mut self, agent: Option<AgentLink>) {
+        self.changes += 1;
         self.agent = agent;
+    }
+
+    /// Something has changed on which a verdict about the node depends.
+    pub(super) fn is_changed(&mut self) {
+        self.changes += 1;
     }
 
     /// Pods that have ended and still hold their GPUs.
@@ -192,6 +200,9 @@ impl NodeClaims {
     /// Takes over the Node as it is now. A register that cannot be read leaves the devices as they were known last, so
     /// that the claims on them stay visible, and closes the node.
     pub(super) fn is(&mut self, facts: &NodeFacts, kinds: &mut dyn FnMut(&RegisteredGpu) -> Arc<DeviceKind>) {
+        // Most new versions of a Node are about something else.
+        let before = (self.uid.take(), self.unreadable.take());
+        self.changes += u64::from(before.0.is_none() || before.1.is_some() || facts.register.is_err());
         self.uid = Some(facts.uid.clone());
         let register = match &facts.register {
             Ok(register) => register,
@@ -228,18 +239,19 @@ impl NodeClaims {
         for uid in self.proposals.keys().cloned().collect::<Vec<_>>() {
             self.add_proposed(&uid);
         }
-        // Most new versions of a Node are about something else.
         self.changes += u64::from(self.devices != before);
     }
 
     /// The newest version of the Node cannot be read. Its devices stay as they were known last.
     pub(super) fn is_unreadable(&mut self, why: &Arc<str>) {
+        self.changes += 1;
         self.unreadable = Some(Arc::clone(why));
     }
 
     /// The Node of this UID is gone from the API server.
     pub(super) fn gone(&mut self, uid: &ObjectUid) {
         if self.uid.as_ref() == Some(uid) {
+            self.changes += 1;
             self.uid = None;
             // A token for the Node that is gone is worth nothing any more.
             self.agent = None;
@@ -258,9 +270,8 @@ impl NodeClaims {
 
     /// Releases what a pod holds.
     pub(super) fn release(&mut self, uid: &PodUid) {
-        let doubts = self.doubts_mut();
-        doubts.unknown.remove(uid);
-        doubts.origin_is(uid, None);
+        self.claim_is_known(uid);
+        self.claim_is_from(uid, None);
         self.ending.remove(uid);
         let before = self.claimed_by(uid);
         self.ledger.remove(uid);
@@ -274,7 +285,16 @@ impl NodeClaims {
 
     /// The claim of this pod is known, or the pod has none.
     pub(super) fn claim_is_known(&mut self, uid: &PodUid) {
-        self.doubts_mut().unknown.remove(uid);
+        if self.doubts.unknown.contains(uid) {
+            self.doubts_mut().unknown.remove(uid);
+        }
+    }
+
+    /// Which scheduler wrote the claim of this pod; `None` where none did.
+    pub(super) fn claim_is_from(&mut self, uid: &PodUid, origin: Option<ClaimOrigin>) {
+        if self.doubts.origin(uid) != origin {
+            self.doubts_mut().origin_is(uid, origin);
+        }
     }
 
     /// Adds a proposal for a pod.

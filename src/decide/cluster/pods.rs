@@ -77,6 +77,16 @@ impl ClusterState {
         self.touch(&bound.node);
     }
 
+    /// A pod that was bound is at the API server without a node: etcd was restored to an older state. An order that is under
+    /// way keeps its reservation.
+    pub fn pod_is_unbound(&mut self, uid: &PodUid) {
+        let Some(home) = self.homes.get(uid).cloned() else { return };
+        let state = self.nodes.get(&home.node).and_then(|node| node.ledger().get(uid)).map(|claim| claim.state);
+        if state != Some(ClaimState::Assumed) {
+            self.release_at(&home.node, uid);
+        }
+    }
+
     /// A pod is gone from the API server, by evidence.
     pub fn pod_gone(&mut self, uid: &PodUid) {
         self.forget_proposal(uid);

@@ -67,7 +67,8 @@ pub(super) struct Home {
     pub(super) pod: PodRef,
 }
 
-/// The nodes, claims and proposals of the cluster. It has one field for each table and each queue of changes.
+/// The nodes, claims and proposals of the cluster. All fields are behind one lock, because a decision reads and changes most
+/// of them in one step; each file of this module has the methods for one job.
 #[derive(Debug)]
 pub struct ClusterState {
     pub(super) rules: ClusterRules,

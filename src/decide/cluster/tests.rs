@@ -157,6 +157,43 @@ fn bind_reserves_at_once_and_repeats_its_order() {
 }
 
 #[test]
+fn an_order_is_written_again_with_the_epoch_of_the_term_and_only_where_it_has_room() {
+    let (first, second) = (slice(1, 60 * 1024), slice(2, 60 * 1024));
+    let mut cluster = cluster(1, 1);
+    assert_eq!(cluster.order_again(&first.uid), None, "no reservation");
+    cluster.filter(first.clone(), names(1), NOW);
+    let order = cluster.bind(&first.uid, &name(0)).unwrap();
+    cluster.lead(9);
+    assert_eq!(cluster.order_again(&first.uid), Some(BindOrder { epoch: 9, ..order.clone() }));
+    // Another leader has given the GPU to another pod.
+    cluster.pod_is(&second.uid, Some(&bound(&second, &name(0), PodClaim::Given(order.claim.clone()))));
+    assert_eq!(cluster.order_again(&first.uid), None);
+    cluster.pod_gone(&second.uid);
+    assert!(cluster.order_again(&first.uid).is_some());
+}
+
+#[test]
+fn a_restore_of_etcd_takes_back_a_claim_but_not_the_reservation_of_an_order_under_way() {
+    let request = slice(1, 1000);
+    let mut cluster = cluster(1, 1);
+    cluster.filter(request.clone(), names(1), NOW);
+    let order = cluster.bind(&request.uid, &name(0)).unwrap();
+    cluster.pod_is_unbound(&request.uid);
+    assert_eq!(claimed_mib(&cluster, &name(0)), 1000, "assumed");
+    cluster.pod_is(&request.uid, Some(&bound(&request, &name(0), PodClaim::Given(order.claim))));
+    cluster.pod_is_unbound(&request.uid);
+    assert_eq!((claimed_mib(&cluster, &name(0)), cluster.claim_of(&request.uid)), (0, None));
+    cluster.filter(request.clone(), names(1), NOW);
+    assert!(cluster.bind(&request.uid, &name(0)).is_ok(), "it is placed anew");
+    // A pod whose claim cannot be read closes its node no longer.
+    let other = slice(2, 1000);
+    cluster.pod_is(&other.uid, Some(&bound(&other, &name(0), PodClaim::None)));
+    assert!(cluster.node(&name(0)).unwrap().closed().is_some());
+    cluster.pod_is_unbound(&other.uid);
+    assert_eq!(cluster.node(&name(0)).unwrap().closed(), None);
+}
+
+#[test]
 fn only_evidence_releases_a_reservation() {
     let request = slice(1, 1000);
     let reserved = || {

@@ -2,9 +2,9 @@
 //! changed since.
 //!
 //! Pods of one Deployment or Job ask the same of every node. A verdict depends on that and on the node alone, so it holds
-//! until the node changes: a claim or a proposal on it, or its register. The number of a node and the count of its changes say
-//! whether a verdict still holds, so nothing has to be removed when a node changes. A closed node is refused before it is
-//! looked up here.
+//! until the node changes: a claim or a proposal on it, its register, or that it is closed. The number of a node
+//! and the count of its changes say whether a verdict still holds, so nothing has to be removed when a node changes, and the
+//! lookup reads no more of a node than these two.
 //!
 //! What must never happen here: a verdict for a request that differs in anything that placement reads.
 

@@ -13,13 +13,14 @@ use super::convert;
 use super::events::{PodEventReason, PodEvents};
 use super::leadership::Leadership;
 use super::owner::ClusterOwner;
+use super::planted::{PlantedMistake, planted};
 use apiserver::ApiError;
 use apiserver::client::{ApiClient, ReadAge};
 use decide::cluster::{BindOrder, BindOutcome, BindRefusal};
 use decide::ledger::ClaimState;
 use model::backoff::Backoff;
 use model::claim::Claim;
-use model::id::{NodeName, PodUid};
+use model::id::{NodeName, PodRef, PodUid};
 use model::pod::Pod;
 use parking_lot::Mutex;
 use sources::clock;
@@ -44,6 +45,12 @@ const MOST: usize = 2_000;
 const FIRST: Duration = Duration::from_millis(100);
 /// See [`FIRST`].
 const LONGEST: Duration = Duration::from_secs(5);
+
+/// How long the pod watch may need to show a binding before the pod is read. A watch that works needs less than a second,
+/// and a new list some seconds.
+const UNSEEN: Duration = Duration::from_secs(20);
+/// Longest pause between two such reads, of which only one must be answered.
+const LONGEST_UNSEEN: Duration = Duration::from_secs(30);
 
 /// The result of an order: `None` while it is not known.
 type BindResult = Option<Result<(), Arc<str>>>;
@@ -80,6 +87,21 @@ enum Shown {
     Unknown(String),
 }
 
+/// What a read of the pod has shown.
+enum Looked {
+    /// It is bound as ordered.
+    Bound,
+    /// It is not bound by the order and never will be.
+    Never(String),
+    /// It has no node.
+    Unbound {
+        /// It is being deleted.
+        deleted: bool,
+    },
+    /// Nothing.
+    Nothing(String),
+}
+
 impl Binder {
     /// Binds a pod to a node. Returns once that is known to have happened or to have failed, or after [`ANSWER_WITHIN`].
     ///
@@ -88,8 +110,15 @@ impl Binder {
     pub(super) async fn bind(self: &Arc<Self>, args: &ExtenderBindingArgs) -> Result<(), Arc<str>> {
         let ExtenderBindingArgs { uid, pod, node } = args;
         let bound = |(at, state): (NodeName, ClaimState)| at == *node && state != ClaimState::Assumed;
+        // kube-scheduler asks again for a pod that is bound after a lost answer, or after a restore of etcd, which takes
+        // the node away again. One read tells the two apart.
         if self.owner.claim_of(uid).is_some_and(bound) {
-            return Ok(());
+            match self.look(uid, pod, node).await {
+                Looked::Bound => return Ok(()),
+                Looked::Unbound { deleted: false } => self.owner.pod_is_unbound(uid),
+                Looked::Unbound { deleted: true } => return Err("the pod is being deleted".into()),
+                Looked::Never(why) | Looked::Nothing(why) => return Err(why.into()),
+            }
         }
         let until = Instant::now() + ANSWER_WITHIN;
         let mut result = loop {
@@ -108,6 +137,9 @@ impl Binder {
             Ok(Ok(result)) => result.clone().unwrap_or(Ok(())),
             Ok(Err(_)) => Err("the extender is stopping".into()),
             Err(_) => {
+                if planted(PlantedMistake::ReleaseAtDeadline) {
+                    self.owner.bind_ended(uid, BindOutcome::Refused);
+                }
                 Err("the API server has not answered yet; the binding is written again until its outcome is known"
                     .into())
             }
@@ -136,6 +168,7 @@ impl Binder {
             let result = binder.carry_out(&order).await;
             binder.ended(&order, &result);
             let _ = sender.send(Some(result));
+            binder.confirm(&order).await;
         });
         Ok(receiver)
     }
@@ -161,10 +194,16 @@ impl Binder {
         // Whether an earlier POST may still be carried out.
         let mut open = false;
         loop {
-            let shown = if self.leadership.decides() && !self.stop.is_cancelled() {
+            let writes = self.leadership.decides() && !self.stop.is_cancelled();
+            // An order of an earlier term is written with the epoch of this one, and only where the claims that another
+            // leader has written meanwhile leave it room.
+            let again = if writes && open { self.owner.order_again(&order.uid) } else { None };
+            let shown = if writes && !open {
                 self.post(order, open).await
+            } else if let Some(again) = again {
+                self.post(&again, open).await
             } else if open {
-                Shown::Unknown("this extender leads no longer".to_owned())
+                self.only_look(order).await
             } else {
                 Shown::Never("this extender leads no longer; it has written nothing".to_owned())
             };
@@ -186,8 +225,9 @@ impl Binder {
                 }
             }
             tokio::select! {
-                () = sleep(backoff.pause()) => {}
+                biased;
                 () = self.stop.cancelled() => return Err("the extender is stopping, and the outcome is not known".into()),
+                () = sleep(backoff.pause()) => {}
             }
             if let Some(result) = self.seen(order) {
                 return result;
@@ -216,36 +256,89 @@ impl Binder {
         match refused {
             Some(404 | 409) => self.read(order, open, &error).await,
             Some(400..=499) if !open => Shown::Never(error.to_string()),
+            _ if planted(PlantedMistake::LostAnswerIsRefusal) => Shown::Never(error.to_string()),
             _ => Shown::Unknown(error.to_string()),
         }
     }
 
     /// Reads the pod after its binding was refused: it may be bound already, by this order or another, or be gone.
     async fn read(&self, order: &BindOrder, open: bool, refused: &ApiError) -> Shown {
-        let pod = match self.client.get_pod(&order.pod, &ReadAge::Newest).await {
+        match self.look(&order.uid, &order.pod, &order.node).await {
+            Looked::Bound => Shown::Bound,
+            Looked::Never(why) => Shown::Never(why),
+            // A pod that is being deleted is never bound any more, also not by an older write.
+            Looked::Unbound { deleted } if deleted || !open => Shown::Never(refused.to_string()),
+            Looked::Unbound { .. } => Shown::Unknown(refused.to_string()),
+            Looked::Nothing(why) => Shown::Unknown(why),
+        }
+    }
+
+    /// Reads the pod while this process may not write.
+    async fn only_look(&self, order: &BindOrder) -> Shown {
+        match self.look(&order.uid, &order.pod, &order.node).await {
+            Looked::Bound => Shown::Bound,
+            Looked::Never(why) => Shown::Never(why),
+            Looked::Unbound { deleted: true } => Shown::Never("the pod is being deleted".to_owned()),
+            Looked::Unbound { .. } => {
+                Shown::Unknown("this extender leads no longer, or other pods have the GPUs by now".to_owned())
+            }
+            Looked::Nothing(why) => Shown::Unknown(why),
+        }
+    }
+
+    /// Reads the pod as it is in etcd now, and takes over what it shows.
+    async fn look(&self, uid: &PodUid, name: &PodRef, node: &NodeName) -> Looked {
+        let pod = match self.client.get_pod(name, &ReadAge::Newest).await {
             Ok(bytes) => wire::pod::decode(&bytes).map_err(|why| why.to_string()),
             Err(error) if error.refusal().is_some_and(|refusal| refusal.code == 404 && refusal.is_status) => {
-                self.owner.pod_gone(&order.uid);
-                return Shown::Never("the pod is gone".to_owned());
+                self.owner.pod_gone(uid);
+                return Looked::Never("the pod is gone".to_owned());
             }
             Err(error) => Err(error.to_string()),
         };
         let pod: Pod = match pod {
             Ok(pod) => pod,
-            Err(why) => return Shown::Unknown(why),
+            Err(why) => return Looked::Nothing(why),
         };
-        if pod.uid != order.uid {
-            self.owner.pod_gone(&order.uid);
-            return Shown::Never("the pod is gone; another pod has its name".to_owned());
+        if pod.uid != *uid {
+            self.owner.pod_gone(uid);
+            return Looked::Never("the pod is gone; another pod has its name".to_owned());
         }
         match &pod.node {
-            Some(node) => {
-                self.owner.pod_is(&pod);
-                if *node == order.node { Shown::Bound } else { Shown::Never(format!("the pod is bound to {node}")) }
+            None => Looked::Unbound { deleted: pod.deleted_at.is_some() },
+            Some(at) => {
+                self.owner.pod_was_read(&pod);
+                if at == node { Looked::Bound } else { Looked::Never(format!("the pod is bound to {at}")) }
             }
-            // A pod that is being deleted is never bound any more, also not by an older write.
-            None if !open || pod.deleted_at.is_some() => Shown::Never(refused.to_string()),
-            None => Shown::Unknown(refused.to_string()),
+        }
+    }
+
+    /// Waits until the pod watch has shown the pod bound or gone. A watch that broke may never show a pod that was gone before
+    /// the next list, so the pod is read where that takes long.
+    async fn confirm(&self, order: &BindOrder) {
+        let mut backoff = Backoff::new(UNSEEN, LONGEST_UNSEEN);
+        while self.owner.claim_is_unshown(&order.uid) {
+            tokio::select! {
+                biased;
+                () = self.stop.cancelled() => return,
+                () = sleep(backoff.pause()) => {}
+            }
+            if !self.owner.claim_is_unshown(&order.uid) {
+                return;
+            }
+            let looked = self.look(&order.uid, &order.pod, &order.node).await;
+            if matches!(looked, Looked::Unbound { .. }) {
+                self.is_taken_back(order);
+            }
+        }
+    }
+
+    /// A pod whose binding was written has no node: etcd was restored. Another order for it may be under way by now.
+    fn is_taken_back(&self, order: &BindOrder) {
+        let orders = self.orders.lock();
+        if !orders.contains_key(&order.uid) {
+            self.owner.bind_ended(&order.uid, BindOutcome::Refused);
+            self.owner.pod_is_unbound(&order.uid);
         }
     }
 }

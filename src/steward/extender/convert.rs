@@ -1,12 +1,15 @@
 //! Turns objects of the API server into what the cluster's state takes over.
 
+use super::planted::{PlantedMistake, planted};
 use decide::cluster::{BindOrder, BoundPod, ClaimOrigin, NodeFacts};
-use model::claim::BindPhase;
+use model::claim::{BindPhase, PodClaim};
 use model::followed_node::FollowedNode;
+use model::gpu_pod::GpuPod;
 use model::id::GpuUuid;
 use model::placement::PlacementRequest;
 use model::pod::Pod;
 use model::registered::RegisteredGpu;
+use model::request::ContainerRole;
 use model::time::WallTime;
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
@@ -21,8 +24,22 @@ use wire::{claim_version, cordon, gpu_pod, links, register};
 /// The pod as one that is bound; `None` for a pod without a node.
 pub(super) fn bound_pod(pod: &Pod, rules: &RequestRules) -> Option<BoundPod> {
     let node = pod.node.clone()?;
-    let gpu_pod = gpu_pod::of(pod, rules, &node);
+    let mut gpu_pod = gpu_pod::of(pod, rules, &node);
+    if planted(PlantedMistake::ForgottenInitContainer) {
+        forget_init_containers(gpu_pod.as_mut());
+    }
+    if planted(PlantedMistake::UnknownClaimIgnored) {
+        gpu_pod = gpu_pod.filter(|pod| matches!(pod.claim, PodClaim::Given(_)));
+    }
     Some(BoundPod { node, gpu_pod })
+}
+
+/// The mistake of that name.
+fn forget_init_containers(pod: Option<&mut GpuPod>) {
+    let Some(GpuPod { requests, claim: PodClaim::Given(claim), .. }) = pod else { return };
+    for (_, shares) in requests.iter().zip(claim).filter(|(request, _)| request.role == ContainerRole::Init) {
+        shares.clear();
+    }
 }
 
 /// Which scheduler wrote the pod's claim; `None` where it has none, or where the agent made it.

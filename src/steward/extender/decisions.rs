@@ -1,14 +1,13 @@
 //! The last decisions, for `GET /api/v1/decisions`.
 
-use super::explain::{Explained, NodeScore};
-use decide::cluster::Scoring;
+use super::explain::FilterDetail;
 use model::id::{PodRef, PodUid};
 use model::time::WallTime;
 use parking_lot::Mutex;
 use serde_json::{Value, json};
 use std::collections::VecDeque;
 
-/// Decisions that are kept: those of some minutes. One with 20 nodes that fit and 20 that do not takes about 4 KiB.
+/// Decisions that are kept: those of some minutes. One with 20 nodes that fit and 20 that do not takes about 5 KiB.
 const KEPT: usize = 1_000;
 /// Nodes of one decision that are kept by name. A decision about 5,000 nodes would take half a MiB.
 pub(super) const NODES: usize = 20;
@@ -23,12 +22,8 @@ pub(super) struct Decision {
     pub(super) verb: &'static str,
     /// One sentence.
     pub(super) result: String,
-    /// The nodes with their scores and terms, the best ones first.
-    pub(super) scores: Vec<(Box<str>, i64, Explained)>,
-    /// What the scores have in common.
-    pub(super) scoring: Scoring,
-    /// What the pod asked and how the nodes compare, as JSON; empty where there is nothing to add.
-    pub(super) detail: String,
+    /// Of a filter decision: what the pod asked, and how the nodes compare.
+    pub(super) detail: Option<Box<FilterDetail>>,
 }
 
 /// The last decisions, oldest first.
@@ -60,15 +55,10 @@ impl Decisions {
 
 impl Decision {
     fn json(&self) -> Value {
-        let scores: Vec<Value> = self
-            .scores
-            .iter()
-            .map(|(node, score, explained)| {
-                NodeScore { node, score: *score, explained: *explained }.json(&self.scoring)
-            })
-            .collect();
-        // It was written by this program.
-        let detail: Value = serde_json::from_str(&self.detail).unwrap_or_default();
+        let (scores, detail) = match &self.detail {
+            Some(detail) => (detail.scores(), detail.json()),
+            None => (Vec::new(), Value::Null),
+        };
         json!({
             "at": wire::timestamp::to_rfc3339_micros(self.at), "pod": self.pod.to_string(), "uid": self.uid.as_str(),
             "verb": self.verb, "result": self.result, "scores": scores, "detail": detail,
@@ -87,9 +77,7 @@ mod tests {
             pod: PodRef { namespace: "ml".into(), name: format!("p{n}").into() },
             verb: "filter",
             result: String::new(),
-            scores: vec![("n1".into(), 121, Explained::default())],
-            scoring: Scoring::default(),
-            detail: String::new(),
+            detail: Some(Box::default()),
         }
     }
 

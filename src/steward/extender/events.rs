@@ -175,6 +175,7 @@ impl EventWriter {
         let permits = Arc::new(Semaphore::new(AT_ONCE));
         loop {
             let event = tokio::select! {
+                biased;
                 () = stop.cancelled() => return,
                 event = self.queue.recv() => match event {
                     Some(event) => event,

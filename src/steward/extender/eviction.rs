@@ -7,7 +7,7 @@ use model::backoff::Backoff;
 use model::id::{PodRef, PodUid};
 use model::pod::Pod;
 use parking_lot::Mutex;
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::Notify;
@@ -27,7 +27,7 @@ const MOST: usize = 10_000;
 /// The marked pods.
 #[derive(Debug, Default)]
 pub(super) struct Evictor {
-    marked: Mutex<HashMap<PodUid, MarkedPod>>,
+    marked: Mutex<BTreeMap<PodUid, MarkedPod>>,
     changed: Notify,
 }
 
@@ -72,6 +72,7 @@ impl Evictor {
                 None => now + LONGEST,
             };
             tokio::select! {
+                biased;
                 () = stop.cancelled() => return,
                 () = self.changed.notified() => {}
                 () = sleep_until(wait) => {}

@@ -1,7 +1,10 @@
-//! Explains a filter decision: how the score of a node was made, and the text of each refusal.
+//! Explains a filter decision: how the score of a node was made, and the text of each refusal. What is kept of a decision
+//! becomes text only when somebody asks for it.
 
-use decide::cluster::{ExplainedScore, FilterVerdict, RefusedNode, Scoring};
+use decide::cluster::{ExplainedScore, FilterVerdict, RefusalSummary, RefusedNode, Scoring};
+use decide::placement::NodeRefusal;
 use model::placement::NodePolicy;
+use model::request::ContainerRequest;
 use serde_json::{Value, json};
 use std::fmt::Write;
 use wire::extender::FailedNode;
@@ -49,9 +52,66 @@ pub(super) fn best<'a>(verdict: &FilterVerdict, names: &[&'a str], most: usize) 
     best
 }
 
-/// What the scores of one decision have in common.
-pub(super) fn scoring(scoring: &Scoring) -> Value {
-    json!({ "node_policy": policy(scoring), "score_step": scoring.step })
+/// What is kept of a filter decision.
+#[derive(Clone, Debug, Default)]
+pub(super) struct FilterDetail {
+    /// What the containers request.
+    pub(super) requests: Vec<ContainerRequest>,
+    /// Nodes with their scores, the best ones first.
+    pub(super) scores: Vec<(Box<str>, i64, Explained)>,
+    /// What the scores have in common.
+    pub(super) scoring: Scoring,
+    /// Nodes that do not fit.
+    pub(super) refused: Vec<KeptRefusal>,
+    /// The node that is expected to take the pod.
+    pub(super) proposed: Option<Box<str>>,
+}
+
+/// A node that does not fit.
+#[derive(Clone, Debug)]
+pub(super) struct KeptRefusal {
+    pub(super) node: Box<str>,
+    pub(super) why: NodeRefusal,
+    /// Why it takes no new claims, where that is the reason.
+    pub(super) closed: Option<String>,
+}
+
+impl FilterDetail {
+    /// The scores with their terms.
+    pub(super) fn scores(&self) -> Vec<Value> {
+        let one = |(node, score, explained): &(Box<str>, i64, Explained)| {
+            NodeScore { node, score: *score, explained: *explained }.json(&self.scoring)
+        };
+        self.scores.iter().map(one).collect()
+    }
+
+    /// The rest.
+    pub(super) fn json(&self) -> Value {
+        let asks = self.requests.iter().map(|container| {
+            json!({
+                "container": &*container.container,
+                "gpus": container.slots,
+                "memory": container.memory.map(|memory| format!("{memory:?}")),
+                "cores": container.cores.map(|cores| cores.0),
+            })
+        });
+        let scoring = json!({ "node_policy": policy(&self.scoring), "score_step": self.scoring.step });
+        json!({
+            "asks": asks.collect::<Vec<Value>>(), "scoring": scoring, "proposed": self.proposed.as_deref(),
+            "refused": self.refused.iter().map(KeptRefusal::json).collect::<Vec<Value>>(),
+        })
+    }
+}
+
+impl KeptRefusal {
+    fn json(&self) -> Value {
+        let node = RefusedNode { place: 0, why: self.why.clone() };
+        let why = RefusalSummary::of(std::slice::from_ref(&node), &[&*self.node]).to_string();
+        match &self.closed {
+            Some(closed) => json!({ "node": &*self.node, "why": why, "closed": closed }),
+            None => json!({ "node": &*self.node, "why": why }),
+        }
+    }
 }
 
 fn policy(scoring: &Scoring) -> &'static str {

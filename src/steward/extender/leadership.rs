@@ -10,13 +10,14 @@
 //! before it won.
 
 use super::owner::ClusterOwner;
+use super::planted::{PlantedMistake, planted};
 use apiserver::ApiError;
+use apiserver::chance;
 use apiserver::lease::LeaseClient;
 use decide::election::{ElectionChange, ElectionStep, Elector};
 use model::lease::StoredLease;
 use parking_lot::Mutex;
 use sources::clock;
-use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
 use tokio::sync::Notify;
 use tokio::time::{Instant, timeout};
@@ -61,7 +62,9 @@ impl Leadership {
     /// Who decides at this moment.
     pub(super) fn leader(&self) -> Leader {
         let state = self.state.lock();
-        match (state.elector.leads(clock::monotonic()), state.caught_up) {
+        let leads = state.elector.leads(clock::monotonic())
+            || planted(PlantedMistake::EndlessTerm) && state.elector.leads_until().is_some();
+        match (leads, state.caught_up) {
             (false, _) => {
                 let own = state.elector.identity();
                 Leader::Other(state.elector.holder().filter(|holder| *holder != own).cloned())
@@ -112,11 +115,12 @@ impl Leadership {
                 owner.forget_agents();
             }
             led = leads;
-            let pause = times.pause(u32::try_from(RandomState::new().hash_one(Instant::now()) % 100).unwrap_or(0));
+            let pause = times.pause(chance::below(100));
             let until = Instant::now() + pause;
             loop {
                 self.catch_up(&owner);
                 tokio::select! {
+                    biased;
                     () = stop.cancelled() => return self.release(&lease).await,
                     () = tokio::time::sleep_until(until) => break,
                     // The sender is the owner, which lives as long as this task.
@@ -196,7 +200,8 @@ impl Leadership {
     fn catch_up(&self, owner: &ClusterOwner) {
         let mut state = self.state.lock();
         let Some(won) = state.won.filter(|_| !state.caught_up) else { return };
-        if !owner.listed_since(won) || !state.elector.leads(clock::monotonic()) {
+        let listed = owner.listed_since(won) || planted(PlantedMistake::NoListAfterWin);
+        if !listed || !state.elector.leads(clock::monotonic()) {
             return;
         }
         state.caught_up = true;

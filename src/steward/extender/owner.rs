@@ -6,6 +6,7 @@
 //! microseconds.
 
 use super::convert;
+use super::planted::{PlantedMistake, planted};
 use decide::cluster::{
     BindOrder, BindOutcome, BindRefusal, ClosingChange, ClusterRules, ClusterState, FilterVerdict, ReportRefusal,
     StreamId,
@@ -20,7 +21,7 @@ use model::pod::Pod;
 use model::time::Monotonic;
 use parking_lot::Mutex;
 use sources::clock;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::watch;
@@ -42,6 +43,8 @@ pub(super) struct Lists {
 #[derive(Debug)]
 pub(super) struct ClusterOwner {
     cluster: Mutex<ClusterState>,
+    /// Pods of orders that the pod watch has not shown bound yet; each has a task of the binder until it has.
+    unshown: Mutex<HashSet<PodUid>>,
     rules: RequestRules,
     lists: watch::Sender<Lists>,
 }
@@ -83,7 +86,12 @@ pub(super) struct ClaimedShare {
 impl ClusterOwner {
     pub(super) fn new(rules: ClusterRules, requests: RequestRules) -> ClusterOwner {
         let lists = watch::Sender::new(Lists::default());
-        ClusterOwner { cluster: Mutex::new(ClusterState::new(rules)), rules: requests, lists }
+        ClusterOwner {
+            cluster: Mutex::new(ClusterState::new(rules)),
+            unshown: Mutex::default(),
+            rules: requests,
+            lists,
+        }
     }
 
     /// How amounts of resources become requests.
@@ -91,8 +99,28 @@ impl ClusterOwner {
         &self.rules
     }
 
-    /// Takes over a pod.
+    /// Takes over a pod that the watch shows.
     pub(super) fn pod_is(&self, pod: &Pod) {
+        if pod.node.is_some() {
+            self.unshown.lock().remove(&pod.uid);
+        }
+        self.take_over(pod);
+    }
+
+    /// Takes over a pod that was read by its name, unless the watch has shown it: what it shows is as new, and comes in order.
+    pub(super) fn pod_was_read(&self, pod: &Pod) {
+        if self.unshown.lock().contains(&pod.uid) {
+            self.take_over(pod);
+        }
+    }
+
+    fn take_over(&self, pod: &Pod) {
+        if pod.ended() && planted(PlantedMistake::EndedPodHolds) {
+            return;
+        }
+        if pod.node.is_none() && planted(PlantedMistake::UnboundIsEvidence) {
+            self.cluster.lock().bind_ended(&pod.uid, BindOutcome::Refused);
+        }
         let (bound, origin) = (convert::bound_pod(pod, &self.rules), convert::origin(pod));
         let mut cluster = self.cluster.lock();
         cluster.pod_is(pod.cgroup_uid(), bound.as_ref());
@@ -125,8 +153,14 @@ impl ClusterOwner {
         self.cluster.lock().take_closings()
     }
 
+    /// A pod that was bound has no node any more, by evidence.
+    pub(super) fn pod_is_unbound(&self, uid: &PodUid) {
+        self.cluster.lock().pod_is_unbound(uid);
+    }
+
     /// A pod is gone, by evidence.
     pub(super) fn pod_gone(&self, uid: &PodUid) {
+        self.unshown.lock().remove(uid);
         self.cluster.lock().pod_gone(uid);
     }
 
@@ -162,6 +196,16 @@ impl ClusterOwner {
         [lists.pods, lists.nodes].iter().all(|begun| begun.is_some_and(|begun| begun >= moment))
     }
 
+    /// Whether a pod has a claim and the watch has not shown it bound since its order was made.
+    pub(super) fn claim_is_unshown(&self, uid: &PodUid) -> bool {
+        let claimed = self.cluster.lock().claim_of(uid).is_some();
+        let mut unshown = self.unshown.lock();
+        if !claimed {
+            unshown.remove(uid);
+        }
+        unshown.contains(uid)
+    }
+
     /// Sets the epoch of the claims that are made from now on.
     pub(super) fn lead(&self, epoch: u64) {
         self.cluster.lock().lead(epoch);
@@ -190,7 +234,20 @@ impl ClusterOwner {
     pub(super) fn bind(&self, uid: &PodUid, node: &NodeName) -> Result<BindOrder, BindRefusal> {
         let mut cluster = self.cluster.lock();
         cluster.agents_at(clock::monotonic());
-        cluster.bind(uid, node)
+        let reserved = cluster.claim_of(uid).is_some();
+        let order = cluster.bind(uid, node);
+        if order.is_ok() && !reserved {
+            self.unshown.lock().insert(uid.clone());
+        }
+        if order.is_ok() && planted(PlantedMistake::NoReservation) {
+            cluster.bind_ended(uid, BindOutcome::Refused);
+        }
+        order
+    }
+
+    /// The order of a pod's reservation again, if it may be written now.
+    pub(super) fn order_again(&self, uid: &PodUid) -> Option<BindOrder> {
+        self.cluster.lock().order_again(uid)
     }
 
     /// An agent has reported everything.
@@ -234,6 +291,12 @@ impl ClusterOwner {
     /// Takes in the outcome of a bind.
     pub(super) fn bind_ended(&self, uid: &PodUid, outcome: BindOutcome) {
         self.cluster.lock().bind_ended(uid, outcome);
+    }
+
+    /// The whole state, for a test.
+    #[cfg(test)]
+    pub(super) fn inspect<R>(&self, look: impl FnOnce(&ClusterState) -> R) -> R {
+        look(&self.cluster.lock())
     }
 
     /// The node of a pod's claim, and how far the claim has come.

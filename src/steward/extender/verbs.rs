@@ -4,14 +4,15 @@ use super::binder::Binder;
 use super::convert;
 use super::decisions::{Decision, Decisions, NODES};
 use super::events::{PodEventReason, PodEvents};
-use super::explain::{self, Explained, NodeScore, ReasonTexts};
+use super::explain::{self, FilterDetail, KeptRefusal, NodeScore, ReasonTexts};
 use super::measures::Measures;
 use super::owner::ClusterOwner;
-use decide::cluster::{FilterVerdict, RefusalSummary, RefusedNode, Scoring};
+use decide::cluster::{FilterVerdict, RefusalSummary, RefusedNode};
+use decide::placement::RefusalReason;
 use model::id::PodUid;
 use model::placement::PlacementRequest;
 use model::pod::Pod;
-use serde_json::{Value, json};
+use model::request::ContainerRequest;
 use sources::clock;
 use std::sync::Arc;
 use wire::extender::{self, ExtenderArgs, FailedNode, NodeVictims};
@@ -36,20 +37,8 @@ enum Asked {
     Unreadable(String),
 }
 
-/// A decision in words, the scores of nodes, and details.
-struct Outcome {
-    result: String,
-    scores: Vec<(Box<str>, i64, Explained)>,
-    scoring: Scoring,
-    detail: String,
-}
-
-impl Outcome {
-    /// One without nodes and details.
-    fn plain(result: String) -> Outcome {
-        Outcome { result, scores: Vec::new(), scoring: Scoring::default(), detail: String::new() }
-    }
-}
+/// A decision in words, and details.
+type Outcome = (String, Option<Box<FilterDetail>>);
 
 /// A body that is no question of the verb, as a sentence.
 pub(super) type BadQuestion = String;
@@ -70,23 +59,23 @@ impl Verbs {
                 let failed: Vec<FailedNode<'_>> =
                     (0..nodes.len()).map(|place| FailedNode { place, reason: &why, unresolvable: true }).collect();
                 self.events.send(&pod.uid, &pod.name, PodEventReason::FilteringFailed, why.clone());
-                self.record(&pod, "filter", Outcome::plain(why.clone()));
+                self.record(&pod, "filter", (why.clone(), None));
                 return Ok(extender::encode_filter(&nodes, &[], &failed));
             }
             Asked::Gpus(request) => *request,
         };
         let names: Vec<&str> = nodes.names().collect();
-        let detail = asks(&request);
+        let requests = request.requests.clone();
         let verdict = self.owner.filter(request, &names);
         let reasons = ReasonTexts::of(&verdict.refused);
         let failed: Vec<FailedNode<'_>> = reasons.failed(&verdict.refused);
         let answer = extender::encode_filter(&nodes, &verdict.fit, &failed);
-        self.filtered(&pod, &names, &verdict, detail);
+        self.filtered(&pod, &names, &verdict, requests);
         Ok(answer)
     }
 
     /// Events, log lines and the record of a filter decision.
-    fn filtered(&self, pod: &Pod, names: &[&str], verdict: &FilterVerdict, mut detail: Value) {
+    fn filtered(&self, pod: &Pod, names: &[&str], verdict: &FilterVerdict, requests: Vec<ContainerRequest>) {
         let name = |place: usize| names.get(place).copied().unwrap_or_default();
         if tracing::enabled!(tracing::Level::TRACE) {
             for node in &verdict.refused {
@@ -119,17 +108,23 @@ impl Verbs {
             tracing::trace!(pod = %pod.name, "pod {}: {text}", pod.name);
         }
         self.events.send(&pod.uid, &pod.name, reason, text.clone());
-        let why = |node: &RefusedNode| RefusalSummary::of(std::slice::from_ref(node), names).to_string();
-        let refused = verdict.refused.iter().take(NODES).map(|node| match self.owner.closed(name(node.place)) {
-            Some(closed) => json!({ "node": name(node.place), "why": why(node), "closed": closed }),
-            None => json!({ "node": name(node.place), "why": why(node) }),
+        let closed = |node: &RefusedNode| {
+            let is_closed = node.why.reasons().any(|(reason, _)| reason == RefusalReason::NodeClosed);
+            is_closed.then(|| self.owner.closed(name(node.place))).flatten()
+        };
+        let refused = verdict.refused.iter().take(NODES).map(|node| KeptRefusal {
+            node: name(node.place).into(),
+            why: node.why.clone(),
+            closed: closed(node),
         });
-        detail["refused"] = refused.collect();
-        detail["proposed"] = verdict.proposed.map(name).into();
-        detail["scoring"] = explain::scoring(&verdict.scoring);
-        let shown = scores.iter().take(NODES).map(|score| (score.node.into(), score.score, score.explained));
-        let (scores, scoring, detail) = (shown.collect(), verdict.scoring, detail.to_string());
-        self.record(pod, "filter", Outcome { result: text, scores, scoring, detail });
+        let detail = FilterDetail {
+            requests,
+            scores: scores.iter().take(NODES).map(|best| (best.node.into(), best.score, best.explained)).collect(),
+            scoring: verdict.scoring,
+            refused: refused.collect(),
+            proposed: verdict.proposed.map(|place| name(place).into()),
+        };
+        self.record(pod, "filter", (text, Some(Box::new(detail))));
     }
 
     /// `/prioritize`: the scores of the nodes.
@@ -163,7 +158,7 @@ impl Verbs {
             }
         };
         let text = format!("evictions make room on {} nodes", kept.len());
-        self.record(&question.pod, "preempt", Outcome::plain(text));
+        self.record(&question.pod, "preempt", (text, None));
         Ok(extender::encode_preemption(&kept))
     }
 
@@ -186,9 +181,7 @@ impl Verbs {
             pod: args.pod,
             verb: "bind",
             result,
-            scores: Vec::new(),
-            scoring: Scoring::default(),
-            detail: String::new(),
+            detail: None,
         });
         Ok(extender::encode_binding_error(&why))
     }
@@ -201,26 +194,8 @@ impl Verbs {
         }
     }
 
-    fn record(&self, pod: &Pod, verb: &'static str, outcome: Outcome) {
+    fn record(&self, pod: &Pod, verb: &'static str, (result, detail): Outcome) {
         let (uid, pod): (PodUid, _) = (pod.uid.clone(), pod.name.clone());
-        let Outcome { result, scores, scoring, detail } = outcome;
-        self.decisions.add(Decision { at: clock::now().wall, uid, pod, verb, result, scores, scoring, detail });
+        self.decisions.add(Decision { at: clock::now().wall, uid, pod, verb, result, detail });
     }
-}
-
-/// What the pod asks, for the record of a decision.
-fn asks(request: &PlacementRequest) -> Value {
-    let containers: Vec<Value> = request
-        .requests
-        .iter()
-        .map(|container| {
-            json!({
-                "container": &*container.container,
-                "gpus": container.slots,
-                "memory": container.memory.map(|memory| format!("{memory:?}")),
-                "cores": container.cores.map(|cores| cores.0),
-            })
-        })
-        .collect();
-    json!({ "asks": containers })
 }

@@ -1,0 +1,80 @@
+//! Mistakes that a test plants into the extender, to show that the simulation finds them. Outside tests no mistake can be
+//! planted, and the compiler leaves out the code of all of them.
+//!
+//! What must never happen here: a mistake in a program that is not a test.
+
+/// A mistake.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(not(test), expect(dead_code, reason = "only tests plant a mistake"))]
+pub(super) enum PlantedMistake {
+    /// A new leader decides before it has read the lists that were begun after its win.
+    NoListAfterWin,
+    /// The list that a new leader reads comes from a cache of the API server.
+    StaleRelist,
+    /// A leader decides although its term is over by its own clock.
+    EndlessTerm,
+    /// An epoch on a pod does not raise the own one.
+    EpochRepeats,
+    /// A reservation is released when kube-scheduler gets no answer in time.
+    ReleaseAtDeadline,
+    /// A binding without an answer counts as refused, and the pod is placed again.
+    LostAnswerIsRefusal,
+    /// A bind reserves nothing.
+    NoReservation,
+    /// A reservation is released when the pod watch shows the pod without a node.
+    UnboundIsEvidence,
+    /// A pod that is gone keeps its claim.
+    GonePodHolds,
+    /// A pod that is being deleted counts as gone.
+    DeletionMarkIsGone,
+    /// A pod that has ended keeps its claim.
+    EndedPodHolds,
+    /// What init containers claim is not counted.
+    ForgottenInitContainer,
+    /// A pod that holds GPUs without a claim does not close its node.
+    UnknownClaimIgnored,
+}
+
+#[cfg(test)]
+impl PlantedMistake {
+    /// All of them.
+    pub(super) const ALL: [PlantedMistake; 13] = [
+        PlantedMistake::NoListAfterWin,
+        PlantedMistake::StaleRelist,
+        PlantedMistake::EndlessTerm,
+        PlantedMistake::EpochRepeats,
+        PlantedMistake::ReleaseAtDeadline,
+        PlantedMistake::LostAnswerIsRefusal,
+        PlantedMistake::NoReservation,
+        PlantedMistake::UnboundIsEvidence,
+        PlantedMistake::GonePodHolds,
+        PlantedMistake::DeletionMarkIsGone,
+        PlantedMistake::EndedPodHolds,
+        PlantedMistake::ForgottenInitContainer,
+        PlantedMistake::UnknownClaimIgnored,
+    ];
+}
+
+#[cfg(test)]
+thread_local! {
+    static PLANTED: std::cell::Cell<Option<PlantedMistake>> = const { std::cell::Cell::new(None) };
+}
+
+/// Plants a mistake into all extenders of this thread, in place of an earlier one.
+#[cfg(test)]
+pub(super) fn plant(mistake: Option<PlantedMistake>) {
+    PLANTED.set(mistake);
+    apiserver::follow::plant_stale_lists(mistake == Some(PlantedMistake::StaleRelist));
+}
+
+/// Whether this mistake is planted.
+#[cfg(test)]
+pub(super) fn planted(mistake: PlantedMistake) -> bool {
+    PLANTED.get() == Some(mistake)
+}
+
+/// Whether this mistake is planted: never.
+#[cfg(not(test))]
+pub(super) const fn planted(_: PlantedMistake) -> bool {
+    false
+}

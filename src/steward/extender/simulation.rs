@@ -1,0 +1,176 @@
+//! A deterministic simulation of the whole cluster around extenders that are the product's own code. All that is random
+//! follows from one seed, and all times are simulated.
+//!
+//! ```text
+//!   extender, extender ──requests──▶ network ──▶ two API servers with caches ──▶ etcd
+//!     the product's tasks,            lost, late, refused,       lists, watches,      ▲
+//!     each on its own clock           denied                     restores             │
+//!   kube-scheduler ──questions──▶ the extenders' verbs       kubelets with agents ────┘
+//! ```
+//!
+//! A process may be left alone or dropped between any two steps of its tasks. After each step the invariants are checked, and
+//! from time to time all troubles end, and what must hold then is checked too.
+//!
+//! What must never happen here: a result that depends on anything but the seed; a message of an API server that a real one
+//! would never send.
+
+mod random;
+mod weather;
+mod object;
+mod etcd;
+mod network;
+mod api_server;
+mod process;
+mod machine;
+mod kube_scheduler;
+mod invariants;
+mod settled;
+mod trouble;
+mod world;
+mod scenarios;
+
+use super::planted::{PlantedMistake, plant};
+use parking_lot::Mutex;
+use random::Random;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use weather::SECOND;
+use world::World;
+
+/// Names the seed of one run.
+const SEED: &str = "GPU_STEWARD_SEED";
+/// Times between two moments at which everything settles, in a run.
+const ROUNDS: u64 = 2;
+
+/// How long the search for all planted mistakes may take. Most of them are found within a second or two.
+const PATIENCE: Duration = Duration::from_secs(150);
+
+/// A run that ended: the number of its steps, and the hash of all of them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Ran {
+    events: u64,
+    trace: u64,
+}
+
+/// A seed, and what it has broken.
+#[derive(Clone, Debug)]
+struct Broken {
+    seed: u64,
+    why: String,
+}
+
+/// Runs one seed.
+fn run(seed: u64) -> Result<Ran, Broken> {
+    play(&mut World::new(seed), seed)
+}
+
+fn play(world: &mut World, seed: u64) -> Result<Ran, Broken> {
+    let mut spans = Random::new(seed ^ 1);
+    for round in 0..ROUNDS {
+        let span = spans.between(15, 90) * SECOND;
+        world.run_until(world.now + span);
+        let settled = match world.failed.take() {
+            Some(why) => Err(why),
+            None => world.settle(),
+        };
+        if let Err(why) = settled {
+            let at = world.now / (SECOND / 1000);
+            return Err(Broken { seed, why: format!("{why} (round {round}, {at} ms, {} steps)", world.events) });
+        }
+        world.stir();
+    }
+    Ok(Ran { events: world.events, trace: world.trace })
+}
+
+/// Runs seeds from `first` on, on each processor, until one breaks something or it is enough. Returns the number of steps.
+fn search(first: u64, mistake: Option<PlantedMistake>, enough: &(dyn Fn(u64) -> bool + Sync)) -> Result<u64, Broken> {
+    let (next, events, broken) = (AtomicU64::new(first), AtomicU64::new(0), Mutex::new(None::<Broken>));
+    let threads = std::thread::available_parallelism().map_or(1, usize::from);
+    std::thread::scope(|scope| {
+        for _ in 0..threads {
+            scope.spawn(|| {
+                plant(mistake);
+                while !enough(events.load(Ordering::Relaxed)) && broken.lock().is_none() {
+                    match run(next.fetch_add(1, Ordering::Relaxed)) {
+                        Ok(ran) => drop(events.fetch_add(ran.events, Ordering::Relaxed)),
+                        Err(why) => *broken.lock() = Some(why),
+                    }
+                }
+                plant(None);
+            });
+        }
+    });
+    match broken.into_inner() {
+        None => Ok(events.into_inner()),
+        Some(broken) => Err(broken),
+    }
+}
+
+/// A seed that no earlier run had.
+fn new_seed() -> u64 {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    // Six digits more than the seconds, so that runs of one day do not overlap.
+    now.as_secs() * 1_000_000
+}
+
+fn panic_with(broken: &Broken) -> ! {
+    let Broken { seed, why } = broken;
+    panic!("seed {seed}: {why}\nagain: {SEED}={seed} tests/run simulate")
+}
+
+#[test]
+fn two_runs_of_one_seed_are_equal() {
+    for seed in 0..2 {
+        let [first, second] = [run(seed), run(seed)].map(|ran| ran.unwrap_or_else(|broken| panic_with(&broken)));
+        assert_eq!(first, second, "seed {seed}");
+    }
+}
+
+#[test]
+fn the_first_seeds_break_nothing() {
+    let events = search(0, None, &|events| events > 300_000).unwrap_or_else(|broken| panic_with(&broken));
+    assert!(events > 300_000);
+}
+
+#[test]
+#[ignore = "takes minutes of simulation: tests/run simulate"]
+fn new_seeds_break_nothing() {
+    if let Ok(seed) = std::env::var(SEED) {
+        let seed = seed.parse().unwrap_or_else(|why| panic!("{SEED} is not a number: {why}"));
+        let mut world = World::new(seed);
+        world.api.etcd.journal = Some(Vec::new());
+        let ran = play(&mut world, seed).unwrap_or_else(|broken| {
+            let journal = world.api.etcd.journal.take().unwrap_or_default();
+            println!("{}", journal.join("\n"));
+            panic_with(&broken)
+        });
+        println!("seed {seed}: {ran:?}");
+        return;
+    }
+    let (first, begun) = (new_seed(), Instant::now());
+    let long = std::env::var_os("GPU_STEWARD_LONG").is_some();
+    let (time, steps) = if long { (Duration::from_secs(600), 10_000_000) } else { (Duration::from_secs(120), 0) };
+    let enough = |events| events >= steps && begun.elapsed() >= time;
+    let events = search(first, None, &enough).unwrap_or_else(|broken| panic_with(&broken));
+    println!("{events} steps from seed {first} on broke nothing");
+}
+
+/// Each mistake is found before the time is over, and the seed that finds it breaks nothing without the mistake.
+#[test]
+#[ignore = "takes minutes of simulation: tests/run simulate"]
+fn each_planted_mistake_is_found() {
+    let (mut missed, end) = (Vec::new(), Instant::now() + PATIENCE);
+    for mistake in PlantedMistake::ALL {
+        let (first, begun) = (new_seed(), Instant::now());
+        match search(first, Some(mistake), &|_| Instant::now() >= end) {
+            Ok(events) => missed.push(format!("{mistake:?}: {events} steps from seed {first} on break nothing")),
+            Err(Broken { seed, why }) => {
+                println!("{mistake:?} is found after {} ms by seed {seed}: {why}", begun.elapsed().as_millis());
+                if let Err(broken) = run(seed) {
+                    panic_with(&broken);
+                }
+            }
+        }
+    }
+    assert!(missed.is_empty(), "{missed:#?}");
+}

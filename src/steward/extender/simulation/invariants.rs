@@ -1,0 +1,283 @@
+//! What must hold in every moment, and what must hold when everything has settled.
+//!
+//! | moment | what must hold |
+//! |---|---|
+//! | a container starts | the claims of started pods are not more than a GPU has |
+//! | a binding is carried out | the claims of bound pods are not more than a GPU has, unless another term's leader has written beside this one |
+//! | a binding is sent | the sender leads by its own clock; its older writes for the pod say the same |
+//! | an extender begins to decide | it knows every claim that was written before it won, and its epoch is larger than theirs |
+//! | kube-scheduler hears "bound" | the API server has bound the pod so |
+//! | everything has settled | see `settled.rs` |
+
+use super::api_server::Bound;
+use super::etcd::Etcd;
+use super::machine::{MIB, Machine, SLOTS};
+use super::network::Outgoing;
+use super::object::{SimPod, Taken};
+use super::process::Process;
+use super::weather::SECOND;
+use model::claim::Claim;
+use model::id::{GpuUuid, NodeName, PodUid};
+use model::time::Monotonic;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+use wire::annotation_keys::{ALLOCATED, EPOCH};
+
+/// So many looks at a process after its term is over by its own clock, a request that was begun before is sent.
+const GRACE: u32 = 12;
+
+/// How long an answer may be on its way.
+const ON_THE_WAY: u64 = 15 * SECOND;
+
+/// What a bound pod is known by.
+#[derive(Clone, Debug)]
+struct Written {
+    process: u64,
+    version: u64,
+    epoch: u64,
+    node: String,
+}
+
+/// The memory of the checks.
+#[derive(Debug, Default)]
+pub(super) struct Invariants {
+    /// The terms: the process that won, and the version of the Lease then.
+    terms: Vec<(u64, u64)>,
+    /// The simulated time of each of these versions.
+    won_at: BTreeMap<u64, u64>,
+    bound: BTreeMap<PodUid, Written>,
+    /// Node and claim in each write of a process for a pod that was carried out or may still be.
+    orders: BTreeMap<(u64, PodUid), BTreeMap<u64, (String, String)>>,
+    /// The version of the Lease with which the sender of each binding had won then.
+    sent: BTreeMap<u64, u64>,
+    /// When the last Lease that a process knows to be written was sent, by its own clock.
+    renewed: BTreeMap<u64, Monotonic>,
+    /// Looks at a process since its term was over.
+    over: BTreeMap<u64, u32>,
+    deciding: BTreeMap<u64, bool>,
+    /// When etcd was restored last.
+    restored: Option<u64>,
+}
+
+impl Invariants {
+    /// A Lease is written.
+    pub(super) fn lease(&mut self, holder: &str, version: u64, at: u64) {
+        let process = holder.strip_prefix("extender-").and_then(|number| number.parse().ok()).unwrap_or(0);
+        if self.terms.last().is_none_or(|(last, _)| *last != process) {
+            self.terms.push((process, version));
+            self.won_at.insert(version, at);
+        }
+    }
+
+    /// A process hears that its Lease is written.
+    pub(super) fn renewed(&mut self, process: u64, sent: Monotonic) {
+        let newest = self.renewed.entry(process).or_insert(sent);
+        *newest = sent.max(*newest);
+    }
+
+    /// A process has run.
+    pub(super) fn ran(&mut self, process: &mut Process, deadline: Duration, etcd: &Etcd) -> Result<(), String> {
+        let number = process.number;
+        let leads = self.renewed.get(&number).is_some_and(|sent| process.monotonic() < sent.after(deadline));
+        *self.over.entry(number).or_default() += 1;
+        if leads {
+            self.over.insert(number, 0);
+        }
+        let decides = process.decides();
+        if decides && !self.deciding.insert(number, decides).unwrap_or(false) {
+            self.begins(process, etcd)?;
+        }
+        self.deciding.insert(number, decides);
+        Ok(())
+    }
+
+    /// A process begins to decide.
+    fn begins(&mut self, process: &Process, etcd: &Etcd) -> Result<(), String> {
+        let number = process.number;
+        let Some((_, won)) = self.terms.iter().rev().find(|(one, _)| *one == number).copied() else {
+            // Its Lease may have been written before a restore of etcd.
+            let restored = self.restored.is_some_and(|at| etcd.now < at + ON_THE_WAY);
+            return if restored {
+                Ok(())
+            } else {
+                Err(format!("extender-{number} decides and has never held the Lease"))
+            };
+        };
+        for pod in etcd.pods().filter(|pod| !pod.ended() && pod.claim().is_some()) {
+            let Some(written) = self.bound.get(&pod.uid).filter(|written| written.version <= won) else { continue };
+            let known = process.believes(|cluster| cluster.claim_of(&pod.uid).map(|(node, _)| node.to_string()));
+            if known.as_deref() != Some(&written.node) {
+                return Err(format!(
+                    "extender-{number} decides and does not know that {} is bound to {} since version {}; it won at {won}",
+                    pod.name, written.node, written.version
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    /// A process sends a binding, which has this number. `arrives`: it will be carried out.
+    pub(super) fn sends(&mut self, process: u64, number: u64, request: &Outgoing, arrives: bool) -> Result<(), String> {
+        let (uid, body) = (binding_of(request)?, &request.body);
+        let annotation = |key: &str| body["metadata"]["annotations"][key].as_str().unwrap_or_default().to_owned();
+        if self.over.get(&process).is_none_or(|looks| *looks > GRACE) {
+            return Err(format!("extender-{process} sends a binding of {uid} and does not lead by its own clock"));
+        }
+        let order = (body["target"]["name"].as_str().unwrap_or_default().to_owned(), annotation(ALLOCATED));
+        let before = self.orders.entry((process, uid.clone())).or_default();
+        if let Some(before) = before.values().find(|before| **before != order) {
+            return Err(format!("extender-{process} has written {before:?} for {uid} and now writes {order:?}"));
+        }
+        if arrives {
+            before.insert(number, order);
+            self.sent
+                .insert(number, self.terms.iter().rev().find(|(one, _)| *one == process).map_or(0, |(_, won)| *won));
+        }
+        annotation(EPOCH).parse::<u64>().map(drop).map_err(|_| "a binding without an epoch".to_owned())
+    }
+
+    /// The API server has refused this binding.
+    pub(super) fn refused(&mut self, process: u64, number: u64, request: &Outgoing) {
+        if let Ok(uid) = binding_of(request)
+            && let Some(orders) = self.orders.get_mut(&(process, uid))
+        {
+            orders.remove(&number);
+        }
+    }
+
+    /// etcd was restored: nothing is known of what was written before.
+    pub(super) fn restored(&mut self, at: u64) {
+        self.restored = Some(at);
+        self.orders.clear();
+        self.bound.clear();
+        self.terms.clear();
+        self.won_at.clear();
+    }
+
+    /// A binding is carried out. It is the one of this number.
+    pub(super) fn bound(
+        &mut self,
+        (process, number): (u64, u64),
+        bound: &Bound,
+        etcd: &Etcd,
+        machines: &[Machine],
+    ) -> Result<(), String> {
+        let node = bound.pod.node.clone().unwrap_or_default();
+        let written = Written { process, version: bound.version, epoch: bound.epoch, node: node.clone() };
+        self.bound.insert(bound.pod.uid.clone(), written);
+        let sent = self.sent.get(&number).copied().unwrap_or(0);
+        self.epoch_is_new(process, sent, bound, etcd)?;
+        let Some(claim) = bound.pod.claim() else {
+            return Err(format!("{} is bound to {node} with a claim that cannot be read", bound.pod.name));
+        };
+        let Some(machine) = machines.iter().find(|machine| machine.name == node && machine.up) else { return Ok(()) };
+        if let Some(pod) = self.won_at.get(&sent).and_then(|won| unknown_on(etcd, &node, *won)) {
+            return Err(format!(
+                "extender-{process} binds {} to {node}, where {} holds GPUs and nobody knows which",
+                bound.pod.name, pod.name
+            ));
+        }
+        // The term in which it was sent, if that is still the newest one.
+        let current = self.terms.last().filter(|(_, won)| *won == sent);
+        for gpu in claim.shares().map(|share| &share.device) {
+            if !machine.gpus.iter().any(|one| one.uuid == *gpu) {
+                continue;
+            }
+            let Err(why) = fits(gpu, claims_on(etcd, &node).map(|(pod, claim)| pod.takes(&claim))) else { continue };
+            // A binding has no fence: it may be carried out after another leader has won.
+            let beside = |pod: &SimPod| self.bound.get(&pod.uid).filter(|beside| beside.process != process);
+            // After a restore of etcd there are claims again that the leader has seen end; it reads them soon.
+            let restored = self.restored.is_some_and(|at| etcd.now < at + ON_THE_WAY);
+            let late = restored
+                || current.is_none_or(|(_, won)| {
+                    let others =
+                        claims_on(etcd, &node).filter(|(_, claim)| claim.shares().any(|share| share.device == *gpu));
+                    others.into_iter().any(|(pod, _)| beside(pod).is_some_and(|beside| beside.version > *won))
+                });
+            if !late {
+                return Err(format!(
+                    "extender-{process} binds {} to {node} with epoch {}: {gpu} {why}",
+                    bound.pod.name, bound.epoch
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    /// The epoch is larger than those of all claims that other processes had written before this one won.
+    fn epoch_is_new(&self, process: u64, won: u64, bound: &Bound, etcd: &Etcd) -> Result<(), String> {
+        for pod in etcd.pods() {
+            let Some(other) = self.bound.get(&pod.uid).filter(|other| other.process != process) else { continue };
+            if other.version <= won && other.epoch >= bound.epoch {
+                return Err(format!(
+                    "extender-{process} writes epoch {} and extender-{} had written {} on {} before",
+                    bound.epoch, other.process, other.epoch, pod.name
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    /// kube-scheduler hears that a pod is bound.
+    pub(super) fn answered(&self, uid: &PodUid, node: &str, etcd: &Etcd) -> Result<(), String> {
+        // The binding may have been there before.
+        if self.restored.is_some_and(|at| etcd.now < at + ON_THE_WAY) {
+            return Ok(());
+        }
+        let bound = self.bound.get(uid).is_some_and(|written| written.node == node);
+        let stored = etcd.pods().any(|pod| pod.uid == *uid && pod.node.as_deref() == Some(node));
+        match bound || stored {
+            true => Ok(()),
+            false => Err(format!(
+                "kube-scheduler was told that {uid} is bound to {node}, and the API server has no such binding"
+            )),
+        }
+    }
+}
+
+/// The UID of the pod that a request binds.
+fn binding_of(request: &Outgoing) -> Result<PodUid, String> {
+    let uid = request.body["metadata"]["uid"].as_str().unwrap_or_default();
+    PodUid::parse(uid).map_err(|why| format!("a binding of no pod: {why}"))
+}
+
+/// A pod on a node that asks for GPUs and has no claim, and that was there a while before this moment.
+fn unknown_on<'a>(etcd: &'a Etcd, node: &str, before: u64) -> Option<&'a SimPod> {
+    let unknown = |pod: &&Arc<SimPod>| {
+        let here = pod.node.as_deref() == Some(node) && !pod.ended() && pod.slots() > 0;
+        here && pod.claim().is_none() && (pod.created + 2) * SECOND < before
+    };
+    etcd.pods().find(unknown).map(|pod| &**pod)
+}
+
+/// The pods on a node that hold something, with their claims.
+pub(super) fn claims_on<'a>(etcd: &'a Etcd, node: &'a str) -> impl Iterator<Item = (&'a SimPod, Claim)> {
+    let there = etcd.pods().filter(move |pod| pod.node.as_deref() == Some(node) && !pod.ended());
+    there.filter_map(|pod| Some((&**pod, pod.claim()?)))
+}
+
+/// Whether what pods take of a GPU is not more than it has.
+pub(super) fn fits(gpu: &GpuUuid, pods: impl Iterator<Item = BTreeMap<GpuUuid, Taken>>) -> Result<(), String> {
+    let all: Vec<Taken> = pods.filter_map(|takes| takes.get(gpu).copied()).collect();
+    let sum = all.iter().fold(Taken::default(), |sum, one| sum.plus(*one));
+    let alone = all.iter().all(|one| one.whole == 0) || all.len() == 1;
+    if sum.mib <= MIB && sum.cores <= 100 && sum.containers <= u64::from(SLOTS) && alone {
+        return Ok(());
+    }
+    Err(format!("is claimed more than once: {all:?}"))
+}
+
+/// Whether what runs on a machine is not more than its GPUs have.
+pub(super) fn started(machine: &Machine) -> Result<(), String> {
+    for gpu in &machine.gpus {
+        let running = machine.admitted.values().filter(|one| one.runs()).map(|one| one.holds.clone());
+        fits(&gpu.uuid, running).map_err(|why| format!("on {} {} {why} by started pods", machine.name, gpu.uuid))?;
+    }
+    Ok(())
+}
+
+/// The name as the product spells it.
+pub(super) fn node_name(name: &str) -> NodeName {
+    NodeName::parse(name).unwrap()
+}

@@ -1,0 +1,426 @@
+//! One machine: its GPUs, its kubelet, and its agent. The agent decides with the product's own allocator
+//! (`decide::allocator`, late binding); what the kubelet does around it is simulated.
+//!
+//! ```text
+//!   pod watch ──▶ admit: slots, tickets ──▶ start: NodeAllocator::start ──▶ status ──▶ end, deletion
+//! ```
+
+use super::api_server::ApiServers;
+use super::etcd::{Content, Did, Kind};
+use super::object::{ContainerIs, SimNode, SimPod, Taken};
+use super::random::Random;
+use decide::allocator::{NodeAllocator, SharedDevice, StartVerdict, WithoutClaim};
+use model::checkpoint::CheckpointEntry;
+use model::gpu_pod::GpuPod;
+use model::id::{ContainerKey, GpuUuid, NodeName, PodUid, Ticket};
+use model::registered::RegisteredGpu;
+use model::request::ContainerRole;
+use model::slot::Slot;
+use model::unit::{CorePercent, Mib};
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use wire::annotation_keys::{EVICT, REGISTER};
+use wire::resource::RequestRules;
+
+/// Slots of each GPU.
+pub(super) const SLOTS: u32 = 4;
+/// Memory of each GPU.
+pub(super) const MIB: u64 = 10_000;
+/// After so many refused starts the agent marks the pod for eviction.
+const REFUSALS: u32 = 3;
+
+/// A pod that the kubelet has admitted, or has failed.
+#[derive(Clone, Debug)]
+pub(super) struct Admitted {
+    pub(super) pod: Arc<SimPod>,
+    pub(super) containers: Vec<ContainerIs>,
+    phase: &'static str,
+    reported: bool,
+    refusals: u32,
+    /// What its containers hold of each GPU.
+    pub(super) holds: BTreeMap<GpuUuid, Taken>,
+}
+
+impl Admitted {
+    /// Whether a container of it is running.
+    pub(super) fn runs(&self) -> bool {
+        self.containers.contains(&ContainerIs::Running)
+    }
+
+    fn end(&mut self, phase: &'static str) {
+        for is in self.containers.iter_mut().filter(|is| **is == ContainerIs::Running) {
+            *is = ContainerIs::Terminated;
+        }
+        (self.phase, self.reported) = (phase, false);
+        self.holds.clear();
+    }
+}
+
+/// The process of the agent, which forgets all this at a restart.
+#[derive(Debug)]
+struct AgentProcess {
+    allocator: NodeAllocator,
+    version: u64,
+    listed: bool,
+}
+
+/// A machine. It has one field for each thing that a program on it keeps.
+#[derive(Debug)]
+pub(super) struct Machine {
+    pub(super) name: String,
+    /// Its Node exists.
+    pub(super) up: bool,
+    pub(super) gpus: Vec<RegisteredGpu>,
+    /// How many times it was installed.
+    installed: u32,
+    version: u64,
+    seen: BTreeMap<String, Arc<SimPod>>,
+    pub(super) admitted: BTreeMap<PodUid, Admitted>,
+    checkpoint: Vec<CheckpointEntry>,
+    agent: Option<AgentProcess>,
+    /// The agent's file of pods that have started.
+    started: BTreeSet<PodUid>,
+    tickets: u64,
+}
+
+impl Machine {
+    pub(super) fn new(number: usize, gpus: usize) -> Machine {
+        let name = format!("node-{number}");
+        let mut machine = Machine {
+            name,
+            up: false,
+            gpus: Vec::new(),
+            installed: 0,
+            version: 0,
+            seen: BTreeMap::new(),
+            admitted: BTreeMap::new(),
+            checkpoint: Vec::new(),
+            agent: None,
+            started: BTreeSet::new(),
+            tickets: 0,
+        };
+        machine.replace_gpus(number, gpus);
+        machine
+    }
+
+    /// Other GPUs are in the machine.
+    pub(super) fn replace_gpus(&mut self, number: usize, gpus: usize) {
+        self.installed += 1;
+        let gpu = |index: usize| RegisteredGpu {
+            uuid: GpuUuid::parse(&format!("GPU-{number:08x}-{:04x}-4000-8000-{index:012x}", self.installed)).unwrap(),
+            index: u32::try_from(index).unwrap(),
+            slots: SLOTS,
+            memory: Mib(MIB),
+            cores: CorePercent(100),
+            product: "NVIDIA H100".into(),
+            numa: 0,
+            mode: "hami-core".into(),
+            healthy: true,
+            mig_profiles: Vec::new(),
+        };
+        self.gpus = (0..gpus).map(gpu).collect();
+    }
+
+    /// The machine boots, and its kubelet makes the Node.
+    pub(super) fn boots(&mut self, api: &mut ApiServers, random: &mut Random) {
+        self.registers(api, random);
+        self.up = true;
+        self.relist(api);
+    }
+
+    /// The kubelet makes the Node.
+    fn registers(&mut self, api: &mut ApiServers, random: &mut Random) {
+        let uid = format!("uid-{}-{}", self.name, random.number());
+        let node = SimNode { uid, name: self.name.clone(), annotations: BTreeMap::new() };
+        api.etcd.put(Kind::Nodes, &self.name, Content::Node(Arc::new(node)));
+    }
+
+    /// The machine loses power; its Node is deleted.
+    pub(super) fn dies(&mut self, api: &mut ApiServers) {
+        api.etcd.delete(Kind::Nodes, &self.name);
+        self.up = false;
+        self.admitted.clear();
+        self.checkpoint.clear();
+        self.started.clear();
+        self.agent = None;
+    }
+
+    /// The agent ends. It comes back by itself.
+    pub(super) fn agent_ends(&mut self) {
+        self.agent = None;
+    }
+
+    /// Slots that kube-scheduler may count.
+    pub(super) fn allocatable(&self) -> u64 {
+        let healthy = self.gpus.iter().filter(|gpu| gpu.healthy).count();
+        if self.up && self.agent.is_some() { healthy as u64 * u64::from(SLOTS) } else { 0 }
+    }
+
+    /// Does one thing. Returns the pod whose container has started now, if one has.
+    pub(super) fn step(&mut self, api: &mut ApiServers, random: &mut Random) -> Option<PodUid> {
+        if !self.up {
+            return None;
+        }
+        match random.below(10) {
+            0..3 => self.watch(api, random),
+            3 => self.agent_registers(api, random),
+            4..6 => self.agent_watches(api),
+            6 => self.admit_one(random),
+            7..9 => return self.start_one(api, random),
+            _ => self.report(api),
+        }
+        None
+    }
+
+    fn relist(&mut self, api: &ApiServers) {
+        let own = api.etcd.pods().filter(|pod| pod.node.as_deref() == Some(&self.name));
+        self.seen = own.map(|pod| (pod.name.clone(), Arc::clone(pod))).collect();
+        self.version = api.etcd.version;
+        // After a restore of etcd the API server has an older status.
+        self.admitted.values_mut().for_each(|one| one.reported = false);
+    }
+
+    /// The kubelet takes over some changes of its pods.
+    fn watch(&mut self, api: &mut ApiServers, random: &mut Random) {
+        if self.version < api.etcd.compacted {
+            self.relist(api);
+        } else {
+            let changes = api.etcd.after(Kind::Pods, self.version);
+            let some = random.place(changes.len() + 1);
+            for change in &changes[..some] {
+                let pod = change.object.pod();
+                if pod.node.as_deref() == Some(&self.name) {
+                    match change.did {
+                        Did::Delete => self.seen.remove(&pod.name),
+                        _ => self.seen.insert(pod.name.clone(), Arc::clone(pod)),
+                    };
+                }
+                self.version = change.version;
+            }
+        }
+        let there: BTreeSet<PodUid> = self.seen.values().map(|pod| pod.uid.clone()).collect();
+        let gone: Vec<PodUid> = self.admitted.keys().filter(|uid| !there.contains(*uid)).cloned().collect();
+        gone.iter().for_each(|uid| self.forget(uid));
+        // One that is being deleted ends: first its containers, then the object.
+        let Some(pod) = self.seen.values().find(|pod| pod.deleted).cloned() else { return };
+        match self.admitted.get_mut(&pod.uid) {
+            Some(admitted) if admitted.runs() => admitted.end("Failed"),
+            _ => {
+                self.forget(&pod.uid);
+                self.seen.remove(&pod.name);
+                if api.etcd.pod(&pod.name).is_some_and(|now| now.uid == pod.uid) {
+                    api.etcd.delete(Kind::Pods, &pod.name);
+                }
+            }
+        }
+    }
+
+    fn forget(&mut self, uid: &PodUid) {
+        self.admitted.remove(uid);
+        self.checkpoint.retain(|row| row.holder.pod != *uid);
+    }
+
+    fn admit_one(&mut self, random: &mut Random) {
+        let waits = |pod: &&Arc<SimPod>| !pod.deleted && !pod.ended() && !self.admitted.contains_key(&pod.uid);
+        let Some(pod) = self.seen.values().find(waits).cloned() else { return };
+        let mut admitted = Admitted {
+            containers: vec![ContainerIs::Waiting; pod.shape.len()],
+            phase: "Pending",
+            reported: true,
+            refusals: 0,
+            holds: BTreeMap::new(),
+            pod,
+        };
+        // A pod of another scheduler may have taken the CPU.
+        match self.allocate(&admitted.pod, random).filter(|_| !random.chance(10)) {
+            Some(rows) => self.checkpoint.extend(rows),
+            None => admitted.end("Failed"),
+        }
+        self.admitted.insert(admitted.pod.uid.clone(), admitted);
+    }
+
+    /// Any free slots for each container, with a ticket of the agent; those of an init container serve again.
+    fn allocate(&mut self, pod: &SimPod, random: &mut Random) -> Option<Vec<CheckpointEntry>> {
+        self.agent.as_ref()?;
+        let healthy = self.gpus.iter().filter(|gpu| gpu.healthy);
+        let all = healthy.flat_map(|gpu| (0..4).map(|number| Slot { device: gpu.uuid.clone(), number }.to_string()));
+        let taken: BTreeSet<&str> = self.checkpoint.iter().flat_map(|row| row.ids.iter().map(|id| &**id)).collect();
+        let mut free: Vec<String> = all.filter(|id| !taken.contains(id.as_str())).collect();
+        let (mut reuse, mut rows): (Vec<String>, Vec<CheckpointEntry>) = (Vec::new(), Vec::new());
+        for shape in pod.shape.iter().filter(|shape| shape.gpus > 0) {
+            let mut ids: Vec<String> = Vec::new();
+            for _ in 0..shape.gpus {
+                let from = if reuse.is_empty() { &mut free } else { &mut reuse };
+                if from.is_empty() {
+                    return None;
+                }
+                ids.push(from.swap_remove(random.place(from.len())));
+            }
+            if shape.role == ContainerRole::Init {
+                reuse.extend(ids.iter().cloned());
+            }
+            self.tickets += 1;
+            let mut bytes = [0; 16];
+            bytes[..8].copy_from_slice(&random.number().to_be_bytes());
+            bytes[8..].copy_from_slice(&self.tickets.to_be_bytes());
+            rows.push(CheckpointEntry {
+                holder: ContainerKey { pod: pod.uid.clone(), container: shape.name.as_str().into() },
+                ids: ids.into_iter().map(Arc::from).collect(),
+                ticket: Some(Ticket::of_random(bytes)),
+                foreign: false,
+                early: false,
+            });
+        }
+        Some(rows)
+    }
+
+    /// The next container of some pod starts, or an init container ends.
+    fn start_one(&mut self, api: &mut ApiServers, random: &mut Random) -> Option<PodUid> {
+        let open: Vec<PodUid> =
+            self.admitted.iter().filter(|(_, one)| one.phase == "Pending").map(|(uid, _)| uid.clone()).collect();
+        if open.is_empty() {
+            return None;
+        }
+        let uid = random.one_of(&open.iter().collect::<Vec<_>>()).clone();
+        let admitted = self.admitted.get_mut(&uid)?;
+        let pod = Arc::clone(&admitted.pod);
+        let init_runs = |(shape, is): (&super::object::ContainerShape, &ContainerIs)| {
+            shape.role == ContainerRole::Init && *is == ContainerIs::Running
+        };
+        if let Some(at) = pod.shape.iter().zip(&admitted.containers).position(init_runs) {
+            admitted.containers[at] = ContainerIs::Terminated;
+            admitted.reported = false;
+            return None;
+        }
+        let Some(at) = admitted.containers.iter().position(|is| *is == ContainerIs::Waiting) else {
+            (admitted.phase, admitted.reported) = ("Running", false);
+            return None;
+        };
+        let shape = &pod.shape[at];
+        if shape.gpus > 0 {
+            let row =
+                self.checkpoint.iter().find(|row| row.holder.pod == uid && *row.holder.container == *shape.name)?;
+            let (ids, agent) = (row.ids.clone(), self.agent.as_mut()?);
+            if !agent.listed {
+                return None;
+            }
+            match agent.allocator.start(&ids, Some(&self.checkpoint)) {
+                StartVerdict::Fill { bound, .. } => {
+                    let claim = bound.into_iter().map(|one| one.device_shares).collect::<Vec<_>>();
+                    self.started.insert(uid.clone());
+                    assert!(!claim.is_empty(), "a start without a container");
+                }
+                StartVerdict::Wait(_) | StartVerdict::Foreign => return None,
+                StartVerdict::Refuse { .. } => {
+                    admitted.refusals += 1;
+                    if admitted.refusals == REFUSALS {
+                        mark(api, &pod);
+                        admitted.refusals = 0;
+                    }
+                    return None;
+                }
+            }
+            // A pod holds its whole claim from the start of its first container.
+            admitted.holds = pod.claim().map(|claim| pod.takes(&claim)).unwrap_or_default();
+        }
+        (admitted.containers[at], admitted.reported) = (ContainerIs::Running, false);
+        (shape.gpus > 0).then_some(uid)
+    }
+
+    /// The work of some running pod is done.
+    pub(super) fn end_one(&mut self, random: &mut Random) {
+        let running: Vec<PodUid> =
+            self.admitted.iter().filter(|(_, one)| one.phase == "Running").map(|(uid, _)| uid.clone()).collect();
+        if let Some(uid) = running.get(random.place(running.len())) {
+            let phase = random.one_of(&["Succeeded", "Failed"]);
+            self.admitted.get_mut(uid).into_iter().for_each(|one| one.end(phase));
+        }
+    }
+
+    /// The kubelet writes the status of one pod. The slots of one that has ended are free afterwards.
+    fn report(&mut self, api: &mut ApiServers) {
+        let Some((uid, admitted)) = self.admitted.iter_mut().find(|(_, one)| !one.reported) else { return };
+        admitted.reported = true;
+        if let Some(now) = api.etcd.pod(&admitted.pod.name).filter(|now| now.uid == *uid) {
+            let next = SimPod { phase: admitted.phase, containers: admitted.containers.clone(), ..SimPod::clone(now) };
+            api.etcd.put_pod(next);
+        }
+        if matches!(admitted.phase, "Succeeded" | "Failed") {
+            self.checkpoint.retain(|row| row.holder.pod != *uid);
+        }
+    }
+
+    /// The agent writes the GPUs of the machine on its Node.
+    fn agent_registers(&mut self, api: &mut ApiServers, random: &mut Random) {
+        if self.agent.is_none() {
+            let mut allocator = NodeAllocator::new(WithoutClaim::Auto, true);
+            allocator.recall(self.started.clone());
+            self.agent = Some(AgentProcess { allocator, version: 0, listed: false });
+        }
+        let Some(node) = api.etcd.get(Kind::Nodes, &self.name).map(|stored| SimNode::clone(stored.node())) else {
+            return self.registers(api, random);
+        };
+        let register = wire::register::encode(&self.gpus).unwrap();
+        if node.annotations.get(REGISTER) != Some(&register) {
+            let annotations = BTreeMap::from([(REGISTER.to_owned(), register)]);
+            api.etcd.put(Kind::Nodes, &self.name, Content::Node(Arc::new(SimNode { annotations, ..node })));
+        }
+        let device = |gpu: &RegisteredGpu| SharedDevice {
+            device: gpu.uuid.clone(),
+            index: gpu.index,
+            model: Arc::clone(&gpu.product),
+            slots: 4,
+            memory: gpu.memory.bytes(),
+            cores: gpu.cores.0,
+            numa: Some(0),
+            healthy: gpu.healthy,
+        };
+        let devices = self.gpus.iter().map(device).collect();
+        if let Some(agent) = &mut self.agent {
+            agent.allocator.set_devices(devices);
+        }
+    }
+
+    /// The agent takes over changes of the node's pods. A pod counts as gone only when no process of it is left.
+    fn agent_watches(&mut self, api: &ApiServers) {
+        let Some(agent) = &mut self.agent else { return };
+        let node = NodeName::parse(&self.name).unwrap();
+        let gpu_pod = |text: &str| {
+            let pod = wire::pod::decode(text.as_bytes()).unwrap();
+            wire::gpu_pod::of(&pod, &RequestRules::default(), &node)
+        };
+        let runs = |uid: &PodUid| self.admitted.get(uid).is_some_and(Admitted::runs);
+        if !agent.listed || agent.version < api.etcd.compacted {
+            let own = api.etcd.objects(Kind::Pods).values().filter(|pod| pod.pod().node.as_deref() == Some(&self.name));
+            let mut list: Vec<GpuPod> = own.filter_map(|stored| gpu_pod(&stored.text)).collect();
+            let left = self.admitted.keys().filter(|uid| runs(uid) && list.iter().all(|pod| pod.uid != **uid));
+            let left: Vec<GpuPod> = left.filter_map(|uid| agent.allocator.gpu_pod(uid).cloned()).collect();
+            list.extend(left);
+            agent.allocator.set_gpu_pods(list);
+            (agent.version, agent.listed) = (api.etcd.version, true);
+            return;
+        }
+        for change in api.etcd.after(Kind::Pods, agent.version) {
+            let pod = change.object.pod();
+            if pod.node.as_deref() == Some(&self.name) {
+                if change.did == Did::Delete && runs(&pod.uid) {
+                    return;
+                }
+                match gpu_pod(&change.object.text).filter(|_| change.did != Did::Delete) {
+                    Some(pod) => agent.allocator.set_gpu_pod(pod),
+                    None => agent.allocator.remove_gpu_pod(&pod.uid),
+                }
+            }
+            agent.version = change.version;
+        }
+        self.started.retain(|uid| agent.allocator.gpu_pod(uid).is_some());
+    }
+}
+
+/// The agent marks a pod that cannot start.
+fn mark(api: &mut ApiServers, pod: &SimPod) {
+    let Some(now) = api.etcd.pod(&pod.name).filter(|now| now.uid == pod.uid && now.claim().is_some()) else { return };
+    let mut next = SimPod::clone(now);
+    next.annotations.insert(EVICT.to_owned(), "DoesNotFit".to_owned());
+    api.etcd.put_pod(next);
+}

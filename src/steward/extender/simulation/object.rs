@@ -1,0 +1,199 @@
+//! The pods and Nodes of the simulated cluster, and how the API server shows them.
+
+use model::claim::Claim;
+use model::id::{GpuUuid, PodUid};
+use model::request::ContainerRole;
+use model::time::WallTime;
+use serde_json::{Value, json};
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use wire::annotation_keys::ALLOCATED;
+
+/// The namespace of all pods.
+pub(super) const NAMESPACE: &str = "ml";
+
+/// What a container asks for.
+#[derive(Clone, Debug)]
+pub(super) struct ContainerShape {
+    pub(super) name: String,
+    pub(super) role: ContainerRole,
+    pub(super) gpus: u32,
+    /// Memory of each GPU.
+    pub(super) mib: u64,
+    /// Percent of SM time; 0: none is named.
+    pub(super) cores: u32,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum ContainerIs {
+    Waiting,
+    Running,
+    Terminated,
+}
+
+/// A pod as it is stored. It has one field for each part of a pod that the programs of the cluster read.
+#[derive(Clone, Debug)]
+pub(super) struct SimPod {
+    pub(super) uid: PodUid,
+    pub(super) name: String,
+    /// Seconds.
+    pub(super) created: u64,
+    pub(super) node: Option<String>,
+    pub(super) annotations: BTreeMap<String, String>,
+    /// Init containers first.
+    pub(super) shape: Arc<[ContainerShape]>,
+    pub(super) deleted: bool,
+    pub(super) phase: &'static str,
+    pub(super) containers: Vec<ContainerIs>,
+}
+
+/// How much of a GPU is taken.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Taken {
+    pub(super) mib: u64,
+    pub(super) cores: u64,
+    pub(super) containers: u64,
+    /// Containers that claim all SM time.
+    pub(super) whole: u64,
+}
+
+impl Taken {
+    pub(super) fn plus(self, other: Taken) -> Taken {
+        Taken {
+            mib: self.mib + other.mib,
+            cores: self.cores + other.cores,
+            containers: self.containers + other.containers,
+            whole: self.whole + other.whole,
+        }
+    }
+
+    fn most(self, other: Taken) -> Taken {
+        Taken {
+            mib: self.mib.max(other.mib),
+            cores: self.cores.max(other.cores),
+            containers: self.containers.max(other.containers),
+            whole: self.whole.max(other.whole),
+        }
+    }
+}
+
+impl SimPod {
+    pub(super) fn ended(&self) -> bool {
+        matches!(self.phase, "Succeeded" | "Failed")
+    }
+
+    pub(super) fn started(&self) -> bool {
+        self.shape.iter().zip(&self.containers).any(|(shape, is)| shape.gpus > 0 && *is != ContainerIs::Waiting)
+    }
+
+    /// The number of GPUs that kube-scheduler counts: the sum of the app containers, or the largest init container.
+    pub(super) fn slots(&self) -> u64 {
+        let taken = |shape: &ContainerShape| Taken { containers: shape.gpus.into(), ..Taken::default() };
+        moments(&self.shape, |at| taken(&self.shape[at])).containers
+    }
+
+    /// The claim that stands on the pod.
+    pub(super) fn claim(&self) -> Option<Claim> {
+        let counts: Vec<u32> = self.shape.iter().map(|shape| shape.gpus).collect();
+        wire::claim::decode(ALLOCATED, self.annotations.get(ALLOCATED)?).ok()?.by_container(&counts).ok()
+    }
+
+    /// What a claim of this pod takes of each GPU. It is computed here anew, because the product's own sums are under test.
+    pub(super) fn takes(&self, claim: &Claim) -> BTreeMap<GpuUuid, Taken> {
+        let devices: BTreeSet<&GpuUuid> = claim.shares().map(|share| &share.device).collect();
+        let of = |device: &GpuUuid, at: usize| {
+            let shares = claim.get(at).into_iter().flatten().filter(|share| share.device == *device);
+            shares.fold(Taken::default(), |sum, share| {
+                let cores = share.cores.map_or(0, |cores| u64::from(cores.0));
+                let mib = share.memory.map_or(0, |memory| memory.0 >> 20);
+                sum.plus(Taken { mib, cores, containers: 1, whole: u64::from(cores >= 100) })
+            })
+        };
+        devices.into_iter().map(|device| (device.clone(), moments(&self.shape, |at| of(device, at)))).collect()
+    }
+
+    /// The JSON of the API server.
+    pub(super) fn text(&self, version: u64) -> String {
+        let mut metadata = json!({
+            "name": self.name, "namespace": NAMESPACE, "uid": self.uid.as_str(), "resourceVersion": version.to_string(),
+            "creationTimestamp": wire::timestamp::to_rfc3339(WallTime(self.created * 1_000_000)),
+            "annotations": self.annotations,
+        });
+        if self.deleted {
+            metadata["deletionTimestamp"] = metadata["creationTimestamp"].clone();
+        }
+        let [mut spec, mut status] = [json!({}), json!({ "phase": self.phase })];
+        if let Some(node) = &self.node {
+            spec["nodeName"] = node.as_str().into();
+        }
+        let [mut init, mut app, mut init_is, mut app_is] = [const { Vec::new() }; 4];
+        for (shape, is) in self.shape.iter().zip(&self.containers) {
+            let (list, list_is) =
+                if shape.role == ContainerRole::App { (&mut app, &mut app_is) } else { (&mut init, &mut init_is) };
+            list.push(shape.json());
+            list_is.push(is.json(&shape.name));
+        }
+        (spec["initContainers"], spec["containers"]) = (init.into(), app.into());
+        (status["initContainerStatuses"], status["containerStatuses"]) = (init_is.into(), app_is.into());
+        json!({ "metadata": metadata, "spec": spec, "status": status }).to_string()
+    }
+}
+
+impl ContainerShape {
+    fn json(&self) -> Value {
+        let mut limits = json!({});
+        if self.gpus > 0 {
+            limits["nvidia.com/gpu"] = self.gpus.to_string().into();
+            limits["nvidia.com/gpumem"] = self.mib.to_string().into();
+        }
+        if self.gpus > 0 && self.cores > 0 {
+            limits["nvidia.com/gpucores"] = self.cores.to_string().into();
+        }
+        let mut container = json!({ "name": self.name, "resources": { "limits": limits } });
+        if self.role == ContainerRole::Sidecar {
+            container["restartPolicy"] = "Always".into();
+        }
+        container
+    }
+}
+
+impl ContainerIs {
+    fn json(self, name: &str) -> Value {
+        let state = match self {
+            ContainerIs::Waiting => return json!({ "name": name, "state": { "waiting": {} } }),
+            ContainerIs::Running => json!({ "running": {} }),
+            ContainerIs::Terminated => json!({ "terminated": {} }),
+        };
+        json!({ "name": name, "containerID": format!("containerd://{:064x}", 7), "state": state })
+    }
+}
+
+/// The most that is taken at any moment: init containers run one after the other beside the sidecars before them, then
+/// everything else runs together.
+fn moments(shape: &[ContainerShape], of: impl Fn(usize) -> Taken) -> Taken {
+    let (mut beside, mut most) = (Taken::default(), Taken::default());
+    for (at, container) in shape.iter().enumerate() {
+        match container.role {
+            ContainerRole::Init => most = most.most(beside.plus(of(at))),
+            ContainerRole::Sidecar | ContainerRole::App => beside = beside.plus(of(at)),
+        }
+    }
+    most.most(beside)
+}
+
+/// A Node as it is stored.
+#[derive(Clone, Debug)]
+pub(super) struct SimNode {
+    pub(super) uid: String,
+    pub(super) name: String,
+    pub(super) annotations: BTreeMap<String, String>,
+}
+
+impl SimNode {
+    pub(super) fn text(&self, version: u64) -> String {
+        json!({ "kind": "PartialObjectMetadata", "metadata": {
+            "name": self.name, "uid": self.uid, "resourceVersion": version.to_string(), "annotations": self.annotations,
+        } })
+        .to_string()
+    }
+}

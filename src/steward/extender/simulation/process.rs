@@ -1,0 +1,189 @@
+//! One simulated process: the extender's own code on a runtime with a clock that the simulation sets. The process can be
+//! left alone between any two steps of its tasks (a pause), or dropped (a crash).
+
+use super::super::Extender;
+use super::super::measures::Verb;
+use super::network::{Outbox, SimulatedNetwork};
+use super::random::Random;
+use crate::settings::extender::{ExtenderSettings, LeaseSettings};
+use crate::settings::{Resources, value};
+use apiserver::{ApiConnection, chance};
+use decide::cluster::{ClusterRules, ClusterState};
+use decide::election::ElectionTimes;
+use model::id::NodeName;
+use model::time::{Monotonic, Now, WallTime};
+use parking_lot::Mutex;
+use sources::clock;
+use std::future::{Future, poll_fn};
+use std::pin::pin;
+use std::sync::Arc;
+use std::task::Poll;
+use std::time::Duration;
+use tokio::runtime::{Builder, Runtime};
+use wire::resource::RequestRules;
+
+/// The answer to a question of kube-scheduler: the body, or why there is none.
+pub(super) type VerbAnswer = Result<String, String>;
+
+/// The answers that kube-scheduler has not seen yet, each with the number of its question.
+pub(super) type Answers = Arc<Mutex<Vec<(u64, VerbAnswer)>>>;
+
+/// A process. It has one field for each part of a machine that the simulation replaces.
+pub(super) struct Process {
+    /// No two processes have the same number, also not on the same machine.
+    pub(super) number: u64,
+    pub(super) outbox: Outbox,
+    runtime: Runtime,
+    extender: Extender,
+    /// Simulated time up to which the process has run.
+    ran: u64,
+    /// Its clocks at that time.
+    now: Now,
+    /// How much faster its clocks run, in millionths.
+    drift: u64,
+    entropy: Random,
+    stopping: bool,
+}
+
+/// What differs between the machines of processes.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct MachineClock {
+    pub(super) boot: u64,
+    pub(super) wall: u64,
+    pub(super) drift: u64,
+}
+
+impl Process {
+    pub(super) fn start(number: u64, at: u64, times: ElectionTimes, clock: MachineClock, seed: u64) -> Process {
+        // One step of a task between two looks at the simulation.
+        let runtime = Builder::new_current_thread().enable_time().start_paused(true).event_interval(1).build().unwrap();
+        let (outbox, mut entropy) = (Outbox::default(), Random::new(seed));
+        let now = Now { monotonic: Monotonic(clock.boot + at), wall: WallTime((clock.wall + at) / 1000) };
+        clock::simulate(Some(now));
+        chance::simulate(Some(entropy.number()));
+        let extender = {
+            let _entered = runtime.enter();
+            let client = kube::Client::new(SimulatedNetwork(Arc::clone(&outbox)), "default");
+            let connection = ApiConnection { client, server: "simulated".into(), from: "simulation".into() };
+            let identity = NodeName::parse(&format!("extender-{number}")).unwrap();
+            let mut extender = Extender::new(&settings(times), RequestRules::default(), (&identity, None), connection);
+            extender.feed();
+            extender
+        };
+        clock::simulate(None);
+        chance::simulate(None);
+        Process { number, outbox, runtime, extender, ran: at, now, drift: clock.drift, entropy, stopping: false }
+    }
+
+    /// Runs up to `steps` steps of its tasks at this moment.
+    ///
+    /// # Errors
+    /// If a task has ended that must not.
+    pub(super) fn run(&mut self, at: u64, steps: u64) -> Result<(), String> {
+        let passed = at - self.ran;
+        let own = passed + passed / 1_000_000 * self.drift;
+        self.ran = at;
+        self.now =
+            Now { monotonic: Monotonic(self.now.monotonic.0 + own), wall: WallTime(self.now.wall.0 + own / 1000) };
+        let entropy = self.entropy.number();
+        let ended = self.with_clock(|process| {
+            chance::simulate(Some(entropy));
+            let lifecycle = &mut process.extender.lifecycle;
+            let ended = process.runtime.block_on(async {
+                if own > 0 {
+                    tokio::time::advance(Duration::from_nanos(own)).await;
+                }
+                for _ in 0..steps {
+                    tokio::task::yield_now().await;
+                }
+                let mut ended = pin!(lifecycle.ended());
+                poll_fn(|cx| match ended.as_mut().poll(cx) {
+                    Poll::Ready(ended) => Poll::Ready(ended),
+                    Poll::Pending => Poll::Ready(None),
+                })
+                .await
+            });
+            chance::simulate(None);
+            ended
+        });
+        match ended.filter(|_| !self.stopping) {
+            None => Ok(()),
+            Some(ended) => Err(format!("extender-{}: the task {} has ended: {}", self.number, ended.task, ended.why)),
+        }
+    }
+
+    /// The wall clock of its machine jumps.
+    pub(super) fn wall_jumps(&mut self, to: u64) {
+        self.now.wall = WallTime(to);
+    }
+
+    /// The machine sleeps: the clock since boot goes on, and timers do not.
+    pub(super) fn sleeps(&mut self, nanos: u64) {
+        self.now.monotonic = Monotonic(self.now.monotonic.0 + nanos);
+    }
+
+    /// Stops as after SIGTERM: the orders under way end, then the Lease is released.
+    pub(super) fn stop(&mut self) {
+        self.stopping = true;
+        let (binder, stop) = (Arc::clone(&self.extender.binder), self.extender.lifecycle.stop());
+        self.runtime.spawn(async move {
+            binder.stop.cancel();
+            binder.tasks.close();
+            binder.tasks.wait().await;
+            stop.cancel();
+        });
+    }
+
+    /// Asks a verb, as kube-scheduler does over the port.
+    pub(super) fn ask(&self, question: u64, verb: Verb, body: String, answers: &Answers) {
+        let (leadership, verbs) = (Arc::clone(&self.extender.leadership), Arc::clone(&self.extender.verbs));
+        let answers = Arc::clone(answers);
+        self.runtime.spawn(async move {
+            let answer = match verb {
+                _ if !leadership.decides() => Err("503".to_owned()),
+                Verb::Filter => verbs.filter(body.as_bytes()),
+                Verb::Prioritize => verbs.prioritize(body.as_bytes()),
+                Verb::Preempt => verbs.preempt(body.as_bytes()),
+                Verb::Bind => verbs.bind(body.as_bytes()).await,
+            };
+            answers.lock().push((question, answer));
+        });
+    }
+
+    /// Whether it says that it decides.
+    pub(super) fn decides(&mut self) -> bool {
+        self.with_clock(|process| process.extender.leadership.decides())
+    }
+
+    /// The time of its clock since boot.
+    pub(super) fn monotonic(&self) -> Monotonic {
+        self.now.monotonic
+    }
+
+    /// What it believes of the cluster.
+    pub(super) fn believes<R>(&self, look: impl FnOnce(&ClusterState) -> R) -> R {
+        self.extender.owner.inspect(look)
+    }
+
+    fn with_clock<R>(&mut self, act: impl FnOnce(&mut Process) -> R) -> R {
+        clock::simulate(Some(self.now));
+        let result = act(self);
+        clock::simulate(None);
+        result
+    }
+}
+
+fn settings(times: ElectionTimes) -> ExtenderSettings {
+    ExtenderSettings {
+        kubeconfig: None,
+        drain_timeout: Duration::from_secs(30),
+        listen: ([127, 0, 0, 1], 0).into(),
+        streams: None,
+        lease: LeaseSettings { name: "gpu-steward".to_owned(), namespace: Some("kube-system".to_owned()), times },
+        rules: ClusterRules::default(),
+        resources: Resources { count: None, memory: None, memory_percentage: None, cores: None, priority: None },
+        device_config: None,
+        log_format: value::LogFormat::Text,
+        verbosity: value::Verbosity(0),
+    }
+}

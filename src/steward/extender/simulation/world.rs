@@ -1,0 +1,485 @@
+//! The simulated cluster: everything that happens is a step in one queue, ordered by simulated time.
+//!
+//! ```text
+//!   Run ──requests──▶ CarryOut ──▶ Answer ─▶ process       Cache ─▶ Deliver ─▶ process
+//!   Machine, Scheduler, Users, Trouble: each does one thing and comes again after a while
+//! ```
+
+use super::api_server::{self, ApiServers, Flight, Reply, SERVERS, refusal};
+use super::etcd::Kind;
+use super::invariants::{self, Invariants};
+use super::kube_scheduler::{Asked, KubeScheduler};
+use super::machine::Machine;
+use super::process::{MachineClock, Process};
+use super::random::Random;
+use super::settled;
+use super::trouble::Troubles;
+use super::weather::{Fate, MS, SECOND, Weather};
+use decide::election::ElectionTimes;
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BinaryHeap};
+use std::io;
+use std::time::Duration;
+use wire::annotation_keys::EVICT;
+
+/// How long a request that nobody answers stays open.
+const HANGS: u64 = 60 * SECOND;
+
+/// One step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Step {
+    /// This process, if it is still the one of this number, does some of its work.
+    Run(usize, u64),
+    CarryOut(u64),
+    Answer(u64),
+    Cache(usize, bool),
+    Deliver(u64),
+    EndWatch(u64),
+    Machine(usize),
+    Scheduler,
+    Users,
+    Trouble,
+    /// A process starts where none runs.
+    Start(usize),
+    /// A process that was stopped has ended.
+    End(usize, u64),
+    /// A paused process goes on.
+    Resume(usize, u64),
+    Boot(usize),
+    /// The network of a process works again.
+    Join(usize),
+}
+
+/// A place where an extender runs.
+pub(super) struct Place {
+    pub(super) process: Option<Process>,
+    pub(super) paused: bool,
+    /// No packet comes through.
+    pub(super) cut: bool,
+    pub(super) clock: MachineClock,
+    /// How busy its machine is: the longest time between two runs.
+    pub(super) busy: u64,
+}
+
+/// The cluster. It has one field for each of its parts, and those of the simulation itself.
+pub(super) struct World {
+    pub(super) random: Random,
+    pub(super) now: u64,
+    queue: BinaryHeap<Reverse<(u64, u64, Step)>>,
+    ordered: u64,
+    pub(super) events: u64,
+    pub(super) api: ApiServers,
+    flights: BTreeMap<u64, Flight>,
+    flown: u64,
+    pub(super) places: Vec<Place>,
+    started: u64,
+    pub(super) machines: Vec<Machine>,
+    pub(super) scheduler: KubeScheduler,
+    pub(super) weather: Weather,
+    pub(super) troubles: Troubles,
+    pub(super) calm: bool,
+    /// Watches show nothing.
+    pub(super) held: bool,
+    pub(super) times: ElectionTimes,
+    pub(super) checks: Invariants,
+    pub(super) trace: u64,
+    pub(super) made: u64,
+    pub(super) failed: Option<String>,
+}
+
+impl World {
+    pub(super) fn new(seed: u64) -> World {
+        let mut random = Random::new(seed);
+        let short = ElectionTimes {
+            lease: Duration::from_secs(3),
+            renew_deadline: Duration::from_secs(2),
+            retry: Duration::from_millis(500),
+        };
+        let times = if random.chance(800) { short } else { ElectionTimes::default() };
+        let (weather, troubles) = (Weather::of(&mut random), Troubles::of(&mut random));
+        let gpus = 1 + random.place(2);
+        let machines = (0..1 + random.place(3)).map(|number| Machine::new(number, gpus)).collect();
+        let place = |random: &mut Random| Place {
+            process: None,
+            paused: false,
+            cut: false,
+            clock: MachineClock {
+                boot: random.below(1000) * SECOND,
+                wall: 1_795_000_000 * SECOND + random.below(600) * SECOND,
+                drift: random.below(3) * 10_000,
+            },
+            busy: 5 * MS,
+        };
+        let places = (0..2).map(|_| place(&mut random)).collect();
+        let mut world = World {
+            random,
+            now: SECOND,
+            queue: BinaryHeap::new(),
+            ordered: 0,
+            events: 0,
+            api: ApiServers::default(),
+            flights: BTreeMap::new(),
+            flown: 0,
+            places,
+            started: 0,
+            machines,
+            scheduler: KubeScheduler::default(),
+            weather,
+            troubles,
+            calm: false,
+            held: false,
+            times,
+            checks: Invariants::default(),
+            trace: seed,
+            made: 0,
+            failed: None,
+        };
+        world.begin();
+        world
+    }
+
+    fn begin(&mut self) {
+        for place in 0..self.places.len() {
+            self.after(place as u64 * 100 * MS, Step::Start(place));
+        }
+        for server in 0..SERVERS {
+            self.after(0, Step::Cache(server, true));
+            self.after(0, Step::Cache(server, false));
+        }
+        for machine in 0..self.machines.len() {
+            self.after(0, Step::Boot(machine));
+            self.after(MS, Step::Machine(machine));
+        }
+        for step in [Step::Scheduler, Step::Users, Step::Trouble] {
+            self.after(SECOND, step);
+        }
+    }
+
+    /// Adds a step after this time.
+    pub(super) fn after(&mut self, nanos: u64, step: Step) {
+        self.ordered += 1;
+        self.queue.push(Reverse((self.now + nanos, self.ordered, step)));
+    }
+
+    /// Does steps until this moment, or until something fails.
+    pub(super) fn run_until(&mut self, end: u64) {
+        while self.failed.is_none() && self.now < end {
+            let Some(Reverse((at, _, step))) = self.queue.pop() else { return };
+            (self.now, self.api.etcd.now) = (at, at);
+            self.events += 1;
+            // Two runs of one seed have the same trace.
+            let mixed = self.trace ^ at ^ (self.api.etcd.version << 20) ^ (self.flown << 40);
+            self.trace = mixed.wrapping_mul(0x0000_0100_0000_01b3).rotate_left(17);
+            if let Err(why) = self.step(step) {
+                self.failed = Some(why);
+            }
+        }
+    }
+
+    fn step(&mut self, step: Step) -> Result<(), String> {
+        match step {
+            Step::Run(place, number) => return self.run(place, number),
+            Step::CarryOut(flight) => return self.carry_out(flight),
+            Step::Answer(flight) => self.answer(flight),
+            Step::Cache(server, pods) => {
+                let kind = if pods { Kind::Pods } else { Kind::Nodes };
+                self.api.cache(server, kind, &mut self.random);
+                let pause = match self.calm {
+                    true => 60 * MS,
+                    false if self.random.chance(self.weather.stale) => self.random.between(SECOND, 15 * SECOND),
+                    false => 3 * self.weather.way(&mut self.random),
+                };
+                self.after(pause, step);
+            }
+            Step::Deliver(watch) => self.deliver(watch),
+            Step::EndWatch(watch) => self.api.end_watch(watch, false),
+            Step::Machine(number) => {
+                let started = self.machines[number].step(&mut self.api, &mut self.random);
+                if started.is_some() {
+                    invariants::started(&self.machines[number])?;
+                }
+                let pause = self.random.between(MS, if self.calm { 150 * MS } else { 40 * MS });
+                self.after(pause, step);
+            }
+            Step::Scheduler => return self.schedule(),
+            Step::Users => self.users(),
+            Step::Trouble => self.trouble(),
+            Step::Start(place) => self.start(place),
+            Step::End(place, number) => {
+                if self.places[place].process.as_ref().is_some_and(|process| process.number == number) {
+                    (self.places[place].process, self.places[place].paused) = (None, false);
+                }
+                self.start(place);
+            }
+            Step::Resume(place, number) => self.resume(place, number),
+            Step::Boot(number) => {
+                let machine = &mut self.machines[number];
+                if !machine.up {
+                    machine.boots(&mut self.api, &mut self.random);
+                }
+            }
+            Step::Join(place) => self.places[place].cut = false,
+        }
+        Ok(())
+    }
+
+    /// Starts a process at a place where none runs.
+    pub(super) fn start(&mut self, place: usize) {
+        if self.places[place].process.is_some() {
+            return;
+        }
+        self.started += 1;
+        let (number, seed) = (self.started, self.random.number());
+        self.api.etcd.note(|| format!("extender-{number} starts at place {place}"));
+        let process = Process::start(number, self.now, self.times, self.places[place].clock, seed);
+        self.places[place].process = Some(process);
+        self.after(0, Step::Run(place, number));
+    }
+
+    fn resume(&mut self, place: usize, number: u64) {
+        if self.places[place].process.as_ref().is_some_and(|process| process.number == number) {
+            self.places[place].paused = false;
+            self.after(0, Step::Run(place, number));
+        }
+    }
+
+    fn run(&mut self, place: usize, number: u64) -> Result<(), String> {
+        let steps = self.random.between(1, 24);
+        // The place of a process that only compared its beliefs is gone.
+        let Some(at) = self.places.get_mut(place) else { return Ok(()) };
+        let busy = at.busy;
+        let Some(process) = at.process.as_mut().filter(|process| process.number == number && !at.paused) else {
+            return Ok(());
+        };
+        process.run(self.now, steps)?;
+        let sent: Vec<_> = std::mem::take(&mut *process.outbox.lock());
+        self.checks.ran(process, self.times.renew_deadline, &self.api.etcd)?;
+        for request in sent {
+            self.send(place, number, request)?;
+        }
+        let pause = self.random.between(MS / 5, if self.calm { 60 * MS } else { busy });
+        self.after(pause, Step::Run(place, number));
+        Ok(())
+    }
+
+    fn send(&mut self, place: usize, process: u64, request: super::network::Outgoing) -> Result<(), String> {
+        let binding = request.path.last().is_some_and(|last| last == "binding");
+        let fate = match self.places[place].cut {
+            true => Fate::NoAnswer,
+            false => Fate::of(&self.weather, binding, &mut self.random),
+        };
+        self.flown += 1;
+        let (number, path) = (self.flown, request.path.last().cloned().unwrap_or_default());
+        self.api.etcd.note(|| {
+            let (method, query, body) = (&request.method, &request.query, &request.body["metadata"]["uid"]);
+            format!("extender-{process} sends {number}: {method} {path} {query:?} {body} ({fate:?})")
+        });
+        if binding {
+            let arrives = !matches!(fate, Fate::LostRequest | Fate::NoAnswer | Fate::Refused(_));
+            self.checks.sends(process, self.flown, &request, arrives)?;
+        }
+        let server = self.random.place(SERVERS);
+        self.flights.insert(self.flown, Flight { process, server, request, fate, reply: None });
+        let way = match fate {
+            Fate::Late => self.random.below(HANGS),
+            _ => self.weather.way(&mut self.random),
+        };
+        self.after(way, Step::CarryOut(self.flown));
+        Ok(())
+    }
+
+    fn carry_out(&mut self, number: u64) -> Result<(), String> {
+        let Some(mut flight) = self.flights.remove(&number) else { return Ok(()) };
+        let mut wait = self.weather.way(&mut self.random);
+        flight.reply = match flight.fate {
+            Fate::LostRequest => None,
+            Fate::NoAnswer => {
+                wait = HANGS;
+                None
+            }
+            Fate::Refused(503) => Some(Reply::Whole(503, "upstream connect error".to_owned())),
+            Fate::Refused(code) => Some(refusal(code, "the simulation refuses")),
+            Fate::Answered | Fate::Denied(_) | Fate::LostAnswer | Fate::Late => {
+                let reply = self.api.carry_out(&flight, self.now, &mut self.random, &self.weather);
+                self.api.etcd.note(|| format!("{number} is carried out: {reply:.60?}"));
+                self.carried_out(number, &flight, &reply)?;
+                match flight.fate {
+                    Fate::Answered => Some(reply),
+                    Fate::Denied(code) => Some(refusal(code, "etcdserver: request timed out")),
+                    Fate::Late => {
+                        wait = HANGS;
+                        None
+                    }
+                    _ => None,
+                }
+            }
+        };
+        if let Some(Reply::Watch(_)) = &flight.reply {
+            let watch = self.api.newest_watch();
+            let ends = self.api.watches.get(&watch).map_or(0, |watch| watch.ends.saturating_sub(self.now));
+            self.after(wait, Step::Deliver(watch));
+            self.after(ends, Step::EndWatch(watch));
+        }
+        self.flights.insert(number, flight);
+        self.after(wait, Step::Answer(number));
+        Ok(())
+    }
+
+    fn carried_out(&mut self, number: u64, flight: &Flight, reply: &Reply) -> Result<(), String> {
+        if let Some((holder, version)) = self.api.lease_written.take() {
+            self.checks.lease(&holder, version, self.now);
+        }
+        if let Some(bound) = self.api.bound.take() {
+            self.checks.bound((flight.process, number), &bound, &self.api.etcd, &self.machines)?;
+        } else if matches!(reply, Reply::Whole(400.., _))
+            && flight.request.path.last().is_some_and(|last| last == "binding")
+        {
+            self.checks.refused(flight.process, number, &flight.request);
+        }
+        Ok(())
+    }
+
+    fn answer(&mut self, number: u64) {
+        let Some(Flight { process, request, reply, .. }) = self.flights.remove(&number) else { return };
+        if let Some(place) =
+            self.places.iter().find(|place| place.process.as_ref().is_some_and(|one| one.number == process))
+            && place.cut
+        {
+            return;
+        }
+        let lease = request.body["kind"] == "Lease" && request.body["spec"]["holderIdentity"] != "";
+        if lease && matches!(reply, Some(Reply::Whole(200 | 201, _))) {
+            self.checks.renewed(process, request.sent);
+        }
+        let lost = || Err(io::Error::other("connection reset by peer"));
+        let _ = request.answer.send(reply.map_or_else(lost, api_server::answer));
+    }
+
+    fn deliver(&mut self, watch: u64) {
+        let Some((_, process, _)) = self.api.watch_is(watch) else { return };
+        let mut places =
+            self.places.iter().filter(|place| place.process.as_ref().is_some_and(|one| one.number == process));
+        let Some(place) = places.next() else { return self.api.end_watch(watch, true) };
+        let pause = if self.calm { 60 * MS } else { 2 * self.weather.way(&mut self.random) };
+        if place.cut || self.held || self.api.deliver(watch, &mut self.random) {
+            if self.random.chance(self.weather.broken_watch) && self.random.chance(100) {
+                let broken = self.random.chance(500);
+                return self.api.end_watch(watch, broken);
+            }
+            self.after(pause, Step::Deliver(watch));
+        }
+    }
+
+    fn schedule(&mut self) -> Result<(), String> {
+        match self.scheduler.step(self.now, &self.api, &self.machines, &mut self.random) {
+            Some(Asked::Question(question)) => {
+                let answers = self.scheduler.answers.clone();
+                let place = &self.places[self.scheduler.asks % self.places.len()];
+                match &place.process {
+                    Some(process) => {
+                        let (number, verb) = (process.number, question.verb);
+                        self.api
+                            .etcd
+                            .note(|| format!("kube-scheduler asks extender-{number} {verb:?} {:.1500}", question.body));
+                        process.ask(question.number, question.verb, question.body, &answers);
+                    }
+                    None => answers.lock().push((question.number, Err("connection refused".to_owned()))),
+                }
+            }
+            Some(Asked::Bound(uid, node)) => self.checks.answered(&uid, &node, &self.api.etcd)?,
+            None => {}
+        }
+        let pause = self.random.between(MS, if self.calm { 60 * MS } else { 15 * MS });
+        self.after(pause, Step::Scheduler);
+        Ok(())
+    }
+
+    /// Lets everything settle, and checks what must hold then.
+    pub(super) fn settle(&mut self) -> Result<(), String> {
+        self.heal();
+        let (mut quiet, mut version) = (self.now, self.api.etcd.changed);
+        let end = self.now + 1200 * SECOND;
+        let marked = |pod: &std::sync::Arc<super::object::SimPod>| pod.annotations.contains_key(EVICT) && !pod.ended();
+        // A marked pod may wait for the longest pause of the evictions.
+        while self.now < quiet + if self.api.etcd.pods().any(marked) { 160 } else { 60 } * SECOND {
+            if self.now > end {
+                return Err("the cluster does not settle within 20 minutes".to_owned());
+            }
+            let next = self.now + SECOND;
+            self.run_until(next);
+            if let Some(why) = self.failed.take() {
+                return Err(why);
+            }
+            if self.api.etcd.changed != version {
+                (quiet, version) = (self.now, self.api.etcd.changed);
+            }
+        }
+        self.settled()
+    }
+
+    /// A cluster without troubles and without users.
+    pub(super) fn quiet(seed: u64) -> World {
+        let mut world = World::new(seed);
+        (world.calm, world.weather) = (true, Weather::default());
+        world
+    }
+
+    /// Goes on until this is so.
+    pub(super) fn until(&mut self, what: &str, is: impl Fn(&mut World) -> bool) {
+        let end = self.now + 60 * SECOND;
+        while !is(self) {
+            let next = self.now + 10 * MS;
+            self.run_until(next);
+            assert_eq!(self.failed, None);
+            assert!(self.now < end, "not within a minute: {what}");
+        }
+    }
+
+    /// Whether some extender decides.
+    pub(super) fn led(&mut self) -> bool {
+        self.places.iter_mut().any(|place| place.process.as_mut().is_some_and(Process::decides))
+    }
+
+    /// Ends all troubles: every process and machine runs, and the network is good.
+    fn heal(&mut self) {
+        (self.calm, self.weather) = (true, Weather::default());
+        for place in 0..self.places.len() {
+            self.places[place].cut = false;
+            match self.places[place].process.as_ref().map(|process| process.number) {
+                None => self.start(place),
+                Some(number) => self.resume(place, number),
+            }
+        }
+        for machine in self.machines.iter_mut().filter(|machine| !machine.up) {
+            machine.boots(&mut self.api, &mut self.random);
+        }
+    }
+
+    /// Troubles begin again.
+    pub(super) fn stir(&mut self) {
+        (self.calm, self.weather) = (false, Weather::of(&mut self.random));
+        self.troubles = Troubles::of(&mut self.random);
+        self.after(SECOND, Step::Trouble);
+    }
+
+    fn settled(&mut self) -> Result<(), String> {
+        let leader = self.places.iter_mut().position(|place| place.process.as_mut().is_some_and(Process::decides));
+        let Some(leader) = leader else { return Err("nobody leads".to_owned()) };
+        // A process that knows nothing but what it reads now.
+        self.places.push(Place { process: None, paused: false, cut: false, ..self.places[leader] });
+        let fresh = self.places.len() - 1;
+        self.start(fresh);
+        let next = self.now + 5 * SECOND;
+        self.run_until(next);
+        if let Some(why) = self.failed.take() {
+            return Err(why);
+        }
+        let process = |place: &'_ Place| place.process.is_some();
+        let others = self.places.iter().enumerate().filter(|(at, place)| *at != leader && process(place));
+        let others: Vec<&Process> = others.filter_map(|(_, place)| place.process.as_ref()).collect();
+        let leader = self.places[leader].process.as_ref().ok_or("nobody leads")?;
+        let checked = settled::check(&self.api.etcd, &self.machines, leader, &others);
+        self.places.truncate(fresh);
+        checked
+    }
+}
