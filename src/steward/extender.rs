@@ -105,7 +105,7 @@ fn start(settings: ExtenderSettings, telemetry: &Telemetry) -> Result<Exit, Star
         what: format!("cannot listen on {}: {error}; choose another address with --extender-listen", settings.listen),
         exit: Exit::from_io(&error),
     })?;
-    let streams = settings.streams.as_ref().map(|streams| streams::open(streams)).transpose()?;
+    let streams = settings.streams.as_ref().map(streams::open).transpose()?;
     let runtime =
         lifecycle::runtime(WORKERS, BLOCKING).map_err(|error| StartError::io("start the runtime's threads", &error))?;
     let kubeconfig = settings.kubeconfig.clone();

@@ -214,11 +214,14 @@ fn claims(at: usize, bytes: &[u8]) -> Result<TokenClaims, DecodeError> {
     })
 }
 
+/// A key with the name (`kid`) by which tokens refer to it.
+pub type NamedTokenKey = (Option<Arc<str>>, TokenKey);
+
 /// Reads the keys of an API server, each with its name. Keys of other kinds are left out.
 ///
 /// # Errors
 /// [`DecodeError`].
-pub fn decode_keys(bytes: &[u8]) -> Result<Vec<(Option<Arc<str>>, TokenKey)>, DecodeError> {
+pub fn decode_keys(bytes: &[u8]) -> Result<Vec<NamedTokenKey>, DecodeError> {
     let KeySet { keys } = serde_json::from_slice(bytes).map_err(|error| DecodeError::json(KEYS, bytes, &error))?;
     if keys.len() > MAX_KEYS {
         return Err(DecodeError::too_many(KEYS, 0, "keys", MAX_KEYS));

@@ -30,8 +30,11 @@ pub(super) struct LeaderProxy {
     authority: Arc<AuthorityKeeper>,
     token_file: PathBuf,
     /// The leader's address and the connection to it.
-    connection: Mutex<Option<(Arc<str>, SendRequest<Full<Bytes>>)>>,
+    connection: Mutex<Option<LeaderConnection>>,
 }
+
+/// The leader's address, and a way to send it requests.
+type LeaderConnection = (Arc<str>, SendRequest<Full<Bytes>>);
 
 /// The leader's answer: status, media type and body.
 pub(super) type PassedAnswer = (StatusCode, HeaderValue, Bytes);
