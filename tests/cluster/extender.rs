@@ -61,7 +61,7 @@ fn each_pod_of_a_burst_gets_what_it_requests_and_leaves_nothing_behind() {
         let writes = audit::writes_of_extenders(&placed.cluster, from);
         let of_pods = writes.iter().filter(|write| write.resource() != "leases").count();
         println!("round {round}: {of_pods} writes for {BURST} pods");
-        assert!(of_pods >= BURST && of_pods <= 3 * BURST, "{of_pods} writes for {BURST} pods");
+        assert!((BURST..=3 * BURST).contains(&of_pods), "{of_pods} writes for {BURST} pods");
         let _ = placed.admin.run(&["delete", "deployments", "--all", "-n", space]).ok();
         placed.empty();
         assert_eq!(placed.check(placed.extender_address()), 0);
@@ -233,7 +233,7 @@ fn killed_extenders_give_no_device_twice_and_lose_no_pod() {
     let space = &placed.space.name;
     let mut extender = HostExtender::start(&placed, None);
     let scheduler = HostScheduler::start(&placed, extender.address);
-    let kills = if std::env::var_os("GPU_STEWARD_LONG").is_some() { 100 } else { 10 };
+    let kills: u64 = if std::env::var_os("GPU_STEWARD_LONG").is_some() { 100 } else { 10 };
     let share = json!({ "nvidia.com/gpu": 1, "nvidia.com/gpumem": 3000 });
     let pod = spec(&[container("main", &share)]);
     let replicas = |count: usize| {
@@ -256,7 +256,7 @@ fn killed_extenders_give_no_device_twice_and_lose_no_pod() {
         replicas(made);
         eventually("a binding", SETTLED, || (extender.binds_begun() > before).then_some(()));
         // Later at each kill, so that it comes before, in and after the calls of the bindings.
-        std::thread::sleep(Duration::from_millis(7 * (kill as u64 % 10)));
+        std::thread::sleep(Duration::from_millis(7 * (kill % 10)));
         let unfinished = extender.kill();
         mid_bind += usize::from(unfinished > 0);
         extender = HostExtender::start(&placed, Some(extender.address));

@@ -163,7 +163,7 @@ impl Placed {
     }
 
     /// The samples of a metric of the extender: labels and value.
-    fn samples(extender: SocketAddr, path: &str, name: &str) -> Vec<(String, f64)> {
+    fn samples(extender: SocketAddr, path: &str, name: &str) -> Vec<(String, u64)> {
         let answer = http::get(extender, path).expect("an answer of the extender");
         assert_eq!(answer.status, 200, "{}", answer.text());
         let start = format!("{name}{{");
@@ -215,8 +215,8 @@ impl Placed {
             let samples = Placed::samples(extender, "/metrics/hami", "hami_gpu_memory_allocated_bytes");
             let ledger: BTreeMap<String, u64> = samples
                 .into_iter()
-                .filter(|(_, bytes)| *bytes > 0.0)
-                .map(|(labels, bytes)| (label(&labels, "device_uuid"), bytes as u64 >> 20))
+                .filter(|(_, bytes)| *bytes > 0)
+                .map(|(labels, bytes)| (label(&labels, "device_uuid"), bytes >> 20))
                 .collect();
             let pods: BTreeMap<String, u64> = self.claimed().into_iter().map(|(uuid, own)| (uuid, own.mib)).collect();
             (ledger == pods).then_some(())

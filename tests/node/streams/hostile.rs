@@ -11,6 +11,7 @@ use std::time::Duration;
 use tonic::Code;
 
 #[test]
+#[expect(clippy::too_many_lines, reason = "a table of tokens")]
 fn a_caller_without_a_good_token_is_refused_with_the_reason_and_counted() {
     let server = FakeApiServer::start();
     node(&server, "n1", 1);
@@ -73,11 +74,15 @@ fn a_caller_without_a_good_token_is_refused_with_the_reason_and_counted() {
         assert!(refused.message().contains(words), "{reason}: {refused}");
         assert_eq!(extender.metric(&sample), before + 1, "{reason}");
     }
-    let refused = StreamClient::open(extender.streams, &trusted, &changed).err().unwrap();
+    check_changed_and_strange(&server, &extender, &changed, &good());
+}
+
+/// A token with a changed letter is refused, and somebody who trusts another authority does not even connect.
+fn check_changed_and_strange(server: &FakeApiServer, extender: &StreamExtender, changed: &str, good: &Value) {
+    let refused = StreamClient::open(extender.streams, &trusted(server), changed).err().unwrap();
     assert_eq!(refused.code(), Code::Unauthenticated, "{refused}");
-    // Somebody who trusts another authority does not even connect.
     let stranger = rcgen::generate_simple_self_signed(vec!["extender.gpu-steward.io".to_owned()]).unwrap();
-    assert!(StreamClient::open(extender.streams, &stranger.cert.pem(), &server.token(&good())).is_err());
+    assert!(StreamClient::open(extender.streams, &stranger.cert.pem(), &server.token(good)).is_err());
 }
 
 #[test]

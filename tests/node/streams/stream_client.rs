@@ -2,13 +2,14 @@
 
 use super::stream_extender::SOON;
 use hyper_util::rt::TokioIo;
+use parking_lot::Mutex;
 use proto::stream::agent_stream_client::AgentStreamClient;
 use proto::stream::{AgentMessage, GpuReport, GpuUse, LeaderMessage, NodeChange, NodeFull, Phase, PodReport, Stage};
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, ServerName};
 use rustls::{ClientConfig, RootCertStore};
 use std::net::SocketAddr;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use tokio::net::TcpStream;
 use tokio::runtime::Runtime;
 use tokio::sync::mpsc;
@@ -58,7 +59,7 @@ impl StreamClient {
             let stream = connect(address, trusted, b"h2").await.map_err(|why| Status::unknown(why.to_string()))?;
             let stream = Mutex::new(Some(TokioIo::new(stream)));
             let connector = tower::service_fn(move |_: Uri| {
-                let stream = stream.lock().unwrap().take();
+                let stream = stream.lock().take();
                 std::future::ready(stream.ok_or_else(|| std::io::Error::other("one connection only")))
             });
             let endpoint = Endpoint::try_from(format!("https://{NAME}")).unwrap();
