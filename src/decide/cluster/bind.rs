@@ -129,14 +129,17 @@ impl ClusterState {
         Ok(BindOrder { uid: uid.clone(), pod: request.pod, node: name.clone(), claim: placement.claim, epoch })
     }
 
-    /// The order of a reservation again, with the epoch of this term. `None` where the pod has no reservation, or where the
-    /// claims of other pods leave no room for it: another leader has placed them meanwhile, and the order must not be
-    /// written now.
+    /// The order of a reservation again, with the epoch of this term. `None` where the order must not be written now: the pod
+    /// has no reservation, its node takes no new claims, or another leader has meanwhile placed pods that leave no room for
+    /// it. A node that is gone may never open again, so an order for it is written and its pod collected with the node's.
     #[must_use]
     pub fn order_again(&self, uid: &PodUid) -> Option<BindOrder> {
         let home = self.homes.get(uid)?;
         let node = self.nodes.get(&home.node)?;
         let held = node.ledger().get(uid)?;
+        if node.closed().is_some_and(|why| why != ClosedReason::Gone) {
+            return None;
+        }
         let mut others = node.clone();
         others.release(uid);
         let has_room = |share: &DeviceShare| {

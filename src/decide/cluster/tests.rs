@@ -170,6 +170,12 @@ fn an_order_is_written_again_with_the_epoch_of_the_term_and_only_where_it_has_ro
     assert_eq!(cluster.order_again(&first.uid), None);
     cluster.pod_gone(&second.uid);
     assert!(cluster.order_again(&first.uid).is_some());
+    // Another pod holds GPUs of the node, and nobody knows which.
+    cluster.pod_is(&second.uid, Some(&bound(&second, &name(0), PodClaim::None)));
+    assert_eq!(cluster.order_again(&first.uid), None);
+    cluster.pod_gone(&second.uid);
+    cluster.node_gone(&name(0), &facts(0, 1).uid);
+    assert!(cluster.order_again(&first.uid).is_some(), "the node may never open again");
 }
 
 #[test]
