@@ -74,6 +74,26 @@ pub struct MetricFamily {
     pub help: &'static str,
 }
 
+impl MetricFamily {
+    /// A gauge without a unit.
+    #[must_use]
+    pub const fn gauge(name: &'static str, help: &'static str) -> MetricFamily {
+        MetricFamily { name, kind: MetricType::Gauge, unit: "", help }
+    }
+
+    /// A counter without a unit; its name ends in `_total`.
+    #[must_use]
+    pub const fn counter(name: &'static str, help: &'static str) -> MetricFamily {
+        MetricFamily { name, kind: MetricType::Counter, unit: "", help }
+    }
+
+    /// A histogram of times; its name ends in `_seconds`.
+    #[must_use]
+    pub const fn histogram(name: &'static str, help: &'static str) -> MetricFamily {
+        MetricFamily { name, kind: MetricType::Histogram, unit: "seconds", help }
+    }
+}
+
 /// A sample's value.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum SampleValue {

@@ -2,25 +2,22 @@
 //! them, stop them and start them again.
 
 use crate::chart::{self, EXTENDER, NAMESPACE};
-use crate::placed::{Placed, SETTLED};
-use lab::eventually::eventually;
-use lab::http;
-use serde_json::{Value, json};
+use crate::placed::Placed;
+use lab::extender::ExtenderProcess;
+use serde_json::json;
+use std::ffi::OsString;
 use std::fs::File;
 use std::net::SocketAddr;
+use std::ops::Deref;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use tempfile::TempDir;
 
 const BINARY: &str = env!("CARGO_BIN_EXE_gpu-steward");
 
-/// A running extender with a short Lease.
+/// A running extender with the rights of the chart.
 #[derive(Debug)]
-pub(crate) struct HostExtender {
-    child: Child,
-    dir: TempDir,
-    pub address: SocketAddr,
-}
+pub(crate) struct HostExtender(ExtenderProcess);
 
 /// A running kube-scheduler, with the configuration that the program prints.
 #[derive(Debug)]
@@ -47,69 +44,39 @@ pub(crate) fn kubeconfig(placed: &Placed, dir: &Path) -> PathBuf {
 impl HostExtender {
     /// Starts one, at the address of an earlier one or at a free one.
     pub(crate) fn start(placed: &Placed, at: Option<SocketAddr>) -> HostExtender {
-        let dir = tempfile::Builder::new().prefix("steward-").tempdir().expect("a directory");
-        let listen = at.map_or_else(|| "127.0.0.1:0".to_owned(), |at| at.to_string());
-        let child = Command::new(BINARY)
-            .args(["extender", "--extender-listen", &listen, "--log-format", "json", "-v", "4"])
-            .args(["--lease-duration", "3s", "--renew-deadline", "2s", "--retry-period", "300ms"])
-            .args(["--lease-namespace", NAMESPACE])
-            .arg("--kubeconfig")
-            .arg(kubeconfig(placed, dir.path()))
-            .env_clear()
-            .stdin(Stdio::null())
-            .stderr(File::create(dir.path().join("log")).expect("the log can be written"))
-            .spawn()
-            .expect("the program can be run");
-        let mut extender = HostExtender { child, dir, address: ([127, 0, 0, 1], 0).into() };
-        extender.address = eventually("the address of the extender", SETTLED, || {
-            let log = extender.log();
-            let lines = log.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
-            lines.filter_map(|line| field(&line, "address")).find_map(|address| address.parse().ok())
-        });
-        extender
-    }
-
-    pub(crate) fn log(&self) -> String {
-        std::fs::read_to_string(self.dir.path().join("log")).unwrap_or_default()
-    }
-
-    pub(crate) fn wait_until_leads(&self) {
-        eventually("the extender to lead", SETTLED, || {
-            http::get(self.address, "/leadz").is_ok_and(|answer| answer.status == 200).then_some(())
-        });
+        HostExtender(ExtenderProcess::start(BINARY, |dir| {
+            let listen = at.map_or_else(|| "127.0.0.1:0".to_owned(), |at| at.to_string());
+            let mut flags: Vec<OsString> =
+                ["-v", "4", "--retry-period", "300ms", "--lease-namespace", NAMESPACE].map(OsString::from).into();
+            flags.extend(["--extender-listen".into(), listen.into()]);
+            flags.extend(["--kubeconfig".into(), kubeconfig(placed, dir).into()]);
+            flags
+        }))
     }
 
     /// How many bindings it has begun to write.
     pub(crate) fn binds_begun(&self) -> u64 {
-        let metrics = http::get(self.address, "/metrics").expect("metrics").text();
-        let sum = |start: &str| -> u64 {
-            let lines = metrics.lines().filter_map(|line| line.strip_prefix(start)?.rsplit_once(' '));
-            lines.filter_map(|(_, value)| value.parse::<u64>().ok()).sum()
-        };
-        sum("gpu_steward_extender_claims{state=\"assumed\"}")
-            + sum("gpu_steward_extender_answer_seconds_count{verb=\"bind\"}")
+        self.assumed() + self.metric("gpu_steward_extender_answer_seconds_count{verb=\"bind\"}")
+    }
+
+    /// Bindings that are reserved and not known to be written.
+    fn assumed(&self) -> u64 {
+        self.metric("gpu_steward_extender_claims{state=\"assumed\"}")
     }
 
     /// Sends SIGKILL. Returns how many bindings were reserved and not known to be written a moment before.
     pub(crate) fn kill(&mut self) -> u64 {
-        let metrics = http::get(self.address, "/metrics").expect("metrics").text();
-        let start = "gpu_steward_extender_claims{state=\"assumed\"} ";
-        let assumed = metrics.lines().find_map(|line| line.strip_prefix(start)?.parse().ok());
-        self.child.kill().expect("it lives");
-        let _ = self.child.wait();
-        assumed.unwrap_or(0)
+        let assumed = self.assumed();
+        self.0.kill();
+        assumed
     }
 }
 
-impl Drop for HostExtender {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-        if std::thread::panicking() {
-            let log = self.log();
-            let lines: Vec<&str> = log.lines().collect();
-            eprintln!("the end of the extender's log:\n{}", lines[lines.len().saturating_sub(40)..].join("\n"));
-        }
+impl Deref for HostExtender {
+    type Target = ExtenderProcess;
+
+    fn deref(&self) -> &ExtenderProcess {
+        &self.0
     }
 }
 
@@ -168,14 +135,5 @@ impl Drop for HostScheduler {
         // Its end releases its Lease, so that the next one leads at once.
         let _ = Command::new("kill").args(["-TERM", &self.child.id().to_string()]).status();
         let _ = self.child.wait();
-    }
-}
-
-/// The text of this field, wherever it is in the line.
-fn field(line: &Value, name: &str) -> Option<String> {
-    let fields = line.as_object()?;
-    match fields.get(name) {
-        Some(Value::String(text)) => Some(text.clone()),
-        _ => fields.values().find_map(|inner| field(inner, name)),
     }
 }

@@ -5,6 +5,7 @@
 //!   http         a small HTTP client
 //!   scenario     the fake NVML library and its scenario file
 //!   agent        the built program in an empty directory
+//!   extender     the same as an extender
 //!   tokens       tokens of service accounts, as an API server signs them
 //!   api_server   a fake Kubernetes API server with faults on demand
 //!   pass_through a scheduler extender that decides nothing, for benches to compare with
@@ -27,6 +28,7 @@ pub mod tokens;
 pub mod api_server;
 pub mod pass_through;
 pub mod agent;
+pub mod extender;
 pub mod pods;
 pub mod kubectl;
 pub mod bearer;

@@ -4,112 +4,43 @@
 use crate::program::BINARY;
 use lab::api_server::{FakeApiServer, LostBinding};
 use lab::eventually::eventually;
-use lab::http::{self, HttpResponse};
+use lab::extender::ExtenderProcess;
+use lab::http;
 use serde_json::{Value, json};
-use std::fs::{self, File};
-use std::net::SocketAddr;
-use std::path::PathBuf;
-use std::process::{Child, Command, Stdio};
+use std::ffi::OsString;
+use std::ops::Deref;
 use std::time::Duration;
-use tempfile::TempDir;
 
 pub(crate) const SOON: Duration = Duration::from_secs(60);
 pub(crate) const CLAIM: &str = "hami.io/vgpu-devices-allocated";
 
-/// A running extender, with a short Lease.
-pub(crate) struct Extender {
-    child: Child,
-    log: PathBuf,
-    pub(crate) address: SocketAddr,
-    _dir: TempDir,
-}
+/// A running extender at a fake API server.
+pub(crate) struct Extender(ExtenderProcess);
 
 impl Extender {
     fn start(server: &FakeApiServer) -> Extender {
-        let dir = tempfile::Builder::new().prefix("steward-").tempdir().unwrap();
-        let log = dir.path().join("log");
-        let child = Command::new(BINARY)
-            .args(["extender", "--extender-listen", "127.0.0.1:0", "--log-format", "json", "-v", "5"])
-            .args(["--lease-duration", "3s", "--renew-deadline", "2s", "--retry-period", "200ms"])
-            .args(["--lease-namespace", "gpu"])
-            .arg("--kubeconfig")
-            .arg(server.kubeconfig(dir.path()))
-            .env_clear()
-            .stdin(Stdio::null())
-            .stderr(File::create(&log).unwrap())
-            .spawn()
-            .unwrap();
-        let address = eventually("the address of the extender", SOON, || {
-            let text = fs::read_to_string(&log).ok()?;
-            let lines = text.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
-            lines.filter_map(|line| find(&line, "address")).find_map(|address| address.parse().ok())
-        });
-        Extender { child, log, address, _dir: dir }
-    }
-
-    pub(crate) fn get(&self, path: &str) -> HttpResponse {
-        http::get(self.address, path).unwrap()
-    }
-
-    pub(crate) fn ask(&self, verb: &str, question: &Value) -> HttpResponse {
-        let kind = [("Content-Type", "application/json")];
-        http::request(self.address, "POST", &format!("/{verb}"), &kind, question.to_string().as_bytes()).unwrap()
-    }
-
-    fn leads(&self) -> bool {
-        http::get(self.address, "/leadz").is_ok_and(|answer| answer.status == 200)
+        Extender(ExtenderProcess::start(BINARY, |dir| {
+            let mut flags: Vec<OsString> =
+                ["--extender-listen", "127.0.0.1:0", "-v", "5", "--retry-period", "200ms", "--lease-namespace", "gpu"]
+                    .map(OsString::from)
+                    .into();
+            flags.extend(["--kubeconfig".into(), server.kubeconfig(dir).into()]);
+            flags
+        }))
     }
 
     pub(crate) fn led(server: &FakeApiServer) -> Extender {
         let extender = Extender::start(server);
-        eventually("the extender to lead", SOON, || extender.leads().then_some(()));
+        extender.wait_until_leads();
         extender
     }
-
-    pub(crate) fn log(&self) -> String {
-        fs::read_to_string(&self.log).unwrap()
-    }
-
-    pub(crate) fn filter(&self, pod: &Value, nodes: &[&str]) -> Value {
-        let answer = self.ask("filter", &json!({ "Pod": pod, "Nodes": null, "NodeNames": nodes }));
-        assert_eq!(answer.status, 200, "{}", answer.text());
-        answer.json()
-    }
-
-    /// The error of the bind; empty where the pod is bound.
-    pub(crate) fn bind(&self, pod: &Value, node: &str) -> String {
-        let metadata = &pod["metadata"];
-        let question = json!({
-            "PodName": metadata["name"], "PodNamespace": metadata["namespace"], "PodUID": metadata["uid"], "Node": node,
-        });
-        let answer = self.ask("bind", &question);
-        assert_eq!(answer.status, 200, "{}", answer.text());
-        answer.json()["Error"].as_str().unwrap().to_owned()
-    }
-
-    pub(crate) fn pid(&self) -> u32 {
-        self.child.id()
-    }
-
-    fn signal(&self, signal: &str) {
-        let status = Command::new("kill").args([signal, &self.child.id().to_string()]).status().unwrap();
-        assert!(status.success());
-    }
 }
 
-impl Drop for Extender {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
+impl Deref for Extender {
+    type Target = ExtenderProcess;
 
-/// The text of this field, wherever it is in the line.
-fn find(line: &Value, field: &str) -> Option<String> {
-    let fields = line.as_object()?;
-    match fields.get(field) {
-        Some(Value::String(text)) => Some(text.clone()),
-        _ => fields.values().find_map(|inner| find(inner, field)),
+    fn deref(&self) -> &ExtenderProcess {
+        &self.0
     }
 }
 

@@ -9,40 +9,48 @@
 
 use super::input::MetricsInput;
 use super::subject::{LabelledSubjects, pod_name};
-use crate::exposition::{Exposition, MetricFamily, MetricLabels, MetricType, SampleValue};
+use crate::exposition::{Exposition, MetricFamily, MetricLabels, SampleValue};
 use model::Reading;
 use model::claim::{ContainerClaim, DeviceShare};
 use model::id::GpuUuid;
 use model::unit::{Bytes, Percent};
 use model::view::{GpuUse, GpuView, NodeView};
 
-const HOST_MEMORY: MetricFamily = gauge("hami_host_gpu_memory_used_bytes", "GPU memory in use on the host.");
-const HOST_UTIL: MetricFamily = gauge("hami_host_gpu_utilization_ratio", "GPU utilization on the host, 0 to 100.");
-const HOST_COPY: MetricFamily =
-    gauge("hami_host_gpu_memory_controller_utilization_ratio", "Memory controller utilization on the host, 0 to 100.");
-const MEMORY: MetricFamily = gauge("hami_vgpu_memory_used_bytes", "GPU memory that the container's processes hold.");
-const LIMIT: MetricFamily =
-    gauge("hami_vgpu_memory_limit_bytes", "GPU memory limit of the container; no series where memory is not limited.");
+const HOST_MEMORY: MetricFamily =
+    MetricFamily::gauge("hami_host_gpu_memory_used_bytes", "GPU memory in use on the host.");
+const HOST_UTIL: MetricFamily =
+    MetricFamily::gauge("hami_host_gpu_utilization_ratio", "GPU utilization on the host, 0 to 100.");
+const HOST_COPY: MetricFamily = MetricFamily::gauge(
+    "hami_host_gpu_memory_controller_utilization_ratio",
+    "Memory controller utilization on the host, 0 to 100.",
+);
+const MEMORY: MetricFamily =
+    MetricFamily::gauge("hami_vgpu_memory_used_bytes", "GPU memory that the container's processes hold.");
+const LIMIT: MetricFamily = MetricFamily::gauge(
+    "hami_vgpu_memory_limit_bytes",
+    "GPU memory limit of the container; no series where memory is not limited.",
+);
 const DEVICE_MEMORY: MetricFamily =
-    gauge("hami_container_device_memory_bytes", "The same as hami_vgpu_memory_used_bytes.");
+    MetricFamily::gauge("hami_container_device_memory_bytes", "The same as hami_vgpu_memory_used_bytes.");
 const DEVICE_UTIL: MetricFamily =
-    gauge("hami_container_device_utilization_ratio", "SM use of the container's processes, 0 to 100.");
-const MIG: MetricFamily = gauge("hami_mig_device_info", "1 for each MIG instance that a container uses.");
+    MetricFamily::gauge("hami_container_device_utilization_ratio", "SM use of the container's processes, 0 to 100.");
+const MIG: MetricFamily = MetricFamily::gauge("hami_mig_device_info", "1 for each MIG instance that a container uses.");
 const OLD_HOST_MEMORY: MetricFamily =
-    gauge("HostGPUMemoryUsage", "GPU memory in use on the host (bytes; legacy name).");
+    MetricFamily::gauge("HostGPUMemoryUsage", "GPU memory in use on the host (bytes; legacy name).");
 const OLD_HOST_UTIL: MetricFamily =
-    gauge("HostCoreUtilization", "GPU utilization on the host (0 to 100; legacy name).");
-const OLD_MEMORY: MetricFamily =
-    gauge("vGPU_device_memory_usage_in_bytes", "GPU memory that the container's processes hold (legacy name).");
+    MetricFamily::gauge("HostCoreUtilization", "GPU utilization on the host (0 to 100; legacy name).");
+const OLD_MEMORY: MetricFamily = MetricFamily::gauge(
+    "vGPU_device_memory_usage_in_bytes",
+    "GPU memory that the container's processes hold (legacy name).",
+);
 const OLD_LIMIT: MetricFamily =
-    gauge("vGPU_device_memory_limit_in_bytes", "GPU memory limit of the container (legacy name).");
-const OLD_UTIL: MetricFamily =
-    gauge("Device_utilization_desc_of_container", "SM use of the container's processes (0 to 100; legacy name).");
-const OLD_MIG: MetricFamily = gauge("MigInfo", "1 for each MIG instance that a container uses (legacy name).");
-
-const fn gauge(name: &'static str, help: &'static str) -> MetricFamily {
-    MetricFamily { name, kind: MetricType::Gauge, unit: "", help }
-}
+    MetricFamily::gauge("vGPU_device_memory_limit_in_bytes", "GPU memory limit of the container (legacy name).");
+const OLD_UTIL: MetricFamily = MetricFamily::gauge(
+    "Device_utilization_desc_of_container",
+    "SM use of the container's processes (0 to 100; legacy name).",
+);
+const OLD_MIG: MetricFamily =
+    MetricFamily::gauge("MigInfo", "1 for each MIG instance that a container uses (legacy name).");
 
 /// A container on one device, with its labels under new and legacy names.
 struct Slot<'a> {

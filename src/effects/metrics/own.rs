@@ -26,10 +26,11 @@ const BUILD: MetricFamily = MetricFamily {
     unit: "",
     help: "The version of this program.",
 };
-const TROUBLES: MetricFamily = counter("gpu_steward_troubles_total", "Errors since the start, by kind.");
+const TROUBLES: MetricFamily = MetricFamily::counter("gpu_steward_troubles_total", "Errors since the start, by kind.");
 const PASS: MetricFamily =
     gauge("gpu_steward_sampling_pass_seconds", "seconds", "How long the last pass over cgroups took.");
-const MISSED: MetricFamily = counter("gpu_steward_sampling_deadlines_missed_total", "Sampling deadlines missed.");
+const MISSED: MetricFamily =
+    MetricFamily::counter("gpu_steward_sampling_deadlines_missed_total", "Sampling deadlines missed.");
 const LEFT_OUT: MetricFamily =
     gauge("gpu_steward_left_out", "", "Objects beyond a bound, which are counted but not shown.");
 const WATCHING: MetricFamily = gauge(
@@ -44,21 +45,20 @@ const WATCH_AGE: MetricFamily = gauge(
 );
 const VIEW_AGE: MetricFamily =
     gauge("gpu_steward_view_age_seconds", "seconds", "Age of the node view that this text shows.");
-const SCRAPES: MetricFamily = counter("gpu_steward_scrapes_total", "Answered requests for metrics, this one included.");
-const REFUSED: MetricFamily =
-    counter("gpu_steward_scrapes_refused_total", "Requests refused because too many answers were in progress.");
+const SCRAPES: MetricFamily =
+    MetricFamily::counter("gpu_steward_scrapes_total", "Answered requests for metrics, this one included.");
+const REFUSED: MetricFamily = MetricFamily::counter(
+    "gpu_steward_scrapes_refused_total",
+    "Requests refused because too many answers were in progress.",
+);
 const CONNECTIONS: MetricFamily = gauge("gpu_steward_http_connections", "", "Connections that are open.");
-const CUT: MetricFamily = counter(
+const CUT: MetricFamily = MetricFamily::counter(
     "gpu_steward_http_connections_cut_total",
     "Connections closed or refused because the connection limit was reached.",
 );
 
 const fn gauge(name: &'static str, unit: &'static str, help: &'static str) -> MetricFamily {
     MetricFamily { name, kind: MetricType::Gauge, unit, help }
-}
-
-const fn counter(name: &'static str, help: &'static str) -> MetricFamily {
-    MetricFamily { name, kind: MetricType::Counter, unit: "", help }
 }
 
 /// Writes the metrics of the program itself.

@@ -1,82 +1,74 @@
 //! Metrics of the device plugin: its registration with the kubelet, its slots and claims, calls and container starts.
 
 use super::input::MetricsInput;
-use crate::exposition::{Exposition, MetricFamily, MetricLabels, MetricType, SampleValue};
+use crate::exposition::{Exposition, MetricFamily, MetricLabels, SampleValue};
 use model::plugin::{DeviceSlots, PluginView, PodFiles, RegistrationState};
 
-const REGISTERED: MetricFamily = gauge(
+const REGISTERED: MetricFamily = MetricFamily::gauge(
     "gpu_steward_plugin_registered",
     "1 while the kubelet watches the plugin's list of devices, with the way of its registration.",
 );
-const REGISTRATIONS: MetricFamily =
-    counter("gpu_steward_plugin_registrations_total", "How often the plugin was registered with the kubelet.");
-const SLOTS: MetricFamily = gauge(
+const REGISTRATIONS: MetricFamily = MetricFamily::counter(
+    "gpu_steward_plugin_registrations_total",
+    "How often the plugin was registered with the kubelet.",
+);
+const SLOTS: MetricFamily = MetricFamily::gauge(
     "gpu_steward_plugin_slots",
     "Slots of a GPU or MIG instance: free, used, unhealthy (not used, and not for new containers), used_unhealthy.",
 );
-const CLAIMS: MetricFamily = gauge(
+const CLAIMS: MetricFamily = MetricFamily::gauge(
     "gpu_steward_plugin_claims",
     "Pods that claim a part of a GPU or MIG instance and have not ended; healthy says whether the device is fit for new containers.",
 );
-const CORDONED: MetricFamily = gauge(
+const CORDONED: MetricFamily = MetricFamily::gauge(
     "gpu_steward_plugin_cordoned",
     "1 while the GPU or MIG instance is cordoned, so that it gets no new containers.",
 );
 const ALLOCATIONS: MetricFamily =
-    counter("gpu_steward_plugin_allocations_total", "Containers for which the kubelet called Allocate.");
-const STARTS: MetricFamily = counter(
+    MetricFamily::counter("gpu_steward_plugin_allocations_total", "Containers for which the kubelet called Allocate.");
+const STARTS: MetricFamily = MetricFamily::counter(
     "gpu_steward_plugin_starts_total",
     "Container starts that were answered: filled, refused, late (a wait took too long), failed (files could not be written), foreign (slots of an earlier plugin).",
 );
-const WAITED: MetricFamily =
-    counter("gpu_steward_plugin_starts_waited_total", "Container starts that had to wait, by what they waited for.");
-const DIFFERING: MetricFamily = counter(
+const WAITED: MetricFamily = MetricFamily::counter(
+    "gpu_steward_plugin_starts_waited_total",
+    "Container starts that had to wait, by what they waited for.",
+);
+const DIFFERING: MetricFamily = MetricFamily::counter(
     "gpu_steward_plugin_ids_differing_total",
     "Containers for which the kubelet counts other devices than the claim names; the claim applies.",
 );
-const WITHOUT_GPU: MetricFamily = gauge(
+const WITHOUT_GPU: MetricFamily = MetricFamily::gauge(
     "gpu_steward_plugin_pods_without_gpu",
     "Running pods that hold a GPU or MIG instance that this node does not list.",
 );
-const MOVED: MetricFamily = counter(
+const MOVED: MetricFamily = MetricFamily::counter(
     "gpu_steward_plugin_claims_moved_total",
     "Containers that got other devices than their claim named, with the same memory and SM time: exchanged with another claim, or alone.",
 );
 const FILES_BYTES: MetricFamily = MetricFamily {
     unit: "bytes",
-    ..gauge(
+    ..MetricFamily::gauge(
         "gpu_steward_plugin_pod_files_bytes",
         "Disk space of the files that a pod wrote into the folders that the limiter needs writable.",
     )
 };
-const FILES: MetricFamily = gauge(
+const FILES: MetricFamily = MetricFamily::gauge(
     "gpu_steward_plugin_pod_files",
     "Files and folders that a pod wrote into the folders that the limiter needs writable; over says whether it wrote more than it may.",
 );
-const GUARD: MetricFamily = gauge(
+const GUARD: MetricFamily = MetricFamily::gauge(
     "gpu_steward_guard",
     "1 for the state of an admission policy of the chart: in_force, open (does not refuse a forbidden write), hinders (also refuses a write that this agent must make).",
 );
-const ALLOCATE: MetricFamily = histogram(
+const ALLOCATE: MetricFamily = MetricFamily::histogram(
     "gpu_steward_plugin_allocate_seconds",
     "Duration of Allocate, from the kubelet's request to the agent's answer.",
 );
-const START: MetricFamily = histogram(
+const START: MetricFamily = MetricFamily::histogram(
     "gpu_steward_plugin_start_seconds",
     "Duration of PreStartContainer, from the kubelet's request to the agent's answer.",
 );
-
-const fn gauge(name: &'static str, help: &'static str) -> MetricFamily {
-    MetricFamily { name, kind: MetricType::Gauge, unit: "", help }
-}
-
-const fn counter(name: &'static str, help: &'static str) -> MetricFamily {
-    MetricFamily { name, kind: MetricType::Counter, unit: "", help }
-}
-
-const fn histogram(name: &'static str, help: &'static str) -> MetricFamily {
-    MetricFamily { name, kind: MetricType::Histogram, unit: "seconds", help }
-}
 
 /// Writes the metrics of the device plugin; no series where GPUs are not shared.
 pub fn write(input: &MetricsInput<'_>, out: &mut Exposition<'_>) {

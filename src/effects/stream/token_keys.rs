@@ -4,7 +4,7 @@
 
 use ring::signature::{ECDSA_P256_SHA256_FIXED, RSA_PKCS1_2048_8192_SHA256, RsaPublicKeyComponents, UnparsedPublicKey};
 use std::sync::Arc;
-use wire::token::{TokenAlgorithm, TokenClaims, TokenKey, UncheckedToken};
+use wire::token::{NamedTokenKey, TokenAlgorithm, TokenClaims, TokenKey, UncheckedToken};
 
 /// Seconds by which the clocks of two machines may differ.
 const SKEW: u64 = 60;
@@ -57,7 +57,7 @@ pub struct TokenKeys {
     /// The issuer; empty before it is known.
     pub issuer: Arc<str>,
     /// The keys, each with its name.
-    pub keys: Vec<(Option<Arc<str>>, TokenKey)>,
+    pub keys: Vec<NamedTokenKey>,
 }
 
 impl TokenKeys {

@@ -2,31 +2,31 @@
 //! of its own, because they are a dozen lines for each GPU of the cluster.
 
 use super::owner::{ClaimedShare, ScheduledDevice};
-use effects::exposition::{Exposition, ExpositionFormat, MetricFamily, MetricLabels, MetricType, SampleValue};
+use effects::exposition::{Exposition, ExpositionFormat, MetricFamily, MetricLabels, SampleValue};
 
 const MEMORY_LIMIT: MetricFamily =
-    MetricFamily { unit: "bytes", ..gauge("hami_gpu_memory_limit_bytes", "Memory that the GPU offers.") };
+    MetricFamily { unit: "bytes", ..MetricFamily::gauge("hami_gpu_memory_limit_bytes", "Memory that the GPU offers.") };
 const CORE_LIMIT: MetricFamily =
-    gauge("hami_gpu_core_limit_ratio", "Percent of SM time that the GPU offers, despite the name.");
-const MEMORY_ALLOCATED: MetricFamily =
-    MetricFamily { unit: "bytes", ..gauge("hami_gpu_memory_allocated_bytes", "Memory of the GPU that pods claim.") };
-const SHARED: MetricFamily = gauge("hami_gpu_shared_count", "Containers that share the GPU.");
-const CORE_ALLOCATED: MetricFamily =
-    gauge("hami_gpu_core_allocated_ratio", "Percent of SM time of the GPU that pods claim, despite the name.");
+    MetricFamily::gauge("hami_gpu_core_limit_ratio", "Percent of SM time that the GPU offers, despite the name.");
+const MEMORY_ALLOCATED: MetricFamily = MetricFamily {
+    unit: "bytes",
+    ..MetricFamily::gauge("hami_gpu_memory_allocated_bytes", "Memory of the GPU that pods claim.")
+};
+const SHARED: MetricFamily = MetricFamily::gauge("hami_gpu_shared_count", "Containers that share the GPU.");
+const CORE_ALLOCATED: MetricFamily = MetricFamily::gauge(
+    "hami_gpu_core_allocated_ratio",
+    "Percent of SM time of the GPU that pods claim, despite the name.",
+);
 const MEMORY_RATIO: MetricFamily =
-    gauge("hami_node_gpu_memory_allocated_ratio", "Part of the GPU's memory that pods claim, 0 to 1.");
+    MetricFamily::gauge("hami_node_gpu_memory_allocated_ratio", "Part of the GPU's memory that pods claim, 0 to 1.");
 const POD_MEMORY: MetricFamily = MetricFamily {
     unit: "bytes",
-    ..gauge("hami_vgpu_memory_allocated_bytes", "Memory of a GPU that a container of a pod claims.")
+    ..MetricFamily::gauge("hami_vgpu_memory_allocated_bytes", "Memory of a GPU that a container of a pod claims.")
 };
-const POD_CORE: MetricFamily = gauge(
+const POD_CORE: MetricFamily = MetricFamily::gauge(
     "hami_vgpu_core_allocated_ratio",
     "Percent of SM time of a GPU that a container of a pod claims, despite the name.",
 );
-
-const fn gauge(name: &'static str, help: &'static str) -> MetricFamily {
-    MetricFamily { name, kind: MetricType::Gauge, unit: "", help }
-}
 
 /// The text of a scrape.
 pub(super) fn render(devices: &[ScheduledDevice], shares: &[ClaimedShare], format: ExpositionFormat) -> Vec<u8> {

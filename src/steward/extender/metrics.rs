@@ -11,69 +11,74 @@ use effects::server::ConnectionCounts;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-const LEADS: MetricFamily = gauge("gpu_steward_extender_leads", "1 while this extender leads and decides.");
+const LEADS: MetricFamily =
+    MetricFamily::gauge("gpu_steward_extender_leads", "1 while this extender leads and decides.");
 const ANSWERS: MetricFamily = MetricFamily {
     name: "gpu_steward_extender_answer_seconds",
     kind: MetricType::Histogram,
     unit: "seconds",
     help: "Time from a question of kube-scheduler to its answer, by verb.",
 };
-const UNANSWERED: MetricFamily = counter(
+const UNANSWERED: MetricFamily = MetricFamily::counter(
     "gpu_steward_extender_unanswered_total",
     "Questions of kube-scheduler without an answer: this extender did not lead, or the question could not be read.",
 );
-const REFUSED: MetricFamily = counter(
+const REFUSED: MetricFamily = MetricFamily::counter(
     "gpu_steward_extender_refused_nodes_total",
     "Nodes that the filter refused, by the reason of at least one GPU or of the node.",
 );
-const CLAIMS: MetricFamily =
-    gauge("gpu_steward_extender_claims", "Pods with a claim: assumed (the binding is not seen yet), bound, started.");
-const PENDING: MetricFamily =
-    gauge("gpu_steward_extender_pending_pods", "Pods that the filter has answered for and that are not bound.");
-const NODES: MetricFamily = gauge("gpu_steward_extender_nodes", "Nodes that are known: open, or closed to new claims.");
+const CLAIMS: MetricFamily = MetricFamily::gauge(
+    "gpu_steward_extender_claims",
+    "Pods with a claim: assumed (the binding is not seen yet), bound, started.",
+);
+const PENDING: MetricFamily = MetricFamily::gauge(
+    "gpu_steward_extender_pending_pods",
+    "Pods that the filter has answered for and that are not bound.",
+);
+const NODES: MetricFamily =
+    MetricFamily::gauge("gpu_steward_extender_nodes", "Nodes that are known: open, or closed to new claims.");
 const WATCH_AGE: MetricFamily = MetricFamily {
     unit: "seconds",
-    ..gauge(
+    ..MetricFamily::gauge(
         "gpu_steward_extender_watch_age_seconds",
         "Time since the API server sent anything about this kind of objects.",
     )
 };
-const UNREADABLE: MetricFamily =
-    counter("gpu_steward_extender_unreadable_objects_total", "Versions of pods and Nodes that could not be read.");
-const CONNECTIONS: MetricFamily = gauge("gpu_steward_extender_connections", "Connections to the port that are open.");
-const CUT: MetricFamily = counter(
+const UNREADABLE: MetricFamily = MetricFamily::counter(
+    "gpu_steward_extender_unreadable_objects_total",
+    "Versions of pods and Nodes that could not be read.",
+);
+const CONNECTIONS: MetricFamily =
+    MetricFamily::gauge("gpu_steward_extender_connections", "Connections to the port that are open.");
+const CUT: MetricFamily = MetricFamily::counter(
     "gpu_steward_extender_connections_cut_total",
     "Connections that were closed for newer ones, or refused because all were busy.",
 );
-const DROPPED: MetricFamily =
-    counter("gpu_steward_extender_events_dropped_total", "Events on pods that were dropped because too many waited.");
+const DROPPED: MetricFamily = MetricFamily::counter(
+    "gpu_steward_extender_events_dropped_total",
+    "Events on pods that were dropped because too many waited.",
+);
 
 const STREAMS: MetricFamily =
-    gauge("gpu_steward_extender_streams", "Agents that report to this extender at this moment.");
+    MetricFamily::gauge("gpu_steward_extender_streams", "Agents that report to this extender at this moment.");
 const STREAMS_OPENED: MetricFamily =
-    counter("gpu_steward_extender_streams_opened_total", "Streams of agents that were opened.");
-const STREAM_ENDS: MetricFamily = counter(
+    MetricFamily::counter("gpu_steward_extender_streams_opened_total", "Streams of agents that were opened.");
+const STREAM_ENDS: MetricFamily = MetricFamily::counter(
     "gpu_steward_extender_stream_ends_total",
     "Streams of agents that have ended, or that were refused after their caller was known, by reason.",
 );
-const STREAM_MESSAGES: MetricFamily =
-    counter("gpu_steward_extender_stream_messages_total", "Messages of agents after the first one of a stream.");
-const CALLERS_REFUSED: MetricFamily = counter(
+const STREAM_MESSAGES: MetricFamily = MetricFamily::counter(
+    "gpu_steward_extender_stream_messages_total",
+    "Messages of agents after the first one of a stream.",
+);
+const CALLERS_REFUSED: MetricFamily = MetricFamily::counter(
     "gpu_steward_extender_refused_callers_total",
     "Requests to the TLS port whose caller was refused, by reason.",
 );
-const PASSED_ON: MetricFamily = counter(
+const PASSED_ON: MetricFamily = MetricFamily::counter(
     "gpu_steward_extender_passed_on_total",
     "Questions of kube-scheduler that this extender passed on to the leader, which answered.",
 );
-
-const fn gauge(name: &'static str, help: &'static str) -> MetricFamily {
-    MetricFamily { name, kind: MetricType::Gauge, unit: "", help }
-}
-
-const fn counter(name: &'static str, help: &'static str) -> MetricFamily {
-    MetricFamily { name, kind: MetricType::Counter, unit: "", help }
-}
 
 /// What a scrape shows.
 pub(super) struct Scrape<'a> {

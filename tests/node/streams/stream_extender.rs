@@ -3,119 +3,73 @@
 use crate::program::BINARY;
 use lab::api_server::FakeApiServer;
 use lab::eventually::eventually;
-use lab::http::{self, HttpResponse};
+use lab::extender::ExtenderProcess;
 use lab::tokens::claims;
 use serde_json::{Value, json};
-use std::fs::{self, File};
+use std::ffi::OsString;
 use std::net::SocketAddr;
-use std::path::PathBuf;
-use std::process::{Child, Command, Stdio};
+use std::ops::Deref;
 use std::time::Duration;
-use tempfile::TempDir;
 
 pub(super) const SOON: Duration = Duration::from_secs(60);
 pub(super) const AGENTS: &str = "gpu:agent";
 pub(super) const AUDIENCE: &str = "gpu-steward";
 
-/// A running extender, with a short Lease.
+/// A running extender with its TLS port.
 pub(super) struct StreamExtender {
-    child: Child,
-    log: PathBuf,
-    pub(super) address: SocketAddr,
+    process: ExtenderProcess,
     /// Of the TLS port.
     pub(super) streams: SocketAddr,
-    _dir: TempDir,
 }
 
 impl StreamExtender {
     pub(super) fn start(server: &FakeApiServer) -> StreamExtender {
-        let dir = tempfile::Builder::new().prefix("steward-").tempdir().unwrap();
-        let (log, token) = (dir.path().join("log"), dir.path().join("token"));
-        let own = claims("gpu:extender", AUDIENCE, ("n0", "uid-n0"), ("extender", &uid(9)));
-        fs::write(&token, server.token(&own)).unwrap();
-        let child = Command::new(BINARY)
-            .args(["extender", "--extender-listen", "127.0.0.1:0", "--log-format", "json", "-v", "5"])
-            .args(["--lease-duration", "3s", "--renew-deadline", "2s", "--retry-period", "200ms"])
-            .args(["--lease-namespace", "gpu", "--stream-listen", "127.0.0.1:0", "--stream-accounts", AGENTS])
-            .arg("--stream-token-file")
-            .arg(token)
-            .arg("--kubeconfig")
-            .arg(server.kubeconfig(dir.path()))
-            .env_clear()
-            .stdin(Stdio::null())
-            .stderr(File::create(&log).unwrap())
-            .spawn()
-            .unwrap();
-        let [address, streams] = ["address", "reports"].map(|field| {
-            eventually("the addresses of the extender", SOON, || {
-                let text = fs::read_to_string(&log).ok()?;
-                let line = text.lines().find(|line| line.contains("gpu-steward extender started"))?;
-                serde_json::from_str::<Value>(line).ok()?[field].as_str()?.parse().ok()
-            })
+        let process = ExtenderProcess::start(BINARY, |dir| {
+            let token = dir.join("token");
+            let own = claims("gpu:extender", AUDIENCE, ("n0", "uid-n0"), ("extender", &uid(9)));
+            std::fs::write(&token, server.token(&own)).unwrap();
+            let mut flags: Vec<OsString> = [
+                "--extender-listen",
+                "127.0.0.1:0",
+                "-v",
+                "5",
+                "--retry-period",
+                "200ms",
+                "--lease-namespace",
+                "gpu",
+                "--stream-listen",
+                "127.0.0.1:0",
+                "--stream-accounts",
+                AGENTS,
+                "--stream-token-file",
+            ]
+            .map(OsString::from)
+            .into();
+            flags.extend([token.into(), "--kubeconfig".into(), server.kubeconfig(dir).into()]);
+            flags
         });
-        StreamExtender { child, log, address, streams, _dir: dir }
+        let streams = process.started_with("reports");
+        StreamExtender { process, streams }
     }
 
     pub(super) fn led(server: &FakeApiServer) -> StreamExtender {
         let extender = StreamExtender::start(server);
-        eventually("the extender to lead", SOON, || extender.leads().then_some(()));
+        extender.wait_until_leads();
         extender
-    }
-
-    pub(super) fn leads(&self) -> bool {
-        http::get(self.address, "/leadz").is_ok_and(|answer| answer.status == 200)
-    }
-
-    pub(super) fn ask(&self, verb: &str, question: &Value) -> HttpResponse {
-        let kind = [("Content-Type", "application/json")];
-        http::request(self.address, "POST", &format!("/{verb}"), &kind, question.to_string().as_bytes()).unwrap()
     }
 
     /// Whether the pod fits this node, or why it does not.
     pub(super) fn fits(&self, pod: &Value, node: &str) -> Result<(), Value> {
-        let answer = self.ask("filter", &json!({ "Pod": pod, "Nodes": null, "NodeNames": [node] }));
-        assert_eq!(answer.status, 200, "{}", answer.text());
-        let answer = answer.json();
+        let answer = self.filter(pod, &[node]);
         if answer["NodeNames"] == json!([node]) { Ok(()) } else { Err(answer) }
-    }
-
-    /// The error of the bind; empty where the pod is bound.
-    pub(super) fn bind(&self, pod: &Value, node: &str) -> String {
-        let metadata = &pod["metadata"];
-        let question = json!({
-            "PodName": metadata["name"], "PodNamespace": metadata["namespace"], "PodUID": metadata["uid"], "Node": node,
-        });
-        let answer = self.ask("bind", &question);
-        assert_eq!(answer.status, 200, "{}", answer.text());
-        answer.json()["Error"].as_str().unwrap().to_owned()
-    }
-
-    /// The value of a sample in `/metrics`.
-    pub(super) fn metric(&self, sample: &str) -> u64 {
-        let text = http::get(self.address, "/metrics").unwrap().text();
-        let value = text.lines().find_map(|line| line.strip_prefix(sample)?.strip_prefix(' '));
-        value.and_then(|value| value.parse().ok()).unwrap_or_else(|| panic!("{sample} in {text}"))
-    }
-
-    pub(super) fn log(&self) -> String {
-        fs::read_to_string(&self.log).unwrap()
-    }
-
-    pub(super) fn signal(&self, signal: &str) {
-        let status = Command::new("kill").args([signal, &self.child.id().to_string()]).status().unwrap();
-        assert!(status.success());
     }
 }
 
-impl Drop for StreamExtender {
-    fn drop(&mut self) {
-        if std::thread::panicking() {
-            let log = self.log();
-            let from = log.char_indices().rev().nth(6000).map_or(0, |(place, _)| place);
-            eprintln!("the extender's log, its end:\n{}", &log[from..]);
-        }
-        let _ = self.child.kill();
-        let _ = self.child.wait();
+impl Deref for StreamExtender {
+    type Target = ExtenderProcess;
+
+    fn deref(&self) -> &ExtenderProcess {
+        &self.process
     }
 }
 
