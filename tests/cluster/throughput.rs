@@ -141,7 +141,9 @@ fn quantile(values: &mut [f64], percent: usize) -> f64 {
 }
 
 /// The agents of all Nodes: each annotates its Node every [`BEAT`].
-struct Beats(Runtime);
+struct Beats {
+    _runtime: Runtime,
+}
 
 impl Beats {
     fn start(placed: &Placed, nodes: usize) -> Beats {
@@ -159,7 +161,7 @@ impl Beats {
                 agent.annotate_node(&[(HANDSHAKE, Some(&now))]).await.expect("the Node is annotated");
             }
         });
-        Beats(runtime)
+        Beats { _runtime: runtime }
     }
 }
 
@@ -236,10 +238,13 @@ fn rate(placed: &Placed, extender: SocketAddr, count: usize) -> f64 {
     let ended = eventually("all pods bound and all events written", BOUND, || {
         std::thread::sleep(Duration::from_secs(1));
         let writes = audit::writes_of_extenders(&placed.cluster, from);
-        let of = |what: &str| writes.iter().filter(|write| write.resource() == what).map(audit::Write::ended);
-        let (mut bound, mut events): (Vec<_>, Vec<_>) = (of("pods").collect(), of("events").collect());
-        bound.sort_unstable();
-        events.sort_unstable();
+        let of = |what: &str| {
+            let of_it = writes.iter().filter(|write| write.resource() == what);
+            let mut ended: Vec<Timestamp> = of_it.map(audit::Write::ended).collect();
+            ended.sort_unstable();
+            ended
+        };
+        let (bound, events) = (of("pods"), of("events"));
         Some(*bound.get(count - 1)?.max(events.get(2 * count - 1)?))
     });
     drop(scheduler);
