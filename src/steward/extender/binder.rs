@@ -247,7 +247,7 @@ impl Binder {
 
     /// Writes the order once. `open` says whether an earlier write may still be carried out.
     async fn post(&self, order: &BindOrder, open: bool) -> Shown {
-        let binding = match convert::binding(order, clock::now().wall) {
+        let binding = match convert::binding(order, self.owner.lease(), clock::now().wall) {
             Ok(binding) => binding,
             Err(why) => return Shown::Never(why),
         };
