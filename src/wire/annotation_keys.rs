@@ -67,6 +67,9 @@ pub const EPOCH: &str = "gpu-steward.io/epoch";
 pub const CLAIM_VERSION: &str = "gpu-steward.io/claim-version";
 /// Pod: namespace and name of the Lease by which the leader that wrote its claim leads.
 pub const LEASE: &str = "gpu-steward.io/lease";
+/// Pod without a node: the version of the pod that a leader ended by this write, so that earlier bindings for that version
+/// are refused.
+pub const FENCE: &str = "gpu-steward.io/fence";
 /// Lease: address and port where the leader serves agents and the other extenders.
 pub const LEADER_ADDRESS: &str = "gpu-steward.io/address";
 

@@ -18,7 +18,7 @@ pub(crate) const CLAIM: &str = "hami.io/vgpu-devices-allocated";
 pub(crate) struct Extender(ExtenderProcess);
 
 impl Extender {
-    fn start(server: &FakeApiServer) -> Extender {
+    pub(crate) fn start(server: &FakeApiServer) -> Extender {
         Extender::of(server, "gpu")
     }
 
@@ -294,7 +294,7 @@ fn a_marked_pod_is_evicted_by_the_leader() {
     marked["spec"]["nodeName"] = "n1".into();
     server.put("pods", marked);
     eventually("the eviction", SOON, || server.object("pods", "ml", "train-1").is_none().then_some(()));
-    assert!(extender.log().contains("its GPU is gone"));
+    eventually("the reason in the log", SOON, || extender.log().contains("its GPU is gone").then_some(()));
     let asked = server.requests();
     assert!(asked.iter().any(|asked| asked.path.ends_with("/pods/train-1/eviction")));
     assert!(asked.iter().all(|asked| asked.method != "DELETE"));

@@ -62,6 +62,8 @@ mod recorded;
 #[cfg(test)]
 mod closings;
 #[cfg(test)]
+mod lost_bindings;
+#[cfg(test)]
 mod bad_questions;
 #[cfg(test)]
 mod streams;

@@ -65,6 +65,8 @@ pub(super) struct PendingPod {
 pub(super) struct Home {
     pub(super) node: NodeName,
     pub(super) pod: PodRef,
+    /// The version of the pod for which its order was made; `None` where the watch has shown it bound.
+    pub(super) version: Option<u64>,
 }
 
 /// The nodes, claims and proposals of the cluster. All fields are behind one lock, because a decision reads and changes most

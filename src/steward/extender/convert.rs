@@ -105,10 +105,10 @@ pub(super) fn request(pod: &Pod, rules: &RequestRules) -> Result<Option<Placemen
 
 /// The Binding of an order by the leader of this Lease, with the annotations that the pod gets in the same write.
 pub(super) fn binding(order: &BindOrder, lease: &LeaseName, now: WallTime) -> Result<Value, String> {
-    let BindOrder { uid, pod, node, claim, epoch } = order;
+    let BindOrder { uid, pod, node, claim, epoch, version } = order;
     let all = wire::claim::encode(ALLOCATED, claim).map_err(|why| why.to_string())?;
     let seconds = wire::timestamp::to_unix_seconds(now);
-    Ok(json!({
+    let mut binding = json!({
         "apiVersion": "v1", "kind": "Binding",
         "metadata": {
             "name": &*pod.name, "namespace": &*pod.namespace, "uid": uid.as_str(),
@@ -119,7 +119,11 @@ pub(super) fn binding(order: &BindOrder, lease: &LeaseName, now: WallTime) -> Re
             },
         },
         "target": { "apiVersion": "v1", "kind": "Node", "name": node.as_str() },
-    }))
+    });
+    if let Some(version) = version {
+        binding["metadata"]["resourceVersion"] = version.to_string().into();
+    }
+    Ok(binding)
 }
 
 #[cfg(test)]
@@ -181,9 +185,16 @@ mod tests {
             node: NodeName::parse("node-1").unwrap(),
             claim: Claim(vec![vec![], own, vec![share("GPU-b", 81_920, 0), share("GPU-c", 81_920, 0)]]),
             epoch: 7,
+            version: Some(41),
         };
         let written = binding(&order, &lease(), WallTime(1_795_256_507_000_000)).unwrap();
         let newest = include_str!("../../../tests/golden/claims/version-1.json");
         assert_eq!(written["metadata"]["annotations"], serde_json::from_str::<Value>(newest).unwrap());
+        assert_eq!(
+            written["metadata"]["resourceVersion"], "41",
+            "the API server refuses it for another version of the pod"
+        );
+        let unknown = binding(&BindOrder { version: None, ..order }, &lease(), WallTime(0)).unwrap();
+        assert_eq!(unknown["metadata"].get("resourceVersion"), None);
     }
 }
