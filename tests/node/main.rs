@@ -64,6 +64,8 @@ mod closings;
 #[cfg(test)]
 mod lost_bindings;
 #[cfg(test)]
+mod holds;
+#[cfg(test)]
 mod bad_questions;
 #[cfg(test)]
 mod streams;

@@ -165,6 +165,12 @@ impl ClusterState {
         }
     }
 
+    /// A pod that may have been filtered is not to be placed as it is now: it asks nothing, or nothing that can be read, or
+    /// has gates. A claim is not touched.
+    pub fn is_not_pending(&mut self, uid: &PodUid) {
+        self.forget_proposal(uid);
+    }
+
     /// Takes back the proposal of a pod and what is remembered of it.
     pub(super) fn forget_proposal(&mut self, uid: &PodUid) -> Option<PlacementRequest> {
         let pending = self.pending.remove(uid)?;

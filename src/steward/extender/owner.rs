@@ -220,6 +220,11 @@ impl ClusterOwner {
         self.cluster.lock().lead(epoch);
     }
 
+    /// A pod that may have been filtered is not to be placed as it is now.
+    pub(super) fn is_not_pending(&self, uid: &PodUid) {
+        self.cluster.lock().is_not_pending(uid);
+    }
+
     /// Decides which of these nodes fit.
     pub(super) fn filter(&self, request: PlacementRequest, nodes: &[&str]) -> FilterVerdict {
         let now = clock::monotonic();
