@@ -58,6 +58,7 @@ use leadership::Leadership;
 use live_callers::LiveCallers;
 use measures::Measures;
 use model::id::NodeName;
+use model::lease::LeaseName;
 use owner::ClusterOwner;
 use port::ExtenderPort;
 use std::collections::BTreeSet;
@@ -172,7 +173,9 @@ impl Extender {
         connection: ApiConnection,
     ) -> Extender {
         let mut lifecycle = Lifecycle::new("extender");
-        let owner = Arc::new(ClusterOwner::new(settings.rules.clone(), requests));
+        let place: (Arc<str>, Arc<str>) = (namespace(&settings.lease), settings.lease.name.as_str().into());
+        let lease_name = LeaseName::new(&place.0, &place.1);
+        let owner = Arc::new(ClusterOwner::new(settings.rules.clone(), requests, lease_name));
         let elector = Elector::new(identity.as_str().into(), settings.lease.times).at(address);
         let leadership = Arc::new(Leadership::new(elector));
         let (events, writer) = events::queue(ApiServer::new(connection.clone(), identity.clone()));
@@ -194,7 +197,6 @@ impl Extender {
             measures: Arc::clone(&measures),
         });
         lifecycle.must_run("events", writer.run(lifecycle.stop()));
-        let place: (Arc<str>, Arc<str>) = (namespace(&settings.lease), settings.lease.name.as_str().into());
         let lease = LeaseClient::new(connection.clone(), Arc::clone(&place.0), Arc::clone(&place.1));
         let accounts = settings.streams.iter().flat_map(|streams| &streams.accounts);
         let namespaces: BTreeSet<Arc<str>> =
