@@ -19,12 +19,18 @@ pub(crate) struct Extender(ExtenderProcess);
 
 impl Extender {
     fn start(server: &FakeApiServer) -> Extender {
-        Extender(ExtenderProcess::start(BINARY, |dir| {
+        Extender::start_with(BINARY, server, &[])
+    }
+
+    /// Starts this program with these flags too.
+    pub(crate) fn start_with(binary: &str, server: &FakeApiServer, more: &[&str]) -> Extender {
+        Extender(ExtenderProcess::start(binary, |dir| {
             let mut flags: Vec<OsString> =
                 ["--extender-listen", "127.0.0.1:0", "-v", "5", "--retry-period", "200ms", "--lease-namespace", "gpu"]
                     .map(OsString::from)
                     .into();
             flags.extend(["--kubeconfig".into(), server.kubeconfig(dir).into()]);
+            flags.extend(more.iter().map(OsString::from));
             flags
         }))
     }
