@@ -19,12 +19,21 @@ pub(crate) struct Extender(ExtenderProcess);
 
 impl Extender {
     pub(crate) fn start(server: &FakeApiServer) -> Extender {
-        Extender::of(server, "gpu")
+        Extender::start_with(BINARY, server, &[])
     }
 
     /// One with its Lease in this namespace.
     pub(crate) fn of(server: &FakeApiServer, namespace: &str) -> Extender {
-        Extender(ExtenderProcess::start(BINARY, |dir| {
+        Extender::start_in(BINARY, server, namespace, &[])
+    }
+
+    /// Starts this program with these flags too.
+    pub(crate) fn start_with(binary: &str, server: &FakeApiServer, more: &[&str]) -> Extender {
+        Extender::start_in(binary, server, "gpu", more)
+    }
+
+    fn start_in(binary: &str, server: &FakeApiServer, namespace: &str, more: &[&str]) -> Extender {
+        Extender(ExtenderProcess::start(binary, |dir| {
             let mut flags: Vec<OsString> = [
                 "--extender-listen",
                 "127.0.0.1:0",
@@ -38,6 +47,7 @@ impl Extender {
             .map(OsString::from)
             .into();
             flags.extend(["--kubeconfig".into(), server.kubeconfig(dir).into()]);
+            flags.extend(more.iter().map(OsString::from));
             flags
         }))
     }

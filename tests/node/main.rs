@@ -58,6 +58,8 @@ mod sharing;
 #[cfg(test)]
 mod extender;
 #[cfg(test)]
+mod extender_admin;
+#[cfg(test)]
 mod recorded;
 #[cfg(test)]
 mod closings;

@@ -7,7 +7,7 @@
 //! ```
 //!
 //! What must never happen here: a report of a node by the agent of another one; a stream that waits without an end; a message
-//! that counts after the stream has ended.
+//! that counts after the stream has ended; a stream that outlives the token of its agent.
 
 use super::callers::AgentIdentity;
 use super::leadership::{Leader, Leadership};
@@ -25,7 +25,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 use tokio::sync::mpsc;
-use tokio::time::{Instant, MissedTickBehavior, interval, timeout};
+use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until, timeout};
 use tokio_stream::wrappers::ReceiverStream;
 use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status, Streaming};
@@ -200,9 +200,10 @@ impl Served {
                 () = streams.closing.cancelled() => {
                     return streams.ended(StreamEnd::Stopping, Status::unavailable("the extender is stopping"));
                 }
-                () = ends.cancelled() => {
-                    let why = "the pod or the Node of the token is gone, or a newer stream of the node has begun";
-                    return streams.ended(StreamEnd::CallerGone, Status::permission_denied(why));
+                () = ends.cancelled() => return self.told_to_end(),
+                () = sleep_until(self.agent.until) => {
+                    let why = "the token of the agent has expired";
+                    return streams.ended(StreamEnd::TokenExpired, Status::unauthenticated(why));
                 }
                 _ = look.tick() => {
                     if let Leader::Other(_) = streams.leadership.leader() {
@@ -220,6 +221,15 @@ impl Served {
             if let Err(end) = taken {
                 return end;
             }
+        }
+    }
+
+    /// The end of a stream whose caller is gone, or has opened a newer one.
+    fn told_to_end(&self) -> Status {
+        let AgentIdentity { node, pod, .. } = &self.agent;
+        match self.streams.live.check(node, pod.as_ref()) {
+            Ok(()) => self.streams.refused(&ReportRefusal::Replaced),
+            Err(why) => self.streams.ended(StreamEnd::CallerGone, Status::permission_denied(why.to_string())),
         }
     }
 

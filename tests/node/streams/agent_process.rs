@@ -16,10 +16,10 @@ use std::time::{Duration, Instant};
 use tokio::runtime::Runtime;
 use tonic::transport::Endpoint;
 
-const NODE: &str = "n1";
+pub(super) const NODE: &str = "n1";
 
 /// A kubelet that knows the agent: it holds the list of devices open.
-struct Kubelet {
+pub(super) struct Kubelet {
     runtime: Runtime,
     socket: PathBuf,
     plugins: PathBuf,
@@ -27,7 +27,7 @@ struct Kubelet {
 
 impl Kubelet {
     /// Registers the plugin whose socket is in the folder of this kubelet.
-    fn registers(root: &Path) -> Kubelet {
+    pub(super) fn registers(root: &Path) -> Kubelet {
         let socket = eventually("the socket in kubelet's registry", SOON, || {
             let found = fs::read_dir(root.join("plugins_registry")).unwrap().flatten().next()?.path();
             std::os::unix::net::UnixStream::connect(&found).ok().map(|_| found)
@@ -67,7 +67,7 @@ impl Kubelet {
 }
 
 /// A Node without a register: its agent writes one.
-fn bare_node(server: &FakeApiServer) {
+pub(super) fn bare_node(server: &FakeApiServer) {
     let info = json!({ "kubeletVersion": "v1.34.9", "containerRuntimeVersion": "containerd://2.1.4" });
     let metadata = json!({ "name": NODE, "uid": format!("uid-{NODE}") });
     server.put("nodes", json!({ "metadata": metadata, "status": { "nodeInfo": info } }));
@@ -75,7 +75,7 @@ fn bare_node(server: &FakeApiServer) {
 }
 
 /// An agent that reports to the extender at this address.
-fn reporting(server: &FakeApiServer, address: &str) -> (Recipe, PathBuf) {
+pub(super) fn reporting(server: &FakeApiServer, address: &str) -> (Recipe, PathBuf) {
     let recipe = Agent::in_cluster(BINARY, server, NODE).with("--gpus", "simulated=H100:2");
     let kubelet = recipe.dir().join("kubelet");
     for folder in ["device-plugins", "plugins_registry"] {
