@@ -77,6 +77,8 @@ use wire::resource::RequestRules;
 /// Workers of the Tokio runtime. A filter call for 5,000 nodes takes a worker for milliseconds; the election and the
 /// watches run beside it.
 const WORKERS: usize = 4;
+/// One sample of the heap for 512 KiB. A filter call for 5,000 nodes allocates more than that, and each sample walks a stack.
+const HEAP_SAMPLES: usize = 19;
 /// Threads for blocking work: the resolver of names.
 const BLOCKING: usize = 2;
 
@@ -104,6 +106,7 @@ pub(crate) fn request_rules(settings: &ExtenderSettings) -> Result<RequestRules,
 
 fn start(settings: ExtenderSettings, telemetry: &Telemetry) -> Result<Exit, StartError> {
     pprof::set_heap_sampling(settings.admin.profiling);
+    pprof::set_heap_sample_interval(HEAP_SAMPLES);
     let requests = request_rules(&settings).map_err(StartError::usage)?;
     let asks = stop::listen().map_err(|error| StartError::io("listen for signals", &error))?;
     let listener = bind(settings.listen).map_err(|error| StartError {

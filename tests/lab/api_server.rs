@@ -30,6 +30,7 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum_server::tls_rustls::RustlsConfig;
 use parking_lot::Mutex;
+use serde::Serialize;
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::io::{Error, ErrorKind};
@@ -461,6 +462,16 @@ fn status(code: u16, message: &str) -> Response {
     (code, [("content-type", "application/json")], status.to_string()).into_response()
 }
 
+/// An answer to a list. It borrows the objects: a list of a large cluster has tens of thousands.
+#[derive(Serialize)]
+struct ShownList<'a> {
+    kind: &'static str,
+    #[serde(rename = "apiVersion")]
+    api_version: &'static str,
+    metadata: Value,
+    items: Vec<&'a Value>,
+}
+
 /// A list or a watch.
 async fn list(
     State(shared): State<Arc<Shared>>,
@@ -495,8 +506,11 @@ async fn list(
     let page: Vec<&Value> = items.by_ref().take(limit).collect();
     let next = if items.next().is_some() { (before + page.len()).to_string() } else { String::new() };
     let metadata = json!({"resourceVersion": version.to_string(), "continue": next});
-    let list = json!({"kind": "List", "apiVersion": "v1", "metadata": metadata, "items": page});
-    ([("content-type", "application/json")], list.to_string()).into_response()
+    let list = ShownList { kind: "List", api_version: "v1", metadata, items: page };
+    match serde_json::to_string(&list) {
+        Ok(text) => ([("content-type", "application/json")], text).into_response(),
+        Err(why) => status(500, &why.to_string()),
+    }
 }
 
 /// Reads one object.
@@ -754,8 +768,9 @@ impl Selection {
             return vec![format!("{}\n", json!({"type": "ERROR", "object": gone})).into_bytes()];
         }
         let event = |kind: &str, object: &Value| format!("{}\n", json!({"type": kind, "object": object})).into_bytes();
-        let changes =
-            cluster.changes.iter().filter(|(version, _, key, object)| *version > from && self.matches(key, object));
+        // They are in the order of their versions, and in a large cluster there are very many.
+        let new = cluster.changes.partition_point(|(version, ..)| *version <= from);
+        let changes = cluster.changes.iter().skip(new).filter(|(_, _, key, object)| self.matches(key, object));
         let mut lines: Vec<(u64, Vec<u8>)> =
             changes.map(|(version, kind, _, object)| (*version, event(kind, object))).collect();
         lines.extend(cluster.raw_bytes.iter().filter(|(version, _)| *version > from).cloned());

@@ -81,6 +81,7 @@ impl Streams {
             live,
             counts: Arc::default(),
             closing: closing.clone(),
+            term: Default::default(),
             last: AtomicU64::new(0),
         };
         Streams { listener, authority, callers: Arc::new(callers), streams: Arc::new(streams), proxy, closing }
@@ -113,6 +114,7 @@ impl Streams {
         let server =
             HttpServer { application, limits: CONNECTIONS, certificates: Some(certificates), counts: Arc::default() };
         let serving = server.serve(self.listener, self.closing.clone());
+        let streams = self.streams;
         tokio::select! {
             served = serving => {
                 served?;
@@ -120,6 +122,7 @@ impl Streams {
                 Ok(())
             }
             () = fresh => Ok(()),
+            () = streams.watch_term() => Ok(()),
             () = stop.cancelled() => Ok(()),
         }
     }
