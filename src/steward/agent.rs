@@ -28,6 +28,7 @@ pub(crate) mod clear;
 mod node_writer;
 mod cluster;
 
+use crate::admin_port::{self, AdminAccess};
 use crate::exit::Exit;
 use crate::lifecycle::{self, Lifecycle, Mode, StartError};
 use crate::settings::Settings;
@@ -71,19 +72,17 @@ pub(crate) fn run(settings: Settings, raw: RawSettings, telemetry: Telemetry) ->
 }
 
 fn start(settings: Settings, raw: RawSettings, telemetry: Telemetry) -> Result<Exit, StartError> {
-    pprof::set_heap_sampling(settings.profiling);
+    pprof::set_heap_sampling(settings.admin.profiling);
     for (variable, nearest) in raw.unknown_variables() {
         let meant = nearest.unwrap_or_default();
         tracing::warn!(variable, meant, "an environment variable looks like a setting and is not one");
     }
     let name = node_name(&settings)?;
     let hosts = AllowedHosts::new(settings.allowed_hosts.iter().map(String::as_str).chain([name.as_str()]));
-    let certificates = ports::certificates("metrics", settings.tls.as_ref()).map_err(StartError::usage)?;
-    let admin_certificates = ports::certificates("admin", settings.admin_tls.as_ref()).map_err(StartError::usage)?;
+    let certificates = admin_port::certificates("metrics", settings.tls.as_ref()).map_err(StartError::usage)?;
+    let admin_access = AdminAccess::read(&settings.admin).map_err(StartError::usage)?;
     let access = PortAccess { hosts: hosts.clone(), certificates };
     let http = reload::http_settings(&settings.live, access.clone()).map_err(StartError::usage)?;
-    let admin_token = settings.admin_token_file.as_deref().map(|path| reload::token("admin", path));
-    let admin_token = admin_token.transpose().map_err(StartError::usage)?;
     let requests = stop::listen().map_err(|error| StartError::io("listen for signals", &error))?;
     sharing::check(&settings.sharing, &name).map_err(StartError::usage)?;
     let listeners =
@@ -99,7 +98,7 @@ fn start(settings: Settings, raw: RawSettings, telemetry: Telemetry) -> Result<E
     let _addresses = announce(&settings, &name, &listeners, &operator);
     let drain = settings.drain_timeout;
     let exit = runtime.block_on(async {
-        let ports = Ports { listeners, usage, http, hosts, admin_token, admin_certificates, operator };
+        let ports = Ports { listeners, usage, http, hosts, admin: admin_access, operator };
         let mut agent = Agent::new(name.clone(), ports, &settings, &telemetry)?;
         if let Some(connection) = kubernetes {
             let mut cluster = agent.cluster();

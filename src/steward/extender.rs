@@ -5,6 +5,7 @@
 //!                                          │ orders                  │ events, decisions
 //!                                          ▼                         ▼
 //!   leadership (decide::election) ──▶ binder ──POST──▶ API server ◀── event writer, evictor
+//!   operators ──admin :9445──▶ profiles, log level
 //!   agents, other extenders ──TLS :9443──▶ stream port ──▶ agent streams ──▶ owner;  verbs, which only the leader answers
 //! ```
 //!
@@ -34,6 +35,7 @@ mod hami_metrics;
 mod port;
 mod stream_port;
 mod streams;
+mod admin;
 #[cfg(test)]
 mod simulation;
 
@@ -51,6 +53,7 @@ use apiserver::writes::ApiServer;
 use apiserver::{ApiConnection, connect};
 use binder::Binder;
 use decide::election::Elector;
+use effects::server::certificate::Certificates;
 use effects::server::{ConnectionCounts, HttpServer, bind};
 use eviction::Evictor;
 use follow::{NodeFeed, PodFeed, WatchHealth};
@@ -58,6 +61,7 @@ use leadership::Leadership;
 use live_callers::LiveCallers;
 use measures::Measures;
 use model::id::NodeName;
+use model::lease::LeaseName;
 use owner::ClusterOwner;
 use port::ExtenderPort;
 use std::collections::BTreeSet;
@@ -101,6 +105,7 @@ pub(crate) fn request_rules(settings: &ExtenderSettings) -> Result<RequestRules,
 }
 
 fn start(settings: ExtenderSettings, telemetry: &Telemetry) -> Result<Exit, StartError> {
+    pprof::set_heap_sampling(settings.admin.profiling);
     pprof::set_heap_sample_interval(HEAP_SAMPLES);
     let requests = request_rules(&settings).map_err(StartError::usage)?;
     let asks = stop::listen().map_err(|error| StartError::io("listen for signals", &error))?;
@@ -109,34 +114,43 @@ fn start(settings: ExtenderSettings, telemetry: &Telemetry) -> Result<Exit, Star
         exit: Exit::from_io(&error),
     })?;
     let streams = settings.streams.as_ref().map(streams::open).transpose()?;
+    let host = host();
+    let admin = admin::open(&settings, &host)?;
     let runtime =
         lifecycle::runtime(WORKERS, BLOCKING).map_err(|error| StartError::io("start the runtime's threads", &error))?;
     let kubeconfig = settings.kubeconfig.clone();
     let connection = runtime
         .block_on(async { connect(kubeconfig.as_deref()).await })
         .map_err(|error| StartError::usage(error.to_string()))?;
-    let identity = identity()?;
+    let identity = identity(&host)?;
     let address = listener.local_addr().map_or_else(|_| settings.listen.to_string(), |address| address.to_string());
     let (version, pid) = (args::version(), std::process::id());
     let reports = streams.as_ref().map_or_else(|| "none".to_owned(), |opened| opened.address.to_string());
-    tracing::info!(version, %identity, pid, address, reports, "gpu-steward extender started");
+    let shown = admin.address();
+    tracing::info!(version, %identity, pid, address, reports, admin = shown, "gpu-steward extender started");
     let drain = settings.drain_timeout;
     let exit = runtime.block_on(async {
         let reached = streams.as_ref().map(|opened| Arc::clone(&opened.address));
         let mut extender = Extender::new(&settings, requests, (&identity, reached), connection);
         extender.feed();
         extender.serve(listener, streams);
-        extender.lifecycle.run(asks, &mut Live, &telemetry.level, drain).await
+        let mut live = Live { certificates: admin.access.certificates.clone() };
+        extender.lifecycle.must_not_end("admin port", admin.serve(telemetry.level.clone(), extender.lifecycle.stop()));
+        extender.lifecycle.run(asks, &mut live, &telemetry.level, drain).await
     });
     runtime.shutdown_background();
     Ok(exit)
 }
 
-/// The name of this process in the election: that of the pod or the host, and random digits, because an earlier process
-/// of the same pod is another one.
-fn identity() -> Result<NodeName, StartError> {
+/// The name of the pod, or of the machine.
+fn host() -> String {
     let pod = std::env::var("POD_NAME").ok().filter(|name| !name.is_empty());
-    let host = pod.unwrap_or_else(|| rustix::system::uname().nodename().to_string_lossy().trim().to_owned());
+    pod.unwrap_or_else(|| rustix::system::uname().nodename().to_string_lossy().trim().to_owned())
+}
+
+/// The name of this process in the election: that of its pod or machine, and random digits, because an earlier process of
+/// the same pod is another one.
+fn identity(host: &str) -> Result<NodeName, StartError> {
     let mut random = [0; 8];
     rustix::rand::getrandom(&mut random, rustix::rand::GetRandomFlags::empty())
         .map_err(|error| StartError::io("get random bytes", &error.into()))?;
@@ -175,7 +189,9 @@ impl Extender {
         connection: ApiConnection,
     ) -> Extender {
         let mut lifecycle = Lifecycle::new("extender");
-        let owner = Arc::new(ClusterOwner::new(settings.rules.clone(), requests));
+        let place: (Arc<str>, Arc<str>) = (namespace(&settings.lease), settings.lease.name.as_str().into());
+        let lease_name = LeaseName::new(&place.0, &place.1);
+        let owner = Arc::new(ClusterOwner::new(settings.rules.clone(), requests, lease_name));
         let elector = Elector::new(identity.as_str().into(), settings.lease.times).at(address);
         let leadership = Arc::new(Leadership::new(elector));
         let (events, writer) = events::queue(ApiServer::new(connection.clone(), identity.clone()));
@@ -197,7 +213,6 @@ impl Extender {
             measures: Arc::clone(&measures),
         });
         lifecycle.must_run("events", writer.run(lifecycle.stop()));
-        let place: (Arc<str>, Arc<str>) = (namespace(&settings.lease), settings.lease.name.as_str().into());
         let lease = LeaseClient::new(connection.clone(), Arc::clone(&place.0), Arc::clone(&place.1));
         let accounts = settings.streams.iter().flat_map(|streams| &streams.accounts);
         let namespaces: BTreeSet<Arc<str>> =
@@ -304,11 +319,15 @@ impl Extender {
 }
 
 /// What the extender does on signals. It never ends by itself.
-struct Live;
+struct Live {
+    /// The certificates of the admin port, which SIGHUP reads again.
+    certificates: Option<Arc<Certificates>>,
+}
 
 impl Mode for Live {
     fn reload(&mut self) {
-        tracing::info!("SIGHUP: the extender reads its configuration at its start only");
+        tracing::info!("SIGHUP: the extender reads its configuration at its start only, and certificates again");
+        self.certificates.iter().for_each(|certificates| certificates.read_again());
     }
 
     fn realtime_signal(&mut self) {}

@@ -20,6 +20,7 @@ mod telemetry;
 mod stop;
 mod notify;
 mod lifecycle;
+mod admin_port;
 mod leader_connection;
 mod agent;
 mod extender;

@@ -12,9 +12,11 @@ pub(crate) mod value;
 pub(crate) mod file;
 pub(crate) mod layer;
 pub(crate) mod reader;
+pub(crate) mod admin;
 pub(crate) mod stream;
 pub(crate) mod extender;
 
+use admin::AdminSettings;
 use decide::device_injection::DeviceStrategy;
 use decide::health::HealthPolicy;
 use decide::labels::Labelling;
@@ -58,18 +60,15 @@ pub(crate) struct Settings {
     /// How the agent reports to the extenders; `None` where it does not.
     pub report: Option<ReportSettings>,
     pub listen: SocketAddr,
-    pub admin_listen: Option<SocketAddr>,
+    pub admin: AdminSettings,
     pub usage_socket: Option<PathBuf>,
     pub allowed_hosts: Vec<String>,
-    pub admin_tls: Option<Tls>,
     /// Certificates with which the port for metrics and API serves HTTPS.
     pub tls: Option<Tls>,
-    pub admin_token_file: Option<PathBuf>,
     pub period: Duration,
     pub slow_period: Duration,
     pub process_period: Duration,
     pub log_format: LogFormat,
-    pub profiling: bool,
     pub live: Live,
 }
 
@@ -138,11 +137,7 @@ impl Settings {
     /// All mistakes, not only the first; the list is never empty.
     pub(crate) fn read(values: &BTreeMap<&'static str, RawValue>) -> Result<Settings, Vec<Problem>> {
         let mut reader = Reader::new(values);
-        let settings = reader.settings();
-        if let Some(settings) = &settings {
-            reader.admin_is_guarded(settings);
-        }
-        match settings {
+        match reader.settings() {
             Some(settings) if reader.problems.is_empty() => Ok(settings),
             _ => Err(reader.problems),
         }
@@ -169,17 +164,14 @@ impl Reader<'_> {
         let sharing = self.sharing();
         let report = self.report();
         let listen = self.take("listen", value::address);
-        let admin_listen = self.take("admin-listen", |text| value::unless_none(text, value::address));
+        let admin = self.admin("admin-listen");
         let usage_socket = self.take("usage-socket", |text| value::unless_none(text, value::socket_path));
         let allowed_hosts = self.take("allowed-hosts", |text| value::unless_none(text, value::hosts));
-        let admin_tls = self.admin_tls();
         let tls = self.tls();
-        let admin_token_file = self.take("admin-token-file", |text| value::unless_none(text, value::path));
         let period = self.take("period", value::period);
         let slow_period = self.take("slow-period", value::period);
         let process_period = self.take("process-period", value::period);
         let log_format = self.take("log-format", value::log_format);
-        let profiling = self.take("profiling", value::switch);
         let live = self.live();
         self.isolated(standalone, sharing.as_ref());
         Some(Settings {
@@ -198,17 +190,14 @@ impl Reader<'_> {
             sharing: sharing?,
             report: report?,
             listen: listen?,
-            admin_listen: admin_listen?,
+            admin: admin?,
             usage_socket: usage_socket?,
             allowed_hosts: allowed_hosts?.unwrap_or_default(),
-            admin_tls: admin_tls?,
             tls: tls?,
-            admin_token_file: admin_token_file?,
             period: period?,
             slow_period: slow_period?,
             process_period: process_period?,
             log_format: log_format?,
-            profiling: profiling?,
             live: live?,
         })
     }
@@ -305,53 +294,8 @@ impl Reader<'_> {
         }
     }
 
-    fn admin_tls(&mut self) -> Option<Option<Tls>> {
-        let pair = self.certificate_pair("admin-tls-cert", "admin-tls-key");
-        let client_ca = self.take("admin-client-ca", |text| value::unless_none(text, value::path));
-        match (pair?, client_ca?) {
-            (Some(pair), client_ca) => Some(Some(Tls { client_ca, ..pair })),
-            (None, None) => Some(None),
-            (None, Some(_)) => {
-                let why = "admin-client-ca asks callers of the admin port for certificates, which needs HTTPS: give admin-tls-cert and admin-tls-key as well";
-                self.problems.push(Problem::Together(why.into()));
-                None
-            }
-        }
-    }
-
     fn tls(&mut self) -> Option<Option<Tls>> {
         self.certificate_pair("tls-cert", "tls-key")
-    }
-
-    /// The values of two keys that belong together.
-    fn certificate_pair(&mut self, cert: &'static str, key: &'static str) -> Option<Option<Tls>> {
-        let mut path = |name| self.take(name, |text| value::unless_none(text, value::path));
-        match (path(cert), path(key)) {
-            (Some(Some(chain)), Some(Some(key))) => Some(Some(Tls { chain, key, client_ca: None })),
-            (Some(None), Some(None)) => Some(None),
-            (Some(_), Some(_)) => {
-                let why = format!("{cert} and {key} belong together: give both, or none for plain HTTP");
-                self.problems.push(Problem::Together(why));
-                None
-            }
-            _ => None,
-        }
-    }
-
-    /// A caller of the admin port can read the program's memory profile and its log level. If other machines can reach
-    /// the port, it must use HTTPS and identify its callers.
-    fn admin_is_guarded(&mut self, settings: &Settings) {
-        let Some(address) = settings.admin_listen.filter(|address| !address.ip().to_canonical().is_loopback()) else {
-            return;
-        };
-        let identifies_callers =
-            settings.admin_tls.as_ref().map(|tls| tls.client_ca.is_some() || settings.admin_token_file.is_some());
-        if identifies_callers != Some(true) {
-            self.problems.push(Problem::Together(format!(
-                "admin-listen {address} can be reached from other machines: give admin-tls-cert and admin-tls-key, and \
-                 admin-client-ca (callers show a certificate) or admin-token-file (callers send a token); or listen on 127.0.0.1"
-            )));
-        }
     }
 
     fn live(&mut self) -> Option<Live> {

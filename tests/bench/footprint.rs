@@ -5,30 +5,28 @@
 //! `tests/run footprint` runs it as root. `FOOTPRINT_SECONDS` sets the length (120; 600 in the long form), `BASELINE`
 //! names the cAdvisor program, and `FOOTPRINT_BINARY` names another agent than that of the test profile.
 //! `FOOTPRINT_PODS` and `FOOTPRINT_GPUS` change the load, and `FOOTPRINT_MIG` divides each GPU into this many
-//! instances. With `FOOTPRINT_WATCH` the agent also watches the same pods at an API server; then it may use 32 MiB.
+//! instances. With `FOOTPRINT_WATCH` the agent also watches the same pods at an API server; then it may use 32 MiB. With
+//! `FOOTPRINT_STREAM` it measures what a stream to the leading extender costs instead ([`reporting`]).
 
 #![allow(clippy::print_stdout, reason = "a bench prints what it measured")]
 
+mod process_cost;
+mod reporting;
+
 use lab::agent::Agent;
 use lab::api_server::{self, FakeApiServer};
-use lab::http;
 use lab::pods::Pods;
 use lab::scenario::{self, FakeNvml};
+use process_cost::{Measurand, Measured, Outcome, Running, measure};
 use serde_json::Value;
-use std::error::Error;
 use std::fmt::Write as _;
 use std::net::SocketAddr;
 use std::path::Path;
-use std::process::{Child, Command, ExitCode, Stdio};
-use std::time::{Duration, Instant};
-
-type Outcome<T> = Result<T, Box<dyn Error>>;
+use std::process::{Command, ExitCode, Stdio};
+use std::time::Duration;
 
 const CONTAINERS: u32 = 2;
 const NODE: &str = "bench-node";
-const SCRAPE_EVERY: Duration = Duration::from_secs(15);
-/// Both programs get this time to find everything before the measurement, because their start costs more.
-const WARM_UP: Duration = Duration::from_secs(15);
 /// The limits of promise 1.
 const RSS_LIMIT_KIB: u64 = 25 * 1024;
 /// The limit with a client of the API server.
@@ -70,51 +68,9 @@ fn container() -> ! {
     }
 }
 
-/// CPU time and memory of one process, as the kernel counts them.
-#[derive(Clone, Copy, Debug)]
-struct Cost {
-    cpu: Duration,
-    rss_kib: u64,
-    /// Memory of this process alone: without the pages of the program's file, which the kernel shares and may drop.
-    anon_kib: u64,
-    peak_kib: u64,
-}
-
-/// CPU time from `/proc/<pid>/stat` (the sums that getrusage gives) and memory from `/proc/<pid>/status`.
-fn cost(pid: u32) -> Outcome<Cost> {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat"))?;
-    let fields: Vec<&str> = stat.rsplit(')').next().unwrap_or_default().split_whitespace().collect();
-    let field = |place: usize| -> Outcome<u64> { Ok(fields.get(place).ok_or("stat is short")?.parse()?) };
-    let status = std::fs::read_to_string(format!("/proc/{pid}/status"))?;
-    let kib = |key: &str| -> Outcome<u64> {
-        let line = status.lines().find(|line| line.starts_with(key)).ok_or("no such line in status")?;
-        Ok(line.split_whitespace().nth(1).ok_or("no number")?.parse()?)
-    };
-    let cpu = Duration::from_millis((field(11)? + field(12)?) * 10);
-    Ok(Cost { cpu, rss_kib: kib("VmRSS:")?, anon_kib: kib("RssAnon:")?, peak_kib: kib("VmHWM:")? })
-}
-
 /// A count from a variable. The promise is about 100 pods and 8 GPUs; other counts show what one more pod or GPU costs.
 fn count_from_env(name: &str, default: usize) -> Outcome<usize> {
     Ok(std::env::var(name).ok().map_or(Ok(default), |text| text.parse())?)
-}
-
-/// A child process that ends with the bench.
-struct Running(Child);
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        // The process may have ended already.
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
-/// A program that is measured.
-struct Measurand {
-    name: &'static str,
-    pid: u32,
-    address: SocketAddr,
 }
 
 /// A scenario with one process of each pod, on the GPUs in turn.
@@ -127,9 +83,7 @@ fn scenario(pods: &Pods, (gpus, instances): (usize, usize)) -> Value {
 }
 
 fn start_agent(pods: &Pods, gpus: (usize, usize)) -> Outcome<(Agent, Running, Option<FakeApiServer>)> {
-    // The bench measures the release build if it has been built, else the program of the test profile.
-    let release_build = std::env::var("FOOTPRINT_BINARY").ok();
-    let binary = release_build.as_deref().unwrap_or(env!("CARGO_BIN_EXE_gpu-steward"));
+    let binary = &*process_cost::binary();
     let server = std::env::var_os("FOOTPRINT_WATCH").map(|_| api_server(pods));
     let recipe = match &server {
         Some(server) => Agent::in_cluster(binary, server, NODE),
@@ -178,6 +132,9 @@ fn bench() -> Outcome<bool> {
     for number in 0..count {
         pods.add(u32::try_from(number)?, CONTAINERS, &[&this_program, "container"])?;
     }
+    if std::env::var_os("FOOTPRINT_STREAM").is_some() {
+        return reporting::bench(&pods, gpus, Duration::from_secs(seconds));
+    }
     let (agent, _watcher, server) = start_agent(&pods, (gpus, instances))?;
     let (baseline, baseline_address) = start_baseline()?;
     let programs = [
@@ -203,53 +160,6 @@ fn listed(agent: &Agent, path: &str, key: &str) -> usize {
     agent.get(path).json()[key].as_array().map_or(0, Vec::len)
 }
 
-/// The cost of one program over the whole time.
-struct Measured {
-    name: &'static str,
-    cpu_share: f64,
-    rss_kib: u64,
-    anon_kib: u64,
-    peak_kib: u64,
-    scrape_bytes: usize,
-}
-
-fn measure(programs: &[Measurand], span: Duration) -> Outcome<Vec<Measured>> {
-    std::thread::sleep(WARM_UP);
-    let begin = Instant::now();
-    let first: Vec<Cost> = programs.iter().map(|program| cost(program.pid)).collect::<Outcome<_>>()?;
-    let mut largest = first.clone();
-    let mut bytes = vec![0; programs.len()];
-    let mut next_scrape = begin;
-    while begin.elapsed() < span {
-        if Instant::now() >= next_scrape {
-            for (index, program) in programs.iter().enumerate() {
-                bytes[index] = http::get(program.address, "/metrics")?.body.len();
-            }
-            next_scrape += SCRAPE_EVERY;
-        }
-        for (index, program) in programs.iter().enumerate() {
-            let (now, largest) = (cost(program.pid)?, &mut largest[index]);
-            largest.rss_kib = largest.rss_kib.max(now.rss_kib);
-            largest.anon_kib = largest.anon_kib.max(now.anon_kib);
-        }
-        std::thread::sleep(Duration::from_millis(500));
-    }
-    let elapsed = begin.elapsed();
-    let mut measured = Vec::new();
-    for (index, program) in programs.iter().enumerate() {
-        let last = cost(program.pid)?;
-        measured.push(Measured {
-            name: program.name,
-            cpu_share: (last.cpu.saturating_sub(first[index].cpu)).as_secs_f64() / elapsed.as_secs_f64(),
-            rss_kib: largest[index].rss_kib,
-            anon_kib: largest[index].anon_kib,
-            peak_kib: last.peak_kib,
-            scrape_bytes: bytes[index],
-        });
-    }
-    Ok(measured)
-}
-
 /// How many times slower than the machine of the record this machine is, by cAdvisor's CPU share.
 fn slower(measured: &[Measured]) -> f64 {
     measured.last().map_or(1.0, |baseline| (baseline.cpu_share / BASELINE_CPU).max(1.0))
@@ -261,13 +171,8 @@ fn report(measured: &[Measured], all_seen: bool, (limit, cpu_limit): (u64, f64))
     let memory_ratio = agent.rss_kib as f64 / baseline.rss_kib as f64;
     let cpu_ratio = agent.cpu_share / baseline.cpu_share;
     let mut text = String::new();
-    for m in measured {
-        let cpu = m.cpu_share * 100.0;
-        writeln!(
-            text,
-            "{:<12} {cpu:>6.2} % of a core  VmRSS {:>7} KiB  RssAnon {:>7} KiB  VmHWM {:>7} KiB  scrape {:>8} B",
-            m.name, m.rss_kib, m.anon_kib, m.peak_kib, m.scrape_bytes
-        )?;
+    for one in measured {
+        writeln!(text, "{}", one.line())?;
     }
     writeln!(text, "ratio        {cpu_ratio:>6.3} of its CPU       {memory_ratio:.3} of its memory")?;
     let checks = [

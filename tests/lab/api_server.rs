@@ -4,7 +4,7 @@
 //! ```text
 //!   FakeApiServer::start()   .put(object)  .remove(…)  .bookmark()      changes of the cluster
 //!                            .fault(…)  .cut()  .forget()  .stop()      failures
-//!                            .lose_bindings(…)                          bindings with an unknown outcome
+//!                            .lose_bindings(…)  .answer_bindings()      bindings with an unknown outcome
 //!                            .lag()                                     reads from the cache stay at the present state
 //!                            .hide(…)                                   lists that do not show an object that exists
 //!                            .requests()  .object(…)                     the requests, and the objects
@@ -286,6 +286,11 @@ impl FakeApiServer {
     /// Lets the next bindings, one for each of these, end with an error of the server that says nothing of the outcome.
     pub fn lose_bindings(&self, lost: &[LostBinding]) {
         self.shared.cluster.lock().lost_bindings.extend(lost);
+    }
+
+    /// Lets all bindings from now on get their answers.
+    pub fn answer_bindings(&self) {
+        self.shared.cluster.lock().lost_bindings.clear();
     }
 
     /// Breaks off every running watch in the middle of a line.
@@ -619,6 +624,10 @@ impl Shared {
             let Some(pod) = cluster.objects.get_mut(&key) else { return status(404, "not found") };
             if binding["metadata"]["uid"] != pod["metadata"]["uid"] {
                 return status(409, "Precondition failed: UID in precondition");
+            }
+            let asked = &binding["metadata"]["resourceVersion"];
+            if asked.is_string() && *asked != pod["metadata"]["resourceVersion"] {
+                return status(409, "Precondition failed: ResourceVersion in precondition");
             }
             if pod["spec"]["nodeName"].as_str().is_some_and(|node| !node.is_empty()) {
                 return status(409, "pod is already assigned to node");

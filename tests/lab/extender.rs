@@ -17,6 +17,8 @@ const SOON: Duration = Duration::from_secs(120);
 /// Characters of the log that a failed test shows.
 const LOG_SHOWN: usize = 6000;
 const LEASE: [&str; 4] = ["--lease-duration", "3s", "--renew-deadline", "2s"];
+/// Several extenders run at once.
+const ADMIN: [&str; 2] = ["--extender-admin-listen", "127.0.0.1:0"];
 
 /// A running extender.
 #[derive(Debug)]
@@ -39,6 +41,7 @@ impl ExtenderProcess {
         let child = Command::new(binary)
             .args(["extender", "--log-format", "json"])
             .args(LEASE)
+            .args(ADMIN)
             .args(flags(dir.path()))
             .env_clear()
             .stdin(Stdio::null())
@@ -82,6 +85,16 @@ impl ExtenderProcess {
     #[must_use]
     pub fn get(&self, path: &str) -> HttpResponse {
         http::get(self.address, path).expect("an answer of the extender")
+    }
+
+    /// Sends a request to its admin port.
+    ///
+    /// # Panics
+    /// If it does not answer.
+    #[must_use]
+    pub fn admin(&self, method: &str, path: &str, body: &str) -> HttpResponse {
+        let answer = http::request(self.started_with("admin"), method, path, &[], body.as_bytes());
+        answer.expect("an answer of the extender's admin port")
     }
 
     /// Asks a verb as kube-scheduler does.

@@ -58,9 +58,15 @@ mod sharing;
 #[cfg(test)]
 mod extender;
 #[cfg(test)]
+mod extender_admin;
+#[cfg(test)]
 mod recorded;
 #[cfg(test)]
 mod closings;
+#[cfg(test)]
+mod lost_bindings;
+#[cfg(test)]
+mod holds;
 #[cfg(test)]
 mod bad_questions;
 #[cfg(test)]

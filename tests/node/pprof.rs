@@ -11,7 +11,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 /// The release build if `GPU_STEWARD_SHIPPED` names it (`tests/run newcomer`), else the test build.
-fn shipped() -> String {
+pub(crate) fn shipped() -> String {
     std::env::var("GPU_STEWARD_SHIPPED").unwrap_or_else(|_| BINARY.into())
 }
 
@@ -144,7 +144,7 @@ fn go_reads_over_https() {
 }
 
 /// What `go tool pprof` prints of this profile: it has this type and functions of ours with their lines.
-fn go_reads(url: &str, kind: &str) -> String {
+pub(crate) fn go_reads(url: &str, kind: &str) -> String {
     let folder = tempfile::tempdir().unwrap();
     let mut go = Command::new(std::env::var_os("GO").unwrap_or_else(|| "go".into()));
     go.args(["tool", "pprof", "-top", "-lines", "-nodecount=10000", url]);
@@ -161,7 +161,8 @@ fn go_reads(url: &str, kind: &str) -> String {
 }
 
 /// The lines with a function of this workspace.
-fn of_ours(text: &str) -> impl Iterator<Item = &str> {
-    let crates = ["steward", "sources", "effects", "pprof", "decide", "wire"].map(|name| format!("src/{name}/"));
+pub(crate) fn of_ours(text: &str) -> impl Iterator<Item = &str> {
+    let crates =
+        ["steward", "sources", "effects", "pprof", "decide", "wire", "apiserver"].map(|name| format!("src/{name}/"));
     text.lines().filter(move |line| crates.iter().any(|name| line.contains(name)))
 }

@@ -6,3 +6,4 @@ mod stream_client;
 mod hostile;
 mod leader_change;
 mod agent_process;
+mod expiry;

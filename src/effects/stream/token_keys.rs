@@ -80,7 +80,7 @@ impl TokenKeys {
         if !claims.audiences.iter().any(|one| **one == *audience) {
             return Err(TokenRefusal::OtherAudience);
         }
-        if now >= claims.expires.saturating_add(SKEW) {
+        if now >= ends_at(&claims) {
             return Err(TokenRefusal::Expired);
         }
         if now.saturating_add(SKEW) < claims.not_before {
@@ -88,6 +88,12 @@ impl TokenKeys {
         }
         Ok(claims)
     }
+}
+
+/// From when on a token counts no more, in Unix seconds: its expiry, and the time by which clocks may differ.
+#[must_use]
+pub fn ends_at(claims: &TokenClaims) -> u64 {
+    claims.expires.saturating_add(SKEW)
 }
 
 fn signed_by(key: &TokenKey, token: &UncheckedToken) -> bool {

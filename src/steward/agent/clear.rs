@@ -49,12 +49,12 @@ async fn clear(settings: &Settings, which: &str) -> Result<String, NotCleared> {
     let (admin, operator) = addresses::admin(&settings.state_dir).map_err(NotCleared)?;
     // A port that listens on every address is reached on loopback.
     let admin = if admin.ip().is_unspecified() { SocketAddr::from(([127, 0, 0, 1], admin.port())) } else { admin };
-    if settings.admin_tls.is_some() {
+    if settings.admin.tls.is_some() {
         return Err(NotCleared(format!(
             "the admin port uses HTTPS: send the request with your certificates: curl -X DELETE https://{admin}/incidents/{which}"
         )));
     }
-    let token = settings.admin_token_file.as_deref().map(std::fs::read_to_string).transpose();
+    let token = settings.admin.token_file.as_deref().map(std::fs::read_to_string).transpose();
     let token = token.map_err(|error| NotCleared::io("read --admin-token-file", &error))?;
     let token = token.as_deref().map_or(&*operator, str::trim);
     match timeout(TIMEOUT, send(admin, which, token)).await {

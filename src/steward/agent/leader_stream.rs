@@ -6,8 +6,10 @@
 //!   the Service ──▶ an extender: serves, or names the leader ──▶ that one;  afterwards the Service again
 //! ```
 //!
+//! The file of the token is read for each stream. When it has a newer token, a stream with that one replaces the open one.
+//!
 //! What must never happen here: a stream of an agent that does not share the GPUs yet; a try right after a failure, by
-//! thousands of agents at once.
+//! thousands of agents at once; a stream that ends because its token has, while there is a newer one.
 
 use super::departure::{DepartureSeen, LeaveState};
 use super::latch::Progress;
@@ -16,6 +18,7 @@ use crate::settings::stream::ReportSettings;
 use decide::agent_report::{SharingStages, report};
 use decide::leader_search::{LeaderSearch, SearchEnd};
 use decide::report_pace::ReportPace;
+use decide::token_pace;
 use effects::stream::{MAX_MESSAGE, convert};
 use hyper_util::rt::TokioIo;
 use model::agent_stream::{LeaderView, PodStage, REPORT_MOST};
@@ -36,6 +39,7 @@ use tokio_util::sync::CancellationToken;
 use tonic::metadata::AsciiMetadataValue;
 use tonic::transport::{Channel, Endpoint, Uri};
 use tonic::{Request, Status, Streaming};
+use wire::token;
 
 /// Silence of the extender after which it is pinged: a little more than the pause between two of its messages, so that the
 /// pings of 5,000 agents cost it nothing while messages come.
@@ -127,15 +131,20 @@ impl LeaderStream {
 
     /// One stream, from its begin to its end.
     async fn once(&mut self, address: &Arc<str>) -> Result<StreamEnd, AgentEnds> {
-        let opened = timeout(BEGINS_WITHIN, open(&self.settings, address)).await;
-        let (sender, mut answers) = match opened {
-            Ok(Ok(opened)) => opened,
-            Ok(Err(why)) => return Ok(StreamEnd::Failed(why)),
-            Err(_) => return Ok(StreamEnd::Failed(format!("no answer within {} s", BEGINS_WITHIN.as_secs()))),
+        let opened = match OwnToken::read(&self.settings.token_file).await {
+            Ok(token) => open(&self.settings, address, token).await,
+            Err(why) => Err(why),
+        };
+        let mut stream = match opened {
+            Ok(opened) => opened,
+            Err(why) => return Ok(StreamEnd::Failed(why)),
         };
         let (mut pace, mut view, mut heard) = (ReportPace::default(), None::<LeaderView>, Instant::now());
+        let mut looks = stream.token.next_look();
+        // The stream before, until the first message of the one that replaces it.
+        let mut replaced = None;
         loop {
-            let waits = match self.send(&mut pace, &sender).await? {
+            let waits = match self.send(&mut pace, &stream.sender).await? {
                 Ok(waits) => waits,
                 Err(why) => return Ok(ended(view.is_some(), why)),
             };
@@ -150,13 +159,39 @@ impl LeaderStream {
                 () = sleep_until(heard + SILENCE) => {
                     return Ok(ended(view.is_some(), format!("no message within {} s", SILENCE.as_secs())));
                 }
-                answer = answers.message() => {
+                () = sleep_until(looks) => {
+                    if let Some(newer) = self.renewed(&stream.token, address).await {
+                        replaced = Some(std::mem::replace(&mut stream, newer));
+                        // The new stream begins with everything.
+                        pace = ReportPace::default();
+                    }
+                    looks = stream.token.next_look();
+                }
+                answer = stream.answers.message() => {
                     heard = Instant::now();
+                    drop(replaced.take());
                     match self.hear(answer, view.is_none(), address) {
                         Ok(said) => view = Some(said),
                         Err(end) => return Ok(end),
                     }
                 }
+            }
+        }
+    }
+
+    /// A stream with a newer token, if there is one. The old stream serves as long as its token counts, so that the node
+    /// never seems to be without its agent.
+    async fn renewed(&self, token: &OwnToken, address: &Arc<str>) -> Option<Opened> {
+        let newer = OwnToken::read(&self.settings.token_file).await;
+        let newer = newer.ok().filter(|newer| newer.text != token.text)?;
+        match open(&self.settings, address, newer).await {
+            Ok(opened) => {
+                tracing::debug!(%address, "the stream to the extender at {address} goes on with a newer token");
+                Some(opened)
+            }
+            Err(why) => {
+                tracing::info!(%address, why, "cannot renew the stream to the extender at {address}: {why}; tried again");
+                None
             }
         }
     }
@@ -228,12 +263,48 @@ fn ended(worked: bool, why: String) -> StreamEnd {
     if worked { StreamEnd::Broken(why) } else { StreamEnd::Failed(why) }
 }
 
-type Opened = (mpsc::Sender<AgentMessage>, Streaming<LeaderMessage>);
+/// The own token, as it is in its file at this moment.
+struct OwnToken {
+    text: String,
+    /// When it expires, in Unix seconds; `None` if it does not say so.
+    expires: Option<u64>,
+}
+
+impl OwnToken {
+    async fn read(path: &Path) -> Result<OwnToken, String> {
+        let text = read(path).await?.trim().to_owned();
+        let expires = token::decode(&text).ok().map(|token| token.claims.expires);
+        Ok(OwnToken { text, expires })
+    }
+
+    /// When to look whether there is a newer one.
+    fn next_look(&self) -> Instant {
+        let now = clock::now().wall.0 / 1_000_000;
+        let left = self.expires.map(|expires| Duration::from_secs(expires.saturating_sub(now)));
+        Instant::now() + token_pace::pause(left)
+    }
+}
+
+/// An open stream.
+struct Opened {
+    sender: mpsc::Sender<AgentMessage>,
+    answers: Streaming<LeaderMessage>,
+    /// The token with which it was opened.
+    token: OwnToken,
+}
 
 /// Opens a stream to the extender at this address.
-async fn open(settings: &ReportSettings, address: &str) -> Result<Opened, String> {
+async fn open(settings: &ReportSettings, address: &str, token: OwnToken) -> Result<Opened, String> {
+    let opened = timeout(BEGINS_WITHIN, begin(settings, address, &token)).await;
+    let (sender, answers) =
+        opened.unwrap_or_else(|_| Err(format!("no answer within {} s", BEGINS_WITHIN.as_secs())))?;
+    Ok(Opened { sender, answers, token })
+}
+
+type Begun = (mpsc::Sender<AgentMessage>, Streaming<LeaderMessage>);
+
+async fn begin(settings: &ReportSettings, address: &str, token: &OwnToken) -> Result<Begun, String> {
     let trusted = read(&settings.ca_file).await?;
-    let token = read(&settings.token_file).await?;
     let stream = leader_connection::connect(address, trusted.as_bytes()).await.map_err(|why| why.to_string())?;
     let stream = Mutex::new(Some(TokioIo::new(stream)));
     let connector = tower::service_fn(move |_: Uri| {
@@ -249,7 +320,7 @@ async fn open(settings: &ReportSettings, address: &str) -> Result<Opened, String
     // One message waits while the one before is on its way.
     let (sender, messages) = mpsc::channel(1);
     let mut request = Request::new(ReceiverStream::new(messages));
-    let bearer = format!("Bearer {}", token.trim()).parse::<AsciiMetadataValue>();
+    let bearer = format!("Bearer {}", token.text).parse::<AsciiMetadataValue>();
     let mut bearer = bearer.map_err(|_| "the own token is no header".to_owned())?;
     // No header table of the connection keeps it.
     bearer.set_sensitive(true);

@@ -50,7 +50,7 @@ impl Listeners {
             effects::server::bind(address).map_err(|source| ListenError { address, purpose, key, source })
         };
         let http = bind(settings.listen, "metrics and API", "listen")?;
-        let admin = settings.admin_listen.map(|address| bind(address, "profiles and log level", "admin-listen"));
+        let admin = settings.admin.listen.map(|address| bind(address, "profiles and log level", "admin-listen"));
         Ok(Listeners { http, admin: admin.transpose()? })
     }
 

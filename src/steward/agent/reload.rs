@@ -2,6 +2,7 @@
 //! changed setting the log says that it needs a restart, with the old and the new value. A file with a mistake changes
 //! nothing.
 
+use crate::admin_port::token;
 use crate::settings::layer::{RawSettings, RawValue};
 use crate::settings::table::{Key, Reader};
 use crate::settings::{Live, Settings};
@@ -10,13 +11,8 @@ use effects::caller::AllowedHosts;
 use effects::http;
 use effects::server::certificate::Certificates;
 use std::collections::BTreeMap;
-use std::io::Read;
-use std::path::Path;
 use std::sync::Arc;
 use tokio::sync::watch;
-
-/// Longest token file that is read. A token is one line.
-const MAX_TOKEN: u64 = 4096;
 
 /// The current settings, with which a new file is compared.
 #[derive(Debug)]
@@ -46,22 +42,6 @@ pub(crate) fn http_settings(live: &Live, access: PortAccess) -> Result<http::Set
     let api_token = live.api_token_file.as_deref().map(|path| token("API", path)).transpose()?;
     let PortAccess { hosts, certificates } = access;
     Ok(http::Settings { sets: live.sets, api_token, hosts, certificates, clock: sources::clock::now })
-}
-
-/// Reads a token from its file. `purpose` names it in errors.
-///
-/// # Errors
-/// What is wrong with the file, as a sentence.
-pub(crate) fn token(purpose: &str, path: &Path) -> Result<Arc<str>, String> {
-    let mut text = String::new();
-    std::fs::File::open(path)
-        .and_then(|file| file.take(MAX_TOKEN).read_to_string(&mut text))
-        .map_err(|error| format!("cannot read the {purpose} token from {}: {error}", path.display()))?;
-    match text.trim() {
-        "" => Err(format!("the {purpose} token in {} is empty", path.display())),
-        token if token.bytes().all(|byte| byte.is_ascii_graphic()) => Ok(token.into()),
-        _ => Err(format!("the {purpose} token in {} is not one line of printable ASCII", path.display())),
-    }
 }
 
 impl Reload {

@@ -10,7 +10,7 @@
 //! whether this process still leads, and a node that is closed or opened wakes its own stream.
 //!
 //! What must never happen here: a report of a node by the agent of another one; a stream that waits without an end; a message
-//! that counts after the stream has ended.
+//! that counts after the stream has ended; a stream that outlives the token of its agent.
 
 use super::callers::AgentIdentity;
 use super::leadership::{Leader, Leadership};
@@ -241,9 +241,10 @@ impl Served {
                 () = streams.closing.cancelled() => {
                     return streams.ended(StreamEnd::Stopping, Status::unavailable("the extender is stopping"));
                 }
-                () = signals.ends.cancelled() => {
-                    let why = "the pod or the Node of the token is gone, or a newer stream of the node has begun";
-                    return streams.ended(StreamEnd::CallerGone, Status::permission_denied(why));
+                () = signals.ends.cancelled() => return self.told_to_end(),
+                () = sleep_until(self.agent.until) => {
+                    let why = "the token of the agent has expired";
+                    return streams.ended(StreamEnd::TokenExpired, Status::unauthenticated(why));
                 }
                 () = term.cancelled() => return streams.refer(to_agent).await,
                 () = signals.look.notified() => {
@@ -265,6 +266,15 @@ impl Served {
             if let Err(end) = taken {
                 return end;
             }
+        }
+    }
+
+    /// The end of a stream whose caller is gone, or has opened a newer one.
+    fn told_to_end(&self) -> Status {
+        let AgentIdentity { node, pod, .. } = &self.agent;
+        match self.streams.live.check(node, pod.as_ref()) {
+            Ok(()) => self.streams.refused(&ReportRefusal::Replaced),
+            Err(why) => self.streams.ended(StreamEnd::CallerGone, Status::permission_denied(why.to_string())),
         }
     }
 

@@ -10,7 +10,7 @@
 
 use super::live_callers::{LiveCallers, NotLive};
 use apiserver::client::ApiClient;
-use effects::stream::token_keys::{TokenKeys, TokenRefusal};
+use effects::stream::token_keys::{TokenKeys, TokenRefusal, ends_at};
 use hyper::header::{self, HeaderMap};
 use model::id::{NodeName, ObjectUid, PodUid};
 use parking_lot::{Mutex, RwLock};
@@ -26,6 +26,10 @@ use wire::token::{self, TokenClaims};
 const REFRESH: Duration = Duration::from_secs(10 * 60);
 /// How often they are read at most: somebody who sends wrong tokens must not make the extender ask for each.
 const AGAIN: Duration = Duration::from_secs(10);
+
+/// Longest time for which one check of a token holds. A token ends long before: an API server gives it a day at most, unless
+/// it is told otherwise. It keeps a number in a token from being too large for the clock.
+const LONGEST: Duration = Duration::from_secs(30 * 24 * 3600);
 
 /// Who calls.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -43,6 +47,8 @@ pub(super) struct AgentIdentity {
     pub(super) node: (NodeName, ObjectUid),
     /// Its pod; `None` for an agent outside a pod.
     pub(super) pod: Option<PodUid>,
+    /// When its token ends. It is a moment of the clock that does not jump: a wall clock that is set does not end streams.
+    pub(super) until: Instant,
 }
 
 /// Why a caller is refused.
@@ -134,14 +140,16 @@ impl Callers {
 
     fn signed(&self, text: &str) -> Result<TokenClaims, TokenRefusal> {
         let token = token::decode(text).map_err(|_| TokenRefusal::Unreadable)?;
-        self.keys.read().check(token, &self.audience, clock::now().wall.0 / 1_000_000)
+        self.keys.read().check(token, &self.audience, unix_seconds())
     }
 
     fn identify(&self, claims: TokenClaims) -> Result<Caller, CallerRefusal> {
         if self.agents.iter().any(|agent| **agent == *claims.subject) {
-            let node = claims.node.ok_or(CallerRefusal::NoNode)?;
+            let node = claims.node.clone().ok_or(CallerRefusal::NoNode)?;
             self.live.check(&node, claims.pod.as_ref())?;
-            return Ok(Caller::Agent(AgentIdentity { node, pod: claims.pod }));
+            let left = Duration::from_secs(ends_at(&claims).saturating_sub(unix_seconds()));
+            let until = Instant::now() + left.min(LONGEST);
+            return Ok(Caller::Agent(AgentIdentity { node, pod: claims.pod, until }));
         }
         if self.own.lock().as_ref() == Some(&claims.subject) {
             return Ok(Caller::Extender);
@@ -195,6 +203,10 @@ impl Callers {
             Err(why) => tracing::warn!(path = %path.display(), why, "the own token cannot be read: {why}"),
         }
     }
+}
+
+fn unix_seconds() -> u64 {
+    clock::now().wall.0 / 1_000_000
 }
 
 /// The token of a request.

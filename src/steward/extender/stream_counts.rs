@@ -18,8 +18,10 @@ pub(super) enum StreamEnd {
     Slow,
     /// A newer stream of the node has begun.
     Replaced,
-    /// The pod or the Node of the token is gone, or a newer stream has begun.
+    /// The pod or the Node of the token is gone.
     CallerGone,
+    /// The token has expired, and the agent has not come with a newer one.
+    TokenExpired,
     /// This extender does not lead.
     NotLeading,
     /// This extender stops.
@@ -28,7 +30,7 @@ pub(super) enum StreamEnd {
 
 impl StreamEnd {
     /// All, in the order of their metrics.
-    pub(super) const ALL: [StreamEnd; 9] = [
+    pub(super) const ALL: [StreamEnd; 10] = [
         StreamEnd::Closed,
         StreamEnd::BadMessage,
         StreamEnd::OtherNode,
@@ -36,6 +38,7 @@ impl StreamEnd {
         StreamEnd::Slow,
         StreamEnd::Replaced,
         StreamEnd::CallerGone,
+        StreamEnd::TokenExpired,
         StreamEnd::NotLeading,
         StreamEnd::Stopping,
     ];
@@ -50,6 +53,7 @@ impl StreamEnd {
             StreamEnd::Slow => "slow",
             StreamEnd::Replaced => "replaced",
             StreamEnd::CallerGone => "caller_gone",
+            StreamEnd::TokenExpired => "token_expired",
             StreamEnd::NotLeading => "not_leading",
             StreamEnd::Stopping => "stopping",
         }

@@ -1,5 +1,6 @@
 //! The settings of the extender.
 
+use super::admin::AdminSettings;
 use super::layer::{Layers, Problem, RawSettings, RawValue};
 use super::reader::{Reader, Resources};
 use super::stream::StreamSettings;
@@ -12,13 +13,15 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// The settings of an extender, parsed.
+/// The settings of an extender, parsed. It has one field for each setting or group of settings.
 #[derive(Clone, Debug)]
 pub(crate) struct ExtenderSettings {
     /// `None`: search the usual places.
     pub kubeconfig: Option<PathBuf>,
     pub drain_timeout: Duration,
     pub listen: SocketAddr,
+    pub admin: AdminSettings,
+    pub allowed_hosts: Vec<String>,
     /// How it serves agents and the other extenders; `None` where it does not.
     pub streams: Option<StreamSettings>,
     pub lease: LeaseSettings,
@@ -71,6 +74,8 @@ impl Reader<'_> {
         let kubeconfig = self.take("kubeconfig", |text| value::unless_auto(text, value::path));
         let drain_timeout = self.take("drain-timeout", value::drain_timeout);
         let listen = self.take("extender-listen", value::address);
+        let admin = self.admin("extender-admin-listen");
+        let allowed_hosts = self.take("allowed-hosts", |text| value::unless_none(text, value::hosts));
         let streams = self.streams();
         let lease = self.lease();
         let rules = self.cluster_rules();
@@ -82,6 +87,8 @@ impl Reader<'_> {
             kubeconfig: kubeconfig?,
             drain_timeout: drain_timeout?,
             listen: listen?,
+            admin: admin?,
+            allowed_hosts: allowed_hosts?.unwrap_or_default(),
             streams: streams?,
             lease: lease?,
             rules: rules?,
@@ -198,6 +205,21 @@ mod tests {
             ("stream-audience", "a b"),
         ] {
             assert!(with(&[(name, text)]).is_err(), "{name} {text}");
+        }
+    }
+
+    #[test]
+    fn an_admin_port_that_other_machines_reach_needs_https_and_callers_with_a_proof() {
+        assert_eq!(with(&[]).unwrap().admin.listen, Some("127.0.0.1:9445".parse().unwrap()));
+        assert_eq!(with(&[("extender-admin-listen", "none")]).unwrap().admin.listen, None);
+        let open = ("extender-admin-listen", "0.0.0.0:9445");
+        let https = [open, ("admin-tls-cert", "/c"), ("admin-tls-key", "/k")];
+        for words in [&[open][..], &[open, ("admin-token-file", "/t")], &https] {
+            let why = with(words).unwrap_err();
+            assert!(why.contains("extender-admin-listen 0.0.0.0:9445 can be reached from other machines"), "{why}");
+        }
+        for proof in ["admin-token-file", "admin-client-ca"] {
+            assert!(with(&[&https[..], &[(proof, "/p")]].concat()).is_ok(), "{proof}");
         }
     }
 

@@ -2,6 +2,7 @@
 
 use super::layer::{Problem, RawValue};
 use super::value::{self, Why};
+use effects::server::certificate::Tls;
 use std::collections::BTreeMap;
 use wire::resource::ResourceNames;
 
@@ -38,6 +39,21 @@ impl<'a> Reader<'a> {
                 self.problems.push(Problem::Value { name, text, origin, why });
                 None
             }
+        }
+    }
+
+    /// The values of two keys that belong together.
+    pub(super) fn certificate_pair(&mut self, cert: &'static str, key: &'static str) -> Option<Option<Tls>> {
+        let mut path = |name| self.take(name, |text| value::unless_none(text, value::path));
+        match (path(cert), path(key)) {
+            (Some(Some(chain)), Some(Some(key))) => Some(Some(Tls { chain, key, client_ca: None })),
+            (Some(None), Some(None)) => Some(None),
+            (Some(_), Some(_)) => {
+                let why = format!("{cert} and {key} belong together: give both, or none for plain HTTP");
+                self.problems.push(Problem::Together(why));
+                None
+            }
+            _ => None,
         }
     }
 

@@ -389,6 +389,14 @@ pub(crate) const KEYS: &[Key] = &[
     .read_by(EXTENDER),
     key(
         Scheduling,
+        "extender-admin-listen",
+        ("ADDRESS", "127.0.0.1:9445"),
+        "Address for the extender's own profiles and log level, or none; other addresses than loopback need HTTPS, with \
+         admin-client-ca or admin-token-file",
+    )
+    .read_by(EXTENDER),
+    key(
+        Scheduling,
         "node-scheduler-policy",
         ("binpack|spread", "binpack"),
         "Which of the nodes that fit is best: the fullest (binpack) or the emptiest (spread); a pod's annotation \
@@ -537,8 +545,9 @@ pub(crate) const KEYS: &[Key] = &[
         "allowed-hosts",
         ("NAME,...", "none"),
         "More host names (Host headers) that callers of /api/v1 and of the admin port may use, besides localhost, the \
-         address that they connect to and the node's name; all others are refused",
-    ),
+         address that they connect to and the name of the node or of the extender's pod; all others are refused",
+    )
+    .read_by(BOTH),
     key(Serving, "usage-socket", ("PATH", "/run/gpu-steward/agent.sock"), "Unix socket of the usage stream, or none")
         .read_by(&[Reader::Agent, Reader::Usage]),
     key(Serving, "metrics-dcgm", (SWITCH, "true"), "Also serve dcgm-exporter's metric names at /metrics").live(),
@@ -568,21 +577,24 @@ pub(crate) const KEYS: &[Key] = &[
          to probes too",
     ),
     key(Serving, "tls-key", ("PATH", "none"), "Private key (PEM) of tls-cert"),
-    key(Serving, "admin-tls-cert", ("PATH", "none"), "Certificate chain (PEM) with which the admin port serves HTTPS"),
-    key(Serving, "admin-tls-key", ("PATH", "none"), "Private key (PEM) of admin-tls-cert"),
+    key(Serving, "admin-tls-cert", ("PATH", "none"), "Certificate chain (PEM) with which the admin port serves HTTPS")
+        .read_by(BOTH),
+    key(Serving, "admin-tls-key", ("PATH", "none"), "Private key (PEM) of admin-tls-cert").read_by(BOTH),
     key(
         Serving,
         "admin-client-ca",
         ("PATH", "none"),
         "Certificate authorities (PEM): a caller of the admin port must show a certificate that one of them has \
          signed; needs HTTPS there",
-    ),
+    )
+    .read_by(BOTH),
     key(
         Serving,
         "admin-token-file",
         ("PATH", "none"),
-        "File with the bearer token that every caller of the admin port needs; the agent reads it at its start",
-    ),
+        "File with the bearer token that every caller of the admin port needs; it is read at the start",
+    )
+    .read_by(BOTH),
     key(Timing, "period", ("TIME", "1s"), "Time between two readings of CPU, memory and the cheap GPU values"),
     key(Timing, "slow-period", ("TIME", "5s"), "Time between two readings of all other values of the host"),
     key(Timing, "process-period", ("TIME", "5s"), "Time between two listings of the GPU processes"),
@@ -594,7 +606,7 @@ pub(crate) const KEYS: &[Key] = &[
         "Format of the log: text, json or journald; auto is journald under systemd, else text on stderr",
     )
     .read_by(BOTH),
-    key(Telemetry, "profiling", (SWITCH, "false"), "Serve /debug/pprof/ on the admin port"),
+    key(Telemetry, "profiling", (SWITCH, "false"), "Serve /debug/pprof/ on the admin port").read_by(BOTH),
 ];
 
 /// The setting whose name is most like `name`, if one is near enough to be a typing error.

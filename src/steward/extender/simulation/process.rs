@@ -5,6 +5,7 @@ use super::super::Extender;
 use super::super::measures::Verb;
 use super::network::{Outbox, SimulatedNetwork};
 use super::random::Random;
+use crate::settings::admin::AdminSettings;
 use crate::settings::extender::{ExtenderSettings, LeaseSettings};
 use crate::settings::{Resources, value};
 use apiserver::{ApiConnection, chance};
@@ -178,6 +179,8 @@ fn settings(times: ElectionTimes) -> ExtenderSettings {
         kubeconfig: None,
         drain_timeout: Duration::from_secs(30),
         listen: ([127, 0, 0, 1], 0).into(),
+        admin: AdminSettings { listen: None, tls: None, token_file: None, profiling: false },
+        allowed_hosts: Vec::new(),
         streams: None,
         lease: LeaseSettings { name: "gpu-steward".to_owned(), namespace: Some("kube-system".to_owned()), times },
         rules: ClusterRules::default(),

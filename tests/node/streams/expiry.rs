@@ -1,0 +1,115 @@
+//! The end of a token: a stream does not outlive it, and an agent that has a newer token never loses its stream.
+
+use super::agent_process::{Kubelet, NODE, bare_node, reporting};
+use super::stream_client::{StreamClient, full};
+use super::stream_extender::{AGENTS, AUDIENCE, SOON, StreamExtender, agent_token, node, pod, trusted, uid};
+use lab::api_server::FakeApiServer;
+use lab::eventually::eventually;
+use lab::tokens::claims;
+use proto::stream::Phase;
+use serde_json::Value;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use tonic::Code;
+
+/// How long an extender accepts a token after its expiry, because clocks differ.
+const LEEWAY: u64 = 60;
+const ENDS: &str = "gpu_steward_extender_stream_ends_total";
+
+/// A token of the agent of this Node, without a pod unless one is given, which an extender accepts for so many seconds more.
+fn ending(server: &FakeApiServer, node: &str, pod: Option<u32>, seconds: u64) -> String {
+    let pod = pod.map(|pod| (format!("agent-{pod}"), uid(pod)));
+    let bound = pod.as_ref().map_or(("", ""), |(name, uid)| (&**name, &**uid));
+    let mut claims = claims(AGENTS, AUDIENCE, (node, &format!("uid-{node}")), bound);
+    if pod.is_none() {
+        claims["kubernetes.io"]["pod"] = Value::Null;
+    }
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs();
+    claims["nbf"] = (now - 3600).into();
+    claims["exp"] = (now + seconds - LEEWAY).into();
+    server.token(&claims)
+}
+
+#[test]
+fn a_stream_ends_when_its_token_has_expired_also_outside_a_pod() {
+    let server = FakeApiServer::start();
+    node(&server, "n1", 1);
+    let extender = StreamExtender::led(&server);
+    let trusted = trusted(&server);
+    eventually("the Node in the watch", SOON, || {
+        StreamClient::open(extender.streams, &trusted, &agent_token(&server, "n1", 1)).ok()
+    });
+    for (count, pod) in [None, Some(1)].into_iter().enumerate() {
+        let mut stream =
+            StreamClient::open(extender.streams, &trusted, &ending(&server, "n1", pod, 5)).expect("it counts still");
+        let opened = Instant::now();
+        stream.send(full("n1", Phase::Serving, &[]));
+        stream.hear().unwrap();
+        let why = stream.end();
+        assert_eq!(why.code(), Code::Unauthenticated, "{why}");
+        assert!(why.message().contains("token of the agent has expired"), "{why}");
+        let after = opened.elapsed();
+        assert!((Duration::from_secs(3)..Duration::from_secs(20)).contains(&after), "{after:?}");
+        let ended = extender.metric(&format!("{ENDS}{{reason=\"token_expired\"}}"));
+        assert_eq!(usize::try_from(ended).unwrap(), count + 1);
+    }
+    // A number that no clock reaches ends nothing, and breaks nothing.
+    let mut claims = claims(AGENTS, AUDIENCE, ("n1", "uid-n1"), ("agent-1", &uid(1)));
+    claims["exp"] = u64::MAX.into();
+    let mut stream = StreamClient::open(extender.streams, &trusted, &server.token(&claims)).unwrap();
+    stream.send(full("n1", Phase::Serving, &[]));
+    stream.hear_until("an open node", |message| message.closed.is_empty());
+}
+
+#[test]
+fn an_agent_with_a_newer_token_renews_its_stream_before_the_old_one_ends() {
+    let server = FakeApiServer::start();
+    bare_node(&server);
+    let extender = StreamExtender::led(&server);
+    let (recipe, root) = reporting(&server, &extender.streams.to_string());
+    let file = recipe.dir().join("token");
+    std::fs::write(&file, ending(&server, NODE, None, 12)).unwrap();
+    let opened = Instant::now();
+    let agent = recipe.start();
+    let _kubelet = Kubelet::registers(&root);
+    let asks = pod(&server, 70, 3000);
+    eventually("an open node", SOON, || extender.fits(&asks, NODE).ok());
+    let metric = |sample: &str| extender.metric(&format!("gpu_steward_extender_{sample}"));
+    assert_eq!(metric("streams_opened_total"), 1);
+    // As the kubelet and the timer of an agent outside pods replace it: in one step.
+    let next = file.with_extension("next");
+    std::fs::write(&next, agent_token(&server, NODE, 1)).unwrap();
+    std::fs::rename(&next, &file).unwrap();
+    let mut closed = Vec::new();
+    while opened.elapsed() < Duration::from_secs(20) {
+        closed.extend(extender.fits(&asks, NODE).err());
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    assert!(closed.is_empty(), "the node was closed: {closed:?}\n{}", agent.log());
+    assert_eq!((metric("streams"), metric("streams_opened_total")), (1, 2), "{}", agent.log());
+    let ended = |reason: &str| metric(&format!("stream_ends_total{{reason=\"{reason}\"}}"));
+    assert_eq!((ended("token_expired"), ended("caller_gone")), (0, 0));
+    assert_eq!(ended("replaced") + ended("closed"), 1);
+    assert!(agent.log().contains("goes on with a newer token"), "{}", agent.log());
+    assert!(!agent.log().contains("has ended"), "{}", agent.log());
+}
+
+#[test]
+fn an_agent_whose_token_has_expired_says_so_and_comes_back_with_a_newer_one() {
+    let server = FakeApiServer::start();
+    bare_node(&server);
+    let extender = StreamExtender::led(&server);
+    let (recipe, root) = reporting(&server, &extender.streams.to_string());
+    let file = recipe.dir().join("token");
+    std::fs::write(&file, ending(&server, NODE, None, 8)).unwrap();
+    let agent = recipe.start();
+    let _kubelet = Kubelet::registers(&root);
+    let asks = pod(&server, 71, 3000);
+    agent.logs("reports to the extender at");
+    agent.logs("has ended: the token of the agent has expired");
+    agent.logs("cannot report to the extender");
+    let expired = extender.metric(&format!("{ENDS}{{reason=\"token_expired\"}}"));
+    assert_eq!(expired, 1);
+    eventually("a closed node", SOON, || extender.fits(&asks, NODE).err());
+    std::fs::write(&file, agent_token(&server, NODE, 1)).unwrap();
+    eventually("an open node", SOON, || extender.fits(&asks, NODE).ok());
+}
