@@ -6,10 +6,11 @@
 //!         ◀──one JSON a line─────
 //! ```
 
-mod child;
+mod mode;
 mod counts;
 mod handle;
 mod link;
+mod child;
 
 pub(crate) use child::run;
 pub(crate) use handle::{Agents, PlannedAgent};

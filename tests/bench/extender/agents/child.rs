@@ -3,6 +3,7 @@
 use super::counts::Counts;
 use super::handle::{Plan, PlannedAgent};
 use super::link::{Link, trusting};
+use super::mode::Mode;
 use crate::outcome::Outcome;
 use decide::leader_search::LeaderSearch;
 use parking_lot::Mutex;
@@ -15,15 +16,6 @@ use std::time::Instant;
 use tokio::sync::watch;
 use tokio::time::sleep;
 use tokio_rustls::TlsConnector;
-
-/// What the agents do beside their beats.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Mode {
-    /// A fifth of them reports a change each second.
-    pub(super) changing: bool,
-    /// The first one is not registered with its kubelet, which closes its node.
-    pub(super) closed: bool,
-}
 
 /// The agents.
 struct Running {

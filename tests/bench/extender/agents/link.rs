@@ -1,8 +1,8 @@
 //! One stream, as the real agent opens it (`steward::agent::leader_stream`).
 
-use super::child::Mode;
 use super::counts::Counts;
 use super::handle::PlannedAgent;
+use super::mode::Mode;
 use crate::cluster::{GPUS, gpu_uuid};
 use crate::outcome::Outcome;
 use decide::leader_search::SearchEnd;

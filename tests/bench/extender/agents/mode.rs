@@ -1,0 +1,10 @@
+//! What the agents do, as the bench wants it.
+
+/// What the agents do beside their beats.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Mode {
+    /// A fifth of them reports a change each second.
+    pub(super) changing: bool,
+    /// The first one is not registered with its kubelet, which closes its node.
+    pub(super) closed: bool,
+}
