@@ -226,3 +226,27 @@ async fn a_list_on_demand_is_begun_after_the_demand_and_read_from_etcd() {
     assert!(asked.into_iter().all(|asked| !asked.query.contains_key("resourceVersion")));
     task.abort();
 }
+
+#[tokio::test]
+async fn a_list_on_demand_begins_in_place_of_one_that_is_under_way() {
+    let server = FakeApiServer::start();
+    server.fault(ApiServerFault::Hang);
+    let folder = tempfile::tempdir().unwrap();
+    let connection = connect(Some(&server.kubeconfig(folder.path()))).await.unwrap();
+    let (say, mut lists) = unbounded_channel();
+    let relist = Arc::<Notify>::default();
+    let follower = Follower::new(connection, AllPods, Lists(say)).relist_on(Arc::clone(&relist));
+    let task = tokio::spawn(follower.run());
+    while server.requests().is_empty() {
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    server.fault(ApiServerFault::None);
+    let demanded = Instant::now();
+    relist.notify_one();
+    // The first request is never answered.
+    let begun = tokio::time::timeout(Duration::from_secs(5), lists.recv()).await.unwrap().unwrap();
+    assert!(begun >= demanded);
+    assert!(tokio::time::timeout(Duration::from_millis(300), lists.recv()).await.is_err(), "one list is enough");
+    assert_eq!(server.requests().iter().filter(|asked| !asked.is_watch()).count(), 2);
+    task.abort();
+}

@@ -2,7 +2,7 @@
 
 use model::agent_stream::{
     AgentPhase, AgentReport, MAX_REPORTED_GPUS, MAX_REPORTED_PODS, MAX_REPORTED_USES, PodStage, ReportedGpu,
-    ReportedPod, ReportedUse,
+    ReportedPod, ReportedUse, ReportedUses,
 };
 use model::id::{GpuUuid, PodUid};
 use model::unit::Bytes;
@@ -35,7 +35,7 @@ pub fn report(view: &NodeView, stages: &SharingStages, leaving: bool) -> AgentRe
     let mut pods: Vec<(PodUid, ReportedPod)> = stages
         .pods
         .iter()
-        .map(|(uid, stage)| (uid.clone(), ReportedPod { stage: *stage, uses: BTreeMap::new() }))
+        .map(|(uid, stage)| (uid.clone(), ReportedPod { stage: *stage, uses: ReportedUses::default() }))
         .collect();
     // The stage orders those that wait before those that have started.
     pods.sort_by_key(|(_, pod)| pod.stage);
@@ -66,7 +66,7 @@ fn gpu_of(gpu: &GpuView) -> ReportedGpu {
 }
 
 /// The use of one pod, by the device that its processes run on. An amount that is absent for one of two parts is absent.
-fn uses(gpus: &[GpuUse]) -> BTreeMap<GpuUuid, ReportedUse> {
+fn uses(gpus: &[GpuUse]) -> ReportedUses {
     let mut uses: BTreeMap<GpuUuid, ReportedUse> = BTreeMap::new();
     for used in gpus.iter().filter(|used| used.processes > 0).take(MAX_REPORTED_USES) {
         let device = used.mig.as_ref().unwrap_or(&used.gpu).clone();
@@ -78,7 +78,7 @@ fn uses(gpus: &[GpuUse]) -> BTreeMap<GpuUuid, ReportedUse> {
             })
             .or_insert(ReportedUse { processes: used.processes, memory_used: memory });
     }
-    uses
+    uses.into()
 }
 
 #[cfg(test)]
@@ -134,13 +134,16 @@ mod tests {
         ]);
         let report = report(&view, &stages, false);
         assert_eq!(report.early, Some(true));
-        let shown: Vec<(PodUid, PodStage, usize, u32)> =
-            report.pods.iter().map(|(uid, pod)| (uid.clone(), pod.stage, pod.uses.len(), pod.processes())).collect();
+        let shown: Vec<(PodUid, PodStage, usize, u32)> = report
+            .pods
+            .iter()
+            .map(|(uid, pod)| (uid.clone(), pod.stage, pod.uses.iter().len(), pod.processes()))
+            .collect();
         assert_eq!(
             shown,
             [(uid(1), PodStage::Started, 2, 3), (uid(2), PodStage::Waiting, 0, 0), (uid(3), PodStage::Ended, 1, 2)]
         );
-        let sum = report.pods[&uid(3)].uses.values().next().unwrap();
+        let sum = report.pods[&uid(3)].uses.iter().next().unwrap().1;
         assert_eq!(sum.memory_used, None, "one part is not known");
     }
 

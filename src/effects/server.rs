@@ -70,9 +70,13 @@ impl<A: HttpApplication> HttpServer<A> {
         let connections = TaskTracker::new();
         let mut limit = ConnectionLimit::new(server.limits.connections);
         loop {
+            let admitted = async {
+                server.application.admits().await;
+                listener.accept().await
+            };
             let accepted = tokio::select! {
                 () = stop.cancelled() => break,
-                accepted = listener.accept() => accepted,
+                accepted = admitted => accepted,
             };
             let (stream, peer) = match accepted {
                 Ok(accepted) => accepted,

@@ -6,6 +6,7 @@
 //! ```
 
 pub mod convert;
+pub mod codec;
 pub mod token_keys;
 pub mod authority;
 

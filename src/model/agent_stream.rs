@@ -70,13 +70,53 @@ pub struct ReportedUse {
     pub memory_used: Option<Bytes>,
 }
 
+/// What the processes of one pod use, by GPU or MIG instance. A leader keeps one for each pod of the cluster, and most have one
+/// entry, so it is a sorted list: a map would take half a KiB for each.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ReportedUses(Box<[(GpuUuid, ReportedUse)]>);
+
+impl FromIterator<(GpuUuid, ReportedUse)> for ReportedUses {
+    fn from_iter<I: IntoIterator<Item = (GpuUuid, ReportedUse)>>(uses: I) -> ReportedUses {
+        BTreeMap::from_iter(uses).into()
+    }
+}
+
+impl From<BTreeMap<GpuUuid, ReportedUse>> for ReportedUses {
+    fn from(uses: BTreeMap<GpuUuid, ReportedUse>) -> ReportedUses {
+        ReportedUses(uses.into_iter().collect())
+    }
+}
+
+impl ReportedUses {
+    /// All, ordered by device.
+    pub fn iter(&self) -> impl ExactSizeIterator<Item = (&GpuUuid, &ReportedUse)> {
+        self.0.iter().map(|(device, used)| (device, used))
+    }
+
+    /// Takes the UUIDs of these GPUs in the place of equal ones.
+    fn share(&mut self, gpus: &BTreeMap<GpuUuid, ReportedGpu>) {
+        for (device, _) in &mut self.0 {
+            if let Some((same, _)) = gpus.get_key_value(device) {
+                device.clone_from(same);
+            }
+        }
+    }
+
+    /// Those of this device.
+    #[must_use]
+    pub fn get(&self, device: &GpuUuid) -> Option<&ReportedUse> {
+        let place = self.0.binary_search_by(|(one, _)| one.cmp(device)).ok()?;
+        self.0.get(place).map(|(_, used)| used)
+    }
+}
+
 /// One pod in a report: it requests GPUs, or has processes on one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ReportedPod {
     /// How far its start has come.
     pub stage: PodStage,
-    /// What its processes use, by GPU or MIG instance.
-    pub uses: BTreeMap<GpuUuid, ReportedUse>,
+    /// What its processes use.
+    pub uses: ReportedUses,
 }
 
 /// Everything that an agent reports of its node.
@@ -176,11 +216,19 @@ impl AgentReport {
         }
     }
 
+    /// The same, with the UUID of each GPU once in memory and not once for each pod that uses it: a leader keeps the reports of
+    /// thousands of nodes.
+    #[must_use]
+    pub fn compact(mut self) -> AgentReport {
+        self.pods.values_mut().for_each(|pod| pod.uses.share(&self.gpus));
+        self
+    }
+
     /// Takes over a change.
     ///
     /// # Errors
     /// [`ReportTooLarge`]; the report is as it was then.
-    pub fn apply(&mut self, change: ReportChange) -> Result<(), ReportTooLarge> {
+    pub fn apply(&mut self, mut change: ReportChange) -> Result<(), ReportTooLarge> {
         let more = |all: usize, new: usize, gone: usize| (all + new).saturating_sub(gone);
         let new_gpus = change.gpus.keys().filter(|uuid| !self.gpus.contains_key(*uuid)).count();
         let new_pods = change.pods.keys().filter(|uid| !self.pods.contains_key(*uid)).count();
@@ -200,6 +248,7 @@ impl AgentReport {
             self.pods.remove(uid);
         }
         self.gpus.extend(change.gpus);
+        change.pods.values_mut().for_each(|pod| pod.uses.share(&self.gpus));
         self.pods.extend(change.pods);
         (self.phase, self.early) = (change.phase, change.early);
         Ok(())
@@ -220,12 +269,12 @@ impl ReportedPod {
     /// Number of its processes on all GPUs together.
     #[must_use]
     pub fn processes(&self) -> u32 {
-        self.uses.values().fold(0, |sum, one| sum.saturating_add(one.processes))
+        self.uses.iter().fold(0, |sum, (_, one)| sum.saturating_add(one.processes))
     }
 
     fn differs(&self, sent: &ReportedPod) -> bool {
         self.stage != sent.stage
-            || self.uses.len() != sent.uses.len()
+            || self.uses.iter().len() != sent.uses.iter().len()
             || self.uses.iter().any(|(device, now)| {
                 sent.uses.get(device).is_none_or(|sent| {
                     now.processes != sent.processes || beyond_band(now.memory_used, sent.memory_used)
@@ -282,7 +331,7 @@ mod tests {
     fn report(used: u64) -> AgentReport {
         let mut report = AgentReport::of(NodeName::parse("n1").unwrap());
         report.gpus.insert(uuid(0), gpu(used));
-        report.pods.insert(uid(0), ReportedPod { stage: PodStage::Waiting, uses: BTreeMap::new() });
+        report.pods.insert(uid(0), ReportedPod { stage: PodStage::Waiting, uses: ReportedUses::default() });
         report
     }
 
@@ -305,7 +354,7 @@ mod tests {
         now.phase = AgentPhase::Leaving;
         now.early = Some(true);
         now.pods.clear();
-        let uses = BTreeMap::from([(uuid(0), ReportedUse { processes: 1, memory_used: None })]);
+        let uses = [(uuid(0), ReportedUse { processes: 1, memory_used: None })].into_iter().collect();
         now.pods.insert(uid(1), ReportedPod { stage: PodStage::Started, uses });
         now.gpus.insert(uuid(1), gpu(0));
         let change = now.changes_since(&sent);

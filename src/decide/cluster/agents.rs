@@ -50,7 +50,7 @@ impl ClusterState {
         if node.agent().is_some_and(|link| link.stream > stream) {
             return Err(ReportRefusal::Replaced);
         }
-        node.set_agent(Some(AgentLink::new(stream, report, now)));
+        node.set_agent(Some(AgentLink::new(stream, report.compact(), now)));
         self.closing.remove(&name);
         self.touch(&name);
         self.take_evidence(&name);

@@ -35,6 +35,12 @@ pub trait HttpApplication: Send + Sync + 'static {
     /// Answers one request of a caller that may make it.
     fn answer(&self, request: Request<Incoming>, ends: Ends) -> impl Future<Output = Response<Self::Body>> + Send;
 
+    /// Returns when the next connection may be accepted; those that come meanwhile wait in the kernel's queue. The wait must
+    /// have an end.
+    fn admits(&self) -> impl Future<Output = ()> + Send {
+        std::future::ready(())
+    }
+
     /// Whether requests wait because others hold what they need. Then a client that stops reading is cut earlier.
     fn is_waited_for(&self) -> bool {
         false
@@ -51,6 +57,10 @@ impl<A: HttpApplication> HttpApplication for Arc<A> {
 
     fn answer(&self, request: Request<Incoming>, ends: Ends) -> impl Future<Output = Response<Self::Body>> + Send {
         A::answer(self, request, ends)
+    }
+
+    fn admits(&self) -> impl Future<Output = ()> + Send {
+        A::admits(self)
     }
 
     fn is_waited_for(&self) -> bool {

@@ -1,16 +1,17 @@
 //! One connection: TLS handshake, requests, the checks of their callers, and the end.
 
 use super::application::{HttpApplication, HttpServer, OpenConnection};
+use super::certificate::Certificates;
 use super::connection_limit::{Busy, ConnectionPermit};
 use super::write_timeout::TimedWrites;
 use crate::caller::{Denial, Ends};
 use http_body_util::{Either, Full};
 use hyper::body::{Body, Bytes, Frame, Incoming, SizeHint};
 use hyper::header::{self, HeaderValue};
+use hyper::server::conn::{http1, http2};
 use hyper::service::service_fn;
 use hyper::{Request, Response, StatusCode, Version};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
-use hyper_util::server::conn::auto::Builder;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::pin::Pin;
 use std::sync::Arc;
@@ -18,6 +19,7 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
+use tokio_rustls::server::TlsStream;
 use tokio_util::sync::CancellationToken;
 
 /// Largest request headers, in bytes. A Kubernetes bearer token has about 1 KiB; hyper's smallest buffer is 8 KiB.
@@ -58,6 +60,18 @@ impl<A: HttpApplication> Connection<A> {
         let Some(certificates) = &self.server.certificates else {
             return self.answer(stream, None, ends, stop).await;
         };
+        // Boxes keep the task small: a connection lives for hours, and its handshake and each request for a moment.
+        let Some((stream, streams)) = Box::pin(self.handshake(certificates, stream, &stop)).await else { return };
+        self.answer(stream, streams, ends, stop).await;
+    }
+
+    /// Makes the TLS handshake. Returns the connection, and how many requests at once it may have if it speaks HTTP/2.
+    async fn handshake(
+        &self,
+        certificates: &Certificates,
+        stream: TimedWrites<A>,
+        stop: &CancellationToken,
+    ) -> Option<(TlsStream<TimedWrites<A>>, Option<u32>)> {
         let handshake = certificates.acceptor().accept(stream);
         let stopped = async {
             stop.cancelled().await;
@@ -66,40 +80,61 @@ impl<A: HttpApplication> Connection<A> {
         let handshake_result = tokio::select! {
             biased;
             handshake_result = tokio::time::timeout(self.server.limits.header_timeout, handshake) => handshake_result,
-            () = self.permit.must_close() => return,
-            () = stopped => return,
+            () = self.permit.must_close() => return None,
+            () = stopped => return None,
         };
         match handshake_result {
             Ok(Ok(stream)) => {
                 let streams = certificates.http2_streams(stream.get_ref().1.alpn_protocol());
-                self.answer(stream, streams, ends, stop).await;
+                return Some((stream, streams));
             }
             Ok(Err(error)) => tracing::debug!(%error, peer = %self.peer, "TLS handshake failed"),
             Err(_) => tracing::debug!(peer = %self.peer, "TLS handshake took too long"),
         }
+        None
     }
 
     /// Answers the requests of the connection: over HTTP/2 with so many `streams` at once, or over HTTP/1.
-    async fn answer(
+    fn answer(
         &self,
-        stream: impl AsyncRead + AsyncWrite + Unpin + 'static,
+        stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static,
         streams: Option<u32>,
         ends: Ends,
         stop: CancellationToken,
-    ) {
+    ) -> Pin<Box<dyn Future<Output = ()> + Send + '_>> {
         let request_received = CancellationToken::new();
-        let answer = service_fn(|request: Request<Incoming>| {
-            request_received.cancel();
+        let received = request_received.clone();
+        let answer = service_fn(move |request: Request<Incoming>| {
+            received.cancel();
             let (server, busy) = (Arc::clone(&self.server), self.permit.busy());
-            async move {
+            // The answer of a stream lives for hours, and what made its begin does not.
+            Box::pin(async move {
                 let response = server.response(request, ends).await;
                 Ok::<_, std::convert::Infallible>(response.map(|inner| BusyBody { inner, _busy: busy }))
-            }
+            })
         });
+        let stream = TokioIo::new(stream);
+        let signals = (request_received, stop);
+        match streams {
+            None => {
+                let served = Box::pin(http1().serve_connection(stream, answer));
+                Box::pin(self.until_end(served, http1::Connection::graceful_shutdown, signals))
+            }
+            Some(streams) => {
+                let served = Box::pin(http2(streams).serve_connection(stream, answer));
+                Box::pin(self.until_end(served, http2::Connection::graceful_shutdown, signals))
+            }
+        }
+    }
+
+    /// Waits until the connection ends, has no request for too long, or must end, which `close` does in order.
+    async fn until_end<C: Future<Output = hyper::Result<()>>>(
+        &self,
+        mut served: Pin<Box<C>>,
+        close: fn(Pin<&mut C>),
+        (request_received, stop): (CancellationToken, CancellationToken),
+    ) {
         let limits = self.server.limits;
-        let builder = protocol(streams);
-        let served = builder.serve_connection(TokioIo::new(stream), answer);
-        tokio::pin!(served);
         tokio::select! {
             ended = &mut served => return self.log(ended),
             () = self.permit.must_close() => return,
@@ -117,34 +152,35 @@ impl<A: HttpApplication> Connection<A> {
                 }
             }
         }
-        served.as_mut().graceful_shutdown();
+        close(served.as_mut());
         // After the drain time the connection is dropped.
         if let Ok(ended) = tokio::time::timeout(limits.drain, served).await {
             self.log(ended);
         }
     }
 
-    fn log(&self, ended: Result<(), Box<dyn std::error::Error + Send + Sync>>) {
+    fn log(&self, ended: hyper::Result<()>) {
         if let Err(error) = ended {
             tracing::debug!(%error, peer = %self.peer, "connection ended early");
         }
     }
 }
 
-/// HTTP/2 with so many requests at once, or HTTP/1.
-fn protocol(streams: Option<u32>) -> Builder<TokioExecutor> {
-    let mut builder = Builder::new(TokioExecutor::new());
-    let Some(streams) = streams else {
-        // No timer: the connection itself ends one that is idle, in order, so that an HTTPS client is notified.
-        builder.http1().max_buf_size(HEADER_BYTES as usize);
-        return builder.http1_only();
-    };
-    let mut http2 = builder.http2();
-    http2.timer(TokioTimer::new()).keep_alive_interval(PING_EVERY).keep_alive_timeout(PING_TIMEOUT);
-    http2.max_concurrent_streams(streams).max_header_list_size(HEADER_BYTES);
-    http2.initial_stream_window_size(HTTP2_WINDOW).initial_connection_window_size(HTTP2_WINDOW);
-    http2.max_send_buf_size(HTTP2_WINDOW as usize);
-    builder.http2_only()
+fn http1() -> http1::Builder {
+    let mut builder = http1::Builder::new();
+    // No timer: the connection itself ends one that is idle, in order, so that an HTTPS client is notified.
+    builder.max_buf_size(HEADER_BYTES as usize);
+    builder
+}
+
+/// HTTP/2 with so many requests at once.
+fn http2(streams: u32) -> http2::Builder<TokioExecutor> {
+    let mut builder = http2::Builder::new(TokioExecutor::new());
+    builder.timer(TokioTimer::new()).keep_alive_interval(PING_EVERY).keep_alive_timeout(PING_TIMEOUT);
+    builder.max_concurrent_streams(streams).max_header_list_size(HEADER_BYTES);
+    builder.initial_stream_window_size(HTTP2_WINDOW).initial_connection_window_size(HTTP2_WINDOW);
+    builder.max_send_buf_size(HTTP2_WINDOW as usize);
+    builder
 }
 
 impl<A: HttpApplication> HttpServer<A> {

@@ -293,7 +293,7 @@ mod tests {
         let stages = vec![PodStage::Waiting, PodStage::Allocated, PodStage::Started, PodStage::Ended];
         let used = (any::<u32>(), bytes()).prop_map(|(processes, memory_used)| ReportedUse { processes, memory_used });
         (prop::sample::select(stages), prop::collection::btree_map(gpu_uuid(), used, 0..4))
-            .prop_map(|(stage, uses)| ReportedPod { stage, uses })
+            .prop_map(|(stage, uses)| ReportedPod { stage, uses: uses.into() })
     }
 
     fn phases() -> impl Strategy<Value = AgentPhase> {

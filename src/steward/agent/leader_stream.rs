@@ -36,6 +36,7 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 use tokio_stream::wrappers::ReceiverStream;
 use tokio_util::sync::CancellationToken;
+use tonic::metadata::AsciiMetadataValue;
 use tonic::transport::{Channel, Endpoint, Uri};
 use tonic::{Request, Status, Streaming};
 use wire::token;
@@ -45,8 +46,8 @@ use wire::token;
 const PING: Duration = Duration::from_secs(12);
 /// Time for the answer to a ping.
 const PING_WITHIN: Duration = Duration::from_secs(8);
-/// Time for an extender to begin its answer.
-const BEGINS_WITHIN: Duration = Duration::from_secs(10);
+/// Time for the connection and for an extender to begin its answer.
+const BEGINS_WITHIN: Duration = Duration::from_secs(15);
 /// Silence of the leader after which the agent connects again: three of its beats are missing.
 const SILENCE: Duration = Duration::from_secs(35);
 /// Largest file that is read: a token has 1 to 2 KiB, and three certificates 3 KiB.
@@ -319,7 +320,10 @@ async fn begin(settings: &ReportSettings, address: &str, token: &OwnToken) -> Re
     // One message waits while the one before is on its way.
     let (sender, messages) = mpsc::channel(1);
     let mut request = Request::new(ReceiverStream::new(messages));
-    let bearer = format!("Bearer {}", token.text).parse().map_err(|_| "the own token is no header".to_owned())?;
+    let bearer = format!("Bearer {}", token.text).parse::<AsciiMetadataValue>();
+    let mut bearer = bearer.map_err(|_| "the own token is no header".to_owned())?;
+    // No header table of the connection keeps it.
+    bearer.set_sensitive(true);
     request.metadata_mut().insert("authorization", bearer);
     let answers = client.report(request).await.map_err(|status| status.message().to_owned())?;
     Ok((sender, answers.into_inner()))

@@ -22,16 +22,19 @@ use decide::message_rate::MessageRate;
 use effects::stream::{FIRST_WITHIN, convert};
 use model::agent_stream::{AgentMessage, AgentReport, LeaderView, REPORT_LEAST, REPORT_MOST};
 use parking_lot::Mutex;
-use proto::stream::agent_stream_server::AgentStream;
 use proto::stream::{AgentMessage as WireMessage, LeaderMessage};
 use sources::clock;
+use std::future::{Ready, ready};
+use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::task::{Context, Poll};
 use std::time::Duration;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, interval, sleep_until, timeout};
-use tokio_stream::wrappers::ReceiverStream;
+use tokio_stream::Stream;
 use tokio_util::sync::CancellationToken;
+use tonic::server::StreamingService;
 use tonic::{Request, Response, Status, Streaming};
 
 /// Messages to one agent that wait for it. An agent that reads has none.
@@ -58,7 +61,22 @@ pub(super) struct AgentStreams {
     pub(super) last: AtomicU64,
 }
 
-type ToAgent = mpsc::Sender<Result<LeaderMessage, Status>>;
+/// A message in a box, because the channel of each stream has a place for 32.
+type Answer = Box<Result<LeaderMessage, Status>>;
+
+type ToAgent = mpsc::Sender<Answer>;
+
+/// The answers of one stream.
+#[derive(Debug)]
+pub(super) struct Answers(mpsc::Receiver<Answer>);
+
+impl Stream for Answers {
+    type Item = Result<LeaderMessage, Status>;
+
+    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        self.0.poll_recv(cx).map(|answer| answer.map(|answer| *answer))
+    }
+}
 
 /// One stream whose first message has come.
 struct Served {
@@ -73,24 +91,26 @@ struct Served {
     term: CancellationToken,
 }
 
-/// The service, as tonic wants it: by value.
+/// The only call of the service.
 #[derive(Clone, Debug)]
 pub(super) struct AgentService(pub(super) Arc<AgentStreams>);
 
-#[tonic::async_trait]
-impl AgentStream for AgentService {
-    type ReportStream = ReceiverStream<Result<LeaderMessage, Status>>;
+impl StreamingService<WireMessage> for AgentService {
+    type Response = LeaderMessage;
+    type ResponseStream = Answers;
+    type Future = Ready<Result<Response<Answers>, Status>>;
 
-    async fn report(&self, request: Request<Streaming<WireMessage>>) -> Result<Response<Self::ReportStream>, Status> {
-        let agent = request.extensions().get::<AgentIdentity>().cloned();
-        let agent = agent.ok_or_else(|| Status::unauthenticated("the caller was not checked"))?;
+    fn call(&mut self, request: Request<Streaming<WireMessage>>) -> Self::Future {
+        let Some(agent) = request.extensions().get::<AgentIdentity>().cloned() else {
+            return ready(Err(Status::unauthenticated("the caller was not checked")));
+        };
         let (sender, receiver) = mpsc::channel(WAITING);
-        let streams = Arc::clone(&self.0);
+        let (streams, messages) = (Arc::clone(&self.0), request.into_inner());
         tokio::spawn(async move {
-            let end = streams.serve(agent, request.into_inner(), &sender).await;
-            let _ = timeout(READ_WITHIN, sender.send(Err(end))).await;
+            let end = streams.serve(agent, messages, &sender).await;
+            let _ = timeout(READ_WITHIN, sender.send(Box::new(Err(end)))).await;
         });
-        Ok(Response::new(ReceiverStream::new(receiver)))
+        ready(Ok(Response::new(Answers(receiver))))
     }
 }
 
@@ -182,7 +202,7 @@ impl AgentStreams {
         };
         let text = format!("{leader} leads");
         let view = LeaderView { leader: Some(leader), ..LeaderView::default() };
-        let _ = timeout(READ_WITHIN, to_agent.send(Ok(convert::from_leader(&view)))).await;
+        let _ = timeout(READ_WITHIN, to_agent.send(Box::new(Ok(convert::from_leader(&view))))).await;
         self.ended(StreamEnd::NotLeading, Status::failed_precondition(text))
     }
 
@@ -300,7 +320,7 @@ impl Served {
         {
             return Ok(next(*at));
         }
-        match timeout(READ_WITHIN, to_agent.send(Ok(convert::from_leader(&view)))).await {
+        match timeout(READ_WITHIN, to_agent.send(Box::new(Ok(convert::from_leader(&view))))).await {
             Ok(Ok(())) => {
                 let now = Instant::now();
                 let next = next(now);

@@ -5,24 +5,33 @@
 
 use super::agent_streams::{AgentService, AgentStreams};
 use super::callers::{Caller, CallerRefusal, Callers};
+use super::leadership::Leader;
 use super::port::ExtenderPort;
 use super::stream_counts::StreamCounts;
 use effects::caller::{Access, Ends};
 use effects::server::{ConnectionLimits, HttpApplication};
 use effects::stream::MAX_MESSAGE;
+use effects::stream::codec::LeaderCodec;
 use http_body_util::Full;
 use hyper::body::{Bytes, Incoming};
 use hyper::header::{self, HeaderValue};
 use hyper::{Request, Response, StatusCode, Uri};
-use proto::stream::agent_stream_server::AgentStreamServer;
+use parking_lot::Mutex;
 use std::sync::Arc;
 use std::time::Duration;
+use tokio::time::{Instant, sleep};
 use tonic::body::Body;
-use tonic::service::Routes;
-use tower::ServiceExt;
+use tonic::server::Grpc;
 
 /// The path of every call of the streams' service.
 const STREAMS: &str = "/gpu_steward.stream.v1.AgentStream/";
+/// Its only call.
+const REPORT: &str = "Report";
+
+/// How long connections wait while no extender decides. An agent gives up a connection after ten seconds.
+const HELD: Duration = Duration::from_secs(4);
+/// Time between two looks whether one decides.
+const LOOK: Duration = Duration::from_millis(20);
 
 /// The limits of the connections: Kubernetes supports 5,000 Nodes, each with an agent, and during an upgrade two.
 pub(super) const CONNECTIONS: ConnectionLimits = ConnectionLimits {
@@ -39,7 +48,9 @@ pub(super) struct StreamPort {
     callers: Arc<Callers>,
     counts: Arc<StreamCounts>,
     verbs: Arc<ExtenderPort>,
-    routes: Routes,
+    streams: Arc<AgentStreams>,
+    /// Since when no extender decides, as far as connections have waited for one.
+    undecided: Mutex<Option<Instant>>,
 }
 
 impl StreamPort {
@@ -49,8 +60,26 @@ impl StreamPort {
         verbs: Arc<ExtenderPort>,
         streams: Arc<AgentStreams>,
     ) -> StreamPort {
-        let service = AgentStreamServer::new(AgentService(streams)).max_decoding_message_size(MAX_MESSAGE);
-        StreamPort { callers, counts, verbs, routes: Routes::new(service) }
+        StreamPort { callers, counts, verbs, streams, undecided: Mutex::new(None) }
+    }
+
+    /// Whether no extender decides at this moment, but one soon will.
+    fn is_undecided(&self) -> bool {
+        let undecided = matches!(self.streams.leadership.leader(), Leader::CatchingUp | Leader::Other(None));
+        let mut since = self.undecided.lock();
+        if !undecided {
+            *since = None;
+        }
+        undecided && since.get_or_insert_with(Instant::now).elapsed() < HELD
+    }
+
+    /// Opens the stream of an agent. What tonic generates for it would do the same with larger buffers.
+    async fn report(&self, request: Request<Incoming>) -> Response<Body> {
+        if request.uri().path().strip_prefix(STREAMS) != Some(REPORT) {
+            return tonic::Status::unimplemented("this service has one call, Report").into_http();
+        }
+        let mut grpc = Grpc::new(LeaderCodec).apply_max_message_size_config(Some(MAX_MESSAGE), None);
+        grpc.streaming(AgentService(Arc::clone(&self.streams)), request).await
     }
 }
 
@@ -60,6 +89,14 @@ impl HttpApplication for StreamPort {
     fn access(&self, _: &Uri) -> &Access {
         // The caller is checked in `answer`, before anything else: it decides what is asked.
         &Access::Everyone
+    }
+
+    /// After a leader change all agents connect at once, and their handshakes would take the CPU time that the next leader
+    /// needs to read the cluster. Where no extender leads, they would only have to come again.
+    async fn admits(&self) {
+        while self.is_undecided() {
+            sleep(LOOK).await;
+        }
     }
 
     async fn answer(&self, mut request: Request<Incoming>, _: Ends) -> Response<Body> {
@@ -74,10 +111,7 @@ impl HttpApplication for StreamPort {
         match caller {
             Caller::Agent(agent) if streams => {
                 request.extensions_mut().insert(agent);
-                match self.routes.clone().oneshot(request).await {
-                    Ok(response) => response,
-                    Err(never) => match never {},
-                }
+                self.report(request).await
             }
             Caller::Extender if !streams => self.verbs.passed_on(request).await.map(Body::new),
             Caller::Agent(_) | Caller::Extender => {

@@ -11,6 +11,8 @@ use std::time::Duration;
 /// The times of the election, as they are shipped.
 const LEASE: Duration = Duration::from_secs(15);
 const RETRY: Duration = Duration::from_secs(2);
+/// How long the Service leads to a pod that has ended: until the kubelet has told that and every node knows it.
+const SERVICE_KNOWS: Duration = Duration::from_secs(2);
 /// The marks.
 const LONGEST_STOP: f64 = 3.0;
 /// kube-scheduler gives up a question after five seconds.
@@ -42,6 +44,8 @@ pub(crate) fn measure(crowd: Crowd, figures: &mut Figures) -> Outcome<()> {
         } else {
             leader.kill();
         }
+        std::thread::sleep(SERVICE_KNOWS);
+        agents.tell(&format!("service {to}"))?;
         let counts = all_up(&mut agents)?;
         let cpu = (next.cpu()? - before).as_secs_f64();
         let asked = asker.end();

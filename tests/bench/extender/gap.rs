@@ -69,9 +69,8 @@ fn asked(address: SocketAddr, nodes: usize, stop: &AtomicBool) -> Asked {
             last = Some(now);
         } else {
             asked.refused += 1;
-            if status.is_none() {
-                connection = None;
-            }
+            // A refusal closes the connection, because the question was not read.
+            connection = None;
         }
     }
     asked

@@ -5,7 +5,7 @@ use crate::cluster::tests::{NOW, bound, cluster, facts, name, names, slice};
 use crate::cluster::{BindOutcome, BindRefusal, ClosedReason};
 use crate::ledger::ClaimState;
 use crate::placement::tests::uuid;
-use model::agent_stream::{AgentPhase, PodStage, ReportedPod, ReportedUse};
+use model::agent_stream::{AgentPhase, PodStage, ReportedPod, ReportedUse, ReportedUses};
 use model::claim::PodClaim;
 use model::gpu_pod::GpuPod;
 use model::id::ObjectUid;
@@ -22,8 +22,8 @@ fn report(phase: AgentPhase, pods: &[(&PodUid, PodStage, u32)]) -> AgentReport {
     let mut report = AgentReport::of(name(0));
     (report.phase, report.early) = (phase, Some(false));
     for (uid, stage, processes) in pods {
-        let uses = BTreeMap::from([(uuid(0), ReportedUse { processes: *processes, memory_used: None })]);
-        let uses = if *processes > 0 { uses } else { BTreeMap::new() };
+        let used = (uuid(0), ReportedUse { processes: *processes, memory_used: None });
+        let uses = Some(used).filter(|_| *processes > 0).into_iter().collect();
         report.pods.insert((*uid).clone(), ReportedPod { stage: *stage, uses });
     }
     report
@@ -222,7 +222,7 @@ fn with_early_binding_pods_of_other_amounts_are_on_their_way_one_after_the_other
     assert_eq!(refused, Err(BindRefusal::InFlight { node: name(0), pod: first.uid.clone() }));
     assert_eq!(format!("{before:?}"), format!("{:?}", cluster.node(&name(0)).unwrap().devices()), "nothing changed");
     for pod in [&first, &same] {
-        early.pods.insert(pod.uid.clone(), ReportedPod { stage: PodStage::Allocated, uses: BTreeMap::new() });
+        early.pods.insert(pod.uid.clone(), ReportedPod { stage: PodStage::Allocated, uses: ReportedUses::default() });
     }
     cluster.agent_reports(FIRST, early, NOW).unwrap();
     assert!(cluster.bind(&other.uid, &name(0)).is_ok());

@@ -20,6 +20,7 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, sleep_until, timeout};
 use tokio_rustls::TlsConnector;
 use tokio_stream::wrappers::ReceiverStream;
+use tonic::metadata::AsciiMetadataValue;
 use tonic::transport::{Endpoint, Uri};
 use tonic::{Request, Status, Streaming};
 
@@ -27,8 +28,8 @@ use tonic::{Request, Status, Streaming};
 const NAME: &str = "extender.gpu-steward.io";
 /// The times of the real agent: for the connection, for the answer to begin, between two pings, for their answers, and
 /// between two messages.
-const CONNECTS_WITHIN: Duration = Duration::from_secs(5);
-const BEGINS_WITHIN: Duration = Duration::from_secs(10);
+const CONNECTS_WITHIN: Duration = Duration::from_secs(10);
+const BEGINS_WITHIN: Duration = Duration::from_secs(15);
 const PING: Duration = Duration::from_secs(12);
 const PING_WITHIN: Duration = Duration::from_secs(8);
 const BEAT: Duration = Duration::from_secs(10);
@@ -170,7 +171,9 @@ impl Link<'_> {
         let channel = endpoint.connect_with_connector(connector).await.map_err(|why| text(&why))?;
         let (sender, messages) = mpsc::channel(1);
         let mut request = Request::new(ReceiverStream::new(messages));
-        let bearer = format!("Bearer {}", self.agent.token).parse().map_err(|_| "the token is no header".to_owned())?;
+        let bearer = format!("Bearer {}", self.agent.token).parse::<AsciiMetadataValue>();
+        let mut bearer = bearer.map_err(|_| "the token is no header".to_owned())?;
+        bearer.set_sensitive(true);
         request.metadata_mut().insert("authorization", bearer);
         let answers: Result<_, Status> = AgentStreamClient::new(channel).report(request).await;
         Ok((sender, answers.map_err(|status| status.message().to_owned())?.into_inner()))
