@@ -66,4 +66,6 @@ mod closings;
 #[cfg(test)]
 mod bad_questions;
 #[cfg(test)]
+mod bad_objects;
+#[cfg(test)]
 mod streams;

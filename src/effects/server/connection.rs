@@ -14,6 +14,7 @@ use hyper_util::server::conn::auto::Builder;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::pin::Pin;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::task::{Context, Poll};
 use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite};
@@ -74,8 +75,14 @@ impl<A: HttpApplication> Connection<A> {
                 let streams = certificates.http2_streams(stream.get_ref().1.alpn_protocol());
                 self.answer(stream, streams, ends, stop).await;
             }
-            Ok(Err(error)) => tracing::debug!(%error, peer = %self.peer, "TLS handshake failed"),
-            Err(_) => tracing::debug!(peer = %self.peer, "TLS handshake took too long"),
+            Ok(Err(error)) => {
+                self.server.counts.failed_handshakes.fetch_add(1, Ordering::Relaxed);
+                tracing::debug!(%error, peer = %self.peer, "TLS handshake failed");
+            }
+            Err(_) => {
+                self.server.counts.failed_handshakes.fetch_add(1, Ordering::Relaxed);
+                tracing::debug!(peer = %self.peer, "TLS handshake took too long");
+            }
         }
     }
 
