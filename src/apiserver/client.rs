@@ -226,11 +226,22 @@ impl ApiClient {
         self.write(http::Method::DELETE, call, ApiPath::pod(pod, &[]), ("application/json", &options)).await
     }
 
-    /// Binds a pod to a Node, as a scheduler does. The Binding names the pod's UID and the annotations that the pod gets
-    /// in the same write.
+    /// Changes an annotation of a pod of this UID.
     ///
     /// # Errors
-    /// [`ApiError`]; code 409 if the pod is bound already or is another one by now, 404 if it does not exist.
+    /// [`ApiError`]; code 409 if the pod of that name is another one by now, 404 if it does not exist.
+    pub async fn mark_pod(&self, uid: &PodUid, pod: &PodRef, (key, value): (&str, &str)) -> Result<(), ApiError> {
+        let call = ApiCall::new(ApiVerb::Patch, ApiResource::Pods, format!("annotation {key} of pod {pod}"));
+        let patch = json!({ "metadata": { "uid": uid.as_str(), "annotations": { key: value } } });
+        self.patch(call, ApiPath::pod(pod, &[]), ApiPatch::Merge(&patch)).await
+    }
+
+    /// Binds a pod to a Node, as a scheduler does. The Binding names the pod's UID, its version where that is known, and
+    /// the annotations that the pod gets in the same write.
+    ///
+    /// # Errors
+    /// [`ApiError`]; code 409 if the pod is bound already, or is another one or has another version by now, 404 if it does
+    /// not exist.
     pub async fn bind_pod(&self, pod: &PodRef, node: &NodeName, binding: &Value) -> Result<(), ApiError> {
         let call = ApiCall::new(ApiVerb::Create, ApiResource::PodBindings, format!("binding of pod {pod} to {node}"));
         self.create(call, ApiPath::pod(pod, &["binding"]), binding).await

@@ -148,7 +148,7 @@ impl<K: Followed, L: FollowListener<K>> Follower<K, L> {
         }
     }
 
-    /// Makes the follower read a new list whenever `relist` is notified while a watch runs, or before the next one.
+    /// Makes the follower begin a new list whenever `relist` is notified, also in place of one that it reads.
     #[must_use]
     pub fn relist_on(mut self, relist: Arc<Notify>) -> Follower<K, L> {
         self.relist = relist;
@@ -212,28 +212,20 @@ impl<K: Followed, L: FollowListener<K>> Follower<K, L> {
     }
 
     async fn list(&mut self) -> Result<String, ApiError> {
-        let age = match &self.position.seen {
-            _ if stale_lists() => ReadAge::Any,
-            // A cache answers in one piece whatever the limit, so pages come from etcd.
-            _ if K::PAGE.is_some() => ReadAge::Newest,
-            None => ReadAge::Any,
-            Some(seen) if self.position.behind < BEHIND => ReadAge::NotOlderThan(seen.clone()),
-            Some(_) => ReadAge::Newest,
-        };
-        let begun = Instant::now();
-        let first = self.page(&age).await;
-        self.position.behind = if first.as_ref().is_err_and(ApiError::behind) { self.position.behind + 1 } else { 0 };
-        let ObjectPage { version, mut next, mut objects } = first?;
-        while let Some(token) = next {
-            // Those of this page are counted as left out, and of the rest nothing is known but that it is there.
-            if objects.len() > K::MOST {
-                break;
+        let relist = Arc::clone(&self.relist);
+        let (begun, answer, list) = loop {
+            let begun = Instant::now();
+            tokio::select! {
+                biased;
+                // What is wanted is a list that begins from now on, so the one under way would be read in vain.
+                () = relist.notified() => {}
+                read = self.read_list() => {
+                    let (answer, list) = read?;
+                    break (begun, answer, list);
+                }
             }
-            let page = self.page(&ReadAge::Continued(token)).await?;
-            objects.extend(page.objects);
-            next = page.next;
-        }
-        let answer = if age == ReadAge::Newest { Answer::FromEtcd } else { Answer::MayLag };
+        };
+        let ObjectPage { version, objects, .. } = list;
         let Listed { bad, missing } = self.store.listed(objects, answer);
         self.not_shown(&missing);
         self.received();
@@ -243,6 +235,32 @@ impl<K: Followed, L: FollowListener<K>> Follower<K, L> {
         self.listener.listed(begun);
         self.position.seen = Some(version.clone());
         Ok(version)
+    }
+
+    /// Reads all pages of a list.
+    async fn read_list(&mut self) -> Result<(Answer, ObjectPage<ReadObject<K>>), ApiError> {
+        let age = match &self.position.seen {
+            _ if stale_lists() => ReadAge::Any,
+            // A cache answers in one piece whatever the limit, so pages come from etcd.
+            _ if K::PAGE.is_some() => ReadAge::Newest,
+            None => ReadAge::Any,
+            Some(seen) if self.position.behind < BEHIND => ReadAge::NotOlderThan(seen.clone()),
+            Some(_) => ReadAge::Newest,
+        };
+        let first = self.page(&age).await;
+        self.position.behind = if first.as_ref().is_err_and(ApiError::behind) { self.position.behind + 1 } else { 0 };
+        let mut list = first?;
+        while let Some(token) = list.next.take() {
+            // Those of this page are counted as left out, and of the rest nothing is known but that it is there.
+            if list.objects.len() > K::MOST {
+                break;
+            }
+            let page = self.page(&ReadAge::Continued(token)).await?;
+            list.objects.extend(page.objects);
+            list.next = page.next;
+        }
+        let answer = if age == ReadAge::Newest { Answer::FromEtcd } else { Answer::MayLag };
+        Ok((answer, list))
     }
 
     /// Reads one page of the list.

@@ -13,7 +13,7 @@ use std::fmt::Debug;
 use std::future::Future;
 use std::hash::Hash;
 use std::sync::Arc;
-use wire::annotation_keys::{ALLOCATED, ASSIGNED_NODE, ASSIGNED_TIME, CLAIM_VERSION, EPOCH, EVICT, PLACED_BY};
+use wire::annotation_keys::{ALLOCATED, ASSIGNED_NODE, ASSIGNED_TIME, CLAIM_VERSION, EPOCH, EVICT, LEASE, PLACED_BY};
 use wire::watch::{NodePods, WatchedKind};
 
 /// A kind of objects that a follower can follow.
@@ -56,7 +56,7 @@ pub struct PodsOfNode {
 }
 
 /// The annotations that are kept of all pods of the cluster.
-const OF_CLAIMS: [&str; 7] = [ALLOCATED, ASSIGNED_NODE, ASSIGNED_TIME, EPOCH, CLAIM_VERSION, PLACED_BY, EVICT];
+const OF_CLAIMS: [&str; 8] = [ALLOCATED, ASSIGNED_NODE, ASSIGNED_TIME, EPOCH, CLAIM_VERSION, LEASE, PLACED_BY, EVICT];
 /// Most texts that a thread shares between pods: namespaces, names of containers and nodes, keys and usual amounts. Beyond it
 /// the thread begins anew.
 const MAX_SHARED: usize = 16_384;

@@ -9,8 +9,9 @@
 //!
 //! A claim is *assumed* from the decision to bind until the pod watch shows it, then *bound*, then *started* when a
 //! container of the pod has run, and it is released only by evidence: the binding was refused and never will be made,
-//! or the pod has ended, is gone, or is bound to another node, and its agent, if it reports, sees no process of it. A deadline never releases a claim, because a request whose answer was lost may still be carried
-//! out.
+//! or the pod has ended, is gone, or is bound to another node, and its agent, if it reports, sees no process of
+//! it. A deadline never releases a claim, because a request whose answer was lost may still be carried out; that the pod has
+//! another version meanwhile proves that it will not be ([`OpenWrites`]).
 //!
 //! What must never happen here: claims of more than a GPU has, by decisions of one leader; a node that takes new
 //! claims while the claim of a pod on it cannot be read; work for all nodes because of one change.
@@ -26,6 +27,7 @@ mod pods;
 mod closing;
 mod filter;
 mod bind;
+mod open_writes;
 mod agents;
 mod summary;
 
@@ -35,6 +37,7 @@ pub use bind::{BindOrder, BindOutcome, BindRefusal};
 pub use closed::{ClaimOrigin, ClosedReason, ClosingChange};
 pub use filter::{ExplainedScore, FilterVerdict, RefusedNode, Scoring};
 pub use node::{NodeClaims, NodeFacts};
+pub use open_writes::OpenWrites;
 pub use pods::BoundPod;
 pub use state::{ClusterRules, ClusterState, DEFAULT_SCORE_STEP, MAX_PENDING, NodeChoice};
 pub use summary::RefusalSummary;

@@ -20,6 +20,8 @@ use std::time::Duration;
 
 /// The most by which the pause between two tries is longer than the retry period, in percent.
 const JITTER: u32 = 20;
+/// How often a process that does not lead looks at the Lease in the time of one try.
+const LOOKS: u32 = 4;
 
 /// The times of an election.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -65,6 +67,13 @@ impl ElectionTimes {
     #[must_use]
     pub fn pause(self, chance: u32) -> Duration {
         self.retry + self.retry * (JITTER * chance.min(99)) / (100 * 100)
+    }
+
+    /// The pause before the next look at a Lease that another process holds: a quarter of the other. Such a look is one
+    /// read, and a Lease that was released stays unused until somebody looks.
+    #[must_use]
+    pub fn pause_of_follower(self, chance: u32) -> Duration {
+        self.pause(chance) / LOOKS
     }
 
     fn longest_pause(self) -> Duration {

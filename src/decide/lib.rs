@@ -32,6 +32,7 @@ pub mod cluster;
 pub mod agent_report;
 pub mod report_pace;
 pub mod token_pace;
+pub mod leader_search;
 pub mod message_rate;
 pub mod authority;
 pub mod election;

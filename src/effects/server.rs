@@ -36,6 +36,9 @@ use tokio::net::TcpStream;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+/// Connections that may wait to be accepted. After a leader change 5,000 agents connect within half a second, and one that
+/// finds the queue full tries again only after a second or more. Most kernels allow 4,096.
+const QUEUE: i32 = 4096;
 /// Pause after a failed accept, for example when no file descriptor is left, so that the loop does not spin.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// The answer to a connection over the limit when no other connection is idle. Where clients expect TLS, the connection
@@ -50,6 +53,8 @@ Content-Length: 50\r\nConnection: close\r\nRetry-After: 5\r\n\r\nall connections
 /// The error of the operating system.
 pub fn bind(address: SocketAddr) -> std::io::Result<TcpListener> {
     let listener = TcpListener::bind(address)?;
+    // To listen again only makes the queue longer: the standard library asks for 128.
+    rustix::net::listen(&listener, QUEUE)?;
     listener.set_nonblocking(true)?;
     Ok(listener)
 }

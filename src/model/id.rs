@@ -35,6 +35,7 @@ macro_rules! name {
 
             /// The text.
             #[must_use]
+            #[inline]
             pub fn as_str(&self) -> &str {
                 &self.0
             }
@@ -93,6 +94,8 @@ name!(
 
 // Equal names have equal texts and equal hashes, so that a map of nodes is asked by a text.
 impl std::borrow::Borrow<str> for NodeName {
+    // A filter call asks for thousands of names.
+    #[inline]
     fn borrow(&self) -> &str {
         &self.0
     }

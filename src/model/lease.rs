@@ -1,8 +1,34 @@
 //! The Lease by which one of several processes becomes the leader.
 
 use crate::time::WallTime;
+use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
+
+/// Namespace and name of a Lease. The extenders of one installation share it, and no other installation has the same one:
+/// a Lease that was deleted and made anew is the same. It stands on each claim (`gpu-steward.io/lease`).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LeaseName(Arc<str>);
+
+impl LeaseName {
+    /// The Lease of this name.
+    #[must_use]
+    pub fn new(namespace: &str, name: &str) -> LeaseName {
+        LeaseName(format!("{namespace}/{name}").into())
+    }
+
+    /// As it stands on a claim: `NAMESPACE/NAME`.
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Display for LeaseName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
 
 /// What a Lease says of its holder. The times are for people: no decision compares them with a clock.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -94,6 +94,8 @@ pub struct PlacementRequest {
     pub uid: PodUid,
     /// Namespace and name.
     pub pod: PodRef,
+    /// The version of the pod that asks this, where the server uses numbers.
+    pub version: Option<u64>,
     /// What its containers request, init containers first.
     pub requests: Vec<ContainerRequest>,
     /// Which GPUs it accepts.

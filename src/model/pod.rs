@@ -62,6 +62,8 @@ pub struct Pod {
     pub priority: Option<i32>,
     /// The controller that owns it.
     pub controller: Option<PodController>,
+    /// Whether it has scheduling gates: no scheduler may place it before they are removed.
+    pub gated: bool,
     /// Whether it uses the node's network namespace.
     pub host_network: bool,
     /// The runtime class that its author chose: it can name another runtime than that of the node's other pods.
@@ -237,6 +239,7 @@ mod tests {
             priority: None,
             controller: None,
             host_network: false,
+            gated: false,
             runtime_class: None,
             restart: None,
             containers: vec![],

@@ -42,6 +42,17 @@ pub fn set_heap_sampling(active: bool) {
     }
 }
 
+/// Takes one sample in 2 to the power of `log` bytes from now on, and forgets all samples so far. A program that allocates
+/// hundreds of KiB for each request would otherwise walk its stack several times for each. Without `prof:true` at the start
+/// this does nothing.
+#[expect(unsafe_code, reason = "`prof.reset` is not among the typed settings")]
+pub fn set_heap_sample_interval(log: usize) {
+    if is_compiled_and_started() {
+        // SAFETY: `prof.reset` is a size_t (jemalloc(3)).
+        let _ = unsafe { raw::write(b"prof.reset\0", log) };
+    }
+}
+
 #[expect(unsafe_code, reason = "`opt.prof` is not among the typed settings")]
 fn is_compiled_and_started() -> bool {
     // SAFETY: `opt.prof` is a bool (jemalloc(3)).

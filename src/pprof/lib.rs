@@ -39,7 +39,7 @@ mod route;
 pub use cancel::CancelFlag;
 pub use cpu::cpu_profile;
 pub use error::Error;
-pub use heap::{HeapValue, heap_profile, set_heap_sampling};
+pub use heap::{HeapValue, heap_profile, set_heap_sample_interval, set_heap_sampling};
 pub use heap_dump::HeapDumpError;
 pub use order::SUBCOMMAND;
 #[cfg(feature = "http")]

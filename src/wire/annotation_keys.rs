@@ -65,6 +65,11 @@ pub const PLACED_BY_AGENT: &str = "agent";
 pub const EPOCH: &str = "gpu-steward.io/epoch";
 /// Pod: the version of the format of its claim ([`crate::claim_version`]).
 pub const CLAIM_VERSION: &str = "gpu-steward.io/claim-version";
+/// Pod: namespace and name of the Lease by which the leader that wrote its claim leads.
+pub const LEASE: &str = "gpu-steward.io/lease";
+/// Pod without a node: the version of the pod that a leader ended by this write, so that earlier bindings for that version
+/// are refused.
+pub const FENCE: &str = "gpu-steward.io/fence";
 /// Lease: address and port where the leader serves agents and the other extenders.
 pub const LEADER_ADDRESS: &str = "gpu-steward.io/address";
 
@@ -75,7 +80,7 @@ pub const GUARD_CHECK_KEYS: &str = "gpu-steward.io/guard-check-keys";
 
 /// Annotations of pods that users must not write. The admission policies guard them, and the pod decoder keeps them
 /// before all other annotations.
-pub const SYSTEM_OWNED: [&str; 11] = [
+pub const SYSTEM_OWNED: [&str; 12] = [
     ASSIGNED_NODE,
     ASSIGNED_TIME,
     TO_ALLOCATE,
@@ -85,6 +90,7 @@ pub const SYSTEM_OWNED: [&str; 11] = [
     BIND_PHASE,
     EPOCH,
     CLAIM_VERSION,
+    LEASE,
     PLACED_BY,
     EVICT,
 ];

@@ -7,8 +7,8 @@
 //!   7               version 7; a reader of version 7 or later understands it
 //! ```
 //!
-//! Version 1 is version 0 and this annotation. A reader of version 0 does not know the annotation and skips it, so the
-//! two read each other. A later version that only adds something names an older reader behind the slash. A version that
+//! Version 1 is version 0 with this annotation and `gpu-steward.io/lease`. A reader of version 0 does not know them and
+//! skips them, so the two read each other. A later version that only adds something names an older reader behind the slash. A version that
 //! changes the meaning of what is there does not: then a claim is unreadable for older programs, and they never act on a
 //! meaning that is not theirs.
 

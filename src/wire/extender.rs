@@ -25,7 +25,7 @@ mod answer;
 
 pub use answer::{FailedNode, encode_binding_error, encode_filter, encode_filter_error, encode_scores};
 pub use args::{ExtenderArgs, ExtenderBindingArgs, MAX_BINDING_ARGS, MAX_EXTENDER_ARGS, decode_args, decode_binding};
-pub use candidates::{CandidateNode, CandidateNodes};
+pub use candidates::{CandidateNames, CandidateNode, CandidateNodes};
 pub use preemption::{ExtenderPreemptionArgs, NodeVictims, decode_preemption, encode_preemption};
 
 #[cfg(test)]

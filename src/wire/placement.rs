@@ -69,6 +69,7 @@ pub fn of(pod: &Pod, rules: &RequestRules) -> Result<Option<PlacementRequest>, B
     Ok(Some(PlacementRequest {
         uid: pod.uid.clone(),
         pod: pod.name.clone(),
+        version: pod.version,
         requests,
         selection: selection(pod)?,
         preference: preference(pod)?,

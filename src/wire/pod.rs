@@ -113,6 +113,7 @@ pub fn decode_with(json: &[u8], label_keys: &[Arc<str>]) -> Result<Pod, NotAPod>
         labels: selected_labels(labels, label_keys),
         priority: spec.priority,
         controller: controller.and_then(of_controller),
+        gated: !spec.scheduling_gates.0.is_empty(),
         host_network: spec.host_network.0,
         runtime_class: shown(&spec.runtime_class_name.0, MAX_NAME),
         restart: restart(&spec.restart_policy.0),
@@ -174,6 +175,7 @@ struct OwnerReference {
 struct Spec {
     node_name: OrNull<String>,
     priority: Option<i32>,
+    scheduling_gates: OrNull<Vec<IgnoredAny>>,
     host_network: OrNull<bool>,
     runtime_class_name: OrNull<String>,
     restart_policy: OrNull<String>,

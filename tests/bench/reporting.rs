@@ -1,6 +1,6 @@
 //! What a stream to the leading extender costs an agent. Three agents watch the same GPUs and pods in one run: alone, with
 //! sharing, and with sharing and a stream to a `gpu-steward extender` at a fake API server. The extender and the server are
-//! not counted. Promise 43 in docs/specification.md.
+//! not counted. Promise 45 in docs/specification.md.
 //!
 //! The memory of each GPU changes with every sample, and that of each process every five seconds, so that the agent has a
 //! change to report once a second, the most that there is.

@@ -49,6 +49,15 @@ pub(crate) fn writes_since(bed: &Bed, from: u64) -> Vec<Write> {
     writes_of(&bed.cluster, AGENT, &node, from)
 }
 
+/// The pods that anyone has created since that position.
+pub(crate) fn created_pods(cluster: &Cluster, from: u64) -> Vec<Write> {
+    let created = |entry: &Value| {
+        let object = &entry["objectRef"];
+        entry["verb"] == "create" && object["resource"] == "pods" && object["subresource"].is_null()
+    };
+    writes(cluster, &created, from)
+}
+
 /// The writes of extenders since that position. A kube-scheduler with the same account does not count.
 pub(crate) fn writes_of_extenders(cluster: &Cluster, from: u64) -> Vec<Write> {
     let own = |entry: &Value| entry["userAgent"].as_str().is_some_and(|name| name.starts_with("gpu-steward/"));
@@ -56,19 +65,27 @@ pub(crate) fn writes_of_extenders(cluster: &Cluster, from: u64) -> Vec<Write> {
 }
 
 fn writes_of(cluster: &Cluster, account: &str, is_ours: &dyn Fn(&Value) -> bool, from: u64) -> Vec<Write> {
+    let user = format!("system:serviceaccount:{NAMESPACE}:{account}");
+    let ours = |entry: &Value| {
+        entry["user"]["username"] == *user
+            && is_ours(entry)
+            // A self review stores nothing. Tests of tokens send it with tokens of this account.
+            && entry["objectRef"]["resource"] != "selfsubjectreviews"
+    };
+    writes(cluster, &ours, from)
+}
+
+/// The writes that are chosen. The API server judges a dry run and does not make it.
+fn writes(cluster: &Cluster, chosen: &dyn Fn(&Value) -> bool, from: u64) -> Vec<Write> {
     let mut file = std::fs::File::open(&cluster.status().audit).expect("the audit log");
     file.seek(SeekFrom::Start(from)).expect("a place in it");
     let mut text = String::new();
     file.read_to_string(&mut text).expect("text");
-    let user = format!("system:serviceaccount:{NAMESPACE}:{account}");
     text.lines()
         // The last line may be half written.
         .filter_map(|line| serde_json::from_str::<Value>(line).ok())
-        .filter(|entry| entry["user"]["username"] == *user && is_ours(entry))
         .filter(|entry| !["get", "list", "watch"].iter().any(|verb| entry["verb"] == *verb))
-        // A self review stores nothing. Tests of tokens send it with tokens of this account.
-        .filter(|entry| entry["objectRef"]["resource"] != "selfsubjectreviews")
-        // The API server judges a dry run and does not make it.
+        .filter(|entry| chosen(entry))
         .filter(|entry| !entry["requestURI"].as_str().is_some_and(|uri| uri.contains("dryRun=All")))
         .map(|entry| Write {
             verb: entry["verb"].as_str().unwrap_or_default().to_owned(),

@@ -5,6 +5,7 @@ use crate::bed::EVICT;
 use crate::chart::NAMESPACE;
 use crate::placed::{Placed, SETTLED, container, spec, workload};
 use crate::seats::{HostExtender, HostScheduler};
+use lab::cluster::ClusterOptions;
 use lab::eventually::eventually;
 use serde_json::{Value, json};
 use std::time::Duration;
@@ -74,6 +75,46 @@ fn each_pod_of_a_burst_gets_what_it_requests_and_leaves_nothing_behind() {
         assert!(other.is_empty(), "{other:?}");
         (writes.len() >= 3).then_some(())
     });
+}
+
+/// Promise 44 in docs/specification.md: on a runtime without CDI the agent tells pods apart by what their claims say. It takes none for another's, although
+/// all agents are replaced during each burst: the leader binds pods that could be mistaken one after the other. 20 bursts
+/// with `GPU_STEWARD_LONG`.
+#[test]
+#[ignore = "needs cluster alone: tests/run"]
+fn without_cdi_no_pod_of_a_burst_is_mistaken_for_another_while_agents_are_replaced() {
+    let placed = Placed::up_on("extender-early", &ClusterOptions::nodes(3).without_cdi());
+    placed.agents_report();
+    let space = &placed.space.name;
+    let bursts = if std::env::var_os("GPU_STEWARD_LONG").is_some() { 20 } else { 2 };
+    // As many GPUs and other amounts, so that only the order of the starts tells them apart.
+    let shapes = [("small", 2000, BURST / 3), ("middle", 3000, BURST / 3), ("large", 4000, BURST / 3)];
+    for (name, mib, _) in shapes {
+        placed.deployment(name, &json!({ "nvidia.com/gpu": 1, "nvidia.com/gpumem": mib }));
+    }
+    for burst in 0..bursts {
+        std::thread::scope(|scope| {
+            scope.spawn(|| placed.replace_agents());
+            for (name, _, replicas) in shapes {
+                placed.scale(name, replicas);
+            }
+        });
+        for (name, _, replicas) in shapes {
+            placed.run(&format!("app={name}"), replicas);
+        }
+        assert_eq!(placed.check(placed.extender_address()), BURST);
+        let marked: Vec<Value> =
+            placed.pods().into_iter().filter(|pod| pod["metadata"]["annotations"][EVICT].is_string()).collect();
+        assert!(marked.is_empty(), "{marked:#?}");
+        let selector = "reason=MistakenForAnother";
+        let events = placed.admin.get(&["events", "-n", space, "--field-selector", selector]);
+        assert_eq!(events["items"].as_array().expect("a list").len(), 0, "{events:#}");
+        println!("burst {burst}: {BURST} pods, none mistaken for another");
+        for (name, ..) in shapes {
+            placed.scale(name, 0);
+        }
+        placed.empty();
+    }
 }
 
 /// Job, StatefulSet with a volume that waits for its first consumer, DaemonSet, and a pod that is too large for every GPU.
@@ -155,7 +196,6 @@ fn volumes(placed: &Placed) {
 fn no_pod_goes_to_a_node_without_its_agent_and_marked_pods_are_evicted_within_budgets() {
     const AWAY: &str = "gpu-steward.test/away";
     let placed = Placed::up("extender-away");
-    let space = &placed.space.name;
     let share = json!({ "nvidia.com/gpu": 1, "nvidia.com/gpumem": 2000 });
     let node = placed.cluster.status().nodes[1].name.clone();
     // The agent of one node ends and does not come back.
@@ -177,13 +217,9 @@ fn no_pod_goes_to_a_node_without_its_agent_and_marked_pods_are_evicted_within_bu
     allocatable("0");
     let long = std::env::var_os("GPU_STEWARD_LONG").is_some();
     let (pods, pause) = if long { (60, Duration::from_secs(1)) } else { (30, Duration::from_millis(300)) };
-    let deployment = |replicas: usize| {
-        workload("Deployment", "load", &spec(&[container("main", &share)]), &json!({ "replicas": replicas }))
-    };
-    let _ = placed.admin.run_with(&["create", "-n", space, "-f", "-"], &deployment(0).to_string()).ok();
+    placed.deployment("load", &share);
     for replicas in 1..=pods {
-        let replicas = format!("--replicas={replicas}");
-        let _ = placed.admin.run(&["scale", "deployment/load", "-n", space, &replicas]).ok();
+        placed.scale("load", replicas);
         std::thread::sleep(pause);
     }
     placed.run("app=load", pods);
@@ -230,18 +266,11 @@ fn check_evictions(placed: &Placed) {
 #[ignore = "needs cluster alone: tests/run"]
 fn killed_extenders_give_no_device_twice_and_lose_no_pod() {
     let placed = Placed::agents("extender-kills");
-    let space = &placed.space.name;
     let mut extender = HostExtender::start(&placed, None);
     let scheduler = HostScheduler::start(&placed, extender.address);
     let kills: u64 = if std::env::var_os("GPU_STEWARD_LONG").is_some() { 100 } else { 10 };
     let share = json!({ "nvidia.com/gpu": 1, "nvidia.com/gpumem": 3000 });
-    let pod = spec(&[container("main", &share)]);
-    let replicas = |count: usize| {
-        let count = format!("--replicas={count}");
-        let _ = placed.admin.run(&["scale", "deployment/load", "-n", space, &count]).ok();
-    };
-    let load = workload("Deployment", "load", &pod, &json!({ "replicas": 0 })).to_string();
-    let _ = placed.admin.run_with(&["create", "-n", space, "-f", "-"], &load).ok();
+    placed.deployment("load", &share);
     let (mut mid_bind, mut made) = (0, 0);
     for kill in 0..kills {
         extender.wait_until_leads();
@@ -249,11 +278,11 @@ fn killed_extenders_give_no_device_twice_and_lose_no_pod() {
         made += 4;
         if made > BURST {
             // Room for more: the claims of deleted pods are free again.
-            replicas(0);
+            placed.scale("load", 0);
             placed.empty();
             made = 4;
         }
-        replicas(made);
+        placed.scale("load", made);
         eventually("a binding", SETTLED, || (extender.binds_begun() > before).then_some(()));
         // Later at each kill, so that it comes before, in and after the calls of the bindings.
         std::thread::sleep(Duration::from_millis(7 * (kill % 10)));
@@ -268,8 +297,8 @@ fn killed_extenders_give_no_device_twice_and_lose_no_pod() {
     // A scheduler that starts anew, and an API server that is away, lose no pod either.
     drop(scheduler);
     let scheduler = HostScheduler::start(&placed, extender.address);
-    replicas(made - 2);
-    replicas(made + 6);
+    placed.scale("load", made - 2);
+    placed.scale("load", made + 6);
     placed.cluster.part("stop", "apiserver");
     std::thread::sleep(Duration::from_secs(if kills > 10 { 120 } else { 45 }));
     placed.cluster.part("start", "apiserver");

@@ -14,7 +14,7 @@ const READY: Duration = Duration::from_secs(60);
 const REFUSED: &str = "system-owned keys are written by the GPU scheduler and the agents alone";
 const HAMI: [&str; 2] = ["guard.hami[0].namespace=kube-system", "guard.hami[0].name=hami-scheduler"];
 
-const POD_KEYS: [&str; 11] = [
+const POD_KEYS: [&str; 12] = [
     "hami.io/vgpu-node",
     "hami.io/vgpu-time",
     "hami.io/vgpu-devices-to-allocate",
@@ -24,6 +24,7 @@ const POD_KEYS: [&str; 11] = [
     "hami.io/bind-phase",
     "gpu-steward.io/epoch",
     "gpu-steward.io/claim-version",
+    "gpu-steward.io/lease",
     "gpu-steward.io/placed-by",
     "gpu-steward.io/evict",
 ];

@@ -71,6 +71,8 @@ mod seats;
 #[cfg(test)]
 mod extender;
 #[cfg(test)]
+mod leaders;
+#[cfg(test)]
 mod throughput;
 #[cfg(test)]
 mod hami;

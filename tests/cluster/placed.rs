@@ -51,7 +51,12 @@ pub(crate) struct Claimed {
 impl Placed {
     /// Installs the chart, and waits until agents and scheduler are ready.
     pub(crate) fn up(name: &str) -> Placed {
-        let placed = Placed::agents(name);
+        Placed::up_on(name, &ClusterOptions::usual())
+    }
+
+    /// The same on this cluster.
+    pub(crate) fn up_on(name: &str, options: &ClusterOptions) -> Placed {
+        let placed = Placed::agents_on(name, options);
         let scheduler = placed.cluster.program("kube-scheduler");
         let scheduler = scheduler.to_str().expect("a path in UTF-8");
         placed.cluster.image("registry.local/kube-scheduler:test", scheduler, &[]);
@@ -62,7 +67,11 @@ impl Placed {
 
     /// Installs the chart without its scheduler, and waits until agents are ready.
     pub(crate) fn agents(name: &str) -> Placed {
-        let cluster = Cluster::up(&ClusterOptions::usual());
+        Placed::agents_on(name, &ClusterOptions::usual())
+    }
+
+    fn agents_on(name: &str, options: &ClusterOptions) -> Placed {
+        let cluster = Cluster::up(options);
         let (admin, space) = (cluster.admin(), cluster.namespace(name));
         chart::install(&cluster, &VALUES);
         remove_pods(&admin);
@@ -131,6 +140,18 @@ impl Placed {
     /// The pods of the test's namespace.
     pub(crate) fn pods(&self) -> Vec<Value> {
         self.admin.get(&["pods", "-n", &self.space.name])["items"].as_array().expect("a list").clone()
+    }
+
+    /// Makes a Deployment without pods, whose pods have one container with these limits.
+    pub(crate) fn deployment(&self, name: &str, limits: &Value) {
+        let none = workload("Deployment", name, &spec(&[container("main", limits)]), &json!({ "replicas": 0 }));
+        let _ = self.admin.run_with(&["create", "-n", &self.space.name, "-f", "-"], &none.to_string()).ok();
+    }
+
+    /// Sets how many pods a Deployment has.
+    pub(crate) fn scale(&self, name: &str, replicas: usize) {
+        let (name, replicas) = (format!("deployment/{name}"), format!("--replicas={replicas}"));
+        let _ = self.admin.run(&["scale", &name, "-n", &self.space.name, &replicas]).ok();
     }
 
     /// Waits until so many pods of this selection run and none has failed.

@@ -64,6 +64,13 @@ impl HostExtender {
         self.metric("gpu_steward_extender_claims{state=\"assumed\"}")
     }
 
+    /// Sends SIGSTOP. Returns how many bindings were reserved and not known to be written a moment before.
+    pub(crate) fn pause(&self) -> u64 {
+        let assumed = self.assumed();
+        self.0.signal("-STOP");
+        assumed
+    }
+
     /// Sends SIGKILL. Returns how many bindings were reserved and not known to be written a moment before.
     pub(crate) fn kill(&mut self) -> u64 {
         let assumed = self.assumed();

@@ -3,7 +3,7 @@
 
 use crate::bed::{Bed, SOON};
 use crate::fleet::check_all_containers;
-use crate::placed::{Placed, container, spec, workload};
+use crate::placed::Placed;
 use lab::eventually::eventually;
 use serde_json::{Value, json};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -77,7 +77,7 @@ fn no_pod_fails_while_the_agent_is_replaced_twice() {
     });
 }
 
-/// All agents of the cluster are replaced while a real kube-scheduler and the extender place five pods a second. Each agent that
+/// Promise 43 in docs/specification.md: all agents of the cluster are replaced while a real kube-scheduler and the extender place five pods a second. Each agent that
 /// ends asks the leader to bind nothing more to its node, and waits for the pods that are bound. 100 pods with
 /// `GPU_STEWARD_LONG`.
 #[test]
@@ -85,19 +85,16 @@ fn no_pod_fails_while_the_agent_is_replaced_twice() {
 fn no_pod_fails_while_all_agents_are_replaced_and_the_extender_places_pods() {
     let placed = Placed::up("extender-upgrade");
     placed.agents_report();
-    let space = &placed.space.name;
     let pods = if std::env::var_os("GPU_STEWARD_LONG").is_some() { 100 } else { 60 };
     let share = json!({ "nvidia.com/gpu": 1, "nvidia.com/gpumem": 2000 });
-    let none = workload("Deployment", "load", &spec(&[container("main", &share)]), &json!({ "replicas": 0 }));
-    let _ = placed.admin.run_with(&["create", "-n", space, "-f", "-"], &none.to_string()).ok();
+    placed.deployment("load", &share);
     let replaced = AtomicBool::new(false);
     std::thread::scope(|scope| {
         scope.spawn(|| {
             let began = Instant::now();
             for n in 1..=pods {
                 std::thread::sleep((APART * n).saturating_sub(began.elapsed()));
-                let replicas = format!("--replicas={n}");
-                let _ = placed.admin.run(&["scale", "deployment/load", "-n", space, &replicas]).ok();
+                placed.scale("load", n as usize);
             }
             println!(
                 "{pods} pods in {:.1} s, agents replaced: {}",

@@ -4,7 +4,7 @@
 //! ```text
 //!   FakeApiServer::start()   .put(object)  .remove(…)  .bookmark()      changes of the cluster
 //!                            .fault(…)  .cut()  .forget()  .stop()      failures
-//!                            .lose_bindings(…)                          bindings with an unknown outcome
+//!                            .lose_bindings(…)  .answer_bindings()      bindings with an unknown outcome
 //!                            .lag()                                     reads from the cache stay at the present state
 //!                            .hide(…)                                   lists that do not show an object that exists
 //!                            .requests()  .object(…)                     the requests, and the objects
@@ -30,6 +30,7 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum_server::tls_rustls::RustlsConfig;
 use parking_lot::Mutex;
+use serde::Serialize;
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::io::{Error, ErrorKind};
@@ -287,6 +288,11 @@ impl FakeApiServer {
         self.shared.cluster.lock().lost_bindings.extend(lost);
     }
 
+    /// Lets all bindings from now on get their answers.
+    pub fn answer_bindings(&self) {
+        self.shared.cluster.lock().lost_bindings.clear();
+    }
+
     /// Breaks off every running watch in the middle of a line.
     pub fn cut(&self) {
         self.shared.cluster.lock().cuts += 1;
@@ -456,6 +462,16 @@ fn status(code: u16, message: &str) -> Response {
     (code, [("content-type", "application/json")], status.to_string()).into_response()
 }
 
+/// An answer to a list. It borrows the objects: a list of a large cluster has tens of thousands.
+#[derive(Serialize)]
+struct ShownList<'a> {
+    kind: &'static str,
+    #[serde(rename = "apiVersion")]
+    api_version: &'static str,
+    metadata: Value,
+    items: Vec<&'a Value>,
+}
+
 /// A list or a watch.
 async fn list(
     State(shared): State<Arc<Shared>>,
@@ -490,8 +506,11 @@ async fn list(
     let page: Vec<&Value> = items.by_ref().take(limit).collect();
     let next = if items.next().is_some() { (before + page.len()).to_string() } else { String::new() };
     let metadata = json!({"resourceVersion": version.to_string(), "continue": next});
-    let list = json!({"kind": "List", "apiVersion": "v1", "metadata": metadata, "items": page});
-    ([("content-type", "application/json")], list.to_string()).into_response()
+    let list = ShownList { kind: "List", api_version: "v1", metadata, items: page };
+    match serde_json::to_string(&list) {
+        Ok(text) => ([("content-type", "application/json")], text).into_response(),
+        Err(why) => status(500, &why.to_string()),
+    }
 }
 
 /// Reads one object.
@@ -605,6 +624,10 @@ impl Shared {
             let Some(pod) = cluster.objects.get_mut(&key) else { return status(404, "not found") };
             if binding["metadata"]["uid"] != pod["metadata"]["uid"] {
                 return status(409, "Precondition failed: UID in precondition");
+            }
+            let asked = &binding["metadata"]["resourceVersion"];
+            if asked.is_string() && *asked != pod["metadata"]["resourceVersion"] {
+                return status(409, "Precondition failed: ResourceVersion in precondition");
             }
             if pod["spec"]["nodeName"].as_str().is_some_and(|node| !node.is_empty()) {
                 return status(409, "pod is already assigned to node");
@@ -745,8 +768,9 @@ impl Selection {
             return vec![format!("{}\n", json!({"type": "ERROR", "object": gone})).into_bytes()];
         }
         let event = |kind: &str, object: &Value| format!("{}\n", json!({"type": kind, "object": object})).into_bytes();
-        let changes =
-            cluster.changes.iter().filter(|(version, _, key, object)| *version > from && self.matches(key, object));
+        // They are in the order of their versions, and in a large cluster there are very many.
+        let new = cluster.changes.partition_point(|(version, ..)| *version <= from);
+        let changes = cluster.changes.iter().skip(new).filter(|(_, _, key, object)| self.matches(key, object));
         let mut lines: Vec<(u64, Vec<u8>)> =
             changes.map(|(version, kind, _, object)| (*version, event(kind, object))).collect();
         lines.extend(cluster.raw_bytes.iter().filter(|(version, _)| *version > from).cloned());

@@ -5,6 +5,7 @@ use crate::extender::{CLAIM, Extender, SOON, events, node, pod, stored};
 use lab::api_server::FakeApiServer;
 use lab::eventually::eventually;
 use serde_json::{Value, json};
+use std::time::{SystemTime, UNIX_EPOCH};
 
 /// The reason why the pod does not fit `n1`; `None` where it fits.
 fn refused(extender: &Extender, pod: &Value) -> Option<String> {
@@ -148,4 +149,37 @@ fn another_scheduler_on_the_same_node_is_seen_and_told() {
     becomes_closed(&server, &extender, (&asks, true, "another GPU scheduler has placed the pod 00000009-"));
     server.remove("pods", "ml", "train-9");
     becomes_closed(&server, &extender, (&asks, false, "takes GPU pods again"));
+}
+
+#[test]
+fn another_installation_on_the_same_node_is_seen_and_told() {
+    let server = FakeApiServer::start();
+    node(&server, "n1", 2);
+    let (one, other) = (Extender::led(&server), Extender::of(&server, "other"));
+    other.wait_until_leads();
+    let (first, second, asks) = (pod(&server, 1, 3000), pod(&server, 2, 3000), pod(&server, 3, 3000));
+    one.filter(&first, &["n1"]);
+    assert_eq!(one.bind(&first, "n1"), "");
+    // The times on claims are whole seconds, and the second installation comes later.
+    let first_at = stored(&server, &first)["metadata"]["annotations"]["hami.io/vgpu-time"].clone();
+    eventually("the next second", SOON, || {
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs();
+        (first_at.as_str().unwrap().parse::<u64>().unwrap() < now).then_some(())
+    });
+    other.filter(&second, &["n1"]);
+    assert_eq!(other.bind(&second, "n1"), "");
+    let words = "extenders with another Lease, other/gpu-steward-extender, have placed the pod 00000002-";
+    becomes_closed(&server, &one, (&asks, true, words));
+    assert_eq!(refused(&other, &asks), None, "by its claims it has taken the place of the first one");
+    server.remove("pods", "ml", "train-2");
+    becomes_closed(&server, &one, (&asks, false, "takes GPU pods again"));
+    // It opens as well when the pods of the other one stay and the own ones go.
+    let third = pod(&server, 4, 3000);
+    other.filter(&third, &["n1"]);
+    assert_eq!(other.bind(&third, "n1"), "");
+    becomes_closed(&server, &one, (&asks, true, "extenders with another Lease"));
+    server.remove("pods", "ml", "train-1");
+    eventually("n1 to be open for the one that has no pods there any more", SOON, || {
+        refused(&one, &asks).is_none().then_some(())
+    });
 }

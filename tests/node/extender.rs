@@ -18,17 +18,34 @@ pub(crate) const CLAIM: &str = "hami.io/vgpu-devices-allocated";
 pub(crate) struct Extender(ExtenderProcess);
 
 impl Extender {
-    fn start(server: &FakeApiServer) -> Extender {
+    pub(crate) fn start(server: &FakeApiServer) -> Extender {
         Extender::start_with(BINARY, server, &[])
+    }
+
+    /// One with its Lease in this namespace.
+    pub(crate) fn of(server: &FakeApiServer, namespace: &str) -> Extender {
+        Extender::start_in(BINARY, server, namespace, &[])
     }
 
     /// Starts this program with these flags too.
     pub(crate) fn start_with(binary: &str, server: &FakeApiServer, more: &[&str]) -> Extender {
+        Extender::start_in(binary, server, "gpu", more)
+    }
+
+    fn start_in(binary: &str, server: &FakeApiServer, namespace: &str, more: &[&str]) -> Extender {
         Extender(ExtenderProcess::start(binary, |dir| {
-            let mut flags: Vec<OsString> =
-                ["--extender-listen", "127.0.0.1:0", "-v", "5", "--retry-period", "200ms", "--lease-namespace", "gpu"]
-                    .map(OsString::from)
-                    .into();
+            let mut flags: Vec<OsString> = [
+                "--extender-listen",
+                "127.0.0.1:0",
+                "-v",
+                "5",
+                "--retry-period",
+                "200ms",
+                "--lease-namespace",
+                namespace,
+            ]
+            .map(OsString::from)
+            .into();
             flags.extend(["--kubeconfig".into(), server.kubeconfig(dir).into()]);
             flags.extend(more.iter().map(OsString::from));
             flags
@@ -111,6 +128,7 @@ fn a_pod_gets_node_and_claim_in_one_call_and_two_events() {
     let claim = bound["metadata"]["annotations"][CLAIM].as_str().unwrap();
     assert!(claim.starts_with("GPU-n2-") && claim.contains(",NVIDIA,3000,0:;"), "{claim}");
     assert_eq!(bound["metadata"]["annotations"]["gpu-steward.io/epoch"], "1");
+    assert_eq!(bound["metadata"]["annotations"]["gpu-steward.io/lease"], "gpu/gpu-steward-extender");
     let writes = server.requests().into_iter().filter(|asked| asked.path.contains("/pods/") && asked.method != "GET");
     assert_eq!(writes.map(|asked| asked.path).collect::<Vec<_>>(), ["/api/v1/namespaces/ml/pods/train-1/binding"]);
     assert_eq!(extender.bind(&first, "n2"), "", "a repeated call is a success");
@@ -286,7 +304,7 @@ fn a_marked_pod_is_evicted_by_the_leader() {
     marked["spec"]["nodeName"] = "n1".into();
     server.put("pods", marked);
     eventually("the eviction", SOON, || server.object("pods", "ml", "train-1").is_none().then_some(()));
-    assert!(extender.log().contains("its GPU is gone"));
+    eventually("the reason in the log", SOON, || extender.log().contains("its GPU is gone").then_some(()));
     let asked = server.requests();
     assert!(asked.iter().any(|asked| asked.path.ends_with("/pods/train-1/eviction")));
     assert!(asked.iter().all(|asked| asked.method != "DELETE"));

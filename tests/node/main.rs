@@ -64,6 +64,10 @@ mod recorded;
 #[cfg(test)]
 mod closings;
 #[cfg(test)]
+mod lost_bindings;
+#[cfg(test)]
+mod holds;
+#[cfg(test)]
 mod bad_questions;
 #[cfg(test)]
 mod bad_objects;

@@ -23,6 +23,8 @@ pub struct BindOrder {
     pub claim: Claim,
     /// The epoch of the leader that decided.
     pub epoch: u64,
+    /// The version of the pod: the write is for this one only. `None` where it is not known; then it is for any.
+    pub version: Option<u64>,
 }
 
 /// Why a pod is not bound.
@@ -94,6 +96,7 @@ impl ClusterState {
                     node: name.clone(),
                     claim: reserved.claim.clone(),
                     epoch,
+                    version: home.version,
                 }),
                 _ => Err(BindRefusal::Undecided(home.node.clone())),
             };
@@ -125,8 +128,9 @@ impl ClusterState {
         }
         node.claim(&gpu_pod(&request), ClaimState::Assumed, &placement.claim);
         self.forget_proposal(uid);
-        self.homes.insert(uid.clone(), Home { node: name.clone(), pod: request.pod.clone() });
-        Ok(BindOrder { uid: uid.clone(), pod: request.pod, node: name.clone(), claim: placement.claim, epoch })
+        let (node, pod, version, claim) = (name.clone(), request.pod, request.version, placement.claim);
+        self.homes.insert(uid.clone(), Home { node: node.clone(), pod: pod.clone(), version });
+        Ok(BindOrder { uid: uid.clone(), pod, node, claim, epoch, version })
     }
 
     /// The order of a reservation again, with the epoch of this term. `None` where the order must not be written now: the pod
@@ -155,9 +159,10 @@ impl ClusterState {
                 && sum.containers <= capacity.slots
                 && !own.clashes_with(device.claimed, cores)
         };
-        let (node, claim) = (home.node.clone(), held.claim.clone());
+        let Home { node, pod, version } = home.clone();
+        let (claim, epoch) = (held.claim.clone(), self.epoch);
         let room = claim.shares().all(has_room);
-        room.then(|| BindOrder { uid: uid.clone(), pod: home.pod.clone(), node, claim, epoch: self.epoch })
+        room.then(|| BindOrder { uid: uid.clone(), pod, node, claim, epoch, version })
     }
 
     /// Takes in the outcome of a write. Only a refusal releases the reservation; after a lost answer the same order must

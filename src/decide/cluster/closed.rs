@@ -22,6 +22,8 @@ pub enum ClosedReason {
     UnreadablePod(PodUid),
     /// Another scheduler of GPUs has placed this pod here since this scheduler uses the node.
     TwoSchedulers(PodUid),
+    /// The same for extenders of gpu-steward that lead by another Lease, which is named here.
+    TwoLeases(PodUid, Arc<str>),
     /// The stream of the agent has ended and is not back in time.
     AgentAway,
     /// The agent is not registered with the kubelet.
@@ -45,6 +47,7 @@ impl ClosedReason {
             ClosedReason::UnknownClaim(_) => "unknown_claim",
             ClosedReason::UnreadablePod(_) => "unreadable_pod",
             ClosedReason::TwoSchedulers(_) => "two_schedulers",
+            ClosedReason::TwoLeases(..) => "two_leases",
             ClosedReason::AgentAway => "agent_away",
             ClosedReason::AgentStarting => "agent_starting",
             ClosedReason::AgentLeaving => "agent_leaving",
@@ -68,6 +71,11 @@ impl fmt::Display for ClosedReason {
                 "another GPU scheduler has placed the pod {pod} on this node since this one uses it; let only one of them \
                  use the node"
             ),
+            ClosedReason::TwoLeases(pod, lease) => write!(
+                f,
+                "extenders with another Lease, {lease}, have placed the pod {pod} on this node since those of this Lease use \
+                 it; let only one of the two installations use the node"
+            ),
             ClosedReason::AgentAway => f.write_str("the connection of the node's agent has ended and is not back"),
             ClosedReason::AgentStarting => f.write_str("the node's agent is not registered with the kubelet"),
             ClosedReason::AgentLeaving => f.write_str("the node's agent is about to stop"),
@@ -76,10 +84,12 @@ impl fmt::Display for ClosedReason {
 }
 
 /// Which scheduler wrote a claim, and when. The time is `None` where it cannot be read.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ClaimOrigin {
-    /// A leader of gpu-steward's schedulers.
+    /// A leader of this installation.
     Own(Option<WallTime>),
+    /// A leader of another installation, which has this Lease.
+    OtherLease(Option<WallTime>, Arc<str>),
     /// Another scheduler.
     Other(Option<WallTime>),
 }
@@ -104,8 +114,8 @@ pub(super) struct Doubts {
     pub(super) unreadable: BTreeSet<PodUid>,
     /// The schedulers of the pods' claims. Claims that the agent made are not among them.
     origins: BTreeMap<PodUid, ClaimOrigin>,
-    /// The newest pod of another scheduler, where that was placed after the oldest one of this one.
-    intruder: Option<PodUid>,
+    /// The newest pod of another scheduler as a reason, where that was placed after the oldest one of this one.
+    intruder: Option<ClosedReason>,
     /// What was told last.
     pub(super) told: Option<ClosedReason>,
 }
@@ -118,40 +128,43 @@ impl Doubts {
     /// The first reason why the node is closed.
     pub(super) fn first(&self) -> Option<ClosedReason> {
         let unreadable = || self.unreadable.first().cloned().map(ClosedReason::UnreadablePod);
-        let intruder = || self.intruder.clone().map(ClosedReason::TwoSchedulers);
-        self.unknown.first().cloned().map(ClosedReason::UnknownClaim).or_else(unreadable).or_else(intruder)
+        let unknown = self.unknown.first().cloned().map(ClosedReason::UnknownClaim);
+        unknown.or_else(unreadable).or_else(|| self.intruder.clone())
     }
 
     /// The scheduler of a pod's claim.
-    pub(super) fn origin(&self, uid: &PodUid) -> Option<ClaimOrigin> {
-        self.origins.get(uid).copied()
+    pub(super) fn origin(&self, uid: &PodUid) -> Option<&ClaimOrigin> {
+        self.origins.get(uid)
     }
 
     /// The claim of a pod is from this scheduler; `None` where none made it, or the pod is gone.
     pub(super) fn origin_is(&mut self, uid: &PodUid, origin: Option<ClaimOrigin>) {
-        let before = match origin {
+        match origin {
             Some(origin) => self.origins.insert(uid.clone(), origin),
             None => self.origins.remove(uid),
         };
-        if before != origin {
-            self.intruder = intruder(&self.origins);
-        }
+        self.intruder = intruder(&self.origins);
     }
 }
 
-/// The pod by which another scheduler shows that it places pods here while this one does: its newest one, if that is
-/// newer than the oldest one of this scheduler. Pods that were there when this scheduler took over are older. A time that
-/// cannot be read proves nothing, so it counts as the one that closes the node.
-fn intruder(origins: &BTreeMap<PodUid, ClaimOrigin>) -> Option<PodUid> {
+/// The pod by which another scheduler shows that it places pods here while this one does: its newest one, unless
+/// that is older than all of this scheduler. Pods that were there when this scheduler took over are older: also those under
+/// a former name of its Lease. So of two schedulers at least one is closed. A time that cannot be read proves nothing, so it
+/// counts as the one that closes the node.
+fn intruder(origins: &BTreeMap<PodUid, ClaimOrigin>) -> Option<ClosedReason> {
     let own = |origin: &ClaimOrigin| match origin {
         ClaimOrigin::Own(at) => Some(at.unwrap_or(WallTime(0))),
-        ClaimOrigin::Other(_) => None,
+        ClaimOrigin::OtherLease(..) | ClaimOrigin::Other(_) => None,
     };
-    let other = |(uid, origin): (&PodUid, &ClaimOrigin)| match origin {
-        ClaimOrigin::Other(at) => Some((at.unwrap_or(WallTime(u64::MAX)), uid.clone())),
-        ClaimOrigin::Own(_) => None,
+    let other = |(uid, origin): (&PodUid, &ClaimOrigin)| {
+        let (at, reason) = match origin {
+            ClaimOrigin::Own(_) => return None,
+            ClaimOrigin::OtherLease(at, lease) => (at, ClosedReason::TwoLeases(uid.clone(), Arc::clone(lease))),
+            ClaimOrigin::Other(at) => (at, ClosedReason::TwoSchedulers(uid.clone())),
+        };
+        Some((at.unwrap_or(WallTime(u64::MAX)), reason))
     };
     let oldest = origins.values().filter_map(own).min()?;
-    let (newest, uid) = origins.iter().filter_map(other).max()?;
-    (newest > oldest).then_some(uid)
+    let (newest, reason) = origins.iter().filter_map(other).max_by_key(|(at, _)| *at)?;
+    (newest >= oldest).then_some(reason)
 }

@@ -292,7 +292,7 @@ impl NodeClaims {
 
     /// Which scheduler wrote the claim of this pod; `None` where none did.
     pub(super) fn claim_is_from(&mut self, uid: &PodUid, origin: Option<ClaimOrigin>) {
-        if self.doubts.origin(uid) != origin {
+        if self.doubts.origin(uid) != origin.as_ref() {
             self.doubts_mut().origin_is(uid, origin);
         }
     }

@@ -73,7 +73,7 @@ impl ClusterState {
                 node.claim_is_unknown(uid);
             }
         }
-        self.homes.insert(uid.clone(), Home { node: bound.node.clone(), pod: pod.pod.clone() });
+        self.homes.insert(uid.clone(), Home { node: bound.node.clone(), pod: pod.pod.clone(), version: None });
         self.touch(&bound.node);
     }
 

@@ -65,6 +65,8 @@ pub(super) struct PendingPod {
 pub(super) struct Home {
     pub(super) node: NodeName,
     pub(super) pod: PodRef,
+    /// The version of the pod for which its order was made; `None` where the watch has shown it bound.
+    pub(super) version: Option<u64>,
 }
 
 /// The nodes, claims and proposals of the cluster. All fields are behind one lock, because a decision reads and changes most
@@ -161,6 +163,12 @@ impl ClusterState {
             let uid = uid.clone();
             self.forget_proposal(&uid);
         }
+    }
+
+    /// A pod that may have been filtered is not to be placed as it is now: it asks nothing, or nothing that can be read, or
+    /// has gates. A claim is not touched.
+    pub fn is_not_pending(&mut self, uid: &PodUid) {
+        self.forget_proposal(uid);
     }
 
     /// Takes back the proposal of a pod and what is remembered of it.

@@ -320,33 +320,57 @@ fn a_node_that_comes_back_takes_no_pods_until_its_agent_has_registered_its_gpus(
     assert_eq!(claimed_mib(&cluster, &name(0)), 1000, "the pod that was there holds its GPU");
 }
 
+/// A node with these pods, whose claims are from these schedulers.
+fn cluster_of(pods: &[PlacementRequest], origins: &[ClaimOrigin]) -> ClusterState {
+    let mut cluster = cluster(1, 4);
+    // A verdict from before must not outlive the change.
+    cluster.filter(slice(9, 1000), names(1), NOW);
+    for (pod, origin) in pods.iter().zip(origins) {
+        cluster.pod_is(&pod.uid, Some(&bound(pod, &name(0), given(0))));
+        cluster.claim_is_from(&pod.uid, Some(origin.clone()));
+    }
+    cluster
+}
+
 #[test]
 fn another_scheduler_that_places_pods_beside_this_one_closes_the_node() {
-    use ClaimOrigin::{Other, Own};
+    let pods: Vec<PlacementRequest> = (0..4).map(|n| slice(n, 1000)).collect();
+    use ClaimOrigin::{Other, OtherLease, Own};
     let at = |second: u64| Some(WallTime(second * 1_000_000));
+    let lease = |second: u64| OtherLease(at(second), "b/gpu-steward-extender".into());
     for (origins, closed) in [
-        (vec![Other(at(1)), Other(at(9))], false),
-        (vec![Own(at(1)), Own(at(9))], false),
+        (vec![Other(at(1)), Other(at(9))], None),
+        (vec![Own(at(1)), Own(at(9))], None),
         // Those of a scheduler from before, whose place this one took.
-        (vec![Other(at(1)), Other(at(5)), Own(at(6))], false),
-        (vec![Other(at(1)), Own(at(6)), Other(at(7))], true),
-        (vec![Other(None)], false),
-        (vec![Own(at(6)), Other(None)], true),
-        (vec![Own(None), Other(at(1))], true),
+        (vec![Other(at(1)), Other(at(5)), Own(at(6))], None),
+        (vec![Other(at(1)), Own(at(6)), Other(at(7))], Some("two_schedulers")),
+        (vec![Other(None)], None),
+        (vec![Own(at(6)), Other(None)], Some("two_schedulers")),
+        (vec![Own(None), Other(at(1))], Some("two_schedulers")),
+        // Another installation, and the own one before its Lease had another name.
+        (vec![lease(1), lease(9)], None),
+        (vec![lease(1), lease(5), Own(at(6))], None),
+        (vec![Own(at(6)), lease(7)], Some("two_leases")),
+        // The times are whole seconds.
+        (vec![Own(at(6)), lease(6)], Some("two_leases")),
+        (vec![lease(1), Own(at(6)), lease(7), Other(at(2))], Some("two_leases")),
+        (vec![Own(at(6)), lease(7), Other(at(8))], Some("two_schedulers")),
+        (vec![Own(at(6)), OtherLease(None, "b/x".into())], Some("two_leases")),
     ] {
-        let mut cluster = cluster(1, 4);
-        let pods: Vec<PlacementRequest> = (0..4).map(|n| slice(n, 1000)).collect();
-        for (pod, origin) in pods.iter().zip(&origins) {
-            cluster.pod_is(&pod.uid, Some(&bound(pod, &name(0), given(0))));
-            cluster.claim_is_from(&pod.uid, Some(*origin));
+        let mut cluster = cluster_of(&pods, &origins);
+        let why = |cluster: &ClusterState| cluster.node(&name(0)).unwrap().closed().map(|why| why.word());
+        assert_eq!(why(&cluster), closed, "{origins:?}");
+        let fits = cluster.filter(slice(9, 1000), names(1), NOW).fit.len();
+        assert_eq!(fits == 0, closed.is_some(), "{origins:?}");
+        // It opens when the pods of one of them are gone, whichever that is.
+        for own in [false, true] {
+            let mut cluster = cluster_of(&pods, &origins);
+            for (pod, _) in pods.iter().zip(&origins).filter(|(_, origin)| matches!(origin, Own(_)) == own) {
+                cluster.pod_gone(&pod.uid);
+            }
+            assert_eq!(why(&cluster), None, "{origins:?}");
+            assert_eq!(cluster.filter(slice(9, 1000), names(1), NOW).fit, [0], "{origins:?}");
         }
-        let why = cluster.node(&name(0)).unwrap().closed();
-        assert_eq!(matches!(why, Some(ClosedReason::TwoSchedulers(_))), closed, "{origins:?}: {why:?}");
-        // It opens when the pods of one of them are gone.
-        for (pod, _) in pods.iter().zip(&origins).filter(|(_, origin)| matches!(origin, Other(_))) {
-            cluster.pod_gone(&pod.uid);
-        }
-        assert_eq!(cluster.node(&name(0)).unwrap().closed(), None, "{origins:?}");
     }
 }
 

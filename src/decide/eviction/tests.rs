@@ -34,6 +34,7 @@ fn pod(n: u32) -> Pod {
         priority: None,
         controller: None,
         host_network: false,
+        gated: false,
         runtime_class: None,
         restart: None,
         containers: Vec::new(),

@@ -4,8 +4,8 @@ use parking_lot::RwLock;
 use rustls::crypto::{CryptoProvider, ring};
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
-use rustls::server::WebPkiClientVerifier;
 use rustls::server::danger::ClientCertVerifier;
+use rustls::server::{NoServerSessionStorage, WebPkiClientVerifier};
 use rustls::{RootCertStore, ServerConfig};
 use std::convert::Infallible;
 use std::fs;
@@ -198,6 +198,11 @@ fn offering(mut config: ServerConfig, versions: HttpVersions) -> Arc<ServerConfi
         HttpVersions::Http1AndHttp2 { .. } => &[HTTP2, HTTP1],
     };
     config.alpn_protocols = offered.iter().map(|name| name.to_vec()).collect();
+    if let HttpVersions::Http1AndHttp2 { .. } = versions {
+        // Its clients keep one connection for hours and take up none again, so the tickets for that would only cost memory.
+        config.send_tls13_tickets = 0;
+        config.session_storage = Arc::new(NoServerSessionStorage {});
+    }
     Arc::new(config)
 }
 

@@ -16,12 +16,12 @@ use super::latch::Progress;
 use crate::leader_connection;
 use crate::settings::stream::ReportSettings;
 use decide::agent_report::{SharingStages, report};
+use decide::leader_search::{LeaderSearch, SearchEnd};
 use decide::report_pace::ReportPace;
 use decide::token_pace;
 use effects::stream::{MAX_MESSAGE, convert};
 use hyper_util::rt::TokioIo;
 use model::agent_stream::{LeaderView, PodStage, REPORT_MOST};
-use model::backoff::Backoff;
 use model::id::PodUid;
 use model::view::NodeView;
 use parking_lot::Mutex;
@@ -40,12 +40,11 @@ use tonic::transport::{Channel, Endpoint, Uri};
 use tonic::{Request, Status, Streaming};
 use wire::token;
 
-/// Pauses after a failure. The first one is short, because after two seconds the leader binds nothing here.
-const FIRST: Duration = Duration::from_millis(500);
-/// See [`FIRST`]. 5,000 agents that cannot connect cause 170 tries a second.
-const LONGEST: Duration = Duration::from_secs(30);
-/// Time between two pings of the extender, and time for their answers.
-const PING: Duration = Duration::from_secs(10);
+/// Silence of the extender after which it is pinged: a little more than the pause between two of its messages, so that the
+/// pings of 5,000 agents cost it nothing while messages come.
+const PING: Duration = Duration::from_secs(12);
+/// Time for the answer to a ping.
+const PING_WITHIN: Duration = Duration::from_secs(8);
 /// Time for an extender to begin its answer.
 const BEGINS_WITHIN: Duration = Duration::from_secs(10);
 /// Silence of the leader after which the agent connects again: three of its beats are missing.
@@ -90,20 +89,16 @@ impl LeaderStream {
         if self.progress.wait_for(|progress| *progress == Progress::Shares).await.is_err() {
             return AgentEnds;
         }
-        let (mut backoff, mut named, mut reported) = (Backoff::new(FIRST, LONGEST), None::<Arc<str>>, true);
+        let (mut search, mut reported) = (LeaderSearch::new(self.settings.address.as_str().into()), true);
         loop {
-            let address = named.take().unwrap_or_else(|| self.settings.address.as_str().into());
+            let address = Arc::clone(search.address());
             let end = self.once(&address).await;
             self.departure.state.send_replace(LeaveState::NoStream);
-            match end {
+            let end = match end {
                 Err(ends) => return ends,
-                // Named once: after a second one the Service is asked again, when its pods agree.
-                Ok(StreamEnd::Named(leader)) if *address == *self.settings.address => {
-                    named = Some(leader);
-                    continue;
-                }
                 Ok(StreamEnd::Named(leader)) => {
-                    tracing::debug!(address = &*address, leader = &*leader, "two extenders name different leaders");
+                    tracing::debug!(address = &*address, leader = &*leader, "{address} says that {leader} leads");
+                    SearchEnd::Named(leader)
                 }
                 Ok(StreamEnd::Broken(why)) => {
                     tracing::info!(
@@ -111,8 +106,8 @@ impl LeaderStream {
                         why,
                         "the stream to the extender at {address} has ended: {why}"
                     );
-                    backoff.reset();
                     reported = true;
+                    SearchEnd::Broken
                 }
                 Ok(StreamEnd::Failed(why)) => {
                     if std::mem::replace(&mut reported, false) {
@@ -126,9 +121,10 @@ impl LeaderStream {
                     } else {
                         tracing::debug!(address = &*address, why, "cannot report to the extender at {address}: {why}");
                     }
+                    SearchEnd::Failed
                 }
-            }
-            sleep(spread(backoff.pause())).await;
+            };
+            sleep(search.ended(end, chance())).await;
         }
     }
 
@@ -317,7 +313,7 @@ async fn begin(settings: &ReportSettings, address: &str, token: &OwnToken) -> Re
     // The name is in the certificate that was checked; the scheme is that of the connection.
     let endpoint = Endpoint::try_from(format!("https://{}", effects::stream::SERVER_NAME));
     let endpoint = endpoint.map_err(|why| why.to_string())?;
-    let endpoint = endpoint.http2_keep_alive_interval(PING).keep_alive_timeout(PING).keep_alive_while_idle(true);
+    let endpoint = endpoint.http2_keep_alive_interval(PING).keep_alive_timeout(PING_WITHIN).keep_alive_while_idle(true);
     let channel: Channel = endpoint.connect_with_connector(connector).await.map_err(|why| why.to_string())?;
     let mut client = AgentStreamClient::new(channel).max_decoding_message_size(MAX_MESSAGE);
     // One message waits while the one before is on its way.
@@ -338,22 +334,7 @@ async fn read(path: &Path) -> Result<String, String> {
     tokio::fs::read_to_string(path).await.map_err(|why| named(&why))
 }
 
-/// Half of the pause, and a random part of the other half.
-fn spread(pause: Duration) -> Duration {
-    let random = u32::try_from(RandomState::new().hash_one(Instant::now()) % 1000).unwrap_or(0);
-    pause / 2 + pause / 2 * random / 1000
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn pauses_are_spread_over_their_second_half() {
-        let pauses: Vec<Duration> = (0..200).map(|_| spread(FIRST)).collect();
-        assert!(pauses.iter().all(|pause| (FIRST / 2..=FIRST).contains(pause)));
-        assert!(pauses.iter().max() > pauses.iter().min());
-        // Two tries fit into the time after which the leader binds nothing more here.
-        assert!(FIRST + FIRST * 2 < decide::cluster::STREAM_BACK_WITHIN);
-    }
+/// A random number from 0 to 999.
+fn chance() -> u32 {
+    u32::try_from(RandomState::new().hash_one(Instant::now()) % 1000).unwrap_or(0)
 }

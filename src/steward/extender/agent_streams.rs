@@ -3,21 +3,25 @@
 //! ```text
 //!   first message (everything) ─┐                    ┌─▶ ClusterOwner: evidence, open or closed
 //!   changes, beats ─────────────┼─▶ rate, bounds ────┤
-//!   the end ────────────────────┘                    └─▶ LeaderView, when it differs or after ten seconds
+//!   the end ────────────────────┘                    └─▶ LeaderView, when it differs, with each beat, or after ten seconds
 //! ```
+//!
+//! There may be 5,000 streams, so none of them wakes up unless something is to be done for it: one task looks for all of them
+//! whether this process still leads, and a node that is closed or opened wakes its own stream.
 //!
 //! What must never happen here: a report of a node by the agent of another one; a stream that waits without an end; a message
 //! that counts after the stream has ended; a stream that outlives the token of its agent.
 
 use super::callers::AgentIdentity;
 use super::leadership::{Leader, Leadership};
-use super::live_callers::LiveCallers;
+use super::live_callers::{LiveCallers, StreamSignals};
 use super::owner::ClusterOwner;
 use super::stream_counts::{StreamCounts, StreamEnd};
 use decide::cluster::{ReportRefusal, StreamId};
 use decide::message_rate::MessageRate;
 use effects::stream::{FIRST_WITHIN, convert};
 use model::agent_stream::{AgentMessage, AgentReport, LeaderView, REPORT_LEAST, REPORT_MOST};
+use parking_lot::Mutex;
 use proto::stream::agent_stream_server::AgentStream;
 use proto::stream::{AgentMessage as WireMessage, LeaderMessage};
 use sources::clock;
@@ -25,7 +29,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 use tokio::sync::mpsc;
-use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until, timeout};
+use tokio::time::{Instant, interval, sleep_until, timeout};
 use tokio_stream::wrappers::ReceiverStream;
 use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status, Streaming};
@@ -34,6 +38,9 @@ use tonic::{Request, Response, Status, Streaming};
 const WAITING: usize = 2;
 /// How long an agent may take to read a message.
 const READ_WITHIN: Duration = Duration::from_secs(10);
+/// Age of the last answer from which on a message of the agent is answered even if nothing differs: a beat comes every ten
+/// seconds, so one wake-up serves both.
+const ANSWER_AGAIN: Duration = Duration::from_secs(5);
 /// How often messages may wait because the agent sends too many; each time a quarter of a second. Then the stream ends.
 const TOO_MANY: u32 = 16;
 
@@ -46,6 +53,8 @@ pub(super) struct AgentStreams {
     pub(super) counts: Arc<StreamCounts>,
     /// Cancelled when all streams must end.
     pub(super) closing: CancellationToken,
+    /// Cancelled when this process leads no longer; then there is another one for the next term.
+    pub(super) term: Mutex<CancellationToken>,
     pub(super) last: AtomicU64,
 }
 
@@ -59,6 +68,9 @@ struct Served {
     rate: MessageRate,
     over: u32,
     sent: Option<(LeaderView, Instant)>,
+    /// What ends it.
+    signals: Arc<StreamSignals>,
+    term: CancellationToken,
 }
 
 /// The service, as tonic wants it: by value.
@@ -83,6 +95,18 @@ impl AgentStream for AgentService {
 }
 
 impl AgentStreams {
+    /// Ends all streams within a second after this process has ceased to lead. A term ends when its time is over, which no
+    /// event tells. Never returns.
+    pub(super) async fn watch_term(&self) {
+        let mut look = interval(REPORT_LEAST);
+        loop {
+            look.tick().await;
+            if let Leader::Other(_) = self.leadership.leader() {
+                std::mem::take(&mut *self.term.lock()).cancel();
+            }
+        }
+    }
+
     /// Serves one stream to its end, and says why it ends.
     async fn serve(
         self: Arc<Self>,
@@ -90,6 +114,8 @@ impl AgentStreams {
         mut messages: Streaming<WireMessage>,
         to_agent: &ToAgent,
     ) -> Status {
+        // Before the question who leads: a term that ends after it ends this stream.
+        let term = self.term.lock().clone();
         if let Leader::Other(_) = self.leadership.leader() {
             return self.refer(to_agent).await;
         }
@@ -99,8 +125,8 @@ impl AgentStreams {
         };
         let id = StreamId(self.last.fetch_add(1, Ordering::Relaxed) + 1);
         let (node, now) = (agent.node.0.clone(), clock::monotonic());
-        let ends = match self.live.opens(id.0, &agent.node, agent.pod.as_ref()) {
-            Ok(ends) => ends,
+        let signals = match self.live.opens(id.0, &agent.node, agent.pod.as_ref()) {
+            Ok(signals) => signals,
             Err(why) => return self.ended(StreamEnd::CallerGone, Status::permission_denied(why.to_string())),
         };
         let status = match self.owner.agent_reports(id, report, now) {
@@ -108,9 +134,9 @@ impl AgentStreams {
             Ok(()) => {
                 self.counts.opened();
                 tracing::debug!(%node, "the agent of {node} reports");
-                let mut served =
-                    Served { streams: Arc::clone(&self), id, agent, rate: MessageRate::new(now), over: 0, sent: None };
-                let status = served.run(&mut messages, to_agent, &ends).await;
+                let (streams, rate) = (Arc::clone(&self), MessageRate::new(now));
+                let mut served = Served { streams, id, agent, rate, over: 0, sent: None, signals, term };
+                let status = served.run(&mut messages, to_agent).await;
                 self.owner.agent_closed(&node, id, clock::monotonic());
                 status
             }
@@ -183,36 +209,35 @@ fn end_of(status: &Status) -> StreamEnd {
 }
 
 impl Served {
-    async fn run(
-        &mut self,
-        messages: &mut Streaming<WireMessage>,
-        to_agent: &ToAgent,
-        ends: &CancellationToken,
-    ) -> Status {
-        let streams = Arc::clone(&self.streams);
-        let mut look = interval(REPORT_LEAST);
-        look.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    async fn run(&mut self, messages: &mut Streaming<WireMessage>, to_agent: &ToAgent) -> Status {
+        let (streams, signals, term) = (Arc::clone(&self.streams), Arc::clone(&self.signals), self.term.clone());
+        let mut fresh = Duration::ZERO;
         loop {
-            if let Err(end) = self.answer(to_agent).await {
-                return end;
-            }
+            let look = match self.answer(to_agent, fresh).await {
+                Ok(look) => look,
+                Err(end) => return end,
+            };
             let message = tokio::select! {
                 () = streams.closing.cancelled() => {
                     return streams.ended(StreamEnd::Stopping, Status::unavailable("the extender is stopping"));
                 }
-                () = ends.cancelled() => return self.told_to_end(),
+                () = signals.ends.cancelled() => return self.told_to_end(),
                 () = sleep_until(self.agent.until) => {
                     let why = "the token of the agent has expired";
                     return streams.ended(StreamEnd::TokenExpired, Status::unauthenticated(why));
                 }
-                _ = look.tick() => {
-                    if let Leader::Other(_) = streams.leadership.leader() {
-                        return streams.refer(to_agent).await;
-                    }
+                () = term.cancelled() => return streams.refer(to_agent).await,
+                () = signals.look.notified() => {
+                    fresh = REPORT_MOST;
+                    continue;
+                }
+                () = sleep_until(look) => {
+                    fresh = REPORT_MOST;
                     continue;
                 }
                 message = messages.message() => message,
             };
+            fresh = ANSWER_AGAIN;
             let taken = match message {
                 Ok(Some(message)) => self.take(message).await,
                 Ok(None) => Err(streams.ended(StreamEnd::Closed, Status::ok("the agent has ended the stream"))),
@@ -261,16 +286,26 @@ impl Served {
         taken.map_err(|why| streams.refused(&why))
     }
 
-    /// Sends what the leader knows of the node, if it differs from what was sent last or that is ten seconds old.
-    async fn answer(&mut self, to_agent: &ToAgent) -> Result<(), Status> {
+    /// Sends what the leader knows of the node, if it differs from what was sent last or that is not `fresh` any more.
+    /// Returns when to look again.
+    async fn answer(&mut self, to_agent: &ToAgent, fresh: Duration) -> Result<Instant, Status> {
         let view = self.streams.owner.leader_view(&self.agent.node.0);
-        if self.sent.as_ref().is_some_and(|(sent, at)| *sent == view && at.elapsed() < REPORT_MOST) {
-            return Ok(());
+        let next = |sent: Instant| {
+            // Pods of the node come and go while its agent waits for them, and nothing else tells it.
+            if view.leaving { Instant::now() + REPORT_LEAST } else { sent + REPORT_MOST }
+        };
+        if let Some((sent, at)) = &self.sent
+            && *sent == view
+            && at.elapsed() < fresh
+        {
+            return Ok(next(*at));
         }
         match timeout(READ_WITHIN, to_agent.send(Ok(convert::from_leader(&view)))).await {
             Ok(Ok(())) => {
-                self.sent = Some((view, Instant::now()));
-                Ok(())
+                let now = Instant::now();
+                let next = next(now);
+                self.sent = Some((view, now));
+                Ok(next)
             }
             Ok(Err(_)) => {
                 Err(self.streams.ended(StreamEnd::Closed, Status::cancelled("the agent has ended the stream")))

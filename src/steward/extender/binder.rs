@@ -6,6 +6,10 @@
 //!                                                  └─pause┘   kube-scheduler gets an error after ANSWER_WITHIN
 //! ```
 //!
+//! Each POST names the version of the pod, and the API server refuses it for any other ([`OpenWrites`]). An order that must
+//! not be written any more, because other pods have its GPUs by now, is given up by a change of the pod: after that no older
+//! POST can be carried out.
+//!
 //! What must never happen here: a POST by a process that does not lead at that moment; a reservation that is released
 //! while an older POST of the same order may still be carried out.
 
@@ -16,7 +20,7 @@ use super::owner::ClusterOwner;
 use super::planted::{PlantedMistake, planted};
 use apiserver::ApiError;
 use apiserver::client::{ApiClient, ReadAge};
-use decide::cluster::{BindOrder, BindOutcome, BindRefusal};
+use decide::cluster::{BindOrder, BindOutcome, BindRefusal, OpenWrites};
 use decide::ledger::ClaimState;
 use model::backoff::Backoff;
 use model::claim::Claim;
@@ -32,6 +36,7 @@ use tokio::sync::watch;
 use tokio::time::{Instant, sleep, timeout_at};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
+use wire::annotation_keys::FENCE;
 use wire::extender::ExtenderBindingArgs;
 
 /// How long kube-scheduler waits for an answer, less a second for the way: the printed configuration has 5 s.
@@ -46,11 +51,19 @@ const FIRST: Duration = Duration::from_millis(100);
 /// See [`FIRST`].
 const LONGEST: Duration = Duration::from_secs(5);
 
+/// Versions of a pod for which its order is written before kube-scheduler gets it back. A pod that waits seldom changes more
+/// than once between its filter call and its bind.
+const MOST_VERSIONS: usize = 5;
+
 /// How long the pod watch may need to show a binding before the pod is read. A watch that works needs less than a second,
 /// and a new list some seconds.
 const UNSEEN: Duration = Duration::from_secs(20);
 /// Longest pause between two such reads, of which only one must be answered.
 const LONGEST_UNSEEN: Duration = Duration::from_secs(30);
+
+/// Why an order is not written again.
+const GIVEN_UP: &str =
+    "this extender leads no longer, or the node takes no new pods, or other pods have the GPUs by now";
 
 /// The result of an order: `None` while it is not known.
 type BindResult = Option<Result<(), Arc<str>>>;
@@ -83,6 +96,8 @@ enum Shown {
     Bound,
     /// The pod is not bound by this order and never will be.
     Never(String),
+    /// It is not bound, no write for it can be carried out any more, and it has this version now.
+    Changed(u64),
     /// Nothing certain.
     Unknown(String),
 }
@@ -97,6 +112,8 @@ enum Looked {
     Unbound {
         /// It is being deleted.
         deleted: bool,
+        /// Its version.
+        version: Option<u64>,
     },
     /// Nothing.
     Nothing(String),
@@ -115,8 +132,8 @@ impl Binder {
         if self.owner.claim_of(uid).is_some_and(bound) {
             match self.look(uid, pod, node).await {
                 Looked::Bound => return Ok(()),
-                Looked::Unbound { deleted: false } => self.owner.pod_is_unbound(uid),
-                Looked::Unbound { deleted: true } => return Err("the pod is being deleted".into()),
+                Looked::Unbound { deleted: false, .. } => self.owner.pod_is_unbound(uid),
+                Looked::Unbound { deleted: true, .. } => return Err("the pod is being deleted".into()),
                 Looked::Never(why) | Looked::Nothing(why) => return Err(why.into()),
             }
         }
@@ -191,33 +208,41 @@ impl Binder {
 
     async fn carry_out(&self, order: &BindOrder) -> Result<(), Arc<str>> {
         let mut backoff = Backoff::new(FIRST, LONGEST);
-        // Whether an earlier POST may still be carried out.
-        let mut open = false;
+        let (mut open, mut version, mut versions) = (OpenWrites::default(), order.version, 0);
+        let (mut begun, mut told) = (false, false);
         loop {
             let writes = self.leadership.decides() && !self.stop.is_cancelled();
-            // An order of an earlier term is written with the epoch of this one, and only where the claims that another
-            // leader has written meanwhile leave it room.
-            let again = if writes && open { self.owner.order_again(&order.uid) } else { None };
-            let shown = if writes && !open {
-                self.post(order, open).await
-            } else if let Some(again) = again {
-                self.post(&again, open).await
-            } else if open {
-                self.only_look(order).await
-            } else {
-                Shown::Never("this extender leads no longer; it has written nothing".to_owned())
+            // An order is written again with the epoch of the present term, and only where the claims that another leader has
+            // written meanwhile leave it room.
+            let next = if begun { self.owner.order_again(&order.uid) } else { Some(order.clone()) };
+            let shown = match next.filter(|_| writes) {
+                Some(next) => {
+                    begun = true;
+                    self.post(&BindOrder { version, ..next }, &mut open).await
+                }
+                None if open.is_empty() => Shown::Never(GIVEN_UP.to_owned()),
+                None if writes => self.fence(order, &mut open).await,
+                None => self.only_look(order, &mut open).await,
             };
             match shown {
                 Shown::Bound => {
                     self.owner.bind_ended(&order.uid, BindOutcome::Written);
                     return Ok(());
                 }
+                Shown::Changed(newer) if versions < MOST_VERSIONS => {
+                    (version, versions) = (Some(newer), versions + 1);
+                    continue;
+                }
+                Shown::Changed(_) => {
+                    self.owner.bind_ended(&order.uid, BindOutcome::Refused);
+                    return Err("the pod changes faster than it can be bound".into());
+                }
                 Shown::Never(why) => {
                     self.owner.bind_ended(&order.uid, BindOutcome::Refused);
                     return Err(why.into());
                 }
                 Shown::Unknown(why) => {
-                    if !std::mem::replace(&mut open, true) {
+                    if !std::mem::replace(&mut told, true) {
                         let (pod, node) = (&order.pod, &order.node);
                         tracing::warn!(%pod, %node, why, "the outcome of a binding is not known: {why}; it is written again");
                     }
@@ -245,9 +270,9 @@ impl Binder {
         }
     }
 
-    /// Writes the order once. `open` says whether an earlier write may still be carried out.
-    async fn post(&self, order: &BindOrder, open: bool) -> Shown {
-        let binding = match convert::binding(order, clock::now().wall) {
+    /// Writes the order once, beside earlier writes that are open.
+    async fn post(&self, order: &BindOrder, open: &mut OpenWrites) -> Shown {
+        let binding = match convert::binding(order, self.owner.lease(), clock::now().wall) {
             Ok(binding) => binding,
             Err(why) => return Shown::Never(why),
         };
@@ -255,33 +280,57 @@ impl Binder {
         let refused = error.refusal().filter(|refusal| refusal.is_status).map(|refusal| refusal.code);
         match refused {
             Some(404 | 409) => self.read(order, open, &error).await,
-            Some(400..=499) if !open => Shown::Never(error.to_string()),
+            Some(400..=499) if open.is_empty() => Shown::Never(error.to_string()),
+            Some(400..=499) => Shown::Unknown(error.to_string()),
             _ if planted(PlantedMistake::LostAnswerIsRefusal) => Shown::Never(error.to_string()),
-            _ => Shown::Unknown(error.to_string()),
+            _ => {
+                open.unanswered(order.version);
+                Shown::Unknown(error.to_string())
+            }
         }
     }
 
-    /// Reads the pod after its binding was refused: it may be bound already, by this order or another, or be gone.
-    async fn read(&self, order: &BindOrder, open: bool, refused: &ApiError) -> Shown {
+    /// Reads the pod after its binding was refused: it may be bound already, by this order or another, be gone, or have
+    /// another version than the question of kube-scheduler.
+    async fn read(&self, order: &BindOrder, open: &mut OpenWrites, refused: &ApiError) -> Shown {
         match self.look(&order.uid, &order.pod, &order.node).await {
             Looked::Bound => Shown::Bound,
             Looked::Never(why) => Shown::Never(why),
             // A pod that is being deleted is never bound any more, also not by an older write.
-            Looked::Unbound { deleted } if deleted || !open => Shown::Never(refused.to_string()),
-            Looked::Unbound { .. } => Shown::Unknown(refused.to_string()),
-            Looked::Nothing(why) => Shown::Unknown(why),
+            Looked::Unbound { deleted: true, .. } => Shown::Never(refused.to_string()),
+            Looked::Unbound { version, .. } if !nothing_is_open(open, version) => Shown::Unknown(refused.to_string()),
+            Looked::Unbound { version: Some(now), .. } if order.version.is_some_and(|version| version != now) => {
+                Shown::Changed(now)
+            }
+            Looked::Unbound { .. } => Shown::Never(refused.to_string()),
+            Looked::Nothing(why) => {
+                // It may have been refused because an earlier write for this version was carried out.
+                open.unanswered(order.version);
+                Shown::Unknown(why)
+            }
         }
     }
 
-    /// Reads the pod while this process may not write.
-    async fn only_look(&self, order: &BindOrder) -> Shown {
+    /// Gives the order up: changes the pod, so that no open write can be carried out any more, and reads it. Where the writes
+    /// name no version, or the change is not answered, nothing is certain yet.
+    async fn fence(&self, order: &BindOrder, open: &mut OpenWrites) -> Shown {
+        if let Some(version) = open.version() {
+            let mark = (FENCE, &*version.to_string());
+            if let Err(error) = self.client.mark_pod(&order.uid, &order.pod, mark).await {
+                tracing::debug!(pod = %order.pod, %error, "an earlier binding is not made void yet: {error}");
+            }
+        }
+        self.only_look(order, open).await
+    }
+
+    /// Reads the pod where nothing is written for the order.
+    async fn only_look(&self, order: &BindOrder, open: &mut OpenWrites) -> Shown {
         match self.look(&order.uid, &order.pod, &order.node).await {
             Looked::Bound => Shown::Bound,
             Looked::Never(why) => Shown::Never(why),
-            Looked::Unbound { deleted: true } => Shown::Never("the pod is being deleted".to_owned()),
-            Looked::Unbound { .. } => {
-                Shown::Unknown("this extender leads no longer, or other pods have the GPUs by now".to_owned())
-            }
+            Looked::Unbound { deleted: true, .. } => Shown::Never("the pod is being deleted".to_owned()),
+            Looked::Unbound { version, .. } if nothing_is_open(open, version) => Shown::Never(GIVEN_UP.to_owned()),
+            Looked::Unbound { .. } => Shown::Unknown(GIVEN_UP.to_owned()),
             Looked::Nothing(why) => Shown::Unknown(why),
         }
     }
@@ -305,7 +354,7 @@ impl Binder {
             return Looked::Never("the pod is gone; another pod has its name".to_owned());
         }
         match &pod.node {
-            None => Looked::Unbound { deleted: pod.deleted_at.is_some() },
+            None => Looked::Unbound { deleted: pod.deleted_at.is_some(), version: pod.version },
             Some(at) => {
                 self.owner.pod_was_read(&pod);
                 if at == node { Looked::Bound } else { Looked::Never(format!("the pod is bound to {at}")) }
@@ -341,6 +390,12 @@ impl Binder {
             self.owner.pod_is_unbound(&order.uid);
         }
     }
+}
+
+/// Whether no write can be carried out any more, now that the pod was read in this version and has no node.
+fn nothing_is_open(open: &mut OpenWrites, version: Option<u64>) -> bool {
+    open.read_unbound(version);
+    open.is_empty() || planted(PlantedMistake::UnboundReadIsEvidence)
 }
 
 /// The device shares of a claim, for people.

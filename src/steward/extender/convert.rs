@@ -6,6 +6,7 @@ use model::claim::{BindPhase, PodClaim};
 use model::followed_node::FollowedNode;
 use model::gpu_pod::GpuPod;
 use model::id::GpuUuid;
+use model::lease::LeaseName;
 use model::placement::PlacementRequest;
 use model::pod::Pod;
 use model::registered::RegisteredGpu;
@@ -15,11 +16,14 @@ use serde_json::{Value, json};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use wire::annotation_keys::{
-    ALLOCATED, ASSIGNED_NODE, ASSIGNED_TIME, BIND_PHASE, BIND_TIME, CLAIM_VERSION, CORDON, EPOCH, NODE_LINKS,
+    ALLOCATED, ASSIGNED_NODE, ASSIGNED_TIME, BIND_PHASE, BIND_TIME, CLAIM_VERSION, CORDON, EPOCH, LEASE, NODE_LINKS,
     PLACED_BY, PLACED_BY_AGENT, REGISTER, TO_ALLOCATE,
 };
 use wire::resource::RequestRules;
 use wire::{claim_version, cordon, gpu_pod, links, register};
+
+/// Longest name of another installation's Lease that is kept: its namespace, a slash, its name.
+const MAX_LEASE: usize = 63 + 1 + 253;
 
 /// The pod as one that is bound; `None` for a pod without a node.
 pub(super) fn bound_pod(pod: &Pod, rules: &RequestRules) -> Option<BoundPod> {
@@ -42,14 +46,21 @@ fn forget_init_containers(pod: Option<&mut GpuPod>) {
     }
 }
 
-/// Which scheduler wrote the pod's claim; `None` where it has none, or where the agent made it.
-pub(super) fn origin(pod: &Pod) -> Option<ClaimOrigin> {
+/// Which scheduler wrote the pod's claim, for the extenders with the Lease `own`; `None` where it has none, or where the
+/// agent made it. A claim of gpu-steward that names no Lease is from a release that wrote none, and counts as their own.
+pub(super) fn origin(pod: &Pod, own: &LeaseName) -> Option<ClaimOrigin> {
     pod.annotation(ALLOCATED)?;
     if pod.annotation(PLACED_BY) == Some(PLACED_BY_AGENT) {
         return None;
     }
     let at = pod.annotation(ASSIGNED_TIME).and_then(wire::timestamp::unix_seconds);
-    Some(if pod.annotation(EPOCH).is_some() { ClaimOrigin::Own(at) } else { ClaimOrigin::Other(at) })
+    Some(match (pod.annotation(EPOCH), pod.annotation(LEASE)) {
+        (None, None) => ClaimOrigin::Other(at),
+        (_, Some(lease)) if lease != own.as_str() => {
+            ClaimOrigin::OtherLease(at, lease.chars().take(MAX_LEASE).collect::<String>().into())
+        }
+        _ => ClaimOrigin::Own(at),
+    })
 }
 
 /// The epoch of the leader that wrote the pod's claim.
@@ -92,23 +103,27 @@ pub(super) fn request(pod: &Pod, rules: &RequestRules) -> Result<Option<Placemen
     wire::placement::of(pod, rules).map_err(|why| why.to_string())
 }
 
-/// The Binding of an order, with the annotations that the pod gets in the same write.
-pub(super) fn binding(order: &BindOrder, now: WallTime) -> Result<Value, String> {
-    let BindOrder { uid, pod, node, claim, epoch } = order;
+/// The Binding of an order by the leader of this Lease, with the annotations that the pod gets in the same write.
+pub(super) fn binding(order: &BindOrder, lease: &LeaseName, now: WallTime) -> Result<Value, String> {
+    let BindOrder { uid, pod, node, claim, epoch, version } = order;
     let all = wire::claim::encode(ALLOCATED, claim).map_err(|why| why.to_string())?;
     let seconds = wire::timestamp::to_unix_seconds(now);
-    Ok(json!({
+    let mut binding = json!({
         "apiVersion": "v1", "kind": "Binding",
         "metadata": {
             "name": &*pod.name, "namespace": &*pod.namespace, "uid": uid.as_str(),
             "annotations": {
                 ALLOCATED: all, TO_ALLOCATE: all, ASSIGNED_NODE: node.as_str(), ASSIGNED_TIME: seconds,
                 BIND_TIME: seconds, BIND_PHASE: wire::bind::encode_phase(BindPhase::Allocating), EPOCH: epoch.to_string(),
-                CLAIM_VERSION: claim_version::encode(),
+                CLAIM_VERSION: claim_version::encode(), LEASE: lease.as_str(),
             },
         },
         "target": { "apiVersion": "v1", "kind": "Node", "name": node.as_str() },
-    }))
+    });
+    if let Some(version) = version {
+        binding["metadata"]["resourceVersion"] = version.to_string().into();
+    }
+    Ok(binding)
 }
 
 #[cfg(test)]
@@ -117,6 +132,44 @@ mod tests {
     use model::claim::{Claim, DeviceShare};
     use model::id::{NodeName, PodRef, PodUid};
     use model::unit::{CorePercent, Mib};
+
+    fn lease() -> LeaseName {
+        LeaseName::new("gpu", "gpu-steward-extender")
+    }
+
+    #[test]
+    fn a_claim_says_which_installation_wrote_it() {
+        let at = Some(WallTime(1_795_256_507_000_000));
+        let other = || ClaimOrigin::OtherLease(at, "b/gpu-steward-extender".into());
+        let newest = include_str!("../../../tests/golden/claims/version-1.json");
+        let before = include_str!("../../../tests/golden/claims/version-0.json");
+        for (claim, changed, expected) in [
+            (newest, json!({}), Some(ClaimOrigin::Own(at))),
+            (newest, json!({ LEASE: "b/gpu-steward-extender" }), Some(other())),
+            (newest, json!({ LEASE: "b/gpu-steward-extender", EPOCH: null }), Some(other())),
+            // A release before wrote no Lease.
+            (before, json!({}), Some(ClaimOrigin::Own(at))),
+            (before, json!({ ASSIGNED_TIME: "soon" }), Some(ClaimOrigin::Own(None))),
+            (before, json!({ EPOCH: null }), Some(ClaimOrigin::Other(at))),
+            (newest, json!({ PLACED_BY: PLACED_BY_AGENT }), None),
+            (newest, json!({ ALLOCATED: null }), None),
+        ] {
+            let mut annotations: Value = serde_json::from_str(claim).unwrap();
+            for (key, value) in changed.as_object().unwrap() {
+                annotations[key] = value.clone();
+            }
+            annotations.as_object_mut().unwrap().retain(|_, value| !value.is_null());
+            let pod = json!({ "metadata": { "name": "a", "namespace": "b", "uid": "1".repeat(32), "annotations": annotations } });
+            let pod = wire::pod::decode(pod.to_string().as_bytes()).unwrap();
+            assert_eq!(origin(&pod, &lease()), expected, "{annotations}");
+        }
+        let long = json!({ "metadata": {
+            "name": "a", "namespace": "b", "uid": "1".repeat(32), "annotations": { ALLOCATED: ";", LEASE: "é".repeat(5000) },
+        } });
+        let pod = wire::pod::decode(long.to_string().as_bytes()).unwrap();
+        let Some(ClaimOrigin::OtherLease(None, name)) = origin(&pod, &lease()) else { panic!("{pod:?}") };
+        assert_eq!(name.chars().count(), MAX_LEASE);
+    }
 
     #[test]
     fn a_binding_has_the_annotations_of_the_newest_version_of_a_claim() {
@@ -132,9 +185,16 @@ mod tests {
             node: NodeName::parse("node-1").unwrap(),
             claim: Claim(vec![vec![], own, vec![share("GPU-b", 81_920, 0), share("GPU-c", 81_920, 0)]]),
             epoch: 7,
+            version: Some(41),
         };
-        let written = binding(&order, WallTime(1_795_256_507_000_000)).unwrap();
+        let written = binding(&order, &lease(), WallTime(1_795_256_507_000_000)).unwrap();
         let newest = include_str!("../../../tests/golden/claims/version-1.json");
         assert_eq!(written["metadata"]["annotations"], serde_json::from_str::<Value>(newest).unwrap());
+        assert_eq!(
+            written["metadata"]["resourceVersion"], "41",
+            "the API server refuses it for another version of the pod"
+        );
+        let unknown = binding(&BindOrder { version: None, ..order }, &lease(), WallTime(0)).unwrap();
+        assert_eq!(unknown["metadata"].get("resourceVersion"), None);
     }
 }

@@ -131,13 +131,13 @@ impl PodFeed {
     }
 
     fn tell_closings(&self) {
-        closings::tell(&self.owner, &self.events, self.leadership.decides());
+        closings::tell(&self.owner, (&self.events, &self.live), self.leadership.decides());
     }
 }
 
 impl NodeFeed {
     fn tell_closings(&self) {
-        closings::tell(&self.owner, &self.events, self.leadership.decides());
+        closings::tell(&self.owner, (&self.events, &self.live), self.leadership.decides());
     }
 }
 

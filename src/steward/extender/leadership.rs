@@ -115,7 +115,8 @@ impl Leadership {
                 owner.forget_agents();
             }
             led = leads;
-            let pause = times.pause(chance::below(100));
+            let chance = chance::below(100);
+            let pause = if leads { times.pause(chance) } else { times.pause_of_follower(chance) };
             let until = Instant::now() + pause;
             loop {
                 self.catch_up(&owner);

@@ -9,6 +9,7 @@ use model::pod::{Pod, PodPhase};
 use parking_lot::Mutex;
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
+use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
 /// What is there.
@@ -32,7 +33,16 @@ struct KnownCallers {
 struct OpenStream {
     number: u64,
     pod: Option<PodUid>,
-    ends: CancellationToken,
+    signals: Arc<StreamSignals>,
+}
+
+/// What an open stream is told.
+#[derive(Debug, Default)]
+pub(super) struct StreamSignals {
+    /// Cancelled when the stream must end.
+    pub(super) ends: CancellationToken,
+    /// Notified when its Node was closed or opened.
+    pub(super) look: Notify,
 }
 
 /// Why a caller is not there.
@@ -68,7 +78,7 @@ impl LiveCallers {
         let mut known = self.known.lock();
         let Some(node) = known.pods.remove(uid) else { return };
         if let Some(stream) = known.streams.get(&node).filter(|stream| stream.pod.as_ref() == Some(uid)) {
-            stream.ends.cancel();
+            stream.signals.ends.cancel();
         }
     }
 
@@ -79,7 +89,7 @@ impl LiveCallers {
         if before.is_some_and(|before| before != node.uid)
             && let Some(stream) = known.streams.get(&node.name)
         {
-            stream.ends.cancel();
+            stream.signals.ends.cancel();
         }
     }
 
@@ -89,7 +99,7 @@ impl LiveCallers {
         if known.nodes.get(&node.name) == Some(&node.uid) {
             known.nodes.remove(&node.name);
             if let Some(stream) = known.streams.get(&node.name) {
-                stream.ends.cancel();
+                stream.signals.ends.cancel();
             }
         }
     }
@@ -99,22 +109,29 @@ impl LiveCallers {
         self.known.lock().check(node, pod)
     }
 
-    /// Keeps an open stream, and ends an earlier one of the same Node. The token is cancelled when the stream must end.
+    /// Keeps an open stream, and ends an earlier one of the same Node.
     pub(super) fn opens(
         &self,
         number: u64,
         node: &(NodeName, ObjectUid),
         pod: Option<&PodUid>,
-    ) -> Result<CancellationToken, NotLive> {
+    ) -> Result<Arc<StreamSignals>, NotLive> {
         let mut known = self.known.lock();
         // Under the same lock: a pod that goes away from now on ends the stream.
         known.check(node, pod)?;
-        let ends = CancellationToken::new();
-        let stream = OpenStream { number, pod: pod.cloned(), ends: ends.clone() };
+        let signals = Arc::<StreamSignals>::default();
+        let stream = OpenStream { number, pod: pod.cloned(), signals: Arc::clone(&signals) };
         if let Some(before) = known.streams.insert(node.0.clone(), stream) {
-            before.ends.cancel();
+            before.signals.ends.cancel();
         }
-        Ok(ends)
+        Ok(signals)
+    }
+
+    /// A Node was closed or opened: its stream says so to the agent.
+    pub(super) fn look(&self, node: &NodeName) {
+        if let Some(stream) = self.known.lock().streams.get(node) {
+            stream.signals.look.notify_one();
+        }
     }
 
     /// A stream has ended.
@@ -184,13 +201,13 @@ mod tests {
     fn a_stream_ends_with_its_pod_its_node_and_a_newer_stream() {
         for end in 0..5 {
             let (live, of, uid) = live();
-            let ends = live.opens(1, &of, Some(&uid)).unwrap();
+            let ends = live.opens(1, &of, Some(&uid)).unwrap().ends.clone();
             match end {
                 0 => live.pod_gone(&uid),
                 1 => live.pod_is(&pod(1, "gpu", "Failed")),
                 2 => live.node_gone(&node("u1")),
                 3 => live.node_is(&node("u2")),
-                _ => assert!(!live.opens(2, &of, Some(&uid)).unwrap().is_cancelled()),
+                _ => assert!(!live.opens(2, &of, Some(&uid)).unwrap().ends.is_cancelled()),
             }
             assert!(ends.is_cancelled(), "{end}");
             assert_eq!(live.opens(3, &of, Some(&uid)).is_err(), end < 4, "{end}");
@@ -202,7 +219,7 @@ mod tests {
     #[test]
     fn another_pod_and_an_older_node_of_the_name_end_nothing() {
         let (live, of, uid) = live();
-        let ends = live.opens(1, &of, Some(&uid)).unwrap();
+        let ends = live.opens(1, &of, Some(&uid)).unwrap().ends.clone();
         live.pod_is(&pod(2, "gpu", "Running"));
         live.pod_gone(&pod(2, "gpu", "Running").uid);
         live.node_is(&node("u1"));

@@ -16,6 +16,7 @@ use decide::placement::Capacity;
 use model::agent_stream::{AgentReport, LeaderView, ReportChange};
 use model::followed_node::FollowedNode;
 use model::id::{GpuUuid, NodeName, PodRef, PodUid};
+use model::lease::LeaseName;
 use model::placement::PlacementRequest;
 use model::pod::Pod;
 use model::time::Monotonic;
@@ -46,6 +47,7 @@ pub(super) struct ClusterOwner {
     /// Pods of orders that the pod watch has not shown bound yet; each has a task of the binder until it has.
     unshown: Mutex<HashSet<PodUid>>,
     rules: RequestRules,
+    lease: LeaseName,
     lists: watch::Sender<Lists>,
 }
 
@@ -84,12 +86,14 @@ pub(super) struct ClaimedShare {
 }
 
 impl ClusterOwner {
-    pub(super) fn new(rules: ClusterRules, requests: RequestRules) -> ClusterOwner {
+    /// An owner that knows nothing yet, of the extenders with this Lease.
+    pub(super) fn new(rules: ClusterRules, requests: RequestRules, lease: LeaseName) -> ClusterOwner {
         let lists = watch::Sender::new(Lists::default());
         ClusterOwner {
             cluster: Mutex::new(ClusterState::new(rules)),
             unshown: Mutex::default(),
             rules: requests,
+            lease,
             lists,
         }
     }
@@ -97,6 +101,11 @@ impl ClusterOwner {
     /// How amounts of resources become requests.
     pub(super) fn rules(&self) -> &RequestRules {
         &self.rules
+    }
+
+    /// The Lease of the installation.
+    pub(super) fn lease(&self) -> &LeaseName {
+        &self.lease
     }
 
     /// Takes over a pod that the watch shows.
@@ -121,7 +130,7 @@ impl ClusterOwner {
         if pod.node.is_none() && planted(PlantedMistake::UnboundIsEvidence) {
             self.cluster.lock().bind_ended(&pod.uid, BindOutcome::Refused);
         }
-        let (bound, origin) = (convert::bound_pod(pod, &self.rules), convert::origin(pod));
+        let (bound, origin) = (convert::bound_pod(pod, &self.rules), convert::origin(pod, &self.lease));
         let mut cluster = self.cluster.lock();
         cluster.pod_is(pod.cgroup_uid(), bound.as_ref());
         cluster.claim_is_from(pod.cgroup_uid(), origin);
@@ -209,6 +218,11 @@ impl ClusterOwner {
     /// Sets the epoch of the claims that are made from now on.
     pub(super) fn lead(&self, epoch: u64) {
         self.cluster.lock().lead(epoch);
+    }
+
+    /// A pod that may have been filtered is not to be placed as it is now.
+    pub(super) fn is_not_pending(&self, uid: &PodUid) {
+        self.cluster.lock().is_not_pending(uid);
     }
 
     /// Decides which of these nodes fit.

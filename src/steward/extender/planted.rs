@@ -23,6 +23,9 @@ pub(super) enum PlantedMistake {
     NoReservation,
     /// A reservation is released when the pod watch shows the pod without a node.
     UnboundIsEvidence,
+    /// A pod that is read without a node counts as never bound, although it still has the version that a write without an
+    /// answer names.
+    UnboundReadIsEvidence,
     /// A pod that is gone keeps its claim.
     GonePodHolds,
     /// A pod that is being deleted counts as gone.
@@ -38,7 +41,7 @@ pub(super) enum PlantedMistake {
 #[cfg(test)]
 impl PlantedMistake {
     /// All of them.
-    pub(super) const ALL: [PlantedMistake; 13] = [
+    pub(super) const ALL: [PlantedMistake; 14] = [
         PlantedMistake::NoListAfterWin,
         PlantedMistake::StaleRelist,
         PlantedMistake::EndlessTerm,
@@ -47,6 +50,7 @@ impl PlantedMistake {
         PlantedMistake::LostAnswerIsRefusal,
         PlantedMistake::NoReservation,
         PlantedMistake::UnboundIsEvidence,
+        PlantedMistake::UnboundReadIsEvidence,
         PlantedMistake::GonePodHolds,
         PlantedMistake::DeletionMarkIsGone,
         PlantedMistake::EndedPodHolds,

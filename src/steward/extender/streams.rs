@@ -82,6 +82,7 @@ impl Streams {
             live,
             counts: Arc::default(),
             closing: closing.clone(),
+            term: Default::default(),
             last: AtomicU64::new(0),
         };
         let (callers, streams) = (Arc::new(callers), Arc::new(streams));
@@ -116,6 +117,7 @@ impl Streams {
         let counts = Arc::clone(&self.connections);
         let server = HttpServer { application, limits: CONNECTIONS, certificates: Some(certificates), counts };
         let serving = server.serve(self.listener, self.closing.clone());
+        let streams = self.streams;
         tokio::select! {
             served = serving => {
                 served?;
@@ -123,6 +125,7 @@ impl Streams {
                 Ok(())
             }
             () = fresh => Ok(()),
+            () = streams.watch_term() => Ok(()),
             () = stop.cancelled() => Ok(()),
         }
     }

@@ -17,6 +17,9 @@ use sources::clock;
 use std::sync::Arc;
 use wire::extender::{self, ExtenderArgs, FailedNode, NodeVictims};
 
+/// Why a pod with gates has no node.
+const GATED: &str = "the pod has scheduling gates: no GPU is kept for it before they are removed";
+
 /// Answers the verbs of the leader.
 #[derive(Debug)]
 pub(super) struct Verbs {
@@ -33,8 +36,8 @@ enum Asked {
     Nothing,
     /// These GPUs.
     Gpus(Box<PlacementRequest>),
-    /// Something that cannot be read.
-    Unreadable(String),
+    /// No node is for it as it is now: it asks something that cannot be read, or has gates.
+    Refused(String),
 }
 
 /// A decision in words, and details.
@@ -52,10 +55,12 @@ impl Verbs {
         let ExtenderArgs { pod, nodes } = extender::decode_args(body).map_err(|why| why.to_string())?;
         let request = match self.asked(&pod) {
             Asked::Nothing => {
+                self.owner.is_not_pending(&pod.uid);
                 let all: Vec<usize> = (0..nodes.len()).collect();
                 return Ok(extender::encode_filter(&nodes, &all, &[]));
             }
-            Asked::Unreadable(why) => {
+            Asked::Refused(why) => {
+                self.owner.is_not_pending(&pod.uid);
                 let failed: Vec<FailedNode<'_>> =
                     (0..nodes.len()).map(|place| FailedNode { place, reason: &why, unresolvable: true }).collect();
                 self.events.send(&pod.uid, &pod.name, PodEventReason::FilteringFailed, why.clone());
@@ -138,7 +143,7 @@ impl Verbs {
                 let names: Vec<&str> = nodes.names().collect();
                 self.owner.score(&request, &names)
             }
-            Asked::Nothing | Asked::Unreadable(_) => vec![0; nodes.len()],
+            Asked::Nothing | Asked::Refused(_) => vec![0; nodes.len()],
         };
         Ok(extender::encode_scores(&nodes, &scores))
     }
@@ -151,7 +156,7 @@ impl Verbs {
         let question = extender::decode_preemption(body).map_err(|why| why.to_string())?;
         let kept: Vec<NodeVictims<'_>> = match self.asked(&question.pod) {
             Asked::Nothing => question.nodes,
-            Asked::Unreadable(_) => Vec::new(),
+            Asked::Refused(_) => Vec::new(),
             Asked::Gpus(request) => {
                 let helps = |node: &NodeVictims<'_>| self.owner.fits_without(&request, &node.node, &node.pods);
                 question.nodes.into_iter().filter(helps).collect()
@@ -189,8 +194,10 @@ impl Verbs {
     fn asked(&self, pod: &Pod) -> Asked {
         match convert::request(pod, self.owner.rules()) {
             Ok(None) => Asked::Nothing,
+            // Kueue and others hold pods back so. kube-scheduler asks nothing about such a pod, and its binding would be refused.
+            Ok(Some(_)) if pod.gated => Asked::Refused(GATED.to_owned()),
             Ok(Some(request)) => Asked::Gpus(Box::new(request)),
-            Err(why) => Asked::Unreadable(format!("the request for GPUs cannot be read: {why}")),
+            Err(why) => Asked::Refused(format!("the request for GPUs cannot be read: {why}")),
         }
     }
 

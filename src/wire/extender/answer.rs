@@ -34,7 +34,7 @@ pub fn encode_filter(nodes: &CandidateNodes<'_>, fit: &[usize], failed: &[Failed
     text.push_str(r#","NodeNames":"#);
     if by_name && !fit.is_empty() {
         text.push('[');
-        list(&mut text, fit.iter().filter_map(|place| nodes.name(*place)), quote);
+        names(&mut text, nodes, fit);
         text.push(']');
     } else {
         text.push_str("null");
@@ -49,19 +49,51 @@ pub fn encode_filter(nodes: &CandidateNodes<'_>, fit: &[usize], failed: &[Failed
     text
 }
 
+/// Writes the names of the nodes at these places. Of thousands of nodes most fit, and neighbours stand side by side in the
+/// call as they do in the answer, so they are copied together.
+fn names(text: &mut String, nodes: &CandidateNodes<'_>, places: &[usize]) {
+    let (mut rest, mut first) = (places.iter().copied().filter(|place| *place < nodes.len()).peekable(), true);
+    while let Some(place) = rest.next() {
+        let mut last = place;
+        while let Some(next) = rest.next_if(|next| *next == last + 1) {
+            last = next;
+        }
+        if !first {
+            text.push(',');
+        }
+        first = false;
+        match nodes.written(place, last) {
+            Some(written) => text.push_str(written),
+            None => list(text, (place..=last).filter_map(|place| nodes.name(place)), quote),
+        }
+    }
+}
+
 /// The reasons of one kind by node, `null` where there are none.
 fn reasons(text: &mut String, nodes: &CandidateNodes<'_>, failed: &[FailedNode<'_>], unresolvable: bool) {
     let of_kind = failed.iter().filter(|node| node.unresolvable == unresolvable);
-    let mut named = of_kind.filter_map(|node| Some((nodes.name(node.place)?, node.reason))).peekable();
+    let mut named = of_kind.filter_map(|node| Some((node.place, nodes.name(node.place)?, node.reason))).peekable();
     if named.peek().is_none() {
         text.push_str("null");
         return;
     }
     text.push('{');
-    list(text, named, |text, (name, reason)| {
-        quote(text, name);
-        text.push(':');
-        quote(text, reason);
+    // Most nodes have the same reason, which is the same text in memory.
+    let mut last: Option<(&str, String)> = None;
+    list(text, named, |text, (place, name, reason)| {
+        match nodes.written(place, place) {
+            Some(written) => text.push_str(written),
+            None => quote(text, name),
+        }
+        let (_, quoted) = match &mut last {
+            Some(kept) if std::ptr::eq(kept.0, reason) => kept,
+            other => {
+                let mut quoted = ":".to_owned();
+                quote(&mut quoted, reason);
+                other.insert((reason, quoted))
+            }
+        };
+        text.push_str(quoted);
     });
     text.push('}');
 }

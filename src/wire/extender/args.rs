@@ -1,6 +1,6 @@
 //! What kube-scheduler sends for the verbs filter, prioritize and bind.
 
-use super::candidates::{AnyCaseNodeList, CandidateNode, CandidateNodes, NodeItems, Text};
+use super::candidates::{AnyCaseNodeList, CandidateNames, CandidateNode, CandidateNodes, NodeItems, Text};
 use super::field_names::AnyCase;
 use crate::decode_error::DecodeError;
 use crate::pod;
@@ -74,7 +74,10 @@ pub fn decode_args(body: &[u8]) -> Result<ExtenderArgs<'_>, DecodeError> {
     let objects = nodes.map(|AnyCase(list)| list.items.0.0).unwrap_or_default();
     let names = node_names.map(|names| names.0).unwrap_or_default();
     let nodes = match (names.is_empty(), objects.is_empty()) {
-        (_, true) => CandidateNodes::Names(names.into_iter().map(|name| name.0).collect()),
+        (_, true) => {
+            let names = names.into_iter().map(|name| name.0).collect();
+            CandidateNodes::Names(CandidateNames { names, call: text })
+        }
         (true, false) => CandidateNodes::Objects(read_objects(text, objects)?),
         (false, false) => return Err(DecodeError::new(ARGS, 0, "has both Nodes and NodeNames; only one is expected")),
     };

@@ -14,9 +14,18 @@ use std::fmt;
 #[derive(Clone, Debug)]
 pub enum CandidateNodes<'a> {
     /// Their names alone: the extender is `nodeCacheCapable`.
-    Names(Vec<Cow<'a, str>>),
+    Names(CandidateNames<'a>),
     /// The whole Nodes.
     Objects(Vec<CandidateNode<'a>>),
+}
+
+/// The names of a call, with the text in which they stand.
+#[derive(Clone, Debug)]
+pub struct CandidateNames<'a> {
+    /// The names.
+    pub names: Vec<Cow<'a, str>>,
+    /// The whole call.
+    pub(super) call: &'a str,
 }
 
 /// One Node of a call that has the whole Nodes.
@@ -35,7 +44,7 @@ impl<'a> CandidateNodes<'a> {
     #[must_use]
     pub fn len(&self) -> usize {
         match self {
-            CandidateNodes::Names(names) => names.len(),
+            CandidateNodes::Names(list) => list.names.len(),
             CandidateNodes::Objects(nodes) => nodes.len(),
         }
     }
@@ -50,7 +59,7 @@ impl<'a> CandidateNodes<'a> {
     #[must_use]
     pub fn name(&self, place: usize) -> Option<&str> {
         match self {
-            CandidateNodes::Names(names) => names.get(place).map(AsRef::as_ref),
+            CandidateNodes::Names(list) => list.names.get(place).map(AsRef::as_ref),
             CandidateNodes::Objects(nodes) => nodes.get(place).map(|node| node.name.as_ref()),
         }
     }
@@ -58,6 +67,27 @@ impl<'a> CandidateNodes<'a> {
     /// All names, in order.
     pub fn names(&self) -> impl ExactSizeIterator<Item = &str> {
         (0..self.len()).map(|place| self.name(place).unwrap_or_default())
+    }
+
+    /// The names from one place to another as the call has them, with their quotation marks and commas: a name that was
+    /// borrowed has nothing to escape. `None` where they do not stand side by side, or one is not borrowed.
+    pub(super) fn written(&self, first: usize, last: usize) -> Option<&'a str> {
+        let CandidateNodes::Names(CandidateNames { names, call }) = self else { return None };
+        let borrowed = |place: usize| match names.get(place) {
+            Some(Cow::Borrowed(name)) => Some((name.as_ptr().addr().checked_sub(call.as_ptr().addr())?, name.len())),
+            _ => None,
+        };
+        let (begin, length) = borrowed(first)?;
+        let mut end = begin + length;
+        for place in first + 1..=last {
+            let (next, length) = borrowed(place)?;
+            // Between two texts of a list there are two quotation marks and a comma, and nothing else in three bytes.
+            if next != end + 3 {
+                return None;
+            }
+            end = next + length;
+        }
+        call.get(begin.checked_sub(1)?..end + 1)
     }
 
     /// The object of the node at this place; `None` where the call has only names.

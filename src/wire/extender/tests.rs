@@ -57,7 +57,33 @@ fn names_of_nodes_are_borrowed_from_the_message() {
     let text = of_names(&["n1", "n2"]).replace("n2", "n\\u0032");
     let args = decode_args(text.as_bytes()).unwrap();
     let CandidateNodes::Names(list) = &args.nodes else { panic!("{:?}", args.nodes) };
-    assert!(matches!(&list[..], [Cow::Borrowed("n1"), Cow::Owned(second)] if second == "n2"));
+    assert!(matches!(&list.names[..], [Cow::Borrowed("n1"), Cow::Owned(second)] if second == "n2"));
+}
+
+#[test]
+fn names_are_answered_as_they_stand_in_the_call_whatever_is_between_them() {
+    let reason = "a \"reason\"";
+    for list in [
+        r#"["n1","n2","n3","n4"]"#,
+        r#"[ "n1" , "n2","n3",
+             "n4" ]"#,
+        r#"["n1","n\u0032","n3","n4"]"#,
+        r#"["n1","n2"  ,"n3","\u006e4"]"#,
+    ] {
+        let call = of_names(&[]).replace("[]", list);
+        let args = decode_args(call.as_bytes()).unwrap();
+        for (fit, rest) in
+            [(vec![0, 1, 2, 3], vec![]), (vec![0, 2, 3], vec![1]), (vec![3, 1, 2], vec![0]), (vec![1], vec![3, 2, 9])]
+        {
+            let failed: Vec<FailedNode<'_>> = rest.iter().map(|place| failed(*place, reason, false)).collect();
+            let answer = value(&encode_filter(&args.nodes, &fit, &failed));
+            let name = |place: &usize| format!("n{}", place + 1);
+            assert_eq!(answer["NodeNames"], json!(fit.iter().map(name).collect::<Vec<_>>()), "{list}");
+            let named = rest.iter().filter(|place| **place < 4).map(|place| (name(place), reason.into()));
+            let named: serde_json::Map<String, Value> = named.collect();
+            assert_eq!(answer["FailedNodes"], if named.is_empty() { Value::Null } else { named.into() }, "{list}");
+        }
+    }
 }
 
 #[test]

@@ -88,6 +88,13 @@ fn a_whole_pod_is_read_and_nothing_else_is_kept() {
     let controller = pod.controller.unwrap();
     assert_eq!((&*controller.kind, &*controller.name, &*controller.api_version), ("StatefulSet", "train", "apps/v1"));
     assert_eq!(pod.runtime_class.as_deref(), Some("kata"));
+    assert!(!pod.gated);
+    for (gates, gated) in
+        [(json!([]), false), (Value::Null, false), (json!([{ "name": "kueue.x-k8s.io/admission" }]), true)]
+    {
+        let text = json!({ "metadata": { "name": "a", "namespace": "b", "uid": "1".repeat(32) }, "spec": { "schedulingGates": gates } });
+        assert_eq!(decode(text.to_string().as_bytes()).unwrap().gated, gated, "{gates}");
+    }
     assert!(pod.containers.iter().all(|container| container.may_mount == (&*container.name == "main")));
     let seen: Vec<_> = pod.containers.iter().map(|c| (&*c.name, c.kind, c.state)).collect();
     assert_eq!(

@@ -5,7 +5,7 @@ The system-owned keys, which the scheduler and the agents trust. An account that
 {{- define "steward.podKeys" -}}
 ['hami.io/vgpu-node', 'hami.io/vgpu-time', 'hami.io/vgpu-devices-to-allocate', 'hami.io/vgpu-devices-allocated',
  'hami.io/vgpu-mig-allocations', 'hami.io/bind-time', 'hami.io/bind-phase', 'gpu-steward.io/epoch',
- 'gpu-steward.io/claim-version', 'gpu-steward.io/placed-by', 'gpu-steward.io/evict']
+ 'gpu-steward.io/claim-version', 'gpu-steward.io/lease', 'gpu-steward.io/placed-by', 'gpu-steward.io/evict']
 {{- end }}
 
 {{- define "steward.podLabels" -}}

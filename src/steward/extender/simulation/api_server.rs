@@ -125,6 +125,7 @@ impl ApiServers {
             (&Method::GET, ["api", "v1", "namespaces", _, "pods", name]) => self.read(flight, Kind::Pods, name),
             (&Method::GET, ["api", "v1", "nodes", name]) => self.read(flight, Kind::Nodes, name),
             (&Method::POST, ["api", "v1", "namespaces", _, "pods", name, "binding"]) => self.bind(name, body),
+            (&Method::PATCH, ["api", "v1", "namespaces", _, "pods", name]) => self.annotate(name, body),
             (&Method::POST, ["api", "v1", "namespaces", _, "pods", name, "eviction"]) => {
                 self.evict(name, &body["deleteOptions"]["preconditions"]["uid"], random)
             }
@@ -176,6 +177,10 @@ impl ApiServers {
         if binding["metadata"]["uid"] != pod.uid.as_str() {
             return refusal(409, "Precondition failed: UID in precondition differs");
         }
+        let version = self.etcd.get(Kind::Pods, name).map(|stored| stored.version.to_string());
+        if binding["metadata"]["resourceVersion"].as_str().is_some_and(|asked| Some(asked) != version.as_deref()) {
+            return refusal(409, "Precondition failed: ResourceVersion in precondition differs");
+        }
         if pod.deleted {
             return refusal(409, "pod is being deleted, cannot be assigned to a host");
         }
@@ -192,6 +197,24 @@ impl ApiServers {
         self.etcd.put_pod(pod.clone());
         self.bound = Some(Bound { pod: Arc::new(pod), version: self.etcd.version, epoch });
         Reply::Whole(201, r#"{"kind":"Status","status":"Success","code":201}"#.to_owned())
+    }
+
+    /// Carries out a merge patch of a pod's annotations. One that changes nothing makes no new version.
+    fn annotate(&mut self, name: &str, patch: &Value) -> Reply {
+        let Some(stored) = self.etcd.get(Kind::Pods, name) else { return refusal(404, "pods not found") };
+        let (mut pod, mut text) = (SimPod::clone(stored.pod()), stored.text.clone());
+        if patch["metadata"]["uid"] != pod.uid.as_str() {
+            return refusal(409, "Precondition failed: UID in precondition differs");
+        }
+        let before = pod.annotations.clone();
+        for (key, value) in patch["metadata"]["annotations"].as_object().into_iter().flatten() {
+            pod.annotations.insert(key.clone(), value.as_str().unwrap_or_default().to_owned());
+        }
+        if pod.annotations != before {
+            self.etcd.put_pod(pod);
+            text = self.etcd.get(Kind::Pods, name).map(|stored| stored.text.clone()).unwrap_or_default();
+        }
+        Reply::Whole(200, text)
     }
 
     fn evict(&mut self, name: &str, uid: &Value, random: &mut Random) -> Reply {

@@ -4,13 +4,13 @@
 //! |---|---|
 //! | a container starts | the claims of started pods are not more than a GPU has |
 //! | a binding is carried out | the claims of bound pods are not more than a GPU has, unless another term's leader has written beside this one |
-//! | a binding is sent | the sender leads by its own clock; its older writes for the pod say the same |
+//! | a binding is sent | the sender leads by its own clock; its older writes for the pod that can still be carried out say the same |
 //! | an extender begins to decide | it knows every claim that was written before it won, and its epoch is larger than theirs |
 //! | kube-scheduler hears "bound" | the API server has bound the pod so |
 //! | everything has settled | see `settled.rs` |
 
 use super::api_server::Bound;
-use super::etcd::Etcd;
+use super::etcd::{Etcd, Kind};
 use super::machine::{MIB, Machine, SLOTS};
 use super::network::Outgoing;
 use super::object::{SimPod, Taken};
@@ -39,6 +39,15 @@ struct Written {
     node: String,
 }
 
+/// A binding that was sent.
+#[derive(Clone, Debug)]
+struct SentOrder {
+    /// Node and claim.
+    order: (String, String),
+    /// The version of the pod for which it is.
+    version: String,
+}
+
 /// The memory of the checks.
 #[derive(Debug, Default)]
 pub(super) struct Invariants {
@@ -47,8 +56,8 @@ pub(super) struct Invariants {
     /// The simulated time of each of these versions.
     won_at: BTreeMap<u64, u64>,
     bound: BTreeMap<PodUid, Written>,
-    /// Node and claim in each write of a process for a pod that was carried out or may still be.
-    orders: BTreeMap<(u64, PodUid), BTreeMap<u64, (String, String)>>,
+    /// Each write of a process for a pod that was carried out or may still be.
+    orders: BTreeMap<(u64, PodUid), BTreeMap<u64, SentOrder>>,
     /// The version of the Lease with which the sender of each binding had won then.
     sent: BTreeMap<u64, u64>,
     /// When the last Lease that a process knows to be written was sent, by its own clock.
@@ -118,19 +127,36 @@ impl Invariants {
     }
 
     /// A process sends a binding, which has this number. `arrives`: it will be carried out.
-    pub(super) fn sends(&mut self, process: u64, number: u64, request: &Outgoing, arrives: bool) -> Result<(), String> {
+    pub(super) fn sends(
+        &mut self,
+        (process, number): (u64, u64),
+        request: &Outgoing,
+        arrives: bool,
+        etcd: &Etcd,
+    ) -> Result<(), String> {
         let (uid, body) = (binding_of(request)?, &request.body);
         let annotation = |key: &str| body["metadata"]["annotations"][key].as_str().unwrap_or_default().to_owned();
         if self.over.get(&process).is_none_or(|looks| *looks > GRACE) {
             return Err(format!("extender-{process} sends a binding of {uid} and does not lead by its own clock"));
         }
         let order = (body["target"]["name"].as_str().unwrap_or_default().to_owned(), annotation(ALLOCATED));
+        let version = body["metadata"]["resourceVersion"].as_str().unwrap_or_default().to_owned();
+        let stored = etcd.objects(Kind::Pods).values().find(|stored| stored.pod().uid == uid);
+        // It was carried out, or may be: the API server refuses a write for another version than the pod has.
+        let open = |sent: &&SentOrder| {
+            stored.is_some_and(|stored| {
+                stored.version.to_string() == sent.version || stored.pod().node.as_ref() == Some(&sent.order.0)
+            })
+        };
         let before = self.orders.entry((process, uid.clone())).or_default();
-        if let Some(before) = before.values().find(|before| **before != order) {
+        if let Some(before) = before.values().filter(open).find(|before| before.order != order) {
             return Err(format!("extender-{process} has written {before:?} for {uid} and now writes {order:?}"));
         }
+        if version.is_empty() {
+            return Err(format!("extender-{process} writes {order:?} for {uid} in any version"));
+        }
         if arrives {
-            before.insert(number, order);
+            before.insert(number, SentOrder { order, version });
             self.sent
                 .insert(number, self.terms.iter().rev().find(|(one, _)| *one == process).map_or(0, |(_, won)| *won));
         }

@@ -26,10 +26,9 @@ pub(super) fn check(etcd: &Etcd, machines: &[Machine], leader: &Process, others:
     let truth = truth(etcd);
     for process in std::iter::once(leader).chain(others.iter().copied()) {
         let mut believed = process.believes(claims);
-        // An order of an earlier term whose outcome is not known. One that follows settles it when it leads again, and the
-        // leader when other pods leave it room; or the pod is bound or gone.
-        let waits = |uid: &PodUid| process.number != leader.number || no_room(process, uid);
-        believed.retain(|uid, _| !(open_order(etcd, process, uid) && waits(uid)));
+        // An order of an earlier term whose outcome is not known. One that follows settles it when it leads again, or the pod
+        // is bound or gone. The leader has none: it has written it again, or made it void.
+        believed.retain(|uid, _| process.number == leader.number || !open_order(etcd, process, uid));
         if believed != truth {
             return Err(format!("extender-{} believes {}", process.number, difference(&believed, &truth)));
         }
@@ -51,11 +50,11 @@ pub(super) fn check(etcd: &Etcd, machines: &[Machine], leader: &Process, others:
             }
         }
     }
-    etcd.objects(Kind::Pods).values().try_for_each(|stored| placed(etcd, stored, machines, leader))
+    etcd.objects(Kind::Pods).values().try_for_each(|stored| placed(stored, machines, leader))
 }
 
 /// Whether a pod runs, or waits for a reason.
-fn placed(etcd: &Etcd, stored: &Stored, machines: &[Machine], leader: &Process) -> Result<(), String> {
+fn placed(stored: &Stored, machines: &[Machine], leader: &Process) -> Result<(), String> {
     let (pod, text) = (stored.pod(), &stored.text);
     if pod.ended() {
         return Ok(());
@@ -66,9 +65,6 @@ fn placed(etcd: &Etcd, stored: &Stored, machines: &[Machine], leader: &Process) 
             true => Ok(()),
             false => Err(format!("{} is bound to {node} and never starts", pod.name)),
         };
-    }
-    if open_order(etcd, leader, &pod.uid) {
-        return Ok(());
     }
     let read = wire::pod::decode(text.as_bytes()).map_err(|why| why.to_string())?;
     let Some(request) = convert::request(&read, &RequestRules::default())? else { return Ok(()) };
@@ -93,11 +89,6 @@ fn open_order(etcd: &Etcd, process: &Process, uid: &PodUid) -> bool {
     let assumed =
         process.believes(|cluster| cluster.claim_of(uid).is_some_and(|(_, state)| state == ClaimState::Assumed));
     assumed && etcd.pods().any(|pod| pod.uid == *uid && pod.node.is_none())
-}
-
-/// Whether other pods have the GPUs of this order by now.
-fn no_room(process: &Process, uid: &PodUid) -> bool {
-    process.believes(|cluster| cluster.order_again(uid).is_none())
 }
 
 /// The slots that pods of a machine hold.

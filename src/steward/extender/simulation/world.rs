@@ -276,7 +276,7 @@ impl World {
         });
         if binding {
             let arrives = !matches!(fate, Fate::LostRequest | Fate::NoAnswer | Fate::Refused(_));
-            self.checks.sends(process, self.flown, &request, arrives)?;
+            self.checks.sends((process, self.flown), &request, arrives, &self.api.etcd)?;
         }
         let server = self.random.place(SERVERS);
         self.flights.insert(self.flown, Flight { process, server, request, fate, reply: None });

@@ -1,0 +1,115 @@
+//! The writes of one order that the API server may still carry out.
+//!
+//! A Binding names the version of the pod (`metadata.resourceVersion`). The API server compares it with the pod in the same
+//! step in which it writes, so a write whose answer was lost can be carried out only while the pod is as it was. No version
+//! comes twice. So once the pod has been read in another version and has no node, that write never will be carried out.
+//!
+//! ```text
+//!   write for version 7, no answer ──▶ open {7}
+//!   read: version 7, no node       ──▶ open {7}    it may still be carried out
+//!   read: version 9, no node       ──▶ open {}     it never will be
+//! ```
+//!
+//! What must never happen here: a write that does not count as open, and is carried out later.
+
+use std::collections::BTreeSet;
+
+/// The versions of one pod for which writes of an order had no answer. A write without a version may be carried out in
+/// every one. It holds one or two at most: the next write is for the newest version, in which no earlier one is open.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct OpenWrites(BTreeSet<Option<u64>>);
+
+impl OpenWrites {
+    /// A write for this version of the pod had no answer.
+    pub fn unanswered(&mut self, version: Option<u64>) {
+        self.0.insert(version);
+    }
+
+    /// The pod was read from etcd after the writes, and had this version and no node.
+    pub fn read_unbound(&mut self, version: Option<u64>) {
+        // What cannot be compared proves nothing.
+        self.0.retain(|open| open.is_none() || version.is_none() || *open == version);
+    }
+
+    /// Whether no write is left that may be carried out.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// The version that the pod must leave, so that no write is left; `None` where that does not help.
+    #[must_use]
+    pub fn version(&self) -> Option<u64> {
+        match self.0.first() {
+            Some(None) => None,
+            _ => self.0.last().copied().flatten(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn a_write_is_open_until_the_pod_is_read_in_another_version() {
+        let mut open = OpenWrites::default();
+        assert_eq!((open.is_empty(), open.version()), (true, None));
+        open.unanswered(Some(7));
+        open.unanswered(Some(7));
+        open.read_unbound(Some(7));
+        open.read_unbound(None);
+        assert_eq!((open.is_empty(), open.version()), (false, Some(7)));
+        open.read_unbound(Some(9));
+        assert_eq!((open.is_empty(), open.version()), (true, None));
+        // etcd was restored to an older state, in which the pod has another version too.
+        open.unanswered(Some(9));
+        open.read_unbound(Some(4));
+        assert!(open.is_empty());
+    }
+
+    #[test]
+    fn a_write_that_names_no_version_is_never_void() {
+        let mut open = OpenWrites::default();
+        open.unanswered(None);
+        open.unanswered(Some(7));
+        assert_eq!(open.version(), None, "another version would not help");
+        open.read_unbound(Some(9));
+        assert!(!open.is_empty());
+    }
+
+    /// What happens to the pod of an order: a write that is lost or carried out late, a change of the pod, a read.
+    #[derive(Clone, Debug)]
+    enum Happens {
+        Write,
+        Change,
+        Read,
+    }
+
+    proptest! {
+        /// A pod at an API server that carries out a late write in the version that it names, at any time: after the
+        /// writes count as void, none of them can be.
+        #[test]
+        fn no_void_write_can_be_carried_out(
+            history in proptest::collection::vec(prop_oneof![Just(Happens::Write), Just(Happens::Change), Just(Happens::Read)], 0..40),
+        ) {
+            let (mut open, mut version, mut read, mut late) = (OpenWrites::default(), 1_u64, 1, Vec::new());
+            for one in history {
+                match one {
+                    Happens::Write => {
+                        open.unanswered(Some(read));
+                        late.push(read);
+                    }
+                    Happens::Change => version += 1,
+                    Happens::Read => {
+                        open.read_unbound(Some(version));
+                        read = version;
+                    }
+                }
+                let possible = late.contains(&version);
+                prop_assert!(!(open.is_empty() && possible), "{late:?} at {version}");
+            }
+        }
+    }
+}

@@ -1,0 +1,229 @@
+//! One stream, as the real agent opens it (`steward::agent::leader_stream`).
+
+use super::child::Mode;
+use super::counts::Counts;
+use super::handle::PlannedAgent;
+use crate::cluster::{GPUS, gpu_uuid};
+use crate::outcome::Outcome;
+use decide::leader_search::SearchEnd;
+use hyper_util::rt::TokioIo;
+use parking_lot::Mutex;
+use proto::stream::agent_stream_client::AgentStreamClient;
+use proto::stream::{AgentMessage, GpuReport, GpuUse, LeaderMessage, NodeChange, NodeFull, Phase, PodReport, Stage};
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, ServerName};
+use rustls::{ClientConfig, RootCertStore};
+use std::sync::Arc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use tokio::net::TcpStream;
+use tokio::sync::{mpsc, watch};
+use tokio::time::{Instant, sleep_until, timeout};
+use tokio_rustls::TlsConnector;
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::transport::{Endpoint, Uri};
+use tonic::{Request, Status, Streaming};
+
+/// The name in the certificates of extenders.
+const NAME: &str = "extender.gpu-steward.io";
+/// The times of the real agent: for the connection, for the answer to begin, between two pings, for their answers, and
+/// between two messages.
+const CONNECTS_WITHIN: Duration = Duration::from_secs(5);
+const BEGINS_WITHIN: Duration = Duration::from_secs(10);
+const PING: Duration = Duration::from_secs(12);
+const PING_WITHIN: Duration = Duration::from_secs(8);
+const BEAT: Duration = Duration::from_secs(10);
+/// Silence after which it connects again.
+const SILENCE: Duration = Duration::from_secs(35);
+/// While a fifth of the nodes changes each second, each of them does so every five seconds.
+const CHANGES_EVERY: Duration = Duration::from_secs(5);
+/// Memory of a GPU in a report: it moves by more than the dead band.
+const USED: u64 = 8 << 30;
+
+/// A configuration that trusts these certificates.
+pub(super) fn trusting(pem: &str) -> Outcome<TlsConnector> {
+    let mut roots = RootCertStore::empty();
+    for certificate in CertificateDer::pem_slice_iter(pem.as_bytes()) {
+        roots.add(certificate?)?;
+    }
+    let mut config = ClientConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()))
+        .with_safe_default_protocol_versions()?
+        .with_root_certificates(roots)
+        .with_no_client_auth();
+    config.alpn_protocols = vec![b"h2".to_vec()];
+    // Each real agent is another process, which knows nothing of the sessions of the others.
+    config.resumption = rustls::client::Resumption::disabled();
+    Ok(TlsConnector::from(Arc::new(config)))
+}
+
+/// One agent with what it needs for a stream.
+pub(super) struct Link<'a> {
+    pub(super) agent: &'a PlannedAgent,
+    pub(super) tls: &'a TlsConnector,
+    pub(super) counts: &'a Counts,
+    pub(super) mode: watch::Receiver<Mode>,
+}
+
+type Opened = (mpsc::Sender<AgentMessage>, Streaming<LeaderMessage>);
+
+impl Link<'_> {
+    /// One stream to the extender at this address, from its begin to its end.
+    pub(super) async fn once(&mut self, address: &str) -> SearchEnd {
+        let opened = timeout(BEGINS_WITHIN, self.open(address)).await;
+        let (sender, mut answers) = match opened {
+            Ok(Ok(opened)) => opened,
+            Ok(Err(why)) => return self.failed(&why),
+            Err(_) => return self.failed("no answer in time"),
+        };
+        if sender.send(self.full()).await.is_err() {
+            return self.failed("the stream has ended");
+        }
+        let first = match timeout(SILENCE, answers.message()).await {
+            Ok(Ok(Some(first))) if first.leader.is_empty() => first,
+            Ok(Ok(Some(first))) => return SearchEnd::Named(first.leader.into()),
+            Ok(Ok(None)) => return self.failed("ended"),
+            Ok(Err(status)) => return self.failed(status.message()),
+            Err(_) => return self.failed("silent"),
+        };
+        self.counts.up();
+        drop(first);
+        let end = self.works(&sender, &mut answers).await;
+        self.counts.down();
+        end
+    }
+
+    fn failed(&self, why: &str) -> SearchEnd {
+        // Without numbers, so that equal failures are counted together.
+        let why: String = why.chars().filter(|letter| !letter.is_ascii_digit()).take(80).collect();
+        self.counts.failed(why);
+        SearchEnd::Failed
+    }
+
+    /// Reports until the stream ends.
+    async fn works(
+        &mut self,
+        sender: &mpsc::Sender<AgentMessage>,
+        answers: &mut Streaming<LeaderMessage>,
+    ) -> SearchEnd {
+        let (mut beat, mut heard, mut turn) = (Instant::now() + BEAT, Instant::now(), 0_usize);
+        let mut mode = *self.mode.borrow_and_update();
+        // The changes of all agents are spread over the time between two of one.
+        let mut change = Instant::now() + CHANGES_EVERY.mul_f64(self.agent.place);
+        loop {
+            let due = if mode.changing { change.min(beat) } else { beat };
+            tokio::select! {
+                answer = answers.message() => match answer {
+                    Ok(Some(LeaderMessage { leader, .. })) if !leader.is_empty() => return SearchEnd::Named(leader.into()),
+                    Ok(Some(_)) => heard = Instant::now(),
+                    Ok(None) | Err(_) => return SearchEnd::Broken,
+                },
+                () = sleep_until(heard + SILENCE) => return SearchEnd::Broken,
+                changed = self.mode.changed() => {
+                    let before = mode;
+                    if changed.is_err() {
+                        return SearchEnd::Broken;
+                    }
+                    mode = *self.mode.borrow_and_update();
+                    if mode.closed != before.closed && self.agent.number == 0 {
+                        let phase = if mode.closed { Phase::Starting } else { Phase::Serving };
+                        self.counts.sent(micros_now());
+                        if sender.send(changed_to(NodeChange { phase: phase.into(), binding: 1, ..NodeChange::default() })).await.is_err() {
+                            return SearchEnd::Broken;
+                        }
+                        beat = Instant::now() + BEAT;
+                    }
+                }
+                () = sleep_until(due) => {
+                    turn += 1;
+                    let message = if mode.changing && change <= Instant::now() {
+                        change += CHANGES_EVERY;
+                        self.changes(turn, mode)
+                    } else {
+                        AgentMessage { version: 1, full: None, change: None }
+                    };
+                    beat = Instant::now() + BEAT;
+                    if sender.send(message).await.is_err() {
+                        return SearchEnd::Broken;
+                    }
+                }
+            }
+        }
+    }
+
+    async fn open(&self, address: &str) -> Result<Opened, String> {
+        self.counts.tries(self.agent.number, address);
+        let text = |why: &dyn std::fmt::Display| why.to_string();
+        let connecting = async {
+            let stream = TcpStream::connect(address).await?;
+            let _ = stream.set_nodelay(true);
+            let name = ServerName::try_from(NAME).map_err(std::io::Error::other)?;
+            self.tls.connect(name, stream).await
+        };
+        let stream = timeout(CONNECTS_WITHIN, connecting).await.map_err(|_| "no connection in time".to_owned())?;
+        let stream = Mutex::new(Some(TokioIo::new(stream.map_err(|why| text(&why))?)));
+        let connector = tower::service_fn(move |_: Uri| {
+            let stream = stream.lock().take();
+            std::future::ready(stream.ok_or_else(|| std::io::Error::other("one connection only")))
+        });
+        let endpoint = Endpoint::try_from(format!("https://{NAME}")).map_err(|why| text(&why))?;
+        let endpoint = endpoint.http2_keep_alive_interval(PING).keep_alive_timeout(PING_WITHIN);
+        let endpoint = endpoint.keep_alive_while_idle(true);
+        let channel = endpoint.connect_with_connector(connector).await.map_err(|why| text(&why))?;
+        let (sender, messages) = mpsc::channel(1);
+        let mut request = Request::new(ReceiverStream::new(messages));
+        let bearer = format!("Bearer {}", self.agent.token).parse().map_err(|_| "the token is no header".to_owned())?;
+        request.metadata_mut().insert("authorization", bearer);
+        let answers: Result<_, Status> = AgentStreamClient::new(channel).report(request).await;
+        Ok((sender, answers.map_err(|status| status.message().to_owned())?.into_inner()))
+    }
+
+    /// Everything of the node.
+    fn full(&self) -> AgentMessage {
+        let full = NodeFull {
+            node: self.agent.node.clone(),
+            phase: Phase::Serving.into(),
+            binding: 1,
+            gpus: (0..GPUS).map(|index| self.gpu(index, USED)).collect(),
+            pods: (0..self.agent.pods.len()).map(|place| self.pod(place, USED)).collect(),
+        };
+        AgentMessage { version: 1, full: Some(full), change: None }
+    }
+
+    /// The memory of one GPU and of its pod has moved by a GiB.
+    fn changes(&self, turn: usize, mode: Mode) -> AgentMessage {
+        let (index, used) = (turn % GPUS, USED + ((turn as u64 / GPUS as u64 % 2) << 30));
+        let phase = if mode.closed && self.agent.number == 0 { Phase::Starting } else { Phase::Serving };
+        changed_to(NodeChange {
+            phase: phase.into(),
+            binding: 1,
+            gpus: vec![self.gpu(index, used)],
+            pods: vec![self.pod(index, used)],
+            ..NodeChange::default()
+        })
+    }
+
+    fn gpu(&self, index: usize, used: u64) -> GpuReport {
+        GpuReport {
+            uuid: gpu_uuid(self.agent.number, index),
+            healthy: true,
+            memory_total: Some(80 << 30),
+            memory_used: Some(used),
+            memory_unattributed: Some(0),
+            processes: Some(1),
+        }
+    }
+
+    fn pod(&self, place: usize, used: u64) -> PodReport {
+        let uses = GpuUse { uuid: gpu_uuid(self.agent.number, place % GPUS), processes: 1, memory_used: Some(used) };
+        PodReport { uid: self.agent.pods[place].clone(), stage: Stage::Started.into(), uses: vec![uses] }
+    }
+}
+
+fn changed_to(change: NodeChange) -> AgentMessage {
+    AgentMessage { version: 1, full: None, change: Some(change) }
+}
+
+/// Microseconds since 1970: the same clock in the bench and in this process.
+pub(super) fn micros_now() -> u64 {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(now.as_micros()).unwrap_or(u64::MAX)
+}
