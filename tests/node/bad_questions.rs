@@ -36,7 +36,7 @@ fn metric(extender: &Extender, series: &str) -> f64 {
 }
 
 /// MiB that the process has resident, without the pages of its file.
-fn anon_mib(extender: &Extender) -> u64 {
+pub(crate) fn anon_mib(extender: &Extender) -> u64 {
     let status = std::fs::read_to_string(format!("/proc/{}/status", extender.pid())).unwrap();
     let line = status.lines().find(|line| line.starts_with("RssAnon:")).unwrap();
     line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap() >> 10
