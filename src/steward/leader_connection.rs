@@ -58,6 +58,58 @@ fn config(trusted: &[u8]) -> io::Result<Arc<ClientConfig>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
+    use rustls::ServerConfig;
+    use rustls::pki_types::PrivateKeyDer;
+    use tokio::net::TcpListener;
+    use tokio_rustls::TlsAcceptor;
+
+    /// The authority's certificate, and a TLS server with a certificate that it signed, for this name and until this year.
+    async fn server(name: &str, until: i32) -> (String, std::net::SocketAddr) {
+        let mut params = CertificateParams::new(Vec::new()).unwrap();
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        let ca = CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap();
+        let mut params = CertificateParams::new(vec![name.to_owned()]).unwrap();
+        params.not_after = rcgen::date_time_ymd(until, 1, 1);
+        let key = KeyPair::generate().unwrap();
+        let own = params.signed_by(&key, &ca).unwrap();
+        let mut config = ServerConfig::builder_with_provider(Arc::new(ring::default_provider()))
+            .with_safe_default_protocol_versions()
+            .unwrap()
+            .with_no_client_auth()
+            .with_single_cert(vec![own.der().clone()], PrivateKeyDer::try_from(key.serialize_der()).unwrap())
+            .unwrap();
+        config.alpn_protocols = vec![HTTP2.to_vec()];
+        let listener = TcpListener::bind(("127.0.0.1", 0)).await.unwrap();
+        let address = listener.local_addr().unwrap();
+        tokio::spawn(async move {
+            let (stream, _) = listener.accept().await.unwrap();
+            // A client that does not trust the certificate ends the handshake.
+            let _ = TlsAcceptor::from(Arc::new(config)).accept(stream).await;
+        });
+        (ca.pem(), address)
+    }
+
+    #[tokio::test]
+    async fn an_extender_whose_certificate_has_expired_or_is_not_one_of_its_authority_is_not_trusted() {
+        let (other, _) = server(SERVER_NAME, 4000).await;
+        for (name, until, trusts, expected) in [
+            (SERVER_NAME, 4000, true, None),
+            (SERVER_NAME, 2026, true, Some("expired")),
+            ("other.gpu-steward.io", 4000, true, Some("not valid for name")),
+            (SERVER_NAME, 4000, false, Some("BadSignature")),
+        ] {
+            let (own, address) = server(name, until).await;
+            let trusted = if trusts { &own } else { &other };
+            let connected = connect(&address.to_string(), trusted.as_bytes()).await;
+            let why = connected.err().map(|why| why.to_string());
+            let as_expected = match (&why, expected) {
+                (Some(why), Some(words)) => why.contains(words),
+                (why, words) => why.is_none() && words.is_none(),
+            };
+            assert!(as_expected, "{name} {until} {trusts}: {why:?}");
+        }
+    }
 
     #[test]
     fn an_empty_bundle_and_one_that_is_none_are_no_trust_in_everybody() {

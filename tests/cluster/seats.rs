@@ -42,12 +42,21 @@ pub(crate) fn kubeconfig(placed: &Placed, dir: &Path) -> PathBuf {
 }
 
 impl HostExtender {
-    /// Starts one, at the address of an earlier one or at a free one.
+    /// Starts one, at the address of an earlier one or at a free one. It logs each refused node.
     pub(crate) fn start(placed: &Placed, at: Option<SocketAddr>) -> HostExtender {
+        HostExtender::start_with(placed, at, "4")
+    }
+
+    /// One that logs as much as by default, for measurements.
+    pub(crate) fn start_measured(placed: &Placed) -> HostExtender {
+        HostExtender::start_with(placed, None, "0")
+    }
+
+    fn start_with(placed: &Placed, at: Option<SocketAddr>, verbosity: &str) -> HostExtender {
         HostExtender(ExtenderProcess::start(BINARY, |dir| {
             let listen = at.map_or_else(|| "127.0.0.1:0".to_owned(), |at| at.to_string());
             let mut flags: Vec<OsString> =
-                ["-v", "4", "--retry-period", "300ms", "--lease-namespace", NAMESPACE].map(OsString::from).into();
+                ["-v", verbosity, "--retry-period", "300ms", "--lease-namespace", NAMESPACE].map(OsString::from).into();
             flags.extend(["--extender-listen".into(), listen.into()]);
             flags.extend(["--kubeconfig".into(), kubeconfig(placed, dir).into()]);
             flags

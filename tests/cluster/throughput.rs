@@ -125,7 +125,7 @@ fn pods_are_bound_soon_also_beside_beating_nodes_and_pods_that_fit_nowhere() {
 }
 
 fn with_ours<T>(placed: &Placed, measure: impl FnOnce(SocketAddr) -> T) -> T {
-    let extender = HostExtender::start(placed, None);
+    let extender = HostExtender::start_measured(placed);
     extender.wait_until_leads();
     measure(extender.address)
 }

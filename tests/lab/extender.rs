@@ -38,11 +38,13 @@ impl ExtenderProcess {
     #[must_use]
     pub fn start(binary: &str, flags: impl FnOnce(&Path) -> Vec<OsString>) -> ExtenderProcess {
         let dir = tempfile::Builder::new().prefix("steward-").tempdir().expect("a temporary directory");
+        let flags = flags(dir.path());
+        let lease = if flags.iter().any(|flag| flag == "--lease-duration") { &[][..] } else { &LEASE };
         let child = Command::new(binary)
             .args(["extender", "--log-format", "json"])
-            .args(LEASE)
+            .args(lease)
             .args(ADMIN)
-            .args(flags(dir.path()))
+            .args(flags)
             .env_clear()
             .stdin(Stdio::null())
             .stderr(File::create(dir.path().join("log")).expect("the log can be written"))

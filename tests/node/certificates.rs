@@ -86,16 +86,22 @@ fn get(
     Ok(text)
 }
 
-/// A certificate authority, and a client certificate that it signed.
-fn authority() -> (String, ClientCertificate) {
+/// A certificate authority, and two client certificates that it signed: one that counts, and one that has expired.
+fn authority() -> (String, [ClientCertificate; 2]) {
     let mut params = CertificateParams::new(Vec::new()).unwrap();
     params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
     let ca = CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap();
-    let mut params = CertificateParams::new(vec!["prometheus".to_owned()]).unwrap();
-    params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
-    let key = KeyPair::generate().unwrap();
-    let own = params.signed_by(&key, &ca).unwrap();
-    (ca.pem(), Some((own.der().clone(), key)))
+    let client = |expired: bool| {
+        let mut params = CertificateParams::new(vec!["prometheus".to_owned()]).unwrap();
+        params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
+        if expired {
+            params.not_after = rcgen::date_time_ymd(2026, 1, 1);
+        }
+        let key = KeyPair::generate().unwrap();
+        let own = params.signed_by(&key, &ca).unwrap();
+        Some((own.der().clone(), key))
+    };
+    (ca.pem(), [client(false), client(true)])
 }
 
 fn shows(agent: &Agent, certificate: &CertificateDer<'static>, within: Duration) {
@@ -139,7 +145,7 @@ fn the_admin_port_answers_only_clients_with_a_certificate_of_the_authority() {
     let folder = tempfile::tempdir().unwrap();
     let files = Files::within(folder.path());
     let server = files.renew();
-    let ((ours, known), (_, stranger)) = (authority(), authority());
+    let ((ours, [known, expired]), (_, [stranger, _])) = (authority(), authority());
     let ca = folder.path().join("ca.pem");
     std::fs::write(&ca, ours).unwrap();
     let agent = Agent::standalone(BINARY)
@@ -150,7 +156,11 @@ fn the_admin_port_answers_only_clients_with_a_certificate_of_the_authority() {
         .launch();
     let answer = get_loglevel_as(&agent, &server, &known).unwrap();
     assert!(answer.starts_with("HTTP/1.1 200 "), "{answer}");
-    for (name, client) in [("a client without a certificate", None), ("a client of another authority", stranger)] {
+    for (name, client) in [
+        ("a client without a certificate", None),
+        ("a client of another authority", stranger),
+        ("a client whose certificate has expired", expired),
+    ] {
         let answer = get_loglevel_as(&agent, &server, &client);
         assert!(answer.is_err(), "{name}: {answer:?}");
     }

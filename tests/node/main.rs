@@ -70,4 +70,6 @@ mod holds;
 #[cfg(test)]
 mod bad_questions;
 #[cfg(test)]
+mod bad_objects;
+#[cfg(test)]
 mod streams;

@@ -197,7 +197,7 @@ fn kubelet_calls_do_not_wait_for_requests_of_the_open_port() {
     let agent = recipe.start();
     let (socket, id) = offered(&agent, &registry);
     let (served, done) = (AtomicUsize::new(0), AtomicBool::new(false));
-    let served = std::thread::scope(|scope| {
+    let (served, calls) = std::thread::scope(|scope| {
         for _ in 0..CALLERS {
             scope.spawn(|| {
                 while !done.load(Ordering::Relaxed) {
@@ -210,17 +210,20 @@ fn kubelet_calls_do_not_wait_for_requests_of_the_open_port() {
         }
         eventually("each of them to be served", SOON, || (served.load(Ordering::Relaxed) >= CALLERS).then_some(()));
         let before = served.load(Ordering::Relaxed);
-        for _ in 0..CALLS {
+        // On a machine that is busy with other things, all calls may be over before any of the others is served.
+        let mut calls = 0;
+        while calls < CALLS || served.load(Ordering::Relaxed) == before && calls < 50 * CALLS {
             let one = field(1, &field(1, id.as_bytes()));
             assert!(!answer(call(&socket, "Allocate", &one)).is_empty(), "{}", agent.log());
+            calls += 1;
         }
         let after = served.load(Ordering::Relaxed);
         done.store(true, Ordering::Relaxed);
-        after - before
+        (after - before, calls)
     });
     let each = served as f64 / CALLERS as f64;
-    println!("while kubelet got {CALLS} answers, each of {CALLERS} callers of the open port got {each:.1}");
-    assert!(served > 0 && each * 4.0 < CALLS as f64, "{each:.1} of each of the others");
+    println!("while kubelet got {calls} answers, each of {CALLERS} callers of the open port got {each:.1}");
+    assert!(served > 0 && each * 4.0 < calls as f64, "{each:.1} of each of the others");
 }
 
 /// The agent judges a waiting start when something has changed, and otherwise twice a second. Each time it goes through

@@ -7,3 +7,4 @@ mod hostile;
 mod leader_change;
 mod agent_process;
 mod expiry;
+mod bad_calls;

@@ -75,6 +75,8 @@ pub struct ConnectionCounts {
     pub open: AtomicU64,
     /// Connections closed for newer ones, or refused because all were busy.
     pub cut: AtomicU64,
+    /// TLS handshakes that failed or took too long.
+    pub failed_handshakes: AtomicU64,
 }
 
 /// An open connection; it counts as open until this is dropped.

@@ -15,6 +15,7 @@ use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::pin::Pin;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::task::{Context, Poll};
 use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite};
@@ -88,8 +89,14 @@ impl<A: HttpApplication> Connection<A> {
                 let streams = certificates.http2_streams(stream.get_ref().1.alpn_protocol());
                 return Some((stream, streams));
             }
-            Ok(Err(error)) => tracing::debug!(%error, peer = %self.peer, "TLS handshake failed"),
-            Err(_) => tracing::debug!(peer = %self.peer, "TLS handshake took too long"),
+            Ok(Err(error)) => {
+                self.server.counts.failed_handshakes.fetch_add(1, Ordering::Relaxed);
+                tracing::debug!(%error, peer = %self.peer, "TLS handshake failed");
+            }
+            Err(_) => {
+                self.server.counts.failed_handshakes.fetch_add(1, Ordering::Relaxed);
+                tracing::debug!(peer = %self.peer, "TLS handshake took too long");
+            }
         }
         None
     }

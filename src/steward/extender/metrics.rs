@@ -9,7 +9,7 @@ use decide::placement::RefusalReason;
 use effects::exposition::{Exposition, ExpositionFormat, MetricFamily, MetricLabels, MetricType, SampleValue};
 use effects::server::ConnectionCounts;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 const LEADS: MetricFamily =
     MetricFamily::gauge("gpu_steward_extender_leads", "1 while this extender leads and decides.");
@@ -75,6 +75,16 @@ const CALLERS_REFUSED: MetricFamily = MetricFamily::counter(
     "gpu_steward_extender_refused_callers_total",
     "Requests to the TLS port whose caller was refused, by reason.",
 );
+const STREAM_CONNECTIONS: MetricFamily =
+    MetricFamily::gauge("gpu_steward_extender_stream_connections", "Connections to the TLS port that are open.");
+const STREAM_CUT: MetricFamily = MetricFamily::counter(
+    "gpu_steward_extender_stream_connections_cut_total",
+    "Connections to the TLS port that were closed for newer ones, or refused because all were busy.",
+);
+const FAILED_HANDSHAKES: MetricFamily = MetricFamily::counter(
+    "gpu_steward_extender_failed_handshakes_total",
+    "TLS handshakes on the TLS port that failed or took too long.",
+);
 const PASSED_ON: MetricFamily = MetricFamily::counter(
     "gpu_steward_extender_passed_on_total",
     "Questions of kube-scheduler that this extender passed on to the leader, which answered.",
@@ -97,6 +107,8 @@ pub(super) struct Scrape<'a> {
 pub(super) struct StreamScrape {
     pub(super) live: Arc<LiveCallers>,
     pub(super) counts: Arc<StreamCounts>,
+    /// Of the TLS port.
+    pub(super) connections: Arc<ConnectionCounts>,
 }
 
 /// The text of a scrape.
@@ -166,9 +178,17 @@ fn streams(shown: &StreamScrape, out: &mut Exposition<'_>) {
     let totals = shown.counts.totals();
     out.family(&STREAMS);
     out.sample(&[], SampleValue::Whole(shown.live.open_streams() as u64));
-    for (family, count) in
-        [(&STREAMS_OPENED, totals.opened), (&STREAM_MESSAGES, totals.messages), (&PASSED_ON, totals.passed_on)]
-    {
+    let ConnectionCounts { open, cut, failed_handshakes } = &*shown.connections;
+    let value = |count: &AtomicU64| count.load(Ordering::Relaxed);
+    out.family(&STREAM_CONNECTIONS);
+    out.sample(&[], SampleValue::Whole(value(open)));
+    for (family, count) in [
+        (&STREAM_CUT, value(cut)),
+        (&FAILED_HANDSHAKES, value(failed_handshakes)),
+        (&STREAMS_OPENED, totals.opened),
+        (&STREAM_MESSAGES, totals.messages),
+        (&PASSED_ON, totals.passed_on),
+    ] {
         out.family(family);
         out.sample(&[], SampleValue::Whole(count));
     }

@@ -18,7 +18,7 @@ use crate::settings::stream::StreamSettings;
 use apiserver::ApiConnection;
 use apiserver::client::ApiClient;
 use apiserver::kept_object::KeptObject;
-use effects::server::{HttpServer, bind};
+use effects::server::{ConnectionCounts, HttpServer, bind};
 use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -41,6 +41,7 @@ pub(super) struct Streams {
     pub(super) callers: Arc<Callers>,
     streams: Arc<AgentStreams>,
     proxy: Option<Arc<LeaderProxy>>,
+    connections: Arc<ConnectionCounts>,
     /// Cancelled when the port closes.
     closing: CancellationToken,
 }
@@ -84,12 +85,14 @@ impl Streams {
             term: Default::default(),
             last: AtomicU64::new(0),
         };
-        Streams { listener, authority, callers: Arc::new(callers), streams: Arc::new(streams), proxy, closing }
+        let (callers, streams) = (Arc::new(callers), Arc::new(streams));
+        Streams { listener, authority, callers, streams, proxy, connections: Arc::default(), closing }
     }
 
     /// What `/metrics` shows of it.
     pub(super) fn scrape(&self) -> StreamScrape {
-        StreamScrape { live: Arc::clone(&self.streams.live), counts: self.counts() }
+        let (live, connections) = (Arc::clone(&self.streams.live), Arc::clone(&self.connections));
+        StreamScrape { live, counts: self.counts(), connections }
     }
 
     /// The way to the leader.
@@ -111,8 +114,8 @@ impl Streams {
         let counts = self.counts();
         let application = StreamPort::new(Arc::clone(&self.callers), counts, verbs, Arc::clone(&self.streams));
         let fresh = self.authority.keep_fresh(Arc::clone(&certificates), issued);
-        let server =
-            HttpServer { application, limits: CONNECTIONS, certificates: Some(certificates), counts: Arc::default() };
+        let counts = Arc::clone(&self.connections);
+        let server = HttpServer { application, limits: CONNECTIONS, certificates: Some(certificates), counts };
         let serving = server.serve(self.listener, self.closing.clone());
         let streams = self.streams;
         tokio::select! {

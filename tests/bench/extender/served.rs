@@ -76,7 +76,15 @@ impl Served {
         let dir = tempfile::tempdir()?;
         let (log, flags) = (dir.path().join("log"), flags(dir.path())?);
         let child = Command::new(env!("CARGO_BIN_EXE_gpu-steward"))
-            .args(["extender", "--extender-listen", "127.0.0.1:0", "--log-format", "json"])
+            .args([
+                "extender",
+                "--extender-listen",
+                "127.0.0.1:0",
+                "--extender-admin-listen",
+                "none",
+                "--log-format",
+                "json",
+            ])
             .args(flags)
             .arg("--kubeconfig")
             .arg(server.kubeconfig(dir.path()))

@@ -1,6 +1,6 @@
 //! Heap profiles, read by the test itself.
 
-use super::program::Program;
+use super::program::{Opened, Program};
 
 const MIB: i64 = 1 << 20;
 
@@ -19,12 +19,18 @@ fn blocks_of_64_mib_are_shown_where_they_were_allocated() {
     assert!(frame.1.ends_with("tests/profiled/work.rs") && frame.2 > 0, "{frame:?}");
 }
 
+/// The program keeps 8 MiB more a second, and less on a machine that is busy with other things.
+fn check_growth(grown: i64, opened: &Opened) {
+    let most = (opened.profile.duration_nanos / 1_000_000_000 + 1) * 12 * MIB;
+    assert!((MIB..most).contains(&grown), "8 MiB a second, seen: {} MiB", grown / MIB);
+}
+
 #[test]
 fn seconds_on_allocs_show_only_what_was_allocated_in_that_time() {
     let program = Program::start(&["hold", "grow"]);
     let opened = program.profile("/debug/pprof/allocs?seconds=4");
     let grown = opened.sum("alloc_space", "work::keep_more");
-    assert!((16 * MIB..48 * MIB).contains(&grown), "8 MiB a second for 4 s, seen: {} MiB", grown / MIB);
+    check_growth(grown, &opened);
     assert_eq!(opened.sum("alloc_space", "work::keep_blocks"), 0, "earlier allocations are not in the difference");
     assert!(opened.profile.duration_nanos >= 4_000_000_000);
     assert_eq!(opened.string(opened.profile.default_sample_type), "alloc_space");
@@ -36,7 +42,7 @@ fn seconds_on_heap_show_only_what_was_allocated_in_that_time_and_is_still_used()
     let program = Program::start(&["hold", "grow"]);
     let opened = program.profile("/debug/pprof/heap?seconds=4");
     let grown = opened.sum("inuse_space", "work::keep_more");
-    assert!((16 * MIB..48 * MIB).contains(&grown), "8 MiB a second for 4 s, seen: {} MiB", grown / MIB);
+    check_growth(grown, &opened);
     assert_eq!(opened.sum("inuse_space", "work::keep_blocks"), 0, "earlier allocations are not in the difference");
     assert!(opened.profile.duration_nanos >= 4_000_000_000);
     assert_eq!(opened.string(opened.profile.default_sample_type), "inuse_space");

@@ -460,6 +460,10 @@ mod tests {
 
     #[tokio::test]
     async fn a_prefetch_takes_the_longest_expected_first_and_tries_again_only_with_another_checkpoint() {
+        const FULL: u8 = 64;
+        const ALL: u8 = FULL + 2;
+        const LATE: u8 = 200;
+        assert_eq!(usize::from(FULL), MAX_AT_ONCE);
         let folder = tempfile::tempdir().unwrap();
         let (delivery, mut allocator, mut prefetcher) =
             (delivery(folder.path()), allocator(4), SpecPrefetcher::default());
@@ -467,7 +471,7 @@ mod tests {
         let with = (&delivery, &tickets);
         let slot = |n: u8| -> Vec<Arc<str>> { vec![format!("GPU-a-{n}").into()] };
         // Only the first is of a pod that is known; the checkpoint has them in reverse order.
-        for n in 0..18 {
+        for n in 0..ALL {
             allocator.issue(ticket(n), &slot(n), None);
             prefetcher.given(&ticket(n), now + Duration::from_millis(n.into()));
         }
@@ -475,9 +479,9 @@ mod tests {
             |n: u8| ContainerKey { pod: PodUid::parse(&format!("{n:032x}")).unwrap(), container: "main".into() };
         let holder = |n: u8| if n == 0 { key() } else { other(n) };
         let rows: Arc<[CheckpointEntry]> =
-            (0..18).rev().map(|n| CheckpointEntry { holder: holder(n), ids: slot(n), ..row(n) }).collect();
+            (0..ALL).rev().map(|n| CheckpointEntry { holder: holder(n), ids: slot(n), ..row(n) }).collect();
         prefetcher.has_read(now, Some(&rows), now);
-        for (turn, expected) in [(now, 0..16), (now + APART, 16..18)] {
+        for (turn, expected) in [(now, 0..FULL), (now + APART, FULL..ALL)] {
             prefetcher.prepare(&allocator, with, turn - Duration::from_millis(u64::from(turn > now)));
             assert!(
                 turn == now || !prefetcher.writing && prefetcher.due <= turn,
@@ -501,14 +505,14 @@ mod tests {
         assert!(!written.files.contains_key(&ticket(0)), "its files are there");
         prefetcher.has_written(written, now + 2 * APART);
         // The two that were left, and before them one that was not tried yet.
-        allocator.issue(ticket(30), &slot(30), None);
-        prefetcher.given(&ticket(30), now + APART);
+        allocator.issue(ticket(LATE), &slot(LATE), None);
+        prefetcher.given(&ticket(LATE), now + APART);
         let rows: Arc<[CheckpointEntry]> =
-            (0..18).chain([30]).map(|n| CheckpointEntry { holder: other(n), ids: slot(n), ..row(n) }).collect();
+            (0..ALL).chain([LATE]).map(|n| CheckpointEntry { holder: other(n), ids: slot(n), ..row(n) }).collect();
         prefetcher.has_read(now, Some(&rows), now);
         prefetcher.prepare(&allocator, with, now + 2 * APART);
         let Some(BackgroundResult::Files(written)) = prefetcher.ended().await else { panic!("files are written") };
-        assert!(written.files.len() == MAX_AT_ONCE && written.files.contains_key(&ticket(30)), "{written:?}");
+        assert!(written.files.len() == MAX_AT_ONCE && written.files.contains_key(&ticket(LATE)), "{written:?}");
     }
 
     #[test]
