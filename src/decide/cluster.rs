@@ -44,3 +44,5 @@ pub use summary::RefusalSummary;
 
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod burst;

@@ -285,6 +285,9 @@ impl Binder {
             _ if planted(PlantedMistake::LostAnswerIsRefusal) => Shown::Never(error.to_string()),
             _ => {
                 open.unanswered(order.version);
+                if planted(PlantedMistake::UnboundReadIsEvidence) {
+                    return self.only_look(order, open).await;
+                }
                 Shown::Unknown(error.to_string())
             }
         }
