@@ -150,8 +150,7 @@ fn check_upgrade(bed: &Bed, gpus: &[String]) {
         assert_eq!(covered, nodes, "no agent is Ready on a node: {now:#?}");
         (now.len() == nodes.len() && now.iter().all(|pod| !old.contains(&uid(pod)))).then_some(now)
     });
-    // A kubelet before 1.37 has no plugin between the end of the old connection and the start of the new one.
-    // tests/cluster/upgrade.rs tests a pod that comes at that moment.
+    // tests/cluster/upgrade.rs tests pods that come meanwhile.
     let here = new.iter().find(|pod| pod["spec"]["nodeName"] == *bed.node()).expect("one on our node");
     let address = format!("{}:9410", here["status"]["podIP"].as_str().expect("an address"));
     eventually("kubelet to know the new agent", READY, || {

@@ -291,6 +291,7 @@ fn killed_extenders_give_no_device_twice_and_lose_no_pod() {
         extender = HostExtender::start(&placed, Some(extender.address));
     }
     println!("{kills} kills, {mid_bind} of them while a binding was under way");
+    assert!(mid_bind > 0, "no kill came in the middle of a binding");
     placed.run("app=load", made);
     extender.wait_until_leads();
     assert_eq!(placed.check(extender.address), made);

@@ -53,4 +53,5 @@ fn a_paused_leader_gives_nothing_when_it_goes_on() {
         std::mem::swap(&mut leader, &mut other);
     }
     println!("{pauses} pauses, {mid_bind} of them while a binding was under way");
+    assert!(mid_bind > 0, "no pause came in the middle of a binding");
 }

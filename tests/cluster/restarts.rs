@@ -303,8 +303,7 @@ fn scheduled(bed: &Bed, mut spec: Value) -> Value {
     spec
 }
 
-/// The next agent starts while this one still runs. It waits for the end of this one, so the kubelet never has two
-/// plugins.
+/// The next agent starts while this one still runs, prepares beside it, and takes over when it ends (decision 0120).
 #[test]
 #[ignore = "needs cluster: tests/run"]
 fn a_new_agent_takes_over_from_the_old_one() {
@@ -315,8 +314,8 @@ fn a_new_agent_takes_over_from_the_old_one() {
         fleet.add_pod();
         let next = bed.launch(&[]);
         next.logs("another agent shares the GPUs of this node");
-        // A pod may come at the moment in which the kubelet has neither agent. tests/cluster/upgrade.rs counts how rare
-        // that is.
+        // Here the old agent is stopped at once and does not drain, so this one pod may fail. tests/cluster/upgrade.rs lets
+        // none fail.
         fleet.add_pod_before_agent_end();
         agent.signal(15);
         drop(agent);

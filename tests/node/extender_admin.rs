@@ -98,8 +98,7 @@ fn reads_objects(extender: &Extender, seconds: u64) -> Vec<String> {
     frames.into_iter().collect()
 }
 
-/// Seed 000 of this product: the allocation profile of an idle scheduler showed the decoding of every node's annotations on a
-/// timer. Promise 46 in docs/specification.md.
+/// HAMi's scheduler decodes the annotations of every node on a timer, also when nothing is to be placed. Promise 46 in docs/specification.md.
 #[test]
 fn an_idle_leader_of_a_thousand_nodes_decodes_nothing_and_asks_only_for_its_lease() {
     let server = FakeApiServer::start();

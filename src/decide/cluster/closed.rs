@@ -33,7 +33,7 @@ pub enum ClosedReason {
 }
 
 impl ClosedReason {
-    /// Whether it is told: not a Node that is gone, and not what each start and upgrade of an agent brings for a moment.
+    /// Whether it is reported in the log and as an event: not a Node that is gone, and not what each start and upgrade of an agent brings for a moment.
     pub(super) fn is_news(&self) -> bool {
         !matches!(self, ClosedReason::Gone | ClosedReason::AgentStarting | ClosedReason::AgentLeaving)
     }
@@ -116,7 +116,7 @@ pub(super) struct Doubts {
     origins: BTreeMap<PodUid, ClaimOrigin>,
     /// The newest pod of another scheduler as a reason, where that was placed after the oldest one of this one.
     intruder: Option<ClosedReason>,
-    /// What was told last.
+    /// What was reported last.
     pub(super) told: Option<ClosedReason>,
 }
 

@@ -117,7 +117,7 @@ impl NodeClaims {
         &mut self.doubts
     }
 
-    /// What was told last of the node, to change it: no verdict depends on that.
+    /// What was reported last of the node, to change it: no verdict depends on that.
     pub(super) fn told_mut(&mut self) -> &mut Option<ClosedReason> {
         &mut self.doubts.told
     }

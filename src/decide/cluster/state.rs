@@ -92,7 +92,7 @@ pub struct ClusterState {
     /// Pods that cannot be read, by their UID at the API server, with the node that they are bound to. Bounded as the pods
     /// of the cluster are.
     pub(super) unreadable: HashMap<PodUid, NodeName>,
-    /// Nodes that may have been closed or opened since that was last told.
+    /// Nodes that may have been closed or opened since that was last reported.
     pub(super) touched: BTreeSet<NodeName>,
     /// Nodes whose agents' streams were closed at this moment, and may be back soon.
     pub(super) closing: HashMap<NodeName, Monotonic>,
@@ -148,9 +148,10 @@ impl ClusterState {
         self.pending.len()
     }
 
-    /// Sets the epoch that this leader writes on its claims: higher than any that was written before.
+    /// Sets the epoch that this leader writes on its claims: higher than any that was written before. It never becomes
+    /// lower.
     pub fn lead(&mut self, epoch: u64) {
-        self.epoch = epoch;
+        self.epoch = self.epoch.max(epoch);
     }
 
     /// Forgets the proposals of pods whose last filter call is older than `before`: they were placed elsewhere, or given

@@ -20,6 +20,8 @@ pub(crate) enum LeaveState {
     /// No stream is open, so no leader can be asked.
     #[default]
     NoStream,
+    /// No stream is open, and one was a moment ago: the next leader is being looked for.
+    Between,
     /// The leader has not answered, or pods have to ask yet: so many, once that is known.
     Waits(Option<usize>),
     /// Nothing more is bound here, and no pod has to ask.
@@ -50,7 +52,7 @@ pub(crate) fn departure() -> (Departure, DepartureSeen) {
 }
 
 impl Departure {
-    /// Waits until the agent may leave, for at most [`STAYS`]. Without an open stream it may leave at once.
+    /// Waits until the agent may leave, for at most [`STAYS`]. Where no extender is, it may leave at once.
     pub(crate) async fn wait(&mut self) {
         if *self.state.borrow() == LeaveState::NoStream {
             return;

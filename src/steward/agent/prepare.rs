@@ -41,16 +41,18 @@ pub(super) async fn open_usage(
     Ok(Some((path, opened)))
 }
 
-/// Logs one line with the addresses of the agent, and writes them to a file for scripts.
+/// Writes the addresses of the agent to a file for scripts, and then logs them, so that who has read the line finds the
+/// file.
 pub(super) fn announce(settings: &Settings, name: &NodeName, listeners: &Listeners, operator: &str) -> Addresses {
     let usage = settings.usage_socket.as_ref().map_or_else(|| "none".into(), |path| path.display().to_string());
     let (version, pid, metrics, admin) = (args::version(), std::process::id(), listeners.metrics(), listeners.admin());
-    tracing::info!(version, node = %name, pid, metrics, admin, usage, "gpu-steward agent started");
     let content = serde_json::json!({
         "version": version, "node": name.as_str(), "pid": pid, "metrics": metrics, "admin": admin, "usage": usage,
         "operator_token": operator,
     });
-    Addresses::write(&settings.state_dir, &content)
+    let addresses = Addresses::write(&settings.state_dir, &content);
+    tracing::info!(version, node = %name, pid, metrics, admin, usage, "gpu-steward agent started");
+    addresses
 }
 
 pub(super) fn node_name(settings: &Settings) -> Result<NodeName, StartError> {

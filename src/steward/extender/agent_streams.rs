@@ -143,6 +143,9 @@ impl AgentStreams {
             Ok(report) => report,
             Err((end, why)) => return self.ended(end, why),
         };
+        if term.is_cancelled() {
+            return self.refer(to_agent).await;
+        }
         let id = StreamId(self.last.fetch_add(1, Ordering::Relaxed) + 1);
         let (node, now) = (agent.node.0.clone(), clock::monotonic());
         let signals = match self.live.opens(id.0, &agent.node, agent.pod.as_ref()) {
@@ -238,6 +241,8 @@ impl Served {
                 Err(end) => return end,
             };
             let message = tokio::select! {
+                // No message counts once the stream has to end.
+                biased;
                 () = streams.closing.cancelled() => {
                     return streams.ended(StreamEnd::Stopping, Status::unavailable("the extender is stopping"));
                 }
@@ -289,6 +294,10 @@ impl Served {
                 return Err(streams.ended(StreamEnd::TooFast, Status::resource_exhausted(why)));
             }
             tokio::time::sleep(REPORT_LEAST / 4).await;
+        }
+        if self.signals.ends.is_cancelled() || self.term.is_cancelled() || Instant::now() >= self.agent.until {
+            // It came too late; `run` ends the stream.
+            return Ok(());
         }
         let message = convert::agent_message(message);
         let message =

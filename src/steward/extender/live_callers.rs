@@ -36,7 +36,7 @@ struct OpenStream {
     signals: Arc<StreamSignals>,
 }
 
-/// What an open stream is told.
+/// The signals to an open stream.
 #[derive(Debug, Default)]
 pub(super) struct StreamSignals {
     /// Cancelled when the stream must end.

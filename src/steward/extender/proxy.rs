@@ -52,8 +52,13 @@ impl LeaderProxy {
         match timeout(WITHIN, self.asked(leader, path, question)).await {
             Ok(answer) => answer.map_err(|why| format!("the leader at {leader} cannot be asked: {why}")),
             Err(_) => {
-                // A connection that hangs is not used again.
-                *self.connection.lock().await = None;
+                // A connection that hangs is not used again. While another question holds the lock, that one makes a new
+                // connection, and nobody waits for it here.
+                if let Ok(mut kept) = self.connection.try_lock()
+                    && kept.as_ref().is_some_and(|(to, _)| to == leader)
+                {
+                    *kept = None;
+                }
                 Err(format!("the leader at {leader} has not answered within {} s", WITHIN.as_secs_f32()))
             }
         }

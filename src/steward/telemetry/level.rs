@@ -12,7 +12,7 @@ use tracing_subscriber::reload;
 pub(crate) type Filter = Targets;
 
 /// The crates of this program. All others are libraries.
-const OURS: [&str; 7] = ["gpu_steward", "model", "wire", "decide", "pprof", "sources", "effects"];
+const OURS: [&str; 8] = ["gpu_steward", "model", "wire", "decide", "pprof", "apiserver", "sources", "effects"];
 
 /// Libraries that log a line for each frame, poll or wake-up. At `-v 5` they would hide all other lines.
 const CHATTY: [&str; 9] = ["h2", "hyper", "hyper_util", "mio", "rustls", "tokio_util", "tonic", "tower", "want"];

@@ -10,7 +10,6 @@ use model::claim::PodClaim;
 use model::gpu_pod::GpuPod;
 use model::id::ObjectUid;
 use model::placement::PlacementRequest;
-use std::collections::BTreeMap;
 
 const FIRST: StreamId = StreamId(1);
 
