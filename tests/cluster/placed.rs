@@ -246,8 +246,8 @@ impl Placed {
         check_containers(&self.cluster, &self.admin, &self.space.name)
     }
 
-    /// Compares what each kubelet gave out with the claims.
-    fn check_kubelets(&self) {
+    /// How many GPUs each kubelet has given to each container of the namespace.
+    fn given(&self) -> BTreeMap<(String, String), usize> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
         let mut given: BTreeMap<(String, String), usize> = BTreeMap::new();
         for node in &self.cluster.status().nodes {
@@ -266,6 +266,16 @@ impl Placed {
                 }
             }
         }
+        given
+    }
+
+    /// Compares what each kubelet gave out with the claims.
+    fn check_kubelets(&self) {
+        if self.pods().is_empty() {
+            eventually("kubelets that have given nothing", SETTLED, || self.given().is_empty().then_some(()));
+            return;
+        }
+        let mut given = self.given();
         let mut claimed = BTreeMap::new();
         for pod in self.pods().iter().filter(|pod| pod["status"]["phase"] == "Running") {
             let name = pod["metadata"]["name"].as_str().expect("a name");
