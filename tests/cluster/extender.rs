@@ -318,6 +318,8 @@ fn gpus_decide_among_nodes_and_equal_nodes_leave_the_choice_to_the_pod() {
     let space = &placed.space.name;
     let share = json!({ "nvidia.com/gpu": 1, "nvidia.com/gpumem": 2000, "cpu": "150m" });
     let nodes: Vec<&str> = placed.cluster.status().nodes.iter().map(|node| node.name.as_str()).collect();
+    // One pod after the other: between a filter call and its bind the extender only guesses which one of equal nodes
+    // kube-scheduler chooses.
     let create = |name: &str, replicas: usize, policy: &str, preferred: Option<&str>| {
         let mut pod = spec(&[container("main", &share)]);
         if let Some(node) = preferred {
@@ -326,10 +328,13 @@ fn gpus_decide_among_nodes_and_equal_nodes_leave_the_choice_to_the_pod() {
                 "preference": { "matchExpressions": [{ "key": "kubernetes.io/hostname", "operator": "In", "values": [node] }] },
             }]);
         }
-        let mut deployment = workload("Deployment", name, &pod, &json!({ "replicas": replicas }));
+        let mut deployment = workload("Deployment", name, &pod, &json!({ "replicas": 0 }));
         deployment["spec"]["template"]["metadata"]["annotations"] = json!({ "hami.io/node-scheduler-policy": policy });
         let _ = placed.admin.run_with(&["create", "-n", space, "-f", "-"], &deployment.to_string()).ok();
-        placed.run(&format!("app={name}"), replicas);
+        for replicas in 1..=replicas {
+            placed.scale(name, replicas);
+            placed.run(&format!("app={name}"), replicas);
+        }
         let count = |node: &&str| {
             let here = |pod: &&Value| pod["spec"]["nodeName"] == **node && pod["metadata"]["labels"]["app"] == *name;
             placed.pods().iter().filter(here).count()
