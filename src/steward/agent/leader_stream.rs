@@ -152,43 +152,45 @@ impl LeaderStream {
         let mut looks = stream.token.next_look();
         // The stream before and what it has sent, until the first message of the one that replaces it.
         let mut replaced = None;
-        loop {
-            let waits = match self.send(&mut pace, &stream.sender).await? {
-                Ok(waits) => waits,
-                Err(why) => return Ok(ended(view.is_some(), why)),
-            };
-            if let Some(view) = &view {
-                self.judge(view);
-            }
-            tokio::select! {
-                changed = self.view.changed() => changed.map_err(|_| AgentEnds)?,
-                changed = self.stages.changed() => changed.map_err(|_| AgentEnds)?,
-                changed = self.departure.leaving.changed() => changed.map_err(|_| AgentEnds)?,
-                () = sleep_until(waits) => {}
-                () = sleep_until(heard + SILENCE) => {
-                    return Ok(ended(view.is_some(), format!("no message within {} s", SILENCE.as_secs())));
+        'stream: loop {
+            let end = 'turn: {
+                let waits = match self.send(&mut pace, &stream.sender).await? {
+                    Ok(waits) => waits,
+                    Err(why) => break 'turn ended(view.is_some(), why),
+                };
+                if let Some(view) = &view {
+                    self.judge(view);
                 }
-                () = sleep_until(looks) => {
-                    if let Some(newer) = self.renewed(&stream.token, address).await {
-                        // The new stream begins with everything.
-                        replaced = Some((std::mem::replace(&mut stream, newer), std::mem::take(&mut pace)));
+                tokio::select! {
+                    changed = self.view.changed() => changed.map_err(|_| AgentEnds)?,
+                    changed = self.stages.changed() => changed.map_err(|_| AgentEnds)?,
+                    changed = self.departure.leaving.changed() => changed.map_err(|_| AgentEnds)?,
+                    () = sleep_until(waits) => {}
+                    () = sleep_until(heard + SILENCE) => {
+                        break 'turn ended(view.is_some(), format!("no message within {} s", SILENCE.as_secs()));
                     }
-                    looks = stream.token.next_look();
-                }
-                answer = stream.answers.message() => {
-                    heard = Instant::now();
-                    match (self.hear(answer, view.is_none(), address), replaced.take()) {
-                        (Ok(said), _) => view = Some(said),
-                        // The new one was refused, or has reached an extender that does not lead.
-                        (Err(_), Some(before)) => {
-                            tracing::debug!(%address, "the new stream was refused; the one before it goes on");
-                            (stream, pace) = before;
-                            looks = stream.token.next_look();
+                    () = sleep_until(looks) => {
+                        if let Some(newer) = self.renewed(&stream.token, address).await {
+                            // The new stream begins with everything.
+                            replaced = Some((std::mem::replace(&mut stream, newer), std::mem::take(&mut pace)));
                         }
-                        (Err(end), None) => return Ok(end),
+                        looks = stream.token.next_look();
+                    }
+                    answer = stream.answers.message() => {
+                        heard = Instant::now();
+                        match self.hear(answer, view.is_none(), address) {
+                            Ok(said) => (view, replaced) = (Some(said), None),
+                            Err(end) => break 'turn end,
+                        }
                     }
                 }
-            }
+                continue 'stream;
+            };
+            // The new one was refused, or has reached an extender that does not lead.
+            let Some(before) = replaced.take() else { return Ok(end) };
+            tracing::debug!(%address, "the new stream was refused; the one before it goes on");
+            ((stream, pace), heard) = (before, Instant::now());
+            looks = stream.token.next_look();
         }
     }
 
