@@ -18,6 +18,7 @@
 
 mod closed;
 mod names;
+mod version;
 mod agent_link;
 mod node;
 mod rank;
@@ -25,6 +26,7 @@ mod verdicts;
 mod state;
 mod pods;
 mod closing;
+mod survey;
 mod filter;
 mod bind;
 mod open_writes;
@@ -35,12 +37,13 @@ pub use agent_link::StreamId;
 pub use agents::{ReportRefusal, STREAM_BACK_WITHIN};
 pub use bind::{BindOrder, BindOutcome, BindRefusal};
 pub use closed::{ClaimOrigin, ClosedReason, ClosingChange};
-pub use filter::{ExplainedScore, FilterVerdict, RefusedNode, Scoring};
+pub use filter::{ExplainedScore, FilterVerdict, RefusedNode, Scoring, filter, score};
 pub use node::{NodeClaims, NodeFacts};
 pub use open_writes::OpenWrites;
 pub use pods::BoundPod;
 pub use state::{ClusterRules, ClusterState, DEFAULT_SCORE_STEP, MAX_PENDING, NodeChoice};
 pub use summary::RefusalSummary;
+pub use survey::StateAccess;
 
 #[cfg(test)]
 mod tests;

@@ -303,10 +303,12 @@ fn killed_extenders_give_no_device_twice_and_lose_no_pod() {
     placed.cluster.part("stop", "apiserver");
     std::thread::sleep(Duration::from_secs(if kills > 10 { 120 } else { 45 }));
     placed.cluster.part("start", "apiserver");
+    // kube-scheduler ends when it cannot renew its Lease. A kubelet starts it again.
+    drop(scheduler);
+    let _scheduler = HostScheduler::start(&placed, extender.address);
     placed.run("app=load", made + 6);
     extender.wait_until_leads();
     assert_eq!(placed.check(extender.address), made + 6);
-    drop(scheduler);
 }
 
 /// Where nodes differ for GPUs, these decide, although kube-scheduler itself prefers the node with the most free CPU;

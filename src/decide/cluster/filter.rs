@@ -1,15 +1,16 @@
 //! The filter and the scores: which of the nodes fit a pod, and how well.
 
-use super::node::NodeClaims;
 use super::rank::{self, Suitability};
 use super::state::{ClusterState, Home, MAX_PENDING, NodeChoice, PendingPod};
-use super::verdicts::{Judged, Verdict, Verdicts};
-use crate::placement::{CountedClaims, FillTerms, NodeRefusal, Placement, RefusalReason, place};
+use super::survey::{StateAccess, Verdicts};
+use super::verdicts::{Judged, Verdict};
+use crate::placement::{CountedClaims, FillTerms, NodeRefusal, RefusalReason, place};
 use model::claim::PodClaim;
 use model::gpu_pod::GpuPod;
 use model::id::PodUid;
 use model::placement::{NodePolicy, PlacementRequest, ScoreWeights};
 use model::time::Monotonic;
+use std::ops::ControlFlow;
 
 /// A node that does not fit.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -57,70 +58,112 @@ pub struct ExplainedScore {
     pub terms: FillTerms,
 }
 
-impl ClusterState {
-    /// Decides which of these nodes fit the pod, and leaves a proposal on the best one, which counts in the scores of
-    /// other pods until the pod is bound, filtered again or gone. A pod whose bind has no known outcome fits only the
-    /// node where it may be bound.
-    pub fn filter(&mut self, request: PlacementRequest, nodes: &[&str], now: Monotonic) -> FilterVerdict {
-        self.forget_proposal(&request.uid);
-        if let Some(home) = self.homes.get(&request.uid) {
-            return self.only(home, nodes);
+/// Decides which of these nodes fit the pod, and leaves a proposal on the best one, which counts in the scores of
+/// other pods until the pod is bound, filtered again or gone. A pod whose bind has no known outcome fits only the
+/// node where it may be bound. Of calls at the same moment two may propose the same node.
+pub fn filter(state: &impl StateAccess, request: PlacementRequest, nodes: &[&str], now: Monotonic) -> FilterVerdict {
+    let begun = state.with(|state| {
+        state.forget_proposal(&request.uid);
+        match state.homes.get(&request.uid) {
+            Some(home) => ControlFlow::Break(only(home, nodes)),
+            None => ControlFlow::Continue((state.survey(&request), state.scoring(&request))),
         }
-        let mut verdict = FilterVerdict {
-            fit: Vec::with_capacity(nodes.len()),
-            explained: Vec::with_capacity(nodes.len()),
-            scoring: self.scoring(&request),
-            ..FilterVerdict::default()
-        };
-        let (mut suits, mut best) = (Vec::with_capacity(nodes.len()), None::<(Suitability, usize)>);
-        let mut kept = self.verdicts.take(&request);
-        for (place, name) in nodes.iter().enumerate() {
-            match self.verdict(&mut kept, &request, name) {
-                Ok(Judged { suitability, terms }) => {
-                    verdict.fit.push(place);
-                    verdict.explained.push(ExplainedScore { beside_proposals: suitability.beside_proposals(), terms });
-                    suits.push(suitability);
-                    // Of equal nodes the first by name, whatever the order of the question.
-                    let better = best.is_none_or(|(most, at)| {
-                        suitability > most || (suitability == most && nodes.get(at).is_some_and(|best| name < best))
-                    });
-                    if better {
-                        best = Some((suitability, place));
-                    }
-                }
-                Err(why) => verdict.refused.push(RefusedNode { place, why }),
-            }
+    });
+    let (survey, scoring) = match begun {
+        ControlFlow::Continue(begun) => begun,
+        ControlFlow::Break(verdict) => return verdict,
+    };
+    let mut verdict = ranked(&survey.verdicts(state, &request, nodes), nodes, scoring);
+    let best = verdict.proposed.and_then(|place| nodes.get(place)).copied();
+    let choice = state.with(|state| {
+        // The pod may have been bound meanwhile, or asked for once more.
+        if let Some(home) = state.homes.get(&request.uid) {
+            return ControlFlow::Break(only(home, nodes));
         }
-        self.verdicts.put_back(kept);
-        verdict.scores = rank::scores(&suits, self.rules.score_step);
-        verdict.proposed = best.map(|(_, place)| place);
-        if let Some(place) = verdict.proposed {
-            self.propose(request, nodes.get(place).copied(), now);
-            if self.rules.node_choice == NodeChoice::Extender {
-                let at = verdict.fit.iter().position(|fit| *fit == place);
-                verdict.explained = at.and_then(|at| verdict.explained.get(at).copied()).into_iter().collect();
-                verdict.fit = vec![place];
-                verdict.scores = vec![0];
-            }
+        state.forget_proposal(&request.uid);
+        if best.is_some() {
+            state.propose(request, best, now);
         }
-        verdict
+        ControlFlow::Continue(state.rules.node_choice)
+    });
+    match choice {
+        ControlFlow::Break(only) => return only,
+        ControlFlow::Continue(NodeChoice::Scheduler) => {}
+        ControlFlow::Continue(NodeChoice::Extender) => verdict.keep_proposed(),
     }
+    verdict
+}
 
-    /// The verdict for a pod that may be bound already.
-    fn only(&self, home: &Home, nodes: &[&str]) -> FilterVerdict {
-        let mut verdict = FilterVerdict::default();
-        for (place, name) in nodes.iter().enumerate() {
-            if home.node.as_str() == *name {
+/// The scores of these nodes for a pod, in their order. A node that does not fit any more has the lowest score.
+pub fn score(state: &impl StateAccess, request: &PlacementRequest, nodes: &[&str]) -> Vec<i64> {
+    // The own proposal must not count against the node that it is for.
+    let (survey, step) = state.with(|state| (state.survey_without_own_proposal(request), state.rules.score_step));
+    let verdicts = survey.verdicts(state, request, nodes);
+    let suits = |verdict: &Verdict| verdict.as_ref().ok().map(|judged| judged.suitability);
+    let fitting: Vec<Suitability> = verdicts.iter().filter_map(suits).collect();
+    let mut scores = rank::scores(&fitting, step).into_iter();
+    verdicts.iter().map(|verdict| suits(verdict).and_then(|_| scores.next()).unwrap_or(0)).collect()
+}
+
+/// The verdict of a call by those about its nodes.
+fn ranked(verdicts: &Verdicts<'_>, nodes: &[&str], scoring: Scoring) -> FilterVerdict {
+    let mut verdict = FilterVerdict {
+        fit: Vec::with_capacity(nodes.len()),
+        explained: Vec::with_capacity(nodes.len()),
+        scoring,
+        ..FilterVerdict::default()
+    };
+    let (mut suits, mut best) = (Vec::with_capacity(nodes.len()), None::<(Suitability, usize)>);
+    for ((place, name), judged) in nodes.iter().enumerate().zip(verdicts.iter()) {
+        match judged {
+            Ok(Judged { suitability, terms }) => {
+                let (suitability, terms) = (*suitability, *terms);
                 verdict.fit.push(place);
-                verdict.scores.push(0);
-                verdict.explained.push(ExplainedScore { beside_proposals: true, terms: FillTerms::default() });
-            } else {
-                verdict.refused.push(RefusedNode { place, why: NodeRefusal::whole(RefusalReason::NodeClosed) });
+                verdict.explained.push(ExplainedScore { beside_proposals: suitability.beside_proposals(), terms });
+                suits.push(suitability);
+                // Of equal nodes the first by name, whatever the order of the question.
+                let better = best.is_none_or(|(most, at)| {
+                    suitability > most || (suitability == most && nodes.get(at).is_some_and(|best| name < best))
+                });
+                if better {
+                    best = Some((suitability, place));
+                }
             }
+            Err(why) => verdict.refused.push(RefusedNode { place, why: why.clone() }),
         }
-        verdict
     }
+    verdict.scores = rank::scores(&suits, scoring.step);
+    verdict.proposed = best.map(|(_, place)| place);
+    verdict
+}
 
+/// The verdict for a pod that may be bound already.
+fn only(home: &Home, nodes: &[&str]) -> FilterVerdict {
+    let mut verdict = FilterVerdict::default();
+    for (place, name) in nodes.iter().enumerate() {
+        if home.node.as_str() == *name {
+            verdict.fit.push(place);
+            verdict.scores.push(0);
+            verdict.explained.push(ExplainedScore { beside_proposals: true, terms: FillTerms::default() });
+        } else {
+            verdict.refused.push(RefusedNode { place, why: NodeRefusal::whole(RefusalReason::NodeClosed) });
+        }
+    }
+    verdict
+}
+
+impl FilterVerdict {
+    /// Leaves the node that is expected to take the pod as the only one that fits.
+    fn keep_proposed(&mut self) {
+        let Some(place) = self.proposed else { return };
+        let at = self.fit.iter().position(|fit| *fit == place);
+        self.explained = at.and_then(|at| self.explained.get(at).copied()).into_iter().collect();
+        self.fit = vec![place];
+        self.scores = vec![0];
+    }
+}
+
+impl ClusterState {
     fn scoring(&self, request: &PlacementRequest) -> Scoring {
         let rules = &self.rules.placement;
         Scoring {
@@ -130,28 +173,6 @@ impl ClusterState {
         }
     }
 
-    /// The scores of these nodes for a pod, in their order. A node that does not fit any more has the lowest score.
-    pub fn score(&mut self, request: &PlacementRequest, nodes: &[&str]) -> Vec<i64> {
-        // The own proposal must not count against the node that it is for.
-        let proposed = self.pending.get(&request.uid).and_then(|pending| pending.proposed.clone());
-        let taken =
-            proposed.as_ref().and_then(|name| self.nodes.get_mut(name)).and_then(|node| node.lift(&request.uid));
-        let mut kept = self.verdicts.take(request);
-        let judged: Vec<Option<Suitability>> = nodes
-            .iter()
-            .map(|name| self.verdict(&mut kept, request, name).ok().map(|judged| judged.suitability))
-            .collect();
-        self.verdicts.put_back(kept);
-        if let (Some(name), Some(taken)) = (proposed, taken)
-            && let Some(node) = self.nodes.get_mut(&name)
-        {
-            node.lower(&request.uid, taken);
-        }
-        let fitting: Vec<Suitability> = judged.iter().flatten().copied().collect();
-        let mut scores = rank::scores(&fitting, self.rules.score_step).into_iter();
-        judged.iter().map(|one| one.and_then(|_| scores.next()).unwrap_or(0)).collect()
-    }
-
     /// Whether the pod fits this node once these pods are gone from it. Proposals do not count.
     #[must_use]
     pub fn fits_without(&self, request: &PlacementRequest, name: &str, victims: &[PodUid]) -> bool {
@@ -159,32 +180,6 @@ impl ClusterState {
         let mut node = node.clone();
         victims.iter().for_each(|uid| node.release(uid));
         place(request, node.devices(), &self.rules.placement, CountedClaims::Claims).is_ok()
-    }
-
-    /// The verdict about one node: the kept one where the node has not changed since.
-    fn verdict(&self, kept: &mut Verdicts, request: &PlacementRequest, name: &str) -> Verdict {
-        let node = self.nodes.get(name).ok_or_else(|| NodeRefusal::whole(RefusalReason::NodeUnregistered))?;
-        kept.of(node.identity().place, node.version(), || self.judge(request, node).map(|(judged, _)| judged))
-    }
-
-    fn judge(&self, request: &PlacementRequest, node: &NodeClaims) -> Result<(Judged, Placement), NodeRefusal> {
-        if node.closed().is_some() {
-            return Err(NodeRefusal::whole(RefusalReason::NodeClosed));
-        }
-        if node.devices().devices.is_empty() {
-            return Err(NodeRefusal::whole(RefusalReason::NodeUnregistered));
-        }
-        let rules = &self.rules.placement;
-        let (beside_proposals, placement) =
-            match place(request, node.devices(), rules, CountedClaims::ClaimsAndProposals) {
-                Ok(placement) => (true, placement),
-                // The refusal must not depend on proposals, which are only expectations.
-                Err(why) if !node.has_proposals() => return Err(why),
-                Err(_) => (false, place(request, node.devices(), rules, CountedClaims::Claims)?),
-            };
-        let policy = rules.node_policy(&request.preference);
-        let suitability = Suitability::new(beside_proposals, placement.fill, policy);
-        Ok((Judged { suitability, terms: placement.terms }, placement))
     }
 
     fn propose(&mut self, request: PlacementRequest, name: Option<&str>, now: Monotonic) {

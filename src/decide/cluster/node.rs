@@ -2,6 +2,7 @@
 
 use super::agent_link::{AgentLink, LinkState};
 use super::closed::{ClaimOrigin, ClosedReason, Doubts};
+use super::version::CountedVersion;
 use crate::ledger::{ClaimState, DeviceDemand, Ledger, demand_of};
 use crate::placement::{Capacity, DeviceFitness, DeviceKind, PlacementDevice, PlacementNode};
 use model::agent_stream::AgentPhase;
@@ -27,15 +28,6 @@ pub struct NodeFacts {
     pub links: BTreeMap<(GpuUuid, GpuUuid), u32>,
 }
 
-/// Tells a node from all others, also from an earlier one of its name or place.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct NodeIdentity {
-    /// Never used twice.
-    pub(super) number: u64,
-    /// Its place in lists with an entry for each node that is known.
-    pub(super) place: usize,
-}
-
 /// One node of the cluster. Its fields are one state: each change of its pods, its Node or its agent is about several of
 /// them, and what a filter call sees of the node depends on nearly all.
 #[derive(Clone, Debug)]
@@ -50,10 +42,9 @@ pub struct NodeClaims {
     proposals: BTreeMap<PodUid, Vec<(GpuUuid, DeviceDemand)>>,
     /// What of its pods is not known.
     doubts: Doubts,
-    /// Which one of all nodes that were ever known it is, and its place among those that are known now.
-    identity: NodeIdentity,
-    /// Number of changes of what a verdict about it depends on: its devices, their claims, its proposals, and what closes it.
-    changes: u64,
+    /// Which node it is, and how often that has changed on which a verdict about it depends: its devices, their claims, its
+    /// proposals, and what closes it.
+    version: CountedVersion,
     /// The agent's stream; `None` where the agent has never opened one to this leader.
     agent: Option<AgentLink>,
     /// Pods that have ended and hold their GPUs until the agent sees no process of them.
@@ -61,7 +52,7 @@ pub struct NodeClaims {
 }
 
 impl NodeClaims {
-    pub(super) fn named(name: NodeName, identity: NodeIdentity) -> NodeClaims {
+    pub(super) fn named(name: NodeName, version: CountedVersion) -> NodeClaims {
         NodeClaims {
             name,
             uid: None,
@@ -70,8 +61,7 @@ impl NodeClaims {
             ledger: Ledger::default(),
             proposals: BTreeMap::new(),
             doubts: Doubts::default(),
-            identity,
-            changes: 0,
+            version,
             agent: None,
             ending: BTreeSet::new(),
         }
@@ -101,19 +91,14 @@ impl NodeClaims {
         &self.ledger
     }
 
-    /// Its identity.
-    pub(super) fn identity(&self) -> NodeIdentity {
-        self.identity
-    }
-
-    /// What a verdict about the node is valid for: its number, and how often it has changed.
-    pub(super) fn version(&self) -> (u64, u64) {
-        (self.identity.number, self.changes)
+    /// What a verdict about the node is valid for.
+    pub(super) fn version(&self) -> &CountedVersion {
+        &self.version
     }
 
     /// What of its pods is not known, to change it.
     pub(super) fn doubts_mut(&mut self) -> &mut Doubts {
-        self.changes += 1;
+        self.version.changes();
         &mut self.doubts
     }
 
@@ -155,13 +140,13 @@ impl NodeClaims {
 
     /// Sets the agent's stream.
     pub(super) fn set_agent(&mut self, agent: Option<AgentLink>) {
-        self.changes += 1;
+        self.version.changes();
         self.agent = agent;
     }
 
     /// Something has changed on which a verdict about the node depends.
     pub(super) fn is_changed(&mut self) {
-        self.changes += 1;
+        self.version.changes();
     }
 
     /// Pods that have ended and still hold their GPUs.
@@ -202,7 +187,9 @@ impl NodeClaims {
     pub(super) fn is(&mut self, facts: &NodeFacts, kinds: &mut dyn FnMut(&RegisteredGpu) -> Arc<DeviceKind>) {
         // Most new versions of a Node are about something else.
         let before = (self.uid.take(), self.unreadable.take());
-        self.changes += u64::from(before.0.is_none() || before.1.is_some() || facts.register.is_err());
+        if before.0.is_none() || before.1.is_some() || facts.register.is_err() {
+            self.version.changes();
+        }
         self.uid = Some(facts.uid.clone());
         let register = match &facts.register {
             Ok(register) => register,
@@ -239,19 +226,21 @@ impl NodeClaims {
         for uid in self.proposals.keys().cloned().collect::<Vec<_>>() {
             self.add_proposed(&uid);
         }
-        self.changes += u64::from(self.devices != before);
+        if self.devices != before {
+            self.version.changes();
+        }
     }
 
     /// The newest version of the Node cannot be read. Its devices stay as they were known last.
     pub(super) fn is_unreadable(&mut self, why: &Arc<str>) {
-        self.changes += 1;
+        self.version.changes();
         self.unreadable = Some(Arc::clone(why));
     }
 
     /// The Node of this UID is gone from the API server.
     pub(super) fn gone(&mut self, uid: &ObjectUid) {
         if self.uid.as_ref() == Some(uid) {
-            self.changes += 1;
+            self.version.changes();
             self.uid = None;
             // A token for the Node that is gone is worth nothing any more.
             self.agent = None;
@@ -302,7 +291,7 @@ impl NodeClaims {
         self.withdraw(&pod.uid);
         let devices: BTreeSet<&GpuUuid> = claim.shares().map(|share| &share.device).collect();
         let demands = devices.into_iter().map(|device| (device.clone(), demand_of(pod, claim, device))).collect();
-        self.changes += 1;
+        self.version.changes();
         self.proposals.insert(pod.uid.clone(), demands);
         self.add_proposed(&pod.uid);
     }
@@ -320,7 +309,7 @@ impl NodeClaims {
     /// Takes a proposal back, and returns it for [`NodeClaims::lower`].
     pub(super) fn lift(&mut self, uid: &PodUid) -> Option<Vec<(GpuUuid, DeviceDemand)>> {
         let demands = self.proposals.remove(uid)?;
-        self.changes += 1;
+        self.version.changes();
         for (device, _) in &demands {
             let rest = self.proposals.values().flatten().filter(|(other, _)| other == device);
             let sum = rest.fold(DeviceDemand::default(), |mut sum, (_, demand)| {
@@ -336,7 +325,7 @@ impl NodeClaims {
 
     /// Puts a proposal back.
     pub(super) fn lower(&mut self, uid: &PodUid, demands: Vec<(GpuUuid, DeviceDemand)>) {
-        self.changes += 1;
+        self.version.changes();
         self.proposals.insert(uid.clone(), demands);
         self.add_proposed(uid);
     }
@@ -361,7 +350,7 @@ impl NodeClaims {
             let changed = |device: &&mut PlacementDevice| device.uuid == uuid && device.claimed != claimed;
             if let Some(device) = self.devices.devices.iter_mut().find(changed) {
                 device.claimed = claimed;
-                self.changes += 1;
+                self.version.changes();
             }
         }
     }

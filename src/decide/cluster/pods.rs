@@ -1,7 +1,8 @@
 //! Takes over nodes and pods as the watches show them.
 
-use super::node::{NodeClaims, NodeFacts, NodeIdentity};
+use super::node::{NodeClaims, NodeFacts};
 use super::state::{ClusterState, Home};
+use super::version::CountedVersion;
 use crate::ledger::ClaimState;
 use crate::placement::DeviceKind;
 use model::claim::PodClaim;
@@ -109,18 +110,21 @@ impl ClusterState {
 
     pub(super) fn home(&mut self, name: &NodeName) -> &mut NodeClaims {
         let (places, numbered, next) = (&mut self.free_places, &mut self.numbered, self.nodes.len());
+        let versions = &mut self.versions;
         self.nodes.entry(name.clone()).or_insert_with(|| {
             *numbered += 1;
             // Without a free place the nodes fill all places before this one.
-            let place = places.pop().unwrap_or(next);
-            NodeClaims::named(name.clone(), NodeIdentity { number: *numbered, place })
+            let version = CountedVersion::new(*numbered, places.pop().unwrap_or(next));
+            Arc::make_mut(versions).insert(name.clone(), version.shared());
+            NodeClaims::named(name.clone(), version)
         })
     }
 
     pub(super) fn forget_empty(&mut self, name: &NodeName) {
         if self.nodes.get(name).is_some_and(NodeClaims::is_empty) {
             let gone = self.nodes.remove(name);
-            self.free_places.extend(gone.map(|node| node.identity().place));
+            Arc::make_mut(&mut self.versions).remove(name);
+            self.free_places.extend(gone.map(|node| node.version().place()));
         }
     }
 }

@@ -13,9 +13,29 @@ use model::request::ContainerRole;
 use model::time::{Monotonic, WallTime};
 use model::unit::{CorePercent, Mib};
 use proptest::prelude::*;
+use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 
 pub(super) const NOW: Monotonic = Monotonic(1_000_000);
+
+/// The state, for one call at a time.
+struct Alone<'a>(RefCell<&'a mut ClusterState>);
+
+impl StateAccess for Alone<'_> {
+    fn with<R>(&self, step: impl FnOnce(&mut ClusterState) -> R) -> R {
+        step(&mut self.0.borrow_mut())
+    }
+}
+
+impl ClusterState {
+    pub(super) fn filter(&mut self, request: PlacementRequest, nodes: &[&str], now: Monotonic) -> FilterVerdict {
+        filter(&Alone(RefCell::new(self)), request, nodes, now)
+    }
+
+    pub(super) fn score(&mut self, request: &PlacementRequest, nodes: &[&str]) -> Vec<i64> {
+        score(&Alone(RefCell::new(self)), request, nodes)
+    }
+}
 
 pub(super) fn name(n: u32) -> NodeName {
     NodeName::parse(&format!("node-{n}")).unwrap()

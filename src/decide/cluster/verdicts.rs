@@ -6,22 +6,29 @@
 //! and the count of its changes say whether a verdict still holds, so nothing has to be removed when a node changes, and the
 //! lookup reads no more of a node than these two.
 //!
+//! A call gets the verdicts of its kind as they are, and looks them up while others add to them: the verdicts are in parts,
+//! and to add to a part that a call still reads copies that part alone.
+//!
 //! What must never happen here: a verdict for a request that differs in anything that placement reads.
 
 use super::rank::Suitability;
+use super::version::VersionNumbers;
 use crate::placement::{FillTerms, NodeRefusal};
 use model::placement::{GpuSelection, PlacementPreference, PlacementRequest};
 use model::request::{ContainerRole, MemoryRequest};
 use model::unit::CorePercent;
+use std::sync::Arc;
 
 /// Kinds of requests whose verdicts are kept; the one that was used longest ago is replaced. Each takes 100 bytes for a
 /// node, half a MiB for 5,000 nodes. kube-scheduler tries the pods of a burst one by one, so the kinds of requests that
 /// alternate are those of the Deployments and Jobs that grow at the same time.
 pub(super) const MOST: usize = 16;
+/// Nodes in one part. A part takes 7 KiB, which are copied in less than a microsecond.
+const PART: usize = 64;
 
 /// What placement reads of a request: all but the names.
 #[derive(Clone, Debug, PartialEq)]
-struct Signature {
+pub(super) struct Signature {
     containers: Vec<(ContainerRole, u32, Option<MemoryRequest>, Option<CorePercent>)>,
     selection: GpuSelection,
     preference: PlacementPreference,
@@ -37,24 +44,39 @@ pub(super) struct Judged {
 /// The verdict about one node: how well it suits, or why it does not fit.
 pub(super) type Verdict = Result<Judged, NodeRefusal>;
 
-/// The verdicts for one kind of request, by the place of the node. Each has the version of the node that it is about.
+/// The verdict about the node at one place, with the version of the node that it is about.
+type Kept = Option<(VersionNumbers, Verdict)>;
+
+/// The verdicts for one kind of request, by the place of the node. A copy shares all parts.
+#[derive(Clone, Debug, Default)]
+pub(super) struct KeptVerdicts(Vec<Arc<[Kept; PART]>>);
+
+/// The verdicts for one kind of request.
 #[derive(Debug)]
-pub(super) struct Verdicts {
+struct OfKind {
     signature: Signature,
-    /// When it was used last, in calls.
+    /// When they were used last, in calls.
     used: u64,
-    by_place: Vec<Option<((u64, u64), Verdict)>>,
+    verdicts: KeptVerdicts,
+}
+
+/// A verdict that was just made.
+#[derive(Clone, Debug)]
+pub(super) struct MadeVerdict {
+    /// The place and the version of the node; `None` where none of the name is known, which is not kept.
+    pub(super) about: Option<(usize, VersionNumbers)>,
+    pub(super) verdict: Verdict,
 }
 
 /// The verdicts for the kinds of requests that came last.
 #[derive(Debug, Default)]
 pub(super) struct VerdictCache {
-    kinds: Vec<Verdicts>,
+    kinds: Vec<OfKind>,
     calls: u64,
 }
 
 impl Signature {
-    fn of(request: &PlacementRequest) -> Signature {
+    pub(super) fn of(request: &PlacementRequest) -> Signature {
         let containers = request.requests.iter();
         Signature {
             containers: containers.map(|one| (one.role, one.slots, one.memory, one.cores)).collect(),
@@ -65,23 +87,34 @@ impl Signature {
 }
 
 impl VerdictCache {
-    /// Takes the verdicts for requests of this kind out; [`VerdictCache::put_back`] puts them in again.
-    pub(super) fn take(&mut self, request: &PlacementRequest) -> Verdicts {
+    /// The verdicts for requests of this kind.
+    pub(super) fn of(&mut self, signature: &Signature) -> KeptVerdicts {
         self.calls += 1;
-        let signature = Signature::of(request);
-        match self.kinds.iter().position(|kind| kind.signature == signature) {
-            Some(place) => Verdicts { used: self.calls, ..self.kinds.swap_remove(place) },
-            None => Verdicts { signature, used: self.calls, by_place: Vec::new() },
-        }
+        let calls = self.calls;
+        let kind = self.kinds.iter_mut().find(|kind| kind.signature == *signature);
+        kind.map(|kind| {
+            kind.used = calls;
+            kind.verdicts.clone()
+        })
+        .unwrap_or_default()
     }
 
-    /// Puts verdicts in again.
-    pub(super) fn put_back(&mut self, verdicts: Verdicts) {
+    /// Keeps verdicts for requests of this kind.
+    pub(super) fn keep(&mut self, signature: &Signature, made: &[MadeVerdict]) {
+        if made.is_empty() {
+            return;
+        }
+        let at = self.kinds.iter().position(|kind| kind.signature == *signature);
+        let mut kind = match at {
+            Some(at) => self.kinds.swap_remove(at),
+            None => OfKind { signature: signature.clone(), used: self.calls, verdicts: KeptVerdicts::default() },
+        };
+        made.iter().for_each(|made| kind.verdicts.keep(made));
         if self.kinds.len() >= MOST {
             let oldest = self.kinds.iter().enumerate().min_by_key(|(_, kind)| kind.used).map(|(place, _)| place);
             oldest.map(|place| self.kinds.swap_remove(place));
         }
-        self.kinds.push(verdicts);
+        self.kinds.push(kind);
     }
 
     /// Number of kinds of requests.
@@ -91,22 +124,22 @@ impl VerdictCache {
     }
 }
 
-impl Verdicts {
-    /// The verdict about the node at this place in this version; `judge` makes it where none is kept.
-    pub(super) fn of(&mut self, place: usize, version: (u64, u64), judge: impl FnOnce() -> Verdict) -> Verdict {
-        if let Some(Some((of, verdict))) = self.by_place.get(place)
-            && *of == version
-        {
-            return verdict.clone();
+impl KeptVerdicts {
+    /// The verdict about the node at this place in this version, if it is kept.
+    pub(super) fn of(&self, place: usize, version: VersionNumbers) -> Option<&Verdict> {
+        let (about, verdict) = self.0.get(place / PART)?.get(place % PART)?.as_ref()?;
+        (*about == version).then_some(verdict)
+    }
+
+    fn keep(&mut self, made: &MadeVerdict) {
+        let Some((place, version)) = made.about else { return };
+        let part = place / PART;
+        if self.0.len() <= part {
+            self.0.resize_with(part + 1, || Arc::new([const { None }; PART]));
         }
-        let verdict = judge();
-        if self.by_place.len() <= place {
-            self.by_place.resize(place + 1, None);
+        if let Some(kept) = self.0.get_mut(part).and_then(|part| Arc::make_mut(part).get_mut(place % PART)) {
+            *kept = Some((version, made.verdict.clone()));
         }
-        if let Some(kept) = self.by_place.get_mut(place) {
-            *kept = Some((version, verdict.clone()));
-        }
-        verdict
     }
 }
 
@@ -116,44 +149,53 @@ mod tests {
     use crate::placement::RefusalReason;
     use crate::placement::tests::{container, pod};
 
-    fn asks(number: u32, mib: u64) -> PlacementRequest {
-        pod(number, vec![container(ContainerRole::App, 1, mib, 0)])
+    fn asks(number: u32, mib: u64) -> Signature {
+        Signature::of(&pod(number, vec![container(ContainerRole::App, 1, mib, 0)]))
+    }
+
+    fn made(place: usize, version: VersionNumbers) -> MadeVerdict {
+        MadeVerdict { about: Some((place, version)), verdict: Err(NodeRefusal::whole(RefusalReason::NodeClosed)) }
     }
 
     #[test]
     fn a_node_is_judged_once_for_each_kind_of_request_and_each_version() {
         let mut cache = VerdictCache::default();
-        let mut judged = |request: &PlacementRequest, place, version| {
-            let (mut kept, mut anew) = (cache.take(request), false);
-            let verdict = kept.of(place, version, || {
-                anew = true;
-                Err(NodeRefusal::whole(RefusalReason::NodeClosed))
-            });
-            cache.put_back(kept);
-            assert_eq!(verdict, Err(NodeRefusal::whole(RefusalReason::NodeClosed)));
-            anew
+        let mut judged = |asked: &Signature, place, version| {
+            let known = cache.of(asked).of(place, version).cloned();
+            assert!(known.as_ref().is_none_or(|verdict| *verdict == made(place, version).verdict));
+            cache.keep(asked, &[made(place, version)]);
+            known.is_none()
         };
         let (first, same, other) = (asks(1, 1000), asks(2, 1000), asks(3, 2000));
         assert!(judged(&first, 7, (1, 0)) && !judged(&same, 7, (1, 0)), "the pods differ in their names alone");
         assert!(judged(&other, 7, (1, 0)), "another amount");
         assert!(judged(&first, 8, (2, 0)) && judged(&first, 7, (1, 1)), "another node, and a change of the first");
         assert!(judged(&first, 7, (3, 1)), "another node has its place");
-        let mut selective = asks(1, 1000);
-        selective.selection.avoid_types = vec!["t4".into()];
-        assert!(judged(&selective, 7, (3, 1)));
-        selective.preference.node_policy = Some(model::placement::NodePolicy::Spread);
-        assert!(judged(&selective, 7, (3, 1)));
+        let mut request = pod(1, vec![container(ContainerRole::App, 1, 1000, 0)]);
+        request.selection.avoid_types = vec!["t4".into()];
+        assert!(judged(&Signature::of(&request), 7, (3, 1)));
+        request.preference.node_policy = Some(model::placement::NodePolicy::Spread);
+        assert!(judged(&Signature::of(&request), 7, (3, 1)));
+    }
+
+    #[test]
+    fn what_a_call_reads_stays_while_others_add_to_it() {
+        let (mut cache, asked) = (VerdictCache::default(), asks(1, 1000));
+        cache.keep(&asked, &[made(0, (1, 0)), made(PART, (2, 0))]);
+        let read = cache.of(&asked);
+        cache.keep(&asked, &[made(0, (1, 1)), made(5 * PART, (3, 0))]);
+        assert!(read.of(0, (1, 0)).is_some() && read.of(0, (1, 1)).is_none() && read.of(5 * PART, (3, 0)).is_none());
+        let later = cache.of(&asked);
+        assert!(later.of(0, (1, 0)).is_none() && later.of(0, (1, 1)).is_some() && later.of(5 * PART, (3, 0)).is_some());
+        assert!(Arc::ptr_eq(&read.0[1], &later.0[1]), "a part without a change is not copied");
     }
 
     #[test]
     fn the_kind_that_was_used_longest_ago_is_replaced() {
         let mut cache = VerdictCache::default();
         let mut ask = |mib| {
-            let kept = cache.take(&asks(1, mib));
-            let known = !kept.by_place.is_empty();
-            let mut kept = kept;
-            let _ = kept.of(0, (1, 0), || Err(NodeRefusal::default()));
-            cache.put_back(kept);
+            let known = cache.of(&asks(1, mib)).of(0, (1, 0)).is_some();
+            cache.keep(&asks(1, mib), &[made(0, (1, 0))]);
             (known, cache.kinds())
         };
         for mib in 1..=16 {

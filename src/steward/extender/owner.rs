@@ -2,14 +2,14 @@
 //!
 //! The state is behind one lock, which is held only inside the methods of this file and never while something waits: a
 //! question borrows the names of nodes from the request's bytes, so it cannot go through a queue to another task without
-//! a copy of up to 15,000 names. The longest question takes some milliseconds, and a change of a pod or a Node some
-//! microseconds.
+//! a copy of up to 15,000 names. A change takes some microseconds, and so does each step of a question about thousands of
+//! nodes, which looks at most of them without the lock ([`decide::cluster::filter`]).
 
 use super::convert;
 use super::planted::{PlantedMistake, planted};
 use decide::cluster::{
-    BindOrder, BindOutcome, BindRefusal, ClosingChange, ClusterRules, ClusterState, FilterVerdict, ReportRefusal,
-    StreamId,
+    self, BindOrder, BindOutcome, BindRefusal, ClosingChange, ClusterRules, ClusterState, FilterVerdict, ReportRefusal,
+    StateAccess, StreamId,
 };
 use decide::ledger::{ClaimState, DeviceDemand};
 use decide::placement::Capacity;
@@ -231,12 +231,13 @@ impl ClusterOwner {
         let mut cluster = self.cluster.lock();
         cluster.agents_at(now);
         cluster.forget_pending(Monotonic(now.0.saturating_sub(nanos(REMEMBERED))));
-        cluster.filter(request, nodes, now)
+        drop(cluster);
+        cluster::filter(self, request, nodes, now)
     }
 
     /// The scores of these nodes.
     pub(super) fn score(&self, request: &PlacementRequest, nodes: &[&str]) -> Vec<i64> {
-        self.cluster.lock().score(request, nodes)
+        cluster::score(self, request, nodes)
     }
 
     /// Whether the pod fits this node once these pods are gone.
@@ -369,6 +370,12 @@ impl ClusterOwner {
             (&one.node, &one.pod, one.container).cmp(&(&other.node, &other.pod, other.container))
         });
         (devices, shares)
+    }
+}
+
+impl StateAccess for ClusterOwner {
+    fn with<R>(&self, step: impl FnOnce(&mut ClusterState) -> R) -> R {
+        step(&mut self.cluster.lock())
     }
 }
 

@@ -1,0 +1,148 @@
+//! What a call about many nodes knows of them, without keeping others from the state.
+//!
+//! ```text
+//!   survey   (state: microseconds)     the kept verdicts of this kind of request, the versions of the nodes
+//!   look up  (without the state)        the verdicts that still hold
+//!   judge    (state, some nodes at once)   the other nodes, mostly one or two that have changed since the last call
+//! ```
+//!
+//! Other calls and changes come between these steps, so the verdicts of one call need not be of one moment. Nothing is given by
+//! them: a bind looks again.
+
+use super::names::ByName;
+use super::node::NodeClaims;
+use super::rank::Suitability;
+use super::state::ClusterState;
+use super::verdicts::{Judged, KeptVerdicts, MadeVerdict, Signature, Verdict};
+use super::version::NodeVersion;
+use crate::placement::{CountedClaims, NodeRefusal, Placement, RefusalReason, place};
+use model::placement::PlacementRequest;
+use std::sync::Arc;
+
+/// Nodes that are judged in one step: about 0.2 ms. The first call of a new kind judges all.
+const STEP: usize = 256;
+
+/// Gives the state for one step. Between the steps others have it.
+pub trait StateAccess {
+    /// Lets `step` read and change the state.
+    fn with<R>(&self, step: impl FnOnce(&mut ClusterState) -> R) -> R;
+}
+
+/// What is known at the beginning of a call.
+#[derive(Debug)]
+pub(super) struct Survey {
+    signature: Signature,
+    versions: Arc<ByName<Arc<NodeVersion>>>,
+    kept: KeptVerdicts,
+    /// The verdict about one node that is judged in a way of its own, with the place of that node.
+    special: Option<(usize, Verdict)>,
+    unknown: Verdict,
+}
+
+/// The verdicts about the nodes of a question, in its order.
+#[derive(Debug)]
+pub(super) struct Verdicts<'a> {
+    kept: Vec<Option<&'a Verdict>>,
+    /// The others, in the same order.
+    made: Vec<MadeVerdict>,
+}
+
+impl ClusterState {
+    /// What is known of all nodes for a request of this kind.
+    pub(super) fn survey(&mut self, request: &PlacementRequest) -> Survey {
+        let signature = Signature::of(request);
+        Survey {
+            kept: self.verdicts.of(&signature),
+            signature,
+            versions: Arc::clone(&self.versions),
+            special: None,
+            unknown: Err(NodeRefusal::whole(RefusalReason::NodeUnregistered)),
+        }
+    }
+
+    /// The same, where the proposal of the pod itself does not count against its node.
+    pub(super) fn survey_without_own_proposal(&mut self, request: &PlacementRequest) -> Survey {
+        let proposed = self.pending.get(&request.uid).and_then(|pending| pending.proposed.as_ref());
+        let special = proposed.and_then(|name| self.nodes.get(name)).map(|node| {
+            let mut without = node.clone();
+            without.withdraw(&request.uid);
+            (node.version().place(), self.judge(request, &without).map(|(judged, _)| judged))
+        });
+        Survey { special, ..self.survey(request) }
+    }
+
+    /// Judges one node.
+    pub(super) fn judge(
+        &self,
+        request: &PlacementRequest,
+        node: &NodeClaims,
+    ) -> Result<(Judged, Placement), NodeRefusal> {
+        if node.closed().is_some() {
+            return Err(NodeRefusal::whole(RefusalReason::NodeClosed));
+        }
+        if node.devices().devices.is_empty() {
+            return Err(NodeRefusal::whole(RefusalReason::NodeUnregistered));
+        }
+        let rules = &self.rules.placement;
+        let (beside_proposals, placement) =
+            match place(request, node.devices(), rules, CountedClaims::ClaimsAndProposals) {
+                Ok(placement) => (true, placement),
+                // The refusal must not depend on proposals, which are only expectations.
+                Err(why) if !node.has_proposals() => return Err(why),
+                Err(_) => (false, place(request, node.devices(), rules, CountedClaims::Claims)?),
+            };
+        let policy = rules.node_policy(&request.preference);
+        let suitability = Suitability::new(beside_proposals, placement.fill, policy);
+        Ok((Judged { suitability, terms: placement.terms }, placement))
+    }
+
+    fn judge_all(&self, request: &PlacementRequest, names: &[&str]) -> Vec<MadeVerdict> {
+        let judged = |name: &&str| match self.nodes.get(*name) {
+            None => MadeVerdict { about: None, verdict: Err(NodeRefusal::whole(RefusalReason::NodeUnregistered)) },
+            Some(node) => MadeVerdict {
+                about: Some((node.version().place(), node.version().numbers())),
+                verdict: self.judge(request, node).map(|(judged, _)| judged),
+            },
+        };
+        names.iter().map(judged).collect()
+    }
+}
+
+impl Survey {
+    /// The verdicts about these nodes.
+    pub(super) fn verdicts<'a>(
+        &'a self,
+        state: &impl StateAccess,
+        request: &PlacementRequest,
+        nodes: &[&str],
+    ) -> Verdicts<'a> {
+        let kept: Vec<Option<&Verdict>> = nodes.iter().map(|name| self.known(name)).collect();
+        let missing: Vec<&str> =
+            nodes.iter().zip(&kept).filter(|(_, kept)| kept.is_none()).map(|(name, _)| *name).collect();
+        let mut made = Vec::with_capacity(missing.len());
+        for names in missing.chunks(STEP) {
+            made.extend(state.with(|state| {
+                let made = state.judge_all(request, names);
+                state.verdicts.keep(&self.signature, &made);
+                made
+            }));
+        }
+        Verdicts { kept, made }
+    }
+
+    fn known(&self, name: &str) -> Option<&Verdict> {
+        let Some(version) = self.versions.get(name) else { return Some(&self.unknown) };
+        match &self.special {
+            Some((place, verdict)) if *place == version.place() => Some(verdict),
+            _ => self.kept.of(version.place(), version.numbers()),
+        }
+    }
+}
+
+impl Verdicts<'_> {
+    /// Each verdict.
+    pub(super) fn iter(&self) -> impl Iterator<Item = &Verdict> {
+        let mut made = self.made.iter().map(|made| &made.verdict);
+        self.kept.iter().filter_map(move |kept| kept.or_else(|| made.next()))
+    }
+}
