@@ -26,6 +26,8 @@ mod tests;
 
 pub use application::{ConnectionCounts, ConnectionLimits, HttpApplication, HttpServer};
 
+pub use connection::TakenConnection;
+
 use connection::Connection;
 use connection_limit::ConnectionLimit;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr, TcpListener};
@@ -91,7 +93,8 @@ impl<A: HttpApplication> HttpServer<A> {
             match limit.enter(host(peer.ip())) {
                 Some(admission) => {
                     server.counts.cut.fetch_add(admission.closed_idle, Ordering::Relaxed);
-                    let connection = Connection::new(peer, admission.permit, Arc::clone(&server));
+                    let server = Arc::clone(&server);
+                    let connection = Connection::new(peer, admission.permit, server, connections.token());
                     connections.spawn(connection.run(stream, stop.clone()));
                 }
                 None => server.refuse(&stream),

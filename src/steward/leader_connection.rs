@@ -17,15 +17,22 @@ use tokio_rustls::client::TlsStream;
 /// Time for the connection and the handshake. After a leader change connections wait for up to 4 s at the next leader, and then
 /// thousands of handshakes come before this one.
 const WITHIN: Duration = Duration::from_secs(10);
-/// HTTP/2 in the handshake (ALPN).
-const HTTP2: &[u8] = b"h2";
 
-/// Connects over HTTP/2 to the extender at this address; `trusted` are the certificates of its authority, PEM.
+/// What is spoken on a connection; its name in the handshake (ALPN).
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Spoken {
+    /// HTTP/1.1, which the stream of an agent begins with.
+    Http1,
+    /// HTTP/2: many questions at once.
+    Http2,
+}
+
+/// Connects to the extender at this address; `trusted` are the certificates of its authority, PEM.
 ///
 /// # Errors
 /// That of the network, or why the extender is not trusted.
-pub(crate) async fn connect(address: &str, trusted: &[u8]) -> io::Result<TlsStream<TcpStream>> {
-    let connector = TlsConnector::from(config(trusted)?);
+pub(crate) async fn connect(address: &str, trusted: &[u8], spoken: Spoken) -> io::Result<TlsStream<TcpStream>> {
+    let connector = TlsConnector::from(config(trusted, spoken)?);
     let name = ServerName::try_from(SERVER_NAME).map_err(io::Error::other)?;
     let connecting = async {
         let stream = TcpStream::connect(address).await?;
@@ -35,7 +42,7 @@ pub(crate) async fn connect(address: &str, trusted: &[u8]) -> io::Result<TlsStre
     timeout(WITHIN, connecting).await.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))
 }
 
-fn config(trusted: &[u8]) -> io::Result<Arc<ClientConfig>> {
+fn config(trusted: &[u8], spoken: Spoken) -> io::Result<Arc<ClientConfig>> {
     let mut roots = RootCertStore::empty();
     for certificate in CertificateDer::pem_slice_iter(trusted) {
         roots.add(certificate.map_err(io::Error::other)?).map_err(io::Error::other)?;
@@ -51,7 +58,11 @@ fn config(trusted: &[u8]) -> io::Result<Arc<ClientConfig>> {
         .map_err(io::Error::other)?
         .with_root_certificates(roots)
         .with_no_client_auth();
-    config.alpn_protocols = vec![HTTP2.to_vec()];
+    let name = match spoken {
+        Spoken::Http1 => &b"http/1.1"[..],
+        Spoken::Http2 => &b"h2"[..],
+    };
+    config.alpn_protocols = vec![name.to_vec()];
     Ok(Arc::new(config))
 }
 
@@ -79,7 +90,7 @@ mod tests {
             .with_no_client_auth()
             .with_single_cert(vec![own.der().clone()], PrivateKeyDer::try_from(key.serialize_der()).unwrap())
             .unwrap();
-        config.alpn_protocols = vec![HTTP2.to_vec()];
+        config.alpn_protocols = vec![b"h2".to_vec()];
         let listener = TcpListener::bind(("127.0.0.1", 0)).await.unwrap();
         let address = listener.local_addr().unwrap();
         tokio::spawn(async move {
@@ -101,7 +112,7 @@ mod tests {
         ] {
             let (own, address) = server(name, until).await;
             let trusted = if trusts { &own } else { &other };
-            let connected = connect(&address.to_string(), trusted.as_bytes()).await;
+            let connected = connect(&address.to_string(), trusted.as_bytes(), Spoken::Http2).await;
             let why = connected.err().map(|why| why.to_string());
             let as_expected = match (&why, expected) {
                 (Some(why), Some(words)) => why.contains(words),
@@ -114,7 +125,7 @@ mod tests {
     #[test]
     fn an_empty_bundle_and_one_that_is_none_are_no_trust_in_everybody() {
         for bad in [&b""[..], b"nothing", b"-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"] {
-            assert!(config(bad).is_err());
+            assert!(config(bad, Spoken::Http1).is_err());
         }
     }
 }

@@ -22,6 +22,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 use tokio_rustls::server::TlsStream;
 use tokio_util::sync::CancellationToken;
+use tokio_util::task::task_tracker::TaskTrackerToken;
 
 /// Largest request headers, in bytes. A Kubernetes bearer token has about 1 KiB; hyper's smallest buffer is 8 KiB.
 const HEADER_BYTES: u32 = 16 * 1024;
@@ -40,18 +41,40 @@ const PING_TIMEOUT: Duration = Duration::from_secs(10);
 /// One connection with its permit.
 pub(super) struct Connection<A> {
     peer: SocketAddr,
-    permit: ConnectionPermit,
+    open: Arc<OpenPermit>,
     server: Arc<HttpServer<A>>,
 }
 
+/// What an open connection holds.
+#[derive(Debug)]
+struct OpenPermit {
+    permit: ConnectionPermit,
+    _counted: OpenConnection,
+    /// The stop of the server waits for it.
+    _tracked: TaskTrackerToken,
+}
+
+/// Keeps a connection open and busy for the server after the application has taken it over for another protocol. The server
+/// adds it to each request that asks for one.
+#[derive(Clone, Debug)]
+pub struct TakenConnection {
+    _open: Arc<OpenPermit>,
+    _busy: Arc<Busy>,
+}
+
 impl<A: HttpApplication> Connection<A> {
-    pub(super) fn new(peer: SocketAddr, permit: ConnectionPermit, server: Arc<HttpServer<A>>) -> Connection<A> {
-        Connection { peer, permit, server }
+    pub(super) fn new(
+        peer: SocketAddr,
+        permit: ConnectionPermit,
+        server: Arc<HttpServer<A>>,
+        tracked: TaskTrackerToken,
+    ) -> Connection<A> {
+        let counted = OpenConnection::count(&server.counts);
+        Connection { peer, open: Arc::new(OpenPermit { permit, _counted: counted, _tracked: tracked }), server }
     }
 
     /// Serves the connection until it ends. A stop lets a request in flight end.
     pub(super) async fn run(self, stream: TcpStream, stop: CancellationToken) {
-        let _open = OpenConnection::count(&self.server.counts);
         let _ = stream.set_nodelay(true);
         // If the local address is unknown, a `Host` with an address counts as this node only if it is loopback or
         // allowed.
@@ -81,7 +104,7 @@ impl<A: HttpApplication> Connection<A> {
         let handshake_result = tokio::select! {
             biased;
             handshake_result = tokio::time::timeout(self.server.limits.header_timeout, handshake) => handshake_result,
-            () = self.permit.must_close() => return None,
+            () = self.open.permit.must_close() => return None,
             () = stopped => return None,
         };
         match handshake_result {
@@ -111,9 +134,13 @@ impl<A: HttpApplication> Connection<A> {
     ) -> Pin<Box<dyn Future<Output = ()> + Send + '_>> {
         let request_received = CancellationToken::new();
         let received = request_received.clone();
-        let answer = service_fn(move |request: Request<Incoming>| {
+        let answer = service_fn(move |mut request: Request<Incoming>| {
             received.cancel();
-            let (server, busy) = (Arc::clone(&self.server), self.permit.busy());
+            let (server, busy) = (Arc::clone(&self.server), self.open.permit.busy());
+            if request.headers().contains_key(header::UPGRADE) {
+                let (open, busy) = (Arc::clone(&self.open), self.open.permit.busy());
+                request.extensions_mut().insert(TakenConnection { _open: open, _busy: Arc::new(busy) });
+            }
             // The answer of a stream lives for hours, and what made its begin does not.
             Box::pin(async move {
                 let response = server.response(request, ends).await;
@@ -124,8 +151,8 @@ impl<A: HttpApplication> Connection<A> {
         let signals = (request_received, stop);
         match streams {
             None => {
-                let served = Box::pin(http1().serve_connection(stream, answer));
-                Box::pin(self.until_end(served, http1::Connection::graceful_shutdown, signals))
+                let served = Box::pin(http1().serve_connection(stream, answer).with_upgrades());
+                Box::pin(self.until_end(served, http1::UpgradeableConnection::graceful_shutdown, signals))
             }
             Some(streams) => {
                 let served = Box::pin(http2(streams).serve_connection(stream, answer));
@@ -144,9 +171,9 @@ impl<A: HttpApplication> Connection<A> {
         let limits = self.server.limits;
         tokio::select! {
             ended = &mut served => return self.log(ended),
-            () = self.permit.must_close() => return,
+            () = self.open.permit.must_close() => return,
             // No whole request has come, or no further one.
-            () = self.permit.idle_for(limits.header_timeout) => {}
+            () = self.open.permit.idle_for(limits.header_timeout) => {}
             () = stop.cancelled() => {
                 // For hyper a new connection is idle, although its first request may be on the way: wait for it,
                 // answer, close.

@@ -13,46 +13,36 @@
 
 use super::departure::{DepartureSeen, LeaveState};
 use super::latch::Progress;
-use crate::leader_connection;
+use crate::leader_connection::{self, Spoken};
 use crate::settings::stream::ReportSettings;
 use decide::agent_report::{SharingStages, report};
 use decide::leader_search::{LeaderSearch, SearchEnd};
 use decide::report_pace::ReportPace;
 use decide::token_pace;
-use effects::stream::{MAX_MESSAGE, convert};
-use hyper_util::rt::TokioIo;
+use effects::stream::opening::{self, AgentStream};
+use effects::stream::{MessageError, SERVER_NAME, convert};
 use model::agent_stream::{LeaderView, PodStage, REPORT_MOST};
 use model::id::PodUid;
 use model::view::NodeView;
-use parking_lot::Mutex;
-use proto::stream::agent_stream_client::AgentStreamClient;
-use proto::stream::{AgentMessage, LeaderMessage};
+use proto::stream::LeaderMessage;
 use sources::clock;
 use std::hash::{BuildHasher, RandomState};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::sync::{mpsc, watch};
+use tokio::sync::watch;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
-use tokio_stream::wrappers::ReceiverStream;
 use tokio_util::sync::CancellationToken;
-use tonic::metadata::AsciiMetadataValue;
-use tonic::transport::{Channel, Endpoint, Uri};
-use tonic::{Request, Status, Streaming};
 use wire::token;
 
 /// How long after its last word a leader is expected to be followed by another one. A change of the leader takes half a
 /// minute in a cluster of 5,000 nodes.
 const BETWEEN: Duration = Duration::from_secs(60);
-/// Silence of the extender after which it is pinged: a little more than the pause between two of its messages, so that the
-/// pings of 5,000 agents cost it nothing while messages come.
-const PING: Duration = Duration::from_secs(12);
-/// Time for the answer to a ping.
-const PING_WITHIN: Duration = Duration::from_secs(8);
 /// Time for the connection and for an extender to begin its answer.
 const BEGINS_WITHIN: Duration = Duration::from_secs(15);
-/// Silence of the leader after which the agent connects again: three of its beats are missing.
-const SILENCE: Duration = Duration::from_secs(35);
+/// Silence of the leader after which the agent connects again: two of its messages are missing, as where its node has lost its
+/// power.
+const SILENCE: Duration = Duration::from_secs(22);
 /// Largest file that is read: a token has 1 to 2 KiB, and three certificates 3 KiB.
 const MAX_FILE: u64 = 64 << 10;
 
@@ -154,7 +144,7 @@ impl LeaderStream {
         let mut replaced = None;
         'stream: loop {
             let end = 'turn: {
-                let waits = match self.send(&mut pace, &stream.sender).await? {
+                let waits = match self.send(&mut pace, &mut stream.messages).await? {
                     Ok(waits) => waits,
                     Err(why) => break 'turn ended(view.is_some(), why),
                 };
@@ -176,7 +166,7 @@ impl LeaderStream {
                         }
                         looks = stream.token.next_look();
                     }
-                    answer = stream.answers.message() => {
+                    answer = stream.messages.next() => {
                         heard = Instant::now();
                         match self.hear(answer, view.is_none(), address) {
                             Ok(said) => (view, replaced) = (Some(said), None),
@@ -214,14 +204,15 @@ impl LeaderStream {
     /// Takes in a message of the extender.
     fn hear(
         &self,
-        answer: Result<Option<LeaderMessage>, Status>,
+        answer: Result<Option<LeaderMessage>, MessageError>,
         first: bool,
         address: &Arc<str>,
     ) -> Result<LeaderView, StreamEnd> {
         let said = match answer {
+            Ok(Some(LeaderMessage { end: Some(end), leader, .. })) if leader.is_empty() => Err(end.text),
             Ok(Some(said)) => convert::leader_view(said).map_err(|why| why.to_string()),
             Ok(None) => Err("the extender has ended it".to_owned()),
-            Err(status) => Err(status.message().to_owned()),
+            Err(why) => Err(why.to_string()),
         };
         let said = said.map_err(|why| ended(!first, why))?;
         if let Some(leader) = said.leader {
@@ -238,7 +229,7 @@ impl LeaderStream {
     async fn send(
         &mut self,
         pace: &mut ReportPace,
-        sender: &mpsc::Sender<AgentMessage>,
+        messages: &mut AgentStream,
     ) -> Result<Result<Instant, String>, AgentEnds> {
         let leaving = *self.departure.leaving.borrow_and_update();
         let now = clock::monotonic();
@@ -248,9 +239,9 @@ impl LeaderStream {
             (pace.due(now, &report), pace.next_at(&report))
         };
         if let Some(message) = due {
-            match timeout(BEGINS_WITHIN, sender.send(convert::from_agent(&message))).await {
+            match timeout(BEGINS_WITHIN, messages.send(&convert::from_agent(&message))).await {
                 Ok(Ok(())) => {}
-                Ok(Err(_)) => return Ok(Err("the extender has ended it".to_owned())),
+                Ok(Err(why)) => return Ok(Err(why.to_string())),
                 Err(_) => return Ok(Err("the extender does not read it".to_owned())),
             }
         }
@@ -287,6 +278,40 @@ struct OwnToken {
 
 impl OwnToken {
     async fn read(path: &Path) -> Result<OwnToken, String> {
+        let text = read(path).await?.trim().to_owned();
+        let expires = token::decode(&text).ok().map(|token| token.claims.expires);
+        Ok(OwnToken { text, expires })
+    }
+
+    /// When to look whether there is a newer one.
+    fn next_look(&self) -> Instant {
+        let now = clock::now().wall.0 / 1_000_000;
+        let left = self.expires.map(|expires| Duration::from_secs(expires.saturating_sub(now)));
+        Instant::now() + token_pace::pause(left)
+    }
+}
+
+/// An open stream.
+struct Opened {
+    messages: AgentStream,
+    /// The token with which it was opened.
+    token: OwnToken,
+}
+
+/// Opens a stream to the extender at this address.
+async fn open(settings: &ReportSettings, address: &str, token: OwnToken) -> Result<Opened, String> {
+    let opened = timeout(BEGINS_WITHIN, begin(settings, address, &token)).await;
+    let messages = opened.unwrap_or_else(|_| Err(format!("no answer within {} s", BEGINS_WITHIN.as_secs())))?;
+    Ok(Opened { messages, token })
+}
+
+async fn begin(settings: &ReportSettings, address: &str, token: &OwnToken) -> Result<AgentStream, String> {
+    let trusted = read(&settings.ca_file).await?;
+    let connection = leader_connection::connect(address, trusted.as_bytes(), Spoken::Http1).await;
+    opening::open(connection.map_err(|why| why.to_string())?, SERVER_NAME, &token.text).await
+}
+
+async fn read(path: &Path) -> Result<OwnToken, String> {
         let text = read(path).await?.trim().to_owned();
         let expires = token::decode(&text).ok().map(|token| token.claims.expires);
         Ok(OwnToken { text, expires })

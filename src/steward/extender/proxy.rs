@@ -4,7 +4,7 @@
 //! waits longer than kube-scheduler does.
 
 use super::authority_keeper::AuthorityKeeper;
-use crate::leader_connection;
+use crate::leader_connection::{self, Spoken};
 use http_body_util::{BodyExt, Full, Limited};
 use hyper::body::Bytes;
 use hyper::client::conn::http2::{Builder, SendRequest};
@@ -91,7 +91,8 @@ impl LeaderProxy {
             return Ok(sender.clone());
         }
         let trusted = self.authority.trusted();
-        let stream = leader_connection::connect(leader, trusted.as_bytes()).await.map_err(|why| why.to_string())?;
+        let stream = leader_connection::connect(leader, trusted.as_bytes(), Spoken::Http2).await;
+        let stream = stream.map_err(|why| why.to_string())?;
         let (sender, driver) = Builder::new(TokioExecutor::new())
             .timer(TokioTimer::new())
             .keep_alive_interval(PING)

@@ -1,0 +1,211 @@
+//! Messages on a connection: four bytes with the length of a message, the highest first, and then the message as protobuf
+//! (`proto/stream.proto`).
+//!
+//! A leader has 5,000 of these, and each is silent for most of its time, so there is memory for a message only while one is
+//! on its way.
+//!
+//! What must never happen here: memory for what a length only promises; half a message lost because a caller that waited for
+//! it did something else meanwhile.
+
+use prost::Message;
+use std::io;
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+
+/// Largest message in bytes: 1,024 pods with the UUIDs of the GPUs that they use take some 150 KiB.
+pub const MAX_MESSAGE: usize = 256 << 10;
+/// Bytes that are read at once.
+const STEP: usize = 4 << 10;
+
+/// A connection with messages in both directions.
+#[derive(Debug)]
+pub struct MessageStream<S> {
+    connection: S,
+    /// Of the message that is on its way: its length, as far as it has come, and then its bytes.
+    length: [u8; 4],
+    body: Vec<u8>,
+    read: usize,
+}
+
+/// Why there is no further message.
+#[derive(Debug, thiserror::Error)]
+pub enum MessageError {
+    /// The connection is broken.
+    #[error("the connection is broken: {0}")]
+    Connection(#[from] io::Error),
+    /// The connection has ended within a message.
+    #[error("the connection has ended within a message")]
+    Truncated,
+    /// The message is larger than [`MAX_MESSAGE`].
+    #[error("a message of {0} bytes, of at most {MAX_MESSAGE}")]
+    TooLarge(usize),
+    /// The bytes are no message of the schema.
+    #[error("no message of the schema: {0}")]
+    Schema(#[from] prost::DecodeError),
+}
+
+impl<S: AsyncRead + AsyncWrite + Unpin> MessageStream<S> {
+    /// Messages on this connection.
+    pub fn new(connection: S) -> MessageStream<S> {
+        MessageStream { connection, length: [0; 4], body: Vec::new(), read: 0 }
+    }
+
+    /// The next message; `None` where the connection has ended after a message. Dropping the future loses nothing.
+    ///
+    /// # Errors
+    /// [`MessageError`]; nothing more can be read then.
+    pub async fn next<M: Message + Default>(&mut self) -> Result<Option<M>, MessageError> {
+        let head = self.length.len();
+        loop {
+            let Some(rest) = self.length.get_mut(self.read..).filter(|rest| !rest.is_empty()) else { break };
+            match self.connection.read(rest).await? {
+                0 if self.read == 0 => return Ok(None),
+                0 => return Err(MessageError::Truncated),
+                read => self.read += read,
+            }
+        }
+        let length = usize::try_from(u32::from_be_bytes(self.length)).unwrap_or(usize::MAX);
+        if length > MAX_MESSAGE {
+            return Err(MessageError::TooLarge(length));
+        }
+        while self.read < head + length {
+            let at = self.read - head;
+            self.body.resize(length.min(at + STEP), 0);
+            let rest = self.body.get_mut(at..).unwrap_or_default();
+            match self.connection.read(rest).await? {
+                0 => return Err(MessageError::Truncated),
+                read => self.read += read,
+            }
+        }
+        self.read = 0;
+        let body = std::mem::take(&mut self.body);
+        Ok(Some(M::decode(body.as_slice())?))
+    }
+
+    /// Sends a message. If the future is dropped, the connection cannot be used any more.
+    ///
+    /// # Errors
+    /// That of the connection.
+    pub async fn send(&mut self, message: &impl Message) -> io::Result<()> {
+        let length = message.encoded_len();
+        let mut bytes = Vec::with_capacity(self.length.len() + length);
+        bytes.extend(u32::try_from(length).map_err(io::Error::other)?.to_be_bytes());
+        message.encode(&mut bytes).map_err(io::Error::other)?;
+        self.connection.write_all(&bytes).await?;
+        self.connection.flush().await
+    }
+
+    /// Ends the connection in order.
+    ///
+    /// # Errors
+    /// That of the connection.
+    pub async fn close(&mut self) -> io::Result<()> {
+        self.connection.shutdown().await
+    }
+
+    /// The connection itself.
+    pub fn into_inner(self) -> S {
+        self.connection
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use proto::stream::LeaderMessage;
+    use std::time::Duration;
+    use tokio::time::timeout;
+
+    fn runtime() -> tokio::runtime::Runtime {
+        tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap()
+    }
+
+    fn said(epoch: u64, closed: usize) -> LeaderMessage {
+        LeaderMessage { version: 1, epoch, closed: "x".repeat(closed), ..LeaderMessage::default() }
+    }
+
+    /// What of these bytes is read before the connection ends.
+    async fn read(bytes: &[u8]) -> (usize, Result<(), MessageError>) {
+        let (mut far, near) = tokio::io::duplex(1 << 20);
+        far.write_all(bytes).await.unwrap();
+        drop(far);
+        let (mut stream, mut messages) = (MessageStream::new(near), 0);
+        loop {
+            match stream.next::<LeaderMessage>().await {
+                Ok(Some(_)) => messages += 1,
+                Ok(None) => return (messages, Ok(())),
+                Err(why) => return (messages, Err(why)),
+            }
+        }
+    }
+
+    #[test]
+    fn messages_arrive_whole_also_byte_by_byte_beside_other_work() {
+        runtime().block_on(async {
+            // One byte fits at a time, so a read seldom gets more.
+            let (far, near) = tokio::io::duplex(1);
+            let (mut far, mut near) = (MessageStream::new(far), MessageStream::new(near));
+            let sender = tokio::spawn(async move {
+                for (epoch, length) in [(1, 0), (2, 3), (3, 5000), (4, 9000)] {
+                    far.send(&said(epoch, length)).await.unwrap();
+                    tokio::time::sleep(Duration::from_millis(2)).await;
+                }
+                far.close().await.unwrap();
+            });
+            let (mut heard, mut given_up) = (Vec::new(), 0);
+            loop {
+                // The wait is given up again and again, as for a timer.
+                match timeout(Duration::from_micros(300), near.next::<LeaderMessage>()).await {
+                    Err(_) => given_up += 1,
+                    Ok(Ok(Some(message))) => heard.push((message.epoch, message.closed.len())),
+                    Ok(end) => {
+                        assert!(end.unwrap().is_none());
+                        break;
+                    }
+                }
+            }
+            sender.await.unwrap();
+            assert_eq!(heard, [(1, 0), (2, 3), (3, 5000), (4, 9000)]);
+            assert!(given_up > 0);
+            assert_eq!(near.body.capacity(), 0, "nothing is kept between two messages");
+        });
+    }
+
+    #[test]
+    fn the_bytes_of_a_message() {
+        runtime().block_on(async {
+            let (mut far, near) = tokio::io::duplex(64);
+            MessageStream::new(near).send(&said(7, 0)).await.unwrap();
+            let mut bytes = Vec::new();
+            far.read_to_end(&mut bytes).await.unwrap();
+            assert_eq!(bytes, [0, 0, 0, 4, 0x08, 1, 0x10, 7]);
+        });
+    }
+
+    #[test]
+    fn a_length_that_only_promises_gets_no_memory() {
+        runtime().block_on(async {
+            let largest = u32::try_from(MAX_MESSAGE).unwrap().to_be_bytes();
+            let (mut far, near) = tokio::io::duplex(64);
+            far.write_all(&[&largest[..], b"abc"].concat()).await.unwrap();
+            let mut stream = MessageStream::new(near);
+            assert!(timeout(Duration::from_millis(20), stream.next::<LeaderMessage>()).await.is_err());
+            assert!(stream.body.capacity() <= 2 * STEP, "{}", stream.body.capacity());
+            let too_large = u32::try_from(MAX_MESSAGE + 1).unwrap().to_be_bytes();
+            assert!(matches!(read(&too_large).await, (0, Err(MessageError::TooLarge(_)))));
+            assert!(matches!(read(&[0xff; 400]).await, (0, Err(MessageError::TooLarge(_)))));
+            assert!(matches!(read(&[0, 0, 0, 9, 1]).await, (0, Err(MessageError::Truncated))));
+            assert!(matches!(read(&[0, 0]).await, (0, Err(MessageError::Truncated))));
+            assert!(matches!(read(&[0, 0, 0, 2, 0xff, 0xff]).await, (0, Err(MessageError::Schema(_)))));
+            assert!(matches!(read(&[0, 0, 0, 0]).await, (1, Ok(()))), "a message without a field");
+        });
+    }
+
+    proptest! {
+        #[test]
+        fn whatever_bytes_come_nothing_panics(bytes in proptest::collection::vec(any::<u8>(), 0..200), zeros in 0..5_usize) {
+            let bytes = [&[0; 4][..zeros.min(4)], &bytes[..]].concat();
+            let _ = runtime().block_on(read(&bytes));
+        }
+    }
+}

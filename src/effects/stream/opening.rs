@@ -1,0 +1,89 @@
+//! How a stream begins: a request of HTTP/1.1 for another protocol on the same connection ([RFC 9110, 7.8]), so that the
+//! port that answers kube-scheduler's questions has the agents' streams too.
+//!
+//! ```text
+//!   agent     GET /v1/agent-stream, Upgrade: gpu-steward-stream, Authorization: Bearer <token> ──▶ extender
+//!   extender  101, Upgrade: gpu-steward-stream                                                 ──▶ agent
+//!   both      messages
+//! ```
+//!
+//! [RFC 9110, 7.8]: https://www.rfc-editor.org/rfc/rfc9110#section-7.8
+
+use super::message_stream::MessageStream;
+use http_body_util::{BodyExt, Empty, Limited};
+use hyper::body::{Bytes, Incoming};
+use hyper::header::{self, HeaderMap, HeaderValue};
+use hyper::upgrade::{self, Upgraded};
+use hyper::{Method, Request, Response, StatusCode};
+use hyper_util::rt::TokioIo;
+use tokio::io::{AsyncRead, AsyncWrite};
+
+/// The path of the request.
+pub const STREAM_PATH: &str = "/v1/agent-stream";
+/// The protocol of the messages. Their version is in each of them.
+const PROTOCOL: HeaderValue = HeaderValue::from_static("gpu-steward-stream");
+/// Most bytes of the text of a refusal.
+const MAX_REFUSAL: usize = 4 << 10;
+
+/// A stream on either side.
+pub type AgentStream = MessageStream<TokioIo<Upgraded>>;
+
+/// Whether a request asks for a stream.
+#[must_use]
+pub fn asks<B>(request: &Request<B>) -> bool {
+    request.method() == Method::GET && is_switch(request.headers())
+}
+
+/// The answer to a request that [`asks`].
+#[must_use]
+pub fn accepted<B: Default>() -> Response<B> {
+    let mut response = Response::new(B::default());
+    *response.status_mut() = StatusCode::SWITCHING_PROTOCOLS;
+    response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("upgrade"));
+    response.headers_mut().insert(header::UPGRADE, PROTOCOL);
+    response
+}
+
+/// The stream of a request that [`asks`], once its answer is written.
+///
+/// # Errors
+/// When the connection has ended before.
+pub async fn begun(request: Request<Incoming>) -> hyper::Result<AgentStream> {
+    Ok(MessageStream::new(TokioIo::new(upgrade::on(request).await?)))
+}
+
+/// Opens a stream on a connection to an extender, with the agent's token.
+///
+/// # Errors
+/// Why the extender refuses, in its words, or how the connection has failed.
+pub async fn open<S>(connection: S, host: &str, token: &str) -> Result<AgentStream, String>
+where
+    S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
+{
+    let text = |why: hyper::Error| why.to_string();
+    let mut bearer = HeaderValue::from_str(&format!("Bearer {token}")).map_err(|_| "the own token is no header")?;
+    bearer.set_sensitive(true);
+    let request = Request::get(STREAM_PATH)
+        .header(header::HOST, host)
+        .header(header::CONNECTION, "upgrade")
+        .header(header::UPGRADE, PROTOCOL)
+        .header(header::AUTHORIZATION, bearer)
+        .body(Empty::<Bytes>::new())
+        .map_err(|why| why.to_string())?;
+    let (mut sender, driver) = hyper::client::conn::http1::handshake(TokioIo::new(connection)).await.map_err(text)?;
+    tokio::spawn(driver.with_upgrades());
+    let answer = sender.send_request(request).await.map_err(text)?;
+    if answer.status() == StatusCode::SWITCHING_PROTOCOLS && is_switch(answer.headers()) {
+        return Ok(MessageStream::new(TokioIo::new(upgrade::on(answer).await.map_err(text)?)));
+    }
+    let status = answer.status();
+    let body = Limited::new(answer.into_body(), MAX_REFUSAL).collect().await;
+    let words = body.map(|body| String::from_utf8_lossy(&body.to_bytes()).trim().to_owned()).unwrap_or_default();
+    Err(if words.is_empty() { format!("the answer is {status}") } else { words })
+}
+
+fn is_switch(headers: &HeaderMap) -> bool {
+    let names = |name| headers.get(name).and_then(|value: &HeaderValue| value.to_str().ok()).unwrap_or_default();
+    let connection = names(header::CONNECTION).split(',').any(|word| word.trim().eq_ignore_ascii_case("upgrade"));
+    connection && headers.get(header::UPGRADE) == Some(&PROTOCOL)
+}
