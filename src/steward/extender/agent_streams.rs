@@ -27,7 +27,6 @@ use sources::clock;
 use std::future::{Ready, ready};
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Context, Poll};
 use std::time::Duration;
 use tokio::sync::mpsc;
@@ -58,7 +57,6 @@ pub(super) struct AgentStreams {
     pub(super) closing: CancellationToken,
     /// Cancelled when this process leads no longer; then there is another one for the next term.
     pub(super) term: Mutex<CancellationToken>,
-    pub(super) last: AtomicU64,
 }
 
 /// A message in a box, because the channel of each stream has a place for 32.
@@ -146,10 +144,9 @@ impl AgentStreams {
         if term.is_cancelled() {
             return self.refer(to_agent).await;
         }
-        let id = StreamId(self.last.fetch_add(1, Ordering::Relaxed) + 1);
         let (node, now) = (agent.node.0.clone(), clock::monotonic());
-        let signals = match self.live.opens(id.0, &agent.node, agent.pod.as_ref()) {
-            Ok(signals) => signals,
+        let (id, signals) = match self.live.opens(&agent.node, agent.pod.as_ref()) {
+            Ok(opened) => opened,
             Err(why) => return self.ended(StreamEnd::CallerGone, Status::permission_denied(why.to_string())),
         };
         let status = match self.owner.agent_reports(id, report, now) {
@@ -164,7 +161,7 @@ impl AgentStreams {
                 status
             }
         };
-        self.live.closes(id.0, &node);
+        self.live.closes(id, &node);
         tracing::debug!(%node, why = status.message(), "the stream of the agent of {node} has ended: {}", status.message());
         status
     }

@@ -21,7 +21,6 @@ use apiserver::kept_object::KeptObject;
 use effects::server::{ConnectionCounts, HttpServer, bind};
 use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
 use tokio_util::sync::CancellationToken;
 
 /// The port before anything is served.
@@ -83,7 +82,6 @@ impl Streams {
             counts: Arc::default(),
             closing: closing.clone(),
             term: Default::default(),
-            last: AtomicU64::new(0),
         };
         let (callers, streams) = (Arc::new(callers), Arc::new(streams));
         Streams { listener, authority, callers, streams, proxy, connections: Arc::default(), closing }
