@@ -7,12 +7,14 @@
 //! ```
 //!
 //! There may be 5,000 streams, so none of them wakes up unless something is to be done for it: one task looks for all of them
-//! whether this process still leads, and a node that is closed or opened wakes its own stream.
+//! whether this process still leads and which nodes were closed or opened, and such a node wakes its own stream.
 //!
 //! What must never happen here: a report of a node by the agent of another one; a stream that waits without an end; a message
 //! that counts after the stream has ended; a stream that outlives the token of its agent.
 
 use super::callers::AgentIdentity;
+use super::closings;
+use super::events::PodEvents;
 use super::leadership::{Leader, Leadership};
 use super::live_callers::{LiveCallers, StreamSignals};
 use super::owner::ClusterOwner;
@@ -52,6 +54,7 @@ pub(super) struct AgentStreams {
     pub(super) owner: Arc<ClusterOwner>,
     pub(super) leadership: Arc<Leadership>,
     pub(super) live: Arc<LiveCallers>,
+    pub(super) events: Arc<PodEvents>,
     pub(super) counts: Arc<StreamCounts>,
     /// Cancelled when all streams must end.
     pub(super) closing: CancellationToken,
@@ -113,8 +116,11 @@ impl StreamingService<WireMessage> for AgentService {
 }
 
 impl AgentStreams {
-    /// Ends all streams within a second after this process has ceased to lead. A term ends when its time is over, which no
-    /// event tells. Never returns.
+    /// Looks once a second for what no watch event tells. Never returns.
+    ///
+    /// A term ends when its time is over: all streams end within a second. An agent is not back in time, or reports what closes or
+    /// opens its node: that is told. The cost is that of the nodes whose agents have reported since the last look; an idle leader
+    /// has none.
     pub(super) async fn watch_term(&self) {
         let mut look = interval(REPORT_LEAST);
         loop {
@@ -122,6 +128,8 @@ impl AgentStreams {
             if let Leader::Other(_) = self.leadership.leader() {
                 std::mem::take(&mut *self.term.lock()).cancel();
             }
+            self.owner.close_late_agents();
+            closings::tell(&self.owner, (&self.events, &self.live), self.leadership.decides());
         }
     }
 

@@ -4,6 +4,7 @@
 use super::agent_streams::AgentStreams;
 use super::authority_keeper::AuthorityKeeper;
 use super::callers::Callers;
+use super::events::PodEvents;
 use super::leadership::Leadership;
 use super::live_callers::LiveCallers;
 use super::metrics::StreamScrape;
@@ -45,6 +46,15 @@ pub(super) struct Streams {
     closing: CancellationToken,
 }
 
+/// The parts of the extender that the streams use.
+#[derive(Debug)]
+pub(super) struct StreamParts {
+    pub(super) owner: Arc<ClusterOwner>,
+    pub(super) leadership: Arc<Leadership>,
+    pub(super) live: Arc<LiveCallers>,
+    pub(super) events: Arc<PodEvents>,
+}
+
 /// Opens the port.
 pub(super) fn open(settings: &StreamSettings) -> Result<OpenedStreams, StartError> {
     let listener = bind(settings.listen).map_err(|error| StartError {
@@ -63,7 +73,7 @@ impl Streams {
     pub(super) fn new(
         opened: OpenedStreams,
         (connection, place): (ApiConnection, &(Arc<str>, Arc<str>)),
-        (owner, leadership, live): (Arc<ClusterOwner>, Arc<Leadership>, Arc<LiveCallers>),
+        StreamParts { owner, leadership, live, events }: StreamParts,
         closing: CancellationToken,
     ) -> Streams {
         let OpenedStreams { listener, settings, .. } = opened;
@@ -79,6 +89,7 @@ impl Streams {
             owner,
             leadership,
             live,
+            events,
             counts: Arc::default(),
             closing: closing.clone(),
             term: Default::default(),
