@@ -297,7 +297,7 @@ impl Extender {
             Streams::new(opened, (self.connection.clone(), &self.place), parts, closing.clone())
         });
         if let Some(streams) = &streams {
-            application = application.with_streams(streams.scrape(), streams.proxy());
+            application = application.with_streams((streams.scrape(), streams.readiness()), streams.proxy());
         }
         let application = Arc::new(application);
         if let Some(streams) = streams {

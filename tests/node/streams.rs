@@ -9,3 +9,4 @@ mod agent_process;
 mod expiry;
 mod bad_calls;
 mod told_closings;
+mod readiness;

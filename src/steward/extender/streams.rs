@@ -9,7 +9,7 @@ use super::leadership::Leadership;
 use super::live_callers::LiveCallers;
 use super::metrics::StreamScrape;
 use super::owner::ClusterOwner;
-use super::port::ExtenderPort;
+use super::port::{ExtenderPort, StreamReadiness};
 use super::proxy::LeaderProxy;
 use super::stream_counts::StreamCounts;
 use super::stream_port::{CONNECTIONS, StreamPort};
@@ -102,6 +102,11 @@ impl Streams {
     pub(super) fn scrape(&self) -> StreamScrape {
         let (live, connections) = (Arc::clone(&self.streams.live), Arc::clone(&self.connections));
         StreamScrape { live, counts: self.counts(), connections }
+    }
+
+    /// What `/readyz` asks of it.
+    pub(super) fn readiness(&self) -> StreamReadiness {
+        StreamReadiness { authority: Arc::clone(&self.authority), callers: Arc::clone(&self.callers) }
     }
 
     /// The way to the leader.

@@ -15,8 +15,7 @@ fn a_node_whose_agent_is_not_back_in_time_is_told_and_so_is_its_return() {
     let trusted = trusted(&server);
     let open = || {
         let token = agent_token(&server, "n1", 1);
-        let mut stream =
-            eventually("a stream", SOON, || StreamClient::open(extender.streams, &trusted, &token).ok());
+        let mut stream = eventually("a stream", SOON, || StreamClient::open(extender.streams, &trusted, &token).ok());
         stream.send(full("n1", Phase::Serving, &[]));
         stream.hear_until("an open node", |message| message.closed.is_empty());
         stream
