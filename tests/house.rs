@@ -14,11 +14,11 @@ mod house {
     mod lexer;
     mod declared;
     mod imports;
-    pub(crate) mod tree;
+    mod tree;
     mod plan;
     mod doors;
     mod order;
-    pub(crate) mod names;
+    mod names;
     mod public_names;
     mod fields;
     mod glossary;
@@ -44,6 +44,7 @@ mod house {
         names::unsafe_code(&tree, &plan, &mut findings);
         names::machine_paths(&tree, &mut findings);
         names::pictures(&tree, &mut findings);
+        names::lengths(&tree, &mut findings);
         let types = public_names::types(&tree, &order::test_only_files(&manifests, &tree));
         public_names::check(&types, &plan, &mut findings);
         fields::check(&types, &tree, &mut findings);
@@ -57,9 +58,6 @@ mod house {
 
 use std::path::{Path, PathBuf};
 
-/// Longer files are listed for review. They are not an error.
-const LONG_FILE: usize = 400;
-
 fn root() -> PathBuf {
     let package = Path::new(env!("CARGO_MANIFEST_DIR"));
     package.parent().map_or_else(|| package.to_owned(), Path::to_owned)
@@ -70,12 +68,4 @@ fn the_repository_keeps_every_rule() {
     let findings = house::check(&root());
     let list: String = findings.iter().map(|finding| format!("{finding}\n")).collect();
     assert!(findings.is_empty(), "{} broken rules (docs/architecture.md has the plan):\n{list}", findings.len());
-}
-
-#[test]
-fn long_files_are_listed() {
-    let tree = house::tree::Tree::read(&root(), &mut Vec::new());
-    for (lines, path) in house::names::long_files(&tree, LONG_FILE) {
-        println!("{lines:5} lines: {path}");
-    }
 }

@@ -18,11 +18,11 @@ mod leadership;
 mod live_callers;
 mod callers;
 mod stream_counts;
+mod events;
+mod closings;
 mod agent_streams;
 mod authority_keeper;
 mod proxy;
-mod events;
-mod closings;
 mod explain;
 mod decisions;
 mod measures;
@@ -67,7 +67,7 @@ use port::ExtenderPort;
 use std::collections::BTreeSet;
 use std::net::TcpListener;
 use std::sync::Arc;
-use streams::Streams;
+use streams::{StreamParts, Streams};
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -288,11 +288,16 @@ impl Extender {
             Arc::clone(&counts),
         );
         let streams = opened.map(|opened| {
-            let parts = (Arc::clone(&self.owner), Arc::clone(&self.leadership), Arc::clone(&self.live));
+            let parts = StreamParts {
+                owner: Arc::clone(&self.owner),
+                leadership: Arc::clone(&self.leadership),
+                live: Arc::clone(&self.live),
+                events: Arc::clone(&self.verbs.events),
+            };
             Streams::new(opened, (self.connection.clone(), &self.place), parts, closing.clone())
         });
         if let Some(streams) = &streams {
-            application = application.with_streams(streams.scrape(), streams.proxy());
+            application = application.with_streams((streams.scrape(), streams.readiness()), streams.proxy());
         }
         let application = Arc::new(application);
         if let Some(streams) = streams {

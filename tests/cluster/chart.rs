@@ -21,10 +21,12 @@ pub(crate) const SERVICE: &str = "gpu-steward-service";
 const RIGHTS: [&str; 6] = ["accounts", "agent/rbac", "guard/access", "guard/keys", "guard/agent", "guard/reserved"];
 /// Values that switch on what is off by default: agents evict pods that use more than they claim, and renew their
 /// tokens.
-pub(crate) const EXTRAS: [&str; 3] = [
+pub(crate) const EXTRAS: [&str; 4] = [
     "agent.settings.evict-over-use=true",
     "service.enabled=true",
     "service.audiences[0]=https://kubernetes.default.svc",
+    // As the chart allows it by itself where it installs an extender.
+    "service.audiences[1]=gpu-steward",
 ];
 pub(crate) const CHART: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../charts/gpu-steward");
 
@@ -278,6 +280,33 @@ mod tests {
         }
     }
 
+    /// An agent under systemd gets what it needs to report to the extender, where the chart installs one: tokens of the
+    /// extender's audience, the right to read the extenders' certificates, and the way to the port.
+    #[test]
+    #[ignore = "needs cluster: tests/run"]
+    fn an_agent_under_systemd_may_report_to_the_extender_where_there_is_one() {
+        let cluster = Cluster::shared();
+        let service = "service.enabled=true";
+        for (values, reports) in [(&[service][..], false), (&[service, "extender.enabled=true"], true)] {
+            let text = render(&cluster, &["guard/tokens", "agent/rbac"], values);
+            let audiences = if reports { ", 'gpu-steward'" } else { "" };
+            let audiences = format!("['https://kubernetes.default.svc.cluster.local'{audiences}])) : []");
+            assert!(text.contains(&audiences), "{text}");
+            let role = text.split("\n---").find(|object| object.contains("kind: Role\n")).expect("a Role");
+            assert_eq!(role.contains(&format!("resourceNames: [{EXTENDER}-ca]")), reports, "{role}");
+            assert_eq!(role.contains("resources: [configmaps]"), reports, "{role}");
+        }
+        let values = ["extender.enabled=true", "networkPolicy.enabled=true"];
+        let text = render(&cluster, &["extender/network"], &values);
+        assert!(!text.contains("ipBlock"), "{text}");
+        let nodes = ["networkPolicy.nodes[0]=10.1.0.0/16", "networkPolicy.nodes[1]=fd00::/48"];
+        let text = render(&cluster, &["extender/network"], &[&values[..], &nodes].concat());
+        for part in ["- ipBlock: {cidr: \"10.1.0.0/16\"}", "- ipBlock: {cidr: \"fd00::/48\"}"] {
+            assert_eq!(text.matches(part).count(), 1, "{part}: {text}");
+        }
+        assert!(text.find("ipBlock") < text.find("port: streams"), "it opens the TLS port: {text}");
+    }
+
     /// Only named peers may reach the agents' port.
     #[test]
     #[ignore = "needs cluster: tests/run"]
@@ -359,6 +388,7 @@ mod tests {
             "guard.reserved.action=deny",
             "networkPolicy.enabled=true",
             "networkPolicy.from[0].namespaceSelector.matchLabels.kubernetes\\.io/metadata\\.name=monitoring",
+            "networkPolicy.nodes[0]=10.1.0.0/16",
             "guard.users[0]=ann",
             "guard.groups[0]=ops",
             "guard.hami[0].namespace=kube-system",

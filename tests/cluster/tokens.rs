@@ -128,6 +128,63 @@ fn the_timer_renews_the_token_in_its_file() {
     assert_eq!(fs::read_dir(dir.path()).expect("a directory").count(), 1, "and leaves nothing behind");
 }
 
+/// For an agent that reports to the extender, the script keeps a token of the extender's audience too, and the certificates that
+/// the extenders publish.
+#[test]
+#[ignore = "needs cluster: tests/run"]
+fn the_timer_keeps_what_an_agent_needs_at_the_extender() {
+    let cluster = Cluster::shared();
+    install(&cluster, &EXTRAS);
+    // Another name than that of an extender that a test may install.
+    let extender = "renewed-extender";
+    let rights = [
+        json!({
+            "apiVersion": "rbac.authorization.k8s.io/v1", "kind": "Role",
+            "metadata": { "name": extender, "namespace": NAMESPACE },
+            "rules": [{
+                "apiGroups": [""], "resources": ["configmaps"], "resourceNames": [format!("{extender}-ca")], "verbs": ["get"],
+            }],
+        }),
+        json!({
+            "apiVersion": "rbac.authorization.k8s.io/v1", "kind": "RoleBinding",
+            "metadata": { "name": extender, "namespace": NAMESPACE },
+            "roleRef": { "apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": extender },
+            "subjects": [{ "kind": "ServiceAccount", "name": SERVICE, "namespace": NAMESPACE }],
+        }),
+        json!({
+            "apiVersion": "v1", "kind": "ConfigMap",
+            "metadata": { "name": format!("{extender}-ca"), "namespace": NAMESPACE },
+            "data": { "ca.crt": "-----BEGIN CERTIFICATE-----\nMIIB\n-----END CERTIFICATE-----\n" },
+        }),
+    ];
+    let _ = cluster.admin().apply(&rights.map(|object| object.to_string()).join("\n---\n")).ok();
+    let dir = tempfile::tempdir().expect("a directory");
+    let [own, stream, ca] = ["token", "stream-token", "extender-ca.crt"].map(|name| dir.path().join(name));
+    fs::write(&own, bound(&cluster, SERVICE, "node-1")).expect("a token");
+    let output = Command::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../../systemd/renew-token"))
+        .env("STEWARD_API", &cluster.status().server)
+        .env("STEWARD_NODE", "node-1")
+        .env("STEWARD_CA", &cluster.status().ca)
+        .env("STEWARD_EXTENDER", format!("{NAMESPACE}/{extender}"))
+        .env("STEWARD_TOKEN", &own)
+        .env("STEWARD_STREAM_TOKEN", &stream)
+        .env("STEWARD_STREAM_CA", &ca)
+        .output()
+        .expect("the script can be run");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let review = json!({
+        "apiVersion": "authentication.k8s.io/v1", "kind": "TokenReview",
+        "spec": { "token": fs::read_to_string(&stream).expect("a token"), "audiences": ["gpu-steward"] },
+    });
+    let output = cluster.admin().run_with(&["create", "-o", "json", "-f", "-"], &review.to_string()).ok();
+    let status = serde_json::from_str::<Value>(&output).expect("JSON")["status"].clone();
+    assert_eq!(status["user"]["extra"]["authentication.kubernetes.io/node-name"], json!(["node-1"]), "{status}");
+    let text = fs::read_to_string(&ca).expect("certificates");
+    assert_eq!(text, "-----BEGIN CERTIFICATE-----\nMIIB\n-----END CERTIFICATE-----");
+    let of_stream = cluster.bearer(&fs::read_to_string(&stream).expect("a token")).run(&["auth", "whoami"]);
+    assert!(of_stream.refused().contains("Unauthorized"), "the API server takes no token of this audience");
+}
+
 /// A token ends with the Node that it is bound to. A later Node of the same name does not make it valid again.
 #[test]
 #[ignore = "needs cluster: tests/run"]

@@ -33,13 +33,15 @@ pub(crate) enum Rule {
     Fields,
     /// A row of the glossary that names a missing type, or repeats a term or type.
     Glossary,
+    /// A source file that is too long to be read as one.
+    Length,
     /// A file that cannot be read or parsed.
     Unreadable,
 }
 
 impl Rule {
     /// All rules, so that a test can check that each has a tree that breaks it.
-    pub(crate) const ALL: [Rule; 15] = [
+    pub(crate) const ALL: [Rule; 16] = [
         Rule::Door,
         Rule::StalePlan,
         Rule::UpwardImport,
@@ -54,6 +56,7 @@ impl Rule {
         Rule::PublicName,
         Rule::Fields,
         Rule::Glossary,
+        Rule::Length,
         Rule::Unreadable,
     ];
 }
@@ -75,6 +78,7 @@ impl fmt::Display for Rule {
             Rule::PublicName => "public-name",
             Rule::Fields => "fields",
             Rule::Glossary => "glossary",
+            Rule::Length => "length",
             Rule::Unreadable => "unreadable",
         })
     }

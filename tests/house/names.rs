@@ -1,4 +1,4 @@
-//! Rules for single files: names, `unsafe`, machine paths, diagrams.
+//! Rules for single files: names, `unsafe`, machine paths, diagrams, length.
 
 use super::finding::{Finding, Rule};
 use super::plan::{PLAN, Plan};
@@ -16,6 +16,9 @@ const MACHINE_FOLDERS: [&str; 4] =
     [concat!("/wo", "rk/"), concat!("/ho", "me/"), concat!("/ro", "ot/"), concat!("/Us", "ers/")];
 /// The words that the head comment of every room must contain.
 const PICTURE: &str = "What must never happen here";
+/// Most lines of a Rust file. The fake API server of the tests and the table of all settings need nearly as many; other files
+/// have half of it or less.
+pub(crate) const MOST_LINES: usize = 800;
 
 /// Finds forbidden names of files, folders and modules.
 pub(crate) fn names(tree: &Tree, findings: &mut Vec<Finding>) {
@@ -107,11 +110,14 @@ pub(crate) fn pictures(tree: &Tree, findings: &mut Vec<Finding>) {
     }
 }
 
-/// Rust files with more lines than `limit`, longest first. They are for review, not an error.
-pub(crate) fn long_files(tree: &Tree, limit: usize) -> Vec<(usize, String)> {
-    let lines = |path: &String| tree.texts.get(path).map_or(0, |text| text.lines().count());
-    let ours = tree.outlines.keys().filter(|path| !path.starts_with("proto/gen/"));
-    let mut long: Vec<_> = ours.map(|path| (lines(path), path.clone())).filter(|(lines, _)| *lines > limit).collect();
-    long.sort_by(|a, b| b.cmp(a));
-    long
+/// Finds Rust files that are too long. Generated code has the length that it has.
+pub(crate) fn lengths(tree: &Tree, findings: &mut Vec<Finding>) {
+    for path in tree.outlines.keys().filter(|path| !path.starts_with("proto/gen/")) {
+        let lines = tree.texts.get(path).map_or(0, |text| text.lines().count());
+        if lines > MOST_LINES {
+            let what =
+                format!("has {lines} lines, and {MOST_LINES} are the most; move a noun of it to a file of its own");
+            findings.push(Finding::new(Rule::Length, path, 0, what));
+        }
+    }
 }

@@ -69,6 +69,8 @@ pub enum ApiServerFault {
     None,
     /// Answers with this status code, and a `Status` object with it.
     Refuse(u16),
+    /// Does so where the path contains this text, and answers everything else.
+    RefusePath(u16, &'static str),
     /// Answers with 200 and a text that is not JSON.
     Garbage,
     /// Does not answer, and keeps the connection open.
@@ -452,7 +454,8 @@ async fn record_and_apply_fault(State(shared): State<Arc<Shared>>, request: Requ
         ApiServerFault::Garbage => "<html>this is no API server</html>\n".into_response(),
         ApiServerFault::Hang => std::future::pending().await,
         ApiServerFault::EndAtOnce if received.is_watch() => StatusCode::OK.into_response(),
-        ApiServerFault::EndAtOnce => next.run(request).await,
+        ApiServerFault::RefusePath(code, part) if received.path.contains(part) => status(code, "the lab refuses"),
+        ApiServerFault::EndAtOnce | ApiServerFault::RefusePath(..) => next.run(request).await,
     }
 }
 

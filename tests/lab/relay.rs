@@ -1,6 +1,7 @@
-//! A slow connection: a port that forwards everything to a server, and delays the server's answers. Content and order
-//! of the bytes stay the same.
+//! A connection that is slow or leads elsewhere: a port that forwards everything to a server, and delays the server's answers.
+//! Content and order of the bytes stay the same.
 
+use parking_lot::Mutex;
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
@@ -17,6 +18,7 @@ const MAX_WAITING: usize = 4096;
 pub struct Relay {
     /// The address on which it listens.
     pub address: SocketAddr,
+    server: Arc<Mutex<SocketAddr>>,
     delay: Arc<AtomicU64>,
     end: Arc<AtomicBool>,
 }
@@ -32,18 +34,26 @@ impl Relay {
         let address = listener.local_addr().expect("an address");
         let (shared_delay, end) = (Arc::new(AtomicU64::new(millis(delay))), Arc::new(AtomicBool::new(false)));
         let (delay, ended) = (Arc::clone(&shared_delay), Arc::clone(&end));
+        let shared_server = Arc::new(Mutex::new(server));
+        let server = Arc::clone(&shared_server);
         thread::spawn(move || {
             for client in listener.incoming().map_while(Result::ok) {
                 if ended.load(Ordering::Relaxed) {
                     return;
                 }
                 // If the server is down, the client's connection breaks.
-                let Ok(server) = TcpStream::connect(server) else { continue };
+                let to = *shared_server.lock();
+                let Ok(server) = TcpStream::connect(to) else { continue };
                 let shared_delay = Arc::clone(&shared_delay);
                 thread::spawn(move || pass(&client, &server, &shared_delay));
             }
         });
-        Relay { address, delay, end }
+        Relay { address, server, delay, end }
+    }
+
+    /// Forwards new connections to another server from now on. Those that are open stay where they are.
+    pub fn lead_to(&self, server: SocketAddr) {
+        *self.server.lock() = server;
     }
 
     /// Sets a new delay for the answers from now on.

@@ -1,9 +1,10 @@
 //! The admin port of the extender: who may use it, its profiles, and what they show of an idle leader.
 
-use crate::extender::{Extender, node, pod};
+use crate::extender::{Extender, SOON, node, pod};
 use crate::pprof::{go_reads, of_ours, shipped};
 use crate::program::BINARY;
-use lab::api_server::FakeApiServer;
+use lab::api_server::{FakeApiServer, ReceivedRequest};
+use lab::eventually::eventually;
 use lab::http::{self, read_answer};
 use serde_json::json;
 use std::collections::BTreeSet;
@@ -15,8 +16,11 @@ use std::time::Duration;
 
 /// Nodes of the cluster of the idle leader, each with 8 GPUs.
 const NODES: usize = 1000;
-/// Length of a profile of the idle leader, in seconds: some periods of whatever has a timer.
-const IDLE: u64 = 20;
+/// Length of a profile of the idle leader, in seconds: some periods of whatever has a timer, and less than the time for which a
+/// request of a test waits for its answer.
+const IDLE: u64 = 15;
+/// Requests for the Lease in a row after which a leader has nothing left to do of its start: ten of its retry periods.
+const RENEWALS: usize = 10;
 
 #[test]
 fn the_admin_port_shows_and_sets_the_log_level_and_has_profiles_only_with_the_flag() {
@@ -98,19 +102,24 @@ fn reads_objects(extender: &Extender, seconds: u64) -> Vec<String> {
     frames.into_iter().collect()
 }
 
+fn is_for_lease(request: &ReceivedRequest) -> bool {
+    request.path.contains("/leases/")
+}
+
 /// HAMi's scheduler decodes the annotations of every node on a timer, also when nothing is to be placed. Promise 46 in docs/specification.md.
 #[test]
 fn an_idle_leader_of_a_thousand_nodes_decodes_nothing_and_asks_only_for_its_lease() {
     let server = FakeApiServer::start();
     let extender = leader(&server, BINARY);
-    // What the start has left to do.
-    std::thread::sleep(Duration::from_secs(2));
-    let before = server.requests().len();
+    let before = eventually("the end of what the start has left to do", SOON, || {
+        let asked = server.requests();
+        let newest = asked.len().checked_sub(RENEWALS).map(|from| &asked[from..]);
+        newest.is_some_and(|newest| newest.iter().all(is_for_lease)).then_some(asked.len())
+    });
     let idle = reads_objects(&extender, IDLE);
-    let asked: Vec<String> =
-        server.requests()[before..].iter().map(|one| format!("{} {}", one.method, one.path)).collect();
+    let asked = server.requests().split_off(before);
     assert_eq!(idle, [""; 0], "an idle leader reads objects");
-    let others: Vec<&String> = asked.iter().filter(|one| !one.contains("/leases/")).collect();
+    let others: Vec<&ReceivedRequest> = asked.iter().filter(|one| !is_for_lease(one)).collect();
     assert!(others.is_empty() && !asked.is_empty(), "{others:?}");
     // The profile would show it: the same when each node changes once.
     let changing = std::thread::scope(|scope| {

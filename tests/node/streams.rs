@@ -8,3 +8,5 @@ mod leader_change;
 mod agent_process;
 mod expiry;
 mod bad_calls;
+mod told_closings;
+mod readiness;

@@ -3,6 +3,7 @@
 use crate::program::BINARY;
 use lab::agent::Agent;
 use lab::eventually::eventually;
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixDatagram;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -80,6 +81,79 @@ fn watchdog_messages_come_at_half_of_the_watchdogs_time_and_the_end_is_reported(
     agent.signal(libc::SIGTERM);
     manager.waits_for("STOPPING=1");
     assert_eq!(agent.wait().status.code(), Some(0));
+}
+
+/// What the script of the token's timer needs of curl: it notes the request and the token that it was sent with, and answers as an
+/// API server. The token that it makes has the words of the request in it.
+const CURL: &str = r#"#!/bin/sh
+sent=$(sed -n 's/.*Bearer \([^"]*\)".*/\1/p')
+for word in "$@"; do case $word in *'"kind":"TokenRequest"'*) body=$word ;; https:*) url=$word ;; esac; done
+audience=$(printf '%s' "${body:-}" | sed -n 's/.*"audiences":\["\([^"]*\)"\].*/\1/p')
+echo "$sent $url ${audience:-none}" >>"$REQUESTS"
+case $url in
+  *"$REFUSED"*) printf '%s\n' '{"kind":"Status","message":"the lab refuses"}' ;;
+  */configmaps/*) printf '%s\n' '{"metadata":{"managedFields":[{"f:data":{"f:ca.crt":{}}}]},"data":{"ca.crt":"-----BEGIN ONE\nline\n-----END\n"}}' ;;
+  *) printf '{\n  "status": {\n    "token": "%s"\n  }\n}\n' "new-for-${audience:-api}" ;;
+esac
+"#;
+
+/// Runs the script in this folder, with a `curl` that refuses URLs with this text. Returns whether it succeeded, what it said, and
+/// the requests.
+fn renewed(dir: &Path, refused: &str, more: &[(&str, &str)]) -> (bool, String, Vec<String>) {
+    let curl = dir.join("curl");
+    std::fs::write(&curl, CURL).unwrap();
+    std::fs::set_permissions(&curl, std::fs::Permissions::from_mode(0o755)).unwrap();
+    let requests = dir.join("requests");
+    std::fs::write(&requests, "").unwrap();
+    let output = Command::new(folder().join("renew-token"))
+        .env_clear()
+        .env("PATH", format!("{}:/usr/bin:/bin", dir.display()))
+        .envs([("STEWARD_API", "https://api:6443"), ("STEWARD_NODE", "n1"), ("REFUSED", refused)])
+        .env("REQUESTS", &requests)
+        .env("STEWARD_TOKEN", dir.join("token"))
+        .env("STEWARD_STREAM_TOKEN", dir.join("stream-token"))
+        .env("STEWARD_STREAM_CA", dir.join("extender-ca.crt"))
+        .envs(more.iter().copied())
+        .output()
+        .unwrap();
+    let requests = std::fs::read_to_string(&requests).unwrap().lines().map(str::to_owned).collect();
+    (output.status.success(), String::from_utf8_lossy(&output.stderr).into_owned(), requests)
+}
+
+/// The real API server is asked in tests/cluster/tokens.rs.
+#[test]
+fn the_timers_script_keeps_a_token_and_the_certificates_for_the_extender_where_there_is_one() {
+    const ACCOUNT: &str = "https://api:6443/api/v1/namespaces/gpu-steward/serviceaccounts/gpu-steward-service/token";
+    const MAP: &str = "https://api:6443/api/v1/namespaces/gpu/configmaps/steward-extender-ca";
+    const EXTENDER: (&str, &str) = ("STEWARD_EXTENDER", "gpu/steward-extender");
+    let dir = tempfile::tempdir().unwrap();
+    let text = |name: &str| std::fs::read_to_string(dir.path().join(name)).unwrap_or_default();
+    std::fs::write(dir.path().join("token"), "old").unwrap();
+    assert_eq!(renewed(dir.path(), "nothing", &[]), (true, String::new(), vec![format!("old {ACCOUNT} none")]));
+    assert_eq!([text("token"), text("stream-token"), text("extender-ca.crt")], ["new-for-api", "", ""]);
+    let asked = vec![
+        format!("new-for-api {ACCOUNT} none"),
+        format!("new-for-api {ACCOUNT} gpu-steward"),
+        format!("new-for-api {MAP} none"),
+    ];
+    assert_eq!(renewed(dir.path(), "nothing", &[EXTENDER]), (true, String::new(), asked));
+    let certificates = "-----BEGIN ONE\nline\n-----END";
+    assert_eq!([&*text("token"), &text("stream-token")], ["new-for-api", "new-for-gpu-steward"]);
+    assert_eq!(text("extender-ca.crt"), certificates);
+    for name in ["token", "stream-token", "extender-ca.crt"] {
+        let mode = dir.path().join(name).metadata().unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, 0o600, "{name}");
+    }
+    // A refusal says which file is not renewed, and why.
+    std::fs::write(dir.path().join("stream-token"), "kept").unwrap();
+    for (refused, file) in [("serviceaccounts", "token"), ("configmaps", "extender-ca.crt")] {
+        let (success, said, _) = renewed(dir.path(), refused, &[EXTENDER]);
+        assert!(!success && said.contains("the lab refuses"), "{said}");
+        assert!(said.contains(&format!("{} stays as it is", dir.path().join(file).display())), "{said}");
+        assert_eq!(text("extender-ca.crt"), certificates);
+        assert_eq!(text("stream-token") == "kept", file == "token", "the token is renewed before the certificates");
+    }
+    assert!(!dir.path().join("extender-ca.crt.new").exists());
 }
 
 fn folder() -> PathBuf {
@@ -169,5 +243,23 @@ fn the_units_variables_are_settings_of_the_agent() {
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     for name in names {
         assert!(text.contains(&format!("\"origin\": \"{name}\"")), "{name} in {text}");
+    }
+}
+
+#[test]
+fn the_drop_in_for_sharing_names_the_files_that_the_timers_script_keeps() {
+    let text = |path: &str| std::fs::read_to_string(folder().join(path)).unwrap();
+    let (drop_in, script) = (text("options/sharing.conf"), text("renew-token"));
+    let variables = drop_in.lines().filter_map(|line| line.strip_prefix("Environment=")?.split_once('='));
+    let variables: Vec<(&str, &str)> = variables.collect();
+    assert_eq!(variables.len(), 2, "{variables:?}");
+    let mut command = Command::new(BINARY);
+    command.args(["print-config", "-o", "json"]).env("GPU_STEWARD_EXTENDER_ADDRESS", "10.96.0.20:9443");
+    let output = command.envs(variables.iter().copied()).output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let settings = String::from_utf8_lossy(&output.stdout);
+    for (name, path) in variables {
+        assert!(settings.contains(&format!("\"origin\": \"{name}\"")), "{name} in {settings}");
+        assert!(script.contains(&format!(":-{path}}}")), "{path} in {script}");
     }
 }

@@ -7,12 +7,14 @@
 //! ```
 //!
 //! There may be 5,000 streams, so none of them wakes up unless something is to be done for it: one task looks for all of them
-//! whether this process still leads, and a node that is closed or opened wakes its own stream.
+//! whether this process still leads and which nodes were closed or opened, and such a node wakes its own stream.
 //!
 //! What must never happen here: a report of a node by the agent of another one; a stream that waits without an end; a message
 //! that counts after the stream has ended; a stream that outlives the token of its agent.
 
 use super::callers::AgentIdentity;
+use super::closings;
+use super::events::PodEvents;
 use super::leadership::{Leader, Leadership};
 use super::live_callers::{LiveCallers, StreamSignals};
 use super::owner::ClusterOwner;
@@ -27,7 +29,6 @@ use sources::clock;
 use std::future::{Ready, ready};
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Context, Poll};
 use std::time::Duration;
 use tokio::sync::mpsc;
@@ -53,12 +54,12 @@ pub(super) struct AgentStreams {
     pub(super) owner: Arc<ClusterOwner>,
     pub(super) leadership: Arc<Leadership>,
     pub(super) live: Arc<LiveCallers>,
+    pub(super) events: Arc<PodEvents>,
     pub(super) counts: Arc<StreamCounts>,
     /// Cancelled when all streams must end.
     pub(super) closing: CancellationToken,
     /// Cancelled when this process leads no longer; then there is another one for the next term.
     pub(super) term: Mutex<CancellationToken>,
-    pub(super) last: AtomicU64,
 }
 
 /// A message in a box, because the channel of each stream has a place for 32.
@@ -115,8 +116,11 @@ impl StreamingService<WireMessage> for AgentService {
 }
 
 impl AgentStreams {
-    /// Ends all streams within a second after this process has ceased to lead. A term ends when its time is over, which no
-    /// event tells. Never returns.
+    /// Looks once a second for what no watch event tells. Never returns.
+    ///
+    /// A term ends when its time is over: all streams end within a second. An agent is not back in time, or reports what closes or
+    /// opens its node: that is told. The cost is that of the nodes whose agents have reported since the last look; an idle leader
+    /// has none.
     pub(super) async fn watch_term(&self) {
         let mut look = interval(REPORT_LEAST);
         loop {
@@ -124,6 +128,8 @@ impl AgentStreams {
             if let Leader::Other(_) = self.leadership.leader() {
                 std::mem::take(&mut *self.term.lock()).cancel();
             }
+            self.owner.close_late_agents();
+            closings::tell(&self.owner, (&self.events, &self.live), self.leadership.decides());
         }
     }
 
@@ -146,10 +152,9 @@ impl AgentStreams {
         if term.is_cancelled() {
             return self.refer(to_agent).await;
         }
-        let id = StreamId(self.last.fetch_add(1, Ordering::Relaxed) + 1);
         let (node, now) = (agent.node.0.clone(), clock::monotonic());
-        let signals = match self.live.opens(id.0, &agent.node, agent.pod.as_ref()) {
-            Ok(signals) => signals,
+        let (id, signals) = match self.live.opens(&agent.node, agent.pod.as_ref()) {
+            Ok(opened) => opened,
             Err(why) => return self.ended(StreamEnd::CallerGone, Status::permission_denied(why.to_string())),
         };
         let status = match self.owner.agent_reports(id, report, now) {
@@ -164,7 +169,7 @@ impl AgentStreams {
                 status
             }
         };
-        self.live.closes(id.0, &node);
+        self.live.closes(id, &node);
         tracing::debug!(%node, why = status.message(), "the stream of the agent of {node} has ended: {}", status.message());
         status
     }

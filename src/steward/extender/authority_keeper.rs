@@ -16,7 +16,7 @@ use effects::server::certificate::{Certificates, HttpVersions};
 use effects::stream::authority::{issue, make};
 use model::authority::AuthoritySet;
 use model::backoff::Backoff;
-use parking_lot::RwLock;
+use parking_lot::{Mutex, RwLock};
 use sources::clock;
 use std::sync::Arc;
 use std::time::Duration;
@@ -39,11 +39,47 @@ pub(super) struct AuthorityKeeper {
     bundle: KeptObject,
     /// The certificates that are trusted, PEM; empty before they are known.
     trusted: RwLock<Arc<str>>,
+    certificate: Mutex<PortCertificate>,
+}
+
+/// What is known of this extender's certificate.
+#[derive(Debug, Default)]
+struct PortCertificate {
+    /// When it expires, in Unix seconds; `None` before there is one.
+    until: Option<u64>,
+    /// Why the last try to read the authority or to make a certificate failed.
+    failure: Option<String>,
 }
 
 impl AuthorityKeeper {
     pub(super) fn new(secret: KeptObject, bundle: KeptObject) -> AuthorityKeeper {
-        AuthorityKeeper { secret, bundle, trusted: RwLock::new("".into()) }
+        AuthorityKeeper { secret, bundle, trusted: RwLock::new("".into()), certificate: Mutex::default() }
+    }
+
+    /// Why the TLS port has no certificate that counts, and what to do; `None` where it has one.
+    pub(super) fn missing(&self) -> Option<String> {
+        let PortCertificate { until, failure } = &*self.certificate.lock();
+        let state = match until {
+            Some(until) if *until > seconds() => return None,
+            Some(_) => "the certificate of the TLS port (--stream-listen) has expired",
+            None => "the TLS port (--stream-listen) has no certificate yet",
+        };
+        let Some(why) = failure else { return Some(state.to_owned()) };
+        let (namespace, name) = self.secret.place();
+        let advice =
+            format!("let the extender's account get and update the Secret and the ConfigMap {namespace}/{name}");
+        Some(format!("{state}: {why}; {advice}, and remove the data of the Secret if it is damaged"))
+    }
+
+    /// There is a certificate that was made at this moment.
+    fn has_certificate(&self, issued: &IssuedBy) {
+        let until = Some(issued.at + CERTIFICATE_VALID.as_secs());
+        *self.certificate.lock() = PortCertificate { until, failure: None };
+    }
+
+    /// A try has failed. A certificate that was made before stays in use.
+    fn failed(&self, why: &str) {
+        self.certificate.lock().failure = Some(why.to_owned());
     }
 
     /// The certificates that are trusted, PEM; empty before they are known.
@@ -63,8 +99,12 @@ impl AuthorityKeeper {
                 Err(why) => Err(why),
             };
             match made {
-                Ok(made) => return made,
+                Ok((made, issued)) => {
+                    self.has_certificate(&issued);
+                    return (made, issued);
+                }
                 Err(why) => {
+                    self.failed(&why);
                     tracing::warn!(why, "agents and other extenders cannot connect yet: {why}");
                     sleep(backoff.pause()).await;
                 }
@@ -79,6 +119,7 @@ impl AuthorityKeeper {
             let set = match self.look().await {
                 Ok(set) => set,
                 Err(why) => {
+                    self.failed(&why);
                     tracing::warn!(why, "the certificate authority cannot be read: {why}; the certificate stays");
                     continue;
                 }
@@ -91,11 +132,15 @@ impl AuthorityKeeper {
             let replaced = certificate(&set).and_then(|(chain, key, now)| {
                 certificates.replace((&chain, &key)).map_err(|why| why.to_string())?;
                 issued = now;
+                self.has_certificate(&issued);
                 Ok(())
             });
             match replaced {
                 Ok(()) => tracing::info!("the TLS port has a new certificate"),
-                Err(why) => tracing::warn!(why, "the TLS port keeps its certificate: {why}"),
+                Err(why) => {
+                    self.failed(&why);
+                    tracing::warn!(why, "the TLS port keeps its certificate: {why}");
+                }
             }
         }
     }

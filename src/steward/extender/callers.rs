@@ -111,6 +111,16 @@ pub(super) struct Callers {
     own: Mutex<Option<Arc<str>>>,
     /// When the keys were asked for last.
     asked: tokio::sync::Mutex<Option<Instant>>,
+    failures: Mutex<ReadFailures>,
+}
+
+/// Why the last try to read something failed, if it did.
+#[derive(Debug, Default)]
+struct ReadFailures {
+    /// The keys with which the API server signs tokens.
+    keys: Option<String>,
+    /// The own token.
+    own: Option<String>,
 }
 
 impl Callers {
@@ -121,8 +131,28 @@ impl Callers {
         live: Arc<LiveCallers>,
     ) -> Callers {
         let keys = RwLock::new(TokenKeys { issuer: "".into(), keys: Vec::new() });
-        let (own, asked) = (Mutex::new(None), tokio::sync::Mutex::new(None));
-        Callers { client, audience, agents, token_file, live, keys, own, asked }
+        let (own, asked, failures) = (Mutex::new(None), tokio::sync::Mutex::new(None), Mutex::default());
+        Callers { client, audience, agents, token_file, live, keys, own, asked, failures }
+    }
+
+    /// What is missing to know the callers, and to be known by the other extenders: sentences that say what to do.
+    pub(super) fn missing(&self) -> Vec<String> {
+        let failures = self.failures.lock();
+        let mut missing = Vec::new();
+        if self.keys.read().keys.is_empty() {
+            let why = failures.keys.as_deref().unwrap_or("they are not read yet");
+            let advice = "let the extender's account get /openid/v1/jwks and /.well-known/openid-configuration";
+            missing
+                .push(format!("the keys that sign the tokens of agents and extenders are not known: {why}; {advice}"));
+        }
+        let unread = self.own.lock().is_none().then_some("it is not read yet");
+        if let Some(path) = &self.token_file
+            && let Some(why) = failures.own.as_deref().or(unread)
+        {
+            let advice = format!("put a token of the audience {} there (--stream-token-file)", self.audience);
+            missing.push(format!("the own token {} cannot be read: {why}; {advice}", path.display()));
+        }
+        missing
     }
 
     /// Who sends this request.
@@ -161,8 +191,8 @@ impl Callers {
     pub(super) async fn keep_fresh(self: Arc<Self>, stop: CancellationToken) {
         loop {
             self.read_keys(Duration::ZERO).await;
-            // Without keys no agent can report, so the next try is soon.
-            let pause = if self.keys.read().keys.is_empty() { AGAIN } else { REFRESH };
+            // Without keys no agent can report, and without the own token no question is passed on: the next try is soon.
+            let pause = if self.missing().is_empty() { REFRESH } else { AGAIN };
             tokio::select! {
                 () = stop.cancelled() => return,
                 () = tokio::time::sleep(pause) => {}
@@ -181,12 +211,19 @@ impl Callers {
         let read = keys.map_err(|why| why.to_string()).and_then(|keys| {
             let issuer = issuer.map_err(|why| why.to_string())?;
             let keys = token::decode_keys(&keys).map_err(|why| why.to_string())?;
+            if keys.is_empty() {
+                return Err("the API server publishes no RSA or P-256 key".to_owned());
+            }
             Ok(TokenKeys { issuer: token::decode_issuer(&issuer).map_err(|why| why.to_string())?, keys })
         });
         match read {
-            Ok(keys) => *self.keys.write() = keys,
+            Ok(keys) => {
+                *self.keys.write() = keys;
+                self.failures.lock().keys = None;
+            }
             Err(why) => {
                 tracing::warn!(why, "the keys of tokens cannot be read: {why}; those that are known stay");
+                self.failures.lock().keys = Some(why);
             }
         }
         self.read_own();
@@ -199,8 +236,14 @@ impl Callers {
         let read = std::fs::read_to_string(path).map_err(|why| why.to_string());
         let own = read.and_then(|text| token::decode(text.trim()).map_err(|why| why.to_string()));
         match own {
-            Ok(own) => *self.own.lock() = Some(own.claims.subject),
-            Err(why) => tracing::warn!(path = %path.display(), why, "the own token cannot be read: {why}"),
+            Ok(own) => {
+                *self.own.lock() = Some(own.claims.subject);
+                self.failures.lock().own = None;
+            }
+            Err(why) => {
+                tracing::warn!(path = %path.display(), why, "the own token cannot be read: {why}");
+                self.failures.lock().own = Some(why);
+            }
         }
     }
 }

@@ -21,7 +21,8 @@ const FIRST: Duration = Duration::from_secs(5);
 const LONGEST: Duration = Duration::from_secs(120);
 /// How often a process that does not lead looks whether it does by now.
 const FOLLOWS: Duration = Duration::from_secs(2);
-/// Marked pods that are kept. A mark is rare; beyond this number a pod is evicted once others are gone.
+/// Most marked pods that are kept. A mark is rare. A marked pod beyond this number is ignored until the watch shows its next
+/// change and there is room.
 const MOST: usize = 10_000;
 
 /// The marked pods.

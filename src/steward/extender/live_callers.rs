@@ -3,6 +3,7 @@
 //!
 //! Only pods in the namespaces of the accounts that may call are kept: a cluster has many others.
 
+use decide::cluster::StreamId;
 use model::followed_node::FollowedNode;
 use model::id::{NodeName, ObjectUid, PodUid};
 use model::pod::{Pod, PodPhase};
@@ -27,11 +28,13 @@ struct KnownCallers {
     pods: HashMap<PodUid, NodeName>,
     /// The open stream of each Node, with its pod.
     streams: HashMap<NodeName, OpenStream>,
+    /// The id of the stream that was opened last.
+    last: u64,
 }
 
 #[derive(Debug)]
 struct OpenStream {
-    number: u64,
+    id: StreamId,
     pod: Option<PodUid>,
     signals: Arc<StreamSignals>,
 }
@@ -109,22 +112,24 @@ impl LiveCallers {
         self.known.lock().check(node, pod)
     }
 
-    /// Keeps an open stream, and ends an earlier one of the same Node.
+    /// Keeps an open stream, and ends an earlier one of the same Node. Returns its id.
     pub(super) fn opens(
         &self,
-        number: u64,
         node: &(NodeName, ObjectUid),
         pod: Option<&PodUid>,
-    ) -> Result<Arc<StreamSignals>, NotLive> {
+    ) -> Result<(StreamId, Arc<StreamSignals>), NotLive> {
         let mut known = self.known.lock();
         // Under the same lock: a pod that goes away from now on ends the stream.
         known.check(node, pod)?;
-        let signals = Arc::<StreamSignals>::default();
-        let stream = OpenStream { number, pod: pod.cloned(), signals: Arc::clone(&signals) };
+        // Under the same lock too: of two streams of a Node the later one gets the larger id, and the owner of the cluster
+        // refuses reports of the smaller one. With ids in another order both would end, one here and one there.
+        known.last += 1;
+        let (id, signals) = (StreamId(known.last), Arc::<StreamSignals>::default());
+        let stream = OpenStream { id, pod: pod.cloned(), signals: Arc::clone(&signals) };
         if let Some(before) = known.streams.insert(node.0.clone(), stream) {
             before.signals.ends.cancel();
         }
-        Ok(signals)
+        Ok((id, signals))
     }
 
     /// A Node was closed or opened: its stream says so to the agent.
@@ -135,9 +140,9 @@ impl LiveCallers {
     }
 
     /// A stream has ended.
-    pub(super) fn closes(&self, number: u64, node: &NodeName) {
+    pub(super) fn closes(&self, id: StreamId, node: &NodeName) {
         let mut known = self.known.lock();
-        if known.streams.get(node).is_some_and(|stream| stream.number == number) {
+        if known.streams.get(node).is_some_and(|stream| stream.id == id) {
             known.streams.remove(node);
         }
     }
@@ -164,6 +169,7 @@ impl KnownCallers {
 mod tests {
     use super::*;
     use serde_json::json;
+    use std::sync::Barrier;
 
     fn pod(n: u32, namespace: &str, phase: &str) -> Pod {
         let text = json!({
@@ -201,17 +207,17 @@ mod tests {
     fn a_stream_ends_with_its_pod_its_node_and_a_newer_stream() {
         for end in 0..5 {
             let (live, of, uid) = live();
-            let ends = live.opens(1, &of, Some(&uid)).unwrap().ends.clone();
+            let (first, signals) = live.opens(&of, Some(&uid)).unwrap();
             match end {
                 0 => live.pod_gone(&uid),
                 1 => live.pod_is(&pod(1, "gpu", "Failed")),
                 2 => live.node_gone(&node("u1")),
                 3 => live.node_is(&node("u2")),
-                _ => assert!(!live.opens(2, &of, Some(&uid)).unwrap().ends.is_cancelled()),
+                _ => assert!(!live.opens(&of, Some(&uid)).unwrap().1.ends.is_cancelled()),
             }
-            assert!(ends.is_cancelled(), "{end}");
-            assert_eq!(live.opens(3, &of, Some(&uid)).is_err(), end < 4, "{end}");
-            live.closes(1, &of.0);
+            assert!(signals.ends.is_cancelled(), "{end}");
+            assert_eq!(live.opens(&of, Some(&uid)).is_err(), end < 4, "{end}");
+            live.closes(first, &of.0);
             assert_eq!(live.open_streams(), usize::from(end == 4), "a newer stream stays");
         }
     }
@@ -219,11 +225,30 @@ mod tests {
     #[test]
     fn another_pod_and_an_older_node_of_the_name_end_nothing() {
         let (live, of, uid) = live();
-        let ends = live.opens(1, &of, Some(&uid)).unwrap().ends.clone();
+        let (_, signals) = live.opens(&of, Some(&uid)).unwrap();
         live.pod_is(&pod(2, "gpu", "Running"));
         live.pod_gone(&pod(2, "gpu", "Running").uid);
         live.node_is(&node("u1"));
         live.node_gone(&node("u0"));
-        assert!(!ends.is_cancelled());
+        assert!(!signals.ends.is_cancelled());
+    }
+
+    #[test]
+    fn of_many_streams_that_open_at_once_the_one_with_the_largest_id_stays() {
+        let (live, of, uid) = live();
+        for _ in 0..20 {
+            let all_start = Barrier::new(8);
+            let open = || {
+                all_start.wait();
+                let opened = (0..200).map(|_| live.opens(&of, Some(&uid)).unwrap());
+                opened.collect::<Vec<_>>()
+            };
+            let opened: Vec<_> = std::thread::scope(|scope| {
+                let threads: Vec<_> = (0..8).map(|_| scope.spawn(open)).collect();
+                threads.into_iter().flat_map(|thread| thread.join().unwrap()).collect()
+            });
+            let open = opened.iter().filter(|(_, signals)| !signals.ends.is_cancelled()).map(|(id, _)| *id);
+            assert_eq!(open.collect::<Vec<_>>(), [opened.iter().map(|(id, _)| *id).max().unwrap()]);
+        }
     }
 }

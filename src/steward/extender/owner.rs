@@ -291,6 +291,11 @@ impl ClusterOwner {
         self.cluster.lock().agent_closed(node, id, now);
     }
 
+    /// Closes the nodes whose agents are not back in time.
+    pub(super) fn close_late_agents(&self) {
+        self.cluster.lock().agents_at(clock::monotonic());
+    }
+
     /// Forgets all streams: this process leads no longer.
     pub(super) fn forget_agents(&self) {
         self.cluster.lock().forget_agents();

@@ -4,6 +4,8 @@
 //! that could name pods and nodes from elsewhere would have to be authenticated, as on the TLS port (`stream_port`). Health
 //! and metrics are open.
 
+use super::authority_keeper::AuthorityKeeper;
+use super::callers::Callers;
 use super::decisions::Decisions;
 use super::follow::WatchHealth;
 use super::hami_metrics;
@@ -53,9 +55,16 @@ pub(super) struct ExtenderPort {
     /// `None` where this extender passes no questions on.
     proxy: Option<Arc<LeaderProxy>>,
     /// `None` where it serves no agents.
-    streams: Option<StreamScrape>,
+    streams: Option<(StreamScrape, StreamReadiness)>,
     open: Access,
     here: Access,
+}
+
+/// The parts of the TLS port without which it answers nobody.
+#[derive(Debug)]
+pub(super) struct StreamReadiness {
+    pub(super) authority: Arc<AuthorityKeeper>,
+    pub(super) callers: Arc<Callers>,
 }
 
 type Answer = Response<Full<Bytes>>;
@@ -74,7 +83,11 @@ impl ExtenderPort {
     }
 
     /// The same with streams of agents, and with a way to the leader.
-    pub(super) fn with_streams(mut self, streams: StreamScrape, proxy: Option<Arc<LeaderProxy>>) -> ExtenderPort {
+    pub(super) fn with_streams(
+        mut self,
+        streams: (StreamScrape, StreamReadiness),
+        proxy: Option<Arc<LeaderProxy>>,
+    ) -> ExtenderPort {
         (self.streams, self.proxy) = (Some(streams), proxy);
         self
     }
@@ -142,7 +155,7 @@ impl ExtenderPort {
     async fn pass_on(&self, verb: Verb, proxy: &LeaderProxy, leader: &Arc<str>, body: Bytes) -> Answer {
         match proxy.ask(leader, &format!("/{}", verb.word()), body).await {
             Ok((status, content, body)) => {
-                if let Some(streams) = &self.streams {
+                if let Some((streams, _)) = &self.streams {
                     streams.counts.passed_on();
                 }
                 let mut response = Response::new(Full::new(body));
@@ -169,14 +182,19 @@ impl ExtenderPort {
         Some(text(StatusCode::SERVICE_UNAVAILABLE, format!("{why}.")))
     }
 
-    /// What is missing until this process could lead.
+    /// What is missing until this process could lead, and answer agents and the other extenders.
     fn not_ready(&self) -> Vec<String> {
         let missing = |watch: &Arc<WatchHealth>| match (watch.age(), watch.broken()) {
             (_, Some(why)) => Some(format!("the watch of {} is broken: {why}", watch.what())),
             (None, None) => Some(format!("{} are not listed yet", watch.what())),
             (Some(_), None) => None,
         };
-        self.watches.iter().filter_map(missing).collect()
+        let mut missing: Vec<String> = self.watches.iter().filter_map(missing).collect();
+        if let Some((_, StreamReadiness { authority, callers })) = &self.streams {
+            missing.extend(authority.missing());
+            missing.extend(callers.missing());
+        }
+        missing
     }
 
     fn readyz(&self) -> Answer {
@@ -201,7 +219,7 @@ impl ExtenderPort {
             watches: &self.watches,
             connections: &self.connections,
             events_dropped: self.verbs.events.dropped(),
-            streams: self.streams.as_ref(),
+            streams: self.streams.as_ref().map(|(scrape, _)| scrape),
         };
         let format = format(headers);
         answer(StatusCode::OK, HeaderValue::from_static(format.content_type()), metrics::render(&scrape, format))

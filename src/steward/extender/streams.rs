@@ -4,11 +4,12 @@
 use super::agent_streams::AgentStreams;
 use super::authority_keeper::AuthorityKeeper;
 use super::callers::Callers;
+use super::events::PodEvents;
 use super::leadership::Leadership;
 use super::live_callers::LiveCallers;
 use super::metrics::StreamScrape;
 use super::owner::ClusterOwner;
-use super::port::ExtenderPort;
+use super::port::{ExtenderPort, StreamReadiness};
 use super::proxy::LeaderProxy;
 use super::stream_counts::StreamCounts;
 use super::stream_port::{CONNECTIONS, StreamPort};
@@ -21,7 +22,6 @@ use apiserver::kept_object::KeptObject;
 use effects::server::{ConnectionCounts, HttpServer, bind};
 use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
 use tokio_util::sync::CancellationToken;
 
 /// The port before anything is served.
@@ -46,6 +46,15 @@ pub(super) struct Streams {
     closing: CancellationToken,
 }
 
+/// The parts of the extender that the streams use.
+#[derive(Debug)]
+pub(super) struct StreamParts {
+    pub(super) owner: Arc<ClusterOwner>,
+    pub(super) leadership: Arc<Leadership>,
+    pub(super) live: Arc<LiveCallers>,
+    pub(super) events: Arc<PodEvents>,
+}
+
 /// Opens the port.
 pub(super) fn open(settings: &StreamSettings) -> Result<OpenedStreams, StartError> {
     let listener = bind(settings.listen).map_err(|error| StartError {
@@ -64,7 +73,7 @@ impl Streams {
     pub(super) fn new(
         opened: OpenedStreams,
         (connection, place): (ApiConnection, &(Arc<str>, Arc<str>)),
-        (owner, leadership, live): (Arc<ClusterOwner>, Arc<Leadership>, Arc<LiveCallers>),
+        StreamParts { owner, leadership, live, events }: StreamParts,
         closing: CancellationToken,
     ) -> Streams {
         let OpenedStreams { listener, settings, .. } = opened;
@@ -80,10 +89,10 @@ impl Streams {
             owner,
             leadership,
             live,
+            events,
             counts: Arc::default(),
             closing: closing.clone(),
             term: Default::default(),
-            last: AtomicU64::new(0),
         };
         let (callers, streams) = (Arc::new(callers), Arc::new(streams));
         Streams { listener, authority, callers, streams, proxy, connections: Arc::default(), closing }
@@ -93,6 +102,11 @@ impl Streams {
     pub(super) fn scrape(&self) -> StreamScrape {
         let (live, connections) = (Arc::clone(&self.streams.live), Arc::clone(&self.connections));
         StreamScrape { live, counts: self.counts(), connections }
+    }
+
+    /// What `/readyz` asks of it.
+    pub(super) fn readiness(&self) -> StreamReadiness {
+        StreamReadiness { authority: Arc::clone(&self.authority), callers: Arc::clone(&self.callers) }
     }
 
     /// The way to the leader.

@@ -5,6 +5,7 @@ use super::stream_client::{StreamClient, full};
 use super::stream_extender::{AGENTS, AUDIENCE, SOON, StreamExtender, agent_token, node, pod, trusted, uid};
 use lab::api_server::FakeApiServer;
 use lab::eventually::eventually;
+use lab::relay::Relay;
 use lab::tokens::claims;
 use proto::stream::Phase;
 use serde_json::Value;
@@ -27,6 +28,14 @@ fn ending(server: &FakeApiServer, node: &str, pod: Option<u32>, seconds: u64) ->
     claims["nbf"] = (now - 3600).into();
     claims["exp"] = (now + seconds - LEEWAY).into();
     server.token(&claims)
+}
+
+/// Waits until the agent has opened its first stream and, by its reports, its node is open to this pod.
+fn reports(extender: &StreamExtender, asks: &Value) {
+    eventually("the first stream", SOON, || {
+        (extender.metric("gpu_steward_extender_streams_opened_total") == 1).then_some(())
+    });
+    eventually("an open node", SOON, || extender.fits(asks, NODE).ok());
 }
 
 #[test]
@@ -72,9 +81,8 @@ fn an_agent_with_a_newer_token_renews_its_stream_before_the_old_one_ends() {
     let agent = recipe.start();
     let _kubelet = Kubelet::registers(&root);
     let asks = pod(&server, 70, 3000);
-    eventually("an open node", SOON, || extender.fits(&asks, NODE).ok());
+    reports(&extender, &asks);
     let metric = |sample: &str| extender.metric(&format!("gpu_steward_extender_{sample}"));
-    assert_eq!(metric("streams_opened_total"), 1);
     // As the kubelet and the timer of an agent outside pods replace it: in one step.
     let next = file.with_extension("next");
     std::fs::write(&next, agent_token(&server, NODE, 1)).unwrap();
@@ -91,6 +99,54 @@ fn an_agent_with_a_newer_token_renews_its_stream_before_the_old_one_ends() {
     assert_eq!(ended("replaced") + ended("closed"), 1);
     assert!(agent.log().contains("goes on with a newer token"), "{}", agent.log());
     assert!(!agent.log().contains("has ended"), "{}", agent.log());
+}
+
+#[test]
+fn a_renewal_that_is_refused_or_meets_an_extender_that_follows_leaves_the_stream_as_it_is() {
+    let server = FakeApiServer::start();
+    bare_node(&server);
+    let (leader, follower) = (StreamExtender::led(&server), StreamExtender::start(&server));
+    eventually("a follower that is ready", SOON, || (follower.get("/readyz").status == 200).then_some(()));
+    let relay = Relay::to(leader.streams, Duration::ZERO);
+    let (recipe, root) = reporting(&server, &relay.address.to_string());
+    let file = recipe.dir().join("token");
+    // It counts for a minute, and an agent looks for a newer one each second.
+    std::fs::write(&file, ending(&server, NODE, None, LEEWAY)).unwrap();
+    let agent = recipe.start();
+    let _kubelet = Kubelet::registers(&root);
+    let asks = pod(&server, 72, 3000);
+    reports(&leader, &asks);
+    let replace = |token: String| {
+        let next = file.with_extension("next");
+        std::fs::write(&next, token).unwrap();
+        std::fs::rename(&next, &file).unwrap();
+    };
+    let metric = |sample: &str| leader.metric(&format!("gpu_steward_extender_{sample}"));
+    // The node is open all the time until the renewal has failed so often.
+    let stays_open = |what: &str, failed: &dyn Fn() -> u64| {
+        eventually(what, SOON, || {
+            assert_eq!(leader.fits(&asks, NODE), Ok(()), "{what}: {}", agent.log());
+            (failed() >= 5).then_some(())
+        });
+        assert_eq!((metric("streams"), metric("streams_opened_total")), (1, 1), "{what}: {}", agent.log());
+    };
+    let mut other = claims(AGENTS, AUDIENCE, (NODE, &format!("uid-{NODE}")), ("agent-1", &uid(1)));
+    other["aud"] = "api".into();
+    replace(server.token(&other));
+    let sample = "refused_callers_total{reason=\"other_audience\"}";
+    stays_open("a token that is refused", &|| metric(sample));
+    relay.lead_to(follower.streams);
+    replace(agent_token(&server, NODE, 1));
+    stays_open("an extender that follows", &|| follower.metric(&format!("{ENDS}{{reason=\"not_leading\"}}")));
+    // Everything is well again, and the renewal succeeds.
+    relay.lead_to(leader.streams);
+    eventually("a renewed stream", SOON, || (metric("streams_opened_total") == 2).then_some(()));
+    assert_eq!(leader.fits(&asks, NODE), Ok(()), "{}", agent.log());
+    let log = agent.log();
+    for words in ["cannot renew the stream to the extender", "the new stream was refused; the one before it goes on"] {
+        assert!(log.contains(words), "{words}: {log}");
+    }
+    assert!(!log.contains("has ended"), "{log}");
 }
 
 #[test]

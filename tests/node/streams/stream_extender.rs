@@ -24,10 +24,15 @@ pub(super) struct StreamExtender {
 
 impl StreamExtender {
     pub(super) fn start(server: &FakeApiServer) -> StreamExtender {
+        let own = claims("gpu:extender", AUDIENCE, ("n0", "uid-n0"), ("extender", &uid(9)));
+        StreamExtender::start_with(server, &server.token(&own))
+    }
+
+    /// Starts one with this text as its own token.
+    pub(super) fn start_with(server: &FakeApiServer, own: &str) -> StreamExtender {
         let process = ExtenderProcess::start(BINARY, |dir| {
             let token = dir.join("token");
-            let own = claims("gpu:extender", AUDIENCE, ("n0", "uid-n0"), ("extender", &uid(9)));
-            std::fs::write(&token, server.token(&own)).unwrap();
+            std::fs::write(&token, own).unwrap();
             let mut flags: Vec<OsString> = [
                 "--extender-listen",
                 "127.0.0.1:0",
