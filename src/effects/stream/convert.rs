@@ -259,6 +259,7 @@ pub fn from_leader(view: &LeaderView) -> wire::LeaderMessage {
         closed: text(&view.closed),
         leaving: view.leaving,
         awaited: view.awaited.iter().map(ToString::to_string).collect(),
+        end: None,
     }
 }
 

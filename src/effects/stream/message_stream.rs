@@ -94,17 +94,15 @@ impl<S: AsyncRead + AsyncWrite + Unpin> MessageStream<S> {
         self.connection.flush().await
     }
 
-    /// Ends the connection in order.
+    /// Ends the own side, and waits until the other one has ended too. What it sends meanwhile is thrown away.
     ///
     /// # Errors
     /// That of the connection.
     pub async fn close(&mut self) -> io::Result<()> {
-        self.connection.shutdown().await
-    }
-
-    /// The connection itself.
-    pub fn into_inner(self) -> S {
-        self.connection
+        self.connection.shutdown().await?;
+        let mut rest = [0; 512];
+        while self.connection.read(&mut rest).await? > 0 {}
+        Ok(())
     }
 }
 

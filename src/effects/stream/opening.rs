@@ -28,6 +28,25 @@ const MAX_REFUSAL: usize = 4 << 10;
 /// A stream on either side.
 pub type AgentStream = MessageStream<TokioIo<Upgraded>>;
 
+/// Why no stream was opened.
+#[derive(Debug, thiserror::Error)]
+pub enum OpenError {
+    /// The extender refuses, in its words.
+    #[error("{words}")]
+    Refused {
+        /// The status of its answer.
+        status: u16,
+        /// Why.
+        words: String,
+    },
+    /// The connection has failed.
+    #[error("{0}")]
+    Connection(#[from] hyper::Error),
+    /// The token cannot be sent.
+    #[error("the own token is no header: {0}")]
+    Token(#[from] hyper::http::Error),
+}
+
 /// Whether a request asks for a stream.
 #[must_use]
 pub fn asks<B>(request: &Request<B>) -> bool {
@@ -55,31 +74,29 @@ pub async fn begun(request: Request<Incoming>) -> hyper::Result<AgentStream> {
 /// Opens a stream on a connection to an extender, with the agent's token.
 ///
 /// # Errors
-/// Why the extender refuses, in its words, or how the connection has failed.
-pub async fn open<S>(connection: S, host: &str, token: &str) -> Result<AgentStream, String>
+/// [`OpenError`].
+pub async fn open<S>(connection: S, host: &str, token: &str) -> Result<AgentStream, OpenError>
 where
     S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
 {
-    let text = |why: hyper::Error| why.to_string();
-    let mut bearer = HeaderValue::from_str(&format!("Bearer {token}")).map_err(|_| "the own token is no header")?;
-    bearer.set_sensitive(true);
     let request = Request::get(STREAM_PATH)
         .header(header::HOST, host)
         .header(header::CONNECTION, "upgrade")
         .header(header::UPGRADE, PROTOCOL)
-        .header(header::AUTHORIZATION, bearer)
-        .body(Empty::<Bytes>::new())
-        .map_err(|why| why.to_string())?;
-    let (mut sender, driver) = hyper::client::conn::http1::handshake(TokioIo::new(connection)).await.map_err(text)?;
+        .header(header::AUTHORIZATION, format!("Bearer {token}"))
+        .body(Empty::<Bytes>::new())?;
+    let (mut sender, driver) = hyper::client::conn::http1::handshake(TokioIo::new(connection)).await?;
     tokio::spawn(driver.with_upgrades());
-    let answer = sender.send_request(request).await.map_err(text)?;
+    let answer = sender.send_request(request).await?;
     if answer.status() == StatusCode::SWITCHING_PROTOCOLS && is_switch(answer.headers()) {
-        return Ok(MessageStream::new(TokioIo::new(upgrade::on(answer).await.map_err(text)?)));
+        return Ok(MessageStream::new(TokioIo::new(upgrade::on(answer).await?)));
     }
     let status = answer.status();
     let body = Limited::new(answer.into_body(), MAX_REFUSAL).collect().await;
-    let words = body.map(|body| String::from_utf8_lossy(&body.to_bytes()).trim().to_owned()).unwrap_or_default();
-    Err(if words.is_empty() { format!("the answer is {status}") } else { words })
+    let words = body.map(|body| String::from_utf8_lossy(&body.to_bytes()).into_owned()).unwrap_or_default();
+    let words = words.trim().trim_end_matches('.').to_owned();
+    let words = if words.is_empty() { format!("the answer is {status}") } else { words };
+    Err(OpenError::Refused { status: status.as_u16(), words })
 }
 
 fn is_switch(headers: &HeaderMap) -> bool {

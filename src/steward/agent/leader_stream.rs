@@ -43,6 +43,8 @@ const BEGINS_WITHIN: Duration = Duration::from_secs(15);
 /// Silence of the leader after which the agent connects again: two of its messages are missing, as where its node has lost its
 /// power.
 const SILENCE: Duration = Duration::from_secs(22);
+/// Time to read the last message of a stream that takes no more.
+const LAST_WORD: Duration = Duration::from_secs(1);
 /// Largest file that is read: a token has 1 to 2 KiB, and three certificates 3 KiB.
 const MAX_FILE: u64 = 64 << 10;
 
@@ -146,7 +148,7 @@ impl LeaderStream {
             let end = 'turn: {
                 let waits = match self.send(&mut pace, &mut stream.messages).await? {
                     Ok(waits) => waits,
-                    Err(why) => break 'turn ended(view.is_some(), why),
+                    Err(why) => break 'turn self.last_word(why, &mut stream.messages, view.is_none(), address).await,
                 };
                 if let Some(view) = &view {
                     self.judge(view);
@@ -223,6 +225,14 @@ impl LeaderStream {
             self.departure.state.send_replace(LeaveState::Waits(None));
         }
         Ok(said)
+    }
+
+    /// How a stream has ended to which nothing can be sent: by its last message, if one is there.
+    async fn last_word(&self, why: String, messages: &mut AgentStream, first: bool, address: &Arc<str>) -> StreamEnd {
+        match timeout(LAST_WORD, messages.next()).await {
+            Ok(answer) => self.hear(answer, first, address).err().unwrap_or(ended(!first, why)),
+            Err(_) => ended(!first, why),
+        }
     }
 
     /// Sends the message that is due, if one is, and returns when to look again at the latest.
@@ -308,65 +318,8 @@ async fn open(settings: &ReportSettings, address: &str, token: OwnToken) -> Resu
 async fn begin(settings: &ReportSettings, address: &str, token: &OwnToken) -> Result<AgentStream, String> {
     let trusted = read(&settings.ca_file).await?;
     let connection = leader_connection::connect(address, trusted.as_bytes(), Spoken::Http1).await;
-    opening::open(connection.map_err(|why| why.to_string())?, SERVER_NAME, &token.text).await
-}
-
-async fn read(path: &Path) -> Result<OwnToken, String> {
-        let text = read(path).await?.trim().to_owned();
-        let expires = token::decode(&text).ok().map(|token| token.claims.expires);
-        Ok(OwnToken { text, expires })
-    }
-
-    /// When to look whether there is a newer one.
-    fn next_look(&self) -> Instant {
-        let now = clock::now().wall.0 / 1_000_000;
-        let left = self.expires.map(|expires| Duration::from_secs(expires.saturating_sub(now)));
-        Instant::now() + token_pace::pause(left)
-    }
-}
-
-/// An open stream.
-struct Opened {
-    sender: mpsc::Sender<AgentMessage>,
-    answers: Streaming<LeaderMessage>,
-    /// The token with which it was opened.
-    token: OwnToken,
-}
-
-/// Opens a stream to the extender at this address.
-async fn open(settings: &ReportSettings, address: &str, token: OwnToken) -> Result<Opened, String> {
-    let opened = timeout(BEGINS_WITHIN, begin(settings, address, &token)).await;
-    let (sender, answers) =
-        opened.unwrap_or_else(|_| Err(format!("no answer within {} s", BEGINS_WITHIN.as_secs())))?;
-    Ok(Opened { sender, answers, token })
-}
-
-type Begun = (mpsc::Sender<AgentMessage>, Streaming<LeaderMessage>);
-
-async fn begin(settings: &ReportSettings, address: &str, token: &OwnToken) -> Result<Begun, String> {
-    let trusted = read(&settings.ca_file).await?;
-    let stream = leader_connection::connect(address, trusted.as_bytes()).await.map_err(|why| why.to_string())?;
-    let stream = Mutex::new(Some(TokioIo::new(stream)));
-    let connector = tower::service_fn(move |_: Uri| {
-        let stream = stream.lock().take();
-        std::future::ready(stream.ok_or_else(|| std::io::Error::other("the connection has ended")))
-    });
-    // The name is in the certificate that was checked; the scheme is that of the connection.
-    let endpoint = Endpoint::try_from(format!("https://{}", effects::stream::SERVER_NAME));
-    let endpoint = endpoint.map_err(|why| why.to_string())?;
-    let endpoint = endpoint.http2_keep_alive_interval(PING).keep_alive_timeout(PING_WITHIN).keep_alive_while_idle(true);
-    let channel: Channel = endpoint.connect_with_connector(connector).await.map_err(|why| why.to_string())?;
-    let mut client = AgentStreamClient::new(channel).max_decoding_message_size(MAX_MESSAGE);
-    // One message waits while the one before is on its way.
-    let (sender, messages) = mpsc::channel(1);
-    let mut request = Request::new(ReceiverStream::new(messages));
-    let bearer = format!("Bearer {}", token.text).parse::<AsciiMetadataValue>();
-    let mut bearer = bearer.map_err(|_| "the own token is no header".to_owned())?;
-    // No header table of the connection keeps it.
-    bearer.set_sensitive(true);
-    request.metadata_mut().insert("authorization", bearer);
-    let answers = client.report(request).await.map_err(|status| status.message().to_owned())?;
-    Ok((sender, answers.into_inner()))
+    let opened = opening::open(connection.map_err(|why| why.to_string())?, SERVER_NAME, &token.text).await;
+    opened.map_err(|why| why.to_string())
 }
 
 async fn read(path: &Path) -> Result<String, String> {

@@ -21,27 +21,24 @@ use super::owner::ClusterOwner;
 use super::stream_counts::{StreamCounts, StreamEnd};
 use decide::cluster::{ReportRefusal, StreamId};
 use decide::message_rate::MessageRate;
-use effects::stream::{FIRST_WITHIN, convert};
+use effects::stream::{FIRST_WITHIN, MessageError, MessageStream, convert};
 use model::agent_stream::{AgentMessage, AgentReport, LeaderView, REPORT_LEAST, REPORT_MOST};
 use parking_lot::Mutex;
-use proto::stream::{AgentMessage as WireMessage, LeaderMessage};
+use proto::stream::{AgentMessage as WireMessage, LeaderMessage, StreamEnd as WireEnd};
 use sources::clock;
-use std::future::{Ready, ready};
-use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
 use std::time::Duration;
-use tokio::sync::mpsc;
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::time::{Instant, interval, sleep_until, timeout};
-use tokio_stream::Stream;
 use tokio_util::sync::CancellationToken;
-use tonic::server::StreamingService;
-use tonic::{Request, Response, Status, Streaming};
 
-/// Messages to one agent that wait for it. An agent that reads has none.
-const WAITING: usize = 2;
 /// How long an agent may take to read a message.
 const READ_WITHIN: Duration = Duration::from_secs(10);
+/// Silence of an agent after which its stream ends: three of its beats are missing, as where its node has lost its power.
+const SILENCE: Duration = Duration::from_secs(35);
+/// How long an agent may take to close its side once it has the last message. If the extender closed first, what the agent has
+/// sent meanwhile would make the kernel throw the last message away.
+const CLOSES_WITHIN: Duration = Duration::from_secs(2);
 /// Age of the last answer from which on a message of the agent is answered even if nothing differs: a beat comes every ten
 /// seconds, so one wake-up serves both.
 const ANSWER_AGAIN: Duration = Duration::from_secs(5);
@@ -62,21 +59,19 @@ pub(super) struct AgentStreams {
     pub(super) term: Mutex<CancellationToken>,
 }
 
-/// A message in a box, because the channel of each stream has a place for 32.
-type Answer = Box<Result<LeaderMessage, Status>>;
+/// Why a stream has ended that the agent has closed.
+const ENDED: &str = "the agent has ended the stream";
 
-type ToAgent = mpsc::Sender<Answer>;
+/// What a stream runs on: a connection, or a pipe in the simulation.
+pub(super) trait Connection: AsyncRead + AsyncWrite + Send + Unpin {}
 
-/// The answers of one stream.
+impl<C: AsyncRead + AsyncWrite + Send + Unpin> Connection for C {}
+
+/// The end of a stream: why, and the same in a sentence for the agent.
 #[derive(Debug)]
-pub(super) struct Answers(mpsc::Receiver<Answer>);
-
-impl Stream for Answers {
-    type Item = Result<LeaderMessage, Status>;
-
-    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
-        self.0.poll_recv(cx).map(|answer| answer.map(|answer| *answer))
-    }
+struct Ended {
+    end: StreamEnd,
+    text: String,
 }
 
 /// One stream whose first message has come.
@@ -90,29 +85,6 @@ struct Served {
     /// What ends it.
     signals: Arc<StreamSignals>,
     term: CancellationToken,
-}
-
-/// The only call of the service.
-#[derive(Clone, Debug)]
-pub(super) struct AgentService(pub(super) Arc<AgentStreams>);
-
-impl StreamingService<WireMessage> for AgentService {
-    type Response = LeaderMessage;
-    type ResponseStream = Answers;
-    type Future = Ready<Result<Response<Answers>, Status>>;
-
-    fn call(&mut self, request: Request<Streaming<WireMessage>>) -> Self::Future {
-        let Some(agent) = request.extensions().get::<AgentIdentity>().cloned() else {
-            return ready(Err(Status::unauthenticated("the caller was not checked")));
-        };
-        let (sender, receiver) = mpsc::channel(WAITING);
-        let (streams, messages) = (Arc::clone(&self.0), request.into_inner());
-        tokio::spawn(async move {
-            let end = streams.serve(agent, messages, &sender).await;
-            let _ = timeout(READ_WITHIN, sender.send(Box::new(Err(end)))).await;
-        });
-        ready(Ok(Response::new(Answers(receiver))))
-    }
 }
 
 impl AgentStreams {
@@ -133,115 +105,117 @@ impl AgentStreams {
         }
     }
 
-    /// Serves one stream to its end, and says why it ends.
-    async fn serve(
+    /// Serves the stream of this agent to its end, and tells it why it ends.
+    pub(super) async fn serve(self: Arc<Self>, agent: AgentIdentity, mut messages: MessageStream<impl Connection>) {
+        let streams = Arc::clone(&self);
+        let Ended { end, text } = self.serve_to_end(agent, &mut messages).await;
+        streams.counts.ended(end);
+        let leader = streams.leadership.leader_address().filter(|_| end == StreamEnd::NotLeading);
+        let view = LeaderView { leader, ..LeaderView::default() };
+        let end = Some(WireEnd { reason: end.code().to_owned(), text });
+        let last = LeaderMessage { end, ..convert::from_leader(&view) };
+        if let Ok(Ok(())) = timeout(READ_WITHIN, messages.send(&last)).await {
+            let _ = timeout(CLOSES_WITHIN, messages.close()).await;
+        }
+    }
+
+    async fn serve_to_end(
         self: Arc<Self>,
         agent: AgentIdentity,
-        mut messages: Streaming<WireMessage>,
-        to_agent: &ToAgent,
-    ) -> Status {
+        messages: &mut MessageStream<impl Connection>,
+    ) -> Ended {
         // Before the question who leads: a term that ends after it ends this stream.
         let term = self.term.lock().clone();
         if let Leader::Other(_) = self.leadership.leader() {
-            return self.refer(to_agent).await;
+            return self.refer();
         }
-        let report = match self.first(&agent, &mut messages).await {
+        let report = match first(&agent, messages).await {
             Ok(report) => report,
-            Err((end, why)) => return self.ended(end, why),
+            Err(end) => return end,
         };
         if term.is_cancelled() {
-            return self.refer(to_agent).await;
+            return self.refer();
         }
         let (node, now) = (agent.node.0.clone(), clock::monotonic());
         let (id, signals) = match self.live.opens(&agent.node, agent.pod.as_ref()) {
             Ok(opened) => opened,
-            Err(why) => return self.ended(StreamEnd::CallerGone, Status::permission_denied(why.to_string())),
+            Err(why) => return Ended::because(StreamEnd::CallerGone, why),
         };
-        let status = match self.owner.agent_reports(id, report, now) {
-            Err(why) => self.refused(&why),
+        let ended = match self.owner.agent_reports(id, report, now) {
+            Err(why) => refused(&why),
             Ok(()) => {
                 self.counts.opened();
                 tracing::debug!(%node, "the agent of {node} reports");
                 let (streams, rate) = (Arc::clone(&self), MessageRate::new(now));
                 let mut served = Served { streams, id, agent, rate, over: 0, sent: None, signals, term };
-                let status = served.run(&mut messages, to_agent).await;
+                let ended = served.run(messages).await;
                 self.owner.agent_closed(&node, id, clock::monotonic());
-                status
+                ended
             }
         };
         self.live.closes(id, &node);
-        tracing::debug!(%node, why = status.message(), "the stream of the agent of {node} has ended: {}", status.message());
-        status
+        tracing::debug!(%node, why = ended.text, "the stream of the agent of {node} has ended: {}", ended.text);
+        ended
     }
 
-    /// The first message: everything of the caller's own node.
-    async fn first(
-        &self,
-        agent: &AgentIdentity,
-        messages: &mut Streaming<WireMessage>,
-    ) -> Result<AgentReport, (StreamEnd, Status)> {
-        let message = match timeout(FIRST_WITHIN, messages.message()).await {
-            Ok(Ok(Some(message))) => message,
-            Ok(Ok(None)) => return Err((StreamEnd::Closed, Status::cancelled("the agent has ended the stream"))),
-            Ok(Err(status)) => return Err((end_of(&status), status)),
-            Err(_) => {
-                return Err((
-                    StreamEnd::BadMessage,
-                    Status::deadline_exceeded("the first message did not come in time"),
-                ));
-            }
-        };
-        let bad = |why: String| (StreamEnd::BadMessage, Status::invalid_argument(why));
-        match convert::agent_message(message) {
-            Ok(AgentMessage::Full(report)) if report.node == agent.node.0 => Ok(report),
-            Ok(AgentMessage::Full(report)) => {
-                let why = format!("the token is of node {}, and the report of node {}", agent.node.0, report.node);
-                Err((StreamEnd::OtherNode, Status::permission_denied(why)))
-            }
-            Ok(_) => Err(bad("the first message must have the full state".to_owned())),
-            Err(why) => Err(bad(why.to_string())),
+    /// The end of a stream at an extender that does not lead. The last message names the leader.
+    fn refer(&self) -> Ended {
+        match self.leadership.leader_address() {
+            Some(leader) => Ended::because(StreamEnd::NotLeading, format!("{leader} leads")),
+            None => Ended::because(StreamEnd::NotLeading, "no extender leads at this moment"),
         }
-    }
-
-    /// Names the leader.
-    async fn refer(&self, to_agent: &ToAgent) -> Status {
-        let Some(leader) = self.leadership.leader_address() else {
-            return self.ended(StreamEnd::NotLeading, Status::unavailable("no extender leads at this moment"));
-        };
-        let text = format!("{leader} leads");
-        let view = LeaderView { leader: Some(leader), ..LeaderView::default() };
-        let _ = timeout(READ_WITHIN, to_agent.send(Box::new(Ok(convert::from_leader(&view))))).await;
-        self.ended(StreamEnd::NotLeading, Status::failed_precondition(text))
-    }
-
-    fn refused(&self, why: &ReportRefusal) -> Status {
-        match why {
-            ReportRefusal::Replaced => self.ended(StreamEnd::Replaced, Status::aborted(why.to_string())),
-            ReportRefusal::TooLarge(_) => self.ended(StreamEnd::BadMessage, Status::invalid_argument(why.to_string())),
-        }
-    }
-
-    fn ended(&self, end: StreamEnd, status: Status) -> Status {
-        self.counts.ended(end);
-        status
     }
 }
 
-/// Why a stream has ended whose message could not be read.
-fn end_of(status: &Status) -> StreamEnd {
-    match status.code() {
-        // A message that is too large, or no message of the schema.
-        tonic::Code::OutOfRange | tonic::Code::Internal | tonic::Code::InvalidArgument => StreamEnd::BadMessage,
-        _ => StreamEnd::Closed,
+/// The first message: everything of the caller's own node.
+async fn first(agent: &AgentIdentity, messages: &mut MessageStream<impl Connection>) -> Result<AgentReport, Ended> {
+    let message = match timeout(FIRST_WITHIN, messages.next()).await {
+        Ok(Ok(Some(message))) => message,
+        Ok(Ok(None)) => return Err(Ended::because(StreamEnd::Closed, ENDED)),
+        Ok(Err(why)) => return Err(Ended::from(why)),
+        Err(_) => return Err(Ended::because(StreamEnd::BadMessage, "the first message did not come in time")),
+    };
+    match convert::agent_message(message) {
+        Ok(AgentMessage::Full(report)) if report.node == agent.node.0 => Ok(report),
+        Ok(AgentMessage::Full(report)) => {
+            let why = format!("the token is of node {}, and the report of node {}", agent.node.0, report.node);
+            Err(Ended::because(StreamEnd::OtherNode, why))
+        }
+        Ok(_) => Err(Ended::because(StreamEnd::BadMessage, "the first message must have the full state")),
+        Err(why) => Err(Ended::because(StreamEnd::BadMessage, why)),
+    }
+}
+
+fn refused(why: &ReportRefusal) -> Ended {
+    let end = match why {
+        ReportRefusal::Replaced => StreamEnd::Replaced,
+        ReportRefusal::TooLarge(_) => StreamEnd::BadMessage,
+    };
+    Ended::because(end, why)
+}
+
+impl Ended {
+    fn because(end: StreamEnd, text: impl ToString) -> Ended {
+        Ended { end, text: text.to_string() }
+    }
+}
+
+impl From<MessageError> for Ended {
+    fn from(why: MessageError) -> Ended {
+        let end = match why {
+            MessageError::Connection(_) | MessageError::Truncated => StreamEnd::Closed,
+            MessageError::TooLarge(_) | MessageError::Schema(_) => StreamEnd::BadMessage,
+        };
+        Ended::because(end, why)
     }
 }
 
 impl Served {
-    async fn run(&mut self, messages: &mut Streaming<WireMessage>, to_agent: &ToAgent) -> Status {
+    async fn run(&mut self, messages: &mut MessageStream<impl Connection>) -> Ended {
         let (streams, signals, term) = (Arc::clone(&self.streams), Arc::clone(&self.signals), self.term.clone());
-        let mut fresh = Duration::ZERO;
+        let (mut fresh, mut heard) = (Duration::ZERO, Instant::now());
         loop {
-            let look = match self.answer(to_agent, fresh).await {
+            let look = match self.answer(messages, fresh).await {
                 Ok(look) => look,
                 Err(end) => return end,
             };
@@ -249,29 +223,31 @@ impl Served {
                 // No message counts once the stream has to end.
                 biased;
                 () = streams.closing.cancelled() => {
-                    return streams.ended(StreamEnd::Stopping, Status::unavailable("the extender is stopping"));
+                    return Ended::because(StreamEnd::Stopping, "the extender is stopping");
                 }
                 () = signals.ends.cancelled() => return self.told_to_end(),
                 () = sleep_until(self.agent.until) => {
-                    let why = "the token of the agent has expired";
-                    return streams.ended(StreamEnd::TokenExpired, Status::unauthenticated(why));
+                    return Ended::because(StreamEnd::TokenExpired, "the token of the agent has expired");
                 }
-                () = term.cancelled() => return streams.refer(to_agent).await,
+                () = term.cancelled() => return streams.refer(),
                 () = signals.look.notified() => {
                     fresh = REPORT_MOST;
                     continue;
                 }
-                () = sleep_until(look) => {
+                () = sleep_until(look.min(heard + SILENCE)) => {
+                    if heard.elapsed() >= SILENCE {
+                        return Ended::because(StreamEnd::Silent, "the agent is silent");
+                    }
                     fresh = REPORT_MOST;
                     continue;
                 }
-                message = messages.message() => message,
+                message = messages.next() => message,
             };
-            fresh = ANSWER_AGAIN;
+            (fresh, heard) = (ANSWER_AGAIN, Instant::now());
             let taken = match message {
                 Ok(Some(message)) => self.take(message).await,
-                Ok(None) => Err(streams.ended(StreamEnd::Closed, Status::ok("the agent has ended the stream"))),
-                Err(status) => Err(streams.ended(end_of(&status), status)),
+                Ok(None) => Err(Ended::because(StreamEnd::Closed, ENDED)),
+                Err(why) => Err(Ended::from(why)),
             };
             if let Err(end) = taken {
                 return end;
@@ -280,23 +256,22 @@ impl Served {
     }
 
     /// The end of a stream whose caller is gone, or has opened a newer one.
-    fn told_to_end(&self) -> Status {
+    fn told_to_end(&self) -> Ended {
         let AgentIdentity { node, pod, .. } = &self.agent;
         match self.streams.live.check(node, pod.as_ref()) {
-            Ok(()) => self.streams.refused(&ReportRefusal::Replaced),
-            Err(why) => self.streams.ended(StreamEnd::CallerGone, Status::permission_denied(why.to_string())),
+            Ok(()) => refused(&ReportRefusal::Replaced),
+            Err(why) => Ended::because(StreamEnd::CallerGone, why),
         }
     }
 
     /// Takes over one message.
-    async fn take(&mut self, message: WireMessage) -> Result<(), Status> {
+    async fn take(&mut self, message: WireMessage) -> Result<(), Ended> {
         let streams = Arc::clone(&self.streams);
         streams.counts.message();
         while !self.rate.allows(clock::monotonic()) {
             self.over += 1;
             if self.over > TOO_MANY {
-                let why = "the agent sends more messages than two a second";
-                return Err(streams.ended(StreamEnd::TooFast, Status::resource_exhausted(why)));
+                return Err(Ended::because(StreamEnd::TooFast, "the agent sends more messages than two a second"));
             }
             tokio::time::sleep(REPORT_LEAST / 4).await;
         }
@@ -305,24 +280,26 @@ impl Served {
             return Ok(());
         }
         let message = convert::agent_message(message);
-        let message =
-            message.map_err(|why| streams.ended(StreamEnd::BadMessage, Status::invalid_argument(why.to_string())))?;
+        let message = message.map_err(|why| Ended::because(StreamEnd::BadMessage, why))?;
         let (node, now) = (&self.agent.node.0, clock::monotonic());
         let taken = match message {
             AgentMessage::Full(report) if report.node == *node => streams.owner.agent_reports(self.id, report, now),
             AgentMessage::Full(_) => {
-                let why = "the report is of another node than the token";
-                return Err(streams.ended(StreamEnd::OtherNode, Status::permission_denied(why)));
+                return Err(Ended::because(StreamEnd::OtherNode, "the report is of another node than the token"));
             }
             AgentMessage::Change(change) => streams.owner.agent_changes(node, self.id, change, now),
             AgentMessage::Beat => streams.owner.agent_beats(node, self.id, now),
         };
-        taken.map_err(|why| streams.refused(&why))
+        taken.map_err(|why| refused(&why))
     }
 
     /// Sends what the leader knows of the node, if it differs from what was sent last or that is not `fresh` any more.
     /// Returns when to look again.
-    async fn answer(&mut self, to_agent: &ToAgent, fresh: Duration) -> Result<Instant, Status> {
+    async fn answer(
+        &mut self,
+        messages: &mut MessageStream<impl Connection>,
+        fresh: Duration,
+    ) -> Result<Instant, Ended> {
         let view = self.streams.owner.leader_view(&self.agent.node.0);
         let next = |sent: Instant| {
             // Pods of the node come and go while its agent waits for them, and nothing else tells it.
@@ -334,19 +311,15 @@ impl Served {
         {
             return Ok(next(*at));
         }
-        match timeout(READ_WITHIN, to_agent.send(Box::new(Ok(convert::from_leader(&view))))).await {
+        match timeout(READ_WITHIN, messages.send(&convert::from_leader(&view))).await {
             Ok(Ok(())) => {
                 let now = Instant::now();
                 let next = next(now);
                 self.sent = Some((view, now));
                 Ok(next)
             }
-            Ok(Err(_)) => {
-                Err(self.streams.ended(StreamEnd::Closed, Status::cancelled("the agent has ended the stream")))
-            }
-            Err(_) => Err(self
-                .streams
-                .ended(StreamEnd::Slow, Status::deadline_exceeded("the agent does not read its answers"))),
+            Ok(Err(why)) => Err(Ended::from(MessageError::from(why))),
+            Err(_) => Err(Ended::because(StreamEnd::Slow, "the agent does not read its answers")),
         }
     }
 }

@@ -16,6 +16,8 @@ pub(super) enum StreamEnd {
     TooFast,
     /// The agent did not read its answers.
     Slow,
+    /// The agent was silent for three of its beats.
+    Silent,
     /// A newer stream of the node has begun.
     Replaced,
     /// The pod or the Node of the token is gone.
@@ -30,12 +32,13 @@ pub(super) enum StreamEnd {
 
 impl StreamEnd {
     /// All, in the order of their metrics.
-    pub(super) const ALL: [StreamEnd; 10] = [
+    pub(super) const ALL: [StreamEnd; 11] = [
         StreamEnd::Closed,
         StreamEnd::BadMessage,
         StreamEnd::OtherNode,
         StreamEnd::TooFast,
         StreamEnd::Slow,
+        StreamEnd::Silent,
         StreamEnd::Replaced,
         StreamEnd::CallerGone,
         StreamEnd::TokenExpired,
@@ -51,6 +54,7 @@ impl StreamEnd {
             StreamEnd::OtherNode => "other_node",
             StreamEnd::TooFast => "too_fast",
             StreamEnd::Slow => "slow",
+            StreamEnd::Silent => "silent",
             StreamEnd::Replaced => "replaced",
             StreamEnd::CallerGone => "caller_gone",
             StreamEnd::TokenExpired => "token_expired",

@@ -3,15 +3,14 @@
 //! Each request is of a caller with a token. What a caller may ask follows from who it is: an agent opens its stream, another
 //! extender asks the verbs. Nobody else gets an answer here.
 
-use super::agent_streams::{AgentService, AgentStreams};
-use super::callers::{Caller, CallerRefusal, Callers};
+use super::agent_streams::AgentStreams;
+use super::callers::{AgentIdentity, Caller, CallerRefusal, Callers};
 use super::leadership::Leader;
 use super::port::ExtenderPort;
 use super::stream_counts::StreamCounts;
 use effects::caller::{Access, Ends};
-use effects::server::{ConnectionLimits, HttpApplication};
-use effects::stream::MAX_MESSAGE;
-use effects::stream::codec::LeaderCodec;
+use effects::server::{ConnectionLimits, HttpApplication, TakenConnection};
+use effects::stream::opening::{self, STREAM_PATH};
 use http_body_util::Full;
 use hyper::body::{Bytes, Incoming};
 use hyper::header::{self, HeaderValue};
@@ -20,13 +19,6 @@ use parking_lot::Mutex;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::{Instant, sleep};
-use tonic::body::Body;
-use tonic::server::Grpc;
-
-/// The path of every call of the streams' service.
-const STREAMS: &str = "/gpu_steward.stream.v1.AgentStream/";
-/// Its only call.
-const REPORT: &str = "Report";
 
 /// How long connections wait while no extender decides. An agent gives up a connection after ten seconds.
 const HELD: Duration = Duration::from_secs(4);
@@ -73,18 +65,30 @@ impl StreamPort {
         undecided && since.get_or_insert_with(Instant::now).elapsed() < HELD
     }
 
-    /// Opens the stream of an agent. What tonic generates for it would do the same with larger buffers.
-    async fn report(&self, request: Request<Incoming>) -> Response<Body> {
-        if request.uri().path().strip_prefix(STREAMS) != Some(REPORT) {
-            return tonic::Status::unimplemented("this service has one call, Report").into_http();
+    /// Opens the stream of an agent.
+    fn open(&self, agent: AgentIdentity, mut request: Request<Incoming>) -> Response<Full<Bytes>> {
+        let taken = request.extensions_mut().remove::<TakenConnection>();
+        if !opening::asks(&request) || taken.is_none() {
+            return text(
+                StatusCode::UPGRADE_REQUIRED,
+                "this path opens the stream of an agent: see proto/stream.proto",
+            );
         }
-        let mut grpc = Grpc::new(LeaderCodec).apply_max_message_size_config(Some(MAX_MESSAGE), None);
-        grpc.streaming(AgentService(Arc::clone(&self.streams)), request).await
+        let streams = Arc::clone(&self.streams);
+        tokio::spawn(async move {
+            // As long as the stream lives, the connection counts as open.
+            let _taken = taken;
+            match opening::begun(request).await {
+                Ok(messages) => streams.serve(agent, messages).await,
+                Err(error) => tracing::debug!(%error, "a stream has ended before its begin"),
+            }
+        });
+        opening::accepted()
     }
 }
 
 impl HttpApplication for StreamPort {
-    type Body = Body;
+    type Body = Full<Bytes>;
 
     fn access(&self, _: &Uri) -> &Access {
         // The caller is checked in `answer`, before anything else: it decides what is asked.
@@ -99,46 +103,39 @@ impl HttpApplication for StreamPort {
         }
     }
 
-    async fn answer(&self, mut request: Request<Incoming>, _: Ends) -> Response<Body> {
+    async fn answer(&self, request: Request<Incoming>, _: Ends) -> Response<Full<Bytes>> {
         let caller = match self.callers.check(request.headers()).await {
             Ok(caller) => caller,
             Err(why) => {
                 self.counts.refused(why);
-                return refusal(&request, why);
+                return refusal(why);
             }
         };
-        let streams = request.uri().path().starts_with(STREAMS);
+        let streams = request.uri().path() == STREAM_PATH;
         match caller {
-            Caller::Agent(agent) if streams => {
-                request.extensions_mut().insert(agent);
-                self.report(request).await
-            }
-            Caller::Extender if !streams => self.verbs.passed_on(request).await.map(Body::new),
+            Caller::Agent(agent) if streams => self.open(agent, request),
+            Caller::Extender if !streams => self.verbs.passed_on(request).await,
             Caller::Agent(_) | Caller::Extender => {
                 self.counts.refused(CallerRefusal::OtherAccount);
-                refusal(&request, CallerRefusal::OtherAccount)
+                refusal(CallerRefusal::OtherAccount)
             }
         }
     }
 }
 
-/// The answer to a caller that is refused: for a stream a status of gRPC, otherwise one of HTTP.
-fn refusal(request: &Request<Incoming>, why: CallerRefusal) -> Response<Body> {
-    let content = request.headers().get(header::CONTENT_TYPE).and_then(|content| content.to_str().ok());
-    let known = !matches!(why, CallerRefusal::NoToken | CallerRefusal::Token(_));
-    if content.is_some_and(|content| content.starts_with("application/grpc")) {
-        let status = match known {
-            true => tonic::Status::permission_denied(why.to_string()),
-            false => tonic::Status::unauthenticated(why.to_string()),
-        };
-        return status.into_http();
+/// The answer to a caller that is refused.
+fn refusal(why: CallerRefusal) -> Response<Full<Bytes>> {
+    if !matches!(why, CallerRefusal::NoToken | CallerRefusal::Token(_)) {
+        return text(StatusCode::FORBIDDEN, &why.to_string());
     }
-    let mut response = Response::new(Body::new(Full::new(Bytes::from(format!("{why}.\n")))));
-    *response.status_mut() = if known { StatusCode::FORBIDDEN } else { StatusCode::UNAUTHORIZED };
-    let headers = response.headers_mut();
-    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("text/plain; charset=utf-8"));
-    if !known {
-        headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
-    }
+    let mut response = text(StatusCode::UNAUTHORIZED, &why.to_string());
+    response.headers_mut().insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+    response
+}
+
+fn text(status: StatusCode, sentence: &str) -> Response<Full<Bytes>> {
+    let mut response = Response::new(Full::new(Bytes::from(format!("{sentence}.\n"))));
+    *response.status_mut() = status;
+    response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("text/plain; charset=utf-8"));
     response
 }

@@ -3,19 +3,16 @@
 
 use super::stream_client::{StreamClient, connect, full};
 use super::stream_extender::{SOON, StreamExtender, agent_token, node, trusted};
-use http_body_util::{BodyExt, Full};
-use hyper::body::Bytes;
-use hyper::client::conn::http2;
-use hyper::{HeaderMap, Request};
-use hyper_util::rt::{TokioExecutor, TokioIo};
+use effects::stream::MessageStream;
 use lab::api_server::FakeApiServer;
 use lab::eventually::eventually;
-use proto::stream::Phase;
+use proto::stream::{LeaderMessage, Phase};
 use std::net::TcpStream;
 use std::time::{Duration, Instant};
-use tonic::Code;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
-const REPORT: &str = "/gpu_steward.stream.v1.AgentStream/Report";
+/// The first lines of a request for a stream.
+const OPENS: &str = "GET /v1/agent-stream HTTP/1.1\r\nConnection: upgrade\r\nUpgrade: gpu-steward-stream\r\n";
 
 /// An extender with a node, and the token of its agent.
 fn started(server: &FakeApiServer) -> (StreamExtender, String, String) {
@@ -33,33 +30,29 @@ fn works(extender: &StreamExtender, trusted: &str, token: &str) {
     stream.hear_until("an open node", |message| message.closed.is_empty() && message.epoch > 0);
 }
 
-/// The status of HTTP, and that of gRPC if there is one, of a request with this path, media type and body.
-fn asked(
-    extender: &StreamExtender,
-    (trusted, token): (&str, &str),
-    (path, kind): (&str, &str),
-    body: &[u8],
-) -> (u16, Option<String>) {
+/// The status of the answer to these first lines of a request, and where a stream was opened the word for its end once these
+/// bytes are sent and nothing more.
+fn asked(extender: &StreamExtender, (trusted, token): (&str, &str), head: &str, bytes: &[u8]) -> (u16, Option<String>) {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    runtime.block_on(async {
-        let stream = connect(extender.streams, trusted, b"h2").await.unwrap();
-        let (mut sender, driver) = http2::handshake(TokioExecutor::new(), TokioIo::new(stream)).await.unwrap();
-        tokio::spawn(driver);
-        let request = Request::post(format!("https://extender.gpu-steward.io{path}"))
-            .header("content-type", kind)
-            .header("te", "trailers")
-            .header("authorization", format!("Bearer {token}"))
-            .body(Full::new(Bytes::copy_from_slice(body)))
-            .unwrap();
-        let answer =
-            tokio::time::timeout(SOON, sender.send_request(request)).await.expect("an answer in time").unwrap();
-        let status = answer.status().as_u16();
-        let grpc = |headers: &HeaderMap| Some(headers.get("grpc-status")?.to_str().unwrap().to_owned());
-        let first = grpc(answer.headers());
-        let rest = tokio::time::timeout(SOON, answer.into_body().collect()).await.expect("an end in time");
-        let last = rest.ok().and_then(|rest| rest.trailers().and_then(grpc));
-        (status, first.or(last))
-    })
+    let asked = async {
+        let mut stream = connect(extender.streams, trusted, b"http/1.1").await.unwrap();
+        let rest = format!("Host: x\r\nAuthorization: Bearer {token}\r\n\r\n");
+        stream.write_all(&[head.as_bytes(), rest.as_bytes(), bytes].concat()).await.unwrap();
+        let mut answer = Vec::new();
+        while !answer.ends_with(b"\r\n\r\n") {
+            answer.push(stream.read_u8().await.unwrap());
+        }
+        let answer = String::from_utf8(answer).unwrap();
+        let status = answer.split(' ').nth(1).unwrap().parse::<u16>().unwrap();
+        if status != 101 {
+            return (status, None);
+        }
+        // The end of what the agent sends.
+        stream.shutdown().await.unwrap();
+        let last = MessageStream::new(stream).next::<LeaderMessage>().await.unwrap();
+        (status, Some(last.unwrap().end.unwrap().reason))
+    };
+    runtime.block_on(async { tokio::time::timeout(SOON, asked).await.expect("an answer in time") })
 }
 
 #[test]
@@ -67,36 +60,40 @@ fn what_is_no_call_of_an_agent_is_answered_and_counted() {
     let server = FakeApiServer::start();
     let (extender, trusted, token) = started(&server);
     let caller = (&*trusted, &*token);
-    let frame = |flag: u8, length: u32, bytes: &[u8]| [&[flag][..], &length.to_be_bytes(), bytes].concat();
-    let bad = "gpu_steward_extender_stream_ends_total{reason=\"bad_message\"}";
-    let before = extender.metric(bad);
-    let bodies = [
-        vec![0xff; 400],
-        frame(0, 5, &[0xff; 5]),
-        frame(1, 5, &[0xff; 5]),
-        frame(0, 100, &[0x0a; 5]),
-        frame(0, u32::MAX, &[0; 100]),
-        // No message at all, and one without content.
-        frame(0, 0, &[]),
-    ];
-    for body in &bodies {
-        let (status, grpc) = asked(&extender, caller, (REPORT, "application/grpc"), body);
-        assert_eq!(status, 200, "{body:?}");
-        assert!(grpc.as_deref().is_some_and(|grpc| grpc != "0"), "{body:?}: {grpc:?}");
+    let message = |length: u32, bytes: &[u8]| [&length.to_be_bytes()[..], bytes].concat();
+    let ends =
+        |reason: &str| extender.metric(&format!("gpu_steward_extender_stream_ends_total{{reason=\"{reason}\"}}"));
+    for (bytes, reason) in [
+        (vec![0xff; 400], "bad_message"),
+        (message(5, &[0xff; 5]), "bad_message"),
+        (message(256 << 10 | 1, &[0; 100]), "bad_message"),
+        (message(u32::MAX, &[0; 100]), "bad_message"),
+        // A message without content.
+        (message(0, &[]), "bad_message"),
+        // The end of the connection within a message, within its length, and before.
+        (message(100, &[0x0a; 5]), "closed"),
+        (vec![0, 0], "closed"),
+        (Vec::new(), "closed"),
+    ] {
+        let before = ends(reason);
+        assert_eq!(asked(&extender, caller, OPENS, &bytes), (101, Some(reason.to_owned())), "{bytes:?}");
+        assert_eq!(ends(reason), before + 1, "{bytes:?}");
     }
-    assert_eq!(extender.metric(bad), before + bodies.len() as u64);
-    let (status, grpc) =
-        asked(&extender, caller, ("/gpu_steward.stream.v1.AgentStream/Other", "application/grpc"), b"");
-    assert_eq!((status, grpc.as_deref()), (200, Some("12")), "unimplemented");
-    for kind in ["application/json", "text/plain"] {
-        let (status, grpc) = asked(&extender, caller, (REPORT, kind), b"{}");
-        assert!(status >= 400 || grpc.as_deref().is_some_and(|grpc| grpc != "0"), "{kind}: {status} {grpc:?}");
+    // No request for a stream, or for another protocol.
+    for head in [
+        "GET /v1/agent-stream HTTP/1.1\r\n",
+        "POST /v1/agent-stream HTTP/1.1\r\nConnection: upgrade\r\nUpgrade: gpu-steward-stream\r\n",
+        "GET /v1/agent-stream HTTP/1.1\r\nConnection: upgrade\r\nUpgrade: websocket\r\n",
+        "GET /v1/agent-stream HTTP/1.1\r\nUpgrade: gpu-steward-stream\r\n",
+    ] {
+        assert_eq!(asked(&extender, caller, head, b""), (426, None), "{head}");
     }
     // An agent asks nothing but its stream.
     let refused = "gpu_steward_extender_refused_callers_total{reason=\"other_account\"}";
     let before = extender.metric(refused);
     for path in ["/filter", "/bind", "/metrics", "/", "/gpu_steward.usage.v1.Usage/Get"] {
-        assert_eq!(asked(&extender, caller, (path, "application/json"), b"{}").0, 403, "{path}");
+        let head = format!("POST {path} HTTP/1.1\r\nContent-Type: application/json\r\nContent-Length: 0\r\n");
+        assert_eq!(asked(&extender, caller, &head, b"").0, 403, "{path}");
     }
     assert_eq!(extender.metric(refused), before + 5);
     works(&extender, &trusted, &token);
@@ -109,7 +106,7 @@ fn an_agent_that_says_nothing_is_given_up() {
     let begun = Instant::now();
     let silent = StreamClient::open(extender.streams, &trusted, &token).unwrap();
     let why = silent.end();
-    assert_eq!(why.code(), Code::DeadlineExceeded, "{why}");
+    assert_eq!((&*why.code, &*why.text), ("bad_message", "the first message did not come in time"));
     assert!((Duration::from_secs(9)..Duration::from_secs(30)).contains(&begun.elapsed()), "{:?}", begun.elapsed());
     assert!(extender.metric("gpu_steward_extender_stream_ends_total{reason=\"bad_message\"}") >= 1);
     works(&extender, &trusted, &token);

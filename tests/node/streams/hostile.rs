@@ -8,7 +8,6 @@ use lab::tokens::claims;
 use proto::stream::{AgentMessage, NodeFull, Phase, Stage};
 use serde_json::{Value, json};
 use std::time::Duration;
-use tonic::Code;
 
 #[test]
 #[expect(clippy::too_many_lines, reason = "a table of tokens")]
@@ -29,40 +28,30 @@ fn a_caller_without_a_good_token_is_refused_with_the_reason_and_counted() {
     let other_cluster = FakeApiServer::start().token(&good());
     let mut changed = server.token(&good());
     changed.replace_range(60..61, if changed.as_bytes()[60] == b'A' { "B" } else { "A" });
-    for (token, code, reason, words) in [
-        (String::new(), Code::Unauthenticated, "no_token", "Authorization"),
-        ("a.b".to_owned(), Code::Unauthenticated, "unreadable", "cannot be read"),
-        (other_cluster, Code::Unauthenticated, "bad_signature", "not signed by this cluster"),
-        (
-            with(&|claims| claims["iss"] = "https://other".into()),
-            Code::Unauthenticated,
-            "other_issuer",
-            "another cluster",
-        ),
-        (with(&|claims| claims["aud"] = json!(["api"])), Code::Unauthenticated, "other_audience", "another audience"),
-        (with(&|claims| claims["exp"] = 1000.into()), Code::Unauthenticated, "expired", "expired"),
-        (with(&|claims| claims["nbf"] = 9_000_000_000_u64.into()), Code::Unauthenticated, "not_yet", "not valid yet"),
+    for (token, status, reason, words) in [
+        (String::new(), "401", "no_token", "Authorization"),
+        ("a.b".to_owned(), "401", "unreadable", "cannot be read"),
+        (other_cluster, "401", "bad_signature", "not signed by this cluster"),
+        (with(&|claims| claims["iss"] = "https://other".into()), "401", "other_issuer", "another cluster"),
+        (with(&|claims| claims["aud"] = json!(["api"])), "401", "other_audience", "another audience"),
+        (with(&|claims| claims["exp"] = 1000.into()), "401", "expired", "expired"),
+        (with(&|claims| claims["nbf"] = 9_000_000_000_u64.into()), "401", "not_yet", "not valid yet"),
         (
             with(&|claims| claims["sub"] = "system:serviceaccount:gpu:other".into()),
-            Code::PermissionDenied,
+            "403",
             "other_account",
             "--stream-accounts",
         ),
-        (
-            with(&|claims| claims["kubernetes.io"]["node"] = Value::Null),
-            Code::PermissionDenied,
-            "no_node",
-            "names no Node",
-        ),
+        (with(&|claims| claims["kubernetes.io"]["node"] = Value::Null), "403", "no_node", "names no Node"),
         (
             with(&|claims| claims["kubernetes.io"]["node"]["uid"] = "uid-older".into()),
-            Code::PermissionDenied,
+            "403",
             "node_gone",
             "Node of the token is gone",
         ),
         (
             with(&|claims| claims["kubernetes.io"]["pod"]["uid"] = uid(7).into()),
-            Code::PermissionDenied,
+            "403",
             "pod_gone",
             "pod of the token is gone",
         ),
@@ -70,8 +59,8 @@ fn a_caller_without_a_good_token_is_refused_with_the_reason_and_counted() {
         let sample = format!("gpu_steward_extender_refused_callers_total{{reason=\"{reason}\"}}");
         let before = extender.metric(&sample);
         let refused = StreamClient::open(extender.streams, &trusted, &token).err().unwrap();
-        assert_eq!(refused.code(), code, "{reason}: {refused}");
-        assert!(refused.message().contains(words), "{reason}: {refused}");
+        assert_eq!(refused.code, status, "{reason}: {refused:?}");
+        assert!(refused.text.contains(words), "{reason}: {refused:?}");
         assert_eq!(extender.metric(&sample), before + 1, "{reason}");
     }
     check_changed_and_strange(&server, &extender, &changed, &good());
@@ -80,7 +69,7 @@ fn a_caller_without_a_good_token_is_refused_with_the_reason_and_counted() {
 /// A token with a changed letter is refused, and somebody who trusts another authority does not even connect.
 fn check_changed_and_strange(server: &FakeApiServer, extender: &StreamExtender, changed: &str, good: &Value) {
     let refused = StreamClient::open(extender.streams, &trusted(server), changed).err().unwrap();
-    assert_eq!(refused.code(), Code::Unauthenticated, "{refused}");
+    assert_eq!(refused.code, "401", "{refused:?}");
     let stranger = rcgen::generate_simple_self_signed(vec!["extender.gpu-steward.io".to_owned()]).unwrap();
     assert!(StreamClient::open(extender.streams, &stranger.cert.pem(), &server.token(good)).is_err());
 }
@@ -102,21 +91,21 @@ fn an_agent_speaks_for_its_own_node_only() {
     let first = StreamClient::open(extender.streams, &trusted, &token).unwrap();
     first.send(full("n2", Phase::Leaving, &[]));
     let why = first.end();
-    assert_eq!(why.code(), Code::PermissionDenied, "{why}");
-    assert!(why.message().contains("the token is of node n1, and the report of node n2"), "{why}");
+    assert_eq!(why.code, "other_node", "{why:?}");
+    assert!(why.text.contains("the token is of node n1, and the report of node n2"), "{why:?}");
     let mut later = StreamClient::open(extender.streams, &trusted, &token).unwrap();
     later.send(full("n1", Phase::Serving, &[]));
     later.hear().unwrap();
     later.send(full("n2", Phase::Leaving, &[]));
-    assert_eq!(later.end().code(), Code::PermissionDenied);
+    assert_eq!(later.end().code, "other_node");
     assert_eq!(extender.metric("gpu_steward_extender_stream_ends_total{reason=\"other_node\"}"), 2);
     assert_eq!(extender.fits(&pod(&server, 10, 1000), "n2"), Ok(()), "n2 is as its own agent says");
     // The pod is deleted: its stream ends at once, and its token is worth nothing.
     server.remove("pods", "gpu", "agent-2");
     let why = own.end();
-    assert_eq!(why.code(), Code::PermissionDenied, "{why}");
+    assert_eq!(why.code, "caller_gone", "{why:?}");
     let refused = StreamClient::open(extender.streams, &trusted, &agent_token(&server, "n2", 2)).err().unwrap();
-    assert!(refused.message().contains("pod of the token is gone"), "{refused}");
+    assert!(refused.text.contains("pod of the token is gone"), "{refused:?}");
 }
 
 #[test]
@@ -130,28 +119,27 @@ fn an_agent_that_sends_too_much_is_bounded_counted_and_harms_nobody() {
     let message = |full: NodeFull| AgentMessage { version: 1, full: Some(full), change: None };
     let huge = NodeFull { node: "n1".into(), gpus: vec![gpu("n1"); 1_000_000], ..NodeFull::default() };
     let many = NodeFull { node: "n1".into(), gpus: vec![gpu("n1"); 200], ..NodeFull::default() };
-    for (full, code, words) in [
-        (huge, Code::OutOfRange, "too large"),
-        (many, Code::InvalidArgument, "200 GPUs, and at most 176 are read"),
-        (NodeFull { node: "a b".into(), ..NodeFull::default() }, Code::InvalidArgument, "name of a node"),
+    for (full, words) in [
+        (huge, "a message of"),
+        (many, "200 GPUs, and at most 176 are read"),
+        (NodeFull { node: "a b".into(), ..NodeFull::default() }, "name of a node"),
     ] {
         let stream = open();
         stream.send(message(full));
         let why = stream.end();
-        assert_eq!(why.code(), code, "{why}");
-        assert!(why.message().contains(words), "{why}");
+        assert_eq!(why.code, "bad_message", "{why:?}");
+        assert!(why.text.contains(words), "{why:?}");
     }
     let stream = open();
     stream.send(change("n1", Phase::Serving, &[], &[]));
-    assert!(stream.end().message().contains("must have the full state"));
+    assert!(stream.end().text.contains("must have the full state"));
     assert_eq!(extender.metric("gpu_steward_extender_stream_ends_total{reason=\"bad_message\"}"), 4);
     floods(&server, &extender, open);
     let messages = extender.metric("gpu_steward_extender_stream_messages_total");
     assert!(messages < 400, "{messages}");
 }
 
-/// Floods the extender as fast as it can, where HTTP/2 may break the connection before the rate ends the stream, and with twenty
-/// messages a second, where only the rate does.
+/// Floods the extender as fast as it can, where the last message may be lost in the flood, and with twenty messages a second.
 fn floods(server: &FakeApiServer, extender: &StreamExtender, open: impl Fn() -> StreamClient) {
     let count =
         |reason: &str| extender.metric(&format!("gpu_steward_extender_stream_ends_total{{reason=\"{reason}\"}}"));
@@ -175,13 +163,11 @@ fn floods(server: &FakeApiServer, extender: &StreamExtender, open: impl Fn() -> 
             }
         });
         let why = stream.end();
-        // The rate ends it, with its reason. Where the connection was broken before, what has come is read at the allowed rate,
-        // until the rate is exceeded or the end of the connection is seen.
+        // The rate ends it.
         let ends = || (count("too_fast") - before.0, count("closed") - before.1);
         let ends = eventually("the counted end of the stream", SOON, || Some(ends()).filter(|ends| *ends != (0, 0)));
-        let by_rate = why.code() == Code::ResourceExhausted;
-        assert!(by_rate || pause.is_zero() && why.code() != Code::Ok, "{why}");
-        assert!(ends == (1, 0) || !by_rate && ends == (0, 1), "{ends:?}: {why}");
+        assert!(why.code == "too_fast" || pause.is_zero() && why.code == "cut", "{why:?}");
+        assert_eq!(ends, (1, 0), "{why:?}");
         eventually("no open stream", SOON, || (extender.metric("gpu_steward_extender_streams") == 0).then_some(()));
     }
 }

@@ -8,7 +8,6 @@ use proto::stream::Phase;
 use serde_json::{Value, json};
 use std::net::SocketAddr;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tonic::Code;
 
 /// The status line of the answer to this question over TLS.
 fn asked(address: SocketAddr, trusted: &str, path: &str, token: &str) -> String {
@@ -61,14 +60,14 @@ fn a_follower_passes_questions_on_to_the_leader_and_names_it_to_agents() {
     // An agent that asks the follower.
     let mut stream = StreamClient::open(follower.streams, &trusted, &agent_token(&server, "n1", 1)).unwrap();
     stream.send(full("n1", Phase::Serving, &[]));
-    assert_eq!(stream.hear().unwrap().leader, leader.streams.to_string());
-    assert_eq!(stream.end().code(), Code::FailedPrecondition);
+    let why = stream.hear().unwrap_err();
+    assert_eq!((why.code, why.text), ("not_leading".to_owned(), leader.streams.to_string()));
     // The leader ends: its streams end, and the follower serves them with a larger epoch.
     let mut stream = StreamClient::open(leader.streams, &trusted, &agent_token(&server, "n1", 1)).unwrap();
     stream.send(full("n1", Phase::Leaving, &[]));
     let epoch = stream.hear().unwrap().epoch;
     leader.signal("-TERM");
-    assert_eq!(stream.end().code(), Code::Unavailable);
+    assert_eq!(stream.end().code, "stopping");
     eventually("the follower to lead", SOON, || follower.leads().then_some(()));
     let second = pod(&server, 2, 20_000);
     assert_eq!(follower.fits(&second, "n1"), Ok(()), "no agent has reported to this leader");

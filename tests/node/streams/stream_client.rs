@@ -1,24 +1,20 @@
 //! A client of the streams that sends what a test wants, also what an agent never sends.
 
 use super::stream_extender::SOON;
-use hyper_util::rt::TokioIo;
+use effects::stream::opening::{self, AgentStream, OpenError};
 use parking_lot::Mutex;
-use proto::stream::agent_stream_client::AgentStreamClient;
 use proto::stream::{AgentMessage, GpuReport, GpuUse, LeaderMessage, NodeChange, NodeFull, Phase, PodReport, Stage};
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, ServerName};
 use rustls::{ClientConfig, RootCertStore};
+use std::fmt::Display;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use tokio::net::TcpStream;
 use tokio::runtime::Runtime;
-use tokio::sync::mpsc;
 use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
-use tokio_stream::wrappers::ReceiverStream;
-use tonic::transport::{Endpoint, Uri};
-use tonic::{Request, Status, Streaming};
 
 /// The name in the certificates of extenders.
 const NAME: &str = "extender.gpu-steward.io";
@@ -26,8 +22,15 @@ const NAME: &str = "extender.gpu-steward.io";
 /// One stream, with its own runtime.
 pub(super) struct StreamClient {
     runtime: Runtime,
-    sender: mpsc::Sender<AgentMessage>,
-    answers: Streaming<LeaderMessage>,
+    messages: Mutex<AgentStream>,
+}
+
+/// Why a stream was refused, or has ended.
+#[derive(Debug)]
+pub(super) struct Ended {
+    /// The status of the answer, or the word for the end; `cut` where the connection has ended without one.
+    pub(super) code: String,
+    pub(super) text: String,
 }
 
 /// A TLS connection to an extender.
@@ -51,46 +54,46 @@ pub(super) async fn connect(
 }
 
 impl StreamClient {
-    /// Opens a stream; `token` is left out if it is empty.
-    pub(super) fn open(address: SocketAddr, trusted: &str, token: &str) -> Result<StreamClient, Status> {
+    /// Opens a stream.
+    pub(super) fn open(address: SocketAddr, trusted: &str, token: &str) -> Result<StreamClient, Ended> {
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
-        let (sender, messages) = mpsc::channel(1);
         let opened = runtime.block_on(async {
-            let stream = connect(address, trusted, b"h2").await.map_err(|why| Status::unknown(why.to_string()))?;
-            let stream = Mutex::new(Some(TokioIo::new(stream)));
-            let connector = tower::service_fn(move |_: Uri| {
-                let stream = stream.lock().take();
-                std::future::ready(stream.ok_or_else(|| std::io::Error::other("one connection only")))
-            });
-            let endpoint = Endpoint::try_from(format!("https://{NAME}")).unwrap();
-            let channel =
-                endpoint.connect_with_connector(connector).await.map_err(|why| Status::unknown(why.to_string()))?;
-            let mut request = Request::new(ReceiverStream::new(messages));
-            if !token.is_empty() {
-                request.metadata_mut().insert("authorization", format!("Bearer {token}").parse().unwrap());
-            }
-            let mut client = AgentStreamClient::new(channel).max_encoding_message_size(64 << 20);
-            Ok::<_, Status>(client.report(request).await?.into_inner())
+            let connection = connect(address, trusted, b"http/1.1").await.map_err(|why| Ended::cut(&why))?;
+            opening::open(connection, NAME, token).await.map_err(|why| match why {
+                OpenError::Refused { status, words } => Ended { code: status.to_string(), text: words },
+                other => Ended::cut(&other),
+            })
         });
-        opened.map(|answers| StreamClient { runtime, sender, answers })
+        opened.map(|messages| StreamClient { runtime, messages: Mutex::new(messages) })
     }
 
     /// Sends a message; `false` if the stream has ended.
     pub(super) fn send(&self, message: AgentMessage) -> bool {
-        self.runtime.block_on(async { timeout(SOON, self.sender.send(message)).await.unwrap() }).is_ok()
+        let mut messages = self.messages.lock();
+        self.runtime.block_on(async { timeout(SOON, messages.send(&message)).await.unwrap() }).is_ok()
     }
 
     /// The next message of the extender, or why the stream has ended.
-    pub(super) fn hear(&mut self) -> Result<LeaderMessage, Status> {
-        let next =
-            self.runtime.block_on(async { timeout(SOON, self.answers.message()).await.expect("a message in time") });
-        next.and_then(|message| message.ok_or_else(|| Status::ok("the end")))
+    pub(super) fn hear(&mut self) -> Result<LeaderMessage, Ended> {
+        let messages = self.messages.get_mut();
+        let next = self
+            .runtime
+            .block_on(async { timeout(SOON, messages.next::<LeaderMessage>()).await.expect("a message in time") });
+        match next {
+            Ok(Some(LeaderMessage { end: Some(end), leader, .. })) => {
+                let text = if leader.is_empty() { end.text } else { leader };
+                Err(Ended { code: end.reason, text })
+            }
+            Ok(Some(message)) => Ok(message),
+            Ok(None) => Err(Ended::cut(&"no last message")),
+            Err(why) => Err(Ended::cut(&why)),
+        }
     }
 
     /// Hears messages until one is as expected.
     pub(super) fn hear_until(&mut self, what: &str, is: impl Fn(&LeaderMessage) -> bool) -> LeaderMessage {
         for _ in 0..30 {
-            let message = self.hear().unwrap_or_else(|why| panic!("{what}: {why}"));
+            let message = self.hear().unwrap_or_else(|why| panic!("{what}: {why:?}"));
             if is(&message) {
                 return message;
             }
@@ -99,12 +102,18 @@ impl StreamClient {
     }
 
     /// Why the stream ends.
-    pub(super) fn end(mut self) -> Status {
+    pub(super) fn end(mut self) -> Ended {
         loop {
             if let Err(why) = self.hear() {
                 return why;
             }
         }
+    }
+}
+
+impl Ended {
+    fn cut(why: &dyn Display) -> Ended {
+        Ended { code: "cut".to_owned(), text: why.to_string() }
     }
 }
 

@@ -6,9 +6,7 @@ use super::mode::Mode;
 use crate::cluster::{GPUS, gpu_uuid};
 use crate::outcome::Outcome;
 use decide::leader_search::SearchEnd;
-use hyper_util::rt::TokioIo;
-use parking_lot::Mutex;
-use proto::stream::agent_stream_client::AgentStreamClient;
+use effects::stream::opening::{self, AgentStream};
 use proto::stream::{AgentMessage, GpuReport, GpuUse, LeaderMessage, NodeChange, NodeFull, Phase, PodReport, Stage};
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, ServerName};
@@ -16,25 +14,18 @@ use rustls::{ClientConfig, RootCertStore};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use tokio::net::TcpStream;
-use tokio::sync::{mpsc, watch};
+use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until, timeout};
 use tokio_rustls::TlsConnector;
-use tokio_stream::wrappers::ReceiverStream;
-use tonic::metadata::AsciiMetadataValue;
-use tonic::transport::{Endpoint, Uri};
-use tonic::{Request, Status, Streaming};
 
 /// The name in the certificates of extenders.
 const NAME: &str = "extender.gpu-steward.io";
-/// The times of the real agent: for the connection, for the answer to begin, between two pings, for their answers, and
-/// between two messages.
+/// The times of the real agent: for the connection, for the answer to begin, and between two messages.
 const CONNECTS_WITHIN: Duration = Duration::from_secs(10);
 const BEGINS_WITHIN: Duration = Duration::from_secs(15);
-const PING: Duration = Duration::from_secs(12);
-const PING_WITHIN: Duration = Duration::from_secs(8);
 const BEAT: Duration = Duration::from_secs(10);
 /// Silence after which it connects again.
-const SILENCE: Duration = Duration::from_secs(35);
+const SILENCE: Duration = Duration::from_secs(22);
 /// While a fifth of the nodes changes each second, each of them does so every five seconds.
 const CHANGES_EVERY: Duration = Duration::from_secs(5);
 /// Memory of a GPU in a report: it moves by more than the dead band.
@@ -50,7 +41,7 @@ pub(super) fn trusting(pem: &str) -> Outcome<TlsConnector> {
         .with_safe_default_protocol_versions()?
         .with_root_certificates(roots)
         .with_no_client_auth();
-    config.alpn_protocols = vec![b"h2".to_vec()];
+    config.alpn_protocols = vec![b"http/1.1".to_vec()];
     // Each real agent is another process, which knows nothing of the sessions of the others.
     config.resumption = rustls::client::Resumption::disabled();
     Ok(TlsConnector::from(Arc::new(config)))
@@ -64,30 +55,29 @@ pub(super) struct Link<'a> {
     pub(super) mode: watch::Receiver<Mode>,
 }
 
-type Opened = (mpsc::Sender<AgentMessage>, Streaming<LeaderMessage>);
-
 impl Link<'_> {
     /// One stream to the extender at this address, from its begin to its end.
     pub(super) async fn once(&mut self, address: &str) -> SearchEnd {
         let opened = timeout(BEGINS_WITHIN, self.open(address)).await;
-        let (sender, mut answers) = match opened {
+        let mut messages = match opened {
             Ok(Ok(opened)) => opened,
             Ok(Err(why)) => return self.failed(&why),
             Err(_) => return self.failed("no answer in time"),
         };
-        if sender.send(self.full()).await.is_err() {
+        if messages.send(&self.full()).await.is_err() {
             return self.failed("the stream has ended");
         }
-        let first = match timeout(SILENCE, answers.message()).await {
-            Ok(Ok(Some(first))) if first.leader.is_empty() => first,
-            Ok(Ok(Some(first))) => return SearchEnd::Named(first.leader.into()),
+        let first = match timeout(SILENCE, messages.next::<LeaderMessage>()).await {
+            Ok(Ok(Some(first))) if !first.leader.is_empty() => return SearchEnd::Named(first.leader.into()),
+            Ok(Ok(Some(LeaderMessage { end: Some(end), .. }))) => return self.failed(&end.text),
+            Ok(Ok(Some(first))) => first,
             Ok(Ok(None)) => return self.failed("ended"),
-            Ok(Err(status)) => return self.failed(status.message()),
+            Ok(Err(why)) => return self.failed(&why.to_string()),
             Err(_) => return self.failed("silent"),
         };
         self.counts.up();
         drop(first);
-        let end = self.works(&sender, &mut answers).await;
+        let end = self.works(&mut messages).await;
         self.counts.down();
         end
     }
@@ -100,11 +90,7 @@ impl Link<'_> {
     }
 
     /// Reports until the stream ends.
-    async fn works(
-        &mut self,
-        sender: &mpsc::Sender<AgentMessage>,
-        answers: &mut Streaming<LeaderMessage>,
-    ) -> SearchEnd {
+    async fn works(&mut self, messages: &mut AgentStream) -> SearchEnd {
         let (mut beat, mut heard, mut turn) = (Instant::now() + BEAT, Instant::now(), 0_usize);
         let mut mode = *self.mode.borrow_and_update();
         // The changes of all agents are spread over the time between two of one.
@@ -112,8 +98,9 @@ impl Link<'_> {
         loop {
             let due = if mode.changing { change.min(beat) } else { beat };
             tokio::select! {
-                answer = answers.message() => match answer {
+                answer = messages.next() => match answer {
                     Ok(Some(LeaderMessage { leader, .. })) if !leader.is_empty() => return SearchEnd::Named(leader.into()),
+                    Ok(Some(LeaderMessage { end: Some(_), .. })) => return SearchEnd::Broken,
                     Ok(Some(_)) => heard = Instant::now(),
                     Ok(None) | Err(_) => return SearchEnd::Broken,
                 },
@@ -127,7 +114,7 @@ impl Link<'_> {
                     if mode.closed != before.closed && self.agent.number == 0 {
                         let phase = if mode.closed { Phase::Starting } else { Phase::Serving };
                         self.counts.sent(micros_now());
-                        if sender.send(changed_to(NodeChange { phase: phase.into(), binding: 1, ..NodeChange::default() })).await.is_err() {
+                        if messages.send(&changed_to(NodeChange { phase: phase.into(), binding: 1, ..NodeChange::default() })).await.is_err() {
                             return SearchEnd::Broken;
                         }
                         beat = Instant::now() + BEAT;
@@ -142,7 +129,7 @@ impl Link<'_> {
                         AgentMessage { version: 1, full: None, change: None }
                     };
                     beat = Instant::now() + BEAT;
-                    if sender.send(message).await.is_err() {
+                    if messages.send(&message).await.is_err() {
                         return SearchEnd::Broken;
                     }
                 }
@@ -150,7 +137,7 @@ impl Link<'_> {
         }
     }
 
-    async fn open(&self, address: &str) -> Result<Opened, String> {
+    async fn open(&self, address: &str) -> Result<AgentStream, String> {
         self.counts.tries(self.agent.number, address);
         let text = |why: &dyn std::fmt::Display| why.to_string();
         let connecting = async {
@@ -160,23 +147,8 @@ impl Link<'_> {
             self.tls.connect(name, stream).await
         };
         let stream = timeout(CONNECTS_WITHIN, connecting).await.map_err(|_| "no connection in time".to_owned())?;
-        let stream = Mutex::new(Some(TokioIo::new(stream.map_err(|why| text(&why))?)));
-        let connector = tower::service_fn(move |_: Uri| {
-            let stream = stream.lock().take();
-            std::future::ready(stream.ok_or_else(|| std::io::Error::other("one connection only")))
-        });
-        let endpoint = Endpoint::try_from(format!("https://{NAME}")).map_err(|why| text(&why))?;
-        let endpoint = endpoint.http2_keep_alive_interval(PING).keep_alive_timeout(PING_WITHIN);
-        let endpoint = endpoint.keep_alive_while_idle(true);
-        let channel = endpoint.connect_with_connector(connector).await.map_err(|why| text(&why))?;
-        let (sender, messages) = mpsc::channel(1);
-        let mut request = Request::new(ReceiverStream::new(messages));
-        let bearer = format!("Bearer {}", self.agent.token).parse::<AsciiMetadataValue>();
-        let mut bearer = bearer.map_err(|_| "the token is no header".to_owned())?;
-        bearer.set_sensitive(true);
-        request.metadata_mut().insert("authorization", bearer);
-        let answers: Result<_, Status> = AgentStreamClient::new(channel).report(request).await;
-        Ok((sender, answers.map_err(|status| status.message().to_owned())?.into_inner()))
+        let stream = stream.map_err(|why| text(&why))?;
+        opening::open(stream, NAME, &self.agent.token).await.map_err(|why| text(&why))
     }
 
     /// Everything of the node.
