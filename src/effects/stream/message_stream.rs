@@ -162,10 +162,12 @@ mod tests {
                     }
                 }
             }
-            sender.await.unwrap();
             assert_eq!(heard, [(1, 0), (2, 3), (3, 5000), (4, 9000)]);
             assert!(given_up > 0);
             assert_eq!(near.body.capacity(), 0, "nothing is kept between two messages");
+            // The other side waits for this end.
+            drop(near);
+            sender.await.unwrap();
         });
     }
 
