@@ -2,6 +2,7 @@
 //! extender, or the same programs as processes of this machine (`seats`). Pods are made without a node and without a
 //! claim, as users make them.
 
+use crate::built::binary;
 use crate::chart::{self, NAMESPACE};
 use crate::fleet::{check_containers, ended, parse};
 use lab::cluster::{Cluster, ClusterOptions, TestNamespace};
@@ -20,7 +21,6 @@ pub(crate) const SETTLED: Duration = Duration::from_secs(180);
 const ALLOCATED: &str = "hami.io/vgpu-devices-allocated";
 const REGISTER: &str = "hami.io/node-nvidia-register";
 const COUNT: &str = "nvidia.com/gpu";
-const BINARY: &str = env!("CARGO_BIN_EXE_gpu-steward");
 const DAEMONSET: &str = "daemonset/gpu-steward-agent";
 const DEPLOYMENT: &str = "deployment/gpu-steward-extender";
 const VALUES: [&str; 5] = [
@@ -75,7 +75,7 @@ impl Placed {
         let (admin, space) = (cluster.admin(), cluster.namespace(name));
         chart::install(&cluster, &VALUES);
         remove_pods(&admin);
-        cluster.image("registry.local/gpu-steward:test", BINARY, &[]);
+        cluster.image("registry.local/gpu-steward:test", &binary(), &[]);
         let templates = ["agent/daemonset", "extender/rbac", "extender/authority"];
         let _ = admin.apply(&chart::render(&cluster, &templates, &VALUES)).ok();
         let placed = Placed { space, admin, cluster };
