@@ -73,6 +73,8 @@ mod seats;
 #[cfg(test)]
 mod extender;
 #[cfg(test)]
+mod order;
+#[cfg(test)]
 mod leaders;
 #[cfg(test)]
 mod throughput;

@@ -218,6 +218,12 @@ impl Placed {
         })
     }
 
+    /// The node on which the Deployment's extender runs.
+    pub(crate) fn extender_node(&self) -> String {
+        let pods = self.admin.get(&["pods", "-n", NAMESPACE, "-l", EXTENDERS]);
+        pods["items"][0]["spec"]["nodeName"].as_str().expect("a node").to_owned()
+    }
+
     /// The samples of a metric of the extender: labels and value.
     fn samples(extender: SocketAddr, path: &str, name: &str) -> Vec<(String, u64)> {
         let answer = http::get(extender, path).expect("an answer of the extender");
