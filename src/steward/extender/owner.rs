@@ -261,7 +261,9 @@ impl ClusterOwner {
 
     /// The order of a pod's reservation again, if it may be written now.
     pub(super) fn order_again(&self, uid: &PodUid) -> Option<BindOrder> {
-        self.cluster.lock().order_again(uid)
+        let mut cluster = self.cluster.lock();
+        cluster.agents_at(clock::monotonic());
+        cluster.order_again(uid)
     }
 
     /// An agent has reported everything.
