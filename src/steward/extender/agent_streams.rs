@@ -21,6 +21,8 @@ use decide::cluster::{ReportRefusal, StreamId};
 use decide::message_rate::MessageRate;
 use effects::stream::{FIRST_WITHIN, convert};
 use model::agent_stream::{AgentMessage, AgentReport, LeaderView, REPORT_LEAST, REPORT_MOST};
+use model::id::NodeName;
+use model::time::Monotonic;
 use parking_lot::Mutex;
 use proto::stream::{AgentMessage as WireMessage, LeaderMessage};
 use sources::clock;
@@ -32,7 +34,7 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, interval, sleep_until, timeout};
-use tokio_stream::Stream;
+use tokio_stream::{Stream, StreamExt};
 use tokio_util::sync::CancellationToken;
 use tonic::server::StreamingService;
 use tonic::{Request, Response, Status, Streaming};
@@ -50,16 +52,21 @@ const TOO_MANY: u32 = 16;
 /// Serves the streams.
 #[derive(Debug)]
 pub(super) struct AgentStreams {
-    pub(super) owner: Arc<ClusterOwner>,
+    owner: Arc<ClusterOwner>,
     pub(super) leadership: Arc<Leadership>,
     pub(super) live: Arc<LiveCallers>,
     pub(super) counts: Arc<StreamCounts>,
     /// Cancelled when all streams must end.
-    pub(super) closing: CancellationToken,
+    closing: CancellationToken,
     /// Cancelled when this process leads no longer; then there is another one for the next term.
-    pub(super) term: Mutex<CancellationToken>,
-    pub(super) last: AtomicU64,
+    term: Mutex<CancellationToken>,
+    last: AtomicU64,
 }
+
+/// The messages of one agent, as they come from its connection.
+pub(super) trait AgentMessages: Stream<Item = Result<WireMessage, Status>> + Send + Unpin {}
+
+impl<M: Stream<Item = Result<WireMessage, Status>> + Send + Unpin> AgentMessages for M {}
 
 /// A message in a box, because the channel of each stream has a place for 32.
 type Answer = Box<Result<LeaderMessage, Status>>;
@@ -104,17 +111,33 @@ impl StreamingService<WireMessage> for AgentService {
         let Some(agent) = request.extensions().get::<AgentIdentity>().cloned() else {
             return ready(Err(Status::unauthenticated("the caller was not checked")));
         };
-        let (sender, receiver) = mpsc::channel(WAITING);
-        let (streams, messages) = (Arc::clone(&self.0), request.into_inner());
-        tokio::spawn(async move {
-            let end = streams.serve(agent, messages, &sender).await;
-            let _ = timeout(READ_WITHIN, sender.send(Box::new(Err(end)))).await;
-        });
-        ready(Ok(Response::new(Answers(receiver))))
+        ready(Ok(Response::new(AgentStreams::open(&self.0, agent, request.into_inner()))))
     }
 }
 
 impl AgentStreams {
+    /// No stream is open yet. All end when `closing` is cancelled.
+    pub(super) fn new(
+        owner: Arc<ClusterOwner>,
+        leadership: Arc<Leadership>,
+        live: Arc<LiveCallers>,
+        closing: CancellationToken,
+    ) -> AgentStreams {
+        let (counts, term, last) = (Arc::default(), Mutex::default(), AtomicU64::new(0));
+        AgentStreams { owner, leadership, live, counts, closing, term, last }
+    }
+
+    /// Opens the stream of this agent, in a task of its own.
+    pub(super) fn open(self: &Arc<Self>, agent: AgentIdentity, mut messages: impl AgentMessages + 'static) -> Answers {
+        let (sender, receiver) = mpsc::channel(WAITING);
+        let streams = Arc::clone(self);
+        tokio::spawn(async move {
+            let end = streams.serve(agent, &mut messages, &sender).await;
+            let _ = timeout(READ_WITHIN, sender.send(Box::new(Err(end)))).await;
+        });
+        Answers(receiver)
+    }
+
     /// Ends all streams within a second after this process has ceased to lead. A term ends when its time is over, which no
     /// event tells. Never returns.
     pub(super) async fn watch_term(&self) {
@@ -131,7 +154,7 @@ impl AgentStreams {
     async fn serve(
         self: Arc<Self>,
         agent: AgentIdentity,
-        mut messages: Streaming<WireMessage>,
+        messages: &mut impl AgentMessages,
         to_agent: &ToAgent,
     ) -> Status {
         // Before the question who leads: a term that ends after it ends this stream.
@@ -139,7 +162,7 @@ impl AgentStreams {
         if let Leader::Other(_) = self.leadership.leader() {
             return self.refer(to_agent).await;
         }
-        let report = match self.first(&agent, &mut messages).await {
+        let report = match self.first(&agent, messages).await {
             Ok(report) => report,
             Err((end, why)) => return self.ended(end, why),
         };
@@ -152,14 +175,14 @@ impl AgentStreams {
             Ok(signals) => signals,
             Err(why) => return self.ended(StreamEnd::CallerGone, Status::permission_denied(why.to_string())),
         };
-        let status = match self.owner.agent_reports(id, report, now) {
+        let status = match self.take_report(id, report, now) {
             Err(why) => self.refused(&why),
             Ok(()) => {
                 self.counts.opened();
                 tracing::debug!(%node, "the agent of {node} reports");
                 let (streams, rate) = (Arc::clone(&self), MessageRate::new(now));
                 let mut served = Served { streams, id, agent, rate, over: 0, sent: None, signals, term };
-                let status = served.run(&mut messages, to_agent).await;
+                let status = served.run(messages, to_agent).await;
                 self.owner.agent_closed(&node, id, clock::monotonic());
                 status
             }
@@ -173,12 +196,12 @@ impl AgentStreams {
     async fn first(
         &self,
         agent: &AgentIdentity,
-        messages: &mut Streaming<WireMessage>,
+        messages: &mut impl AgentMessages,
     ) -> Result<AgentReport, (StreamEnd, Status)> {
-        let message = match timeout(FIRST_WITHIN, messages.message()).await {
-            Ok(Ok(Some(message))) => message,
-            Ok(Ok(None)) => return Err((StreamEnd::Closed, Status::cancelled("the agent has ended the stream"))),
-            Ok(Err(status)) => return Err((end_of(&status), status)),
+        let message = match timeout(FIRST_WITHIN, messages.next()).await {
+            Ok(Some(Ok(message))) => message,
+            Ok(None) => return Err((StreamEnd::Closed, Status::cancelled("the agent has ended the stream"))),
+            Ok(Some(Err(status))) => return Err((end_of(&status), status)),
             Err(_) => {
                 return Err((
                     StreamEnd::BadMessage,
@@ -196,6 +219,17 @@ impl AgentStreams {
             Ok(_) => Err(bad("the first message must have the full state".to_owned())),
             Err(why) => Err(bad(why.to_string())),
         }
+    }
+
+    /// Takes over a whole report.
+    fn take_report(&self, id: StreamId, report: AgentReport, now: Monotonic) -> Result<(), ReportRefusal> {
+        let taken = self.owner.agent_reports(id, report, now);
+        // The election forgets all reports once the term is over. A report that comes later, from a stream that has not ended
+        // yet, would stay: a claim could then wait for the end of processes that nobody reports any more.
+        if let Leader::Other(_) = self.leadership.leader() {
+            self.owner.forget_agents();
+        }
+        taken
     }
 
     /// Names the leader.
@@ -232,7 +266,7 @@ fn end_of(status: &Status) -> StreamEnd {
 }
 
 impl Served {
-    async fn run(&mut self, messages: &mut Streaming<WireMessage>, to_agent: &ToAgent) -> Status {
+    async fn run(&mut self, messages: &mut impl AgentMessages, to_agent: &ToAgent) -> Status {
         let (streams, signals, term) = (Arc::clone(&self.streams), Arc::clone(&self.signals), self.term.clone());
         let mut fresh = Duration::ZERO;
         loop {
@@ -260,13 +294,13 @@ impl Served {
                     fresh = REPORT_MOST;
                     continue;
                 }
-                message = messages.message() => message,
+                message = messages.next() => message,
             };
             fresh = ANSWER_AGAIN;
             let taken = match message {
-                Ok(Some(message)) => self.take(message).await,
-                Ok(None) => Err(streams.ended(StreamEnd::Closed, Status::ok("the agent has ended the stream"))),
-                Err(status) => Err(streams.ended(end_of(&status), status)),
+                Some(Ok(message)) => self.take(message).await,
+                None => Err(streams.ended(StreamEnd::Closed, Status::ok("the agent has ended the stream"))),
+                Some(Err(status)) => Err(streams.ended(end_of(&status), status)),
             };
             if let Err(end) = taken {
                 return end;
@@ -304,7 +338,7 @@ impl Served {
             message.map_err(|why| streams.ended(StreamEnd::BadMessage, Status::invalid_argument(why.to_string())))?;
         let (node, now) = (&self.agent.node.0, clock::monotonic());
         let taken = match message {
-            AgentMessage::Full(report) if report.node == *node => streams.owner.agent_reports(self.id, report, now),
+            AgentMessage::Full(report) if report.node == *node => streams.take_report(self.id, report, now),
             AgentMessage::Full(_) => {
                 let why = "the report is of another node than the token";
                 return Err(streams.ended(StreamEnd::OtherNode, Status::permission_denied(why)));
@@ -343,5 +377,26 @@ impl Served {
                 .streams
                 .ended(StreamEnd::Slow, Status::deadline_exceeded("the agent does not read its answers"))),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use decide::cluster::ClusterRules;
+    use decide::election::{ElectionTimes, Elector};
+    use model::lease::LeaseName;
+    use wire::resource::RequestRules;
+
+    #[test]
+    fn a_report_that_comes_after_the_term_does_not_stay() {
+        let lease = LeaseName::new("kube-system", "gpu-steward");
+        let owner = Arc::new(ClusterOwner::new(ClusterRules::default(), RequestRules::default(), lease));
+        let leadership = Arc::new(Leadership::new(Elector::new("a".into(), ElectionTimes::default())));
+        let streams = AgentStreams::new(Arc::clone(&owner), leadership, Arc::default(), CancellationToken::new());
+        let node = NodeName::parse("n1").unwrap();
+        let taken = streams.take_report(StreamId(1), AgentReport::of(node.clone()), Monotonic(1));
+        assert_eq!(taken, Ok(()), "its stream ends with the others");
+        assert!(owner.inspect(|cluster| cluster.agent_report(&node).is_none()));
     }
 }

@@ -21,7 +21,6 @@ use apiserver::kept_object::KeptObject;
 use effects::server::{ConnectionCounts, HttpServer, bind};
 use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
 use tokio_util::sync::CancellationToken;
 
 /// The port before anything is served.
@@ -76,15 +75,7 @@ impl Streams {
         let StreamSettings { accounts, audience, token_file, .. } = settings;
         let proxy = token_file.clone().map(|file| Arc::new(LeaderProxy::new(Arc::clone(&authority), file)));
         let callers = Callers::new(ApiClient::new(connection), (audience, accounts), token_file, Arc::clone(&live));
-        let streams = AgentStreams {
-            owner,
-            leadership,
-            live,
-            counts: Arc::default(),
-            closing: closing.clone(),
-            term: Default::default(),
-            last: AtomicU64::new(0),
-        };
+        let streams = AgentStreams::new(owner, leadership, live, closing.clone());
         let (callers, streams) = (Arc::new(callers), Arc::new(streams));
         Streams { listener, authority, callers, streams, proxy, connections: Arc::default(), closing }
     }
