@@ -16,6 +16,7 @@ use super::callers::AgentIdentity;
 use super::leadership::{Leader, Leadership};
 use super::live_callers::{LiveCallers, StreamSignals};
 use super::owner::ClusterOwner;
+use super::planted::{PlantedMistake, planted};
 use super::stream_counts::{StreamCounts, StreamEnd};
 use decide::cluster::{ReportRefusal, StreamId};
 use decide::message_rate::MessageRate;
@@ -183,7 +184,7 @@ impl AgentStreams {
                 let (streams, rate) = (Arc::clone(&self), MessageRate::new(now));
                 let mut served = Served { streams, id, agent, rate, over: 0, sent: None, signals, term };
                 let status = served.run(messages, to_agent).await;
-                self.owner.agent_closed(&node, id, clock::monotonic());
+                self.closed(&node, id);
                 status
             }
         };
@@ -230,6 +231,18 @@ impl AgentStreams {
             self.owner.forget_agents();
         }
         taken
+    }
+
+    /// A stream that has reported has ended.
+    fn closed(&self, node: &NodeName, id: StreamId) {
+        if planted(PlantedMistake::StreamEndUnseen) {
+            return;
+        }
+        self.owner.agent_closed(node, id, clock::monotonic());
+        if planted(PlantedMistake::OldEndClosesNewStream) {
+            let newer = id.0..=self.last.load(Ordering::Relaxed);
+            newer.for_each(|newer| self.owner.agent_closed(node, StreamId(newer), clock::monotonic()));
+        }
     }
 
     /// Names the leader.
