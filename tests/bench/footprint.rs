@@ -2,7 +2,7 @@
 //! processes) at 1 Hz, with a scrape every 15 s and one usage watcher. cAdvisor watches the same containers in the same
 //! run, for comparison. Promise 1 in docs/specification.md.
 //!
-//! `tests/run footprint` runs it as root. `FOOTPRINT_SECONDS` sets the length (120; 600 in the long form), `BASELINE`
+//! `tests/run footprint` runs it as root. `FOOTPRINT_SECONDS` sets the length (90 in each run; 600 in the long form), `BASELINE`
 //! names the cAdvisor program, and `FOOTPRINT_BINARY` names another agent than that of the test profile.
 //! `FOOTPRINT_PODS` and `FOOTPRINT_GPUS` change the load, and `FOOTPRINT_MIG` divides each GPU into this many
 //! instances. With `FOOTPRINT_WATCH` the agent also watches the same pods at an API server; then it may use 32 MiB. With

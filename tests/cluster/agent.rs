@@ -1,6 +1,7 @@
 //! Tests the agent on real nodes: in its DaemonSet as helm renders it, and as a service among the node's own paths.
 
 use crate::bed::{Bed, devices_in};
+use crate::built::binary;
 use crate::chart::{CHART, NAMESPACE, install, render};
 use crate::life::sleeper;
 use lab::agent::Agent;
@@ -16,7 +17,6 @@ use std::time::Duration;
 const READY: Duration = Duration::from_secs(60);
 /// Longest rollout of three agents, one after the other.
 const ROLLOUT: Duration = Duration::from_secs(90);
-const BINARY: &str = env!("CARGO_BIN_EXE_gpu-steward");
 
 /// Waits until the agent's metrics name this pod.
 fn wait_for_name(agent: SocketAddr, pod: &str) {
@@ -34,7 +34,7 @@ fn the_daemonset_runs_on_every_node() {
     let cluster = Cluster::up(&ClusterOptions::usual());
     install(&cluster, &[]);
     let admin = cluster.admin();
-    cluster.image("registry.local/gpu-steward:test", BINARY, &[]);
+    cluster.image("registry.local/gpu-steward:test", &binary(), &[]);
     let values =
         ["image.repository=registry.local/gpu-steward", "image.tag=test", "agent.settings.gpus=simulated=H100:2"];
     let _ = admin.apply(&render(&cluster, &["agent/daemonset"], &values)).ok();
@@ -59,7 +59,7 @@ fn the_daemonset_reads_the_kernel_log_if_it_is_switched_on() {
     let cluster = Cluster::up(&ClusterOptions::usual());
     install(&cluster, &[]);
     let admin = cluster.admin();
-    cluster.image("registry.local/gpu-steward:test", BINARY, &[]);
+    cluster.image("registry.local/gpu-steward:test", &binary(), &[]);
     // The agent reads the kernel log only if GPUs come from NVML, so they do here although there is no driver.
     let values = ["image.repository=registry.local/gpu-steward", "image.tag=test", "agent.kernelLog=true"];
     let _ = admin.apply(&render(&cluster, &["agent/daemonset"], &values)).ok();
@@ -87,7 +87,7 @@ fn the_daemonset_reads_the_kernel_log_if_it_is_switched_on() {
 #[ignore = "needs cluster alone: tests/run"]
 fn the_daemonset_shares_the_gpus_of_its_node() {
     let bed = Bed::exclusive("agent-shares");
-    bed.cluster.image("registry.local/gpu-steward:test", BINARY, &[]);
+    bed.cluster.image("registry.local/gpu-steward:test", &binary(), &[]);
     // HAMi's device YAML comes in a ConfigMap, as in a HAMi installation.
     let yaml = "{apiVersion: v1, kind: ConfigMap, metadata: {name: device, namespace: gpu-steward}, data: {device-config.yaml: \
                 'nvidia: {deviceSplitCount: 6}'}}";
@@ -181,7 +181,7 @@ fn helm_uninstall_cleans_every_node() {
     for key in ["hami.io/node-nvidia-register", "hami.io/node-handshake"] {
         let _ = admin.run(&["annotate", "nodes", "--all", &format!("{key}-")]).ok();
     }
-    cluster.image("registry.local/gpu-steward:test", BINARY, &[]);
+    cluster.image("registry.local/gpu-steward:test", &binary(), &[]);
     let helm = Kubectl::with_config(cluster.program("helm"), &cluster.status().kubeconfig);
     let _ = admin.run(&["label", "nodes", "--all", "--overwrite", "nvidia.com/gpu.present=false"]).ok();
     let values = "image.repository=registry.local/gpu-steward,image.tag=test,agent.settings.gpus=simulated=H100:2";
@@ -219,7 +219,7 @@ fn a_service_names_the_pods_of_its_node() {
     let (admin, space) = (cluster.admin(), cluster.namespace("agent-service"));
     let _ = admin.apply(&sleeper(&space.name, "seen", &lease.node)).ok();
     admin.wait("condition=Ready", READY, &["pod/seen", "-n", &space.name]);
-    let recipe = Agent::standalone(BINARY).with("--gpus", "none").with("--cri-socket", "auto");
+    let recipe = Agent::standalone(&binary()).with("--gpus", "none").with("--cri-socket", "auto");
     let agent = recipe.in_mounts_of(cluster.node(&lease.node).pid).start();
     wait_for_name(agent.metrics, "seen");
 }

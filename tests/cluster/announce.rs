@@ -1,7 +1,7 @@
 //! Tests what a node writes about itself as others find it: with the script that HAMi's users run over all nodes, and
 //! in the API server's audit log.
 
-use crate::audit::{self, Write};
+use crate::audit::{self, Call};
 use crate::bed::{Bed, SOON};
 use lab::eventually::eventually;
 use serde_json::Value;
@@ -90,7 +90,7 @@ fn an_idle_node_writes_at_most_sixteen_times_an_hour() {
         assert_eq!(agent.get("/healthz").status, 200);
         std::thread::sleep(Duration::from_secs(1));
     }
-    let writes: Vec<Write> = audit::writes_since(&bed, from);
+    let writes: Vec<Call> = audit::writes_since(&bed, from);
     println!("{} writes in {} s: {writes:#?}", writes.len(), span.as_secs());
     assert!(writes.len() <= most, "{writes:#?}");
     assert!(writes.iter().all(|write| write.resource() == "nodes"), "{writes:#?}");

@@ -1,4 +1,4 @@
-//! Reads the writes of an agent or an extender from the API server's audit log, which has one line for each request.
+//! Reads the calls of an agent or an extender from the API server's audit log, which has one line for each request.
 
 use crate::bed::Bed;
 use crate::chart::{AGENT, EXTENDER, NAMESPACE};
@@ -7,16 +7,16 @@ use lab::cluster::Cluster;
 use serde_json::Value;
 use std::io::{Read, Seek, SeekFrom};
 
-/// One write.
+/// One call.
 #[derive(Debug)]
-pub(crate) struct Write {
+pub(crate) struct Call {
     verb: String,
     object: Value,
     ended: Timestamp,
 }
 
-impl Write {
-    /// The resource that was written.
+impl Call {
+    /// The resource that was read or written.
     pub(crate) fn resource(&self) -> &str {
         self.object["resource"].as_str().unwrap_or_default()
     }
@@ -44,13 +44,13 @@ pub(crate) fn end(cluster: &Cluster) -> u64 {
 }
 
 /// The writes of the node's agent since that position.
-pub(crate) fn writes_since(bed: &Bed, from: u64) -> Vec<Write> {
+pub(crate) fn writes_since(bed: &Bed, from: u64) -> Vec<Call> {
     let node = |entry: &Value| entry["user"]["extra"]["authentication.kubernetes.io/node-name"][0] == *bed.node();
     writes_of(&bed.cluster, AGENT, &node, from)
 }
 
 /// The pods that anyone has created since that position.
-pub(crate) fn created_pods(cluster: &Cluster, from: u64) -> Vec<Write> {
+pub(crate) fn created_pods(cluster: &Cluster, from: u64) -> Vec<Call> {
     let created = |entry: &Value| {
         let object = &entry["objectRef"];
         entry["verb"] == "create" && object["resource"] == "pods" && object["subresource"].is_null()
@@ -59,13 +59,33 @@ pub(crate) fn created_pods(cluster: &Cluster, from: u64) -> Vec<Write> {
 }
 
 /// The writes of extenders since that position. A kube-scheduler with the same account does not count.
-pub(crate) fn writes_of_extenders(cluster: &Cluster, from: u64) -> Vec<Write> {
-    let own = |entry: &Value| entry["userAgent"].as_str().is_some_and(|name| name.starts_with("gpu-steward/"));
-    writes_of(cluster, EXTENDER, &own, from)
+pub(crate) fn writes_of_extenders(cluster: &Cluster, from: u64) -> Vec<Call> {
+    writes_of(cluster, EXTENDER, &is_extender, from)
 }
 
-fn writes_of(cluster: &Cluster, account: &str, is_ours: &dyn Fn(&Value) -> bool, from: u64) -> Vec<Write> {
-    let user = format!("system:serviceaccount:{NAMESPACE}:{account}");
+/// The calls of extenders since that position that come with pods, reads too. What an extender calls without any pod is left
+/// out: its Lease, its watches and the lists before them, the keys of tokens, and its certificate authority.
+pub(crate) fn calls_for_pods_of_extenders(cluster: &Cluster, from: u64) -> Vec<Call> {
+    let user = user(EXTENDER);
+    let for_pods = |entry: &Value| {
+        let object = &entry["objectRef"];
+        let of_watch = entry["verb"] == "watch" || entry["verb"] == "list" && object["namespace"].is_null();
+        let of_itself = ["leases", "secrets", "configmaps"].iter().any(|resource| object["resource"] == *resource);
+        entry["user"]["username"] == *user && is_extender(entry) && object.is_object() && !of_watch && !of_itself
+    };
+    calls(cluster, &for_pods, from)
+}
+
+fn is_extender(entry: &Value) -> bool {
+    entry["userAgent"].as_str().is_some_and(|name| name.starts_with("gpu-steward/"))
+}
+
+fn user(account: &str) -> String {
+    format!("system:serviceaccount:{NAMESPACE}:{account}")
+}
+
+fn writes_of(cluster: &Cluster, account: &str, is_ours: &dyn Fn(&Value) -> bool, from: u64) -> Vec<Call> {
+    let user = user(account);
     let ours = |entry: &Value| {
         entry["user"]["username"] == *user
             && is_ours(entry)
@@ -76,7 +96,17 @@ fn writes_of(cluster: &Cluster, account: &str, is_ours: &dyn Fn(&Value) -> bool,
 }
 
 /// The writes that are chosen. The API server judges a dry run and does not make it.
-fn writes(cluster: &Cluster, chosen: &dyn Fn(&Value) -> bool, from: u64) -> Vec<Write> {
+fn writes(cluster: &Cluster, chosen: &dyn Fn(&Value) -> bool, from: u64) -> Vec<Call> {
+    let writes = |entry: &Value| {
+        let reads = ["get", "list", "watch"].iter().any(|verb| entry["verb"] == *verb);
+        let dry = entry["requestURI"].as_str().is_some_and(|uri| uri.contains("dryRun=All"));
+        !reads && !dry && chosen(entry)
+    };
+    calls(cluster, &writes, from)
+}
+
+/// The calls that are chosen.
+fn calls(cluster: &Cluster, chosen: &dyn Fn(&Value) -> bool, from: u64) -> Vec<Call> {
     let mut file = std::fs::File::open(&cluster.status().audit).expect("the audit log");
     file.seek(SeekFrom::Start(from)).expect("a place in it");
     let mut text = String::new();
@@ -84,10 +114,8 @@ fn writes(cluster: &Cluster, chosen: &dyn Fn(&Value) -> bool, from: u64) -> Vec<
     text.lines()
         // The last line may be half written.
         .filter_map(|line| serde_json::from_str::<Value>(line).ok())
-        .filter(|entry| !["get", "list", "watch"].iter().any(|verb| entry["verb"] == *verb))
         .filter(|entry| chosen(entry))
-        .filter(|entry| !entry["requestURI"].as_str().is_some_and(|uri| uri.contains("dryRun=All")))
-        .map(|entry| Write {
+        .map(|entry| Call {
             verb: entry["verb"].as_str().unwrap_or_default().to_owned(),
             object: entry["objectRef"].clone(),
             ended: entry["stageTimestamp"].as_str().and_then(|at| at.parse().ok()).expect("a time"),

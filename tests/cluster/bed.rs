@@ -1,6 +1,7 @@
 //! The setup for tests of sharing: the chart's rights are applied, the agent runs on a node with a token that is bound
 //! to that node, and pods have the claims that a scheduler would have written.
 
+use crate::built::{TEST_BUILD, binary};
 use crate::chart;
 use lab::agent::{Agent, Recipe};
 use lab::cluster::{Cluster, ClusterNode, ClusterOptions, Lease, TestNamespace};
@@ -28,9 +29,6 @@ pub(crate) const NEVER_ALLOCATED: &str = "no devices found allocated in local ca
 /// The names of the agent's sockets in the kubelet's folders begin so.
 const PLUGIN_SOCKETS: &str = "gpu-steward";
 const KUBECONFIG: &str = "node.kubeconfig";
-/// The test build of the program. `GPU_STEWARD_SHIPPED` can name the release build instead, so that measurements are of
-/// what is shipped.
-const BINARY: &str = env!("CARGO_BIN_EXE_gpu-steward");
 
 /// A node of a cluster, for an agent and its pods.
 #[derive(Debug)]
@@ -46,11 +44,6 @@ pub(crate) struct Bed {
 /// One container and its claim: name, kind, and for each GPU its index, MiB and percent. The kinds are `init` (reads
 /// its limits), `brief` and `slow` (read nothing), `sidecar` and `app`.
 pub(crate) type Claim<'a> = (&'a str, &'a str, &'a [(usize, u64, u32)]);
-
-/// The path of the release build if `GPU_STEWARD_SHIPPED` names it, else of the test build.
-pub(crate) fn binary() -> String {
-    std::env::var("GPU_STEWARD_SHIPPED").unwrap_or_else(|_| BINARY.to_owned())
-}
 
 impl Bed {
     /// A node of the shared cluster, beside other tests on other nodes.
@@ -174,7 +167,7 @@ impl Bed {
     /// An agent that does this (`kill`, `hold`) the first time it reaches this failpoint. It is always the test build,
     /// because the release build has no failpoints.
     pub(crate) fn agent_with_failpoint(&self, (point, action): (&str, &str), flags: &[&str]) -> Agent {
-        let recipe = self.recipe_of(BINARY, self.kubeconfig(), flags);
+        let recipe = self.recipe_of(TEST_BUILD, self.kubeconfig(), flags);
         let agent = recipe.env("FAILPOINTS", format!("{point}=1*return({action})")).start();
         self.registered(&agent);
         agent

@@ -1,6 +1,7 @@
 //! Measures what an agent that shares GPUs costs beside real pods. Promise 36 in docs/specification.md.
 
-use crate::bed::{self, Bed, SOON};
+use crate::bed::{Bed, SOON};
+use crate::built::binary;
 use crate::fleet;
 use lab::agent::Agent;
 use lab::eventually::eventually;
@@ -95,7 +96,7 @@ fn sharing_with_a_hundred_pods_stays_within_its_budget() {
 /// scraped and has one usage watcher.
 fn costs<const N: usize>(agents: &[&Agent; N]) -> [(f64, f64); N] {
     let mut watchers = agents.map(|agent| {
-        let watch = Command::new(bed::binary())
+        let watch = Command::new(binary())
             .args(["usage", "--watch", "-o", "json", "--usage-socket"])
             .arg(&agent.usage_socket)
             .stdout(std::process::Stdio::null())

@@ -1,6 +1,8 @@
 //! Tests on the real cluster of `tests/cluster/up`. All of them need root; `tests/run cluster` runs them.
 
 #[cfg(test)]
+mod built;
+#[cfg(test)]
 mod life;
 #[cfg(test)]
 mod chart;
@@ -70,6 +72,8 @@ mod placed;
 mod seats;
 #[cfg(test)]
 mod extender;
+#[cfg(test)]
+mod order;
 #[cfg(test)]
 mod leaders;
 #[cfg(test)]

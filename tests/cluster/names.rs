@@ -1,6 +1,7 @@
 //! Tests names from a real API server with the rights of the chart's agent. The agent has no other source of names,
 //! which could hide a gap.
 
+use crate::built::binary;
 use crate::chart::{AGENT, install, token};
 use crate::life::sleeper;
 use lab::agent::{Agent, Recipe};
@@ -10,7 +11,6 @@ use serde_json::{Value, json};
 use std::fs;
 use std::time::Duration;
 
-const BINARY: &str = env!("CARGO_BIN_EXE_gpu-steward");
 const SOON: Duration = Duration::from_secs(60);
 const NODE: &str = "node-1";
 
@@ -23,7 +23,7 @@ fn agent(cluster: &Cluster) -> Agent {
         "users": [{"name": "lab", "user": {"token": token(&cluster.admin(), AGENT, &bound)}}],
         "contexts": [{"name": "lab", "context": {"cluster": "lab", "user": "lab"}}],
     });
-    let recipe = Recipe::of(BINARY);
+    let recipe = Recipe::of(&binary());
     let path = recipe.dir().join("kubeconfig");
     fs::write(&path, config.to_string()).unwrap();
     recipe.with("--gpus", "none").with("--node-name", NODE).with("--kubeconfig", path).start()

@@ -2,12 +2,14 @@
 //! extender, or the same programs as processes of this machine (`seats`). Pods are made without a node and without a
 //! claim, as users make them.
 
+use crate::built::binary;
 use crate::chart::{self, NAMESPACE};
 use crate::fleet::{check_containers, ended, parse};
 use lab::cluster::{Cluster, ClusterOptions, TestNamespace};
 use lab::eventually::eventually;
 use lab::http;
 use lab::kubectl::Kubectl;
+use lab::relay::Relay;
 use proto::pod_resources::ListPodResourcesRequest;
 use proto::pod_resources::pod_resources_lister_client::PodResourcesListerClient;
 use serde_json::{Value, json};
@@ -20,9 +22,12 @@ pub(crate) const SETTLED: Duration = Duration::from_secs(180);
 const ALLOCATED: &str = "hami.io/vgpu-devices-allocated";
 const REGISTER: &str = "hami.io/node-nvidia-register";
 const COUNT: &str = "nvidia.com/gpu";
-const BINARY: &str = env!("CARGO_BIN_EXE_gpu-steward");
 const DAEMONSET: &str = "daemonset/gpu-steward-agent";
 const DEPLOYMENT: &str = "deployment/gpu-steward-extender";
+/// Selects the pods of that Deployment.
+const EXTENDERS: &str = "app.kubernetes.io/component=extender";
+/// The port of the extender for streams.
+const STREAMS: u16 = 9443;
 const VALUES: [&str; 5] = [
     "extender.enabled=true",
     "extender.scheduler.image=registry.local/kube-scheduler:test",
@@ -75,7 +80,7 @@ impl Placed {
         let (admin, space) = (cluster.admin(), cluster.namespace(name));
         chart::install(&cluster, &VALUES);
         remove_pods(&admin);
-        cluster.image("registry.local/gpu-steward:test", BINARY, &[]);
+        cluster.image("registry.local/gpu-steward:test", &binary(), &[]);
         let templates = ["agent/daemonset", "extender/rbac", "extender/authority"];
         let _ = admin.apply(&chart::render(&cluster, &templates, &VALUES)).ok();
         let placed = Placed { space, admin, cluster };
@@ -108,7 +113,30 @@ impl Placed {
 
     /// Lets the agents report to the extender, by the address of its pod: this cluster has no proxy for Services.
     pub(crate) fn agents_report(&self) {
-        let reach = format!("agent.settings.extender-address={}:9443", self.extender_address().ip());
+        self.agents_report_to(SocketAddr::new(self.extender_address().ip(), STREAMS));
+    }
+
+    /// The same by an address that stays when the extender's pods are replaced, as that of a Service: each connection goes to
+    /// a ready extender.
+    pub(crate) fn agents_report_over_relay(&self) -> Relay {
+        let (admin, server) = (self.cluster.admin(), &self.cluster.status().server);
+        let own = server.trim_start_matches("https://").rsplit_once(':').expect("an address and a port").0;
+        let relay = Relay::to_any(own.parse().expect("an address"), Duration::ZERO, move || {
+            let pods = admin.get(&["pods", "-n", NAMESPACE, "-l", EXTENDERS]);
+            let ready = |pod: &&Value| {
+                let mut conditions = pod["status"]["conditions"].as_array().into_iter().flatten();
+                let ends = pod["metadata"]["deletionTimestamp"].is_string();
+                !ends && conditions.any(|condition| condition["type"] == "Ready" && condition["status"] == "True")
+            };
+            let pod = pods["items"].as_array()?.iter().find(ready)?;
+            Some(SocketAddr::new(pod["status"]["podIP"].as_str()?.parse().ok()?, STREAMS))
+        });
+        self.agents_report_to(relay.address);
+        relay
+    }
+
+    fn agents_report_to(&self, address: SocketAddr) {
+        let reach = format!("agent.settings.extender-address={address}");
         let values: Vec<&str> = VALUES.into_iter().chain([&*reach]).collect();
         let _ = self.admin.apply(&chart::render(&self.cluster, &["agent/daemonset"], &values)).ok();
         self.rolled_out(DAEMONSET);
@@ -130,6 +158,12 @@ impl Placed {
         assert!(output.success, "{}{}: {}", output.out, output.err, self.extender_log());
         let nodes = self.cluster.status().nodes.len();
         eventually("a stream of each agent", SETTLED, || (self.streams() == Some(nodes)).then_some(()));
+    }
+
+    /// Replaces the pods of the extender, as an upgrade does.
+    pub(crate) fn replace_extender(&self) {
+        let _ = self.admin.run(&["rollout", "restart", DEPLOYMENT, "-n", NAMESPACE]).ok();
+        self.rolled_out(DEPLOYMENT);
     }
 
     /// The end of the log of the extender.
@@ -174,13 +208,20 @@ impl Placed {
 
     /// The port of the Deployment's extender, over the pod network: health and metrics.
     pub(crate) fn extender_address(&self) -> SocketAddr {
-        let selector = "app.kubernetes.io/component=extender";
         eventually("a running extender", SETTLED, || {
             let pods =
-                self.admin.get(&["pods", "-n", NAMESPACE, "-l", selector, "--field-selector=status.phase=Running"]);
-            let address = pods["items"][0]["status"]["podIP"].as_str()?;
+                self.admin.get(&["pods", "-n", NAMESPACE, "-l", EXTENDERS, "--field-selector=status.phase=Running"]);
+            // One that is replaced runs a while beside its successor.
+            let stays = |pod: &&Value| pod["metadata"]["deletionTimestamp"].is_null();
+            let address = pods["items"].as_array()?.iter().find(stays)?["status"]["podIP"].as_str()?;
             format!("{address}:9444").parse().ok()
         })
+    }
+
+    /// The node on which the Deployment's extender runs.
+    pub(crate) fn extender_node(&self) -> String {
+        let pods = self.admin.get(&["pods", "-n", NAMESPACE, "-l", EXTENDERS]);
+        pods["items"][0]["spec"]["nodeName"].as_str().expect("a node").to_owned()
     }
 
     /// The samples of a metric of the extender: labels and value.

@@ -1,11 +1,11 @@
 //! Runs docs/quickstart.md, command by command as it is printed, and compares the output with the page.
 
+use crate::built::binary;
 use lab::cluster::{Cluster, ClusterOptions};
 use std::path::Path;
 use std::process::Command;
 
 const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
-const BINARY: &str = env!("CARGO_BIN_EXE_gpu-steward");
 
 /// A block of commands, and the output that the page shows for it.
 struct Step {
@@ -64,7 +64,8 @@ fn the_quickstart_page_prints_what_it_shows() {
     let mark = "--- end of a block";
     let mut script = String::from("set -euo pipefail\n");
     for step in &steps {
-        script += &step.commands.replace("cargo build --release\n", "").replace("target/release/gpu-steward", BINARY);
+        script +=
+            &step.commands.replace("cargo build --release\n", "").replace("target/release/gpu-steward", &binary());
         script += &format!("echo; echo '{mark}'\n");
     }
     let shell =

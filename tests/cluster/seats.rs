@@ -1,6 +1,7 @@
 //! An extender and a kube-scheduler as processes of this machine, with the account that the chart gives them. Tests kill
 //! them, stop them and start them again.
 
+use crate::built::binary;
 use crate::chart::{self, EXTENDER, NAMESPACE};
 use crate::placed::Placed;
 use lab::extender::ExtenderProcess;
@@ -12,8 +13,6 @@ use std::ops::Deref;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use tempfile::TempDir;
-
-const BINARY: &str = env!("CARGO_BIN_EXE_gpu-steward");
 
 /// A running extender with the rights of the chart.
 #[derive(Debug)]
@@ -53,7 +52,7 @@ impl HostExtender {
     }
 
     fn start_with(placed: &Placed, at: Option<SocketAddr>, verbosity: &str) -> HostExtender {
-        HostExtender(ExtenderProcess::start(BINARY, |dir| {
+        HostExtender(ExtenderProcess::start(&binary(), |dir| {
             let listen = at.map_or_else(|| "127.0.0.1:0".to_owned(), |at| at.to_string());
             let mut flags: Vec<OsString> =
                 ["-v", verbosity, "--retry-period", "300ms", "--lease-namespace", NAMESPACE].map(OsString::from).into();
@@ -109,7 +108,7 @@ impl HostScheduler {
 
     fn start_with(placed: &Placed, extender: SocketAddr, calls: &str, elected: &str) -> HostScheduler {
         let dir = tempfile::Builder::new().prefix("steward-").tempdir().expect("a directory");
-        let printed = Command::new(BINARY)
+        let printed = Command::new(binary())
             .args(["print-config", "kube-scheduler", "--extender-listen", &extender.to_string()])
             .output()
             .expect("the program can be run");

@@ -240,7 +240,7 @@ fn rate(placed: &Placed, extender: SocketAddr, count: usize) -> f64 {
         let writes = audit::writes_of_extenders(&placed.cluster, from);
         let of = |what: &str| {
             let of_it = writes.iter().filter(|write| write.resource() == what);
-            let mut ended: Vec<Timestamp> = of_it.map(audit::Write::ended).collect();
+            let mut ended: Vec<Timestamp> = of_it.map(audit::Call::ended).collect();
             ended.sort_unstable();
             ended
         };

@@ -9,6 +9,7 @@ mod sandbox;
 mod shares;
 mod unit;
 
+use crate::built::binary;
 use crate::chart;
 use lab::cluster::TestNamespace;
 use lab::eventually::eventually;
@@ -21,7 +22,6 @@ use std::time::Duration;
 
 /// QEMU emulates every instruction of the guest, on cores that other tests use too.
 const SOON: Duration = Duration::from_secs(300);
-const BINARY: &str = env!("CARGO_BIN_EXE_gpu-steward");
 const FOLDER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../systemd");
 const UNIT: &str = "/etc/systemd/system/gpu-steward.service";
 const SERVICE: &str = "gpu-steward.service";
@@ -50,14 +50,14 @@ impl Machine {
 
     /// Installs the program as `docs/operations.md` says.
     fn install(&self) {
-        let file = std::fs::metadata(BINARY).expect("the built program");
+        let file = std::fs::metadata(binary()).expect("the built program");
         let build_id = format!("{} {}", file.len(), file.mtime_nsec());
         let installed = self.vm.run("cat /usr/bin/gpu-steward.which");
         let _ = self.vm.run(&format!(
             "systemctl disable --now {SERVICE}; systemctl reset-failed {SERVICE}; rm -rf {UNIT}.d /etc/gpu-steward /var/lib/gpu-steward"
         ));
         if installed.out != build_id {
-            self.vm.put(&std::fs::read(BINARY).expect("the built program"), "755", "/usr/bin/gpu-steward");
+            self.vm.put(&std::fs::read(binary()).expect("the built program"), "755", "/usr/bin/gpu-steward");
             self.vm.put(build_id.as_bytes(), "644", "/usr/bin/gpu-steward.which");
         }
         self.vm.put(&shipped("gpu-steward.service"), "644", UNIT);

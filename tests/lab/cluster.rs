@@ -322,6 +322,23 @@ impl Cluster {
         script("image", &[&[name, program], variables].concat());
     }
 
+    /// Makes an image on one node only.
+    ///
+    /// # Panics
+    /// If the script fails.
+    pub fn image_on(&self, node: &str, name: &str, program: &str) {
+        script("image", &["--node", node, name, program]);
+    }
+
+    /// Removes an image from a node.
+    ///
+    /// # Panics
+    /// If `ctr` cannot be run.
+    pub fn remove_image_on(&self, node: &str, name: &str) {
+        let mut remove = self.node(node).command(self.program("ctr"));
+        let _ = remove.args(["-n", "k8s.io", "images", "rm", "--sync", name]).output().expect("ctr");
+    }
+
     /// The process id of a part of the cluster (a name of `tests/cluster/part`), or `None` while it does not run.
     #[must_use]
     pub fn pid(&self, part: &str) -> Option<u32> {

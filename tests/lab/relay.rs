@@ -1,9 +1,8 @@
-//! A connection that is slow or leads elsewhere: a port that forwards everything to a server, and delays the server's answers.
-//! Content and order of the bytes stay the same.
+//! A port that forwards everything to a server, and can delay the server's answers. Content and order of the bytes stay
+//! the same. Which server that is may change from connection to connection, as behind a Service of Kubernetes.
 
-use parking_lot::Mutex;
 use std::io::{Read, Write};
-use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::net::{IpAddr, Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc;
@@ -18,7 +17,6 @@ const MAX_WAITING: usize = 4096;
 pub struct Relay {
     /// The address on which it listens.
     pub address: SocketAddr,
-    server: Arc<Mutex<SocketAddr>>,
     delay: Arc<AtomicU64>,
     end: Arc<AtomicBool>,
 }
@@ -30,30 +28,31 @@ impl Relay {
     /// If no port is free.
     #[must_use]
     pub fn to(server: SocketAddr, delay: Duration) -> Relay {
-        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+        Relay::to_any(Ipv4Addr::LOCALHOST.into(), delay, move || Some(server))
+    }
+
+    /// Starts a relay at a port of this address. Each connection goes to the server that `find` names; without one it breaks.
+    ///
+    /// # Panics
+    /// If no port is free.
+    #[must_use]
+    pub fn to_any(at: IpAddr, delay: Duration, find: impl Fn() -> Option<SocketAddr> + Send + 'static) -> Relay {
+        let listener = TcpListener::bind((at, 0)).expect("a port");
         let address = listener.local_addr().expect("an address");
         let (shared_delay, end) = (Arc::new(AtomicU64::new(millis(delay))), Arc::new(AtomicBool::new(false)));
         let (delay, ended) = (Arc::clone(&shared_delay), Arc::clone(&end));
-        let shared_server = Arc::new(Mutex::new(server));
-        let server = Arc::clone(&shared_server);
         thread::spawn(move || {
             for client in listener.incoming().map_while(Result::ok) {
                 if ended.load(Ordering::Relaxed) {
                     return;
                 }
                 // If the server is down, the client's connection breaks.
-                let to = *shared_server.lock();
-                let Ok(server) = TcpStream::connect(to) else { continue };
+                let Some(Ok(server)) = find().map(TcpStream::connect) else { continue };
                 let shared_delay = Arc::clone(&shared_delay);
                 thread::spawn(move || pass(&client, &server, &shared_delay));
             }
         });
-        Relay { address, server, delay, end }
-    }
-
-    /// Forwards new connections to another server from now on. Those that are open stay where they are.
-    pub fn lead_to(&self, server: SocketAddr) {
-        *self.server.lock() = server;
+        Relay { address, delay, end }
     }
 
     /// Sets a new delay for the answers from now on.

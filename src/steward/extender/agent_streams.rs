@@ -18,11 +18,14 @@ use super::events::PodEvents;
 use super::leadership::{Leader, Leadership};
 use super::live_callers::{LiveCallers, StreamSignals};
 use super::owner::ClusterOwner;
+use super::planted::{PlantedMistake, planted};
 use super::stream_counts::{StreamCounts, StreamEnd};
 use decide::cluster::{ReportRefusal, StreamId};
 use decide::message_rate::MessageRate;
 use effects::stream::{FIRST_WITHIN, MessageError, MessageStream, convert};
 use model::agent_stream::{AgentMessage, AgentReport, LeaderView, REPORT_LEAST, REPORT_MOST};
+use model::id::NodeName;
+use model::time::Monotonic;
 use parking_lot::Mutex;
 use proto::stream::{AgentMessage as WireMessage, LeaderMessage, StreamEnd as WireEnd};
 use sources::clock;
@@ -48,15 +51,15 @@ const TOO_MANY: u32 = 16;
 /// Serves the streams.
 #[derive(Debug)]
 pub(super) struct AgentStreams {
-    pub(super) owner: Arc<ClusterOwner>,
+    owner: Arc<ClusterOwner>,
     pub(super) leadership: Arc<Leadership>,
     pub(super) live: Arc<LiveCallers>,
-    pub(super) events: Arc<PodEvents>,
+    events: Arc<PodEvents>,
     pub(super) counts: Arc<StreamCounts>,
     /// Cancelled when all streams must end.
-    pub(super) closing: CancellationToken,
+    closing: CancellationToken,
     /// Cancelled when this process leads no longer; then there is another one for the next term.
-    pub(super) term: Mutex<CancellationToken>,
+    term: Mutex<CancellationToken>,
 }
 
 /// Why a stream has ended that the agent has closed.
@@ -88,6 +91,17 @@ struct Served {
 }
 
 impl AgentStreams {
+    /// No stream is open yet. All end when `closing` is cancelled.
+    pub(super) fn new(
+        owner: Arc<ClusterOwner>,
+        leadership: Arc<Leadership>,
+        live: Arc<LiveCallers>,
+        events: Arc<PodEvents>,
+        closing: CancellationToken,
+    ) -> AgentStreams {
+        AgentStreams { owner, leadership, live, events, counts: Arc::default(), closing, term: Mutex::default() }
+    }
+
     /// Looks once a second for what no watch event tells. Never returns.
     ///
     /// A term ends when its time is over: all streams end within a second. An agent is not back in time, or reports what closes or
@@ -141,7 +155,7 @@ impl AgentStreams {
             Ok(opened) => opened,
             Err(why) => return Ended::because(StreamEnd::CallerGone, why),
         };
-        let ended = match self.owner.agent_reports(id, report, now) {
+        let ended = match self.take_report(id, report, now) {
             Err(why) => refused(&why),
             Ok(()) => {
                 self.counts.opened();
@@ -149,13 +163,30 @@ impl AgentStreams {
                 let (streams, rate) = (Arc::clone(&self), MessageRate::new(now));
                 let mut served = Served { streams, id, agent, rate, over: 0, sent: None, signals, term };
                 let ended = served.run(messages).await;
-                self.owner.agent_closed(&node, id, clock::monotonic());
+                self.closed(&node, id);
                 ended
             }
         };
         self.live.closes(id, &node);
         tracing::debug!(%node, why = ended.text, "the stream of the agent of {node} has ended: {}", ended.text);
         ended
+    }
+
+    /// Takes over a whole report.
+    fn take_report(&self, id: StreamId, report: AgentReport, now: Monotonic) -> Result<(), ReportRefusal> {
+        take_report(&self.owner, &self.leadership, (id, report), now)
+    }
+
+    /// A stream that has reported has ended.
+    fn closed(&self, node: &NodeName, id: StreamId) {
+        if planted(PlantedMistake::StreamEndUnseen) {
+            return;
+        }
+        self.owner.agent_closed(node, id, clock::monotonic());
+        if planted(PlantedMistake::OldEndClosesNewStream) {
+            let newer = id.0..id.0 + 1000;
+            newer.for_each(|newer| self.owner.agent_closed(node, StreamId(newer), clock::monotonic()));
+        }
     }
 
     /// The end of a stream at an extender that does not lead. The last message names the leader.
@@ -165,6 +196,21 @@ impl AgentStreams {
             None => Ended::because(StreamEnd::NotLeading, "no extender leads at this moment"),
         }
     }
+}
+
+fn take_report(
+    owner: &ClusterOwner,
+    leadership: &Leadership,
+    (id, report): (StreamId, AgentReport),
+    now: Monotonic,
+) -> Result<(), ReportRefusal> {
+    let taken = owner.agent_reports(id, report, now);
+    // The election forgets all reports once the term is over. A report that comes later, from a stream that has not ended
+    // yet, would stay: a claim could then wait for the end of processes that nobody reports any more.
+    if let Leader::Other(_) = leadership.leader() {
+        owner.forget_agents();
+    }
+    taken
 }
 
 /// The first message: everything of the caller's own node.
@@ -283,7 +329,7 @@ impl Served {
         let message = message.map_err(|why| Ended::because(StreamEnd::BadMessage, why))?;
         let (node, now) = (&self.agent.node.0, clock::monotonic());
         let taken = match message {
-            AgentMessage::Full(report) if report.node == *node => streams.owner.agent_reports(self.id, report, now),
+            AgentMessage::Full(report) if report.node == *node => streams.take_report(self.id, report, now),
             AgentMessage::Full(_) => {
                 return Err(Ended::because(StreamEnd::OtherNode, "the report is of another node than the token"));
             }
@@ -321,5 +367,25 @@ impl Served {
             Ok(Err(why)) => Err(Ended::from(MessageError::from(why))),
             Err(_) => Err(Ended::because(StreamEnd::Slow, "the agent does not read its answers")),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use decide::cluster::ClusterRules;
+    use decide::election::{ElectionTimes, Elector};
+    use model::lease::LeaseName;
+    use wire::resource::RequestRules;
+
+    #[test]
+    fn a_report_that_comes_after_the_term_does_not_stay() {
+        let lease = LeaseName::new("kube-system", "gpu-steward");
+        let owner = ClusterOwner::new(ClusterRules::default(), RequestRules::default(), lease);
+        let leadership = Leadership::new(Elector::new("a".into(), ElectionTimes::default()));
+        let node = NodeName::parse("n1").unwrap();
+        let taken = take_report(&owner, &leadership, (StreamId(1), AgentReport::of(node.clone())), Monotonic(1));
+        assert_eq!(taken, Ok(()), "its stream ends with the others");
+        assert!(owner.inspect(|cluster| cluster.agent_report(&node).is_none()));
     }
 }

@@ -234,18 +234,21 @@ mod tests {
     }
 
     #[test]
-    fn of_many_streams_that_open_at_once_the_one_with_the_largest_id_stays() {
+    fn of_streams_that_open_at_once_the_one_with_the_largest_id_stays() {
         let (live, of, uid) = live();
-        for _ in 0..20 {
-            let all_start = Barrier::new(8);
+        for _ in 0..300 {
+            let ready = Barrier::new(9);
             let open = || {
-                all_start.wait();
-                let opened = (0..200).map(|_| live.opens(&of, Some(&uid)).unwrap());
-                opened.collect::<Vec<_>>()
+                ready.wait();
+                live.opens(&of, Some(&uid)).unwrap()
             };
             let opened: Vec<_> = std::thread::scope(|scope| {
+                // They meet at the lock.
+                let held = live.known.lock();
                 let threads: Vec<_> = (0..8).map(|_| scope.spawn(open)).collect();
-                threads.into_iter().flat_map(|thread| thread.join().unwrap()).collect()
+                ready.wait();
+                drop(held);
+                threads.into_iter().map(|thread| thread.join().unwrap()).collect()
             });
             let open = opened.iter().filter(|(_, signals)| !signals.ends.is_cancelled()).map(|(id, _)| *id);
             assert_eq!(open.collect::<Vec<_>>(), [opened.iter().map(|(id, _)| *id).max().unwrap()]);

@@ -13,7 +13,7 @@ use decide::cluster::{
 };
 use decide::ledger::{ClaimState, DeviceDemand};
 use decide::placement::Capacity;
-use model::agent_stream::{AgentReport, LeaderView, ReportChange};
+use model::agent_stream::{AgentReport, LeaderView, ReportChange, ReportedUses};
 use model::followed_node::FollowedNode;
 use model::id::{GpuUuid, NodeName, PodRef, PodUid};
 use model::lease::LeaseName;
@@ -262,12 +262,28 @@ impl ClusterOwner {
 
     /// The order of a pod's reservation again, if it may be written now.
     pub(super) fn order_again(&self, uid: &PodUid) -> Option<BindOrder> {
-        self.cluster.lock().order_again(uid)
+        let mut cluster = self.cluster.lock();
+        cluster.agents_at(clock::monotonic());
+        cluster.order_again(uid)
     }
 
     /// An agent has reported everything.
-    pub(super) fn agent_reports(&self, id: StreamId, report: AgentReport, now: Monotonic) -> Result<(), ReportRefusal> {
-        self.cluster.lock().agent_reports(id, report, now)
+    pub(super) fn agent_reports(
+        &self,
+        id: StreamId,
+        mut report: AgentReport,
+        now: Monotonic,
+    ) -> Result<(), ReportRefusal> {
+        let mut cluster = self.cluster.lock();
+        if planted(PlantedMistake::UnreportedIsGone) {
+            let claims = cluster.node(&report.node).into_iter().flat_map(|node| node.ledger().claims());
+            let unreported = claims.map(|(uid, _)| uid.clone()).filter(|uid| !report.pods.contains_key(uid));
+            unreported.collect::<Vec<_>>().iter().for_each(|uid| cluster.pod_gone(uid));
+        }
+        if planted(PlantedMistake::ProcessesIgnored) {
+            report.pods.values_mut().for_each(|pod| pod.uses = ReportedUses::default());
+        }
+        cluster.agent_reports(id, report, now)
     }
 
     /// An agent has reported changes.
@@ -275,9 +291,12 @@ impl ClusterOwner {
         &self,
         node: &NodeName,
         id: StreamId,
-        change: ReportChange,
+        mut change: ReportChange,
         now: Monotonic,
     ) -> Result<(), ReportRefusal> {
+        if planted(PlantedMistake::ProcessesIgnored) {
+            change.pods.values_mut().for_each(|pod| pod.uses = ReportedUses::default());
+        }
         self.cluster.lock().agent_changes(node, id, change, now)
     }
 
@@ -298,7 +317,9 @@ impl ClusterOwner {
 
     /// Forgets all streams: this process leads no longer.
     pub(super) fn forget_agents(&self) {
-        self.cluster.lock().forget_agents();
+        if !planted(PlantedMistake::ReportsOutliveTerm) {
+            self.cluster.lock().forget_agents();
+        }
     }
 
     /// What the agent of this node gets to know.

@@ -36,12 +36,22 @@ pub(super) enum PlantedMistake {
     ForgottenInitContainer,
     /// A pod that holds GPUs without a claim does not close its node.
     UnknownClaimIgnored,
+    /// The end of an agent's stream is taken for that of the newest one.
+    OldEndClosesNewStream,
+    /// The end of an agent's stream closes nothing.
+    StreamEndUnseen,
+    /// A claim whose pod an agent does not report is released.
+    UnreportedIsGone,
+    /// The processes in the reports of agents keep no claim.
+    ProcessesIgnored,
+    /// A leader that leads no longer keeps what agents have reported to it.
+    ReportsOutliveTerm,
 }
 
 #[cfg(test)]
 impl PlantedMistake {
     /// All of them.
-    pub(super) const ALL: [PlantedMistake; 14] = [
+    pub(super) const ALL: [PlantedMistake; 19] = [
         PlantedMistake::NoListAfterWin,
         PlantedMistake::StaleRelist,
         PlantedMistake::EndlessTerm,
@@ -56,6 +66,11 @@ impl PlantedMistake {
         PlantedMistake::EndedPodHolds,
         PlantedMistake::ForgottenInitContainer,
         PlantedMistake::UnknownClaimIgnored,
+        PlantedMistake::OldEndClosesNewStream,
+        PlantedMistake::StreamEndUnseen,
+        PlantedMistake::UnreportedIsGone,
+        PlantedMistake::ProcessesIgnored,
+        PlantedMistake::ReportsOutliveTerm,
     ];
 }
 

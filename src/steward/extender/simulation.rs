@@ -6,6 +6,7 @@
 //!     the product's tasks,            lost, late, refused,       lists, watches,      ▲
 //!     each on its own clock           denied                     restores             │
 //!   kube-scheduler ──questions──▶ the extenders' verbs       kubelets with agents ────┘
+//!   agents ──streams: late, broken, renewed──▶ the extenders' agent streams
 //! ```
 //!
 //! A process may be left alone or dropped between any two steps of its tasks. After each step the invariants are checked, and
@@ -22,11 +23,15 @@ mod network;
 mod api_server;
 mod process;
 mod machine;
+mod agent_report;
+mod stream_checks;
+mod reporter;
 mod kube_scheduler;
 mod invariants;
 mod settled;
 mod trouble;
 mod world;
+mod settling;
 mod scenarios;
 
 use super::planted::{PlantedMistake, plant};

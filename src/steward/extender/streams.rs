@@ -85,15 +85,7 @@ impl Streams {
         let StreamSettings { accounts, audience, token_file, .. } = settings;
         let proxy = token_file.clone().map(|file| Arc::new(LeaderProxy::new(Arc::clone(&authority), file)));
         let callers = Callers::new(ApiClient::new(connection), (audience, accounts), token_file, Arc::clone(&live));
-        let streams = AgentStreams {
-            owner,
-            leadership,
-            live,
-            events,
-            counts: Arc::default(),
-            closing: closing.clone(),
-            term: Default::default(),
-        };
+        let streams = AgentStreams::new(owner, leadership, live, events, closing.clone());
         let (callers, streams) = (Arc::new(callers), Arc::new(streams));
         Streams { listener, authority, callers, streams, proxy, connections: Arc::default(), closing }
     }

@@ -7,8 +7,11 @@ use lab::api_server::FakeApiServer;
 use lab::eventually::eventually;
 use lab::relay::Relay;
 use lab::tokens::claims;
+use parking_lot::Mutex;
 use proto::stream::Phase;
 use serde_json::Value;
+use std::net::Ipv4Addr;
+use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 /// How long an extender accepts a token after its expiry, because clocks differ.
@@ -106,7 +109,9 @@ fn a_renewal_that_is_refused_or_meets_an_extender_that_follows_leaves_the_stream
     bare_node(&server);
     let (leader, follower) = (StreamExtender::led(&server), StreamExtender::start(&server));
     eventually("a follower that is ready", SOON, || (follower.get("/readyz").status == 200).then_some(()));
-    let relay = Relay::to(leader.streams, Duration::ZERO);
+    let server_of_next = Arc::new(Mutex::new(leader.streams));
+    let found = Arc::clone(&server_of_next);
+    let relay = Relay::to_any(Ipv4Addr::LOCALHOST.into(), Duration::ZERO, move || Some(*found.lock()));
     let (recipe, root) = reporting(&server, &relay.address.to_string());
     let file = recipe.dir().join("token");
     // It counts for a minute, and an agent looks for a newer one each second.
@@ -134,11 +139,11 @@ fn a_renewal_that_is_refused_or_meets_an_extender_that_follows_leaves_the_stream
     replace(server.token(&other));
     let sample = "refused_callers_total{reason=\"other_audience\"}";
     stays_open("a token that is refused", &|| metric(sample));
-    relay.lead_to(follower.streams);
+    *server_of_next.lock() = follower.streams;
     replace(agent_token(&server, NODE, 1));
     stays_open("an extender that follows", &|| follower.metric(&format!("{ENDS}{{reason=\"not_leading\"}}")));
     // Everything is well again, and the renewal succeeds.
-    relay.lead_to(leader.streams);
+    *server_of_next.lock() = leader.streams;
     eventually("a renewed stream", SOON, || (metric("streams_opened_total") == 2).then_some(()));
     assert_eq!(leader.fits(&asks, NODE), Ok(()), "{}", agent.log());
     let log = agent.log();

@@ -85,8 +85,8 @@ impl Invariants {
         *newest = sent.max(*newest);
     }
 
-    /// A process has run.
-    pub(super) fn ran(&mut self, process: &mut Process, deadline: Duration, etcd: &Etcd) -> Result<(), String> {
+    /// A process has run. Returns whether it decides.
+    pub(super) fn ran(&mut self, process: &mut Process, deadline: Duration, etcd: &Etcd) -> Result<bool, String> {
         let number = process.number;
         let leads = self.renewed.get(&number).is_some_and(|sent| process.monotonic() < sent.after(deadline));
         *self.over.entry(number).or_default() += 1;
@@ -98,7 +98,7 @@ impl Invariants {
             self.begins(process, etcd)?;
         }
         self.deciding.insert(number, decides);
-        Ok(())
+        Ok(decides)
     }
 
     /// A process begins to decide.
@@ -126,14 +126,14 @@ impl Invariants {
         Ok(())
     }
 
-    /// A process sends a binding, which has this number. `arrives`: it will be carried out.
+    /// A process sends a binding, which has this number. `arrives`: it will be carried out. Returns the pod and the node.
     pub(super) fn sends(
         &mut self,
         (process, number): (u64, u64),
         request: &Outgoing,
         arrives: bool,
         etcd: &Etcd,
-    ) -> Result<(), String> {
+    ) -> Result<(PodUid, String), String> {
         let (uid, body) = (binding_of(request)?, &request.body);
         let annotation = |key: &str| body["metadata"]["annotations"][key].as_str().unwrap_or_default().to_owned();
         if self.over.get(&process).is_none_or(|looks| *looks > GRACE) {
@@ -155,12 +155,13 @@ impl Invariants {
         if version.is_empty() {
             return Err(format!("extender-{process} writes {order:?} for {uid} in any version"));
         }
+        let node = order.0.clone();
         if arrives {
             before.insert(number, SentOrder { order, version });
             self.sent
                 .insert(number, self.terms.iter().rev().find(|(one, _)| *one == process).map_or(0, |(_, won)| *won));
         }
-        annotation(EPOCH).parse::<u64>().map(drop).map_err(|_| "a binding without an epoch".to_owned())
+        annotation(EPOCH).parse::<u64>().map(|_| (uid, node)).map_err(|_| "a binding without an epoch".to_owned())
     }
 
     /// The API server has refused this binding.

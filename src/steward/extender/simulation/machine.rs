@@ -9,6 +9,7 @@ use super::api_server::ApiServers;
 use super::etcd::{Content, Did, Kind};
 use super::object::{ContainerIs, SimNode, SimPod, Taken};
 use super::random::Random;
+use super::weather::SECOND;
 use decide::allocator::{NodeAllocator, SharedDevice, StartVerdict, WithoutClaim};
 use model::checkpoint::CheckpointEntry;
 use model::gpu_pod::GpuPod;
@@ -58,10 +59,12 @@ impl Admitted {
 
 /// The process of the agent, which forgets all this at a restart.
 #[derive(Debug)]
-struct AgentProcess {
-    allocator: NodeAllocator,
+pub(super) struct AgentProcess {
+    number: u64,
+    pub(super) allocator: NodeAllocator,
     version: u64,
-    listed: bool,
+    /// It has read the pods of its node.
+    pub(super) listed: bool,
 }
 
 /// A machine. It has one field for each thing that a program on it keeps.
@@ -76,8 +79,14 @@ pub(super) struct Machine {
     version: u64,
     seen: BTreeMap<String, Arc<SimPod>>,
     pub(super) admitted: BTreeMap<PodUid, Admitted>,
-    checkpoint: Vec<CheckpointEntry>,
-    agent: Option<AgentProcess>,
+    pub(super) checkpoint: Vec<CheckpointEntry>,
+    pub(super) agent: Option<AgentProcess>,
+    /// Processes of the agent so far.
+    agents: u64,
+    /// Not before this moment the next one starts.
+    agent_back: u64,
+    /// The GPUs of pods whose processes are there a while after their end, and until when.
+    pub(super) lingering: BTreeMap<PodUid, (Vec<GpuUuid>, u64)>,
     /// The agent's file of pods that have started.
     started: BTreeSet<PodUid>,
     tickets: u64,
@@ -96,6 +105,9 @@ impl Machine {
             admitted: BTreeMap::new(),
             checkpoint: Vec::new(),
             agent: None,
+            agents: 0,
+            agent_back: 0,
+            lingering: BTreeMap::new(),
             started: BTreeSet::new(),
             tickets: 0,
         };
@@ -142,12 +154,18 @@ impl Machine {
         self.admitted.clear();
         self.checkpoint.clear();
         self.started.clear();
+        self.lingering.clear();
         self.agent = None;
     }
 
-    /// The agent ends. It comes back by itself.
-    pub(super) fn agent_ends(&mut self) {
-        self.agent = None;
+    /// The agent ends, and comes back by itself after this moment.
+    pub(super) fn agent_ends(&mut self, back: u64) {
+        (self.agent, self.agent_back) = (None, back);
+    }
+
+    /// The process of the agent that runs.
+    pub(super) fn agent_number(&self) -> Option<u64> {
+        self.agent.as_ref().map(|agent| agent.number)
     }
 
     /// Slots that kube-scheduler may count.
@@ -200,9 +218,13 @@ impl Machine {
         }
         let there: BTreeSet<PodUid> = self.seen.values().map(|pod| pod.uid.clone()).collect();
         let gone: Vec<PodUid> = self.admitted.keys().filter(|uid| !there.contains(*uid)).cloned().collect();
-        gone.iter().for_each(|uid| self.forget(uid));
+        for uid in &gone {
+            self.may_linger(uid, api.etcd.now, random);
+            self.forget(uid);
+        }
         // One that is being deleted ends: first its containers, then the object.
         let Some(pod) = self.seen.values().find(|pod| pod.deleted).cloned() else { return };
+        self.may_linger(&pod.uid, api.etcd.now, random);
         match self.admitted.get_mut(&pod.uid) {
             Some(admitted) if admitted.runs() => admitted.end("Failed"),
             _ => {
@@ -212,6 +234,16 @@ impl Machine {
                     api.etcd.delete(Kind::Pods, &pod.name);
                 }
             }
+        }
+    }
+
+    /// A pod ends. Some leave processes behind that end later.
+    fn may_linger(&mut self, uid: &PodUid, now: u64, random: &mut Random) {
+        if let Some(one) = self.admitted.get(uid).filter(|one| one.runs() && !one.holds.is_empty())
+            && random.chance(400)
+        {
+            let until = now + random.between(SECOND / 10, 6 * SECOND);
+            self.lingering.insert(uid.clone(), (one.holds.keys().cloned().collect(), until));
         }
     }
 
@@ -328,10 +360,11 @@ impl Machine {
     }
 
     /// The work of some running pod is done.
-    pub(super) fn end_one(&mut self, random: &mut Random) {
+    pub(super) fn end_one(&mut self, now: u64, random: &mut Random) {
         let running: Vec<PodUid> =
             self.admitted.iter().filter(|(_, one)| one.phase == "Running").map(|(uid, _)| uid.clone()).collect();
         if let Some(uid) = running.get(random.place(running.len())) {
+            self.may_linger(uid, now, random);
             let phase = random.one_of(&["Succeeded", "Failed"]);
             self.admitted.get_mut(uid).into_iter().for_each(|one| one.end(phase));
         }
@@ -353,9 +386,13 @@ impl Machine {
     /// The agent writes the GPUs of the machine on its Node.
     fn agent_registers(&mut self, api: &mut ApiServers, random: &mut Random) {
         if self.agent.is_none() {
+            if api.etcd.now < self.agent_back {
+                return;
+            }
+            self.agents += 1;
             let mut allocator = NodeAllocator::new(WithoutClaim::Auto, true);
             allocator.recall(self.started.clone());
-            self.agent = Some(AgentProcess { allocator, version: 0, listed: false });
+            self.agent = Some(AgentProcess { number: self.agents, allocator, version: 0, listed: false });
         }
         let Some(node) = api.etcd.get(Kind::Nodes, &self.name).map(|stored| SimNode::clone(stored.node())) else {
             return self.registers(api, random);

@@ -2,6 +2,8 @@
 //! left alone between any two steps of its tasks (a pause), or dropped (a crash).
 
 use super::super::Extender;
+use super::super::agent_streams::AgentStreams;
+use super::super::callers::AgentIdentity;
 use super::super::measures::Verb;
 use super::network::{Outbox, SimulatedNetwork};
 use super::random::Random;
@@ -11,7 +13,8 @@ use crate::settings::{Resources, value};
 use apiserver::{ApiConnection, chance};
 use decide::cluster::{ClusterRules, ClusterState};
 use decide::election::ElectionTimes;
-use model::id::NodeName;
+use effects::stream::MessageStream;
+use model::id::{NodeName, ObjectUid};
 use model::time::{Monotonic, Now, WallTime};
 use parking_lot::Mutex;
 use sources::clock;
@@ -20,7 +23,10 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
+use tokio::io::DuplexStream;
 use tokio::runtime::{Builder, Runtime};
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
 use wire::resource::RequestRules;
 
 /// The answer to a question of kube-scheduler: the body, or why there is none.
@@ -29,6 +35,12 @@ pub(super) type VerbAnswer = Result<String, String>;
 /// The answers that kube-scheduler has not seen yet, each with the number of its question.
 pub(super) type Answers = Arc<Mutex<Vec<(u64, VerbAnswer)>>>;
 
+/// The agent's end of a stream; dropping it ends the stream.
+pub(super) type AgentEnd = MessageStream<DuplexStream>;
+
+/// Bytes that a stream holds: more than an agent sends before the extender runs, so that nothing waits.
+const PIPE: usize = 1 << 20;
+
 /// A process. It has one field for each part of a machine that the simulation replaces.
 pub(super) struct Process {
     /// No two processes have the same number, also not on the same machine.
@@ -36,6 +48,9 @@ pub(super) struct Process {
     pub(super) outbox: Outbox,
     runtime: Runtime,
     extender: Extender,
+    streams: Arc<AgentStreams>,
+    /// Cancelled when all streams must end.
+    closing: CancellationToken,
     /// Simulated time up to which the process has run.
     ran: u64,
     /// Its clocks at that time.
@@ -43,6 +58,9 @@ pub(super) struct Process {
     /// How much faster its clocks run, in millionths.
     drift: u64,
     entropy: Random,
+    /// Whether it stops, or did not decide at the begin of its last run. Then it has forgotten what agents have reported, also
+    /// where it decides again by now.
+    pub(super) lapsed: bool,
     stopping: bool,
 }
 
@@ -62,18 +80,41 @@ impl Process {
         let now = Now { monotonic: Monotonic(clock.boot + at), wall: WallTime((clock.wall + at) / 1000) };
         clock::simulate(Some(now));
         chance::simulate(Some(entropy.number()));
-        let extender = {
+        let closing = CancellationToken::new();
+        let (extender, streams) = {
             let _entered = runtime.enter();
             let client = kube::Client::new(SimulatedNetwork(Arc::clone(&outbox)), "default");
             let connection = ApiConnection { client, server: "simulated".into(), from: "simulation".into() };
             let identity = NodeName::parse(&format!("extender-{number}")).unwrap();
-            let mut extender = Extender::new(&settings(times), RequestRules::default(), (&identity, None), connection);
+            // Agents find it by its name.
+            let at = (&identity, Some(identity.as_str().into()));
+            let mut extender = Extender::new(&settings(times), RequestRules::default(), at, connection);
             extender.feed();
-            extender
+            let Extender { owner, leadership, live, verbs, .. } = &extender;
+            let (owner, leadership) = (Arc::clone(owner), Arc::clone(leadership));
+            let (live, events) = (Arc::clone(live), Arc::clone(&verbs.events));
+            let streams = Arc::new(AgentStreams::new(owner, leadership, live, events, closing.clone()));
+            let watching = Arc::clone(&streams);
+            runtime.spawn(async move { watching.watch_term().await });
+            (extender, streams)
         };
         clock::simulate(None);
         chance::simulate(None);
-        Process { number, outbox, runtime, extender, ran: at, now, drift: clock.drift, entropy, stopping: false }
+        let drift = clock.drift;
+        Process {
+            number,
+            outbox,
+            runtime,
+            extender,
+            streams,
+            closing,
+            ran: at,
+            now,
+            drift,
+            entropy,
+            lapsed: true,
+            stopping: false,
+        }
     }
 
     /// Runs up to `steps` steps of its tasks at this moment.
@@ -89,6 +130,7 @@ impl Process {
         let entropy = self.entropy.number();
         let ended = self.with_clock(|process| {
             chance::simulate(Some(entropy));
+            process.lapsed = process.stopping || !process.extender.leadership.decides();
             let lifecycle = &mut process.extender.lifecycle;
             let ended = process.runtime.block_on(async {
                 if own > 0 {
@@ -126,6 +168,7 @@ impl Process {
     /// Stops as after SIGTERM: the orders under way end, then the Lease is released.
     pub(super) fn stop(&mut self) {
         self.stopping = true;
+        self.closing.cancel();
         let (binder, stop) = (Arc::clone(&self.extender.binder), self.extender.lifecycle.stop());
         self.runtime.spawn(async move {
             binder.stop.cancel();
@@ -149,6 +192,15 @@ impl Process {
             };
             answers.lock().push((question, answer));
         });
+    }
+
+    /// Opens the stream of the agent of this Node, whose token counts so long.
+    pub(super) fn stream(&self, node: (NodeName, ObjectUid), token: Duration) -> AgentEnd {
+        let _entered = self.runtime.enter();
+        let (near, far) = tokio::io::duplex(PIPE);
+        let agent = AgentIdentity { node, pod: None, until: Instant::now() + token };
+        self.runtime.spawn(Arc::clone(&self.streams).serve(agent, MessageStream::new(far)));
+        MessageStream::new(near)
     }
 
     /// Whether it says that it decides.

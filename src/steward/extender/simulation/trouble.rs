@@ -30,10 +30,14 @@ enum Trouble {
     OtherGpus,
     Sickness,
     AgentEnds,
+    AgentLeaves,
+    AgentIsSilent,
+    StreamBreaks,
+    StreamIsRenewed,
     SchedulerRestarts,
 }
 
-const ALL: [Trouble; 17] = [
+const ALL: [Trouble; 21] = [
     Trouble::Crash,
     Trouble::Pause,
     Trouble::Sleep,
@@ -50,6 +54,10 @@ const ALL: [Trouble; 17] = [
     Trouble::OtherGpus,
     Trouble::Sickness,
     Trouble::AgentEnds,
+    Trouble::AgentLeaves,
+    Trouble::AgentIsSilent,
+    Trouble::StreamBreaks,
+    Trouble::StreamIsRenewed,
     Trouble::SchedulerRestarts,
 ];
 
@@ -106,6 +114,13 @@ impl World {
             Trouble::MachineDies | Trouble::OtherGpus | Trouble::Sickness | Trouble::AgentEnds => {
                 self.machine_trouble(kind, machine, while_);
             }
+            Trouble::AgentLeaves => self.reporters[machine].leaves(self.now),
+            Trouble::AgentIsSilent => self.reporters[machine].is_silent(self.now + while_),
+            Trouble::StreamIsRenewed => self.reporters[machine].renews(self.now),
+            Trouble::StreamBreaks => {
+                let (reporter, _, mut around) = self.agent_of(machine);
+                reporter.breaks(&mut around);
+            }
             Trouble::SchedulerRestarts => self.scheduler.restarts(),
             Trouble::Crash
             | Trouble::Pause
@@ -130,7 +145,7 @@ impl World {
     fn machine_trouble(&mut self, kind: Trouble, number: usize, while_: u64) {
         let machine = &mut self.machines[number];
         match kind {
-            Trouble::AgentEnds => machine.agent_ends(),
+            Trouble::AgentEnds => machine.agent_ends(self.now + if self.random.chance(500) { 0 } else { while_ / 3 }),
             Trouble::Sickness => {
                 let gpu = self.random.place(machine.gpus.len());
                 machine.gpus[gpu].healthy = !machine.gpus[gpu].healthy;
@@ -193,6 +208,7 @@ impl World {
         self.api.etcd.restore(snapshot);
         self.api.etcd_snapshots.clear();
         self.checks.restored(self.now);
+        self.stream_checks.restored(self.now);
     }
 
     /// Users and controllers do one thing.
@@ -214,7 +230,7 @@ impl World {
             60..75 => any.iter().for_each(|pod| self.touch(pod)),
             75..90 => {
                 let machine = self.random.place(self.machines.len());
-                self.machines[machine].end_one(&mut self.random);
+                self.machines[machine].end_one(self.now, &mut self.random);
             }
             90..93 => {
                 let snapshot = self.api.etcd.snapshot();

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   Run ──requests──▶ CarryOut ──▶ Answer ─▶ process       Cache ─▶ Deliver ─▶ process
-//!   Machine, Scheduler, Users, Trouble: each does one thing and comes again after a while
+//!   Machine, Agent, Scheduler, Users, Trouble: each does one thing and comes again after a while
 //! ```
 
 use super::api_server::{self, ApiServers, Flight, Reply, SERVERS, refusal};
@@ -12,7 +12,8 @@ use super::kube_scheduler::{Asked, KubeScheduler};
 use super::machine::Machine;
 use super::process::{MachineClock, Process};
 use super::random::Random;
-use super::settled;
+use super::reporter::{Reporter, Surroundings};
+use super::stream_checks::StreamChecks;
 use super::trouble::Troubles;
 use super::weather::{Fate, MS, SECOND, Weather};
 use decide::election::ElectionTimes;
@@ -20,7 +21,6 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
 use std::io;
 use std::time::Duration;
-use wire::annotation_keys::EVICT;
 
 /// How long a request that nobody answers stays open.
 const HANGS: u64 = 60 * SECOND;
@@ -36,6 +36,8 @@ pub(super) enum Step {
     Deliver(u64),
     EndWatch(u64),
     Machine(usize),
+    /// The agent of this machine goes on with its streams.
+    Agent(usize),
     Scheduler,
     Users,
     Trouble,
@@ -74,6 +76,8 @@ pub(super) struct World {
     pub(super) places: Vec<Place>,
     started: u64,
     pub(super) machines: Vec<Machine>,
+    /// The streams of the agent of each machine.
+    pub(super) reporters: Vec<Reporter>,
     pub(super) scheduler: KubeScheduler,
     pub(super) weather: Weather,
     pub(super) troubles: Troubles,
@@ -82,6 +86,7 @@ pub(super) struct World {
     pub(super) held: bool,
     pub(super) times: ElectionTimes,
     pub(super) checks: Invariants,
+    pub(super) stream_checks: StreamChecks,
     pub(super) trace: u64,
     pub(super) made: u64,
     pub(super) failed: Option<String>,
@@ -98,7 +103,7 @@ impl World {
         let times = if random.chance(800) { short } else { ElectionTimes::default() };
         let (weather, troubles) = (Weather::of(&mut random), Troubles::of(&mut random));
         let gpus = 1 + random.place(2);
-        let machines = (0..1 + random.place(3)).map(|number| Machine::new(number, gpus)).collect();
+        let machines: Vec<Machine> = (0..1 + random.place(3)).map(|number| Machine::new(number, gpus)).collect();
         let place = |random: &mut Random| Place {
             process: None,
             paused: false,
@@ -122,6 +127,7 @@ impl World {
             flown: 0,
             places,
             started: 0,
+            reporters: machines.iter().map(|_| Reporter::default()).collect(),
             machines,
             scheduler: KubeScheduler::default(),
             weather,
@@ -130,6 +136,7 @@ impl World {
             held: false,
             times,
             checks: Invariants::default(),
+            stream_checks: StreamChecks::default(),
             trace: seed,
             made: 0,
             failed: None,
@@ -149,6 +156,7 @@ impl World {
         for machine in 0..self.machines.len() {
             self.after(0, Step::Boot(machine));
             self.after(MS, Step::Machine(machine));
+            self.after(MS, Step::Agent(machine));
         }
         for step in [Step::Scheduler, Step::Users, Step::Trouble] {
             self.after(SECOND, step);
@@ -201,6 +209,12 @@ impl World {
                 let pause = self.random.between(MS, if self.calm { 150 * MS } else { 40 * MS });
                 self.after(pause, step);
             }
+            Step::Agent(number) => {
+                let (reporter, machine, mut around) = self.agent_of(number);
+                reporter.step(machine, &mut around);
+                let pause = self.random.between(5 * MS, if self.calm { 200 * MS } else { 60 * MS });
+                self.after(pause, step);
+            }
             Step::Scheduler => return self.schedule(),
             Step::Users => self.users(),
             Step::Trouble => self.trouble(),
@@ -223,6 +237,20 @@ impl World {
         Ok(())
     }
 
+    /// The streams of an agent, its machine, and what it meets.
+    pub(super) fn agent_of(&mut self, number: usize) -> (&mut Reporter, &mut Machine, Surroundings<'_>) {
+        let around = Surroundings {
+            now: self.now,
+            calm: self.calm,
+            api: &mut self.api,
+            extenders: self.places.iter().filter_map(|place| Some((place.process.as_ref()?, !place.cut))).collect(),
+            weather: &self.weather,
+            random: &mut self.random,
+            checks: &mut self.stream_checks,
+        };
+        (&mut self.reporters[number], &mut self.machines[number], around)
+    }
+
     /// Starts a process at a place where none runs.
     pub(super) fn start(&mut self, place: usize) {
         if self.places[place].process.is_some() {
@@ -236,7 +264,7 @@ impl World {
         self.after(0, Step::Run(place, number));
     }
 
-    fn resume(&mut self, place: usize, number: u64) {
+    pub(super) fn resume(&mut self, place: usize, number: u64) {
         if self.places[place].process.as_ref().is_some_and(|process| process.number == number) {
             self.places[place].paused = false;
             self.after(0, Step::Run(place, number));
@@ -253,7 +281,8 @@ impl World {
         };
         process.run(self.now, steps)?;
         let sent: Vec<_> = std::mem::take(&mut *process.outbox.lock());
-        self.checks.ran(process, self.times.renew_deadline, &self.api.etcd)?;
+        let decides = self.checks.ran(process, self.times.renew_deadline, &self.api.etcd)?;
+        self.stream_checks.ran(process, decides && !process.lapsed, &self.api.etcd)?;
         for request in sent {
             self.send(place, number, request)?;
         }
@@ -276,7 +305,8 @@ impl World {
         });
         if binding {
             let arrives = !matches!(fate, Fate::LostRequest | Fate::NoAnswer | Fate::Refused(_));
-            self.checks.sends((process, self.flown), &request, arrives, &self.api.etcd)?;
+            let (uid, node) = self.checks.sends((process, self.flown), &request, arrives, &self.api.etcd)?;
+            self.stream_checks.sends(process, &node, &uid, &self.api.etcd)?;
         }
         let server = self.random.place(SERVERS);
         self.flights.insert(self.flown, Flight { process, server, request, fate, reply: None });
@@ -394,29 +424,6 @@ impl World {
         Ok(())
     }
 
-    /// Lets everything settle, and checks what must hold then.
-    pub(super) fn settle(&mut self) -> Result<(), String> {
-        self.heal();
-        let (mut quiet, mut version) = (self.now, self.api.etcd.changed);
-        let end = self.now + 1200 * SECOND;
-        let marked = |pod: &std::sync::Arc<super::object::SimPod>| pod.annotations.contains_key(EVICT) && !pod.ended();
-        // A marked pod may wait for the longest pause of the evictions.
-        while self.now < quiet + if self.api.etcd.pods().any(marked) { 160 } else { 60 } * SECOND {
-            if self.now > end {
-                return Err("the cluster does not settle within 20 minutes".to_owned());
-            }
-            let next = self.now + SECOND;
-            self.run_until(next);
-            if let Some(why) = self.failed.take() {
-                return Err(why);
-            }
-            if self.api.etcd.changed != version {
-                (quiet, version) = (self.now, self.api.etcd.changed);
-            }
-        }
-        self.settled()
-    }
-
     /// A cluster without troubles and without users.
     pub(super) fn quiet(seed: u64) -> World {
         let mut world = World::new(seed);
@@ -438,48 +445,5 @@ impl World {
     /// Whether some extender decides.
     pub(super) fn led(&mut self) -> bool {
         self.places.iter_mut().any(|place| place.process.as_mut().is_some_and(Process::decides))
-    }
-
-    /// Ends all troubles: every process and machine runs, and the network is good.
-    fn heal(&mut self) {
-        (self.calm, self.weather) = (true, Weather::default());
-        for place in 0..self.places.len() {
-            self.places[place].cut = false;
-            match self.places[place].process.as_ref().map(|process| process.number) {
-                None => self.start(place),
-                Some(number) => self.resume(place, number),
-            }
-        }
-        for machine in self.machines.iter_mut().filter(|machine| !machine.up) {
-            machine.boots(&mut self.api, &mut self.random);
-        }
-    }
-
-    /// Troubles begin again.
-    pub(super) fn stir(&mut self) {
-        (self.calm, self.weather) = (false, Weather::of(&mut self.random));
-        self.troubles = Troubles::of(&mut self.random);
-        self.after(SECOND, Step::Trouble);
-    }
-
-    fn settled(&mut self) -> Result<(), String> {
-        let leader = self.places.iter_mut().position(|place| place.process.as_mut().is_some_and(Process::decides));
-        let Some(leader) = leader else { return Err("nobody leads".to_owned()) };
-        // A process that knows nothing but what it reads now.
-        self.places.push(Place { process: None, paused: false, cut: false, ..self.places[leader] });
-        let fresh = self.places.len() - 1;
-        self.start(fresh);
-        let next = self.now + 5 * SECOND;
-        self.run_until(next);
-        if let Some(why) = self.failed.take() {
-            return Err(why);
-        }
-        let process = |place: &'_ Place| place.process.is_some();
-        let others = self.places.iter().enumerate().filter(|(at, place)| *at != leader && process(place));
-        let others: Vec<&Process> = others.filter_map(|(_, place)| place.process.as_ref()).collect();
-        let leader = self.places[leader].process.as_ref().ok_or("nobody leads")?;
-        let checked = settled::check(&self.api.etcd, &self.machines, leader, &others);
-        self.places.truncate(fresh);
-        checked
     }
 }

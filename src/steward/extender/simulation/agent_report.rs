@@ -1,0 +1,53 @@
+//! What the agent of a machine reports: its phase, its GPUs, how far each pod has come, and which pods have processes.
+
+use super::machine::Machine;
+use model::agent_stream::{AgentPhase, AgentReport, PodStage, ReportedGpu, ReportedPod, ReportedUse, ReportedUses};
+use model::id::{GpuUuid, NodeName, PodUid};
+use model::registered::RegisteredGpu;
+use std::collections::BTreeMap;
+
+impl Machine {
+    /// How far the agent has seen each pod come.
+    pub(super) fn stages(&mut self) -> BTreeMap<PodUid, PodStage> {
+        let Some(agent) = &mut self.agent else { return BTreeMap::new() };
+        agent.allocator.settle_checkpoint(&self.checkpoint);
+        agent.allocator.stages()
+    }
+
+    /// What the agent reports, if one runs.
+    pub(super) fn agent_report(&mut self, leaving: bool, now: u64) -> Option<AgentReport> {
+        let serves = self.agent.as_ref()?.listed;
+        self.lingering.retain(|_, (_, until)| *until > now);
+        let running = self.admitted.iter().filter(|(_, one)| one.runs());
+        let running = running.map(|(uid, one)| (uid, one.holds.keys().cloned().collect::<Vec<_>>()));
+        let lingering = self.lingering.iter().map(|(uid, (gpus, _))| (uid, gpus.clone()));
+        let uses: BTreeMap<PodUid, Vec<GpuUuid>> = lingering
+            .chain(running)
+            .filter(|(_, gpus)| !gpus.is_empty())
+            .map(|(uid, gpus)| (uid.clone(), gpus))
+            .collect();
+        let mut report = AgentReport::of(NodeName::parse(&self.name).ok()?);
+        (report.phase, report.early) = match (leaving, serves) {
+            (true, _) => (AgentPhase::Leaving, Some(false)),
+            (false, true) => (AgentPhase::Serving, Some(false)),
+            (false, false) => (AgentPhase::Starting, None),
+        };
+        let gpu = |gpu: &RegisteredGpu| ReportedGpu {
+            healthy: gpu.healthy,
+            memory_total: Some(gpu.memory.bytes()),
+            memory_used: None,
+            memory_unattributed: None,
+            processes: Some(0),
+        };
+        report.gpus = self.gpus.iter().map(|one| (one.uuid.clone(), gpu(one))).collect();
+        let pod = |(uid, stage)| (uid, ReportedPod { stage, uses: ReportedUses::default() });
+        report.pods = self.stages().into_iter().map(pod).collect();
+        for (uid, gpus) in uses {
+            let used = |gpu: GpuUuid| (gpu, ReportedUse { processes: 1, memory_used: None });
+            let pod = report.pods.entry(uid);
+            pod.or_insert(ReportedPod { stage: PodStage::Ended, uses: ReportedUses::default() }).uses =
+                gpus.into_iter().map(used).collect();
+        }
+        Some(report)
+    }
+}
