@@ -3,13 +3,15 @@
 use crate::placed::{Placed, SETTLED};
 use crate::seats::{HostExtender, HostScheduler};
 use lab::eventually::eventually;
-use serde_json::json;
+use serde_json::{Map, Value, json};
 use std::time::Duration;
 
 /// Pods that are added before and during each pause.
 const MORE: usize = 3;
 /// Pods with which the nodes are nearly full.
 const FULL: usize = 60;
+/// The annotations of a binding.
+const OF_A_BINDING: &str = include_str!("../golden/claims/version-1.json");
 
 /// Promise 42 in docs/specification.md: SIGSTOP in the middle of bindings, and SIGCONT while the other extender binds.
 /// 20 pauses with `GPU_STEWARD_LONG`.
@@ -54,4 +56,57 @@ fn a_paused_leader_gives_nothing_when_it_goes_on() {
     }
     println!("{pauses} pauses, {mid_bind} of them while a binding was under way");
     assert!(mid_bind > 0, "no pause came in the middle of a binding");
+    check_bound_twice(&placed, &leader);
+}
+
+/// Leaders of two terms have bound two pods to the same memory, which no fence forbids: one pod starts. The other one never does;
+/// an event says why, the leader evicts it, and its Deployment makes another one, which gets memory of its own.
+fn check_bound_twice(placed: &Placed, leader: &HostExtender) {
+    let sample = placed.pods().swap_remove(0);
+    let own = |key: &str| -> Value {
+        let value = sample["metadata"]["annotations"][key].as_str().expect("a binding of the leader");
+        value.replace(",3000,", ",50000,").into()
+    };
+    let written: Map<String, Value> = serde_json::from_str(OF_A_BINDING).expect("JSON");
+    let annotations: Map<String, Value> = written
+        .into_iter()
+        .map(|(key, value)| match &*key {
+            // The agent of the running pod has changed it since.
+            "hami.io/bind-phase" => (key, value),
+            "hami.io/vgpu-devices-to-allocate" => (key, own("hami.io/vgpu-devices-allocated")),
+            _ => (key.clone(), own(&key)),
+        })
+        .collect();
+    placed.scale("load", 0);
+    placed.empty();
+    placed.deployment("twice", &json!({ "nvidia.com/gpu": 1, "nvidia.com/gpumem": 50_000 }));
+    placed.scale("twice", 2);
+    let space = &placed.space.name;
+    let pods = eventually("two pods without a node", SETTLED, || Some(placed.pods()).filter(|pods| pods.len() == 2));
+    for pod in &pods {
+        let name = pod["metadata"]["name"].as_str().expect("a name");
+        let binding = json!({
+            "apiVersion": "v1", "kind": "Binding", "metadata": { "name": name, "annotations": annotations },
+            "target": { "apiVersion": "v1", "kind": "Node", "name": sample["spec"]["nodeName"] },
+        });
+        let path = format!("/api/v1/namespaces/{space}/pods/{name}/binding");
+        let _ = placed.admin.run_with(&["create", "--raw", &path, "-f", "-"], &binding.to_string()).ok();
+    }
+    let uids = |pods: &[Value]| pods.iter().map(|pod| pod["metadata"]["uid"].clone()).collect::<Vec<_>>();
+    let first = uids(&pods);
+    eventually("one pod that runs and one that was made again", SETTLED, || {
+        let pods = placed.pods();
+        let old: Vec<&Value> = pods.iter().filter(|pod| first.contains(&pod["metadata"]["uid"])).collect();
+        let starts = old.iter().filter(|pod| pod["status"]["containerStatuses"][0]["started"] == true).count();
+        assert!(starts < 2, "both have started: {old:#?}");
+        (pods.len() == 2 && old.len() == 1 && starts == 1).then_some(())
+    });
+    let events = placed.admin.get(&["events", "-n", space]);
+    let said = |event: &&Value| event["message"].as_str().is_some_and(|text| text.contains("50000 MiB"));
+    let said: Vec<&Value> = events["items"].as_array().expect("a list").iter().filter(said).collect();
+    println!("events: {:?}", said.iter().map(|event| (&event["reason"], &event["message"])).collect::<Vec<_>>());
+    assert!(said.iter().any(|event| event["type"] == "Warning"), "{events:#?}");
+    let _scheduler = HostScheduler::start(placed, leader.address);
+    placed.run("app=twice", 2);
+    assert_eq!(placed.check(leader.address), 2);
 }
