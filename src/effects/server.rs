@@ -9,7 +9,8 @@
 //!
 //! Bounds: connections, requests at once on an HTTP/2 connection, time of the TLS handshake, header bytes and time, idle
 //! time, time that a client may take to read an answer, time of the drain. [`body::read`] bounds a request body in bytes
-//! and time; an application that does not call it reads no body.
+//! and time; an application that does not call it reads no body. Of a connection that an application has taken over for another
+//! protocol ([`TakenConnection`]) only the number and stalled writes are bounded here.
 //!
 //! What must never happen here: a wait without an end; a connection without a request that stays open while
 //! another client is refused; a request that reaches an application before its caller is checked; a path, a token or
@@ -95,7 +96,7 @@ impl<A: HttpApplication> HttpServer<A> {
                     server.counts.cut.fetch_add(admission.closed_idle, Ordering::Relaxed);
                     let server = Arc::clone(&server);
                     let connection = Connection::new(peer, admission.permit, server, connections.token());
-                    connections.spawn(connection.run(stream, stop.clone()));
+                    tokio::spawn(connection.run(stream, stop.clone()));
                 }
                 None => server.refuse(&stream),
             }

@@ -16,6 +16,7 @@ mod convert;
 mod owner;
 mod leadership;
 mod live_callers;
+mod stream_limit;
 mod callers;
 mod stream_counts;
 mod events;

@@ -96,15 +96,27 @@ impl ClusterState {
         Ok((Judged { suitability, terms: placement.terms }, placement))
     }
 
-    fn judge_all(&self, request: &PlacementRequest, names: &[&str]) -> Vec<MadeVerdict> {
-        let judged = |name: &&str| match self.nodes.get(*name) {
-            None => MadeVerdict { about: None, verdict: Err(NodeRefusal::whole(RefusalReason::NodeUnregistered)) },
-            Some(node) => MadeVerdict {
-                about: Some((node.version().place(), node.version().numbers())),
-                verdict: self.judge(request, node).map(|(judged, _)| judged),
-            },
+    /// The verdicts about these nodes, by those that others have made since the survey or anew; these are kept.
+    fn judge_all(&mut self, request: &PlacementRequest, signature: &Signature, names: &[&str]) -> Vec<MadeVerdict> {
+        let kept = self.verdicts.of(signature);
+        let judged = |name: &&str| {
+            let Some(node) = self.nodes.get(*name) else {
+                return MadeVerdict { about: None, verdict: Err(NodeRefusal::whole(RefusalReason::NodeUnregistered)) };
+            };
+            let (place, version) = (node.version().place(), node.version().numbers());
+            match kept.of(place, version) {
+                Some(verdict) => MadeVerdict { about: None, verdict: verdict.clone() },
+                None => MadeVerdict {
+                    about: Some((place, version)),
+                    verdict: self.judge(request, node).map(|(judged, _)| judged),
+                },
+            }
         };
-        names.iter().map(judged).collect()
+        let made: Vec<MadeVerdict> = names.iter().map(judged).collect();
+        // What is shared with this copy would be copied once more.
+        drop(kept);
+        self.verdicts.keep(signature, &made);
+        made
     }
 }
 
@@ -121,11 +133,7 @@ impl Survey {
             nodes.iter().zip(&kept).filter(|(_, kept)| kept.is_none()).map(|(name, _)| *name).collect();
         let mut made = Vec::with_capacity(missing.len());
         for names in missing.chunks(STEP) {
-            made.extend(state.with(|state| {
-                let made = state.judge_all(request, names);
-                state.verdicts.keep(&self.signature, &made);
-                made
-            }));
+            made.extend(state.with(|state| state.judge_all(request, &self.signature, names)));
         }
         Verdicts { kept, made }
     }

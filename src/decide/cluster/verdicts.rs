@@ -63,7 +63,8 @@ struct OfKind {
 /// A verdict that was just made.
 #[derive(Clone, Debug)]
 pub(super) struct MadeVerdict {
-    /// The place and the version of the node; `None` where none of the name is known, which is not kept.
+    /// The place and the version of the node; `None` where it need not be kept: no node of the name is known, or it is kept
+    /// already.
     pub(super) about: Option<(usize, VersionNumbers)>,
     pub(super) verdict: Verdict,
 }

@@ -30,8 +30,8 @@ const HTTP2: &[u8] = b"h2";
 pub enum HttpVersions {
     /// HTTP/1 only.
     Http1,
-    /// Also HTTP/2, which gRPC needs. A client that does not take an answer by HTTP/2's own flow control is not cut as
-    /// long as it answers pings, so this is for ports whose answers are small, or are streams with a bound of their own.
+    /// Also HTTP/2, for many requests at once on one connection. A client that does not take an answer by HTTP/2's own flow control is not cut as
+    /// long as it answers pings, so this is for ports whose answers are small.
     Http1AndHttp2 {
         /// Most requests at once on one connection.
         streams: u32,

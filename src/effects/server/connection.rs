@@ -30,8 +30,8 @@ const HEADER_BYTES: u32 = 16 * 1024;
 /// trip.
 const REQUEST_WITHIN: Duration = Duration::from_millis(250);
 /// Most bytes of an HTTP/2 connection that a client may send before the application reads them, and most bytes of one
-/// answer that wait for the client. It is the window that HTTP/2 begins with. Thousands of agents may each have a
-/// connection, so the window is not the megabyte that hyper would choose.
+/// answer that wait for the client. It is the window that HTTP/2 begins with, and not the megabyte that hyper would choose: a
+/// client that takes no data keeps so much for each request.
 const HTTP2_WINDOW: u32 = 64 * 1024;
 /// Time between two pings of an HTTP/2 client. A client that does not answer within [`PING_TIMEOUT`] is gone.
 const PING_EVERY: Duration = Duration::from_secs(30);
@@ -141,7 +141,7 @@ impl<A: HttpApplication> Connection<A> {
                 let (open, busy) = (Arc::clone(&self.open), self.open.permit.busy());
                 request.extensions_mut().insert(TakenConnection { _open: open, _busy: Arc::new(busy) });
             }
-            // The answer of a stream lives for hours, and what made its begin does not.
+            // An answer may live long, and what made its begin does not.
             Box::pin(async move {
                 let response = server.response(request, ends).await;
                 Ok::<_, std::convert::Infallible>(response.map(|inner| BusyBody { inner, _busy: busy }))

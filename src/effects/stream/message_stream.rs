@@ -13,6 +13,8 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 
 /// Largest message in bytes: 1,024 pods with the UUIDs of the GPUs that they use take some 150 KiB.
 pub const MAX_MESSAGE: usize = 256 << 10;
+/// Most bytes that are thrown away at the end: what fits into the buffers of two kernels.
+const MAX_REST: usize = 1 << 20;
 /// Bytes that are read at once.
 const STEP: usize = 4 << 10;
 
@@ -55,8 +57,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> MessageStream<S> {
     /// [`MessageError`]; nothing more can be read then.
     pub async fn next<M: Message + Default>(&mut self) -> Result<Option<M>, MessageError> {
         let head = self.length.len();
-        loop {
-            let Some(rest) = self.length.get_mut(self.read..).filter(|rest| !rest.is_empty()) else { break };
+        while let Some(rest) = self.length.get_mut(self.read..).filter(|rest| !rest.is_empty()) {
             match self.connection.read(rest).await? {
                 0 if self.read == 0 => return Ok(None),
                 0 => return Err(MessageError::Truncated),
@@ -100,8 +101,13 @@ impl<S: AsyncRead + AsyncWrite + Unpin> MessageStream<S> {
     /// That of the connection.
     pub async fn close(&mut self) -> io::Result<()> {
         self.connection.shutdown().await?;
-        let mut rest = [0; 512];
-        while self.connection.read(&mut rest).await? > 0 {}
+        let (mut rest, mut read) = ([0; 512], 0);
+        while read < MAX_REST {
+            match self.connection.read(&mut rest).await? {
+                0 => break,
+                more => read += more,
+            }
+        }
         Ok(())
     }
 }

@@ -10,7 +10,7 @@
 //! [RFC 9110, 7.8]: https://www.rfc-editor.org/rfc/rfc9110#section-7.8
 
 use super::message_stream::MessageStream;
-use http_body_util::{BodyExt, Empty, Limited};
+use http_body_util::{BodyExt, Empty, Full, Limited};
 use hyper::body::{Bytes, Incoming};
 use hyper::header::{self, HeaderMap, HeaderValue};
 use hyper::upgrade::{self, Upgraded};
@@ -60,6 +60,18 @@ pub fn accepted<B: Default>() -> Response<B> {
     *response.status_mut() = StatusCode::SWITCHING_PROTOCOLS;
     response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("upgrade"));
     response.headers_mut().insert(header::UPGRADE, PROTOCOL);
+    response
+}
+
+/// The answer to a request for [`STREAM_PATH`] that does not ask for a stream.
+#[must_use]
+pub fn no_switch() -> Response<Full<Bytes>> {
+    let words = "this path opens the stream of an agent, which needs the header Upgrade: see proto/stream.proto.\n";
+    let mut response = Response::new(Full::new(Bytes::from_static(words.as_bytes())));
+    *response.status_mut() = StatusCode::UPGRADE_REQUIRED;
+    response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("upgrade"));
+    response.headers_mut().insert(header::UPGRADE, PROTOCOL);
+    response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("text/plain; charset=utf-8"));
     response
 }
 

@@ -154,26 +154,28 @@ impl LeaderStream {
                     self.judge(view);
                 }
                 tokio::select! {
-                    changed = self.view.changed() => changed.map_err(|_| AgentEnds)?,
-                    changed = self.stages.changed() => changed.map_err(|_| AgentEnds)?,
-                    changed = self.departure.leaving.changed() => changed.map_err(|_| AgentEnds)?,
-                    () = sleep_until(waits) => {}
-                    () = sleep_until(heard + SILENCE) => {
-                        break 'turn ended(view.is_some(), format!("no message within {} s", SILENCE.as_secs()));
-                    }
-                    () = sleep_until(looks) => {
-                        if let Some(newer) = self.renewed(&stream.token, address).await {
-                            // The new stream begins with everything.
-                            replaced = Some((std::mem::replace(&mut stream, newer), std::mem::take(&mut pace)));
-                        }
-                        looks = stream.token.next_look();
-                    }
+                    // What the extender has said while something else was waited for comes before the end by its silence.
+                    biased;
                     answer = stream.messages.next() => {
                         heard = Instant::now();
                         match self.hear(answer, view.is_none(), address) {
                             Ok(said) => (view, replaced) = (Some(said), None),
                             Err(end) => break 'turn end,
                         }
+                    }
+                    () = sleep_until(heard + SILENCE) => {
+                        break 'turn ended(view.is_some(), format!("no message within {} s", SILENCE.as_secs()));
+                    }
+                    changed = self.view.changed() => changed.map_err(|_| AgentEnds)?,
+                    changed = self.stages.changed() => changed.map_err(|_| AgentEnds)?,
+                    changed = self.departure.leaving.changed() => changed.map_err(|_| AgentEnds)?,
+                    () = sleep_until(waits) => {}
+                    () = sleep_until(looks) => {
+                        if let Some(newer) = self.renewed(&stream.token, address).await {
+                            // The new stream begins with everything.
+                            replaced = Some((std::mem::replace(&mut stream, newer), std::mem::take(&mut pace)));
+                        }
+                        looks = stream.token.next_look();
                     }
                 }
                 continue 'stream;
@@ -229,10 +231,14 @@ impl LeaderStream {
 
     /// How a stream has ended to which nothing can be sent: by its last message, if one is there.
     async fn last_word(&self, why: String, messages: &mut AgentStream, first: bool, address: &Arc<str>) -> StreamEnd {
-        match timeout(LAST_WORD, messages.next()).await {
-            Ok(answer) => self.hear(answer, first, address).err().unwrap_or(ended(!first, why)),
-            Err(_) => ended(!first, why),
-        }
+        let last = async {
+            loop {
+                if let Err(end) = self.hear(messages.next().await, first, address) {
+                    return end;
+                }
+            }
+        };
+        timeout(LAST_WORD, last).await.unwrap_or_else(|_| ended(!first, why))
     }
 
     /// Sends the message that is due, if one is, and returns when to look again at the latest.

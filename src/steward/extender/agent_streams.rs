@@ -35,8 +35,8 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::time::{Instant, interval, sleep_until, timeout};
 use tokio_util::sync::CancellationToken;
 
-/// How long an agent may take to read a message.
-const READ_WITHIN: Duration = Duration::from_secs(10);
+/// How long an agent may take to read a message: less than the port gives its clients, so that it is known who was slow.
+const READ_WITHIN: Duration = Duration::from_secs(8);
 /// Silence of an agent after which its stream ends: three of its beats are missing, as where its node has lost its power.
 const SILENCE: Duration = Duration::from_secs(35);
 /// How long an agent may take to close its side once it has the last message. If the extender closed first, what the agent has
@@ -45,7 +45,8 @@ const CLOSES_WITHIN: Duration = Duration::from_secs(2);
 /// Age of the last answer from which on a message of the agent is answered even if nothing differs: a beat comes every ten
 /// seconds, so one wake-up serves both.
 const ANSWER_AGAIN: Duration = Duration::from_secs(5);
-/// How often messages may wait because the agent sends too many; each time a quarter of a second. Then the stream ends.
+/// How often messages may wait because the agent sends too many, one after the other; each time a quarter of a second. Then
+/// the stream ends.
 const TOO_MANY: u32 = 16;
 
 /// Serves the streams.
@@ -124,6 +125,10 @@ impl AgentStreams {
         let streams = Arc::clone(&self);
         let Ended { end, text } = self.serve_to_end(agent, &mut messages).await;
         streams.counts.ended(end);
+        if end == StreamEnd::Slow {
+            // Half a message is under way.
+            return;
+        }
         let leader = streams.leadership.leader_address().filter(|_| end == StreamEnd::NotLeading);
         let view = LeaderView { leader, ..LeaderView::default() };
         let end = Some(WireEnd { reason: end.code().to_owned(), text });
@@ -314,12 +319,16 @@ impl Served {
     async fn take(&mut self, message: WireMessage) -> Result<(), Ended> {
         let streams = Arc::clone(&self.streams);
         streams.counts.message();
+        let before = self.over;
         while !self.rate.allows(clock::monotonic()) {
             self.over += 1;
             if self.over > TOO_MANY {
                 return Err(Ended::because(StreamEnd::TooFast, "the agent sends more messages than two a second"));
             }
             tokio::time::sleep(REPORT_LEAST / 4).await;
+        }
+        if self.over == before {
+            self.over = 0;
         }
         if self.signals.ends.is_cancelled() || self.term.is_cancelled() || Instant::now() >= self.agent.until {
             // It came too late; `run` ends the stream.

@@ -9,6 +9,7 @@
 //! each token that is wrong.
 
 use super::live_callers::{LiveCallers, NotLive};
+use super::stream_limit::MOST_STREAMS;
 use apiserver::client::ApiClient;
 use effects::stream::token_keys::{TokenKeys, TokenRefusal, ends_at};
 use hyper::header::{self, HeaderMap};
@@ -64,11 +65,13 @@ pub(super) enum CallerRefusal {
     NoNode,
     #[error(transparent)]
     Gone(#[from] NotLive),
+    #[error("this Node has {MOST_STREAMS} streams that have not ended yet")]
+    TooManyStreams,
 }
 
 impl CallerRefusal {
     /// All codes, in the order of their metrics.
-    pub(super) const CODES: [&str; 12] = [
+    pub(super) const CODES: [&str; 13] = [
         "no_token",
         "unreadable",
         "unknown_key",
@@ -81,6 +84,7 @@ impl CallerRefusal {
         "no_node",
         "node_gone",
         "pod_gone",
+        "too_many_streams",
     ];
 
     /// A stable short word.
@@ -90,6 +94,7 @@ impl CallerRefusal {
             CallerRefusal::Token(why) => why.code(),
             CallerRefusal::OtherAccount => "other_account",
             CallerRefusal::NoNode => "no_node",
+            CallerRefusal::TooManyStreams => "too_many_streams",
             CallerRefusal::Gone(NotLive::Node) => "node_gone",
             CallerRefusal::Gone(NotLive::Pod) => "pod_gone",
         }

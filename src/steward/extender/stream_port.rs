@@ -8,6 +8,7 @@ use super::callers::{AgentIdentity, Caller, CallerRefusal, Callers};
 use super::leadership::Leader;
 use super::port::ExtenderPort;
 use super::stream_counts::StreamCounts;
+use super::stream_limit::StreamLimit;
 use effects::caller::{Access, Ends};
 use effects::server::{ConnectionLimits, HttpApplication, TakenConnection};
 use effects::stream::opening::{self, STREAM_PATH};
@@ -41,6 +42,7 @@ pub(super) struct StreamPort {
     counts: Arc<StreamCounts>,
     verbs: Arc<ExtenderPort>,
     streams: Arc<AgentStreams>,
+    limit: Arc<StreamLimit>,
     /// Since when no extender decides, as far as connections have waited for one.
     undecided: Mutex<Option<Instant>>,
 }
@@ -52,7 +54,7 @@ impl StreamPort {
         verbs: Arc<ExtenderPort>,
         streams: Arc<AgentStreams>,
     ) -> StreamPort {
-        StreamPort { callers, counts, verbs, streams, undecided: Mutex::new(None) }
+        StreamPort { callers, counts, verbs, streams, limit: Arc::default(), undecided: Mutex::new(None) }
     }
 
     /// Whether no extender decides at this moment, but one soon will.
@@ -69,15 +71,16 @@ impl StreamPort {
     fn open(&self, agent: AgentIdentity, mut request: Request<Incoming>) -> Response<Full<Bytes>> {
         let taken = request.extensions_mut().remove::<TakenConnection>();
         if !opening::asks(&request) || taken.is_none() {
-            return text(
-                StatusCode::UPGRADE_REQUIRED,
-                "this path opens the stream of an agent: see proto/stream.proto",
-            );
+            return opening::no_switch();
         }
+        let Some(permit) = self.limit.enter(&agent.node.0) else {
+            self.counts.refused(CallerRefusal::TooManyStreams);
+            return refusal(CallerRefusal::TooManyStreams);
+        };
         let streams = Arc::clone(&self.streams);
         tokio::spawn(async move {
             // As long as the stream lives, the connection counts as open.
-            let _taken = taken;
+            let (_taken, _permit) = (taken, permit);
             match opening::begun(request).await {
                 Ok(messages) => streams.serve(agent, messages).await,
                 Err(error) => tracing::debug!(%error, "a stream has ended before its begin"),
@@ -125,6 +128,9 @@ impl HttpApplication for StreamPort {
 
 /// The answer to a caller that is refused.
 fn refusal(why: CallerRefusal) -> Response<Full<Bytes>> {
+    if why == CallerRefusal::TooManyStreams {
+        return text(StatusCode::TOO_MANY_REQUESTS, &why.to_string());
+    }
     if !matches!(why, CallerRefusal::NoToken | CallerRefusal::Token(_)) {
         return text(StatusCode::FORBIDDEN, &why.to_string());
     }

@@ -2,7 +2,7 @@
 //! and finds the leader again as the real agent does (`decide::leader_search`).
 //!
 //! ```text
-//!   bench ──one command a line──▶ this program ──TLS, HTTP/2, one connection each──▶ extenders
+//!   bench ──one command a line──▶ this program ──TLS, one connection each──▶ extenders
 //!         ◀──one JSON a line─────
 //! ```
 

@@ -144,3 +144,30 @@ fn ten_thousand_connections_to_the_tls_port_keep_no_agent_out() {
     stream.send(full("n1", Phase::Leaving, &[]));
     stream.hear_until("the leaving agent", |message| message.leaving);
 }
+
+#[test]
+fn one_agent_does_not_take_the_places_of_others() {
+    let server = FakeApiServer::start();
+    let (extender, trusted, token) = started(&server);
+    eventually("no open stream", SOON, || {
+        (extender.metric("gpu_steward_extender_stream_connections") == 0).then_some(())
+    });
+    let open = || StreamClient::open(extender.streams, &trusted, &token);
+    // None of them reports.
+    let taken: Vec<StreamClient> = (0..8).map(|_| open().unwrap()).collect();
+    let refused = open().err().unwrap();
+    assert_eq!((&*refused.code, &*refused.text), ("429", "this Node has 8 streams that have not ended yet"));
+    assert_eq!(extender.metric("gpu_steward_extender_refused_callers_total{reason=\"too_many_streams\"}"), 1);
+    assert_eq!(extender.metric("gpu_steward_extender_stream_connections"), 8);
+    node(&server, "n2", 2);
+    let other = agent_token(&server, "n2", 2);
+    let mut second =
+        eventually("a stream of another agent", SOON, || StreamClient::open(extender.streams, &trusted, &other).ok());
+    second.send(full("n2", Phase::Serving, &[]));
+    second.hear().unwrap();
+    drop(taken);
+    eventually("a place", SOON, || open().ok());
+    eventually("one open connection", SOON, || {
+        (extender.metric("gpu_steward_extender_stream_connections") == 1).then_some(())
+    });
+}

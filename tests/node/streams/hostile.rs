@@ -10,7 +10,6 @@ use serde_json::{Value, json};
 use std::time::Duration;
 
 #[test]
-#[expect(clippy::too_many_lines, reason = "a table of tokens")]
 fn a_caller_without_a_good_token_is_refused_with_the_reason_and_counted() {
     let server = FakeApiServer::start();
     node(&server, "n1", 1);

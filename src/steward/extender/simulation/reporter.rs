@@ -37,6 +37,8 @@ const CONNECTS_WITHIN: u64 = 15 * SECOND;
 const GIVEN_UP: u64 = 35 * SECOND;
 /// Silence of the leader after which the agent connects again.
 const SILENCE: u64 = 22 * SECOND;
+/// So long before the end of its token an agent comes with a newer one.
+const RENEWS: u64 = 10 * SECOND;
 /// How long an agent that leaves stays for pods that are bound.
 const STAYS: u64 = 20 * SECOND;
 
@@ -75,6 +77,9 @@ struct Connection {
     heard: u64,
     /// When packets came through last.
     through: u64,
+    /// When its token ends, and whether the agent comes with a newer one before.
+    expires: u64,
+    renews: bool,
     /// When the extender sees its end, once it has ended here.
     ends: u64,
 }
@@ -147,6 +152,13 @@ impl Reporter {
             return;
         }
         self.hear(&machine.name, around);
+        if self
+            .streams
+            .last()
+            .is_some_and(|stream| (stream.renews || around.calm) && around.now + RENEWS > stream.expires)
+        {
+            self.renews(around.now);
+        }
         self.connect(&machine.name, around);
         self.send(machine, around);
         self.leave(machine, around);
@@ -171,18 +183,22 @@ impl Reporter {
         }
     }
 
-    /// The connection breaks. What is on the way is lost, or comes before the end.
+    /// The connection breaks. What is on the way is lost, or comes before the end. The next one may not come through for a
+    /// while, although the agent runs and the kubelet admits pods.
     pub(super) fn breaks(&mut self, around: &mut Surroundings<'_>) {
         if let Some(stream) = self.streams.pop() {
             self.ends(stream, around);
             self.over(SearchEnd::Broken, around);
+            if around.random.chance(500) {
+                self.not_before = around.now + around.random.between(SECOND, 12 * SECOND);
+            }
         }
     }
 
     /// Whether its stream to this process is open and answered, or was a moment ago: a token may just have expired.
     pub(super) fn reports_to(&self, process: u64, now: u64) -> bool {
         let open = self.streams.iter().any(|stream| stream.process == process && stream.view.is_some());
-        open || now < self.worked + SECOND
+        open || now < self.worked + 2 * SECOND
     }
 
     /// The process of the agent has ended, and another one may run.
@@ -338,9 +354,9 @@ impl Connection {
     fn open(process: &Process, node: &str, around: &mut Surroundings<'_>) -> Option<Connection> {
         // A token is for the Node that there is now, and ends some time.
         let uid = around.api.etcd.get(Kind::Nodes, node)?.node().uid.clone();
-        let token = Duration::from_secs(if around.calm { 3600 } else { 20 } + around.random.below(300));
+        let token = around.random.between(20, 320);
         let of = (NodeName::parse(node).ok()?, ObjectUid::parse(&uid).ok()?);
-        let messages = process.stream(of, token);
+        let messages = process.stream(of, Duration::from_secs(token));
         around.api.etcd.note(|| format!("the agent of {node} opens a stream to extender-{}", process.number));
         Some(Connection {
             process: process.number,
@@ -353,6 +369,8 @@ impl Connection {
             view: None,
             heard: around.now,
             through: around.now,
+            expires: around.now + token * SECOND,
+            renews: around.random.chance(700),
             ends: 0,
         })
     }

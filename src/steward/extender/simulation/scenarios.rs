@@ -2,8 +2,6 @@
 
 use super::etcd::Kind;
 use super::object::ContainerShape;
-use super::process::Process;
-use super::weather::SECOND;
 use super::world::World;
 use decide::cluster::ClusterState;
 use model::request::ContainerRole;
@@ -61,33 +59,4 @@ fn a_pod_that_a_restore_of_etcd_took_from_its_node_is_bound_again() {
     assert_eq!(bound(&world), None);
     assert_eq!(world.settle(), Ok(()));
     assert!(started(&world));
-}
-
-#[test]
-fn a_binding_without_an_answer_is_not_written_again_while_the_agent_is_away() {
-    let mut world = led();
-    world.until("all agents report", |world| {
-        let now = world.now;
-        let leader = world.places.iter_mut().flat_map(|place| &mut place.process).find_map(|process| {
-            let number = process.number;
-            process.decides().then_some(number)
-        });
-        leader.is_some_and(|leader| world.reporters.iter().all(|reporter| reporter.reports_to(leader, now)))
-    });
-    world.weather.late_binding = 1000;
-    world.create_pod(vec![container(4000)], None);
-    let reserved = |process: &Process| {
-        let node = |cluster: &ClusterState| {
-            let mut nodes = cluster.nodes();
-            nodes.find(|node| node.ledger().claims().next().is_some()).map(|node| node.name().to_string())
-        };
-        process.believes(node)
-    };
-    let node = |world: &World| world.places.iter().flat_map(|place| &place.process).find_map(reserved);
-    world.until("a reservation", |world| node(world).is_some());
-    let (node, back) = (node(&world).unwrap(), world.now + 60 * SECOND);
-    world.machines.iter_mut().filter(|machine| machine.name == node).for_each(|machine| machine.agent_ends(back));
-    // Each binding that is sent is checked.
-    world.run_until(world.now + 40 * SECOND);
-    assert_eq!(world.failed, None);
 }
