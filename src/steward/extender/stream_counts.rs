@@ -151,6 +151,7 @@ mod tests {
         ];
         let mut all: Vec<CallerRefusal> = tokens.map(CallerRefusal::Token).to_vec();
         all.extend([CallerRefusal::NoToken, CallerRefusal::OtherAccount, CallerRefusal::NoNode]);
+        all.push(CallerRefusal::TooManyStreams);
         all.extend([NotLive::Node, NotLive::Pod].map(CallerRefusal::Gone));
         all.iter().for_each(|why| counts.refused(*why));
         StreamEnd::ALL.iter().for_each(|end| counts.ended(*end));

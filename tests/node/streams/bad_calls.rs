@@ -1,18 +1,14 @@
 //! Calls of the TLS port that are none, by callers with a good token, and connections that do nothing: bounded, answered and
 //! counted.
 
-use super::stream_client::{StreamClient, connect, full};
+use super::stream_client::{OPENS, StreamClient, connect, full, read_message, status};
 use super::stream_extender::{SOON, StreamExtender, agent_token, node, trusted};
-use effects::stream::MessageStream;
 use lab::api_server::FakeApiServer;
 use lab::eventually::eventually;
-use proto::stream::{LeaderMessage, Phase};
+use proto::stream::Phase;
 use std::net::TcpStream;
 use std::time::{Duration, Instant};
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
-
-/// The first lines of a request for a stream.
-const OPENS: &str = "GET /v1/agent-stream HTTP/1.1\r\nConnection: upgrade\r\nUpgrade: gpu-steward-stream\r\n";
+use tokio::io::AsyncWriteExt;
 
 /// An extender with a node, and the token of its agent.
 fn started(server: &FakeApiServer) -> (StreamExtender, String, String) {
@@ -38,19 +34,13 @@ fn asked(extender: &StreamExtender, (trusted, token): (&str, &str), head: &str, 
         let mut stream = connect(extender.streams, trusted, b"http/1.1").await.unwrap();
         let rest = format!("Host: x\r\nAuthorization: Bearer {token}\r\n\r\n");
         stream.write_all(&[head.as_bytes(), rest.as_bytes(), bytes].concat()).await.unwrap();
-        let mut answer = Vec::new();
-        while !answer.ends_with(b"\r\n\r\n") {
-            answer.push(stream.read_u8().await.unwrap());
-        }
-        let answer = String::from_utf8(answer).unwrap();
-        let status = answer.split(' ').nth(1).unwrap().parse::<u16>().unwrap();
+        let status = status(&mut stream).await.unwrap();
         if status != 101 {
             return (status, None);
         }
         // The end of what the agent sends.
         stream.shutdown().await.unwrap();
-        let last = MessageStream::new(stream).next::<LeaderMessage>().await.unwrap();
-        (status, Some(last.unwrap().end.unwrap().reason))
+        (status, Some(read_message(&mut stream).await.unwrap().end.unwrap().reason))
     };
     runtime.block_on(async { tokio::time::timeout(SOON, asked).await.expect("an answer in time") })
 }

@@ -1,8 +1,8 @@
 //! A client of the streams that sends what a test wants, also what an agent never sends.
 
 use super::stream_extender::SOON;
-use effects::stream::opening::{self, AgentStream, OpenError};
 use parking_lot::Mutex;
+use prost::Message;
 use proto::stream::{AgentMessage, GpuReport, GpuUse, LeaderMessage, NodeChange, NodeFull, Phase, PodReport, Stage};
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, ServerName};
@@ -10,6 +10,7 @@ use rustls::{ClientConfig, RootCertStore};
 use std::fmt::Display;
 use std::net::SocketAddr;
 use std::sync::Arc;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::runtime::Runtime;
 use tokio::time::timeout;
@@ -19,10 +20,14 @@ use tokio_rustls::client::TlsStream;
 /// The name in the certificates of extenders.
 const NAME: &str = "extender.gpu-steward.io";
 
+/// The first lines of a request for a stream.
+pub(super) const OPENS: &str =
+    "GET /v1/agent-stream HTTP/1.1\r\nConnection: upgrade\r\nUpgrade: gpu-steward-stream\r\n";
+
 /// One stream, with its own runtime.
 pub(super) struct StreamClient {
     runtime: Runtime,
-    messages: Mutex<AgentStream>,
+    connection: Mutex<TlsStream<TcpStream>>,
 }
 
 /// Why a stream was refused, or has ended.
@@ -53,39 +58,72 @@ pub(super) async fn connect(
     TlsConnector::from(Arc::new(config)).connect(ServerName::try_from(NAME).unwrap(), stream).await
 }
 
+/// The status of the answer to a request for a stream; what follows its first lines is not read.
+pub(super) async fn status(connection: &mut TlsStream<TcpStream>) -> std::io::Result<u16> {
+    let mut head = Vec::new();
+    while !head.ends_with(b"\r\n\r\n") {
+        head.push(connection.read_u8().await?);
+    }
+    let head = String::from_utf8(head).unwrap();
+    Ok(head.split(' ').nth(1).unwrap().parse().unwrap())
+}
+
+/// The sentence of a refusal.
+async fn refusal(connection: &mut TlsStream<TcpStream>) -> String {
+    let mut text = Vec::new();
+    while !text.ends_with(b".\n") {
+        text.push(connection.read_u8().await.unwrap());
+    }
+    String::from_utf8(text).unwrap().trim_end_matches(".\n").to_owned()
+}
+
+/// The next message: four bytes with its length, and then itself.
+pub(super) async fn read_message(connection: &mut TlsStream<TcpStream>) -> std::io::Result<LeaderMessage> {
+    let mut bytes = vec![0; connection.read_u32().await? as usize];
+    connection.read_exact(&mut bytes).await?;
+    Ok(LeaderMessage::decode(&*bytes).unwrap())
+}
+
 impl StreamClient {
-    /// Opens a stream.
+    /// Opens a stream; `token` is left out if it is empty.
     pub(super) fn open(address: SocketAddr, trusted: &str, token: &str) -> Result<StreamClient, Ended> {
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+        let bearer = if token.is_empty() { String::new() } else { format!("Authorization: Bearer {token}\r\n") };
         let opened = runtime.block_on(async {
-            let connection = connect(address, trusted, b"http/1.1").await.map_err(|why| Ended::cut(&why))?;
-            opening::open(connection, NAME, token).await.map_err(|why| match why {
-                OpenError::Refused { status, words } => Ended { code: status.to_string(), text: words },
-                other => Ended::cut(&other),
-            })
+            let mut connection = connect(address, trusted, b"http/1.1").await.map_err(|why| Ended::cut(&why))?;
+            let head = format!("{OPENS}Host: {NAME}\r\n{bearer}\r\n");
+            connection.write_all(head.as_bytes()).await.map_err(|why| Ended::cut(&why))?;
+            match timeout(SOON, status(&mut connection)).await.expect("an answer in time") {
+                Ok(101) => Ok(connection),
+                Ok(code) => {
+                    let text = refusal(&mut connection).await;
+                    Err(Ended { code: code.to_string(), text })
+                }
+                Err(why) => Err(Ended::cut(&why)),
+            }
         });
-        opened.map(|messages| StreamClient { runtime, messages: Mutex::new(messages) })
+        opened.map(|connection| StreamClient { runtime, connection: Mutex::new(connection) })
     }
 
     /// Sends a message; `false` if the stream has ended.
     pub(super) fn send(&self, message: AgentMessage) -> bool {
-        let mut messages = self.messages.lock();
-        self.runtime.block_on(async { timeout(SOON, messages.send(&message)).await.unwrap() }).is_ok()
+        let bytes = message.encode_to_vec();
+        let bytes = [&u32::try_from(bytes.len()).unwrap().to_be_bytes()[..], &bytes].concat();
+        let mut connection = self.connection.lock();
+        self.runtime.block_on(async { timeout(SOON, connection.write_all(&bytes)).await.unwrap() }).is_ok()
     }
 
     /// The next message of the extender, or why the stream has ended.
     pub(super) fn hear(&mut self) -> Result<LeaderMessage, Ended> {
-        let messages = self.messages.get_mut();
-        let next = self
-            .runtime
-            .block_on(async { timeout(SOON, messages.next::<LeaderMessage>()).await.expect("a message in time") });
+        let connection = self.connection.get_mut();
+        let next =
+            self.runtime.block_on(async { timeout(SOON, read_message(connection)).await.expect("a message in time") });
         match next {
-            Ok(Some(LeaderMessage { end: Some(end), leader, .. })) => {
+            Ok(LeaderMessage { end: Some(end), leader, .. }) => {
                 let text = if leader.is_empty() { end.text } else { leader };
                 Err(Ended { code: end.reason, text })
             }
-            Ok(Some(message)) => Ok(message),
-            Ok(None) => Err(Ended::cut(&"no last message")),
+            Ok(message) => Ok(message),
             Err(why) => Err(Ended::cut(&why)),
         }
     }
