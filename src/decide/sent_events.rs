@@ -3,15 +3,33 @@
 
 use crate::allocator::Refusal;
 use model::id::PodUid;
+use model::time::Monotonic;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use std::time::Duration;
 
 /// The most reasons that are written on one pod: each of twenty containers may fail for three.
 const MAX_REASONS: usize = 64;
 
+/// How long a pod that an extender has placed may wait for the room that its claim names. A leader claims only what is free, so
+/// there is none only where leaders of two terms have given the same, and the pod would wait until another one ends.
+pub const ROOM_WITHIN: Duration = Duration::from_secs(30);
+
 /// The events that were written: containers and reasons by pod.
 #[derive(Debug, Default)]
-pub struct SentEvents(BTreeMap<PodUid, BTreeSet<(Arc<str>, &'static str)>>);
+pub struct SentEvents {
+    reasons: BTreeMap<PodUid, BTreeSet<(Arc<str>, &'static str)>>,
+    /// Placed pods that find no room.
+    waits: BTreeMap<PodUid, RoomWait>,
+}
+
+/// The wait of a pod for room.
+#[derive(Clone, Copy, Debug)]
+struct RoomWait {
+    since: Monotonic,
+    /// Whether the pod has the mark for eviction.
+    marked: bool,
+}
 
 /// A refusal that a pod has no event about yet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,6 +50,20 @@ impl SentEvents {
         self.take_back(uid, why.code())
     }
 
+    /// A pod that an extender has placed finds no room for its claim. Returns whether it must get the mark for eviction now: then its
+    /// owner makes another one, which is placed anew.
+    pub fn finds_no_room(&mut self, uid: &PodUid, now: Monotonic) -> bool {
+        let wait = self.waits.entry(uid.clone()).or_insert(RoomWait { since: now, marked: false });
+        let due = !wait.marked && now.since(wait.since) >= ROOM_WITHIN;
+        wait.marked |= due;
+        due
+    }
+
+    /// The pod starts. Returns whether the mark that it has for want of room must be removed.
+    pub fn finds_room(&mut self, uid: &PodUid) -> bool {
+        self.waits.remove(uid).is_some_and(|wait| wait.marked)
+    }
+
     /// The pod must be deleted for a reason that concerns all its containers. Returns whether that is new: then it gets
     /// an event and the mark for eviction.
     pub fn must_be_deleted(&mut self, uid: &PodUid, reason: &'static str) -> bool {
@@ -40,13 +72,13 @@ impl SentEvents {
 
     /// Notes this reason for this container; returns whether it is new. Beyond the bound nothing is new.
     pub fn is_new(&mut self, uid: &PodUid, container: &Arc<str>, reason: &'static str) -> bool {
-        let reasons = self.0.entry(uid.clone()).or_default();
+        let reasons = self.reasons.entry(uid.clone()).or_default();
         reasons.len() < MAX_REASONS && reasons.insert((Arc::clone(container), reason))
     }
 
     /// Forgets this reason for all containers of the pod. Returns whether one had it.
     fn take_back(&mut self, uid: &PodUid, reason: &'static str) -> bool {
-        let Some(reasons) = self.0.get_mut(uid) else { return false };
+        let Some(reasons) = self.reasons.get_mut(uid) else { return false };
         let before = reasons.len();
         reasons.retain(|(_, sent)| *sent != reason);
         reasons.len() < before
@@ -54,7 +86,8 @@ impl SentEvents {
 
     /// Forgets pods that are gone.
     pub fn forget(&mut self, here: &BTreeSet<&PodUid>) {
-        self.0.retain(|uid, _| here.contains(uid));
+        self.reasons.retain(|uid, _| here.contains(uid));
+        self.waits.retain(|uid, _| here.contains(uid));
     }
 }
 
@@ -82,6 +115,21 @@ mod tests {
         assert!(sent.is_new(&uid, &one, "CountDiffers") && !sent.is_new(&uid, &one, "DoesNotFit"));
         sent.forget(&BTreeSet::new());
         assert!(sent.is_new(&uid, &one, "DoesNotFit"));
+    }
+
+    #[test]
+    fn a_placed_pod_without_room_is_marked_once_after_a_while_and_not_any_more_when_it_starts() {
+        let [one, other] = ["1", "2"].map(|digit| PodUid::parse(&digit.repeat(32)).unwrap());
+        let mut sent = SentEvents::default();
+        let at = |seconds: u64| Monotonic(seconds * 1_000_000_000);
+        assert!(!sent.finds_no_room(&one, at(100)) && !sent.finds_no_room(&one, at(129)));
+        assert!(!sent.finds_room(&one), "it starts in time, and has no mark");
+        assert!(!sent.finds_no_room(&one, at(140)), "a wait of its own");
+        assert!(sent.finds_no_room(&one, at(170)) && !sent.finds_no_room(&one, at(180)));
+        assert!(!sent.finds_no_room(&other, at(180)));
+        assert!(sent.finds_room(&one) && !sent.finds_room(&one));
+        sent.forget(&BTreeSet::new());
+        assert!(!sent.finds_no_room(&other, at(400)), "another pod of a time when it was gone");
     }
 
     #[test]

@@ -90,6 +90,12 @@ impl Refusal {
         matches!(self, Refusal::Mistaken { .. } | Refusal::Forgotten | Refusal::AnswerLost | Refusal::WithoutCdi)
     }
 
+    /// Whether it would start if other pods ended.
+    #[must_use]
+    pub fn lacks_room(&self) -> bool {
+        matches!(self, Refusal::DoesNotFit { .. } | Refusal::NotAlone { .. })
+    }
+
     /// One word for events and metrics.
     #[must_use]
     pub fn code(&self) -> &'static str {

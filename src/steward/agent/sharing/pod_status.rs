@@ -158,6 +158,21 @@ impl PodStatusWriter {
         }
     }
 
+    /// A pod that an extender has placed finds no room for its claim: after a while it gets the mark for eviction.
+    pub(super) fn finds_no_room(&mut self, names: (&PodUid, &PodRef), why: &Refusal) {
+        if self.sent.finds_no_room(names.0, sources::clock::monotonic()) {
+            tracing::warn!(pod = %names.1, "the pod finds no room here and is marked for eviction, so that another one is placed");
+            self.mark(names, Some(why.code()));
+        }
+    }
+
+    /// A pod starts: it has found room.
+    pub(super) fn finds_room(&mut self, names: (&PodUid, &PodRef)) {
+        if self.sent.finds_room(names.0) {
+            self.mark(names, None);
+        }
+    }
+
     /// Writes the mark for eviction with this reason, or removes it.
     fn mark(&mut self, names: (&PodUid, &PodRef), reason: Option<&'static str>) {
         let mark = AnnotationChanges::from([(annotation_keys::EVICT, reason.map(Into::into))]);

@@ -27,6 +27,7 @@ use std::time::Duration;
 use tokio::sync::oneshot;
 use tokio::task::yield_now;
 use tokio::time::Instant;
+use wire::annotation_keys::EPOCH;
 
 /// A start that may go on, and what is left to do for it.
 struct Filled {
@@ -134,6 +135,9 @@ impl Sharing {
         tracing::warn!(pod = %name, container = &**container, reason = why.code(), "a container may not start: {why}");
         if let Some(pod) = self.pods.pod(uid) {
             self.status.unfilled(&pod);
+            if why.lacks_room() && pod.annotation(EPOCH).is_some() {
+                self.status.finds_no_room((uid, name), why);
+            }
         }
     }
 
@@ -205,6 +209,7 @@ impl Sharing {
         }
         if let Some((holder, name)) = bound.first().map(|bound| (&bound.holder.pod, &bound.pod)) {
             self.status.starts_after_all((holder, name), &Refusal::WithoutCdi);
+            self.status.finds_room((holder, name));
             if let (Some(gpu_pod), Some(claim)) = (self.allocator.gpu_pod(holder), self.allocator.claim(holder))
                 && shared
             {
