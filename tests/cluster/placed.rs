@@ -120,7 +120,7 @@ impl Placed {
     /// a ready extender.
     pub(crate) fn agents_report_over_relay(&self) -> Relay {
         let (admin, server) = (self.cluster.admin(), &self.cluster.status().server);
-        let own = server.trim_start_matches("https://").rsplit_once(':').expect("an address and a port").0;
+        let own = server.trim_start_matches("https://").split([':', '/']).next().expect("an address");
         let relay = Relay::to_any(own.parse().expect("an address"), Duration::ZERO, move || {
             let pods = admin.get(&["pods", "-n", NAMESPACE, "-l", EXTENDERS]);
             let ready = |pod: &&Value| {
