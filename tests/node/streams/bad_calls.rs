@@ -2,7 +2,7 @@
 //! counted.
 
 use super::stream_client::{OPENS, StreamClient, connect, full, read_message, status};
-use super::stream_extender::{SOON, StreamExtender, agent_token, node, trusted};
+use super::stream_extender::{SOON, StreamExtender, agent_token, node, pod, trusted};
 use lab::api_server::FakeApiServer;
 use lab::eventually::eventually;
 use proto::stream::Phase;
@@ -99,6 +99,24 @@ fn an_agent_that_says_nothing_is_given_up() {
     assert_eq!((&*why.code, &*why.text), ("bad_message", "the first message did not come in time"));
     assert!((Duration::from_secs(9)..Duration::from_secs(30)).contains(&begun.elapsed()), "{:?}", begun.elapsed());
     assert!(extender.metric("gpu_steward_extender_stream_ends_total{reason=\"bad_message\"}") >= 1);
+    works(&extender, &trusted, &token);
+}
+
+#[test]
+fn an_agent_that_falls_silent_is_given_up_and_its_node_closed() {
+    let server = FakeApiServer::start();
+    let (extender, trusted, token) = started(&server);
+    let mut stream = StreamClient::open(extender.streams, &trusted, &token).unwrap();
+    stream.send(full("n1", Phase::Serving, &[]));
+    stream.hear_until("an open node", |message| message.closed.is_empty() && message.epoch > 0);
+    let begun = Instant::now();
+    let why = stream.end();
+    assert_eq!((&*why.code, &*why.text), ("silent", "the agent is silent"));
+    // Three beats of ten seconds.
+    assert!((Duration::from_secs(30)..Duration::from_secs(60)).contains(&begun.elapsed()), "{:?}", begun.elapsed());
+    assert_eq!(extender.metric("gpu_steward_extender_stream_ends_total{reason=\"silent\"}"), 1);
+    let asks = pod(&server, 10, 1000);
+    eventually("a closed node", SOON, || extender.fits(&asks, "n1").err());
     works(&extender, &trusted, &token);
 }
 
