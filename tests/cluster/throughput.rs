@@ -378,7 +378,8 @@ impl Writer {
     /// Writes an event beside the answer.
     fn event(&self, (uid, pod): (PodUid, PodRef), reason: &'static str, action: &'static str, note: String) {
         let (events, permits) = (self.events.clone(), Arc::clone(&self.permits));
-        let at = Timestamp::now().to_string();
+        // The API server reads no more than microseconds.
+        let at = format!("{:.6}", Timestamp::now());
         tokio::spawn(async move {
             let _permit = permits.acquire_owned().await.expect("it is never closed");
             let event = ObjectEvent { weight: EventType::Normal, reason, action, note, at };
