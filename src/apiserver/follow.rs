@@ -23,9 +23,9 @@ use crate::store::{Answer, Delta, EventOutcome, GoneEvidence, Listed, Store};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::Notify;
-use tokio::task::{JoinError, JoinSet};
+use tokio::task::{JoinError, JoinSet, yield_now};
 use tokio::time::{Instant, sleep_until, timeout_at};
-use wire::watch::{ObjectPage, ReadObject, UnreadableObject, WatchEvent, WatchLines, object, page};
+use wire::watch::{BadWatchAnswer, ReadObject, UnreadableObject, WatchEvent, WatchLines, object, page};
 
 /// A watch lasts between this time and twice as long. So the agents of a cluster do not reconnect all at once, and the
 /// agent notices a connection that has died silently.
@@ -109,6 +109,14 @@ struct Position {
     /// The server has answered 410 Gone since a watch last worked. The first 410 only causes a new list; another one
     /// before a watch works is a failure.
     forgot: bool,
+}
+
+/// A list that was read to its end.
+struct ReadList<K: Followed> {
+    /// The version from which a watch continues.
+    version: String,
+    /// The objects, with an error for each one that cannot be read.
+    objects: Vec<ReadObject<K>>,
 }
 
 /// The result of the check of one object.
@@ -225,7 +233,8 @@ impl<K: Followed, L: FollowListener<K>> Follower<K, L> {
                 }
             }
         };
-        let ObjectPage { version, objects, .. } = list;
+        let ReadList { version, objects } = list;
+        let (count, read) = (objects.len(), begun.elapsed());
         let Listed { bad, missing } = self.store.listed(objects, answer);
         self.not_shown(&missing);
         self.received();
@@ -233,12 +242,14 @@ impl<K: Followed, L: FollowListener<K>> Follower<K, L> {
         self.report();
         bad.iter().for_each(|bad| self.listener.unreadable(bad));
         self.listener.listed(begun);
+        let (read_ms, took_ms) = (read.as_millis(), begun.elapsed().as_millis());
+        tracing::debug!(kind = K::NAME, objects = count, read_ms, took_ms, "a list was read and taken over");
         self.position.seen = Some(version.clone());
         Ok(version)
     }
 
     /// Reads all pages of a list.
-    async fn read_list(&mut self) -> Result<(Answer, ObjectPage<ReadObject<K>>), ApiError> {
+    async fn read_list(&mut self) -> Result<(Answer, ReadList<K>), ApiError> {
         let age = match &self.position.seen {
             _ if stale_lists() => ReadAge::Any,
             // A cache answers in one piece whatever the limit, so pages come from etcd.
@@ -249,28 +260,38 @@ impl<K: Followed, L: FollowListener<K>> Follower<K, L> {
         };
         let first = self.page(&age).await;
         self.position.behind = if first.as_ref().is_err_and(ApiError::behind) { self.position.behind + 1 } else { 0 };
-        let mut list = first?;
-        while let Some(token) = list.next.take() {
+        let mut bytes = first?;
+        let (mut version, mut objects) = (None, Vec::new());
+        loop {
+            let mut page = page(&bytes).map_err(|why| self.unreadable_list(&why))?;
+            let version = &*version.get_or_insert_with(|| std::mem::take(&mut page.version));
             // Those of this page are counted as left out, and of the rest nothing is known but that it is there.
-            if list.objects.len() > K::MOST {
-                break;
-            }
-            let page = self.page(&ReadAge::Continued(token)).await?;
-            list.objects.extend(page.objects);
-            list.next = page.next;
+            let token = page.next.clone().filter(|_| objects.len() + page.count() <= K::MOST);
+            let Some(token) = token else {
+                objects.extend(page.objects(&self.kind));
+                let answer = if age == ReadAge::Newest { Answer::FromEtcd } else { Answer::MayLag };
+                return Ok((answer, ReadList { version: version.clone(), objects }));
+            };
+            // The server makes the next page while this one is decoded.
+            let next = ReadAge::Continued(token);
+            let decode = async {
+                yield_now().await;
+                objects.extend(page.objects(&self.kind));
+            };
+            let (next, ()) = tokio::join!(biased; self.page(&next), decode);
+            bytes = next?;
         }
-        let answer = if age == ReadAge::Newest { Answer::FromEtcd } else { Answer::MayLag };
-        Ok((answer, list))
     }
 
     /// Reads one page of the list.
-    async fn page(&self, age: &ReadAge) -> Result<ObjectPage<ReadObject<K>>, ApiError> {
-        let selection = self.kind.selection();
-        let bytes = self.client.list(&selection, age, K::PAGE).await?;
-        page(&bytes, &self.kind).map_err(|why| {
-            let call = ApiCall::new(ApiVerb::List, selection.resource, selection.resource.plural());
-            self.client.error(call, ApiFailure::Unreadable(why.to_string()))
-        })
+    async fn page(&self, age: &ReadAge) -> Result<Vec<u8>, ApiError> {
+        self.client.list(&self.kind.selection(), age, K::PAGE).await
+    }
+
+    fn unreadable_list(&self, why: &BadWatchAnswer) -> ApiError {
+        let resource = self.kind.selection().resource;
+        let call = ApiCall::new(ApiVerb::List, resource, resource.plural());
+        self.client.error(call, ApiFailure::Unreadable(why.to_string()))
     }
 
     /// Handles the events of a watch until it ends.

@@ -62,15 +62,14 @@ impl WatchedKind for NodePods {
 /// An object, or why it cannot be read.
 pub type ReadObject<K> = Result<<K as WatchedKind>::Object, UnreadableObject<<K as WatchedKind>::Uid>>;
 
-/// A page of a list.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ObjectPage<O> {
+/// A page of a list, whose objects are not decoded yet.
+#[derive(Debug)]
+pub struct ListPage<'a> {
     /// The resource version from which a watch continues.
     pub version: String,
     /// The `continue` token for the next page, if there is one.
     pub next: Option<String>,
-    /// The objects, with an error for each one that cannot be read.
-    pub objects: Vec<O>,
+    items: Vec<&'a RawValue>,
 }
 
 /// An object that could not be read.
@@ -214,19 +213,31 @@ struct Status {
     reason: Option<String>,
 }
 
-/// Reads one page of a list.
+/// Reads one page of a list. Its objects are decoded by [`ListPage::objects`], which takes longer.
 ///
 /// # Errors
 /// [`BadWatchAnswer::List`] where the text is not a list.
-pub fn page<K: WatchedKind>(json: &[u8], kind: &K) -> Result<ObjectPage<ReadObject<K>>, BadWatchAnswer> {
+pub fn page(json: &[u8]) -> Result<ListPage<'_>, BadWatchAnswer> {
     let raw: RawList<'_> = serde_json::from_slice(json).map_err(|error| BadWatchAnswer::List(error.to_string()))?;
     let ListMetadata { resource_version, r#continue } = raw.metadata;
-    let items = raw.items.unwrap_or_default();
-    Ok(ObjectPage {
+    Ok(ListPage {
         version: resource_version,
         next: r#continue.filter(|next| !next.is_empty()),
-        objects: items.into_iter().map(|item| one(item, &metadata_of(item), kind)).collect(),
+        items: raw.items.unwrap_or_default(),
     })
+}
+
+impl ListPage<'_> {
+    /// The number of objects.
+    #[must_use]
+    pub fn count(&self) -> usize {
+        self.items.len()
+    }
+
+    /// Decodes the objects, with an error for each one that cannot be read.
+    pub fn objects<K: WatchedKind>(&self, kind: &K) -> impl Iterator<Item = ReadObject<K>> {
+        self.items.iter().map(|item| one(item, kind))
+    }
 }
 
 /// Reads the answer to a read of one object.
@@ -236,7 +247,7 @@ pub fn page<K: WatchedKind>(json: &[u8], kind: &K) -> Result<ObjectPage<ReadObje
 pub fn object<K: WatchedKind>(json: &[u8], kind: &K) -> ReadObject<K> {
     let raw: Result<&RawValue, _> = serde_json::from_slice(json);
     match raw {
-        Ok(raw) => one(raw, &metadata_of(raw), kind),
+        Ok(raw) => one(raw, kind),
         Err(why) => Err(UnreadableObject { kind: K::NAME, uid: None, name: None, node: None, why: why.to_string() }),
     }
 }
@@ -292,14 +303,15 @@ fn string(value: Option<&RawValue>) -> Option<String> {
     serde_json::from_str(value?.get()).ok()
 }
 
-fn one<K: WatchedKind>(object: &RawValue, metadata: &ObjectMetadata, kind: &K) -> ReadObject<K> {
+fn one<K: WatchedKind>(object: &RawValue, kind: &K) -> ReadObject<K> {
     kind.decode(object.get().as_bytes()).map_err(|why| {
+        let metadata = metadata_of(object);
         let name = match (&metadata.namespace, &metadata.name) {
             (Some(namespace), Some(name)) => Some(cut(&format!("{namespace}/{name}"))),
             (None, Some(name)) => Some(cut(name)),
             _ => None,
         };
-        UnreadableObject { kind: K::NAME, uid: uid::<K>(metadata), name, node: node_of(object), why }
+        UnreadableObject { kind: K::NAME, uid: uid::<K>(&metadata), name, node: node_of(object), why }
     })
 }
 
@@ -360,7 +372,7 @@ fn event<K: WatchedKind>(line: &[u8], kind: &K) -> Result<Option<WatchLineOf<K>>
     let raw: RawEvent<'_> = serde_json::from_slice(line).map_err(|error| BadWatchAnswer::Event(error.to_string()))?;
     let metadata = metadata_of(raw.object);
     let event = match raw.kind.as_str() {
-        "ADDED" | "MODIFIED" => WatchEvent::Applied(Box::new(one(raw.object, &metadata, kind))),
+        "ADDED" | "MODIFIED" => WatchEvent::Applied(Box::new(one(raw.object, kind))),
         "DELETED" => WatchEvent::Deleted(uid::<K>(&metadata)),
         "BOOKMARK" => WatchEvent::Bookmark,
         "ERROR" => WatchEvent::Error(refusal(500, raw.object.get().as_bytes())),

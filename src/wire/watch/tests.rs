@@ -18,20 +18,21 @@ fn a_page_has_its_pods_its_version_and_its_unreadable_objects() {
         "kind": "PodList", "metadata": {"resourceVersion": "12", "continue": "more"},
         "items": [a_pod("a", "3"), {"metadata": {"name": "b", "namespace": "ml", "uid": "?"}}, a_pod("c", "4")],
     });
-    let page = page(text.to_string().as_bytes(), &NodePods::default()).unwrap();
-    assert_eq!((page.version.as_str(), page.next.as_deref(), page.objects.len()), ("12", Some("more"), 3));
-    let message = page.objects[1].as_ref().unwrap_err().to_string();
+    let text = text.to_string();
+    let page = page(text.as_bytes()).unwrap();
+    let objects: Vec<_> = page.objects(&NodePods::default()).collect();
+    assert_eq!((page.version.as_str(), page.next.as_deref(), page.count(), objects.len()), ("12", Some("more"), 3, 3));
+    let message = objects[1].as_ref().unwrap_err().to_string();
     assert!(message.starts_with("pod ml/b: metadata.uid: not a pod UID"), "{message}");
-    assert_eq!(page.objects[2].as_ref().unwrap().name.to_string(), "ml/c");
+    assert_eq!(objects[2].as_ref().unwrap().name.to_string(), "ml/c");
 }
 
 #[test]
 fn null_is_an_empty_list_and_a_list_without_a_version_is_an_error() {
-    let empty =
-        page(br#"{"metadata":{"resourceVersion":"7","continue":""},"items":null}"#, &NodePods::default()).unwrap();
-    assert_eq!(empty, ObjectPage { version: "7".into(), next: None, objects: Vec::new() });
-    assert!(page(br#"{"items":[]}"#, &NodePods::default()).is_err());
-    assert!(page(b"<html>", &NodePods::default()).is_err());
+    let empty = page(br#"{"metadata":{"resourceVersion":"7","continue":""},"items":null}"#).unwrap();
+    assert_eq!((empty.version.as_str(), empty.next.as_deref(), empty.count()), ("7", None, 0));
+    assert!(page(br#"{"items":[]}"#).is_err());
+    assert!(page(b"<html>").is_err());
 }
 
 #[test]
@@ -138,7 +139,8 @@ proptest! {
     #[test]
     fn no_bytes_cause_a_panic(bytes in prop::collection::vec(any::<u8>(), 0..300)) {
         let pods = NodePods { label_keys: ["app".into()].into() };
-        let _ = (page(&bytes, &pods), object(&bytes, &pods));
+        let _ = page(&bytes).map(|page| page.objects(&pods).count());
+        let _ = object(&bytes, &pods);
         let _ = refusal(500, &bytes);
         let _ = WatchLines::<NodePods>::default().feed(&bytes);
     }
