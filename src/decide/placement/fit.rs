@@ -97,7 +97,11 @@ impl<'a> Attempt<'a> {
             match self.test(container, place, device) {
                 Ok(candidate) => candidates.push(candidate),
                 Err((reason, miss)) => {
-                    refusal.count(reason);
+                    if is_too_small(container, device.capacity) {
+                        refusal.count_too_small(reason);
+                    } else {
+                        refusal.count(reason);
+                    }
                     miss.into_iter().for_each(|miss| refusal.missed(miss));
                 }
             }
@@ -239,6 +243,12 @@ fn amounts(container: &ContainerRequest, capacity: Capacity) -> (Bytes, CorePerc
     let memory = container.memory.unwrap_or(MemoryRequest::WHOLE).of(Bytes(capacity.memory));
     let memory = Bytes((memory.0 / Bytes::MIB).max(1) * Bytes::MIB);
     (memory, container.cores.unwrap_or(CorePercent(0)))
+}
+
+/// Whether the container requests more of a GPU than it has while nothing is claimed.
+fn is_too_small(container: &ContainerRequest, capacity: Capacity) -> bool {
+    let (memory, cores) = amounts(container, capacity);
+    memory.0 > capacity.memory || u64::from(cores.0) > capacity.cores
 }
 
 fn demand((memory, cores): (Bytes, CorePercent)) -> DeviceDemand {

@@ -131,6 +131,8 @@ pub struct NodeRefusal {
     counts: [u16; RefusalReason::ALL.len()],
     /// The tests at which a GPU failed, one bit for each in that order.
     bits: u16,
+    /// GPUs that failed for a reason that may pass, and are too small for the container even while nothing is claimed.
+    too_small: u16,
     /// GPUs of the node.
     pub gpus: u16,
     /// The nearest miss.
@@ -159,6 +161,14 @@ impl NodeRefusal {
         }
     }
 
+    /// Counts one GPU that has less in all than the container requests.
+    pub(crate) fn count_too_small(&mut self, reason: RefusalReason) {
+        self.count(reason);
+        if !reason.is_lasting() {
+            self.too_small = self.too_small.saturating_add(1);
+        }
+    }
+
     /// The reasons with the number of GPUs.
     pub fn reasons(&self) -> impl Iterator<Item = (RefusalReason, u16)> {
         // A call about thousands of nodes asks for the reasons of each, and most have one.
@@ -179,9 +189,15 @@ impl NodeRefusal {
     /// Whether no pod that ends can change it.
     #[must_use]
     pub fn is_lasting(&self) -> bool {
-        self.reasons()
-            .all(|(reason, _)| reason.is_lasting() || reason == RefusalReason::AllocatedCardsInsufficientRequest)
-            && self.reasons().any(|(reason, _)| reason.is_lasting())
+        let (mut lasting, mut passing) = (self.too_small, 0u16);
+        for (reason, gpus) in self.reasons() {
+            if reason.is_lasting() {
+                lasting = lasting.saturating_add(gpus);
+            } else if reason != RefusalReason::AllocatedCardsInsufficientRequest {
+                passing = passing.saturating_add(gpus);
+            }
+        }
+        lasting > 0 && passing <= self.too_small
     }
 
     /// Keeps the nearer of two misses.

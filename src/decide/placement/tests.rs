@@ -139,6 +139,17 @@ fn a_refusal_that_no_ending_pod_changes_is_lasting() {
     assert!(placed(&app(2, 1000, 0), &node(vec![gpu(0)])).unwrap_err().is_lasting());
     assert!(NodeRefusal::whole(RefusalReason::NodeUnregistered).is_lasting());
     assert!(!NodeRefusal::whole(RefusalReason::NodeClosed).is_lasting());
+    // More than any GPU has, whatever is claimed or hinders at this moment.
+    let mut gpus: Vec<PlacementDevice> = (0..4).map(gpu).collect();
+    gpus[1].claimed = taken(70, 0, 10);
+    gpus[2].fitness = DeviceFitness::Unhealthy;
+    assert!(placed(&app(1, 80 * 1024 + 1, 0), &node(gpus.clone())).unwrap_err().is_lasting());
+    gpus[3].capacity.memory *= 2;
+    gpus[3].claimed = taken(120, 0, 1);
+    assert!(!placed(&app(1, 80 * 1024 + 1, 0), &node(gpus.clone())).unwrap_err().is_lasting(), "one is large enough");
+    // Where one fits, and two are requested, the others still never do.
+    gpus[3].claimed = taken(0, 0, 0);
+    assert!(placed(&app(2, 80 * 1024 + 1, 0), &node(gpus)).unwrap_err().is_lasting());
 }
 
 #[test]
