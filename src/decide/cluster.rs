@@ -23,6 +23,7 @@ mod agent_link;
 mod node;
 mod rank;
 mod verdicts;
+mod gone_pods;
 mod state;
 mod pods;
 mod closing;

@@ -183,6 +183,10 @@ impl ClusterState {
     }
 
     fn propose(&mut self, request: PlacementRequest, name: Option<&str>, now: Monotonic) {
+        // It was deleted while the call was under way, and nothing would take the proposal back.
+        if self.gone.has(&request.uid) {
+            return;
+        }
         if self.pending.len() >= MAX_PENDING
             && let Some((_, oldest)) = self.order.first().cloned()
         {

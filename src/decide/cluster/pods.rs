@@ -51,6 +51,7 @@ impl ClusterState {
 
     /// Takes over a pod as it is now. A pod without a node changes nothing: what the filter expects of it stays.
     pub fn pod_is(&mut self, uid: &PodUid, bound: Option<&BoundPod>) {
+        self.gone.is_there(uid);
         let Some(bound) = bound else { return };
         self.forget_proposal(uid);
         let holds = bound.gpu_pod.as_ref().filter(|pod| !pod.finished);
@@ -90,6 +91,7 @@ impl ClusterState {
 
     /// A pod is gone from the API server, by evidence.
     pub fn pod_gone(&mut self, uid: &PodUid) {
+        self.gone.gone(uid);
         self.forget_proposal(uid);
         if self.holds_after_end(uid) {
             return;

@@ -1,5 +1,6 @@
 //! The settings of the decisions, and what the leader knows.
 
+use super::gone_pods::GonePods;
 use super::names::ByName;
 use super::node::NodeClaims;
 use super::verdicts::VerdictCache;
@@ -81,6 +82,8 @@ pub struct ClusterState {
     pub(super) homes: HashMap<PodUid, Home>,
     /// Pods without a node, by their last filter call.
     pub(super) pending: HashMap<PodUid, PendingPod>,
+    /// Pods that get no proposal.
+    pub(super) gone: GonePods,
     /// The order of the filter calls of the pending pods, oldest first.
     pub(super) order: BTreeSet<(Monotonic, PodUid)>,
     /// The epoch that this leader writes on its claims.
@@ -112,6 +115,7 @@ impl ClusterState {
             nodes: ByName::default(),
             homes: HashMap::new(),
             pending: HashMap::new(),
+            gone: GonePods::default(),
             order: BTreeSet::new(),
             epoch: 0,
             numbered: 0,

@@ -119,6 +119,20 @@ fn a_proposal_counts_in_the_scores_and_not_in_the_fit() {
     assert_eq!(cluster.filter(slice(4, 1000), names(2), NOW).scores, [0, 0], "nothing is expected any more");
 }
 
+/// Kube-scheduler and the watch tell of a pod in any order.
+#[test]
+fn a_pod_that_is_deleted_during_its_filter_call_leaves_no_proposal() {
+    let mut cluster = cluster(1, 1);
+    let pod = slice(1, 60 * 1024);
+    cluster.pod_gone(&pod.uid);
+    assert_eq!(cluster.filter(pod.clone(), names(1), NOW).fit, [0]);
+    assert_eq!((cluster.pending(), cluster.bind(&pod.uid, &name(0)).is_err()), (0, true));
+    // After a restore of etcd it is there again.
+    cluster.pod_is(&pod.uid, None);
+    assert_eq!(cluster.filter(pod, names(1), NOW).fit, [0]);
+    assert_eq!(cluster.pending(), 1);
+}
+
 #[test]
 fn binpack_fills_a_node_and_spread_takes_the_emptiest() {
     for (policy, expected) in [(model::placement::NodePolicy::Binpack, 1), (model::placement::NodePolicy::Spread, 0)] {
