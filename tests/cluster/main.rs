@@ -79,6 +79,8 @@ mod leaders;
 #[cfg(test)]
 mod throughput;
 #[cfg(test)]
+mod ready;
+#[cfg(test)]
 mod hami;
 #[cfg(test)]
 mod registration;

@@ -51,6 +51,16 @@ impl HostExtender {
         HostExtender::start_with(placed, None, "0")
     }
 
+    /// One with this kubeconfig.
+    pub(crate) fn start_from(kubeconfig: &Path) -> HostExtender {
+        HostExtender(ExtenderProcess::start(&binary(), |_| {
+            let mut flags: Vec<OsString> =
+                ["--lease-namespace", NAMESPACE, "--extender-listen", "127.0.0.1:0"].map(OsString::from).into();
+            flags.extend(["--kubeconfig".into(), kubeconfig.into()]);
+            flags
+        }))
+    }
+
     fn start_with(placed: &Placed, at: Option<SocketAddr>, verbosity: &str) -> HostExtender {
         HostExtender(ExtenderProcess::start(&binary(), |dir| {
             let listen = at.map_or_else(|| "127.0.0.1:0".to_owned(), |at| at.to_string());
@@ -77,6 +87,11 @@ impl HostExtender {
         let assumed = self.assumed();
         self.0.signal("-STOP");
         assumed
+    }
+
+    /// Stops it as a cluster does, and waits for its end.
+    pub(crate) fn terminate(&mut self) {
+        self.0.terminate();
     }
 
     /// Sends SIGKILL. Returns how many bindings were reserved and not known to be written a moment before.

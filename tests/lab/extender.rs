@@ -170,6 +170,16 @@ impl ExtenderProcess {
         assert!(status.success(), "kill {signal}");
     }
 
+    /// Sends SIGTERM, and waits for the end.
+    ///
+    /// # Panics
+    /// If it has ended already, or ends with a failure.
+    pub fn terminate(&mut self) {
+        self.signal("-TERM");
+        let status = self.child.wait().expect("its end");
+        assert!(status.success(), "{status}");
+    }
+
     /// Sends SIGKILL, and waits for the end.
     pub fn kill(&mut self) {
         // It may have ended already.

@@ -10,3 +10,4 @@ mod expiry;
 mod bad_calls;
 mod told_closings;
 mod readiness;
+mod freshness;

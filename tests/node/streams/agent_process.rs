@@ -76,7 +76,13 @@ pub(super) fn bare_node(server: &FakeApiServer) {
 
 /// An agent that reports to the extender at this address.
 pub(super) fn reporting(server: &FakeApiServer, address: &str) -> (Recipe, PathBuf) {
-    let recipe = Agent::in_cluster(BINARY, server, NODE).with("--gpus", "simulated=H100:2");
+    let (recipe, kubelet) = reporting_from(server, address);
+    (recipe.with("--gpus", "simulated=H100:2"), kubelet)
+}
+
+/// The same without its source of GPUs.
+pub(super) fn reporting_from(server: &FakeApiServer, address: &str) -> (Recipe, PathBuf) {
+    let recipe = Agent::in_cluster(BINARY, server, NODE);
     let kubelet = recipe.dir().join("kubelet");
     for folder in ["device-plugins", "plugins_registry"] {
         fs::create_dir_all(kubelet.join(folder)).unwrap();

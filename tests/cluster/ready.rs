@@ -1,0 +1,139 @@
+//! The time from the start of an extender to its first answer, beside a plain list of the same Nodes and pods at a real API
+//! server. `tests/bench/extender` measures the same at a server that answers from memory.
+
+use crate::placed::{Placed, SETTLED};
+use crate::seats::{HostExtender, kubeconfig};
+use crate::throughput::{GPU_MIB, GPUS, add_nodes, create, pod};
+use apiserver::client::{ApiClient, ApiSelection, ObjectForm, ReadAge};
+use apiserver::connect;
+use apiserver::resource::ApiResource;
+use lab::eventually::eventually;
+use lab::http;
+use serde_json::{Value, json};
+use std::path::Path;
+use std::time::{Duration, Instant};
+use tokio::runtime::Runtime;
+
+const NODES: usize = 5_000;
+const PODS_A_NODE: usize = 10;
+/// Calls that make pods at once.
+const TOGETHER: usize = 8;
+/// Pods of one such call.
+const CHUNK: usize = 500;
+/// Objects of one page, as the extender asks for them.
+const PAGE: u32 = 500;
+/// Rounds in which both take turns. The median of their ratios counts.
+const ROUNDS: usize = 5;
+const MOST: f64 = 1.5;
+
+#[test]
+#[ignore = "takes 15 minutes and a cluster: tests/run --long"]
+fn an_extender_answers_soon_after_its_start_where_pods_are_many() {
+    let placed = Placed::control_plane("extender-ready");
+    add_nodes(&placed, 0..NODES);
+    hold(&placed);
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+    let dir = tempfile::tempdir().expect("a directory");
+    let account = kubeconfig(&placed, dir.path());
+    let mut ratios = Vec::new();
+    for round in 1..=ROUNDS {
+        let list = plain_list(&runtime, &account);
+        let answer = first_answer(&account);
+        let ratio = answer.as_secs_f64() / list.as_secs_f64();
+        println!(
+            "{NODES} nodes, {} pods, round {round}: a plain list takes {:.2} s, an extender answers {:.2} s after its start: \
+             {ratio:.3}",
+            NODES * PODS_A_NODE,
+            list.as_secs_f64(),
+            answer.as_secs_f64()
+        );
+        ratios.push(ratio);
+    }
+    ratios.sort_by(f64::total_cmp);
+    let median = ratios[ROUNDS / 2];
+    println!("median {median:.3} (at most {MOST})");
+    assert!(median <= MOST, "{ratios:?}");
+}
+
+/// Pods with claims on all Nodes.
+fn hold(placed: &Placed) {
+    let pods: Vec<Value> = (0..NODES * PODS_A_NODE).map(held).collect();
+    let calls: Vec<&[Value]> = pods.chunks(CHUNK).collect();
+    std::thread::scope(|scope| {
+        for first in 0..TOGETHER {
+            let calls = &calls;
+            scope.spawn(move || {
+                calls.iter().skip(first).step_by(TOGETHER).for_each(|pods| create(placed, pods.to_vec()))
+            });
+        }
+    });
+}
+
+fn held(number: usize) -> Value {
+    let (node, gpu) = (number / PODS_A_NODE, number % PODS_A_NODE % GPUS);
+    let mib = GPU_MIB / 10;
+    let limits = json!({ "nvidia.com/gpu": 1, "nvidia.com/gpumem": mib, "nvidia.com/gpucores": 5 });
+    let claim = format!("GPU-{node:08x}-0000-4000-8000-{gpu:012x},NVIDIA,{mib},5:;");
+    let node = format!("object-{node}");
+    let mut pod = pod(&format!("held-{number}"), &limits);
+    pod["spec"]["nodeName"] = node.as_str().into();
+    pod["metadata"]["annotations"] = json!({
+        "hami.io/vgpu-devices-allocated": claim, "hami.io/vgpu-devices-to-allocate": ";", "hami.io/vgpu-node": node,
+        "hami.io/vgpu-time": "1795256507", "hami.io/bind-time": "1795256507", "hami.io/bind-phase": "success",
+        "gpu-steward.io/epoch": "1", "gpu-steward.io/claim-version": "1/0",
+    });
+    pod
+}
+
+/// Reads all Nodes and then all pods in pages, in the forms in which the extender reads them, and decodes only the token of
+/// the next page.
+fn plain_list(runtime: &Runtime, account: &Path) -> Duration {
+    runtime.block_on(async {
+        let client = ApiClient::new(connect(Some(account)).await.expect("a connection"));
+        let begun = Instant::now();
+        for (resource, form) in [(ApiResource::Nodes, ObjectForm::Metadata), (ApiResource::Pods, ObjectForm::Whole)] {
+            let selection = ApiSelection { resource, fields: None, form };
+            let mut age = ReadAge::Newest;
+            loop {
+                let page = client.list(&selection, &age, Some(PAGE)).await.expect("a page");
+                match token(&page) {
+                    Some(token) => age = ReadAge::Continued(token),
+                    None => break,
+                }
+            }
+        }
+        begun.elapsed()
+    })
+}
+
+/// The token stands before the objects.
+fn token(page: &[u8]) -> Option<String> {
+    let head = String::from_utf8_lossy(&page[..page.len().min(4096)]);
+    let (_, rest) = head.split_once("\"continue\":\"")?;
+    Some(rest.split_once('"').expect("its end").0.to_owned())
+}
+
+/// Starts an extender, asks until it answers, and stops it.
+fn first_answer(account: &Path) -> Duration {
+    let limits = json!({ "nvidia.com/gpu": "1", "nvidia.com/gpumem": "1000" });
+    let question = json!({
+        "Pod": {
+            "metadata": { "name": "asks", "namespace": "ml", "uid": "0f5b9a3e-0d2c-4b7f-9a51-2f1f6a1f8d11" },
+            "spec": { "containers": [{ "name": "main", "resources": { "limits": limits } }] },
+        },
+        "Nodes": null, "NodeNames": ["object-0", "object-1"],
+    });
+    let body = question.to_string().into_bytes();
+    let kind = [("Content-Type", "application/json")];
+    let begun = Instant::now();
+    let mut extender = HostExtender::start_from(account);
+    let answer = eventually("an answer", SETTLED, || {
+        let answer = http::request(extender.address, "POST", "/filter", &kind, &body).ok()?;
+        (answer.status == 200).then(|| (begun.elapsed(), answer.json()))
+    });
+    // It has seen the Nodes, and what is claimed of them.
+    assert_eq!(answer.1["NodeNames"].as_array().map(Vec::len), Some(2), "{}", answer.1);
+    // The Lease is free again for the next one.
+    extender.terminate();
+    answer.0
+}
