@@ -44,6 +44,7 @@ mod house {
         names::unsafe_code(&tree, &plan, &mut findings);
         names::machine_paths(&tree, &mut findings);
         names::pictures(&tree, &mut findings);
+        names::examples(&tree, &mut findings);
         names::lengths(&tree, &mut findings);
         let types = public_names::types(&tree, &order::test_only_files(&manifests, &tree));
         public_names::check(&types, &plan, &mut findings);

@@ -2,9 +2,10 @@
 //! another container's devices.
 
 use crate::bed::{Bed, Claim, SOON, devices_in};
+use crate::life::sleeper;
 use crate::sharing::check_refused_starts;
 use lab::agent::Agent;
-use lab::cluster::{ClusterOptions, TestNamespace};
+use lab::cluster::{Cluster, ClusterOptions, TestNamespace};
 use lab::eventually::eventually;
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
@@ -73,6 +74,20 @@ fn bed_without_cdi(name: &str) -> (Bed, Agent, Vec<String>) {
     agent.logs("has no CDI");
     let gpus = Bed::gpus(&agent);
     (bed, agent, gpus)
+}
+
+/// Debian's containerd 1.6 runs pods under the same kubelet.
+#[test]
+#[ignore = "needs cluster alone: tests/run"]
+fn the_old_runtime_runs_pods() {
+    let cluster = Cluster::up(&ClusterOptions::nodes(1).without_cdi());
+    let (admin, space) = (cluster.admin(), cluster.namespace("life-old"));
+    let node = admin.get(&["node", "node-1"]);
+    let runtime = node["status"]["nodeInfo"]["containerRuntimeVersion"].as_str().unwrap_or_default();
+    assert!(runtime.starts_with("containerd://1.6."), "{runtime}");
+    let _ = admin.apply(&sleeper(&space.name, "sleeper", "node-1")).ok();
+    admin.wait("condition=Ready", SOON, &["pod/sleeper", "-n", &space.name]);
+    assert_eq!(admin.exec(&space.name, "sleeper", &["echo", "from inside"]).trim(), "from inside");
 }
 
 /// Promise 28 in docs/specification.md, without CDI.
@@ -425,7 +440,7 @@ impl Drop for ReadOnlyMount<'_> {
 /// fails the pod, and log and event name the pod, the container, the path and the reason.
 #[test]
 #[ignore = "needs cluster alone: tests/run"]
-fn an_allocation_that_cannot_be_saved_fails_and_names_its_container() {
+fn without_cdi_an_allocation_that_cannot_be_saved_fails_and_names_its_container() {
     let (bed, agent, gpus) = bed_without_cdi("early-locked");
     let one: [Claim<'_>; 1] = [("main", "app", &[(0, 3000, 30)])];
     bed.create(&bed.pod("first", &gpus, &one, &NOTHING));

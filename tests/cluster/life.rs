@@ -190,17 +190,3 @@ fn parts_of_the_cluster_stop_and_start_again() {
     let pod = admin.get(&["pod", "sleeper", "-n", &space.name]);
     assert_eq!(pod["status"]["containerStatuses"][0]["containerID"], container, "the same container");
 }
-
-/// Debian's containerd 1.6 runs pods under the same kubelet.
-#[test]
-#[ignore = "needs cluster alone: tests/run"]
-fn the_old_runtime_runs_pods() {
-    let cluster = Cluster::up(&ClusterOptions::nodes(1).without_cdi());
-    let (admin, space) = (cluster.admin(), cluster.namespace("life-old"));
-    let node = admin.get(&["node", "node-1"]);
-    let runtime = node["status"]["nodeInfo"]["containerRuntimeVersion"].as_str().unwrap_or_default();
-    assert!(runtime.starts_with("containerd://1.6."), "{runtime}");
-    let _ = admin.apply(&sleeper(&space.name, "sleeper", "node-1")).ok();
-    admin.wait("condition=Ready", READY, &["pod/sleeper", "-n", &space.name]);
-    assert_eq!(admin.exec(&space.name, "sleeper", &["echo", "from inside"]).trim(), "from inside");
-}

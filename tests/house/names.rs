@@ -110,6 +110,27 @@ pub(crate) fn pictures(tree: &Tree, findings: &mut Vec<Finding>) {
     }
 }
 
+/// Finds code blocks in doc comments that the compiler would take for examples: only the examples of `pprof` are run
+/// (`doctest = false`).
+pub(crate) fn examples(tree: &Tree, findings: &mut Vec<Finding>) {
+    for (path, text) in &tree.texts {
+        if !path.ends_with(".rs") || path.starts_with("src/pprof/") {
+            continue;
+        }
+        let mut open = false;
+        for (number, line) in text.lines().enumerate() {
+            let line = line.trim_start();
+            let comment = line.strip_prefix("//!").or_else(|| line.strip_prefix("///"));
+            let Some(language) = comment.and_then(|comment| comment.trim_start().strip_prefix("```")) else { continue };
+            open = !open;
+            if open && language != "text" {
+                let what = "an example that no run tries; make it a test, or a picture (```text)";
+                findings.push(Finding::new(Rule::Picture, path, number + 1, what));
+            }
+        }
+    }
+}
+
 /// Finds Rust files that are too long. Generated code has the length that it has.
 pub(crate) fn lengths(tree: &Tree, findings: &mut Vec<Finding>) {
     for path in tree.outlines.keys().filter(|path| !path.starts_with("proto/gen/")) {
