@@ -110,7 +110,7 @@ impl WatchedKind for PodsOfNode {
         NodePods::uid(text)
     }
 
-    fn decode(&self, json: &[u8]) -> Result<Pod, String> {
+    fn decode(&self, json: &str) -> Result<Pod, String> {
         self.pods.decode(json)
     }
 }
@@ -124,8 +124,8 @@ impl WatchedKind for AllPods {
         NodePods::uid(text)
     }
 
-    fn decode(&self, json: &[u8]) -> Result<Pod, String> {
-        let mut pod = wire::pod::decode(json).map_err(|why| why.to_string())?;
+    fn decode(&self, json: &str) -> Result<Pod, String> {
+        let mut pod = wire::pod::decode_text(json, &[]).map_err(|why| why.to_string())?;
         // What only the agent of its node uses.
         for container in &mut pod.containers {
             container.image = None;
@@ -165,8 +165,8 @@ impl WatchedKind for AllNodes {
         ObjectUid::parse(text).ok()
     }
 
-    fn decode(&self, json: &[u8]) -> Result<FollowedNode, String> {
-        wire::node::decode_followed_node(json).map_err(|why| why.to_string())
+    fn decode(&self, json: &str) -> Result<FollowedNode, String> {
+        wire::node::decode_followed_node(json.as_bytes()).map_err(|why| why.to_string())
     }
 }
 

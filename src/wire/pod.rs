@@ -69,7 +69,18 @@ pub fn decode(json: &[u8]) -> Result<Pod, NotAPod> {
 /// # Errors
 /// As [`decode`].
 pub fn decode_with(json: &[u8], label_keys: &[Arc<str>]) -> Result<Pod, NotAPod> {
-    let raw: Raw<'_> = serde_json::from_slice(json).map_err(|error| NotAPod::Json(error.to_string()))?;
+    pod(serde_json::from_slice(json).map_err(|error| NotAPod::Json(error.to_string()))?, label_keys)
+}
+
+/// The same of a text that is known to be UTF-8, which takes less time.
+///
+/// # Errors
+/// As [`decode`].
+pub fn decode_text(json: &str, label_keys: &[Arc<str>]) -> Result<Pod, NotAPod> {
+    pod(serde_json::from_str(json).map_err(|error| NotAPod::Json(error.to_string()))?, label_keys)
+}
+
+fn pod(raw: Raw<'_>, label_keys: &[Arc<str>]) -> Result<Pod, NotAPod> {
     let (metadata, spec, status) = (raw.metadata.0, raw.spec.0, raw.status.0);
     let Metadata {
         name,

@@ -8,6 +8,7 @@
 //! it is an exponent; `E` alone is exa.
 
 use crate::decode_error::shown;
+use std::borrow::Cow;
 
 /// Billionths in one.
 const NANO: i128 = 1_000_000_000;
@@ -71,7 +72,7 @@ pub fn parse(text: &str) -> Result<Quantity, NotAQuantity> {
     }
     let scale = scale(suffix).ok_or_else(no)?;
     let fraction = fraction.trim_end_matches('0');
-    let digits = format!("{whole}{fraction}");
+    let digits = if fraction.is_empty() { Cow::from(whole) } else { format!("{whole}{fraction}").into() };
     let digits = digits.trim_start_matches('0');
     if digits.len() > MAX_DIGITS {
         return Err(no());

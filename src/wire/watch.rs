@@ -35,7 +35,7 @@ pub trait WatchedKind {
     ///
     /// # Errors
     /// The reason, for the log.
-    fn decode(&self, json: &[u8]) -> Result<Self::Object, String>;
+    fn decode(&self, json: &str) -> Result<Self::Object, String>;
 }
 
 /// The pods of one node, with the labels of these keys.
@@ -54,8 +54,8 @@ impl WatchedKind for NodePods {
         PodUid::parse(text).ok()
     }
 
-    fn decode(&self, json: &[u8]) -> Result<Pod, String> {
-        pod::decode_with(json, &self.label_keys).map_err(|why| why.to_string())
+    fn decode(&self, json: &str) -> Result<Pod, String> {
+        pod::decode_text(json, &self.label_keys).map_err(|why| why.to_string())
     }
 }
 
@@ -304,7 +304,7 @@ fn string(value: Option<&RawValue>) -> Option<String> {
 }
 
 fn one<K: WatchedKind>(object: &RawValue, kind: &K) -> ReadObject<K> {
-    kind.decode(object.get().as_bytes()).map_err(|why| {
+    kind.decode(object.get()).map_err(|why| {
         let metadata = metadata_of(object);
         let name = match (&metadata.namespace, &metadata.name) {
             (Some(namespace), Some(name)) => Some(cut(&format!("{namespace}/{name}"))),
