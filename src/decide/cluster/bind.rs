@@ -55,6 +55,11 @@ pub enum BindRefusal {
     /// An earlier bind of the pod to another node has no known outcome.
     #[error("the outcome of an earlier bind to node {0} is not known yet")]
     Undecided(NodeName),
+    /// The pod has lost its node in a restore of etcd, and its processes still use its GPUs.
+    #[error(
+        "processes of the pod, which was on node {0} before, still use its GPUs there: it is placed when they have ended"
+    )]
+    StillRuns(NodeName),
     /// With early binding the agent could mistake the pod for another one that is on its way to the same node.
     #[error(
         "the agent of node {node} could mistake the pod for {pod}, which is on its way there; it is bound after it"
@@ -88,7 +93,11 @@ impl ClusterState {
     pub fn bind(&mut self, uid: &PodUid, name: &NodeName) -> Result<BindOrder, BindRefusal> {
         let epoch = self.epoch;
         if let Some(home) = self.homes.get(uid) {
-            let reserved = self.nodes.get(&home.node).and_then(|node| node.ledger().get(uid));
+            let at = self.nodes.get(&home.node);
+            if at.is_some_and(|node| node.is_ending(uid)) {
+                return Err(BindRefusal::StillRuns(home.node.clone()));
+            }
+            let reserved = at.and_then(|node| node.ledger().get(uid));
             return match (home.node == *name, reserved) {
                 (true, Some(reserved)) => Ok(BindOrder {
                     uid: uid.clone(),

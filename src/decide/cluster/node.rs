@@ -154,6 +154,11 @@ impl NodeClaims {
         self.ending.iter()
     }
 
+    /// Whether a pod has ended and still holds its GPUs.
+    pub(super) fn is_ending(&self, uid: &PodUid) -> bool {
+        self.ending.contains(uid)
+    }
+
     /// A pod has ended, and the agent sees processes of it.
     pub(super) fn ends(&mut self, uid: &PodUid) {
         self.ending.insert(uid.clone());

@@ -80,11 +80,11 @@ impl ClusterState {
     }
 
     /// A pod that was bound is at the API server without a node: etcd was restored to an older state. An order that is under
-    /// way keeps its reservation.
+    /// way keeps its reservation, and a pod whose processes the agent sees keeps its GPUs until they have ended.
     pub fn pod_is_unbound(&mut self, uid: &PodUid) {
         let Some(home) = self.homes.get(uid).cloned() else { return };
         let state = self.nodes.get(&home.node).and_then(|node| node.ledger().get(uid)).map(|claim| claim.state);
-        if state != Some(ClaimState::Assumed) {
+        if state != Some(ClaimState::Assumed) && !self.holds_after_end(uid) {
             self.release_at(&home.node, uid);
         }
     }

@@ -517,6 +517,8 @@ proptest! {
             match step {
                 Step::Filter(n, mib) => {
                     let request = slice(n, mib);
+                    // A pod that has gone is there again.
+                    cluster.pod_is(&request.uid, None);
                     if !orders.contains_key(&request.uid) {
                         let verdict = cluster.filter(request.clone(), names(3), now);
                         // What was kept of earlier calls says the same as judging each node anew.

@@ -176,6 +176,31 @@ fn a_pod_that_has_ended_holds_its_gpus_while_its_agent_sees_processes_of_it() {
 }
 
 #[test]
+fn a_pod_that_lost_its_node_in_a_restore_holds_its_gpus_until_its_processes_have_ended() {
+    let mut cluster = cluster(1, 1);
+    let (pod, other) = (slice(1, 60 * 1024), slice(2, 60 * 1024));
+    bind(&mut cluster, &pod);
+    serving(&mut cluster, &[(&pod.uid, PodStage::Started, 2)]);
+    cluster.pod_is_unbound(&pod.uid);
+    cluster.pod_is(&pod.uid, None);
+    assert_eq!(cluster.filter(other.clone(), names(1), NOW).fit, [0; 0]);
+    // Its own bind waits too: the GPUs of its order could be released while it is written.
+    assert_eq!(cluster.filter(pod.clone(), names(1), NOW).fit, [0]);
+    assert_eq!(cluster.bind(&pod.uid, &name(0)), Err(BindRefusal::StillRuns(name(0))));
+    assert_eq!(state(&cluster, &pod), Some(ClaimState::Started));
+    serving(&mut cluster, &[]);
+    assert_eq!(state(&cluster, &pod), None);
+    assert_eq!(cluster.filter(pod.clone(), names(1), NOW).fit, [0]);
+    assert!(cluster.bind(&pod.uid, &name(0)).is_ok());
+    // Without processes nothing is to be waited for.
+    let mut cluster = self::cluster(1, 1);
+    bind(&mut cluster, &pod);
+    serving(&mut cluster, &[(&pod.uid, PodStage::Started, 0)]);
+    cluster.pod_is_unbound(&pod.uid);
+    assert_eq!(state(&cluster, &pod), None);
+}
+
+#[test]
 fn a_report_alone_releases_nothing() {
     let mut cluster = cluster(1, 1);
     let pod = slice(1, 1000);
