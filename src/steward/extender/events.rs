@@ -1,8 +1,9 @@
 //! Events on pods: what the filter and the bind decided, for `kubectl describe pod`. Events on Nodes: which ones take no new
 //! claims and why.
 //!
-//! A decision puts its event into a bounded queue and goes on; a full queue drops the event and counts it. The same
-//! event of a pod, or the refusal of a pod whatever its text, is written at most once a minute.
+//! A decision puts its event into a bounded queue and goes on; a full queue drops the event and counts it. An event of a pod is
+//! written at most once a minute for each reason, whatever its text: that of a refusal changes with each pod that comes or goes
+//! elsewhere. While the binds of a pod fail, only that is written.
 
 use apiserver::writes::{ApiServer, EventType, ObjectEvent};
 use decide::cluster::ClosedReason;
@@ -22,7 +23,7 @@ use tokio_util::sync::CancellationToken;
 const QUEUE: usize = 4096;
 /// Writes at once.
 const AT_ONCE: usize = 8;
-/// Pause between two equal events of a pod.
+/// Pause between two events of a pod with the same reason.
 const AGAIN: Duration = Duration::from_secs(60);
 /// Pods whose last events are remembered. Beyond it the oldest is forgotten, and may get an event early.
 const REMEMBERED: usize = 20_000;
@@ -85,22 +86,26 @@ pub(super) struct PodEvents {
 /// The last event of each kind of each pod.
 #[derive(Debug, Default)]
 struct RecentEvents {
-    last: HashMap<(PodUid, PodEventReason), (Instant, String)>,
+    last: HashMap<(PodUid, PodEventReason), Instant>,
     /// In the order in which they were first written.
     order: VecDeque<(PodUid, PodEventReason)>,
 }
 
 impl RecentEvents {
     /// Whether this event is to be written now; it then counts as written.
-    fn is_due(&mut self, uid: &PodUid, reason: PodEventReason, note: &str, now: Instant) -> bool {
+    fn is_due(&mut self, uid: &PodUid, reason: PodEventReason, now: Instant) -> bool {
+        let within = |at: &Instant, pause: Duration| now.duration_since(*at) < pause;
+        if reason == PodEventReason::FilteringSucceed
+            && self.last.get(&(uid.clone(), PodEventReason::BindingFailed)).is_some_and(|at| within(at, 2 * AGAIN))
+        {
+            return false;
+        }
         let key = (uid.clone(), reason);
-        if let Some((at, last)) = self.last.get_mut(&key) {
-            // The text of a refusal changes with each pod that comes or goes elsewhere.
-            let same = reason == PodEventReason::FilteringFailed || last == note;
-            if same && now.duration_since(*at) < AGAIN {
+        if let Some(at) = self.last.get_mut(&key) {
+            if within(at, AGAIN) {
                 return false;
             }
-            (*at, *last) = (now, note.to_owned());
+            *at = now;
             return true;
         }
         if self.order.len() >= REMEMBERED
@@ -109,7 +114,7 @@ impl RecentEvents {
             self.last.remove(&oldest);
         }
         self.order.push_back(key.clone());
-        self.last.insert(key, (now, note.to_owned()));
+        self.last.insert(key, now);
         true
     }
 }
@@ -131,7 +136,7 @@ pub(super) fn queue(api: ApiServer) -> (Arc<PodEvents>, EventWriter) {
 impl PodEvents {
     /// Puts an event into the queue, unless the pod had it within the last minute. Never waits.
     pub(super) fn send(&self, uid: &PodUid, pod: &PodRef, reason: PodEventReason, note: String) {
-        if !self.recent.lock().is_due(uid, reason, &note, Instant::now()) {
+        if !self.recent.lock().is_due(uid, reason, Instant::now()) {
             return;
         }
         let words = (reason.weight(), reason.word(), reason.action());
@@ -216,30 +221,39 @@ mod tests {
     }
 
     #[test]
-    fn a_refused_pod_has_an_event_once_a_minute_and_another_text_of_a_bind_at_once() {
-        use PodEventReason::{BindingFailed, FilteringFailed};
+    fn a_refused_pod_has_an_event_once_a_minute() {
+        use PodEventReason::{BindingFailed, BindingSucceed, FilteringFailed, FilteringSucceed};
         let (mut recent, start) = (RecentEvents::default(), Instant::now());
-        for (pod, reason, note, second, due) in [
-            (1, FilteringFailed, "a", 0, true),
-            (1, FilteringFailed, "b", 59, false),
-            (2, FilteringFailed, "a", 59, true),
-            (1, FilteringFailed, "a", 60, true),
-            (1, BindingFailed, "a", 60, true),
-            (1, BindingFailed, "b", 61, true),
-            (1, BindingFailed, "b", 62, false),
+        for (pod, reason, second, due) in [
+            (1, FilteringFailed, 0, true),
+            (1, FilteringFailed, 59, false),
+            (2, FilteringFailed, 59, true),
+            (1, FilteringFailed, 60, true),
+            (1, FilteringSucceed, 61, true),
+            (1, BindingSucceed, 61, true),
         ] {
             let now = start + Duration::from_secs(second);
-            assert_eq!(recent.is_due(&uid(pod), reason, note, now), due, "{pod} {reason:?} {note} at {second} s");
+            assert_eq!(recent.is_due(&uid(pod), reason, now), due, "{pod} {reason:?} at {second} s");
         }
+        // A pod that fits and whose binds fail, tried every 5 s for 10 minutes.
+        let mut written = Vec::new();
+        for second in (0..600).step_by(5) {
+            let now = start + Duration::from_secs(second);
+            let due =
+                [FilteringSucceed, BindingFailed].into_iter().filter(|reason| recent.is_due(&uid(3), *reason, now));
+            written.extend(due.map(|reason| (reason, second / 60)));
+        }
+        let refusals = (0..10).map(|minute| (BindingFailed, minute));
+        assert_eq!(written, [(FilteringSucceed, 0)].into_iter().chain(refusals).collect::<Vec<_>>());
     }
 
     #[test]
     fn the_memory_of_events_is_bounded() {
         let (mut recent, now) = (RecentEvents::default(), Instant::now());
         for n in 0..u32::try_from(REMEMBERED).unwrap() + 10 {
-            assert!(recent.is_due(&uid(n), PodEventReason::FilteringFailed, "a", now));
+            assert!(recent.is_due(&uid(n), PodEventReason::FilteringFailed, now));
         }
         assert_eq!((recent.last.len(), recent.order.len()), (REMEMBERED, REMEMBERED));
-        assert!(recent.is_due(&uid(0), PodEventReason::FilteringFailed, "a", now), "the oldest is forgotten");
+        assert!(recent.is_due(&uid(0), PodEventReason::FilteringFailed, now), "the oldest is forgotten");
     }
 }
