@@ -281,6 +281,9 @@ fn killed_extenders_give_no_device_twice_and_lose_no_pod() {
         let before = extender.binds_begun();
         made += 4;
         if made > BURST {
+            placed.run("app=load", made - 4);
+            extender.wait_until_leads();
+            assert_eq!(placed.check(extender.address), made - 4);
             // Room for more: the claims of deleted pods are free again.
             placed.scale("load", 0);
             placed.empty();
@@ -299,9 +302,16 @@ fn killed_extenders_give_no_device_twice_and_lose_no_pod() {
     placed.run("app=load", made);
     extender.wait_until_leads();
     assert_eq!(placed.check(extender.address), made);
-    // A scheduler that starts anew, and an API server that is away, lose no pod either.
+    // A scheduler that starts anew while it places pods, and an API server that is away, lose no pod either.
+    placed.scale("load", 0);
+    placed.empty();
+    let before = extender.binds_begun();
+    placed.scale("load", made);
+    eventually("a binding", SETTLED, || (extender.binds_begun() > before).then_some(()));
     drop(scheduler);
     let scheduler = HostScheduler::start(&placed, extender.address);
+    placed.run("app=load", made);
+    assert_eq!(placed.check(extender.address), made);
     placed.scale("load", made - 2);
     placed.scale("load", made + 6);
     placed.cluster.part("stop", "apiserver");

@@ -1,7 +1,7 @@
 //! An extender and a kube-scheduler as processes of this machine, with the account that the chart gives them. Tests kill
 //! them, stop them and start them again.
 
-use crate::built::binary;
+use crate::built::{TEST_BUILD, binary};
 use crate::chart::{self, EXTENDER, NAMESPACE};
 use crate::placed::Placed;
 use lab::extender::ExtenderProcess;
@@ -46,23 +46,28 @@ impl HostExtender {
         HostExtender::start_with(placed, at, "4")
     }
 
-    /// One that logs as much as by default, for measurements.
+    /// One that logs as much as by default, for comparisons with a program of the tests: of the same profile.
     pub(crate) fn start_measured(placed: &Placed) -> HostExtender {
-        HostExtender::start_with(placed, None, "0")
+        HostExtender::start_build(TEST_BUILD, placed, None, "0")
     }
 
     /// One with this kubeconfig.
     pub(crate) fn start_from(kubeconfig: &Path) -> HostExtender {
         HostExtender(ExtenderProcess::start(&binary(), |_| {
             let mut flags: Vec<OsString> =
-                ["--lease-namespace", NAMESPACE, "--extender-listen", "127.0.0.1:0"].map(OsString::from).into();
+                ["--lease-duration", "15s", "--lease-namespace", NAMESPACE].map(OsString::from).into();
+            flags.extend(["--extender-listen".into(), "127.0.0.1:0".into()]);
             flags.extend(["--kubeconfig".into(), kubeconfig.into()]);
             flags
         }))
     }
 
     fn start_with(placed: &Placed, at: Option<SocketAddr>, verbosity: &str) -> HostExtender {
-        HostExtender(ExtenderProcess::start(&binary(), |dir| {
+        HostExtender::start_build(&binary(), placed, at, verbosity)
+    }
+
+    fn start_build(build: &str, placed: &Placed, at: Option<SocketAddr>, verbosity: &str) -> HostExtender {
+        HostExtender(ExtenderProcess::start(build, |dir| {
             let listen = at.map_or_else(|| "127.0.0.1:0".to_owned(), |at| at.to_string());
             let mut flags: Vec<OsString> =
                 ["-v", verbosity, "--retry-period", "300ms", "--lease-namespace", NAMESPACE].map(OsString::from).into();
@@ -113,15 +118,21 @@ impl Deref for HostExtender {
 impl HostScheduler {
     /// Starts one that asks the extender at this address.
     pub(crate) fn start(placed: &Placed, extender: SocketAddr) -> HostScheduler {
-        HostScheduler::start_with(placed, extender, "", "true")
+        // A pod whose extender was killed is tried again soon: the test kills many.
+        HostScheduler::start_with(placed, extender, ("", "podMaxBackoffSeconds: 2\n"), "true")
     }
 
     /// The same with as many calls a second as it likes, and without a Lease, so that it can be stopped for a while.
     pub(crate) fn start_unbounded(placed: &Placed, extender: SocketAddr) -> HostScheduler {
-        HostScheduler::start_with(placed, extender, ", qps: 2000, burst: 4000", "false")
+        HostScheduler::start_with(placed, extender, (", qps: 2000, burst: 4000", ""), "false")
     }
 
-    fn start_with(placed: &Placed, extender: SocketAddr, calls: &str, elected: &str) -> HostScheduler {
+    fn start_with(
+        placed: &Placed,
+        extender: SocketAddr,
+        (calls, backoff): (&str, &str),
+        elected: &str,
+    ) -> HostScheduler {
         let dir = tempfile::Builder::new().prefix("steward-").tempdir().expect("a directory");
         let printed = Command::new(binary())
             .args(["print-config", "kube-scheduler", "--extender-listen", &extender.to_string()])
@@ -135,8 +146,7 @@ impl HostScheduler {
             .replace("  resourceName: gpu-steward-scheduler\n", &namespace)
             .replace("leaderElect: true", &format!("leaderElect: {elected}"))
             + &format!("clientConnection: {{kubeconfig: {}{calls}}}\n", kubeconfig(placed, dir.path()).display())
-            // A pod whose extender was killed is tried again soon: the test kills many.
-            + "podMaxBackoffSeconds: 2\n";
+            + backoff;
         assert!(config.contains(&namespace), "{printed}");
         let path = dir.path().join("scheduler.yaml");
         std::fs::write(&path, config).expect("the configuration is written");

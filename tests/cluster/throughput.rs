@@ -20,6 +20,7 @@ use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 use tokio::runtime::Runtime;
@@ -108,12 +109,14 @@ fn pods_are_bound_soon_also_beside_beating_nodes_and_pods_that_fit_nowhere() {
     for pair in 1..=3 {
         let alone = with_ours(&placed, |address| rate(&placed, address, PODS));
         let [with, often] = [HANDSHAKE_EVERY, OFTEN].map(|every| {
-            let _beats = Beats::start(&placed, NODES, every);
-            with_ours(&placed, |address| {
+            let beats = Beats::start(&placed, NODES, every);
+            let rate = with_ours(&placed, |address| {
                 let huge = json!({ "nvidia.com/gpu": 1, "nvidia.com/gpumem": 10 * GPU_MIB });
                 create(&placed, (0..REFUSED).map(|number| pod(&format!("huge-{number}"), &huge)).collect());
                 rate(&placed, address, PODS)
-            })
+            });
+            beats.end();
+            rate
         });
         let passed = with_pass_through(&placed, |address| rate(&placed, address, PODS));
         println!(
@@ -149,6 +152,9 @@ fn quantile(values: &mut [f64], percent: usize) -> f64 {
 /// The agents of all Nodes, each of which annotates its Node now and then.
 struct Beats {
     _runtime: Runtime,
+    begun: Instant,
+    pause: Duration,
+    written: Arc<AtomicU32>,
 }
 
 impl Beats {
@@ -156,18 +162,29 @@ impl Beats {
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
         let runtime = runtime.expect("a runtime");
         let admin = placed.cluster.status().kubeconfig.clone();
+        let (begun, written) = (Instant::now(), Arc::new(AtomicU32::new(0)));
+        let pause = every / u32::try_from(nodes).expect("few");
+        let counted = Arc::clone(&written);
         runtime.spawn(async move {
             let connection = connect(Some(admin.as_ref())).await.expect("a connection");
             let name = |number| NodeName::parse(&format!("object-{number}")).expect("a name");
             let agents: Vec<_> = (0..nodes).map(|number| ApiServer::new(connection.clone(), name(number))).collect();
-            let mut pause = tokio::time::interval(every / u32::try_from(nodes).expect("few"));
+            let mut pause = tokio::time::interval(pause);
             for agent in agents.iter().cycle() {
                 pause.tick().await;
                 let now = Timestamp::now().to_string();
-                agent.annotate_node(&[(HANDSHAKE, Some(&now))]).await.expect("the Node is annotated");
+                if agent.annotate_node(&[(HANDSHAKE, Some(&now))]).await.is_ok() {
+                    counted.fetch_add(1, Ordering::Relaxed);
+                }
             }
         });
-        Beats { _runtime: runtime }
+        Beats { _runtime: runtime, begun, pause, written }
+    }
+
+    /// Checks that most of them were written.
+    fn end(self) {
+        let (written, due) = (self.written.load(Ordering::Relaxed), self.begun.elapsed().div_duration_f64(self.pause));
+        assert!(f64::from(written) >= 0.8 * due, "{written} of {due:.0} beats were written");
     }
 }
 
