@@ -75,6 +75,8 @@ pub enum ApiServerFault {
     Garbage,
     /// Does not answer, and keeps the connection open.
     Hang,
+    /// Does so where the path contains this text, and answers everything else.
+    HangPath(&'static str),
     /// Answers lists, and ends each watch as soon as it has begun.
     EndAtOnce,
 }
@@ -455,7 +457,10 @@ async fn record_and_apply_fault(State(shared): State<Arc<Shared>>, request: Requ
         ApiServerFault::Hang => std::future::pending().await,
         ApiServerFault::EndAtOnce if received.is_watch() => StatusCode::OK.into_response(),
         ApiServerFault::RefusePath(code, part) if received.path.contains(part) => status(code, "the lab refuses"),
-        ApiServerFault::EndAtOnce | ApiServerFault::RefusePath(..) => next.run(request).await,
+        ApiServerFault::HangPath(part) if received.path.contains(part) => std::future::pending().await,
+        ApiServerFault::EndAtOnce | ApiServerFault::RefusePath(..) | ApiServerFault::HangPath(_) => {
+            next.run(request).await
+        }
     }
 }
 

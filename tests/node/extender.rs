@@ -132,10 +132,11 @@ fn a_pod_gets_node_and_claim_in_one_call_and_two_events() {
     let writes = server.requests().into_iter().filter(|asked| asked.path.contains("/pods/") && asked.method != "GET");
     assert_eq!(writes.map(|asked| asked.path).collect::<Vec<_>>(), ["/api/v1/namespaces/ml/pods/train-1/binding"]);
     assert_eq!(extender.bind(&first, "n2"), "", "a repeated call is a success");
-    // A pod that fits no node.
+    // A pod that fits no node, whatever else ends there.
     let answer = extender.filter(&second, &["n1", "n2"]);
-    assert_eq!(answer["NodeNames"], Value::Null);
-    assert_eq!(answer["FailedNodes"], json!({ "n1": "CardInsufficientMemory", "n2": "CardInsufficientMemory" }));
+    let refused = json!({ "n1": "CardInsufficientMemory", "n2": "CardInsufficientMemory" });
+    assert_eq!((&answer["NodeNames"], &answer["FailedNodes"]), (&Value::Null, &Value::Null));
+    assert_eq!(answer["FailedAndUnresolvableNodes"], refused);
     extender.filter(&second, &["n1", "n2"]);
     let note = eventually("the event of the refused pod", SOON, || events(&server, "FilteringFailed").pop());
     assert!(note.contains("CardInsufficientMemory on 3 GPUs of 2 nodes") && note.contains("asks 90000 MiB"), "{note}");
@@ -164,6 +165,10 @@ fn two_pods_that_fit_alone_never_share_a_gpu_that_is_too_small() {
     let why = extender.bind(&second, "n1");
     assert!(why.contains("does not fit any more: CardInsufficientMemory"), "{why}");
     assert_eq!(stored(&server, &second)["spec"]["nodeName"], Value::Null);
+    // It would fit if the other pod ended, so kube-scheduler may preempt.
+    let answer = extender.filter(&second, &["n1"]);
+    assert_eq!(answer["FailedNodes"], json!({ "n1": "CardInsufficientMemory" }));
+    assert_eq!(answer["FailedAndUnresolvableNodes"], Value::Null);
     server.remove("pods", "ml", "train-1");
     eventually("the GPU of the pod that is gone", SOON, || {
         (extender.filter(&second, &["n1"])["NodeNames"] == json!(["n1"])).then_some(())

@@ -60,6 +60,10 @@ mod extender;
 #[cfg(test)]
 mod extender_admin;
 #[cfg(test)]
+mod extender_flags;
+#[cfg(test)]
+mod event_queue;
+#[cfg(test)]
 mod recorded;
 #[cfg(test)]
 mod closings;

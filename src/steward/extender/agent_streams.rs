@@ -315,10 +315,15 @@ impl Served {
         }
     }
 
-    /// Takes over one message.
+    /// Handles one message, and counts it then.
     async fn take(&mut self, message: WireMessage) -> Result<(), Ended> {
+        let taken = self.take_over(message).await;
+        self.streams.counts.message();
+        taken
+    }
+
+    async fn take_over(&mut self, message: WireMessage) -> Result<(), Ended> {
         let streams = Arc::clone(&self.streams);
-        streams.counts.message();
         let before = self.over;
         while !self.rate.allows(clock::monotonic()) {
             self.over += 1;

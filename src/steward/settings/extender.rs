@@ -132,6 +132,7 @@ mod tests {
     use super::super::layer::Origin;
     use super::super::table::{Key, Reader as ReaderName};
     use super::*;
+    use decide::cluster::NodeChoice;
     use model::placement::{GpuOrder, GpuPolicy, NodePolicy};
 
     fn defaults() -> BTreeMap<&'static str, RawValue> {
@@ -152,6 +153,12 @@ mod tests {
         let settings = with(&[]).unwrap();
         assert_eq!((settings.rules, settings.lease.times), (ClusterRules::default(), ElectionTimes::default()));
         assert_eq!(settings.listen.to_string(), "127.0.0.1:9444");
+    }
+
+    #[test]
+    fn the_choice_of_the_node_and_the_step_of_scores_are_read() {
+        let rules = with(&[("node-choice", "extender"), ("score-step", "7")]).unwrap().rules;
+        assert_eq!((rules.node_choice, rules.score_step), (NodeChoice::Extender, 7));
     }
 
     #[test]

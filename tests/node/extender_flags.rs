@@ -1,0 +1,66 @@
+//! What flags of the extender change: how much it logs, who chooses the node, and how far apart scores are.
+
+use crate::extender::{Extender, node, pod};
+use crate::program::BINARY;
+use lab::api_server::FakeApiServer;
+use serde_json::{Value, json};
+
+/// A GPU on one of two nodes is taken, so that their scores differ; a third node has no GPUs.
+fn nodes(server: &FakeApiServer, extender: &Extender) {
+    extender.wait_until_leads();
+    let first = pod(server, 1, 8000);
+    extender.filter(&first, &["n1"]);
+    assert_eq!(extender.bind(&first, "n1"), "");
+}
+
+fn server() -> FakeApiServer {
+    let server = FakeApiServer::start();
+    node(&server, "n1", 1);
+    node(&server, "n2", 1);
+    server
+}
+
+#[test]
+fn each_verbosity_has_its_lines_about_a_filter_call() {
+    let server = server();
+    let extender = Extender::start_with(BINARY, &server, &[]);
+    nodes(&server, &extender);
+    for (number, verbosity, scores, refused) in [(10, "0", false, false), (11, "2", true, false), (12, "4", true, true)]
+    {
+        assert_eq!(extender.admin("PUT", "/loglevel", verbosity).status, 200);
+        let asks = pod(&server, number, 1000);
+        let answer = extender.filter(&asks, &["n1", "n2", "n3"]);
+        assert_eq!(answer["NodeNames"], json!(["n1", "n2"]));
+        let log = extender.log();
+        let line =
+            |words: &str| log.lines().any(|line| line.contains(words) && line.contains(&format!("ml/train-{number}")));
+        assert_eq!(line("score of node n1 for pod"), scores, "-v {verbosity}: {log}");
+        assert_eq!(line("filtered out node n3 for pod"), refused, "-v {verbosity}: {log}");
+    }
+}
+
+/// The scores of these nodes for a new pod, and the nodes that its filter call leaves.
+fn asked(server: &FakeApiServer, flags: &[&str]) -> (Vec<i64>, Value) {
+    let extender = Extender::start_with(BINARY, server, flags);
+    extender.wait_until_leads();
+    let asks = pod(server, 20, 1000);
+    let question = json!({ "Pod": asks, "Nodes": null, "NodeNames": ["n1", "n2"] });
+    let fit = extender.filter(&asks, &["n1", "n2"])["NodeNames"].clone();
+    let scores = extender.ask("prioritize", &question).json();
+    let score = |one: &Value| one["Score"].as_i64().expect("a score");
+    (scores.as_array().expect("a list").iter().map(score).collect(), fit)
+}
+
+#[test]
+fn flags_set_the_step_between_scores_and_who_chooses_the_node() {
+    let server = server();
+    nodes(&server, &Extender::start_with(BINARY, &server, &[]));
+    for (flags, step, fit) in [
+        (&[][..], 121, json!(["n1", "n2"])),
+        (&["--score-step", "7"], 7, json!(["n1", "n2"])),
+        (&["--node-choice", "extender"], 121, json!(["n1"])),
+    ] {
+        // The default policy fills nodes that are in use.
+        assert_eq!(asked(&server, flags), (vec![step, 0], fit), "{flags:?}");
+    }
+}
