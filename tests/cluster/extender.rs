@@ -303,15 +303,13 @@ fn killed_extenders_give_no_device_twice_and_lose_no_pod() {
     extender.wait_until_leads();
     assert_eq!(placed.check(extender.address), made);
     // A scheduler that starts anew while it places pods, and an API server that is away, lose no pod either.
-    placed.scale("load", 0);
-    placed.empty();
     let before = extender.binds_begun();
-    placed.scale("load", made);
+    placed.scale("load", made + 6);
     eventually("a binding", SETTLED, || (extender.binds_begun() > before).then_some(()));
     drop(scheduler);
     let scheduler = HostScheduler::start(&placed, extender.address);
-    placed.run("app=load", made);
-    assert_eq!(placed.check(extender.address), made);
+    placed.run("app=load", made + 6);
+    assert_eq!(placed.check(extender.address), made + 6);
     placed.scale("load", made - 2);
     placed.scale("load", made + 6);
     placed.cluster.part("stop", "apiserver");
