@@ -3,7 +3,7 @@
 
 use crate::placed::{Placed, SETTLED};
 use crate::seats::{HostExtender, kubeconfig};
-use crate::throughput::{GPU_MIB, GPUS, add_nodes, create, pod};
+use crate::throughput::{CHUNK, GPU_MIB, GPUS, add_nodes, create, pod};
 use apiserver::client::{ApiClient, ApiSelection, ObjectForm, ReadAge};
 use apiserver::connect;
 use apiserver::resource::ApiResource;
@@ -18,8 +18,6 @@ const NODES: usize = 5_000;
 const PODS_A_NODE: usize = 10;
 /// Calls that make pods at once.
 const TOGETHER: usize = 8;
-/// Pods of one such call.
-const CHUNK: usize = 500;
 /// Objects of one page, as the extender asks for them.
 const PAGE: u32 = 500;
 /// Rounds in which both take turns. The median of their ratios counts.

@@ -32,7 +32,7 @@ pub(crate) const GPUS: usize = 8;
 /// Memory of a GPU.
 pub(crate) const GPU_MIB: u64 = 81_920;
 /// Objects in one call of kubectl.
-const CHUNK: usize = 500;
+pub(crate) const CHUNK: usize = 500;
 const HANDSHAKE: &str = "hami.io/node-handshake";
 /// Events that the pass-through writes at once: as many as the extender.
 const EVENTS_AT_ONCE: usize = 8;
