@@ -5,6 +5,7 @@
 use crate::bearer::Bearer;
 use crate::eventually::eventually;
 use crate::kubectl::Kubectl;
+use crate::object_reads::ObjectReads;
 use rustix::fs::{FlockOperation, flock};
 use serde::Deserialize;
 use std::ffi::{OsStr, OsString};
@@ -275,7 +276,8 @@ impl Cluster {
     /// `kubectl` of the group `system:masters`, for the objects that a test needs. Tests do not test its rights.
     #[must_use]
     pub fn admin(&self) -> Kubectl {
-        Kubectl::with_config(self.program("kubectl"), &self.status.kubeconfig)
+        let Status { server, ca, kubeconfig, .. } = &self.status;
+        Kubectl::with_config(self.program("kubectl"), kubeconfig).reading(ObjectReads::beside(server, ca, "admin"))
     }
 
     /// `kubectl` with a token.

@@ -30,6 +30,7 @@ pub mod pass_through;
 pub mod agent;
 pub mod extender;
 pub mod pods;
+pub mod object_reads;
 pub mod kubectl;
 pub mod bearer;
 pub mod cluster;
