@@ -3,7 +3,7 @@
 use crate::audit;
 use crate::bed::EVICT;
 use crate::chart::NAMESPACE;
-use crate::placed::{Placed, SETTLED, container, spec, workload};
+use crate::placed::{GPUS, Placed, SETTLED, container, spec, workload};
 use crate::seats::{HostExtender, HostScheduler};
 use lab::cluster::ClusterOptions;
 use lab::eventually::eventually;
@@ -90,7 +90,7 @@ fn without_cdi_no_pod_of_a_burst_is_mistaken_for_another_while_agents_are_replac
     let placed = Placed::up_on("extender-early", &ClusterOptions::nodes(3).without_cdi());
     placed.agents_report();
     let space = &placed.space.name;
-    let bursts = if std::env::var_os("GPU_STEWARD_LONG").is_some() { 20 } else { 2 };
+    let bursts = if std::env::var_os("GPU_STEWARD_LONG").is_some() { 20 } else { 1 };
     // As many GPUs and other amounts, so that only the order of the starts tells them apart.
     let shapes = [("small", 2000, BURST / 3), ("middle", 3000, BURST / 3), ("large", 4000, BURST / 3)];
     for (name, mib, _) in shapes {
@@ -273,14 +273,14 @@ fn killed_extenders_give_no_device_twice_and_lose_no_pod() {
     let mut extender = HostExtender::start(&placed, None);
     let scheduler = HostScheduler::start(&placed, extender.address);
     let kills: u64 = if std::env::var_os("GPU_STEWARD_LONG").is_some() { 100 } else { 10 };
-    let share = json!({ "nvidia.com/gpu": 1, "nvidia.com/gpumem": 3000 });
-    placed.deployment("load", &share);
+    // More than half of a GPU each, and in the end as many as GPUs: a GPU that is given twice has more claimed than it has.
+    placed.deployment("load", &json!({ "nvidia.com/gpu": 1, "nvidia.com/gpumem": 50_000 }));
     let (mut mid_bind, mut made) = (0, 0);
     for kill in 0..kills {
         extender.wait_until_leads();
         let before = extender.binds_begun();
         made += 4;
-        if made > BURST {
+        if made > GPUS {
             placed.run("app=load", made - 4);
             extender.wait_until_leads();
             assert_eq!(placed.check(extender.address), made - 4);

@@ -13,7 +13,7 @@ use lab::relay::Relay;
 use proto::pod_resources::ListPodResourcesRequest;
 use proto::pod_resources::pod_resources_lister_client::PodResourcesListerClient;
 use serde_json::{Value, json};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::time::Duration;
 
@@ -22,6 +22,8 @@ pub(crate) const SETTLED: Duration = Duration::from_secs(180);
 const ALLOCATED: &str = "hami.io/vgpu-devices-allocated";
 const REGISTER: &str = "hami.io/node-nvidia-register";
 const COUNT: &str = "nvidia.com/gpu";
+/// GPUs of the three nodes together.
+pub(crate) const GPUS: usize = 12;
 const DAEMONSET: &str = "daemonset/gpu-steward-agent";
 const DEPLOYMENT: &str = "deployment/gpu-steward-extender";
 /// Selects the pods of that Deployment.
@@ -274,17 +276,25 @@ impl Placed {
         }
         assert_eq!(known, claimed.len(), "claims of devices that no node has: {claimed:?}");
         eventually("the extender's ledger to be the pods' claims", SETTLED, || {
-            let samples = Placed::samples(extender, "/metrics/hami", "hami_gpu_memory_allocated_bytes");
-            let ledger: BTreeMap<String, u64> = samples
-                .into_iter()
-                .filter(|(_, bytes)| *bytes > 0)
-                .map(|(labels, bytes)| (label(&labels, "device_uuid"), bytes >> 20))
-                .collect();
-            let pods: BTreeMap<String, u64> = self.claimed().into_iter().map(|(uuid, own)| (uuid, own.mib)).collect();
-            (ledger == pods).then_some(())
+            (Placed::ledger(extender) == self.claimed()).then_some(())
         });
         self.check_kubelets();
         check_containers(&self.cluster, &self.admin, &self.space.name)
+    }
+
+    /// What the extender's ledger has claimed of each device.
+    fn ledger(extender: SocketAddr) -> BTreeMap<String, Claimed> {
+        let mut ledger: BTreeMap<String, Claimed> = BTreeMap::new();
+        let mut read = |name: &str, take: fn(&mut Claimed, u64)| {
+            for (labels, value) in Placed::samples(extender, "/metrics/hami", name) {
+                take(ledger.entry(label(&labels, "device_uuid")).or_default(), value);
+            }
+        };
+        read("hami_gpu_memory_allocated_bytes", |own, bytes| own.mib = bytes >> 20);
+        read("hami_gpu_core_allocated_ratio", |own, percent| own.cores = percent);
+        read("hami_gpu_shared_count", |own, slots| own.slots = slots);
+        ledger.retain(|_, own| *own != Claimed::default());
+        ledger
     }
 
     /// How many GPUs each kubelet has given to each container of the namespace.
@@ -310,29 +320,41 @@ impl Placed {
         given
     }
 
-    /// Compares what each kubelet gave out with the claims.
+    /// Compares what each kubelet gave out with the claims: to the containers of the pods that run, and to no pod that is gone.
     fn check_kubelets(&self) {
-        if self.pods().is_empty() {
-            eventually("kubelets that have given nothing", SETTLED, || self.given().is_empty().then_some(()));
-            return;
-        }
-        let mut given = self.given();
-        let mut claimed = BTreeMap::new();
-        for pod in self.pods().iter().filter(|pod| pod["status"]["phase"] == "Running") {
-            let name = pod["metadata"]["name"].as_str().expect("a name");
-            let claim = parse(pod["metadata"]["annotations"][ALLOCATED].as_str().unwrap_or_default());
-            let inits = pod["spec"]["initContainers"].as_array().map_or(0, Vec::len);
-            let containers = pod["spec"]["containers"].as_array().expect("a list");
-            for (container, devices) in containers.iter().zip(claim.into_iter().skip(inits)) {
-                let container = container["name"].as_str().expect("a name").to_owned();
-                if !devices.is_empty() {
-                    claimed.insert((name.to_owned(), container), devices.len());
-                }
+        eventually("the kubelets' devices to be those of the pods", SETTLED, || {
+            let pods = self.pods();
+            let in_phase = |phase: &'static str| pods.iter().filter(move |pod| pod["status"]["phase"] == phase);
+            // A pod that starts has devices before it runs.
+            let starting: BTreeSet<&str> =
+                in_phase("Pending").filter_map(|pod| pod["metadata"]["name"].as_str()).collect();
+            let mut given = self.given();
+            given.retain(|(pod, _), _| !starting.contains(&**pod));
+            let claimed = claimed_by_containers(in_phase("Running"));
+            if given != claimed {
+                println!("the kubelets gave {given:?}, and the pods claim {claimed:?}");
+            }
+            (given == claimed).then_some(())
+        });
+    }
+}
+
+/// How many devices each container of these pods claims.
+fn claimed_by_containers<'a>(pods: impl Iterator<Item = &'a Value>) -> BTreeMap<(String, String), usize> {
+    let mut claimed = BTreeMap::new();
+    for pod in pods {
+        let name = pod["metadata"]["name"].as_str().expect("a name");
+        let claim = parse(pod["metadata"]["annotations"][ALLOCATED].as_str().unwrap_or_default());
+        let inits = pod["spec"]["initContainers"].as_array().map_or(0, Vec::len);
+        let containers = pod["spec"]["containers"].as_array().expect("a list");
+        for (container, devices) in containers.iter().zip(claim.into_iter().skip(inits)) {
+            let container = container["name"].as_str().expect("a name").to_owned();
+            if !devices.is_empty() {
+                claimed.insert((name.to_owned(), container), devices.len());
             }
         }
-        given.retain(|(pod, container), _| claimed.contains_key(&(pod.clone(), container.clone())));
-        assert_eq!(given, claimed, "what the kubelets gave, and what the pods claim");
     }
+    claimed
 }
 
 impl Drop for Placed {

@@ -333,7 +333,7 @@ fn a_new_agent_takes_over_from_the_old_one() {
 #[ignore = "needs cluster alone: tests/run"]
 fn bursts_under_load_give_each_container_its_own_devices() {
     let bed = Bed::exclusive("restart-bursts");
-    let (bursts, pods, gpus) = number((3, 10, 2), (20, 60, 8));
+    let (bursts, pods, gpus) = number((2, 10, 2), (20, 60, 8));
     let agent = bed.agent(&[&format!("--gpus=simulated=H100:{gpus}")]);
     let mut fleet = Fleet::new(&bed, &agent);
     let busy = Busy::all();

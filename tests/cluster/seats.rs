@@ -71,6 +71,8 @@ impl HostExtender {
             let listen = at.map_or_else(|| "127.0.0.1:0".to_owned(), |at| at.to_string());
             let mut flags: Vec<OsString> =
                 ["-v", verbosity, "--retry-period", "300ms", "--lease-namespace", NAMESPACE].map(OsString::from).into();
+            // A killed leader is followed once its Lease has run out, and the tests kill many.
+            flags.extend(["--lease-duration", "6s", "--renew-deadline", "4s"].map(OsString::from));
             flags.extend(["--extender-listen".into(), listen.into()]);
             flags.extend(["--kubeconfig".into(), kubeconfig(placed, dir).into()]);
             flags

@@ -44,6 +44,8 @@ const LATER: f64 = 1.1;
 /// The share of the rate that is left beside Nodes that are annotated and pods that fit nowhere.
 const BESIDE: f64 = 0.9;
 const REFUSED: usize = 200;
+/// After so many tries kube-scheduler waits its longest (ten seconds) before it tries a pod again: 1 s, 2 s, 4 s, 8 s, 10 s.
+const TRIES: u64 = 5;
 /// How often an agent that served HAMi's clock would annotate its Node. Ours does it each [`HANDSHAKE_EVERY`].
 const OFTEN: Duration = Duration::from_secs(30);
 /// Longest time until a thousand pods are bound by either.
@@ -107,18 +109,9 @@ fn pods_are_bound_soon_also_beside_beating_nodes_and_pods_that_fit_nowhere() {
     }
     let mut beside = Vec::new();
     for pair in 1..=3 {
-        let alone = with_ours(&placed, |address| rate(&placed, address, PODS));
-        let [with, often] = [HANDSHAKE_EVERY, OFTEN].map(|every| {
-            let beats = Beats::start(&placed, NODES, every);
-            let rate = with_ours(&placed, |address| {
-                let huge = json!({ "nvidia.com/gpu": 1, "nvidia.com/gpumem": 10 * GPU_MIB });
-                create(&placed, (0..REFUSED).map(|number| pod(&format!("huge-{number}"), &huge)).collect());
-                rate(&placed, address, PODS)
-            });
-            beats.end();
-            rate
-        });
-        let passed = with_pass_through(&placed, |address| rate(&placed, address, PODS));
+        let alone = with_ours(&placed, |address| rate(&placed, address, NODES));
+        let [with, often] = [HANDSHAKE_EVERY, OFTEN].map(|every| rate_beside_refused(&placed, NODES, every));
+        let passed = with_pass_through(&placed, |address| rate(&placed, address, NODES));
         println!(
             "pair {pair}: {alone:.1} pods/s (pass-through {passed:.1}), beside beats and refused pods {with:.1} ({:.3}), with \
              beats each {} s {often:.1} ({:.3})",
@@ -147,6 +140,28 @@ fn with_pass_through<T>(placed: &Placed, measure: impl FnOnce(SocketAddr) -> T) 
 fn quantile(values: &mut [f64], percent: usize) -> f64 {
     values.sort_by(f64::total_cmp);
     values[(values.len() * percent / 100).min(values.len() - 1)]
+}
+
+/// The rate while the agents of so many Nodes annotate them, each one so often, and beside pods that fit nowhere. These were
+/// tried so often before that kube-scheduler waits its longest between two tries of each.
+fn rate_beside_refused(placed: &Placed, nodes: usize, every: Duration) -> f64 {
+    let beats = Beats::start(placed, nodes, every);
+    let extender = HostExtender::start_measured(placed);
+    extender.wait_until_leads();
+    let scheduler = warm_scheduler(placed, extender.address);
+    let huge = json!({ "nvidia.com/gpu": 1, "nvidia.com/gpumem": 10 * GPU_MIB });
+    create(placed, (0..REFUSED).map(|number| pod(&format!("huge-{number}"), &huge)).collect());
+    let tries = || extender.metric("gpu_steward_extender_answer_seconds_count{verb=\"filter\"}");
+    let often = TRIES * REFUSED as u64;
+    eventually("tries of the pods that fit nowhere", BOUND, || (tries() > often).then_some(()));
+    let before = tries();
+    let rate = rate_of(placed, &scheduler, nodes);
+    let tries = (tries() - before).saturating_sub(nodes as u64);
+    println!("    {rate:.1} pods/s beside {tries} tries of pods that fit nowhere");
+    drop(scheduler);
+    remove_all(placed);
+    beats.end();
+    rate
 }
 
 /// The agents of all Nodes, each of which annotates its Node now and then.
@@ -250,10 +265,17 @@ fn remove_all(placed: &Placed) {
     eventually("the end of all pods", SETTLED, || placed.pods().is_empty().then_some(()));
 }
 
-/// Pods a second from the moment when kube-scheduler may begin until the last event of them is written. An event that a
-/// refused pod caused may count for one of theirs.
 fn rate(placed: &Placed, extender: SocketAddr, count: usize) -> f64 {
     let scheduler = warm_scheduler(placed, extender);
+    let rate = rate_of(placed, &scheduler, count);
+    drop(scheduler);
+    remove_all(placed);
+    rate
+}
+
+/// Pods a second from the moment when kube-scheduler may begin until the last event of them is written. An event that a
+/// refused pod caused may count for one of theirs.
+fn rate_of(placed: &Placed, scheduler: &HostScheduler, count: usize) -> f64 {
     scheduler.signal("-STOP");
     create(placed, pods(0..count));
     let from = audit::end(&placed.cluster);
@@ -271,8 +293,6 @@ fn rate(placed: &Placed, extender: SocketAddr, count: usize) -> f64 {
         let (bound, events) = (of("pods"), of("events"));
         Some(*bound.get(count - 1)?.max(events.get(2 * count - 1)?))
     });
-    drop(scheduler);
-    remove_all(placed);
     count as f64 / ended.duration_since(begun).as_secs_f64()
 }
 
