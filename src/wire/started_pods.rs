@@ -1,4 +1,5 @@
-//! The file of started pods: one line with a UID for each pod of which the agent answered a start.
+//! The file of started pods: one line with a UID for each pod of which the agent answered a start, and one with a minus before the
+//! UID for each of them that has ended since. Agents of earlier releases skip the latter.
 //!
 //! A line starts with a line feed, because the line before it may be cut off. Where the machine lost its power, a file
 //! system may have filled blocks that were not written with zeros.
@@ -14,7 +15,7 @@ pub const MAX_BYTES: usize = 1 << 20;
 /// What the file holds.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct StartedPods {
-    /// The pods of all lines that can be read.
+    /// The pods of all lines that can be read, without those that have ended.
     pub pods: BTreeSet<PodUid>,
     /// The number of lines.
     pub lines: usize,
@@ -28,16 +29,26 @@ pub fn line(pod: &PodUid) -> String {
     format!("\n{pod}")
 }
 
+/// The line that a pod has ended.
+#[must_use]
+pub fn end_line(pod: &PodUid) -> String {
+    format!("\n-{pod}")
+}
+
 /// Reads the file. A line that cannot be read is skipped: a line that was cut off is not the UID of any pod.
 #[must_use]
 pub fn decode(bytes: &[u8]) -> StartedPods {
     let text = String::from_utf8_lossy(bytes);
     let lines = || text.split(['\n', '\0']).filter(|line| !line.is_empty());
-    StartedPods {
-        pods: lines().filter_map(|line| PodUid::parse(line).ok()).collect(),
-        lines: lines().count(),
-        bytes: bytes.len() as u64,
+    let mut pods = BTreeSet::new();
+    for line in lines() {
+        match (line.strip_prefix('-').map(PodUid::parse), PodUid::parse(line)) {
+            (Some(Ok(ended)), _) => drop(pods.remove(&ended)),
+            (_, Ok(pod)) => drop(pods.insert(pod)),
+            _ => {}
+        }
     }
+    StartedPods { pods, lines: lines().count(), bytes: bytes.len() as u64 }
 }
 
 #[cfg(test)]
@@ -56,6 +67,15 @@ mod tests {
         assert_eq!((pods, lines), (BTreeSet::from([uid(1), uid(2)]), 5));
         assert_eq!(bytes, text.len() as u64);
         assert_eq!(decode(&[0; 4096]), StartedPods { bytes: 4096, ..StartedPods::default() });
+    }
+
+    #[test]
+    fn a_pod_that_has_ended_is_no_started_pod_unless_it_starts_again() {
+        let pods = |text: String| decode(text.as_bytes()).pods;
+        let ended = line(&uid(1)) + &line(&uid(2)) + &end_line(&uid(1));
+        assert_eq!(pods(ended.clone()), BTreeSet::from([uid(2)]));
+        assert_eq!(pods(ended + &line(&uid(1))), BTreeSet::from([uid(1), uid(2)]));
+        assert_eq!(pods(line(&uid(1)) + "\n-"), BTreeSet::from([uid(1)]), "a line that was cut off");
     }
 
     proptest! {

@@ -226,7 +226,10 @@ impl NodeAllocator {
         if matches!(gpu_pod.claim, PodClaim::Given(_)) && !gpu_pod.placed_here {
             self.pods.served_by_scheduler = true;
         }
-        if gpu_pod.started && !gpu_pod.finished {
+        if gpu_pod.finished {
+            // After a restore of etcd it may come back and be placed anew: it then starts like any other pod.
+            self.forget_start(&gpu_pod.uid);
+        } else if gpu_pod.started {
             self.pods.started.insert(gpu_pod.uid.clone());
         }
         if matches!(gpu_pod.claim, PodClaim::Given(_)) {
@@ -281,14 +284,19 @@ impl NodeAllocator {
         self.enter(&gpu_pod.uid);
     }
 
-    /// Forgets a pod that is gone.
-    pub fn remove_gpu_pod(&mut self, uid: &PodUid) {
-        self.pods.by_uid.remove(uid);
+    /// Forgets what a pod has got: it runs no more.
+    fn forget_start(&mut self, uid: &PodUid) {
         self.pods.started.remove(uid);
-        self.claims.unwritten.remove(uid);
         self.claims.given.remove(uid);
         self.claims.in_limits_files.retain(|key, _| key.pod != *uid);
         self.claims.moved.remove(uid);
+    }
+
+    /// Forgets a pod that is gone.
+    pub fn remove_gpu_pod(&mut self, uid: &PodUid) {
+        self.pods.by_uid.remove(uid);
+        self.forget_start(uid);
+        self.claims.unwritten.remove(uid);
         self.ledger.remove(uid);
         let of_it = |row: &&CheckpointEntry| &row.holder.pod == uid;
         let tickets: Vec<Ticket> = self.held.values().filter(of_it).filter_map(|row| row.ticket.clone()).collect();

@@ -157,6 +157,20 @@ fn a_second_pod_that_does_not_fit_beside_the_first_does_not_start_and_the_first_
     filled(allocator.start(&ids(&[(0, 1)]), Some(&checkpoint)));
 }
 
+/// After a restore of etcd a pod that has ended is placed anew, and may get again what it had while another pod has it.
+#[test]
+fn a_pod_that_has_ended_and_comes_back_starts_only_beside_those_that_run() {
+    let (first, second) = (single(1, device_share(0, 50, 30)), single(2, device_share(0, 50, 30)));
+    let mut allocator = allocator(vec![first.clone(), second]);
+    let checkpoint = [row(1, "main", &[(0, 0)], 1), row(2, "main", &[(0, 1)], 2)];
+    filled(allocator.start(&ids(&[(0, 0)]), Some(&checkpoint)));
+    allocator.set_gpu_pod(GpuPod { started: true, finished: true, ..first.clone() });
+    filled(allocator.start(&ids(&[(0, 1)]), Some(&checkpoint)));
+    allocator.set_gpu_pod(first);
+    let why = refused(allocator.start(&ids(&[(0, 0)]), Some(&checkpoint)));
+    assert!(matches!(why, Refusal::DoesNotFit { claimed, .. } if claimed == 50 * GIB), "{why}");
+}
+
 #[test]
 fn a_running_pod_keeps_its_claim_when_the_annotation_changes() {
     let requests = || vec![request("main", ContainerRole::App, 1), request("late", ContainerRole::App, 1)];

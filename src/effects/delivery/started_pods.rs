@@ -13,7 +13,7 @@ use wire::started_pods::{self, FILE, StartedPods};
 
 /// Only the agent may read and write it.
 const MODE: u32 = 0o600;
-/// The file is written again if it has more lines than this of pods that are gone.
+/// The file is written again if it has more lines than this of pods that are gone, two of each.
 const MAX_GONE: usize = 256;
 /// Limit of the file.
 const MAX_BYTES: u64 = started_pods::MAX_BYTES as u64;
@@ -48,9 +48,15 @@ impl StartedPodsFile {
         if self.pods.contains(pod) {
             return Ok(());
         }
-        let line = started_pods::line(pod);
+        self.append(&started_pods::line(pod), 1)?;
+        self.pods.insert(pod.clone());
+        Ok(())
+    }
+
+    /// Adds so many lines to the file.
+    fn append(&mut self, text: &str, lines: usize) -> Result<(), DeliveryError> {
         let cannot_write = failed("write into", &self.path);
-        if self.length + line.len() as u64 > MAX_BYTES {
+        if self.length + text.len() as u64 > MAX_BYTES {
             return Err(cannot_write(io::Error::other("it is full")));
         }
         let mut write = || {
@@ -58,24 +64,26 @@ impl StartedPodsFile {
                 Some(file) => file,
                 None => fs::OpenOptions::new().append(true).create(true).mode(MODE).open(&self.path)?,
             };
-            file.write_all(line.as_bytes())?;
+            file.write_all(text.as_bytes())?;
             Ok(file)
         };
         self.file = Some(write().map_err(cannot_write)?);
-        self.pods.insert(pod.clone());
-        self.lines += 1;
-        self.length += line.len() as u64;
+        self.lines += lines;
+        self.length += text.len() as u64;
         Ok(())
     }
 
-    /// Forgets all other pods, and writes the file again if many are gone.
+    /// Forgets all other pods, and notes that they have ended: one that a restore of etcd brings back starts like any other. Writes
+    /// the file again if many are gone.
     ///
     /// # Errors
     /// If it cannot be written; the file stays as it was.
     pub fn keep_only(&mut self, pods: &BTreeSet<PodUid>) -> Result<(), DeliveryError> {
+        let ended: Vec<PodUid> = self.pods.difference(pods).cloned().collect();
         self.pods.retain(|pod| pods.contains(pod));
-        if self.lines <= self.pods.len() + MAX_GONE {
-            return Ok(());
+        if self.lines + ended.len() <= self.pods.len() + MAX_GONE {
+            let text: String = ended.iter().map(started_pods::end_line).collect();
+            return if ended.is_empty() { Ok(()) } else { self.append(&text, ended.len()) };
         }
         let text: String = self.pods.iter().map(started_pods::line).collect();
         rename_into_place(&self.path, text.as_bytes(), MODE)?;
@@ -121,6 +129,7 @@ mod tests {
         assert_eq!(known, BTreeSet::from([uid(1), uid(2)]));
         starts.note(&uid(3)).unwrap();
         starts.keep_only(&BTreeSet::from([uid(2), uid(3)])).unwrap();
+        assert_eq!(recall(folder.path()), BTreeSet::from([uid(2), uid(3)]), "the first one has ended");
         starts.note(&uid(1)).unwrap();
         assert_eq!(recall(folder.path()), BTreeSet::from([uid(1), uid(2), uid(3)]));
     }
@@ -133,7 +142,7 @@ mod tests {
         for n in 0..10 * MAX_GONE {
             starts.note(&uid(n)).unwrap();
             starts.keep_only(&BTreeSet::from([uid(0), uid(n)])).unwrap();
-            assert!(fs::metadata(&path).unwrap().len() <= (MAX_GONE as u64 + 3) * 33);
+            assert!(fs::metadata(&path).unwrap().len() <= (MAX_GONE as u64 + 3) * 34);
         }
         assert!(recall(folder.path()).contains(&uid(10 * MAX_GONE - 1)));
         let refused = (0..1 << 20).map(|n| starts.note(&uid(1 << 20 | n))).find_map(Result::err);

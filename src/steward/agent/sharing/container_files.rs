@@ -215,6 +215,13 @@ impl ContainerFiles {
         self.counter.limit
     }
 
+    /// Notes on disk which pods have started and not ended.
+    pub(super) fn keep_started(&mut self, pods: &BTreeSet<PodUid>) {
+        if let Err(error) = block_in_place(|| self.starts.keep_only(pods)) {
+            tracing::debug!(%error, "cannot remove pods that are gone from the file of started pods");
+        }
+    }
+
     /// Moves the files of other pods than these into the trash, those of other tickets than `tickets`, and the folders
     /// of other tickets than `kept`, if that is known. Starts the emptier. Returns the tickets whose folders are gone.
     pub(super) async fn sweep(
@@ -223,9 +230,6 @@ impl ContainerFiles {
         tickets: BTreeSet<Ticket>,
         kept: Option<BTreeSet<Ticket>>,
     ) -> Vec<Ticket> {
-        if let Err(error) = block_in_place(|| self.starts.keep_only(&uids)) {
-            tracing::debug!(%error, "cannot remove pods that are gone from the file of started pods");
-        }
         let (delivery, folders) = (Arc::clone(&self.delivery), self.folders.clone());
         let sweep = move || {
             let trash = delivery.trash();

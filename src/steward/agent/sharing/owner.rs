@@ -416,6 +416,9 @@ impl Sharing {
         let tickets: BTreeSet<Ticket> = rows.iter().filter(here).filter_map(|row| row.ticket.clone()).collect();
         // Our pod watch may lag behind the kubelet's: the holder of a recent ticket may not be known yet.
         let kept = self.tickets.young().map(|young| young.union(&tickets).cloned().collect());
+        // A pod that has finished stays at the API server for a while, and starts no more.
+        let runs = |uid: &&PodUid| self.allocator.gpu_pod(uid).is_some_and(|pod| !pod.finished);
+        self.files.keep_started(&uids.iter().filter(runs).cloned().collect());
         let gone = self.files.sweep(uids, tickets, kept).await;
         self.allocator.forget_tickets(&gone);
         true
