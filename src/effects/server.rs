@@ -2,19 +2,21 @@
 //! answers requests and defines which callers may make them.
 //!
 //! ```text
-//!   accept ──▶ connection limit (when it is reached, an idle connection is closed) ──▶ one task each
+//!   accept ──▶ connection limit (when it is reached, one that is idle or waits for its client is closed)
+//!          ──▶ one task each
 //!   one task: write timeout (cuts a client that stops reading) · TLS, if there are certificates · HTTP/1, or HTTP/2
 //!             if the port offers it · access (Host, address, token) · the application
 //! ```
 //!
 //! Bounds: connections, requests at once on an HTTP/2 connection, time of the TLS handshake, header bytes and time, idle
-//! time, time that a client may take to read an answer, time of the drain. [`body::read`] bounds a request body in bytes
-//! and time; an application that does not call it reads no body. Of a connection that an application has taken over for another
-//! protocol ([`TakenConnection`]) only the number and stalled writes are bounded here.
+//! time, time that a client may take to read an answer or to give it room by flow control, time of the drain.
+//! [`body::read`] bounds a request body in bytes and time; an application that does not call it reads no body. Of a
+//! connection that an application has taken over for another protocol ([`TakenConnection`]) only the number and stalled
+//! writes are bounded here.
 //!
-//! What must never happen here: a wait without an end; a connection without a request that stays open while
-//! another client is refused; a request that reaches an application before its caller is checked; a path, a token or
-//! another rule of an application.
+//! What must never happen here: a wait without an end; a connection without a request, or one that only waits for its
+//! client, that stays open while another client is refused; a request that reaches an application before its caller is
+//! checked; a path, a token or another rule of an application.
 
 pub mod body;
 pub mod certificate;
@@ -44,8 +46,8 @@ use tokio_util::task::TaskTracker;
 const QUEUE: i32 = 4096;
 /// Pause after a failed accept, for example when no file descriptor is left, so that the loop does not spin.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
-/// The answer to a connection over the limit when no other connection is idle. Where clients expect TLS, the connection
-/// is closed without an answer.
+/// The answer to a connection over the limit when no other connection may be closed for it. Where clients expect TLS, the
+/// connection is closed without an answer.
 const BUSY: &[u8] = b"HTTP/1.1 503 Service Unavailable\r\nContent-Type: text/plain; charset=utf-8\r\n\
 Content-Length: 50\r\nConnection: close\r\nRetry-After: 5\r\n\r\nall connections are busy; try again in 5 seconds.\n";
 
@@ -93,7 +95,7 @@ impl<A: HttpApplication> HttpServer<A> {
             };
             match limit.enter(host(peer.ip())) {
                 Some(admission) => {
-                    server.counts.cut.fetch_add(admission.closed_idle, Ordering::Relaxed);
+                    server.counts.cut.fetch_add(admission.closed, Ordering::Relaxed);
                     let server = Arc::clone(&server);
                     let connection = Connection::new(peer, admission.permit, server, connections.token());
                     tokio::spawn(connection.run(stream, stop.clone()));
@@ -108,7 +110,7 @@ impl<A: HttpApplication> HttpServer<A> {
         Ok(())
     }
 
-    /// No connection is idle: the new one gets the answer at once, without a task.
+    /// All connections are busy: the new one gets the answer at once, without a task.
     fn refuse(&self, stream: &TcpStream) {
         self.counts.cut.fetch_add(1, Ordering::Relaxed);
         if self.certificates.is_none() {

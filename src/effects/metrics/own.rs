@@ -54,7 +54,7 @@ const REFUSED: MetricFamily = MetricFamily::counter(
 const CONNECTIONS: MetricFamily = gauge("gpu_steward_http_connections", "", "Connections that are open.");
 const CUT: MetricFamily = MetricFamily::counter(
     "gpu_steward_http_connections_cut_total",
-    "Connections closed or refused because the connection limit was reached.",
+    "Connections closed or refused because the connection limit was reached, or closed because their client took no answer.",
 );
 
 const fn gauge(name: &'static str, unit: &'static str, help: &'static str) -> MetricFamily {

@@ -15,9 +15,10 @@ pub struct ConnectionLimits {
     pub connections: usize,
     /// Time for the TLS handshake, for a request's headers, and so also the longest pause between two requests.
     pub header_timeout: Duration,
-    /// Time for a client to take the rest of an answer once the socket's buffer is full.
+    /// Time for a client to take the rest of an answer once the socket's buffer is full, and the next part of one for which it
+    /// gives no room by HTTP/2's flow control.
     pub write_timeout: Duration,
-    /// The same while [`HttpApplication::is_waited_for`].
+    /// The same of the socket's buffer while [`HttpApplication::is_waited_for`].
     pub busy_write_timeout: Duration,
     /// How long requests in flight may take after a stop.
     pub drain: Duration,
@@ -73,7 +74,8 @@ impl<A: HttpApplication> HttpApplication for Arc<A> {
 pub struct ConnectionCounts {
     /// Connections that are open.
     pub open: AtomicU64,
-    /// Connections closed for newer ones, or refused because all were busy.
+    /// Connections closed for newer ones, refused because all were busy, or closed because the client gave an answer no room by
+    /// HTTP/2's flow control.
     pub cut: AtomicU64,
     /// TLS handshakes that failed or took too long.
     pub failed_handshakes: AtomicU64,

@@ -30,8 +30,9 @@ const HTTP2: &[u8] = b"h2";
 pub enum HttpVersions {
     /// HTTP/1 only.
     Http1,
-    /// Also HTTP/2, for many requests at once on one connection. A client that does not take an answer by HTTP/2's own flow control is not cut as
-    /// long as it answers pings, so this is for ports whose answers are small.
+    /// Also HTTP/2, for many requests at once on one connection. A client that gives little room by HTTP/2's own flow
+    /// control keeps the last part of an answer in memory until its connection counts as idle for too long, so this is for
+    /// ports whose answers are small.
     Http1AndHttp2 {
         /// Most requests at once on one connection.
         streams: u32,

@@ -2,7 +2,7 @@
 
 use super::application::{HttpApplication, HttpServer, OpenConnection};
 use super::certificate::Certificates;
-use super::connection_limit::{Busy, ConnectionPermit};
+use super::connection_limit::{Busy, ConnectionPermit, TimeOver};
 use super::write_timeout::TimedWrites;
 use crate::caller::{Denial, Ends};
 use http_body_util::{Either, Full};
@@ -144,7 +144,7 @@ impl<A: HttpApplication> Connection<A> {
             // An answer may live long, and what made its begin does not.
             Box::pin(async move {
                 let response = server.response(request, ends).await;
-                Ok::<_, std::convert::Infallible>(response.map(|inner| BusyBody { inner, _busy: busy }))
+                Ok::<_, std::convert::Infallible>(response.map(|inner| BusyBody::new(inner, busy)))
             })
         });
         let stream = TokioIo::new(stream);
@@ -161,7 +161,8 @@ impl<A: HttpApplication> Connection<A> {
         }
     }
 
-    /// Waits until the connection ends, has no request for too long, or must end, which `close` does in order.
+    /// Waits until the connection ends, has no request for too long, or must end, which `close` does in order. A client that does
+    /// not take its answer is cut: it would not take the end in order either.
     async fn until_end<C: Future<Output = hyper::Result<()>>>(
         &self,
         mut served: Pin<Box<C>>,
@@ -172,8 +173,15 @@ impl<A: HttpApplication> Connection<A> {
         tokio::select! {
             ended = &mut served => return self.log(ended),
             () = self.open.permit.must_close() => return,
-            // No whole request has come, or no further one.
-            () = self.open.permit.idle_for(limits.header_timeout) => {}
+            over = self.open.permit.time_is_over(limits.header_timeout, limits.write_timeout) => match over {
+                // No whole request has come, or no further one.
+                TimeOver::Idle => {}
+                TimeOver::Untaken => {
+                    self.server.counts.cut.fetch_add(1, Ordering::Relaxed);
+                    tracing::debug!(peer = %self.peer, "the client did not take its answer in time");
+                    return;
+                }
+            },
             () = stop.cancelled() => {
                 // For hyper a new connection is idle, although its first request may be on the way: wait for it,
                 // answer, close.
@@ -242,12 +250,23 @@ fn refusal(denial: Denial, request: &Request<Incoming>) -> Response<Full<Bytes>>
     response
 }
 
-/// An answer's body that keeps its connection busy until it is dropped.
+/// An answer's body that keeps its connection busy until it is dropped, and knows whether it waits for the client.
 ///
-/// hyper drops the body after its last frame, when it has the frame in its own buffer.
+/// hyper asks for a frame when it has passed on the one before, and drops the body after the last one. It keeps a frame for which
+/// HTTP/2's flow control has no room, and a client that gives no room may wait for ever: to the socket it is only silent.
 struct BusyBody<B> {
     inner: B,
-    _busy: Busy,
+    busy: Busy,
+}
+
+impl<B: Body> BusyBody<B> {
+    fn new(inner: B, mut busy: Busy) -> BusyBody<B> {
+        // Of an answer without a body there is nothing to take: an application that takes the connection over answers so.
+        if !inner.is_end_stream() {
+            busy.offers();
+        }
+        BusyBody { inner, busy }
+    }
 }
 
 impl<B: Body + Unpin> Body for BusyBody<B> {
@@ -258,7 +277,13 @@ impl<B: Body + Unpin> Body for BusyBody<B> {
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Self::Data>, Self::Error>>> {
-        Pin::new(&mut self.inner).poll_frame(cx)
+        let polled = Pin::new(&mut self.inner).poll_frame(cx);
+        match &polled {
+            Poll::Ready(Some(Ok(_))) => self.busy.offers(),
+            // The application makes the next part, or there is none.
+            Poll::Ready(Some(Err(_)) | None) | Poll::Pending => self.busy.is_taken(),
+        }
+        polled
     }
 
     fn is_end_stream(&self) -> bool {

@@ -1,8 +1,10 @@
-//! Limits the number of open connections. When the limit is reached, the server closes an idle connection of the
-//! address that has most connections: the one that has been idle longest.
+//! Limits the number of open connections. When the limit is reached, the server closes a connection of the address that has
+//! most connections: the one that has been idle longest, and if none is idle, the one that has waited longest for its client to
+//! take an answer.
 //!
 //! So a client with a thousand connections costs no more memory than the limit allows, never keeps a health check out,
-//! and never closes the connection that another address keeps open.
+//! and never closes the connection that another address keeps open. A client that makes requests and takes no answer is not
+//! better off: its connections are busy, but only with waiting for it.
 
 use parking_lot::Mutex;
 use std::cmp::Reverse;
@@ -27,13 +29,30 @@ struct Slot {
     close: CancellationToken,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Debug)]
 enum State {
     /// No request is being answered, since this moment.
     Idle(Instant),
-    /// So many requests are being answered; HTTP/2 has several at once.
-    Busy(usize),
+    Busy(Requests),
     Gone,
+}
+
+/// The requests that are being answered on a connection.
+#[derive(Debug)]
+struct Requests {
+    /// HTTP/2 has several at once.
+    count: usize,
+    /// For each request of which a part of the answer waits for the client to take it: since when.
+    untaken: Vec<Instant>,
+}
+
+/// Why the time of a connection is over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum TimeOver {
+    /// No request has come for too long.
+    Idle,
+    /// The client has not taken the next part of an answer for too long.
+    Untaken,
 }
 
 /// A new connection was accepted.
@@ -41,8 +60,8 @@ enum State {
 pub(super) struct Admission {
     /// The permit of the new connection.
     pub(super) permit: ConnectionPermit,
-    /// How many idle connections were closed for it.
-    pub(super) closed_idle: u64,
+    /// How many other connections were closed for it.
+    pub(super) closed: u64,
 }
 
 /// The permit of one connection. Dropping it frees the slot.
@@ -51,7 +70,11 @@ pub(super) struct ConnectionPermit(Arc<Slot>);
 
 /// A request is being answered. When the last one of a connection is dropped, the connection is idle again.
 #[derive(Debug)]
-pub(super) struct Busy(Arc<Slot>);
+pub(super) struct Busy {
+    slot: Arc<Slot>,
+    /// Since when a part of the answer waits for the client to take it.
+    untaken: Option<Instant>,
+}
 
 impl ConnectionLimit {
     /// A limit of `max_connections` connections; none is open.
@@ -59,11 +82,11 @@ impl ConnectionLimit {
         ConnectionLimit { max_connections, taken: Vec::new() }
     }
 
-    /// A permit for a connection from this address, or `None` when all connections are busy.
+    /// A permit for a connection from this address, or `None` when the application is busy with all connections.
     pub(super) fn enter(&mut self, peer: IpAddr) -> Option<Admission> {
-        let mut closed_idle = 0;
+        let mut closed = 0;
         if self.taken.len() >= self.max_connections {
-            self.taken.retain(|slot| *slot.state.lock() != State::Gone);
+            self.taken.retain(|slot| !matches!(*slot.state.lock(), State::Gone));
         }
         if self.taken.len() >= self.max_connections {
             // Both scans are linear: a port may have thousands of connections, and a client may open more all the time.
@@ -71,18 +94,54 @@ impl ConnectionLimit {
             for slot in &self.taken {
                 *of_peer.entry(slot.peer).or_default() += 1;
             }
-            let idle = self.taken.iter().enumerate().filter_map(|(number, slot)| match *slot.state.lock() {
-                State::Idle(since) => Some((Reverse(of_peer.get(&slot.peer).copied()), since, number)),
-                State::Busy(_) | State::Gone => None,
+            let closable = self.taken.iter().enumerate().filter_map(|(number, slot)| {
+                let (waits, since) = slot.state.lock().closable()?;
+                Some((Reverse(of_peer.get(&slot.peer).copied()), waits, since, number))
             });
-            let (_, _, number) = idle.min()?;
+            let (_, _, _, number) = closable.min()?;
             self.taken.remove(number).close.cancel();
-            closed_idle = 1;
+            closed = 1;
         }
         let (state, close) = (Mutex::new(State::Idle(Instant::now())), CancellationToken::new());
         let slot = Arc::new(Slot { peer, state, close });
         self.taken.push(Arc::clone(&slot));
-        Some(Admission { permit: ConnectionPermit(slot), closed_idle })
+        Some(Admission { permit: ConnectionPermit(slot), closed })
+    }
+}
+
+impl State {
+    /// Whether the connection only waits for its client to take answers (`true`) or is idle, and since when; `None` where it may
+    /// not be closed for another one.
+    fn closable(&self) -> Option<(bool, Instant)> {
+        match self {
+            State::Idle(since) => Some((false, *since)),
+            State::Busy(requests) if requests.untaken.len() < requests.count => None,
+            State::Busy(requests) => requests.untaken.iter().min().map(|since| (true, *since)),
+            State::Gone => None,
+        }
+    }
+
+    /// The time that is left at this moment, and why it ends: a connection may be idle for so long, and a part of an answer may
+    /// wait for so long.
+    fn left(&self, now: Instant, (idle, untaken): (Duration, Duration)) -> (TimeOver, Duration) {
+        let left = |limit: Duration, since: &Instant| limit.saturating_sub(now.saturating_duration_since(*since));
+        match self {
+            State::Idle(since) => (TimeOver::Idle, left(idle, since)),
+            // The oldest one counts: a client that takes other answers meanwhile gains nothing.
+            State::Busy(requests) => {
+                (TimeOver::Untaken, requests.untaken.iter().min().map_or(Duration::MAX, |since| left(untaken, since)))
+            }
+            State::Gone => (TimeOver::Idle, Duration::MAX),
+        }
+    }
+}
+
+impl Requests {
+    /// The part that has waited since this moment is taken. Of equal moments it does not matter which one goes.
+    fn taken(&mut self, since: Option<Instant>) {
+        if let Some(place) = self.untaken.iter().position(|one| Some(*one) == since) {
+            self.untaken.swap_remove(place);
+        }
     }
 }
 
@@ -95,24 +154,44 @@ impl ConnectionPermit {
     /// Marks the connection as busy until the guard, and so the answer's body, is dropped.
     pub(super) fn busy(&self) -> Busy {
         let mut state = self.0.state.lock();
-        *state = match *state {
-            State::Busy(requests) => State::Busy(requests + 1),
-            State::Idle(_) | State::Gone => State::Busy(1),
-        };
-        Busy(Arc::clone(&self.0))
+        if let State::Busy(requests) = &mut *state {
+            requests.count += 1;
+        } else {
+            *state = State::Busy(Requests { count: 1, untaken: Vec::new() });
+        }
+        Busy { slot: Arc::clone(&self.0), untaken: None }
     }
 
-    /// Returns when no request has been answered for this long.
-    pub(super) async fn idle_for(&self, limit: Duration) {
+    /// Returns when no request has been answered for as long as `idle`, or when the client has not taken the next part of an
+    /// answer for as long as `untaken`.
+    pub(super) async fn time_is_over(&self, idle: Duration, untaken: Duration) -> TimeOver {
         loop {
-            let left = match *self.0.state.lock() {
-                State::Idle(since) => limit.saturating_sub(since.elapsed()),
-                State::Busy(_) | State::Gone => limit,
-            };
+            let (over, left) = self.0.state.lock().left(Instant::now(), (idle, untaken));
             if left.is_zero() {
-                return;
+                return over;
             }
-            tokio::time::sleep(left).await;
+            // Either time may begin during the sleep. It ends before that time is over, and what is left is exact then.
+            tokio::time::sleep(left.min(idle).min(untaken)).await;
+        }
+    }
+}
+
+impl Busy {
+    /// A part of the answer is there. From now on the client has to take it.
+    pub(super) fn offers(&mut self) {
+        self.wait(Some(Instant::now()));
+    }
+
+    /// The client has taken all that is there. It is for the application to go on.
+    pub(super) fn is_taken(&mut self) {
+        self.wait(None);
+    }
+
+    fn wait(&mut self, since: Option<Instant>) {
+        if let State::Busy(requests) = &mut *self.slot.state.lock() {
+            requests.taken(self.untaken);
+            requests.untaken.extend(since);
+            self.untaken = since;
         }
     }
 }
@@ -125,12 +204,13 @@ impl Drop for ConnectionPermit {
 
 impl Drop for Busy {
     fn drop(&mut self) {
-        let mut state = self.0.state.lock();
-        *state = match *state {
-            State::Busy(requests) if requests > 1 => State::Busy(requests - 1),
-            State::Busy(_) => State::Idle(Instant::now()),
-            other @ (State::Idle(_) | State::Gone) => other,
-        };
+        let mut state = self.slot.state.lock();
+        let State::Busy(requests) = &mut *state else { return };
+        requests.taken(self.untaken);
+        requests.count = requests.count.saturating_sub(1);
+        if requests.count == 0 {
+            *state = State::Idle(Instant::now());
+        }
     }
 }
 
@@ -149,7 +229,7 @@ mod tests {
         let mut limit = ConnectionLimit::new(SLOTS);
         let permits: Vec<ConnectionPermit> = (0..SLOTS).map(|_| limit.enter(address(1)).unwrap().permit).collect();
         let busy: Vec<Busy> = permits.iter().skip(1).map(ConnectionPermit::busy).collect();
-        assert_eq!(limit.enter(address(1)).map(|admission| admission.closed_idle), Some(1));
+        assert_eq!(limit.enter(address(1)).map(|admission| admission.closed), Some(1));
         permits[0].must_close().await;
         let last = limit.enter(address(1));
         assert!(last.is_some(), "the newest connection is idle, and is closed for this one");
@@ -168,10 +248,10 @@ mod tests {
         drop(first);
         assert!(limit.enter(address(1)).is_none(), "the second request is still being answered");
         let pause = Duration::from_millis(20);
-        assert!(tokio::time::timeout(5 * pause, permit.idle_for(pause)).await.is_err());
+        assert!(tokio::time::timeout(5 * pause, permit.time_is_over(pause, pause)).await.is_err());
         let since = Instant::now();
         drop(second);
-        permit.idle_for(pause).await;
+        assert_eq!(permit.time_is_over(pause, pause).await, TimeOver::Idle);
         assert!(since.elapsed() >= pause);
         assert!(limit.enter(address(1)).is_some(), "the idle one is closed");
     }
@@ -186,5 +266,59 @@ mod tests {
         }
         assert!(!kept.0.close.is_cancelled(), "the oldest of all, and idle");
         assert_eq!(many.iter().filter(|permit| !permit.0.close.is_cancelled()).count(), SLOTS - 1);
+    }
+
+    #[test]
+    fn a_connection_that_only_waits_for_its_client_is_closed_for_a_newer_one() {
+        let mut limit = ConnectionLimit::new(1);
+        let permit = limit.enter(address(1)).unwrap().permit;
+        let (mut first, mut second) = (permit.busy(), permit.busy());
+        first.offers();
+        assert!(limit.enter(address(2)).is_none(), "the application works for the second request");
+        second.offers();
+        first.is_taken();
+        assert!(limit.enter(address(2)).is_none(), "the application makes the next part of the first answer");
+        first.offers();
+        first.offers();
+        assert_eq!(limit.enter(address(2)).map(|admission| admission.closed), Some(1));
+        assert!(permit.0.close.is_cancelled());
+    }
+
+    #[test]
+    fn an_address_that_takes_no_answers_does_not_close_the_idle_connection_of_another_address() {
+        let mut limit = ConnectionLimit::new(SLOTS);
+        let kept = limit.enter(address(2)).unwrap().permit;
+        let permits: Vec<ConnectionPermit> = (1..SLOTS).map(|_| limit.enter(address(1)).unwrap().permit).collect();
+        let mut answers: Vec<Busy> = permits.iter().map(ConnectionPermit::busy).collect();
+        answers.iter_mut().for_each(Busy::offers);
+        assert!(limit.enter(address(3)).is_some());
+        assert!(!kept.0.close.is_cancelled());
+        assert!(permits[0].0.close.is_cancelled(), "it has waited longest");
+    }
+
+    #[test]
+    fn the_time_to_take_an_answer_begins_anew_with_each_part_and_stands_still_without_one() {
+        let mut limit = ConnectionLimit::new(1);
+        let permit = limit.enter(address(1)).unwrap().permit;
+        let begun = Instant::now();
+        let seconds = Duration::from_secs;
+        let left = |at: u64| permit.0.state.lock().left(begun + seconds(at), (seconds(30), seconds(10)));
+        let (mut first, mut second) = (permit.busy(), permit.busy());
+        assert_eq!(left(3600), (TimeOver::Untaken, Duration::MAX), "the application may take its time");
+        for part in 0..100 {
+            first.wait(Some(begun + seconds(9 * part)));
+            assert_eq!(left(9 * part + 9), (TimeOver::Untaken, seconds(1)));
+        }
+        first.is_taken();
+        assert_eq!(left(3600).1, Duration::MAX, "and also in the middle of an answer");
+        second.wait(Some(begun + seconds(1000)));
+        for part in 0..5 {
+            first.wait(Some(begun + seconds(1000 + 2 * part)));
+        }
+        assert_eq!(left(1008).1, seconds(2), "the first answer is taken, and the second one is not");
+        assert_eq!(left(1010).1, Duration::ZERO);
+        drop((first, second));
+        let idle = permit.0.state.lock().left(Instant::now(), (seconds(30), seconds(10)));
+        assert!(idle.0 == TimeOver::Idle && idle.1 > seconds(20), "{idle:?}");
     }
 }

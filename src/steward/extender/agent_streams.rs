@@ -6,6 +6,8 @@
 //!   the end ────────────────────┘                    └─▶ LeaderView, when it differs, with each beat, or after ten seconds
 //! ```
 //!
+//! The rate is that of the node, over all its streams ([`super::stream_limit`]).
+//!
 //! There may be 5,000 streams, so none of them wakes up unless something is to be done for it: one task looks for all of them
 //! whether this process still leads and which nodes were closed or opened, and such a node wakes its own stream.
 //!
@@ -20,8 +22,8 @@ use super::live_callers::{LiveCallers, StreamSignals};
 use super::owner::ClusterOwner;
 use super::planted::{PlantedMistake, planted};
 use super::stream_counts::{StreamCounts, StreamEnd};
+use super::stream_limit::{AgentAct, NodeRates};
 use decide::cluster::{ReportRefusal, StreamId};
-use decide::message_rate::MessageRate;
 use effects::stream::{FIRST_WITHIN, MessageError, MessageStream, convert};
 use model::agent_stream::{AgentMessage, AgentReport, LeaderView, REPORT_LEAST, REPORT_MOST};
 use model::id::NodeName;
@@ -45,8 +47,9 @@ const CLOSES_WITHIN: Duration = Duration::from_secs(2);
 /// Age of the last answer from which on a message of the agent is answered even if nothing differs: a beat comes every ten
 /// seconds, so one wake-up serves both.
 const ANSWER_AGAIN: Duration = Duration::from_secs(5);
-/// How often messages may wait because the agent sends too many, one after the other; each time a quarter of a second. Then
-/// the stream ends.
+/// How often an opening may wait because the agent opens too many streams, or messages because it sends too many, one after the
+/// other; each time a quarter of a second. Then the stream ends. An agent that opens streams as fast as its own pauses allow
+/// waits twice at most.
 const TOO_MANY: u32 = 16;
 
 /// Serves the streams.
@@ -61,6 +64,7 @@ pub(super) struct AgentStreams {
     closing: CancellationToken,
     /// Cancelled when this process leads no longer; then there is another one for the next term.
     term: Mutex<CancellationToken>,
+    rates: NodeRates,
 }
 
 /// Why a stream has ended that the agent has closed.
@@ -83,7 +87,7 @@ struct Served {
     streams: Arc<AgentStreams>,
     id: StreamId,
     agent: AgentIdentity,
-    rate: MessageRate,
+    /// How often messages have waited, one after the other.
     over: u32,
     sent: Option<(LeaderView, Instant)>,
     /// What ends it.
@@ -100,7 +104,8 @@ impl AgentStreams {
         events: Arc<PodEvents>,
         closing: CancellationToken,
     ) -> AgentStreams {
-        AgentStreams { owner, leadership, live, events, counts: Arc::default(), closing, term: Mutex::default() }
+        let (counts, term, rates) = (Arc::default(), Mutex::default(), NodeRates::default());
+        AgentStreams { owner, leadership, live, events, counts, closing, term, rates }
     }
 
     /// Looks once a second for what no watch event tells. Never returns.
@@ -148,6 +153,10 @@ impl AgentStreams {
         if let Leader::Other(_) = self.leadership.leader() {
             return self.refer();
         }
+        // Before the first message is read, which is the largest one.
+        if let Err(end) = self.admit(&agent.node.0, AgentAct::Opening, &mut 0).await {
+            return end;
+        }
         let report = match first(&agent, messages).await {
             Ok(report) => report,
             Err(end) => return end,
@@ -165,8 +174,8 @@ impl AgentStreams {
             Ok(()) => {
                 self.counts.opened();
                 tracing::debug!(%node, "the agent of {node} reports");
-                let (streams, rate) = (Arc::clone(&self), MessageRate::new(now));
-                let mut served = Served { streams, id, agent, rate, over: 0, sent: None, signals, term };
+                let streams = Arc::clone(&self);
+                let mut served = Served { streams, id, agent, over: 0, sent: None, signals, term };
                 let ended = served.run(messages).await;
                 self.closed(&node, id);
                 ended
@@ -175,6 +184,22 @@ impl AgentStreams {
         self.live.closes(id, &node);
         tracing::debug!(%node, why = ended.text, "the stream of the agent of {node} has ended: {}", ended.text);
         ended
+    }
+
+    /// Waits until the agent of this node may do that once more. Counts how often it has waited.
+    async fn admit(&self, node: &NodeName, act: AgentAct, waits: &mut u32) -> Result<(), Ended> {
+        while !self.rates.allows(node, act, clock::monotonic()) {
+            *waits += 1;
+            if *waits > TOO_MANY {
+                let why = match act {
+                    AgentAct::Opening => "the agent opens more streams than two a second",
+                    AgentAct::Message => "the agent sends more messages than two a second",
+                };
+                return Err(Ended::because(StreamEnd::TooFast, why));
+            }
+            tokio::time::sleep(REPORT_LEAST / 4).await;
+        }
+        Ok(())
     }
 
     /// Takes over a whole report.
@@ -325,13 +350,7 @@ impl Served {
     async fn take_over(&mut self, message: WireMessage) -> Result<(), Ended> {
         let streams = Arc::clone(&self.streams);
         let before = self.over;
-        while !self.rate.allows(clock::monotonic()) {
-            self.over += 1;
-            if self.over > TOO_MANY {
-                return Err(Ended::because(StreamEnd::TooFast, "the agent sends more messages than two a second"));
-            }
-            tokio::time::sleep(REPORT_LEAST / 4).await;
-        }
+        streams.admit(&self.agent.node.0, AgentAct::Message, &mut self.over).await?;
         if self.over == before {
             self.over = 0;
         }

@@ -1,22 +1,24 @@
-//! Checks who calls the TLS port: an agent, by a token of its own pod, or another extender.
+//! Checks who calls the TLS port: an agent, by a token of its own pod, or another extender, by one of its pod too.
 //!
 //! ```text
 //!   Authorization: Bearer … ──decode──▶ signature, issuer, audience, time ──▶ account ──▶ Node and pod are there ──▶ Caller
 //!                                            ▲ keys of the API server, read again every ten minutes and for a new key
 //! ```
 //!
-//! What must never happen here: a caller that speaks for another Node than that of its token; a call to the API server for
-//! each token that is wrong.
+//! What must never happen here: a caller that speaks for another Node than that of its token; a token that counts although
+//! its pod is gone; a call to the API server for each token that is wrong.
 
 use super::live_callers::{LiveCallers, NotLive};
 use super::stream_limit::MOST_STREAMS;
+use crate::settings::stream::StreamSettings;
 use apiserver::client::ApiClient;
 use effects::stream::token_keys::{TokenKeys, TokenRefusal, ends_at};
 use hyper::header::{self, HeaderMap};
 use model::id::{NodeName, ObjectUid, PodUid};
 use parking_lot::{Mutex, RwLock};
 use sources::clock;
-use std::path::PathBuf;
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::Instant;
@@ -113,10 +115,18 @@ pub(super) struct Callers {
     pub(super) live: Arc<LiveCallers>,
     keys: RwLock<TokenKeys>,
     /// The account of the extenders.
-    own: Mutex<Option<Arc<str>>>,
+    own: Mutex<Option<OwnAccount>>,
     /// When the keys were asked for last.
     asked: tokio::sync::Mutex<Option<Instant>>,
     failures: Mutex<ReadFailures>,
+}
+
+/// The account of the extenders, by the own token.
+#[derive(Clone, Debug)]
+struct OwnAccount {
+    subject: Arc<str>,
+    /// Whether the own token is bound to a pod. Then a token of another extender is only good if it is too.
+    in_pod: bool,
 }
 
 /// Why the last try to read something failed, if it did.
@@ -186,10 +196,21 @@ impl Callers {
             let until = Instant::now() + left.min(LONGEST);
             return Ok(Caller::Agent(AgentIdentity { node, pod: claims.pod, until }));
         }
-        if self.own.lock().as_ref() == Some(&claims.subject) {
-            return Ok(Caller::Extender);
+        self.identify_extender(&claims)
+    }
+
+    /// An extender may let the leader bind pods. So the pod of its token must be there, as an API server would check it too.
+    fn identify_extender(&self, claims: &TokenClaims) -> Result<Caller, CallerRefusal> {
+        let own = self.own.lock().clone().filter(|own| own.subject == claims.subject);
+        let own = own.ok_or(CallerRefusal::OtherAccount)?;
+        match (&claims.node, &claims.pod) {
+            (_, None) if own.in_pod => return Err(CallerRefusal::NoNode),
+            (Some(node), pod) => self.live.check(node, pod.as_ref())?,
+            (None, Some(pod)) => self.live.check_pod(pod)?,
+            // An extender outside pods, as this one is: its token ends by its time only.
+            (None, None) => {}
         }
-        Err(CallerRefusal::OtherAccount)
+        Ok(Caller::Extender)
     }
 
     /// Keeps the keys fresh until `stop` is cancelled.
@@ -237,12 +258,9 @@ impl Callers {
     /// Reads the account of the extenders from the own token.
     fn read_own(&self) {
         let Some(path) = &self.token_file else { return };
-        // The file is in memory: the kubelet mounts it as a tmpfs.
-        let read = std::fs::read_to_string(path).map_err(|why| why.to_string());
-        let own = read.and_then(|text| token::decode(text.trim()).map_err(|why| why.to_string()));
-        match own {
-            Ok(own) => {
-                *self.own.lock() = Some(own.claims.subject);
+        match read_token(path) {
+            Ok(TokenClaims { subject, pod, .. }) => {
+                *self.own.lock() = Some(OwnAccount { subject, in_pod: pod.is_some() });
                 self.failures.lock().own = None;
             }
             Err(why) => {
@@ -253,6 +271,21 @@ impl Callers {
     }
 }
 
+/// The namespaces in which agents and extenders run: those of the accounts of agents, `own` ones, and that of the account of the
+/// extenders, if the own token can be read already.
+pub(super) fn namespaces(settings: &StreamSettings, own: impl Iterator<Item = Arc<str>>) -> BTreeSet<Arc<str>> {
+    let extenders = settings.token_file.as_deref().and_then(|path| read_token(path).ok()).map(|claims| claims.subject);
+    let accounts = settings.accounts.iter().map(String::as_str).chain(extenders.as_deref());
+    accounts.filter_map(|account| account.split(':').nth(2)).map(Arc::<str>::from).chain(own).collect()
+}
+
+/// What the token in this file says.
+fn read_token(path: &Path) -> Result<TokenClaims, String> {
+    // The file is in memory: the kubelet mounts it as a tmpfs.
+    let text = std::fs::read_to_string(path).map_err(|why| why.to_string())?;
+    token::decode(text.trim()).map(|token| token.claims).map_err(|why| why.to_string())
+}
+
 fn unix_seconds() -> u64 {
     clock::now().wall.0 / 1_000_000
 }
@@ -261,4 +294,29 @@ fn unix_seconds() -> u64 {
 fn bearer(headers: &HeaderMap) -> Option<&str> {
     let (scheme, token) = headers.get(header::AUTHORIZATION)?.to_str().ok()?.split_once(' ')?;
     scheme.eq_ignore_ascii_case("bearer").then(|| token.trim())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::{Ipv4Addr, SocketAddr};
+
+    #[test]
+    fn the_pods_of_agents_and_of_extenders_are_kept() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("token");
+        let settings = StreamSettings {
+            listen: SocketAddr::new(Ipv4Addr::LOCALHOST.into(), 0),
+            address: None,
+            accounts: ["agent", "service"].map(|name| format!("system:serviceaccount:gpu:{name}")).into(),
+            audience: "gpu-steward".to_owned(),
+            token_file: Some(file.clone()),
+        };
+        let kept = || namespaces(&settings, [Arc::from("own"), Arc::from("lease")].into_iter());
+        assert_eq!(kept(), BTreeSet::from(["gpu", "lease", "own"].map(Arc::<str>::from)));
+        // {"alg":"ES256"}, and {"iss":"i","aud":"a","exp":1,"sub":"system:serviceaccount:control:x"}.
+        let claims = "eyJpc3MiOiJpIiwiYXVkIjoiYSIsImV4cCI6MSwic3ViIjoic3lzdGVtOnNlcnZpY2VhY2NvdW50OmNvbnRyb2w6eCJ9";
+        std::fs::write(&file, format!("eyJhbGciOiJFUzI1NiJ9.{claims}.AA\n")).unwrap();
+        assert_eq!(kept(), BTreeSet::from(["control", "gpu", "lease", "own"].map(Arc::<str>::from)));
+    }
 }

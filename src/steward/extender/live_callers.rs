@@ -1,7 +1,7 @@
-//! Which Nodes and which pods of agents and extenders there are, by the leader's watches, so that a token ends with its
-//! pod. A stream is told when its pod or its Node is gone.
+//! Which Nodes and which pods of agents and extenders there are, by the own watches, so that a token ends with its pod. A stream
+//! is told when its pod or its Node is gone.
 //!
-//! Only pods in the namespaces of the accounts that may call are kept: a cluster has many others.
+//! Only pods in the namespaces of agents and extenders are kept: a cluster has many others.
 
 use decide::cluster::StreamId;
 use model::followed_node::FollowedNode;
@@ -16,7 +16,7 @@ use tokio_util::sync::CancellationToken;
 /// What is there.
 #[derive(Debug, Default)]
 pub(super) struct LiveCallers {
-    /// The namespaces of the accounts that may call.
+    /// The namespaces of agents and extenders.
     namespaces: BTreeSet<Arc<str>>,
     known: Mutex<KnownCallers>,
 }
@@ -112,6 +112,11 @@ impl LiveCallers {
         self.known.lock().check(node, pod)
     }
 
+    /// Checks that the pod of a token is there that names no Node. An API server before 1.30 writes none into it.
+    pub(super) fn check_pod(&self, pod: &PodUid) -> Result<(), NotLive> {
+        if self.known.lock().pods.contains_key(pod) { Ok(()) } else { Err(NotLive::Pod) }
+    }
+
     /// Keeps an open stream, and ends an earlier one of the same Node. Returns its id.
     pub(super) fn opens(
         &self,
@@ -201,6 +206,9 @@ mod tests {
         assert_eq!(live.check(&other, Some(&uid)), Err(NotLive::Node));
         live.pod_is(&pod(2, "ml", "Running"));
         assert_eq!(live.check(&of, Some(&pod(2, "ml", "Running").uid)), Err(NotLive::Pod), "another namespace");
+        assert_eq!(live.check_pod(&uid), Ok(()), "a token that names no Node");
+        live.pod_gone(&uid);
+        assert_eq!((live.check_pod(&uid), live.check(&of, Some(&uid))), (Err(NotLive::Pod), Err(NotLive::Pod)));
     }
 
     #[test]

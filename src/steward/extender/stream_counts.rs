@@ -12,7 +12,7 @@ pub(super) enum StreamEnd {
     BadMessage,
     /// A report of another node than that of the token.
     OtherNode,
-    /// Too many messages.
+    /// Too many messages, or too many streams one after the other.
     TooFast,
     /// The agent did not read its answers.
     Slow,

@@ -59,8 +59,10 @@ impl Served {
     pub(crate) fn with_streams(server: &FakeApiServer) -> Outcome<Served> {
         Served::begun(server, |dir| {
             let token = dir.join("token");
-            let own = ("extender", "e0000000-0000-4000-8000-000000000001");
-            fs::write(&token, server.token(&claims("gpu:extender", AUDIENCE, ("n0", "uid-n0"), own)))?;
+            // As outside a pod: the fake API server has no pods of extenders.
+            let mut own = claims("gpu:extender", AUDIENCE, ("", ""), ("", ""));
+            own["kubernetes.io"] = Value::Null;
+            fs::write(&token, server.token(&own))?;
             let flags = ["--lease-namespace", "gpu", "--stream-listen", "127.0.0.1:0", "--stream-accounts", AGENTS];
             let mut flags: Vec<OsString> = flags.map(OsString::from).into();
             flags.extend(["--stream-token-file".into(), token.into()]);

@@ -8,7 +8,7 @@ use lab::eventually::eventually;
 use proto::stream::Phase;
 use std::net::TcpStream;
 use std::time::{Duration, Instant};
-use tokio::io::AsyncWriteExt;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 /// An extender with a node, and the token of its agent.
 fn started(server: &FakeApiServer) -> (StreamExtender, String, String) {
@@ -178,4 +178,38 @@ fn one_agent_does_not_take_the_places_of_others() {
     eventually("one open connection", SOON, || {
         (extender.metric("gpu_steward_extender_stream_connections") == 1).then_some(())
     });
+}
+
+/// The begin of an HTTP/2 connection that gives answers no room, and a request without a token (RFC 9113 and 7541).
+fn request_without_room() -> Vec<u8> {
+    let frame = |kind: u8, flags: u8, stream: u8, content: &[u8]| {
+        let length = u8::try_from(content.len()).unwrap();
+        [&[0, 0, length, kind, flags, 0, 0, 0, stream][..], content].concat()
+    };
+    // SETTINGS_INITIAL_WINDOW_SIZE is 0.
+    let settings = frame(4, 0, 0, &[0, 4, 0, 0, 0, 0]);
+    // GET, https, / and the authority x: the end of the headers, and of the stream.
+    let headers = frame(1, 0x05, 1, &[0x82, 0x87, 0x84, 0x41, 1, b'x']);
+    [&b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"[..], &settings, &headers].concat()
+}
+
+#[test]
+fn a_caller_that_gives_its_refusal_no_room_is_cut_and_counted() {
+    let server = FakeApiServer::start();
+    let (extender, trusted, token) = started(&server);
+    let metric = |sample: &str| extender.metric(&format!("gpu_steward_extender_{sample}"));
+    let refused = "refused_callers_total{reason=\"no_token\"}";
+    let before = (metric("stream_connections_cut_total"), metric(refused));
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let begun = Instant::now();
+    runtime.block_on(async {
+        let mut stream = connect(extender.streams, &trusted, b"h2").await.unwrap();
+        stream.write_all(&request_without_room()).await.unwrap();
+        // The connection ends without a word, which is an error for TLS.
+        let _ = tokio::time::timeout(SOON, stream.read_to_end(&mut Vec::new())).await.expect("the end in time");
+    });
+    // Ten seconds. The first ping would come after thirty, and would be answered by a client that wants to stay.
+    assert!((Duration::from_secs(9)..Duration::from_secs(25)).contains(&begun.elapsed()), "{:?}", begun.elapsed());
+    assert_eq!((metric("stream_connections_cut_total"), metric(refused)), (before.0 + 1, before.1 + 1));
+    works(&extender, &trusted, &token);
 }

@@ -7,7 +7,7 @@ use lab::eventually::eventually;
 use lab::tokens::claims;
 use proto::stream::{AgentMessage, NodeFull, Phase, Stage};
 use serde_json::{Value, json};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 #[test]
 fn a_caller_without_a_good_token_is_refused_with_the_reason_and_counted() {
@@ -169,6 +169,52 @@ fn floods(server: &FakeApiServer, extender: &StreamExtender, open: impl Fn() -> 
         assert_eq!(ends, (1, 0), "{why:?}");
         eventually("no open stream", SOON, || (extender.metric("gpu_steward_extender_streams") == 0).then_some(()));
     }
+}
+
+#[test]
+fn an_agent_that_opens_one_stream_after_another_is_bounded_as_one_that_stays() {
+    let server = FakeApiServer::start();
+    node(&server, "n1", 1);
+    node(&server, "n2", 2);
+    let extender = StreamExtender::led(&server);
+    let trusted = trusted(&server);
+    let open = |node: &str, pod: u32| StreamClient::open(extender.streams, &trusted, &agent_token(&server, node, pod));
+    let mut other = eventually("a stream of another agent", SOON, || open("n2", 2).ok());
+    other.send(full("n2", Phase::Serving, &[]));
+    other.hear_until("an open node", |message| message.closed.is_empty() && message.epoch > 0);
+    let metric = |sample: &str| extender.metric(&format!("gpu_steward_extender_{sample}"));
+    let done = || (metric("streams_opened_total"), metric("stream_messages_total"));
+    let (before, begun) = (done(), Instant::now());
+    while begun.elapsed() < Duration::from_secs(10) {
+        let Ok(stream) = open("n1", 1) else {
+            // Eight of its streams have not ended yet.
+            std::thread::sleep(Duration::from_millis(20));
+            continue;
+        };
+        stream.send(full("n1", Phase::Serving, &[]));
+        for _ in 0..32 {
+            if !stream.send(change("n1", Phase::Serving, &[(&uid(3), Stage::Started, 1)], &[])) {
+                break;
+            }
+        }
+    }
+    let after = done();
+    // 32 at once and two a second, of openings and of messages; of those that come too fast the last one is counted too.
+    let most = 32 + 2 * (begun.elapsed().as_secs() + 1);
+    let (opened, messages) = (after.0 - before.0, after.1 - before.1);
+    let too_fast = metric("stream_ends_total{reason=\"too_fast\"}") + 8;
+    // The other agent has sent nothing meanwhile.
+    assert!(opened <= most, "{opened} of {most}");
+    assert!(messages <= most + too_fast, "{messages} of {most} and {too_fast}");
+    assert!(opened > 1 && messages > 1, "{opened} streams, {messages} messages");
+    // The other agent is heard, and this one too once it stops.
+    other.send(full("n2", Phase::Leaving, &[]));
+    other.hear_until("the leaving agent", |message| message.leaving);
+    eventually("a stream that is answered", SOON, || {
+        let mut stream = open("n1", 1).ok()?;
+        stream.send(full("n1", Phase::Serving, &[]));
+        stream.hear().ok()
+    });
 }
 
 #[test]

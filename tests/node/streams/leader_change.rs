@@ -1,9 +1,12 @@
 //! Several extenders: one that follows names the leader to agents, and passes questions of kube-scheduler on to it.
 
 use super::stream_client::{StreamClient, connect, full};
-use super::stream_extender::{SOON, StreamExtender, agent_token, node, pod, trusted};
+use super::stream_extender::{
+    AUDIENCE, SOON, StreamExtender, agent_pod, agent_token, extender_token, node, pod, trusted, uid,
+};
 use lab::api_server::FakeApiServer;
 use lab::eventually::eventually;
+use lab::tokens::claims;
 use proto::stream::Phase;
 use serde_json::{Value, json};
 use std::net::SocketAddr;
@@ -42,12 +45,7 @@ fn a_follower_passes_questions_on_to_the_leader_and_names_it_to_agents() {
     assert!(follower.metric("gpu_steward_extender_passed_on_total") >= 2);
     assert_eq!(leader.metric("gpu_steward_extender_answer_seconds_count{verb=\"bind\"}"), 1);
     // Another extender only, and not from a follower to the next one.
-    let own = lab::tokens::claims("gpu:extender", "gpu-steward", ("n0", "uid-n0"), ("extender", "x"));
-    let own = {
-        let mut own = own;
-        own["kubernetes.io"]["pod"] = Value::Null;
-        server.token(&own)
-    };
+    let own = extender_token(&server, None);
     for (extender, token, status) in [
         (&leader, String::new(), "401"),
         (&leader, agent_token(&server, "n1", 1), "403"),
@@ -74,4 +72,51 @@ fn a_follower_passes_questions_on_to_the_leader_and_names_it_to_agents() {
     let mut stream = StreamClient::open(follower.streams, &trusted, &agent_token(&server, "n1", 1)).unwrap();
     stream.send(full("n1", Phase::Serving, &[]));
     assert!(stream.hear().unwrap().epoch > epoch);
+}
+
+#[test]
+fn the_token_of_an_extender_counts_as_long_as_its_pod_is_there() {
+    let server = FakeApiServer::start();
+    node(&server, "n1", 1);
+    agent_pod(&server, "n1", 8);
+    agent_pod(&server, "n1", 9);
+    let [first, second] = [8, 9].map(|number| extender_token(&server, Some(number)));
+    let leader = StreamExtender::start_with(&server, &first);
+    leader.wait_until_leads();
+    let follower = StreamExtender::start_with(&server, &second);
+    let trusted = trusted(&server);
+    let question = json!({ "Pod": pod(&server, 1, 50_000), "NodeNames": ["n1"] });
+    eventually("an answer by way of the follower", SOON, || {
+        (follower.ask("filter", &question).status == 200).then_some(())
+    });
+    let asked = |token: &str| asked(leader.streams, &trusted, "/filter", token);
+    let refused =
+        |reason: &str| leader.metric(&format!("gpu_steward_extender_refused_callers_total{{reason=\"{reason}\"}}"));
+    // The question itself is none.
+    assert!(asked(&second).contains("400"));
+    assert_eq!(refused("pod_gone"), 0);
+    server.remove("pods", "gpu", "agent-9");
+    eventually("a refusal by way of the follower", SOON, || {
+        (follower.ask("filter", &question).status == 403).then_some(())
+    });
+    let before = refused("pod_gone");
+    let answer = asked(&second);
+    assert!(answer.contains("403"), "{answer}");
+    assert_eq!(refused("pod_gone"), before + 1);
+    assert!(asked(&first).contains("400"), "the pod of this one is there");
+    // The extender runs in a pod, so a token that is bound to none is of no other extender.
+    let mut unbound = claims("gpu:extender", AUDIENCE, ("n1", "uid-n1"), ("agent-8", &uid(8)));
+    unbound["kubernetes.io"]["pod"] = Value::Null;
+    for token in [server.token(&unbound), extender_token(&server, None)] {
+        let before = refused("no_node");
+        let answer = asked(&token);
+        assert!(answer.contains("403"), "{answer}");
+        assert_eq!(refused("no_node"), before + 1);
+    }
+    // An API server before 1.30 names no Node.
+    let mut nodeless = claims("gpu:extender", AUDIENCE, ("n1", "uid-n1"), ("agent-8", &uid(8)));
+    nodeless["kubernetes.io"]["node"] = Value::Null;
+    assert!(asked(&server.token(&nodeless)).contains("400"));
+    nodeless["kubernetes.io"]["pod"]["uid"] = uid(9).into();
+    assert!(asked(&server.token(&nodeless)).contains("403"));
 }

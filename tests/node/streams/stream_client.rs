@@ -180,7 +180,8 @@ pub(super) fn change(node: &str, phase: Phase, pods: &[(&str, Stage, u32)], gone
 }
 
 pub(super) fn gpu(node: &str) -> GpuReport {
-    GpuReport { uuid: format!("GPU-{node}-0"), healthy: true, memory_total: Some(80 << 30), ..GpuReport::default() }
+    let (memory_total, processes) = (Some(80 << 30), Some(0));
+    GpuReport { uuid: format!("GPU-{node}-0"), healthy: true, memory_total, processes, ..GpuReport::default() }
 }
 
 fn pods_of(node: &str, pods: &[(&str, Stage, u32)]) -> Vec<PodReport> {

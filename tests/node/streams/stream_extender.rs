@@ -23,9 +23,9 @@ pub(super) struct StreamExtender {
 }
 
 impl StreamExtender {
+    /// Starts one with a token for extenders outside pods.
     pub(super) fn start(server: &FakeApiServer) -> StreamExtender {
-        let own = claims("gpu:extender", AUDIENCE, ("n0", "uid-n0"), ("extender", &uid(9)));
-        StreamExtender::start_with(server, &server.token(&own))
+        StreamExtender::start_with(server, &extender_token(server, None))
     }
 
     /// Starts one with this text as its own token.
@@ -95,6 +95,17 @@ pub(super) fn agent_token(server: &FakeApiServer, node: &str, pod: u32) -> Strin
     server.token(&claims(AGENTS, AUDIENCE, (node, &format!("uid-{node}")), (&format!("agent-{pod}"), &uid(pod))))
 }
 
+/// A token of an extender, in the pod of this number on the Node n1, or outside a pod.
+pub(super) fn extender_token(server: &FakeApiServer, pod: Option<u32>) -> String {
+    let bound = pod.map(|pod| (format!("agent-{pod}"), uid(pod)));
+    let bound = bound.as_ref().map_or(("", ""), |(name, uid)| (&**name, &**uid));
+    let mut claims = claims("gpu:extender", AUDIENCE, ("n1", "uid-n1"), bound);
+    if pod.is_none() {
+        claims["kubernetes.io"] = Value::Null;
+    }
+    server.token(&claims)
+}
+
 /// A Node with one GPU of 80 GiB, and the pod of its agent, which has this number.
 pub(super) fn node(server: &FakeApiServer, name: &str, pod: u32) {
     let gpu = json!({
@@ -109,7 +120,7 @@ pub(super) fn node(server: &FakeApiServer, name: &str, pod: u32) {
     agent_pod(server, name, pod);
 }
 
-/// The pod of an agent.
+/// The pod of an agent; that of an extender looks the same.
 pub(super) fn agent_pod(server: &FakeApiServer, node: &str, pod: u32) {
     server.put(
         "pods",

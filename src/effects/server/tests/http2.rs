@@ -3,7 +3,7 @@
 use super::*;
 use http_body_util::{BodyExt, StreamBody};
 use hyper::body::{Body, Frame};
-use hyper::client::conn::http2::{SendRequest, handshake};
+use hyper::client::conn::http2::{Builder, SendRequest, handshake};
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use proto::usage::usage_client::UsageClient;
 use proto::usage::usage_server::{Usage, UsageServer};
@@ -71,6 +71,25 @@ impl HttpApplication for GrpcRoutes {
     }
 }
 
+/// What the body of an answer gives.
+type Part = Result<Frame<Bytes>, Infallible>;
+
+/// Answers one request with the parts that the test sends.
+struct Parts(parking_lot::Mutex<Option<ReceiverStream<Part>>>);
+
+impl HttpApplication for Parts {
+    type Body = StreamBody<ReceiverStream<Part>>;
+
+    fn access(&self, _uri: &Uri) -> &Access {
+        &Access::Everyone
+    }
+
+    async fn answer(&self, _request: Request<Incoming>, _ends: Ends) -> Response<StreamBody<ReceiverStream<Part>>> {
+        let parts = self.0.lock().take();
+        Response::new(StreamBody::new(parts.expect("one request")))
+    }
+}
+
 impl Served {
     async fn tls_stream(&self, protocol: &str) -> std::io::Result<TlsStream<TcpStream>> {
         let (config, name) = self.tls(&[protocol]).expect("a port with HTTPS");
@@ -84,6 +103,19 @@ impl Served {
     {
         let stream = TokioIo::new(self.tls_stream("h2").await.unwrap());
         let (client, connection) = handshake(TokioExecutor::new(), stream).await.unwrap();
+        tokio::spawn(connection);
+        client
+    }
+
+    /// The same with so many bytes of room for an answer whose body is not read yet. It answers pings whatever it has read.
+    async fn http2_with_room<B>(&self, bytes: u32) -> SendRequest<B>
+    where
+        B: Body<Data = Bytes, Error = Infallible> + Send + Unpin + 'static,
+    {
+        let stream = TokioIo::new(self.tls_stream("h2").await.unwrap());
+        let mut builder = Builder::new(TokioExecutor::new());
+        builder.initial_stream_window_size(bytes);
+        let (client, connection) = builder.handshake(stream).await.unwrap();
         tokio::spawn(connection);
         client
     }
@@ -194,4 +226,72 @@ fn a_request_in_flight_at_the_stop_is_answered() {
         assert_eq!(text(answer.await.unwrap().unwrap()).await, "first second");
     });
     until("the connection is closed", || served.open() == 0);
+}
+
+#[test]
+fn a_client_that_gives_an_answer_no_room_is_cut_and_counted() {
+    // A refusal of the server, and an answer of the application.
+    for (uri, status) in
+        [("https://localhost/secret", StatusCode::UNAUTHORIZED), ("https://localhost/", StatusCode::OK)]
+    {
+        let served = serve(Echo::new(), ConnectionLimits { write_timeout: SHORT, ..LIMITS }, HTTP2);
+        let begun = Instant::now();
+        let held = served.runtime.block_on(async {
+            let mut client = served.http2_with_room(0).await;
+            let answer = client.send_request(post_to(uri, "x")).await.unwrap();
+            assert_eq!(answer.status(), status, "the head needs no room");
+            (client, answer)
+        });
+        until("the connection is closed", || served.open() == 0);
+        assert!((SHORT..LONG / 2).contains(&begun.elapsed()), "{uri}: {:?}", begun.elapsed());
+        assert_eq!(served.cut(), 1, "{uri}");
+        drop(held);
+    }
+}
+
+#[test]
+fn clients_that_give_answers_no_room_keep_nobody_out() {
+    // The time to take an answer is longer than the test.
+    let served = serve(Echo::new(), LIMITS, HTTP2);
+    let held = served.runtime.block_on(async {
+        let mut held = Vec::new();
+        for _ in 0..LIMITS.connections {
+            let mut client = served.http2_with_room(0).await;
+            let answer = client.send_request(post_to("https://localhost/secret", "x")).await.unwrap();
+            held.push((client, answer));
+        }
+        held
+    });
+    assert_eq!((served.open(), served.cut()), (LIMITS.connections as u64, 0));
+    assert!(served.ask(&post("in", 2)).ends_with("in"));
+    assert_eq!(served.cut(), 1, "one of them was closed");
+    drop(held);
+}
+
+#[test]
+fn an_answer_that_makes_progress_or_waits_for_the_application_is_not_cut() {
+    // The client takes a part in a third of the time that it has, and all of them in more than that time.
+    let (write_timeout, pause) = (Duration::from_secs(2), Duration::from_millis(700));
+    let (sender, parts) = tokio::sync::mpsc::channel::<Part>(8);
+    let parts = Parts(parking_lot::Mutex::new(Some(ReceiverStream::new(parts))));
+    let served = serve(parts, ConnectionLimits { write_timeout, ..LIMITS }, HTTP2);
+    served.runtime.block_on(async {
+        let mut client = served.http2_with_room(4).await;
+        let mut answer = client.send_request(post_to("https://localhost/", "")).await.unwrap().into_body();
+        let part = Bytes::from_static(b"part");
+        for _ in 0..5 {
+            sender.send(Ok(Frame::data(part.clone()))).await.unwrap();
+        }
+        for number in 0..5 {
+            tokio::time::sleep(pause).await;
+            let frame = answer.frame().await.unwrap();
+            assert_eq!(frame.unwrap().into_data().ok(), Some(part.clone()), "part {number}");
+        }
+        // There is nothing to take for longer than that time.
+        tokio::time::sleep(write_timeout + pause).await;
+        sender.send(Ok(Frame::data(part.clone()))).await.unwrap();
+        let frame = answer.frame().await.unwrap();
+        assert_eq!(frame.unwrap().into_data().ok(), Some(part), "after the pause");
+    });
+    assert_eq!(served.cut(), 0);
 }
