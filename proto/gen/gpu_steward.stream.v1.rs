@@ -64,6 +64,7 @@ pub struct GpuReport {
     /// Bytes in use that no process of a pod explains.
     #[prost(uint64, optional, tag = "5")]
     pub memory_unattributed: ::core::option::Option<u64>,
+    /// Number of processes; unset while the agent has no list of them. 0 also where the driver never lists any.
     #[prost(uint32, optional, tag = "6")]
     pub processes: ::core::option::Option<u32>,
 }

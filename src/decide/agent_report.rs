@@ -4,7 +4,10 @@ use model::agent_stream::{
     AgentPhase, AgentReport, MAX_REPORTED_GPUS, MAX_REPORTED_PODS, MAX_REPORTED_USES, PodStage, ReportedGpu,
     ReportedPod, ReportedUse, ReportedUses,
 };
+use model::gpu::MigInstance;
 use model::id::{GpuUuid, PodUid};
+use model::process::GpuProcess;
+use model::reading::Absence;
 use model::unit::Bytes;
 use model::view::{GpuHealth, GpuUse, GpuView, NodeView};
 use std::collections::BTreeMap;
@@ -31,7 +34,10 @@ pub fn report(view: &NodeView, stages: &SharingStages, leaving: bool) -> AgentRe
         (false, false) => AgentPhase::Starting,
     };
     report.early = stages.early;
-    report.gpus = view.gpus.iter().take(MAX_REPORTED_GPUS).map(|gpu| (gpu.gpu.uuid.clone(), gpu_of(gpu))).collect();
+    let gpus = view.gpus.iter().map(|gpu| (gpu.gpu.uuid.clone(), gpu_of(gpu)));
+    let instances = view.gpus.iter().flat_map(|gpu| gpu.gpu.instances().iter().map(move |own| (gpu, own)));
+    let instances = instances.map(|(gpu, own)| (own.uuid.clone(), instance_of(gpu, own)));
+    report.gpus = gpus.chain(instances).take(MAX_REPORTED_GPUS).collect();
     let mut pods: Vec<(PodUid, ReportedPod)> = stages
         .pods
         .iter()
@@ -54,8 +60,30 @@ pub fn report(view: &NodeView, stages: &SharingStages, leaving: bool) -> AgentRe
     report
 }
 
+/// The list of the processes on a GPU; `None` while there is none, so that the leader keeps what pods that have ended may still
+/// use. A driver without such a list shows no process and never will, so nothing is to be waited for.
+fn listed(gpu: &GpuView) -> Option<&[GpuProcess]> {
+    match gpu.processes.absence() {
+        None => gpu.processes.value().map(|list| &**list),
+        Some(Absence::NotSupported | Absence::NotInThisDriver | Absence::NoPermission) => Some(&[]),
+        Some(_) => None,
+    }
+}
+
+/// A MIG instance, which claims name like a GPU.
+fn instance_of(gpu: &GpuView, own: &MigInstance) -> ReportedGpu {
+    let inside = |list: &[GpuProcess]| list.iter().filter(|process| process.mig.as_ref() == Some(&own.uuid)).count();
+    ReportedGpu {
+        healthy: gpu.health == GpuHealth::Healthy,
+        memory_total: own.memory_total.get(),
+        memory_used: None,
+        memory_unattributed: None,
+        processes: listed(gpu).map(|list| u32::try_from(inside(list)).unwrap_or(u32::MAX)),
+    }
+}
+
 fn gpu_of(gpu: &GpuView) -> ReportedGpu {
-    let processes = gpu.processes.value().map(|list| u32::try_from(list.len()).unwrap_or(u32::MAX));
+    let processes = listed(gpu).map(|list| u32::try_from(list.len()).unwrap_or(u32::MAX));
     ReportedGpu {
         healthy: gpu.health == GpuHealth::Healthy,
         memory_total: gpu.gpu.memory_total.get(),
@@ -84,10 +112,12 @@ fn uses(gpus: &[GpuUse]) -> ReportedUses {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::unread;
     use model::id::NodeName;
-    use model::reading::{Absence, Reading};
+    use model::reading::Reading;
     use model::time::{Monotonic, Now};
     use model::view::PodView;
+    use std::sync::Arc;
 
     fn uid(n: usize) -> PodUid {
         PodUid::parse(&format!("{n:032x}")).unwrap()
@@ -145,6 +175,46 @@ mod tests {
         );
         let sum = report.pods[&uid(3)].uses.iter().next().unwrap().1;
         assert_eq!(sum.memory_used, None, "one part is not known");
+    }
+
+    #[test]
+    fn a_list_that_is_missing_is_unknown_and_one_that_the_driver_never_has_is_empty() {
+        let processes = |list: Reading<Arc<[GpuProcess]>>| {
+            let mut view = view(Vec::new());
+            view.gpus = vec![GpuView { processes: list, ..unread::view(unread::gpu(1)) }];
+            report(&view, &SharingStages::default(), false).gpus.values().next().unwrap().processes
+        };
+        assert_eq!(processes(Reading::Measured(Arc::from([]), Monotonic(1))), Some(0));
+        for why in [Absence::NotYet, Absence::CallHangs, Absence::DriverNotLoaded, Absence::Nvml(999)] {
+            assert_eq!(processes(Reading::Absent(why)), None, "{why}");
+        }
+        for why in [Absence::NotSupported, Absence::NotInThisDriver, Absence::NoPermission] {
+            assert_eq!(processes(Reading::Absent(why)), Some(0), "{why}");
+        }
+    }
+
+    #[test]
+    fn mig_instances_are_reported_beside_their_gpu_and_have_a_list_when_it_has_one() {
+        let instance = |n: u32| MigInstance {
+            uuid: GpuUuid::parse(&format!("MIG-{n}")).unwrap(),
+            index: n,
+            gpu_instance: n,
+            compute_instance: 0,
+            profile: "1g.10gb".into(),
+            memory_total: Reading::Measured(Bytes(10 << 30), Monotonic(1)),
+        };
+        let mut gpu = unread::gpu(1);
+        gpu.mig = Reading::Measured(vec![instance(1), instance(2)], Monotonic(1));
+        let mut view = view(Vec::new());
+        view.gpus = vec![unread::view(gpu)];
+        let shown = |view: &NodeView| -> Vec<(String, Option<u32>)> {
+            let gpus = report(view, &SharingStages::default(), false).gpus;
+            gpus.into_iter().map(|(uuid, gpu)| (uuid.to_string(), gpu.processes)).collect()
+        };
+        let all = |processes| ["GPU-1", "MIG-1", "MIG-2"].map(|uuid| (uuid.to_owned(), processes));
+        assert_eq!(shown(&view), all(None));
+        view.gpus[0].processes = Reading::Measured(Arc::from([]), Monotonic(1));
+        assert_eq!(shown(&view), all(Some(0)));
     }
 
     #[test]

@@ -9,9 +9,9 @@
 //!
 //! A claim is *assumed* from the decision to bind until the pod watch shows it, then *bound*, then *started* when a
 //! container of the pod has run, and it is released only by evidence: the binding was refused and never will be made,
-//! or the pod has ended, is gone, or is bound to another node, and its agent, if it reports, sees no process of
-//! it. A deadline never releases a claim, because a request whose answer was lost may still be carried out; that the pod has
-//! another version meanwhile proves that it will not be ([`OpenWrites`]).
+//! or the pod has ended, is gone, or is bound to another node, and its agent, if it reports, knows that no process of
+//! it is left. A deadline never releases a claim, because a request whose answer was lost may still be carried out; that
+//! the pod has another version meanwhile proves that it will not be ([`OpenWrites`]).
 //!
 //! What must never happen here: claims of more than a GPU has, by decisions of one leader; a node that takes new
 //! claims while the claim of a pod on it cannot be read; work for all nodes because of one change.
@@ -19,6 +19,7 @@
 mod closed;
 mod names;
 mod version;
+mod static_pods;
 mod agent_link;
 mod node;
 mod rank;

@@ -57,7 +57,8 @@ pub struct ReportedGpu {
     pub memory_used: Option<Bytes>,
     /// Memory in use that no process of a pod explains.
     pub memory_unattributed: Option<Bytes>,
-    /// Number of processes.
+    /// Number of processes; `None` while the agent has no list of them, which is not the same as none. 0 also where the driver
+    /// never lists any, because then the agent never sees one.
     pub processes: Option<u32>,
 }
 

@@ -103,3 +103,53 @@ pub struct PlacementRequest {
     /// Which nodes and GPUs it prefers.
     pub preference: PlacementPreference,
 }
+
+impl PlacementRequest {
+    /// Whether the same pod asks the same in another version: then what was decided for the one version is right for the other.
+    #[must_use]
+    pub fn asks_the_same(&self, other: &PlacementRequest) -> bool {
+        // Named one by one, so that a new field is not forgotten here.
+        let PlacementRequest { uid, pod, version: _, requests, selection, preference } = self;
+        (uid, pod, requests) == (&other.uid, &other.pod, &other.requests)
+            && (selection, preference) == (&other.selection, &other.preference)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::request::ContainerRole;
+    use crate::unit::CorePercent;
+
+    #[test]
+    fn another_version_asks_the_same_until_something_differs_that_decides() {
+        let container = ContainerRequest {
+            container: "main".into(),
+            role: ContainerRole::App,
+            slots: 1,
+            memory: None,
+            cores: None,
+            priority: None,
+        };
+        let asked = PlacementRequest {
+            uid: PodUid::parse(&"1".repeat(32)).unwrap(),
+            pod: PodRef { namespace: "ml".into(), name: "train".into() },
+            version: Some(7),
+            requests: vec![container.clone()],
+            selection: GpuSelection::default(),
+            preference: PlacementPreference::default(),
+        };
+        assert!(asked.asks_the_same(&PlacementRequest { version: Some(8), ..asked.clone() }));
+        let more = ContainerRequest { cores: Some(CorePercent(10)), ..container };
+        let bound = GpuSelection { numa_bind: true, ..GpuSelection::default() };
+        let policy = PlacementPreference { node_policy: Some(NodePolicy::Spread), ..PlacementPreference::default() };
+        for other in [
+            PlacementRequest { uid: PodUid::parse(&"2".repeat(32)).unwrap(), ..asked.clone() },
+            PlacementRequest { requests: vec![more], ..asked.clone() },
+            PlacementRequest { selection: bound, ..asked.clone() },
+            PlacementRequest { preference: policy, ..asked.clone() },
+        ] {
+            assert!(!asked.asks_the_same(&other), "{other:?}");
+        }
+    }
+}

@@ -72,8 +72,20 @@ pub struct Pod {
     pub restart: Option<RestartPolicy>,
     /// Containers in the order in which the kubelet handles them: init, then app, then ephemeral.
     pub containers: Vec<PodContainer>,
-    /// Number of init and app containers beyond [`MAX_CONTAINERS`]; their requests are not known.
-    pub containers_left_out: u32,
+    /// The init and app containers beyond [`MAX_CONTAINERS`] that request extended resources; `None` for nearly every pod.
+    pub containers_left_out: Option<Box<LeftOutContainers>>,
+}
+
+/// Containers of a pod that are not kept and request extended resources. Those that request none are not counted: a user
+/// could otherwise make a pod look as if it might hold GPUs.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct LeftOutContainers {
+    /// Number of them.
+    pub number: u32,
+    /// The resources that they request with an amount other than 0, each one once, at most [`MAX_RESOURCES`].
+    pub resources: Vec<Arc<str>>,
+    /// Whether they request more than these.
+    pub more_resources: bool,
 }
 
 /// The phase of a pod's life.
@@ -129,9 +141,10 @@ pub struct PodContainer {
     pub image: Option<Arc<str>>,
     /// Limits of extended resources as text, such as `("nvidia.com/gpumem", "8k")`, ordered by name.
     pub limits: Vec<(Arc<str>, Arc<str>)>,
-    /// Number of extended resources beyond [`MAX_RESOURCES`]; those with an amount of 0 are left out first. Whether
-    /// GPUs are among them is not known.
+    /// Number of extended resources beyond [`MAX_RESOURCES`]; those with an amount of 0 are left out first.
     pub limits_left_out: u32,
+    /// Whether one of those may have another amount than 0. Whether GPUs are among them is then not known.
+    pub requests_left_out: bool,
     /// Id of the running or last container of that name; `None` before the first one is created.
     pub id: Option<ContainerId>,
     /// Its state.
@@ -243,7 +256,7 @@ mod tests {
             runtime_class: None,
             restart: None,
             containers: vec![],
-            containers_left_out: 0,
+            containers_left_out: None,
         };
         assert_eq!((pod.annotation("hami.io/b"), pod.annotation("hami.io/c")), (Some("2"), None));
         assert_eq!(pod.cgroup_uid(), &pod.uid);

@@ -13,12 +13,14 @@
 
 mod planted;
 mod convert;
+mod plain_pods;
 mod owner;
 mod leadership;
 mod live_callers;
 mod stream_limit;
 mod callers;
 mod stream_counts;
+mod closing_pace;
 mod events;
 mod closings;
 mod agent_streams;
@@ -65,7 +67,6 @@ use model::id::NodeName;
 use model::lease::LeaseName;
 use owner::ClusterOwner;
 use port::ExtenderPort;
-use std::collections::BTreeSet;
 use std::net::TcpListener;
 use std::sync::Arc;
 use streams::{StreamParts, Streams};
@@ -160,9 +161,13 @@ fn identity(host: &str) -> Result<NodeName, StartError> {
         .map_err(|error| StartError::usage(format!("cannot name this process after the host: {error}")))
 }
 
+/// The namespace of the own pod; `None` outside a pod.
+fn pod_namespace() -> Option<String> {
+    std::env::var("POD_NAMESPACE").ok().filter(|namespace| !namespace.is_empty())
+}
+
 fn namespace(settings: &LeaseSettings) -> Arc<str> {
-    let own = || std::env::var("POD_NAMESPACE").ok().filter(|namespace| !namespace.is_empty());
-    settings.namespace.clone().or_else(own).unwrap_or_else(|| "kube-system".to_owned()).into()
+    settings.namespace.clone().or_else(pod_namespace).unwrap_or_else(|| "kube-system".to_owned()).into()
 }
 
 /// The running parts. It has one field for each part that is started after the others.
@@ -215,9 +220,8 @@ impl Extender {
         });
         lifecycle.must_run("events", writer.run(lifecycle.stop()));
         let lease = LeaseClient::new(connection.clone(), Arc::clone(&place.0), Arc::clone(&place.1));
-        let accounts = settings.streams.iter().flat_map(|streams| &streams.accounts);
-        let namespaces: BTreeSet<Arc<str>> =
-            accounts.filter_map(|account| account.split(':').nth(2)).map(Arc::from).collect();
+        let own = pod_namespace().map(Arc::<str>::from).into_iter().chain([Arc::clone(&place.0)]);
+        let namespaces = settings.streams.as_ref().map(|streams| callers::namespaces(streams, own)).unwrap_or_default();
         Extender {
             lifecycle,
             connection,

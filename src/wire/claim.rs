@@ -15,7 +15,17 @@ use crate::annotation_keys::{MAX_ANNOTATION, NVIDIA};
 use crate::decode_error::{DecodeError, shown};
 use model::claim::{Claim, DeviceShare};
 use model::id::GpuUuid;
+use model::pod::MAX_ANNOTATIONS;
 use model::unit::{Bytes, CorePercent, Mib};
+
+/// Longest claim that is written. Readers keep [`MAX_ANNOTATIONS`] bytes of the annotations that only the system writes. All
+/// of these but claims have about 1 KiB with their keys, most of it the names of a node and a Lease.
+pub const MAX_CLAIM: usize = MAX_ANNOTATIONS - 2 * 1024;
+/// Longest claim of a Binding, which has it twice: under both keys.
+pub const MAX_CLAIM_IN_BINDING: usize = MAX_CLAIM / 2;
+/// Longest text of one device share on a real node: 50 bytes of the UUID, which drivers before 470 wrote as
+/// `MIG-GPU-…/13/10` for a MIG instance, the vendor, 31 bits of MiB, three digits of cores, and the separators.
+const LONGEST_SHARE: usize = 50 + ",NVIDIA,".len() + 10 + ",100:".len();
 
 /// Most containers of one pod. Kubernetes has no limit, but an object of 1.5 MiB has no room for this many useful
 /// containers. Empty containers at the end are not counted.
@@ -97,7 +107,8 @@ fn number(name: &str, text: &str) -> Result<u64, String> {
 /// the end. A missing limit is written as 0.
 ///
 /// # Errors
-/// [`DecodeError`] for a UUID that contains a separator, or a number beyond 31 bits: no reader accepts these.
+/// [`DecodeError`] for a UUID that contains a separator, a number beyond 31 bits, or a text beyond [`MAX_CLAIM`]: no reader
+/// accepts these.
 pub fn encode(key: &'static str, claim: &Claim) -> Result<String, DecodeError> {
     let mut text = String::new();
     for (container, shares) in claim.iter().enumerate() {
@@ -113,7 +124,18 @@ pub fn encode(key: &'static str, claim: &Claim) -> Result<String, DecodeError> {
         }
         text.push(';');
     }
+    if text.len() > MAX_CLAIM {
+        return Err(DecodeError::too_long(key, text.len(), MAX_CLAIM));
+    }
     Ok(text)
+}
+
+/// The most GPUs that a pod with so many containers may request together, so that its claim fits into a Binding whatever
+/// GPUs it gets.
+#[must_use]
+pub fn most_gpus(containers: usize) -> u64 {
+    let shares = MAX_CLAIM_IN_BINDING.saturating_sub(containers) / LONGEST_SHARE;
+    u64::try_from(shares).unwrap_or(u64::MAX)
 }
 
 /// The value `text` with every container emptied: by this, HAMi's scheduler knows that all containers have their GPUs.
@@ -215,6 +237,44 @@ mod tests {
             assert!(encode(ALLOCATED, &Claim(vec![vec![broken]])).is_err());
         }
         assert_eq!(encode(ALLOCATED, &Claim(vec![vec![whole], vec![]])).unwrap(), "GPU-a,NVIDIA,1,1:;;");
+    }
+
+    #[test]
+    fn a_claim_that_readers_would_not_keep_is_not_written() {
+        // Beside its name a share has 12 bytes, and the container one.
+        let claim = |bytes: usize| {
+            let share = |name: usize| DeviceShare {
+                device: GpuUuid::parse(&"x".repeat(name)).unwrap(),
+                memory: None,
+                cores: None,
+            };
+            let mut shares = vec![share(96); (bytes - 1) / 108];
+            shares.push(share((bytes - 1) % 108 - 12));
+            Claim(vec![shares])
+        };
+        assert_eq!(encode(ALLOCATED, &claim(MAX_CLAIM)).unwrap().len(), MAX_CLAIM);
+        let why = encode(ALLOCATED, &claim(MAX_CLAIM + 1)).unwrap_err();
+        assert!(why.what.starts_with("is 14337 bytes long, more than the 14336"), "{why}");
+    }
+
+    #[test]
+    fn the_claim_of_a_pod_with_the_most_gpus_fits_into_a_binding_with_the_longest_names() {
+        let longest = DeviceShare {
+            device: GpuUuid::parse(&format!("MIG-GPU-{}/13/10", "0".repeat(36))).unwrap(),
+            memory: Some(Mib(MAX_NUMBER).bytes()),
+            cores: Some(CorePercent(100)),
+        };
+        for containers in [1, 40, 128] {
+            let most = usize::try_from(most_gpus(containers)).unwrap();
+            let length = |gpus: usize| {
+                let mut claim = vec![Vec::new(); containers];
+                claim[0] = vec![longest.clone(); gpus];
+                encode(ALLOCATED, &Claim(claim)).unwrap().len()
+            };
+            assert!(length(most) <= MAX_CLAIM_IN_BINDING, "{containers} containers, {most} GPUs: {}", length(most));
+            assert!(length(most + 1) > MAX_CLAIM_IN_BINDING, "{containers} containers and {most} GPUs leave room");
+        }
+        assert_eq!((most_gpus(1), most_gpus(1 << 20)), (98, 0));
     }
 
     proptest! {

@@ -41,7 +41,7 @@ pub fn of(pod: &Pod, rules: &RequestRules, node: &NodeName) -> Option<GpuPod> {
 /// The requests of the pod's containers, init containers first, and the first reason why they are not fully known or
 /// cannot be granted. A container whose request is invalid has only its number of slots.
 pub(crate) fn requests(pod: &Pod, rules: &RequestRules) -> (Vec<ContainerRequest>, Option<String>) {
-    let mut fault = hidden(pod);
+    let mut fault = hidden(pod, rules);
     let requests = pod
         .containers
         .iter()
@@ -72,13 +72,22 @@ pub(crate) fn requests(pod: &Pod, rules: &RequestRules) -> (Vec<ContainerRequest
 
 /// The reason why the request of the pod is not fully known: it has more containers or resources than the pod decoder
 /// keeps. One of the missing entries may be a GPU, and the claim of the whole pod would then go to the wrong
-/// containers.
-fn hidden(pod: &Pod) -> Option<String> {
-    if pod.containers_left_out > 0 {
-        let (more, most) = (pod.containers_left_out, model::pod::MAX_CONTAINERS);
-        return Some(format!("it has {more} containers more than the {most} that the agent reads"));
+/// containers. A pod whose missing entries request no GPU is no GPU pod because of them: anybody could close a node by it.
+fn hidden(pod: &Pod, rules: &RequestRules) -> Option<String> {
+    let count = &rules.names.count;
+    if let Some(left_out) = &pod.containers_left_out
+        && (left_out.more_resources || left_out.resources.iter().any(|name| **name == **count))
+    {
+        let (more, most) = (left_out.number, model::pod::MAX_CONTAINERS);
+        return Some(format!(
+            "it has {more} containers more than the {most} that the agent reads, and {count} may be among their resources"
+        ));
     }
-    let container = pod.containers.iter().find(|container| container.limits_left_out > 0)?;
+    let unknown = |container: &&PodContainer| {
+        container.limits_left_out > 0
+            && (container.requests_left_out || resource::count(rules, &amounts(container)) > 0)
+    };
+    let container = pod.containers.iter().find(unknown)?;
     let (more, most) = (container.limits_left_out, model::pod::MAX_RESOURCES);
     let name = &container.name;
     Some(format!("container {name}: names {more} extended resources more than the {most} that the agent reads"))
@@ -151,6 +160,7 @@ mod tests {
     use crate::pod::decode;
     use model::claim::DeviceShare;
     use model::id::GpuUuid;
+    use model::pod::MAX_CONTAINERS;
     use model::unit::Mib;
     use proptest::prelude::*;
     use serde_json::{Value, json};
@@ -284,13 +294,49 @@ mod tests {
             [0, 1, 1],
             "the calls for them are known"
         );
-        let containers: Vec<Value> = (0..200).map(|n| json!({ "name": format!("c{n}") })).collect();
+        let invalid = crowd(200, &json!({ "nvidia.com/gpu": "1" })).unwrap();
+        assert!(matches!(invalid.claim, PodClaim::BadRequest(why) if why.contains("72 containers more")));
+    }
+
+    /// A pod with so many containers, each of which has these limits from the 129th on.
+    fn crowd(containers: usize, limits: &Value) -> Option<GpuPod> {
+        let named = |n: usize| match n {
+            0..MAX_CONTAINERS => json!({ "name": format!("c{n}") }),
+            _ => json!({ "name": format!("c{n}"), "resources": { "limits": limits } }),
+        };
+        let containers: Vec<Value> = (0..containers).map(named).collect();
         let text = json!({
             "metadata": { "name": "train", "namespace": "ml", "uid": UID }, "spec": { "containers": containers },
         });
         let pod = decode(text.to_string().as_bytes()).unwrap();
-        let invalid = of(&pod, &RequestRules::default(), &NodeName::parse("node-1").unwrap()).unwrap();
-        assert!(matches!(invalid.claim, PodClaim::BadRequest(why) if why.contains("72 containers more")));
+        of(&pod, &RequestRules::default(), &NodeName::parse("node-1").unwrap())
+    }
+
+    /// Anybody who may create pods could close a node by such a pod.
+    #[test]
+    fn a_pod_without_gpus_is_no_gpu_pod_however_many_containers_and_resources_it_names() {
+        for limits in [
+            json!({}),
+            json!({ "cpu": "1", "nvidia.com/gpu": "0" }),
+            json!({ "rdma.example.com/hca": "1" }),
+            json!({ "nvidia.com/gpumem": "3000" }),
+        ] {
+            for containers in [128, 129, 10_000] {
+                assert_eq!(crowd(containers, &limits), None, "{containers} containers with {limits}");
+            }
+        }
+        assert_eq!(crowd(128, &json!({ "nvidia.com/gpu": "1" })), None, "none of them has the limits");
+        for (containers, more) in [(129, "1 containers"), (130, "2 containers")] {
+            let found = crowd(containers, &json!({ "nvidia.com/gpu": "1" })).unwrap();
+            assert!(matches!(&found.claim, PodClaim::BadRequest(why) if why.contains(more)), "{:?}", found.claim);
+        }
+        let many = |amount: &str| -> Value {
+            let all = (0..40).map(|n| (format!("a{n}.example.com/none"), json!(amount)));
+            all.collect::<serde_json::Map<_, _>>().into()
+        };
+        assert_eq!(gpu_pod(&json!({}), &many("0")), None);
+        assert!(gpu_pod(&json!({}), &many("1")).is_some(), "GPUs may be among the resources that are not kept");
+        assert!(crowd(129, &many("1")).is_some());
     }
 
     #[test]

@@ -16,6 +16,7 @@
 use crate::annotation_keys::{
     AVOID_TYPES, AVOID_UUIDS, GPU_POLICY, NODE_POLICY, NUMA_BIND, SCORE_WEIGHTS, SHARING_MODES, USE_TYPES, USE_UUIDS,
 };
+use crate::claim::most_gpus;
 use crate::decode_error::{DecodeError, shown};
 use crate::gpu_pod;
 use crate::resource::RequestRules;
@@ -41,6 +42,17 @@ pub enum BadPlacementRequest {
     /// An annotation has a value that is not allowed.
     #[error("annotation {0}")]
     Annotation(#[from] DecodeError),
+    /// Its claim could be longer than what readers keep, and its node would be closed.
+    #[error(
+        "its containers request {gpus} GPUs together, and the annotations of a pod have room for a claim of {most}; split it \
+         into several pods"
+    )]
+    ManyGpus {
+        /// GPUs that its containers request, each for itself.
+        gpus: u64,
+        /// The most.
+        most: u64,
+    },
     /// Annotations are missing, so that a condition of the pod may be among them.
     #[error("{left_out} of its annotations are not read: together they are longer than {MAX_ANNOTATIONS} bytes")]
     TooLarge {
@@ -60,6 +72,11 @@ pub fn of(pod: &Pod, rules: &RequestRules) -> Result<Option<PlacementRequest>, B
     }
     if requests.iter().all(|request| request.slots == 0) {
         return Ok(None);
+    }
+    let gpus: u64 = requests.iter().map(|request| u64::from(request.slots)).sum();
+    let most = most_gpus(requests.len());
+    if gpus > most {
+        return Err(BadPlacementRequest::ManyGpus { gpus, most });
     }
     // What only the system writes is no condition of the pod's owner.
     let left_out = pod.annotations_left_out.saturating_sub(pod.system_keys_left_out);
@@ -289,6 +306,30 @@ mod tests {
         assert_eq!(why.to_string(), "1 of its annotations are not read: together they are longer than 16384 bytes");
         // A claim of an earlier try says nothing of what the owner wants.
         assert!(with(&json!({ "hami.io/vgpu-devices-allocated": "x".repeat(20 << 10) })).is_ok());
+    }
+
+    /// The claims of such pods were once written, and no reader kept them.
+    #[test]
+    fn a_pod_whose_claim_could_be_too_long_is_refused() {
+        let asks = |gpus: u32| {
+            let limits = json!({ "nvidia.com/gpu": gpus.to_string(), "nvidia.com/gpumem": "1" });
+            of(&pod(&json!({}), &limits), &RequestRules::default())
+        };
+        assert_eq!(asks(98).unwrap().unwrap().requests[1].slots, 98);
+        let why = asks(99).unwrap_err();
+        assert_eq!(why, BadPlacementRequest::ManyGpus { gpus: 99, most: 98 });
+        let words = "its containers request 99 GPUs together, and the annotations of a pod have room for a claim of 98; split \
+                     it into several pods";
+        assert_eq!(why.to_string(), words);
+        assert_eq!(asks(u32::MAX >> 1).unwrap_err(), BadPlacementRequest::ManyGpus { gpus: 2_147_483_647, most: 98 });
+        let limits = json!({ "nvidia.com/gpu": "8", "nvidia.com/gpumem": "1" });
+        let init = |n: usize| json!({ "name": format!("c{n}"), "resources": { "limits": limits } });
+        let init: Vec<Value> = (0..40).map(init).collect();
+        let text =
+            json!({ "metadata": { "name": "a", "namespace": "b", "uid": UID }, "spec": { "initContainers": init } });
+        let many = decode(text.to_string().as_bytes()).unwrap();
+        let refused = of(&many, &RequestRules::default()).unwrap_err();
+        assert_eq!(refused, BadPlacementRequest::ManyGpus { gpus: 320, most: 97 });
     }
 
     #[test]

@@ -9,8 +9,8 @@ use crate::annotation_keys::SYSTEM_OWNED;
 use crate::{quantity, timestamp};
 use model::id::{ContainerId, NodeName, NotAName, PodRef, PodUid};
 use model::pod::{
-    ContainerKind, ContainerState, MAX_ANNOTATIONS, MAX_CONTAINERS, MAX_RESOURCES, Pod, PodContainer, PodController,
-    PodLabels, PodPhase, RestartPolicy,
+    ContainerKind, ContainerState, LeftOutContainers, MAX_ANNOTATIONS, MAX_CONTAINERS, MAX_RESOURCES, Pod,
+    PodContainer, PodController, PodLabels, PodPhase, RestartPolicy,
 };
 use serde::de::{DeserializeOwned, IgnoredAny, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer};
@@ -377,6 +377,8 @@ fn mirror_of(hash: Option<&str>, mirror: Option<&str>) -> Option<PodUid> {
 struct Limits {
     kept: Vec<(Arc<str>, Arc<str>)>,
     left_out: u32,
+    /// Whether one that is left out may have another amount than 0.
+    requests_left_out: bool,
 }
 
 impl<'de> Deserialize<'de> for Limits {
@@ -384,15 +386,17 @@ impl<'de> Deserialize<'de> for Limits {
         // A user may list any number of resources with the amount 0. They must not displace the resources that are
         // really requested.
         let (mut requested, mut zero) = (Vec::new(), Vec::new());
-        let mut left_out = 0;
+        let (mut left_out, mut requests_left_out) = (0, false);
         deserializer.deserialize_map(SelectedEntries {
             selects: is_extended,
             take: |key: String, quantity: String| {
-                let list = if is_zero(&quantity) { &mut zero } else { &mut requested };
+                let is_zero = is_zero(&quantity);
+                let list = if is_zero { &mut zero } else { &mut requested };
                 if list.len() < MAX_RESOURCES && quantity.len() <= MAX_QUANTITY {
                     list.push((Arc::from(key), Arc::from(quantity)));
                 } else {
                     left_out += 1;
+                    requests_left_out |= !is_zero;
                 }
             },
             value: PhantomData,
@@ -402,7 +406,7 @@ impl<'de> Deserialize<'de> for Limits {
         left_out += u32::try_from(zero.len().saturating_sub(left)).unwrap_or(u32::MAX);
         kept.extend(zero.into_iter().take(left));
         kept.sort();
-        Ok(Limits { kept, left_out })
+        Ok(Limits { kept, left_out, requests_left_out })
     }
 }
 
@@ -412,25 +416,43 @@ fn is_zero(text: &str) -> bool {
 
 // === conversion ===
 
-fn containers(spec: &Spec, status: &Status) -> (Vec<PodContainer>, u32) {
+fn containers(spec: &Spec, status: &Status) -> (Vec<PodContainer>, Option<Box<LeftOutContainers>>) {
     let lists = [
         (ContainerKind::Init, &spec.init_containers.0, &status.init_container_statuses.0),
         (ContainerKind::App, &spec.containers.0, &status.container_statuses.0),
         (ContainerKind::Ephemeral, &spec.ephemeral_containers.0, &status.ephemeral_container_statuses.0),
     ];
     let mut kept = Vec::new();
-    let mut left_out = 0;
+    let mut left_out = LeftOutContainers::default();
     for (kind, specs, statuses) in lists {
         for spec in specs {
             match container(kind, spec, statuses).filter(|_| kept.len() < MAX_CONTAINERS) {
                 Some(container) => kept.push(container),
                 // The API server accepts no resources for ephemeral containers, so no request is lost.
                 None if kind == ContainerKind::Ephemeral => {}
-                None => left_out += 1,
+                None => leave_out(&mut left_out, &spec.resources.0.limits.0),
             }
         }
     }
-    (kept, left_out)
+    (kept, (left_out.number > 0).then(|| Box::new(left_out)))
+}
+
+/// Counts a container with these limits that is not kept, if it requests an extended resource.
+fn leave_out(left_out: &mut LeftOutContainers, limits: &Limits) {
+    let mut requests_any = limits.requests_left_out;
+    for (name, _) in limits.kept.iter().filter(|(_, amount)| !is_zero(amount)) {
+        requests_any = true;
+        if left_out.resources.contains(name) {
+            continue;
+        }
+        if left_out.resources.len() < MAX_RESOURCES {
+            left_out.resources.push(Arc::clone(name));
+        } else {
+            left_out.more_resources = true;
+        }
+    }
+    left_out.more_resources |= limits.requests_left_out;
+    left_out.number += u32::from(requests_any);
 }
 
 fn container(kind: ContainerKind, spec: &Container, statuses: &[ContainerStatus]) -> Option<PodContainer> {
@@ -448,6 +470,7 @@ fn container(kind: ContainerKind, spec: &Container, statuses: &[ContainerStatus]
         image: shown(&spec.image.0, MAX_IMAGE),
         limits: limits.kept.clone(),
         limits_left_out: limits.left_out,
+        requests_left_out: limits.requests_left_out,
         id: status.and_then(|status| container_id(&status.container_id.0)),
         state: status.map_or(ContainerState::Unknown, |status| state(&status.state.0)),
         may_mount: spec.security_context.0.may_mount(),

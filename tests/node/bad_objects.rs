@@ -2,7 +2,7 @@
 //! counted. The other nodes take pods meanwhile.
 
 use crate::bad_questions::anon_mib;
-use crate::extender::{CLAIM, Extender, SOON, node, pod};
+use crate::extender::{CLAIM, Extender, SOON, node, pod, stored};
 use lab::api_server::FakeApiServer;
 use lab::eventually::eventually;
 use serde_json::{Value, json};
@@ -116,6 +116,26 @@ fn a_pod_that_is_too_large_closes_its_node_until_it_is_gone() {
         eventually(&format!("n1 open after pod {place}"), SOON, || refused(&extender, &asks).is_none().then_some(()));
     }
     assert!(anon_mib(&extender) < 150, "{} MiB", anon_mib(&extender));
+}
+
+/// The names of the GPUs are longer than those that NVIDIA's drivers write, so the filter does not foresee the length.
+#[test]
+fn a_claim_that_no_reader_would_keep_is_not_written_and_holds_nothing() {
+    let server = FakeApiServer::start();
+    let name = "n".repeat(88);
+    node(&server, &name, 40);
+    let extender = Extender::led(&server);
+    let mut many = pod(&server, 1, 1);
+    let limits = json!({ "nvidia.com/gpu": "40", "nvidia.com/gpumem": "1" });
+    let container = |name: &str| json!({ "name": name, "resources": { "limits": limits } });
+    many["spec"]["containers"] = json!([container("one"), container("other")]);
+    server.put("pods", many.clone());
+    assert_eq!(extender.filter(&many, &[name.as_str()])["NodeNames"], json!([name]));
+    let why = extender.bind(&many, &name);
+    assert!(why.contains("bytes long, and the annotations of a pod have room for 7168"), "{why}");
+    assert_eq!(stored(&server, &many)["spec"]["nodeName"], Value::Null);
+    assert!(server.requests().iter().all(|asked| !asked.path.ends_with("/binding")));
+    assert_eq!(extender.metric("gpu_steward_extender_claims{state=\"assumed\"}"), 0);
 }
 
 #[test]

@@ -94,9 +94,21 @@ fn a_pod_that_is_too_large_or_has_odd_amounts_is_refused_with_a_reason() {
         assert!(why.contains("container main: ") && why.contains(resource), "{resource} {amount}: {why}");
         assert!(why.len() < 400, "{why}");
     }
-    // More GPUs than a node has is an amount like any other.
-    let huge = with(&|pod| pod["spec"]["containers"][0]["resources"]["limits"]["nvidia.com/gpu"] = "2147483647".into());
-    assert_eq!(refusal(&extender, &huge), "NodeInsufficientDevice");
+    let counted = metric(&extender, "gpu_steward_extender_refused_pods_total");
+    assert!((counted - 15.0).abs() < 0.5, "{counted}");
+    // More GPUs than a node has is an amount like any other, until the claim could not be written on the pod.
+    let of =
+        |gpus: &str| with(&|pod| pod["spec"]["containers"][0]["resources"]["limits"]["nvidia.com/gpu"] = gpus.into());
+    assert_eq!(refusal(&extender, &of("98")), "NodeInsufficientDevice");
+    for (gpus, words) in [("99", "request 99 GPUs together"), ("2147483647", "request 2147483647 GPUs together")] {
+        let why = refusal(&extender, &of(gpus));
+        assert!(why.starts_with("the pod cannot be placed: ") && why.contains(words), "{why}");
+    }
+    let limits = json!({ "nvidia.com/gpu": "8", "nvidia.com/gpumem": "1" });
+    let init = |n: usize| json!({ "name": format!("i{n}"), "resources": { "limits": limits } });
+    let many = with(&|pod| pod["spec"]["initContainers"] = (0..40).map(init).collect());
+    let why = refusal(&extender, &many);
+    assert!(why.contains("request 321 GPUs together"), "{why}");
     works(&extender, &asks);
     assert!(anon_mib(&extender) < 100, "{} MiB", anon_mib(&extender));
 }
@@ -148,9 +160,13 @@ fn a_body_that_is_no_question_is_refused_and_counted() {
         let answer = http::request(extender.address, method, "/filter", &[("Content-Type", kind)], b"{}").unwrap();
         assert_eq!(answer.status, status, "{method} {kind}: {}", answer.text());
     }
-    for verb in ["/permit", "/filter/x", "/Filter", "/", "//filter", "/filter%00"] {
+    let unknown = ["/permit", "/filter/x", "/Filter", "/", "//filter", "/filter%00"];
+    for verb in unknown {
         assert_eq!(post(&extender, verb, b"{}").status, 404, "{verb}");
     }
+    assert_eq!(post(&extender, "/metrics", b"{}").status, 405);
+    let counted = metric(&extender, "gpu_steward_extender_unknown_paths_total");
+    assert!((counted - unknown.len() as f64 - 1.0).abs() < 0.5, "{counted}");
     works(&extender, &asks);
 }
 

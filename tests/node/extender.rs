@@ -152,6 +152,75 @@ fn a_pod_gets_node_and_claim_in_one_call_and_two_events() {
     }
 }
 
+/// A pod without a node, with these limits only.
+fn with_limits(server: &FakeApiServer, number: u32, limits: &Value) -> Value {
+    let mut asks = pod(server, number, 1);
+    asks["spec"]["containers"][0]["resources"] = json!({ "limits": limits, "requests": limits });
+    server.put("pods", asks.clone());
+    stored(server, &asks)
+}
+
+/// kube-scheduler asks the extender about each pod that names one of the resources, and lets it bind the pod.
+#[test]
+fn a_pod_that_names_a_resource_of_gpus_and_requests_none_is_bound_without_a_claim() {
+    let server = FakeApiServer::start();
+    node(&server, "n1", 1);
+    let extender = Extender::led(&server);
+    let all = [
+        json!({ "nvidia.com/gpumem": "3000" }),
+        json!({ "nvidia.com/gpu": "0" }),
+        json!({ "nvidia.com/gpucores": "30", "nvidia.com/priority": "1" }),
+    ];
+    for (number, limits) in (1..).zip(&all) {
+        let plain = with_limits(&server, number, limits);
+        let why = extender.bind(&plain, "n1");
+        assert!(why.contains("the filter was not asked"), "{limits}: {why}");
+        assert_eq!(extender.filter(&plain, &["n1", "n2"])["NodeNames"], json!(["n1", "n2"]), "{limits}");
+        // The first write is lost, and of the second one the answer.
+        server.lose_bindings(&[LostBinding::Request, LostBinding::Answer]);
+        assert_eq!(extender.bind(&plain, "n1"), "", "{limits}: {}", extender.log());
+        let bound = stored(&server, &plain);
+        assert_eq!((&bound["spec"]["nodeName"], &bound["metadata"]["annotations"]), (&json!("n1"), &Value::Null));
+        eventually("a bound pod to be forgotten", SOON, || {
+            extender.bind(&plain, "n1").contains("the filter was not asked").then_some(())
+        });
+    }
+    // They hold nothing, and the node takes the pod that wants all of its GPU.
+    let whole = pod(&server, 8, 81_920);
+    assert_eq!(extender.filter(&whole, &["n1"])["NodeNames"], json!(["n1"]));
+    assert_eq!(extender.bind(&whole, "n1"), "");
+    assert_eq!(extender.metric("gpu_steward_extender_nodes{state=\"closed\"}"), 0);
+}
+
+#[test]
+fn a_pod_without_gpus_that_has_changed_is_bound_and_one_that_is_gone_is_not() {
+    let server = FakeApiServer::start();
+    node(&server, "n1", 1);
+    let extender = Extender::led(&server);
+    let limits = json!({ "nvidia.com/gpumem": "3000" });
+    let mut changed = with_limits(&server, 1, &limits);
+    extender.filter(&changed, &["n1"]);
+    changed["metadata"]["labels"] = json!({ "team": "vision" });
+    server.put("pods", changed.clone());
+    assert_eq!(extender.bind(&changed, "n1"), "");
+    let bindings = server.requests().into_iter().filter(|asked| asked.path.ends_with("/pods/train-1/binding"));
+    assert_eq!(bindings.count(), 2, "the first one names the version of the filter call and is refused");
+    // Kubernetes forbids such a change; whatever has made it, the pod is not bound by what it asked before.
+    let mut asks = with_limits(&server, 2, &limits);
+    extender.filter(&asks, &["n1"]);
+    asks["spec"]["containers"][0]["resources"]["limits"]["nvidia.com/gpu"] = "1".into();
+    server.put("pods", asks.clone());
+    let why = extender.bind(&asks, "n1");
+    assert!(why.contains("the pod was changed after the filter"), "{why}");
+    assert_eq!(stored(&server, &asks)["spec"]["nodeName"], Value::Null);
+    let gone = with_limits(&server, 3, &limits);
+    extender.filter(&gone, &["n1"]);
+    server.remove("pods", "ml", "train-3");
+    let why = extender.bind(&gone, "n1");
+    // By what a read or the watch has shown first.
+    assert!(why.contains("the pod is gone") || why.contains("the filter was not asked"), "{why}");
+}
+
 #[test]
 fn two_pods_that_fit_alone_never_share_a_gpu_that_is_too_small() {
     let server = FakeApiServer::start();
@@ -229,7 +298,12 @@ fn one_extender_leads_and_another_takes_over_with_all_claims() {
         answer.text().contains(" leads.").then(|| answer.text())
     });
     let lease = server.object("leases", "gpu", "gpu-steward-extender").unwrap();
-    assert!(named.contains(lease["spec"]["holderIdentity"].as_str().unwrap()), "{named}");
+    let identity = lease["spec"]["holderIdentity"].as_str().unwrap();
+    assert!(named.contains(identity), "{named}");
+    // Only the leader has decided anything.
+    assert_eq!(leader.get("/api/v1/decisions").json()["kept"], 2);
+    let asked = follower.get("/api/v1/decisions");
+    assert!(asked.status == 503 && asked.text().contains(identity), "{}", asked.text());
     // A clean stop releases the Lease.
     leader.signal("-TERM");
     eventually("the follower to lead", SOON, || follower.leads().then_some(()));

@@ -1,7 +1,7 @@
 //! The extender as it was built: bindings whose answers were lost. Each names the version of its pod, so that the extender can
 //! find out, or bring about, that it is never carried out.
 
-use crate::extender::{Extender, SOON, events, node, pod, stored};
+use crate::extender::{CLAIM, Extender, SOON, events, node, pod, stored};
 use lab::api_server::{FakeApiServer, LostBinding};
 use lab::eventually::eventually;
 use serde_json::{Value, json};
@@ -66,6 +66,30 @@ fn a_pod_that_has_changed_since_its_filter_call_is_bound_in_its_new_version() {
     assert_eq!((&bound["spec"]["nodeName"], &bound["metadata"]["labels"]["team"]), (&json!("n1"), &json!("vision")));
     let bindings = vec![("POST".to_owned(), "/api/v1/namespaces/ml/pods/train-1/binding".to_owned()); 2];
     assert_eq!(writes(&server), bindings, "the first one is refused");
+}
+
+/// The GPUs were chosen for what the pod accepted before.
+#[test]
+fn a_pod_whose_conditions_have_changed_since_its_filter_call_is_placed_again() {
+    let server = FakeApiServer::start();
+    node(&server, "n1", 2);
+    let extender = Extender::led(&server);
+    pod(&server, 1, 3000);
+    let mut first = server.object("pods", "ml", "train-1").unwrap();
+    extender.filter(&first, &["n1"]);
+    first["metadata"]["annotations"] = json!({ "nvidia.com/nouse-gpuuuid": "GPU-n1-0" });
+    server.put("pods", first.clone());
+    let why = extender.bind(&first, "n1");
+    assert!(why.contains("the pod was changed after the filter: it is placed again"), "{why}");
+    let unbound = stored(&server, &first);
+    assert_eq!(
+        (&unbound["spec"]["nodeName"], &unbound["metadata"]["annotations"][CLAIM]),
+        (&Value::Null, &Value::Null)
+    );
+    assert_eq!(extender.metric("gpu_steward_extender_claims{state=\"assumed\"}"), 0, "its GPU is free again");
+    extender.filter(&unbound, &["n1"]);
+    assert_eq!(extender.bind(&unbound, "n1"), "");
+    assert_eq!(stored(&server, &first)["metadata"]["annotations"][CLAIM], "GPU-n1-1,NVIDIA,3000,0:;");
 }
 
 #[test]

@@ -66,6 +66,8 @@ mod event_queue;
 #[cfg(test)]
 mod recorded;
 #[cfg(test)]
+mod node_annotations;
+#[cfg(test)]
 mod closings;
 #[cfg(test)]
 mod lost_bindings;

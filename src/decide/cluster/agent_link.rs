@@ -1,10 +1,11 @@
 //! What the leader knows of the agent of one node: its stream, and what it has reported.
 
-use crate::ledger::{ClaimState, Ledger};
 use model::agent_stream::{AgentPhase, AgentReport, PodStage, ReportChange, ReportTooLarge};
-use model::claim::Claim;
-use model::id::PodUid;
+use model::id::{GpuUuid, PodUid};
 use model::time::Monotonic;
+
+/// How the UUIDs of MIG instances begin.
+const MIG: &str = "MIG-";
 
 /// Names one stream of an agent. A later stream has a larger number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -43,50 +44,32 @@ impl AgentLink {
         self.report.apply(change)
     }
 
-    /// How far the start of a pod has come, by the agent.
-    pub(super) fn stage(&self, uid: &PodUid) -> Option<PodStage> {
-        self.report.pods.get(uid).map(|pod| pod.stage)
+    /// How far the start of the pod of this name has come, by the agent.
+    pub(super) fn stage(&self, name: &PodUid) -> Option<PodStage> {
+        self.report.pods.get(name).map(|pod| pod.stage)
     }
 
-    /// Whether the agent has seen a container of the pod start.
-    pub(super) fn has_started(&self, uid: &PodUid) -> bool {
-        self.stage(uid) >= Some(PodStage::Started)
+    /// Whether there are processes of the pod of this name on a GPU, by the newest report.
+    pub(super) fn sees_processes(&self, name: &PodUid) -> bool {
+        self.report.pods.get(name).is_some_and(|pod| pod.processes() > 0)
     }
 
-    /// Whether there are processes of the pod on a GPU, by the newest report.
-    pub(super) fn sees_processes(&self, uid: &PodUid) -> bool {
-        self.report.pods.get(uid).is_some_and(|pod| pod.processes() > 0)
+    /// Whether the newest report has a list of the processes on a device; `None` where it does not name the device.
+    ///
+    /// An agent of an earlier release names no MIG instance. For one of its instances the lists of all its GPUs count, because
+    /// the leader does not know of which GPU the instance is.
+    pub(super) fn has_list(&self, device: &GpuUuid) -> Option<bool> {
+        let gpus = &self.report.gpus;
+        let is_instance = |device: &GpuUuid| device.as_str().starts_with(MIG);
+        match gpus.get(device) {
+            Some(gpu) => Some(gpu.processes.is_some()),
+            None if gpus.is_empty() || !is_instance(device) || gpus.keys().any(is_instance) => None,
+            None => Some(gpus.values().all(|gpu| gpu.processes.is_some())),
+        }
     }
 
     /// Whether the agent is about to stop.
     pub(super) fn is_leaving(&self) -> bool {
         self.report.phase == AgentPhase::Leaving
-    }
-
-    /// The pods with a claim for which the kubelet has not asked yet, as far as the agent has reported.
-    pub(super) fn awaited<'a>(&'a self, ledger: &'a Ledger) -> impl Iterator<Item = &'a PodUid> {
-        let asked = |uid: &PodUid| self.stage(uid) >= Some(PodStage::Allocated);
-        ledger
-            .claims()
-            .filter(move |(uid, claim)| claim.state != ClaimState::Started && !asked(uid))
-            .map(|(uid, _)| uid)
-    }
-
-    /// A pod that is on its way to this node and that the agent could mistake for one with `claim`: with early binding
-    /// the agent tells them apart only by the number of GPUs of their first container. Two pods whose first containers
-    /// have the same amounts exchange devices, so they do no harm.
-    pub(super) fn mistakable<'a>(&'a self, ledger: &'a Ledger, claim: &Claim) -> Option<&'a PodUid> {
-        let first = |claim: &Claim| {
-            let shares = claim.iter().find(|own| !own.is_empty());
-            shares.map(|own| own.iter().map(|share| (share.memory, share.cores)).collect::<Vec<_>>())
-        };
-        if self.report.early != Some(true) {
-            return None;
-        }
-        let own = first(claim)?;
-        self.awaited(ledger).find(|uid| {
-            let other = ledger.get(uid).and_then(|held| first(&held.claim));
-            other.is_some_and(|other| other.len() == own.len() && other != own)
-        })
     }
 }

@@ -3,20 +3,26 @@
 //! ```text
 //!   first message ──▶ agent_reports ─┐              ┌─▶ claims that have started, claims of pods that have ended
 //!   change        ──▶ agent_changes ─┼─▶ AgentLink ─┤
-//!   the end       ──▶ agent_closed ──┘   of a node  └─▶ closed: registers, leaves, is not back in time
+//!   the end       ──▶ agent_closed ──┘   of a node  ├─▶ closed: registers, leaves, is not back in time
+//!                                                   └─▶ GPUs that are in use by pods that hold nothing
 //! ```
 //!
 //! An agent without a stream changes nothing: its node is judged by the API server alone.
 //!
-//! What must never happen here: a report that releases a claim of a pod which the API server shows as running; a stream
-//! that ends the stream of a newer one.
+//! A leader has never seen a pod that ended before it won, or that a restore of etcd took away before. If processes of such a pod
+//! are left, the report of its node is the only sign of them. It names no amounts that could be counted as a claim, so the GPU
+//! takes no new claims until a list of its processes shows none of them.
+//!
+//! What must never happen here: a report that releases a claim of a pod which the API server shows as running, or of one whose
+//! processes it does not know; a stream that ends the stream of a newer one.
 
 use super::agent_link::{AgentLink, LinkState, StreamId};
 use super::node::NodeClaims;
 use super::state::ClusterState;
 use model::agent_stream::{AgentReport, LeaderView, MAX_REPORTED_PODS, ReportChange, ReportTooLarge};
-use model::id::{NodeName, PodUid};
+use model::id::{GpuUuid, NodeName, PodUid};
 use model::time::Monotonic;
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 /// How long the stream of an agent may be closed before nothing more is bound to its node. An agent connects again within
@@ -123,7 +129,7 @@ impl ClusterState {
     }
 
     /// Forgets all streams: this process leads no longer, and the agents report to another one. Claims of pods that have
-    /// ended are released, because the next leader decides about them.
+    /// ended are released, because the next leader decides about them: by the same reports, which show their processes.
     pub fn forget_agents(&mut self) {
         self.closing.clear();
         let mut ended: Vec<(NodeName, PodUid)> = Vec::new();
@@ -143,8 +149,9 @@ impl ClusterState {
         let link = node.and_then(NodeClaims::agent);
         let leaving = link.is_some_and(AgentLink::is_leaving);
         let awaited = match (node, link) {
-            (Some(node), Some(link)) if leaving => {
-                link.awaited(node.ledger()).take(MAX_REPORTED_PODS).cloned().collect()
+            (Some(node), Some(_)) if leaving => {
+                let names = node.awaited().map(|uid| node.static_pods().name(uid));
+                names.take(MAX_REPORTED_PODS).cloned().collect()
             }
             _ => Vec::new(),
         };
@@ -164,12 +171,12 @@ impl ClusterState {
         (link.state == LinkState::Open).then_some((&link.report, link.heard))
     }
 
-    /// Whether a pod that has ended or is gone still holds its GPUs, because its agent sees processes of it. Its claim is
-    /// then released by the report that shows none.
+    /// Whether a pod that has ended or is gone still holds its GPUs, because its agent sees processes of it or cannot say whether
+    /// there are any. Its claim is then released by the report that shows none.
     pub(super) fn holds_after_end(&mut self, uid: &PodUid) -> bool {
         let node = self.homes.get(uid).and_then(|home| self.nodes.get_mut(&home.node));
         node.is_some_and(|node| {
-            let holds = node.ledger().get(uid).is_some() && node.agent().is_some_and(|link| link.sees_processes(uid));
+            let holds = node.ledger().get(uid).is_some() && node.may_run(uid);
             if holds {
                 node.ends(uid);
             }
@@ -177,16 +184,49 @@ impl ClusterState {
         })
     }
 
-    /// Takes over what the newest report proves: which claims have started, and which pods that have ended hold nothing
-    /// any more.
-    fn take_evidence(&mut self, name: &NodeName) {
+    /// Takes over what the newest report proves: which claims have started, which pods that have ended hold nothing any more,
+    /// and which GPUs are in use by others.
+    pub(super) fn take_evidence(&mut self, name: &NodeName) {
         let Some(node) = self.nodes.get_mut(name) else { return };
+        if node.agent().is_none() {
+            return;
+        }
         node.take_started();
-        let Some(link) = node.agent() else { return };
-        let free: Vec<PodUid> = node.ending().filter(|uid| !link.sees_processes(uid)).cloned().collect();
+        let free: Vec<PodUid> = node.ending().filter(|uid| !node.may_run(uid)).cloned().collect();
         for uid in free {
             self.release_at(name, &uid);
         }
+        self.find_used_gpus(name);
+    }
+
+    /// Looks anew which GPUs of a node are in use by pods that hold nothing there, by the newest report of its agent.
+    pub(super) fn find_used_gpus(&mut self, name: &NodeName) {
+        let Some(node) = self.nodes.get(name) else { return };
+        let Some(link) = node.agent() else { return };
+        let others =
+            link.report.pods.iter().filter(|(named, pod)| pod.processes() > 0 && !self.is_explained(node, named));
+        let uses = others.flat_map(|(_, pod)| pod.uses.iter());
+        let used: BTreeSet<GpuUuid> =
+            uses.filter(|(_, used)| used.processes > 0).map(|(device, _)| device.clone()).collect();
+        if let Some(node) = self.nodes.get_mut(name) {
+            node.are_in_use(&used);
+        }
+    }
+
+    /// The same after a pod of the node became known, which can only explain processes.
+    pub(super) fn may_explain(&mut self, name: &NodeName) {
+        if self.nodes.get(name).is_some_and(NodeClaims::is_in_use) {
+            self.find_used_gpus(name);
+        }
+    }
+
+    /// Whether the API server explains the processes of a pod that a report names: the pod holds GPUs of the node, or it runs
+    /// there and requests none. One that requests none counts as little as a process of the host does.
+    fn is_explained(&self, node: &NodeClaims, named: &PodUid) -> bool {
+        node.static_pods().meant(named).any(|uid| {
+            let home = self.homes.get(uid).map(|home| &home.node);
+            home.or_else(|| self.bystanders.get(uid)) == Some(node.name())
+        })
     }
 }
 

@@ -9,6 +9,7 @@ use crate::ledger::ClaimState;
 use crate::placement::{CountedClaims, NodeRefusal, place};
 use model::claim::{Claim, DeviceShare};
 use model::id::{NodeName, PodRef, PodUid};
+use model::placement::PlacementRequest;
 
 /// What is to be written at the API server for one pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -85,6 +86,12 @@ pub enum BindOutcome {
 }
 
 impl ClusterState {
+    /// What a pod asked at its last filter call, and what a bind would be for; `None` where that is not remembered.
+    #[must_use]
+    pub fn asked(&self, uid: &PodUid) -> Option<&PlacementRequest> {
+        self.pending.get(uid).map(|pending| &pending.request)
+    }
+
     /// Chooses the devices of a pod on this node and reserves them. A pod that has a reservation on this node gets the
     /// same order again, so that a repeated call does no harm.
     ///
@@ -115,6 +122,10 @@ impl ClusterState {
         if let Some(why) = node.closed() {
             return Err(BindRefusal::Closed { node: name.clone(), why });
         }
+        // From before a restore of etcd, of which this leader has not seen the claim.
+        if node.runs(uid) {
+            return Err(BindRefusal::StillRuns(name.clone()));
+        }
         // Beside the pods that are expected here, so that they still fit; without them where that is not possible.
         let own = node.lift(uid);
         let placed = place(&request, node.devices(), &self.rules.placement, CountedClaims::ClaimsAndProposals)
@@ -128,8 +139,7 @@ impl ClusterState {
                 return Err(BindRefusal::NoFit { node: name.clone(), why });
             }
         };
-        let link = node.agent();
-        if let Some(pod) = link.and_then(|link| link.mistakable(node.ledger(), &placement.claim)).cloned() {
+        if let Some(pod) = node.mistakable(&placement.claim).cloned() {
             if let Some(own) = own {
                 node.lower(uid, own);
             }

@@ -106,7 +106,8 @@ fn burst(policy: NodePolicy, latest: u64, (sizes, nodes): (&[u64], u32), seed: u
                     result.bound += 1;
                     cluster.bind_ended(&pod.uid, BindOutcome::Written);
                     let gpu_pod = GpuPod { claim: PodClaim::Given(order.claim), ..gpu_pod(&pod) };
-                    shown.push((call + numbers.below(SHOWN), BoundPod { node, gpu_pod: Some(gpu_pod) }));
+                    let bound = BoundPod { node, gpu_pod: Some(gpu_pod), ended: false, hash: None };
+                    shown.push((call + numbers.below(SHOWN), bound));
                 }
                 Err(BindRefusal::NoFit { .. }) => {
                     result.conflicts += 1;

@@ -146,7 +146,7 @@ fn only(home: &Home, nodes: &[&str]) -> FilterVerdict {
             verdict.scores.push(0);
             verdict.explained.push(ExplainedScore { beside_proposals: true, terms: FillTerms::default() });
         } else {
-            verdict.refused.push(RefusedNode { place, why: NodeRefusal::whole(RefusalReason::NodeClosed) });
+            verdict.refused.push(RefusedNode { place, why: NodeRefusal::whole(RefusalReason::PodPlacedElsewhere) });
         }
     }
     verdict

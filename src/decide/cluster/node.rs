@@ -2,10 +2,11 @@
 
 use super::agent_link::{AgentLink, LinkState};
 use super::closed::{ClaimOrigin, ClosedReason, Doubts};
+use super::static_pods::StaticPods;
 use super::version::CountedVersion;
-use crate::ledger::{ClaimState, DeviceDemand, Ledger, demand_of};
+use crate::ledger::{ClaimState, DeviceDemand, Ledger, LedgerClaim, demand_of};
 use crate::placement::{Capacity, DeviceFitness, DeviceKind, PlacementDevice, PlacementNode};
-use model::agent_stream::AgentPhase;
+use model::agent_stream::{AgentPhase, PodStage};
 use model::claim::Claim;
 use model::gpu_pod::GpuPod;
 use model::id::{GpuUuid, NodeName, ObjectUid, PodUid};
@@ -49,6 +50,11 @@ pub struct NodeClaims {
     agent: Option<AgentLink>,
     /// Pods that have ended and hold their GPUs until the agent sees no process of them.
     ending: BTreeSet<PodUid>,
+    /// By which names the agent knows the static pods.
+    static_pods: StaticPods,
+    /// Devices with processes of pods that hold nothing here, by the agent's reports. The Node registers all of them, which
+    /// bounds their number.
+    in_use: BTreeSet<GpuUuid>,
 }
 
 impl NodeClaims {
@@ -64,6 +70,8 @@ impl NodeClaims {
             version,
             agent: None,
             ending: BTreeSet::new(),
+            static_pods: StaticPods::default(),
+            in_use: BTreeSet::new(),
         }
     }
 
@@ -138,10 +146,13 @@ impl NodeClaims {
         self.agent.as_mut()
     }
 
-    /// Sets the agent's stream.
+    /// Sets the agent's stream. Without one nothing is known any more of what agents have reported.
     pub(super) fn set_agent(&mut self, agent: Option<AgentLink>) {
         self.version.changes();
         self.agent = agent;
+        if self.agent.is_none() {
+            self.are_in_use(&BTreeSet::new());
+        }
     }
 
     /// Something has changed on which a verdict about the node depends.
@@ -159,23 +170,134 @@ impl NodeClaims {
         self.ending.contains(uid)
     }
 
-    /// A pod has ended, and the agent sees processes of it.
+    /// A pod has ended, and processes of it may be on its GPUs.
     pub(super) fn ends(&mut self, uid: &PodUid) {
         self.ending.insert(uid.clone());
     }
 
+    /// By which names the agent knows the static pods.
+    pub(super) fn static_pods(&self) -> &StaticPods {
+        &self.static_pods
+    }
+
+    /// A pod of this node is a static pod with this hash; `None`: it is none, or not there any more.
+    pub(super) fn static_pod_is(&mut self, uid: &PodUid, hash: Option<&PodUid>) {
+        self.static_pods.set(uid, hash);
+    }
+
+    /// How far the start of a pod has come, by the agent.
+    fn stage(&self, uid: &PodUid) -> Option<PodStage> {
+        let link = self.agent.as_ref()?;
+        self.static_pods.names(uid).filter_map(|name| link.stage(name)).max()
+    }
+
+    /// Whether the agent has seen a container of the pod start.
+    fn has_started(&self, uid: &PodUid) -> bool {
+        self.stage(uid) >= Some(PodStage::Started)
+    }
+
+    /// Whether there are processes of the pod on a GPU, by the agent's newest report.
+    pub(super) fn runs(&self, uid: &PodUid) -> bool {
+        self.agent.as_ref().is_some_and(|link| self.static_pods.names(uid).any(|name| link.sees_processes(name)))
+    }
+
+    /// Whether processes of a pod may be on the GPUs that it claims: the agent sees some, or has no list of the processes on one
+    /// of them. Unknown is not none: an agent that has just started, or whose driver hangs, sees no process.
+    pub(super) fn may_run(&self, uid: &PodUid) -> bool {
+        self.runs(uid) || self.claimed_by(uid).iter().any(|device| self.lacks_list(device))
+    }
+
+    /// Whether a list of the processes on a device is missing in the agent's newest report. A device that it does not name lacks
+    /// one as long as the Node registers the device: the agent has not found its GPUs yet. A device that neither names was
+    /// removed, and nobody gets what a claim on it is released for. So a claim waits for as long as the agent cannot say what is
+    /// on a GPU that it has: until the driver answers, or the GPU or the Node is gone.
+    fn lacks_list(&self, device: &GpuUuid) -> bool {
+        let Some(link) = &self.agent else { return false };
+        let registers = || self.devices.devices.iter().any(|one| one.uuid == *device);
+        link.has_list(device).map_or_else(registers, |has| !has)
+    }
+
     /// Takes over which claims have started, by the agent's report.
     pub(super) fn take_started(&mut self) {
-        let Some(link) = &self.agent else { return };
+        if self.agent.is_none() {
+            return;
+        }
         let started: Vec<PodUid> = self
             .ledger
             .claims()
-            .filter(|(uid, claim)| claim.state != ClaimState::Started && link.has_started(uid))
+            .filter(|(uid, claim)| claim.state != ClaimState::Started && self.has_started(uid))
             .map(|(uid, _)| uid.clone())
             .collect();
         for uid in started {
             self.ledger.has_started(&uid);
         }
+    }
+
+    /// The pods with a claim for which the kubelet has not asked yet, as far as the agent has reported.
+    pub(super) fn awaited(&self) -> impl Iterator<Item = &PodUid> {
+        let asked = |uid: &PodUid| self.stage(uid) >= Some(PodStage::Allocated);
+        let waits = self.ledger.claims().filter(move |(uid, claim)| claim.state != ClaimState::Started && !asked(uid));
+        waits.map(|(uid, _)| uid)
+    }
+
+    /// A pod that is on its way to this node and that the agent could mistake for one with `claim`: with early binding
+    /// the agent tells them apart only by the number of GPUs of their first container. Two pods whose first containers
+    /// have the same amounts exchange devices, so they do no harm.
+    pub(super) fn mistakable(&self, claim: &Claim) -> Option<&PodUid> {
+        let first = |claim: &Claim| {
+            let shares = claim.iter().find(|own| !own.is_empty());
+            shares.map(|own| own.iter().map(|share| (share.memory, share.cores)).collect::<Vec<_>>())
+        };
+        if self.agent.as_ref()?.report.early != Some(true) {
+            return None;
+        }
+        let own = first(claim)?;
+        self.awaited().find(|uid| {
+            let other = self.ledger.get(uid).and_then(|held| first(&held.claim));
+            other.is_some_and(|other| other.len() == own.len() && other != own)
+        })
+    }
+
+    /// Ended pods with the hash of this static pod that hold nothing beyond what it holds. Whoever deletes a mirror does not end
+    /// its containers, and the kubelet makes another mirror: what they use must not count twice.
+    pub(super) fn predecessors(&self, uid: &PodUid) -> Vec<PodUid> {
+        let Some(own) = self.ledger.get(uid) else { return Vec::new() };
+        let within = |held: &LedgerClaim| {
+            held.claim.shares().all(|share| {
+                let (own, held) = (own.demand(&share.device), held.demand(&share.device));
+                own.max(held) == own
+            })
+        };
+        let ended = self.static_pods.siblings(uid).filter(|other| self.ending.contains(*other));
+        ended.filter(|other| self.ledger.get(other).is_some_and(within)).cloned().collect()
+    }
+
+    /// Whether processes of pods that hold nothing use a device.
+    pub(super) fn is_in_use(&self) -> bool {
+        !self.in_use.is_empty()
+    }
+
+    /// By the agent's newest report, processes of pods that hold nothing here are on these devices. A device with such processes
+    /// in an earlier report counts until one has a list of what is on it.
+    pub(super) fn are_in_use(&mut self, devices: &BTreeSet<GpuUuid>) {
+        if devices.is_empty() && self.in_use.is_empty() {
+            return;
+        }
+        let counts = |uuid: &GpuUuid| devices.contains(uuid) || (self.in_use.contains(uuid) && self.lacks_list(uuid));
+        let registered = self.devices.devices.iter().map(|device| &device.uuid);
+        let now: BTreeSet<GpuUuid> = registered.filter(|uuid| counts(uuid)).cloned().collect();
+        for device in &mut self.devices.devices {
+            let fitness = match (device.fitness, now.contains(&device.uuid)) {
+                (DeviceFitness::Fit, true) => DeviceFitness::InUse,
+                (DeviceFitness::InUse, false) => DeviceFitness::Fit,
+                (fitness, _) => fitness,
+            };
+            if fitness != device.fitness {
+                device.fitness = fitness;
+                self.version.changes();
+            }
+        }
+        self.in_use = now;
     }
 
     /// Whether nothing would be lost with it: no Node, no claim, no proposal.
@@ -184,6 +306,7 @@ impl NodeClaims {
             && self.ledger.is_empty()
             && self.proposals.is_empty()
             && self.doubts.is_empty()
+            && self.static_pods.is_empty()
             && self.agent.is_none()
     }
 
@@ -213,6 +336,7 @@ impl NodeClaims {
             fitness: match gpu.healthy {
                 false => DeviceFitness::Unhealthy,
                 true if facts.cordoned.contains(&gpu.uuid) => DeviceFitness::Cordoned,
+                true if self.in_use.contains(&gpu.uuid) => DeviceFitness::InUse,
                 true => DeviceFitness::Fit,
             },
             claimed: self.ledger.claimed(&gpu.uuid),
@@ -248,14 +372,13 @@ impl NodeClaims {
             self.version.changes();
             self.uid = None;
             // A token for the Node that is gone is worth nothing any more.
-            self.agent = None;
+            self.set_agent(None);
         }
     }
 
     /// Takes over what a pod holds.
     pub(super) fn claim(&mut self, pod: &GpuPod, state: ClaimState, claim: &Claim) {
-        let started = self.agent.as_ref().is_some_and(|link| link.has_started(&pod.uid));
-        let state = if started { ClaimState::Started } else { state };
+        let state = if self.has_started(&pod.uid) { ClaimState::Started } else { state };
         self.ending.remove(&pod.uid);
         let before = self.claimed_by(&pod.uid);
         self.ledger.set(pod, state, claim);
@@ -267,6 +390,7 @@ impl NodeClaims {
         self.claim_is_known(uid);
         self.claim_is_from(uid, None);
         self.ending.remove(uid);
+        self.static_pods.set(uid, None);
         let before = self.claimed_by(uid);
         self.ledger.remove(uid);
         self.refresh(before);

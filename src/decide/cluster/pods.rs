@@ -17,8 +17,12 @@ use std::sync::Arc;
 pub struct BoundPod {
     /// The node.
     pub node: NodeName,
-    /// What it requests and claims; `None` where it requests no GPU.
+    /// What it requests and claims, under its UID at the API server; `None` where it requests no GPU.
     pub gpu_pod: Option<GpuPod>,
+    /// Whether it has ended.
+    pub ended: bool,
+    /// The hash of a static pod, by which the agent of its node knows it.
+    pub hash: Option<PodUid>,
 }
 
 impl ClusterState {
@@ -32,6 +36,8 @@ impl ClusterState {
             Arc::clone(kinds.entry(key).or_insert_with(|| Arc::new(made())))
         };
         self.home(&facts.name).is(facts, &mut kind);
+        // A GPU that the Node registers no more was removed: nobody reports its processes, and no claim of it waits for that.
+        self.take_evidence(&facts.name);
         self.touch(&facts.name);
     }
 
@@ -49,9 +55,11 @@ impl ClusterState {
         self.forget_empty(name);
     }
 
-    /// Takes over a pod as it is now. A pod without a node changes nothing: what the filter expects of it stays.
+    /// Takes over a pod as it is now, by its UID at the API server. A pod without a node changes nothing: what the filter expects
+    /// of it stays.
     pub fn pod_is(&mut self, uid: &PodUid, bound: Option<&BoundPod>) {
         self.gone.is_there(uid);
+        self.bystander_is(uid, bound.filter(|bound| bound.gpu_pod.is_none() && !bound.ended));
         let Some(bound) = bound else { return };
         self.forget_proposal(uid);
         let holds = bound.gpu_pod.as_ref().filter(|pod| !pod.finished);
@@ -65,6 +73,7 @@ impl ClusterState {
         let node = self.home(&bound.node);
         match &pod.claim {
             PodClaim::Given(claim) => {
+                node.static_pod_is(uid, bound.hash.as_ref());
                 node.claim_is_known(uid);
                 let state = if pod.started { ClaimState::Started } else { ClaimState::Bound };
                 node.claim(pod, state, claim);
@@ -72,11 +81,38 @@ impl ClusterState {
             // It holds GPUs, because the kubelet gives a pod that asks for them some, and nobody says which.
             PodClaim::None | PodClaim::Unreadable(_) | PodClaim::BadRequest(_) => {
                 node.release(uid);
+                node.static_pod_is(uid, bound.hash.as_ref());
                 node.claim_is_unknown(uid);
             }
         }
         self.homes.insert(uid.clone(), Home { node: bound.node.clone(), pod: pod.pod.clone(), version: None });
         self.touch(&bound.node);
+        if bound.hash.is_some() {
+            let before = self.nodes.get(&bound.node).map(|node| node.predecessors(uid)).unwrap_or_default();
+            before.iter().for_each(|other| self.release_at(&bound.node, other));
+        }
+        self.may_explain(&bound.node);
+    }
+
+    /// A pod is bound, has not ended and requests no GPU; `None`: it is not so, or not any more.
+    fn bystander_is(&mut self, uid: &PodUid, bound: Option<&BoundPod>) {
+        // Most new versions of such a pod are about something else.
+        if self.bystanders.get(uid) == bound.map(|bound| &bound.node) {
+            return;
+        }
+        if let Some(before) = self.bystanders.remove(uid) {
+            if let Some(node) = self.nodes.get_mut(&before) {
+                node.static_pod_is(uid, None);
+            }
+            self.find_used_gpus(&before);
+            self.forget_empty(&before);
+        }
+        let Some(bound) = bound else { return };
+        self.bystanders.insert(uid.clone(), bound.node.clone());
+        if bound.hash.is_some() {
+            self.home(&bound.node).static_pod_is(uid, bound.hash.as_ref());
+        }
+        self.may_explain(&bound.node);
     }
 
     /// A pod that was bound is at the API server without a node: etcd was restored to an older state. An order that is under
@@ -92,6 +128,7 @@ impl ClusterState {
     /// A pod is gone from the API server, by evidence.
     pub fn pod_gone(&mut self, uid: &PodUid) {
         self.gone.gone(uid);
+        self.bystander_is(uid, None);
         self.forget_proposal(uid);
         if self.holds_after_end(uid) {
             return;
@@ -106,6 +143,8 @@ impl ClusterState {
         if let Some(node) = self.nodes.get_mut(home) {
             node.release(uid);
         }
+        // Processes that its claim has explained are explained no more.
+        self.find_used_gpus(home);
         self.touch(home);
         self.forget_empty(home);
     }

@@ -100,6 +100,9 @@ pub struct ClusterState {
     /// Pods that cannot be read, by their UID at the API server, with the node that they are bound to. Bounded as the pods
     /// of the cluster are.
     pub(super) unreadable: HashMap<PodUid, NodeName>,
+    /// Pods that are bound, have not ended and request no GPU, with their nodes: what they use of a GPU is explained. Bounded as
+    /// the pods of the cluster are; each takes some 60 bytes.
+    pub(super) bystanders: HashMap<PodUid, NodeName>,
     /// Nodes that may have been closed or opened since that was last reported.
     pub(super) touched: BTreeSet<NodeName>,
     /// Nodes whose agents' streams were closed at this moment, and may be back soon.
@@ -123,6 +126,7 @@ impl ClusterState {
             free_places: Vec::new(),
             verdicts: VerdictCache::default(),
             unreadable: HashMap::new(),
+            bystanders: HashMap::new(),
             touched: BTreeSet::new(),
             closing: HashMap::new(),
         }
@@ -145,6 +149,12 @@ impl ClusterState {
     /// The pods that hold GPUs, each with its node, in no order.
     pub fn holders(&self) -> impl Iterator<Item = (&PodUid, &PodRef, &NodeName)> {
         self.homes.iter().map(|(uid, home)| (uid, &home.pod, &home.node))
+    }
+
+    /// Whether a pod has gone lately, by evidence, and has not been seen since.
+    #[must_use]
+    pub fn is_gone(&self, uid: &PodUid) -> bool {
+        self.gone.has(uid)
     }
 
     /// All nodes, in no order.

@@ -80,7 +80,7 @@ pub(super) fn slice(n: u32, mib: u64) -> PlacementRequest {
 
 pub(super) fn bound(request: &PlacementRequest, node: &NodeName, claim: PodClaim) -> BoundPod {
     let gpu_pod = GpuPod { claim, ..filter::gpu_pod(request) };
-    BoundPod { node: node.clone(), gpu_pod: Some(gpu_pod) }
+    BoundPod { node: node.clone(), gpu_pod: Some(gpu_pod), ended: false, hash: None }
 }
 
 fn claimed_mib(cluster: &ClusterState, node: &NodeName) -> u64 {

@@ -38,7 +38,7 @@ fn pod(n: u32) -> Pod {
         runtime_class: None,
         restart: None,
         containers: Vec::new(),
-        containers_left_out: 0,
+        containers_left_out: None,
     }
 }
 

@@ -227,6 +227,7 @@ fn api_pod(number: u8, name: &str, container: u8, mirror_of: Option<u8>) -> Arc<
         image: Some("app:1".into()),
         limits: vec![],
         limits_left_out: 0,
+        requests_left_out: false,
         id: Some(container_id(container)),
         state: ContainerState::Running,
         may_mount: false,
@@ -252,7 +253,7 @@ fn api_pod(number: u8, name: &str, container: u8, mirror_of: Option<u8>) -> Arc<
         runtime_class: None,
         restart: None,
         containers: vec![main],
-        containers_left_out: 0,
+        containers_left_out: None,
     })
 }
 

@@ -45,6 +45,8 @@ pub enum DeviceFitness {
     Unhealthy,
     /// An operator cordoned it.
     Cordoned,
+    /// Processes of a pod that holds nothing use it.
+    InUse,
 }
 
 /// The devices of one node.

@@ -55,6 +55,7 @@ fn barred(device: &PlacementDevice, selection: &GpuSelection) -> Option<RefusalR
         DeviceFitness::Fit => {}
         DeviceFitness::Unhealthy => return Some(RefusalReason::CardNotHealth),
         DeviceFitness::Cordoned => return Some(RefusalReason::CardCordoned),
+        DeviceFitness::InUse => return Some(RefusalReason::CardInUse),
     }
     let GpuSelection { use_types, avoid_types, use_uuids, avoid_uuids, modes, .. } = selection;
     let named = |types: &[Arc<str>]| types.iter().any(|part| device.kind.product.contains(&**part));

@@ -11,6 +11,8 @@ pub enum RefusalReason {
     CardNotHealth,
     /// An operator keeps the GPU from new containers.
     CardCordoned,
+    /// Processes of a pod that holds nothing use the GPU, such as those of a pod that has ended.
+    CardInUse,
     /// The pod does not accept the product or the sharing mode.
     CardTypeMismatch,
     /// The pod does not accept the UUID.
@@ -35,13 +37,16 @@ pub enum RefusalReason {
     NodeUnregistered,
     /// The node takes no new claims now.
     NodeClosed,
+    /// The pod has a place on another node, which is written or is being written.
+    PodPlacedElsewhere,
 }
 
 impl RefusalReason {
     /// Every reason, in the order of the tests.
-    pub const ALL: [RefusalReason; 14] = [
+    pub const ALL: [RefusalReason; 16] = [
         RefusalReason::CardNotHealth,
         RefusalReason::CardCordoned,
+        RefusalReason::CardInUse,
         RefusalReason::CardTypeMismatch,
         RefusalReason::CardUuidMismatch,
         RefusalReason::NumaNotFit,
@@ -54,6 +59,7 @@ impl RefusalReason {
         RefusalReason::NodeInsufficientDevice,
         RefusalReason::NodeUnregistered,
         RefusalReason::NodeClosed,
+        RefusalReason::PodPlacedElsewhere,
     ];
 
     /// The code, as HAMi's events and logs write it.
@@ -62,6 +68,7 @@ impl RefusalReason {
         match self {
             RefusalReason::CardNotHealth => "CardNotHealth",
             RefusalReason::CardCordoned => "CardCordoned",
+            RefusalReason::CardInUse => "CardInUse",
             RefusalReason::CardTypeMismatch => "CardTypeMismatch",
             RefusalReason::CardUuidMismatch => "CardUuidMismatch",
             RefusalReason::NumaNotFit => "NumaNotFit",
@@ -74,6 +81,7 @@ impl RefusalReason {
             RefusalReason::NodeInsufficientDevice => "NodeInsufficientDevice",
             RefusalReason::NodeUnregistered => "NodeUnregistered",
             RefusalReason::NodeClosed => "NodeClosed",
+            RefusalReason::PodPlacedElsewhere => "PodPlacedElsewhere",
         }
     }
 

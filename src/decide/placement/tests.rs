@@ -89,9 +89,10 @@ fn each_test_that_fails_has_its_reason() {
     };
     let mut mutex = app(1, 1000, 10);
     mutex.preference.gpu_policy = Some(GpuPolicy { idle_only: true, ..GpuPolicy::default() });
-    let cases: [(PlacementRequest, PlacementNode, &str); 14] = [
+    let cases: [(PlacementRequest, PlacementNode, &str); 15] = [
         (app(1, 1000, 10), with(&|gpu| gpu.fitness = DeviceFitness::Unhealthy), "CardNotHealth"),
         (app(1, 1000, 10), with(&|gpu| gpu.fitness = DeviceFitness::Cordoned), "CardCordoned"),
+        (app(1, 1000, 10), with(&|gpu| gpu.fitness = DeviceFitness::InUse), "CardInUse"),
         (select(&|selection| selection.use_types = vec!["a100".into()]), with(&|_| {}), "CardTypeMismatch"),
         (select(&|selection| selection.avoid_types = vec!["h100".into()]), with(&|_| {}), "CardTypeMismatch"),
         (select(&|selection| selection.modes = Some("mig".into())), with(&|_| {}), "CardTypeMismatch"),

@@ -8,7 +8,7 @@
 //!
 //! Each POST names the version of the pod, and the API server refuses it for any other ([`OpenWrites`]). An order that must
 //! not be written any more, because other pods have its GPUs by now, is given up by a change of the pod: after that no older
-//! POST can be carried out.
+//! POST can be carried out. A pod that somebody else has changed is bound in its new version only if it still asks the same.
 //!
 //! What must never happen here: a POST by a process that does not lead at that moment; a reservation that is released
 //! while an older POST of the same order may still be carried out.
@@ -25,6 +25,7 @@ use decide::ledger::ClaimState;
 use model::backoff::Backoff;
 use model::claim::Claim;
 use model::id::{NodeName, PodRef, PodUid};
+use model::placement::PlacementRequest;
 use model::pod::Pod;
 use parking_lot::Mutex;
 use sources::clock;
@@ -65,6 +66,12 @@ const LONGEST_UNSEEN: Duration = Duration::from_secs(30);
 const GIVEN_UP: &str =
     "this extender leads no longer, or the node takes no new pods, or other pods have the GPUs by now";
 
+/// Why a pod that was changed is not bound: its GPUs were chosen for what it asked before.
+const CHANGED: &str = "the pod was changed after the filter: it is placed again";
+
+/// Why the outcome of a write is not known that the end of the term has cut.
+const TERM_ENDED: &str = "the term of this extender ended before the API server answered";
+
 /// The result of an order: `None` while it is not known.
 type BindResult = Option<Result<(), Arc<str>>>;
 
@@ -96,8 +103,8 @@ enum Shown {
     Bound,
     /// The pod is not bound by this order and never will be.
     Never(String),
-    /// It is not bound, no write for it can be carried out any more, and it has this version now.
-    Changed(u64),
+    /// It is not bound, no write for it can be carried out any more, and it is in another version now: this one.
+    Changed(Box<Pod>),
     /// Nothing certain.
     Unknown(String),
 }
@@ -109,12 +116,7 @@ enum Looked {
     /// It is not bound by the order and never will be.
     Never(String),
     /// It has no node.
-    Unbound {
-        /// It is being deleted.
-        deleted: bool,
-        /// Its version.
-        version: Option<u64>,
-    },
+    Unbound(Box<Pod>),
     /// Nothing.
     Nothing(String),
 }
@@ -126,14 +128,21 @@ impl Binder {
     /// Why the pod is not bound, or not known to be.
     pub(super) async fn bind(self: &Arc<Self>, args: &ExtenderBindingArgs) -> Result<(), Arc<str>> {
         let ExtenderBindingArgs { uid, pod, node } = args;
+        let claim = self.owner.claim_of(uid);
+        if claim.is_none()
+            && let Some(plain) = self.owner.plain_pod(uid)
+        {
+            // On the heap, so that the future of each other bind has no room for it.
+            return Box::pin(self.bind_plain(args, plain.version)).await;
+        }
         let bound = |(at, state): (NodeName, ClaimState)| at == *node && state != ClaimState::Assumed;
         // kube-scheduler asks again for a pod that is bound after a lost answer, or after a restore of etcd, which takes
         // the node away again. One read tells the two apart.
-        if self.owner.claim_of(uid).is_some_and(bound) {
+        if claim.is_some_and(bound) {
             match self.look(uid, pod, node).await {
                 Looked::Bound => return Ok(()),
-                Looked::Unbound { deleted: false, .. } => self.owner.pod_is_unbound(uid),
-                Looked::Unbound { deleted: true, .. } => return Err("the pod is being deleted".into()),
+                Looked::Unbound(read) if read.deleted_at.is_some() => return Err("the pod is being deleted".into()),
+                Looked::Unbound(_) => self.owner.pod_is_unbound(uid),
                 Looked::Never(why) | Looked::Nothing(why) => return Err(why.into()),
             }
         }
@@ -171,7 +180,7 @@ impl Binder {
             return Err(NotBegun::Refused(why));
         }
         // The same order again if one is under way, and an error if it is for another node.
-        let order = self.owner.bind(uid, node).map_err(|why| match why {
+        let (order, asked) = self.owner.bind(uid, node).map_err(|why| match why {
             BindRefusal::InFlight { .. } => NotBegun::InFlight(why.to_string()),
             why => NotBegun::Refused(why.to_string()),
         })?;
@@ -180,9 +189,16 @@ impl Binder {
         }
         let (sender, receiver) = watch::channel(None);
         orders.insert(uid.clone(), receiver.clone());
-        let binder = Arc::clone(self);
+        let (binder, open) = (Arc::clone(self), self.leadership.binding_begins());
         self.tasks.spawn(async move {
-            let result = binder.carry_out(&order).await;
+            let settled = binder.carry_out(&order, asked.as_ref()).await;
+            let result = match settled {
+                Some(result) => {
+                    open.settle();
+                    result
+                }
+                None => Err("the extender is stopping, and the outcome is not known".into()),
+            };
             binder.ended(&order, &result);
             let _ = sender.send(Some(result));
             binder.confirm(&order).await;
@@ -206,7 +222,56 @@ impl Binder {
         }
     }
 
-    async fn carry_out(&self, order: &BindOrder) -> Result<(), Arc<str>> {
+    /// Binds a pod that requests no GPU. Nothing is reserved for it, so nothing has to be known of its binding once kube-scheduler
+    /// has an answer: it places the pod again, and the API server binds it once, as if kube-scheduler had written both bindings.
+    async fn bind_plain(&self, args: &ExtenderBindingArgs, version: Option<u64>) -> Result<(), Arc<str>> {
+        let ExtenderBindingArgs { uid, pod, node } = args.clone();
+        let order = BindOrder {
+            uid: uid.clone(),
+            pod: pod.clone(),
+            node: node.clone(),
+            claim: Claim::default(),
+            epoch: 0,
+            version,
+        };
+        let written = timeout_at(Instant::now() + ANSWER_WITHIN, self.write_plain(order)).await;
+        let bound = written.unwrap_or_else(|_| Err("the API server has not answered yet".into()));
+        match &bound {
+            Ok(()) => tracing::info!(%pod, %node, "bound {pod} to {node}: it requests no GPU"),
+            Err(why) => {
+                tracing::warn!(%pod, %node, why = &**why, "cannot bind {pod} to {node}: {why}");
+                self.events.send(&uid, &pod, PodEventReason::BindingFailed, format!("not bound to {node}: {why}"));
+            }
+        }
+        bound
+    }
+
+    /// Writes the order of a pod that requests no GPU until its outcome is known.
+    async fn write_plain(&self, mut order: BindOrder) -> Result<(), Arc<str>> {
+        let (mut open, mut backoff, mut versions) = (OpenWrites::default(), Backoff::new(FIRST, LONGEST), 0);
+        loop {
+            if !self.leadership.decides() || self.stop.is_cancelled() {
+                return Err("this extender leads no longer".into());
+            }
+            match self.post(&order, &mut open).await {
+                Shown::Bound => return Ok(()),
+                Shown::Never(why) => return Err(why.into()),
+                Shown::Changed(pod) => {
+                    versions += 1;
+                    let asks_nothing = matches!(convert::request(&pod, self.owner.rules()), Ok(None));
+                    if let Some(why) = outdated(asks_nothing, versions) {
+                        return Err(why.into());
+                    }
+                    order.version = pod.version;
+                }
+                Shown::Unknown(_) => sleep(backoff.pause()).await,
+            }
+        }
+    }
+
+    /// Writes the order until its outcome is known; `None` where the extender stops before. `asked`: what the pod asked when the
+    /// order was made.
+    async fn carry_out(&self, order: &BindOrder, asked: Option<&PlacementRequest>) -> Option<Result<(), Arc<str>>> {
         let mut backoff = Backoff::new(FIRST, LONGEST);
         let (mut open, mut version, mut versions) = (OpenWrites::default(), order.version, 0);
         let (mut begun, mut told) = (false, false);
@@ -227,20 +292,17 @@ impl Binder {
             match shown {
                 Shown::Bound => {
                     self.owner.bind_ended(&order.uid, BindOutcome::Written);
-                    return Ok(());
+                    return Some(Ok(()));
                 }
-                Shown::Changed(newer) if versions < MOST_VERSIONS => {
-                    (version, versions) = (Some(newer), versions + 1);
+                Shown::Changed(pod) => {
+                    versions += 1;
+                    if let Some(why) = outdated(self.asks_the_same(&pod, asked), versions) {
+                        return Some(self.refused(order, why));
+                    }
+                    version = pod.version;
                     continue;
                 }
-                Shown::Changed(_) => {
-                    self.owner.bind_ended(&order.uid, BindOutcome::Refused);
-                    return Err("the pod changes faster than it can be bound".into());
-                }
-                Shown::Never(why) => {
-                    self.owner.bind_ended(&order.uid, BindOutcome::Refused);
-                    return Err(why.into());
-                }
+                Shown::Never(why) => return Some(self.refused(order, &why)),
                 Shown::Unknown(why) => {
                     if !std::mem::replace(&mut told, true) {
                         let (pod, node) = (&order.pod, &order.node);
@@ -251,13 +313,25 @@ impl Binder {
             }
             tokio::select! {
                 biased;
-                () = self.stop.cancelled() => return Err("the extender is stopping, and the outcome is not known".into()),
+                () = self.stop.cancelled() => return None,
                 () = sleep(backoff.pause()) => {}
             }
             if let Some(result) = self.seen(order) {
-                return result;
+                return Some(result);
             }
         }
+    }
+
+    /// The order is not carried out, and never will be.
+    fn refused(&self, order: &BindOrder, why: &str) -> Result<(), Arc<str>> {
+        self.owner.bind_ended(&order.uid, BindOutcome::Refused);
+        Err(why.into())
+    }
+
+    /// Whether a pod asks in this version what it asked when its order was made. Where that is not known, it may not.
+    fn asks_the_same(&self, pod: &Pod, asked: Option<&PlacementRequest>) -> bool {
+        let now = convert::request(pod, self.owner.rules()).ok().flatten();
+        asked.zip(now).is_some_and(|(asked, now)| asked.asks_the_same(&now))
     }
 
     /// What the pod watch has shown of the pod meanwhile, if that settles the order.
@@ -270,13 +344,24 @@ impl Binder {
         }
     }
 
-    /// Writes the order once, beside earlier writes that are open.
+    /// Writes the order once, beside earlier writes that are open. The call ends with the term: it may first have to connect, and
+    /// must not begin to write after that.
     async fn post(&self, order: &BindOrder, open: &mut OpenWrites) -> Shown {
         let binding = match convert::binding(order, self.owner.lease(), clock::now().wall) {
             Ok(binding) => binding,
-            Err(why) => return Shown::Never(why),
+            Err(why) if open.is_empty() => return Shown::Never(why),
+            Err(why) => return Shown::Unknown(why),
         };
-        let Err(error) = self.client.bind_pod(&order.pod, &order.node, &binding).await else { return Shown::Bound };
+        let Some(left) = self.leadership.term_left() else { return Shown::Unknown(TERM_ENDED.to_owned()) };
+        let written = tokio::select! {
+            biased;
+            () = sleep(left) => {
+                open.unanswered(order.version);
+                return Shown::Unknown(TERM_ENDED.to_owned());
+            }
+            written = self.client.bind_pod(&order.pod, &order.node, &binding) => written,
+        };
+        let Err(error) = written else { return Shown::Bound };
         let refused = error.refusal().filter(|refusal| refusal.is_status).map(|refusal| refusal.code);
         match refused {
             Some(404 | 409) => self.read(order, open, &error).await,
@@ -300,12 +385,12 @@ impl Binder {
             Looked::Bound => Shown::Bound,
             Looked::Never(why) => Shown::Never(why),
             // A pod that is being deleted is never bound any more, also not by an older write.
-            Looked::Unbound { deleted: true, .. } => Shown::Never(refused.to_string()),
-            Looked::Unbound { version, .. } if !nothing_is_open(open, version) => Shown::Unknown(refused.to_string()),
-            Looked::Unbound { version: Some(now), .. } if order.version.is_some_and(|version| version != now) => {
-                Shown::Changed(now)
+            Looked::Unbound(pod) if pod.deleted_at.is_some() => Shown::Never(refused.to_string()),
+            Looked::Unbound(pod) if !nothing_is_open(open, pod.version) => Shown::Unknown(refused.to_string()),
+            Looked::Unbound(pod) if order.version.zip(pod.version).is_some_and(|(before, now)| before != now) => {
+                Shown::Changed(pod)
             }
-            Looked::Unbound { .. } => Shown::Never(refused.to_string()),
+            Looked::Unbound(_) => Shown::Never(refused.to_string()),
             Looked::Nothing(why) => {
                 // It may have been refused because an earlier write for this version was carried out.
                 open.unanswered(order.version);
@@ -331,9 +416,9 @@ impl Binder {
         match self.look(&order.uid, &order.pod, &order.node).await {
             Looked::Bound => Shown::Bound,
             Looked::Never(why) => Shown::Never(why),
-            Looked::Unbound { deleted: true, .. } => Shown::Never("the pod is being deleted".to_owned()),
-            Looked::Unbound { version, .. } if nothing_is_open(open, version) => Shown::Never(GIVEN_UP.to_owned()),
-            Looked::Unbound { .. } => Shown::Unknown(GIVEN_UP.to_owned()),
+            Looked::Unbound(pod) if pod.deleted_at.is_some() => Shown::Never("the pod is being deleted".to_owned()),
+            Looked::Unbound(pod) if nothing_is_open(open, pod.version) => Shown::Never(GIVEN_UP.to_owned()),
+            Looked::Unbound(_) => Shown::Unknown(GIVEN_UP.to_owned()),
             Looked::Nothing(why) => Shown::Unknown(why),
         }
     }
@@ -356,13 +441,9 @@ impl Binder {
             self.owner.pod_gone(uid);
             return Looked::Never("the pod is gone; another pod has its name".to_owned());
         }
-        match &pod.node {
-            None => Looked::Unbound { deleted: pod.deleted_at.is_some(), version: pod.version },
-            Some(at) => {
-                self.owner.pod_was_read(&pod);
-                if at == node { Looked::Bound } else { Looked::Never(format!("the pod is bound to {at}")) }
-            }
-        }
+        let Some(at) = pod.node.clone() else { return Looked::Unbound(Box::new(pod)) };
+        self.owner.pod_was_read(&pod);
+        if at == *node { Looked::Bound } else { Looked::Never(format!("the pod is bound to {at}")) }
     }
 
     /// Waits until the pod watch has shown the pod bound or gone. A watch that broke may never show a pod that was gone before
@@ -379,7 +460,7 @@ impl Binder {
                 return;
             }
             let looked = self.look(&order.uid, &order.pod, &order.node).await;
-            if matches!(looked, Looked::Unbound { .. }) {
+            if matches!(looked, Looked::Unbound(_)) {
                 self.is_taken_back(order);
             }
         }
@@ -393,6 +474,14 @@ impl Binder {
             self.owner.pod_is_unbound(&order.uid);
         }
     }
+}
+
+/// Why a binding is not written for its pod in a new version, the one of this number; `None` where it is.
+fn outdated(asks_the_same: bool, versions: usize) -> Option<&'static str> {
+    if !asks_the_same {
+        return Some(CHANGED);
+    }
+    (versions > MOST_VERSIONS).then_some("the pod changes faster than it can be bound")
 }
 
 /// Whether no write can be carried out any more, now that the pod was read in this version and has no node.

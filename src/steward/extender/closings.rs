@@ -1,19 +1,22 @@
 //! Tells which nodes take no new claims, and why: a line in the log of each extender, an event on the Node by the leader, and a
-//! message to the agent of the node.
+//! message to the agent of the node. The agent is told at once, the others not too often ([`super::closing_pace`]).
 
 use super::events::PodEvents;
 use super::live_callers::LiveCallers;
 use super::owner::ClusterOwner;
 use decide::cluster::ClosingChange;
+use tokio::time::Instant;
 
 /// Tells the changes since the last call.
 pub(super) fn tell(owner: &ClusterOwner, (events, live): (&PodEvents, &LiveCallers), leads: bool) {
-    for ClosingChange { node, uid, closed } in owner.take_closings() {
+    let changes = owner.take_closings();
+    changes.iter().for_each(|change| live.look(&change.node));
+    let due = events.closings.lock().due(&changes, Instant::now());
+    for ClosingChange { node, uid, closed } in due {
         match &closed {
             Some(why) => tracing::warn!(%node, reason = why.word(), "node {node} takes no new GPU pods: {why}"),
             None => tracing::info!(%node, "node {node} takes GPU pods again"),
         }
-        live.look(&node);
         if let Some(uid) = uid.filter(|_| leads) {
             events.send_closing(&uid, &node, closed.as_ref());
         }

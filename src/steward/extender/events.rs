@@ -5,6 +5,7 @@
 //! written at most once a minute for each reason, whatever its text: that of a refusal changes with each pod that comes or goes
 //! elsewhere. While the binds of a pod fail, only that is written.
 
+use super::closing_pace::ClosingPace;
 use apiserver::writes::{ApiServer, EventType, ObjectEvent};
 use decide::cluster::ClosedReason;
 use model::id::{NodeName, ObjectUid, PodRef, PodUid};
@@ -25,8 +26,10 @@ const QUEUE: usize = 4096;
 const AT_ONCE: usize = 8;
 /// Pause between two events of a pod with the same reason.
 const AGAIN: Duration = Duration::from_secs(60);
-/// Pods whose last events are remembered. Beyond it the oldest is forgotten, and may get an event early.
-const REMEMBERED: usize = 20_000;
+/// Events that are remembered. Beyond it the one that was written longest ago is forgotten, and its pod may get another one
+/// early. A pod that is bound is forgotten, so these are the pods that wait: more than a cluster of 5,000 nodes has. Each takes
+/// some 150 bytes.
+const REMEMBERED: usize = 30_000;
 
 /// The reason of an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -80,6 +83,8 @@ struct QueuedEvent {
 pub(super) struct PodEvents {
     queue: mpsc::Sender<QueuedEvent>,
     recent: Mutex<RecentEvents>,
+    /// What was told of Nodes.
+    pub(super) closings: Mutex<ClosingPace>,
     dropped: AtomicU64,
 }
 
@@ -87,8 +92,8 @@ pub(super) struct PodEvents {
 #[derive(Debug, Default)]
 struct RecentEvents {
     last: HashMap<(PodUid, PodEventReason), Instant>,
-    /// In the order in which they were first written.
-    order: VecDeque<(PodUid, PodEventReason)>,
+    /// When each was written, the oldest first. One that was written again or forgotten stays here until its turn comes.
+    order: VecDeque<(Instant, PodUid, PodEventReason)>,
 }
 
 impl RecentEvents {
@@ -100,22 +105,34 @@ impl RecentEvents {
         {
             return false;
         }
-        let key = (uid.clone(), reason);
-        if let Some(at) = self.last.get_mut(&key) {
-            if within(at, AGAIN) {
-                return false;
+        if self.last.get(&(uid.clone(), reason)).is_some_and(|at| within(at, AGAIN)) {
+            return false;
+        }
+        self.forget_old(now);
+        if reason == PodEventReason::BindingSucceed {
+            // Nothing more is said of the pod.
+            let reasons =
+                [PodEventReason::FilteringFailed, PodEventReason::FilteringSucceed, PodEventReason::BindingFailed];
+            for reason in reasons {
+                self.last.remove(&(uid.clone(), reason));
             }
-            *at = now;
-            return true;
         }
-        if self.order.len() >= REMEMBERED
-            && let Some(oldest) = self.order.pop_front()
-        {
-            self.last.remove(&oldest);
-        }
-        self.order.push_back(key.clone());
-        self.last.insert(key, now);
+        self.order.push_back((now, uid.clone(), reason));
+        self.last.insert((uid.clone(), reason), now);
         true
+    }
+
+    /// Forgets what holds no event back any more, and beyond the bound the oldest.
+    fn forget_old(&mut self, now: Instant) {
+        while let Some((at, ..)) = self.order.front()
+            && (self.order.len() >= REMEMBERED || now.duration_since(*at) >= 2 * AGAIN)
+        {
+            let Some((at, uid, reason)) = self.order.pop_front() else { return };
+            let key = (uid, reason);
+            if self.last.get(&key) == Some(&at) {
+                self.last.remove(&key);
+            }
+        }
     }
 }
 
@@ -129,7 +146,8 @@ pub(super) struct EventWriter {
 /// The queue and its writer.
 pub(super) fn queue(api: ApiServer) -> (Arc<PodEvents>, EventWriter) {
     let (sender, receiver) = mpsc::channel(QUEUE);
-    let events = PodEvents { queue: sender, recent: Mutex::default(), dropped: AtomicU64::new(0) };
+    let events =
+        PodEvents { queue: sender, recent: Mutex::default(), closings: Mutex::default(), dropped: AtomicU64::new(0) };
     (Arc::new(events), EventWriter { queue: receiver, api })
 }
 
@@ -255,5 +273,24 @@ mod tests {
         }
         assert_eq!((recent.last.len(), recent.order.len()), (REMEMBERED, REMEMBERED));
         assert!(recent.is_due(&uid(0), PodEventReason::FilteringFailed, now), "the oldest is forgotten");
+    }
+
+    #[test]
+    fn a_refused_pod_has_an_event_once_a_minute_beside_a_hundred_bound_pods_a_second() {
+        let (mut recent, start) = (RecentEvents::default(), Instant::now());
+        let mut written = Vec::new();
+        for second in 0..600_u32 {
+            let now = start + Duration::from_secs(second.into());
+            for pod in 0..100 {
+                let bound = uid(1000 + second * 100 + pod);
+                assert!(recent.is_due(&bound, PodEventReason::FilteringSucceed, now));
+                assert!(recent.is_due(&bound, PodEventReason::BindingSucceed, now));
+            }
+            if second % 5 == 0 && recent.is_due(&uid(1), PodEventReason::FilteringFailed, now) {
+                written.push(second);
+            }
+        }
+        assert_eq!(written, (0..600).step_by(60).collect::<Vec<_>>());
+        assert!(recent.order.len() < REMEMBERED, "{}", recent.order.len());
     }
 }

@@ -154,13 +154,13 @@ impl FollowListener<AllPods> for PodFeed {
                 Delta::Changed { before, after } => {
                     // Only a restore of etcd takes a node away from a pod.
                     if before.node.is_some() && after.node.is_none() {
-                        self.owner.pod_is_unbound(after.cgroup_uid());
+                        self.owner.pod_is_unbound(&after.uid);
                     }
                     self.is(after);
                 }
                 Delta::Gone { before, .. } => {
                     if !planted(PlantedMistake::GonePodHolds) {
-                        self.owner.pod_gone(before.cgroup_uid());
+                        self.owner.pod_gone(&before.uid);
                     }
                     self.evictor.pod_gone(&before.uid);
                     self.live.pod_gone(&before.uid);

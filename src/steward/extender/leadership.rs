@@ -19,9 +19,14 @@ use model::lease::StoredLease;
 use parking_lot::Mutex;
 use sources::clock;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
 use tokio::sync::Notify;
 use tokio::time::{Instant, timeout};
 use tokio_util::sync::CancellationToken;
+
+/// What is left of a term that does not end: a mistake that a test plants.
+const ENDLESS: Duration = Duration::from_secs(3600);
 
 /// Who decides.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -40,6 +45,19 @@ pub(super) struct Leadership {
     state: Mutex<LeadershipState>,
     /// Notified when a new list of pods and of Nodes is wanted.
     pub(super) relists: [Arc<Notify>; 2],
+    /// Bindings that were begun and whose outcome is not known.
+    open_bindings: Arc<AtomicUsize>,
+}
+
+/// A binding that was begun. It counts as open until its outcome is known, also where that never happens.
+#[derive(Debug)]
+pub(super) struct OpenBinding(Arc<AtomicUsize>);
+
+impl OpenBinding {
+    /// The outcome is known.
+    pub(super) fn settle(self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
 }
 
 #[derive(Debug)]
@@ -56,7 +74,7 @@ struct LeadershipState {
 impl Leadership {
     pub(super) fn new(elector: Elector) -> Leadership {
         let state = LeadershipState { elector, won: None, caught_up: false, failures: 0 };
-        Leadership { state: Mutex::new(state), relists: Default::default() }
+        Leadership { state: Mutex::new(state), relists: Default::default(), open_bindings: Arc::default() }
     }
 
     /// Who decides at this moment.
@@ -85,6 +103,22 @@ impl Leadership {
     /// Whether this process may decide and write at this moment.
     pub(super) fn decides(&self) -> bool {
         self.leader() == Leader::This
+    }
+
+    /// How long the term lasts without another renewal; `None` while this process leads no longer.
+    pub(super) fn term_left(&self) -> Option<Duration> {
+        let until = self.state.lock().elector.leads_until()?;
+        let left = until.since(clock::monotonic());
+        if planted(PlantedMistake::EndlessTerm) {
+            return Some(left.max(ENDLESS));
+        }
+        (!left.is_zero()).then_some(left)
+    }
+
+    /// A binding is under way. The Lease is not released before its outcome is known.
+    pub(super) fn binding_begins(&self) -> OpenBinding {
+        self.open_bindings.fetch_add(1, Ordering::Relaxed);
+        OpenBinding(Arc::clone(&self.open_bindings))
     }
 
     /// The own identity.
@@ -211,10 +245,20 @@ impl Leadership {
         tracing::info!(epoch, after_ms = won.elapsed().as_millis(), "this extender leads and decides from now on");
     }
 
+    /// Lets another process lead at once. A binding whose outcome is not known may still be carried out, as while the API server
+    /// waits for a webhook: then the Lease runs out as after a crash, and the next leader decides only after that time.
     async fn release(&self, lease: &LeaseClient) {
+        let open = self.open_bindings.load(Ordering::Relaxed);
         let released = {
             let mut state = self.state.lock();
             (state.won, state.caught_up) = (None, false);
+            if open > 0 {
+                tracing::warn!(
+                    open,
+                    "the outcome of {open} bindings is not known: the Lease is not released and runs out"
+                );
+                return;
+            }
             state.elector.release(clock::now())
         };
         let Some(released) = released else { return };

@@ -43,6 +43,10 @@ pub(super) struct MeasuredCounts {
     pub(super) answers: [Histogram; Verb::ALL.len()],
     /// Questions that were not answered, by verb: no leader, or a body that cannot be read.
     pub(super) unanswered: [u64; Verb::ALL.len()],
+    /// Pods whose requests could not be read, or that have gates: the filter refused every node.
+    pub(super) refused_pods: u64,
+    /// Requests for an unknown path, such as a verb that this program does not have, or with the wrong method.
+    pub(super) unknown_paths: u64,
     /// Nodes that were refused, by reason.
     pub(super) refusals: [u64; RefusalReason::ALL.len()],
 }
@@ -63,6 +67,16 @@ impl Measures {
         if let Some(count) = self.counts.lock().unanswered.get_mut(verb as usize) {
             *count += 1;
         }
+    }
+
+    /// The filter refused every node because of the pod itself.
+    pub(super) fn refused_pod(&self) {
+        self.counts.lock().refused_pods += 1;
+    }
+
+    /// A path or a method was asked that there is not.
+    pub(super) fn unknown_path(&self) {
+        self.counts.lock().unknown_paths += 1;
     }
 
     /// The filter refused these nodes.

@@ -27,6 +27,14 @@ const REFUSED: MetricFamily = MetricFamily::counter(
     "gpu_steward_extender_refused_nodes_total",
     "Nodes that the filter refused, by the reason of at least one GPU or of the node.",
 );
+const REFUSED_PODS: MetricFamily = MetricFamily::counter(
+    "gpu_steward_extender_refused_pods_total",
+    "Filter calls for pods that no node can take: their requests for GPUs cannot be read, or they have scheduling gates.",
+);
+const UNKNOWN_PATHS: MetricFamily = MetricFamily::counter(
+    "gpu_steward_extender_unknown_paths_total",
+    "Requests for a path or with a method that the port does not have, such as an unknown verb.",
+);
 const CLAIMS: MetricFamily = MetricFamily::gauge(
     "gpu_steward_extender_claims",
     "Pods with a claim: assumed (the binding is not seen yet), bound, started.",
@@ -52,7 +60,7 @@ const CONNECTIONS: MetricFamily =
     MetricFamily::gauge("gpu_steward_extender_connections", "Connections to the port that are open.");
 const CUT: MetricFamily = MetricFamily::counter(
     "gpu_steward_extender_connections_cut_total",
-    "Connections that were closed for newer ones, or refused because all were busy.",
+    "Connections that were closed for newer ones or because their client took no answer, or refused because all were busy.",
 );
 const DROPPED: MetricFamily = MetricFamily::counter(
     "gpu_steward_extender_events_dropped_total",
@@ -79,7 +87,7 @@ const STREAM_CONNECTIONS: MetricFamily =
     MetricFamily::gauge("gpu_steward_extender_stream_connections", "Connections to the TLS port that are open.");
 const STREAM_CUT: MetricFamily = MetricFamily::counter(
     "gpu_steward_extender_stream_connections_cut_total",
-    "Connections to the TLS port that were closed for newer ones, or refused because all were busy.",
+    "Connections to the TLS port that were closed for newer ones or because their client took no answer, or refused because all were busy.",
 );
 const FAILED_HANDSHAKES: MetricFamily = MetricFamily::counter(
     "gpu_steward_extender_failed_handshakes_total",
@@ -167,6 +175,10 @@ fn verbs(counts: &MeasuredCounts, out: &mut Exposition<'_>) {
     out.family(&UNANSWERED);
     for (verb, unanswered) in Verb::ALL.iter().zip(counts.unanswered) {
         out.sample(&[label("verb", verb.word()).as_str()], SampleValue::Whole(unanswered));
+    }
+    for (family, count) in [(&REFUSED_PODS, counts.refused_pods), (&UNKNOWN_PATHS, counts.unknown_paths)] {
+        out.family(family);
+        out.sample(&[], SampleValue::Whole(count));
     }
     out.family(&REFUSED);
     for (reason, nodes) in RefusalReason::ALL.iter().zip(counts.refusals) {

@@ -7,14 +7,15 @@
 //! ([`decide::cluster::filter`]).
 
 use super::convert;
+use super::plain_pods::{PlainPod, PlainPods};
 use super::planted::{PlantedMistake, planted};
 use decide::cluster::{
-    self, BindOrder, BindOutcome, BindRefusal, ClosingChange, ClusterRules, ClusterState, FilterVerdict, ReportRefusal,
-    StateAccess, StreamId,
+    self, BindOrder, BindOutcome, BindRefusal, BoundPod, ClaimOrigin, ClosingChange, ClusterRules, ClusterState,
+    FilterVerdict, ReportRefusal, StateAccess, StreamId,
 };
 use decide::ledger::{ClaimState, DeviceDemand};
 use decide::placement::Capacity;
-use model::agent_stream::{AgentReport, LeaderView, ReportChange, ReportedUses};
+use model::agent_stream::{AgentReport, LeaderView, ReportChange, ReportedGpu, ReportedUses};
 use model::followed_node::FollowedNode;
 use model::id::{GpuUuid, NodeName, PodRef, PodUid};
 use model::lease::LeaseName;
@@ -45,12 +46,18 @@ pub(super) struct Lists {
 #[derive(Debug)]
 pub(super) struct ClusterOwner {
     cluster: Mutex<ClusterState>,
-    /// Pods of orders that the pod watch has not shown bound yet; each has a task of the binder until it has.
+    /// Pods of orders that the pod watch has not shown bound yet; each has a task of the binder until it has. What follows from
+    /// it for the state is decided behind the lock of the state, which is locked first.
     unshown: Mutex<HashSet<PodUid>>,
+    /// Pods without GPUs that kube-scheduler may ask to bind.
+    plain: Mutex<PlainPods>,
     rules: RequestRules,
     lease: LeaseName,
     lists: watch::Sender<Lists>,
 }
+
+/// What the state takes over of a pod: what the pod holds, and which scheduler wrote its claim.
+type ShownPod = (Option<BoundPod>, Option<ClaimOrigin>);
 
 /// How many claims are in which state, and how many pods wait.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -93,6 +100,7 @@ impl ClusterOwner {
         ClusterOwner {
             cluster: Mutex::new(ClusterState::new(rules)),
             unshown: Mutex::default(),
+            plain: Mutex::default(),
             rules: requests,
             lease,
             lists,
@@ -112,29 +120,30 @@ impl ClusterOwner {
     /// Takes over a pod that the watch shows.
     pub(super) fn pod_is(&self, pod: &Pod) {
         if pod.node.is_some() {
+            self.plain.lock().forget(&pod.uid);
+        }
+        let shown = self.shown(pod);
+        let mut cluster = self.cluster.lock();
+        if pod.node.is_some() {
             self.unshown.lock().remove(&pod.uid);
         }
-        self.take_over(pod);
+        take_over(&mut cluster, pod, shown);
     }
 
     /// Takes over a pod that was read by its name, unless the watch has shown it: what it shows is as new, and comes in order.
+    /// The watch may show the end of the pod while this waits for the state, so that is looked at behind the lock.
     pub(super) fn pod_was_read(&self, pod: &Pod) {
-        if self.unshown.lock().contains(&pod.uid) {
-            self.take_over(pod);
+        let shown = self.shown(pod);
+        let mut cluster = self.cluster.lock();
+        let unshown = self.unshown.lock().contains(&pod.uid);
+        if unshown && !cluster.is_gone(&pod.uid) {
+            take_over(&mut cluster, pod, shown);
         }
     }
 
-    fn take_over(&self, pod: &Pod) {
-        if pod.ended() && planted(PlantedMistake::EndedPodHolds) {
-            return;
-        }
-        if pod.node.is_none() && planted(PlantedMistake::UnboundIsEvidence) {
-            self.cluster.lock().bind_ended(&pod.uid, BindOutcome::Refused);
-        }
-        let (bound, origin) = (convert::bound_pod(pod, &self.rules), convert::origin(pod, &self.lease));
-        let mut cluster = self.cluster.lock();
-        cluster.pod_is(pod.cgroup_uid(), bound.as_ref());
-        cluster.claim_is_from(pod.cgroup_uid(), origin);
+    /// What the state takes over of a pod. It is made before the state is locked.
+    fn shown(&self, pod: &Pod) -> ShownPod {
+        (convert::bound_pod(pod, &self.rules), convert::origin(pod, &self.lease))
     }
 
     /// The newest version of a pod, by its UID at the API server, cannot be read; it is bound to this node.
@@ -170,8 +179,10 @@ impl ClusterOwner {
 
     /// A pod is gone, by evidence.
     pub(super) fn pod_gone(&self, uid: &PodUid) {
+        self.plain.lock().forget(uid);
+        let mut cluster = self.cluster.lock();
         self.unshown.lock().remove(uid);
-        self.cluster.lock().pod_gone(uid);
+        cluster.pod_gone(uid);
     }
 
     /// Takes over a Node.
@@ -208,9 +219,10 @@ impl ClusterOwner {
 
     /// Whether a pod has a claim and the watch has not shown it bound since its order was made.
     pub(super) fn claim_is_unshown(&self, uid: &PodUid) -> bool {
-        let claimed = self.cluster.lock().claim_of(uid).is_some();
+        // Another order of the pod could begin between two looks, and would lose its mark.
+        let cluster = self.cluster.lock();
         let mut unshown = self.unshown.lock();
-        if !claimed {
+        if cluster.claim_of(uid).is_none() {
             unshown.remove(uid);
         }
         unshown.contains(uid)
@@ -223,15 +235,31 @@ impl ClusterOwner {
 
     /// A pod that may have been filtered is not to be placed as it is now.
     pub(super) fn is_not_pending(&self, uid: &PodUid) {
+        self.plain.lock().forget(uid);
         self.cluster.lock().is_not_pending(uid);
+    }
+
+    /// The filter was asked for a pod that requests no GPU. kube-scheduler lets the extender bind it too.
+    pub(super) fn plain_pod_is_filtered(&self, pod: &Pod) {
+        self.is_not_pending(&pod.uid);
+        let now = clock::monotonic();
+        let mut plain = self.plain.lock();
+        plain.forget_before(forgotten_before(now));
+        plain.filtered(&pod.uid, pod.version, now);
+    }
+
+    /// A pod that requests no GPU, if the filter was asked for it and it is not known to be bound.
+    pub(super) fn plain_pod(&self, uid: &PodUid) -> Option<PlainPod> {
+        self.plain.lock().get(uid)
     }
 
     /// Decides which of these nodes fit.
     pub(super) fn filter(&self, request: PlacementRequest, nodes: &[&str]) -> FilterVerdict {
         let now = clock::monotonic();
+        self.plain.lock().forget(&request.uid);
         let mut cluster = self.cluster.lock();
         cluster.agents_at(now);
-        cluster.forget_pending(Monotonic(now.0.saturating_sub(nanos(REMEMBERED))));
+        cluster.forget_pending(forgotten_before(now));
         drop(cluster);
         cluster::filter(self, request, nodes, now)
     }
@@ -246,11 +274,17 @@ impl ClusterOwner {
         self.cluster.lock().fits_without(request, node, victims)
     }
 
-    /// Chooses the devices of a pod and reserves them.
-    pub(super) fn bind(&self, uid: &PodUid, node: &NodeName) -> Result<BindOrder, BindRefusal> {
+    /// Chooses the devices of a pod and reserves them. Returns also the request for which they were chosen; `None` where they
+    /// were reserved before.
+    pub(super) fn bind(
+        &self,
+        uid: &PodUid,
+        node: &NodeName,
+    ) -> Result<(BindOrder, Option<PlacementRequest>), BindRefusal> {
         let mut cluster = self.cluster.lock();
         cluster.agents_at(clock::monotonic());
         let reserved = cluster.claim_of(uid).is_some();
+        let asked = cluster.asked(uid).filter(|_| !reserved).cloned();
         let order = cluster.bind(uid, node);
         if order.is_ok() && !reserved {
             self.unshown.lock().insert(uid.clone());
@@ -258,7 +292,7 @@ impl ClusterOwner {
         if order.is_ok() && planted(PlantedMistake::NoReservation) {
             cluster.bind_ended(uid, BindOutcome::Refused);
         }
-        order
+        order.map(|order| (order, asked))
     }
 
     /// The order of a pod's reservation again, if it may be written now.
@@ -284,6 +318,9 @@ impl ClusterOwner {
         if planted(PlantedMistake::ProcessesIgnored) {
             report.pods.values_mut().for_each(|pod| pod.uses = ReportedUses::default());
         }
+        if planted(PlantedMistake::NoListIsEmpty) {
+            report.gpus.values_mut().for_each(lists_none);
+        }
         cluster.agent_reports(id, report, now)
     }
 
@@ -297,6 +334,9 @@ impl ClusterOwner {
     ) -> Result<(), ReportRefusal> {
         if planted(PlantedMistake::ProcessesIgnored) {
             change.pods.values_mut().for_each(|pod| pod.uses = ReportedUses::default());
+        }
+        if planted(PlantedMistake::NoListIsEmpty) {
+            change.gpus.values_mut().for_each(lists_none);
         }
         self.cluster.lock().agent_changes(node, id, change, now)
     }
@@ -406,6 +446,23 @@ impl StateAccess for ClusterOwner {
     }
 }
 
+/// Takes over what the watch or a read shows of a pod.
+fn take_over(cluster: &mut ClusterState, pod: &Pod, (bound, origin): ShownPod) {
+    if pod.ended() && planted(PlantedMistake::EndedPodHolds) {
+        return;
+    }
+    if pod.node.is_none() && planted(PlantedMistake::UnboundIsEvidence) {
+        cluster.bind_ended(&pod.uid, BindOutcome::Refused);
+    }
+    cluster.pod_is(&pod.uid, bound.as_ref());
+    cluster.claim_is_from(&pod.uid, origin);
+}
+
+/// The mistake [`PlantedMistake::NoListIsEmpty`].
+fn lists_none(gpu: &mut ReportedGpu) {
+    gpu.processes = gpu.processes.or(Some(0));
+}
+
 /// The word of a claim's state in metrics.
 fn word(state: ClaimState) -> &'static str {
     match state {
@@ -415,6 +472,78 @@ fn word(state: ClaimState) -> &'static str {
     }
 }
 
+/// The moment before which filter calls are forgotten.
+fn forgotten_before(now: Monotonic) -> Monotonic {
+    Monotonic(now.0.saturating_sub(nanos(REMEMBERED)))
+}
+
 fn nanos(span: Duration) -> u64 {
     u64::try_from(span.as_nanos()).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use model::claim::{Claim, DeviceShare};
+    use model::unit::Mib;
+    use serde_json::json;
+    use wire::annotation_keys::ALLOCATED;
+
+    /// A running pod with a claim on a GPU of node n1.
+    fn pod() -> Pod {
+        let share =
+            DeviceShare { device: GpuUuid::parse("GPU-0").unwrap(), memory: Some(Mib(1000).bytes()), cores: None };
+        let claim = wire::claim::encode(ALLOCATED, &Claim(vec![vec![share]])).unwrap();
+        let limits = json!({ "nvidia.com/gpu": "1", "nvidia.com/gpumem": "1000" });
+        let pod = json!({
+            "metadata": {
+                "name": "train", "namespace": "ml", "uid": "1".repeat(32), "annotations": { ALLOCATED: claim },
+            },
+            "spec": { "nodeName": "n1", "containers": [{ "name": "main", "resources": { "limits": limits } }] },
+            "status": { "phase": "Running" },
+        });
+        wire::pod::decode(pod.to_string().as_bytes()).unwrap()
+    }
+
+    fn owner() -> ClusterOwner {
+        let lease = LeaseName::new("gpu", "gpu-steward-extender");
+        ClusterOwner::new(ClusterRules::default(), RequestRules::default(), lease)
+    }
+
+    /// The read has begun before the watch showed the end, and its answer comes after it.
+    #[test]
+    fn a_late_answer_to_a_read_does_not_bring_back_the_claim_of_a_pod_that_is_gone() {
+        let (owner, pod) = (owner(), pod());
+        let is_claimed = || owner.claim_of(&pod.uid).is_some();
+        owner.pod_was_read(&pod);
+        assert!(!is_claimed(), "the watch shows pods that have no order");
+        owner.unshown.lock().insert(pod.uid.clone());
+        owner.pod_was_read(&pod);
+        assert!(is_claimed());
+        owner.cluster.lock().pod_gone(&pod.uid);
+        owner.pod_was_read(&pod);
+        assert!(!is_claimed(), "also where the pod is still marked as not shown");
+        owner.pod_gone(&pod.uid);
+        owner.pod_was_read(&pod);
+        assert!(!is_claimed());
+        // After a restore of etcd the watch shows it again.
+        owner.pod_is(&pod);
+        assert!(is_claimed());
+    }
+
+    #[test]
+    fn a_claim_counts_as_not_shown_until_the_watch_shows_it_or_it_is_released() {
+        let (owner, pod) = (owner(), pod());
+        for gone in [false, true] {
+            owner.unshown.lock().insert(pod.uid.clone());
+            owner.pod_was_read(&pod);
+            assert!(owner.claim_is_unshown(&pod.uid), "{gone}");
+            match gone {
+                false => owner.pod_is(&pod),
+                true => owner.cluster.lock().pod_gone(&pod.uid),
+            }
+            assert!(!owner.claim_is_unshown(&pod.uid), "{gone}");
+            assert!(owner.unshown.lock().is_empty(), "{gone}");
+        }
+    }
 }

@@ -44,6 +44,8 @@ pub(super) enum PlantedMistake {
     UnreportedIsGone,
     /// The processes in the reports of agents keep no claim.
     ProcessesIgnored,
+    /// A GPU of which an agent has no list of processes counts as one without processes.
+    NoListIsEmpty,
     /// A leader that leads no longer keeps what agents have reported to it.
     ReportsOutliveTerm,
 }
@@ -51,7 +53,7 @@ pub(super) enum PlantedMistake {
 #[cfg(test)]
 impl PlantedMistake {
     /// All of them.
-    pub(super) const ALL: [PlantedMistake; 19] = [
+    pub(super) const ALL: [PlantedMistake; 20] = [
         PlantedMistake::NoListAfterWin,
         PlantedMistake::StaleRelist,
         PlantedMistake::EndlessTerm,
@@ -70,6 +72,7 @@ impl PlantedMistake {
         PlantedMistake::StreamEndUnseen,
         PlantedMistake::UnreportedIsGone,
         PlantedMistake::ProcessesIgnored,
+        PlantedMistake::NoListIsEmpty,
         PlantedMistake::ReportsOutliveTerm,
     ];
 }

@@ -231,7 +231,11 @@ impl ExtenderPort {
         answer(StatusCode::OK, HeaderValue::from_static(format.content_type()), text)
     }
 
+    /// The last decisions, which only the leader has made.
     fn decisions(&self, uri: &Uri) -> Answer {
+        if let Some(answer) = self.not_leading() {
+            return answer;
+        }
         let decisions: &Decisions = &self.verbs.decisions;
         let pod = uri.query().into_iter().flat_map(|query| query.split('&')).find_map(|pair| pair.strip_prefix("pod="));
         // A namespace and a name have nothing to escape but the slash between them.
@@ -257,6 +261,7 @@ impl HttpApplication for ExtenderPort {
         }
         let known = PATHS.contains(&path);
         if known && !matches!(*request.method(), Method::GET | Method::HEAD) {
+            self.measures.unknown_path();
             return text(StatusCode::METHOD_NOT_ALLOWED, format!("{path} is asked with GET."));
         }
         match path {
@@ -266,12 +271,15 @@ impl HttpApplication for ExtenderPort {
             "/metrics" => self.metrics(request.headers()),
             "/metrics/hami" => self.hami_metrics(request.headers()),
             "/api/v1/decisions" => self.decisions(request.uri()),
-            _ => text(
-                StatusCode::NOT_FOUND,
-                "unknown path; the verbs are /filter, /prioritize, /bind and /preempt, the rest /healthz, /readyz, /leadz, \
-                 /metrics, /metrics/hami and /api/v1/decisions."
-                    .to_owned(),
-            ),
+            _ => {
+                self.measures.unknown_path();
+                text(
+                    StatusCode::NOT_FOUND,
+                    "unknown path; the verbs are /filter, /prioritize, /bind and /preempt, the rest /healthz, /readyz, \
+                     /leadz, /metrics, /metrics/hami and /api/v1/decisions."
+                        .to_owned(),
+                )
+            }
         }
     }
 }

@@ -55,7 +55,7 @@ impl Verbs {
         let ExtenderArgs { pod, nodes } = extender::decode_args(body).map_err(|why| why.to_string())?;
         let request = match self.asked(&pod) {
             Asked::Nothing => {
-                self.owner.is_not_pending(&pod.uid);
+                self.owner.plain_pod_is_filtered(&pod);
                 let all: Vec<usize> = (0..nodes.len()).collect();
                 return Ok(extender::encode_filter(&nodes, &all, &[]));
             }
@@ -63,6 +63,7 @@ impl Verbs {
                 self.owner.is_not_pending(&pod.uid);
                 let failed: Vec<FailedNode<'_>> =
                     (0..nodes.len()).map(|place| FailedNode { place, reason: &why, unresolvable: true }).collect();
+                self.measures.refused_pod();
                 self.events.send(&pod.uid, &pod.name, PodEventReason::FilteringFailed, why.clone());
                 self.record(&pod, "filter", (why.clone(), None));
                 return Ok(extender::encode_filter(&nodes, &[], &failed));
@@ -197,7 +198,7 @@ impl Verbs {
             // Kueue and others hold pods back so. kube-scheduler asks nothing about such a pod, and its binding would be refused.
             Ok(Some(_)) if pod.gated => Asked::Refused(GATED.to_owned()),
             Ok(Some(request)) => Asked::Gpus(Box::new(request)),
-            Err(why) => Asked::Refused(format!("the request for GPUs cannot be read: {why}")),
+            Err(why) => Asked::Refused(why),
         }
     }
 

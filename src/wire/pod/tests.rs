@@ -181,13 +181,41 @@ fn entries_beyond_the_bounds_are_counted() {
     value["metadata"]["annotations"] = json!({
         "hami.io/large": "x".repeat(MAX_ANNOTATIONS), "hami.io/small": "y", "other.io/large": "z".repeat(100_000),
     });
-    value["spec"]["containers"] = (0..200).map(|n| json!({"name": format!("c{n}")})).collect();
+    let asks = json!({"limits": {"nvidia.com/gpu": "1", "example.com/none": "0"}});
+    value["spec"]["containers"] = (0..200).map(|n| json!({"name": format!("c{n}"), "resources": asks})).collect();
     let limits: serde_json::Map<String, Value> = (0..40).map(|n| (format!("nvidia.com/mig-{n}"), json!("1"))).collect();
     value["spec"]["initContainers"] = json!([{"name": "i", "resources": {"limits": limits}}]);
     let pod = read(&value).unwrap();
     assert_eq!((pod.annotations.len(), pod.annotations_left_out), (1, 1));
-    assert_eq!((pod.containers.len(), pod.containers_left_out), (MAX_CONTAINERS, 73));
+    let left_out = LeftOutContainers { number: 73, resources: vec!["nvidia.com/gpu".into()], more_resources: false };
+    assert_eq!((pod.containers.len(), pod.containers_left_out), (MAX_CONTAINERS, Some(Box::new(left_out))));
     assert_eq!((pod.containers[0].limits.len(), pod.containers[0].limits_left_out), (MAX_RESOURCES, 8));
+    assert!(pod.containers[0].requests_left_out);
+}
+
+#[test]
+fn a_container_beyond_the_bound_counts_only_with_what_it_requests() {
+    let beyond = |limits: Value| {
+        let mut value = whole();
+        let named = |n: usize| json!({"name": format!("c{n}")});
+        value["spec"]["containers"] = (0..MAX_CONTAINERS).map(named).collect();
+        value["spec"]["containers"][MAX_CONTAINERS - 1]["resources"] = json!({"limits": limits});
+        // With its two init containers the pod has two more than are kept.
+        read(&value).unwrap().containers_left_out
+    };
+    let zero = json!({"nvidia.com/gpu": "0", "a.example.com/b": "0k"});
+    for none in [json!({}), json!({"cpu": "1", "memory": "1Gi"}), zero] {
+        assert_eq!(beyond(none.clone()), None, "{none}");
+    }
+    let many = |resources: usize| -> Value {
+        (0..resources).map(|n| (format!("a{n}.example.com/b"), json!("1"))).collect::<serde_json::Map<_, _>>().into()
+    };
+    let kept = *beyond(many(MAX_RESOURCES)).unwrap();
+    assert_eq!((kept.number, kept.resources.len(), kept.more_resources), (1, MAX_RESOURCES, false));
+    let more = *beyond(many(MAX_RESOURCES + 1)).unwrap();
+    assert_eq!((more.number, more.resources.len(), more.more_resources), (1, MAX_RESOURCES, true));
+    let long = *beyond(json!({"nvidia.com/gpu": "0".repeat(MAX_QUANTITY + 1)})).unwrap();
+    assert_eq!((long.number, long.resources.len(), long.more_resources), (1, 0, true));
 }
 
 /// Resource names that sort before all others: a user could add them to hide the container's request.
@@ -204,7 +232,7 @@ fn resources_with_amount_0_do_not_displace_requested_resources() {
     for (name, amount) in [("nvidia.com/gpu", "1"), ("nvidia.com/gpumem", "3k"), ("z.example.com/odd", "lots")] {
         assert_eq!(main.limit(name), Some(amount));
     }
-    assert_eq!((main.limits.len(), main.limits_left_out), (MAX_RESOURCES, 71));
+    assert_eq!((main.limits.len(), main.limits_left_out, main.requests_left_out), (MAX_RESOURCES, 71, false));
 }
 
 #[test]
@@ -212,7 +240,7 @@ fn ephemeral_containers_beyond_the_bound_are_not_counted() {
     let mut value = whole();
     value["spec"]["ephemeralContainers"] = (0..200).map(|n| json!({"name": format!("e{n}")})).collect();
     let pod = read(&value).unwrap();
-    assert_eq!((pod.containers.len(), pod.containers_left_out), (MAX_CONTAINERS, 0));
+    assert_eq!((pod.containers.len(), pod.containers_left_out), (MAX_CONTAINERS, None));
 }
 
 #[test]

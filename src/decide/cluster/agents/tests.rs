@@ -2,10 +2,10 @@
 
 use super::*;
 use crate::cluster::tests::{NOW, bound, cluster, facts, name, names, slice};
-use crate::cluster::{BindOutcome, BindRefusal, ClosedReason};
+use crate::cluster::{BindOutcome, BindRefusal, BoundPod, ClosedReason, NodeFacts};
 use crate::ledger::ClaimState;
 use crate::placement::tests::uuid;
-use model::agent_stream::{AgentPhase, PodStage, ReportedPod, ReportedUse, ReportedUses};
+use model::agent_stream::{AgentPhase, PodStage, ReportedGpu, ReportedPod, ReportedUse, ReportedUses};
 use model::claim::PodClaim;
 use model::gpu_pod::GpuPod;
 use model::id::ObjectUid;
@@ -17,9 +17,16 @@ fn later(ms: u64) -> Monotonic {
     NOW.after(Duration::from_millis(ms))
 }
 
+/// A GPU with this number of processes; `None`: the agent has no list of them.
+fn gpu(processes: Option<u32>) -> ReportedGpu {
+    ReportedGpu { healthy: true, memory_total: None, memory_used: None, memory_unattributed: None, processes }
+}
+
+/// A report of node 0, which has lists of the processes on two GPUs, and of these pods with their processes on the first one.
 fn report(phase: AgentPhase, pods: &[(&PodUid, PodStage, u32)]) -> AgentReport {
     let mut report = AgentReport::of(name(0));
     (report.phase, report.early) = (phase, Some(false));
+    report.gpus = [0, 1].map(|n| (uuid(n), gpu(Some(0)))).into();
     for (uid, stage, processes) in pods {
         let used = (uuid(0), ReportedUse { processes: *processes, memory_used: None });
         let uses = Some(used).filter(|_| *processes > 0).into_iter().collect();
@@ -40,6 +47,11 @@ fn bind(cluster: &mut ClusterState, pod: &PlacementRequest) -> GpuPod {
     let shown = bound(pod, &name(0), PodClaim::Given(order.claim));
     cluster.pod_is(&pod.uid, Some(&shown));
     shown.gpu_pod.unwrap()
+}
+
+/// What the pod watch shows of a pod on node 0.
+fn shows(gpu_pod: GpuPod) -> BoundPod {
+    BoundPod { node: name(0), ended: gpu_pod.finished, gpu_pod: Some(gpu_pod), hash: None }
 }
 
 fn closed(cluster: &ClusterState) -> Option<ClosedReason> {
@@ -138,7 +150,7 @@ fn a_start_that_the_agent_reports_stays_also_if_the_watch_is_behind() {
     assert_eq!(state(&cluster, &pod), Some(ClaimState::Bound));
     serving(&mut cluster, &[(&pod.uid, PodStage::Started, 0)]);
     assert_eq!(state(&cluster, &pod), Some(ClaimState::Started));
-    cluster.pod_is(&pod.uid, Some(&crate::cluster::BoundPod { node: name(0), gpu_pod: Some(shown.clone()) }));
+    cluster.pod_is(&pod.uid, Some(&shows(shown)));
     assert_eq!(state(&cluster, &pod), Some(ClaimState::Started));
     let ledger = cluster.node(&name(0)).unwrap().ledger();
     assert_eq!(ledger.started_beside(&uuid(0), &slice(2, 1).uid), ledger.claimed(&uuid(0)));
@@ -155,7 +167,7 @@ fn a_pod_that_has_ended_holds_its_gpus_while_its_agent_sees_processes_of_it() {
             true => cluster.pod_gone(&pod.uid),
             false => {
                 let finished = GpuPod { finished: true, ..shown.clone() };
-                cluster.pod_is(&pod.uid, Some(&crate::cluster::BoundPod { node: name(0), gpu_pod: Some(finished) }));
+                cluster.pod_is(&pod.uid, Some(&shows(finished)));
             }
         };
         end(&mut cluster);
@@ -250,4 +262,240 @@ fn with_early_binding_pods_of_other_amounts_are_on_their_way_one_after_the_other
     }
     cluster.agent_reports(FIRST, early, NOW).unwrap();
     assert!(cluster.bind(&other.uid, &name(0)).is_ok());
+}
+
+/// Some GPUs have other lists now.
+fn lists(gpus: &[(GpuUuid, Option<u32>)]) -> ReportChange {
+    let gpus = gpus.iter().map(|(uuid, processes)| (uuid.clone(), gpu(*processes))).collect();
+    ReportChange { phase: AgentPhase::Serving, early: Some(false), gpus, ..ReportChange::default() }
+}
+
+#[test]
+fn a_report_without_a_list_of_a_gpu_releases_no_claim_on_it() {
+    for named in [true, false] {
+        let mut cluster = cluster(1, 1);
+        let pod = slice(1, 1000);
+        bind(&mut cluster, &pod);
+        serving(&mut cluster, &[(&pod.uid, PodStage::Started, 1)]);
+        cluster.pod_gone(&pod.uid);
+        // The agent has started anew. NVML has not answered, or the GPUs have not been found yet.
+        let mut first = report(AgentPhase::Serving, &[]);
+        if named {
+            first.gpus.insert(uuid(0), gpu(None));
+        } else {
+            first.gpus.clear();
+        }
+        let anew = StreamId(2);
+        cluster.agent_reports(anew, first, NOW).unwrap();
+        assert_eq!(state(&cluster, &pod), Some(ClaimState::Started), "{named}");
+        cluster.agent_changes(&name(0), anew, lists(&[(uuid(1), Some(0))]), NOW).unwrap();
+        assert_eq!(state(&cluster, &pod), Some(ClaimState::Started), "{named}: the list of another GPU");
+        cluster.agent_changes(&name(0), anew, lists(&[(uuid(0), Some(0))]), NOW).unwrap();
+        assert_eq!(state(&cluster, &pod), None, "{named}");
+    }
+}
+
+#[test]
+fn a_pod_that_ends_while_a_list_is_missing_holds_its_gpu_until_a_list_shows_no_process_of_it() {
+    let mut cluster = cluster(1, 2);
+    let pod = slice(1, 1000);
+    let shown = bind(&mut cluster, &pod);
+    let own = cluster.node(&name(0)).unwrap().ledger().get(&pod.uid).unwrap().claim[0][0].device.clone();
+    let mut hangs = report(AgentPhase::Serving, &[(&pod.uid, PodStage::Started, 0)]);
+    hangs.gpus.insert(own.clone(), gpu(None));
+    cluster.agent_reports(FIRST, hangs, NOW).unwrap();
+    cluster.pod_is(&pod.uid, Some(&shows(GpuPod { finished: true, ..shown })));
+    assert_eq!(state(&cluster, &pod), Some(ClaimState::Started));
+    // The list shows processes of it, then none.
+    let used = (own.clone(), ReportedUse { processes: 1, memory_used: None });
+    let running = ReportedPod { stage: PodStage::Ended, uses: [used].into_iter().collect() };
+    let change = ReportChange { pods: [(pod.uid.clone(), running)].into(), ..lists(&[(own, Some(1))]) };
+    cluster.agent_changes(&name(0), FIRST, change, NOW).unwrap();
+    assert_eq!(state(&cluster, &pod), Some(ClaimState::Started));
+    let change = ReportChange { pods_gone: vec![pod.uid.clone()], ..lists(&[]) };
+    cluster.agent_changes(&name(0), FIRST, change, NOW).unwrap();
+    assert_eq!(state(&cluster, &pod), None);
+}
+
+#[test]
+fn a_gpu_that_was_removed_keeps_no_claim() {
+    let mut cluster = cluster(1, 1);
+    let pod = slice(1, 1000);
+    bind(&mut cluster, &pod);
+    serving(&mut cluster, &[(&pod.uid, PodStage::Started, 1)]);
+    cluster.pod_gone(&pod.uid);
+    // First the agent names it no more, then its Node.
+    let mut without = report(AgentPhase::Serving, &[]);
+    without.gpus.remove(&uuid(0));
+    cluster.agent_reports(FIRST, without, NOW).unwrap();
+    assert_eq!(state(&cluster, &pod), Some(ClaimState::Started));
+    cluster.node_is(&facts(0, 1));
+    assert_eq!(state(&cluster, &pod), Some(ClaimState::Started), "it may come back");
+    cluster.node_is(&NodeFacts { register: Ok(Vec::new()), ..facts(0, 1) });
+    assert_eq!(state(&cluster, &pod), None);
+}
+
+#[test]
+fn a_mig_instance_counts_by_its_own_list_and_without_one_by_those_of_all_gpus() {
+    let instance = GpuUuid::parse("MIG-1").unwrap();
+    let mut register = facts(0, 1);
+    register.register.as_mut().unwrap()[0].uuid = instance.clone();
+    let pod = slice(1, 1000);
+    let ended = |gpus: &[(GpuUuid, Option<u32>)]| {
+        let mut cluster = cluster(1, 0);
+        cluster.node_is(&register);
+        bind(&mut cluster, &pod);
+        let mut report = report(AgentPhase::Serving, &[(&pod.uid, PodStage::Started, 0)]);
+        report.gpus = lists(gpus).gpus;
+        cluster.agent_reports(FIRST, report, NOW).unwrap();
+        cluster.pod_gone(&pod.uid);
+        cluster
+    };
+    // Its GPU answers; another one is lost, perhaps for days.
+    let cluster = ended(&[(instance.clone(), Some(0)), (uuid(0), Some(0)), (uuid(1), None)]);
+    assert_eq!(state(&cluster, &pod), None);
+    let cluster = ended(&[(instance, None), (uuid(0), None), (uuid(1), Some(0))]);
+    assert!(state(&cluster, &pod).is_some());
+    // Agents of an earlier release name no instances.
+    let mut cluster = ended(&[(uuid(0), Some(0)), (uuid(1), None)]);
+    assert!(state(&cluster, &pod).is_some());
+    cluster.agent_changes(&name(0), FIRST, lists(&[(uuid(1), Some(0))]), NOW).unwrap();
+    assert_eq!(state(&cluster, &pod), None);
+}
+
+/// Why a pod that requests both GPUs of the node does not fit; `None` where it does.
+fn refuses_both(cluster: &mut ClusterState) -> Option<String> {
+    let mut both = slice(99, 1000);
+    both.requests[0].slots = 2;
+    let verdict = cluster.filter(both, names(1), NOW);
+    verdict.refused.first().map(|node| node.why.to_string())
+}
+
+#[test]
+fn a_gpu_with_processes_of_a_pod_that_ended_before_the_leader_won_takes_no_claims_until_a_list_shows_none() {
+    let mut cluster = cluster(1, 2);
+    let (ended, next) = (slice(1, 1000), slice(2, 1000));
+    assert_eq!(refuses_both(&mut cluster), None);
+    serving(&mut cluster, &[(&ended.uid, PodStage::Ended, 1)]);
+    let why = refuses_both(&mut cluster);
+    assert_eq!(why.as_deref(), Some("AllocatedCardsInsufficientRequest, CardInUse"));
+    cluster.filter(next.clone(), names(1), NOW);
+    let order = cluster.bind(&next.uid, &name(0)).unwrap();
+    assert_eq!(order.claim[0][0].device, uuid(1), "the other GPU is free");
+    // A newer version of the Node, and an agent that has started anew and has no list yet, change nothing.
+    cluster.node_is(&facts(0, 2));
+    let mut first = report(AgentPhase::Serving, &[]);
+    first.gpus.insert(uuid(0), gpu(None));
+    let anew = StreamId(2);
+    cluster.agent_reports(anew, first, NOW).unwrap();
+    assert!(refuses_both(&mut cluster).is_some());
+    cluster.agent_changes(&name(0), anew, lists(&[(uuid(0), Some(0))]), NOW).unwrap();
+    assert_eq!(refuses_both(&mut cluster), None);
+}
+
+#[test]
+fn a_gpu_in_use_that_is_unhealthy_meanwhile_is_still_in_use_afterwards() {
+    let mut cluster = cluster(1, 2);
+    let mut sick = facts(0, 2);
+    sick.register.as_mut().unwrap()[0].healthy = false;
+    cluster.node_is(&sick);
+    serving(&mut cluster, &[(&slice(1, 1).uid, PodStage::Ended, 1)]);
+    assert_eq!(refuses_both(&mut cluster).as_deref(), Some("AllocatedCardsInsufficientRequest, CardNotHealth"));
+    cluster.node_is(&facts(0, 2));
+    assert_eq!(refuses_both(&mut cluster).as_deref(), Some("AllocatedCardsInsufficientRequest, CardInUse"));
+    cluster.node_is(&sick);
+    serving(&mut cluster, &[]);
+    cluster.node_is(&facts(0, 2));
+    assert_eq!(refuses_both(&mut cluster), None);
+}
+
+/// Such as a DaemonSet that measures all GPUs: it never ends, and requests none.
+#[test]
+fn a_pod_that_runs_and_requests_no_gpu_keeps_no_other_from_what_it_uses() {
+    let mut cluster = cluster(2, 2);
+    let exporter = slice(1, 1).uid;
+    serving(&mut cluster, &[(&exporter, PodStage::Ended, 1)]);
+    assert!(refuses_both(&mut cluster).is_some(), "the API server has not shown it");
+    let here = BoundPod { node: name(0), gpu_pod: None, ended: false, hash: None };
+    let free = |cluster: &mut ClusterState, shown: &BoundPod| {
+        cluster.pod_is(&exporter, Some(shown));
+        refuses_both(cluster).is_none()
+    };
+    assert!(free(&mut cluster, &here));
+    assert!(!free(&mut cluster, &BoundPod { ended: true, ..here.clone() }));
+    assert!(free(&mut cluster, &here));
+    assert!(!free(&mut cluster, &BoundPod { node: name(1), ..here.clone() }), "what it uses here is not explained");
+    assert!(free(&mut cluster, &here));
+    cluster.pod_gone(&exporter);
+    assert!(refuses_both(&mut cluster).is_some());
+    assert!(cluster.bystanders.is_empty());
+    serving(&mut cluster, &[]);
+    assert_eq!(refuses_both(&mut cluster), None);
+}
+
+#[test]
+fn processes_of_a_pod_with_a_claim_count_by_the_claim_wherever_the_pod_is_in_its_life() {
+    let mut cluster = cluster(2, 2);
+    let pod = slice(1, 1000);
+    let shown = bind(&mut cluster, &pod);
+    serving(&mut cluster, &[(&pod.uid, PodStage::Started, 1)]);
+    assert_eq!(refuses_both(&mut cluster), None);
+    cluster.pod_is(&pod.uid, Some(&shows(GpuPod { finished: true, ..shown.clone() })));
+    assert_eq!(refuses_both(&mut cluster), None, "its claim is kept, and counts");
+    // It comes to another node after a restore of etcd: what its processes use here is no claim any more.
+    cluster.pod_is(&pod.uid, Some(&BoundPod { node: name(1), ..shows(shown) }));
+    assert!(refuses_both(&mut cluster).is_some());
+    serving(&mut cluster, &[]);
+    assert_eq!(refuses_both(&mut cluster), None);
+}
+
+#[test]
+fn a_pod_without_a_node_is_not_bound_where_its_processes_still_run() {
+    let mut cluster = cluster(1, 2);
+    let pod = slice(1, 1000);
+    // The leader has won after the restore of etcd that took the node away.
+    cluster.pod_is(&pod.uid, None);
+    serving(&mut cluster, &[(&pod.uid, PodStage::Ended, 1)]);
+    cluster.filter(pod.clone(), names(1), NOW);
+    assert_eq!(cluster.bind(&pod.uid, &name(0)), Err(BindRefusal::StillRuns(name(0))));
+    serving(&mut cluster, &[]);
+    assert!(cluster.bind(&pod.uid, &name(0)).is_ok());
+}
+
+#[test]
+fn what_is_in_use_is_forgotten_with_the_stream_and_with_the_node() {
+    for node_gone in [true, false] {
+        let mut cluster = cluster(1, 2);
+        serving(&mut cluster, &[(&slice(1, 1).uid, PodStage::Ended, 1)]);
+        // The agent is away: its node is closed, and what it has reported stays.
+        cluster.agent_closed(&name(0), FIRST, NOW);
+        cluster.agents_at(later(60_000));
+        assert!(cluster.node(&name(0)).unwrap().is_in_use());
+        match node_gone {
+            true => {
+                cluster.node_gone(&name(0), &ObjectUid::parse("uid-0").unwrap());
+                cluster.node_is(&facts(0, 2));
+            }
+            false => cluster.forget_agents(),
+        }
+        assert_eq!(refuses_both(&mut cluster), None, "{node_gone}");
+    }
+}
+
+#[test]
+fn only_gpus_that_the_node_registers_are_remembered_as_in_use() {
+    let mut cluster = cluster(1, 1);
+    let used = |n: u32| (uuid(n), ReportedUse { processes: 1, memory_used: None });
+    let mut many = report(AgentPhase::Serving, &[]);
+    many.pods.insert(slice(1, 1).uid, ReportedPod { stage: PodStage::Ended, uses: (0..20).map(used).collect() });
+    cluster.agent_reports(FIRST, many, NOW).unwrap();
+    let mut unknown = report(AgentPhase::Serving, &[]);
+    unknown.gpus.values_mut().for_each(|gpu| gpu.processes = None);
+    cluster.agent_reports(FIRST, unknown, NOW).unwrap();
+    cluster.node_is(&facts(0, 2));
+    assert_eq!(
+        refuses_both(&mut cluster).as_deref(),
+        Some("AllocatedCardsInsufficientRequest, CardInUse"),
+        "one of two"
+    );
 }

@@ -14,18 +14,20 @@ impl Machine {
         agent.allocator.stages()
     }
 
-    /// What the agent reports, if one runs.
-    pub(super) fn agent_report(&mut self, leaving: bool, now: u64) -> Option<AgentReport> {
-        let serves = self.agent.as_ref()?.listed;
+    /// The pods with processes on GPUs, whether the agent sees them or not.
+    pub(super) fn processes(&mut self, now: u64) -> BTreeMap<PodUid, Vec<GpuUuid>> {
         self.lingering.retain(|_, (_, until)| *until > now);
         let running = self.admitted.iter().filter(|(_, one)| one.runs());
         let running = running.map(|(uid, one)| (uid, one.holds.keys().cloned().collect::<Vec<_>>()));
         let lingering = self.lingering.iter().map(|(uid, (gpus, _))| (uid, gpus.clone()));
-        let uses: BTreeMap<PodUid, Vec<GpuUuid>> = lingering
-            .chain(running)
-            .filter(|(_, gpus)| !gpus.is_empty())
-            .map(|(uid, gpus)| (uid.clone(), gpus))
-            .collect();
+        lingering.chain(running).filter(|(_, gpus)| !gpus.is_empty()).map(|(uid, gpus)| (uid.clone(), gpus)).collect()
+    }
+
+    /// What the agent reports, if one runs. While the driver does not list processes, it sees none.
+    pub(super) fn agent_report(&mut self, leaving: bool, now: u64) -> Option<AgentReport> {
+        let agent = self.agent.as_ref()?;
+        let (serves, lists) = (agent.listed, agent.lists_at <= now);
+        let uses = if lists { self.processes(now) } else { BTreeMap::new() };
         let mut report = AgentReport::of(NodeName::parse(&self.name).ok()?);
         (report.phase, report.early) = match (leaving, serves) {
             (true, _) => (AgentPhase::Leaving, Some(false)),
@@ -37,7 +39,7 @@ impl Machine {
             memory_total: Some(gpu.memory.bytes()),
             memory_used: None,
             memory_unattributed: None,
-            processes: Some(0),
+            processes: lists.then_some(0),
         };
         report.gpus = self.gpus.iter().map(|one| (one.uuid.clone(), gpu(one))).collect();
         let pod = |(uid, stage)| (uid, ReportedPod { stage, uses: ReportedUses::default() });

@@ -65,6 +65,8 @@ pub(super) struct AgentProcess {
     version: u64,
     /// It has read the pods of its node.
     pub(super) listed: bool,
+    /// From this moment on the driver tells it which processes are on the GPUs.
+    pub(super) lists_at: u64,
 }
 
 /// A machine. It has one field for each thing that a program on it keeps.
@@ -392,7 +394,8 @@ impl Machine {
             self.agents += 1;
             let mut allocator = NodeAllocator::new(WithoutClaim::Auto, true);
             allocator.recall(self.started.clone());
-            self.agent = Some(AgentProcess { number: self.agents, allocator, version: 0, listed: false });
+            let lists_at = api.etcd.now + random.below(4 * SECOND);
+            self.agent = Some(AgentProcess { number: self.agents, allocator, version: 0, listed: false, lists_at });
         }
         let Some(node) = api.etcd.get(Kind::Nodes, &self.name).map(|stored| SimNode::clone(stored.node())) else {
             return self.registers(api, random);
@@ -435,6 +438,7 @@ impl Machine {
             list.extend(left);
             agent.allocator.set_gpu_pods(list);
             (agent.version, agent.listed) = (api.etcd.version, true);
+            self.forget_started();
             return;
         }
         for change in api.etcd.after(Kind::Pods, agent.version) {
@@ -450,7 +454,13 @@ impl Machine {
             }
             agent.version = change.version;
         }
-        self.started.retain(|uid| agent.allocator.gpu_pod(uid).is_some());
+        self.forget_started();
+    }
+
+    /// The agent's file of pods that have started loses those that have ended or are gone.
+    fn forget_started(&mut self) {
+        let Some(agent) = &self.agent else { return };
+        self.started.retain(|uid| agent.allocator.gpu_pod(uid).is_some_and(|pod| !pod.finished));
     }
 }
 

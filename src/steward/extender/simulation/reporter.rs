@@ -58,7 +58,7 @@ pub(super) struct Surroundings<'a> {
 struct Underway {
     due: u64,
     message: AgentMessage,
-    /// The pods that have processes by it.
+    /// The pods that have processes when it is sent.
     running: BTreeSet<PodUid>,
 }
 
@@ -71,7 +71,7 @@ struct Connection {
     pace: ReportPace,
     /// Its number in the checks, once its first message has arrived.
     number: Option<u64>,
-    /// The pods that have processes by the last message that has arrived.
+    /// The pods that had processes when the last message was sent that has arrived.
     running: BTreeSet<PodUid>,
     view: Option<LeaderView>,
     heard: u64,
@@ -317,7 +317,8 @@ impl Reporter {
         let Some(stream) = self.streams.last_mut() else { return };
         let Some(report) = machine.agent_report(self.leaves.is_some(), around.now) else { return };
         if let Some(message) = stream.pace.due(Monotonic(around.now), &report) {
-            let running = report.pods.iter().filter(|(_, pod)| pod.processes() > 0).map(|(uid, _)| uid.clone());
+            // Also where the agent cannot see them: the extender must not take them for gone.
+            let running = machine.processes(around.now).into_keys();
             let last = stream.underway.back().map_or(0, |last| last.due);
             let due = last.max(around.now + around.weather.way(around.random));
             stream.underway.push_back(Underway { due, message, running: running.collect() });

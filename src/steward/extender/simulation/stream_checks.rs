@@ -3,7 +3,7 @@
 //! | moment | what must hold |
 //! |---|---|
 //! | an extender has taken over a message | it still knows each claim that it knew, unless the pod has ended or is gone |
-//! | the same | it keeps the claim of a pod that has ended as long as the agent reports processes of it |
+//! | the same | it keeps the claim of a pod that has ended as long as processes of it run, also where the agent cannot list them |
 //! | a binding is sent | the extender has not told the agent of the node that it knows that the agent leaves; or the pod was awaited |
 //! | the same | the stream of the node was not closed for longer than `STREAM_BACK_WITHIN` |
 //!

@@ -149,6 +149,10 @@ impl World {
             Trouble::Sickness => {
                 let gpu = self.random.place(machine.gpus.len());
                 machine.gpus[gpu].healthy = !machine.gpus[gpu].healthy;
+                // The driver may hang meanwhile.
+                if let Some(agent) = machine.agent.as_mut().filter(|_| self.random.chance(500)) {
+                    agent.lists_at = self.now + while_ / 2;
+                }
             }
             _ if machine.up => {
                 machine.dies(&mut self.api);

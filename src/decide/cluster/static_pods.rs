@@ -1,0 +1,190 @@
+//! The names by which reports know the static pods of one node.
+//!
+//! An agent knows a pod by the UID in its cgroup. For a static pod that is the hash of its manifest; what the API server has is a
+//! mirror of the pod, with a UID of its own. The leader keeps everything by the API server's UID, which no two pods have. A hash
+//! is less: static pods of one manifest have the same one on several nodes, and whoever may create pods can write the hash of
+//! another pod on one. So a hash means a pod on the pod's own node only.
+//!
+//! What must never happen here: a hash through which one pod releases what another one holds.
+
+use model::id::PodUid;
+use std::collections::BTreeMap;
+
+/// The static pods of one node: the hash of each, by its UID at the API server. Bounded as the pods of the node are.
+#[derive(Clone, Debug, Default)]
+pub(super) struct StaticPods(BTreeMap<PodUid, PodUid>);
+
+impl StaticPods {
+    /// A pod of the node has this hash; `None`: it is no static pod, or not there any more.
+    pub(super) fn set(&mut self, uid: &PodUid, hash: Option<&PodUid>) {
+        match hash {
+            Some(hash) => drop(self.0.insert(uid.clone(), hash.clone())),
+            None => drop(self.0.remove(uid)),
+        }
+    }
+
+    /// Whether the node has none.
+    pub(super) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// The names that reports may have for a pod: its UID, and its hash. No process of it runs if none is under any of them, also
+    /// where two pods claim one hash or a pod claims one that is not its own.
+    pub(super) fn names<'a>(&'a self, uid: &'a PodUid) -> impl Iterator<Item = &'a PodUid> {
+        std::iter::once(uid).chain(self.0.get(uid))
+    }
+
+    /// The name by which the agent knows a pod.
+    pub(super) fn name<'a>(&'a self, uid: &'a PodUid) -> &'a PodUid {
+        self.0.get(uid).unwrap_or(uid)
+    }
+
+    /// The pods that a report may mean by a name.
+    pub(super) fn meant<'a>(&'a self, name: &'a PodUid) -> impl Iterator<Item = &'a PodUid> {
+        let hashed = self.0.iter().filter(move |(_, hash)| *hash == name);
+        std::iter::once(name).chain(hashed.map(|(uid, _)| uid))
+    }
+
+    /// The other pods of the node with the hash of this one.
+    pub(super) fn siblings<'a>(&'a self, uid: &'a PodUid) -> impl Iterator<Item = &'a PodUid> {
+        let own = self.0.get(uid);
+        self.0.iter().filter(move |(other, hash)| Some(*hash) == own && *other != uid).map(|(other, _)| other)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::cluster::tests::{NOW, bound, cluster, name, slice};
+    use crate::cluster::{BoundPod, ClusterState, StreamId};
+    use crate::ledger::ClaimState;
+    use crate::placement::tests::uuid;
+    use model::agent_stream::{AgentPhase, AgentReport, PodStage, ReportedGpu, ReportedPod, ReportedUse};
+    use model::claim::{Claim, DeviceShare, PodClaim};
+    use model::gpu_pod::GpuPod;
+    use model::id::PodUid;
+    use model::unit::Mib;
+
+    const STREAM: StreamId = StreamId(1);
+
+    fn hash() -> PodUid {
+        PodUid::parse(&"a".repeat(32)).unwrap()
+    }
+
+    fn uid(n: u32) -> PodUid {
+        slice(n, 1).uid
+    }
+
+    /// The mirror with this number of a static pod, which claims 1,000 MiB of the first GPU of this node.
+    fn mirror(n: u32, node: u32) -> BoundPod {
+        let share = DeviceShare { device: uuid(node * 100), memory: Some(Mib(1000).bytes()), cores: None };
+        let pod = bound(&slice(n, 1000), &name(node), PodClaim::Given(Claim(vec![vec![share]])));
+        BoundPod { hash: Some(hash()), ..pod }
+    }
+
+    fn finished(pod: BoundPod) -> BoundPod {
+        let gpu_pod = pod.gpu_pod.map(|pod| GpuPod { finished: true, ..pod });
+        BoundPod { gpu_pod, ended: true, ..pod }
+    }
+
+    /// The agent of node 0 reports the pod of the hash at this stage, with this number of processes on the first GPU.
+    fn reports(cluster: &mut ClusterState, phase: AgentPhase, pod: Option<(PodStage, u32)>) {
+        let gpu = ReportedGpu {
+            healthy: true,
+            memory_total: None,
+            memory_used: None,
+            memory_unattributed: None,
+            processes: Some(0),
+        };
+        let mut report = AgentReport { phase, ..AgentReport::of(name(0)) };
+        report.gpus = [(uuid(0), gpu)].into();
+        if let Some((stage, processes)) = pod {
+            let used = (uuid(0), ReportedUse { processes, memory_used: None });
+            let uses = Some(used).filter(|_| processes > 0).into_iter().collect();
+            report.pods.insert(hash(), ReportedPod { stage, uses });
+        }
+        cluster.agent_reports(STREAM, report, NOW).unwrap();
+    }
+
+    fn state(cluster: &ClusterState, n: u32) -> Option<ClaimState> {
+        cluster.claim_of(&uid(n)).map(|(_, state)| state)
+    }
+
+    /// The memory that is claimed of the first GPU of node 0.
+    fn claimed_mib(cluster: &ClusterState) -> u64 {
+        cluster.node(&name(0)).unwrap().devices().devices[0].claimed.memory >> 20
+    }
+
+    #[test]
+    fn no_pod_releases_the_claim_of_another_one_whose_hash_it_has() {
+        for node in [0, 1] {
+            for asks in [true, false] {
+                let mut cluster = cluster(2, 1);
+                reports(&mut cluster, AgentPhase::Serving, Some((PodStage::Started, 1)));
+                cluster.pod_is(&uid(1), Some(&mirror(1, 0)));
+                let gpu_pod = mirror(2, node).gpu_pod.filter(|_| asks);
+                let other = BoundPod { gpu_pod, ..mirror(2, node) };
+                // It comes, ends, comes again without a node, and is gone.
+                cluster.pod_is(&uid(2), Some(&other));
+                assert!(state(&cluster, 1).is_some(), "{node} {asks}");
+                cluster.pod_is(&uid(2), Some(&finished(other.clone())));
+                assert!(state(&cluster, 1).is_some(), "{node} {asks}");
+                cluster.pod_is(&uid(2), Some(&other));
+                cluster.pod_is_unbound(&uid(2));
+                cluster.pod_is(&uid(2), None);
+                cluster.pod_gone(&uid(2));
+                assert!(state(&cluster, 1).is_some(), "{node} {asks}");
+                // The end of the static pod is still judged by its own processes.
+                cluster.pod_gone(&uid(1));
+                assert!(state(&cluster, 1).is_some(), "{node} {asks}");
+                reports(&mut cluster, AgentPhase::Serving, None);
+                assert_eq!((state(&cluster, 1), state(&cluster, 2)), (None, None), "{node} {asks}");
+                assert_eq!(claimed_mib(&cluster), 0);
+            }
+        }
+    }
+
+    #[test]
+    fn a_hash_in_a_report_means_the_static_pod_of_that_node() {
+        let mut cluster = cluster(2, 1);
+        cluster.pod_is(&uid(1), Some(&mirror(1, 0)));
+        cluster.pod_is(&uid(2), Some(&mirror(2, 1)));
+        assert_eq!((state(&cluster, 1), state(&cluster, 2)), (Some(ClaimState::Bound), Some(ClaimState::Bound)));
+        // The agent knows its pods by their hashes, also those that it waits for.
+        reports(&mut cluster, AgentPhase::Leaving, Some((PodStage::Waiting, 0)));
+        assert_eq!(cluster.leader_view(&name(0)).awaited, [hash()]);
+        reports(&mut cluster, AgentPhase::Leaving, Some((PodStage::Started, 1)));
+        assert!(cluster.leader_view(&name(0)).awaited.is_empty());
+        assert_eq!((state(&cluster, 1), state(&cluster, 2)), (Some(ClaimState::Started), Some(ClaimState::Bound)));
+        // On the other node no agent reports.
+        cluster.pod_gone(&uid(2));
+        cluster.pod_gone(&uid(1));
+        assert_eq!((state(&cluster, 1), state(&cluster, 2)), (Some(ClaimState::Started), None));
+    }
+
+    /// As after `kubectl delete` of a mirror: the containers run on, and the kubelet makes another mirror.
+    #[test]
+    fn a_new_mirror_of_the_same_processes_takes_over_what_the_one_before_it_held() {
+        let mut cluster = cluster(1, 1);
+        cluster.pod_is(&uid(1), Some(&mirror(1, 0)));
+        reports(&mut cluster, AgentPhase::Serving, Some((PodStage::Started, 1)));
+        cluster.pod_gone(&uid(1));
+        assert_eq!(claimed_mib(&cluster), 1000);
+        let unknown = mirror(2, 0).gpu_pod.map(|pod| GpuPod { claim: PodClaim::None, ..pod });
+        cluster.pod_is(&uid(2), Some(&BoundPod { gpu_pod: unknown, ..mirror(2, 0) }));
+        assert!(state(&cluster, 1).is_some(), "what the new one holds is not known");
+        cluster.pod_is(&uid(2), Some(&mirror(2, 0)));
+        assert_eq!((state(&cluster, 1), state(&cluster, 2)), (None, Some(ClaimState::Started)));
+        assert_eq!(claimed_mib(&cluster), 1000, "once");
+        // Another pod that only has the hash, and less, takes over nothing.
+        cluster.pod_gone(&uid(2));
+        let mut less = mirror(3, 0);
+        if let Some(GpuPod { claim: PodClaim::Given(claim), .. }) = &mut less.gpu_pod {
+            claim[0][0].memory = Some(Mib(500).bytes());
+        }
+        cluster.pod_is(&uid(3), Some(&less));
+        assert_eq!(claimed_mib(&cluster), 1500);
+        cluster.pod_gone(&uid(3));
+        reports(&mut cluster, AgentPhase::Serving, None);
+        assert_eq!(claimed_mib(&cluster), 0, "no process under the hash: both are over");
+    }
+}
