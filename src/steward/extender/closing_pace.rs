@@ -1,5 +1,5 @@
-//! How often it is told that a node takes no new claims, or takes them again: at most once a minute for each node, the newest
-//! state last. A hostile agent and the owner of a pod can change it each second.
+//! How often it is told that a node takes no new claims, and that it takes them again: each at most once a minute for each node,
+//! the newest state last. A hostile agent and the owner of a pod can change it each second.
 
 use decide::cluster::ClosingChange;
 use model::id::NodeName;
