@@ -101,6 +101,14 @@ impl std::borrow::Borrow<str> for NodeName {
     }
 }
 
+impl GpuUuid {
+    /// Whether it is that of a MIG instance.
+    #[must_use]
+    pub fn is_mig_instance(&self) -> bool {
+        self.0.starts_with("MIG-")
+    }
+}
+
 impl Ticket {
     /// A ticket made of 16 random bytes. A ticket must never repeat, so the bytes must come from a good random source.
     #[must_use]
@@ -164,6 +172,12 @@ mod tests {
         for bad in ["", "t", "000102030405060708090a0b0c0d0eff0", "t000102030405060708090A0B0C0D0EFF", "../t00"] {
             assert!(Ticket::parse(bad).is_err(), "{bad}");
         }
+    }
+
+    #[test]
+    fn the_uuid_of_a_mig_instance_is_known_by_its_begin() {
+        let is_instance = |text: &str| GpuUuid::parse(text).unwrap().is_mig_instance();
+        assert!(is_instance("MIG-1") && is_instance("MIG-GPU-1/13/10") && !is_instance("GPU-1"));
     }
 
     #[test]

@@ -4,9 +4,6 @@ use model::agent_stream::{AgentPhase, AgentReport, PodStage, ReportChange, Repor
 use model::id::{GpuUuid, PodUid};
 use model::time::Monotonic;
 
-/// How the UUIDs of MIG instances begin.
-const MIG: &str = "MIG-";
-
 /// Names one stream of an agent. A later stream has a larger number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct StreamId(pub u64);
@@ -60,10 +57,9 @@ impl AgentLink {
     /// the leader does not know of which GPU the instance is.
     pub(super) fn has_list(&self, device: &GpuUuid) -> Option<bool> {
         let gpus = &self.report.gpus;
-        let is_instance = |device: &GpuUuid| device.as_str().starts_with(MIG);
         match gpus.get(device) {
             Some(gpu) => Some(gpu.processes.is_some()),
-            None if gpus.is_empty() || !is_instance(device) || gpus.keys().any(is_instance) => None,
+            None if gpus.is_empty() || !device.is_mig_instance() || gpus.keys().any(GpuUuid::is_mig_instance) => None,
             None => Some(gpus.values().all(|gpu| gpu.processes.is_some())),
         }
     }

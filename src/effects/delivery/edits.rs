@@ -99,8 +99,7 @@ impl NodeKit {
 
     /// The limiter for this container; `None` if all its devices are MIG instances, which the GPU itself limits.
     pub(super) fn limiter_for(&self, container_limits: &ContainerLimits) -> Option<&LimiterLibrary> {
-        let whole = |uuid: &GpuUuid| !uuid.as_str().starts_with("MIG-");
-        self.limiter.as_ref().filter(|_| container_limits.devices.iter().any(|device| whole(&device.uuid)))
+        self.limiter.as_ref().filter(|_| container_limits.devices.iter().any(|device| !device.uuid.is_mig_instance()))
     }
 
     /// Every variable on which limits depend, each with a value, so that the pod can set none of them.
