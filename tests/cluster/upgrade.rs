@@ -77,6 +77,37 @@ fn no_pod_fails_while_the_agent_is_replaced_twice() {
     });
 }
 
+/// Both agents of an upgrade get SIGTERM: the new one before or just after the kubelet has forgotten the connections of the
+/// resource (docs/decisions/0120). The kubelet sees that no plugin is left. Twenty times with `GPU_STEWARD_LONG`.
+#[test]
+#[ignore = "needs cluster alone: tests/run"]
+fn kubelet_sees_the_end_of_an_agent_that_was_taking_over() {
+    let bed = Bed::exclusive("upgrade-stopped");
+    let rounds = if std::env::var_os("GPU_STEWARD_LONG").is_some() { 20 } else { 2 };
+    let gpus = "--gpus=simulated=H100:1";
+    let allocatable = |count: &str| {
+        eventually(&format!("kubelet to have {count} GPUs"), SOON, || {
+            (bed.node_object()["status"]["allocatable"]["nvidia.com/gpu"] == *count).then_some(())
+        });
+    };
+    for round in 0..rounds {
+        let first = bed.agent(&[gpus]);
+        allocatable("10");
+        let next = bed.launch(&[gpus]);
+        eventually("the new agent to be ready", SOON, || (next.get("/readyz").status == 200).then_some(()));
+        first.signal(libc::SIGTERM);
+        if round % 2 == 0 {
+            next.logs("] registered with kubelet");
+        } else {
+            std::thread::sleep(Duration::from_millis(20 * round));
+        }
+        next.signal(libc::SIGTERM);
+        let (first, next) = (first.wait(), next.wait());
+        assert!(first.status.success() && next.status.success(), "{}\n{}", first.log, next.log);
+        allocatable("0");
+    }
+}
+
 /// Promise 43 in docs/specification.md: all agents of the cluster are replaced while a real kube-scheduler and the extender
 /// place five pods a second. Each agent that ends asks the leader to bind nothing more to its node, and waits for the pods
 /// that are bound. With `GPU_STEWARD_LONG` there are 100 pods, and the pods of the extender and kube-scheduler are replaced at

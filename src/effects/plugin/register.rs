@@ -23,7 +23,8 @@
 //! ```
 //!
 //! The kubelet continues to use a connection that it does not remember. The last `Register` makes it remember this
-//! agent's connection, because otherwise it would not notice the end of this agent (docs/decisions/0120).
+//! agent's connection, because otherwise it would not notice the end of this agent (docs/decisions/0120). An agent that is
+//! stopped before that `Register` makes it while it stops.
 //!
 //! Both methods end in an open `ListAndWatch`. When the last one ends and the agent did not end it, the kubelet has
 //! lost the registration: the kubelet restarted, or an older registration ended and the kubelet dropped this one with
@@ -69,6 +70,8 @@ const WATCHED_WITHIN: Duration = Duration::from_secs(15);
 const CHECK_EVERY: Duration = Duration::from_secs(1);
 /// The kubelet dials the agent inside `Register`, for at most 10 s.
 const REGISTER_WITHIN: Duration = Duration::from_secs(15);
+/// The same while the agent stops. It takes milliseconds, and systemd or the kubelet kills an agent that takes too long.
+const REMEMBERED_WITHIN: Duration = Duration::from_secs(2);
 /// Pause between two tries: the kubelet's socket may appear a second or two after its Node is ready, or minutes later.
 const BACKOFF: Backoff = Backoff::new(Duration::from_millis(500), Duration::from_secs(10));
 
@@ -348,12 +351,15 @@ impl Registrar {
                 return End::Failed(why);
             }
             if unremembered {
-                self.hold_unremembered(&kubelet, &socket, watched).await
+                self.hold_unremembered(&kubelet, &socket, watched.clone()).await
             } else {
-                self.hold(&socket, watched, "classic").await
+                self.hold(&socket, watched.clone(), "classic").await
             }
         };
         let end = tokio::select! { end = end => end, end = self.stopped() => end };
+        if unremembered && matches!(end, End::Stopped) {
+            self.be_remembered(&kubelet, watched.clone()).await;
+        }
         socket.close(false).await;
         end
     }
@@ -383,6 +389,28 @@ impl Registrar {
             end = self.stay(socket, watched.clone(), |watches| watches.ended > 0) => end,
             end = remembered => end,
         }
+    }
+
+    /// Before this agent ends: makes the kubelet remember it, so that the kubelet notices the end. An agent that is
+    /// followed leaves this to the next one.
+    async fn be_remembered(&self, kubelet: &Path, watched: watch::Receiver<Watches>) {
+        let open = watched.borrow().open;
+        if open != 1 || self.course.followed.load(Ordering::Relaxed) {
+            return;
+        }
+        let remembered = async {
+            self.call_register(kubelet, &self.endpoint).await?;
+            is_watched(watched, 2).await.map_err(|_| "kubelet did not call ListAndWatch".to_owned())
+        };
+        let why = match timeout(REMEMBERED_WITHIN, remembered).await {
+            Ok(Ok(())) => return,
+            Ok(Err(why)) => why,
+            Err(_) => "kubelet did not answer".to_owned(),
+        };
+        tracing::warn!(
+            reason = %why,
+            "kubelet may not notice the end of this agent, and fails pods until the next agent has registered"
+        );
     }
 
     /// Makes a registration that fails: the kubelet accepts it, gets no answer from the plugin, and forgets its

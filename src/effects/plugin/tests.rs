@@ -440,6 +440,35 @@ async fn beside_another_agent_the_kubelet_remembers_no_connection_until_that_age
     node.end().await;
 }
 
+/// The kubelet remembers no connection when the agent is stopped: the agent registers once more, so that the kubelet notices its
+/// end. An agent that is followed must not, because the kubelet would drop the next one with it.
+#[tokio::test]
+async fn an_agent_that_is_stopped_while_it_takes_over_is_remembered_first() {
+    for followed in [false, true] {
+        let mut registered = None;
+        let entry = RegistrationStart::Beside(SecondConnection::DroppedWithTheFirst);
+        let mut node = Node::entering(entry, RegistrationMethod::Auto, |plugins| registered = Some(kubelet(plugins)));
+        let mut registered = registered.unwrap();
+        let socket = node.plugins.join(soon("Register", registered.recv()).await.unwrap());
+        let mut first = watched(&socket).await;
+        assert!(soon("the failing Register", registered.recv()).await.unwrap().ends_with(",0.sock"));
+        node.expect_state(RegistrationState::Registered("classic")).await;
+        node.followed.store(followed, Ordering::Relaxed);
+        node.stop.cancel();
+        if followed {
+            assert!(soon("the end of the list", first.message()).await.is_ok_and(|list| list.is_none()));
+        } else {
+            assert!(soon("Register", registered.recv()).await.unwrap().ends_with(".sock"));
+            let mut second = watched(&socket).await;
+            for list in [&mut first, &mut second] {
+                assert!(soon("the end of the list", list.message()).await.is_ok_and(|list| list.is_none()));
+            }
+        }
+        soon("the end", node.served).await.unwrap().unwrap();
+        assert!(registered.try_recv().is_err(), "it registers no more");
+    }
+}
+
 #[tokio::test]
 async fn an_agent_that_is_followed_leaves_its_socket_in_the_registry() {
     let node = Node::with(RegistrationMethod::Watcher, |_| {});

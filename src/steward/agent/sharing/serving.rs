@@ -54,12 +54,24 @@ pub(crate) struct Run {
     /// Cancelled when the previous agent has ended.
     alone: CancellationToken,
     followed: Arc<AtomicBool>,
+    /// Whether this agent registers while the previous one is still registered.
+    beside: Arc<AtomicBool>,
 }
 
 impl Run {
     pub(crate) fn new(stop: CancellationToken, progress: watch::Sender<Progress>) -> Run {
         let [closing, closed, served, alone] = std::array::from_fn(|_| CancellationToken::new());
-        Run { closing, closed, stop, progress, served, alone, followed: Arc::default() }
+        let [followed, beside] = std::array::from_fn(|_| Arc::default());
+        Run { closing, closed, stop, progress, served, alone, followed, beside }
+    }
+
+    /// Waits until this agent has to stop and may do so before its turn. Beside a previous agent, which is about to close, it
+    /// takes its turn first: the kubelet already calls this agent, and notices its end only after a complete registration.
+    async fn stops_before_its_turn(&self) {
+        self.closing.cancelled().await;
+        if self.beside.load(Ordering::Relaxed) {
+            std::future::pending::<()>().await;
+        }
     }
 }
 
@@ -99,7 +111,7 @@ pub(super) async fn owning(
         }
     };
     let turn = tokio::select! {
-        () = run.closing.cancelled() => return Ok(()),
+        () = run.stops_before_its_turn() => return Ok(()),
         turn = begins => turn?,
     };
     run.progress.send_replace(Progress::Shares);
@@ -153,6 +165,7 @@ async fn follow(
         let _ = enter.send(RegistrationStart::After);
         return Ok(turn);
     };
+    run.beside.store(true, Ordering::Relaxed);
     let _ = enter.send(RegistrationStart::Beside(second));
     let is_registered = |registration: &RegistrationState| matches!(registration, RegistrationState::Registered(_));
     let _ = timeout(REGISTERS_WITHIN, registration.subscribe().wait_for(is_registered)).await;
