@@ -50,6 +50,9 @@ profiles:
   - schedulerName: gpu-steward
 # The extender must see every node that could fit, not a sample.
 percentageOfNodesToScore: 100
+# An extender's answer may change with any event, so any event brings back every pod that was refused. With the default of 10 s,
+# hundreds of them slow the others down. A kube-scheduler from 1.33 on that has nothing else to do does not wait for this.
+podMaxBackoffSeconds: 60
 extenders:
   - urlPrefix: http://{address}
     filterVerb: filter
@@ -143,6 +146,7 @@ mod tests {
             |name: &str| resources.iter().find(|one| one["name"] == name).unwrap()["ignoredByScheduler"].clone();
         assert_eq!([ignored("nvidia.com/gpu"), ignored("example.com/mib")], [false, true].map(serde_json::Value::from));
         assert_eq!((config["percentageOfNodesToScore"].as_u64(), resources.len()), (Some(100), 5));
+        assert_eq!(config["podMaxBackoffSeconds"], 60);
     }
 
     #[test]

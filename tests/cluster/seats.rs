@@ -121,12 +121,12 @@ impl HostScheduler {
     /// Starts one that asks the extender at this address.
     pub(crate) fn start(placed: &Placed, extender: SocketAddr) -> HostScheduler {
         // A pod whose extender was killed is tried again soon: the test kills many.
-        HostScheduler::start_with(placed, extender, ("", "podMaxBackoffSeconds: 2\n"), "true")
+        HostScheduler::start_with(placed, extender, ("", "2"), "true")
     }
 
     /// The same with as many calls a second as it likes, and without a Lease, so that it can be stopped for a while.
     pub(crate) fn start_unbounded(placed: &Placed, extender: SocketAddr) -> HostScheduler {
-        HostScheduler::start_with(placed, extender, (", qps: 2000, burst: 4000", ""), "false")
+        HostScheduler::start_with(placed, extender, (", qps: 2000, burst: 4000", "60"), "false")
     }
 
     fn start_with(
@@ -147,9 +147,10 @@ impl HostScheduler {
         let config = printed
             .replace("  resourceName: gpu-steward-scheduler\n", &namespace)
             .replace("leaderElect: true", &format!("leaderElect: {elected}"))
-            + &format!("clientConnection: {{kubeconfig: {}{calls}}}\n", kubeconfig(placed, dir.path()).display())
-            + backoff;
-        assert!(config.contains(&namespace), "{printed}");
+            .replace("podMaxBackoffSeconds: 60", &format!("podMaxBackoffSeconds: {backoff}"))
+            + &format!("clientConnection: {{kubeconfig: {}{calls}}}\n", kubeconfig(placed, dir.path()).display());
+        let own = [namespace, format!("podMaxBackoffSeconds: {backoff}")];
+        assert!(own.iter().all(|text| config.contains(text)), "{printed}");
         let path = dir.path().join("scheduler.yaml");
         std::fs::write(&path, config).expect("the configuration is written");
         let child = Command::new(placed.cluster.program("kube-scheduler"))
