@@ -208,6 +208,9 @@ pub enum Stage {
     Started = 3,
     /// It has ended or is not known, and there are still processes of it on a GPU.
     Ended = 4,
+    /// It has no claim, and the agent refuses the start of such a pod: it holds no device. A leader of an earlier release takes it
+    /// for one that waits.
+    Refused = 5,
 }
 impl Stage {
     /// String value of the enum field names used in the ProtoBuf definition.
@@ -221,6 +224,7 @@ impl Stage {
             Self::Allocated => "STAGE_ALLOCATED",
             Self::Started => "STAGE_STARTED",
             Self::Ended => "STAGE_ENDED",
+            Self::Refused => "STAGE_REFUSED",
         }
     }
     /// Creates an enum from field names used in the ProtoBuf definition.
@@ -231,6 +235,7 @@ impl Stage {
             "STAGE_ALLOCATED" => Some(Self::Allocated),
             "STAGE_STARTED" => Some(Self::Started),
             "STAGE_ENDED" => Some(Self::Ended),
+            "STAGE_REFUSED" => Some(Self::Refused),
             _ => None,
         }
     }

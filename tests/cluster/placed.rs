@@ -148,8 +148,17 @@ impl Placed {
 
     /// How many agents report to the extender.
     pub(crate) fn streams(&self) -> Option<usize> {
+        self.metric("gpu_steward_extender_streams ")
+    }
+
+    /// How many nodes take no new claims.
+    pub(crate) fn closed_nodes(&self) -> Option<usize> {
+        self.metric("gpu_steward_extender_nodes{state=\"closed\"} ")
+    }
+
+    fn metric(&self, name: &str) -> Option<usize> {
         let text = http::get(self.extender_address(), "/metrics").ok()?.text();
-        text.lines().find_map(|line| line.strip_prefix("gpu_steward_extender_streams ")?.parse().ok())
+        text.lines().find_map(|line| line.strip_prefix(name)?.parse().ok())
     }
 
     /// Replaces all agents, as an upgrade does, and waits until each new one reports.

@@ -3,9 +3,10 @@
 
 use crate::bed::{Bed, SOON};
 use crate::fleet::check_all_containers;
-use crate::placed::Placed;
+use crate::placed::{Placed, SETTLED, container, spec};
 use lab::eventually::eventually;
 use serde_json::{Value, json};
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
@@ -154,4 +155,33 @@ fn no_pod_fails_while_all_agents_are_replaced_and_the_extender_places_pods() {
     });
     placed.run("app=load", pods as usize);
     assert_eq!(placed.check(placed.extender_address()), pods as usize);
+    check_unplaced_pod(&placed);
+}
+
+/// A pod that names no scheduler of GPUs comes to a node with pods of the extender: its agent refuses its start and says so, and
+/// the node stays open.
+fn check_unplaced_pod(placed: &Placed) {
+    let space = &placed.space.name;
+    let mut nodes: BTreeMap<String, usize> = BTreeMap::new();
+    for pod in placed.pods() {
+        *nodes.entry(pod["spec"]["nodeName"].as_str().expect("a node").to_owned()).or_default() += 1;
+    }
+    let node = nodes.iter().min_by_key(|(_, pods)| **pods).expect("a node with pods").0;
+    let create = |name: &str, scheduler: &str, limits: &Value| {
+        let mut spec = spec(&[container("main", limits)]);
+        spec["schedulerName"] = scheduler.into();
+        spec["nodeSelector"] = json!({ "kubernetes.io/hostname": node });
+        let metadata = json!({ "name": name, "labels": { "app": name } });
+        let pod = json!({ "apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec });
+        let _ = placed.admin.run_with(&["create", "-n", space, "-f", "-"], &pod.to_string()).ok();
+    };
+    create("unplaced", "default-scheduler", &json!({ "nvidia.com/gpu": 1 }));
+    eventually("it to be refused", SETTLED, || {
+        let selector = "involvedObject.name=unplaced,reason=NotPlaced";
+        let events = placed.admin.get(&["events", "-n", space, "--field-selector", selector]);
+        events["items"].as_array()?.first().map(|_| ())
+    });
+    eventually("no node to be closed", SETTLED, || (placed.closed_nodes()? == 0).then_some(()));
+    create("beside", "gpu-steward", &json!({ "nvidia.com/gpu": 1, "nvidia.com/gpumem": 2000 }));
+    placed.run("app=beside", 1);
 }

@@ -43,11 +43,17 @@ impl NodeAllocator {
     pub fn stages(&self) -> BTreeMap<PodUid, PodStage> {
         let stage = |gpu_pod: &GpuPod| match self.pods.started.contains(&gpu_pod.uid) {
             true => PodStage::Started,
+            false if self.is_not_placed(gpu_pod) => PodStage::Refused,
             false if self.has_asked(gpu_pod) => PodStage::Allocated,
             false => PodStage::Waiting,
         };
         let pods = self.pods.by_uid.values().filter(|gpu_pod| !gpu_pod.finished);
         pods.map(|gpu_pod| (gpu_pod.uid.clone(), stage(gpu_pod))).collect()
+    }
+
+    /// Whether a pod has no claim and gets no device without one.
+    fn is_not_placed(&self, gpu_pod: &GpuPod) -> bool {
+        matches!(self.effective_claim(gpu_pod), EffectiveClaim::None) && !self.shares(&gpu_pod.uid)
     }
 
     /// Whether a pod waits for its start.
@@ -116,6 +122,33 @@ mod tests {
         assert!(allocator.any_waits());
         allocator.set_gpu_pod(GpuPod { started: true, ..two(2, 8) });
         assert_eq!(stages(&allocator), [PodStage::Allocated, PodStage::Started]);
+    }
+
+    /// A leader may give others the GPUs of the node beside such a pod.
+    #[test]
+    fn a_pod_without_a_claim_is_refused_unless_it_shares_or_has_started() {
+        use crate::allocator::WithoutClaim;
+        use model::agent_stream::PodStage;
+        let unclaimed = || GpuPod { claim: PodClaim::None, ..two(1, 8) };
+        for (policy, expect) in [
+            (WithoutClaim::Refuse, PodStage::Refused),
+            (WithoutClaim::Auto, PodStage::Refused),
+            (WithoutClaim::Share, PodStage::Waiting),
+        ] {
+            let mut allocator = crate::allocator::NodeAllocator::new(policy, true);
+            allocator.set_gpu_pod(unclaimed());
+            assert_eq!(allocator.stages().into_values().collect::<Vec<_>>(), [expect], "{policy:?}");
+            allocator.set_gpu_pod(GpuPod { started: true, ..unclaimed() });
+            assert_eq!(allocator.stages().into_values().collect::<Vec<_>>(), [PodStage::Started], "{policy:?}");
+        }
+        let mut allocator = allocator(vec![GpuPod { claim: PodClaim::Unreadable("torn".into()), ..two(1, 8) }]);
+        assert_eq!(
+            allocator.stages().into_values().collect::<Vec<_>>(),
+            [PodStage::Waiting],
+            "a later agent may read it"
+        );
+        allocator.set_gpu_pod(two(1, 8));
+        assert_eq!(allocator.stages().into_values().collect::<Vec<_>>(), [PodStage::Waiting]);
     }
 
     #[test]

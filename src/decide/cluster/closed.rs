@@ -125,10 +125,10 @@ impl Doubts {
         self.unknown.is_empty() && self.unreadable.is_empty()
     }
 
-    /// The first reason why the node is closed.
-    pub(super) fn first(&self) -> Option<ClosedReason> {
+    /// The first reason why the node is closed. A pod that `holds_none` of its GPUs is none.
+    pub(super) fn first(&self, holds_none: impl Fn(&PodUid) -> bool) -> Option<ClosedReason> {
         let unreadable = || self.unreadable.first().cloned().map(ClosedReason::UnreadablePod);
-        let unknown = self.unknown.first().cloned().map(ClosedReason::UnknownClaim);
+        let unknown = self.unknown.iter().find(|uid| !holds_none(uid)).cloned().map(ClosedReason::UnknownClaim);
         unknown.or_else(unreadable).or_else(|| self.intruder.clone())
     }
 

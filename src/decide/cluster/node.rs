@@ -124,7 +124,7 @@ impl NodeClaims {
         if let Some(why) = &self.unreadable {
             return Some(ClosedReason::Unreadable(Arc::clone(why)));
         }
-        if let Some(doubt) = self.doubts.first() {
+        if let Some(doubt) = self.doubts.first(|uid| self.is_refused(uid)) {
             return Some(doubt);
         }
         let link = self.agent.as_ref()?;
@@ -189,6 +189,11 @@ impl NodeClaims {
     fn stage(&self, uid: &PodUid) -> Option<PodStage> {
         let link = self.agent.as_ref()?;
         self.static_pods.names(uid).filter_map(|name| link.stage(name)).max()
+    }
+
+    /// Whether the agent refuses every start of the pod and sees no process of it: it holds no GPU.
+    fn is_refused(&self, uid: &PodUid) -> bool {
+        self.stage(uid) == Some(PodStage::Refused) && !self.runs(uid)
     }
 
     /// Whether the agent has seen a container of the pod start.

@@ -145,6 +145,7 @@ fn stage(number: i32) -> PodStage {
         Ok(wire::Stage::Allocated) => PodStage::Allocated,
         Ok(wire::Stage::Started) => PodStage::Started,
         Ok(wire::Stage::Ended) => PodStage::Ended,
+        Ok(wire::Stage::Refused) => PodStage::Refused,
         Ok(wire::Stage::Waiting | wire::Stage::Unspecified) | Err(_) => PodStage::Waiting,
     }
 }
@@ -218,6 +219,7 @@ fn from_pods(pods: &BTreeMap<PodUid, ReportedPod>) -> Vec<wire::PodReport> {
         PodStage::Allocated => wire::Stage::Allocated,
         PodStage::Started => wire::Stage::Started,
         PodStage::Ended => wire::Stage::Ended,
+        PodStage::Refused => wire::Stage::Refused,
     };
     let pod = |(uid, pod): (&PodUid, &ReportedPod)| wire::PodReport {
         uid: uid.to_string(),
@@ -291,7 +293,8 @@ mod tests {
     }
 
     fn pod() -> impl Strategy<Value = ReportedPod> {
-        let stages = vec![PodStage::Waiting, PodStage::Allocated, PodStage::Started, PodStage::Ended];
+        use PodStage::{Allocated, Ended, Refused, Started, Waiting};
+        let stages = vec![Refused, Waiting, Allocated, Started, Ended];
         let used = (any::<u32>(), bytes()).prop_map(|(processes, memory_used)| ReportedUse { processes, memory_used });
         (prop::sample::select(stages), prop::collection::btree_map(gpu_uuid(), used, 0..4))
             .prop_map(|(stage, uses)| ReportedPod { stage, uses: uses.into() })

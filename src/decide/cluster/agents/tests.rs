@@ -115,6 +115,34 @@ fn nothing_is_bound_to_a_node_whose_agent_starts_or_leaves() {
     assert!(cluster.bind(&pod.uid, &name(0)).is_ok());
 }
 
+/// Whoever may create pods could otherwise close any node, with a pod that names no scheduler of GPUs.
+#[test]
+fn a_pod_that_its_agent_refuses_closes_no_node() {
+    let mut cluster = cluster(1, 1);
+    let other = slice(9, 1000);
+    cluster.pod_is(&other.uid, Some(&bound(&other, &name(0), PodClaim::None)));
+    let why = Some(ClosedReason::UnknownClaim(other.uid.clone()));
+    assert_eq!(closed(&cluster), why, "no agent has said what becomes of it");
+    serving(&mut cluster, &[(&other.uid, PodStage::Waiting, 0)]);
+    assert_eq!(closed(&cluster), why, "it may still get devices");
+    serving(&mut cluster, &[(&other.uid, PodStage::Refused, 0)]);
+    assert_eq!(closed(&cluster), None);
+    let pod = slice(1, 1000);
+    assert_eq!(cluster.filter(pod.clone(), names(1), NOW).fit, [0]);
+    assert!(cluster.bind(&pod.uid, &name(0)).is_ok());
+    serving(&mut cluster, &[(&other.uid, PodStage::Refused, 1)]);
+    assert_eq!(closed(&cluster), why, "processes of it are there");
+    // The agent has other settings now.
+    serving(&mut cluster, &[(&other.uid, PodStage::Started, 0)]);
+    assert_eq!(closed(&cluster), why);
+    serving(&mut cluster, &[(&other.uid, PodStage::Refused, 0)]);
+    cluster.agent_closed(&name(0), FIRST, later(0));
+    cluster.agents_at(later(2000));
+    assert_eq!(closed(&cluster), Some(ClosedReason::AgentAway));
+    cluster.forget_agents();
+    assert_eq!(closed(&cluster), why, "a new leader has not heard of it");
+}
+
 #[test]
 fn an_agent_that_leaves_is_told_which_pods_have_not_asked_yet() {
     let mut cluster = cluster(1, 1);

@@ -15,6 +15,7 @@ use super::machine::{MIB, Machine, SLOTS};
 use super::network::Outgoing;
 use super::object::{SimPod, Taken};
 use super::process::Process;
+use super::stream_checks::StreamChecks;
 use super::weather::SECOND;
 use model::claim::Claim;
 use model::id::{GpuUuid, NodeName, PodUid};
@@ -182,6 +183,32 @@ impl Invariants {
         self.won_at.clear();
     }
 
+    /// A binding is carried out. The GPUs of each pod on the node are known, or its agent has said that it gets none.
+    pub(super) fn holders_are_known(
+        &self,
+        (process, number): (u64, u64),
+        bound: &Bound,
+        etcd: &Etcd,
+        streams: &StreamChecks,
+    ) -> Result<(), String> {
+        let sent = self.sent.get(&number).copied().unwrap_or(0);
+        let Some(won) = self.won_at.get(&sent) else { return Ok(()) };
+        // It was there a while before the process won.
+        let unknown = |pod: &&Arc<SimPod>| {
+            let here = pod.node == bound.pod.node && !pod.ended() && pod.slots() > 0;
+            here && pod.claim().is_none() && (pod.created + 2) * SECOND < *won
+        };
+        match etcd.pods().filter(unknown).find(|pod| !streams.knows_refusal(process, &pod.uid)) {
+            None => Ok(()),
+            Some(pod) => Err(format!(
+                "extender-{process} binds {} to {}, where {} holds GPUs and nobody knows which",
+                bound.pod.name,
+                bound.pod.node.as_deref().unwrap_or_default(),
+                pod.name
+            )),
+        }
+    }
+
     /// A binding is carried out. It is the one of this number.
     pub(super) fn bound(
         &mut self,
@@ -199,12 +226,6 @@ impl Invariants {
             return Err(format!("{} is bound to {node} with a claim that cannot be read", bound.pod.name));
         };
         let Some(machine) = machines.iter().find(|machine| machine.name == node && machine.up) else { return Ok(()) };
-        if let Some(pod) = self.won_at.get(&sent).and_then(|won| unknown_on(etcd, &node, *won)) {
-            return Err(format!(
-                "extender-{process} binds {} to {node}, where {} holds GPUs and nobody knows which",
-                bound.pod.name, pod.name
-            ));
-        }
         // The term in which it was sent, if that is still the newest one.
         let current = self.terms.last().filter(|(_, won)| *won == sent);
         for gpu in claim.shares().map(|share| &share.device) {
@@ -267,15 +288,6 @@ impl Invariants {
 fn binding_of(request: &Outgoing) -> Result<PodUid, String> {
     let uid = request.body["metadata"]["uid"].as_str().unwrap_or_default();
     PodUid::parse(uid).map_err(|why| format!("a binding of no pod: {why}"))
-}
-
-/// A pod on a node that asks for GPUs and has no claim, and that was there a while before this moment.
-fn unknown_on<'a>(etcd: &'a Etcd, node: &str, before: u64) -> Option<&'a SimPod> {
-    let unknown = |pod: &&Arc<SimPod>| {
-        let here = pod.node.as_deref() == Some(node) && !pod.ended() && pod.slots() > 0;
-        here && pod.claim().is_none() && (pod.created + 2) * SECOND < before
-    };
-    etcd.pods().find(unknown).map(|pod| &**pod)
 }
 
 /// The pods on a node that hold something, with their claims.

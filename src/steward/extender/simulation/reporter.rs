@@ -394,6 +394,7 @@ impl Connection {
                 around.checks.reaches(process, node, number, &next.running);
             }
             self.running = next.running;
+            around.checks.refuses(self.process, &next.message);
             around.api.etcd.note(|| format!("extender-{} gets of {node}: {:?}", self.process, next.message));
             // Where the extender has ended the stream, its last message says so.
             let _ = at_once(self.messages.send(&convert::from_agent(&next.message)));

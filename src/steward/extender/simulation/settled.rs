@@ -6,7 +6,7 @@ use super::etcd::{Etcd, Kind, Stored};
 use super::invariants::{claims_on, fits, node_name};
 use super::machine::Machine;
 use super::process::Process;
-use decide::cluster::ClusterState;
+use decide::cluster::{ClosedReason, ClusterState};
 use decide::ledger::ClaimState;
 use model::id::PodUid;
 use std::collections::BTreeMap;
@@ -118,7 +118,7 @@ fn claims(cluster: &ClusterState) -> Claims {
     all
 }
 
-/// A node as an extender sees it.
+/// A node as an extender sees it. Only the leader hears from agents that a pod without a claim is refused and closes nothing.
 fn node(cluster: &ClusterState, name: &str) -> String {
     let Some(node) = cluster.node(&node_name(name)) else { return "nothing".to_owned() };
     let devices = node
@@ -126,7 +126,8 @@ fn node(cluster: &ClusterState, name: &str) -> String {
         .devices
         .iter()
         .map(|device| format!("{} {:?} {:?}", device.uuid, device.fitness, device.claimed));
-    format!("{:?} {:?}", node.closed(), devices.collect::<Vec<_>>())
+    let closed = node.closed().filter(|why| !matches!(why, ClosedReason::UnknownClaim(_)));
+    format!("{closed:?} {:?}", devices.collect::<Vec<_>>())
 }
 
 fn difference(believed: &Claims, truth: &Claims) -> String {

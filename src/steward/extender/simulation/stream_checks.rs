@@ -13,6 +13,7 @@ use super::etcd::{Etcd, Kind};
 use super::process::Process;
 use super::weather::SECOND;
 use decide::cluster::STREAM_BACK_WITHIN;
+use model::agent_stream::{AgentMessage, PodStage};
 use model::id::{NodeName, PodUid};
 use model::time::Monotonic;
 use std::collections::{BTreeMap, BTreeSet};
@@ -53,6 +54,8 @@ pub(super) struct StreamChecks {
     unread: BTreeMap<u64, u32>,
     /// The claims that a process knew.
     knew: BTreeMap<u64, BTreeSet<PodUid>>,
+    /// A process, and a pod without a claim whose start is refused by a message that has reached it: it holds nothing.
+    refused: BTreeSet<(u64, PodUid)>,
     restored: Option<u64>,
 }
 
@@ -76,6 +79,22 @@ impl StreamChecks {
         }
     }
 
+    /// A message reaches a process. The agent refuses the start of these pods by it.
+    pub(super) fn refuses(&mut self, process: u64, message: &AgentMessage) {
+        let pods = match message {
+            AgentMessage::Full(report) => &report.pods,
+            AgentMessage::Change(change) => &change.pods,
+            AgentMessage::Beat => return,
+        };
+        let refused = pods.iter().filter(|(_, pod)| pod.stage == PodStage::Refused);
+        self.refused.extend(refused.map(|(uid, _)| (process, uid.clone())));
+    }
+
+    /// Whether such a message about this pod has reached a process.
+    pub(super) fn knows_refusal(&self, process: u64, uid: &PodUid) -> bool {
+        self.refused.contains(&(process, uid.clone()))
+    }
+
     /// A process has told an agent that it knows that the agent leaves, and has named these pods.
     pub(super) fn awaits(&mut self, process: u64, node: &str, stream: u64, pods: &[PodUid]) {
         let key = (process, node.to_owned());
@@ -94,7 +113,8 @@ impl StreamChecks {
 
     /// etcd was restored.
     pub(super) fn restored(&mut self, at: u64) {
-        *self = StreamChecks { opened: self.opened, restored: Some(at), ..StreamChecks::default() };
+        let refused = std::mem::take(&mut self.refused);
+        *self = StreamChecks { opened: self.opened, refused, restored: Some(at), ..StreamChecks::default() };
     }
 
     /// A process has run.

@@ -361,6 +361,11 @@ impl World {
         }
         if let Some(bound) = self.api.bound.take() {
             self.checks.bound((flight.process, number), &bound, &self.api.etcd, &self.machines)?;
+            let node = bound.pod.node.as_deref();
+            if self.machines.iter().any(|machine| Some(machine.name.as_str()) == node && machine.up) {
+                let streams = &self.stream_checks;
+                self.checks.holders_are_known((flight.process, number), &bound, &self.api.etcd, streams)?;
+            }
         } else if matches!(reply, Reply::Whole(400.., _))
             && flight.request.path.last().is_some_and(|last| last == "binding")
         {
