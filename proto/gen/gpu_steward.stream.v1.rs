@@ -208,8 +208,8 @@ pub enum Stage {
     Started = 3,
     /// It has ended or is not known, and there are still processes of it on a GPU.
     Ended = 4,
-    /// It has no claim, and the agent refuses the start of such a pod: it holds no device. A leader of an earlier release takes it
-    /// for one that waits.
+    /// The kubelet has called `Allocate` for all of its containers, and the agent refuses their start, because it has no claim or its
+    /// request cannot be read: it holds no device. A leader of an earlier release takes it for one that waits.
     Refused = 5,
 }
 impl Stage {

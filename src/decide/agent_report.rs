@@ -43,8 +43,8 @@ pub fn report(view: &NodeView, stages: &SharingStages, leaving: bool) -> AgentRe
         .iter()
         .map(|(uid, stage)| (uid.clone(), ReportedPod { stage: *stage, uses: ReportedUses::default() }))
         .collect();
-    // The stage orders those that wait before those that have started.
-    pods.sort_by_key(|(_, pod)| pod.stage);
+    // The stage orders those that wait before those that have started. One that is refused and left out closes its node.
+    pods.sort_by_key(|(_, pod)| (pod.stage == PodStage::Refused, pod.stage));
     report.pods = pods.into_iter().take(MAX_REPORTED_PODS).collect();
     for pod in view.pods.iter().filter(|pod| pod.gpus.iter().any(|used| used.processes > 0)) {
         let (uses, full) = (uses(&pod.gpus), report.pods.len() >= MAX_REPORTED_PODS);

@@ -33,10 +33,11 @@ pub use connection::TakenConnection;
 
 use connection::Connection;
 use connection_limit::ConnectionLimit;
+use rustix::io::Errno;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr, TcpListener};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tokio::net::TcpStream;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -46,6 +47,10 @@ use tokio_util::task::TaskTracker;
 const QUEUE: i32 = 4096;
 /// Pause after a failed accept, for example when no file descriptor is left, so that the loop does not spin.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+/// The errors of a process, and of a machine, that may open no more files.
+const FILE_LIMITS: [Errno; 2] = [Errno::MFILE, Errno::NFILE];
+/// How often that is told: each accept fails until files are closed.
+const TELL_EVERY: Duration = Duration::from_secs(60);
 /// The answer to a connection over the limit when no other connection may be closed for it. Where clients expect TLS, the
 /// connection is closed without an answer.
 const BUSY: &[u8] = b"HTTP/1.1 503 Service Unavailable\r\nContent-Type: text/plain; charset=utf-8\r\n\
@@ -74,6 +79,7 @@ impl<A: HttpApplication> HttpServer<A> {
         let server = Arc::new(self);
         let connections = TaskTracker::new();
         let mut limit = ConnectionLimit::new(server.limits.connections);
+        let mut told = None;
         loop {
             let admitted = async {
                 server.application.admits().await;
@@ -88,7 +94,13 @@ impl<A: HttpApplication> HttpServer<A> {
                 Err(error) => {
                     // The connection was reset before the accept, or no file descriptor is left. Neither ends the
                     // server.
-                    tracing::debug!(%error, "cannot accept a connection");
+                    let out_of_files = Errno::from_io_error(&error).is_some_and(|errno| FILE_LIMITS.contains(&errno));
+                    if out_of_files && told.is_none_or(|at: Instant| at.elapsed() >= TELL_EVERY) {
+                        told = Some(Instant::now());
+                        tracing::warn!(%error, "no connection can be accepted: raise the limit of open files (LimitNOFILE=)");
+                    } else {
+                        tracing::debug!(%error, "cannot accept a connection");
+                    }
                     tokio::time::sleep(ACCEPT_PAUSE).await;
                     continue;
                 }

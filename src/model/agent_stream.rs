@@ -36,7 +36,8 @@ pub enum AgentPhase {
 /// How far the start of a pod has come, by its agent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum PodStage {
-    /// It has no claim, and the agent refuses the start of such a pod: it holds no device.
+    /// The kubelet has called `Allocate` for all of its containers, and the agent refuses their start, because it has no claim or
+    /// its request cannot be read: it holds no device.
     Refused,
     /// The kubelet has not called `Allocate` for all of its containers.
     Waiting,

@@ -12,7 +12,7 @@ use crate::cgroup::layout::{CgroupLayout, CgroupNamespace, kernel_release};
 use crate::cgroup::table::CgroupTable;
 use crate::clock;
 use crate::infiniband::Infiniband;
-use crate::kernel_file::KernelFileReader;
+use crate::kernel_file::{self, KernelFileReader};
 use crate::procfs::host::HostReader;
 use crate::procfs::visibility::ProcVisibility;
 use crate::report::Reporter;
@@ -23,7 +23,6 @@ use model::host::HostFacts;
 use model::observation::{CgroupPass, ErrorCounter, Fact, Sample};
 use model::unit::Count;
 use model::{Absence, Reading};
-use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::thread::JoinHandle;
 use std::time::Duration;
 use tokio_util::sync::CancellationToken;
@@ -74,12 +73,9 @@ pub fn spawn(settings: Settings, reporter: Reporter, stop: CancellationToken) ->
     })
 }
 
-/// Raises the limit of open files to the hard limit, and returns how many files may be kept open.
+/// Raises the limit of open files, and returns how many files may be kept open: with fewer each pass takes longer.
 fn keep_open() -> usize {
-    let limit = getrlimit(Resource::Nofile);
-    let raised = Rlimit { current: limit.maximum, maximum: limit.maximum };
-    // If that is refused, fewer files are kept open, which costs time but changes no value.
-    let soft = if setrlimit(Resource::Nofile, raised).is_ok() { limit.maximum } else { limit.current };
+    let soft = kernel_file::raise_open_file_limit();
     let max_open_files = soft.map_or(MOST_FILES, |soft| soft.saturating_sub(OTHER_FILES).max(soft / 4)).min(MOST_FILES);
     usize::try_from(max_open_files).unwrap_or(0)
 }

@@ -67,6 +67,7 @@ use model::id::NodeName;
 use model::lease::LeaseName;
 use owner::ClusterOwner;
 use port::ExtenderPort;
+use sources::kernel_file;
 use std::net::TcpListener;
 use std::sync::Arc;
 use streams::{StreamParts, Streams};
@@ -83,6 +84,8 @@ const WORKERS: usize = 4;
 const HEAP_SAMPLES: usize = 19;
 /// Threads for blocking work: the resolver of names.
 const BLOCKING: usize = 2;
+/// Open files beside the connections of agents: those of kube-scheduler, of watches and other calls at the API server, and files.
+const OTHER_FILES: u64 = 512;
 
 /// Runs the extender until it must stop. An error at the start goes to the log.
 pub(crate) fn run(settings: ExtenderSettings, telemetry: &Telemetry) -> Exit {
@@ -106,6 +109,19 @@ pub(crate) fn request_rules(settings: &ExtenderSettings) -> Result<RequestRules,
     Ok(rules)
 }
 
+/// Lets the process have as many open files as it serves connections, or says how many it may have.
+fn allow_connections() {
+    let most = u64::try_from(stream_port::CONNECTIONS.connections).unwrap_or(u64::MAX) + OTHER_FILES;
+    if let Some(limit) = kernel_file::raise_open_file_limit().filter(|limit| *limit < most) {
+        tracing::warn!(
+            limit,
+            serves = most,
+            "few files may be open: with about as many agents the extender can accept no connection and bind no pod; raise the \
+             hard limit (LimitNOFILE= of systemd, or of the container runtime)"
+        );
+    }
+}
+
 fn start(settings: ExtenderSettings, telemetry: &Telemetry) -> Result<Exit, StartError> {
     pprof::set_heap_sampling(settings.admin.profiling);
     pprof::set_heap_sample_interval(HEAP_SAMPLES);
@@ -115,6 +131,7 @@ fn start(settings: ExtenderSettings, telemetry: &Telemetry) -> Result<Exit, Star
         what: format!("cannot listen on {}: {error}; choose another address with --extender-listen", settings.listen),
         exit: Exit::from_io(&error),
     })?;
+    allow_connections();
     let streams = settings.streams.as_ref().map(streams::open).transpose()?;
     let host = host();
     let admin = admin::open(&settings, &host)?;

@@ -51,7 +51,8 @@ profiles:
 # The extender must see every node that could fit, not a sample.
 percentageOfNodesToScore: 100
 # An extender's answer may change with any event, so any event brings back every pod that was refused. With the default of 10 s,
-# hundreds of them slow the others down. A kube-scheduler from 1.33 on that has nothing else to do does not wait for this.
+# hundreds of them slow the others down. A kube-scheduler from 1.33 on that has nothing else to do does not wait for this; pods whose
+# calls failed wait in any case.
 podMaxBackoffSeconds: 60
 extenders:
   - urlPrefix: http://{address}

@@ -383,7 +383,6 @@ mod tests {
             EXTRAS[0],
             "service.enabled=true",
             "extender.enabled=true",
-            "extender.gpuPreemption=true",
             "image.pullSecrets[0].name=secret",
             "guard.reserved.action=deny",
             "networkPolicy.enabled=true",

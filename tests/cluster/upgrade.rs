@@ -100,7 +100,7 @@ fn kubelet_sees_the_end_of_an_agent_that_was_taking_over() {
         if round % 2 == 0 {
             next.logs("] registered with kubelet");
         } else {
-            std::thread::sleep(Duration::from_millis(20 * round));
+            std::thread::sleep(Duration::from_millis(60 + 10 * round));
         }
         next.signal(libc::SIGTERM);
         let (first, next) = (first.wait(), next.wait());

@@ -2,7 +2,7 @@
 //! node lock for it, even if the pod's images take minutes to pull.
 
 use super::effective_claim::EffectiveClaim;
-use super::start::bind;
+use super::start::{bind, foreign};
 use super::state::NodeAllocator;
 use model::agent_stream::PodStage;
 use model::checkpoint::CheckpointEntry;
@@ -43,7 +43,7 @@ impl NodeAllocator {
     pub fn stages(&self) -> BTreeMap<PodUid, PodStage> {
         let stage = |gpu_pod: &GpuPod| match self.pods.started.contains(&gpu_pod.uid) {
             true => PodStage::Started,
-            false if self.is_not_placed(gpu_pod) => PodStage::Refused,
+            false if self.is_refused(gpu_pod) => PodStage::Refused,
             false if self.has_asked(gpu_pod) => PodStage::Allocated,
             false => PodStage::Waiting,
         };
@@ -51,9 +51,17 @@ impl NodeAllocator {
         pods.map(|gpu_pod| (gpu_pod.uid.clone(), stage(gpu_pod))).collect()
     }
 
-    /// Whether a pod has no claim and gets no device without one.
-    fn is_not_placed(&self, gpu_pod: &GpuPod) -> bool {
-        matches!(self.effective_claim(gpu_pod), EffectiveClaim::None) && !self.shares(&gpu_pod.uid)
+    /// Whether every start of a pod is refused, because it has no claim and gets no device without one, or its request cannot be
+    /// read. Only known once the kubelet has asked for it: what another plugin has answered starts without this agent.
+    fn is_refused(&self, gpu_pod: &GpuPod) -> bool {
+        let refused = match self.effective_claim(gpu_pod) {
+            EffectiveClaim::None => !self.shares(&gpu_pod.uid),
+            EffectiveClaim::BadRequest(_) => true,
+            EffectiveClaim::Given(_) | EffectiveClaim::Unreadable(_) => false,
+        };
+        let ours = |(_, row): (&ContainerKey, &CheckpointEntry)| !foreign(row);
+        let mut rows = self.held.iter().filter(|(key, _)| key.pod == gpu_pod.uid);
+        refused && self.has_asked(gpu_pod) && rows.all(ours)
     }
 
     /// Whether a pod waits for its start.
@@ -126,29 +134,36 @@ mod tests {
 
     /// A leader may give others the GPUs of the node beside such a pod.
     #[test]
-    fn a_pod_without_a_claim_is_refused_unless_it_shares_or_has_started() {
+    fn a_pod_is_refused_once_the_kubelet_has_asked_unless_it_shares_or_has_started() {
         use crate::allocator::WithoutClaim;
         use model::agent_stream::PodStage;
-        let unclaimed = || GpuPod { claim: PodClaim::None, ..two(1, 8) };
-        for (policy, expect) in [
-            (WithoutClaim::Refuse, PodStage::Refused),
-            (WithoutClaim::Auto, PodStage::Refused),
-            (WithoutClaim::Share, PodStage::Waiting),
+        let rows = [row(1, "warm", &[(0, 1)], 1), row(1, "main", &[(1, 1)], 2)];
+        let mut other_plugin = rows.clone();
+        (other_plugin[1].ticket, other_plugin[1].foreign) = (None, true);
+        let bad = || PodClaim::BadRequest("too much".into());
+        let torn = || PodClaim::Unreadable("torn".into());
+        for (policy, claim, checkpoint, expect) in [
+            (WithoutClaim::Refuse, PodClaim::None, &rows[..], PodStage::Refused),
+            (WithoutClaim::Auto, PodClaim::None, &rows, PodStage::Refused),
+            (WithoutClaim::Share, PodClaim::None, &rows, PodStage::Allocated),
+            (WithoutClaim::Share, bad(), &rows, PodStage::Refused),
+            // A later agent may read it.
+            (WithoutClaim::Refuse, torn(), &rows, PodStage::Allocated),
+            // The kubelet may have asked another plugin, and that one's answer starts the container.
+            (WithoutClaim::Refuse, PodClaim::None, &rows[..1], PodStage::Waiting),
+            (WithoutClaim::Refuse, bad(), &[], PodStage::Waiting),
+            (WithoutClaim::Refuse, PodClaim::None, &other_plugin, PodStage::Allocated),
+            (WithoutClaim::Refuse, two(1, 8).claim, &rows, PodStage::Allocated),
         ] {
+            let case = format!("{policy:?} {claim:?} {checkpoint:?}");
             let mut allocator = crate::allocator::NodeAllocator::new(policy, true);
-            allocator.set_gpu_pod(unclaimed());
-            assert_eq!(allocator.stages().into_values().collect::<Vec<_>>(), [expect], "{policy:?}");
-            allocator.set_gpu_pod(GpuPod { started: true, ..unclaimed() });
-            assert_eq!(allocator.stages().into_values().collect::<Vec<_>>(), [PodStage::Started], "{policy:?}");
+            let gpu_pod = GpuPod { claim, ..two(1, 8) };
+            allocator.set_gpu_pod(gpu_pod.clone());
+            allocator.settle_checkpoint(checkpoint);
+            assert_eq!(allocator.stages().into_values().collect::<Vec<_>>(), [expect], "{case}");
+            allocator.set_gpu_pod(GpuPod { started: true, ..gpu_pod });
+            assert_eq!(allocator.stages().into_values().collect::<Vec<_>>(), [PodStage::Started], "{case}");
         }
-        let mut allocator = allocator(vec![GpuPod { claim: PodClaim::Unreadable("torn".into()), ..two(1, 8) }]);
-        assert_eq!(
-            allocator.stages().into_values().collect::<Vec<_>>(),
-            [PodStage::Waiting],
-            "a later agent may read it"
-        );
-        allocator.set_gpu_pod(two(1, 8));
-        assert_eq!(allocator.stages().into_values().collect::<Vec<_>>(), [PodStage::Waiting]);
     }
 
     #[test]

@@ -328,7 +328,7 @@ fn lost(kept: &Claim, now: &Claim, device: &GpuUuid, limited: fn(&DeviceShare) -
 }
 
 /// Whether another plugin answered the kubelet for a row.
-fn foreign(row: &CheckpointEntry) -> bool {
+pub(super) fn foreign(row: &CheckpointEntry) -> bool {
     row.ticket.is_none() && (row.foreign || row.ids.iter().any(|id| Slot::parse(id).is_none()))
 }
 

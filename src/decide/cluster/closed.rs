@@ -1,7 +1,7 @@
 //! Why a node takes no new claims.
 //!
 //! A node is closed while it is not known which of its GPUs are taken. It opens by itself as soon as that is known: the
-//! agent names the GPUs of a pod, the pod ends, a newer version of an object can be read.
+//! agent names the GPUs of a pod or refuses its start, the pod ends, a newer version of an object can be read.
 
 use model::id::{NodeName, ObjectUid, PodUid};
 use model::time::WallTime;
@@ -125,7 +125,7 @@ impl Doubts {
         self.unknown.is_empty() && self.unreadable.is_empty()
     }
 
-    /// The first reason why the node is closed. A pod that `holds_none` of its GPUs is none.
+    /// The first reason why the node is closed. A pod without a readable claim is one, unless it `holds_none` of the GPUs.
     pub(super) fn first(&self, holds_none: impl Fn(&PodUid) -> bool) -> Option<ClosedReason> {
         let unreadable = || self.unreadable.first().cloned().map(ClosedReason::UnreadablePod);
         let unknown = self.unknown.iter().find(|uid| !holds_none(uid)).cloned().map(ClosedReason::UnknownClaim);

@@ -70,7 +70,8 @@ const WATCHED_WITHIN: Duration = Duration::from_secs(15);
 const CHECK_EVERY: Duration = Duration::from_secs(1);
 /// The kubelet dials the agent inside `Register`, for at most 10 s.
 const REGISTER_WITHIN: Duration = Duration::from_secs(15);
-/// The same while the agent stops. It takes milliseconds, and systemd or the kubelet kills an agent that takes too long.
+/// How long an agent that stops waits for its last `Register` and the kubelet's `ListAndWatch`. They take milliseconds, and systemd
+/// or the kubelet kills an agent that takes too long.
 const REMEMBERED_WITHIN: Duration = Duration::from_secs(2);
 /// Pause between two tries: the kubelet's socket may appear a second or two after its Node is ready, or minutes later.
 const BACKOFF: Backoff = Backoff::new(Duration::from_millis(500), Duration::from_secs(10));

@@ -105,7 +105,10 @@ impl RecentEvents {
         {
             return false;
         }
-        if self.last.get(&(uid.clone(), reason)).is_some_and(|at| within(at, AGAIN)) {
+        // A pod that is refused has one event a minute, also where the reasons take turns.
+        let failures = [PodEventReason::FilteringFailed, PodEventReason::BindingFailed];
+        let alike = if failures.contains(&reason) { &failures[..] } else { std::slice::from_ref(&reason) };
+        if alike.iter().any(|one| self.last.get(&(uid.clone(), *one)).is_some_and(|at| within(at, AGAIN))) {
             return false;
         }
         self.forget_old(now);
@@ -245,6 +248,7 @@ mod tests {
         for (pod, reason, second, due) in [
             (1, FilteringFailed, 0, true),
             (1, FilteringFailed, 59, false),
+            (1, BindingFailed, 59, false),
             (2, FilteringFailed, 59, true),
             (1, FilteringFailed, 60, true),
             (1, FilteringSucceed, 61, true),

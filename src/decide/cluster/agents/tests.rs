@@ -115,7 +115,7 @@ fn nothing_is_bound_to_a_node_whose_agent_starts_or_leaves() {
     assert!(cluster.bind(&pod.uid, &name(0)).is_ok());
 }
 
-/// Whoever may create pods could otherwise close any node, with a pod that names no scheduler of GPUs.
+/// Whoever may create pods could otherwise keep any node closed, with a pod that names no scheduler of GPUs.
 #[test]
 fn a_pod_that_its_agent_refuses_closes_no_node() {
     let mut cluster = cluster(1, 1);

@@ -114,7 +114,10 @@ pub(super) async fn owning(
         () = run.stops_before_its_turn() => return Ok(()),
         turn = begins => turn?,
     };
-    run.progress.send_replace(Progress::Shares);
+    // One that stops already asks nobody for pods: the stream to the leader would say that it serves.
+    if !run.closing.is_cancelled() {
+        run.progress.send_replace(Progress::Shares);
+    }
     owner.recall_all();
     owner.recall_given_early().await;
     // `stop` ends the work, after the kubelet's calls were answered.

@@ -6,7 +6,7 @@ use super::etcd::{Etcd, Kind, Stored};
 use super::invariants::{claims_on, fits, node_name};
 use super::machine::Machine;
 use super::process::Process;
-use decide::cluster::{ClosedReason, ClusterState};
+use decide::cluster::{ClosedReason, ClusterState, NodeClaims};
 use decide::ledger::ClaimState;
 use model::id::PodUid;
 use std::collections::BTreeMap;
@@ -31,6 +31,15 @@ pub(super) fn check(etcd: &Etcd, machines: &[Machine], leader: &Process, others:
         believed.retain(|uid, _| process.number == leader.number || !open_order(etcd, process, uid));
         if believed != truth {
             return Err(format!("extender-{} believes {}", process.number, difference(&believed, &truth)));
+        }
+    }
+    for machine in machines {
+        let unknown = leader.believes(|cluster| {
+            let closed = cluster.node(&node_name(&machine.name)).and_then(NodeClaims::closed);
+            closed.filter(|why| matches!(why, ClosedReason::UnknownClaim(_)))
+        });
+        if let Some(why) = unknown {
+            return Err(format!("{} is closed, and its agent refuses pods without a claim: {why}", machine.name));
         }
     }
     for other in others {

@@ -279,7 +279,8 @@ impl World {
             shape.push(container(random, "warm", ContainerRole::Init));
         }
         if random.chance(100) {
-            shape.push(ContainerShape { gpus: 0, ..container(random, "side", ContainerRole::Sidecar) });
+            let side = container(random, "side", ContainerRole::Sidecar);
+            shape.push(ContainerShape { gpus: random.one_of(&[0, side.gpus]), ..side });
         }
         shape.push(container(random, "main", ContainerRole::App));
         if random.chance(100) {
