@@ -116,6 +116,8 @@ pub struct LedgerClaim {
     pub state: ClaimState,
     /// The device shares.
     pub claim: Claim,
+    /// Whether the pod accepts some GPUs only.
+    pub chooses_gpus: bool,
     /// What the claim takes of each device. Most claims have one device, for which a map would take half a KiB.
     demand: Box<[(GpuUuid, DeviceDemand)]>,
 }
@@ -195,7 +197,11 @@ impl Ledger {
         let demand: Box<[(GpuUuid, DeviceDemand)]> =
             devices.into_iter().map(|device| (device.clone(), demand_of(gpu_pod, claim, device))).collect();
         let now = self.claims.get(&gpu_pod.uid);
-        if now.is_some_and(|now| now.state == state && now.claim == *claim && now.demand == demand) {
+        if now.is_some_and(|now| {
+            (now.state, now.chooses_gpus) == (state, gpu_pod.chooses_gpus)
+                && now.claim == *claim
+                && now.demand == demand
+        }) {
             return;
         }
         self.remove(&gpu_pod.uid);
@@ -207,7 +213,8 @@ impl Ledger {
             }
             sums.pods.insert(gpu_pod.uid.clone());
         }
-        self.claims.insert(gpu_pod.uid.clone(), LedgerClaim { state, claim: claim.clone(), demand });
+        let (claim, chooses_gpus) = (claim.clone(), gpu_pod.chooses_gpus);
+        self.claims.insert(gpu_pod.uid.clone(), LedgerClaim { state, claim, chooses_gpus, demand });
     }
 
     /// Removes a claim, because its pod is gone, has finished, or has no claim any more.

@@ -18,6 +18,8 @@ pub struct GpuPod {
     pub requests: Vec<ContainerRequest>,
     /// The claim on the pod, as far as the agent can read it.
     pub claim: PodClaim,
+    /// Whether the pod says which GPUs it accepts, so that no other claim's devices are good enough for it.
+    pub chooses_gpus: bool,
     /// Whether this node's agent made the claim, because no scheduler had made one.
     pub placed_here: bool,
     /// Whether a container of it has ever started.

@@ -105,6 +105,13 @@ pub struct PlacementRequest {
 }
 
 impl PlacementRequest {
+    /// Whether it accepts some GPUs only.
+    #[must_use]
+    pub fn chooses_gpus(&self) -> bool {
+        self.selection != GpuSelection::default()
+            || self.preference.gpu_policy.as_ref().is_some_and(|policy| policy.idle_only)
+    }
+
     /// Whether the same pod asks the same in another version: then what was decided for the one version is right for the other.
     #[must_use]
     pub fn asks_the_same(&self, other: &PlacementRequest) -> bool {

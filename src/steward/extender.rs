@@ -109,10 +109,11 @@ pub(crate) fn request_rules(settings: &ExtenderSettings) -> Result<RequestRules,
     Ok(rules)
 }
 
-/// Lets the process have as many open files as it serves connections, or says how many it may have.
-fn allow_connections() {
+/// Lets the process have as many open files as it may, and says where those are fewer than the connections of agents that it serves.
+fn allow_connections(serves_agents: bool) {
     let most = u64::try_from(stream_port::CONNECTIONS.connections).unwrap_or(u64::MAX) + OTHER_FILES;
-    if let Some(limit) = kernel_file::raise_open_file_limit().filter(|limit| *limit < most) {
+    let limit = kernel_file::raise_open_file_limit().filter(|limit| serves_agents && *limit < most);
+    if let Some(limit) = limit {
         tracing::warn!(
             limit,
             serves = most,
@@ -131,7 +132,7 @@ fn start(settings: ExtenderSettings, telemetry: &Telemetry) -> Result<Exit, Star
         what: format!("cannot listen on {}: {error}; choose another address with --extender-listen", settings.listen),
         exit: Exit::from_io(&error),
     })?;
-    allow_connections();
+    allow_connections(settings.streams.is_some());
     let streams = settings.streams.as_ref().map(streams::open).transpose()?;
     let host = host();
     let admin = admin::open(&settings, &host)?;

@@ -44,6 +44,8 @@ pub const AVOID_UUIDS: &str = "nvidia.com/nouse-gpuuuid";
 pub const NUMA_BIND: &str = "nvidia.com/numa-bind";
 /// The sharing modes that its GPUs may have.
 pub const SHARING_MODES: &str = "nvidia.com/vgpu-mode";
+/// Those by which a pod says which GPUs it accepts.
+pub const GPU_CONDITIONS: [&str; 6] = [USE_TYPES, AVOID_TYPES, USE_UUIDS, AVOID_UUIDS, NUMA_BIND, SHARING_MODES];
 /// Which nodes it prefers.
 pub const NODE_POLICY: &str = "hami.io/node-scheduler-policy";
 /// Which GPUs of a node it prefers.

@@ -30,12 +30,21 @@ pub fn of(pod: &Pod, rules: &RequestRules, node: &NodeName) -> Option<GpuPod> {
         uid: pod.cgroup_uid().clone(),
         pod: pod.name.clone(),
         arrival: pod.arrival,
+        chooses_gpus: chooses_gpus(pod),
         placed_here: pod.annotation(annotation_keys::PLACED_BY) == Some(annotation_keys::PLACED_BY_AGENT),
         started,
         finished: pod.ended(),
         requests,
         claim,
     })
+}
+
+/// Whether the pod says which GPUs it accepts; also where that may be among annotations that were not read.
+fn chooses_gpus(pod: &Pod) -> bool {
+    let says = |key: &str| pod.annotation(key).is_some_and(|value| !value.trim().is_empty());
+    pod.annotations_left_out > 0
+        || annotation_keys::GPU_CONDITIONS.into_iter().any(says)
+        || pod.annotation(annotation_keys::GPU_POLICY).is_some_and(|policy| policy.contains("mutex"))
 }
 
 /// The requests of the pod's containers, init containers first, and the first reason why they are not fully known or
@@ -187,6 +196,20 @@ mod tests {
     #[test]
     fn a_pod_without_a_gpu_request_is_no_gpu_pod() {
         assert_eq!(gpu_pod(&json!({}), &json!({ "cpu": "1" })), None);
+    }
+
+    #[test]
+    fn a_pod_that_says_which_gpus_it_accepts_is_marked() {
+        let marked =
+            |annotations: &Value| gpu_pod(annotations, &json!({ "nvidia.com/gpu": "1" })).unwrap().chooses_gpus;
+        for key in annotation_keys::GPU_CONDITIONS {
+            assert_eq!([marked(&json!({ key: "A100" })), marked(&json!({ key: " " }))], [true, false], "{key}");
+        }
+        let policy = |text: &str| marked(&json!({ annotation_keys::GPU_POLICY: text }));
+        assert_eq!([policy("mutex"), policy("spread,mutex"), policy("binpack")], [true, true, false]);
+        assert!(!marked(&json!({})));
+        // It may be among those that were left out.
+        assert!(marked(&json!({ annotation_keys::USE_TYPES: "x".repeat(17 << 10) })));
     }
 
     #[test]

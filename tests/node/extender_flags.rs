@@ -64,22 +64,3 @@ fn flags_set_the_step_between_scores_and_who_chooses_the_node() {
         assert_eq!(asked(&server, flags), (vec![step, 0], fit), "{flags:?}");
     }
 }
-
-/// A container runtime or systemd may give a program few open files, and 5,000 agents keep a connection each.
-#[test]
-fn an_extender_raises_its_limit_of_open_files_and_says_where_that_is_too_low() {
-    const SOFT: usize = 256;
-    let (server, folder) = (FakeApiServer::start(), tempfile::tempdir().unwrap());
-    let script = folder.path().join("extender");
-    std::fs::write(&script, format!("#!/bin/sh\nulimit -Sn {SOFT} && ulimit -Hn 2048 && exec {BINARY} \"$@\"\n"))
-        .unwrap();
-    std::fs::set_permissions(&script, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
-    let extender = Extender::start_with(script.to_str().unwrap(), &server, &[]);
-    let limits = std::fs::read_to_string(format!("/proc/{}/limits", extender.pid())).unwrap();
-    let files = limits.lines().find(|line| line.starts_with("Max open files")).unwrap();
-    assert_eq!(files.split_whitespace().collect::<Vec<_>>()[3..5], ["2048", "2048"]);
-    assert!(extender.log().contains("few files may be open"), "{}", extender.log());
-    let held: Vec<_> = (0..2 * SOFT).map(|_| std::net::TcpStream::connect(extender.address).unwrap()).collect();
-    assert_eq!(extender.get("/healthz").status, 200);
-    drop(held);
-}

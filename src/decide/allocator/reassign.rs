@@ -25,7 +25,7 @@ pub(super) enum Moved {
 }
 
 impl NodeAllocator {
-    /// Makes `given` the claim of container `at` of a pod, if the devices have room for it. `expected` is the container
+    /// Makes `given` the claim of container `at` of a pod, if the devices have room for it and the pod accepts any GPU. `expected` is the container
     /// that the agent expected behind the `Allocate` that gave these devices.
     pub(super) fn reassign(
         &mut self,
@@ -33,6 +33,10 @@ impl NodeAllocator {
         given: &[DeviceShare],
         expected: Option<&ContainerKey>,
     ) -> Option<Moved> {
+        // The agent does not judge conditions of pods: what the scheduler chose is right, and other devices may not be.
+        if self.pods.by_uid.get(uid)?.chooses_gpus {
+            return None;
+        }
         let mut claim = self.claim(uid)?;
         let own = claim.get(at)?.clone();
         if !same_shape(&own, given) || !given.iter().all(|device_share| self.devices.contains_key(&device_share.device))
@@ -121,7 +125,7 @@ impl NodeAllocator {
         expected: Option<&ContainerKey>,
     ) -> Vec<(PodUid, usize)> {
         let mut found = Vec::new();
-        for gpu_pod in self.pods.by_uid.values().filter(|gpu_pod| !gpu_pod.finished) {
+        for gpu_pod in self.pods.by_uid.values().filter(|gpu_pod| !gpu_pod.finished && !gpu_pod.chooses_gpus) {
             let Some(claim) = self.effective_claim(gpu_pod).given() else { continue };
             for (other, (request, device_shares)) in gpu_pod.requests.iter().zip(claim).enumerate() {
                 let key = ContainerKey { pod: gpu_pod.uid.clone(), container: request.container.clone() };

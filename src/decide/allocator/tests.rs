@@ -47,7 +47,17 @@ pub(super) fn device_share(n: u32, gib: u64, cores: u32) -> DeviceShare {
 pub(super) fn gpu_pod(n: u32, requests: Vec<ContainerRequest>, claim: PodClaim) -> GpuPod {
     let pod = PodRef { namespace: "ml".into(), name: format!("pod-{n}").into() };
     let arrival = Some(Arrival(n.into()));
-    GpuPod { uid: uid(n), pod, arrival, requests, claim, placed_here: false, started: false, finished: false }
+    GpuPod {
+        uid: uid(n),
+        pod,
+        arrival,
+        requests,
+        claim,
+        chooses_gpus: false,
+        placed_here: false,
+        started: false,
+        finished: false,
+    }
 }
 
 /// A pod with one container `main`, whose claim has one device share.

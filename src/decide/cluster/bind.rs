@@ -139,7 +139,7 @@ impl ClusterState {
                 return Err(BindRefusal::NoFit { node: name.clone(), why });
             }
         };
-        if let Some(pod) = node.mistakable(&placement.claim).cloned() {
+        if let Some(pod) = node.mistakable(&placement.claim, request.chooses_gpus()).cloned() {
             if let Some(own) = own {
                 node.lower(uid, own);
             }

@@ -214,6 +214,7 @@ pub(super) fn gpu_pod(request: &PlacementRequest) -> GpuPod {
         arrival: None,
         requests: request.requests.clone(),
         claim: PodClaim::None,
+        chooses_gpus: request.chooses_gpus(),
         placed_here: false,
         started: false,
         finished: false,

@@ -246,20 +246,24 @@ impl NodeClaims {
     }
 
     /// A pod that is on its way to this node and that the agent could mistake for one with `claim`: with early binding
-    /// the agent tells them apart only by the number of GPUs of their first container. Two pods whose first containers
-    /// have the same amounts exchange devices, so they do no harm.
-    pub(super) fn mistakable(&self, claim: &Claim) -> Option<&PodUid> {
-        let first = |claim: &Claim| {
-            let shares = claim.iter().find(|own| !own.is_empty());
-            shares.map(|own| own.iter().map(|share| (share.memory, share.cores)).collect::<Vec<_>>())
+    /// the agent tells them apart only by the number of GPUs of their first container. Two pods whose containers have the same
+    /// amounts exchange devices, so they do no harm, unless one of them accepts some GPUs only.
+    pub(super) fn mistakable(&self, claim: &Claim, chooses_gpus: bool) -> Option<&PodUid> {
+        let containers = |claim: &Claim| {
+            let some = claim.iter().filter(|own| !own.is_empty());
+            some.map(|own| own.iter().map(|share| (share.memory, share.cores)).collect()).collect::<Vec<Vec<_>>>()
         };
         if self.agent.as_ref()?.report.early != Some(true) {
             return None;
         }
-        let own = first(claim)?;
+        let own = containers(claim);
+        let gpus = own.first()?.len();
         self.awaited().find(|uid| {
-            let other = self.ledger.get(uid).and_then(|held| first(&held.claim));
-            other.is_some_and(|other| other.len() == own.len() && other != own)
+            self.ledger.get(uid).is_some_and(|held| {
+                let other = containers(&held.claim);
+                let exchange = other == own && (held.claim == *claim || !(chooses_gpus || held.chooses_gpus));
+                other.first().map(Vec::len) == Some(gpus) && !exchange
+            })
         })
     }
 

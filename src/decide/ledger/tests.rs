@@ -34,6 +34,7 @@ fn gpu_pod(n: u8, roles: &[ContainerRole]) -> GpuPod {
         arrival: None,
         requests: roles.iter().map(request).collect(),
         claim: PodClaim::None,
+        chooses_gpus: false,
         placed_here: false,
         started: false,
         finished: false,

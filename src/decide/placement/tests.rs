@@ -334,6 +334,7 @@ proptest! {
                 arrival: None,
                 requests: request.requests.clone(),
                 claim: PodClaim::None,
+                chooses_gpus: false,
                 placed_here: false,
                 started: false,
                 finished: false,

@@ -1,9 +1,13 @@
 //! An extender that cannot answer agents and other extenders is not ready, and says why and what to do.
 
-use super::stream_extender::{SOON, StreamExtender};
+use super::stream_extender::{SOON, StreamExtender, extender_token};
+use crate::program::BINARY;
 use lab::api_server::{ApiServerFault, FakeApiServer};
 use lab::eventually::eventually;
 use serde_json::json;
+use std::fs::Permissions;
+use std::net::TcpStream;
+use std::os::unix::fs::PermissionsExt;
 
 /// Waits until `/readyz` answers 503 with these words.
 fn is_not_ready(extender: &StreamExtender, words: &[&str]) {
@@ -59,4 +63,23 @@ fn an_extender_with_a_damaged_authority_or_own_token_is_not_ready() {
         let extender = StreamExtender::start_with(&server, token);
         is_not_ready(&extender, &["the own token ", "cannot be read", "a token of the audience gpu-steward"]);
     }
+}
+
+/// A container runtime or systemd may give a program few open files, and 5,000 agents keep a connection each.
+#[test]
+fn an_extender_raises_its_limit_of_open_files_and_says_where_that_is_too_low() {
+    const SOFT: usize = 256;
+    let (server, folder) = (FakeApiServer::start(), tempfile::tempdir().unwrap());
+    let program = folder.path().join("extender");
+    let script = format!("#!/bin/sh\nulimit -Sn {SOFT} && ulimit -Hn 2048 && exec {BINARY} \"$@\"\n");
+    std::fs::write(&program, script).unwrap();
+    std::fs::set_permissions(&program, Permissions::from_mode(0o755)).unwrap();
+    let extender = StreamExtender::start_program(program.to_str().unwrap(), &server, &extender_token(&server, None));
+    let limits = std::fs::read_to_string(format!("/proc/{}/limits", extender.pid())).unwrap();
+    let files = limits.lines().find(|line| line.starts_with("Max open files")).unwrap();
+    assert_eq!(files.split_whitespace().collect::<Vec<_>>()[3..5], ["2048", "2048"]);
+    assert!(extender.log().contains("few files may be open"), "{}", extender.log());
+    let held: Vec<TcpStream> = (0..2 * SOFT).map(|_| TcpStream::connect(extender.streams).unwrap()).collect();
+    assert_eq!(extender.get("/healthz").status, 200);
+    drop(held);
 }

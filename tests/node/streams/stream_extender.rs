@@ -30,7 +30,12 @@ impl StreamExtender {
 
     /// Starts one with this text as its own token.
     pub(super) fn start_with(server: &FakeApiServer, own: &str) -> StreamExtender {
-        let process = ExtenderProcess::start(BINARY, |dir| {
+        StreamExtender::start_program(BINARY, server, own)
+    }
+
+    /// Starts this program with this text as its own token.
+    pub(super) fn start_program(program: &str, server: &FakeApiServer, own: &str) -> StreamExtender {
+        let process = ExtenderProcess::start(program, |dir| {
             let token = dir.join("token");
             std::fs::write(&token, own).unwrap();
             let mut flags: Vec<OsString> = [

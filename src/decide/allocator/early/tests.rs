@@ -48,6 +48,25 @@ fn claims_with_equal_amounts_are_exchanged_if_the_kubelet_admits_another_pod() {
     assert_eq!((changes.exchanged, changes.claims.len()), (1, 2), "both claims are written anew");
 }
 
+/// The kubelet admits the second pod where the agent expected the first one. A pod that accepts any GPU moves to what it was given; one
+/// that accepts some only is made again, and its devices go to nobody else.
+#[test]
+fn a_pod_that_accepts_some_gpus_only_gets_its_own_devices_or_none() {
+    for chooser in [1, 2] {
+        let pod = |n, device| GpuPod { chooses_gpus: n == chooser, ..single(n, device_share(device, 8, 30)) };
+        let mut allocator = early(vec![pod(1, 0), pod(2, 1)]);
+        let mut checkpoint = vec![allocate(&mut allocator, (2, "main"), &[(0, 3)], 7, &[])];
+        checkpoint.push(allocate(&mut allocator, (1, "main"), &[(0, 4)], 8, &checkpoint));
+        let [second, first] = [(0, 3), (0, 4)].map(|slot| allocator.start(&ids(&[slot]), Some(&checkpoint)));
+        match chooser {
+            1 => assert_eq!(filled(second)[0].device_shares, [device_share(0, 8, 30)]),
+            _ => assert!(matches!(refused(second), Refusal::Mistaken { .. })),
+        }
+        assert_eq!(filled(first)[0].device_shares, [device_share(0, 8, 30)]);
+        assert_eq!(allocator.take_changes().exchanged, 0, "{chooser}");
+    }
+}
+
 #[test]
 fn pods_are_expected_in_the_order_of_their_arrival_and_not_of_their_uids() {
     let came = |place: u64, pod: GpuPod| GpuPod { arrival: Some(Arrival(place)), ..pod };

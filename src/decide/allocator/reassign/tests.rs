@@ -3,6 +3,7 @@
 use crate::allocator::tests::{allocator, device, device_share, filled, ids, row, shared_gpu, single};
 use crate::allocator::{NodeAllocator, SharedDevice};
 use model::claim::DeviceShare;
+use model::gpu_pod::GpuPod;
 use model::id::GpuUuid;
 use model::slot::Slot;
 use model::unit::Bytes;
@@ -59,6 +60,11 @@ fn a_claim_does_not_move_to_devices_where_it_does_not_fit() {
         assert_eq!(bound[0].device_shares[0].device, device(1), "{why}");
         assert_eq!(allocator.take_changes().claims, [], "{why}");
     }
+    let chooser = GpuPod { chooses_gpus: true, ..single(1, device_share(1, 8, 30)) };
+    let mut allocator = following(vec![chooser]);
+    allocator.issue(model::id::Ticket::of_random([7; 16]), &ids(&one), None);
+    let bound = filled(allocator.start(&ids(&one), Some(&[row(1, "main", &one, 7)])));
+    assert_eq!(bound[0].device_shares[0].device, device(1), "it accepts some GPUs only");
     let mut allocator = following(vec![single(1, device_share(1, 8, 30))]);
     allocator.set_devices(vec![SharedDevice { healthy: false, ..apart(0) }, apart(1)]);
     allocator.issue(model::id::Ticket::of_random([7; 16]), &ids(&one), None);

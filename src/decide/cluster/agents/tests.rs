@@ -10,6 +10,7 @@ use model::claim::PodClaim;
 use model::gpu_pod::GpuPod;
 use model::id::ObjectUid;
 use model::placement::PlacementRequest;
+use model::request::ContainerRequest;
 
 const FIRST: StreamId = StreamId(1);
 
@@ -290,6 +291,32 @@ fn with_early_binding_pods_of_other_amounts_are_on_their_way_one_after_the_other
     }
     cluster.agent_reports(FIRST, early, NOW).unwrap();
     assert!(cluster.bind(&other.uid, &name(0)).is_ok());
+}
+
+/// The agent exchanges devices of pods with equal amounts. It does not know which GPUs a pod accepts, and a second container with
+/// other amounts may not fit there.
+#[test]
+fn with_early_binding_pods_that_could_not_exchange_their_gpus_are_on_their_way_one_after_the_other() {
+    let plain = slice(2, 1000);
+    let mut picky = slice(3, 1000);
+    picky.selection.avoid_types = vec!["t4".into()];
+    let mut longer = slice(4, 1000);
+    longer.requests.push(ContainerRequest { container: "second".into(), ..slice(4, 2000).requests[0].clone() });
+    for (first, next, waits) in [
+        (&slice(1, 1000), &plain, false),
+        (&slice(1, 1000), &picky, true),
+        (&picky, &plain, true),
+        (&slice(1, 1000), &longer, true),
+    ] {
+        let mut cluster = cluster(1, 2);
+        let mut early = report(AgentPhase::Serving, &[]);
+        early.early = Some(true);
+        cluster.agent_reports(FIRST, early, NOW).unwrap();
+        cluster.filter(first.clone(), names(1), NOW);
+        cluster.bind(&first.uid, &name(0)).unwrap();
+        cluster.filter(next.clone(), names(1), NOW);
+        assert_eq!(cluster.bind(&next.uid, &name(0)).is_err(), waits, "{first:?} {next:?}");
+    }
 }
 
 /// Some GPUs have other lists now.

@@ -389,6 +389,7 @@ mod tests {
             claim: PodClaim::Given(
                 vec![vec![DeviceShare { device: device.clone(), memory: Some(Bytes(memory)), cores: None }]].into(),
             ),
+            chooses_gpus: false,
             placed_here: false,
             started: false,
             finished: false,
