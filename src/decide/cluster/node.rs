@@ -48,6 +48,9 @@ pub struct NodeClaims {
     version: CountedVersion,
     /// The agent's stream; `None` where the agent has never opened one to this leader.
     agent: Option<AgentLink>,
+    /// Whether the agent had a stream when the Node was gone, and has opened none since then. What runs on a node that comes back is
+    /// not known before that: its register may be from the former Node.
+    returns: bool,
     /// Pods that have ended and hold their GPUs until the agent sees no process of them.
     ending: BTreeSet<PodUid>,
     /// By which names the agent knows the static pods.
@@ -69,6 +72,7 @@ impl NodeClaims {
             doubts: Doubts::default(),
             version,
             agent: None,
+            returns: false,
             ending: BTreeSet::new(),
             static_pods: StaticPods::default(),
             in_use: BTreeSet::new(),
@@ -127,7 +131,7 @@ impl NodeClaims {
         if let Some(doubt) = self.doubts.first(|uid| self.is_refused(uid)) {
             return Some(doubt);
         }
-        let link = self.agent.as_ref()?;
+        let Some(link) = &self.agent else { return self.returns.then_some(ClosedReason::AgentAway) };
         match (link.state, link.report.phase) {
             (LinkState::Away, _) => Some(ClosedReason::AgentAway),
             (_, AgentPhase::Leaving) => Some(ClosedReason::AgentLeaving),
@@ -149,6 +153,7 @@ impl NodeClaims {
     /// Sets the agent's stream. Without one nothing is known any more of what agents have reported.
     pub(super) fn set_agent(&mut self, agent: Option<AgentLink>) {
         self.version.changes();
+        self.returns = false;
         self.agent = agent;
         if self.agent.is_none() {
             self.are_in_use(&BTreeSet::new());
@@ -381,7 +386,9 @@ impl NodeClaims {
             self.version.changes();
             self.uid = None;
             // A token for the Node that is gone is worth nothing any more.
+            let returns = self.returns || self.agent.is_some();
             self.set_agent(None);
+            self.returns = returns;
         }
     }
 

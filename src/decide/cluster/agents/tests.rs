@@ -251,6 +251,36 @@ fn a_report_alone_releases_nothing() {
     assert_eq!(state(&cluster, &pod), Some(ClaimState::Started), "the API server shows a pod that runs");
 }
 
+/// The register of a Node that was made anew with the annotations of the old one is not from its agent.
+#[test]
+fn a_node_that_comes_back_stays_closed_until_its_agent_reports() {
+    let again = NodeFacts { uid: ObjectUid::parse("uid-again").unwrap(), ..facts(0, 1) };
+    for had_stream in [true, false] {
+        let mut cluster = cluster(1, 1);
+        let pod = slice(1, 1000);
+        bind(&mut cluster, &pod);
+        if had_stream {
+            serving(&mut cluster, &[(&pod.uid, PodStage::Started, 1)]);
+        }
+        cluster.node_gone(&name(0), &facts(0, 1).uid);
+        assert_eq!(closed(&cluster), Some(ClosedReason::Gone));
+        cluster.node_is(&again);
+        assert_eq!(closed(&cluster), had_stream.then_some(ClosedReason::AgentAway));
+        if had_stream {
+            cluster.agent_reports(StreamId(2), report(AgentPhase::Serving, &[]), NOW).unwrap();
+        }
+        assert_eq!(closed(&cluster), None);
+    }
+    // A leader that has not led meanwhile knows of no stream.
+    let mut cluster = cluster(1, 1);
+    bind(&mut cluster, &slice(1, 1000));
+    serving(&mut cluster, &[]);
+    cluster.node_gone(&name(0), &facts(0, 1).uid);
+    cluster.node_is(&again);
+    cluster.forget_agents();
+    assert_eq!(closed(&cluster), None);
+}
+
 #[test]
 fn a_leader_that_leads_no_longer_and_a_node_that_is_gone_forget_the_stream() {
     for node_gone in [true, false] {
