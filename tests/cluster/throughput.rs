@@ -47,7 +47,7 @@ const REFUSED: usize = 200;
 /// After so many tries kube-scheduler waits its longest before it tries a pod again: 1 s, 2 s, 4 s, 8 s, 16 s, 32 s, 60 s. Without
 /// other pods it waits less.
 const TRIES: u64 = 7;
-/// Pods beside these: so many that each of them is tried once or twice meanwhile.
+/// Pods beside these: so many that some of them are tried meanwhile.
 const LONG: usize = 3_000;
 /// How often an agent that served HAMi's clock would annotate its Node. Ours does it each [`HANDSHAKE_EVERY`].
 const OFTEN: Duration = Duration::from_secs(30);

@@ -100,6 +100,7 @@ fn kubelet_sees_the_end_of_an_agent_that_was_taking_over() {
         if round % 2 == 0 {
             next.logs("] registered with kubelet");
         } else {
+            // Another moment in each round, before and after the kubelet forgets the connections.
             std::thread::sleep(Duration::from_millis(60 + 10 * round));
         }
         next.signal(libc::SIGTERM);

@@ -25,8 +25,8 @@ pub(super) enum Moved {
 }
 
 impl NodeAllocator {
-    /// Makes `given` the claim of container `at` of a pod, if the devices have room for it and the pod accepts any GPU. `expected` is the container
-    /// that the agent expected behind the `Allocate` that gave these devices.
+    /// Makes `given` the claim of container `at` of a pod, if the devices have room for it and the pod accepts any GPU.
+    /// `expected` is the container that the agent expected behind the `Allocate` that gave these devices.
     pub(super) fn reassign(
         &mut self,
         (uid, at): (&PodUid, usize),
