@@ -274,6 +274,31 @@ mod tests {
         list.iter().map(AsRef::as_ref).collect()
     }
 
+    /// The leader knows the request of a pod that it binds, and the agent only the pod: both must say the same of it.
+    #[test]
+    fn a_request_and_its_bound_pod_agree_on_whether_it_chooses_gpus() {
+        let node = model::id::NodeName::parse("node-1").unwrap();
+        for (key, value, chooses) in [
+            (USE_TYPES, "A100", true),
+            (AVOID_TYPES, "T4", true),
+            (USE_UUIDS, "GPU-0f5b9a3e-0d2c-4b7f-9a51-2f1f6a1f8d11", true),
+            (AVOID_UUIDS, "GPU-0f5b9a3e-0d2c-4b7f-9a51-2f1f6a1f8d11", true),
+            (NUMA_BIND, "true", true),
+            (SHARING_MODES, "mig", true),
+            (GPU_POLICY, "mutex", true),
+            (GPU_POLICY, "binpack", false),
+            (NODE_POLICY, "spread", false),
+        ] {
+            let pod = pod(&json!({ key: value }), &json!({ "nvidia.com/gpu": "1" }));
+            let bound = gpu_pod::of(&pod, &RequestRules::default(), &node).unwrap();
+            assert_eq!(
+                (one(key, value).unwrap().chooses_gpus(), bound.chooses_gpus),
+                (chooses, chooses),
+                "{key} {value}"
+            );
+        }
+    }
+
     #[test]
     fn a_pod_without_annotations_accepts_every_gpu_and_prefers_none() {
         let limits = json!({ "nvidia.com/gpu": "2", "nvidia.com/gpumem": "3k", "nvidia.com/gpucores": "30" });
