@@ -227,7 +227,8 @@ impl NodeClaims {
         link.has_list(device).map_or_else(registers, |has| !has)
     }
 
-    /// Takes over which claims have started, by the agent's report.
+    /// Takes over which claims have started, by the agent's report. A reservation has not: what the agent reports of its pod is about
+    /// an earlier binding, which a restore of etcd took back.
     pub(super) fn take_started(&mut self) {
         if self.agent.is_none() {
             return;
@@ -235,7 +236,7 @@ impl NodeClaims {
         let started: Vec<PodUid> = self
             .ledger
             .claims()
-            .filter(|(uid, claim)| claim.state != ClaimState::Started && self.has_started(uid))
+            .filter(|(uid, claim)| claim.state == ClaimState::Bound && self.has_started(uid))
             .map(|(uid, _)| uid.clone())
             .collect();
         for uid in started {
@@ -394,7 +395,8 @@ impl NodeClaims {
 
     /// Takes over what a pod holds.
     pub(super) fn claim(&mut self, pod: &GpuPod, state: ClaimState, claim: &Claim) {
-        let state = if self.has_started(&pod.uid) { ClaimState::Started } else { state };
+        let started = state != ClaimState::Assumed && self.has_started(&pod.uid);
+        let state = if started { ClaimState::Started } else { state };
         self.ending.remove(&pod.uid);
         let before = self.claimed_by(&pod.uid);
         self.ledger.set(pod, state, claim);

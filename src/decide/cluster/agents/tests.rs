@@ -239,6 +239,14 @@ fn a_pod_that_lost_its_node_in_a_restore_holds_its_gpus_until_its_processes_have
     serving(&mut cluster, &[(&pod.uid, PodStage::Started, 0)]);
     cluster.pod_is_unbound(&pod.uid);
     assert_eq!(state(&cluster, &pod), None);
+    // The agent still reports the start of its earlier binding, which says nothing of the new one.
+    assert_eq!(cluster.filter(pod.clone(), names(1), NOW).fit, [0]);
+    assert!(cluster.bind(&pod.uid, &name(0)).is_ok());
+    serving(&mut cluster, &[(&pod.uid, PodStage::Started, 0)]);
+    cluster.pod_is_unbound(&pod.uid);
+    assert_eq!(state(&cluster, &pod), Some(ClaimState::Assumed));
+    bind(&mut cluster, &pod);
+    assert_eq!(state(&cluster, &pod), Some(ClaimState::Started));
 }
 
 #[test]
