@@ -173,9 +173,13 @@ impl ClusterState {
         }
     }
 
-    /// Whether the pod fits this node once these pods are gone from it. Proposals do not count.
+    /// Whether the pod fits this node once these pods are gone from it. Proposals do not count. A pod that holds GPUs of another
+    /// node, such as by a binding whose outcome is not known, fits nowhere else.
     #[must_use]
     pub fn fits_without(&self, request: &PlacementRequest, name: &str, victims: &[PodUid]) -> bool {
+        if self.homes.get(&request.uid).is_some_and(|home| home.node.as_str() != name) {
+            return false;
+        }
         let Some(node) = self.nodes.get(name).filter(|node| node.closed().is_none()) else { return false };
         let mut node = node.clone();
         victims.iter().for_each(|uid| node.release(uid));

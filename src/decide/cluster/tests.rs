@@ -172,6 +172,12 @@ fn an_eviction_helps_only_where_its_pods_make_room_on_the_right_gpu() {
     );
     assert!(!cluster.fits_without(&asks, "node-1", &[]), "not known");
     assert_eq!((cluster.claim_of(&asks.uid), claimed_mib(&cluster, &name(0))), (None, 100 * 1024));
+    // A pod whose binding may still be carried out needs no room elsewhere.
+    let mut cluster = self::cluster(2, 1);
+    assert!(cluster.fits_without(&asks, "node-1", &[]));
+    cluster.filter(asks.clone(), names(2), NOW);
+    assert!(cluster.bind(&asks.uid, &name(0)).is_ok());
+    assert!(!cluster.fits_without(&asks, "node-1", &[]));
 }
 
 #[test]

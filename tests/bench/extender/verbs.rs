@@ -20,6 +20,8 @@ const BINDS: u32 = 200;
 
 /// The marks.
 const MOST_CPU: f64 = 3.0;
+/// CPU time of the first call for a new kind of request, which judges every node: microseconds for each node.
+const MOST_NEW_KIND: f64 = 3.0;
 const LEAST_RATE: f64 = 0.7;
 const MOST_MEMORY_KIB: u64 = 150 << 10;
 /// By how much the cost of a node may grow between 1,000 and 5,000 nodes: more would not be linear.
@@ -80,6 +82,7 @@ struct Measured {
     passed: f64,
     rate: f64,
     bind: f64,
+    new_kind: f64,
     anon_kib: u64,
 }
 
@@ -112,7 +115,7 @@ fn measure(nodes: usize, tenths: u8) -> Outcome<Measured> {
         "      a request of a new kind {first:.0} us; with {CONNECTIONS} connections {rate:.2} of the pass-through's calls a second"
     );
     println!("      bind {bind:.0} us of CPU; RssAnon {anon_kib} KiB with {} claims", nodes * PODS_A_NODE);
-    Ok(Measured { cpu, codec: to_codec, passed: to_pass, rate, bind, anon_kib })
+    Ok(Measured { cpu, codec: to_codec, passed: to_pass, rate, bind, new_kind: first / many(nodes), anon_kib })
 }
 
 fn kind_of(number: usize) -> u64 {
@@ -179,6 +182,13 @@ pub(crate) fn measure_all(figures: &mut Figures) -> Outcome<()> {
             figures.check(
                 format!("{state}: at least {LEAST_RATE} of the pass-through's calls a second: {:.2}", measured.rate),
                 measured.rate >= LEAST_RATE,
+            );
+            figures.check(
+                format!(
+                    "{state}: a new kind of request at most {MOST_NEW_KIND} us of CPU a node: {:.2}",
+                    measured.new_kind
+                ),
+                measured.new_kind <= MOST_NEW_KIND,
             );
             sizes.push(measured);
         }
