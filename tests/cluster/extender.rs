@@ -7,8 +7,9 @@ use crate::placed::{GPUS, Placed, SETTLED, container, spec, workload};
 use crate::seats::{HostExtender, HostScheduler};
 use lab::cluster::ClusterOptions;
 use lab::eventually::eventually;
+use lab::http;
 use serde_json::{Value, json};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 /// Pods that are made at once.
@@ -20,6 +21,8 @@ const BURST: usize = 60;
 #[ignore = "needs cluster alone: tests/run"]
 fn each_pod_of_a_burst_gets_what_it_requests_and_leaves_nothing_behind() {
     let placed = Placed::up("extender-burst");
+    // So that claims also end by what the agents report of processes.
+    placed.agents_report();
     let rounds = if std::env::var_os("GPU_STEWARD_LONG").is_some() { 20 } else { 3 };
     for round in 0..rounds {
         // No two Deployments request the same, so that exchanged devices are seen.
@@ -169,8 +172,63 @@ fn pods_of_every_kind_of_workload_run_and_a_pod_that_fits_nowhere_says_why() {
         let says = |event: &Value| event["message"].as_str().is_some_and(|text| text.contains("asks 100000 MiB"));
         events["items"].as_array()?.iter().any(says).then_some(())
     });
+    check_preemption(&placed);
     let _ = placed.admin.run(&["delete", "storageclass", "gpu-steward-test"]).ok();
     let _ = placed.admin.run(&["delete", "persistentvolume", "-l", "test=gpu-steward", "--wait=false"]).ok();
+}
+
+/// A pod of higher priority takes the slots of one pod of lower priority, and of no more; one that would fit on no GPU of the
+/// node even then takes none, because the extender strikes the node out of kube-scheduler's proposal.
+fn check_preemption(placed: &Placed) {
+    const CLASS: &str = "gpu-steward-test-urgent";
+    let space = &placed.space.name;
+    let class = json!({
+        "apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass", "metadata": { "name": CLASS }, "value": 1000,
+    });
+    let _ = placed.admin.apply(&class.to_string()).ok();
+    let node = placed.cluster.status().nodes[0].name.clone();
+    // Eight of the node's forty slots. Four such pods leave less than eight, because pods from before run there too.
+    let eight = |mib: usize| {
+        let limits = json!({ "nvidia.com/gpu": 4, "nvidia.com/gpumem": mib });
+        let mut pod = spec(&[container("one", &limits), container("two", &limits)]);
+        pod["nodeSelector"] = json!({ "kubernetes.io/hostname": node });
+        pod
+    };
+    let _ = placed.admin.run(&["delete", "pod", "large", "-n", space]).ok();
+    let fillers = workload("Deployment", "filler", &eight(1000), &json!({ "replicas": 4 }));
+    let _ = placed.admin.run_with(&["create", "-n", space, "-f", "-"], &fillers.to_string()).ok();
+    placed.run("app=filler", 4);
+    let fillers = || -> BTreeSet<String> {
+        let pods = placed.pods();
+        let here =
+            pods.iter().filter(|pod| pod["metadata"]["labels"]["app"] == "filler" && pod["spec"]["nodeName"] == *node);
+        here.map(|pod| pod["metadata"]["uid"].to_string()).collect()
+    };
+    let before = fillers();
+    let urgent = |name: &str, mib: usize| {
+        let mut pod = eight(mib);
+        pod["priorityClassName"] = CLASS.into();
+        let pod = json!({ "apiVersion": "v1", "kind": "Pod", "metadata": { "name": name, "labels": { "app": name } }, "spec": pod });
+        let _ = placed.admin.run_with(&["create", "-n", space, "-f", "-"], &pod.to_string()).ok();
+    };
+    let asked = || {
+        let text = http::get(placed.extender_address(), "/metrics").expect("an answer").text();
+        let line = text.lines().find_map(|line| {
+            line.strip_prefix("gpu_steward_extender_answer_seconds_count{verb=\"preempt\"} ")?.parse::<u64>().ok()
+        });
+        line.unwrap_or_default()
+    };
+    assert_eq!(asked(), 0);
+    urgent("too-large", 100_000);
+    eventually("a question about evictions", SETTLED, || (asked() > 0).then_some(()));
+    // kube-scheduler evicts right after the answer, and asks the extender again for each try of the pod.
+    urgent("urgent", 2000);
+    placed.run("app=urgent", 1);
+    assert!(asked() > 1);
+    let after = fillers();
+    assert_eq!((after.len(), after.is_subset(&before)), (3, true), "{after:?} of {before:?}");
+    assert_eq!(placed.check(placed.extender_address()), 5 + 2 * 4);
+    let _ = placed.admin.run(&["delete", "priorityclass", CLASS]).ok();
 }
 
 /// Two volumes that pods of any node can mount, once a scheduler has chosen the node.
