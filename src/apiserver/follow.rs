@@ -65,6 +65,9 @@ const fn stale_lists() -> bool {
 pub trait FollowListener<K: Followed>: Send {
     /// The server has sent something.
     fn received(&mut self);
+    /// A watch has shown this version of an object. The next [`FollowListener::changed`] reports it, and all that the watch has
+    /// shown before it.
+    fn watched(&mut self, _object: &K::Object) {}
     /// Something has changed, at most once in 20 ms; `held` is given if it may be the objects.
     fn changed(&mut self, deltas: Vec<Delta<K::Object>>, held: Option<&Store<K>>);
     /// The newest version of an object cannot be read.
@@ -350,6 +353,7 @@ impl<K: Followed, L: FollowListener<K>> Follower<K, L> {
                 self.unreported.objects = true;
                 if let Ok(object) = &**applied {
                     self.absences.settled(K::uid_of(object));
+                    self.listener.watched(object);
                 }
             }
             WatchEvent::Deleted(_) => self.unreported.objects = true,

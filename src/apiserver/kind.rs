@@ -13,7 +13,9 @@ use std::fmt::Debug;
 use std::future::Future;
 use std::hash::Hash;
 use std::sync::Arc;
-use wire::annotation_keys::{ALLOCATED, ASSIGNED_NODE, ASSIGNED_TIME, CLAIM_VERSION, EPOCH, EVICT, LEASE, PLACED_BY};
+use wire::annotation_keys::{
+    ALLOCATED, ASSIGNED_NODE, ASSIGNED_TIME, CLAIM_VERSION, EPOCH, EVICT, LEADS, LEASE, PLACED_BY,
+};
 use wire::watch::{NodePods, WatchedKind};
 
 /// A kind of objects that a follower can follow.
@@ -56,7 +58,7 @@ pub struct PodsOfNode {
 }
 
 /// The annotations that are kept of all pods of the cluster.
-const OF_CLAIMS: [&str; 8] = [ALLOCATED, ASSIGNED_NODE, ASSIGNED_TIME, EPOCH, CLAIM_VERSION, LEASE, PLACED_BY, EVICT];
+const KEPT: [&str; 9] = [ALLOCATED, ASSIGNED_NODE, ASSIGNED_TIME, EPOCH, CLAIM_VERSION, LEASE, PLACED_BY, EVICT, LEADS];
 /// Most texts that a thread shares between pods: namespaces, names of containers and nodes, keys and usual amounts. Beyond it
 /// the thread begins anew.
 const MAX_SHARED: usize = 16_384;
@@ -142,7 +144,7 @@ impl WatchedKind for AllPods {
         }
         pod.containers.shrink_to_fit();
         // What a pod asks is in the call of kube-scheduler; of a pod that is bound only its claim counts.
-        pod.annotations.retain(|(key, _)| OF_CLAIMS.contains(&&**key));
+        pod.annotations.retain(|(key, _)| KEPT.contains(&&**key));
         for (key, value) in &mut pod.annotations {
             share(key);
             // A claim is that of one pod.

@@ -16,6 +16,7 @@ mod convert;
 mod plain_pods;
 mod owner;
 mod leadership;
+mod own_mark;
 mod live_callers;
 mod stream_limit;
 mod callers;
@@ -25,10 +26,10 @@ mod events;
 mod closings;
 mod agent_streams;
 mod authority_keeper;
+mod measures;
 mod proxy;
 mod explain;
 mod decisions;
-mod measures;
 mod eviction;
 mod follow;
 mod binder;
@@ -63,8 +64,9 @@ use follow::{NodeFeed, PodFeed, WatchHealth};
 use leadership::Leadership;
 use live_callers::LiveCallers;
 use measures::Measures;
-use model::id::NodeName;
+use model::id::{NodeName, PodRef, PodUid};
 use model::lease::LeaseName;
+use own_mark::OwnMark;
 use owner::ClusterOwner;
 use port::ExtenderPort;
 use sources::kernel_file;
@@ -143,6 +145,7 @@ fn start(settings: ExtenderSettings, telemetry: &Telemetry) -> Result<Exit, Star
         .block_on(async { connect(kubeconfig.as_deref()).await })
         .map_err(|error| StartError::usage(error.to_string()))?;
     let identity = identity(&host)?;
+    let own_pod = own_pod();
     let address = listener.local_addr().map_or_else(|_| settings.listen.to_string(), |address| address.to_string());
     let (version, pid) = (args::version(), std::process::id());
     let reports = streams.as_ref().map_or_else(|| "none".to_owned(), |opened| opened.address.to_string());
@@ -151,7 +154,8 @@ fn start(settings: ExtenderSettings, telemetry: &Telemetry) -> Result<Exit, Star
     let drain = settings.drain_timeout;
     let exit = runtime.block_on(async {
         let reached = streams.as_ref().map(|opened| Arc::clone(&opened.address));
-        let mut extender = Extender::new(&settings, requests, (&identity, reached), connection);
+        let itself = OwnIdentity { name: identity.clone(), address: reached, pod: own_pod };
+        let mut extender = Extender::new(&settings, requests, &itself, connection);
         extender.feed();
         extender.serve(listener, streams);
         let mut live = Live { certificates: admin.access.certificates.clone() };
@@ -179,6 +183,13 @@ fn identity(host: &str) -> Result<NodeName, StartError> {
         .map_err(|error| StartError::usage(format!("cannot name this process after the host: {error}")))
 }
 
+/// The own pod; `None` outside a pod, and where its UID is not told.
+fn own_pod() -> Option<(PodUid, PodRef)> {
+    let told = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
+    let uid = PodUid::parse(&told("POD_UID")?).ok()?;
+    Some((uid, PodRef { namespace: pod_namespace()?.into(), name: told("POD_NAME")?.into() }))
+}
+
 /// The namespace of the own pod; `None` outside a pod.
 fn pod_namespace() -> Option<String> {
     std::env::var("POD_NAMESPACE").ok().filter(|namespace| !namespace.is_empty())
@@ -188,12 +199,24 @@ fn namespace(settings: &LeaseSettings) -> Arc<str> {
     settings.namespace.clone().or_else(pod_namespace).unwrap_or_else(|| "kube-system".to_owned()).into()
 }
 
+/// What a process knows of itself.
+#[derive(Clone, Debug)]
+struct OwnIdentity {
+    /// Its name in the election.
+    name: NodeName,
+    /// Where agents and the other extenders reach it.
+    address: Option<Arc<str>>,
+    /// Its pod; `None` outside a pod.
+    pod: Option<(PodUid, PodRef)>,
+}
+
 /// The running parts. It has one field for each part that is started after the others.
 struct Extender {
     lifecycle: Lifecycle,
     connection: ApiConnection,
     owner: Arc<ClusterOwner>,
     leadership: Arc<Leadership>,
+    mark: Arc<OwnMark>,
     evictor: Arc<Evictor>,
     watches: [Arc<WatchHealth>; 2],
     verbs: Arc<Verbs>,
@@ -209,19 +232,22 @@ impl Extender {
     fn new(
         settings: &ExtenderSettings,
         requests: RequestRules,
-        (identity, address): (&NodeName, Option<Arc<str>>),
+        itself: &OwnIdentity,
         connection: ApiConnection,
     ) -> Extender {
         let mut lifecycle = Lifecycle::new("extender");
         let place: (Arc<str>, Arc<str>) = (namespace(&settings.lease), settings.lease.name.as_str().into());
         let lease_name = LeaseName::new(&place.0, &place.1);
         let owner = Arc::new(ClusterOwner::new(settings.rules.clone(), requests, lease_name));
-        let elector = Elector::new(identity.as_str().into(), settings.lease.times).at(address);
+        let identity = &itself.name;
+        let elector = Elector::new(identity.as_str().into(), settings.lease.times).at(itself.address.clone());
         let leadership = Arc::new(Leadership::new(elector));
         let (events, writer) = events::queue(ApiServer::new(connection.clone(), identity.clone()));
+        let client = ApiClient::new(connection.clone());
+        let mark = Arc::new(OwnMark::new(client.clone(), identity.as_str().into(), itself.pod.clone()));
         let measures = Arc::<Measures>::default();
         let binder = Arc::new(Binder {
-            client: ApiClient::new(connection.clone()),
+            client,
             owner: Arc::clone(&owner),
             leadership: Arc::clone(&leadership),
             events: Arc::clone(&events),
@@ -245,6 +271,7 @@ impl Extender {
             connection,
             owner,
             leadership,
+            mark,
             evictor: Arc::default(),
             watches: [WatchHealth::new("pods"), WatchHealth::new("nodes")],
             verbs,
@@ -258,10 +285,11 @@ impl Extender {
 
     /// Starts the followers, which feed the owner, the election, and the evictions.
     fn feed(&mut self) {
-        let [pods, nodes] = self.leadership.relists.clone();
+        let (pods, nodes) = (Arc::<Notify>::default(), Arc::clone(&self.leadership.nodes_wanted));
         let pod_feed = PodFeed {
             owner: Arc::clone(&self.owner),
             leadership: Arc::clone(&self.leadership),
+            mark: Arc::clone(&self.mark),
             evictor: Arc::clone(&self.evictor),
             events: Arc::clone(&self.verbs.events),
             live: Arc::clone(&self.live),
@@ -274,6 +302,9 @@ impl Extender {
             live: Arc::clone(&self.live),
             health: Arc::clone(&self.watches[1]),
         };
+        let marks = (Arc::clone(&self.leadership.pods_wanted), Arc::clone(&pods));
+        let marking = Arc::clone(&self.mark).run(Arc::clone(&self.owner), marks, self.lifecycle.stop());
+        self.lifecycle.must_run("own mark", marking);
         self.follow("pods", AllPods, (pod_feed, pods));
         self.follow("nodes", AllNodes, (node_feed, nodes));
         let (leadership, stop) = (Arc::clone(&self.leadership), self.lifecycle.stop());

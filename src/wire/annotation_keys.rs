@@ -72,6 +72,8 @@ pub const LEASE: &str = "gpu-steward.io/lease";
 /// Pod without a node: the version of the pod that a leader ended by this write, so that earlier bindings for that version
 /// are refused.
 pub const FENCE: &str = "gpu-steward.io/fence";
+/// Pod of an extender: a mark that it writes when it has won the election, and waits for in its pod watch.
+pub const LEADS: &str = "gpu-steward.io/leads";
 /// Lease: address and port where the leader serves agents and the other extenders.
 pub const LEADER_ADDRESS: &str = "gpu-steward.io/address";
 

@@ -131,13 +131,14 @@ mod tests {
     #[test]
     fn each_key_is_guarded_or_free() {
         // A key of administrators, a key of another program, a key that is never written, a key of the Lease, which only the
-        // extender's account may write, a key that nobody reads, and the keys of users.
-        const FREE: [&str; 14] = [
+        // extender's account may write, a key that nobody reads, one that is unknown before it is written, and the keys of users.
+        const FREE: [&str; 15] = [
             "hami.io/device-cordon",
             "nvidia.com/gfd.timestamp",
             "gpu-steward.io/guard-check",
             "gpu-steward.io/address",
             "gpu-steward.io/fence",
+            "gpu-steward.io/leads",
             "nvidia.com/use-gputype",
             "nvidia.com/nouse-gputype",
             "nvidia.com/use-gpuuuid",

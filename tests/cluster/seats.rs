@@ -53,7 +53,12 @@ impl HostExtender {
 
     /// One with this kubeconfig.
     pub(crate) fn start_from(kubeconfig: &Path) -> HostExtender {
-        HostExtender(ExtenderProcess::start(&binary(), |_| {
+        HostExtender::start_in(kubeconfig, &[])
+    }
+
+    /// The same with what a pod tells its process of itself.
+    pub(crate) fn start_in(kubeconfig: &Path, pod: &[(&str, &str)]) -> HostExtender {
+        HostExtender(ExtenderProcess::start_in(&binary(), pod, |_| {
             let mut flags: Vec<OsString> =
                 ["--lease-duration", "15s", "--lease-namespace", NAMESPACE].map(OsString::from).into();
             flags.extend(["--extender-listen".into(), "127.0.0.1:0".into()]);
@@ -84,16 +89,21 @@ impl HostExtender {
         self.assumed() + self.metric("gpu_steward_extender_answer_seconds_count{verb=\"bind\"}")
     }
 
-    /// Bindings that are reserved and not known to be written.
+    /// Bindings that are reserved and that the pod watch has not shown.
     fn assumed(&self) -> u64 {
         self.metric("gpu_steward_extender_claims{state=\"assumed\"}")
     }
 
-    /// Sends SIGSTOP. Returns how many bindings were reserved and not known to be written a moment before.
+    /// Bindings without an answer of the API server.
+    fn open_bindings(&self) -> u64 {
+        self.metric("gpu_steward_extender_open_bindings")
+    }
+
+    /// Sends SIGSTOP. Returns how many bindings had no answer of the API server a moment before.
     pub(crate) fn pause(&self) -> u64 {
-        let assumed = self.assumed();
+        let open = self.open_bindings();
         self.0.signal("-STOP");
-        assumed
+        open
     }
 
     /// Stops it as a cluster does, and waits for its end.
@@ -101,11 +111,11 @@ impl HostExtender {
         self.0.terminate();
     }
 
-    /// Sends SIGKILL. Returns how many bindings were reserved and not known to be written a moment before.
+    /// Sends SIGKILL. Returns how many bindings had no answer of the API server a moment before.
     pub(crate) fn kill(&mut self) -> u64 {
-        let assumed = self.assumed();
+        let open = self.open_bindings();
         self.0.kill();
-        assumed
+        open
     }
 }
 

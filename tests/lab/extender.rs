@@ -37,6 +37,19 @@ impl ExtenderProcess {
     /// If it does not listen in time.
     #[must_use]
     pub fn start(binary: &str, flags: impl FnOnce(&Path) -> Vec<OsString>) -> ExtenderProcess {
+        ExtenderProcess::start_in(binary, &[], flags)
+    }
+
+    /// The same with these environment variables, by which a pod tells its process of itself.
+    ///
+    /// # Panics
+    /// If it does not listen in time.
+    #[must_use]
+    pub fn start_in(
+        binary: &str,
+        variables: &[(&str, &str)],
+        flags: impl FnOnce(&Path) -> Vec<OsString>,
+    ) -> ExtenderProcess {
         let dir = tempfile::Builder::new().prefix("steward-").tempdir().expect("a temporary directory");
         let flags = flags(dir.path());
         let lease = if flags.iter().any(|flag| flag == "--lease-duration") { &[][..] } else { &LEASE };
@@ -46,6 +59,7 @@ impl ExtenderProcess {
             .args(ADMIN)
             .args(flags)
             .env_clear()
+            .envs(variables.iter().copied())
             .stdin(Stdio::null())
             .stderr(File::create(dir.path().join("log")).expect("the log can be written"))
             .spawn()

@@ -32,8 +32,22 @@ impl Extender {
         Extender::start_in(binary, server, "gpu", more)
     }
 
+    /// One that finds these variables, by which a pod tells its process of itself.
+    pub(crate) fn in_pod(server: &FakeApiServer, variables: &[(&str, &str)]) -> Extender {
+        Extender::start_as(BINARY, server, variables, ("gpu", &[]))
+    }
+
     fn start_in(binary: &str, server: &FakeApiServer, namespace: &str, more: &[&str]) -> Extender {
-        Extender(ExtenderProcess::start(binary, |dir| {
+        Extender::start_as(binary, server, &[], (namespace, more))
+    }
+
+    fn start_as(
+        binary: &str,
+        server: &FakeApiServer,
+        variables: &[(&str, &str)],
+        (namespace, more): (&str, &[&str]),
+    ) -> Extender {
+        Extender(ExtenderProcess::start_in(binary, variables, |dir| {
             let mut flags: Vec<OsString> = [
                 "--extender-listen",
                 "127.0.0.1:0",

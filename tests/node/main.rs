@@ -72,6 +72,8 @@ mod closings;
 #[cfg(test)]
 mod lost_bindings;
 #[cfg(test)]
+mod own_mark;
+#[cfg(test)]
 mod holds;
 #[cfg(test)]
 mod bad_questions;

@@ -29,7 +29,7 @@ const EVERY: Duration = Duration::from_secs(10 * 60);
 const FIRST: Duration = Duration::from_millis(500);
 /// See [`FIRST`].
 const LONGEST: Duration = Duration::from_secs(30);
-/// Requests at once on one connection: an extender passes on some tens of questions.
+/// Requests at once on one connection: an extender passes on some tens of questions, and as many bindings on another connection.
 const VERSIONS: HttpVersions = HttpVersions::Http1AndHttp2 { streams: 64 };
 
 /// Keeps the authority.

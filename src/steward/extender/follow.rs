@@ -6,6 +6,7 @@ use super::events::PodEvents;
 use super::eviction::Evictor;
 use super::leadership::Leadership;
 use super::live_callers::LiveCallers;
+use super::own_mark::OwnMark;
 use super::owner::ClusterOwner;
 use super::planted::{PlantedMistake, planted};
 use apiserver::ApiError;
@@ -98,6 +99,7 @@ impl WatchHealth {
 pub(super) struct PodFeed {
     pub(super) owner: Arc<ClusterOwner>,
     pub(super) leadership: Arc<Leadership>,
+    pub(super) mark: Arc<OwnMark>,
     pub(super) evictor: Arc<Evictor>,
     pub(super) events: Arc<PodEvents>,
     pub(super) live: Arc<LiveCallers>,
@@ -146,6 +148,10 @@ impl FollowListener<AllPods> for PodFeed {
         self.health.heard();
     }
 
+    fn watched(&mut self, pod: &Pod) {
+        self.mark.watched(pod);
+    }
+
     fn changed(&mut self, deltas: Vec<Delta<Pod>>, _: Option<&Store<AllPods>>) {
         for delta in &deltas {
             match delta {
@@ -167,6 +173,7 @@ impl FollowListener<AllPods> for PodFeed {
                 }
             }
         }
+        self.mark.taken_over(&self.owner);
         self.tell_closings();
     }
 
@@ -200,7 +207,7 @@ impl FollowListener<AllPods> for PodFeed {
     }
 
     fn listed(&mut self, begun: Instant) {
-        self.owner.pods_listed(begun);
+        self.owner.pods_known(begun);
     }
 }
 
@@ -244,6 +251,6 @@ impl FollowListener<AllNodes> for NodeFeed {
     }
 
     fn listed(&mut self, begun: Instant) {
-        self.owner.nodes_listed(begun);
+        self.owner.nodes_known(begun);
     }
 }

@@ -2,12 +2,12 @@
 //!
 //! ```text
 //!   Elector ──step──▶ LeaseClient ──answer──▶ Elector
-//!      │ won: both lists are read again
-//!      └▶ follows ──▶ catches up ──lists that were begun after the win──▶ decides ──▶ follows
+//!      │ won: Nodes are read again, and all pods that were written before must be known
+//!      └▶ follows ──▶ catches up ──everything from before the win is known──▶ decides ──▶ follows
 //! ```
 //!
-//! A new leader decides only after it has read all pods and Nodes anew, so that it has seen everything that was written
-//! before it won.
+//! A new leader decides only after it has seen everything that was written before it won: by lists that were begun after
+//! the win, or of pods by its own mark in the pod watch ([`super::own_mark`]).
 
 use super::owner::ClusterOwner;
 use super::planted::{PlantedMistake, planted};
@@ -43,8 +43,10 @@ pub(super) enum Leader {
 #[derive(Debug)]
 pub(super) struct Leadership {
     state: Mutex<LeadershipState>,
-    /// Notified when a new list of pods and of Nodes is wanted.
-    pub(super) relists: [Arc<Notify>; 2],
+    /// Notified when all pods up to now must be known.
+    pub(super) pods_wanted: Arc<Notify>,
+    /// Notified when a new list of Nodes is wanted.
+    pub(super) nodes_wanted: Arc<Notify>,
     /// Bindings that were begun and whose outcome is not known.
     open_bindings: Arc<AtomicUsize>,
 }
@@ -74,7 +76,8 @@ struct LeadershipState {
 impl Leadership {
     pub(super) fn new(elector: Elector) -> Leadership {
         let state = LeadershipState { elector, won: None, caught_up: false, failures: 0 };
-        Leadership { state: Mutex::new(state), relists: Default::default(), open_bindings: Arc::default() }
+        let [pods_wanted, nodes_wanted] = Default::default();
+        Leadership { state: Mutex::new(state), pods_wanted, nodes_wanted, open_bindings: Arc::default() }
     }
 
     /// Who decides at this moment.
@@ -121,6 +124,11 @@ impl Leadership {
         OpenBinding(Arc::clone(&self.open_bindings))
     }
 
+    /// How many bindings were begun and have no known outcome.
+    pub(super) fn open_bindings(&self) -> usize {
+        self.open_bindings.load(Ordering::Relaxed)
+    }
+
     /// The own identity.
     pub(super) fn identity(&self) -> Arc<str> {
         Arc::clone(self.state.lock().elector.identity())
@@ -136,7 +144,7 @@ impl Leadership {
     /// Takes part in the election until `stop` is cancelled, then lets another process take over at once.
     pub(super) async fn run(self: Arc<Self>, lease: LeaseClient, owner: Arc<ClusterOwner>, stop: CancellationToken) {
         let times = self.state.lock().elector.times();
-        let mut lists = owner.lists();
+        let mut known = owner.known();
         let mut led = false;
         loop {
             // A call that hangs must not hide that the term is over.
@@ -159,7 +167,7 @@ impl Leadership {
                     () = stop.cancelled() => return self.release(&lease).await,
                     () = tokio::time::sleep_until(until) => break,
                     // The sender is the owner, which lives as long as this task.
-                    _ = lists.changed() => {}
+                    _ = known.changed() => {}
                 }
             }
         }
@@ -220,9 +228,10 @@ impl Leadership {
             None => {}
             Some(ElectionChange::Won) => {
                 let (identity, epoch) = (state.elector.identity(), state.elector.epoch().unwrap_or(0));
-                tracing::info!(%identity, epoch, "won the election; all pods and nodes are read anew before the first decision");
+                tracing::info!(%identity, epoch, "won the election; the first decision comes when everything written before is known");
                 (state.won, state.caught_up) = (Some(Instant::now()), false);
-                self.relists.iter().for_each(|relist| relist.notify_one());
+                self.pods_wanted.notify_one();
+                self.nodes_wanted.notify_one();
             }
             Some(ElectionChange::Lost) => {
                 (state.won, state.caught_up) = (None, false);
@@ -231,12 +240,12 @@ impl Leadership {
         }
     }
 
-    /// Begins to decide once both lists are newer than the win.
+    /// Begins to decide once everything that was written before the win is known.
     fn catch_up(&self, owner: &ClusterOwner) {
         let mut state = self.state.lock();
         let Some(won) = state.won.filter(|_| !state.caught_up) else { return };
-        let listed = owner.listed_since(won) || planted(PlantedMistake::NoListAfterWin);
-        if !listed || !state.elector.leads(clock::monotonic()) {
+        let known = owner.knows_all_before(won) || planted(PlantedMistake::NoListAfterWin);
+        if !known || !state.elector.leads(clock::monotonic()) {
             return;
         }
         state.caught_up = true;

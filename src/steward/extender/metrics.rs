@@ -10,6 +10,7 @@ use effects::exposition::{Exposition, ExpositionFormat, MetricFamily, MetricLabe
 use effects::server::ConnectionCounts;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 const LEADS: MetricFamily =
     MetricFamily::gauge("gpu_steward_extender_leads", "1 while this extender leads and decides.");
@@ -43,6 +44,17 @@ const PENDING: MetricFamily = MetricFamily::gauge(
     "gpu_steward_extender_pending_pods",
     "Pods that the filter has answered for and that are not bound.",
 );
+const OPEN_BINDINGS: MetricFamily = MetricFamily::gauge(
+    "gpu_steward_extender_open_bindings",
+    "Bindings that were begun and whose outcome is not known.",
+);
+const WATCH_LAG: MetricFamily = MetricFamily {
+    unit: "seconds",
+    ..MetricFamily::gauge(
+        "gpu_steward_extender_watch_lag_seconds",
+        "Time since the oldest binding was written that the pod watch has not shown; 0 without any.",
+    )
+};
 const NODES: MetricFamily =
     MetricFamily::gauge("gpu_steward_extender_nodes", "Nodes that are known: open, or closed to new claims.");
 const WATCH_AGE: MetricFamily = MetricFamily {
@@ -101,6 +113,8 @@ const PASSED_ON: MetricFamily = MetricFamily::counter(
 /// What a scrape shows.
 pub(super) struct Scrape<'a> {
     pub(super) leads: bool,
+    pub(super) open_bindings: usize,
+    pub(super) watch_lag: Duration,
     pub(super) cluster: ClusterCounts,
     pub(super) measured: MeasuredCounts,
     pub(super) watches: &'a [Arc<WatchHealth>],
@@ -143,6 +157,10 @@ fn own(scrape: &Scrape<'_>, out: &mut Exposition<'_>) {
     }
     out.family(&PENDING);
     out.sample(&[], SampleValue::Whole(counts.pending as u64));
+    out.family(&OPEN_BINDINGS);
+    out.sample(&[], SampleValue::Whole(scrape.open_bindings as u64));
+    out.family(&WATCH_LAG);
+    out.sample(&[], SampleValue::Real(scrape.watch_lag.as_secs_f64()));
     out.family(&NODES);
     for (state, nodes) in [("open", counts.nodes - counts.closed), ("closed", counts.closed)] {
         out.sample(&[label("state", state).as_str()], SampleValue::Whole(nodes as u64));

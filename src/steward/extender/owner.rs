@@ -24,7 +24,7 @@ use model::pod::Pod;
 use model::time::Monotonic;
 use parking_lot::Mutex;
 use sources::clock;
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::watch;
@@ -35,9 +35,9 @@ use wire::resource::RequestRules;
 /// (`bindTimeoutSeconds`).
 const REMEMBERED: Duration = Duration::from_secs(15 * 60);
 
-/// When the newest lists were begun.
+/// Before which moments everything that was written is known: when the newest lists were begun, or a mark of this process.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Lists {
+pub(super) struct KnownBefore {
     pub(super) pods: Option<Instant>,
     pub(super) nodes: Option<Instant>,
 }
@@ -48,12 +48,13 @@ pub(super) struct ClusterOwner {
     cluster: Mutex<ClusterState>,
     /// Pods of orders that the pod watch has not shown bound yet; each has a task of the binder until it has. What follows from
     /// it for the state is decided behind the lock of the state, which is locked first.
-    unshown: Mutex<HashSet<PodUid>>,
+    /// With when its binding was written, once that is known.
+    unshown: Mutex<HashMap<PodUid, Option<Instant>>>,
     /// Pods without GPUs that kube-scheduler may ask to bind.
     plain: Mutex<PlainPods>,
     rules: RequestRules,
     lease: LeaseName,
-    lists: watch::Sender<Lists>,
+    known: watch::Sender<KnownBefore>,
 }
 
 /// What the state takes over of a pod: what the pod holds, and which scheduler wrote its claim.
@@ -96,14 +97,14 @@ pub(super) struct ClaimedShare {
 impl ClusterOwner {
     /// An owner that knows nothing yet, of the extenders with this Lease.
     pub(super) fn new(rules: ClusterRules, requests: RequestRules, lease: LeaseName) -> ClusterOwner {
-        let lists = watch::Sender::new(Lists::default());
+        let known = watch::Sender::new(KnownBefore::default());
         ClusterOwner {
             cluster: Mutex::new(ClusterState::new(rules)),
             unshown: Mutex::default(),
             plain: Mutex::default(),
             rules: requests,
             lease,
-            lists,
+            known,
         }
     }
 
@@ -135,7 +136,7 @@ impl ClusterOwner {
     pub(super) fn pod_was_read(&self, pod: &Pod) {
         let shown = self.shown(pod);
         let mut cluster = self.cluster.lock();
-        let unshown = self.unshown.lock().contains(&pod.uid);
+        let unshown = self.unshown.lock().contains_key(&pod.uid);
         if unshown && !cluster.is_gone(&pod.uid) {
             take_over(&mut cluster, pod, shown);
         }
@@ -196,25 +197,30 @@ impl ClusterOwner {
         self.cluster.lock().node_gone(&node.name, &node.uid);
     }
 
-    /// A list of pods that was begun at this moment has been taken over.
-    pub(super) fn pods_listed(&self, begun: Instant) {
-        self.lists.send_modify(|lists| lists.pods = Some(begun));
+    /// Everything that was written to pods before this moment has been taken over.
+    pub(super) fn pods_known(&self, moment: Instant) {
+        self.known.send_modify(|known| known.pods = Some(moment));
     }
 
     /// The same for Nodes.
-    pub(super) fn nodes_listed(&self, begun: Instant) {
-        self.lists.send_modify(|lists| lists.nodes = Some(begun));
+    pub(super) fn nodes_known(&self, moment: Instant) {
+        self.known.send_modify(|known| known.nodes = Some(moment));
     }
 
-    /// The newest lists.
-    pub(super) fn lists(&self) -> watch::Receiver<Lists> {
-        self.lists.subscribe()
+    /// Up to when everything is known, and each change of it.
+    pub(super) fn known(&self) -> watch::Receiver<KnownBefore> {
+        self.known.subscribe()
     }
 
-    /// Whether both lists were begun after this moment.
-    pub(super) fn listed_since(&self, moment: Instant) -> bool {
-        let lists = *self.lists.borrow();
-        [lists.pods, lists.nodes].iter().all(|begun| begun.is_some_and(|begun| begun >= moment))
+    /// Whether everything is known that was written before this moment.
+    pub(super) fn knows_all_before(&self, moment: Instant) -> bool {
+        let known = *self.known.borrow();
+        [known.pods, known.nodes].iter().all(|known| known.is_some_and(|known| known >= moment))
+    }
+
+    /// Whether all pods have been read once.
+    pub(super) fn pods_were_listed(&self) -> bool {
+        self.known.borrow().pods.is_some()
     }
 
     /// Whether a pod has a claim and the watch has not shown it bound since its order was made.
@@ -225,7 +231,13 @@ impl ClusterOwner {
         if cluster.claim_of(uid).is_none() {
             unshown.remove(uid);
         }
-        unshown.contains(uid)
+        unshown.contains_key(uid)
+    }
+
+    /// Time since the oldest binding was written that the pod watch has not shown.
+    pub(super) fn watch_lag(&self) -> Duration {
+        let written = self.unshown.lock().values().flatten().min().copied();
+        written.map_or(Duration::ZERO, |written| written.elapsed())
     }
 
     /// Sets the epoch of the claims that are made from now on.
@@ -287,7 +299,7 @@ impl ClusterOwner {
         let asked = cluster.asked(uid).filter(|_| !reserved).cloned();
         let order = cluster.bind(uid, node);
         if order.is_ok() && !reserved {
-            self.unshown.lock().insert(uid.clone());
+            self.unshown.lock().insert(uid.clone(), None);
         }
         if order.is_ok() && planted(PlantedMistake::NoReservation) {
             cluster.bind_ended(uid, BindOutcome::Refused);
@@ -372,7 +384,13 @@ impl ClusterOwner {
 
     /// Takes in the outcome of a bind.
     pub(super) fn bind_ended(&self, uid: &PodUid, outcome: BindOutcome) {
-        self.cluster.lock().bind_ended(uid, outcome);
+        let mut cluster = self.cluster.lock();
+        if outcome == BindOutcome::Written
+            && let Some(written) = self.unshown.lock().get_mut(uid)
+        {
+            written.get_or_insert_with(Instant::now);
+        }
+        cluster.bind_ended(uid, outcome);
     }
 
     /// The whole state, for a test.
@@ -517,7 +535,7 @@ mod tests {
         let is_claimed = || owner.claim_of(&pod.uid).is_some();
         owner.pod_was_read(&pod);
         assert!(!is_claimed(), "the watch shows pods that have no order");
-        owner.unshown.lock().insert(pod.uid.clone());
+        owner.unshown.lock().insert(pod.uid.clone(), None);
         owner.pod_was_read(&pod);
         assert!(is_claimed());
         owner.cluster.lock().pod_gone(&pod.uid);
@@ -535,15 +553,19 @@ mod tests {
     fn a_claim_counts_as_not_shown_until_the_watch_shows_it_or_it_is_released() {
         let (owner, pod) = (owner(), pod());
         for gone in [false, true] {
-            owner.unshown.lock().insert(pod.uid.clone());
+            owner.unshown.lock().insert(pod.uid.clone(), None);
             owner.pod_was_read(&pod);
             assert!(owner.claim_is_unshown(&pod.uid), "{gone}");
+            assert_eq!(owner.watch_lag(), Duration::ZERO, "nothing is known to be written");
+            owner.bind_ended(&pod.uid, BindOutcome::Written);
+            assert!(owner.watch_lag() > Duration::ZERO);
             match gone {
                 false => owner.pod_is(&pod),
                 true => owner.cluster.lock().pod_gone(&pod.uid),
             }
             assert!(!owner.claim_is_unshown(&pod.uid), "{gone}");
             assert!(owner.unshown.lock().is_empty(), "{gone}");
+            assert_eq!(owner.watch_lag(), Duration::ZERO);
         }
     }
 }

@@ -11,6 +11,8 @@ pub(super) enum PlantedMistake {
     NoListAfterWin,
     /// The list that a new leader reads comes from a cache of the API server.
     StaleRelist,
+    /// A new leader takes a mark that it has written for one that its pod watch has shown.
+    WrittenMarkIsSeen,
     /// A leader decides although its term is over by its own clock.
     EndlessTerm,
     /// An epoch on a pod does not raise the own one.
@@ -53,9 +55,10 @@ pub(super) enum PlantedMistake {
 #[cfg(test)]
 impl PlantedMistake {
     /// All of them.
-    pub(super) const ALL: [PlantedMistake; 20] = [
+    pub(super) const ALL: [PlantedMistake; 21] = [
         PlantedMistake::NoListAfterWin,
         PlantedMistake::StaleRelist,
+        PlantedMistake::WrittenMarkIsSeen,
         PlantedMistake::EndlessTerm,
         PlantedMistake::EpochRepeats,
         PlantedMistake::ReleaseAtDeadline,

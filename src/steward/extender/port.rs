@@ -19,15 +19,22 @@ use effects::exposition::ExpositionFormat;
 use effects::server::body::{self, BodyLimits};
 use effects::server::{ConnectionCounts, ConnectionLimits, HttpApplication};
 use http_body_util::Full;
-use hyper::body::{Bytes, Incoming};
+use hyper::body::{Body, Bytes, Incoming};
 use hyper::header::{self, HeaderMap, HeaderValue};
 use hyper::{Method, Request, Response, StatusCode, Uri};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use tokio::sync::{Semaphore, SemaphorePermit};
+use tokio::time::error::Elapsed;
+use tokio::time::timeout;
 use wire::extender::{MAX_BINDING_ARGS, MAX_EXTENDER_ARGS};
 
 /// Time for a body. kube-scheduler waits 5 s for the whole answer.
 const BODY_WITHIN: Duration = Duration::from_secs(5);
+/// A longer body is large: names of 10,000 nodes take 200 KiB, and whole Nodes 10 KiB each.
+const LARGE: u64 = 1 << 20;
+/// Large bodies that are in memory at once: kube-scheduler asks about one pod after the other.
+const LARGE_AT_ONCE: usize = 4;
 /// The answer to a caller from elsewhere.
 const HERE: &str =
     "the verbs and decisions of the extender are for callers on this machine: run kube-scheduler in the same pod.";
@@ -56,6 +63,8 @@ pub(super) struct ExtenderPort {
     proxy: Option<Arc<LeaderProxy>>,
     /// `None` where it serves no agents.
     streams: Option<(StreamScrape, StreamReadiness)>,
+    /// Permits for large bodies.
+    large: Semaphore,
     open: Access,
     here: Access,
 }
@@ -78,8 +87,8 @@ impl ExtenderPort {
         connections: Arc<ConnectionCounts>,
     ) -> ExtenderPort {
         let here = Access::Callers(AllowedHosts::default(), Condition::OnThisMachine(HERE));
-        let (proxy, streams) = (None, None);
-        ExtenderPort { verbs, leadership, measures, watches, connections, proxy, streams, open: Access::Everyone, here }
+        let (proxy, streams, open, large) = (None, None, Access::Everyone, Semaphore::new(LARGE_AT_ONCE));
+        ExtenderPort { verbs, leadership, measures, watches, connections, proxy, streams, large, open, here }
     }
 
     /// The same with streams of agents, and with a way to the leader.
@@ -123,6 +132,14 @@ impl ExtenderPort {
             return answer;
         }
         let bytes = if verb == Verb::Bind { MAX_BINDING_ARGS } else { MAX_EXTENDER_ARGS };
+        // It is held until the answer is made.
+        let Ok(_large) = self.room_for(&request).await else {
+            self.measures.unanswered(verb);
+            return text(
+                StatusCode::SERVICE_UNAVAILABLE,
+                format!("{LARGE_AT_ONCE} questions of more than {LARGE} bytes are read already; try again."),
+            );
+        };
         let body = match body::read(request.into_body(), BodyLimits { bytes, time: BODY_WITHIN }).await {
             Ok(body) => body,
             Err(error) => {
@@ -151,9 +168,19 @@ impl ExtenderPort {
         }
     }
 
+    /// Waits until the body of this request may be in memory beside others. Only large ones wait.
+    async fn room_for(&self, request: &Request<Incoming>) -> Result<Option<SemaphorePermit<'_>>, Elapsed> {
+        if request.body().size_hint().upper().is_some_and(|bytes| bytes <= LARGE) {
+            return Ok(None);
+        }
+        let permit = timeout(BODY_WITHIN, self.large.acquire()).await?;
+        // Nobody closes the semaphore.
+        Ok(permit.ok())
+    }
+
     /// Passes a question on to the leader.
     async fn pass_on(&self, verb: Verb, proxy: &LeaderProxy, leader: &Arc<str>, body: Bytes) -> Answer {
-        match proxy.ask(leader, &format!("/{}", verb.word()), body).await {
+        match proxy.ask(leader, verb, body).await {
             Ok((status, content, body)) => {
                 if let Some((streams, _)) = &self.streams {
                     streams.counts.passed_on();
@@ -214,6 +241,8 @@ impl ExtenderPort {
     fn metrics(&self, headers: &HeaderMap) -> Answer {
         let scrape = Scrape {
             leads: self.leadership.decides(),
+            open_bindings: self.leadership.open_bindings(),
+            watch_lag: self.verbs.owner.watch_lag(),
             cluster: self.verbs.owner.counts(),
             measured: self.measures.counts(),
             watches: &self.watches,

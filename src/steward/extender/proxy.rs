@@ -4,6 +4,7 @@
 //! waits longer than kube-scheduler does.
 
 use super::authority_keeper::AuthorityKeeper;
+use super::measures::Verb;
 use crate::leader_connection::{self, Spoken};
 use http_body_util::{BodyExt, Full, Limited};
 use hyper::body::Bytes;
@@ -24,13 +25,15 @@ const MAX_ANSWER: usize = 16 << 20;
 /// Time between two pings, and time for their answers.
 const PING: Duration = Duration::from_secs(5);
 
-/// The connection to the leader.
+/// The connections to the leader.
 #[derive(Debug)]
 pub(super) struct LeaderProxy {
     authority: Arc<AuthorityKeeper>,
     token_file: PathBuf,
-    /// The leader's address and the connection to it.
-    connection: Mutex<Option<LeaderConnection>>,
+    /// Bindings have a connection of their own: one may wait for seconds, and a connection takes a bounded number of questions.
+    bindings: Mutex<Option<LeaderConnection>>,
+    /// The connection for all other questions.
+    questions: Mutex<Option<LeaderConnection>>,
 }
 
 /// The leader's address, and a way to send it requests.
@@ -41,20 +44,21 @@ pub(super) type PassedAnswer = (StatusCode, HeaderValue, Bytes);
 
 impl LeaderProxy {
     pub(super) fn new(authority: Arc<AuthorityKeeper>, token_file: PathBuf) -> LeaderProxy {
-        LeaderProxy { authority, token_file, connection: Mutex::new(None) }
+        LeaderProxy { authority, token_file, bindings: Mutex::default(), questions: Mutex::default() }
     }
 
     /// Asks the leader at this address.
     ///
     /// # Errors
     /// Why there is no answer.
-    pub(super) async fn ask(&self, leader: &Arc<str>, path: &str, question: Bytes) -> Result<PassedAnswer, String> {
-        match timeout(WITHIN, self.asked(leader, path, question)).await {
+    pub(super) async fn ask(&self, leader: &Arc<str>, verb: Verb, question: Bytes) -> Result<PassedAnswer, String> {
+        let connection = if verb == Verb::Bind { &self.bindings } else { &self.questions };
+        match timeout(WITHIN, self.asked(leader, (verb, connection), question)).await {
             Ok(answer) => answer.map_err(|why| format!("the leader at {leader} cannot be asked: {why}")),
             Err(_) => {
                 // A connection that hangs is not used again. While another question holds the lock, that one makes a new
                 // connection, and nobody waits for it here.
-                if let Ok(mut kept) = self.connection.try_lock()
+                if let Ok(mut kept) = connection.try_lock()
                     && kept.as_ref().is_some_and(|(to, _)| to == leader)
                 {
                     *kept = None;
@@ -64,17 +68,22 @@ impl LeaderProxy {
         }
     }
 
-    async fn asked(&self, leader: &Arc<str>, path: &str, question: Bytes) -> Result<PassedAnswer, String> {
+    async fn asked(
+        &self,
+        leader: &Arc<str>,
+        (verb, connection): (Verb, &Mutex<Option<LeaderConnection>>),
+        question: Bytes,
+    ) -> Result<PassedAnswer, String> {
         let text = |why: &dyn std::fmt::Display| why.to_string();
         let token = tokio::fs::read_to_string(&self.token_file)
             .await
             .map_err(|why| format!("own token {}: {why}", self.token_file.display()))?;
-        let request = Request::post(format!("https://{}{path}", effects::stream::SERVER_NAME))
+        let request = Request::post(format!("https://{}/{}", effects::stream::SERVER_NAME, verb.word()))
             .header(header::CONTENT_TYPE, "application/json")
             .header(header::AUTHORIZATION, format!("Bearer {}", token.trim()))
             .body(Full::new(question))
             .map_err(|why| text(&why))?;
-        let mut sender = self.connected(leader).await?;
+        let mut sender = self.connected(leader, connection).await?;
         let answer = sender.send_request(request).await.map_err(|why| text(&why))?;
         let status = answer.status();
         let json = || HeaderValue::from_static("application/json");
@@ -84,8 +93,12 @@ impl LeaderProxy {
     }
 
     /// The connection to this leader, which is made if there is none.
-    async fn connected(&self, leader: &Arc<str>) -> Result<SendRequest<Full<Bytes>>, String> {
-        let mut connection = self.connection.lock().await;
+    async fn connected(
+        &self,
+        leader: &Arc<str>,
+        connection: &Mutex<Option<LeaderConnection>>,
+    ) -> Result<SendRequest<Full<Bytes>>, String> {
+        let mut connection = connection.lock().await;
         if let Some((to, sender)) = connection.as_ref().filter(|(to, sender)| to == leader && !sender.is_closed()) {
             tracing::trace!(%to, "the connection to the leader is used again");
             return Ok(sender.clone());

@@ -78,6 +78,26 @@ impl Taken {
 }
 
 impl SimPod {
+    /// The pod in which an extender runs.
+    pub(super) fn of_extender(uid: PodUid, place: usize, created: u64) -> SimPod {
+        SimPod {
+            uid,
+            name: format!("extender-at-{place}"),
+            created,
+            node: Some("control-plane".to_owned()),
+            annotations: BTreeMap::new(),
+            shape: Arc::new([]),
+            deleted: false,
+            phase: "Running",
+            containers: Vec::new(),
+        }
+    }
+
+    /// Whether an extender runs in it.
+    pub(super) fn is_extender(&self) -> bool {
+        self.shape.is_empty()
+    }
+
     pub(super) fn ended(&self) -> bool {
         matches!(self.phase, "Succeeded" | "Failed")
     }

@@ -1,10 +1,10 @@
 //! One simulated process: the extender's own code on a runtime with a clock that the simulation sets. The process can be
 //! left alone between any two steps of its tasks (a pause), or dropped (a crash).
 
-use super::super::Extender;
 use super::super::agent_streams::AgentStreams;
 use super::super::callers::AgentIdentity;
 use super::super::measures::Verb;
+use super::super::{Extender, OwnIdentity};
 use super::network::{Outbox, SimulatedNetwork};
 use super::random::Random;
 use crate::settings::admin::AdminSettings;
@@ -14,7 +14,7 @@ use apiserver::{ApiConnection, chance};
 use decide::cluster::{ClusterRules, ClusterState};
 use decide::election::ElectionTimes;
 use effects::stream::MessageStream;
-use model::id::{NodeName, ObjectUid};
+use model::id::{NodeName, ObjectUid, PodRef, PodUid};
 use model::time::{Monotonic, Now, WallTime};
 use parking_lot::Mutex;
 use sources::clock;
@@ -73,7 +73,14 @@ pub(super) struct MachineClock {
 }
 
 impl Process {
-    pub(super) fn start(number: u64, at: u64, times: ElectionTimes, clock: MachineClock, seed: u64) -> Process {
+    /// Starts one in this pod.
+    pub(super) fn start(
+        (number, pod): (u64, Option<(PodUid, PodRef)>),
+        at: u64,
+        times: ElectionTimes,
+        clock: MachineClock,
+        seed: u64,
+    ) -> Process {
         // One step of a task between two looks at the simulation.
         let runtime = Builder::new_current_thread().enable_time().start_paused(true).event_interval(1).build().unwrap();
         let (outbox, mut entropy) = (Outbox::default(), Random::new(seed));
@@ -87,8 +94,8 @@ impl Process {
             let connection = ApiConnection { client, server: "simulated".into(), from: "simulation".into() };
             let identity = NodeName::parse(&format!("extender-{number}")).unwrap();
             // Agents find it by its name.
-            let at = (&identity, Some(identity.as_str().into()));
-            let mut extender = Extender::new(&settings(times), RequestRules::default(), at, connection);
+            let itself = OwnIdentity { address: Some(identity.as_str().into()), name: identity, pod };
+            let mut extender = Extender::new(&settings(times), RequestRules::default(), &itself, connection);
             extender.feed();
             let Extender { owner, leadership, live, verbs, .. } = &extender;
             let (owner, leadership) = (Arc::clone(owner), Arc::clone(leadership));

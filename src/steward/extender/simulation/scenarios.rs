@@ -23,7 +23,7 @@ fn led() -> World {
 }
 
 fn bound(world: &World) -> Option<String> {
-    world.api.etcd.pods().find(|pod| pod.node.is_some()).map(|pod| pod.name.clone())
+    world.api.etcd.pods().find(|pod| pod.node.is_some() && !pod.is_extender()).map(|pod| pod.name.clone())
 }
 
 fn started(world: &World) -> bool {

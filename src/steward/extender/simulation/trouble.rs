@@ -253,7 +253,9 @@ impl World {
             self.api.etcd.delete(Kind::Nodes, &machine.name);
         }
         let etcd = &self.api.etcd;
-        let lost = |pod: &&Arc<SimPod>| pod.node.as_ref().is_some_and(|node| etcd.get(Kind::Nodes, node).is_none());
+        let lost = |pod: &&Arc<SimPod>| {
+            !pod.is_extender() && pod.node.as_ref().is_some_and(|node| etcd.get(Kind::Nodes, node).is_none())
+        };
         let lost = etcd.pods().find(lost).map(|pod| pod.name.clone());
         if let Some(name) = lost.filter(|_| self.random.chance(if self.calm { 1000 } else { 20 })) {
             self.api.etcd.delete(Kind::Pods, &name);

@@ -10,6 +10,7 @@ use super::etcd::Kind;
 use super::invariants::{self, Invariants};
 use super::kube_scheduler::{Asked, KubeScheduler};
 use super::machine::Machine;
+use super::object::{NAMESPACE, SimPod};
 use super::process::{MachineClock, Process};
 use super::random::Random;
 use super::reporter::{Reporter, Surroundings};
@@ -17,6 +18,7 @@ use super::stream_checks::StreamChecks;
 use super::trouble::Troubles;
 use super::weather::{Fate, MS, SECOND, Weather};
 use decide::election::ElectionTimes;
+use model::id::{PodRef, PodUid};
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
 use std::io;
@@ -84,6 +86,8 @@ pub(super) struct World {
     pub(super) calm: bool,
     /// Watches show nothing.
     pub(super) held: bool,
+    /// Extenders run in pods, and can mark them.
+    in_pods: bool,
     pub(super) times: ElectionTimes,
     pub(super) checks: Invariants,
     pub(super) stream_checks: StreamChecks,
@@ -101,6 +105,7 @@ impl World {
             retry: Duration::from_millis(500),
         };
         let times = if random.chance(800) { short } else { ElectionTimes::default() };
+        let in_pods = random.chance(500);
         let (weather, troubles) = (Weather::of(&mut random), Troubles::of(&mut random));
         let gpus = 1 + random.place(2);
         let machines: Vec<Machine> = (0..1 + random.place(3)).map(|number| Machine::new(number, gpus)).collect();
@@ -134,6 +139,7 @@ impl World {
             troubles,
             calm: false,
             held: false,
+            in_pods,
             times,
             checks: Invariants::default(),
             stream_checks: StreamChecks::default(),
@@ -259,9 +265,22 @@ impl World {
         self.started += 1;
         let (number, seed) = (self.started, self.random.number());
         self.api.etcd.note(|| format!("extender-{number} starts at place {place}"));
-        let process = Process::start(number, self.now, self.times, self.places[place].clock, seed);
+        let pod = self.in_pods.then(|| self.pod_of(place));
+        let process = Process::start((number, pod), self.now, self.times, self.places[place].clock, seed);
         self.places[place].process = Some(process);
         self.after(0, Step::Run(place, number));
+    }
+
+    /// The pod of a place, which a Deployment makes again when it is gone.
+    fn pod_of(&mut self, place: usize) -> (PodUid, PodRef) {
+        let uid = PodUid::parse(&format!("e0000000-0000-4000-8000-{:012x}", self.started)).unwrap();
+        let pod = SimPod::of_extender(uid, place, self.now / SECOND);
+        let name = pod.name.clone();
+        if self.api.etcd.pod(&name).is_none() {
+            self.api.etcd.put_pod(pod);
+        }
+        let uid = self.api.etcd.pod(&name).unwrap().uid.clone();
+        (uid, PodRef { namespace: NAMESPACE.into(), name: name.into() })
     }
 
     pub(super) fn resume(&mut self, place: usize, number: u64) {

@@ -1,0 +1,137 @@
+//! Whether this process has seen all that was written to pods before a moment, without reading them all anew.
+//!
+//! ```text
+//!   won ──▶ writes a mark on its own pod ──▶ the pod watch shows it ──▶ all earlier changes are taken over ──▶ ClusterOwner
+//!     └──── outside a pod, before the first list, or without the mark in time ──▶ all pods are read anew
+//! ```
+//!
+//! A watch shows the writes to all pods in the order in which they were made. So whoever has seen its own mark in it has seen
+//! everything before the mark.
+//!
+//! What must never happen here: a mark that counts although another request than the watch has shown it, or before the
+//! changes that came ahead of it are taken over.
+
+use super::owner::ClusterOwner;
+use super::planted::{PlantedMistake, planted};
+use apiserver::client::ApiClient;
+use model::id::{PodRef, PodUid};
+use model::pod::Pod;
+use parking_lot::Mutex;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::{Notify, oneshot};
+use tokio::time::{Instant, timeout};
+use tokio_util::sync::CancellationToken;
+use wire::annotation_keys::LEADS;
+
+/// How long a mark is waited for. A watch that works shows it within milliseconds, and reading 50,000 pods takes seconds.
+const WITHIN: Duration = Duration::from_secs(2);
+
+/// The mark of this process on its own pod.
+#[derive(Debug)]
+pub(super) struct OwnMark {
+    client: ApiClient,
+    /// The own pod; `None` outside a pod.
+    pod: Option<(PodUid, PodRef)>,
+    identity: Arc<str>,
+    state: Mutex<MarkState>,
+}
+
+#[derive(Debug, Default)]
+struct MarkState {
+    /// Marks that were written, so that each has a value of its own.
+    written: u64,
+    awaited: Option<AwaitedMark>,
+}
+
+/// A mark that the watch has not shown, or whose earlier changes are not taken over yet.
+#[derive(Debug)]
+struct AwaitedMark {
+    value: Arc<str>,
+    /// Just before it was written.
+    begun: Instant,
+    shown: bool,
+    known: oneshot::Sender<()>,
+}
+
+impl OwnMark {
+    /// The mark of the process with this identity in this pod.
+    pub(super) fn new(client: ApiClient, identity: Arc<str>, pod: Option<(PodUid, PodRef)>) -> OwnMark {
+        OwnMark { client, pod, identity, state: Mutex::default() }
+    }
+
+    /// The pod watch, and nothing else, shows this version of a pod.
+    pub(super) fn watched(&self, pod: &Pod) {
+        if self.pod.as_ref().is_none_or(|(own, _)| *own != pod.uid) {
+            return;
+        }
+        if let Some(awaited) = &mut self.state.lock().awaited {
+            awaited.shown |= pod.annotation(LEADS).is_some_and(|value| *value == *awaited.value);
+        }
+    }
+
+    /// The owner has taken over everything that the watch has shown up to now.
+    pub(super) fn taken_over(&self, owner: &ClusterOwner) {
+        if let Some(mark) = self.state.lock().awaited.take_if(|awaited| awaited.shown) {
+            owner.pods_known(mark.begun);
+            // Nobody waits for one that came too late.
+            let _ = mark.known.send(());
+        }
+    }
+
+    /// Each time when it is `wanted`, sees to it that the owner soon knows all pods as of now: by a mark, or by `relist`.
+    pub(super) async fn run(
+        self: Arc<Self>,
+        owner: Arc<ClusterOwner>,
+        (wanted, relist): (Arc<Notify>, Arc<Notify>),
+        stop: CancellationToken,
+    ) {
+        loop {
+            tokio::select! {
+                biased;
+                () = stop.cancelled() => return,
+                () = wanted.notified() => {}
+            }
+            // A first list that is under way may have begun too early, and its watch may begin after the mark.
+            let Some((uid, pod)) = self.pod.as_ref().filter(|_| owner.pods_were_listed()) else {
+                relist.notify_one();
+                continue;
+            };
+            let seen = tokio::select! {
+                biased;
+                () = stop.cancelled() => return,
+                seen = timeout(WITHIN, self.is_seen(&owner, uid, pod)) => seen.is_ok_and(|seen| seen),
+            };
+            self.state.lock().awaited = None;
+            if !seen {
+                tracing::info!(%pod, "the pod watch did not show the mark on the own pod in time: all pods are read anew");
+                relist.notify_one();
+            }
+        }
+    }
+
+    /// Writes a mark, and waits until everything before it is taken over. False if that never happens.
+    async fn is_seen(&self, owner: &ClusterOwner, uid: &PodUid, pod: &PodRef) -> bool {
+        let (sender, known) = oneshot::channel();
+        let begun = Instant::now();
+        let value: Arc<str> = {
+            let mut state = self.state.lock();
+            state.written += 1;
+            let value = Arc::<str>::from(format!("{}/{}", self.identity, state.written));
+            state.awaited = Some(AwaitedMark { value: Arc::clone(&value), begun, shown: false, known: sender });
+            value
+        };
+        if let Err(error) = self.client.mark_pod(uid, pod, (LEADS, &value)).await {
+            tracing::debug!(%pod, %error, "the own pod cannot be marked: {error}");
+            // It may be written although its answer is lost; one that was refused never is.
+            if error.refusal().is_some() {
+                return false;
+            }
+        }
+        if planted(PlantedMistake::WrittenMarkIsSeen) {
+            owner.pods_known(begun);
+            return true;
+        }
+        known.await.is_ok()
+    }
+}
