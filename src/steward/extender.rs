@@ -285,7 +285,7 @@ impl Extender {
 
     /// Starts the followers, which feed the owner, the election, and the evictions.
     fn feed(&mut self) {
-        let (pods, nodes) = (Arc::<Notify>::default(), Arc::clone(&self.leadership.nodes_wanted));
+        let [pods, nodes] = self.leadership.relists.clone();
         let pod_feed = PodFeed {
             owner: Arc::clone(&self.owner),
             leadership: Arc::clone(&self.leadership),

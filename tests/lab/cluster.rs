@@ -19,8 +19,10 @@ use std::time::Duration;
 /// The folder of the scripts.
 const SCRIPTS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/cluster");
 const LOCK: &str = "/run/lock/gpu-steward-cluster";
-/// Nodes of the cluster that most tests use. More parallel tests would overload a machine with two cores.
+/// Nodes of the cluster that tests use exclusively.
 const NODES: u32 = 3;
+/// Nodes of the cluster that tests share, one for each. More parallel tests would overload a machine with two cores.
+const SHARED_NODES: u32 = 4;
 /// Longest wait for the lock. Another test may hold it while it builds everything from nothing.
 const LOCK_WAIT: Duration = Duration::from_secs(1800);
 /// The variable with the runtime of [`ClusterOptions::usual`], to run the same tests on another runtime than the one with CDI.
@@ -135,13 +137,17 @@ impl ClusterOptions {
         ClusterOptions { nodes, runtime: "containerd2", scheduler: None }
     }
 
-    /// The cluster of [`Cluster::shared`], for tests that need it exclusively.
+    /// The cluster of most tests that need it exclusively.
     ///
     /// # Panics
     /// If the environment names an unknown runtime.
     #[must_use]
     pub fn usual() -> ClusterOptions {
-        let options = ClusterOptions::nodes(NODES);
+        ClusterOptions::on_usual_runtime(NODES)
+    }
+
+    fn on_usual_runtime(nodes: u32) -> ClusterOptions {
+        let options = ClusterOptions::nodes(nodes);
         match std::env::var(RUNTIME).as_deref() {
             Err(_) | Ok("containerd2") => options,
             Ok("containerd2-cdi-off") => options.with_cdi_off(),
@@ -209,14 +215,14 @@ impl Cluster {
         Cluster { status: status(), cluster_lock }
     }
 
-    /// The usual cluster, shared with other tests, each on its own nodes: for tests that do not change the control
+    /// A cluster that is shared with other tests, each on its own nodes: for tests that do not change the control
     /// plane.
     ///
     /// # Panics
     /// If it does not come up; the text contains the script's output.
     #[must_use]
     pub fn shared() -> Cluster {
-        let options = ClusterOptions::usual();
+        let options = ClusterOptions::on_usual_runtime(SHARED_NODES);
         let cluster_lock = eventually("a cluster that other tests share", LOCK_WAIT, || {
             let cluster_lock = lock(LOCK, FlockOperation::NonBlockingLockShared)?;
             if options.is_up() {

@@ -135,14 +135,19 @@ impl Binder {
             // On the heap, so that the future of each other bind has no room for it.
             return Box::pin(self.bind_plain(args, plain.version)).await;
         }
-        let bound = |(at, state): (NodeName, ClaimState)| at == *node && state != ClaimState::Assumed;
+        let bound = |(at, state): (NodeName, ClaimState)| {
+            at == *node && (state != ClaimState::Assumed || self.owner.binding_is_written(uid))
+        };
         // kube-scheduler asks again for a pod that is bound after a lost answer, or after a restore of etcd, which takes
         // the node away again. One read tells the two apart.
         if claim.is_some_and(bound) {
             match self.look(uid, pod, node).await {
                 Looked::Bound => return Ok(()),
                 Looked::Unbound(read) if read.deleted_at.is_some() => return Err("the pod is being deleted".into()),
-                Looked::Unbound(_) => self.owner.pod_is_unbound(uid),
+                Looked::Unbound(_) => {
+                    self.is_taken_back(uid);
+                    return Err("etcd was restored to an older state; all pods are read anew, try again".into());
+                }
                 Looked::Never(why) | Looked::Nothing(why) => return Err(why.into()),
             }
         }
@@ -461,18 +466,20 @@ impl Binder {
             }
             let looked = self.look(&order.uid, &order.pod, &order.node).await;
             if matches!(looked, Looked::Unbound(_)) {
-                self.is_taken_back(order);
+                self.is_taken_back(&order.uid);
             }
         }
     }
 
     /// A pod whose binding was written has no node: etcd was restored. Another order for it may be under way by now.
-    fn is_taken_back(&self, order: &BindOrder) {
+    fn is_taken_back(&self, uid: &PodUid) {
         let orders = self.orders.lock();
-        if !orders.contains_key(&order.uid) {
-            self.owner.bind_ended(&order.uid, BindOutcome::Refused);
-            self.owner.pod_is_unbound(&order.uid);
+        if !orders.contains_key(uid) {
+            self.owner.bind_ended(uid, BindOutcome::Refused);
+            self.owner.pod_is_unbound(uid);
         }
+        drop(orders);
+        self.leadership.etcd_was_restored();
     }
 }
 

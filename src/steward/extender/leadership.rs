@@ -45,8 +45,8 @@ pub(super) struct Leadership {
     state: Mutex<LeadershipState>,
     /// Notified when all pods up to now must be known.
     pub(super) pods_wanted: Arc<Notify>,
-    /// Notified when a new list of Nodes is wanted.
-    pub(super) nodes_wanted: Arc<Notify>,
+    /// Notified when a new list of pods, or of Nodes, is wanted.
+    pub(super) relists: [Arc<Notify>; 2],
     /// Bindings that were begun and whose outcome is not known.
     open_bindings: Arc<AtomicUsize>,
 }
@@ -76,8 +76,12 @@ struct LeadershipState {
 impl Leadership {
     pub(super) fn new(elector: Elector) -> Leadership {
         let state = LeadershipState { elector, won: None, caught_up: false, failures: 0 };
-        let [pods_wanted, nodes_wanted] = Default::default();
-        Leadership { state: Mutex::new(state), pods_wanted, nodes_wanted, open_bindings: Arc::default() }
+        Leadership {
+            state: Mutex::new(state),
+            pods_wanted: Arc::default(),
+            relists: Default::default(),
+            open_bindings: Arc::default(),
+        }
     }
 
     /// Who decides at this moment.
@@ -231,12 +235,25 @@ impl Leadership {
                 tracing::info!(%identity, epoch, "won the election; the first decision comes when everything written before is known");
                 (state.won, state.caught_up) = (Some(Instant::now()), false);
                 self.pods_wanted.notify_one();
-                self.nodes_wanted.notify_one();
+                self.relists[1].notify_one();
             }
             Some(ElectionChange::Lost) => {
                 (state.won, state.caught_up) = (None, false);
                 tracing::warn!("this extender leads no longer; it decides nothing until it wins again");
             }
+        }
+    }
+
+    /// A pod that was bound has no node any more, so etcd was restored to an older state, and what was seen before may not count.
+    /// A leader decides again once all pods and Nodes are read anew.
+    pub(super) fn etcd_was_restored(&self) {
+        let mut state = self.state.lock();
+        if state.caught_up {
+            tracing::warn!(
+                "etcd was restored to an older state: all pods and Nodes are read anew before the next decision"
+            );
+            (state.won, state.caught_up) = (Some(Instant::now()), false);
+            self.relists.iter().for_each(|relist| relist.notify_one());
         }
     }
 

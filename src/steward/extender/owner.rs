@@ -199,12 +199,12 @@ impl ClusterOwner {
 
     /// Everything that was written to pods before this moment has been taken over.
     pub(super) fn pods_known(&self, moment: Instant) {
-        self.known.send_modify(|known| known.pods = Some(moment));
+        self.known.send_modify(|known| known.pods = known.pods.max(Some(moment)));
     }
 
     /// The same for Nodes.
     pub(super) fn nodes_known(&self, moment: Instant) {
-        self.known.send_modify(|known| known.nodes = Some(moment));
+        self.known.send_modify(|known| known.nodes = known.nodes.max(Some(moment)));
     }
 
     /// Up to when everything is known, and each change of it.
@@ -232,6 +232,11 @@ impl ClusterOwner {
             unshown.remove(uid);
         }
         unshown.contains_key(uid)
+    }
+
+    /// Whether the pod's binding is known to be written, and the pod watch has not shown it.
+    pub(super) fn binding_is_written(&self, uid: &PodUid) -> bool {
+        self.unshown.lock().get(uid).is_some_and(Option::is_some)
     }
 
     /// Time since the oldest binding was written that the pod watch has not shown.
@@ -558,7 +563,7 @@ mod tests {
             assert!(owner.claim_is_unshown(&pod.uid), "{gone}");
             assert_eq!(owner.watch_lag(), Duration::ZERO, "nothing is known to be written");
             owner.bind_ended(&pod.uid, BindOutcome::Written);
-            assert!(owner.watch_lag() > Duration::ZERO);
+            assert!(owner.watch_lag() > Duration::ZERO && owner.binding_is_written(&pod.uid));
             match gone {
                 false => owner.pod_is(&pod),
                 true => owner.cluster.lock().pod_gone(&pod.uid),

@@ -202,7 +202,7 @@ impl ExtenderPort {
     fn not_leading(&self) -> Option<Answer> {
         let why = match self.leadership.leader() {
             Leader::This => return None,
-            Leader::CatchingUp => "this extender has just won the election and reads the cluster; try again".to_owned(),
+            Leader::CatchingUp => "this extender leads and still reads the cluster; try again".to_owned(),
             Leader::Other(Some(leader)) => format!("this extender does not lead; {leader} leads"),
             Leader::Other(None) => "no extender leads at this moment; try again".to_owned(),
         };
