@@ -3,7 +3,6 @@
 
 use super::closed::ClosedReason;
 use super::filter::gpu_pod;
-use super::node::NodeClaims;
 use super::state::{ClusterState, Home};
 use crate::ledger::ClaimState;
 use crate::placement::{CountedClaims, NodeRefusal, place};
@@ -153,13 +152,13 @@ impl ClusterState {
     }
 
     /// The order of a reservation again, with the epoch of this term. `None` where the order must not be written now: the pod
-    /// has no reservation, its node takes no new claims, or another leader has meanwhile placed pods that leave no room for
+    /// has no reservation, or is gone and its processes still run, its node takes no new claims, or another leader has meanwhile placed pods that leave no room for
     /// it. A node that is gone may never open again, so an order for it is written and its pod collected with the node's.
     #[must_use]
     pub fn order_again(&self, uid: &PodUid) -> Option<BindOrder> {
         let home = self.homes.get(uid)?;
         let node = self.nodes.get(&home.node)?;
-        let held = node.ledger().get(uid)?;
+        let held = node.ledger().get(uid).filter(|_| !node.is_ending(uid))?;
         if node.closed().is_some_and(|why| why != ClosedReason::Gone) {
             return None;
         }
@@ -185,16 +184,17 @@ impl ClusterState {
     }
 
     /// Takes in the outcome of a write. Only a refusal releases the reservation; after a lost answer the same order must
-    /// be written again until its outcome is known.
+    /// be written again until its outcome is known. A pod that was bound by an earlier write and has run, while the watch was
+    /// behind, holds its GPUs until its processes have ended.
     pub fn bind_ended(&mut self, uid: &PodUid, outcome: BindOutcome) {
-        let Some(home) = self.homes.get(uid).cloned() else { return };
-        let assumed =
-            |node: &NodeClaims| node.ledger().get(uid).is_some_and(|claim| claim.state == ClaimState::Assumed);
-        match outcome {
-            BindOutcome::Written | BindOutcome::Unknown => {}
-            // What the pod watch has shown since counts more than the answer to an older write.
-            BindOutcome::Refused if self.nodes.get(&home.node).is_some_and(assumed) => self.release_at(&home.node, uid),
-            BindOutcome::Refused => {}
+        let Some(home) = self.homes.get(uid).filter(|_| outcome == BindOutcome::Refused).cloned() else { return };
+        let Some(node) = self.nodes.get_mut(&home.node) else { return };
+        // What the pod watch has shown since counts more than the answer to an older write.
+        let assumed = node.ledger().get(uid).is_some_and(|claim| claim.state == ClaimState::Assumed);
+        if assumed && (node.is_ending(uid) || node.runs(uid)) {
+            node.ends(uid);
+        } else if assumed {
+            self.release_at(&home.node, uid);
         }
     }
 }

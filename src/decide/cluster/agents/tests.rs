@@ -250,6 +250,22 @@ fn a_pod_that_lost_its_node_in_a_restore_holds_its_gpus_until_its_processes_have
 }
 
 #[test]
+fn a_pod_that_ran_and_was_gone_before_the_watch_showed_it_holds_its_gpus_until_its_processes_have_ended() {
+    let mut cluster = cluster(1, 1);
+    let pod = slice(1, 1000);
+    cluster.filter(pod.clone(), names(1), NOW);
+    cluster.bind(&pod.uid, &name(0)).unwrap();
+    serving(&mut cluster, &[(&pod.uid, PodStage::Started, 1)]);
+    // The binding has no answer; written again, it is refused, because the pod is gone.
+    cluster.pod_gone(&pod.uid);
+    assert_eq!(cluster.order_again(&pod.uid), None);
+    cluster.bind_ended(&pod.uid, BindOutcome::Refused);
+    assert_eq!(state(&cluster, &pod), Some(ClaimState::Assumed));
+    serving(&mut cluster, &[]);
+    assert_eq!(state(&cluster, &pod), None);
+}
+
+#[test]
 fn a_report_alone_releases_nothing() {
     let mut cluster = cluster(1, 1);
     let pod = slice(1, 1000);
