@@ -101,6 +101,8 @@ pub enum ElectionChange {
     Won,
     /// Leads no longer.
     Lost,
+    /// Still leads, and its Lease is older than it was seen before: etcd was restored to an older state.
+    Restored,
 }
 
 /// One process in an election.
@@ -238,7 +240,14 @@ impl Elector {
         };
         let own = lease.record.holder.as_ref() == Some(&self.identity);
         let valid = lease.record.holder.is_some() && now.monotonic < since.after(lease.record.duration);
-        let change = if own { None } else { self.lost() };
+        let older = |(known, _): &(StoredLease, Monotonic)| lease.record.renewed < known.record.renewed;
+        let change = if !own {
+            self.lost()
+        } else if self.leading.is_some() && self.seen.as_ref().is_some_and(older) {
+            Some(ElectionChange::Restored)
+        } else {
+            None
+        };
         let step = if valid && !own {
             ElectionStep::Wait
         } else {

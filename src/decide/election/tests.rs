@@ -51,6 +51,17 @@ fn the_first_process_creates_the_lease_and_renews_it_without_reading() {
 }
 
 #[test]
+fn a_leader_that_finds_its_lease_as_it_was_before_knows_of_a_restore() {
+    let (mut elector, first) = leader("a", 0);
+    let renewal = stored(2, &record(elector.next(at(2))));
+    assert_eq!(elector.written(renewal.clone(), at(2).monotonic, at(2).monotonic), None);
+    elector.failed();
+    assert_eq!(elector.found(Some(renewal), at(3)).1, None, "its write was refused for another reason");
+    assert_eq!(elector.found(Some(first), at(4)).1, Some(ElectionChange::Restored));
+    assert!(elector.leads(at(4).monotonic));
+}
+
+#[test]
 fn another_process_waits_for_the_duration_after_the_last_change_that_it_saw() {
     let (_, lease) = leader("a", 0);
     let mut other = elector("b");

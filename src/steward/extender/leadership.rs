@@ -237,6 +237,7 @@ impl Leadership {
                 self.pods_wanted.notify_one();
                 self.relists[1].notify_one();
             }
+            Some(ElectionChange::Restored) => self.reads_anew(state),
             Some(ElectionChange::Lost) => {
                 (state.won, state.caught_up) = (None, false);
                 tracing::warn!("this extender leads no longer; it decides nothing until it wins again");
@@ -249,12 +250,16 @@ impl Leadership {
     pub(super) fn etcd_was_restored(&self) {
         let mut state = self.state.lock();
         if state.caught_up {
-            tracing::warn!(
-                "etcd was restored to an older state: all pods and Nodes are read anew before the next decision"
-            );
-            (state.won, state.caught_up) = (Some(Instant::now()), false);
-            self.relists.iter().for_each(|relist| relist.notify_one());
+            self.reads_anew(&mut state);
         }
+    }
+
+    fn reads_anew(&self, state: &mut LeadershipState) {
+        tracing::warn!(
+            "etcd was restored to an older state: all pods and Nodes are read anew before the next decision"
+        );
+        (state.won, state.caught_up) = (Some(Instant::now()), false);
+        self.relists.iter().for_each(|relist| relist.notify_one());
     }
 
     /// Begins to decide once everything that was written before the win is known.
