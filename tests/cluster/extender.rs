@@ -223,7 +223,17 @@ fn check_preemption(placed: &Placed) {
     eventually("a question about evictions", SETTLED, || (asked() > 0).then_some(()));
     // kube-scheduler evicts right after the answer, and asks the extender again for each try of the pod.
     urgent("urgent", 2000);
-    placed.run("app=urgent", 1);
+    // kube-scheduler tries the pod again at the event that ends its victim, before the extender may have seen that, and then at the
+    // next event only (docs/scheduling.md).
+    let mut changes = 0;
+    eventually("the urgent pod to run", SETTLED, || {
+        changes += 1;
+        let label = format!("gpu-steward.test/change={changes}");
+        let _ = placed.admin.run(&["label", "node", &node, &label, "--overwrite"]).ok();
+        let pod = placed.admin.get(&["pod", "urgent", "-n", space]);
+        (pod["status"]["phase"] == "Running").then_some(())
+    });
+    let _ = placed.admin.run(&["label", "node", &node, "gpu-steward.test/change-"]).ok();
     assert!(asked() > 1);
     let after = fillers();
     assert_eq!((after.len(), after.is_subset(&before)), (3, true), "{after:?} of {before:?}");
