@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 use tokio::runtime::Runtime;
 
@@ -28,6 +28,8 @@ const ROUNDS: usize = 5;
 const MOST: f64 = 1.5;
 /// Longest time without answers while a leader is stopped and another one takes over.
 const GAP: Duration = Duration::from_secs(3);
+/// Answers before and after it.
+const ANSWERS: usize = 50;
 
 #[test]
 #[ignore = "takes 15 minutes and a cluster: tests/run --long"]
@@ -75,44 +77,51 @@ fn gap(placed: &Placed, account: &Path, round: usize) -> Duration {
     let mut other = start(format!("other-{round}"));
     eventually("the other one to be ready", SETTLED, || (other.get("/readyz").status == 200).then_some(()));
     let (stop, begun) = (Arc::new(AtomicBool::new(false)), Instant::now());
+    let answers = Arc::new(AtomicUsize::new(0));
+    let more_answers = |what: &str| {
+        let before = answers.load(Ordering::Relaxed);
+        eventually(what, SETTLED, || (answers.load(Ordering::Relaxed) > before + ANSWERS).then_some(()));
+    };
     let addresses = [leader.address, other.address];
     let asked = std::thread::spawn({
-        let stop = Arc::clone(&stop);
-        move || asked(addresses, &stop)
+        let (stop, answers) = (Arc::clone(&stop), Arc::clone(&answers));
+        move || asked(addresses, &stop, &answers)
     });
-    std::thread::sleep(Duration::from_secs(1));
+    more_answers("answers of the leader");
     let to_stop = Instant::now();
     leader.terminate();
     let ended = to_stop.elapsed();
     other.wait_until_leads();
-    std::thread::sleep(Duration::from_secs(1));
+    more_answers("answers of the next leader");
     stop.store(true, Ordering::Relaxed);
-    let (answers, gap) = asked.join().expect("the thread ends");
+    let gap = asked.join().expect("the thread ends");
     // The Lease is free again for the next round.
     other.terminate();
     println!(
-        "round {round}: nobody answered for {:.2} s; the leader ended {:.2} s after SIGTERM; {answers} answers in {:.1} s",
+        "round {round}: nobody answered for {:.2} s; the leader ended {:.2} s after SIGTERM; {} answers in {:.1} s",
         gap.as_secs_f64(),
         ended.as_secs_f64(),
+        answers.load(Ordering::Relaxed),
         begun.elapsed().as_secs_f64()
     );
     gap
 }
 
-/// Asks both extenders in turn as a kube-scheduler does. Returns the number of answers, and the longest time between two of them.
-fn asked(addresses: [SocketAddr; 2], stop: &AtomicBool) -> (usize, Duration) {
+/// Asks both extenders in turn as a kube-scheduler does. Counts the answers, and returns the longest time between two of them.
+fn asked(addresses: [SocketAddr; 2], stop: &AtomicBool, answers: &AtomicUsize) -> Duration {
     let (body, kind) = (question().into_bytes(), [("Content-Type", "application/json")]);
-    let (mut answers, mut last, mut gap) = (0, Instant::now(), Duration::ZERO);
+    let (mut last, mut gap) = (Instant::now(), Duration::ZERO);
     while !stop.load(Ordering::Relaxed) {
         for address in addresses {
             let answer = http::request(address, "POST", "/filter", &kind, &body);
             if answer.is_ok_and(|answer| answer.status == 200) {
-                (answers, gap, last) = (answers + 1, gap.max(last.elapsed()), Instant::now());
+                answers.fetch_add(1, Ordering::Relaxed);
+                (gap, last) = (gap.max(last.elapsed()), Instant::now());
             }
         }
         std::thread::sleep(Duration::from_millis(10));
     }
-    (answers, gap)
+    gap
 }
 
 fn question() -> String {

@@ -152,8 +152,9 @@ impl ClusterState {
     }
 
     /// The order of a reservation again, with the epoch of this term. `None` where the order must not be written now: the pod
-    /// has no reservation, or is gone and its processes still run, its node takes no new claims, or another leader has meanwhile placed pods that leave no room for
-    /// it. A node that is gone may never open again, so an order for it is written and its pod collected with the node's.
+    /// has no reservation, or is gone and its processes still run; its node takes no new claims; or another leader has meanwhile
+    /// placed pods that leave no room for it. A node that is gone may never open again, so an order for it is written and its pod
+    /// collected with the node's.
     #[must_use]
     pub fn order_again(&self, uid: &PodUid) -> Option<BindOrder> {
         let home = self.homes.get(uid)?;

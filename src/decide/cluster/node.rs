@@ -227,8 +227,8 @@ impl NodeClaims {
         link.has_list(device).map_or_else(registers, |has| !has)
     }
 
-    /// Takes over which claims have started, by the agent's report. A reservation has not: what the agent reports of its pod is about
-    /// an earlier binding, which a restore of etcd took back.
+    /// Takes over which claims have started, by the agent's report. A reservation waits until the pod watch shows it: what the
+    /// agent reports may be about an earlier binding of the pod, which a restore of etcd took back.
     pub(super) fn take_started(&mut self) {
         if self.agent.is_none() {
             return;

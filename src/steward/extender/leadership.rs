@@ -65,7 +65,8 @@ impl OpenBinding {
 #[derive(Debug)]
 struct LeadershipState {
     elector: Elector,
-    /// When this process won; `None` while it does not lead.
+    /// Everything from before this moment must be known: when this process won, or learnt of a restore of etcd; `None` while it
+    /// does not lead.
     won: Option<Instant>,
     /// Whether it has seen everything that was written before.
     caught_up: bool,
