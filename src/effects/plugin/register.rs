@@ -22,9 +22,10 @@
 //!                none ── the previous agent's ends: nothing is dropped ── Register ──▶ this agent's
 //! ```
 //!
-//! The kubelet continues to use a connection that it does not remember. The last `Register` makes it remember this
-//! agent's connection, because otherwise it would not notice the end of this agent (docs/decisions/0120). An agent that is
-//! stopped before that `Register` makes it while it stops.
+//! The kubelet continues to use a connection that it does not remember, and does not notice its end. The last `Register` makes
+//! it remember this agent's connection. It still remembers none if this agent is stopped before that, or if the kubelet was
+//! so slow that it saw the end of the previous agent's connection while it opened the new one. So an agent that no other
+//! follows sends a list without devices before it ends (docs/decisions/0120).
 //!
 //! Both methods end in an open `ListAndWatch`. When the last one ends and the agent did not end it, the kubelet has
 //! lost the registration: the kubelet restarted, or an older registration ended and the kubelet dropped this one with
@@ -70,9 +71,12 @@ const WATCHED_WITHIN: Duration = Duration::from_secs(15);
 const CHECK_EVERY: Duration = Duration::from_secs(1);
 /// The kubelet dials the agent inside `Register`, for at most 10 s.
 const REGISTER_WITHIN: Duration = Duration::from_secs(15);
-/// How long an agent that stops waits for its last `Register` and the kubelet's `ListAndWatch`. They take milliseconds, and systemd
-/// or the kubelet kills an agent that takes too long.
-const REMEMBERED_WITHIN: Duration = Duration::from_secs(2);
+/// Pause between the end of the previous agent and the last `Register`, so that a kubelet that is short of CPU time has seen that
+/// end before it opens the new connection.
+pub(super) const REMEMBERED_AFTER: Duration = Duration::from_secs(2);
+/// Between the list without devices and the end of the streams: the end of one connection makes the kubelet close another one,
+/// and it may not have read that list there.
+const LEAVES_WITHIN: Duration = Duration::from_millis(50);
 /// Pause between two tries: the kubelet's socket may appear a second or two after its Node is ready, or minutes later.
 const BACKOFF: Backoff = Backoff::new(Duration::from_millis(500), Duration::from_secs(10));
 
@@ -107,7 +111,8 @@ pub async fn serve(
     let following = course.entry != RegistrationStart::Fresh;
     let [plugin, beside, _] = settings.socket_paths();
     let endpoint = if following && UnixStream::connect(&plugin).await.is_ok() { beside } else { plugin };
-    let registrar = Registrar { settings, endpoint, list, calls, state, course };
+    let leaves = CancellationToken::new();
+    let registrar = Registrar { settings, endpoint, list, calls, state, course, leaves };
     let served = registrar.serve().await;
     if !registrar.course.followed.load(Ordering::Relaxed) {
         registrar.settings.clear_left();
@@ -151,6 +156,8 @@ struct Registrar {
     calls: PluginCallSender,
     state: watch::Sender<RegistrationState>,
     course: RegistrationCourse,
+    /// Cancelled when this agent stops and no other follows it.
+    leaves: CancellationToken,
 }
 
 impl Registrar {
@@ -243,11 +250,16 @@ impl Registrar {
         if following { second_agent::find_second(&paths).await } else { second_agent::listening(&paths).await }
     }
 
-    /// Waits for `course.stop`, and then until the calls of the kubelet are answered.
+    /// Waits for `course.stop`, and then until the calls of the kubelet are answered. If no agent follows this one, the kubelet
+    /// then gets the list without devices.
     async fn stopped(&self) -> End {
         self.course.stop.cancelled().await;
         if !self.calls.under_way().answered().await {
             tracing::warn!("agent ends before it answers an admission call of kubelet: the pod fails");
+        }
+        if !self.course.followed.load(Ordering::Relaxed) {
+            self.leaves.cancel();
+            sleep(LEAVES_WITHIN).await;
         }
         End::Stopped
     }
@@ -274,7 +286,7 @@ impl Registrar {
     fn service(&self) -> (Service, watch::Receiver<Watches>) {
         let (watched, seen) = watch::channel(Watches::default());
         let (calls, list) = (self.calls.clone(), self.list.clone());
-        (Service { calls, list, watched, end: CancellationToken::new() }, seen)
+        (Service { calls, list, watched, leaves: self.leaves.clone(), end: CancellationToken::new() }, seen)
     }
 
     async fn watcher(&self) -> End {
@@ -352,15 +364,12 @@ impl Registrar {
                 return End::Failed(why);
             }
             if unremembered {
-                self.hold_unremembered(&kubelet, &socket, watched.clone()).await
+                self.hold_unremembered(&kubelet, &socket, watched).await
             } else {
-                self.hold(&socket, watched.clone(), "classic").await
+                self.hold(&socket, watched, "classic").await
             }
         };
         let end = tokio::select! { end = end => end, end = self.stopped() => end };
-        if unremembered && matches!(end, End::Stopped) {
-            self.be_remembered(&kubelet, watched.clone()).await;
-        }
         socket.close(false).await;
         end
     }
@@ -377,6 +386,12 @@ impl Registrar {
         self.registered("classic");
         let remembered = async {
             self.course.alone.cancelled().await;
+            tokio::select! {
+                biased;
+                // The next agent may already register, and this registration would take its place.
+                () = self.course.closing.cancelled() => std::future::pending().await,
+                () = sleep(REMEMBERED_AFTER) => {}
+            }
             if let Err(why) = self.call_register(kubelet, &self.endpoint).await {
                 return End::Lost(why);
             }
@@ -390,28 +405,6 @@ impl Registrar {
             end = self.stay(socket, watched.clone(), |watches| watches.ended > 0) => end,
             end = remembered => end,
         }
-    }
-
-    /// Before this agent ends: makes the kubelet remember it, so that the kubelet notices the end. An agent that is
-    /// followed leaves this to the next one.
-    async fn be_remembered(&self, kubelet: &Path, watched: watch::Receiver<Watches>) {
-        let open = watched.borrow().open;
-        if open != 1 || self.course.followed.load(Ordering::Relaxed) {
-            return;
-        }
-        let remembered = async {
-            self.call_register(kubelet, &self.endpoint).await?;
-            is_watched(watched, 2).await.map_err(|_| "kubelet did not call ListAndWatch".to_owned())
-        };
-        let why = match timeout(REMEMBERED_WITHIN, remembered).await {
-            Ok(Ok(())) => return,
-            Ok(Err(why)) => why,
-            Err(_) => "kubelet did not answer".to_owned(),
-        };
-        tracing::warn!(
-            reason = %why,
-            "kubelet may not notice the end of this agent, and fails pods until the next agent has registered"
-        );
     }
 
     /// Makes a registration that fails: the kubelet accepts it, gets no answer from the plugin, and forgets its

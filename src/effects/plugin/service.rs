@@ -7,10 +7,11 @@ use proto::device_plugin as v1beta1;
 use proto::device_plugin::device_plugin_server::DevicePlugin;
 use std::pin::Pin;
 use std::sync::Arc;
+use std::task::{Context, Poll};
 use std::time::Instant;
 use tokio::sync::watch;
 use tokio_stream::{Stream, StreamExt};
-use tokio_util::sync::CancellationToken;
+use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 use tonic::{Request, Response, Status};
 
 /// The kubelet's receive limit is 4 MiB; a longer list ends the stream, and the resource is gone. One twentieth stays
@@ -31,6 +32,8 @@ pub(super) struct Service {
     pub list: watch::Receiver<Arc<[PluginDevice]>>,
     /// Counts the kubelet's `ListAndWatch` streams.
     pub watched: watch::Sender<Watches>,
+    /// Cancelled when this agent stops and no other follows it: each stream, also a new one, then sends a list without devices.
+    pub leaves: CancellationToken,
     /// The end of this registration: it ends the streams, and the kubelet then closes its connection.
     pub end: CancellationToken,
 }
@@ -143,9 +146,11 @@ impl DevicePlugin for Service {
             tracing::debug!(devices = list.len(), "kubelet gets the list of devices");
             Some(Ok(message))
         });
-        let end = self.end.clone();
-        let until = Box::pin(async move { end.cancelled().await });
-        Ok(Response::new(Box::pin(Until { lists: Box::pin(lists), until })))
+        Ok(Response::new(Box::pin(ListStream {
+            lists: Box::pin(lists),
+            leaves: Some(Box::pin(self.leaves.clone().cancelled_owned())),
+            end: Box::pin(self.end.clone().cancelled_owned()),
+        })))
     }
 
     async fn get_preferred_allocation(
@@ -197,19 +202,25 @@ impl DevicePlugin for Service {
     }
 }
 
-/// A stream that ends when the future `until` completes.
-struct Until<S> {
+/// The answer of `ListAndWatch`: `lists`, until `leaves` completes; then a list without devices; the end when `end` completes.
+struct ListStream<S> {
     lists: Pin<Box<S>>,
-    until: Pin<Box<dyn Future<Output = ()> + Send>>,
+    /// `None` when the list without devices is sent.
+    leaves: Option<Pin<Box<WaitForCancellationFutureOwned>>>,
+    end: Pin<Box<WaitForCancellationFutureOwned>>,
 }
 
-impl<S: Stream> Stream for Until<S> {
+impl<S: Stream<Item = Result<v1beta1::ListAndWatchResponse, Status>>> Stream for ListStream<S> {
     type Item = S::Item;
 
-    fn poll_next(mut self: Pin<&mut Self>, cx: &mut std::task::Context<'_>) -> std::task::Poll<Option<S::Item>> {
-        if self.until.as_mut().poll(cx).is_ready() {
-            return std::task::Poll::Ready(None);
+    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<S::Item>> {
+        if self.leaves.as_mut().is_some_and(|leaves| leaves.as_mut().poll(cx).is_ready()) {
+            self.leaves = None;
+            return Poll::Ready(Some(Ok(message(&[]))));
         }
-        self.lists.as_mut().poll_next(cx)
+        if self.end.as_mut().poll(cx).is_ready() {
+            return Poll::Ready(None);
+        }
+        if self.leaves.is_none() { Poll::Pending } else { self.lists.as_mut().poll_next(cx) }
     }
 }

@@ -27,6 +27,8 @@ pub enum RegistrationStart {
 pub struct RegistrationCourse {
     /// How it begins.
     pub entry: RegistrationStart,
+    /// Set when the agent is about to stop. A next agent may register from here on.
+    pub closing: CancellationToken,
     /// Stops the agent: calls under way are answered, then everything is closed.
     pub stop: CancellationToken,
     /// Set when the previous agent has ended.

@@ -1,13 +1,15 @@
 //! Tests both methods of registration with a fake kubelet that sends the same bytes as the real one.
 
 use super::call::{PluginCall, PluginCallReceiver, PluginCallSender, PluginDevice};
-use super::register::serve;
+use super::register::{REMEMBERED_AFTER, serve};
+use super::service::{Service, Watches};
 use super::settings::{RegistrationCourse, RegistrationMethod, RegistrationStart, Settings};
 use super::socket_name;
 use super::socket_name::tests::authority;
 use model::plugin::{RegistrationState, SecondConnection};
 use proto::device_plugin as v1beta1;
 use proto::device_plugin::device_plugin_client::DevicePluginClient;
+use proto::device_plugin::device_plugin_server::DevicePlugin;
 use proto::device_plugin::registration_server::{Registration as Register, RegistrationServer};
 use proto::plugin_registration::registration_client::RegistrationClient;
 use proto::plugin_registration::{InfoRequest, RegistrationStatus};
@@ -20,6 +22,7 @@ use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
+use tokio_stream::StreamExt;
 use tokio_stream::wrappers::UnixListenerStream;
 use tokio_util::sync::CancellationToken;
 use tonic::transport::{Channel, Endpoint, Server};
@@ -39,6 +42,7 @@ struct Node {
     plugins: PathBuf,
     registry: PathBuf,
     state: watch::Receiver<RegistrationState>,
+    closing: CancellationToken,
     stop: CancellationToken,
     alone: CancellationToken,
     followed: Arc<AtomicBool>,
@@ -68,11 +72,16 @@ impl Node {
         let (state_sender, state) = watch::channel(RegistrationState::Waiting("the start".into()));
         let (stop, followed) = (CancellationToken::new(), Arc::<AtomicBool>::default());
         let (calls, receiver) = PluginCallSender::channel();
-        let alone = CancellationToken::new();
-        let course =
-            RegistrationCourse { entry, stop: stop.clone(), alone: alone.clone(), followed: Arc::clone(&followed) };
+        let [alone, closing] = std::array::from_fn(|_| CancellationToken::new());
+        let course = RegistrationCourse {
+            entry,
+            closing: closing.clone(),
+            stop: stop.clone(),
+            alone: alone.clone(),
+            followed: Arc::clone(&followed),
+        };
         let served = tokio::spawn(serve(settings, listed, calls, state_sender, course));
-        Node { plugins, registry, state, stop, alone, followed, served, list, receiver, _folder: folder }
+        Node { plugins, registry, state, closing, stop, alone, followed, served, list, receiver, _folder: folder }
     }
 
     async fn socket(&self, path: PathBuf) -> PathBuf {
@@ -376,6 +385,8 @@ async fn an_admission_call_in_progress_at_the_stop_is_answered() {
     reply.send(Ok(super::AllocateAnswer { cdi: vec!["nvidia.com/gpu=x".into()], fields: Vec::new() })).unwrap();
     let answer = soon("the answer", allocation).await.unwrap().expect("an answer");
     assert_eq!(answer.into_inner().container_responses[0].cdi_devices[0].name, "nvidia.com/gpu=x");
+    let last = soon("the last list", list.message()).await.unwrap().expect("a list");
+    assert_eq!(last.devices, []);
     assert!(!matches!(soon("the end of the list", list.message()).await, Ok(Some(_))));
     node.end().await;
 }
@@ -440,32 +451,50 @@ async fn beside_another_agent_the_kubelet_remembers_no_connection_until_that_age
     node.end().await;
 }
 
-/// The kubelet remembers no connection when the agent is stopped: the agent registers once more, so that the kubelet notices its
-/// end. An agent that is followed must not, because the kubelet would drop the next one with it.
+/// The kubelet may remember no connection when the agent is stopped, and then does not notice its end: its list ends without
+/// devices. An agent that is followed must not send that, because it would replace the list of the next one.
 #[tokio::test]
-async fn an_agent_that_is_stopped_while_it_takes_over_is_remembered_first() {
+async fn the_last_list_of_an_agent_has_no_devices_unless_it_is_followed() {
     for followed in [false, true] {
         let mut registered = None;
         let entry = RegistrationStart::Beside(SecondConnection::DroppedWithTheFirst);
         let mut node = Node::entering(entry, RegistrationMethod::Auto, |plugins| registered = Some(kubelet(plugins)));
         let mut registered = registered.unwrap();
         let socket = node.plugins.join(soon("Register", registered.recv()).await.unwrap());
-        let mut first = watched(&socket).await;
+        let mut list = watched(&socket).await;
         assert!(soon("the failing Register", registered.recv()).await.unwrap().ends_with(",0.sock"));
         node.expect_state(RegistrationState::Registered("classic")).await;
+        // The previous agent has ended, and this one is about to stop: the next one may already register.
+        node.closing.cancel();
+        node.alone.cancel();
         node.followed.store(followed, Ordering::Relaxed);
+        assert!(timeout(REMEMBERED_AFTER * 2, registered.recv()).await.is_err(), "it registers no more");
         node.stop.cancel();
-        if followed {
-            assert!(soon("the end of the list", first.message()).await.is_ok_and(|list| list.is_none()));
-        } else {
-            assert_eq!(node.plugins.join(soon("Register", registered.recv()).await.unwrap()), socket);
-            let mut second = watched(&socket).await;
-            for list in [&mut first, &mut second] {
-                assert!(soon("the end of the list", list.message()).await.is_ok_and(|list| list.is_none()));
-            }
+        if !followed {
+            let last = soon("the last list", list.message()).await.unwrap().expect("a list");
+            assert_eq!(last.devices, []);
         }
+        assert!(soon("the end of the list", list.message()).await.is_ok_and(|list| list.is_none()));
         soon("the end", node.served).await.unwrap().unwrap();
         assert!(registered.try_recv().is_err(), "it registers no more");
+    }
+}
+
+/// The kubelet may open a stream for a `Register` that was under way when the agent was stopped.
+#[tokio::test]
+async fn a_list_that_is_asked_for_while_the_agent_stops_has_no_devices() {
+    let (calls, _queue) = PluginCallSender::channel();
+    let (_changes, list) = watch::channel(vec![PluginDevice { id: "one".into(), healthy: true, numa: None }].into());
+    let [leaves, end] = std::array::from_fn(|_| CancellationToken::new());
+    let service = Service { calls, list, watched: watch::channel(Watches::default()).0, leaves, end };
+    let list = async || service.list_and_watch(Request::new(v1beta1::Empty {})).await.unwrap().into_inner();
+    let mut before = list().await;
+    assert_eq!(before.next().await.unwrap().unwrap().devices.len(), 1);
+    service.leaves.cancel();
+    service.end.cancel();
+    for mut list in [before, list().await] {
+        assert_eq!(list.next().await.unwrap().unwrap().devices, []);
+        assert!(list.next().await.is_none());
     }
 }
 

@@ -225,6 +225,7 @@ pub(super) async fn serving(
     let Some(entry) = entry else { return Ok(()) };
     let course = RegistrationCourse {
         entry,
+        closing: run.closing.clone(),
         stop: run.served.clone(),
         alone: run.alone.clone(),
         followed: Arc::clone(&run.followed),
