@@ -267,7 +267,7 @@ fn containers_get_their_own_devices_over_every_restart_in_turn() {
                 bed.part("start", "containerd");
             }
             _ => {
-                bed.cluster.part("stop", "apiserver");
+                bed.cluster.part("kill", "apiserver");
                 agent.signal(15);
                 drop(agent);
                 bed.cluster.part("start", "apiserver");
