@@ -25,7 +25,7 @@
 //! The kubelet continues to use a connection that it does not remember, and does not notice its end. The last `Register` makes
 //! it remember this agent's connection. It still remembers none if this agent is stopped before that, or if the kubelet was
 //! so slow that it saw the end of the previous agent's connection while it opened the new one. So an agent that no other
-//! follows sends a list without devices before it ends (docs/decisions/0120).
+//! follows sends, before it ends, that all devices are unhealthy (docs/decisions/0120).
 //!
 //! Both methods end in an open `ListAndWatch`. When the last one ends and the agent did not end it, the kubelet has
 //! lost the registration: the kubelet restarted, or an older registration ended and the kubelet dropped this one with
@@ -47,7 +47,6 @@ use proto::plugin_registration::registration_server::RegistrationServer;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 use tokio::net::UnixStream;
 use tokio::sync::watch;
@@ -74,8 +73,8 @@ const REGISTER_WITHIN: Duration = Duration::from_secs(15);
 /// Pause between the end of the previous agent and the last `Register`, so that a kubelet that is short of CPU time has seen that
 /// end before it opens the new connection.
 pub(super) const REMEMBERED_AFTER: Duration = Duration::from_secs(2);
-/// Between the list without devices and the end of the streams: the end of one connection makes the kubelet close another one,
-/// and it may not have read that list there.
+/// Between the last list and the end of the streams, so that the kubelet has read it on each of them: the end of one connection
+/// makes it close another one.
 const LEAVES_WITHIN: Duration = Duration::from_millis(50);
 /// Pause between two tries: the kubelet's socket may appear a second or two after its Node is ready, or minutes later.
 const BACKOFF: Backoff = Backoff::new(Duration::from_millis(500), Duration::from_secs(10));
@@ -111,10 +110,9 @@ pub async fn serve(
     let following = course.entry != RegistrationStart::Fresh;
     let [plugin, beside, _] = settings.socket_paths();
     let endpoint = if following && UnixStream::connect(&plugin).await.is_ok() { beside } else { plugin };
-    let leaves = CancellationToken::new();
-    let registrar = Registrar { settings, endpoint, list, calls, state, course, leaves };
+    let registrar = Registrar { settings, endpoint, list, calls, state, course };
     let served = registrar.serve().await;
-    if !registrar.course.followed.load(Ordering::Relaxed) {
+    if !registrar.course.is_followed() {
         registrar.settings.clear_left();
     }
     served
@@ -156,8 +154,6 @@ struct Registrar {
     calls: PluginCallSender,
     state: watch::Sender<RegistrationState>,
     course: RegistrationCourse,
-    /// Cancelled when this agent stops and no other follows it.
-    leaves: CancellationToken,
 }
 
 impl Registrar {
@@ -250,16 +246,11 @@ impl Registrar {
         if following { second_agent::find_second(&paths).await } else { second_agent::listening(&paths).await }
     }
 
-    /// Waits for `course.stop`, and then until the calls of the kubelet are answered. If no agent follows this one, the kubelet
-    /// then gets the list without devices.
+    /// Waits for `course.stop`, and then until the calls of the kubelet are answered.
     async fn stopped(&self) -> End {
         self.course.stop.cancelled().await;
         if !self.calls.under_way().answered().await {
             tracing::warn!("agent ends before it answers an admission call of kubelet: the pod fails");
-        }
-        if !self.course.followed.load(Ordering::Relaxed) {
-            self.leaves.cancel();
-            sleep(LEAVES_WITHIN).await;
         }
         End::Stopped
     }
@@ -286,7 +277,7 @@ impl Registrar {
     fn service(&self) -> (Service, watch::Receiver<Watches>) {
         let (watched, seen) = watch::channel(Watches::default());
         let (calls, list) = (self.calls.clone(), self.list.clone());
-        (Service { calls, list, watched, leaves: self.leaves.clone(), end: CancellationToken::new() }, seen)
+        (Service { calls, list, watched, leaves: CancellationToken::new(), end: CancellationToken::new() }, seen)
     }
 
     async fn watcher(&self) -> End {
@@ -322,7 +313,7 @@ impl Registrar {
             self.hold(&socket, watched, "watcher").await
         };
         let end = tokio::select! { end = end => end, end = self.stopped() => end };
-        socket.close(self.course.followed.load(Ordering::Relaxed)).await;
+        socket.close(self.course.is_followed()).await;
         end
     }
 
@@ -349,7 +340,7 @@ impl Registrar {
     /// ends.
     async fn classic(&self, unremembered: bool) -> End {
         let (service, watched) = self.service();
-        let routes = Routes::new(plugin(&service));
+        let (routes, leaves) = (Routes::new(plugin(&service)), service.leaves.clone());
         let kubelet = self.settings.kubelet();
         if UnixStream::connect(&kubelet).await.is_err() {
             return End::KubeletAbsent(format!("kubelet, which does not listen on {}", kubelet.display()));
@@ -370,8 +361,22 @@ impl Registrar {
             }
         };
         let end = tokio::select! { end = end => end, end = self.stopped() => end };
+        if self.may_be_forgotten(&end) {
+            leaves.cancel();
+            sleep(LEAVES_WITHIN).await;
+        }
         socket.close(false).await;
         end
+    }
+
+    /// Whether the kubelet may remember no connection of this agent and no other agent takes its place, so that the last list must
+    /// say that it ends. The list of an agent that is followed would replace that of the next one.
+    fn may_be_forgotten(&self, end: &End) -> bool {
+        let not_followed = match end {
+            End::Stopped => self.course.followed.get() == Some(&false),
+            _ => !self.course.closing.is_cancelled(),
+        };
+        self.course.entry == RegistrationStart::Beside(SecondConnection::DroppedWithTheFirst) && not_followed
     }
 
     /// Makes the kubelet forget the connections, waits for the end of the previous agent, and registers again so that

@@ -10,6 +10,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Instant;
 use tokio::sync::watch;
+use tokio_stream::wrappers::WatchStream;
 use tokio_stream::{Stream, StreamExt};
 use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 use tonic::{Request, Response, Status};
@@ -17,6 +18,8 @@ use tonic::{Request, Response, Status};
 /// The kubelet's receive limit is 4 MiB; a longer list ends the stream, and the resource is gone. One twentieth stays
 /// free for fields that a later kubelet may add to a device.
 pub(super) const MAX_LIST: usize = 4 * 1024 * 1024 / 20 * 19;
+
+const UNHEALTHY: &str = "Unhealthy";
 
 /// Both options are always on. Kubelets before 1.25 take them from `Register`, later ones from the call.
 pub(super) fn options() -> v1beta1::DevicePluginOptions {
@@ -32,7 +35,7 @@ pub(super) struct Service {
     pub list: watch::Receiver<Arc<[PluginDevice]>>,
     /// Counts the kubelet's `ListAndWatch` streams.
     pub watched: watch::Sender<Watches>,
-    /// Cancelled when this agent stops and no other follows it: each stream, also a new one, then sends a list without devices.
+    /// Cancelled for the last list: each stream, also a new one, then sends that all devices are unhealthy, and nothing more.
     pub leaves: CancellationToken,
     /// The end of this registration: it ends the streams, and the kubelet then closes its connection.
     pub end: CancellationToken,
@@ -68,7 +71,7 @@ impl Drop for Watching {
 fn message(list: &[PluginDevice]) -> v1beta1::ListAndWatchResponse {
     let device = |device: &PluginDevice| v1beta1::Device {
         id: device.id.to_string(),
-        health: if device.healthy { "Healthy" } else { "Unhealthy" }.into(),
+        health: if device.healthy { "Healthy" } else { UNHEALTHY }.into(),
         topology: device
             .numa
             .map(|node| v1beta1::TopologyInfo { nodes: vec![v1beta1::NumaNode { id: i64::from(node) }] }),
@@ -131,7 +134,7 @@ impl DevicePlugin for Service {
     async fn list_and_watch(&self, _: Request<v1beta1::Empty>) -> Result<Response<Self::ListAndWatchStream>, Status> {
         let watching = Watching::new(&self.watched);
         // Only the newest list: a kubelet that reads slowly gets the state, not a queue of its changes.
-        let lists = tokio_stream::wrappers::WatchStream::new(self.list.clone()).filter_map(move |list| {
+        let lists = WatchStream::new(self.list.clone()).filter_map(move |list| {
             let _ = &watching;
             let message = message(&list);
             let len = message.encoded_len();
@@ -148,6 +151,7 @@ impl DevicePlugin for Service {
         });
         Ok(Response::new(Box::pin(ListStream {
             lists: Box::pin(lists),
+            last: self.list.clone(),
             leaves: Some(Box::pin(self.leaves.clone().cancelled_owned())),
             end: Box::pin(self.end.clone().cancelled_owned()),
         })))
@@ -202,10 +206,15 @@ impl DevicePlugin for Service {
     }
 }
 
-/// The answer of `ListAndWatch`: `lists`, until `leaves` completes; then a list without devices; the end when `end` completes.
+/// The answer of `ListAndWatch`: `lists`, until `leaves` completes; then all devices of `last` as unhealthy; the end when `end`
+/// completes.
+///
+/// The last list must name every device: the kubelet reads the device of an allocation that was just answered, and ends with a nil
+/// pointer if it is not in the list any more (1.34, `allocateContainerResources`).
 struct ListStream<S> {
     lists: Pin<Box<S>>,
-    /// `None` when the list without devices is sent.
+    last: watch::Receiver<Arc<[PluginDevice]>>,
+    /// `None` when the last list is sent.
     leaves: Option<Pin<Box<WaitForCancellationFutureOwned>>>,
     end: Pin<Box<WaitForCancellationFutureOwned>>,
 }
@@ -216,7 +225,9 @@ impl<S: Stream<Item = Result<v1beta1::ListAndWatchResponse, Status>>> Stream for
     fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<S::Item>> {
         if self.leaves.as_mut().is_some_and(|leaves| leaves.as_mut().poll(cx).is_ready()) {
             self.leaves = None;
-            return Poll::Ready(Some(Ok(message(&[]))));
+            let mut last = message(&self.last.borrow());
+            last.devices.iter_mut().for_each(|device| device.health = UNHEALTHY.into());
+            return Poll::Ready(Some(Ok(last)));
         }
         if self.end.as_mut().poll(cx).is_ready() {
             return Poll::Ready(None);

@@ -4,8 +4,7 @@ use super::socket_name;
 use model::plugin::SecondConnection;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, OnceLock};
 use tokio_util::sync::CancellationToken;
 
 /// Limit of files that are checked in a folder; a node has a handful of plugins.
@@ -33,8 +32,14 @@ pub struct RegistrationCourse {
     pub stop: CancellationToken,
     /// Set when the previous agent has ended.
     pub alone: CancellationToken,
-    /// Whether a next agent takes over at once: then this agent leaves its socket in the registry.
-    pub followed: Arc<AtomicBool>,
+    /// Whether a next agent takes over at once, if that is known: then this agent leaves its socket in the registry.
+    pub followed: Arc<OnceLock<bool>>,
+}
+
+impl RegistrationCourse {
+    pub(super) fn is_followed(&self) -> bool {
+        self.followed.get() == Some(&true)
+    }
 }
 
 /// How the agent registers with the kubelet.

@@ -14,8 +14,7 @@ use proto::device_plugin::registration_server::{Registration as Register, Regist
 use proto::plugin_registration::registration_client::RegistrationClient;
 use proto::plugin_registration::{InfoRequest, RegistrationStatus};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{UnixListener, UnixStream};
@@ -45,7 +44,7 @@ struct Node {
     closing: CancellationToken,
     stop: CancellationToken,
     alone: CancellationToken,
-    followed: Arc<AtomicBool>,
+    followed: Arc<OnceLock<bool>>,
     served: JoinHandle<std::io::Result<()>>,
     list: watch::Sender<Arc<[PluginDevice]>>,
     receiver: PluginCallReceiver,
@@ -70,7 +69,7 @@ impl Node {
         let device = PluginDevice { id: "GPU-1-0".into(), healthy: true, numa: None };
         let (list, listed) = watch::channel(Arc::from([device]));
         let (state_sender, state) = watch::channel(RegistrationState::Waiting("the start".into()));
-        let (stop, followed) = (CancellationToken::new(), Arc::<AtomicBool>::default());
+        let (stop, followed) = (CancellationToken::new(), Arc::<OnceLock<bool>>::default());
         let (calls, receiver) = PluginCallSender::channel();
         let [alone, closing] = std::array::from_fn(|_| CancellationToken::new());
         let course = RegistrationCourse {
@@ -135,6 +134,10 @@ async fn watched(path: &Path) -> tonic::Streaming<v1beta1::ListAndWatchResponse>
     let mut list = plugin.list_and_watch(v1beta1::Empty {}).await.unwrap().into_inner();
     assert_eq!(list.message().await.unwrap().unwrap().devices.len(), 1);
     list
+}
+
+fn health(list: &v1beta1::ListAndWatchResponse) -> Vec<&str> {
+    list.devices.iter().map(|device| device.health.as_str()).collect()
 }
 
 /// The kubelet's own socket: reports which endpoints were registered.
@@ -385,8 +388,6 @@ async fn an_admission_call_in_progress_at_the_stop_is_answered() {
     reply.send(Ok(super::AllocateAnswer { cdi: vec!["nvidia.com/gpu=x".into()], fields: Vec::new() })).unwrap();
     let answer = soon("the answer", allocation).await.unwrap().expect("an answer");
     assert_eq!(answer.into_inner().container_responses[0].cdi_devices[0].name, "nvidia.com/gpu=x");
-    let last = soon("the last list", list.message()).await.unwrap().expect("a list");
-    assert_eq!(last.devices, []);
     assert!(!matches!(soon("the end of the list", list.message()).await, Ok(Some(_))));
     node.end().await;
 }
@@ -451,10 +452,10 @@ async fn beside_another_agent_the_kubelet_remembers_no_connection_until_that_age
     node.end().await;
 }
 
-/// The kubelet may remember no connection when the agent is stopped, and then does not notice its end: its list ends without
-/// devices. An agent that is followed must not send that, because it would replace the list of the next one.
+/// The kubelet may remember no connection when the agent is stopped, and then does not notice its end: its last list
+/// says that no device is healthy. An agent that is followed must not send that, because it would replace the list of the next one.
 #[tokio::test]
-async fn the_last_list_of_an_agent_has_no_devices_unless_it_is_followed() {
+async fn the_last_list_of_an_agent_says_that_its_devices_are_unhealthy_unless_it_is_followed() {
     for followed in [false, true] {
         let mut registered = None;
         let entry = RegistrationStart::Beside(SecondConnection::DroppedWithTheFirst);
@@ -467,12 +468,12 @@ async fn the_last_list_of_an_agent_has_no_devices_unless_it_is_followed() {
         // The previous agent has ended, and this one is about to stop: the next one may already register.
         node.closing.cancel();
         node.alone.cancel();
-        node.followed.store(followed, Ordering::Relaxed);
+        node.followed.set(followed).unwrap();
         assert!(timeout(REMEMBERED_AFTER * 2, registered.recv()).await.is_err(), "it registers no more");
         node.stop.cancel();
         if !followed {
             let last = soon("the last list", list.message()).await.unwrap().expect("a list");
-            assert_eq!(last.devices, []);
+            assert_eq!(health(&last), ["Unhealthy"]);
         }
         assert!(soon("the end of the list", list.message()).await.is_ok_and(|list| list.is_none()));
         soon("the end", node.served).await.unwrap().unwrap();
@@ -482,18 +483,18 @@ async fn the_last_list_of_an_agent_has_no_devices_unless_it_is_followed() {
 
 /// The kubelet may open a stream for a `Register` that was under way when the agent was stopped.
 #[tokio::test]
-async fn a_list_that_is_asked_for_while_the_agent_stops_has_no_devices() {
+async fn a_list_that_is_asked_for_while_the_agent_stops_is_the_last_one() {
     let (calls, _queue) = PluginCallSender::channel();
     let (_changes, list) = watch::channel(vec![PluginDevice { id: "one".into(), healthy: true, numa: None }].into());
     let [leaves, end] = std::array::from_fn(|_| CancellationToken::new());
     let service = Service { calls, list, watched: watch::channel(Watches::default()).0, leaves, end };
     let list = async || service.list_and_watch(Request::new(v1beta1::Empty {})).await.unwrap().into_inner();
     let mut before = list().await;
-    assert_eq!(before.next().await.unwrap().unwrap().devices.len(), 1);
+    assert_eq!(health(&before.next().await.unwrap().unwrap()), ["Healthy"]);
     service.leaves.cancel();
     service.end.cancel();
     for mut list in [before, list().await] {
-        assert_eq!(list.next().await.unwrap().unwrap().devices, []);
+        assert_eq!(health(&list.next().await.unwrap().unwrap()), ["Unhealthy"]);
         assert!(list.next().await.is_none());
     }
 }
@@ -502,7 +503,7 @@ async fn a_list_that_is_asked_for_while_the_agent_stops_has_no_devices() {
 async fn an_agent_that_is_followed_leaves_its_socket_in_the_registry() {
     let node = Node::with(RegistrationMethod::Watcher, |_| {});
     let socket = node.socket(node.in_registry()).await;
-    node.followed.store(true, Ordering::Relaxed);
+    node.followed.set(true).unwrap();
     node.stop.cancel();
     soon("the end", node.served).await.unwrap().unwrap();
     assert!(socket.exists() && UnixStream::connect(&socket).await.is_err());

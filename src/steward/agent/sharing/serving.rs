@@ -24,8 +24,8 @@ use model::id::NodeName;
 use model::plugin::RegistrationState;
 use std::io;
 use std::path::Path;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 use tokio::sync::{oneshot, watch};
 use tokio::time::timeout;
@@ -53,7 +53,7 @@ pub(crate) struct Run {
     served: CancellationToken,
     /// Cancelled when the previous agent has ended.
     alone: CancellationToken,
-    followed: Arc<AtomicBool>,
+    followed: Arc<OnceLock<bool>>,
     /// Whether this agent registers while the previous one is still registered.
     beside: Arc<AtomicBool>,
 }
@@ -61,12 +61,11 @@ pub(crate) struct Run {
 impl Run {
     pub(crate) fn new(stop: CancellationToken, progress: watch::Sender<Progress>) -> Run {
         let [closing, closed, served, alone] = std::array::from_fn(|_| CancellationToken::new());
-        let [followed, beside] = std::array::from_fn(|_| Arc::default());
-        Run { closing, closed, stop, progress, served, alone, followed, beside }
+        Run { closing, closed, stop, progress, served, alone, followed: Arc::default(), beside: Arc::default() }
     }
 
     /// Waits until this agent has to stop and may do so before its turn. Beside a previous agent, which is about to close, it
-    /// takes its turn first: the kubelet already calls this agent, and notices its end only after a complete registration.
+    /// takes its turn first: the kubelet already calls this agent, and learns of its end only from its last list.
     async fn stops_before_its_turn(&self) {
         self.closing.cancelled().await;
         if self.beside.load(Ordering::Relaxed) {
@@ -183,7 +182,7 @@ async fn hands_over(turn: &AgentTurn, run: &Run) {
     run.closing.cancelled().await;
     let followed = turn.hand_over().await;
     tracing::info!(followed, "answering the kubelet's open calls, then closing");
-    run.followed.store(followed, Ordering::Relaxed);
+    let _ = run.followed.set(followed);
     run.served.cancel();
     std::future::pending().await
 }
