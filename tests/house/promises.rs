@@ -1,22 +1,22 @@
 //! Promises: each promise in `docs/specification.md` has a test that names its number, and no test names another
 //! number.
 
-use super::finding::{Finding, Rule};
-use super::tree::{Tree, is_rust};
+use super::{Findings, Tree, is_rust};
 use std::collections::BTreeMap;
 
 /// The file with the promises.
 const SPECIFICATION: &str = "docs/specification.md";
 /// The words in the text of a promise without a test.
 const UNTESTED: &str = "not tested";
+const RULE: &str = "promise";
 
 /// Compares the numbers of the promises with those of the tests.
-pub(crate) fn check(tree: &Tree, findings: &mut Vec<Finding>) {
-    let Some(text) = tree.texts.get(SPECIFICATION) else { return };
+pub(crate) fn check(tree: &Tree, findings: &mut Findings) {
+    let Some(text) = tree.get(SPECIFICATION) else { return };
     let promises = promises(text);
     let mut shown: BTreeMap<u32, (&str, usize)> = BTreeMap::new();
     let tests = |path: &str| is_rust(path) && !path.starts_with("tests/house") || path == "tests/run";
-    for (path, text) in tree.texts.iter().filter(|(path, _)| tests(path)) {
+    for (path, text) in tree.iter().filter(|(path, _)| tests(path)) {
         for (line, text) in text.lines().enumerate() {
             for number in named(text) {
                 shown.entry(number).or_insert((path, line + 1));
@@ -25,17 +25,17 @@ pub(crate) fn check(tree: &Tree, findings: &mut Vec<Finding>) {
     }
     for (number, (path, line)) in shown.iter().filter(|(number, _)| !promises.contains_key(number)) {
         let what = format!("names promise {number}, which {SPECIFICATION} does not have");
-        findings.push(Finding::new(Rule::Promise, path, *line, what));
+        findings.add(RULE, path, *line, what);
     }
     for (number, (line, text)) in &promises {
         match (shown.get(number), text.contains(UNTESTED)) {
             (None, false) => {
                 let what = format!("no test says `Promise {number}`: write one, or say \"{UNTESTED}\" in the promise");
-                findings.push(Finding::new(Rule::Promise, SPECIFICATION, *line, what));
+                findings.add(RULE, SPECIFICATION, *line, what);
             }
             (Some((path, _)), true) => {
                 let what = format!("promise {number} says \"{UNTESTED}\", but {path} names it");
-                findings.push(Finding::new(Rule::Promise, SPECIFICATION, *line, what));
+                findings.add(RULE, SPECIFICATION, *line, what);
             }
             _ => {}
         }
