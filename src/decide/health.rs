@@ -79,7 +79,7 @@ pub enum HealthChange {
     Fit,
 }
 
-/// The health record of one GPU. Its fields are one state machine: each transition reads most of them.
+/// The health record of one GPU.
 #[derive(Debug, Default)]
 pub struct HealthRecord {
     /// The incidents since the GPU was last fit, each with the time when it was first seen. At most [`MAX_XID_CODES`]

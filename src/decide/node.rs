@@ -41,8 +41,7 @@ use model::view::{GpuView, HostRates, NodeView, PodView, SoleHolders};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-/// The state of one node. It has one field for each kind of observation: most are parts with a state of their own, the
-/// others the last report of a source.
+/// The state of one node.
 #[derive(Debug)]
 pub struct NodeState {
     name: NodeName,

@@ -104,8 +104,7 @@ impl CgroupIdentity {
     }
 }
 
-/// The sample of one cgroup: the kernel's counters unchanged, each with its own time. It has one field for each value
-/// that the kernel reports of a cgroup.
+/// The sample of one cgroup: the kernel's counters unchanged, each with its own time.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct CgroupSample {
     /// CPU time since the cgroup was created.

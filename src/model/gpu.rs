@@ -14,8 +14,7 @@ pub const MAX_GPUS: usize = 64;
 /// Upper bound on the MIG instances of one GPU: NVML never reports more than 7.
 pub const MAX_MIG: usize = 8;
 
-/// The facts about one GPU. They change only when hardware, driver or MIG layout change. It has one field for each
-/// fact that NVML reports.
+/// The facts about one GPU. They change only when hardware, driver or MIG layout change.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Gpu {
     /// The UUID.
@@ -166,7 +165,7 @@ impl GpuPath {
 
 readings! {
     /// The readings of one GPU. The cheap ones are read every second, the others less often; every reading has its own
-    /// time. It has one field for each value that NVML reports.
+    /// time.
     #[derive(Clone, Debug, Default, PartialEq)]
     pub struct GpuSample {
         /// Memory in use by processes, as the v2 call counts it: without what the driver reserves.
@@ -353,7 +352,7 @@ readings! {
     }
 
     /// GPM (profiling) counters over the time between two samples. Shares are ratios of one; rates are in bytes per
-    /// second. It has one field for each metric of GPM that the agent reads.
+    /// second.
     #[derive(Clone, Copy, Debug, Default, PartialEq)]
     pub struct GpmSample {
         /// Graphics or compute engine active.

@@ -5,7 +5,7 @@ use crate::reading::Reading;
 use crate::unit::{Bytes, Count, Nanos};
 use std::sync::Arc;
 
-/// What is read of the whole machine. It has one field for each value that the kernel reports.
+/// What is read of the whole machine.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct HostSample {
     /// Time in user mode (with nice), over all CPUs since boot.

@@ -7,8 +7,7 @@ use std::sync::Arc;
 /// Upper bound on ports: a machine has one for each GPU and some for storage.
 pub const MAX_PORTS: usize = 64;
 
-/// One port. Its counters count since the port's driver was loaded. It has one field for each file that the kernel has
-/// of a port.
+/// One port. Its counters count since the port's driver was loaded.
 #[derive(Clone, Debug, PartialEq)]
 pub struct InfinibandPort {
     /// The device, such as `mlx5_0`.

@@ -168,7 +168,7 @@ pub struct PodFiles {
     pub over: bool,
 }
 
-/// The device plugin, once it runs. It has one field for each thing that metrics and JSON show of the plugin.
+/// The device plugin, once it runs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PluginView {
     /// The resource, such as `nvidia.com/gpu`.

@@ -27,7 +27,7 @@ pub type LabelKeys = Arc<[Arc<str>]>;
 /// Labels of one pod: key and value.
 pub type PodLabels = Vec<(Arc<str>, Arc<str>)>;
 
-/// One pod. It has one field for each part of the Kubernetes object that the agent uses.
+/// One pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Pod {
     /// The UID at the API server.

@@ -20,7 +20,7 @@ use crate::unit::{Bytes, BytesPerSecond, Cores, Percent};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// The node. It has one field for each kind of thing that a server shows; each server reads only some of them.
+/// The node.
 #[derive(Clone, Debug)]
 pub struct NodeView {
     /// Sequence number of the view; a larger one is newer. Starts again with the agent.
@@ -100,7 +100,7 @@ pub struct PodWatchView {
     pub unreadable: u32,
 }
 
-/// One GPU. It has one field for each thing that the servers show of a GPU.
+/// One GPU.
 #[derive(Clone, Debug)]
 pub struct GpuView {
     /// Its facts.
@@ -227,7 +227,7 @@ pub struct PodView {
     pub gpus: Vec<GpuUse>,
 }
 
-/// One container. It has one field for each thing that the servers show of a container.
+/// One container.
 #[derive(Clone, Debug)]
 pub struct ContainerView {
     /// The identity.

@@ -1,7 +1,7 @@
 //! `perftools.profiles.Profile`, the format of `go tool pprof` (github.com/google/pprof, proto/profile.proto), as far
 //! as this crate writes it. Strings are indices into the profile's string table; index 0 is the empty string.
 
-/// A whole profile. Its fields are those of the wire format.
+/// A whole profile.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct ProfileMessage {
     /// The kinds of the values of each sample.

@@ -80,8 +80,7 @@ fn keep_open() -> usize {
     usize::try_from(max_open_files).unwrap_or(0)
 }
 
-/// Reads everything that belongs to a pass. It has one field for each reader, and the counters of the passes, which
-/// all readers share.
+/// Reads everything that belongs to a pass.
 #[derive(Debug)]
 pub struct Sampler {
     settings: Settings,

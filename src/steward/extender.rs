@@ -210,7 +210,7 @@ struct OwnIdentity {
     pod: Option<(PodUid, PodRef)>,
 }
 
-/// The running parts. It has one field for each part that is started after the others.
+/// The running parts.
 struct Extender {
     lifecycle: Lifecycle,
     connection: ApiConnection,

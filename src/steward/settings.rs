@@ -37,7 +37,7 @@ use stream::ReportSettings;
 use value::{Gpus, LogFormat, Verbosity};
 use wire::device_config::DeviceScaling;
 
-/// The settings of an agent, parsed. It has one field for each setting or group of settings.
+/// The settings of an agent, parsed.
 #[derive(Clone, Debug)]
 pub(crate) struct Settings {
     pub standalone: bool,
@@ -73,7 +73,7 @@ pub(crate) struct Settings {
 }
 
 /// The settings of sharing. Where not noted otherwise, `None` means the value of the device configuration, else its
-/// default. It has one field for each setting.
+/// default.
 #[derive(Clone, Debug)]
 pub(crate) struct Sharing {
     pub split_count: Option<u32>,

@@ -39,8 +39,7 @@ const KEY: &str = "device configuration";
 /// The section of the device YAML that this file reads.
 const SECTION: &str = "nvidia";
 
-/// All settings, including those of the node's own entry. It has one field for each key of HAMi's device
-/// configuration.
+/// All settings, including those of the node's own entry.
 #[derive(Clone, Debug, PartialEq)]
 pub struct DeviceConfig {
     /// How resource amounts become requests.

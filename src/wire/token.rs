@@ -54,7 +54,7 @@ pub struct UncheckedToken {
     pub claims: TokenClaims,
 }
 
-/// What a token says. The times are Unix seconds. It has one field for each claim that is used.
+/// What a token says. The times are Unix seconds.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TokenClaims {
     /// Who made it.

@@ -29,8 +29,7 @@ pub struct NodeFacts {
     pub links: BTreeMap<(GpuUuid, GpuUuid), u32>,
 }
 
-/// One node of the cluster. Its fields are one state: each change of its pods, its Node or its agent is about several of
-/// them, and what a filter call sees of the node depends on nearly all.
+/// One node of the cluster.
 #[derive(Clone, Debug)]
 pub struct NodeClaims {
     name: NodeName,

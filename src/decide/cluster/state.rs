@@ -72,8 +72,8 @@ pub(super) struct Home {
     pub(super) version: Option<u64>,
 }
 
-/// The nodes, claims and proposals of the cluster. All fields are behind one lock, because a decision reads and changes most
-/// of them in one step; each file of this module has the methods for one job.
+/// The nodes, claims and proposals of the cluster. One lock protects all of it, because a decision reads and changes most
+/// of it in one step. Each file of this module has the methods for one job.
 #[derive(Debug)]
 pub struct ClusterState {
     pub(super) rules: ClusterRules,

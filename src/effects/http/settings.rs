@@ -39,7 +39,7 @@ pub struct MetricSets {
 /// Whether the program is ready; the error has the reason.
 pub type Readiness = watch::Receiver<Result<(), Arc<str>>>;
 
-/// The limits of the server. The program uses the default; tests wait less. It has one field for each limit.
+/// The limits of the server. The program uses the default; tests wait less.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Limits {
     /// The limits of connections.

@@ -19,8 +19,7 @@ use model::{Absence, Reading};
 use rustix::fd::OwnedFd;
 use wire::cgroup_file::MalformedCgroupFile;
 
-/// Reads and parses cgroup files, and counts failures. Its fields are what all readings of cgroups share: the
-/// layout of the host, the budget of open files, the counts of failures.
+/// Reads and parses cgroup files, and counts failures. All readings of cgroups share it.
 #[derive(Debug)]
 pub struct CgroupFileReader {
     /// The reader of files.

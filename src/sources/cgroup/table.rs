@@ -22,8 +22,7 @@ const NETWORK_TRIES: usize = 16;
 /// Most processes of one container that are tried.
 const TRIES_A_CONTAINER: usize = 2;
 
-/// The cgroups of all pods and containers. Four of its fields are buffers that each pass uses again, so that a pass
-/// allocates little.
+/// The cgroups of all pods and containers. Each pass uses its buffers again, so that a pass allocates little.
 #[derive(Debug)]
 pub struct CgroupTable {
     kernel: CgroupFileReader,

@@ -49,8 +49,8 @@ struct SlowFiles {
     tasks: Kept,
 }
 
-/// One cgroup and what was read of it. It has one field for each thing that is kept from one reading to the next,
-/// because a node has thousands of cgroups and a reading must open no file twice.
+/// One cgroup and what was read of it. It keeps its files open from one reading to the next, because a node has thousands of
+/// cgroups.
 #[derive(Debug)]
 pub struct TrackedCgroup {
     /// Its path and kind.

@@ -44,7 +44,7 @@ pub(super) struct Harness {
     stop: CancellationToken,
 }
 
-/// The newest report of each kind. It has one field for each kind of report that a test uses.
+/// The newest report of each kind.
 #[derive(Default)]
 pub(super) struct Seen {
     pub(super) source: Vec<GpuSourceState>,

@@ -46,8 +46,7 @@ const LISTS_OF_ONE: u32 = 2;
 const LISTS_OF_ALL: u32 = 16;
 const LISTS_OF_ALL_IN_A_PERIOD: u32 = 5;
 
-/// A poller, with all its state. One thread owns all its fields: its connection to the supervisor, the session, the
-/// GPUs, and what it has reported before.
+/// A poller, with all its state. Only its own thread sees it.
 pub(super) struct Poller {
     settings: Arc<Settings>,
     reporter: Reporter,

@@ -38,8 +38,7 @@ pub(super) struct Open {
     pub(super) worked: bool,
 }
 
-/// One poller's session. Four of its fields connect it to the supervisor as they do its poller; the others are the
-/// state of the library.
+/// One poller's session.
 #[derive(Debug)]
 pub(super) struct Session {
     settings: Arc<Settings>,

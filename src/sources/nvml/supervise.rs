@@ -52,8 +52,7 @@ const LOST_AGAIN: u32 = 2;
 /// Pause before a poller that ended unexpectedly is started again.
 const RESTART: Duration = Duration::from_secs(5);
 
-/// The supervisor's state. One thread owns all its fields and no other thread sees them: the pollers, the event thread,
-/// the session of the library, and the deadlines of each.
+/// The supervisor's state. Only the supervisor's thread sees it.
 pub(super) struct Supervisor {
     settings: Arc<Settings>,
     reporter: Reporter,

@@ -19,8 +19,7 @@ use wire::proc_file::{DiskIo, HostStat, MemInfo, diskstats, host_stat, loadavg, 
 /// Most disks that are counted; a storage server has about a hundred.
 const MAX_DISKS: usize = 1024;
 
-/// Reads the whole machine. It has one field for each thing that is kept from one reading to the next: open files,
-/// sums that go on, last values.
+/// Reads the whole machine. It keeps its files open from one reading to the next.
 #[derive(Debug)]
 pub struct HostReader {
     procfs: Vec<u8>,

@@ -44,8 +44,7 @@ const OWNER_EVERY: u64 = 12;
 /// Most processes that are kept: the kernel's default limit of PIDs. Further ones are only counted.
 const MAX_KNOWN: usize = 32_768;
 
-/// The passes over processes. One pass is spread over a period in slices, so its fields are all that a slice needs: the
-/// readers, their counters, and how far the pass has come.
+/// The passes over processes. One pass is spread over a period in slices.
 #[derive(Debug)]
 pub struct ProcessPasses {
     procfs: Vec<u8>,

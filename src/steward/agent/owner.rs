@@ -25,7 +25,7 @@ const ANNOUNCE_WITHIN: Duration = Duration::from_secs(20);
 /// Observations that are applied before the timers are checked again.
 const BATCH: usize = 64;
 
-/// The owner, with its inputs and outputs. It has one field for each input and each output; its state is `node`.
+/// The owner, with its inputs and outputs.
 #[derive(Debug)]
 pub(crate) struct Owner {
     /// The node's state.

@@ -13,7 +13,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// The settings of an extender, parsed. It has one field for each setting or group of settings.
+/// The settings of an extender, parsed.
 #[derive(Clone, Debug)]
 pub(crate) struct ExtenderSettings {
     /// `None`: search the usual places.

@@ -79,8 +79,7 @@ impl View {
     }
 }
 
-/// The state from which everything is drawn. It has one field for each thing that the screen depends on: the answer,
-/// the choices of the user, the place of the selection.
+/// The state from which everything is drawn.
 #[derive(Clone, Debug)]
 pub(crate) struct State {
     /// The last answer.

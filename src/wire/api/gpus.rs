@@ -36,7 +36,7 @@ pub struct UnidentifiedGpuJson {
     pub reason: String,
 }
 
-/// One GPU. It has one field for each value: it is the wire format of the API.
+/// One GPU.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[expect(missing_docs, reason = "the names are those of `model::gpu::{Gpu, GpuSample}` with their unit")]
 pub struct GpuJson<R = ShownReadingsJson> {
@@ -143,8 +143,7 @@ pub struct RemappedRowsJson {
     pub failed: ReadingJson<bool>,
 }
 
-/// GPM metrics of the GPU's profiling unit: ratios from 0 to 1, and bytes per second. It has one field for each metric
-/// of GPM: it is the wire format of the API.
+/// GPM metrics of the GPU's profiling unit: ratios from 0 to 1, and bytes per second.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[expect(missing_docs, reason = "the names are those of `model::gpu::GpmSample`")]
 pub struct GpmJson {

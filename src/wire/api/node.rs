@@ -12,7 +12,7 @@ use model::time::Now;
 use model::view::{NodeView, PodWatchView};
 use serde::{Deserialize, Serialize};
 
-/// The document. It has one field for each value: it is the wire format of the API.
+/// The document.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[expect(missing_docs, reason = "the names are those of `model::host` and `model::view` with their unit")]
 pub struct NodeJson {

@@ -76,8 +76,7 @@ pub struct ContainerJson {
     pub devices: Vec<String>,
 }
 
-/// The counters of a cgroup, and the rates computed from them. It has one field for each value: it is the wire format of
-/// the API.
+/// The counters of a cgroup, and the rates computed from them.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[expect(
     missing_docs,

@@ -51,7 +51,7 @@ pub struct ProcessRow<'a> {
 /// The entries of a process in the process lists of GPUs.
 pub type GpuEntries<'a> = Vec<(&'a GpuUuid, &'a GpuProcess)>;
 
-/// One process. It has one field for each value: it is the wire format of the API.
+/// One process.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[expect(missing_docs, reason = "the names are those of `model::process::HostProcess` with their unit")]
 pub struct ProcessJson {

@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use tokio::sync::watch;
 
-/// The counts since the program started. It has one field for each kind of thing that is counted or reported.
+/// The counts since the program started.
 #[derive(Debug)]
 pub(super) struct Counts {
     meter: Arc<CallMeter>,

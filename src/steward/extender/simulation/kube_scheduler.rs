@@ -61,7 +61,7 @@ pub(super) enum Asked {
     Bound(PodUid, String),
 }
 
-/// kube-scheduler. It has one field for each of its queues and caches.
+/// kube-scheduler.
 #[derive(Debug, Default)]
 pub(super) struct KubeScheduler {
     version: u64,

@@ -69,7 +69,7 @@ pub(super) struct AgentProcess {
     pub(super) lists_at: u64,
 }
 
-/// A machine. It has one field for each thing that a program on it keeps.
+/// A machine.
 #[derive(Debug)]
 pub(super) struct Machine {
     pub(super) name: String,

@@ -31,7 +31,7 @@ pub(super) enum ContainerIs {
     Terminated,
 }
 
-/// A pod as it is stored. It has one field for each part of a pod that the programs of the cluster read.
+/// A pod as it is stored.
 #[derive(Clone, Debug)]
 pub(super) struct SimPod {
     pub(super) uid: PodUid,

@@ -41,7 +41,7 @@ pub(super) type AgentEnd = MessageStream<DuplexStream>;
 /// Bytes that a stream holds: more than an agent sends before the extender runs, so that nothing waits.
 const PIPE: usize = 1 << 20;
 
-/// A process. It has one field for each part of a machine that the simulation replaces.
+/// A process.
 pub(super) struct Process {
     /// No two processes have the same number, also not on the same machine.
     pub(super) number: u64,

@@ -62,7 +62,7 @@ struct Underway {
     running: BTreeSet<PodUid>,
 }
 
-/// A stream to an extender. It has one field for each part of a connection, and for what each side has said.
+/// A stream to an extender.
 struct Connection {
     process: u64,
     node_uid: String,

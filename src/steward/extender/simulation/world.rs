@@ -65,7 +65,7 @@ pub(super) struct Place {
     pub(super) busy: u64,
 }
 
-/// The cluster. It has one field for each of its parts, and those of the simulation itself.
+/// The cluster.
 pub(super) struct World {
     pub(super) random: Random,
     pub(super) now: u64,
