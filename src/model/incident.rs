@@ -43,7 +43,7 @@ pub struct GpuCondition {
 
 /// What to do where the driver does not report when a GPU has recovered, as a sentence.
 pub const HOW_TO_CLEAR: &str = "The driver does not report when the GPU has recovered: it gets new containers again \
-     after the agent has seen a reset of it, or after `gpu-steward agent --clear-incident UUID`.";
+     after the agent has seen a reset of it, or after `gpu-steward clear-incident UUID`.";
 
 /// The incidents of one GPU that survive a restart of the agent. Conditions that show in the readings are not among
 /// them, because the agent reads them again.

@@ -18,9 +18,11 @@ pub(crate) enum Command {
     /// Run the node agent.
     Agent(RawSettings),
     /// Remove what agents wrote on this node's Node, or on all Nodes if `true`.
-    Clean(RawSettings, bool),
+    CleanNode(RawSettings, bool),
     /// Clear the incidents of this GPU, or of `all`, in the agent that runs here.
-    Clear(RawSettings, String),
+    ClearIncident(RawSettings, String),
+    /// Run the command, which was given in an old form, after this warning.
+    Renamed(Box<Command>, String),
     /// Watch a node in the terminal.
     Top(top::Settings),
     /// Run as the child process that finds symbols for the agent's profiles.
@@ -35,10 +37,12 @@ pub(crate) enum Command {
     Usage(RawSettings, usage::UsageOptions),
 }
 
-/// The flag that clears incidents.
-const CLEAR: &str = "clear-incident";
-/// The flag that cleans Nodes, and its values.
-const CLEAN: &str = "clean-node";
+/// The command that clears incidents. For one more release it is also a flag of `agent`.
+const CLEAR_INCIDENT: &str = "clear-incident";
+/// The command that cleans Nodes. For one more release it is also a flag of `agent`.
+const CLEAN_NODE: &str = "clean-node";
+const NODE: &str = "node";
+const GPU: &str = "gpu";
 /// What `print-config` prints.
 const WHAT: &str = "what";
 const SETTINGS_OF: &str = "settings";
@@ -55,6 +59,18 @@ Examples:
   gpu-steward extender --kubeconfig ~/.kube/config        place GPU pods for the kube-scheduler on this machine
   gpu-steward usage --watch                               what the agent on this machine reports of its GPUs
   gpu-steward print-config -o yaml                        the effective settings, as a configuration file";
+
+const CLEAN_NODE_EXAMPLES: &str = "\
+Examples:
+  gpu-steward clean-node            the Node of this machine, with the rights of its agent
+  gpu-steward clean-node node-7     another Node
+  gpu-steward clean-node --all      every Node, with rights to list and patch all Nodes";
+
+const CLEAR_INCIDENT_EXAMPLES: &str = "\
+Examples:
+  gpu-steward clear-incident GPU-5c1a0d6e-2f4b-4c59-9a51-1d0a7f6f8e10
+  gpu-steward clear-incident --all
+  kubectl exec AGENT-POD -- gpu-steward clear-incident --all";
 
 const EXTENDER_EXAMPLES: &str = "\
 Examples:
@@ -98,12 +114,37 @@ pub(crate) fn read(args: impl IntoIterator<Item = OsString>) -> Result<Command, 
             let output = sub.get_one("output").copied().unwrap_or(usage::Output::Table);
             Ok(Command::Usage(raw(sub), usage::UsageOptions { watch: sub.get_flag("watch"), output }))
         }
-        Some((_, sub)) => Ok(match (sub.get_one::<String>(CLEAN), sub.get_one::<String>(CLEAR)) {
-            (Some(scope), _) => Command::Clean(raw(sub), scope == ALL),
-            (None, Some(which)) => Command::Clear(raw(sub), which.clone()),
-            (None, None) => Command::Agent(raw(sub)),
-        }),
+        Some((CLEAN_NODE, sub)) => {
+            let mut raw = raw(sub);
+            raw.flags.extend(sub.get_one::<String>(NODE).map(|node| ("node-name", node.clone())));
+            Ok(Command::CleanNode(raw, sub.get_flag(ALL)))
+        }
+        Some((CLEAR_INCIDENT, sub)) => {
+            let which = sub.get_one::<String>(GPU).map_or(ALL, String::as_str);
+            Ok(Command::ClearIncident(raw(sub), which.to_owned()))
+        }
+        Some((_, sub)) => Ok(agent(sub)),
         None => Err(clap::Error::new(clap::error::ErrorKind::MissingSubcommand)),
+    }
+}
+
+/// The command `agent`, or what its old flags stand for.
+fn agent(sub: &ArgMatches) -> Command {
+    let renamed = |command: Command, old: &str, new: String| {
+        let warning = format!("`agent --{old}` will be removed in the next release; use `gpu-steward {new}`");
+        Command::Renamed(Box::new(command), warning)
+    };
+    match (sub.get_one::<String>(CLEAN_NODE), sub.get_one::<String>(CLEAR_INCIDENT)) {
+        (Some(scope), _) if scope == ALL => {
+            renamed(Command::CleanNode(raw(sub), true), CLEAN_NODE, format!("{CLEAN_NODE} --{ALL}"))
+        }
+        (Some(_), _) => renamed(Command::CleanNode(raw(sub), false), CLEAN_NODE, format!("{CLEAN_NODE} [NODE]")),
+        (None, Some(which)) => {
+            let new =
+                if which == ALL { format!("{CLEAR_INCIDENT} --{ALL}") } else { format!("{CLEAR_INCIDENT} {which}") };
+            renamed(Command::ClearIncident(raw(sub), which.clone()), CLEAR_INCIDENT, new)
+        }
+        (None, None) => Command::Agent(raw(sub)),
     }
 }
 
@@ -128,8 +169,10 @@ pub(crate) fn command() -> clap::Command {
                 )
                 .after_help(format!("{SETTINGS}\n\n{}", exit::HELP)),
             &[Reader::Agent],
-        ).arg(clean()).arg(clear()))
+        ).args(renamed_flags()))
         .subcommand(extender())
+        .subcommand(clean_node())
+        .subcommand(clear_incident())
         .subcommand(top::command())
         .subcommand(with_settings(
             clap::Command::new("print-config")
@@ -160,33 +203,62 @@ pub(crate) fn command() -> clap::Command {
         .subcommand(with_usage(clap::Command::new("usage").about("Show the GPUs of this machine and who uses them, as the agent reports it")))
 }
 
-/// The flag `--clean-node`. It is not a setting: with it the program runs no agent.
-fn clean() -> Arg {
-    Arg::new(CLEAN)
-        .long(CLEAN)
-        .value_name("all")
+/// The flags of `agent` that became commands. They are accepted for one release.
+fn renamed_flags() -> [Arg; 2] {
+    let clean = Arg::new(CLEAN_NODE)
+        .long(CLEAN_NODE)
         .num_args(0..=1)
         .require_equals(true)
         .default_missing_value(OWN)
         .value_parser([OWN, ALL])
-        .hide_possible_values(true)
-        .help(
-            "Run no agent: remove the labels and annotations that agents wrote on this node's Node (=all: on every Node), \
-             then exit. Stop the agent there first, or it writes them again",
-        )
+        .hide(true);
+    let clear = Arg::new(CLEAR_INCIDENT)
+        .long(CLEAR_INCIDENT)
+        .value_parser(NonEmptyStringValueParser::new())
+        .conflicts_with(CLEAN_NODE)
+        .hide(true);
+    [clean, clear]
 }
 
-/// The flag `--clear-incident`. It is not a setting either.
-fn clear() -> Arg {
-    Arg::new(CLEAR)
-        .long(CLEAR)
-        .value_name("UUID|all")
-        .value_parser(NonEmptyStringValueParser::new())
-        .conflicts_with(CLEAN)
-        .help(
-            "Run no agent: tell the agent that runs here (with the same --state-dir) that the incidents of this GPU, or of \
-             all GPUs, are over, so that it offers them to new containers again; then exit",
+/// The command that cleans Nodes.
+fn clean_node() -> clap::Command {
+    let command = clap::Command::new(CLEAN_NODE)
+        .about("Remove from a Node the labels and annotations that its agent wrote")
+        .long_about(
+            "Removes from a Node the labels and annotations that its agent wrote, and nothing else. Use it when gpu-steward leaves a node \
+             and its agent could not do so itself.\n\
+             Stop the agent of the node first, or it writes them again; then the command says so and ends with 69.",
         )
+        .after_help(format!("{CLEAN_NODE_EXAMPLES}\n\n{}", exit::HELP))
+        .arg(
+            Arg::new(NODE)
+                .value_name("NODE")
+                .value_parser(NonEmptyStringValueParser::new())
+                .help("Name of the Node [default: the Node of this machine]"),
+        )
+        .arg(Arg::new(ALL).long(ALL).action(ArgAction::SetTrue).conflicts_with(NODE).help("Clean every Node"));
+    with_settings(command, &[Reader::CleanNode])
+}
+
+/// The command that clears incidents.
+fn clear_incident() -> clap::Command {
+    let command = clap::Command::new(CLEAR_INCIDENT)
+        .about("Tell the agent on this machine that a GPU has been repaired")
+        .long_about(
+            "Tells the agent on this machine that the past incidents of a GPU are over, so that it offers the GPU to new containers again. \
+             Use it after a repair or a reset that the agent could not see; `gpu-steward top` shows which GPUs wait for a reset.\n\
+             An incident that the driver still reports stays.",
+        )
+        .after_help(format!("{CLEAR_INCIDENT_EXAMPLES}\n\n{}", exit::HELP))
+        .arg(
+            Arg::new(GPU)
+                .value_name("GPU-UUID")
+                .value_parser(NonEmptyStringValueParser::new())
+                .required_unless_present(ALL)
+                .help("UUID of the GPU, as in `nvidia-smi -L`"),
+        )
+        .arg(Arg::new(ALL).long(ALL).action(ArgAction::SetTrue).conflicts_with(GPU).help("Clear the incidents of all GPUs"));
+    with_settings(command, &[Reader::ClearIncident])
 }
 
 fn with_usage(command: clap::Command) -> clap::Command {
@@ -265,11 +337,13 @@ mod tests {
 
     fn flags(line: &str) -> Result<RawSettings, clap::error::ErrorKind> {
         match read(line.split(' ').map(OsString::from)) {
-            Ok(Command::Top(_) | Command::Symbolize) => unreachable!("no test passes these commands"),
+            Ok(Command::Top(_) | Command::Symbolize | Command::Renamed(..)) => {
+                unreachable!("no test passes these commands")
+            }
             Ok(
                 Command::Agent(raw)
-                | Command::Clean(raw, _)
-                | Command::Clear(raw, _)
+                | Command::CleanNode(raw, _)
+                | Command::ClearIncident(raw, _)
                 | Command::PrintConfig(raw, _)
                 | Command::PrintScheduler(raw)
                 | Command::Extender(raw)
@@ -293,6 +367,8 @@ mod tests {
             ("print-config", &[Reader::Agent, Reader::Extender]),
             ("print-config kube-scheduler", &[Reader::Agent, Reader::Extender]),
             ("usage", &[Reader::Usage]),
+            ("clean-node", &[Reader::CleanNode]),
+            ("clear-incident --all", &[Reader::ClearIncident]),
         ] {
             for key in KEYS {
                 let taken = flags(&format!("gpu-steward {start} --{}=true", key.name));
@@ -312,28 +388,60 @@ mod tests {
         assert_eq!(raw.flags, expect.map(|(name, text)| (name, text.to_owned())).into());
     }
 
+    /// What the line stands for, and the warning where it has an old form.
+    fn operation(line: &str) -> Result<(String, Option<String>), clap::error::ErrorKind> {
+        let (command, warning) = match read(line.split(' ').map(OsString::from)).map_err(|error| error.kind())? {
+            Command::Renamed(command, warning) => (*command, Some(warning)),
+            command => (command, None),
+        };
+        let operation = match command {
+            Command::CleanNode(raw, all) => format!("clean {:?} {all}", raw.flags.get("node-name")),
+            Command::ClearIncident(_, which) => format!("clear {which}"),
+            other => format!("{other:?}"),
+        };
+        Ok((operation, warning))
+    }
+
     #[test]
-    fn clean_node_cleans_one_node_unless_its_value_is_all() {
+    fn a_node_is_cleaned_by_name_or_as_one_of_all() {
         for (line, expected) in [
-            ("gpu-steward agent --clean-node --node-name n1", Some(false)),
-            ("gpu-steward agent --clean-node=all", Some(true)),
-            ("gpu-steward agent --node-name n1", None),
+            ("gpu-steward clean-node", "clean None false"),
+            ("gpu-steward clean-node n1", "clean Some(\"n1\") false"),
+            ("gpu-steward clean-node --all", "clean None true"),
         ] {
-            let command = read(line.split(' ').map(OsString::from)).unwrap();
-            let all = if let Command::Clean(_, all) = command { Some(all) } else { None };
-            assert_eq!(all, expected, "{line}");
+            assert_eq!(operation(line), Ok((expected.to_owned(), None)), "{line}");
         }
-        assert!(flags("gpu-steward agent --clean-node=n1").is_err());
+        assert!(operation("gpu-steward clean-node n1 --all").is_err());
     }
 
     #[test]
     fn clear_incident_needs_a_gpu_or_all() {
-        for which in ["GPU-1", "all"] {
-            let command = read(["gpu-steward", "agent", "--clear-incident", which].map(OsString::from)).unwrap();
-            assert!(matches!(command, Command::Clear(_, named) if named == which));
+        for (line, expected) in
+            [("gpu-steward clear-incident GPU-1", "clear GPU-1"), ("gpu-steward clear-incident --all", "clear all")]
+        {
+            assert_eq!(operation(line), Ok((expected.to_owned(), None)), "{line}");
         }
-        assert!(flags("gpu-steward agent --clear-incident").is_err());
-        assert!(flags("gpu-steward agent --clear-incident all --clean-node").is_err());
+        assert!(operation("gpu-steward clear-incident").is_err());
+        assert!(operation("gpu-steward clear-incident GPU-1 --all").is_err());
+    }
+
+    #[test]
+    fn the_old_flags_do_the_same_and_warn_with_the_new_form() {
+        for (line, expected, new) in [
+            (
+                "gpu-steward agent --clean-node --node-name n1",
+                "clean Some(\"n1\") false",
+                "gpu-steward clean-node [NODE]",
+            ),
+            ("gpu-steward agent --clean-node=all", "clean None true", "gpu-steward clean-node --all"),
+            ("gpu-steward agent --clear-incident GPU-1", "clear GPU-1", "gpu-steward clear-incident GPU-1"),
+            ("gpu-steward agent --clear-incident all", "clear all", "gpu-steward clear-incident --all"),
+        ] {
+            let (operation, warning) = operation(line).unwrap();
+            assert!(operation == expected && warning.is_some_and(|text| text.contains(new)), "{line}: {operation}");
+        }
+        assert!(operation("gpu-steward agent --clear-incident all --clean-node").is_err());
+        assert!(operation("gpu-steward agent --clean-node=n1").is_err());
     }
 
     #[test]

@@ -15,14 +15,18 @@ pub(crate) fn run(command: Command) -> Exit {
             let telemetry = telemetry::start(settings.log_format, settings.live.verbosity);
             agent::run(settings, raw, telemetry)
         }),
-        Command::Clean(raw, all) => Settings::load(&raw).map(|(settings, _)| {
+        Command::CleanNode(raw, all) => Settings::load(&raw).map(|(settings, _)| {
             telemetry::start(settings.log_format, settings.live.verbosity);
             agent::clean::run(&settings, all)
         }),
-        Command::Clear(raw, which) => Settings::load(&raw).map(|(settings, _)| {
+        Command::ClearIncident(raw, which) => Settings::load(&raw).map(|(settings, _)| {
             telemetry::start(settings.log_format, settings.live.verbosity);
             agent::clear::run(&settings, &which)
         }),
+        Command::Renamed(command, warning) => {
+            let _ = writeln!(std::io::stderr(), "warning: {warning}");
+            return run(*command);
+        }
         Command::Extender(raw) => ExtenderSettings::load(&raw).map(|settings| {
             let telemetry = telemetry::start(settings.log_format, settings.verbosity);
             extender::run(settings, &telemetry)

@@ -1,5 +1,5 @@
 //! Tests how the agent removes its annotations and labels from a Node: when its last GPU is gone, and with
-//! `agent --clean-node`. Entries of other programs stay.
+//! `gpu-steward clean-node`. Entries of other programs stay.
 
 use crate::driver::fake;
 use crate::program::BINARY;
@@ -8,6 +8,7 @@ use lab::api_server::FakeApiServer;
 use lab::eventually::eventually;
 use lab::scenario::{Scenario, fake_gpus};
 use serde_json::{Value, json};
+use std::process::Command;
 use std::time::Duration;
 
 /// The agent reads its Node every 10 s, and looks for GPUs that come or go as often.
@@ -88,24 +89,29 @@ fn clean_node_removes_what_agents_wrote_and_nothing_else() {
     } }]);
     server.put("nodes", hamis.clone());
 
-    let run = |flag: &str| {
-        let output = Agent::in_cluster(BINARY, &server, "n1").switch(flag).run();
+    let home = tempfile::tempdir().unwrap();
+    let kubeconfig = server.kubeconfig(home.path());
+    let run = |which: &str| {
+        let output =
+            Command::new(BINARY).args(["clean-node", which, "--kubeconfig"]).arg(&kubeconfig).output().unwrap();
         (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
     };
-    let (code, log) = run("--clean-node");
+    let (code, log) = run("n1");
     assert!(code == Some(0) && clean(&server, "n1"), "{code:?} {log}");
     // An agent's account has the right to get its Node, but not to list Nodes.
     assert!(!server.requests().iter().any(|request| request.path == "/api/v1/nodes"));
-    let (code, log) = run("--clean-node");
+    let (code, log) = run("n1");
     assert!(code == Some(0) && log.contains("nodes=0"), "nothing is left to do: {code:?} {log}");
 
     server.put("nodes", requesting);
-    let (code, log) = run("--clean-node=all");
+    let (code, log) = run("--all");
     assert!(code == Some(0) && clean(&server, "n1"), "{code:?} {log}");
     let left = server.object("nodes", "", "n2").unwrap();
     assert_eq!(left["metadata"]["annotations"], hamis["metadata"]["annotations"], "the annotations of HAMi stay");
 
-    let output = Agent::in_cluster(BINARY, &server, "n3").switch("--clean-node").run();
+    let (code, log) = run("n3");
+    assert!(code == Some(69) && log.contains("there is no Node n3"), "{code:?} {log}");
+    let output = Agent::in_cluster(BINARY, &server, "n1").switch("--clean-node").run();
     let log = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.code() == Some(69) && log.contains("there is no Node n3"), "{log}");
+    assert!(output.status.success() && log.contains("warning: ") && log.contains("gpu-steward clean-node"), "{log}");
 }

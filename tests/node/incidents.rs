@@ -9,6 +9,7 @@ use lab::http;
 use lab::scenario::{FakeGpu, ReadingKind, Scenario, Value as Number, Which, XidEvent, fake_gpus};
 use serde_json::Value;
 use std::path::Path;
+use std::process::Command;
 
 /// Two GPUs of a driver that gives no recovery action, as before R565. The fake driver's energy counter is constant, so
 /// it does not look like a reset when the agent starts again.
@@ -60,12 +61,16 @@ fn a_gpu_that_needs_a_reset_stays_unfit_over_a_restart_until_an_operator_clears_
     let file = state.path().join("incidents.json");
     let start = || recipe(driver.library(), state.path()).launch();
     let clear = |which: &str| {
-        let output = Recipe::of(BINARY).with("--state-dir", state.path()).with("--clear-incident", which).run();
+        let mut command = Command::new(BINARY);
+        let output = command.args(["clear-incident", which, "--state-dir"]).arg(state.path()).output().unwrap();
         (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
     };
     let agent = start();
     let gpu = second(&agent, "the error", unfit);
-    assert!(gpu["incidents"][0]["advice"].as_str().is_some_and(|advice| advice.contains("--clear-incident")), "{gpu}");
+    assert!(
+        gpu["incidents"][0]["advice"].as_str().is_some_and(|advice| advice.contains("gpu-steward clear-incident")),
+        "{gpu}"
+    );
     assert!(gpu["fit_in_seconds"].is_null(), "{gpu}");
     eventually("the file", START, || file.exists().then_some(()));
     agent.signal(libc::SIGKILL);

@@ -253,7 +253,7 @@ fn without_recovery_actions_time_alone_ends_no_incident_that_needs_a_reset() {
         let condition = record.condition(&policy());
         assert!(condition.awaits_reset && condition.fit_at.is_none(), "{code}");
         let advice = condition.advice(Incident::Xid(code));
-        assert!(advice.contains("--clear-incident"), "{advice}");
+        assert!(advice.contains("gpu-steward clear-incident UUID"), "{advice}");
         // The GPU is reset: the counters start again, and from then on only the quiet period counts.
         for second in 1000..1003 {
             record.read(&counting(second, second - 1000), &policy(), at(second));

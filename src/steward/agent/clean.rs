@@ -2,9 +2,9 @@
 //! ones they are.
 //!
 //! ```text
-//!   agent --clean-node         its own Node, after the agent there has ended
-//!   agent --clean-node=all     all Nodes, after the last agent has ended: the chart's hook at `helm uninstall`
-//!   a running agent            its own Node, when the last GPU is gone
+//!   clean-node [NODE]     one Node, after the agent there has ended
+//!   clean-node --all      all Nodes, after the last agent has ended: the chart's hook at `helm uninstall`
+//!   a running agent       its own Node, when the last GPU is gone
 //! ```
 
 use super::prepare::node_name;
@@ -131,7 +131,7 @@ async fn round(connection: &ApiConnection, scope: &Scope) -> Result<usize, Strin
     for _ in 0..TRIES {
         let nodes = list(connection, scope).await?;
         if let (Scope::One(name), []) = (scope, &*nodes) {
-            return Err(format!("there is no Node {name}; give its name with --node-name"));
+            return Err(format!("there is no Node {name}; give the right name: gpu-steward clean-node NODE"));
         }
         last = None;
         for node in &nodes {

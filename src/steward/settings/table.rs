@@ -30,6 +30,10 @@ pub(crate) enum Reader {
     Usage,
     /// `gpu-steward extender`.
     Extender,
+    /// `gpu-steward clean-node`.
+    CleanNode,
+    /// `gpu-steward clear-incident`.
+    ClearIncident,
 }
 
 /// The headings under which `--help` lists the settings.
@@ -121,6 +125,8 @@ use Group::{Gpu, Host, Node, Scheduling, Serving, Sharing, Telemetry, Timing};
 /// The readers of a setting that agent and extender share.
 const BOTH: &[Reader] = &[Reader::Agent, Reader::Extender];
 const EXTENDER: &[Reader] = &[Reader::Extender];
+/// The readers of the settings of the log.
+const LOGGING: &[Reader] = &[Reader::Agent, Reader::Extender, Reader::CleanNode, Reader::ClearIncident];
 
 /// All settings, in the order of `--help`.
 pub(crate) const KEYS: &[Key] = &[
@@ -138,13 +144,14 @@ pub(crate) const KEYS: &[Key] = &[
         "File with the API server and credentials; auto takes KUBECONFIG, then the pod's service account, then \
          ~/.kube/config. With --standalone the agent uses only a path that is given here, for the names of pods",
     )
-    .read_by(BOTH),
+    .read_by(&[Reader::Agent, Reader::Extender, Reader::CleanNode]),
     key(
         Node,
         "state-dir",
         ("DIR", "/var/lib/gpu-steward"),
         "Directory for the state that the agent keeps across restarts",
-    ),
+    )
+    .read_by(&[Reader::Agent, Reader::ClearIncident]),
     key(
         Node,
         "drain-timeout",
@@ -594,18 +601,20 @@ pub(crate) const KEYS: &[Key] = &[
         ("PATH", "none"),
         "File with the bearer token that every caller of the admin port needs; it is read at the start",
     )
-    .read_by(BOTH),
+    .read_by(&[Reader::Agent, Reader::Extender, Reader::ClearIncident]),
     key(Timing, "period", ("TIME", "1s"), "Time between two readings of CPU, memory and the cheap GPU values"),
     key(Timing, "slow-period", ("TIME", "5s"), "Time between two readings of all other values of the host"),
     key(Timing, "process-period", ("TIME", "5s"), "Time between two listings of the GPU processes"),
-    key(Telemetry, "v", ("0|2|4|5", "0"), "Detail of the log: 0 errors, warnings and key events, 5 everything").live().read_by(BOTH),
+    key(Telemetry, "v", ("0|2|4|5", "0"), "Detail of the log: 0 errors, warnings and key events, 5 everything")
+        .live()
+        .read_by(LOGGING),
     key(
         Telemetry,
         "log-format",
         ("FORMAT", "auto"),
         "Format of the log: text, json or journald; auto is journald under systemd, else text on stderr",
     )
-    .read_by(BOTH),
+    .read_by(LOGGING),
     key(Telemetry, "profiling", (SWITCH, "false"), "Serve /debug/pprof/ on the admin port").read_by(BOTH),
 ];
 
@@ -683,6 +692,17 @@ mod tests {
         }
     }
 
+    /// The name of a command other than `agent`.
+    fn command(reader: Reader) -> Option<&'static str> {
+        match reader {
+            Reader::Agent => None,
+            Reader::Usage => Some("`usage`"),
+            Reader::Extender => Some("`extender`"),
+            Reader::CleanNode => Some("`clean-node`"),
+            Reader::ClearIncident => Some("`clear-incident`"),
+        }
+    }
+
     /// The tables of docs/configuration.md.
     fn table() -> String {
         let mut out = String::new();
@@ -696,14 +716,14 @@ mod tests {
                 );
             }
             let live = if key.live { " *(SIGHUP)*" } else { "" };
-            let usage = match key.readers {
-                [Reader::Agent] | [Reader::Usage] => "",
-                [Reader::Extender] => "; of `extender`",
-                readers if readers.contains(&Reader::Usage) => "; also a flag of `usage`",
-                _ => "; also a flag of `extender`",
+            let others: Vec<&str> = key.readers.iter().filter_map(|reader| command(*reader)).collect();
+            let commands = match (key.readers.contains(&Reader::Agent), others.join(", ")) {
+                (_, others) if others.is_empty() => String::new(),
+                (true, others) => format!("; also a flag of {others}"),
+                (false, others) => format!("; of {others}"),
             };
             let value = key.value.replace('|', "\\|");
-            out += &format!("| `{}` | `{value}` | `{}` | {}{usage}{live} |\n", key.name, key.default, key.help);
+            out += &format!("| `{}` | `{value}` | `{}` | {}{commands}{live} |\n", key.name, key.default, key.help);
         }
         out + "\n"
     }
