@@ -17,7 +17,6 @@ mod owner;
 mod tallies;
 mod reload;
 mod serve;
-mod text;
 mod incidents;
 mod guarding;
 mod sharing;
@@ -212,10 +211,8 @@ impl Agent {
         self.lifecycle.must_run("tallies", keeper.run(ended));
     }
 
-    /// Watches the threads of the sources, and starts the source of container names and the task that releases the
-    /// memory of code that does not run any more.
+    /// Watches the threads of the sources, and starts the source of container names.
     fn watch_sources(&mut self, threads: Vec<threads::Thread>, names: sources::names::Settings) {
-        tokio::spawn(text::give_back(self.view.clone()));
         for (name, thread) in threads {
             self.lifecycle.must_not_end(name, threads::await_end(thread, self.lifecycle.stop()));
         }

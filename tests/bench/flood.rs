@@ -224,8 +224,8 @@ fn smallest_kib(pid: u32, samples: u32, enough: u64) -> Outcome<u64> {
     Ok(smallest)
 }
 
-/// The resident size without the pages of the program's file. Those come and go with the code that runs
-/// (`agent/text.rs`), and the file limits their number.
+/// The resident size without the pages of the program's file. Those come with the code that runs, and
+/// the file limits their number.
 fn rss_kib(pid: u32) -> Outcome<u64> {
     let status = fs::read_to_string(format!("/proc/{pid}/status"))?;
     let of = |name: &str| -> Outcome<u64> {

@@ -5,6 +5,7 @@
 //! The memory of each GPU changes with every sample, and that of each process every five seconds, so that the agent has a
 //! change to report once a second, the most that there is.
 
+use crate::RSS_LIMIT_KIB;
 use crate::process_cost::{Measurand, Outcome, Running, binary, measure};
 use lab::agent::{Agent, Recipe};
 use lab::api_server::{self, FakeApiServer};
@@ -22,7 +23,7 @@ const AUDIENCE: &str = "gpu-steward";
 const AGENTS: &str = "gpu:agent";
 const SOON: Duration = Duration::from_secs(60);
 /// The row of the budget: memory, and CPU time as a multiple of that of the agent alone in the same run.
-const RSS_LIMIT_KIB: u64 = 33 << 10;
+const ANON_LIMIT_KIB: u64 = 20 << 10;
 const CPU_TIMES: f64 = 1.2;
 /// Of one message a second this share must have come, so that an agent that reports nothing does not look cheap.
 const MESSAGES: f64 = 0.8;
@@ -141,6 +142,7 @@ pub(crate) fn bench(pods: &Pods, gpus: usize, span: Duration) -> Outcome<bool> {
     let checks = [
         ("all pods and GPUs are shown".to_owned(), seen),
         ("one stream, and nearly one message a second".to_owned(), reported),
+        (format!("RssAnon at most {} MiB", ANON_LIMIT_KIB >> 10), stream.anon_kib <= ANON_LIMIT_KIB),
         (format!("VmRSS at most {} MiB", RSS_LIMIT_KIB >> 10), stream.rss_kib <= RSS_LIMIT_KIB),
         (format!("{times:.2} times the CPU time of the agent alone, at most {CPU_TIMES}"), times <= CPU_TIMES),
     ];

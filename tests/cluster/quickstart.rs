@@ -64,8 +64,10 @@ fn the_quickstart_page_prints_what_it_shows() {
     let mark = "--- end of a block";
     let mut script = String::from("set -euo pipefail\n");
     for step in &steps {
-        script +=
-            &step.commands.replace("cargo build --release\n", "").replace("target/release/gpu-steward", &binary());
+        script += &step
+            .commands
+            .replace("cargo build --release --bin gpu-steward\n", "")
+            .replace("target/release/gpu-steward", &binary());
         script += &format!("echo; echo '{mark}'\n");
     }
     let shell =

@@ -277,10 +277,10 @@ impl Recipe {
     }
 }
 
-/// The resident memory of a process in MiB, unless it has ended.
-fn resident_mib(pid: u32) -> Option<f64> {
+/// The memory of a process in MiB by this key of its `status`, unless it has ended.
+fn memory_mib(pid: u32, key: &str) -> Option<f64> {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
-    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
+    let line = status.lines().find_map(|line| line.strip_prefix(key))?;
     Some(line.trim().trim_end_matches(" kB").parse::<f64>().ok()? / 1024.0)
 }
 
@@ -297,7 +297,16 @@ impl Agent {
     /// If the agent has ended.
     #[must_use]
     pub fn resident_mib(&self) -> f64 {
-        resident_mib(self.pid()).expect("it lives")
+        memory_mib(self.pid(), "VmRSS:").expect("it lives")
+    }
+
+    /// The agent's own memory (`RssAnon`) in MiB: without the pages of the program's file.
+    ///
+    /// # Panics
+    /// If the agent has ended.
+    #[must_use]
+    pub fn anonymous_mib(&self) -> f64 {
+        memory_mib(self.pid(), "RssAnon:").expect("it lives")
     }
 
     /// The CPU time of the agent, in ticks of 10 ms as the kernel counts it.
@@ -319,7 +328,7 @@ impl Agent {
         let lists = tasks.filter_map(|task| std::fs::read_to_string(task.path().join("children")).ok());
         let pids: Vec<u32> =
             lists.flat_map(|list| list.split(' ').filter_map(|pid| pid.parse().ok()).collect::<Vec<_>>()).collect();
-        pids.into_iter().filter_map(resident_mib).collect()
+        pids.into_iter().filter_map(|pid| memory_mib(pid, "VmRSS:")).collect()
     }
 
     /// The agent's directory.
