@@ -32,7 +32,7 @@ use model::incident::{GpuCondition, KeptIncidents};
 use model::infiniband::InfinibandPort;
 use model::observation::{ErrorCounter, Fact, Observation, Sample, SourceEvent};
 use model::plugin::PluginView;
-use model::process::{ProcessOwner, SlurmJob};
+use model::process::ProcessOwner;
 use model::reading::Reading;
 use model::time::{Monotonic, Now};
 use model::unit::{Bytes, BytesPerSecond, Cores, Nanos};
@@ -48,7 +48,6 @@ pub struct NodeState {
     sequence: u64,
     gpus: GpuStates,
     switches: Switches,
-    jobs: BTreeMap<GpuUuid, Vec<SlurmJob>>,
     events_hang: bool,
     workload: Workload,
     names: NameTable,
@@ -74,7 +73,6 @@ impl NodeState {
             sequence: 0,
             gpus: GpuStates::restored(policy, kept, now),
             switches: Switches::default(),
-            jobs: BTreeMap::new(),
             events_hang: false,
             workload: Workload::default(),
             names: NameTable::default(),
@@ -110,10 +108,6 @@ impl NodeState {
             Fact::GpuEventsHang(hang) => self.events_hang = hang,
             Fact::Gpus(gpus) => return self.gpus.listed(gpus),
             Fact::GpusUnidentified(gpus) => self.gpus.set_unidentified(gpus),
-            Fact::SlurmJobs(gpu, jobs) => {
-                self.jobs.retain(|known, _| self.gpus.list.iter().any(|state| state.gpu.uuid == *known));
-                self.jobs.insert(gpu, jobs);
-            }
             Fact::HostFacts(facts) => self.facts = facts,
             Fact::Infiniband(ports) => self.infiniband = ports,
             Fact::Names { source, names } => self.names.replace(source, names),
@@ -249,7 +243,6 @@ impl NodeState {
             gpu_events_hang: self.events_hang,
             gpus,
             gpus_unidentified: self.gpus.unidentified.clone(),
-            slurm_jobs: self.jobs(),
             switches: self.switches.view(),
             facts: self.facts.clone(),
             host: self.host.clone(),
@@ -273,11 +266,6 @@ impl NodeState {
             deadlines_missed: self.workload.missed(),
             troubles: self.troubles.iter().map(|(trouble, count)| (*trouble, *count)).collect(),
         }
-    }
-
-    fn jobs(&self) -> Vec<(GpuUuid, SlurmJob)> {
-        let all = self.jobs.iter().flat_map(|(gpu, jobs)| jobs.iter().map(move |job| (gpu, job)));
-        all.map(|(gpu, job)| (gpu.clone(), job.clone())).collect()
     }
 
     fn host_rates(&self) -> HostRates {

@@ -8,17 +8,6 @@ use model::reading::Absence;
 use model::switch::Sxid;
 use std::sync::Arc;
 
-/// How important a log line about a node event is to an operator.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Severity {
-    /// An operator must act.
-    Error,
-    /// Something is not as it should be, but no action is required at once.
-    Warning,
-    /// Worth knowing.
-    Info,
-}
-
 /// Something that happened on the node.
 #[derive(Clone, Debug, PartialEq)]
 pub enum NodeEvent {
@@ -59,24 +48,4 @@ pub enum NodeEvent {
         /// How many are left out.
         count: u32,
     },
-}
-
-impl NodeEvent {
-    /// The severity of this event.
-    #[must_use]
-    pub fn severity(&self) -> Severity {
-        match self {
-            NodeEvent::GpuSource(GpuSourceState::Hanging)
-            | NodeEvent::GpuSick(..)
-            | NodeEvent::GpuUnfit(..)
-            | NodeEvent::Xid(_) => Severity::Error,
-            NodeEvent::Sxid(sxid) if sxid.fatal => Severity::Error,
-            NodeEvent::Sxid(_) => Severity::Warning,
-            NodeEvent::GpuSource(GpuSourceState::Missing { .. } | GpuSourceState::Released { .. })
-            | NodeEvent::GpuDisappeared(_)
-            | NodeEvent::GpuAwaitsReset(_)
-            | NodeEvent::LeftOut { .. } => Severity::Warning,
-            _ => Severity::Info,
-        }
-    }
 }

@@ -17,7 +17,7 @@ use model::plugin::{
     ClaimMoves, DeviceIsolation, DeviceSlots, Histogram, PluginView, PodFiles, RegistrationState, StartOutcome,
 };
 use model::pod::{PodController, PodWatchState};
-use model::process::{GpuProcess, GpuProcessKind, HostProcess, ProcessOwner, SlurmJob};
+use model::process::{GpuProcess, GpuProcessKind, HostProcess, ProcessOwner};
 use model::reading::{MakeReading, Readings};
 use model::recovery::RecoveryAction;
 use model::switch::SwitchView;
@@ -128,10 +128,9 @@ fn sole(pod: &PodView) -> SoleHolder {
     SoleHolder { pod: pod.uid.clone(), container: Some("main".into()) }
 }
 
-/// Adds the objects beside GPUs and pods: InfiniBand ports, Slurm jobs, owners, labels, tallies and NVSwitches.
+/// Adds the objects beside GPUs and pods: InfiniBand ports, owners, labels, tallies and NVSwitches.
 fn add_other_objects(view: &mut NodeView, [train, serve_a, serve_b]: [&PodView; 3]) {
     view.infiniband = ports();
-    view.slurm_jobs = vec![(uuid(1), SlurmJob { job: 4711, step: Some("batch".into()) })];
     let owner = |kind: &str, name: &str| PodController {
         api_version: "batch/v1".into(),
         kind: kind.into(),

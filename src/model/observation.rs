@@ -12,7 +12,7 @@ use crate::infiniband::InfinibandPort;
 use crate::limits::PodMemoryClaim;
 use crate::plugin::PluginView;
 use crate::pod::{PodList, PodWatchState};
-use crate::process::{GpuProcesses, ProcessPass, SlurmJob};
+use crate::process::{GpuProcesses, ProcessPass};
 use crate::reading::Absence;
 use crate::switch::Sxid;
 use crate::tally::GpuTally;
@@ -56,8 +56,6 @@ pub enum Fact {
     Gpus(Vec<Gpu>),
     /// All GPUs that NVML counts but that could never be identified.
     GpusUnidentified(Vec<UnidentifiedGpu>),
-    /// All Slurm jobs with a process on this GPU.
-    SlurmJobs(GpuUuid, Vec<SlurmJob>),
     /// Facts of the machine, at start.
     HostFacts(HostFacts),
     /// All InfiniBand ports of the machine.
@@ -122,11 +120,10 @@ pub enum Sample {
 }
 
 impl Fact {
-    /// Whether this fact replaces an older one: same kind, and same GPU or same source of names.
+    /// Whether this fact replaces an older one: same kind, and for names the same source.
     #[must_use]
     pub fn replaces(&self, older: &Fact) -> bool {
         match (self, older) {
-            (Fact::SlurmJobs(gpu, _), Fact::SlurmJobs(other, _)) => gpu == other,
             (Fact::Names { source, .. }, Fact::Names { source: other, .. }) => source == other,
             _ => std::mem::discriminant(self) == std::mem::discriminant(older),
         }

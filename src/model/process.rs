@@ -37,19 +37,6 @@ pub enum ProcessOwner {
     Unknown,
 }
 
-/// Upper bound on the Slurm jobs of one GPU: with sharding, several jobs share a GPU, but never more jobs than it has
-/// processes.
-pub const MAX_JOBS: usize = 64;
-
-/// A Slurm job, identified by the cgroup of its processes.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct SlurmJob {
-    /// The job number.
-    pub job: u64,
-    /// The step: a number, `batch`, `extern`, `interactive`.
-    pub step: Option<Arc<str>>,
-}
-
 /// One process on one GPU.
 #[derive(Clone, Debug, PartialEq)]
 pub struct GpuProcess {

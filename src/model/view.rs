@@ -11,7 +11,7 @@ use crate::limits::PodMemoryClaim;
 use crate::observation::{ErrorCounter, GpuSourceState};
 use crate::plugin::PluginView;
 use crate::pod::{PodController, PodLabels, PodWatchState};
-use crate::process::{GpuProcess, HostProcess, SlurmJob};
+use crate::process::{GpuProcess, HostProcess};
 use crate::reading::Reading;
 use crate::switch::SwitchView;
 use crate::tally::GpuTally;
@@ -39,8 +39,6 @@ pub struct NodeView {
     pub gpus: Vec<GpuView>,
     /// GPUs that NVML counts but that could never be identified, ordered by index.
     pub gpus_unidentified: Vec<UnidentifiedGpu>,
-    /// Slurm jobs, by the GPU on which they have a process.
-    pub slurm_jobs: Vec<(GpuUuid, SlurmJob)>,
     /// NVSwitches that have reported errors, ordered by their PCI bus id.
     pub switches: Vec<SwitchView>,
     /// Facts of the machine.
@@ -336,7 +334,6 @@ impl NodeView {
             gpu_events_hang: false,
             gpus: Vec::new(),
             gpus_unidentified: Vec::new(),
-            slurm_jobs: Vec::new(),
             switches: Vec::new(),
             facts: HostFacts::default(),
             host: HostSample::default(),

@@ -19,12 +19,12 @@ use crate::procfs::visibility::ProcVisibility;
 use crate::roots::{HostRoots, part};
 use model::cgroup::{CgroupIdentity, CgroupKind, MAX_CGROUPS};
 use model::id::ProcessKey;
-use model::process::{ProcessOwner, SlurmJob};
+use model::process::ProcessOwner;
 use model::time::{Monotonic, WallTime};
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
-use wire::cgroup_path::{CgroupPlace, place, slurm};
+use wire::cgroup_path::{CgroupPlace, place};
 use wire::proc_file::{CgroupMembership, host_stat, memberships};
 
 /// Attempts for one PID. An attempt fails only if the PID is reused between two reads.
@@ -162,24 +162,6 @@ impl OwnerReader {
             (Ok(()), None) if foreign => ProcessOwner::Unknown,
             (Ok(()), None) => ProcessOwner::Host,
         }
-    }
-
-    /// The Slurm job that runs this process, if there is one, from the cgroup that Slurm made for the job. `None` also
-    /// if another process has the PID by now.
-    pub fn slurm_job(&mut self, key: ProcessKey) -> Option<SlurmJob> {
-        let OwnerReader { procfs, reader, .. } = self;
-        let text =
-            reader.read_piece(&[procfs, b"/", KernelFileReader::decimal(key.pid, &mut [0; 10]), b"/cgroup"]).ok()?;
-        let mut found = None;
-        memberships(text, |membership| {
-            if found.is_none() {
-                found = slurm(membership.path).map(|(job, step)| SlurmJob { job, step: step.map(Arc::from) });
-            }
-        })
-        .ok()?;
-        let found = found?;
-        let now = process::key(&process::stat(reader, procfs, key.pid).ok()?);
-        (now == key).then_some(found)
     }
 
     /// When the machine started, as of now: this changes when the clock is set. `/proc/stat` also lists every processor

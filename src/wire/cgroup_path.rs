@@ -53,24 +53,6 @@ pub fn place(path: &str) -> CgroupPlace<'_> {
     }
 }
 
-/// The Slurm job and step of a path: `/slurm/uid_1000/job_77/step_0/task_0`,
-/// `/system.slice/slurmstepd.scope/job_77/step_batch/user`. `None` where no segment above `job_…` starts with `slurm`.
-#[must_use]
-pub fn slurm(path: &str) -> Option<(u64, Option<&str>)> {
-    let mut segments = path.split('/').skip_while(|segment| !segment.starts_with("slurm")).skip(1);
-    let number = |segment: &str| {
-        let digits = segment.strip_prefix("job_")?;
-        digits.bytes().all(|digit| digit.is_ascii_digit()).then(|| digits.parse::<u64>().ok())?
-    };
-    let job = segments.find_map(number)?;
-    let word =
-        |step: &&str| step.len() <= MAX_STEP && step.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_');
-    Some((job, segments.next().and_then(|segment| segment.strip_prefix("step_")).filter(word)))
-}
-
-/// Longest name of a Slurm step. The longest known is `interactive`; a heterogeneous step has a number and another.
-const MAX_STEP: usize = 32;
-
 /// The segments of a path, each with the position of its end.
 fn segments(path: &str) -> impl Iterator<Item = (usize, &str)> {
     let mut end = 0;
@@ -312,33 +294,7 @@ mod tests {
         assert_eq!(place("/..data"), CgroupPlace::Host);
     }
 
-    #[test]
-    fn a_slurm_job_is_found_only_below_a_slurm_cgroup() {
-        for (path, expected) in [
-            ("/slurm/uid_1000/job_77/step_0/task_0", Some((77, Some("0")))),
-            ("/slurm_node-3/uid_0/job_8/step_batch", Some((8, Some("batch")))),
-            ("/system.slice/slurmstepd.scope/job_123/step_extern/user/task_special", Some((123, Some("extern")))),
-            ("/system.slice/slurmstepd.scope/job_123", Some((123, None))),
-            ("/system.slice/slurmstepd.scope/job_9/step_\u{e9}/x", Some((9, None))),
-            ("/system.slice/slurmstepd.scope/job_99999999999999999999", None),
-            ("/system.slice/slurmstepd.scope/job_x/step_0", None),
-            ("/user.slice/job_77/step_0", None),
-            ("/job_77/slurm", None),
-            ("", None),
-        ] {
-            assert_eq!(slurm(path), expected, "{path}");
-        }
-    }
-
     proptest! {
-        #[test]
-        fn no_path_causes_a_panic_in_the_search_for_a_job(path in "(/(slurm|slurmstepd.scope|job_[0-9]{0,22}|step_.{0,40}|.{0,9})){0,8}") {
-            if let Some((job, step)) = slurm(&path) {
-                let is_in_path = path.contains(&job.to_string()) && step.is_none_or(|step| path.contains(step));
-                prop_assert!(is_in_path, "{} {:?}", job, step);
-            }
-        }
-
         #[test]
         fn no_path_causes_a_panic_and_only_its_end_is_cut_off(path in "(/(\\.\\.|kubepods|burstable|pod[0-9a-f-]{36}|[0-9a-f]{64}|docker|é|.{0,9})){0,8}") {
             if let CgroupPlace::Inside { path: cut, .. } = place(&path) {

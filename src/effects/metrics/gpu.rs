@@ -109,7 +109,7 @@ pub fn write(input: &MetricsInput<'_>, subjects: &LabelledSubjects<'_>, out: &mu
             }
         }
     });
-    upkeep::write(input.view, subjects, out);
+    upkeep::write(subjects, out);
     state(subjects, out);
     xids(input, subjects, out);
     throttling(subjects, out);

@@ -7,7 +7,7 @@ use crate::exposition::{Exposition, MetricFamily, MetricLabels, MetricType, Samp
 use model::Reading;
 use model::unit::Count;
 use model::upkeep::{FabricState, LinkError, NvLink};
-use model::view::{GpuView, NodeView};
+use model::view::GpuView;
 
 const PREFIX: &str = "gpu_steward_gpu_";
 
@@ -36,11 +36,6 @@ pub static DCGM: &[MetricRow<GpuView>] = &[
 
 const BOARD: MetricFamily =
     family("board_info", MetricType::Info, "Serial number and VBIOS version of the GPU's board.");
-const JOB: MetricFamily = family(
-    "slurm_job_info",
-    MetricType::Info,
-    "Slurm job with a process on the GPU that is in no pod, by the cgroup that Slurm made for the job.",
-);
 const UP: MetricFamily = family("nvlink_up", MetricType::Gauge, "1 while the NVLink is up, 0 while it is down.");
 const ERRORS: MetricFamily = family(
     "nvlink_errors_total",
@@ -96,13 +91,7 @@ fn sum(gpu: &GpuView, kind: LinkError) -> Reading<SampleValue> {
 }
 
 /// Writes the readings that have more than one value for each GPU.
-pub fn write(view: &NodeView, subjects: &LabelledSubjects<'_>, out: &mut Exposition<'_>) {
-    out.prefixed(PREFIX, &JOB);
-    for (gpu, job) in &view.slurm_jobs {
-        let label =
-            MetricLabels::new().with("job", &job.job.to_string()).with("step", job.step.as_deref().unwrap_or_default());
-        out.sample(&[subjects.device(gpu).as_str(), label.as_str()], SampleValue::Whole(1));
-    }
+pub fn write(subjects: &LabelledSubjects<'_>, out: &mut Exposition<'_>) {
     out.prefixed(PREFIX, &BOARD);
     for gpu in &subjects.gpus {
         let board = &gpu.seen.gpu.board;

@@ -68,8 +68,6 @@ pub(super) struct Seen {
     /// Errors whose process was reported later.
     pub(super) named: Vec<model::gpu::Xid>,
     pub(super) sxids: Vec<model::switch::Sxid>,
-    /// Slurm jobs, by GPU.
-    pub(super) jobs: BTreeMap<GpuUuid, Vec<model::process::SlurmJob>>,
 }
 
 impl Harness {
@@ -216,9 +214,6 @@ impl Seen {
                 self.processes.insert(processes.gpu.clone(), processes);
             }
             Observation::Event(SourceEvent::Xid(xid)) => self.xids.push(xid),
-            Observation::Fact(Fact::SlurmJobs(gpu, jobs)) => {
-                self.jobs.insert(gpu, jobs);
-            }
             Observation::Event(SourceEvent::XidProcess(xid)) => self.named.push(xid),
             Observation::Event(SourceEvent::Sxid(sxid)) => self.sxids.push(sxid),
             Observation::Event(SourceEvent::Trouble(ErrorCounter::NvmlFailed)) => self.failures += 1,

@@ -17,7 +17,7 @@ use crate::report::Reporter;
 use model::gpu::{GpuSample, UnidentifiedGpu};
 use model::id::GpuUuid;
 use model::observation::{ErrorCounter, Fact, GpuSourceState, Sample};
-use model::process::{GpuProcesses, MAX_GPU_PROCESSES, MAX_JOBS, ProcessOwner, SlurmJob};
+use model::process::GpuProcesses;
 use model::time::Monotonic;
 use model::unit::Bytes;
 use model::{Absence, Reading};
@@ -76,8 +76,6 @@ struct ScheduledGpu {
     seldom_due: Monotonic,
     processes_due: Monotonic,
     memory_at_list: Option<Bytes>,
-    /// The last report of Slurm jobs.
-    jobs: BTreeSet<SlurmJob>,
     /// Allowance of extra process lists.
     out_of_turn: Allowance,
     lost: bool,
@@ -329,7 +327,6 @@ impl Poller {
                         seldom_due: Monotonic::default(),
                         processes_due: Monotonic::default(),
                         memory_at_list: None,
-                        jobs: BTreeSet::new(),
                         out_of_turn: Allowance::new(LISTS_OF_ONE, self.settings.process_period, monotonic()),
                         lost: false,
                     });
@@ -377,7 +374,6 @@ impl Poller {
         let uuid = gpu.polled.known.gpu.uuid.clone();
         self.reporter.sample(Sample::Gpu(uuid, Box::new(gpu.polled.sample.clone())));
         if let Some(processes) = processes {
-            gpu.report_jobs(&processes, &mut self.owners, &self.reporter);
             self.reporter.sample(Sample::GpuProcesses(processes));
         }
     }
@@ -401,22 +397,6 @@ impl Poller {
 }
 
 impl ScheduledGpu {
-    /// Reports the Slurm jobs that have a process on this GPU, when they have changed. A process in a pod belongs to no
-    /// job.
-    fn report_jobs(&mut self, processes: &GpuProcesses, owners: &mut OwnerReader, reporter: &Reporter) {
-        let of_host =
-            processes.list.value().into_iter().flatten().filter(|process| process.owner == ProcessOwner::Host);
-        let jobs = of_host.filter_map(|process| owners.slurm_job(process.key?)).take(MAX_GPU_PROCESSES);
-        let mut jobs: BTreeSet<SlurmJob> = jobs.collect();
-        while jobs.len() > MAX_JOBS {
-            jobs.pop_last();
-        }
-        if jobs != self.jobs {
-            reporter.fact(Fact::SlurmJobs(processes.gpu.clone(), jobs.iter().cloned().collect()));
-            self.jobs = jobs;
-        }
-    }
-
     /// Whether to make an extra process list after a jump of memory. If there is no allowance now, the jump is still
     /// there in the next round.
     fn may_list_now(&mut self, of_all: &mut Allowance, now: Monotonic) -> bool {

@@ -1,7 +1,7 @@
 //! Writes node events to the log. A line is a sentence with the event and its reason; the values are fields, which
 //! journald keeps as `GPU_UUID`, `POD`, `NAMESPACE`.
 
-use decide::node_event::{NodeEvent, Severity};
+use decide::node_event::NodeEvent;
 use model::gpu::Xid;
 use model::id::{GpuUuid, PodRef};
 use model::incident::HOW_TO_CLEAR;
@@ -30,12 +30,6 @@ pub(crate) fn log_event(event: &NodeEvent, view: &NodeView) {
         NodeEvent::LeftOut { what, count } => {
             tracing::warn!(what, count, "more than can be kept; the rest is missing in metrics and API");
         }
-        #[expect(unreachable_patterns, reason = "`decide` may have a new event before this match names it")]
-        other => match other.severity() {
-            Severity::Error => tracing::error!(event = ?other, "node event"),
-            Severity::Warning => tracing::warn!(event = ?other, "node event"),
-            Severity::Info => tracing::info!(event = ?other, "node event"),
-        },
     }
 }
 

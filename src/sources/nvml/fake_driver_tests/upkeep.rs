@@ -1,9 +1,6 @@
-//! Tests of the readings that are made rarely: board data and limits, PCI errors, retired pages, each NVLink, fabric,
-//! jobs.
+//! Tests of the readings that are made rarely: board data and limits, PCI errors, retired pages, each NVLink, fabric.
 
 use super::{CallFault, FakeGpu, Harness, ReadingKind, Scenario, SickLink, fake_gpus, of, put, with};
-use lab::scenario::process;
-use model::process::SlurmJob;
 use model::unit::{Count, Watts};
 use model::upkeep::{FabricHealth, FabricState, LinkError, NvLink};
 use model::{Absence, Reading};
@@ -171,25 +168,4 @@ fn the_fabric_is_reported_with_its_state_and_its_faults() {
         assert_eq!(waiting.state, FabricState::NotStarted, "{driver}: no fabric manager");
         assert_eq!(reported(&mut harness, 2).absence(), Some(Absence::NotSupported), "{driver}: of no fabric");
     }
-}
-
-#[test]
-fn a_slurm_job_is_reported_on_the_gpu_of_its_processes_until_it_ends() {
-    let running = vec![process(4711, 3 << 30, 40.0), process(4712, 1 << 30, 0.0)];
-    let mut harness = Harness::prepare(of(vec![FakeGpu { processes: running, ..fake_gpus("H100", 1) }]));
-    put(&harness.path("proc/stat"), "cpu  1 2 3 4 5 6 7 8 0 0\nbtime 1000\n");
-    for (pid, cgroup) in [
-        (4711, "/system.slice/slurmstepd.scope/job_77/step_0/user/task_0"),
-        (4712, "/kubepods/burstable/pod0f5b9a3e-0d2c-4b7f-9a51-2f1f6a1f8d11/slurm/job_8"),
-    ] {
-        put(&harness.path(&format!("proc/{pid}/cgroup")), &format!("0::{cgroup}\n"));
-        let stat = format!("{pid} (train) S 1 1 1 0 -1 0 0 0 0 0 1 1 0 0 20 0 1 0 500 1000 5 1 1 1 0\n");
-        put(&harness.path(&format!("proc/{pid}/stat")), &stat);
-    }
-    harness.open();
-    let uuid = harness.uuid(0);
-    let jobs = harness.until("the job", |seen| seen.jobs.get(&uuid).cloned());
-    assert_eq!(jobs, [SlurmJob { job: 77, step: Some("0".into()) }], "what a pod calls its cgroups is no job");
-    harness.change(|scenario| scenario.gpus[0].processes.clear());
-    harness.wait("none any more", |seen| seen.jobs[&uuid].is_empty());
 }
