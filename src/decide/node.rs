@@ -4,7 +4,6 @@
 //!   GPU source, lists, samples, processes, XIDs ──▶ gpus     ──┐
 //!   passes over cgroups and processes           ──▶ workload ──┼─(pods)─▶ view
 //!   names, devices, pods of the API server      ──▶ names    ──┤
-//!   saved GPU time and energy                   ──▶ tallies  ──┤
 //!   errors of NVSwitches                        ──▶ switches ──┤
 //!   memory that pods claim                      ──▶ over_uses ─┤
 //!   pods of the API server, their watch         ──▶ api_pods ──┘
@@ -121,8 +120,6 @@ impl NodeState {
             Fact::Plugin(plugin) => self.plugin = Some(plugin),
             Fact::Devices(devices) => self.names.replace_devices(devices),
             Fact::MemoryClaims(memory_claims) => self.over_uses.set_memory_claims(memory_claims),
-            Fact::TalliesRecalled(kept) => self.tallies.recalled(&kept, now),
-            Fact::TalliesKept(kept) => self.tallies.kept(kept),
         }
         Vec::new()
     }
@@ -253,8 +250,7 @@ impl NodeState {
             memory_claims: self.over_uses.memory_claims(),
             pod_owners: self.api_pods.owners(),
             pod_labels: self.api_pods.labels(),
-            tallies: self.tallies.shown(),
-            tallies_to_keep: self.tallies.sums(),
+            tallies: self.tallies.sums(),
             tallies_left_out: self.tallies.left_out(),
             over_uses,
             processes: self.workload.processes(),

@@ -9,8 +9,7 @@
 //! some (a MIG instance claims its own memory); otherwise in equal parts. The part of processes without a pod is given
 //! to no pod.
 //!
-//! The view shows the sums that are saved on disk ([`Tallies::kept`]), not the newer ones in memory. Otherwise the
-//! counters would fall after a crash; Prometheus would take that for a counter reset and count the difference twice.
+//! The sums begin at 0 when the agent starts: `increase()` and `rate()` of Prometheus take that into account.
 //!
 //! What must never happen here: a sum that falls; time or energy of a span without a view.
 
@@ -28,8 +27,8 @@ use std::time::Duration;
 /// Longest counted span between two views. Views are a second apart; a longer span (the machine slept) is given to no
 /// pod.
 const LONGEST: Duration = Duration::from_secs(60);
-/// How long the sums of a pod that is not seen are kept. After a restart of the agent pods appear within seconds;
-/// cgroups that need a name from the API server appear within minutes.
+/// How long the sums of a pod that is not seen are kept, so that its counters do not start again where it was only
+/// unreadable for a while.
 const REMEMBERED: Duration = Duration::from_secs(600);
 
 /// The sums.
@@ -37,9 +36,6 @@ const REMEMBERED: Duration = Duration::from_secs(600);
 pub struct Tallies {
     sums: BTreeMap<(PodUid, GpuUuid), Sum>,
     gpus_before: BTreeMap<GpuUuid, Seen>,
-    /// Whether the sums that an earlier run saved have been loaded.
-    recalled: bool,
-    shown: Arc<[GpuTally]>,
     left_out: u32,
 }
 
@@ -58,35 +54,9 @@ struct Seen {
 }
 
 impl Tallies {
-    /// Adds the sums that an earlier run of the agent saved.
-    pub fn recalled(&mut self, kept: &[GpuTally], now: Monotonic) {
-        self.recalled = true;
-        for tally in kept {
-            if let Some(sum) = self.sum(&tally.pod, &tally.gpu, now) {
-                sum.held = sum.held.saturating_add(tally.held.0);
-                sum.energy = sum.energy.saturating_add(tally.energy.0);
-            }
-        }
-    }
-
-    /// Takes in the sums that are now saved on disk; the view shows these.
-    pub fn kept(&mut self, kept: Arc<[GpuTally]>) {
-        self.shown = kept;
-    }
-
-    /// The sums to show.
-    #[must_use]
-    pub fn shown(&self) -> Arc<[GpuTally]> {
-        Arc::clone(&self.shown)
-    }
-
-    /// The current sums, to be saved. Empty before the sums of an earlier run have been loaded, because saving would
-    /// overwrite them.
+    /// The current sums.
     #[must_use]
     pub fn sums(&self) -> Arc<[GpuTally]> {
-        if !self.recalled {
-            return Arc::default();
-        }
         let tally = |((pod, gpu), sum): (&(PodUid, GpuUuid), &Sum)| GpuTally {
             pod: pod.clone(),
             gpu: gpu.clone(),

@@ -15,7 +15,6 @@
 //!   delivery               the CDI spec and the limits of a container that starts
 //!   state_file             a file in the state directory that the agent writes, and reads after a restart
 //!   incidents              incidents of GPUs, kept over a restart
-//!   tallies                GPU time and energy of pods, kept over a restart
 //!   binding_file           whether the container runtime supports CDI, kept over a restart
 //!   failpoint              places where a test kills or holds the process; not in a release build
 //! ```
@@ -42,5 +41,4 @@ pub mod plugin;
 pub mod delivery;
 pub mod state_file;
 pub mod incidents;
-pub mod tallies;
 pub mod binding_file;

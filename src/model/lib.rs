@@ -24,7 +24,7 @@
 //!   lease               the record by which one process becomes the leader
 //!   agent_stream        what an agent reports to the leading extender, and what the leader answers
 //!   authority           the certificate authority of the extenders
-//!   tally               GPU time and energy of pods; the sums survive a restart of the agent
+//!   tally               GPU time and energy of pods since the agent started
 //!   guard               the chart's admission policies, as this agent found them
 //!   plugin              the device plugin: its registration with the kubelet, its calls and their outcomes
 //!   driver_hold         whether the agent holds the GPU driver open

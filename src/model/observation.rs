@@ -15,7 +15,6 @@ use crate::pod::{PodList, PodWatchState};
 use crate::process::{GpuProcesses, ProcessPass};
 use crate::reading::Absence;
 use crate::switch::Sxid;
-use crate::tally::GpuTally;
 use crate::time::Monotonic;
 use std::sync::Arc;
 
@@ -77,10 +76,6 @@ pub enum Fact {
     Plugin(Arc<PluginView>),
     /// All GPU memory that the pods of this node claim.
     MemoryClaims(Arc<[PodMemoryClaim]>),
-    /// GPU time and energy of pods, as saved by an earlier run of the agent; reported once, at the start.
-    TalliesRecalled(Arc<[GpuTally]>),
-    /// GPU time and energy of pods, as now saved on disk.
-    TalliesKept(Arc<[GpuTally]>),
 }
 
 /// Something that happened. Events are kept in order, up to a bound.

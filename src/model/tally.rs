@@ -1,4 +1,4 @@
-//! GPU time and energy of pods since they came to the node. The sums survive a restart of the agent.
+//! GPU time and energy of pods, counted from the start of the agent.
 
 use crate::id::{GpuUuid, PodUid};
 use crate::unit::{Millijoules, Nanos};

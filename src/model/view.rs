@@ -59,10 +59,8 @@ pub struct NodeView {
     pub pod_owners: Arc<[(PodUid, PodController)]>,
     /// The labels of each pod that the operator wants to see (`--pod-labels`).
     pub pod_labels: Arc<[(PodUid, PodLabels)]>,
-    /// GPU time and energy of pods, as saved on disk.
+    /// GPU time and energy of pods, counted from the start of the agent.
     pub tallies: Arc<[GpuTally]>,
-    /// GPU time and energy of pods up to this view, to be saved; no server shows them.
-    pub tallies_to_keep: Arc<[GpuTally]>,
     /// Number of pairs of pod and GPU beyond the bound of the tallies.
     pub tallies_left_out: u32,
     /// Pods that have held more memory than they claim for a while, ordered by UID and device.
@@ -345,7 +343,6 @@ impl NodeView {
             pod_owners: Arc::from([]),
             pod_labels: Arc::from([]),
             tallies: Arc::from([]),
-            tallies_to_keep: Arc::from([]),
             tallies_left_out: 0,
             over_uses: Vec::new(),
             processes: Arc::from([]),

@@ -14,7 +14,6 @@ mod departure;
 mod leader_stream;
 mod event_log;
 mod owner;
-mod tallies;
 mod reload;
 mod serve;
 mod incidents;
@@ -40,7 +39,7 @@ use departure::Departure;
 use driver_release::DriverRelease;
 use effects::caller::AllowedHosts;
 use effects::server::certificate::Certificates;
-use effects::tallies::TallyFile;
+use effects::state_file::StateFile;
 use incidents::IncidentKeeper;
 use latch::{Latch, Progress};
 use listeners::Listeners;
@@ -53,10 +52,9 @@ use prepare::{announce, connect, node_name, open_usage};
 use reload::{PortAccess, Reload};
 use serve::Shown;
 use sources::report::Reporter;
-use std::path::PathBuf;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
-use tallies::TallyKeeper;
 use tokio::sync::{Notify, mpsc, watch};
 
 /// Workers of the Tokio runtime. At most one of them blocks on disk I/O ([`effects::plugin::OneAtDisk`]), while the
@@ -152,6 +150,7 @@ impl Agent {
         let (progressing, progress) = watch::channel(initial);
         let (period, repeats) = (settings.period, telemetry.repeats.clone());
         let incidents = IncidentKeeper::open(settings);
+        remove_old_tallies(&settings.state_dir);
         let now = sources::clock::now().monotonic;
         let node = decide::node::NodeState::new(name, settings.health.clone(), &incidents.found, now);
         let (kept, kept_seen) = watch::channel(incidents.found.clone().into());
@@ -186,7 +185,7 @@ impl Agent {
             departure: None,
         };
         agent.lifecycle.must_run("owner", owner.run(stop.clone()));
-        agent.keep_on_disk(incidents.run(kept_seen, stop.clone()), settings.state_dir.clone());
+        agent.lifecycle.must_not_end("incidents", incidents.run(kept_seen, stop.clone()));
         agent.watch_sources(threads, settings.names.clone());
         let shown = Shown { view: view_seen, ready: ready_seen, stop: stop.clone() };
         let admin = admin(&ports, settings, telemetry, (clearing, driver));
@@ -196,19 +195,6 @@ impl Agent {
             None => drop(usage_broken),
         }
         Ok(agent)
-    }
-
-    /// Starts the tasks that keep incidents of GPUs and tallies of pods on disk.
-    fn keep_on_disk(
-        &mut self,
-        incidents: impl Future<Output = std::io::Result<()>> + Send + 'static,
-        state_dir: PathBuf,
-    ) {
-        self.lifecycle.must_not_end("incidents", incidents);
-        let (view, reporter, ended) = (self.view.clone(), self.reporter.clone(), self.lifecycle.stop());
-        let file = TallyFile::new(&state_dir);
-        let keeper = TallyKeeper { file, view, reporter, every: tallies::EVERY };
-        self.lifecycle.must_run("tallies", keeper.run(ended));
     }
 
     /// Watches the threads of the sources, and starts the source of container names.
@@ -242,6 +228,15 @@ impl Agent {
             departure: self.departure.take(),
         };
         self.lifecycle.run(requests, &mut mode, &telemetry.level, drain).await
+    }
+}
+
+/// Removes the file in which earlier releases kept GPU time and energy of pods. These counters begin at 0 now.
+fn remove_old_tallies(state_dir: &Path) {
+    let file = StateFile::new(state_dir, "tallies.json");
+    file.sweep();
+    if let Err(error) = file.remove() {
+        tracing::debug!(file = %file.path().display(), %error, "cannot remove a file of an earlier release");
     }
 }
 

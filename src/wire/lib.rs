@@ -54,7 +54,6 @@ pub mod issued_ticket;
 pub mod ticket_journal;
 pub mod started_pods;
 pub mod binding_file;
-pub mod tally;
 pub mod incidents;
 pub mod versions;
 pub mod api;

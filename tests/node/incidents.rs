@@ -59,6 +59,8 @@ fn a_gpu_that_needs_a_reset_stays_unfit_over_a_restart_until_an_operator_clears_
     let (_directory, driver) = fake(&Scenario { xids: vec![xid(95)], ..driver_without_advice() });
     let state = tempfile::tempdir().expect("a directory");
     let file = state.path().join("incidents.json");
+    let of_earlier_releases = state.path().join("tallies.json");
+    std::fs::write(&of_earlier_releases, "{}").unwrap();
     let start = || recipe(driver.library(), state.path()).launch();
     let clear = |which: &str| {
         let mut command = Command::new(BINARY);
@@ -73,6 +75,7 @@ fn a_gpu_that_needs_a_reset_stays_unfit_over_a_restart_until_an_operator_clears_
     );
     assert!(gpu["fit_in_seconds"].is_null(), "{gpu}");
     eventually("the file", START, || file.exists().then_some(()));
+    assert!(!of_earlier_releases.exists(), "the agent keeps no GPU time of pods");
     agent.signal(libc::SIGKILL);
     let _ = agent.wait();
     driver.write(&driver_without_advice()).unwrap();

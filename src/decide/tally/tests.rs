@@ -78,7 +78,6 @@ fn seconds_and_joules(tallies: &Tallies) -> Vec<(PodUid, u64, u64)> {
 
 fn begun(gpus: &[GpuView]) -> Tallies {
     let mut tallies = Tallies::default();
-    tallies.recalled(&[], at(1));
     tallies.pass(gpus, &[], None, at(1));
     tallies
 }
@@ -130,24 +129,6 @@ fn use_that_was_not_observed_belongs_to_no_pod() {
 }
 
 #[test]
-fn saved_sums_are_continued_and_nothing_is_saved_or_shown_before_they_are_loaded() {
-    let held = |joules| [gpu(Some(joules), &[1], 0.0)];
-    let pods = [pod(1, 10.0)];
-    let mut tallies = Tallies::default();
-    tallies.pass(&held(0), &pods, None, at(1));
-    tallies.pass(&held(5), &pods, None, at(3));
-    assert!(tallies.sums().is_empty(), "saving now would overwrite the file");
-    let before = GpuTally { pod: uid(1), gpu: gpu_uuid(), held: Nanos(100_000_000_000), energy: Millijoules(7000) };
-    tallies.recalled(&[before], at(3));
-    assert_eq!(seconds_and_joules(&tallies), [(uid(1), 102, 12)]);
-    assert!(tallies.shown().is_empty(), "not kept yet");
-    tallies.kept(tallies.sums());
-    tallies.pass(&held(9), &pods, None, at(4));
-    let shown: Vec<_> = tallies.shown().iter().map(|tally| tally.held.0 / 1_000_000_000).collect();
-    assert_eq!(shown, [102], "the saved sum, not the newer one in memory");
-}
-
-#[test]
 fn a_pod_that_is_gone_is_forgotten_after_a_while() {
     let held = [gpu(Some(0), &[1], 0.0)];
     let mut tallies = begun(&held);
@@ -162,14 +143,10 @@ fn a_pod_that_is_gone_is_forgotten_after_a_while() {
 
 #[test]
 fn the_number_of_sums_is_bounded() {
-    let mut tallies = Tallies::default();
-    let many = |number: usize| GpuTally {
-        pod: PodUid::parse(&format!("{number:032x}")).unwrap(),
-        gpu: gpu_uuid(),
-        held: Nanos(1),
-        energy: Millijoules(1),
-    };
-    tallies.recalled(&(0..MAX_TALLIES + 3).map(many).collect::<Vec<_>>(), at(1));
+    let holders = (0..MAX_TALLIES + 3).map(|number| PodUid::parse(&format!("{number:032x}")).unwrap());
+    let crowded = [GpuView { holders: holders.collect(), ..gpu(None, &[], 0.0) }];
+    let mut tallies = begun(&crowded);
+    tallies.pass(&crowded, &[], None, at(2));
     assert_eq!((tallies.sums().len(), tallies.left_out()), (MAX_TALLIES, 3));
 }
 
