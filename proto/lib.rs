@@ -6,7 +6,6 @@
 //!   stream.proto         the streams between agents and the leading extender
 //!   podresources.proto   the part of kubelet's PodResources API v1 that the agent reads
 //!   deviceplugin.proto   kubelet's device plugin API v1beta1
-//!   pluginregistration.proto   kubelet's watcher of plugins
 //!   cri.proto            the part of the container runtime's CRI runtime.v1 that the agent reads
 //!        │  tests/fresh.rs (pure Rust; UPDATE_GOLDEN=1 writes, otherwise it fails on any difference)
 //!        ▼
@@ -37,12 +36,6 @@ pub mod pod_resources {
 #[allow(clippy::all, clippy::pedantic, missing_docs, unreachable_pub, reason = "generated")]
 pub mod device_plugin {
     include!("gen/v1beta1.rs");
-}
-
-/// kubelet's watcher of plugins: package `pluginregistration`.
-#[allow(clippy::all, clippy::pedantic, missing_docs, unreachable_pub, reason = "generated")]
-pub mod plugin_registration {
-    include!("gen/pluginregistration.rs");
 }
 
 /// The Container Runtime Interface: package `runtime.v1`.

@@ -5,14 +5,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
-const FILES: [&str; 6] = [
-    "usage.proto",
-    "stream.proto",
-    "podresources.proto",
-    "cri.proto",
-    "deviceplugin.proto",
-    "pluginregistration.proto",
-];
+const FILES: [&str; 5] = ["usage.proto", "stream.proto", "podresources.proto", "cri.proto", "deviceplugin.proto"];
 
 fn sources_in(folder: &Path) -> BTreeMap<String, String> {
     fs::read_dir(folder)

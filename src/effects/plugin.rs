@@ -20,7 +20,6 @@ mod one_at_disk;
 mod under_way;
 mod call;
 mod service;
-mod watcher_registration;
 mod connection;
 mod served_socket;
 mod socket_name;
@@ -37,7 +36,7 @@ pub use meter::CallMeter;
 pub use one_at_disk::OneAtDisk;
 pub use register::serve;
 pub use second_agent::{SecondAgent, find_second};
-pub use settings::{RegistrationCourse, RegistrationMethod, RegistrationStart, Settings};
+pub use settings::{RegistrationCourse, RegistrationStart, Settings};
 
 #[cfg(test)]
 mod tests;

@@ -225,7 +225,7 @@ fn plugin(view: &NodeView) -> PluginView {
     start.counts[6] = 3;
     PluginView {
         resource: "nvidia.com/gpu".into(),
-        registration: RegistrationState::Registered("watcher"),
+        registration: RegistrationState::Registered,
         registrations: 2,
         slots: [slots(0, 9, 1, 0, 0), slots(1, 0, 2, 8, 0), slots(3, 0, 0, 9, 1)].into(),
         claims: [

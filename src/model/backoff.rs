@@ -25,11 +25,6 @@ impl Backoff {
         pause
     }
 
-    /// Makes the next pause at least this long; the pauses after it double from there.
-    pub fn at_least(&mut self, pause: Duration) {
-        self.next = self.next.max(pause);
-    }
-
     /// Starts again with the first pause, after a success.
     pub fn reset(&mut self) {
         self.next = self.first;
@@ -47,8 +42,6 @@ mod tests {
         assert_eq!(pauses, [1, 2, 4, 8, 16, 32, 60, 60, 60]);
         backoff.reset();
         assert_eq!(backoff.pause(), Duration::from_secs(1));
-        backoff.at_least(Duration::from_secs(5));
-        assert_eq!([backoff.pause(), backoff.pause()], [5, 10].map(Duration::from_secs));
         let mut longest = Backoff::new(Duration::MAX, Duration::MAX);
         assert_eq!([longest.pause(), longest.pause()], [Duration::MAX; 2]);
     }

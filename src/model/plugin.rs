@@ -52,11 +52,13 @@ pub enum RegistrationState {
     /// Not registered, because the binding mode is not known yet; the text names what the agent requested and why it
     /// has no answer.
     Undecided(Arc<str>),
-    /// Registered: the kubelet watches the agent's list of devices. The word names the registration method.
-    Registered(&'static str),
+    /// Registered: the kubelet watches the agent's list of devices.
+    Registered,
 }
 
 impl RegistrationState {
+    /// The word for the only way of registration (the call `Register`), which metrics and JSON still name.
+    pub const WAY: &str = "classic";
     /// The text for [`RegistrationState::Follows`].
     pub const FOLLOWS: &str = "another agent shares the GPUs of this node; this agent waits until it ends";
 }

@@ -82,7 +82,6 @@ pub(crate) struct Sharing {
     pub core_scaling: Option<DeviceScaling>,
     pub resources: Resources,
     pub device_config: Option<PathBuf>,
-    pub registration: effects::plugin::RegistrationMethod,
     pub without_claim: decide::allocator::WithoutClaim,
     pub same_gpu_twice: bool,
     /// `None`: the agent decides by versions, the runtime's configuration and the first containers.
@@ -233,7 +232,6 @@ impl Reader<'_> {
         let core_scaling = self.take("core-scaling", |text| value::unless_auto(text, value::scaling));
         let resources = self.resources();
         let device_config = self.take("device-config-file", |text| value::unless_none(text, value::path));
-        let registration = self.take("registration", value::registration);
         let without_claim = self.take("without-claim", value::without_claim);
         let same_gpu_twice = self.take("same-gpu-twice", value::same_gpu_twice);
         let binding = self.take("binding", |text| value::unless_auto(text, value::binding));
@@ -258,7 +256,6 @@ impl Reader<'_> {
             core_scaling: core_scaling?,
             resources: resources?,
             device_config: device_config?,
-            registration: registration?,
             without_claim: without_claim?,
             same_gpu_twice: same_gpu_twice?,
             binding: binding?,

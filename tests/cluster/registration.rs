@@ -1,4 +1,4 @@
-//! Tests both methods by which the real kubelet registers the plugin, and registers it again.
+//! Tests that the real kubelet registers the plugin, and registers it again.
 
 use crate::bed::{Bed, SOON, devices_in};
 use crate::stub::Stub;
@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 const MIB: u64 = 1 << 20;
 /// Two GPUs of ten slots.
 const TOTAL: u32 = 20;
-/// Longer than the agent waits before it tries the other method.
+/// Longer than the agent waits for the kubelet to watch its list.
 const SETTLED: Duration = Duration::from_secs(15);
 
 /// A position in the kubelet's log, from which messages are counted.
@@ -49,25 +49,25 @@ fn wait_for_all_slots(bed: &Bed) {
     eventually("all slots on the node", SOON, || (allocatable(bed) == TOTAL).then_some(()));
 }
 
-/// The method of the registration once it exists, and the number of registrations.
-fn registered(agent: &Agent) -> (String, u64) {
+/// The number of registrations, once there is one.
+fn registered(agent: &Agent) -> u64 {
     eventually("a registration", SOON, || {
         let node: Value = serde_json::from_str(&agent.get("/api/v1/node").text()).expect("JSON");
-        Some((node["plugin"]["way"].as_str()?.to_owned(), Bed::registrations(agent)))
+        (node["plugin"]["registered"] == true).then(|| Bed::registrations(agent))
     })
 }
 
-/// Waits for registration number `times`, and checks that it used this method.
-fn wait_for_registration(agent: &Agent, method: &str, times: u64) {
-    eventually(&format!("registration {times}"), SOON, || (registered(agent).1 >= times).then_some(()));
-    assert_eq!(registered(agent), (method.to_owned(), times), "{}", agent.log());
+/// Waits for registration number `times`.
+fn wait_for_registration(agent: &Agent, times: u64) {
+    eventually(&format!("registration {times}"), SOON, || (registered(agent) >= times).then_some(()));
+    assert_eq!(registered(agent), times, "{}", agent.log());
 }
 
 /// Checks for a while that nothing changes: no second registration, and no slot that comes or goes.
-fn check_stable(bed: &Bed, agent: &Agent, method: &str, times: u64) {
+fn check_stable(bed: &Bed, agent: &Agent, times: u64) {
     let began = Instant::now();
     while began.elapsed() < SETTLED {
-        assert_eq!(registered(agent), (method.to_owned(), times), "{}", agent.log());
+        assert_eq!(registered(agent), times, "{}", agent.log());
         assert_eq!(allocatable(bed), TOTAL);
         std::thread::sleep(Duration::from_millis(500));
     }
@@ -96,102 +96,53 @@ fn check_pods(bed: &Bed, gpus: &[String], pods: &mut Vec<String>) {
     }
 }
 
-/// The agent is registered and used, and registered again after a restart of the kubelet and after the agent was
-/// killed.
-fn check_restarts(bed: &Bed, method: &str, flags: &[&str]) {
-    let log = KubeletLog::from_now(bed);
-    let agent = bed.agent(flags);
-    wait_for_registration(&agent, method, 1);
-    wait_for_all_slots(bed);
-    let (gpus, mut pods) = (Bed::gpus(&agent), Vec::new());
-    check_pods(bed, &gpus, &mut pods);
-    let [plugins, registry] = sockets(bed);
-    let expect = if method == "watcher" { (0, 1) } else { (1, 0) };
-    assert_eq!((plugins.len(), registry.len()), expect, "{plugins:?} {registry:?}");
-    check_stable(bed, &agent, method, 1);
+/// The socket that an agent of an earlier release leaves in the kubelet's registry.
+fn leave_in_registry(bed: &Bed) {
+    let left = bed.paths().kubelet.join("plugins_registry/gpu-steward@nvidia.com-gpu.sock");
+    let _ = std::fs::remove_file(&left);
+    drop(std::os::unix::net::UnixListener::bind(&left).expect("a socket"));
+}
 
+/// The agent is registered and used, and registered again after a restart of the kubelet and after the agent was killed. It
+/// removes the socket of an earlier release when it starts, and after a restart of the kubelet.
+#[test]
+#[ignore = "needs cluster: tests/run"]
+fn the_agent_registers_after_each_restart() {
+    let bed = Bed::up("registration");
+    leave_in_registry(&bed);
+    let log = KubeletLog::from_now(&bed);
+    let agent = bed.agent(&[]);
+    wait_for_registration(&agent, 1);
+    wait_for_all_slots(&bed);
+    let (gpus, mut pods) = (Bed::gpus(&agent), Vec::new());
+    check_pods(&bed, &gpus, &mut pods);
+    let [plugins, registry] = sockets(&bed);
+    assert_eq!((plugins.len(), registry.len()), (1, 0), "{plugins:?} {registry:?}");
+    check_stable(&bed, &agent, 1);
+
+    leave_in_registry(&bed);
     bed.part("stop", "kubelet");
     let began = Instant::now();
     bed.part("start", "kubelet");
-    wait_for_registration(&agent, method, 2);
-    println!("{method}: known again {} ms after kubelet's start", began.elapsed().as_millis());
-    wait_for_all_slots(bed);
-    check_pods(bed, &gpus, &mut pods);
+    wait_for_registration(&agent, 2);
+    println!("known again {} ms after kubelet's start", began.elapsed().as_millis());
+    wait_for_all_slots(&bed);
+    check_pods(&bed, &gpus, &mut pods);
+    assert_eq!(sockets(&bed)[1], Vec::<String>::new());
 
     // The agent has no time to clean up, so its socket stays.
     agent.signal(9);
     drop(agent);
-    wait_for_no_slots(bed);
-    let agent = bed.agent(flags);
-    wait_for_registration(&agent, method, 1);
-    wait_for_all_slots(bed);
-    check_pods(bed, &gpus, &mut pods);
-    check_stable(bed, &agent, method, 1);
-    assert_eq!(log.register_calls(), if method == "watcher" { 0 } else { 3 }, "calls of Register");
+    wait_for_no_slots(&bed);
+    let agent = bed.agent(&[]);
+    wait_for_registration(&agent, 1);
+    wait_for_all_slots(&bed);
+    check_pods(&bed, &gpus, &mut pods);
+    check_stable(&bed, &agent, 1);
+    assert_eq!(log.register_calls(), 3, "calls of Register");
     let ended = agent.terminate();
     assert!(ended.status.success(), "{}", ended.log);
-    assert_eq!(sockets(bed), [vec![], Vec::<String>::new()], "nothing of ours is left");
-}
-
-#[test]
-#[ignore = "needs cluster: tests/run"]
-fn the_kubelets_watcher_registers_the_plugin_after_each_restart() {
-    let bed = Bed::up("registration-watcher");
-    check_restarts(&bed, "watcher", &["--registration=watcher"]);
-}
-
-#[test]
-#[ignore = "needs cluster: tests/run"]
-fn the_classic_method_registers_the_plugin_after_each_restart() {
-    let bed = Bed::up("registration-classic");
-    // The socket that a killed agent leaves behind when the watcher has registered it.
-    let left = bed.paths().kubelet.join("plugins_registry/gpu-steward@nvidia.com-gpu.sock");
-    let _ = std::fs::remove_file(&left);
-    drop(std::os::unix::net::UnixListener::bind(&left).expect("a socket"));
-    check_restarts(&bed, "classic", &["--registration=classic"]);
-}
-
-/// The agent waits for a kubelet that is not there yet, and does not take it for one without a watcher.
-#[test]
-#[ignore = "needs cluster: tests/run"]
-fn auto_is_the_watcher_even_if_the_kubelet_starts_late() {
-    let bed = Bed::up("registration-auto");
-    let log = KubeletLog::from_now(&bed);
-    let agent = bed.agent(&[]);
-    agent.logs("method=watcher");
-    wait_for_registration(&agent, "watcher", 1);
-    drop(agent);
-
-    bed.part("kill", "kubelet");
-    let agent = bed.launch(&[]);
-    let began = Instant::now();
-    while began.elapsed() < SETTLED {
-        assert!(!agent.log().contains("the classic way"), "{}", agent.log());
-        std::thread::sleep(Duration::from_millis(500));
-    }
-    bed.part("start", "kubelet");
-    wait_for_registration(&agent, "watcher", 1);
-    wait_for_all_slots(&bed);
-    check_stable(&bed, &agent, "watcher", 1);
-    assert_eq!(log.register_calls(), 0, "calls of Register");
-}
-
-/// A registry that the kubelet does not watch, as with an old kubelet.
-#[test]
-#[ignore = "needs cluster: tests/run"]
-fn auto_is_the_classic_method_if_the_kubelet_watches_no_registry() {
-    let bed = Bed::up("registration-fallback");
-    let (root, view) = bed.own_kubelet_root("deaf");
-    let log = KubeletLog::from_now(&bed);
-    let began = Instant::now();
-    let agent = bed.agent(&[&format!("--kubelet-root={root}")]);
-    println!("no watched registry: known after {} ms", began.elapsed().as_millis());
-    agent.logs("registering the classic way");
-    wait_for_registration(&agent, "classic", 1);
-    wait_for_all_slots(&bed);
-    check_stable(&bed, &agent, "classic", 1);
-    assert_eq!(log.register_calls(), 1, "calls of Register");
-    drop((agent, view));
+    assert_eq!(sockets(&bed), [vec![], Vec::<String>::new()], "nothing of ours is left");
 }
 
 /// Two plugins of one resource would replace each other. The containers of another plugin keep their devices after that
@@ -237,37 +188,35 @@ fn the_agent_does_not_replace_another_plugin_or_change_its_containers() {
     for words in ["another agent already shares GPUs", "nvidia.com-gpu.sock (process ", "--state-dir"] {
         assert!(ended.log.contains(words), "{words}: {}", ended.log);
     }
-    assert_eq!((registered(&agent).1, allocatable(&bed)), (1, TOTAL), "the first agent still serves");
+    assert_eq!((registered(&agent), allocatable(&bed)), (1, TOTAL), "the first agent still serves");
     check_pods(&bed, &Bed::gpus(&agent), &mut pods);
 }
 
-/// A starting agent is registered once and at the first try, with either method. The test prints how long it takes until the
-/// kubelet knows the agent and until the Node offers its GPUs. `GPU_STEWARD_LONG` makes ten rounds.
+/// A starting agent is registered once and at the first try. The test prints how long it takes until the kubelet knows the agent
+/// and until the Node offers its GPUs. `GPU_STEWARD_LONG` makes ten rounds.
 #[test]
 #[ignore = "needs cluster: tests/run"]
-fn a_starting_agent_is_registered_at_the_first_try_with_both_methods() {
+fn a_starting_agent_is_registered_at_the_first_try() {
     let bed = Bed::up("registration-time");
     let rounds = if std::env::var_os("GPU_STEWARD_LONG").is_some() { 10 } else { 1 };
     let _ = bed.kubeconfig();
-    for method in ["watcher", "classic"] {
-        let mut took: Vec<(u128, u128)> = Vec::new();
-        for _ in 0..rounds {
-            wait_for_no_slots(&bed);
-            let (log, began) = (KubeletLog::from_now(&bed), Instant::now());
-            let agent = bed.launch(&[&format!("--registration={method}")]);
-            agent.logs("] registered with kubelet");
-            let known = began.elapsed();
-            wait_for_all_slots(&bed);
-            took.push((known.as_millis(), began.elapsed().as_millis()));
-            assert_eq!(registered(&agent), (method.to_owned(), 1), "{}", agent.log());
-            assert_eq!(log.register_calls(), usize::from(method == "classic"), "calls of Register");
-            drop(agent);
-        }
-        let middle = |of: fn(&(u128, u128)) -> u128| {
-            let mut of: Vec<u128> = took.iter().map(of).collect();
-            of.sort_unstable();
-            (of[0], of[of.len() / 2], of[of.len() - 1])
-        };
-        println!("{method}: known after {:?} ms, offered after {:?} ms", middle(|one| one.0), middle(|one| one.1));
+    let mut took: Vec<(u128, u128)> = Vec::new();
+    for _ in 0..rounds {
+        wait_for_no_slots(&bed);
+        let (log, began) = (KubeletLog::from_now(&bed), Instant::now());
+        let agent = bed.launch(&[]);
+        agent.logs("] registered with kubelet");
+        let known = began.elapsed();
+        wait_for_all_slots(&bed);
+        took.push((known.as_millis(), began.elapsed().as_millis()));
+        assert_eq!(registered(&agent), 1, "{}", agent.log());
+        assert_eq!(log.register_calls(), 1, "calls of Register");
+        drop(agent);
     }
+    let middle = |of: fn(&(u128, u128)) -> u128| {
+        let mut of: Vec<u128> = took.iter().map(of).collect();
+        of.sort_unstable();
+        (of[0], of[of.len() / 2], of[of.len() - 1])
+    };
+    println!("known after {:?} ms, offered after {:?} ms", middle(|one| one.0), middle(|one| one.1));
 }

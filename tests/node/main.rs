@@ -4,6 +4,8 @@
 #[cfg(test)]
 mod program;
 #[cfg(test)]
+mod kubelet;
+#[cfg(test)]
 mod life;
 #[cfg(test)]
 mod config;

@@ -1,12 +1,11 @@
-//! Tests sharing when the kubelet is late: the built program with an API server and the kubelet's folders. No kubelet
-//! runs; the tests make its calls.
+//! Tests sharing with an API server and a kubelet that only registers plugins; the tests make its calls.
 
+use crate::kubelet::Kubelet;
 use crate::program::BINARY;
 use lab::agent::{Agent, Recipe};
 use lab::api_server::FakeApiServer;
 use lab::eventually::eventually;
 use serde_json::json;
-use std::fs;
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -16,17 +15,11 @@ use std::time::{Duration, Instant};
 const SOON: Duration = Duration::from_secs(30);
 const NODE: &str = "n1";
 
-/// An agent that shares two simulated GPUs, and the kubelet's plugin registry.
-fn recipe(server: &FakeApiServer) -> (Recipe, PathBuf) {
+/// An agent that shares two simulated GPUs, and its kubelet.
+fn recipe(server: &FakeApiServer) -> (Recipe, Kubelet) {
     let recipe = Agent::in_cluster(BINARY, server, NODE).with("--gpus", "simulated=H100:2");
-    let registry = recipe.dir().join("kubelet/plugins_registry");
-    fs::create_dir_all(recipe.dir().join("kubelet/device-plugins")).unwrap();
-    fs::create_dir_all(&registry).unwrap();
-    (recipe, registry)
-}
-
-fn offers(registry: &Path) -> bool {
-    fs::read_dir(registry).unwrap().count() > 0
+    let kubelet = Kubelet::start(&recipe.dir().join("kubelet"));
+    (recipe, kubelet)
 }
 
 /// How often the agent asked for its Node to learn the versions of the kubelet and the runtime.
@@ -43,10 +36,10 @@ fn node_requests(server: &FakeApiServer) -> usize {
 #[test]
 fn no_slot_is_offered_before_the_binding_mode_is_known() {
     let server = FakeApiServer::start();
-    let (recipe, registry) = recipe(&server);
+    let (recipe, kubelet) = recipe(&server);
     let agent = recipe.start();
     eventually("ten requests for the Node", SOON, || (node_requests(&server) >= 10).then_some(()));
-    assert!(!offers(&registry), "{}", agent.log());
+    assert!(!kubelet.is_offered(), "{}", agent.log());
     let why = "there is no node n1 at";
     let ready = agent.get("/readyz");
     assert_eq!(ready.status, 200, "CPU, memory and GPUs are served: {}", ready.text());
@@ -61,9 +54,9 @@ fn no_slot_is_offered_before_the_binding_mode_is_known() {
     agent.logs("does not name its versions yet");
     let before = node_requests(&server);
     eventually("some more questions", SOON, || (node_requests(&server) >= before + 3).then_some(()));
-    assert!(!offers(&registry), "{}", agent.log());
+    assert!(!kubelet.is_offered(), "{}", agent.log());
     server.put("nodes", node(json!({ "kubeletVersion": "v1.34.9", "containerRuntimeVersion": "containerd://2.1.4" })));
-    eventually("the socket in kubelet's registry", SOON, || offers(&registry).then_some(()));
+    kubelet.plugin();
     agent.logs("binding=Late");
     assert!(!agent.log().contains("binding=Some(Early)"), "{}", agent.log());
 }
@@ -76,12 +69,12 @@ fn the_versions_of_the_last_run_are_enough_to_start() {
     server.put("nodes", json!({ "metadata": { "name": NODE }, "status": { "nodeInfo": info } }));
     let state = tempfile::tempdir().unwrap();
     for (binding, away) in [("binding=Late", false), ("binding=Some(Late)", true)] {
-        let (recipe, registry) = recipe(&server);
+        let (recipe, kubelet) = recipe(&server);
         if away {
             server.stop();
         }
         let agent = recipe.with("--state-dir", state.path()).launch();
-        eventually("the socket in kubelet's registry", SOON, || offers(&registry).then_some(()));
+        kubelet.plugin();
         agent.logs(binding);
         assert!(agent.terminate().status.success());
     }
@@ -96,13 +89,15 @@ fn a_second_agent_is_ready_says_that_it_waits_and_takes_over() {
     server.put("nodes", json!({ "metadata": { "name": NODE }, "status": { "nodeInfo": info } }));
     let shared = tempfile::tempdir().unwrap();
     let (state, usage) = (shared.path().join("state"), shared.path().join("agent.sock"));
-    let (first, registry) = recipe(&server);
-    let kubelet = registry.parent().unwrap().to_owned();
+    let (first, kubelet) = recipe(&server);
     let first = first.with("--state-dir", &state).with("--usage-socket", &usage).start();
-    eventually("the socket in kubelet's registry", SOON, || offers(&registry).then_some(()));
+    kubelet.plugin();
     let (second, _) = recipe(&server);
-    let second =
-        second.with("--state-dir", &state).with("--usage-socket", &usage).with("--kubelet-root", &kubelet).start();
+    let second = second
+        .with("--state-dir", &state)
+        .with("--usage-socket", &usage)
+        .with("--kubelet-root", kubelet.root())
+        .start();
     let says_that_it_waits =
         |agent: &Agent| agent.get("/readyz").text().contains("another agent shares the GPUs of this node");
     eventually("a line at /readyz", SOON, || says_that_it_waits(&second).then_some(()));
@@ -175,13 +170,9 @@ fn answer(mut stream: UnixStream) -> Vec<u8> {
 }
 
 /// The socket on which the kubelet would call the agent, and a slot of the first GPU.
-fn offered(agent: &Agent, registry: &Path) -> (PathBuf, String) {
-    let socket = eventually("the socket in kubelet's registry", SOON, || {
-        let found = fs::read_dir(registry).unwrap().flatten().next()?.path();
-        UnixStream::connect(&found).ok().map(|_| found)
-    });
+fn offered(agent: &Agent, kubelet: &Kubelet) -> (PathBuf, String) {
     let gpu = agent.get("/api/v1/gpus").json()["gpus"][0]["uuid"].as_str().unwrap().to_owned();
-    (socket, format!("{gpu}-0"))
+    (kubelet.plugin(), format!("{gpu}-0"))
 }
 
 /// HTTP clients of the open port wait for each other, but the kubelet does not wait for them: it gets many times as
@@ -193,9 +184,9 @@ fn kubelet_calls_do_not_wait_for_requests_of_the_open_port() {
     let server = FakeApiServer::start();
     let info = json!({ "kubeletVersion": "v1.34.9", "containerRuntimeVersion": "containerd://2.1.4" });
     server.put("nodes", json!({ "metadata": { "name": NODE }, "status": { "nodeInfo": info } }));
-    let (recipe, registry) = recipe(&server);
+    let (recipe, kubelet) = recipe(&server);
     let agent = recipe.start();
-    let (socket, id) = offered(&agent, &registry);
+    let (socket, id) = offered(&agent, &kubelet);
     let (served, done) = (AtomicUsize::new(0), AtomicBool::new(false));
     let (served, calls) = std::thread::scope(|scope| {
         for _ in 0..CALLERS {
@@ -233,9 +224,9 @@ fn a_waiting_start_is_judged_only_a_few_times_a_second() {
     let server = FakeApiServer::start();
     let info = json!({ "kubeletVersion": "v1.34.9", "containerRuntimeVersion": "containerd://2.1.4" });
     server.put("nodes", json!({ "metadata": { "name": NODE }, "status": { "nodeInfo": info } }));
-    let (recipe, registry) = recipe(&server);
+    let (recipe, kubelet) = recipe(&server);
     let agent = recipe.with("-v", "5").start();
-    let (socket, id) = offered(&agent, &registry);
+    let (socket, id) = offered(&agent, &kubelet);
     let _call = call(&socket, "PreStartContainer", &field(1, id.as_bytes()));
     let tries = || agent.log().matches("a start waits").count();
     eventually("the start to wait", SOON, || (tries() > 0).then_some(()));
@@ -246,13 +237,7 @@ fn a_waiting_start_is_judged_only_a_few_times_a_second() {
     assert!(tries >= 1, "the start is still judged");
     assert!((tries as f64) <= 10.0 * seconds, "{tries} tries in {seconds:.1} s");
     // The kubelet's checkpoint has the slot now, with a pod that the agent does not know.
-    let entry = json!({
-        "PodUID": "466d3e0f-28fd-4a4c-a28d-790ef2a79f8c", "ContainerName": "main", "ResourceName": "nvidia.com/gpu",
-        "DeviceIDs": { "-1": [id] }, "AllocResp": "",
-    });
-    let checkpoint = json!({ "Data": { "PodDeviceEntries": [entry], "RegisteredDevices": {} }, "Checksum": 0 });
-    fs::write(registry.with_file_name("device-plugins").join("kubelet_internal_checkpoint"), checkpoint.to_string())
-        .unwrap();
+    kubelet.writes_checkpoint("466d3e0f-28fd-4a4c-a28d-790ef2a79f8c", &id);
     eventually("another try of the start", SOON, || {
         let log = agent.log();
         (log.contains("what=Pod")

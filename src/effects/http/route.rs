@@ -165,7 +165,7 @@ impl Routes {
         let view = Arc::clone(&self.view.borrow());
         let kubelet = view.plugin.as_ref().map_or_else(String::new, |plugin| {
             let standing = match &plugin.registration {
-                RegistrationState::Registered(method) => format!("registered ({method})"),
+                RegistrationState::Registered => "registered".to_owned(),
                 RegistrationState::Waiting(_) => "not registered".to_owned(),
                 RegistrationState::Follows => format!("not registered: {}", RegistrationState::FOLLOWS),
                 RegistrationState::Undecided(why) => format!("not registered: {why}"),

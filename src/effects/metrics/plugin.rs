@@ -76,7 +76,7 @@ pub fn write(input: &MetricsInput<'_>, out: &mut Exposition<'_>) {
     out.family(&REGISTERED);
     if let Some(plugin) = plugin {
         let method = match plugin.registration {
-            RegistrationState::Registered(method) => method,
+            RegistrationState::Registered => RegistrationState::WAY,
             RegistrationState::Waiting(_) | RegistrationState::Follows | RegistrationState::Undecided(_) => "",
         };
         let labels = MetricLabels::new().with("resource", &plugin.resource).with("way", method);

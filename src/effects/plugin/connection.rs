@@ -8,33 +8,24 @@ use tokio::net::UnixStream;
 use tokio::sync::watch;
 use tonic::transport::server::Connected;
 
-/// The number of open connections, and of all connections so far.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct ConnectionCounts {
-    pub(super) open: usize,
-    pub(super) total: u64,
-}
-
 /// One connection.
 #[derive(Debug)]
 pub(super) struct KubeletConnection {
     stream: UnixStream,
-    connections: watch::Sender<ConnectionCounts>,
+    /// The number of open connections.
+    open: watch::Sender<usize>,
 }
 
 impl KubeletConnection {
-    pub(super) fn new(stream: UnixStream, connections: &watch::Sender<ConnectionCounts>) -> KubeletConnection {
-        connections.send_modify(|connections| {
-            connections.open += 1;
-            connections.total += 1;
-        });
-        KubeletConnection { stream, connections: connections.clone() }
+    pub(super) fn new(stream: UnixStream, open: &watch::Sender<usize>) -> KubeletConnection {
+        open.send_modify(|open| *open += 1);
+        KubeletConnection { stream, open: open.clone() }
     }
 }
 
 impl Drop for KubeletConnection {
     fn drop(&mut self) {
-        self.connections.send_modify(|connections| connections.open = connections.open.saturating_sub(1));
+        self.open.send_modify(|open| *open = open.saturating_sub(1));
     }
 }
 

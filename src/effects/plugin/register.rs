@@ -1,17 +1,12 @@
 //! Registers the agent with the kubelet as the device plugin of its resource, and registers again when the registration
 //! is lost.
 //!
-//! *Watcher*: the agent's socket lies in the kubelet's registry folder, and the kubelet's plugin watcher connects to
-//! it, also after a restart of the kubelet.
+//! The agent's socket lies in the plugin folder and the agent calls `Register`. The kubelet deletes every socket there
+//! when it starts, so the agent checks that its socket still exists.
 //!
-//! *Classic*: the agent's socket lies in the plugin folder and the agent calls `Register`. The kubelet deletes every
-//! socket there when it starts, so the agent checks that its socket still exists.
-//!
-//! Only one of the two is open at a time: each method removes its socket and ends its server before the other begins.
-//!
-//! *After another agent* (an upgrade) the agent begins the classic way: it takes milliseconds, where the watcher takes
-//! one to two seconds. The previous agent leaves its socket in the registry, because kubelets before 1.37 would drop
-//! the new agent with it.
+//! *After another agent* (an upgrade): an agent of an earlier release may have registered by a socket in the kubelet's
+//! plugin registry, and leaves that socket. It stays until the kubelet restarts, or until the last agent ends, because
+//! kubelets before 1.37 would drop the new agent with it.
 //!
 //! *Beside another agent*: the previous agent ends only when this agent is registered, so that the kubelet always has a
 //! plugin. Kubelets before 1.37 remember one connection for each resource. When any connection of the resource ends,
@@ -27,7 +22,7 @@
 //! so slow that it saw the end of the previous agent's connection while it opened the new one. So an agent that no other
 //! follows sends, before it ends, that all devices are unhealthy (docs/decisions/0120).
 //!
-//! Both methods end in an open `ListAndWatch`. When the last one ends and the agent did not end it, the kubelet has
+//! A registration ends in an open `ListAndWatch`. When the last one ends and the agent did not end it, the kubelet has
 //! lost the registration: the kubelet restarted, or an older registration ended and the kubelet dropped this one with
 //! it. The agent then registers from the beginning.
 
@@ -35,15 +30,12 @@ use super::call::{PluginCallSender, PluginDevice};
 use super::second_agent::{self, SecondAgent};
 use super::served_socket::{MAX_REQUEST, ServedSocket};
 use super::service::{MAX_LIST, Service, Watches, encoded_len, options};
-use super::settings::{RegistrationCourse, RegistrationMethod, RegistrationStart, Settings};
-use super::socket_name;
-use super::watcher_registration::{WatcherProgress, WatcherRegistration};
+use super::settings::{RegistrationCourse, RegistrationStart, Settings};
 use model::backoff::Backoff;
 use model::plugin::{RegistrationState, SecondConnection};
 use proto::device_plugin::RegisterRequest;
 use proto::device_plugin::device_plugin_server::DevicePluginServer;
 use proto::device_plugin::registration_client::RegistrationClient;
-use proto::plugin_registration::registration_server::RegistrationServer;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -54,14 +46,8 @@ use tokio::time::{Instant, sleep, timeout};
 use tokio_util::sync::CancellationToken;
 use tonic::service::Routes;
 
-/// The kubelet's plugin watcher calls `GetInfo` on a new socket about 0.8 s after it was made, and again with backoff.
-/// A kubelet that has run for this long and has not called has no plugin watcher.
-const INFO_WITHIN: Duration = Duration::from_secs(10);
-/// The kubelet's `GetInfo` call times out after 1 s. If the agent has not received it by then, its HTTP/2 library has
-/// refused it.
-const CALL_ARRIVES_WITHIN: Duration = Duration::from_secs(2);
 /// Once a second the kubelet checks whether a socket has left its registry. It then drops the plugin that serves the
-/// resource of that socket, also one that has registered by the other method meanwhile.
+/// resource of that socket, also one that has registered by `Register` meanwhile.
 const FORGOTTEN_WITHIN: Duration = Duration::from_secs(3);
 /// The kubelet calls `ListAndWatch` right after a registration; if it does not within this time, the registration is
 /// lost.
@@ -76,9 +62,12 @@ pub(super) const REMEMBERED_AFTER: Duration = Duration::from_secs(2);
 /// Between the last list and the end of the streams, so that the kubelet has read it on each of them: the end of one connection
 /// makes it close another one.
 const LEAVES_WITHIN: Duration = Duration::from_millis(50);
-/// Pause between two tries: the kubelet's socket may appear a second or two after its Node is ready, or minutes later.
+/// Pause between two tries that fail at a kubelet that runs.
 const BACKOFF: Backoff = Backoff::new(Duration::from_millis(500), Duration::from_secs(10));
 
+/// Time between two looks for a kubelet that does not run: one `connect`. The kubelet fails every pod that it admits before the
+/// agent has registered.
+const LOOK_EVERY: Duration = Duration::from_millis(200);
 /// Pause after a registration that was lost: the kubelet drops the plugin of a resource when an older connection of the
 /// resource ends, and fails every pod that comes before the next registration.
 const SHORT_PAUSE: Duration = Duration::from_millis(50);
@@ -118,26 +107,9 @@ pub async fn serve(
     served
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Method {
-    Watcher,
-    Classic,
-}
-
-impl Method {
-    fn other(self) -> Method {
-        match self {
-            Method::Watcher => Method::Classic,
-            Method::Classic => Method::Watcher,
-        }
-    }
-}
-
 /// The reason why one registration ended.
 enum End {
     Stopped,
-    /// The kubelet's plugin watcher did not call `GetInfo`.
-    NotRequested,
     /// The kubelet does not run.
     KubeletAbsent(String),
     /// The registration failed.
@@ -160,16 +132,9 @@ impl Registrar {
     /// Registers again and again until `course.stop`.
     async fn serve(&self) -> io::Result<()> {
         let following = self.course.entry != RegistrationStart::Fresh;
-        let mut tries =
-            Tries { method: self.first_method(), backoff: BACKOFF, short: false, short_pauses_left: SHORT_PAUSES };
-        let by_classic_only = self.course.entry == RegistrationStart::Beside(SecondConnection::DroppedWithTheFirst);
-        if tries.method == Method::Watcher && by_classic_only {
-            tokio::select! {
-                () = self.course.stop.cancelled() => return Ok(()),
-                () = self.course.alone.cancelled() => {}
-            }
-        }
-        if !following && self.settings.clear(tries.method == Method::Watcher) {
+        let unremembered = self.course.entry == RegistrationStart::Beside(SecondConnection::DroppedWithTheFirst);
+        let mut tries = Tries { backoff: BACKOFF, short: false, short_pauses_left: SHORT_PAUSES };
+        if !following && self.settings.clear() {
             sleep(FORGOTTEN_WITHIN).await;
         }
         let mut first = true;
@@ -181,10 +146,7 @@ impl Registrar {
                 return Err(other_agent.into());
             }
             let began = Instant::now();
-            let end = match tries.method {
-                Method::Watcher => self.watcher().await,
-                Method::Classic => self.classic(first && by_classic_only).await,
-            };
+            let end = self.register(first && unremembered).await;
             first = false;
             let Some(pause) = self.pause_after(end, began.elapsed(), &mut tries) else { return Ok(()) };
             tokio::select! {
@@ -194,30 +156,10 @@ impl Registrar {
         }
     }
 
-    fn first_method(&self) -> Method {
-        match self.settings.registration {
-            RegistrationMethod::Watcher => Method::Watcher,
-            RegistrationMethod::Auto if self.course.entry == RegistrationStart::Fresh => Method::Watcher,
-            RegistrationMethod::Auto | RegistrationMethod::Classic => Method::Classic,
-        }
-    }
-
-    /// The pause until the next registration, after one that `lasted` this long; also sets the method of the next one.
-    /// `None` at the end.
+    /// The pause until the next registration, after one that `lasted` this long. `None` at the end.
     fn pause_after(&self, end: End, lasted: Duration, tries: &mut Tries) -> Option<Duration> {
-        let auto = self.settings.registration == RegistrationMethod::Auto;
         match end {
             End::Stopped => return None,
-            // No pause: the kubelet has no registration that it could drop.
-            End::NotRequested if auto => {
-                tracing::info!(
-                    registry = %self.settings.registry.display(),
-                    "kubelet's plugin watcher did not call GetInfo: registering the classic way"
-                );
-                tries.method = Method::Classic;
-                return Some(Duration::ZERO);
-            }
-            End::NotRequested => self.wait_for("kubelet's plugin watcher to call GetInfo"),
             End::Lost(why) => {
                 tracing::warn!(reason = %why, "registration with kubelet lost: registering again");
                 self.wait_for(&why);
@@ -225,17 +167,10 @@ impl Registrar {
             }
             End::KubeletAbsent(why) => {
                 self.wait_for(&why);
-                if auto {
-                    tries.method = Method::Watcher;
-                }
+                self.settings.clear_registry();
+                return Some(LOOK_EVERY);
             }
-            End::Failed(why) => {
-                self.wait_for(&why);
-                if auto {
-                    tries.method = tries.method.other();
-                    tries.backoff.at_least(FORGOTTEN_WITHIN);
-                }
-            }
+            End::Failed(why) => self.wait_for(&why),
         }
         Some(tries.pause())
     }
@@ -267,10 +202,10 @@ impl Registrar {
         }
     }
 
-    fn registered(&self, method: &'static str) {
+    fn registered(&self) {
         let devices = self.list.borrow().len();
-        tracing::info!(resource = &*self.settings.resource, method, devices, "registered with kubelet");
-        self.state.send_replace(RegistrationState::Registered(method));
+        tracing::info!(resource = &*self.settings.resource, devices, "registered with kubelet");
+        self.state.send_replace(RegistrationState::Registered);
     }
 
     /// A new service with its own end, which shares nothing with an earlier registration.
@@ -280,65 +215,9 @@ impl Registrar {
         (Service { calls, list, watched, leaves: CancellationToken::new(), end: CancellationToken::new() }, seen)
     }
 
-    async fn watcher(&self) -> End {
-        let (service, watched) = self.service();
-        let (progress, mut seen) = watch::channel(WatcherProgress::NotRequested);
-        let registration = WatcherRegistration { resource: Arc::clone(&self.settings.resource), progress };
-        let routes = Routes::new(RegistrationServer::new(registration)).add_service(plugin(&service));
-        let path = self.settings.registry.join(socket_name::registry(&self.settings.resource));
-        if !self.settings.registry.is_dir() {
-            return End::NotRequested;
-        }
-        let socket = match ServedSocket::open(&path, service, routes) {
-            Ok(socket) => socket,
-            Err(error) => return End::Failed(error.to_string()),
-        };
-        let end = async {
-            tokio::select! {
-                called = seen.wait_for(|progress| *progress != WatcherProgress::NotRequested) => if called.is_err() {
-                    return End::Failed("the registration server ended".into());
-                },
-                () = self.watcher_is_silent(&socket) => return End::NotRequested,
-            }
-            let taken = seen.wait_for(|progress| {
-                !matches!(progress, WatcherProgress::NotRequested | WatcherProgress::InfoRequested)
-            });
-            match timeout(WATCHED_WITHIN, taken).await.map(|progress| progress.map(|progress| progress.clone())) {
-                Ok(Ok(WatcherProgress::Refused(why))) => {
-                    return End::Failed(format!("kubelet refused the plugin: {why}"));
-                }
-                Ok(Ok(_)) => {}
-                _ => return End::Failed("kubelet called GetInfo and did not accept or refuse the plugin".into()),
-            }
-            self.hold(&socket, watched, "watcher").await
-        };
-        let end = tokio::select! { end = end => end, end = self.stopped() => end };
-        socket.close(self.course.is_followed()).await;
-        end
-    }
-
-    /// Returns when the plugin watcher had time to call `GetInfo` and has not. While the kubelet does not run, the
-    /// socket stays for it.
-    async fn watcher_is_silent(&self, socket: &ServedSocket) {
-        let kubelet = self.settings.kubelet();
-        let mut connections = socket.connections();
-        let not_called = async {
-            let called = connections.wait_for(|connections| connections.total > 0).await.is_ok();
-            sleep(if called { CALL_ARRIVES_WITHIN } else { INFO_WITHIN }).await;
-        };
-        let not_found = async {
-            while UnixStream::connect(&kubelet).await.is_err() {
-                self.wait_for(&format!("kubelet, which does not listen on {}", kubelet.display()));
-                sleep(CHECK_EVERY).await;
-            }
-            sleep(INFO_WITHIN).await;
-        };
-        tokio::select! { () = not_called => {}, () = not_found => {} }
-    }
-
     /// `unremembered`: the previous agent is still registered, and the kubelet would drop this agent when that one
     /// ends.
-    async fn classic(&self, unremembered: bool) -> End {
+    async fn register(&self, unremembered: bool) -> End {
         let (service, watched) = self.service();
         let (routes, leaves) = (Routes::new(plugin(&service)), service.leaves.clone());
         let kubelet = self.settings.kubelet();
@@ -357,7 +236,7 @@ impl Registrar {
             if unremembered {
                 self.hold_unremembered(&kubelet, &socket, watched).await
             } else {
-                self.hold(&socket, watched, "classic").await
+                self.hold(&socket, watched).await
             }
         };
         let end = tokio::select! { end = end => end, end = self.stopped() => end };
@@ -365,7 +244,7 @@ impl Registrar {
             leaves.cancel();
             sleep(LEAVES_WITHIN).await;
         }
-        socket.close(false).await;
+        socket.close().await;
         end
     }
 
@@ -388,7 +267,7 @@ impl Registrar {
         if let Err(why) = self.fail_to_register(kubelet).await {
             tracing::warn!(reason = %why, "kubelet will drop this agent together with the previous one");
         }
-        self.registered("classic");
+        self.registered();
         let remembered = async {
             self.course.alone.cancelled().await;
             tokio::select! {
@@ -454,11 +333,11 @@ impl Registrar {
     }
 
     /// Returns when the kubelet no longer watches the list, or the socket is not the agent's any more.
-    async fn hold(&self, socket: &ServedSocket, watched: watch::Receiver<Watches>, method: &'static str) -> End {
+    async fn hold(&self, socket: &ServedSocket, watched: watch::Receiver<Watches>) -> End {
         if let Err(end) = is_watched(watched.clone(), 1).await {
             return end;
         }
-        self.registered(method);
+        self.registered();
         self.stay(socket, watched, |watches| watches.open == 0).await
     }
 
@@ -477,6 +356,8 @@ impl Registrar {
                 },
                 () = sleep(CHECK_EVERY) => {
                     if !socket.still_ours() {
+                        // The kubelet removes the sockets in its plugin folder when it starts.
+                        self.settings.clear_registry();
                         return End::Lost(format!("{} was removed or replaced", socket.path().display()));
                     }
                 }
@@ -496,7 +377,6 @@ async fn is_watched(mut watched: watch::Receiver<Watches>, connections: usize) -
 /// How and when the agent registers next.
 #[derive(Debug)]
 struct Tries {
-    method: Method,
     backoff: Backoff,
     /// Whether the next pause is a short one.
     short: bool,

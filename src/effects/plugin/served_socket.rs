@@ -1,6 +1,6 @@
 //! A unix socket on which the agent serves the kubelet, and the check whether its file is still the agent's own.
 
-use super::connection::{ConnectionCounts, KubeletConnection};
+use super::connection::KubeletConnection;
 use super::service::Service;
 use crate::socket::{self, SocketFile};
 use std::io;
@@ -32,7 +32,8 @@ pub(super) struct ServedSocket {
     file: SocketFile,
     service: Service,
     server: JoinHandle<Result<(), tonic::transport::Error>>,
-    connections: watch::Receiver<ConnectionCounts>,
+    /// The number of open connections.
+    connections: watch::Receiver<usize>,
     /// Ends the server, after the registration has ended.
     end: CancellationToken,
 }
@@ -43,7 +44,7 @@ impl ServedSocket {
         let listener = socket::bind("device plugin socket", path)?;
         let file = SocketFile::of(&listener)
             .ok_or_else(|| io::Error::other(format!("{} vanished as it was made", path.display())))?;
-        let (counted, connections) = watch::channel(ConnectionCounts::default());
+        let (counted, connections) = watch::channel(0);
         let incoming = UnixListenerStream::new(UnixListener::from_std(listener)?)
             .map(move |caller| caller.map(|caller| KubeletConnection::new(caller, &counted)));
         let end = CancellationToken::new();
@@ -61,11 +62,6 @@ impl ServedSocket {
         self.file.still_ours() && !self.server.is_finished()
     }
 
-    /// The numbers of connections.
-    pub(super) fn connections(&self) -> watch::Receiver<ConnectionCounts> {
-        self.connections.clone()
-    }
-
     /// The path of the socket.
     pub(super) fn path(&self) -> &Path {
         &self.path
@@ -73,13 +69,11 @@ impl ServedSocket {
 
     /// Ends every stream, then removes the file, then ends the server, so that the kubelet sees the end of the old
     /// registration before it can see a new one. The kubelet closes its connections when it has removed the
-    /// registration, and gets answers until then. The file stays if it is `left` to the next agent.
-    pub(super) async fn close(mut self, left: bool) {
+    /// registration, and gets answers until then.
+    pub(super) async fn close(mut self) {
         self.service.end.cancel();
-        let _ = timeout(DISCONNECTS_WITHIN, self.connections.wait_for(|connections| connections.open == 0)).await;
-        if !left {
-            self.file.remove();
-        }
+        let _ = timeout(DISCONNECTS_WITHIN, self.connections.wait_for(|open| *open == 0)).await;
+        self.file.remove();
         self.end().await;
     }
 

@@ -15,7 +15,7 @@ const MAX_SOCKETS: usize = 64;
 pub enum RegistrationStart {
     /// No agent ran on this node, or it ended a while ago.
     Fresh,
-    /// The previous agent has just closed. Its socket in the registry may still exist.
+    /// The previous agent has just closed. If it is of an earlier release, its socket in the registry may still exist.
     After,
     /// The previous agent is still registered, and closes when this one is registered too.
     Beside(SecondConnection),
@@ -32,7 +32,7 @@ pub struct RegistrationCourse {
     pub stop: CancellationToken,
     /// Set when the previous agent has ended.
     pub alone: CancellationToken,
-    /// Whether a next agent takes over at once, if that is known: then this agent leaves its socket in the registry.
+    /// Whether a next agent takes over at once, if that is known.
     pub followed: Arc<OnceLock<bool>>,
 }
 
@@ -42,32 +42,19 @@ impl RegistrationCourse {
     }
 }
 
-/// How the agent registers with the kubelet.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum RegistrationMethod {
-    /// By the plugin watcher, and by `Register` if that fails.
-    Auto,
-    /// By the plugin watcher only.
-    Watcher,
-    /// By the `Register` call only.
-    Classic,
-}
-
 /// The settings of the device plugin.
 #[derive(Clone, Debug)]
 pub struct Settings {
     /// `nvidia.com/gpu`.
     pub resource: Arc<str>,
-    /// How the agent registers.
-    pub registration: RegistrationMethod,
-    /// `/var/lib/kubelet/plugins_registry`.
+    /// `/var/lib/kubelet/plugins_registry`, in which an agent of an earlier release may have left its socket.
     pub registry: PathBuf,
     /// `/var/lib/kubelet/device-plugins`.
     pub plugins: PathBuf,
 }
 
 impl Settings {
-    /// The file names of the agent's sockets: two in the plugin folder, one in the registry.
+    /// The file names of agents' sockets: two in the plugin folder, and one of earlier releases in the registry.
     #[must_use]
     pub fn sockets(&self) -> [String; 3] {
         let of = [socket_name::plugin, socket_name::plugin_beside, socket_name::registry];
@@ -84,14 +71,11 @@ impl Settings {
     /// Removes the sockets that a killed agent left. Returns whether one of them was in the registry: the kubelet then
     /// drops the plugin that serves the resource, also a new one, and refuses pods until it registers again. The caller
     /// waits for that first.
-    pub(super) fn clear(&self, by_watcher: bool) -> bool {
+    pub(super) fn clear(&self) -> bool {
         for folder in [&self.plugins, &self.registry] {
             clear_dead(folder, &self.sockets());
         }
-        let [plugin, beside, registry] = self.socket_paths();
-        if by_watcher {
-            let _ = std::fs::remove_file(plugin);
-        }
+        let [_, beside, registry] = self.socket_paths();
         let _ = std::fs::remove_file(beside);
         std::fs::remove_file(registry).is_ok()
     }
@@ -101,6 +85,16 @@ impl Settings {
     pub(super) fn clear_left(&self) {
         for path in self.socket_paths().into_iter().filter(|path| is_dead(path)) {
             let _ = std::fs::remove_file(path);
+        }
+    }
+
+    /// Removes the socket that an agent of an earlier release has left in the registry, after the kubelet has restarted: a
+    /// kubelet drops a plugin with the socket in its registry by which that plugin registered, and no plugin of this
+    /// kubelet has registered so.
+    pub(super) fn clear_registry(&self) {
+        let [.., registry] = self.socket_paths();
+        if is_dead(&registry) {
+            let _ = std::fs::remove_file(registry);
         }
     }
 

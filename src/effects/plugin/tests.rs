@@ -1,22 +1,19 @@
-//! Tests both methods of registration with a fake kubelet that sends the same bytes as the real one.
+//! Tests the registration with a fake kubelet.
 
 use super::call::{PluginCall, PluginCallReceiver, PluginCallSender, PluginDevice};
 use super::register::{REMEMBERED_AFTER, serve};
 use super::service::{Service, Watches};
-use super::settings::{RegistrationCourse, RegistrationMethod, RegistrationStart, Settings};
+use super::settings::{RegistrationCourse, RegistrationStart, Settings};
 use super::socket_name;
-use super::socket_name::tests::authority;
 use model::plugin::{RegistrationState, SecondConnection};
 use proto::device_plugin as v1beta1;
 use proto::device_plugin::device_plugin_client::DevicePluginClient;
 use proto::device_plugin::device_plugin_server::DevicePlugin;
 use proto::device_plugin::registration_server::{Registration as Register, RegistrationServer};
-use proto::plugin_registration::registration_client::RegistrationClient;
-use proto::plugin_registration::{InfoRequest, RegistrationStatus};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::io::AsyncWriteExt;
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
@@ -30,11 +27,6 @@ use tonic::{Request, Response, Status};
 /// Limit of each step; no step takes longer unless it is broken.
 const LIMIT: Duration = Duration::from_secs(30);
 const RESOURCE: &str = "nvidia.com/gpu";
-/// The HTTP/2 stream of the call; stream 0 is for the connection itself.
-const STREAM: u32 = 1;
-const HEADERS: u8 = 1;
-const RST_STREAM: u8 = 3;
-const PROTOCOL_ERROR: u32 = 1;
 
 /// The kubelet's two folders, and the plugin that registers.
 struct Node {
@@ -52,20 +44,20 @@ struct Node {
 }
 
 impl Node {
-    /// `kubelet` prepares the plugin folder before the plugin starts.
-    fn with(registration: RegistrationMethod, kubelet: impl FnOnce(&Path)) -> Node {
-        Node::entering(RegistrationStart::Fresh, registration, kubelet)
+    /// A node with a kubelet and without an earlier agent.
+    fn fresh() -> Node {
+        Node::entering(RegistrationStart::Fresh, |plugins| drop(kubelet(plugins)))
     }
 
-    fn entering(entry: RegistrationStart, registration: RegistrationMethod, kubelet: impl FnOnce(&Path)) -> Node {
+    /// `prepare` changes the plugin folder before the plugin starts.
+    fn entering(entry: RegistrationStart, prepare: impl FnOnce(&Path)) -> Node {
         let folder = tempfile::tempdir().unwrap();
         let (plugins, registry) = (folder.path().join("device-plugins"), folder.path().join("plugins_registry"));
         for folder in [&plugins, &registry] {
             std::fs::create_dir(folder).unwrap();
         }
-        kubelet(&plugins);
-        let settings =
-            Settings { resource: RESOURCE.into(), registration, registry: registry.clone(), plugins: plugins.clone() };
+        prepare(&plugins);
+        let settings = Settings { resource: RESOURCE.into(), registry: registry.clone(), plugins: plugins.clone() };
         let device = PluginDevice { id: "GPU-1-0".into(), healthy: true, numa: None };
         let (list, listed) = watch::channel(Arc::from([device]));
         let (state_sender, state) = watch::channel(RegistrationState::Waiting("the start".into()));
@@ -115,6 +107,15 @@ impl Node {
     }
 }
 
+fn bind(path: &Path) -> std::os::unix::net::UnixListener {
+    std::os::unix::net::UnixListener::bind(path).unwrap()
+}
+
+/// The socket of an earlier release.
+fn left_in_registry(plugins: &Path) -> PathBuf {
+    plugins.with_file_name("plugins_registry").join(socket_name::registry(RESOURCE))
+}
+
 async fn soon<T>(what: &str, future: impl Future<Output = T>) -> T {
     timeout(LIMIT, future).await.unwrap_or_else(|_| panic!("{what} took longer than {LIMIT:?}"))
 }
@@ -122,11 +123,6 @@ async fn soon<T>(what: &str, future: impl Future<Output = T>) -> T {
 async fn connect(path: &Path, authority: &str) -> Channel {
     let origin = format!("http://{authority}").parse().unwrap();
     Endpoint::try_from(format!("unix://{}", path.display())).unwrap().origin(origin).connect().await.unwrap()
-}
-
-/// The kubelet's plugin watcher, which uses the path as its authority.
-async fn watcher(path: &Path) -> RegistrationClient<Channel> {
-    RegistrationClient::new(connect(path, &authority(path)).await)
 }
 
 async fn watched(path: &Path) -> tonic::Streaming<v1beta1::ListAndWatchResponse> {
@@ -167,137 +163,11 @@ fn kubelet(plugins: &Path) -> mpsc::UnboundedReceiver<String> {
     registered
 }
 
-/// Sends `GetInfo` with this authority, byte for byte; returns the kind and the content of the first frame of the
-/// answer.
-async fn get_info(path: &Path, authority: &str) -> (u8, Vec<u8>) {
-    let frame = |kind: u8, flags: u8, stream: u32, content: &[u8]| {
-        let len = u32::try_from(content.len()).unwrap().to_be_bytes();
-        [&len[1..], &[kind, flags], &stream.to_be_bytes()[..], content].concat()
-    };
-    let mut block = Vec::new();
-    for (name, value) in [
-        (":method", "POST"),
-        (":scheme", "http"),
-        (":path", "/pluginregistration.Registration/GetInfo"),
-        (":authority", authority),
-        ("content-type", "application/grpc"),
-        ("te", "trailers"),
-    ] {
-        // Literal, without an index and without Huffman coding; a length below 127 is one byte.
-        block.push(0);
-        for text in [name, value] {
-            block.push(u8::try_from(text.len()).ok().filter(|len| *len < 127).expect("a short text"));
-            block.extend(text.as_bytes());
-        }
-    }
-    let mut stream = UnixStream::connect(path).await.unwrap();
-    let request = [
-        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".to_vec(),
-        frame(4, 0, 0, &[]),
-        // END_HEADERS, and a message of no bytes with END_STREAM.
-        frame(HEADERS, 4, STREAM, &block),
-        frame(0, 1, STREAM, &[0; 5]),
-    ];
-    stream.write_all(&request.concat()).await.unwrap();
-    loop {
-        let mut head = [0; 9];
-        stream.read_exact(&mut head).await.unwrap();
-        let len = usize::from(head[0]) << 16 | usize::from(head[1]) << 8 | usize::from(head[2]);
-        let mut content = vec![0; len];
-        stream.read_exact(&mut content).await.unwrap();
-        if u32::from_be_bytes([head[5], head[6], head[7], head[8]]) == STREAM {
-            return (head[3], content);
-        }
-    }
-}
-
-/// Shows why the socket has this name: the same call to the same server, in the bytes of the kubelet's client.
-#[tokio::test]
-async fn the_path_of_the_agents_socket_is_accepted_as_authority_and_others_are_refused() {
-    let mut node = Node::with(RegistrationMethod::Watcher, |_| {});
-    let missing = format!("kubelet, which does not listen on {}", node.plugins.join("kubelet.sock").display());
-    node.expect_state(RegistrationState::Waiting(missing.into())).await;
-    let socket = node.socket(node.in_registry()).await;
-    let (kind, _) = soon("an answer", get_info(&socket, &authority(&socket))).await;
-    assert_eq!(kind, HEADERS);
-    for other in [node.registry.join("gpu.sock"), node.in_plugins()] {
-        let (kind, content) = soon("an answer", get_info(&socket, &authority(&other))).await;
-        assert_eq!((kind, content), (RST_STREAM, PROTOCOL_ERROR.to_be_bytes().to_vec()));
-    }
-    node.end().await;
-}
-
-#[tokio::test]
-async fn the_agent_does_not_call_register_if_the_plugin_watcher_asks() {
-    let mut registered = None;
-    let mut node = Node::with(RegistrationMethod::Auto, |plugins| registered = Some(kubelet(plugins)));
-    let socket = node.socket(node.in_registry()).await;
-    let mut client = watcher(&socket).await;
-    let info = client.get_info(InfoRequest {}).await.unwrap().into_inner();
-    assert_eq!((&*info.r#type, &*info.name, &*info.endpoint), ("DevicePlugin", RESOURCE, ""));
-    assert_eq!(info.supported_versions, ["v1beta1"]);
-    let list = watched(&socket).await;
-    let status = RegistrationStatus { plugin_registered: true, error: String::new() };
-    let _ = client.notify_registration_status(status).await.unwrap();
-    node.expect_state(RegistrationState::Registered("watcher")).await;
-    assert!(!node.in_plugins().exists(), "one socket at a time");
-
-    // The agent notices the end of the registration, and makes the socket again.
-    drop((list, client));
-    soon("the loss", node.state.wait_for(|now| matches!(now, RegistrationState::Waiting(_)))).await.unwrap();
-    let socket = node.socket(node.in_registry()).await;
-    let mut client = watcher(&socket).await;
-    let _ = client.get_info(InfoRequest {}).await.unwrap();
-    let _list = watched(&socket).await;
-    let status = RegistrationStatus { plugin_registered: true, error: String::new() };
-    let _ = client.notify_registration_status(status).await.unwrap();
-    node.expect_state(RegistrationState::Registered("watcher")).await;
-    assert!(registered.unwrap().try_recv().is_err(), "Register was not called");
-    node.end().await;
-}
-
-/// Kubelets before 1.29 send the path without escapes.
-#[tokio::test]
-async fn a_kubelet_with_an_unescaped_authority_is_registered_the_classic_way() {
-    let mut registered = None;
-    let mut node = Node::with(RegistrationMethod::Auto, |plugins| registered = Some(kubelet(plugins)));
-    let socket = node.socket(node.in_registry()).await;
-    let (kind, _) = soon("an answer", get_info(&socket, socket.to_str().unwrap())).await;
-    assert_eq!(kind, RST_STREAM);
-    let endpoint = soon("Register", registered.unwrap().recv()).await.unwrap();
-    assert_eq!(endpoint, socket_name::plugin(RESOURCE));
-    assert!(!node.in_registry().exists(), "one socket at a time");
-    let _list = watched(&node.socket(node.in_plugins()).await).await;
-    node.expect_state(RegistrationState::Registered("classic")).await;
-    node.end().await;
-}
-
-/// The agent registers by the other method, and not before the kubelet has forgotten the first registration.
-#[tokio::test]
-async fn after_a_refusal_the_agent_registers_by_the_other_method() {
-    let mut registered = None;
-    let mut node = Node::with(RegistrationMethod::Auto, |plugins| registered = Some(kubelet(plugins)));
-    let socket = node.socket(node.in_registry()).await;
-    let mut client = watcher(&socket).await;
-    let _ = client.get_info(InfoRequest {}).await.unwrap();
-    let began = std::time::Instant::now();
-    let status = RegistrationStatus { plugin_registered: false, error: "no handler registered".into() };
-    let _ = client.notify_registration_status(status).await.unwrap();
-    let why = "kubelet refused the plugin: no handler registered".into();
-    node.expect_state(RegistrationState::Waiting(why)).await;
-    let _ = soon("Register", registered.unwrap().recv()).await.unwrap();
-    assert!(
-        began.elapsed() >= Duration::from_secs(2),
-        "the kubelet would drop the new registration with the old one: {began:?}"
-    );
-    node.end().await;
-}
-
 /// A kubelet that sends garbage, and one that sends impossible numbers.
 #[tokio::test]
 async fn garbage_from_the_kubelet_does_not_stop_the_plugin() {
-    let mut node = Node::with(RegistrationMethod::Watcher, |_| {});
-    let socket = node.socket(node.in_registry()).await;
+    let mut node = Node::fresh();
+    let socket = node.socket(node.in_plugins()).await;
     for garbage in [&b"GET / HTTP/1.1\r\n\r\n"[..], &[0xff; 4096], b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\xff\xff\xff\xff"]
     {
         let mut stream = UnixStream::connect(&socket).await.unwrap();
@@ -328,8 +198,8 @@ async fn garbage_from_the_kubelet_does_not_stop_the_plugin() {
 /// message.
 #[tokio::test]
 async fn a_device_list_that_is_too_long_for_the_kubelet_is_not_sent() {
-    let node = Node::with(RegistrationMethod::Watcher, |_| {});
-    let mut lists = watched(&node.socket(node.in_registry()).await).await;
+    let node = Node::fresh();
+    let mut lists = watched(&node.socket(node.in_plugins()).await).await;
     let of = |count: usize| -> Arc<[PluginDevice]> {
         (0..count).map(|slot| PluginDevice { id: format!("GPU-1-{slot}").into(), healthy: true, numa: None }).collect()
     };
@@ -347,31 +217,34 @@ async fn a_device_list_that_is_too_long_for_the_kubelet_is_not_sent() {
 
 #[tokio::test]
 async fn stale_sockets_of_another_resource_are_removed_and_live_ones_are_not() {
-    let bind = |path: PathBuf| std::os::unix::net::UnixListener::bind(path).unwrap();
     let mut live = None;
-    let node = Node::with(RegistrationMethod::Watcher, |plugins| {
+    let node = Node::entering(RegistrationStart::Fresh, |plugins| {
+        drop(kubelet(plugins));
         let registry = plugins.with_file_name("plugins_registry");
-        drop(bind(registry.join(socket_name::registry("example.com/vgpu"))));
-        drop(bind(plugins.join(socket_name::plugin("example.com/vgpu"))));
-        live = Some(bind(plugins.join(socket_name::plugin("example.com/other"))));
+        drop(bind(&registry.join(socket_name::registry("example.com/vgpu"))));
+        drop(bind(&plugins.join(socket_name::plugin("example.com/vgpu"))));
+        live = Some(bind(&plugins.join(socket_name::plugin("example.com/other"))));
     });
-    let ours = node.socket(node.in_registry()).await;
-    let names = |folder: &Path| -> Vec<PathBuf> {
-        std::fs::read_dir(folder).unwrap().flatten().map(|file| file.path()).collect()
+    let _ours = node.socket(node.in_plugins()).await;
+    let names = |folder: &Path| -> Vec<String> {
+        let names = std::fs::read_dir(folder).unwrap().flatten().map(|file| file.file_name().into_string().unwrap());
+        let mut names: Vec<String> = names.collect();
+        names.sort();
+        names
     };
-    assert_eq!(names(&node.registry), [ours]);
-    let others = node.plugins.join(socket_name::plugin("example.com/other"));
-    assert_eq!(names(&node.plugins), std::slice::from_ref(&others));
+    assert!(names(&node.registry).is_empty());
+    let other = socket_name::plugin("example.com/other");
+    assert_eq!(names(&node.plugins), [&*other, &*socket_name::plugin(RESOURCE), "kubelet.sock"]);
     drop(live);
-    std::fs::remove_file(others).unwrap();
+    std::fs::remove_file(node.plugins.join(other)).unwrap();
     node.end().await;
 }
 
 /// A call of the kubelet is under way when the agent stops: the agent answers it, and ends the list after that.
 #[tokio::test]
 async fn an_admission_call_in_progress_at_the_stop_is_answered() {
-    let mut node = Node::with(RegistrationMethod::Watcher, |_| {});
-    let socket = node.socket(node.in_registry()).await;
+    let mut node = Node::fresh();
+    let socket = node.socket(node.in_plugins()).await;
     let mut list = watched(&socket).await;
     let mut plugin = DevicePluginClient::new(connect(&socket, "localhost").await);
     let container = v1beta1::ContainerAllocateRequest { device_ids: vec!["GPU-1-0".into()] };
@@ -392,19 +265,17 @@ async fn an_admission_call_in_progress_at_the_stop_is_answered() {
     node.end().await;
 }
 
-/// An upgrade: the first agent leaves its socket in the registry; the second one registers the classic way at once, and
-/// removes that socket at its own end. The first agent may still run when the second one registers.
+/// An upgrade from a release that registered by a socket in the registry and leaves it. The first agent may still run when the
+/// second one registers.
 #[tokio::test]
 async fn an_agent_that_follows_another_registers_at_once_and_keeps_the_registry_socket() {
     for alive in [false, true] {
         let mut registered = None;
         let mut left = None;
         let entry = if alive { RegistrationStart::Beside(SecondConnection::Kept) } else { RegistrationStart::After };
-        let mut node = Node::entering(entry, RegistrationMethod::Auto, |plugins| {
+        let mut node = Node::entering(entry, |plugins| {
             registered = Some(kubelet(plugins));
-            let registry = plugins.with_file_name("plugins_registry").join(socket_name::registry(RESOURCE));
-            let bind = |path: &Path| std::os::unix::net::UnixListener::bind(path).unwrap();
-            left = Some((bind(&registry), bind(&plugins.join(socket_name::plugin(RESOURCE)))));
+            left = Some((bind(&left_in_registry(plugins)), bind(&plugins.join(socket_name::plugin(RESOURCE)))));
             if !alive {
                 left = None;
             }
@@ -413,11 +284,64 @@ async fn an_agent_that_follows_another_registers_at_once_and_keeps_the_registry_
         let expect = if alive { socket_name::plugin_beside(RESOURCE) } else { socket_name::plugin(RESOURCE) };
         assert_eq!(endpoint, expect);
         let _list = watched(&node.plugins.join(endpoint)).await;
-        node.expect_state(RegistrationState::Registered("classic")).await;
+        node.expect_state(RegistrationState::Registered).await;
         assert!(node.in_registry().exists(), "the kubelet would drop this agent with that socket");
         drop(left);
         node.end().await;
     }
+}
+
+/// The end of a list may be anything. A kubelet that has removed the sockets in its plugin folder has restarted, and drops nothing
+/// with the socket in its registry.
+#[tokio::test]
+async fn the_registry_socket_of_an_earlier_release_is_removed_after_a_restart_of_the_kubelet() {
+    let mut registered = None;
+    let mut node = Node::entering(RegistrationStart::After, |plugins| {
+        registered = Some(kubelet(plugins));
+        drop(bind(&left_in_registry(plugins)));
+    });
+    let mut registered = registered.unwrap();
+    let socket = node.plugins.join(soon("Register", registered.recv()).await.unwrap());
+    let list = watched(&socket).await;
+    node.expect_state(RegistrationState::Registered).await;
+    drop(list);
+    soon("the next Register", registered.recv()).await.unwrap();
+    let _list = watched(&socket).await;
+    node.expect_state(RegistrationState::Registered).await;
+    assert!(node.in_registry().exists(), "the kubelet may not have restarted");
+    std::fs::remove_file(&socket).unwrap();
+    soon("the Register after the restart", registered.recv()).await.unwrap();
+    assert!(!node.in_registry().exists());
+    node.end().await;
+}
+
+#[tokio::test]
+async fn the_registry_socket_of_an_earlier_release_is_removed_while_no_kubelet_runs() {
+    let mut node = Node::entering(RegistrationStart::After, |plugins| drop(bind(&left_in_registry(plugins))));
+    let missing = format!("kubelet, which does not listen on {}", node.plugins.join("kubelet.sock").display());
+    node.expect_state(RegistrationState::Waiting(missing.into())).await;
+    soon("the end of the socket", async {
+        while node.in_registry().exists() {
+            tokio::task::yield_now().await;
+        }
+    })
+    .await;
+    node.end().await;
+}
+
+/// The agent of an earlier release was killed: the kubelet drops the plugin of the resource when it sees that the socket is gone.
+#[tokio::test]
+async fn an_agent_without_a_previous_one_removes_the_registry_socket_and_waits_before_it_registers() {
+    let mut registered = None;
+    let began = std::time::Instant::now();
+    let node = Node::entering(RegistrationStart::Fresh, |plugins| {
+        registered = Some(kubelet(plugins));
+        drop(bind(&left_in_registry(plugins)));
+    });
+    soon("Register", registered.unwrap().recv()).await.unwrap();
+    assert!(began.elapsed() >= Duration::from_secs(2), "the kubelet would drop this registration with that socket");
+    assert!(!node.in_registry().exists());
+    node.end().await;
 }
 
 /// A kubelet that remembers one connection must remember none while the previous agent's connection ends, and this
@@ -427,7 +351,7 @@ async fn beside_another_agent_the_kubelet_remembers_no_connection_until_that_age
     let mut registered = None;
     let mut theirs = None;
     let entry = RegistrationStart::Beside(SecondConnection::DroppedWithTheFirst);
-    let mut node = Node::entering(entry, RegistrationMethod::Auto, |plugins| {
+    let mut node = Node::entering(entry, |plugins| {
         registered = Some(kubelet(plugins));
         theirs = Some(std::os::unix::net::UnixListener::bind(plugins.join(socket_name::plugin(RESOURCE))).unwrap());
     });
@@ -437,7 +361,7 @@ async fn beside_another_agent_the_kubelet_remembers_no_connection_until_that_age
     assert_eq!(beside, socket_name::plugin_beside(RESOURCE));
     let first = watched(&node.plugins.join(&beside)).await;
     assert_eq!(next().await, socket_name::unanswering(RESOURCE), "this registration fails");
-    node.expect_state(RegistrationState::Registered("classic")).await;
+    node.expect_state(RegistrationState::Registered).await;
     assert!(!node.plugins.join(socket_name::unanswering(RESOURCE)).exists());
     drop(theirs);
     node.alone.cancel();
@@ -448,7 +372,7 @@ async fn beside_another_agent_the_kubelet_remembers_no_connection_until_that_age
     drop(first);
     assert_eq!(next().await, beside, "it registers again");
     let _third = watched(&node.plugins.join(&beside)).await;
-    node.expect_state(RegistrationState::Registered("classic")).await;
+    node.expect_state(RegistrationState::Registered).await;
     node.end().await;
 }
 
@@ -459,12 +383,12 @@ async fn the_last_list_of_an_agent_says_that_its_devices_are_unhealthy_unless_it
     for followed in [false, true] {
         let mut registered = None;
         let entry = RegistrationStart::Beside(SecondConnection::DroppedWithTheFirst);
-        let mut node = Node::entering(entry, RegistrationMethod::Auto, |plugins| registered = Some(kubelet(plugins)));
+        let mut node = Node::entering(entry, |plugins| registered = Some(kubelet(plugins)));
         let mut registered = registered.unwrap();
         let socket = node.plugins.join(soon("Register", registered.recv()).await.unwrap());
         let mut list = watched(&socket).await;
         assert!(soon("the failing Register", registered.recv()).await.unwrap().ends_with(",0.sock"));
-        node.expect_state(RegistrationState::Registered("classic")).await;
+        node.expect_state(RegistrationState::Registered).await;
         // The previous agent has ended, and this one is about to stop: the next one may already register.
         node.closing.cancel();
         node.alone.cancel();
@@ -497,14 +421,4 @@ async fn a_list_that_is_asked_for_while_the_agent_stops_is_the_last_one() {
         assert_eq!(health(&list.next().await.unwrap().unwrap()), ["Unhealthy"]);
         assert!(list.next().await.is_none());
     }
-}
-
-#[tokio::test]
-async fn an_agent_that_is_followed_leaves_its_socket_in_the_registry() {
-    let node = Node::with(RegistrationMethod::Watcher, |_| {});
-    let socket = node.socket(node.in_registry()).await;
-    node.followed.set(true).unwrap();
-    node.stop.cancel();
-    soon("the end", node.served).await.unwrap().unwrap();
-    assert!(socket.exists() && UnixStream::connect(&socket).await.is_err());
 }

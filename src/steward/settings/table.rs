@@ -267,13 +267,6 @@ pub(crate) const KEYS: &[Key] = &[
     .read_by(BOTH),
     key(
         Sharing,
-        "registration",
-        ("auto|watcher|classic", "auto"),
-        "How the agent registers with kubelet: watcher (kubelet's plugin registry) or classic (the Register call, for \
-         old kubelets); auto tries them in this order",
-    ),
-    key(
-        Sharing,
         "without-claim",
         ("auto|share|refuse", "auto"),
         "What happens to a pod that no GPU-aware scheduler placed: share gives it the GPUs of its slots, as \

@@ -140,17 +140,6 @@ pub(crate) fn resource(text: &str) -> Result<String, Why> {
     }
 }
 
-/// How the agent registers with kubelet.
-pub(crate) fn registration(text: &str) -> Result<effects::plugin::RegistrationMethod, Why> {
-    use effects::plugin::RegistrationMethod::{Auto, Classic, Watcher};
-    match text {
-        "auto" => Ok(Auto),
-        "watcher" => Ok(Watcher),
-        "classic" => Ok(Classic),
-        _ => Err("expected auto, watcher or classic".into()),
-    }
-}
-
 /// When a container gets its devices.
 pub(crate) fn binding(text: &str) -> Result<decide::allocator::BindingMode, Why> {
     match text {

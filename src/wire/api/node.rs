@@ -274,7 +274,7 @@ impl PodWatchJson {
 impl PluginJson {
     fn of(view: &PluginView) -> PluginJson {
         let (method, waiting_for) = match &view.registration {
-            RegistrationState::Registered(method) => (Some((*method).to_owned()), None),
+            RegistrationState::Registered => (Some(RegistrationState::WAY.to_owned()), None),
             RegistrationState::Waiting(what) | RegistrationState::Undecided(what) => (None, Some(what.to_string())),
             RegistrationState::Follows => (None, Some(RegistrationState::FOLLOWS.to_owned())),
         };

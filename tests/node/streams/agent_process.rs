@@ -1,70 +1,17 @@
 //! A real agent and a real extender: the agent reports, moves with the leader, and leaves only when no pod has to ask.
 
 use super::stream_extender::{AGENTS, AUDIENCE, SOON, StreamExtender, agent_pod, agent_token, pod, trusted, uid};
+use crate::kubelet::Kubelet;
 use crate::program::BINARY;
 use lab::agent::{Agent, Recipe};
 use lab::api_server::FakeApiServer;
 use lab::eventually::eventually;
-use proto::device_plugin::device_plugin_client::DevicePluginClient;
-use proto::device_plugin::{AllocateRequest, ContainerAllocateRequest, Empty};
-use proto::plugin_registration::registration_client::RegistrationClient;
-use proto::plugin_registration::{InfoRequest, RegistrationStatus};
 use serde_json::{Value, json};
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
-use tokio::runtime::Runtime;
-use tonic::transport::Endpoint;
 
 pub(super) const NODE: &str = "n1";
-
-/// A kubelet that knows the agent: it holds the list of devices open.
-pub(super) struct Kubelet {
-    runtime: Runtime,
-    socket: PathBuf,
-    plugins: PathBuf,
-}
-
-impl Kubelet {
-    /// Registers the plugin whose socket is in the folder of this kubelet.
-    pub(super) fn registers(root: &Path) -> Kubelet {
-        let socket = eventually("the socket in kubelet's registry", SOON, || {
-            let found = fs::read_dir(root.join("plugins_registry")).unwrap().flatten().next()?.path();
-            std::os::unix::net::UnixStream::connect(&found).ok().map(|_| found)
-        });
-        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
-        let kubelet = Kubelet { runtime, socket, plugins: root.join("device-plugins") };
-        kubelet.runtime.block_on(async {
-            let channel = kubelet.endpoint().connect().await.unwrap();
-            let mut registration = RegistrationClient::new(channel.clone());
-            registration.get_info(InfoRequest {}).await.unwrap();
-            let status = RegistrationStatus { plugin_registered: true, error: String::new() };
-            registration.notify_registration_status(status).await.unwrap();
-            let mut list = DevicePluginClient::new(channel).list_and_watch(Empty {}).await.unwrap().into_inner();
-            tokio::spawn(async move { while let Ok(Some(_)) = list.message().await {} });
-        });
-        kubelet
-    }
-
-    fn endpoint(&self) -> Endpoint {
-        Endpoint::try_from(format!("unix://{}", self.socket.display())).unwrap()
-    }
-
-    /// Admits a pod: calls `Allocate` for its container, and writes the checkpoint.
-    fn admits(&self, uid: &str, slot: &str) {
-        self.runtime.block_on(async {
-            let mut plugin = DevicePluginClient::new(self.endpoint().connect().await.unwrap());
-            let container = ContainerAllocateRequest { device_ids: vec![slot.to_owned()] };
-            plugin.allocate(AllocateRequest { container_requests: vec![container] }).await.unwrap();
-        });
-        let entry = json!({
-            "PodUID": uid, "ContainerName": "main", "ResourceName": "nvidia.com/gpu",
-            "DeviceIDs": { "-1": [slot] }, "AllocResp": "",
-        });
-        let checkpoint = json!({ "Data": { "PodDeviceEntries": [entry], "RegisteredDevices": {} }, "Checksum": 0 });
-        fs::write(self.plugins.join("kubelet_internal_checkpoint"), checkpoint.to_string()).unwrap();
-    }
-}
 
 /// A Node without a register: its agent writes one.
 pub(super) fn bare_node(server: &FakeApiServer) {
@@ -84,9 +31,7 @@ pub(super) fn reporting(server: &FakeApiServer, address: &str) -> (Recipe, PathB
 pub(super) fn reporting_from(server: &FakeApiServer, address: &str) -> (Recipe, PathBuf) {
     let recipe = Agent::in_cluster(BINARY, server, NODE);
     let kubelet = recipe.dir().join("kubelet");
-    for folder in ["device-plugins", "plugins_registry"] {
-        fs::create_dir_all(kubelet.join(folder)).unwrap();
-    }
+    fs::create_dir_all(kubelet.join("device-plugins")).unwrap();
     let [ca, token] = ["ca.crt", "token"].map(|name| recipe.dir().join(name));
     fs::write(&ca, trusted(server)).unwrap();
     fs::write(&token, agent_token(server, NODE, 1)).unwrap();

@@ -1,8 +1,9 @@
 //! The end of a token: a stream does not outlive it, and an agent that has a newer token never loses its stream.
 
-use super::agent_process::{Kubelet, NODE, bare_node, reporting};
+use super::agent_process::{NODE, bare_node, reporting};
 use super::stream_client::{StreamClient, full};
 use super::stream_extender::{AGENTS, AUDIENCE, SOON, StreamExtender, agent_token, node, pod, trusted, uid};
+use crate::kubelet::Kubelet;
 use lab::api_server::FakeApiServer;
 use lab::eventually::eventually;
 use lab::relay::Relay;

@@ -105,7 +105,7 @@ impl Counts {
 
     /// Sets how far the pods of the node have come.
     pub(super) fn stages_are(&self, early: Option<bool>, pods: BTreeMap<PodUid, PodStage>) {
-        let registered = matches!(*self.registration.borrow(), RegistrationState::Registered(_));
+        let registered = matches!(*self.registration.borrow(), RegistrationState::Registered);
         let now = SharingStages { registered, early, pods };
         self.stages.send_if_modified(|before| {
             let changed = *before != now;
@@ -183,7 +183,7 @@ impl Counts {
     /// The view of all counts; `None` if it has not changed.
     fn changed(&mut self) -> Option<Arc<PluginView>> {
         if self.registration.has_changed().unwrap_or(false)
-            && matches!(*self.registration.borrow(), RegistrationState::Registered(_))
+            && matches!(*self.registration.borrow(), RegistrationState::Registered)
         {
             self.now.registrations += 1;
         }

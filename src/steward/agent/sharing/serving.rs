@@ -169,7 +169,7 @@ async fn follow(
     };
     run.beside.store(true, Ordering::Relaxed);
     let _ = enter.send(RegistrationStart::Beside(second));
-    let is_registered = |registration: &RegistrationState| matches!(registration, RegistrationState::Registered(_));
+    let is_registered = |registration: &RegistrationState| matches!(registration, RegistrationState::Registered);
     let _ = timeout(REGISTERS_WITHIN, registration.subscribe().wait_for(is_registered)).await;
     queue.ready()?;
     let turn = queue.turn().await?;

@@ -40,7 +40,7 @@ use tokio::sync::watch;
 
 /// The folder of device plugins below the kubelet's root directory; the name is compiled into the kubelet.
 const PLUGINS: &str = "device-plugins";
-/// The folder of the kubelet's plugin watcher.
+/// The folder of the kubelet's plugin watcher, in which an agent of an earlier release may have left a socket.
 const REGISTRY: &str = "plugins_registry";
 /// The file in the state directory that exists once a scheduler has placed pods here.
 const SERVED: &str = "served-by-scheduler";
@@ -133,7 +133,7 @@ fn devices(settings: &Settings) -> devices::SharedDevices {
 fn sockets(settings: &Settings, resource: Arc<str>) -> plugin::Settings {
     let sharing = &settings.sharing;
     let (registry, plugins) = (sharing.kubelet_root.join(REGISTRY), sharing.kubelet_root.join(PLUGINS));
-    plugin::Settings { resource, registration: sharing.registration, registry, plugins }
+    plugin::Settings { resource, registry, plugins }
 }
 
 fn finder(

@@ -1,0 +1,108 @@
+//! A kubelet as device plugins see it: it answers `Register`, and watches the list of each plugin that registers.
+
+use lab::eventually::eventually;
+use proto::device_plugin::device_plugin_client::DevicePluginClient;
+use proto::device_plugin::registration_server::{Registration, RegistrationServer};
+use proto::device_plugin::{AllocateRequest, ContainerAllocateRequest, Empty, RegisterRequest};
+use serde_json::json;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+use tokio::net::UnixListener;
+use tokio::runtime::Runtime;
+use tokio::sync::watch;
+use tokio_stream::wrappers::UnixListenerStream;
+use tonic::transport::{Channel, Endpoint, Server};
+use tonic::{Request, Response, Status};
+
+const SOON: Duration = Duration::from_secs(60);
+
+/// The kubelet, which runs until it is dropped.
+pub(crate) struct Kubelet {
+    runtime: Runtime,
+    root: PathBuf,
+    registered: watch::Receiver<Option<PathBuf>>,
+}
+
+impl Kubelet {
+    /// Starts with this root directory.
+    pub(crate) fn start(root: &Path) -> Kubelet {
+        let plugins = root.join("device-plugins");
+        fs::create_dir_all(&plugins).unwrap();
+        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+        let (sockets, registered) = watch::channel(None);
+        let own = plugins.join("kubelet.sock");
+        let service = RegistrationServer::new(DeviceManager { plugins, sockets });
+        runtime.block_on(async {
+            let incoming = UnixListenerStream::new(UnixListener::bind(own).unwrap());
+            tokio::spawn(Server::builder().add_service(service).serve_with_incoming(incoming));
+        });
+        Kubelet { runtime, root: root.to_owned(), registered }
+    }
+
+    /// The same, once a plugin has registered.
+    pub(crate) fn registers(root: &Path) -> Kubelet {
+        let kubelet = Kubelet::start(root);
+        kubelet.plugin();
+        kubelet
+    }
+
+    pub(crate) fn root(&self) -> &Path {
+        &self.root
+    }
+
+    /// Whether a plugin has registered.
+    pub(crate) fn is_offered(&self) -> bool {
+        self.registered.borrow().is_some()
+    }
+
+    /// The socket of the plugin that registered last. Waits for the first one.
+    pub(crate) fn plugin(&self) -> PathBuf {
+        eventually("a plugin to register", SOON, || self.registered.borrow().clone())
+    }
+
+    /// Admits a pod: calls `Allocate` for its container, and writes the checkpoint.
+    pub(crate) fn admits(&self, uid: &str, slot: &str) {
+        let socket = self.plugin();
+        self.runtime.block_on(async {
+            let mut plugin = DevicePluginClient::new(connect(&socket).await.unwrap());
+            let container = ContainerAllocateRequest { device_ids: vec![slot.to_owned()] };
+            plugin.allocate(AllocateRequest { container_requests: vec![container] }).await.unwrap();
+        });
+        self.writes_checkpoint(uid, slot);
+    }
+
+    /// Writes that container `main` of this pod has this slot.
+    pub(crate) fn writes_checkpoint(&self, uid: &str, slot: &str) {
+        let entry = json!({
+            "PodUID": uid, "ContainerName": "main", "ResourceName": "nvidia.com/gpu",
+            "DeviceIDs": { "-1": [slot] }, "AllocResp": "",
+        });
+        let checkpoint = json!({ "Data": { "PodDeviceEntries": [entry], "RegisteredDevices": {} }, "Checksum": 0 });
+        fs::write(self.root.join("device-plugins/kubelet_internal_checkpoint"), checkpoint.to_string()).unwrap();
+    }
+}
+
+/// The part of the kubelet that plugins register with.
+struct DeviceManager {
+    plugins: PathBuf,
+    sockets: watch::Sender<Option<PathBuf>>,
+}
+
+#[tonic::async_trait]
+impl Registration for DeviceManager {
+    async fn register(&self, request: Request<RegisterRequest>) -> Result<Response<Empty>, Status> {
+        let socket = self.plugins.join(request.into_inner().endpoint);
+        let channel = connect(&socket).await.map_err(|error| Status::unavailable(error.to_string()))?;
+        let mut plugin = DevicePluginClient::new(channel);
+        plugin.get_device_plugin_options(Empty {}).await?;
+        let mut list = plugin.list_and_watch(Empty {}).await?.into_inner();
+        tokio::spawn(async move { while let Ok(Some(_)) = list.message().await {} });
+        self.sockets.send_replace(Some(socket));
+        Ok(Response::new(Empty {}))
+    }
+}
+
+async fn connect(socket: &Path) -> Result<Channel, tonic::transport::Error> {
+    Endpoint::try_from(format!("unix://{}", socket.display()))?.connect().await
+}
