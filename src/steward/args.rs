@@ -4,6 +4,7 @@
 use crate::exit;
 use crate::print_config::Output;
 use crate::settings::layer::RawSettings;
+use crate::settings::removed::{self, Removed};
 use crate::settings::table::{KEYS, Key, Reader};
 use crate::top;
 use crate::usage;
@@ -290,7 +291,8 @@ fn extender() -> clap::Command {
 /// A command with the flags of all settings that one of these commands reads.
 fn with_settings(command: clap::Command, readers: &'static [Reader]) -> clap::Command {
     let read = |key: &&'static Key| key.readers.iter().any(|reader| readers.contains(reader));
-    command.arg(config()).args(KEYS.iter().filter(read).map(flag))
+    let gone = removed::settings().filter(|_| readers.contains(&Reader::Agent));
+    command.arg(config()).args(KEYS.iter().filter(read).map(flag)).args(gone.map(removed_flag))
 }
 
 fn config() -> Arg {
@@ -317,10 +319,16 @@ fn flag(key: &'static Key) -> Arg {
     }
 }
 
+/// The flag of a setting that has gone: with or without a value, as it was.
+fn removed_flag(row: &'static Removed) -> Arg {
+    Arg::new(row.name).long(row.name).num_args(0..=1).default_missing_value("true").action(ArgAction::Set).hide(true)
+}
+
 fn raw(matches: &ArgMatches) -> RawSettings {
-    let flag = |key: &'static Key| Some((key.name, matches.try_get_one::<String>(key.name).ok()??.clone()));
+    let names = KEYS.iter().map(|key| key.name).chain(removed::settings().map(|row| row.name));
+    let flag = |name: &'static str| Some((name, matches.try_get_one::<String>(name).ok()??.clone()));
     RawSettings {
-        flags: KEYS.iter().filter_map(flag).collect(),
+        flags: names.filter_map(flag).collect(),
         file: matches.get_one::<PathBuf>("config").cloned(),
         environment: std::env::vars_os().filter_map(|(k, v)| Some((k.into_string().ok()?, text(v)))).collect(),
     }
@@ -400,6 +408,20 @@ mod tests {
             other => format!("{other:?}"),
         };
         Ok((operation, warning))
+    }
+
+    #[test]
+    fn flags_of_settings_that_have_gone_are_taken_by_the_agent_and_print_config_only() {
+        for given in ["--registration=watcher", "--registration watcher", "--registration"] {
+            for command in ["agent", "print-config"] {
+                let raw = flags(&format!("gpu-steward {command} {given} -v 4")).unwrap();
+                assert!(raw.flags.contains_key("registration"), "{command} {given}");
+                assert_eq!(raw.flags["v"], "4");
+            }
+            assert!(flags(&format!("gpu-steward extender {given}")).is_err(), "{given}");
+        }
+        let help = command().find_subcommand_mut("agent").unwrap().render_long_help().to_string();
+        assert!(!help.contains("--registration"));
     }
 
     #[test]

@@ -2,6 +2,7 @@
 //! kube-scheduler asks the extender.
 
 use crate::settings::layer::{Origin, RawValue};
+use crate::settings::removed::IgnoredSetting;
 use crate::settings::table::{KEYS, Key};
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -19,13 +20,13 @@ pub(crate) enum Output {
     Yaml,
 }
 
-/// The settings in the given format.
-pub(crate) fn print(values: &BTreeMap<&'static str, RawValue>, output: Output) -> String {
+/// The settings in the given format, and what is set and has gone.
+pub(crate) fn print(values: &BTreeMap<&'static str, RawValue>, ignored: &[IgnoredSetting], output: Output) -> String {
     let rows: Vec<(&Key, &RawValue)> = KEYS.iter().filter_map(|key| Some((key, values.get(key.name)?))).collect();
     match output {
-        Output::Text => text(&rows),
-        Output::Json => json(&rows),
-        Output::Yaml => yaml(&rows),
+        Output::Text => text(&rows, ignored),
+        Output::Json => json(&rows, ignored),
+        Output::Yaml => yaml(&rows, ignored),
     }
 }
 
@@ -74,15 +75,19 @@ extenders:
     )
 }
 
-fn text(rows: &[(&Key, &RawValue)]) -> String {
+fn text(rows: &[(&Key, &RawValue)], ignored: &[IgnoredSetting]) -> String {
     let width = rows.iter().map(|(_, value)| value.text.chars().count()).max().unwrap_or(0).min(48);
-    rows.iter().fold(String::new(), |mut out, (key, value)| {
+    let mut out = String::new();
+    for (key, value) in rows {
         let _ = writeln!(out, "{:22} {:width$}  {}", key.name, value.text, value.origin);
-        out
-    })
+    }
+    for ignored in ignored {
+        let _ = writeln!(out, "warning: {ignored}");
+    }
+    out
 }
 
-fn json(rows: &[(&Key, &RawValue)]) -> String {
+fn json(rows: &[(&Key, &RawValue)], ignored: &[IgnoredSetting]) -> String {
     let member = |(key, raw): &(&Key, &RawValue)| {
         let mut value = serde_json::json!({ "value": raw.text, "origin": raw.origin.to_string() });
         if let Origin::File { path, line } = &raw.origin {
@@ -91,13 +96,22 @@ fn json(rows: &[(&Key, &RawValue)]) -> String {
         }
         (key.name.to_owned(), value)
     };
-    let object: serde_json::Map<String, serde_json::Value> = rows.iter().map(member).collect();
+    let mut object: serde_json::Map<String, serde_json::Value> = rows.iter().map(member).collect();
+    for one in ignored {
+        let entry = object.entry(one.row.name).or_insert_with(|| serde_json::json!({}));
+        entry["ignored"] = serde_json::json!({
+            "value": one.given.text, "origin": one.given.origin.to_string(), "why": one.row.advice,
+        });
+    }
     format!("{:#}\n", serde_json::Value::Object(object))
 }
 
 /// Quotes every value as in JSON, which is valid YAML, so that YAML reads none as a number, a date or a comment.
-fn yaml(rows: &[(&Key, &RawValue)]) -> String {
+fn yaml(rows: &[(&Key, &RawValue)], ignored: &[IgnoredSetting]) -> String {
     let mut out = String::from("# gpu-steward's settings, with the origin of each value\n");
+    for one in ignored {
+        let _ = writeln!(out, "# warning: {}", one.to_string().replace(['\n', '\r'], " "));
+    }
     let mut group = None;
     for (key, raw) in rows {
         if group != Some(key.group) {
@@ -123,7 +137,7 @@ mod tests {
     proptest::proptest! {
         #[test]
         fn printed_yaml_is_parsed_to_the_same_settings(text in "[ -~äß\n\t]{1,30}") {
-            let printed = print(&values(&text), Output::Yaml);
+            let printed = print(&values(&text), &[], Output::Yaml);
             let entries = file::parse(printed.as_bytes()).unwrap().entries;
             proptest::prop_assert_eq!(entries.len(), KEYS.len());
             for entry in entries {
@@ -154,7 +168,7 @@ mod tests {
     fn json_names_file_and_line() {
         let path: std::sync::Arc<std::path::Path> = std::path::Path::new("/etc/x.yaml").into();
         let values = [("v", RawValue { text: "4".into(), origin: Origin::File { path, line: 3 } })].into();
-        let value: serde_json::Value = serde_json::from_str(&print(&values, Output::Json)).unwrap();
+        let value: serde_json::Value = serde_json::from_str(&print(&values, &[], Output::Json)).unwrap();
         let expect = serde_json::json!({"value": "4", "origin": "/etc/x.yaml:3", "file": "/etc/x.yaml", "line": 3});
         assert_eq!(value["v"], expect);
     }

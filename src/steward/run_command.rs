@@ -4,7 +4,9 @@ use crate::args::Command;
 use crate::exit::Exit;
 use crate::settings::Settings;
 use crate::settings::extender::ExtenderSettings;
-use crate::settings::layer::Problem;
+use crate::settings::layer::{Problem, RawSettings};
+use crate::settings::value::{LogFormat, Verbosity};
+use crate::telemetry::Telemetry;
 use crate::{agent, extender, print_config, telemetry, top, usage};
 use std::io::Write;
 
@@ -12,15 +14,15 @@ use std::io::Write;
 pub(crate) fn run(command: Command) -> Exit {
     let result = match command {
         Command::Agent(raw) => Settings::load(&raw).map(|(settings, _)| {
-            let telemetry = telemetry::start(settings.log_format, settings.live.verbosity);
+            let telemetry = started(settings.log_format, settings.live.verbosity, &raw);
             agent::run(settings, raw, telemetry)
         }),
         Command::CleanNode(raw, all) => Settings::load(&raw).map(|(settings, _)| {
-            telemetry::start(settings.log_format, settings.live.verbosity);
+            started(settings.log_format, settings.live.verbosity, &raw);
             agent::clean::run(&settings, all)
         }),
         Command::ClearIncident(raw, which) => Settings::load(&raw).map(|(settings, _)| {
-            telemetry::start(settings.log_format, settings.live.verbosity);
+            started(settings.log_format, settings.live.verbosity, &raw);
             agent::clear::run(&settings, &which)
         }),
         Command::Renamed(command, warning) => {
@@ -28,13 +30,13 @@ pub(crate) fn run(command: Command) -> Exit {
             return run(*command);
         }
         Command::Extender(raw) => ExtenderSettings::load(&raw).map(|settings| {
-            let telemetry = telemetry::start(settings.log_format, settings.verbosity);
+            let telemetry = started(settings.log_format, settings.verbosity, &raw);
             extender::run(settings, &telemetry)
         }),
         Command::PrintConfig(raw, output) => Settings::load(&raw).and_then(|(_, settings)| {
             // The settings of the extender are shown too, so they must be valid.
             ExtenderSettings::read(&settings)?;
-            print(&print_config::print(&settings, output));
+            print(&print_config::print(&settings, &raw.layer().ignored, output));
             Ok(Exit::Ok)
         }),
         Command::PrintScheduler(raw) => ExtenderSettings::load(&raw).map(|settings| {
@@ -53,6 +55,13 @@ pub(crate) fn run(command: Command) -> Exit {
         Command::Symbolize => Ok(pprof::run_child().map_or(Exit::Failure, |()| Exit::Ok)),
     };
     result.unwrap_or_else(|problems| report(&problems))
+}
+
+/// Starts the log, and names in it what is set and has gone.
+fn started(format: LogFormat, verbosity: Verbosity, raw: &RawSettings) -> Telemetry {
+    let telemetry = telemetry::start(format, verbosity);
+    raw.layer().ignored.iter().for_each(telemetry::setting_has_gone);
+    telemetry
 }
 
 fn watch(settings: &top::Settings) -> Exit {

@@ -7,7 +7,9 @@
 //!   file ──┘
 //! ```
 
+pub(crate) mod raw_value;
 pub(crate) mod table;
+pub(crate) mod removed;
 pub(crate) mod value;
 pub(crate) mod file;
 pub(crate) mod layer;
@@ -118,7 +120,7 @@ impl Settings {
     /// # Errors
     /// All mistakes in the file and in values, not only the first.
     pub(crate) fn load(raw: &RawSettings) -> Result<(Settings, BTreeMap<&'static str, RawValue>), Vec<Problem>> {
-        let Layers { values, faults, complete } = raw.layer();
+        let Layers { values, faults, complete, .. } = raw.layer();
         match Settings::read(&values) {
             Ok(settings) if faults.is_empty() => Ok((settings, values)),
             Ok(_) => Err(faults),

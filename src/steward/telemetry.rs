@@ -9,6 +9,7 @@ pub(crate) mod repeats;
 pub(crate) mod text;
 mod journal;
 
+use crate::settings::removed::IgnoredSetting;
 use crate::settings::value::{LogFormat, Verbosity};
 use journal::Journal;
 use level::Level;
@@ -45,6 +46,11 @@ pub(crate) fn start(format: LogFormat, verbosity: Verbosity) -> Telemetry {
     }
     log_panics();
     Telemetry { level: Arc::new(Level::new(handle, verbosity)), repeats }
+}
+
+/// Warns that something is set and has gone.
+pub(crate) fn setting_has_gone(ignored: &IgnoredSetting) {
+    tracing::warn!(setting = ignored.row.name, "{ignored}");
 }
 
 type Filtered = tracing_subscriber::layer::Layered<reload::Layer<level::Filter, Registry>, Registry>;

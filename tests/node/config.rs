@@ -1,6 +1,7 @@
 //! Tests the command line, the environment and the configuration file.
 
 use crate::program::BINARY;
+use lab::agent::Agent;
 use std::process::{Command, Output};
 
 fn run(args: &[&str], environment: &[(&str, &str)]) -> Output {
@@ -79,6 +80,44 @@ fn a_wrong_setting_is_reported_with_its_origin_and_exit_code_64() {
         let output = run(args, environment);
         assert_eq!(output.status.code(), Some(64), "{args:?}: {}", stderr(&output));
         assert!(stderr(&output).contains(text), "{args:?}: {text:?} in {}", stderr(&output));
+    }
+}
+
+/// As a flag, as a variable and as a key of the file.
+#[test]
+fn a_setting_that_has_gone_is_ignored_with_a_warning_that_says_what_to_do() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("c.yaml");
+    std::fs::write(&path, "v: 0\nregistration: watcher\n").unwrap();
+    let file = path.to_str().unwrap();
+    let cases: [Case<'_>; 3] = [
+        (&["--registration", "watcher"], &[], "flag"),
+        (&[], &[("GPU_STEWARD_REGISTRATION", "classic")], "GPU_STEWARD_REGISTRATION"),
+        (&["--config", file], &[], &format!("{file}:2")),
+    ];
+    for (args, environment, origin) in cases {
+        let warning = format!(
+            "the setting registration (from {origin}) is ignored: the agent always registers with kubelet by the call \
+             Register; remove this setting. The next release does not start with it"
+        );
+        let recipe = args.iter().fold(Agent::standalone(BINARY), |recipe, word| recipe.switch(word));
+        let recipe = environment.iter().fold(recipe, |recipe, (name, value)| recipe.env(name, value));
+        let agent = recipe.start();
+        agent.logs(&warning);
+        assert!(!agent.log().contains("looks like a setting"), "{}", agent.log());
+        assert!(agent.terminate().status.success());
+
+        let shown = |format: &str| run(&[&["print-config", "-o", format], args].concat(), environment);
+        let text = shown("text");
+        assert_eq!(text.status.code(), Some(0), "{}", stderr(&text));
+        assert!(stdout(&text).ends_with(&format!("warning: {warning}\n")), "{}", stdout(&text));
+        let yaml = stdout(&shown("yaml"));
+        assert!(yaml.contains(&format!("# warning: {warning}\n")), "{yaml}");
+        std::fs::write(dir.path().join("again.yaml"), &yaml).unwrap();
+        let again = run(&["print-config", "--config", dir.path().join("again.yaml").to_str().unwrap()], &[]);
+        assert!(again.status.success() && !stdout(&again).contains("warning:"), "{}", stdout(&again));
+        let json: serde_json::Value = serde_json::from_slice(&shown("json").stdout).unwrap();
+        assert_eq!(json["registration"]["ignored"]["origin"], origin, "{json}");
     }
 }
 

@@ -6,6 +6,7 @@ use crate::admin_port::token;
 use crate::settings::layer::{RawSettings, RawValue};
 use crate::settings::table::{Key, Reader};
 use crate::settings::{Live, Settings};
+use crate::telemetry;
 use crate::telemetry::level::Level;
 use effects::caller::AllowedHosts;
 use effects::http;
@@ -69,6 +70,7 @@ impl Reload {
                 return;
             }
         };
+        self.raw.layer().ignored.iter().for_each(telemetry::setting_has_gone);
         let changed = self.compare(values);
         if settings.live.verbosity != self.live.verbosity {
             level.change("SIGHUP", |_| settings.live.verbosity);

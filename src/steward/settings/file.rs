@@ -1,5 +1,6 @@
 //! Parses the configuration file: a flat YAML mapping of setting to value. Each entry keeps its line number.
 
+use super::removed;
 use super::table::{Key, nearest};
 use serde::de::{Deserialize, Deserializer, MapAccess, Visitor};
 use serde_saphyr::Spanned;
@@ -8,7 +9,7 @@ use std::fmt;
 /// One setting in the file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Entry {
-    /// The setting's name.
+    /// The name of the setting, which may have gone.
     pub key: &'static str,
     /// Its value, as the text that a flag would have.
     pub text: String,
@@ -65,6 +66,11 @@ pub(crate) fn parse(bytes: &[u8]) -> Result<Contents, Fault> {
     let Contents { mut entries, mut faults } = Contents::default();
     for (key, value) in lines.0 {
         let line = key.referenced.line();
+        if let Some(row) = removed::named(&key.value) {
+            let text = if let Scalar::Text(text) = value.value { text } else { String::new() };
+            entries.push(Entry { key: row.name, text, line });
+            continue;
+        }
         match (Key::named(&key.value), value.value) {
             (None, _) => faults.push(Fault::on(line, unknown(&key.value))),
             (Some(key), Scalar::Text(text)) => entries.push(Entry { key: key.name, text, line }),

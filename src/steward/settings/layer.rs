@@ -2,9 +2,10 @@
 //! default. Each value keeps its origin.
 
 use super::file::{self, MAX_BYTES};
+pub(crate) use super::raw_value::{Origin, RawValue};
+use super::removed::{self, IgnoredSetting, Removed};
 use super::table::{KEYS, Key, PREFIX, is_service_variable, nearest};
 use std::collections::BTreeMap;
-use std::fmt;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -13,44 +14,6 @@ use std::sync::Arc;
 pub(crate) const DEFAULT_FILE: &str = "/etc/gpu-steward/config.yaml";
 /// The environment variable that names another configuration file.
 pub(crate) const FILE_VARIABLE: &str = "GPU_STEWARD_CONFIG";
-
-/// The source of a value.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Origin {
-    /// The command line.
-    Flag,
-    /// The environment variable of this name.
-    Environment(String),
-    /// The configuration file.
-    File {
-        /// Its path.
-        path: Arc<Path>,
-        /// Line, from 1.
-        line: u64,
-    },
-    /// The built-in default.
-    Default,
-}
-
-impl fmt::Display for Origin {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Origin::Flag => f.write_str("flag"),
-            Origin::Environment(name) => f.write_str(name),
-            Origin::File { path, line } => write!(f, "{}:{line}", path.display()),
-            Origin::Default => f.write_str("default"),
-        }
-    }
-}
-
-/// The text of a value, and its origin.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct RawValue {
-    /// The text.
-    pub text: String,
-    /// Where it was set.
-    pub origin: Origin,
-}
 
 /// A mistake in the settings.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -102,6 +65,8 @@ pub(crate) struct Layers {
     pub values: BTreeMap<&'static str, RawValue>,
     /// The mistakes in the file.
     pub faults: Vec<Problem>,
+    /// What is set and has gone.
+    pub ignored: Vec<IgnoredSetting>,
     /// Whether the file was parsed to its end, or there is none. Only then it is known which settings it does not set.
     pub complete: bool,
 }
@@ -145,24 +110,29 @@ impl RawSettings {
             }
         };
         let path: Arc<Path> = path.into();
-        let from_file = |key: &Key| {
-            let entry = entries.iter().find(|entry| entry.key == key.name)?;
-            let origin = Origin::File { path: path.clone(), line: entry.line };
-            Some(RawValue { text: entry.text.clone(), origin })
+        // The values that the sources give a setting; the first one counts.
+        let given = |name: &str, variable: String| {
+            let flag = self.flags.get(name).map(|text| RawValue { text: text.clone(), origin: Origin::Flag });
+            let environment = self.environment.get(&variable);
+            let environment =
+                environment.map(|text| RawValue { text: text.clone(), origin: Origin::Environment(variable) });
+            let entry = entries.iter().find(|entry| entry.key == name);
+            let from_file = entry.map(|entry| RawValue {
+                text: entry.text.clone(),
+                origin: Origin::File { path: path.clone(), line: entry.line },
+            });
+            [flag, environment, from_file].into_iter().flatten()
         };
         let effective = |key: &'static Key| {
-            let flag = self.flags.get(key.name).map(|text| RawValue { text: text.clone(), origin: Origin::Flag });
-            let set = flag.or_else(|| self.environment_value(key)).or_else(|| from_file(key));
-            (key.name, set.unwrap_or_else(|| RawValue { text: key.default.into(), origin: Origin::Default }))
+            let set = given(key.name, key.variable()).next();
+            (key.name, set.unwrap_or_else(|| key.default_value()))
         };
-        Layers { values: KEYS.iter().map(effective).collect(), faults, complete }
-    }
-
-    fn environment_value(&self, key: &Key) -> Option<RawValue> {
-        let variable = key.variable();
-        self.environment
-            .get(&variable)
-            .map(|text| RawValue { text: text.clone(), origin: Origin::Environment(variable) })
+        let mut values = KEYS.iter().map(effective).collect();
+        let of =
+            |row: &'static Removed| given(row.name, row.variable()).map(move |given| IgnoredSetting { row, given });
+        let mut ignored: Vec<IgnoredSetting> = removed::settings().flat_map(of).collect();
+        ignored.extend(removed::replace_values(&mut values));
+        Layers { values, faults, ignored, complete }
     }
 
     /// Environment variables that have the prefix and are not settings, each with the variable of the nearest setting.
@@ -172,6 +142,7 @@ impl RawSettings {
                 && name.as_str() != FILE_VARIABLE
                 && !is_service_variable(name)
                 && !KEYS.iter().any(|key| key.variable() == **name)
+                && !removed::settings().any(|row| row.variable() == **name)
         };
         let near = |name: &String| {
             let setting = nearest(&name.trim_start_matches(PREFIX).to_lowercase())?;
@@ -207,7 +178,7 @@ mod tests {
                 .map(|(k, v)| (k.into(), v.into()))
                 .into(),
         };
-        let Layers { values, faults, complete } = raw.layer();
+        let Layers { values, faults, complete, .. } = raw.layer();
         assert!(faults.is_empty() && complete, "{faults:?}");
         let file = Origin::File { path: path.as_path().into(), line: 4 };
         for (name, text, origin) in [

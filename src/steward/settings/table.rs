@@ -1,6 +1,8 @@
 //! The table of all settings. The name of a setting is its flag, its key in the configuration file and, in capitals,
 //! its environment variable.
 
+use super::raw_value::{Origin, RawValue};
+
 /// One setting.
 #[derive(Debug)]
 pub(crate) struct Key {
@@ -79,6 +81,11 @@ pub(crate) const SWITCH: &str = "true|false";
 /// The prefix of every environment variable.
 pub(crate) const PREFIX: &str = "GPU_STEWARD_";
 
+/// The environment variable of a setting.
+pub(crate) fn variable_of(name: &str) -> String {
+    format!("{PREFIX}{}", name.to_uppercase().replace('-', "_"))
+}
+
 const fn key(
     group: Group,
     name: &'static str,
@@ -106,7 +113,12 @@ impl Key {
 
     /// The name of the setting's environment variable.
     pub(crate) fn variable(&self) -> String {
-        format!("{PREFIX}{}", self.name.to_uppercase().replace('-', "_"))
+        variable_of(self.name)
+    }
+
+    /// The value that counts when no source sets one.
+    pub(crate) fn default_value(&self) -> RawValue {
+        RawValue { text: self.default.into(), origin: Origin::Default }
     }
 
     /// Whether the flag needs no value.
@@ -660,6 +672,7 @@ pub(crate) fn is_service_variable(variable: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use super::super::removed;
     use super::*;
 
     #[test]
@@ -717,6 +730,10 @@ mod tests {
             };
             let value = key.value.replace('|', "\\|");
             out += &format!("| `{}` | `{value}` | `{}` | {}{commands}{live} |\n", key.name, key.default, key.help);
+        }
+        out += "\n### Settings that have gone\n\n| key and flag | what happens now |\n|---|---|\n";
+        for row in removed::settings() {
+            out += &format!("| `{}` | {} |\n", row.name, row.advice);
         }
         out + "\n"
     }
