@@ -16,7 +16,9 @@ mod watch;
 use self::connection::{Incoming, Peer};
 use self::watch::{Pace, States, Watcher};
 use crate::socket::{self, SocketFile};
+use model::id::NodeName;
 use model::view::NodeView;
+use proto::usage::usage_client::UsageClient;
 use proto::usage::usage_server::{Usage, UsageServer};
 use proto::usage::{GetRequest, NodeUsage, WatchRequest};
 use std::os::unix::net::UnixListener;
@@ -24,8 +26,9 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::{Semaphore, watch as latest};
+use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
-use tonic::transport::Server;
+use tonic::transport::{Endpoint, Server};
 use tonic::{Request, Response, Status};
 
 /// Most open `Watch` streams. A node has a handful of clients (a scheduler's plugin, a dashboard, people with
@@ -42,6 +45,8 @@ const PING_EVERY: Duration = Duration::from_secs(30);
 const PING_LIMIT: Duration = Duration::from_secs(10);
 /// How long [`serve`] waits for open connections after a stop. By then the streams have ended.
 const GRACE: Duration = Duration::from_millis(500);
+/// Time for the answer of another agent. It answers in milliseconds; on a machine that swaps it may take a second.
+const ANSWERS_WITHIN: Duration = Duration::from_secs(5);
 
 /// Opens the socket. A stale socket without a listener is replaced; a socket with a listener is an error. A missing
 /// folder is created.
@@ -51,6 +56,16 @@ const GRACE: Duration = Duration::from_millis(500);
 /// is not a socket; the message names the path.
 pub fn bind(path: &Path) -> std::io::Result<UnixListener> {
     socket::bind("usage socket", path)
+}
+
+/// Whether an agent of this node answers on the socket.
+pub async fn answers(path: &Path, node: &NodeName) -> bool {
+    let asking = async {
+        let endpoint = Endpoint::from_shared(format!("unix://{}", path.display())).ok()?;
+        let mut client = UsageClient::new(endpoint.connect().await.ok()?);
+        Some(client.get(GetRequest {}).await.ok()?.into_inner().node)
+    };
+    timeout(ANSWERS_WITHIN, asking).await.ok().flatten().is_some_and(|name| name == node.as_str())
 }
 
 /// Serves `Usage.Get` and `Usage.Watch` until `stop` is cancelled. Then it ends the streams and removes the socket's

@@ -2,14 +2,34 @@
 //!
 //! What must never happen here: a token or a key in a log line.
 
-use crate::settings::admin::AdminSettings;
 use effects::server::certificate::{Certificates, HttpVersions, Tls};
 use std::io::Read;
-use std::path::Path;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 /// Longest token file that is read. A token is one line.
 const MAX_TOKEN: u64 = 4096;
+
+/// Where the admin port is, and what its callers must show.
+#[derive(Clone, Debug)]
+pub(crate) struct AdminSettings {
+    /// `None`: there is no admin port.
+    pub listen: Option<SocketAddr>,
+    /// Certificates with which it serves HTTPS.
+    pub tls: Option<Tls>,
+    /// The token that every caller needs.
+    pub token_file: Option<PathBuf>,
+    /// Whether it serves profiles.
+    pub profiling: bool,
+}
+
+impl AdminSettings {
+    /// Whether every caller proves who it is, by a certificate or a token.
+    pub(crate) fn identifies_callers(&self) -> bool {
+        self.token_file.is_some() || self.tls.as_ref().is_some_and(|tls| tls.client_ca.is_some())
+    }
+}
 
 /// What callers of the admin port must show, and with what it serves HTTPS.
 #[derive(Clone)]

@@ -5,6 +5,7 @@
 //!                                                       └─▶ readiness, watchdog          admin :9411
 //! ```
 
+pub(crate) mod settings;
 mod listeners;
 mod driver_release;
 mod addresses;
@@ -29,8 +30,6 @@ mod cluster;
 use crate::admin_port::{self, AdminAccess};
 use crate::exit::Exit;
 use crate::lifecycle::{self, Lifecycle, Mode, StartError};
-use crate::settings::Settings;
-use crate::settings::layer::RawSettings;
 use crate::stop::{self, StopRequest};
 use crate::telemetry::Telemetry;
 use crate::telemetry::level::Level;
@@ -51,6 +50,7 @@ use ports::{Ports, admin};
 use prepare::{announce, connect, node_name, open_usage};
 use reload::{PortAccess, Reload};
 use serve::Shown;
+use settings::{AgentSettings, ReadAgain};
 use sources::report::Reporter;
 use std::path::Path;
 use std::sync::Arc;
@@ -63,17 +63,13 @@ const WORKERS: usize = 2;
 /// Threads for blocking work: few are enough, because files are read rarely.
 const BLOCKING: usize = 4;
 
-/// Runs the agent until it must stop. An error at the start goes to the log.
-pub(crate) fn run(settings: Settings, raw: RawSettings, telemetry: Telemetry) -> Exit {
-    lifecycle::outcome(start(settings, raw, telemetry))
+/// Runs the agent until it must stop; on SIGHUP `read_again` reads its settings. An error at the start goes to the log.
+pub(crate) fn run(settings: AgentSettings, read_again: ReadAgain, telemetry: Telemetry) -> Exit {
+    lifecycle::outcome(start(settings, read_again, telemetry))
 }
 
-fn start(settings: Settings, raw: RawSettings, telemetry: Telemetry) -> Result<Exit, StartError> {
+fn start(settings: AgentSettings, read_again: ReadAgain, telemetry: Telemetry) -> Result<Exit, StartError> {
     pprof::set_heap_sampling(settings.admin.profiling);
-    for (variable, nearest) in raw.unknown_variables() {
-        let meant = nearest.unwrap_or_default();
-        tracing::warn!(variable, meant, "an environment variable looks like a setting and is not one");
-    }
     let name = node_name(&settings)?;
     let hosts = AllowedHosts::new(settings.allowed_hosts.iter().map(String::as_str).chain([name.as_str()]));
     let certificates = admin_port::certificates("metrics", settings.tls.as_ref()).map_err(StartError::usage)?;
@@ -84,9 +80,8 @@ fn start(settings: Settings, raw: RawSettings, telemetry: Telemetry) -> Result<E
     sharing::check(&settings.sharing, &name).map_err(StartError::usage)?;
     let listeners =
         Listeners::open(&settings).map_err(|error| StartError { what: error.to_string(), exit: error.exit() })?;
-    // Before the start is announced: a SIGHUP right after it must compare with the settings of the start.
     let (http_sender, http) = watch::channel(http);
-    let reload = Reload::new(raw, settings.live.clone(), access, http_sender);
+    let reload = Reload::new(read_again, settings.live.clone(), access, http_sender);
     let runtime =
         lifecycle::runtime(WORKERS, BLOCKING).map_err(|error| StartError::io("start the runtime's threads", &error))?;
     let kubernetes = runtime.block_on(connect(&settings))?;
@@ -135,20 +130,21 @@ struct Agent {
 
 impl Agent {
     /// Starts the sources, the owner and the servers.
-    fn new(name: NodeName, ports: Ports, settings: &Settings, telemetry: &Telemetry) -> Result<Agent, StartError> {
+    fn new(name: NodeName, ports: Ports, settings: &AgentSettings, telemetry: &Telemetry) -> Result<Agent, StartError> {
         let lifecycle = Lifecycle::new("agent");
         let stop = lifecycle.stop();
         let (reporter, observations) = Reporter::channel();
         let (view, view_seen) = watch::channel(Arc::new(NodeView::empty(name.clone(), sources::clock::now())));
         let driver = DriverRelease::default();
-        let threads = threads::open(settings, (&name, &view_seen, &driver.0), &reporter, &stop)
-            .map_err(|(doing, error)| StartError::io(&doing, &error))?;
+        let threads =
+            threads::open((&settings.sources, settings.standalone), (&name, &view_seen, &driver.0), &reporter, &stop)
+                .map_err(|(doing, error)| StartError::io(&doing, &error))?;
         let latch = Latch::new(!settings.standalone);
         let (ready, ready_seen) = watch::channel(latch.readiness());
         let (usage_broken, usage) = watch::channel(None);
         let initial = if settings.standalone { Progress::Shares } else { Progress::Begins };
         let (progressing, progress) = watch::channel(initial);
-        let (period, repeats) = (settings.period, telemetry.repeats.clone());
+        let (period, repeats) = (settings.sources.period, telemetry.repeats.clone());
         let incidents = IncidentKeeper::open(settings);
         remove_old_tallies(&settings.state_dir);
         let now = sources::clock::now().monotonic;

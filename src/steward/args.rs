@@ -8,10 +8,10 @@ use crate::settings::removed::{self, Removed};
 use crate::settings::table::{KEYS, Key, Reader};
 use crate::top;
 use crate::usage;
+use crate::version::version;
 use clap::{Arg, ArgAction, ArgMatches, builder::NonEmptyStringValueParser, value_parser};
 use std::ffi::OsString;
 use std::path::PathBuf;
-use std::sync::LazyLock;
 
 /// The parsed command line.
 #[derive(Debug)]
@@ -84,15 +84,6 @@ const SETTINGS: &str = "\
 Every option under a heading is a setting. It can also be given as an environment variable (--usage-socket is
 GPU_STEWARD_USAGE_SOCKET) or as a key of the configuration file (usage-socket: PATH). A flag overrides the environment,
 which overrides the file, which overrides the default; `gpu-steward print-config` shows where each value comes from.";
-
-/// The version, with the commit if the build got one (`GPU_STEWARD_COMMIT=… cargo build`).
-pub(crate) fn version() -> &'static str {
-    static TEXT: LazyLock<String> = LazyLock::new(|| match option_env!("GPU_STEWARD_COMMIT") {
-        Some(commit) => format!("{} ({commit})", env!("CARGO_PKG_VERSION")),
-        None => env!("CARGO_PKG_VERSION").to_owned(),
-    });
-    &TEXT
-}
 
 /// Parses the command line.
 ///

@@ -11,6 +11,7 @@
 //!
 //! Only the leader decides and writes; another extender passes questions on to it, or answers 503 and names it.
 
+pub(crate) mod settings;
 mod planted;
 mod convert;
 mod plain_pods;
@@ -43,12 +44,11 @@ mod admin;
 #[cfg(test)]
 mod simulation;
 
-use crate::args;
 use crate::exit::Exit;
 use crate::lifecycle::{self, DrainFirst, Lifecycle, Mode, StartError};
-use crate::settings::extender::{ExtenderSettings, LeaseSettings};
 use crate::stop;
 use crate::telemetry::Telemetry;
+use crate::version::version;
 use apiserver::client::ApiClient;
 use apiserver::follow::Follower;
 use apiserver::kind::{AllNodes, AllPods};
@@ -69,6 +69,7 @@ use model::lease::LeaseName;
 use own_mark::OwnMark;
 use owner::ClusterOwner;
 use port::ExtenderPort;
+use settings::{ExtenderSettings, LeaseSettings};
 use sources::kernel_file;
 use std::net::TcpListener;
 use std::sync::Arc;
@@ -147,7 +148,7 @@ fn start(settings: ExtenderSettings, telemetry: &Telemetry) -> Result<Exit, Star
     let identity = identity(&host)?;
     let own_pod = own_pod();
     let address = listener.local_addr().map_or_else(|_| settings.listen.to_string(), |address| address.to_string());
-    let (version, pid) = (args::version(), std::process::id());
+    let (version, pid) = (version(), std::process::id());
     let reports = streams.as_ref().map_or_else(|| "none".to_owned(), |opened| opened.address.to_string());
     let shown = admin.address();
     tracing::info!(version, %identity, pid, address, reports, admin = shown, "gpu-steward extender started");

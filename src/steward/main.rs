@@ -10,12 +10,8 @@
 //! `sources`.
 
 mod exit;
+mod version;
 mod jemalloc;
-mod settings;
-mod print_config;
-mod top;
-mod usage;
-mod args;
 mod telemetry;
 mod stop;
 mod notify;
@@ -24,6 +20,11 @@ mod admin_port;
 mod leader_connection;
 mod agent;
 mod extender;
+mod settings;
+mod print_config;
+mod top;
+mod usage;
+mod args;
 mod run_command;
 
 use exit::Exit;

@@ -2,26 +2,28 @@
 
 use crate::args::Command;
 use crate::exit::Exit;
-use crate::settings::Settings;
-use crate::settings::extender::ExtenderSettings;
 use crate::settings::layer::{Problem, RawSettings};
-use crate::settings::value::{LogFormat, Verbosity};
+use crate::settings::removed::IgnoredSetting;
+use crate::settings::{self, reload};
 use crate::telemetry::Telemetry;
+use crate::telemetry::LogFormat;
+use crate::telemetry::level::Verbosity;
 use crate::{agent, extender, print_config, telemetry, top, usage};
 use std::io::Write;
 
 /// Runs the command to its end or its error.
 pub(crate) fn run(command: Command) -> Exit {
     let result = match command {
-        Command::Agent(raw) => Settings::load(&raw).map(|(settings, _)| {
+        Command::Agent(raw) => settings::load(&raw).map(|(settings, values)| {
             let telemetry = started(settings.log_format, settings.live.verbosity, &raw);
-            agent::run(settings, raw, telemetry)
+            warn_of_unknown_variables(&raw);
+            agent::run(settings, reload::of_agent(raw, values), telemetry)
         }),
-        Command::CleanNode(raw, all) => Settings::load(&raw).map(|(settings, _)| {
+        Command::CleanNode(raw, all) => settings::load(&raw).map(|(settings, _)| {
             started(settings.log_format, settings.live.verbosity, &raw);
             agent::clean::run(&settings, all)
         }),
-        Command::ClearIncident(raw, which) => Settings::load(&raw).map(|(settings, _)| {
+        Command::ClearIncident(raw, which) => settings::load(&raw).map(|(settings, _)| {
             started(settings.log_format, settings.live.verbosity, &raw);
             agent::clear::run(&settings, &which)
         }),
@@ -29,17 +31,17 @@ pub(crate) fn run(command: Command) -> Exit {
             let _ = writeln!(std::io::stderr(), "warning: {warning}");
             return run(*command);
         }
-        Command::Extender(raw) => ExtenderSettings::load(&raw).map(|settings| {
+        Command::Extender(raw) => settings::extender::load(&raw).map(|settings| {
             let telemetry = started(settings.log_format, settings.verbosity, &raw);
             extender::run(settings, &telemetry)
         }),
-        Command::PrintConfig(raw, output) => Settings::load(&raw).and_then(|(_, settings)| {
+        Command::PrintConfig(raw, output) => settings::load(&raw).and_then(|(_, values)| {
             // The settings of the extender are shown too, so they must be valid.
-            ExtenderSettings::read(&settings)?;
-            print(&print_config::print(&settings, &raw.layer().ignored, output));
+            settings::extender::read(&values)?;
+            print(&print_config::print(&values, &raw.layer().ignored, output));
             Ok(Exit::Ok)
         }),
-        Command::PrintScheduler(raw) => ExtenderSettings::load(&raw).map(|settings| {
+        Command::PrintScheduler(raw) => settings::extender::load(&raw).map(|settings| {
             match extender::request_rules(&settings) {
                 Ok(rules) => print(&print_config::kube_scheduler(settings.listen, &rules.names)),
                 Err(why) => {
@@ -60,8 +62,15 @@ pub(crate) fn run(command: Command) -> Exit {
 /// Starts the log, and names in it what is set and has gone.
 fn started(format: LogFormat, verbosity: Verbosity, raw: &RawSettings) -> Telemetry {
     let telemetry = telemetry::start(format, verbosity);
-    raw.layer().ignored.iter().for_each(telemetry::setting_has_gone);
+    raw.layer().ignored.iter().for_each(IgnoredSetting::warn);
     telemetry
+}
+
+fn warn_of_unknown_variables(raw: &RawSettings) {
+    for (variable, nearest) in raw.unknown_variables() {
+        let meant = nearest.unwrap_or_default();
+        tracing::warn!(variable, meant, "an environment variable looks like a setting and is not one");
+    }
 }
 
 fn watch(settings: &top::Settings) -> Exit {

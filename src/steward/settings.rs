@@ -3,7 +3,7 @@
 //!
 //! ```text
 //!   flags ─┐
-//!   environment ─┼─layer─▶ text and origin of each key ──Settings::read──▶ typed values
+//!   environment ─┼─layer─▶ text and origin of each key ──read──▶ typed values
 //!   file ──┘
 //! ```
 
@@ -17,137 +17,52 @@ pub(crate) mod reader;
 pub(crate) mod admin;
 pub(crate) mod stream;
 pub(crate) mod extender;
+pub(crate) mod reload;
 
-use admin::AdminSettings;
+use crate::agent::settings::{AgentSettings, LiveSettings, SharingSettings, SourceSettings};
+use crate::telemetry::level::Verbosity;
 use decide::device_injection::DeviceStrategy;
 use decide::health::HealthPolicy;
-use decide::labels::Labelling;
 use effects::http::MetricSets;
 use effects::server::certificate::Tls;
 use layer::{Layers, Problem, RawSettings, RawValue};
 use model::id::NodeName;
-use model::pod::LabelKeys;
-use model::unit::Bytes;
 use reader::Reader;
-pub(crate) use reader::Resources;
 use sources::roots::HostRoots;
 use std::collections::BTreeMap;
-use std::net::SocketAddr;
-use std::path::PathBuf;
-use std::time::Duration;
-use stream::ReportSettings;
-use value::{Gpus, LogFormat, Verbosity};
-use wire::device_config::DeviceScaling;
 
-/// The settings of an agent, parsed.
-#[derive(Clone, Debug)]
-pub(crate) struct Settings {
-    pub standalone: bool,
-    /// `None`: from `NODE_NAME`, then from the host.
-    pub node_name: Option<NodeName>,
-    /// `None`: search the usual places, unless standalone.
-    pub kubeconfig: Option<PathBuf>,
-    pub state_dir: PathBuf,
-    pub drain_timeout: Duration,
-    pub gpus: Gpus,
-    /// `None`: ask the dynamic linker.
-    pub nvml_library: Option<PathBuf>,
-    pub kernel_log: Option<PathBuf>,
-    /// Keys of the pod labels to show.
-    pub pod_labels: LabelKeys,
-    pub health: HealthPolicy,
-    pub roots: HostRoots,
-    pub names: sources::names::Settings,
-    pub sharing: Sharing,
-    /// How the agent reports to the extenders; `None` where it does not.
-    pub report: Option<ReportSettings>,
-    pub listen: SocketAddr,
-    pub admin: AdminSettings,
-    pub usage_socket: Option<PathBuf>,
-    pub allowed_hosts: Vec<String>,
-    /// Certificates with which the port for metrics and API serves HTTPS.
-    pub tls: Option<Tls>,
-    pub period: Duration,
-    pub slow_period: Duration,
-    pub process_period: Duration,
-    pub log_format: LogFormat,
-    pub live: Live,
-}
-
-/// The settings of sharing. Where not noted otherwise, `None` means the value of the device configuration, else its
-/// default.
-#[derive(Clone, Debug)]
-pub(crate) struct Sharing {
-    pub split_count: Option<u32>,
-    pub split_counts: Vec<(String, u32)>,
-    pub memory_scaling: Option<DeviceScaling>,
-    pub core_scaling: Option<DeviceScaling>,
-    pub resources: Resources,
-    pub device_config: Option<PathBuf>,
-    pub without_claim: decide::allocator::WithoutClaim,
-    pub same_gpu_twice: bool,
-    /// `None`: the agent decides by versions, the runtime's configuration and the first containers.
-    pub binding: Option<decide::allocator::BindingMode>,
-    /// `None`: from kubelet's configuration.
-    pub topology: Option<value::Topology>,
-    pub strategy: DeviceStrategy,
-    pub allow_unisolated: bool,
-    pub host_cdi_dirs: Vec<PathBuf>,
-    pub limiter_library: Option<PathBuf>,
-    pub pod_files_limit: Bytes,
-    pub evict_over_use: bool,
-    pub register_format: value::RegisterFormat,
-    pub handshakes: bool,
-    pub labelling: Labelling,
-    pub kubelet_root: PathBuf,
-    pub cdi_dir: PathBuf,
-    pub dev_root: PathBuf,
-    /// `None`: the same path as `dev_root`.
-    pub dev_root_mount: Option<PathBuf>,
-}
-
-/// The settings that SIGHUP may change.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Live {
-    pub verbosity: Verbosity,
-    pub sets: MetricSets,
-    pub api_token_file: Option<PathBuf>,
-}
-
-impl Settings {
-    /// Merges all sources and parses the values.
-    ///
-    /// # Errors
-    /// All mistakes in the file and in values, not only the first.
-    pub(crate) fn load(raw: &RawSettings) -> Result<(Settings, BTreeMap<&'static str, RawValue>), Vec<Problem>> {
-        let Layers { values, faults, complete, .. } = raw.layer();
-        match Settings::read(&values) {
-            Ok(settings) if faults.is_empty() => Ok((settings, values)),
-            Ok(_) => Err(faults),
-            Err(mut more) => {
-                // The missing setting may be in the part of the file that was not parsed.
-                more.retain(|problem| complete || !matches!(problem, Problem::Together(_)));
-                Err(faults.into_iter().chain(more).collect())
-            }
+/// Merges all sources and parses the values of the agent's settings.
+///
+/// # Errors
+/// All mistakes in the file and in values, not only the first.
+pub(crate) fn load(raw: &RawSettings) -> Result<(AgentSettings, BTreeMap<&'static str, RawValue>), Vec<Problem>> {
+    let Layers { values, faults, complete, .. } = raw.layer();
+    match read(&values) {
+        Ok(settings) if faults.is_empty() => Ok((settings, values)),
+        Ok(_) => Err(faults),
+        Err(mut more) => {
+            // The missing setting may be in the part of the file that was not parsed.
+            more.retain(|problem| complete || !matches!(problem, Problem::Together(_)));
+            Err(faults.into_iter().chain(more).collect())
         }
     }
+}
 
-    /// Parses the text of every setting.
-    ///
-    /// # Errors
-    /// All mistakes, not only the first; the list is never empty.
-    pub(crate) fn read(values: &BTreeMap<&'static str, RawValue>) -> Result<Settings, Vec<Problem>> {
-        let mut reader = Reader::new(values);
-        match reader.settings() {
-            Some(settings) if reader.problems.is_empty() => Ok(settings),
-            _ => Err(reader.problems),
-        }
+/// Parses the text of every setting of the agent.
+///
+/// # Errors
+/// All mistakes, not only the first; the list is never empty.
+pub(crate) fn read(values: &BTreeMap<&'static str, RawValue>) -> Result<AgentSettings, Vec<Problem>> {
+    let mut reader = Reader::new(values);
+    match reader.settings() {
+        Some(settings) if reader.problems.is_empty() => Ok(settings),
+        _ => Err(reader.problems),
     }
 }
 
 impl Reader<'_> {
     /// Parses every setting before it returns for the first one with a mistake, so that one run finds all mistakes.
-    fn settings(&mut self) -> Option<Settings> {
+    fn settings(&mut self) -> Option<AgentSettings> {
         let standalone = self.take("standalone", value::switch);
         let node_name = self.take("node-name", |text| {
             value::unless_auto(text, |text| NodeName::parse(text).map_err(|error| error.to_string()))
@@ -155,12 +70,9 @@ impl Reader<'_> {
         let kubeconfig = self.take("kubeconfig", |text| value::unless_auto(text, value::path));
         let state_dir = self.take("state-dir", value::path);
         let drain_timeout = self.take("drain-timeout", value::drain_timeout);
-        let gpus = self.take("gpus", value::gpus);
-        let nvml_library = self.take("nvml-library", |text| value::unless_auto(text, value::path));
-        let kernel_log = self.take("kernel-log", |text| value::unless_none(text, value::path));
+        let sources = self.sources();
         let pod_labels = self.take("pod-labels", |text| value::unless_none(text, value::label_keys));
         let health = self.health();
-        let roots = self.roots();
         let names = self.names();
         let sharing = self.sharing();
         let report = self.report();
@@ -169,24 +81,18 @@ impl Reader<'_> {
         let usage_socket = self.take("usage-socket", |text| value::unless_none(text, value::socket_path));
         let allowed_hosts = self.take("allowed-hosts", |text| value::unless_none(text, value::hosts));
         let tls = self.tls();
-        let period = self.take("period", value::period);
-        let slow_period = self.take("slow-period", value::period);
-        let process_period = self.take("process-period", value::period);
         let log_format = self.take("log-format", value::log_format);
         let live = self.live();
         self.isolated(standalone, sharing.as_ref());
-        Some(Settings {
+        Some(AgentSettings {
             standalone: standalone?,
             node_name: node_name?,
             kubeconfig: kubeconfig?,
             state_dir: state_dir?,
             drain_timeout: drain_timeout?,
-            gpus: gpus?,
-            nvml_library: nvml_library?,
-            kernel_log: kernel_log?,
             pod_labels: pod_labels?.unwrap_or_default(),
             health: health?,
-            roots: roots?,
+            sources: sources?,
             names: names?,
             sharing: sharing?,
             report: report?,
@@ -195,11 +101,27 @@ impl Reader<'_> {
             usage_socket: usage_socket?,
             allowed_hosts: allowed_hosts?.unwrap_or_default(),
             tls: tls?,
+            log_format: log_format?,
+            live: live?,
+        })
+    }
+
+    fn sources(&mut self) -> Option<SourceSettings> {
+        let gpus = self.take("gpus", value::gpus);
+        let nvml_library = self.take("nvml-library", |text| value::unless_auto(text, value::path));
+        let kernel_log = self.take("kernel-log", |text| value::unless_none(text, value::path));
+        let roots = self.roots();
+        let period = self.take("period", value::period);
+        let slow_period = self.take("slow-period", value::period);
+        let process_period = self.take("process-period", value::period);
+        Some(SourceSettings {
+            gpus: gpus?,
+            nvml_library: nvml_library?,
+            kernel_log: kernel_log?,
+            roots: roots?,
             period: period?,
             slow_period: slow_period?,
             process_period: process_period?,
-            log_format: log_format?,
-            live: live?,
         })
     }
 
@@ -227,7 +149,7 @@ impl Reader<'_> {
         })
     }
 
-    fn sharing(&mut self) -> Option<Sharing> {
+    fn sharing(&mut self) -> Option<SharingSettings> {
         let split_count = self.take("split-count", |text| value::unless_auto(text, value::split_count));
         let split_counts = self.take("split-count-by-model", |text| value::unless_none(text, value::split_counts));
         let memory_scaling = self.take("memory-scaling", |text| value::unless_auto(text, value::scaling));
@@ -251,7 +173,7 @@ impl Reader<'_> {
         let cdi_dir = self.take("cdi-dir", value::path);
         let dev_root = self.take("dev-root", value::path);
         let dev_root_mount = self.take("dev-root-mount", |text| value::unless_auto(text, value::path));
-        Some(Sharing {
+        Some(SharingSettings {
             split_count: split_count?,
             split_counts: split_counts?.unwrap_or_default(),
             memory_scaling: memory_scaling?,
@@ -280,7 +202,7 @@ impl Reader<'_> {
 
     /// Refuses the two settings that together leave containers without isolation, unless `allow-unisolated-gpus` is
     /// set.
-    fn isolated(&mut self, standalone: Option<bool>, sharing: Option<&Sharing>) {
+    fn isolated(&mut self, standalone: Option<bool>, sharing: Option<&SharingSettings>) {
         let Some(sharing) = sharing.filter(|_| standalone == Some(false)) else { return };
         let pair = (sharing.binding, sharing.strategy)
             == (Some(decide::allocator::BindingMode::Early), DeviceStrategy::Envvar);
@@ -297,14 +219,14 @@ impl Reader<'_> {
         self.certificate_pair("tls-cert", "tls-key")
     }
 
-    fn live(&mut self) -> Option<Live> {
-        let verbosity = self.take("v", value::verbosity);
+    fn live(&mut self) -> Option<LiveSettings> {
+        let verbosity = self.take("v", Verbosity::parse);
         let dcgm = self.take("metrics-dcgm", value::switch);
         let dcgm_renamed = self.take("metrics-dcgm-renamed", value::switch);
         let hami = self.take("metrics-hami", value::switch);
         let cadvisor = self.take("metrics-cadvisor", value::switch);
         let api_token_file = self.take("api-token-file", |text| value::unless_none(text, value::path));
-        Some(Live {
+        Some(LiveSettings {
             verbosity: verbosity?,
             sets: MetricSets { dcgm: dcgm?, dcgm_renamed: dcgm_renamed?, hami: hami?, cadvisor: cadvisor? },
             api_token_file: api_token_file?,
@@ -325,7 +247,7 @@ mod tests {
 
     #[test]
     fn the_defaults_are_valid() {
-        let settings = Settings::read(&defaults()).unwrap();
+        let settings = read(&defaults()).unwrap();
         assert_eq!(settings.listen.to_string(), "0.0.0.0:9410");
         assert_eq!(settings.live.sets, MetricSets { dcgm: true, dcgm_renamed: false, hami: false, cadvisor: false });
     }
@@ -335,14 +257,14 @@ mod tests {
         for key in table::Key::of(table::Reader::Agent) {
             let mut values = defaults();
             values.get_mut(key.name).unwrap().text = "\0".into();
-            let problems = Settings::read(&values).expect_err(key.name);
+            let problems = read(&values).expect_err(key.name);
             assert!(problems[0].to_string().contains(key.name), "{}: {problems:?}", key.name);
         }
     }
 
     #[test]
     fn exactly_the_settings_of_the_table_are_read() {
-        let problems = Settings::read(&BTreeMap::new()).unwrap_err();
+        let problems = read(&BTreeMap::new()).unwrap_err();
         let read: BTreeSet<&str> = problems
             .iter()
             .map(|problem| match problem {
@@ -361,7 +283,7 @@ mod tests {
         std::fs::write(&path, file).unwrap();
         let environment = [(variable.0.to_owned(), variable.1.to_owned())].into();
         let raw = RawSettings { file: Some(path), environment, ..RawSettings::default() };
-        let problems = Settings::load(&raw).unwrap_err();
+        let problems = load(&raw).unwrap_err();
         let shown = |problem: &Problem| problem.to_string().replace(&format!("{}/", dir.path().display()), "");
         problems.iter().map(shown).collect()
     }
@@ -394,7 +316,7 @@ mod tests {
             for (name, text) in changes {
                 values.get_mut(name).unwrap().text = (*text).into();
             }
-            Settings::read(&values).map_err(|problems| problems[0].to_string())
+            read(&values).map_err(|problems| problems[0].to_string())
         };
         let pair = [("binding", "early"), ("device-strategy", "envvar")];
         let why = with(&pair).unwrap_err();
@@ -418,7 +340,7 @@ mod tests {
         {
             let mut values = defaults();
             values.get_mut("cri-socket").unwrap().text = text.into();
-            assert_eq!(Settings::read(&values).unwrap().names.cri_socket, expected);
+            assert_eq!(read(&values).unwrap().names.cri_socket, expected);
         }
     }
 
@@ -428,7 +350,7 @@ mod tests {
         values.get_mut("period").unwrap().text = "5".into();
         values.get_mut("listen").unwrap().text = "here".into();
         values.get_mut("admin-tls-cert").unwrap().text = "/c".into();
-        let problems = Settings::read(&values).unwrap_err();
+        let problems = read(&values).unwrap_err();
         let texts: Vec<String> = problems.iter().map(ToString::to_string).collect();
         assert_eq!(texts.len(), 3, "{texts:?}");
         assert!(texts[2].contains("\"5\" for period (from default): a time needs a unit"), "{texts:?}");

@@ -9,10 +9,8 @@ pub(crate) mod repeats;
 pub(crate) mod text;
 mod journal;
 
-use crate::settings::removed::IgnoredSetting;
-use crate::settings::value::{LogFormat, Verbosity};
 use journal::Journal;
-use level::Level;
+use level::{Level, Verbosity};
 use repeats::Repeats;
 use std::io::IsTerminal;
 use std::os::linux::fs::MetadataExt;
@@ -22,6 +20,19 @@ use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::registry::Registry;
 use tracing_subscriber::reload;
 use tracing_subscriber::util::SubscriberInitExt;
+
+/// The format of the log.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum LogFormat {
+    /// Lines for people, on stderr.
+    Text,
+    /// One JSON object a line, on stderr.
+    Json,
+    /// journald's own protocol, with fields.
+    Journald,
+    /// journald when stderr is connected to it, else text.
+    Auto,
+}
 
 /// The handles that the rest of the program needs.
 #[derive(Clone, Debug)]
@@ -46,11 +57,6 @@ pub(crate) fn start(format: LogFormat, verbosity: Verbosity) -> Telemetry {
     }
     log_panics();
     Telemetry { level: Arc::new(Level::new(handle, verbosity)), repeats }
-}
-
-/// Warns that something is set and has gone.
-pub(crate) fn setting_has_gone(ignored: &IgnoredSetting) {
-    tracing::warn!(setting = ignored.row.name, "{ignored}");
 }
 
 type Filtered = tracing_subscriber::layer::Layered<reload::Layer<level::Filter, Registry>, Registry>;

@@ -14,7 +14,6 @@ use crate::exit::Exit;
 use crate::settings::layer::{Origin, Problem, RawSettings, RawValue};
 use crate::settings::table::Key;
 use crate::settings::value;
-use model::id::NodeName;
 use proto::usage::usage_client::UsageClient;
 use proto::usage::{GetRequest, NodeUsage, WatchRequest};
 use std::future::Future;
@@ -138,11 +137,6 @@ fn end(failure: &Failure) -> Exit {
         Failure::Refused { status, .. } if status.code() == Code::Unavailable => Exit::Unavailable,
         Failure::Connect { .. } | Failure::Refused { .. } | Failure::Runtime(_) | Failure::Write(_) => Exit::Failure,
     }
-}
-
-/// Whether an agent of this node answers on the socket.
-pub(crate) async fn answers(path: &Path, node: &NodeName) -> bool {
-    get(path).await.is_ok_and(|state| state.node == node.as_str())
 }
 
 async fn get(path: &Path) -> Result<NodeUsage, Failure> {

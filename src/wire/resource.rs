@@ -80,6 +80,42 @@ impl Default for ResourceNames {
     }
 }
 
+/// Names that replace those of a device configuration. A name that is `None` stays as it is.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ResourceOverrides {
+    /// See [`ResourceNames::count`].
+    pub count: Option<String>,
+    /// See [`ResourceNames::memory`].
+    pub memory: Option<String>,
+    /// See [`ResourceNames::memory_percentage`].
+    pub memory_percentage: Option<String>,
+    /// See [`ResourceNames::cores`].
+    pub cores: Option<String>,
+    /// See [`ResourceNames::priority`].
+    pub priority: Option<String>,
+}
+
+impl ResourceOverrides {
+    /// Replaces the names of the device configuration.
+    ///
+    /// # Errors
+    /// Two resources have the same name then.
+    pub fn replace(&self, names: &mut ResourceNames) -> Result<(), String> {
+        for (name, own) in [
+            (&mut names.count, &self.count),
+            (&mut names.memory, &self.memory),
+            (&mut names.memory_percentage, &self.memory_percentage),
+            (&mut names.cores, &self.cores),
+            (&mut names.priority, &self.priority),
+        ] {
+            if let Some(own) = own {
+                name.clone_from(own);
+            }
+        }
+        names.distinct().map_err(|why| format!("{why}; see --resource-name and the names of the other resources"))
+    }
+}
+
 /// The rules by which amounts become a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RequestRules {

@@ -2,14 +2,13 @@
 
 use super::convert::tests::node;
 use super::*;
-use proto::usage::usage_client::UsageClient;
 use std::future::Future;
 use std::path::PathBuf;
 use tokio::sync::watch::Sender;
 use tokio::task::JoinHandle;
-use tokio::time::{Instant, timeout};
+use tokio::time::Instant;
 use tonic::Code;
-use tonic::transport::{Channel, Endpoint};
+use tonic::transport::Channel;
 
 /// Deadline for each step of these tests.
 const LIMIT: Duration = Duration::from_secs(20);
@@ -65,6 +64,18 @@ async fn get_returns_the_newest_state() {
             (sequence, Some(sequence))
         );
     }
+}
+
+#[tokio::test]
+async fn an_agent_answers_for_its_own_node_only_and_not_once_it_has_ended() {
+    let running = Running::start(FAST);
+    let own = running.view.borrow().name.clone();
+    let answers = async |node: &NodeName| soon("answer", super::answers(&running.path, node)).await;
+    assert!(answers(&own).await);
+    assert!(!answers(&NodeName::parse("another").unwrap()).await);
+    running.stop.cancel();
+    soon("the end", running.served).await.unwrap().unwrap();
+    assert!(!soon("answer", super::answers(&running.path, &own)).await);
 }
 
 #[tokio::test]

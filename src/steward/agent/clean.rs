@@ -8,9 +8,9 @@
 //! ```
 
 use super::prepare::node_name;
+use super::settings::AgentSettings;
 use crate::exit::Exit;
 use crate::lifecycle::{self, StartError};
-use crate::settings::Settings;
 use apiserver::own_node::{node_now, nodes_now};
 use apiserver::writes::{ANNOTATOR, ApiServer, LABELLER};
 use apiserver::{ApiConnection, ApiError};
@@ -80,7 +80,7 @@ pub(super) fn present_labels(node: &NodeObject) -> BTreeMap<&'static str, Presen
 }
 
 /// Removes what agents wrote on this node's Node, or on all Nodes.
-pub(crate) fn run(settings: &Settings, all: bool) -> Exit {
+pub(crate) fn run(settings: &AgentSettings, all: bool) -> Exit {
     let cleaned = || {
         let scope = if all { Scope::All } else { Scope::One(node_name(settings)?) };
         let cleaned = lifecycle::run_once(async {

@@ -1,9 +1,9 @@
 //! Clears incidents of a GPU in the running agent, through its admin port.
 
 use super::addresses;
+use super::settings::AgentSettings;
 use crate::exit::Exit;
 use crate::lifecycle::{self, StartError};
-use crate::settings::Settings;
 use http_body_util::{BodyExt, Empty, Limited};
 use hyper::body::Bytes;
 use hyper::client::conn::http1;
@@ -32,7 +32,7 @@ impl NotCleared {
 }
 
 /// Clears the incidents of a GPU, or of all GPUs, in the agent that runs here.
-pub(crate) fn run(settings: &Settings, which: &str) -> Exit {
+pub(crate) fn run(settings: &AgentSettings, which: &str) -> Exit {
     let cleared = lifecycle::run_once(clear(settings, which)).map_err(|error| NotCleared::io("start", &error));
     let cleared = cleared.flatten().map_err(|error| StartError::unavailable(error.to_string()));
     lifecycle::outcome(cleared.map(|text| {
@@ -45,7 +45,7 @@ pub(crate) fn run(settings: &Settings, which: &str) -> Exit {
 ///
 /// # Errors
 /// A sentence that says what failed, and what to do.
-async fn clear(settings: &Settings, which: &str) -> Result<String, NotCleared> {
+async fn clear(settings: &AgentSettings, which: &str) -> Result<String, NotCleared> {
     let (admin, operator) = addresses::admin(&settings.state_dir).map_err(NotCleared)?;
     // A port that listens on every address is reached on loopback.
     let admin = if admin.ip().is_unspecified() { SocketAddr::from(([127, 0, 0, 1], admin.port())) } else { admin };

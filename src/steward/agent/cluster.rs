@@ -6,10 +6,9 @@ use super::guarding::Guarding;
 use super::latch::Progress;
 use super::leader_stream::LeaderStream;
 use super::node_writer::Announcing;
+use super::settings::{AgentSettings, ReportSettings};
 use super::sharing;
 use crate::lifecycle::{DrainFirst, Lifecycle, StartError};
-use crate::settings::Settings;
-use crate::settings::stream::ReportSettings;
 use apiserver::ApiConnection;
 use apiserver::own_node::OwnNodeReader;
 use apiserver::writes::ApiServer;
@@ -45,7 +44,7 @@ impl Cluster<'_> {
         &mut self,
         connection: ApiConnection,
         node: &NodeName,
-        settings: &Settings,
+        settings: &AgentSettings,
     ) -> Result<Option<Departure>, StartError> {
         let api = ApiServer::new(connection.clone(), node.clone());
         let own = OwnNodeReader::new(connection.clone(), node.clone());

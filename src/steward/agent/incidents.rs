@@ -1,7 +1,7 @@
 //! Keeps the incidents of GPUs in the state directory, so that after a restart the agent does not offer a GPU that was
 //! unfit before.
 
-use crate::settings::Settings;
+use super::settings::AgentSettings;
 use effects::incidents::{FoundIncidents, IncidentFile};
 use model::incident::KeptIncidents;
 use std::sync::Arc;
@@ -26,8 +26,8 @@ pub(super) struct IncidentKeeper {
 
 impl IncidentKeeper {
     /// Reads the incidents that were kept since the machine booted. An error is logged, and the agent starts anyway.
-    pub(super) fn open(settings: &Settings) -> IncidentKeeper {
-        let file = match sources::boot::boot_id(&settings.roots.procfs) {
+    pub(super) fn open(settings: &AgentSettings) -> IncidentKeeper {
+        let file = match sources::boot::boot_id(&settings.sources.roots.procfs) {
             Ok(boot) => IncidentFile::new(&settings.state_dir, boot),
             Err(error) => {
                 tracing::warn!(%error, "cannot read the boot id of the machine: a restart of the agent forgets the incidents of GPUs");

@@ -13,8 +13,8 @@
 
 use super::departure::{DepartureSeen, LeaveState};
 use super::latch::Progress;
+use super::settings::ReportSettings;
 use crate::leader_connection::{self, Spoken};
-use crate::settings::stream::ReportSettings;
 use decide::agent_report::{SharingStages, report};
 use decide::leader_search::{LeaderSearch, SearchEnd};
 use decide::report_pace::ReportPace;

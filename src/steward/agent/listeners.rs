@@ -1,7 +1,7 @@
 //! The listeners. The agent binds every address before it announces anything, so that it reports a port in use at once.
 
+use super::settings::AgentSettings;
 use crate::exit::Exit;
-use crate::settings::Settings;
 use std::io::ErrorKind;
 use std::net::{SocketAddr, TcpListener};
 
@@ -45,7 +45,7 @@ impl Listeners {
     ///
     /// # Errors
     /// The first address that cannot be bound.
-    pub(crate) fn open(settings: &Settings) -> Result<Listeners, ListenError> {
+    pub(crate) fn open(settings: &AgentSettings) -> Result<Listeners, ListenError> {
         let bind = |address, purpose, key| {
             effects::server::bind(address).map_err(|source| ListenError { address, purpose, key, source })
         };

@@ -8,8 +8,8 @@
 //! ```
 
 use super::clean::{self, Ours};
+use super::settings::RegisterFormat;
 use super::sharing::devices;
-use crate::settings::value::RegisterFormat;
 use apiserver::own_node::OwnNodeReader;
 use apiserver::writes::ApiServer;
 use decide::announce::{AnnouncedState, AnnouncementWrite, Announcer, GpusGone, HandshakeRequest, next_read};

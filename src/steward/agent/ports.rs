@@ -3,9 +3,8 @@
 
 use super::driver_release::DriverRelease;
 use super::listeners::Listeners;
+use super::settings::{AgentSettings, Gpus};
 use crate::admin_port::AdminAccess;
-use crate::settings::Settings;
-use crate::settings::value::Gpus;
 use crate::telemetry::Telemetry;
 use effects::admin::{ClearIncident, DriverControl};
 use effects::caller::AllowedHosts;
@@ -37,7 +36,7 @@ impl Ports {
 /// The inputs of the admin port.
 pub(super) fn admin(
     ports: &Ports,
-    settings: &Settings,
+    settings: &AgentSettings,
     telemetry: &Telemetry,
     (clears, driver): (mpsc::Sender<ClearIncident>, DriverRelease),
 ) -> effects::admin::Settings {
@@ -50,6 +49,6 @@ pub(super) fn admin(
         operator: (!settings.admin.identifies_callers()).then(|| Arc::clone(&ports.operator)),
         level: telemetry.level.clone(),
         incidents: Some(clears),
-        driver: matches!(settings.gpus, Gpus::Nvml).then(|| Arc::new(driver) as Arc<dyn DriverControl>),
+        driver: matches!(settings.sources.gpus, Gpus::Nvml).then(|| Arc::new(driver) as Arc<dyn DriverControl>),
     }
 }

@@ -3,9 +3,9 @@
 
 use super::addresses::Addresses;
 use super::listeners::Listeners;
-use crate::args;
+use super::settings::AgentSettings;
 use crate::lifecycle::StartError;
-use crate::settings::Settings;
+use crate::version::version;
 use apiserver::ApiConnection;
 use model::id::NodeName;
 use std::io::ErrorKind;
@@ -14,7 +14,7 @@ use std::path::PathBuf;
 
 /// Prepares the connection to the API server; with `--standalone` only if `--kubeconfig` names a file. Sends nothing
 /// yet: the agent starts even if the API server is down.
-pub(super) async fn connect(settings: &Settings) -> Result<Option<ApiConnection>, StartError> {
+pub(super) async fn connect(settings: &AgentSettings) -> Result<Option<ApiConnection>, StartError> {
     if settings.standalone && settings.kubeconfig.is_none() {
         return Ok(None);
     }
@@ -25,14 +25,14 @@ pub(super) async fn connect(settings: &Settings) -> Result<Option<ApiConnection>
 /// Opens the usage socket. If another program serves it, the start fails, unless that program is the agent that this
 /// one replaces: an upgrade starts the new agent first.
 pub(super) async fn open_usage(
-    settings: &Settings,
+    settings: &AgentSettings,
     name: &NodeName,
 ) -> Result<Option<(PathBuf, std::io::Result<UnixListener>)>, StartError> {
     let Some(path) = settings.usage_socket.clone() else { return Ok(None) };
     let opened = effects::usage::bind(&path);
     if let Err(error) = &opened
         && error.kind() == ErrorKind::AddrInUse
-        && (settings.standalone || !crate::usage::answers(&path, name).await)
+        && (settings.standalone || !effects::usage::answers(&path, name).await)
     {
         let what =
             format!("cannot serve usage: {error}; stop that program, or choose another socket with --usage-socket");
@@ -43,9 +43,9 @@ pub(super) async fn open_usage(
 
 /// Writes the addresses of the agent to a file for scripts, and then logs them, so that who has read the line finds the
 /// file.
-pub(super) fn announce(settings: &Settings, name: &NodeName, listeners: &Listeners, operator: &str) -> Addresses {
+pub(super) fn announce(settings: &AgentSettings, name: &NodeName, listeners: &Listeners, operator: &str) -> Addresses {
     let usage = settings.usage_socket.as_ref().map_or_else(|| "none".into(), |path| path.display().to_string());
-    let (version, pid, metrics, admin) = (args::version(), std::process::id(), listeners.metrics(), listeners.admin());
+    let (version, pid, metrics, admin) = (version(), std::process::id(), listeners.metrics(), listeners.admin());
     let content = serde_json::json!({
         "version": version, "node": name.as_str(), "pid": pid, "metrics": metrics, "admin": admin, "usage": usage,
         "operator_token": operator,
@@ -55,7 +55,7 @@ pub(super) fn announce(settings: &Settings, name: &NodeName, listeners: &Listene
     addresses
 }
 
-pub(super) fn node_name(settings: &Settings) -> Result<NodeName, StartError> {
+pub(super) fn node_name(settings: &AgentSettings) -> Result<NodeName, StartError> {
     if let Some(name) = &settings.node_name {
         return Ok(name.clone());
     }

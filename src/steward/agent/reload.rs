@@ -1,27 +1,18 @@
-//! Reads the configuration file again on SIGHUP. Settings that can change while the agent runs change. For each other
-//! changed setting the log says that it needs a restart, with the old and the new value. A file with a mistake changes
-//! nothing.
+//! Takes over settings that change while the agent runs: those that are read again on SIGHUP.
 
+use super::settings::{LiveSettings, ReadAgain};
 use crate::admin_port::token;
-use crate::settings::layer::{RawSettings, RawValue};
-use crate::settings::table::{Key, Reader};
-use crate::settings::{Live, Settings};
-use crate::telemetry;
 use crate::telemetry::level::Level;
 use effects::caller::AllowedHosts;
 use effects::http;
 use effects::server::certificate::Certificates;
-use std::collections::BTreeMap;
 use std::sync::Arc;
 use tokio::sync::watch;
 
-/// The current settings, with which a new file is compared.
-#[derive(Debug)]
+/// The settings that can change, and who follows them.
 pub(crate) struct Reload {
-    raw: RawSettings,
-    /// The values of the start or of the last valid file. A setting that needs a restart keeps its value of the start.
-    values: BTreeMap<&'static str, RawValue>,
-    live: Live,
+    read_again: ReadAgain,
+    live: LiveSettings,
     access: PortAccess,
     http: watch::Sender<http::Settings>,
 }
@@ -39,7 +30,7 @@ pub(crate) struct PortAccess {
 ///
 /// # Errors
 /// What is wrong with the token's file, as a sentence.
-pub(crate) fn http_settings(live: &Live, access: PortAccess) -> Result<http::Settings, String> {
+pub(crate) fn http_settings(live: &LiveSettings, access: PortAccess) -> Result<http::Settings, String> {
     let api_token = live.api_token_file.as_deref().map(|path| token("API", path)).transpose()?;
     let PortAccess { hosts, certificates } = access;
     Ok(http::Settings { sets: live.sets, api_token, hosts, certificates, clock: sources::clock::now })
@@ -47,62 +38,26 @@ pub(crate) fn http_settings(live: &Live, access: PortAccess) -> Result<http::Set
 
 impl Reload {
     /// Starts from the settings of the start; `http` takes new settings to the HTTP server.
-    pub(crate) fn new(raw: RawSettings, live: Live, access: PortAccess, http: watch::Sender<http::Settings>) -> Self {
-        let values = raw.layer().values;
-        Reload { raw, values, live, access, http }
+    pub(crate) fn new(
+        read_again: ReadAgain,
+        live: LiveSettings,
+        access: PortAccess,
+        http: watch::Sender<http::Settings>,
+    ) -> Self {
+        Reload { read_again, live, access, http }
     }
 
-    /// Reads the file again, and applies it.
+    /// Reads the settings again, and takes them over.
     pub(crate) fn reload(&mut self, level: &Level) {
-        let (settings, values) = match Settings::load(&self.raw) {
-            Ok(read) => read,
-            Err(problems) => {
-                for problem in problems {
-                    tracing::error!(%problem, "the configuration was not reloaded: the settings stay as they are");
-                }
-                return;
+        let Reload { read_again, live, access, http } = self;
+        read_again(&mut |new| {
+            let port = http_settings(&new, access.clone())?;
+            if new.verbosity != live.verbosity {
+                level.change("SIGHUP", |_| new.verbosity);
             }
-        };
-        let http = match http_settings(&settings.live, self.access.clone()) {
-            Ok(http) => http,
-            Err(problem) => {
-                tracing::error!(problem, "the configuration was not reloaded: the settings stay as they are");
-                return;
-            }
-        };
-        self.raw.layer().ignored.iter().for_each(telemetry::setting_has_gone);
-        let changed = self.compare(values);
-        if settings.live.verbosity != self.live.verbosity {
-            level.change("SIGHUP", |_| settings.live.verbosity);
-        }
-        self.live = settings.live;
-        self.http.send_replace(http);
-        tracing::info!(changed, "configuration reloaded");
-    }
-
-    /// Logs each changed setting; returns the number of settings that change now, without a restart.
-    fn compare(&mut self, mut values: BTreeMap<&'static str, RawValue>) -> usize {
-        let mut changed = 0;
-        for key in Key::of(Reader::Agent) {
-            let (Some(old), Some(new)) = (self.values.get(key.name), values.remove(key.name)) else { continue };
-            if old.text == new.text {
-                continue;
-            }
-            let (old_text, new_text, origin) = (&*old.text, &*new.text, new.origin.to_string());
-            if key.live {
-                changed += 1;
-                tracing::info!(key = key.name, old = old_text, new = new_text, origin, "setting changed");
-                self.values.insert(key.name, new);
-            } else {
-                tracing::warn!(
-                    key = key.name,
-                    old = old_text,
-                    new = new_text,
-                    origin,
-                    "setting needs a restart to change"
-                );
-            }
-        }
-        changed
+            *live = new;
+            http.send_replace(port);
+            Ok(())
+        });
     }
 }

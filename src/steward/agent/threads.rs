@@ -1,8 +1,7 @@
 //! Starts the threads of the sources, and watches those that must not end: a panic ends only its own thread, and
 //! without the watch its readings would be missing without an error.
 
-use crate::settings::Settings;
-use crate::settings::value::Gpus;
+use super::settings::{Gpus, SourceSettings};
 use model::id::NodeName;
 use model::observation::{Fact, GpuSourceState};
 use model::view::NodeView;
@@ -34,7 +33,7 @@ pub(super) type Thread = (&'static str, JoinHandle<()>);
 /// # Errors
 /// The step that failed, and its error.
 pub(super) fn open(
-    settings: &Settings,
+    (settings, standalone): (&SourceSettings, bool),
     (name, view, gate): (&NodeName, &watch::Receiver<Arc<NodeView>>, &DriverGate),
     reporter: &Reporter,
     stop: &CancellationToken,
@@ -62,7 +61,7 @@ pub(super) fn open(
             threads.push(("nvml-supervise", supervisor));
         }
         Gpus::Simulated { model, count } => {
-            let holders = (!settings.standalone).then(|| holders(view.clone()));
+            let holders = (!standalone).then(|| holders(view.clone()));
             let (node, model, count) = (name.clone(), model.clone(), *count);
             let simulated = sources::simulated::Settings { node, holders, model, count, roots, period, process_period };
             let doing = format!("simulate GPUs of model {}", simulated.model);
@@ -95,47 +94,54 @@ fn holders(view: watch::Receiver<Arc<NodeView>>) -> SimulatedHolders {
 mod tests {
     use super::super::{DriverRelease, Live, PortAccess, Reload, reload};
     use super::*;
+    use crate::agent::settings::LiveSettings;
     use crate::exit::Exit;
     use crate::lifecycle::{EndedTask, Lifecycle, runtime};
-    use crate::settings::layer::RawSettings;
-    use crate::settings::value::LogFormat;
-    use crate::telemetry;
+    use crate::telemetry::level::Verbosity;
+    use crate::telemetry::{self, LogFormat};
     use effects::caller::AllowedHosts;
+    use effects::http::MetricSets;
+    use sources::roots::HostRoots;
     use tokio::sync::mpsc;
-
-    fn settings(gpus: &str) -> Settings {
-        let environment = [("GPU_STEWARD_GPUS".to_owned(), gpus.to_owned())].into();
-        Settings::load(&RawSettings { environment, ..RawSettings::default() }).unwrap().0
-    }
 
     #[test]
     fn every_source_thread_is_watched() {
         for (gpus, expect) in [
-            ("none", &["sampler"][..]),
-            ("nvml", &["sampler", "nvml-supervise"]),
-            ("simulated=H100:1", &["sampler", "gpu-simulated"]),
+            (Gpus::None, &["sampler"][..]),
+            (Gpus::Nvml, &["sampler", "nvml-supervise"]),
+            (Gpus::Simulated { model: "H100".to_owned(), count: 1 }, &["sampler", "gpu-simulated"]),
         ] {
             let directory = tempfile::tempdir().unwrap();
             let library = Some(directory.path().join("libnvidia-ml.so.1"));
-            let settings = Settings { nvml_library: library, kernel_log: None, ..settings(gpus) };
+            let period = Duration::from_secs(1);
+            let settings = SourceSettings {
+                gpus: gpus.clone(),
+                nvml_library: library,
+                kernel_log: None,
+                roots: HostRoots { procfs: "/proc".into(), cgroup: "/sys/fs/cgroup".into(), sysfs: "/sys".into() },
+                period,
+                slow_period: period,
+                process_period: period,
+            };
             let name = NodeName::parse("n1").unwrap();
             let (_view, seen) = watch::channel(Arc::new(NodeView::empty(name.clone(), sources::clock::now())));
             let (stop, (reporter, _observations)) = (CancellationToken::new(), Reporter::channel());
-            let threads = open(&settings, (&name, &seen, &DriverGate::default()), &reporter, &stop).unwrap();
+            let threads = open((&settings, false), (&name, &seen, &DriverGate::default()), &reporter, &stop).unwrap();
             let named: Vec<&str> = threads.iter().filter_map(|(_, thread)| thread.thread().name()).collect();
             let watched: Vec<&str> = threads.iter().map(|(name, _)| *name).collect();
-            assert_eq!((&watched[..], &named[..]), (expect, expect), "{gpus}");
+            assert_eq!((&watched[..], &named[..]), (expect, expect), "{gpus:?}");
             stop.cancel();
         }
     }
 
     #[test]
     fn a_thread_that_panics_ends_the_agent_and_its_name_is_logged() {
-        let settings = settings("none");
-        let telemetry = telemetry::start(LogFormat::Text, settings.live.verbosity);
+        let telemetry = telemetry::start(LogFormat::Text, Verbosity(0));
+        let sets = MetricSets { dcgm: true, dcgm_renamed: false, hami: false, cadvisor: false };
+        let live = LiveSettings { verbosity: Verbosity(0), sets, api_token_file: None };
         let access = PortAccess { hosts: AllowedHosts::new(["n1"]), certificates: None };
-        let http = watch::channel(reload::http_settings(&settings.live, access.clone()).unwrap()).0;
-        let reload = Reload::new(RawSettings::default(), settings.live.clone(), access, http);
+        let http = watch::channel(reload::http_settings(&live, access.clone()).unwrap()).0;
+        let reload = Reload::new(Box::new(|_| {}), live, access, http);
         let mut mode = Live {
             reload,
             level: Arc::clone(&telemetry.level),

@@ -1,10 +1,10 @@
 //! The admin port of the extender: profiles of this process, and the log level. It has its own address, because agent and
 //! extender may run on one machine; its callers are those of the agent's admin port.
 
+use super::settings::ExtenderSettings;
 use crate::admin_port::AdminAccess;
 use crate::exit::Exit;
 use crate::lifecycle::StartError;
-use crate::settings::extender::ExtenderSettings;
 use effects::admin::{LogLevel, Settings};
 use effects::caller::AllowedHosts;
 use effects::server::bind;

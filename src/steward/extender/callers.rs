@@ -9,8 +9,8 @@
 //! its pod is gone; a call to the API server for each token that is wrong.
 
 use super::live_callers::{LiveCallers, NotLive};
+use super::settings::StreamSettings;
 use super::stream_limit::MOST_STREAMS;
-use crate::settings::stream::StreamSettings;
 use apiserver::client::ApiClient;
 use effects::stream::token_keys::{TokenKeys, TokenRefusal, ends_at};
 use hyper::header::{self, HeaderMap};

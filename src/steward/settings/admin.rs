@@ -1,31 +1,10 @@
-//! The settings of the admin port, which agent and extender have alike.
+//! Reads the settings of the admin port, which agent and extender have alike.
 
 use super::layer::Problem;
 use super::reader::Reader;
 use super::value;
+use crate::admin_port::AdminSettings;
 use effects::server::certificate::Tls;
-use std::net::SocketAddr;
-use std::path::PathBuf;
-
-/// Where the admin port is, and what its callers must show.
-#[derive(Clone, Debug)]
-pub(crate) struct AdminSettings {
-    /// `None`: there is no admin port.
-    pub listen: Option<SocketAddr>,
-    /// Certificates with which it serves HTTPS.
-    pub tls: Option<Tls>,
-    /// The token that every caller needs.
-    pub token_file: Option<PathBuf>,
-    /// Whether it serves profiles.
-    pub profiling: bool,
-}
-
-impl AdminSettings {
-    /// Whether every caller proves who it is, by a certificate or a token.
-    pub(crate) fn identifies_callers(&self) -> bool {
-        self.token_file.is_some() || self.tls.as_ref().is_some_and(|tls| tls.client_ca.is_some())
-    }
-}
 
 impl Reader<'_> {
     /// The admin port whose address has the key `listen`.

@@ -1,70 +1,37 @@
-//! The settings of the extender.
+//! Reads the settings of the extender.
 
-use super::admin::AdminSettings;
 use super::layer::{Layers, Problem, RawSettings, RawValue};
-use super::reader::{Reader, Resources};
-use super::stream::StreamSettings;
-use super::value::{self, LogFormat, Verbosity};
+use super::reader::Reader;
+use super::value;
+use crate::extender::settings::{ExtenderSettings, LeaseSettings};
+use crate::telemetry::level::Verbosity;
 use decide::cluster::ClusterRules;
 use decide::election::ElectionTimes;
 use decide::placement::PlacementRules;
 use std::collections::BTreeMap;
-use std::net::SocketAddr;
-use std::path::PathBuf;
-use std::time::Duration;
 
-/// The settings of an extender, parsed.
-#[derive(Clone, Debug)]
-pub(crate) struct ExtenderSettings {
-    /// `None`: search the usual places.
-    pub kubeconfig: Option<PathBuf>,
-    pub drain_timeout: Duration,
-    pub listen: SocketAddr,
-    pub admin: AdminSettings,
-    pub allowed_hosts: Vec<String>,
-    /// How it serves agents and the other extenders; `None` where it does not.
-    pub streams: Option<StreamSettings>,
-    pub lease: LeaseSettings,
-    pub rules: ClusterRules,
-    pub resources: Resources,
-    pub device_config: Option<PathBuf>,
-    pub log_format: LogFormat,
-    pub verbosity: Verbosity,
-}
-
-/// The Lease of the leader election.
-#[derive(Clone, Debug)]
-pub(crate) struct LeaseSettings {
-    pub name: String,
-    /// `None`: that of the pod.
-    pub namespace: Option<String>,
-    pub times: ElectionTimes,
-}
-
-impl ExtenderSettings {
-    /// Merges all sources and parses the values.
-    ///
-    /// # Errors
-    /// All mistakes in the file and in values, not only the first.
-    pub(crate) fn load(raw: &RawSettings) -> Result<ExtenderSettings, Vec<Problem>> {
-        let Layers { values, faults, .. } = raw.layer();
-        match ExtenderSettings::read(&values) {
-            Ok(settings) if faults.is_empty() => Ok(settings),
-            Ok(_) => Err(faults),
-            Err(more) => Err(faults.into_iter().chain(more).collect()),
-        }
+/// Merges all sources and parses the values.
+///
+/// # Errors
+/// All mistakes in the file and in values, not only the first.
+pub(crate) fn load(raw: &RawSettings) -> Result<ExtenderSettings, Vec<Problem>> {
+    let Layers { values, faults, .. } = raw.layer();
+    match read(&values) {
+        Ok(settings) if faults.is_empty() => Ok(settings),
+        Ok(_) => Err(faults),
+        Err(more) => Err(faults.into_iter().chain(more).collect()),
     }
+}
 
-    /// Parses the text of every setting of the extender.
-    ///
-    /// # Errors
-    /// All mistakes, not only the first; the list is never empty.
-    pub(crate) fn read(values: &BTreeMap<&'static str, RawValue>) -> Result<ExtenderSettings, Vec<Problem>> {
-        let mut reader = Reader::new(values);
-        match reader.extender() {
-            Some(settings) if reader.problems.is_empty() => Ok(settings),
-            _ => Err(reader.problems),
-        }
+/// Parses the text of every setting of the extender.
+///
+/// # Errors
+/// All mistakes, not only the first; the list is never empty.
+pub(crate) fn read(values: &BTreeMap<&'static str, RawValue>) -> Result<ExtenderSettings, Vec<Problem>> {
+    let mut reader = Reader::new(values);
+    match reader.extender() {
+        Some(settings) if reader.problems.is_empty() => Ok(settings),
+        _ => Err(reader.problems),
     }
 }
 
@@ -82,7 +49,7 @@ impl Reader<'_> {
         let resources = self.resources();
         let device_config = self.take("device-config-file", |text| value::unless_none(text, value::path));
         let log_format = self.take("log-format", value::log_format);
-        let verbosity = self.take("v", value::verbosity);
+        let verbosity = self.take("v", Verbosity::parse);
         Some(ExtenderSettings {
             kubeconfig: kubeconfig?,
             drain_timeout: drain_timeout?,
@@ -145,7 +112,7 @@ mod tests {
         for (name, text) in words {
             values.get_mut(name).unwrap().text = (*text).into();
         }
-        ExtenderSettings::read(&values).map_err(|problems| problems[0].to_string())
+        read(&values).map_err(|problems| problems[0].to_string())
     }
 
     #[test]
@@ -163,7 +130,7 @@ mod tests {
 
     #[test]
     fn every_setting_of_the_extender_is_read_and_no_other() {
-        let problems = ExtenderSettings::read(&BTreeMap::new()).unwrap_err();
+        let problems = read(&BTreeMap::new()).unwrap_err();
         let asked: std::collections::BTreeSet<String> = problems.iter().map(ToString::to_string).collect();
         let unread = Key::of(ReaderName::Extender).map(|key| Problem::NotASetting(key.name).to_string());
         assert_eq!(asked, unread.collect());

@@ -4,22 +4,12 @@ use super::layer::{Problem, RawValue};
 use super::value::{self, Why};
 use effects::server::certificate::Tls;
 use std::collections::BTreeMap;
-use wire::resource::ResourceNames;
+use wire::resource::ResourceOverrides;
 
 /// Parses settings one by one and collects the mistakes.
 pub(super) struct Reader<'a> {
     pub(super) values: &'a BTreeMap<&'static str, RawValue>,
     pub(super) problems: Vec<Problem>,
-}
-
-/// Names of resources. `None` means the value of the device configuration, else its default.
-#[derive(Clone, Debug)]
-pub(crate) struct Resources {
-    pub count: Option<String>,
-    pub memory: Option<String>,
-    pub memory_percentage: Option<String>,
-    pub cores: Option<String>,
-    pub priority: Option<String>,
 }
 
 impl<'a> Reader<'a> {
@@ -57,38 +47,17 @@ impl<'a> Reader<'a> {
         }
     }
 
-    pub(super) fn resources(&mut self) -> Option<Resources> {
+    pub(super) fn resources(&mut self) -> Option<ResourceOverrides> {
         let mut name = |key| self.take(key, |text| value::unless_auto(text, value::resource));
         let (count, memory) = (name("resource-name"), name("resource-name-memory"));
         let memory_percentage = name("resource-name-memory-percentage");
         let (cores, priority) = (name("resource-name-cores"), name("resource-name-priority"));
-        Some(Resources {
+        Some(ResourceOverrides {
             count: count?,
             memory: memory?,
             memory_percentage: memory_percentage?,
             cores: cores?,
             priority: priority?,
         })
-    }
-}
-
-impl Resources {
-    /// Overrides the names of the device configuration.
-    ///
-    /// # Errors
-    /// Two resources have the same name then.
-    pub(crate) fn replace(&self, names: &mut ResourceNames) -> Result<(), String> {
-        for (name, own) in [
-            (&mut names.count, &self.count),
-            (&mut names.memory, &self.memory),
-            (&mut names.memory_percentage, &self.memory_percentage),
-            (&mut names.cores, &self.cores),
-            (&mut names.priority, &self.priority),
-        ] {
-            if let Some(own) = own {
-                name.clone_from(own);
-            }
-        }
-        names.distinct().map_err(|why| format!("{why}; see --resource-name and the names of the other resources"))
     }
 }

@@ -1,34 +1,10 @@
-//! The settings of the streams between agents and extenders.
+//! Reads the settings of the streams between agents and extenders.
 
 use super::layer::Problem;
 use super::reader::Reader;
 use super::value;
-use std::net::SocketAddr;
-use std::path::PathBuf;
-
-/// How an agent reports to the extenders.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct ReportSettings {
-    /// The Service of the extenders.
-    pub address: String,
-    /// The certificates of their authority.
-    pub ca_file: PathBuf,
-    /// The own token.
-    pub token_file: PathBuf,
-}
-
-/// How an extender serves agents and the other extenders.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct StreamSettings {
-    pub listen: SocketAddr,
-    /// Where others reach this extender; `None`: the pod's address, else that of `listen`.
-    pub address: Option<String>,
-    /// The accounts of agents, each as the subject of a token.
-    pub accounts: Vec<String>,
-    pub audience: String,
-    /// The own token; `None`: this extender passes no questions on to the leader.
-    pub token_file: Option<PathBuf>,
-}
+use crate::agent::settings::ReportSettings;
+use crate::extender::settings::StreamSettings;
 
 impl Reader<'_> {
     /// How the agent reports, if it does. Address, authority and token belong together.

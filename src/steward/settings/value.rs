@@ -1,5 +1,7 @@
 //! Parses the texts of settings into typed values. Pure: the same text gives the same value on every machine.
 
+use crate::agent::settings::{Gpus, RegisterFormat, Topology};
+use crate::telemetry::LogFormat;
 use decide::cluster::NodeChoice;
 use decide::device_injection::DeviceStrategy;
 use decide::labels::Labelling;
@@ -15,54 +17,6 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 use wire::device_config::DeviceScaling;
-
-/// The source of GPUs.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Gpus {
-    /// NVML, the library of the NVIDIA driver.
-    Nvml,
-    /// Simulated GPUs.
-    Simulated {
-        /// The model, such as `H100`.
-        model: String,
-        /// The number of GPUs.
-        count: u32,
-    },
-    /// No GPUs.
-    None,
-}
-
-/// The format of the log.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum LogFormat {
-    /// Lines for people, on stderr.
-    Text,
-    /// One JSON object a line, on stderr.
-    Json,
-    /// journald's own protocol, with fields.
-    Journald,
-    /// journald when stderr is connected to it, else text.
-    Auto,
-}
-
-/// The number of `-v`. docs/operations.md has a table of what each number shows.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Verbosity(pub u8);
-
-impl Verbosity {
-    /// The numbers that make a difference.
-    pub(crate) const STEPS: [u8; 4] = [0, 2, 4, 5];
-
-    /// The next more detailed step.
-    pub(crate) fn more(self) -> Verbosity {
-        Verbosity(Self::STEPS.into_iter().find(|step| *step > self.0).unwrap_or(5))
-    }
-
-    /// The next less detailed step.
-    pub(crate) fn less(self) -> Verbosity {
-        Verbosity(Self::STEPS.into_iter().rev().find(|step| *step < self.0).unwrap_or(0))
-    }
-}
 
 /// The reason why a text is not a valid value. It follows "invalid value … for …: ".
 pub(crate) type Why = String;
@@ -149,22 +103,9 @@ pub(crate) fn binding(text: &str) -> Result<decide::allocator::BindingMode, Why>
     }
 }
 
-/// Whether kubelet's topology manager takes part in the choice of a container's devices.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Topology {
-    /// It does not.
-    None,
-    /// It aligns them with CPUs and memory.
-    Aligned,
-}
-
 /// A topology manager policy, by kubelet's names.
 pub(crate) fn topology(text: &str) -> Result<Topology, Why> {
-    match text {
-        "none" => Ok(Topology::None),
-        "best-effort" | "restricted" | "single-numa-node" => Ok(Topology::Aligned),
-        _ => Err("expected auto, none, best-effort, restricted or single-numa-node".into()),
-    }
+    Topology::of_policy(text).ok_or_else(|| "expected auto, none, best-effort, restricted or single-numa-node".into())
 }
 
 /// What happens to a pod without a claim.
@@ -201,15 +142,6 @@ fn size(text: &str) -> Result<Bytes, Why> {
     let (number, shift) = known.ok_or("a size needs a unit: KiB, MiB or GiB")?;
     let number: u64 = number.trim_end().parse().map_err(|_| "expected a size such as 64MiB")?;
     number.checked_mul(1 << shift).map(Bytes).ok_or_else(|| "too large".into())
-}
-
-/// The format of the register annotation.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum RegisterFormat {
-    /// HAMi 2.8 and later.
-    Json,
-    /// HAMi up to 2.7.
-    Colon,
 }
 
 /// The format of the register annotation.
@@ -431,18 +363,6 @@ pub(crate) fn log_format(text: &str) -> Result<LogFormat, Why> {
     }
 }
 
-/// 0, 2, 4 or 5; 1 and 3 mean the next lower number, as users of klog expect. A number above 5 is refused, because it
-/// would add nothing.
-pub(crate) fn verbosity(text: &str) -> Result<Verbosity, Why> {
-    match text.parse::<u8>() {
-        Ok(number) if number <= 5 => {
-            let step = Verbosity::STEPS.into_iter().rev().find(|step| *step <= number).unwrap_or(0);
-            Ok(Verbosity(step))
-        }
-        _ => Err("expected 0, 2, 4 or 5, which is the most detailed".into()),
-    }
-}
-
 /// The name of an object or a namespace of Kubernetes.
 pub(crate) fn object_name(text: &str) -> Result<String, Why> {
     let plain = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || b"-.".contains(&byte);
@@ -617,21 +537,10 @@ mod tests {
         assert!(label_keys(&many.join(",")).is_err());
     }
 
-    #[test]
-    fn detail_goes_up_and_down_in_steps() {
-        for (now, more, less) in [(0, 2, 0), (2, 4, 0), (4, 5, 2), (5, 5, 4)] {
-            assert_eq!((Verbosity(now).more(), Verbosity(now).less()), (Verbosity(more), Verbosity(less)));
-        }
-        assert_eq!(verbosity("3"), Ok(Verbosity(2)));
-        for bad in ["-1", "6", "9", "10", "debug", ""] {
-            assert!(verbosity(bad).is_err_and(|why| why.contains("0, 2, 4 or 5")), "{bad}");
-        }
-    }
-
     proptest::proptest! {
         #[test]
         fn any_text_gives_a_value_or_an_error(text in ".{0,40}") {
-            let _ = (time(&text), address(&text), gpus(&text), verbosity(&text), path(&text), socket_path(&text));
+            let _ = (time(&text), address(&text), gpus(&text), path(&text), socket_path(&text));
         }
     }
 }

@@ -1,12 +1,45 @@
 //! The level of the log: the number of `-v`, which can change while the program runs, and levels for single targets:
 //! `5,h2=debug`. The latter hold until the program ends or the level changes.
 
-use crate::settings::value::{self, Verbosity};
 use effects::admin::LogLevel;
 use parking_lot::Mutex;
 use tracing_subscriber::filter::{LevelFilter, Targets};
 use tracing_subscriber::registry::Registry;
 use tracing_subscriber::reload;
+
+/// The number of `-v`. docs/operations.md has a table of what each number shows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Verbosity(pub u8);
+
+impl Verbosity {
+    /// The numbers that make a difference.
+    pub(crate) const STEPS: [u8; 4] = [0, 2, 4, 5];
+
+    /// 0, 2, 4 or 5; 1 and 3 mean the next lower number, as users of klog expect. A number above 5 is refused, because it
+    /// would add nothing.
+    ///
+    /// # Errors
+    /// The numbers that are expected, as a sentence.
+    pub(crate) fn parse(text: &str) -> Result<Verbosity, String> {
+        match text.parse::<u8>() {
+            Ok(number) if number <= 5 => {
+                let step = Verbosity::STEPS.into_iter().rev().find(|step| *step <= number).unwrap_or(0);
+                Ok(Verbosity(step))
+            }
+            _ => Err("expected 0, 2, 4 or 5, which is the most detailed".into()),
+        }
+    }
+
+    /// The next more detailed step.
+    pub(crate) fn more(self) -> Verbosity {
+        Verbosity(Self::STEPS.into_iter().find(|step| *step > self.0).unwrap_or(5))
+    }
+
+    /// The next less detailed step.
+    pub(crate) fn less(self) -> Verbosity {
+        Verbosity(Self::STEPS.into_iter().rev().find(|step| *step < self.0).unwrap_or(0))
+    }
+}
 
 /// Decides whether an event is logged at all.
 pub(crate) type Filter = Targets;
@@ -58,7 +91,7 @@ impl std::fmt::Display for LevelSetting {
 /// Parses `4` or `5,h2=debug`. The admin port limits the length.
 fn parse(text: &str) -> Result<LevelSetting, String> {
     let mut words = text.trim().split(',');
-    let verbosity = value::verbosity(words.next().unwrap_or_default().trim())?;
+    let verbosity = Verbosity::parse(words.next().unwrap_or_default().trim())?;
     let target = |word: &str| {
         let (target, level) = word.trim().split_once('=')?;
         let name =
@@ -147,6 +180,17 @@ mod tests {
         assert!(filter.would_enable("sources::sampler", &Severity::TRACE));
         for bad in ["", "9", "h2=debug", "5,", "5,h2", "5,=debug", "5,h2=loud", "5,h2 h3=debug"] {
             assert!(parse(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn detail_goes_up_and_down_in_steps() {
+        for (now, more, less) in [(0, 2, 0), (2, 4, 0), (4, 5, 2), (5, 5, 4)] {
+            assert_eq!((Verbosity(now).more(), Verbosity(now).less()), (Verbosity(more), Verbosity(less)));
+        }
+        assert_eq!(Verbosity::parse("3"), Ok(Verbosity(2)));
+        for bad in ["-1", "6", "9", "10", "debug", ""] {
+            assert!(Verbosity::parse(bad).is_err_and(|why| why.contains("0, 2, 4 or 5")), "{bad}");
         }
     }
 

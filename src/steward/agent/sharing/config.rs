@@ -1,6 +1,6 @@
 //! The device configuration of this node: HAMi's device YAML as it is, overridden by the agent's own settings.
 
-use crate::settings::Sharing;
+use crate::agent::settings::SharingSettings;
 use model::id::NodeName;
 use sources::device_config;
 use std::path::Path;
@@ -10,7 +10,7 @@ use wire::device_config::{ConfigWarning, DeviceConfig};
 ///
 /// # Errors
 /// A sentence that names the file.
-pub(crate) fn read(settings: &Sharing, node: &NodeName) -> Result<DeviceConfig, String> {
+pub(crate) fn read(settings: &SharingSettings, node: &NodeName) -> Result<DeviceConfig, String> {
     let (config, warnings) = load(settings, node)?;
     let file = settings.device_config.as_deref().unwrap_or(Path::new("")).display();
     for warning in warnings {
@@ -23,11 +23,11 @@ pub(crate) fn read(settings: &Sharing, node: &NodeName) -> Result<DeviceConfig, 
 ///
 /// # Errors
 /// As [`read`].
-pub(crate) fn check(settings: &Sharing, node: &NodeName) -> Result<(), String> {
+pub(crate) fn check(settings: &SharingSettings, node: &NodeName) -> Result<(), String> {
     load(settings, node).map(drop)
 }
 
-fn load(settings: &Sharing, node: &NodeName) -> Result<(DeviceConfig, Vec<ConfigWarning>), String> {
+fn load(settings: &SharingSettings, node: &NodeName) -> Result<(DeviceConfig, Vec<ConfigWarning>), String> {
     let (mut config, mut warnings) = (DeviceConfig::default(), Vec::new());
     if let Some(path) = &settings.device_config {
         (config, warnings) =
@@ -78,8 +78,7 @@ fn not_followed(config: &DeviceConfig) -> Vec<ConfigWarning> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::settings::Resources;
-    use wire::resource::ResourceNames;
+    use wire::resource::{ResourceNames, ResourceOverrides};
 
     fn warned(yaml: &str) -> Vec<String> {
         let folder = tempfile::tempdir().unwrap();
@@ -110,7 +109,7 @@ mod tests {
 
     #[test]
     fn resource_names_of_our_settings_override_the_file_and_stay_distinct() {
-        let own = |memory: &str, cores: Option<&str>| Resources {
+        let own = |memory: &str, cores: Option<&str>| ResourceOverrides {
             count: None,
             memory: Some(memory.into()),
             memory_percentage: Some("example.com/share".into()),

@@ -17,8 +17,7 @@ use super::ticket_issuer::TicketIssuer;
 use super::ticket_writer::Keeper;
 use super::{config, devices, topology};
 use crate::agent::guarding::Guards;
-use crate::settings::Settings;
-use crate::settings::value::{Gpus, Topology};
+use crate::agent::settings::{AgentSettings, Gpus, Topology};
 use apiserver::ApiConnection;
 use decide::agent_report::SharingStages;
 use decide::allocator::NodeAllocator;
@@ -70,7 +69,7 @@ impl Opened {
 /// # Errors
 /// A sentence that says what cannot be used, and which setting names it.
 pub(crate) fn open(
-    settings: &Settings,
+    settings: &AgentSettings,
     node: &NodeName,
     (view, pods): (watch::Receiver<Arc<NodeView>>, watch::Receiver<Option<Arc<PodList>>>),
     (mut writer, reporter, connection): (PodStatusWriter, Reporter, ApiConnection),
@@ -86,7 +85,7 @@ pub(crate) fn open(
     let (cordoned, named) = watch::channel(Arc::default());
     let (guards, guarded) = watch::channel(Guards::new());
     let sources = OfferSources { view: view.clone(), cordoned: named, host: watcher.host() };
-    let seen = CheckSources { roots: settings.roots.clone(), view, pods: pods.clone() };
+    let seen = CheckSources { roots: settings.sources.roots.clone(), view, pods: pods.clone() };
     let rules = config.rules.clone();
     writer.switch_evictions(sharing.evict_over_use);
     let owner = Sharing {
@@ -110,14 +109,14 @@ pub(crate) fn open(
     Ok(Opened { owner, finder, watcher, serving, cordoned, guards })
 }
 
-fn holders(settings: &Settings, resource: &Arc<str>, reporter: Reporter) -> HolderSources {
+fn holders(settings: &AgentSettings, resource: &Arc<str>, reporter: Reporter) -> HolderSources {
     let plugins = settings.sharing.kubelet_root.join(PLUGINS);
     let checkpoint = CheckpointReader::new(&plugins, Arc::clone(resource));
     let listing = Listing::new(settings.names.pod_resources_socket.clone(), Arc::clone(resource));
     HolderSources::new(checkpoint, listing, reporter)
 }
 
-fn files(settings: &Settings, reporter: Reporter) -> Result<ContainerFiles, String> {
+fn files(settings: &AgentSettings, reporter: Reporter) -> Result<ContainerFiles, String> {
     let state_dir = &settings.state_dir;
     let delivery = DeviceDelivery::new(state_dir, &settings.sharing.cdi_dir, NodeKit::default())
         .map_err(|error| format!("{error}; see --state-dir and --cdi-dir"))?;
@@ -125,19 +124,19 @@ fn files(settings: &Settings, reporter: Reporter) -> Result<ContainerFiles, Stri
     Ok(ContainerFiles::new(delivery, kept, settings.sharing.pod_files_limit, reporter))
 }
 
-fn devices(settings: &Settings) -> devices::SharedDevices {
+fn devices(settings: &AgentSettings) -> devices::SharedDevices {
     let sharing = &settings.sharing;
     devices::SharedDevices::new(&sharing.dev_root, sharing.dev_root_mount.as_ref().unwrap_or(&sharing.dev_root))
 }
 
-fn sockets(settings: &Settings, resource: Arc<str>) -> plugin::Settings {
+fn sockets(settings: &AgentSettings, resource: Arc<str>) -> plugin::Settings {
     let sharing = &settings.sharing;
     let (registry, plugins) = (sharing.kubelet_root.join(REGISTRY), sharing.kubelet_root.join(PLUGINS));
     plugin::Settings { resource, registry, plugins }
 }
 
 fn finder(
-    settings: &Settings,
+    settings: &AgentSettings,
     api: (ApiConnection, NodeName),
     registration: watch::Sender<RegistrationState>,
 ) -> BindingModeFinder {
@@ -150,7 +149,7 @@ fn finder(
     )
 }
 
-fn allocator(settings: &Settings, served: &Path) -> NodeAllocator {
+fn allocator(settings: &AgentSettings, served: &Path) -> NodeAllocator {
     let sharing = &settings.sharing;
     let mut allocator = NodeAllocator::new(sharing.without_claim, served.exists());
     allocator.allow_same_gpu_twice(sharing.same_gpu_twice);
@@ -159,9 +158,9 @@ fn allocator(settings: &Settings, served: &Path) -> NodeAllocator {
 }
 
 /// Makes the host watcher. Simulated GPUs need nothing of the host, and no container runtime knows them.
-fn watcher(settings: &Settings) -> Result<HostWatcher, String> {
+fn watcher(settings: &AgentSettings) -> Result<HostWatcher, String> {
     let sharing = &settings.sharing;
-    let simulated = matches!(settings.gpus, Gpus::Simulated { .. });
+    let simulated = matches!(settings.sources.gpus, Gpus::Simulated { .. });
     let strategy = match sharing.strategy {
         DeviceStrategy::Auto if simulated => DeviceStrategy::Cdi,
         strategy => strategy,

@@ -1,6 +1,6 @@
 //! The kubelet's topology manager policy: that of the setting, or else that of the kubelet's configuration file.
 
-use crate::settings::value::{self, Topology};
+use crate::agent::settings::Topology;
 use sources::kubelet_config::{self, KubeletConfigError};
 use std::path::Path;
 
@@ -30,11 +30,11 @@ fn of_file(kubelet_root: &Path) -> Option<Topology> {
             return None;
         }
     };
-    let policy = value::topology(&word);
-    if policy.is_err() {
+    let policy = Topology::of_policy(&word);
+    if policy.is_none() {
         tracing::warn!(file = %path.display(), policy = word, "this topology policy is not known: give --topology-policy");
     }
-    policy.ok()
+    policy
 }
 
 #[cfg(test)]

@@ -4,12 +4,13 @@
 use super::super::agent_streams::AgentStreams;
 use super::super::callers::AgentIdentity;
 use super::super::measures::Verb;
+use super::super::settings::{ExtenderSettings, LeaseSettings};
 use super::super::{Extender, OwnIdentity};
 use super::network::{Outbox, SimulatedNetwork};
 use super::random::Random;
-use crate::settings::admin::AdminSettings;
-use crate::settings::extender::{ExtenderSettings, LeaseSettings};
-use crate::settings::{Resources, value};
+use crate::admin_port::AdminSettings;
+use crate::telemetry::LogFormat;
+use crate::telemetry::level::Verbosity;
 use apiserver::{ApiConnection, chance};
 use decide::cluster::{ClusterRules, ClusterState};
 use decide::election::ElectionTimes;
@@ -27,7 +28,7 @@ use tokio::io::DuplexStream;
 use tokio::runtime::{Builder, Runtime};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
-use wire::resource::RequestRules;
+use wire::resource::{RequestRules, ResourceOverrides};
 
 /// The answer to a question of kube-scheduler: the body, or why there is none.
 pub(super) type VerbAnswer = Result<String, String>;
@@ -243,9 +244,9 @@ fn settings(times: ElectionTimes) -> ExtenderSettings {
         streams: None,
         lease: LeaseSettings { name: "gpu-steward".to_owned(), namespace: Some("kube-system".to_owned()), times },
         rules: ClusterRules::default(),
-        resources: Resources { count: None, memory: None, memory_percentage: None, cores: None, priority: None },
+        resources: ResourceOverrides::default(),
         device_config: None,
-        log_format: value::LogFormat::Text,
-        verbosity: value::Verbosity(0),
+        log_format: LogFormat::Text,
+        verbosity: Verbosity(0),
     }
 }
