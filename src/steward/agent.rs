@@ -29,7 +29,7 @@ mod cluster;
 
 use crate::admin_port::{self, AdminAccess};
 use crate::exit::Exit;
-use crate::lifecycle::{self, Lifecycle, Mode, StartError};
+use crate::lifecycle::{self, Lifecycle, Mode, Preparation, StartError};
 use crate::stop::{self, StopRequest};
 use crate::telemetry::Telemetry;
 use crate::telemetry::level::Level;
@@ -266,9 +266,10 @@ impl Mode for Live {
         Exit::DriverReplaced
     }
 
-    async fn before_drain(&mut self) {
-        if let Some(departure) = &mut self.departure {
-            departure.wait().await;
+    fn before_drain(&mut self) -> Preparation {
+        match self.departure.take() {
+            Some(mut departure) => Box::pin(async move { departure.wait().await }),
+            None => Box::pin(std::future::ready(())),
         }
     }
 }

@@ -3,8 +3,8 @@
 //!
 //! ```text
 //!   must_not_end(name, task) ─┐
-//!   signals ──────────────────┼─▶ run ──▶ drain_first ends, then stop is cancelled, then all tasks ──▶ Exit
-//!   Mode::must_end ───────────┘
+//!   signals ──────────────────┼─▶ run ──▶ before_drain, and still all three on the left
+//!   Mode::must_end ───────────┘           ──▶ drain_first ends, then stop is cancelled, then all tasks ──▶ Exit
 //! ```
 //!
 //! What must never happen here: a task that ends without a log line with its name; a shutdown longer than its time limit.
@@ -14,10 +14,11 @@ use crate::notify;
 use crate::stop::StopRequest;
 use crate::telemetry::level::Level;
 use std::io;
+use std::pin::Pin;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 use tokio::sync::mpsc;
-use tokio::task::{Id, JoinSet};
+use tokio::task::{Id, JoinError, JoinSet};
 use tokio::time::{Instant, timeout, timeout_at};
 use tokio_util::sync::CancellationToken;
 
@@ -90,9 +91,18 @@ pub(crate) trait Mode {
     fn realtime_signal(&mut self);
     /// Waits until the mode itself must end the process, and logs why. A cancelled call loses nothing.
     async fn must_end(&self) -> Exit;
-    /// What must be done before anything is closed, within a time of its own. A second signal ends the process meanwhile.
-    async fn before_drain(&mut self) {}
+    /// What must be done before anything is closed, within a time of its own. The mode is still asked for everything else
+    /// meanwhile. A second SIGTERM or SIGINT ends the process in the signal handler.
+    fn before_drain(&mut self) -> Preparation {
+        Box::pin(std::future::ready(()))
+    }
 }
+
+/// What a mode does before it drains.
+pub(crate) type Preparation = Pin<Box<dyn Future<Output = ()> + Send>>;
+
+/// The exit code that is decided, and what is done before the drain.
+type Ending = (Exit, Preparation);
 
 /// A part that drains before all others, because its open requests need the other tasks.
 #[derive(Debug)]
@@ -159,14 +169,26 @@ impl Lifecycle {
 
     /// Waits until a task has ended; `None` if there is no task.
     pub(crate) async fn ended(&mut self) -> Option<EndedTask> {
-        let name = |id: Id| self.names.iter().find(|(of, _)| *of == id).map_or("unknown", |(_, name)| name);
-        Some(match self.tasks.join_next_with_id().await? {
-            Ok((id, Ok(()))) => EndedTask { task: name(id), why: "it returned".into(), exit: Exit::Failure },
+        let (id, result) = self.joined().await?;
+        let task = self.name(id);
+        Some(match result {
+            Ok(()) => EndedTask { task, why: "it returned".into(), exit: Exit::Failure },
             // The error decides the exit code: where another process has the socket, for example, a restart does not
             // help.
-            Ok((id, Err(error))) => EndedTask { task: name(id), why: error.to_string(), exit: Exit::from_io(&error) },
-            Err(error) => EndedTask { task: name(error.id()), why: error.to_string(), exit: Exit::Failure },
+            Err(failure) => EndedTask { task, why: failure.to_string(), exit: failure.exit() },
         })
+    }
+
+    /// Waits until a task has ended, and returns its result; `None` if there is no task.
+    async fn joined(&mut self) -> Option<(Id, Result<(), TaskFailure>)> {
+        Some(match self.tasks.join_next_with_id().await? {
+            Ok((id, result)) => (id, result.map_err(TaskFailure::Error)),
+            Err(error) => (error.id(), Err(TaskFailure::Panic(error))),
+        })
+    }
+
+    fn name(&self, id: Id) -> &'static str {
+        self.names.iter().find(|(of, _)| *of == id).map_or("unknown", |(_, name)| name)
     }
 
     /// Handles signals until the process must end, then drains.
@@ -177,33 +199,34 @@ impl Lifecycle {
         level: &Level,
         drain: Duration,
     ) -> Exit {
-        let (exit, prepares) = loop {
+        let mut ending = None::<Ending>;
+        let exit = loop {
             tokio::select! {
                 request = requests.recv() => match request {
-                    Some(StopRequest::Stop(signal)) => {
+                    Some(StopRequest::Stop(signal)) if ending.is_none() => {
                         tracing::info!(signal, "stopping: requests in flight may end, a second signal ends at once");
-                        break (Exit::Ok, true);
+                        ending = Some((Exit::Ok, mode.before_drain()));
                     }
+                    // A second signal that ends the process never comes here: this is the first one, sent twice.
+                    Some(StopRequest::Stop(signal)) => tracing::debug!(signal, "already stopping"),
                     Some(StopRequest::Reload) => mode.reload(),
                     Some(StopRequest::More) => level.change("SIGUSR1", |now| now.more()),
                     Some(StopRequest::Less) => level.change("SIGUSR2", |now| now.less()),
                     Some(StopRequest::Realtime) => mode.realtime_signal(),
                     None => {
                         tracing::error!("the thread that listens for signals has ended");
-                        break (Exit::Failure, false);
+                        break Exit::Failure;
                     }
                 },
-                exit = mode.must_end() => break (exit, true),
+                exit = mode.must_end(), if ending.is_none() => ending = Some((exit, mode.before_drain())),
                 Some(EndedTask { task, why, exit }) = self.ended() => {
                     let mode = self.mode;
                     tracing::error!(task, why, "a task that must not end has ended; the {mode} ends with it");
-                    break (exit, false);
+                    break exit;
                 }
+                exit = prepared(&mut ending) => break exit,
             }
         };
-        if prepares {
-            mode.before_drain().await;
-        }
         self.drain(drain).await;
         exit
     }
@@ -216,23 +239,66 @@ impl Lifecycle {
             let _ = timeout(limit.saturating_sub(RESERVED), first.closed.cancelled()).await;
         }
         self.stop.cancel();
-        let all = async { while self.tasks.join_next().await.is_some() {} };
-        match timeout_at(until, all).await {
+        match timeout_at(until, self.all_end()).await {
             Ok(()) => tracing::info!("stopped"),
             Err(_) => tracing::warn!(
-                left = self.tasks.len(),
+                left = self.names.iter().map(|(_, name)| *name).collect::<Vec<_>>().join(", "),
                 seconds = limit.as_secs_f64(),
-                "stopped: some requests did not end in time (--drain-timeout) and were cut"
+                "stopped: some tasks did not end in time (--drain-timeout), and their requests were cut"
             ),
         }
+    }
+
+    /// Waits for all tasks, and logs how each has ended. The names that are left are those of tasks that still run.
+    async fn all_end(&mut self) {
+        while let Some((id, result)) = self.joined().await {
+            let task = self.name(id);
+            self.names.retain(|(of, _)| *of != id);
+            match result {
+                Ok(()) => tracing::debug!(task, "a task has ended"),
+                Err(why) => tracing::error!(task, %why, "a task failed while the {} stopped", self.mode),
+            }
+        }
+    }
+}
+
+/// How a task has failed.
+#[derive(Debug, thiserror::Error)]
+enum TaskFailure {
+    #[error("{0}")]
+    Error(io::Error),
+    #[error("{0}")]
+    Panic(JoinError),
+}
+
+impl TaskFailure {
+    fn exit(&self) -> Exit {
+        match self {
+            TaskFailure::Error(error) => Exit::from_io(error),
+            TaskFailure::Panic(_) => Exit::Failure,
+        }
+    }
+}
+
+/// Waits until everything is done that is due before the drain, and returns the exit code; for ever where nothing has to end.
+async fn prepared(ending: &mut Option<Ending>) -> Exit {
+    match ending {
+        Some((exit, preparation)) => {
+            preparation.await;
+            *exit
+        }
+        None => std::future::pending().await,
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::telemetry::level::Verbosity;
+    use crate::telemetry::{self, LogFormat};
     use parking_lot::Mutex;
     use std::sync::Arc;
+    use tokio::sync::Notify;
 
     #[test]
     fn a_task_that_panics_is_named_and_its_error_decides_the_exit_code() {
@@ -273,5 +339,116 @@ mod tests {
         .unwrap();
         assert_eq!(*order.lock(), ["first", "last"]);
         assert_eq!(lifecycle.tasks.len(), 1, "the task that hangs is left");
+    }
+
+    /// Collects log lines.
+    #[derive(Clone, Default)]
+    struct Lines(Arc<Mutex<Vec<u8>>>);
+
+    impl io::Write for Lines {
+        fn write(&mut self, text: &[u8]) -> io::Result<usize> {
+            self.0.lock().write(text)
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    /// A mode whose preparation ends when it is told so.
+    struct Waits {
+        reloads: Arc<AtomicUsize>,
+        prepares: Arc<Notify>,
+        may_drain: CancellationToken,
+    }
+
+    impl Mode for Waits {
+        fn reload(&mut self) {
+            self.reloads.fetch_add(1, Ordering::Relaxed);
+        }
+
+        fn realtime_signal(&mut self) {}
+
+        async fn must_end(&self) -> Exit {
+            std::future::pending().await
+        }
+
+        fn before_drain(&mut self) -> Preparation {
+            self.prepares.notify_one();
+            Box::pin(self.may_drain.clone().cancelled_owned())
+        }
+    }
+
+    /// What a mode with one task does that is asked to stop, asked to read its settings, and asked to stop again by a signal
+    /// that came twice; `then` is done after that.
+    fn stop_and<T: Future<Output = io::Result<()>> + Send + 'static>(
+        task: impl FnOnce(CancellationToken) -> T,
+        then: impl FnOnce(&CancellationToken),
+    ) -> (Exit, usize) {
+        let (requests, seen) = mpsc::channel(4);
+        let (reloads, prepares) = (Arc::<AtomicUsize>::default(), Arc::<Notify>::default());
+        let may_drain = CancellationToken::new();
+        let mut mode =
+            Waits { reloads: Arc::clone(&reloads), prepares: Arc::clone(&prepares), may_drain: may_drain.clone() };
+        let level = telemetry::start(LogFormat::Text, Verbosity(0)).level;
+        let mut lifecycle = Lifecycle::new("agent");
+        let exit = run_once(async {
+            lifecycle.must_not_end("usage", task(lifecycle.stop()));
+            let running = lifecycle.run(seen, &mut mode, &level, Duration::from_secs(10));
+            let asking = async {
+                requests.send(StopRequest::Stop("SIGTERM")).await.unwrap();
+                prepares.notified().await;
+                for request in [StopRequest::Reload, StopRequest::Stop("SIGTERM"), StopRequest::Reload] {
+                    requests.send(request).await.unwrap();
+                }
+                while reloads.load(Ordering::Relaxed) < 2 {
+                    tokio::task::yield_now().await;
+                }
+                then(&may_drain);
+                std::future::pending::<()>().await;
+            };
+            tokio::select! { exit = running => exit, () = asking => unreachable!("it waits for ever") }
+        });
+        (exit.unwrap(), reloads.load(Ordering::Relaxed))
+    }
+
+    #[test]
+    fn signals_and_tasks_that_end_are_handled_while_the_mode_prepares_its_end() {
+        let fails = CancellationToken::new();
+        let until = fails.clone();
+        let failing = |_: CancellationToken| async move {
+            until.cancelled().await;
+            Err(io::ErrorKind::AddrInUse.into())
+        };
+        // The mode is never told that it may drain.
+        assert_eq!(stop_and(failing, |_| fails.cancel()), (Exit::Unavailable, 2));
+        let stopping = |stop: CancellationToken| async move {
+            stop.cancelled().await;
+            Ok(())
+        };
+        assert_eq!(stop_and(stopping, CancellationToken::cancel), (Exit::Ok, 2));
+    }
+
+    #[test]
+    fn a_task_that_fails_in_the_drain_is_logged_with_its_name_and_one_that_hangs_too() {
+        let lines = Lines::default();
+        let writer = lines.clone();
+        let subscriber = tracing_subscriber::fmt().with_writer(move || writer.clone()).with_ansi(false).finish();
+        tracing::subscriber::with_default(subscriber, || {
+            let mut lifecycle = Lifecycle::new("agent");
+            let stop = lifecycle.stop();
+            run_once(async {
+                lifecycle.must_not_end("usage", async move {
+                    stop.cancelled().await;
+                    Err(io::Error::other("no socket"))
+                });
+                lifecycle.must_run("hangs", std::future::pending());
+                lifecycle.drain(Duration::from_millis(50)).await;
+            })
+        })
+        .unwrap();
+        let log = String::from_utf8(lines.0.lock().clone()).unwrap();
+        assert!(log.contains("a task failed while the agent stopped task=\"usage\" why=no socket"), "{log}");
+        assert!(log.contains("left=\"hangs\""), "{log}");
     }
 }
