@@ -13,7 +13,7 @@ use model::id::PodUid;
 use model::time::Now;
 use model::view::{ContainerView, GpuUse, GpuView, NodeView, PodView};
 use wire::api::head::ViewHeadJson;
-use wire::api::owner::{OwnerJson, OwnerNames};
+use wire::api::process_owner::{OwnerNames, ProcessOwnerJson};
 use wire::api::reading::ReadingAges;
 use wire::api::{gpus, node, pods, processes};
 
@@ -48,7 +48,7 @@ impl ApiFilter {
         self.matches_name(name.map(|name| &*name.namespace), name.map(|name| &*name.name))
     }
 
-    fn matches_owner(&self, owner: &OwnerJson) -> bool {
+    fn matches_owner(&self, owner: &ProcessOwnerJson) -> bool {
         self.matches_name(owner.namespace.as_deref(), owner.pod.as_deref())
     }
 

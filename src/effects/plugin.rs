@@ -1,17 +1,17 @@
-//! The device plugin: passes each call of the kubelet to the owner task in `steward`, which owns the node allocator,
+//! The device plugin: passes each call of the kubelet to the sharing task in `steward`, which owns the node allocator,
 //! and passes the answer back.
 //!
 //! ```text
-//!   kubelet ──▶ service ──PluginCall──▶ owner task (steward)     list: watch channel ──▶ ListAndWatch
+//!   kubelet ──▶ service ──PluginCall──▶ sharing task (steward)     list: watch channel ──▶ ListAndWatch
 //!      ▲           ▲                        │ answer
 //!      └─ register └────────────────────────┘
 //! ```
 //!
-//! The kubelet admits pods one after the other and waits for `Allocate` meanwhile. While the owner task has allowed
-//! answers that hold only a ticket, `Allocate` is answered at once; the owner task gets the message before every later
+//! The kubelet admits pods one after the other and waits for `Allocate` meanwhile. While the sharing task has allowed
+//! answers that hold only a ticket, `Allocate` is answered at once; the sharing task gets the message before every later
 //! call.
 //!
-//! What must never happen here: a decision; an answer that the owner task has not given or allowed; two registrations
+//! What must never happen here: a decision; an answer that the sharing task has not given or allowed; two registrations
 //! of one resource at the same time that make the kubelet drop the newer one when the older one ends.
 
 mod meter;

@@ -4,10 +4,11 @@
 //!
 //! ```text
 //!   clock roots boot            time, the roots of the kernel's file trees (each is a setting), the boot id
-//!   series report               lossless series of samples for a subscriber; how observations reach the owner
+//!   series report               lossless series of samples for a subscriber; how observations reach the agent
 //!   kernel_file                 reads the kernel's files without waiting and without allocating
 //!   bounded_file                a file that another program wrote, up to a limit
-//!   procfs cgroup owner         host and cgroup readings; the container that a process belongs to
+//!   procfs cgroup               host and cgroup readings
+//!   process_owner               the container that a process belongs to
 //!   infiniband                  InfiniBand ports and their counters
 //!   sampler                     the thread that reads host, cgroups, networks and processes by deadline
 //!   names                       names of containers: CRI socket, log links, PodResources
@@ -36,7 +37,7 @@ pub mod kernel_file;
 pub mod bounded_file;
 pub mod procfs;
 pub mod cgroup;
-pub mod owner;
+pub mod process_owner;
 mod infiniband;
 pub mod sampler;
 pub mod names;

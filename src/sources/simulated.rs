@@ -19,7 +19,7 @@ mod gpu;
 pub use crate::simulated::holders::{SimulatedHolder, SimulatedHolders};
 
 use crate::clock;
-use crate::owner::OwnerReader;
+use crate::process_owner::ProcessOwnerReader;
 use crate::report::Reporter;
 use crate::roots::HostRoots;
 use gpu::SimulatedGpu;
@@ -102,8 +102,11 @@ fn run(settings: &Settings, product: &'static Product, reporter: &Reporter, stop
     let seed = seed_of(&settings.node);
     let mut cards: Vec<SimulatedGpu> =
         (0..settings.count).map(|index| SimulatedGpu::new(product, seed, index)).collect();
-    let mut tenants =
-        SimulatedProcesses::new(settings.roots.clone(), OwnerReader::new(settings.roots.clone()), settings.count);
+    let mut tenants = SimulatedProcesses::new(
+        settings.roots.clone(),
+        ProcessOwnerReader::new(settings.roots.clone()),
+        settings.count,
+    );
     let uuids: Vec<GpuUuid> = cards.iter().map(|card| card.gpu().uuid.clone()).collect();
     introduce(&cards, reporter);
     let mut next_sample = Instant::now();

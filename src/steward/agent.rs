@@ -1,7 +1,7 @@
 //! The node agent: starts its tasks and threads, connects them, and ends when one of them ends.
 //!
 //! ```text
-//!   sampler, nvml | simulated, names, pods ──Observation──▶ owner ──watch──▶ http :9410, usage socket
+//!   sampler, nvml | simulated, names, pods ──Observation──▶ node task ──watch──▶ http :9410, usage socket
 //!                                                       └─▶ readiness, watchdog          admin :9411
 //! ```
 
@@ -14,7 +14,7 @@ mod latch;
 mod departure;
 mod leader_stream;
 mod event_log;
-mod owner;
+mod node_task;
 mod reload;
 mod serve;
 mod incidents;
@@ -45,7 +45,7 @@ use listeners::Listeners;
 use model::id::NodeName;
 use model::pod::PodList;
 use model::view::NodeView;
-use owner::Owner;
+use node_task::NodeTask;
 use ports::{Ports, admin};
 use prepare::{announce, connect, node_name, open_usage};
 use reload::{PortAccess, Reload};
@@ -58,7 +58,7 @@ use std::time::Duration;
 use tokio::sync::{Notify, mpsc, watch};
 
 /// Workers of the Tokio runtime. At most one of them blocks on disk I/O ([`effects::plugin::OneAtDisk`]), while the
-/// other runs owner and watchdog. The ports have a thread of their own ([`serve::ports`]).
+/// other runs the node task and the watchdog. The ports have a thread of their own ([`serve::ports`]).
 const WORKERS: usize = 2;
 /// Threads for blocking work: few are enough, because files are read rarely.
 const BLOCKING: usize = 4;
@@ -110,7 +110,7 @@ fn start(settings: AgentSettings, read_again: ReadAgain, telemetry: Telemetry) -
 /// The running tasks.
 struct Agent {
     lifecycle: Lifecycle,
-    /// Keeps the owner's queue open even when no source is left.
+    /// Keeps the node task's queue open even when no source is left.
     reporter: Reporter,
     /// The newest view of the node.
     view: watch::Receiver<Arc<NodeView>>,
@@ -118,7 +118,7 @@ struct Agent {
     pods: watch::Receiver<Option<Arc<PodList>>>,
     /// The certificates of the ports, which SIGHUP reads again.
     certificates: Vec<Arc<Certificates>>,
-    /// The owner notifies it when the NVIDIA driver was updated.
+    /// The node task notifies it when the NVIDIA driver was updated.
     replaced: Arc<Notify>,
     /// Releases the GPU driver when an operator requests it.
     driver: DriverRelease,
@@ -129,7 +129,7 @@ struct Agent {
 }
 
 impl Agent {
-    /// Starts the sources, the owner and the servers.
+    /// Starts the sources, the node task and the servers.
     fn new(name: NodeName, ports: Ports, settings: &AgentSettings, telemetry: &Telemetry) -> Result<Agent, StartError> {
         let lifecycle = Lifecycle::new("agent");
         let stop = lifecycle.stop();
@@ -154,7 +154,7 @@ impl Agent {
         let (pods, pods_seen) = watch::channel(None);
         let (replaced, watched) = (Arc::<Notify>::default(), progress.clone());
         let replaced_seen = Arc::clone(&replaced);
-        let owner = Owner {
+        let node = NodeTask {
             node,
             latch,
             observations,
@@ -180,7 +180,7 @@ impl Agent {
             progress: progressing,
             departure: None,
         };
-        agent.lifecycle.must_run("owner", owner.run(stop.clone()));
+        agent.lifecycle.must_run("node", node.run(stop.clone()));
         agent.lifecycle.must_not_end("incidents", incidents.run(kept_seen, stop.clone()));
         agent.watch_sources(threads, settings.names.clone());
         let shown = Shown { view: view_seen, ready: ready_seen, stop: stop.clone() };

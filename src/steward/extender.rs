@@ -1,12 +1,12 @@
 //! The extender: decides for kube-scheduler which nodes fit a pod and which GPUs it gets, and binds it.
 //!
 //! ```text
-//!   followers of all pods and Nodes ──▶ owner (decide::cluster) ◀── verbs ◀── port :9444 ◀── kube-scheduler
+//!   followers of all pods and Nodes ──▶ locked cluster (decide::cluster) ◀── verbs ◀── port :9444 ◀── kube-scheduler
 //!                                          │ orders                  │ events, decisions
 //!                                          ▼                         ▼
 //!   leadership (decide::election) ──▶ binder ──POST──▶ API server ◀── event writer, evictor
 //!   operators ──admin :9445──▶ profiles, log level
-//!   agents, other extenders ──TLS :9443──▶ stream port ──▶ agent streams ──▶ owner;  verbs, which only the leader answers
+//!   agents, other extenders ──TLS :9443──▶ stream port ──▶ agent streams ──▶ locked cluster;  verbs, which only the leader answers
 //! ```
 //!
 //! Only the leader decides and writes; another extender passes questions on to it, or answers 503 and names it.
@@ -15,7 +15,7 @@ pub(crate) mod settings;
 mod planted;
 mod convert;
 mod plain_pods;
-mod owner;
+mod locked_cluster;
 mod leadership;
 mod own_mark;
 mod live_callers;
@@ -63,11 +63,11 @@ use eviction::Evictor;
 use follow::{NodeFeed, PodFeed, WatchHealth};
 use leadership::Leadership;
 use live_callers::LiveCallers;
+use locked_cluster::LockedCluster;
 use measures::Measures;
 use model::id::{NodeName, PodRef, PodUid};
 use model::lease::LeaseName;
 use own_mark::OwnMark;
-use owner::ClusterOwner;
 use port::ExtenderPort;
 use settings::{ExtenderSettings, LeaseSettings};
 use sources::kernel_file;
@@ -215,7 +215,7 @@ struct OwnIdentity {
 struct Extender {
     lifecycle: Lifecycle,
     connection: ApiConnection,
-    owner: Arc<ClusterOwner>,
+    cluster: Arc<LockedCluster>,
     leadership: Arc<Leadership>,
     mark: Arc<OwnMark>,
     evictor: Arc<Evictor>,
@@ -239,7 +239,7 @@ impl Extender {
         let mut lifecycle = Lifecycle::new("extender");
         let place: (Arc<str>, Arc<str>) = (namespace(&settings.lease), settings.lease.name.as_str().into());
         let lease_name = LeaseName::new(&place.0, &place.1);
-        let owner = Arc::new(ClusterOwner::new(settings.rules.clone(), requests, lease_name));
+        let cluster = Arc::new(LockedCluster::new(settings.rules.clone(), requests, lease_name));
         let identity = &itself.name;
         let elector = Elector::new(identity.as_str().into(), settings.lease.times).at(itself.address.clone());
         let leadership = Arc::new(Leadership::new(elector));
@@ -249,7 +249,7 @@ impl Extender {
         let measures = Arc::<Measures>::default();
         let binder = Arc::new(Binder {
             client,
-            owner: Arc::clone(&owner),
+            cluster: Arc::clone(&cluster),
             leadership: Arc::clone(&leadership),
             events: Arc::clone(&events),
             orders: Default::default(),
@@ -257,7 +257,7 @@ impl Extender {
             stop: CancellationToken::new(),
         });
         let verbs = Arc::new(Verbs {
-            owner: Arc::clone(&owner),
+            cluster: Arc::clone(&cluster),
             binder: Arc::clone(&binder),
             events,
             decisions: Default::default(),
@@ -270,7 +270,7 @@ impl Extender {
         Extender {
             lifecycle,
             connection,
-            owner,
+            cluster,
             leadership,
             mark,
             evictor: Arc::default(),
@@ -284,11 +284,11 @@ impl Extender {
         }
     }
 
-    /// Starts the followers, which feed the owner, the election, and the evictions.
+    /// Starts the followers, which feed the cluster's state, the election, and the evictions.
     fn feed(&mut self) {
         let [pods, nodes] = self.leadership.relists.clone();
         let pod_feed = PodFeed {
-            owner: Arc::clone(&self.owner),
+            cluster: Arc::clone(&self.cluster),
             leadership: Arc::clone(&self.leadership),
             mark: Arc::clone(&self.mark),
             evictor: Arc::clone(&self.evictor),
@@ -297,19 +297,19 @@ impl Extender {
             health: Arc::clone(&self.watches[0]),
         };
         let node_feed = NodeFeed {
-            owner: Arc::clone(&self.owner),
+            cluster: Arc::clone(&self.cluster),
             leadership: Arc::clone(&self.leadership),
             events: Arc::clone(&self.verbs.events),
             live: Arc::clone(&self.live),
             health: Arc::clone(&self.watches[1]),
         };
         let marks = (Arc::clone(&self.leadership.pods_wanted), Arc::clone(&pods));
-        let marking = Arc::clone(&self.mark).run(Arc::clone(&self.owner), marks, self.lifecycle.stop());
+        let marking = Arc::clone(&self.mark).run(Arc::clone(&self.cluster), marks, self.lifecycle.stop());
         self.lifecycle.must_run("own mark", marking);
         self.follow("pods", AllPods, (pod_feed, pods));
         self.follow("nodes", AllNodes, (node_feed, nodes));
         let (leadership, stop) = (Arc::clone(&self.leadership), self.lifecycle.stop());
-        self.lifecycle.must_run("election", leadership.run(self.lease.clone(), Arc::clone(&self.owner), stop));
+        self.lifecycle.must_run("election", leadership.run(self.lease.clone(), Arc::clone(&self.cluster), stop));
         let (client, leadership) = (ApiClient::new(self.connection.clone()), Arc::clone(&self.leadership));
         let evicting = Arc::clone(&self.evictor).run(client, leadership, self.lifecycle.stop());
         self.lifecycle.must_run("evictions", evicting);
@@ -344,7 +344,7 @@ impl Extender {
         );
         let streams = opened.map(|opened| {
             let parts = StreamParts {
-                owner: Arc::clone(&self.owner),
+                cluster: Arc::clone(&self.cluster),
                 leadership: Arc::clone(&self.leadership),
                 live: Arc::clone(&self.live),
                 events: Arc::clone(&self.verbs.events),

@@ -1,9 +1,9 @@
 //! The JSON documents of `/api/v1`, which the agent serves and `top` reads.
 //!
 //! ```text
-//!   reading     {"value": 3, "age_seconds": 0.4}  or  {"absent": "call_hangs", "reason": "call hangs"}
-//!   head        the node, the number and the age of its view, and whether the GPUs are simulated
-//!   owner       the owner of a process: pod and container by name
+//!   reading        {"value": 3, "age_seconds": 0.4}  or  {"absent": "call_hangs", "reason": "call hangs"}
+//!   head           the node, the number and the age of its view, and whether the GPUs are simulated
+//!   process_owner  the owner of a process: pod and container by name
 //!   gpus pods processes node     one document each
 //! ```
 //!
@@ -16,7 +16,7 @@
 
 pub mod reading;
 pub mod head;
-pub mod owner;
+pub mod process_owner;
 pub mod gpus;
 pub mod pods;
 pub mod processes;

@@ -1,5 +1,5 @@
-//! The gRPC service passes the kubelet's calls as messages to the owner task, the task that holds the node allocator.
-//! With tickets it answers `Allocate` itself and only notifies the owner task afterwards ([`PluginCall::Allocated`]).
+//! The gRPC service passes the kubelet's calls as messages to the sharing task, the task that holds the node allocator.
+//! With tickets it answers `Allocate` itself and only notifies the sharing task afterwards ([`PluginCall::Allocated`]).
 
 use super::journal::TicketJournal;
 use super::meter::CallMeter;
@@ -10,7 +10,7 @@ use std::sync::Arc;
 use tokio::sync::{mpsc, oneshot, watch};
 use wire::ticket;
 
-/// Calls that may wait for the owner task. The kubelet admits pods one at a time and starts containers in parallel; the
+/// Calls that may wait for the sharing task. The kubelet admits pods one at a time and starts containers in parallel; the
 /// starts of 110 pods, the kubelet's usual limit, fit.
 pub(super) const QUEUE: usize = 256;
 
@@ -97,7 +97,7 @@ pub enum PluginCall {
     },
 }
 
-/// The sending end: the gRPC service sends calls to the owner task.
+/// The sending end: the gRPC service sends calls to the sharing task.
 #[derive(Clone, Debug)]
 pub struct PluginCallSender {
     queue: mpsc::Sender<PluginCall>,
@@ -107,14 +107,14 @@ pub struct PluginCallSender {
     under_way: UnderWay,
 }
 
-/// The receiving end, for the owner task.
+/// The receiving end, for the sharing task.
 #[derive(Debug)]
 pub struct PluginCallReceiver {
     /// The calls of the kubelet, in the order in which they arrive.
     pub calls: mpsc::Receiver<PluginCall>,
     /// While it is set, the service answers `Allocate` at once with a ticket, which it writes to this journal first; if
     /// the write fails, it logs that and answers all the same.
-    /// The owner task gets [`PluginCall::Allocated`] before every
+    /// The sharing task gets [`PluginCall::Allocated`] before every
     /// later call.
     pub tickets: watch::Sender<Option<Arc<TicketJournal>>>,
     /// Limits blocking writes to one Tokio worker; shared with the service that answers at once.
@@ -149,14 +149,14 @@ impl PluginCallSender {
         &self.under_way
     }
 
-    /// Sends a call and waits for the answer; `None` if the owner task has ended.
+    /// Sends a call and waits for the answer; `None` if the sharing task has ended.
     pub(super) async fn send<T>(&self, call: impl FnOnce(oneshot::Sender<T>) -> PluginCall) -> Option<T> {
         let (reply, answer) = oneshot::channel();
         self.queue.send(call(reply)).await.ok()?;
         answer.await.ok()
     }
 
-    /// The answer to an `Allocate` of these ids; `None` if the owner task has ended.
+    /// The answer to an `Allocate` of these ids; `None` if the sharing task has ended.
     pub(super) async fn allocate(&self, ids: Vec<Arc<str>>) -> Option<Result<AllocateAnswer, CallRefused>> {
         let Some(journal) = self.tickets.borrow().clone() else {
             return self.send(|reply| PluginCall::Allocate { ids, reply }).await;

@@ -29,7 +29,7 @@ pub(super) fn options() -> v1beta1::DevicePluginOptions {
 /// The device plugin service of one registration.
 #[derive(Clone, Debug)]
 pub(super) struct Service {
-    /// Sends calls to the owner task.
+    /// Sends calls to the sharing task.
     pub calls: PluginCallSender,
     /// The list of devices, always the newest.
     pub list: watch::Receiver<Arc<[PluginDevice]>>,

@@ -12,7 +12,7 @@ use crate::nvml::process::{self, Clients};
 use crate::nvml::session::{Open, Session};
 use crate::nvml::settings::Settings;
 use crate::nvml::{gpm, read, topology};
-use crate::owner::OwnerReader;
+use crate::process_owner::ProcessOwnerReader;
 use crate::report::Reporter;
 use model::gpu::{GpuSample, UnidentifiedGpu};
 use model::id::GpuUuid;
@@ -53,7 +53,7 @@ pub(super) struct Poller {
     heartbeat: Arc<Heartbeat>,
     messages: SyncSender<Message>,
     session: Session,
-    owners: OwnerReader,
+    owners: ProcessOwnerReader,
     gpus: Vec<ScheduledGpu>,
     /// Allowance of extra process lists, of all GPUs.
     out_of_turn: Allowance,
@@ -89,7 +89,7 @@ impl Poller {
         messages: SyncSender<Message>,
         open: Open,
     ) -> Self {
-        let owners = OwnerReader::new(settings.roots.clone());
+        let owners = ProcessOwnerReader::new(settings.roots.clone());
         let every = settings.process_period / LISTS_OF_ALL_IN_A_PERIOD;
         let session =
             Session::new(Arc::clone(&settings), reporter.clone(), Arc::clone(&heartbeat), messages.clone(), open);

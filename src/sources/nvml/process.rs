@@ -9,7 +9,7 @@ use crate::clock::monotonic;
 use crate::nvml::absence::{INSUFFICIENT_SIZE, none_of_it};
 use crate::nvml::polled_gpu::{GpuCaller, PolledGpu};
 use crate::nvml::process_use::{Use, UseMeter, Uses};
-use crate::owner::{IdentifiedProcess, OwnerReader};
+use crate::process_owner::{IdentifiedProcess, ProcessOwnerReader};
 use model::gpu::MigInstance;
 use model::process::{GpuProcess, GpuProcessKind, GpuProcesses, MAX_GPU_PROCESSES, ProcessOwner};
 use model::time::{Now, WallTime};
@@ -85,7 +85,12 @@ struct Listed {
 }
 
 /// Lists the processes of one GPU.
-pub(super) fn list(gpu: &mut PolledGpu, clients: &mut Clients, owners: &mut OwnerReader, now: Now) -> GpuProcesses {
+pub(super) fn list(
+    gpu: &mut PolledGpu,
+    clients: &mut Clients,
+    owners: &mut ProcessOwnerReader,
+    now: Now,
+) -> GpuProcesses {
     let uuid = gpu.known.gpu.uuid.clone();
     let (listed, befores, afters) = match list_with_identities(gpu, clients, owners) {
         Ok(lists) => lists,
@@ -138,7 +143,7 @@ type Lists = (BTreeMap<u32, Listed>, BTreeMap<u32, IdentifiedProcess>, BTreeMap<
 fn list_with_identities(
     gpu: &mut PolledGpu,
     clients: &mut Clients,
-    owners: &mut OwnerReader,
+    owners: &mut ProcessOwnerReader,
 ) -> Result<Lists, Absence> {
     let mut listed = merged_lists(gpu, clients)?;
     let mut befores = clients.identities.clone();

@@ -11,7 +11,7 @@
 
 use crate::clock;
 use crate::kernel_file::{KernelFileReader, ReadFailure};
-use crate::owner::OwnerReader;
+use crate::process_owner::ProcessOwnerReader;
 use crate::procfs::process::{self, ProcError};
 use crate::roots::{HostRoots, part};
 use model::cgroup::ProcessIo;
@@ -49,7 +49,7 @@ const MAX_KNOWN: usize = 32_768;
 pub struct ProcessPasses {
     procfs: Vec<u8>,
     reader: KernelFileReader,
-    owners: OwnerReader,
+    owners: ProcessOwnerReader,
     nanos_a_tick: u64,
     page: u64,
     period: Duration,
@@ -103,7 +103,7 @@ impl ProcessPasses {
         ProcessPasses {
             procfs: part(&roots.procfs),
             reader: KernelFileReader::default(),
-            owners: OwnerReader::new(roots.clone()),
+            owners: ProcessOwnerReader::new(roots.clone()),
             nanos_a_tick: 1_000_000_000 / rustix::param::clock_ticks_per_second().max(1),
             page: rustix::param::page_size() as u64,
             period,

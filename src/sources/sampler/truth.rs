@@ -3,7 +3,7 @@
 use crate::cgroup::layout::{CgroupLayout, CgroupNamespace};
 use crate::cgroup::table::CgroupTable;
 use crate::kernel_file::KernelFileReader;
-use crate::owner::OwnerReader;
+use crate::process_owner::ProcessOwnerReader;
 use crate::roots::HostRoots;
 use lab::pods::{FakePod, MARK, Pods};
 use model::Absence;
@@ -91,7 +91,7 @@ fn entry_of_a_child_process() {
         }
         "owner" => {
             let namespace = CgroupNamespace::detect(&mut KernelFileReader::default(), &HostRoots::default());
-            let (mut owners, pid) = (OwnerReader::new(HostRoots::default()), line.trim().parse().unwrap());
+            let (mut owners, pid) = (ProcessOwnerReader::new(HostRoots::default()), line.trim().parse().unwrap());
             let began = Instant::now();
             let path = loop {
                 match owners.identify(pid).unwrap().owner {

@@ -272,7 +272,7 @@ impl SimulatedGpu {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::owner::IdentifiedProcess;
+    use crate::process_owner::IdentifiedProcess;
     use crate::simulated::product::PRODUCTS;
     use model::id::ProcessKey;
     use model::process::ProcessOwner;

@@ -2,7 +2,7 @@
 //! process works as with real GPUs. With sharing, these are processes of the containers that hold GPUs. Otherwise they
 //! are any processes but the agent, those in containers first.
 
-use crate::owner::{IdentifiedProcess, OwnerReader};
+use crate::process_owner::{IdentifiedProcess, ProcessOwnerReader};
 use crate::roots::HostRoots;
 use model::id::{ContainerId, GpuUuid};
 use model::process::ProcessOwner;
@@ -39,7 +39,7 @@ impl fmt::Debug for SimulatedHolders {
 #[derive(Debug)]
 pub(super) struct SimulatedProcesses {
     roots: HostRoots,
-    owners: OwnerReader,
+    owners: ProcessOwnerReader,
     wanted: usize,
     chosen: Vec<SimulatedProcess>,
 }
@@ -63,7 +63,7 @@ impl SimulatedProcess {
 
 impl SimulatedProcesses {
     /// For so many GPUs. No process is chosen yet.
-    pub(super) fn new(roots: HostRoots, owners: OwnerReader, gpus: u32) -> Self {
+    pub(super) fn new(roots: HostRoots, owners: ProcessOwnerReader, gpus: u32) -> Self {
         let wanted = ON_EACH * usize::try_from(gpus).unwrap_or(usize::MAX);
         SimulatedProcesses { roots, owners, wanted, chosen: Vec::new() }
     }

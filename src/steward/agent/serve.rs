@@ -41,7 +41,7 @@ pub(crate) struct Shown {
 }
 
 /// Serves the HTTP port and the admin port on one thread with its own runtime: clients that keep it busy, with scrapes,
-/// TLS handshakes or invalid requests, do not slow down kubelet's calls, the owner of the state or the watchdog.
+/// TLS handshakes or invalid requests, do not slow down kubelet's calls, the node task or the watchdog.
 ///
 /// # Errors
 /// If the thread cannot be started, or a port cannot be used.

@@ -1,4 +1,4 @@
-//! The tasks that share the GPUs of a node. The owner task (`owner.rs`, [`Sharing`](owner::Sharing)) holds the only state,
+//! The tasks that share the GPUs of a node. The sharing task (`sharing_task.rs`, [`Sharing`](sharing_task::Sharing)) holds the only state,
 //! in parts that each have one job. It answers the kubelet's calls (`allocation.rs`, `pre_start.rs`) and passes the results
 //! of one part to the others. `decide` decides, also how long a call waits.
 //!
@@ -38,7 +38,7 @@ mod node_pods;
 mod offer;
 mod prefetch;
 mod ticket_issuer;
-mod owner;
+mod sharing_task;
 mod isolation;
 mod allocation;
 mod pre_start;

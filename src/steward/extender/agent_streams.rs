@@ -1,7 +1,7 @@
 //! The streams of the agents: takes over what each agent reports of its own node, and answers what the leader knows of it.
 //!
 //! ```text
-//!   first message (everything) ─┐                    ┌─▶ ClusterOwner: evidence, open or closed
+//!   first message (everything) ─┐                    ┌─▶ LockedCluster: evidence, open or closed
 //!   changes, beats ─────────────┼─▶ rate, bounds ────┤
 //!   the end ────────────────────┘                    └─▶ LeaderView, when it differs, with each beat, or after ten seconds
 //! ```
@@ -19,7 +19,7 @@ use super::closings;
 use super::events::PodEvents;
 use super::leadership::{Leader, Leadership};
 use super::live_callers::{LiveCallers, StreamSignals};
-use super::owner::ClusterOwner;
+use super::locked_cluster::LockedCluster;
 use super::planted::{PlantedMistake, planted};
 use super::stream_counts::{StreamCounts, StreamEnd};
 use super::stream_limit::{AgentAct, NodeRates};
@@ -55,7 +55,7 @@ const TOO_MANY: u32 = 16;
 /// Serves the streams.
 #[derive(Debug)]
 pub(super) struct AgentStreams {
-    owner: Arc<ClusterOwner>,
+    cluster: Arc<LockedCluster>,
     pub(super) leadership: Arc<Leadership>,
     pub(super) live: Arc<LiveCallers>,
     events: Arc<PodEvents>,
@@ -98,14 +98,14 @@ struct Served {
 impl AgentStreams {
     /// No stream is open yet. All end when `closing` is cancelled.
     pub(super) fn new(
-        owner: Arc<ClusterOwner>,
+        cluster: Arc<LockedCluster>,
         leadership: Arc<Leadership>,
         live: Arc<LiveCallers>,
         events: Arc<PodEvents>,
         closing: CancellationToken,
     ) -> AgentStreams {
         let (counts, term, rates) = (Arc::default(), Mutex::default(), NodeRates::default());
-        AgentStreams { owner, leadership, live, events, counts, closing, term, rates }
+        AgentStreams { cluster, leadership, live, events, counts, closing, term, rates }
     }
 
     /// Looks once a second for what no watch event tells. Never returns.
@@ -120,8 +120,8 @@ impl AgentStreams {
             if let Leader::Other(_) = self.leadership.leader() {
                 std::mem::take(&mut *self.term.lock()).cancel();
             }
-            self.owner.close_late_agents();
-            closings::tell(&self.owner, (&self.events, &self.live), self.leadership.decides());
+            self.cluster.close_late_agents();
+            closings::tell(&self.cluster, (&self.events, &self.live), self.leadership.decides());
         }
     }
 
@@ -204,7 +204,7 @@ impl AgentStreams {
 
     /// Takes over a whole report.
     fn take_report(&self, id: StreamId, report: AgentReport, now: Monotonic) -> Result<(), ReportRefusal> {
-        take_report(&self.owner, &self.leadership, (id, report), now)
+        take_report(&self.cluster, &self.leadership, (id, report), now)
     }
 
     /// A stream that has reported has ended.
@@ -212,10 +212,10 @@ impl AgentStreams {
         if planted(PlantedMistake::StreamEndUnseen) {
             return;
         }
-        self.owner.agent_closed(node, id, clock::monotonic());
+        self.cluster.agent_closed(node, id, clock::monotonic());
         if planted(PlantedMistake::OldEndClosesNewStream) {
             let newer = id.0..id.0 + 1000;
-            newer.for_each(|newer| self.owner.agent_closed(node, StreamId(newer), clock::monotonic()));
+            newer.for_each(|newer| self.cluster.agent_closed(node, StreamId(newer), clock::monotonic()));
         }
     }
 
@@ -229,16 +229,16 @@ impl AgentStreams {
 }
 
 fn take_report(
-    owner: &ClusterOwner,
+    cluster: &LockedCluster,
     leadership: &Leadership,
     (id, report): (StreamId, AgentReport),
     now: Monotonic,
 ) -> Result<(), ReportRefusal> {
-    let taken = owner.agent_reports(id, report, now);
+    let taken = cluster.agent_reports(id, report, now);
     // The election forgets all reports once the term is over. A report that comes later, from a stream that has not ended
     // yet, would stay: a claim could then wait for the end of processes that nobody reports any more.
     if let Leader::Other(_) = leadership.leader() {
-        owner.forget_agents();
+        cluster.forget_agents();
     }
     taken
 }
@@ -366,8 +366,8 @@ impl Served {
             AgentMessage::Full(_) => {
                 return Err(Ended::because(StreamEnd::OtherNode, "the report is of another node than the token"));
             }
-            AgentMessage::Change(change) => streams.owner.agent_changes(node, self.id, change, now),
-            AgentMessage::Beat => streams.owner.agent_beats(node, self.id, now),
+            AgentMessage::Change(change) => streams.cluster.agent_changes(node, self.id, change, now),
+            AgentMessage::Beat => streams.cluster.agent_beats(node, self.id, now),
         };
         taken.map_err(|why| refused(&why))
     }
@@ -379,7 +379,7 @@ impl Served {
         messages: &mut MessageStream<impl Connection>,
         fresh: Duration,
     ) -> Result<Instant, Ended> {
-        let view = self.streams.owner.leader_view(&self.agent.node.0);
+        let view = self.streams.cluster.leader_view(&self.agent.node.0);
         let next = |sent: Instant| {
             // Pods of the node come and go while its agent waits for them, and nothing else tells it.
             if view.leaving { Instant::now() + REPORT_LEAST } else { sent + REPORT_MOST }
@@ -414,11 +414,11 @@ mod tests {
     #[test]
     fn a_report_that_comes_after_the_term_does_not_stay() {
         let lease = LeaseName::new("kube-system", "gpu-steward");
-        let owner = ClusterOwner::new(ClusterRules::default(), RequestRules::default(), lease);
+        let cluster = LockedCluster::new(ClusterRules::default(), RequestRules::default(), lease);
         let leadership = Leadership::new(Elector::new("a".into(), ElectionTimes::default()));
         let node = NodeName::parse("n1").unwrap();
-        let taken = take_report(&owner, &leadership, (StreamId(1), AgentReport::of(node.clone())), Monotonic(1));
+        let taken = take_report(&cluster, &leadership, (StreamId(1), AgentReport::of(node.clone())), Monotonic(1));
         assert_eq!(taken, Ok(()), "its stream ends with the others");
-        assert!(owner.inspect(|cluster| cluster.agent_report(&node).is_none()));
+        assert!(cluster.inspect(|cluster| cluster.agent_report(&node).is_none()));
     }
 }

@@ -1,7 +1,7 @@
 //! Binds pods: writes the orders of the leader at the API server until the outcome of each is known.
 //!
 //! ```text
-//!   /bind ──▶ ClusterOwner::bind reserves ──▶ task of the order ──POST──▶ written | refused ──▶ answer
+//!   /bind ──▶ LockedCluster::bind reserves ──▶ task of the order ──POST──▶ written | refused ──▶ answer
 //!                                                  ▲      │ no answer
 //!                                                  └─pause┘   kube-scheduler gets an error after ANSWER_WITHIN
 //! ```
@@ -16,7 +16,7 @@
 use super::convert;
 use super::events::{PodEventReason, PodEvents};
 use super::leadership::Leadership;
-use super::owner::ClusterOwner;
+use super::locked_cluster::LockedCluster;
 use super::planted::{PlantedMistake, planted};
 use apiserver::ApiError;
 use apiserver::client::{ApiClient, ReadAge};
@@ -79,7 +79,7 @@ type BindResult = Option<Result<(), Arc<str>>>;
 #[derive(Debug)]
 pub(super) struct Binder {
     pub(super) client: ApiClient,
-    pub(super) owner: Arc<ClusterOwner>,
+    pub(super) cluster: Arc<LockedCluster>,
     pub(super) leadership: Arc<Leadership>,
     pub(super) events: Arc<PodEvents>,
     /// The orders under way.
@@ -128,15 +128,15 @@ impl Binder {
     /// Why the pod is not bound, or not known to be.
     pub(super) async fn bind(self: &Arc<Self>, args: &ExtenderBindingArgs) -> Result<(), Arc<str>> {
         let ExtenderBindingArgs { uid, pod, node } = args;
-        let claim = self.owner.claim_of(uid);
+        let claim = self.cluster.claim_of(uid);
         if claim.is_none()
-            && let Some(plain) = self.owner.plain_pod(uid)
+            && let Some(plain) = self.cluster.plain_pod(uid)
         {
             // On the heap, so that the future of each other bind has no room for it.
             return Box::pin(self.bind_plain(args, plain.version)).await;
         }
         let bound = |(at, state): (NodeName, ClaimState)| {
-            at == *node && (state != ClaimState::Assumed || self.owner.binding_is_written(uid))
+            at == *node && (state != ClaimState::Assumed || self.cluster.binding_is_written(uid))
         };
         // kube-scheduler asks again for a pod that is bound after a lost answer, or after a restore of etcd, which takes
         // the node away again. One read tells the two apart.
@@ -169,7 +169,7 @@ impl Binder {
             Ok(Err(_)) => Err("the extender is stopping".into()),
             Err(_) => {
                 if planted(PlantedMistake::ReleaseAtDeadline) {
-                    self.owner.bind_ended(uid, BindOutcome::Refused);
+                    self.cluster.bind_ended(uid, BindOutcome::Refused);
                 }
                 Err("the API server has not answered yet; the binding is written again until its outcome is known"
                     .into())
@@ -185,7 +185,7 @@ impl Binder {
             return Err(NotBegun::Refused(why));
         }
         // The same order again if one is under way, and an error if it is for another node.
-        let (order, asked) = self.owner.bind(uid, node).map_err(|why| match why {
+        let (order, asked) = self.cluster.bind(uid, node).map_err(|why| match why {
             BindRefusal::InFlight { .. } => NotBegun::InFlight(why.to_string()),
             why => NotBegun::Refused(why.to_string()),
         })?;
@@ -263,7 +263,7 @@ impl Binder {
                 Shown::Never(why) => return Err(why.into()),
                 Shown::Changed(pod) => {
                     versions += 1;
-                    let asks_nothing = matches!(convert::request(&pod, self.owner.rules()), Ok(None));
+                    let asks_nothing = matches!(convert::request(&pod, self.cluster.rules()), Ok(None));
                     if let Some(why) = outdated(asks_nothing, versions) {
                         return Err(why.into());
                     }
@@ -284,7 +284,7 @@ impl Binder {
             let writes = self.leadership.decides() && !self.stop.is_cancelled();
             // An order is written again with the epoch of the present term, and only where the claims that another leader has
             // written meanwhile leave it room.
-            let next = if begun { self.owner.order_again(&order.uid) } else { Some(order.clone()) };
+            let next = if begun { self.cluster.order_again(&order.uid) } else { Some(order.clone()) };
             let shown = match next.filter(|_| writes) {
                 Some(next) => {
                     begun = true;
@@ -296,7 +296,7 @@ impl Binder {
             };
             match shown {
                 Shown::Bound => {
-                    self.owner.bind_ended(&order.uid, BindOutcome::Written);
+                    self.cluster.bind_ended(&order.uid, BindOutcome::Written);
                     return Some(Ok(()));
                 }
                 Shown::Changed(pod) => {
@@ -313,7 +313,7 @@ impl Binder {
                         let (pod, node) = (&order.pod, &order.node);
                         tracing::warn!(%pod, %node, why, "the outcome of a binding is not known: {why}; it is written again");
                     }
-                    self.owner.bind_ended(&order.uid, BindOutcome::Unknown);
+                    self.cluster.bind_ended(&order.uid, BindOutcome::Unknown);
                 }
             }
             tokio::select! {
@@ -329,19 +329,19 @@ impl Binder {
 
     /// The order is not carried out, and never will be.
     fn refused(&self, order: &BindOrder, why: &str) -> Result<(), Arc<str>> {
-        self.owner.bind_ended(&order.uid, BindOutcome::Refused);
+        self.cluster.bind_ended(&order.uid, BindOutcome::Refused);
         Err(why.into())
     }
 
     /// Whether a pod asks in this version what it asked when its order was made. Where that is not known, it may not.
     fn asks_the_same(&self, pod: &Pod, asked: Option<&PlacementRequest>) -> bool {
-        let now = convert::request(pod, self.owner.rules()).ok().flatten();
+        let now = convert::request(pod, self.cluster.rules()).ok().flatten();
         asked.zip(now).is_some_and(|(asked, now)| asked.asks_the_same(&now))
     }
 
     /// What the pod watch has shown of the pod meanwhile, if that settles the order.
     fn seen(&self, order: &BindOrder) -> Option<Result<(), Arc<str>>> {
-        match self.owner.claim_of(&order.uid) {
+        match self.cluster.claim_of(&order.uid) {
             Some((node, ClaimState::Assumed)) if node == order.node => None,
             Some((node, _)) if node == order.node => Some(Ok(())),
             Some((node, _)) => Some(Err(format!("the pod is bound to {node}").into())),
@@ -352,7 +352,7 @@ impl Binder {
     /// Writes the order once, beside earlier writes that are open. The call ends with the term: it may first have to connect, and
     /// must not begin to write after that.
     async fn post(&self, order: &BindOrder, open: &mut OpenWrites) -> Shown {
-        let binding = match convert::binding(order, self.owner.lease(), clock::now().wall) {
+        let binding = match convert::binding(order, self.cluster.lease(), clock::now().wall) {
             Ok(binding) => binding,
             Err(why) if open.is_empty() => return Shown::Never(why),
             Err(why) => return Shown::Unknown(why),
@@ -433,7 +433,7 @@ impl Binder {
         let pod = match self.client.get_pod(name, &ReadAge::Newest).await {
             Ok(bytes) => wire::pod::decode(&bytes).map_err(|why| why.to_string()),
             Err(error) if error.refusal().is_some_and(|refusal| refusal.code == 404 && refusal.is_status) => {
-                self.owner.pod_gone(uid);
+                self.cluster.pod_gone(uid);
                 return Looked::Never("the pod is gone".to_owned());
             }
             Err(error) => Err(error.to_string()),
@@ -443,11 +443,11 @@ impl Binder {
             Err(why) => return Looked::Nothing(why),
         };
         if pod.uid != *uid {
-            self.owner.pod_gone(uid);
+            self.cluster.pod_gone(uid);
             return Looked::Never("the pod is gone; another pod has its name".to_owned());
         }
         let Some(at) = pod.node.clone() else { return Looked::Unbound(Box::new(pod)) };
-        self.owner.pod_was_read(&pod);
+        self.cluster.pod_was_read(&pod);
         if at == *node { Looked::Bound } else { Looked::Never(format!("the pod is bound to {at}")) }
     }
 
@@ -455,13 +455,13 @@ impl Binder {
     /// the next list, so the pod is read where that takes long.
     async fn confirm(&self, order: &BindOrder) {
         let mut backoff = Backoff::new(UNSEEN, LONGEST_UNSEEN);
-        while self.owner.claim_is_unshown(&order.uid) {
+        while self.cluster.claim_is_unshown(&order.uid) {
             tokio::select! {
                 biased;
                 () = self.stop.cancelled() => return,
                 () = sleep(backoff.pause()) => {}
             }
-            if !self.owner.claim_is_unshown(&order.uid) {
+            if !self.cluster.claim_is_unshown(&order.uid) {
                 return;
             }
             let looked = self.look(&order.uid, &order.pod, &order.node).await;
@@ -475,8 +475,8 @@ impl Binder {
     fn is_taken_back(&self, uid: &PodUid) {
         let orders = self.orders.lock();
         if !orders.contains_key(uid) {
-            self.owner.bind_ended(uid, BindOutcome::Refused);
-            self.owner.pod_is_unbound(uid);
+            self.cluster.bind_ended(uid, BindOutcome::Refused);
+            self.cluster.pod_is_unbound(uid);
         }
         drop(orders);
         self.leadership.etcd_was_restored();

@@ -3,13 +3,13 @@
 
 use super::events::PodEvents;
 use super::live_callers::LiveCallers;
-use super::owner::ClusterOwner;
+use super::locked_cluster::LockedCluster;
 use decide::cluster::ClosingChange;
 use tokio::time::Instant;
 
 /// Tells the changes since the last call.
-pub(super) fn tell(owner: &ClusterOwner, (events, live): (&PodEvents, &LiveCallers), leads: bool) {
-    let changes = owner.take_closings();
+pub(super) fn tell(cluster: &LockedCluster, (events, live): (&PodEvents, &LiveCallers), leads: bool) {
+    let changes = cluster.take_closings();
     changes.iter().for_each(|change| live.look(&change.node));
     let due = events.closings.lock().due(&changes, Instant::now());
     for ClosingChange { node, uid, closed } in due {

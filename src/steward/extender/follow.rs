@@ -1,4 +1,4 @@
-//! Feeds the owner from the followers of all pods and all Nodes.
+//! Feeds the cluster's state from the followers of all pods and all Nodes.
 
 use super::closings;
 use super::convert;
@@ -6,8 +6,8 @@ use super::events::PodEvents;
 use super::eviction::Evictor;
 use super::leadership::Leadership;
 use super::live_callers::LiveCallers;
+use super::locked_cluster::LockedCluster;
 use super::own_mark::OwnMark;
-use super::owner::ClusterOwner;
 use super::planted::{PlantedMistake, planted};
 use apiserver::ApiError;
 use apiserver::follow::FollowListener;
@@ -97,7 +97,7 @@ impl WatchHealth {
 /// Takes over all pods.
 #[derive(Debug)]
 pub(super) struct PodFeed {
-    pub(super) owner: Arc<ClusterOwner>,
+    pub(super) cluster: Arc<LockedCluster>,
     pub(super) leadership: Arc<Leadership>,
     pub(super) mark: Arc<OwnMark>,
     pub(super) evictor: Arc<Evictor>,
@@ -109,7 +109,7 @@ pub(super) struct PodFeed {
 /// Takes over all Nodes.
 #[derive(Debug)]
 pub(super) struct NodeFeed {
-    pub(super) owner: Arc<ClusterOwner>,
+    pub(super) cluster: Arc<LockedCluster>,
     pub(super) leadership: Arc<Leadership>,
     pub(super) events: Arc<PodEvents>,
     pub(super) live: Arc<LiveCallers>,
@@ -122,24 +122,24 @@ impl PodFeed {
             && !planted(PlantedMistake::EpochRepeats)
             && let Some(own) = self.leadership.epoch_is_used(epoch)
         {
-            self.owner.lead(own);
+            self.cluster.lead(own);
         }
-        self.owner.pod_is(pod);
+        self.cluster.pod_is(pod);
         if pod.deleted_at.is_some() && planted(PlantedMistake::DeletionMarkIsGone) {
-            self.owner.pod_gone(&pod.uid);
+            self.cluster.pod_gone(&pod.uid);
         }
         self.evictor.pod_is(pod);
         self.live.pod_is(pod);
     }
 
     fn tell_closings(&self) {
-        closings::tell(&self.owner, (&self.events, &self.live), self.leadership.decides());
+        closings::tell(&self.cluster, (&self.events, &self.live), self.leadership.decides());
     }
 }
 
 impl NodeFeed {
     fn tell_closings(&self) {
-        closings::tell(&self.owner, (&self.events, &self.live), self.leadership.decides());
+        closings::tell(&self.cluster, (&self.events, &self.live), self.leadership.decides());
     }
 }
 
@@ -160,20 +160,20 @@ impl FollowListener<AllPods> for PodFeed {
                 Delta::Changed { before, after } => {
                     // Only a restore of etcd takes a node away from a pod.
                     if before.node.is_some() && after.node.is_none() {
-                        self.owner.pod_is_unbound(&after.uid);
+                        self.cluster.pod_is_unbound(&after.uid);
                     }
                     self.is(after);
                 }
                 Delta::Gone { before, .. } => {
                     if !planted(PlantedMistake::GonePodHolds) {
-                        self.owner.pod_gone(&before.uid);
+                        self.cluster.pod_gone(&before.uid);
                     }
                     self.evictor.pod_gone(&before.uid);
                     self.live.pod_gone(&before.uid);
                 }
             }
         }
-        self.mark.taken_over(&self.owner);
+        self.mark.taken_over(&self.cluster);
         self.tell_closings();
     }
 
@@ -184,7 +184,7 @@ impl FollowListener<AllPods> for PodFeed {
             (Some(uid), Some(node)) => {
                 let lost = "the GPUs that it may hold are not known, so its node takes no new claims";
                 tracing::warn!(pod = name, %node, error = %bad.why, "a pod on {node} cannot be read; {lost}");
-                self.owner.pod_is_unreadable(uid, node);
+                self.cluster.pod_is_unreadable(uid, node);
                 self.tell_closings();
             }
             _ => {
@@ -194,7 +194,7 @@ impl FollowListener<AllPods> for PodFeed {
     }
 
     fn settled(&mut self, uid: &PodUid) {
-        self.owner.pod_is_settled(uid);
+        self.cluster.pod_is_settled(uid);
         self.tell_closings();
     }
 
@@ -207,7 +207,7 @@ impl FollowListener<AllPods> for PodFeed {
     }
 
     fn listed(&mut self, begun: Instant) {
-        self.owner.pods_known(begun);
+        self.cluster.pods_known(begun);
     }
 }
 
@@ -220,11 +220,11 @@ impl FollowListener<AllNodes> for NodeFeed {
         for delta in &deltas {
             match delta {
                 Delta::Added(node) | Delta::Changed { after: node, .. } => {
-                    self.owner.node_is(node);
+                    self.cluster.node_is(node);
                     self.live.node_is(node);
                 }
                 Delta::Gone { before, .. } | Delta::LeftOut(before) => {
-                    self.owner.node_gone(before);
+                    self.cluster.node_gone(before);
                     self.live.node_gone(before);
                 }
             }
@@ -237,7 +237,7 @@ impl FollowListener<AllNodes> for NodeFeed {
         self.health.unreadable.fetch_add(1, Ordering::Relaxed);
         tracing::warn!(node = name, error = %bad.why, "a Node cannot be read; it takes no new claims");
         if let Ok(name) = NodeName::parse(name) {
-            self.owner.node_is_unreadable(&name, &bad.why.as_str().into());
+            self.cluster.node_is_unreadable(&name, &bad.why.as_str().into());
             self.tell_closings();
         }
     }
@@ -251,6 +251,6 @@ impl FollowListener<AllNodes> for NodeFeed {
     }
 
     fn listed(&mut self, begun: Instant) {
-        self.owner.nodes_known(begun);
+        self.cluster.nodes_known(begun);
     }
 }

@@ -1,7 +1,7 @@
 //! The metrics of HAMi's scheduler that say something here, with its names, labels and units, at `/metrics/hami`: a path
 //! of its own, because they are a dozen lines for each GPU of the cluster.
 
-use super::owner::{ClaimedShare, ScheduledDevice};
+use super::locked_cluster::{ClaimedShare, ScheduledDevice};
 use effects::exposition::{Exposition, ExpositionFormat, MetricFamily, MetricLabels, SampleValue};
 
 const MEMORY_LIMIT: MetricFamily =

@@ -9,7 +9,7 @@
 //! A new leader decides only after it has seen everything that was written before it won: by lists that were begun after
 //! the win, or of pods by its own mark in the pod watch ([`super::own_mark`]).
 
-use super::owner::ClusterOwner;
+use super::locked_cluster::LockedCluster;
 use super::planted::{PlantedMistake, planted};
 use apiserver::ApiError;
 use apiserver::chance;
@@ -147,9 +147,9 @@ impl Leadership {
     }
 
     /// Takes part in the election until `stop` is cancelled, then lets another process take over at once.
-    pub(super) async fn run(self: Arc<Self>, lease: LeaseClient, owner: Arc<ClusterOwner>, stop: CancellationToken) {
+    pub(super) async fn run(self: Arc<Self>, lease: LeaseClient, cluster: Arc<LockedCluster>, stop: CancellationToken) {
         let times = self.state.lock().elector.times();
-        let mut known = owner.known();
+        let mut known = cluster.known();
         let mut led = false;
         loop {
             // A call that hangs must not hide that the term is over.
@@ -159,19 +159,19 @@ impl Leadership {
             let leads = !matches!(self.leader(), Leader::Other(_));
             if led && !leads {
                 // The agents report to another extender from now on.
-                owner.forget_agents();
+                cluster.forget_agents();
             }
             led = leads;
             let chance = chance::below(100);
             let pause = if leads { times.pause(chance) } else { times.pause_of_follower(chance) };
             let until = Instant::now() + pause;
             loop {
-                self.catch_up(&owner);
+                self.catch_up(&cluster);
                 tokio::select! {
                     biased;
                     () = stop.cancelled() => return self.release(&lease).await,
                     () = tokio::time::sleep_until(until) => break,
-                    // The sender is the owner, which lives as long as this task.
+                    // The sender is the cluster, which lives as long as this task.
                     _ = known.changed() => {}
                 }
             }
@@ -264,16 +264,16 @@ impl Leadership {
     }
 
     /// Begins to decide once everything that was written before the win is known.
-    fn catch_up(&self, owner: &ClusterOwner) {
+    fn catch_up(&self, cluster: &LockedCluster) {
         let mut state = self.state.lock();
         let Some(won) = state.won.filter(|_| !state.caught_up) else { return };
-        let known = owner.knows_all_before(won) || planted(PlantedMistake::NoListAfterWin);
+        let known = cluster.knows_all_before(won) || planted(PlantedMistake::NoListAfterWin);
         if !known || !state.elector.leads(clock::monotonic()) {
             return;
         }
         state.caught_up = true;
         let epoch = state.elector.settle_epoch().unwrap_or(0);
-        owner.lead(epoch);
+        cluster.lead(epoch);
         tracing::info!(epoch, after_ms = won.elapsed().as_millis(), "this extender leads and decides from now on");
     }
 

@@ -126,7 +126,7 @@ impl LiveCallers {
         let mut known = self.known.lock();
         // Under the same lock: a pod that goes away from now on ends the stream.
         known.check(node, pod)?;
-        // Under the same lock too: of two streams of a Node the later one gets the larger id, and the owner of the cluster
+        // Under the same lock too: of two streams of a Node the later one gets the larger id, and the state of the cluster
         // refuses reports of the smaller one. With ids in another order both would end, one here and one there.
         known.last += 1;
         let (id, signals) = (StreamId(known.last), Arc::<StreamSignals>::default());

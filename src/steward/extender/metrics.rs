@@ -2,8 +2,8 @@
 
 use super::follow::WatchHealth;
 use super::live_callers::LiveCallers;
+use super::locked_cluster::ClusterCounts;
 use super::measures::{MeasuredCounts, Verb};
-use super::owner::ClusterCounts;
 use super::stream_counts::StreamCounts;
 use decide::placement::RefusalReason;
 use effects::exposition::{Exposition, ExpositionFormat, MetricFamily, MetricLabels, MetricType, SampleValue};

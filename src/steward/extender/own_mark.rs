@@ -1,7 +1,7 @@
 //! Whether this process has seen all that was written to pods before a moment, without reading them all anew.
 //!
 //! ```text
-//!   won ──▶ writes a mark on its own pod ──▶ the pod watch shows it ──▶ all earlier changes are taken over ──▶ ClusterOwner
+//!   won ──▶ writes a mark on its own pod ──▶ the pod watch shows it ──▶ all earlier changes are taken over ──▶ LockedCluster
 //!     └──── outside a pod, before the first list, or without the mark in time ──▶ all pods are read anew
 //! ```
 //!
@@ -11,7 +11,7 @@
 //! What must never happen here: a mark that counts although another request than the watch has shown it, or before the
 //! changes that came ahead of it are taken over.
 
-use super::owner::ClusterOwner;
+use super::locked_cluster::LockedCluster;
 use super::planted::{PlantedMistake, planted};
 use apiserver::client::ApiClient;
 use model::id::{PodRef, PodUid};
@@ -70,19 +70,19 @@ impl OwnMark {
         }
     }
 
-    /// The owner has taken over everything that the watch has shown up to now.
-    pub(super) fn taken_over(&self, owner: &ClusterOwner) {
+    /// The cluster's state has taken over everything that the watch has shown up to now.
+    pub(super) fn taken_over(&self, cluster: &LockedCluster) {
         if let Some(mark) = self.state.lock().awaited.take_if(|awaited| awaited.shown) {
-            owner.pods_known(mark.begun);
+            cluster.pods_known(mark.begun);
             // Nobody waits for one that came too late.
             let _ = mark.known.send(());
         }
     }
 
-    /// Each time when it is `wanted`, sees to it that the owner soon knows all pods as of now: by a mark, or by `relist`.
+    /// Each time when it is `wanted`, sees to it that the cluster's state soon has all pods as of now: by a mark, or by `relist`.
     pub(super) async fn run(
         self: Arc<Self>,
-        owner: Arc<ClusterOwner>,
+        cluster: Arc<LockedCluster>,
         (wanted, relist): (Arc<Notify>, Arc<Notify>),
         stop: CancellationToken,
     ) {
@@ -93,14 +93,14 @@ impl OwnMark {
                 () = wanted.notified() => {}
             }
             // A first list that is under way may have begun too early, and its watch may begin after the mark.
-            let Some((uid, pod)) = self.pod.as_ref().filter(|_| owner.pods_were_listed()) else {
+            let Some((uid, pod)) = self.pod.as_ref().filter(|_| cluster.pods_were_listed()) else {
                 relist.notify_one();
                 continue;
             };
             let seen = tokio::select! {
                 biased;
                 () = stop.cancelled() => return,
-                seen = timeout(WITHIN, self.is_seen(&owner, uid, pod)) => seen.is_ok_and(|seen| seen),
+                seen = timeout(WITHIN, self.is_seen(&cluster, uid, pod)) => seen.is_ok_and(|seen| seen),
             };
             self.state.lock().awaited = None;
             if !seen {
@@ -111,7 +111,7 @@ impl OwnMark {
     }
 
     /// Writes a mark, and waits until everything before it is taken over. False if that never happens.
-    async fn is_seen(&self, owner: &ClusterOwner, uid: &PodUid, pod: &PodRef) -> bool {
+    async fn is_seen(&self, cluster: &LockedCluster, uid: &PodUid, pod: &PodRef) -> bool {
         let (sender, known) = oneshot::channel();
         let begun = Instant::now();
         let value: Arc<str> = {
@@ -129,7 +129,7 @@ impl OwnMark {
             }
         }
         if planted(PlantedMistake::WrittenMarkIsSeen) {
-            owner.pods_known(begun);
+            cluster.pods_known(begun);
             return true;
         }
         known.await.is_ok()

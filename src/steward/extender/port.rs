@@ -242,8 +242,8 @@ impl ExtenderPort {
         let scrape = Scrape {
             leads: self.leadership.decides(),
             open_bindings: self.leadership.open_bindings(),
-            watch_lag: self.verbs.owner.watch_lag(),
-            cluster: self.verbs.owner.counts(),
+            watch_lag: self.verbs.cluster.watch_lag(),
+            cluster: self.verbs.cluster.counts(),
             measured: self.measures.counts(),
             watches: &self.watches,
             connections: &self.connections,
@@ -255,7 +255,7 @@ impl ExtenderPort {
     }
 
     fn hami_metrics(&self, headers: &HeaderMap) -> Answer {
-        let (format, (devices, shares)) = (format(headers), self.verbs.owner.shares());
+        let (format, (devices, shares)) = (format(headers), self.verbs.cluster.shares());
         let text = hami_metrics::render(&devices, &shares, format);
         answer(StatusCode::OK, HeaderValue::from_static(format.content_type()), text)
     }

@@ -7,8 +7,8 @@ use super::callers::Callers;
 use super::events::PodEvents;
 use super::leadership::Leadership;
 use super::live_callers::LiveCallers;
+use super::locked_cluster::LockedCluster;
 use super::metrics::StreamScrape;
-use super::owner::ClusterOwner;
 use super::port::{ExtenderPort, StreamReadiness};
 use super::proxy::LeaderProxy;
 use super::settings::StreamSettings;
@@ -49,7 +49,7 @@ pub(super) struct Streams {
 /// The parts of the extender that the streams use.
 #[derive(Debug)]
 pub(super) struct StreamParts {
-    pub(super) owner: Arc<ClusterOwner>,
+    pub(super) cluster: Arc<LockedCluster>,
     pub(super) leadership: Arc<Leadership>,
     pub(super) live: Arc<LiveCallers>,
     pub(super) events: Arc<PodEvents>,
@@ -73,7 +73,7 @@ impl Streams {
     pub(super) fn new(
         opened: OpenedStreams,
         (connection, place): (ApiConnection, &(Arc<str>, Arc<str>)),
-        StreamParts { owner, leadership, live, events }: StreamParts,
+        StreamParts { cluster, leadership, live, events }: StreamParts,
         closing: CancellationToken,
     ) -> Streams {
         let OpenedStreams { listener, settings, .. } = opened;
@@ -85,7 +85,7 @@ impl Streams {
         let StreamSettings { accounts, audience, token_file, .. } = settings;
         let proxy = token_file.clone().map(|file| Arc::new(LeaderProxy::new(Arc::clone(&authority), file)));
         let callers = Callers::new(ApiClient::new(connection), (audience, accounts), token_file, Arc::clone(&live));
-        let streams = AgentStreams::new(owner, leadership, live, events, closing.clone());
+        let streams = AgentStreams::new(cluster, leadership, live, events, closing.clone());
         let (callers, streams) = (Arc::new(callers), Arc::new(streams));
         Streams { listener, authority, callers, streams, proxy, connections: Arc::default(), closing }
     }

@@ -1,12 +1,12 @@
-//! The verbs of kube-scheduler: reads the question, asks the owner, writes the answer. Filter, bind and preempt are recorded.
+//! The verbs of kube-scheduler: reads the question, asks the cluster's state, writes the answer. Filter, bind and preempt are recorded.
 
 use super::binder::Binder;
 use super::convert;
 use super::decisions::{Decision, Decisions, NODES};
 use super::events::{PodEventReason, PodEvents};
 use super::explain::{self, FilterDetail, KeptRefusal, NodeScore, ReasonTexts};
+use super::locked_cluster::LockedCluster;
 use super::measures::Measures;
-use super::owner::ClusterOwner;
 use decide::cluster::{FilterVerdict, RefusalSummary, RefusedNode};
 use decide::placement::RefusalReason;
 use model::id::PodUid;
@@ -23,7 +23,7 @@ const GATED: &str = "the pod has scheduling gates: no GPU is kept for it before 
 /// Answers the verbs of the leader.
 #[derive(Debug)]
 pub(super) struct Verbs {
-    pub(super) owner: Arc<ClusterOwner>,
+    pub(super) cluster: Arc<LockedCluster>,
     pub(super) binder: Arc<Binder>,
     pub(super) events: Arc<PodEvents>,
     pub(super) decisions: Decisions,
@@ -55,12 +55,12 @@ impl Verbs {
         let ExtenderArgs { pod, nodes } = extender::decode_args(body).map_err(|why| why.to_string())?;
         let request = match self.asked(&pod) {
             Asked::Nothing => {
-                self.owner.plain_pod_is_filtered(&pod);
+                self.cluster.plain_pod_is_filtered(&pod);
                 let all: Vec<usize> = (0..nodes.len()).collect();
                 return Ok(extender::encode_filter(&nodes, &all, &[]));
             }
             Asked::Refused(why) => {
-                self.owner.is_not_pending(&pod.uid);
+                self.cluster.is_not_pending(&pod.uid);
                 let failed: Vec<FailedNode<'_>> =
                     (0..nodes.len()).map(|place| FailedNode { place, reason: &why, unresolvable: true }).collect();
                 self.measures.refused_pod();
@@ -72,7 +72,7 @@ impl Verbs {
         };
         let names: Vec<&str> = nodes.names().collect();
         let requests = request.requests.clone();
-        let verdict = self.owner.filter(request, &names);
+        let verdict = self.cluster.filter(request, &names);
         let reasons = ReasonTexts::of(&verdict.refused);
         let failed: Vec<FailedNode<'_>> = reasons.failed(&verdict.refused);
         let answer = extender::encode_filter(&nodes, &verdict.fit, &failed);
@@ -116,7 +116,7 @@ impl Verbs {
         self.events.send(&pod.uid, &pod.name, reason, text.clone());
         let closed = |node: &RefusedNode| {
             let is_closed = node.why.reasons().any(|(reason, _)| reason == RefusalReason::NodeClosed);
-            is_closed.then(|| self.owner.closed(name(node.place))).flatten()
+            is_closed.then(|| self.cluster.closed(name(node.place))).flatten()
         };
         let refused = verdict.refused.iter().take(NODES).map(|node| KeptRefusal {
             node: name(node.place).into(),
@@ -142,7 +142,7 @@ impl Verbs {
         let scores = match self.asked(&pod) {
             Asked::Gpus(request) => {
                 let names: Vec<&str> = nodes.names().collect();
-                self.owner.score(&request, &names)
+                self.cluster.score(&request, &names)
             }
             Asked::Nothing | Asked::Refused(_) => vec![0; nodes.len()],
         };
@@ -159,7 +159,7 @@ impl Verbs {
             Asked::Nothing => question.nodes,
             Asked::Refused(_) => Vec::new(),
             Asked::Gpus(request) => {
-                let helps = |node: &NodeVictims<'_>| self.owner.fits_without(&request, &node.node, &node.pods);
+                let helps = |node: &NodeVictims<'_>| self.cluster.fits_without(&request, &node.node, &node.pods);
                 question.nodes.into_iter().filter(helps).collect()
             }
         };
@@ -193,7 +193,7 @@ impl Verbs {
     }
 
     fn asked(&self, pod: &Pod) -> Asked {
-        match convert::request(pod, self.owner.rules()) {
+        match convert::request(pod, self.cluster.rules()) {
             Ok(None) => Asked::Nothing,
             // Kueue and others hold pods back so. kube-scheduler asks nothing about such a pod, and its binding would be refused.
             Ok(Some(_)) if pod.gated => Asked::Refused(GATED.to_owned()),

@@ -4,7 +4,7 @@ use crate::top::pods::{container_name, number, pod_name, sum};
 use crate::top::show::{Cells, bytes, cores, percent};
 use crate::top::snapshot::Snapshot;
 use crate::top::table::{Amounts, Column, Row, fill, left, right};
-use wire::api::owner::OwnerJson;
+use wire::api::process_owner::ProcessOwnerJson;
 use wire::api::processes::ProcessJson;
 
 /// The columns, in the order in which [`rows`] fills them.
@@ -28,7 +28,7 @@ pub(crate) fn rows(snapshot: &Snapshot) -> Vec<Row> {
 }
 
 /// The owner of a process in a few words.
-pub(crate) fn owner_name(owner: &OwnerJson) -> String {
+pub(crate) fn owner_name(owner: &ProcessOwnerJson) -> String {
     let container = owner.container_id.as_deref().map(|id| container_name(owner.container.as_deref(), id));
     match owner.kind.as_str() {
         "pod" => {
@@ -87,7 +87,7 @@ mod tests {
     use model::process::ProcessOwner as Noun;
     use model::time::Now;
     use model::view::NodeView;
-    use wire::api::owner::OwnerNames;
+    use wire::api::process_owner::OwnerNames;
 
     #[test]
     fn a_process_with_an_unknown_owner_is_shown_as_unknown_and_not_as_the_hosts() {

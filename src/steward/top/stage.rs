@@ -17,7 +17,7 @@ use model::view::{
 use model::{Absence, Reading};
 use std::sync::Arc;
 use std::time::Duration;
-use wire::api::owner::OwnerNames;
+use wire::api::process_owner::OwnerNames;
 use wire::api::reading::ReadingAges;
 use wire::api::{ViewHeadJson, gpus, node, pods, processes};
 

@@ -1,7 +1,7 @@
 //! `/api/v1/gpus`: the GPUs of the node with their readings, conditions and processes.
 
 use super::head::ViewHeadJson;
-use super::owner::{OwnerJson, OwnerNames};
+use super::process_owner::{OwnerNames, ProcessOwnerJson};
 use super::reading::{ReadingAges, ReadingJson};
 use model::gpu as noun;
 use model::id::PodUid;
@@ -220,7 +220,7 @@ pub struct GpuHolderJson {
 pub struct GpuProcessJson {
     pub pid: u32,
     pub command: String,
-    pub owner: OwnerJson,
+    pub owner: ProcessOwnerJson,
     /// `compute`, `graphics` or `mps`.
     pub kind: String,
     pub mig: Option<String>,

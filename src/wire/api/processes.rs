@@ -2,8 +2,8 @@
 
 use super::gpus::kind_word;
 use super::head::ViewHeadJson;
-use super::owner::{OwnerJson, OwnerNames};
 use super::pods::Each;
+use super::process_owner::{OwnerNames, ProcessOwnerJson};
 use super::reading::{ReadingAges, ReadingJson};
 use model::id::GpuUuid;
 use model::process::{GpuProcess, HostProcess};
@@ -58,7 +58,7 @@ pub struct ProcessJson {
     pub pid: u32,
     pub start_ticks: Option<u64>,
     pub command: String,
-    pub owner: OwnerJson,
+    pub owner: ProcessOwnerJson,
     pub cpu_cores: ReadingJson<f64>,
     pub cpu_user_seconds: ReadingJson<f64>,
     pub cpu_system_seconds: ReadingJson<f64>,
@@ -123,12 +123,12 @@ impl Serialize for ProcessesListing<'_> {
 impl ProcessRow<'_> {
     /// The owner of the process.
     #[must_use]
-    pub fn owner(&self, names: &OwnerNames<'_>) -> OwnerJson {
+    pub fn owner(&self, names: &OwnerNames<'_>) -> ProcessOwnerJson {
         let host = self.host.map(|host| &host.process.owner);
         let on_gpu = self.gpus.first().map(|(_, process)| &process.owner);
         // Host and GPUs are read at different times, so one of them may not know the owner yet.
         let known = host.filter(|owner| **owner != model::process::ProcessOwner::Unknown);
-        known.or(on_gpu).map_or_else(OwnerJson::unknown, |owner| names.of_process(owner))
+        known.or(on_gpu).map_or_else(ProcessOwnerJson::unknown, |owner| names.of_process(owner))
     }
 
     fn show(&self, names: &OwnerNames<'_>, ages: ReadingAges) -> ProcessJson {

@@ -7,7 +7,7 @@ use crate::nvml::inventory::{self, InventorySource};
 use crate::nvml::library;
 use crate::nvml::polled_gpu::{self, GpuCaller};
 use crate::nvml::process::{Clients, list};
-use crate::owner::OwnerReader;
+use crate::process_owner::ProcessOwnerReader;
 use crate::report::Reporter;
 use lab::scenario::{FakeProcess, MigSlot, process};
 use model::process::{GpuProcess, GpuProcessKind, ProcessOwner};
@@ -152,7 +152,7 @@ fn a_pid_reused_between_two_readings_belongs_to_no_pod() {
     };
     harness.change(|scenario| scenario.faults = vec![stuck]);
     let (mut gpu, heartbeat) = opened(harness.fake.library(), &harness.path("sys"));
-    let mut owners = OwnerReader::new(harness.roots());
+    let mut owners = ProcessOwnerReader::new(harness.roots());
     let reader = std::thread::spawn(move || {
         let mut clients = Clients::default();
         let first = list(&mut gpu, &mut clients, &mut owners, clock::now());
@@ -177,7 +177,7 @@ fn a_pid_reused_between_two_lists_does_not_inherit_the_measured_use() {
     booted(&harness, 1000);
     alive(&harness, 4711, 500, 1);
     let (mut gpu, _heartbeat) = opened(harness.fake.library(), &harness.path("sys"));
-    let mut owners = OwnerReader::new(harness.roots());
+    let mut owners = ProcessOwnerReader::new(harness.roots());
     let mut list_once = |clients: &mut Clients| {
         let list = list(&mut gpu, clients, &mut owners, clock::now());
         list.list.value().unwrap()[0].clone()

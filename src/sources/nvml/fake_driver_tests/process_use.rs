@@ -5,7 +5,7 @@ use super::process::opened;
 use super::{FakeGpu, Harness, ReadingKind, Scenario, fake_gpus, of, with};
 use crate::nvml::process::{Clients, list};
 use crate::nvml::read;
-use crate::owner::OwnerReader;
+use crate::process_owner::ProcessOwnerReader;
 use lab::scenario::{Clock, FakeProcess, ProcessSamples, Program, Value, process};
 use model::time::{Monotonic, Now, WallTime};
 use model::unit::Percent;
@@ -27,7 +27,7 @@ fn lists(gpu: FakeGpu, seconds: u64) -> Vec<BTreeMap<u32, Reading<Percent>>> {
     };
     let mut harness = Harness::prepare(Scenario { clock: clock(0), ..of(vec![gpu]) });
     let (mut polled, _heartbeat) = opened(harness.fake.library(), &harness.path("sys"));
-    let (mut clients, mut owners) = (Clients::default(), OwnerReader::new(harness.roots()));
+    let (mut clients, mut owners) = (Clients::default(), ProcessOwnerReader::new(harness.roots()));
     let mut lists = Vec::new();
     for second in 1..=seconds {
         harness.change(|scenario| scenario.clock = clock(second));

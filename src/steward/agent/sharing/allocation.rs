@@ -4,7 +4,7 @@ use super::calls::WaitingAllocate;
 use super::container_files::DeliveryResult;
 use super::container_limits;
 use super::event_notes::{self, RetryPolicy};
-use super::owner::Sharing;
+use super::sharing_task::Sharing;
 use decide::allocator::{BindingMode, BoundContainer, MatchedRequest};
 use decide::call_wait::{ALLOCATE_WITHIN, AllocateStage};
 use effects::plugin::{AllocateAnswer, CallRefused, ContainerField, new_ticket};

@@ -3,7 +3,7 @@
 //! `Allocate`, so a pod that sets `all` opens every GPU of the node. Then the agent refuses every `Allocate`, unless
 //! `--allow-unisolated-gpus` is set.
 
-use super::owner::Sharing;
+use super::sharing_task::Sharing;
 use decide::allocator::BindingMode;
 use effects::plugin::CallRefused;
 use model::plugin::DeviceIsolation;

@@ -13,7 +13,7 @@ use super::cdi_check::CdiCheckResult;
 use super::container_files::{DeliveryResult, UnwrittenStart, log_delivered, report};
 use super::container_limits;
 use super::late;
-use super::owner::Sharing;
+use super::sharing_task::Sharing;
 use decide::allocator::{BindingMode, BoundContainer, Refusal, StartVerdict, WaitReason};
 use decide::call_wait::{ListingUse, START_WITHIN, StartStep};
 use effects::plugin::CallRefused;

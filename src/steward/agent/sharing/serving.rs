@@ -13,7 +13,7 @@
 
 use super::binding_mode::{BindingModeFinder, BindingModeResult};
 use super::host::HostWatcher;
-use super::owner::Sharing;
+use super::sharing_task::Sharing;
 use super::turn::{self, AgentPlace, AgentQueue, AgentTurn, PredecessorEnd};
 use crate::agent::latch::Progress;
 use apiserver::{ApiConnection, versions};

@@ -98,10 +98,10 @@ impl Process {
             let itself = OwnIdentity { address: Some(identity.as_str().into()), name: identity, pod };
             let mut extender = Extender::new(&settings(times), RequestRules::default(), &itself, connection);
             extender.feed();
-            let Extender { owner, leadership, live, verbs, .. } = &extender;
-            let (owner, leadership) = (Arc::clone(owner), Arc::clone(leadership));
+            let Extender { cluster, leadership, live, verbs, .. } = &extender;
+            let (cluster, leadership) = (Arc::clone(cluster), Arc::clone(leadership));
             let (live, events) = (Arc::clone(live), Arc::clone(&verbs.events));
-            let streams = Arc::new(AgentStreams::new(owner, leadership, live, events, closing.clone()));
+            let streams = Arc::new(AgentStreams::new(cluster, leadership, live, events, closing.clone()));
             let watching = Arc::clone(&streams);
             runtime.spawn(async move { watching.watch_term().await });
             (extender, streams)
@@ -223,7 +223,7 @@ impl Process {
 
     /// What it believes of the cluster.
     pub(super) fn believes<R>(&self, look: impl FnOnce(&ClusterState) -> R) -> R {
-        self.extender.owner.inspect(look)
+        self.extender.cluster.inspect(look)
     }
 
     fn with_clock<R>(&mut self, act: impl FnOnce(&mut Process) -> R) -> R {

@@ -1,4 +1,4 @@
-//! The one task that owns the node's state: it applies observations, publishes the view and sends heartbeats to the
+//! The one task that holds the node's state: it applies observations, publishes the view and sends heartbeats to the
 //! service manager.
 
 use super::event_log::log_event;
@@ -25,9 +25,9 @@ const ANNOUNCE_WITHIN: Duration = Duration::from_secs(20);
 /// Observations that are applied before the timers are checked again.
 const BATCH: usize = 64;
 
-/// The owner, with its inputs and outputs.
+/// The task, with its inputs and outputs. Its state is `node`.
 #[derive(Debug)]
-pub(crate) struct Owner {
+pub(crate) struct NodeTask {
     /// The node's state.
     pub node: NodeState,
     /// The conditions of readiness.
@@ -52,11 +52,11 @@ pub(crate) struct Owner {
     pub ready: watch::Sender<Result<(), Arc<str>>>,
     /// The time between two passes of the sampler.
     pub period: Duration,
-    /// The repeated log lines, whose counts the owner logs.
+    /// The repeated log lines, whose counts the task logs.
     pub repeats: Repeats,
 }
 
-impl Owner {
+impl NodeTask {
     /// Runs until `stop` is cancelled.
     pub(crate) async fn run(mut self, stop: CancellationToken) {
         let begin = Instant::now();

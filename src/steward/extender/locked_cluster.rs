@@ -1,4 +1,4 @@
-//! Owns the cluster's state. The followers of pods and Nodes feed it, and the verbs ask it.
+//! Holds the cluster's state. The followers of pods and Nodes feed it, and the verbs ask it.
 //!
 //! The state is behind one lock, which is held only inside the methods of this file and never while something waits: a
 //! question borrows the names of nodes from the request's bytes, so it cannot go through a queue to another task without
@@ -42,9 +42,9 @@ pub(super) struct KnownBefore {
     pub(super) nodes: Option<Instant>,
 }
 
-/// The owner.
+/// The state of the cluster behind its lock.
 #[derive(Debug)]
-pub(super) struct ClusterOwner {
+pub(super) struct LockedCluster {
     cluster: Mutex<ClusterState>,
     /// Pods of orders that the pod watch has not shown bound yet; each has a task of the binder until it has. What follows from
     /// it for the state is decided behind the lock of the state, which is locked first.
@@ -94,11 +94,11 @@ pub(super) struct ClaimedShare {
     pub(super) cores: u32,
 }
 
-impl ClusterOwner {
-    /// An owner that knows nothing yet, of the extenders with this Lease.
-    pub(super) fn new(rules: ClusterRules, requests: RequestRules, lease: LeaseName) -> ClusterOwner {
+impl LockedCluster {
+    /// A cluster of which nothing is known yet, for the extenders with this Lease.
+    pub(super) fn new(rules: ClusterRules, requests: RequestRules, lease: LeaseName) -> LockedCluster {
         let known = watch::Sender::new(KnownBefore::default());
-        ClusterOwner {
+        LockedCluster {
             cluster: Mutex::new(ClusterState::new(rules)),
             unshown: Mutex::default(),
             plain: Mutex::default(),
@@ -463,7 +463,7 @@ impl ClusterOwner {
     }
 }
 
-impl StateAccess for ClusterOwner {
+impl StateAccess for LockedCluster {
     fn with<R>(&self, step: impl FnOnce(&mut ClusterState) -> R) -> R {
         step(&mut self.cluster.lock())
     }
@@ -528,49 +528,49 @@ mod tests {
         wire::pod::decode(pod.to_string().as_bytes()).unwrap()
     }
 
-    fn owner() -> ClusterOwner {
+    fn cluster() -> LockedCluster {
         let lease = LeaseName::new("gpu", "gpu-steward-extender");
-        ClusterOwner::new(ClusterRules::default(), RequestRules::default(), lease)
+        LockedCluster::new(ClusterRules::default(), RequestRules::default(), lease)
     }
 
     /// The read has begun before the watch showed the end, and its answer comes after it.
     #[test]
     fn a_late_answer_to_a_read_does_not_bring_back_the_claim_of_a_pod_that_is_gone() {
-        let (owner, pod) = (owner(), pod());
-        let is_claimed = || owner.claim_of(&pod.uid).is_some();
-        owner.pod_was_read(&pod);
+        let (cluster, pod) = (cluster(), pod());
+        let is_claimed = || cluster.claim_of(&pod.uid).is_some();
+        cluster.pod_was_read(&pod);
         assert!(!is_claimed(), "the watch shows pods that have no order");
-        owner.unshown.lock().insert(pod.uid.clone(), None);
-        owner.pod_was_read(&pod);
+        cluster.unshown.lock().insert(pod.uid.clone(), None);
+        cluster.pod_was_read(&pod);
         assert!(is_claimed());
-        owner.cluster.lock().pod_gone(&pod.uid);
-        owner.pod_was_read(&pod);
+        cluster.cluster.lock().pod_gone(&pod.uid);
+        cluster.pod_was_read(&pod);
         assert!(!is_claimed(), "also where the pod is still marked as not shown");
-        owner.pod_gone(&pod.uid);
-        owner.pod_was_read(&pod);
+        cluster.pod_gone(&pod.uid);
+        cluster.pod_was_read(&pod);
         assert!(!is_claimed());
         // After a restore of etcd the watch shows it again.
-        owner.pod_is(&pod);
+        cluster.pod_is(&pod);
         assert!(is_claimed());
     }
 
     #[test]
     fn a_claim_counts_as_not_shown_until_the_watch_shows_it_or_it_is_released() {
-        let (owner, pod) = (owner(), pod());
+        let (cluster, pod) = (cluster(), pod());
         for gone in [false, true] {
-            owner.unshown.lock().insert(pod.uid.clone(), None);
-            owner.pod_was_read(&pod);
-            assert!(owner.claim_is_unshown(&pod.uid), "{gone}");
-            assert_eq!(owner.watch_lag(), Duration::ZERO, "nothing is known to be written");
-            owner.bind_ended(&pod.uid, BindOutcome::Written);
-            assert!(owner.watch_lag() > Duration::ZERO && owner.binding_is_written(&pod.uid));
+            cluster.unshown.lock().insert(pod.uid.clone(), None);
+            cluster.pod_was_read(&pod);
+            assert!(cluster.claim_is_unshown(&pod.uid), "{gone}");
+            assert_eq!(cluster.watch_lag(), Duration::ZERO, "nothing is known to be written");
+            cluster.bind_ended(&pod.uid, BindOutcome::Written);
+            assert!(cluster.watch_lag() > Duration::ZERO && cluster.binding_is_written(&pod.uid));
             match gone {
-                false => owner.pod_is(&pod),
-                true => owner.cluster.lock().pod_gone(&pod.uid),
+                false => cluster.pod_is(&pod),
+                true => cluster.cluster.lock().pod_gone(&pod.uid),
             }
-            assert!(!owner.claim_is_unshown(&pod.uid), "{gone}");
-            assert!(owner.unshown.lock().is_empty(), "{gone}");
-            assert_eq!(owner.watch_lag(), Duration::ZERO);
+            assert!(!cluster.claim_is_unshown(&pod.uid), "{gone}");
+            assert!(cluster.unshown.lock().is_empty(), "{gone}");
+            assert_eq!(cluster.watch_lag(), Duration::ZERO);
         }
     }
 }

@@ -49,7 +49,7 @@ fn a_process_is_identified_with_its_container() {
     tree.process(12, 502, b"far", "0::/../../kubepods/x\n");
     tree.process(13, 503, b"torn", "0::/user.slice");
     tree.process(14, 504, b"only systemd knows", &format!("5:memory:/\n1:name=systemd:{path}\n"));
-    let mut owners = OwnerReader::new(tree.roots());
+    let mut owners = ProcessOwnerReader::new(tree.roots());
     let first = owners.identify(10).unwrap();
     assert_eq!((first.key, &*first.command), (ProcessKey { pid: 10, start_ticks: 500 }, "train"));
     let ProcessOwner::Cgroup(identity) = &first.owner else { panic!("{first:?}") };
@@ -69,13 +69,13 @@ fn a_truncated_stat_gives_no_process() {
     let tree = Tree::new();
     tree.process(10, 500, b"x", "0::/\n");
     tree.write("proc/10/stat", "10 (x) S 1 1");
-    assert_eq!(OwnerReader::new(tree.roots()).identify(10), None);
+    assert_eq!(ProcessOwnerReader::new(tree.roots()).identify(10), None);
 }
 
 #[test]
 fn start_times_are_given_on_the_wall_clock() {
     let tree = Tree::new();
-    let mut owners = OwnerReader::new(tree.roots());
+    let mut owners = ProcessOwnerReader::new(tree.roots());
     let second = rustix::param::clock_ticks_per_second();
     let started = owners.boot().and_then(|boot| boot.started_at(3 * second));
     assert_eq!(started, Some(WallTime(1_003_000_000)));
@@ -109,7 +109,7 @@ fn in_a_private_cgroup_namespace_owners_are_found_by_a_walk() {
     }
     // Began after any walk that this test can see.
     tree.process(13, u64::MAX / 2_000_000_000, b"young", "0::/\n");
-    let mut owners = OwnerReader::new(tree.roots());
+    let mut owners = ProcessOwnerReader::new(tree.roots());
     for pid in [10, 11] {
         let Some(IdentifiedProcess { owner: ProcessOwner::Cgroup(identity), .. }) = owners.identify(pid) else {
             panic!("{pid}")
@@ -134,7 +134,7 @@ fn in_a_private_cgroup_namespace_without_a_hierarchy_no_owner_is_known() {
     let at = tree.roots().cgroup;
     tree.write("proc/self/mountinfo", format!("1 2 0:3 /.. {} rw - cgroup2 x rw\n", at.display()));
     tree.process(10, 500, b"x", "0::/\n");
-    assert_eq!(OwnerReader::new(tree.roots()).identify(10).unwrap().owner, ProcessOwner::Unknown);
+    assert_eq!(ProcessOwnerReader::new(tree.roots()).identify(10).unwrap().owner, ProcessOwner::Unknown);
 }
 
 #[test]
@@ -159,7 +159,7 @@ fn a_pid_reused_between_two_reads_is_never_attributed_to_the_wrong_container() {
                 fs::remove_dir_all(base.join(format!("lives/{}", life - 1))).unwrap();
             }
         });
-        let mut owners = OwnerReader::new(tree.roots());
+        let mut owners = ProcessOwnerReader::new(tree.roots());
         let (mut attributed, mut last) = (0, 0);
         let deadline = std::time::Instant::now() + Duration::from_secs(60);
         while (attributed < 500 || last < 200) && std::time::Instant::now() < deadline {

@@ -57,7 +57,7 @@ pub struct BootTime {
 /// Reads which container a process belongs to, and keeps the owners of cgroups so that later reads are cheap. Each
 /// thread has its own.
 #[derive(Debug)]
-pub struct OwnerReader {
+pub struct ProcessOwnerReader {
     procfs: Vec<u8>,
     reader: KernelFileReader,
     visibility: ProcVisibility,
@@ -77,7 +77,7 @@ struct Members {
     complete: bool,
 }
 
-impl OwnerReader {
+impl ProcessOwnerReader {
     /// For processes under these roots.
     #[must_use]
     pub fn new(roots: HostRoots) -> Self {
@@ -85,7 +85,7 @@ impl OwnerReader {
         let members =
             CgroupNamespace::detect(&mut reader, &roots).mounted_above.then(|| Members::new(&mut reader, &roots));
         let procfs = part(&roots.procfs);
-        OwnerReader {
+        ProcessOwnerReader {
             visibility: ProcVisibility::detect(&mut reader, &procfs),
             procfs,
             reader,
@@ -111,7 +111,7 @@ impl OwnerReader {
         last
     }
 
-    /// Like [`OwnerReader::identify`], for a PID that the GPU driver reported. That is a PID of the host: in a PID
+    /// Like [`ProcessOwnerReader::identify`], for a PID that the GPU driver reported. That is a PID of the host: in a PID
     /// namespace of the agent's own it would name a process of the agent, so the result is `None` there. `known` is the
     /// earlier result. Where PID, start time, command and owner still match, no third read is needed: a process that
     /// took the PID over after the first read would have to be in the same container.
@@ -131,7 +131,7 @@ impl OwnerReader {
 
     /// The owner of the process that has this PID now. The caller checks that it is still the same process.
     pub fn owner(&mut self, key: ProcessKey) -> ProcessOwner {
-        let OwnerReader { procfs, reader, ticks_a_second, identities, members, .. } = self;
+        let ProcessOwnerReader { procfs, reader, ticks_a_second, identities, members, .. } = self;
         if let Some(members) = members {
             let nanos = u128::from(key.start_ticks) * 1_000_000_000 / u128::from(*ticks_a_second);
             return members.owner(reader, key.pid, Monotonic(u64::try_from(nanos).unwrap_or(u64::MAX)));

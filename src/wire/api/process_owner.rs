@@ -9,7 +9,7 @@ use std::collections::HashMap;
 
 /// Pod and container of a process; unknown fields are `None`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct OwnerJson {
+pub struct ProcessOwnerJson {
     /// `pod`, `container` (of no pod), `host` or `unknown`.
     pub kind: String,
     /// UID of the pod.
@@ -29,17 +29,17 @@ pub struct OwnerJson {
     pub container_id: Option<String>,
 }
 
-impl OwnerJson {
+impl ProcessOwnerJson {
     /// The owner of a process of the host.
     #[must_use]
-    pub fn host() -> OwnerJson {
-        OwnerJson { kind: "host".to_owned(), ..OwnerJson::default() }
+    pub fn host() -> ProcessOwnerJson {
+        ProcessOwnerJson { kind: "host".to_owned(), ..ProcessOwnerJson::default() }
     }
 
     /// An unknown owner.
     #[must_use]
-    pub fn unknown() -> OwnerJson {
-        OwnerJson { kind: "unknown".to_owned(), ..OwnerJson::default() }
+    pub fn unknown() -> ProcessOwnerJson {
+        ProcessOwnerJson { kind: "unknown".to_owned(), ..ProcessOwnerJson::default() }
     }
 }
 
@@ -68,21 +68,21 @@ impl<'a> OwnerNames<'a> {
 
     /// The owner of a process, by name.
     #[must_use]
-    pub fn of_process(&self, owner: &process::ProcessOwner) -> OwnerJson {
+    pub fn of_process(&self, owner: &process::ProcessOwner) -> ProcessOwnerJson {
         match owner {
             process::ProcessOwner::Cgroup(cgroup) => self.owner(cgroup),
-            process::ProcessOwner::Host => OwnerJson::host(),
-            process::ProcessOwner::Unknown => OwnerJson::unknown(),
+            process::ProcessOwner::Host => ProcessOwnerJson::host(),
+            process::ProcessOwner::Unknown => ProcessOwnerJson::unknown(),
         }
     }
 
     /// The pod and container of a cgroup, by name.
     #[must_use]
-    pub fn owner(&self, cgroup: &CgroupIdentity) -> OwnerJson {
+    pub fn owner(&self, cgroup: &CgroupIdentity) -> ProcessOwnerJson {
         let pod = cgroup.pod().and_then(|uid| self.pod(uid));
         let name = pod.and_then(|pod| pod.name.as_ref());
         let container = cgroup.container().and_then(|id| self.containers.get(id));
-        OwnerJson {
+        ProcessOwnerJson {
             kind: if cgroup.pod().is_some() { "pod" } else { "container" }.to_owned(),
             pod_uid: cgroup.pod().map(ToString::to_string),
             namespace: name.map(|name| name.namespace.to_string()),

@@ -1,4 +1,4 @@
-//! The owner task: one loop that takes the kubelet's calls, node views and pod lists, and answers the calls.
+//! The sharing task: one loop that takes the kubelet's calls, node views and pod lists, and answers the calls.
 
 use super::binding::{BindingEvent, NodeBinding};
 use super::calls::{BATCH, KubeletCalls};
@@ -29,7 +29,7 @@ use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
 use wire::device_config::DeviceConfig;
 
-/// How often the owner checks whether a waiting call can be judged again: the kubelet writes its checkpoint within
+/// How often the task checks whether a waiting call can be judged again: the kubelet writes its checkpoint within
 /// milliseconds of `Allocate`.
 const AGAIN: Duration = Duration::from_millis(20);
 /// How often changed counts are reported: as often as the view is made.
@@ -38,7 +38,7 @@ const REPORT: Duration = Duration::from_secs(1);
 /// the next pod back until it knows that this one has passed `Allocate`.
 const STAGES: Duration = Duration::from_millis(200);
 
-/// The owner of the node's sharing state. Each part has one job and hides how it does it; the owner passes the
+/// The task, which holds the node's sharing state. Each part has one job and hides how it does it; the task passes the
 /// results of one part to the others.
 #[derive(Debug)]
 pub(crate) struct Sharing {
