@@ -1,13 +1,100 @@
-//! Writes node events to the log. A line is a sentence with the event and its reason; the values are fields, which
-//! journald keeps as `GPU_UUID`, `POD`, `NAMESPACE`.
+//! Writes what happens to GPUs and pods to the log: the one place for such lines. A line is a sentence with the event and its
+//! reason; the values are fields, which journald keeps as `GPU_UUID`, `POD` (`ml/train-0`) and `CONTAINER`.
+//!
+//! ```text
+//!   decide::node ──NodeEvent──▶ log_event
+//!   sharing ───────PodEvent───▶ log_pod_event
+//! ```
 
+use apiserver::ApiError;
+use decide::allocator::Refusal;
 use decide::node_event::NodeEvent;
+use model::claim::Claim;
 use model::gpu::Xid;
 use model::id::{GpuUuid, PodRef};
-use model::incident::HOW_TO_CLEAR;
+use model::incident::{HOW_TO_CLEAR, KeptIncidents};
 use model::observation::GpuSourceState;
+use model::plugin::PodFiles;
 use model::switch::Sxid;
-use model::view::NodeView;
+use model::view::{NodeView, OverUse};
+use std::fmt::Display;
+
+/// What happens to a pod of this node.
+pub(crate) enum PodEvent<'a> {
+    /// A container may not start.
+    MayNotStart { container: &'a str, why: &'a Refusal },
+    /// The files of a container cannot be written.
+    NotDelivered { container: &'a str, error: &'a dyn Display },
+    /// A container runs without what its CDI device stands for. `over`: containers that come now get their devices another way.
+    LimitsNotApplied { container: &'a str, over: bool },
+    /// The pod finds no room for the claim that an extender has made.
+    NoRoom,
+    /// The pod holds a GPU that this node does not list.
+    GpuMissing(&'a GpuUuid),
+    /// The pod's processes hold more memory than it claims. The text is that of the event on the pod, as in the next three.
+    OverUse(&'a OverUse, &'a str),
+    /// The pod has written too much into its folders on this node.
+    WroteTooMuch(&'a PodFiles, &'a str),
+    /// The pod is evicted.
+    Evicted(&'a str),
+    /// The pod cannot be evicted.
+    NotEvicted(&'a str, &'a ApiError),
+    /// The pod's claim is on other devices now.
+    ClaimMoved(&'a Claim),
+    /// The pod has shares, and its annotation does not say so yet.
+    ClaimUnwritten,
+}
+
+/// Writes one log line about a pod.
+pub(crate) fn log_pod_event(pod: &PodRef, event: &PodEvent<'_>) {
+    match event {
+        PodEvent::MayNotStart { container, why } => {
+            tracing::warn!(%pod, container, reason = why.code(), "a container may not start: {why}");
+        }
+        PodEvent::NotDelivered { container, error } => {
+            tracing::error!(%pod, container, %error, "a container cannot get its GPUs");
+        }
+        PodEvent::LimitsNotApplied { container, over } => tracing::error!(
+            %pod,
+            container,
+            over,
+            "a container runs without its limits: the runtime takes CDI devices from kubelet and does nothing with them \
+             (enable_cdi of containerd?)"
+        ),
+        PodEvent::NoRoom => {
+            tracing::warn!(%pod, "the pod finds no room here and is marked for eviction, so that another one is placed");
+        }
+        PodEvent::GpuMissing(gpu) => {
+            tracing::warn!(%pod, gpu_uuid = %gpu, "a pod runs and holds a GPU that this node does not list");
+        }
+        PodEvent::OverUse(over, note) => {
+            tracing::warn!(%pod, gpu_uuid = %over.device, "a pod uses too much GPU memory: {note}");
+        }
+        PodEvent::WroteTooMuch(files, note) => {
+            tracing::warn!(%pod, bytes = files.bytes.0, files = files.files, "a pod has written too much: {note}");
+        }
+        PodEvent::Evicted(note) => tracing::warn!(%pod, "a pod is evicted: {note}"),
+        PodEvent::NotEvicted(note, error) => tracing::warn!(%pod, %error, "cannot evict a pod: {note}"),
+        PodEvent::ClaimMoved(claim) => {
+            let devices: Vec<&str> = claim.iter().flatten().map(|share| share.device.as_str()).collect();
+            tracing::info!(%pod, ?devices, "a claim has moved to other devices: its pod's annotation is written again");
+        }
+        PodEvent::ClaimUnwritten => {
+            tracing::info!(%pod, "the claim of this pod is not written on it yet: it is written now");
+        }
+    }
+}
+
+/// The GPU had incidents when the agent before this one ended.
+pub(crate) fn log_kept_incidents(kept: &KeptIncidents) {
+    let incidents: Vec<String> = kept.incidents.iter().map(|(incident, _)| incident.code()).collect();
+    tracing::warn!(gpu_uuid = %kept.gpu, ?incidents, "the GPU had these incidents before the agent started");
+}
+
+/// An operator has cleared the GPU's incidents.
+pub(crate) fn log_cleared(gpu: &GpuUuid) {
+    tracing::warn!(gpu_uuid = %gpu, "an operator has cleared the incidents of the GPU");
+}
 
 /// Writes one log line. The view gives the name of the pod that an XID belongs to.
 pub(crate) fn log_event(event: &NodeEvent, view: &NodeView) {
@@ -72,8 +159,7 @@ fn xid(xid: &Xid, view: &NodeView) {
         pci_bus_id = xid.pci_bus_id.as_deref(),
         xid = xid.code,
         pid = xid.pid,
-        pod = pod.map(|pod| &*pod.name),
-        namespace = pod.map(|pod| &*pod.namespace),
+        pod = pod.map(tracing::field::display),
         "GPU driver error: XID {} ({meaning})",
         xid.code
     );
@@ -86,8 +172,7 @@ fn xid_process(xid: &Xid, view: &NodeView) {
         gpu_uuid = xid.gpu.as_ref().map(tracing::field::display),
         xid = xid.code,
         pid = xid.pid,
-        pod = pod.map(|pod| &*pod.name),
-        namespace = pod.map(|pod| &*pod.namespace),
+        pod = pod.map(tracing::field::display),
         "the process behind GPU driver error XID {}",
         xid.code
     );

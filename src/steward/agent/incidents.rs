@@ -1,6 +1,7 @@
 //! Keeps the incidents of GPUs in the state directory, so that after a restart the agent does not offer a GPU that was
 //! unfit before.
 
+use super::event_log::log_kept_incidents;
 use super::settings::AgentSettings;
 use effects::incidents::{FoundIncidents, IncidentFile};
 use model::incident::KeptIncidents;
@@ -36,10 +37,7 @@ impl IncidentKeeper {
         };
         let found = match file.read() {
             FoundIncidents::Kept(kept) => {
-                for one in &kept {
-                    let incidents: Vec<String> = one.incidents.iter().map(|(incident, _)| incident.code()).collect();
-                    tracing::warn!(gpu_uuid = %one.gpu, ?incidents, "the GPU had these incidents before the agent started");
-                }
+                kept.iter().for_each(log_kept_incidents);
                 kept
             }
             FoundIncidents::Nothing => Vec::new(),

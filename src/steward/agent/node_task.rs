@@ -1,7 +1,7 @@
 //! The one task that holds the node's state: it applies observations, publishes the view and sends heartbeats to the
 //! service manager.
 
-use super::event_log::log_event;
+use super::event_log::{log_cleared, log_event};
 use super::latch::{Latch, Progress};
 use crate::notify;
 use crate::telemetry::repeats::Repeats;
@@ -126,9 +126,7 @@ impl NodeTask {
 
     fn clear(&mut self, clear: ClearIncident) {
         let (cleared, events) = self.node.clear_incidents(clear.gpu.as_ref());
-        for (gpu, _) in &cleared {
-            tracing::warn!(gpu_uuid = %gpu, "an operator has cleared the incidents of the GPU");
-        }
+        cleared.iter().for_each(|(gpu, _)| log_cleared(gpu));
         events.iter().for_each(|event| log_event(event, &self.view.borrow()));
         // The caller may have closed its connection.
         let _ = clear.answer.send(cleared);

@@ -5,6 +5,7 @@ use super::container_files::DeliveryResult;
 use super::container_limits;
 use super::event_notes::{self, RetryPolicy};
 use super::sharing_task::Sharing;
+use crate::agent::event_log::{PodEvent, log_pod_event};
 use decide::allocator::{BindingMode, BoundContainer, MatchedRequest};
 use decide::call_wait::{ALLOCATE_WITHIN, AllocateStage};
 use effects::plugin::{AllocateAnswer, CallRefused, ContainerField, new_ticket};
@@ -160,12 +161,11 @@ impl Sharing {
         let changes = self.allocator.take_changes();
         self.counts.moved(changes.exchanged, changes.reassigned);
         for (gpu_pod, claim) in &changes.claims {
-            let devices: Vec<&str> = claim.iter().flatten().map(|device_share| device_share.device.as_str()).collect();
-            tracing::info!(pod = %gpu_pod.pod, ?devices, "a claim has moved to other devices: its pod's annotation is written again");
+            log_pod_event(&gpu_pod.pod, &PodEvent::ClaimMoved(claim));
             self.status.moved(gpu_pod, claim);
         }
         for (gpu_pod, share) in &changes.shares {
-            tracing::info!(pod = %gpu_pod.pod, "the claim of this pod is not written on it yet: it is written now");
+            log_pod_event(&gpu_pod.pod, &PodEvent::ClaimUnwritten);
             self.status.shared(gpu_pod, share);
         }
         changes.tickets.into_iter().for_each(|issued| self.tickets.note(issued));

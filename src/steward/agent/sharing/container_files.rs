@@ -5,6 +5,7 @@ use super::counts::Written;
 use super::emptier::Emptier;
 use super::event_notes::{self, RetryPolicy};
 use super::file_counter::{Counted, FileCounter};
+use crate::agent::event_log::{PodEvent, log_pod_event};
 use decide::allocator::{BoundContainer, NodeAllocator};
 use effects::delivery::{DeliveryError, DeviceDelivery, NodeKit, StartedPodsFile, TicketFolders};
 use effects::plugin::{CallRefused, ContainerField, OneAtDisk};
@@ -252,7 +253,7 @@ impl ContainerFiles {
 
 /// A file of a container could not be written: reports that, and returns the refusal of its start.
 fn failed(error: &DeliveryError, limits: &ContainerLimits, results: &mpsc::Sender<DeliveryResult>) -> CallRefused {
-    tracing::error!(pod = %limits.pod, container = &*limits.container, %error, "a container cannot get its GPUs");
+    log_pod_event(&limits.pod, &PodEvent::NotDelivered { container: &limits.container, error });
     let why = event_notes::not_delivered(&limits.container, error, RetryPolicy::Again);
     // If the queue is full, the owner has enough failures to report already.
     let _ = results.try_send(report(limits, Err(why.clone())));

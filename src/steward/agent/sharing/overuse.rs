@@ -1,6 +1,7 @@
 //! Pods that use more GPU memory than they claim: writes their events, and evicts pods. `decide::eviction` says when.
 
 use super::event_notes;
+use crate::agent::event_log::{PodEvent, log_pod_event};
 use apiserver::writes::{ApiServer, EventType, ObjectEvent};
 use model::pod::Pod;
 use model::view::OverUse;
@@ -8,7 +9,7 @@ use model::view::OverUse;
 /// Writes the event about a new over-use; `at` is now, in the format of events.
 pub(super) fn report(api: &ApiServer, pod: &Pod, over: &OverUse, at: &str) {
     let note = event_notes::over_use(over);
-    tracing::warn!(pod = %pod.name, device = %over.device, "a pod uses too much GPU memory: {note}");
+    log_pod_event(&pod.name, &PodEvent::OverUse(over, &note));
     write_event(api, pod, ("OverUse", note, at.to_owned()));
 }
 
@@ -29,13 +30,11 @@ pub(super) fn evict(api: &ApiServer, pod: &Pod, (reason, note, at): (&'static st
     tokio::spawn(async move {
         match own.evict_pod(&pod.uid, &pod.name).await {
             Ok(()) => {
-                tracing::warn!(pod = %pod.name, "a pod is evicted: {note}");
+                log_pod_event(&pod.name, &PodEvent::Evicted(&note));
                 write_event(&own, &pod, (reason, note, at));
             }
             Err(error) if error.code() == Some(404) => {}
-            Err(error) => {
-                tracing::warn!(pod = %pod.name, %error, "cannot evict a pod: {note}")
-            }
+            Err(error) => log_pod_event(&pod.name, &PodEvent::NotEvicted(&note, &error)),
         }
     });
 }

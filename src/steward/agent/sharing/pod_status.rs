@@ -8,6 +8,7 @@ use super::event_notes::{self, NOT_APPLIED, gpu_missing, too_much_written};
 use super::health::{GpuHealthWatch, HealthChange};
 use super::overuse;
 use super::pod_write::{Ended, write};
+use crate::agent::event_log::{PodEvent, log_pod_event};
 use apiserver::own_node::OwnNodeReader;
 use apiserver::writes::{ApiServer, EventType, ObjectEvent};
 use decide::allocator::{NodeAllocator, Refusal};
@@ -161,7 +162,7 @@ impl PodStatusWriter {
     /// A pod that an extender has placed finds no room for its claim: after a while it gets the mark for eviction.
     pub(super) fn finds_no_room(&mut self, names: (&PodUid, &PodRef), why: &Refusal) {
         if self.sent.finds_no_room(names.0, sources::clock::monotonic()) {
-            tracing::warn!(pod = %names.1, "the pod finds no room here and is marked for eviction, so that another one is placed");
+            log_pod_event(names.1, &PodEvent::NoRoom);
             self.mark(names, Some(why.code()));
         }
     }
@@ -217,7 +218,7 @@ impl PodStatusWriter {
         const REASON: &str = "TooMuchWritten";
         let note = too_much_written(files, limit);
         if self.mark_once((pod.cgroup_uid(), &pod.name), REASON, note.clone()) {
-            tracing::warn!(pod = %pod.name, bytes = files.bytes.0, files = files.files, "a pod has written too much: {note}");
+            log_pod_event(&pod.name, &PodEvent::WroteTooMuch(files, &note));
         }
         if self.evictions.for_files(pod) {
             overuse::evict(&self.api, pod, ("EvictedForFiles", note, now()));
@@ -313,7 +314,7 @@ impl PodStatusWriter {
     fn without_gpu(&mut self, (uid, pod): (&PodUid, &PodRef), device: &GpuUuid) {
         let note = gpu_missing(device);
         if self.event_once((uid, pod), &Arc::from(device.as_str()), "GpuMissing", note) {
-            tracing::warn!(%pod, %device, "a pod runs and holds a GPU that this node does not list");
+            log_pod_event(pod, &PodEvent::GpuMissing(device));
         }
     }
 

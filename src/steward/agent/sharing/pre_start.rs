@@ -14,6 +14,7 @@ use super::container_files::{DeliveryResult, UnwrittenStart, log_delivered, repo
 use super::container_limits;
 use super::late;
 use super::sharing_task::Sharing;
+use crate::agent::event_log::{PodEvent, log_pod_event};
 use decide::allocator::{BindingMode, BoundContainer, Refusal, StartVerdict, WaitReason};
 use decide::call_wait::{ListingUse, START_WITHIN, StartStep};
 use effects::plugin::CallRefused;
@@ -132,7 +133,7 @@ impl Sharing {
         if self.status.refused((uid, name), container, why) && why.for_good() && *why != Refusal::WithoutCdi {
             self.counts.error(ErrorCounter::StartMistaken);
         }
-        tracing::warn!(pod = %name, container = &**container, reason = why.code(), "a container may not start: {why}");
+        log_pod_event(name, &PodEvent::MayNotStart { container, why });
         if let Some(pod) = self.pods.pod(uid) {
             self.status.unfilled(&pod);
             if why.lacks_room() && pod.annotation(EPOCH).is_some() {
@@ -280,11 +281,7 @@ impl Sharing {
         let replaced = self.binding.lacks(pod);
         if self.status.not_applied(&key.pod, pod) {
             self.counts.error(ErrorCounter::EditsNotApplied);
-            tracing::error!(
-                %pod, container = &*key.container, over = replaced.is_some(),
-                "a container runs without its limits: the runtime takes CDI devices from kubelet and does nothing with them \
-                 (enable_cdi of containerd?)"
-            );
+            log_pod_event(pod, &PodEvent::LimitsNotApplied { container: &key.container, over: replaced.is_some() });
         }
         if let Some(mode) = replaced {
             tracing::warn!("containers that come now get their devices from Allocate (--binding=early)");
