@@ -27,6 +27,7 @@ mod events;
 mod closings;
 mod agent_streams;
 mod authority_keeper;
+mod port_certificate;
 mod measures;
 mod proxy;
 mod explain;

@@ -1,4 +1,4 @@
-//! Makes the certificate authority of the extenders, and the certificates of their TLS port.
+//! Makes the certificate authority of the extenders, and the certificates of their ports.
 
 use model::authority::CertificateAuthority;
 use rcgen::{
@@ -7,8 +7,8 @@ use rcgen::{
 };
 use std::time::Duration;
 
-/// The name that the certificate of every extender carries beside its own ones. Agents and extenders reach an extender by the
-/// address of a Service or a pod, and check this name: only an extender has a certificate of this authority.
+/// The name in the certificate of every extender's port for agents. Agents and extenders reach an extender by the address of a
+/// Service or a pod, and check this name: only an extender has a certificate of this authority.
 pub const SERVER_NAME: &str = "extender.gpu-steward.io";
 /// The name of every authority. Two of them are told apart by their keys.
 const NAME: &str = "gpu-steward extender";
@@ -61,7 +61,7 @@ pub fn make(now: u64, valid: Duration) -> Result<CertificateAuthority, Certifica
     Ok(CertificateAuthority { certificate: certificate.pem().into(), key: key.serialize_pem().into(), made: now })
 }
 
-/// Makes a certificate for a port with these names beside [`SERVER_NAME`].
+/// Makes a certificate for a port with these DNS names.
 ///
 /// # Errors
 /// [`CertificateError`].
@@ -73,8 +73,7 @@ pub fn issue(
 ) -> Result<IssuedCertificate, CertificateError> {
     let issuer = Issuer::new(authority_params(authority.made, valid)?, KeyPair::from_pem(&authority.key)?);
     let key = KeyPair::generate()?;
-    let all = std::iter::once(SERVER_NAME.to_owned()).chain(names.iter().cloned()).collect();
-    let mut params = params(all, now, valid)?;
+    let mut params = params(names.to_vec(), now, valid)?;
     params.use_authority_key_identifier_extension = true;
     params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
     params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
@@ -111,7 +110,8 @@ mod tests {
     fn a_certificate_is_accepted_with_its_names_in_its_time_by_those_who_trust_its_authority() {
         let now = 1_795_256_507;
         let [one, other] = [now, now + 500].map(|now| make(now, 10 * VALID).unwrap());
-        let issued = issue(&one, &["svc.gpu.svc".to_owned()], now + 100, VALID).unwrap();
+        let names = [SERVER_NAME, "svc.gpu.svc"].map(str::to_owned);
+        let issued = issue(&one, &names, now + 100, VALID).unwrap();
         for (authority, name, at, accepts) in [
             (&one, SERVER_NAME, now + 100, true),
             (&one, "svc.gpu.svc", now + 1000, true),

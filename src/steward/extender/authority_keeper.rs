@@ -1,8 +1,8 @@
-//! Keeps the certificate authority of the extenders in a Secret, publishes its certificates in a ConfigMap, and makes the
-//! certificate of this extender's TLS port.
+//! Keeps the certificate authority of the extenders in a Secret, publishes its certificates in a ConfigMap, and signs the
+//! certificates of this extender's ports ([`PortCertificate`](super::port_certificate::PortCertificate)).
 //!
 //! ```text
-//!   Secret LEASE-ca: keys ──▶ every extender signs its own certificate, anew every ten days
+//!   Secret LEASE-ca: keys ──▶ every extender signs the certificates of its own ports, anew every ten days
 //!        └── certificates ──▶ ConfigMap LEASE-ca ──mounted──▶ agents
 //! ```
 //!
@@ -11,26 +11,14 @@
 
 use apiserver::ApiError;
 use apiserver::kept_object::KeptObject;
-use decide::authority::{AUTHORITY_VALID, AuthorityStep, CERTIFICATE_USED, CERTIFICATE_VALID, authority_step};
-use effects::server::certificate::{Certificates, HttpVersions};
-use effects::stream::authority::{issue, make};
+use decide::authority::{AUTHORITY_VALID, AuthorityStep, authority_step};
+use effects::stream::authority::make;
 use model::authority::AuthoritySet;
-use model::backoff::Backoff;
-use parking_lot::{Mutex, RwLock};
+use parking_lot::RwLock;
 use sources::clock;
 use std::sync::Arc;
-use std::time::Duration;
-use tokio::time::sleep;
+use tokio::sync::Mutex;
 use wire::authority::{decode_bundle, decode_secret, encode_bundle, encode_secret};
-
-/// How often the Secret is read.
-const EVERY: Duration = Duration::from_secs(10 * 60);
-/// Pauses after a failure, while this extender has no certificate.
-const FIRST: Duration = Duration::from_millis(500);
-/// See [`FIRST`].
-const LONGEST: Duration = Duration::from_secs(30);
-/// Requests at once on one connection: an extender passes on some tens of questions, and as many bindings on another connection.
-const VERSIONS: HttpVersions = HttpVersions::Http1AndHttp2 { streams: 64 };
 
 /// Keeps the authority.
 #[derive(Debug)]
@@ -39,47 +27,13 @@ pub(super) struct AuthorityKeeper {
     bundle: KeptObject,
     /// The certificates that are trusted, PEM; empty before they are known.
     trusted: RwLock<Arc<str>>,
-    certificate: Mutex<PortCertificate>,
-}
-
-/// What is known of this extender's certificate.
-#[derive(Debug, Default)]
-struct PortCertificate {
-    /// When it expires, in Unix seconds; `None` before there is one.
-    until: Option<u64>,
-    /// Why the last try to read the authority or to make a certificate failed.
-    failure: Option<String>,
+    /// Only one port looks at a time, so that two ports of one process never refuse each other's change.
+    looking: Mutex<()>,
 }
 
 impl AuthorityKeeper {
     pub(super) fn new(secret: KeptObject, bundle: KeptObject) -> AuthorityKeeper {
-        AuthorityKeeper { secret, bundle, trusted: RwLock::new("".into()), certificate: Mutex::default() }
-    }
-
-    /// Why the TLS port has no certificate that counts, and what to do; `None` where it has one.
-    pub(super) fn missing(&self) -> Option<String> {
-        let PortCertificate { until, failure } = &*self.certificate.lock();
-        let state = match until {
-            Some(until) if *until > seconds() => return None,
-            Some(_) => "the certificate of the TLS port (--stream-listen) has expired",
-            None => "the TLS port (--stream-listen) has no certificate yet",
-        };
-        let Some(why) = failure else { return Some(state.to_owned()) };
-        let (namespace, name) = self.secret.place();
-        let advice =
-            format!("let the extender's account get and update the Secret and the ConfigMap {namespace}/{name}");
-        Some(format!("{state}: {why}; {advice}, and remove the data of the Secret if it is damaged"))
-    }
-
-    /// There is a certificate that was made at this moment.
-    fn has_certificate(&self, issued: &IssuedBy) {
-        let until = Some(issued.at + CERTIFICATE_VALID.as_secs());
-        *self.certificate.lock() = PortCertificate { until, failure: None };
-    }
-
-    /// A try has failed. A certificate that was made before stays in use.
-    fn failed(&self, why: &str) {
-        self.certificate.lock().failure = Some(why.to_owned());
+        AuthorityKeeper { secret, bundle, trusted: RwLock::new("".into()), looking: Mutex::default() }
     }
 
     /// The certificates that are trusted, PEM; empty before they are known.
@@ -87,66 +41,21 @@ impl AuthorityKeeper {
         Arc::clone(&self.trusted.read())
     }
 
-    /// The first certificate of this extender. Tries until there is one.
-    pub(super) async fn first(&self) -> (Arc<Certificates>, IssuedBy) {
-        let mut backoff = Backoff::new(FIRST, LONGEST);
-        loop {
-            let made = match self.look().await {
-                Ok(set) => certificate(&set).and_then(|(chain, key, issued)| {
-                    let made = Certificates::made("streams", (&chain, &key), VERSIONS);
-                    made.map(|made| (Arc::new(made), issued)).map_err(|why| why.to_string())
-                }),
-                Err(why) => Err(why),
-            };
-            match made {
-                Ok((made, issued)) => {
-                    self.has_certificate(&issued);
-                    return (made, issued);
-                }
-                Err(why) => {
-                    self.failed(&why);
-                    tracing::warn!(why, "agents and other extenders cannot connect yet: {why}");
-                    sleep(backoff.pause()).await;
-                }
-            }
-        }
-    }
-
-    /// Keeps authority and certificate fresh, for ever.
-    pub(super) async fn keep_fresh(&self, certificates: Arc<Certificates>, mut issued: IssuedBy) {
-        loop {
-            sleep(EVERY).await;
-            let set = match self.look().await {
-                Ok(set) => set,
-                Err(why) => {
-                    self.failed(&why);
-                    tracing::warn!(why, "the certificate authority cannot be read: {why}; the certificate stays");
-                    continue;
-                }
-            };
-            if issued.authority == set.current.certificate
-                && seconds().saturating_sub(issued.at) < CERTIFICATE_USED.as_secs()
-            {
-                continue;
-            }
-            let replaced = certificate(&set).and_then(|(chain, key, now)| {
-                certificates.replace((&chain, &key)).map_err(|why| why.to_string())?;
-                issued = now;
-                self.has_certificate(&issued);
-                Ok(())
-            });
-            match replaced {
-                Ok(()) => tracing::info!("the TLS port has a new certificate"),
-                Err(why) => {
-                    self.failed(&why);
-                    tracing::warn!(why, "the TLS port keeps its certificate: {why}");
-                }
-            }
-        }
+    /// What an operator does who wants the authority to be readable.
+    pub(super) fn advice(&self) -> String {
+        let (namespace, name) = self.secret.place();
+        format!(
+            "let the extender's account get and update the Secret and the ConfigMap {namespace}/{name}, and remove the data of the \
+             Secret if it is damaged"
+        )
     }
 
     /// Reads the authority, makes one if there is none, takes the step that is due, and publishes the certificates.
-    async fn look(&self) -> Result<AuthoritySet, String> {
+    ///
+    /// # Errors
+    /// What failed, as a sentence.
+    pub(super) async fn look(&self) -> Result<AuthoritySet, String> {
+        let _alone = self.looking.lock().await;
         let text = |why: ApiError| why.to_string();
         let found = self.secret.get().await.map_err(text)?;
         let stored = found.as_deref().map(decode_secret).transpose().map_err(|why| why.to_string())?;
@@ -190,13 +99,6 @@ impl AuthorityKeeper {
     }
 }
 
-/// By which authority a certificate was made, and when.
-#[derive(Debug)]
-pub(super) struct IssuedBy {
-    authority: Arc<str>,
-    at: u64,
-}
-
 /// What the Secret is to hold from now on, if that differs.
 fn next(kept: Option<&AuthoritySet>) -> Result<Option<AuthoritySet>, String> {
     let made = || make(seconds(), AUTHORITY_VALID).map_err(|why| why.to_string());
@@ -212,14 +114,7 @@ fn next(kept: Option<&AuthoritySet>) -> Result<Option<AuthoritySet>, String> {
     })
 }
 
-fn certificate(set: &AuthoritySet) -> Result<(String, String, IssuedBy), String> {
-    let at = seconds();
-    let issued = issue(&set.current, &[], at, CERTIFICATE_VALID).map_err(|why| why.to_string())?;
-    let by = IssuedBy { authority: Arc::clone(&set.current.certificate), at };
-    Ok((issued.chain, issued.key, by))
-}
-
 /// Unix seconds.
-fn seconds() -> u64 {
+pub(super) fn seconds() -> u64 {
     clock::now().wall.0 / 1_000_000
 }

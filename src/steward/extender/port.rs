@@ -4,7 +4,6 @@
 //! that could name pods and nodes from elsewhere would have to be authenticated, as on the TLS port (`stream_port`). Health
 //! and metrics are open.
 
-use super::authority_keeper::AuthorityKeeper;
 use super::callers::Callers;
 use super::decisions::Decisions;
 use super::follow::WatchHealth;
@@ -12,6 +11,7 @@ use super::hami_metrics;
 use super::leadership::{Leader, Leadership};
 use super::measures::{Measures, Verb};
 use super::metrics::{self, Scrape, StreamScrape};
+use super::port_certificate::PortCertificate;
 use super::proxy::LeaderProxy;
 use super::verbs::Verbs;
 use effects::caller::{Access, AllowedHosts, Condition, Ends};
@@ -72,7 +72,7 @@ pub(super) struct ExtenderPort {
 /// The parts of the TLS port without which it answers nobody.
 #[derive(Debug)]
 pub(super) struct StreamReadiness {
-    pub(super) authority: Arc<AuthorityKeeper>,
+    pub(super) certificate: Arc<PortCertificate>,
     pub(super) callers: Arc<Callers>,
 }
 
@@ -217,8 +217,8 @@ impl ExtenderPort {
             (Some(_), None) => None,
         };
         let mut missing: Vec<String> = self.watches.iter().filter_map(missing).collect();
-        if let Some((_, StreamReadiness { authority, callers })) = &self.streams {
-            missing.extend(authority.missing());
+        if let Some((_, StreamReadiness { certificate, callers })) = &self.streams {
+            missing.extend(certificate.missing());
             missing.extend(callers.missing());
         }
         missing

@@ -10,6 +10,7 @@ use super::live_callers::LiveCallers;
 use super::locked_cluster::LockedCluster;
 use super::metrics::StreamScrape;
 use super::port::{ExtenderPort, StreamReadiness};
+use super::port_certificate::{PortCertificate, TlsPort};
 use super::proxy::LeaderProxy;
 use super::settings::StreamSettings;
 use super::stream_counts::StreamCounts;
@@ -19,10 +20,15 @@ use crate::lifecycle::StartError;
 use apiserver::ApiConnection;
 use apiserver::client::ApiClient;
 use apiserver::kept_object::KeptObject;
+use effects::server::certificate::HttpVersions;
 use effects::server::{ConnectionCounts, HttpServer, bind};
+use effects::stream::SERVER_NAME;
 use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::sync::Arc;
 use tokio_util::sync::CancellationToken;
+
+/// Requests at once on one connection: an extender passes on some tens of questions, and as many bindings on another connection.
+const VERSIONS: HttpVersions = HttpVersions::Http1AndHttp2 { streams: 64 };
 
 /// The port before anything is served.
 #[derive(Debug)]
@@ -37,7 +43,7 @@ pub(super) struct OpenedStreams {
 #[derive(Debug)]
 pub(super) struct Streams {
     listener: TcpListener,
-    authority: Arc<AuthorityKeeper>,
+    certificate: Arc<PortCertificate>,
     pub(super) callers: Arc<Callers>,
     streams: Arc<AgentStreams>,
     proxy: Option<Arc<LeaderProxy>>,
@@ -83,11 +89,18 @@ impl Streams {
             KeptObject::config_map(connection.clone(), namespace, name),
         ));
         let StreamSettings { accounts, audience, token_file, .. } = settings;
-        let proxy = token_file.clone().map(|file| Arc::new(LeaderProxy::new(Arc::clone(&authority), file)));
+        let port = TlsPort {
+            name: "TLS port (--stream-listen)",
+            callers: "agents and other extenders",
+            dns_names: vec![SERVER_NAME.to_owned()],
+            versions: VERSIONS,
+        };
+        let certificate = Arc::new(PortCertificate::new(port, Arc::clone(&authority)));
+        let proxy = token_file.clone().map(|file| Arc::new(LeaderProxy::new(authority, file)));
         let callers = Callers::new(ApiClient::new(connection), (audience, accounts), token_file, Arc::clone(&live));
         let streams = AgentStreams::new(cluster, leadership, live, events, closing.clone());
         let (callers, streams) = (Arc::new(callers), Arc::new(streams));
-        Streams { listener, authority, callers, streams, proxy, connections: Arc::default(), closing }
+        Streams { listener, certificate, callers, streams, proxy, connections: Arc::default(), closing }
     }
 
     /// What `/metrics` shows of it.
@@ -98,7 +111,7 @@ impl Streams {
 
     /// What `/readyz` asks of it.
     pub(super) fn readiness(&self) -> StreamReadiness {
-        StreamReadiness { authority: Arc::clone(&self.authority), callers: Arc::clone(&self.callers) }
+        StreamReadiness { certificate: Arc::clone(&self.certificate), callers: Arc::clone(&self.callers) }
     }
 
     /// The way to the leader.
@@ -112,14 +125,14 @@ impl Streams {
 
     /// Serves the port once there is a certificate, until `stop` is cancelled.
     pub(super) async fn run(self, verbs: Arc<ExtenderPort>, stop: CancellationToken) -> std::io::Result<()> {
-        let (certificates, issued) = tokio::select! {
+        let certificates = tokio::select! {
             () = stop.cancelled() => return Ok(()),
-            first = self.authority.first() => first,
+            first = self.certificate.first() => first,
         };
         tracing::info!("agents and other extenders can connect");
         let counts = self.counts();
         let application = StreamPort::new(Arc::clone(&self.callers), counts, verbs, Arc::clone(&self.streams));
-        let fresh = self.authority.keep_fresh(Arc::clone(&certificates), issued);
+        let fresh = self.certificate.keep_fresh(Arc::clone(&certificates));
         let counts = Arc::clone(&self.connections);
         let server = HttpServer { application, limits: CONNECTIONS, certificates: Some(certificates), counts };
         let serving = server.serve(self.listener, self.closing.clone());
