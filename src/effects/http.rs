@@ -5,25 +5,22 @@
 //!   route: health at once; metrics and API wait in a queue (bounded for each address), render into a pooled buffer
 //! ```
 //!
-//! Bounds: connections and their times as in [`crate::server`], and answers in progress. This application never reads a
+//! Bounds: connections and their times as in [`serve::server`], and answers in progress. This application never reads a
 //! request body: it answers a request that has one and closes the connection.
 //!
 //! What must never happen here: a wait without an end, a buffer per connection that outlives its answer, a health check
 //! that fails because of other connections.
 
 mod settings;
-mod queue;
-mod negotiate;
 mod footprint;
-mod buffer;
 mod route;
 
 use settings::Limits;
 pub use settings::{MetricSets, Readiness, Settings};
 
-use crate::server::HttpServer;
 use model::view::NodeView;
 use route::Routes;
+use serve::server::HttpServer;
 use std::net::TcpListener;
 use std::sync::Arc;
 use tokio::sync::watch;
@@ -50,10 +47,11 @@ pub async fn serve(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::caller::AllowedHosts;
     use crate::metrics::ServerCounts;
     use crate::sample_view;
-    use crate::server::{ConnectionLimits, bind};
+    use serve::answer_queue::AnswerLimits;
+    use serve::caller::AllowedHosts;
+    use serve::server::{ConnectionLimits, bind};
     use std::io::{Read, Write};
     use std::net::{SocketAddr, TcpStream as Socket};
     use std::sync::atomic::Ordering;
@@ -93,7 +91,7 @@ mod tests {
         let short = Duration::from_millis(300);
         let connections =
             ConnectionLimits { header_timeout: short, write_timeout: short, ..Limits::default().connections };
-        Limits { connections, wait: short, ..Limits::default() }
+        Limits { connections, answers: AnswerLimits { wait: short, ..AnswerLimits::default() } }
     }
 
     struct HttpAnswer {
@@ -286,7 +284,7 @@ mod tests {
         let served = served(sample_view::large(8, 1250, 4), limits);
         let mut held: Vec<Socket> = (0..100).map(|_| served.slow_scrape(2)).collect();
         let limits = Limits::default();
-        let refused = 100 - (limits.answers_per_peer + limits.waiting_per_peer) as u64;
+        let refused = 100 - (limits.answers.answers_per_peer + limits.answers.waiting_per_peer) as u64;
         Served::until("the others of that address are refused", || {
             served.own.scrapes_refused.load(Ordering::Relaxed) >= refused
         });
@@ -302,14 +300,15 @@ mod tests {
         // The limits `write_timeout` and `wait` are longer than the test. Only the shorter limit `busy_write_timeout` can free an answer
         // in time.
         let long = Duration::from_secs(300);
-        let mut limits = Limits { wait: long, ..Limits::default() };
+        let mut limits =
+            Limits { answers: AnswerLimits { wait: long, ..AnswerLimits::default() }, ..Limits::default() };
         limits.connections.write_timeout = long;
         let served = served(sample_view::large(8, 600, 4), limits);
-        let each = limits.answers_per_peer + limits.waiting_per_peer;
+        let each = limits.answers.answers_per_peer + limits.answers.waiting_per_peer;
         let held: Vec<Socket> =
             (2..=9).flat_map(|last| (0..each).map(move |_| last)).map(|last| served.slow_scrape(last)).collect();
         Served::until("all answers are under way", || {
-            served.own.scrapes.load(Ordering::Relaxed) >= limits.answers as u64
+            served.own.scrapes.load(Ordering::Relaxed) >= limits.answers.answers as u64
         });
         assert_eq!(served.get("/metrics", "").status, 200);
         assert_eq!(served.own.scrapes_refused.load(Ordering::Relaxed), 0);

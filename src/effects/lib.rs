@@ -2,15 +2,11 @@
 //! shows the same [`model::view::NodeView`].
 //!
 //! ```text
-//!   caller                 who may make a request: checks of Host, address and bearer token
-//!   server                 the way each TCP port is served: connection limits, TLS, callers, request bodies, drain
-//!   exposition metrics     the view as Prometheus text: our metrics, and the names of dcgm-exporter, HAMi, cAdvisor
+//!   metrics                    the view as Prometheus text: our metrics, and the names of dcgm-exporter, HAMi, cAdvisor
 //!   api                    the view as JSON
 //!   http                   :9410, everything that is open to the cluster
 //!   socket                 the file of a unix socket: replaces a stale one, keeps one in use, removes its own
-//!   stream                 the messages between agents and the leading extender, and the tokens of the callers
 //!   usage                  the gRPC stream on the unix socket
-//!   admin                  the loopback port: log level, commands of an operator, the profiles of the crate `pprof`
 //!   plugin                 the device plugin that the kubelet calls
 //!   delivery               the CDI spec and the limits of a container that starts
 //!   state_file             a file in the state directory that the agent writes, and reads after a restart
@@ -25,9 +21,6 @@
 #[cfg(test)]
 mod sample_view;
 pub mod failpoint;
-pub mod caller;
-pub mod server;
-pub mod exposition;
 pub mod metrics;
 pub mod api;
 pub mod http;
@@ -35,8 +28,6 @@ pub mod http;
 mod prometheus;
 mod socket;
 pub mod usage;
-pub mod stream;
-pub mod admin;
 pub mod plugin;
 pub mod delivery;
 pub mod state_file;

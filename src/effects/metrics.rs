@@ -33,7 +33,7 @@ pub mod dcgm;
 pub mod hami;
 pub mod cadvisor;
 
-use crate::exposition::{Exposition, ExpositionFormat};
+use serve::exposition::{Exposition, ExpositionFormat};
 use subject::LabelledSubjects;
 
 pub use counts::{ProcessFootprint, ServerCounts};
@@ -105,11 +105,11 @@ fn write(sets: &[MetricSet], input: &MetricsInput<'_>, out: &mut Exposition<'_>)
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::exposition::MetricType;
     use crate::sample_view::{self, NOW};
     use model::Reading;
     use model::unit::{Bytes, Count};
     use model::view::NodeView;
+    use serve::exposition::MetricType;
     use std::collections::{BTreeMap, BTreeSet};
     use std::path::PathBuf;
 
@@ -253,7 +253,7 @@ mod tests {
     }
 
     /// All families that the program can write, each with its set and full name.
-    fn families() -> Vec<(&'static str, String, crate::exposition::MetricFamily)> {
+    fn families() -> Vec<(&'static str, String, serve::exposition::MetricFamily)> {
         let own = ServerCounts::default();
         let view = NodeView::empty(model::id::NodeName::parse("n").unwrap(), NOW);
         let mut all = Vec::new();

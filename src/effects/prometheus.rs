@@ -29,12 +29,12 @@ struct Node {
 
 fn node() -> Node {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
-    let listener = crate::server::bind("127.0.0.1:0".parse().unwrap()).unwrap();
+    let listener = serve::server::bind("127.0.0.1:0".parse().unwrap()).unwrap();
     let address = listener.local_addr().unwrap();
     let (view, shown) = watch::channel(Arc::new(sample_view::small()));
     let (ready, readiness) = watch::channel(Ok(()));
     let sets = MetricSets { dcgm: true, dcgm_renamed: false, hami: false, cadvisor: false };
-    let hosts = crate::caller::AllowedHosts::default();
+    let hosts = serve::caller::AllowedHosts::default();
     let settings = Settings { sets, api_token: None, hosts, certificates: None, clock: sample_view::clock };
     runtime.spawn(http::serve(listener, settings, shown, readiness, CancellationToken::new()));
     Node { address, view, _ready: ready, _runtime: runtime }

@@ -7,15 +7,14 @@ use model::gpu::{
     XidSource,
 };
 use model::guard::{AdmissionPolicy, PolicyGuard};
+use model::histogram::Histogram;
 use model::host::{CgroupVersion, HostFacts, HostPressure, HostSample};
 use model::id::{ContainerId, ContainerKey, GpuUuid, NodeName, PodRef, PodUid, ProcessKey};
 use model::incident::{GpuCondition, Incident};
 use model::infiniband::InfinibandPort;
 use model::limits::PodMemoryClaim;
 use model::observation::{ErrorCounter, GpuSourceState};
-use model::plugin::{
-    ClaimMoves, DeviceIsolation, DeviceSlots, Histogram, PluginView, PodFiles, RegistrationState, StartOutcome,
-};
+use model::plugin::{ClaimMoves, DeviceIsolation, DeviceSlots, PluginView, PodFiles, RegistrationState, StartOutcome};
 use model::pod::{PodController, PodWatchState};
 use model::process::{GpuProcess, GpuProcessKind, HostProcess, ProcessOwner};
 use model::reading::{MakeReading, Readings};

@@ -2,6 +2,7 @@
 //!
 //! ```text
 //!   time backoff unit id        moments, amounts, names and identities
+//!   histogram           how long calls took
 //!   reading             a value that was measured at a time, or the reason why there is none
 //!   recovery            what NVML advises to do with a GPU that does not work
 //!   reading_name        what a server needs to show a reading: its names, and its value whatever its unit is
@@ -40,6 +41,7 @@
 
 pub mod time;
 pub mod backoff;
+pub mod histogram;
 pub mod unit;
 pub mod id;
 pub mod reading;

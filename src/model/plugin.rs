@@ -2,45 +2,10 @@
 
 use crate::claim::ContainerClaim;
 use crate::guard::{AdmissionPolicy, PolicyGuard};
+use crate::histogram::Histogram;
 use crate::id::{GpuUuid, PodRef, PodUid};
 use crate::unit::Bytes;
 use std::sync::Arc;
-use std::time::Duration;
-
-/// Upper bounds of the buckets of [`Histogram`], in microseconds. `Allocate` takes tens of microseconds; a start takes
-/// a few milliseconds when everything is known, and up to 25 s when it waits for the API server. The bounds separate
-/// these cases.
-pub const BOUNDS_US: [u64; 21] = [
-    25, 50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000, 15_000, 20_000, 50_000, 100_000, 200_000, 500_000, 1_000_000,
-    2_000_000, 5_000_000, 10_000_000, 20_000_000, 30_000_000,
-];
-
-/// Durations of calls.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Histogram {
-    /// Number of calls by the first bound in [`BOUNDS_US`] that they did not exceed; the last element counts those
-    /// beyond all bounds.
-    pub counts: [u64; Histogram::BUCKETS],
-    /// Sum of all durations.
-    pub sum: Duration,
-}
-
-impl Histogram {
-    /// Number of buckets.
-    pub const BUCKETS: usize = BOUNDS_US.len() + 1;
-
-    /// The index in [`Histogram::counts`] for a call of this duration.
-    #[must_use]
-    pub fn bucket(took: Duration) -> usize {
-        BOUNDS_US.partition_point(|bound| Duration::from_micros(*bound) < took)
-    }
-
-    /// Number of calls.
-    #[must_use]
-    pub fn count(&self) -> u64 {
-        self.counts.iter().sum()
-    }
-}
 
 /// Whether the kubelet knows the agent as the device plugin of its resource.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -213,19 +178,5 @@ impl PluginView {
     pub fn claim(&self, pod: &PodUid, container: &str) -> Option<&ContainerClaim> {
         let key = |claim: &ContainerClaim| (&claim.holder.pod, &*claim.holder.container).cmp(&(pod, container));
         self.claims.binary_search_by(key).ok().and_then(|at| self.claims.get(at))
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_call_is_counted_in_the_first_bucket_with_a_sufficient_bound() {
-        for (micros, bucket) in [(0, 0), (25, 0), (26, 1), (1_000, 5), (30_000_000, 20), (30_000_001, 21)] {
-            assert_eq!(Histogram::bucket(Duration::from_micros(micros)), bucket, "{micros}");
-        }
-        assert_eq!(Histogram::bucket(Duration::from_nanos(25_001)), 1);
-        assert!(BOUNDS_US.is_sorted());
     }
 }

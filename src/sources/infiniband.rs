@@ -4,7 +4,6 @@
 //! What must never happen here: a port that cannot be read shown with zeros; a list that grows with the contents of
 //! sysfs.
 
-use crate::clock;
 use crate::kernel_file::{KernelFileReader, ReadFailure};
 use crate::roots::{HostRoots, part};
 use model::infiniband::{InfinibandPort, MAX_PORTS};

@@ -3,7 +3,6 @@
 //! Each report holds the whole list, and is sent whenever the list changes. While the server cannot be reached, the
 //! last list stays valid.
 
-use crate::clock;
 use crate::report::Reporter;
 use crate::source_failures::{FailureSeverity, SourceFailures, SourceName};
 use apiserver::follow::{FollowListener, Follower};

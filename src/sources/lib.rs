@@ -27,7 +27,6 @@
 //! What must never happen here: a decision, a write, a value that is invented because the true one could not be read, a
 //! panic because of what the kernel, a driver or a socket returns.
 
-pub mod clock;
 pub mod roots;
 pub mod boot;
 pub mod series;

@@ -12,7 +12,6 @@
 use crate::cgroup::layout::{CgroupLayout, CgroupNamespace};
 use crate::cgroup::members::members;
 use crate::cgroup::walk::{CgroupWalk, FoundCgroup};
-use crate::clock;
 use crate::kernel_file::{KernelFileReader, ReadFailure};
 use crate::procfs::process::{self, ProcError};
 use crate::procfs::visibility::ProcVisibility;

@@ -10,7 +10,6 @@
 
 use crate::cgroup::layout::{CgroupLayout, CgroupNamespace, kernel_release};
 use crate::cgroup::table::CgroupTable;
-use crate::clock;
 use crate::infiniband::Infiniband;
 use crate::kernel_file::{self, KernelFileReader};
 use crate::procfs::host::HostReader;

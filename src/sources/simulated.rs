@@ -18,7 +18,6 @@ mod gpu;
 
 pub use crate::simulated::holders::{SimulatedHolder, SimulatedHolders};
 
-use crate::clock;
 use crate::process_owner::ProcessOwnerReader;
 use crate::report::Reporter;
 use crate::roots::HostRoots;

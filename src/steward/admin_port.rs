@@ -2,7 +2,7 @@
 //!
 //! What must never happen here: a token or a key in a log line.
 
-use effects::server::certificate::{Certificates, HttpVersions, Tls};
+use serve::server::certificate::{Certificates, HttpVersions, Tls};
 use std::io::Read;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};

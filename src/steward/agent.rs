@@ -7,7 +7,9 @@
 
 pub(crate) mod settings;
 mod listeners;
+mod clear_incident;
 mod driver_release;
+mod release_command;
 mod addresses;
 mod threads;
 mod latch;
@@ -16,7 +18,7 @@ mod leader_stream;
 mod event_log;
 mod node_task;
 mod reload;
-mod serve;
+mod servers;
 mod incidents;
 mod guarding;
 mod sharing;
@@ -36,9 +38,9 @@ use crate::telemetry::level::Level;
 use cluster::Cluster;
 use departure::Departure;
 use driver_release::DriverRelease;
-use effects::caller::AllowedHosts;
-use effects::server::certificate::Certificates;
 use effects::state_file::StateFile;
+use serve::caller::AllowedHosts;
+use serve::server::certificate::Certificates;
 use incidents::IncidentKeeper;
 use latch::{Latch, Progress};
 use listeners::Listeners;
@@ -49,7 +51,7 @@ use node_task::NodeTask;
 use ports::{Ports, admin};
 use prepare::{announce, connect, node_name, open_usage};
 use reload::{PortAccess, Reload};
-use serve::Shown;
+use servers::Shown;
 use settings::{AgentSettings, ReadAgain};
 use sources::report::Reporter;
 use std::path::Path;
@@ -58,7 +60,7 @@ use std::time::Duration;
 use tokio::sync::{Notify, mpsc, watch};
 
 /// Workers of the Tokio runtime. At most one of them blocks on disk I/O ([`effects::plugin::OneAtDisk`]), while the
-/// other runs the node task and the watchdog. The ports have a thread of their own ([`serve::ports`]).
+/// other runs the node task and the watchdog. The ports have a thread of their own ([`servers::ports`]).
 const WORKERS: usize = 2;
 /// Threads for blocking work: few are enough, because files are read rarely.
 const BLOCKING: usize = 4;
@@ -134,7 +136,7 @@ impl Agent {
         let lifecycle = Lifecycle::new("agent");
         let stop = lifecycle.stop();
         let (reporter, observations) = Reporter::channel();
-        let (view, view_seen) = watch::channel(Arc::new(NodeView::empty(name.clone(), sources::clock::now())));
+        let (view, view_seen) = watch::channel(Arc::new(NodeView::empty(name.clone(), clock::now())));
         let driver = DriverRelease::default();
         let threads =
             threads::open((&settings.sources, settings.standalone), (&name, &view_seen, &driver.0), &reporter, &stop)
@@ -147,10 +149,10 @@ impl Agent {
         let (period, repeats) = (settings.sources.period, telemetry.repeats.clone());
         let incidents = IncidentKeeper::open(settings);
         remove_old_tallies(&settings.state_dir);
-        let now = sources::clock::now().monotonic;
+        let now = clock::now().monotonic;
         let node = decide::node::NodeState::new(name, settings.health.clone(), &incidents.found, now);
         let (kept, kept_seen) = watch::channel(incidents.found.clone().into());
-        let (clearing, clears) = mpsc::channel(effects::admin::incident::QUEUE);
+        let (clearing, clears) = mpsc::channel(clear_incident::QUEUE);
         let (pods, pods_seen) = watch::channel(None);
         let (replaced, watched) = (Arc::<Notify>::default(), progress.clone());
         let replaced_seen = Arc::clone(&replaced);
@@ -185,9 +187,9 @@ impl Agent {
         agent.watch_sources(threads, settings.names.clone());
         let shown = Shown { view: view_seen, ready: ready_seen, stop: stop.clone() };
         let admin = admin(&ports, settings, telemetry, (clearing, driver));
-        agent.lifecycle.must_not_end("ports", serve::ports((ports.listeners, ports.http), admin, shown.clone()));
+        agent.lifecycle.must_not_end("ports", servers::ports((ports.listeners, ports.http), admin, shown.clone()));
         match ports.usage {
-            Some(socket) => agent.lifecycle.must_not_end("usage", serve::usage(socket, usage_broken, watched, shown)),
+            Some(socket) => agent.lifecycle.must_not_end("usage", servers::usage(socket, usage_broken, watched, shown)),
             None => drop(usage_broken),
         }
         Ok(agent)

@@ -17,7 +17,6 @@ mod stop;
 mod notify;
 mod lifecycle;
 mod admin_port;
-mod leader_connection;
 mod agent;
 mod extender;
 mod settings;

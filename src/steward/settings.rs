@@ -24,7 +24,7 @@ use crate::telemetry::level::Verbosity;
 use decide::device_injection::DeviceStrategy;
 use decide::health::HealthPolicy;
 use effects::http::MetricSets;
-use effects::server::certificate::Tls;
+use serve::server::certificate::Tls;
 use layer::{Layers, Problem, RawSettings, RawValue};
 use model::id::NodeName;
 use reader::Reader;

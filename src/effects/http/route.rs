@@ -1,15 +1,9 @@
 //! The paths of the metrics port: their answers, and which callers may have them.
 
-use super::buffer::{Answer, Buffer, Buffers};
 use super::footprint;
-use super::negotiate;
-use super::queue::Queue;
 use super::settings::{Limits, Readiness, Settings};
 use crate::api::{self, ApiDocument, ApiFilter};
-use crate::caller::{Access, BearerToken, Condition, Ends};
-use crate::exposition::ExpositionFormat;
 use crate::metrics::{self, MetricSet, MetricsInput, ServerCounts};
-use crate::server::HttpApplication;
 use hyper::body::Incoming;
 use hyper::header::{self, HeaderMap, HeaderName, HeaderValue};
 use hyper::{Method, Request, Response, StatusCode, Uri};
@@ -17,6 +11,12 @@ use model::guard::PolicyGuard;
 use model::observation::GpuSourceState;
 use model::plugin::{DeviceIsolation, PluginView, RegistrationState};
 use model::view::NodeView;
+use serve::answer_body::{AnswerBody, AnswerBuffer, AnswerBuffers};
+use serve::answer_queue::AnswerQueue;
+use serve::caller::{Access, BearerToken, Condition, Ends};
+use serve::exposition::ExpositionFormat;
+use serve::negotiate;
+use serve::server::HttpApplication;
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -55,14 +55,14 @@ pub(super) struct Routes {
     api: Access,
     view: watch::Receiver<Arc<NodeView>>,
     ready: Readiness,
-    queue: Queue,
-    buffers: Buffers,
+    queue: AnswerQueue,
+    buffers: AnswerBuffers,
     /// Counters of this port.
     pub(super) own: Arc<ServerCounts>,
 }
 
 impl HttpApplication for Routes {
-    type Body = Answer;
+    type Body = AnswerBody;
 
     /// The API answers every client that has the token; without a token, clients on this machine.
     fn access(&self, uri: &Uri) -> &Access {
@@ -72,7 +72,7 @@ impl HttpApplication for Routes {
         }
     }
 
-    async fn answer(&self, request: Request<Incoming>, ends: Ends) -> Response<Answer> {
+    async fn answer(&self, request: Request<Incoming>, ends: Ends) -> Response<AnswerBody> {
         let Some(endpoint) = self.endpoint(request.uri().path()) else {
             return sentence(StatusCode::NOT_FOUND, "no such path; / lists the paths.");
         };
@@ -89,7 +89,7 @@ impl HttpApplication for Routes {
         if !hyper::body::Body::is_end_stream(request.body()) {
             set(&mut response, header::CONNECTION, "close");
         }
-        if request.method() == Method::HEAD { response.map(Answer::emptied) } else { response }
+        if request.method() == Method::HEAD { response.map(AnswerBody::emptied) } else { response }
     }
 
     fn is_waited_for(&self) -> bool {
@@ -113,7 +113,7 @@ impl Routes {
             ),
         };
         let api = Access::Callers(settings.hosts.clone(), condition);
-        let (queue, buffers) = (Queue::new(limits), Buffers::default());
+        let (queue, buffers) = (AnswerQueue::new(limits.answers), AnswerBuffers::default());
         Routes { settings, api, view, ready, queue, buffers, own: Arc::default() }
     }
 
@@ -148,7 +148,7 @@ impl Routes {
         })
     }
 
-    async fn open(&self, endpoint: Endpoint, request: &Request<Incoming>, ends: Ends) -> Response<Answer> {
+    async fn open(&self, endpoint: Endpoint, request: &Request<Incoming>, ends: Ends) -> Response<AnswerBody> {
         match endpoint {
             Endpoint::Index => sentence(StatusCode::OK, INDEX.trim_end()),
             Endpoint::Health => sentence(StatusCode::OK, "ok"),
@@ -161,7 +161,7 @@ impl Routes {
     /// The answer of `/readyz`: whether the agent is ready, how long ago the API server answered the pod watch, and
     /// whether the plugin is registered with the kubelet. The error of a failed registration is only in the API,
     /// because it names addresses.
-    fn readiness(&self) -> Response<Answer> {
+    fn readiness(&self) -> Response<AnswerBody> {
         let view = Arc::clone(&self.view.borrow());
         let kubelet = view.plugin.as_ref().map_or_else(String::new, |plugin| {
             let standing = match &plugin.registration {
@@ -193,7 +193,7 @@ impl Routes {
         }
     }
 
-    async fn metrics(&self, sets: &[MetricSet], headers: &HeaderMap, peer: IpAddr) -> Response<Answer> {
+    async fn metrics(&self, sets: &[MetricSet], headers: &HeaderMap, peer: IpAddr) -> Response<AnswerBody> {
         let Some(mut buffer) = self.buffer(peer).await else { return self.too_many() };
         self.own.scrapes.fetch_add(1, Ordering::Relaxed);
         let view = Arc::clone(&self.view.borrow());
@@ -207,7 +207,7 @@ impl Routes {
         response
     }
 
-    async fn api(&self, document: ApiDocument, request: &Request<Incoming>, peer: IpAddr) -> Response<Answer> {
+    async fn api(&self, document: ApiDocument, request: &Request<Incoming>, peer: IpAddr) -> Response<AnswerBody> {
         let filter = match ApiFilter::parse(request.uri().query().unwrap_or_default()) {
             Ok(filter) => filter,
             Err(bad) => return sentence(StatusCode::BAD_REQUEST, &bad.to_string()),
@@ -227,13 +227,13 @@ impl Routes {
 
     /// The buffer as an answer, compressed if the client accepts gzip. Names and labels repeat, so gzip's fastest level
     /// leaves a twentieth.
-    fn packed(&self, mut buffer: Buffer, headers: &HeaderMap) -> Response<Answer> {
+    fn packed(&self, mut buffer: AnswerBuffer, headers: &HeaderMap) -> Response<AnswerBody> {
         let gzip =
             buffer.bytes.len() >= WORTH_COMPRESSING && negotiate::gzip(&values(headers, header::ACCEPT_ENCODING));
         if gzip {
             buffer.compress();
         }
-        let mut response = Response::new(Answer::buffer(buffer));
+        let mut response = Response::new(AnswerBody::buffer(buffer));
         if gzip {
             set(&mut response, header::CONTENT_ENCODING, "gzip");
         }
@@ -242,11 +242,11 @@ impl Routes {
     }
 
     /// A buffer with a turn in the queue for large answers.
-    async fn buffer(&self, peer: IpAddr) -> Option<Buffer> {
+    async fn buffer(&self, peer: IpAddr) -> Option<AnswerBuffer> {
         Some(self.buffers.take(self.queue.enter(peer).await?))
     }
 
-    fn too_many(&self) -> Response<Answer> {
+    fn too_many(&self) -> Response<AnswerBody> {
         self.own.scrapes_refused.fetch_add(1, Ordering::Relaxed);
         let mut response =
             sentence(StatusCode::SERVICE_UNAVAILABLE, "too many answers are in progress; try again in 5 seconds.");
@@ -293,14 +293,14 @@ fn values(headers: &HeaderMap, name: HeaderName) -> String {
     texts.join(",")
 }
 
-fn sentence(status: StatusCode, text: &str) -> Response<Answer> {
-    let mut response = Response::new(Answer::text(format!("{text}\n")));
+fn sentence(status: StatusCode, text: &str) -> Response<AnswerBody> {
+    let mut response = Response::new(AnswerBody::text(format!("{text}\n")));
     *response.status_mut() = status;
     set(&mut response, header::CONTENT_TYPE, "text/plain; charset=utf-8");
     response
 }
 
-fn set(response: &mut Response<Answer>, name: HeaderName, value: &'static str) {
+fn set(response: &mut Response<AnswerBody>, name: HeaderName, value: &'static str) {
     response.headers_mut().insert(name, HeaderValue::from_static(value));
 }
 
@@ -313,7 +313,7 @@ mod tests {
         let settings = |token: Option<&str>| Settings {
             sets: super::super::settings::MetricSets { dcgm: true, dcgm_renamed: false, hami: false, cadvisor: false },
             api_token: token.map(Arc::from),
-            hosts: crate::caller::AllowedHosts::default(),
+            hosts: serve::caller::AllowedHosts::default(),
             certificates: None,
             clock: crate::sample_view::clock,
         };

@@ -1,9 +1,10 @@
 //! Settings and limits of the metrics server.
 
-use crate::caller::AllowedHosts;
-use crate::server::ConnectionLimits;
-use crate::server::certificate::Certificates;
 use model::time::Now;
+use serve::answer_queue::AnswerLimits;
+use serve::caller::AllowedHosts;
+use serve::server::ConnectionLimits;
+use serve::server::certificate::Certificates;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::watch;
@@ -44,23 +45,8 @@ pub type Readiness = watch::Receiver<Result<(), Arc<str>>>;
 pub(super) struct Limits {
     /// The limits of connections.
     pub(super) connections: ConnectionLimits,
-    /// Most answers with a large body in progress at once. One scraper and one `top` are usual. With 5,000 containers
-    /// an answer has some 15 MB, so eight stalled clients cost at most 120 MB for the ten seconds until they are cut.
-    pub(super) answers: usize,
-    /// Most answers in progress for one address. Two scrapers behind one address run side by side. Four addresses can
-    /// hold all answers; their stalled clients are then cut after [`ConnectionLimits::busy_write_timeout`].
-    pub(super) answers_per_peer: usize,
-    /// Length of the common line: requests that wait for one of the `answers`. An address has at most
-    /// `answers_per_peer` requests in this line and in progress together, so it takes 20 addresses to fill both.
-    pub(super) waiting: usize,
-    /// Length of the line of requests that wait for an answer of their own address. When it is full, an address that
-    /// has `answers_per_peer` requests in progress gets 503, and other addresses do not. The sum of both lines and the answers is far below
-    /// the number of connections, so one connection is always idle and can be closed for a health check.
-    pub(super) waiting_for_peers: usize,
-    /// Most requests of one address in that line. One Prometheus that scrapes all sets of names has four requests.
-    pub(super) waiting_per_peer: usize,
-    /// How long a request waits; it is below Prometheus's 10 s.
-    pub(super) wait: Duration,
+    /// The limits of answers in progress.
+    pub(super) answers: AnswerLimits,
 }
 
 /// The limits of connections.
@@ -83,14 +69,6 @@ const CONNECTIONS: ConnectionLimits = ConnectionLimits {
 
 impl Default for Limits {
     fn default() -> Self {
-        Limits {
-            connections: CONNECTIONS,
-            answers: 8,
-            answers_per_peer: 2,
-            waiting: 32,
-            waiting_for_peers: 64,
-            waiting_per_peer: 8,
-            wait: Duration::from_secs(5),
-        }
+        Limits { connections: CONNECTIONS, answers: AnswerLimits::default() }
     }
 }

@@ -9,12 +9,12 @@
 use super::input::MetricsInput;
 use super::number::{MetricRow, number};
 use super::subject::{LabelledSubjects, pod_name};
-use crate::exposition::{Exposition, MetricFamily, MetricLabels, MetricType, SampleValue};
 use model::Reading;
 use model::cgroup::{CgroupSample, NetworkSample};
 use model::time::Now;
 use model::unit::Nanos;
 use model::view::{ContainerView, NodeView, PodView};
+use serve::exposition::{Exposition, MetricFamily, MetricLabels, MetricType, SampleValue};
 
 #[rustfmt::skip]
 static CGROUP: &[MetricRow<CgroupSample>] = &[

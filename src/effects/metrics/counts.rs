@@ -1,8 +1,8 @@
 //! Counters and resource use of the program itself.
 
-use crate::server::ConnectionCounts;
 use model::Reading;
 use model::unit::{Bytes, Count};
+use serve::server::ConnectionCounts;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 

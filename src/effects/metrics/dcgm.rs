@@ -14,11 +14,11 @@ use super::input::MetricsInput;
 use super::number::MetricRow;
 use super::subject::pod_name;
 use super::upkeep;
-use crate::exposition::{Exposition, MetricFamily, MetricLabels, MetricType, SampleValue};
 use model::Reading;
 use model::gpu::{GpmSample, MigInstance, MigSample};
 use model::unit::{Bytes, BytesPerSecond, Megahertz, Nanos, Percent, Ratio};
 use model::view::{GpuView, NodeView, SoleHolder};
+use serve::exposition::{Exposition, MetricFamily, MetricLabels, MetricType, SampleValue};
 
 #[rustfmt::skip]
 static GPU: &[MetricRow<GpuView>] = &[

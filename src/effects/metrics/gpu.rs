@@ -1,15 +1,15 @@
 //! Our own metrics of GPUs and MIG instances.
 
 use super::input::MetricsInput;
-use super::number::{MetricRow, number};
+use super::number::{MetricRow, number, reading_family};
 use super::subject::LabelledSubjects;
 use super::upkeep;
-use crate::exposition::{Exposition, MetricFamily, MetricLabels, MetricType, SampleValue};
 use model::gpu::{GPU_READINGS, MigInstance, MigSample, THROTTLE_REASONS};
 use model::time::Monotonic;
 use model::upkeep::UPKEEP_READINGS;
 use model::view::{GpuHealth, GpuView};
 use model::{Absence, Reading};
+use serve::exposition::{Exposition, MetricFamily, MetricLabels, MetricType, SampleValue};
 
 const PREFIX: &str = "gpu_steward_gpu_";
 
@@ -123,13 +123,13 @@ pub fn write(input: &MetricsInput<'_>, subjects: &LabelledSubjects<'_>, out: &mu
 /// the value.
 fn each_metric(mut row: impl FnMut(&MetricFamily, &'static str, &dyn Fn(&GpuView) -> Reading<SampleValue>)) {
     for (name, read) in GPU_READINGS {
-        row(&name.into(), name.label, &|seen| number(&read(&seen.gpu, &seen.sample)));
+        row(&reading_family(name), name.label, &|seen| number(&read(&seen.gpu, &seen.sample)));
     }
     for own in GPU {
         row(&own.family, own.labels, &own.read);
     }
     for (name, read) in UPKEEP_READINGS {
-        row(&name.into(), name.label, &|seen| number(&read(&seen.gpu.board, &seen.sample.upkeep)));
+        row(&reading_family(name), name.label, &|seen| number(&read(&seen.gpu.board, &seen.sample.upkeep)));
     }
     for own in upkeep::GPU {
         row(&own.family, own.labels, &own.read);

@@ -2,10 +2,10 @@
 
 use super::number::{MetricRow, number};
 use super::subject::LabelledSubjects;
-use crate::exposition::{Exposition, MetricFamily, MetricLabels, MetricType, SampleValue};
 use model::Reading;
 use model::infiniband::{DeviceAffinity, InfinibandPort};
 use model::view::{GpuView, NodeView};
+use serve::exposition::{Exposition, MetricFamily, MetricLabels, MetricType, SampleValue};
 
 const PREFIX: &str = "gpu_steward_infiniband_";
 

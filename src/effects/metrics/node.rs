@@ -2,13 +2,13 @@
 
 use super::input::MetricsInput;
 use super::number::{MetricRow, number};
-use crate::exposition::{Exposition, MetricFamily, MetricLabels, MetricType, SampleValue};
 use model::Reading;
 use model::cgroup::NetworkSample;
 use model::host::{HostPressure, HostSample};
 use model::observation::GpuSourceState;
 use model::unit::Nanos;
 use model::view::NodeView;
+use serve::exposition::{Exposition, MetricFamily, MetricLabels, MetricType, SampleValue};
 
 const PREFIX: &str = "gpu_steward_node_";
 

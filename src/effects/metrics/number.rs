@@ -1,10 +1,10 @@
 //! Converts values of the model to numbers in base units.
 
-use crate::exposition::{MetricFamily, MetricType, SampleValue};
 use model::Reading;
 use model::reading_name::{ReadingName, ReadingValue};
 use model::recovery::RecoveryAction;
 use model::unit::{Bytes, BytesPerSecond, Celsius, Cores, Count, Megahertz, Millijoules, Nanos, Percent, Ratio, Watts};
+use serve::exposition::{MetricFamily, MetricType, SampleValue};
 
 /// A value with a number in base units: bytes, seconds, joules, hertz, ratios from 0 to 1.
 pub trait Measure {
@@ -67,11 +67,10 @@ pub fn number<T: Measure + Copy>(reading: &Reading<T>) -> Reading<SampleValue> {
     reading.map(Measure::number)
 }
 
-impl From<&ReadingName> for MetricFamily {
-    fn from(name: &ReadingName) -> Self {
-        let kind = if name.counter() { MetricType::Counter } else { MetricType::Gauge };
-        MetricFamily { name: name.metric, kind, unit: name.unit, help: name.help }
-    }
+/// The family that shows the reading of this name.
+pub fn reading_family(name: &ReadingName) -> MetricFamily {
+    let kind = if name.counter() { MetricType::Counter } else { MetricType::Gauge };
+    MetricFamily { name: name.metric, kind, unit: name.unit, help: name.help }
 }
 
 /// A row of a table: a family, fixed labels, and the function that reads the value from `S`.

@@ -3,9 +3,9 @@
 use super::counts::ProcessFootprint;
 use super::input::MetricsInput;
 use super::number::{MetricRow, number};
-use crate::exposition::{Exposition, MetricFamily, MetricLabels, MetricType, SampleValue};
 use model::Reading;
 use model::view::NodeView;
+use serve::exposition::{Exposition, MetricFamily, MetricLabels, MetricType, SampleValue};
 use std::sync::atomic::Ordering;
 use wire::api::node::error_counter_word;
 

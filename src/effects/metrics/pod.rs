@@ -2,7 +2,6 @@
 
 use super::number::{Measure, MetricRow, number};
 use super::subject::LabelledSubjects;
-use crate::exposition::{Exposition, MetricFamily, MetricLabels, MetricType, SampleValue};
 use model::Reading;
 use model::cgroup::{CgroupSample, NetworkSample};
 use model::id::PodUid;
@@ -10,6 +9,7 @@ use model::tally::GpuTally;
 use model::time::Monotonic;
 use model::unit::Nanos;
 use model::view::{ContainerView, GpuUse, NodeView, PodView};
+use serve::exposition::{Exposition, MetricFamily, MetricLabels, MetricType, SampleValue};
 use std::collections::HashMap;
 use std::sync::Arc;
 

@@ -1,8 +1,8 @@
 //! Label sets of GPUs, pods and containers. They are escaped once and copied into every line.
 
-use crate::exposition::MetricLabels;
 use model::id::{ContainerId, GpuUuid};
 use model::view::{ContainerView, GpuUse, GpuView, NodeView, PodView};
+use serve::exposition::MetricLabels;
 use std::collections::{HashMap, HashSet};
 
 /// Number of digits of a container id that runtimes print and people type. Of half a billion nodes with a thousand

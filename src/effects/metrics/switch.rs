@@ -1,7 +1,7 @@
 //! Metrics of NVSwitches, from their errors in the kernel log.
 
-use crate::exposition::{Exposition, MetricFamily, MetricLabels, MetricType, SampleValue};
 use model::view::NodeView;
+use serve::exposition::{Exposition, MetricFamily, MetricLabels, MetricType, SampleValue};
 
 const SXIDS: MetricFamily = MetricFamily {
     name: "gpu_steward_nvswitch_errors_total",

@@ -3,7 +3,6 @@
 
 use super::number::{MetricRow, number};
 use super::subject::LabelledSubjects;
-use crate::exposition::{Exposition, MetricFamily, MetricLabels, MetricType, SampleValue};
 use model::Reading;
 use model::unit::Count;
 use model::upkeep::{FabricState, LinkError, NvLink};

@@ -1,6 +1,6 @@
 //! Histograms of the time that the kubelet waits for an answer.
 
-use model::plugin::Histogram;
+use model::histogram::Histogram;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 

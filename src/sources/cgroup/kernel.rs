@@ -11,7 +11,6 @@
 
 use crate::cgroup::layout::{CgroupController, CgroupLayout, CgroupTrees};
 use crate::cgroup::members::{members, members_in};
-use crate::clock;
 use crate::kernel_file::{KernelFileReader, ReadFailure};
 use crate::procfs::process::ProcError;
 use crate::procfs::visibility::ProcVisibility;

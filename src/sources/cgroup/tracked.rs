@@ -21,7 +21,6 @@
 
 use crate::cgroup::kernel::{CgroupFileReader, CgroupGone, Directories, Kept};
 use crate::cgroup::layout::{CgroupController, CgroupTrees};
-use crate::clock;
 use crate::kernel_file::{KernelFileReader, ReadFailure};
 use crate::procfs::network::NetworkTotals;
 use crate::procfs::visibility::ProcVisibility;

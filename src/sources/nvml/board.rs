@@ -3,10 +3,10 @@
 //! What must never happen here: a call every ten seconds whose answer cannot change while the GPU is in its slot. A
 //! value that was read once, or that the driver does not have, is not read again.
 
-use crate::clock::monotonic;
 use crate::infiniband::pci_path;
 use crate::nvml::absence::lasting;
 use crate::nvml::poll_round::PollRound;
+use clock::monotonic;
 use model::unit::Watts;
 use model::upkeep::Board;
 use model::{Absence, Reading};

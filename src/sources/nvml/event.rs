@@ -11,7 +11,6 @@
 //!
 //! What must never happen here: a GPU whose errors are missed because of another GPU; a thread that spins.
 
-use crate::clock::monotonic;
 use crate::nvml::absence::reason;
 use crate::nvml::heartbeat::Heartbeat;
 use crate::nvml::inventory::KnownGpu;
@@ -19,6 +18,7 @@ use crate::nvml::message::Message;
 use crate::nvml::raw::{self, NvmlEvent};
 use crate::nvml::xid::instance;
 use crate::report::Reporter;
+use clock::monotonic;
 use model::gpu::{Xid, XidSource};
 use model::id::GpuUuid;
 use model::observation::{ErrorCounter, Fact};

@@ -1,9 +1,9 @@
 //! The heartbeat of a thread that calls NVML. Every call is made between two beats, so the supervisor sees a call that
 //! does not return, and a replaced poller notices it when its call returns after all.
 
-use crate::clock::monotonic;
 use crate::nvml::absence::reason;
 use crate::nvml::settings::DriverPatience;
+use clock::monotonic;
 use model::Absence;
 use model::id::GpuUuid;
 use model::time::Monotonic;

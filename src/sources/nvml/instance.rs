@@ -1,9 +1,9 @@
 //! MIG instances of a GPU.
 
-use crate::clock::monotonic;
 use crate::nvml::absence::{INVALID_ARGUMENT, NOT_FOUND};
 use crate::nvml::poll_round::{PollRound, settle};
 use crate::nvml::raw;
+use clock::monotonic;
 use model::gpu::{MAX_MIG, MigInstance};
 use model::id::GpuUuid;
 use model::unit::Bytes;

@@ -1,12 +1,12 @@
 //! Lists the GPUs and reads the identity of each.
 
-use crate::clock::monotonic;
 use crate::nvml::absence::{NOT_FOUND, none_of_it};
 use crate::nvml::board;
 use crate::nvml::heartbeat::{GpuKey, Heartbeat};
 use crate::nvml::instance::{self, Instance};
 use crate::nvml::poll_round::{Failed, PollRound, renew, settle};
 use crate::nvml::raw;
+use clock::monotonic;
 use model::gpu::{ComputeCapability, Gpu, MAX_GPUS, MigInstance, UnidentifiedGpu};
 use model::id::GpuUuid;
 use model::unit::{Bytes, Watts};

@@ -1,6 +1,5 @@
 //! The thread that polls NVML. It makes every call under a [`Heartbeat`], and ends when it is dismissed.
 
-use crate::clock::{self, monotonic};
 use crate::nvml::allowance::Allowance;
 use crate::nvml::heartbeat::Heartbeat;
 use crate::nvml::inventory::{self, InventorySource, KnownGpu};
@@ -14,6 +13,7 @@ use crate::nvml::settings::Settings;
 use crate::nvml::{gpm, read, topology};
 use crate::process_owner::ProcessOwnerReader;
 use crate::report::Reporter;
+use clock::{self, monotonic};
 use model::gpu::{GpuSample, UnidentifiedGpu};
 use model::id::GpuUuid;
 use model::observation::{ErrorCounter, Fact, GpuSourceState, Sample};

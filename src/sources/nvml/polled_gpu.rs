@@ -1,10 +1,10 @@
 //! One GPU while it is polled: its handles, its last readings, and the calls that it has refused.
 
-use crate::clock::monotonic;
 use crate::nvml::absence::{lasting, ordinary};
 use crate::nvml::heartbeat::{GpuKey, Heartbeat};
 use crate::nvml::inventory::KnownGpu;
 use crate::report::Reporter;
+use clock::monotonic;
 use model::Absence;
 use model::gpu::GpuSample;
 use model::id::GpuUuid;

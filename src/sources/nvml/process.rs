@@ -5,7 +5,7 @@
 //! before the next list. Only a process that is new in a list has no earlier reading; for it the agent reads the list
 //! a second time.
 
-use crate::clock::monotonic;
+use clock::monotonic;
 use crate::nvml::absence::{INSUFFICIENT_SIZE, none_of_it};
 use crate::nvml::polled_gpu::{GpuCaller, PolledGpu};
 use crate::nvml::process_use::{Use, UseMeter, Uses};

@@ -1,6 +1,5 @@
 //! The readings of one GPU: the cheap ones every second, the others less often.
 
-use crate::clock;
 use crate::nvml::polled_gpu::PolledGpu;
 use crate::nvml::raw;
 use crate::nvml::{upkeep, utilization};

@@ -15,7 +15,6 @@
 //! At most two pollers exist. A poller whose call concerns no particular GPU (opening the library, counting) is not
 //! replaced, because there is no GPU to skip: all GPUs are absent until it returns.
 
-use crate::clock::monotonic;
 use crate::nvml::event::{self, Events};
 use crate::nvml::heartbeat::{GpuKey, Heartbeat, Stuck};
 use crate::nvml::inventory::KnownGpu;
@@ -26,6 +25,7 @@ use crate::nvml::settings::Settings;
 use crate::nvml::stall::{Reach, Stalls};
 use crate::nvml::xid::{News, Recent, from_log, of_switch};
 use crate::report::Reporter;
+use clock::monotonic;
 use model::driver_hold::DriverHold;
 use model::gpu::Xid;
 use model::id::GpuUuid;

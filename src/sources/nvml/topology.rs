@@ -2,11 +2,11 @@
 //!
 //! What must never happen here: a link, a GPU or a level that could not be read, counted as absent from the machine.
 
-use crate::clock::monotonic;
 use crate::nvml::absence::{INVALID_ARGUMENT, none_of_it};
 use crate::nvml::inventory::{InventorySource, KnownGpu};
 use crate::nvml::poll_round::{Failed, PollRound, renew, settle};
 use crate::nvml::raw;
+use clock::monotonic;
 use model::gpu::{GpuLink, GpuPath};
 use model::id::GpuUuid;
 use model::upkeep::MAX_NVLINKS;

@@ -2,10 +2,10 @@
 //! link, the PCIe error counts and the fabric state. Every [`EVERY`]th round also reads retired pages, and NVLinks with at
 //! least one call for each link.
 
-use crate::clock::monotonic;
 use crate::nvml::board::device_of_slot;
 use crate::nvml::polled_gpu::PolledGpu;
 use crate::nvml::{links, raw};
+use clock::monotonic;
 use model::time::Monotonic;
 use model::unit::Count;
 use model::upkeep::{Fabric, FabricHealth, FabricState, PcieErrors, RetiredPages};

@@ -1,7 +1,6 @@
 //! Readings of the whole machine from files that are kept open: most of them every second, pressure and OOM kills in
 //! the slow period.
 
-use crate::clock;
 use crate::kernel_file::{KernelFileReader, ReadFailure};
 use crate::procfs::carried::Carried;
 use crate::procfs::interfaces::{Interfaces, MAX_INTERFACES};

@@ -7,7 +7,6 @@
 //! What must never happen here: counters for a pod whose namespace cannot be distinguished from the host's. They would
 //! be the traffic of the whole machine.
 
-use crate::clock;
 use crate::kernel_file::{KernelFileReader, ReadFailure};
 use crate::procfs::process::{ProcError, namespace};
 use model::cgroup::NetworkSample;

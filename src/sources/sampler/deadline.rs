@@ -1,6 +1,5 @@
 //! Periodic deadlines that do not drift, and a sleep that ends early on cancellation.
 
-use crate::clock;
 use model::time::Monotonic;
 use std::future::Future;
 use std::pin::Pin;

@@ -9,7 +9,6 @@
 //! What must never happen here: memory that grows with the number of processes that ever lived. A process is forgotten
 //! at the end of the first pass that does not see it.
 
-use crate::clock;
 use crate::kernel_file::{KernelFileReader, ReadFailure};
 use crate::process_owner::ProcessOwnerReader;
 use crate::procfs::process::{self, ProcError};

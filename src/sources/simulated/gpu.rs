@@ -35,7 +35,7 @@ pub(super) struct SimulatedGpu {
 pub(super) fn tied(cards: &[SimulatedGpu]) -> Vec<Gpu> {
     let half = cards.len().div_ceil(2);
     let node = |place: usize| u32::from(place >= half);
-    let at = crate::clock::monotonic();
+    let at = clock::monotonic();
     let link = |one: usize, other: usize| GpuLink {
         peer: cards[other].gpu.uuid.clone(),
         path: Reading::Measured(if node(one) == node(other) { GpuPath::NumaNode } else { GpuPath::System }, at),
@@ -80,7 +80,7 @@ impl SimulatedGpu {
     /// The GPU with this index.
     pub(super) fn new(product: &'static Product, seed: u64, index: u32) -> Self {
         let seed = mix(seed ^ u64::from(index));
-        let at = crate::clock::monotonic();
+        let at = clock::monotonic();
         let known = |told: bool| if told { Ok(()) } else { Err(Absence::NotSupported) };
         let (high, low) = (seed >> 32, seed & 0xffff_ffff);
         let text = format!("GPU-51d00000-{:04x}-4{:03x}-8{:03x}-{low:08x}{index:04x}", high >> 16, high & 0xfff, index);

@@ -1,13 +1,14 @@
 //! Releases the GPU driver when an operator requests it, at the admin port or by a signal.
 
-use effects::admin::DriverControl;
-use effects::admin::release::USUAL;
+use clock::now;
 use model::driver_hold::DriverHold;
 use model::time::Monotonic;
-use sources::clock::now;
 use sources::nvml::DriverGate;
 use std::time::Duration;
 use tokio::sync::watch;
+
+/// Length of a release where the caller names none. A reset of one GPU takes some seconds.
+pub(super) const USUAL: Duration = Duration::from_secs(60);
 
 /// Controls the driver gate of the sources.
 #[derive(Clone, Debug, Default)]
@@ -19,22 +20,24 @@ impl DriverRelease {
         tracing::info!(seconds = USUAL.as_secs(), "a signal asks to release the GPU driver");
         self.release(USUAL);
     }
-}
 
-impl DriverControl for DriverRelease {
-    fn release(&self, span: Duration) {
+    /// Requests a release of this length.
+    pub(super) fn release(&self, span: Duration) {
         self.0.release(now().monotonic.after(span));
     }
 
-    fn take_back(&self) {
+    /// Ends the release, so that the agent opens the driver again.
+    pub(super) fn take_back(&self) {
         self.0.take_back();
     }
 
-    fn hold(&self) -> watch::Receiver<DriverHold> {
+    /// The current state, and every change of it.
+    pub(super) fn hold(&self) -> watch::Receiver<DriverHold> {
         self.0.seen()
     }
 
-    fn left(&self, until: Monotonic) -> Duration {
+    /// The time from now until `until`.
+    pub(super) fn left(&self, until: Monotonic) -> Duration {
         until.since(now().monotonic)
     }
 }

@@ -137,7 +137,7 @@ fn gpu_source(state: &GpuSourceState) {
             tracing::warn!(reason = why.code(), advice = &**advice, "no GPUs can be read: {advice}");
         }
         GpuSourceState::Released { until } => {
-            let seconds = until.since(sources::clock::now().monotonic).as_secs_f64().ceil();
+            let seconds = until.since(clock::now().monotonic).as_secs_f64().ceil();
             tracing::warn!(
                 seconds,
                 "the agent releases the GPU driver because an operator asked for it: until then it reads no GPUs, and XIDs come from the kernel log only"

@@ -71,7 +71,7 @@ impl IncidentKeeper {
             }
             let now = Arc::clone(&kept.borrow_and_update());
             let writes = file.clone();
-            let written = spawn_blocking(move || writes.write(&now, sources::clock::now())).await;
+            let written = spawn_blocking(move || writes.write(&now, clock::now())).await;
             let written = written.map_err(std::io::Error::other).flatten();
             let pause = match &written {
                 Ok(()) => PAUSE,

@@ -47,7 +47,7 @@ impl Listeners {
     /// The first address that cannot be bound.
     pub(crate) fn open(settings: &AgentSettings) -> Result<Listeners, ListenError> {
         let bind = |address, purpose, key| {
-            effects::server::bind(address).map_err(|source| ListenError { address, purpose, key, source })
+            serve::server::bind(address).map_err(|source| ListenError { address, purpose, key, source })
         };
         let http = bind(settings.listen, "metrics and API", "listen")?;
         let admin = settings.admin.listen.map(|address| bind(address, "profiles and log level", "admin-listen"));

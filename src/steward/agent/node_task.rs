@@ -6,7 +6,7 @@ use super::latch::{Latch, Progress};
 use crate::notify;
 use crate::telemetry::repeats::Repeats;
 use decide::node::NodeState;
-use effects::admin::ClearIncident;
+use super::clear_incident::ClearIncident;
 use model::incident::KeptIncidents;
 use model::observation::{Fact, Observation, Sample};
 use model::pod::PodList;
@@ -119,7 +119,7 @@ impl NodeTask {
         if let Observation::Fact(Fact::Pods(list)) = &observation {
             self.pods.send_replace(Some(Arc::new(list.clone())));
         }
-        for event in self.node.apply(observation, sources::clock::now()) {
+        for event in self.node.apply(observation, clock::now()) {
             log_event(&event, &self.view.borrow());
         }
     }
@@ -144,7 +144,7 @@ impl NodeTask {
     }
 
     fn publish(&mut self) {
-        let view = self.node.view(sources::clock::now());
+        let view = self.node.view(clock::now());
         self.view.send_replace(Arc::new(view));
         self.repeats.log_counts(std::time::Instant::now());
     }

@@ -66,7 +66,7 @@ impl Announcing {
             loop {
                 let register = self.register();
                 let known = register.is_some();
-                let are_gone = gpus_gone.is(none_left(&self.view.borrow()), sources::clock::monotonic());
+                let are_gone = gpus_gone.is(none_left(&self.view.borrow()), clock::monotonic());
                 if are_gone {
                     // A GPU that appears later is announced as after a start of the agent.
                     announce = Announcer::new(self.handshakes);
@@ -99,7 +99,7 @@ impl Announcing {
 
     async fn write(&self, announce: &mut Announcer, seen: &NodeObject, refused: &mut bool) {
         let state = announced_state(seen);
-        let Some(write) = announce.due(&state, sources::clock::now(), fraction()) else { return };
+        let Some(write) = announce.due(&state, clock::now(), fraction()) else { return };
         let handshake_text = write.handshake.map(handshake::encode);
         let mut annotations = Vec::new();
         if let Some(text) = &write.register {
@@ -111,14 +111,14 @@ impl Announcing {
         match self.api.annotate_node(&annotations).await {
             Ok(()) => {
                 log_written(&write, refused);
-                announce.written(&write, sources::clock::now());
+                announce.written(&write, clock::now());
             }
             Err(error) => {
                 // Log the first failure only. The next success is logged too.
                 if !std::mem::replace(refused, true) {
                     tracing::warn!(%error, "cannot write on this node's Node: schedulers do not learn of its GPUs");
                 }
-                announce.failed(sources::clock::now());
+                announce.failed(clock::now());
             }
         }
     }

@@ -6,9 +6,11 @@ use super::listeners::Listeners;
 use super::settings::{AgentSettings, Gpus};
 use crate::admin_port::AdminAccess;
 use crate::telemetry::Telemetry;
-use effects::admin::{ClearIncident, DriverControl};
-use effects::caller::AllowedHosts;
-use effects::server::certificate::Certificates;
+use super::clear_incident::{self, ClearIncident};
+use super::release_command;
+use serve::admin::OperatorCommands;
+use serve::caller::AllowedHosts;
+use serve::server::certificate::Certificates;
 use std::os::unix::net::UnixListener;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -39,16 +41,22 @@ pub(super) fn admin(
     settings: &AgentSettings,
     telemetry: &Telemetry,
     (clears, driver): (mpsc::Sender<ClearIncident>, DriverRelease),
-) -> effects::admin::Settings {
+) -> serve::admin::Settings {
     let AdminAccess { token, certificates } = ports.admin.clone();
-    effects::admin::Settings {
+    serve::admin::Settings {
         profiling: settings.admin.profiling,
         certificates,
         hosts: ports.hosts.clone(),
         token,
         operator: (!settings.admin.identifies_callers()).then(|| Arc::clone(&ports.operator)),
         level: telemetry.level.clone(),
-        incidents: Some(clears),
-        driver: matches!(settings.sources.gpus, Gpus::Nvml).then(|| Arc::new(driver) as Arc<dyn DriverControl>),
+        commands: commands(clears, driver, matches!(settings.sources.gpus, Gpus::Nvml)),
     }
+}
+
+/// The commands of operators about GPUs. Without NVML there is no driver to release.
+fn commands(clears: mpsc::Sender<ClearIncident>, driver: DriverRelease, nvml: bool) -> Vec<OperatorCommands> {
+    let incidents = OperatorCommands { path: "/incidents", routes: clear_incident::router(clears) };
+    let driver = nvml.then(|| OperatorCommands { path: "/nvml", routes: release_command::router(driver) });
+    [incidents].into_iter().chain(driver).collect()
 }

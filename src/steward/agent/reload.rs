@@ -3,9 +3,9 @@
 use super::settings::{LiveSettings, ReadAgain};
 use crate::admin_port::token;
 use crate::telemetry::level::Level;
-use effects::caller::AllowedHosts;
+use serve::caller::AllowedHosts;
 use effects::http;
-use effects::server::certificate::Certificates;
+use serve::server::certificate::Certificates;
 use std::sync::Arc;
 use tokio::sync::watch;
 
@@ -33,7 +33,7 @@ pub(crate) struct PortAccess {
 pub(crate) fn http_settings(live: &LiveSettings, access: PortAccess) -> Result<http::Settings, String> {
     let api_token = live.api_token_file.as_deref().map(|path| token("API", path)).transpose()?;
     let PortAccess { hosts, certificates } = access;
-    Ok(http::Settings { sets: live.sets, api_token, hosts, certificates, clock: sources::clock::now })
+    Ok(http::Settings { sets: live.sets, api_token, hosts, certificates, clock: clock::now })
 }
 
 impl Reload {

@@ -8,7 +8,7 @@ use decide::device_injection::DeviceStrategy;
 use decide::health::HealthPolicy;
 use decide::labels::Labelling;
 use effects::http::MetricSets;
-use effects::server::certificate::Tls;
+use serve::server::certificate::Tls;
 use model::id::NodeName;
 use model::pod::LabelKeys;
 use model::unit::Bytes;

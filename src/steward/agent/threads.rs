@@ -99,7 +99,7 @@ mod tests {
     use crate::lifecycle::{EndedTask, Lifecycle, runtime};
     use crate::telemetry::level::Verbosity;
     use crate::telemetry::{self, LogFormat};
-    use effects::caller::AllowedHosts;
+    use serve::caller::AllowedHosts;
     use effects::http::MetricSets;
     use sources::roots::HostRoots;
     use tokio::sync::mpsc;
@@ -124,7 +124,7 @@ mod tests {
                 process_period: period,
             };
             let name = NodeName::parse("n1").unwrap();
-            let (_view, seen) = watch::channel(Arc::new(NodeView::empty(name.clone(), sources::clock::now())));
+            let (_view, seen) = watch::channel(Arc::new(NodeView::empty(name.clone(), clock::now())));
             let (stop, (reporter, _observations)) = (CancellationToken::new(), Reporter::channel());
             let threads = open((&settings, false), (&name, &seen, &DriverGate::default()), &reporter, &stop).unwrap();
             let named: Vec<&str> = threads.iter().filter_map(|(_, thread)| thread.thread().name()).collect();

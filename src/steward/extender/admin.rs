@@ -5,9 +5,9 @@ use super::settings::ExtenderSettings;
 use crate::admin_port::AdminAccess;
 use crate::exit::Exit;
 use crate::lifecycle::StartError;
-use effects::admin::{LogLevel, Settings};
-use effects::caller::AllowedHosts;
-use effects::server::bind;
+use serve::admin::{LogLevel, Settings};
+use serve::caller::AllowedHosts;
+use serve::server::bind;
 use std::net::TcpListener;
 use std::sync::Arc;
 use tokio_util::sync::CancellationToken;
@@ -71,11 +71,10 @@ impl OpenedAdmin {
             token,
             operator: None,
             level,
-            incidents: None,
-            driver: None,
+            commands: Vec::new(),
         };
         tokio::select! {
-            served = effects::admin::serve(listener, settings, stop) => served,
+            served = serve::admin::serve(listener, settings, stop) => served,
             never = fresh => match never {},
         }
     }

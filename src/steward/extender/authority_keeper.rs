@@ -12,10 +12,9 @@
 use apiserver::ApiError;
 use apiserver::kept_object::KeptObject;
 use decide::authority::{AUTHORITY_VALID, AuthorityStep, authority_step};
-use effects::stream::authority::make;
+use stream::authority::make;
 use model::authority::AuthoritySet;
 use parking_lot::RwLock;
-use sources::clock;
 use std::sync::Arc;
 use tokio::sync::Mutex;
 use wire::authority::{decode_bundle, decode_secret, encode_bundle, encode_secret};

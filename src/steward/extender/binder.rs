@@ -28,7 +28,6 @@ use model::id::{NodeName, PodRef, PodUid};
 use model::placement::PlacementRequest;
 use model::pod::Pod;
 use parking_lot::Mutex;
-use sources::clock;
 use std::collections::HashMap;
 use std::fmt::Write;
 use std::sync::Arc;

@@ -10,7 +10,6 @@ use apiserver::writes::{ApiServer, EventType, ObjectEvent};
 use decide::cluster::ClosedReason;
 use model::id::{NodeName, ObjectUid, PodRef, PodUid};
 use parking_lot::Mutex;
-use sources::clock;
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};

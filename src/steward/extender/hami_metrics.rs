@@ -2,7 +2,7 @@
 //! of its own, because they are a dozen lines for each GPU of the cluster.
 
 use super::locked_cluster::{ClaimedShare, ScheduledDevice};
-use effects::exposition::{Exposition, ExpositionFormat, MetricFamily, MetricLabels, SampleValue};
+use serve::exposition::{Exposition, ExpositionFormat, MetricFamily, MetricLabels, SampleValue};
 
 const MEMORY_LIMIT: MetricFamily =
     MetricFamily { unit: "bytes", ..MetricFamily::gauge("hami_gpu_memory_limit_bytes", "Memory that the GPU offers.") };

@@ -17,7 +17,6 @@ use apiserver::lease::LeaseClient;
 use decide::election::{ElectionChange, ElectionStep, Elector};
 use model::lease::StoredLease;
 use parking_lot::Mutex;
-use sources::clock;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;

@@ -23,7 +23,6 @@ use model::placement::PlacementRequest;
 use model::pod::Pod;
 use model::time::Monotonic;
 use parking_lot::Mutex;
-use sources::clock;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::time::Duration;

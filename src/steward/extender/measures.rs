@@ -2,7 +2,7 @@
 
 use decide::cluster::RefusalSummary;
 use decide::placement::RefusalReason;
-use model::plugin::Histogram;
+use model::histogram::Histogram;
 use parking_lot::Mutex;
 use std::time::Duration;
 

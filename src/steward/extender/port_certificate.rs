@@ -2,8 +2,8 @@
 
 use super::authority_keeper::{AuthorityKeeper, seconds};
 use decide::authority::{CERTIFICATE_USED, CERTIFICATE_VALID};
-use effects::server::certificate::{Certificates, HttpVersions};
-use effects::stream::authority::{IssuedCertificate, issue};
+use serve::server::certificate::{Certificates, HttpVersions};
+use stream::authority::{IssuedCertificate, issue};
 use model::authority::AuthoritySet;
 use model::backoff::Backoff;
 use parking_lot::Mutex;

@@ -5,7 +5,6 @@
 
 use super::authority_keeper::AuthorityKeeper;
 use super::measures::Verb;
-use crate::leader_connection::{self, Spoken};
 use http_body_util::{BodyExt, Full, Limited};
 use hyper::body::Bytes;
 use hyper::client::conn::http2::{Builder, SendRequest};
@@ -15,6 +14,7 @@ use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
+use stream::leader_connection::{self, Spoken};
 use tokio::sync::Mutex;
 use tokio::time::timeout;
 
@@ -78,7 +78,7 @@ impl LeaderProxy {
         let token = tokio::fs::read_to_string(&self.token_file)
             .await
             .map_err(|why| format!("own token {}: {why}", self.token_file.display()))?;
-        let request = Request::post(format!("https://{}/{}", effects::stream::SERVER_NAME, verb.word()))
+        let request = Request::post(format!("https://{}/{}", stream::SERVER_NAME, verb.word()))
             .header(header::CONTENT_TYPE, "application/json")
             .header(header::AUTHORIZATION, format!("Bearer {}", token.trim()))
             .body(Full::new(question))

@@ -135,7 +135,7 @@ impl StreamCounts {
 mod tests {
     use super::super::live_callers::NotLive;
     use super::*;
-    use effects::stream::token_keys::TokenRefusal;
+    use stream::token_keys::TokenRefusal;
 
     #[test]
     fn each_reason_is_counted_under_its_own_word() {

@@ -9,16 +9,16 @@ use super::leadership::Leader;
 use super::port::ExtenderPort;
 use super::stream_counts::StreamCounts;
 use super::stream_limit::StreamLimit;
-use effects::caller::{Access, Ends};
-use effects::server::{ConnectionLimits, HttpApplication, TakenConnection};
-use effects::stream::opening::{self, STREAM_PATH};
 use http_body_util::Full;
 use hyper::body::{Bytes, Incoming};
 use hyper::header::{self, HeaderValue};
 use hyper::{Request, Response, StatusCode, Uri};
 use parking_lot::Mutex;
+use serve::caller::{Access, Ends};
+use serve::server::{ConnectionLimits, HttpApplication, TakenConnection};
 use std::sync::Arc;
 use std::time::Duration;
+use stream::opening::{self, STREAM_PATH};
 use tokio::time::{Instant, sleep};
 
 /// How long connections wait while no extender decides. An agent gives up a connection after ten seconds.

@@ -13,7 +13,6 @@ use model::id::PodUid;
 use model::placement::PlacementRequest;
 use model::pod::Pod;
 use model::request::ContainerRequest;
-use sources::clock;
 use std::sync::Arc;
 use wire::extender::{self, ExtenderArgs, FailedNode, NodeVictims};
 

@@ -4,7 +4,7 @@ use super::layer::Problem;
 use super::reader::Reader;
 use super::value;
 use crate::admin_port::AdminSettings;
-use effects::server::certificate::Tls;
+use serve::server::certificate::Tls;
 
 impl Reader<'_> {
     /// The admin port whose address has the key `listen`.

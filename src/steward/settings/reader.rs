@@ -2,7 +2,7 @@
 
 use super::layer::{Problem, RawValue};
 use super::value::{self, Why};
-use effects::server::certificate::Tls;
+use serve::server::certificate::Tls;
 use std::collections::BTreeMap;
 use wire::resource::ResourceOverrides;
 

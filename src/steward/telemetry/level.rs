@@ -1,7 +1,7 @@
 //! The level of the log: the number of `-v`, which can change while the program runs, and levels for single targets:
 //! `5,h2=debug`. The latter hold until the program ends or the level changes.
 
-use effects::admin::LogLevel;
+use serve::admin::LogLevel;
 use parking_lot::Mutex;
 use tracing_subscriber::filter::{LevelFilter, Targets};
 use tracing_subscriber::registry::Registry;

@@ -1,12 +1,12 @@
 //! Tests of DCGM's names: over every MIG layout of a GPU, and compared with dcgm-exporter.
 
 use super::*;
-use crate::exposition::ExpositionFormat;
 use crate::metrics::{MetricSet, ProcessFootprint, ServerCounts, render};
 use crate::sample_view::{self, NOW};
 use model::gpu::XidSource;
 use model::id::GpuUuid;
 use model::time::Monotonic;
+use serve::exposition::ExpositionFormat;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 

@@ -1,7 +1,6 @@
 //! Tests of the processes on a GPU: their containers, and what they use.
 
 use super::{CallFault, FakeGpu, Harness, fake_gpus, of, put};
-use crate::clock::{self, monotonic};
 use crate::nvml::heartbeat::Heartbeat;
 use crate::nvml::inventory::{self, InventorySource};
 use crate::nvml::library;
@@ -9,6 +8,7 @@ use crate::nvml::polled_gpu::{self, GpuCaller};
 use crate::nvml::process::{Clients, list};
 use crate::process_owner::ProcessOwnerReader;
 use crate::report::Reporter;
+use clock::{self, monotonic};
 use lab::scenario::{FakeProcess, MigSlot, process};
 use model::process::{GpuProcess, GpuProcessKind, ProcessOwner};
 use model::unit::Bytes;

@@ -1,7 +1,7 @@
 //! Tests of the release of the driver for an operator: the agent closes the NVML library and opens it again later.
 
 use super::{CallFault, Harness, Scenario, Which, XidEvent, fake_gpus, hang, of};
-use crate::clock::monotonic;
+use clock::monotonic;
 use model::Absence;
 use model::driver_hold::DriverHold;
 use model::gpu::GpuSample;

@@ -27,7 +27,7 @@ impl Sharing {
             if call.reply.is_closed() {
                 continue;
             }
-            let stage = call.wait.stage(sources::clock::monotonic());
+            let stage = call.wait.stage(clock::monotonic());
             match self.binding.mode() {
                 Some(BindingMode::Late) => {
                     let answer = self.give_ticket(&call.ids).await;

@@ -5,7 +5,6 @@
 use decide::allocator::HolderDisagreement;
 use model::observation::ContainerDevices;
 use model::time::Monotonic;
-use sources::clock;
 use sources::names::pod_resources::list_once;
 use std::collections::BTreeSet;
 use std::path::PathBuf;

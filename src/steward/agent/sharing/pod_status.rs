@@ -92,7 +92,7 @@ impl PodStatusWriter {
     /// Waits until a write is due or a try has ended, and handles that.
     pub(super) async fn turn(&mut self) {
         let next = self.unwritten.next();
-        let until = next.map(|at| at.since(sources::clock::monotonic())).unwrap_or_default();
+        let until = next.map(|at| at.since(clock::monotonic())).unwrap_or_default();
         tokio::select! {
             Some(ended) = self.ended.1.recv() => self.has_ended(&ended),
             () = tokio::time::sleep(until), if next.is_some() => self.write(),
@@ -101,7 +101,7 @@ impl PodStatusWriter {
 
     /// Starts the writes that are due.
     fn write(&mut self) {
-        for due in self.unwritten.due(sources::clock::monotonic()) {
+        for due in self.unwritten.due(clock::monotonic()) {
             tokio::spawn(write(self.api.clone(), self.own.clone(), due, self.ended.0.clone()));
         }
     }
@@ -123,7 +123,7 @@ impl PodStatusWriter {
             PodWriteOutcome::Gone => tracing::debug!(%pod, "gone before it was written: {what}"),
             PodWriteOutcome::Written => {}
         }
-        self.unwritten.ended(write, *outcome, sources::clock::monotonic());
+        self.unwritten.ended(write, *outcome, clock::monotonic());
         self.write();
     }
 
@@ -135,7 +135,7 @@ impl PodStatusWriter {
     /// Writes these annotations on the pod that the kubelet knows as `of`, and repeats that until they are written.
     fn write_until_done(&mut self, kind: PodWriteKind, (of, pod): (&PodUid, &PodRef), annotations: AnnotationChanges) {
         let uid = self.at_server(of);
-        if !self.unwritten.add((of, kind), (&uid, pod), annotations, sources::clock::monotonic()) {
+        if !self.unwritten.add((of, kind), (&uid, pod), annotations, clock::monotonic()) {
             tracing::error!(%pod, "too many writes on pods are pending; this one is dropped: {}", meaning(kind));
         }
         self.write();
@@ -161,7 +161,7 @@ impl PodStatusWriter {
 
     /// A pod that an extender has placed finds no room for its claim: after a while it gets the mark for eviction.
     pub(super) fn finds_no_room(&mut self, names: (&PodUid, &PodRef), why: &Refusal) {
-        if self.sent.finds_no_room(names.0, sources::clock::monotonic()) {
+        if self.sent.finds_no_room(names.0, clock::monotonic()) {
             log_pod_event(names.1, &PodEvent::NoRoom);
             self.mark(names, Some(why.code()));
         }
@@ -333,12 +333,12 @@ impl PodStatusWriter {
 
     /// The kubelet has called `Allocate`: the pod may be admitted soon.
     pub(super) fn allocates(&mut self) {
-        self.phases.expect(sources::clock::monotonic());
+        self.phases.expect(clock::monotonic());
     }
 
     /// Whether the owner looks in the checkpoint for pods that a scheduler waits for.
     pub(super) fn looks_for_admitted(&self) -> bool {
-        self.phases.reads_checkpoint(sources::clock::monotonic())
+        self.phases.reads_checkpoint(clock::monotonic())
     }
 
     /// Whether HAMi's scheduler placed this pod and does not know yet that the pod has its GPUs.
@@ -350,7 +350,7 @@ impl PodStatusWriter {
     pub(super) fn awaited<'a>(&mut self, pods: &'a PodList) -> Vec<&'a Pod> {
         let awaited: Vec<&Pod> = pods.pods.iter().map(AsRef::as_ref).filter(|pod| self.is_awaited(pod)).collect();
         if awaited.is_empty() {
-            self.phases.expect_nothing(sources::clock::monotonic());
+            self.phases.expect_nothing(clock::monotonic());
         }
         awaited
     }
@@ -439,7 +439,7 @@ mod tests {
         let pod = PodUid::parse("0b0d8d3c-6b5e-4f3c-9a5e-1d2f3a4b5c6d").unwrap();
         let name = PodRef { namespace: "ml".into(), name: "train".into() };
         let device = GpuUuid::parse("GPU-1").unwrap();
-        let used = Reading::Measured(Bytes(8192 << 20), sources::clock::monotonic());
+        let used = Reading::Measured(Bytes(8192 << 20), clock::monotonic());
         let over = OverUse { pod: pod.clone(), device, claimed: Bytes(3000 << 20), used, lasted: Duration::ZERO };
         let files = PodFiles { uid: pod, pod: name, bytes: Bytes(80 << 20), files: 3, over: true };
         for (text, remedy) in [

@@ -81,7 +81,7 @@ impl Sharing {
                     self.refuse((&uid, &name), &container, &why);
                     let _ = start.reply.send(Err(CallRefused(format!("{name}, container {container}: {why}"))));
                 }
-                StartVerdict::Wait(what) => match start.wait.step(sources::clock::monotonic()) {
+                StartVerdict::Wait(what) => match start.wait.step(clock::monotonic()) {
                     StartStep::Waits { first } => {
                         tracing::trace!(?what, "a start waits");
                         if first {
@@ -116,7 +116,7 @@ impl Sharing {
             verdict = self.allocator.start(&start.ids, rows);
         }
         if let StartVerdict::Wait(what) = verdict {
-            let use_of_listing = start.wait.listing_use(what, rows.is_some(), sources::clock::monotonic());
+            let use_of_listing = start.wait.listing_use(what, rows.is_some(), clock::monotonic());
             let listed = match use_of_listing {
                 ListingUse::Unused => None,
                 ListingUse::Name | ListingUse::Holder => self.holders.listed_since(start.wait.since()),
@@ -173,7 +173,7 @@ impl Sharing {
         let containers: Vec<_> =
             bound.iter().map(|bound| (bound.clone(), container_limits::of(bound, &self.allocator))).collect();
         let prepared = self.tickets.prefetcher().started(&containers, self.files.writers().0);
-        let waited = start.wait.waited(sources::clock::monotonic());
+        let waited = start.wait.waited(clock::monotonic());
         let awaited = self.is_awaited(&bound);
         if let Some(first) = bound.first() {
             self.files.note_start(&first.holder.pod, self.calls.disk());

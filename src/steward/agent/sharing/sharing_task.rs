@@ -350,7 +350,7 @@ impl Sharing {
             PluginCall::Allocate { ids, reply } => {
                 self.counts.allocated();
                 self.status.allocates();
-                self.calls.allocate(ids, reply, sources::clock::monotonic());
+                self.calls.allocate(ids, reply, clock::monotonic());
             }
             PluginCall::Allocated { ids, ticket } => {
                 self.counts.allocated();
@@ -359,7 +359,7 @@ impl Sharing {
                 self.tickets.note(issued);
             }
             PluginCall::Start { ids, reply } => {
-                if !self.calls.start(ids, reply, sources::clock::monotonic()) {
+                if !self.calls.start(ids, reply, clock::monotonic()) {
                     self.counts.ended(StartOutcome::Refused("TooManyWait"));
                 }
             }

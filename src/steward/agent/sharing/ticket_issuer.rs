@@ -32,7 +32,7 @@ pub(super) enum PrefetchEvent {
 impl TicketIssuer {
     /// Has tickets written by this keeper.
     pub(super) fn new(keeper: Keeper) -> TicketIssuer {
-        let recent = RecentTickets::new(sources::clock::monotonic());
+        let recent = RecentTickets::new(clock::monotonic());
         TicketIssuer { keeper, recent, prefetcher: SpecPrefetcher::default() }
     }
 
@@ -55,7 +55,7 @@ impl TicketIssuer {
         ids: &[Arc<str>],
         early: Option<MatchedRequest>,
     ) -> IssuedTicket {
-        self.recent.issued(ticket.clone(), sources::clock::monotonic());
+        self.recent.issued(ticket.clone(), clock::monotonic());
         allocator.issue(ticket.clone(), ids, early)
     }
 
@@ -79,7 +79,7 @@ impl TicketIssuer {
 
     /// The tickets that may still get a holder; `None` while this holds for all.
     pub(super) fn young(&mut self) -> Option<BTreeSet<Ticket>> {
-        self.recent.young(sources::clock::monotonic())
+        self.recent.young(clock::monotonic())
     }
 
     /// The tickets that have no folder yet.

@@ -7,7 +7,6 @@ use hyper::{Method, Request, Response};
 use model::time::Monotonic;
 use parking_lot::Mutex;
 use serde_json::Value;
-use sources::clock;
 use std::collections::BTreeMap;
 use std::future::Future;
 use std::io;

@@ -18,7 +18,6 @@ use super::stream_checks::StreamChecks;
 use super::weather::{MS, SECOND, Weather};
 use decide::leader_search::{LeaderSearch, SearchEnd};
 use decide::report_pace::ReportPace;
-use effects::stream::convert;
 use model::agent_stream::{AgentMessage, LeaderView, PodStage};
 use model::id::{NodeName, ObjectUid, PodUid};
 use model::time::Monotonic;
@@ -28,6 +27,7 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
+use stream::convert;
 
 /// Where an agent asks first.
 const SERVICE: &str = "service";

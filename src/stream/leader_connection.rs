@@ -1,7 +1,7 @@
 //! A TLS connection to an extender, by whatever address: what proves that it is one is the name in its certificate and the
 //! authority that signed it.
 
-use effects::stream::SERVER_NAME;
+use crate::authority::SERVER_NAME;
 use rustls::crypto::ring;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, ServerName};
@@ -20,7 +20,7 @@ const WITHIN: Duration = Duration::from_secs(10);
 
 /// What is spoken on a connection; its name in the handshake (ALPN).
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Spoken {
+pub enum Spoken {
     /// HTTP/1.1, which the stream of an agent begins with.
     Http1,
     /// HTTP/2: many questions at once.
@@ -31,7 +31,7 @@ pub(crate) enum Spoken {
 ///
 /// # Errors
 /// That of the network, or why the extender is not trusted.
-pub(crate) async fn connect(address: &str, trusted: &[u8], spoken: Spoken) -> io::Result<TlsStream<TcpStream>> {
+pub async fn connect(address: &str, trusted: &[u8], spoken: Spoken) -> io::Result<TlsStream<TcpStream>> {
     let connector = TlsConnector::from(config(trusted, spoken)?);
     let name = ServerName::try_from(SERVER_NAME).map_err(io::Error::other)?;
     let connecting = async {

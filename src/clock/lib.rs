@@ -1,4 +1,11 @@
 //! The only place where the clocks are read. All other code takes the time as an argument.
+//!
+//! ```text
+//!   kernel: CLOCK_REALTIME, CLOCK_BOOTTIME ──▶ now() ──▶ model::time::Now { monotonic, wall }
+//!   a test (feature `simulation`) ───────────▶ simulate(now): both clocks of this thread
+//! ```
+//!
+//! What must never happen here: a release build whose clock can be set.
 
 use model::time::{Monotonic, Now, WallTime};
 use rustix::time::{ClockId, Timespec, clock_gettime};

@@ -15,13 +15,13 @@ use tokio::time::timeout;
 /// How long a request waits for the task that owns the node state, which answers within milliseconds.
 const ANSWERS_WITHIN: Duration = Duration::from_secs(5);
 /// Stands for every GPU in the path.
-pub const ALL: &str = "all";
+pub(super) const ALL: &str = "all";
 /// Length of the queue to the task that owns the node state.
-pub const QUEUE: usize = 4;
+pub(super) const QUEUE: usize = 4;
 
 /// A clear request to the task that owns the node state.
 #[derive(Debug)]
-pub struct ClearIncident {
+pub(super) struct ClearIncident {
     /// The GPU; `None` for all.
     pub gpu: Option<GpuUuid>,
     /// Receives each GPU with a cleared incident, and its condition afterwards.
@@ -29,7 +29,7 @@ pub struct ClearIncident {
 }
 
 /// The route, under `/incidents`.
-pub fn router(owner: mpsc::Sender<ClearIncident>) -> Router {
+pub(super) fn router(owner: mpsc::Sender<ClearIncident>) -> Router {
     let clear = async move |Path(which): Path<String>| {
         let gpu = match which.as_str() {
             ALL => None,

@@ -17,7 +17,7 @@
 //! What must never happen here: a family without samples in the text, a label value that breaks a line, a name that the
 //! program did not declare as a [`MetricFamily`].
 
-use model::plugin::{BOUNDS_US, Histogram};
+use model::histogram::{BOUNDS_US, Histogram};
 use std::fmt::Write as _;
 use std::io::Write as _;
 use std::time::Duration;

@@ -3,8 +3,18 @@
 //!
 //! ```text
 //!   AgentMessage, LeaderView ──encode──▶ proto::stream ──MessageStream──▶ decode, bounded ──▶ AgentMessage, LeaderView
+//!
+//!   convert             messages and the types of `model`
+//!   message_stream      messages on a connection
+//!   opening             how a stream begins: an HTTP request for another protocol
+//!   leader_connection   the TLS connection to an extender
+//!   token_keys          checks the tokens of callers
+//!   authority           the certificates of the extenders
 //! ```
+//!
+//! What must never happen here: a message that is used before it is bounded, a token or key in a log line.
 
+pub mod leader_connection;
 pub mod convert;
 pub mod token_keys;
 pub mod authority;

@@ -1,20 +1,16 @@
-//! The admin port: profiles of this process, the log level, and commands of an operator about GPUs. It listens on
-//! loopback by default.
+//! The admin port: profiles of this process, the log level, and the commands of operators that a mode adds. It listens
+//! on loopback by default.
 //!
 //! ```text
 //!   server (connections, TLS, callers) ─▶ whole request body, at most 256 KiB
-//!              ─▶ /loglevel, /incidents, /nvml/release, /debug/pprof/
+//!              ─▶ /loglevel, /debug/pprof/, the paths of the mode for operators
 //! ```
 
 pub mod level;
-pub mod incident;
-pub mod release;
 #[cfg(test)]
 mod served_tests;
 
-pub use incident::ClearIncident;
 pub use level::LogLevel;
-pub use release::DriverControl;
 
 use crate::caller::{Access, AllowedHosts, BearerToken, Condition, Ends};
 use crate::server::body::{self, BodyLimits};
@@ -31,7 +27,6 @@ use hyper::{Request, Uri};
 use std::net::TcpListener;
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 use tower::ServiceExt;
 
@@ -50,14 +45,16 @@ const CONNECTIONS: ConnectionLimits = ConnectionLimits {
 /// The limits of a request body. The addresses of a large profile, which `go tool pprof` sends to have their names, fit.
 const BODY: BodyLimits = BodyLimits { bytes: 256 << 10, time: Duration::from_secs(10) };
 
-/// Where the commands about incidents of GPUs are.
-const INCIDENTS: &str = "/incidents";
-/// Where the commands about the GPU driver are.
-const NVML: &str = "/nvml";
-/// The paths for operators only, with all paths under them. Where the port requires no token and no client certificate,
-/// they need the token from the state directory. So only callers that can read that directory may change which GPUs are
-/// offered or read; other users of the host, and pods in the host network, may not.
-const OPERATOR_PATHS: [&str; 2] = [INCIDENTS, NVML];
+/// The commands of operators under one path. Where the port requires no token and no client certificate, they need the
+/// token from the state directory. So only callers that can read that directory may change what the mode does; other
+/// users of the host, and pods in the host network, may not.
+#[derive(Clone, Debug)]
+pub struct OperatorCommands {
+    /// The path that all of them start with, such as `/incidents`.
+    pub path: &'static str,
+    /// What is under it.
+    pub routes: Router,
+}
 
 /// Settings of the admin server.
 #[derive(Clone)]
@@ -74,10 +71,8 @@ pub struct Settings {
     pub operator: Option<Arc<str>>,
     /// Shows and sets the log level (`/loglevel`).
     pub level: Arc<dyn LogLevel>,
-    /// Queue to the task that clears GPU incidents (`DELETE /incidents/UUID`); `None` where there are no GPUs.
-    pub incidents: Option<mpsc::Sender<ClearIncident>>,
-    /// The GPU driver (`PUT /nvml/release`); `None` where it is not used.
-    pub driver: Option<Arc<dyn DriverControl>>,
+    /// The commands of operators that the mode adds.
+    pub commands: Vec<OperatorCommands>,
 }
 
 impl std::fmt::Debug for Settings {
@@ -102,9 +97,11 @@ pub async fn serve(listener: TcpListener, settings: Settings, stop: Cancellation
 /// The paths of the admin port, and which callers may have them.
 struct AdminRoutes {
     routes: Router,
-    /// For all paths but [`OPERATOR_PATHS`].
+    /// For all paths but those of `commands`.
     callers: Access,
     operators: Access,
+    /// The paths of the [`OperatorCommands`].
+    commands: Vec<&'static str>,
 }
 
 impl AdminRoutes {
@@ -117,7 +114,8 @@ impl AdminRoutes {
         let operator =
             operator.map(|secret| token(secret, "this path", "operator_token of addresses.json in --state-dir"));
         let operators = callers(operator.unwrap_or_else(|| port.clone()));
-        AdminRoutes { routes: routes(settings), callers: callers(port), operators }
+        let commands = settings.commands.iter().map(|commands| commands.path).collect();
+        AdminRoutes { routes: routes(settings), callers: callers(port), operators, commands }
     }
 }
 
@@ -126,7 +124,7 @@ impl HttpApplication for AdminRoutes {
 
     fn access(&self, uri: &Uri) -> &Access {
         let path = uri.path();
-        let operators = OPERATOR_PATHS.iter().filter_map(|start| path.strip_prefix(start));
+        let operators = self.commands.iter().filter_map(|start| path.strip_prefix(start));
         let mut operators = operators.filter(|rest| rest.is_empty() || rest.starts_with('/'));
         if operators.next().is_some() { &self.operators } else { &self.callers }
     }
@@ -162,11 +160,10 @@ fn routes(settings: &Settings) -> Router {
         .layer(DefaultBodyLimit::disable())
 }
 
-/// The paths for operators only. Each is under one of [`OPERATOR_PATHS`].
+/// The paths for operators only.
 fn operators(settings: &Settings) -> Router {
-    let incidents = settings.incidents.clone().map(|clears| Router::new().nest(INCIDENTS, incident::router(clears)));
-    let driver = settings.driver.clone().map(|driver| Router::new().nest(NVML, release::router(driver)));
-    incidents.into_iter().chain(driver).fold(Router::new(), Router::merge)
+    let nested = settings.commands.iter().map(|commands| Router::new().nest(commands.path, commands.routes.clone()));
+    nested.fold(Router::new(), Router::merge)
 }
 
 async fn profiling_is_off() -> Response {

@@ -54,11 +54,11 @@ pub struct BearerToken {
 
 /// The answer to a caller that may not make this request.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Denial {
+pub struct Denial {
     /// 401 for a caller without a token, otherwise 403.
-    pub(crate) status: StatusCode,
+    pub status: StatusCode,
     /// A sentence for the caller.
-    pub(crate) text: String,
+    pub text: String,
 }
 
 /// The accepted `Host` names, besides `localhost`, loopback addresses and the address that the client connected to.
@@ -76,7 +76,7 @@ impl Access {
     ///
     /// # Errors
     /// The answer for a caller that may not make it.
-    pub(crate) fn check(&self, uri: &Uri, headers: &HeaderMap, ends: Ends) -> Result<(), Denial> {
+    pub fn check(&self, uri: &Uri, headers: &HeaderMap, ends: Ends) -> Result<(), Denial> {
         let Access::Callers(hosts, condition) = self else { return Ok(()) };
         hosts.check(uri, headers, ends.local).map_err(|text| Denial { status: StatusCode::FORBIDDEN, text })?;
         match condition {

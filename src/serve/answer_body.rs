@@ -1,6 +1,6 @@
 //! Answers: a pool of large buffers, and the response body that carries a buffer to the client.
 
-use super::queue::Turn;
+use crate::answer_queue::AnswerTurn;
 use flate2::Compression;
 use flate2::write::GzEncoder;
 use hyper::body::{Body, Bytes, Frame, SizeHint};
@@ -17,16 +17,16 @@ const KEPT: usize = 2;
 /// containers need are freed after each answer.
 const KEPT_BYTES: usize = 2 * 1024 * 1024;
 
-/// Buffers waiting for the next answer.
+/// AnswerBuffers waiting for the next answer.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Buffers {
+pub struct AnswerBuffers {
     idle: Arc<Mutex<Vec<Vec<u8>>>>,
 }
 
-impl Buffers {
+impl AnswerBuffers {
     /// An empty buffer that holds `turn`, its permit for an answer in progress.
-    pub(super) fn take(&self, turn: Turn) -> Buffer {
-        Buffer { bytes: self.spare(), home: self.clone(), _turn: turn }
+    pub fn take(&self, turn: AnswerTurn) -> AnswerBuffer {
+        AnswerBuffer { bytes: self.spare(), home: self.clone(), _turn: turn }
     }
 
     fn spare(&self) -> Vec<u8> {
@@ -44,17 +44,17 @@ impl Buffers {
 
 /// One buffer. It returns to the pool when the system has its last byte, or when the connection is cut.
 #[derive(Debug)]
-pub(super) struct Buffer {
+pub struct AnswerBuffer {
     /// The text.
-    pub(super) bytes: Vec<u8>,
-    home: Buffers,
-    _turn: Turn,
+    pub bytes: Vec<u8>,
+    home: AnswerBuffers,
+    _turn: AnswerTurn,
 }
 
-impl Buffer {
+impl AnswerBuffer {
     /// Compresses with gzip at its fastest level. The compressor's own memory (some 300 KiB) lives only during this
     /// call.
-    pub(super) fn compress(&mut self) {
+    pub fn compress(&mut self) {
         let mut encoder = GzEncoder::new(self.home.spare(), Compression::fast());
         // Writing to memory does not fail.
         let _ = encoder.write_all(&self.bytes);
@@ -65,46 +65,47 @@ impl Buffer {
     }
 }
 
-impl AsRef<[u8]> for Buffer {
+impl AsRef<[u8]> for AnswerBuffer {
     fn as_ref(&self) -> &[u8] {
         &self.bytes
     }
 }
 
-impl Drop for Buffer {
+impl Drop for AnswerBuffer {
     fn drop(&mut self) {
         self.home.keep(std::mem::take(&mut self.bytes));
     }
 }
 
 /// The body of an answer, in one piece.
-pub(super) struct Answer {
+#[derive(Debug)]
+pub struct AnswerBody {
     bytes: Option<Bytes>,
 }
 
-impl Answer {
+impl AnswerBody {
     /// A short text.
-    pub(super) fn text(text: impl Into<Bytes>) -> Answer {
-        Answer { bytes: Some(text.into()) }
+    pub fn text(text: impl Into<Bytes>) -> AnswerBody {
+        AnswerBody { bytes: Some(text.into()) }
     }
 
     /// A pooled buffer.
-    pub(super) fn buffer(buffer: Buffer) -> Answer {
-        Answer::text(Bytes::from_owner(buffer))
+    pub fn buffer(buffer: AnswerBuffer) -> AnswerBody {
+        AnswerBody::text(Bytes::from_owner(buffer))
     }
 
     /// The length in bytes.
-    pub(super) fn len(&self) -> usize {
+    pub fn len(&self) -> usize {
         self.bytes.as_ref().map_or(0, Bytes::len)
     }
 
     /// The same answer without its bytes, for `HEAD`.
-    pub(super) fn emptied(self) -> Answer {
-        Answer { bytes: None }
+    pub fn emptied(self) -> AnswerBody {
+        AnswerBody { bytes: None }
     }
 }
 
-impl Body for Answer {
+impl Body for AnswerBody {
     type Data = Bytes;
     type Error = Infallible;
 

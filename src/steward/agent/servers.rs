@@ -3,8 +3,8 @@
 use super::latch::Progress;
 use crate::agent::listeners::Listeners;
 use effects::http;
-use effects::server::certificate::Certificates;
 use model::view::NodeView;
+use serve::server::certificate::Certificates;
 use std::convert::Infallible;
 use std::io::ErrorKind;
 use std::net::TcpListener;
@@ -47,7 +47,7 @@ pub(crate) struct Shown {
 /// If the thread cannot be started, or a port cannot be used.
 pub(crate) async fn ports(
     (listeners, settings): (Listeners, watch::Receiver<http::Settings>),
-    admin: effects::admin::Settings,
+    admin: serve::admin::Settings,
     shown: Shown,
 ) -> std::io::Result<()> {
     let (ended, end) = oneshot::channel();
@@ -58,7 +58,7 @@ pub(crate) async fn ports(
         let open = http(listeners.http, settings, shown);
         let admin = async {
             match listeners.admin {
-                Some(listener) => effects::admin::serve(listener, admin, stop).await,
+                Some(listener) => serve::admin::serve(listener, admin, stop).await,
                 None => Ok(()),
             }
         };

@@ -10,27 +10,62 @@
 //! One address has at most `answers_per_peer` requests in the common line and in progress, so a few addresses cannot
 //! fill the line. The line moves, because a stalled answer is cut after [`crate::server::ConnectionLimits::busy_write_timeout`].
 
-use super::settings::Limits;
 use crate::server::host;
 use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::net::IpAddr;
 use std::sync::Arc;
+use std::time::Duration;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
+/// How many answers may be in progress, and how many requests may wait for one.
+#[derive(Clone, Copy, Debug)]
+pub struct AnswerLimits {
+    /// Most answers with a large body in progress at once. One scraper and one `top` are usual. With 5,000 containers
+    /// an answer has some 15 MB, so eight stalled clients cost at most 120 MB for the ten seconds until they are cut.
+    pub answers: usize,
+    /// Most answers in progress for one address. Two scrapers behind one address run side by side. Four addresses can
+    /// hold all answers; their stalled clients are then cut after [`ConnectionLimits::busy_write_timeout`].
+    pub answers_per_peer: usize,
+    /// Length of the common line: requests that wait for one of the `answers`. An address has at most
+    /// `answers_per_peer` requests in this line and in progress together, so it takes 20 addresses to fill both.
+    pub waiting: usize,
+    /// Length of the line of requests that wait for an answer of their own address. When it is full, an address that
+    /// has `answers_per_peer` requests in progress gets 503, and other addresses do not. The sum of both lines and the answers is far below
+    /// the number of connections, so one connection is always idle and can be closed for a health check.
+    pub waiting_for_peers: usize,
+    /// Most requests of one address in that line. One Prometheus that scrapes all sets of names has four requests.
+    pub waiting_per_peer: usize,
+    /// How long a request waits; it is below Prometheus's 10 s.
+    pub wait: Duration,
+}
+
+impl Default for AnswerLimits {
+    fn default() -> Self {
+        AnswerLimits {
+            answers: 8,
+            answers_per_peer: 2,
+            waiting: 32,
+            waiting_for_peers: 64,
+            waiting_per_peer: 8,
+            wait: Duration::from_secs(5),
+        }
+    }
+}
 
 /// The queue of all clients.
 #[derive(Debug)]
-pub(super) struct Queue {
+pub struct AnswerQueue {
     answers: Arc<Semaphore>,
     common: Line,
     own: Line,
     peers: Arc<Mutex<HashMap<IpAddr, Peer>>>,
-    limits: Limits,
+    limits: AnswerLimits,
 }
 
 /// A bounded line of waiting requests.
 #[derive(Clone, Debug)]
-pub(super) struct Line {
+struct Line {
     permits: Arc<Semaphore>,
     length: usize,
 }
@@ -65,7 +100,7 @@ struct Peer {
 
 /// The permits of one answer in progress. Dropping it lets the next request go on.
 #[derive(Debug)]
-pub(super) struct Turn {
+pub struct AnswerTurn {
     _answer: OwnedSemaphorePermit,
     _own: OwnedSemaphorePermit,
     _counted: Counted,
@@ -78,27 +113,27 @@ struct Counted {
     address: IpAddr,
 }
 
-impl Queue {
+impl AnswerQueue {
     /// An empty queue.
-    pub(super) fn new(limits: Limits) -> Queue {
+    pub fn new(limits: AnswerLimits) -> AnswerQueue {
         let answers = Arc::new(Semaphore::new(limits.answers));
         let (common, own) = (Line::new(limits.waiting), Line::new(limits.waiting_for_peers));
-        Queue { answers, common, own, peers: Arc::default(), limits }
+        AnswerQueue { answers, common, own, peers: Arc::default(), limits }
     }
 
     /// Whether a request waits for one of the common answers.
-    pub(super) fn is_waited_in(&self) -> bool {
+    pub fn is_waited_in(&self) -> bool {
         self.common.is_waited_in()
     }
 
     /// Waits for a turn; `None` when too many requests wait already, or when the time runs out.
-    pub(super) async fn enter(&self, peer: IpAddr) -> Option<Turn> {
+    pub async fn enter(&self, peer: IpAddr) -> Option<AnswerTurn> {
         let (own, counted) = self.count(host(peer))?;
         let turn = async {
             // The limit of the address comes first: a request that waits for it is not in the common line.
             let own = self.own.wait_for(&own).await?;
             let answer = self.common.wait_for(&self.answers).await?;
-            Some(Turn { _answer: answer, _own: own, _counted: counted })
+            Some(AnswerTurn { _answer: answer, _own: own, _counted: counted })
         };
         tokio::time::timeout(self.limits.wait, turn).await.ok()?
     }
@@ -130,10 +165,9 @@ impl Drop for Counted {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::time::Duration;
 
-    fn queue() -> Queue {
-        Queue::new(Limits { wait: Duration::from_millis(50), ..Limits::default() })
+    fn queue() -> AnswerQueue {
+        AnswerQueue::new(AnswerLimits { wait: Duration::from_millis(50), ..AnswerLimits::default() })
     }
 
     fn address(last: u8) -> IpAddr {
@@ -147,7 +181,7 @@ mod tests {
         while let Some(turn) = queue.enter(address(1)).await {
             held.push(turn);
         }
-        assert_eq!(held.len(), Limits::default().answers_per_peer);
+        assert_eq!(held.len(), AnswerLimits::default().answers_per_peer);
         assert!(queue.enter(address(2)).await.is_some());
         held.pop();
         assert!(queue.enter(address(1)).await.is_some(), "an answer of its own is free again");
@@ -155,7 +189,7 @@ mod tests {
 
     #[tokio::test]
     async fn one_address_cannot_fill_the_queue() {
-        let queue = Queue::new(Limits::default());
+        let queue = AnswerQueue::new(AnswerLimits::default());
         let all: Vec<_> = (0..100).map(|_| queue.enter(address(1))).collect();
         let mut all: Vec<_> = all.into_iter().map(Box::pin).collect();
         let mut refused = 0;
@@ -167,7 +201,7 @@ mod tests {
                 None => {}
             }
         }
-        let limits = Limits::default();
+        let limits = AnswerLimits::default();
         assert_eq!(held.len(), limits.answers_per_peer);
         assert_eq!(refused, 100 - limits.answers_per_peer - limits.waiting_per_peer);
         assert!(queue.enter(address(2)).await.is_some());
@@ -177,14 +211,14 @@ mod tests {
 
     #[tokio::test]
     async fn a_fifth_address_waits_while_four_addresses_have_all_answers() {
-        let queue = Queue::new(Limits::default());
+        let queue = AnswerQueue::new(AnswerLimits::default());
         let all = (1..=4).flat_map(|last| (0..10).map(move |_| address(last)));
         let mut all: Vec<_> = all.map(|address| Box::pin(queue.enter(address))).collect();
         let mut held = Vec::new();
         for one in &mut all {
             held.extend(futures_poll(one.as_mut()).await.flatten());
         }
-        assert_eq!(held.len(), Limits::default().answers);
+        assert_eq!(held.len(), AnswerLimits::default().answers);
         let mut fifth = Box::pin(queue.enter(address(5)));
         assert!(futures_poll(fifth.as_mut()).await.is_none(), "it waits and is not refused");
         assert!(queue.is_waited_in());

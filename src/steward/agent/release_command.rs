@@ -1,53 +1,37 @@
 //! `/nvml/release`: GET shows whether the agent holds the GPU driver, PUT releases the driver for a while, DELETE ends
 //! the release early.
 
+use super::driver_release::{DriverRelease, USUAL};
 use axum::Router;
 use axum::extract::RawQuery;
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use model::driver_hold::DriverHold;
-use model::time::Monotonic;
-use std::sync::Arc;
 use std::time::Duration;
-use tokio::sync::watch;
 use tokio::time::timeout;
 
-/// Length of a release where the caller names none. A reset of one GPU takes some seconds.
-pub const USUAL: Duration = Duration::from_secs(60);
 /// Longest release. It bounds a release that an operator forgets to end; a longer one needs another PUT.
-pub const LONGEST: Duration = Duration::from_secs(600);
+pub(super) const LONGEST: Duration = Duration::from_secs(600);
 /// How long a request waits for the release. A wait for NVML events ends within a second, an NVML call within some
 /// seconds.
 const RELEASES_WITHIN: Duration = Duration::from_secs(10);
 
-/// The GPU driver, as the admin port needs it; `steward` implements it.
-pub trait DriverControl: Send + Sync {
-    /// Requests a release of this length.
-    fn release(&self, span: Duration);
-    /// Ends the release, so that the agent opens the driver again.
-    fn take_back(&self);
-    /// The current state, and every change of it.
-    fn hold(&self) -> watch::Receiver<DriverHold>;
-    /// The time from now until `until`.
-    fn left(&self, until: Monotonic) -> Duration;
-}
-
 /// The route, under `/nvml`.
-pub fn router(driver: Arc<dyn DriverControl>) -> Router {
-    let (releasing, ended) = (Arc::clone(&driver), Arc::clone(&driver));
+pub(super) fn router(driver: DriverRelease) -> Router {
+    let (releasing, ended) = (driver.clone(), driver.clone());
     Router::new().route(
         "/release",
-        get(async move || state_text(driver.as_ref(), *driver.hold().borrow()))
-            .put(async move |RawQuery(query): RawQuery| release(releasing.as_ref(), query.as_deref()).await)
+        get(async move || state_text(&driver, *driver.hold().borrow()))
+            .put(async move |RawQuery(query): RawQuery| release(&releasing, query.as_deref()).await)
             .delete(async move || {
                 ended.take_back();
-                state_text(ended.as_ref(), *ended.hold().borrow())
+                state_text(&ended, *ended.hold().borrow())
             }),
     )
 }
 
-async fn release(driver: &dyn DriverControl, query: Option<&str>) -> Response {
+async fn release(driver: &DriverRelease, query: Option<&str>) -> Response {
     let Some(span) = span(query.unwrap_or_default()) else {
         let most = LONGEST.as_secs();
         return (StatusCode::BAD_REQUEST, format!("?seconds= must be a number from 1 to {most}\n")).into_response();
@@ -76,7 +60,7 @@ fn span(query: &str) -> Option<Duration> {
     (span >= Duration::from_secs(1) && span <= LONGEST).then_some(span)
 }
 
-fn state_text(driver: &dyn DriverControl, hold: DriverHold) -> Response {
+fn state_text(driver: &DriverRelease, hold: DriverHold) -> Response {
     let seconds = |until| driver.left(until).as_secs_f64().ceil();
     match hold {
         DriverHold::Held { refused: None } => "the agent holds the GPU driver\n".into_response(),

@@ -9,7 +9,7 @@ use crate::exposition::ExpositionFormat;
 /// `classic_is_better`: some metrics have a type that only the classic format can express. Then only clients that do
 /// not accept the classic format get OpenMetrics.
 #[must_use]
-pub(super) fn format(accept: &str, classic_is_better: bool) -> ExpositionFormat {
+pub fn format(accept: &str, classic_is_better: bool) -> ExpositionFormat {
     let mut classic: Option<u16> = None;
     let mut open: Option<u16> = None;
     for range in accept.split(',') {
@@ -41,7 +41,7 @@ pub(super) fn format(accept: &str, classic_is_better: bool) -> ExpositionFormat 
 
 /// Whether the answer may be compressed with gzip.
 #[must_use]
-pub(super) fn gzip(accept_encoding: &str) -> bool {
+pub fn gzip(accept_encoding: &str) -> bool {
     accept_encoding.split(',').any(|range| {
         let (coding, parameters) = range.split_once(';').unwrap_or((range, ""));
         let refused = parameters

@@ -43,8 +43,7 @@ impl Served {
             token: None,
             operator: None,
             level: Arc::new(Level(AtomicU8::new(2))),
-            incidents: None,
-            driver: None,
+            commands: Vec::new(),
         };
         let runtime = Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
         runtime.spawn(serve(listener, settings, CancellationToken::new()));

@@ -1,0 +1,20 @@
+//! Serving and the life of a process, without anything about GPUs: what agent and extender have in common as programs.
+//!
+//! ```text
+//!   caller                  who may make a request: checks of Host, address and bearer token
+//!   server                  the way each TCP port is served: connection limits, TLS, callers, request bodies, drain
+//!   exposition negotiate    Prometheus text in both formats; which format and compression a client accepts
+//!   answer_queue            how many large answers are in progress, and which requests wait for one
+//!   answer_body             pooled buffers for large answers
+//!   admin                   the loopback port: log level, profiles of the crate `pprof`, commands that a mode adds
+//! ```
+//!
+//! What must never happen here: a word about GPUs or pods, a decision, a queue or connection count without a bound.
+
+pub mod caller;
+pub mod server;
+pub mod exposition;
+pub mod negotiate;
+pub mod answer_queue;
+pub mod answer_body;
+pub mod admin;
