@@ -1,20 +1,34 @@
 //! Serving and the life of a process, without anything about GPUs: what agent and extender have in common as programs.
 //!
 //! ```text
+//!   exit version            exit codes; the version of the program
+//!   open_files              the limit of open files
+//!   log                     the log: text, JSON or journald; its level; repeated lines
+//!   notify                  tells the service manager (systemd) what the program does
+//!   stop lifecycle          signals; tasks that must not end, and the drain
 //!   caller                  who may make a request: checks of Host, address and bearer token
 //!   server                  the way each TCP port is served: connection limits, TLS, callers, request bodies, drain
 //!   exposition negotiate    Prometheus text in both formats; which format and compression a client accepts
 //!   answer_queue            how many large answers are in progress, and which requests wait for one
 //!   answer_body             pooled buffers for large answers
+//!   admin_access            what callers of the admin port must show
 //!   admin                   the loopback port: log level, profiles of the crate `pprof`, commands that a mode adds
 //! ```
 //!
 //! What must never happen here: a word about GPUs or pods, a decision, a queue or connection count without a bound.
 
+pub mod exit;
+pub mod version;
+pub mod open_files;
+pub mod log;
+pub mod notify;
+pub mod stop;
+pub mod lifecycle;
 pub mod caller;
 pub mod server;
 pub mod exposition;
 pub mod negotiate;
 pub mod answer_queue;
 pub mod answer_body;
+pub mod admin_access;
 pub mod admin;

@@ -12,7 +12,6 @@ use model::Absence;
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, RawDir};
 use rustix::io::Errno;
-use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::ffi::CStr;
 use std::mem::MaybeUninit;
 
@@ -24,15 +23,6 @@ const FIRST: usize = 16 << 10;
 /// From a file of many records the kernel returns as many as fit into a page (`seq_read_iter`, fs/seq_file.c). So if no
 /// record is longer than half a page, a first read of less than that is the whole file.
 const SHORT: usize = 2048;
-
-/// Raises this process's limit of open files to the hard limit. Returns the limit; `None`: there is none. Where that is refused the
-/// limit stays.
-#[must_use]
-pub fn raise_open_file_limit() -> Option<u64> {
-    let limit = getrlimit(Resource::Nofile);
-    let raised = Rlimit { current: limit.maximum, maximum: limit.maximum };
-    if setrlimit(Resource::Nofile, raised).is_ok() { limit.maximum } else { limit.current }
-}
 
 /// Why a file could not be read. The caller knows the path and names it in the log: a failure is made for thousands of
 /// files and must cost nothing.

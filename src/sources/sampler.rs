@@ -11,7 +11,7 @@
 use crate::cgroup::layout::{CgroupLayout, CgroupNamespace, kernel_release};
 use crate::cgroup::table::CgroupTable;
 use crate::infiniband::Infiniband;
-use crate::kernel_file::{self, KernelFileReader};
+use crate::kernel_file::KernelFileReader;
 use crate::procfs::host::HostReader;
 use crate::procfs::visibility::ProcVisibility;
 use crate::report::Reporter;
@@ -22,6 +22,7 @@ use model::host::HostFacts;
 use model::observation::{CgroupPass, ErrorCounter, Fact, Sample};
 use model::unit::Count;
 use model::{Absence, Reading};
+use rustix::process::{Resource, getrlimit};
 use std::thread::JoinHandle;
 use std::time::Duration;
 use tokio_util::sync::CancellationToken;
@@ -72,9 +73,9 @@ pub fn spawn(settings: Settings, reporter: Reporter, stop: CancellationToken) ->
     })
 }
 
-/// Raises the limit of open files, and returns how many files may be kept open: with fewer each pass takes longer.
+/// How many files may be kept open, by the limit of open files: with fewer each pass takes longer.
 fn keep_open() -> usize {
-    let soft = kernel_file::raise_open_file_limit();
+    let soft = getrlimit(Resource::Nofile).current;
     let max_open_files = soft.map_or(MOST_FILES, |soft| soft.saturating_sub(OTHER_FILES).max(soft / 4)).min(MOST_FILES);
     usize::try_from(max_open_files).unwrap_or(0)
 }

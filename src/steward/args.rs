@@ -1,15 +1,15 @@
 //! Parses the command line. It checks the arguments only: `--help`, `--version` and `print-config` read nothing of the
 //! host except the configuration file.
 
-use crate::exit;
 use crate::print_config::Output;
 use crate::settings::layer::RawSettings;
 use crate::settings::removed::{self, Removed};
 use crate::settings::table::{KEYS, Key, Reader};
 use crate::top;
 use crate::usage;
-use crate::version::version;
 use clap::{Arg, ArgAction, ArgMatches, builder::NonEmptyStringValueParser, value_parser};
+use serve::exit;
+use serve::version::version;
 use std::ffi::OsString;
 use std::path::PathBuf;
 

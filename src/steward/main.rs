@@ -9,16 +9,7 @@
 //! What must never happen here: a decision (that is `decide`), a format (that is `wire`), a reading of the host outside
 //! `sources`.
 
-mod exit;
-mod version;
 mod jemalloc;
-mod telemetry;
-mod stop;
-mod notify;
-mod lifecycle;
-mod admin_port;
-mod agent;
-mod extender;
 mod settings;
 mod print_config;
 mod top;
@@ -26,7 +17,7 @@ mod usage;
 mod args;
 mod run_command;
 
-use exit::Exit;
+use serve::exit::Exit;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {

@@ -1,14 +1,13 @@
 //! Runs the parsed [`Command`]. Results go to stdout, errors to stderr.
 
 use crate::args::Command;
-use crate::exit::Exit;
 use crate::settings::layer::{Problem, RawSettings};
 use crate::settings::removed::IgnoredSetting;
 use crate::settings::{self, reload};
-use crate::telemetry::Telemetry;
-use crate::telemetry::LogFormat;
-use crate::telemetry::level::Verbosity;
-use crate::{agent, extender, print_config, telemetry, top, usage};
+use crate::{print_config, top, usage};
+use serve::exit::Exit;
+use serve::log::level::Verbosity;
+use serve::log::{self, LogFormat, Telemetry};
 use std::io::Write;
 
 /// Runs the command to its end or its error.
@@ -31,9 +30,15 @@ pub(crate) fn run(command: Command) -> Exit {
             let _ = writeln!(std::io::stderr(), "warning: {warning}");
             return run(*command);
         }
-        Command::Extender(raw) => settings::extender::load(&raw).map(|settings| {
-            let telemetry = started(settings.log_format, settings.verbosity, &raw);
-            extender::run(settings, &telemetry)
+        Command::Extender(raw) => settings::extender::load(&raw).map(|read| {
+            let telemetry = started(read.settings.log_format, read.settings.verbosity, &raw);
+            match read.request_rules() {
+                Ok(rules) => extender::run(read.settings, rules, &telemetry),
+                Err(why) => {
+                    tracing::error!("{why}");
+                    Exit::Usage
+                }
+            }
         }),
         Command::PrintConfig(raw, output) => settings::load(&raw).and_then(|(_, values)| {
             // The settings of the extender are shown too, so they must be valid.
@@ -41,9 +46,9 @@ pub(crate) fn run(command: Command) -> Exit {
             print(&print_config::print(&values, &raw.layer().ignored, output));
             Ok(Exit::Ok)
         }),
-        Command::PrintScheduler(raw) => settings::extender::load(&raw).map(|settings| {
-            match extender::request_rules(&settings) {
-                Ok(rules) => print(&print_config::kube_scheduler(settings.listen, &rules.names)),
+        Command::PrintScheduler(raw) => settings::extender::load(&raw).map(|read| {
+            match read.request_rules() {
+                Ok(rules) => print(&print_config::kube_scheduler(read.settings.listen, &rules.names)),
                 Err(why) => {
                     let _ = writeln!(std::io::stderr(), "error: {why}");
                     return Exit::Usage;
@@ -61,7 +66,7 @@ pub(crate) fn run(command: Command) -> Exit {
 
 /// Starts the log, and names in it what is set and has gone.
 fn started(format: LogFormat, verbosity: Verbosity, raw: &RawSettings) -> Telemetry {
-    let telemetry = telemetry::start(format, verbosity);
+    let telemetry = log::start(format, verbosity);
     raw.layer().ignored.iter().for_each(IgnoredSetting::warn);
     telemetry
 }

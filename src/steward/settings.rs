@@ -19,15 +19,15 @@ pub(crate) mod stream;
 pub(crate) mod extender;
 pub(crate) mod reload;
 
-use crate::agent::settings::{AgentSettings, LiveSettings, SharingSettings, SourceSettings};
-use crate::telemetry::level::Verbosity;
+use agent::settings::{AgentSettings, LiveSettings, SharingSettings, SourceSettings};
 use decide::device_injection::DeviceStrategy;
 use decide::health::HealthPolicy;
 use effects::http::MetricSets;
-use serve::server::certificate::Tls;
 use layer::{Layers, Problem, RawSettings, RawValue};
 use model::id::NodeName;
 use reader::Reader;
+use serve::log::level::Verbosity;
+use serve::server::certificate::Tls;
 use sources::roots::HostRoots;
 use std::collections::BTreeMap;
 

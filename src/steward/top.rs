@@ -28,10 +28,10 @@ mod screen;
 
 pub(crate) use settings::{Settings, command};
 
-use crate::exit::Exit;
 use fetch::{Agent, FetchError};
 use look::Look;
 use screen::ScreenError;
+use serve::exit::Exit;
 use state::{Input, State};
 use std::io::{self, IsTerminal, Write};
 use std::sync::Arc;

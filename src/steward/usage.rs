@@ -10,12 +10,12 @@
 mod table;
 mod json;
 
-use crate::exit::Exit;
 use crate::settings::layer::{Origin, Problem, RawSettings, RawValue};
 use crate::settings::table::Key;
 use crate::settings::value;
 use proto::usage::usage_client::UsageClient;
 use proto::usage::{GetRequest, NodeUsage, WatchRequest};
+use serve::exit::Exit;
 use std::future::Future;
 use std::io::{ErrorKind, IsTerminal, Write};
 use std::path::{Path, PathBuf};

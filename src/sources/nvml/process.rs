@@ -5,11 +5,11 @@
 //! before the next list. Only a process that is new in a list has no earlier reading; for it the agent reads the list
 //! a second time.
 
-use clock::monotonic;
 use crate::nvml::absence::{INSUFFICIENT_SIZE, none_of_it};
 use crate::nvml::polled_gpu::{GpuCaller, PolledGpu};
 use crate::nvml::process_use::{Use, UseMeter, Uses};
 use crate::process_owner::{IdentifiedProcess, ProcessOwnerReader};
+use clock::monotonic;
 use model::gpu::MigInstance;
 use model::process::{GpuProcess, GpuProcessKind, GpuProcesses, MAX_GPU_PROCESSES, ProcessOwner};
 use model::time::{Now, WallTime};

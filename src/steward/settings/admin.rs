@@ -3,7 +3,7 @@
 use super::layer::Problem;
 use super::reader::Reader;
 use super::value;
-use crate::admin_port::AdminSettings;
+use serve::admin_access::AdminSettings;
 use serve::server::certificate::Tls;
 
 impl Reader<'_> {

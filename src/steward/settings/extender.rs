@@ -3,18 +3,48 @@
 use super::layer::{Layers, Problem, RawSettings, RawValue};
 use super::reader::Reader;
 use super::value;
-use crate::extender::settings::{ExtenderSettings, LeaseSettings};
-use crate::telemetry::level::Verbosity;
 use decide::cluster::ClusterRules;
 use decide::election::ElectionTimes;
 use decide::placement::PlacementRules;
+use extender::settings::{ExtenderSettings, LeaseSettings};
+use serve::log::level::Verbosity;
 use std::collections::BTreeMap;
+use std::path::PathBuf;
+use wire::resource::{RequestRules, ResourceOverrides};
+
+/// The settings of the extender, and what says how the amounts in pods become requests.
+#[derive(Debug)]
+pub(crate) struct ReadExtender {
+    pub settings: ExtenderSettings,
+    resources: ResourceOverrides,
+    /// `None`: the defaults.
+    device_config: Option<PathBuf>,
+}
+
+impl ReadExtender {
+    /// How the amounts in pods become requests: the device configuration with the resource names of the settings.
+    ///
+    /// # Errors
+    /// A sentence that names the file.
+    pub(crate) fn request_rules(&self) -> Result<RequestRules, String> {
+        let mut rules = match &self.device_config {
+            None => RequestRules::default(),
+            // The agents log what is not understood of it.
+            Some(path) => {
+                let read = sources::device_config::read_common(path);
+                read.map_err(|why| format!("device configuration {}: {why}", path.display()))?.0.rules
+            }
+        };
+        self.resources.replace(&mut rules.names)?;
+        Ok(rules)
+    }
+}
 
 /// Merges all sources and parses the values.
 ///
 /// # Errors
 /// All mistakes in the file and in values, not only the first.
-pub(crate) fn load(raw: &RawSettings) -> Result<ExtenderSettings, Vec<Problem>> {
+pub(crate) fn load(raw: &RawSettings) -> Result<ReadExtender, Vec<Problem>> {
     let Layers { values, faults, .. } = raw.layer();
     match read(&values) {
         Ok(settings) if faults.is_empty() => Ok(settings),
@@ -27,7 +57,7 @@ pub(crate) fn load(raw: &RawSettings) -> Result<ExtenderSettings, Vec<Problem>> 
 ///
 /// # Errors
 /// All mistakes, not only the first; the list is never empty.
-pub(crate) fn read(values: &BTreeMap<&'static str, RawValue>) -> Result<ExtenderSettings, Vec<Problem>> {
+pub(crate) fn read(values: &BTreeMap<&'static str, RawValue>) -> Result<ReadExtender, Vec<Problem>> {
     let mut reader = Reader::new(values);
     match reader.extender() {
         Some(settings) if reader.problems.is_empty() => Ok(settings),
@@ -37,7 +67,7 @@ pub(crate) fn read(values: &BTreeMap<&'static str, RawValue>) -> Result<Extender
 
 impl Reader<'_> {
     /// Parses every setting before it returns for the first one with a mistake, so that one run finds all mistakes.
-    fn extender(&mut self) -> Option<ExtenderSettings> {
+    fn extender(&mut self) -> Option<ReadExtender> {
         let kubeconfig = self.take("kubeconfig", |text| value::unless_auto(text, value::path));
         let drain_timeout = self.take("drain-timeout", value::drain_timeout);
         let listen = self.take("extender-listen", value::address);
@@ -50,7 +80,8 @@ impl Reader<'_> {
         let device_config = self.take("device-config-file", |text| value::unless_none(text, value::path));
         let log_format = self.take("log-format", value::log_format);
         let verbosity = self.take("v", Verbosity::parse);
-        Some(ExtenderSettings {
+        let (resources, device_config) = (resources?, device_config?);
+        let settings = ExtenderSettings {
             kubeconfig: kubeconfig?,
             drain_timeout: drain_timeout?,
             listen: listen?,
@@ -59,11 +90,10 @@ impl Reader<'_> {
             streams: streams?,
             lease: lease?,
             rules: rules?,
-            resources: resources?,
-            device_config: device_config?,
             log_format: log_format?,
             verbosity: verbosity?,
-        })
+        };
+        Some(ReadExtender { settings, resources, device_config })
     }
 
     fn lease(&mut self) -> Option<LeaseSettings> {
@@ -112,7 +142,7 @@ mod tests {
         for (name, text) in words {
             values.get_mut(name).unwrap().text = (*text).into();
         }
-        read(&values).map_err(|problems| problems[0].to_string())
+        read(&values).map(|read| read.settings).map_err(|problems| problems[0].to_string())
     }
 
     #[test]

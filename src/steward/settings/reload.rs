@@ -6,7 +6,7 @@ use super::layer::RawSettings;
 use super::raw_value::RawValue;
 use super::removed::IgnoredSetting;
 use super::table::{Key, Reader};
-use crate::agent::settings::{ReadAgain, TakeOver};
+use agent::settings::{ReadAgain, TakeOver};
 use std::collections::BTreeMap;
 
 /// The current settings, with which a new file is compared.

@@ -3,8 +3,8 @@
 use super::layer::Problem;
 use super::reader::Reader;
 use super::value;
-use crate::agent::settings::ReportSettings;
-use crate::extender::settings::StreamSettings;
+use agent::settings::ReportSettings;
+use extender::settings::StreamSettings;
 
 impl Reader<'_> {
     /// How the agent reports, if it does. Address, authority and token belong together.

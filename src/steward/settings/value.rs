@@ -1,7 +1,6 @@
 //! Parses the texts of settings into typed values. Pure: the same text gives the same value on every machine.
 
-use crate::agent::settings::{Gpus, RegisterFormat, Topology};
-use crate::telemetry::LogFormat;
+use agent::settings::{Gpus, RegisterFormat, Topology};
 use decide::cluster::NodeChoice;
 use decide::device_injection::DeviceStrategy;
 use decide::labels::Labelling;
@@ -9,6 +8,7 @@ use model::placement::{GpuOrder, GpuPolicy, NodePolicy, ScoreWeights};
 use model::pod::{LabelKeys, MAX_LABEL_KEYS};
 use model::unit::Bytes;
 use model::xid;
+use serve::log::LogFormat;
 use sources::names::CriSocket;
 use sources::simulated;
 use std::collections::BTreeSet;

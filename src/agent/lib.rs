@@ -1,0 +1,279 @@
+//! The node agent: starts its tasks and threads, connects them, and ends when one of them ends.
+//!
+//! ```text
+//!   sampler, nvml | simulated, names, pods ──Observation──▶ node task ──watch──▶ http :9410, usage socket
+//!                                                       └─▶ readiness, watchdog          admin :9411
+//! ```
+
+pub mod settings;
+mod listeners;
+mod clear_incident;
+mod driver_release;
+mod release_command;
+mod addresses;
+mod threads;
+mod latch;
+mod departure;
+mod leader_stream;
+mod event_log;
+mod node_task;
+mod reload;
+mod servers;
+mod incidents;
+mod guarding;
+mod sharing;
+mod prepare;
+mod ports;
+pub mod clean;
+pub mod clear;
+mod node_writer;
+mod cluster;
+
+use cluster::Cluster;
+use departure::Departure;
+use driver_release::DriverRelease;
+use effects::state_file::StateFile;
+use incidents::IncidentKeeper;
+use latch::{Latch, Progress};
+use listeners::Listeners;
+use model::id::NodeName;
+use model::pod::PodList;
+use model::view::NodeView;
+use node_task::NodeTask;
+use ports::{Ports, admin};
+use prepare::{announce, connect, node_name, open_usage};
+use reload::{PortAccess, Reload};
+use serve::admin_access::{self, AdminAccess};
+use serve::caller::AllowedHosts;
+use serve::exit::Exit;
+use serve::lifecycle::{self, Lifecycle, Mode, Preparation, StartError};
+use serve::log::Telemetry;
+use serve::log::level::Level;
+use serve::server::certificate::Certificates;
+use serve::stop::{self, StopRequest};
+use servers::Shown;
+use settings::{AgentSettings, ReadAgain};
+use sources::report::Reporter;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::{Notify, mpsc, watch};
+
+/// Workers of the Tokio runtime. At most one of them blocks on disk I/O ([`effects::plugin::OneAtDisk`]), while the
+/// other runs the node task and the watchdog. The ports have a thread of their own ([`servers::ports`]).
+const WORKERS: usize = 2;
+/// Threads for blocking work: few are enough, because files are read rarely.
+const BLOCKING: usize = 4;
+
+/// Runs the agent until it must stop; on SIGHUP `read_again` reads its settings. An error at the start goes to the log.
+pub fn run(settings: AgentSettings, read_again: ReadAgain, telemetry: Telemetry) -> Exit {
+    lifecycle::outcome(start(settings, read_again, telemetry))
+}
+
+fn start(settings: AgentSettings, read_again: ReadAgain, telemetry: Telemetry) -> Result<Exit, StartError> {
+    pprof::set_heap_sampling(settings.admin.profiling);
+    // The sampler keeps files open as far as the limit allows. A limit that cannot be raised costs it time only.
+    let _ = serve::open_files::raise_limit();
+    let name = node_name(&settings)?;
+    let hosts = AllowedHosts::new(settings.allowed_hosts.iter().map(String::as_str).chain([name.as_str()]));
+    let certificates = admin_access::certificates("metrics", settings.tls.as_ref()).map_err(StartError::usage)?;
+    let admin_access = AdminAccess::read(&settings.admin).map_err(StartError::usage)?;
+    let access = PortAccess { hosts: hosts.clone(), certificates };
+    let http = reload::http_settings(&settings.live, access.clone()).map_err(StartError::usage)?;
+    let requests = stop::listen().map_err(|error| StartError::io("listen for signals", &error))?;
+    sharing::check(&settings.sharing, &name).map_err(StartError::usage)?;
+    let listeners =
+        Listeners::open(&settings).map_err(|error| StartError { what: error.to_string(), exit: error.exit() })?;
+    let (http_sender, http) = watch::channel(http);
+    let reload = Reload::new(read_again, settings.live.clone(), access, http_sender);
+    let runtime =
+        lifecycle::runtime(WORKERS, BLOCKING).map_err(|error| StartError::io("start the runtime's threads", &error))?;
+    let kubernetes = runtime.block_on(connect(&settings))?;
+    let usage = runtime.block_on(open_usage(&settings, &name))?;
+    let operator = addresses::operator_token();
+    let _addresses = announce(&settings, &name, &listeners, &operator);
+    let drain = settings.drain_timeout;
+    let exit = runtime.block_on(async {
+        let ports = Ports { listeners, usage, http, hosts, admin: admin_access, operator };
+        let mut agent = Agent::new(name.clone(), ports, &settings, &telemetry)?;
+        if let Some(connection) = kubernetes {
+            let mut cluster = agent.cluster();
+            cluster.follow_pods(connection.clone(), &name, Arc::clone(&settings.pod_labels));
+            if !settings.standalone {
+                let departure = cluster.share(connection, &name, &settings)?;
+                agent.departure = departure;
+            }
+        }
+        Ok(agent.run(requests, reload, &telemetry, drain).await)
+    });
+    // A thread that hangs in a driver must not keep the process.
+    runtime.shutdown_background();
+    exit
+}
+
+/// The running tasks.
+struct Agent {
+    lifecycle: Lifecycle,
+    /// Keeps the node task's queue open even when no source is left.
+    reporter: Reporter,
+    /// The newest view of the node.
+    view: watch::Receiver<Arc<NodeView>>,
+    /// The pods of the node; `None` before the first list.
+    pods: watch::Receiver<Option<Arc<PodList>>>,
+    /// The certificates of the ports, which SIGHUP reads again.
+    certificates: Vec<Arc<Certificates>>,
+    /// The node task notifies it when the NVIDIA driver was updated.
+    replaced: Arc<Notify>,
+    /// Releases the GPU driver when an operator requests it.
+    driver: DriverRelease,
+    /// The progress of the start of sharing.
+    progress: watch::Sender<Progress>,
+    /// How the agent leaves an extender to which it reports.
+    departure: Option<Departure>,
+}
+
+impl Agent {
+    /// Starts the sources, the node task and the servers.
+    fn new(name: NodeName, ports: Ports, settings: &AgentSettings, telemetry: &Telemetry) -> Result<Agent, StartError> {
+        let lifecycle = Lifecycle::new("agent");
+        let stop = lifecycle.stop();
+        let (reporter, observations) = Reporter::channel();
+        let (view, view_seen) = watch::channel(Arc::new(NodeView::empty(name.clone(), clock::now())));
+        let driver = DriverRelease::default();
+        let threads =
+            threads::open((&settings.sources, settings.standalone), (&name, &view_seen, &driver.0), &reporter, &stop)
+                .map_err(|(doing, error)| StartError::io(&doing, &error))?;
+        let latch = Latch::new(!settings.standalone);
+        let (ready, ready_seen) = watch::channel(latch.readiness());
+        let (usage_broken, usage) = watch::channel(None);
+        let initial = if settings.standalone { Progress::Shares } else { Progress::Begins };
+        let (progressing, progress) = watch::channel(initial);
+        let (period, repeats) = (settings.sources.period, telemetry.repeats.clone());
+        let incidents = IncidentKeeper::open(settings);
+        remove_old_tallies(&settings.state_dir);
+        let now = clock::now().monotonic;
+        let node = decide::node::NodeState::new(name, settings.health.clone(), &incidents.found, now);
+        let (kept, kept_seen) = watch::channel(incidents.found.clone().into());
+        let (clearing, clears) = mpsc::channel(clear_incident::QUEUE);
+        let (pods, pods_seen) = watch::channel(None);
+        let (replaced, watched) = (Arc::<Notify>::default(), progress.clone());
+        let replaced_seen = Arc::clone(&replaced);
+        let node = NodeTask {
+            node,
+            latch,
+            observations,
+            usage,
+            progress,
+            pods,
+            clears,
+            kept,
+            view,
+            replaced,
+            ready,
+            period,
+            repeats,
+        };
+        let mut agent = Agent {
+            lifecycle,
+            reporter,
+            view: view_seen.clone(),
+            pods: pods_seen,
+            certificates: ports.certificates(),
+            replaced: replaced_seen,
+            driver: driver.clone(),
+            progress: progressing,
+            departure: None,
+        };
+        agent.lifecycle.must_run("node", node.run(stop.clone()));
+        agent.lifecycle.must_not_end("incidents", incidents.run(kept_seen, stop.clone()));
+        agent.watch_sources(threads, settings.names.clone());
+        let shown = Shown { view: view_seen, ready: ready_seen, stop: stop.clone() };
+        let admin = admin(&ports, settings, telemetry, (clearing, driver));
+        agent.lifecycle.must_not_end("ports", servers::ports((ports.listeners, ports.http), admin, shown.clone()));
+        match ports.usage {
+            Some(socket) => agent.lifecycle.must_not_end("usage", servers::usage(socket, usage_broken, watched, shown)),
+            None => drop(usage_broken),
+        }
+        Ok(agent)
+    }
+
+    /// Watches the threads of the sources, and starts the source of container names.
+    fn watch_sources(&mut self, threads: Vec<threads::Thread>, names: sources::names::Settings) {
+        for (name, thread) in threads {
+            self.lifecycle.must_not_end(name, threads::await_end(thread, self.lifecycle.stop()));
+        }
+        let (reporter, ended) = (self.reporter.clone(), self.lifecycle.stop());
+        self.lifecycle.must_run("names", sources::names::run(names, reporter, ended));
+    }
+
+    fn cluster(&mut self) -> Cluster<'_> {
+        let Agent { lifecycle, reporter, view, pods, progress, .. } = self;
+        Cluster { lifecycle, reporter, view, pods, progress }
+    }
+
+    /// Runs until the agent must stop, then drains.
+    async fn run(
+        &mut self,
+        requests: mpsc::Receiver<StopRequest>,
+        reload: Reload,
+        telemetry: &Telemetry,
+        drain: Duration,
+    ) -> Exit {
+        let mut mode = Live {
+            reload,
+            level: Arc::clone(&telemetry.level),
+            certificates: self.certificates.clone(),
+            replaced: Arc::clone(&self.replaced),
+            driver: self.driver.clone(),
+            departure: self.departure.take(),
+        };
+        self.lifecycle.run(requests, &mut mode, &telemetry.level, drain).await
+    }
+}
+
+/// Removes the file in which earlier releases kept GPU time and energy of pods. These counters begin at 0 now.
+fn remove_old_tallies(state_dir: &Path) {
+    let file = StateFile::new(state_dir, "tallies.json");
+    file.sweep();
+    if let Err(error) = file.remove() {
+        tracing::debug!(file = %file.path().display(), %error, "cannot remove a file of an earlier release");
+    }
+}
+
+/// What the agent does on signals, and why it ends by itself.
+struct Live {
+    reload: Reload,
+    level: Arc<Level>,
+    certificates: Vec<Arc<Certificates>>,
+    replaced: Arc<Notify>,
+    driver: DriverRelease,
+    departure: Option<Departure>,
+}
+
+impl Mode for Live {
+    fn reload(&mut self) {
+        self.reload.reload(&self.level);
+        // The certificates are separate files: they are read again even if the configuration has a mistake.
+        self.certificates.iter().for_each(|certificates| certificates.read_again());
+    }
+
+    fn realtime_signal(&mut self) {
+        self.driver.signalled();
+    }
+
+    async fn must_end(&self) -> Exit {
+        self.replaced.notified().await;
+        tracing::error!(
+            "stopping: the NVIDIA driver was updated under this process, which cannot load the new library; the \
+             next process loads it, and running containers are not touched"
+        );
+        Exit::DriverReplaced
+    }
+
+    fn before_drain(&mut self) -> Preparation {
+        match self.departure.take() {
+            Some(mut departure) => Box::pin(async move { departure.wait().await }),
+            None => Box::pin(std::future::ready(())),
+        }
+    }
+}

@@ -1,0 +1,68 @@
+//! Prepares what the agent's tasks need: the name of the node, the connection to the API server and the usage socket. Logs
+//! the line that announces the start.
+
+use super::addresses::Addresses;
+use super::listeners::Listeners;
+use super::settings::AgentSettings;
+use apiserver::ApiConnection;
+use model::id::NodeName;
+use serve::lifecycle::StartError;
+use serve::version::version;
+use std::io::ErrorKind;
+use std::os::unix::net::UnixListener;
+use std::path::PathBuf;
+
+/// Prepares the connection to the API server; with `--standalone` only if `--kubeconfig` names a file. Sends nothing
+/// yet: the agent starts even if the API server is down.
+pub(super) async fn connect(settings: &AgentSettings) -> Result<Option<ApiConnection>, StartError> {
+    if settings.standalone && settings.kubeconfig.is_none() {
+        return Ok(None);
+    }
+    let connection = apiserver::connect(settings.kubeconfig.as_deref()).await;
+    connection.map(Some).map_err(|error| StartError::usage(error.to_string()))
+}
+
+/// Opens the usage socket. If another program serves it, the start fails, unless that program is the agent that this
+/// one replaces: an upgrade starts the new agent first.
+pub(super) async fn open_usage(
+    settings: &AgentSettings,
+    name: &NodeName,
+) -> Result<Option<(PathBuf, std::io::Result<UnixListener>)>, StartError> {
+    let Some(path) = settings.usage_socket.clone() else { return Ok(None) };
+    let opened = effects::usage::bind(&path);
+    if let Err(error) = &opened
+        && error.kind() == ErrorKind::AddrInUse
+        && (settings.standalone || !effects::usage::answers(&path, name).await)
+    {
+        let what =
+            format!("cannot serve usage: {error}; stop that program, or choose another socket with --usage-socket");
+        return Err(StartError::unavailable(what));
+    }
+    Ok(Some((path, opened)))
+}
+
+/// Writes the addresses of the agent to a file for scripts, and then logs them, so that who has read the line finds the
+/// file.
+pub(super) fn announce(settings: &AgentSettings, name: &NodeName, listeners: &Listeners, operator: &str) -> Addresses {
+    let usage = settings.usage_socket.as_ref().map_or_else(|| "none".into(), |path| path.display().to_string());
+    let (version, pid, metrics, admin) = (version(), std::process::id(), listeners.metrics(), listeners.admin());
+    let content = serde_json::json!({
+        "version": version, "node": name.as_str(), "pid": pid, "metrics": metrics, "admin": admin, "usage": usage,
+        "operator_token": operator,
+    });
+    let addresses = Addresses::write(&settings.state_dir, &content);
+    tracing::info!(version, node = %name, pid, metrics, admin, usage, "gpu-steward agent started");
+    addresses
+}
+
+pub(super) fn node_name(settings: &AgentSettings) -> Result<NodeName, StartError> {
+    if let Some(name) = &settings.node_name {
+        return Ok(name.clone());
+    }
+    let from_kubernetes = std::env::var("NODE_NAME").ok().filter(|name| !name.is_empty());
+    let name =
+        from_kubernetes.unwrap_or_else(|| rustix::system::uname().nodename().to_string_lossy().trim().to_owned());
+    NodeName::parse(&name).map_err(|error| {
+        StartError::usage(format!("cannot name this node after NODE_NAME or the host: {error}; give --node-name"))
+    })
+}

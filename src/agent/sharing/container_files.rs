@@ -1,0 +1,277 @@
+//! The files of containers on this node: writes those that a start needs, counts those that pods write, and removes those
+//! of pods that are gone.
+
+use super::counts::Written;
+use super::emptier::Emptier;
+use super::event_notes::{self, RetryPolicy};
+use super::file_counter::{Counted, FileCounter};
+use crate::event_log::{PodEvent, log_pod_event};
+use decide::allocator::{BoundContainer, NodeAllocator};
+use effects::delivery::{DeliveryError, DeviceDelivery, NodeKit, StartedPodsFile, TicketFolders};
+use effects::plugin::{CallRefused, ContainerField, OneAtDisk};
+use model::id::{PodRef, PodUid, Ticket};
+use model::limits::ContainerLimits;
+use model::observation::ErrorCounter;
+use model::plugin::PodFiles;
+use model::unit::Bytes;
+use sources::report::Reporter;
+use sources::state_dir;
+use std::collections::BTreeSet;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::{mpsc, oneshot};
+use tokio::task::{block_in_place, spawn_blocking};
+use tokio::time::{Instant, sleep_until};
+
+/// Interval of the sweep for files of pods that are gone.
+const SWEEP: Duration = Duration::from_secs(60);
+/// Time until the sweep after a pod has gone, and until the next try while there is no pod list yet.
+const SWEEP_SOON: Duration = Duration::from_secs(1);
+/// The most delivery results that wait for the owner: one for each pod of a node.
+const MAX_UNREPORTED: usize = 128;
+
+/// The result of a device delivery: a failure, or, where a scheduler waits for the pod, also a success.
+#[derive(Debug)]
+pub(super) struct DeliveryResult {
+    pub uid: PodUid,
+    pub pod: PodRef,
+    pub container: Arc<str>,
+    pub result: Result<(), String>,
+    /// A ticket that the kubelet did not get after all.
+    pub void: Option<Ticket>,
+}
+
+/// A start whose files must be written.
+#[derive(Debug)]
+pub(super) struct UnwrittenStart {
+    /// Where the answer goes.
+    pub reply: oneshot::Sender<Result<(), CallRefused>>,
+    /// How long the start has waited.
+    pub waited: Duration,
+    /// The containers that it may be, with their limits.
+    pub containers: Vec<(BoundContainer, ContainerLimits)>,
+    /// Whether the allocator made the claim.
+    pub shared: bool,
+    /// Whether a scheduler waits for the pod.
+    pub awaited: bool,
+}
+
+/// What has happened.
+#[derive(Debug)]
+pub(super) enum FilesEvent {
+    /// A delivery has ended.
+    Delivered(DeliveryResult),
+    /// What pods have written has been counted.
+    Counted(Vec<PodFiles>),
+    /// The sweep is due.
+    SweepDue,
+}
+
+/// Writes, counts and removes the files of containers.
+#[derive(Debug)]
+pub(super) struct ContainerFiles {
+    delivery: Arc<DeviceDelivery>,
+    /// The folders of issued tickets.
+    folders: TicketFolders,
+    /// The pods of which a start was answered.
+    starts: StartedPodsFile,
+    /// Results from the threads that write files of containers.
+    delivered: (mpsc::Sender<DeliveryResult>, mpsc::Receiver<DeliveryResult>),
+    /// Whether the log has a warning that some CDI edits cannot be given with early binding.
+    warned_lost: bool,
+    /// The time of the next sweep for files of pods that are gone.
+    sweep_at: Instant,
+    /// Empties the trash, into which the sweep moves them.
+    emptier: Emptier,
+    /// Counts what pods write into their folders.
+    counter: FileCounter,
+    reporter: Reporter,
+}
+
+impl ContainerFiles {
+    /// Writes by this delivery; a pod may write as much as `limit`.
+    pub(super) fn new(
+        delivery: DeviceDelivery,
+        (folders, starts): (TicketFolders, StartedPodsFile),
+        limit: Bytes,
+        reporter: Reporter,
+    ) -> ContainerFiles {
+        ContainerFiles {
+            delivery: Arc::new(delivery),
+            folders,
+            starts,
+            delivered: mpsc::channel(MAX_UNREPORTED),
+            warned_lost: false,
+            sweep_at: Instant::now(),
+            emptier: Emptier::new(reporter.clone()),
+            counter: FileCounter::new(limit, reporter.clone()),
+            reporter,
+        }
+    }
+
+    /// Gives the allocator the claims, limits and tickets that the previous agent has given out.
+    pub(super) fn recall(&mut self, allocator: &mut NodeAllocator, state_dir: &Path) {
+        let started = state_dir::started_pods(state_dir);
+        let pods = started.pods.clone();
+        self.starts.continues(started);
+        allocator.recall_limits(state_dir::container_limits(state_dir, &pods));
+        allocator.recall(pods);
+        allocator.recall_tickets(state_dir::issued_tickets(state_dir));
+    }
+
+    /// Waits for the next event.
+    pub(super) async fn next(&mut self) -> FilesEvent {
+        tokio::select! {
+            Some(delivered) = self.delivered.1.recv() => FilesEvent::Delivered(delivered),
+            Some(files) = self.counter.ended() => FilesEvent::Counted(files),
+            () = sleep_until(self.sweep_at) => FilesEvent::SweepDue,
+        }
+    }
+
+    /// Sets the kit that containers get from now on.
+    pub(super) fn set_kit(&mut self, kit: NodeKit) {
+        self.delivery = Arc::new(self.delivery.with(kit));
+    }
+
+    /// The delivery that writes the files, and the folders of tickets.
+    pub(super) fn writers(&self) -> (&Arc<DeviceDelivery>, &TicketFolders) {
+        (&self.delivery, &self.folders)
+    }
+
+    /// The fields of an answer to `Allocate` that gives a container everything at once. Logs once what such an answer
+    /// cannot carry.
+    pub(super) fn answer(&mut self, ticket: &Ticket, limits: &ContainerLimits) -> Vec<ContainerField> {
+        let (fields, lost) = self.delivery.answer(ticket, limits, &self.folders.folder(ticket));
+        if !lost.is_empty() && !std::mem::replace(&mut self.warned_lost, true) {
+            tracing::warn!(
+                ?lost,
+                "containers of this node do not get these, because an answer to Allocate cannot carry them"
+            );
+        }
+        fields
+    }
+
+    /// Where results of deliveries go.
+    pub(super) fn results(&self) -> mpsc::Sender<DeliveryResult> {
+        self.delivered.0.clone()
+    }
+
+    /// Notes on disk that this pod starts. Without the note another pod that claims the same memory could start after a
+    /// restart of the agent, until the API server shows this one running.
+    pub(super) fn note_start(&mut self, pod: &PodUid, disk: &OneAtDisk) {
+        if let Err(error) = disk.write(|| self.starts.note(pod)) {
+            tracing::warn!(%error, "cannot save that a pod has started; an agent that restarts now would not know it");
+        }
+    }
+
+    /// Writes the files on another thread, and answers the call from there.
+    pub(super) fn write(&self, start: UnwrittenStart, written: Arc<Written>) {
+        let (folders, delivery, results) = (self.folders.clone(), Arc::clone(&self.delivery), self.results());
+        spawn_blocking(move || {
+            let UnwrittenStart { reply, waited, containers, shared, awaited } = start;
+            let write = |(bound, limits): &(BoundContainer, ContainerLimits)| {
+                let delivered = match bound.early {
+                    true => delivery.deliver_early(&folders.folder(&bound.ticket), limits),
+                    false => delivery.deliver(&bound.ticket, limits),
+                };
+                delivered.map_err(|error| failed(&error, limits, &results))
+            };
+            let result = containers.iter().try_for_each(write);
+            written.count(result.is_ok());
+            let succeeded = result.is_ok();
+            let _ = reply.send(result);
+            if succeeded {
+                containers.iter().for_each(|(bound, _)| log_delivered(bound, shared, waited, false));
+            }
+            if let Some((_, limits)) = containers.first().filter(|_| awaited && succeeded) {
+                // The receiver is gone only when the program ends.
+                let _ = results.blocking_send(report(limits, Ok(())));
+            }
+        });
+    }
+
+    /// A pod has gone: the sweep comes soon.
+    pub(super) fn sweep_soon(&mut self) {
+        self.sweep_at = self.sweep_at.min(Instant::now() + SWEEP_SOON);
+    }
+
+    /// A sweep has ended; the next one comes soon if there was no pod list.
+    pub(super) fn has_swept(&mut self, listed: bool) {
+        self.sweep_at = Instant::now() + if listed { SWEEP } else { SWEEP_SOON };
+    }
+
+    /// Whether a count of what pods have written is due.
+    pub(super) fn count_is_due(&self) -> bool {
+        self.counter.is_due(Instant::now())
+    }
+
+    /// Starts a count of what these pods have written into the folders that the limiter gives them.
+    pub(super) fn count(&mut self, pods: Vec<Counted>) {
+        self.counter.start(pods, &self.delivery, &self.folders);
+    }
+
+    /// How much a pod may write.
+    pub(super) fn limit(&self) -> Bytes {
+        self.counter.limit
+    }
+
+    /// Notes on disk which pods have started and not ended.
+    pub(super) fn keep_started(&mut self, pods: &BTreeSet<PodUid>) {
+        if let Err(error) = block_in_place(|| self.starts.keep_only(pods)) {
+            tracing::debug!(%error, "cannot remove pods that are gone from the file of started pods");
+        }
+    }
+
+    /// Moves the files of other pods than these into the trash, those of other tickets than `tickets`, and the folders
+    /// of other tickets than `kept`, if that is known. Starts the emptier. Returns the tickets whose folders are gone.
+    pub(super) async fn sweep(
+        &mut self,
+        uids: BTreeSet<PodUid>,
+        tickets: BTreeSet<Ticket>,
+        kept: Option<BTreeSet<Ticket>>,
+    ) -> Vec<Ticket> {
+        let (delivery, folders) = (Arc::clone(&self.delivery), self.folders.clone());
+        let sweep = move || {
+            let trash = delivery.trash();
+            let gone = kept.map(|kept: BTreeSet<Ticket>| folders.sweep(&kept, trash)).unwrap_or_default();
+            (delivery.sweep(&uids, &tickets), gone, (trash.is_empty(), trash.not_taken()))
+        };
+        let Ok(((pods, specs), gone, (is_empty, not_taken))) = spawn_blocking(sweep).await else { return Vec::new() };
+        if not_taken > 0 {
+            self.reporter.trouble(ErrorCounter::NotRemoved);
+        }
+        if pods + specs + gone.len() > 0 {
+            tracing::debug!(pods, specs, tickets = gone.len(), "files of pods that are gone are put into the trash");
+        }
+        if !is_empty {
+            self.emptier.start(&self.delivery, pods + gone.len() > 0, Instant::now());
+        }
+        gone
+    }
+}
+
+/// A file of a container could not be written: reports that, and returns the refusal of its start.
+fn failed(error: &DeliveryError, limits: &ContainerLimits, results: &mpsc::Sender<DeliveryResult>) -> CallRefused {
+    log_pod_event(&limits.pod, &PodEvent::NotDelivered { container: &limits.container, error });
+    let why = event_notes::not_delivered(&limits.container, error, RetryPolicy::Again);
+    // If the queue is full, the owner has enough failures to report already.
+    let _ = results.try_send(report(limits, Err(why.clone())));
+    CallRefused(format!("{}: {why}", limits.pod))
+}
+
+/// Logs that the runtime finds everything that this container claims.
+pub(super) fn log_delivered(bound: &BoundContainer, shared: bool, waited: Duration, prepared: bool) {
+    let devices: Vec<&str> = bound.device_shares.iter().map(|device_share| device_share.device.as_str()).collect();
+    let waited_ms = u64::try_from(waited.as_millis()).unwrap_or(u64::MAX);
+    tracing::info!(
+        pod = %bound.pod, container = &*bound.holder.container, uid = %bound.holder.pod, ?devices, shared,
+        differs = bound.differs, waited_ms, prepared, "container devices delivered"
+    );
+}
+
+/// The result of a delivery that gives the kubelet its ticket.
+pub(super) fn report(limits: &ContainerLimits, result: Result<(), String>) -> DeliveryResult {
+    let (uid, pod, container) = (limits.uid.clone(), limits.pod.clone(), limits.container.clone());
+    DeliveryResult { uid, pod, container, result, void: None }
+}

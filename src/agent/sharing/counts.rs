@@ -1,0 +1,211 @@
+//! Counts what the device plugin does, and reports it to the node state, in the form that metrics and JSON show.
+
+use crate::guarding::Guards;
+use decide::agent_report::SharingStages;
+use effects::plugin::CallMeter;
+use model::agent_stream::PodStage;
+use model::claim::ContainerClaim;
+use model::id::PodUid;
+use model::limits::PodMemoryClaim;
+use model::observation::{ErrorCounter, Fact};
+use model::plugin::{ClaimMoves, DeviceIsolation, DeviceSlots, PluginView, PodFiles, RegistrationState, StartOutcome};
+use sources::report::Reporter;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use tokio::sync::watch;
+
+/// The counts since the program started.
+#[derive(Debug)]
+pub(super) struct Counts {
+    meter: Arc<CallMeter>,
+    registration: watch::Receiver<RegistrationState>,
+    guards: watch::Receiver<Guards>,
+    /// At most one entry for each outcome and each code of a refusal.
+    starts: BTreeMap<StartOutcome, u64>,
+    waited: BTreeMap<&'static str, u64>,
+    written: Arc<Written>,
+    /// All other counts. Its lists grow with the pods of the node, and a view is made each second: a list that has not
+    /// changed is neither copied nor compared.
+    now: PluginView,
+    last: Option<Arc<PluginView>>,
+    /// The memory claims that were reported last.
+    memory_claims: Arc<[PodMemoryClaim]>,
+    /// What the stream to the extender reports of the pods.
+    stages: watch::Sender<SharingStages>,
+    reporter: Reporter,
+}
+
+/// The counts of the threads that write files of containers.
+#[derive(Debug, Default)]
+pub(super) struct Written {
+    succeeded: AtomicU64,
+    failed: AtomicU64,
+}
+
+impl Written {
+    /// Counts a device delivery that succeeded or failed.
+    pub(super) fn count(&self, succeeded: bool) {
+        let count = if succeeded { &self.succeeded } else { &self.failed };
+        count.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+impl Counts {
+    /// All counts are zero.
+    pub(super) fn new(
+        resource: Arc<str>,
+        meter: Arc<CallMeter>,
+        (registration, guards): (watch::Receiver<RegistrationState>, watch::Receiver<Guards>),
+        reporter: Reporter,
+    ) -> Counts {
+        let now = PluginView {
+            resource,
+            registration: registration.borrow().clone(),
+            registrations: 0,
+            slots: Arc::default(),
+            claims: Arc::default(),
+            allocations: 0,
+            starts: Vec::new(),
+            waited: Vec::new(),
+            differing: 0,
+            without_gpu: 0,
+            moves: ClaimMoves::default(),
+            files: Arc::default(),
+            isolation: DeviceIsolation::default(),
+            guards: Vec::new(),
+            allocate: meter.allocate(),
+            start: meter.start(),
+        };
+        let (starts, waited, written) = (BTreeMap::new(), BTreeMap::new(), Arc::default());
+        Counts {
+            meter,
+            registration,
+            guards,
+            starts,
+            waited,
+            written,
+            now,
+            last: None,
+            memory_claims: Arc::from([]),
+            stages: watch::Sender::default(),
+            reporter,
+        }
+    }
+
+    /// What the stream to the extender reports of the pods.
+    pub(super) fn stages(&self) -> watch::Receiver<SharingStages> {
+        self.stages.subscribe()
+    }
+
+    /// Whether a stream reports the pods.
+    pub(super) fn stages_are_read(&self) -> bool {
+        self.stages.receiver_count() > 0
+    }
+
+    /// Sets how far the pods of the node have come.
+    pub(super) fn stages_are(&self, early: Option<bool>, pods: BTreeMap<PodUid, PodStage>) {
+        let registered = matches!(*self.registration.borrow(), RegistrationState::Registered);
+        let now = SharingStages { registered, early, pods };
+        self.stages.send_if_modified(|before| {
+            let changed = *before != now;
+            *before = now;
+            changed
+        });
+    }
+
+    /// Counts an error.
+    pub(super) fn error(&self, counter: ErrorCounter) {
+        self.reporter.trouble(counter);
+    }
+
+    /// Reports the memory claims that the use of pods is compared with, if they have changed.
+    pub(super) fn memory_claims_are(&mut self, memory_claims: Arc<[PodMemoryClaim]>) {
+        if memory_claims != self.memory_claims {
+            self.reporter.fact(Fact::MemoryClaims(Arc::clone(&memory_claims)));
+            self.memory_claims = memory_claims;
+        }
+    }
+
+    pub(super) fn allocated(&mut self) {
+        self.now.allocations += 1;
+    }
+
+    /// Counts a start that was answered without a device delivery.
+    pub(super) fn ended(&mut self, how: StartOutcome) {
+        *self.starts.entry(how).or_default() += 1;
+    }
+
+    /// The counts for the threads that write files of containers.
+    pub(super) fn writing(&self) -> Arc<Written> {
+        Arc::clone(&self.written)
+    }
+
+    pub(super) fn waits(&mut self, what: &'static str) {
+        *self.waited.entry(what).or_default() += 1;
+    }
+
+    pub(super) fn differs(&mut self) {
+        self.now.differing += 1;
+    }
+
+    pub(super) fn without_gpu(&mut self, pods: usize) {
+        self.now.without_gpu = u32::try_from(pods).unwrap_or(u32::MAX);
+    }
+
+    pub(super) fn moved(&mut self, exchanged: u64, alone: u64) {
+        self.now.moves.exchanged += exchanged;
+        self.now.moves.alone += alone;
+    }
+
+    pub(super) fn slots_are(&mut self, slots: Vec<DeviceSlots>, claims: Vec<ContainerClaim>) {
+        self.now.slots = slots.into();
+        self.now.claims = claims.into();
+    }
+
+    /// Sets what pods have written.
+    pub(super) fn files_are(&mut self, files: Vec<PodFiles>) {
+        self.now.files = files.into();
+    }
+
+    /// Sets whether containers are kept from the GPUs of others. Returns whether that is new.
+    pub(super) fn isolation_is(&mut self, isolation: DeviceIsolation) -> bool {
+        std::mem::replace(&mut self.now.isolation, isolation) != isolation
+    }
+
+    /// Reports the counts, if they have changed.
+    pub(super) fn report(&mut self) {
+        if let Some(view) = self.changed() {
+            self.reporter.fact(Fact::Plugin(view));
+        }
+    }
+
+    /// The view of all counts; `None` if it has not changed.
+    fn changed(&mut self) -> Option<Arc<PluginView>> {
+        if self.registration.has_changed().unwrap_or(false)
+            && matches!(*self.registration.borrow(), RegistrationState::Registered)
+        {
+            self.now.registrations += 1;
+        }
+        let mut starts = self.starts.clone();
+        for (how, count) in
+            [(StartOutcome::Filled, &self.written.succeeded), (StartOutcome::Failed, &self.written.failed)]
+        {
+            let count = count.load(Ordering::Relaxed);
+            if count > 0 {
+                starts.insert(how, count);
+            }
+        }
+        self.now.registration = self.registration.borrow_and_update().clone();
+        self.now.starts = starts.into_iter().collect();
+        self.now.waited = self.waited.iter().map(|(what, count)| (*what, *count)).collect();
+        self.now.guards = self.guards.borrow().iter().map(|(policy, guard)| (*policy, *guard)).collect();
+        (self.now.allocate, self.now.start) = (self.meter.allocate(), self.meter.start());
+        if self.last.as_deref() == Some(&self.now) {
+            return None;
+        }
+        let view = Arc::new(self.now.clone());
+        self.last = Some(Arc::clone(&view));
+        Some(view)
+    }
+}

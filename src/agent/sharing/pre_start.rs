@@ -1,0 +1,301 @@
+//! `PreStartContainer`: finds in the kubelet's checkpoint which container starts, and gives it what it claims.
+//!
+//! ```text
+//!   start ──checkpoint──▶ verdict ──▶ fill      files first, then the answer to the kubelet
+//!                                 ──▶ refuse    with an event on the pod that says why
+//!                                 ──▶ wait      for what is not known yet; refused after a time limit
+//! ```
+//!
+//! What must never happen here: the kubelet gets the answer before the files of the container are there.
+
+use super::calls::WaitingStart;
+use super::cdi_check::CdiCheckResult;
+use super::container_files::{DeliveryResult, UnwrittenStart, log_delivered, report};
+use super::container_limits;
+use super::late;
+use super::sharing_task::Sharing;
+use crate::event_log::{PodEvent, log_pod_event};
+use decide::allocator::{BindingMode, BoundContainer, Refusal, StartVerdict, WaitReason};
+use decide::call_wait::{ListingUse, START_WITHIN, StartStep};
+use effects::plugin::CallRefused;
+use model::checkpoint::CheckpointEntry;
+use model::id::{ContainerKey, PodRef, PodUid};
+use model::observation::ErrorCounter;
+use model::plugin::StartOutcome;
+use model::request::ContainerRole;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::oneshot;
+use tokio::task::yield_now;
+use tokio::time::Instant;
+use wire::annotation_keys::EPOCH;
+
+/// A start that may go on, and what is left to do for it.
+struct Filled {
+    bound: Vec<BoundContainer>,
+    shared: bool,
+    waited: Duration,
+    /// Where the answer goes, if the files were prefetched.
+    reply: Option<oneshot::Sender<Result<(), CallRefused>>>,
+    /// Whether the files were prefetched.
+    prepared: bool,
+    /// The result that a scheduler waits for, if it does.
+    report: Option<DeliveryResult>,
+}
+
+impl Sharing {
+    /// Judges every waiting start against one reading of the kubelet's checkpoint.
+    pub(super) async fn judge(&mut self) {
+        let starts = self.calls.take_starts();
+        if starts.is_empty() {
+            return;
+        }
+        // A pod without a claim gets a share only until a GPU scheduler is known to place pods here, so the newest pods
+        // are needed.
+        if !self.allocator.served_by_scheduler() {
+            self.look_at_new_pods();
+        }
+        let all_ids = starts.iter().map(|start| &*start.ids);
+        let checkpoint = match self.tickets.prefetched().rows(&self.allocator, all_ids, Instant::now()) {
+            Some(rows) => Ok(rows),
+            None => self.holders.read().await,
+        };
+        let rows: Option<&[CheckpointEntry]> = checkpoint.as_deref().ok();
+        let mut filled = Vec::new();
+        for mut start in starts {
+            // The kubelet has given up on this call.
+            if start.reply.is_closed() {
+                continue;
+            }
+            match self.verdict(&start, rows) {
+                StartVerdict::Fill { bound, .. } if self.tickets.prefetched().is_preparing(&bound) => {
+                    self.calls.start_waits(start);
+                }
+                StartVerdict::Fill { bound, shared } => filled.push(self.fill(start, bound, shared)),
+                StartVerdict::Foreign => {
+                    tracing::info!(ids = ?start.ids, "a container of an earlier plugin starts; it keeps what it was given");
+                    self.counts.ended(StartOutcome::Foreign);
+                    let _ = start.reply.send(Ok(()));
+                }
+                StartVerdict::Refuse { uid, pod: name, container, why } => {
+                    self.refuse((&uid, &name), &container, &why);
+                    let _ = start.reply.send(Err(CallRefused(format!("{name}, container {container}: {why}"))));
+                }
+                StartVerdict::Wait(what) => match start.wait.step(clock::monotonic()) {
+                    StartStep::Waits { first } => {
+                        tracing::trace!(?what, "a start waits");
+                        if first {
+                            self.counts.waits(what.code());
+                        }
+                        self.calls.start_waits(start);
+                    }
+                    StartStep::TooLate => self.is_too_late(start, what, rows, checkpoint.as_ref().map(drop)),
+                },
+            }
+        }
+        // All answers go out after the last line of the loop is written: on this thread an earlier answer would wait
+        // for it.
+        for reply in filled.iter_mut().filter_map(|filled| filled.reply.take()) {
+            let _ = reply.send(Ok(()));
+        }
+        // The answered calls go on first: what is left to do here takes longer than a whole answer.
+        yield_now().await;
+        if !filled.is_empty() {
+            effects::failpoint!("start-answered");
+        }
+        filled.into_iter().for_each(|filled| self.finish_start(filled));
+        self.keep_changes().await;
+        self.publish_list();
+    }
+
+    /// The verdict on a start, by this checkpoint.
+    fn verdict(&mut self, start: &WaitingStart, rows: Option<&[CheckpointEntry]>) -> StartVerdict {
+        let mut verdict = self.allocator.start(&start.ids, rows);
+        // A start whose pod is known need not wait for a pass over the other pods.
+        if !matches!(verdict, StartVerdict::Fill { .. }) && self.look_at_new_pods() {
+            verdict = self.allocator.start(&start.ids, rows);
+        }
+        if let StartVerdict::Wait(what) = verdict {
+            let use_of_listing = start.wait.listing_use(what, rows.is_some(), clock::monotonic());
+            let listed = match use_of_listing {
+                ListingUse::Unused => None,
+                ListingUse::Name | ListingUse::Holder => self.holders.listed_since(start.wait.since()),
+            };
+            if let Some(listed) = listed.filter(|_| use_of_listing == ListingUse::Holder) {
+                verdict = self.allocator.start_by_listing(&start.ids, &listed);
+            }
+        }
+        verdict
+    }
+
+    fn refuse(&mut self, (uid, name): (&PodUid, &PodRef), container: &Arc<str>, why: &Refusal) {
+        self.counts.ended(StartOutcome::Refused(why.code()));
+        if self.status.refused((uid, name), container, why) && why.for_good() && *why != Refusal::WithoutCdi {
+            self.counts.error(ErrorCounter::StartMistaken);
+        }
+        log_pod_event(name, &PodEvent::MayNotStart { container, why });
+        if let Some(pod) = self.pods.pod(uid) {
+            self.status.unfilled(&pod);
+            if why.lacks_room() && pod.annotation(EPOCH).is_some() {
+                self.status.finds_no_room((uid, name), why);
+            }
+        }
+    }
+
+    fn is_too_late(
+        &mut self,
+        start: WaitingStart,
+        what: WaitReason,
+        rows: Option<&[CheckpointEntry]>,
+        read: Result<(), &String>,
+    ) {
+        let holder = self.holder(&start.ids, rows);
+        let read = (read.map_err(String::as_str), self.holders.unreadable());
+        let why = late::sentence((what, START_WITHIN), &start.ids, read, holder.as_ref());
+        self.counts.ended(StartOutcome::Late(what.code()));
+        tracing::warn!("{why}");
+        if let Some(late::TicketHolder { uid: Some(uid), pod: Some(pod), container }) = holder {
+            self.status.late((&uid, &pod), &container, &why);
+        }
+        let _ = start.reply.send(Err(CallRefused(why)));
+    }
+
+    /// The holder of these ids, as far as it is known.
+    fn holder(&self, ids: &[Arc<str>], rows: Option<&[CheckpointEntry]>) -> Option<late::TicketHolder> {
+        let listed = self.holders.listed_last();
+        let pods = self.pods.latest();
+        late::holder(ids, rows.unwrap_or_default(), listed.as_deref().unwrap_or_default(), pods.as_deref())
+    }
+
+    /// Writes what the containers get, if it was not prefetched, then lets them start. The next start does not wait
+    /// for the disk.
+    fn fill(&mut self, start: WaitingStart, bound: Vec<BoundContainer>, shared: bool) -> Filled {
+        let containers: Vec<_> =
+            bound.iter().map(|bound| (bound.clone(), container_limits::of(bound, &self.allocator))).collect();
+        let prepared = self.tickets.prefetcher().started(&containers, self.files.writers().0);
+        let waited = start.wait.waited(clock::monotonic());
+        let awaited = self.is_awaited(&bound);
+        if let Some(first) = bound.first() {
+            self.files.note_start(&first.holder.pod, self.calls.disk());
+        }
+        effects::failpoint!("start-noted");
+        let written = self.counts.writing();
+        if !prepared {
+            self.files.write(UnwrittenStart { reply: start.reply, waited, containers, shared, awaited }, written);
+            return Filled { bound, shared, waited, reply: None, prepared, report: None };
+        }
+        written.count(true);
+        let report = containers.first().filter(|_| awaited).map(|(_, limits)| report(limits, Ok(())));
+        Filled { bound, shared, waited, reply: Some(start.reply), prepared, report }
+    }
+
+    /// Whether a scheduler waits for the pod of these containers.
+    fn is_awaited(&self, bound: &[BoundContainer]) -> bool {
+        let pod = bound.first().and_then(|bound| self.pods.pod(&bound.holder.pod));
+        pod.is_some_and(|pod| self.status.is_awaited(&pod))
+    }
+
+    /// Does what is left for a start that no longer waits for the owner.
+    fn finish_start(&mut self, Filled { bound, shared, waited, prepared, report, .. }: Filled) {
+        self.check_first_containers(&bound);
+        self.holders.compare_now_and_then();
+        for bound in &bound {
+            if bound.differs {
+                self.counts.differs();
+            }
+            // Otherwise the thread that writes the files logs this.
+            if prepared {
+                log_delivered(bound, shared, waited, prepared);
+            }
+        }
+        if let Some((holder, name)) = bound.first().map(|bound| (&bound.holder.pod, &bound.pod)) {
+            self.status.starts_after_all((holder, name), &Refusal::WithoutCdi);
+            self.status.finds_room((holder, name));
+            if let (Some(gpu_pod), Some(claim)) = (self.allocator.gpu_pod(holder), self.allocator.claim(holder))
+                && shared
+            {
+                self.status.shared(gpu_pod, &claim);
+                self.allocator.claim_is_written(holder);
+            }
+        }
+        if let Some(report) = report {
+            self.handle_delivered(report);
+        }
+    }
+
+    /// With late binding, starts a check of the first containers: do they have their devices?
+    fn check_first_containers(&mut self, bound: &[BoundContainer]) {
+        let late = self.binding.mode() == Some(BindingMode::Late);
+        // An init container may end before the check.
+        let stays = |bound: &&BoundContainer| {
+            let requests = self.allocator.gpu_pod(&bound.holder.pod).map_or(&[][..], |gpu_pod| &gpu_pod.requests);
+            requests
+                .iter()
+                .any(|request| request.container == bound.holder.container && request.role != ContainerRole::Init)
+        };
+        let stays: Vec<&BoundContainer> = bound.iter().filter(|_| late).filter(stays).collect();
+        stays.into_iter().for_each(|one| self.binding.check_first(&one.holder, &one.pod));
+    }
+
+    /// If it is known that the runtime ignores tickets, checks every container that may have started with one.
+    pub(super) fn check_all_by_ticket(&mut self) {
+        if self.binding.is_lost() {
+            self.allocator.started_by_ticket().into_iter().for_each(|about| self.binding.check_any(about));
+        }
+    }
+
+    /// Handles the result of a check: what a container with late binding really has.
+    pub(super) fn handle_cdi_check(&mut self, result: &CdiCheckResult) {
+        let CdiCheckResult { key, pod, has } = result;
+        self.binding.has_checked(result);
+        match has {
+            // Also where a container was seen with its devices before, for example before the runtime changed.
+            Some(true) if self.returns_to_late() => {
+                // The change of mode has cleared what was seen. This container is recorded again as seen with its devices.
+                // From then on, containers without devices do not change the mode to early again.
+                self.binding.has_devices();
+                tracing::warn!(
+                    %pod, container = &*key.container,
+                    "a container has what its CDI device stands for: CDI works here, and containers that come now get their \
+                     devices late again (--binding=early keeps them early)"
+                );
+            }
+            Some(true) if self.binding.has_devices() => {
+                self.binding.proved();
+                tracing::info!(%pod, container = &*key.container, "a container has what its CDI device stands for: CDI works here");
+            }
+            Some(true) => {
+                tracing::debug!(%pod, container = &*key.container, "a container has what its CDI device stands for")
+            }
+            None => {
+                tracing::info!(%pod, container = &*key.container, "whether CDI works here could not be seen");
+            }
+            Some(false) => self.handle_missing_devices(key, pod),
+        }
+    }
+
+    /// A container runs without what its ticket stands for. Once containers of two namespaces do, the agent changes to
+    /// early binding, so that this happens to no other container, and checks all that have started with a ticket. It
+    /// keeps the mode if `--binding` sets it or the runtime reports that its CDI is on.
+    fn handle_missing_devices(&mut self, key: &ContainerKey, pod: &PodRef) {
+        let replaced = self.binding.lacks(pod);
+        if self.status.not_applied(&key.pod, pod) {
+            self.counts.error(ErrorCounter::EditsNotApplied);
+            log_pod_event(pod, &PodEvent::LimitsNotApplied { container: &key.container, over: replaced.is_some() });
+        }
+        if let Some(mode) = replaced {
+            tracing::warn!("containers that come now get their devices from Allocate (--binding=early)");
+            self.binding.disprove(&mode);
+            self.apply_binding_mode();
+        }
+    }
+
+    /// Changes back to late binding where containers had disproved CDI; returns whether it did.
+    fn returns_to_late(&mut self) -> bool {
+        let returns = self.binding.return_to_late();
+        if returns {
+            self.apply_binding_mode();
+        }
+        returns
+    }
+}

@@ -1,0 +1,222 @@
+//! Opens everything that sharing needs. If something cannot be used, the start fails with the setting to change.
+
+use super::binding::{CheckSources, NodeBinding};
+use super::binding_mode::BindingModeFinder;
+use super::calls::KubeletCalls;
+use super::container_files::ContainerFiles;
+use super::counts::Counts;
+use super::holders::HolderSources;
+use super::host::HostWatcher;
+use super::listing::Listing;
+use super::node_pods::NodePods;
+use super::offer::{DeviceOffer, OfferSources};
+use super::pod_status::PodStatusWriter;
+use super::serving::{Run, Serving, owning, serving};
+use super::sharing_task::Sharing;
+use super::ticket_issuer::TicketIssuer;
+use super::ticket_writer::Keeper;
+use super::{config, devices, topology};
+use crate::guarding::Guards;
+use crate::settings::{AgentSettings, Gpus, Topology};
+use apiserver::ApiConnection;
+use decide::agent_report::SharingStages;
+use decide::allocator::NodeAllocator;
+use decide::device_injection::DeviceStrategy;
+use effects::delivery::{DeviceDelivery, NodeKit, StartedPodsFile, TicketFolders};
+use effects::plugin::{self, PluginCallSender, TicketJournal};
+use model::id::{GpuUuid, NodeName};
+use model::plugin::RegistrationState;
+use model::pod::PodList;
+use model::view::NodeView;
+use rustix::thread::CapabilitySet;
+use sources::checkpoint::CheckpointReader;
+use sources::report::Reporter;
+use std::collections::BTreeSet;
+use std::io;
+use std::path::Path;
+use std::sync::Arc;
+use tokio::sync::watch;
+
+/// The folder of device plugins below the kubelet's root directory; the name is compiled into the kubelet.
+const PLUGINS: &str = "device-plugins";
+/// The folder of the kubelet's plugin watcher, in which an agent of an earlier release may have left a socket.
+const REGISTRY: &str = "plugins_registry";
+/// The file in the state directory that exists once a scheduler has placed pods here.
+const SERVED: &str = "served-by-scheduler";
+
+/// The parts of sharing: the owner, what watches the host, and the server that the kubelet calls.
+pub(crate) struct Opened {
+    /// The owner of the state.
+    pub owner: Sharing,
+    finder: BindingModeFinder,
+    watcher: HostWatcher,
+    serving: Serving,
+    /// Sends the owner the GPUs that an operator keeps from new containers.
+    pub cordoned: watch::Sender<Arc<BTreeSet<GpuUuid>>>,
+    /// Sends the owner the state of the chart's policies.
+    pub guards: watch::Sender<Guards>,
+}
+
+impl Opened {
+    /// What a stream to the extender reports of the pods. Without a receiver nothing is made for it.
+    pub(crate) fn stages(&self) -> watch::Receiver<SharingStages> {
+        self.owner.counts.stages()
+    }
+}
+
+/// Opens sharing for this node.
+///
+/// # Errors
+/// A sentence that says what cannot be used, and which setting names it.
+pub(crate) fn open(
+    settings: &AgentSettings,
+    node: &NodeName,
+    (view, pods): (watch::Receiver<Arc<NodeView>>, watch::Receiver<Option<Arc<PodList>>>),
+    (mut writer, reporter, connection): (PodStatusWriter, Reporter, ApiConnection),
+) -> Result<Opened, String> {
+    let sharing = &settings.sharing;
+    let config = config::read(sharing, node)?;
+    let resource: Arc<str> = config.rules.names.count.as_str().into();
+    let served = settings.state_dir.join(SERVED);
+    let watcher = watcher(settings)?;
+    let (calls, queue) = PluginCallSender::channel();
+    let (list, listed) = watch::channel(Arc::from([]));
+    let (registration, registration_seen) = watch::channel(RegistrationState::Waiting("a list of GPUs".into()));
+    let (cordoned, named) = watch::channel(Arc::default());
+    let (guards, guarded) = watch::channel(Guards::new());
+    let sources = OfferSources { view: view.clone(), cordoned: named, host: watcher.host() };
+    let seen = CheckSources { roots: settings.sources.roots.clone(), view, pods: pods.clone() };
+    let rules = config.rules.clone();
+    writer.switch_evictions(sharing.evict_over_use);
+    let owner = Sharing {
+        allocator: allocator(settings, &served),
+        binding: NodeBinding::new(seen, &settings.state_dir, sharing.allow_unisolated),
+        holders: holders(settings, &resource, reporter.clone()),
+        tickets: TicketIssuer::new(Keeper::start(
+            TicketFolders::new(&settings.state_dir),
+            TicketJournal::new(&settings.state_dir),
+        )),
+        files: files(settings, reporter.clone())?,
+        calls: KubeletCalls::new(queue),
+        pods: NodePods::new(pods, (rules, node.clone()), served),
+        offer: DeviceOffer::new((config, sharing.split_counts.clone()), devices(settings), sources, list),
+        status: writer,
+        counts: Counts::new(Arc::clone(&resource), Arc::clone(calls.meter()), (registration_seen, guarded), reporter),
+    };
+    let kubelet = (connection, node.clone());
+    let finder = finder(settings, kubelet.clone(), registration.clone());
+    let serving = Serving { settings: sockets(settings, resource), calls, list: listed, registration, kubelet };
+    Ok(Opened { owner, finder, watcher, serving, cordoned, guards })
+}
+
+fn holders(settings: &AgentSettings, resource: &Arc<str>, reporter: Reporter) -> HolderSources {
+    let plugins = settings.sharing.kubelet_root.join(PLUGINS);
+    let checkpoint = CheckpointReader::new(&plugins, Arc::clone(resource));
+    let listing = Listing::new(settings.names.pod_resources_socket.clone(), Arc::clone(resource));
+    HolderSources::new(checkpoint, listing, reporter)
+}
+
+fn files(settings: &AgentSettings, reporter: Reporter) -> Result<ContainerFiles, String> {
+    let state_dir = &settings.state_dir;
+    let delivery = DeviceDelivery::new(state_dir, &settings.sharing.cdi_dir, NodeKit::default())
+        .map_err(|error| format!("{error}; see --state-dir and --cdi-dir"))?;
+    let kept = (TicketFolders::new(state_dir), StartedPodsFile::new(state_dir));
+    Ok(ContainerFiles::new(delivery, kept, settings.sharing.pod_files_limit, reporter))
+}
+
+fn devices(settings: &AgentSettings) -> devices::SharedDevices {
+    let sharing = &settings.sharing;
+    devices::SharedDevices::new(&sharing.dev_root, sharing.dev_root_mount.as_ref().unwrap_or(&sharing.dev_root))
+}
+
+fn sockets(settings: &AgentSettings, resource: Arc<str>) -> plugin::Settings {
+    let sharing = &settings.sharing;
+    let (registry, plugins) = (sharing.kubelet_root.join(REGISTRY), sharing.kubelet_root.join(PLUGINS));
+    plugin::Settings { resource, registry, plugins }
+}
+
+fn finder(
+    settings: &AgentSettings,
+    api: (ApiConnection, NodeName),
+    registration: watch::Sender<RegistrationState>,
+) -> BindingModeFinder {
+    BindingModeFinder::new(
+        settings.sharing.binding,
+        api,
+        settings.names.cri_socket.clone(),
+        &settings.state_dir,
+        registration,
+    )
+}
+
+fn allocator(settings: &AgentSettings, served: &Path) -> NodeAllocator {
+    let sharing = &settings.sharing;
+    let mut allocator = NodeAllocator::new(sharing.without_claim, served.exists());
+    allocator.allow_same_gpu_twice(sharing.same_gpu_twice);
+    allocator.follow_topology(topology::read(sharing.topology, &sharing.kubelet_root) == Topology::Aligned);
+    allocator
+}
+
+/// Makes the host watcher. Simulated GPUs need nothing of the host, and no container runtime knows them.
+fn watcher(settings: &AgentSettings) -> Result<HostWatcher, String> {
+    let sharing = &settings.sharing;
+    let simulated = matches!(settings.sources.gpus, Gpus::Simulated { .. });
+    let strategy = match sharing.strategy {
+        DeviceStrategy::Auto if simulated => DeviceStrategy::Cdi,
+        strategy => strategy,
+    };
+    let folders = if simulated { Vec::new() } else { sharing.host_cdi_dirs.clone() };
+    let mut watcher = HostWatcher::new(folders, settings.names.cri_socket.clone(), strategy);
+    if let Some(library) = &sharing.limiter_library {
+        watcher.limit_by(library, &settings.state_dir).map_err(|why| format!("{why}; see --limiter-library"))?;
+        warn_of_closed_folders();
+    }
+    Ok(watcher)
+}
+
+/// Warns when the agent lacks the capabilities to open every folder of containers: the users of a container make
+/// folders that only they may enter, and the root user of a container may close a folder to all.
+fn warn_of_closed_folders() {
+    let sets = rustix::thread::capabilities(None);
+    // If the kernel does not report the capabilities, none is known to be missing.
+    if sets.is_ok_and(|sets| !opens_all_folders(sets.effective)) {
+        tracing::warn!(
+            "with --limiter-library containers write into folders on the node, and without CAP_DAC_OVERRIDE and CAP_FOWNER those that \
+             a container closes are neither counted nor removed: give the agent both (docs/capabilities.md)"
+        );
+    }
+}
+
+fn opens_all_folders(effective: CapabilitySet) -> bool {
+    effective.contains(CapabilitySet::DAC_OVERRIDE | CapabilitySet::FOWNER)
+}
+
+impl Opened {
+    /// The two tasks: the owner, and the server that registers with the kubelet and serves it.
+    pub(crate) fn split(
+        self,
+        run: Run,
+    ) -> (impl Future<Output = io::Result<()>>, impl Future<Output = io::Result<()>>) {
+        let Opened { owner, finder, watcher, serving: served, .. } = self;
+        let (enter, entered) = tokio::sync::oneshot::channel();
+        let mode = owner.binding.watch();
+        let owning =
+            owning(owner, (finder, watcher), (served.kubelet.clone(), served.registration.clone()), enter, run.clone());
+        (owning, serving(served, mode, entered, run))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_of_the_two_capabilities_is_not_enough() {
+        let (enters, owns) = (CapabilitySet::DAC_OVERRIDE, CapabilitySet::FOWNER);
+        for (effective, enough) in
+            [(CapabilitySet::empty(), false), (enters, false), (owns, false), (enters | owns, true)]
+        {
+            assert_eq!(opens_all_folders(effective | CapabilitySet::CHOWN), enough, "{effective:?}");
+        }
+    }
+}
