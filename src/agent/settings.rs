@@ -22,41 +22,60 @@ use wire::resource::ResourceOverrides;
 /// The settings of an agent, parsed. It has one field for each setting or group of settings.
 #[derive(Clone, Debug)]
 pub struct AgentSettings {
+    /// Runs without Kubernetes.
     pub standalone: bool,
     /// `None`: from `NODE_NAME`, then from the host.
     pub node_name: Option<NodeName>,
     /// `None`: search the usual places, unless standalone.
     pub kubeconfig: Option<PathBuf>,
+    /// The folder of what outlives the process.
     pub state_dir: PathBuf,
+    /// How long open requests may take at a stop.
     pub drain_timeout: Duration,
     /// Keys of the pod labels to show.
     pub pod_labels: LabelKeys,
+    /// When a GPU is unhealthy, and when it recovers.
     pub health: HealthPolicy,
+    /// What is read, and how often.
     pub sources: SourceSettings,
+    /// Where the names of containers come from.
     pub names: sources::names::Settings,
+    /// How GPUs are shared among pods.
     pub sharing: SharingSettings,
     /// How the agent reports to the extenders; `None` where it does not.
     pub report: Option<ReportSettings>,
+    /// The address of the port.
     pub listen: SocketAddr,
+    /// The admin port.
     pub admin: AdminSettings,
+    /// The unix socket of the usage stream; `None` without.
     pub usage_socket: Option<PathBuf>,
+    /// Accepted `Host` names beside the own ones.
     pub allowed_hosts: Vec<String>,
     /// Certificates with which the port for metrics and API serves HTTPS.
     pub tls: Option<Tls>,
+    /// Where the log goes, and in which form.
     pub log_format: LogFormat,
+    /// The settings that SIGHUP may change.
     pub live: LiveSettings,
 }
 
 /// What the threads read that measure this machine and its GPUs, and how often.
 #[derive(Clone, Debug)]
 pub struct SourceSettings {
+    /// Where the readings of GPUs come from.
     pub gpus: Gpus,
     /// `None`: ask the dynamic linker.
     pub nvml_library: Option<PathBuf>,
+    /// The kernel log; `None` without.
     pub kernel_log: Option<PathBuf>,
+    /// The roots of the file trees of the kernel.
     pub roots: HostRoots,
+    /// The period of cheap readings.
     pub period: Duration,
+    /// The period of readings that rarely change.
     pub slow_period: Duration,
+    /// The period of process lists.
     pub process_period: Duration,
 }
 
@@ -64,29 +83,49 @@ pub struct SourceSettings {
 /// default. It has one field for each setting.
 #[derive(Clone, Debug)]
 pub struct SharingSettings {
+    /// Slots of each GPU.
     pub split_count: Option<u32>,
+    /// Slots of the GPUs of a model.
     pub split_counts: Vec<(String, u32)>,
+    /// Memory that is offered, as a multiple of what is there.
     pub memory_scaling: Option<DeviceScaling>,
+    /// Cores that are offered, as a multiple of what is there.
     pub core_scaling: Option<DeviceScaling>,
+    /// Names of the resources.
     pub resources: ResourceOverrides,
+    /// HAMi's device configuration.
     pub device_config: Option<PathBuf>,
+    /// What a pod without a claim gets.
     pub without_claim: decide::allocator::WithoutClaim,
+    /// Whether a container may have two slots of one GPU.
     pub same_gpu_twice: bool,
     /// `None`: the agent decides by versions, the runtime's configuration and the first containers.
     pub binding: Option<decide::allocator::BindingMode>,
     /// `None`: from kubelet's configuration.
     pub topology: Option<Topology>,
+    /// How devices reach a container.
     pub strategy: DeviceStrategy,
+    /// Whether GPUs are offered where pods can open all of them.
     pub allow_unisolated: bool,
+    /// The runtime's folders of CDI specs, as paths of the host.
     pub host_cdi_dirs: Vec<PathBuf>,
+    /// The library that enforces limits in a container.
     pub limiter_library: Option<PathBuf>,
+    /// Most bytes that a pod may write to its files.
     pub pod_files_limit: Bytes,
+    /// Whether pods that use more memory than they claim are evicted.
     pub evict_over_use: bool,
+    /// The form of the annotation `hami.io/node-nvidia-register`.
     pub register_format: RegisterFormat,
+    /// Whether handshakes are written.
     pub handshakes: bool,
+    /// The labels of the Node.
     pub labelling: Labelling,
+    /// The kubelet's folder.
     pub kubelet_root: PathBuf,
+    /// The folder of CDI specs that the agent writes.
     pub cdi_dir: PathBuf,
+    /// The root of the device nodes on the host.
     pub dev_root: PathBuf,
     /// `None`: the same path as `dev_root`.
     pub dev_root_mount: Option<PathBuf>,
@@ -101,8 +140,11 @@ pub type ReadAgain = Box<dyn FnMut(TakeOver<'_>) + Send>;
 /// The settings that SIGHUP may change.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LiveSettings {
+    /// The level of the log.
     pub verbosity: Verbosity,
+    /// The foreign metric names of `/metrics`.
     pub sets: MetricSets,
+    /// The file of the token for `/api/v1`; `None`: callers on this machine only.
     pub api_token_file: Option<PathBuf>,
 }
 

@@ -136,7 +136,7 @@ mod tests {
 
     #[test]
     fn a_thread_that_panics_ends_the_agent_and_its_name_is_logged() {
-        let telemetry = telemetry::start(LogFormat::Text, Verbosity(0));
+        let telemetry = log::start(LogFormat::Text, Verbosity(0));
         let sets = MetricSets { dcgm: true, dcgm_renamed: false, hami: false, cadvisor: false };
         let live = LiveSettings { verbosity: Verbosity(0), sets, api_token_file: None };
         let access = PortAccess { hosts: AllowedHosts::new(["n1"]), certificates: None };

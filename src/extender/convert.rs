@@ -184,8 +184,8 @@ mod tests {
     fn a_claim_says_which_installation_wrote_it() {
         let at = Some(WallTime(1_795_256_507_000_000));
         let other = || ClaimOrigin::OtherLease(at, "b/gpu-steward-extender".into());
-        let newest = include_str!("../../../tests/golden/claims/version-1.json");
-        let before = include_str!("../../../tests/golden/claims/version-0.json");
+        let newest = include_str!("../../tests/golden/claims/version-1.json");
+        let before = include_str!("../../tests/golden/claims/version-0.json");
         for (claim, changed, expected) in [
             (newest, json!({}), Some(ClaimOrigin::Own(at))),
             (newest, json!({ LEASE: "b/gpu-steward-extender" }), Some(other())),
@@ -281,7 +281,7 @@ mod tests {
         let own = vec![share("GPU-a", 3000, 30)];
         let order = order(Claim(vec![vec![], own, vec![share("GPU-b", 81_920, 0), share("GPU-c", 81_920, 0)]]));
         let written = binding(&order, &lease(), WallTime(1_795_256_507_000_000)).unwrap();
-        let newest = include_str!("../../../tests/golden/claims/version-1.json");
+        let newest = include_str!("../../tests/golden/claims/version-1.json");
         assert_eq!(written["metadata"]["annotations"], serde_json::from_str::<Value>(newest).unwrap());
         assert_eq!(
             written["metadata"]["resourceVersion"], "41",

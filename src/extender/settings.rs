@@ -15,35 +15,47 @@ use std::time::Duration;
 pub struct ExtenderSettings {
     /// `None`: search the usual places.
     pub kubeconfig: Option<PathBuf>,
+    /// How long open requests may take at a stop.
     pub drain_timeout: Duration,
+    /// The address of the port.
     pub listen: SocketAddr,
+    /// The admin port.
     pub admin: AdminSettings,
+    /// Accepted `Host` names beside the own ones.
     pub allowed_hosts: Vec<String>,
     /// How it serves agents and the other extenders; `None` where it does not.
     pub streams: Option<StreamSettings>,
+    /// The Lease of the leader election.
     pub lease: LeaseSettings,
+    /// How nodes and GPUs are chosen.
     pub rules: ClusterRules,
+    /// Where the log goes, and in which form.
     pub log_format: LogFormat,
+    /// The level of the log.
     pub verbosity: Verbosity,
 }
 
 /// The Lease of the leader election.
 #[derive(Clone, Debug)]
 pub struct LeaseSettings {
+    /// Its name.
     pub name: String,
     /// `None`: that of the pod.
     pub namespace: Option<String>,
+    /// Its times.
     pub times: ElectionTimes,
 }
 
 /// How an extender serves agents and the other extenders.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StreamSettings {
+    /// The address of the port.
     pub listen: SocketAddr,
     /// Where others reach this extender; `None`: the pod's address, else that of `listen`.
     pub address: Option<String>,
     /// The accounts of agents, each as the subject of a token.
     pub accounts: Vec<String>,
+    /// The audience that the tokens of callers name.
     pub audience: String,
     /// The own token; `None`: this extender passes no questions on to the leader.
     pub token_file: Option<PathBuf>,

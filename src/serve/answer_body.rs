@@ -95,7 +95,7 @@ impl AnswerBody {
     }
 
     /// The length in bytes.
-    pub fn len(&self) -> usize {
+    pub fn length(&self) -> usize {
         self.bytes.as_ref().map_or(0, Bytes::len)
     }
 
@@ -114,10 +114,10 @@ impl Body for AnswerBody {
     }
 
     fn is_end_stream(&self) -> bool {
-        self.len() == 0
+        self.length() == 0
     }
 
     fn size_hint(&self) -> SizeHint {
-        SizeHint::with_exact(self.len() as u64)
+        SizeHint::with_exact(self.length() as u64)
     }
 }

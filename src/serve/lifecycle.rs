@@ -30,7 +30,9 @@ const RESERVED: Duration = Duration::from_millis(500);
 /// The reason why a command does not start or cannot do its work, and the exit code.
 #[derive(Debug)]
 pub struct StartError {
+    /// What could not be done, as a sentence.
     pub what: String,
+    /// The exit code.
     pub exit: Exit,
 }
 
@@ -90,7 +92,7 @@ pub trait Mode {
     /// Does what SIGRTMIN means in this mode.
     fn realtime_signal(&mut self);
     /// Waits until the mode itself must end the process, and logs why. A cancelled call loses nothing.
-    async fn must_end(&self) -> Exit;
+    fn must_end(&self) -> impl Future<Output = Exit>;
     /// What must be done before anything is closed, within a time of its own. The mode is still asked for everything else
     /// meanwhile. A second SIGTERM or SIGINT ends the process in the signal handler.
     fn before_drain(&mut self) -> Preparation {
@@ -116,8 +118,11 @@ pub struct DrainFirst {
 /// A task that has ended although it must not.
 #[derive(Debug, PartialEq, Eq)]
 pub struct EndedTask {
+    /// The name of the task.
     pub task: &'static str,
+    /// Why it has ended.
     pub why: String,
+    /// The exit code of the process.
     pub exit: Exit,
 }
 

@@ -214,7 +214,7 @@ mod tests {
     use super::*;
     use std::fs;
 
-    const YAML: &str = include_str!("../../../../tests/golden/cdi/nvidia-ctk.yaml");
+    const YAML: &str = include_str!("../../../tests/golden/cdi/nvidia-ctk.yaml");
 
     #[tokio::test]
     async fn a_spec_that_changes_is_read_again() {

@@ -84,7 +84,7 @@ impl HttpApplication for Routes {
                 response
             }
         };
-        let length = response.body().len();
+        let length = response.body().length();
         response.headers_mut().insert(header::CONTENT_LENGTH, HeaderValue::from(length));
         if !hyper::body::Body::is_end_stream(request.body()) {
             set(&mut response, header::CONNECTION, "close");

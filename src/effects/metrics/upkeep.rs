@@ -7,6 +7,7 @@ use model::Reading;
 use model::unit::Count;
 use model::upkeep::{FabricState, LinkError, NvLink};
 use model::view::GpuView;
+use serve::exposition::{Exposition, MetricFamily, MetricLabels, MetricType, SampleValue};
 
 const PREFIX: &str = "gpu_steward_gpu_";
 

@@ -27,7 +27,7 @@ use tokio::io::DuplexStream;
 use tokio::runtime::{Builder, Runtime};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
-use wire::resource::{RequestRules, ResourceOverrides};
+use wire::resource::RequestRules;
 
 /// The answer to a question of kube-scheduler: the body, or why there is none.
 pub(super) type VerbAnswer = Result<String, String>;
