@@ -15,7 +15,7 @@
 //! runtimes react to renames and must never read half a file. All files of a pod are in one folder, so that they are
 //! removed together.
 //!
-//! If a file cannot be written, the caller (`steward/agent/sharing/container_files.rs`) refuses the start with the event
+//! If a file cannot be written, the caller (`agent/sharing/container_files.rs`) refuses the start with the event
 //! `NotDelivered`, and the kubelet tries again.
 //!
 //! What must never happen here: a file is written for a container whose claim is not known; a path is made from a name

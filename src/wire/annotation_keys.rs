@@ -1,7 +1,7 @@
 //! The name of every annotation and label that the agent reads, writes or guards.
 //!
 //! A key that the agent writes must also be in `charts/gpu-steward/templates/guard/_keys.tpl`, or the admission policy
-//! refuses the write. A key on a Node must also be in `steward/agent/clean.rs`, or it stays after an uninstall.
+//! refuses the write. A key on a Node must also be in `agent/clean.rs`, or it stays after an uninstall.
 
 /// Kubernetes limits all annotations of one object together to this many bytes, so no single value is longer.
 pub const MAX_ANNOTATION: usize = 256 * 1024;

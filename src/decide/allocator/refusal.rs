@@ -1,5 +1,5 @@
 //! The reasons why a container must not start, each with a reason code and a sentence. `docs/sharing.md` has the table. Its
-//! rows `NotDelivered` and `HolderUnknown` come from `steward/agent/sharing/pod_status.rs`.
+//! rows `NotDelivered` and `HolderUnknown` come from `agent/sharing/pod_status.rs`.
 //!
 //! The sentence becomes an event on the pod and a log line. It names the resource, uses the unit in which the pod's
 //! owner wrote the request (MiB, percent, GPUs), and ends with what to change.

@@ -2,7 +2,7 @@
 //! rest of `effects` has many dependencies. What was read is written and read again.
 #![no_main]
 
-#[path = "../../../src/effects/stream/convert.rs"]
+#[path = "../../../src/stream/convert.rs"]
 mod convert;
 
 use libfuzzer_sys::fuzz_target;

@@ -1,4 +1,4 @@
-//! One stream, as the real agent opens it (`steward::agent::leader_stream`).
+//! One stream, as the real agent opens it (`agent::leader_stream`).
 
 use super::counts::Counts;
 use super::handle::PlannedAgent;
