@@ -391,7 +391,7 @@ mod tests {
         let may_drain = CancellationToken::new();
         let mut mode =
             Waits { reloads: Arc::clone(&reloads), prepares: Arc::clone(&prepares), may_drain: may_drain.clone() };
-        let level = telemetry::start(LogFormat::Text, Verbosity(0)).level;
+        let level = log::start(LogFormat::Text, Verbosity(0)).level;
         let mut lifecycle = Lifecycle::new("agent");
         let exit = run_once(async {
             lifecycle.must_not_end("usage", task(lifecycle.stop()));

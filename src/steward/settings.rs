@@ -70,7 +70,6 @@ impl Reader<'_> {
         let kubeconfig = self.take("kubeconfig", |text| value::unless_auto(text, value::path));
         let state_dir = self.take("state-dir", value::path);
         let drain_timeout = self.take("drain-timeout", value::drain_timeout);
-        let sources = self.sources();
         let pod_labels = self.take("pod-labels", |text| value::unless_none(text, value::label_keys));
         let health = self.health();
         let names = self.names();
@@ -81,6 +80,7 @@ impl Reader<'_> {
         let usage_socket = self.take("usage-socket", |text| value::unless_none(text, value::socket_path));
         let allowed_hosts = self.take("allowed-hosts", |text| value::unless_none(text, value::hosts));
         let tls = self.tls();
+        let sources = self.sources();
         let log_format = self.take("log-format", value::log_format);
         let live = self.live();
         self.isolated(standalone, sharing.as_ref());

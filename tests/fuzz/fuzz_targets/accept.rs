@@ -8,7 +8,7 @@ mod exposition {
         OpenMetrics,
     }
 }
-#[path = "../../../src/effects/http/negotiate.rs"]
+#[path = "../../../src/serve/negotiate.rs"]
 mod negotiate;
 
 use libfuzzer_sys::fuzz_target;
