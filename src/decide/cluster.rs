@@ -24,7 +24,8 @@ mod agent_link;
 mod node;
 mod rank;
 mod verdicts;
-mod gone_pods;
+mod recent_pods;
+mod recent_scores;
 mod state;
 mod pods;
 mod closing;
@@ -43,7 +44,7 @@ pub use filter::{ExplainedScore, FilterVerdict, RefusedNode, Scoring, filter, sc
 pub use node::{NodeClaims, NodeFacts};
 pub use open_writes::OpenWrites;
 pub use pods::BoundPod;
-pub use state::{ClusterRules, ClusterState, DEFAULT_SCORE_STEP, MAX_PENDING, NodeChoice};
+pub use state::{AnsweredNodes, ClusterRules, ClusterState, DEFAULT_SCORE_STEP, MAX_PENDING, NodeChoice};
 pub use summary::RefusalSummary;
 pub use survey::StateAccess;
 

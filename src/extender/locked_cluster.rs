@@ -280,9 +280,9 @@ impl LockedCluster {
         cluster::filter(self, request, nodes, now)
     }
 
-    /// The scores of these nodes.
-    pub(super) fn score(&self, request: &PlacementRequest, nodes: &[&str]) -> Vec<i64> {
-        cluster::score(self, request, nodes)
+    /// The scores of these nodes in the pod's newest filter call.
+    pub(super) fn score(&self, uid: &PodUid, nodes: &[&str]) -> Vec<i64> {
+        cluster::score(self, uid, nodes)
     }
 
     /// Whether the pod fits this node once these pods are gone.

@@ -102,8 +102,12 @@ impl Verbs {
             _ if verdict.fit.is_empty() => (PodEventReason::FilteringFailed, format!("no node fits: {summary}")),
             proposed => {
                 let best = proposed.or(scores.first().map(|best| best.node)).unwrap_or_default();
-                let (fit, refused) = (verdict.fit.len(), verdict.refused.len());
-                let text = format!("{fit} of {} nodes fit, {best} best", fit + refused);
+                let (named, more, refused) = (verdict.fit.len(), verdict.more, verdict.refused.len());
+                let asked = named + more + refused;
+                let text = match more {
+                    0 => format!("{named} of {asked} nodes fit, {best} best"),
+                    _ => format!("{named} of {asked} nodes are named, {best} best; {more} more nodes fit"),
+                };
                 (PodEventReason::FilteringSucceed, if refused > 0 { format!("{text}; {summary}") } else { text })
             }
         };
@@ -132,20 +136,14 @@ impl Verbs {
         self.record(pod, "filter", (text, Some(Box::new(detail))));
     }
 
-    /// `/prioritize`: the scores of the nodes.
+    /// `/prioritize`: the scores of the nodes, as the filter has just made them.
     ///
     /// # Errors
     /// What is wrong with the body.
     pub(super) fn prioritize(&self, body: &[u8]) -> Result<String, BadQuestion> {
         let ExtenderArgs { pod, nodes } = extender::decode_args(body).map_err(|why| why.to_string())?;
-        let scores = match self.asked(&pod) {
-            Asked::Gpus(request) => {
-                let names: Vec<&str> = nodes.names().collect();
-                self.cluster.score(&request, &names)
-            }
-            Asked::Nothing | Asked::Refused(_) => vec![0; nodes.len()],
-        };
-        Ok(extender::encode_scores(&nodes, &scores))
+        let names: Vec<&str> = nodes.names().collect();
+        Ok(extender::encode_scores(&nodes, &self.cluster.score(&pod.uid, &names)))
     }
 
     /// `/preempt`: of the nodes on which kube-scheduler would evict pods, those on which that makes room for the pod.

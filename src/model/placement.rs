@@ -102,6 +102,8 @@ pub struct PlacementRequest {
     pub selection: GpuSelection,
     /// Which nodes and GPUs it prefers.
     pub preference: PlacementPreference,
+    /// Whether it also prefers nodes by what kube-scheduler alone knows: affinity and topology spread.
+    pub prefers_nodes: bool,
 }
 
 impl PlacementRequest {
@@ -116,7 +118,7 @@ impl PlacementRequest {
     #[must_use]
     pub fn asks_the_same(&self, other: &PlacementRequest) -> bool {
         // Named one by one, so that a new field is not forgotten here.
-        let PlacementRequest { uid, pod, version: _, requests, selection, preference } = self;
+        let PlacementRequest { uid, pod, version: _, requests, selection, preference, prefers_nodes: _ } = self;
         (uid, pod, requests) == (&other.uid, &other.pod, &other.requests)
             && (selection, preference) == (&other.selection, &other.preference)
     }
@@ -145,8 +147,9 @@ mod tests {
             requests: vec![container.clone()],
             selection: GpuSelection::default(),
             preference: PlacementPreference::default(),
+            prefers_nodes: false,
         };
-        assert!(asked.asks_the_same(&PlacementRequest { version: Some(8), ..asked.clone() }));
+        assert!(asked.asks_the_same(&PlacementRequest { version: Some(8), prefers_nodes: true, ..asked.clone() }));
         let more = ContainerRequest { cores: Some(CorePercent(10)), ..container };
         let bound = GpuSelection { numa_bind: true, ..GpuSelection::default() };
         let policy = PlacementPreference { node_policy: Some(NodePolicy::Spread), ..PlacementPreference::default() };

@@ -64,6 +64,8 @@ pub struct Pod {
     pub controller: Option<PodController>,
     /// Whether it has scheduling gates: no scheduler may place it before they are removed.
     pub gated: bool,
+    /// Whether it prefers some nodes: by preferred node or pod affinity, or by a topology spread constraint that may be broken.
+    pub prefers_nodes: bool,
     /// Whether it uses the node's network namespace.
     pub host_network: bool,
     /// The runtime class that its author chose: it can name another runtime than that of the node's other pods.
@@ -253,6 +255,7 @@ mod tests {
             controller: None,
             host_network: false,
             gated: false,
+            prefers_nodes: false,
             runtime_class: None,
             restart: None,
             containers: vec![],

@@ -90,6 +90,7 @@ pub fn of(pod: &Pod, rules: &RequestRules) -> Result<Option<PlacementRequest>, B
         requests,
         selection: selection(pod)?,
         preference: preference(pod)?,
+        prefers_nodes: pod.prefers_nodes,
     }))
 }
 

@@ -125,6 +125,7 @@ fn pod(raw: Raw<'_>, label_keys: &[Arc<str>]) -> Result<Pod, NotAPod> {
         priority: spec.priority,
         controller: controller.and_then(of_controller),
         gated: !spec.scheduling_gates.0.is_empty(),
+        prefers_nodes: spec.prefers_nodes(),
         host_network: spec.host_network.0,
         runtime_class: shown(&spec.runtime_class_name.0, MAX_NAME),
         restart: restart(&spec.restart_policy.0),
@@ -187,12 +188,45 @@ struct Spec {
     node_name: OrNull<String>,
     priority: Option<i32>,
     scheduling_gates: OrNull<Vec<IgnoredAny>>,
+    affinity: OrNull<Affinity>,
+    topology_spread_constraints: OrNull<Vec<TopologySpreadConstraint>>,
     host_network: OrNull<bool>,
     runtime_class_name: OrNull<String>,
     restart_policy: OrNull<String>,
     init_containers: OrNull<Vec<Container>>,
     containers: OrNull<Vec<Container>>,
     ephemeral_containers: OrNull<Vec<Container>>,
+}
+
+impl Spec {
+    /// Whether kube-scheduler gives nodes points for what the pod prefers.
+    fn prefers_nodes(&self) -> bool {
+        let Affinity { node_affinity, pod_affinity, pod_anti_affinity } = &self.affinity.0;
+        let mut by_affinity = [node_affinity, pod_affinity, pod_anti_affinity].into_iter();
+        by_affinity.any(|kind| !kind.0.preferred.0.is_empty())
+            || self.topology_spread_constraints.0.iter().any(|one| one.when_unsatisfiable.0 == "ScheduleAnyway")
+    }
+}
+
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct Affinity {
+    node_affinity: OrNull<AffinityKind>,
+    pod_affinity: OrNull<AffinityKind>,
+    pod_anti_affinity: OrNull<AffinityKind>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct AffinityKind {
+    #[serde(rename = "preferredDuringSchedulingIgnoredDuringExecution")]
+    preferred: OrNull<Vec<IgnoredAny>>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct TopologySpreadConstraint {
+    when_unsatisfiable: OrNull<String>,
 }
 
 #[derive(Default, Deserialize)]

@@ -6,32 +6,41 @@ use serde_json::{Value, json};
 use std::os::unix::fs::PermissionsExt;
 
 /// Where nodes differ for GPUs, these decide, although kube-scheduler itself prefers the node with the most free CPU, or with
-/// the image of the pod; where nodes are equal for GPUs, the pod's own preferences decide, and the image.
+/// the image of the pod; where nodes are equal for GPUs, the pod's own preferences decide, and the image. The extender names two
+/// of the three nodes, and all where the pod has preferences.
 #[test]
 #[ignore = "needs cluster alone: tests/run"]
 fn gpus_decide_among_nodes_and_equal_nodes_leave_the_choice_to_the_pod() {
-    let placed = Placed::up("extender-order");
+    let placed = Placed::up_with("extender-order", &["extender.settings.answered-nodes=2"]);
     let nodes: Vec<&str> = placed.cluster.status().nodes.iter().map(|node| node.name.as_str()).collect();
     let choices = Choices { placed: &placed, nodes: &nodes };
     // kube-scheduler likes this node least: the extender and kube-scheduler itself run there.
     let busy = placed.extender_node();
-    let (busy, idle) = (choices.place(&busy), nodes.iter().position(|node| *node != busy).expect("another node"));
-    let image = choices.large_image(idle);
+    let idle: Vec<usize> = (0..nodes.len()).filter(|place| nodes[*place] != busy).collect();
+    let busy = choices.place(&busy);
+    let image = choices.large_image(&[busy, idle[0]]);
     for (place, node) in nodes.iter().enumerate().rev() {
         let counts = choices.run("wish", 1, "binpack", |pod| prefers(pod, node));
         assert_eq!(counts[place], 1, "all nodes are empty, and the pod prefers {node}: {counts:?}");
+        choices.check_named("wish", ALL);
         choices.gone();
     }
     choices.check_other_pods(busy);
     let mut packed = choices.run("packed", 8, "binpack", |_| ());
     packed.sort_unstable();
     assert_eq!(packed, [0, 0, 8], "binpack, although other nodes have more free CPU");
+    choices.check_named("packed", TWO);
     choices.gone();
     let spread = choices.run("spread", 6, "spread", |pod| prefers(pod, nodes[0]));
     assert_eq!(spread, [2, 2, 2], "spread, although the pods prefer one node");
     choices.gone();
-    choices.check_image(&image, (busy, idle));
+    choices.check_image(&image, (busy, &idle));
 }
+
+/// The begin of the filter's event where all nodes are named, and where two are.
+const ALL: &str = "3 of 3 nodes fit, ";
+/// See [`ALL`].
+const TWO: &str = "2 of 3 nodes are named, ";
 
 /// Which nodes are chosen for pods with one GPU.
 struct Choices<'a> {
@@ -110,6 +119,7 @@ impl Choices<'_> {
             }]);
         });
         assert_eq!(apart[free], 1, "the pod spreads over the nodes: {apart:?}");
+        self.check_named("apart", ALL);
         let _ = self.placed.admin.run(&["delete", "deployment", "apart", "-n", space]).ok();
         eventually("the end of the pod", SETTLED, || (self.counts("apart").iter().sum::<usize>() == 0).then_some(()));
         let away = self.run("away", 1, "binpack", |pod| {
@@ -118,43 +128,74 @@ impl Choices<'_> {
             }]);
         });
         assert_eq!(away[free], 1, "the pod avoids the other pods: {away:?}");
+        self.check_named("away", ALL);
         self.gone();
     }
 
-    /// Makes a large image, which only this node has. It contains nothing that could run.
-    fn large_image(&self, place: usize) -> String {
-        /// kube-scheduler counts a third of it, because one of three nodes has it, and nothing below 23 MB.
+    /// Checks that the filter's event of a pod of this Deployment begins so.
+    fn check_named(&self, name: &str, expected: &str) {
+        let (space, prefix) = (&self.placed.space.name, format!("{name}-"));
+        let note = eventually("the event of the filter", SETTLED, || {
+            let events = self.placed.admin.get(&["events", "-n", space]);
+            let mut all = events["items"].as_array()?.iter().filter(|event| event["reason"] == "FilteringSucceed");
+            let of_it = |event: &&Value| {
+                let pod = event["involvedObject"]["name"].as_str();
+                pod.and_then(|pod| pod.strip_prefix(&prefix)).is_some_and(|rest| rest.matches('-').count() == 1)
+            };
+            all.find(of_it)?["message"].as_str().map(str::to_owned)
+        });
+        assert!(note.starts_with(expected), "{name}: {note}");
+    }
+
+    /// Makes a large image, which only these nodes have. It contains nothing that could run.
+    fn large_image(&self, places: &[usize]) -> String {
+        /// kube-scheduler counts two thirds of it, because two of three nodes have it, and nothing below 23 MB.
         const BYTES: u64 = 240 << 20;
         let (name, dir) = ("registry.local/large:test", tempfile::tempdir().expect("a directory"));
         let path = dir.path().join("large");
         let file = std::fs::File::create(&path).expect("a file");
         file.set_len(BYTES).expect("a large file");
         std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).expect("a program");
-        self.placed.cluster.image_on(self.nodes[place], name, path.to_str().expect("a path in UTF-8"));
+        for place in places {
+            self.placed.cluster.image_on(self.nodes[*place], name, path.to_str().expect("a path in UTF-8"));
+        }
         name.to_owned()
     }
 
-    /// A pod goes to the node with its image where nodes are equal for GPUs. It does not where another node has a pod with a
-    /// GPU already and the pod wants to be packed.
-    fn check_image(&self, image: &str, (busy, idle): (usize, usize)) {
-        eventually("the image in the status of its node", SETTLED, || {
-            let node = self.placed.admin.get(&["node", self.nodes[idle]]);
-            let mut names =
-                node["status"]["images"].as_array()?.iter().flat_map(|one| one["names"].as_array()).flatten();
-            names.any(|name| name == image).then_some(())
+    /// A pod goes to one of the nodes with its image where nodes are equal for GPUs: of any two that are named one has it. It does
+    /// not where another node has a pod with a GPU already and the pod wants to be packed.
+    fn check_image(&self, image: &str, (busy, idle): (usize, &[usize])) {
+        let (with_image, without) = ([busy, idle[0]], idle[1]);
+        eventually("the image in the status of its nodes", SETTLED, || {
+            let has_it = |place: &usize| {
+                let node = self.placed.admin.get(&["node", self.nodes[*place]]);
+                let images = node["status"]["images"].as_array().cloned().unwrap_or_default();
+                images.iter().flat_map(|one| one["names"].as_array()).flatten().any(|name| name == image)
+            };
+            with_image.iter().all(has_it).then_some(())
         });
         // Elsewhere the image cannot be pulled, so the pod need not run.
         let bound = |name: &str| {
             self.create(name, "binpack", |pod| pod["containers"][0]["image"] = image.into());
             self.placed.scale(name, 1);
-            eventually("a node for the pod", SETTLED, || self.counts(name).iter().position(|count| *count == 1))
+            let place =
+                eventually("a node for the pod", SETTLED, || self.counts(name).iter().position(|count| *count == 1));
+            self.check_named(name, TWO);
+            place
         };
-        assert_eq!(bound("image"), idle, "all nodes are empty, and one has the image");
+        for number in 0..3 {
+            assert!(
+                with_image.contains(&bound(&format!("image{number}"))),
+                "all nodes are empty, and two have the image"
+            );
+            self.gone();
+        }
+        let first = self.run("first", 1, "binpack", |pod| prefers(pod, self.nodes[without]));
+        assert_eq!(first[without], 1, "{first:?}");
+        assert_eq!(bound("packed-image"), without, "binpack, although other nodes have the image");
         self.gone();
-        let first = self.run("first", 1, "binpack", |pod| prefers(pod, self.nodes[busy]));
-        assert_eq!(first[busy], 1, "{first:?}");
-        assert_eq!(bound("packed-image"), busy, "binpack, although another node has the image");
-        self.gone();
-        self.placed.cluster.remove_image_on(self.nodes[idle], image);
+        for place in with_image {
+            self.placed.cluster.remove_image_on(self.nodes[place], image);
+        }
     }
 }

@@ -61,15 +61,27 @@ impl Placed {
         Placed::up_on(name, &ClusterOptions::usual())
     }
 
+    /// The same with these values of the chart for its scheduler.
+    pub(crate) fn up_with(name: &str, values: &[&str]) -> Placed {
+        let placed = Placed::agents(name);
+        placed.deploy_scheduler(values);
+        placed
+    }
+
     /// The same on this cluster.
     pub(crate) fn up_on(name: &str, options: &ClusterOptions) -> Placed {
         let placed = Placed::agents_on(name, options);
-        let scheduler = placed.cluster.program("kube-scheduler");
-        let scheduler = scheduler.to_str().expect("a path in UTF-8");
-        placed.cluster.image("registry.local/kube-scheduler:test", scheduler, &[]);
-        let _ = placed.admin.apply(&chart::render(&placed.cluster, &["extender/deployment"], &VALUES)).ok();
-        placed.rolled_out(DEPLOYMENT);
+        placed.deploy_scheduler(&[]);
         placed
+    }
+
+    fn deploy_scheduler(&self, values: &[&str]) {
+        let scheduler = self.cluster.program("kube-scheduler");
+        let scheduler = scheduler.to_str().expect("a path in UTF-8");
+        self.cluster.image("registry.local/kube-scheduler:test", scheduler, &[]);
+        let values = [&VALUES, values].concat();
+        let _ = self.admin.apply(&chart::render(&self.cluster, &["extender/deployment"], &values)).ok();
+        self.rolled_out(DEPLOYMENT);
     }
 
     /// Installs the chart without its scheduler, and waits until agents are ready.

@@ -1,8 +1,9 @@
-//! What flags of the extender change: how much it logs, who chooses the node, and how far apart scores are.
+//! What flags of the extender change: how much it logs, who chooses the node, how many nodes it names, and how far apart scores are.
 
-use crate::extender::{Extender, node, pod};
+use crate::extender::{Extender, SOON, events, node, pod};
 use crate::program::BINARY;
 use lab::api_server::FakeApiServer;
+use lab::eventually::eventually;
 use serde_json::{Value, json};
 
 /// A GPU on one of two nodes is taken, so that their scores differ; a third node has no GPUs.
@@ -58,9 +59,32 @@ fn flags_set_the_step_between_scores_and_who_chooses_the_node() {
     for (flags, step, fit) in [
         (&[][..], 121, json!(["n1", "n2"])),
         (&["--score-step", "7"], 7, json!(["n1", "n2"])),
-        (&["--node-choice", "extender"], 121, json!(["n1"])),
+        // Scores are for the nodes that are named.
+        (&["--node-choice", "extender"], 0, json!(["n1"])),
+        (&["--answered-nodes", "1"], 0, json!(["n1"])),
+        (&["--answered-nodes", "0"], 121, json!(["n1", "n2"])),
     ] {
         // The default policy fills nodes that are in use.
         assert_eq!(asked(&server, flags), (vec![step, 0], fit), "{flags:?}");
     }
+}
+
+#[test]
+fn nodes_that_fit_and_are_not_named_are_in_no_list_and_in_the_event() {
+    let server = server();
+    node(&server, "n3", 1);
+    let extender = Extender::start_with(BINARY, &server, &["--answered-nodes", "1"]);
+    nodes(&server, &extender);
+    let (names, asks) = (["n1", "n2", "n3", "n4"], pod(&server, 20, 1000));
+    let answer = extender.filter(&asks, &names);
+    assert_eq!((&answer["NodeNames"], &answer["FailedNodes"]), (&json!(["n1"]), &Value::Null));
+    assert_eq!(answer["FailedAndUnresolvableNodes"], json!({ "n4": "NodeUnregistered" }));
+    let note = "1 of 4 nodes are named, n1 best; 2 more nodes fit; 1 node refused";
+    let told = || events(&server, "FilteringSucceed").into_iter().find(|told| told.starts_with(note));
+    eventually("the event of the pod", SOON, told);
+    assert_eq!(extender.filter(&asks, &names)["NodeNames"], json!(["n1", "n2", "n3"]), "it has come back unbound");
+    let mut prefers = pod(&server, 21, 1000);
+    prefers["spec"]["topologySpreadConstraints"] = json!([{ "maxSkew": 1, "whenUnsatisfiable": "ScheduleAnyway" }]);
+    server.put("pods", prefers.clone());
+    assert_eq!(extender.filter(&prefers, &names)["NodeNames"], json!(["n1", "n2", "n3"]));
 }

@@ -196,6 +196,7 @@ impl ClusterState {
             node.ends(uid);
         } else if assumed {
             self.release_at(&home.node, uid);
+            self.unbound.add(uid);
         }
     }
 }

@@ -129,7 +129,7 @@ fn burst(policy: NodePolicy, latest: u64, (sizes, nodes): (&[u64], u32), seed: u
             continue;
         }
         let fit: Vec<&str> = verdict.fit.iter().map(|place| names[*place]).collect();
-        let scores = if fit.len() > 1 { cluster.score(&pod, &fit) } else { vec![0] };
+        let scores = if fit.len() > 1 { cluster.score(&pod.uid, &fit) } else { vec![0] };
         let most = scores.iter().max().unwrap();
         let best: Vec<&str> =
             fit.iter().zip(&scores).filter(|(_, score)| *score == most).map(|(name, _)| *name).collect();

@@ -1,9 +1,10 @@
 //! The filter and the scores: which of the nodes fit a pod, and how well.
 
-use super::rank::{self, Suitability};
+use super::rank;
+use super::recent_scores::{self, NamedScores};
 use super::state::{ClusterState, Home, MAX_PENDING, NodeChoice, PendingPod};
 use super::survey::{StateAccess, Verdicts};
-use super::verdicts::{Judged, Verdict};
+use super::verdicts::Judged;
 use crate::placement::{CountedClaims, FillTerms, NodeRefusal, RefusalReason, place};
 use model::claim::PodClaim;
 use model::gpu_pod::GpuPod;
@@ -32,6 +33,8 @@ pub struct FilterVerdict {
     pub explained: Vec<ExplainedScore>,
     /// The policy and the weights of the scores.
     pub scoring: Scoring,
+    /// Number of nodes that fit too and that the answer does not name.
+    pub more: usize,
     /// The nodes that do not fit.
     pub refused: Vec<RefusedNode>,
     /// The place of the node that is expected to take the pod.
@@ -58,83 +61,95 @@ pub struct ExplainedScore {
     pub terms: FillTerms,
 }
 
-/// Decides which of these nodes fit the pod, and leaves a proposal on the best one, which counts in the scores of
-/// other pods until the pod is bound, filtered again or gone. A pod whose bind has no known outcome fits only the
+/// Decides which of these nodes fit the pod, names the best of them, and leaves a proposal on the very best, which counts in the
+/// scores of other pods until the pod is bound, filtered again or gone. A pod whose bind has no known outcome fits only the
 /// node where it may be bound. Of calls at the same moment two may propose the same node.
 pub fn filter(state: &impl StateAccess, request: PlacementRequest, nodes: &[&str], now: Monotonic) -> FilterVerdict {
     let begun = state.with(|state| {
+        let answered = state.answered(&request, nodes.len());
         state.forget_proposal(&request.uid);
         match state.homes.get(&request.uid) {
             Some(home) => ControlFlow::Break(only(home, nodes)),
-            None => ControlFlow::Continue((state.survey(&request), state.scoring(&request))),
+            None => ControlFlow::Continue((state.survey(&request), state.scoring(&request), answered)),
         }
     });
-    let (survey, scoring) = match begun {
+    let (survey, scoring, answered) = match begun {
         ControlFlow::Continue(begun) => begun,
         ControlFlow::Break(verdict) => return verdict,
     };
-    let mut verdict = ranked(&survey.verdicts(state, &request, nodes), nodes, scoring);
+    let verdict = ranked(&survey.verdicts(state, &request, nodes), nodes, scoring, answered);
     let best = verdict.proposed.and_then(|place| nodes.get(place)).copied();
-    let choice = state.with(|state| {
+    let scores = named_scores(&verdict, nodes);
+    let bound = state.with(|state| {
         // The pod may have been bound meanwhile, or asked for once more.
         if let Some(home) = state.homes.get(&request.uid) {
-            return ControlFlow::Break(only(home, nodes));
+            return Some(only(home, nodes));
         }
         state.forget_proposal(&request.uid);
         if best.is_some() {
-            state.propose(request, best, now);
+            state.propose(request, best, scores, now);
         }
-        ControlFlow::Continue(state.rules.node_choice)
+        None
     });
-    match choice {
-        ControlFlow::Break(only) => return only,
-        ControlFlow::Continue(NodeChoice::Scheduler) => {}
-        ControlFlow::Continue(NodeChoice::Extender) => verdict.keep_proposed(),
-    }
-    verdict
+    bound.unwrap_or(verdict)
 }
 
-/// The scores of these nodes for a pod, in their order. A node that does not fit any more has the lowest score.
-pub fn score(state: &impl StateAccess, request: &PlacementRequest, nodes: &[&str]) -> Vec<i64> {
-    // The own proposal must not count against the node that it is for.
-    let (survey, step) = state.with(|state| (state.survey_without_own_proposal(request), state.rules.score_step));
-    let verdicts = survey.verdicts(state, request, nodes);
-    let suits = |verdict: &Verdict| verdict.as_ref().ok().map(|judged| judged.suitability);
-    let fitting: Vec<Suitability> = verdicts.iter().filter_map(suits).collect();
-    let mut scores = rank::scores(&fitting, step).into_iter();
-    verdicts.iter().map(|verdict| suits(verdict).and_then(|_| scores.next()).unwrap_or(0)).collect()
+/// The scores of these nodes for a pod, in their order: those of its newest filter call. They are 0 for a node that the call did not
+/// name, and for all nodes where it is not remembered.
+pub fn score(state: &impl StateAccess, uid: &PodUid, nodes: &[&str]) -> Vec<i64> {
+    match state.with(|state| state.scores.of(uid)) {
+        Some(scores) => recent_scores::in_order(&scores, nodes),
+        None => vec![0; nodes.len()],
+    }
+}
+
+/// The most nodes that a call names, and which turn it is for those that tie.
+#[derive(Clone, Copy, Debug)]
+struct Answered {
+    most: usize,
+    turn: u64,
 }
 
 /// The verdict of a call by those about its nodes.
-fn ranked(verdicts: &Verdicts<'_>, nodes: &[&str], scoring: Scoring) -> FilterVerdict {
-    let mut verdict = FilterVerdict {
-        fit: Vec::with_capacity(nodes.len()),
-        explained: Vec::with_capacity(nodes.len()),
-        scoring,
-        ..FilterVerdict::default()
-    };
-    let (mut suits, mut best) = (Vec::with_capacity(nodes.len()), None::<(Suitability, usize)>);
-    for ((place, name), judged) in nodes.iter().enumerate().zip(verdicts.iter()) {
+fn ranked(verdicts: &Verdicts<'_>, nodes: &[&str], scoring: Scoring, answered: Answered) -> FilterVerdict {
+    let mut verdict = FilterVerdict { scoring, ..FilterVerdict::default() };
+    let (mut fitting, mut suits) = (Vec::with_capacity(nodes.len()), Vec::with_capacity(nodes.len()));
+    for (place, judged) in verdicts.iter().enumerate() {
         match judged {
-            Ok(Judged { suitability, terms }) => {
-                let (suitability, terms) = (*suitability, *terms);
-                verdict.fit.push(place);
-                verdict.explained.push(ExplainedScore { beside_proposals: suitability.beside_proposals(), terms });
-                suits.push(suitability);
-                // Of equal nodes the first by name, whatever the order of the question.
-                let better = best.is_none_or(|(most, at)| {
-                    suitability > most || (suitability == most && nodes.get(at).is_some_and(|best| name < best))
-                });
-                if better {
-                    best = Some((suitability, place));
-                }
+            Ok(judged) => {
+                fitting.push((place, judged));
+                suits.push(judged.suitability);
             }
             Err(why) => verdict.refused.push(RefusedNode { place, why: why.clone() }),
         }
     }
+    let mut is_named = rank::best(&suits, answered.most, answered.turn);
+    fitting.retain(|(_, judged)| is_named(judged.suitability));
+    verdict.more = suits.len() - fitting.len();
+    suits.clear();
+    suits.extend(fitting.iter().map(|(_, judged)| judged.suitability));
     verdict.scores = rank::scores(&suits, scoring.step);
-    verdict.proposed = best.map(|(_, place)| place);
+    verdict.proposed = proposed(&fitting, nodes);
+    verdict.fit = fitting.iter().map(|(place, _)| *place).collect();
+    let explained = |(_, Judged { suitability, terms }): &(usize, &Judged)| ExplainedScore {
+        beside_proposals: suitability.beside_proposals(),
+        terms: *terms,
+    };
+    verdict.explained = fitting.iter().map(explained).collect();
     verdict
+}
+
+/// The place of the best of the nodes that are named; of equal ones the first by name, whatever the order of the question.
+fn proposed(named: &[(usize, &Judged)], nodes: &[&str]) -> Option<usize> {
+    let best = named.iter().map(|(_, judged)| judged.suitability).max()?;
+    let best = named.iter().filter(|(_, judged)| judged.suitability == best).map(|(place, _)| *place);
+    best.min_by_key(|place| nodes.get(*place))
+}
+
+/// The nodes that the verdict names, with their scores.
+fn named_scores(verdict: &FilterVerdict, nodes: &[&str]) -> NamedScores {
+    let name = |place: &usize| nodes.get(*place).copied().unwrap_or_default().into();
+    verdict.fit.iter().map(name).zip(verdict.scores.iter().copied()).collect()
 }
 
 /// The verdict for a pod that may be bound already.
@@ -152,18 +167,20 @@ fn only(home: &Home, nodes: &[&str]) -> FilterVerdict {
     verdict
 }
 
-impl FilterVerdict {
-    /// Leaves the node that is expected to take the pod as the only one that fits.
-    fn keep_proposed(&mut self) {
-        let Some(place) = self.proposed else { return };
-        let at = self.fit.iter().position(|fit| *fit == place);
-        self.explained = at.and_then(|at| self.explained.get(at).copied()).into_iter().collect();
-        self.fit = vec![place];
-        self.scores = vec![0];
-    }
-}
-
 impl ClusterState {
+    /// How many of so many nodes a call for this pod names at most.
+    fn answered(&mut self, request: &PlacementRequest, asked: usize) -> Answered {
+        self.turn = self.turn.wrapping_add(1);
+        // What keeps a pod from the nodes that were named, such as a volume, may not be so of the others.
+        let comes_back = self.pending.contains_key(&request.uid) || self.unbound.has(&request.uid);
+        let most = match self.rules.node_choice {
+            NodeChoice::Extender => 1,
+            NodeChoice::Scheduler if request.prefers_nodes || comes_back => usize::MAX,
+            NodeChoice::Scheduler => self.rules.answered_nodes.most(asked),
+        };
+        Answered { most, turn: self.turn }
+    }
+
     fn scoring(&self, request: &PlacementRequest) -> Scoring {
         let rules = &self.rules.placement;
         Scoring {
@@ -186,7 +203,7 @@ impl ClusterState {
         place(request, node.devices(), &self.rules.placement, CountedClaims::Claims).is_ok()
     }
 
-    fn propose(&mut self, request: PlacementRequest, name: Option<&str>, now: Monotonic) {
+    fn propose(&mut self, request: PlacementRequest, name: Option<&str>, scores: NamedScores, now: Monotonic) {
         // It was deleted while the call was under way, and nothing would take the proposal back.
         if self.gone.has(&request.uid) {
             return;
@@ -206,6 +223,7 @@ impl ClusterState {
         });
         self.order.insert((now, request.uid.clone()));
         let uid = request.uid.clone();
+        self.scores.keep(&uid, scores);
         self.pending.insert(uid, PendingPod { request, proposed, filtered: now });
     }
 }

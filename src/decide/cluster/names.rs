@@ -14,19 +14,19 @@ pub(super) type ByName<T> = HashMap<NodeName, T, BuildHasherDefault<NameHasher>>
 pub(super) struct NameHasher(u64);
 
 /// An odd number with random bits: the golden ratio times 2^64.
-const FACTOR: u64 = 0x9e37_79b9_7f4a_7c15;
+pub(super) const GOLDEN_RATIO: u64 = 0x9e37_79b9_7f4a_7c15;
 
 impl Hasher for NameHasher {
     fn write(&mut self, bytes: &[u8]) {
         for part in bytes.chunks(8) {
             let mut eight = [0; 8];
             eight.iter_mut().zip(part).for_each(|(to, from)| *to = *from);
-            self.0 = (self.0.rotate_left(5) ^ u64::from_le_bytes(eight)).wrapping_mul(FACTOR);
+            self.0 = (self.0.rotate_left(5) ^ u64::from_le_bytes(eight)).wrapping_mul(GOLDEN_RATIO);
         }
     }
 
     fn write_u8(&mut self, byte: u8) {
-        self.0 = (self.0.rotate_left(5) ^ u64::from(byte)).wrapping_mul(FACTOR);
+        self.0 = (self.0.rotate_left(5) ^ u64::from(byte)).wrapping_mul(GOLDEN_RATIO);
     }
 
     /// The map takes the lowest bits for the place and the highest seven to compare; a product has its best bits on top.

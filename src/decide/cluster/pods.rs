@@ -58,7 +58,7 @@ impl ClusterState {
     /// Takes over a pod as it is now, by its UID at the API server. A pod without a node changes nothing: what the filter expects
     /// of it stays.
     pub fn pod_is(&mut self, uid: &PodUid, bound: Option<&BoundPod>) {
-        self.gone.is_there(uid);
+        self.gone.remove(uid);
         self.bystander_is(uid, bound.filter(|bound| bound.gpu_pod.is_none() && !bound.ended));
         let Some(bound) = bound else { return };
         self.forget_proposal(uid);
@@ -127,7 +127,7 @@ impl ClusterState {
 
     /// A pod is gone from the API server, by evidence.
     pub fn pod_gone(&mut self, uid: &PodUid) {
-        self.gone.gone(uid);
+        self.gone.add(uid);
         self.bystander_is(uid, None);
         self.forget_proposal(uid);
         if self.holds_after_end(uid) {

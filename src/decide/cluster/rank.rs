@@ -1,5 +1,6 @@
-//! The order of the nodes that fit a pod, and their scores for kube-scheduler.
+//! The order of the nodes that fit a pod, the best of them, and their scores for kube-scheduler.
 
+use super::names::GOLDEN_RATIO;
 use crate::placement::Fill;
 use model::placement::NodePolicy;
 
@@ -41,9 +42,79 @@ pub(super) fn scores(suitability: &[Suitability], step: i64) -> Vec<i64> {
     suitability.iter().map(score).collect()
 }
 
+/// Which nodes are among the best `most`: the ones with these suitabilities, in any order. Of those that tie for the last places
+/// each call, numbered by `turn`, has others. Returns a test that has to be asked once for each node, in the same order.
+pub(super) fn best(suitability: &[Suitability], most: usize, turn: u64) -> impl FnMut(Suitability) -> bool + use<> {
+    let (mut last, mut first, mut ties, mut places) = (None, 0, 0, 0);
+    if most < suitability.len() && most > 0 {
+        let mut order = suitability.to_vec();
+        let (better, of_last, _) = order.select_nth_unstable_by(most - 1, |one, other| other.cmp(one));
+        let of_last = *of_last;
+        places = most - better.iter().filter(|one| **one > of_last).count();
+        ties = suitability.iter().filter(|one| **one == of_last).count();
+        first = turns(turn, ties);
+        last = Some(of_last);
+    }
+    let mut at = 0;
+    move |one| match last {
+        None => true,
+        Some(last) if one == last => {
+            // Its place in the circle of those that tie, counted from the first that is named.
+            let place = (at + ties - first) % ties;
+            at += 1;
+            place < places
+        }
+        Some(last) => one > last,
+    }
+}
+
+/// Where the turn of this number begins among so many nodes. Turns that follow each other begin far apart, and so do every second,
+/// every third and so on: two kinds of pods that alternate do not always get the same nodes.
+fn turns(turn: u64, nodes: usize) -> usize {
+    let part = u128::from(turn.wrapping_mul(GOLDEN_RATIO)) * nodes as u128;
+    usize::try_from(part >> 64).unwrap_or(0)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn named(nodes: &[u64], most: usize, turn: u64) -> Vec<usize> {
+        let suits: Vec<_> = nodes.iter().map(|fill| Suitability::new(true, Fill(*fill), NodePolicy::Binpack)).collect();
+        let mut is_named = best(&suits, most, turn);
+        suits.iter().enumerate().filter(|(_, one)| is_named(**one)).map(|(place, _)| place).collect()
+    }
+
+    #[test]
+    fn the_best_nodes_are_named_in_their_order() {
+        let nodes = [3, 9, 1, 7, 5];
+        assert_eq!(named(&nodes, 2, 0), [1, 3]);
+        assert_eq!(named(&nodes, 3, 1), [1, 3, 4]);
+        for most in [5, 6, usize::MAX] {
+            assert_eq!(named(&nodes, most, 2), [0, 1, 2, 3, 4]);
+        }
+        assert_eq!(named(&[], 3, 0), Vec::<usize>::new());
+    }
+
+    /// Two are better than the others, which tie for the last three of five places.
+    #[test]
+    fn nodes_that_tie_for_the_last_places_take_turns_also_where_other_pods_come_between() {
+        let mut nodes = vec![5; 40];
+        (nodes[7], nodes[20]) = (9, 8);
+        nodes.push(4);
+        for every in 1..=10 {
+            let mut times = vec![0; nodes.len()];
+            for turn in 0..400 {
+                let named = named(&nodes, 5, turn * every);
+                assert!(named.len() == 5 && named.contains(&7) && named.contains(&20), "{named:?}");
+                named.iter().for_each(|place| times[*place] += 1);
+            }
+            assert_eq!(times.pop(), Some(0), "it is behind all others");
+            // On average 400 x 3 / 38.
+            let ties: Vec<i32> = times.into_iter().filter(|times| *times < 400).collect();
+            assert!(ties.len() == 38 && ties.iter().all(|times| (26..=38).contains(times)), "{every}: {ties:?}");
+        }
+    }
 
     #[test]
     fn nodes_that_suit_equally_have_equal_scores_and_others_differ_by_at_least_one_step() {

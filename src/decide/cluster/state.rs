@@ -1,8 +1,9 @@
 //! The settings of the decisions, and what the leader knows.
 
-use super::gone_pods::GonePods;
 use super::names::ByName;
 use super::node::NodeClaims;
+use super::recent_pods::RecentPods;
+use super::recent_scores::RecentScores;
 use super::verdicts::VerdictCache;
 use super::version::NodeVersion;
 use crate::ledger::ClaimState;
@@ -11,6 +12,7 @@ use model::id::{NodeName, PodRef, PodUid};
 use model::placement::PlacementRequest;
 use model::time::Monotonic;
 use std::collections::{BTreeSet, HashMap};
+use std::num::NonZeroUsize;
 use std::sync::Arc;
 
 /// Most pods without a node that are remembered between their filter call and their bind. kube-scheduler places one pod
@@ -24,6 +26,8 @@ pub struct ClusterRules {
     pub placement: PlacementRules,
     /// Which nodes the filter answers.
     pub node_choice: NodeChoice,
+    /// How many nodes the filter answers at most.
+    pub answered_nodes: AnsweredNodes,
     /// The difference between the scores of two nodes that are neighbours in the order that the node policy makes.
     pub score_step: i64,
 }
@@ -33,6 +37,7 @@ impl Default for ClusterRules {
         ClusterRules {
             placement: PlacementRules::default(),
             node_choice: NodeChoice::Scheduler,
+            answered_nodes: AnsweredNodes::Share,
             score_step: DEFAULT_SCORE_STEP,
         }
     }
@@ -46,11 +51,35 @@ pub const DEFAULT_SCORE_STEP: i64 = 121;
 /// Which nodes the filter answers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum NodeChoice {
-    /// Every node that fits: kube-scheduler chooses by the scores.
+    /// The best of those that fit: kube-scheduler chooses by the scores.
     #[default]
     Scheduler,
     /// The best one only, as HAMi does.
     Extender,
+}
+
+/// How many of the nodes that fit a filter call names at most. kube-scheduler computes points for each of them, and with thousands
+/// of nodes that is most of the time that it takes for a pod.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum AnsweredNodes {
+    /// 5 % of the nodes asked about and at least 100: as many as kube-scheduler itself looks at in a large cluster.
+    #[default]
+    Share,
+    /// So many.
+    AtMost(NonZeroUsize),
+    /// All that fit.
+    All,
+}
+
+impl AnsweredNodes {
+    /// The most nodes that an answer to a question about so many names.
+    pub(super) fn most(self, asked: usize) -> usize {
+        match self {
+            AnsweredNodes::Share => asked.div_ceil(20).max(100),
+            AnsweredNodes::AtMost(most) => most.get(),
+            AnsweredNodes::All => usize::MAX,
+        }
+    }
 }
 
 /// A pod for which the filter has answered and that is not bound yet.
@@ -83,7 +112,13 @@ pub struct ClusterState {
     /// Pods without a node, by their last filter call.
     pub(super) pending: HashMap<PodUid, PendingPod>,
     /// Pods that get no proposal.
-    pub(super) gone: GonePods,
+    pub(super) gone: RecentPods,
+    /// Pods whose binding was refused.
+    pub(super) unbound: RecentPods,
+    /// The scores of the newest filter calls.
+    pub(super) scores: RecentScores,
+    /// Number of filter calls: nodes that suit equally take turns by it.
+    pub(super) turn: u64,
     /// The order of the filter calls of the pending pods, oldest first.
     pub(super) order: BTreeSet<(Monotonic, PodUid)>,
     /// The epoch that this leader writes on its claims.
@@ -118,7 +153,10 @@ impl ClusterState {
             nodes: ByName::default(),
             homes: HashMap::new(),
             pending: HashMap::new(),
-            gone: GonePods::default(),
+            gone: RecentPods::default(),
+            unbound: RecentPods::default(),
+            scores: RecentScores::default(),
+            turn: 0,
             order: BTreeSet::new(),
             epoch: 0,
             numbered: 0,
@@ -195,6 +233,7 @@ impl ClusterState {
     /// Takes back the proposal of a pod and what is remembered of it.
     pub(super) fn forget_proposal(&mut self, uid: &PodUid) -> Option<PlacementRequest> {
         let pending = self.pending.remove(uid)?;
+        self.scores.forget(uid);
         self.order.remove(&(pending.filtered, uid.clone()));
         if let Some(node) = pending.proposed.and_then(|name| self.nodes.get_mut(&name)) {
             node.withdraw(uid);

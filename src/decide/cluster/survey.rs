@@ -34,8 +34,6 @@ pub(super) struct Survey {
     signature: Signature,
     versions: Arc<ByName<Arc<NodeVersion>>>,
     kept: KeptVerdicts,
-    /// The verdict about one node that is judged in a way of its own, with the place of that node.
-    special: Option<(usize, Verdict)>,
     unknown: Verdict,
 }
 
@@ -55,20 +53,8 @@ impl ClusterState {
             kept: self.verdicts.of(&signature),
             signature,
             versions: Arc::clone(&self.versions),
-            special: None,
             unknown: Err(NodeRefusal::whole(RefusalReason::NodeUnregistered)),
         }
-    }
-
-    /// The same, where the proposal of the pod itself does not count against its node.
-    pub(super) fn survey_without_own_proposal(&mut self, request: &PlacementRequest) -> Survey {
-        let proposed = self.pending.get(&request.uid).and_then(|pending| pending.proposed.as_ref());
-        let special = proposed.and_then(|name| self.nodes.get(name)).map(|node| {
-            let mut without = node.clone();
-            without.withdraw(&request.uid);
-            (node.version().place(), self.judge(request, &without).map(|(judged, _)| judged))
-        });
-        Survey { special, ..self.survey(request) }
     }
 
     /// Judges one node.
@@ -140,10 +126,7 @@ impl Survey {
 
     fn known(&self, name: &str) -> Option<&Verdict> {
         let Some(version) = self.versions.get(name) else { return Some(&self.unknown) };
-        match &self.special {
-            Some((place, verdict)) if *place == version.place() => Some(verdict),
-            _ => self.kept.of(version.place(), version.numbers()),
-        }
+        self.kept.of(version.place(), version.numbers())
     }
 }
 

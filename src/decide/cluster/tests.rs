@@ -15,6 +15,7 @@ use model::unit::{CorePercent, Mib};
 use proptest::prelude::*;
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
+use std::num::NonZeroUsize;
 
 pub(super) const NOW: Monotonic = Monotonic(1_000_000);
 
@@ -32,8 +33,8 @@ impl ClusterState {
         filter(&Alone(RefCell::new(self)), request, nodes, now)
     }
 
-    pub(super) fn score(&mut self, request: &PlacementRequest, nodes: &[&str]) -> Vec<i64> {
-        score(&Alone(RefCell::new(self)), request, nodes)
+    pub(super) fn score(&mut self, uid: &PodUid, nodes: &[&str]) -> Vec<i64> {
+        score(&Alone(RefCell::new(self)), uid, nodes)
     }
 }
 
@@ -111,8 +112,8 @@ fn a_proposal_counts_in_the_scores_and_not_in_the_fit() {
     assert_eq!((next.fit, next.scores, next.proposed), (vec![0, 1], vec![0, DEFAULT_SCORE_STEP], Some(1)));
     let third = cluster.filter(slice(3, 60 * 1024), names(2), NOW);
     assert_eq!((third.fit, third.scores), (vec![0, 1], vec![0, 0]), "both are expected to be full");
-    // Scores are the same when kube-scheduler asks for them, and the own proposal does not count.
-    assert_eq!(cluster.score(&slice(2, 60 * 1024), names(2)), [0, DEFAULT_SCORE_STEP]);
+    // Scores are the same when kube-scheduler asks for them.
+    assert_eq!(cluster.score(&slice(2, 1).uid, names(2)), [0, DEFAULT_SCORE_STEP]);
     assert_eq!(cluster.pending(), 3);
     cluster.forget_pending(Monotonic(NOW.0 + 1));
     assert_eq!(cluster.pending(), 0);
@@ -462,9 +463,101 @@ fn claims_outlive_their_node_and_their_gpus_and_hold_nothing_elsewhere() {
 fn with_the_choice_of_the_extender_the_best_node_is_the_only_answer() {
     let mut cluster = cluster(3, 1);
     cluster.rules.node_choice = NodeChoice::Extender;
-    let verdict = cluster.filter(slice(1, 1000), names(3), NOW);
-    assert_eq!((verdict.fit, verdict.proposed), (vec![0], Some(0)));
-    assert_eq!(cluster.filter(slice(2, 1000), names(3), NOW).fit, [0], "binpack, beside the expected pod");
+    let first = cluster.filter(slice(1, 1000), names(3), NOW);
+    assert_eq!((first.fit.len(), first.more, first.proposed), (1, 2, first.fit.first().copied()));
+    let next = cluster.filter(slice(2, 1000), names(3), NOW);
+    assert_eq!((next.fit, next.more), (first.fit, 2), "binpack, beside the expected pod");
+}
+
+fn many_nodes(nodes: u32, most: usize) -> (ClusterState, Vec<NodeName>) {
+    let mut cluster = cluster(nodes, 1);
+    cluster.rules.answered_nodes = AnsweredNodes::AtMost(NonZeroUsize::new(most).unwrap());
+    (cluster, (0..nodes).map(name).collect())
+}
+
+#[test]
+fn the_best_nodes_are_named_with_the_proposed_one_and_the_others_are_counted() {
+    let (mut cluster, nodes) = many_nodes(20, 4);
+    let nodes: Vec<&str> = nodes.iter().map(NodeName::as_str).collect();
+    // Binpack: these three have pods, each one more than the one before. The last node is full.
+    for (n, node) in [(1, 11), (2, 5), (3, 5), (4, 17), (5, 17), (6, 17)] {
+        let held = slice(n, 1000);
+        cluster.pod_is(&held.uid, Some(&bound(&held, &name(node), given(node * 100))));
+    }
+    let full = slice(7, 1000);
+    let share = DeviceShare { device: uuid(1900), memory: Some(Mib(80 * 1024).bytes()), cores: None };
+    cluster.pod_is(&full.uid, Some(&bound(&full, &name(19), PodClaim::Given(Claim(vec![vec![share]])))));
+    let mut fourth = BTreeSet::new();
+    for n in 100..140 {
+        let verdict = cluster.filter(slice(n, 1000), &nodes, NOW);
+        assert_eq!((verdict.fit.len(), verdict.more, verdict.refused.len(), verdict.proposed), (4, 15, 1, Some(17)));
+        assert!(verdict.fit.is_sorted() && [5, 11, 17].iter().all(|best| verdict.fit.contains(best)), "{verdict:?}");
+        assert_eq!(verdict.scores.len(), 4);
+        assert_eq!(verdict.explained.len(), 4);
+        let named: Vec<&str> = verdict.fit.iter().map(|place| nodes[*place]).collect();
+        assert_eq!(cluster.score(&slice(n, 1).uid, &named), verdict.scores);
+        fourth.extend(verdict.fit);
+        cluster.pod_gone(&slice(n, 1).uid);
+    }
+    assert_eq!(fourth, (0..19).collect(), "nodes that tie for the last place take turns");
+    let none = cluster.score(&slice(99, 1).uid, &nodes);
+    assert!(none.iter().all(|score| *score == 0), "the filter was not asked: {none:?}");
+}
+
+#[test]
+fn on_empty_nodes_the_proposal_is_on_one_that_is_named() {
+    for policy in [model::placement::NodePolicy::Binpack, model::placement::NodePolicy::Spread] {
+        let (mut cluster, nodes) = many_nodes(20, 3);
+        cluster.rules.placement.node_policy = policy;
+        let nodes: Vec<&str> = nodes.iter().map(NodeName::as_str).collect();
+        let mut proposed = BTreeSet::new();
+        for n in 0..10 {
+            let verdict = cluster.filter(slice(n, 1000), &nodes, NOW);
+            let place = verdict.proposed.unwrap();
+            assert!(verdict.fit.len() == 3 && verdict.fit.contains(&place), "{policy:?} {verdict:?}");
+            let best = verdict.scores.iter().max();
+            let at = verdict.fit.iter().position(|fit| *fit == place).unwrap();
+            assert_eq!(verdict.scores.get(at), best);
+            proposed.insert(place);
+        }
+        let expected = if policy == model::placement::NodePolicy::Binpack { 1 } else { 10 };
+        assert_eq!(proposed.len(), expected, "{policy:?}: {proposed:?}");
+    }
+}
+
+#[test]
+fn all_nodes_are_named_for_pods_that_prefer_some_and_for_those_that_come_back_unbound() {
+    let (mut cluster, nodes) = many_nodes(20, 3);
+    let nodes: Vec<&str> = nodes.iter().map(NodeName::as_str).collect();
+    let mut named = |request: &PlacementRequest| {
+        let verdict = cluster.filter(request.clone(), &nodes, NOW);
+        assert_eq!(verdict.fit.len() + verdict.more, 20);
+        verdict.fit.len()
+    };
+    let prefers = PlacementRequest { prefers_nodes: true, ..slice(1, 1000) };
+    assert_eq!((named(&prefers), named(&prefers)), (20, 20));
+    // kube-scheduler had the names, and has not bound it: a volume was missing, a gang is not complete.
+    let waits = slice(2, 1000);
+    assert_eq!((named(&waits), named(&waits), named(&waits)), (3, 20, 20));
+    // The API server has refused its binding.
+    let refused = slice(3, 1000);
+    assert_eq!(named(&refused), 3);
+    let node = cluster.pending.get(&refused.uid).unwrap().proposed.clone().unwrap();
+    assert!(cluster.bind(&refused.uid, &node).is_ok());
+    cluster.bind_ended(&refused.uid, BindOutcome::Refused);
+    assert_eq!(cluster.filter(refused, &nodes, NOW).fit.len(), 20);
+    // One that found no node before is asked for the first time, as far as kube-scheduler's own choice goes.
+    let huge = slice(4, 81 * 1024);
+    assert!(cluster.filter(huge, &nodes, NOW).fit.is_empty());
+    assert_eq!(cluster.filter(slice(4, 1000), &nodes, NOW).fit.len(), 3);
+}
+
+#[test]
+fn a_twentieth_of_the_nodes_and_at_least_a_hundred_are_named() {
+    for (asked, most) in [(0, 100), (1000, 100), (2000, 100), (2001, 101), (5000, 250)] {
+        assert_eq!(AnsweredNodes::Share.most(asked), most, "{asked}");
+    }
+    assert_eq!(AnsweredNodes::All.most(5000), usize::MAX);
 }
 
 #[test]

@@ -9,7 +9,7 @@ use super::super::{Extender, OwnIdentity};
 use super::network::{Outbox, SimulatedNetwork};
 use super::random::Random;
 use apiserver::{ApiConnection, chance};
-use decide::cluster::{ClusterRules, ClusterState};
+use decide::cluster::{AnsweredNodes, ClusterRules, ClusterState};
 use decide::election::ElectionTimes;
 use model::id::{NodeName, ObjectUid, PodRef, PodUid};
 use model::time::{Monotonic, Now, WallTime};
@@ -18,6 +18,7 @@ use serve::admin_access::AdminSettings;
 use serve::log::LogFormat;
 use serve::log::level::Verbosity;
 use std::future::{Future, poll_fn};
+use std::num::NonZeroUsize;
 use std::pin::pin;
 use std::sync::Arc;
 use std::task::Poll;
@@ -95,7 +96,7 @@ impl Process {
             let identity = NodeName::parse(&format!("extender-{number}")).unwrap();
             // Agents find it by its name.
             let itself = OwnIdentity { address: Some(identity.as_str().into()), name: identity, pod };
-            let mut extender = Extender::new(&settings(times), RequestRules::default(), &itself, connection);
+            let mut extender = Extender::new(&settings(times, seed), RequestRules::default(), &itself, connection);
             extender.feed();
             let Extender { cluster, leadership, live, verbs, .. } = &extender;
             let (cluster, leadership) = (Arc::clone(cluster), Arc::clone(leadership));
@@ -233,7 +234,11 @@ impl Process {
     }
 }
 
-fn settings(times: ElectionTimes) -> ExtenderSettings {
+fn settings(times: ElectionTimes, seed: u64) -> ExtenderSettings {
+    let answered_nodes = match usize::try_from(seed % 3).ok().and_then(NonZeroUsize::new) {
+        Some(most) => AnsweredNodes::AtMost(most),
+        None => AnsweredNodes::Share,
+    };
     ExtenderSettings {
         kubeconfig: None,
         drain_timeout: Duration::from_secs(30),
@@ -242,7 +247,7 @@ fn settings(times: ElectionTimes) -> ExtenderSettings {
         allowed_hosts: Vec::new(),
         streams: None,
         lease: LeaseSettings { name: "gpu-steward".to_owned(), namespace: Some("kube-system".to_owned()), times },
-        rules: ClusterRules::default(),
+        rules: ClusterRules { answered_nodes, ..ClusterRules::default() },
         log_format: LogFormat::Text,
         verbosity: Verbosity(0),
     }

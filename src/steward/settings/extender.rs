@@ -118,9 +118,15 @@ impl Reader<'_> {
         let gpu_policy = self.take("gpu-scheduler-policy", value::gpu_policy);
         let weights = self.take("scoring-weights", value::score_weights);
         let node_choice = self.take("node-choice", value::node_choice);
+        let answered_nodes = self.take("answered-nodes", value::answered_nodes);
         let score_step = self.take("score-step", value::score_step);
         let placement = PlacementRules { node_policy: node_policy?, gpu_policy: gpu_policy?, weights: weights? };
-        Some(ClusterRules { placement, node_choice: node_choice?, score_step: score_step? })
+        Some(ClusterRules {
+            placement,
+            node_choice: node_choice?,
+            answered_nodes: answered_nodes?,
+            score_step: score_step?,
+        })
     }
 }
 
@@ -129,8 +135,9 @@ mod tests {
     use super::super::layer::Origin;
     use super::super::table::{Key, Reader as ReaderName};
     use super::*;
-    use decide::cluster::NodeChoice;
+    use decide::cluster::{AnsweredNodes, NodeChoice};
     use model::placement::{GpuOrder, GpuPolicy, NodePolicy};
+    use std::num::NonZeroUsize;
 
     fn defaults() -> BTreeMap<&'static str, RawValue> {
         let values = |key: &Key| RawValue { text: key.default.into(), origin: Origin::Default };
@@ -153,9 +160,15 @@ mod tests {
     }
 
     #[test]
-    fn the_choice_of_the_node_and_the_step_of_scores_are_read() {
+    fn the_choice_of_the_node_the_number_of_nodes_and_the_step_of_scores_are_read() {
         let rules = with(&[("node-choice", "extender"), ("score-step", "7")]).unwrap().rules;
         assert_eq!((rules.node_choice, rules.score_step), (NodeChoice::Extender, 7));
+        let answered = |text| with(&[("answered-nodes", text)]).unwrap().rules.answered_nodes;
+        let forty = NonZeroUsize::new(40).map(AnsweredNodes::AtMost).unwrap();
+        assert_eq!(
+            [answered("auto"), answered("0"), answered("40")],
+            [AnsweredNodes::Share, AnsweredNodes::All, forty]
+        );
     }
 
     #[test]
@@ -186,6 +199,8 @@ mod tests {
             ("scoring-weights", "slot=1,core=1"),
             ("score-step", "0"),
             ("node-choice", "both"),
+            ("answered-nodes", "-1"),
+            ("answered-nodes", "5%"),
             ("lease-name", "a/b"),
         ] {
             assert!(with(&[(name, text)]).is_err(), "{name} {text}");

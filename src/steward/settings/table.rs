@@ -441,6 +441,15 @@ pub(crate) const KEYS: &[Key] = &[
     .read_by(EXTENDER),
     key(
         Scheduling,
+        "answered-nodes",
+        ("auto|NUMBER", "auto"),
+        "How many of the nodes that fit the extender names to kube-scheduler at most, the best ones; 0 names all; auto is 5 % of the \
+         nodes asked about and at least 100. All are named for a pod that prefers nodes by affinity or topology spread, and for one \
+         that comes back unbound",
+    )
+    .read_by(EXTENDER),
+    key(
+        Scheduling,
         "score-step",
         ("NUMBER", "121"),
         "Score between two nodes that differ for GPUs; kube-scheduler multiplies it by 10. With 121 the GPUs decide before \

@@ -1,7 +1,7 @@
 //! Parses the texts of settings into typed values. Pure: the same text gives the same value on every machine.
 
 use agent::settings::{Gpus, RegisterFormat, Topology};
-use decide::cluster::NodeChoice;
+use decide::cluster::{AnsweredNodes, NodeChoice};
 use decide::device_injection::DeviceStrategy;
 use decide::labels::Labelling;
 use model::placement::{GpuOrder, GpuPolicy, NodePolicy, ScoreWeights};
@@ -13,6 +13,7 @@ use sources::names::CriSocket;
 use sources::simulated;
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
+use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -429,6 +430,15 @@ pub(crate) fn node_choice(text: &str) -> Result<NodeChoice, Why> {
         "extender" => Ok(NodeChoice::Extender),
         _ => Err("expected scheduler or extender".into()),
     }
+}
+
+/// How many nodes a filter call names at most: `auto`, or a number, 0 for all that fit.
+pub(crate) fn answered_nodes(text: &str) -> Result<AnsweredNodes, Why> {
+    let number = unless_auto(text, |text| text.parse::<u32>().map_err(|_| "expected auto or a whole number".into()))?;
+    Ok(match number.map(|number| usize::try_from(number).unwrap_or(usize::MAX)) {
+        None => AnsweredNodes::Share,
+        Some(number) => NonZeroUsize::new(number).map_or(AnsweredNodes::All, AnsweredNodes::AtMost),
+    })
 }
 
 /// The difference between the scores of two nodes. kube-scheduler multiplies it by 10 and by the number of nodes at most,

@@ -74,6 +74,41 @@ fn requested_labels_are_kept_and_invalid_labels_do_not_lose_the_pod() {
 }
 
 #[test]
+fn a_pod_prefers_nodes_by_affinity_and_by_constraints_that_may_be_broken() {
+    let preferred = |kind: &str, terms: Value| {
+        let terms = json!({ "preferredDuringSchedulingIgnoredDuringExecution": terms });
+        json!({ "affinity": { kind: terms } })
+    };
+    let spread = |words: &[&str]| {
+        let one = |word: &&str| json!({ "maxSkew": 1, "topologyKey": "zone", "whenUnsatisfiable": word });
+        json!({ "topologySpreadConstraints": words.iter().map(one).collect::<Vec<_>>() })
+    };
+    let required = json!({ "nodeSelectorTerms": [{ "matchFields": [] }] });
+    for (fields, expected) in [
+        (json!({}), false),
+        (json!({ "affinity": null, "topologySpreadConstraints": null }), false),
+        (json!({ "affinity": { "nodeAffinity": null, "podAffinity": {} } }), false),
+        (
+            json!({ "affinity": { "nodeAffinity": { "requiredDuringSchedulingIgnoredDuringExecution": required } } }),
+            false,
+        ),
+        (preferred("nodeAffinity", Value::Null), false),
+        (preferred("nodeAffinity", json!([])), false),
+        (preferred("nodeAffinity", json!([{ "weight": 1, "preference": {} }])), true),
+        (preferred("podAffinity", json!([{ "weight": 1 }])), true),
+        (preferred("podAntiAffinity", json!([{ "weight": 1 }])), true),
+        (spread(&["DoNotSchedule"]), false),
+        (spread(&["DoNotSchedule", "ScheduleAnyway"]), true),
+    ] {
+        let mut pod = whole();
+        for (key, value) in fields.as_object().unwrap() {
+            pod["spec"][key] = value.clone();
+        }
+        assert_eq!(read(&pod).unwrap().prefers_nodes, expected, "{fields}");
+    }
+}
+
+#[test]
 fn a_whole_pod_is_read_and_nothing_else_is_kept() {
     let pod = read(&whole()).unwrap();
     assert_eq!((pod.uid.as_str(), pod.name.to_string(), &pod.mirror_of), (UID, "ml/train-0".into(), &None));

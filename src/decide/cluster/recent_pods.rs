@@ -1,0 +1,68 @@
+//! The pods of which something has happened lately: they have gone, or their binding was refused.
+//!
+//! A filter call looks at nodes for some milliseconds; if its pod is deleted meanwhile, nothing would take its proposal back. And a
+//! pod that comes back after a refused binding is to have more nodes than before.
+
+use model::id::PodUid;
+use std::collections::{HashSet, VecDeque};
+
+/// Most pods that are remembered. A filter call takes milliseconds, and an API server deletes or refuses some hundred pods a second.
+const MOST: usize = 1024;
+
+/// The pods, oldest first. A pod that was removed and added again stays in `order`, so it may be forgotten sooner than others.
+#[derive(Debug, Default)]
+pub(super) struct RecentPods {
+    order: VecDeque<PodUid>,
+    pods: HashSet<PodUid>,
+}
+
+impl RecentPods {
+    /// It has happened to this pod.
+    pub(super) fn add(&mut self, uid: &PodUid) {
+        if !self.pods.insert(uid.clone()) {
+            return;
+        }
+        self.order.push_back(uid.clone());
+        if self.order.len() > MOST
+            && let Some(oldest) = self.order.pop_front()
+        {
+            self.pods.remove(&oldest);
+        }
+    }
+
+    /// It is so no longer.
+    pub(super) fn remove(&mut self, uid: &PodUid) {
+        self.pods.remove(uid);
+    }
+
+    /// Whether it has happened to this pod lately.
+    pub(super) fn has(&self, uid: &PodUid) -> bool {
+        self.pods.contains(uid)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn uid(number: usize) -> PodUid {
+        PodUid::parse(&format!("{number:032x}")).unwrap()
+    }
+
+    #[test]
+    fn the_newest_are_remembered_unless_they_are_removed() {
+        let mut pods = RecentPods::default();
+        for number in 0..=MOST {
+            pods.add(&uid(number));
+            pods.add(&uid(number));
+        }
+        assert_eq!((pods.has(&uid(0)), pods.has(&uid(1)), pods.has(&uid(MOST))), (false, true, true));
+        pods.remove(&uid(1));
+        assert!(!pods.has(&uid(1)));
+        for number in 0..10 * MOST {
+            pods.add(&uid(number % 7));
+            pods.remove(&uid(number % 7));
+        }
+        assert!(pods.order.len() <= MOST && pods.pods.len() <= MOST);
+    }
+}

@@ -1,0 +1,76 @@
+//! The scores of the newest filter calls, for the prioritize calls that follow them within milliseconds.
+//!
+//! kube-scheduler places one pod after the other, and asks for scores of nodes that the filter has just named. A pod whose scores
+//! are forgotten has equal nodes for its prioritize call, and its bind looks at its node again in any case.
+
+use super::names::NameHasher;
+use model::id::PodUid;
+use std::collections::{HashMap, VecDeque};
+use std::hash::BuildHasherDefault;
+use std::sync::Arc;
+
+/// Pods whose scores are kept: more than there are kube-schedulers that ask at the same time. Those of one pod take up to half a
+/// MiB where all of 5,000 nodes are named.
+const MOST: usize = 8;
+
+/// The nodes that one filter call named, with their scores.
+pub(super) type NamedScores = Arc<[(Box<str>, i64)]>;
+
+/// The scores by pod, oldest first.
+#[derive(Debug, Default)]
+pub(super) struct RecentScores(VecDeque<(PodUid, NamedScores)>);
+
+impl RecentScores {
+    /// Keeps those of this pod's newest call.
+    pub(super) fn keep(&mut self, uid: &PodUid, scores: NamedScores) {
+        self.forget(uid);
+        if self.0.len() >= MOST {
+            self.0.pop_front();
+        }
+        self.0.push_back((uid.clone(), scores));
+    }
+
+    /// Forgets those of this pod: it is bound, is gone, or is filtered anew.
+    pub(super) fn forget(&mut self, uid: &PodUid) {
+        self.0.retain(|(of, _)| of != uid);
+    }
+
+    /// Those of this pod.
+    pub(super) fn of(&self, uid: &PodUid) -> Option<NamedScores> {
+        self.0.iter().find(|(of, _)| of == uid).map(|(_, scores)| Arc::clone(scores))
+    }
+}
+
+/// The scores of these nodes, in their order; 0 for a node that has none.
+pub(super) fn in_order(scores: &[(Box<str>, i64)], nodes: &[&str]) -> Vec<i64> {
+    let by_name: HashMap<&str, i64, BuildHasherDefault<NameHasher>> =
+        scores.iter().map(|(name, score)| (&**name, *score)).collect();
+    nodes.iter().map(|name| by_name.get(name).copied().unwrap_or(0)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_scores_of_the_newest_calls_are_kept_until_they_are_forgotten() {
+        let uid = |number: usize| PodUid::parse(&format!("{number:032x}")).unwrap();
+        let score = |number: usize| i64::try_from(number).unwrap();
+        let mut recent = RecentScores::default();
+        for number in 0..=MOST {
+            recent.keep(&uid(number), Arc::from([("n1".into(), score(number))]));
+        }
+        assert!(recent.of(&uid(0)).is_none() && recent.of(&uid(1)).is_some());
+        recent.keep(&uid(1), Arc::from([("n1".into(), 70)]));
+        assert_eq!((recent.0.len(), &recent.of(&uid(1)).unwrap()[..]), (MOST, &[("n1".into(), 70)][..]));
+        recent.forget(&uid(1));
+        assert!(recent.of(&uid(1)).is_none() && recent.of(&uid(MOST)).is_some());
+    }
+
+    #[test]
+    fn a_node_without_a_score_has_none_of_its_own() {
+        let scores = [("n1".into(), 5), ("n2".into(), 7)];
+        assert_eq!(in_order(&scores, &["n3", "n2", "n1"]), [0, 7, 5]);
+        assert_eq!(in_order(&[], &["n1"]), [0]);
+    }
+}
