@@ -4,6 +4,7 @@
 use super::text::Line;
 use std::io;
 use std::os::unix::net::UnixDatagram;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 use tracing::{Event, Level, Subscriber};
 use tracing_subscriber::Layer;
@@ -25,25 +26,34 @@ const MAX_NAME: usize = 64;
 
 /// The connection to journald.
 #[derive(Debug)]
-pub(super) struct Journal(UnixDatagram);
+pub(super) struct Journal {
+    socket: UnixDatagram,
+    path: PathBuf,
+}
 
 impl Journal {
     /// Connects to journald. Fails if it does not listen.
     pub(super) fn open() -> io::Result<Journal> {
-        let socket = UnixDatagram::unbound()?;
-        socket.connect(SOCKET)?;
-        socket.set_write_timeout(Some(PATIENCE))?;
-        Ok(Journal(socket))
+        Journal::at(Path::new(SOCKET))
     }
 
-    fn send(&self, entry: &[u8]) {
-        let again = |_| {
-            // After a restart of journald its socket is a new one.
-            self.0.connect(SOCKET)?;
-            self.0.send(entry)
-        };
-        // If the log itself fails, there is no other place to report it.
-        let _ = self.0.send(entry).or_else(again);
+    fn at(path: &Path) -> io::Result<Journal> {
+        let socket = UnixDatagram::unbound()?;
+        socket.connect(path)?;
+        socket.set_write_timeout(Some(PATIENCE))?;
+        Ok(Journal { socket, path: path.to_owned() })
+    }
+
+    fn send(&self, entry: &[u8]) -> io::Result<usize> {
+        self.socket.send(entry).or_else(|error| match error.kind() {
+            // Its queue is full: a second attempt would wait once more.
+            io::ErrorKind::WouldBlock => Err(error),
+            _ => {
+                // After a restart of journald its socket is a new one.
+                self.socket.connect(&self.path)?;
+                self.socket.send(entry)
+            }
+        })
     }
 }
 
@@ -64,7 +74,8 @@ impl<S: Subscriber> Layer<S> for Journal {
         for (key, value) in line.fields() {
             put(&mut entry, &name(key), cut(value, MAX_FIELD));
         }
-        self.send(&entry);
+        // If the log itself fails, there is no other place to report it.
+        let _ = self.send(&entry);
     }
 }
 
@@ -118,6 +129,36 @@ mod tests {
         put(&mut entry, &name("___"), "dropped");
         assert_eq!(entry, b"GPU_UUID=GPU-1\nR_ERROR_CODE\n\x0c\0\0\0\0\0\0\0a\nPRIORITY=0\n");
         assert_eq!(cut("aéé", 4), "aé");
+    }
+
+    #[test]
+    fn a_journald_that_restarted_gets_the_line_and_one_that_accepts_nothing_costs_one_wait() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("socket");
+        let listen = || {
+            let _ = std::fs::remove_file(&path);
+            let socket = UnixDatagram::bind(&path).unwrap();
+            socket.set_nonblocking(true).unwrap();
+            socket
+        };
+        let first = listen();
+        let journal = Journal::at(&path).unwrap();
+        assert_eq!(journal.socket.write_timeout().unwrap(), Some(PATIENCE));
+        drop(first);
+        let second = listen();
+        journal.send(b"restarted").unwrap();
+        assert_eq!(second.recv(&mut [0; 16]).unwrap(), b"restarted".len());
+
+        journal.socket.set_nonblocking(true).unwrap();
+        while journal.socket.send(b"fill").is_ok() {}
+        journal.socket.set_nonblocking(false).unwrap();
+        // A second attempt would connect to this socket.
+        let third = listen();
+        assert_eq!(journal.send(b"lost").unwrap_err().kind(), io::ErrorKind::WouldBlock);
+        assert_eq!(third.recv(&mut [0; 16]).unwrap_err().kind(), io::ErrorKind::WouldBlock);
+        drop(second);
+        journal.send(b"third").unwrap();
+        assert_eq!(third.recv(&mut [0; 16]).unwrap(), b"third".len());
     }
 
     proptest::proptest! {
