@@ -166,7 +166,7 @@ mod tests {
     use super::*;
     use crate::report::Observations;
     use model::gpu::GpuSample;
-    use model::observation::Observation;
+    use model::observation::{Observation, SourceEvent};
     use model::process::GpuProcesses;
     use tokio::sync::mpsc::error::TryRecvError;
 
@@ -202,7 +202,7 @@ mod tests {
     /// Observations until `enough` samples and process lists have come.
     fn watch(receiver: &mut Observations, enough: usize) -> (Vec<Gpu>, Vec<GpuSample>, Vec<GpuProcesses>) {
         let (mut gpus, mut samples, mut lists) = (Vec::new(), Vec::new(), Vec::new());
-        let deadline = Instant::now() + Duration::from_secs(20);
+        let deadline = Instant::now() + Duration::from_secs(60);
         while samples.len() < enough || lists.len() < enough {
             assert!(Instant::now() < deadline, "{} samples, {} lists", samples.len(), lists.len());
             match receiver.try_recv() {
@@ -210,8 +210,11 @@ mod tests {
                 Ok(Observation::Sample(Sample::Gpu(_, sample))) => samples.push(*sample),
                 Ok(Observation::Sample(Sample::GpuProcesses(list))) => lists.push(list),
                 Ok(Observation::Fact(Fact::GpuSource(state))) => assert!(state.simulated(), "{state:?}"),
+                // On a busy machine this thread takes the samples too late, and the queue drops some.
+                Ok(Observation::Event(SourceEvent::Dropped(_))) => {}
                 Ok(other) => panic!("{other:?}"),
-                Err(_) => std::thread::yield_now(),
+                Err(TryRecvError::Empty) => std::thread::sleep(Duration::from_millis(1)),
+                Err(TryRecvError::Disconnected) => panic!("the thread ended"),
             }
         }
         (gpus, samples, lists)
@@ -221,17 +224,13 @@ mod tests {
     fn eight_simulated_gpus_report_until_they_are_stopped() {
         let (reporter, mut receiver) = Reporter::channel();
         let stop = CancellationToken::new();
-        spawn(settings("h100", 8), reporter, stop.clone()).unwrap();
+        let thread = spawn(settings("h100", 8), reporter, stop.clone()).unwrap();
         let (gpus, samples, _) = watch(&mut receiver, 24);
         assert_eq!(gpus.len(), 8);
         assert!(gpus.iter().all(|gpu| gpu.links.len() == 7 && gpu.model.contains("H100")));
         assert!(samples.iter().all(|sample| sample.memory_used.value().is_some() && sample.power.value().is_some()));
         stop.cancel();
-        let deadline = Instant::now() + Duration::from_secs(5);
-        while !matches!(receiver.try_recv(), Err(TryRecvError::Disconnected)) {
-            assert!(Instant::now() < deadline, "the thread goes on");
-            std::thread::yield_now();
-        }
+        thread.join().unwrap();
     }
 
     #[test]
