@@ -13,6 +13,7 @@ use crate::cgroup::layout::{CgroupLayout, CgroupNamespace};
 use crate::cgroup::members::members;
 use crate::cgroup::walk::{CgroupWalk, FoundCgroup};
 use crate::kernel_file::{KernelFileReader, ReadFailure};
+use crate::procfs::host_file::host_stat;
 use crate::procfs::process::{self, ProcError};
 use crate::procfs::visibility::ProcVisibility;
 use crate::roots::{HostRoots, part};
@@ -24,7 +25,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 use wire::cgroup_path::{CgroupPlace, place};
-use wire::proc_file::{CgroupMembership, host_stat, memberships};
+use wire::proc_file::{CgroupMembership, memberships};
 
 /// Attempts for one PID. An attempt fails only if the PID is reused between two reads.
 const MAX_ATTEMPTS: usize = 3;

@@ -1,8 +1,10 @@
-//! Reads `/proc` under a given root. `wire::proc_file` parses the texts.
+//! Reads `/proc` under a given root. `wire::proc_file` parses the files of a process, `host_file` those of the
+//! machine.
 //!
 //! ```text
 //!   process      one process: its stat, its namespaces
 //!   visibility   whether `/proc` shows the machine's processes or only those of the agent's container
+//!   host_file    files of the machine, parsed by procfs-core
 //!   carried      sums over disks and interfaces that are added and removed
 //!   interfaces   which interfaces of the machine are counted, so that each byte counts once
 //!   host         the machine as a whole
@@ -14,6 +16,7 @@
 
 pub mod process;
 pub mod visibility;
+pub mod host_file;
 pub(crate) mod carried;
 pub(crate) mod interfaces;
 pub mod host;

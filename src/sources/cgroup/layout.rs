@@ -1,7 +1,7 @@
 //! How the cgroup hierarchies are laid out under a root.
 
 use crate::kernel_file::KernelFileReader;
-use crate::procfs::process;
+use crate::procfs::{host_file, process};
 use crate::roots::{HostRoots, part};
 use model::host::CgroupVersion;
 use std::path::PathBuf;
@@ -193,7 +193,7 @@ impl CgroupNamespace {
 /// Major numbers of this machine's stacked block devices; empty if `/proc/devices` cannot be read.
 pub fn stacked_majors(reader: &mut KernelFileReader, roots: &HostRoots) -> Vec<u32> {
     let text = reader.read(&[&part(&roots.procfs), b"/devices"]).unwrap_or_default();
-    wire::proc_file::stacked_majors(text).unwrap_or_default()
+    host_file::stacked_majors(text).unwrap_or_default()
 }
 
 /// The release of the kernel.

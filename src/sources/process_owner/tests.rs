@@ -18,7 +18,7 @@ struct Tree {
 impl Tree {
     fn new() -> Self {
         let tree = Tree { base: tempfile::tempdir().unwrap() };
-        tree.write("proc/stat", "cpu  1 2 3 4 5 6 7 8 0 0\nbtime 1000\n");
+        tree.write("proc/stat", "cpu  1 2 3 4 5 6 7 8 0 0\nctxt 1\nbtime 1000\nprocesses 1\n");
         tree
     }
 

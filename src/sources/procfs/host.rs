@@ -3,8 +3,8 @@
 
 use crate::kernel_file::{KernelFileReader, ReadFailure};
 use crate::procfs::carried::Carried;
+use crate::procfs::host_file::{DiskIo, HostStat, MemInfo, diskstats, host_stat, loadavg, meminfo, oom_kills};
 use crate::procfs::interfaces::{Interfaces, MAX_INTERFACES};
-use crate::procfs::process::ProcError;
 use crate::procfs::visibility::ProcVisibility;
 use crate::roots::{HostRoots, part};
 use model::cgroup::NetworkSample;
@@ -12,8 +12,8 @@ use model::host::{HostPressure, HostSample};
 use model::unit::{Bytes, Count, Nanos};
 use model::{Absence, Reading};
 use rustix::fd::OwnedFd;
-use wire::cgroup_file::{self, MalformedCgroupFile};
-use wire::proc_file::{DiskIo, HostStat, MemInfo, diskstats, host_stat, loadavg, meminfo, net_dev};
+use wire::cgroup_file;
+use wire::proc_file::net_dev;
 
 /// Most disks that are counted; a storage server has about a hundred.
 const MAX_DISKS: usize = 1024;
@@ -106,7 +106,7 @@ impl HostReader {
 
     /// Reads what changes slowly; [`HostReader::read`] repeats these values with the time of this read.
     pub fn read_slow(&mut self, reader: &mut KernelFileReader) {
-        self.oom_kills = match self.take(reader, File::Vm, cgroup_file::oom_kills) {
+        self.oom_kills = match self.take(reader, File::Vm, oom_kills) {
             Reading::Measured(Some(kills), at) => Reading::Measured(kills, at),
             Reading::Measured(None, _) => Reading::Absent(Absence::NotSupported), // a kernel before 4.13
             Reading::Absent(why) => Reading::Absent(why),
@@ -215,11 +215,11 @@ impl HostReader {
         }
     }
 
-    fn take<T>(
+    fn take<T, E>(
         &mut self,
         reader: &mut KernelFileReader,
         file: File,
-        parse: impl FnOnce(&[u8]) -> Result<T, MalformedCgroupFile>,
+        parse: impl FnOnce(&[u8]) -> Result<T, E>,
     ) -> Reading<T> {
         let text = match self.text(reader, file) {
             Ok(text) => text,
@@ -227,9 +227,9 @@ impl HostReader {
         };
         let at = clock::monotonic();
         Reading::from_result(
-            parse(text).map_err(|malformed| {
+            parse(text).map_err(|_| {
                 self.faults += 1;
-                ProcError::from(malformed).absence()
+                Absence::Unreadable
             }),
             at,
         )
@@ -262,6 +262,7 @@ impl HostReader {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::procfs::host_file::tests::meminfo_with;
     use std::fs;
     use std::os::unix::fs::symlink;
     use std::path::Path;
@@ -364,8 +365,12 @@ mod tests {
         let interfaces =
             ["lo", "eth0", "ib0", "veth12", "docker0", "br-1", "cni0", "cali1", "cilium_host"].map(line).concat();
         fs::write(roots.procfs.join("1/net/dev"), format!("|\n|\n{interfaces}")).unwrap();
-        fs::write(roots.procfs.join("stat"), "cpu  1 2 3 4 5 6 7 8 9 9\ncpu0 1 2 3 4 5 6 7 8 9 9\nbtime 7\n").unwrap();
-        fs::write(roots.procfs.join("meminfo"), "MemTotal: 10 kB\nCached: 1 kB\n").unwrap();
+        fs::write(
+            roots.procfs.join("stat"),
+            "cpu  1 2 3 4 5 6 7 8 9 9\ncpu0 1 2 3 4 5 6 7 8 9 9\nctxt 1\nbtime 7\nprocesses 1\n",
+        )
+        .unwrap();
+        fs::write(roots.procfs.join("meminfo"), meminfo_with(&["MemTotal: 10 kB", "Cached: 1 kB"])).unwrap();
         fs::write(roots.procfs.join("loadavg"), "0.5 1.0").unwrap();
         let (mut host, mut reader) = (HostReader::new(&roots), KernelFileReader::default());
         host.find_disks(&mut reader);
@@ -391,7 +396,8 @@ mod tests {
         let base = tempfile::tempdir().unwrap();
         let roots = HostRoots { procfs: base.path().into(), cgroup: "/".into(), sysfs: base.path().into() };
         let write = |name: &str, text: &str| fs::write(roots.procfs.join(name), text).unwrap();
-        write("meminfo", "MemTotal: 10 kB\nMemAvailable: 4 kB\nCached: 1 kB\nAnonPages: 3 kB\n");
+        let memory = ["MemTotal: 10 kB", "MemAvailable: 4 kB", "Cached: 1 kB", "AnonPages: 3 kB"];
+        write("meminfo", &meminfo_with(&memory));
         write("loadavg", "0.00 0.01 0.05 2/345 6789\n");
         let (mut host, mut reader) = (HostReader::new(&roots), KernelFileReader::default());
         let sample = host.read(&mut reader);

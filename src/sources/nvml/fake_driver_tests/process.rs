@@ -96,7 +96,7 @@ fn path(container: u32) -> String {
 
 /// Boot time of the fake machine, in seconds since 1970.
 fn booted(harness: &Harness, seconds: u64) {
-    put(&harness.path("proc/stat"), &format!("cpu  1 2 3 4 5 6 7 8 0 0\nbtime {seconds}\n"));
+    put(&harness.path("proc/stat"), &format!("cpu  1 2 3 4 5 6 7 8 0 0\nctxt 1\nbtime {seconds}\nprocesses 1\n"));
 }
 
 /// The container's path, if the process was assigned to one.
