@@ -16,17 +16,19 @@ impl MemoryRequest {
     /// The whole of a GPU.
     pub const WHOLE: MemoryRequest = MemoryRequest::Percent(100);
 
-    /// The request in bytes, for a GPU that offers `total`. A percentage is rounded down to whole bytes.
+    /// The memory that the container claims of a GPU that offers `total`. A percentage is rounded down to whole MiB,
+    /// because a claim is written in MiB. The result is at least 1 MiB: in a claim, 0 means unlimited memory.
     #[must_use]
-    pub fn of(self, total: Bytes) -> Bytes {
-        match self {
-            MemoryRequest::Amount(amount) => amount.bytes(),
+    pub fn of(self, total: Bytes) -> Mib {
+        let Mib(amount) = match self {
+            MemoryRequest::Amount(amount) => amount,
             MemoryRequest::Percent(share) => {
                 let (hundredths, rest) = (total.0 / 100, total.0 % 100);
                 let share = u64::from(share.min(100));
-                Bytes(hundredths * share + rest * share / 100)
+                Mib::within(Bytes(hundredths * share + rest * share / 100))
             }
-        }
+        };
+        Mib(amount.max(1))
     }
 }
 
@@ -78,12 +80,35 @@ mod tests {
 
     #[test]
     fn a_percentage_refers_to_the_memory_that_the_gpu_offers() {
-        for (share, total, expected) in
-            [(25, 81_920, 20_480), (100, 81_559, 81_559), (33, 100, 33), (50, 81_559, 40_779), (1, 99, 0), (255, 7, 7)]
-        {
-            assert_eq!(MemoryRequest::Percent(share).of(Bytes(total)), Bytes(expected), "{share} % of {total}");
+        // The memory of an A100, an H100 and a T4, in MiB, and what each percentage of it is.
+        for (share, total, expected) in [
+            (25, 81_920, 20_480),
+            (33, 81_920, 27_033),
+            (100, 81_559, 81_559),
+            (50, 81_559, 40_779),
+            (1, 81_559, 815),
+            (33, 15_360, 5_068),
+            (33, 100, 33),
+            (255, 7, 7),
+        ] {
+            assert_eq!(MemoryRequest::Percent(share).of(Mib(total).bytes()), Mib(expected), "{share} % of {total} MiB");
         }
-        assert_eq!(MemoryRequest::Percent(100).of(Bytes(u64::MAX)), Bytes(u64::MAX));
-        assert_eq!(MemoryRequest::Amount(Mib(3)).of(Bytes(1)), Mib(3).bytes());
+        let odd = Bytes(Mib(81_559).bytes().0 + Bytes::MIB - 1);
+        assert_eq!(MemoryRequest::WHOLE.of(odd), Mib(81_559), "part of a MiB cannot be claimed");
+        assert_eq!(MemoryRequest::WHOLE.of(Bytes(u64::MAX)), Mib(u64::MAX >> 20));
+        assert_eq!(MemoryRequest::Amount(Mib(3)).of(Bytes(1)), Mib(3));
+    }
+
+    #[test]
+    fn no_request_is_rounded_to_0_which_would_mean_unlimited() {
+        for (request, total) in [
+            (MemoryRequest::Percent(1), Mib(99).bytes()),
+            (MemoryRequest::Percent(0), Mib(81_559).bytes()),
+            (MemoryRequest::WHOLE, Bytes(Bytes::MIB - 1)),
+            (MemoryRequest::WHOLE, Bytes(0)),
+            (MemoryRequest::Amount(Mib(0)), Mib(81_559).bytes()),
+        ] {
+            assert_eq!(request.of(total), Mib(1), "{request:?} of {total:?}");
+        }
     }
 }

@@ -92,7 +92,7 @@ fn claims_of_hamis_scheduler_match_the_requests() {
             for share in shares {
                 let whole =
                     if text(annotations, annotation_keys::ASSIGNED_NODE) == "g-a100" { MEMORY_OF_A100 } else { Mib(0) };
-                let memory = Mib::within(request.memory.of(whole.bytes()));
+                let memory = request.memory.of(whole.bytes());
                 assert_eq!(numbers(share), (memory.0, request.cores.0), "{name}");
             }
         }

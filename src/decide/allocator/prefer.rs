@@ -54,7 +54,7 @@ impl NodeAllocator {
         let Some(gpu) = self.devices.get(device) else { return (false, 0) };
         let claimed = self.ledger.claimed(device);
         let memory = match request.and_then(|request| request.memory) {
-            Some(memory) => memory.of(gpu.memory).0,
+            Some(memory) => memory.of(gpu.memory).bytes().0,
             // A container without a limit has room wherever some memory is left.
             None => 1,
         };

@@ -11,7 +11,6 @@ use model::id::{ContainerKey, GpuUuid, PodRef, PodUid, Ticket};
 use model::request::ContainerRequest;
 use model::slot::Slot;
 use model::ticket::IssuedTicket;
-use model::unit::{Bytes, Mib};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
@@ -277,9 +276,7 @@ impl NodeAllocator {
     pub(super) fn share_of(&self, request: &ContainerRequest, ids: &[Arc<str>]) -> Result<Vec<DeviceShare>, Refusal> {
         let share = |slot: Slot| {
             let gpu = self.devices.get(&slot.device).ok_or_else(|| Refusal::NoSuchDevice(slot.device.clone()))?;
-            let memory = request.memory.map(|memory| memory.of(gpu.memory));
-            // In whole MiB, so that the agent reads back from the pod the same amount that it wrote.
-            let memory = memory.map(|memory| Mib::within(memory).bytes()).filter(|memory| *memory > Bytes(0));
+            let memory = request.memory.map(|memory| memory.of(gpu.memory).bytes());
             Ok(DeviceShare { device: slot.device, memory, cores: request.cores })
         };
         ids.iter().filter_map(|id| Slot::parse(id)).map(share).collect()

@@ -278,6 +278,18 @@ fn a_pod_without_a_claim_gets_devices_only_on_a_node_that_no_scheduler_served() 
     assert!(matches!(allocator.start(&ids(&[(0, 3)]), Some(&checkpoint)), StartVerdict::Fill { shared: true, .. }));
 }
 
+/// A claim of 0 MiB would mean that the container has no limit.
+#[test]
+fn a_small_percentage_of_a_small_gpu_is_1_mib_and_never_unlimited() {
+    let small = ContainerRequest { memory: Some(MemoryRequest::Percent(1)), ..request("main", ContainerRole::App, 1) };
+    let mut allocator = NodeAllocator::new(WithoutClaim::Share, true);
+    allocator.set_devices(vec![SharedDevice { memory: Bytes(50 << 20), ..shared_gpu(0, 10) }]);
+    allocator.set_gpu_pods(vec![gpu_pod(1, vec![small], PodClaim::None)]);
+    let bound = filled(allocator.start(&ids(&[(0, 3)]), Some(&[row(1, "main", &[(0, 3)], 7)])));
+    let share = DeviceShare { device: device(0), memory: Some(Bytes(1 << 20)), cores: None };
+    assert_eq!(bound[0].device_shares, [share]);
+}
+
 /// A start is judged again if the agent cannot answer it yet because the files are not ready.
 #[test]
 fn a_claim_stays_due_for_writing_when_its_start_is_judged_again() {

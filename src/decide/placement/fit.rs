@@ -220,7 +220,7 @@ impl<'a> Attempt<'a> {
         }
         DeviceShare {
             device: candidate.device.uuid.clone(),
-            memory: Some(candidate.share.0).filter(|memory| memory.0 > 0),
+            memory: Some(candidate.share.0),
             cores: Some(candidate.share.1).filter(|cores| cores.0 > 0),
         }
     }
@@ -238,12 +238,10 @@ impl<'a> Attempt<'a> {
     }
 }
 
-/// Memory and SM time that the container takes of each device. Claims are written in MiB, so the memory is rounded down
-/// to MiB, and never to nothing, which would be no limit.
+/// Memory and SM time that the container takes of each device.
 fn amounts(container: &ContainerRequest, capacity: Capacity) -> (Bytes, CorePercent) {
     let memory = container.memory.unwrap_or(MemoryRequest::WHOLE).of(Bytes(capacity.memory));
-    let memory = Bytes((memory.0 / Bytes::MIB).max(1) * Bytes::MIB);
-    (memory, container.cores.unwrap_or(CorePercent(0)))
+    (memory.bytes(), container.cores.unwrap_or(CorePercent(0)))
 }
 
 /// Whether the container requests more of a GPU than it has while nothing is claimed.
