@@ -19,7 +19,7 @@
 
 pub mod counts;
 pub mod input;
-pub mod number;
+pub mod row;
 pub mod subject;
 pub mod upkeep;
 pub mod gpu;

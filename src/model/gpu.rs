@@ -2,8 +2,9 @@
 
 use crate::id::{GpuUuid, PodUid};
 use crate::reading::{Absence, Reading, readings};
-use crate::reading_name::{ReadingName, ReadingValue, metric};
+use crate::reading_name::{ReadingName, metric};
 use crate::recovery::RecoveryAction;
+use crate::sample_value::SampleValue;
 use crate::time::{Monotonic, WallTime};
 use crate::unit::{Bytes, BytesPerSecond, Celsius, Count, Megahertz, Millijoules, Nanos, Percent, Ratio, Watts};
 use crate::upkeep::{Board, Upkeep};
@@ -229,63 +230,63 @@ readings! {
     }
 }
 
-/// Reads one value of a GPU.
-pub type ReadOfGpu = fn(&Gpu, &GpuSample) -> Reading<ReadingValue>;
+/// Reads one value of a GPU, in base units.
+pub type ReadOfGpu = fn(&Gpu, &GpuSample) -> Reading<SampleValue>;
 
 /// The readings of a GPU that are one number each, in the order in which they are shown: `/metrics`, `/api/v1/gpus` and
 /// the tests of the driver's calls are made from this table.
 #[rustfmt::skip]
 pub static GPU_READINGS: &[(ReadingName, ReadOfGpu)] = &[
-    (metric("memory_total_bytes", "bytes", "Total memory of the GPU, including what the driver reserves.").json("memory_total_bytes"), |gpu, _| gpu.memory_total.any()),
-    (metric("memory_used_bytes", "bytes", "Memory that processes hold, without what the driver reserves.").json("memory_used_bytes"), |_, sample| sample.memory_used.any()),
-    (metric("memory_reserved_bytes", "bytes", "Memory that the driver keeps for itself.").json("memory_reserved_bytes"), |_, sample| sample.memory_reserved.any()),
-    (metric("memory_free_bytes", "bytes", "Free memory.").json("memory_free_bytes"), |_, sample| sample.memory_free.any()),
-    (metric("utilization_ratio", "ratio", "Share of time with a kernel running.").json("utilization_ratio"), |_, sample| sample.utilization.any()),
-    (metric("memory_copy_ratio", "ratio", "Share of time with device memory being read or written.").json("memory_copy_ratio"), |_, sample| sample.memory_copy.any()),
-    (metric("encoder_ratio", "ratio", "Use of the video encoder.").json("encoder_ratio"), |_, sample| sample.encoder.any()),
-    (metric("decoder_ratio", "ratio", "Use of the video decoder.").json("decoder_ratio"), |_, sample| sample.decoder.any()),
-    (metric("power_watts", "watts", "Power drawn by the GPU.").json("power_watts"), |_, sample| sample.power.any()),
-    (metric("power_limit_watts", "watts", "Enforced power limit: the lowest of the configured limit and the limits of the board and its slot.").json("power_limit_watts"), |gpu, _| gpu.power_limit.any()),
-    (metric("energy_joules_total", "joules", "Energy drawn since the driver was loaded.").json("energy_joules"), |_, sample| sample.energy.any()),
-    (metric("clock_sm_hertz", "hertz", "Clock of the multiprocessors.").json("clock_sm_hertz"), |_, sample| sample.clock_sm.any()),
-    (metric("clock_memory_hertz", "hertz", "Clock of the memory.").json("clock_memory_hertz"), |_, sample| sample.clock_memory.any()),
-    (metric("clock_throttle_reasons", "", "NVML's bit set of reasons why the clocks are not higher.").json("throttle_reasons"), |_, sample| sample.throttle_reasons.any()),
-    (metric("violation_seconds_total", "seconds", VIOLATED).label("policy=\"power\""), |_, sample| sample.violations.power.any()),
-    (metric("violation_seconds_total", "seconds", VIOLATED).label("policy=\"thermal\""), |_, sample| sample.violations.thermal.any()),
-    (metric("violation_seconds_total", "seconds", VIOLATED).label("policy=\"sync_boost\""), |_, sample| sample.violations.sync_boost.any()),
-    (metric("violation_seconds_total", "seconds", VIOLATED).label("policy=\"board_limit\""), |_, sample| sample.violations.board_limit.any()),
-    (metric("violation_seconds_total", "seconds", VIOLATED).label("policy=\"low_utilization\""), |_, sample| sample.violations.low_utilization.any()),
-    (metric("violation_seconds_total", "seconds", VIOLATED).label("policy=\"reliability\""), |_, sample| sample.violations.reliability.any()),
-    (metric("violation_seconds_total", "seconds", VIOLATED).label("policy=\"application_clocks\""), |_, sample| sample.violations.application_clocks.any()),
-    (metric("violation_seconds_total", "seconds", VIOLATED).label("policy=\"base_clocks\""), |_, sample| sample.violations.base_clocks.any()),
-    (metric("temperature_celsius", "celsius", "Temperature of the chip.").json("temperature_celsius"), |_, sample| sample.temperature.any()),
-    (metric("memory_temperature_celsius", "celsius", "Temperature of the memory.").json("temperature_memory_celsius"), |_, sample| sample.temperature_memory.any()),
-    (metric("pcie_transmit_bytes_per_second", "bytes_per_second", "Data sent over PCIe by the GPU.").json("pcie_tx_bytes_per_second"), |_, sample| sample.pcie_tx.any()),
-    (metric("pcie_receive_bytes_per_second", "bytes_per_second", "Data received over PCIe by the GPU.").json("pcie_rx_bytes_per_second"), |_, sample| sample.pcie_rx.any()),
-    (metric("pcie_replays_total", "", "PCIe packets sent again.").json("pcie_replays"), |_, sample| sample.pcie_replays.any()),
-    (metric("nvlink_bytes_total", "bytes", "Bytes over all NVLinks, both ways.").json("nvlink_bytes"), |_, sample| sample.nvlink_bytes.any()),
-    (metric("nvlinks_active", "", "NVLinks that are up.").json("nvlinks_active"), |gpu, _| gpu.nvlinks_active.any()),
-    (metric("ecc_volatile_errors_total", "", ECC_VOLATILE).label("type=\"corrected\""), |_, sample| sample.ecc_volatile.corrected.any()),
-    (metric("ecc_volatile_errors_total", "", ECC_VOLATILE).label("type=\"uncorrected\""), |_, sample| sample.ecc_volatile.uncorrected.any()),
-    (metric("ecc_aggregate_errors_total", "", ECC_AGGREGATE).label("type=\"corrected\""), |_, sample| sample.ecc_aggregate.corrected.any()),
-    (metric("ecc_aggregate_errors_total", "", ECC_AGGREGATE).label("type=\"uncorrected\""), |_, sample| sample.ecc_aggregate.uncorrected.any()),
-    (metric("remapped_rows_total", "", REMAPPED).label("cause=\"corrected\""), |_, sample| sample.remapped.correctable.any()),
-    (metric("remapped_rows_total", "", REMAPPED).label("cause=\"uncorrected\""), |_, sample| sample.remapped.uncorrectable.any()),
-    (metric("row_remap_pending", "", "1 while a row remapping waits for a reset."), |_, sample| sample.remapped.pending.any()),
-    (metric("row_remap_failed", "", "1 after a row remapping failed."), |_, sample| sample.remapped.failed.any()),
-    (metric("recovery_action", "", RECOVERY), |_, sample| sample.recovery.any()),
-    (metric("graphics_active_ratio", "ratio", "Graphics or compute engine active (GPM)."), |_, sample| sample.gpm.graphics_active.any()),
-    (metric("sm_active_ratio", "ratio", "Multiprocessors with at least one warp (GPM)."), |_, sample| sample.gpm.sm_active.any()),
-    (metric("sm_occupancy_ratio", "ratio", "Resident warps as a share of the maximum (GPM)."), |_, sample| sample.gpm.sm_occupancy.any()),
-    (metric("tensor_active_ratio", "ratio", "Tensor pipes active (GPM)."), |_, sample| sample.gpm.tensor_active.any()),
-    (metric("dram_active_ratio", "ratio", "Device memory interface active (GPM)."), |_, sample| sample.gpm.dram_active.any()),
-    (metric("fp64_active_ratio", "ratio", "FP64 pipe active (GPM)."), |_, sample| sample.gpm.fp64_active.any()),
-    (metric("fp32_active_ratio", "ratio", "FP32 pipe active (GPM)."), |_, sample| sample.gpm.fp32_active.any()),
-    (metric("fp16_active_ratio", "ratio", "FP16 pipe active (GPM)."), |_, sample| sample.gpm.fp16_active.any()),
-    (metric("counted_pcie_transmit_bytes_per_second", "bytes_per_second", "Data sent over PCIe, as the profiling unit counts it (GPM)."), |_, sample| sample.gpm.pcie_tx.any()),
-    (metric("counted_pcie_receive_bytes_per_second", "bytes_per_second", "Data received over PCIe, as the profiling unit counts it (GPM)."), |_, sample| sample.gpm.pcie_rx.any()),
-    (metric("counted_nvlink_transmit_bytes_per_second", "bytes_per_second", "Data sent over NVLink (GPM)."), |_, sample| sample.gpm.nvlink_tx.any()),
-    (metric("counted_nvlink_receive_bytes_per_second", "bytes_per_second", "Data received over NVLink (GPM)."), |_, sample| sample.gpm.nvlink_rx.any()),
+    (metric("memory_total_bytes", "bytes", "Total memory of the GPU, including what the driver reserves.").json("memory_total_bytes"), |gpu, _| gpu.memory_total.number()),
+    (metric("memory_used_bytes", "bytes", "Memory that processes hold, without what the driver reserves.").json("memory_used_bytes"), |_, sample| sample.memory_used.number()),
+    (metric("memory_reserved_bytes", "bytes", "Memory that the driver keeps for itself.").json("memory_reserved_bytes"), |_, sample| sample.memory_reserved.number()),
+    (metric("memory_free_bytes", "bytes", "Free memory.").json("memory_free_bytes"), |_, sample| sample.memory_free.number()),
+    (metric("utilization_ratio", "ratio", "Share of time with a kernel running.").json("utilization_ratio"), |_, sample| sample.utilization.number()),
+    (metric("memory_copy_ratio", "ratio", "Share of time with device memory being read or written.").json("memory_copy_ratio"), |_, sample| sample.memory_copy.number()),
+    (metric("encoder_ratio", "ratio", "Use of the video encoder.").json("encoder_ratio"), |_, sample| sample.encoder.number()),
+    (metric("decoder_ratio", "ratio", "Use of the video decoder.").json("decoder_ratio"), |_, sample| sample.decoder.number()),
+    (metric("power_watts", "watts", "Power drawn by the GPU.").json("power_watts"), |_, sample| sample.power.number()),
+    (metric("power_limit_watts", "watts", "Enforced power limit: the lowest of the configured limit and the limits of the board and its slot.").json("power_limit_watts"), |gpu, _| gpu.power_limit.number()),
+    (metric("energy_joules_total", "joules", "Energy drawn since the driver was loaded.").json("energy_joules"), |_, sample| sample.energy.number()),
+    (metric("clock_sm_hertz", "hertz", "Clock of the multiprocessors.").json("clock_sm_hertz"), |_, sample| sample.clock_sm.number()),
+    (metric("clock_memory_hertz", "hertz", "Clock of the memory.").json("clock_memory_hertz"), |_, sample| sample.clock_memory.number()),
+    (metric("clock_throttle_reasons", "", "NVML's bit set of reasons why the clocks are not higher.").json("throttle_reasons"), |_, sample| sample.throttle_reasons.number()),
+    (metric("violation_seconds_total", "seconds", VIOLATED).label("policy=\"power\""), |_, sample| sample.violations.power.number()),
+    (metric("violation_seconds_total", "seconds", VIOLATED).label("policy=\"thermal\""), |_, sample| sample.violations.thermal.number()),
+    (metric("violation_seconds_total", "seconds", VIOLATED).label("policy=\"sync_boost\""), |_, sample| sample.violations.sync_boost.number()),
+    (metric("violation_seconds_total", "seconds", VIOLATED).label("policy=\"board_limit\""), |_, sample| sample.violations.board_limit.number()),
+    (metric("violation_seconds_total", "seconds", VIOLATED).label("policy=\"low_utilization\""), |_, sample| sample.violations.low_utilization.number()),
+    (metric("violation_seconds_total", "seconds", VIOLATED).label("policy=\"reliability\""), |_, sample| sample.violations.reliability.number()),
+    (metric("violation_seconds_total", "seconds", VIOLATED).label("policy=\"application_clocks\""), |_, sample| sample.violations.application_clocks.number()),
+    (metric("violation_seconds_total", "seconds", VIOLATED).label("policy=\"base_clocks\""), |_, sample| sample.violations.base_clocks.number()),
+    (metric("temperature_celsius", "celsius", "Temperature of the chip.").json("temperature_celsius"), |_, sample| sample.temperature.number()),
+    (metric("memory_temperature_celsius", "celsius", "Temperature of the memory.").json("temperature_memory_celsius"), |_, sample| sample.temperature_memory.number()),
+    (metric("pcie_transmit_bytes_per_second", "bytes_per_second", "Data sent over PCIe by the GPU.").json("pcie_tx_bytes_per_second"), |_, sample| sample.pcie_tx.number()),
+    (metric("pcie_receive_bytes_per_second", "bytes_per_second", "Data received over PCIe by the GPU.").json("pcie_rx_bytes_per_second"), |_, sample| sample.pcie_rx.number()),
+    (metric("pcie_replays_total", "", "PCIe packets sent again.").json("pcie_replays"), |_, sample| sample.pcie_replays.number()),
+    (metric("nvlink_bytes_total", "bytes", "Bytes over all NVLinks, both ways.").json("nvlink_bytes"), |_, sample| sample.nvlink_bytes.number()),
+    (metric("nvlinks_active", "", "NVLinks that are up.").json("nvlinks_active"), |gpu, _| gpu.nvlinks_active.number()),
+    (metric("ecc_volatile_errors_total", "", ECC_VOLATILE).label("type=\"corrected\""), |_, sample| sample.ecc_volatile.corrected.number()),
+    (metric("ecc_volatile_errors_total", "", ECC_VOLATILE).label("type=\"uncorrected\""), |_, sample| sample.ecc_volatile.uncorrected.number()),
+    (metric("ecc_aggregate_errors_total", "", ECC_AGGREGATE).label("type=\"corrected\""), |_, sample| sample.ecc_aggregate.corrected.number()),
+    (metric("ecc_aggregate_errors_total", "", ECC_AGGREGATE).label("type=\"uncorrected\""), |_, sample| sample.ecc_aggregate.uncorrected.number()),
+    (metric("remapped_rows_total", "", REMAPPED).label("cause=\"corrected\""), |_, sample| sample.remapped.correctable.number()),
+    (metric("remapped_rows_total", "", REMAPPED).label("cause=\"uncorrected\""), |_, sample| sample.remapped.uncorrectable.number()),
+    (metric("row_remap_pending", "", "1 while a row remapping waits for a reset."), |_, sample| sample.remapped.pending.number()),
+    (metric("row_remap_failed", "", "1 after a row remapping failed."), |_, sample| sample.remapped.failed.number()),
+    (metric("recovery_action", "", RECOVERY), |_, sample| sample.recovery.number()),
+    (metric("graphics_active_ratio", "ratio", "Graphics or compute engine active (GPM)."), |_, sample| sample.gpm.graphics_active.number()),
+    (metric("sm_active_ratio", "ratio", "Multiprocessors with at least one warp (GPM)."), |_, sample| sample.gpm.sm_active.number()),
+    (metric("sm_occupancy_ratio", "ratio", "Resident warps as a share of the maximum (GPM)."), |_, sample| sample.gpm.sm_occupancy.number()),
+    (metric("tensor_active_ratio", "ratio", "Tensor pipes active (GPM)."), |_, sample| sample.gpm.tensor_active.number()),
+    (metric("dram_active_ratio", "ratio", "Device memory interface active (GPM)."), |_, sample| sample.gpm.dram_active.number()),
+    (metric("fp64_active_ratio", "ratio", "FP64 pipe active (GPM)."), |_, sample| sample.gpm.fp64_active.number()),
+    (metric("fp32_active_ratio", "ratio", "FP32 pipe active (GPM)."), |_, sample| sample.gpm.fp32_active.number()),
+    (metric("fp16_active_ratio", "ratio", "FP16 pipe active (GPM)."), |_, sample| sample.gpm.fp16_active.number()),
+    (metric("counted_pcie_transmit_bytes_per_second", "bytes_per_second", "Data sent over PCIe, as the profiling unit counts it (GPM)."), |_, sample| sample.gpm.pcie_tx.number()),
+    (metric("counted_pcie_receive_bytes_per_second", "bytes_per_second", "Data received over PCIe, as the profiling unit counts it (GPM)."), |_, sample| sample.gpm.pcie_rx.number()),
+    (metric("counted_nvlink_transmit_bytes_per_second", "bytes_per_second", "Data sent over NVLink (GPM)."), |_, sample| sample.gpm.nvlink_tx.number()),
+    (metric("counted_nvlink_receive_bytes_per_second", "bytes_per_second", "Data received over NVLink (GPM)."), |_, sample| sample.gpm.nvlink_rx.number()),
 ];
 
 const VIOLATED: &str = "Time for which the clocks were below the requested clocks, by NVML policy.";

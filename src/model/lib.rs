@@ -46,6 +46,7 @@ pub mod unit;
 pub mod id;
 pub mod reading;
 pub mod recovery;
+pub mod sample_value;
 pub mod reading_name;
 pub mod upkeep;
 pub mod switch;

@@ -117,6 +117,15 @@ impl Nanos {
     }
 }
 
+impl Millijoules {
+    /// As joules.
+    #[must_use]
+    #[expect(clippy::cast_precision_loss, reason = "exact below 2^53 mJ, which a 1 kW GPU reaches after 285 years")]
+    pub fn joules(self) -> f64 {
+        self.0 as f64 / 1e3
+    }
+}
+
 impl Percent {
     /// As a ratio, 0.0 to 1.0.
     #[must_use]

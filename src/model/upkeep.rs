@@ -6,7 +6,8 @@
 //! ```
 
 use crate::reading::{Reading, readings};
-use crate::reading_name::{ReadingName, ReadingValue, metric};
+use crate::reading_name::{ReadingName, metric};
+use crate::sample_value::SampleValue;
 use crate::unit::{Count, Watts};
 use std::sync::Arc;
 
@@ -77,25 +78,25 @@ readings! {
     }
 }
 
-/// Reads one value of what is read rarely.
-pub type ReadOfUpkeep = fn(&Board, &Upkeep) -> Reading<ReadingValue>;
+/// Reads one value of what is read rarely, in base units.
+pub type ReadOfUpkeep = fn(&Board, &Upkeep) -> Reading<SampleValue>;
 
 /// The readings of a GPU's board and upkeep that are one number each, in the order in which `/metrics` shows them.
 #[rustfmt::skip]
 pub static UPKEEP_READINGS: &[(ReadingName, ReadOfUpkeep)] = &[
-    (metric("power_limit_default_watts", "watts", "Default power limit of the GPU."), |board, _| board.power_default.any()),
-    (metric("power_limit_minimum_watts", "watts", "Lowest power limit that can be set."), |board, _| board.power_least.any()),
-    (metric("power_limit_maximum_watts", "watts", "Highest power limit that can be set."), |board, _| board.power_most.any()),
-    (metric("pcie_link_generation", "", "Current PCIe generation of the GPU's link; it is lower while the GPU idles."), |_, upkeep| upkeep.pcie_generation.any()),
-    (metric("pcie_link_generation_maximum", "", "Highest PCIe generation that both the GPU and its slot support."), |board, _| board.pcie_generation_most.any()),
-    (metric("pcie_link_width", "", "Current number of PCIe lanes in use."), |_, upkeep| upkeep.pcie_width.any()),
-    (metric("pcie_link_width_maximum", "", "Most PCIe lanes that both the GPU and its slot support."), |board, _| board.pcie_width_most.any()),
-    (metric("pcie_errors_total", "", PCIE_ERRORS).label("severity=\"correctable\""), |_, upkeep| upkeep.pcie_errors.correctable.any()),
-    (metric("pcie_errors_total", "", PCIE_ERRORS).label("severity=\"nonfatal\""), |_, upkeep| upkeep.pcie_errors.nonfatal.any()),
-    (metric("pcie_errors_total", "", PCIE_ERRORS).label("severity=\"fatal\""), |_, upkeep| upkeep.pcie_errors.fatal.any()),
-    (metric("retired_pages_total", "", RETIRED).label("cause=\"corrected\""), |_, upkeep| upkeep.retired.corrected.any()),
-    (metric("retired_pages_total", "", RETIRED).label("cause=\"uncorrected\""), |_, upkeep| upkeep.retired.uncorrected.any()),
-    (metric("retired_pages_pending", "", "1 while pages wait for a GPU reset to be retired."), |_, upkeep| upkeep.retired.pending.any()),
+    (metric("power_limit_default_watts", "watts", "Default power limit of the GPU."), |board, _| board.power_default.number()),
+    (metric("power_limit_minimum_watts", "watts", "Lowest power limit that can be set."), |board, _| board.power_least.number()),
+    (metric("power_limit_maximum_watts", "watts", "Highest power limit that can be set."), |board, _| board.power_most.number()),
+    (metric("pcie_link_generation", "", "Current PCIe generation of the GPU's link; it is lower while the GPU idles."), |_, upkeep| upkeep.pcie_generation.number()),
+    (metric("pcie_link_generation_maximum", "", "Highest PCIe generation that both the GPU and its slot support."), |board, _| board.pcie_generation_most.number()),
+    (metric("pcie_link_width", "", "Current number of PCIe lanes in use."), |_, upkeep| upkeep.pcie_width.number()),
+    (metric("pcie_link_width_maximum", "", "Most PCIe lanes that both the GPU and its slot support."), |board, _| board.pcie_width_most.number()),
+    (metric("pcie_errors_total", "", PCIE_ERRORS).label("severity=\"correctable\""), |_, upkeep| upkeep.pcie_errors.correctable.number()),
+    (metric("pcie_errors_total", "", PCIE_ERRORS).label("severity=\"nonfatal\""), |_, upkeep| upkeep.pcie_errors.nonfatal.number()),
+    (metric("pcie_errors_total", "", PCIE_ERRORS).label("severity=\"fatal\""), |_, upkeep| upkeep.pcie_errors.fatal.number()),
+    (metric("retired_pages_total", "", RETIRED).label("cause=\"corrected\""), |_, upkeep| upkeep.retired.corrected.number()),
+    (metric("retired_pages_total", "", RETIRED).label("cause=\"uncorrected\""), |_, upkeep| upkeep.retired.uncorrected.number()),
+    (metric("retired_pages_pending", "", "1 while pages wait for a GPU reset to be retired."), |_, upkeep| upkeep.retired.pending.number()),
 ];
 
 const PCIE_ERRORS: &str = "Errors that the GPU reported on its PCIe link (AER) since boot, by severity.";

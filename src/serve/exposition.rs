@@ -18,6 +18,7 @@
 //! program did not declare as a [`MetricFamily`].
 
 use model::histogram::{BOUNDS_US, Histogram};
+use model::sample_value::SampleValue;
 use std::fmt::Write as _;
 use std::io::Write as _;
 use std::time::Duration;
@@ -92,15 +93,6 @@ impl MetricFamily {
     pub const fn histogram(name: &'static str, help: &'static str) -> MetricFamily {
         MetricFamily { name, kind: MetricType::Histogram, unit: "seconds", help }
     }
-}
-
-/// A sample's value.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub enum SampleValue {
-    /// Written with all its digits.
-    Whole(u64),
-    /// Written with the digits that are needed to read the same number back.
-    Real(f64),
 }
 
 /// Escaped `name="value"` pairs, ready to be copied.
@@ -229,7 +221,7 @@ impl<'b> Exposition<'b> {
         for (index, count) in calls.counts.iter().enumerate() {
             sum += count;
             let bound = BOUNDS_US.get(index).map_or(f64::INFINITY, |us| Duration::from_micros(*us).as_secs_f64());
-            let bound = MetricLabels::new().with("le", &SampleValue::Real(bound).as_bound());
+            let bound = MetricLabels::new().with("le", &as_bound(SampleValue::Real(bound)));
             self.line("_bucket", &[labels, &[bound.as_str()]].concat(), SampleValue::Whole(sum));
         }
         self.line("_sum", labels, SampleValue::Real(calls.sum.as_secs_f64()));
@@ -253,7 +245,7 @@ impl<'b> Exposition<'b> {
             self.out.push(b'}');
         }
         self.out.push(b' ');
-        value.write(self.out);
+        write_value(value, self.out);
         self.out.push(b'\n');
     }
 
@@ -320,30 +312,28 @@ impl std::fmt::Display for Help {
     }
 }
 
-impl SampleValue {
-    /// The value as the bound of a bucket. OpenMetrics needs a decimal point also in whole numbers; both formats get
-    /// the same text.
-    fn as_bound(self) -> String {
-        let mut text = Vec::new();
-        self.write(&mut text);
-        let mut text = String::from_utf8_lossy(&text).into_owned();
-        if text.bytes().all(|byte| byte.is_ascii_digit()) {
-            text.push_str(".0");
-        }
-        text
+/// The value as the bound of a bucket. OpenMetrics needs a decimal point also in whole numbers; both formats get the same
+/// text.
+fn as_bound(value: SampleValue) -> String {
+    let mut text = Vec::new();
+    write_value(value, &mut text);
+    let mut text = String::from_utf8_lossy(&text).into_owned();
+    if text.bytes().all(|byte| byte.is_ascii_digit()) {
+        text.push_str(".0");
     }
+    text
+}
 
-    fn write(self, out: &mut Vec<u8>) {
-        // Writing to memory does not fail.
-        let _ = match self {
-            SampleValue::Whole(value) => write!(out, "{value}"),
-            SampleValue::Real(value) if value.is_nan() => write!(out, "NaN"),
-            SampleValue::Real(value) if value.is_infinite() => {
-                write!(out, "{}Inf", if value > 0.0 { '+' } else { '-' })
-            }
-            SampleValue::Real(value) => write!(out, "{value}"),
-        };
-    }
+fn write_value(value: SampleValue, out: &mut Vec<u8>) {
+    // Writing to memory does not fail.
+    let _ = match value {
+        SampleValue::Whole(value) => write!(out, "{value}"),
+        SampleValue::Real(value) if value.is_nan() => write!(out, "NaN"),
+        SampleValue::Real(value) if value.is_infinite() => {
+            write!(out, "{}Inf", if value > 0.0 { '+' } else { '-' })
+        }
+        SampleValue::Real(value) => write!(out, "{value}"),
+    };
 }
 
 #[cfg(test)]

@@ -7,36 +7,37 @@
 //! `/dev/*`.
 
 use super::input::MetricsInput;
-use super::number::{MetricRow, number};
+use super::row::MetricRow;
 use super::subject::{LabelledSubjects, pod_name};
+use serve::exposition::{Exposition, MetricFamily, MetricLabels, MetricType};
 use model::Reading;
 use model::cgroup::{CgroupSample, NetworkSample};
+use model::sample_value::SampleValue;
 use model::time::Now;
 use model::unit::Nanos;
 use model::view::{ContainerView, NodeView, PodView};
-use serve::exposition::{Exposition, MetricFamily, MetricLabels, MetricType, SampleValue};
 
 #[rustfmt::skip]
 static CGROUP: &[MetricRow<CgroupSample>] = &[
-    MetricRow::counter("container_cpu_usage_seconds_total", "", "Cumulative cpu time consumed in seconds.", |s: &CgroupSample| number(&s.cpu_total)).labelled("cpu=\"total\""),
-    MetricRow::counter("container_cpu_user_seconds_total", "", "Cumulative user cpu time consumed in seconds.", |s| number(&s.cpu_user)),
-    MetricRow::counter("container_cpu_system_seconds_total", "", "Cumulative system cpu time consumed in seconds.", |s| number(&s.cpu_system)),
-    MetricRow::counter("container_cpu_cfs_periods_total", "", "Number of elapsed enforcement period intervals.", |s| number(&s.cfs_periods)),
-    MetricRow::counter("container_cpu_cfs_throttled_periods_total", "", "Number of throttled period intervals.", |s| number(&s.cfs_throttled_periods)),
-    MetricRow::counter("container_cpu_cfs_throttled_seconds_total", "", "Total time duration the container has been throttled.", |s| number(&s.cfs_throttled)),
-    MetricRow::gauge("container_memory_usage_bytes", "", "Current memory usage in bytes, including all memory regardless of when it was accessed.", |s| number(&s.memory_usage)),
-    MetricRow::gauge("container_memory_working_set_bytes", "", "Current working set in bytes.", |s| number(&s.memory_working_set)),
-    MetricRow::gauge("container_memory_rss", "", "Size of RSS in bytes.", |s| number(&s.memory_rss)),
-    MetricRow::gauge("container_memory_cache", "", "Number of bytes of page cache memory.", |s| number(&s.memory_cache)),
-    MetricRow::gauge("container_memory_swap", "", "Container swap usage in bytes.", |s| number(&s.memory_swap)),
-    MetricRow::gauge("container_spec_memory_limit_bytes", "", "Memory limit for the container; 0 for none.", |s| number(&s.memory_limit.map(|limit| limit.map_or(0, |bytes| bytes.0)))),
-    MetricRow::counter("container_oom_events_total", "", "Count of out of memory events observed for the container.", |s| number(&s.oom_kills)),
-    MetricRow::counter("container_fs_reads_bytes_total", "", "Cumulative count of bytes read.", |s: &CgroupSample| number(&s.io_read)).labelled("device=\"/dev/*\""),
-    MetricRow::counter("container_fs_writes_bytes_total", "", "Cumulative count of bytes written.", |s: &CgroupSample| number(&s.io_write)).labelled("device=\"/dev/*\""),
-    MetricRow::counter("container_fs_reads_total", "", "Cumulative count of reads completed.", |s: &CgroupSample| number(&s.io_reads)).labelled("device=\"/dev/*\""),
-    MetricRow::counter("container_fs_writes_total", "", "Cumulative count of writes completed.", |s: &CgroupSample| number(&s.io_writes)).labelled("device=\"/dev/*\""),
-    MetricRow::gauge("container_processes", "", "Number of processes running inside the container.", |s| number(&s.processes)),
-    MetricRow::gauge("container_threads", "", "Number of threads running inside the container.", |s| number(&s.tasks)),
+    MetricRow::counter("container_cpu_usage_seconds_total", "", "Cumulative cpu time consumed in seconds.", |s: &CgroupSample| s.cpu_total.number()).labelled("cpu=\"total\""),
+    MetricRow::counter("container_cpu_user_seconds_total", "", "Cumulative user cpu time consumed in seconds.", |s| s.cpu_user.number()),
+    MetricRow::counter("container_cpu_system_seconds_total", "", "Cumulative system cpu time consumed in seconds.", |s| s.cpu_system.number()),
+    MetricRow::counter("container_cpu_cfs_periods_total", "", "Number of elapsed enforcement period intervals.", |s| s.cfs_periods.number()),
+    MetricRow::counter("container_cpu_cfs_throttled_periods_total", "", "Number of throttled period intervals.", |s| s.cfs_throttled_periods.number()),
+    MetricRow::counter("container_cpu_cfs_throttled_seconds_total", "", "Total time duration the container has been throttled.", |s| s.cfs_throttled.number()),
+    MetricRow::gauge("container_memory_usage_bytes", "", "Current memory usage in bytes, including all memory regardless of when it was accessed.", |s| s.memory_usage.number()),
+    MetricRow::gauge("container_memory_working_set_bytes", "", "Current working set in bytes.", |s| s.memory_working_set.number()),
+    MetricRow::gauge("container_memory_rss", "", "Size of RSS in bytes.", |s| s.memory_rss.number()),
+    MetricRow::gauge("container_memory_cache", "", "Number of bytes of page cache memory.", |s| s.memory_cache.number()),
+    MetricRow::gauge("container_memory_swap", "", "Container swap usage in bytes.", |s| s.memory_swap.number()),
+    MetricRow::gauge("container_spec_memory_limit_bytes", "", "Memory limit for the container; 0 for none.", |s| s.memory_limit.map(|limit| limit.map_or(0, |bytes| bytes.0)).number()),
+    MetricRow::counter("container_oom_events_total", "", "Count of out of memory events observed for the container.", |s| s.oom_kills.number()),
+    MetricRow::counter("container_fs_reads_bytes_total", "", "Cumulative count of bytes read.", |s: &CgroupSample| s.io_read.number()).labelled("device=\"/dev/*\""),
+    MetricRow::counter("container_fs_writes_bytes_total", "", "Cumulative count of bytes written.", |s: &CgroupSample| s.io_write.number()).labelled("device=\"/dev/*\""),
+    MetricRow::counter("container_fs_reads_total", "", "Cumulative count of reads completed.", |s: &CgroupSample| s.io_reads.number()).labelled("device=\"/dev/*\""),
+    MetricRow::counter("container_fs_writes_total", "", "Cumulative count of writes completed.", |s: &CgroupSample| s.io_writes.number()).labelled("device=\"/dev/*\""),
+    MetricRow::gauge("container_processes", "", "Number of processes running inside the container.", |s| s.processes.number()),
+    MetricRow::gauge("container_threads", "", "Number of threads running inside the container.", |s| s.tasks.number()),
     MetricRow::counter("container_pressure_cpu_waiting_seconds_total", "", "Total time duration tasks in the container have waited due to CPU congestion.", |s| pressed(s, |p| p.cpu_waiting)),
     MetricRow::counter("container_pressure_cpu_stalled_seconds_total", "", "Total time duration no tasks in the container could make progress due to CPU congestion.", |s| pressed(s, |p| p.cpu_stalled)),
     MetricRow::counter("container_pressure_memory_waiting_seconds_total", "", "Total time duration tasks in the container have waited due to memory congestion.", |s| pressed(s, |p| p.memory_waiting)),
@@ -65,7 +66,7 @@ const LAST_SEEN: MetricFamily = MetricFamily {
 };
 
 fn pressed(sample: &CgroupSample, pick: impl FnOnce(model::cgroup::Pressure) -> Nanos) -> Reading<SampleValue> {
-    number(&sample.pressure.map(pick))
+    sample.pressure.map(pick).number()
 }
 
 /// A measured count. Its time is not shown, so it is 0.

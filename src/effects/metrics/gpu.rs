@@ -1,15 +1,16 @@
 //! Our own metrics of GPUs and MIG instances.
 
 use super::input::MetricsInput;
-use super::number::{MetricRow, number, reading_family};
+use super::row::{MetricRow, reading_family};
 use super::subject::LabelledSubjects;
 use super::upkeep;
+use serve::exposition::{Exposition, MetricFamily, MetricLabels, MetricType};
 use model::gpu::{GPU_READINGS, MigInstance, MigSample, THROTTLE_REASONS};
+use model::sample_value::SampleValue;
 use model::time::Monotonic;
 use model::upkeep::UPKEEP_READINGS;
 use model::view::{GpuHealth, GpuView};
 use model::{Absence, Reading};
-use serve::exposition::{Exposition, MetricFamily, MetricLabels, MetricType, SampleValue};
 
 const PREFIX: &str = "gpu_steward_gpu_";
 
@@ -24,8 +25,8 @@ static GPU: &[MetricRow<GpuView>] = &[
         Reading::Measured(list, at) => Reading::Measured(SampleValue::Whole(list.len() as u64), *at),
         Reading::Absent(why) => Reading::Absent(*why),
     }),
-    MetricRow::gauge("unattributed_memory_bytes", "bytes", "Memory in use beyond the sum of the pods' processes.", |g| number(&g.unattributed_memory)),
-    MetricRow::gauge("unattributed_sm_ratio", "ratio", "SM use of processes that belong to no pod.", |g| number(&g.unattributed_sm)),
+    MetricRow::gauge("unattributed_memory_bytes", "bytes", "Memory in use beyond the sum of the pods' processes.", |g| g.unattributed_memory.number()),
+    MetricRow::gauge("unattributed_sm_ratio", "ratio", "SM use of processes that belong to no pod.", |g| g.unattributed_sm.number()),
 ];
 
 const INFO: MetricFamily = family("info", MetricType::Info, "", "Identity of the GPU.");
@@ -84,14 +85,14 @@ const MIG_ABSENT: MetricFamily = family(
 
 #[rustfmt::skip]
 static MIG: &[MetricRow<MigSample>] = &[
-    MetricRow::gauge("memory_used_bytes", "bytes", "Memory that processes hold in the MIG instance.", |m| number(&m.memory_used)),
-    MetricRow::gauge("memory_reserved_bytes", "bytes", "Memory reserved in the MIG instance.", |m| number(&m.memory_reserved)),
-    MetricRow::gauge("memory_free_bytes", "bytes", "Free memory of the MIG instance.", |m| number(&m.memory_free)),
-    MetricRow::gauge("graphics_active_ratio", "ratio", "Compute engine of the instance active (GPM).", |m| number(&m.gpm.graphics_active)),
-    MetricRow::gauge("sm_active_ratio", "ratio", "Multiprocessors of the instance with at least one warp (GPM).", |m| number(&m.gpm.sm_active)),
-    MetricRow::gauge("sm_occupancy_ratio", "ratio", "Resident warps of the instance as a share of the maximum (GPM).", |m| number(&m.gpm.sm_occupancy)),
-    MetricRow::gauge("tensor_active_ratio", "ratio", "Tensor pipes of the instance active (GPM).", |m| number(&m.gpm.tensor_active)),
-    MetricRow::gauge("dram_active_ratio", "ratio", "Memory interface of the instance active (GPM).", |m| number(&m.gpm.dram_active)),
+    MetricRow::gauge("memory_used_bytes", "bytes", "Memory that processes hold in the MIG instance.", |m| m.memory_used.number()),
+    MetricRow::gauge("memory_reserved_bytes", "bytes", "Memory reserved in the MIG instance.", |m| m.memory_reserved.number()),
+    MetricRow::gauge("memory_free_bytes", "bytes", "Free memory of the MIG instance.", |m| m.memory_free.number()),
+    MetricRow::gauge("graphics_active_ratio", "ratio", "Compute engine of the instance active (GPM).", |m| m.gpm.graphics_active.number()),
+    MetricRow::gauge("sm_active_ratio", "ratio", "Multiprocessors of the instance with at least one warp (GPM).", |m| m.gpm.sm_active.number()),
+    MetricRow::gauge("sm_occupancy_ratio", "ratio", "Resident warps of the instance as a share of the maximum (GPM).", |m| m.gpm.sm_occupancy.number()),
+    MetricRow::gauge("tensor_active_ratio", "ratio", "Tensor pipes of the instance active (GPM).", |m| m.gpm.tensor_active.number()),
+    MetricRow::gauge("dram_active_ratio", "ratio", "Memory interface of the instance active (GPM).", |m| m.gpm.dram_active.number()),
 ];
 
 const fn family(name: &'static str, kind: MetricType, unit: &'static str, help: &'static str) -> MetricFamily {
@@ -123,13 +124,13 @@ pub fn write(input: &MetricsInput<'_>, subjects: &LabelledSubjects<'_>, out: &mu
 /// the value.
 fn each_metric(mut row: impl FnMut(&MetricFamily, &'static str, &dyn Fn(&GpuView) -> Reading<SampleValue>)) {
     for (name, read) in GPU_READINGS {
-        row(&reading_family(name), name.label, &|seen| number(&read(&seen.gpu, &seen.sample)));
+        row(&reading_family(name), name.label, &|seen| read(&seen.gpu, &seen.sample));
     }
     for own in GPU {
         row(&own.family, own.labels, &own.read);
     }
     for (name, read) in UPKEEP_READINGS {
-        row(&reading_family(name), name.label, &|seen| number(&read(&seen.gpu.board, &seen.sample.upkeep)));
+        row(&reading_family(name), name.label, &|seen| read(&seen.gpu.board, &seen.sample.upkeep));
     }
     for own in upkeep::GPU {
         row(&own.family, own.labels, &own.read);
@@ -296,7 +297,7 @@ fn measured(instances: &[(&MigInstance, Option<&MigSample>, MetricLabels)], out:
     let mut absent: Vec<(&MetricLabels, &'static str, Absence)> = Vec::new();
     out.prefixed(MIG_PREFIX, &MIG_TOTAL);
     for (instance, _, labels) in instances {
-        match number(&instance.memory_total) {
+        match instance.memory_total.number() {
             Reading::Measured(value, _) => out.sample(&[labels.as_str()], value),
             Reading::Absent(why) => absent.push((labels, MIG_TOTAL.name, why)),
         }

@@ -1,26 +1,27 @@
 //! InfiniBand ports, and the GPUs that are nearest to them.
 
-use super::number::{MetricRow, number};
+use super::row::MetricRow;
 use super::subject::LabelledSubjects;
+use serve::exposition::{Exposition, MetricFamily, MetricLabels, MetricType};
 use model::Reading;
 use model::infiniband::{DeviceAffinity, InfinibandPort};
+use model::sample_value::SampleValue;
 use model::view::{GpuView, NodeView};
-use serve::exposition::{Exposition, MetricFamily, MetricLabels, MetricType, SampleValue};
 
 const PREFIX: &str = "gpu_steward_infiniband_";
 
 #[rustfmt::skip]
 static PORT: &[MetricRow<InfinibandPort>] = &[
-    MetricRow::gauge("active", "", "1 while the port is active.", |p| number(&p.active)),
-    MetricRow::counter("receive_bytes_total", "bytes", "Bytes received by the port.", |p| number(&p.received)),
-    MetricRow::counter("transmit_bytes_total", "bytes", "Bytes sent by the port.", |p| number(&p.sent)),
-    MetricRow::counter("receive_packets_total", "", "Packets received by the port.", |p| number(&p.packets_received)),
-    MetricRow::counter("transmit_packets_total", "", "Packets sent by the port.", |p| number(&p.packets_sent)),
-    MetricRow::counter("receive_errors_total", "", "Packets received with errors.", |p| number(&p.receive_errors)),
-    MetricRow::counter("transmit_discards_total", "", "Packets that could not be sent.", |p| number(&p.send_discards)),
-    MetricRow::counter("symbol_errors_total", "", "Errors of single symbols on the link.", |p| number(&p.symbol_errors)),
-    MetricRow::counter("link_recoveries_total", "", "Times that the link was trained anew without going down.", |p| number(&p.recoveries)),
-    MetricRow::counter("link_downs_total", "", "Times that the link went down.", |p| number(&p.downs)),
+    MetricRow::gauge("active", "", "1 while the port is active.", |p| p.active.number()),
+    MetricRow::counter("receive_bytes_total", "bytes", "Bytes received by the port.", |p| p.received.number()),
+    MetricRow::counter("transmit_bytes_total", "bytes", "Bytes sent by the port.", |p| p.sent.number()),
+    MetricRow::counter("receive_packets_total", "", "Packets received by the port.", |p| p.packets_received.number()),
+    MetricRow::counter("transmit_packets_total", "", "Packets sent by the port.", |p| p.packets_sent.number()),
+    MetricRow::counter("receive_errors_total", "", "Packets received with errors.", |p| p.receive_errors.number()),
+    MetricRow::counter("transmit_discards_total", "", "Packets that could not be sent.", |p| p.send_discards.number()),
+    MetricRow::counter("symbol_errors_total", "", "Errors of single symbols on the link.", |p| p.symbol_errors.number()),
+    MetricRow::counter("link_recoveries_total", "", "Times that the link was trained anew without going down.", |p| p.recoveries.number()),
+    MetricRow::counter("link_downs_total", "", "Times that the link went down.", |p| p.downs.number()),
 ];
 
 const AFFINITY: MetricFamily = MetricFamily {

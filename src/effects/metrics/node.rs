@@ -1,39 +1,40 @@
 //! Our own metrics of the node.
 
 use super::input::MetricsInput;
-use super::number::{MetricRow, number};
+use super::row::MetricRow;
+use serve::exposition::{Exposition, MetricFamily, MetricLabels, MetricType};
 use model::Reading;
 use model::cgroup::NetworkSample;
 use model::host::{HostPressure, HostSample};
 use model::observation::GpuSourceState;
+use model::sample_value::SampleValue;
 use model::unit::Nanos;
 use model::view::NodeView;
-use serve::exposition::{Exposition, MetricFamily, MetricLabels, MetricType, SampleValue};
 
 const PREFIX: &str = "gpu_steward_node_";
 
 #[rustfmt::skip]
 static HOST: &[MetricRow<HostSample>] = &[
-    MetricRow::counter("cpu_seconds_total", "seconds", "Time of all processors since boot, by mode.", |h: &HostSample| number(&h.cpu_user)).labelled("mode=\"user\""),
-    MetricRow::counter("cpu_seconds_total", "seconds", "Time of all processors since boot, by mode.", |h: &HostSample| number(&h.cpu_system)).labelled("mode=\"system\""),
-    MetricRow::counter("cpu_seconds_total", "seconds", "Time of all processors since boot, by mode.", |h: &HostSample| number(&h.cpu_idle)).labelled("mode=\"idle\""),
-    MetricRow::counter("cpu_seconds_total", "seconds", "Time of all processors since boot, by mode.", |h: &HostSample| number(&h.cpu_iowait)).labelled("mode=\"iowait\""),
-    MetricRow::counter("cpu_seconds_total", "seconds", "Time of all processors since boot, by mode.", |h: &HostSample| number(&h.cpu_steal)).labelled("mode=\"steal\""),
-    MetricRow::gauge("processors", "", "Processors on line.", |h| number(&h.processors)),
-    MetricRow::gauge("load", "", "Load average, by period.", |h: &HostSample| number(&h.load.map(|load| load[0]))).labelled("period=\"1m\""),
-    MetricRow::gauge("load", "", "Load average, by period.", |h: &HostSample| number(&h.load.map(|load| load[1]))).labelled("period=\"5m\""),
-    MetricRow::gauge("load", "", "Load average, by period.", |h: &HostSample| number(&h.load.map(|load| load[2]))).labelled("period=\"15m\""),
-    MetricRow::gauge("memory_total_bytes", "bytes", "Installed memory.", |h| number(&h.memory_total)),
-    MetricRow::gauge("memory_available_bytes", "bytes", "Memory for new work without swapping.", |h| number(&h.memory_available)),
-    MetricRow::gauge("memory_working_set_bytes", "bytes", "Installed memory without what is available.", |h| number(&h.memory_working_set)),
-    MetricRow::gauge("memory_rss_bytes", "bytes", "Anonymous memory.", |h| number(&h.memory_rss)),
-    MetricRow::gauge("memory_cache_bytes", "bytes", "Page cache and buffers.", |h| number(&h.memory_cache)),
-    MetricRow::gauge("swap_used_bytes", "bytes", "Swap in use.", |h| number(&h.swap_used)),
-    MetricRow::counter("oom_kills_total", "", "Processes that the kernel killed for lack of memory.", |h| number(&h.oom_kills)),
-    MetricRow::counter("disk_read_bytes_total", "bytes", "Bytes read from whole disks.", |h| number(&h.disk_read)),
-    MetricRow::counter("disk_write_bytes_total", "bytes", "Bytes written to whole disks.", |h| number(&h.disk_write)),
-    MetricRow::counter("disk_reads_total", "", "Reads from whole disks.", |h| number(&h.disk_reads)),
-    MetricRow::counter("disk_writes_total", "", "Writes to whole disks.", |h| number(&h.disk_writes)),
+    MetricRow::counter("cpu_seconds_total", "seconds", "Time of all processors since boot, by mode.", |h: &HostSample| h.cpu_user.number()).labelled("mode=\"user\""),
+    MetricRow::counter("cpu_seconds_total", "seconds", "Time of all processors since boot, by mode.", |h: &HostSample| h.cpu_system.number()).labelled("mode=\"system\""),
+    MetricRow::counter("cpu_seconds_total", "seconds", "Time of all processors since boot, by mode.", |h: &HostSample| h.cpu_idle.number()).labelled("mode=\"idle\""),
+    MetricRow::counter("cpu_seconds_total", "seconds", "Time of all processors since boot, by mode.", |h: &HostSample| h.cpu_iowait.number()).labelled("mode=\"iowait\""),
+    MetricRow::counter("cpu_seconds_total", "seconds", "Time of all processors since boot, by mode.", |h: &HostSample| h.cpu_steal.number()).labelled("mode=\"steal\""),
+    MetricRow::gauge("processors", "", "Processors on line.", |h| h.processors.number()),
+    MetricRow::gauge("load", "", "Load average, by period.", |h: &HostSample| h.load.map(|load| load[0]).number()).labelled("period=\"1m\""),
+    MetricRow::gauge("load", "", "Load average, by period.", |h: &HostSample| h.load.map(|load| load[1]).number()).labelled("period=\"5m\""),
+    MetricRow::gauge("load", "", "Load average, by period.", |h: &HostSample| h.load.map(|load| load[2]).number()).labelled("period=\"15m\""),
+    MetricRow::gauge("memory_total_bytes", "bytes", "Installed memory.", |h| h.memory_total.number()),
+    MetricRow::gauge("memory_available_bytes", "bytes", "Memory for new work without swapping.", |h| h.memory_available.number()),
+    MetricRow::gauge("memory_working_set_bytes", "bytes", "Installed memory without what is available.", |h| h.memory_working_set.number()),
+    MetricRow::gauge("memory_rss_bytes", "bytes", "Anonymous memory.", |h| h.memory_rss.number()),
+    MetricRow::gauge("memory_cache_bytes", "bytes", "Page cache and buffers.", |h| h.memory_cache.number()),
+    MetricRow::gauge("swap_used_bytes", "bytes", "Swap in use.", |h| h.swap_used.number()),
+    MetricRow::counter("oom_kills_total", "", "Processes that the kernel killed for lack of memory.", |h| h.oom_kills.number()),
+    MetricRow::counter("disk_read_bytes_total", "bytes", "Bytes read from whole disks.", |h| h.disk_read.number()),
+    MetricRow::counter("disk_write_bytes_total", "bytes", "Bytes written to whole disks.", |h| h.disk_write.number()),
+    MetricRow::counter("disk_reads_total", "", "Reads from whole disks.", |h| h.disk_reads.number()),
+    MetricRow::counter("disk_writes_total", "", "Writes to whole disks.", |h| h.disk_writes.number()),
     MetricRow::counter("network_receive_bytes_total", "bytes", "Bytes received on interfaces with a device behind them, each byte once.", |h| total(h, |n| n.rx_bytes.0)),
     MetricRow::counter("network_transmit_bytes_total", "bytes", "Bytes sent on interfaces with a device behind them, each byte once.", |h| total(h, |n| n.tx_bytes.0)),
     MetricRow::counter("network_receive_packets_total", "", "Packets received on the same interfaces.", |h| total(h, |n| n.rx_packets.0)),
@@ -42,8 +43,8 @@ static HOST: &[MetricRow<HostSample>] = &[
     MetricRow::counter("network_transmit_errors_total", "", "Sent packets with errors.", |h| total(h, |n| n.tx_errors.0)),
     MetricRow::counter("network_receive_dropped_total", "", "Received packets dropped.", |h| total(h, |n| n.rx_dropped.0)),
     MetricRow::counter("network_transmit_dropped_total", "", "Packets dropped before they were sent.", |h| total(h, |n| n.tx_dropped.0)),
-    MetricRow::gauge("tasks", "", "Processes and threads.", |h| number(&h.tasks)),
-    MetricRow::gauge("processes", "", "Processes.", |h| number(&h.processes)),
+    MetricRow::gauge("tasks", "", "Processes and threads.", |h| h.tasks.number()),
+    MetricRow::gauge("processes", "", "Processes.", |h| h.processes.number()),
     MetricRow::counter("pressure_cpu_waiting_seconds_total", "seconds", "Time some task waited for a processor.", |h| pressed(h, |p| p.cpu_waiting)),
     MetricRow::counter("pressure_memory_waiting_seconds_total", "seconds", "Time some task waited for memory.", |h| pressed(h, |p| p.memory_waiting)),
     MetricRow::counter("pressure_memory_stalled_seconds_total", "seconds", "Time all tasks waited for memory.", |h| pressed(h, |p| p.memory_stalled)),
@@ -94,7 +95,7 @@ fn total(host: &HostSample, pick: impl FnOnce(&NetworkSample) -> u64) -> Reading
 }
 
 fn pressed(host: &HostSample, pick: impl FnOnce(HostPressure) -> Nanos) -> Reading<SampleValue> {
-    number(&host.pressure.map(pick))
+    host.pressure.map(pick).number()
 }
 
 /// Writes the metrics of the node.

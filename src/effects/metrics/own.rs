@@ -2,22 +2,23 @@
 
 use super::counts::ProcessFootprint;
 use super::input::MetricsInput;
-use super::number::{MetricRow, number};
+use super::row::MetricRow;
+use serve::exposition::{Exposition, MetricFamily, MetricLabels, MetricType};
 use model::Reading;
+use model::sample_value::SampleValue;
 use model::view::NodeView;
-use serve::exposition::{Exposition, MetricFamily, MetricLabels, MetricType, SampleValue};
 use std::sync::atomic::Ordering;
 use wire::api::node::error_counter_word;
 
 #[rustfmt::skip]
 static PROCESS: &[MetricRow<ProcessFootprint>] = &[
-    MetricRow::gauge("process_start_time_seconds", "seconds", "When this program was started, in seconds since 1970.", |f| number(&f.started_seconds)),
-    MetricRow::counter("process_cpu_seconds_total", "seconds", "Processor time of this program.", |f| number(&f.cpu_seconds)),
-    MetricRow::gauge("process_resident_memory_bytes", "bytes", "Resident memory of this program.", |f| number(&f.resident)),
-    MetricRow::gauge("process_virtual_memory_bytes", "bytes", "Address space of this program.", |f| number(&f.address_space)),
-    MetricRow::gauge("process_open_fds", "", "Files this program has open.", |f| number(&f.files)),
-    MetricRow::gauge("process_max_fds", "", "Files this program may have open.", |f| number(&f.files_limit)),
-    MetricRow::gauge("process_threads", "", "Threads of this program.", |f| number(&f.threads)),
+    MetricRow::gauge("process_start_time_seconds", "seconds", "When this program was started, in seconds since 1970.", |f| f.started_seconds.number()),
+    MetricRow::counter("process_cpu_seconds_total", "seconds", "Processor time of this program.", |f| f.cpu_seconds.number()),
+    MetricRow::gauge("process_resident_memory_bytes", "bytes", "Resident memory of this program.", |f| f.resident.number()),
+    MetricRow::gauge("process_virtual_memory_bytes", "bytes", "Address space of this program.", |f| f.address_space.number()),
+    MetricRow::gauge("process_open_fds", "", "Files this program has open.", |f| f.files.number()),
+    MetricRow::gauge("process_max_fds", "", "Files this program may have open.", |f| f.files_limit.number()),
+    MetricRow::gauge("process_threads", "", "Threads of this program.", |f| f.threads.number()),
 ];
 
 const BUILD: MetricFamily = MetricFamily {

@@ -1,8 +1,9 @@
 //! Metrics of the device plugin: its registration with the kubelet, its slots and claims, calls and container starts.
 
 use super::input::MetricsInput;
+use serve::exposition::{Exposition, MetricFamily, MetricLabels};
 use model::plugin::{DeviceSlots, PluginView, PodFiles, RegistrationState};
-use serve::exposition::{Exposition, MetricFamily, MetricLabels, SampleValue};
+use model::sample_value::SampleValue;
 
 const REGISTERED: MetricFamily = MetricFamily::gauge(
     "gpu_steward_plugin_registered",

@@ -1,15 +1,16 @@
 //! Our own metrics of pods and containers.
 
-use super::number::{Measure, MetricRow, number};
+use super::row::MetricRow;
 use super::subject::LabelledSubjects;
+use serve::exposition::{Exposition, MetricFamily, MetricLabels, MetricType};
 use model::Reading;
 use model::cgroup::{CgroupSample, NetworkSample};
 use model::id::PodUid;
+use model::sample_value::{BaseUnits, SampleValue};
 use model::tally::GpuTally;
 use model::time::Monotonic;
 use model::unit::Nanos;
 use model::view::{ContainerView, GpuUse, NodeView, PodView};
-use serve::exposition::{Exposition, MetricFamily, MetricLabels, MetricType, SampleValue};
 use std::collections::HashMap;
 use std::sync::Arc;
 
@@ -19,28 +20,28 @@ const CONTAINER: &str = "gpu_steward_container_";
 /// Readings of a cgroup.
 #[rustfmt::skip]
 static CGROUP: &[MetricRow<CgroupSample>] = &[
-    MetricRow::counter("cpu_seconds_total", "seconds", "CPU time.", |s| number(&s.cpu_total)),
-    MetricRow::counter("cpu_user_seconds_total", "seconds", "CPU time in user mode.", |s| number(&s.cpu_user)),
-    MetricRow::counter("cpu_system_seconds_total", "seconds", "CPU time in the kernel.", |s| number(&s.cpu_system)),
+    MetricRow::counter("cpu_seconds_total", "seconds", "CPU time.", |s| s.cpu_total.number()),
+    MetricRow::counter("cpu_user_seconds_total", "seconds", "CPU time in user mode.", |s| s.cpu_user.number()),
+    MetricRow::counter("cpu_system_seconds_total", "seconds", "CPU time in the kernel.", |s| s.cpu_system.number()),
     MetricRow::gauge("cpu_limit_cores", "cores", "CPU limit; no series where there is none.", |s| limit(&s.cpu_limit, SampleValue::Real)),
-    MetricRow::counter("cpu_cfs_periods_total", "", "Enforcement periods with something to run.", |s| number(&s.cfs_periods)),
-    MetricRow::counter("cpu_cfs_throttled_periods_total", "", "Enforcement periods in which the quota was used up.", |s| number(&s.cfs_throttled_periods)),
-    MetricRow::counter("cpu_cfs_throttled_seconds_total", "seconds", "Time spent waiting for the next enforcement period.", |s| number(&s.cfs_throttled)),
-    MetricRow::gauge("memory_usage_bytes", "bytes", "Memory charged, page cache included.", |s| number(&s.memory_usage)),
-    MetricRow::gauge("memory_working_set_bytes", "bytes", "Memory without inactive file pages: the value by which the kubelet evicts.", |s| number(&s.memory_working_set)),
-    MetricRow::gauge("memory_rss_bytes", "bytes", "Anonymous memory.", |s| number(&s.memory_rss)),
-    MetricRow::gauge("memory_cache_bytes", "bytes", "Page cache.", |s| number(&s.memory_cache)),
-    MetricRow::gauge("memory_swap_bytes", "bytes", "Memory swapped out; no series where the kernel does not account for swap.", |s| number(&s.memory_swap)),
+    MetricRow::counter("cpu_cfs_periods_total", "", "Enforcement periods with something to run.", |s| s.cfs_periods.number()),
+    MetricRow::counter("cpu_cfs_throttled_periods_total", "", "Enforcement periods in which the quota was used up.", |s| s.cfs_throttled_periods.number()),
+    MetricRow::counter("cpu_cfs_throttled_seconds_total", "seconds", "Time spent waiting for the next enforcement period.", |s| s.cfs_throttled.number()),
+    MetricRow::gauge("memory_usage_bytes", "bytes", "Memory charged, page cache included.", |s| s.memory_usage.number()),
+    MetricRow::gauge("memory_working_set_bytes", "bytes", "Memory without inactive file pages: the value by which the kubelet evicts.", |s| s.memory_working_set.number()),
+    MetricRow::gauge("memory_rss_bytes", "bytes", "Anonymous memory.", |s| s.memory_rss.number()),
+    MetricRow::gauge("memory_cache_bytes", "bytes", "Page cache.", |s| s.memory_cache.number()),
+    MetricRow::gauge("memory_swap_bytes", "bytes", "Memory swapped out; no series where the kernel does not account for swap.", |s| s.memory_swap.number()),
     MetricRow::gauge("memory_limit_bytes", "bytes", "Memory limit; no series where there is none.", |s| limit(&s.memory_limit, |bytes| SampleValue::Whole(bytes.0))),
-    MetricRow::counter("oom_kills_total", "", "Processes that the kernel killed for lack of memory.", |s| number(&s.oom_kills)),
-    MetricRow::counter("io_read_bytes_total", "bytes", "Bytes read from block devices.", |s| number(&s.io_read)),
-    MetricRow::counter("io_write_bytes_total", "bytes", "Bytes written to block devices.", |s| number(&s.io_write)),
-    MetricRow::counter("io_reads_total", "", "Reads from block devices.", |s| number(&s.io_reads)),
-    MetricRow::counter("io_writes_total", "", "Writes to block devices.", |s| number(&s.io_writes)),
-    MetricRow::gauge("process_io_read_bytes", "bytes", "Bytes that the running processes read from storage, without processes that have ended.", |s| number(&s.process_io.map(|io| io.read))),
-    MetricRow::gauge("process_io_write_bytes", "bytes", "Bytes that the running processes wrote to storage, without processes that have ended.", |s| number(&s.process_io.map(|io| io.write))),
-    MetricRow::gauge("tasks", "", "Processes and threads.", |s| number(&s.tasks)),
-    MetricRow::gauge("processes", "", "Processes.", |s| number(&s.processes)),
+    MetricRow::counter("oom_kills_total", "", "Processes that the kernel killed for lack of memory.", |s| s.oom_kills.number()),
+    MetricRow::counter("io_read_bytes_total", "bytes", "Bytes read from block devices.", |s| s.io_read.number()),
+    MetricRow::counter("io_write_bytes_total", "bytes", "Bytes written to block devices.", |s| s.io_write.number()),
+    MetricRow::counter("io_reads_total", "", "Reads from block devices.", |s| s.io_reads.number()),
+    MetricRow::counter("io_writes_total", "", "Writes to block devices.", |s| s.io_writes.number()),
+    MetricRow::gauge("process_io_read_bytes", "bytes", "Bytes that the running processes read from storage, without processes that have ended.", |s| s.process_io.map(|io| io.read).number()),
+    MetricRow::gauge("process_io_write_bytes", "bytes", "Bytes that the running processes wrote to storage, without processes that have ended.", |s| s.process_io.map(|io| io.write).number()),
+    MetricRow::gauge("tasks", "", "Processes and threads.", |s| s.tasks.number()),
+    MetricRow::gauge("processes", "", "Processes.", |s| s.processes.number()),
     MetricRow::counter("pressure_cpu_waiting_seconds_total", "seconds", "Time some task waited for a processor.", |s| pressed(s, |p| p.cpu_waiting)),
     MetricRow::counter("pressure_cpu_stalled_seconds_total", "seconds", "Time all tasks waited for a processor.", |s| pressed(s, |p| p.cpu_stalled)),
     MetricRow::counter("pressure_memory_waiting_seconds_total", "seconds", "Time some task waited for memory.", |s| pressed(s, |p| p.memory_waiting)),
@@ -65,8 +66,8 @@ static NETWORK: &[MetricRow<Reading<NetworkSample>>] = &[
 /// Use of a GPU by the processes of a pod or container.
 #[rustfmt::skip]
 static SHARE: &[MetricRow<GpuUse>] = &[
-    MetricRow::gauge("gpu_memory_used_bytes", "bytes", "GPU memory that the processes hold, by GPU.", |s| number(&s.memory_used)),
-    MetricRow::gauge("gpu_sm_ratio", "ratio", "SM use of the processes, by GPU.", |s| number(&s.sm)),
+    MetricRow::gauge("gpu_memory_used_bytes", "bytes", "GPU memory that the processes hold, by GPU.", |s| s.memory_used.number()),
+    MetricRow::gauge("gpu_sm_ratio", "ratio", "SM use of the processes, by GPU.", |s| s.sm.number()),
     MetricRow::gauge("gpu_processes", "", "Processes on the GPU, by GPU.", |s| Reading::Measured(SampleValue::Whole(u64::from(s.processes)), Monotonic(0))),
 ];
 
@@ -101,8 +102,8 @@ const LABELS: MetricFamily = MetricFamily {
 /// The tally of a pod.
 #[rustfmt::skip]
 static TALLY: &[MetricRow<GpuTally>] = &[
-    MetricRow::counter("gpu_seconds_total", "seconds", "GPU time of the pod, by GPU: each second of a GPU is divided among its holders. The sum begins at 0 when the agent starts.", |t| Reading::Measured(t.held.number(), Monotonic(0))),
-    MetricRow::counter("gpu_energy_joules_total", "joules", "The pod's part of the energy that the GPU drew, by GPU: divided by SM use, or else like GPU time. The sum begins at 0 when the agent starts.", |t| Reading::Measured(t.energy.number(), Monotonic(0))),
+    MetricRow::counter("gpu_seconds_total", "seconds", "GPU time of the pod, by GPU: each second of a GPU is divided among its holders. The sum survives restarts of the agent.", |t| Reading::Measured(t.held.in_base_units(), Monotonic(0))),
+    MetricRow::counter("gpu_energy_joules_total", "joules", "The pod's part of the energy that the GPU drew, by GPU: divided by SM use, or else like GPU time. The sum survives restarts of the agent.", |t| Reading::Measured(t.energy.in_base_units(), Monotonic(0))),
 ];
 
 const REASON: MetricFamily = MetricFamily {
@@ -121,7 +122,7 @@ fn limit<T: Copy>(reading: &Reading<Option<T>>, number: impl FnOnce(T) -> Sample
 }
 
 fn pressed(sample: &CgroupSample, pick: impl FnOnce(model::cgroup::Pressure) -> Nanos) -> Reading<SampleValue> {
-    number(&sample.pressure.map(pick))
+    sample.pressure.map(pick).number()
 }
 
 fn total(network: &Reading<NetworkSample>, pick: impl FnOnce(&NetworkSample) -> u64) -> Reading<SampleValue> {

@@ -1,13 +1,14 @@
 //! Readings of a GPU that are taken rarely and are more than one number: NVLinks and fabric; and, where dcgm-exporter has
 //! the same value as one of the rare readings, its names.
 
-use super::number::{MetricRow, number};
+use super::row::MetricRow;
 use super::subject::LabelledSubjects;
+use serve::exposition::{Exposition, MetricFamily, MetricLabels, MetricType};
 use model::Reading;
+use model::sample_value::SampleValue;
 use model::unit::Count;
 use model::upkeep::{FabricState, LinkError, NvLink};
 use model::view::GpuView;
-use serve::exposition::{Exposition, MetricFamily, MetricLabels, MetricType, SampleValue};
 
 const PREFIX: &str = "gpu_steward_gpu_";
 
@@ -25,9 +26,9 @@ pub static GPU: &[MetricRow<GpuView>] = &[
 /// The readings under dcgm-exporter's names.
 #[rustfmt::skip]
 pub static DCGM: &[MetricRow<GpuView>] = &[
-    MetricRow::foreign_counter("DCGM_FI_DEV_RETIRED_SBE", "Total number of retired pages due to single-bit errors.", |g| number(&g.sample.upkeep.retired.corrected)),
-    MetricRow::foreign_counter("DCGM_FI_DEV_RETIRED_DBE", "Total number of retired pages due to double-bit errors.", |g| number(&g.sample.upkeep.retired.uncorrected)),
-    MetricRow::foreign_counter("DCGM_FI_DEV_RETIRED_PENDING", "Total number of pages pending retirement.", |g| number(&g.sample.upkeep.retired.pending)),
+    MetricRow::foreign_counter("DCGM_FI_DEV_RETIRED_SBE", "Total number of retired pages due to single-bit errors.", |g| g.sample.upkeep.retired.corrected.number()),
+    MetricRow::foreign_counter("DCGM_FI_DEV_RETIRED_DBE", "Total number of retired pages due to double-bit errors.", |g| g.sample.upkeep.retired.uncorrected.number()),
+    MetricRow::foreign_counter("DCGM_FI_DEV_RETIRED_PENDING", "Total number of pages pending retirement.", |g| g.sample.upkeep.retired.pending.number()),
     MetricRow::foreign_counter("DCGM_FI_DEV_NVLINK_CRC_FLIT_ERROR_COUNT_TOTAL", "Total number of NVLink flow-control CRC errors.", |g| sum(g, LinkError::CrcFlit)),
     MetricRow::foreign_counter("DCGM_FI_DEV_NVLINK_CRC_DATA_ERROR_COUNT_TOTAL", "Total number of NVLink data CRC errors.", |g| sum(g, LinkError::CrcData)),
     MetricRow::foreign_counter("DCGM_FI_DEV_NVLINK_REPLAY_ERROR_COUNT_TOTAL", "Total number of NVLink retries.", |g| sum(g, LinkError::Replay)),
@@ -87,7 +88,7 @@ fn sum(gpu: &GpuView, kind: LinkError) -> Reading<SampleValue> {
         (Reading::Absent(_), Reading::Measured(..)) => one,
         (_, Reading::Absent(_)) => sum,
     });
-    number(&sum.unwrap_or_default())
+    sum.unwrap_or_default().number()
 }
 
 /// Writes the readings that have more than one value for each GPU.

@@ -202,8 +202,8 @@ fn degrees(number: u64) -> Result<Celsius, Absence> {
 #[cfg(test)]
 pub(super) mod driven {
     use lab::scenario::ReadingKind as Q;
-    use model::reading_name::ReadingValue;
     use model::recovery::RecoveryAction;
+    use model::sample_value::{BaseUnits, SampleValue};
     use model::unit::{Bytes, BytesPerSecond, Celsius, Count, Megahertz, Millijoules, Nanos, Percent, Ratio, Watts};
 
     /// One row of [`model::gpu::GPU_READINGS`].
@@ -214,8 +214,8 @@ pub(super) mod driven {
         pub(in crate::nvml) calls: &'static [&'static str],
         /// The numbers of the fake driver that give it `value`.
         pub(in crate::nvml) numbers: &'static [(Q, f64)],
-        /// The value that the agent reads.
-        pub(in crate::nvml) value: ReadingValue,
+        /// The value that the agent reads, in base units.
+        pub(in crate::nvml) value: SampleValue,
     }
 
     const MEMORY: &[&str] = &["nvmlDeviceGetMemoryInfo*"];
@@ -233,9 +233,9 @@ pub(super) mod driven {
         name: (&'static str, &'static str),
         calls: &'static [&'static str],
         numbers: &'static [(Q, f64)],
-        value: impl Into<ReadingValue>,
+        value: impl BaseUnits,
     ) -> Driven {
-        Driven { name, calls, numbers, value: value.into() }
+        Driven { name, calls, numbers, value: value.in_base_units() }
     }
 
     /// The rows, in the order of that table. No two readings that could be confused have the same value.

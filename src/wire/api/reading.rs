@@ -1,11 +1,12 @@
 //! A reading in JSON, and the conversion of each unit of `model` to a plain number.
 
 use model::host::CgroupVersion;
-use model::reading_name::ReadingValue;
 use model::recovery::RecoveryAction;
+use model::sample_value::SampleValue;
 use model::time::Monotonic;
 use model::unit::{Bytes, BytesPerSecond, Celsius, Cores, Count, Megahertz, Millijoules, Nanos, Percent, Ratio, Watts};
 use serde::{Deserialize, Serialize};
+use serde_json::Number;
 use std::sync::Arc;
 
 /// A value with its age, or the reason why it is absent.
@@ -95,22 +96,6 @@ pub trait PlainJson {
     fn plain(&self) -> Self::Out;
 }
 
-/// A plain value of a reading of any unit.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-#[serde(untagged)]
-pub enum ValueJson {
-    /// Bytes, hertz, a number of things, a bit set.
-    Whole(u64),
-    /// A number that may have decimals.
-    Real(f64),
-    /// Degrees Celsius.
-    Degrees(i32),
-    /// Yes or no.
-    Flag(bool),
-    /// A stable short word.
-    Word(String),
-}
-
 macro_rules! plain {
     ($($noun:ty => $out:ty, |$value:ident| $change:expr;)*) => {
         $(impl PlainJson for $noun {
@@ -131,7 +116,7 @@ plain! {
     Watts => f64, |it| finite(it.0);
     Cores => f64, |it| finite(it.0);
     BytesPerSecond => f64, |it| finite(it.0);
-    Millijoules => f64, |it| joules(it.0);
+    Millijoules => f64, |it| it.joules();
     Megahertz => u64, |it| u64::from(it.0) * 1_000_000;
     Celsius => i32, |it| it.0;
     Nanos => f64, |it| it.as_seconds();
@@ -144,31 +129,15 @@ plain! {
     Arc<str> => String, |it| it.to_string();
     CgroupVersion => String, |it| it.code().to_owned();
     RecoveryAction => String, |it| recovery_word(*it);
-    ReadingValue => ValueJson, |it| match it {
-        ReadingValue::Bytes(it) => ValueJson::Whole(it.plain()),
-        ReadingValue::BytesPerSecond(it) => ValueJson::Real(it.plain()),
-        ReadingValue::Celsius(it) => ValueJson::Degrees(it.plain()),
-        ReadingValue::Count(it) => ValueJson::Whole(it.plain()),
-        ReadingValue::Megahertz(it) => ValueJson::Whole(it.plain()),
-        ReadingValue::Millijoules(it) => ValueJson::Real(it.plain()),
-        ReadingValue::Nanos(it) => ValueJson::Real(it.plain()),
-        ReadingValue::Percent(it) => ValueJson::Real(it.plain()),
-        ReadingValue::Ratio(it) => ValueJson::Real(it.plain()),
-        ReadingValue::Watts(it) => ValueJson::Real(it.plain()),
-        ReadingValue::Number(it) => ValueJson::Whole(it.plain()),
-        ReadingValue::Flag(it) => ValueJson::Flag(it.plain()),
-        ReadingValue::Recovery(it) => ValueJson::Word(it.plain()),
+    SampleValue => Number, |it| match it {
+        SampleValue::Whole(it) => Number::from(*it),
+        SampleValue::Real(it) => Number::from_f64(*it).unwrap_or(Number::from(0)),
     };
 }
 
 /// Replaces infinity and not-a-number by 0, because JSON cannot hold them. No source should produce them.
 fn finite(value: f64) -> f64 {
     if value.is_finite() { value } else { 0.0 }
-}
-
-#[expect(clippy::cast_precision_loss, reason = "exact below 2^53 mJ, which a 1 kW GPU reaches after 285 years")]
-fn joules(millijoules: u64) -> f64 {
-    millijoules as f64 / 1e3
 }
 
 fn recovery_word(action: RecoveryAction) -> String {

@@ -4,18 +4,14 @@ use super::{FakeGpu, Harness, ReadingKind, Scenario, error, fake_gpus, of, with}
 use crate::nvml::read::driven;
 use lab::scenario::{FakeProcess, MigDetail, MigSlot, process};
 use model::gpu::GPU_READINGS;
-use model::reading_name::ReadingValue;
+use model::sample_value::SampleValue;
 use model::unit::{Bytes, Percent, Ratio};
 use model::{Absence, Reading};
 
-/// Whether two values have the same unit and are equal, up to the rounding of rates and shares.
-fn equal(measured: ReadingValue, expected: ReadingValue) -> bool {
-    let near = |measured: f64, expected: f64| (measured / expected - 1.0).abs() < 0.001;
+/// Whether two values are equal, up to the rounding of rates and shares.
+fn equal(measured: SampleValue, expected: SampleValue) -> bool {
     match (measured, expected) {
-        (ReadingValue::BytesPerSecond(measured), ReadingValue::BytesPerSecond(expected)) => {
-            near(measured.0, expected.0)
-        }
-        (ReadingValue::Ratio(measured), ReadingValue::Ratio(expected)) => near(measured.0, expected.0),
+        (SampleValue::Real(measured), SampleValue::Real(expected)) => (measured / expected - 1.0).abs() < 0.001,
         _ => measured == expected,
     }
 }
