@@ -67,6 +67,30 @@ pub struct GpuReport {
     /// Number of processes; unset while the agent has no list of them. 0 also where the driver never lists any.
     #[prost(uint32, optional, tag = "6")]
     pub processes: ::core::option::Option<u32>,
+    /// The states of the readings above.
+    #[prost(message, optional, tag = "7")]
+    pub memory_total_state: ::core::option::Option<ReadingState>,
+    #[prost(message, optional, tag = "8")]
+    pub memory_used_state: ::core::option::Option<ReadingState>,
+    #[prost(message, optional, tag = "9")]
+    pub memory_unattributed_state: ::core::option::Option<ReadingState>,
+    #[prost(message, optional, tag = "10")]
+    pub processes_state: ::core::option::Option<ReadingState>,
+}
+/// The age of a reading, or the reason why it is absent. A difference of the age alone is not sent. An agent of an earlier release
+/// sends no state: then neither is known.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ReadingState {
+    /// Milliseconds between the measurement and the message that has the value; unset while it is not known.
+    #[prost(uint32, optional, tag = "1")]
+    pub age_ms: ::core::option::Option<u32>,
+    /// Why there is no value: a stable short word, such as `call_hangs`; empty while it is not known. A receiver takes a word that it
+    /// does not know for an empty one.
+    #[prost(string, tag = "2")]
+    pub absent: ::prost::alloc::string::String,
+    /// The number of the error, where `absent` is `nvml_error`.
+    #[prost(uint32, optional, tag = "3")]
+    pub nvml_error: ::core::option::Option<u32>,
 }
 /// One pod that requests GPUs, or has processes on one.
 #[derive(Clone, PartialEq, ::prost::Message)]
@@ -89,6 +113,9 @@ pub struct GpuUse {
     /// Bytes.
     #[prost(uint64, optional, tag = "3")]
     pub memory_used: ::core::option::Option<u64>,
+    /// The state of that reading.
+    #[prost(message, optional, tag = "4")]
+    pub memory_used_state: ::core::option::Option<ReadingState>,
 }
 /// One message of the leader: what it knows of the node now. Sent at the begin, when it differs, and at least every ten
 /// seconds.

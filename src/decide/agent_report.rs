@@ -7,7 +7,9 @@ use model::agent_stream::{
 use model::gpu::MigInstance;
 use model::id::{GpuUuid, PodUid};
 use model::process::GpuProcess;
-use model::reading::Absence;
+use model::reading::{Absence, Reading};
+use model::reported_reading::ReportedReading;
+use model::time::Monotonic;
 use model::unit::Bytes;
 use model::view::{GpuHealth, GpuUse, GpuView, NodeView};
 use std::collections::BTreeMap;
@@ -34,9 +36,10 @@ pub fn report(view: &NodeView, stages: &SharingStages, leaving: bool) -> AgentRe
         (false, false) => AgentPhase::Starting,
     };
     report.early = stages.early;
-    let gpus = view.gpus.iter().map(|gpu| (gpu.gpu.uuid.clone(), gpu_of(gpu)));
+    let now = view.now.monotonic;
+    let gpus = view.gpus.iter().map(|gpu| (gpu.gpu.uuid.clone(), gpu_of(gpu, now)));
     let instances = view.gpus.iter().flat_map(|gpu| gpu.gpu.instances().iter().map(move |own| (gpu, own)));
-    let instances = instances.map(|(gpu, own)| (own.uuid.clone(), instance_of(gpu, own)));
+    let instances = instances.map(|(gpu, own)| (own.uuid.clone(), instance_of(gpu, own, now)));
     report.gpus = gpus.chain(instances).take(MAX_REPORTED_GPUS).collect();
     let mut pods: Vec<(PodUid, ReportedPod)> = stages
         .pods
@@ -47,7 +50,7 @@ pub fn report(view: &NodeView, stages: &SharingStages, leaving: bool) -> AgentRe
     pods.sort_by_key(|(_, pod)| (pod.stage == PodStage::Refused, pod.stage));
     report.pods = pods.into_iter().take(MAX_REPORTED_PODS).collect();
     for pod in view.pods.iter().filter(|pod| pod.gpus.iter().any(|used| used.processes > 0)) {
-        let (uses, full) = (uses(&pod.gpus), report.pods.len() >= MAX_REPORTED_PODS);
+        let (uses, full) = (uses(&pod.gpus, now), report.pods.len() >= MAX_REPORTED_PODS);
         match report.pods.get_mut(&pod.uid) {
             Some(reported) => reported.uses = uses,
             None if !full => {
@@ -60,49 +63,53 @@ pub fn report(view: &NodeView, stages: &SharingStages, leaving: bool) -> AgentRe
     report
 }
 
-/// The list of the processes on a GPU; `None` while there is none, so that the leader keeps what pods that have ended may still
-/// use. A driver without such a list shows no process and never will, so nothing is to be waited for.
-fn listed(gpu: &GpuView) -> Option<&[GpuProcess]> {
-    match gpu.processes.absence() {
-        None => gpu.processes.value().map(|list| &**list),
-        Some(Absence::NotSupported | Absence::NotInThisDriver | Absence::NoPermission) => Some(&[]),
-        Some(_) => None,
+/// The number of the processes on a GPU that `counted` counts in their list. It is absent while there is no list, so that the
+/// leader keeps what pods that have ended may still use. A driver without such a list shows no process and never will, so nothing
+/// is to be waited for.
+fn processes(gpu: &GpuView, now: Monotonic, counted: impl FnOnce(&[GpuProcess]) -> usize) -> ReportedReading<u32> {
+    let number = |list: &[GpuProcess]| u32::try_from(counted(list)).unwrap_or(u32::MAX);
+    match &gpu.processes {
+        Reading::Measured(list, at) => ReportedReading::of(&Reading::Measured(number(list), *at), now),
+        Reading::Absent(Absence::NotSupported | Absence::NotInThisDriver | Absence::NoPermission) => {
+            ReportedReading::Measured(number(&[]), None)
+        }
+        Reading::Absent(why) => ReportedReading::Absent(Some(*why)),
     }
 }
 
 /// A MIG instance, which claims name like a GPU.
-fn instance_of(gpu: &GpuView, own: &MigInstance) -> ReportedGpu {
+fn instance_of(gpu: &GpuView, own: &MigInstance, now: Monotonic) -> ReportedGpu {
     let inside = |list: &[GpuProcess]| list.iter().filter(|process| process.mig.as_ref() == Some(&own.uuid)).count();
     ReportedGpu {
         healthy: gpu.health == GpuHealth::Healthy,
-        memory_total: own.memory_total.get(),
-        memory_used: None,
-        memory_unattributed: None,
-        processes: listed(gpu).map(|list| u32::try_from(inside(list)).unwrap_or(u32::MAX)),
+        memory_total: ReportedReading::of(&own.memory_total, now),
+        memory_used: ReportedReading::UNKNOWN,
+        memory_unattributed: ReportedReading::UNKNOWN,
+        processes: processes(gpu, now, inside),
     }
 }
 
-fn gpu_of(gpu: &GpuView) -> ReportedGpu {
-    let processes = listed(gpu).map(|list| u32::try_from(list.len()).unwrap_or(u32::MAX));
+fn gpu_of(gpu: &GpuView, now: Monotonic) -> ReportedGpu {
+    let listed = processes(gpu, now, <[GpuProcess]>::len);
     ReportedGpu {
         healthy: gpu.health == GpuHealth::Healthy,
-        memory_total: gpu.gpu.memory_total.get(),
-        memory_used: gpu.sample.memory_used.get(),
-        memory_unattributed: gpu.unattributed_memory.get(),
-        processes: processes.map(|processes| processes.saturating_add(gpu.processes_left_out)),
+        memory_total: ReportedReading::of(&gpu.gpu.memory_total, now),
+        memory_used: ReportedReading::of(&gpu.sample.memory_used, now),
+        memory_unattributed: ReportedReading::of(&gpu.unattributed_memory, now),
+        processes: listed.map(|listed| listed.saturating_add(gpu.processes_left_out)),
     }
 }
 
 /// The use of one pod, by the device that its processes run on. An amount that is absent for one of two parts is absent.
-fn uses(gpus: &[GpuUse]) -> ReportedUses {
+fn uses(gpus: &[GpuUse], now: Monotonic) -> ReportedUses {
     let mut uses: BTreeMap<GpuUuid, ReportedUse> = BTreeMap::new();
     for used in gpus.iter().filter(|used| used.processes > 0).take(MAX_REPORTED_USES) {
         let device = used.mig.as_ref().unwrap_or(&used.gpu).clone();
-        let memory = used.memory_used.get();
+        let memory = ReportedReading::of(&used.memory_used, now);
         uses.entry(device)
             .and_modify(|sum| {
                 sum.processes = sum.processes.saturating_add(used.processes);
-                sum.memory_used = sum.memory_used.zip(memory).map(|(a, b)| Bytes(a.0.saturating_add(b.0)));
+                sum.memory_used = sum.memory_used.sum(memory, Bytes::plus);
             })
             .or_insert(ReportedUse { processes: used.processes, memory_used: memory });
     }
@@ -114,8 +121,8 @@ mod tests {
     use super::*;
     use crate::unread;
     use model::id::NodeName;
-    use model::reading::Reading;
-    use model::time::{Monotonic, Now};
+    use model::reported_reading::ReadingAge;
+    use model::time::Now;
     use model::view::PodView;
     use std::sync::Arc;
 
@@ -174,7 +181,8 @@ mod tests {
             [(uid(1), PodStage::Started, 2, 3), (uid(2), PodStage::Waiting, 0, 0), (uid(3), PodStage::Ended, 1, 2)]
         );
         let sum = report.pods[&uid(3)].uses.iter().next().unwrap().1;
-        assert_eq!(sum.memory_used, None, "one part is not known");
+        let why = ReportedReading::Absent(Some(Absence::NotSupported));
+        assert_eq!(sum.memory_used, why, "one part is not known");
     }
 
     #[test]
@@ -184,12 +192,13 @@ mod tests {
             view.gpus = vec![GpuView { processes: list, ..unread::view(unread::gpu(1)) }];
             report(&view, &SharingStages::default(), false).gpus.values().next().unwrap().processes
         };
-        assert_eq!(processes(Reading::Measured(Arc::from([]), Monotonic(1))), Some(0));
+        let listed = processes(Reading::Measured(Arc::from([]), Monotonic(1)));
+        assert_eq!(listed, ReportedReading::Measured(0, Some(ReadingAge(0))));
         for why in [Absence::NotYet, Absence::CallHangs, Absence::DriverNotLoaded, Absence::Nvml(999)] {
-            assert_eq!(processes(Reading::Absent(why)), None, "{why}");
+            assert_eq!(processes(Reading::Absent(why)), ReportedReading::Absent(Some(why)), "{why}");
         }
         for why in [Absence::NotSupported, Absence::NotInThisDriver, Absence::NoPermission] {
-            assert_eq!(processes(Reading::Absent(why)), Some(0), "{why}");
+            assert_eq!(processes(Reading::Absent(why)), ReportedReading::Measured(0, None), "{why}");
         }
     }
 
@@ -209,7 +218,7 @@ mod tests {
         view.gpus = vec![unread::view(gpu)];
         let shown = |view: &NodeView| -> Vec<(String, Option<u32>)> {
             let gpus = report(view, &SharingStages::default(), false).gpus;
-            gpus.into_iter().map(|(uuid, gpu)| (uuid.to_string(), gpu.processes)).collect()
+            gpus.into_iter().map(|(uuid, gpu)| (uuid.to_string(), gpu.processes.get())).collect()
         };
         let all = |processes| ["GPU-1", "MIG-1", "MIG-2"].map(|uuid| (uuid.to_owned(), processes));
         assert_eq!(shown(&view), all(None));

@@ -60,16 +60,17 @@ mod tests {
     use super::*;
     use model::agent_stream::{AgentPhase, ReportedGpu};
     use model::id::{GpuUuid, NodeName};
+    use model::reported_reading::{ReadingAge, ReportedReading};
     use model::unit::Bytes;
 
     fn report(mib: u64) -> AgentReport {
         let mut report = AgentReport::of(NodeName::parse("n1").unwrap());
         let gpu = ReportedGpu {
             healthy: true,
-            memory_total: None,
-            memory_used: Some(Bytes(mib << 20)),
-            memory_unattributed: None,
-            processes: None,
+            memory_total: ReportedReading::UNKNOWN,
+            memory_used: ReportedReading::Measured(Bytes(mib << 20), None),
+            memory_unattributed: ReportedReading::UNKNOWN,
+            processes: ReportedReading::UNKNOWN,
         };
         report.gpus.insert(GpuUuid::parse("GPU-0").unwrap(), gpu);
         report
@@ -93,6 +94,20 @@ mod tests {
         assert_eq!(pace.due(at(11_000), &report(563)), Some(AgentMessage::Beat));
         // The amount is compared with what was sent, not with what was seen last.
         assert!(matches!(pace.due(at(12_000), &report(564)), Some(AgentMessage::Change(_))));
+    }
+
+    #[test]
+    fn a_reading_that_only_grows_older_is_not_sent() {
+        let aged = |age| {
+            let mut report = report(7);
+            let gpu = report.gpus.values_mut().next().unwrap();
+            gpu.memory_used = ReportedReading::Measured(Bytes(7 << 20), Some(ReadingAge(age)));
+            report
+        };
+        let mut pace = ReportPace::default();
+        assert_eq!(pace.due(at(0), &aged(10)), Some(AgentMessage::Full(aged(10))));
+        assert_eq!(pace.due(at(5000), &aged(5010)), None);
+        assert_eq!(pace.due(at(10_000), &aged(10_010)), Some(AgentMessage::Beat));
     }
 
     #[test]

@@ -21,6 +21,7 @@ use model::id::{GpuUuid, NodeName, PodRef, PodUid};
 use model::lease::LeaseName;
 use model::placement::PlacementRequest;
 use model::pod::Pod;
+use model::reported_reading::ReportedReading;
 use model::time::Monotonic;
 use parking_lot::Mutex;
 use std::collections::{BTreeMap, HashMap};
@@ -482,7 +483,9 @@ fn take_over(cluster: &mut ClusterState, pod: &Pod, (bound, origin): ShownPod) {
 
 /// The mistake [`PlantedMistake::NoListIsEmpty`].
 fn lists_none(gpu: &mut ReportedGpu) {
-    gpu.processes = gpu.processes.or(Some(0));
+    if gpu.processes.value().is_none() {
+        gpu.processes = ReportedReading::Measured(0, None);
+    }
 }
 
 /// The word of a claim's state in metrics.

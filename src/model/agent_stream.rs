@@ -1,6 +1,7 @@
 //! What an agent reports to the leading extender, and what the leader answers.
 
 use crate::id::{GpuUuid, NodeName, PodUid};
+use crate::reported_reading::ReportedReading;
 use crate::unit::Bytes;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -55,14 +56,14 @@ pub struct ReportedGpu {
     /// Whether it is fit for new containers.
     pub healthy: bool,
     /// Its memory.
-    pub memory_total: Option<Bytes>,
+    pub memory_total: ReportedReading<Bytes>,
     /// Memory in use by processes.
-    pub memory_used: Option<Bytes>,
+    pub memory_used: ReportedReading<Bytes>,
     /// Memory in use that no process of a pod explains.
-    pub memory_unattributed: Option<Bytes>,
-    /// Number of processes; `None` while the agent has no list of them, which is not the same as none. 0 also where the driver
-    /// never lists any, because then the agent never sees one.
-    pub processes: Option<u32>,
+    pub memory_unattributed: ReportedReading<Bytes>,
+    /// Number of processes; absent while the agent has no list of them, which is not the same as none. 0 without an age where
+    /// the driver never lists any, because then the agent never sees one.
+    pub processes: ReportedReading<u32>,
 }
 
 /// What the processes of a pod use of one GPU or MIG instance.
@@ -71,7 +72,7 @@ pub struct ReportedUse {
     /// Number of processes.
     pub processes: u32,
     /// Memory that they hold.
-    pub memory_used: Option<Bytes>,
+    pub memory_used: ReportedReading<Bytes>,
 }
 
 /// What the processes of one pod use, by GPU or MIG instance. A leader keeps one for each pod of the cluster, and most have one
@@ -203,7 +204,7 @@ impl AgentReport {
     }
 
     /// What differs from the report `sent` that the leader has. An amount of memory that differs by less than
-    /// [`MEMORY_DEAD_BAND`] does not count.
+    /// [`MEMORY_DEAD_BAND`] does not count, and the age of a reading does not either.
     #[must_use]
     pub fn changes_since(&self, sent: &AgentReport) -> ReportChange {
         let gpu_differs = |uuid: &GpuUuid, gpu: &ReportedGpu| sent.gpus.get(uuid).is_none_or(|sent| gpu.differs(sent));
@@ -262,10 +263,10 @@ impl AgentReport {
 impl ReportedGpu {
     fn differs(&self, sent: &ReportedGpu) -> bool {
         self.healthy != sent.healthy
-            || self.processes != sent.processes
-            || self.memory_total != sent.memory_total
-            || beyond_band(self.memory_used, sent.memory_used)
-            || beyond_band(self.memory_unattributed, sent.memory_unattributed)
+            || self.processes.differs(&sent.processes, |now, sent| now != sent)
+            || self.memory_total.differs(&sent.memory_total, |now, sent| now != sent)
+            || self.memory_used.differs(&sent.memory_used, beyond_band)
+            || self.memory_unattributed.differs(&sent.memory_unattributed, beyond_band)
     }
 }
 
@@ -281,7 +282,7 @@ impl ReportedPod {
             || self.uses.iter().len() != sent.uses.iter().len()
             || self.uses.iter().any(|(device, now)| {
                 sent.uses.get(device).is_none_or(|sent| {
-                    now.processes != sent.processes || beyond_band(now.memory_used, sent.memory_used)
+                    now.processes != sent.processes || now.memory_used.differs(&sent.memory_used, beyond_band)
                 })
             })
     }
@@ -300,27 +301,26 @@ impl ReportChange {
     }
 }
 
-/// Whether two amounts differ so much that the second must be sent. A value that appears or disappears always counts.
-fn beyond_band(now: Option<Bytes>, sent: Option<Bytes>) -> bool {
-    match (now, sent) {
-        (Some(now), Some(sent)) => now.0.abs_diff(sent.0) >= MEMORY_DEAD_BAND.0,
-        (now, sent) => now != sent,
-    }
+/// Whether two amounts differ so much that the first must be sent.
+fn beyond_band(now: Bytes, sent: Bytes) -> bool {
+    now.0.abs_diff(sent.0) >= MEMORY_DEAD_BAND.0
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::reading::Absence;
+    use crate::reported_reading::ReadingAge;
 
     const MIB: u64 = 1 << 20;
 
     fn gpu(used: u64) -> ReportedGpu {
         ReportedGpu {
             healthy: true,
-            memory_total: Some(Bytes(80 << 30)),
-            memory_used: Some(Bytes(used)),
-            memory_unattributed: None,
-            processes: Some(1),
+            memory_total: ReportedReading::Measured(Bytes(80 << 30), Some(ReadingAge(5))),
+            memory_used: ReportedReading::Measured(Bytes(used), Some(ReadingAge(5))),
+            memory_unattributed: ReportedReading::Absent(Some(Absence::NotYet)),
+            processes: ReportedReading::Measured(1, Some(ReadingAge(5))),
         }
     }
 
@@ -345,11 +345,18 @@ mod tests {
         assert!(report(64 * MIB - 1).changes_since(&sent).gpus.is_empty());
         assert_eq!(report(64 * MIB).changes_since(&sent).gpus.len(), 1);
         let mut absent = report(0);
-        absent.gpus.get_mut(&uuid(0)).unwrap().memory_used = None;
+        absent.gpus.get_mut(&uuid(0)).unwrap().memory_used = ReportedReading::UNKNOWN;
         assert_eq!(absent.changes_since(&sent).gpus.len(), 1);
         let mut more = report(0);
-        more.gpus.get_mut(&uuid(0)).unwrap().processes = Some(2);
+        more.gpus.get_mut(&uuid(0)).unwrap().processes = ReportedReading::Measured(2, None);
         assert_eq!(more.changes_since(&sent).gpus.len(), 1);
+        let mut older = report(0);
+        let gpu = older.gpus.get_mut(&uuid(0)).unwrap();
+        (gpu.processes, gpu.memory_used) =
+            (ReportedReading::Measured(1, None), ReportedReading::Measured(Bytes(0), Some(ReadingAge(60_000))));
+        assert!(older.changes_since(&sent).gpus.is_empty(), "only the ages differ");
+        older.gpus.get_mut(&uuid(0)).unwrap().memory_unattributed = ReportedReading::Absent(Some(Absence::CallHangs));
+        assert_eq!(older.changes_since(&sent).gpus.len(), 1, "absent for another reason");
     }
 
     #[test]
@@ -358,7 +365,8 @@ mod tests {
         now.phase = AgentPhase::Leaving;
         now.early = Some(true);
         now.pods.clear();
-        let uses = [(uuid(0), ReportedUse { processes: 1, memory_used: None })].into_iter().collect();
+        let uses =
+            [(uuid(0), ReportedUse { processes: 1, memory_used: ReportedReading::UNKNOWN })].into_iter().collect();
         now.pods.insert(uid(1), ReportedPod { stage: PodStage::Started, uses });
         now.gpus.insert(uuid(1), gpu(0));
         let change = now.changes_since(&sent);

@@ -67,6 +67,7 @@ pub mod claim;
 pub mod gpu_pod;
 pub mod placement;
 pub mod lease;
+pub mod reported_reading;
 pub mod agent_stream;
 pub mod authority;
 pub mod file_stamp;

@@ -70,6 +70,43 @@ pub enum Absence {
 }
 
 impl Absence {
+    /// All reasons without a number of their own.
+    const PLAIN: [Absence; 25] = [
+        Absence::NotYet,
+        Absence::NotSupported,
+        Absence::NoPermission,
+        Absence::CallStalls,
+        Absence::CallHangs,
+        Absence::GpuLost,
+        Absence::ResetRequired,
+        Absence::DriverNotLoaded,
+        Absence::LibraryNotFound,
+        Absence::NotInThisDriver,
+        Absence::NotThisArchitecture,
+        Absence::MigEnabled,
+        Absence::HostNetwork,
+        Absence::KernelDoesNotCount,
+        Absence::NoSuchFile,
+        Absence::Unreadable,
+        Absence::Vanished,
+        Absence::NoLivingProcess,
+        Absence::ProcessesHidden,
+        Absence::NeedsPtrace,
+        Absence::CounterReset,
+        Absence::NotAttributable,
+        Absence::ThroughSwitch,
+        Absence::SwitchedOff,
+        Absence::Released,
+    ];
+
+    /// The reason with this short word; `nvml_error` is the number of an NVML error. `None`: this release has no such
+    /// reason.
+    #[must_use]
+    pub fn parse(code: &str, nvml_error: Option<u32>) -> Option<Absence> {
+        let plain = Absence::PLAIN.into_iter().find(|why| why.code() == code);
+        plain.or_else(|| nvml_error.map(Absence::Nvml).filter(|why| why.code() == code))
+    }
+
     /// A stable short word, for label values and JSON.
     #[must_use]
     pub fn code(self) -> &'static str {
@@ -266,6 +303,17 @@ mod tests {
     fn mapping_keeps_time_and_reason() {
         assert_eq!(Reading::Measured(2, Monotonic(7)).map(|v| v * 2), Reading::Measured(4, Monotonic(7)));
         assert_eq!(Reading::<u8>::Absent(Absence::GpuLost).map(|v| v * 2), Reading::Absent(Absence::GpuLost));
+    }
+
+    #[test]
+    fn a_reason_is_found_by_its_word() {
+        for why in Absence::PLAIN {
+            assert_eq!(Absence::parse(why.code(), None), Some(why));
+        }
+        assert_eq!(Absence::parse("nvml_error", Some(15)), Some(Absence::Nvml(15)));
+        for (code, number) in [("nvml_error", None), ("", None), ("", Some(15)), ("of_a_later_release", Some(1))] {
+            assert_eq!(Absence::parse(code, number), None, "{code}");
+        }
     }
 
     #[test]

@@ -8,6 +8,8 @@ use model::agent_stream::{
     PodStage, ReportChange, ReportedGpu, ReportedPod, ReportedUse,
 };
 use model::id::{GpuUuid, NodeName, PodUid};
+use model::reading::Absence;
+use model::reported_reading::{ReadingAge, ReportedReading};
 use model::unit::Bytes;
 use proto::stream as wire;
 use std::collections::BTreeMap;
@@ -115,10 +117,10 @@ fn gpus(list: Vec<wire::GpuReport>) -> Result<BTreeMap<GpuUuid, ReportedGpu>, Ba
     let gpu = |gpu: wire::GpuReport| {
         let reported = ReportedGpu {
             healthy: gpu.healthy,
-            memory_total: gpu.memory_total.map(Bytes),
-            memory_used: gpu.memory_used.map(Bytes),
-            memory_unattributed: gpu.memory_unattributed.map(Bytes),
-            processes: gpu.processes,
+            memory_total: reading(gpu.memory_total.map(Bytes), gpu.memory_total_state),
+            memory_used: reading(gpu.memory_used.map(Bytes), gpu.memory_used_state),
+            memory_unattributed: reading(gpu.memory_unattributed.map(Bytes), gpu.memory_unattributed_state),
+            processes: reading(gpu.processes, gpu.processes_state),
         };
         Ok((uuid(&gpu.uuid)?, reported))
     };
@@ -129,14 +131,23 @@ fn pods(list: Vec<wire::PodReport>) -> Result<BTreeMap<PodUid, ReportedPod>, Bad
     bounded("pods", list.len(), MAX_REPORTED_PODS)?;
     let pod = |pod: wire::PodReport| {
         bounded("GPUs of one pod", pod.uses.len(), MAX_REPORTED_USES)?;
-        let used = |used: &wire::GpuUse| {
-            let reported = ReportedUse { processes: used.processes, memory_used: used.memory_used.map(Bytes) };
-            Ok((uuid(&used.uuid)?, reported))
+        let used = |used: wire::GpuUse| {
+            let memory_used = reading(used.memory_used.map(Bytes), used.memory_used_state);
+            Ok((uuid(&used.uuid)?, ReportedUse { processes: used.processes, memory_used }))
         };
-        let uses = pod.uses.iter().map(used).collect::<Result<_, BadMessage>>()?;
+        let uses = pod.uses.into_iter().map(used).collect::<Result<_, BadMessage>>()?;
         Ok((uid(&pod.uid)?, ReportedPod { stage: stage(pod.stage), uses }))
     };
     list.into_iter().map(pod).collect()
+}
+
+/// A missing value is absent, and what the message does not say of it is not known.
+fn reading<T>(value: Option<T>, state: Option<wire::ReadingState>) -> ReportedReading<T> {
+    let state = state.unwrap_or_default();
+    match value {
+        Some(value) => ReportedReading::Measured(value, state.age_ms.map(ReadingAge)),
+        None => ReportedReading::Absent(Absence::parse(&state.absent, state.nvml_error)),
+    }
 }
 
 /// A stage that this version does not know proves nothing: the pod may still have to ask.
@@ -200,10 +211,14 @@ fn from_gpus(gpus: &BTreeMap<GpuUuid, ReportedGpu>) -> Vec<wire::GpuReport> {
     let gpu = |(uuid, gpu): (&GpuUuid, &ReportedGpu)| wire::GpuReport {
         uuid: uuid.to_string(),
         healthy: gpu.healthy,
-        memory_total: gpu.memory_total.map(|bytes| bytes.0),
-        memory_used: gpu.memory_used.map(|bytes| bytes.0),
-        memory_unattributed: gpu.memory_unattributed.map(|bytes| bytes.0),
-        processes: gpu.processes,
+        memory_total: gpu.memory_total.get().map(|bytes| bytes.0),
+        memory_used: gpu.memory_used.get().map(|bytes| bytes.0),
+        memory_unattributed: gpu.memory_unattributed.get().map(|bytes| bytes.0),
+        processes: gpu.processes.get(),
+        memory_total_state: state(&gpu.memory_total),
+        memory_used_state: state(&gpu.memory_used),
+        memory_unattributed_state: state(&gpu.memory_unattributed),
+        processes_state: state(&gpu.processes),
     };
     gpus.iter().map(gpu).collect()
 }
@@ -212,7 +227,8 @@ fn from_pods(pods: &BTreeMap<PodUid, ReportedPod>) -> Vec<wire::PodReport> {
     let used = |(uuid, used): (&GpuUuid, &ReportedUse)| wire::GpuUse {
         uuid: uuid.to_string(),
         processes: used.processes,
-        memory_used: used.memory_used.map(|bytes| bytes.0),
+        memory_used: used.memory_used.get().map(|bytes| bytes.0),
+        memory_used_state: state(&used.memory_used),
     };
     let stage = |stage: PodStage| match stage {
         PodStage::Waiting => wire::Stage::Waiting,
@@ -227,6 +243,20 @@ fn from_pods(pods: &BTreeMap<PodUid, ReportedPod>) -> Vec<wire::PodReport> {
         uses: pod.uses.iter().map(used).collect(),
     };
     pods.iter().map(pod).collect()
+}
+
+/// The age of a reading, or the reason why it is absent; `None`: that is not known.
+fn state<T>(reading: &ReportedReading<T>) -> Option<wire::ReadingState> {
+    match reading {
+        ReportedReading::Measured(_, age) => {
+            age.map(|ReadingAge(age)| wire::ReadingState { age_ms: Some(age), ..wire::ReadingState::default() })
+        }
+        ReportedReading::Absent(why) => why.map(|why| wire::ReadingState {
+            age_ms: None,
+            absent: why.code().to_owned(),
+            nvml_error: if let Absence::Nvml(number) = why { Some(number) } else { None },
+        }),
+    }
 }
 
 /// Reads a message of the leader.
@@ -279,14 +309,24 @@ mod tests {
         any::<u32>().prop_map(|number| GpuUuid::parse(&format!("GPU-{number}")).unwrap())
     }
 
-    fn bytes() -> impl Strategy<Value = Option<Bytes>> {
-        prop::option::of(any::<u64>().prop_map(Bytes))
+    fn readings<T: std::fmt::Debug>(value: impl Strategy<Value = T>) -> impl Strategy<Value = ReportedReading<T>> {
+        use Absence::{CallHangs, GpuLost, NotYet, Nvml};
+        let reasons = prop::sample::select(vec![None, Some(NotYet), Some(CallHangs), Some(GpuLost), Some(Nvml(15))]);
+        prop_oneof![
+            (value, any::<Option<u32>>())
+                .prop_map(|(value, age)| ReportedReading::Measured(value, age.map(ReadingAge))),
+            reasons.prop_map(ReportedReading::Absent),
+        ]
+    }
+
+    fn bytes() -> impl Strategy<Value = ReportedReading<Bytes>> {
+        readings(any::<u64>().prop_map(Bytes))
     }
 
     prop_compose! {
         fn gpu()(
             healthy: bool, memory_total in bytes(), memory_used in bytes(), memory_unattributed in bytes(),
-            processes: Option<u32>,
+            processes in readings(any::<u32>()),
         ) -> ReportedGpu {
             ReportedGpu { healthy, memory_total, memory_used, memory_unattributed, processes }
         }
@@ -365,6 +405,72 @@ mod tests {
         }
         let both = wire::AgentMessage { change: Some(wire::NodeChange::default()), ..full(node()) };
         assert_eq!(agent_message(both), Err(BadMessage::Both));
+    }
+
+    /// A report of one GPU whose message has these fields.
+    fn read_gpu(gpu: wire::GpuReport) -> ReportedGpu {
+        let gpu = wire::GpuReport { uuid: "GPU-1".into(), ..gpu };
+        gpus(vec![gpu]).unwrap().into_values().next().unwrap()
+    }
+
+    #[test]
+    fn an_agent_of_an_earlier_release_gives_no_age_and_no_reason_and_nothing_of_it_becomes_0() {
+        let gpu = read_gpu(wire::GpuReport { memory_used: Some(0), processes: Some(2), ..wire::GpuReport::default() });
+        assert_eq!(gpu.memory_used, ReportedReading::Measured(Bytes(0), None));
+        assert_eq!(gpu.processes, ReportedReading::Measured(2, None));
+        assert_eq!([gpu.memory_total, gpu.memory_unattributed], [ReportedReading::UNKNOWN; 2]);
+    }
+
+    #[test]
+    fn a_reason_of_a_later_release_is_not_known_and_a_value_with_a_reason_is_a_value() {
+        let state = |absent: &str| Some(wire::ReadingState { absent: absent.into(), ..wire::ReadingState::default() });
+        let gpu = read_gpu(wire::GpuReport {
+            memory_total_state: state("of_a_later_release"),
+            memory_used: Some(7),
+            memory_used_state: state("gpu_lost"),
+            memory_unattributed_state: state("gpu_lost"),
+            ..wire::GpuReport::default()
+        });
+        assert_eq!(gpu.memory_total, ReportedReading::UNKNOWN);
+        assert_eq!(gpu.memory_used, ReportedReading::Measured(Bytes(7), None));
+        assert_eq!(gpu.memory_unattributed, ReportedReading::Absent(Some(Absence::GpuLost)));
+    }
+
+    /// The fields that an earlier release knows have their old numbers, and an absent value has none.
+    #[test]
+    fn a_leader_of_an_earlier_release_reads_the_values_and_skips_their_states() {
+        #[derive(Clone, PartialEq, prost::Message)]
+        struct EarlierGpuReport {
+            #[prost(string, tag = "1")]
+            uuid: String,
+            #[prost(bool, tag = "2")]
+            healthy: bool,
+            #[prost(uint64, optional, tag = "3")]
+            memory_total: Option<u64>,
+            #[prost(uint64, optional, tag = "4")]
+            memory_used: Option<u64>,
+            #[prost(uint64, optional, tag = "5")]
+            memory_unattributed: Option<u64>,
+            #[prost(uint32, optional, tag = "6")]
+            processes: Option<u32>,
+        }
+        let gpu = ReportedGpu {
+            healthy: true,
+            memory_total: ReportedReading::Measured(Bytes(8), Some(ReadingAge(3))),
+            memory_used: ReportedReading::Absent(Some(Absence::Nvml(15))),
+            memory_unattributed: ReportedReading::UNKNOWN,
+            processes: ReportedReading::Measured(0, Some(ReadingAge(0))),
+        };
+        let sent = from_gpus(&BTreeMap::from([(GpuUuid::parse("GPU-1").unwrap(), gpu)])).remove(0);
+        let expected = EarlierGpuReport {
+            uuid: "GPU-1".into(),
+            healthy: true,
+            memory_total: Some(8),
+            memory_used: None,
+            memory_unattributed: None,
+            processes: Some(0),
+        };
+        assert_eq!(EarlierGpuReport::decode(&*sent.encode_to_vec()).unwrap(), expected);
     }
 
     #[test]

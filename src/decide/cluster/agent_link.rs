@@ -58,9 +58,9 @@ impl AgentLink {
     pub(super) fn has_list(&self, device: &GpuUuid) -> Option<bool> {
         let gpus = &self.report.gpus;
         match gpus.get(device) {
-            Some(gpu) => Some(gpu.processes.is_some()),
+            Some(gpu) => Some(gpu.processes.value().is_some()),
             None if gpus.is_empty() || !device.is_mig_instance() || gpus.keys().any(GpuUuid::is_mig_instance) => None,
-            None => Some(gpus.values().all(|gpu| gpu.processes.is_some())),
+            None => Some(gpus.values().all(|gpu| gpu.processes.value().is_some())),
         }
     }
 

@@ -62,6 +62,7 @@ mod tests {
     use model::claim::{Claim, DeviceShare, PodClaim};
     use model::gpu_pod::GpuPod;
     use model::id::PodUid;
+    use model::reported_reading::ReportedReading;
     use model::unit::Mib;
 
     const STREAM: StreamId = StreamId(1);
@@ -90,15 +91,15 @@ mod tests {
     fn reports(cluster: &mut ClusterState, phase: AgentPhase, pod: Option<(PodStage, u32)>) {
         let gpu = ReportedGpu {
             healthy: true,
-            memory_total: None,
-            memory_used: None,
-            memory_unattributed: None,
-            processes: Some(0),
+            memory_total: ReportedReading::UNKNOWN,
+            memory_used: ReportedReading::UNKNOWN,
+            memory_unattributed: ReportedReading::UNKNOWN,
+            processes: ReportedReading::Measured(0, None),
         };
         let mut report = AgentReport { phase, ..AgentReport::of(name(0)) };
         report.gpus = [(uuid(0), gpu)].into();
         if let Some((stage, processes)) = pod {
-            let used = (uuid(0), ReportedUse { processes, memory_used: None });
+            let used = (uuid(0), ReportedUse { processes, memory_used: ReportedReading::UNKNOWN });
             let uses = Some(used).filter(|_| processes > 0).into_iter().collect();
             report.pods.insert(hash(), ReportedPod { stage, uses });
         }

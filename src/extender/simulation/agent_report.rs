@@ -4,6 +4,7 @@ use super::machine::Machine;
 use model::agent_stream::{AgentPhase, AgentReport, PodStage, ReportedGpu, ReportedPod, ReportedUse, ReportedUses};
 use model::id::{GpuUuid, NodeName, PodUid};
 use model::registered::RegisteredGpu;
+use model::reported_reading::ReportedReading;
 use std::collections::BTreeMap;
 
 impl Machine {
@@ -36,16 +37,16 @@ impl Machine {
         };
         let gpu = |gpu: &RegisteredGpu| ReportedGpu {
             healthy: gpu.healthy,
-            memory_total: Some(gpu.memory.bytes()),
-            memory_used: None,
-            memory_unattributed: None,
-            processes: lists.then_some(0),
+            memory_total: ReportedReading::Measured(gpu.memory.bytes(), None),
+            memory_used: ReportedReading::UNKNOWN,
+            memory_unattributed: ReportedReading::UNKNOWN,
+            processes: if lists { ReportedReading::Measured(0, None) } else { ReportedReading::UNKNOWN },
         };
         report.gpus = self.gpus.iter().map(|one| (one.uuid.clone(), gpu(one))).collect();
         let pod = |(uid, stage)| (uid, ReportedPod { stage, uses: ReportedUses::default() });
         report.pods = self.stages().into_iter().map(pod).collect();
         for (uid, gpus) in uses {
-            let used = |gpu: GpuUuid| (gpu, ReportedUse { processes: 1, memory_used: None });
+            let used = |gpu: GpuUuid| (gpu, ReportedUse { processes: 1, memory_used: ReportedReading::UNKNOWN });
             let pod = report.pods.entry(uid);
             pod.or_insert(ReportedPod { stage: PodStage::Ended, uses: ReportedUses::default() }).uses =
                 gpus.into_iter().map(used).collect();

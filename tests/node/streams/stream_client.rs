@@ -186,7 +186,8 @@ pub(super) fn gpu(node: &str) -> GpuReport {
 
 fn pods_of(node: &str, pods: &[(&str, Stage, u32)]) -> Vec<PodReport> {
     let pod = |(uid, stage, processes): &(&str, Stage, u32)| {
-        let used = GpuUse { uuid: format!("GPU-{node}-0"), processes: *processes, memory_used: Some(1 << 30) };
+        let memory_used = Some(1 << 30);
+        let used = GpuUse { uuid: format!("GPU-{node}-0"), processes: *processes, memory_used, ..GpuUse::default() };
         PodReport {
             uid: (*uid).to_owned(),
             stage: (*stage).into(),

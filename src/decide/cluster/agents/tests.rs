@@ -10,6 +10,7 @@ use model::claim::PodClaim;
 use model::gpu_pod::GpuPod;
 use model::id::ObjectUid;
 use model::placement::PlacementRequest;
+use model::reported_reading::ReportedReading;
 use model::request::ContainerRequest;
 
 const FIRST: StreamId = StreamId(1);
@@ -20,7 +21,9 @@ fn later(ms: u64) -> Monotonic {
 
 /// A GPU with this number of processes; `None`: the agent has no list of them.
 fn gpu(processes: Option<u32>) -> ReportedGpu {
-    ReportedGpu { healthy: true, memory_total: None, memory_used: None, memory_unattributed: None, processes }
+    let unknown = ReportedReading::UNKNOWN;
+    let processes = processes.map_or(ReportedReading::UNKNOWN, |processes| ReportedReading::Measured(processes, None));
+    ReportedGpu { healthy: true, memory_total: unknown, memory_used: unknown, memory_unattributed: unknown, processes }
 }
 
 /// A report of node 0, which has lists of the processes on two GPUs, and of these pods with their processes on the first one.
@@ -29,7 +32,7 @@ fn report(phase: AgentPhase, pods: &[(&PodUid, PodStage, u32)]) -> AgentReport {
     (report.phase, report.early) = (phase, Some(false));
     report.gpus = [0, 1].map(|n| (uuid(n), gpu(Some(0)))).into();
     for (uid, stage, processes) in pods {
-        let used = (uuid(0), ReportedUse { processes: *processes, memory_used: None });
+        let used = (uuid(0), ReportedUse { processes: *processes, memory_used: ReportedReading::UNKNOWN });
         let uses = Some(used).filter(|_| *processes > 0).into_iter().collect();
         report.pods.insert((*uid).clone(), ReportedPod { stage: *stage, uses });
     }
@@ -416,7 +419,7 @@ fn a_pod_that_ends_while_a_list_is_missing_holds_its_gpu_until_a_list_shows_no_p
     cluster.pod_is(&pod.uid, Some(&shows(GpuPod { finished: true, ..shown })));
     assert_eq!(state(&cluster, &pod), Some(ClaimState::Started));
     // The list shows processes of it, then none.
-    let used = (own.clone(), ReportedUse { processes: 1, memory_used: None });
+    let used = (own.clone(), ReportedUse { processes: 1, memory_used: ReportedReading::UNKNOWN });
     let running = ReportedPod { stage: PodStage::Ended, uses: [used].into_iter().collect() };
     let change = ReportChange { pods: [(pod.uid.clone(), running)].into(), ..lists(&[(own, Some(1))]) };
     cluster.agent_changes(&name(0), FIRST, change, NOW).unwrap();
@@ -594,12 +597,12 @@ fn what_is_in_use_is_forgotten_with_the_stream_and_with_the_node() {
 #[test]
 fn only_gpus_that_the_node_registers_are_remembered_as_in_use() {
     let mut cluster = cluster(1, 1);
-    let used = |n: u32| (uuid(n), ReportedUse { processes: 1, memory_used: None });
+    let used = |n: u32| (uuid(n), ReportedUse { processes: 1, memory_used: ReportedReading::UNKNOWN });
     let mut many = report(AgentPhase::Serving, &[]);
     many.pods.insert(slice(1, 1).uid, ReportedPod { stage: PodStage::Ended, uses: (0..20).map(used).collect() });
     cluster.agent_reports(FIRST, many, NOW).unwrap();
     let mut unknown = report(AgentPhase::Serving, &[]);
-    unknown.gpus.values_mut().for_each(|gpu| gpu.processes = None);
+    unknown.gpus.values_mut().for_each(|gpu| gpu.processes = ReportedReading::UNKNOWN);
     cluster.agent_reports(FIRST, unknown, NOW).unwrap();
     cluster.node_is(&facts(0, 2));
     assert_eq!(

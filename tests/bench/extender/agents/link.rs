@@ -184,11 +184,13 @@ impl Link<'_> {
             memory_used: Some(used),
             memory_unattributed: Some(0),
             processes: Some(1),
+            ..GpuReport::default()
         }
     }
 
     fn pod(&self, place: usize, used: u64) -> PodReport {
-        let uses = GpuUse { uuid: gpu_uuid(self.agent.number, place % GPUS), processes: 1, memory_used: Some(used) };
+        let uuid = gpu_uuid(self.agent.number, place % GPUS);
+        let uses = GpuUse { uuid, processes: 1, memory_used: Some(used), ..GpuUse::default() };
         PodReport { uid: self.agent.pods[place].clone(), stage: Stage::Started.into(), uses: vec![uses] }
     }
 }
