@@ -9,6 +9,7 @@
 
 use crate::bounded_file;
 use model::file_stamp::FileStamp;
+use model::nvidia::CDI_KIND;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -120,7 +121,7 @@ fn read(path: &Path) -> Result<Option<CdiSpec>, String> {
         cdi::of_value(serde_saphyr::from_str(text).map_err(|error| error.to_string())?)
     };
     let spec = spec.map_err(|fault| fault.to_string())?;
-    if spec.kind != host::KIND {
+    if spec.kind != CDI_KIND {
         return Ok(None);
     }
     host::for_all(&spec)?;

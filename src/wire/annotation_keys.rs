@@ -2,14 +2,19 @@
 //!
 //! A key that the agent writes must also be in `charts/gpu-steward/templates/guard/_keys.tpl`, or the admission policy
 //! refuses the write. A key on a Node must also be in `agent/clean.rs`, or it stays after an uninstall.
+//!
+//! The keys of NVIDIA's devices stand in [`model::nvidia`].
+
+pub use model::nvidia::{
+    AVOID_TYPES, AVOID_UUIDS, DISCOVERY, LABEL_COMPUTE_MAJOR, LABEL_COMPUTE_MINOR, LABEL_COUNT, LABEL_DRIVER,
+    LABEL_FAMILY, LABEL_MEMORY, LABEL_MIG_CAPABLE, LABEL_MIG_STRATEGY, LABEL_PRESENT, LABEL_PRODUCT, LABEL_REPLICAS,
+    LABEL_RUNTIME, LABEL_SHARING, LABELS_DRIVER, LABELS_RUNTIME, NODE_LINKS, NUMA_BIND, REGISTER, SHARING_MODES,
+    USE_TYPES, USE_UUIDS,
+};
 
 /// Kubernetes limits all annotations of one object together to this many bytes, so no single value is longer.
 pub const MAX_ANNOTATION: usize = 256 * 1024;
 
-/// Node: the GPUs that it registers ([`crate::register`]).
-pub const REGISTER: &str = "hami.io/node-nvidia-register";
-/// Node: how well its GPUs are connected ([`crate::links`]).
-pub const NODE_LINKS: &str = "hami.io/node-nvidia-score";
 /// Node: when its agent was last alive ([`crate::handshake`]).
 pub const HANDSHAKE: &str = "hami.io/node-handshake";
 /// Node: GPUs that get no new containers ([`crate::cordon`]).
@@ -32,18 +37,6 @@ pub const BIND_TIME: &str = "hami.io/bind-time";
 /// Pod: its bind phase ([`crate::bind`]).
 pub const BIND_PHASE: &str = "hami.io/bind-phase";
 
-/// Pod, as the next ones ([`crate::placement`]): words that the product name of its GPUs contains.
-pub const USE_TYPES: &str = "nvidia.com/use-gputype";
-/// Words that the product name of its GPUs does not contain.
-pub const AVOID_TYPES: &str = "nvidia.com/nouse-gputype";
-/// UUIDs that its GPUs have.
-pub const USE_UUIDS: &str = "nvidia.com/use-gpuuuid";
-/// UUIDs that its GPUs do not have.
-pub const AVOID_UUIDS: &str = "nvidia.com/nouse-gpuuuid";
-/// Whether all GPUs of one container are on one NUMA node.
-pub const NUMA_BIND: &str = "nvidia.com/numa-bind";
-/// The sharing modes that its GPUs may have.
-pub const SHARING_MODES: &str = "nvidia.com/vgpu-mode";
 /// Those by which a pod says which GPUs it accepts.
 pub const GPU_CONDITIONS: [&str; 6] = [USE_TYPES, AVOID_TYPES, USE_UUIDS, AVOID_UUIDS, NUMA_BIND, SHARING_MODES];
 /// Which nodes it prefers.
@@ -52,9 +45,6 @@ pub const NODE_POLICY: &str = "hami.io/node-scheduler-policy";
 pub const GPU_POLICY: &str = "hami.io/gpu-scheduler-policy";
 /// How much slots, SM time and memory count for it.
 pub const SCORE_WEIGHTS: &str = "hami.io/device-scoring-weights";
-
-/// The name of the vendor in the device strings of a claim.
-pub const NVIDIA: &str = "NVIDIA";
 
 /// Pod: the reason why a controller should evict it, for example because it can never start on this node.
 pub const EVICT: &str = "gpu-steward.io/evict";
@@ -99,45 +89,6 @@ pub const SYSTEM_OWNED: [&str; 12] = [
     EVICT,
 ];
 
-/// Label that GPU feature discovery (GFD) leaves on a Node that it labels.
-pub const DISCOVERY: &str = "nvidia.com/gfd.timestamp";
-/// Node label, as the next ones ([`crate::labels`]): whether the node has GPUs.
-pub const LABEL_PRESENT: &str = "nvidia.com/gpu.present";
-/// Number of GPUs.
-pub const LABEL_COUNT: &str = "nvidia.com/gpu.count";
-/// Product name of the GPUs.
-pub const LABEL_PRODUCT: &str = "nvidia.com/gpu.product";
-/// Memory of each GPU, in MiB.
-pub const LABEL_MEMORY: &str = "nvidia.com/gpu.memory";
-/// Architecture of the GPUs.
-pub const LABEL_FAMILY: &str = "nvidia.com/gpu.family";
-/// Major number of the CUDA compute capability.
-pub const LABEL_COMPUTE_MAJOR: &str = "nvidia.com/gpu.compute.major";
-/// Minor number of the CUDA compute capability.
-pub const LABEL_COMPUTE_MINOR: &str = "nvidia.com/gpu.compute.minor";
-/// Number of slots of each GPU.
-pub const LABEL_REPLICAS: &str = "nvidia.com/gpu.replicas";
-/// How containers share a GPU.
-pub const LABEL_SHARING: &str = "nvidia.com/gpu.sharing-strategy";
-/// Whether at least one GPU supports MIG.
-pub const LABEL_MIG_CAPABLE: &str = "nvidia.com/mig.capable";
-/// MIG strategy, where a GPU is in MIG mode.
-pub const LABEL_MIG_STRATEGY: &str = "nvidia.com/mig.strategy";
-/// Driver version.
-pub const LABEL_DRIVER: &str = "nvidia.com/cuda.driver-version.full";
-/// Parts of the driver version, each under its new and its old name.
-pub const LABELS_DRIVER: [[&str; 2]; 3] = [
-    ["nvidia.com/cuda.driver-version.major", "nvidia.com/cuda.driver.major"],
-    ["nvidia.com/cuda.driver-version.minor", "nvidia.com/cuda.driver.minor"],
-    ["nvidia.com/cuda.driver-version.revision", "nvidia.com/cuda.driver.rev"],
-];
-/// CUDA version of the driver.
-pub const LABEL_RUNTIME: &str = "nvidia.com/cuda.runtime-version.full";
-/// Parts of the CUDA version, each under its new and its old name.
-pub const LABELS_RUNTIME: [[&str; 2]; 2] = [
-    ["nvidia.com/cuda.runtime-version.major", "nvidia.com/cuda.runtime.major"],
-    ["nvidia.com/cuda.runtime-version.minor", "nvidia.com/cuda.runtime.minor"],
-];
 /// Every label that the agent may write on its Node.
 pub const LABELS: [&[&str]; 3] = [
     &[

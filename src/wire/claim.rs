@@ -11,10 +11,11 @@
 //! pod has, because HAMi adds one each time a container starts. [`decode`] drops empty containers at the end, so that
 //! the text does not grow when it is read and written again.
 
-use crate::annotation_keys::{MAX_ANNOTATION, NVIDIA};
+use crate::annotation_keys::MAX_ANNOTATION;
 use crate::decode_error::{DecodeError, shown};
 use model::claim::{Claim, DeviceShare};
 use model::id::GpuUuid;
+use model::nvidia::VENDOR;
 use model::pod::MAX_ANNOTATIONS;
 use model::unit::{Bytes, CorePercent, Mib};
 
@@ -120,7 +121,7 @@ pub fn encode(key: &'static str, claim: &Claim) -> Result<String, DecodeError> {
                 let what = format!("container {container}, GPU {number}: {device} cannot be written");
                 return Err(DecodeError::new(key, text.len(), what));
             }
-            text.push_str(&format!("{device},{NVIDIA},{memory},{cores}:"));
+            text.push_str(&format!("{device},{VENDOR},{memory},{cores}:"));
         }
         text.push(';');
     }

@@ -23,6 +23,7 @@ pub use setting::{CorePolicy, DeviceScaling, MigAllowance};
 use crate::decode_error::{DecodeError, shown};
 use crate::resource::RequestRules;
 use model::id::GpuUuid;
+use model::nvidia::CONFIG_SECTION;
 use model::unit::{Bytes, CorePercent, Mib};
 use serde_json::{Map, Value};
 use std::collections::BTreeSet;
@@ -36,8 +37,6 @@ const MAX_SLOTS: u64 = 1000;
 const MAX_WARNINGS: usize = 64;
 /// Name of the files in errors.
 const KEY: &str = "device configuration";
-/// The section of the device YAML that this file reads.
-const SECTION: &str = "nvidia";
 
 /// All settings, including those of the node's own entry.
 #[derive(Clone, Debug, PartialEq)]
@@ -159,14 +158,14 @@ pub fn read(document: &Value) -> Result<(DeviceConfig, Vec<ConfigWarning>), Deco
     let mut config = DeviceConfig::default();
     let mut warnings = Warnings::default();
     for (name, section) in sections {
-        if name == SECTION {
+        if name == CONFIG_SECTION {
             let settings = match section {
                 Value::Null => &Map::new(),
                 Value::Object(settings) => settings,
-                _ => return Err(fault(format!("{SECTION}: is not a mapping of settings"))),
+                _ => return Err(fault(format!("{CONFIG_SECTION}: is not a mapping of settings"))),
             };
             for (key, value) in settings.iter().filter(|(_, value)| !value.is_null()) {
-                let path = format!("{SECTION}.{}", bare(key));
+                let path = format!("{CONFIG_SECTION}.{}", bare(key));
                 vendor_setting(&mut config, key, value, &path, &mut warnings)
                     .map_err(|what| fault(format!("{path}: {what}")))?;
             }
@@ -174,10 +173,10 @@ pub fn read(document: &Value) -> Result<(DeviceConfig, Vec<ConfigWarning>), Deco
             warnings.add(&bare(name), "the agent does not handle devices of this vendor");
         }
     }
-    if !sections.contains_key(SECTION) {
-        warnings.add(SECTION, "this section is missing, so every setting has its default");
+    if !sections.contains_key(CONFIG_SECTION) {
+        warnings.add(CONFIG_SECTION, "this section is missing, so every setting has its default");
     }
-    config.rules.names.distinct().map_err(|why| fault(format!("{SECTION}: {why}")))?;
+    config.rules.names.distinct().map_err(|why| fault(format!("{CONFIG_SECTION}: {why}")))?;
     Ok((config, warnings.0))
 }
 

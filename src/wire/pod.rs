@@ -8,6 +8,7 @@
 use crate::annotation_keys::SYSTEM_OWNED;
 use crate::{quantity, timestamp};
 use model::id::{ContainerId, NodeName, NotAName, PodRef, PodUid};
+use model::nvidia;
 use model::pod::{
     ContainerKind, ContainerState, LeftOutContainers, MAX_ANNOTATIONS, MAX_CONTAINERS, MAX_RESOURCES, Pod,
     PodContainer, PodController, PodLabels, PodPhase, RestartPolicy,
@@ -22,7 +23,7 @@ use std::marker::PhantomData;
 use std::sync::Arc;
 
 /// Prefixes of the annotations that are kept: HAMi's, those of NVIDIA and HAMi for users, gpu-steward's, Alnair's.
-const ANNOTATIONS: [&str; 4] = ["hami.io/", "nvidia.com/", "gpu-steward.io/", "ai.centaurus.io/"];
+const ANNOTATIONS: [&str; 4] = ["hami.io/", nvidia::KEY_PREFIX, "gpu-steward.io/", "ai.centaurus.io/"];
 /// kubelet's annotation on a static pod and its mirror: the hash of the manifest, after which kubelet names the cgroup.
 const CONFIG_HASH: &str = "kubernetes.io/config.hash";
 /// kubelet's annotation on the mirror only, with the same hash.

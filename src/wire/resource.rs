@@ -16,6 +16,7 @@
 
 use crate::decode_error::shown;
 use crate::quantity;
+use model::nvidia;
 use model::request::{GpuRequest, MemoryRequest};
 use model::unit::{CorePercent, Mib};
 use std::collections::BTreeMap;
@@ -71,11 +72,11 @@ impl ResourceNames {
 impl Default for ResourceNames {
     fn default() -> Self {
         ResourceNames {
-            count: "nvidia.com/gpu".into(),
-            memory: "nvidia.com/gpumem".into(),
-            memory_percentage: "nvidia.com/gpumem-percentage".into(),
-            cores: "nvidia.com/gpucores".into(),
-            priority: "nvidia.com/priority".into(),
+            count: nvidia::COUNT.into(),
+            memory: nvidia::MEMORY.into(),
+            memory_percentage: nvidia::MEMORY_PERCENTAGE.into(),
+            cores: nvidia::CORES.into(),
+            priority: nvidia::PRIORITY.into(),
         }
     }
 }

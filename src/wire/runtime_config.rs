@@ -9,6 +9,7 @@
 //! Only containerd answers in this form. With other runtimes the fields of [`RuntimeConfig`] stay `None`.
 
 use crate::decode_error::DecodeError;
+use model::nvidia;
 use serde::Deserialize;
 use std::collections::BTreeMap;
 
@@ -16,8 +17,6 @@ use std::collections::BTreeMap;
 pub const MAX_BYTES: usize = 1 << 20;
 /// Name of the text in errors.
 const KEY: &str = "runtime configuration";
-/// The program of NVIDIA's container runtime; its variants for one mode have a suffix (`nvidia-container-runtime.cdi`).
-const NVIDIA: &str = "nvidia-container-runtime";
 
 /// The settings that the agent uses.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -36,7 +35,7 @@ impl RuntimeConfig {
     #[must_use]
     pub fn nvidia_injects(&self) -> bool {
         let program = self.default_program.as_deref().and_then(|path| path.rsplit('/').next());
-        program.is_some_and(|program| program.starts_with(NVIDIA))
+        program.is_some_and(|program| program.starts_with(nvidia::RUNTIME))
     }
 }
 

@@ -3,6 +3,7 @@
 
 use model::cgroup::CgroupIdentity;
 use model::id::{ContainerKey, PodRef, PodUid};
+use model::nvidia;
 use model::pod::{ContainerState, Pod, PodContainer, PodList};
 use model::view::NodeView;
 use sources::roots::HostRoots;
@@ -20,9 +21,6 @@ const MAX_LOOKS: u32 = 120;
 /// Looks at a running container that must find nothing before it counts as without its devices: for some milliseconds
 /// the first process of a container still sees the runtime's own mounts.
 const ENOUGH_LOOKS: u32 = 3;
-
-/// The start of the names of NVIDIA's own runtime classes: `nvidia`, `nvidia-cdi`, `nvidia-legacy`.
-const NVIDIA_CLASSES: &str = "nvidia";
 
 /// The result of a check.
 #[derive(Debug)]
@@ -155,7 +153,7 @@ fn running_cgroup(key: &ContainerKey, view: &NodeView, pods: &PodList) -> Option
 /// Whether the container's mounts show how the runtime of this node handles CDI devices. The mounts in a sandbox
 /// (Kata, gVisor) are not visible from the host, and a container that may mount may have removed or added one.
 fn is_conclusive(pod: &Pod, container: &PodContainer) -> bool {
-    !container.may_mount && pod.runtime_class.as_ref().is_none_or(|class| class.starts_with(NVIDIA_CLASSES))
+    !container.may_mount && pod.runtime_class.as_ref().is_none_or(|class| class.starts_with(nvidia::RUNTIME_CLASSES))
 }
 
 #[cfg(test)]

@@ -1,6 +1,7 @@
 //! Texts of events for the owners of pods: what is wrong, and what to do about it.
 
 use model::id::GpuUuid;
+use model::nvidia::MEMORY;
 use model::plugin::PodFiles;
 use model::unit::Bytes;
 use model::view::OverUse;
@@ -56,7 +57,7 @@ pub(super) fn over_use(over: &OverUse) -> String {
     let used = over.used.value().map_or_else(|| "more memory".to_owned(), |used| format!("{} MiB", used.0 >> 20));
     format!(
         "the pod's processes hold {used} of {}, and its claim has {} MiB; \
-         keep within nvidia.com/gpumem, or ask for more of it",
+         keep within {MEMORY}, or ask for more of it",
         over.device,
         over.claimed.0 >> 20
     )

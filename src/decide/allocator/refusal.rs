@@ -5,6 +5,7 @@
 //! owner wrote the request (MiB, percent, GPUs), and ends with what to change.
 
 use model::id::GpuUuid;
+use model::nvidia::{CORES, COUNT, MEMORY};
 use model::unit::{Bytes, Mib};
 use std::fmt;
 use std::sync::Arc;
@@ -134,7 +135,7 @@ impl fmt::Display for Refusal {
             Refusal::Count { claimed, given } => write!(
                 f,
                 "the pod's claim names {claimed} GPUs for this container, and the kubelet allocated {given} \
-                 (nvidia.com/gpu); delete the pod, so that the scheduler places a new one"
+                 ({COUNT}); delete the pod, so that the scheduler places a new one"
             ),
             Refusal::NoSuchDevice(device) => write!(
                 f,
@@ -146,18 +147,18 @@ impl fmt::Display for Refusal {
             }
             Refusal::NotAlone { device, own: true } => write!(
                 f,
-                "the pod asks for all SM time of {device} (nvidia.com/gpucores: 100), and running pods share that GPU; ask for \
-                 less nvidia.com/gpucores, or delete the pod, so that the scheduler places a new one"
+                "the pod asks for all SM time of {device} ({CORES}: 100), and running pods share that GPU; ask for \
+                 less {CORES}, or delete the pod, so that the scheduler places a new one"
             ),
             Refusal::NotAlone { device, own: false } => write!(
                 f,
-                "a running pod has all SM time of {device} (nvidia.com/gpucores: 100) and does not share that GPU; delete this \
+                "a running pod has all SM time of {device} ({CORES}: 100) and does not share that GPU; delete this \
                  pod, so that the scheduler places a new one"
             ),
             Refusal::SameGpuTwice { device, slots, gpus } => write!(
                 f,
                 "the container asks for several GPUs and would get {device} {slots} times, which its programs see as one GPU; ask \
-                 for less nvidia.com/gpu (this node has {gpus} GPUs), or start the agent with --same-gpu-twice=allow"
+                 for less {COUNT} (this node has {gpus} GPUs), or start the agent with --same-gpu-twice=allow"
             ),
             Refusal::Finished => f.write_str("the pod has finished, and its containers do not start again"),
             Refusal::Mistaken { what } => write!(
@@ -192,7 +193,7 @@ fn does_not_fit(
             write!(
                 f,
                 "the pod asks for {} MiB of {device}, which has {} MiB ({} MiB claimed by running pods); ask for less \
-                 nvidia.com/gpumem, or delete the pod, so that the scheduler places a new one",
+                 {MEMORY}, or delete the pod, so that the scheduler places a new one",
                 mib(requested),
                 mib(total),
                 mib(claimed)
@@ -201,7 +202,7 @@ fn does_not_fit(
         ScarceResource::Cores => write!(
             f,
             "the pod asks for {requested} % of the SM time of {device}, which has {total} % ({claimed} % claimed by \
-             running pods); ask for less nvidia.com/gpucores, or delete the pod, so that the scheduler places a new one"
+             running pods); ask for less {CORES}, or delete the pod, so that the scheduler places a new one"
         ),
         ScarceResource::Slots => write!(
             f,

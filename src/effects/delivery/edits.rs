@@ -4,6 +4,7 @@
 use super::limiter::{self, LimiterLibrary};
 use model::id::GpuUuid;
 use model::limits::ContainerLimits;
+use model::nvidia;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use wire::cdi::{CdiDeviceNode, CdiEdits, CdiMount, CdiVersion};
@@ -107,7 +108,7 @@ impl NodeKit {
         let uuids: Vec<&str> = container_limits.devices.iter().map(|device| device.uuid.as_str()).collect();
         let visible = if self.runtime_injects { uuids.join(",") } else { "void".into() };
         let mut env = vec![
-            format!("NVIDIA_VISIBLE_DEVICES={visible}"),
+            format!("{}={visible}", nvidia::VISIBLE_DEVICES),
             format!("GPU_STEWARD_LIMITS={}", limits::PATH),
             format!("GPU_STEWARD_DEVICES={}", uuids.join(",")),
         ];

@@ -128,7 +128,7 @@ impl Key {
 
     /// The setting of this name.
     pub(crate) fn named(name: &str) -> Option<&'static Key> {
-        KEYS.iter().find(|key| key.name == name)
+        Key::of(Reader::Agent).find(|key| key.name == name)
     }
 }
 
@@ -683,6 +683,21 @@ pub(crate) fn is_service_variable(variable: &str) -> bool {
 mod tests {
     use super::super::removed;
     use super::*;
+    use model::nvidia;
+
+    #[test]
+    fn the_help_of_a_resource_name_ends_with_the_default() {
+        for (name, default) in [
+            ("resource-name", nvidia::COUNT),
+            ("resource-name-memory", nvidia::MEMORY),
+            ("resource-name-memory-percentage", nvidia::MEMORY_PERCENTAGE),
+            ("resource-name-cores", nvidia::CORES),
+            ("resource-name-priority", nvidia::PRIORITY),
+        ] {
+            let help = KEYS.iter().find(|key| key.name == name).map(|key| key.help);
+            assert!(help.is_some_and(|help| help.ends_with(&format!("else {default}"))), "{name}: {help:?}");
+        }
+    }
 
     #[test]
     fn a_misspelt_name_finds_its_setting_and_other_text_finds_none() {

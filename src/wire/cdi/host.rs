@@ -6,16 +6,11 @@
 use super::edits::{CdiDeviceNode, CdiEdits};
 use super::spec::CdiSpec;
 use crate::decode_error::shown;
+use model::nvidia::{CAPABILITY_NODES, DEVICE_NODE};
 use std::collections::BTreeSet;
 
-/// The kind of nvidia-ctk's CDI specs.
-pub const KIND: &str = "nvidia.com/gpu";
 /// The device of such a spec that stands for all GPUs.
 const ALL: &str = "all";
-/// Path of the device node of a GPU, without its number.
-const GPU: &str = "/dev/nvidia";
-/// Folder of the device nodes of MIG instances.
-const CAPABILITIES: &str = "/dev/nvidia-caps/";
 
 /// The edits for every container with a GPU, whichever GPU it gets.
 ///
@@ -39,7 +34,7 @@ pub fn for_device(spec: &CdiSpec, names: &[String], minor: u32) -> Result<Option
         let gpus: BTreeSet<u32> = device.container_edits.device_nodes.iter().filter_map(gpu_number).collect();
         return match gpus.iter().find(|number| **number != minor) {
             Some(other) => Err(format!(
-                "device {} is {GPU}{other} in that file and {GPU}{minor} on this node",
+                "device {} is {DEVICE_NODE}{other} in that file and {DEVICE_NODE}{minor} on this node",
                 shown(&device.name)
             )),
             None => Ok(Some(device.container_edits.clone())),
@@ -48,7 +43,7 @@ pub fn for_device(spec: &CdiSpec, names: &[String], minor: u32) -> Result<Option
     let Some(all) = spec.device(ALL) else { return Ok(None) };
     let own = |node: &&CdiDeviceNode| match gpu_number(node) {
         Some(number) => number == minor,
-        None => !node.path.starts_with(CAPABILITIES),
+        None => !node.path.starts_with(CAPABILITY_NODES),
     };
     let device_nodes: Vec<CdiDeviceNode> = all.container_edits.device_nodes.iter().filter(own).cloned().collect();
     let there = device_nodes.iter().any(|node| gpu_number(node).is_some());
@@ -57,7 +52,7 @@ pub fn for_device(spec: &CdiSpec, names: &[String], minor: u32) -> Result<Option
 
 /// The minor number of the GPU that this device node belongs to, by its path in the container or on the host.
 fn gpu_number(node: &CdiDeviceNode) -> Option<u32> {
-    let of = |path: &str| path.rsplit_once(GPU).and_then(|(_, number)| number.parse().ok());
+    let of = |path: &str| path.rsplit_once(DEVICE_NODE).and_then(|(_, number)| number.parse().ok());
     of(&node.path).or_else(|| node.host_path.as_deref().and_then(of))
 }
 
@@ -65,6 +60,7 @@ fn gpu_number(node: &CdiDeviceNode) -> Option<u32> {
 mod tests {
     use super::super::{CdiHook, CdiMount, CdiVersion, decode, spec::CdiSpecDevice};
     use super::*;
+    use model::nvidia::CDI_KIND;
     use proptest::prelude::*;
     use serde_json::Map;
 
@@ -79,7 +75,7 @@ mod tests {
     }
 
     fn spec(devices: Vec<CdiSpecDevice>) -> CdiSpec {
-        CdiSpec { devices, ..CdiSpec::of_device(KIND, "x", CdiEdits::default(), CdiVersion::OLDEST) }
+        CdiSpec { devices, ..CdiSpec::of_device(CDI_KIND, "x", CdiEdits::default(), CdiVersion::OLDEST) }
     }
 
     fn names(names: &[&str]) -> Vec<String> {

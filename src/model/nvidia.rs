@@ -1,0 +1,90 @@
+//! The names of NVIDIA's devices: resources, annotations, labels, device nodes and the container runtime. No other file of `model`,
+//! `wire`, `decide` and `effects` spells them out. The devices of another vendor get a file like this one.
+
+/// Resource, as the next ones, unless a setting or HAMi's device configuration gives another name: the number of GPUs.
+pub const COUNT: &str = "nvidia.com/gpu";
+/// Memory of each GPU, in MiB.
+pub const MEMORY: &str = "nvidia.com/gpumem";
+/// Memory of each GPU, in percent.
+pub const MEMORY_PERCENTAGE: &str = "nvidia.com/gpumem-percentage";
+/// SM time of each GPU, in percent.
+pub const CORES: &str = "nvidia.com/gpucores";
+/// Priority of a container on its GPUs.
+pub const PRIORITY: &str = "nvidia.com/priority";
+
+/// The name of the vendor in the device strings of a claim.
+pub const VENDOR: &str = "NVIDIA";
+/// The section of HAMi's device configuration about these devices.
+pub const CONFIG_SECTION: &str = "nvidia";
+/// Prefix of the annotations by which pods choose among these devices.
+pub const KEY_PREFIX: &str = "nvidia.com/";
+/// The kind of nvidia-ctk's CDI specs.
+pub const CDI_KIND: &str = "nvidia.com/gpu";
+/// The program of NVIDIA's container runtime; its variants for one mode have a suffix (`nvidia-container-runtime.cdi`).
+pub const RUNTIME: &str = "nvidia-container-runtime";
+/// The start of the names of NVIDIA's own runtime classes: `nvidia`, `nvidia-cdi`, `nvidia-legacy`.
+pub const RUNTIME_CLASSES: &str = "nvidia";
+/// Variable by which NVIDIA's container runtime gives a container its devices.
+pub const VISIBLE_DEVICES: &str = "NVIDIA_VISIBLE_DEVICES";
+/// Path of the device node of a GPU, without its number.
+pub const DEVICE_NODE: &str = "/dev/nvidia";
+/// Folder of the device nodes of MIG instances.
+pub const CAPABILITY_NODES: &str = "/dev/nvidia-caps/";
+
+/// Node: the GPUs that it registers (`wire::register`).
+pub const REGISTER: &str = "hami.io/node-nvidia-register";
+/// Node: how well its GPUs are connected (`wire::links`).
+pub const NODE_LINKS: &str = "hami.io/node-nvidia-score";
+
+/// Pod, as the next ones (`wire::placement`): words that the product name of its GPUs contains.
+pub const USE_TYPES: &str = "nvidia.com/use-gputype";
+/// Words that the product name of its GPUs does not contain.
+pub const AVOID_TYPES: &str = "nvidia.com/nouse-gputype";
+/// UUIDs that its GPUs have.
+pub const USE_UUIDS: &str = "nvidia.com/use-gpuuuid";
+/// UUIDs that its GPUs do not have.
+pub const AVOID_UUIDS: &str = "nvidia.com/nouse-gpuuuid";
+/// Whether all GPUs of one container are on one NUMA node.
+pub const NUMA_BIND: &str = "nvidia.com/numa-bind";
+/// The sharing modes that its GPUs may have.
+pub const SHARING_MODES: &str = "nvidia.com/vgpu-mode";
+
+/// Label that GPU feature discovery (GFD) leaves on a Node that it labels.
+pub const DISCOVERY: &str = "nvidia.com/gfd.timestamp";
+/// Node label, as the next ones (`wire::labels`): whether the node has GPUs.
+pub const LABEL_PRESENT: &str = "nvidia.com/gpu.present";
+/// Number of GPUs.
+pub const LABEL_COUNT: &str = "nvidia.com/gpu.count";
+/// Product name of the GPUs.
+pub const LABEL_PRODUCT: &str = "nvidia.com/gpu.product";
+/// Memory of each GPU, in MiB.
+pub const LABEL_MEMORY: &str = "nvidia.com/gpu.memory";
+/// Architecture of the GPUs.
+pub const LABEL_FAMILY: &str = "nvidia.com/gpu.family";
+/// Major number of the CUDA compute capability.
+pub const LABEL_COMPUTE_MAJOR: &str = "nvidia.com/gpu.compute.major";
+/// Minor number of the CUDA compute capability.
+pub const LABEL_COMPUTE_MINOR: &str = "nvidia.com/gpu.compute.minor";
+/// Number of slots of each GPU.
+pub const LABEL_REPLICAS: &str = "nvidia.com/gpu.replicas";
+/// How containers share a GPU.
+pub const LABEL_SHARING: &str = "nvidia.com/gpu.sharing-strategy";
+/// Whether at least one GPU supports MIG.
+pub const LABEL_MIG_CAPABLE: &str = "nvidia.com/mig.capable";
+/// MIG strategy, where a GPU is in MIG mode.
+pub const LABEL_MIG_STRATEGY: &str = "nvidia.com/mig.strategy";
+/// Driver version.
+pub const LABEL_DRIVER: &str = "nvidia.com/cuda.driver-version.full";
+/// Parts of the driver version, each under its new and its old name.
+pub const LABELS_DRIVER: [[&str; 2]; 3] = [
+    ["nvidia.com/cuda.driver-version.major", "nvidia.com/cuda.driver.major"],
+    ["nvidia.com/cuda.driver-version.minor", "nvidia.com/cuda.driver.minor"],
+    ["nvidia.com/cuda.driver-version.revision", "nvidia.com/cuda.driver.rev"],
+];
+/// CUDA version of the driver.
+pub const LABEL_RUNTIME: &str = "nvidia.com/cuda.runtime-version.full";
+/// Parts of the CUDA version, each under its new and its old name.
+pub const LABELS_RUNTIME: [[&str; 2]; 2] = [
+    ["nvidia.com/cuda.runtime-version.major", "nvidia.com/cuda.runtime.major"],
+    ["nvidia.com/cuda.runtime-version.minor", "nvidia.com/cuda.runtime.minor"],
+];
