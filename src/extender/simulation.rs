@@ -172,7 +172,7 @@ fn new_seeds_break_nothing() {
 
 /// Each mistake is found, and the seed that finds it breaks nothing without the mistake.
 #[test]
-#[ignore = "takes minutes of simulation: tests/run simulate"]
+#[ignore = "takes minutes of simulation: tests/run --long simulate"]
 fn each_planted_mistake_is_found() {
     let mut missed = Vec::new();
     for mistake in PlantedMistake::ALL {

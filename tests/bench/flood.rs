@@ -3,8 +3,7 @@
 //! counted each generation in `/proc` and on every GPU. The agent's resident size after 100,000 processes and after the
 //! last one must differ by less than 1 MiB. Promise 2 in docs/specification.md.
 //!
-//! `tests/run flood` runs it. `FLOOD_PROCESSES` sets the number of distinct processes (200,000; 1,000,000 in the long
-//! form).
+//! `tests/run --long flood` runs it. `FLOOD_PROCESSES` sets the number of distinct processes (200,000; 1,000,000 in the record).
 
 #![allow(clippy::print_stdout, reason = "a bench prints what it measured")]
 
@@ -36,7 +35,7 @@ const MAX_SAMPLES: u32 = 60;
 
 fn main() -> ExitCode {
     if std::env::var_os("FLOOD").is_none() {
-        println!("flood: takes minutes; run it with tests/run flood");
+        println!("flood: takes minutes; run it with tests/run --long flood");
         return ExitCode::SUCCESS;
     }
     match flood() {
