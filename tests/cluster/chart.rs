@@ -30,14 +30,14 @@ pub(crate) const EXTRAS: [&str; 4] = [
 ];
 pub(crate) const CHART: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../charts/gpu-steward");
 
-/// Renders the chart with these values (`guard.hami[0].name=…`).
-pub(crate) fn render(cluster: &Cluster, templates: &[&str], values: &[&str]) -> String {
-    try_render(cluster, templates, values).unwrap_or_else(|why| panic!("helm: {why}"))
+/// Renders the chart with these values (`guard.hami[0].name=…`). This needs no cluster.
+pub(crate) fn render(templates: &[&str], values: &[&str]) -> String {
+    try_render(templates, values).unwrap_or_else(|why| panic!("helm: {why}"))
 }
 
 /// The rendered chart, or helm's error message.
-pub(crate) fn try_render(cluster: &Cluster, templates: &[&str], values: &[&str]) -> Result<String, String> {
-    let mut helm = Command::new(cluster.program("helm"));
+fn try_render(templates: &[&str], values: &[&str]) -> Result<String, String> {
+    let mut helm = Command::new(lab::cluster::helm());
     helm.args(["template", "gpu-steward", CHART, "--namespace", NAMESPACE]);
     helm.args(templates.iter().flat_map(|name| ["-s".to_owned(), format!("templates/{name}.yaml")]));
     helm.args(values.iter().flat_map(|value| ["--set", value]));
@@ -49,19 +49,21 @@ pub(crate) fn try_render(cluster: &Cluster, templates: &[&str], values: &[&str])
 }
 
 /// The manifests of accounts, rights and policies with these values.
-fn rights(cluster: &Cluster, values: &[&str]) -> String {
+fn rights(values: &[&str]) -> String {
     let mut templates = RIGHTS.to_vec();
     // helm reports an error for a template that renders nothing.
     if EXTRAS.iter().all(|extra| values.contains(extra)) {
         templates.extend(["guard/eviction", "guard/tokens"]);
     }
-    render(cluster, &templates, values)
+    render(&templates, values)
 }
+
+/// The annotation of the chart's namespace that says what is installed.
+const INSTALLED: &str = "gpu-steward.test/installed";
 
 /// Applies accounts, rights and policies, and waits until the policies are in force. Does nothing if they are installed
 /// already. A chart with [`EXTRAS`] also serves a test without special values, because tests run in parallel.
 pub(crate) fn install(cluster: &Cluster, values: &[&str]) {
-    const INSTALLED: &str = "gpu-steward.test/installed";
     // Two tests at once would make the same objects.
     let _lock = lab::cluster::exclusive_lock("/run/lock/gpu-steward-cluster-chart");
     let admin = cluster.admin();
@@ -70,12 +72,12 @@ pub(crate) fn install(cluster: &Cluster, values: &[&str]) {
         manifests.hash(&mut hasher);
         format!("{:x}", hasher.finish())
     };
-    let manifests = rights(cluster, values);
+    let manifests = rights(values);
     let namespace_state =
         admin.run(&["get", "namespace", NAMESPACE, "-o", "jsonpath={.metadata.annotations}/{.status.phase}"]);
     let installed =
         |manifests: &str| namespace_state.out.contains(&mark(manifests)) && namespace_state.out.ends_with("/Active");
-    if installed(&manifests) || (values.is_empty() && installed(&rights(cluster, &EXTRAS))) {
+    if installed(&manifests) || (values.is_empty() && installed(&rights(&EXTRAS))) {
         return;
     }
     let _ = admin.apply(&format!("{{apiVersion: v1, kind: Namespace, metadata: {{name: {NAMESPACE}}}}}")).ok();
@@ -104,6 +106,11 @@ pub(crate) fn install(cluster: &Cluster, values: &[&str]) {
     let _ = admin
         .run(&["annotate", "--overwrite", "namespace", NAMESPACE, &format!("{INSTALLED}={}", mark(&manifests))])
         .ok();
+}
+
+/// Notes that helm has removed the chart, so that the next test installs it again.
+pub(crate) fn uninstalled(cluster: &Cluster) {
+    let _ = cluster.admin().run(&["annotate", "namespace", NAMESPACE, &format!("{INSTALLED}-")]).ok();
 }
 
 /// A token of an account, from `kubectl create token`.
@@ -169,16 +176,15 @@ mod tests {
 
     /// The chart's agents use the API server, and only those mount the folders of a device plugin.
     #[test]
-    #[ignore = "needs cluster: tests/run"]
+    #[ignore = "needs helm: tests/run"]
     fn agents_use_the_api_server_unless_they_are_standalone() {
-        let cluster = Cluster::shared();
         let folders = ["/var/lib/kubelet/device-plugins", "/var/lib/kubelet/plugins_registry", "/var/run/cdi"];
         // Folders that the agent only reads.
         let seen = [("/host/dev", "/dev", "Directory"), ("/etc/cdi", "/etc/cdi", "DirectoryOrCreate")];
         for (values, standalone) in
             [(&[][..], false), (&["agent.settings.v=4"], false), (&["agent.settings.standalone=true"], true)]
         {
-            let text = render(&cluster, &["agent/daemonset"], values);
+            let text = render(&["agent/daemonset"], values);
             assert!(text.contains(&format!("- --standalone={standalone}\n")), "{text}");
             assert!(text.contains("{name: state, mountPath: /var/lib/gpu-steward}"), "{text}");
             for folder in folders {
@@ -196,10 +202,9 @@ mod tests {
 
     /// No account or right exists for a program that is not installed or does not need it.
     #[test]
-    #[ignore = "needs cluster: tests/run"]
+    #[ignore = "needs helm: tests/run"]
     fn accounts_and_rights_come_with_the_workload_that_needs_them() {
-        let cluster = Cluster::shared();
-        let whole = |values: &[&str]| render(&cluster, &[], values);
+        let whole = |values: &[&str]| render(&[], values);
         let bare = whole(&[]);
         for word in ["gpu-steward-extender", SERVICE, "serviceaccounts/token", "resources: [pods/eviction]", "leases"] {
             assert!(!bare.contains(word), "{word}: {bare}");
@@ -211,21 +216,19 @@ mod tests {
         assert!(role.contains("resources: [serviceaccounts/token]"), "{role}");
         assert!(role.contains(&format!("resourceNames: [{SERVICE}]")), "{role}");
         assert!(whole(&["extender.enabled=true"]).contains("name: gpu-steward-extender"));
-        let output = try_render(&cluster, &[], &["guard.enabled=false"])
+        let output = try_render(&[], &["guard.enabled=false"])
             .expect_err("an unguarded cluster without the flag that accepts it");
         assert!(output.contains("guard.acceptUnguarded=true") && output.contains("any GPU"), "{output}");
-        let output =
-            try_render(&cluster, &[], &["service.enabled=true", "service.audiences=null"]).expect_err("no audience");
+        let output = try_render(&[], &["service.enabled=true", "service.audiences=null"]).expect_err("no audience");
         assert!(output.contains("service.audiences is empty"), "{output}");
     }
 
     /// The runtime's socket makes an agent root on its node. Without its path the chart mounts neither the socket nor
     /// its volume.
     #[test]
-    #[ignore = "needs cluster: tests/run"]
+    #[ignore = "needs helm: tests/run"]
     fn the_chart_mounts_the_runtimes_socket_only_if_it_is_named() {
-        let cluster = Cluster::shared();
-        let text = |values: &[&str]| render(&cluster, &["agent/daemonset"], values);
+        let text = |values: &[&str]| render(&["agent/daemonset"], values);
         let usual = text(&[]);
         assert!(
             usual.contains("{name: GPU_STEWARD_CRI_SOCKET, value: \"/run/containerd/containerd.sock\"}"),
@@ -239,11 +242,10 @@ mod tests {
 
     /// With a certificate the agents' port serves HTTPS only, so the probes must use it too.
     #[test]
-    #[ignore = "needs cluster: tests/run"]
+    #[ignore = "needs helm: tests/run"]
     fn with_a_certificate_the_port_and_its_probes_use_https() {
-        let cluster = Cluster::shared();
         for (values, scheme, mounts) in [(&[][..], "HTTP", 0), (&["agent.tlsSecret=steward-tls"], "HTTPS", 1)] {
-            let text = render(&cluster, &["agent/daemonset"], values);
+            let text = render(&["agent/daemonset"], values);
             assert_eq!(text.matches(&format!("port: metrics, scheme: {scheme}}}")).count(), 2, "{values:?}: {text}");
             for part in [
                 "{name: GPU_STEWARD_TLS_CERT, value: /etc/gpu-steward/tls/tls.crt}",
@@ -259,10 +261,9 @@ mod tests {
     /// The kernel log needs one capability, and neither a device nor a privileged container. By default the agent does
     /// not read it.
     #[test]
-    #[ignore = "needs cluster: tests/run"]
+    #[ignore = "needs helm: tests/run"]
     fn the_chart_gives_access_to_the_kernel_log_only_if_it_is_switched_on() {
         const LIMITER: &str = "agent.limiterLibrary=/opt/hami/libvgpu.so";
-        let cluster = Cluster::shared();
         for (values, source, capabilities) in [
             (&[][..], "none", "{drop: [ALL]}"),
             (&["agent.kernelLog=false"], "none", "{drop: [ALL]}"),
@@ -271,7 +272,7 @@ mod tests {
             (&["agent.kernelLog=true", "agent.settings.standalone=true"], "syslog", "{drop: [ALL], add: [SYSLOG]}"),
             (&["agent.kernelLog=true", LIMITER], "syslog", "{drop: [ALL], add: [DAC_OVERRIDE, FOWNER, SYSLOG]}"),
         ] {
-            let text = render(&cluster, &["agent/daemonset"], values);
+            let text = render(&["agent/daemonset"], values);
             assert!(
                 text.contains(&format!("{{name: GPU_STEWARD_KERNEL_LOG, value: {source}}}\n")),
                 "{values:?}: {text}"
@@ -284,12 +285,11 @@ mod tests {
     /// An agent under systemd gets what it needs to report to the extender, where the chart installs one: tokens of the
     /// extender's audience, the right to read the extenders' certificates, and the way to the port.
     #[test]
-    #[ignore = "needs cluster: tests/run"]
+    #[ignore = "needs helm: tests/run"]
     fn an_agent_under_systemd_may_report_to_the_extender_where_there_is_one() {
-        let cluster = Cluster::shared();
         let service = "service.enabled=true";
         for (values, reports) in [(&[service][..], false), (&[service, "extender.enabled=true"], true)] {
-            let text = render(&cluster, &["guard/tokens", "agent/rbac"], values);
+            let text = render(&["guard/tokens", "agent/rbac"], values);
             let audiences = if reports { ", 'gpu-steward'" } else { "" };
             let audiences = format!("['https://kubernetes.default.svc.cluster.local'{audiences}])) : []");
             assert!(text.contains(&audiences), "{text}");
@@ -298,10 +298,10 @@ mod tests {
             assert_eq!(role.contains("resources: [configmaps]"), reports, "{role}");
         }
         let values = ["extender.enabled=true", "networkPolicy.enabled=true"];
-        let text = render(&cluster, &["extender/network"], &values);
+        let text = render(&["extender/network"], &values);
         assert!(!text.contains("ipBlock"), "{text}");
         let nodes = ["networkPolicy.nodes[0]=10.1.0.0/16", "networkPolicy.nodes[1]=fd00::/48"];
-        let text = render(&cluster, &["extender/network"], &[&values[..], &nodes].concat());
+        let text = render(&["extender/network"], &[&values[..], &nodes].concat());
         for part in ["- ipBlock: {cidr: \"10.1.0.0/16\"}", "- ipBlock: {cidr: \"fd00::/48\"}"] {
             assert_eq!(text.matches(part).count(), 1, "{part}: {text}");
         }
@@ -314,13 +314,12 @@ mod tests {
     fn only_named_peers_may_reach_the_agents_port() {
         let cluster = Cluster::shared();
         install(&cluster, &[]);
-        assert!(!render(&cluster, &[], &[]).contains("kind: NetworkPolicy"));
+        assert!(!render(&[], &[]).contains("kind: NetworkPolicy"));
         let policy = |values: &[&str]| {
             let all = [&["networkPolicy.enabled=true"], values].concat();
-            let output = cluster.admin().run_with(
-                &["create", "--dry-run=server", "-o", "json", "-f", "-"],
-                &render(&cluster, &["agent/network"], &all),
-            );
+            let output = cluster
+                .admin()
+                .run_with(&["create", "--dry-run=server", "-o", "json", "-f", "-"], &render(&["agent/network"], &all));
             serde_json::from_str::<Value>(&output.ok()).expect("JSON")["spec"].clone()
         };
         let no_peer = policy(&[]);
@@ -334,7 +333,7 @@ mod tests {
         }]);
         assert_eq!(ingress, expected);
         // The policy selects the pods of the DaemonSet, whose port has that name.
-        let daemonset = render(&cluster, &["agent/daemonset"], &[]);
+        let daemonset = render(&["agent/daemonset"], &[]);
         for (label, value) in no_peer["podSelector"]["matchLabels"].as_object().expect("labels") {
             assert!(daemonset.contains(&format!("{label}: {}", value.as_str().expect("text"))), "{label}: {daemonset}");
         }
@@ -368,7 +367,7 @@ mod tests {
     fn helm_and_the_api_server_accept_the_whole_chart() {
         let cluster = Cluster::shared();
         install(&cluster, &[]);
-        let lint = Command::new(cluster.program("helm")).args(["lint", "--strict", CHART]).output().expect("helm");
+        let lint = Command::new(lab::cluster::helm()).args(["lint", "--strict", CHART]).output().expect("helm");
         assert!(lint.status.success(), "{}", String::from_utf8_lossy(&lint.stdout));
         let unusual = [
             "agent.runtimeClassName=nvidia",
@@ -395,10 +394,9 @@ mod tests {
             "guard.hami[0].name=hami-scheduler",
         ];
         for values in [&[][..], &unusual, &["guard.enabled=false", "guard.acceptUnguarded=true"]] {
-            let output = cluster.admin().run_with(
-                &["apply", "--dry-run=server", "--validate=strict", "-f", "-"],
-                &render(&cluster, &[], values),
-            );
+            let output = cluster
+                .admin()
+                .run_with(&["apply", "--dry-run=server", "--validate=strict", "-f", "-"], &render(&[], values));
             let output = output.ok();
             assert!(output.contains("daemonset.apps/gpu-steward-agent"), "{output}");
         }

@@ -159,7 +159,7 @@ impl<'a> Fleet<'a> {
 
     /// The pods that do not run yet. Earlier pods that run by now have not failed, and are removed from the pods that
     /// may fail.
-    fn starting(&mut self) -> Vec<String> {
+    pub(crate) fn starting(&mut self) -> Vec<String> {
         let list = self.bed.admin.get(&["pods", "-n", &self.bed.space.name]);
         let runs = |pod: &&Value| pod["status"]["phase"] == "Running";
         let running = list["items"].as_array().expect("a list").iter().filter(runs);

@@ -13,14 +13,11 @@ const OF_A_BINDING: &str = include_str!("../golden/claims/version-1.json");
 
 /// Promise 42 in docs/specification.md: SIGSTOP in the middle of bindings, and SIGCONT while the other extender binds.
 /// 20 pauses with `GPU_STEWARD_LONG`.
-#[test]
-#[ignore = "needs cluster alone: tests/run"]
-fn a_paused_leader_gives_nothing_when_it_goes_on() {
-    let placed = Placed::agents("extender-pauses");
+pub(crate) fn check_paused_leader(placed: &Placed) {
     let pauses: u64 = if std::env::var_os("GPU_STEWARD_LONG").is_some() { 20 } else { 4 };
     // More than half of a GPU each, and up to as many as GPUs: a GPU that is given twice has more claimed than it has.
     placed.deployment("load", &json!({ "nvidia.com/gpu": 1, "nvidia.com/gpumem": 50_000 }));
-    let (mut leader, mut other) = (HostExtender::start(&placed, None), HostExtender::start(&placed, None));
+    let (mut leader, mut other) = (HostExtender::start(placed, None), HostExtender::start(placed, None));
     eventually("one of them to lead", SETTLED, || (leader.leads() || other.leads()).then_some(()));
     if other.leads() {
         std::mem::swap(&mut leader, &mut other);
@@ -32,7 +29,7 @@ fn a_paused_leader_gives_nothing_when_it_goes_on() {
             placed.empty();
             made = 0;
         }
-        let scheduler = HostScheduler::start(&placed, leader.address);
+        let scheduler = HostScheduler::start(placed, leader.address);
         let before = leader.binds_begun();
         made += MORE;
         placed.scale("load", made);
@@ -41,7 +38,7 @@ fn a_paused_leader_gives_nothing_when_it_goes_on() {
         mid_bind += usize::from(leader.pause() > 0);
         drop(scheduler);
         other.wait_until_leads();
-        let scheduler = HostScheduler::start(&placed, other.address);
+        let scheduler = HostScheduler::start(placed, other.address);
         let before = other.binds_begun();
         made += MORE;
         placed.scale("load", made);
@@ -55,7 +52,7 @@ fn a_paused_leader_gives_nothing_when_it_goes_on() {
     }
     println!("{pauses} pauses, {mid_bind} of them while a binding was under way");
     assert!(mid_bind > 0, "no pause came in the middle of a binding");
-    check_bound_twice(&placed, &leader);
+    check_bound_twice(placed, &leader);
 }
 
 /// Leaders of two terms have bound two pods to the same memory, which no fence forbids: one pod starts. The other one never does;

@@ -15,8 +15,6 @@ mod reserved;
 #[cfg(test)]
 mod agent;
 #[cfg(test)]
-mod names;
-#[cfg(test)]
 mod bed;
 #[cfg(test)]
 mod audit;
@@ -29,7 +27,7 @@ mod restarts;
 #[cfg(test)]
 mod failpoints;
 #[cfg(test)]
-mod unwritten;
+mod outage;
 #[cfg(test)]
 mod refusals;
 #[cfg(test)]
@@ -71,8 +69,6 @@ mod placed;
 #[cfg(test)]
 mod seats;
 #[cfg(test)]
-mod extender;
-#[cfg(test)]
 mod order;
 #[cfg(test)]
 mod leaders;
@@ -86,5 +82,7 @@ mod hami;
 mod registration;
 #[cfg(test)]
 mod upgrade;
+#[cfg(test)]
+mod extender;
 #[cfg(test)]
 mod vm;

@@ -5,15 +5,15 @@ use lab::eventually::eventually;
 use serde_json::{Value, json};
 use std::os::unix::fs::PermissionsExt;
 
+/// The value of the chart with which the extender names two of the nodes that fit.
+pub(crate) const ANSWERED: &str = "extender.settings.answered-nodes=2";
+
 /// Where nodes differ for GPUs, these decide, although kube-scheduler itself prefers the node with the most free CPU, or with
 /// the image of the pod; where nodes are equal for GPUs, the pod's own preferences decide, and the image. The extender names two
-/// of the three nodes, and all where the pod has preferences.
-#[test]
-#[ignore = "needs cluster alone: tests/run"]
-fn gpus_decide_among_nodes_and_equal_nodes_leave_the_choice_to_the_pod() {
-    let placed = Placed::up_with("extender-order", &["extender.settings.answered-nodes=2"]);
+/// of the three nodes ([`ANSWERED`]), and all where the pod has preferences.
+pub(crate) fn check_choices(placed: &Placed) {
     let nodes: Vec<&str> = placed.cluster.status().nodes.iter().map(|node| node.name.as_str()).collect();
-    let choices = Choices { placed: &placed, nodes: &nodes };
+    let choices = Choices { placed, nodes: &nodes };
     // kube-scheduler likes this node least: the extender and kube-scheduler itself run there.
     let busy = placed.extender_node();
     let idle: Vec<usize> = (0..nodes.len()).filter(|place| nodes[*place] != busy).collect();

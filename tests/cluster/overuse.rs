@@ -150,14 +150,15 @@ fn over_use_without_the_flag_evicts_no_pod() {
 /// Promise 27 in docs/specification.md, for evictions: the rights exist only if they are switched on, and they cover no
 /// pod of another node.
 #[test]
-#[ignore = "needs cluster alone: tests/run"]
+#[ignore = "needs cluster: tests/run"]
 fn an_agent_can_evict_no_pod_of_another_node() {
-    let bed = Bed::exclusive("overuse-guard");
+    let bed = Bed::up("overuse-guard");
     chart::install(&bed.cluster, &chart::EXTRAS);
-    for (name, node) in [("here", "node-1"), ("there", "node-2")] {
+    let other = bed.cluster.status().nodes.iter().find(|node| node.name != *bed.node()).expect("another node");
+    for (name, node) in [("here", bed.node()), ("there", &other.name)] {
         let _ = bed.admin.apply(&crate::life::sleeper(&bed.space.name, name, node)).ok();
     }
-    let agent = chart::agent_of(&bed.cluster, "node-1");
+    let agent = chart::agent_of(&bed.cluster, bed.node());
     let eviction = |by: &Bearer, pod: &str| {
         let namespace = &bed.space.name;
         let body = json!({

@@ -80,7 +80,7 @@ impl Placed {
         let scheduler = scheduler.to_str().expect("a path in UTF-8");
         self.cluster.image("registry.local/kube-scheduler:test", scheduler, &[]);
         let values = [&VALUES, values].concat();
-        let _ = self.admin.apply(&chart::render(&self.cluster, &["extender/deployment"], &values)).ok();
+        let _ = self.admin.apply(&chart::render(&["extender/deployment"], &values)).ok();
         self.rolled_out(DEPLOYMENT);
     }
 
@@ -96,7 +96,7 @@ impl Placed {
         remove_pods(&admin);
         cluster.image("registry.local/gpu-steward:test", &binary(), &[]);
         let templates = ["agent/daemonset", "extender/rbac", "extender/authority"];
-        let _ = admin.apply(&chart::render(&cluster, &templates, &VALUES)).ok();
+        let _ = admin.apply(&chart::render(&templates, &VALUES)).ok();
         let placed = Placed { space, admin, cluster };
         placed.rolled_out(DAEMONSET);
         eventually("the GPUs of all nodes", SETTLED, || {
@@ -114,7 +114,7 @@ impl Placed {
         let cluster = Cluster::up(&ClusterOptions::nodes(1));
         let (admin, space) = (cluster.admin(), cluster.namespace(name));
         chart::install(&cluster, &VALUES);
-        let _ = admin.apply(&chart::render(&cluster, &["extender/rbac"], &VALUES)).ok();
+        let _ = admin.apply(&chart::render(&["extender/rbac"], &VALUES)).ok();
         cluster.part("stop", "controller-manager");
         Placed { space, admin, cluster }
     }
@@ -152,7 +152,7 @@ impl Placed {
     fn agents_report_to(&self, address: SocketAddr) {
         let reach = format!("agent.settings.extender-address={address}");
         let values: Vec<&str> = VALUES.into_iter().chain([&*reach]).collect();
-        let _ = self.admin.apply(&chart::render(&self.cluster, &["agent/daemonset"], &values)).ok();
+        let _ = self.admin.apply(&chart::render(&["agent/daemonset"], &values)).ok();
         self.rolled_out(DAEMONSET);
         let nodes = self.cluster.status().nodes.len();
         eventually("a stream of each agent", SETTLED, || (self.streams() == Some(nodes)).then_some(()));
@@ -227,6 +227,13 @@ impl Placed {
     /// Waits until the namespace has no pod.
     pub(crate) fn empty(&self) {
         eventually("the end of all pods", SETTLED, || self.pods().is_empty().then_some(()));
+    }
+
+    /// Removes what a part of a test has made in the namespace, and waits for the end of its pods.
+    pub(crate) fn clear(&self) {
+        let kinds = "deployments,statefulsets,daemonsets,jobs,poddisruptionbudgets,pods,persistentvolumeclaims";
+        let _ = self.admin.run(&["delete", kinds, "--all", "-n", &self.space.name]).ok();
+        self.empty();
     }
 
     /// The port of the Deployment's extender, over the pod network: health and metrics.

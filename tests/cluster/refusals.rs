@@ -2,7 +2,7 @@
 //! docs/specification.md: the container does not start, and an event on its pod says why.
 
 use crate::bed::{Bed, Claim, SOON, devices_in};
-use crate::unwritten::GatedPod;
+use crate::outage::GatedPod;
 use lab::agent::Agent;
 use lab::eventually::eventually;
 use lab::relay::Relay;

@@ -81,8 +81,8 @@ struct DenyPolicy<'a>(&'a Kubectl);
 impl DenyPolicy<'_> {
     const NAME: &'static str = "test-reserved";
 
-    fn within<'a>(cluster: &Cluster, admin: &'a Kubectl, namespace: &str) -> DenyPolicy<'a> {
-        let text = render(cluster, &["guard/reserved"], &["guard.reserved.action=deny"]);
+    fn within<'a>(admin: &'a Kubectl, namespace: &str) -> DenyPolicy<'a> {
+        let text = render(&["guard/reserved"], &["guard.reserved.action=deny"]);
         assert!(text.contains("validationActions: [Deny]") && text.contains("failurePolicy: Fail"), "{text}");
         let here = format!(
             "matchResources: {{namespaceSelector: {{matchLabels: {{kubernetes.io/metadata.name: {namespace}}}}}}}\n  validationActions:"
@@ -119,7 +119,7 @@ fn a_pod_that_would_loosen_its_limits_gets_a_warning_or_is_refused() {
             .map_or(!output.err.contains("reserved"), |word| output.err.contains(word) && output.err.contains("main"));
         assert!(fits, "{extra}: {}", output.err);
     }
-    let deny_policy = DenyPolicy::within(&cluster, &admin, namespace);
+    let deny_policy = DenyPolicy::within(&admin, namespace);
     eventually("the refusal", SOON, || (!dry_run(&admin, &worst).success).then_some(()));
     for (extra, expected) in cases() {
         let output = dry_run(&admin, &pod(namespace, &extra));

@@ -5,8 +5,8 @@
 //! off. Each test states which pods may fail because of what it does, and how many. No other pod may fail, and after
 //! `settle` none may: Promise 38.
 //!
-//! `GPU_STEWARD_LONG=1` (`tests/run --long`) sets the counts of the record. The counts of an ordinary run fit into
-//! little more than an hour.
+//! `GPU_STEWARD_LONG=1` (`tests/run --long`) sets the counts of the record. An ordinary run repeats each thing as often as it takes
+//! to see a failure that always happens.
 
 use crate::bed::{Bed, SOON};
 use crate::fleet::{Fleet, check_all_containers};
@@ -23,12 +23,12 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 /// Two GPUs of ten slots.
-const TOTAL: usize = 20;
+pub(crate) const TOTAL: usize = 20;
 /// Longest time until pods run after a reboot, from the node's Ready.
 const READY_AFTER_REBOOT: Duration = Duration::from_secs(60);
 
 /// `ordinary`, or `long` in a long run.
-fn number<T>(ordinary: T, long: T) -> T {
+pub(crate) fn number<T>(ordinary: T, long: T) -> T {
     if std::env::var_os("GPU_STEWARD_LONG").is_some() { long } else { ordinary }
 }
 
@@ -86,7 +86,7 @@ fn containers_get_their_own_devices_although_the_agent_is_killed_again_and_again
     let bed = Bed::up("restart-kills");
     let mut agent = bed.agent(&[]);
     let (mut fleet, mut pauses) = (Fleet::new(&bed, &agent), RandomPauses::new());
-    let kills = number(10, 100);
+    let kills = number(5, 100);
     for kill_number in 1..=kills {
         // The kubelet may be in a call to the agent, or find no agent.
         fleet.add_pod_before_agent_end();
@@ -159,46 +159,8 @@ fn containers_get_their_own_devices_although_kubelet_and_runtime_are_killed() {
 }
 
 /// Waits until the plugin has been registered more than `before` times.
-fn wait_for_registration(agent: &Agent, before: u64) {
+pub(crate) fn wait_for_registration(agent: &Agent, before: u64) {
     eventually("kubelet to know the plugin again", SOON, || (Bed::registrations(agent) > before).then_some(()));
-}
-
-/// While the API server is away, running pods go on through a restart of the agent and one of the kubelet. Pods that
-/// come after it start.
-#[test]
-#[ignore = "needs cluster alone: tests/run"]
-fn an_outage_of_the_api_server_changes_nothing_for_pods() {
-    let bed = Bed::exclusive("restart-api");
-    let mut agent = bed.agent(&[]);
-    let mut fleet = Fleet::new(&bed, &agent);
-    for _ in 0..6 {
-        fleet.add_pod();
-    }
-    fleet.settle();
-    let began = Instant::now();
-    let away = number(Duration::from_secs(45), Duration::from_secs(300));
-    bed.cluster.part("kill", "apiserver");
-    agent.signal(15);
-    drop(agent);
-    agent = bed.launch(&[]);
-    std::thread::sleep(away.saturating_sub(began.elapsed()));
-    // The kubelet does not start without the API server. So it is killed while the API server is away and started after
-    // it.
-    let before = Bed::registrations(&agent);
-    bed.part("kill", "kubelet");
-    bed.cluster.part("start", "apiserver");
-    // The kubelet admits every pod of its node again, and knows no plugin for a second or two. A pod that comes later
-    // may not fail.
-    fleet.may_fail(fleet.len(), &fleet.names());
-    bed.part("start", "kubelet");
-    wait_for_registration(&agent, before);
-    bed.registered(&agent);
-    for _ in 0..4 {
-        fleet.add_pod();
-    }
-    fleet.settle();
-    fleet.check_all_slots(TOTAL);
-    fleet.print_record(&format!("API server away for {} s", away.as_secs()));
 }
 
 /// No agent runs while pods come and the processors are busy.
@@ -310,7 +272,7 @@ fn a_new_agent_takes_over_from_the_old_one() {
     let bed = Bed::up("restart-upgrade");
     let mut agent = bed.agent(&[]);
     let mut fleet = Fleet::new(&bed, &agent);
-    for _ in 0..number(3, 20) {
+    for _ in 0..number(2, 20) {
         fleet.add_pod();
         let next = bed.launch(&[]);
         next.logs("another agent shares the GPUs of this node");
@@ -328,24 +290,46 @@ fn a_new_agent_takes_over_from_the_old_one() {
     fleet.print_record("agents that overlap");
 }
 
-/// 60 pods of two containers at once while all processors are busy; 10 pods without `GPU_STEWARD_LONG`.
+/// Largest own memory (`RssAnon`) of an agent with plugin and watch, in MiB.
+const MEMORY: f64 = 18.0;
+
+/// Bursts of 60 pods of two containers, and the agent is killed once in the middle of each: one container starts then at most. Also
+/// promise 36 in docs/specification.md. In the record all processors are busy meanwhile.
 #[test]
 #[ignore = "needs cluster alone: tests/run"]
-fn bursts_under_load_give_each_container_its_own_devices() {
+fn bursts_give_each_container_its_own_devices_although_the_agent_is_killed() {
+    const PODS: usize = 60;
+    const GPUS: usize = 8;
     let bed = Bed::exclusive("restart-bursts");
-    let (bursts, pods, gpus) = number((2, 10, 2), (20, 60, 8));
-    let agent = bed.agent(&[&format!("--gpus=simulated=H100:{gpus}")]);
+    let flag = format!("--gpus=simulated=H100:{GPUS}");
+    let mut agent = bed.agent(&[&flag]);
     let mut fleet = Fleet::new(&bed, &agent);
-    let busy = Busy::all();
-    for _ in 0..bursts {
-        fleet.burst(pods);
+    let (bursts, busy) = number((1, None), (20, Some(())));
+    let busy = busy.map(|()| Busy::all());
+    for burst in 0..bursts {
+        if burst > 0 {
+            fleet.delete_all_but(0);
+            fleet.wait_for_deletions();
+        }
+        let began = Instant::now();
+        fleet.burst(PODS);
+        eventually("the first containers of the burst", SOON, || (starts(&agent, "filled") >= 10.0).then_some(()));
+        // One admission may break off, and those before the next agent is registered find no plugin.
+        let starting = fleet.starting();
+        fleet.may_fail(starting.len(), &starting);
+        agent.signal(9);
+        drop(agent);
+        agent = bed.agent(&[&flag]);
         fleet.settle();
-        fleet.delete_all_but(0);
-        fleet.wait_for_deletions();
+        println!("{PODS} pods of 2 containers run {:.1} s after they were made", began.elapsed().as_secs_f64());
+        let (own, resident) = (agent.own_mib(), agent.resident_mib());
+        println!("the agent holds {own:.1} MiB (RssAnon), {resident:.1} MiB (VmRSS)");
+        assert!(own <= MEMORY, "{own} MiB, and the budget is {MEMORY}");
     }
     drop(busy);
-    fleet.check_all_slots(gpus * TOTAL / 2);
-    fleet.print_record(&format!("{bursts} bursts of {pods} pods of two containers"));
+    fleet.check_all_slots(GPUS * TOTAL / 2);
+    fleet.print_record(&format!("{bursts} bursts of {PODS} pods of two containers, the agent killed in each"));
+    drop(agent);
 }
 
 /// The pod is deleted once the kubelet's checkpoint has its GPUs, before its container runs.
@@ -356,7 +340,7 @@ fn a_pod_deleted_between_allocate_and_start_leaves_nothing() {
     let agent = bed.agent(&[]);
     let mut fleet = Fleet::new(&bed, &agent);
     let checkpoint = bed.paths().checkpoint.clone();
-    for _ in 0..number(10, 100) {
+    for _ in 0..number(5, 100) {
         let name = fleet.add_pod();
         let uid = bed.admin.get(&["pod", &name, "-n", &bed.space.name])["metadata"]["uid"]
             .as_str()
@@ -393,7 +377,7 @@ fn a_recreated_pod_is_never_confused_with_the_earlier_one() {
     }
     fleet.settle();
     relay.delay(Duration::from_secs(2));
-    let times = number(10, 100);
+    let times = number(3, 100);
     for _ in 0..times {
         fleet.recreate_all();
         fleet.settle();

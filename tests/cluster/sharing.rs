@@ -300,50 +300,6 @@ fn containers_get_their_own_devices_over_every_restart_in_turn() {
     });
 }
 
-/// Largest `RssAnon` of an agent with plugin and watch, in MiB.
-const MEMORY: f64 = 18.0;
-
-/// 60 pods of two containers at once, each with another claim; also promise 36 in docs/specification.md.
-#[test]
-#[ignore = "needs cluster alone: tests/run"]
-fn sixty_pods_at_once_each_get_their_own_devices() {
-    let bed = Bed::exclusive("sharing-burst");
-    let agent = bed.agent(&["--gpus=simulated=H100:8", "--split-count=20"]);
-    let gpus = Bed::gpus(&agent);
-    let shape = |n: usize| (n % 8, 1000 + n as u64, 1);
-    let pods: Vec<Value> = (0..60)
-        .map(|n| {
-            bed.pod(
-                &format!("pod-{n}"),
-                &gpus,
-                &[("warm", "init", &[shape(n)]), ("main", "app", &[shape(n)])],
-                &NOTHING,
-            )
-        })
-        .collect();
-    bed.create(&json!({ "apiVersion": "v1", "kind": "List", "items": pods }));
-    let began = std::time::Instant::now();
-    let names: Vec<String> = (0..60).map(|n| format!("pod-{n}")).collect();
-    let all: Vec<&str> = names.iter().map(String::as_str).collect();
-    bed.ready(&all);
-    println!("60 pods of 2 containers are Ready {:.1} s after they were made", began.elapsed().as_secs_f64());
-    let held = agent.anonymous_mib();
-    println!("the agent holds {held:.1} MiB");
-    assert!(held <= MEMORY, "{held} MiB");
-    for (n, name) in names.iter().enumerate() {
-        let (gpu, mib, _) = shape(n);
-        // The file outside of the container for every pod, and for a few also the file inside.
-        let uid =
-            bed.admin.get(&["pod", name, "-n", &bed.space.name])["metadata"]["uid"].as_str().expect("a UID").to_owned();
-        let file = bed.state().join("pods").join(&uid).join("main/limits.json");
-        let limits: Value = serde_json::from_slice(&std::fs::read(&file).expect("limits")).expect("JSON");
-        assert_eq!(devices_in(&limits), [(gpus[gpu].clone(), mib * MIB)], "{name}");
-        if n % 10 == 0 {
-            assert_eq!(bed.limits(name, "main"), limits, "{name}");
-        }
-    }
-}
-
 /// A pod without a claim, on a node where no scheduler has written claims: as with time-slicing.
 #[test]
 #[ignore = "needs cluster: tests/run"]

@@ -76,14 +76,12 @@ fn no_pod_fails_while_the_agent_is_replaced_twice() {
     eventually("kubelet to see the end of the plugin", SOON, || {
         (bed.node_object()["status"]["allocatable"]["nvidia.com/gpu"] == "0").then_some(())
     });
+    check_end_of_both_agents(&bed);
 }
 
 /// Both agents of an upgrade get SIGTERM: the new one before or just after the kubelet has forgotten the connections of the
 /// resource (docs/decisions/0120). The kubelet sees that no plugin is left. Twenty times with `GPU_STEWARD_LONG`.
-#[test]
-#[ignore = "needs cluster alone: tests/run"]
-fn kubelet_sees_the_end_of_an_agent_that_was_taking_over() {
-    let bed = Bed::exclusive("upgrade-stopped");
+fn check_end_of_both_agents(bed: &Bed) {
     let rounds = if std::env::var_os("GPU_STEWARD_LONG").is_some() { 20 } else { 2 };
     let gpus = "--gpus=simulated=H100:1";
     let allocatable = |count: &str| {
@@ -114,10 +112,7 @@ fn kubelet_sees_the_end_of_an_agent_that_was_taking_over() {
 /// place five pods a second. Each agent that ends asks the leader to bind nothing more to its node, and waits for the pods
 /// that are bound. With `GPU_STEWARD_LONG` there are 100 pods, and the pods of the extender and kube-scheduler are replaced at
 /// the same time, so that the leader changes.
-#[test]
-#[ignore = "needs cluster alone: tests/run"]
-fn no_pod_fails_while_all_agents_are_replaced_and_the_extender_places_pods() {
-    let placed = Placed::up("extender-upgrade");
+pub(crate) fn check_replaced_agents(placed: &Placed) {
     let long = std::env::var_os("GPU_STEWARD_LONG").is_some();
     let pods = if long { 100 } else { 60 };
     let relay = long.then(|| placed.agents_report_over_relay());
@@ -156,7 +151,7 @@ fn no_pod_fails_while_all_agents_are_replaced_and_the_extender_places_pods() {
     });
     placed.run("app=load", pods as usize);
     assert_eq!(placed.check(placed.extender_address()), pods as usize);
-    check_unplaced_pod(&placed);
+    check_unplaced_pod(placed);
 }
 
 /// A pod that names no scheduler of GPUs comes to a node with pods of the extender: its agent refuses its start and says so, and

@@ -13,6 +13,7 @@ use std::fs::File;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
@@ -269,7 +270,7 @@ impl Cluster {
         self.status.nodes.iter().find(|node| node.name == name).expect("a node of that name")
     }
 
-    /// The path of a program of the cluster: `kubectl`, `helm`, `ctr`, …
+    /// The path of a program of the cluster: `kubectl`, `ctr`, …
     ///
     /// # Panics
     /// If there is none.
@@ -391,6 +392,16 @@ impl Drop for TestNamespace {
     fn drop(&mut self) {
         let _ = self.admin.run(&["delete", "namespace", &self.name, "--wait=false"]);
     }
+}
+
+/// The path of helm. It is built if it is missing, and needs no cluster.
+///
+/// # Panics
+/// If it cannot be built.
+#[must_use]
+pub fn helm() -> PathBuf {
+    static PATH: OnceLock<PathBuf> = OnceLock::new();
+    PATH.get_or_init(|| PathBuf::from(script("up", &["--helm"]).trim())).clone()
 }
 
 /// Waits until this lock is free, and takes it.

@@ -1,7 +1,8 @@
 # The programs of the cluster: built from the Go modules under program/, or unpacked from Debian packages. Nothing is installed.
 # shellcheck shell=bash
 
-modules=(kubernetes containerd helm stub)
+# helm first: the tests of the chart need nothing else.
+modules=(helm kubernetes containerd stub)
 debian=(runc containernetworking-plugins busybox-static)
 
 # The linker flags for the version that a module's programs print.
@@ -84,6 +85,19 @@ unpack() {
 release=$(. /etc/os-release 2>/dev/null && printf '%s' "${VERSION_CODENAME:-unknown}")
 debian_folder() { printf '%s/%s' "$tools" "$release"; }
 old_containerd() { printf '%s/%s-containerd' "$tools" "$release"; }
+
+# Builds helm, and prints its path.
+provide_helm() {
+  local folder
+  folder=$(module_folder helm)
+  mkdir -p "$tools"
+  if [ ! -e "$folder/built" ]; then
+    exec 8>>"$tools/lock"
+    flock 8
+    build_module helm >&2
+  fi
+  say "$folder/helm"
+}
 
 # Builds everything that RUNTIME and this Kubernetes need. Sets $programs to the folders of the programs, for PATH.
 programs=""
