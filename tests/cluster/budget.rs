@@ -116,7 +116,7 @@ fn costs<const N: usize>(agents: &[&Agent; N]) -> [(f64, f64); N] {
             scraped += SCRAPE_EVERY;
             agents.iter().for_each(|agent| assert_eq!(agent.get("/metrics").status, 200));
         }
-        agents.iter().zip(&mut memory).for_each(|(agent, memory)| *memory = memory.max(agent.own_mib()));
+        agents.iter().zip(&mut memory).for_each(|(agent, memory)| *memory = memory.max(agent.anonymous_mib()));
         std::thread::sleep(Duration::from_millis(500));
     }
     let span = began.elapsed().as_secs_f64();

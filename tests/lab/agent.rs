@@ -277,11 +277,7 @@ impl Recipe {
     }
 }
 
-/// The resident memory of a process in MiB, unless it has ended.
-fn resident_mib(pid: u32) -> Option<f64> {
-    memory_mib(pid, "VmRSS:")
-}
-
+/// The memory of a process in MiB by this key of its `status`, unless it has ended.
 fn memory_mib(pid: u32, key: &str) -> Option<f64> {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
     let line = status.lines().find_map(|line| line.strip_prefix(key))?;
@@ -310,15 +306,6 @@ impl Agent {
     /// If the agent has ended.
     #[must_use]
     pub fn anonymous_mib(&self) -> f64 {
-        memory_mib(self.pid(), "RssAnon:").expect("it lives")
-    }
-
-    /// The agent's own memory (`RssAnon`) in MiB: without the pages of the program's file, which the kernel shares and may drop.
-    ///
-    /// # Panics
-    /// If the agent has ended.
-    #[must_use]
-    pub fn own_mib(&self) -> f64 {
         memory_mib(self.pid(), "RssAnon:").expect("it lives")
     }
 
