@@ -74,9 +74,12 @@ fn metrics_of(agent: &Value) -> SocketAddr {
 
 /// The agent is Ready on every node without privileges, and names the pods of its own node.
 fn check_names(bed: &Bed) {
-    let agents: Vec<Value> =
-        agents(bed).into_iter().filter(|pod| pod["metadata"]["deletionTimestamp"].is_null()).collect();
-    assert_eq!(agents.len(), bed.cluster.status().nodes.len());
+    let nodes = bed.cluster.status().nodes.len();
+    let agents = eventually("the end of the agents before the upgrade", READY, || {
+        let mut now = agents(bed);
+        now.retain(|pod| pod["metadata"]["deletionTimestamp"].is_null());
+        (now.len() == nodes).then_some(now)
+    });
     for agent in agents {
         wait_for_name(metrics_of(&agent), agent["metadata"]["name"].as_str().expect("a name"));
     }
@@ -108,6 +111,7 @@ fn check_shared_pod(bed: &Bed) -> Vec<String> {
         (node["status"]["allocatable"]["nvidia.com/gpu"] == "12").then_some(())?;
         // The register is ordered by UUID; the containers' device nodes are ordered by index.
         let mut gpus = gpus.as_array()?.clone();
+        (gpus.len() == 2).then_some(())?;
         gpus.sort_by_key(|gpu| gpu["index"].as_u64());
         gpus.iter().map(|gpu| gpu["id"].as_str().map(str::to_owned)).collect()
     });
