@@ -213,7 +213,7 @@ mod tests {
         served.ready.send(Err("GPU calls hang".into())).unwrap();
         let answer = served.get("/readyz", "");
         let pod_watch = "watch of pods at the API server: heard 12 s ago";
-        let kubelet = "nvidia.com/gpu at kubelet: registered (watcher)\n\
+        let kubelet = "nvidia.com/gpu at kubelet: registered\n\
                        admission policies: in force: agent-nodes; NOT in force: agent-pods";
         assert_eq!((answer.status, answer.text()), (503, &*format!("GPU calls hang\n{pod_watch}\n{kubelet}\n")));
         assert_eq!(served.get("/healthz", "").status, 200);
