@@ -190,13 +190,13 @@ impl Phase {
         }
     }
 }
-/// When containers of the node get their devices.
+/// When containers of the node get their devices. Only agents of earlier releases say it; nothing is bound to a node that is
+/// early.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
 #[repr(i32)]
 pub enum Binding {
+    /// At their start, by CDI.
     Unspecified = 0,
-    /// At their start, when it is known which container it is.
-    Late = 1,
     /// In the answer to `Allocate`, which names no pod.
     Early = 2,
 }
@@ -208,7 +208,6 @@ impl Binding {
     pub fn as_str_name(&self) -> &'static str {
         match self {
             Self::Unspecified => "BINDING_UNSPECIFIED",
-            Self::Late => "BINDING_LATE",
             Self::Early => "BINDING_EARLY",
         }
     }
@@ -216,7 +215,6 @@ impl Binding {
     pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
         match value {
             "BINDING_UNSPECIFIED" => Some(Self::Unspecified),
-            "BINDING_LATE" => Some(Self::Late),
             "BINDING_EARLY" => Some(Self::Early),
             _ => None,
         }

@@ -25,8 +25,8 @@ pub(crate) enum PodEvent<'a> {
     MayNotStart { container: &'a str, why: &'a Refusal },
     /// The files of a container cannot be written.
     NotDelivered { container: &'a str, error: &'a dyn Display },
-    /// A container runs without what its CDI device stands for. `over`: containers that come now get their devices another way.
-    LimitsNotApplied { container: &'a str, over: bool },
+    /// A container runs without what its CDI device stands for.
+    LimitsNotApplied { container: &'a str },
     /// The pod finds no room for the claim that an extender has made.
     NoRoom,
     /// The pod holds a GPU that this node does not list.
@@ -54,10 +54,9 @@ pub(crate) fn log_pod_event(pod: &PodRef, event: &PodEvent<'_>) {
         PodEvent::NotDelivered { container, error } => {
             tracing::error!(%pod, container, %error, "a container cannot get its GPUs");
         }
-        PodEvent::LimitsNotApplied { container, over } => tracing::error!(
+        PodEvent::LimitsNotApplied { container } => tracing::error!(
             %pod,
             container,
-            over,
             "a container runs without its limits: the runtime takes CDI devices from kubelet and does nothing with them \
              (enable_cdi of containerd?)"
         ),

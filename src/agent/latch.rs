@@ -3,12 +3,12 @@
 //! ```text
 //!   first pass over cgroups ─┐
 //!   first answer about GPUs ─┤
-//!   first list of pods       ┴─▶ opened ──▶ ready, unless GPUs or their events hang or fail, the agent may not give
-//!                                           GPUs to containers, or the usage socket cannot be opened
+//!   first list of pods       ┴─▶ opened ──▶ ready, unless GPUs or their events hang or fail, the node has no CDI, or
+//!                                           the usage socket cannot be opened
 //! ```
 
 use model::observation::{Fact, GpuSourceState, Observation, Sample};
-use model::plugin::DeviceIsolation;
+use model::plugin::CdiState;
 use std::sync::Arc;
 
 /// The progress of an agent's start of sharing.
@@ -36,8 +36,8 @@ pub(crate) struct Latch {
     hanging: bool,
     events_hang: bool,
     events_fail: bool,
-    /// No container gets GPUs, because nothing would isolate them.
-    unisolated: bool,
+    /// Why there is no CDI, so that no GPU is offered; `None` while pods of an earlier release still run without it.
+    without_cdi: Option<Arc<str>>,
     /// The reason why the usage socket is not served; `None` if it is served.
     pub usage: Option<Arc<str>>,
     /// An agent that has prepared to follow another one is ready: an upgrade then ends the other one.
@@ -61,7 +61,12 @@ impl Latch {
             }
             Observation::Fact(Fact::GpuEventsHang(hang)) => self.events_hang = *hang,
             Observation::Fact(Fact::GpuEventsFail(fail)) => self.events_fail = *fail,
-            Observation::Fact(Fact::Plugin(plugin)) => self.unisolated = plugin.isolation == DeviceIsolation::Refused,
+            Observation::Fact(Fact::Plugin(plugin)) => {
+                self.without_cdi = match &plugin.cdi {
+                    CdiState::Missing { why, earlier_pods: 0 } => Some(Arc::clone(why)),
+                    CdiState::Missing { .. } | CdiState::Unknown | CdiState::Works => None,
+                };
+            }
             Observation::Fact(Fact::Pods(_)) => {
                 self.pods.replace(true);
             }
@@ -98,10 +103,8 @@ impl Latch {
         if self.events_fail {
             return Err("the wait for the GPU driver's events fails; XIDs come from the kernel log only".into());
         }
-        if self.unisolated {
-            return Err(
-                "no container gets GPUs on this node: binding is early and NVIDIA's runtime puts devices in".into()
-            );
+        if let Some(why) = &self.without_cdi {
+            return Err(format!("no GPU is offered: {why}").into());
         }
         self.usage.clone().map_or(Ok(()), Err)
     }
@@ -110,7 +113,9 @@ impl Latch {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use model::histogram::Histogram;
     use model::observation::CgroupPass;
+    use model::plugin::{PluginView, RegistrationState};
     use model::pod::{PodList, PodWatchState};
     use model::reading::Absence;
 
@@ -140,6 +145,44 @@ mod tests {
         assert!(latch.readiness().is_err_and(|why| why.contains("follow the agent")));
         latch.progress = Progress::Follows { prepared: true };
         assert_eq!(latch.readiness(), Ok(()), "an upgrade waits for this before it ends the other");
+    }
+
+    /// An upgrade of the agents must not stop at a node where pods of the earlier release still run without CDI.
+    #[test]
+    fn a_node_without_cdi_is_ready_only_while_pods_of_an_earlier_release_run_there() {
+        let (mut latch, mut view) = (Latch::default(), plugin());
+        latch.observe(&Observation::Fact(Fact::GpuSource(GpuSourceState::SwitchedOff)));
+        latch.observe(&Observation::Sample(Sample::Cgroups(CgroupPass::default())));
+        for (earlier_pods, ready) in [(0, false), (2, true), (0, false)] {
+            view.cdi = CdiState::Missing { why: "set enable_cdi".into(), earlier_pods };
+            latch.observe(&Observation::Fact(Fact::Plugin(Arc::new(view.clone()))));
+            assert_eq!(latch.readiness().is_ok(), ready);
+        }
+        assert!(latch.readiness().is_err_and(|why| why.contains("no GPU is offered: set enable_cdi")));
+        view.cdi = CdiState::Works;
+        latch.observe(&Observation::Fact(Fact::Plugin(Arc::new(view))));
+        assert_eq!(latch.readiness(), Ok(()));
+    }
+
+    fn plugin() -> PluginView {
+        PluginView {
+            resource: "nvidia.com/gpu".into(),
+            registration: RegistrationState::Registered,
+            registrations: 1,
+            slots: Arc::default(),
+            claims: Arc::default(),
+            allocations: 0,
+            starts: Vec::new(),
+            waited: Vec::new(),
+            differing: 0,
+            without_gpu: 0,
+            moved: 0,
+            files: Arc::default(),
+            cdi: CdiState::Unknown,
+            guards: Vec::new(),
+            allocate: Histogram::default(),
+            start: Histogram::default(),
+        }
     }
 
     #[test]

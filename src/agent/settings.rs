@@ -1,7 +1,6 @@
 //! What an agent is told at its start, and what it can be told while it runs. This file knows no flag, no variable and no
 //! file: whoever starts the agent fills it.
 
-use decide::device_injection::DeviceStrategy;
 use decide::health::HealthPolicy;
 use decide::labels::Labelling;
 use effects::http::MetricSets;
@@ -99,14 +98,8 @@ pub struct SharingSettings {
     pub without_claim: decide::allocator::WithoutClaim,
     /// Whether a container may have two slots of one GPU.
     pub same_gpu_twice: bool,
-    /// `None`: the agent decides by versions, the runtime's configuration and the first containers.
-    pub binding: Option<decide::allocator::BindingMode>,
     /// `None`: from kubelet's configuration.
     pub topology: Option<Topology>,
-    /// How devices reach a container.
-    pub strategy: DeviceStrategy,
-    /// Whether GPUs are offered where pods can open all of them.
-    pub allow_unisolated: bool,
     /// The runtime's folders of CDI specs, as paths of the host.
     pub host_cdi_dirs: Vec<PathBuf>,
     /// The library that enforces limits in a container.

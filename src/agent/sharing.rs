@@ -1,5 +1,5 @@
 //! The tasks that share the GPUs of a node. The sharing task (`sharing_task.rs`, [`Sharing`](sharing_task::Sharing)) holds the only state,
-//! in parts that each have one job. It answers the kubelet's calls (`allocation.rs`, `pre_start.rs`) and passes the results
+//! in parts that each have one job. It answers the kubelet's calls (`pre_start.rs`) and passes the results
 //! of one part to the others. `decide` decides, also how long a call waits.
 //!
 //! ```text
@@ -7,7 +7,7 @@
 //!   pods ─────────▶ pods ────┤                       ├─verdict─▶ files ──▶ answer to the kubelet
 //!   kubelet ──────▶ calls ───┼─▶ Sharing: allocator ─┼─ticket──▶ tickets ─▶ state directory, prefetch
 //!   checkpoint ───▶ holders ─┤                       └─news────▶ status ──▶ events and annotations on pods
-//!   runtime ──────▶ binding ─┘
+//!   runtime ──────▶ cdi ─────┘
 //! ```
 
 pub(crate) mod host;
@@ -18,11 +18,11 @@ mod counts;
 mod missing;
 mod health;
 mod topology;
-mod binding_mode;
+mod cdi_finder;
 mod listing;
 mod holders;
 mod cdi_check;
-mod binding;
+mod runtime_cdi;
 mod calls;
 mod event_notes;
 mod overuse;
@@ -39,8 +39,7 @@ mod offer;
 mod prefetch;
 mod ticket_issuer;
 mod sharing_task;
-mod isolation;
-mod allocation;
+mod cdi_state;
 mod pre_start;
 mod turn;
 mod serving;

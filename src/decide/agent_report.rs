@@ -17,10 +17,8 @@ use std::collections::BTreeMap;
 /// What sharing knows of the node and its pods.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SharingStages {
-    /// Whether the kubelet knows the agent.
-    pub registered: bool,
-    /// Whether binding is early; `None` before that is known.
-    pub early: Option<bool>,
+    /// Whether the kubelet knows the agent, and containers get their devices by CDI.
+    pub serves: bool,
     /// How far each GPU pod that has not finished has come.
     pub pods: BTreeMap<PodUid, PodStage>,
 }
@@ -30,12 +28,11 @@ pub struct SharingStages {
 #[must_use]
 pub fn report(view: &NodeView, stages: &SharingStages, leaving: bool) -> AgentReport {
     let mut report = AgentReport::of(view.name.clone());
-    report.phase = match (leaving, stages.registered) {
+    report.phase = match (leaving, stages.serves) {
         (true, _) => AgentPhase::Leaving,
         (false, true) => AgentPhase::Serving,
         (false, false) => AgentPhase::Starting,
     };
-    report.early = stages.early;
     let now = view.now.monotonic;
     let gpus = view.gpus.iter().map(|gpu| (gpu.gpu.uuid.clone(), gpu_of(gpu, now)));
     let instances = view.gpus.iter().flat_map(|gpu| gpu.gpu.instances().iter().map(move |own| (gpu, own)));
@@ -149,9 +146,9 @@ mod tests {
     }
 
     #[test]
-    fn the_phase_follows_from_the_registration_and_the_stop() {
-        let phase = |registered, leaving| {
-            report(&view(Vec::new()), &SharingStages { registered, ..SharingStages::default() }, leaving).phase
+    fn the_phase_follows_from_whether_the_agent_serves_and_the_stop() {
+        let phase = |serves, leaving| {
+            report(&view(Vec::new()), &SharingStages { serves, ..SharingStages::default() }, leaving).phase
         };
         assert_eq!([phase(false, false), phase(true, false)], [AgentPhase::Starting, AgentPhase::Serving]);
         assert_eq!([phase(false, true), phase(true, true)], [AgentPhase::Leaving; 2]);
@@ -160,7 +157,6 @@ mod tests {
     #[test]
     fn a_pod_with_processes_is_reported_after_its_end_and_one_without_is_not() {
         let stages = SharingStages {
-            early: Some(true),
             pods: BTreeMap::from([(uid(1), PodStage::Started), (uid(2), PodStage::Waiting)]),
             ..SharingStages::default()
         };
@@ -170,7 +166,6 @@ mod tests {
             (uid(4), vec![used(None, 0, Some(0))]),
         ]);
         let report = report(&view, &stages, false);
-        assert_eq!(report.early, Some(true));
         let shown: Vec<(PodUid, PodStage, usize, u32)> = report
             .pods
             .iter()

@@ -7,15 +7,13 @@
 //!   kubelet's checkpoint ─┘                     └─▶ start    the container that holds the slots, and its device shares
 //! ```
 //!
-//! `Allocate` names no pod. With *late* binding, where the runtime has CDI, its answer therefore holds only a ticket.
-//! The agent fills the ticket when the container starts and the kubelet's checkpoint names its pod. With *early*
-//! binding, on other nodes, the answer also holds the devices of the container that the agent expects, and the
-//! checkpoint must confirm that container before it starts.
+//! `Allocate` names no pod. Its answer therefore holds only a ticket: the name of a CDI device. The agent fills the ticket
+//! when the container starts and the kubelet's checkpoint names its pod. Earlier releases could give the devices in the
+//! answer itself, where the runtime had no CDI. Containers that have them so keep them, and may start again.
 //!
 //! What must never happen here: a container gets devices that another container claims, in whatever order the calls
 //! come. A start that is in doubt *waits* or is *refused*; the allocator never guesses it.
 
-mod binding_mode;
 mod device;
 mod tickets;
 mod recent_tickets;
@@ -24,19 +22,17 @@ mod list;
 mod effective_claim;
 mod prefer;
 mod memory_claims;
+mod issue;
 mod recall;
 mod refusal;
-mod reassign;
+mod numa;
 mod start;
 mod distinct;
-mod early;
 mod admitted;
 mod listing;
 mod tally;
 
-pub use binding_mode::{BindingChoice, BindingMode, RuntimeCdi, choose, guess, second_connection};
 pub use device::{ListedSlot, SharedDevice};
-pub use early::MatchedRequest;
 pub use listing::HolderDisagreement;
 pub use recent_tickets::RecentTickets;
 pub use refusal::{Refusal, ScarceResource};

@@ -1,7 +1,6 @@
-//! How long the kubelet's calls wait for what is not known yet.
+//! How long a start of the kubelet waits for what is not known yet.
 //!
 //! ```text
-//!   Allocate           UnknownPods ──1 s──▶ Claims ──4 s──▶ Over: answered with what is known, or refused
 //!   PreStartContainer  Waits ──▶ reads PodResources: after 1 s, if the checkpoint can be read and lacks the container;
 //!                                after 23 s, for the pod's name ──25 s──▶ TooLate: refused with a reason
 //! ```
@@ -13,52 +12,12 @@ use crate::allocator::WaitReason;
 use model::time::Monotonic;
 use std::time::Duration;
 
-/// How long an `Allocate` waits: as long as our pod watch may lag behind the kubelet's. The kubelet never retries a
-/// failed `Allocate`, so the pod fails; a slow one holds up every other pod.
-pub const ALLOCATE_WITHIN: Duration = Duration::from_secs(4);
-/// How much of that time the agent waits for pods that the kubelet has admitted and our pod watch has not shown.
-const FOR_UNKNOWN_PODS: Duration = Duration::from_secs(1);
 /// How long a start waits before it is refused with a reason. The kubelet gives a start 30 s and then tries it again.
 pub const START_WITHIN: Duration = Duration::from_secs(25);
 /// How long before that the agent reads in PodResources which pod holds the ids.
 const LISTING_BEFORE: Duration = Duration::from_secs(2);
 /// If a readable checkpoint lacks the row of a start for this long, the row itself cannot be read.
 const UNREADABLE: Duration = Duration::from_secs(1);
-
-/// How long one call of `Allocate` waits.
-#[derive(Clone, Copy, Debug)]
-pub struct AllocateWait {
-    since: Monotonic,
-}
-
-/// What an `Allocate` may still wait for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum AllocateStage {
-    /// For everything, also for pods that our pod watch has not shown.
-    UnknownPods,
-    /// For the binding mode, the checkpoint, and the claim of a pod that our pod watch has shown.
-    Claims,
-    /// For nothing: the call is answered with what is known, or refused.
-    Over,
-}
-
-impl AllocateWait {
-    /// The wait of a call that comes now.
-    #[must_use]
-    pub fn new(now: Monotonic) -> AllocateWait {
-        AllocateWait { since: now }
-    }
-
-    /// What the call may still wait for.
-    #[must_use]
-    pub fn stage(&self, now: Monotonic) -> AllocateStage {
-        match now.since(self.since) {
-            waited if waited < FOR_UNKNOWN_PODS => AllocateStage::UnknownPods,
-            waited if waited < ALLOCATE_WITHIN => AllocateStage::Claims,
-            _ => AllocateStage::Over,
-        }
-    }
-}
 
 /// How long one call of `PreStartContainer` waits.
 #[derive(Clone, Copy, Debug)]
@@ -143,22 +102,6 @@ mod tests {
     }
 
     #[test]
-    fn an_allocate_waits_for_unknown_pods_first_and_then_for_claims_only() {
-        let wait = AllocateWait::new(at(10_000));
-        for (millis, stage) in [
-            (9_000, AllocateStage::UnknownPods),
-            (10_000, AllocateStage::UnknownPods),
-            (10_999, AllocateStage::UnknownPods),
-            (11_000, AllocateStage::Claims),
-            (13_999, AllocateStage::Claims),
-            (14_000, AllocateStage::Over),
-            (99_000, AllocateStage::Over),
-        ] {
-            assert_eq!(wait.stage(at(millis)), stage, "{millis}");
-        }
-    }
-
-    #[test]
     fn a_waiting_start_is_counted_once_and_is_too_late_after_its_time() {
         let mut wait = StartWait::new(at(1_000));
         for (millis, step) in [
@@ -197,8 +140,8 @@ mod tests {
             began in 0_u64..1_000_000,
             pauses in prop::collection::vec(0_u64..5_000, 1..40),
         ) {
-            let (mut start, allocate) = (StartWait::new(at(began)), AllocateWait::new(at(began)));
-            let (mut now, mut waits, mut stage) = (began, 0, AllocateStage::UnknownPods);
+            let mut start = StartWait::new(at(began));
+            let (mut now, mut waits) = (began, 0);
             let mut is_late = false;
             for pause in pauses {
                 now += pause;
@@ -214,10 +157,6 @@ mod tests {
                     }
                 }
                 prop_assert!(waits <= 1, "counted once");
-                let next = allocate.stage(at(now));
-                prop_assert!(next >= stage, "an allocate never waits for more than before");
-                prop_assert_eq!(next == AllocateStage::Over, waited >= ALLOCATE_WITHIN);
-                stage = next;
             }
         }
     }

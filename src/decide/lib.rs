@@ -36,6 +36,8 @@ pub mod leader_search;
 pub mod message_rate;
 pub mod authority;
 pub mod election;
+pub mod cdi;
+pub mod second_connection;
 pub mod allocator;
 pub mod rival_ids;
 pub mod settled_file;

@@ -6,8 +6,8 @@
 //!                   └────────▶ limiter   HAMi-core's library and its files, if the agent has the library
 //! ```
 //!
-//! If the runtime has no CDI, the edits are the answer to `Allocate`, and the container mounts the limits from the
-//! folder of its ticket. The agent fills that folder when it knows which container has the ticket.
+//! A container that an earlier release gave its devices at `Allocate` mounts its files from the folder of its ticket. The
+//! agent writes them there again when the container starts again.
 //!
 //! `<state>/started` has one line for each pod of which the agent answered a start.
 //!
@@ -26,7 +26,6 @@ mod started_pods;
 mod trash;
 mod limiter;
 mod edits;
-mod fields;
 mod tickets;
 mod pod_files;
 
@@ -39,7 +38,6 @@ pub use started_pods::StartedPodsFile;
 pub use tickets::TicketFolders;
 pub use trash::{EmptiedTrash, Trash};
 
-use crate::plugin::ContainerField;
 use file::{failed, link_spec, make_folder, put, put_spec, restrict};
 
 use model::id::{PodUid, Ticket};
@@ -139,19 +137,7 @@ impl DeviceDelivery {
         Ok((path, text))
     }
 
-    /// The same edits as an answer to `Allocate`, with the limits in `folder`, and the names of the edits that such an
-    /// answer cannot carry.
-    #[must_use]
-    pub fn answer(
-        &self,
-        ticket: &Ticket,
-        container_limits: &ContainerLimits,
-        folder: &Path,
-    ) -> (Vec<ContainerField>, Vec<String>) {
-        fields::of(&self.kit.edits(container_limits, &folder.join(limits::FILE_NAME)), ticket)
-    }
-
-    /// Fills `folder`, from which a container with early binding mounts its limits.
+    /// Fills `folder`, from which a container mounts its files that an earlier release gave its devices at `Allocate`.
     ///
     /// # Errors
     /// If a file cannot be written.

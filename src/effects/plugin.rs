@@ -7,11 +7,10 @@
 //!      └─ register └────────────────────────┘
 //! ```
 //!
-//! The kubelet admits pods one after the other and waits for `Allocate` meanwhile. While the sharing task has allowed
-//! answers that hold only a ticket, `Allocate` is answered at once; the sharing task gets the message before every later
-//! call.
+//! The kubelet admits pods one after the other and waits for `Allocate` meanwhile. The answer holds only a ticket, so
+//! `Allocate` is answered at once; the sharing task gets the message before every later call.
 //!
-//! What must never happen here: a decision; an answer that the sharing task has not given or allowed; two registrations
+//! What must never happen here: a decision; an answer before the sharing task runs; two registrations
 //! of one resource at the same time that make the kubelet drop the newer one when the older one ends.
 
 mod meter;
@@ -27,10 +26,7 @@ mod second_agent;
 mod settings;
 mod register;
 
-pub use call::{
-    AllocateAnswer, CallRefused, ContainerField, PluginCall, PluginCallReceiver, PluginCallSender, PluginDevice,
-    new_ticket,
-};
+pub use call::{CallRefused, PluginCall, PluginCallReceiver, PluginCallSender, PluginDevice};
 pub use journal::TicketJournal;
 pub use meter::CallMeter;
 pub use one_at_disk::OneAtDisk;

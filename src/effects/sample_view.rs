@@ -14,7 +14,7 @@ use model::incident::{GpuCondition, Incident};
 use model::infiniband::InfinibandPort;
 use model::limits::PodMemoryClaim;
 use model::observation::{ErrorCounter, GpuSourceState};
-use model::plugin::{ClaimMoves, DeviceIsolation, DeviceSlots, PluginView, PodFiles, RegistrationState, StartOutcome};
+use model::plugin::{CdiState, DeviceSlots, PluginView, PodFiles, RegistrationState, StartOutcome};
 use model::pod::{PodController, PodWatchState};
 use model::process::{GpuProcess, GpuProcessKind, HostProcess, ProcessOwner};
 use model::reading::{MakeReading, Readings};
@@ -241,7 +241,7 @@ fn plugin(view: &NodeView) -> PluginView {
         waited: vec![("Checkpoint", 1)],
         differing: 1,
         without_gpu: 1,
-        moves: ClaimMoves { exchanged: 2, alone: 0 },
+        moved: 2,
         files: [PodFiles {
             uid: pod_uid(1),
             pod: PodRef { namespace: "ml".into(), name: "train-0".into() },
@@ -250,7 +250,7 @@ fn plugin(view: &NodeView) -> PluginView {
             over: false,
         }]
         .into(),
-        isolation: DeviceIsolation::Holds,
+        cdi: CdiState::Works,
         guards: vec![(AdmissionPolicy::Nodes, PolicyGuard::InForce), (AdmissionPolicy::Pods, PolicyGuard::Open)],
         allocate: Histogram { sum: std::time::Duration::from_micros(80), ..start },
         start,

@@ -20,7 +20,7 @@ use super::locked_cluster::LockedCluster;
 use super::planted::{PlantedMistake, planted};
 use apiserver::ApiError;
 use apiserver::client::{ApiClient, ReadAge};
-use decide::cluster::{BindOrder, BindOutcome, BindRefusal, OpenWrites};
+use decide::cluster::{BindOrder, BindOutcome, OpenWrites};
 use decide::ledger::ClaimState;
 use model::backoff::Backoff;
 use model::claim::Claim;
@@ -41,8 +41,6 @@ use wire::extender::ExtenderBindingArgs;
 
 /// How long kube-scheduler waits for an answer, less a second for the way: the printed configuration has 5 s.
 const ANSWER_WITHIN: Duration = Duration::from_secs(4);
-/// Pause before the next look whether another pod has arrived: agents report once a second.
-const IN_FLIGHT: Duration = Duration::from_millis(100);
 /// Orders whose outcome is not known. kube-scheduler binds some hundred pods at once at most; more wait only while the API
 /// server does not answer, and then no more should be added.
 const MOST: usize = 2_000;
@@ -86,14 +84,6 @@ pub(super) struct Binder {
     pub(super) tasks: TaskTracker,
     /// Cancelled when no order may be begun or repeated any more.
     pub(super) stop: CancellationToken,
-}
-
-/// Why an order is not begun.
-enum NotBegun {
-    /// Another pod that is on its way must arrive first.
-    InFlight(String),
-    /// Anything else.
-    Refused(String),
 }
 
 /// What a POST, or a read after it, has shown.
@@ -151,15 +141,11 @@ impl Binder {
             }
         }
         let until = Instant::now() + ANSWER_WITHIN;
-        let mut result = loop {
-            match self.begin(uid, node) {
-                Ok(result) => break result,
-                // Another pod is on its way to the node, and its agent could mistake one for the other.
-                Err(NotBegun::InFlight(_)) if Instant::now() + IN_FLIGHT < until => sleep(IN_FLIGHT).await,
-                Err(NotBegun::InFlight(why) | NotBegun::Refused(why)) => {
-                    self.events.send(uid, pod, PodEventReason::BindingFailed, why.clone());
-                    return Err(why.into());
-                }
+        let mut result = match self.begin(uid, node) {
+            Ok(result) => result,
+            Err(why) => {
+                self.events.send(uid, pod, PodEventReason::BindingFailed, why.clone());
+                return Err(why.into());
             }
         };
         let known = timeout_at(until, result.wait_for(Option::is_some)).await;
@@ -177,17 +163,14 @@ impl Binder {
     }
 
     /// The result of this order, which is begun if it is not under way.
-    fn begin(self: &Arc<Self>, uid: &PodUid, node: &NodeName) -> Result<watch::Receiver<BindResult>, NotBegun> {
+    fn begin(self: &Arc<Self>, uid: &PodUid, node: &NodeName) -> Result<watch::Receiver<BindResult>, String> {
         let mut orders = self.orders.lock();
         if !orders.contains_key(uid) && orders.len() >= MOST {
             let why = format!("{MOST} bindings wait for the API server; try again later");
-            return Err(NotBegun::Refused(why));
+            return Err(why);
         }
         // The same order again if one is under way, and an error if it is for another node.
-        let (order, asked) = self.cluster.bind(uid, node).map_err(|why| match why {
-            BindRefusal::InFlight { .. } => NotBegun::InFlight(why.to_string()),
-            why => NotBegun::Refused(why.to_string()),
-        })?;
+        let (order, asked) = self.cluster.bind(uid, node).map_err(|why| why.to_string())?;
         if let Some(result) = orders.get(uid) {
             return Ok(result.clone());
         }

@@ -2,8 +2,8 @@
 //! of its own, because they are a dozen lines for each GPU of the cluster.
 
 use super::locked_cluster::{ClaimedShare, ScheduledDevice};
-use serve::exposition::{Exposition, ExpositionFormat, MetricFamily, MetricLabels};
 use model::sample_value::SampleValue;
+use serve::exposition::{Exposition, ExpositionFormat, MetricFamily, MetricLabels};
 
 const MEMORY_LIMIT: MetricFamily =
     MetricFamily { unit: "bytes", ..MetricFamily::gauge("hami_gpu_memory_limit_bytes", "Memory that the GPU offers.") };

@@ -30,6 +30,9 @@ pub enum AgentPhase {
     Starting,
     /// The kubelet knows the agent.
     Serving,
+    /// The kubelet knows the agent, which is of an earlier release and gives devices in the answer to `Allocate`, because the
+    /// runtime has no CDI. That answer names no pod, and this release does not bind to such a node.
+    ServingEarly,
     /// The agent is about to stop, and waits for the pods that are bound already.
     Leaving,
 }
@@ -131,9 +134,6 @@ pub struct AgentReport {
     pub node: NodeName,
     /// Whether new pods may be bound to it.
     pub phase: AgentPhase,
-    /// Whether containers get their devices in the answer to `Allocate`, which names no pod; `None` while that is not
-    /// decided.
-    pub early: Option<bool>,
     /// Its GPUs and MIG instances, at most [`MAX_REPORTED_GPUS`].
     pub gpus: BTreeMap<GpuUuid, ReportedGpu>,
     /// Its pods, at most [`MAX_REPORTED_PODS`].
@@ -145,8 +145,6 @@ pub struct AgentReport {
 pub struct ReportChange {
     /// The phase now.
     pub phase: AgentPhase,
-    /// As in [`AgentReport`].
-    pub early: Option<bool>,
     /// GPUs that are new or differ.
     pub gpus: BTreeMap<GpuUuid, ReportedGpu>,
     /// GPUs that are gone.
@@ -200,7 +198,7 @@ impl AgentReport {
     /// A report without GPUs and pods.
     #[must_use]
     pub fn of(node: NodeName) -> AgentReport {
-        AgentReport { node, phase: AgentPhase::Starting, early: None, gpus: BTreeMap::new(), pods: BTreeMap::new() }
+        AgentReport { node, phase: AgentPhase::Starting, gpus: BTreeMap::new(), pods: BTreeMap::new() }
     }
 
     /// What differs from the report `sent` that the leader has. An amount of memory that differs by less than
@@ -213,7 +211,6 @@ impl AgentReport {
         let pods = self.pods.iter().filter(|(uid, pod)| pod_differs(uid, pod));
         ReportChange {
             phase: self.phase,
-            early: self.early,
             gpus: gpus.map(|(uuid, gpu)| (uuid.clone(), gpu.clone())).collect(),
             gpus_gone: sent.gpus.keys().filter(|uuid| !self.gpus.contains_key(*uuid)).cloned().collect(),
             pods: pods.map(|(uid, pod)| (uid.clone(), pod.clone())).collect(),
@@ -255,7 +252,7 @@ impl AgentReport {
         self.gpus.extend(change.gpus);
         change.pods.values_mut().for_each(|pod| pod.uses.share(&self.gpus));
         self.pods.extend(change.pods);
-        (self.phase, self.early) = (change.phase, change.early);
+        self.phase = change.phase;
         Ok(())
     }
 }
@@ -289,11 +286,10 @@ impl ReportedPod {
 }
 
 impl ReportChange {
-    /// Whether it says the same as the report before it, which has this phase and binding mode.
+    /// Whether it says the same as the report before it, which has this phase.
     #[must_use]
-    pub fn is_empty(&self, phase: AgentPhase, early: Option<bool>) -> bool {
+    pub fn is_empty(&self, phase: AgentPhase) -> bool {
         self.phase == phase
-            && self.early == early
             && self.gpus.is_empty()
             && self.gpus_gone.is_empty()
             && self.pods.is_empty()
@@ -363,18 +359,17 @@ mod tests {
     fn a_report_with_the_changes_is_the_new_report() {
         let (sent, mut now) = (report(0), report(1 << 30));
         now.phase = AgentPhase::Leaving;
-        now.early = Some(true);
         now.pods.clear();
         let uses =
             [(uuid(0), ReportedUse { processes: 1, memory_used: ReportedReading::UNKNOWN })].into_iter().collect();
         now.pods.insert(uid(1), ReportedPod { stage: PodStage::Started, uses });
         now.gpus.insert(uuid(1), gpu(0));
         let change = now.changes_since(&sent);
-        assert!(!change.is_empty(sent.phase, sent.early));
+        assert!(!change.is_empty(sent.phase));
         let mut applied = sent.clone();
         applied.apply(change).unwrap();
         assert_eq!(applied, now);
-        assert!(now.changes_since(&applied).is_empty(now.phase, now.early));
+        assert!(now.changes_since(&applied).is_empty(now.phase));
     }
 
     #[test]

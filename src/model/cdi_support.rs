@@ -4,9 +4,9 @@
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CdiSupport {
     /// The runtime has CDI, by its version or by its own report.
-    Late,
+    Works,
     /// The runtime or the kubelet does not pass CDI devices on, or this is not known.
-    Early,
+    Missing,
     /// The runtime has CDI by its version, but did not make the edits of a CDI device.
     Disproved,
 }

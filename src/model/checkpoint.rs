@@ -15,7 +15,6 @@ pub struct CheckpointEntry {
     pub ticket: Option<Ticket>,
     /// Whether another plugin gave the answer: it is not empty and holds nothing of this agent.
     pub foreign: bool,
-    /// Whether the answer to `Allocate` held the devices (early binding), before the agent knew the container for
-    /// certain.
+    /// Whether the answer to `Allocate` held the devices: an earlier release gave it, where the runtime had no CDI.
     pub early: bool,
 }

@@ -238,8 +238,6 @@ pub enum ErrorCounter {
     HoldersDisagree,
     /// Entries of the agent's resource in the kubelet's checkpoint cannot be parsed.
     CheckpointUnreadable,
-    /// A container may never start, because it was given the devices of another container.
-    StartMistaken,
     /// A container started without the CDI edits that the runtime had to make.
     EditsNotApplied,
     /// The files of a pod that is gone cannot be removed.

@@ -14,8 +14,8 @@ pub enum RegistrationState {
     Waiting(Arc<str>),
     /// Not registered: another agent serves the GPUs of this node, and this agent waits until it ends.
     Follows,
-    /// Not registered, because the binding mode is not known yet; the text names what the agent requested and why it
-    /// has no answer.
+    /// Not registered, because it is not known yet whether containers get their GPUs by CDI; the text names what the agent
+    /// requested and why it has no answer.
     Undecided(Arc<str>),
     /// Registered: the kubelet watches the agent's list of devices.
     Registered,
@@ -37,17 +37,21 @@ pub enum SecondConnection {
     DroppedWithTheFirst,
 }
 
-/// Whether the agent can keep a container from GPUs that it was not given.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum DeviceIsolation {
-    /// It can.
+/// Whether containers of this node get their GPUs by CDI.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum CdiState {
+    /// It is not known yet.
     #[default]
-    Holds,
-    /// It cannot, because a pod's own environment variables open every GPU of the node; an operator has allowed that
-    /// with a flag.
-    GivenUp,
-    /// It cannot, for the same reason, and no operator has allowed it, so no container gets GPUs.
-    Refused,
+    Unknown,
+    /// They do.
+    Works,
+    /// They do not, so no GPU is offered.
+    Missing {
+        /// What is missing, and what to change.
+        why: Arc<str>,
+        /// Number of pods here that an earlier release gave their GPUs without CDI. They keep them.
+        earlier_pods: u32,
+    },
 }
 
 /// How a start of a container ended.
@@ -109,17 +113,6 @@ pub struct DeviceSlots {
     pub cordoned: bool,
 }
 
-/// Number of containers that got other devices than their claims named, with the same memory and SM time.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct ClaimMoves {
-    /// Containers that exchanged devices with another container: `Allocate` came for another container than the agent
-    /// expected.
-    pub exchanged: u64,
-    /// Containers that moved to devices with free room: those that the kubelet chose, or those that were given for
-    /// another container.
-    pub alone: u64,
-}
-
 /// The files that a pod has written into the folders that the limiter needs writable.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PodFiles {
@@ -158,12 +151,12 @@ pub struct PluginView {
     pub differing: u64,
     /// Number of running pods that hold a GPU or MIG instance that this node does not list.
     pub without_gpu: u32,
-    /// Containers whose claim moved to other devices.
-    pub moves: ClaimMoves,
+    /// Number of containers whose claim moved to the devices that the kubelet chose.
+    pub moved: u64,
     /// Files of pods in the limiter's writable folders, ordered by UID.
     pub files: Arc<[PodFiles]>,
-    /// Whether the agent can keep containers from GPUs that they were not given.
-    pub isolation: DeviceIsolation,
+    /// Whether containers get their GPUs by CDI.
+    pub cdi: CdiState,
     /// The chart's admission policies whose state is known, ordered.
     pub guards: Vec<(AdmissionPolicy, PolicyGuard)>,
     /// Duration of `Allocate`, from request to answer.

@@ -13,8 +13,8 @@ pub struct IssuedTicket {
     pub order: u64,
     /// The slot ids that the ticket stands for.
     pub ids: Vec<Arc<str>>,
-    /// With early binding, the container that the agent expected to be behind the call, and whose devices the answer
-    /// holds.
+    /// In a ticket of an earlier release whose answer to `Allocate` held the devices: the container that was expected to be
+    /// behind the call.
     pub expected: Option<ContainerKey>,
     /// The container that holds the ticket, once the kubelet's checkpoint names it.
     pub holder: Option<ContainerKey>,
@@ -23,7 +23,7 @@ pub struct IssuedTicket {
 }
 
 impl IssuedTicket {
-    /// Whether the answer to `Allocate` already held the devices (early binding).
+    /// Whether an earlier release gave the devices in its answer to `Allocate`.
     #[must_use]
     pub fn early(&self) -> bool {
         self.expected.is_some()

@@ -34,8 +34,6 @@ pub struct CheckpointEntries {
     /// The reasons why other entries cannot be read. While there are any, a container that is not in `held` may hold
     /// devices too.
     pub unreadable: Arc<[Arc<str>]>,
-    /// Ticket records in the answers of the plugin, as they were written.
-    pub records: Arc<[Arc<str>]>,
 }
 
 /// Most unreadable entries whose reason is kept; one is enough to see that something is wrong.
@@ -72,9 +70,7 @@ impl CheckpointReader {
         }
         let checkpoint = parse(file).map_err(|why| with_path(&why))?;
         let unreadable = checkpoint.unreadable.iter().filter(|one| *one.resource == *self.resource);
-        let own = |row: &&checkpoint::CheckpointRow| *row.resource == *self.resource;
         let entries = CheckpointEntries {
-            records: checkpoint.allocations.iter().filter(own).filter_map(|row| row.record.clone()).collect(),
             unreadable: unreadable.take(MAX_REASONS).map(|one| one.fault.to_string().into()).collect(),
             held: checkpoint.allocations.into_iter().filter(|row| *row.resource == *self.resource).map(held).collect(),
         };

@@ -20,7 +20,6 @@ pub(crate) mod extender;
 pub(crate) mod reload;
 
 use agent::settings::{AgentSettings, LiveSettings, SharingSettings, SourceSettings};
-use decide::device_injection::DeviceStrategy;
 use decide::health::HealthPolicy;
 use effects::http::MetricSets;
 use layer::{Layers, Problem, RawSettings, RawValue};
@@ -83,7 +82,6 @@ impl Reader<'_> {
         let sources = self.sources();
         let log_format = self.take("log-format", value::log_format);
         let live = self.live();
-        self.isolated(standalone, sharing.as_ref());
         Some(AgentSettings {
             standalone: standalone?,
             node_name: node_name?,
@@ -158,10 +156,7 @@ impl Reader<'_> {
         let device_config = self.take("device-config-file", |text| value::unless_none(text, value::path));
         let without_claim = self.take("without-claim", value::without_claim);
         let same_gpu_twice = self.take("same-gpu-twice", value::same_gpu_twice);
-        let binding = self.take("binding", |text| value::unless_auto(text, value::binding));
         let topology = self.take("topology-policy", |text| value::unless_auto(text, value::topology));
-        let strategy = self.take("device-strategy", value::strategy);
-        let allow_unisolated = self.take("allow-unisolated-gpus", value::switch);
         let host_cdi_dirs = self.take("host-cdi-dirs", |text| value::unless_none(text, value::paths));
         let limiter_library = self.take("limiter-library", |text| value::unless_none(text, value::path));
         let pod_files_limit = self.take("pod-files-limit", value::files_limit);
@@ -182,10 +177,7 @@ impl Reader<'_> {
             device_config: device_config?,
             without_claim: without_claim?,
             same_gpu_twice: same_gpu_twice?,
-            binding: binding?,
             topology: topology?,
-            strategy: strategy?,
-            allow_unisolated: allow_unisolated?,
             host_cdi_dirs: host_cdi_dirs?.unwrap_or_default(),
             limiter_library: limiter_library?,
             pod_files_limit: pod_files_limit?,
@@ -198,21 +190,6 @@ impl Reader<'_> {
             dev_root: dev_root?,
             dev_root_mount: dev_root_mount?,
         })
-    }
-
-    /// Refuses the two settings that together leave containers without isolation, unless `allow-unisolated-gpus` is
-    /// set.
-    fn isolated(&mut self, standalone: Option<bool>, sharing: Option<&SharingSettings>) {
-        let Some(sharing) = sharing.filter(|_| standalone == Some(false)) else { return };
-        let pair = (sharing.binding, sharing.strategy)
-            == (Some(decide::allocator::BindingMode::Early), DeviceStrategy::Envvar);
-        if pair && !sharing.allow_unisolated {
-            self.problems.push(Problem::Together(
-                "binding early and device-strategy envvar isolate no pod: its own NVIDIA_VISIBLE_DEVICES=all opens every GPU of the \
-                 node; choose binding late or device-strategy cdi, or set allow-unisolated-gpus"
-                    .into(),
-            ));
-        }
     }
 
     fn tls(&mut self) -> Option<Option<Tls>> {
@@ -307,29 +284,6 @@ mod tests {
         assert_eq!(broken.len(), 1, "the file may contain the key: {broken:?}");
         assert_eq!(problems_of("v: x\n", cert).len(), 2);
         assert_eq!(problems_of("v 0\n", ("GPU_STEWARD_PERIOD", "5")).len(), 2, "wrong variables are still reported");
-    }
-
-    #[test]
-    fn sharing_without_isolation_needs_its_own_setting() {
-        let with = |changes: &[(&'static str, &str)]| {
-            let mut values = defaults();
-            for (name, text) in changes {
-                values.get_mut(name).unwrap().text = (*text).into();
-            }
-            read(&values).map_err(|problems| problems[0].to_string())
-        };
-        let pair = [("binding", "early"), ("device-strategy", "envvar")];
-        let why = with(&pair).unwrap_err();
-        assert!(why.contains("NVIDIA_VISIBLE_DEVICES=all") && why.contains("allow-unisolated-gpus"), "{why}");
-        for more in
-            [("allow-unisolated-gpus", "true"), ("binding", "late"), ("device-strategy", "cdi"), ("standalone", "true")]
-        {
-            assert!(with(&[&pair[..], &[more]].concat()).is_ok(), "{more:?}");
-        }
-        // The settings do not know what `auto` becomes; sharing checks that case.
-        for part in pair {
-            assert!(with(&[part]).is_ok(), "{part:?}");
-        }
     }
 
     #[test]

@@ -72,8 +72,7 @@ pub fn agent_message(message: wire::AgentMessage) -> Result<AgentMessage, BadMes
         (Some(full), None) => {
             let node = name("name of a node", &full.node, NodeName::parse(&full.node).ok())?;
             Ok(AgentMessage::Full(AgentReport {
-                phase: phase(full.phase),
-                early: early(full.binding),
+                phase: phase(full.phase, full.binding),
                 gpus: gpus(full.gpus)?,
                 pods: pods(full.pods)?,
                 node,
@@ -83,8 +82,7 @@ pub fn agent_message(message: wire::AgentMessage) -> Result<AgentMessage, BadMes
             bounded("GPUs that are gone", change.gpus_gone.len(), MAX_REPORTED_GPUS)?;
             bounded("pods that have ended", change.pods_gone.len(), MAX_REPORTED_PODS)?;
             Ok(AgentMessage::Change(ReportChange {
-                phase: phase(change.phase),
-                early: early(change.binding),
+                phase: phase(change.phase, change.binding),
                 gpus: gpus(change.gpus)?,
                 gpus_gone: change.gpus_gone.iter().map(|text| uuid(text)).collect::<Result<_, _>>()?,
                 pods: pods(change.pods)?,
@@ -96,19 +94,14 @@ pub fn agent_message(message: wire::AgentMessage) -> Result<AgentMessage, BadMes
 }
 
 /// A phase that this version does not know is one in which nothing is bound.
-fn phase(number: i32) -> AgentPhase {
+fn phase(number: i32, binding: i32) -> AgentPhase {
     match wire::Phase::try_from(number) {
+        Ok(wire::Phase::Serving) if wire::Binding::try_from(binding) == Ok(wire::Binding::Early) => {
+            AgentPhase::ServingEarly
+        }
         Ok(wire::Phase::Serving) => AgentPhase::Serving,
         Ok(wire::Phase::Leaving) => AgentPhase::Leaving,
         Ok(wire::Phase::Starting | wire::Phase::Unspecified) | Err(_) => AgentPhase::Starting,
-    }
-}
-
-fn early(number: i32) -> Option<bool> {
-    match wire::Binding::try_from(number) {
-        Ok(wire::Binding::Early) => Some(true),
-        Ok(wire::Binding::Late) => Some(false),
-        Ok(wire::Binding::Unspecified) | Err(_) => None,
     }
 }
 
@@ -170,7 +163,7 @@ pub fn from_agent(message: &AgentMessage) -> wire::AgentMessage {
             let full = wire::NodeFull {
                 node: report.node.to_string(),
                 phase: from_phase(report.phase).into(),
-                binding: from_early(report.early).into(),
+                binding: binding(report.phase).into(),
                 gpus: from_gpus(&report.gpus),
                 pods: from_pods(&report.pods),
             };
@@ -179,7 +172,7 @@ pub fn from_agent(message: &AgentMessage) -> wire::AgentMessage {
         AgentMessage::Change(change) => {
             let change = wire::NodeChange {
                 phase: from_phase(change.phase).into(),
-                binding: from_early(change.early).into(),
+                binding: binding(change.phase).into(),
                 gpus: from_gpus(&change.gpus),
                 gpus_gone: change.gpus_gone.iter().map(ToString::to_string).collect(),
                 pods: from_pods(&change.pods),
@@ -194,16 +187,15 @@ pub fn from_agent(message: &AgentMessage) -> wire::AgentMessage {
 fn from_phase(phase: AgentPhase) -> wire::Phase {
     match phase {
         AgentPhase::Starting => wire::Phase::Starting,
-        AgentPhase::Serving => wire::Phase::Serving,
+        AgentPhase::Serving | AgentPhase::ServingEarly => wire::Phase::Serving,
         AgentPhase::Leaving => wire::Phase::Leaving,
     }
 }
 
-fn from_early(early: Option<bool>) -> wire::Binding {
-    match early {
-        None => wire::Binding::Unspecified,
-        Some(true) => wire::Binding::Early,
-        Some(false) => wire::Binding::Late,
+fn binding(phase: AgentPhase) -> wire::Binding {
+    match phase {
+        AgentPhase::ServingEarly => wire::Binding::Early,
+        AgentPhase::Starting | AgentPhase::Serving | AgentPhase::Leaving => wire::Binding::Unspecified,
     }
 }
 
@@ -341,22 +333,23 @@ mod tests {
     }
 
     fn phases() -> impl Strategy<Value = AgentPhase> {
-        prop::sample::select(vec![AgentPhase::Starting, AgentPhase::Serving, AgentPhase::Leaving])
+        use AgentPhase::{Leaving, Serving, ServingEarly, Starting};
+        prop::sample::select(vec![Starting, Serving, ServingEarly, Leaving])
     }
 
     proptest! {
         #[test]
         fn what_an_agent_writes_is_read_again(
-            full: bool, phase in phases(), early: Option<bool>,
+            full: bool, phase in phases(),
             gpus in prop::collection::btree_map(gpu_uuid(), gpu(), 0..8), gpus_gone in prop::collection::vec(gpu_uuid(), 0..4),
             pods in prop::collection::btree_map(pod_uid(), pod(), 0..8), pods_gone in prop::collection::vec(pod_uid(), 0..4),
         ) {
             let message = match full {
                 true => {
                     let node = NodeName::parse("node-1").unwrap();
-                    AgentMessage::Full(AgentReport { node, phase, early, gpus, pods })
+                    AgentMessage::Full(AgentReport { node, phase, gpus, pods })
                 }
-                false => AgentMessage::Change(ReportChange { phase, early, gpus, gpus_gone, pods, pods_gone }),
+                false => AgentMessage::Change(ReportChange { phase, gpus, gpus_gone, pods, pods_gone }),
             };
             let bytes = from_agent(&message).encode_to_vec();
             prop_assert_eq!(agent_message(wire::AgentMessage::decode(&*bytes).unwrap()), Ok(message));
@@ -473,6 +466,23 @@ mod tests {
         assert_eq!(EarlierGpuReport::decode(&*sent.encode_to_vec()).unwrap(), expected);
     }
 
+    /// Agents of earlier releases also say that their binding is late, with the number 1.
+    #[test]
+    fn an_agent_of_an_earlier_release_that_binds_early_is_known() {
+        for (phase, binding, expect) in [
+            (wire::Phase::Serving, 0, AgentPhase::Serving),
+            (wire::Phase::Serving, 1, AgentPhase::Serving),
+            (wire::Phase::Serving, 2, AgentPhase::ServingEarly),
+            (wire::Phase::Starting, 2, AgentPhase::Starting),
+            (wire::Phase::Leaving, 2, AgentPhase::Leaving),
+        ] {
+            let full = wire::NodeFull { node: "n1".into(), phase: phase.into(), binding, ..wire::NodeFull::default() };
+            let message = wire::AgentMessage { version: VERSION, full: Some(full), change: None };
+            let Ok(AgentMessage::Full(report)) = agent_message(message) else { panic!("it is read") };
+            assert_eq!(report.phase, expect, "{phase:?} {binding}");
+        }
+    }
+
     #[test]
     fn what_a_later_version_says_proves_nothing_here() {
         let pod = wire::PodReport { uid: "a".repeat(32), stage: 99, uses: Vec::new() };
@@ -480,7 +490,7 @@ mod tests {
             wire::NodeFull { node: "n1".into(), phase: 99, binding: 99, pods: vec![pod], ..wire::NodeFull::default() };
         let message = wire::AgentMessage { version: 2, full: Some(full), change: None };
         let Ok(AgentMessage::Full(report)) = agent_message(message) else { panic!("it is read") };
-        assert_eq!((report.phase, report.early), (AgentPhase::Starting, None));
+        assert_eq!(report.phase, AgentPhase::Starting);
         assert!(report.pods.values().all(|pod| pod.stage == PodStage::Waiting));
     }
 }

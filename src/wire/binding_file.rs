@@ -11,9 +11,9 @@ use model::cdi_support::CdiSupport;
 pub const MAX_BYTES: usize = 1024;
 /// Name of the file in the state directory, and in errors.
 pub const FILE: &str = "binding";
-/// The words before the runtime's name.
+/// The words before the runtime's name. Earlier releases wrote when a container got its devices: late by CDI, or early without.
 const WORDS: [(CdiSupport, &str); 3] =
-    [(CdiSupport::Late, "late"), (CdiSupport::Early, "early"), (CdiSupport::Disproved, "disproved")];
+    [(CdiSupport::Works, "late"), (CdiSupport::Missing, "early"), (CdiSupport::Disproved, "disproved")];
 
 /// Writes the file, with a newline at the end.
 #[must_use]

@@ -46,10 +46,9 @@ pub struct CheckpointRow {
     pub ids: Vec<Arc<str>>,
     /// CDI devices in the plugin's answer to `Allocate`.
     pub cdi_devices: Vec<Arc<str>>,
-    /// The ticket in an annotation of the answer, beside device nodes, where the runtime has no CDI.
+    /// The ticket in an annotation of the answer, beside device nodes: an earlier release gave it, where the runtime had no
+    /// CDI.
     pub ticket: Option<Ticket>,
-    /// The issued ticket in an annotation of the answer, as text ([`crate::issued_ticket`]).
-    pub record: Option<Arc<str>>,
     /// Whether the answer is of another plugin: it is not empty, and has no ticket of the agent, not even an unreadable
     /// one.
     pub foreign: bool,
@@ -184,7 +183,6 @@ fn allocation(entry: &Entry<'_>) -> Result<CheckpointRow, String> {
         ids,
         cdi_devices: answer.cdi_devices,
         ticket: answer.ticket,
-        record: answer.record,
         foreign: answer.is_not_empty && !answer.ours,
     })
 }
@@ -194,7 +192,6 @@ fn allocation(entry: &Entry<'_>) -> Result<CheckpointRow, String> {
 struct AnswerParts {
     cdi_devices: Vec<Arc<str>>,
     ticket: Option<Ticket>,
-    record: Option<Arc<str>>,
     /// Whether the answer has any field.
     is_not_empty: bool,
     /// Whether the answer has something that only the agent writes.
@@ -219,20 +216,18 @@ struct NamedCdiDevice {
     name: String,
 }
 
-/// The names of the CDI devices, the ticket, and its record in the annotations of a plugin's answer. `None` where the
+/// The names of the CDI devices, and the ticket in the annotations of a plugin's answer. `None` where the
 /// text is not an answer.
 fn answer_parts(answer: &str) -> Option<AnswerParts> {
     let bytes = STANDARD.decode(answer).ok()?;
     let answer = AllocateResponse::decode(&*bytes).ok()?;
     let names = answer.cdi_devices.into_iter().map(|device| device.name).filter(|name| !name.is_empty());
     let cdi_devices: Vec<Arc<str>> = names.map(Arc::from).collect();
-    let text = |key: &str| answer.annotations.get(key).map(|value| std::str::from_utf8(value).ok());
-    let written = text(ticket::ANNOTATION);
+    let written = answer.annotations.get(ticket::ANNOTATION).map(|value| std::str::from_utf8(value).ok());
     Some(AnswerParts {
         ours: written.is_some() || cdi_devices.iter().any(|name| name.starts_with(ticket::KIND)),
         cdi_devices,
         ticket: written.flatten().and_then(|value| Ticket::parse(value).ok()),
-        record: text(ticket::RECORD).flatten().map(Arc::from),
         is_not_empty: !bytes.is_empty(),
     })
 }

@@ -6,7 +6,8 @@
 //!    "given":[{"uuid":"GPU-…","memory_bytes":3145728000,"core_percent":30}]}
 //! ```
 //!
-//! `meant` is [`IssuedTicket::expected`]; it is present with early binding, when the answer to `Allocate` had devices.
+//! `meant` is [`IssuedTicket::expected`]; it is present in tickets of an earlier release whose answer to `Allocate` had
+//! devices.
 //! `holder` is present once kubelet's checkpoint names the container. `given` is present where the device shares of the
 //! container do not follow from its claim alone.
 

@@ -8,12 +8,9 @@ use model::id::Ticket;
 
 /// The CDI kind (vendor and class) of all tickets.
 pub const KIND: &str = "gpu-steward.io/gpu";
-/// The annotation in the answer to `Allocate` that holds a ticket where the answer has no CDI devices. Runtimes ignore
-/// it; kubelet's checkpoint keeps it.
+/// The annotation in the answer to `Allocate` that holds a ticket where the answer has no CDI devices. Earlier releases
+/// wrote it on nodes without CDI; kubelet's checkpoint keeps it.
 pub const ANNOTATION: &str = "gpu-steward.io/ticket";
-/// The annotation beside it that holds the whole issued ticket ([`crate::issued_ticket`]). The kubelet syncs its
-/// checkpoint to disk, so the issued ticket outlives a power loss there.
-pub const RECORD: &str = "gpu-steward.io/issued";
 /// Start of the file name of every ticket: the kind, as the CDI specification proposes for file names.
 const FILE_PREFIX: &str = "gpu-steward.io-gpu-";
 const FILE_SUFFIX: &str = ".json";

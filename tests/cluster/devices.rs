@@ -62,30 +62,23 @@ fn a_container_reaches_its_own_gpu_and_no_other() {
     fake.write(&Scenario { gpus: vec![FakeGpu { count: 2, ..FakeGpu::default() }], ..Scenario::default() })
         .expect("a scenario");
     let dev = nvidia_nodes(folder.path());
-    for binding in ["late", "early"] {
-        let agent = bed.agent(&[
-            "--gpus=nvml",
-            &format!("--nvml-library={}", fake.library().display()),
-            &format!("--dev-root={}", dev.display()),
-            &format!("--binding={binding}"),
-        ]);
-        let gpus = Bed::gpus(&agent);
-        let (pair, other, outside) = (format!("{binding}-pair"), format!("{binding}-other"), format!("{binding}-none"));
-        bed.create(&bed.pod(&pair, &gpus, &PAIR, &Value::Null));
-        bed.create(&bed.pod(&other, &gpus, &[("main", "app", &[(1, 3000, 10)])], &Value::Null));
-        bed.create(&bed.bare_pod(&outside, &[("main", "app", &[])], &Value::Null));
-        bed.ready(&[&pair, &other, &outside]);
-        for (pod, container, own) in [
-            (&pair, "first", [true, false]),
-            (&pair, "second", [false, true]),
-            (&pair, "none", [false, false]),
-            (&other, "main", [false, true]),
-            (&outside, "main", [false, false]),
-        ] {
-            check_reachable_gpus(&bed.admin, [&bed.space.name, pod, container], own);
-        }
-        let words = ["delete", "pod", &pair, &other, &outside, "-n", &bed.space.name, "--now"];
-        let _ = bed.admin.run(&words).ok();
-        drop(agent);
+    let agent = bed.agent(&[
+        "--gpus=nvml",
+        &format!("--nvml-library={}", fake.library().display()),
+        &format!("--dev-root={}", dev.display()),
+    ]);
+    let gpus = Bed::gpus(&agent);
+    bed.create(&bed.pod("pair", &gpus, &PAIR, &Value::Null));
+    bed.create(&bed.pod("other", &gpus, &[("main", "app", &[(1, 3000, 10)])], &Value::Null));
+    bed.create(&bed.bare_pod("none", &[("main", "app", &[])], &Value::Null));
+    bed.ready(&["pair", "other", "none"]);
+    for (pod, container, own) in [
+        ("pair", "first", [true, false]),
+        ("pair", "second", [false, true]),
+        ("pair", "none", [false, false]),
+        ("other", "main", [false, true]),
+        ("none", "main", [false, false]),
+    ] {
+        check_reachable_gpus(&bed.admin, [&bed.space.name, pod, container], own);
     }
 }

@@ -8,7 +8,6 @@ use crate::order;
 use crate::placed::{GPUS, Placed, SETTLED, container, spec, workload};
 use crate::seats::{HostExtender, HostScheduler};
 use crate::upgrade;
-use lab::cluster::ClusterOptions;
 use lab::eventually::eventually;
 use lab::http;
 use serde_json::{Value, json};
@@ -107,46 +106,6 @@ fn check_bursts(placed: &Placed) {
         assert!(other.is_empty(), "{other:?}");
         (writes.len() >= 3).then_some(())
     });
-}
-
-/// Promise 44 in docs/specification.md: on a runtime without CDI the agent tells pods apart by what their claims say. It takes none for another's, although
-/// all agents are replaced during each burst: the leader binds pods that could be mistaken one after the other. 20 bursts
-/// with `GPU_STEWARD_LONG`.
-#[test]
-#[ignore = "needs cluster alone: tests/run"]
-fn without_cdi_no_pod_of_a_burst_is_mistaken_for_another_while_agents_are_replaced() {
-    let placed = Placed::up_on("extender-early", &ClusterOptions::nodes(3).without_cdi());
-    placed.agents_report();
-    let space = &placed.space.name;
-    let bursts = if std::env::var_os("GPU_STEWARD_LONG").is_some() { 20 } else { 1 };
-    // As many GPUs and other amounts, so that only the order of the starts tells them apart.
-    let shapes = [("small", 2000, BURST / 3), ("middle", 3000, BURST / 3), ("large", 4000, BURST / 3)];
-    for (name, mib, _) in shapes {
-        placed.deployment(name, &json!({ "nvidia.com/gpu": 1, "nvidia.com/gpumem": mib }));
-    }
-    for burst in 0..bursts {
-        std::thread::scope(|scope| {
-            scope.spawn(|| placed.replace_agents());
-            for (name, _, replicas) in shapes {
-                placed.scale(name, replicas);
-            }
-        });
-        for (name, _, replicas) in shapes {
-            placed.run(&format!("app={name}"), replicas);
-        }
-        assert_eq!(placed.check(placed.extender_address()), BURST);
-        let marked: Vec<Value> =
-            placed.pods().into_iter().filter(|pod| pod["metadata"]["annotations"][EVICT].is_string()).collect();
-        assert!(marked.is_empty(), "{marked:#?}");
-        let selector = "reason=MistakenForAnother";
-        let events = placed.admin.get(&["events", "-n", space, "--field-selector", selector]);
-        assert_eq!(events["items"].as_array().expect("a list").len(), 0, "{events:#}");
-        println!("burst {burst}: {BURST} pods, none mistaken for another");
-        for (name, ..) in shapes {
-            placed.scale(name, 0);
-        }
-        placed.empty();
-    }
 }
 
 /// Job, StatefulSet with a volume that waits for its first consumer, DaemonSet, and a pod that is too large for every GPU.

@@ -33,8 +33,8 @@ const fn point(name: &'static str, in_allocate: bool, always: bool) -> Point {
     Point { name, in_allocate, always }
 }
 
-/// The points of a start with a ticket (late binding), in their order.
-const LATE: [Point; 12] = [
+/// The points of a start, in their order.
+const STARTED: [Point; 12] = [
     point("allocate-noted", true, true),
     point("allocate-reported", true, false),
     // The ticket is written on another thread than the answer, so either point may come first.
@@ -48,15 +48,6 @@ const LATE: [Point; 12] = [
     point("start-noted", false, true),
     point("start-answered", false, false),
     point("spec-nameless", false, false),
-];
-/// The points of a start without CDI: those that only such a start has, and those where it does something else.
-const EARLY: [Point; 5] = [
-    point("ticket-written", true, false),
-    point("allocate-early-kept", true, true),
-    // Another thread sends the answer to `Allocate`, and it may not have reached the kubelet yet.
-    point("limits-written", true, false),
-    point("start-noted", false, false),
-    point("start-answered", false, false),
 ];
 /// The points of a pod without a claim: the agent writes on the pod which devices it got.
 const WRITTEN: [Point; 2] = [point("annotation-due", false, true), point("annotation-written", false, false)];
@@ -138,7 +129,7 @@ fn every_failpoint_of_the_program_is_listed_and_tested() {
     let named = section.lines().filter(|line| line.starts_with("| `")).filter_map(|line| line.split('|').nth(1));
     let listed: BTreeSet<String> =
         named.flat_map(|names| names.split('`').skip(1).step_by(2)).map(str::to_owned).collect();
-    let points = || LATE.iter().chain(&EARLY).chain(&WRITTEN);
+    let points = || STARTED.iter().chain(&WRITTEN);
     let taken: BTreeSet<String> = points().map(|point| point.name.to_owned()).collect();
     assert_eq!((&program, &listed), (&taken, &taken));
     let always = points().filter(|point| point.always).count();
@@ -153,14 +144,8 @@ fn every_failpoint_of_the_program_is_listed_and_tested() {
 
 #[test]
 #[ignore = "needs cluster: tests/run"]
-fn containers_get_their_own_devices_wherever_the_agent_ends_with_late_binding() {
-    check_every_point(&Bed::up("failpoints-late"), &LATE, &[]);
-}
-
-#[test]
-#[ignore = "needs cluster: tests/run"]
-fn containers_get_their_own_devices_wherever_the_agent_ends_with_early_binding() {
-    check_every_point(&Bed::up("failpoints-early"), &EARLY, &["--binding=early"]);
+fn containers_get_their_own_devices_wherever_the_agent_ends() {
+    check_every_point(&Bed::up("failpoints"), &STARTED, &[]);
 }
 
 /// In the end the claim is written on the pod, once, and has the devices of its container.

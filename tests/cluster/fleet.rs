@@ -22,8 +22,6 @@ pub(crate) struct Fleet<'a> {
     bed: &'a Bed,
     /// UUIDs by index.
     pub gpus: Vec<String>,
-    /// All pods have the same request, for tests in which pods must not be told apart.
-    pub alike: bool,
     /// The kind of each pod's first container: `brief` if there is no limits file to read.
     pub first: &'static str,
     pods: Vec<(String, Value)>,
@@ -50,7 +48,6 @@ impl<'a> Fleet<'a> {
         Fleet {
             bed,
             gpus,
-            alike: false,
             first: "init",
             pods: Vec::new(),
             made: 0,
@@ -78,7 +75,7 @@ impl<'a> Fleet<'a> {
     fn plan_as(&mut self, name: String) {
         let n = self.made;
         self.made += 1;
-        let mib = if self.alike { 1000 } else { 1000 + n as u64 };
+        let mib = 1000 + n as u64;
         let own = [(n % self.gpus.len(), mib, 1)];
         let pod = self.bed.pod(&name, &self.gpus, &[("warm", self.first, &own), ("main", "app", &own)], &Value::Null);
         self.pods.push((name, pod));

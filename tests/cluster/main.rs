@@ -43,7 +43,7 @@ mod announce;
 #[cfg(test)]
 mod writes;
 #[cfg(test)]
-mod early;
+mod cdi;
 #[cfg(test)]
 mod container;
 #[cfg(test)]
@@ -54,8 +54,6 @@ mod holders;
 mod devices;
 #[cfg(test)]
 mod overuse;
-#[cfg(test)]
-mod unisolated;
 #[cfg(test)]
 mod stolen;
 #[cfg(test)]

@@ -13,10 +13,8 @@ const PAIRS: usize = 5;
 const PODS: usize = 60;
 const GPUS: &str = "--gpus=simulated=H100:8";
 
-/// The seconds that 99 of 100 calls of the run may take: `Allocate` with a ticket, `Allocate` that must find out the
-/// pod, and the start.
-const ALLOCATE_LATE: f64 = 0.002;
-const ALLOCATE_EARLY: f64 = 0.050;
+/// The seconds that 99 of 100 calls of the run may take.
+const ALLOCATE: f64 = 0.002;
 const START: f64 = 0.015;
 
 /// The time from the creation of all pods until the last one is Ready. Then the pods are deleted.
@@ -88,17 +86,11 @@ fn median(mut times: Vec<f64>) -> f64 {
 #[expect(clippy::cast_precision_loss, reason = "sixty")]
 fn sixty_pods_start_at_most_a_tenth_later_than_with_a_plugin_that_does_nothing() {
     let bed = Bed::exclusive("numbers");
-    // `GPU_STEWARD_CLUSTER_RUNTIME` decides whether the runtime has CDI.
-    let early = bed.cluster.status().runtime != "containerd2";
-    let allocate = if early { ALLOCATE_EARLY } else { ALLOCATE_LATE };
-    let mut all = [("allocate", allocate), ("start", START)].map(|(call, most)| (call, most, Histogram(Vec::new())));
+    let mut all = [("allocate", ALLOCATE), ("start", START)].map(|(call, most)| (call, most, Histogram(Vec::new())));
     let (mut ours, mut stubs) = (Vec::new(), Vec::new());
     for pair in 1..=PAIRS {
         let agent = bed.agent(&[GPUS]);
-        agent.logs(if early { "binding=Early" } else { "binding=Late" });
         let mut fleet = Fleet::new(&bed, &agent);
-        // No scheduler here keeps apart pods that could be confused.
-        fleet.alike = early;
         // The stub gives no limits file.
         fleet.first = "brief";
         ours.push(burst(&bed, &mut fleet).as_secs_f64());

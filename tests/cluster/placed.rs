@@ -56,22 +56,10 @@ pub(crate) struct Claimed {
 }
 
 impl Placed {
-    /// Installs the chart, and waits until agents and scheduler are ready.
-    pub(crate) fn up(name: &str) -> Placed {
-        Placed::up_on(name, &ClusterOptions::usual())
-    }
-
-    /// The same with these values of the chart for its scheduler.
+    /// Installs the chart with these values for its scheduler, and waits until agents and scheduler are ready.
     pub(crate) fn up_with(name: &str, values: &[&str]) -> Placed {
         let placed = Placed::agents(name);
         placed.deploy_scheduler(values);
-        placed
-    }
-
-    /// The same on this cluster.
-    pub(crate) fn up_on(name: &str, options: &ClusterOptions) -> Placed {
-        let placed = Placed::agents_on(name, options);
-        placed.deploy_scheduler(&[]);
         placed
     }
 
@@ -86,11 +74,7 @@ impl Placed {
 
     /// Installs the chart without its scheduler, and waits until agents are ready.
     pub(crate) fn agents(name: &str) -> Placed {
-        Placed::agents_on(name, &ClusterOptions::usual())
-    }
-
-    fn agents_on(name: &str, options: &ClusterOptions) -> Placed {
-        let cluster = Cluster::up(options);
+        let cluster = Cluster::up(&ClusterOptions::usual());
         let (admin, space) = (cluster.admin(), cluster.namespace(name));
         chart::install(&cluster, &VALUES);
         remove_pods(&admin);

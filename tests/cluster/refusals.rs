@@ -5,8 +5,7 @@ use crate::bed::{Bed, Claim, SOON, devices_in};
 use crate::outage::GatedPod;
 use lab::agent::Agent;
 use lab::eventually::eventually;
-use lab::relay::Relay;
-use serde_json::{Value, json};
+use serde_json::Value;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
@@ -104,41 +103,5 @@ fn a_start_is_refused_until_its_container_is_known() {
     std::fs::write(&path, checkpoint).expect("the checkpoint is written");
     bed.ready(&["unknown"]);
     assert_eq!(devices_in(&bed.limits("unknown", "main")), [(gpus[0].clone(), 3000 << 20)]);
-    drop(agent);
-}
-
-/// Without CDI, the kubelet gets two pods at once. It fails the first one before it calls `Allocate`, and the agent's
-/// watch learns of that late. So the agent gives the second pod the devices of the first one. The second pod must
-/// not start with that.
-#[test]
-#[ignore = "needs cluster: tests/run"]
-fn without_cdi_a_start_with_the_devices_of_another_pod_is_refused() {
-    let bed = Bed::up("refusals-mistaken");
-    let server = bed.cluster.status().server.trim_start_matches("https://").to_owned();
-    let server = if server.contains(':') { server } else { server + ":443" };
-    let relay = Relay::to(server.parse().expect("an address"), Duration::ZERO);
-    let agent = bed.agent_over_relay(&relay, &["--binding=early"]);
-    let gpus = Bed::gpus(&agent);
-    // The kubelet checks sysctls before it allocates devices.
-    let mut doomed = bed.pod("doomed", &gpus, &ONE, &NOTHING);
-    doomed["spec"]["securityContext"] = json!({ "sysctls": [{ "name": "kernel.msgmax", "value": "65536" }] });
-    bed.part("pause", "kubelet");
-    bed.create(&doomed);
-    bed.create(&bed.pod("mistaken", &gpus, &[("main", "app", &[(1, 5000, 50)])], &NOTHING));
-    // The agent learns of both pods before the kubelet goes on.
-    eventually("both pods in the agent's view", SOON, || {
-        let metrics = agent.get("/metrics").text();
-        let claims = metrics.lines().filter(|line| line.starts_with("gpu_steward_plugin_claims{"));
-        (claims.filter(|line| line.contains("healthy=\"true\"") && line.ends_with(" 1")).count() == 2).then_some(())
-    });
-    relay.delay(Duration::from_secs(10));
-    bed.part("resume", "kubelet");
-    eventually("the end of the first", SOON, || (pod(&bed, "doomed")["status"]["phase"] == "Failed").then_some(()));
-    agent.logs("the kubelet asked for this pod's GPUs while the agent expected another pod");
-    // A new connection needs several round trips, each with this delay. The agent writes the event once the delay is
-    // gone.
-    relay.delay(Duration::ZERO);
-    wait_for_refusal(&bed, "mistaken", "MistakenForAnother", "container main");
-    wait_for_eviction_mark(&bed, "mistaken", "MistakenForAnother");
     drop(agent);
 }

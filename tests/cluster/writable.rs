@@ -115,33 +115,26 @@ fn check_eviction(bed: &Bed, pod: &str, neighbour: &str) {
     assert_eq!(state["status"]["phase"], "Running");
 }
 
-/// A container that requests two GPUs on a node with one gets one event, and neither fails nor starts, with either
-/// binding mode.
+/// A container that requests two GPUs on a node with one gets one event, and neither fails nor starts.
 #[test]
 #[ignore = "needs cluster: tests/run"]
 fn a_container_does_not_get_the_same_gpu_twice() {
     let bed = Bed::up("same-gpu");
     let two = json!({ "resources": { "limits": { "nvidia.com/gpu": "2" } } });
     let flags = ["--gpus=simulated=H100:1", "--without-claim=share"];
-    for (pod, binding) in [("late", "--binding=late"), ("early", "--binding=early")] {
-        let agent = bed.agent(&[flags[0], flags[1], binding]);
-        bed.create(&bed.bare_pod(pod, &ONE, &two));
-        let messages = eventually("an event", SOON, || {
-            let selector = format!("involvedObject.name={pod},reason=SameGpuTwice");
-            let list = bed.admin.get(&["events", "-n", &bed.space.name, "--field-selector", &selector]);
-            Some(list["items"].as_array()?.first()?["message"].as_str()?.to_owned())
-        });
-        assert!(messages.contains("--same-gpu-twice=allow") && messages.contains("nvidia.com/gpu"), "{messages}");
-        let state = bed.admin.get(&["pod", pod, "-n", &bed.space.name]);
-        assert_eq!(state["status"]["phase"], "Pending", "{state}");
-        assert_eq!(
-            state["metadata"]["annotations"]["gpu-steward.io/evict"],
-            Value::Null,
-            "it would get the same again"
-        );
-        drop(agent);
-    }
+    let agent = bed.agent(&flags);
+    bed.create(&bed.bare_pod("twice", &ONE, &two));
+    let messages = eventually("an event", SOON, || {
+        let selector = "involvedObject.name=twice,reason=SameGpuTwice";
+        let list = bed.admin.get(&["events", "-n", &bed.space.name, "--field-selector", selector]);
+        Some(list["items"].as_array()?.first()?["message"].as_str()?.to_owned())
+    });
+    assert!(messages.contains("--same-gpu-twice=allow") && messages.contains("nvidia.com/gpu"), "{messages}");
+    let state = bed.admin.get(&["pod", "twice", "-n", &bed.space.name]);
+    assert_eq!(state["status"]["phase"], "Pending", "{state}");
+    assert_eq!(state["metadata"]["annotations"]["gpu-steward.io/evict"], Value::Null, "it would get the same again");
+    drop(agent);
     // The pod waits, and the changed setting lets it start.
-    let _agent = bed.agent(&[flags[0], flags[1], "--binding=late", "--same-gpu-twice=allow"]);
-    bed.ready(&["late"]);
+    let _agent = bed.agent(&[flags[0], flags[1], "--same-gpu-twice=allow"]);
+    bed.ready(&["twice"]);
 }

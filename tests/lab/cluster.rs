@@ -26,8 +26,6 @@ const NODES: u32 = 3;
 const SHARED_NODES: u32 = 4;
 /// Longest wait for the lock. Another test may hold it while it builds everything from nothing.
 const LOCK_WAIT: Duration = Duration::from_secs(1800);
-/// The variable with the runtime of [`ClusterOptions::usual`], to run the same tests on another runtime than the one with CDI.
-const RUNTIME: &str = "GPU_STEWARD_CLUSTER_RUNTIME";
 /// The variable with the version of Kubernetes, to run the same tests on another version than the usual one.
 const KUBERNETES: &str = "GPU_STEWARD_CLUSTER_KUBERNETES";
 /// With this variable a cluster stays up after the test that started it. The user who sets it must take the cluster
@@ -73,7 +71,7 @@ pub struct Status {
     pub ca: String,
     /// Folders of programs, as in `PATH`.
     pub programs: String,
-    /// `containerd2`, `containerd2-cdi-off` or `containerd1.6`.
+    /// `containerd2` or `containerd2-cdi-off`.
     pub runtime: String,
     /// The API server's audit log, one request a line.
     pub audit: PathBuf,
@@ -139,29 +137,9 @@ impl ClusterOptions {
     }
 
     /// The cluster of most tests that need it exclusively.
-    ///
-    /// # Panics
-    /// If the environment names an unknown runtime.
     #[must_use]
     pub fn usual() -> ClusterOptions {
-        ClusterOptions::on_usual_runtime(NODES)
-    }
-
-    fn on_usual_runtime(nodes: u32) -> ClusterOptions {
-        let options = ClusterOptions::nodes(nodes);
-        match std::env::var(RUNTIME).as_deref() {
-            Err(_) | Ok("containerd2") => options,
-            Ok("containerd2-cdi-off") => options.with_cdi_off(),
-            Ok("containerd1.6") => options.without_cdi(),
-            Ok(other) => panic!("{RUNTIME} is {other:?}"),
-        }
-    }
-
-    /// With Debian's containerd, which has no CDI.
-    #[must_use]
-    pub fn without_cdi(mut self) -> ClusterOptions {
-        self.runtime = "containerd1.6";
-        self
+        ClusterOptions::nodes(NODES)
     }
 
     /// With the runtime whose version has CDI, but whose configuration disables it.
@@ -223,7 +201,7 @@ impl Cluster {
     /// If it does not come up; the text contains the script's output.
     #[must_use]
     pub fn shared() -> Cluster {
-        let options = ClusterOptions::on_usual_runtime(SHARED_NODES);
+        let options = ClusterOptions::nodes(SHARED_NODES);
         let cluster_lock = eventually("a cluster that other tests share", LOCK_WAIT, || {
             let cluster_lock = lock(LOCK, FlockOperation::NonBlockingLockShared)?;
             if options.is_up() {

@@ -74,9 +74,14 @@ impl Kubelet {
 
     /// Writes that container `main` of this pod has this slot.
     pub(crate) fn writes_checkpoint(&self, uid: &str, slot: &str) {
+        self.writes_answer(uid, slot, "");
+    }
+
+    /// The same, with the plugin's answer to `Allocate`: protobuf in base64.
+    pub(crate) fn writes_answer(&self, uid: &str, slot: &str, answer: &str) {
         let entry = json!({
             "PodUID": uid, "ContainerName": "main", "ResourceName": "nvidia.com/gpu",
-            "DeviceIDs": { "-1": [slot] }, "AllocResp": "",
+            "DeviceIDs": { "-1": [slot] }, "AllocResp": answer,
         });
         let checkpoint = json!({ "Data": { "PodDeviceEntries": [entry], "RegisteredDevices": {} }, "Checksum": 0 });
         fs::write(self.root.join("device-plugins/kubelet_internal_checkpoint"), checkpoint.to_string()).unwrap();

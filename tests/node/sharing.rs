@@ -31,10 +31,9 @@ fn node_requests(server: &FakeApiServer) -> usize {
 }
 
 /// A fresh machine: the agent starts before the kubelet has made the Node, and the runtime's socket is not at a known
-/// path. A pod that started before the versions are known would get its devices early, and its own `env` would loosen
-/// its limits.
+/// path. A pod that started on a node without CDI would get neither its devices nor its limits.
 #[test]
-fn no_slot_is_offered_before_the_binding_mode_is_known() {
+fn no_slot_is_offered_before_it_is_known_whether_there_is_cdi() {
     let server = FakeApiServer::start();
     let (recipe, kubelet) = recipe(&server);
     let agent = recipe.start();
@@ -57,8 +56,8 @@ fn no_slot_is_offered_before_the_binding_mode_is_known() {
     assert!(!kubelet.is_offered(), "{}", agent.log());
     server.put("nodes", node(json!({ "kubeletVersion": "v1.34.9", "containerRuntimeVersion": "containerd://2.1.4" })));
     kubelet.plugin();
-    agent.logs("binding=Late");
-    assert!(!agent.log().contains("binding=Some(Early)"), "{}", agent.log());
+    agent.logs("it has CDI by its version");
+    assert!(!agent.log().contains("offers no GPU"), "{}", agent.log());
 }
 
 /// A later start: the versions of the last run count at once, also while the API server is away.
@@ -68,14 +67,14 @@ fn the_versions_of_the_last_run_are_enough_to_start() {
     let info = json!({ "kubeletVersion": "v1.34.9", "containerRuntimeVersion": "containerd://2.1.4" });
     server.put("nodes", json!({ "metadata": { "name": NODE }, "status": { "nodeInfo": info } }));
     let state = tempfile::tempdir().unwrap();
-    for (binding, away) in [("binding=Late", false), ("binding=Some(Late)", true)] {
+    for (why, away) in [("it has CDI by its version", false), ("it had CDI when the agent ran last", true)] {
         let (recipe, kubelet) = recipe(&server);
         if away {
             server.stop();
         }
         let agent = recipe.with("--state-dir", state.path()).launch();
         kubelet.plugin();
-        agent.logs(binding);
+        agent.logs(why);
         assert!(agent.terminate().status.success());
     }
 }
@@ -245,5 +244,59 @@ fn a_waiting_start_is_judged_only_a_few_times_a_second() {
             || log.contains("Foreign")
             || log.contains("earlier plugin"))
         .then_some(())
+    });
+}
+
+/// A node whose runtime has no CDI, with a pod that an earlier release gave its devices at `Allocate`: no slot is free, and the
+/// agent is ready as long as the pod is there. Once the runtime is upgraded, the slots are free.
+#[test]
+fn a_node_without_cdi_offers_no_free_slot_and_counts_the_pods_of_an_earlier_release() {
+    const POD: &str = "466d3e0f-28fd-4a4c-a28d-790ef2a79f8c";
+    // `annotations { key: "gpu-steward.io/ticket" value: "t0…" }`, as the kubelet keeps the answer.
+    const ANSWER: &str = "IgYKAWESAWIiOgoVZ3B1LXN0ZXdhcmQuaW8vdGlja2V0EiF0MDAwMDAwMDAwMDAwMDAwMDAwMDAwMDAwMDAwMDAwMDA=";
+    let server = FakeApiServer::start();
+    let node = |runtime: &str| {
+        let info = json!({ "kubeletVersion": "v1.34.9", "containerRuntimeVersion": runtime });
+        server.put("nodes", json!({ "metadata": { "name": NODE }, "status": { "nodeInfo": info } }));
+    };
+    node("containerd://1.6.20");
+    let mut pod = lab::api_server::pod(NODE, "ml", "old", POD, &[("main", "")]);
+    pod["spec"]["containers"][0]["resources"] = json!({ "limits": { "nvidia.com/gpu": "1" } });
+    server.put("pods", pod);
+    let (recipe, kubelet) = recipe(&server);
+    kubelet.writes_answer(POD, "GPU-x-0", ANSWER);
+    let agent = recipe.launch();
+    agent.logs("this node offers no GPU");
+    kubelet.plugin();
+    let says = |status: u16, words: &[&str]| {
+        eventually(&format!("{words:?} at /readyz"), SOON, || {
+            let ready = agent.get("/readyz");
+            (ready.status == status && words.iter().all(|word| ready.text().contains(word))).then_some(())
+        });
+    };
+    let change = ["upgrade containerd to 1.7", "enable_cdi = true", "/etc/containerd/config.toml"];
+    says(200, &[&change[..], &["an earlier release started without CDI keep their GPUs: 1"]].concat());
+    let metric = |line: &str| {
+        eventually(line, SOON, || agent.get("/metrics").text().lines().any(|one| one == line).then_some(()));
+    };
+    metric("gpu_steward_plugin_cdi 0");
+    assert!(!agent.get("/metrics").text().lines().any(|line| {
+        line.starts_with("gpu_steward_plugin_slots{") && line.contains("state=\"free\"") && !line.ends_with(" 0")
+    }));
+    let event = eventually("an event on the Node", SOON, || {
+        server.objects("events").into_iter().find(|event| event["reason"] == "CdiMissing")
+    });
+    assert!(change.iter().all(|word| event["note"].as_str().unwrap_or_default().contains(word)), "{event}");
+    server.remove("pods", "ml", "old");
+    says(503, &change);
+    node("containerd://2.1.4");
+    says(200, &[]);
+    metric("gpu_steward_plugin_cdi 1");
+    eventually("an event on the Node", SOON, || {
+        server.objects("events").into_iter().find(|event| event["reason"] == "CdiWorks")
+    });
+    eventually("free slots", SOON, || {
+        let free = |line: &str| line.starts_with("gpu_steward_plugin_slots{") && line.ends_with("state=\"free\"} 10");
+        (agent.get("/metrics").text().lines().filter(|line| free(line)).count() == 2).then_some(())
     });
 }

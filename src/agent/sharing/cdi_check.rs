@@ -1,5 +1,5 @@
-//! Checks whether the first containers that start really have the devices of their tickets. Late binding relies on the
-//! runtime, and a runtime may ignore CDI devices.
+//! Checks whether the first containers that start really have the devices of their tickets: a runtime may ignore CDI
+//! devices.
 
 use model::cgroup::CgroupIdentity;
 use model::id::{ContainerKey, PodRef, PodUid};
@@ -45,7 +45,7 @@ pub(crate) struct CdiChecks {
 }
 
 /// Namespaces in which a container must be without its devices before the agent concludes that the runtime ignores CDI:
-/// the owner of one namespace must not be able to change the mode for others.
+/// the owner of one namespace must not be able to close the node for others.
 const ENOUGH_NAMESPACES: usize = 2;
 /// First containers that are checked at once: one may be slow to start, or wait for an init container that never ends.
 const AT_ONCE: usize = 8;
@@ -95,7 +95,7 @@ impl CdiChecks {
         self.known.retain(|key| here.contains(&key.pod));
     }
 
-    /// Tickets are issued from now on, and were not before: what was seen before no longer counts.
+    /// CDI works from now on, and did not before: what was seen before no longer counts.
     pub(super) fn begin(&mut self) {
         self.known.clear();
         self.without.clear();

@@ -3,12 +3,12 @@
 
 use super::counts::Written;
 use super::emptier::Emptier;
-use super::event_notes::{self, RetryPolicy};
+use super::event_notes;
 use super::file_counter::{Counted, FileCounter};
 use crate::event_log::{PodEvent, log_pod_event};
 use decide::allocator::{BoundContainer, NodeAllocator};
 use effects::delivery::{DeliveryError, DeviceDelivery, NodeKit, StartedPodsFile, TicketFolders};
-use effects::plugin::{CallRefused, ContainerField, OneAtDisk};
+use effects::plugin::{CallRefused, OneAtDisk};
 use model::id::{PodRef, PodUid, Ticket};
 use model::limits::ContainerLimits;
 use model::observation::ErrorCounter;
@@ -38,8 +38,6 @@ pub(super) struct DeliveryResult {
     pub pod: PodRef,
     pub container: Arc<str>,
     pub result: Result<(), String>,
-    /// A ticket that the kubelet did not get after all.
-    pub void: Option<Ticket>,
 }
 
 /// A start whose files must be written.
@@ -78,8 +76,6 @@ pub(super) struct ContainerFiles {
     starts: StartedPodsFile,
     /// Results from the threads that write files of containers.
     delivered: (mpsc::Sender<DeliveryResult>, mpsc::Receiver<DeliveryResult>),
-    /// Whether the log has a warning that some CDI edits cannot be given with early binding.
-    warned_lost: bool,
     /// The time of the next sweep for files of pods that are gone.
     sweep_at: Instant,
     /// Empties the trash, into which the sweep moves them.
@@ -102,7 +98,6 @@ impl ContainerFiles {
             folders,
             starts,
             delivered: mpsc::channel(MAX_UNREPORTED),
-            warned_lost: false,
             sweep_at: Instant::now(),
             emptier: Emptier::new(reporter.clone()),
             counter: FileCounter::new(limit, reporter.clone()),
@@ -134,26 +129,13 @@ impl ContainerFiles {
         self.delivery = Arc::new(self.delivery.with(kit));
     }
 
-    /// The delivery that writes the files, and the folders of tickets.
-    pub(super) fn writers(&self) -> (&Arc<DeviceDelivery>, &TicketFolders) {
-        (&self.delivery, &self.folders)
-    }
-
-    /// The fields of an answer to `Allocate` that gives a container everything at once. Logs once what such an answer
-    /// cannot carry.
-    pub(super) fn answer(&mut self, ticket: &Ticket, limits: &ContainerLimits) -> Vec<ContainerField> {
-        let (fields, lost) = self.delivery.answer(ticket, limits, &self.folders.folder(ticket));
-        if !lost.is_empty() && !std::mem::replace(&mut self.warned_lost, true) {
-            tracing::warn!(
-                ?lost,
-                "containers of this node do not get these, because an answer to Allocate cannot carry them"
-            );
-        }
-        fields
+    /// The delivery that writes the files.
+    pub(super) fn delivery(&self) -> &Arc<DeviceDelivery> {
+        &self.delivery
     }
 
     /// Where results of deliveries go.
-    pub(super) fn results(&self) -> mpsc::Sender<DeliveryResult> {
+    fn results(&self) -> mpsc::Sender<DeliveryResult> {
         self.delivered.0.clone()
     }
 
@@ -254,7 +236,7 @@ impl ContainerFiles {
 /// A file of a container could not be written: reports that, and returns the refusal of its start.
 fn failed(error: &DeliveryError, limits: &ContainerLimits, results: &mpsc::Sender<DeliveryResult>) -> CallRefused {
     log_pod_event(&limits.pod, &PodEvent::NotDelivered { container: &limits.container, error });
-    let why = event_notes::not_delivered(&limits.container, error, RetryPolicy::Again);
+    let why = event_notes::not_delivered(&limits.container, error);
     // If the queue is full, the owner has enough failures to report already.
     let _ = results.try_send(report(limits, Err(why.clone())));
     CallRefused(format!("{}: {why}", limits.pod))
@@ -273,5 +255,5 @@ pub(super) fn log_delivered(bound: &BoundContainer, shared: bool, waited: Durati
 /// The result of a delivery that gives the kubelet its ticket.
 pub(super) fn report(limits: &ContainerLimits, result: Result<(), String>) -> DeliveryResult {
     let (uid, pod, container) = (limits.uid.clone(), limits.pod.clone(), limits.container.clone());
-    DeliveryResult { uid, pod, container, result, void: None }
+    DeliveryResult { uid, pod, container, result }
 }

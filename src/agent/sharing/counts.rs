@@ -8,7 +8,7 @@ use model::claim::ContainerClaim;
 use model::id::PodUid;
 use model::limits::PodMemoryClaim;
 use model::observation::{ErrorCounter, Fact};
-use model::plugin::{ClaimMoves, DeviceIsolation, DeviceSlots, PluginView, PodFiles, RegistrationState, StartOutcome};
+use model::plugin::{CdiState, DeviceSlots, PluginView, PodFiles, RegistrationState, StartOutcome};
 use sources::report::Reporter;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -70,9 +70,9 @@ impl Counts {
             waited: Vec::new(),
             differing: 0,
             without_gpu: 0,
-            moves: ClaimMoves::default(),
+            moved: 0,
             files: Arc::default(),
-            isolation: DeviceIsolation::default(),
+            cdi: CdiState::default(),
             guards: Vec::new(),
             allocate: meter.allocate(),
             start: meter.start(),
@@ -104,9 +104,9 @@ impl Counts {
     }
 
     /// Sets how far the pods of the node have come.
-    pub(super) fn stages_are(&self, early: Option<bool>, pods: BTreeMap<PodUid, PodStage>) {
+    pub(super) fn stages_are(&self, pods: BTreeMap<PodUid, PodStage>) {
         let registered = matches!(*self.registration.borrow(), RegistrationState::Registered);
-        let now = SharingStages { registered, early, pods };
+        let now = SharingStages { serves: registered && self.now.cdi == CdiState::Works, pods };
         self.stages.send_if_modified(|before| {
             let changed = *before != now;
             *before = now;
@@ -153,9 +153,8 @@ impl Counts {
         self.now.without_gpu = u32::try_from(pods).unwrap_or(u32::MAX);
     }
 
-    pub(super) fn moved(&mut self, exchanged: u64, alone: u64) {
-        self.now.moves.exchanged += exchanged;
-        self.now.moves.alone += alone;
+    pub(super) fn moved(&mut self, containers: u64) {
+        self.now.moved += containers;
     }
 
     pub(super) fn slots_are(&mut self, slots: Vec<DeviceSlots>, claims: Vec<ContainerClaim>) {
@@ -168,9 +167,9 @@ impl Counts {
         self.now.files = files.into();
     }
 
-    /// Sets whether containers are kept from the GPUs of others. Returns whether that is new.
-    pub(super) fn isolation_is(&mut self, isolation: DeviceIsolation) -> bool {
-        std::mem::replace(&mut self.now.isolation, isolation) != isolation
+    /// Sets whether containers get their GPUs by CDI.
+    pub(super) fn cdi_is(&mut self, cdi: CdiState) {
+        self.now.cdi = cdi;
     }
 
     /// Reports the counts, if they have changed.

@@ -7,24 +7,11 @@ use model::unit::Bytes;
 use model::view::OverUse;
 use std::fmt::Display;
 
-/// Whether the kubelet repeats a call after a refusal.
-#[derive(Clone, Copy, Debug)]
-pub(super) enum RetryPolicy {
-    /// It repeats `PreStartContainer`.
-    Again,
-    /// It never repeats `Allocate`: the pod has failed.
-    NoMore,
-}
-
 /// A file of this container could not be written.
-pub(super) fn not_delivered(container: &str, why: &dyn Display, tries: RetryPolicy) -> String {
-    let next = match tries {
-        RetryPolicy::Again => "the kubelet then starts the container",
-        RetryPolicy::NoMore => "then delete the pod, because the kubelet does not try it again",
-    };
+pub(super) fn not_delivered(container: &str, why: &dyn Display) -> String {
     format!(
         "container {container} cannot get its GPUs: {why}; make room on the disk of --state-dir \
-         (or of --cdi-dir, if that path is named), or repair it; {next}"
+         (or of --cdi-dir, if that path is named), or repair it; the kubelet then starts the container"
     )
 }
 

@@ -2,7 +2,7 @@
 //! and whether the container runtime puts GPUs into containers by itself. All of it is read regularly, because for
 //! example a driver update rewrites the spec.
 
-use decide::device_injection::{DeviceInjection, DeviceStrategy};
+use decide::device_injection::DeviceInjection;
 use decide::settled_file::SettledFile;
 use effects::delivery::LimiterLibrary;
 use sources::bounded_file;
@@ -53,17 +53,19 @@ pub(super) struct LimiterSetting {
 #[derive(Debug)]
 pub(super) struct HostWatcher {
     reader: ToolkitSpecReader,
-    cri_socket: CriSocket,
+    /// Where the container runtime is asked; `None` if it is not.
+    cri_socket: Option<CriSocket>,
     injection: DeviceInjection,
     host: watch::Sender<HostFindings>,
     library: Option<LimiterSetting>,
 }
 
 impl HostWatcher {
-    /// Watches the CDI specs in these folders; a later folder has priority over an earlier one.
-    pub(super) fn new(folders: Vec<PathBuf>, cri_socket: CriSocket, strategy: DeviceStrategy) -> HostWatcher {
+    /// Watches the CDI specs in these folders; a later folder has priority over an earlier one. Without a `cri_socket` the
+    /// runtime is not asked.
+    pub(super) fn new(folders: Vec<PathBuf>, cri_socket: Option<CriSocket>) -> HostWatcher {
         let host = watch::channel(HostFindings::default()).0;
-        let (reader, injection) = (ToolkitSpecReader::new(folders), DeviceInjection::new(strategy));
+        let (reader, injection) = (ToolkitSpecReader::new(folders), DeviceInjection::default());
         HostWatcher { reader, cri_socket, injection, host, library: None }
     }
 
@@ -180,32 +182,25 @@ impl HostWatcher {
 
     /// Learns whether the agent or NVIDIA's runtime puts devices into containers, and logs the reason when that is new.
     async fn ask_runtime(&mut self) {
-        let config = match self.injection.asks_the_runtime() {
-            false => Ok(None),
-            true => sources::names::runtime_config(self.cri_socket.clone()).await.map(Some),
-        };
-        let answer =
-            config.as_ref().map(|found| found.as_ref().map(RuntimeConfig::nvidia_injects)).map_err(String::clone);
+        let Some(cri_socket) = &self.cri_socket else { return };
+        let config = sources::names::runtime_config(cri_socket.clone()).await;
+        let answer = config.as_ref().map(RuntimeConfig::nvidia_injects).map_err(String::clone);
         let Some(injected) = self.injection.answered(answer) else { return };
-        log_strategy(self.injection.strategy(), &config);
+        log_injection(&config);
         self.host.send_if_modified(|host| std::mem::replace(&mut host.runtime_injects, injected) != injected);
     }
 }
 
-fn log_strategy(strategy: DeviceStrategy, config: &Result<Option<RuntimeConfig>, String>) {
+fn log_injection(config: &Result<RuntimeConfig, String>) {
     const WE: &str = "the agent's CDI edits put devices into containers";
     const RUNTIME: &str = "NVIDIA's runtime puts devices into containers; the agent only names them";
-    match (strategy, config) {
-        (DeviceStrategy::Envvar, _) => tracing::info!(because = "--device-strategy=envvar", "{RUNTIME}"),
-        (DeviceStrategy::Cdi, _) | (_, Ok(None)) => tracing::info!(because = "--device-strategy=cdi", "{WE}"),
-        (DeviceStrategy::Auto, Ok(Some(config))) => {
+    match config {
+        Ok(config) => {
             let (handler, program) = (config.default_handler.as_deref(), config.default_program.as_deref());
             let what = if config.nvidia_injects() { RUNTIME } else { WE };
             tracing::info!(because = "the runtime's default handler", handler, program, "{what}");
         }
-        (DeviceStrategy::Auto, Err(why)) => {
-            tracing::info!(because = "the runtime does not say how it is set up", why, "{WE}");
-        }
+        Err(why) => tracing::info!(because = "the runtime does not say how it is set up", why, "{WE}"),
     }
 }
 
@@ -220,7 +215,7 @@ mod tests {
     async fn a_spec_that_changes_is_read_again() {
         let root = tempfile::tempdir().unwrap();
         let path = root.path().join("nvidia.yaml");
-        let mut watcher = HostWatcher::new(vec![root.path().to_owned()], CriSocket::Auto, DeviceStrategy::Cdi);
+        let mut watcher = HostWatcher::new(vec![root.path().to_owned()], None);
         let host = watcher.host();
         watcher.first().await;
         assert!(host.borrow().spec.is_none() && !host.borrow().runtime_injects);

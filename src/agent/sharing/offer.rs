@@ -102,11 +102,6 @@ impl DeviceOffer {
         allocator.set_cordoned(devices::cordoned(&view, &self.sources.cordoned.borrow()));
     }
 
-    /// Whether NVIDIA's runtime puts devices into containers.
-    pub(super) fn runtime_injects(&self) -> bool {
-        self.sources.host.borrow().runtime_injects
-    }
-
     /// Sends the slots of the allocator to the kubelet, if they have changed.
     pub(super) fn publish(&self, allocator: &NodeAllocator) {
         let devices = slots(allocator);

@@ -141,15 +141,13 @@ impl PodStatusWriter {
         self.write();
     }
 
-    /// A container may not start: writes an event if the reason is new, and returns whether it is. The kubelet retries
-    /// the start again and again. A pod that can never start here also gets the mark for eviction.
-    pub(super) fn refused(&mut self, (uid, pod): (&PodUid, &PodRef), container: &Arc<str>, why: &Refusal) -> bool {
-        let Some(refusal) = self.sent.refused(uid, container, why) else { return false };
+    /// A container may not start: writes an event if the reason is new. The kubelet retries the start again and again. A pod that can never start here also gets the mark for eviction.
+    pub(super) fn refused(&mut self, (uid, pod): (&PodUid, &PodRef), container: &Arc<str>, why: &Refusal) {
+        let Some(refusal) = self.sent.refused(uid, container, why) else { return };
         self.event(uid, pod, why.code(), format!("container {container}: {why}"));
         if let Some(reason) = refusal.mark {
             self.mark((uid, pod), Some(reason));
         }
-        true
     }
 
     /// A pod that could never start because of this starts: removes the mark for eviction.
@@ -290,19 +288,20 @@ impl PodStatusWriter {
         let (api, own) = (self.api.clone(), self.own.clone());
         let HealthChange { event, .. } = change;
         tokio::spawn(async move {
-            let written = match own.read().await {
-                Ok(node) => api.node_event(&node.uid, &event).await,
-                Err(error) => Err(error),
-            };
-            if let Err(error) = written {
-                tracing::warn!(reason = event.reason, %error, "cannot write the event about a GPU's health on our Node");
-            }
+            node_event(&api, &own, &event).await;
             for (uid, pod) in holders {
                 if let Err(error) = api.pod_event(&uid, &pod, &event).await {
                     tracing::warn!(%pod, %error, "cannot write the event about a GPU's health on a pod that holds it");
                 }
             }
         });
+    }
+
+    /// Writes an event about the sharing of GPUs on the Node.
+    pub(super) fn write_on_node(&self, weight: EventType, reason: &'static str, note: String) {
+        let (api, own) = (self.api.clone(), self.own.clone());
+        let event = ObjectEvent { weight, reason, action: "OfferGpus", note, at: now() };
+        tokio::spawn(async move { node_event(&api, &own, &event).await });
     }
 
     /// The driver names a process of this pod in an error: writes one event for each kind of error.
@@ -404,6 +403,22 @@ impl PodStatusWriter {
     }
 }
 
+/// Writes an event on our Node. It is tried a few times: it says what an operator has to do.
+async fn node_event(api: &ApiServer, own: &OwnNodeReader, event: &ObjectEvent) {
+    let mut pauses = EVENT_PAUSES.into_iter();
+    loop {
+        let written = match own.read().await {
+            Ok(node) => api.node_event(&node.uid, event).await,
+            Err(error) => Err(error),
+        };
+        let Err(error) = written else { return };
+        match pauses.next().filter(|_| error.refusal().is_none()) {
+            Some(pause) => tokio::time::sleep(Duration::from_secs(pause)).await,
+            None => return tracing::warn!(reason = event.reason, %error, "cannot write an event on our Node"),
+        }
+    }
+}
+
 /// The bind phase of this pod, if HAMi's scheduler placed it.
 fn phase(pod: &Pod) -> Option<BindPhase> {
     bind::decode_phase(pod.annotation(annotation_keys::BIND_PHASE)?).ok()
@@ -426,7 +441,7 @@ pub(super) fn now() -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::super::event_notes::{RetryPolicy, not_delivered};
+    use super::super::event_notes::not_delivered;
     use super::*;
     use lab::api_server::{self, FakeApiServer as Server};
     use model::reading::Reading;
@@ -444,11 +459,7 @@ mod tests {
         let files = PodFiles { uid: pod, pod: name, bytes: Bytes(80 << 20), files: 3, over: true };
         for (text, remedy) in [
             (event_notes::over_use(&over), "keep within nvidia.com/gpumem, or ask for more of it"),
-            (
-                not_delivered("main", &"No space left on device", RetryPolicy::Again),
-                "make room on the disk of --state-dir",
-            ),
-            (not_delivered("main", &"No space left on device", RetryPolicy::NoMore), "then delete the pod"),
+            (not_delivered("main", &"No space left on device"), "make room on the disk of --state-dir"),
             (NOT_APPLIED.into(), "delete the pod"),
             (too_much_written(&files, Bytes(64 << 20)), "write elsewhere, and delete the pod"),
         ] {

@@ -9,20 +9,17 @@
 //! What must never happen here: the kubelet gets the answer before the files of the container are there.
 
 use super::calls::WaitingStart;
-use super::cdi_check::CdiCheckResult;
 use super::container_files::{DeliveryResult, UnwrittenStart, log_delivered, report};
 use super::container_limits;
 use super::late;
 use super::sharing_task::Sharing;
 use crate::event_log::{PodEvent, log_pod_event};
-use decide::allocator::{BindingMode, BoundContainer, Refusal, StartVerdict, WaitReason};
+use decide::allocator::{BoundContainer, Refusal, StartVerdict, WaitReason};
 use decide::call_wait::{ListingUse, START_WITHIN, StartStep};
 use effects::plugin::CallRefused;
 use model::checkpoint::CheckpointEntry;
-use model::id::{ContainerKey, PodRef, PodUid};
-use model::observation::ErrorCounter;
+use model::id::{PodRef, PodUid};
 use model::plugin::StartOutcome;
-use model::request::ContainerRole;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::oneshot;
@@ -130,9 +127,7 @@ impl Sharing {
 
     fn refuse(&mut self, (uid, name): (&PodUid, &PodRef), container: &Arc<str>, why: &Refusal) {
         self.counts.ended(StartOutcome::Refused(why.code()));
-        if self.status.refused((uid, name), container, why) && why.for_good() && *why != Refusal::WithoutCdi {
-            self.counts.error(ErrorCounter::StartMistaken);
-        }
+        self.status.refused((uid, name), container, why);
         log_pod_event(name, &PodEvent::MayNotStart { container, why });
         if let Some(pod) = self.pods.pod(uid) {
             self.status.unfilled(&pod);
@@ -172,7 +167,7 @@ impl Sharing {
     fn fill(&mut self, start: WaitingStart, bound: Vec<BoundContainer>, shared: bool) -> Filled {
         let containers: Vec<_> =
             bound.iter().map(|bound| (bound.clone(), container_limits::of(bound, &self.allocator))).collect();
-        let prepared = self.tickets.prefetcher().started(&containers, self.files.writers().0);
+        let prepared = self.tickets.prefetcher().started(&containers, self.files.delivery());
         let waited = start.wait.waited(clock::monotonic());
         let awaited = self.is_awaited(&bound);
         if let Some(first) = bound.first() {
@@ -221,81 +216,5 @@ impl Sharing {
         if let Some(report) = report {
             self.handle_delivered(report);
         }
-    }
-
-    /// With late binding, starts a check of the first containers: do they have their devices?
-    fn check_first_containers(&mut self, bound: &[BoundContainer]) {
-        let late = self.binding.mode() == Some(BindingMode::Late);
-        // An init container may end before the check.
-        let stays = |bound: &&BoundContainer| {
-            let requests = self.allocator.gpu_pod(&bound.holder.pod).map_or(&[][..], |gpu_pod| &gpu_pod.requests);
-            requests
-                .iter()
-                .any(|request| request.container == bound.holder.container && request.role != ContainerRole::Init)
-        };
-        let stays: Vec<&BoundContainer> = bound.iter().filter(|_| late).filter(stays).collect();
-        stays.into_iter().for_each(|one| self.binding.check_first(&one.holder, &one.pod));
-    }
-
-    /// If it is known that the runtime ignores tickets, checks every container that may have started with one.
-    pub(super) fn check_all_by_ticket(&mut self) {
-        if self.binding.is_lost() {
-            self.allocator.started_by_ticket().into_iter().for_each(|about| self.binding.check_any(about));
-        }
-    }
-
-    /// Handles the result of a check: what a container with late binding really has.
-    pub(super) fn handle_cdi_check(&mut self, result: &CdiCheckResult) {
-        let CdiCheckResult { key, pod, has } = result;
-        self.binding.has_checked(result);
-        match has {
-            // Also where a container was seen with its devices before, for example before the runtime changed.
-            Some(true) if self.returns_to_late() => {
-                // The change of mode has cleared what was seen. This container is recorded again as seen with its devices.
-                // From then on, containers without devices do not change the mode to early again.
-                self.binding.has_devices();
-                tracing::warn!(
-                    %pod, container = &*key.container,
-                    "a container has what its CDI device stands for: CDI works here, and containers that come now get their \
-                     devices late again (--binding=early keeps them early)"
-                );
-            }
-            Some(true) if self.binding.has_devices() => {
-                self.binding.proved();
-                tracing::info!(%pod, container = &*key.container, "a container has what its CDI device stands for: CDI works here");
-            }
-            Some(true) => {
-                tracing::debug!(%pod, container = &*key.container, "a container has what its CDI device stands for")
-            }
-            None => {
-                tracing::info!(%pod, container = &*key.container, "whether CDI works here could not be seen");
-            }
-            Some(false) => self.handle_missing_devices(key, pod),
-        }
-    }
-
-    /// A container runs without what its ticket stands for. Once containers of two namespaces do, the agent changes to
-    /// early binding, so that this happens to no other container, and checks all that have started with a ticket. It
-    /// keeps the mode if `--binding` sets it or the runtime reports that its CDI is on.
-    fn handle_missing_devices(&mut self, key: &ContainerKey, pod: &PodRef) {
-        let replaced = self.binding.lacks(pod);
-        if self.status.not_applied(&key.pod, pod) {
-            self.counts.error(ErrorCounter::EditsNotApplied);
-            log_pod_event(pod, &PodEvent::LimitsNotApplied { container: &key.container, over: replaced.is_some() });
-        }
-        if let Some(mode) = replaced {
-            tracing::warn!("containers that come now get their devices from Allocate (--binding=early)");
-            self.binding.disprove(&mode);
-            self.apply_binding_mode();
-        }
-    }
-
-    /// Changes back to late binding where containers had disproved CDI; returns whether it did.
-    fn returns_to_late(&mut self) -> bool {
-        let returns = self.binding.return_to_late();
-        if returns {
-            self.apply_binding_mode();
-        }
-        returns
     }
 }

@@ -13,7 +13,7 @@
 //! What must never happen here: a container that starts by the guess of a prefetch; two writers of one file.
 
 use decide::allocator::{BoundContainer, NodeAllocator, StartVerdict};
-use effects::delivery::{DeviceDelivery, TicketFolders};
+use effects::delivery::DeviceDelivery;
 use model::checkpoint::CheckpointEntry;
 use model::id::Ticket;
 use model::limits::ContainerLimits;
@@ -53,8 +53,6 @@ const UNDER_WAY: usize = 2;
 #[derive(Debug)]
 pub(super) struct SpecPrefetcher {
     rows: Option<(Arc<[CheckpointEntry]>, Instant)>,
-    /// When the last reading of the checkpoint began.
-    looked: Option<Instant>,
     expected: BTreeMap<Ticket, (Instant, Stage)>,
     reading: bool,
     writing: bool,
@@ -103,7 +101,6 @@ impl Default for SpecPrefetcher {
     fn default() -> SpecPrefetcher {
         SpecPrefetcher {
             rows: None,
-            looked: None,
             expected: BTreeMap::new(),
             reading: false,
             writing: false,
@@ -133,22 +130,6 @@ impl SpecPrefetcher {
         (!self.reading && !self.expected.is_empty()).then_some(self.due)
     }
 
-    /// The rows of a checkpoint that was read after `after`, or `Some(None)` if it could not be read whole. If there is
-    /// no such reading, starts one and returns `None`.
-    pub(super) fn checkpoint_after(
-        &mut self,
-        after: Instant,
-        checkpoint: impl FnOnce() -> CheckpointReader,
-    ) -> Option<Option<Arc<[CheckpointEntry]>>> {
-        if self.looked.is_some_and(|looked| looked >= after) {
-            return Some(self.rows.as_ref().map(|(rows, _)| Arc::clone(rows)));
-        }
-        if !self.reading {
-            self.read(checkpoint());
-        }
-        None
-    }
-
     /// Reads the checkpoint in the background.
     pub(super) fn read(&mut self, mut checkpoint: CheckpointReader) {
         self.reading = true;
@@ -164,7 +145,6 @@ impl SpecPrefetcher {
     /// A background reading of the checkpoint has ended; `rows` is `None` if it could not be read whole.
     pub(super) fn has_read(&mut self, began: Instant, rows: Option<&Arc<[CheckpointEntry]>>, now: Instant) {
         self.reading = false;
-        self.looked = Some(began);
         self.expected.retain(|_, (since, stage)| matches!(stage, Stage::Preparing) || now - *since < EXPECTED);
         for row in rows.into_iter().flat_map(|rows| rows.iter()) {
             let ticket = row.ticket.as_ref();
@@ -210,12 +190,7 @@ impl SpecPrefetcher {
     /// Writes what the next expected containers would get if they started now, decided on a copy of the state. Those
     /// that have waited longest come first, those that were tried in vain come last. To be called again when the files
     /// are written.
-    pub(super) fn prepare(
-        &mut self,
-        allocator: &NodeAllocator,
-        (delivery, tickets): (&Arc<DeviceDelivery>, &TicketFolders),
-        now: Instant,
-    ) {
+    pub(super) fn prepare(&mut self, allocator: &NodeAllocator, delivery: &Arc<DeviceDelivery>, now: Instant) {
         let Some((rows, _)) = self.rows.as_ref().filter(|_| !self.writing) else { return };
         let seen = |row: &CheckpointEntry| match self.expected.get(row.ticket.as_ref()?) {
             Some((since, Stage::Seen)) => Some(((false, *since), row.clone())),
@@ -223,18 +198,16 @@ impl SpecPrefetcher {
             _ => None,
         };
         let mut due: Vec<((bool, Instant), CheckpointEntry)> = rows.iter().filter_map(seen).collect();
-        // The runtime reads nothing of what early binding writes.
-        let late = |row: &CheckpointEntry| !row.early;
-        if let Some(not_before) = self.not_before.filter(|time| now < *time && due.iter().any(|(_, row)| late(row))) {
-            due.retain(|(_, row)| !late(row));
-            // At that time, with the checkpoint of that time.
-            self.due = self.due.min(not_before);
-        }
-        due.sort_by_key(|(order, _)| *order);
-        let due: Vec<CheckpointEntry> = due.into_iter().take(MAX_AT_ONCE).map(|(_, row)| row).collect();
         if due.is_empty() {
             return;
         }
+        if let Some(not_before) = self.not_before.filter(|time| now < *time) {
+            // At that time, with the checkpoint of that time.
+            self.due = self.due.min(not_before);
+            return;
+        }
+        due.sort_by_key(|(order, _)| *order);
+        let due: Vec<CheckpointEntry> = due.into_iter().take(MAX_AT_ONCE).map(|(_, row)| row).collect();
         for ticket in due.iter().filter_map(|row| row.ticket.as_ref()) {
             if let Some((_, stage)) = self.expected.get_mut(ticket) {
                 *stage = Stage::Preparing;
@@ -242,9 +215,9 @@ impl SpecPrefetcher {
         }
         self.writing = true;
         let (guess, rows, results) = (allocator.clone(), Arc::clone(rows), self.ends.0.clone());
-        let (delivery, tickets) = (Arc::clone(delivery), tickets.clone());
+        let delivery = Arc::clone(delivery);
         spawn_blocking(move || {
-            let _ = results.blocking_send(BackgroundResult::Files(write(guess, &rows, &due, (&delivery, &tickets))));
+            let _ = results.blocking_send(BackgroundResult::Files(write(guess, &rows, &due, &delivery)));
         });
     }
 
@@ -259,11 +232,6 @@ impl SpecPrefetcher {
                 *stage = made.map_or(Stage::Open, Stage::Prepared);
             }
         }
-    }
-
-    /// The ticket was not issued after all.
-    pub(super) fn forget(&mut self, ticket: &Ticket) {
-        self.expected.remove(ticket);
     }
 
     /// Whether files of one of these are being written: they come in a moment, and no other thread may write them.
@@ -296,29 +264,24 @@ fn write(
     mut guess: NodeAllocator,
     rows: &[CheckpointEntry],
     due: &[CheckpointEntry],
-    (delivery, tickets): (&Arc<DeviceDelivery>, &TicketFolders),
+    delivery: &Arc<DeviceDelivery>,
 ) -> PrefetchResult {
     let mut made: BTreeMap<Ticket, Option<PrefetchedSpec>> =
         due.iter().filter_map(|row| row.ticket.clone()).map(|ticket| (ticket, None)).collect();
     // A failed write is reported when the container starts.
-    let mut late: Vec<(Ticket, ContainerLimits)> = Vec::new();
+    let mut specs: Vec<(Ticket, ContainerLimits)> = Vec::new();
     for row in due {
         let StartVerdict::Fill { bound, .. } = guess.start(&row.ids, Some(rows)) else { continue };
         for bound in bound {
-            let Some(place @ None) = made.get_mut(&bound.ticket) else { continue };
-            let limits = super::container_limits::of(&bound, &guess);
-            if !bound.early {
-                if late.iter().all(|(ticket, _)| *ticket != bound.ticket) {
-                    late.push((bound.ticket, limits));
-                }
-            } else if delivery.deliver_early(&tickets.folder(&bound.ticket), &limits).is_ok() {
-                *place = Some(PrefetchedSpec { limits, by: Arc::clone(delivery) });
+            if made.contains_key(&bound.ticket) && specs.iter().all(|(ticket, _)| *ticket != bound.ticket) {
+                let limits = super::container_limits::of(&bound, &guess);
+                specs.push((bound.ticket, limits));
             }
         }
     }
-    let delivered: BTreeSet<Ticket> = delivery.deliver_all(&late).into_iter().cloned().collect();
+    let delivered: BTreeSet<Ticket> = delivery.deliver_all(&specs).into_iter().cloned().collect();
     let new_specs = !delivered.is_empty();
-    for (ticket, limits) in late.into_iter().filter(|(ticket, _)| delivered.contains(ticket)) {
+    for (ticket, limits) in specs.into_iter().filter(|(ticket, _)| delivered.contains(ticket)) {
         made.insert(ticket, Some(PrefetchedSpec { limits, by: Arc::clone(delivery) }));
     }
     PrefetchResult { new_specs, files: made }
@@ -413,7 +376,7 @@ mod tests {
         prefetcher.given(&ticket(1), now);
         assert!(prefetcher.due().is_some());
         prefetcher.has_read(now, Some(&Arc::from([row(1)])), now);
-        prefetcher.prepare(allocator, (delivery, &TicketFolders::new(Path::new("none"))), now);
+        prefetcher.prepare(allocator, delivery, now);
         let Some(BackgroundResult::Files(written)) = prefetcher.ended().await else { panic!("files are written") };
         prefetcher.has_written(written, now);
         prefetcher
@@ -425,7 +388,7 @@ mod tests {
         let delivery = delivery(folder.path());
         for (memory, other, expected) in [(4, false, true), (5, false, false), (4, true, false)] {
             let mut allocator = allocator(4);
-            allocator.issue(ticket(1), &ids(), None);
+            allocator.issue(ticket(1), &ids());
             let mut prefetcher = prepared(&allocator, &delivery).await;
             assert_eq!(std::fs::read_dir(folder.path().join("cdi")).unwrap().count(), 1, "written before the start");
             allocator.set_gpu_pods(vec![gpu_pod(&GpuUuid::parse("GPU-a").unwrap(), memory)]);
@@ -446,11 +409,11 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let (delivery, mut allocator, mut prefetcher) =
             (delivery(folder.path()), allocator(4), SpecPrefetcher::default());
-        allocator.issue(ticket(1), &ids(), None);
+        allocator.issue(ticket(1), &ids());
         let now = Instant::now();
         prefetcher.given(&ticket(1), now);
         prefetcher.has_read(now, Some(&Arc::from([row(1)])), now);
-        prefetcher.prepare(&allocator, (&delivery, &TicketFolders::new(folder.path())), now);
+        prefetcher.prepare(&allocator, &delivery, now);
         let bound: Vec<BoundContainer> =
             decided(&mut allocator, &[row(1)]).into_iter().map(|(bound, _)| bound).collect();
         assert!(prefetcher.is_preparing(&bound));
@@ -468,12 +431,11 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let (delivery, mut allocator, mut prefetcher) =
             (delivery(folder.path()), allocator(4), SpecPrefetcher::default());
-        let (now, tickets) = (Instant::now(), TicketFolders::new(folder.path()));
-        let with = (&delivery, &tickets);
+        let now = Instant::now();
         let slot = |n: u8| -> Vec<Arc<str>> { vec![format!("GPU-a-{n}").into()] };
         // Only the first is of a pod that is known; the checkpoint has them in reverse order.
         for n in 0..ALL {
-            allocator.issue(ticket(n), &slot(n), None);
+            allocator.issue(ticket(n), &slot(n));
             prefetcher.given(&ticket(n), now + Duration::from_millis(n.into()));
         }
         let other =
@@ -483,12 +445,12 @@ mod tests {
             (0..ALL).rev().map(|n| CheckpointEntry { holder: holder(n), ids: slot(n), ..row(n) }).collect();
         prefetcher.has_read(now, Some(&rows), now);
         for (turn, expected) in [(now, 0..FULL), (now + APART, FULL..ALL)] {
-            prefetcher.prepare(&allocator, with, turn - Duration::from_millis(u64::from(turn > now)));
+            prefetcher.prepare(&allocator, &delivery, turn - Duration::from_millis(u64::from(turn > now)));
             assert!(
                 turn == now || !prefetcher.writing && prefetcher.due <= turn,
                 "the pause after the last prefetch is not over"
             );
-            prefetcher.prepare(&allocator, with, turn);
+            prefetcher.prepare(&allocator, &delivery, turn);
             let Some(BackgroundResult::Files(written)) = prefetcher.ended().await else { panic!("files are written") };
             let files = &written.files;
             let batch: BTreeSet<Ticket> = expected.map(ticket).collect();
@@ -497,21 +459,21 @@ mod tests {
             assert_eq!(written.new_specs, turn == now);
             prefetcher.has_written(written, turn);
         }
-        prefetcher.prepare(&allocator, with, now + 2 * APART);
+        prefetcher.prepare(&allocator, &delivery, now + 2 * APART);
         assert!(!prefetcher.writing, "nothing is tried again with the same checkpoint");
         prefetcher.has_read(now, Some(&rows), now);
-        prefetcher.prepare(&allocator, with, now + 2 * APART);
+        prefetcher.prepare(&allocator, &delivery, now + 2 * APART);
         let Some(BackgroundResult::Files(written)) = prefetcher.ended().await else { panic!("files are written") };
         assert_eq!(written.files.len(), MAX_AT_ONCE);
         assert!(!written.files.contains_key(&ticket(0)), "its files are there");
         prefetcher.has_written(written, now + 2 * APART);
         // The two that were left, and before them one that was not tried yet.
-        allocator.issue(ticket(LATE), &slot(LATE), None);
+        allocator.issue(ticket(LATE), &slot(LATE));
         prefetcher.given(&ticket(LATE), now + APART);
         let rows: Arc<[CheckpointEntry]> =
             (0..ALL).chain([LATE]).map(|n| CheckpointEntry { holder: other(n), ids: slot(n), ..row(n) }).collect();
         prefetcher.has_read(now, Some(&rows), now);
-        prefetcher.prepare(&allocator, with, now + 2 * APART);
+        prefetcher.prepare(&allocator, &delivery, now + 2 * APART);
         let Some(BackgroundResult::Files(written)) = prefetcher.ended().await else { panic!("files are written") };
         assert!(written.files.len() == MAX_AT_ONCE && written.files.contains_key(&ticket(LATE)), "{written:?}");
     }
@@ -521,25 +483,25 @@ mod tests {
         let (mut allocator, mut prefetcher, ids) = (allocator(4), SpecPrefetcher::default(), ids());
         let (now, starts) = (Instant::now(), || std::iter::once(&*ids));
         let checkpoint = |n: &[u8]| -> Arc<[CheckpointEntry]> { n.iter().map(|n| row(*n)).collect() };
-        allocator.issue(ticket(1), &ids, None);
+        allocator.issue(ticket(1), &ids);
         prefetcher.given(&ticket(1), now);
         prefetcher.has_read(now, Some(&checkpoint(&[])), now);
         assert_eq!(prefetcher.rows(&allocator, starts(), now), None, "kubelet has not written it yet");
         prefetcher.has_read(now, Some(&checkpoint(&[1])), now);
         assert_eq!(prefetcher.rows(&allocator, starts(), now), Some(checkpoint(&[1])));
-        allocator.issue(ticket(2), &ids, None);
+        allocator.issue(ticket(2), &ids);
         assert_eq!(prefetcher.rows(&allocator, starts(), now), None, "the ids have been given to another since");
         prefetcher.given(&ticket(2), now);
         prefetcher.has_read(now, Some(&checkpoint(&[2])), now);
         assert_eq!(prefetcher.rows(&allocator, starts(), now + FRESH), Some(checkpoint(&[2])));
-        allocator.issue(ticket(3), &["GPU-a-7".into()], None);
+        allocator.issue(ticket(3), &["GPU-a-7".into()]);
         prefetcher.given(&ticket(3), now);
         assert_eq!(
             prefetcher.rows(&allocator, starts(), now),
             Some(checkpoint(&[2])),
             "other ids do not concern this start"
         );
-        allocator.issue(ticket(4), &["GPU-a-8".into(), IDS[0].into()], None);
+        allocator.issue(ticket(4), &["GPU-a-8".into(), IDS[0].into()]);
         prefetcher.given(&ticket(4), now);
         assert_eq!(prefetcher.rows(&allocator, starts(), now), None, "one of these ids does");
         prefetcher.has_read(now, Some(&checkpoint(&[2, 4])), now);

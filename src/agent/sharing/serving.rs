@@ -9,16 +9,17 @@
 //!
 //! Calls of the kubelet that come before the owner runs wait for it.
 //!
-//! What must never happen here: two owners of one state directory; a registration before the binding mode is known.
+//! What must never happen here: two owners of one state directory; a registration before it is known whether there is CDI.
 
-use super::binding_mode::{BindingModeFinder, BindingModeResult};
+use super::cdi_finder::CdiFinder;
 use super::host::HostWatcher;
 use super::sharing_task::Sharing;
 use super::turn::{self, AgentPlace, AgentQueue, AgentTurn, PredecessorEnd};
 use crate::latch::Progress;
 use apiserver::{ApiConnection, versions};
-use decide::allocator::second_connection;
+use decide::cdi::NodeCdi;
 use decide::rival_ids::RivalIds;
+use decide::second_connection::second_connection;
 use effects::plugin::{self, PluginCallSender, PluginDevice, RegistrationCourse, RegistrationStart};
 use model::id::NodeName;
 use model::plugin::RegistrationState;
@@ -88,13 +89,13 @@ pub(super) struct Serving {
 /// Runs the owner from this agent's turn to the end.
 pub(super) async fn owning(
     mut owner: Sharing,
-    (finder, mut watcher): (BindingModeFinder, HostWatcher),
+    (finder, mut watcher): (CdiFinder, HostWatcher),
     (kubelet, registration): ((ApiConnection, NodeName), watch::Sender<RegistrationState>),
     enter: oneshot::Sender<RegistrationStart>,
     run: Run,
 ) -> io::Result<()> {
     let _ends_serving = run.served.clone().drop_guard();
-    let _find = AbortOnDropHandle::new(tokio::spawn(finder.run(owner.binding.sender())));
+    let _find = AbortOnDropHandle::new(tokio::spawn(finder.run(owner.cdi.sender())));
     let place = turn::enter(owner.state_dir())?;
     let begins = async {
         match place {
@@ -118,7 +119,6 @@ pub(super) async fn owning(
         run.progress.send_replace(Progress::Shares);
     }
     owner.recall_all();
-    owner.recall_given_early().await;
     // `stop` ends the work, after the kubelet's calls were answered.
     let work = async { tokio::join!(owner.run(run.stop.clone()), watcher.run(run.stop.clone())).0 };
     let keeper = tokio::select! { keeper = work => keeper, () = hands_over(&turn, &run) => return Ok(()) };
@@ -190,7 +190,7 @@ async fn hands_over(turn: &AgentTurn, run: &Run) {
 /// Serves the kubelet until the end.
 pub(super) async fn serving(
     serving: Serving,
-    mut mode: watch::Receiver<Option<BindingModeResult>>,
+    mut cdi: watch::Receiver<NodeCdi>,
     entered: oneshot::Receiver<RegistrationStart>,
     run: Run,
 ) -> io::Result<()> {
@@ -198,7 +198,7 @@ pub(super) async fn serving(
     let Serving { settings, calls, mut list, registration, .. } = serving;
     let begin = async {
         let Ok(entry) = entered.await else { return Ok(None) };
-        if mode.wait_for(Option::is_some).await.is_err() {
+        if cdi.wait_for(|cdi| cdi.finding().is_some()).await.is_err() {
             return Ok(None);
         }
         registration.send_if_modified(|registration| {

@@ -1,6 +1,5 @@
 //! The sharing task: one loop that takes the kubelet's calls, node views and pod lists, and answers the calls.
 
-use super::binding::{BindingEvent, NodeBinding};
 use super::calls::{BATCH, KubeletCalls};
 use super::container_files::{ContainerFiles, DeliveryResult, FilesEvent};
 use super::counts::Counts;
@@ -11,9 +10,11 @@ use super::node_pods::NodePods;
 use super::offer::{DeviceOffer, Offered};
 use super::pod_status::PodStatusWriter;
 use super::prefetch::BackgroundResult;
+use super::runtime_cdi::{CdiEvent, RuntimeCdi};
 use super::ticket_issuer::{PrefetchEvent, TicketIssuer};
 use super::ticket_writer::Keeper;
-use decide::allocator::{BindingMode, NodeAllocator};
+use crate::event_log::{PodEvent, log_pod_event};
+use decide::allocator::NodeAllocator;
 use effects::plugin::PluginCall;
 use model::checkpoint::CheckpointEntry;
 use model::id::{PodUid, Ticket};
@@ -34,8 +35,8 @@ use wire::device_config::DeviceConfig;
 const AGAIN: Duration = Duration::from_millis(20);
 /// How often changed counts are reported: as often as the view is made.
 const REPORT: Duration = Duration::from_secs(1);
-/// How often the checkpoint is read for the extender while a pod waits for its start. With early binding the leader may hold
-/// the next pod back until it knows that this one has passed `Allocate`.
+/// How often the checkpoint is read for the extender while a pod waits for its start: an agent that is about to stop waits until
+/// the kubelet has asked for the pods that are bound.
 const STAGES: Duration = Duration::from_millis(200);
 
 /// The task, which holds the node's sharing state. Each part has one job and hides how it does it; the task passes the
@@ -44,8 +45,8 @@ const STAGES: Duration = Duration::from_millis(200);
 pub(crate) struct Sharing {
     /// Decides which container gets which devices.
     pub(super) allocator: NodeAllocator,
-    /// How containers get their devices.
-    pub(super) binding: NodeBinding,
+    /// Whether containers get their devices by CDI.
+    pub(super) cdi: RuntimeCdi,
     /// Which container holds which ids, by the kubelet.
     pub(super) holders: HolderSources,
     /// The tickets that the kubelet gets.
@@ -72,7 +73,7 @@ impl Sharing {
 
     /// The state directory.
     pub(super) fn state_dir(&self) -> &Path {
-        self.binding.state_dir()
+        self.cdi.state_dir()
     }
 
     /// Reports the counts, if they have changed.
@@ -83,14 +84,14 @@ impl Sharing {
     /// Takes over what the previous agent has given out. Only in this agent's own turn, because the previous agent may
     /// give something out until its last moment.
     pub(super) fn recall_all(&mut self) {
-        let state_dir = self.binding.state_dir();
+        let state_dir = self.cdi.state_dir();
         self.files.recall(&mut self.allocator, state_dir);
         self.tickets.recall(&mut self.allocator, state_dir);
     }
 
     /// Waits until everything is known that a device list for the kubelet, and an answer to it, need.
     pub(super) async fn is_prepared(&self) {
-        self.binding.is_known().await;
+        self.cdi.is_known().await;
         self.offer.is_known().await;
         self.pods.is_known().await;
     }
@@ -103,6 +104,7 @@ impl Sharing {
             allocator.set_checkpoint(&rows);
         }
         self.offer.preview(&mut allocator);
+        allocator.close(!self.cdi.works());
         if let Some(pods) = self.pods.latest() {
             allocator.set_gpu_pods(self.pods.gpu_pods(&pods));
         }
@@ -120,7 +122,7 @@ impl Sharing {
             tokio::select! {
                 () = stop.cancelled() => return self.tickets.into_keeper(),
                 () = self.status.turn() => {}
-                Some(event) = self.binding.next() => self.handle_binding(event).await,
+                Some(event) = self.cdi.next() => self.handle_cdi(event),
                 Some(listed) = self.holders.answered() => self.handle_listed(listed).await,
                 count = self.calls.receive(&mut batch) => {
                     if count == 0 {
@@ -153,13 +155,10 @@ impl Sharing {
         }
     }
 
-    async fn handle_binding(&mut self, event: BindingEvent) {
+    fn handle_cdi(&mut self, event: CdiEvent) {
         match event {
-            BindingEvent::Mode => {
-                self.apply_binding_mode();
-                self.allocate().await;
-            }
-            BindingEvent::Checked(result) => self.handle_cdi_check(&result),
+            CdiEvent::Known => self.apply_cdi(),
+            CdiEvent::Checked(result) => self.handle_cdi_check(&result),
         }
     }
 
@@ -207,18 +206,16 @@ impl Sharing {
         if let Ok(rows) = self.holders.read().await {
             self.allocator.set_checkpoint(&rows);
         }
-        self.apply_binding_mode();
+        self.apply_cdi();
         self.look_at_gpus();
         self.look_at_pods();
         self.keep_changes().await;
+        // The answers to `Allocate` are tickets, which this agent's owner knows from now on.
+        self.calls.answer_with_tickets(self.tickets.journal());
     }
 
     /// Answers every call that can be answered by now.
     async fn answer(&mut self) {
-        if self.calls.allocations_wait() {
-            self.look_at_new_pods();
-        }
-        self.allocate().await;
         self.judge().await;
         self.keep_changes().await;
     }
@@ -238,10 +235,8 @@ impl Sharing {
     }
 
     async fn look_again(&mut self) {
-        // New pods, prefetched files and PodResources lists wake the loop by themselves. But in the pause after a pod
-        // list a new one does not, and an `Allocate` holds up every other pod.
-        let new_pods = self.calls.allocations_wait() && self.pods.has_new();
-        if new_pods || self.holders.must_judge_again().await {
+        // New pods, prefetched files and PodResources lists wake the loop by themselves.
+        if self.holders.must_judge_again().await {
             self.answer().await;
             self.look_for_admitted().await;
         }
@@ -257,7 +252,7 @@ impl Sharing {
             return;
         }
         let Ok(checkpoint) = self.holders.read().await else { return };
-        self.allocator.settle_checkpoint(&checkpoint);
+        self.allocator.set_checkpoint(&checkpoint);
         for pod in awaited {
             if self.allocator.admitted(pod.cgroup_uid()) {
                 self.status.filled(pod);
@@ -271,11 +266,9 @@ impl Sharing {
         if self.allocator.any_waits()
             && let Ok(checkpoint) = self.holders.read().await
         {
-            self.allocator.settle_checkpoint(&checkpoint);
-            self.keep_changes().await;
+            self.allocator.set_checkpoint(&checkpoint);
         }
-        let early = self.binding.mode().map(|mode| mode == BindingMode::Early);
-        self.counts.stages_are(early, self.allocator.stages());
+        self.counts.stages_are(self.allocator.stages());
     }
 
     fn handle_background(&mut self, done: BackgroundResult) {
@@ -286,13 +279,11 @@ impl Sharing {
                 self.tickets.prefetcher().has_read(began, rows.as_ref(), Instant::now());
             }
         }
-        self.tickets.prefetcher().prepare(&self.allocator, self.files.writers(), Instant::now());
+        self.tickets.prefetcher().prepare(&self.allocator, self.files.delivery(), Instant::now());
     }
 
     pub(super) fn handle_delivered(&mut self, delivered: DeliveryResult) {
-        let DeliveryResult { uid, pod, container, result, void } = delivered;
-        self.allocator.forget_tickets(void.as_slice());
-        void.iter().for_each(|ticket| self.tickets.void(ticket));
+        let DeliveryResult { uid, pod, container, result } = delivered;
         match result {
             Err(why) => self.status.undelivered((&uid, &pod), &container, why),
             Ok(()) => {
@@ -309,7 +300,6 @@ impl Sharing {
             self.files.set_kit(kit);
         }
         let changed = self.allocator.set_devices(devices);
-        let changed = self.update_isolation() || changed;
         if self.allocator.set_cordoned(cordoned) || changed {
             self.publish_list();
         }
@@ -320,6 +310,7 @@ impl Sharing {
     }
 
     pub(super) fn publish_list(&mut self) {
+        self.count_cdi();
         self.counts.slots_are(self.allocator.tally(), self.allocator.claims());
         self.offer.publish(&self.allocator);
     }
@@ -327,7 +318,7 @@ impl Sharing {
     fn look_at_pods(&mut self) {
         let Some(pods) = self.pods.take() else { return };
         self.status.pods_are(&pods);
-        self.binding.forget(&pods.pods.iter().map(|pod| pod.cgroup_uid()).collect());
+        self.cdi.forget(&pods.pods.iter().map(|pod| pod.cgroup_uid()).collect());
         let gpu_pods = self.pods.gpu_pods(&pods);
         let served = self.allocator.served_by_scheduler();
         if self.allocator.set_gpu_pods(gpu_pods) {
@@ -347,15 +338,11 @@ impl Sharing {
                 let chosen = self.allocator.prefer(&slots(&available), &slots(&must), size);
                 let _ = reply.send(chosen.into_iter().map(|slot| slot.to_string().into()).collect());
             }
-            PluginCall::Allocate { ids, reply } => {
-                self.counts.allocated();
-                self.status.allocates();
-                self.calls.allocate(ids, reply, clock::monotonic());
-            }
             PluginCall::Allocated { ids, ticket } => {
                 self.counts.allocated();
                 self.status.allocates();
-                let issued = self.has_given(&ticket, &ids);
+                tracing::debug!(?ids, %ticket, "kubelet allocates");
+                let issued = self.tickets.give(&mut self.allocator, &ticket, &ids);
                 self.tickets.note(issued);
             }
             PluginCall::Start { ids, reply } => {
@@ -364,6 +351,22 @@ impl Sharing {
                 }
             }
         }
+    }
+
+    /// Writes what has changed to the state directory and to pods.
+    pub(super) async fn keep_changes(&mut self) {
+        let changes = self.allocator.take_changes();
+        self.counts.moved(changes.moved);
+        for (gpu_pod, claim) in &changes.claims {
+            log_pod_event(&gpu_pod.pod, &PodEvent::ClaimMoved(claim));
+            self.status.moved(gpu_pod, claim);
+        }
+        for (gpu_pod, share) in &changes.shares {
+            log_pod_event(&gpu_pod.pod, &PodEvent::ClaimUnwritten);
+            self.status.shared(gpu_pod, share);
+        }
+        changes.tickets.into_iter().for_each(|issued| self.tickets.note(issued));
+        self.tickets.keep().await;
     }
 
     /// Compares PodResources with the checkpoint: do they name the same pods for the same ids?

@@ -1,8 +1,7 @@
 //! Opens everything that sharing needs. If something cannot be used, the start fails with the setting to change.
 
-use super::binding::{CheckSources, NodeBinding};
-use super::binding_mode::BindingModeFinder;
 use super::calls::KubeletCalls;
+use super::cdi_finder::CdiFinder;
 use super::container_files::ContainerFiles;
 use super::counts::Counts;
 use super::holders::HolderSources;
@@ -11,6 +10,7 @@ use super::listing::Listing;
 use super::node_pods::NodePods;
 use super::offer::{DeviceOffer, OfferSources};
 use super::pod_status::PodStatusWriter;
+use super::runtime_cdi::{CheckSources, RuntimeCdi};
 use super::serving::{Run, Serving, owning, serving};
 use super::sharing_task::Sharing;
 use super::ticket_issuer::TicketIssuer;
@@ -21,7 +21,6 @@ use crate::settings::{AgentSettings, Gpus, Topology};
 use apiserver::ApiConnection;
 use decide::agent_report::SharingStages;
 use decide::allocator::NodeAllocator;
-use decide::device_injection::DeviceStrategy;
 use effects::delivery::{DeviceDelivery, NodeKit, StartedPodsFile, TicketFolders};
 use effects::plugin::{self, PluginCallSender, TicketJournal};
 use model::id::{GpuUuid, NodeName};
@@ -48,7 +47,7 @@ const SERVED: &str = "served-by-scheduler";
 pub(crate) struct Opened {
     /// The owner of the state.
     pub owner: Sharing,
-    finder: BindingModeFinder,
+    finder: CdiFinder,
     watcher: HostWatcher,
     serving: Serving,
     /// Sends the owner the GPUs that an operator keeps from new containers.
@@ -90,7 +89,7 @@ pub(crate) fn open(
     writer.switch_evictions(sharing.evict_over_use);
     let owner = Sharing {
         allocator: allocator(settings, &served),
-        binding: NodeBinding::new(seen, &settings.state_dir, sharing.allow_unisolated),
+        cdi: RuntimeCdi::new(seen, &settings.state_dir),
         holders: holders(settings, &resource, reporter.clone()),
         tickets: TicketIssuer::new(Keeper::start(
             TicketFolders::new(&settings.state_dir),
@@ -104,7 +103,7 @@ pub(crate) fn open(
         counts: Counts::new(Arc::clone(&resource), Arc::clone(calls.meter()), (registration_seen, guarded), reporter),
     };
     let kubelet = (connection, node.clone());
-    let finder = finder(settings, kubelet.clone(), registration.clone());
+    let finder = CdiFinder::new(kubelet.clone(), settings.names.cri_socket.clone(), registration.clone());
     let serving = Serving { settings: sockets(settings, resource), calls, list: listed, registration, kubelet };
     Ok(Opened { owner, finder, watcher, serving, cordoned, guards })
 }
@@ -135,24 +134,12 @@ fn sockets(settings: &AgentSettings, resource: Arc<str>) -> plugin::Settings {
     plugin::Settings { resource, registry, plugins }
 }
 
-fn finder(
-    settings: &AgentSettings,
-    api: (ApiConnection, NodeName),
-    registration: watch::Sender<RegistrationState>,
-) -> BindingModeFinder {
-    BindingModeFinder::new(
-        settings.sharing.binding,
-        api,
-        settings.names.cri_socket.clone(),
-        &settings.state_dir,
-        registration,
-    )
-}
-
 fn allocator(settings: &AgentSettings, served: &Path) -> NodeAllocator {
     let sharing = &settings.sharing;
     let mut allocator = NodeAllocator::new(sharing.without_claim, served.exists());
     allocator.allow_same_gpu_twice(sharing.same_gpu_twice);
+    // Until it is known that containers get their devices by CDI.
+    allocator.close(true);
     allocator.follow_topology(topology::read(sharing.topology, &sharing.kubelet_root) == Topology::Aligned);
     allocator
 }
@@ -161,12 +148,9 @@ fn allocator(settings: &AgentSettings, served: &Path) -> NodeAllocator {
 fn watcher(settings: &AgentSettings) -> Result<HostWatcher, String> {
     let sharing = &settings.sharing;
     let simulated = matches!(settings.sources.gpus, Gpus::Simulated { .. });
-    let strategy = match sharing.strategy {
-        DeviceStrategy::Auto if simulated => DeviceStrategy::Cdi,
-        strategy => strategy,
-    };
     let folders = if simulated { Vec::new() } else { sharing.host_cdi_dirs.clone() };
-    let mut watcher = HostWatcher::new(folders, settings.names.cri_socket.clone(), strategy);
+    let asked = (!simulated).then(|| settings.names.cri_socket.clone());
+    let mut watcher = HostWatcher::new(folders, asked);
     if let Some(library) = &sharing.limiter_library {
         watcher.limit_by(library, &settings.state_dir).map_err(|why| format!("{why}; see --limiter-library"))?;
         warn_of_closed_folders();
@@ -199,10 +183,10 @@ impl Opened {
     ) -> (impl Future<Output = io::Result<()>>, impl Future<Output = io::Result<()>>) {
         let Opened { owner, finder, watcher, serving: served, .. } = self;
         let (enter, entered) = tokio::sync::oneshot::channel();
-        let mode = owner.binding.watch();
+        let cdi = owner.cdi.watch();
         let owning =
             owning(owner, (finder, watcher), (served.kubelet.clone(), served.registration.clone()), enter, run.clone());
-        (owning, serving(served, mode, entered, run))
+        (owning, serving(served, cdi, entered, run))
     }
 }
 

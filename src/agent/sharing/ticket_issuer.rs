@@ -2,7 +2,7 @@
 
 use super::prefetch::{BackgroundResult, SpecPrefetcher};
 use super::ticket_writer::Keeper;
-use decide::allocator::{MatchedRequest, NodeAllocator, RecentTickets};
+use decide::allocator::{NodeAllocator, RecentTickets};
 use effects::plugin::TicketJournal;
 use model::id::Ticket;
 use model::ticket::IssuedTicket;
@@ -36,27 +36,15 @@ impl TicketIssuer {
         TicketIssuer { keeper, recent, prefetcher: SpecPrefetcher::default() }
     }
 
-    /// The kubelet gets this ticket, or has got it: registers it, and expects the start of its container.
-    pub(super) fn give(
-        &mut self,
-        allocator: &mut NodeAllocator,
-        ticket: &Ticket,
-        ids: &[Arc<str>],
-        early: Option<MatchedRequest>,
-    ) -> IssuedTicket {
+    /// The kubelet has got this ticket: registers it, and expects the start of its container.
+    pub(super) fn give(&mut self, allocator: &mut NodeAllocator, ticket: &Ticket, ids: &[Arc<str>]) -> IssuedTicket {
         self.prefetcher.given(ticket, Instant::now());
-        self.issue(allocator, ticket, ids, early)
+        self.issue(allocator, ticket, ids)
     }
 
-    fn issue(
-        &mut self,
-        allocator: &mut NodeAllocator,
-        ticket: &Ticket,
-        ids: &[Arc<str>],
-        early: Option<MatchedRequest>,
-    ) -> IssuedTicket {
+    fn issue(&mut self, allocator: &mut NodeAllocator, ticket: &Ticket, ids: &[Arc<str>]) -> IssuedTicket {
         self.recent.issued(ticket.clone(), clock::monotonic());
-        allocator.issue(ticket.clone(), ids, early)
+        allocator.issue(ticket.clone(), ids)
     }
 
     /// Takes over the tickets that the previous agent issued and had no time to write to their folders.
@@ -65,16 +53,11 @@ impl TicketIssuer {
         for line in &journal.lines {
             let issued = match allocator.issued(&line.ticket) {
                 Some(known) => known.clone(),
-                None => self.issue(allocator, &line.ticket, &line.ids, None),
+                None => self.issue(allocator, &line.ticket, &line.ids),
             };
             self.keeper.note(issued);
         }
         self.keeper.journal.continues(journal);
-    }
-
-    /// The kubelet did not get this ticket after all.
-    pub(super) fn void(&mut self, ticket: &Ticket) {
-        self.prefetcher.forget(ticket);
     }
 
     /// The tickets that may still get a holder; `None` while this holds for all.
@@ -95,19 +78,6 @@ impl TicketIssuer {
     /// Queues what was noted; it is written soon.
     pub(super) async fn keep(&mut self) {
         self.keeper.keep().await;
-    }
-
-    /// Writes a ticket and returns when it is written.
-    ///
-    /// # Errors
-    /// A sentence on what could not be written.
-    pub(super) async fn keep_now(&self, issued: IssuedTicket) -> Result<(), String> {
-        self.keeper.keep_now(issued).await
-    }
-
-    /// The same in two steps: queues the ticket, and returns a future that waits until it is written.
-    pub(super) async fn keep_first(&self, issued: IssuedTicket) -> impl Future<Output = Result<(), String>> + use<> {
-        self.keeper.keep_first(issued).await
     }
 
     /// The keeper, which still has tickets to write.

@@ -1,11 +1,11 @@
 //! Writes tickets to their folders on one thread, in the order of the changes. So an older state of a ticket never
-//! replaces a newer one, and the kubelet and the owner wait for the disk only where something depends on the write.
+//! replaces a newer one, and neither the kubelet nor the owner waits for the disk.
 
 use effects::delivery::{DeliveryError, TicketFolders};
 use effects::plugin::TicketJournal;
 use model::ticket::IssuedTicket;
 use std::sync::Arc;
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::mpsc;
 use tokio::task::{JoinHandle, spawn_blocking};
 
 /// Writes that wait for the disk. Senders wait while the queue is full.
@@ -16,16 +16,9 @@ const QUEUE: usize = 256;
 pub(crate) struct Keeper {
     /// The tickets that have no folder yet.
     pub journal: Arc<TicketJournal>,
-    queue: mpsc::Sender<Writing>,
+    queue: mpsc::Sender<Vec<IssuedTicket>>,
     noted: Vec<IssuedTicket>,
     writes: JoinHandle<()>,
-}
-
-#[derive(Debug)]
-struct Writing {
-    known: Vec<IssuedTicket>,
-    /// Gets the result, if the sender waits for it.
-    done: Option<oneshot::Sender<Result<(), String>>>,
 }
 
 impl Keeper {
@@ -33,9 +26,9 @@ impl Keeper {
     pub(crate) fn start(tickets: TicketFolders, journal: TicketJournal) -> Keeper {
         let journal = Arc::new(journal);
         let noted_there = Arc::clone(&journal);
-        let (sender, mut queue) = mpsc::channel::<Writing>(QUEUE);
+        let (sender, mut queue) = mpsc::channel::<Vec<IssuedTicket>>(QUEUE);
         let writes = spawn_blocking(move || {
-            while let Some(Writing { known, done }) = queue.blocking_recv() {
+            while let Some(known) = queue.blocking_recv() {
                 let keep = |issued: &IssuedTicket| {
                     tickets.keep(issued)?;
                     effects::failpoint!("ticket-kept");
@@ -43,15 +36,10 @@ impl Keeper {
                     Ok::<(), DeliveryError>(())
                 };
                 // A ticket that cannot be written does not stop the others.
-                let mut kept = Ok(());
-                for failed in known.iter().map(keep).filter_map(Result::err) {
-                    kept = kept.and(Err(failed.to_string()));
-                }
-                match (done, kept) {
-                    // The receiver may be gone by now.
-                    (Some(done), kept) => drop(done.send(kept)),
-                    (None, Err(why)) => tracing::warn!(why, "cannot write a ticket to the state directory"),
-                    (None, Ok(())) => {}
+                if let Some(why) =
+                    known.iter().map(keep).filter_map(Result::err).fold(None, |first, why| first.or(Some(why)))
+                {
+                    tracing::warn!(%why, "cannot write a ticket to the state directory");
                 }
             }
         });
@@ -75,26 +63,7 @@ impl Keeper {
         if !self.noted.is_empty() {
             let known = std::mem::take(&mut self.noted);
             // The send cannot fail: the thread runs until the queue is closed.
-            let _ = self.queue.send(Writing { known, done: None }).await;
-        }
-    }
-
-    /// Writes a ticket and returns when it is written, for callers that depend on it.
-    ///
-    /// # Errors
-    /// A sentence on what could not be written.
-    pub(super) async fn keep_now(&self, issued: IssuedTicket) -> Result<(), String> {
-        self.keep_first(issued).await.await
-    }
-
-    /// The same in two steps: queues the ticket, and returns a future that waits until it is written.
-    pub(super) async fn keep_first(&self, issued: IssuedTicket) -> impl Future<Output = Result<(), String>> + use<> {
-        let gone = || "the thread that writes tickets has ended".to_owned();
-        let (done, kept) = oneshot::channel();
-        let sent = self.queue.send(Writing { known: vec![issued], done: Some(done) }).await;
-        async move {
-            sent.map_err(|_| gone())?;
-            kept.await.map_err(|_| gone())?
+            let _ = self.queue.send(known).await;
         }
     }
 }
@@ -106,7 +75,7 @@ mod tests {
     use sources::state_dir;
 
     #[tokio::test]
-    async fn the_last_state_of_a_ticket_is_on_disk_and_keep_now_reports_a_failed_write() {
+    async fn the_last_state_of_a_ticket_is_on_disk() {
         let folder = tempfile::tempdir().unwrap();
         let mut keeper = Keeper::start(TicketFolders::new(folder.path()), TicketJournal::new(folder.path()));
         let issued = |order: u64| IssuedTicket {
@@ -121,11 +90,8 @@ mod tests {
             keeper.note(issued(order));
             keeper.keep().await;
         }
-        assert_eq!(keeper.keep_now(issued(100)).await, Ok(()));
-        assert_eq!(state_dir::issued_tickets(folder.path()), [issued(100)]);
-        std::fs::remove_dir_all(folder.path().join("tickets")).unwrap();
-        std::fs::write(folder.path().join("tickets"), "").unwrap();
-        assert!(keeper.keep_now(issued(101)).await.is_err_and(|why| why.contains("tickets")));
+        keeper.end().await;
+        assert_eq!(state_dir::issued_tickets(folder.path()), [issued(99)]);
     }
 
     #[tokio::test]
@@ -150,7 +116,8 @@ mod tests {
         (1..=3).for_each(|n| keeper.note(issued(n)));
         keeper.keep().await;
         // Written in order, after the batch.
-        assert_eq!(keeper.keep_now(issued(4)).await, Ok(()));
+        keeper.note(issued(4));
+        keeper.end().await;
         let kept: Vec<u64> = state_dir::issued_tickets(folder.path()).into_iter().map(|issued| issued.order).collect();
         assert_eq!(std::collections::BTreeSet::from_iter(kept), [1, 3, 4].into());
         let open: Vec<Ticket> = state_dir::journal(folder.path()).lines.into_iter().map(|line| line.ticket).collect();

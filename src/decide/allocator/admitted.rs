@@ -11,13 +11,6 @@ use model::id::{ContainerKey, PodUid};
 use std::collections::BTreeMap;
 
 impl NodeAllocator {
-    /// Takes over the kubelet's checkpoint between calls, and finds which containers hold the tickets of early
-    /// binding.
-    pub fn settle_checkpoint(&mut self, checkpoint: &[CheckpointEntry]) {
-        self.set_checkpoint(checkpoint);
-        self.settle(checkpoint);
-    }
-
     /// Whether each container that requests GPUs has an entry in the kubelet's checkpoint, and nothing that is known
     /// now will refuse its start.
     #[must_use]
@@ -32,9 +25,7 @@ impl NodeAllocator {
         let rows: Option<Vec<&CheckpointEntry>> = requesting.map(|request| row(request.container.clone())).collect();
         let Some(rows) = rows.filter(|rows| !rows.is_empty()) else { return false };
         let Ok(bound) = bind(gpu_pod, claim, &rows) else { return false };
-        let its_own = bound.iter().filter(|bound| bound.early).all(|bound| {
-            self.tickets.get(&bound.ticket).is_some_and(|issued| issued.holder.as_ref() == Some(&bound.holder))
-        });
+        let its_own = bound.iter().all(|bound| !bound.early || self.was_given_its_claim(bound));
         its_own && self.fits(gpu_pod, claim).is_ok()
     }
 
@@ -85,7 +76,6 @@ mod tests {
     use crate::allocator::tests::{allocator, device_share, gpu_pod, ids, request, row, uid};
     use model::claim::PodClaim;
     use model::gpu_pod::GpuPod;
-    use model::id::Ticket;
     use model::request::ContainerRole;
 
     fn two(n: u32, gib: u64) -> GpuPod {
@@ -102,9 +92,9 @@ mod tests {
     fn a_pod_is_admitted_once_each_requesting_container_has_an_entry() {
         let mut allocator = allocator(vec![two(1, 8), two(2, 8)]);
         let checkpoint = [row(1, "warm", &[(0, 1)], 1), row(2, "warm", &[(0, 2)], 2), row(1, "main", &[(1, 1)], 3)];
-        allocator.settle_checkpoint(&checkpoint[..2]);
+        allocator.set_checkpoint(&checkpoint[..2]);
         assert_eq!([allocator.admitted(&uid(1)), allocator.admitted(&uid(2))], [false, false]);
-        allocator.settle_checkpoint(&checkpoint);
+        allocator.set_checkpoint(&checkpoint);
         assert_eq!(
             [allocator.admitted(&uid(1)), allocator.admitted(&uid(2)), allocator.admitted(&uid(3))],
             [true, false, false]
@@ -120,12 +110,12 @@ mod tests {
             allocator.stages().into_values().collect()
         };
         let mut checkpoint = vec![row(1, "warm", &[(0, 1)], 1)];
-        allocator.settle_checkpoint(&checkpoint);
+        allocator.set_checkpoint(&checkpoint);
         assert_eq!(stages(&allocator), [PodStage::Waiting, PodStage::Waiting], "one container is missing");
         checkpoint.push(row(1, "main", &[(1, 1)], 3));
         // One that an earlier plugin has answered.
         checkpoint[0].ticket = None;
-        allocator.settle_checkpoint(&checkpoint);
+        allocator.set_checkpoint(&checkpoint);
         assert_eq!(stages(&allocator), [PodStage::Allocated, PodStage::Waiting]);
         assert!(allocator.any_waits());
         allocator.set_gpu_pod(GpuPod { started: true, ..two(2, 8) });
@@ -159,7 +149,7 @@ mod tests {
             let mut allocator = crate::allocator::NodeAllocator::new(policy, true);
             let gpu_pod = GpuPod { claim, ..two(1, 8) };
             allocator.set_gpu_pod(gpu_pod.clone());
-            allocator.settle_checkpoint(checkpoint);
+            allocator.set_checkpoint(checkpoint);
             assert_eq!(allocator.stages().into_values().collect::<Vec<_>>(), [expect], "{case}");
             allocator.set_gpu_pod(GpuPod { started: true, ..gpu_pod });
             assert_eq!(allocator.stages().into_values().collect::<Vec<_>>(), [PodStage::Started], "{case}");
@@ -173,7 +163,7 @@ mod tests {
         let unreadable = GpuPod { claim: PodClaim::Unreadable("torn".into()), ..two(1, 8) };
         for (bad, why) in [(other, "finished"), (unreadable, "unreadable"), (two(1, 8000), "more than there is")] {
             let mut allocator = allocator(vec![bad]);
-            allocator.settle_checkpoint(&checkpoint);
+            allocator.set_checkpoint(&checkpoint);
             assert!(!allocator.admitted(&uid(1)), "{why}");
         }
         let mut foreign = checkpoint.clone();
@@ -182,28 +172,8 @@ mod tests {
         short[1].ids = ids(&[(1, 1), (1, 2)]);
         for (checkpoint, why) in [(foreign, "of an earlier plugin"), (short, "another number of devices")] {
             let mut allocator = allocator(vec![two(1, 8)]);
-            allocator.settle_checkpoint(&checkpoint);
+            allocator.set_checkpoint(&checkpoint);
             assert!(!allocator.admitted(&uid(1)), "{why}");
-        }
-    }
-
-    #[test]
-    fn with_early_binding_a_pod_is_admitted_only_with_its_own_devices() {
-        for (expected_pod, expected) in [(1, true), (2, false)] {
-            let one = |n| {
-                let claim = vec![vec![device_share(0, if n == 1 { 8 } else { 9 }, 10)]];
-                gpu_pod(n, vec![request("main", ContainerRole::App, 1)], PodClaim::Given(claim.into()))
-            };
-            let mut allocator = allocator(if expected_pod == 1 { vec![one(1)] } else { vec![one(2)] });
-            allocator.set_early_binding(true);
-            let slots = [(0, 1)];
-            let given = allocator.allocate(&ids(&slots), Some(&[]), false).unwrap();
-            allocator.issue(Ticket::of_random([7; 16]), &ids(&slots), Some(given));
-            allocator.set_gpu_pods(vec![one(1), one(2)]);
-            let mut row = row(1, "main", &slots, 7);
-            row.early = true;
-            allocator.settle_checkpoint(&[row]);
-            assert_eq!(allocator.admitted(&uid(1)), expected);
         }
     }
 }

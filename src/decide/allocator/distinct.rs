@@ -30,7 +30,7 @@ impl NodeAllocator {
     }
 
     /// A GPU that is named more than once in `device_shares`, and how often, if that is not allowed.
-    pub(super) fn repeated<'a>(&self, device_shares: &'a [DeviceShare]) -> Option<(&'a GpuUuid, usize)> {
+    fn repeated<'a>(&self, device_shares: &'a [DeviceShare]) -> Option<(&'a GpuUuid, usize)> {
         if self.policy.same_gpu_twice {
             return None;
         }
@@ -54,13 +54,11 @@ impl NodeAllocator {
 #[cfg(test)]
 mod tests {
     use super::super::tests::{
-        allocator, device, device_share, filled, gpu_pod, ids, refused, request, row, shared_gpu, uid,
+        allocator, device, device_share, filled, gpu_pod, ids, refused, request, row, shared_gpu,
     };
     use super::super::*;
-    use model::checkpoint::CheckpointEntry;
     use model::claim::PodClaim;
     use model::gpu_pod::GpuPod;
-    use model::id::Ticket;
     use model::request::ContainerRole;
     use model::slot::Slot;
 
@@ -115,34 +113,6 @@ mod tests {
         let mut allocator = allocator(vec![GpuPod { started: true, ..twice(1) }]);
         let checkpoint = [row(1, "main", &[(0, 0), (0, 1)], 1)];
         assert_eq!(filled(allocator.start(&ids(&[(0, 0), (0, 1)]), Some(&checkpoint))).len(), 1);
-    }
-
-    /// With early binding the answer to `Allocate` holds no devices, and the start is refused with the reason. An error
-    /// at `Allocate` would fail the pod for good, and its ReplicaSet would create new pods without end.
-    #[test]
-    fn with_early_binding_a_container_with_one_gpu_twice_gets_no_devices_and_is_refused_at_its_start() {
-        let shared = gpu_pod(2, vec![request("main", ContainerRole::App, 2)], PodClaim::None);
-        for gpu_pod in [twice(1), shared] {
-            let pod = if gpu_pod.uid == uid(1) { 1 } else { 2 };
-            let mut allocator = NodeAllocator::new(WithoutClaim::Share, false);
-            allocator.set_early_binding(true);
-            allocator.set_devices(vec![shared_gpu(0, 10)]);
-            allocator.set_gpu_pods(vec![gpu_pod]);
-            let slots = ids(&[(0, 0), (0, 1)]);
-            let matched = allocator.allocate(&slots, Some(&[]), false).unwrap();
-            assert_eq!((&matched.holder.pod, &*matched.device_shares), (&uid(pod), &[][..]));
-            allocator.issue(Ticket::of_random([1; 16]), &slots, Some(matched));
-            let checkpoint = [CheckpointEntry { early: true, ..row(pod, "main", &[(0, 0), (0, 1)], 1) }];
-            let why = refused(allocator.start(&slots, Some(&checkpoint)));
-            assert!(matches!(why, Refusal::SameGpuTwice { slots: 2, gpus: 1, .. }), "{why:?}");
-            allocator.allow_same_gpu_twice(true);
-            assert_eq!(
-                allocator
-                    .allocate(&ids(&[(0, 2), (0, 3)]), Some(&[]), false)
-                    .map(|matched| matched.device_shares.len()),
-                Some(2)
-            );
-        }
     }
 
     #[test]

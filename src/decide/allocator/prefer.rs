@@ -83,11 +83,6 @@ impl NodeAllocator {
 
     /// The devices of the first container that waits for its slots and requests `size` of them.
     pub(super) fn next_claim(&self, available: &[Slot], size: usize) -> Vec<GpuUuid> {
-        if self.policy.early {
-            let next = self.next_container(size, false);
-            let claim = next.and_then(|(uid, at)| self.claim(&uid)?.get(at).cloned());
-            return claim.into_iter().flatten().map(|share| share.device).collect();
-        }
         let mut open = self.open(size);
         for given in self.given_since(available, size) {
             let same = |claim: &Vec<GpuUuid>| *claim == given;

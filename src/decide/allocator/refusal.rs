@@ -59,12 +59,8 @@ pub enum Refusal {
     },
     /// The pod has finished.
     Finished,
-    /// At `Allocate`, which names no pod, the container got the devices of another pod's claim.
-    Mistaken {
-        /// What differs between the two claims.
-        what: &'static str,
-    },
-    /// The container got devices at `Allocate`, and there is no record of which.
+    /// An earlier release gave the container its devices at `Allocate`, and there is no record that they are those of
+    /// its claim.
     Forgotten,
     /// The kubelet's checkpoint holds no answer for the container's ids, or a broken one: it would start without
     /// devices and limits.
@@ -88,7 +84,7 @@ impl Refusal {
     /// Whether no later try can succeed: the pod must be deleted, and its controller creates a new one.
     #[must_use]
     pub fn for_good(&self) -> bool {
-        matches!(self, Refusal::Mistaken { .. } | Refusal::Forgotten | Refusal::AnswerLost | Refusal::WithoutCdi)
+        matches!(self, Refusal::Forgotten | Refusal::AnswerLost | Refusal::WithoutCdi)
     }
 
     /// Whether it would start if other pods ended.
@@ -110,7 +106,6 @@ impl Refusal {
             Refusal::NotAlone { .. } => "NotAlone",
             Refusal::SameGpuTwice { .. } => "SameGpuTwice",
             Refusal::Finished => "Finished",
-            Refusal::Mistaken { .. } => "MistakenForAnother",
             Refusal::Forgotten => "Forgotten",
             Refusal::AnswerLost => "AnswerLost",
             Refusal::WithoutCdi => "WithoutCdi",
@@ -161,14 +156,9 @@ impl fmt::Display for Refusal {
                  for less {COUNT} (this node has {gpus} GPUs), or start the agent with --same-gpu-twice=allow"
             ),
             Refusal::Finished => f.write_str("the pod has finished, and its containers do not start again"),
-            Refusal::Mistaken { what } => write!(
-                f,
-                "the kubelet asked for this pod's GPUs while the agent expected another pod, so it was given {what} of the \
-                 other pod's claim, and the answer cannot be changed; delete the pod"
-            ),
             Refusal::Forgotten => f.write_str(
-                "the agent has no record of what it gave this container at Allocate (was the state directory deleted?); \
-                 delete the pod",
+                "an earlier release of the agent gave this container its GPUs at Allocate, and no record says that they are \
+                 those of its claim; delete the pod",
             ),
             Refusal::WithoutCdi => f.write_str(
                 "the container's GPUs were to come by CDI, and this node's container runtime ignores CDI devices; delete the \
@@ -236,7 +226,6 @@ mod tests {
             Refusal::NoSuchDevice(device.clone()),
             Refusal::SameGpuTwice { device, slots: 2, gpus: 1 },
             Refusal::Finished,
-            Refusal::Mistaken { what: "devices" },
             Refusal::Forgotten,
             Refusal::AnswerLost,
             Refusal::WithoutCdi,

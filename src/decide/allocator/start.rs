@@ -28,7 +28,7 @@ pub struct BoundContainer {
     pub device_shares: Vec<DeviceShare>,
     /// Whether the kubelet's slots are on other devices than the claim names.
     pub differs: bool,
-    /// Whether the answer to `Allocate` already held its devices.
+    /// Whether an earlier release gave it its devices in the answer to `Allocate`.
     pub early: bool,
 }
 
@@ -122,7 +122,6 @@ impl NodeAllocator {
         if let Some(row) = rows.iter().find(|row| row.ticket.is_none() && !foreign(row)) {
             return refuse_of(&row.holder.container, Refusal::AnswerLost);
         }
-        self.settle(checkpoint);
         self.follow_kubelet(&gpu_pod, &rows);
         let (claim, shared) = match self.granted(&gpu_pod, checkpoint) {
             Ok(granted) => granted,
@@ -173,45 +172,26 @@ impl NodeAllocator {
         }
     }
 
-    /// Checks that devices given at `Allocate` belong to the container that holds the ticket, and that a late ticket
-    /// can reach its container.
+    /// Checks that a ticket can reach its container, and that devices which an earlier release gave at `Allocate` are
+    /// those of the container's claim.
     fn confirmed(&self, bound: Vec<BoundContainer>) -> Result<Vec<BoundContainer>, (Arc<str>, Refusal)> {
-        if let Some(late) = bound.iter().find(|bound| !bound.early && self.policy.tickets_lost) {
-            return Err((late.holder.container.clone(), Refusal::WithoutCdi));
+        let refused = |bound: &BoundContainer| match bound.early {
+            false => self.policy.tickets_lost.then_some(Refusal::WithoutCdi),
+            true => (!self.was_given_its_claim(bound)).then_some(Refusal::Forgotten),
+        };
+        match bound.iter().find_map(|bound| Some((Arc::clone(&bound.holder.container), refused(bound)?))) {
+            Some(refused) => Err(refused),
+            None => Ok(bound),
         }
-        for bound in bound.iter().filter(|bound| bound.early) {
-            let why = match self.tickets.get(&bound.ticket) {
-                None => Refusal::Forgotten,
-                Some(issued) if issued.holder.as_ref() == Some(&bound.holder) => continue,
-                Some(issued) => Refusal::Mistaken { what: self.difference(issued, &bound.device_shares) },
-            };
-            return Err((bound.holder.container.clone(), why));
-        }
-        Ok(bound)
     }
 
-    /// If the kubelet aligns devices by topology, a claim that has not started yet moves to the NUMA node that the
-    /// kubelet chose, provided that the devices there have room for all claims on them.
-    fn follow_kubelet(&mut self, gpu_pod: &GpuPod, rows: &[&CheckpointEntry]) {
-        if !self.policy.follows_kubelet {
-            return;
-        }
-        for row in rows.iter().filter(|row| !row.early) {
-            let new = row.ticket.as_ref().and_then(|ticket| self.tickets.get(ticket));
-            let Some(issued) = new.filter(|issued| issued.holder.is_none()).cloned() else { continue };
-            let Some(at) = gpu_pod.requests.iter().position(|request| request.container == row.holder.container) else {
-                continue;
-            };
-            let own = self.claim(&gpu_pod.uid).and_then(|claim| claim.get(at).cloned());
-            let moved = own.and_then(|own| self.moved_to_kubelet_choice(&own, &row.ids));
-            let Some(moved) = moved.filter(|moved| self.would_fit(&gpu_pod.uid, at, moved)) else { continue };
-            if self.reassign((&gpu_pod.uid, at), &moved, None).is_some() {
-                self.due.reassigned += 1;
-                let kept = IssuedTicket { holder: Some(row.holder.clone()), given: Some(moved), ..issued };
-                self.tickets.keep(kept.clone());
-                self.due.tickets.insert(kept.ticket.clone(), kept);
-            }
-        }
+    /// Whether an earlier release gave this container the devices of its claim at `Allocate`, where the call did not
+    /// name the container. That release noted the holder once it had compared the two.
+    pub(super) fn was_given_its_claim(&self, bound: &BoundContainer) -> bool {
+        self.tickets.get(&bound.ticket).is_some_and(|issued| match &issued.holder {
+            Some(holder) => *holder == bound.holder,
+            None => issued.given.as_deref() == Some(&bound.device_shares[..]),
+        })
     }
 
     /// Stores the container that holds a ticket, for times when the checkpoint cannot be read.

@@ -32,8 +32,6 @@ pub enum WithoutClaim {
 pub(super) struct Policy {
     /// What happens to pods without a claim.
     pub without_claim: WithoutClaim,
-    /// Whether the answer to `Allocate` holds the devices (early binding).
-    pub early: bool,
     /// Whether it is known that the CDI device of a ticket reaches no container of this node.
     pub tickets_lost: bool,
     /// Whether a claim moves to the devices that the kubelet chose.
@@ -100,8 +98,7 @@ pub(super) struct Due {
     pub(super) tickets: BTreeMap<Ticket, IssuedTicket>,
     pub(super) rewritten: BTreeSet<PodUid>,
     pub(super) shared: BTreeSet<PodUid>,
-    pub(super) exchanged: u64,
-    pub(super) reassigned: u64,
+    pub(super) moved: u64,
 }
 
 /// Changes that the owner of the allocator saves in the ticket journal, writes on pods and counts.
@@ -114,10 +111,8 @@ pub struct AllocatorChanges {
     /// Claims to write on pods without a claim, with a mark that this agent made them: an earlier process may have
     /// ended before it wrote them.
     pub shares: Vec<(GpuPod, Claim)>,
-    /// Number of containers that exchanged devices with another container.
-    pub exchanged: u64,
-    /// Number of containers that moved to other devices without an exchange.
-    pub reassigned: u64,
+    /// Number of containers whose claim moved to the devices that the kubelet chose.
+    pub moved: u64,
 }
 
 impl NodeAllocator {
@@ -125,13 +120,7 @@ impl NodeAllocator {
     #[must_use]
     pub fn new(without_claim: WithoutClaim, served_by_scheduler: bool) -> Self {
         NodeAllocator {
-            policy: Policy {
-                without_claim,
-                early: false,
-                tickets_lost: false,
-                follows_kubelet: false,
-                same_gpu_twice: false,
-            },
+            policy: Policy { without_claim, tickets_lost: false, follows_kubelet: false, same_gpu_twice: false },
             devices: BTreeMap::new(),
             cordon: Cordon::default(),
             pods: PodTable { served_by_scheduler, ..PodTable::default() },
@@ -157,8 +146,7 @@ impl NodeAllocator {
             claims: due.rewritten.iter().filter_map(claim).collect(),
             shares: due.shared.iter().filter_map(kept).collect(),
             tickets: due.tickets.into_values().collect(),
-            exchanged: due.exchanged,
-            reassigned: due.reassigned,
+            moved: due.moved,
         }
     }
 
@@ -196,12 +184,6 @@ impl NodeAllocator {
         let before = self.list();
         self.cordon.all = closed;
         self.list() != before
-    }
-
-    /// Whether all devices are closed to new containers.
-    #[must_use]
-    pub fn is_closed(&self) -> bool {
-        self.cordon.all
     }
 
     /// Takes over the whole list of GPU pods. Returns whether a pod is gone.
@@ -251,7 +233,7 @@ impl NodeAllocator {
     fn overlay(&mut self, gpu_pod: &GpuPod) {
         let PodClaim::Given(written) = &gpu_pod.claim else { return };
         match self.claims.moved.get(&gpu_pod.uid) {
-            Some(reassigned) if reassigned == written => {
+            Some(moved) if moved == written => {
                 self.claims.moved.remove(&gpu_pod.uid);
             }
             Some(_) => {}

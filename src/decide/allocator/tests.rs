@@ -7,6 +7,7 @@ use model::gpu_pod::GpuPod;
 use model::id::{ContainerKey, GpuUuid, PodRef, PodUid, Ticket};
 use model::request::{ContainerRequest, ContainerRole, MemoryRequest};
 use model::slot::Slot;
+use model::ticket::IssuedTicket;
 use model::time::Arrival;
 use model::unit::{Bytes, CorePercent, Mib};
 use proptest::prelude::*;
@@ -404,6 +405,48 @@ fn a_ticket_starts_no_container_if_cdi_is_known_to_have_no_effect() {
     filled(allocator.start(&ids(&[(0, 4)]), Some(&checkpoint)));
 }
 
+/// An earlier release gave containers their devices in the answer to `Allocate`, where the runtime had no CDI.
+#[test]
+fn containers_with_devices_of_an_earlier_release_start_again_where_cdi_has_no_effect() {
+    let (own, other) = (device_share(0, 8, 30), device_share(1, 8, 30));
+    let early = |pod, slot, ticket| CheckpointEntry { early: true, ..row(pod, "main", &[(0, slot)], ticket) };
+    let checkpoint = [early(1, 3, 7), early(2, 4, 8), early(3, 5, 9), early(4, 6, 10)];
+    let holder = |at: usize| Some(checkpoint[at].holder.clone());
+    let issued = |ticket: u8, at: usize, holder, given: &DeviceShare| IssuedTicket {
+        ticket: Ticket::of_random([ticket; 16]),
+        order: ticket.into(),
+        ids: checkpoint[at].ids.clone(),
+        expected: Some(checkpoint[0].holder.clone()),
+        holder,
+        given: Some(vec![given.clone()]),
+    };
+    let mut allocator = allocator((1..=4).map(|n| GpuPod { started: n < 4, ..single(n, own.clone()) }).collect());
+    // Of the fourth there is no record.
+    allocator.recall_tickets(vec![issued(7, 0, holder(0), &own), issued(8, 1, None, &own), issued(9, 2, None, &other)]);
+    allocator.set_tickets_lost(true);
+    assert!(allocator.close(true));
+    for (slot, expect) in [(3, None), (4, None), (5, Some(Refusal::Forgotten)), (6, Some(Refusal::Forgotten))] {
+        match (allocator.start(&ids(&[(0, slot)]), Some(&checkpoint)), expect) {
+            (StartVerdict::Fill { bound, .. }, None) => {
+                assert!(bound[0].early);
+                assert_eq!(bound[0].device_shares, std::slice::from_ref(own));
+            }
+            (verdict, expect) => assert_eq!(Some(refused(verdict)), expect, "{slot}"),
+        }
+    }
+    assert!(Refusal::Forgotten.for_good());
+    assert_eq!(allocator.early_tickets().len(), 4);
+    let (used, free): (Vec<_>, Vec<_>) = allocator
+        .list()
+        .into_iter()
+        .partition(|listed| listed.slot.device == device(0) && (3..7).contains(&listed.slot.number));
+    assert!(used.iter().all(|listed| listed.healthy), "containers keep their slots");
+    assert!(free.iter().all(|listed| !listed.healthy), "no slot is free");
+    assert_eq!(allocator.memory_claims().len(), 3, "they are counted");
+    allocator.set_gpu_pods(vec![GpuPod { finished: true, ..single(1, own) }]);
+    assert!(allocator.early_tickets().is_empty());
+}
+
 #[test]
 fn a_lost_answer_does_not_count_as_another_plugins_answer() {
     let requests = vec![request("warm", ContainerRole::Init, 1), request("main", ContainerRole::App, 1)];
@@ -515,7 +558,7 @@ fn a_cordoned_gpu_offers_no_slot_and_keeps_its_running_containers() {
     allocator.set_devices(vec![shared_gpu(0, 10), shared_gpu(1, 10)]);
     assert!(allocator.set_cordoned(BTreeSet::new()) && marked(&allocator).is_empty());
     // If the node is closed, no device gets new containers, and none is reported as cordoned.
-    assert!(allocator.close(true) && allocator.is_closed() && !allocator.close(true));
+    assert!(allocator.close(true) && !allocator.close(true));
     let tally: Vec<_> =
         allocator.tally().into_iter().map(|one| (one.free, one.used, one.unhealthy, one.cordoned)).collect();
     assert_eq!((marked(&allocator).len(), tally), (18, vec![(0, 2, 8, false), (0, 0, 10, false)]));
@@ -577,7 +620,7 @@ fn preferred_slots_count_tickets_that_the_checkpoint_does_not_have_yet() {
         single(3, device_share(1, 8, 30)),
     ]);
     // The kubelet allocates for pod 2 before its checkpoint has the slots of pod 1, but no longer offers those slots.
-    allocator.issue(Ticket::of_random([7; 16]), &ids(&[(1, 0)]), None);
+    allocator.issue(Ticket::of_random([7; 16]), &ids(&[(1, 0)]));
     let left: Vec<Slot> = slots().filter(|slot| *slot != Slot { device: device(1), number: 0 }).collect();
     assert_eq!(allocator.prefer(&left, &[], 1)[0].device, device(0));
     // When the checkpoint has the entry of pod 1, nothing changes.
@@ -588,8 +631,8 @@ fn preferred_slots_count_tickets_that_the_checkpoint_does_not_have_yet() {
     let all: Vec<Slot> = slots().collect();
     assert_eq!(allocator.prefer(&all, &[], 1)[0].device, device(1));
     // If the kubelet took slots that match no claim, they count for the first pod that waits.
-    allocator.issue(Ticket::of_random([8; 16]), &ids(&[(0, 3)]), None);
-    allocator.issue(Ticket::of_random([9; 16]), &ids(&[(0, 2)]), None);
+    allocator.issue(Ticket::of_random([8; 16]), &ids(&[(0, 3)]));
+    allocator.issue(Ticket::of_random([9; 16]), &ids(&[(0, 2)]));
     let left: Vec<Slot> = all.into_iter().filter(|slot| slot.device == device(1) || slot.number < 2).collect();
     assert_eq!(allocator.next_claim(&left, 1), [device(1)], "pods 1 and 2 are served");
 }
@@ -722,7 +765,7 @@ fn a_moved_claim_is_due_for_writing_after_a_restart_before_any_start() {
     let mut before = allocator(vec![single(1, device_share(1, 8, 30))]);
     before.set_devices(devices());
     before.follow_topology(true);
-    before.issue(model::id::Ticket::of_random([7; 16]), &ids(&one), None);
+    before.issue(model::id::Ticket::of_random([7; 16]), &ids(&one));
     filled(before.start(&ids(&one), Some(&[row(1, "main", &one, 7)])));
     let mut allocator = NodeAllocator::new(WithoutClaim::Refuse, true);
     allocator.set_devices(devices());

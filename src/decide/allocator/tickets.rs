@@ -4,11 +4,9 @@ use model::claim::DeviceShare;
 use model::id::{ContainerKey, Ticket};
 use model::ticket::IssuedTicket;
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
 
 /// Upper bound on the tickets that are kept, for 500 pods of a node with 16 containers each. Beyond this bound the
-/// oldest are forgotten. A forgotten ticket is missing only where the kubelet's checkpoint is lost; with early binding,
-/// the start of its container is refused, not guessed.
+/// oldest are forgotten. A forgotten ticket is missing only where the kubelet's checkpoint is lost.
 pub const MAX_ISSUED: usize = 8192;
 
 /// The issued tickets, by name, by order and by holder.
@@ -46,11 +44,6 @@ impl Tickets {
         self.by_ticket.get(ticket)
     }
 
-    /// The ticket that was issued last.
-    pub(super) fn newest(&self) -> Option<&IssuedTicket> {
-        self.by_order.last_key_value().and_then(|(_, ticket)| self.by_ticket.get(ticket))
-    }
-
     /// The tickets that stand for exactly these ids, in order.
     pub(super) fn of(&self, ids: &BTreeSet<&str>) -> Vec<&IssuedTicket> {
         let same = |issued: &&IssuedTicket| issued.ids.iter().map(|id| &**id).collect::<BTreeSet<&str>>() == *ids;
@@ -81,15 +74,4 @@ impl Tickets {
             self.held.remove(&holder);
         }
     }
-}
-
-/// Makes a ticket that the agent is about to issue.
-pub(super) fn new(
-    order: u64,
-    ticket: Ticket,
-    ids: &[Arc<str>],
-    early: Option<(ContainerKey, Vec<DeviceShare>)>,
-) -> IssuedTicket {
-    let (expected, given) = early.unzip();
-    IssuedTicket { ticket, order, ids: ids.to_vec(), expected, holder: None, given }
 }

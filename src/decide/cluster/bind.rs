@@ -60,16 +60,6 @@ pub enum BindRefusal {
         "processes of the pod, which was on node {0} before, still use its GPUs there: it is placed when they have ended"
     )]
     StillRuns(NodeName),
-    /// With early binding the agent could mistake the pod for another one that is on its way to the same node.
-    #[error(
-        "the agent of node {node} could mistake the pod for {pod}, which is on its way there; it is bound after it"
-    )]
-    InFlight {
-        /// The node.
-        node: NodeName,
-        /// The other pod.
-        pod: PodUid,
-    },
 }
 
 /// The outcome of a write.
@@ -138,12 +128,6 @@ impl ClusterState {
                 return Err(BindRefusal::NoFit { node: name.clone(), why });
             }
         };
-        if let Some(pod) = node.mistakable(&placement.claim, request.chooses_gpus()).cloned() {
-            if let Some(own) = own {
-                node.lower(uid, own);
-            }
-            return Err(BindRefusal::InFlight { node: name.clone(), pod });
-        }
         node.claim(&gpu_pod(&request), ClaimState::Assumed, &placement.claim);
         self.forget_proposal(uid);
         let (node, pod, version, claim) = (name.clone(), request.pod, request.version, placement.claim);

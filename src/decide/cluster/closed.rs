@@ -26,8 +26,10 @@ pub enum ClosedReason {
     TwoLeases(PodUid, Arc<str>),
     /// The stream of the agent has ended and is not back in time.
     AgentAway,
-    /// The agent is not registered with the kubelet.
+    /// The agent is not registered with the kubelet, or finds no CDI on its node.
     AgentStarting,
+    /// The agent is of an earlier release and gives devices at `Allocate`, because the runtime has no CDI.
+    AgentWithoutCdi,
     /// The agent is about to stop.
     AgentLeaving,
 }
@@ -50,6 +52,7 @@ impl ClosedReason {
             ClosedReason::TwoLeases(..) => "two_leases",
             ClosedReason::AgentAway => "agent_away",
             ClosedReason::AgentStarting => "agent_starting",
+            ClosedReason::AgentWithoutCdi => "agent_without_cdi",
             ClosedReason::AgentLeaving => "agent_leaving",
         }
     }
@@ -77,7 +80,13 @@ impl fmt::Display for ClosedReason {
                  it; let only one of the two installations use the node"
             ),
             ClosedReason::AgentAway => f.write_str("the connection of the node's agent has ended and is not back"),
-            ClosedReason::AgentStarting => f.write_str("the node's agent is not registered with the kubelet"),
+            ClosedReason::AgentStarting => {
+                f.write_str("the node's agent is not registered with the kubelet, or finds no CDI there")
+            }
+            ClosedReason::AgentWithoutCdi => f.write_str(
+                "the node's agent is of an earlier release and finds no CDI in the container runtime; turn CDI on there, and \
+                 upgrade the agent",
+            ),
             ClosedReason::AgentLeaving => f.write_str("the node's agent is about to stop"),
         }
     }

@@ -135,6 +135,7 @@ impl NodeClaims {
             (LinkState::Away, _) => Some(ClosedReason::AgentAway),
             (_, AgentPhase::Leaving) => Some(ClosedReason::AgentLeaving),
             (_, AgentPhase::Starting) => Some(ClosedReason::AgentStarting),
+            (_, AgentPhase::ServingEarly) => Some(ClosedReason::AgentWithoutCdi),
             (_, AgentPhase::Serving) => None,
         }
     }
@@ -248,28 +249,6 @@ impl NodeClaims {
         let asked = |uid: &PodUid| self.stage(uid) >= Some(PodStage::Allocated);
         let waits = self.ledger.claims().filter(move |(uid, claim)| claim.state != ClaimState::Started && !asked(uid));
         waits.map(|(uid, _)| uid)
-    }
-
-    /// A pod that is on its way to this node and that the agent could mistake for one with `claim`: with early binding
-    /// the agent tells them apart only by the number of GPUs of their first container. Two pods whose containers have the same
-    /// amounts exchange devices, so they do no harm, unless one of them accepts some GPUs only.
-    pub(super) fn mistakable(&self, claim: &Claim, chooses_gpus: bool) -> Option<&PodUid> {
-        let containers = |claim: &Claim| {
-            let some = claim.iter().filter(|own| !own.is_empty());
-            some.map(|own| own.iter().map(|share| (share.memory, share.cores)).collect()).collect::<Vec<Vec<_>>>()
-        };
-        if self.agent.as_ref()?.report.early != Some(true) {
-            return None;
-        }
-        let own = containers(claim);
-        let gpus = own.first()?.len();
-        self.awaited().find(|uid| {
-            self.ledger.get(uid).is_some_and(|held| {
-                let other = containers(&held.claim);
-                let exchange = other == own && (held.claim == *claim || !(chooses_gpus || held.chooses_gpus));
-                other.first().map(Vec::len) == Some(gpus) && !exchange
-            })
-        })
     }
 
     /// Ended pods with the hash of this static pod that hold nothing beyond what it holds. Whoever deletes a mirror does not end

@@ -6,7 +6,7 @@ use model::gpu::{Gpu, GpuSample, MigInstance, Xid, XidSource};
 use model::histogram::Histogram;
 use model::id::{ContainerId, ContainerKey, GpuUuid, PodRef};
 use model::observation::{CgroupPass, ContainerDevices, Fact, GpuSourceState, Sample, SourceEvent};
-use model::plugin::{ClaimMoves, RegistrationState};
+use model::plugin::{CdiState, RegistrationState};
 use model::pod::{ContainerKind, ContainerState, Pod, PodContainer, PodList, PodPhase, PodWatchState};
 use model::process::{GpuProcess, GpuProcessKind, GpuProcesses, ProcessOwner, ProcessPass};
 use model::reading::Absence;
@@ -175,9 +175,9 @@ fn plugin(claims: &[(u8, &str)]) -> Arc<PluginView> {
         differing: 0,
         without_gpu: 0,
         files: Arc::default(),
-        isolation: model::plugin::DeviceIsolation::default(),
+        cdi: CdiState::default(),
         guards: Vec::new(),
-        moves: ClaimMoves::default(),
+        moved: 0,
         allocate: Histogram::default(),
         start: Histogram::default(),
     })

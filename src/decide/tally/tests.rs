@@ -4,7 +4,7 @@ use model::claim::{ContainerClaim, DeviceShare};
 use model::gpu::GpuSample;
 use model::histogram::Histogram;
 use model::id::ContainerKey;
-use model::plugin::{ClaimMoves, DeviceIsolation, RegistrationState};
+use model::plugin::{CdiState, RegistrationState};
 use model::unit::{Bytes, CorePercent, Percent};
 use model::view::GpuUse;
 use proptest::prelude::*;
@@ -62,9 +62,9 @@ fn claims(of: &[(u8, Option<u64>, Option<u32>)]) -> PluginView {
         waited: Vec::new(),
         differing: 0,
         without_gpu: 0,
-        moves: ClaimMoves::default(),
+        moved: 0,
         files: Arc::default(),
-        isolation: DeviceIsolation::Holds,
+        cdi: CdiState::Works,
         guards: Vec::new(),
         allocate: Histogram::default(),
         start: Histogram::default(),

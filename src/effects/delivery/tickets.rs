@@ -1,5 +1,5 @@
-//! Tickets on disk: each has a folder with its record, and with early binding also with the limits that its container
-//! mounts.
+//! Tickets on disk: each has a folder with its record. An earlier release also put the files of containers there that got
+//! their devices at `Allocate`.
 
 use super::file::{DeliveryError, failed, make_folder, put};
 use super::trash::Trash;

@@ -9,7 +9,7 @@ use hyper::header::{self, HeaderMap, HeaderName, HeaderValue};
 use hyper::{Method, Request, Response, StatusCode, Uri};
 use model::guard::PolicyGuard;
 use model::observation::GpuSourceState;
-use model::plugin::{DeviceIsolation, PluginView, RegistrationState};
+use model::plugin::{CdiState, PluginView, RegistrationState};
 use model::view::NodeView;
 use serve::answer_body::{AnswerBody, AnswerBuffer, AnswerBuffers};
 use serve::answer_queue::AnswerQueue;
@@ -170,7 +170,7 @@ impl Routes {
                 RegistrationState::Follows => format!("not registered: {}", RegistrationState::FOLLOWS),
                 RegistrationState::Undecided(why) => format!("not registered: {why}"),
             };
-            format!("\n{} at kubelet: {standing}{}{}", plugin.resource, isolation(plugin), guard(plugin))
+            format!("\n{} at kubelet: {standing}{}{}", plugin.resource, cdi(plugin), guard(plugin))
         });
         let watch = view.pod_watch.as_ref().map(|view| view.watch.clone());
         let watch = watch.map_or_else(String::new, |watch| {
@@ -255,16 +255,13 @@ impl Routes {
     }
 }
 
-/// A line for `/readyz` if the agent cannot keep containers from GPUs that they were not given.
-fn isolation(plugin: &PluginView) -> &'static str {
-    match plugin.isolation {
-        DeviceIsolation::Holds => "",
-        DeviceIsolation::GivenUp => {
-            "\nGPUs are not isolated: a pod's own NVIDIA_VISIBLE_DEVICES opens every one (--allow-unisolated-gpus)"
-        }
-        DeviceIsolation::Refused => {
-            "\nno container gets GPUs: a pod's own NVIDIA_VISIBLE_DEVICES would open every one (--allow-unisolated-gpus)"
-        }
+/// A line for `/readyz` if no GPU is offered because there is no CDI, and pods of an earlier release still run.
+fn cdi(plugin: &PluginView) -> String {
+    match &plugin.cdi {
+        CdiState::Missing { why, earlier_pods } if *earlier_pods > 0 => format!(
+            "\nno free GPU is offered: {why}; pods that an earlier release started without CDI keep their GPUs: {earlier_pods}"
+        ),
+        CdiState::Unknown | CdiState::Works | CdiState::Missing { .. } => String::new(),
     }
 }
 

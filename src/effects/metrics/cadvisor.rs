@@ -9,13 +9,13 @@
 use super::input::MetricsInput;
 use super::row::MetricRow;
 use super::subject::{LabelledSubjects, pod_name};
-use serve::exposition::{Exposition, MetricFamily, MetricLabels, MetricType};
 use model::Reading;
 use model::cgroup::{CgroupSample, NetworkSample};
 use model::sample_value::SampleValue;
 use model::time::Now;
 use model::unit::Nanos;
 use model::view::{ContainerView, NodeView, PodView};
+use serve::exposition::{Exposition, MetricFamily, MetricLabels, MetricType};
 
 #[rustfmt::skip]
 static CGROUP: &[MetricRow<CgroupSample>] = &[

@@ -14,12 +14,12 @@ use super::input::MetricsInput;
 use super::row::MetricRow;
 use super::subject::pod_name;
 use super::upkeep;
-use serve::exposition::{Exposition, MetricFamily, MetricLabels, MetricType};
 use model::Reading;
 use model::gpu::{GpmSample, MigInstance, MigSample};
 use model::sample_value::SampleValue;
 use model::unit::{Bytes, BytesPerSecond, Megahertz, Nanos, Percent, Ratio};
 use model::view::{GpuView, NodeView, SoleHolder};
+use serve::exposition::{Exposition, MetricFamily, MetricLabels, MetricType};
 
 #[rustfmt::skip]
 static GPU: &[MetricRow<GpuView>] = &[

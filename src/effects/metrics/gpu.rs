@@ -4,13 +4,13 @@ use super::input::MetricsInput;
 use super::row::{MetricRow, reading_family};
 use super::subject::LabelledSubjects;
 use super::upkeep;
-use serve::exposition::{Exposition, MetricFamily, MetricLabels, MetricType};
 use model::gpu::{GPU_READINGS, MigInstance, MigSample, THROTTLE_REASONS};
 use model::sample_value::SampleValue;
 use model::time::Monotonic;
 use model::upkeep::UPKEEP_READINGS;
 use model::view::{GpuHealth, GpuView};
 use model::{Absence, Reading};
+use serve::exposition::{Exposition, MetricFamily, MetricLabels, MetricType};
 
 const PREFIX: &str = "gpu_steward_gpu_";
 

@@ -9,13 +9,13 @@
 
 use super::input::MetricsInput;
 use super::subject::{LabelledSubjects, pod_name};
-use serve::exposition::{Exposition, MetricFamily, MetricLabels};
 use model::Reading;
 use model::claim::{ContainerClaim, DeviceShare};
 use model::id::GpuUuid;
 use model::sample_value::SampleValue;
 use model::unit::{Bytes, Percent};
 use model::view::{GpuUse, GpuView, NodeView};
+use serve::exposition::{Exposition, MetricFamily, MetricLabels};
 
 const HOST_MEMORY: MetricFamily =
     MetricFamily::gauge("hami_host_gpu_memory_used_bytes", "GPU memory in use on the host.");

@@ -2,11 +2,11 @@
 
 use super::row::MetricRow;
 use super::subject::LabelledSubjects;
-use serve::exposition::{Exposition, MetricFamily, MetricLabels, MetricType};
 use model::Reading;
 use model::infiniband::{DeviceAffinity, InfinibandPort};
 use model::sample_value::SampleValue;
 use model::view::{GpuView, NodeView};
+use serve::exposition::{Exposition, MetricFamily, MetricLabels, MetricType};
 
 const PREFIX: &str = "gpu_steward_infiniband_";
 

@@ -2,7 +2,6 @@
 
 use super::input::MetricsInput;
 use super::row::MetricRow;
-use serve::exposition::{Exposition, MetricFamily, MetricLabels, MetricType};
 use model::Reading;
 use model::cgroup::NetworkSample;
 use model::host::{HostPressure, HostSample};
@@ -10,6 +9,7 @@ use model::observation::GpuSourceState;
 use model::sample_value::SampleValue;
 use model::unit::Nanos;
 use model::view::NodeView;
+use serve::exposition::{Exposition, MetricFamily, MetricLabels, MetricType};
 
 const PREFIX: &str = "gpu_steward_node_";
 

@@ -3,10 +3,10 @@
 use super::counts::ProcessFootprint;
 use super::input::MetricsInput;
 use super::row::MetricRow;
-use serve::exposition::{Exposition, MetricFamily, MetricLabels, MetricType};
 use model::Reading;
 use model::sample_value::SampleValue;
 use model::view::NodeView;
+use serve::exposition::{Exposition, MetricFamily, MetricLabels, MetricType};
 use std::sync::atomic::Ordering;
 use wire::api::node::error_counter_word;
 

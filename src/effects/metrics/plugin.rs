@@ -1,13 +1,17 @@
 //! Metrics of the device plugin: its registration with the kubelet, its slots and claims, calls and container starts.
 
 use super::input::MetricsInput;
-use serve::exposition::{Exposition, MetricFamily, MetricLabels};
-use model::plugin::{DeviceSlots, PluginView, PodFiles, RegistrationState};
+use model::plugin::{CdiState, DeviceSlots, PluginView, PodFiles, RegistrationState};
 use model::sample_value::SampleValue;
+use serve::exposition::{Exposition, MetricFamily, MetricLabels};
 
 const REGISTERED: MetricFamily = MetricFamily::gauge(
     "gpu_steward_plugin_registered",
     "1 while the kubelet watches the plugin's list of devices, with the way of its registration.",
+);
+const CDI: MetricFamily = MetricFamily::gauge(
+    "gpu_steward_plugin_cdi",
+    "1 while containers get their GPUs by CDI; 0 while kubelet or container runtime lack it, so that no GPU is offered.",
 );
 const REGISTRATIONS: MetricFamily = MetricFamily::counter(
     "gpu_steward_plugin_registrations_total",
@@ -45,7 +49,7 @@ const WITHOUT_GPU: MetricFamily = MetricFamily::gauge(
 );
 const MOVED: MetricFamily = MetricFamily::counter(
     "gpu_steward_plugin_claims_moved_total",
-    "Containers that got other devices than their claim named, with the same memory and SM time: exchanged with another claim, or alone.",
+    "Containers whose claim moved to the devices that the kubelet chose, with the same memory and SM time.",
 );
 const FILES_BYTES: MetricFamily = MetricFamily {
     unit: "bytes",
@@ -82,6 +86,12 @@ pub fn write(input: &MetricsInput<'_>, out: &mut Exposition<'_>) {
         };
         let labels = MetricLabels::new().with("resource", &plugin.resource).with("way", method);
         out.sample(&[labels.as_str()], SampleValue::Whole(u64::from(!method.is_empty())));
+    }
+    out.family(&CDI);
+    match plugin.map(|plugin| &plugin.cdi) {
+        Some(CdiState::Works) => out.sample(&[], SampleValue::Whole(1)),
+        Some(CdiState::Missing { .. }) => out.sample(&[], SampleValue::Whole(0)),
+        Some(CdiState::Unknown) | None => {}
     }
     devices(plugin, out);
     counts(plugin, out);
@@ -149,6 +159,7 @@ fn counts(plugin: Option<&PluginView>, out: &mut Exposition<'_>) {
         (&ALLOCATIONS, whole(|plugin| plugin.allocations)),
         (&DIFFERING, whole(|plugin| plugin.differing)),
         (&WITHOUT_GPU, whole(|plugin| plugin.without_gpu.into())),
+        (&MOVED, whole(|plugin| plugin.moved)),
     ] {
         out.family(family);
         if let Some(count) = count {
@@ -159,11 +170,6 @@ fn counts(plugin: Option<&PluginView>, out: &mut Exposition<'_>) {
     for (policy, guard) in plugin.into_iter().flat_map(|plugin| &plugin.guards) {
         let labels = MetricLabels::new().with("policy", policy.code()).with("state", guard.code());
         out.sample(&[labels.as_str()], SampleValue::Whole(1));
-    }
-    out.family(&MOVED);
-    if let Some(plugin) = plugin {
-        out.sample(&["how=\"exchanged\""], SampleValue::Whole(plugin.moves.exchanged));
-        out.sample(&["how=\"alone\""], SampleValue::Whole(plugin.moves.alone));
     }
     out.family(&STARTS);
     for (how, count) in plugin.into_iter().flat_map(|plugin| &plugin.starts) {

@@ -2,7 +2,6 @@
 
 use super::row::MetricRow;
 use super::subject::LabelledSubjects;
-use serve::exposition::{Exposition, MetricFamily, MetricLabels, MetricType};
 use model::Reading;
 use model::cgroup::{CgroupSample, NetworkSample};
 use model::id::PodUid;
@@ -11,6 +10,7 @@ use model::tally::GpuTally;
 use model::time::Monotonic;
 use model::unit::Nanos;
 use model::view::{ContainerView, GpuUse, NodeView, PodView};
+use serve::exposition::{Exposition, MetricFamily, MetricLabels, MetricType};
 use std::collections::HashMap;
 use std::sync::Arc;
 

@@ -1,14 +1,14 @@
 //! A row of a table of metrics: a family, and the function that reads its value.
 
-use serve::exposition::{MetricFamily, MetricType};
 use model::Reading;
 use model::reading_name::ReadingName;
 use model::sample_value::SampleValue;
+use serve::exposition::{MetricFamily, MetricType};
 
 /// The family that shows the reading of this name.
 pub fn reading_family(name: &ReadingName) -> MetricFamily {
-        let kind = if name.counter() { MetricType::Counter } else { MetricType::Gauge };
-        MetricFamily { name: name.metric, kind, unit: name.unit, help: name.help }
+    let kind = if name.counter() { MetricType::Counter } else { MetricType::Gauge };
+    MetricFamily { name: name.metric, kind, unit: name.unit, help: name.help }
 }
 
 /// A row of a table: a family, fixed labels, and the function that reads the value from `S`.

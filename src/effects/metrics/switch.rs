@@ -1,8 +1,8 @@
 //! Metrics of NVSwitches, from their errors in the kernel log.
 
-use serve::exposition::{Exposition, MetricFamily, MetricLabels, MetricType};
 use model::sample_value::SampleValue;
 use model::view::NodeView;
+use serve::exposition::{Exposition, MetricFamily, MetricLabels, MetricType};
 
 const SXIDS: MetricFamily = MetricFamily {
     name: "gpu_steward_nvswitch_errors_total",

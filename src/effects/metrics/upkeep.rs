@@ -3,12 +3,12 @@
 
 use super::row::MetricRow;
 use super::subject::LabelledSubjects;
-use serve::exposition::{Exposition, MetricFamily, MetricLabels, MetricType};
 use model::Reading;
 use model::sample_value::SampleValue;
 use model::unit::Count;
 use model::upkeep::{FabricState, LinkError, NvLink};
 use model::view::GpuView;
+use serve::exposition::{Exposition, MetricFamily, MetricLabels, MetricType};
 
 const PREFIX: &str = "gpu_steward_gpu_";
 

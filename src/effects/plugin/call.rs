@@ -1,5 +1,5 @@
 //! The gRPC service passes the kubelet's calls as messages to the sharing task, the task that holds the node allocator.
-//! With tickets it answers `Allocate` itself and only notifies the sharing task afterwards ([`PluginCall::Allocated`]).
+//! It answers `Allocate` itself, with a ticket, and notifies the sharing task ([`PluginCall::Allocated`]).
 
 use super::journal::TicketJournal;
 use super::meter::CallMeter;
@@ -8,7 +8,6 @@ use super::under_way::{CallInProgress, Kind, UnderWay};
 use model::id::Ticket;
 use std::sync::Arc;
 use tokio::sync::{mpsc, oneshot, watch};
-use wire::ticket;
 
 /// Calls that may wait for the sharing task. The kubelet admits pods one at a time and starts containers in parallel; the
 /// starts of 110 pods, the kubelet's usual limit, fit.
@@ -23,36 +22,6 @@ pub struct PluginDevice {
     pub healthy: bool,
     /// Its NUMA node, if the machine reports one.
     pub numa: Option<u32>,
-}
-
-/// The answer to `Allocate` for one container.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct AllocateAnswer {
-    /// Full names of CDI devices.
-    pub cdi: Vec<String>,
-    /// Everything else that the container needs, if the container runtime has no CDI.
-    pub fields: Vec<ContainerField>,
-}
-
-impl AllocateAnswer {
-    /// An answer with a ticket and nothing else.
-    #[must_use]
-    pub fn of_ticket(ticket: &Ticket) -> AllocateAnswer {
-        AllocateAnswer { cdi: vec![ticket::qualified(ticket)], fields: Vec::new() }
-    }
-}
-
-/// One part of an `Allocate` answer without CDI.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum ContainerField {
-    /// An environment variable: name, value.
-    Env(String, String),
-    /// A device node: path in the container, path on the host.
-    Device(String, String),
-    /// A file or folder: path in the container, path on the host, whether it is read-only.
-    Mount(String, String, bool),
-    /// An annotation of the container: key, value. Container runtimes drop it; the kubelet's checkpoint keeps it.
-    Annotation(String, String),
 }
 
 /// The reason why a call is refused: the sentence that the kubelet writes into the pod's status.
@@ -74,14 +43,7 @@ pub enum PluginCall {
         /// Takes the chosen ids.
         reply: oneshot::Sender<Vec<Arc<str>>>,
     },
-    /// `Allocate`: a container gets these ids. The call does not name the pod.
-    Allocate {
-        /// The ids.
-        ids: Vec<Arc<str>>,
-        /// Takes the answer.
-        reply: oneshot::Sender<Result<AllocateAnswer, CallRefused>>,
-    },
-    /// `Allocate` was answered already: a container has these ids, and this ticket for them.
+    /// `Allocate` is answered: a container has these ids, and this ticket for them. The call does not name the pod.
     Allocated {
         /// The ids.
         ids: Vec<Arc<str>>,
@@ -112,10 +74,9 @@ pub struct PluginCallSender {
 pub struct PluginCallReceiver {
     /// The calls of the kubelet, in the order in which they arrive.
     pub calls: mpsc::Receiver<PluginCall>,
-    /// While it is set, the service answers `Allocate` at once with a ticket, which it writes to this journal first; if
-    /// the write fails, it logs that and answers all the same.
-    /// The sharing task gets [`PluginCall::Allocated`] before every
-    /// later call.
+    /// Once it is set, the service answers `Allocate` with a ticket, which it writes to this journal first; if the write
+    /// fails, it logs that and answers all the same. The sharing task gets [`PluginCall::Allocated`] before every later
+    /// call.
     pub tickets: watch::Sender<Option<Arc<TicketJournal>>>,
     /// Limits blocking writes to one Tokio worker; shared with the service that answers at once.
     pub disk: Arc<OneAtDisk>,
@@ -156,11 +117,10 @@ impl PluginCallSender {
         answer.await.ok()
     }
 
-    /// The answer to an `Allocate` of these ids; `None` if the sharing task has ended.
-    pub(super) async fn allocate(&self, ids: Vec<Arc<str>>) -> Option<Result<AllocateAnswer, CallRefused>> {
-        let Some(journal) = self.tickets.borrow().clone() else {
-            return self.send(|reply| PluginCall::Allocate { ids, reply }).await;
-        };
+    /// The ticket that answers an `Allocate` of these ids; `None` if the sharing task has ended. Until the sharing task runs
+    /// the call waits.
+    pub(super) async fn allocate(&self, ids: Vec<Arc<str>>) -> Option<Result<Ticket, CallRefused>> {
+        let journal = self.tickets.clone().wait_for(Option::is_some).await.ok()?.clone()?;
         let ticket = match new_ticket() {
             Ok(ticket) => ticket,
             Err(refused) => return Some(Err(refused)),
@@ -169,10 +129,9 @@ impl PluginCallSender {
             tracing::warn!(%error, "ticket not written to the journal: an agent that restarts now does not know it");
         }
         crate::failpoint!("allocate-noted");
-        let answer = AllocateAnswer::of_ticket(&ticket);
-        self.queue.send(PluginCall::Allocated { ids, ticket }).await.ok()?;
+        self.queue.send(PluginCall::Allocated { ids, ticket: ticket.clone() }).await.ok()?;
         crate::failpoint!("allocate-reported");
-        Some(Ok(answer))
+        Some(Ok(ticket))
     }
 }
 
@@ -180,7 +139,7 @@ impl PluginCallSender {
 ///
 /// # Errors
 /// If the kernel returns no random bytes.
-pub fn new_ticket() -> Result<Ticket, CallRefused> {
+fn new_ticket() -> Result<Ticket, CallRefused> {
     let mut bytes = [0; 16];
     let filled = rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty());
     if filled != Ok(bytes.len()) {

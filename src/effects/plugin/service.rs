@@ -1,7 +1,8 @@
 //! `v1beta1.DevicePlugin`, the service that the kubelet calls.
 
-use super::call::{AllocateAnswer, CallRefused, ContainerField, PluginCall, PluginCallSender, PluginDevice};
+use super::call::{CallRefused, PluginCall, PluginCallSender, PluginDevice};
 use super::under_way::Kind;
+use model::id::Ticket;
 use prost::Message;
 use proto::device_plugin as v1beta1;
 use proto::device_plugin::device_plugin_server::DevicePlugin;
@@ -14,6 +15,7 @@ use tokio_stream::wrappers::WatchStream;
 use tokio_stream::{Stream, StreamExt};
 use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 use tonic::{Request, Response, Status};
+use wire::ticket;
 
 /// The kubelet's receive limit is 4 MiB; a longer list ends the stream, and the resource is gone. One twentieth stays
 /// free for fields that a later kubelet may add to a device.
@@ -96,28 +98,11 @@ fn refused(CallRefused(why): CallRefused) -> Status {
     Status::failed_precondition(why)
 }
 
-fn container(answer: AllocateAnswer) -> v1beta1::ContainerAllocateResponse {
-    let mut response = v1beta1::ContainerAllocateResponse {
-        cdi_devices: answer.cdi.into_iter().map(|name| v1beta1::CdiDevice { name }).collect(),
+fn container(ticket: &Ticket) -> v1beta1::ContainerAllocateResponse {
+    v1beta1::ContainerAllocateResponse {
+        cdi_devices: vec![v1beta1::CdiDevice { name: ticket::qualified(ticket) }],
         ..Default::default()
-    };
-    for field in answer.fields {
-        match field {
-            ContainerField::Env(name, value) => {
-                response.envs.insert(name, value);
-            }
-            ContainerField::Annotation(key, value) => {
-                response.annotations.insert(key, value);
-            }
-            ContainerField::Device(container_path, host_path) => {
-                response.devices.push(v1beta1::DeviceSpec { container_path, host_path, permissions: "rw".into() });
-            }
-            ContainerField::Mount(container_path, host_path, read_only) => {
-                response.mounts.push(v1beta1::Mount { container_path, host_path, read_only });
-            }
-        }
     }
-    response
 }
 
 #[tonic::async_trait]
@@ -188,7 +173,7 @@ impl DevicePlugin for Service {
             let (ids, since) = (ids(container_request.device_ids), Instant::now());
             let answer = self.calls.allocate(ids).await.ok_or_else(stopping)?;
             self.calls.meter().allocate.answered(since);
-            responses.push(container(answer.map_err(refused)?));
+            responses.push(container(&answer.map_err(refused)?));
         }
         Ok(Response::new(v1beta1::AllocateResponse { container_responses: responses }))
     }

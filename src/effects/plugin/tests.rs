@@ -252,15 +252,17 @@ async fn an_admission_call_in_progress_at_the_stop_is_answered() {
         let request = v1beta1::AllocateRequest { container_requests: vec![container] };
         plugin.allocate(request).await
     });
-    let Some(PluginCall::Allocate { reply, .. }) = soon("the call", node.receiver.calls.recv()).await else {
-        panic!("no call")
-    };
     node.stop.cancel();
     assert!(timeout(Duration::from_millis(300), list.message()).await.is_err(), "the list ends after the answer");
     assert!(!node.served.is_finished());
-    reply.send(Ok(super::AllocateAnswer { cdi: vec!["nvidia.com/gpu=x".into()], fields: Vec::new() })).unwrap();
+    let state = tempfile::tempdir().unwrap();
+    node.receiver.tickets.send_replace(Some(Arc::new(super::TicketJournal::new(state.path()))));
+    let Some(PluginCall::Allocated { ticket, .. }) = soon("the call", node.receiver.calls.recv()).await else {
+        panic!("no call")
+    };
     let answer = soon("the answer", allocation).await.unwrap().expect("an answer");
-    assert_eq!(answer.into_inner().container_responses[0].cdi_devices[0].name, "nvidia.com/gpu=x");
+    let devices = &answer.into_inner().container_responses[0].cdi_devices;
+    assert_eq!(devices[0].name, wire::ticket::qualified(&ticket));
     assert!(!matches!(soon("the end of the list", list.message()).await, Ok(Some(_))));
     node.end().await;
 }

@@ -10,7 +10,7 @@ use tokio::time::{Instant, sleep, timeout_at};
 
 /// How long the end of the agent waits for starts. Most take milliseconds; the kubelet retries the others.
 const STARTS_WITHIN: Duration = Duration::from_secs(1);
-/// How long the end waits for admissions: the time that early binding waits to learn the pod, and its answer.
+/// How long the end waits for admissions: an `Allocate` that came before this agent's turn waits for it.
 const ADMISSIONS_WITHIN: Duration = Duration::from_millis(4500);
 /// No call may be under way for this long: the kubelet sends the call for the next container of a pod right
 /// after the answer for the previous one.

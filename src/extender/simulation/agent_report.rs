@@ -11,7 +11,7 @@ impl Machine {
     /// How far the agent has seen each pod come.
     pub(super) fn stages(&mut self) -> BTreeMap<PodUid, PodStage> {
         let Some(agent) = &mut self.agent else { return BTreeMap::new() };
-        agent.allocator.settle_checkpoint(&self.checkpoint);
+        agent.allocator.set_checkpoint(&self.checkpoint);
         agent.allocator.stages()
     }
 
@@ -30,10 +30,10 @@ impl Machine {
         let (serves, lists) = (agent.listed, agent.lists_at <= now);
         let uses = if lists { self.processes(now) } else { BTreeMap::new() };
         let mut report = AgentReport::of(NodeName::parse(&self.name).ok()?);
-        (report.phase, report.early) = match (leaving, serves) {
-            (true, _) => (AgentPhase::Leaving, Some(false)),
-            (false, true) => (AgentPhase::Serving, Some(false)),
-            (false, false) => (AgentPhase::Starting, None),
+        report.phase = match (leaving, serves) {
+            (true, _) => AgentPhase::Leaving,
+            (false, true) => AgentPhase::Serving,
+            (false, false) => AgentPhase::Starting,
         };
         let gpu = |gpu: &RegisteredGpu| ReportedGpu {
             healthy: gpu.healthy,

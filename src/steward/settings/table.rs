@@ -294,34 +294,10 @@ pub(crate) const KEYS: &[Key] = &[
     ),
     key(
         Sharing,
-        "binding",
-        ("auto|late|early", "auto"),
-        "When a container gets its devices: at its start, when the agent knows the container (late; needs CDI), or in \
-         the answer to Allocate, confirmed at the start (early); auto decides by the versions of kubelet and runtime, \
-         by whether the runtime reports CDI as enabled, and by whether the first containers got their devices",
-    ),
-    key(
-        Sharing,
         "topology-policy",
         ("auto|none|best-effort|restricted|single-numa-node", "auto"),
         "kubelet's topology manager policy; with any policy except none the agent moves a claim to the devices that \
          kubelet chose, if it fits there; auto reads config.yaml in kubelet's directory, else none",
-    ),
-    key(
-        Sharing,
-        "device-strategy",
-        ("auto|cdi|envvar", "auto"),
-        "How devices get into containers: cdi (the agent uses CDI) or envvar (NVIDIA's runtime reads \
-         NVIDIA_VISIBLE_DEVICES); auto asks the container runtime and takes envvar where every pod runs under \
-         NVIDIA's runtime, else cdi",
-    ),
-    key(
-        Sharing,
-        "allow-unisolated-gpus",
-        (SWITCH, "false"),
-        "Share GPUs also where binding is early and NVIDIA's runtime puts devices into containers (envvar): there a \
-         pod's own NVIDIA_VISIBLE_DEVICES=all opens every GPU of the node. Without this setting no container gets \
-         GPUs there",
     ),
     key(
         Sharing,

@@ -2,7 +2,6 @@
 
 use agent::settings::{Gpus, RegisterFormat, Topology};
 use decide::cluster::{AnsweredNodes, NodeChoice};
-use decide::device_injection::DeviceStrategy;
 use decide::labels::Labelling;
 use model::placement::{GpuOrder, GpuPolicy, NodePolicy, ScoreWeights};
 use model::pod::{LabelKeys, MAX_LABEL_KEYS};
@@ -95,15 +94,6 @@ pub(crate) fn resource(text: &str) -> Result<String, Why> {
     }
 }
 
-/// When a container gets its devices.
-pub(crate) fn binding(text: &str) -> Result<decide::allocator::BindingMode, Why> {
-    match text {
-        "late" => Ok(decide::allocator::BindingMode::Late),
-        "early" => Ok(decide::allocator::BindingMode::Early),
-        _ => Err("expected auto, late or early".into()),
-    }
-}
-
 /// A topology manager policy, by kubelet's names.
 pub(crate) fn topology(text: &str) -> Result<Topology, Why> {
     Topology::of_policy(text).ok_or_else(|| "expected auto, none, best-effort, restricted or single-numa-node".into())
@@ -151,16 +141,6 @@ pub(crate) fn register_format(text: &str) -> Result<RegisterFormat, Why> {
         "json" => Ok(RegisterFormat::Json),
         "colon" => Ok(RegisterFormat::Colon),
         _ => Err("expected json or colon".into()),
-    }
-}
-
-/// How devices get into containers.
-pub(crate) fn strategy(text: &str) -> Result<DeviceStrategy, Why> {
-    match text {
-        "auto" => Ok(DeviceStrategy::Auto),
-        "cdi" => Ok(DeviceStrategy::Cdi),
-        "envvar" => Ok(DeviceStrategy::Envvar),
-        _ => Err("expected auto, cdi or envvar".into()),
     }
 }
 

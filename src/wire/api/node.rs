@@ -348,7 +348,6 @@ pub fn error_counter_word(kind: ErrorCounter) -> &'static str {
         ErrorCounter::QueueFull => "queue_full",
         ErrorCounter::HoldersDisagree => "holders_disagree",
         ErrorCounter::CheckpointUnreadable => "checkpoint_unreadable",
-        ErrorCounter::StartMistaken => "start_mistaken",
         ErrorCounter::EditsNotApplied => "edits_not_applied",
         ErrorCounter::NotRemoved => "not_removed",
         ErrorCounter::NotCounted => "not_counted",

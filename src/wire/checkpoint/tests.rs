@@ -66,17 +66,6 @@ fn a_ticket_is_in_an_annotation_where_there_is_no_cdi() {
 }
 
 #[test]
-fn the_issued_ticket_is_in_an_annotation_beside_the_ticket() {
-    // `annotations { key: "gpu-steward.io/ticket" value: "t0…" }` and `annotations { key: "gpu-steward.io/issued"
-    // value: … }`.
-    let answer = "IjoKFWdwdS1zdGV3YXJkLmlvL3RpY2tldBIhdDAwMDAwMDAwMDAwMDAwMDAwMDAwMDAwMDAwMDAwMDAwIiYKFWdwdS1zdGV3YXJkLmlvL2lzc3VlZBIN\
-                  eyJ2ZXJzaW9uIjoxfQ==";
-    let read = parse(&file(&[entry(UID, "main", "[]", &format!("\"{answer}\""))])).unwrap();
-    assert_eq!(read.allocations[0].ticket, Some(ticket()));
-    assert_eq!(read.allocations[0].record.as_deref(), Some("{\"version\":1}"));
-}
-
-#[test]
 fn an_answer_of_another_plugin_is_recognised_and_a_lost_answer_is_not_one() {
     let named = |answer: &str| answer.replace("MDAwMDA", "LS0tLS0");
     let early = "IgYKAWESAWIiOgoVZ3B1LXN0ZXdhcmQuaW8vdGlja2V0EiF0MDAwMDAwMDAwMDAwMDAwMDAwMDAwMDAwMDAwMDAwMDA=";

@@ -45,29 +45,9 @@ write_network() {
 }
 
 write_containerd() {
-  local runtime
+  local runtime='plugins."io.containerd.cri.v1.runtime"'
   # Without CAP_SYS_RESOURCE, runc may not lower a sandbox's OOM score, and no pod would start.
-  case $(cat "$state/runtime") in
-    containerd1.6)
-      runtime='plugins."io.containerd.grpc.v1.cri"'
-      cat <<T
-version = 2
-[grpc]
-  address = "/run/containerd/containerd.sock"
-[plugins."io.containerd.internal.v1.opt"]
-  path = "/opt/containerd"
-[$runtime]
-  sandbox_image = "registry.local/pause:1"
-  restrict_oom_score_adj = true
-  netns_mounts_under_state_dir = true
-  [$runtime.cni]
-    bin_dir = "$(debian_folder)/usr/lib/cni"
-    conf_dir = "/etc/cni/net.d"
-T
-      ;;
-    *)
-      runtime='plugins."io.containerd.cri.v1.runtime"'
-      cat <<T
+  cat <<T
 version = 3
 [grpc]
   address = "/run/containerd/containerd.sock"
@@ -83,10 +63,6 @@ version = 3
   [$runtime.cni]
     bin_dirs = ["$(debian_folder)/usr/lib/cni"]
     conf_dir = "/etc/cni/net.d"
-T
-      ;;
-  esac
-  cat <<T
   [$runtime.containerd]
     default_runtime_name = "runc"
     [$runtime.containerd.runtimes.runc]

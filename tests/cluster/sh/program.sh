@@ -84,7 +84,6 @@ unpack() {
 
 release=$(. /etc/os-release 2>/dev/null && printf '%s' "${VERSION_CODENAME:-unknown}")
 debian_folder() { printf '%s/%s' "$tools" "$release"; }
-old_containerd() { printf '%s/%s-containerd' "$tools" "$release"; }
 
 # Builds helm, and prints its path.
 provide_helm() {
@@ -99,24 +98,19 @@ provide_helm() {
   say "$folder/helm"
 }
 
-# Builds everything that RUNTIME and this Kubernetes need. Sets $programs to the folders of the programs, for PATH.
+# Builds everything that this Kubernetes needs. Sets $programs to the folders of the programs, for PATH.
 programs=""
 provide() {
-  local module began=$SECONDS runtime=$1 later=""
-  [ "$2" = "$usual_kubernetes" ] || later=kubernetes-$2
+  local module began=$SECONDS later=""
+  [ "$1" = "$usual_kubernetes" ] || later=kubernetes-$1
   mkdir -p "$tools"
   # Two checkouts may build at the same time: take a lock.
   exec 8>>"$tools/lock"
   flock -n 8 || { say "another build is running; waiting"; flock 8; }
   unpack "$(debian_folder)" "${debian[@]}"
-  [ "$runtime" != containerd1.6 ] || unpack "$(old_containerd)" containerd
   for module in "${modules[@]}" $later; do build_module "$module"; done
   build_images
-  programs=$(module_folder kubernetes):$(module_folder helm):$(module_folder stub)
-  case $runtime in
-    containerd1.6) programs=$(old_containerd)/usr/bin:$programs ;;
-    *) programs=$(module_folder containerd):$programs ;;
-  esac
+  programs=$(module_folder containerd):$(module_folder kubernetes):$(module_folder helm):$(module_folder stub)
   # etcd is that of the default version.
   [ -z "$later" ] || programs=$(module_folder "$later"):$programs
   programs=$programs:$(debian_folder)/usr/sbin:$(debian_folder)/bin:$tools/image

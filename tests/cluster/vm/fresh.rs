@@ -11,8 +11,7 @@ use serde_json::{Value, json};
 /// Pods that wait for a node and come to this one at the same time.
 const PODS: u64 = 6;
 
-/// The pods' own variables loosen no limits: the agent offers no slots before it knows the binding mode for this
-/// runtime.
+/// The pods' own variables loosen no limits: the agent offers no slots before it knows whether the runtime has CDI.
 #[test]
 #[ignore = "takes minutes on the vm: tests/run --long vm"]
 fn the_first_pods_of_a_new_node_cannot_loosen_their_limits() {

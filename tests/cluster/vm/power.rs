@@ -8,8 +8,8 @@ use lab::eventually::eventually;
 /// Lists the state directory after a boot, before the agent has touched it.
 const FOUND: &str =
     "[Service]\nExecStartPre=+/bin/sh -c 'find /var/lib/gpu-steward -type f -printf \"%%s %%P\\\\n\" >/run/found'\n";
-/// The reasons of events with early binding if a ticket is lost or belongs to another pod.
-const ERRORS: [&str; 3] = ["Forgotten", "MistakenForAnother", "LimitsNotApplied"];
+/// The reasons of events if a container does not get what it was given.
+const ERRORS: [&str; 3] = ["Forgotten", "AnswerLost", "LimitsNotApplied"];
 
 /// Promise 28 in docs/specification.md.
 #[test]
@@ -42,21 +42,6 @@ fn running_pods<'a>(machine: &'a Machine, name: &str, count: usize) -> Pods<'a> 
     }
     pods.settle();
     pods
-}
-
-/// Without CDI the answer to `Allocate` is all that a container gets. So the state that it depends on must be on the
-/// disk before.
-#[test]
-#[ignore = "takes minutes on the vm: tests/run --long vm"]
-fn an_early_allocation_is_known_after_a_loss_of_power() {
-    let machine = Machine::up();
-    machine.drop_in("found.conf", FOUND.as_bytes());
-    machine.share(&["GPU_STEWARD_BINDING=early"]);
-    let mut pods = Pods::new(&machine, "vm-early");
-    pods.loose = false;
-    pods.add("main");
-    pods.settle();
-    cut_power(&machine, &mut pods);
 }
 
 /// Cuts the power right after the agent has answered the start of one more pod. Syncs of other programs bring directory

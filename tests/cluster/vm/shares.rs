@@ -38,8 +38,6 @@ pub(super) struct Pods<'a> {
     pods: Vec<(String, [TestContainer; 2])>,
     /// Ids of the containers that ran before `rebooted`.
     ran: BTreeSet<String>,
-    /// Whether each pod sets a variable that would loosen its limits. With late binding it has no effect.
-    pub loose: bool,
     /// The pods that the kubelet may fail before all run again, each of them once.
     may_fail: BTreeSet<String>,
 }
@@ -47,7 +45,7 @@ pub(super) struct Pods<'a> {
 impl<'a> Pods<'a> {
     pub(super) fn new(machine: &'a Machine, name: &str) -> Pods<'a> {
         let (space, gpus) = (machine.namespace(name), machine.gpus());
-        Pods { machine, space, gpus, pods: Vec::new(), ran: BTreeSet::new(), loose: true, may_fail: BTreeSet::new() }
+        Pods { machine, space, gpus, pods: Vec::new(), ran: BTreeSet::new(), may_fail: BTreeSet::new() }
     }
 
     /// Adds a pod: an init container and this app container, with device shares that no other pod has.
@@ -71,7 +69,6 @@ impl<'a> Pods<'a> {
         let claims: Vec<Claim<'_>> =
             containers.iter().zip(&devices).map(|((name, kind, ..), devices)| (*name, *kind, &devices[..])).collect();
         let loose = json!({ "env": [{ "name": "CUDA_DEVICE_MEMORY_LIMIT_0", "value": "999999m" }] });
-        let loose = if self.loose { loose } else { Value::Null };
         let pod = bare_pod((&self.space.name, name), NODE, &claims, &loose);
         let _ = self.machine.admin.create(&with_claim(pod, &self.gpus, &claims).to_string()).ok();
     }

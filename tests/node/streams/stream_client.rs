@@ -162,7 +162,7 @@ pub(super) fn full(node: &str, phase: Phase, pods: &[(&str, Stage, u32)]) -> Age
         phase: phase.into(),
         gpus: vec![gpu(node)],
         pods: pods_of(node, pods),
-        binding: 1,
+        binding: 0,
     };
     AgentMessage { version: 1, full: Some(full), change: None }
 }
@@ -171,7 +171,7 @@ pub(super) fn full(node: &str, phase: Phase, pods: &[(&str, Stage, u32)]) -> Age
 pub(super) fn change(node: &str, phase: Phase, pods: &[(&str, Stage, u32)], gone: &[&str]) -> AgentMessage {
     let change = NodeChange {
         phase: phase.into(),
-        binding: 1,
+        binding: 0,
         pods: pods_of(node, pods),
         pods_gone: gone.iter().map(ToString::to_string).collect(),
         ..NodeChange::default()

@@ -20,7 +20,7 @@ fn listed(pod: u32, container: &str, slots: &[(u32, u16)]) -> ContainerDevices {
 }
 
 fn issue(allocator: &mut NodeAllocator, ticket: u8, slots: &[(u32, u16)]) {
-    allocator.issue(Ticket::of_random([ticket; 16]), &ids(slots), None);
+    allocator.issue(Ticket::of_random([ticket; 16]), &ids(slots));
 }
 
 /// A pod with an init container and an app container that takes over its ids.
@@ -143,7 +143,7 @@ fn a_successor_of_the_same_name_does_not_get_the_devices_of_its_predecessor() {
 #[test]
 fn tickets_survive_a_restart() {
     let mut before = allocator(vec![two(1)]);
-    let tickets = [7, 8].map(|n| before.issue(Ticket::of_random([n; 16]), &ids(&[(0, 3)]), None));
+    let tickets = [7, 8].map(|n| before.issue(Ticket::of_random([n; 16]), &ids(&[(0, 3)])));
     let mut allocator = allocator(vec![two(1)]);
     allocator.recall_tickets(tickets.to_vec());
     assert_eq!(filled(allocator.start_by_listing(&ids(&[(0, 3)]), &[listed(1, "main", &[(0, 3)])])).len(), 2);

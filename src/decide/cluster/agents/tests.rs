@@ -5,13 +5,12 @@ use crate::cluster::tests::{NOW, bound, cluster, facts, name, names, slice};
 use crate::cluster::{BindOutcome, BindRefusal, BoundPod, ClosedReason, NodeFacts};
 use crate::ledger::ClaimState;
 use crate::placement::tests::uuid;
-use model::agent_stream::{AgentPhase, PodStage, ReportedGpu, ReportedPod, ReportedUse, ReportedUses};
+use model::agent_stream::{AgentPhase, PodStage, ReportedGpu, ReportedPod, ReportedUse};
 use model::claim::PodClaim;
 use model::gpu_pod::GpuPod;
 use model::id::ObjectUid;
 use model::placement::PlacementRequest;
 use model::reported_reading::ReportedReading;
-use model::request::ContainerRequest;
 
 const FIRST: StreamId = StreamId(1);
 
@@ -29,7 +28,7 @@ fn gpu(processes: Option<u32>) -> ReportedGpu {
 /// A report of node 0, which has lists of the processes on two GPUs, and of these pods with their processes on the first one.
 fn report(phase: AgentPhase, pods: &[(&PodUid, PodStage, u32)]) -> AgentReport {
     let mut report = AgentReport::of(name(0));
-    (report.phase, report.early) = (phase, Some(false));
+    report.phase = phase;
     report.gpus = [0, 1].map(|n| (uuid(n), gpu(Some(0)))).into();
     for (uid, stage, processes) in pods {
         let used = (uuid(0), ReportedUse { processes: *processes, memory_used: ReportedReading::UNKNOWN });
@@ -105,13 +104,15 @@ fn a_stream_that_is_back_in_time_closes_nothing() {
 }
 
 #[test]
-fn nothing_is_bound_to_a_node_whose_agent_starts_or_leaves() {
+fn nothing_is_bound_to_a_node_whose_agent_starts_or_leaves_or_is_old_and_has_no_cdi() {
     let mut cluster = cluster(1, 1);
     let pod = slice(1, 1000);
     cluster.filter(pod.clone(), names(1), NOW);
-    for (phase, why) in
-        [(AgentPhase::Starting, ClosedReason::AgentStarting), (AgentPhase::Leaving, ClosedReason::AgentLeaving)]
-    {
+    for (phase, why) in [
+        (AgentPhase::Starting, ClosedReason::AgentStarting),
+        (AgentPhase::ServingEarly, ClosedReason::AgentWithoutCdi),
+        (AgentPhase::Leaving, ClosedReason::AgentLeaving),
+    ] {
         cluster.agent_reports(FIRST, report(phase, &[]), NOW).unwrap();
         assert_eq!(cluster.bind(&pod.uid, &name(0)), Err(BindRefusal::Closed { node: name(0), why }));
     }
@@ -328,58 +329,10 @@ fn a_leader_that_leads_no_longer_and_a_node_that_is_gone_forget_the_stream() {
     }
 }
 
-#[test]
-fn with_early_binding_pods_of_other_amounts_are_on_their_way_one_after_the_other() {
-    let mut cluster = cluster(1, 2);
-    cluster.node_is(&facts(0, 2));
-    let [first, same, other] = [(1, 1000), (2, 1000), (3, 2000)].map(|(n, mib)| slice(n, mib));
-    let mut early = report(AgentPhase::Serving, &[]);
-    early.early = Some(true);
-    cluster.agent_reports(FIRST, early.clone(), NOW).unwrap();
-    bind(&mut cluster, &first);
-    bind(&mut cluster, &same);
-    cluster.filter(other.clone(), names(1), NOW);
-    let before = cluster.node(&name(0)).unwrap().devices().clone();
-    let refused = cluster.bind(&other.uid, &name(0));
-    assert_eq!(refused, Err(BindRefusal::InFlight { node: name(0), pod: first.uid.clone() }));
-    assert_eq!(format!("{before:?}"), format!("{:?}", cluster.node(&name(0)).unwrap().devices()), "nothing changed");
-    for pod in [&first, &same] {
-        early.pods.insert(pod.uid.clone(), ReportedPod { stage: PodStage::Allocated, uses: ReportedUses::default() });
-    }
-    cluster.agent_reports(FIRST, early, NOW).unwrap();
-    assert!(cluster.bind(&other.uid, &name(0)).is_ok());
-}
-
-/// The agent exchanges devices of pods with equal amounts. It does not know which GPUs a pod accepts, and a second container with
-/// other amounts may not fit there.
-#[test]
-fn with_early_binding_pods_that_could_not_exchange_their_gpus_are_on_their_way_one_after_the_other() {
-    let plain = slice(2, 1000);
-    let mut picky = slice(3, 1000);
-    picky.selection.avoid_types = vec!["t4".into()];
-    let mut longer = slice(4, 1000);
-    longer.requests.push(ContainerRequest { container: "second".into(), ..slice(4, 2000).requests[0].clone() });
-    for (first, next, waits) in [
-        (&slice(1, 1000), &plain, false),
-        (&slice(1, 1000), &picky, true),
-        (&picky, &plain, true),
-        (&slice(1, 1000), &longer, true),
-    ] {
-        let mut cluster = cluster(1, 2);
-        let mut early = report(AgentPhase::Serving, &[]);
-        early.early = Some(true);
-        cluster.agent_reports(FIRST, early, NOW).unwrap();
-        cluster.filter(first.clone(), names(1), NOW);
-        cluster.bind(&first.uid, &name(0)).unwrap();
-        cluster.filter(next.clone(), names(1), NOW);
-        assert_eq!(cluster.bind(&next.uid, &name(0)).is_err(), waits, "{first:?} {next:?}");
-    }
-}
-
 /// Some GPUs have other lists now.
 fn lists(gpus: &[(GpuUuid, Option<u32>)]) -> ReportChange {
     let gpus = gpus.iter().map(|(uuid, processes)| (uuid.clone(), gpu(*processes))).collect();
-    ReportChange { phase: AgentPhase::Serving, early: Some(false), gpus, ..ReportChange::default() }
+    ReportChange { phase: AgentPhase::Serving, gpus, ..ReportChange::default() }
 }
 
 #[test]

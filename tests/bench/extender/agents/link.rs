@@ -114,7 +114,7 @@ impl Link<'_> {
                     if mode.closed != before.closed && self.agent.number == 0 {
                         let phase = if mode.closed { Phase::Starting } else { Phase::Serving };
                         self.counts.sent(micros_now());
-                        if messages.send(&changed_to(NodeChange { phase: phase.into(), binding: 1, ..NodeChange::default() })).await.is_err() {
+                        if messages.send(&changed_to(NodeChange { phase: phase.into(), binding: 0, ..NodeChange::default() })).await.is_err() {
                             return SearchEnd::Broken;
                         }
                         beat = Instant::now() + BEAT;
@@ -156,7 +156,7 @@ impl Link<'_> {
         let full = NodeFull {
             node: self.agent.node.clone(),
             phase: Phase::Serving.into(),
-            binding: 1,
+            binding: 0,
             gpus: (0..GPUS).map(|index| self.gpu(index, USED)).collect(),
             pods: (0..self.agent.pods.len()).map(|place| self.pod(place, USED)).collect(),
         };
@@ -169,7 +169,7 @@ impl Link<'_> {
         let phase = if mode.closed && self.agent.number == 0 { Phase::Starting } else { Phase::Serving };
         changed_to(NodeChange {
             phase: phase.into(),
-            binding: 1,
+            binding: 0,
             gpus: vec![self.gpu(index, used)],
             pods: vec![self.pod(index, used)],
             ..NodeChange::default()

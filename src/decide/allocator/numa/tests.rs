@@ -26,11 +26,11 @@ fn following(gpu_pods: Vec<model::gpu_pod::GpuPod>) -> NodeAllocator {
 fn a_claim_moves_to_the_devices_that_the_kubelet_chose_if_it_fits_there() {
     let mut allocator = following(vec![single(1, device_share(1, 8, 30)), single(2, device_share(0, 70, 30))]);
     for (n, pod, slots) in [(7, 1, [(0, 3)]), (8, 2, [(1, 4)])] {
-        allocator.issue(model::id::Ticket::of_random([n; 16]), &ids(&slots), None);
+        allocator.issue(model::id::Ticket::of_random([n; 16]), &ids(&slots));
         let bound =
             filled(allocator.start(&ids(&slots), Some(&[row(1, "main", &[(0, 3)], 7), row(pod, "main", &slots, n)])));
         let changes = allocator.take_changes();
-        assert_eq!((bound[0].device_shares[0].device.clone(), changes.reassigned), (device(slots[0].0), 1), "{n}");
+        assert_eq!((bound[0].device_shares[0].device.clone(), changes.moved), (device(slots[0].0), 1), "{n}");
         assert_eq!(changes.claims[0].1, vec![bound[0].device_shares.clone()].into());
         assert!(!bound[0].differs);
     }
@@ -55,19 +55,19 @@ fn a_claim_does_not_move_to_devices_where_it_does_not_fit() {
         ),
     ] {
         let mut allocator = following(gpu_pods);
-        allocator.issue(model::id::Ticket::of_random([7; 16]), &ids(&one), None);
+        allocator.issue(model::id::Ticket::of_random([7; 16]), &ids(&one));
         let bound = filled(allocator.start(&ids(&one), Some(&[row(1, "main", &one, 7)])));
         assert_eq!(bound[0].device_shares[0].device, device(1), "{why}");
         assert_eq!(allocator.take_changes().claims, [], "{why}");
     }
     let chooser = GpuPod { chooses_gpus: true, ..single(1, device_share(1, 8, 30)) };
     let mut allocator = following(vec![chooser]);
-    allocator.issue(model::id::Ticket::of_random([7; 16]), &ids(&one), None);
+    allocator.issue(model::id::Ticket::of_random([7; 16]), &ids(&one));
     let bound = filled(allocator.start(&ids(&one), Some(&[row(1, "main", &one, 7)])));
     assert_eq!(bound[0].device_shares[0].device, device(1), "it accepts some GPUs only");
     let mut allocator = following(vec![single(1, device_share(1, 8, 30))]);
     allocator.set_devices(vec![SharedDevice { healthy: false, ..apart(0) }, apart(1)]);
-    allocator.issue(model::id::Ticket::of_random([7; 16]), &ids(&one), None);
+    allocator.issue(model::id::Ticket::of_random([7; 16]), &ids(&one));
     assert_eq!(
         filled(allocator.start(&ids(&one), Some(&[row(1, "main", &one, 7)])))[0].device_shares[0].device,
         device(1)
@@ -81,7 +81,7 @@ fn a_claim_stays_on_the_numa_node_that_the_kubelet_chose() {
         let mut allocator = following(vec![single(1, device_share(1, 8, 30))]);
         allocator
             .set_devices(vec![SharedDevice { numa, ..shared_gpu(0, 10) }, SharedDevice { numa, ..shared_gpu(1, 10) }]);
-        allocator.issue(model::id::Ticket::of_random([7; 16]), &ids(&one), None);
+        allocator.issue(model::id::Ticket::of_random([7; 16]), &ids(&one));
         let bound = filled(allocator.start(&ids(&one), Some(&[row(1, "main", &one, 7)])));
         assert_eq!(bound[0].device_shares[0].device, device(place), "{numa:?}");
     }
@@ -92,7 +92,7 @@ fn a_container_that_has_started_does_not_move() {
     let one = [(0, 3)];
     let checkpoint = [row(1, "main", &one, 7)];
     let mut allocator = allocator(vec![single(1, device_share(1, 8, 30))]);
-    allocator.issue(model::id::Ticket::of_random([7; 16]), &ids(&one), None);
+    allocator.issue(model::id::Ticket::of_random([7; 16]), &ids(&one));
     filled(allocator.start(&ids(&one), Some(&checkpoint)));
     allocator.follow_topology(true);
     assert_eq!(filled(allocator.start(&ids(&one), Some(&checkpoint)))[0].device_shares[0].device, device(1));
@@ -103,7 +103,7 @@ fn a_moved_claim_is_known_after_a_restart_even_if_it_was_never_written() {
     let one = [(0, 3)];
     let checkpoint = [row(1, "main", &one, 7)];
     let mut before = following(vec![single(1, device_share(1, 8, 30))]);
-    before.issue(model::id::Ticket::of_random([7; 16]), &ids(&one), None);
+    before.issue(model::id::Ticket::of_random([7; 16]), &ids(&one));
     filled(before.start(&ids(&one), Some(&checkpoint)));
     let kept = before.take_changes().tickets;
     let mut allocator = NodeAllocator::new(crate::allocator::WithoutClaim::Refuse, true);

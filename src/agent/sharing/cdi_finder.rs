@@ -1,0 +1,104 @@
+//! Asks the API server for the versions of kubelet and runtime, and the runtime whether its CDI is on.
+
+use apiserver::ApiConnection;
+use apiserver::versions::{self, VersionsUnknown};
+use decide::cdi::NodeCdi;
+use model::id::NodeName;
+use model::plugin::RegistrationState;
+use sources::names::CriSocket;
+use std::time::Duration;
+use tokio::sync::watch;
+use tokio::time::{sleep, timeout};
+use wire::versions::NodeVersions;
+
+/// How long an answer is waited for.
+const WITHIN: Duration = Duration::from_secs(3);
+/// Pause between two requests while nothing is known: the kubelet's first pods come a second or two after it has made its
+/// Node.
+const SOON: Duration = Duration::from_secs(1);
+/// Pause between two later requests; the answer of the runtime has some 4 KiB.
+const LATER: Duration = Duration::from_secs(15);
+
+/// Finds out whether containers get their devices by CDI.
+#[derive(Debug)]
+pub(crate) struct CdiFinder {
+    connection: ApiConnection,
+    node: NodeName,
+    cri_socket: CriSocket,
+    /// Reports why the agent does not register yet.
+    registration: watch::Sender<RegistrationState>,
+}
+
+impl CdiFinder {
+    pub(crate) fn new(
+        (connection, node): (ApiConnection, NodeName),
+        cri_socket: CriSocket,
+        registration: watch::Sender<RegistrationState>,
+    ) -> CdiFinder {
+        CdiFinder { connection, node, cri_socket, registration }
+    }
+
+    /// Asks, until the agent ends: the runtime may restart with another configuration. The versions are asked for while
+    /// they are not known, and while there is no CDI, because an upgrade may bring it.
+    pub(crate) async fn run(self, known: watch::Sender<NodeCdi>) {
+        let mut has_versions = false;
+        loop {
+            let works = known.borrow().finding().is_some_and(|finding| finding.works());
+            let versions = async { if has_versions && works { None } else { Some(self.versions().await) } };
+            let (versions, report) = tokio::join!(versions, self.report());
+            if let Ok(Some((runtime, on))) = &report {
+                known.send_if_modified(|cdi| cdi.runtime_reports(runtime, *on));
+            }
+            match versions {
+                None => {}
+                Some(Ok(NodeVersions { kubelet, runtime })) => {
+                    known.send_if_modified(|cdi| cdi.versions_are(&kubelet, &runtime));
+                    has_versions = true;
+                }
+                Some(Err(why)) if known.borrow().finding().is_none() => self.undecided(&why.to_string(), &report),
+                Some(Err(why)) => tracing::debug!("the versions of kubelet and runtime are not known: {why}"),
+            }
+            let undecided = known.borrow().finding().is_none();
+            sleep(if undecided { SOON } else { LATER }).await;
+        }
+    }
+
+    async fn versions(&self) -> Result<NodeVersions, VersionsUnknown> {
+        let none = || Err(VersionsUnknown::Unanswered("no answer at once".into()));
+        timeout(WITHIN, versions::of_own_node(&self.connection, &self.node)).await.unwrap_or_else(|_| none())
+    }
+
+    /// The runtime, and whether it reports that its CDI is on; `None` if it does not report that.
+    ///
+    /// # Errors
+    /// Where the runtime was looked for, and what went wrong.
+    async fn report(&self) -> Result<Option<(String, bool)>, String> {
+        let response = timeout(WITHIN, sources::names::runtime_cdi(self.cri_socket.clone())).await;
+        let response = response.unwrap_or_else(|_| Err("no answer at once".into()));
+        let (runtime, on) =
+            response.inspect_err(|why| tracing::debug!("the runtime does not say whether its CDI is on: {why}"))?;
+        Ok(on.map(|on| (runtime, on)))
+    }
+
+    /// Reports why the agent does not register. No container may come before it is known whether CDI works, because it
+    /// would start without its limits.
+    fn undecided(&self, why: &str, report: &Result<Option<(String, bool)>, String>) {
+        let runtime = match report {
+            Err(why) => format!("container runtime not found: {why}"),
+            Ok(None) => "the container runtime does not say whether its CDI is on".to_owned(),
+            Ok(Some((runtime, on))) => format!("{runtime} says that its CDI is {}", if *on { "on" } else { "off" }),
+        };
+        let text = format!("it is not known whether containers can get GPUs by CDI: {why}; {runtime}");
+        let new = RegistrationState::Undecided(text.as_str().into());
+        let changed = self.registration.send_if_modified(|registration| {
+            let changes = *registration != new && *registration != RegistrationState::Follows;
+            if changes {
+                *registration = new;
+            }
+            changes
+        });
+        if changed {
+            tracing::warn!("GPUs are not offered to kubelet yet: {text}");
+        }
+    }
+}

@@ -1,0 +1,104 @@
+//! What follows from what is known about CDI: without CDI no slot is free, and log, Node and `/readyz` say what to change.
+
+use super::cdi_check::CdiCheckResult;
+use super::sharing_task::Sharing;
+use crate::event_log::{PodEvent, log_pod_event};
+use apiserver::writes::EventType;
+use decide::allocator::BoundContainer;
+use model::id::{ContainerKey, PodRef};
+use model::observation::ErrorCounter;
+use model::plugin::CdiState;
+use model::request::ContainerRole;
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+impl Sharing {
+    /// Applies what is known about CDI when that has changed. Without CDI the plugin stays registered, because the
+    /// kubelet asks it before it starts a container again, and offers no free slot.
+    pub(super) fn apply_cdi(&mut self) {
+        let Some(before) = self.cdi.take() else { return };
+        let Some(now) = self.cdi.finding().cloned() else { return };
+        let was_missing = before.is_some_and(|before| !before.works());
+        if now.works() {
+            tracing::info!(why = &*now.why, "containers get their GPUs by CDI");
+            if was_missing {
+                let note =
+                    format!("Containers get their GPUs by CDI again, and this node offers its GPUs: {}.", now.why);
+                self.status.write_on_node(EventType::Normal, "CdiWorks", note);
+            }
+        } else {
+            tracing::error!("this node offers no GPU, because containers would not get their limits: {}", now.why);
+            let note = format!("This node offers no GPU, because containers would not get their limits: {}.", now.why);
+            self.status.write_on_node(EventType::Warning, "CdiMissing", note);
+        }
+        self.allocator.set_tickets_lost(now.lost);
+        self.allocator.close(!now.works());
+        self.publish_list();
+        self.check_all_by_ticket();
+    }
+
+    /// Counts whether there is CDI, and how many pods run that an earlier release started without it.
+    pub(super) fn count_cdi(&mut self) {
+        let state = match self.cdi.finding() {
+            None => CdiState::Unknown,
+            Some(finding) if finding.works() => CdiState::Works,
+            Some(finding) => {
+                let pods: BTreeSet<_> = self.allocator.early_tickets().into_iter().map(|(pod, _)| pod).collect();
+                let earlier_pods = u32::try_from(pods.len()).unwrap_or(u32::MAX);
+                CdiState::Missing { why: Arc::clone(&finding.why), earlier_pods }
+            }
+        };
+        self.counts.cdi_is(state);
+    }
+
+    /// Starts a check of the first containers: do they have their devices?
+    pub(super) fn check_first_containers(&mut self, bound: &[BoundContainer]) {
+        let works = self.cdi.finding().is_some_and(decide::cdi::CdiFinding::works);
+        // An init container may end before the check.
+        let stays = |bound: &&BoundContainer| {
+            let requests = self.allocator.gpu_pod(&bound.holder.pod).map_or(&[][..], |gpu_pod| &gpu_pod.requests);
+            requests
+                .iter()
+                .any(|request| request.container == bound.holder.container && request.role != ContainerRole::Init)
+        };
+        let stays: Vec<&BoundContainer> = bound.iter().filter(|bound| works && !bound.early).filter(stays).collect();
+        stays.into_iter().for_each(|one| self.cdi.check_first(&one.holder, &one.pod));
+    }
+
+    /// If it is known that the runtime ignores tickets, checks every container that may have started with one.
+    pub(super) fn check_all_by_ticket(&mut self) {
+        if self.cdi.finding().is_some_and(|finding| finding.lost) {
+            self.allocator.started_by_ticket().into_iter().for_each(|about| self.cdi.check_any(about));
+        }
+    }
+
+    /// Handles the result of a check: whether a container really has its devices.
+    pub(super) fn handle_cdi_check(&mut self, result: &CdiCheckResult) {
+        let CdiCheckResult { key, pod, has } = result;
+        self.cdi.has_checked(result);
+        match has {
+            // Also where a container was seen without its devices before, for example before the runtime changed.
+            Some(true) if self.cdi.has_devices() => {
+                tracing::info!(%pod, container = &*key.container, "a container has what its CDI device stands for: CDI works here");
+            }
+            Some(true) => {
+                tracing::debug!(%pod, container = &*key.container, "a container has what its CDI device stands for")
+            }
+            None => {
+                tracing::info!(%pod, container = &*key.container, "whether CDI works here could not be seen");
+            }
+            Some(false) => self.handle_missing_devices(key, pod),
+        }
+    }
+
+    /// A container runs without what its ticket stands for. Once containers of two namespaces do, the node offers no GPU,
+    /// so that this happens to no other container, and all that have started with a ticket are checked. A runtime that
+    /// reports its CDI as on is believed more.
+    fn handle_missing_devices(&mut self, key: &ContainerKey, pod: &PodRef) {
+        if self.status.not_applied(&key.pod, pod) {
+            self.counts.error(ErrorCounter::EditsNotApplied);
+            log_pod_event(pod, &PodEvent::LimitsNotApplied { container: &key.container });
+        }
+        self.cdi.lacks_devices(pod);
+    }
+}

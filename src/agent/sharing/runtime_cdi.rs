@@ -1,0 +1,168 @@
+//! Whether containers of this node get their devices by CDI: what is known, and the checks of the first containers.
+
+use super::cdi_check::{self, CdiCheckResult, CdiChecks};
+use decide::cdi::{CdiFinding, NodeCdi};
+use effects::binding_file::BindingFile;
+use model::id::{ContainerKey, PodRef, PodUid};
+use model::pod::PodList;
+use model::view::NodeView;
+use sources::roots::HostRoots;
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use tokio::sync::{mpsc, watch};
+
+/// What is known about CDI, and the checks of containers.
+#[derive(Debug)]
+pub(super) struct RuntimeCdi {
+    known: watch::Sender<NodeCdi>,
+    changes: watch::Receiver<NodeCdi>,
+    /// The finding that is in force; `None` before the first one.
+    finding: Option<CdiFinding>,
+    /// Results of the tasks that check whether containers got their devices.
+    results: (mpsc::Sender<CdiCheckResult>, mpsc::Receiver<CdiCheckResult>),
+    /// The containers that were checked, and those that are being checked.
+    checks: CdiChecks,
+    seen: CheckSources,
+    state_dir: PathBuf,
+}
+
+/// Where a check finds a container.
+#[derive(Clone, Debug)]
+pub(super) struct CheckSources {
+    /// The paths of the host's `/proc` and cgroups.
+    pub roots: HostRoots,
+    /// The node view.
+    pub view: watch::Receiver<Arc<NodeView>>,
+    /// The pods of this node.
+    pub pods: watch::Receiver<Option<Arc<PodList>>>,
+}
+
+/// What has happened.
+#[derive(Debug)]
+pub(super) enum CdiEvent {
+    /// More is known.
+    Known,
+    /// A check has ended.
+    Checked(CdiCheckResult),
+}
+
+impl RuntimeCdi {
+    /// Begins with what the previous agent found.
+    pub(super) fn new(seen: CheckSources, state_dir: &Path) -> RuntimeCdi {
+        let (known, changes) = watch::channel(NodeCdi::new(sources::state_dir::cdi_support(state_dir)));
+        let (state_dir, results) = (state_dir.to_owned(), mpsc::channel(1));
+        RuntimeCdi { known, changes, finding: None, results, checks: CdiChecks::default(), seen, state_dir }
+    }
+
+    /// Takes what the API server and the runtime say.
+    pub(super) fn sender(&self) -> watch::Sender<NodeCdi> {
+        self.known.clone()
+    }
+
+    /// What is known, as it changes.
+    pub(super) fn watch(&self) -> watch::Receiver<NodeCdi> {
+        self.changes.clone()
+    }
+
+    /// The state directory.
+    pub(super) fn state_dir(&self) -> &Path {
+        &self.state_dir
+    }
+
+    /// Waits until it is known whether containers get their devices by CDI.
+    pub(super) async fn is_known(&self) {
+        // The channel does not close before the owner ends.
+        let mut known = self.changes.clone();
+        let _ = known.wait_for(|cdi| cdi.finding().is_some()).await.is_ok();
+    }
+
+    /// Waits for the next event. Neither channel closes before the owner ends.
+    pub(super) async fn next(&mut self) -> Option<CdiEvent> {
+        tokio::select! {
+            changed = self.changes.changed() => changed.ok().map(|()| CdiEvent::Known),
+            results = self.results.1.recv() => results.map(CdiEvent::Checked),
+        }
+    }
+
+    /// Whether it is known that CDI works. An agent that waits for its turn has no finding in force yet.
+    pub(super) fn works(&self) -> bool {
+        self.changes.borrow().finding().is_some_and(|finding| finding.works())
+    }
+
+    /// The finding that is in force.
+    pub(super) fn finding(&self) -> Option<&CdiFinding> {
+        self.finding.as_ref()
+    }
+
+    /// Puts the newest finding in force, and saves it for the next agent. Returns the one before, if it differs.
+    pub(super) fn take(&mut self) -> Option<Option<CdiFinding>> {
+        let now = self.changes.borrow_and_update().finding();
+        if now == self.finding {
+            return None;
+        }
+        let works = |finding: &Option<CdiFinding>| finding.as_ref().is_some_and(CdiFinding::works);
+        if works(&now) && !works(&self.finding) {
+            // What was seen before no longer counts.
+            self.checks.begin();
+        }
+        if let Some(now) = &now {
+            self.save(now);
+        }
+        Some(std::mem::replace(&mut self.finding, now))
+    }
+
+    fn save(&self, finding: &CdiFinding) {
+        let file = BindingFile::new(&self.state_dir);
+        if let Err(error) = file.write(finding.found, &finding.runtime) {
+            tracing::warn!(file = %file.path().display(), %error, "cannot save for the agent's next start whether CDI works here");
+        }
+    }
+
+    /// Forgets pods that are gone.
+    pub(super) fn forget(&mut self, here: &BTreeSet<&PodUid>) {
+        self.checks.forget(here);
+    }
+
+    /// Starts a check of this container, if it is one of the first.
+    pub(super) fn check_first(&mut self, key: &ContainerKey, pod: &PodRef) {
+        if self.checks.is_due_first(key) {
+            self.check((key.clone(), pod.clone()));
+        }
+    }
+
+    /// Starts a check of this container, unless its result is known.
+    pub(super) fn check_any(&mut self, about: (ContainerKey, PodRef)) {
+        if self.checks.is_due(&about.0) {
+            self.check(about);
+        }
+    }
+
+    fn check(&self, about: (ContainerKey, PodRef)) {
+        let CheckSources { roots, view, pods } = self.seen.clone();
+        tokio::spawn(cdi_check::watch(about, roots, (view, pods), self.results.0.clone()));
+    }
+
+    /// A check has ended.
+    pub(super) fn has_checked(&mut self, CdiCheckResult { key, has, .. }: &CdiCheckResult) {
+        self.checks.ended(key, has.is_some());
+    }
+
+    /// A container was seen with its devices. Returns whether it is the first.
+    pub(super) fn has_devices(&mut self) -> bool {
+        let first = self.checks.has();
+        if first {
+            self.known.send_if_modified(|cdi| cdi.containers_show(true));
+        }
+        first
+    }
+
+    /// A container of this pod was seen without its devices. Enough of them show that the runtime ignores CDI devices,
+    /// unless it reports that its CDI is on.
+    pub(super) fn lacks_devices(&mut self, pod: &PodRef) {
+        let doubtful = self.finding.as_ref().is_some_and(|finding| finding.works() && !finding.announced);
+        if self.checks.lacks(pod) && doubtful {
+            self.known.send_if_modified(|cdi| cdi.containers_show(false));
+        }
+    }
+}

@@ -1,0 +1,74 @@
+//! Issues tickets, and tells which tickets and containers are known.
+
+use super::state::NodeAllocator;
+use model::id::{ContainerKey, PodRef, PodUid, Ticket};
+use model::request::{ContainerRequest, ContainerRole};
+use model::ticket::IssuedTicket;
+use std::sync::Arc;
+
+impl NodeAllocator {
+    /// Sets whether it is known that the CDI device of a ticket reaches no container of this node. Then a container
+    /// that got only a ticket does not start.
+    pub fn set_tickets_lost(&mut self, lost: bool) {
+        self.policy.tickets_lost = lost;
+    }
+
+    /// Stores a ticket that the kubelet gets for `ids`.
+    pub fn issue(&mut self, ticket: Ticket, ids: &[Arc<str>]) -> IssuedTicket {
+        let order = self.tickets.next();
+        let issued = IssuedTicket { ticket, order, ids: ids.to_vec(), expected: None, holder: None, given: None };
+        self.tickets.keep(issued.clone());
+        issued
+    }
+
+    /// Takes over the tickets that an earlier process issued.
+    pub fn recall_tickets(&mut self, issued: Vec<IssuedTicket>) {
+        for issued in issued {
+            self.tickets.keep(issued);
+        }
+    }
+
+    /// Forgets tickets that no container holds any more.
+    pub fn forget_tickets(&mut self, tickets: &[Ticket]) {
+        for ticket in tickets {
+            self.tickets.forget(ticket);
+        }
+    }
+
+    /// An issued ticket by its name.
+    #[must_use]
+    pub fn issued(&self, ticket: &Ticket) -> Option<&IssuedTicket> {
+        self.tickets.get(ticket)
+    }
+
+    /// The ticket that was issued last for exactly these ids.
+    #[must_use]
+    pub fn newest_ticket(&self, ids: &[Arc<str>]) -> Option<&Ticket> {
+        let ids = ids.iter().map(|id| &**id).collect();
+        self.tickets.of(&ids).last().map(|issued| &issued.ticket)
+    }
+
+    /// Containers of started pods that got only a ticket at `Allocate`, without init containers, by the kubelet's
+    /// checkpoint as it was read last.
+    #[must_use]
+    pub fn started_by_ticket(&self) -> Vec<(ContainerKey, PodRef)> {
+        let by_ticket = self.held.values().filter(|row| row.ticket.is_some() && !row.early).map(|row| &row.holder);
+        let of = |holder: &ContainerKey| {
+            let gpu_pod = self.pods.by_uid.get(&holder.pod).filter(|gpu_pod| !gpu_pod.finished)?;
+            let stays = |request: &ContainerRequest| {
+                request.container == holder.container && request.role != ContainerRole::Init
+            };
+            gpu_pod.requests.iter().any(stays).then(|| (holder.clone(), gpu_pod.pod.clone()))
+        };
+        by_ticket.filter(|holder| self.pods.started.contains(&holder.pod)).filter_map(of).collect()
+    }
+
+    /// The tickets of containers that an earlier release gave their devices at `Allocate`, each with its pod, of pods
+    /// that have not finished, by the kubelet's checkpoint as it was read last.
+    #[must_use]
+    pub fn early_tickets(&self) -> Vec<(&PodUid, &Ticket)> {
+        let here = |uid: &PodUid| self.pods.by_uid.get(uid).is_some_and(|gpu_pod| !gpu_pod.finished);
+        let early = self.held.values().filter(|row| row.early && here(&row.holder.pod));
+        early.filter_map(|row| Some((&row.holder.pod, row.ticket.as_ref()?))).collect()
+    }
+}
