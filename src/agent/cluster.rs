@@ -3,9 +3,9 @@
 
 use super::departure::{Departure, departure};
 use super::guarding::Guarding;
-use super::latch::Progress;
 use super::leader_stream::LeaderStream;
 use super::node_writer::Announcing;
+use super::readiness::Progress;
 use super::settings::{AgentSettings, ReportSettings};
 use super::sharing;
 use apiserver::ApiConnection;

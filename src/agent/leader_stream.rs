@@ -12,7 +12,7 @@
 //! thousands of agents at once; a stream that ends because its token has, while there is a newer one.
 
 use super::departure::{DepartureSeen, LeaveState};
-use super::latch::Progress;
+use super::readiness::Progress;
 use super::settings::ReportSettings;
 use decide::agent_report::{SharingStages, report};
 use decide::leader_search::{LeaderSearch, SearchEnd};
@@ -26,7 +26,7 @@ use std::hash::{BuildHasher, RandomState};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
-use stream::leader_connection::{self, Spoken};
+use stream::leader_connection::{self, AlpnProtocol};
 use stream::opening::{self, AgentStream};
 use stream::{MessageError, SERVER_NAME, convert};
 use tokio::sync::watch;
@@ -322,7 +322,7 @@ async fn open(settings: &ReportSettings, address: &str, token: OwnToken) -> Resu
 
 async fn begin(settings: &ReportSettings, address: &str, token: &OwnToken) -> Result<AgentStream, String> {
     let trusted = read(&settings.ca_file).await?;
-    let connection = leader_connection::connect(address, trusted.as_bytes(), Spoken::Http1).await;
+    let connection = leader_connection::connect(address, trusted.as_bytes(), AlpnProtocol::Http1).await;
     let opened = opening::open(connection.map_err(|why| why.to_string())?, SERVER_NAME, &token.text).await;
     opened.map_err(|why| why.to_string())
 }

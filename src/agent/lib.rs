@@ -12,7 +12,7 @@ mod driver_release;
 mod release_command;
 mod addresses;
 mod threads;
-mod latch;
+mod readiness;
 mod departure;
 mod leader_stream;
 mod event_log;
@@ -34,7 +34,6 @@ use departure::Departure;
 use driver_release::DriverRelease;
 use effects::state_file::StateFile;
 use incidents::IncidentKeeper;
-use latch::{Latch, Progress};
 use listeners::Listeners;
 use model::id::NodeName;
 use model::pod::PodList;
@@ -42,6 +41,7 @@ use model::view::NodeView;
 use node_task::NodeTask;
 use ports::{Ports, admin};
 use prepare::{announce, connect, node_name, open_usage};
+use readiness::{Progress, Readiness};
 use reload::{PortAccess, Reload};
 use serve::admin_access::{self, AdminAccess};
 use serve::caller::AllowedHosts;
@@ -143,8 +143,8 @@ impl Agent {
         let threads =
             threads::open((&settings.sources, settings.standalone), (&name, &view_seen, &driver.0), &reporter, &stop)
                 .map_err(|(doing, error)| StartError::io(&doing, &error))?;
-        let latch = Latch::new(!settings.standalone);
-        let (ready, ready_seen) = watch::channel(latch.readiness());
+        let readiness = Readiness::new(!settings.standalone);
+        let (ready, ready_seen) = watch::channel(readiness.check());
         let (usage_broken, usage) = watch::channel(None);
         let initial = if settings.standalone { Progress::Shares } else { Progress::Begins };
         let (progressing, progress) = watch::channel(initial);
@@ -160,7 +160,7 @@ impl Agent {
         let replaced_seen = Arc::clone(&replaced);
         let node = NodeTask {
             node,
-            latch,
+            readiness,
             observations,
             usage,
             progress,

@@ -3,7 +3,7 @@
 
 use super::clear_incident::ClearIncident;
 use super::event_log::{log_cleared, log_event};
-use super::latch::{Latch, Progress};
+use super::readiness::{Progress, Readiness};
 use decide::node::NodeState;
 use model::incident::KeptIncidents;
 use model::observation::{Fact, Observation, Sample};
@@ -31,7 +31,7 @@ pub(crate) struct NodeTask {
     /// The node's state.
     pub node: NodeState,
     /// The conditions of readiness.
-    pub latch: Latch,
+    pub readiness: Readiness,
     /// The observations of the sources.
     pub observations: Observations,
     /// The reason why the usage socket is not served; `None` if it is served.
@@ -77,17 +77,17 @@ impl NodeTask {
                 () = sleep_until(publish_at) => {
                     self.publish();
                     publish_at = Instant::now() + self.period + self.period / 2;
-                    if !announced && (self.latch.opened() || begin.elapsed() > ANNOUNCE_WITHIN) {
+                    if !announced && (self.readiness.opened() || begin.elapsed() > ANNOUNCE_WITHIN) {
                         announced = true;
                         notify::ready(&self.summary());
                     }
                 }
                 Ok(()) = self.usage.changed() => {
-                    self.latch.usage = self.usage.borrow_and_update().clone();
+                    self.readiness.usage = self.usage.borrow_and_update().clone();
                     self.update_readiness();
                 }
                 Ok(()) = self.progress.changed() => {
-                    self.latch.progress = *self.progress.borrow_and_update();
+                    self.readiness.progress = *self.progress.borrow_and_update();
                     self.update_readiness();
                 }
                 Some(clear) = self.clears.recv() => {
@@ -102,7 +102,7 @@ impl NodeTask {
                         if matches!(observation, Observation::Sample(Sample::Cgroups(_))) {
                             publish_at = publish_at.min(Instant::now() + SETTLE);
                         }
-                        self.latch.observe(&observation);
+                        self.readiness.observe(&observation);
                         self.apply(observation);
                     }
                     self.update_readiness();
@@ -150,7 +150,7 @@ impl NodeTask {
     }
 
     fn update_readiness(&self) {
-        let readiness = self.latch.readiness();
+        let readiness = self.readiness.check();
         let changed = self.ready.send_if_modified(|now| {
             let changed = *now != readiness;
             now.clone_from(&readiness);
@@ -159,7 +159,7 @@ impl NodeTask {
         if changed {
             match readiness {
                 Ok(()) => tracing::info!("ready"),
-                Err(why) if self.latch.opened() => tracing::warn!(reason = &*why, "not ready"),
+                Err(why) if self.readiness.opened() => tracing::warn!(reason = &*why, "not ready"),
                 Err(why) => tracing::debug!(reason = &*why, "not ready yet"),
             }
             notify::status(&self.summary());

@@ -1,6 +1,6 @@
 //! The servers, each as a task that must not end.
 
-use super::latch::Progress;
+use super::readiness::Progress;
 use crate::listeners::Listeners;
 use effects::http;
 use model::view::NodeView;

@@ -116,7 +116,7 @@ fn uses(gpus: &[GpuUse], now: Monotonic) -> ReportedUses {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::unread;
+    use crate::fixtures;
     use model::id::NodeName;
     use model::reported_reading::ReadingAge;
     use model::time::Now;
@@ -184,7 +184,7 @@ mod tests {
     fn a_list_that_is_missing_is_unknown_and_one_that_the_driver_never_has_is_empty() {
         let processes = |list: Reading<Arc<[GpuProcess]>>| {
             let mut view = view(Vec::new());
-            view.gpus = vec![GpuView { processes: list, ..unread::view(unread::gpu(1)) }];
+            view.gpus = vec![GpuView { processes: list, ..fixtures::view(fixtures::gpu(1)) }];
             report(&view, &SharingStages::default(), false).gpus.values().next().unwrap().processes
         };
         let listed = processes(Reading::Measured(Arc::from([]), Monotonic(1)));
@@ -207,10 +207,10 @@ mod tests {
             profile: "1g.10gb".into(),
             memory_total: Reading::Measured(Bytes(10 << 30), Monotonic(1)),
         };
-        let mut gpu = unread::gpu(1);
+        let mut gpu = fixtures::gpu(1);
         gpu.mig = Reading::Measured(vec![instance(1), instance(2)], Monotonic(1));
         let mut view = view(Vec::new());
-        view.gpus = vec![unread::view(gpu)];
+        view.gpus = vec![fixtures::view(gpu)];
         let shown = |view: &NodeView| -> Vec<(String, Option<u32>)> {
             let gpus = report(view, &SharingStages::default(), false).gpus;
             gpus.into_iter().map(|(uuid, gpu)| (uuid.to_string(), gpu.processes.get())).collect()

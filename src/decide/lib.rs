@@ -17,7 +17,7 @@ pub mod node_event;
 pub mod names;
 pub mod api_pods;
 #[cfg(test)]
-mod unread;
+mod fixtures;
 pub mod occupants;
 pub mod switches;
 pub mod gpus;

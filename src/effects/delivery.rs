@@ -29,7 +29,7 @@ mod edits;
 mod tickets;
 mod pod_files;
 
-pub use edits::{HostDeviceNode, NodeKit};
+pub use edits::{HostDeviceNode, NodeEdits};
 pub use file::DeliveryError;
 pub(crate) use file::rename_through;
 pub use limiter::LimiterLibrary;
@@ -65,7 +65,7 @@ pub struct DeviceDelivery {
     pods: PathBuf,
     cdi: PathBuf,
     trash: Trash,
-    kit: NodeKit,
+    node_edits: NodeEdits,
 }
 
 impl DeviceDelivery {
@@ -73,13 +73,13 @@ impl DeviceDelivery {
     ///
     /// # Errors
     /// If a folder cannot be made or written into: the agent reports it at the start and not at the first pod.
-    pub fn new(state: &Path, cdi: &Path, kit: NodeKit) -> Result<DeviceDelivery, DeliveryError> {
+    pub fn new(state: &Path, cdi: &Path, node_edits: NodeEdits) -> Result<DeviceDelivery, DeliveryError> {
         let pods = state.join(limits::PODS);
         make_folder(state)?;
         restrict_to_agent(state)?;
         make_folder(&pods)?;
         let trash = Trash::new(state)?;
-        let delivery = DeviceDelivery { state: state.to_owned(), pods, cdi: cdi.to_owned(), trash, kit };
+        let delivery = DeviceDelivery { state: state.to_owned(), pods, cdi: cdi.to_owned(), trash, node_edits };
         fs::DirBuilder::new().recursive(true).mode(0o755).create(cdi).map_err(failed("make folder", cdi))?;
         let probe = cdi.join(".gpu-steward-probe");
         fs::write(&probe, b"").map_err(failed("write into the folder of CDI specs:", &probe))?;
@@ -87,10 +87,10 @@ impl DeviceDelivery {
         Ok(delivery)
     }
 
-    /// A delivery into the same folders with another [`NodeKit`].
-    pub fn with(&self, kit: NodeKit) -> DeviceDelivery {
+    /// A delivery into the same folders with another [`NodeEdits`].
+    pub fn with(&self, node_edits: NodeEdits) -> DeviceDelivery {
         let (state, pods, cdi) = (self.state.clone(), self.pods.clone(), self.cdi.clone());
-        DeviceDelivery { state, pods, cdi, trash: self.trash.clone(), kit }
+        DeviceDelivery { state, pods, cdi, trash: self.trash.clone(), node_edits }
     }
 
     /// Writes the files of a container and the spec of its `ticket`. A second call writes the same files.
@@ -131,8 +131,8 @@ impl DeviceDelivery {
         crate::failpoint!("limits-renamed");
         let path = self.cdi.join(ticket::file_name(ticket));
         self.check_no_other_spec(ticket)?;
-        let edits = self.kit.edits(container_limits, &file);
-        let spec = cdi::CdiSpec::of_device(ticket::KIND, ticket.as_str(), edits, self.kit.carried);
+        let edits = self.node_edits.edits(container_limits, &file);
+        let spec = cdi::CdiSpec::of_device(ticket::KIND, ticket.as_str(), edits, self.node_edits.carried);
         let text = cdi::encode(&spec).map_err(cannot_encode(&path))?;
         Ok((path, text))
     }
@@ -151,8 +151,8 @@ impl DeviceDelivery {
         make_folder(folder)?;
         let file = folder.join(limits::FILE_NAME);
         put(&file, limits::encode(container_limits).map_err(cannot_encode(&file))?.as_bytes())?;
-        if let Some(limiter) = self.kit.limiter_for(container_limits) {
-            limiter.fill(folder, &self.kit.limits(container_limits), container_limits.uid.as_str())?;
+        if let Some(limiter) = self.node_edits.limiter_for(container_limits) {
+            limiter.fill(folder, &self.node_edits.limits(container_limits), container_limits.uid.as_str())?;
         }
         Ok(file)
     }
@@ -304,17 +304,17 @@ mod tests {
         }
     }
 
-    fn kit() -> NodeKit {
-        let mut kit = NodeKit::default();
+    fn node_edits() -> NodeEdits {
+        let mut node_edits = NodeEdits::default();
         for minor in 0..2 {
             let node = HostDeviceNode { path: format!("/dev/nvidia{minor}"), host: "/dev/null".into() };
-            kit.nodes.insert(GpuUuid::parse(&format!("GPU-{minor}")).unwrap(), vec![node]);
+            node_edits.nodes.insert(GpuUuid::parse(&format!("GPU-{minor}")).unwrap(), vec![node]);
         }
-        kit
+        node_edits
     }
 
     fn delivery(folder: &Path) -> DeviceDelivery {
-        DeviceDelivery::new(&folder.join("state"), &folder.join("cdi"), kit()).unwrap()
+        DeviceDelivery::new(&folder.join("state"), &folder.join("cdi"), node_edits()).unwrap()
     }
 
     fn names(folder: &Path) -> BTreeSet<String> {
@@ -405,10 +405,10 @@ mod tests {
 
     #[test]
     fn the_agents_edits_override_those_of_the_hosts_spec() {
-        let mut kit = kit();
-        kit.common.env.push("NVIDIA_VISIBLE_DEVICES=all".into());
-        kit.common.mounts.push(cdi::CdiMount::read_only("/tmp/loose", limits::PATH));
-        let edits = kit.edits(&container_limits(1, "main"), Path::new("/limits"));
+        let mut node_edits = node_edits();
+        node_edits.common.env.push("NVIDIA_VISIBLE_DEVICES=all".into());
+        node_edits.common.mounts.push(cdi::CdiMount::read_only("/tmp/loose", limits::PATH));
+        let edits = node_edits.edits(&container_limits(1, "main"), Path::new("/limits"));
         let visible: Vec<&String> =
             edits.env.iter().filter(|variable| variable.starts_with("NVIDIA_VISIBLE")).collect();
         assert_eq!(visible, ["NVIDIA_VISIBLE_DEVICES=void"]);
@@ -417,7 +417,7 @@ mod tests {
 
     #[test]
     fn each_device_brings_only_its_own_edits_of_the_hosts_spec() {
-        let mut kit = kit();
+        let mut node_edits = node_edits();
         let node = |path: &str, host: &str| cdi::CdiDeviceNode {
             host_path: Some(host.into()),
             ..cdi::CdiDeviceNode::at(path)
@@ -430,13 +430,13 @@ mod tests {
                 ],
                 ..cdi::CdiEdits::default()
             };
-            kit.own.insert(GpuUuid::parse(&format!("GPU-{minor}")).unwrap(), own);
+            node_edits.own.insert(GpuUuid::parse(&format!("GPU-{minor}")).unwrap(), own);
         }
-        kit.shared_nodes.push(HostDeviceNode { path: "/dev/nvidiactl".into(), host: "/dev/nvidiactl".into() });
-        kit.common.device_nodes.push(node("/dev/nvidiactl", "/run/nvidia/driver/dev/nvidiactl"));
+        node_edits.shared_nodes.push(HostDeviceNode { path: "/dev/nvidiactl".into(), host: "/dev/nvidiactl".into() });
+        node_edits.common.device_nodes.push(node("/dev/nvidiactl", "/run/nvidia/driver/dev/nvidiactl"));
         let mut one = container_limits(1, "main");
         one.devices.truncate(1);
-        let edits = kit.edits(&one, Path::new("/limits"));
+        let edits = node_edits.edits(&one, Path::new("/limits"));
         let nodes: Vec<_> =
             edits.device_nodes.iter().map(|node| (node.path.as_str(), node.host_path.as_deref().unwrap())).collect();
         let expect = [
@@ -449,8 +449,8 @@ mod tests {
 
     #[test]
     fn the_nvidia_runtime_gets_device_names_and_no_device_nodes() {
-        let kit = NodeKit { runtime_injects: true, ..kit() };
-        let edits = kit.edits(&container_limits(1, "main"), Path::new("/limits"));
+        let node_edits = NodeEdits { runtime_injects: true, ..node_edits() };
+        let edits = node_edits.edits(&container_limits(1, "main"), Path::new("/limits"));
         assert!(edits.env.contains(&"NVIDIA_VISIBLE_DEVICES=GPU-1,GPU-0".to_owned()));
         assert!(edits.device_nodes.is_empty());
     }
@@ -530,7 +530,7 @@ mod tests {
         let source = folder.path().join("libvgpu.so");
         fs::write(&source, b"\x7fELF").unwrap();
         let limiter = LimiterLibrary::keep(&state, &source).unwrap();
-        let delivery = delivery(folder.path()).with(NodeKit { limiter: Some(limiter), ..kit() });
+        let delivery = delivery(folder.path()).with(NodeEdits { limiter: Some(limiter), ..node_edits() });
         delivery.deliver(&Ticket::of_random([1; 16]), &container_limits(1, "main")).unwrap();
         let mode = |name: &str| fs::metadata(state.join(name)).unwrap().permissions().mode() & 0o7777;
         for name in ["", "pods", "tickets", "limiter", "trash"] {
@@ -552,7 +552,7 @@ mod tests {
         let (state, source) = (folder.path().join("state"), folder.path().join("libvgpu.so"));
         fs::write(&source, b"\x7fELF").unwrap();
         let limiter = LimiterLibrary::keep(&state, &source).unwrap();
-        let delivery = delivery(folder.path()).with(NodeKit { limiter: Some(limiter), ..kit() });
+        let delivery = delivery(folder.path()).with(NodeEdits { limiter: Some(limiter), ..node_edits() });
         let (ticket, target) = (Ticket::of_random([1; 16]), folder.path().join("target"));
         delivery.deliver(&ticket, &container_limits(1, "main")).unwrap();
         let own = state.join(limits::PODS).join(uid(1).as_str()).join("main/vgpu");
@@ -570,7 +570,7 @@ mod tests {
         fs::create_dir(&state).unwrap();
         fs::set_permissions(&state, fs::Permissions::from_mode(0o1777)).unwrap();
         let error =
-            DeviceDelivery::new(&state, &folder.path().join("cdi"), NodeKit::default()).unwrap_err().to_string();
+            DeviceDelivery::new(&state, &folder.path().join("cdi"), NodeEdits::default()).unwrap_err().to_string();
         assert!(error.contains("open to all users"), "{error}");
         assert_eq!(fs::metadata(&state).unwrap().permissions().mode() & 0o7777, 0o1777, "the mode is unchanged");
     }
@@ -586,7 +586,7 @@ mod tests {
         let deliver = |text: &[u8], ticket: &Ticket, pod: u8| {
             fs::write(&source, text).unwrap();
             let limiter = LimiterLibrary::keep(&state, &source).unwrap();
-            let delivery = plain.with(NodeKit { limiter: Some(limiter), ..kit() });
+            let delivery = plain.with(NodeEdits { limiter: Some(limiter), ..node_edits() });
             delivery.deliver(ticket, &container_limits(pod, "main")).unwrap();
             delivery
         };
@@ -620,7 +620,7 @@ mod tests {
         let source = folder.path().join("libvgpu.so");
         fs::write(&source, b"\x7fELF").unwrap();
         let limiter = LimiterLibrary::keep(&state, &source).unwrap();
-        let delivery = delivery(folder.path()).with(NodeKit { limiter: Some(limiter.clone()), ..kit() });
+        let delivery = delivery(folder.path()).with(NodeEdits { limiter: Some(limiter.clone()), ..node_edits() });
         let ticket = Ticket::of_random([1; 16]);
         let mut limits = container_limits(1, "main");
         limits.priority = Some(0);
@@ -663,7 +663,10 @@ mod tests {
             device.uuid = GpuUuid::parse("MIG-1").unwrap();
         }
         assert_eq!(
-            NodeKit { limiter: Some(limiter), ..kit() }.edits(&partition, Path::new("/x/limits.json")).mounts.len(),
+            NodeEdits { limiter: Some(limiter), ..node_edits() }
+                .edits(&partition, Path::new("/x/limits.json"))
+                .mounts
+                .len(),
             1
         );
         for wrong in [&b"#!/bin/sh"[..], b""] {
@@ -703,7 +706,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("cdi");
         fs::write(&file, "").unwrap();
-        let error = DeviceDelivery::new(folder.path(), &file, NodeKit::default()).unwrap_err().to_string();
+        let error = DeviceDelivery::new(folder.path(), &file, NodeEdits::default()).unwrap_err().to_string();
         assert!(error.contains(file.to_str().unwrap()), "{error}");
     }
 }

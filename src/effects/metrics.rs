@@ -3,7 +3,7 @@
 //! ```text
 //!   counts input        counters of the program itself; the input of a scrape
 //!   number subject      values in base units; the labels of GPUs, pods and containers, escaped once
-//!   upkeep gpu switch infiniband pod node plugin own    gpu_steward_*: base units, absent = no series
+//!   hardware gpu switch infiniband pod node plugin own    gpu_steward_*: base units, absent = no series
 //!   dcgm hami cadvisor  the names, labels and units of other programs
 //! ```
 //!
@@ -21,7 +21,7 @@ pub mod counts;
 pub mod input;
 pub mod row;
 pub mod subject;
-pub mod upkeep;
+pub mod hardware;
 pub mod gpu;
 pub mod switch;
 pub mod infiniband;

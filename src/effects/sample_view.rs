@@ -7,6 +7,7 @@ use model::gpu::{
     XidSource,
 };
 use model::guard::{AdmissionPolicy, PolicyGuard};
+use model::hardware::{Board, Fabric, FabricHealth, FabricState, HardwareState, NvLink, PcieErrors, RetiredPages};
 use model::histogram::Histogram;
 use model::host::{CgroupVersion, HostFacts, HostPressure, HostSample};
 use model::id::{ContainerId, ContainerKey, GpuUuid, NodeName, PodRef, PodUid, ProcessKey};
@@ -23,7 +24,6 @@ use model::switch::SwitchView;
 use model::tally::GpuTally;
 use model::time::{Monotonic, Now, WallTime};
 use model::unit::*;
-use model::upkeep::{Board, Fabric, FabricHealth, FabricState, NvLink, PcieErrors, RetiredPages, Upkeep};
 use model::view::{
     ContainerRates, ContainerView, GpuHealth, GpuUse, GpuView, NodeView, OverUse, PodView, PodWatchView, ProcessView,
     SoleHolder, SoleHolders,
@@ -382,7 +382,7 @@ fn ports() -> Arc<[InfinibandPort]> {
 }
 
 /// Rare readings with two NVLinks, one of them down. The GPU counts all kinds of link errors, which no real GPU does.
-fn upkeep() -> Upkeep {
+fn hardware() -> HardwareState {
     let errors = |from: u64| std::array::from_fn(|place| m(Count(from + place as u64)));
     let fabric = Fabric {
         state: FabricState::Completed,
@@ -392,7 +392,7 @@ fn upkeep() -> Upkeep {
         health: 0b10_1001 | 1 << 8,
         summary: Some(FabricHealth::LimitedCapacity),
     };
-    Upkeep {
+    HardwareState {
         pcie_generation: m(4),
         pcie_width: m(8),
         pcie_errors: PcieErrors { correctable: m(Count(31)), nonfatal: m(Count(1)), fatal: m(Count(0)) },
@@ -441,7 +441,7 @@ fn with_gpu(index: u32, processes: Vec<GpuProcess>) -> GpuView {
         persistence: m(true),
         nvlink_bytes: m(Bytes(7 * GIB)),
         gpm: gpm(0.75),
-        upkeep: if index == 0 { upkeep() } else { Upkeep::absent(Absence::NotSupported) },
+        hardware: if index == 0 { hardware() } else { HardwareState::absent(Absence::NotSupported) },
         ..GpuSample::made_by(&Zero)
     };
     let view = view_of(gpu(index, "NVIDIA H100 80GB HBM3"), sample, GpuHealth::Healthy, m(processes.into()));

@@ -14,7 +14,7 @@ use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
-use stream::leader_connection::{self, Spoken};
+use stream::leader_connection::{self, AlpnProtocol};
 use tokio::sync::Mutex;
 use tokio::time::timeout;
 
@@ -104,7 +104,7 @@ impl LeaderProxy {
             return Ok(sender.clone());
         }
         let trusted = self.authority.trusted();
-        let stream = leader_connection::connect(leader, trusted.as_bytes(), Spoken::Http2).await;
+        let stream = leader_connection::connect(leader, trusted.as_bytes(), AlpnProtocol::Http2).await;
         let stream = stream.map_err(|why| why.to_string())?;
         let (sender, driver) = Builder::new(TokioExecutor::new())
             .timer(TokioTimer::new())

@@ -1,5 +1,6 @@
 //! A GPU: its identity and its samples. MIG instances are GPUs inside a GPU.
 
+use crate::hardware::{Board, HardwareState};
 use crate::id::{GpuUuid, PodUid};
 use crate::reading::{Absence, Reading, readings};
 use crate::reading_name::{ReadingName, metric};
@@ -7,7 +8,6 @@ use crate::recovery::RecoveryAction;
 use crate::sample_value::SampleValue;
 use crate::time::{Monotonic, WallTime};
 use crate::unit::{Bytes, BytesPerSecond, Celsius, Count, Megahertz, Millijoules, Nanos, Percent, Ratio, Watts};
-use crate::upkeep::{Board, Upkeep};
 use std::sync::Arc;
 
 /// Upper bound on the GPUs of one node: the largest HGX and PCIe hosts have 16, so there is a fourfold reserve.
@@ -226,7 +226,7 @@ readings! {
         /// The samples of its MIG instances.
         pub mig: Vec<MigSample>,
         /// What changes rarely: PCIe slot, retired pages, links, fabric.
-        pub upkeep: Upkeep,
+        pub hardware: HardwareState,
     }
 }
 

@@ -6,7 +6,7 @@
 //!   reading             a value that was measured at a time, or the reason why there is none
 //!   recovery            what NVML advises to do with a GPU that does not work
 //!   reading_name        what a server needs to show a reading: its names, and its value whatever its unit is
-//!   upkeep              what is read rarely: a GPU's board and limits, PCIe slot, retired pages, links, fabric
+//!   hardware            what is read rarely: a GPU's board and limits, PCIe slot, retired pages, links, fabric
 //!   switch              NVSwitches, known from the kernel log only
 //!   gpu cgroup pod process host   one thing each: its identity and its raw values, as the source gives them
 //!   followed_node        a Node, as a scheduler needs it
@@ -48,7 +48,7 @@ pub mod reading;
 pub mod recovery;
 pub mod sample_value;
 pub mod reading_name;
-pub mod upkeep;
+pub mod hardware;
 pub mod switch;
 pub mod gpu;
 pub mod cgroup;

@@ -52,14 +52,14 @@ impl ReadingName {
 mod tests {
     use super::*;
     use crate::gpu::{GPU_READINGS, GpuSample};
+    use crate::hardware::HARDWARE_READINGS;
     use crate::reading::Absence;
-    use crate::upkeep::UPKEEP_READINGS;
     use std::collections::BTreeSet;
 
     /// The names of all tables.
     fn names() -> Vec<ReadingName> {
         let gpu = GPU_READINGS.iter().map(|(name, _)| *name);
-        gpu.chain(UPKEEP_READINGS.iter().map(|(name, _)| *name)).collect()
+        gpu.chain(HARDWARE_READINGS.iter().map(|(name, _)| *name)).collect()
     }
 
     #[test]

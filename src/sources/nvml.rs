@@ -8,7 +8,7 @@
 //!   instance inventory topology      MIG instances, GPUs, and the topology between GPUs
 //!   polled_gpu                       one GPU while it is polled
 //!   utilization gpm read process_use process   readings of one GPU and of its processes
-//!   board links upkeep               its board data, NVLinks, slot, fabric and memory wear
+//!   board links hardware             its board data, NVLinks, slot, fabric and memory wear
 //!   xid message event                driver errors: the thread `nvml-events`
 //!   session                          one session with the driver: opened, verified, closed, opened again
 //!   allowance poll                   limit on calls before their period; the thread `nvml-poll`
@@ -34,7 +34,7 @@ mod polled_gpu;
 mod utilization;
 mod gpm;
 mod links;
-mod upkeep;
+mod hardware;
 mod read;
 mod process_use;
 mod process;

@@ -18,9 +18,9 @@ use tokio_rustls::client::TlsStream;
 /// thousands of handshakes come before this one.
 const WITHIN: Duration = Duration::from_secs(10);
 
-/// What is spoken on a connection; its name in the handshake (ALPN).
+/// The protocol of a connection, which the TLS handshake (ALPN) names.
 #[derive(Clone, Copy, Debug)]
-pub enum Spoken {
+pub enum AlpnProtocol {
     /// HTTP/1.1, which the stream of an agent begins with.
     Http1,
     /// HTTP/2: many questions at once.
@@ -31,8 +31,8 @@ pub enum Spoken {
 ///
 /// # Errors
 /// That of the network, or why the extender is not trusted.
-pub async fn connect(address: &str, trusted: &[u8], spoken: Spoken) -> io::Result<TlsStream<TcpStream>> {
-    let connector = TlsConnector::from(config(trusted, spoken)?);
+pub async fn connect(address: &str, trusted: &[u8], protocol: AlpnProtocol) -> io::Result<TlsStream<TcpStream>> {
+    let connector = TlsConnector::from(config(trusted, protocol)?);
     let name = ServerName::try_from(SERVER_NAME).map_err(io::Error::other)?;
     let connecting = async {
         let stream = TcpStream::connect(address).await?;
@@ -42,7 +42,7 @@ pub async fn connect(address: &str, trusted: &[u8], spoken: Spoken) -> io::Resul
     timeout(WITHIN, connecting).await.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))
 }
 
-fn config(trusted: &[u8], spoken: Spoken) -> io::Result<Arc<ClientConfig>> {
+fn config(trusted: &[u8], protocol: AlpnProtocol) -> io::Result<Arc<ClientConfig>> {
     let mut roots = RootCertStore::empty();
     for certificate in CertificateDer::pem_slice_iter(trusted) {
         roots.add(certificate.map_err(io::Error::other)?).map_err(io::Error::other)?;
@@ -58,9 +58,9 @@ fn config(trusted: &[u8], spoken: Spoken) -> io::Result<Arc<ClientConfig>> {
         .map_err(io::Error::other)?
         .with_root_certificates(roots)
         .with_no_client_auth();
-    let name = match spoken {
-        Spoken::Http1 => &b"http/1.1"[..],
-        Spoken::Http2 => &b"h2"[..],
+    let name = match protocol {
+        AlpnProtocol::Http1 => &b"http/1.1"[..],
+        AlpnProtocol::Http2 => &b"h2"[..],
     };
     config.alpn_protocols = vec![name.to_vec()];
     Ok(Arc::new(config))
@@ -112,7 +112,7 @@ mod tests {
         ] {
             let (own, address) = server(name, until).await;
             let trusted = if trusts { &own } else { &other };
-            let connected = connect(&address.to_string(), trusted.as_bytes(), Spoken::Http2).await;
+            let connected = connect(&address.to_string(), trusted.as_bytes(), AlpnProtocol::Http2).await;
             let why = connected.err().map(|why| why.to_string());
             let as_expected = match (&why, expected) {
                 (Some(why), Some(words)) => why.contains(words),
@@ -125,7 +125,7 @@ mod tests {
     #[test]
     fn an_empty_bundle_and_one_that_is_none_are_no_trust_in_everybody() {
         for bad in [&b""[..], b"nothing", b"-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"] {
-            assert!(config(bad, Spoken::Http1).is_err());
+            assert!(config(bad, AlpnProtocol::Http1).is_err());
         }
     }
 }

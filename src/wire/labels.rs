@@ -157,7 +157,7 @@ mod tests {
             mig: m(profiles.iter().enumerate().map(instance).collect()),
             links: Vec::new(),
             nvlinks_active: Reading::NOT_YET,
-            board: model::upkeep::Board::default(),
+            board: model::hardware::Board::default(),
         }
     }
 

@@ -7,7 +7,7 @@ use super::event_notes;
 use super::file_counter::{Counted, FileCounter};
 use crate::event_log::{PodEvent, log_pod_event};
 use decide::allocator::{BoundContainer, NodeAllocator};
-use effects::delivery::{DeliveryError, DeviceDelivery, NodeKit, StartedPodsFile, TicketFolders};
+use effects::delivery::{DeliveryError, DeviceDelivery, NodeEdits, StartedPodsFile, TicketFolders};
 use effects::plugin::{CallRefused, OneAtDisk};
 use model::id::{PodRef, PodUid, Ticket};
 use model::limits::ContainerLimits;
@@ -124,9 +124,9 @@ impl ContainerFiles {
         }
     }
 
-    /// Sets the kit that containers get from now on.
-    pub(super) fn set_kit(&mut self, kit: NodeKit) {
-        self.delivery = Arc::new(self.delivery.with(kit));
+    /// Sets the edits that containers get from now on.
+    pub(super) fn set_node_edits(&mut self, node_edits: NodeEdits) {
+        self.delivery = Arc::new(self.delivery.with(node_edits));
     }
 
     /// The delivery that writes the files.

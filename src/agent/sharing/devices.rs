@@ -1,9 +1,9 @@
-//! Makes the shared devices that the kubelet is offered, and the [`NodeKit`] with the device nodes and CDI edits that
+//! Makes the shared devices that the kubelet is offered, and the [`NodeEdits`] with the device nodes and CDI edits that
 //! containers get. Both come from the GPUs of the node view and the device configuration.
 
 use super::host::HostFindings;
 use decide::allocator::SharedDevice;
-use effects::delivery::{HostDeviceNode, NodeKit};
+use effects::delivery::{HostDeviceNode, NodeEdits};
 use model::gpu::{Gpu, MigInstance};
 use model::id::GpuUuid;
 use model::unit::Bytes;
@@ -81,19 +81,19 @@ fn policy(config: &DeviceConfig) -> &'static str {
     }
 }
 
-/// The folder of the device nodes, and what the last kit was made from.
+/// The folder of the device nodes, and what the last edits was made from.
 #[derive(Debug)]
 pub(crate) struct SharedDevices {
     /// The folder as the container runtime sees it.
     root: PathBuf,
     /// The folder as this program sees it.
     here: PathBuf,
-    last: Option<KitInputs>,
+    last: Option<NodeEditsInputs>,
 }
 
-/// What a [`NodeKit`] is made from.
+/// What a [`NodeEdits`] is made from.
 #[derive(Debug)]
-struct KitInputs {
+struct NodeEditsInputs {
     devices: Vec<Device>,
     shared: Vec<&'static str>,
     host: HostFindings,
@@ -119,16 +119,22 @@ impl SharedDevices {
     }
 
     /// What containers are given; `None` if it has not changed.
-    pub(super) fn kit(&mut self, view: &NodeView, config: &DeviceConfig, host: &HostFindings) -> Option<NodeKit> {
+    pub(super) fn node_edits(
+        &mut self,
+        view: &NodeView,
+        config: &DeviceConfig,
+        host: &HostFindings,
+    ) -> Option<NodeEdits> {
         let simulated = view.gpu_source.simulated();
         let exists = |name: &&str| simulated || self.here.join(name).exists();
-        let now = KitInputs {
+        let now = NodeEditsInputs {
             devices: view.gpus.iter().flat_map(|gpu| devices(&gpu.gpu)).collect(),
             shared: SHARED.into_iter().filter(exists).collect(),
             host: host.clone(),
         };
-        let same =
-            |last: &KitInputs| last.devices == now.devices && last.shared == now.shared && last.host.is_same(&now.host);
+        let same = |last: &NodeEditsInputs| {
+            last.devices == now.devices && last.shared == now.shared && last.host.is_same(&now.host)
+        };
         if self.last.as_ref().is_some_and(same) {
             return None;
         }
@@ -144,26 +150,26 @@ impl SharedDevices {
             let host = if simulated { STAND_IN.into() } else { self.root.join(name) };
             HostDeviceNode { path: format!("/dev/{name}"), host }
         };
-        let mut kit = NodeKit {
+        let mut node_edits = NodeEdits {
             runtime_injects: host.runtime_injects,
             oversubscribed: config.memory_scaling.factor() > 1.0,
             log_level: config.log_level.clone(),
             core_policy: policy(config),
             limiter: host.limiter.clone(),
             shared_nodes: now.shared.iter().map(|name| node(name)).collect(),
-            ..NodeKit::default()
+            ..NodeEdits::default()
         };
         for device in &now.devices {
-            kit.nodes.insert(device.uuid.clone(), vec![node(&format!("nvidia{}", device.minor))]);
+            node_edits.nodes.insert(device.uuid.clone(), vec![node(&format!("nvidia{}", device.minor))]);
         }
         // Simulated GPUs have no driver, so the host's spec has nothing for them.
         if let Some(toolkit) = host.spec.as_ref().filter(|_| !simulated) {
-            kit.common.clone_from(&toolkit.spec.container_edits);
-            kit.carried = toolkit.spec.cdi_version;
+            node_edits.common.clone_from(&toolkit.spec.container_edits);
+            node_edits.carried = toolkit.spec.cdi_version;
             for device in &now.devices {
                 match cdi::host::for_device(&toolkit.spec, &device.names, device.minor) {
                     Ok(Some(edits)) => {
-                        kit.own.insert(device.uuid.clone(), edits);
+                        node_edits.own.insert(device.uuid.clone(), edits);
                     }
                     Ok(None) => tracing::debug!(uuid = %device.uuid, "the host's CDI spec does not know this device"),
                     Err(why) => tracing::warn!(
@@ -174,7 +180,7 @@ impl SharedDevices {
             }
         }
         self.last = Some(now);
-        Some(kit)
+        Some(node_edits)
     }
 }
 

@@ -149,7 +149,7 @@ mod tests {
             mig: Reading::NOT_YET,
             links: Vec::new(),
             nvlinks_active: Reading::NOT_YET,
-            board: model::upkeep::Board::default(),
+            board: model::hardware::Board::default(),
         };
         let incidents = incidents.iter().map(|incident| (*incident, Monotonic(1))).collect();
         GpuView {

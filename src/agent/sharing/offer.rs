@@ -4,7 +4,7 @@
 use super::devices::{self, SharedDevices};
 use super::host::HostFindings;
 use decide::allocator::{ListedSlot, NodeAllocator, SharedDevice};
-use effects::delivery::NodeKit;
+use effects::delivery::NodeEdits;
 use effects::plugin::PluginDevice;
 use model::id::GpuUuid;
 use model::observation::GpuSourceState;
@@ -48,7 +48,7 @@ pub(super) struct Offered {
     /// The devices that an operator keeps from new containers.
     pub cordoned: BTreeSet<GpuUuid>,
     /// What containers are given; `None` if it has not changed.
-    pub kit: Option<NodeKit>,
+    pub node_edits: Option<NodeEdits>,
 }
 
 impl DeviceOffer {
@@ -91,8 +91,8 @@ impl DeviceOffer {
         let host = self.sources.host.borrow_and_update().clone();
         let cordoned = devices::cordoned(&view, &self.sources.cordoned.borrow_and_update());
         let devices = devices::of(&view, &self.config, &self.split_counts);
-        let kit = self.devices.kit(&view, &self.config, &host);
-        Offered { view, devices, cordoned, kit }
+        let node_edits = self.devices.node_edits(&view, &self.config, &host);
+        Offered { view, devices, cordoned, node_edits }
     }
 
     /// Gives the allocator the current devices. The sources keep their changes.

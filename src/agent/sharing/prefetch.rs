@@ -291,7 +291,7 @@ fn write(
 mod tests {
     use super::*;
     use decide::allocator::{SharedDevice, WithoutClaim};
-    use effects::delivery::NodeKit;
+    use effects::delivery::NodeEdits;
     use model::claim::{DeviceShare, PodClaim};
     use model::gpu_pod::GpuPod;
     use model::id::{ContainerKey, GpuUuid, PodRef, PodUid};
@@ -360,7 +360,7 @@ mod tests {
     }
 
     fn delivery(folder: &Path) -> Arc<DeviceDelivery> {
-        Arc::new(DeviceDelivery::new(&folder.join("state"), &folder.join("cdi"), NodeKit::default()).unwrap())
+        Arc::new(DeviceDelivery::new(&folder.join("state"), &folder.join("cdi"), NodeEdits::default()).unwrap())
     }
 
     /// What is decided when the container starts.
@@ -393,7 +393,7 @@ mod tests {
             assert_eq!(std::fs::read_dir(folder.path().join("cdi")).unwrap().count(), 1, "written before the start");
             allocator.set_gpu_pods(vec![gpu_pod(&GpuUuid::parse("GPU-a").unwrap(), memory)]);
             let containers = decided(&mut allocator, &[row(1)]);
-            let by = if other { Arc::new(delivery.with(NodeKit::default())) } else { Arc::clone(&delivery) };
+            let by = if other { Arc::new(delivery.with(NodeEdits::default())) } else { Arc::clone(&delivery) };
             assert_eq!(prefetcher.started(&containers, &by), expected, "{memory} {other}");
             assert_eq!(prefetcher.started(&containers, &by), expected, "the same for the app after its init container");
             prefetcher.has_read(Instant::now(), None, Instant::now() + EXPECTED);

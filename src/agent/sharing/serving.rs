@@ -15,7 +15,7 @@ use super::cdi_finder::CdiFinder;
 use super::host::HostWatcher;
 use super::sharing_task::Sharing;
 use super::turn::{self, AgentPlace, AgentQueue, AgentTurn, PredecessorEnd};
-use crate::latch::Progress;
+use crate::readiness::Progress;
 use apiserver::{ApiConnection, versions};
 use decide::cdi::NodeCdi;
 use decide::rival_ids::RivalIds;

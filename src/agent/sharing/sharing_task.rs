@@ -295,9 +295,9 @@ impl Sharing {
     }
 
     fn look_at_gpus(&mut self) {
-        let Offered { view, devices, cordoned, kit } = self.offer.take();
-        if let Some(kit) = kit {
-            self.files.set_kit(kit);
+        let Offered { view, devices, cordoned, node_edits } = self.offer.take();
+        if let Some(node_edits) = node_edits {
+            self.files.set_node_edits(node_edits);
         }
         let changed = self.allocator.set_devices(devices);
         if self.allocator.set_cordoned(cordoned) || changed {

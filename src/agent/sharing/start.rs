@@ -21,7 +21,7 @@ use crate::settings::{AgentSettings, Gpus, Topology};
 use apiserver::ApiConnection;
 use decide::agent_report::SharingStages;
 use decide::allocator::NodeAllocator;
-use effects::delivery::{DeviceDelivery, NodeKit, StartedPodsFile, TicketFolders};
+use effects::delivery::{DeviceDelivery, NodeEdits, StartedPodsFile, TicketFolders};
 use effects::plugin::{self, PluginCallSender, TicketJournal};
 use model::id::{GpuUuid, NodeName};
 use model::plugin::RegistrationState;
@@ -117,7 +117,7 @@ fn holders(settings: &AgentSettings, resource: &Arc<str>, reporter: Reporter) ->
 
 fn files(settings: &AgentSettings, reporter: Reporter) -> Result<ContainerFiles, String> {
     let state_dir = &settings.state_dir;
-    let delivery = DeviceDelivery::new(state_dir, &settings.sharing.cdi_dir, NodeKit::default())
+    let delivery = DeviceDelivery::new(state_dir, &settings.sharing.cdi_dir, NodeEdits::default())
         .map_err(|error| format!("{error}; see --state-dir and --cdi-dir"))?;
     let kept = (TicketFolders::new(state_dir), StartedPodsFile::new(state_dir));
     Ok(ContainerFiles::new(delivery, kept, settings.sharing.pod_files_limit, reporter))

@@ -429,7 +429,7 @@ fn containers_with_devices_of_an_earlier_release_start_again_where_cdi_has_no_ef
         match (allocator.start(&ids(&[(0, slot)]), Some(&checkpoint)), expect) {
             (StartVerdict::Fill { bound, .. }, None) => {
                 assert!(bound[0].early);
-                assert_eq!(bound[0].device_shares, std::slice::from_ref(own));
+                assert_eq!(bound[0].device_shares, std::slice::from_ref(&own));
             }
             (verdict, expect) => assert_eq!(Some(refused(verdict)), expect, "{slot}"),
         }

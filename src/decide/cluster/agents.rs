@@ -52,7 +52,7 @@ impl ClusterState {
         now: Monotonic,
     ) -> Result<(), ReportRefusal> {
         let name = report.node.clone();
-        let node = self.home(&name);
+        let node = self.node_entry(&name);
         if node.agent().is_some_and(|link| link.stream > stream) {
             return Err(ReportRefusal::Replaced);
         }
@@ -174,7 +174,7 @@ impl ClusterState {
     /// Whether a pod that has ended or is gone still holds its GPUs, because its agent sees processes of it or cannot say whether
     /// there are any. Its claim is then released by the report that shows none.
     pub(super) fn holds_after_end(&mut self, uid: &PodUid) -> bool {
-        let node = self.homes.get(uid).and_then(|home| self.nodes.get_mut(&home.node));
+        let node = self.locations.get(uid).and_then(|location| self.nodes.get_mut(&location.node));
         node.is_some_and(|node| {
             let holds = node.ledger().get(uid).is_some() && node.may_run(uid);
             if holds {
@@ -224,8 +224,8 @@ impl ClusterState {
     /// there and requests none. One that requests none counts as little as a process of the host does.
     fn is_explained(&self, node: &NodeClaims, named: &PodUid) -> bool {
         node.static_pods().meant(named).any(|uid| {
-            let home = self.homes.get(uid).map(|home| &home.node);
-            home.or_else(|| self.bystanders.get(uid)) == Some(node.name())
+            let location = self.locations.get(uid).map(|location| &location.node);
+            location.or_else(|| self.pods_without_gpus.get(uid)) == Some(node.name())
         })
     }
 }

@@ -3,7 +3,7 @@
 
 use super::closed::ClosedReason;
 use super::filter::gpu_pod;
-use super::state::{ClusterState, Home};
+use super::state::{ClusterState, PodLocation};
 use crate::ledger::ClaimState;
 use crate::placement::{CountedClaims, NodeRefusal, place};
 use model::claim::{Claim, DeviceShare};
@@ -88,22 +88,22 @@ impl ClusterState {
     /// [`BindRefusal`]; nothing is reserved then.
     pub fn bind(&mut self, uid: &PodUid, name: &NodeName) -> Result<BindOrder, BindRefusal> {
         let epoch = self.epoch;
-        if let Some(home) = self.homes.get(uid) {
-            let at = self.nodes.get(&home.node);
+        if let Some(location) = self.locations.get(uid) {
+            let at = self.nodes.get(&location.node);
             if at.is_some_and(|node| node.is_ending(uid)) {
-                return Err(BindRefusal::StillRuns(home.node.clone()));
+                return Err(BindRefusal::StillRuns(location.node.clone()));
             }
             let reserved = at.and_then(|node| node.ledger().get(uid));
-            return match (home.node == *name, reserved) {
+            return match (location.node == *name, reserved) {
                 (true, Some(reserved)) => Ok(BindOrder {
                     uid: uid.clone(),
-                    pod: home.pod.clone(),
+                    pod: location.pod.clone(),
                     node: name.clone(),
                     claim: reserved.claim.clone(),
                     epoch,
-                    version: home.version,
+                    version: location.version,
                 }),
-                _ => Err(BindRefusal::Undecided(home.node.clone())),
+                _ => Err(BindRefusal::Undecided(location.node.clone())),
             };
         }
         let request = self.pending.get(uid).map(|pending| pending.request.clone()).ok_or(BindRefusal::NotFiltered)?;
@@ -116,14 +116,14 @@ impl ClusterState {
             return Err(BindRefusal::StillRuns(name.clone()));
         }
         // Beside the pods that are expected here, so that they still fit; without them where that is not possible.
-        let own = node.lift(uid);
+        let own = node.take_proposal(uid);
         let placed = place(&request, node.devices(), &self.rules.placement, CountedClaims::ClaimsAndProposals)
             .or_else(|_| place(&request, node.devices(), &self.rules.placement, CountedClaims::Claims));
         let placement = match placed {
             Ok(placement) => placement,
             Err(why) => {
                 if let Some(own) = own {
-                    node.lower(uid, own);
+                    node.restore_proposal(uid, own);
                 }
                 return Err(BindRefusal::NoFit { node: name.clone(), why });
             }
@@ -131,7 +131,7 @@ impl ClusterState {
         node.claim(&gpu_pod(&request), ClaimState::Assumed, &placement.claim);
         self.forget_proposal(uid);
         let (node, pod, version, claim) = (name.clone(), request.pod, request.version, placement.claim);
-        self.homes.insert(uid.clone(), Home { node: node.clone(), pod: pod.clone(), version });
+        self.locations.insert(uid.clone(), PodLocation { node: node.clone(), pod: pod.clone(), version });
         Ok(BindOrder { uid: uid.clone(), pod, node, claim, epoch, version })
     }
 
@@ -141,8 +141,8 @@ impl ClusterState {
     /// collected with the node's.
     #[must_use]
     pub fn order_again(&self, uid: &PodUid) -> Option<BindOrder> {
-        let home = self.homes.get(uid)?;
-        let node = self.nodes.get(&home.node)?;
+        let location = self.locations.get(uid)?;
+        let node = self.nodes.get(&location.node)?;
         let held = node.ledger().get(uid).filter(|_| !node.is_ending(uid))?;
         if node.closed().is_some_and(|why| why != ClosedReason::Gone) {
             return None;
@@ -162,7 +162,7 @@ impl ClusterState {
                 && sum.containers <= capacity.slots
                 && !own.clashes_with(device.claimed, cores)
         };
-        let Home { node, pod, version } = home.clone();
+        let PodLocation { node, pod, version } = location.clone();
         let (claim, epoch) = (held.claim.clone(), self.epoch);
         let room = claim.shares().all(has_room);
         room.then(|| BindOrder { uid: uid.clone(), pod, node, claim, epoch, version })
@@ -172,14 +172,16 @@ impl ClusterState {
     /// be written again until its outcome is known. A pod that was bound by an earlier write and has run, while the watch was
     /// behind, holds its GPUs until its processes have ended.
     pub fn bind_ended(&mut self, uid: &PodUid, outcome: BindOutcome) {
-        let Some(home) = self.homes.get(uid).filter(|_| outcome == BindOutcome::Refused).cloned() else { return };
-        let Some(node) = self.nodes.get_mut(&home.node) else { return };
+        let Some(location) = self.locations.get(uid).filter(|_| outcome == BindOutcome::Refused).cloned() else {
+            return;
+        };
+        let Some(node) = self.nodes.get_mut(&location.node) else { return };
         // What the pod watch has shown since counts more than the answer to an older write.
         let assumed = node.ledger().get(uid).is_some_and(|claim| claim.state == ClaimState::Assumed);
         if assumed && (node.is_ending(uid) || node.runs(uid)) {
             node.ends(uid);
         } else if assumed {
-            self.release_at(&home.node, uid);
+            self.release_at(&location.node, uid);
             self.unbound.add(uid);
         }
     }

@@ -114,9 +114,9 @@ pub struct ClosingChange {
     pub closed: Option<ClosedReason>,
 }
 
-/// What of a node's pods is not known.
+/// The pods that may keep a node from taking new claims, and the reason that was reported last.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Doubts {
+pub(super) struct BlockingPods {
     /// Pods that hold GPUs of the node and whose claim cannot be read.
     pub(super) unknown: BTreeSet<PodUid>,
     /// Pods that cannot be read at all, by their UID at the API server.
@@ -126,10 +126,10 @@ pub(super) struct Doubts {
     /// The newest pod of another scheduler as a reason, where that was placed after the oldest one of this one.
     intruder: Option<ClosedReason>,
     /// What was reported last.
-    pub(super) told: Option<ClosedReason>,
+    pub(super) last_reported: Option<ClosedReason>,
 }
 
-impl Doubts {
+impl BlockingPods {
     pub(super) fn is_empty(&self) -> bool {
         self.unknown.is_empty() && self.unreadable.is_empty()
     }

@@ -10,15 +10,15 @@ impl ClusterState {
     pub fn pod_is_unreadable(&mut self, uid: &PodUid, node: &NodeName) {
         self.pod_is_settled(uid);
         self.unreadable.insert(uid.clone(), node.clone());
-        self.home(node).doubts_mut().unreadable.insert(uid.clone());
+        self.node_entry(node).blocking_pods_mut().unreadable.insert(uid.clone());
         self.touch(node);
     }
 
     /// A pod that could not be read is gone, by evidence, or can be read again.
     pub fn pod_is_settled(&mut self, uid: &PodUid) {
         let Some(node) = self.unreadable.remove(uid) else { return };
-        if let Some(home) = self.nodes.get_mut(&node) {
-            home.doubts_mut().unreadable.remove(uid);
+        if let Some(claims) = self.nodes.get_mut(&node) {
+            claims.blocking_pods_mut().unreadable.remove(uid);
         }
         self.touch(&node);
         self.forget_empty(&node);
@@ -34,9 +34,9 @@ impl ClusterState {
 
     /// Which scheduler wrote the claim of a pod that [`ClusterState::pod_is`] has shown; `None` where none did.
     pub fn claim_is_from(&mut self, uid: &PodUid, origin: Option<ClaimOrigin>) {
-        let Some(node) = self.homes.get(uid).map(|home| home.node.clone()) else { return };
-        if let Some(home) = self.nodes.get_mut(&node) {
-            home.claim_is_from(uid, origin);
+        let Some(node) = self.locations.get(uid).map(|location| location.node.clone()) else { return };
+        if let Some(claims) = self.nodes.get_mut(&node) {
+            claims.claim_is_from(uid, origin);
         }
         self.touch(&node);
     }
@@ -47,10 +47,10 @@ impl ClusterState {
         for name in std::mem::take(&mut self.touched) {
             let Some(node) = self.nodes.get_mut(&name) else { continue };
             let closed = node.closed().filter(ClosedReason::is_news);
-            if closed == *node.told_mut() {
+            if closed == *node.last_reported_mut() {
                 continue;
             }
-            node.told_mut().clone_from(&closed);
+            node.last_reported_mut().clone_from(&closed);
             changes.push(ClosingChange { node: name, uid: node.uid().cloned(), closed });
         }
         changes

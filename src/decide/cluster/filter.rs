@@ -2,7 +2,7 @@
 
 use super::rank;
 use super::recent_scores::{self, NamedScores};
-use super::state::{ClusterState, Home, MAX_PENDING, NodeChoice, PendingPod};
+use super::state::{ClusterState, MAX_PENDING, NodeChoice, PendingPod, PodLocation};
 use super::survey::{StateAccess, Verdicts};
 use super::verdicts::Judged;
 use crate::placement::{CountedClaims, FillTerms, NodeRefusal, RefusalReason, place};
@@ -68,8 +68,8 @@ pub fn filter(state: &impl StateAccess, request: PlacementRequest, nodes: &[&str
     let begun = state.with(|state| {
         let answered = state.answered(&request, nodes.len());
         state.forget_proposal(&request.uid);
-        match state.homes.get(&request.uid) {
-            Some(home) => ControlFlow::Break(only(home, nodes)),
+        match state.locations.get(&request.uid) {
+            Some(location) => ControlFlow::Break(only(location, nodes)),
             None => ControlFlow::Continue((state.survey(&request), state.scoring(&request), answered)),
         }
     });
@@ -82,8 +82,8 @@ pub fn filter(state: &impl StateAccess, request: PlacementRequest, nodes: &[&str
     let scores = named_scores(&verdict, nodes);
     let bound = state.with(|state| {
         // The pod may have been bound meanwhile, or asked for once more.
-        if let Some(home) = state.homes.get(&request.uid) {
-            return Some(only(home, nodes));
+        if let Some(location) = state.locations.get(&request.uid) {
+            return Some(only(location, nodes));
         }
         state.forget_proposal(&request.uid);
         if best.is_some() {
@@ -153,10 +153,10 @@ fn named_scores(verdict: &FilterVerdict, nodes: &[&str]) -> NamedScores {
 }
 
 /// The verdict for a pod that may be bound already.
-fn only(home: &Home, nodes: &[&str]) -> FilterVerdict {
+fn only(location: &PodLocation, nodes: &[&str]) -> FilterVerdict {
     let mut verdict = FilterVerdict::default();
     for (place, name) in nodes.iter().enumerate() {
-        if home.node.as_str() == *name {
+        if location.node.as_str() == *name {
             verdict.fit.push(place);
             verdict.scores.push(0);
             verdict.explained.push(ExplainedScore { beside_proposals: true, terms: FillTerms::default() });
@@ -194,7 +194,7 @@ impl ClusterState {
     /// node, such as by a binding whose outcome is not known, fits nowhere else.
     #[must_use]
     pub fn fits_without(&self, request: &PlacementRequest, name: &str, victims: &[PodUid]) -> bool {
-        if self.homes.get(&request.uid).is_some_and(|home| home.node.as_str() != name) {
+        if self.locations.get(&request.uid).is_some_and(|location| location.node.as_str() != name) {
             return false;
         }
         let Some(node) = self.nodes.get(name).filter(|node| node.closed().is_none()) else { return false };

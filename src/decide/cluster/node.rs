@@ -1,7 +1,7 @@
 //! One node of the cluster: its GPUs, the claims on them, and whether it takes new ones.
 
 use super::agent_link::{AgentLink, LinkState};
-use super::closed::{ClaimOrigin, ClosedReason, Doubts};
+use super::closed::{BlockingPods, ClaimOrigin, ClosedReason};
 use super::static_pods::StaticPods;
 use super::version::CountedVersion;
 use crate::ledger::{ClaimState, DeviceDemand, Ledger, LedgerClaim, demand_of};
@@ -41,7 +41,7 @@ pub struct NodeClaims {
     /// What the filter expects to come: the demand of each pod by device.
     proposals: BTreeMap<PodUid, Vec<(GpuUuid, DeviceDemand)>>,
     /// What of its pods is not known.
-    doubts: Doubts,
+    blocking_pods: BlockingPods,
     /// Which node it is, and how often that has changed on which a verdict about it depends: its devices, their claims, its
     /// proposals, and what closes it.
     version: CountedVersion,
@@ -68,7 +68,7 @@ impl NodeClaims {
             devices: PlacementNode::default(),
             ledger: Ledger::default(),
             proposals: BTreeMap::new(),
-            doubts: Doubts::default(),
+            blocking_pods: BlockingPods::default(),
             version,
             agent: None,
             returns: false,
@@ -107,15 +107,15 @@ impl NodeClaims {
         &self.version
     }
 
-    /// What of its pods is not known, to change it.
-    pub(super) fn doubts_mut(&mut self) -> &mut Doubts {
+    /// The pods that may keep it from taking new claims, to change them.
+    pub(super) fn blocking_pods_mut(&mut self) -> &mut BlockingPods {
         self.version.changes();
-        &mut self.doubts
+        &mut self.blocking_pods
     }
 
     /// What was reported last of the node, to change it: no verdict depends on that.
-    pub(super) fn told_mut(&mut self) -> &mut Option<ClosedReason> {
-        &mut self.doubts.told
+    pub(super) fn last_reported_mut(&mut self) -> &mut Option<ClosedReason> {
+        &mut self.blocking_pods.last_reported
     }
 
     /// Why the node takes no new claims, if it takes none.
@@ -127,8 +127,8 @@ impl NodeClaims {
         if let Some(why) = &self.unreadable {
             return Some(ClosedReason::Unreadable(Arc::clone(why)));
         }
-        if let Some(doubt) = self.doubts.first(|uid| self.is_refused(uid)) {
-            return Some(doubt);
+        if let Some(reason) = self.blocking_pods.first(|uid| self.is_refused(uid)) {
+            return Some(reason);
         }
         let Some(link) = &self.agent else { return self.returns.then_some(ClosedReason::AgentAway) };
         match (link.state, link.report.phase) {
@@ -298,7 +298,7 @@ impl NodeClaims {
         self.uid.is_none()
             && self.ledger.is_empty()
             && self.proposals.is_empty()
-            && self.doubts.is_empty()
+            && self.blocking_pods.is_empty()
             && self.static_pods.is_empty()
             && self.agent.is_none()
     }
@@ -394,20 +394,20 @@ impl NodeClaims {
 
     /// A pod holds GPUs of this node and which ones is not known.
     pub(super) fn claim_is_unknown(&mut self, uid: &PodUid) {
-        self.doubts_mut().unknown.insert(uid.clone());
+        self.blocking_pods_mut().unknown.insert(uid.clone());
     }
 
     /// The claim of this pod is known, or the pod has none.
     pub(super) fn claim_is_known(&mut self, uid: &PodUid) {
-        if self.doubts.unknown.contains(uid) {
-            self.doubts_mut().unknown.remove(uid);
+        if self.blocking_pods.unknown.contains(uid) {
+            self.blocking_pods_mut().unknown.remove(uid);
         }
     }
 
     /// Which scheduler wrote the claim of this pod; `None` where none did.
     pub(super) fn claim_is_from(&mut self, uid: &PodUid, origin: Option<ClaimOrigin>) {
-        if self.doubts.origin(uid) != origin.as_ref() {
-            self.doubts_mut().origin_is(uid, origin);
+        if self.blocking_pods.origin(uid) != origin.as_ref() {
+            self.blocking_pods_mut().origin_is(uid, origin);
         }
     }
 
@@ -428,11 +428,11 @@ impl NodeClaims {
 
     /// Takes a proposal back.
     pub(super) fn withdraw(&mut self, uid: &PodUid) {
-        let _ = self.lift(uid);
+        let _ = self.take_proposal(uid);
     }
 
-    /// Takes a proposal back, and returns it for [`NodeClaims::lower`].
-    pub(super) fn lift(&mut self, uid: &PodUid) -> Option<Vec<(GpuUuid, DeviceDemand)>> {
+    /// Takes a proposal back, and returns it for [`NodeClaims::restore_proposal`].
+    pub(super) fn take_proposal(&mut self, uid: &PodUid) -> Option<Vec<(GpuUuid, DeviceDemand)>> {
         let demands = self.proposals.remove(uid)?;
         self.version.changes();
         for (device, _) in &demands {
@@ -449,7 +449,7 @@ impl NodeClaims {
     }
 
     /// Puts a proposal back.
-    pub(super) fn lower(&mut self, uid: &PodUid, demands: Vec<(GpuUuid, DeviceDemand)>) {
+    pub(super) fn restore_proposal(&mut self, uid: &PodUid, demands: Vec<(GpuUuid, DeviceDemand)>) {
         self.version.changes();
         self.proposals.insert(uid.clone(), demands);
         self.add_proposed(uid);

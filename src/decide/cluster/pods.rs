@@ -1,7 +1,7 @@
 //! Takes over nodes and pods as the watches show them.
 
 use super::node::{NodeClaims, NodeFacts};
-use super::state::{ClusterState, Home};
+use super::state::{ClusterState, PodLocation};
 use super::version::CountedVersion;
 use crate::ledger::ClaimState;
 use crate::placement::DeviceKind;
@@ -35,7 +35,7 @@ impl ClusterState {
             let made = || DeviceKind { product: gpu.product.to_lowercase().into(), mode: Arc::clone(&gpu.mode) };
             Arc::clone(kinds.entry(key).or_insert_with(|| Arc::new(made())))
         };
-        self.home(&facts.name).is(facts, &mut kind);
+        self.node_entry(&facts.name).is(facts, &mut kind);
         // A GPU that the Node registers no more was removed: nobody reports its processes, and no claim of it waits for that.
         self.take_evidence(&facts.name);
         self.touch(&facts.name);
@@ -59,18 +59,20 @@ impl ClusterState {
     /// of it stays.
     pub fn pod_is(&mut self, uid: &PodUid, bound: Option<&BoundPod>) {
         self.gone.remove(uid);
-        self.bystander_is(uid, bound.filter(|bound| bound.gpu_pod.is_none() && !bound.ended));
+        self.pod_without_gpus_is(uid, bound.filter(|bound| bound.gpu_pod.is_none() && !bound.ended));
         let Some(bound) = bound else { return };
         self.forget_proposal(uid);
         let holds = bound.gpu_pod.as_ref().filter(|pod| !pod.finished);
-        if let Some(home) = self.homes.get(uid).filter(|home| home.node != bound.node || holds.is_none()).cloned() {
+        if let Some(location) =
+            self.locations.get(uid).filter(|location| location.node != bound.node || holds.is_none()).cloned()
+        {
             // It was assumed on another node, and is bound here; or it holds nothing any more.
-            if home.node != bound.node || !self.holds_after_end(uid) {
-                self.release_at(&home.node, uid);
+            if location.node != bound.node || !self.holds_after_end(uid) {
+                self.release_at(&location.node, uid);
             }
         }
         let Some(pod) = holds else { return };
-        let node = self.home(&bound.node);
+        let node = self.node_entry(&bound.node);
         match &pod.claim {
             PodClaim::Given(claim) => {
                 node.static_pod_is(uid, bound.hash.as_ref());
@@ -85,7 +87,8 @@ impl ClusterState {
                 node.claim_is_unknown(uid);
             }
         }
-        self.homes.insert(uid.clone(), Home { node: bound.node.clone(), pod: pod.pod.clone(), version: None });
+        self.locations
+            .insert(uid.clone(), PodLocation { node: bound.node.clone(), pod: pod.pod.clone(), version: None });
         self.touch(&bound.node);
         if bound.hash.is_some() {
             let before = self.nodes.get(&bound.node).map(|node| node.predecessors(uid)).unwrap_or_default();
@@ -95,12 +98,12 @@ impl ClusterState {
     }
 
     /// A pod is bound, has not ended and requests no GPU; `None`: it is not so, or not any more.
-    fn bystander_is(&mut self, uid: &PodUid, bound: Option<&BoundPod>) {
+    fn pod_without_gpus_is(&mut self, uid: &PodUid, bound: Option<&BoundPod>) {
         // Most new versions of such a pod are about something else.
-        if self.bystanders.get(uid) == bound.map(|bound| &bound.node) {
+        if self.pods_without_gpus.get(uid) == bound.map(|bound| &bound.node) {
             return;
         }
-        if let Some(before) = self.bystanders.remove(uid) {
+        if let Some(before) = self.pods_without_gpus.remove(uid) {
             if let Some(node) = self.nodes.get_mut(&before) {
                 node.static_pod_is(uid, None);
             }
@@ -108,9 +111,9 @@ impl ClusterState {
             self.forget_empty(&before);
         }
         let Some(bound) = bound else { return };
-        self.bystanders.insert(uid.clone(), bound.node.clone());
+        self.pods_without_gpus.insert(uid.clone(), bound.node.clone());
         if bound.hash.is_some() {
-            self.home(&bound.node).static_pod_is(uid, bound.hash.as_ref());
+            self.node_entry(&bound.node).static_pod_is(uid, bound.hash.as_ref());
         }
         self.may_explain(&bound.node);
     }
@@ -118,38 +121,38 @@ impl ClusterState {
     /// A pod that was bound is at the API server without a node: etcd was restored to an older state. An order that is under
     /// way keeps its reservation, and a pod whose processes the agent sees keeps its GPUs until they have ended.
     pub fn pod_is_unbound(&mut self, uid: &PodUid) {
-        let Some(home) = self.homes.get(uid).cloned() else { return };
-        let state = self.nodes.get(&home.node).and_then(|node| node.ledger().get(uid)).map(|claim| claim.state);
+        let Some(location) = self.locations.get(uid).cloned() else { return };
+        let state = self.nodes.get(&location.node).and_then(|node| node.ledger().get(uid)).map(|claim| claim.state);
         if state != Some(ClaimState::Assumed) && !self.holds_after_end(uid) {
-            self.release_at(&home.node, uid);
+            self.release_at(&location.node, uid);
         }
     }
 
     /// A pod is gone from the API server, by evidence.
     pub fn pod_gone(&mut self, uid: &PodUid) {
         self.gone.add(uid);
-        self.bystander_is(uid, None);
+        self.pod_without_gpus_is(uid, None);
         self.forget_proposal(uid);
         if self.holds_after_end(uid) {
             return;
         }
-        if let Some(home) = self.homes.get(uid).cloned() {
-            self.release_at(&home.node, uid);
+        if let Some(location) = self.locations.get(uid).cloned() {
+            self.release_at(&location.node, uid);
         }
     }
 
-    pub(super) fn release_at(&mut self, home: &NodeName, uid: &PodUid) {
-        self.homes.remove(uid);
-        if let Some(node) = self.nodes.get_mut(home) {
+    pub(super) fn release_at(&mut self, name: &NodeName, uid: &PodUid) {
+        self.locations.remove(uid);
+        if let Some(node) = self.nodes.get_mut(name) {
             node.release(uid);
         }
         // Processes that its claim has explained are explained no more.
-        self.find_used_gpus(home);
-        self.touch(home);
-        self.forget_empty(home);
+        self.find_used_gpus(name);
+        self.touch(name);
+        self.forget_empty(name);
     }
 
-    pub(super) fn home(&mut self, name: &NodeName) -> &mut NodeClaims {
+    pub(super) fn node_entry(&mut self, name: &NodeName) -> &mut NodeClaims {
         let (places, numbered, next) = (&mut self.free_places, &mut self.numbered, self.nodes.len());
         let versions = &mut self.versions;
         self.nodes.entry(name.clone()).or_insert_with(|| {

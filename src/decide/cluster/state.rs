@@ -94,7 +94,7 @@ pub(super) struct PendingPod {
 
 /// The place of a pod that holds GPUs.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Home {
+pub(super) struct PodLocation {
     pub(super) node: NodeName,
     pub(super) pod: PodRef,
     /// The version of the pod for which its order was made; `None` where the watch has shown it bound.
@@ -108,7 +108,7 @@ pub struct ClusterState {
     pub(super) rules: ClusterRules,
     pub(super) nodes: ByName<NodeClaims>,
     /// Where each pod with a claim is, or with one that cannot be read.
-    pub(super) homes: HashMap<PodUid, Home>,
+    pub(super) locations: HashMap<PodUid, PodLocation>,
     /// Pods without a node, by their last filter call.
     pub(super) pending: HashMap<PodUid, PendingPod>,
     /// Pods that get no proposal.
@@ -137,7 +137,7 @@ pub struct ClusterState {
     pub(super) unreadable: HashMap<PodUid, NodeName>,
     /// Pods that are bound, have not ended and request no GPU, with their nodes: what they use of a GPU is explained. Bounded as
     /// the pods of the cluster are; each takes some 60 bytes.
-    pub(super) bystanders: HashMap<PodUid, NodeName>,
+    pub(super) pods_without_gpus: HashMap<PodUid, NodeName>,
     /// Nodes that may have been closed or opened since that was last reported.
     pub(super) touched: BTreeSet<NodeName>,
     /// Nodes whose agents' streams were closed at this moment, and may be back soon.
@@ -151,7 +151,7 @@ impl ClusterState {
         ClusterState {
             rules,
             nodes: ByName::default(),
-            homes: HashMap::new(),
+            locations: HashMap::new(),
             pending: HashMap::new(),
             gone: RecentPods::default(),
             unbound: RecentPods::default(),
@@ -164,7 +164,7 @@ impl ClusterState {
             free_places: Vec::new(),
             verdicts: VerdictCache::default(),
             unreadable: HashMap::new(),
-            bystanders: HashMap::new(),
+            pods_without_gpus: HashMap::new(),
             touched: BTreeSet::new(),
             closing: HashMap::new(),
         }
@@ -180,13 +180,13 @@ impl ClusterState {
     /// read.
     #[must_use]
     pub fn claim_of(&self, uid: &PodUid) -> Option<(&NodeName, ClaimState)> {
-        let home = self.homes.get(uid)?;
-        Some((&home.node, self.nodes.get(&home.node)?.ledger().get(uid)?.state))
+        let location = self.locations.get(uid)?;
+        Some((&location.node, self.nodes.get(&location.node)?.ledger().get(uid)?.state))
     }
 
     /// The pods that hold GPUs, each with its node, in no order.
     pub fn holders(&self) -> impl Iterator<Item = (&PodUid, &PodRef, &NodeName)> {
-        self.homes.iter().map(|(uid, home)| (uid, &home.pod, &home.node))
+        self.locations.iter().map(|(uid, location)| (uid, &location.pod, &location.node))
     }
 
     /// Whether a pod has gone lately, by evidence, and has not been seen since.

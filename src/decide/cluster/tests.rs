@@ -633,8 +633,8 @@ proptest! {
                 }
                 Step::Refused(n) => {
                     let uid = slice(n, 1).uid;
-                    let seen = cluster.homes.get(&uid).and_then(|home| {
-                        Some(cluster.node(&home.node)?.ledger().get(&uid)?.state > ClaimState::Assumed)
+                    let seen = cluster.locations.get(&uid).and_then(|location| {
+                        Some(cluster.node(&location.node)?.ledger().get(&uid)?.state > ClaimState::Assumed)
                     });
                     cluster.bind_ended(&uid, BindOutcome::Refused);
                     if seen != Some(true) {

@@ -1,7 +1,7 @@
 //! GPUs that appear, disappear, fail and come back.
 
 use super::*;
-use crate::unread;
+use crate::fixtures;
 use model::gpu::XidSource;
 use model::incident::Incident;
 use model::unit::{Bytes, Celsius};
@@ -12,7 +12,7 @@ fn gpu(number: u32) -> Gpu {
     Gpu {
         pci_bus_id: Reading::Measured(format!("00000000:{number:02X}:00.0").into(), Monotonic(1)),
         memory_total: Reading::Measured(Bytes(80 << 30), Monotonic(1)),
-        ..unread::gpu(number)
+        ..fixtures::gpu(number)
     }
 }
 

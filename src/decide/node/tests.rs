@@ -1,5 +1,5 @@
 use super::*;
-use crate::unread::gpu;
+use crate::fixtures::gpu;
 use model::cgroup::{CgroupIdentity, CgroupKind, CgroupReport, ContainerName, NameSource, Qos, RuntimeKind};
 use model::claim::{ContainerClaim, DeviceShare};
 use model::gpu::{Gpu, GpuSample, MigInstance, Xid, XidSource};

@@ -1,7 +1,7 @@
 //! Which pod is the sole holder of a GPU, and what does not change that.
 
 use super::*;
-use crate::unread;
+use crate::fixtures;
 use model::cgroup::{CgroupKind, CgroupSample, Qos, RuntimeKind};
 use model::gpu::MigInstance;
 use model::reading::Reading;
@@ -73,7 +73,7 @@ fn gpu(instances: &[(u32, u32)]) -> Gpu {
     Gpu {
         mig_mode: Reading::Measured(!instances.is_empty(), AT),
         mig: Reading::Measured(instances.iter().map(instance).collect(), AT),
-        ..unread::gpu(1)
+        ..fixtures::gpu(1)
     }
 }
 

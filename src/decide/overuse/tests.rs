@@ -1,7 +1,7 @@
 //! When an over-use begins, and when it ends.
 
 use super::*;
-use crate::unread;
+use crate::fixtures;
 use model::cgroup::CgroupSample;
 use model::reading::Absence;
 use model::view::{ContainerRates, GpuUse};
@@ -24,7 +24,7 @@ fn at(seconds: u64) -> Monotonic {
 }
 
 fn gpu_view(list: Reading<()>) -> GpuView {
-    GpuView { processes: list.map(|()| Arc::from([])), ..unread::view(unread::gpu(1)) }
+    GpuView { processes: list.map(|()| Arc::from([])), ..fixtures::view(fixtures::gpu(1)) }
 }
 
 fn pod(used: Option<Reading<Bytes>>) -> PodView {

@@ -1,5 +1,5 @@
 use super::*;
-use crate::unread;
+use crate::fixtures;
 use model::claim::{ContainerClaim, DeviceShare};
 use model::gpu::GpuSample;
 use model::histogram::Histogram;
@@ -29,7 +29,7 @@ fn gpu(joules: Option<u64>, holders: &[u8], strangers: f64) -> GpuView {
         holders: holders.iter().map(|number| uid(*number)).collect(),
         strangers: u32::from(strangers > 0.0),
         unattributed_sm: Reading::Measured(Percent(strangers), at(1)),
-        ..unread::view(unread::gpu(0))
+        ..fixtures::view(fixtures::gpu(0))
     }
 }
 

@@ -24,7 +24,7 @@ pub struct HostDeviceNode {
 
 /// The settings of this node that the edits need beside the claim.
 #[derive(Clone, Debug)]
-pub struct NodeKit {
+pub struct NodeEdits {
     /// Device nodes of each device.
     pub nodes: BTreeMap<GpuUuid, Vec<HostDeviceNode>>,
     /// The edits of the host's CDI spec for each device. A path in them wins over the same path in `nodes`.
@@ -47,9 +47,9 @@ pub struct NodeKit {
     pub core_policy: &'static str,
 }
 
-impl Default for NodeKit {
-    fn default() -> NodeKit {
-        NodeKit {
+impl Default for NodeEdits {
+    fn default() -> NodeEdits {
+        NodeEdits {
             nodes: BTreeMap::new(),
             own: BTreeMap::new(),
             shared_nodes: Vec::new(),
@@ -64,7 +64,7 @@ impl Default for NodeKit {
     }
 }
 
-impl NodeKit {
+impl NodeEdits {
     /// All edits for one container. `limits_file` is its limits file on the host.
     #[must_use]
     pub fn edits(&self, container_limits: &ContainerLimits, limits_file: &Path) -> CdiEdits {

@@ -118,7 +118,7 @@ impl Walk<'_> {
 #[cfg(test)]
 mod tests {
     use super::super::trash::tests::nest;
-    use super::super::{DeviceDelivery, NodeKit, TicketFolders};
+    use super::super::{DeviceDelivery, NodeEdits, TicketFolders};
     use super::*;
     use model::id::{PodUid, Ticket};
     use std::fs;
@@ -129,7 +129,8 @@ mod tests {
     fn of(make: impl FnOnce(&Path)) -> PodFileSize {
         let folder = tempfile::tempdir().unwrap();
         let delivery =
-            DeviceDelivery::new(&folder.path().join("state"), &folder.path().join("cdi"), NodeKit::default()).unwrap();
+            DeviceDelivery::new(&folder.path().join("state"), &folder.path().join("cdi"), NodeEdits::default())
+                .unwrap();
         let uid = PodUid::parse(&"1".repeat(32)).unwrap();
         let own = folder.path().join("state/pods").join(uid.as_str()).join("main/vgpu");
         fs::create_dir_all(&own).unwrap();
@@ -220,7 +221,7 @@ mod tests {
     #[test]
     fn files_in_ticket_folders_count_for_the_pod() {
         let state = tempfile::tempdir().unwrap();
-        let delivery = DeviceDelivery::new(state.path(), &state.path().join("cdi"), NodeKit::default()).unwrap();
+        let delivery = DeviceDelivery::new(state.path(), &state.path().join("cdi"), NodeEdits::default()).unwrap();
         let (tickets, ticket) = (TicketFolders::new(state.path()), Ticket::of_random([1; 16]));
         fs::create_dir_all(tickets.folder(&ticket).join("lock")).unwrap();
         fs::write(tickets.folder(&ticket).join("lock/lock"), "").unwrap();

@@ -10,10 +10,10 @@
 //! in DCGM, the entity is the GPU instance: its compute instances share its memory and counters and have no series of
 //! their own.
 
+use super::hardware;
 use super::input::MetricsInput;
 use super::row::MetricRow;
 use super::subject::pod_name;
-use super::upkeep;
 use model::Reading;
 use model::gpu::{GpmSample, MigInstance, MigSample};
 use model::sample_value::SampleValue;
@@ -206,7 +206,7 @@ pub fn write(input: &MetricsInput<'_>, names: DcgmNames, out: &mut Exposition<'_
         }
     }
     table((GPU, names), entities.iter().map(|entity| (entity.seen, &entity.labels)), out);
-    table((upkeep::DCGM, names), entities.iter().map(|entity| (entity.seen, &entity.labels)), out);
+    table((hardware::DCGM, names), entities.iter().map(|entity| (entity.seen, &entity.labels)), out);
     xids(&entities, names, out);
     table((MEMORY, names), memories.iter().map(|(memory, labels)| (memory, labels)), out);
     table((PROFILING, names), profiles.iter().map(|(gpm, labels)| (*gpm, labels)), out);

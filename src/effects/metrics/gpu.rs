@@ -1,13 +1,13 @@
 //! Our own metrics of GPUs and MIG instances.
 
+use super::hardware;
 use super::input::MetricsInput;
 use super::row::{MetricRow, reading_family};
 use super::subject::LabelledSubjects;
-use super::upkeep;
 use model::gpu::{GPU_READINGS, MigInstance, MigSample, THROTTLE_REASONS};
+use model::hardware::HARDWARE_READINGS;
 use model::sample_value::SampleValue;
 use model::time::Monotonic;
-use model::upkeep::UPKEEP_READINGS;
 use model::view::{GpuHealth, GpuView};
 use model::{Absence, Reading};
 use serve::exposition::{Exposition, MetricFamily, MetricLabels, MetricType};
@@ -110,7 +110,7 @@ pub fn write(input: &MetricsInput<'_>, subjects: &LabelledSubjects<'_>, out: &mu
             }
         }
     });
-    upkeep::write(subjects, out);
+    hardware::write(subjects, out);
     state(subjects, out);
     xids(input, subjects, out);
     throttling(subjects, out);
@@ -129,10 +129,10 @@ fn each_metric(mut row: impl FnMut(&MetricFamily, &'static str, &dyn Fn(&GpuView
     for own in GPU {
         row(&own.family, own.labels, &own.read);
     }
-    for (name, read) in UPKEEP_READINGS {
-        row(&reading_family(name), name.label, &|seen| read(&seen.gpu.board, &seen.sample.upkeep));
+    for (name, read) in HARDWARE_READINGS {
+        row(&reading_family(name), name.label, &|seen| read(&seen.gpu.board, &seen.sample.hardware));
     }
-    for own in upkeep::GPU {
+    for own in hardware::GPU {
         row(&own.family, own.labels, &own.read);
     }
 }
@@ -261,7 +261,7 @@ fn absences(subjects: &LabelledSubjects<'_>, out: &mut Exposition<'_>) {
                 out.sample(&[gpu.labels.as_str(), reading.as_str(), label, reason.as_str()], SampleValue::Whole(1));
             }
         });
-        upkeep::absences(gpu.seen, &gpu.labels, out);
+        hardware::absences(gpu.seen, &gpu.labels, out);
     }
 }
 

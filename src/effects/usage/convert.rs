@@ -207,7 +207,7 @@ pub(super) mod tests {
             mig: Reading::NOT_YET,
             links: Vec::new(),
             nvlinks_active: Reading::NOT_YET,
-            board: model::upkeep::Board::default(),
+            board: model::hardware::Board::default(),
         }
     }
 

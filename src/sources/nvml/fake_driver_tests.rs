@@ -9,7 +9,7 @@ mod identity;
 mod process;
 mod process_use;
 mod reading;
-mod upkeep;
+mod hardware;
 mod release;
 
 use crate::nvml::{DriverGate, DriverPatience, Settings, spawn};

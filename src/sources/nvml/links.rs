@@ -8,9 +8,9 @@
 use crate::nvml::absence::{INVALID_ARGUMENT, lasting, reason};
 use crate::nvml::polled_gpu::{PolledGpu, of_field};
 use crate::nvml::raw;
+use model::hardware::{LinkError, MAX_NVLINKS, NvLink};
 use model::time::Monotonic;
 use model::unit::Count;
-use model::upkeep::{LinkError, MAX_NVLINKS, NvLink};
 use model::{Absence, Reading};
 use nvml_wrapper::error::NvmlError;
 use nvml_wrapper_sys::bindings::field_id::{

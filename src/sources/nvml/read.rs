@@ -2,7 +2,7 @@
 
 use crate::nvml::polled_gpu::PolledGpu;
 use crate::nvml::raw;
-use crate::nvml::{upkeep, utilization};
+use crate::nvml::{hardware, utilization};
 use model::gpu::{EccErrors, GpmSample, MigSample, RemappedRows, Violations};
 use model::recovery::RecoveryAction;
 use model::time::{Monotonic, Now};
@@ -134,7 +134,7 @@ pub(super) fn seldom(gpu: &mut PolledGpu, sysfs: &Path) {
     ecc(gpu, at);
     violations(gpu, at);
     throughput(gpu);
-    upkeep::read(gpu, sysfs);
+    hardware::read(gpu, sysfs);
 }
 
 /// Reads for how long each policy held the clocks down. `nvml.h`: nanoseconds since the driver was loaded.

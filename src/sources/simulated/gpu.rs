@@ -4,13 +4,13 @@ use super::curve::{load, mix, share};
 use super::holders::{ON_EACH, SimulatedProcess};
 use super::product::Product;
 use model::gpu::{EccErrors, GpmSample, Gpu, GpuLink, GpuPath, GpuSample, RemappedRows};
+use model::hardware::Board;
 use model::id::GpuUuid;
 use model::process::{GpuProcess, GpuProcessKind, GpuProcesses};
 use model::reading::{Absence, Reading};
 use model::recovery::RecoveryAction;
 use model::time::{Monotonic, Now};
 use model::unit::{Bytes, BytesPerSecond, Celsius, Count, Megahertz, Millijoules, Percent, Ratio, Watts};
-use model::upkeep::Board;
 use std::time::Duration;
 
 /// NVML's bit for clocks that are low because the GPU is idle.

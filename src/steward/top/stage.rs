@@ -65,7 +65,7 @@ fn gpu(index: u32, model: &str) -> Gpu {
         mig: read(Vec::new()),
         links: Vec::new(),
         nvlinks_active: Reading::NOT_YET,
-        board: model::upkeep::Board::default(),
+        board: model::hardware::Board::default(),
     }
 }
 

@@ -493,7 +493,7 @@ fn a_pod_that_runs_and_requests_no_gpu_keeps_no_other_from_what_it_uses() {
     assert!(free(&mut cluster, &here));
     cluster.pod_gone(&exporter);
     assert!(refuses_both(&mut cluster).is_some());
-    assert!(cluster.bystanders.is_empty());
+    assert!(cluster.pods_without_gpus.is_empty());
     serving(&mut cluster, &[]);
     assert_eq!(refuses_both(&mut cluster), None);
 }

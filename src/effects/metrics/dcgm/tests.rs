@@ -164,7 +164,7 @@ fn types_are_those_of_dcgm_exporter() {
         "NVLINK_REPLAY_ERROR_COUNT_TOTAL",
         "NVLINK_RECOVERY_ERROR_COUNT_TOTAL",
     ];
-    let families = GPU.iter().chain(upkeep::DCGM).map(|row| &row.family);
+    let families = GPU.iter().chain(hardware::DCGM).map(|row| &row.family);
     let families = families.chain(MEMORY.iter().map(|row| &row.family)).chain(PROFILING.iter().map(|row| &row.family));
     let kinds: BTreeMap<&str, &str> =
         families.chain([&XID]).map(|family| (family.name, family.kind.word(ExpositionFormat::Classic))).collect();

@@ -5,8 +5,8 @@ use super::{CallFault, Code, FakeGpu, Harness, Scenario, Seen, error, fake_gpus,
 use crate::nvml::read::driven;
 use lab::scenario::{FakeLink, LinkPath, MigSlot, process};
 use model::gpu::{GPU_READINGS, GpmSample, Gpu, GpuLink, GpuSample, MigSample};
+use model::hardware::LinkError;
 use model::process::GpuProcesses;
-use model::upkeep::LinkError;
 use model::{Absence, Reading};
 use std::collections::BTreeSet;
 
@@ -93,11 +93,11 @@ fn memory_of_instances(mig: &MigSample) -> Vec<Named> {
 
 /// Errors of the first link, of the kinds that the GPU counts.
 fn absences_of_links(t: &GpuReports<'_>, which: fn(LinkError) -> bool) -> Vec<Named> {
-    let links = t.sample.upkeep.nvlinks.value();
+    let links = t.sample.hardware.nvlinks.value();
     let first = links.and_then(|links| links.first());
     let why = |kind| match first {
         Some(link) => link.errors(kind).absence(),
-        None => t.sample.upkeep.nvlinks.absence(),
+        None => t.sample.hardware.nvlinks.absence(),
     };
     LinkError::ALL.into_iter().filter(|kind| which(*kind)).map(|kind| ((kind.code(), ""), why(kind))).collect()
 }
@@ -110,7 +110,7 @@ fn everything(t: &GpuReports<'_>) -> Vec<Named> {
     all.extend(absences!(t.sample; utilization_stamp, persistence));
     all.extend(absences!(t.gpu.board; serial, vbios, power_default, power_least, power_most, pcie_generation_most,
         pcie_width_most));
-    all.extend(absences!(t.sample.upkeep; pcie_generation, pcie_width, nvlinks, fabric));
+    all.extend(absences!(t.sample.hardware; pcie_generation, pcie_width, nvlinks, fabric));
     all.extend(absences_of_links(t, |_| true));
     all.extend(absences!(t.processes; list));
     all.extend(t.processes.list.value().into_iter().flatten().flat_map(|p| absences!(p; sm, encoder, decoder)));
@@ -152,7 +152,7 @@ const WHOLE: [Case; 29] = [
     case(&["nvmlDeviceGetMigMode"], NONE_OF_IT, |t| absences!(t.gpu; mig_mode, mig)),
     case(&["nvmlDeviceGetTopologyCommonAncestor"], &[], |t| of_links(t, |link| link.path.absence())),
     case(&["nvmlDeviceGetNvLinkState"], &[], |t| {
-        let mut all = absences!(t.sample.upkeep; nvlinks);
+        let mut all = absences!(t.sample.hardware; nvlinks);
         all.extend(absences_of_links(t, |_| true));
         all
     }),
@@ -174,9 +174,9 @@ const WHOLE: [Case; 29] = [
     case(&["nvmlDeviceGetPowerManagementLimitC*"], &[], |t| absences!(t.gpu.board; power_least, power_most)),
     case(&["nvmlDeviceGetMaxPcieLinkGeneration"], &[], |t| absences!(t.gpu.board; pcie_generation_most)),
     case(&["nvmlDeviceGetMaxPcieLinkWidth"], &[], |t| absences!(t.gpu.board; pcie_width_most)),
-    case(&["nvmlDeviceGetCurrPcieLinkGeneration"], &[], |t| absences!(t.sample.upkeep; pcie_generation)),
-    case(&["nvmlDeviceGetCurrPcieLinkWidth"], &[], |t| absences!(t.sample.upkeep; pcie_width)),
-    case(&["nvmlDeviceGetGpuFabricInfoV"], &[], |t| absences!(t.sample.upkeep; fabric)),
+    case(&["nvmlDeviceGetCurrPcieLinkGeneration"], &[], |t| absences!(t.sample.hardware; pcie_generation)),
+    case(&["nvmlDeviceGetCurrPcieLinkWidth"], &[], |t| absences!(t.sample.hardware; pcie_width)),
+    case(&["nvmlDeviceGetGpuFabricInfoV"], &[], |t| absences!(t.sample.hardware; fabric)),
     case(&["nvmlDeviceGetGraphicsRunningProcesses*"], NONE_OF_IT, |t| absences!(t.processes; list)),
     case(&["nvmlDeviceGetMPSComputeRunningProcesses*"], NONE_OF_IT, |t| absences!(t.processes; list)),
 ];

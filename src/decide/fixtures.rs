@@ -1,10 +1,10 @@
 //! For tests: a GPU and its view before the first reading. Each test sets only the values that it needs.
 
 use model::gpu::{Gpu, GpuSample};
+use model::hardware::Board;
 use model::id::GpuUuid;
 use model::incident::GpuCondition;
 use model::reading::Reading;
-use model::upkeep::Board;
 use model::view::{GpuHealth, GpuView, SoleHolders};
 use std::sync::Arc;
 

@@ -2,7 +2,7 @@
 //! changes rarely.
 //!
 //! ```text
-//!   Board    board and limits: once        Upkeep   slot, retired pages, links, fabric: every 15 to 60 s
+//!   Board    board and limits: once        HardwareState   slot, retired pages, links, fabric: every 15 to 60 s
 //! ```
 
 use crate::reading::{Reading, readings};
@@ -40,7 +40,7 @@ readings! {
 
     /// What is read rarely of a GPU: PCIe slot, retired pages, links, fabric.
     #[derive(Clone, Debug, Default, PartialEq)]
-    pub struct Upkeep {
+    pub struct HardwareState {
         /// Current PCIe generation. It falls while the GPU is idle, to save power.
         pub pcie_generation: Reading<u32>,
         /// PCIe lanes currently in use.
@@ -79,24 +79,24 @@ readings! {
 }
 
 /// Reads one value of what is read rarely, in base units.
-pub type ReadOfUpkeep = fn(&Board, &Upkeep) -> Reading<SampleValue>;
+pub type ReadOfHardware = fn(&Board, &HardwareState) -> Reading<SampleValue>;
 
-/// The readings of a GPU's board and upkeep that are one number each, in the order in which `/metrics` shows them.
+/// The readings of a GPU's board and hardware that are one number each, in the order in which `/metrics` shows them.
 #[rustfmt::skip]
-pub static UPKEEP_READINGS: &[(ReadingName, ReadOfUpkeep)] = &[
+pub static HARDWARE_READINGS: &[(ReadingName, ReadOfHardware)] = &[
     (metric("power_limit_default_watts", "watts", "Default power limit of the GPU."), |board, _| board.power_default.number()),
     (metric("power_limit_minimum_watts", "watts", "Lowest power limit that can be set."), |board, _| board.power_least.number()),
     (metric("power_limit_maximum_watts", "watts", "Highest power limit that can be set."), |board, _| board.power_most.number()),
-    (metric("pcie_link_generation", "", "Current PCIe generation of the GPU's link; it is lower while the GPU idles."), |_, upkeep| upkeep.pcie_generation.number()),
+    (metric("pcie_link_generation", "", "Current PCIe generation of the GPU's link; it is lower while the GPU idles."), |_, hardware| hardware.pcie_generation.number()),
     (metric("pcie_link_generation_maximum", "", "Highest PCIe generation that both the GPU and its slot support."), |board, _| board.pcie_generation_most.number()),
-    (metric("pcie_link_width", "", "Current number of PCIe lanes in use."), |_, upkeep| upkeep.pcie_width.number()),
+    (metric("pcie_link_width", "", "Current number of PCIe lanes in use."), |_, hardware| hardware.pcie_width.number()),
     (metric("pcie_link_width_maximum", "", "Most PCIe lanes that both the GPU and its slot support."), |board, _| board.pcie_width_most.number()),
-    (metric("pcie_errors_total", "", PCIE_ERRORS).label("severity=\"correctable\""), |_, upkeep| upkeep.pcie_errors.correctable.number()),
-    (metric("pcie_errors_total", "", PCIE_ERRORS).label("severity=\"nonfatal\""), |_, upkeep| upkeep.pcie_errors.nonfatal.number()),
-    (metric("pcie_errors_total", "", PCIE_ERRORS).label("severity=\"fatal\""), |_, upkeep| upkeep.pcie_errors.fatal.number()),
-    (metric("retired_pages_total", "", RETIRED).label("cause=\"corrected\""), |_, upkeep| upkeep.retired.corrected.number()),
-    (metric("retired_pages_total", "", RETIRED).label("cause=\"uncorrected\""), |_, upkeep| upkeep.retired.uncorrected.number()),
-    (metric("retired_pages_pending", "", "1 while pages wait for a GPU reset to be retired."), |_, upkeep| upkeep.retired.pending.number()),
+    (metric("pcie_errors_total", "", PCIE_ERRORS).label("severity=\"correctable\""), |_, hardware| hardware.pcie_errors.correctable.number()),
+    (metric("pcie_errors_total", "", PCIE_ERRORS).label("severity=\"nonfatal\""), |_, hardware| hardware.pcie_errors.nonfatal.number()),
+    (metric("pcie_errors_total", "", PCIE_ERRORS).label("severity=\"fatal\""), |_, hardware| hardware.pcie_errors.fatal.number()),
+    (metric("retired_pages_total", "", RETIRED).label("cause=\"corrected\""), |_, hardware| hardware.retired.corrected.number()),
+    (metric("retired_pages_total", "", RETIRED).label("cause=\"uncorrected\""), |_, hardware| hardware.retired.uncorrected.number()),
+    (metric("retired_pages_pending", "", "1 while pages wait for a GPU reset to be retired."), |_, hardware| hardware.retired.pending.number()),
 ];
 
 const PCIE_ERRORS: &str = "Errors that the GPU reported on its PCIe link (AER) since boot, by severity.";

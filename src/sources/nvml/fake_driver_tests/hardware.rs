@@ -1,8 +1,8 @@
 //! Tests of the readings that are made rarely: board data and limits, PCI errors, retired pages, each NVLink, fabric.
 
 use super::{CallFault, FakeGpu, Harness, ReadingKind, Scenario, SickLink, fake_gpus, of, put, with};
+use model::hardware::{FabricHealth, FabricState, LinkError, NvLink};
 use model::unit::{Count, Watts};
-use model::upkeep::{FabricHealth, FabricState, LinkError, NvLink};
 use model::{Absence, Reading};
 use std::sync::Arc;
 
@@ -20,8 +20,8 @@ fn a_gpu_is_reported_with_its_board_data_limits_and_pci_slot() {
     assert_eq!(board.power_default.get(), Some(Watts(700.0)));
     assert_eq!((board.power_least.get(), board.power_most.get()), (Some(Watts(175.0)), Some(Watts(700.0))));
     assert_eq!((board.pcie_generation_most.get(), board.pcie_width_most.get()), (Some(5), Some(16)));
-    let reported = harness.sample(1, "its slot", |sample| sample.upkeep.pcie_width.get().is_some());
-    assert_eq!((reported.upkeep.pcie_generation.get(), reported.upkeep.pcie_width.get()), (Some(3), Some(8)));
+    let reported = harness.sample(1, "its slot", |sample| sample.hardware.pcie_width.get().is_some());
+    assert_eq!((reported.hardware.pcie_generation.get(), reported.hardware.pcie_width.get()), (Some(3), Some(8)));
     let slice = &gpus[2].board;
     let absent = [slice.serial.absence(), slice.power_default.absence(), slice.pcie_width_most.absence()];
     assert_eq!(absent, [Some(Absence::NotSupported); 3]);
@@ -40,11 +40,11 @@ fn pcie_errors_and_the_pci_path_from_the_kernel_are_reported() {
     std::fs::create_dir_all(&all).unwrap();
     std::os::unix::fs::symlink(format!("../../../devices/{path}"), all.join("0000:18:00.0")).unwrap();
     harness.open();
-    let ready = |sample: &model::gpu::GpuSample| sample.upkeep.pcie_errors.correctable != Reading::NOT_YET;
-    let errors = harness.sample(0, "its errors", ready).upkeep.pcie_errors;
+    let ready = |sample: &model::gpu::GpuSample| sample.hardware.pcie_errors.correctable != Reading::NOT_YET;
+    let errors = harness.sample(0, "its errors", ready).hardware.pcie_errors;
     assert_eq!((errors.correctable.get(), errors.nonfatal.get()), (Some(Count(4)), Some(Count(0))));
     assert_eq!(errors.fatal.absence(), Some(Absence::Unreadable));
-    let errors = harness.sample(1, "a GPU whose firmware handles them", ready).upkeep.pcie_errors;
+    let errors = harness.sample(1, "a GPU whose firmware handles them", ready).hardware.pcie_errors;
     assert_eq!(errors.correctable.absence(), Some(Absence::NoSuchFile));
     let gpus = harness.until("the GPUs", |seen| seen.gpus.clone());
     assert_eq!(text(&gpus[0].board.pci_path), Some(path));
@@ -80,13 +80,13 @@ fn retired_pages_are_counted_by_cause_if_the_gpu_retires_pages() {
     ];
     let mut harness =
         Harness::start(of(vec![with(fake_gpus("V100", 1), &worn), fake_gpus("T4", 1), fake_gpus("A100", 1)]));
-    let ready = |sample: &model::gpu::GpuSample| sample.upkeep.retired.pending != Reading::NOT_YET;
-    let retired = harness.sample(0, "V100", ready).upkeep.retired;
+    let ready = |sample: &model::gpu::GpuSample| sample.hardware.retired.pending != Reading::NOT_YET;
+    let retired = harness.sample(0, "V100", ready).hardware.retired;
     assert_eq!((retired.corrected.get(), retired.uncorrected.get()), (Some(Count(5)), Some(Count(2))));
     assert_eq!(retired.pending.get(), Some(true));
-    let retired = harness.sample(1, "T4", ready).upkeep.retired;
+    let retired = harness.sample(1, "T4", ready).hardware.retired;
     assert_eq!((retired.corrected.get(), retired.pending.get()), (Some(Count(0)), Some(false)), "none is a number");
-    let retired = harness.sample(2, "A100", ready).upkeep.retired;
+    let retired = harness.sample(2, "A100", ready).hardware.retired;
     assert_eq!(retired.uncorrected.absence(), Some(Absence::NotSupported), "it remaps rows");
 }
 
@@ -122,8 +122,8 @@ fn nvlinks_are_reported_with_the_errors_that_their_generation_counts() {
         (2, "H100", 18, &[("crc", 9), ("replay", 5), ("recovery", 3)]),
         (3, "B200", 18, &[("recovery", 3), ("recovery_failed", 1), ("received", 9), ("symbol", 40)]),
     ] {
-        let sample = harness.sample(place, model, |sample| sample.upkeep.nvlinks != Reading::NOT_YET);
-        let links = sample.upkeep.nvlinks.value().expect(model);
+        let sample = harness.sample(place, model, |sample| sample.hardware.nvlinks != Reading::NOT_YET);
+        let links = sample.hardware.nvlinks.value().expect(model);
         assert_eq!(links.len(), count, "{model}: one that is down is in the list");
         let down: Vec<u32> = links.iter().filter(|link| !link.up).map(|link| link.number).collect();
         assert_eq!(down, [3], "{model}");
@@ -131,8 +131,8 @@ fn nvlinks_are_reported_with_the_errors_that_their_generation_counts() {
         let well: Vec<_> = counted.iter().map(|(kind, _)| (*kind, 0)).collect();
         assert_eq!(errors(&links[4]), well, "{model}: none of what is counted, and nothing else");
     }
-    let none = harness.sample(4, "a GPU without links", |sample| sample.upkeep.nvlinks != Reading::NOT_YET);
-    assert_eq!(none.upkeep.nvlinks.absence(), Some(Absence::NotSupported));
+    let none = harness.sample(4, "a GPU without links", |sample| sample.hardware.nvlinks != Reading::NOT_YET);
+    assert_eq!(none.hardware.nvlinks.absence(), Some(Absence::NotSupported));
 }
 
 #[test]
@@ -157,7 +157,7 @@ fn the_fabric_is_reported_with_its_state_and_its_faults() {
     for (driver, summary) in [("570.86.15", Some(FabricHealth::LimitedCapacity)), ("550.127.08", None)] {
         let mut harness = Harness::start(scenario(driver));
         let reported = |harness: &mut Harness, place| {
-            harness.sample(place, driver, |sample| sample.upkeep.fabric != Reading::NOT_YET).upkeep.fabric
+            harness.sample(place, driver, |sample| sample.hardware.fabric != Reading::NOT_YET).hardware.fabric
         };
         let fabric = reported(&mut harness, 0).get().unwrap();
         assert_eq!((fabric.state, fabric.outcome, fabric.clique), (FabricState::Completed, 0, 7), "{driver}");

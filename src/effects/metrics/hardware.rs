@@ -4,9 +4,9 @@
 use super::row::MetricRow;
 use super::subject::LabelledSubjects;
 use model::Reading;
+use model::hardware::{FabricState, LinkError, NvLink};
 use model::sample_value::SampleValue;
 use model::unit::Count;
-use model::upkeep::{FabricState, LinkError, NvLink};
 use model::view::GpuView;
 use serve::exposition::{Exposition, MetricFamily, MetricLabels, MetricType};
 
@@ -16,7 +16,7 @@ const PREFIX: &str = "gpu_steward_gpu_";
 #[rustfmt::skip]
 pub static GPU: &[MetricRow<GpuView>] = &[
     MetricRow::gauge("nvlinks", "", "NVLinks of the GPU, up or down.", |g| links(g).map(|all| SampleValue::Whole(all.len() as u64))),
-    MetricRow::gauge("fabric_error", "", "NVML's status of the GPU's registration with the fabric manager: 0 is success. No series before the registration is completed.", |g| match g.sample.upkeep.fabric {
+    MetricRow::gauge("fabric_error", "", "NVML's status of the GPU's registration with the fabric manager: 0 is success. No series before the registration is completed.", |g| match g.sample.hardware.fabric {
         Reading::Measured(fabric, at) if fabric.state == FabricState::Completed => Reading::Measured(SampleValue::Whole(fabric.outcome.into()), at),
         Reading::Measured(..) => Reading::NOT_YET,
         Reading::Absent(why) => Reading::Absent(why),
@@ -26,9 +26,9 @@ pub static GPU: &[MetricRow<GpuView>] = &[
 /// The readings under dcgm-exporter's names.
 #[rustfmt::skip]
 pub static DCGM: &[MetricRow<GpuView>] = &[
-    MetricRow::foreign_counter("DCGM_FI_DEV_RETIRED_SBE", "Total number of retired pages due to single-bit errors.", |g| g.sample.upkeep.retired.corrected.number()),
-    MetricRow::foreign_counter("DCGM_FI_DEV_RETIRED_DBE", "Total number of retired pages due to double-bit errors.", |g| g.sample.upkeep.retired.uncorrected.number()),
-    MetricRow::foreign_counter("DCGM_FI_DEV_RETIRED_PENDING", "Total number of pages pending retirement.", |g| g.sample.upkeep.retired.pending.number()),
+    MetricRow::foreign_counter("DCGM_FI_DEV_RETIRED_SBE", "Total number of retired pages due to single-bit errors.", |g| g.sample.hardware.retired.corrected.number()),
+    MetricRow::foreign_counter("DCGM_FI_DEV_RETIRED_DBE", "Total number of retired pages due to double-bit errors.", |g| g.sample.hardware.retired.uncorrected.number()),
+    MetricRow::foreign_counter("DCGM_FI_DEV_RETIRED_PENDING", "Total number of pages pending retirement.", |g| g.sample.hardware.retired.pending.number()),
     MetricRow::foreign_counter("DCGM_FI_DEV_NVLINK_CRC_FLIT_ERROR_COUNT_TOTAL", "Total number of NVLink flow-control CRC errors.", |g| sum(g, LinkError::CrcFlit)),
     MetricRow::foreign_counter("DCGM_FI_DEV_NVLINK_CRC_DATA_ERROR_COUNT_TOTAL", "Total number of NVLink data CRC errors.", |g| sum(g, LinkError::CrcData)),
     MetricRow::foreign_counter("DCGM_FI_DEV_NVLINK_REPLAY_ERROR_COUNT_TOTAL", "Total number of NVLink retries.", |g| sum(g, LinkError::Replay)),
@@ -69,7 +69,7 @@ const fn family(name: &'static str, kind: MetricType, help: &'static str) -> Met
 }
 
 fn links(gpu: &GpuView) -> Reading<&[NvLink]> {
-    match &gpu.sample.upkeep.nvlinks {
+    match &gpu.sample.hardware.nvlinks {
         Reading::Measured(links, at) => Reading::Measured(links, *at),
         Reading::Absent(why) => Reading::Absent(*why),
     }
@@ -131,7 +131,7 @@ fn by_link(subjects: &LabelledSubjects<'_>, out: &mut Exposition<'_>) {
 
 fn fabric(subjects: &LabelledSubjects<'_>, out: &mut Exposition<'_>) {
     let all =
-        || subjects.gpus.iter().filter_map(|gpu| Some((gpu.labels.as_str(), gpu.seen.sample.upkeep.fabric.get()?)));
+        || subjects.gpus.iter().filter_map(|gpu| Some((gpu.labels.as_str(), gpu.seen.sample.hardware.fabric.get()?)));
     out.prefixed(PREFIX, &FABRIC);
     for (labels, fabric) in all() {
         let cluster = fabric.cluster().unwrap_or_default();

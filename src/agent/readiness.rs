@@ -28,7 +28,7 @@ pub(crate) enum Progress {
 
 /// The first readings that have arrived, and the known failures.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Latch {
+pub(crate) struct Readiness {
     cgroups: bool,
     gpus: bool,
     /// `None` if readiness does not wait for the list.
@@ -44,11 +44,11 @@ pub(crate) struct Latch {
     pub progress: Progress,
 }
 
-impl Latch {
+impl Readiness {
     /// The state before the first observation. In a cluster readiness also waits for the first list of pods: an agent
     /// that cannot read pods must not be ready there.
-    pub(crate) fn new(in_cluster: bool) -> Latch {
-        Latch { pods: in_cluster.then_some(false), ..Latch::default() }
+    pub(crate) fn new(in_cluster: bool) -> Readiness {
+        Readiness { pods: in_cluster.then_some(false), ..Readiness::default() }
     }
 
     /// Takes one observation into account, before the node state does.
@@ -80,7 +80,7 @@ impl Latch {
     }
 
     /// The answer of `/readyz`.
-    pub(crate) fn readiness(&self) -> Result<(), Arc<str>> {
+    pub(crate) fn check(&self) -> Result<(), Arc<str>> {
         if self.hanging {
             return Err("all calls to the GPU driver hang; CPU and memory are still sampled".into());
         }
@@ -121,47 +121,47 @@ mod tests {
 
     #[test]
     fn the_agent_is_ready_when_the_first_readings_have_arrived_and_nothing_is_broken() {
-        let mut latch = Latch::default();
-        assert!(latch.readiness().is_err_and(|why| why.contains("cgroups and the first answer")));
-        latch.observe(&Observation::Fact(Fact::GpuSource(GpuSourceState::Starting)));
-        latch.observe(&Observation::Sample(Sample::Cgroups(CgroupPass::default())));
-        assert!(latch.readiness().is_err_and(|why| why.ends_with("waiting for the first answer about GPUs")));
+        let mut readiness = Readiness::default();
+        assert!(readiness.check().is_err_and(|why| why.contains("cgroups and the first answer")));
+        readiness.observe(&Observation::Fact(Fact::GpuSource(GpuSourceState::Starting)));
+        readiness.observe(&Observation::Sample(Sample::Cgroups(CgroupPass::default())));
+        assert!(readiness.check().is_err_and(|why| why.ends_with("waiting for the first answer about GPUs")));
         let missing = GpuSourceState::Missing { why: Absence::LibraryNotFound, advice: "".into() };
-        latch.observe(&Observation::Fact(Fact::GpuSource(missing)));
-        assert_eq!(latch.readiness(), Ok(()), "a node without a driver is ready");
-        latch.observe(&Observation::Fact(Fact::GpuSource(GpuSourceState::Hanging)));
-        assert!(latch.readiness().is_err_and(|why| why.contains("hang")));
-        latch.observe(&Observation::Fact(Fact::GpuSource(GpuSourceState::SwitchedOff)));
-        latch.observe(&Observation::Fact(Fact::GpuEventsHang(true)));
-        assert!(latch.readiness().is_err_and(|why| why.contains("events hangs")));
-        latch.observe(&Observation::Fact(Fact::GpuEventsHang(false)));
-        latch.observe(&Observation::Fact(Fact::GpuEventsFail(true)));
-        assert!(latch.readiness().is_err_and(|why| why.contains("events fails")));
-        latch.observe(&Observation::Fact(Fact::GpuEventsFail(false)));
-        latch.usage = Some("socket".into());
-        assert_eq!(latch.readiness(), Err("socket".into()));
-        latch.usage = None;
-        latch.progress = Progress::Follows { prepared: false };
-        assert!(latch.readiness().is_err_and(|why| why.contains("follow the agent")));
-        latch.progress = Progress::Follows { prepared: true };
-        assert_eq!(latch.readiness(), Ok(()), "an upgrade waits for this before it ends the other");
+        readiness.observe(&Observation::Fact(Fact::GpuSource(missing)));
+        assert_eq!(readiness.check(), Ok(()), "a node without a driver is ready");
+        readiness.observe(&Observation::Fact(Fact::GpuSource(GpuSourceState::Hanging)));
+        assert!(readiness.check().is_err_and(|why| why.contains("hang")));
+        readiness.observe(&Observation::Fact(Fact::GpuSource(GpuSourceState::SwitchedOff)));
+        readiness.observe(&Observation::Fact(Fact::GpuEventsHang(true)));
+        assert!(readiness.check().is_err_and(|why| why.contains("events hangs")));
+        readiness.observe(&Observation::Fact(Fact::GpuEventsHang(false)));
+        readiness.observe(&Observation::Fact(Fact::GpuEventsFail(true)));
+        assert!(readiness.check().is_err_and(|why| why.contains("events fails")));
+        readiness.observe(&Observation::Fact(Fact::GpuEventsFail(false)));
+        readiness.usage = Some("socket".into());
+        assert_eq!(readiness.check(), Err("socket".into()));
+        readiness.usage = None;
+        readiness.progress = Progress::Follows { prepared: false };
+        assert!(readiness.check().is_err_and(|why| why.contains("follow the agent")));
+        readiness.progress = Progress::Follows { prepared: true };
+        assert_eq!(readiness.check(), Ok(()), "an upgrade waits for this before it ends the other");
     }
 
     /// An upgrade of the agents must not stop at a node where pods of the earlier release still run without CDI.
     #[test]
     fn a_node_without_cdi_is_ready_only_while_pods_of_an_earlier_release_run_there() {
-        let (mut latch, mut view) = (Latch::default(), plugin());
-        latch.observe(&Observation::Fact(Fact::GpuSource(GpuSourceState::SwitchedOff)));
-        latch.observe(&Observation::Sample(Sample::Cgroups(CgroupPass::default())));
+        let (mut readiness, mut view) = (Readiness::default(), plugin());
+        readiness.observe(&Observation::Fact(Fact::GpuSource(GpuSourceState::SwitchedOff)));
+        readiness.observe(&Observation::Sample(Sample::Cgroups(CgroupPass::default())));
         for (earlier_pods, ready) in [(0, false), (2, true), (0, false)] {
             view.cdi = CdiState::Missing { why: "set enable_cdi".into(), earlier_pods };
-            latch.observe(&Observation::Fact(Fact::Plugin(Arc::new(view.clone()))));
-            assert_eq!(latch.readiness().is_ok(), ready);
+            readiness.observe(&Observation::Fact(Fact::Plugin(Arc::new(view.clone()))));
+            assert_eq!(readiness.check().is_ok(), ready);
         }
-        assert!(latch.readiness().is_err_and(|why| why.contains("no GPU is offered: set enable_cdi")));
+        assert!(readiness.check().is_err_and(|why| why.contains("no GPU is offered: set enable_cdi")));
         view.cdi = CdiState::Works;
-        latch.observe(&Observation::Fact(Fact::Plugin(Arc::new(view))));
-        assert_eq!(latch.readiness(), Ok(()));
+        readiness.observe(&Observation::Fact(Fact::Plugin(Arc::new(view))));
+        assert_eq!(readiness.check(), Ok(()));
     }
 
     fn plugin() -> PluginView {
@@ -187,14 +187,14 @@ mod tests {
 
     #[test]
     fn in_a_cluster_readiness_waits_for_the_first_pod_list_and_not_for_later_ones() {
-        let mut latch = Latch::new(true);
-        latch.observe(&Observation::Fact(Fact::GpuSource(GpuSourceState::SwitchedOff)));
-        latch.observe(&Observation::Sample(Sample::Cgroups(CgroupPass::default())));
-        assert!(!latch.opened() && latch.readiness().is_err_and(|why| why.ends_with("first list of pods")));
-        latch.observe(&Observation::Fact(Fact::Pods(PodList::default())));
-        assert!(latch.opened());
+        let mut readiness = Readiness::new(true);
+        readiness.observe(&Observation::Fact(Fact::GpuSource(GpuSourceState::SwitchedOff)));
+        readiness.observe(&Observation::Sample(Sample::Cgroups(CgroupPass::default())));
+        assert!(!readiness.opened() && readiness.check().is_err_and(|why| why.ends_with("first list of pods")));
+        readiness.observe(&Observation::Fact(Fact::Pods(PodList::default())));
+        assert!(readiness.opened());
         let broken = PodWatchState { last_received: None, broken: Some("away".into()) };
-        latch.observe(&Observation::Fact(Fact::PodWatch(broken)));
-        assert_eq!(latch.readiness(), Ok(()));
+        readiness.observe(&Observation::Fact(Fact::PodWatch(broken)));
+        assert_eq!(readiness.check(), Ok(()));
     }
 }

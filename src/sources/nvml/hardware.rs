@@ -6,9 +6,9 @@ use crate::nvml::board::device_of_slot;
 use crate::nvml::polled_gpu::PolledGpu;
 use crate::nvml::{links, raw};
 use clock::monotonic;
+use model::hardware::{Fabric, FabricHealth, FabricState, PcieErrors, RetiredPages};
 use model::time::Monotonic;
 use model::unit::Count;
-use model::upkeep::{Fabric, FabricHealth, FabricState, PcieErrors, RetiredPages};
 use model::{Absence, Reading};
 use nvml_wrapper::Device;
 use nvml_wrapper::error::NvmlError;
@@ -24,24 +24,24 @@ const EVERY: u32 = 4;
 pub(super) fn read(gpu: &mut PolledGpu, sysfs: &Path) {
     let at = monotonic();
     slot(gpu, at);
-    gpu.sample.upkeep.pcie_errors = match &gpu.known.gpu.pci_bus_id {
+    gpu.sample.hardware.pcie_errors = match &gpu.known.gpu.pci_bus_id {
         Reading::Measured(id, _) => pcie_errors(sysfs, id, at),
         Reading::Absent(why) => PcieErrors::absent(*why),
     };
     fabric(gpu, at);
     if gpu.rounds.is_multiple_of(EVERY) {
         retired(gpu, at);
-        gpu.sample.upkeep.nvlinks = links::read(gpu, at);
+        gpu.sample.hardware.nvlinks = links::read(gpu, at);
     }
     gpu.rounds = gpu.rounds.wrapping_add(1);
 }
 
 fn slot(gpu: &mut PolledGpu, at: Monotonic) {
-    let (device, asker, upkeep) = (&gpu.known.device, &mut gpu.asker, &mut gpu.sample.upkeep);
+    let (device, asker, hardware) = (&gpu.known.device, &mut gpu.asker, &mut gpu.sample.hardware);
     let generation = asker.ask("pcie generation", || device.current_pcie_link_gen());
-    upkeep.pcie_generation = Reading::from_result(generation, at);
+    hardware.pcie_generation = Reading::from_result(generation, at);
     let width = asker.ask("pcie width", || device.current_pcie_link_width());
-    upkeep.pcie_width = Reading::from_result(width, at);
+    hardware.pcie_width = Reading::from_result(width, at);
 }
 
 /// The kernel's counts of PCIe errors that the GPU reported (AER). These files do not exist on a machine whose firmware
@@ -69,13 +69,13 @@ fn retired(gpu: &mut PolledGpu, at: Monotonic) {
     let corrected = pages("retired pages corrected", raw::AFTER_CORRECTED);
     let uncorrected = pages("retired pages uncorrected", raw::AFTER_UNCORRECTED);
     let pending = asker.ask("retired pages pending", || device.are_pages_pending_retired());
-    gpu.sample.upkeep.retired = RetiredPages { corrected, uncorrected, pending: Reading::from_result(pending, at) };
+    gpu.sample.hardware.retired = RetiredPages { corrected, uncorrected, pending: Reading::from_result(pending, at) };
 }
 
 fn fabric(gpu: &mut PolledGpu, at: Monotonic) {
     let device = &gpu.known.device;
     let fabric = gpu.asker.ask("fabric", || read_fabric(device));
-    gpu.sample.upkeep.fabric = Reading::from_result(fabric, at);
+    gpu.sample.hardware.fabric = Reading::from_result(fabric, at);
 }
 
 /// The GPU's place in the fabric; a driver that answers the state "not supported" means that the GPU is in none.
