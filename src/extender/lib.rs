@@ -9,6 +9,24 @@
 //!   agents, other extenders ──TLS :9443──▶ stream port ──▶ agent streams ──▶ locked cluster;  verbs, which only the leader answers
 //! ```
 //!
+//! ```text
+//!   settings                      what it takes from the program
+//!   locked_cluster follow         the cluster's state behind one lock; what the watches of pods and Nodes feed into it
+//!   leadership own_mark           who decides now; whether this process has seen everything that was written before
+//!   verbs port proxy plain_pods   kube-scheduler's questions; passed on to the leader where this process is not it
+//!   binder eviction               writes bindings and evictions at the API server
+//!   events closings closing_pace  events on pods and Nodes, and how often
+//!   decisions explain             the last decisions, for /api/v1/decisions
+//!   streams stream_port agent_streams stream_limit stream_counts
+//!                                 the agents' streams
+//!   callers live_callers          who may call the TLS port
+//!   authority_keeper port_certificate
+//!                                 the extenders' certificates
+//!   metrics hami_metrics measures /metrics and /metrics/hami
+//!   admin                         profiles and log level
+//!   simulation planted            a simulated cluster, and the mistakes that it must find
+//! ```
+//!
 //! Only the leader decides and writes; another extender passes questions on to it, or answers 503 and names it.
 
 pub mod settings;

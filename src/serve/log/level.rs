@@ -45,7 +45,21 @@ impl Verbosity {
 pub type Filter = Targets;
 
 /// The crates of this program. All others are libraries.
-const OURS: [&str; 8] = ["gpu_steward", "model", "wire", "decide", "pprof", "apiserver", "sources", "effects"];
+const OURS: [&str; 13] = [
+    "gpu_steward",
+    "model",
+    "clock",
+    "wire",
+    "decide",
+    "pprof",
+    "serve",
+    "stream",
+    "apiserver",
+    "sources",
+    "effects",
+    "agent",
+    "extender",
+];
 
 /// Libraries that log a line for each frame, poll or wake-up. At `-v 5` they would hide all other lines.
 const CHATTY: [&str; 9] = ["h2", "hyper", "hyper_util", "mio", "rustls", "tokio_util", "tonic", "tower", "want"];

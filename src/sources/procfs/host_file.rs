@@ -94,11 +94,15 @@ pub struct MemInfo {
 /// [`MalformedHostFile`].
 pub fn meminfo(text: &[u8]) -> Result<MemInfo, MalformedHostFile> {
     let text = complete(text)?;
-    // procfs-core multiplies a value by that of its unit, at most GiB, and the product must fit.
+    // procfs-core multiplies a value by its unit without a check, and the product must fit. The kernel has one unit.
     let fits = |line: &str| {
         let mut words = line.split_whitespace().skip(1);
         let value = words.next().and_then(|value| value.parse::<u64>().ok());
-        words.next().is_none() || value.is_some_and(|value| value <= u64::MAX >> 30)
+        match words.next() {
+            None => true,
+            Some("kB") => value.is_some_and(|value| value <= u64::MAX >> 10),
+            Some(_) => false,
+        }
     };
     if !text.lines().all(fits) {
         return Err(MalformedHostFile);

@@ -128,7 +128,7 @@ impl Key {
 
     /// The setting of this name.
     pub(crate) fn named(name: &str) -> Option<&'static Key> {
-        Key::of(Reader::Agent).find(|key| key.name == name)
+        KEYS.iter().find(|key| key.name == name)
     }
 }
 
