@@ -12,7 +12,7 @@
 //!   gen/*.rs             checked in, never edited
 //! ```
 //!
-//! What must never happen here: hand-written code, a build script, a field number that is not the one of its owner.
+//! What must never happen here: hand-written code, a build script, a field number that differs from that of its owner.
 
 /// The usage stream: package `gpu_steward.usage.v1`.
 #[allow(clippy::all, clippy::pedantic, missing_docs, unreachable_pub, reason = "generated")]

@@ -8,14 +8,14 @@ pub struct AgentMessage {
     /// Set in the first message of a stream, and whenever the agent sends everything again.
     #[prost(message, optional, tag = "2")]
     pub full: ::core::option::Option<NodeFull>,
-    /// What has changed since the message before.
+    /// Changes since the previous message.
     #[prost(message, optional, tag = "3")]
     pub change: ::core::option::Option<NodeChange>,
 }
 /// Everything that an agent reports.
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct NodeFull {
-    /// The node's name. It must be that of the token.
+    /// The node's name. It must be the node of the token.
     #[prost(string, tag = "1")]
     pub node: ::prost::alloc::string::String,
     #[prost(enumeration = "Phase", tag = "2")]
@@ -27,20 +27,20 @@ pub struct NodeFull {
     #[prost(message, repeated, tag = "5")]
     pub pods: ::prost::alloc::vec::Vec<PodReport>,
 }
-/// What differs from the report before.
+/// Differences from the previous report.
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct NodeChange {
     #[prost(enumeration = "Phase", tag = "1")]
     pub phase: i32,
     #[prost(enumeration = "Binding", tag = "2")]
     pub binding: i32,
-    /// GPUs that are new or differ, whole.
+    /// GPUs that are new or have changed, with all fields.
     #[prost(message, repeated, tag = "3")]
     pub gpus: ::prost::alloc::vec::Vec<GpuReport>,
     /// UUIDs of GPUs that are gone.
     #[prost(string, repeated, tag = "4")]
     pub gpus_gone: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
-    /// Pods that are new or differ, whole.
+    /// Pods that are new or have changed, with all fields.
     #[prost(message, repeated, tag = "5")]
     pub pods: ::prost::alloc::vec::Vec<PodReport>,
     /// UIDs of pods that have ended: the agent sees no process of them, and they hold no device.
@@ -77,22 +77,22 @@ pub struct GpuReport {
     #[prost(message, optional, tag = "10")]
     pub processes_state: ::core::option::Option<ReadingState>,
 }
-/// The age of a reading, or the reason why it is absent. A difference of the age alone is not sent. An agent of an earlier release
-/// sends no state: then neither is known.
+/// The age of a reading, or the reason why it is absent. If only the age differs, the reading is not sent again. Agents
+/// of earlier releases send no state: neither is known then.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct ReadingState {
     /// Milliseconds between the measurement and the message that has the value; unset while it is not known.
     #[prost(uint32, optional, tag = "1")]
     pub age_ms: ::core::option::Option<u32>,
-    /// Why there is no value: a stable short word, such as `call_hangs`; empty while it is not known. A receiver takes a word that it
-    /// does not know for an empty one.
+    /// Why there is no value: a stable reason code, such as `call_hangs`; empty while it is not known. A receiver treats a
+    /// code that it does not know as empty.
     #[prost(string, tag = "2")]
     pub absent: ::prost::alloc::string::String,
     /// The number of the error, where `absent` is `nvml_error`.
     #[prost(uint32, optional, tag = "3")]
     pub nvml_error: ::core::option::Option<u32>,
 }
-/// One pod that requests GPUs, or has processes on one.
+/// One pod that requests GPUs, or has processes on a GPU.
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct PodReport {
     #[prost(string, tag = "1")]
@@ -113,12 +113,12 @@ pub struct GpuUse {
     /// Bytes.
     #[prost(uint64, optional, tag = "3")]
     pub memory_used: ::core::option::Option<u64>,
-    /// The state of that reading.
+    /// The state of `memory_used`.
     #[prost(message, optional, tag = "4")]
     pub memory_used_state: ::core::option::Option<ReadingState>,
 }
-/// One message of the leader: what it knows of the node now. Sent at the begin, when it differs, and at least every ten
-/// seconds.
+/// One message of the leader: what it knows of the node now. Sent at the start, when the content changes, and at least
+/// every ten seconds.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct LeaderMessage {
     /// Version of the format; 1.
@@ -127,17 +127,18 @@ pub struct LeaderMessage {
     /// The epoch of the leader's claims; 0 from an extender that does not lead.
     #[prost(uint64, tag = "2")]
     pub epoch: u64,
-    /// Address and port of the leader, from an extender that does not lead and knows it. The stream ends after it.
+    /// Address and port of the leader, from an extender that does not lead and knows the leader. The stream ends after
+    /// this message.
     #[prost(string, tag = "3")]
     pub leader: ::prost::alloc::string::String,
-    /// Why the node takes no new claims; empty if it takes some.
+    /// Why the node takes no new claims; empty if it takes new claims.
     #[prost(string, tag = "4")]
     pub closed: ::prost::alloc::string::String,
-    /// Whether the leader knows that the agent is about to stop, so that nothing is bound to the node from now on.
+    /// Whether the leader knows that the agent is about to stop: it then binds nothing to the node.
     #[prost(bool, tag = "5")]
     pub leaving: bool,
-    /// UIDs of pods that are bound to the node, or may be, and for which the kubelet has not asked yet by what the agent has
-    /// reported. Set while the agent is about to stop.
+    /// UIDs of pods that are, or may be, bound to the node, and for which the kubelet has not called `Allocate` yet,
+    /// according to the agent's reports. Set while the agent is about to stop.
     #[prost(string, repeated, tag = "6")]
     pub awaited: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
     /// Set in the last message of a stream.
@@ -147,10 +148,10 @@ pub struct LeaderMessage {
 /// Why an extender ends a stream.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct StreamEnd {
-    /// A stable short word, as in the metric `gpu_steward_extender_stream_ends_total`.
+    /// A stable reason code, as in the metric `gpu_steward_extender_stream_ends_total`.
     #[prost(string, tag = "1")]
     pub reason: ::prost::alloc::string::String,
-    /// A sentence.
+    /// The reason as a sentence.
     #[prost(string, tag = "2")]
     pub text: ::prost::alloc::string::String,
 }
@@ -190,8 +191,8 @@ impl Phase {
         }
     }
 }
-/// When containers of the node get their devices. Only agents of earlier releases say it; nothing is bound to a node that is
-/// early.
+/// When containers of the node get their devices. Only agents of earlier releases send it; the extender binds nothing to
+/// a node with `BINDING_EARLY`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
 #[repr(i32)]
 pub enum Binding {
@@ -220,7 +221,7 @@ impl Binding {
         }
     }
 }
-/// How far the start of a pod has come.
+/// The stage that the start of a pod has reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
 #[repr(i32)]
 pub enum Stage {
@@ -229,12 +230,12 @@ pub enum Stage {
     Waiting = 1,
     /// The kubelet has called `Allocate` for all of its containers that request GPUs.
     Allocated = 2,
-    /// A container of it has its devices.
+    /// One of its containers has its devices.
     Started = 3,
-    /// It has ended or is not known, and there are still processes of it on a GPU.
+    /// It has ended or is not known, and its processes still use a GPU.
     Ended = 4,
-    /// The kubelet has called `Allocate` for all of its containers, and the agent refuses their start, because it has no claim or its
-    /// request cannot be read: it holds no device. A leader of an earlier release takes it for one that waits.
+    /// The kubelet has called `Allocate` for all of its containers, and the agent refuses their start, because it has no
+    /// claim or its request cannot be read: it holds no device. Leaders of earlier releases treat it as `STAGE_WAITING`.
     Refused = 5,
 }
 impl Stage {

@@ -109,7 +109,7 @@ pub mod gpu_source {
 /// The reason why there is no value.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Absence {
-    /// A stable short word, such as `not_supported`.
+    /// A stable reason code, such as `not_supported`.
     #[prost(string, tag = "1")]
     pub code: ::prost::alloc::string::String,
     /// The reason as a sentence for people.

@@ -87,7 +87,7 @@ pub struct ImageSpec {
     /// The image reference that the runtime resolved.
     #[prost(string, tag = "1")]
     pub image: ::prost::alloc::string::String,
-    /// The image name as the pod's spec has it.
+    /// The image name as the pod's spec names it.
     #[prost(string, tag = "18")]
     pub user_specified_image: ::prost::alloc::string::String,
 }

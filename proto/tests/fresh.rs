@@ -44,7 +44,7 @@ fn generated_code_matches_the_proto_files() {
     assert_eq!(
         fresh.keys().collect::<Vec<_>>(),
         checked_in.keys().collect::<Vec<_>>(),
-        "files in proto/gen are not those the .proto files make: UPDATE_GOLDEN=1 cargo test -p proto"
+        "proto/gen has other files than the .proto files generate: UPDATE_GOLDEN=1 cargo test -p proto"
     );
     for (name, text) in &fresh {
         assert!(text == &checked_in[name], "proto/gen/{name} is stale: UPDATE_GOLDEN=1 cargo test -p proto");
