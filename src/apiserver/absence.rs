@@ -1,5 +1,5 @@
-//! Plans the checks of objects that the store holds and that a list did not show. The follower reads each of them by
-//! its name before it counts as gone.
+//! Plans the checks of objects that the store holds and that a list did not show. Before the store drops such an
+//! object, the follower reads it by its name.
 //!
 //! ```text
 //!   missing ──▶ due after 0.5 to 1.5 s, by UID ──▶ checked, at most 8 at once ──▶ gone, or present after all
@@ -7,7 +7,7 @@
 //!                          └──────────── backoff ◀── no answer ┘
 //! ```
 //!
-//! What must never happen here: an object that is forgotten because no answer comes.
+//! What must never happen here: an object that is forgotten because its check gets no answer.
 
 use model::backoff::Backoff;
 use std::collections::{BTreeMap, BTreeSet};
@@ -15,22 +15,22 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::time::Duration;
 use tokio::time::Instant;
 
-/// A check begins this time after the list at the earliest, and three times as long after it at the latest. A list that
-/// shows nothing (an API server that starts) would otherwise be followed at once by one request for each pod of each
-/// node. Most deletions come by the watch, so a second more delays few.
+/// Earliest time of a check after the list; the latest is three times as long after it. Without this pause, a list that
+/// shows nothing (from an API server that is starting) would at once cause one request for each pod of each node. Most
+/// deletions arrive by the watch, so one more second delays few of them.
 const EARLIEST: Duration = Duration::from_millis(500);
-/// The checks that run at the same time: a node that lost all of its 110 pods is done within a second of server time,
-/// and the API server gives one client some hundred requests at a time.
+/// Maximum number of checks at the same time: all 110 pods of a node are checked within a second of server time, and
+/// the API server gives one client about a hundred requests at a time.
 const AT_ONCE: usize = 8;
-/// First and longest pause between two checks that had no answer. Meanwhile the object only takes the place of another
-/// one.
+/// Shortest and longest pause before a check without an answer is repeated. Meanwhile the object only takes up a place
+/// in the store.
 const PAUSES: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
 
-/// The objects whose absence is not proved.
+/// The objects whose absence is not proved yet.
 #[derive(Debug)]
 pub(crate) struct Absences<U> {
     missing: BTreeMap<U, Missing>,
-    /// Those that wait for their check, by time.
+    /// Objects that wait for their check, by its time.
     due: BTreeSet<(Instant, U)>,
     running: usize,
 }
@@ -60,7 +60,8 @@ impl<U: Clone + Ord + Hash> Absences<U> {
         self.missing.insert(uid.clone(), Missing { at: Some(at), backoff });
     }
 
-    /// An object was shown, or is not held any more: no check is due. The answer of one that runs still counts.
+    /// The object was shown, or the store no longer holds it: no check is due. A check that is running still reports
+    /// its answer.
     pub(crate) fn settled(&mut self, uid: &U) {
         if let Some(Missing { at: Some(at), .. }) = self.missing.get(uid) {
             self.due.remove(&(*at, uid.clone()));
@@ -68,19 +69,19 @@ impl<U: Clone + Ord + Hash> Absences<U> {
         }
     }
 
-    /// A list shows every object but these: no check of another one is due.
+    /// A list shows every object except these: no other object needs a check.
     pub(crate) fn only(&mut self, missing: &[U]) {
         let missing: BTreeSet<&U> = missing.iter().collect();
         let shown: Vec<U> = self.missing.keys().filter(|uid| !missing.contains(uid)).cloned().collect();
         shown.iter().for_each(|uid| self.settled(uid));
     }
 
-    /// The time of the next check; `None` while as many run as may, or none is due.
+    /// The time of the next check; `None` while [`AT_ONCE`] checks run, or none is due.
     pub(crate) fn next(&self) -> Option<Instant> {
         self.due.first().filter(|_| self.running < AT_ONCE).map(|(at, _)| *at)
     }
 
-    /// The objects whose checks begin at `now`.
+    /// Starts the checks that are due at `now`, and returns their objects.
     pub(crate) fn begin(&mut self, now: Instant) -> Vec<U> {
         let mut begun = Vec::new();
         while self.next().is_some_and(|at| at <= now) {
@@ -94,13 +95,13 @@ impl<U: Clone + Ord + Hash> Absences<U> {
         begun
     }
 
-    /// A check has had an answer.
+    /// A check got an answer.
     pub(crate) fn answered(&mut self, uid: &U) {
         self.running = self.running.saturating_sub(1);
         self.missing.remove(uid);
     }
 
-    /// A check had no answer; the next one comes after a pause.
+    /// A check got no answer; it is repeated after a pause.
     pub(crate) fn unanswered(&mut self, uid: &U, now: Instant) {
         self.running = self.running.saturating_sub(1);
         if let Some(missing) = self.missing.get_mut(uid) {
@@ -111,7 +112,7 @@ impl<U: Clone + Ord + Hash> Absences<U> {
     }
 }
 
-/// A time from [`EARLIEST`] to three times of it that depends on the UID only.
+/// A time between [`EARLIEST`] and three times [`EARLIEST`] that depends only on the UID.
 fn spread<U: Hash>(uid: &U) -> Duration {
     let mut hasher = DefaultHasher::new();
     uid.hash(&mut hasher);
@@ -135,7 +136,7 @@ mod tests {
         assert!(absences.begin(begin + EARLIEST / 2).is_empty());
         let late = begin + EARLIEST * 3;
         let running = absences.begin(late);
-        assert_eq!((running.len(), absences.next()), (AT_ONCE, None), "no more than these at once");
+        assert_eq!((running.len(), absences.next()), (AT_ONCE, None), "no more checks at once");
         for uid in &running[1..] {
             absences.answered(uid);
         }
@@ -149,8 +150,8 @@ mod tests {
             }
             begun.iter().for_each(|uid| absences.answered(uid));
         }
-        assert_eq!(checked, 100 - AT_ONCE, "each one once");
-        let again = absences.next().expect("the one without an answer");
+        assert_eq!(checked, 100 - AT_ONCE, "each object once");
+        let again = absences.next().expect("the check without an answer");
         assert!((late + PAUSES.0..=late + PAUSES.0 + EARLIEST * 3).contains(&again));
         absences.settled(&running[0]);
         assert_eq!((absences.next(), absences.missing.len()), (None, 0), "a list shows it again");

@@ -3,14 +3,14 @@
 //! What must never happen here: a release build whose numbers can be set.
 
 #[cfg(all(feature = "simulation", not(debug_assertions)))]
-compile_error!("numbers that a test sets are for test builds: a release build must not have the feature `simulation`");
+compile_error!("the feature `simulation` lets tests set random numbers: a release build must not have it");
 
 #[cfg(feature = "simulation")]
 thread_local! {
     static SIMULATED: std::cell::Cell<Option<u64>> = const { std::cell::Cell::new(None) };
 }
 
-/// Makes the numbers of this thread follow from a seed; `None` makes them random again.
+/// Seeds the random numbers of this thread; `None` makes them unpredictable again.
 #[cfg(feature = "simulation")]
 pub fn simulate(seed: Option<u64>) {
     SIMULATED.set(seed);
@@ -34,7 +34,7 @@ fn number() -> u64 {
         return mixed ^ (mixed >> 31);
     }
     use std::hash::{BuildHasher, RandomState};
-    // Each `RandomState` has other keys.
+    // Each `RandomState` has its own random keys.
     RandomState::new().hash_one(0)
 }
 

@@ -23,17 +23,17 @@ use std::time::Duration;
 use tokio::time::timeout;
 use wire::watch::{ApiRefusal, refusal};
 
-/// A server that does not answer a call about one object within this time hangs. The API server's own limit is a
-/// minute, and the kubelet waits for the agent meanwhile.
+/// Time limit for a call about one object: a server that takes longer counts as hanging. The API server's own limit is
+/// a minute, and the kubelet waits for the agent meanwhile.
 const WITHIN: Duration = Duration::from_secs(10);
-/// The same for a list or the begin of a watch: a server with ten thousand nodes takes seconds for a list from its
+/// The same for a list or the start of a watch: a server with ten thousand nodes takes seconds for a list from its
 /// cache.
 pub(crate) const SILENCE: Duration = Duration::from_secs(30);
 /// Largest answer about one object: etcd stores at most 1.5 MiB of one, and JSON may need more.
 const MAX_OBJECT: usize = 4 << 20;
 /// Largest page of a list: 500 pods of 64 KiB, four times their usual size.
 const MAX_LIST: usize = 32 << 20;
-/// Largest text of a refusal that is read.
+/// Maximum size of a refusal's text that is read.
 const MAX_REFUSAL: usize = 64 << 10;
 
 /// How old the answer to a read may be.
@@ -102,7 +102,7 @@ struct Content<'a> {
 // === impl ApiClient ===
 
 impl ApiClient {
-    /// A client on this connection.
+    /// A client that uses this connection.
     #[must_use]
     pub fn new(connection: ApiConnection) -> ApiClient {
         ApiClient { connection }
@@ -117,7 +117,7 @@ impl ApiClient {
     /// Reads a pod.
     ///
     /// # Errors
-    /// [`ApiError`]; code 404 if there is none of that name.
+    /// [`ApiError`]; code 404 if no pod has this name.
     pub async fn get_pod(&self, pod: &PodRef, age: &ReadAge) -> Result<Vec<u8>, ApiError> {
         let call = ApiCall::new(ApiVerb::Get, ApiResource::Pods, format!("pod {pod}"));
         self.get(call, ApiPath::pod(pod, &[]), age, ObjectForm::Whole).await
@@ -126,7 +126,7 @@ impl ApiClient {
     /// Reads a Node.
     ///
     /// # Errors
-    /// [`ApiError`]; code 404 if there is none of that name.
+    /// [`ApiError`]; code 404 if no Node has this name.
     pub async fn get_node(&self, node: &NodeName, age: &ReadAge, form: ObjectForm) -> Result<Vec<u8>, ApiError> {
         let call = ApiCall::new(ApiVerb::Get, ApiResource::Nodes, format!("node {node}"));
         self.get(call, ApiPath::node(node), age, form).await
@@ -219,7 +219,7 @@ impl ApiClient {
     /// Deletes a pod of this UID.
     ///
     /// # Errors
-    /// [`ApiError`]; code 409 if the pod of that name is another one by now, 404 if it does not exist.
+    /// [`ApiError`]; code 409 if the name now belongs to another pod, 404 if it does not exist.
     pub async fn delete_pod(&self, uid: &PodUid, pod: &PodRef) -> Result<(), ApiError> {
         let call = ApiCall::new(ApiVerb::Delete, ApiResource::Pods, format!("pod {pod}"));
         let options = json!({ "apiVersion": "v1", "kind": "DeleteOptions", "preconditions": { "uid": uid.as_str() } });
@@ -229,7 +229,7 @@ impl ApiClient {
     /// Changes an annotation of a pod of this UID.
     ///
     /// # Errors
-    /// [`ApiError`]; code 409 if the pod of that name is another one by now, 404 if it does not exist.
+    /// [`ApiError`]; code 409 if the name now belongs to another pod, 404 if it does not exist.
     pub async fn mark_pod(&self, uid: &PodUid, pod: &PodRef, (key, value): (&str, &str)) -> Result<(), ApiError> {
         let call = ApiCall::new(ApiVerb::Patch, ApiResource::Pods, format!("annotation {key} of pod {pod}"));
         let patch = json!({ "metadata": { "uid": uid.as_str(), "annotations": { key: value } } });
@@ -240,8 +240,8 @@ impl ApiClient {
     /// the annotations that the pod gets in the same write.
     ///
     /// # Errors
-    /// [`ApiError`]; code 409 if the pod is bound already, or is another one or has another version by now, 404 if it does
-    /// not exist.
+    /// [`ApiError`]; code 409 if the pod is bound already, has another version by now, or the name now belongs to
+    /// another pod; 404 if it does not exist.
     pub async fn bind_pod(&self, pod: &PodRef, node: &NodeName, binding: &Value) -> Result<(), ApiError> {
         let call = ApiCall::new(ApiVerb::Create, ApiResource::PodBindings, format!("binding of pod {pod} to {node}"));
         self.create(call, ApiPath::pod(pod, &["binding"]), binding).await
@@ -250,7 +250,7 @@ impl ApiClient {
     /// Evicts a pod of this UID: it ends with its grace period, unless a disruption budget forbids it.
     ///
     /// # Errors
-    /// [`ApiError`]; code 409 if the pod of that name is another one by now, 429 if a budget forbids it now.
+    /// [`ApiError`]; code 409 if the name now belongs to another pod, 429 if a budget forbids it now.
     pub async fn evict_pod(&self, uid: &PodUid, pod: &PodRef) -> Result<(), ApiError> {
         let call = ApiCall::new(ApiVerb::Create, ApiResource::PodEvictions, format!("eviction of pod {pod}"));
         let body = json!({
@@ -264,7 +264,7 @@ impl ApiClient {
     /// Creates or replaces an object, and reads how it is stored.
     ///
     /// # Errors
-    /// [`ApiError`]; the object may be written where there was no answer, or an answer that cannot be read.
+    /// [`ApiError`]; if there was no answer, or one that cannot be read, the object may have been written all the same.
     pub(crate) async fn store(&self, call: ApiCall, path: ApiPath, object: &Value) -> Result<Vec<u8>, ApiError> {
         let method = if call.verb == ApiVerb::Create { http::Method::POST } else { http::Method::PUT };
         let content = Content { method, accept: "application/json", body: Some(("application/json", object)) };
@@ -280,7 +280,7 @@ impl ApiClient {
     ) -> Result<(), ApiError> {
         let content = Content { method, accept: "application/json", body: Some(body) };
         let sent_call = call.clone();
-        // The body of a success is not read: a write that was made must not count as failed because of it.
+        // The body of a success is not read: a finished write must not count as failed because its body cannot be read.
         let request = async { self.send(sent_call, path, content, WITHIN).await.map(drop) };
         timeout(WITHIN, request).await.unwrap_or_else(|_| Err(self.error(call, ApiFailure::Slow(WITHIN))))
     }

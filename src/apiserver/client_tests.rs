@@ -1,4 +1,4 @@
-//! The calls of the client at a server on a real socket.
+//! Tests the client's calls against a server on a real socket.
 
 use crate::client::{ApiClient, ApiSelection, ObjectForm, ReadAge};
 use crate::connect;

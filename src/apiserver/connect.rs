@@ -1,7 +1,7 @@
 //! Finds the API server and the credentials for it.
 //!
 //! The first of these that exists is used: `--kubeconfig`; the files that `KUBECONFIG` names; the pod's service
-//! account; `~/.kube/config`. If it is invalid, the agent tries no other.
+//! account; `~/.kube/config`. If it is invalid, the others are not tried.
 
 use kube::config::{InClusterError, KubeConfigOptions, Kubeconfig, KubeconfigError};
 use kube::{Client, Config};
@@ -39,7 +39,7 @@ impl fmt::Debug for ApiConnection {
 pub enum NotConnected {
     /// No setting or file names an API server.
     #[error(
-        "found no Kubernetes API server: --kubeconfig is not given, {VARIABLE} is not set, this is no pod \
+        "found no Kubernetes API server: --kubeconfig is not given, {VARIABLE} is not set, this is not a pod \
          ({IN_CLUSTER} is not set) and there is no {home}; give --kubeconfig PATH, or run with --standalone"
     )]
     Nowhere {
@@ -79,7 +79,7 @@ pub async fn connect(kubeconfig: Option<&Path>) -> Result<ApiConnection, NotConn
     config.connect_timeout = Some(CONNECT);
     // The callers count failures and back off; retries inside the client would hide failures from them.
     config.default_retry = false;
-    // So that audit logs and priority levels of the API server can tell the program from others with the same account.
+    // Lets audit logs and priority levels of the API server distinguish this program from others with the same account.
     config.headers.push((http::header::USER_AGENT, http::HeaderValue::from_static(USER_AGENT)));
     let server = config.cluster_url.to_string();
     let client =

@@ -1,4 +1,4 @@
-//! The one error of a call to the API server. It names the verb, the object, the address, the status and what to do.
+//! The error of a call to the API server. It names the verb, the object, the address, the status and what to do.
 
 use super::resource::ApiResource;
 use std::borrow::Cow;
@@ -10,7 +10,7 @@ use wire::watch::ApiRefusal;
 /// Longest wait that is accepted from the server's `Retry-After`.
 const MAX_WAIT: Duration = Duration::from_secs(60);
 
-/// What a call does, in the words of RBAC.
+/// The verb of a call, as RBAC names it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ApiVerb {
     /// Reads one object.
@@ -58,7 +58,7 @@ pub enum ApiFailure {
     /// The connection could not be made, or it broke.
     #[error("{0}")]
     Broken(String),
-    /// No answer came in this time.
+    /// The server did not answer within this time.
     #[error("no answer within {} s", .0.as_secs())]
     Slow(Duration),
     /// The server refused the call.
@@ -66,24 +66,24 @@ pub enum ApiFailure {
     Refused {
         /// Its status code and message.
         refusal: ApiRefusal,
-        /// How long the caller is to wait, by its `Retry-After`.
+        /// How long the caller should wait, by the server's `Retry-After`.
         wait: Option<Duration>,
     },
     /// The answer cannot be read.
     #[error("{0}")]
     Unreadable(String),
-    /// The answer is larger than so many bytes.
+    /// The answer is larger than this many bytes.
     #[error("the answer is larger than {} MiB", .0 >> 20)]
     TooLarge(usize),
-    /// The server ended a watch as soon as it had begun.
-    #[error("it ended as soon as it had begun")]
+    /// The server ended a watch immediately after its start.
+    #[error("the server ended it immediately")]
     EndedAtOnce,
 }
 
 // === impl ApiVerb ===
 
 impl ApiVerb {
-    /// The word of RBAC.
+    /// The verb's name in RBAC.
     #[must_use]
     pub fn word(self) -> &'static str {
         match self {
@@ -132,7 +132,7 @@ impl ApiError {
         self.refusal().map(|refusal| refusal.code)
     }
 
-    /// Whether the resource version of the call is of no more use.
+    /// Whether the resource version of the call can no longer be used.
     pub(crate) fn outdated(&self) -> bool {
         match &self.failure {
             ApiFailure::Refused { refusal, .. } => matches!(refusal.code, 400 | 404 | 410 | 422 | 504),
@@ -151,7 +151,7 @@ impl ApiError {
         self.code() == Some(410)
     }
 
-    /// How long the caller is to wait, by the server's `Retry-After`.
+    /// How long the caller should wait, by the server's `Retry-After`.
     pub(crate) fn wait(&self) -> Duration {
         match &self.failure {
             ApiFailure::Refused { wait: Some(wait), .. } => MAX_WAIT.min(*wait),

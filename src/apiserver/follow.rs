@@ -30,14 +30,15 @@ use wire::watch::{BadWatchAnswer, ReadObject, UnreadableObject, WatchEvent, Watc
 /// A watch lasts between this time and twice as long. So the agents of a cluster do not reconnect all at once, and the
 /// agent notices a connection that has died silently.
 const LASTS: Duration = Duration::from_secs(150);
-/// Changes within this time go into one report: fifty pods that start at once are one list.
+/// Changes within this time are reported together: fifty pods that start at once cause one report.
 const TOGETHER: Duration = Duration::from_millis(20);
 /// A watch counts as working once it has lasted this long or has sent an event.
 const WORKS: Duration = Duration::from_secs(2);
-/// Most changes that wait for a report. More than a burst of a large cluster in 20 ms; each is two pointers.
+/// Maximum number of changes that wait for a report: more than a large cluster causes in 20 ms. Each takes two
+/// pointers.
 const MAX_DELTAS: usize = 4096;
-/// After so many lists in a row for which the server's cache was too old, the agent reads from etcd. If etcd was
-/// restored to an older state, the cache may never reach the version that the agent saw before.
+/// After this many lists in a row for which the server's cache was too old, the follower reads from etcd. If etcd was
+/// restored to an older state, the cache may never reach the version that the follower saw before.
 const BEHIND: u32 = 3;
 
 #[cfg(feature = "simulation")]
@@ -45,7 +46,7 @@ thread_local! {
     static STALE_LISTS: std::cell::Cell<bool> = const { std::cell::Cell::new(false) };
 }
 
-/// Makes the followers of this thread read their lists from caches: a mistake that a test plants.
+/// A fault that tests inject: the followers of this thread read their lists from caches.
 #[cfg(feature = "simulation")]
 pub fn plant_stale_lists(stale: bool) {
     STALE_LISTS.set(stale);
@@ -65,18 +66,18 @@ const fn stale_lists() -> bool {
 pub trait FollowListener<K: Followed>: Send {
     /// The server has sent something.
     fn received(&mut self);
-    /// A watch has shown this version of an object. The next [`FollowListener::changed`] reports it, and all that the watch has
-    /// shown before it.
+    /// A watch has shown this version of an object. The next [`FollowListener::changed`] reports it together with
+    /// everything that the watch showed before it.
     fn watched(&mut self, _object: &K::Object) {}
-    /// Something has changed, at most once in 20 ms; `held` is given if it may be the objects.
+    /// Reports changes, at most once in 20 ms. `held` is set if the held objects may have changed.
     fn changed(&mut self, deltas: Vec<Delta<K::Object>>, held: Option<&Store<K>>);
     /// The newest version of an object cannot be read.
     fn unreadable(&mut self, bad: &UnreadableObject<K::Uid>);
-    /// An object that could not be read is gone, by evidence, or can be read again.
+    /// An object that could not be read can be read again, or is known to be gone.
     fn settled(&mut self, _uid: &K::Uid) {}
     /// A list or watch failed. Returns the pause before the next one.
     fn failed(&mut self, why: &ApiError) -> Duration;
-    /// The watch works, maybe after failures.
+    /// The watch works, possibly after failures.
     fn works(&mut self);
     /// A list that the follower began at this moment is in the store; [`FollowListener::changed`] has reported it.
     fn listed(&mut self, _begun: Instant) {}
@@ -91,7 +92,7 @@ pub struct Follower<K: Followed, L> {
     absences: Absences<K::Uid>,
     /// The checks that run.
     checks: JoinSet<Checked<K>>,
-    /// The last check had no answer, and that is logged.
+    /// The last check got no answer, and this is logged.
     unanswered: bool,
     position: Position,
     listener: L,
@@ -109,7 +110,7 @@ struct Position {
     seen: Option<String>,
     /// Lists in a row for which the server's cache was too old.
     behind: u32,
-    /// The server has answered 410 Gone since a watch last worked. The first 410 only causes a new list; another one
+    /// The server has answered 410 Gone since a watch last worked. The first 410 only causes a new list; a second one
     /// before a watch works is a failure.
     forgot: bool,
 }
@@ -159,7 +160,8 @@ impl<K: Followed, L: FollowListener<K>> Follower<K, L> {
         }
     }
 
-    /// Makes the follower begin a new list whenever `relist` is notified, also in place of one that it reads.
+    /// Makes the follower start a new list whenever `relist` is notified. A list that it is reading at that time is
+    /// dropped.
     #[must_use]
     pub fn relist_on(mut self, relist: Arc<Notify>) -> Follower<K, L> {
         self.relist = relist;
@@ -188,7 +190,7 @@ impl<K: Followed, L: FollowListener<K>> Follower<K, L> {
         }
     }
 
-    /// Reports a failure, and waits. Checks go on meanwhile.
+    /// Reports a failure, and waits. Checks continue meanwhile.
     async fn pause(&mut self, why: &ApiError) {
         let pause = self.listener.failed(why);
         self.report();
@@ -207,7 +209,7 @@ impl<K: Followed, L: FollowListener<K>> Follower<K, L> {
         }
     }
 
-    /// Does one list, if it is due, and one watch.
+    /// Reads a list, if one is due, and then runs one watch.
     async fn once(&mut self) -> Result<(), ApiError> {
         let version = match self.position.version.take() {
             Some(version) => version,
@@ -228,7 +230,7 @@ impl<K: Followed, L: FollowListener<K>> Follower<K, L> {
             let begun = Instant::now();
             tokio::select! {
                 biased;
-                // What is wanted is a list that begins from now on, so the one under way would be read in vain.
+                // The notifier needs a list that begins after the notification, so the list in progress is dropped.
                 () = relist.notified() => {}
                 read = self.read_list() => {
                     let (answer, list) = read?;
@@ -268,7 +270,8 @@ impl<K: Followed, L: FollowListener<K>> Follower<K, L> {
         loop {
             let mut page = page(&bytes).map_err(|why| self.unreadable_list(&why))?;
             let version = &*version.get_or_insert_with(|| std::mem::take(&mut page.version));
-            // Those of this page are counted as left out, and of the rest nothing is known but that it is there.
+            // Objects of this page beyond the limit are counted as left out. Later pages are not read: their number is
+            // unknown.
             let token = page.next.clone().filter(|_| objects.len() + page.count() <= K::MOST);
             let Some(token) = token else {
                 objects.extend(page.objects(&self.kind));
@@ -330,7 +333,7 @@ impl<K: Followed, L: FollowListener<K>> Follower<K, L> {
         }
     }
 
-    /// Takes in a piece of a watch. Returns whether there was an event in it.
+    /// Handles a piece of a watch. Returns whether it had an event.
     fn take_piece(&mut self, stream: &mut WatchLines<K>, piece: &[u8], answer: &ApiAnswer) -> Result<bool, ApiError> {
         let lines = stream.feed(piece).map_err(|why| answer.failed(ApiFailure::Unreadable(why.to_string())))?;
         let any = !lines.is_empty();
@@ -373,7 +376,7 @@ impl<K: Followed, L: FollowListener<K>> Follower<K, L> {
         }
     }
 
-    /// A list does not show these objects that are held; it shows all others.
+    /// A list shows all held objects except these.
     fn not_shown(&mut self, missing: &[K::Uid]) {
         self.absences.only(missing);
         let now = Instant::now();
@@ -395,7 +398,7 @@ impl<K: Followed, L: FollowListener<K>> Follower<K, L> {
         }
     }
 
-    /// Takes in the result of a check.
+    /// Handles the result of a check.
     fn checked(&mut self, done: Result<Checked<K>, JoinError>) {
         let (uid, found) = match done {
             Ok(done) => done,
@@ -461,7 +464,7 @@ async fn presence<K: Followed>(
 ) -> Result<Presence<K::Object>, ApiError> {
     let bytes = match K::read_now(client, held).await {
         Ok(bytes) => bytes,
-        // A proxy before the server may answer 404 too, without a `Status`.
+        // A proxy in front of the server may also answer 404, but without a `Status`.
         Err(error) if error.refusal().is_some_and(|refusal| refusal.code == 404 && refusal.is_status) => {
             return Ok(Presence::Gone(GoneEvidence::NotFound));
         }

@@ -1,4 +1,4 @@
-//! Followers at a server on a real socket.
+//! Tests followers against a server on a real socket.
 
 use crate::connect;
 use crate::error::ApiError;
@@ -42,7 +42,7 @@ impl<K: Followed> FollowListener<K> for ChangeSender<K> {
     fn works(&mut self) {}
 }
 
-/// A follower that runs.
+/// A running follower.
 struct Running<K: Followed> {
     changes: UnboundedReceiver<(Vec<Delta<K::Object>>, usize)>,
     held: usize,
@@ -104,7 +104,8 @@ fn checks(server: &FakeApiServer) -> Vec<Option<String>> {
 
 /// Lets the follower list again.
 async fn list_again(server: &FakeApiServer, follower: &mut Running<PodsOfNode>) {
-    // A change of another pod, so that the watch is at a version that is forgotten, and that the list shows.
+    // Changes another pod: the watch then continues from a version that the server forgets, and the list shows the
+    // change.
     let mut web = pod(NODE, "shop", "web-0", WEB, &[]);
     web["metadata"]["annotations"] = json!({ "hami.io/x": server.requests().len().to_string() });
     server.put("pods", web);
@@ -180,7 +181,7 @@ async fn all_pods_and_all_nodes_are_listed_in_pages_and_then_watched() {
     assert_eq!(AllNodes::NAME, "node");
 }
 
-/// Sends on when each list was begun.
+/// Sends the start time of each list.
 struct Lists(UnboundedSender<Instant>);
 
 impl FollowListener<AllPods> for Lists {
@@ -215,7 +216,7 @@ async fn a_list_on_demand_is_begun_after_the_demand_and_read_from_etcd() {
     relist.notify_one();
     let second = tokio::time::timeout(Duration::from_secs(10), lists.recv()).await.unwrap().unwrap();
     assert!(first < demanded && second >= demanded);
-    // While the server cannot be reached a demand waits.
+    // A requested list waits while the server cannot be reached.
     server.fault(ApiServerFault::Refuse(503));
     server.cut();
     relist.notify_one();

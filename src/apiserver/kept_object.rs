@@ -1,5 +1,5 @@
-//! Reads and writes one Secret or ConfigMap. Each replacement names the version that was read, so that of two processes that
-//! write at the same time one is refused.
+//! Reads and writes one Secret or ConfigMap. Each replacement names the version that was read: if two processes write
+//! at the same time, the API server refuses one of them.
 
 use crate::client::{ApiClient, ObjectForm, ReadAge};
 use crate::connect::ApiConnection;
@@ -8,7 +8,7 @@ use crate::resource::{ApiPath, ApiResource};
 use serde_json::Value;
 use std::sync::Arc;
 
-/// The way to one object.
+/// Access to one object.
 #[derive(Clone, Debug)]
 pub struct KeptObject {
     client: ApiClient,
@@ -36,7 +36,7 @@ impl KeptObject {
         (&self.namespace, &self.name)
     }
 
-    /// The object as it is in etcd now; `None` if there is none.
+    /// The object as it is in etcd now; `None` if it does not exist.
     ///
     /// # Errors
     /// [`ApiError`].
@@ -44,7 +44,7 @@ impl KeptObject {
         let path = self.path(true);
         match self.client.get(self.call(ApiVerb::Get), path, &ReadAge::Newest, ObjectForm::Whole).await {
             Ok(bytes) => Ok(Some(bytes)),
-            // A proxy before the server may answer 404 too, without a `Status`.
+            // A proxy in front of the server may also answer 404, but without a `Status`.
             Err(error) if error.refusal().is_some_and(|refusal| refusal.code == 404 && refusal.is_status) => Ok(None),
             Err(error) => Err(error),
         }

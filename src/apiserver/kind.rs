@@ -26,7 +26,7 @@ pub trait Followed:
     + Sync
     + 'static
 {
-    /// Most objects that are held. Those beyond it are counted.
+    /// Maximum number of held objects. Objects beyond it are only counted.
     const MOST: usize;
     /// Objects in one page of a list. `None`: one list from the server's cache, which a server answers in one piece
     /// whatever the limit. Pages are read from etcd, or from a cache that agrees with it.
@@ -42,9 +42,9 @@ pub trait Followed:
     fn created_of(object: &Self::Object) -> Option<WallTime>;
     /// Whether it matters less than the others where there are too many.
     fn ended(object: &Self::Object) -> bool;
-    /// Its place in the order in which the objects came.
+    /// Its place in the order in which the objects arrived.
     fn arrival(object: &Self::Object) -> Option<Arrival>;
-    /// Gives it this place.
+    /// Sets its place in that order.
     fn arrive(object: &mut Self::Object, place: Option<Arrival>);
     /// Reads the object of that name as it is in etcd now.
     fn read_now(client: &ApiClient, object: &Self::Object) -> impl Future<Output = Result<Vec<u8>, ApiError>> + Send;
@@ -59,14 +59,14 @@ pub struct PodsOfNode {
 
 /// The annotations that are kept of all pods of the cluster.
 const KEPT: [&str; 9] = [ALLOCATED, ASSIGNED_NODE, ASSIGNED_TIME, EPOCH, CLAIM_VERSION, LEASE, PLACED_BY, EVICT, LEADS];
-/// Most texts that a thread shares between pods: namespaces, names of containers and nodes, keys and usual amounts. Beyond it
-/// the thread begins anew.
+/// Maximum number of texts that a thread shares between pods: namespaces, names of containers and nodes, keys and usual
+/// amounts. Beyond it the thread starts with an empty set.
 const MAX_SHARED: usize = 16_384;
-/// A longer text is hardly the same in two pods.
+/// Longer texts are rarely the same in two pods.
 const MAX_SHARED_TEXT: usize = 64;
 
 thread_local! {
-    /// One copy of each text that is the same in many pods: with copies of their own 50,000 pods take 20 MiB more.
+    /// One copy of each text that many pods have: with a copy in each pod, 50,000 pods take 20 MiB more.
     static SHARED: RefCell<HashSet<Arc<str>>> = RefCell::default();
 }
 
@@ -128,10 +128,10 @@ impl WatchedKind for AllPods {
 
     fn decode(&self, json: &str) -> Result<Pod, String> {
         let mut pod = wire::pod::decode_text(json, &[]).map_err(|why| why.to_string())?;
-        // What only the agent of its node uses.
+        // Removes the fields that only the agent of the pod's node uses.
         for container in &mut pod.containers {
             container.image = None;
-            // Between two starts the id says that the container has run.
+            // Between two starts, the id shows that the container has run.
             if container.id.take().is_some() && container.state == ContainerState::Waiting {
                 container.state = ContainerState::Terminated;
             }
@@ -143,11 +143,11 @@ impl WatchedKind for AllPods {
             container.limits.shrink_to_fit();
         }
         pod.containers.shrink_to_fit();
-        // What a pod asks is in the call of kube-scheduler; of a pod that is bound only its claim counts.
+        // kube-scheduler sends a pod's request in its call; for a bound pod only the claim counts.
         pod.annotations.retain(|(key, _)| KEPT.contains(&&**key));
         for (key, value) in &mut pod.annotations {
             share(key);
-            // A claim is that of one pod.
+            // Every pod has a different claim.
             if &**key != ALLOCATED {
                 share(value);
             }
@@ -172,7 +172,7 @@ impl WatchedKind for AllNodes {
     }
 }
 
-/// What identifies a pod is the same for both kinds of pods.
+/// The identity of a pod is the same for both kinds of pods.
 macro_rules! pods {
     ($kind:ty, $most:expr, $page:expr, $fields:expr) => {
         impl Followed for $kind {

@@ -1,5 +1,5 @@
-//! Reads and writes one Lease. Each write names the version that was read, so that of two processes that write at the same
-//! time one is refused.
+//! Reads and writes one Lease. Each write names the version that was read: if two processes write at the same time, the
+//! API server refuses one of them.
 
 use crate::client::{ApiClient, ObjectForm, ReadAge};
 use crate::connect::ApiConnection;
@@ -8,7 +8,7 @@ use crate::resource::{ApiPath, ApiResource};
 use model::lease::{LeaseRecord, StoredLease};
 use std::sync::Arc;
 
-/// The way to one Lease.
+/// Access to one Lease.
 #[derive(Clone, Debug)]
 pub struct LeaseClient {
     client: ApiClient,
@@ -23,7 +23,7 @@ impl LeaseClient {
         LeaseClient { client: ApiClient::new(connection), namespace, name }
     }
 
-    /// The Lease as it is in etcd now; `None` if there is none.
+    /// The Lease as it is in etcd now; `None` if it does not exist.
     ///
     /// # Errors
     /// [`ApiError`].
@@ -32,7 +32,7 @@ impl LeaseClient {
         let path = ApiPath::lease(&self.namespace, Some(&self.name));
         match self.client.get(call, path, &ReadAge::Newest, ObjectForm::Whole).await {
             Ok(bytes) => self.read(ApiVerb::Get, &bytes).map(Some),
-            // A proxy before the server may answer 404 too, without a `Status`.
+            // A proxy in front of the server may also answer 404, but without a `Status`.
             Err(error) if error.refusal().is_some_and(|refusal| refusal.code == 404 && refusal.is_status) => Ok(None),
             Err(error) => Err(error),
         }

@@ -22,7 +22,7 @@ pub enum ApiResource {
     Secrets,
     /// ConfigMaps.
     ConfigMaps,
-    /// The keys that sign tokens, and their issuer: no objects, but paths of the server.
+    /// The keys that sign tokens, and their issuer: not objects, but paths of the server.
     TokenKeys,
 }
 
@@ -85,7 +85,7 @@ impl ApiPath {
         ApiPath::of("/api/v1/namespaces", &segments)
     }
 
-    /// With one more parameter.
+    /// Adds a query parameter.
     pub(crate) fn with(mut self, key: &str, value: &str) -> ApiPath {
         self.text.push(if std::mem::replace(&mut self.queried, true) { '&' } else { '?' });
         self.text.push_str(key);
@@ -99,7 +99,7 @@ impl ApiPath {
         &self.text
     }
 
-    /// Adds a text, with `%` and two digits for each byte that has a meaning in a path or a query.
+    /// Appends a text, percent-encoding each byte that has a meaning in a path or a query.
     fn escaped(&mut self, text: &str) {
         for byte in text.bytes() {
             if byte.is_ascii_alphanumeric() || b"-._~".contains(&byte) {

@@ -1,4 +1,4 @@
-//! Holds the objects of one kind, up to its bound, and the order in which they came. They come from a list, from the
+//! Holds the objects of one kind, up to its bound, and the order in which they arrived. They come from a list, from the
 //! watch events after it, and from checks of single objects.
 //!
 //! ```text
@@ -43,7 +43,7 @@ pub enum Delta<O> {
         /// How that is known.
         evidence: GoneEvidence,
     },
-    /// It had ended, and its place is needed for one that has not. It still exists.
+    /// It has ended, and an object that has not ended needs its place. It still exists.
     LeftOut(Arc<O>),
 }
 
@@ -54,7 +54,7 @@ pub enum GoneEvidence {
     DeletedEvent,
     /// The API server does not find it, by a read that a quorum of etcd agrees with.
     NotFound,
-    /// Such a read finds an object of its name with another UID.
+    /// Such a read finds an object with this name and another UID.
     OtherUid,
 }
 
@@ -64,10 +64,10 @@ pub struct Store<K: Followed> {
     held: BTreeMap<K::Uid, Arc<K::Object>>,
     /// Objects whose newest version could not be read; bounded like `held`.
     unreadable: BTreeSet<K::Uid>,
-    /// Those that were among them, and are gone or can be read again, since they were last taken.
+    /// Objects that were in `unreadable`, and are gone or can be read again, since this list was last taken.
     settled: Vec<K::Uid>,
     left_out: u32,
-    /// The number of the object that came last.
+    /// The number of the object that arrived last.
     last: u64,
     /// The changes since they were last taken.
     deltas: Vec<Delta<K::Object>>,
@@ -76,13 +76,13 @@ pub struct Store<K: Followed> {
 /// Where the version of an object comes from, which decides whether it may replace a newer one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Answer {
-    /// It may come from a cache that lags: an older version than the held one does not count.
+    /// It may come from a cache that lags: a version older than the held one is ignored.
     MayLag,
     /// It is the state in etcd. After a restore of etcd its version is lower than the held one.
     FromEtcd,
 }
 
-/// What a list shows of the objects that are held.
+/// The result of a list, compared with the held objects.
 #[derive(Debug)]
 pub(crate) struct Listed<K: Followed> {
     /// The objects that could not be read.
@@ -94,7 +94,7 @@ pub(crate) struct Listed<K: Followed> {
 /// The outcome of an event for the objects that are held.
 #[derive(Debug)]
 pub(crate) enum EventOutcome<K: Followed> {
-    /// It is taken in.
+    /// The event is applied.
     Taken,
     /// Its object could not be read.
     Bad(UnreadableObject<K::Uid>),
@@ -139,7 +139,7 @@ impl<K: Followed> Store<K> {
         u32::try_from(self.unreadable.len()).unwrap_or(u32::MAX)
     }
 
-    /// Takes in a whole list.
+    /// Applies a whole list.
     pub(crate) fn listed(&mut self, mut objects: Vec<ReadObject<K>>, answer: Answer) -> Listed<K> {
         let before = std::mem::take(&mut self.unreadable);
         // A list from etcd that has a place for every object shows all that exist.
@@ -177,7 +177,7 @@ impl<K: Followed> Store<K> {
         Listed { bad, missing }
     }
 
-    /// Takes in one event, which leads to this version.
+    /// Applies one event; `version` is the resource version after it.
     pub(crate) fn apply_event(
         &mut self,
         event: WatchEvent<K::Object, K::Uid>,
@@ -231,7 +231,7 @@ impl<K: Followed> Store<K> {
         self.settled.extend(self.unreadable.take(uid));
     }
 
-    /// Takes in the version of an object; an object that is held already keeps its place in the order.
+    /// Stores the version of an object; an object that is held already keeps its place in the order.
     pub(crate) fn keep(&mut self, mut object: K::Object, answer: Answer) {
         let uid = K::uid_of(&object).clone();
         let held = self.held.get(&uid).map(Arc::clone);
@@ -253,7 +253,7 @@ impl<K: Followed> Store<K> {
             }
         };
         K::arrive(&mut object, place);
-        // A caller that compares versions by their address sees that nothing has changed.
+        // Keeps the old `Arc`, so that a caller that compares addresses sees no change.
         if held.as_deref() == Some(&object) {
             return;
         }
@@ -265,7 +265,7 @@ impl<K: Followed> Store<K> {
         });
     }
 
-    /// Whether a new object can be held. If the store is full, one that has ended is removed for one that has not.
+    /// Whether a new object can be held. If the store is full, an ended object is removed for one that has not ended.
     fn make_place(&mut self, object: &K::Object) -> bool {
         if self.held.len() < K::MOST {
             return true;
@@ -309,7 +309,7 @@ mod tests {
     type Pods = Store<PodsOfNode>;
     type ReadPod = ReadObject<PodsOfNode>;
 
-    /// Takes in a list; the pods that it does not show turn out to be gone.
+    /// Applies a list; the pods that it does not show turn out to be gone.
     fn listed(store: &mut Pods, pods: Vec<ReadPod>) -> Vec<UnreadableObject<PodUid>> {
         let Listed { bad, missing } = store.listed(pods, Answer::MayLag);
         for uid in missing {
@@ -358,7 +358,7 @@ mod tests {
         assert_eq!((names(&store), store.list().left_out), (vec!["p4".to_owned()], 0));
     }
 
-    /// Names in the order in which they came.
+    /// Names in the order in which the pods arrived.
     fn order(store: &Pods) -> Vec<String> {
         let mut pods = store.list().pods;
         pods.sort_by_key(|pod| pod.arrival.expect("a place"));
@@ -412,19 +412,19 @@ mod tests {
         let list = |store: &mut Store<AllPods>, pods| drop(store.listed(pods, Answer::FromEtcd));
         list(&mut store, vec![pod(1, "Running"), unreadable(2), unreadable(3), unreadable(4)]);
         assert_eq!((store.unreadable(), store.take_settled()), (3, vec![]));
-        // One can be read, one is deleted, one is in no list any more.
+        // One pod can be read again, one is deleted, one no longer appears in a list.
         store.apply_event(WatchEvent::Applied(Box::new(pod(2, "Running"))), None);
         store.apply_event(WatchEvent::Deleted(Some(uid(3))), None);
         assert_eq!(store.take_settled(), [uid(2), uid(3)]);
         list(&mut store, vec![pod(1, "Running"), pod(2, "Running")]);
         assert_eq!((store.take_settled(), store.unreadable()), (vec![uid(4)], 0));
-        // One that is held is gone only by the evidence for that.
+        // A held pod is gone only with evidence.
         store.apply_event(WatchEvent::Applied(Box::new(unreadable(1))), None);
         list(&mut store, vec![pod(2, "Running")]);
         assert_eq!((store.take_settled(), store.unreadable()), (vec![], 1));
         store.gone(&uid(1), GoneEvidence::NotFound);
         assert_eq!((store.take_settled(), store.unreadable()), (vec![uid(1)], 0));
-        // The same version again is no change, and still says that it can be read.
+        // The same version again is not a change, but shows that the pod can be read.
         store.apply_event(WatchEvent::Applied(Box::new(unreadable(2))), None);
         store.take_deltas();
         list(&mut store, vec![pod(2, "Running")]);
@@ -485,7 +485,7 @@ mod tests {
         store.listed(vec![made(1, 1, "102")], Answer::MayLag);
         applied(&mut store, made(1, 1, "104"));
         assert_eq!(changes(&mut store), ["added p1", "changed p1 Some(100) Some(105)"]);
-        // After a restore of etcd the versions begin lower.
+        // After a restore of etcd the versions start lower.
         store.keep(made(1, 1, "50").unwrap(), Answer::FromEtcd);
         assert_eq!(changes(&mut store), ["changed p1 Some(105) Some(50)"]);
     }

@@ -125,7 +125,7 @@ impl ApiServer {
     /// Changes annotations of a pod.
     ///
     /// # Errors
-    /// [`ApiError`]; code 409 if the pod of that name is another one by now, 404 if it does not exist.
+    /// [`ApiError`]; code 409 if the name now belongs to another pod, 404 if it does not exist.
     pub async fn annotate_pod(
         &self,
         uid: &PodUid,
@@ -137,7 +137,7 @@ impl ApiServer {
         self.client.patch(call, ApiPath::pod(pod, &[]), ApiPatch::Merge(&patch)).await
     }
 
-    /// Tries whether the API server would accept these annotations of the agent's own Node; a dry run, nothing changes.
+    /// Tests whether the API server would accept these annotations of the agent's own Node; a dry run, nothing changes.
     ///
     /// # Errors
     /// [`ApiError`].
@@ -147,7 +147,7 @@ impl ApiServer {
         self.patch_node("annotations, as a dry run,", path, &patch).await
     }
 
-    /// Tries whether the API server would accept these annotations of a pod; a dry run, nothing changes.
+    /// Tests whether the API server would accept these annotations of a pod; a dry run, nothing changes.
     ///
     /// # Errors
     /// [`ApiError`].
@@ -158,7 +158,7 @@ impl ApiServer {
         self.client.patch(call, path, ApiPatch::Merge(&patch)).await
     }
 
-    /// Tries whether the API server would let the agent evict [`DryRun::NO_POD`]; a dry run.
+    /// Tests whether the API server would let the agent evict [`DryRun::NO_POD`]; a dry run.
     ///
     /// # Errors
     /// [`ApiError`]; code 404 if it would, because the pod does not exist.
@@ -175,7 +175,7 @@ impl ApiServer {
     /// Evicts a pod: it ends with its grace period, unless a disruption budget forbids it.
     ///
     /// # Errors
-    /// [`ApiError`]; code 409 if the pod of that name is another one by now, 429 if a budget forbids it now.
+    /// [`ApiError`]; code 409 if the name now belongs to another pod, 429 if a budget forbids it now.
     pub async fn evict_pod(&self, uid: &PodUid, pod: &PodRef) -> Result<(), ApiError> {
         self.client.evict_pod(uid, pod).await
     }
