@@ -3,8 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Ends the profile that was started with it, at the latest 100 ms after [`CancelFlag::cancel`]. A copy is the same
-/// flag.
+/// Ends the profile that was started with it, at the latest 100 ms after [`CancelFlag::cancel`]. Clones share one flag.
 #[derive(Clone, Debug, Default)]
 pub struct CancelFlag(Arc<AtomicBool>);
 
@@ -14,7 +13,7 @@ impl CancelFlag {
         self.0.store(true, Ordering::Release);
     }
 
-    /// Whether the profile is to end.
+    /// Whether the profile should end.
     pub(crate) fn is_cancelled(&self) -> bool {
         self.0.load(Ordering::Acquire)
     }

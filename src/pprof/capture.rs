@@ -22,15 +22,15 @@ use std::time::{Duration, Instant};
 /// Limit of copied stack bytes. The frames of deep call chains of a Tokio server take less than half of it.
 pub(crate) const STACK_BYTES: usize = 64 << 10;
 
-/// Samples between two reads: 64 in 10 ms are 64 busy cores. The slots take 4 MiB, which only profiles touch, and only
-/// as far as they need.
+/// Slots for the samples between two reads: 64 samples in 10 ms mean 64 busy cores. The slots take 4 MiB of address
+/// space; only profiles touch it, and only the parts that they need.
 const SLOTS: usize = 64;
 
-/// How long a thread has to answer. On a busy node an interrupted thread was seen to wait for a processor for more than
-/// 50 ms; a thread that blocks the signal never answers.
+/// Time limit for a thread's answer. On a busy node an interrupted thread was seen to wait for a processor for more
+/// than 50 ms; a thread that blocks the signal never answers.
 const ANSWER_WITHIN: Duration = Duration::from_secs(1);
 
-/// The right to sample, which exists once. Dropping it turns the timer off and frees the right.
+/// The right to sample; only one exists. Dropping it turns the timer off and frees the right.
 #[derive(Debug)]
 pub(crate) struct SamplingTurn(());
 
@@ -204,7 +204,7 @@ fn install() -> io::Result<()> {
 
 #[expect(unsafe_code, reason = "a signal to one thread of our own; rustix has no tgkill")]
 fn interrupt(thread: i32) -> bool {
-    // SAFETY: three integers; a thread that is gone is an error.
+    // SAFETY: the call takes three integers; for a thread that has ended it returns an error.
     unsafe { libc::syscall(libc::SYS_tgkill, std::process::id(), thread, libc::SIGPROF) == 0 }
 }
 
@@ -244,7 +244,7 @@ fn take(registers: Registers) {
     // SAFETY: the compare-exchange made this slot ours until it is READY.
     let body = unsafe { &mut *slot.body.get() };
     let offset = registers.sp.cast_signed();
-    // SAFETY: the buffer is `STACK_BYTES` long and ours; an address that is not there ends the copy, not the program.
+    // SAFETY: the buffer is `STACK_BYTES` long and ours; an unmapped address ends the copy, not the program.
     let read =
         unsafe { libc::pread64(MEMORY.load(Ordering::Acquire), body.stack.as_mut_ptr().cast(), STACK_BYTES, offset) };
     body.length = usize::try_from(read).unwrap_or(0);

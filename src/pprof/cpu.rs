@@ -33,7 +33,7 @@ pub fn cpu_profile(length: Duration, cancel: &CancelFlag) -> Result<Vec<u8>, Err
 /// Samples for `length` and returns the profile. Calls `started` when sampling has begun.
 ///
 /// # Errors
-/// If sampling cannot begin, the child fails, or the request is given up.
+/// If sampling cannot begin, the child fails, or the request is cancelled.
 pub(crate) fn record(
     mut turn: SamplingTurn,
     length: Duration,

@@ -25,7 +25,7 @@ pub enum Error {
     /// jemalloc refused to write its samples.
     #[error("reading the heap profile of jemalloc: {0}")]
     HeapDumpRefused(String),
-    /// The file in memory that takes jemalloc's samples failed.
+    /// The in-memory file for jemalloc's samples failed.
     #[error("jemalloc's heap profile in a memory file")]
     HeapDumpFile(#[source] io::Error),
     /// What jemalloc wrote cannot be read.
@@ -47,6 +47,6 @@ pub enum Error {
     #[error("the child that names functions and lines ended without an answer")]
     NoAnswer,
     /// The profile was cancelled.
-    #[error("the request was given up")]
+    #[error("the request was cancelled")]
     Cancelled,
 }

@@ -42,9 +42,9 @@ pub fn set_heap_sampling(active: bool) {
     }
 }
 
-/// Takes one sample in 2 to the power of `log` bytes from now on, and forgets all samples so far. A program that allocates
-/// hundreds of KiB for each request would otherwise walk its stack several times for each. Without `prof:true` at the start
-/// this does nothing.
+/// From now on, takes one sample in 2^`log` allocated bytes on average, and forgets all earlier samples. Otherwise a
+/// program that allocates hundreds of KiB for each request would walk its stack several times for each. Without
+/// `prof:true` at the start this does nothing.
 #[expect(unsafe_code, reason = "`prof.reset` is not among the typed settings")]
 pub fn set_heap_sample_interval(log: usize) {
     if is_compiled_and_started() {
@@ -91,7 +91,7 @@ pub(crate) fn dump() -> Result<HeapDump, Error> {
 /// The profile of a dump, or of the change since an earlier dump.
 ///
 /// # Errors
-/// If the child fails or the request is given up.
+/// If the child fails or the request is cancelled.
 pub(crate) fn profile(
     now: &HeapDump,
     earlier: Option<(&HeapDump, Duration)>,

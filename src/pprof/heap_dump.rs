@@ -70,7 +70,7 @@ pub enum HeapDumpError {
         /// The start of the line.
         text: String,
     },
-    /// The dump has more stacks than are read.
+    /// The dump has too many stacks.
     #[error("the heap dump has more than {MAX_STACKS} stacks")]
     TooMany,
 }

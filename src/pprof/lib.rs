@@ -11,7 +11,7 @@
 //!
 //! What must never happen here: the program reads debug information or unwinds (that takes tens of MiB that would
 //! stay); a signal handler allocates, locks or unwinds; two CPU profiles run at the same time; a child outlives its
-//! request. `docs/decisions/0070-own-cpu-sampler.md` explains why this is not a ready-made sampler.
+//! request. `docs/decisions/0070-own-cpu-sampler.md` explains why this crate does not use an existing sampler.
 #![cfg_attr(doctest, doc = include_str!("README.md"))]
 
 mod cancel;

@@ -10,7 +10,7 @@ pub struct ProfileMessage {
     /// The samples.
     #[prost(message, repeated, tag = "2")]
     pub sample: Vec<SampleMessage>,
-    /// The files in which addresses are; the program itself first.
+    /// The files that contain the addresses; the program itself first.
     #[prost(message, repeated, tag = "3")]
     pub mapping: Vec<MappingMessage>,
     /// Addresses with their lines.

@@ -1,4 +1,4 @@
-//! Lists the files that this process has loaded, and their addresses, by a query of the dynamic loader.
+//! Lists the files that this process has loaded, and their addresses, as the dynamic loader reports them.
 
 use crate::order::Module;
 use findshlibs::{Segment, SharedLibrary, TargetSharedLibrary};

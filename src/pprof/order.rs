@@ -25,7 +25,7 @@ pub(crate) enum OrderStep {
     /// The first order: the kind of the profile.
     #[prost(message, tag = "1")]
     Begin(OrderBegin),
-    /// The loaded files; replaces the list before.
+    /// The loaded files; replaces the earlier list.
     #[prost(message, tag = "2")]
     Modules(Modules),
     /// The registers and stack of a thread, to be unwound.
@@ -122,7 +122,7 @@ pub(crate) struct Module {
     /// Path for people.
     #[prost(string, tag = "4")]
     pub(crate) path: String,
-    /// Path to open; `/proc/self/exe` for the program, which is right also after an upgrade has replaced the file.
+    /// Path to open; `/proc/self/exe` for the program, which stays correct after an upgrade has replaced the file.
     #[prost(string, tag = "5")]
     pub(crate) open: String,
     /// Build ID, in hexadecimal.
@@ -216,12 +216,12 @@ pub(crate) fn encode(step: OrderStep) -> Vec<u8> {
 pub(crate) fn read(input: &mut impl Read) -> io::Result<Option<OrderStep>> {
     let Some(length) = read_length(input)? else { return Ok(None) };
     if length > MAX_ORDER {
-        return Err(invalid(format!("an order of {length} bytes, at most {MAX_ORDER} are taken")));
+        return Err(invalid(format!("an order of {length} bytes; the limit is {MAX_ORDER}")));
     }
     let mut bytes = Vec::new();
     input.take(length).read_to_end(&mut bytes)?;
     if bytes.len() as u64 != length {
-        return Err(invalid(format!("an order of {length} bytes broke off after {}", bytes.len())));
+        return Err(invalid(format!("an order of {length} bytes ended after {}", bytes.len())));
     }
     let order = SymbolizeOrder::decode(bytes.as_slice())
         .map_err(|error| invalid(format!("an order cannot be read: {error}")))?;
@@ -233,7 +233,7 @@ fn read_length(input: &mut impl Read) -> io::Result<Option<u64>> {
     for shift in (0..35).step_by(7) {
         let mut byte = [0_u8];
         if input.read(&mut byte)? == 0 {
-            return if shift == 0 { Ok(None) } else { Err(invalid("a length broke off".to_owned())) };
+            return if shift == 0 { Ok(None) } else { Err(invalid("the input ended inside a length".to_owned())) };
         }
         length |= u64::from(byte[0] & 0x7f) << shift;
         if byte[0] & 0x80 == 0 {

@@ -74,7 +74,7 @@ impl StackTally {
     }
 }
 
-/// The fields of the profile beside its samples.
+/// The fields of the profile besides its samples.
 #[derive(Debug)]
 pub(crate) struct ProfileHead<'a> {
     /// Kinds of values, time, period.

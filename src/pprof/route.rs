@@ -22,7 +22,7 @@ use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 use tokio::sync::{Semaphore, oneshot};
 
-/// How long a thread profile may use the sampler before a CPU profile is refused for it.
+/// How long a CPU profile waits for a thread profile to free the sampler before it is refused.
 const THREADS_TAKE: Duration = Duration::from_secs(2);
 /// Default length of a CPU profile, as in Go.
 const DEFAULT_SECONDS: u64 = 30;
@@ -109,8 +109,8 @@ impl ProfileParameters {
     }
 }
 
-/// Takes the sampler. A thread profile uses it for a moment too, so this waits, and only another CPU profile leads to a
-/// refusal.
+/// Takes the sampler. A thread profile also uses it for a moment, so this function waits for it; only another CPU
+/// profile causes a refusal.
 async fn sampler() -> Result<capture::SamplingTurn, Error> {
     let deadline = tokio::time::Instant::now() + THREADS_TAKE;
     loop {
@@ -287,7 +287,7 @@ fn sentence(error: &dyn std::error::Error) -> String {
     text
 }
 
-/// Work on a thread of its own. As a response body it is one chunk that comes later. Dropping it (the client left)
+/// Work on its own thread. As a response body it is one chunk, sent when the work ends. Dropping it (the client left)
 /// cancels the work.
 struct Work {
     answer: oneshot::Receiver<Result<Vec<u8>, String>>,
@@ -304,12 +304,12 @@ impl Work {
         let spawned = std::thread::Builder::new().name("pprof".to_owned()).spawn(move || {
             let answer = work(&flag);
             if let (Err(error), false) = (&answer, flag.is_cancelled()) {
-                tracing::warn!(%error, "no profile");
+                tracing::warn!(%error, "a profile failed");
             }
             drop(sender.send(answer));
         });
         if let Err(error) = spawned {
-            tracing::warn!(%error, "no thread for a profile");
+            tracing::warn!(%error, "cannot start a thread for a profile");
         }
         Work { answer, cancel, over: false }
     }

@@ -25,7 +25,7 @@ pub fn run_child() -> io::Result<()> {
 /// If the orders do not begin with `Begin` or do not end with `End`.
 pub(crate) fn answer(input: &mut impl Read) -> io::Result<Vec<u8>> {
     let Some(OrderStep::Begin(begin)) = order::read(input)? else {
-        return Err(io::Error::new(io::ErrorKind::InvalidData, "the first order is not a beginning"));
+        return Err(io::Error::new(io::ErrorKind::InvalidData, "the first order is not `Begin`"));
     };
     let mut work = Work { frames: None, modules: Vec::new(), tally: StackTally::default() };
     while let Some(step) = order::read(input)? {
@@ -34,10 +34,10 @@ pub(crate) fn answer(input: &mut impl Read) -> io::Result<Vec<u8>> {
             OrderStep::Snapshot(snapshot) => work.snapshot(&snapshot),
             OrderStep::Stack(stack) => work.stack(stack),
             OrderStep::End(end) => return work.finish(&begin, end),
-            OrderStep::Begin(_) => return Err(io::Error::new(io::ErrorKind::InvalidData, "a second beginning")),
+            OrderStep::Begin(_) => return Err(io::Error::new(io::ErrorKind::InvalidData, "a second `Begin` order")),
         }
     }
-    Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the orders break off before their end"))
+    Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the input ended before the order `End`"))
 }
 
 struct Work {
@@ -75,7 +75,7 @@ impl Work {
             ProfileForm::Symbols => Ok(text::symbols(&self.tally, name).into_bytes()),
             ProfileForm::Profile => {
                 let comment =
-                    (end.lost > 0).then(|| format!("{} samples found no free place and are missing", end.lost));
+                    (end.lost > 0).then(|| format!("{} samples found no free slot and are missing", end.lost));
                 let duration_nanos = end.duration_nanos;
                 let frame = ProfileHead { begin, modules: &self.modules, duration_nanos, comment };
                 profile::compressed(&frame, &self.tally, name)

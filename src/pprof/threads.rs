@@ -23,8 +23,8 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 /// Limit of threads; a Tokio server has about twenty.
 const MAX_THREADS: usize = 1_024;
 
-/// How long threads are interrupted; later stacks are copied from outside. It allows for ten threads that never answer,
-/// and a profile of threads that do not answer still ends within eleven seconds.
+/// How long threads are interrupted; later stacks are copied from outside. This covers ten threads that never answer,
+/// and even then a profile ends within eleven seconds.
 const INTERRUPT_FOR: Duration = Duration::from_secs(10);
 
 #[cfg(target_arch = "x86_64")]
@@ -54,7 +54,7 @@ pub fn thread_profile(kind: ThreadProfileKind, cancel: &CancelFlag) -> Result<Ve
 /// Makes the profile of all threads.
 ///
 /// # Errors
-/// If the child fails or the request is given up.
+/// If the child fails or the request is cancelled.
 pub(crate) fn profile(kind: ThreadProfileKind, form: ProfileForm, cancel: &CancelFlag) -> Result<Vec<u8>, Error> {
     let mut worker = SymbolizeWorker::start(begin(kind, form), cancel.clone())?;
     let memory = File::open("/proc/self/mem").ok();

@@ -74,7 +74,7 @@ impl SymbolizeWorker {
     /// Sends one order.
     ///
     /// # Errors
-    /// If the child does not take it, or the request was given up.
+    /// If the child does not take it, or the request is cancelled.
     pub(crate) fn order(&mut self, step: OrderStep) -> Result<(), Error> {
         let bytes = order::encode(step);
         let failed = |source| Error::Child { what: "giving it an order", source };
@@ -103,7 +103,7 @@ impl SymbolizeWorker {
     /// Sends the last order and waits for the answer.
     ///
     /// # Errors
-    /// If there is no answer, or the request was given up.
+    /// If there is no answer, or the request is cancelled.
     pub(crate) fn finish(mut self, end: OrderEnd) -> Result<Vec<u8>, Error> {
         self.send_modules()?;
         self.order(OrderStep::End(end))?;
@@ -147,7 +147,7 @@ fn is_transient(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted)
 }
 
-/// Waits until the pipe is ready, the request is given up, or the deadline has passed (an error).
+/// Waits until the pipe is ready, the request is cancelled, or the deadline has passed (an error).
 fn wait(pipe: &impl AsFd, ready: PollFlags, deadline: Instant, cancel: &CancelFlag) -> io::Result<()> {
     let step = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
     while !cancel.is_cancelled() {
