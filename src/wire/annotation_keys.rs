@@ -3,7 +3,7 @@
 //! A key that the agent writes must also be in `charts/gpu-steward/templates/guard/_keys.tpl`, or the admission policy
 //! refuses the write. A key on a Node must also be in `agent/clean.rs`, or it stays after an uninstall.
 //!
-//! The keys of NVIDIA's devices stand in [`model::nvidia`].
+//! The keys of NVIDIA's devices are in [`model::nvidia`].
 
 pub use model::nvidia::{
     AVOID_TYPES, AVOID_UUIDS, DISCOVERY, LABEL_COMPUTE_MAJOR, LABEL_COMPUTE_MINOR, LABEL_COUNT, LABEL_DRIVER,
@@ -26,7 +26,7 @@ pub const NODE_LOCK: &str = "hami.io/mutex.lock";
 pub const ASSIGNED_NODE: &str = "hami.io/vgpu-node";
 /// Pod: when the scheduler chose the node, in Unix seconds.
 pub const ASSIGNED_TIME: &str = "hami.io/vgpu-time";
-/// Pod: the device shares of containers that have not got their GPUs yet ([`crate::claim`]).
+/// Pod: the device shares of containers that have not received their GPUs yet ([`crate::claim`]).
 pub const TO_ALLOCATE: &str = "hami.io/vgpu-devices-to-allocate";
 /// Pod: its claim, that is, all its device shares ([`crate::claim`]).
 pub const ALLOCATED: &str = "hami.io/vgpu-devices-allocated";
@@ -37,13 +37,13 @@ pub const BIND_TIME: &str = "hami.io/bind-time";
 /// Pod: its bind phase ([`crate::bind`]).
 pub const BIND_PHASE: &str = "hami.io/bind-phase";
 
-/// Those by which a pod says which GPUs it accepts.
+/// Pod: the annotations that say which GPUs it accepts.
 pub const GPU_CONDITIONS: [&str; 6] = [USE_TYPES, AVOID_TYPES, USE_UUIDS, AVOID_UUIDS, NUMA_BIND, SHARING_MODES];
-/// Which nodes it prefers.
+/// Pod: which nodes it prefers.
 pub const NODE_POLICY: &str = "hami.io/node-scheduler-policy";
-/// Which GPUs of a node it prefers.
+/// Pod: which GPUs of a node it prefers.
 pub const GPU_POLICY: &str = "hami.io/gpu-scheduler-policy";
-/// How much slots, SM time and memory count for it.
+/// Pod: the weights of slots, SM time and memory in its placement scores.
 pub const SCORE_WEIGHTS: &str = "hami.io/device-scoring-weights";
 
 /// Pod: the reason why a controller should evict it, for example because it can never start on this node.
@@ -53,16 +53,16 @@ pub const EVICT: &str = "gpu-steward.io/evict";
 pub const PLACED_BY: &str = "gpu-steward.io/placed-by";
 /// Value of [`PLACED_BY`] on a pod whose claim the agent made.
 pub const PLACED_BY_AGENT: &str = "agent";
-/// Pod and Node: the leader of gpu-steward's schedulers that wrote the annotations.
+/// Pod and Node: the epoch of the leading extender that wrote the annotations.
 pub const EPOCH: &str = "gpu-steward.io/epoch";
 /// Pod: the version of the format of its claim ([`crate::claim_version`]).
 pub const CLAIM_VERSION: &str = "gpu-steward.io/claim-version";
-/// Pod: namespace and name of the Lease by which the leader that wrote its claim leads.
+/// Pod: namespace and name of the Lease that the leader held when it wrote the pod's claim.
 pub const LEASE: &str = "gpu-steward.io/lease";
-/// Pod without a node: the version of the pod that a leader ended by this write, so that earlier bindings for that version
-/// are refused.
+/// Pod that is not bound: the pod version that a leader made obsolete by this write, so that the API server refuses
+/// earlier bindings that name this version.
 pub const FENCE: &str = "gpu-steward.io/fence";
-/// Pod of an extender: a mark that it writes when it has won the election, and waits for in its pod watch.
+/// Pod of an extender: a mark that the extender writes when it has won the election, and waits for in its pod watch.
 pub const LEADS: &str = "gpu-steward.io/leads";
 /// Lease: address and port where the leader serves agents and the other extenders.
 pub const LEADER_ADDRESS: &str = "gpu-steward.io/address";

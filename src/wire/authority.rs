@@ -54,7 +54,7 @@ fn object(kind: &'static str, json: &[u8]) -> Result<(Arc<str>, BTreeMap<String,
 /// Reads the Secret.
 ///
 /// # Errors
-/// [`DecodeError`], also where only a part of an authority is there. It quotes nothing.
+/// [`DecodeError`], also where a part of the authority is missing. It quotes nothing of the Secret.
 pub fn decode_secret(json: &[u8]) -> Result<StoredObject<AuthoritySet>, DecodeError> {
     let (version, data) = object(SECRET, json)?;
     let text = |key: &str| -> Result<Option<String>, DecodeError> {
@@ -71,7 +71,7 @@ pub fn decode_secret(json: &[u8]) -> Result<StoredObject<AuthoritySet>, DecodeEr
             (None, None, None) => Ok(None),
             (Some(certificate), Some(key), Some(made)) => {
                 let made = made.trim().parse();
-                let made = made.map_err(|_| DecodeError::new(SECRET, 0, "has a time that is no number"))?;
+                let made = made.map_err(|_| DecodeError::new(SECRET, 0, "has a time that is not a number"))?;
                 Ok(Some(CertificateAuthority { certificate: certificate.into(), key: key.into(), made }))
             }
             _ => Err(DecodeError::new(SECRET, 0, format!("has only a part of {certificate}, {key} and its time"))),
@@ -93,7 +93,7 @@ pub fn decode_bundle(json: &[u8]) -> Result<StoredObject<String>, DecodeError> {
     Ok(StoredObject { version, content })
 }
 
-/// Writes the Secret; `version` is that of the one that it replaces.
+/// Writes the Secret; `version` is the version of the Secret that it replaces.
 #[must_use]
 pub fn encode_secret((namespace, name): (&str, &str), version: Option<&str>, set: &AuthoritySet) -> Value {
     let AuthoritySet { current, next, previous } = set;
@@ -115,7 +115,7 @@ pub fn encode_secret((namespace, name): (&str, &str), version: Option<&str>, set
     })
 }
 
-/// Writes the ConfigMap; `version` is that of the one that it replaces.
+/// Writes the ConfigMap; `version` is the version of the ConfigMap that it replaces.
 #[must_use]
 pub fn encode_bundle((namespace, name): (&str, &str), version: Option<&str>, bundle: &str) -> Value {
     json!({

@@ -1,4 +1,5 @@
-//! The file with what the agent found last about the CDI of this node's container runtime, and on which runtime.
+//! The file that records whether this node's container runtime supports CDI, as the agent found it last, and the
+//! runtime's name and version.
 //!
 //! ```text
 //!   late containerd://2.1.4
@@ -7,11 +8,12 @@
 use crate::decode_error::{DecodeError, shown};
 use model::cdi_support::CdiSupport;
 
-/// Most bytes: a word, and the name and version of a runtime.
+/// Maximum size: a word, and the name and version of a runtime.
 pub const MAX_BYTES: usize = 1024;
 /// Name of the file in the state directory, and in errors.
 pub const FILE: &str = "binding";
-/// The words before the runtime's name. Earlier releases wrote when a container got its devices: late by CDI, or early without.
+/// The words before the runtime's name. Earlier releases wrote when a container got its devices: late (by CDI) or early
+/// (without CDI).
 const WORDS: [(CdiSupport, &str); 3] =
     [(CdiSupport::Works, "late"), (CdiSupport::Missing, "early"), (CdiSupport::Disproved, "disproved")];
 
@@ -25,7 +27,7 @@ pub fn encode(found: CdiSupport, runtime: &str) -> String {
 /// Reads the file.
 ///
 /// # Errors
-/// [`DecodeError`] if it is not whole: a power loss may leave it empty, cut or full of zeros.
+/// [`DecodeError`] if the file is incomplete: a power loss may leave it empty, cut or full of zeros.
 pub fn decode(bytes: &[u8]) -> Result<(CdiSupport, String), DecodeError> {
     if bytes.len() > MAX_BYTES {
         return Err(DecodeError::too_long(FILE, bytes.len(), MAX_BYTES));
@@ -35,7 +37,7 @@ pub fn decode(bytes: &[u8]) -> Result<(CdiSupport, String), DecodeError> {
     let line = text.strip_suffix('\n').ok_or_else(|| fault("has no line end".into()))?;
     let (word, runtime) = line.split_once(' ').ok_or_else(|| fault("names no runtime".into()))?;
     let found = WORDS.iter().find(|(_, known)| *known == word);
-    let (found, _) = found.ok_or_else(|| fault(format!("begins with another word: {}", shown(word))))?;
+    let (found, _) = found.ok_or_else(|| fault(format!("begins with an unknown word: {}", shown(word))))?;
     Ok((*found, runtime.to_owned()))
 }
 

@@ -62,8 +62,8 @@ pub fn number(text: &[u8]) -> Result<u64, MalformedCgroupFile> {
     digits(line).ok_or(MalformedCgroupFile::NotANumber("the value"))
 }
 
-/// From this number on, a v1 limit means "no limit": the kernel writes `i64::MAX`, rounded down to its page size (4 KiB
-/// or 64 KiB).
+/// A v1 limit of this number or more means "no limit": the kernel writes `i64::MAX`, rounded down to its page size (4
+/// KiB or 64 KiB).
 const NO_LIMIT: u64 = 1 << 62;
 
 /// Reads `memory.max` or `memory.limit_in_bytes`; `None` without a limit.

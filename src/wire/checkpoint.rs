@@ -26,9 +26,10 @@ use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// Most bytes: 65,536 devices of 63 characters, twice, are 9 MiB, and answers to `Allocate` are small.
+/// Maximum size: 65,536 devices of 63 characters, twice, are 9 MiB, and answers to `Allocate` are small.
 pub const MAX_BYTES: usize = 32 << 20;
-/// Most device ids of all containers: 16 GPUs with 100 slots each, forty times over for other plugins' devices.
+/// Maximum number of device ids of all containers: 16 GPUs with 100 slots each, forty times over for other plugins'
+/// devices.
 const MAX_IDS: usize = 65_536;
 /// Name of the file in errors.
 const KEY: &str = "kubelet_internal_checkpoint";
@@ -46,11 +47,11 @@ pub struct CheckpointRow {
     pub ids: Vec<Arc<str>>,
     /// CDI devices in the plugin's answer to `Allocate`.
     pub cdi_devices: Vec<Arc<str>>,
-    /// The ticket in an annotation of the answer, beside device nodes: an earlier release gave it, where the runtime had no
-    /// CDI.
+    /// The ticket in an annotation of the answer, next to device nodes: earlier releases issued such tickets where the
+    /// runtime had no CDI.
     pub ticket: Option<Ticket>,
-    /// Whether the answer is of another plugin: it is not empty, and has no ticket of the agent, not even an unreadable
-    /// one.
+    /// Whether the answer came from another plugin: it is not empty, and has no ticket of the agent, not even an
+    /// unreadable one.
     pub foreign: bool,
 }
 
@@ -198,7 +199,7 @@ struct AnswerParts {
     ours: bool,
 }
 
-/// What is read of a plugin's answer to `Allocate`, `ContainerAllocateResponse` in the kubelet's
+/// The fields that are read of a plugin's answer to `Allocate`: `ContainerAllocateResponse` in the kubelet's
 /// `deviceplugin/v1beta1/api.proto`.
 #[derive(Clone, PartialEq, Message)]
 struct AllocateResponse {

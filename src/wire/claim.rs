@@ -1,5 +1,5 @@
 //! The claim of a pod in its annotations (`hami.io/vgpu-devices-allocated`, and `…-to-allocate` for containers that
-//! have not got their GPUs yet).
+//! have not received their GPUs yet).
 //!
 //! ```text
 //!   ;GPU-x,NVIDIA,3000,30:GPU-y,NVIDIA,3000,30:;;       three containers: none, two GPUs, none
@@ -19,19 +19,19 @@ use model::nvidia::VENDOR;
 use model::pod::MAX_ANNOTATIONS;
 use model::unit::{Bytes, CorePercent, Mib};
 
-/// Longest claim that is written. Readers keep [`MAX_ANNOTATIONS`] bytes of the annotations that only the system writes. All
-/// of these but claims have about 1 KiB with their keys, most of it the names of a node and a Lease.
+/// Longest claim that this program writes. Readers keep [`MAX_ANNOTATIONS`] bytes of system-owned annotations. Without
+/// the claim, these take about 1 KiB with their keys, mostly the names of a node and a Lease.
 pub const MAX_CLAIM: usize = MAX_ANNOTATIONS - 2 * 1024;
-/// Longest claim of a Binding, which has it twice: under both keys.
+/// Longest claim in a Binding, which contains the claim twice: under both keys.
 pub const MAX_CLAIM_IN_BINDING: usize = MAX_CLAIM / 2;
 /// Longest text of one device share on a real node: 50 bytes of the UUID, which drivers before 470 wrote as
 /// `MIG-GPU-…/13/10` for a MIG instance, the vendor, 31 bits of MiB, three digits of cores, and the separators.
 const LONGEST_SHARE: usize = 50 + ",NVIDIA,".len() + 10 + ",100:".len();
 
-/// Most containers of one pod. Kubernetes has no limit, but an object of 1.5 MiB has no room for this many useful
-/// containers. Empty containers at the end are not counted.
+/// Maximum number of containers of one pod. Kubernetes has no limit, but an object of 1.5 MiB has no room for this many
+/// useful containers. Empty containers at the end are not counted.
 const MAX_CONTAINERS: usize = 1024;
-/// Most device shares of one container: as many as the largest node has MIG instances.
+/// Maximum number of device shares of one container: the number of MIG instances of the largest node.
 const MAX_SHARES: usize = 512;
 /// Largest number: HAMi's programs hold MiB and percent in signed 32-bit integers.
 const MAX_NUMBER: u64 = i32::MAX as u64;
@@ -104,8 +104,8 @@ fn number(name: &str, text: &str) -> Result<u64, String> {
         .ok_or_else(|| format!("{name} is not between 0 and {MAX_NUMBER}: {}", shown(text)))
 }
 
-/// Writes the value of the annotation `key`: one `;` for each container of `claim`, also for containers without GPU at
-/// the end. A missing limit is written as 0.
+/// Writes the value of the annotation `key`: one `;` for each container of `claim`, including containers without a GPU
+/// at the end. A missing limit is written as 0.
 ///
 /// # Errors
 /// [`DecodeError`] for a UUID that contains a separator, a number beyond 31 bits, or a text beyond [`MAX_CLAIM`]: no reader
@@ -131,16 +131,16 @@ pub fn encode(key: &'static str, claim: &Claim) -> Result<String, DecodeError> {
     Ok(text)
 }
 
-/// The most GPUs that a pod with so many containers may request together, so that its claim fits into a Binding whatever
-/// GPUs it gets.
+/// The largest number of GPUs that a pod with this many containers may request in total, so that its claim fits into a
+/// Binding, whichever GPUs it gets.
 #[must_use]
 pub fn most_gpus(containers: usize) -> u64 {
     let shares = MAX_CLAIM_IN_BINDING.saturating_sub(containers) / LONGEST_SHARE;
     u64::try_from(shares).unwrap_or(u64::MAX)
 }
 
-/// The value `text` with every container emptied: by this, HAMi's scheduler knows that all containers have their GPUs.
-/// A value that cannot be read becomes an empty text.
+/// The value `text` with every container emptied: HAMi's scheduler takes this as the sign that all containers have
+/// their GPUs. A value that cannot be read becomes an empty text.
 #[must_use]
 pub fn all_served(key: &'static str, text: &str) -> String {
     decode(key, text).map(|claim| ";".repeat(claim.len())).unwrap_or_default()
@@ -187,7 +187,7 @@ mod tests {
             assert_eq!(encode(ALLOCATED, &decode(ALLOCATED, text).unwrap()).unwrap(), text);
             assert_eq!(all_served(ALLOCATED, text), ";;");
         }
-        assert_eq!(all_served(ALLOCATED, "x,"), "", "nothing is left of what cannot be read");
+        assert_eq!(all_served(ALLOCATED, "x,"), "", "an unreadable value becomes empty");
     }
 
     #[test]
@@ -242,7 +242,7 @@ mod tests {
 
     #[test]
     fn a_claim_that_readers_would_not_keep_is_not_written() {
-        // Beside its name a share has 12 bytes, and the container one.
+        // A share has 12 bytes besides its UUID, and the container adds one byte.
         let claim = |bytes: usize| {
             let share = |name: usize| DeviceShare {
                 device: GpuUuid::parse(&"x".repeat(name)).unwrap(),

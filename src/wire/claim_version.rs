@@ -7,10 +7,10 @@
 //!   7               version 7; a reader of version 7 or later understands it
 //! ```
 //!
-//! Version 1 is version 0 with this annotation and `gpu-steward.io/lease`. A reader of version 0 does not know them and
-//! skips them, so the two read each other. A later version that only adds something names an older reader behind the slash. A version that
-//! changes the meaning of what is there does not: then a claim is unreadable for older programs, and they never act on a
-//! meaning that is not theirs.
+//! Version 1 is version 0 with this annotation and `gpu-steward.io/lease`. A reader of version 0 does not know these
+//! two and skips them, so readers of both versions understand both. A later version that only adds fields names, after
+//! the slash, the oldest reader that understands it. A version that changes the meaning of existing fields names no
+//! older reader: older programs then treat its claims as unreadable, and never misinterpret them.
 
 use crate::annotation_keys::CLAIM_VERSION;
 use crate::decode_error::{DecodeError, shown};
@@ -19,7 +19,7 @@ use crate::decode_error::{DecodeError, shown};
 pub const WRITTEN: u32 = 1;
 /// The oldest reader that understands what this program writes.
 const OLDEST_READER: u32 = 0;
-/// A longer text is no version: two numbers of 32 bits have ten digits each.
+/// A longer text is not a version: two numbers of 32 bits have ten digits each.
 const MAX_LENGTH: usize = 21;
 
 /// The value of the annotation on the claims that this program writes.
@@ -31,10 +31,10 @@ pub fn encode() -> String {
 /// Whether a reader that knows the versions up to `known` understands claims with this annotation.
 ///
 /// # Errors
-/// [`DecodeError`] where it does not, or where the text is no version.
+/// [`DecodeError`] where the reader does not understand them, or where the text is not a version.
 pub fn check(text: &str, known: u32) -> Result<(), DecodeError> {
     let fault = |at: usize| {
-        let what = format!("is no version, such as {WRITTEN}/{OLDEST_READER}: {}", shown(text));
+        let what = format!("is not a version such as {WRITTEN}/{OLDEST_READER}: {}", shown(text));
         DecodeError::new(CLAIM_VERSION, at, what)
     };
     if text.len() > MAX_LENGTH {
@@ -45,7 +45,7 @@ pub fn check(text: &str, known: u32) -> Result<(), DecodeError> {
         None => (number(text), number(text).unwrap_or_default()),
     };
     let written = written.ok_or_else(|| fault(0))?;
-    // A version that the reader knows is read as that version, whatever it says of others.
+    // If the reader knows the version, the version after the slash does not matter.
     if written <= known || oldest <= known {
         return Ok(());
     }
@@ -65,7 +65,7 @@ mod tests {
 
     #[test]
     fn neighbours_read_each_other_and_a_version_that_does_not_name_an_older_reader_is_refused() {
-        // What is written, by the newest version that the reader knows.
+        // The text, the newest version that the reader knows, and whether the reader accepts the text.
         for (text, known, reads) in [
             ("1/0", 0, true),
             ("1/0", 1, true),
@@ -82,7 +82,7 @@ mod tests {
             assert_eq!(check(text, known).is_ok(), reads, "{text} by a reader of {known}");
         }
         assert_eq!(check(&encode(), WRITTEN), Ok(()));
-        assert_eq!(check(&encode(), WRITTEN - 1), Ok(()), "the release before reads it");
+        assert_eq!(check(&encode(), WRITTEN - 1), Ok(()), "the previous release reads it");
         let why = check("2", 1).unwrap_err().to_string();
         assert_eq!(
             why,
@@ -96,7 +96,7 @@ mod tests {
             [("", 0), ("x", 0), ("1/", 2), ("/1", 0), ("1/x", 2), ("+1", 0), ("-1/0", 0), ("4294967296", 0)]
         {
             let fault = check(text, WRITTEN).unwrap_err();
-            assert!(fault.at == at && fault.what.starts_with("is no version, such as 1/0: "), "{text}: {fault}");
+            assert!(fault.at == at && fault.what.starts_with("is not a version such as 1/0: "), "{text}: {fault}");
         }
         assert!(check(&"1".repeat(100_000), WRITTEN).unwrap_err().to_string().len() < 200);
     }

@@ -6,7 +6,7 @@ use crate::decode_error::DecodeError;
 use model::id::GpuUuid;
 use std::collections::BTreeSet;
 
-/// Most UUIDs: 64 GPUs of 7 MIG instances fit.
+/// Maximum number of UUIDs: 64 GPUs of 7 MIG instances fit.
 const MAX_ITEMS: usize = 1024;
 
 /// Reads the annotation's value.

@@ -1,6 +1,6 @@
 //! The error of all decoders: the format, the place, and the reason.
 
-/// Most characters of quoted input in an error, so that a log line stays one line.
+/// Maximum number of characters of quoted input in an error, so that a log line stays one line.
 const MAX_SHOWN: usize = 60;
 
 /// Why an input cannot be decoded: the annotation or file, the byte at which decoding stopped, and the fault there.

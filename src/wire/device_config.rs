@@ -29,11 +29,11 @@ use serde_json::{Map, Value};
 use std::collections::BTreeSet;
 use std::fmt;
 
-/// Most bytes of a file: it comes from a ConfigMap, which holds at most 1 MiB.
+/// Maximum size of a file: it comes from a ConfigMap, which holds at most 1 MiB.
 pub const MAX_BYTES: usize = 1 << 20;
-/// Most slots of one GPU: 64 GPUs with as many slots each still fit into one message to kubelet (4 MiB).
+/// Maximum number of slots of one GPU: 64 GPUs with this many slots each still fit into one message to kubelet (4 MiB).
 const MAX_SLOTS: u64 = 1000;
-/// Most warnings for one file; a file with more is probably not a device configuration.
+/// Maximum number of warnings for one file; a file with more is probably not a device configuration.
 const MAX_WARNINGS: usize = 64;
 /// Name of the files in errors.
 const KEY: &str = "device configuration";
@@ -43,7 +43,7 @@ const KEY: &str = "device configuration";
 pub struct DeviceConfig {
     /// How resource amounts become requests.
     pub rules: RequestRules,
-    /// Number of GPUs for a container that requests memory or cores and no number of GPUs. HAMi's webhook uses it.
+    /// Number of GPUs for a container that requests memory or cores, but no number of GPUs. HAMi's webhook uses it.
     pub default_count: u32,
     /// Whether containers without GPU get a variable that hides all GPUs. HAMi's webhook uses it.
     pub overwrite_env: bool,
@@ -115,7 +115,7 @@ impl DeviceConfig {
     }
 }
 
-/// A setting that the agent does not follow.
+/// A setting that the agent ignores.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ConfigWarning {
     /// Path of the setting in the file: `nvidia.someKey`.
@@ -139,7 +139,7 @@ impl Warnings {
         if self.0.len() < MAX_WARNINGS {
             self.0.push(ConfigWarning { path: path.to_owned(), what: what.into() });
         } else if self.0.len() == MAX_WARNINGS {
-            self.0.push(ConfigWarning { path: "…".into(), what: "more of the file is not followed".into() });
+            self.0.push(ConfigWarning { path: "…".into(), what: "further settings of the file are ignored".into() });
         }
     }
 }
@@ -208,7 +208,7 @@ fn vendor_setting(
         "disableCoreLimit" => config.disable_core_limit = value::flag(value)?,
         "runtimeClassName" => config.runtime_class = value::text(value)?,
         "migProfileAllowlist" => config.mig_allowlist = value::allowances(value)?,
-        "knownMigGeometries" => warnings.add(path, "geometries of MIG are those of HAMi up to 2.9, and not followed"),
+        "knownMigGeometries" => warnings.add(path, "a setting of HAMi up to 2.9, which is ignored"),
         _ if !of_node(config, &key.to_ascii_lowercase(), value)? => warnings.add(path, "unknown setting"),
         _ => {}
     }
@@ -274,7 +274,7 @@ fn node_entry(
             "operatingmode" => config.mode = value::text(value).map_err(place)?.unwrap_or_else(|| config.mode.clone()),
             "enablegetpreferredallocation" => config.preferred_allocation = value::flag(value).map_err(place)?,
             "filterdevices" => hide(config, value, &path, warnings).map_err(place)?,
-            "migstrategy" => warnings.add(&path, "HAMi does not follow this setting either"),
+            "migstrategy" => warnings.add(&path, "HAMi ignores this setting, too"),
             other if !of_node(config, other, value).map_err(place)? => {
                 warnings.add(&path, "unknown setting");
             }

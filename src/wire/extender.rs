@@ -10,12 +10,12 @@
 //!                                                        ──▶ {"NodeNameToMetaVictims":{…}}
 //! ```
 //!
-//! kube-scheduler writes the names of fields as they stand here, and other callers with a lower first letter. So they
-//! are read in upper and lower case, and are written as kube-scheduler writes them. `null` is the same as an absent
+//! kube-scheduler writes the names of fields as shown here; other callers write the first letter in lower case. So
+//! names are read in upper and lower case, and written as kube-scheduler writes them. `null` is the same as an absent
 //! field, and unknown fields are skipped.
 //!
-//! A filter call names up to all nodes of the cluster and comes for each pod, one after the other. So names and Nodes
-//! are borrowed from the message, and an answer is written from the places of nodes in it.
+//! A filter call may name all nodes of the cluster, and comes for each pod, one after the other. So names and Nodes are
+//! borrowed from the message, and an answer refers to nodes by their places in the message.
 
 mod field_names;
 mod candidates;

@@ -103,7 +103,7 @@ fn claims_of_hamis_scheduler_match_the_requests() {
         let second = std::time::Duration::from_secs(1);
         assert!(
             lock.at >= bound && lock.at.since(bound) <= second,
-            "{name}: bound and locked in two looks at the clock"
+            "{name}: the bind time and the lock time come from two clock readings"
         );
         assert_eq!(node_lock::encode(lock.at, &lock.owner.unwrap()), text(&case, "nodeLock"));
         let Handshake::Requesting { stated: Some(stated) } = handshake::decode(text(&case, "nodeHandshake")) else {
@@ -284,7 +284,7 @@ fn the_versions_of_a_claim_read_each_other() {
     let PodClaim::Given(claim) = &read[0] else { panic!("{:?}", read[0]) };
     let shapes: Vec<usize> = claim.iter().map(Vec::len).collect();
     assert_eq!((shapes, &read[0]), (vec![0, 1, 2], &read[1]), "this program reads both");
-    // A reader of version 0 has no such check, skips the Lease, and sees the other annotations of version 1: those of
+    // A reader of version 0 has no such check and skips the Lease. All other annotations of version 1 are those of
     // version 0.
     let mut seen = versions[1].clone();
     let new = |seen: &mut Value, key| seen.as_object_mut().unwrap().remove(key).unwrap();
@@ -303,7 +303,7 @@ fn a_claim_of_a_later_version_is_unreadable_unless_it_names_this_reader() {
         annotations[annotation_keys::CLAIM_VERSION] = version.into();
         for moved in [false, true] {
             if moved {
-                // It may have its claim elsewhere.
+                // A later version may have the claim in another annotation.
                 annotations.as_object_mut().unwrap().remove(annotation_keys::ALLOCATED);
             }
             match claim_of_version(&annotations) {

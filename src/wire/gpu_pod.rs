@@ -9,7 +9,7 @@ use model::pod::{ContainerKind, ContainerState, Pod, PodContainer};
 use model::request::{ContainerRequest, ContainerRole, MemoryRequest};
 use std::collections::BTreeMap;
 
-/// The GPU pod of a pod that is bound to `node`. `None` for a pod that requests no GPU.
+/// Reads a pod that is bound to `node` as a GPU pod. `None` for a pod that requests no GPU.
 #[must_use]
 pub fn of(pod: &Pod, rules: &RequestRules, node: &NodeName) -> Option<GpuPod> {
     let (requests, unreadable) = requests(pod, rules);
@@ -39,7 +39,7 @@ pub fn of(pod: &Pod, rules: &RequestRules, node: &NodeName) -> Option<GpuPod> {
     })
 }
 
-/// Whether the pod says which GPUs it accepts; also where that may be among annotations that were not read.
+/// Whether annotations of the pod limit which GPUs it accepts, or may do so because some were not read.
 fn chooses_gpus(pod: &Pod) -> bool {
     let says = |key: &str| pod.annotation(key).is_some_and(|value| !value.trim().is_empty());
     pod.annotations_left_out > 0
@@ -81,7 +81,8 @@ pub(crate) fn requests(pod: &Pod, rules: &RequestRules) -> (Vec<ContainerRequest
 
 /// The reason why the request of the pod is not fully known: it has more containers or resources than the pod decoder
 /// keeps. One of the missing entries may be a GPU, and the claim of the whole pod would then go to the wrong
-/// containers. A pod whose missing entries request no GPU is no GPU pod because of them: anybody could close a node by it.
+/// containers. Missing entries that request no GPU do not make a pod a GPU pod: otherwise, anyone who may create pods
+/// could close a node.
 fn hidden(pod: &Pod, rules: &RequestRules) -> Option<String> {
     let count = &rules.names.count;
     if let Some(left_out) = &pod.containers_left_out
@@ -116,7 +117,7 @@ fn request(container: &PodContainer, role: ContainerRole, rules: &RequestRules) 
     let limits = amounts(container);
     let request = resource::request(rules, &limits, &BTreeMap::new())
         .map_err(|bad| format!("container {}: {bad}", container.name))?;
-    // Without a memory resource in the pod, the request is the whole GPU, which is no limit.
+    // Without a memory resource, the pod requests the whole GPU, which is no limit.
     let named = |name: &String| limits.contains_key(name.as_str());
     Ok(ContainerRequest {
         container: container.name.clone(),
@@ -132,7 +133,8 @@ fn request(container: &PodContainer, role: ContainerRole, rules: &RequestRules) 
 }
 
 fn read(pod: &Pod, requests: &[ContainerRequest], node: &NodeName) -> PodClaim {
-    // Before the claim itself: a later version may mean something else by the same text, or have it elsewhere.
+    // Checked before the claim itself: a later version may give the same text another meaning, or use another
+    // annotation.
     if let Some(version) = pod.annotation(annotation_keys::CLAIM_VERSION)
         && let Err(why) = claim_version::check(version, claim_version::WRITTEN)
     {
@@ -208,7 +210,7 @@ mod tests {
         let policy = |text: &str| marked(&json!({ annotation_keys::GPU_POLICY: text }));
         assert_eq!([policy("mutex"), policy("spread,mutex"), policy("binpack")], [true, true, false]);
         assert!(!marked(&json!({})));
-        // It may be among those that were left out.
+        // A condition may be among the annotations that were left out.
         assert!(marked(&json!({ annotation_keys::USE_TYPES: "x".repeat(17 << 10) })));
     }
 
@@ -297,7 +299,7 @@ mod tests {
             let requests = gpu_pod(&json!({}), &json!({ "nvidia.com/gpu": "2", resource: amount })).unwrap();
             let PodClaim::BadRequest(why) = &requests.claim else { panic!("{:?}", requests.claim) };
             assert!(why.starts_with(&format!("container side: {resource}: ")) && why.contains(amount), "{why}");
-            assert_eq!(requests.requests[1].slots, 2, "the kubelet gives it as many ids all the same");
+            assert_eq!(requests.requests[1].slots, 2, "the kubelet still allocates this many ids to it");
         }
         assert_eq!(gpu_pod(&json!({}), &limits).unwrap().claim, PodClaim::None);
     }
@@ -321,7 +323,7 @@ mod tests {
         assert!(matches!(invalid.claim, PodClaim::BadRequest(why) if why.contains("72 containers more")));
     }
 
-    /// A pod with so many containers, each of which has these limits from the 129th on.
+    /// A pod with this many containers; the 129th and all later ones have these limits.
     fn crowd(containers: usize, limits: &Value) -> Option<GpuPod> {
         let named = |n: usize| match n {
             0..MAX_CONTAINERS => json!({ "name": format!("c{n}") }),
@@ -335,7 +337,7 @@ mod tests {
         of(&pod, &RequestRules::default(), &NodeName::parse("node-1").unwrap())
     }
 
-    /// Anybody who may create pods could close a node by such a pod.
+    /// Otherwise, anyone who may create pods could close a node with such a pod.
     #[test]
     fn a_pod_without_gpus_is_no_gpu_pod_however_many_containers_and_resources_it_names() {
         for limits in [

@@ -7,7 +7,7 @@
 //! ```
 //!
 //! Times are nanoseconds since the boot `boot`, so a change of the wall clock does not shift them. `at` is for people
-//! and is not read. A file of another boot is of no use, because every GPU was reset since.
+//! and is not read. A file of another boot is not used, because every GPU has been reset since.
 
 use crate::decode_error::{DecodeError, shown};
 use crate::kept_file::{KeptFile, Versioned};
@@ -20,9 +20,9 @@ use model::view::MAX_XID_CODES;
 use serde::{Deserialize, Serialize};
 use std::borrow::Cow;
 
-/// Most bytes: 64 GPUs with 64 incidents of 100 bytes each, with room to spare.
+/// Maximum size: 64 GPUs with 64 incidents of 100 bytes each, with room to spare.
 pub const MAX_BYTES: usize = 1 << 20;
-/// Most incidents of one GPU: one for each XID that is counted, and one for ECC errors.
+/// Maximum number of incidents of one GPU: one for each XID that is counted, and one for ECC errors.
 const MAX_INCIDENTS: usize = MAX_XID_CODES + 1;
 /// Name, version and size limit of the file.
 const FILE: KeptFile = KeptFile { key: "incidents.json", version: 1, max_bytes: MAX_BYTES };

@@ -7,9 +7,8 @@
 //! ```
 //!
 //! `meant` is [`IssuedTicket::expected`]; it is present in tickets of an earlier release whose answer to `Allocate` had
-//! devices.
-//! `holder` is present once kubelet's checkpoint names the container. `given` is present where the device shares of the
-//! container do not follow from its claim alone.
+//! devices. `holder` is present once kubelet's checkpoint names the container. `given` is present where the device
+//! shares of the container do not follow from its claim alone.
 
 use crate::decode_error::DecodeError;
 use crate::kept_file::{KeptFile, Versioned};
@@ -25,9 +24,9 @@ use std::sync::Arc;
 pub const FOLDER: &str = "tickets";
 /// Name of the file in the folder of its ticket.
 pub const FILE_NAME: &str = "ticket.json";
-/// Most bytes: 512 ids and as many devices in 200 bytes each, twice.
+/// Maximum size: 512 ids and as many devices in 200 bytes each, twice.
 pub const MAX_BYTES: usize = 256 * 1024;
-/// Most ids of one container: as many as the largest node has GPUs and MIG instances, with room to spare.
+/// Maximum number of ids of one container: the GPUs and MIG instances of the largest node, with room to spare.
 const MAX_IDS: usize = 512;
 /// Name, version and size limit of the file.
 const FILE: KeptFile = KeptFile { key: FILE_NAME, version: 1, max_bytes: MAX_BYTES };

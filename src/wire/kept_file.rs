@@ -10,7 +10,7 @@ pub(crate) struct KeptFile {
     pub(crate) key: &'static str,
     /// The version that `encode` writes and the only one that `decode` accepts.
     pub(crate) version: u32,
-    /// Most bytes; the agent never writes a longer file.
+    /// Maximum size; the agent never writes a longer file.
     pub(crate) max_bytes: usize,
 }
 

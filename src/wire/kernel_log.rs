@@ -96,7 +96,7 @@ pub fn error(line: &[u8]) -> Option<KernelError> {
     xid(line).map(KernelError::Gpu).or_else(|| sxid(line).map(KernelError::Switch))
 }
 
-/// Reads one line (or record); `None` when it has no SXid, or is a line without the severity word.
+/// Reads one line (or record); `None` when it has no SXid or no severity.
 #[must_use]
 pub fn sxid(line: &[u8]) -> Option<KernelSxid> {
     let start = line.windows(SWITCH.len()).position(|window| window == SWITCH)? + SWITCH.len();

@@ -7,7 +7,7 @@
 //! ```
 //!
 //! On a node with several GPU models the labels describe the first, as with GFD. A value that NVML does not report has
-//! no label. One difference to GFD: the product never ends in `-SHARED`, because the agent shares every GPU, and a
+//! no label. One difference from GFD: the product never ends in `-SHARED`, because the agent shares every GPU, and a
 //! device share is not a time slice.
 
 use crate::annotation_keys;
@@ -68,7 +68,7 @@ fn versions(driver: &str, cuda: Option<&str>, set: &mut impl FnMut(&'static str,
     }
 }
 
-/// The product name. Where all GPUs are divided into the same MIG profile, with the profile, as in GFD's strategy
+/// The product name. If all GPUs are divided into the same MIG profile, the profile is appended, as in GFD's strategy
 /// `single`.
 fn product(first: &Gpu, all: &[&Gpu]) -> String {
     let words = |name: &str| name.split_whitespace().collect::<Vec<_>>().join("-");

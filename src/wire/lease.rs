@@ -8,7 +8,7 @@
 //!            "renewTime":…,"leaseTransitions":2}}
 //! ```
 //!
-//! A field that is missing or cannot be read is as it is in a new Lease; only the version must be there.
+//! A field that is missing or cannot be read gets the value of a new Lease; only the version is required.
 
 use crate::annotation_keys::{EPOCH, LEADER_ADDRESS};
 use crate::decode_error::DecodeError;
@@ -21,7 +21,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 const LEASE: &str = "Lease";
-/// Longest address that is read: a name of DNS has at most 253 characters, a port five.
+/// Longest address that is read: a DNS name has at most 253 characters, a port five.
 const MAX_ADDRESS: usize = 260;
 
 #[derive(Deserialize)]

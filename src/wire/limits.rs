@@ -21,13 +21,13 @@ use std::borrow::Cow;
 
 /// Path of the limits file in the container.
 pub const PATH: &str = "/etc/gpu-steward/limits.json";
-/// Folder in the state directory: it has a folder for each pod, named by its UID, and in that one for each container.
+/// Folder in the state directory: it has a folder for each pod, named by its UID, with a folder for each container.
 pub const PODS: &str = "pods";
 /// Name of the file in the folder of its container.
 pub const FILE_NAME: &str = "limits.json";
-/// Most bytes: 512 devices in 300 bytes each, twice.
+/// Maximum size: 512 devices in 300 bytes each, twice.
 pub const MAX_BYTES: usize = 256 * 1024;
-/// Most devices of one container: as many as the largest node has MIG instances.
+/// Maximum number of devices of one container: the number of MIG instances of the largest node.
 const MAX_DEVICES: usize = 512;
 /// Name, version and size limit of the file.
 const FILE: KeptFile = KeptFile { key: FILE_NAME, version: 1, max_bytes: MAX_BYTES };
@@ -118,7 +118,7 @@ pub fn decode(bytes: &[u8]) -> Result<ContainerLimits, DecodeError> {
         return Err(FILE.too_many("devices", MAX_DEVICES));
     }
     if let Some((place, _)) = document.devices.iter().enumerate().find(|(place, device)| device.index != *place) {
-        return Err(fault(format!("device {place} has another index")));
+        return Err(fault(format!("device {place} has the wrong index")));
     }
     let device = |device: &Device<'_>| {
         Ok(DeviceLimits {
@@ -192,7 +192,7 @@ mod tests {
         for (from, to, what) in [
             ("\"version\":1", "\"version\":2", "has version 2; only version 1 can be read"),
             ("\"version\":1,", "", "missing field `version`"),
-            ("\"index\":1", "\"index\":2", "device 1 has another index"),
+            ("\"index\":1", "\"index\":2", "device 1 has the wrong index"),
             ("\"GPU-a\"", "\"GPU a\"", "not a GPU UUID"),
             ("466d3e0f", "x", "not a pod UID"),
             ("3145728000", "-1", "invalid value"),

@@ -4,7 +4,7 @@
 //!   [{"uuid":"GPU-a","score":{"GPU-b":310}},{"uuid":"GPU-b","score":{"GPU-a":310}}]
 //! ```
 //!
-//! HAMi's device plugin makes the scores: 10 to 60 for the way over PCIe, and 100 for each NVLink. A higher score is a
+//! HAMi's device plugin computes the scores: 10 to 60 for the PCIe path, and 100 for each NVLink. A higher score is a
 //! better connection; only the order of scores matters.
 
 use crate::annotation_keys::{MAX_ANNOTATION, NODE_LINKS};
@@ -27,10 +27,10 @@ struct Entry<'a> {
     score: OrNull<BTreeMap<String, i64>>,
 }
 
-/// Reads the scores. The map has each pair in both orders with one score, the lower one where the text has two.
+/// Reads the scores. The map has each pair in both orders with the same score: the lower one, where the text has two.
 ///
 /// # Errors
-/// [`DecodeError`] for another text, for a name that is no UUID, for a GPU that appears twice, and for more than
+/// [`DecodeError`] for another format, for a name that is not a UUID, for a GPU that appears twice, and for more than
 /// [`MAX_GPUS`] GPUs.
 pub fn decode(text: &str) -> Result<BTreeMap<(GpuUuid, GpuUuid), u32>, DecodeError> {
     if text.len() > MAX_ANNOTATION {
@@ -46,7 +46,7 @@ pub fn decode(text: &str) -> Result<BTreeMap<(GpuUuid, GpuUuid), u32>, DecodeErr
         let fault = |what: String| DecodeError::new(NODE_LINKS, 0, format!("entry {number}: {what}"));
         let one = GpuUuid::parse(&entry.uuid).map_err(|error| fault(error.to_string()))?;
         if !seen.insert(one.clone()) {
-            return Err(fault(format!("{one} is there twice")));
+            return Err(fault(format!("{one} appears twice")));
         }
         for (other, score) in entry.score.0 {
             let other = GpuUuid::parse(&other).map_err(|error| fault(error.to_string()))?;
@@ -101,7 +101,7 @@ mod tests {
             (0..=MAX_GPUS).map(|number| (format!("GPU-{number}"), json!(1))).collect();
         for (text, what) in [
             (json!([{ "uuid": "" }]), "entry 0: not a GPU UUID"),
-            (json!([{ "uuid": "a" }, { "uuid": "a" }]), "entry 1: a is there twice"),
+            (json!([{ "uuid": "a" }, { "uuid": "a" }]), "entry 1: a appears twice"),
             (json!([{ "uuid": "a", "score": { "b c": 1 } }]), "entry 0: not a GPU UUID: \"b c\""),
             (json!([{ "uuid": "a", "score": { "b": -1 } }]), "the score of \"b\" is not between 0 and 2147483647"),
             (json!([{ "uuid": "a", "score": { "b": 1_i64 << 31 } }]), "the score of \"b\" is not between"),

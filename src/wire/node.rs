@@ -6,9 +6,9 @@
 //!                       "fieldsV1":{"f:metadata":{"f:labels":{"f:nvidia.com/gpu.count":{}}}}}]}}
 //! ```
 //!
-//! The reader of the answer bounds its length, and so all texts in it. The list of field managers is bounded here, and
-//! entries that cannot be read are skipped: the owner of a label only keeps programs from overwriting each other, and
-//! grants no right.
+//! The caller limits the length of the answer, and so of all texts in it. The list of field managers is limited here,
+//! and entries that cannot be read are skipped: the owner of a label only keeps programs from overwriting each other,
+//! and grants no right.
 
 use crate::pod::{Annotations, OrNull};
 use crate::timestamp;
@@ -17,8 +17,8 @@ use model::id::{NodeName, NotAName, ObjectUid};
 use serde::Deserialize;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Most entries of `managedFields` that are read. The API server merges the oldest updates beyond ten. It does not
-/// merge entries of server-side apply, but a node has about a dozen programs that apply.
+/// Maximum number of entries of `managedFields` that are read. The API server merges the oldest updates beyond ten. It
+/// does not merge entries of server-side apply, but a node has about a dozen programs that apply.
 const MAX_WRITERS: usize = 64;
 /// Prefix of a field name in `fieldsV1`.
 const FIELD: &str = "f:";
@@ -195,7 +195,7 @@ pub fn decode(json: &[u8]) -> Result<NodeObject, NotANode> {
     Ok(NodeObject::of(object.metadata))
 }
 
-/// Reads the fields of a Node that a scheduler of GPUs needs; its annotations are bounded as those of a pod.
+/// Reads the fields of a Node that a GPU scheduler needs; its annotations are bounded like those of a pod.
 ///
 /// # Errors
 /// [`NotAFollowedNode`] where its UID or its name cannot be read.

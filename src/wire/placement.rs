@@ -1,4 +1,4 @@
-//! What a pod asks of the scheduler: the requests of its containers, which GPUs it accepts, and which it prefers.
+//! The placement request of a pod: the requests of its containers, which GPUs it accepts, and which it prefers.
 //!
 //! ```text
 //!   nvidia.com/use-gputype: A100,H100      nvidia.com/nouse-gputype: T4        parts of the product name
@@ -27,13 +27,13 @@ use model::placement::{
 use model::pod::{MAX_ANNOTATIONS, Pod};
 use std::sync::Arc;
 
-/// Most products in one list: NVIDIA sells fewer for data centres, and the filter compares each one with each kind of
-/// GPU of the cluster.
+/// Maximum number of products in one list: NVIDIA sells fewer for data centres, and the filter compares each product
+/// with each kind of GPU of the cluster.
 const MAX_TYPES: usize = 64;
-/// Most UUIDs in one list: the GPUs of 32 nodes. The filter looks for each GPU of the cluster in the list.
+/// Maximum number of UUIDs in one list: the GPUs of 32 nodes. The filter looks up each GPU of the cluster in the list.
 const MAX_UUIDS: usize = 256;
 
-/// Why a pod cannot be placed, whatever the nodes have.
+/// Why a pod cannot be placed on any node.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BadPlacementRequest {
     /// A container requests something that no GPU has, or its request is not fully known.
@@ -42,21 +42,21 @@ pub enum BadPlacementRequest {
     /// An annotation has a value that is not allowed.
     #[error("annotation {0}")]
     Annotation(#[from] DecodeError),
-    /// Its claim could be longer than what readers keep, and its node would be closed.
+    /// Its claim could be longer than readers keep, which would close its node.
     #[error(
         "its containers request {gpus} GPUs together, and the annotations of a pod have room for a claim of {most}; split it \
          into several pods"
     )]
     ManyGpus {
-        /// GPUs that its containers request, each for itself.
+        /// Sum of the GPUs that its containers request.
         gpus: u64,
-        /// The most.
+        /// Maximum number of GPUs.
         most: u64,
     },
-    /// Annotations are missing, so that a condition of the pod may be among them.
+    /// Some annotations were not read, and a condition of the pod may be among them.
     #[error("{left_out} of its annotations are not read: together they are longer than {MAX_ANNOTATIONS} bytes")]
     TooLarge {
-        /// Number of the annotations that are missing.
+        /// Number of the annotations that were not read.
         left_out: u32,
     },
 }
@@ -78,7 +78,7 @@ pub fn of(pod: &Pod, rules: &RequestRules) -> Result<Option<PlacementRequest>, B
     if gpus > most {
         return Err(BadPlacementRequest::ManyGpus { gpus, most });
     }
-    // What only the system writes is no condition of the pod's owner.
+    // System-owned annotations are not conditions of the pod's owner.
     let left_out = pod.annotations_left_out.saturating_sub(pod.system_keys_left_out);
     if left_out > 0 {
         return Err(BadPlacementRequest::TooLarge { left_out });
@@ -134,7 +134,7 @@ fn items(text: &str) -> impl Iterator<Item = (usize, &str)> {
     placed.filter(|(_, item)| !item.is_empty())
 }
 
-/// The words of a list, in lower case and in order, each one once.
+/// The words of a list, in lower case and in order, without duplicates.
 fn types(pod: &Pod, key: &'static str) -> Result<Vec<Arc<str>>, DecodeError> {
     list(pod, key, ("products", MAX_TYPES), |_, item| Ok(item.to_lowercase().into()))
 }
@@ -213,7 +213,7 @@ fn gpu_policy(text: &str) -> Result<GpuPolicy, DecodeError> {
 
 fn weights(text: &str) -> Result<ScoreWeights, DecodeError> {
     let fault = |at: usize, what: String| {
-        let allowed = "allowed is slot=N,core=N,memory=N with whole numbers, at least one of them above 0";
+        let allowed = "expected slot=N,core=N,memory=N with whole numbers, at least one of them above 0";
         DecodeError::new(SCORE_WEIGHTS, at, format!("{what}; {allowed}"))
     };
     let (mut slots, mut cores, mut memory) = (None, None, None);
@@ -223,21 +223,21 @@ fn weights(text: &str) -> Result<ScoreWeights, DecodeError> {
             "slot" => &mut slots,
             "core" => &mut cores,
             "memory" => &mut memory,
-            other => return Err(fault(at, format!("{} is no part of a score", shown(other)))),
+            other => return Err(fault(at, format!("{} is not slot, core or memory", shown(other)))),
         };
         // A sign is not read: HAMi's form has digits only.
         let digits = number.trim();
         let number = Some(digits).filter(|digits| digits.bytes().all(|byte| byte.is_ascii_digit()));
         let number: Option<u32> = number.and_then(|digits| digits.parse().ok());
-        let number = number.ok_or_else(|| fault(at, format!("{} is no whole number", shown(digits))))?;
+        let number = number.ok_or_else(|| fault(at, format!("{} is not a whole number", shown(digits))))?;
         if weight.replace(number).is_some() {
-            return Err(fault(at, format!("{} is there twice", shown(name))));
+            return Err(fault(at, format!("{} appears twice", shown(name))));
         }
     }
     match (slots, cores, memory) {
         (Some(0), Some(0), Some(0)) => Err(fault(0, "all weights are 0".into())),
         (Some(slots), Some(cores), Some(memory)) => Ok(ScoreWeights { slots, cores, memory }),
-        _ => Err(fault(0, format!("{} has not all three weights", shown(text)))),
+        _ => Err(fault(0, format!("{} does not have all three weights", shown(text)))),
     }
 }
 
@@ -275,7 +275,7 @@ mod tests {
         list.iter().map(AsRef::as_ref).collect()
     }
 
-    /// The leader knows the request of a pod that it binds, and the agent only the pod: both must say the same of it.
+    /// The leader reads a pod before it is bound, the agent after: both must agree.
     #[test]
     fn a_request_and_its_bound_pod_agree_on_whether_it_chooses_gpus() {
         let node = model::id::NodeName::parse("node-1").unwrap();
@@ -330,11 +330,11 @@ mod tests {
         let why = refused(long, json!({ "nvidia.com/gpu": "1" }));
         assert_eq!(why, BadPlacementRequest::TooLarge { left_out: 1 });
         assert_eq!(why.to_string(), "1 of its annotations are not read: together they are longer than 16384 bytes");
-        // A claim of an earlier try says nothing of what the owner wants.
+        // A claim from an earlier attempt is not a condition of the pod's owner.
         assert!(with(&json!({ "hami.io/vgpu-devices-allocated": "x".repeat(20 << 10) })).is_ok());
     }
 
-    /// The claims of such pods were once written, and no reader kept them.
+    /// Claims of such pods were once written, and readers dropped them.
     #[test]
     fn a_pod_whose_claim_could_be_too_long_is_refused() {
         let asks = |gpus: u32| {
@@ -428,7 +428,7 @@ mod tests {
 
     #[test]
     fn a_value_that_is_not_allowed_is_named_with_what_is_allowed() {
-        let all = "allowed is slot=N,core=N,memory=N with whole numbers, at least one of them above 0";
+        let all = "expected slot=N,core=N,memory=N with whole numbers, at least one of them above 0";
         for (key, value, what) in [
             (USE_UUIDS, "GPU-a, GPU b", "byte 7: not a GPU UUID: \"GPU b\"; allowed are UUIDs of GPUs".into()),
             (NUMA_BIND, "yes", "byte 0: is neither true nor false: \"yes\"".into()),
@@ -439,14 +439,18 @@ mod tests {
                 "numa,Spread",
                 "byte 5: is none of binpack, spread, topology-aware, mutex, numa: \"Spread\"".into(),
             ),
-            (SCORE_WEIGHTS, "slot=1,core=1", format!("byte 0: \"slot=1,core=1\" has not all three weights; {all}")),
+            (
+                SCORE_WEIGHTS,
+                "slot=1,core=1",
+                format!("byte 0: \"slot=1,core=1\" does not have all three weights; {all}"),
+            ),
             (SCORE_WEIGHTS, "slot=0,core=0,memory=0", format!("byte 0: all weights are 0; {all}")),
-            (SCORE_WEIGHTS, "slot=1,core=-1,memory=1", format!("byte 7: \"-1\" is no whole number; {all}")),
-            (SCORE_WEIGHTS, "slot=1,core=+1,memory=1", format!("byte 7: \"+1\" is no whole number; {all}")),
-            (SCORE_WEIGHTS, "slot=1,core,memory=1", format!("byte 7: \"\" is no whole number; {all}")),
-            (SCORE_WEIGHTS, "slot=1,slot=1,core=1", format!("byte 7: \"slot\" is there twice; {all}")),
-            (SCORE_WEIGHTS, "slot=1,disk=1", format!("byte 7: \"disk\" is no part of a score; {all}")),
-            (SCORE_WEIGHTS, "slot=4294967296,core=1,memory=1", format!("\"4294967296\" is no whole number; {all}")),
+            (SCORE_WEIGHTS, "slot=1,core=-1,memory=1", format!("byte 7: \"-1\" is not a whole number; {all}")),
+            (SCORE_WEIGHTS, "slot=1,core=+1,memory=1", format!("byte 7: \"+1\" is not a whole number; {all}")),
+            (SCORE_WEIGHTS, "slot=1,core,memory=1", format!("byte 7: \"\" is not a whole number; {all}")),
+            (SCORE_WEIGHTS, "slot=1,slot=1,core=1", format!("byte 7: \"slot\" appears twice; {all}")),
+            (SCORE_WEIGHTS, "slot=1,disk=1", format!("byte 7: \"disk\" is not slot, core or memory; {all}")),
+            (SCORE_WEIGHTS, "slot=4294967296,core=1,memory=1", format!("\"4294967296\" is not a whole number; {all}")),
         ] {
             let why = one(key, value).unwrap_err().to_string();
             assert!(why.starts_with(&format!("annotation {key}, byte ")) && why.ends_with(&what), "{why}");

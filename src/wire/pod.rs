@@ -2,8 +2,8 @@
 //! object of 15 KiB. The rest (managed fields, volumes, environments) is skipped.
 //!
 //! Everything in a pod is bounded, whether kubelet, a scheduler or a user wrote it. Names are checked, and texts and
-//! lists have a greatest length. Entries beyond it are counted, because a claim that was cut off must not look like no
-//! claim.
+//! lists have a maximum length. Entries beyond it are counted, because a claim that was cut off must not look like a
+//! missing claim.
 
 use crate::annotation_keys::SYSTEM_OWNED;
 use crate::{quantity, timestamp};
@@ -73,7 +73,7 @@ pub fn decode_with(json: &[u8], label_keys: &[Arc<str>]) -> Result<Pod, NotAPod>
     pod(serde_json::from_slice(json).map_err(|error| NotAPod::Json(error.to_string()))?, label_keys)
 }
 
-/// The same of a text that is known to be UTF-8, which takes less time.
+/// As [`decode_with`], for a text that is known to be UTF-8, which takes less time.
 ///
 /// # Errors
 /// As [`decode`].
@@ -200,7 +200,7 @@ struct Spec {
 }
 
 impl Spec {
-    /// Whether kube-scheduler gives nodes points for what the pod prefers.
+    /// Whether the pod has preferences by which kube-scheduler scores nodes.
     fn prefers_nodes(&self) -> bool {
         let Affinity { node_affinity, pod_affinity, pod_anti_affinity } = &self.affinity.0;
         let mut by_affinity = [node_affinity, pod_affinity, pod_anti_affinity].into_iter();
@@ -324,7 +324,7 @@ impl<'de, T: DeserializeOwned, F: FnMut(String, T)> Visitor<'de> for SelectedEnt
     }
 }
 
-/// The labels with these keys. None where `labels` is not a map of texts.
+/// The labels with these keys. Empty where `labels` is not a map of texts.
 fn selected_labels(labels: Option<&RawValue>, keys: &[Arc<str>]) -> PodLabels {
     let Some(labels) = labels.filter(|_| !keys.is_empty()) else { return Vec::new() };
     let Ok(labels) = serde_json::from_str::<HashMap<Cow<'_, str>, Cow<'_, str>>>(labels.get()) else {
@@ -339,7 +339,7 @@ fn is_ours(key: &str) -> bool {
 }
 
 /// Whether this is an extended resource. The device configuration may give GPUs any resource name with a domain;
-/// Kubernetes' own resources (`cpu`, `memory`, `hugepages-2Mi`) have none.
+/// Kubernetes' own resources (`cpu`, `memory`, `hugepages-2Mi`) have no domain.
 fn is_extended(resource: &str) -> bool {
     resource.len() <= MAX_KEY && resource.contains('/')
 }
@@ -412,7 +412,7 @@ fn mirror_of(hash: Option<&str>, mirror: Option<&str>) -> Option<PodUid> {
 struct Limits {
     kept: Vec<(Arc<str>, Arc<str>)>,
     left_out: u32,
-    /// Whether one that is left out may have another amount than 0.
+    /// Whether a limit that was left out may have an amount other than 0.
     requests_left_out: bool,
 }
 

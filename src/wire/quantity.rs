@@ -16,7 +16,7 @@ const NANO: i128 = 1_000_000_000;
 const MAX: i128 = i64::MAX as i128;
 /// A longer text is not a quantity: the largest amount has 19 digits; the rest is zeros, a point, a sign and a suffix.
 const MAX_LENGTH: usize = 64;
-/// Most significant digits: as many as the largest amount has.
+/// Maximum number of significant digits: those of the largest amount.
 const MAX_DIGITS: usize = 19;
 
 /// An amount.

@@ -19,8 +19,8 @@ use model::unit::{CorePercent, Mib};
 use serde::{Deserialize, Serialize};
 use std::borrow::Cow;
 
-/// Most MIG profiles of one GPU, and most placements of one profile: NVIDIA has fewer than 20 profiles, with 8
-/// placements each.
+/// Maximum number of MIG profiles of one GPU, and of placements of one profile: NVIDIA has fewer than 20 profiles, with
+/// 8 placements each.
 const MAX_PROFILES: usize = 64;
 /// Largest number: HAMi's programs hold counts, MiB and percent in signed 32-bit integers.
 const MAX_NUMBER: u64 = i32::MAX as u64;
@@ -149,7 +149,7 @@ fn colon_entry(entry: &str) -> Result<RegisteredGpu, String> {
         other => return Err(format!("has {} fields where 7 or 9 are expected", other.len())),
     };
     let &[id, count, memory, cores, kind, numa, health] = head else {
-        return Err("has not 7 fields".into());
+        return Err("does not have 7 fields".into());
     };
     let integer = |name: &str, text: &str| text.parse().map_err(|_| format!("{name} is not a number: {}", shown(text)));
     let health = match health {

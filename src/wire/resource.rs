@@ -100,7 +100,7 @@ impl ResourceOverrides {
     /// Replaces the names of the device configuration.
     ///
     /// # Errors
-    /// Two resources have the same name then.
+    /// If two resources then have the same name.
     pub fn replace(&self, names: &mut ResourceNames) -> Result<(), String> {
         for (name, own) in [
             (&mut names.count, &self.count),

@@ -1,18 +1,18 @@
-//! The file of started pods: one line with a UID for each pod of which the agent answered a start, and one with a minus before the
-//! UID for each of them that has ended since. Agents of earlier releases skip the latter.
+//! The file of started pods. A line with a UID means that the agent has answered a container start of this pod. A line
+//! with a minus before the UID means that the pod has ended since; agents of earlier releases skip these lines.
 //!
-//! A line starts with a line feed, because the line before it may be cut off. Where the machine lost its power, a file
-//! system may have filled blocks that were not written with zeros.
+//! A line starts with a line feed, because the line before it may be cut off. After a power loss, a file system may
+//! show zero bytes in place of data.
 
 use model::id::PodUid;
 use std::collections::BTreeSet;
 
 /// Name of the file in the state directory, beside the folders of the pods.
 pub const FILE: &str = "started";
-/// Most bytes: about 27,000 pods, those of a full node and those that go between two sweeps.
+/// Maximum size: about 27,000 pods, for the pods of a full node and those that end between two sweeps.
 pub const MAX_BYTES: usize = 1 << 20;
 
-/// What the file holds.
+/// The content of the file.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct StartedPods {
     /// The pods of all lines that can be read, without those that have ended.
@@ -29,7 +29,7 @@ pub fn line(pod: &PodUid) -> String {
     format!("\n{pod}")
 }
 
-/// The line that a pod has ended.
+/// The line that says that a pod has ended.
 #[must_use]
 pub fn end_line(pod: &PodUid) -> String {
     format!("\n-{pod}")

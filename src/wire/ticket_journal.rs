@@ -1,7 +1,7 @@
 //! The ticket journal: one line for each issued ticket that has no folder yet.
 //!
-//! A line is an issued ticket ([`crate::issued_ticket`]) with nothing but its ids. It starts with a line feed, because
-//! the line before it may be cut off. After a power loss a file system may show zero bytes in place of data.
+//! A line is an issued ticket ([`crate::issued_ticket`]) with only its ids. It starts with a line feed, because the
+//! line before it may be cut off. After a power loss, a file system may show zero bytes in place of data.
 
 use crate::decode_error::DecodeError;
 use crate::issued_ticket;
@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 /// Name of the file in the state directory, beside the folders of the tickets.
 pub const FILE: &str = "given-out";
-/// Most bytes: far more than the tickets of a full node whose disk hangs.
+/// Maximum size: far more than the tickets of a full node whose disk hangs.
 pub const MAX_BYTES: usize = 1 << 20;
 
 /// One line of the journal.
@@ -25,12 +25,12 @@ pub struct JournalLine {
     pub text: String,
 }
 
-/// What the journal holds.
+/// The content of the journal.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TicketJournalText {
     /// The lines that can be read, in the order of issue.
     pub lines: Vec<JournalLine>,
-    /// The number of the others, and what is wrong with the first of them.
+    /// The number of lines that cannot be read, and the fault of the first of them.
     pub unreadable: Option<(usize, DecodeError)>,
     /// The length of the file.
     pub bytes: u64,

@@ -21,14 +21,15 @@ pub fn rfc3339(text: &str) -> Option<WallTime> {
     wall(at.as_second())
 }
 
-/// Writes whole seconds of UTC: `2006-01-02T15:04:05Z`. A time beyond the year 9999 is written as the last one.
+/// Writes whole seconds of UTC: `2006-01-02T15:04:05Z`. A time beyond the year 9999 is written as the last possible
+/// time.
 #[must_use]
 pub fn to_rfc3339(at: WallTime) -> String {
     let seconds = i64::try_from(at.0 / MICROS).unwrap_or(i64::MAX).min(LAST);
     Timestamp::from_second(seconds).unwrap_or(Timestamp::MAX).to_string()
 }
 
-/// Reads the same with microseconds, as a Lease has them (`MicroTime`).
+/// Reads a time in RFC 3339 with microseconds, as a Lease has it (`MicroTime`).
 #[must_use]
 pub fn rfc3339_micros(text: &str) -> Option<WallTime> {
     rfc3339(text)?;

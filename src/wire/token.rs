@@ -9,7 +9,8 @@
 //!   /.well-known/openid-configuration     {"issuer":"https://kubernetes.default.svc", …}
 //! ```
 //!
-//! What must never happen here: trust. A decoded token is a text of its sender until its signature is checked.
+//! What must never happen here: trust in a decoded token. Until its signature is checked, its sender may have written
+//! anything.
 
 use crate::decode_error::DecodeError;
 use base64::Engine;
@@ -19,11 +20,12 @@ use serde::Deserialize;
 use serde_json::Value;
 use std::sync::Arc;
 
-/// Longest token that is read: one of a service account has 1 to 2 KiB.
+/// Longest token that is read: the token of a service account has 1 to 2 KiB.
 pub const MAX_TOKEN: usize = 8 << 10;
-/// Most keys that are read: an API server has one, or two while they change; one for each server of a cluster is possible.
+/// Maximum number of keys that are read: an API server has one, or two during a rotation. Each API server of a cluster
+/// may have its own.
 pub const MAX_KEYS: usize = 32;
-/// Most audiences of a token. A projected token has one.
+/// Maximum number of audiences of a token. A projected token has one.
 const MAX_AUDIENCES: usize = 16;
 
 const TOKEN: &str = "token";
@@ -42,34 +44,34 @@ pub enum TokenAlgorithm {
 /// A token before its signature is checked.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UncheckedToken {
-    /// The algorithm that it names.
+    /// The algorithm in its header.
     pub algorithm: TokenAlgorithm,
-    /// The key that it names, if it names one.
+    /// The key id in its header, if there is one.
     pub key: Option<Arc<str>>,
     /// The signed bytes.
     pub signed: Vec<u8>,
     /// The signature.
     pub signature: Vec<u8>,
-    /// What it says.
+    /// Its claims.
     pub claims: TokenClaims,
 }
 
-/// What a token says. The times are Unix seconds.
+/// The claims of a token. The times are Unix seconds.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TokenClaims {
-    /// Who made it.
+    /// The issuer.
     pub issuer: Arc<str>,
-    /// For whom it is.
+    /// The audiences that may accept it.
     pub audiences: Vec<Arc<str>>,
-    /// From when on it is worth nothing.
+    /// The time from which it is no longer valid.
     pub expires: u64,
-    /// Before when it is worth nothing.
+    /// The time before which it is not valid yet.
     pub not_before: u64,
     /// The account: `system:serviceaccount:NAMESPACE:NAME`.
     pub subject: Arc<str>,
-    /// The Node of the pod, or that it is bound to.
+    /// The Node of its pod, or the Node that it is bound to.
     pub node: Option<(NodeName, ObjectUid)>,
-    /// The pod that it is bound to: its UID.
+    /// The UID of the pod that it is bound to.
     pub pod: Option<PodUid>,
 }
 
@@ -184,7 +186,7 @@ pub fn decode(text: &str) -> Result<UncheckedToken, DecodeError> {
 }
 
 fn json<T: serde::de::DeserializeOwned>(at: usize, bytes: &[u8]) -> Result<T, DecodeError> {
-    // serde's messages may quote what they do not expect, and a token is a secret.
+    // serde's messages may quote unexpected input, and a token is a secret.
     serde_json::from_slice(bytes).map_err(|_| fault(at, "is not the JSON that is expected"))
 }
 
@@ -201,7 +203,7 @@ fn claims(at: usize, bytes: &[u8]) -> Result<TokenClaims, DecodeError> {
     let node = node.map(|Named { name, uid }| Some((NodeName::parse(&name).ok()?, ObjectUid::parse(&uid).ok()?)));
     let pod = pod.map(|Named { uid, .. }| PodUid::parse(&uid).ok());
     if node == Some(None) || pod == Some(None) {
-        return Err(fault(at, "names a node or a pod that cannot be one"));
+        return Err(fault(at, "names an invalid node or pod"));
     }
     Ok(TokenClaims {
         issuer: iss.into(),
@@ -319,7 +321,7 @@ mod tests {
                     HEADER,
                     r#"{"iss":"i","aud":"a","exp":1,"sub":"s","kubernetes.io":{"pod":{"name":"p","uid":"x"}}}"#,
                 ),
-                "cannot be one",
+                "names an invalid node or pod",
             ),
             ("a".repeat(MAX_TOKEN + 1), "more than the 8192"),
         ] {

@@ -15,13 +15,13 @@ use serde_json::value::RawValue;
 
 /// Longest line of a watch: etcd accepts objects of 1.5 MiB, and JSON may need six bytes for one.
 pub const MAX_LINE: usize = 12 << 20;
-/// Most characters that are kept of a message from the server. The reason of a refusal comes after the name of the
-/// object, which has up to 253.
+/// Maximum number of characters that are kept of a message from the server. The reason of a refusal comes after the
+/// name of the object, which has up to 253.
 const MAX_MESSAGE: usize = 1000;
 
 /// A kind of objects that can be listed and watched.
 pub trait WatchedKind {
-    /// One of them, with the fields that are kept.
+    /// An object of this kind, with the fields that are kept.
     type Object;
     /// Its UID.
     type Uid;
@@ -78,11 +78,11 @@ pub struct ListPage<'a> {
 pub struct UnreadableObject<U> {
     /// The kind.
     pub kind: &'static str,
-    /// UID, where at least it can be read.
+    /// UID, if it can be read.
     pub uid: Option<U>,
-    /// Namespace and name, where at least these can be read.
+    /// Namespace and name, if they can be read.
     pub name: Option<String>,
-    /// The node on which it may hold something: of a pod that is bound and has not ended, where that can be read.
+    /// The node on which it may hold devices: set for a pod that is bound and has not ended, if that can be read.
     pub node: Option<NodeName>,
     /// The reason.
     pub why: String,
@@ -91,7 +91,7 @@ pub struct UnreadableObject<U> {
 /// One line of a watch.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum WatchEvent<O, U> {
-    /// An object came or changed.
+    /// An object was added or changed.
     Applied(Box<Result<O, UnreadableObject<U>>>),
     /// An object was deleted: its UID, where it can be read.
     Deleted(Option<U>),
@@ -108,7 +108,7 @@ pub struct ApiRefusal {
     pub code: u16,
     /// Its text, cut to one line.
     pub message: String,
-    /// Whether it is a `Status` object, so that it comes from an API server and not from a proxy before it.
+    /// Whether it is a `Status` object, which only an API server sends, not a proxy in front of it.
     pub is_status: bool,
 }
 
@@ -158,7 +158,7 @@ struct RawEvent<'a> {
     object: &'a RawValue,
 }
 
-/// The fields that are read also from an object that is otherwise invalid.
+/// The fields that are read even from an invalid object.
 #[derive(Default, Deserialize)]
 #[serde(default)]
 struct PartialObject {
@@ -186,7 +186,7 @@ struct ObjectParts<'a> {
     status: Option<&'a RawValue>,
 }
 
-/// Some fields of one part of an object, as they stand there.
+/// Some fields of one part of an object, as raw JSON.
 #[derive(Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 struct Fields<'a> {
@@ -269,7 +269,7 @@ fn cut(text: &str) -> String {
 fn metadata_of(object: &RawValue) -> ObjectMetadata {
     match serde_json::from_str::<PartialObject>(object.get()) {
         Ok(object) => object.metadata,
-        // One of them is invalid; the others still say which object it is.
+        // One field is invalid; the others still identify the object.
         Err(_) => {
             let Fields { uid, namespace, name, resource_version, .. } = fields(parts(object).metadata);
             ObjectMetadata {
@@ -294,7 +294,7 @@ fn parts(object: &RawValue) -> ObjectParts<'_> {
     serde_json::from_str(object.get()).unwrap_or_default()
 }
 
-/// The fields of one part; none where it is no object.
+/// The fields of one part; empty where it is not an object.
 fn fields(part: Option<&RawValue>) -> Fields<'_> {
     part.and_then(|part| serde_json::from_str(part.get()).ok()).unwrap_or_default()
 }
@@ -336,7 +336,7 @@ impl<K: WatchedKind> WatchLines<K> {
         WatchLines { begun: Vec::new(), kind }
     }
 
-    /// Adds the next piece, and gives the events that it completes.
+    /// Adds the next piece, and returns the events that it completes.
     ///
     /// # Errors
     /// [`BadWatchAnswer`]; after it the watch cannot be read further.

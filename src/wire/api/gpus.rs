@@ -30,9 +30,9 @@ pub struct UnidentifiedGpuJson {
     pub index: u32,
     /// PCI address, where only one address is possible.
     pub pci_bus_id: ReadingJson<String>,
-    /// A stable short word: see [`model::Absence::code`].
+    /// A stable reason code: see [`model::Absence::code`].
     pub absent: String,
-    /// The sentence for people.
+    /// The reason as a sentence.
     pub reason: String,
 }
 
@@ -52,7 +52,7 @@ pub struct GpuJson<R = ShownReadingsJson> {
     /// The incidents for which it gets no new containers.
     #[serde(default)]
     pub incidents: Vec<IncidentJson>,
-    /// Seconds until it gets new containers again, if no new incident comes. Missing while a reading still shows an
+    /// Seconds until it gets new containers again, if no new incident occurs. Missing while a reading still shows an
     /// incident, while a reset is awaited, and on a healthy GPU.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fit_in_seconds: Option<f64>,
@@ -87,7 +87,7 @@ pub struct GpuJson<R = ShownReadingsJson> {
     pub processes_left_out: u32,
 }
 
-/// The readings of a GPU as `top` reads them: those that it shows, and all others as they came.
+/// The readings of a GPU as `top` reads them: the fields that it shows, and all others unchanged.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[expect(missing_docs, reason = "the names are those of `model::gpu::GPU_READINGS`")]
 pub struct ShownReadingsJson {
@@ -98,7 +98,7 @@ pub struct ShownReadingsJson {
     pub power_limit_watts: ReadingJson<f64>,
     pub clock_sm_hertz: ReadingJson<u64>,
     pub temperature_celsius: ReadingJson<i32>,
-    /// What `top` passes on without showing it.
+    /// Fields that `top` passes on without showing them.
     #[serde(flatten)]
     pub others: serde_json::Map<String, serde_json::Value>,
 }
@@ -113,7 +113,7 @@ pub struct WrittenReadings<'a> {
 /// One incident, for which a GPU gets no new containers.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct IncidentJson {
-    /// A stable short word, such as `xid_79`.
+    /// A stable code, such as `xid_79`.
     pub incident: String,
     /// The incident as a sentence.
     pub what: String,
@@ -239,7 +239,7 @@ impl Serialize for WrittenReadings<'_> {
         for (name, read) in noun::GPU_READINGS {
             let Some(field) = name.json else { continue };
             fields.serialize_entry(field, &self.ages.of(&read(gpu, sample)))?;
-            // The number of samples in the mean is no reading and has always stood beside the mean.
+            // The number of samples in the mean is not a reading; it has always been a field next to the mean.
             if field == "utilization_ratio" {
                 fields.serialize_entry("utilization_samples", &sample.utilization_samples)?;
             }
@@ -297,7 +297,7 @@ impl<'a> GpuJson<WrittenReadings<'a>> {
 }
 
 impl UnidentifiedGpuJson {
-    /// One such GPU of a view.
+    /// One unidentified GPU of a view.
     #[must_use]
     pub fn of(gpu: &noun::UnidentifiedGpu, ages: ReadingAges) -> UnidentifiedGpuJson {
         UnidentifiedGpuJson {
@@ -413,7 +413,7 @@ impl GpuHolderJson {
     }
 }
 
-/// The word for the kind of a GPU process.
+/// The name of the kind of a GPU process.
 #[must_use]
 pub fn kind_word(kind: GpuProcessKind) -> &'static str {
     match kind {

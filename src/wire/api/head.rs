@@ -13,7 +13,7 @@ pub struct ViewHeadJson {
     pub sequence: u64,
     /// When the node state made the view, in seconds since 1970.
     pub time_seconds: f64,
-    /// Seconds between the making of the view and this answer.
+    /// Age of the view at the time of this answer, in seconds.
     pub age_seconds: f64,
     /// Whether the GPUs are simulated (`--gpus simulated`).
     pub simulated: bool,

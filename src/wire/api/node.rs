@@ -333,7 +333,7 @@ impl ErrorCountJson {
     }
 }
 
-/// A stable short word for an error counter, in JSON and as a label value.
+/// The stable name of an error counter, in JSON and as a label value.
 #[must_use]
 pub fn error_counter_word(kind: ErrorCounter) -> &'static str {
     match kind {

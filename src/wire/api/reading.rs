@@ -22,9 +22,9 @@ pub enum ReadingJson<T> {
     },
     /// An absent value.
     Absent {
-        /// A stable short word: see [`model::Absence::code`].
+        /// A stable reason code: see [`model::Absence::code`].
         absent: String,
-        /// The sentence for people.
+        /// The reason as a sentence.
         reason: String,
     },
 }

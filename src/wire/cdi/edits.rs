@@ -128,8 +128,8 @@ impl CdiEdits {
         *self == CdiEdits::default()
     }
 
-    /// Appends the edits of `more`. Where both have the same variable, path in the container or unknown field, the one
-    /// of `more` wins. A hook that both have stays once.
+    /// Appends the edits of `more`. Where both have the same variable, path in the container or unknown field, the
+    /// entry of `more` wins. A hook that is in both is kept once.
     pub fn add(&mut self, more: &CdiEdits) {
         put(&mut self.env, &more.env, |one, other| name_of(one) == name_of(other));
         put(&mut self.device_nodes, &more.device_nodes, |one, other| one.path == other.path);

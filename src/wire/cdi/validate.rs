@@ -6,9 +6,10 @@ use super::spec::CdiSpec;
 use crate::decode_error::shown;
 use std::collections::BTreeSet;
 
-/// Most devices of one spec: 16 GPUs of 7 MIG instances, each by index and by UUID, and `all`, with room to spare.
+/// Maximum number of devices of one spec: 16 GPUs of 7 MIG instances, each by index and by UUID, and `all`, with room
+/// to spare.
 const MAX_DEVICES: usize = 1024;
-/// Most edits of each kind in one set: nvidia-ctk mounts about a hundred files.
+/// Maximum number of edits of each kind in one set: nvidia-ctk mounts about a hundred files.
 const MAX_EDITS: usize = 4096;
 /// Longest name of a vendor or device: the length of a DNS name.
 const MAX_NAME: usize = 253;

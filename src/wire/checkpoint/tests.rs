@@ -73,7 +73,7 @@ fn an_answer_of_another_plugin_is_recognised_and_a_lost_answer_is_not_one() {
         // `envs { key: "A" value: "" }`, and `annotations { key: "a" value: "b" }`.
         ("\"CgUKAUESAA==\"".to_owned(), true),
         ("\"IgYKAWESAWI=\"".to_owned(), true),
-        // `annotations { key: "k" value: "\xff" }`: a value that is not UTF-8 is of another plugin.
+        // `annotations { key: "k" value: "\xff" }`: a value that is not UTF-8 comes from another plugin.
         ("\"IgYKAWsSAf8=\"".to_owned(), true),
         ("null".to_owned(), false),
         ("\"\"".to_owned(), false),

@@ -1,4 +1,4 @@
-//! HAMi's files in YAML as people have them, and files that are refused.
+//! HAMi's files in YAML as people write them, and files that are refused.
 
 use super::*;
 use crate::resource::ResourceNames;
@@ -156,7 +156,7 @@ fn the_entry_of_the_node_overrides_the_other_settings() {
     assert_eq!(
         shown,
         ["later", "nodeconfig[1].colour", "nodeconfig[1].filterdevices.name", "nodeconfig[1].migstrategy"],
-        "all that is not followed, in order"
+        "one warning for each ignored setting, in order"
     );
 
     let mut other = DeviceConfig::default();

@@ -6,7 +6,7 @@ use crate::decode_error::shown;
 use model::unit::Mib;
 use serde_json::Value;
 
-/// Most entries of one list: models, profiles, GPUs, nodes (a cluster of 5,000).
+/// Maximum number of entries of one list: models, profiles, GPUs, nodes (a cluster of 5,000).
 pub(super) const MAX_LIST: usize = 8192;
 /// Longest resource name: a DNS name, a slash and 63 characters; other texts are shorter.
 const MAX_TEXT: usize = 317;

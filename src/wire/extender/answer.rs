@@ -9,7 +9,7 @@ use std::fmt::Write;
 pub struct FailedNode<'a> {
     /// Its place among the nodes of the call.
     pub place: usize,
-    /// Why; kube-scheduler counts equal texts.
+    /// The reason; kube-scheduler counts equal texts.
     pub reason: &'a str,
     /// Whether no eviction of pods can help, so that kube-scheduler need not try.
     pub unresolvable: bool,
@@ -49,8 +49,8 @@ pub fn encode_filter(nodes: &CandidateNodes<'_>, fit: &[usize], failed: &[Failed
     text
 }
 
-/// Writes the names of the nodes at these places. Of thousands of nodes most fit, and neighbours stand side by side in the
-/// call as they do in the answer, so they are copied together.
+/// Writes the names of the nodes at these places. Of thousands of nodes most fit, and nodes that are neighbours in the
+/// answer are usually neighbours in the call, so their names are copied together.
 fn names(text: &mut String, nodes: &CandidateNodes<'_>, places: &[usize]) {
     let (mut rest, mut first) = (places.iter().copied().filter(|place| *place < nodes.len()).peekable(), true);
     while let Some(place) = rest.next() {
@@ -78,7 +78,7 @@ fn reasons(text: &mut String, nodes: &CandidateNodes<'_>, failed: &[FailedNode<'
         return;
     }
     text.push('{');
-    // Most nodes have the same reason, which is the same text in memory.
+    // Most nodes share one reason, which is the same text in memory, so its JSON is kept for the next node.
     let mut last: Option<(&str, String)> = None;
     list(text, named, |text, (place, name, reason)| {
         match nodes.written(place, place) {

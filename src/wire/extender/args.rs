@@ -1,4 +1,4 @@
-//! What kube-scheduler sends for the verbs filter, prioritize and bind.
+//! The calls of kube-scheduler for the verbs filter, prioritize and bind.
 
 use super::candidates::{AnyCaseNodeList, CandidateNames, CandidateNode, CandidateNodes, NodeItems, Text};
 use super::field_names::AnyCase;
@@ -10,33 +10,33 @@ use serde::Deserialize;
 use serde_json::value::RawValue;
 use std::borrow::Cow;
 
-/// Most bytes of a call with a pod and nodes. Names of 15,000 nodes of the greatest length have 4 MiB, and a pod has up
-/// to 9 MiB: etcd accepts 1.5 MiB, and JSON may need six bytes for one. The rest is room for some 2,000 whole Nodes of
-/// 16 KiB; a scheduler of a larger cluster sends names (`nodeCacheCapable`).
+/// Maximum size of a call with a pod and nodes. The names of 15,000 nodes take up to 4 MiB, and a pod up to 9 MiB: etcd
+/// accepts 1.5 MiB, and JSON may need six bytes for one. The rest is room for some 2,000 whole Nodes of 16 KiB; a
+/// scheduler of a larger cluster sends names (`nodeCacheCapable`).
 pub const MAX_EXTENDER_ARGS: usize = 32 << 20;
-/// Most bytes of a bind call: three names of up to 253 characters and a UID, with room for fields that may come.
+/// Maximum size of a bind call: three names of up to 253 characters and a UID, with room for future fields.
 pub const MAX_BINDING_ARGS: usize = 64 << 10;
 
 const ARGS: &str = "ExtenderArgs";
 const BINDING: &str = "ExtenderBindingArgs";
 
-/// The question of a filter or prioritize call.
+/// The content of a filter or prioritize call.
 #[derive(Clone, Debug)]
 pub struct ExtenderArgs<'a> {
     /// The pod.
     pub pod: Pod,
-    /// The nodes among which it is to be placed.
+    /// The candidate nodes.
     pub nodes: CandidateNodes<'a>,
 }
 
-/// The order of a bind call.
+/// The content of a bind call.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ExtenderBindingArgs {
     /// The pod's UID.
     pub uid: PodUid,
     /// Its namespace and name.
     pub pod: PodRef,
-    /// The node to which it is to be bound.
+    /// The node to bind it to.
     pub node: NodeName,
 }
 
@@ -97,7 +97,7 @@ fn read_objects<'a>(body: &str, objects: Vec<&'a RawValue>) -> Result<Vec<Candid
 /// Reads the body of a bind call.
 ///
 /// # Errors
-/// [`DecodeError`] with the byte of the body at which the fault is; 0 where a field is missing or no name.
+/// [`DecodeError`] with the byte of the body at which the fault is; 0 where a field is missing or not a valid name.
 pub fn decode_binding(body: &[u8]) -> Result<ExtenderBindingArgs, DecodeError> {
     let text = text_of(BINDING, body, MAX_BINDING_ARGS)?;
     let RawBinding { pod_name, pod_namespace, pod_uid, node } = json(BINDING, text)?;
@@ -107,7 +107,7 @@ pub fn decode_binding(body: &[u8]) -> Result<ExtenderBindingArgs, DecodeError> {
         // A name of a pod or namespace has the characters of a node's name.
         NodeName::parse(&text)
             .map(|_| text.as_ref().into())
-            .map_err(|_| fault(format!("{field} is missing or no name")))
+            .map_err(|_| fault(format!("{field} is missing or not a valid name")))
     };
     Ok(ExtenderBindingArgs {
         uid: PodUid::parse(&pod_uid.unwrap_or_default()).map_err(|error| fault(format!("PodUID: {error}")))?,
@@ -126,7 +126,7 @@ pub(super) fn text_of<'a>(key: &'static str, body: &'a [u8], most: usize) -> Res
     std::str::from_utf8(body).map_err(|error| DecodeError::new(key, error.valid_up_to(), "is not UTF-8"))
 }
 
-/// The struct that the text has, with field names in upper or lower case.
+/// Reads a struct from the text, with field names in upper or lower case.
 pub(super) fn json<'a, T: Deserialize<'a>>(key: &'static str, text: &'a str) -> Result<T, DecodeError> {
     let read: Result<AnyCase<T>, _> = serde_json::from_str(text);
     read.map(|found| found.0).map_err(|error| DecodeError::json(key, text.as_bytes(), &error))
@@ -138,7 +138,7 @@ pub(super) fn pod_of(key: &'static str, body: &str, pod: Option<&RawValue>) -> R
     pod::decode(object.as_bytes()).map_err(|error| DecodeError::new(key, offset(body, object), format!("Pod: {error}")))
 }
 
-/// The place of a part of the body in it.
+/// The byte at which `part` begins in `body`.
 fn offset(body: &str, part: &str) -> usize {
     part.as_ptr().addr().saturating_sub(body.as_ptr().addr())
 }

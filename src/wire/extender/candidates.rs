@@ -10,7 +10,7 @@ use serde_json::value::RawValue;
 use std::borrow::Cow;
 use std::fmt;
 
-/// The nodes among which the pod is to be placed, in the order of the call.
+/// The candidate nodes for the pod, in the order of the call.
 #[derive(Clone, Debug)]
 pub enum CandidateNodes<'a> {
     /// Their names alone: the extender is `nodeCacheCapable`.
@@ -19,7 +19,7 @@ pub enum CandidateNodes<'a> {
     Objects(Vec<CandidateNode<'a>>),
 }
 
-/// The names of a call, with the text in which they stand.
+/// The names of a call, with the text that contains them.
 #[derive(Clone, Debug)]
 pub struct CandidateNames<'a> {
     /// The names.
@@ -33,9 +33,9 @@ pub struct CandidateNames<'a> {
 pub struct CandidateNode<'a> {
     /// The name.
     pub name: Cow<'a, str>,
-    /// The register, as it stands in the annotation.
+    /// The register, as in the annotation.
     pub register: Option<Cow<'a, str>>,
-    /// The object as it stands in the call.
+    /// The object, as in the call.
     pub object: &'a RawValue,
 }
 
@@ -69,8 +69,9 @@ impl<'a> CandidateNodes<'a> {
         (0..self.len()).map(|place| self.name(place).unwrap_or_default())
     }
 
-    /// The names from one place to another as the call has them, with their quotation marks and commas: a name that was
-    /// borrowed has nothing to escape. `None` where they do not stand side by side, or one is not borrowed.
+    /// The text of the call from the name at place `first` to the name at place `last`, with quotation marks and
+    /// commas; a borrowed name has nothing to escape. `None` where the names are not neighbours in the text, or one of
+    /// them is not borrowed.
     pub(super) fn written(&self, first: usize, last: usize) -> Option<&'a str> {
         let CandidateNodes::Names(CandidateNames { names, call }) = self else { return None };
         let borrowed = |place: usize| match names.get(place) {
@@ -81,7 +82,7 @@ impl<'a> CandidateNodes<'a> {
         let mut end = begin + length;
         for place in first + 1..=last {
             let (next, length) = borrowed(place)?;
-            // Between two texts of a list there are two quotation marks and a comma, and nothing else in three bytes.
+            // Between two neighbours there are three bytes: two quotation marks and a comma.
             if next != end + 3 {
                 return None;
             }
@@ -185,7 +186,7 @@ struct Metadata<'a> {
     annotations: OrNull<NodeAnnotations<'a>>,
 }
 
-/// The annotations that are read of a Node.
+/// The annotations of a Node that are read.
 #[derive(Debug, Default)]
 struct NodeAnnotations<'a> {
     register: Option<Cow<'a, str>>,

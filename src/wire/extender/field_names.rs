@@ -16,7 +16,7 @@ impl<'de, T: Deserialize<'de>> Deserialize<'de> for AnyCase<T> {
     }
 }
 
-/// Gives a struct the names of its fields as the struct declares them.
+/// Replaces the field names of the input by the names that the struct declares.
 struct AnyCaseFields<D>(D);
 
 impl<'de, D: Deserializer<'de>> Deserializer<'de> for AnyCaseFields<D> {
@@ -78,7 +78,7 @@ impl<'de, A: MapAccess<'de>> MapAccess<'de> for DeclaredNames<A> {
     }
 }
 
-/// Reads a name; the result is the declared one, or an empty name, which no field has.
+/// Reads a field name; the result is the declared name, or an empty name, which no field has.
 struct DeclaredName(&'static [&'static str]);
 
 impl<'de> DeserializeSeed<'de> for DeclaredName {

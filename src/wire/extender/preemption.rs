@@ -1,4 +1,5 @@
-//! The verb preempt: which pods kube-scheduler would evict on which node, and which of these nodes would help.
+//! The verb preempt: the call says which pods kube-scheduler would evict on each node, and the answer on which of these
+//! nodes that makes room for the pod.
 
 use super::args::{MAX_EXTENDER_ARGS, json, pod_of, text_of};
 use super::candidates::Text;
@@ -17,10 +18,10 @@ use std::fmt;
 
 const PREEMPTION: &str = "ExtenderPreemptionArgs";
 
-/// The question of a preempt call.
+/// The content of a preempt call.
 #[derive(Clone, Debug)]
 pub struct ExtenderPreemptionArgs<'a> {
-    /// The pod that is to be placed.
+    /// The pod to place.
     pub pod: Pod,
     /// What kube-scheduler would evict on each node, at most [`MAX_CLUSTER_NODES`], in the order of the call.
     pub nodes: Vec<NodeVictims<'a>>,
@@ -81,7 +82,7 @@ struct PodMetadata<'a> {
     uid: Cow<'a, str>,
 }
 
-/// A pod of which the UID is read.
+/// A pod whose UID is read.
 trait Victim {
     fn uid(&self) -> &str;
 }

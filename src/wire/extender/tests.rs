@@ -148,7 +148,7 @@ fn answers_have_the_names_and_the_reasons_of_the_nodes() {
     assert_eq!((&scores[2]["Host"], &scores[3]["Score"]), (&json!("n\"3"), &json!(i64::MIN)));
 }
 
-/// A text that had to grow would have up to twice the length.
+/// A text that had to grow would have up to twice the capacity.
 #[test]
 fn an_answer_of_names_is_written_into_one_allocation() {
     let all: Vec<String> = (0..500).map(|number| format!("node-{number}")).collect();
@@ -215,8 +215,8 @@ fn a_call_beyond_its_bounds_is_refused() {
 fn a_bind_call_with_a_name_that_is_none_is_refused() {
     let whole = json!({ "PodName": "train", "PodNamespace": "ml", "PodUID": UID, "Node": "n1" });
     for (field, bad, what) in [
-        ("PodName", Value::Null, "PodName is missing or no name"),
-        ("PodNamespace", json!("a b"), "PodNamespace is missing or no name"),
+        ("PodName", Value::Null, "PodName is missing or not a valid name"),
+        ("PodNamespace", json!("a b"), "PodNamespace is missing or not a valid name"),
         ("PodUID", json!("7"), "PodUID: not a pod UID: \"7\""),
         ("Node", json!(""), "Node: not a node name"),
         ("Node", json!(7), "expected a string"),

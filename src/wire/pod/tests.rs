@@ -66,7 +66,7 @@ fn requested_labels_are_kept_and_invalid_labels_do_not_lose_the_pod() {
     };
     let expected = [("app", "train"), ("team", "vision")].map(|(key, value)| (key.into(), value.into()));
     assert_eq!(of(json!({"team": "vision", "pod-template-hash": "5d4f", "app": "train"})), expected);
-    assert_eq!(of(json!({"app": "", "team": "x".repeat(64)})), [], "what Kubernetes would not have taken");
+    assert_eq!(of(json!({"app": "", "team": "x".repeat(64)})), [], "values that Kubernetes does not accept");
     for none in [Value::Null, json!([]), json!({"app": 1}), json!("app")] {
         assert_eq!(of(none.clone()), [], "{none}");
     }
@@ -235,7 +235,7 @@ fn a_container_beyond_the_bound_counts_only_with_what_it_requests() {
         let named = |n: usize| json!({"name": format!("c{n}")});
         value["spec"]["containers"] = (0..MAX_CONTAINERS).map(named).collect();
         value["spec"]["containers"][MAX_CONTAINERS - 1]["resources"] = json!({"limits": limits});
-        // With its two init containers the pod has two more than are kept.
+        // With its two init containers, the pod has two containers more than are kept.
         read(&value).unwrap().containers_left_out
     };
     let zero = json!({"nvidia.com/gpu": "0", "a.example.com/b": "0k"});
