@@ -146,7 +146,7 @@ impl ApiError {
         self.code() == Some(504)
     }
 
-    /// Whether the server no longer has the history after this resource version, which is no failure.
+    /// Whether the server no longer has the history after this resource version, which is not a failure.
     pub(crate) fn expired(&self) -> bool {
         self.code() == Some(410)
     }

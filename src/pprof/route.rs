@@ -202,8 +202,8 @@ async fn tasks(
     deliver(name, form, work)
 }
 
-/// This crate does not measure the waiting for locks and channels: profiles without samples, so that the client's menus
-/// work.
+/// The waiting for locks and channels is not measured: these profiles have no samples, and exist so that the client's
+/// menus work.
 async fn empty(name: &'static str, State(children): State<Children>) -> Response {
     let Ok(permit) = children.try_acquire_owned() else { return too_many() };
     let values = vec![ProfileValue::new("contentions", "count"), ProfileValue::new("delay", "nanoseconds")];

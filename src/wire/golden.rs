@@ -48,7 +48,7 @@ fn placed(claim: &Claim, requests: &[Option<GpuRequest>]) -> Claim {
     claim.by_container(&counts).unwrap()
 }
 
-/// MiB and percent as HAMi's annotation has them: 0 is no limit.
+/// MiB and percent as HAMi's annotation has them: 0 means no limit.
 fn numbers(share: &DeviceShare) -> (u64, u32) {
     (share.memory.map_or(0, |memory| Mib::within(memory).0), share.cores.map_or(0, |cores| cores.0))
 }

@@ -304,7 +304,7 @@ mod tests {
         assert_eq!(gpu_pod(&json!({}), &limits).unwrap().claim, PodClaim::None);
     }
 
-    /// Without its requests, the agent would match the pod's call of `Allocate` to no pod, or to another one.
+    /// Without its requests, the agent would match the pod's call of `Allocate` to no pod, or to another pod.
     #[test]
     fn a_request_that_was_not_kept_in_full_is_a_bad_request_with_a_reason() {
         let mut limits: serde_json::Map<String, Value> =

@@ -9,7 +9,7 @@
 //! ```
 //!
 //! As in HAMi, the word that the text contains decides, so that a new form with a known word is still read. The times
-//! behind the words have no time zone: they are the scheduler's local time, which HAMi before 2.9 read as UTC. The agent
+//! after the words have no time zone: they are the scheduler's local time, which HAMi before 2.9 read as UTC. The agent
 //! therefore measures the age of a request from when it first saw it; it uses the time in the request only where the two
 //! ages differ by less than half a minute.
 

@@ -4,7 +4,7 @@
 //!   sign? digits [ . digits ] suffix      suffix = Ki Mi Gi Ti Pi Ei | n u m "" k M G T P E | (e|E) sign? digits
 //! ```
 //!
-//! A quantity is held in billionths; finer parts are rounded away from zero, as in Kubernetes. `E` with digits behind
+//! A quantity is held in billionths; finer parts are rounded away from zero, as in Kubernetes. `E` with digits after
 //! it is an exponent; `E` alone is exa.
 
 use crate::decode_error::shown;

@@ -9,7 +9,7 @@ use model::id::Ticket;
 use model::ticket::IssuedTicket;
 use std::sync::Arc;
 
-/// Name of the file in the state directory, beside the folders of the tickets.
+/// Name of the file in the state directory, next to the folders of the tickets.
 pub const FILE: &str = "given-out";
 /// Maximum size: far more than the tickets of a full node whose disk hangs.
 pub const MAX_BYTES: usize = 1 << 20;

@@ -174,7 +174,7 @@ struct ObjectMetadata {
     resource_version: Option<String>,
 }
 
-/// The parts of an object of which at least one field is invalid: its other fields are read one by one.
+/// The parts of an object with at least one invalid field: the other fields are read one by one.
 #[derive(Default, Deserialize)]
 #[serde(default)]
 struct ObjectParts<'a> {

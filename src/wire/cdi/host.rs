@@ -9,7 +9,7 @@ use crate::decode_error::shown;
 use model::nvidia::{CAPABILITY_NODES, DEVICE_NODE};
 use std::collections::BTreeSet;
 
-/// The device of such a spec that stands for all GPUs.
+/// The device in that spec that stands for all GPUs.
 const ALL: &str = "all";
 
 /// The edits for every container with a GPU, whichever GPU it gets.

@@ -85,7 +85,7 @@ fn an_unreadable_pod_says_what_can_be_read_of_it() {
         let found =
             (bad.uid.as_ref().map(PodUid::as_str), bad.name.as_deref(), bad.node.as_ref().map(NodeName::as_str));
         assert_eq!(found, expected, "{object}");
-        // Its deletion has the UID, too.
+        // A deletion event of the pod has its UID, too.
         let lines = WatchLines::<NodePods>::default().feed(line("DELETED", &object).as_bytes()).unwrap();
         assert!(matches!(&lines[0].event, WatchEvent::Deleted(uid) if uid.as_ref().map(PodUid::as_str) == expected.0));
     }
