@@ -1,5 +1,5 @@
-//! The admin port: profiles of this process, the log level, and the commands of operators that a mode adds. It listens
-//! on loopback by default.
+//! The admin port: profiles of this process, the log level, and the operator commands that a mode adds. It listens on
+//! loopback by default.
 //!
 //! ```text
 //!   server (connections, TLS, callers) ─▶ whole request body, at most 256 KiB
@@ -35,24 +35,25 @@ const CONNECTIONS: ConnectionLimits = ConnectionLimits {
     // An operator, a browser and a script need a handful.
     connections: 64,
     header_timeout: Duration::from_secs(10),
-    // A profile of some MB over a slow line.
+    // Enough for a profile of some MB over a slow connection.
     write_timeout: Duration::from_secs(10),
     busy_write_timeout: Duration::from_secs(10),
     // A profile that is not complete by then is dropped.
     drain: Duration::from_secs(1),
 };
 
-/// The limits of a request body. The addresses of a large profile, which `go tool pprof` sends to have their names, fit.
+/// The limits of a request body: enough for the addresses of a large profile, which `go tool pprof` sends to look up
+/// their names.
 const BODY: BodyLimits = BodyLimits { bytes: 256 << 10, time: Duration::from_secs(10) };
 
-/// The commands of operators under one path. Where the port requires no token and no client certificate, they need the
-/// token from the state directory. So only callers that can read that directory may change what the mode does; other
-/// users of the host, and pods in the host network, may not.
+/// Operator commands under one path. If the port requires neither a token nor a client certificate, these commands need
+/// the token from the state directory: only callers that can read that directory may change what the mode does, and
+/// other users of the host, and pods in the host network, may not.
 #[derive(Clone, Debug)]
 pub struct OperatorCommands {
-    /// The path that all of them start with, such as `/incidents`.
+    /// The path that all of the commands start with, such as `/incidents`.
     pub path: &'static str,
-    /// What is under it.
+    /// The routes under this path.
     pub routes: Router,
 }
 
@@ -61,7 +62,7 @@ pub struct OperatorCommands {
 pub struct Settings {
     /// Whether `/debug/pprof/` is served.
     pub profiling: bool,
-    /// Certificates for HTTPS; plain HTTP without.
+    /// Certificates for HTTPS; `None` serves plain HTTP.
     pub certificates: Option<Arc<Certificates>>,
     /// Accepted `Host` names.
     pub hosts: AllowedHosts,
@@ -94,10 +95,10 @@ pub async fn serve(listener: TcpListener, settings: Settings, stop: Cancellation
     HttpServer { application, limits, certificates, counts: Arc::default() }.serve(listener, stop).await
 }
 
-/// The paths of the admin port, and which callers may have them.
+/// The paths of the admin port, and which callers may use them.
 struct AdminRoutes {
     routes: Router,
-    /// For all paths but those of `commands`.
+    /// Access to all paths except those in `commands`.
     callers: Access,
     operators: Access,
     /// The paths of the [`OperatorCommands`].

@@ -1,4 +1,4 @@
-//! The admin port of agent and extender: which callers it has, by the settings that both share.
+//! Access to the admin port of agent and extender, from the settings that both share.
 //!
 //! What must never happen here: a token or a key in a log line.
 
@@ -11,7 +11,7 @@ use std::sync::Arc;
 /// Longest token file that is read. A token is one line.
 const MAX_TOKEN: u64 = 4096;
 
-/// Where the admin port is, and what its callers must show.
+/// The address of the admin port, and what its callers must show.
 #[derive(Clone, Debug)]
 pub struct AdminSettings {
     /// `None`: there is no admin port.
@@ -31,12 +31,12 @@ impl AdminSettings {
     }
 }
 
-/// What callers of the admin port must show, and with what it serves HTTPS.
+/// What callers of the admin port must show, and its certificates for HTTPS.
 #[derive(Clone)]
 pub struct AdminAccess {
     /// Token that every request needs; with `None` no request needs one.
     pub token: Option<Arc<str>>,
-    /// Certificates for HTTPS; plain HTTP without.
+    /// Certificates for HTTPS; `None` serves plain HTTP.
     pub certificates: Option<Arc<Certificates>>,
 }
 
@@ -50,7 +50,7 @@ impl AdminAccess {
     /// Reads the files of the settings.
     ///
     /// # Errors
-    /// What is wrong with a file, as a sentence.
+    /// A sentence that says what is wrong with a file.
     pub fn read(settings: &AdminSettings) -> Result<AdminAccess, String> {
         let certificates = certificates("admin", settings.tls.as_ref())?;
         let token = settings.token_file.as_deref().map(|path| token("admin", path)).transpose()?;
@@ -61,7 +61,7 @@ impl AdminAccess {
 /// Reads the certificates of a port, if it serves HTTPS.
 ///
 /// # Errors
-/// What is wrong with the files, as a sentence.
+/// A sentence that says what is wrong with the files.
 pub fn certificates(port: &'static str, files: Option<&Tls>) -> Result<Option<Arc<Certificates>>, String> {
     let loaded = files.map(|files| Certificates::load(port, files.clone(), HttpVersions::Http1)).transpose();
     loaded.map(|loaded| loaded.map(Arc::new)).map_err(|error| format!("cannot serve HTTPS on the {port} port: {error}"))
@@ -70,7 +70,7 @@ pub fn certificates(port: &'static str, files: Option<&Tls>) -> Result<Option<Ar
 /// Reads a token from its file. `purpose` names it in errors.
 ///
 /// # Errors
-/// What is wrong with the file, as a sentence.
+/// A sentence that says what is wrong with the file.
 pub fn token(purpose: &str, path: &Path) -> Result<Arc<str>, String> {
     let mut text = String::new();
     std::fs::File::open(path)

@@ -17,7 +17,7 @@ const KEPT: usize = 2;
 /// containers need are freed after each answer.
 const KEPT_BYTES: usize = 2 * 1024 * 1024;
 
-/// AnswerBuffers waiting for the next answer.
+/// Buffers kept for the next answers.
 #[derive(Clone, Debug, Default)]
 pub struct AnswerBuffers {
     idle: Arc<Mutex<Vec<Vec<u8>>>>,
@@ -42,7 +42,7 @@ impl AnswerBuffers {
     }
 }
 
-/// One buffer. It returns to the pool when the system has its last byte, or when the connection is cut.
+/// One buffer. It returns to the pool when the kernel has taken its last byte, or when the connection is cut.
 #[derive(Debug)]
 pub struct AnswerBuffer {
     /// The text.

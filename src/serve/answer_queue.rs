@@ -3,12 +3,13 @@
 //!
 //! ```text
 //!   request ──▶ permit of its own address ──▶ permit for one of the common answers
-//!               (waits in the own line)       (waits in the common line; while a request waits there,
+//!               (waits in its own line)       (waits in the common line; while a request waits there,
 //!                                              clients that stop reading are cut early)
 //! ```
 //!
 //! One address has at most `answers_per_peer` requests in the common line and in progress, so a few addresses cannot
-//! fill the line. The line moves, because a stalled answer is cut after [`crate::server::ConnectionLimits::busy_write_timeout`].
+//! fill the line. The line moves, because a stalled answer is cut after
+//! [`crate::server::ConnectionLimits::busy_write_timeout`].
 
 use crate::server::host;
 use parking_lot::Mutex;
@@ -30,9 +31,9 @@ pub struct AnswerLimits {
     /// Length of the common line: requests that wait for one of the `answers`. An address has at most
     /// `answers_per_peer` requests in this line and in progress together, so it takes 20 addresses to fill both.
     pub waiting: usize,
-    /// Length of the line of requests that wait for an answer of their own address. When it is full, an address that
-    /// has `answers_per_peer` requests in progress gets 503, and other addresses do not. The sum of both lines and the answers is far below
-    /// the number of connections, so one connection is always idle and can be closed for a health check.
+    /// Length of the line of requests that wait for a permit of their own address. When it is full, an address that has
+    /// `answers_per_peer` requests in progress gets 503; other addresses do not. Both lines and the answers together
+    /// are far fewer than the connections, so one connection is always idle and can be closed for a health check.
     pub waiting_for_peers: usize,
     /// Most requests of one address in that line. One Prometheus that scrapes all sets of names has four requests.
     pub waiting_per_peer: usize,
@@ -91,7 +92,8 @@ impl Line {
     }
 }
 
-/// One client address. It is kept only while it has a request here, so there are at most as many as connections.
+/// One client address. An entry exists only while its address has a request here, so there are at most as many entries
+/// as connections.
 #[derive(Debug)]
 struct Peer {
     answers: Arc<Semaphore>,
@@ -106,7 +108,7 @@ pub struct AnswerTurn {
     _counted: Counted,
 }
 
-/// A request that is included in the numbers of its address.
+/// A request that is counted for its address.
 #[derive(Debug)]
 struct Counted {
     peers: Arc<Mutex<HashMap<IpAddr, Peer>>>,
@@ -184,7 +186,7 @@ mod tests {
         assert_eq!(held.len(), AnswerLimits::default().answers_per_peer);
         assert!(queue.enter(address(2)).await.is_some());
         held.pop();
-        assert!(queue.enter(address(1)).await.is_some(), "an answer of its own is free again");
+        assert!(queue.enter(address(1)).await.is_some(), "the address has a free permit again");
     }
 
     #[tokio::test]

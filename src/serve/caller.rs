@@ -30,12 +30,12 @@ pub enum Access {
     Callers(AllowedHosts, Condition),
 }
 
-/// What a caller must show or be. Client certificates are no condition here: the TLS handshake checks them.
+/// What a caller must show or be. Client certificates are not a condition here: the TLS handshake checks them.
 #[derive(Clone, Debug)]
 pub enum Condition {
     /// Nothing more.
     None,
-    /// The caller is on this machine. The text is for other callers.
+    /// The caller is on this machine. The text is the answer to other callers.
     OnThisMachine(&'static str),
     /// The caller has this token.
     Token(BearerToken),
@@ -46,9 +46,9 @@ pub enum Condition {
 pub struct BearerToken {
     /// The token. An empty one admits no caller.
     pub secret: Arc<str>,
-    /// What it opens, as the subject of a sentence.
+    /// What the token gives access to, as the subject of a sentence.
     pub opens: &'static str,
-    /// Which token it is, for a caller that sends none.
+    /// The name of the token, for the answer to a caller that sends none.
     pub name: &'static str,
 }
 

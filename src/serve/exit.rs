@@ -13,7 +13,7 @@ pub enum Exit {
     Usage,
     /// Something that the program needs is not available: an address is in use, or no agent listens.
     Unavailable,
-    /// The NVIDIA driver was updated. The library in this process stays the old one; a new process loads the new one.
+    /// The NVIDIA driver was updated. This process keeps the old library; a new process loads the new one.
     DriverReplaced,
     /// The operating system refuses an operation for lack of permission.
     NoPermission,

@@ -3,13 +3,13 @@
 //! ```text
 //!   family(&FAMILY)            remembers the header; nothing is written yet
 //!   sample(&[labels], value)   writes HELP, TYPE, UNIT before the first sample, then the line
-//!   counted(&[labels], …)      the same, and in OpenMetrics the time from which the counter counts
+//!   counted(&[labels], …)      the same, and in OpenMetrics the start time of the counter
 //!   histogram(&[labels], …)    the same for all lines of a histogram
 //!   finish()                   writes `# EOF` in OpenMetrics
 //! ```
 //!
-//! Why this is not a library: the known ones own their metrics, so the agent would have to register and remove each
-//! pod; or they write only one of the two formats; or they refuse names of other programs.
+//! Why no library is used: the known libraries own their metrics, so the agent would have to register and remove each
+//! pod; or they write only one of the two formats; or they refuse metric names of other programs.
 //! `DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION` is a counter without `_total`. OpenMetrics does not allow that, so there the
 //! type of such a family is `unknown`. Here a scrape walks one view and writes one buffer: label sets are escaped once
 //! for each GPU, pod or container, and copied into every line that needs them.
@@ -156,7 +156,7 @@ impl MetricLabels {
     }
 }
 
-/// FNV-1a, 64 bits. It keeps long values different; it is no protection against collisions made on purpose.
+/// FNV-1a, 64 bits. It keeps long values different; it does not protect against collisions made on purpose.
 fn fingerprint(value: &str) -> u64 {
     value.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
 }
@@ -170,7 +170,8 @@ impl<'b> Exposition<'b> {
         Exposition { out, format, family: None, name: String::new(), header_due: false, declared: None }
     }
 
-    /// The same, and remembers every family that could be written. The reference page is made from this list.
+    /// Like [`Exposition::new`], and records every family that could be written. The reference page is generated from
+    /// this list.
     #[must_use]
     pub fn recording(out: &'b mut Vec<u8>) -> Self {
         Exposition { declared: Some(Vec::new()), ..Exposition::new(out, ExpositionFormat::Classic) }
@@ -284,7 +285,7 @@ impl MetricType {
         }
     }
 
-    /// The family's name in OpenMetrics, which has the suffix only in samples.
+    /// The family's name in OpenMetrics, which writes the suffix only in samples.
     fn trim(self, name: &str) -> &str {
         let suffix = match self {
             MetricType::Gauge | MetricType::ForeignCounter | MetricType::Histogram => "",

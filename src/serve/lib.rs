@@ -1,4 +1,4 @@
-//! Serving and the life of a process, without anything about GPUs: what agent and extender have in common as programs.
+//! HTTP serving and the process lifecycle: what agent and extender share as programs. Nothing here is about GPUs.
 //!
 //! ```text
 //!   exit version            exit codes; the version of the program
@@ -7,7 +7,7 @@
 //!   notify                  tells the service manager (systemd) what the program does
 //!   stop lifecycle          signals; tasks that must not end, and the drain
 //!   caller                  who may make a request: checks of Host, address and bearer token
-//!   server                  the way each TCP port is served: connection limits, TLS, callers, request bodies, drain
+//!   server                  how each TCP port is served: connection limits, TLS, callers, request bodies, drain
 //!   exposition negotiate    Prometheus text in both formats; which format and compression a client accepts
 //!   answer_queue            how many large answers are in progress, and which requests wait for one
 //!   answer_body             pooled buffers for large answers
@@ -15,7 +15,7 @@
 //!   admin                   the loopback port: log level, profiles of the crate `pprof`, commands that a mode adds
 //! ```
 //!
-//! What must never happen here: a word about GPUs or pods, a decision, a queue or connection count without a bound.
+//! What must never happen here: code about GPUs or pods, a decision, a queue or connection count without a bound.
 
 pub mod exit;
 pub mod version;

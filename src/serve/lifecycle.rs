@@ -3,7 +3,7 @@
 //!
 //! ```text
 //!   must_not_end(name, task) ─┐
-//!   signals ──────────────────┼─▶ run ──▶ before_drain, and still all three on the left
+//!   signals ──────────────────┼─▶ run ──▶ before_drain, while all three on the left go on
 //!   Mode::must_end ───────────┘           ──▶ drain_first ends, then stop is cancelled, then all tasks ──▶ Exit
 //! ```
 //!
@@ -30,7 +30,7 @@ const RESERVED: Duration = Duration::from_millis(500);
 /// The reason why a command does not start or cannot do its work, and the exit code.
 #[derive(Debug)]
 pub struct StartError {
-    /// What could not be done, as a sentence.
+    /// A sentence that says what could not be done.
     pub what: String,
     /// The exit code.
     pub exit: Exit,
@@ -61,7 +61,7 @@ pub fn outcome(ended: Result<Exit, StartError>) -> Exit {
     })
 }
 
-/// The runtime of a mode, with this number of workers, and of threads for work that blocks.
+/// The runtime of a mode, with `workers` worker threads and at most `blocking` threads for blocking work.
 ///
 /// # Errors
 /// If the operating system refuses the threads.
@@ -85,25 +85,25 @@ pub fn run_once<T>(work: impl Future<Output = T>) -> io::Result<T> {
     Ok(runtime.block_on(work))
 }
 
-/// What a mode does itself while it runs.
+/// The parts of the lifecycle that each mode implements.
 pub trait Mode {
     /// Reads the configuration again (SIGHUP).
     fn reload(&mut self);
-    /// Does what SIGRTMIN means in this mode.
+    /// Handles SIGRTMIN; each mode defines its meaning.
     fn realtime_signal(&mut self);
-    /// Waits until the mode itself must end the process, and logs why. A cancelled call loses nothing.
+    /// Waits until the mode itself must end the process, and logs the reason. Cancel safe.
     fn must_end(&self) -> impl Future<Output = Exit>;
-    /// What must be done before anything is closed, within a time of its own. The mode is still asked for everything else
-    /// meanwhile. A second SIGTERM or SIGINT ends the process in the signal handler.
+    /// Starts the work that must be done before anything is closed. The mode limits the time of this work; its other
+    /// methods are still called meanwhile. A second SIGTERM or SIGINT ends the process in the signal handler.
     fn before_drain(&mut self) -> Preparation {
         Box::pin(std::future::ready(()))
     }
 }
 
-/// What a mode does before it drains.
+/// The work of a mode before it drains.
 pub type Preparation = Pin<Box<dyn Future<Output = ()> + Send>>;
 
-/// The exit code that is decided, and what is done before the drain.
+/// The exit code, once decided, and the work to do before the drain.
 type Ending = (Exit, Preparation);
 
 /// A part that drains before all others, because its open requests need the other tasks.
@@ -139,7 +139,7 @@ pub struct Lifecycle {
 }
 
 impl Lifecycle {
-    /// Without tasks yet.
+    /// A lifecycle without tasks.
     pub fn new(mode: &'static str) -> Lifecycle {
         Lifecycle { mode, tasks: JoinSet::new(), names: Vec::new(), stop: CancellationToken::new(), first: None }
     }
@@ -205,10 +205,11 @@ impl Lifecycle {
             tokio::select! {
                 request = requests.recv() => match request {
                     Some(StopRequest::Stop(signal)) if ending.is_none() => {
-                        tracing::info!(signal, "stopping: requests in flight may end, a second signal ends at once");
+                        tracing::info!(signal, "stopping: requests in flight may end; a second signal ends the process at once");
                         ending = Some((Exit::Ok, mode.before_drain()));
                     }
-                    // A second signal that ends the process never comes here: this is the first one, sent twice.
+                    // A second signal ends the process in its handler and never arrives here. This one is the first
+                    // signal, sent twice.
                     Some(StopRequest::Stop(signal)) => tracing::debug!(signal, "already stopping"),
                     Some(StopRequest::Reload) => mode.reload(),
                     Some(StopRequest::More) => level.change("SIGUSR1", |now| now.more()),
@@ -281,7 +282,7 @@ impl TaskFailure {
     }
 }
 
-/// Waits until everything is done that is due before the drain, and returns the exit code; for ever where nothing has to end.
+/// Waits until the work before the drain is done, and returns the exit code. Waits for ever while no end is decided.
 async fn prepared(ending: &mut Option<Ending>) -> Exit {
     match ending {
         Some((exit, preparation)) => {
@@ -356,7 +357,7 @@ mod tests {
         }
     }
 
-    /// A mode whose preparation ends when it is told so.
+    /// A mode whose preparation ends when the test cancels `may_drain`.
     struct Waits {
         reloads: Arc<AtomicUsize>,
         prepares: Arc<Notify>,
@@ -380,8 +381,8 @@ mod tests {
         }
     }
 
-    /// What a mode with one task does that is asked to stop, asked to read its settings, and asked to stop again by a signal
-    /// that came twice; `then` is done after that.
+    /// Runs a mode with one task. Asks it to stop, to read its settings, and to stop again by a signal that was sent
+    /// twice; then calls `then`. Returns the exit code and the number of reloads.
     fn stop_and<T: Future<Output = io::Result<()>> + Send + 'static>(
         task: impl FnOnce(CancellationToken) -> T,
         then: impl FnOnce(&CancellationToken),
@@ -421,7 +422,7 @@ mod tests {
             until.cancelled().await;
             Err(io::ErrorKind::AddrInUse.into())
         };
-        // The mode is never told that it may drain.
+        // The preparation of the mode never ends.
         assert_eq!(stop_and(failing, |_| fails.cancel()), (Exit::Unavailable, 2));
         let stopping = |stop: CancellationToken| async move {
             stop.cancelled().await;

@@ -2,8 +2,8 @@
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-/// Raises this process's limit of open files to the hard limit. Returns the limit; `None`: there is none. Where that is refused the
-/// limit stays.
+/// Raises this process's limit of open files to the hard limit. If the kernel refuses, the limit stays as it is.
+/// Returns the limit in force; `None` if there is no limit.
 #[must_use]
 pub fn raise_limit() -> Option<u64> {
     let limit = getrlimit(Resource::Nofile);

@@ -1,5 +1,5 @@
-//! Serves HTTP on a TCP port. Every TCP port of the program is served here: it brings an [`HttpApplication`], which
-//! answers requests and defines which callers may make them.
+//! Serves HTTP on a TCP port. Every TCP port of the program is served here. The owner of a port brings an
+//! [`HttpApplication`], which answers requests and defines which callers may make them.
 //!
 //! ```text
 //!   accept ──▶ connection limit (when it is reached, one that is idle or waits for its client is closed)
@@ -8,11 +8,12 @@
 //!             if the port offers it · access (Host, address, token) · the application
 //! ```
 //!
-//! Bounds: connections, requests at once on an HTTP/2 connection, time of the TLS handshake, header bytes and time, idle
-//! time, time that a client may take to read an answer or to give it room by flow control, time of the drain.
-//! [`body::read`] bounds a request body in bytes and time; an application that does not call it reads no body. Of a
-//! connection that an application has taken over for another protocol ([`TakenConnection`]) only the number and stalled
-//! writes are bounded here.
+//! Bounds: connections, requests at once on an HTTP/2 connection, time of the TLS handshake, header bytes and time,
+//! idle time, time that a client may take to read an answer or to open its flow control window for it, time of the
+//! drain.
+//! [`body::read`] bounds a request body in bytes and time; an application that does not call it reads no body. When an
+//! application has taken over a connection for another protocol ([`TakenConnection`]), only the number of connections
+//! and stalled writes are bounded here.
 //!
 //! What must never happen here: a wait without an end; a connection without a request, or one that only waits for its
 //! client, that stays open while another client is refused; a request that reaches an application before its caller is
@@ -42,14 +43,14 @@ use tokio::net::TcpStream;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-/// Connections that may wait to be accepted. After a leader change 5,000 agents connect within half a second, and one that
-/// finds the queue full tries again only after a second or more. Most kernels allow 4,096.
+/// Connections that may wait to be accepted. After a leader change 5,000 agents connect within half a second, and an
+/// agent that finds the queue full tries again only after a second or more. Most kernels allow 4,096.
 const QUEUE: i32 = 4096;
 /// Pause after a failed accept, for example when no file descriptor is left, so that the loop does not spin.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
-/// The errors of a process, and of a machine, that may open no more files.
+/// The errors of a process, or of a machine, that has reached its limit of open files.
 const FILE_LIMITS: [Errno; 2] = [Errno::MFILE, Errno::NFILE];
-/// How often that is told: each accept fails until files are closed.
+/// Time between two log lines about that limit: each accept fails until files are closed.
 const TELL_EVERY: Duration = Duration::from_secs(60);
 /// The answer to a connection over the limit when no other connection may be closed for it. Where clients expect TLS, the
 /// connection is closed without an answer.
@@ -63,14 +64,14 @@ Content-Length: 50\r\nConnection: close\r\nRetry-After: 5\r\n\r\nall connections
 /// The error of the operating system.
 pub fn bind(address: SocketAddr) -> std::io::Result<TcpListener> {
     let listener = TcpListener::bind(address)?;
-    // To listen again only makes the queue longer: the standard library asks for 128.
+    // Listening again only makes the queue longer: the standard library sets 128.
     rustix::net::listen(&listener, QUEUE)?;
     listener.set_nonblocking(true)?;
     Ok(listener)
 }
 
 impl<A: HttpApplication> HttpServer<A> {
-    /// Serves until `stop` is cancelled, then waits for the requests in flight. The listener must be one of [`bind`].
+    /// Serves until `stop` is cancelled, then waits for the requests in flight. The listener must come from [`bind`].
     ///
     /// # Errors
     /// When the listener cannot be used.

@@ -14,7 +14,7 @@ const MAX_LEVEL: usize = 256;
 pub trait LogLevel: Send + Sync {
     /// The current level, as text for people.
     fn show(&self) -> String;
-    /// Sets it from what the caller sent.
+    /// Sets the level from the text that the caller sent.
     ///
     /// # Errors
     /// A sentence that names what is accepted.

@@ -1,4 +1,4 @@
-//! Suppresses repeated lines: the log has the same warning or error once a minute. When the minute is over, one line
+//! Suppresses repeated lines: the log shows the same warning or error once a minute. When the minute is over, one line
 //! says how often it was repeated.
 
 use parking_lot::Mutex;

@@ -1,4 +1,4 @@
-//! What a port serves: an application, its limits and its certificates.
+//! The parts of a port: an application, its limits and its certificates.
 
 use super::certificate::Certificates;
 use crate::caller::{Access, Ends};
@@ -15,10 +15,10 @@ pub struct ConnectionLimits {
     pub connections: usize,
     /// Time for the TLS handshake, for a request's headers, and so also the longest pause between two requests.
     pub header_timeout: Duration,
-    /// Time for a client to take the rest of an answer once the socket's buffer is full, and the next part of one for which it
-    /// gives no room by HTTP/2's flow control.
+    /// Time for a client to read the rest of an answer once the socket's buffer is full, or to open its HTTP/2 flow
+    /// control window for the next part of an answer.
     pub write_timeout: Duration,
-    /// The same of the socket's buffer while [`HttpApplication::is_waited_for`].
+    /// Replaces `write_timeout` for a full socket buffer while [`HttpApplication::is_waited_for`].
     pub busy_write_timeout: Duration,
     /// How long requests in flight may take after a stop.
     pub drain: Duration,
@@ -42,7 +42,7 @@ pub trait HttpApplication: Send + Sync + 'static {
         std::future::ready(())
     }
 
-    /// Whether requests wait because others hold what they need. Then a client that stops reading is cut earlier.
+    /// Whether requests wait for what other requests hold. If so, a client that stops reading is cut earlier.
     fn is_waited_for(&self) -> bool {
         false
     }
@@ -74,8 +74,8 @@ impl<A: HttpApplication> HttpApplication for Arc<A> {
 pub struct ConnectionCounts {
     /// Connections that are open.
     pub open: AtomicU64,
-    /// Connections closed for newer ones, refused because all were busy, or closed because the client gave an answer no room by
-    /// HTTP/2's flow control.
+    /// Connections closed for newer ones, refused because all were busy, or closed because the client kept its HTTP/2
+    /// flow control window closed for an answer.
     pub cut: AtomicU64,
     /// TLS handshakes that failed or took too long.
     pub failed_handshakes: AtomicU64,
@@ -99,14 +99,14 @@ impl Drop for OpenConnection {
     }
 }
 
-/// What is served on a port, and how.
+/// One port: its application, limits and certificates.
 #[derive(Debug)]
 pub struct HttpServer<A> {
     /// Answers the requests.
     pub application: A,
     /// Limits of the connections.
     pub limits: ConnectionLimits,
-    /// Certificates for HTTPS; plain HTTP without.
+    /// Certificates for HTTPS; `None` serves plain HTTP.
     pub certificates: Option<Arc<Certificates>>,
     /// Counts the connections.
     pub counts: Arc<ConnectionCounts>,

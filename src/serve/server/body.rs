@@ -51,7 +51,7 @@ where
     B: Body<Data = Bytes, Error: Into<Box<dyn Error + Send + Sync>>> + Unpin,
 {
     let deadline = Instant::now() + limits.time;
-    // hyper knows the announced length, so nothing of a body that is too long is kept.
+    // hyper knows the announced length, so a body that is too long is never kept in memory.
     let announced = body.size_hint().lower();
     let whole = async {
         if announced > limits.bytes as u64 {

@@ -25,14 +25,14 @@ const CHECK_EVERY: Duration = Duration::from_secs(10);
 const HTTP1: &[u8] = b"http/1.1";
 const HTTP2: &[u8] = b"h2";
 
-/// The versions of HTTP that a port offers in the TLS handshake (ALPN). A client that names none there gets HTTP/1.
+/// The versions of HTTP that a port offers in the TLS handshake (ALPN). A client that offers no protocol gets HTTP/1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HttpVersions {
     /// HTTP/1 only.
     Http1,
-    /// Also HTTP/2, for many requests at once on one connection. A client that gives little room by HTTP/2's own flow
-    /// control keeps the last part of an answer in memory until its connection counts as idle for too long, so this is for
-    /// ports whose answers are small.
+    /// Also HTTP/2, for many requests at once on one connection. A client with a small HTTP/2 flow control window keeps
+    /// the last part of an answer in memory until its connection has been idle for too long, so this is only for ports
+    /// whose answers are small.
     Http1AndHttp2 {
         /// Most requests at once on one connection.
         streams: u32,
@@ -50,7 +50,7 @@ pub struct Tls {
     pub client_ca: Option<PathBuf>,
 }
 
-/// What changes of a file that is replaced or rewritten.
+/// The metadata of a file that changes when the file is replaced or rewritten.
 type Stamp = (u64, u64, i64, i64);
 
 /// The certificates of one port. A new handshake uses the newest ones.
@@ -200,7 +200,7 @@ fn offering(mut config: ServerConfig, versions: HttpVersions) -> Arc<ServerConfi
     };
     config.alpn_protocols = offered.iter().map(|name| name.to_vec()).collect();
     if let HttpVersions::Http1AndHttp2 { .. } = versions {
-        // Its clients keep one connection for hours and take up none again, so the tickets for that would only cost memory.
+        // Clients of such a port keep one connection for hours and resume no session: session tickets would only cost memory.
         config.send_tls13_tickets = 0;
         config.session_storage = Arc::new(NoServerSessionStorage {});
     }

@@ -30,8 +30,8 @@ const HEADER_BYTES: u32 = 16 * 1024;
 /// trip.
 const REQUEST_WITHIN: Duration = Duration::from_millis(250);
 /// Most bytes of an HTTP/2 connection that a client may send before the application reads them, and most bytes of one
-/// answer that wait for the client. It is the window that HTTP/2 begins with, and not the megabyte that hyper would choose: a
-/// client that takes no data keeps so much for each request.
+/// answer that wait for the client. This is HTTP/2's initial window; hyper's default is a megabyte, and a client that
+/// reads nothing holds this much memory for each request.
 const HTTP2_WINDOW: u32 = 64 * 1024;
 /// Time between two pings of an HTTP/2 client. A client that does not answer within [`PING_TIMEOUT`] is gone.
 const PING_EVERY: Duration = Duration::from_secs(30);
@@ -45,17 +45,17 @@ pub(super) struct Connection<A> {
     server: Arc<HttpServer<A>>,
 }
 
-/// What an open connection holds.
+/// The permit and the counters that an open connection holds.
 #[derive(Debug)]
 struct OpenPermit {
     permit: ConnectionPermit,
     _counted: OpenConnection,
-    /// The stop of the server waits for it.
+    /// The server's stop waits for this token.
     _tracked: TaskTrackerToken,
 }
 
-/// Keeps a connection open and busy for the server after the application has taken it over for another protocol. The server
-/// adds it to each request that asks for one.
+/// Keeps a connection open and busy for the server after the application has taken it over for another protocol. The
+/// server adds it to each request that asks for another protocol.
 #[derive(Clone, Debug)]
 pub struct TakenConnection {
     _open: Arc<OpenPermit>,
@@ -124,7 +124,7 @@ impl<A: HttpApplication> Connection<A> {
         None
     }
 
-    /// Answers the requests of the connection: over HTTP/2 with so many `streams` at once, or over HTTP/1.
+    /// Answers the requests of the connection: over HTTP/2 with at most `streams` requests at once, or over HTTP/1.
     fn answer(
         &self,
         stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static,
@@ -141,7 +141,7 @@ impl<A: HttpApplication> Connection<A> {
                 let (open, busy) = (Arc::clone(&self.open), self.open.permit.busy());
                 request.extensions_mut().insert(TakenConnection { _open: open, _busy: Arc::new(busy) });
             }
-            // An answer may live long, and what made its begin does not.
+            // Box the response future: it may outlive the stack frame that built its first part.
             Box::pin(async move {
                 let response = server.response(request, ends).await;
                 Ok::<_, std::convert::Infallible>(response.map(|inner| BusyBody::new(inner, busy)))
@@ -161,8 +161,8 @@ impl<A: HttpApplication> Connection<A> {
         }
     }
 
-    /// Waits until the connection ends, has no request for too long, or must end, which `close` does in order. A client that does
-    /// not take its answer is cut: it would not take the end in order either.
+    /// Waits until the connection ends, has no request for too long, or must end; `close` then ends it gracefully. A
+    /// client that does not read its answer is cut: it would not read a graceful end either.
     async fn until_end<C: Future<Output = hyper::Result<()>>>(
         &self,
         mut served: Pin<Box<C>>,
@@ -174,7 +174,7 @@ impl<A: HttpApplication> Connection<A> {
             ended = &mut served => return self.log(ended),
             () = self.open.permit.must_close() => return,
             over = self.open.permit.time_is_over(limits.header_timeout, limits.write_timeout) => match over {
-                // No whole request has come, or no further one.
+                // No complete request has arrived, or no further one.
                 TimeOver::Idle => {}
                 TimeOver::Untaken => {
                     self.server.counts.cut.fetch_add(1, Ordering::Relaxed);
@@ -186,7 +186,7 @@ impl<A: HttpApplication> Connection<A> {
                 // For hyper a new connection is idle, although its first request may be on the way: wait for it,
                 // answer, close.
                 tokio::select! {
-                    // First what has arrived, and then the time.
+                    // Handle what has arrived before the timeout.
                     biased;
                     ended = &mut served => return self.log(ended),
                     () = request_received.cancelled() => {}
@@ -210,12 +210,12 @@ impl<A: HttpApplication> Connection<A> {
 
 fn http1() -> http1::Builder {
     let mut builder = http1::Builder::new();
-    // No timer: the connection itself ends one that is idle, in order, so that an HTTPS client is notified.
+    // No timer: `until_end` closes an idle connection gracefully, so that an HTTPS client is notified.
     builder.max_buf_size(HEADER_BYTES as usize);
     builder
 }
 
-/// HTTP/2 with so many requests at once.
+/// HTTP/2 with at most `streams` requests at once.
 fn http2(streams: u32) -> http2::Builder<TokioExecutor> {
     let mut builder = http2::Builder::new(TokioExecutor::new());
     builder.timer(TokioTimer::new()).keep_alive_interval(PING_EVERY).keep_alive_timeout(PING_TIMEOUT);
@@ -252,8 +252,9 @@ fn refusal(denial: Denial, request: &Request<Incoming>) -> Response<Full<Bytes>>
 
 /// An answer's body that keeps its connection busy until it is dropped, and knows whether it waits for the client.
 ///
-/// hyper asks for a frame when it has passed on the one before, and drops the body after the last one. It keeps a frame for which
-/// HTTP/2's flow control has no room, and a client that gives no room may wait for ever: to the socket it is only silent.
+/// hyper polls for a frame when it has passed on the previous one, and drops the body after the last one. It holds a
+/// frame that does not fit into HTTP/2's flow control window. A client that keeps its window closed may wait for ever,
+/// and the socket shows only silence.
 struct BusyBody<B> {
     inner: B,
     busy: Busy,
@@ -261,7 +262,8 @@ struct BusyBody<B> {
 
 impl<B: Body> BusyBody<B> {
     fn new(inner: B, mut busy: Busy) -> BusyBody<B> {
-        // Of an answer without a body there is nothing to take: an application that takes the connection over answers so.
+        // An answer without a body leaves the client nothing to read. Applications that take the connection over answer
+        // so.
         if !inner.is_end_stream() {
             busy.offers();
         }
@@ -280,7 +282,7 @@ impl<B: Body + Unpin> Body for BusyBody<B> {
         let polled = Pin::new(&mut self.inner).poll_frame(cx);
         match &polled {
             Poll::Ready(Some(Ok(_))) => self.busy.offers(),
-            // The application makes the next part, or there is none.
+            // The application still makes the next part, or there is none.
             Poll::Ready(Some(Err(_)) | None) | Poll::Pending => self.busy.is_taken(),
         }
         polled

@@ -3,8 +3,8 @@
 //! take an answer.
 //!
 //! So a client with a thousand connections costs no more memory than the limit allows, never keeps a health check out,
-//! and never closes the connection that another address keeps open. A client that makes requests and takes no answer is not
-//! better off: its connections are busy, but only with waiting for it.
+//! and never closes the connection that another address keeps open. A client that makes requests and reads no answers
+//! gains nothing: its connections count as waiting for their client.
 
 use parking_lot::Mutex;
 use std::cmp::Reverse;
@@ -31,7 +31,7 @@ struct Slot {
 
 #[derive(Debug)]
 enum State {
-    /// No request is being answered, since this moment.
+    /// No request is being answered since this moment.
     Idle(Instant),
     Busy(Requests),
     Gone,
@@ -42,14 +42,14 @@ enum State {
 struct Requests {
     /// HTTP/2 has several at once.
     count: usize,
-    /// For each request of which a part of the answer waits for the client to take it: since when.
+    /// For each answer with a part that waits for the client to take it: the start of that wait.
     untaken: Vec<Instant>,
 }
 
 /// Why the time of a connection is over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum TimeOver {
-    /// No request has come for too long.
+    /// No request has arrived for too long.
     Idle,
     /// The client has not taken the next part of an answer for too long.
     Untaken,
@@ -72,7 +72,7 @@ pub(super) struct ConnectionPermit(Arc<Slot>);
 #[derive(Debug)]
 pub(super) struct Busy {
     slot: Arc<Slot>,
-    /// Since when a part of the answer waits for the client to take it.
+    /// The start of the wait, while a part of the answer waits for the client to take it.
     untaken: Option<Instant>,
 }
 
@@ -110,8 +110,8 @@ impl ConnectionLimit {
 }
 
 impl State {
-    /// Whether the connection only waits for its client to take answers (`true`) or is idle, and since when; `None` where it may
-    /// not be closed for another one.
+    /// Whether the connection only waits for its client to take answers (`true`) or is idle (`false`), and since when;
+    /// `None` if it may not be closed for another connection.
     fn closable(&self) -> Option<(bool, Instant)> {
         match self {
             State::Idle(since) => Some((false, *since)),
@@ -121,13 +121,13 @@ impl State {
         }
     }
 
-    /// The time that is left at this moment, and why it ends: a connection may be idle for so long, and a part of an answer may
-    /// wait for so long.
+    /// What ends the connection next, and the time left until then: it may be idle for `idle`, and a part of an answer
+    /// may wait for `untaken`.
     fn left(&self, now: Instant, (idle, untaken): (Duration, Duration)) -> (TimeOver, Duration) {
         let left = |limit: Duration, since: &Instant| limit.saturating_sub(now.saturating_duration_since(*since));
         match self {
             State::Idle(since) => (TimeOver::Idle, left(idle, since)),
-            // The oldest one counts: a client that takes other answers meanwhile gains nothing.
+            // The oldest wait counts: a client that takes other answers meanwhile gains nothing.
             State::Busy(requests) => {
                 (TimeOver::Untaken, requests.untaken.iter().min().map_or(Duration::MAX, |since| left(untaken, since)))
             }
@@ -137,7 +137,8 @@ impl State {
 }
 
 impl Requests {
-    /// The part that has waited since this moment is taken. Of equal moments it does not matter which one goes.
+    /// The client has taken the part that waited since this moment. If several waits started at that moment, any of
+    /// them may be removed.
     fn taken(&mut self, since: Option<Instant>) {
         if let Some(place) = self.untaken.iter().position(|one| Some(*one) == since) {
             self.untaken.swap_remove(place);
@@ -170,19 +171,20 @@ impl ConnectionPermit {
             if left.is_zero() {
                 return over;
             }
-            // Either time may begin during the sleep. It ends before that time is over, and what is left is exact then.
+            // Either wait may begin during the sleep. The sleep ends before that wait's limit, and the time left is
+            // exact then.
             tokio::time::sleep(left.min(idle).min(untaken)).await;
         }
     }
 }
 
 impl Busy {
-    /// A part of the answer is there. From now on the client has to take it.
+    /// A part of the answer is ready. From now on the client has to take it.
     pub(super) fn offers(&mut self) {
         self.wait(Some(Instant::now()));
     }
 
-    /// The client has taken all that is there. It is for the application to go on.
+    /// The client has taken all that is ready. The application has to make the next part.
     pub(super) fn is_taken(&mut self) {
         self.wait(None);
     }

@@ -30,8 +30,8 @@ const BODY: BodyLimits = BodyLimits { bytes: 100, time: SHORT };
 const SHORT: Duration = Duration::from_millis(300);
 const HTTP1: Option<HttpVersions> = Some(HttpVersions::Http1);
 
-/// Answers with the request body; at the path `/large` with 32 MiB, at `/secret` only callers with a token, and at
-/// `/never` never.
+/// Answers with the request body, and at the path `/large` with 32 MiB. `/secret` answers only callers with a token;
+/// `/never` never answers.
 struct Echo {
     access: Access,
     body: BodyLimits,
@@ -112,7 +112,7 @@ impl Served {
         socket
     }
 
-    /// What a client of HTTPS needs: it trusts the server's certificate and offers these protocols.
+    /// The configuration of an HTTPS client that trusts the server's certificate and offers these protocols.
     fn tls(&self, protocols: &[&str]) -> Option<(Arc<ClientConfig>, ServerName<'static>)> {
         let mut roots = RootCertStore::empty();
         roots.add(self.certificate.clone()?).unwrap();
@@ -187,7 +187,7 @@ fn a_client_that_sends_too_much_before_it_reads_gets_the_reason() {
 fn a_caller_is_checked_before_the_body_is_read() {
     for https in [None, HTTP1] {
         let served = serve(Echo::new(), LIMITS, https);
-        // The body never comes: an application that waits for it would answer 408.
+        // The body never arrives: an application that waits for it would answer 408.
         let ask = |host: &str, token: &str| {
             served.ask(&format!(
                 "POST /secret HTTP/1.1\r\nHost: {host}\r\n{token}Connection: close\r\nContent-Length: 9\r\n\r\n"

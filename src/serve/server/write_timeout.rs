@@ -22,7 +22,7 @@ pub(super) struct TimedWrites<A> {
     stalled: Option<Stall>,
 }
 
-/// The time since which the socket's send buffer is full.
+/// The moment since which the socket's send buffer is full.
 #[derive(Debug)]
 struct Stall {
     since: Instant,

@@ -71,7 +71,7 @@ impl HttpApplication for GrpcRoutes {
     }
 }
 
-/// What the body of an answer gives.
+/// One item of an answer's body.
 type Part = Result<Frame<Bytes>, Infallible>;
 
 /// Answers one request with the parts that the test sends.
@@ -107,7 +107,8 @@ impl Served {
         client
     }
 
-    /// The same with so many bytes of room for an answer whose body is not read yet. It answers pings whatever it has read.
+    /// The same with a flow control window of `bytes` for an answer whose body is not read yet. The client answers
+    /// pings whether or not it reads.
     async fn http2_with_room<B>(&self, bytes: u32) -> SendRequest<B>
     where
         B: Body<Data = Bytes, Error = Infallible> + Send + Unpin + 'static,
@@ -196,7 +197,7 @@ const LONG_BODY: &str =
 fn a_connection_is_closed_when_no_request_comes() {
     let served = serve(Echo::new(), ConnectionLimits { header_timeout: SHORT, drain: SHORT, ..LIMITS }, HTTP2);
     served.runtime.block_on(async {
-        // Not even the preface of HTTP/2 comes.
+        // The client does not even send the HTTP/2 preface.
         let _silent = served.tls_stream("h2").await.unwrap();
         let mut client = served.http2().await;
         let answer = client.send_request(post_to("https://localhost/", "in")).await.unwrap();
@@ -239,7 +240,7 @@ fn a_client_that_gives_an_answer_no_room_is_cut_and_counted() {
         let held = served.runtime.block_on(async {
             let mut client = served.http2_with_room(0).await;
             let answer = client.send_request(post_to(uri, "x")).await.unwrap();
-            assert_eq!(answer.status(), status, "the head needs no room");
+            assert_eq!(answer.status(), status, "the head needs no flow control window");
             (client, answer)
         });
         until("the connection is closed", || served.open() == 0);
