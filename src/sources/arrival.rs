@@ -9,8 +9,8 @@ use crate::roots::{HostRoots, part};
 const MAX_PROCESSES: usize = 16;
 
 /// Files that the kubelet and the runtime mount in each container, unless its pod mounts something else there. A
-/// process that sees none of them is in another mount namespace than its container's: the runtime's own before the
-/// container starts, or one that it has made itself.
+/// process that sees none of them is not in its container's mount namespace: it is in the runtime's own, before the
+/// container starts, or in one that it has made itself.
 const EVERYWHERE: [&[u8]; 3] = [b"/etc/hosts", b"/etc/resolv.conf", b"/dev/termination-log"];
 
 /// Whether something is mounted at `path` in the container with this cgroup. `None` if no process shows the container's

@@ -8,7 +8,7 @@ use model::id::NodeName;
 use std::path::Path;
 use wire::device_config::{self, ConfigWarning, DeviceConfig};
 
-/// The most bytes of the file; a device configuration of HAMi's chart is 10 KiB.
+/// Longest file that is read, in bytes; the device configuration of HAMi's chart has 10 KiB.
 const MAX_BYTES: usize = 1024 * 1024;
 /// The key of the list with settings of single nodes.
 const NODES: &str = "nodeconfig";
@@ -16,7 +16,7 @@ const NODES: &str = "nodeconfig";
 /// The configuration of this node, and warnings about the parts that are not understood.
 ///
 /// # Errors
-/// What is wrong with the file, without its name.
+/// A text that says what is wrong with the file, without its name.
 pub fn read(path: &Path, node: &NodeName) -> Result<(DeviceConfig, Vec<ConfigWarning>), String> {
     let (mut config, mut warnings, nodes) = read_parts(path)?;
     let more = device_config::for_node(&nodes.into(), node.as_str(), &mut config).map_err(|fault| fault.to_string())?;
@@ -27,7 +27,7 @@ pub fn read(path: &Path, node: &NodeName) -> Result<(DeviceConfig, Vec<ConfigWar
 /// The configuration of all nodes, without the settings of single ones.
 ///
 /// # Errors
-/// What is wrong with the file, without its name.
+/// A text that says what is wrong with the file, without its name.
 pub fn read_common(path: &Path) -> Result<(DeviceConfig, Vec<ConfigWarning>), String> {
     read_parts(path).map(|(config, warnings, _)| (config, warnings))
 }

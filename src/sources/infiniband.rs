@@ -1,5 +1,5 @@
-//! Reads InfiniBand ports from sysfs, in the slow period: `/sys/class/infiniband/<device>/ports/<n>/counters`. RoCE
-//! devices are there as well.
+//! Reads InfiniBand ports from sysfs, in the slow period: `/sys/class/infiniband/<device>/ports/<n>/counters`. The
+//! kernel lists RoCE devices there too.
 //!
 //! What must never happen here: a port that cannot be read shown with zeros; a list that grows with the contents of
 //! sysfs.

@@ -28,7 +28,7 @@ const WAIT: Duration = Duration::from_millis(500);
 const PAUSE: Duration = Duration::from_millis(200);
 
 /// Starts the thread `kernel-log`, which passes each error to `report` until `stop`, or until the log cannot be read. A
-/// log that the agent may not read is logged once and is no failure. The path `syslog` selects the system call of that
+/// log that the agent may not read is logged once and is not a failure. The path `syslog` selects the system call of that
 /// name.
 ///
 /// # Errors
@@ -91,7 +91,7 @@ fn read(log: &OwnedFd, path: &Path, reporter: &Reporter, stop: &CancellationToke
     }
 }
 
-/// Waits until there is more, at most [`WAIT`]. An error here shows again in the next read.
+/// Waits until more can be read, at most [`WAIT`]. An error here shows again in the next read.
 fn wait(log: &OwnedFd) {
     let timeout = Timespec { tv_sec: 0, tv_nsec: i64::from(WAIT.subsec_nanos()) };
     let _ = poll(&mut [PollFd::new(log, PollFlags::IN)], Some(&timeout));

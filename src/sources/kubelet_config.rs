@@ -8,7 +8,7 @@ use std::path::Path;
 
 /// The name that kubeadm gives the file, in the kubelet's root directory.
 pub const FILE: &str = "config.yaml";
-/// The most bytes of the file; kubeadm's is 1 KiB.
+/// Longest file that is read, in bytes; kubeadm's has 1 KiB.
 const MAX_BYTES: usize = 256 * 1024;
 /// The key of the topology manager's policy.
 const KEY: &str = "topologyManagerPolicy";
@@ -38,7 +38,7 @@ pub fn topology_policy(kubelet_root: &Path) -> Result<Option<String>, KubeletCon
 /// a string.
 ///
 /// # Errors
-/// What is wrong with the YAML, and where.
+/// A text that says what is wrong with the YAML, and where.
 pub fn parse_topology_policy(text: &str) -> Result<Option<String>, String> {
     let config: serde_json::Value = serde_saphyr::from_str(text).map_err(|error| error.to_string())?;
     Ok(config.get(KEY).and_then(serde_json::Value::as_str).map(ToOwned::to_owned))

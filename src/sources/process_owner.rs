@@ -7,7 +7,8 @@
 //!   they do not (private cgroup namespace):            cgroup.procs of every pod and container, kept for a second
 //! ```
 //!
-//! What must never happen here: a process that is assigned to a container which had its PID before or after.
+//! What must never happen here: a process is assigned to the container of another process that had the same PID before
+//! or after it.
 
 use crate::cgroup::layout::{CgroupLayout, CgroupNamespace};
 use crate::cgroup::members::members;
@@ -78,7 +79,7 @@ struct Members {
 }
 
 impl ProcessOwnerReader {
-    /// For processes under these roots.
+    /// A reader for processes under these roots.
     #[must_use]
     pub fn new(roots: HostRoots) -> Self {
         let mut reader = KernelFileReader::default();
@@ -111,10 +112,10 @@ impl ProcessOwnerReader {
         last
     }
 
-    /// Like [`ProcessOwnerReader::identify`], for a PID that the GPU driver reported. That is a PID of the host: in a PID
-    /// namespace of the agent's own it would name a process of the agent, so the result is `None` there. `known` is the
-    /// earlier result. Where PID, start time, command and owner still match, no third read is needed: a process that
-    /// took the PID over after the first read would have to be in the same container.
+    /// Like [`ProcessOwnerReader::identify`], for a PID that the GPU driver reported, which is a PID of the host. If
+    /// the agent has its own PID namespace, that number would name another process there, so the result is `None`.
+    /// `known` is the earlier result. If PID, start time, command and owner still match, no third read is needed: a
+    /// process that took the PID over after the first read would have to be in the same container.
     pub fn identify_reported(&mut self, pid: u32, known: Option<&IdentifiedProcess>) -> Option<IdentifiedProcess> {
         if self.visibility == ProcVisibility::Private {
             return None;

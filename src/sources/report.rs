@@ -74,7 +74,7 @@ struct List {
     dropped: u64,
 }
 
-/// What waits in the list.
+/// An entry of the list.
 #[derive(Debug)]
 enum Waiting {
     Fact(Fact),
@@ -150,7 +150,7 @@ impl Reporter {
             Sample::Cgroups(pass) => self.cgroups.record(pass.reports.len().max(1), || pass.clone()),
             Sample::GpuProcesses(_) | Sample::Host(_) | Sample::Processes(_) => {}
         }
-        // Without an owner the agent ends, and nobody is left to count for.
+        // Without an owner the agent ends, so there is nothing to count.
         if let Err(TrySendError::Full(_)) = self.samples.try_send(sample) {
             self.kept.count_dropped();
         }

@@ -19,7 +19,7 @@ use tokio::time::timeout;
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(2);
 /// Limit of files that are read in a folder; a node has a handful of plugins.
 const MAX_SOCKETS: usize = 64;
-/// Largest list of a plugin: the kubelet's own limit, so that a longer one belongs to no plugin that works.
+/// Largest list of a plugin: the kubelet's own limit, so a plugin with a longer list does not work.
 const MAX_LIST: usize = 4 << 20;
 /// The kubelet's own socket in the folder of device plugins.
 const KUBELET: &str = "kubelet.sock";

@@ -37,7 +37,7 @@ pub struct Settings {
     pub roots: HostRoots,
     /// Time between two passes over CPU and memory.
     pub period: Duration,
-    /// Time between two passes over all else.
+    /// Time between two passes over everything else.
     pub slow_period: Duration,
 }
 

@@ -16,8 +16,8 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Most subscriptions to one series at a time: a profiler, the one that replaces it, and two for a diagnosis. All share
-/// the samples, so another one costs a list of pointers.
+/// Most subscriptions to one series at a time: a profiler, the one that replaces it, and two for a diagnosis. All
+/// subscriptions share the samples, so each costs only a list of pointers.
 pub const MAX_SUBSCRIPTIONS: usize = 4;
 
 /// One series: the samples of one kind, in the order in which they are reported.
@@ -39,25 +39,25 @@ struct Ring<T> {
     missed: u64,
 }
 
-/// A subscription to one series. Its end frees what it has not taken.
+/// A subscription to one series. Dropping it frees the samples that it has not taken.
 #[derive(Debug)]
 pub struct Subscription<T> {
     series: Arc<Series<T>>,
     place: usize,
 }
 
-/// What a subscriber takes at once.
+/// The samples that a subscriber takes at once.
 #[derive(Debug)]
 pub struct SeriesPart<T> {
     /// The samples since the last part, in the order in which they were reported.
     pub samples: Vec<Arc<T>>,
-    /// Number of samples between the last part and the first of these that were dropped, because the subscriber took
-    /// none for too long.
+    /// Number of samples that were dropped since the last part, before the first sample of this part, because the
+    /// subscriber took none for too long.
     pub missed: u64,
 }
 
 impl<T> Series<T> {
-    /// A series of which each subscription keeps samples up to this size in sum, and always the newest one.
+    /// A series. Each subscription keeps samples up to this total size, and always the newest sample.
     pub(crate) fn new(most: usize) -> Arc<Series<T>> {
         Arc::new(Series { open: AtomicUsize::new(0), rings: Mutex::default(), most })
     }
@@ -136,7 +136,7 @@ mod tests {
             series.record(1, || value);
             read.extend(values(&reads.take()));
         }
-        assert_eq!(read, (0..1000).collect::<Vec<_>>(), "one that stalls costs another one nothing");
+        assert_eq!(read, (0..1000).collect::<Vec<_>>(), "a stalled subscriber costs the other one nothing");
         let part = stalls.take();
         assert_eq!((values(&part), part.missed), ((990..1000).collect(), 990));
         series.record(1, || 1000);
@@ -158,7 +158,7 @@ mod tests {
         let part = subscription.take();
         assert_eq!((values(&part), part.missed), (vec![6], 1));
         series.record(10, || 7);
-        assert_eq!(values(&subscription.take()), [7], "what was taken takes no room");
+        assert_eq!(values(&subscription.take()), [7], "samples that were taken use no room");
     }
 
     #[test]

@@ -199,7 +199,7 @@ mod tests {
         }
     }
 
-    /// Observations until `enough` samples and process lists have come.
+    /// Observations until `enough` samples and process lists have arrived.
     fn watch(receiver: &mut Observations, enough: usize) -> (Vec<Gpu>, Vec<GpuSample>, Vec<GpuProcesses>) {
         let (mut gpus, mut samples, mut lists) = (Vec::new(), Vec::new(), Vec::new());
         let deadline = Instant::now() + Duration::from_secs(60);

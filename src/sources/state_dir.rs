@@ -1,7 +1,7 @@
-//! What an earlier agent process left in the state directory for this one.
+//! Reads the records that an earlier agent process left in the state directory for this one.
 //!
-//! What must never happen here: a file is written or removed; a damaged record hides another one; a record in the
-//! folder of one pod or ticket is used for another one.
+//! What must never happen here: a file is written or removed; a damaged record hides another record; a record in the
+//! folder of one pod or ticket is used for another pod or ticket.
 
 use crate::bounded_file;
 use model::cdi_support::CdiSupport;
@@ -55,15 +55,15 @@ pub fn journal(state: &Path) -> TicketJournalText {
     journal
 }
 
-/// The pods of which an earlier agent process answered a start. A line that cannot be read is left out; an unreadable
-/// file is logged.
+/// The pods for which an earlier agent process answered a container start. A line that cannot be read is left out; an
+/// unreadable file is logged.
 #[must_use]
 pub fn started_pods(state: &Path) -> StartedPods {
     let path = state.join(started_pods::FILE);
     started_pods::decode(&lines(&path, started_pods::MAX_BYTES, "file of started pods cannot be read"))
 }
 
-/// The limits files of the containers of these pods. One that cannot be read is left out and logged.
+/// The limits files of the containers of these pods. A file that cannot be read is left out and logged.
 #[must_use]
 pub fn container_limits(state: &Path, pods: &BTreeSet<PodUid>) -> Vec<ContainerLimits> {
     let root = state.join(limits::PODS);
@@ -83,8 +83,8 @@ pub fn container_limits(state: &Path, pods: &BTreeSet<PodUid>) -> Vec<ContainerL
     folders.filter_map(read).take(MAX_LIMITS).collect()
 }
 
-/// What was found last about CDI, and on which container runtime; `None` if it is not known. Blocks for as long as the
-/// file system takes.
+/// The last result about CDI support, and the container runtime that it is about; `None` if there is none. Blocks for
+/// as long as the file system takes.
 #[must_use]
 pub fn cdi_support(state: &Path) -> Option<(CdiSupport, String)> {
     let bytes = bounded_file::read(&state.join(binding_file::FILE), binding_file::MAX_BYTES).ok()?;
@@ -172,7 +172,7 @@ mod tests {
         state.join(limits::PODS).join(uid(pod).as_str()).join("main").join(limits::FILE_NAME)
     }
 
-    /// What a power loss may leave of a file that was not synced.
+    /// The contents that a power loss may leave of a file that was not synced.
     fn torn(whole: &str) -> [Vec<u8>; 5] {
         let half = whole.as_bytes()[..whole.len() / 2].to_vec();
         [Vec::new(), vec![0; 4096], half, [whole.as_bytes(), &[0; 10]].concat(), vec![b' '; 1 << 20]]

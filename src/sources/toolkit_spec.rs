@@ -1,4 +1,4 @@
-//! The CDI spec of NVIDIA's container toolkit, which lists what a container with a GPU needs of the host: libraries,
+//! The CDI spec of NVIDIA's container toolkit, which lists what a container with a GPU needs from the host: libraries,
 //! hooks, device nodes.
 //!
 //! ```text
@@ -104,7 +104,7 @@ fn first_usable(files: &[(PathBuf, FileStamp)]) -> Option<ToolkitSpec> {
         Err(why) => {
             tracing::warn!(
                 file = %path.display(), why,
-                "this CDI spec cannot be used: what it gives (libraries, hooks, nodes) is not given to containers"
+                "this CDI spec cannot be used: containers do not get its libraries, hooks and device nodes"
             );
             None
         }

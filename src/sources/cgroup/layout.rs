@@ -19,7 +19,7 @@ pub struct NoCgroups {
 /// The layout of the cgroup trees. Paths have no slash at their end.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CgroupLayout {
-    /// What is mounted.
+    /// The version, or versions, that are mounted.
     pub version: CgroupVersion,
     /// Which tree has which controller.
     pub trees: CgroupTrees,

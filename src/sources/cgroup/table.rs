@@ -257,7 +257,7 @@ impl CgroupTable {
     }
 }
 
-/// A pod has a network of its own, and so has a container of no pod; a container in a pod shares the pod's.
+/// A pod has its own network, and so has a container outside any pod; a container in a pod shares the pod's.
 fn has_network(kind: &CgroupKind) -> bool {
     !matches!(kind, CgroupKind::Container { pod: Some(_), .. })
 }

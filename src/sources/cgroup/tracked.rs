@@ -15,9 +15,9 @@
 //! file takes half of the time of reading it.
 //!
 //! A cgroup is idle if it used no CPU time and its memory usage did not change since its last slow reading. Half of the
-//! cgroups of a usual node (every sandbox among them) are idle. In an idle cgroup the agent does not read again what
-//! only its own processes can change: memory, tasks, processes, and in v1 CPU times, throttling and block I/O. The last
-//! values get a new time. Pressure and v2 block I/O are read even if the cgroup is idle.
+//! cgroups of a usual node (every sandbox among them) are idle. In an idle cgroup the agent does not read the values
+//! again that only the cgroup's own processes can change: memory, tasks, processes, and in v1 CPU times, throttling and
+//! block I/O. The last values get a new time. Pressure and v2 block I/O are read even if the cgroup is idle.
 
 use crate::cgroup::kernel::{CgroupFileReader, CgroupGone, Directories, Kept};
 use crate::cgroup::layout::{CgroupController, CgroupTrees};
@@ -48,7 +48,7 @@ struct SlowFiles {
     tasks: Kept,
 }
 
-/// One cgroup and what was read of it. It keeps its files open from one reading to the next, because a node has thousands of
+/// One cgroup and its last readings. It keeps its files open from one reading to the next, because a node has thousands of
 /// cgroups.
 #[derive(Debug)]
 pub struct TrackedCgroup {
@@ -149,7 +149,7 @@ impl TrackedCgroup {
         kernel.gone(path)
     }
 
-    /// Reads all else but the network. [`TrackedCgroup::read_use`] comes first: the working set needs its reading.
+    /// Reads everything else except the network. [`TrackedCgroup::read_use`] comes first: the working set needs its reading.
     ///
     /// # Errors
     /// [`CgroupGone`].
@@ -400,7 +400,7 @@ fn throttling(sample: &mut CgroupSample, throttled: Reading<Option<(Count, Count
     sample.cfs_throttled = throttled.map(|t| t.2);
 }
 
-/// A value whose line this kernel does not write is not supported.
+/// If this kernel does not write the line of a value, the value is not supported.
 fn optional<T>(reading: Reading<Option<T>>) -> Reading<T> {
     optional_with(reading, Absence::NotSupported)
 }

@@ -30,7 +30,7 @@ const THOROUGH_EVERY: u64 = 6;
 pub struct FoundCgroup {
     /// Its path below the hierarchy's root.
     pub path: Arc<str>,
-    /// What it is.
+    /// Its kind.
     pub kind: CgroupKind,
 }
 
@@ -66,7 +66,7 @@ impl Directory {
     }
 }
 
-/// Walks the tree, and keeps what it knows of it.
+/// Walks the tree, and remembers the directories that it has seen.
 #[derive(Debug)]
 pub struct CgroupWalk {
     tree: Vec<u8>,
@@ -215,7 +215,7 @@ impl CgroupWalk {
     }
 }
 
-/// What a child is, and whether the directories below it are followed.
+/// The kind of a child, and which directories below it are followed.
 fn classify(child: &str, below: Below) -> (Option<CgroupKind>, Option<Below>) {
     let shallow = child.bytes().filter(|b| *b == b'/').count() <= MAX_DEPTH;
     match place(child) {
@@ -229,7 +229,7 @@ fn classify(child: &str, below: Below) -> (Option<CgroupKind>, Option<Below>) {
             };
             (Some(kind), follow)
         }
-        // Nested in a container of no pod: followed only if its path looks like a kubelet's.
+        // Nested in a container outside any pod: followed only if its path looks like a kubelet's.
         CgroupPlace::Inside { path, kind: CgroupKind::Container { pod: None, .. } } => {
             let kubelet = shallow && child.get(path.len()..).is_some_and(|rest| rest.contains("kube"));
             (None, kubelet.then_some(Below::Kubelet))

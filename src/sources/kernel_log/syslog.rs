@@ -27,7 +27,7 @@ const SIZES: [usize; 3] = [16 << 10, 128 << 10, 1 << 20];
 const KEPT: usize = 1024;
 
 /// Starts the thread `kernel-log`, which passes each error to `report` until `stop`, or until the call fails. A log
-/// that the agent may not read is logged once and is no failure.
+/// that the agent may not read is logged once and is not a failure.
 ///
 /// # Errors
 /// When the operating system cannot start a thread.

@@ -57,7 +57,7 @@ impl PolledSource for PodResources {
     }
 }
 
-/// Sends one request, for callers for which the next periodic one would come too late.
+/// Sends one request, for callers that cannot wait for the next periodic request.
 ///
 /// # Errors
 /// A sentence that names the request and the socket.

@@ -186,7 +186,7 @@ async fn a_runtime_that_stops_and_returns_is_found_again() {
         std::fs::remove_file(&path).unwrap();
     }
     assert_eq!(names(&mut seen).map(|reported| reported.len()), Some(2));
-    assert_eq!(names(&mut seen), None, "the same names again are no news");
+    assert_eq!(names(&mut seen), None, "the same names are not reported again");
 }
 
 #[tokio::test]
@@ -251,8 +251,8 @@ async fn the_kubelet_lists_devices_and_its_rate_limit_is_not_a_failure() {
     assert_eq!((&*reported[0].resource, &*reported[0].ids[0]), ("nvidia.com/gpu", "GPU-1-0"));
 
     responses.send(Err(Status::resource_exhausted("rejected by rate limit"))).unwrap();
-    kubelet.poll().await.expect("a limit on the rate is no failure");
-    assert_eq!(devices(&mut seen), None, "and takes nothing back");
+    kubelet.poll().await.expect("a rate limit is not a failure");
+    assert_eq!(devices(&mut seen), None, "and removes no devices");
     responses.send(Ok(vec![])).unwrap();
     kubelet.poll().await.unwrap();
     assert_eq!(devices(&mut seen), Some(vec![]), "the pod is gone");
@@ -278,7 +278,7 @@ async fn added_and_removed_log_links_are_reported() {
     std::fs::remove_dir(&folder_path).unwrap();
     std::fs::create_dir(&folder_path).unwrap();
     std::os::unix::fs::symlink("/nowhere", &link).unwrap();
-    assert_eq!(links(&mut seen).await.len(), 1, "a folder that was made anew is watched again");
+    assert_eq!(links(&mut seen).await.len(), 1, "a folder that was made again is watched again");
     reading.abort();
 }
 
@@ -297,7 +297,7 @@ async fn without_sources_no_error_is_counted_and_stop_ends_the_task() {
     timeout(LIMIT, running).await.unwrap().unwrap();
     let counted = std::iter::from_fn(|| seen.try_recv().ok())
         .find(|observation| matches!(observation, Observation::Event(SourceEvent::Trouble(_))));
-    assert!(counted.is_none(), "{counted:?}: a machine without Kubernetes is not in trouble");
+    assert!(counted.is_none(), "{counted:?}: a machine without Kubernetes has no failures");
 }
 
 #[tokio::test]

@@ -3,7 +3,7 @@
 use model::Absence;
 use nvml_wrapper::error::NvmlError;
 
-/// `NVML_ERROR_INVALID_ARGUMENT`: for lists that are read by index, an index behind the end.
+/// `NVML_ERROR_INVALID_ARGUMENT`: for lists that are read by index, an index past the end.
 pub(super) const INVALID_ARGUMENT: Absence = Absence::Nvml(2);
 /// `NVML_ERROR_NOT_FOUND`: for lists that are read by index, an empty entry; for sample buffers, no sample newer than
 /// the given time.
@@ -42,7 +42,7 @@ pub(super) fn lasting(why: Absence) -> bool {
     )
 }
 
-/// Whether the answer means that the GPU has no such thing, so that the count is zero.
+/// Whether the answer means that the GPU does not have these things at all, so that their count is zero.
 pub(super) fn none_of_it(why: Absence) -> bool {
     matches!(why, Absence::NotSupported | Absence::NotInThisDriver)
 }

@@ -5,7 +5,7 @@
 use model::time::Monotonic;
 use std::time::Duration;
 
-/// A token bucket: a burst of `most`, and one more after each `every`.
+/// A token bucket: a burst of `most` calls, and one more call after each `every`.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Allowance {
     most: u32,
@@ -21,7 +21,7 @@ impl Allowance {
         Allowance { most, every, left: most, grown: now }
     }
 
-    /// Whether one may be used now.
+    /// Whether a call may be made now.
     pub(super) fn has(&mut self, now: Monotonic) -> bool {
         let every = u64::try_from(self.every.as_nanos()).unwrap_or(u64::MAX).max(1);
         let spans = now.0.saturating_sub(self.grown.0) / every;
@@ -30,7 +30,7 @@ impl Allowance {
         self.left > 0
     }
 
-    /// Uses one.
+    /// Uses one call of the allowance.
     pub(super) fn spend(&mut self) {
         self.left = self.left.saturating_sub(1);
     }

@@ -36,7 +36,8 @@ pub(super) const WAIT: Duration = Duration::from_secs(1);
 const WAIT_MS: u32 = 1000;
 /// Pause after a wait that failed, so that a library that fails at once does not spin.
 const PAUSE: Duration = Duration::from_secs(1);
-/// So many failed waits in a row are reported: together they last as long as a wait that is reported as hanging.
+/// Failed waits in a row before the failure is reported: together they last as long as a wait that is reported as
+/// hanging.
 const FAILURES: u32 = 3;
 /// `NVML_…INSTANCE_ID` for "no instance".
 const NO_INSTANCE: u32 = u32::MAX;
@@ -54,7 +55,7 @@ pub(super) struct Events {
     pub(super) lost_retry: Duration,
 }
 
-/// What follows when the thread stops waiting on a set.
+/// The next step when the thread stops waiting on a set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum NextStep {
     /// The thread ends.

@@ -58,7 +58,7 @@ pub(super) struct Seen {
     pub(super) loads: Vec<u64>,
     /// GPUs whose calls stalled, in order.
     pub(super) stalled: Vec<GpuUuid>,
-    /// GPUs of which all readings were absent once, with the reason.
+    /// GPUs whose readings were all absent at some time, with the reason.
     pub(super) absent: BTreeSet<(GpuUuid, model::Absence)>,
     pub(super) gpus: Option<Vec<Gpu>>,
     pub(super) unidentified: Vec<UnidentifiedGpu>,

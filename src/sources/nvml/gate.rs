@@ -21,7 +21,7 @@ use tokio::sync::watch;
 pub struct DriverGate(Arc<watch::Sender<DriverHold>>);
 
 impl DriverGate {
-    /// Asks for the library to be closed until then; if it is closed already, this becomes the new end.
+    /// Requests that the library is closed until then; if it is closed already, this becomes the new end.
     pub fn release(&self, until: Monotonic) {
         self.0.send_modify(|hold| {
             *hold = match *hold {
@@ -42,12 +42,13 @@ impl DriverGate {
         self.0.subscribe()
     }
 
-    /// Until when the library must be closed, if it must.
+    /// The time until which the library must be closed; `None` if it may be open.
     pub(super) fn closed(&self, now: Monotonic) -> Option<Monotonic> {
         self.0.borrow().requested_until(now)
     }
 
-    /// Records that the library is closed. Returns until when, unless that time is over.
+    /// Records that the library is closed. Returns the time until which it stays closed; `None` if that time is over,
+    /// or the request was taken back.
     pub(super) fn released(&self, now: Monotonic) -> Option<Monotonic> {
         self.0.send_if_modified(|hold| match hold.requested_until(now) {
             Some(until) if *hold != (DriverHold::Released { until }) => {

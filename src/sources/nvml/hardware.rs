@@ -20,7 +20,7 @@ use wire::sysfs_file::aer_total;
 /// about two calls a second.
 const EVERY: u32 = 4;
 
-/// Reads all of it.
+/// Takes the readings of one round.
 pub(super) fn read(gpu: &mut PolledGpu, sysfs: &Path) {
     let at = monotonic();
     slot(gpu, at);
@@ -78,7 +78,7 @@ fn fabric(gpu: &mut PolledGpu, at: Monotonic) {
     gpu.sample.hardware.fabric = Reading::from_result(fabric, at);
 }
 
-/// The GPU's place in the fabric; a driver that answers the state "not supported" means that the GPU is in none.
+/// The GPU's place in the fabric. If a driver answers the state "not supported", the GPU is in no fabric.
 fn read_fabric(device: &Device<'static>) -> Result<Fabric, NvmlError> {
     let (info, summary) = raw::fabric(device)?;
     Ok(Fabric {

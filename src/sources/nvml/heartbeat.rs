@@ -22,7 +22,7 @@ pub(super) struct Heartbeat {
     answered: Mutex<Option<Monotonic>>,
     /// The poller has been replaced, or the agent stops: the thread makes no further call and ends.
     dismissed: AtomicBool,
-    /// A sign was seen that the list of GPUs has changed.
+    /// The list of GPUs may have changed.
     inventory_requested: AtomicBool,
     /// GPUs that this poller skips because a call to them hangs in another poller.
     skipped: Mutex<BTreeSet<GpuKey>>,
@@ -117,7 +117,7 @@ impl Heartbeat {
         Some(Stuck { gpu: call.gpu.clone(), hangs: now.since(call.began) > hangs_after })
     }
 
-    /// Whether a call is in progress for longer than this.
+    /// Whether a call has been in progress for longer than this.
     pub(super) fn silent_for(&self, now: Monotonic, long: Duration) -> bool {
         self.call.lock().as_ref().is_some_and(|call| now.since(call.began) > long)
     }
@@ -152,7 +152,7 @@ impl Heartbeat {
         !self.skipped.lock().is_empty()
     }
 
-    /// Whether a GPU is skipped of which only the index is known.
+    /// Whether a GPU is skipped that is known only by its index.
     pub(super) fn skips_an_index(&self) -> bool {
         self.skipped.lock().iter().any(|gpu| matches!(gpu, GpuKey::Index(_)))
     }

@@ -48,7 +48,8 @@ pub(super) fn list(
     Ok(instances)
 }
 
-/// Reads the identity of an instance. An instance that goes away meanwhile is an error; the next round sees that.
+/// Reads the identity of an instance. If the instance is removed meanwhile, this is an error, and the next round lists
+/// the new layout.
 fn identify(
     round: &mut PollRound<'_>,
     device: &Device<'static>,

@@ -40,7 +40,7 @@ impl KnownGpu {
     }
 }
 
-/// What an inventory reads from: the library, under a heartbeat, and sysfs.
+/// The sources of an inventory: the library, under a heartbeat, and sysfs.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct InventorySource<'a> {
     pub(super) nvml: &'static Nvml,

@@ -66,7 +66,7 @@ pub(super) fn driver_load(sysfs: &Path) -> Option<u64> {
     std::fs::metadata(sysfs.join("module/nvidia")).ok().map(|folder| folder.ino())
 }
 
-/// What was tried and what NVML answered, then what to do.
+/// A text that says what was tried, what NVML answered, and what to do.
 fn advice(path: Option<&Path>, why: Absence, error_text: &str) -> String {
     let library = path.map_or_else(|| DEFAULT.to_owned(), |path| path.display().to_string());
     let tried = match why {

@@ -449,7 +449,7 @@ fn next(deadline: Monotonic, period: Duration, now: Monotonic) -> Monotonic {
     Monotonic(deadline.0.saturating_add(period.saturating_mul(missed.saturating_add(1))))
 }
 
-/// When to repeat what was due; the first time, GPUs are spread over the period by their index.
+/// When to repeat readings that were due; the first time, GPUs are spread over the period by their index.
 fn later(due: Monotonic, period: Duration, now: Monotonic, index: usize) -> Monotonic {
     if due != Monotonic::default() {
         return now.after(period);

@@ -172,7 +172,8 @@ impl GpuCaller {
         std::mem::take(&mut self.lost)
     }
 
-    /// Repeats calls without permission at the next chance: if a GPU answers nothing else, that may be a passing state.
+    /// Lets calls that were refused for lack of permission be made again in the next round: if a GPU answers nothing
+    /// else, that state may pass.
     pub(super) fn ask_permission_again(&mut self) {
         let refused = self.answers.values_mut().filter(|refusal| refusal.why == Absence::NoPermission);
         refused.for_each(|refusal| refusal.at = None);
@@ -250,8 +251,8 @@ impl OwnUse {
 }
 
 /// When the wall clock is set back, NVML's buffers hold timestamps in the future. The agent ignores these samples until
-/// they have left the buffers. Otherwise one of them would be the newest, and nothing would be newer for as long as the
-/// jump was.
+/// they have left the buffers. Otherwise one of them would count as the newest, and no sample would be newer until the
+/// clock has caught up.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Skew {
     /// Wall clock minus monotonic clock at the last check, in microseconds.
@@ -274,7 +275,7 @@ impl Skew {
         self.offset = Some(offset);
     }
 
-    /// The latest timestamp that is accepted; any, if the clock was not set back lately.
+    /// The latest timestamp that is accepted; no limit if the clock was not set back lately.
     pub(super) fn latest(&self, now: Now) -> u64 {
         match self.back {
             Some(back) if now.monotonic.since(back) < Self::BUFFERED => {

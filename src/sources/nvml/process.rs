@@ -21,7 +21,7 @@ use nvml_wrapper::struct_wrappers::device::ProcessInfo;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// An empty list of graphics processes is read again after so many lists, usually a minute: a compute node has no
+/// An empty list of graphics processes is read again after this many lists, usually a minute: a compute node has no
 /// graphics processes. It is read at once when the GPU shows signs of a process that is in no other list.
 const GRAPHICS_EVERY: u32 = 12;
 /// Used memory that no listed process explains must grow by this much to be such a sign. Drivers keep smaller, changing
@@ -51,7 +51,7 @@ impl Clients {
 struct Graphics {
     /// The list was read, and it was empty.
     empty: bool,
-    /// Process lists since then without it.
+    /// Process lists made since then without reading it.
     without: u32,
     /// The least unexplained memory since then; `None` if it is unknown.
     unexplained: Option<u64>,

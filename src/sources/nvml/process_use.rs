@@ -297,12 +297,12 @@ mod tests {
             ("a refresh that was missed", &[(10, 80), (30, 80), (40, 80), (50, 80)], (0, 50), Some(0), None, 80.0),
             ("a burst of a moment", &[(34, 100)], (0, 50), None, None, 20.0),
             ("the end of a run that began before", &[(2, 100)], (0, 50), Some(0), None, 4.0),
-            ("one that began here", &[(2, 100)], (0, 50), None, None, 4.0),
+            ("a run that began in the window", &[(2, 100)], (0, 50), None, None, 4.0),
             ("the sample before was of another run", &[(30, 100)], (0, 50), Some(0), None, 20.0),
             ("no sample at all", &[], (0, 50), None, None, 0.0),
             ("no window", &[], (50, 50), None, None, 0.0),
             ("from its start only", &[(50, 100)], (0, 50), None, Some(45), 10.0),
-            ("samples before its start are of another", &[(10, 100), (20, 50)], (0, 50), None, Some(15), 5.0),
+            ("samples before its start are of another process", &[(10, 100), (20, 50)], (0, 50), None, Some(15), 5.0),
             ("never more than all", &[(10, 100), (20, 100)], (10, 20), Some(0), None, 100.0),
         ] {
             let got = share(samples, window, before, started);

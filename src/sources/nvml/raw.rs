@@ -49,7 +49,7 @@ pub(super) fn same(one: &Device<'static>, other: &Device<'static>) -> bool {
 /// Initialises a library again that is already loaded.
 pub(super) fn initialise(nvml: &'static Nvml) -> Result<(), NvmlError> {
     let call = nvml_sym(nvml.lib().nvmlInit_v2.as_ref())?;
-    // SAFETY: takes nothing, and may be called any number of times (NVML counts).
+    // SAFETY: takes no argument, and may be called any number of times (NVML counts).
     nvml_try(unsafe { call() })
 }
 
@@ -57,7 +57,7 @@ pub(super) fn initialise(nvml: &'static Nvml) -> Result<(), NvmlError> {
 /// ones, and must drop event sets and samples before.
 pub(super) fn shut_down(nvml: &'static Nvml) -> Result<(), NvmlError> {
     let call = nvml_sym(nvml.lib().nvmlShutdown.as_ref())?;
-    // SAFETY: takes nothing; NVML answers calls after it with an error.
+    // SAFETY: takes no argument; NVML answers calls after it with an error.
     nvml_try(unsafe { call() })
 }
 
@@ -113,7 +113,7 @@ pub(super) fn link_errors(device: &Device<'static>, link: u32, kind: u32) -> Res
 /// before R570) lacks. (The wrapper does not offer this.)
 pub(super) fn fabric(device: &Device<'static>) -> Result<(nvmlGpuFabricInfoV_t, Option<u8>), NvmlError> {
     let call = nvml_sym(device.nvml().lib().nvmlDeviceGetGpuFabricInfoV.as_ref())?;
-    // SAFETY: a C structure of numbers, for which all zeroes is a value.
+    // SAFETY: a C structure of numbers, for which all zeroes is a valid value.
     let mut info: nvmlGpuFabricInfoV_t = unsafe { std::mem::zeroed() };
     info.version = version::<nvmlGpuFabricInfoV_t>(3);
     // SAFETY: the handle is live, and the structure has the version that its field says.
@@ -170,7 +170,7 @@ pub(super) fn field_list(
 ) -> Result<Vec<Result<u64, NvmlError>>, NvmlError> {
     let call = nvml_sym(device.nvml().lib().nvmlDeviceGetFieldValues.as_ref())?;
     let field = |id: &u32| {
-        // SAFETY: a C structure of numbers, for which all zeroes is a value.
+        // SAFETY: a C structure of numbers, for which all zeroes is a valid value.
         let mut value: nvmlFieldValue_t = unsafe { std::mem::zeroed() };
         value.fieldId = *id;
         value.scopeId = scope;
@@ -215,7 +215,7 @@ pub(super) fn register(device: &Device<'static>, kinds: u64, set: &EventSet<'sta
 pub(super) fn wait(set: &EventSet<'static>, timeout_ms: u32) -> Result<NvmlEvent, NvmlError> {
     let nvml = set.nvml;
     let call = nvml_sym(nvml.lib().nvmlEventSetWait_v2.as_ref())?;
-    // SAFETY: a C structure of numbers and one pointer, for which all zeroes is a value.
+    // SAFETY: a C structure of numbers and one pointer, for which all zeroes is a valid value.
     let mut data: nvmlEventData_t = unsafe { std::mem::zeroed() };
     // SAFETY: the set is live, and the structure outlives the call.
     nvml_try(unsafe { call(set.handle(), &mut data, timeout_ms) })?;

@@ -30,8 +30,8 @@ enum End {
     Unknown(PciSlot, Absence),
 }
 
-/// Reads the topology. This costs a call for each pair and some for each NVLink, so it is done when the set of GPUs
-/// changes, and rarely besides (an NVLink may go down). Returns the failed calls of each GPU.
+/// Reads the topology. This costs a call for each pair and some for each NVLink, so it is done only when the set of
+/// GPUs changes, and rarely otherwise (an NVLink may go down). Returns the failed calls of each GPU.
 pub(super) fn read(source: InventorySource<'_>, known: &mut [KnownGpu]) -> Vec<(GpuUuid, Failed)> {
     let mut failed = Vec::new();
     let slots_of_gpus: BTreeSet<PciSlot> =

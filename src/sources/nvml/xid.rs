@@ -11,7 +11,8 @@ use wire::kernel_log::{KernelSxid, KernelXid, pci_slot};
 /// The same GPU and code from the other source within this time is the same error. Both sources report within
 /// milliseconds; the event thread may be a second late on a busy machine.
 const SAME: Duration = Duration::from_secs(5);
-/// Maximum number of errors that are kept for comparison. A failing machine brings a handful a second; 256 are more than five seconds' worth.
+/// Maximum number of errors that are kept for comparison. A failing machine reports a handful a second; 256 are more
+/// than five seconds' worth.
 const REMEMBERED: usize = 256;
 
 /// The errors of the last seconds.
@@ -30,7 +31,7 @@ struct SeenXid {
     at: Monotonic,
 }
 
-/// What a report adds to earlier ones.
+/// The part of a report that earlier reports did not have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum News {
     /// The error itself.

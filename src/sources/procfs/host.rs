@@ -76,7 +76,7 @@ impl HostReader {
     }
 
     /// Finds the whole disks in `/sys/block`, which lists partitions below their disks. Leaves out devices that lie on
-    /// other disks or in memory: they would count twice, or are no disks.
+    /// other disks or in memory: they would count twice, or are not disks.
     pub fn find_disks(&mut self, reader: &mut KernelFileReader) {
         let mut disks: Vec<Box<[u8]>> = Vec::new();
         // Entries of /sys/block are links; in a tree made by tests they may be directories.
@@ -104,7 +104,7 @@ impl HostReader {
         self.interfaces.find(reader);
     }
 
-    /// Reads what changes slowly; [`HostReader::read`] repeats these values with the time of this read.
+    /// Reads the values that change slowly; [`HostReader::read`] repeats these values with the time of this read.
     pub fn read_slow(&mut self, reader: &mut KernelFileReader) {
         self.oom_kills = match self.take(reader, File::Vm, oom_kills) {
             Reading::Measured(Some(kills), at) => Reading::Measured(kills, at),
@@ -192,7 +192,7 @@ impl HostReader {
     }
 
     fn network(&mut self, reader: &mut KernelFileReader) -> Reading<NetworkSample> {
-        // Process 1 is the agent's own container's, and so is its network.
+        // Process 1 belongs to the agent's own container, and so does its network.
         if self.visibility == ProcVisibility::Private {
             return Reading::Absent(Absence::ProcessesHidden);
         }

@@ -2,7 +2,7 @@
 //! (docs/decisions/0072).
 //!
 //! ```text
-//!   bytes ──complete? ASCII?──▶ procfs-core ──▶ the values of which a sample is made
+//!   bytes ──complete? ASCII?──▶ procfs-core ──▶ the values of a sample
 //! ```
 //!
 //! What must never happen here: a number from an incomplete file; a value for a key that the kernel did not write; a
@@ -29,7 +29,7 @@ fn complete(text: &[u8]) -> Result<&str, MalformedHostFile> {
     if text.is_ascii() && text.ends_with('\n') { Ok(text) } else { Err(MalformedHostFile) }
 }
 
-/// What is used of `/proc/stat`; times are clock ticks of all processors since boot.
+/// The values used from `/proc/stat`; times are clock ticks of all processors since boot.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct HostStat {
     /// Time in user mode, including nice.
@@ -73,7 +73,7 @@ pub fn host_stat(text: &[u8]) -> Result<HostStat, MalformedHostFile> {
     })
 }
 
-/// What is used of `/proc/meminfo`.
+/// The values used from `/proc/meminfo`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MemInfo {
     /// Total memory.
@@ -117,7 +117,7 @@ pub fn meminfo(text: &[u8]) -> Result<MemInfo, MalformedHostFile> {
     })
 }
 
-/// What is used of `/proc/loadavg`.
+/// The values used from `/proc/loadavg`.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct HostLoad {
     /// Load averages over 1, 5 and 15 minutes.

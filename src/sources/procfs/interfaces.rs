@@ -72,7 +72,7 @@ impl Interfaces {
         reader.link(&device).is_ok()
     }
 
-    /// Whether the interface is enslaved to another one that has a device itself and so counts the bytes of both.
+    /// Whether the interface is enslaved to another interface that has a device itself and so counts the bytes of both.
     fn is_below_another(&self, reader: &mut KernelFileReader, name: &[u8]) -> bool {
         let Ok(master) = reader.link(&[&self.net, name, b"/master"]) else { return false };
         let master = master.rsplit(|b| *b == b'/').next().unwrap_or_default().to_vec();

@@ -45,7 +45,7 @@ pub struct NetworkNamespaces {
 enum NamespaceId {
     /// The link `/proc/<pid>/ns/net`, which only a process that may trace the other can read.
     Link,
-    /// The inode of `/proc/<pid>/net/dev`, of which the kernel makes one for each namespace, readable by all.
+    /// The inode of `/proc/<pid>/net/dev`, which differs for each namespace and which every process can read.
     Counters,
 }
 

@@ -57,7 +57,7 @@ pub fn command(stat: &ProcStat<'_>) -> Arc<str> {
 /// The number of a process's namespace of this kind (`net`, `cgroup`).
 ///
 /// # Errors
-/// [`ReadFailure`]; reading another user's needs `CAP_SYS_PTRACE`.
+/// [`ReadFailure`]; reading it for another user's process needs `CAP_SYS_PTRACE`.
 pub fn namespace(reader: &mut KernelFileReader, procfs: &[u8], process: &[u8], kind: &str) -> Result<u64, ReadFailure> {
     let link = reader.link(&[procfs, b"/", process, b"/ns/", kind.as_bytes()])?;
     wire::proc_line::namespace(link, kind).ok_or(ReadFailure::NotAFile)

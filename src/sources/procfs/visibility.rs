@@ -18,7 +18,7 @@ const MACHINES: u64 = 0xeffffffc;
 /// Which processes the agent can see.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ProcVisibility {
-    /// All of them (or there is no sign against it, as in a tree that a test made).
+    /// All of them (or nothing shows otherwise, as in a tree that a test made).
     Machine,
     /// Those of the agent's private namespace: `/proc` has no others, and lists of processes leave the others out.
     Private,
@@ -28,7 +28,7 @@ pub enum ProcVisibility {
 }
 
 impl ProcVisibility {
-    /// Detects this from `/proc/self`, which needs no capability.
+    /// Detects the visibility from `/proc/self`, which needs no capability.
     #[must_use]
     pub fn detect(reader: &mut KernelFileReader, procfs: &[u8]) -> ProcVisibility {
         match namespace(reader, procfs, b"self", "pid") {

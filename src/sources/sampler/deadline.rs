@@ -51,7 +51,7 @@ impl Wake for Unpark {
     }
 }
 
-/// A cancellation for a thread without a runtime, which is woken and does not poll.
+/// Cancellation for a thread without a runtime: the thread is woken, so it does not poll.
 #[derive(Debug)]
 pub struct ThreadStop {
     token: CancellationToken,

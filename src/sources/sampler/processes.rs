@@ -24,12 +24,12 @@ use std::time::Duration;
 use wire::cgroup_file::{digits, process_io};
 use wire::proc_file::ProcStat;
 
-/// Least time from the beginning of a pass to that of the next, as a multiple of the pass: a quarter of a percent of a
-/// core.
+/// Least time from the beginning of a pass to the beginning of the next, as a multiple of the pass: a quarter of a
+/// percent of a core.
 pub const SHARE: u32 = 400;
-/// This holds for the default slow period; a shorter period costs more in proportion...
+/// [`SHARE`] applies at this period, the default slow period; a shorter period costs more in proportion.
 const USUAL: Duration = Duration::from_secs(5);
-/// ...up to a quarter of a core.
+/// Limit of that higher cost: a quarter of a core.
 const LEAST_SHARE: u32 = 4;
 /// Longest time between two passes, whatever they cost.
 const LONGEST: Duration = Duration::from_secs(120);
@@ -65,7 +65,7 @@ pub struct ProcessPasses {
     list_failed: bool,
 }
 
-/// What is kept of a process.
+/// The data that is kept about a process.
 #[derive(Debug)]
 struct Known {
     process: HostProcess,

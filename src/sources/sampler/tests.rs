@@ -86,7 +86,7 @@ fn a_full_queue_is_counted_and_does_not_block() {
     assert_eq!(samples, crate::report::QUEUE);
 }
 
-/// The number of missed deadlines, which the caller of a pass gives, numbers the passes here.
+/// The test passes the number of each pass as its number of missed deadlines, so that the reports can be told apart.
 #[test]
 fn a_subscriber_sees_every_pass_in_order_while_an_owner_that_never_reads_loses_them() {
     let none = tempfile::tempdir().unwrap();

@@ -76,8 +76,9 @@ fn read_line(child: &mut Child, prefix: &str) -> String {
     lines.map(Result::unwrap).find_map(|line| line.split(prefix).nth(1).map(str::to_string)).expect(prefix)
 }
 
-/// Shows nothing by itself: [`task`] enters a second process of this test binary here, because the binary has no `main`
-/// of ours. The tests that start it check its output. Without the variable it ends at once, and counts as passed.
+/// No test by itself: [`task`] starts this test binary again with this function as its entry, because the binary has no
+/// `main` of ours. The tests that start it check its output. Without the variable it ends at once, and counts as
+/// passed.
 #[test]
 fn entry_of_a_child_process() {
     let Ok(task) = std::env::var(TASK) else { return };
@@ -277,7 +278,7 @@ fn from_a_private_cgroup_namespace_owners_are_found_in_the_mounted_hierarchy() {
     let containers: Vec<(String, u32)> = containers.map(|one| (one.path.clone(), one.pid)).collect();
     for (path, pid) in &containers {
         let inner = task("owner");
-        // The root of the new namespace is where the process is when it is made: beside the pod, below every
+        // The root of the new namespace is the cgroup that the process is in at that moment: beside the pod, below every
         // hierarchy's root.
         let mut child = Command::new("sh");
         child.args(["-c", "read joined; exec unshare -C \"$@\"", "sh"]).arg(inner.get_program()).args(inner.get_args());
@@ -352,7 +353,7 @@ fn pods_created_at_fifty_a_second_are_all_sampled_and_leave_no_open_file() {
     let after = held();
     let files = (before.len(), after.len());
     println!("{made} pods made, {} seen, {} sampled, files {} -> {}", seen.len(), sampled.len(), files.0, files.1);
-    assert!(missed.is_empty(), "{} pods that were there for two passes were missed", missed.len());
+    assert!(missed.is_empty(), "{} pods that existed for two passes were missed", missed.len());
     assert_eq!(files.0, files.1, "kept-open files of pods that are gone: {after:?}");
     drop(stays);
     table.pass();
@@ -376,9 +377,9 @@ fn reads_in(pass: impl FnOnce()) -> u64 {
 /// Passes from one slow reading of a cgroup to its next.
 const SLOW: u64 = 5;
 
-/// What a pass costs is the calls that it makes: they are counted, because their time depends on what else the machine does.
-/// The CPU time of the whole agent beside cAdvisor's is in tests/bench/footprint. On cgroup v1 trees a busy cgroup takes 3.2
-/// reads a pass and two opened files each fifth pass, an idle one 2.1 reads and none.
+/// The cost of a pass is counted in calls, because their time depends on what else the machine does. The CPU time of
+/// the whole agent beside cAdvisor's is in tests/bench/footprint. On cgroup v1 trees a busy cgroup takes 3.2 reads a
+/// pass and two opened files each fifth pass, an idle one 2.1 reads and none.
 #[test]
 #[ignore = "needs root: tests/run"]
 fn a_pass_over_known_cgroups_takes_few_reads_and_opens_nothing_in_idle_ones() {
@@ -405,7 +406,7 @@ fn a_pass_over_known_cgroups_takes_few_reads_and_opens_nothing_in_idle_ones() {
     };
     period(false);
     let busy = period(false);
-    // The first slow reading is what the second one is compared with.
+    // The second slow reading is compared with the first.
     period(true);
     let idle = period(true);
     let cgroups = reports.len() as u64;

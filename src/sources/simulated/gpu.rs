@@ -54,9 +54,9 @@ fn through(product: &Product) -> Result<u32, Absence> {
     if product.nvlinks > 0 { Err(Absence::ThroughSwitch) } else { Ok(0) }
 }
 
-/// Bytes of a share of a whole.
+/// A share of this many bytes.
 #[expect(clippy::cast_precision_loss, reason = "made up, and exact below 8 PiB")]
-#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "`as` saturates, which is what is wanted")]
+#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "`as` saturates, as intended")]
 fn part(of: Bytes, share: f64) -> Bytes {
     Bytes((of.0 as f64 * share) as u64)
 }
@@ -71,7 +71,7 @@ fn celsius(number: f64) -> Celsius {
     Celsius(number.round() as i32)
 }
 
-#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "`as` saturates, which is what is wanted")]
+#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "`as` saturates, as intended")]
 fn whole(number: f64) -> u64 {
     number as u64
 }
@@ -220,7 +220,7 @@ impl SimulatedGpu {
         self.product.power.map(|(idle, most)| idle + (most - idle) * 0.9 * busy)
     }
 
-    /// Sets memory: what the processes hold, a little that belongs to none, and the driver's reserve.
+    /// Sets memory: what the processes hold, a little that belongs to no process, and the driver's reserve.
     fn put_memory(&self, sample: &mut GpuSample, at: Monotonic) {
         let Some(all) = self.product.memory else { return };
         let held = self.tenants.iter().filter_map(|tenant| self.held_by(tenant)).fold(Bytes(0), Bytes::plus);

@@ -11,8 +11,8 @@ use std::fmt;
 
 /// Processes on one GPU.
 pub(super) const ON_EACH: usize = 2;
-/// Most processes that are read in one search: each costs a few reads of `/proc`, so this is about 20 ms. With the next
-/// list, the search for what is missing is repeated.
+/// Most processes that are read in one search: each costs a few reads of `/proc`, so this is about 20 ms. The search
+/// for missing processes is repeated with the next list.
 const LOOKED_AT: usize = 512;
 
 /// A container that holds one of the GPUs.
@@ -62,7 +62,7 @@ impl SimulatedProcess {
 }
 
 impl SimulatedProcesses {
-    /// For so many GPUs. No process is chosen yet.
+    /// For this many GPUs. No process is chosen yet.
     pub(super) fn new(roots: HostRoots, owners: ProcessOwnerReader, gpus: u32) -> Self {
         let wanted = ON_EACH * usize::try_from(gpus).unwrap_or(usize::MAX);
         SimulatedProcesses { roots, owners, wanted, chosen: Vec::new() }

@@ -12,11 +12,11 @@ pub(super) struct Product {
     pub(super) name: &'static str,
     /// Architecture.
     pub(super) architecture: &'static str,
-    /// Total memory; `None` if NVML does not tell.
+    /// Total memory; `None` if NVML does not report it.
     pub(super) memory: Option<Bytes>,
     /// Clocks of SMs and memory, in MHz.
     pub(super) clocks: (u32, u32),
-    /// Idle and highest power in watts; `None` if NVML does not tell.
+    /// Idle and highest power in watts; `None` if NVML does not report it.
     pub(super) power: Option<(f64, f64)>,
     /// The number of NVLinks.
     pub(super) nvlinks: u32,

@@ -32,7 +32,8 @@ fn listed(harness: &mut Harness, place: u32, regular: usize) -> (usize, usize) {
     (fake.calls(COMPUTE, place), fake.calls(REGULAR, place))
 }
 
-/// A GPU whose used memory always changes is listed twice as often as another one, and its GPM is read no more often.
+/// The processes of a GPU whose used memory always changes are listed at most twice as often as those of another GPU,
+/// and its GPM is read no more often.
 #[test]
 fn constantly_changing_memory_does_not_cause_unlimited_process_lists() {
     let mut harness = Harness::start(counted(vec![churning(1), fake_gpus("H100", 1)]));
@@ -98,7 +99,7 @@ fn a_field_unknown_to_the_driver_is_read_once_until_the_library_is_reopened() {
     assert_eq!(sample.recovery.absence(), Some(Absence::NotInThisDriver), "not a failure of the call");
     assert_eq!(sample.temperature_memory.absence(), Some(Absence::NotSupported));
     put(&harness.path("proc/driver/nvidia/gpus/0000:7f:00.0/information"), "Bus Location: 0000:7f:00.0\n");
-    harness.wait("the library opened anew", |_| fake.calls("field:230", 0) >= 2 && fake.calls("field:82", 0) >= 2);
+    harness.wait("the library reopened", |_| fake.calls("field:230", 0) >= 2 && fake.calls("field:82", 0) >= 2);
 }
 
 /// Regression: each of the fields was read on each of twelve links in every round.
@@ -120,7 +121,7 @@ fn nvlink_fields_unknown_to_the_driver_are_read_in_one_round() {
     assert!((208..=221).any(|field| fake.calls(&format!("field:{field}"), 0) > 0), "these fields are read");
     let sample = harness.sample(0, "a sample", |sample| sample.nvlink_bytes != Reading::NOT_YET);
     assert_eq!(sample.nvlink_bytes.absence(), Some(Absence::NotInThisDriver), "not a failure of the call");
-    assert_eq!(harness.seen.failures, 0, "what a driver does not know is no failure");
+    assert_eq!(harness.seen.failures, 0, "a field that the driver does not know is not a failure");
 }
 
 #[test]

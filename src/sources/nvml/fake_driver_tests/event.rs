@@ -140,5 +140,5 @@ fn errors_of_a_switch_are_reported_once_each() {
     harness.wait("the second error", |seen| seen.sxids.iter().any(|sxid| sxid.fatal));
     let reported: Vec<_> = harness.seen.sxids.iter().map(|sxid| (&*sxid.switch, sxid.code, sxid.link)).collect();
     assert_eq!(reported, [("00000000:C4:00.0", 22_013, Some(44)), ("00000000:C1:00.0", 20_034, Some(30))]);
-    assert!(harness.seen.xids.is_empty(), "they are of no GPU");
+    assert!(harness.seen.xids.is_empty(), "they belong to no GPU");
 }

@@ -239,7 +239,7 @@ fn measured(reports: &GpuReports<'_>) -> BTreeSet<(&'static str, &'static str)> 
     everything(reports).into_iter().filter(|(_, why)| why.is_none()).map(|(name, _)| name).collect()
 }
 
-/// Runs every case with every code that is a failure of it, on as many GPUs at a time as fit beside a healthy one.
+/// Runs every case with every code that counts as its failure, on as many GPUs at a time as fit beside a healthy one.
 /// Readings that depend on the call must be absent; all others of that GPU, and all of the healthy one, must be as on a
 /// GPU without failing calls.
 fn check_cases(cases: &[Case], make_gpu: fn(u32) -> FakeGpu) {

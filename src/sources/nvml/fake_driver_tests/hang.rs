@@ -14,8 +14,8 @@ fn reads(sample: &GpuSample) -> bool {
     sample.power.get().is_some()
 }
 
-/// The source has never been reported as anything but working. The thread that reports this is not the one that reports the
-/// readings, so it may be later.
+/// Checks that the source was reported as working and in no other state. This report and the readings come from
+/// different threads, so it may come after the readings.
 fn has_only_worked(harness: &mut Harness) {
     harness.wait("the state of the source", |seen| !seen.source.is_empty());
     assert!(matches!(harness.seen.source[..], [GpuSourceState::Working { .. }]), "{:?}", harness.seen.source);
@@ -38,7 +38,7 @@ fn a_hanging_gpu_is_absent_and_other_gpus_are_still_read() {
     harness.sample(1, "back", reads);
 }
 
-/// Removes the GPUs at these places, and waits until the list has as many as are left.
+/// Removes the GPUs at these places, and waits until the list has `left` GPUs.
 fn take_out(harness: &mut Harness, places: &[usize], left: usize) {
     harness.change(|scenario| places.iter().for_each(|place| scenario.gpus[*place].present = false));
     harness.wait("a shorter list", |seen| seen.gpus.as_ref().is_some_and(|gpus| gpus.len() == left));

@@ -85,7 +85,11 @@ fn retired_pages_are_counted_by_cause_if_the_gpu_retires_pages() {
     assert_eq!((retired.corrected.get(), retired.uncorrected.get()), (Some(Count(5)), Some(Count(2))));
     assert_eq!(retired.pending.get(), Some(true));
     let retired = harness.sample(1, "T4", ready).hardware.retired;
-    assert_eq!((retired.corrected.get(), retired.pending.get()), (Some(Count(0)), Some(false)), "none is a number");
+    assert_eq!(
+        (retired.corrected.get(), retired.pending.get()),
+        (Some(Count(0)), Some(false)),
+        "no retired page is 0, not absent"
+    );
     let retired = harness.sample(2, "A100", ready).hardware.retired;
     assert_eq!(retired.uncorrected.absence(), Some(Absence::NotSupported), "it remaps rows");
 }
@@ -124,12 +128,12 @@ fn nvlinks_are_reported_with_the_errors_that_their_generation_counts() {
     ] {
         let sample = harness.sample(place, model, |sample| sample.hardware.nvlinks != Reading::NOT_YET);
         let links = sample.hardware.nvlinks.value().expect(model);
-        assert_eq!(links.len(), count, "{model}: one that is down is in the list");
+        assert_eq!(links.len(), count, "{model}: a link that is down is in the list");
         let down: Vec<u32> = links.iter().filter(|link| !link.up).map(|link| link.number).collect();
         assert_eq!(down, [3], "{model}");
         assert_eq!(errors(&links[3]), counted, "{model}");
         let well: Vec<_> = counted.iter().map(|(kind, _)| (*kind, 0)).collect();
-        assert_eq!(errors(&links[4]), well, "{model}: none of what is counted, and nothing else");
+        assert_eq!(errors(&links[4]), well, "{model}: 0 for each kind that is counted, and no other kind");
     }
     let none = harness.sample(4, "a GPU without links", |sample| sample.hardware.nvlinks != Reading::NOT_YET);
     assert_eq!(none.hardware.nvlinks.absence(), Some(Absence::NotSupported));
@@ -166,6 +170,6 @@ fn the_fabric_is_reported_with_its_state_and_its_faults() {
         assert_eq!(faults, [("degraded_bandwidth", true), ("route_recovery", false)], "{driver}");
         let waiting = reported(&mut harness, 1).get().unwrap();
         assert_eq!(waiting.state, FabricState::NotStarted, "{driver}: no fabric manager");
-        assert_eq!(reported(&mut harness, 2).absence(), Some(Absence::NotSupported), "{driver}: of no fabric");
+        assert_eq!(reported(&mut harness, 2).absence(), Some(Absence::NotSupported), "{driver}: in no fabric");
     }
 }

@@ -33,7 +33,7 @@ fn a_gpu_is_reported_with_its_whole_identity() {
     let back = &gpus[1].links[0];
     assert_eq!((back.path.get(), back.nvlinks.absence()), (Some(GpuPath::SingleSwitch), Some(Absence::ThroughSwitch)));
     assert_eq!(gpus[1].architecture.value().map(|name| &**name), Some("Ampere"));
-    assert_eq!(gpus[1].numa_node.get(), Some(1), "from NVML, for want of a slot in sysfs");
+    assert_eq!(gpus[1].numa_node.get(), Some(1), "from NVML, because sysfs does not have the slot");
     let expected = GpuSourceState::Working {
         driver: "550.127.08".into(),
         nvml: "12.550.127.08".into(),

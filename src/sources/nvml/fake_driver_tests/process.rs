@@ -169,7 +169,7 @@ fn a_pid_reused_between_two_readings_belongs_to_no_pod() {
     assert_eq!(container(&second), Some(&*path(2)), "the next list knows it");
 }
 
-/// A list that comes early keeps the last measured use, of processes that are still there.
+/// An early list keeps the last measured use of processes that still exist.
 #[test]
 fn a_pid_reused_between_two_lists_does_not_inherit_the_measured_use() {
     let running = vec![process(4711, 3 << 30, 40.0)];

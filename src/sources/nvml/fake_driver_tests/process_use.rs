@@ -16,10 +16,10 @@ use std::time::Duration;
 
 /// The driver's clock at scenario second 0, in microseconds.
 const ORIGIN: u64 = 1_700_000_000_000_000;
-/// The read for a second comes a little after it.
+/// The read for a second is made this much later, in microseconds.
 const LATER: u64 = 50_000;
 
-/// SM use of each process, in the lists of so many seconds without the first list.
+/// SM use of each process in the lists of `seconds` seconds, without the first list.
 fn lists(gpu: FakeGpu, seconds: u64) -> Vec<BTreeMap<u32, Reading<Percent>>> {
     let clock = |second: u64| {
         let micros = Duration::from_micros(second * 1_000_000 + LATER);
@@ -32,8 +32,8 @@ fn lists(gpu: FakeGpu, seconds: u64) -> Vec<BTreeMap<u32, Reading<Percent>>> {
     for second in 1..=seconds {
         harness.change(|scenario| scenario.clock = clock(second));
         let wall = ORIGIN + second * 1_000_000 + LATER;
-        // The library reads its scenario when it is called, and not too often. If its clock moves between the calls for
-        // the length and for the list, that is an error.
+        // The fake library reads its scenario again on some of its calls only. Its clock must not move between the call
+        // for the length and the call for the list: that is an error.
         let newest =
             || polled.known.device.samples(Sampling::GpuUtilization, 0).ok()?.last().map(|sample| sample.timestamp);
         while newest().is_none_or(|newest| newest + 200_000 < wall) {

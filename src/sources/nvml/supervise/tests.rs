@@ -114,7 +114,7 @@ fn a_call_stalls_at_the_first_check_after_two_seconds_and_hangs_at_the_first_aft
         std::slice::from_ref(&stalls),
         "at the first check"
     );
-    assert_eq!(check(before.after(patience.hang_after)), [stalls], "a stall is no hang");
+    assert_eq!(check(before.after(patience.hang_after)), [stalls], "a stall is not a hang");
     assert!(stalled(&mut observations).is_empty(), "no other call was answered either");
     assert_eq!(check(Monotonic(after.after(patience.hang_after).0 + 1)), [hangs], "at the first check");
     // No replacement is possible here, so the whole source hangs at that moment, not before.
@@ -130,7 +130,7 @@ fn a_call_stalls_at_the_first_check_after_two_seconds_and_hangs_at_the_first_aft
     end(supervisor);
 }
 
-/// The GPUs against which calls have counted so far; nothing else but failures was reported.
+/// The GPUs reported as stalled so far. Apart from failures, nothing else may have been reported.
 fn stalled(observations: &mut Observations) -> Vec<GpuUuid> {
     let observations = std::iter::from_fn(|| observations.try_recv().ok());
     observations
