@@ -66,7 +66,7 @@ impl ApiFilter {
 /// Writes `document` to the end of `out`.
 ///
 /// # Errors
-/// An error of serde_json. None is expected, because the documents hold plain values only.
+/// An error of serde_json. No error is expected, because the documents contain only plain values.
 pub fn render(
     document: ApiDocument,
     filter: &ApiFilter,
@@ -152,7 +152,7 @@ mod tests {
     use crate::sample_view;
     use std::path::PathBuf;
 
-    /// The order of the fields is kept too: a field that moves is a change that nobody asked for.
+    /// The order of the fields is checked too, so that no field moves by accident.
     #[test]
     fn the_document_of_the_gpus_of_the_small_view_is_kept() {
         let mut out = Vec::new();
@@ -164,6 +164,6 @@ mod tests {
             std::fs::write(&path, &text).unwrap();
         }
         let kept = std::fs::read_to_string(&path).unwrap_or_default();
-        assert!(kept == text, "{} is not what is written now; UPDATE_GOLDEN=1 writes it", path.display());
+        assert!(kept == text, "{} is out of date; UPDATE_GOLDEN=1 writes it", path.display());
     }
 }

@@ -7,7 +7,7 @@ use std::io;
 use std::path::Path;
 use wire::binding_file::{FILE, encode};
 
-/// The file with what was found about CDI.
+/// The file with the result of the check for CDI.
 #[derive(Clone, Debug)]
 pub struct BindingFile(StateFile);
 
@@ -24,7 +24,7 @@ impl BindingFile {
         self.0.path()
     }
 
-    /// Writes what was found, and on which runtime.
+    /// Writes the result, and the runtime for which it holds.
     ///
     /// # Errors
     /// If it cannot be written: the old content stays.

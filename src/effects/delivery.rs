@@ -6,14 +6,14 @@
 //!                   └────────▶ limiter   HAMi-core's library and its files, if the agent has the library
 //! ```
 //!
-//! A container that an earlier release gave its devices at `Allocate` mounts its files from the folder of its ticket. The
-//! agent writes them there again when the container starts again.
+//! A container that got its devices at `Allocate`, from an earlier release, mounts its files from the folder of its
+//! ticket. The agent writes the files there again when the container starts again.
 //!
-//! `<state>/started` has one line for each pod of which the agent answered a start.
+//! `<state>/started` has one line for each pod that has started: the agent answered a start of it.
 //!
 //! Specs and limits are written to a hidden or unnamed file in the same folder and then renamed or linked, because
-//! runtimes react to renames and must never read half a file. All files of a pod are in one folder, so that they are
-//! removed together.
+//! runtimes react to renames and must never read an incomplete file. All files of a pod are in one folder, so that
+//! they are removed together.
 //!
 //! If a file cannot be written, the caller (`agent/sharing/container_files.rs`) refuses the start with the event
 //! `NotDelivered`, and the kubelet tries again.
@@ -52,7 +52,7 @@ use std::sync::Arc;
 use wire::decode_error::DecodeError;
 use wire::{cdi, limits, ticket};
 
-/// Limit of entries of a folder in one sweep: more than ten times as many as on the largest node.
+/// Limit of entries of a folder in one sweep: more than ten times the number on the largest node.
 const MAX_ENTRIES: usize = 65_536;
 
 /// Limit of folders of one pod: far more containers than any pod has.
@@ -69,10 +69,10 @@ pub struct DeviceDelivery {
 }
 
 impl DeviceDelivery {
-    /// A delivery with the files of pods under `state` and the specs in `cdi`; missing folders are made.
+    /// A delivery that keeps the files of pods under `state` and the specs in `cdi`; missing folders are made.
     ///
     /// # Errors
-    /// If a folder cannot be made or written into: the agent reports it at the start and not at the first pod.
+    /// If a folder cannot be made or written to: the agent reports this at its start, not at the first pod.
     pub fn new(state: &Path, cdi: &Path, node_edits: NodeEdits) -> Result<DeviceDelivery, DeliveryError> {
         let pods = state.join(limits::PODS);
         make_folder(state)?;
@@ -103,9 +103,9 @@ impl DeviceDelivery {
         Ok(())
     }
 
-    /// Delivers to several containers, and returns the tickets that succeeded. The runtime reads all specs of the
-    /// folder again for each file that is renamed in it, so only the last spec is renamed; by reading the folder the
-    /// runtime finds the others too.
+    /// Delivers to several containers, and returns the tickets that succeeded. For each file that is renamed in the
+    /// folder, the runtime reads all specs of the folder again. So only the last spec is renamed, and the runtime
+    /// finds the others when it reads the folder.
     #[must_use]
     pub fn deliver_all<'a>(&self, all: &'a [(Ticket, ContainerLimits)]) -> Vec<&'a Ticket> {
         let Some((last, others)) = all.split_last() else { return Vec::new() };
@@ -115,7 +115,7 @@ impl DeviceDelivery {
         let mut linked: Vec<_> =
             others.iter().filter(|(ticket, container_limits)| link_spec((ticket, container_limits)).is_ok()).collect();
         linked.push(last);
-        // The runtime finds the others only when a spec after them is renamed.
+        // The runtime finds the others only when a later spec is renamed.
         while let Some((ticket, container_limits)) = linked.last()
             && self.deliver(ticket, container_limits).is_err()
         {
@@ -137,7 +137,8 @@ impl DeviceDelivery {
         Ok((path, text))
     }
 
-    /// Fills `folder`, from which a container mounts its files that an earlier release gave its devices at `Allocate`.
+    /// Fills `folder` for a container that got its devices at `Allocate`, from an earlier release, and mounts its
+    /// files from there.
     ///
     /// # Errors
     /// If a file cannot be written.
@@ -157,7 +158,7 @@ impl DeviceDelivery {
         Ok(file)
     }
 
-    /// The size of the files that this pod has written into the writable folders of its containers and its tickets, up
+    /// The size of the files that this pod has written to the writable folders of its containers and its tickets, up
     /// to `limit`. Calls `pause` after every 1,024 entries.
     #[must_use]
     pub fn written(
@@ -172,8 +173,8 @@ impl DeviceDelivery {
         pod_files::measure(folders.chain(own.iter().map(|ticket| tickets.folder(ticket))), limit, pause)
     }
 
-    /// Checks that no other spec has the device: a runtime refuses a device that two files of the folder have, and
-    /// names neither file.
+    /// Checks that no other spec has the device: a runtime refuses a device that is in two files of the folder, and
+    /// its error names neither file.
     fn check_no_other_spec(&self, ticket: &Ticket) -> Result<(), DeliveryError> {
         for entry in fs::read_dir(&self.cdi).into_iter().flatten().take(MAX_ENTRIES).flatten() {
             let (name, path) = (entry.file_name(), entry.path());
@@ -192,7 +193,7 @@ impl DeviceDelivery {
         Ok(())
     }
 
-    /// The folders of pods that are gone, until they are removed.
+    /// The folders of pods that are gone; they stay here until they are removed.
     #[must_use]
     pub fn trash(&self) -> &Trash {
         &self.trash
@@ -232,8 +233,8 @@ impl DeviceDelivery {
     }
 
     fn folder(&self, container_limits: &ContainerLimits) -> PathBuf {
-        // A UID was checked when it was parsed. That a container's name is a DNS label is the API server's rule, and
-        // the agent does not rely on it: any other name is written in hexadecimal digits.
+        // A UID was checked when it was parsed. The API server requires a container's name to be a DNS label, but the
+        // agent does not rely on this: any other name is written in hexadecimal digits.
         let name = &*container_limits.container;
         let plain = !name.is_empty()
             && name.len() <= 63
@@ -248,8 +249,8 @@ impl DeviceDelivery {
     }
 }
 
-/// Keeps other users of the host out of the state directory: containers write into folders below it, and a file of
-/// theirs, such as a program with the setuid bit, must be useless to a user of the host.
+/// Keeps other users of the host out of the state directory: containers write to folders below it, and a file of a
+/// container, such as a program with the setuid bit, must not be usable by a user of the host.
 fn restrict_to_agent(state: &Path) -> Result<(), DeliveryError> {
     let metadata = fs::metadata(state).map_err(failed("read the metadata of", state))?;
     if state.parent().is_none() || metadata.permissions().mode() & 0o1000 != 0 {
@@ -321,8 +322,8 @@ mod tests {
         fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect()
     }
 
-    /// Counts the inotify events that the CDI library of container runtimes acts on: a rename, a removal and a written
-    /// spec. It does nothing about a new name.
+    /// Counts the inotify events on which the CDI library of container runtimes acts: a rename, a removal and a
+    /// written spec. The library ignores a new name.
     #[test]
     fn many_specs_cause_one_rename_after_all_are_written() {
         use rustix::fs::inotify::{self, CreateFlags, ReadFlags, Reader, WatchFlags};
@@ -359,7 +360,7 @@ mod tests {
             BTreeSet::from([0o400]),
             "only root may read which pods have which devices"
         );
-        // Specs that exist are written again, and then each is renamed.
+        // Specs that already exist are written again, and each of them is renamed.
         assert_eq!(delivery.deliver_all(&all[..2]).len(), 2);
         assert_eq!((renames(), names(&specs)), (2, files));
         // If the last spec cannot be written, the one before it is renamed.
@@ -475,7 +476,7 @@ mod tests {
         assert_eq!(names(&folder.path().join("state/pods")), pods);
     }
 
-    /// 20,000 nested folders, as a container may make them: they would overflow the stack of a recursive removal.
+    /// 20,000 nested folders, which a container may make: they would overflow the stack of a recursive removal.
     #[test]
     fn a_sweep_removes_deeply_nested_folders() {
         let folder = tempfile::tempdir().unwrap();
@@ -494,7 +495,7 @@ mod tests {
         assert!(!pod.exists());
     }
 
-    /// What a power loss may leave.
+    /// Damage that a power loss may cause.
     #[test]
     fn a_damaged_limits_file_or_spec_is_written_again() {
         let folder = tempfile::tempdir().unwrap();
@@ -538,7 +539,7 @@ mod tests {
         }
         let own = format!("pods/{}/main", uid(1));
         assert_eq!(mode(&own), 0o700);
-        // Every user of the container may write there, and no user removes a file of another user.
+        // Every user of the container may write there, and no user can remove a file of another user.
         for name in ["limiter/lock".to_owned(), format!("{own}/vgpu"), format!("{own}/lock")] {
             assert_eq!(mode(&name), 0o1777, "{name}");
         }
@@ -654,7 +655,8 @@ mod tests {
         let set = fs::read_to_string(own.join("overrideEnv")).unwrap();
         assert!(set.contains("CUDA_DEVICE_MEMORY_LIMIT_0=3000m\n") && set.contains("CUDA_TASK_PRIORITY=0\n"), "{set}");
         assert!(!set.contains("NVIDIA_VISIBLE_DEVICES"), "{set}");
-        // In both, so that a child process with another value in its environment counts in the same file as the others.
+        // In both, so that a child process with a different value in its environment counts in the same file as the
+        // others.
         let shared = format!("CUDA_DEVICE_MEMORY_SHARED_CACHE=/usr/local/vgpu/{}.cache", uid(1));
         assert!(set.lines().any(|line| line == shared) && edits.env.contains(&shared), "{set}");
         assert_eq!(fs::read_to_string(state.join("limiter/ld.so.preload")).unwrap(), "/usr/local/vgpu/libvgpu.so\n");

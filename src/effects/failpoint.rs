@@ -1,4 +1,4 @@
-//! Failpoints: places between two steps where a test ends the process or holds it.
+//! Failpoints: places between two steps where a test kills the process or holds it.
 //!
 //! `FAILPOINTS='spec-written=1*return(kill)'` sends SIGKILL to the process the first time it reaches `spec-written`.
 //! `return(hold)` logs a line and blocks the thread for a while. `docs/testing.md` lists all failpoints.
@@ -11,14 +11,14 @@
 #[cfg(all(feature = "failpoints", not(debug_assertions)))]
 compile_error!("failpoints are for test builds: a release build must not have the feature `failpoints`");
 
-/// Names a failpoint, or the failpoint before the rename of this file; empty without the feature `failpoints`.
+/// Marks a failpoint, or the failpoint before the rename of this file; empty without the feature `failpoints`.
 #[cfg(not(feature = "failpoints"))]
 #[macro_export]
 macro_rules! failpoint {
     ($($of:tt)*) => {{}};
 }
 
-/// Names a failpoint, or the failpoint before the rename of this file.
+/// Marks a failpoint, or the failpoint before the rename of this file.
 #[cfg(feature = "failpoints")]
 #[macro_export]
 macro_rules! failpoint {
@@ -40,7 +40,8 @@ mod armed {
     use std::sync::Once;
     use std::time::Duration;
 
-    /// Long enough for a test to see the line and to send a signal, shorter than the kubelet's timeout of any call.
+    /// Long enough for a test to see the line and to send a signal, and shorter than any timeout of the kubelet's
+    /// calls.
     const HOLD: Duration = Duration::from_secs(3);
 
     /// Called when the program reaches this failpoint.
@@ -51,8 +52,8 @@ mod armed {
         fail::fail_point!(name, |action| act(name, action.as_deref()));
     }
 
-    /// Called when the program has written this file and is about to rename it. Only files that every start writes have
-    /// a failpoint.
+    /// Called when the program has written this file and is about to rename it. Only the files that are written at
+    /// every start of a container have a failpoint.
     pub fn written(path: &Path) {
         match path.file_name().and_then(|name| name.to_str()) {
             Some("limits.json") => reached("limits-written"),

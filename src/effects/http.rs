@@ -5,10 +5,10 @@
 //!   route: health at once; metrics and API wait in a queue (bounded for each address), render into a pooled buffer
 //! ```
 //!
-//! Bounds: connections and their times as in [`serve::server`], and answers in progress. This application never reads a
-//! request body: it answers a request that has one and closes the connection.
+//! Bounds: connections and their times as in [`serve::server`], and answers in progress. This application never reads
+//! a request body: it answers a request that has a body and closes the connection.
 //!
-//! What must never happen here: a wait without an end, a buffer per connection that outlives its answer, a health check
+//! What must never happen here: an endless wait, a buffer per connection that outlives its answer, a health check
 //! that fails because of other connections.
 
 mod settings;
@@ -29,7 +29,7 @@ use tokio_util::sync::CancellationToken;
 /// Serves until `stop` is cancelled, then waits for the requests in flight.
 ///
 /// # Errors
-/// When the listener cannot be used.
+/// If the listener cannot be used.
 pub async fn serve(
     listener: TcpListener,
     settings: Settings,
@@ -261,7 +261,7 @@ mod tests {
         let served = served(sample_view::large(8, 1250, 4), short_limits());
         let mut silent = served.connect();
         silent.write_all(b"GET /metrics HTTP/1.1\r\nHost: n\r\n\r\n").unwrap();
-        Served::until("it is being answered", || served.own.scrapes.load(Ordering::Relaxed) == 1);
+        Served::until("the request is being answered", || served.own.scrapes.load(Ordering::Relaxed) == 1);
         assert_eq!(served.get("/healthz", "").status, 200);
         Served::until("the silent reader is cut", || served.open() == 0);
         let mut rest = Vec::new();
@@ -277,8 +277,8 @@ mod tests {
     /// Promise 19 in docs/specification.md.
     #[test]
     fn slow_readers_from_one_address_do_not_block_a_scrape_from_another_address() {
-        // `write_timeout` is longer than the test, so no slow reader is cut. Only the limit for each address can let the
-        // scrape in.
+        // `write_timeout` is longer than the test, so no slow reader is cut. Only the limit for each address can let
+        // the scrape in.
         let mut limits = Limits::default();
         limits.connections.write_timeout = Duration::from_secs(300);
         let served = served(sample_view::large(8, 1250, 4), limits);
@@ -297,8 +297,8 @@ mod tests {
 
     #[test]
     fn slow_readers_from_eight_addresses_do_not_block_a_scrape() {
-        // The limits `write_timeout` and `wait` are longer than the test. Only the shorter limit `busy_write_timeout` can free an answer
-        // in time.
+        // The limits `write_timeout` and `wait` are longer than the test. Only the shorter limit `busy_write_timeout`
+        // can free an answer in time.
         let long = Duration::from_secs(300);
         let mut limits =
             Limits { answers: AnswerLimits { wait: long, ..AnswerLimits::default() }, ..Limits::default() };
@@ -344,8 +344,8 @@ mod tests {
         assert_eq!(served.get("/metrics", "").status, 200);
         let mut idle: Vec<Socket> = (0..1000).map(|_| served.connect()).collect();
         assert_eq!(served.get("/healthz", "").text(), "ok\n");
-        // The tasks of the closed connections end a moment later.
-        Served::until("256 connections and that of the request are left", || served.open() <= 257);
+        // The tasks of the closed connections end shortly after.
+        Served::until("256 connections and the connection of the request are left", || served.open() <= 257);
         assert!(served.own.connections.cut.load(Ordering::Relaxed) >= 744);
         for socket in &mut idle {
             // A write to a connection that was cut fails, as it should.
@@ -362,7 +362,9 @@ mod tests {
         let served = served(sample_view::small(), short_limits());
         let mut slow = served.connect();
         slow.write_all(b"GET /metrics HTTP/1.1\r\nHost:").unwrap();
-        Served::until("the slow one is cut", || served.own.scrapes.load(Ordering::Relaxed) == 0 && served.open() == 0);
+        Served::until("the slow connection is cut", || {
+            served.own.scrapes.load(Ordering::Relaxed) == 0 && served.open() == 0
+        });
         let large = format!("X: {}\r\n", "a".repeat(64 * 1024));
         assert_eq!(served.get("/metrics", &large).status, 431);
         let body = format!("Content-Length: 1000000\r\n\r\n{}", "b".repeat(1000));

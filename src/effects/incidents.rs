@@ -1,7 +1,6 @@
 //! The file in the state directory that keeps the incidents of GPUs over a restart of the agent.
 //!
-//! What must never happen here: a file that cannot be read stops the start, or is overwritten before a person could
-//! read it.
+//! What must never happen here: an unreadable file stops the start, or is overwritten before a person could read it.
 
 use crate::state_file::StateFile;
 use model::id::BootId;
@@ -14,7 +13,7 @@ use wire::incidents::{self, MAX_BYTES};
 
 /// In the state directory.
 const FILE: &str = "incidents.json";
-/// A file that cannot be read is renamed to this, and replaces an older one of this name.
+/// An unreadable file is renamed to this, and replaces an older file of this name.
 const UNREADABLE: &str = "incidents.json.unreadable";
 
 /// The incident file, for one boot of the machine.
@@ -24,12 +23,12 @@ pub struct IncidentFile {
     boot: BootId,
 }
 
-/// The content of the file at the start.
+/// The content of the file when the agent starts.
 #[derive(Debug, PartialEq, Eq)]
 pub enum FoundIncidents {
     /// The incidents that were kept in this boot.
     Kept(Vec<KeptIncidents>),
-    /// No file, or the file of an earlier boot: every GPU was reset since.
+    /// There is no file, or the file is from an earlier boot: every GPU was reset since.
     Nothing,
     /// The file cannot be read: the reason, and its new name.
     Unreadable(String),

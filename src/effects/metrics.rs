@@ -8,14 +8,15 @@
 //! ```
 //!
 //! Each scrape computes everything from the view, so no series outlives its object by more than the age of the view.
-//! Readings of a whole GPU are never divided among pods: a GPU with exactly one holder carries its name, a shared GPU
-//! carries none. The use of each pod's processes is in `gpu_steward_pod_gpu_*`, beside the unattributed rest.
+//! Readings of a whole GPU are never divided among pods: a GPU with exactly one holder has the holder's name in its
+//! labels, and a shared GPU has no name. The use of each pod's processes is in `gpu_steward_pod_gpu_*`, beside the
+//! unattributed rest.
 //!
-//! Cost, measured with 8 GPUs, 100 pods and 200 containers (profile dev, best of 20, shared two-core machine): own and
-//! dcgm's names 0.9 ms and 1.3 MB, dcgm's alone 0.15 ms, cAdvisor's 1.0 ms and 2.4 MB
-//! (`cargo test -p effects -- --ignored --nocapture a_scrape_of_200`).
+//! Cost, measured with 8 GPUs, 100 pods and 200 containers (profile dev, best of 20, shared two-core machine): our
+//! own and dcgm-exporter's names 0.9 ms and 1.3 MB, dcgm-exporter's names alone 0.15 ms, cAdvisor's names 1.0 ms and
+//! 2.4 MB (`cargo test -p effects -- --ignored --nocapture a_scrape_of_200`).
 //!
-//! What must never happen here: a zero for an absent value, a series that is in the text twice.
+//! What must never happen here: a zero for an absent value, a series that appears twice in the text.
 
 pub mod counts;
 pub mod input;
@@ -57,7 +58,7 @@ pub enum MetricSet {
 }
 
 impl MetricSet {
-    /// Whether the set has counters named without `_total`, which OpenMetrics does not allow as counters.
+    /// Whether the set has counters without `_total` in their name, which OpenMetrics does not allow for counters.
     #[must_use]
     pub fn has_foreign_counters(self) -> bool {
         match self {
@@ -145,7 +146,7 @@ mod tests {
         String::from_utf8(out).unwrap()
     }
 
-    /// The value of the only line that begins with `series`.
+    /// The only line that starts with `series`.
     fn only<'t>(text: &'t str, series: &str) -> &'t str {
         let lines: Vec<&str> = text.lines().filter(|line| line.starts_with(series)).collect();
         assert_eq!(lines.len(), 1, "{series}: {lines:?}");
@@ -164,7 +165,7 @@ mod tests {
             std::fs::write(&path, text).unwrap();
         }
         let kept = std::fs::read_to_string(&path).unwrap_or_default();
-        assert!(kept == text, "{} is not what is written now; UPDATE_GOLDEN=1 writes it", path.display());
+        assert!(kept == text, "{} is out of date; UPDATE_GOLDEN=1 writes it", path.display());
     }
 
     #[test]
@@ -293,7 +294,7 @@ mod tests {
         }
     }
 
-    /// Otherwise two families could be confused without a failing test.
+    /// A family without a series there could be confused with another family, and no test would fail.
     #[test]
     fn every_family_has_a_series_in_the_golden_files() {
         let view = sample_view::small();
@@ -353,7 +354,7 @@ mod tests {
         }
     }
 
-    /// Measures the cost of a scrape, best of twenty. The numbers in the module's head come from here.
+    /// Measures the cost of a scrape, best of twenty. The numbers in the module comment come from this test.
     #[test]
     #[ignore = "takes a quiet machine: tests/run --long"]
     fn a_scrape_of_200_containers_is_rendered_in_a_few_milliseconds() {

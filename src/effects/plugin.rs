@@ -1,8 +1,8 @@
-//! The device plugin: passes each call of the kubelet to the sharing task in `steward`, which owns the node allocator,
+//! The device plugin: passes each call of the kubelet to the sharing task in `agent`, which owns the node allocator,
 //! and passes the answer back.
 //!
 //! ```text
-//!   kubelet ──▶ service ──PluginCall──▶ sharing task (steward)     list: watch channel ──▶ ListAndWatch
+//!   kubelet ──▶ service ──PluginCall──▶ sharing task (agent)       list: watch channel ──▶ ListAndWatch
 //!      ▲           ▲                        │ answer
 //!      └─ register └────────────────────────┘
 //! ```
@@ -10,8 +10,8 @@
 //! The kubelet admits pods one after the other and waits for `Allocate` meanwhile. The answer holds only a ticket, so
 //! `Allocate` is answered at once; the sharing task gets the message before every later call.
 //!
-//! What must never happen here: a decision; an answer before the sharing task runs; two registrations
-//! of one resource at the same time that make the kubelet drop the newer one when the older one ends.
+//! What must never happen here: a decision; an answer before the sharing task runs; two registrations of one resource
+//! at the same time that make the kubelet drop the newer one when the older one ends.
 
 mod meter;
 mod journal;

@@ -40,7 +40,7 @@ fn node() -> Node {
     Node { address, view, _ready: ready, _runtime: runtime }
 }
 
-/// The body of an answer; empty when the server does not answer.
+/// The body of an answer; empty if the server does not answer.
 fn get(address: SocketAddr, path: &str, accept: &str) -> String {
     let ask = || -> std::io::Result<String> {
         let mut socket = TcpStream::connect(address)?;
@@ -53,10 +53,10 @@ fn get(address: SocketAddr, path: &str, accept: &str) -> String {
     ask().unwrap_or_default()
 }
 
-/// Scrapes a node every second. `/metrics` also has the names of dcgm-exporter and of `/metrics/gpu`. Prometheus
-/// scrapes and parses their own paths too, but drops those series, because they would count twice. The target labels
-/// name the agent's own pod, as service discovery sets them. The kubelet's job honours labels, and so does the job of
-/// kube-state-metrics, whose list of pods the recording rules join with.
+/// Scrapes a node every second. `/metrics` also has the names of dcgm-exporter and of `/metrics/gpu`. Prometheus also
+/// scrapes and parses the separate paths of these names, but drops those series, because they would count twice. The
+/// target labels name the agent's own pod, as service discovery sets them. The kubelet's job honours labels, and so
+/// does the job of kube-state-metrics, whose list of pods is used in joins of the recording rules.
 fn scraping(node: SocketAddr) -> Prometheus {
     let state = prometheus::target(KUBE_POD_INFO);
     Prometheus::start(&format!(
@@ -82,9 +82,9 @@ const KUBE_POD_INFO: &str = "# TYPE kube_pod_info gauge\n\
     kube_pod_info{namespace=\"kube-system\",pod=\"proxy\",node=\"node-a\"} 1\n\
     kube_pod_info{namespace=\"ml\",pod=\"waiting\",node=\"\"} 1\n";
 
-/// Query, number of results, and their sum where it is known. The queries of 21833 for
-/// `Device_memory_desc_of_container` and `Device_last_kernel_of_container` are left out: these metrics need the region
-/// that HAMi-core shares inside the container, so they have no series. One query checks that they have none.
+/// Query, number of results, and their sum if it is known. The queries of 21833 for `Device_memory_desc_of_container`
+/// and `Device_last_kernel_of_container` are left out: these metrics need the memory region that HAMi-core shares
+/// inside the container, so they have no series. One query checks this.
 const QUERIES: &[(&str, usize, Option<f64>)] = &[
     // 12239
     (r#"DCGM_FI_DEV_GPU_TEMP{instance=~".+", gpu=~"0|1"}"#, 2, Some(122.0)),
@@ -131,7 +131,7 @@ const QUERIES: &[(&str, usize, Option<f64>)] = &[
     (r"sum by (podnamespace, podname, ctrname, deviceuuid) (vGPU_device_memory_usage_in_bytes)", 4, Some(75.0 * GIB)),
     (r#"Device_utilization_desc_of_container{podname="serve-a"}"#, 1, Some(20.0)),
     (r#"hami_vgpu_memory_used_bytes{exported_pod="serve-b", exported_container="server"}"#, 1, Some(20.0 * GIB)),
-    // kube-prometheus, the recording rules of `k8s.rules` unchanged: each container once, without the sum of its pod
+    // kube-prometheus, the recording rules of `k8s.rules` unchanged: each container once, without its pod's sum
     (
         r#"sum by (cluster, namespace, pod, container) (
              irate(container_cpu_usage_seconds_total{job="kubelet", metrics_path="/metrics/cadvisor", image!=""}[5m])
@@ -168,7 +168,7 @@ const QUERIES: &[(&str, usize, Option<f64>)] = &[
         6,
         Some(180.0 * MIB),
     ),
-    // with `image` alone: two more containers, one of a pod without a known name and one of no pod
+    // with `image` alone: two more containers, one of a pod without a known name and one that belongs to no pod
     (r#"container_memory_cache{image!=""}"#, 8, Some(1200.0 * MIB)),
     (r#"container_memory_working_set_bytes{image!=""}"#, 8, Some(4028.0 * MIB)),
     (r#"container_memory_swap{image!=""}"#, 8, Some(240.0 * MIB)),

@@ -31,7 +31,7 @@ use model::view::{
 use model::{Absence, Reading};
 use std::sync::Arc;
 
-/// The moment of the view.
+/// The time of the view.
 pub(crate) const NOW: Now = Now { monotonic: Monotonic(100_000_000_000), wall: WallTime(1_800_000_000_000_000) };
 /// The time of the readings, half a second before [`NOW`].
 const AT: Monotonic = Monotonic(99_500_000_000);
@@ -41,7 +41,7 @@ fn m<T>(value: T) -> Reading<T> {
     Reading::Measured(value, AT)
 }
 
-/// Makes measured zeros, so that a reading that has no value below is shown all the same.
+/// Makes measured zeros, so that a reading that gets no value below is shown too.
 struct Zero;
 
 impl MakeReading for Zero {
@@ -56,8 +56,9 @@ pub(crate) fn clock() -> Now {
     NOW
 }
 
-/// Four GPUs: one held by one pod, one shared by two pods and a process of no pod, one in MIG mode, one lost. Pods with
-/// and without names, a pod on the host's network, and a container of no pod.
+/// Four GPUs: the first is held by one pod, the second is shared by two pods and a process of no pod, the third is in
+/// MIG mode, and the fourth is lost. Pods with and without names, a pod on the host's network, and a container of no
+/// pod.
 pub(crate) fn small() -> NodeView {
     let mut train = pod(1, Some(("ml", "train-0")), Qos::Guaranteed);
     train.containers = vec![container(Some(&train), 11, Some("main"), 0), container(Some(&train), 10, None, 0)];
@@ -127,7 +128,7 @@ fn sole(pod: &PodView) -> SoleHolder {
     SoleHolder { pod: pod.uid.clone(), container: Some("main".into()) }
 }
 
-/// Adds the objects beside GPUs and pods: InfiniBand ports, owners, labels, tallies and NVSwitches.
+/// Adds all objects except GPUs and pods: InfiniBand ports, owners, labels, tallies and NVSwitches.
 fn add_other_objects(view: &mut NodeView, [train, serve_a, serve_b]: [&PodView; 3]) {
     view.infiniband = ports();
     let owner = |kind: &str, name: &str| PodController {
@@ -175,7 +176,7 @@ fn add_claims(view: &mut NodeView, over: &PodView, within: &PodView) {
 
 /// `gpus` healthy GPUs and `pods` pods with `containers` containers each. Every pod uses one GPU; the pods are spread
 /// over the GPUs in turn.
-#[allow(dead_code, reason = "not every importer needs a large one")]
+#[allow(dead_code, reason = "not every importer needs a large view")]
 pub(crate) fn large(gpus: u32, pods: u32, containers: u32) -> NodeView {
     let mut view = empty();
     let mut lists: Vec<Vec<GpuProcess>> = (0..gpus).map(|_| Vec::new()).collect();
@@ -354,7 +355,7 @@ fn board(index: u32) -> Board {
     }
 }
 
-/// Two ports: one that shares a PCIe switch with all GPUs, and one that is near no GPU.
+/// Two ports: the first shares a PCIe switch with all GPUs, and the second is near no GPU.
 fn ports() -> Arc<[InfinibandPort]> {
     let port = |device: &str, path: &str, from: u64| {
         let count = |more: u64| m(Count(from + more));
@@ -381,7 +382,8 @@ fn ports() -> Arc<[InfinibandPort]> {
     ])
 }
 
-/// Rare readings with two NVLinks, one of them down. The GPU counts all kinds of link errors, which no real GPU does.
+/// Rare readings with two NVLinks, the second of which is down. The GPU counts all kinds of link errors, which no
+/// real GPU does.
 fn hardware() -> HardwareState {
     let errors = |from: u64| std::array::from_fn(|place| m(Count(from + place as u64)));
     let fabric = Fabric {
@@ -482,7 +484,7 @@ fn view_of(gpu: Gpu, sample: GpuSample, health: GpuHealth, processes: Reading<Ar
     }
 }
 
-/// A GPM sample with a different value in every field, so that a test sees two metrics that are swapped.
+/// A GPM sample with a different value in every field, so that a test fails if two metrics are swapped.
 fn gpm(active: f64) -> GpmSample {
     GpmSample {
         graphics_active: m(Ratio(active)),
@@ -655,7 +657,7 @@ fn container(pod: Option<&PodView>, number: u32, name: Option<&str>, spread: u32
     }
 }
 
-/// Makes the pod's first container use a GPU or a MIG instance of it, with these processes, memory and SM use.
+/// Makes the pod's first container use a GPU, or a MIG instance of it, with these processes, memory and SM use.
 fn hold(pod: &mut PodView, (gpu, mig): (u32, Option<u32>), (processes, memory, sm): (u32, u64, f64)) {
     let share =
         GpuUse { gpu: uuid(gpu), mig: mig.map(mig_uuid), processes, memory_used: m(Bytes(memory)), sm: m(Percent(sm)) };

@@ -1,4 +1,4 @@
-//! The file of a unix socket: replaces a stale one, and removes only the agent's own.
+//! The file of a unix socket: replaces a stale file, and removes only the agent's own file.
 
 use rustix::fs::{FileType, Mode};
 use std::fs;
@@ -12,7 +12,7 @@ const MODE: Mode = Mode::from_raw_mode(0o660);
 /// The mode of a folder that the agent makes.
 const FOLDER_MODE: u32 = 0o755;
 
-/// Opens the socket that is called `what` in errors ("usage socket"), and replaces a stale one.
+/// Opens the socket that errors call `what` ("usage socket"), and replaces a stale file.
 pub(super) fn bind(what: &str, path: &Path) -> Result<UnixListener> {
     let named = |doing: &str, error: &Error| Error::new(error.kind(), format!("{doing} {}: {error}", path.display()));
     if let Some(folder) = path.parent().filter(|folder| !folder.as_os_str().is_empty()) {
@@ -66,7 +66,7 @@ impl SocketFile {
         Some(SocketFile { path, inode })
     }
 
-    /// Whether the path still leads to this file.
+    /// Whether the path still leads to this listener's file.
     pub(super) fn still_ours(&self) -> bool {
         inode(&self.path) == Some(self.inode)
     }

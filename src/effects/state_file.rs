@@ -1,10 +1,10 @@
 //! A file in the state directory that the agent writes, and reads after a restart: limited in size, written whole or
 //! not at all, readable only by the agent's user.
 //!
-//! It is not synced to the disk: a power loss also reboots the machine, and what such a file records of the node is no
-//! longer true then.
+//! The file is not synced to the disk: a power loss also reboots the machine, and then the recorded state of the node
+//! is no longer true.
 //!
-//! What must never happen here: half a file under the name, also while two agents write during an upgrade.
+//! What must never happen here: an incomplete file has the name, even while two agents write during an upgrade.
 
 use crate::delivery::rename_through;
 use std::fs;
@@ -13,11 +13,11 @@ use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// Only the user that runs the agent reads and writes the file.
+/// Only the user that runs the agent can read and write the file.
 const MODE: u32 = 0o600;
-/// No other user of the host may enter the state directory, if the agent makes it.
+/// If the agent makes the state directory, no other user of the host may enter it.
 const FOLDER_MODE: u32 = 0o700;
-/// Writing takes milliseconds: a temporary file of this age was left by a killed agent.
+/// Writing takes milliseconds, so a temporary file of this age was left by a killed agent.
 const LEFT: Duration = Duration::from_secs(60);
 /// Limit of entries of the state directory that are searched for temporary files.
 const MAX_ENTRIES: usize = 4096;
@@ -41,8 +41,8 @@ impl StateFile {
         &self.path
     }
 
-    /// Reads the file up to one byte more than `max_bytes`; its decoder refuses that length. `None` if there is no
-    /// file.
+    /// Reads the file, at most one byte more than `max_bytes`; the file's decoder refuses that length. `None` if the
+    /// file does not exist.
     ///
     /// # Errors
     /// If it cannot be read.

@@ -31,29 +31,29 @@ use tokio_util::sync::CancellationToken;
 use tonic::transport::{Endpoint, Server};
 use tonic::{Request, Response, Status};
 
-/// Most open `Watch` streams. A node has a handful of clients (a scheduler's plugin, a dashboard, people with
-/// `usage --watch`). Each costs one conversion a second, so 64 of them stay below 1 % of a core.
+/// Maximum of open `Watch` streams. A node has a handful of clients (a scheduler's plugin, a dashboard, people with
+/// `usage --watch`). Each stream costs one conversion a second, so 64 streams stay below 1 % of a core.
 pub const MAX_STREAMS: usize = 64;
-/// Most HTTP/2 streams on one connection: all `Watch` streams, and as many `Get` calls besides.
+/// Maximum of HTTP/2 streams on one connection: all `Watch` streams, and the same number of `Get` calls.
 const STREAMS_A_CONNECTION: u32 = 128;
-/// Largest request message in bytes. Both requests are empty, so a larger message is not one of them.
+/// Largest request message in bytes. `Get` and `Watch` requests are empty, so a larger message is neither of them.
 const MAX_REQUEST: usize = 4096;
-/// Time between pings. A client that does not answer a ping is gone or stopped; its connection is cut after both times
-/// together.
+/// Time between pings. A client that does not answer a ping is gone or stopped; its connection is cut after
+/// [`PING_EVERY`] plus [`PING_LIMIT`].
 const PING_EVERY: Duration = Duration::from_secs(30);
 /// Time to answer a ping, see [`PING_EVERY`].
 const PING_LIMIT: Duration = Duration::from_secs(10);
-/// How long [`serve`] waits for open connections after a stop. By then the streams have ended.
+/// How long [`serve`] waits for open connections after a stop. The streams have already ended.
 const GRACE: Duration = Duration::from_millis(500);
-/// Time for the answer of another agent. It answers in milliseconds; on a machine that swaps it may take a second.
+/// Timeout for the answer of another agent. It takes milliseconds; on a machine that swaps it may take a second.
 const ANSWERS_WITHIN: Duration = Duration::from_secs(5);
 
 /// Opens the socket. A stale socket without a listener is replaced; a socket with a listener is an error. A missing
 /// folder is created.
 ///
 /// # Errors
-/// The error of the operating system, `AddrInUse` when another program listens there, or `AlreadyExists` when the path
-/// is not a socket; the message names the path.
+/// The error of the operating system, `AddrInUse` if another program listens there, or `AlreadyExists` if the path is
+/// not a socket; the message names the path.
 pub fn bind(path: &Path) -> std::io::Result<UnixListener> {
     socket::bind("usage socket", path)
 }
@@ -72,7 +72,7 @@ pub async fn answers(path: &Path, node: &NodeName) -> bool {
 /// file.
 ///
 /// # Errors
-/// When the listener cannot be used.
+/// If the listener cannot be used.
 pub async fn serve(
     listener: UnixListener,
     view: latest::Receiver<Arc<NodeView>>,

@@ -13,10 +13,10 @@ pub struct ApiFilter {
     pub gpu: Option<String>,
 }
 
-/// The error of a query that cannot be answered; its text is for the caller.
+/// The error of a query that cannot be answered; its text is sent to the caller.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BadQuery {
-    /// No such key.
+    /// There is no such key.
     #[error("query key {0:?} is not known: use namespace, pod or gpu")]
     UnknownKey(String),
     /// A `%` that is not followed by two hexadecimal digits, or bytes that are not UTF-8.

@@ -22,12 +22,12 @@ pub struct HostDeviceNode {
     pub host: PathBuf,
 }
 
-/// The settings of this node that the edits need beside the claim.
+/// The settings of this node that the edits need in addition to the claim.
 #[derive(Clone, Debug)]
 pub struct NodeEdits {
     /// Device nodes of each device.
     pub nodes: BTreeMap<GpuUuid, Vec<HostDeviceNode>>,
-    /// The edits of the host's CDI spec for each device. A path in them wins over the same path in `nodes`.
+    /// The edits of the host's CDI spec for each device. If a path is also in `nodes`, these edits take precedence.
     pub own: BTreeMap<GpuUuid, CdiEdits>,
     /// Device nodes that every container with a GPU gets.
     pub shared_nodes: Vec<HostDeviceNode>,
@@ -89,7 +89,7 @@ impl NodeEdits {
         if let Some((limiter, folder)) = self.limiter_for(container_limits).zip(limits_file.parent()) {
             edits.add(&limiter.edits(folder, container_limits.uid.as_str()));
         }
-        // Last, so that the edits on which limits depend win over all others.
+        // Last, so that the edits on which limits depend override all others.
         edits.add(&CdiEdits {
             env: self.variables(container_limits),
             mounts: vec![CdiMount::read_only(&limits_file.display().to_string(), limits::PATH)],
@@ -123,17 +123,17 @@ impl NodeEdits {
             format!("GPU_CORE_UTILIZATION_POLICY={}", self.core_policy),
             format!("CUDA_OVERSUBSCRIBE={}", self.oversubscribed),
             format!("CUDA_TASK_PRIORITY={}", container_limits.priority.unwrap_or(1)),
-            // The defaults of HAMi-core, set so that no pod can switch off its OOM killer or the record of kernels by
-            // which its priority is judged.
+            // The defaults of HAMi-core, set so that no pod can switch off its OOM killer or the recording of
+            // kernels, from which its priority is judged.
             "ACTIVE_OOM_KILLER=true".into(),
             "RECORD_KERNEL_INTERVAL=1".into(),
-            // HAMi-core loads the library of this name as itself, so a pod must not choose it.
+            // HAMi-core loads the library of this name as itself, so a pod must not be able to choose the name.
             format!("CUDA_REDIRECT={}", limiter::LIBRARY),
         ];
         if let Some(level) = &self.log_level {
             env.push(format!("LIBCUDA_LOG_LEVEL={level}"));
         }
-        // The general limits apply to devices without a separate limit, so they are the smallest of all.
+        // The general limits apply to devices without a separate limit, so they are the smallest of all limits.
         let memory = container_limits.devices.iter().map(|device| device.memory.0 >> 20).min().unwrap_or(0);
         let cores =
             container_limits.devices.iter().filter_map(|device| device.cores).map(|cores| cores.0).min().unwrap_or(0);

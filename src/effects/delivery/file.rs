@@ -43,7 +43,7 @@ pub(super) fn make_folder(path: &Path) -> Result<(), DeliveryError> {
     fs::DirBuilder::new().recursive(true).mode(FOLDER_MODE).create(path).map_err(failed("make folder", path))
 }
 
-/// Removes the rights of other users on a folder that exists. Earlier versions of the agent made it with more rights.
+/// Removes the rights of other users on an existing folder. Earlier versions of the agent made it with more rights.
 pub(super) fn restrict(path: &Path) -> Result<(), DeliveryError> {
     let restrict = || {
         let mode = fs::metadata(path)?.permissions().mode() & 0o7777;
@@ -66,8 +66,8 @@ pub(super) fn put_spec(path: &Path, bytes: &[u8]) -> Result<(), DeliveryError> {
 }
 
 /// Writes a new file for the container runtime, whole or not at all. A process that watches the folder for renamed,
-/// written or removed files gets no event: the file has no name until it is whole. If the file system cannot do that,
-/// or the file exists, this is [`put_spec`].
+/// written or removed files gets no event: the file has no name until it is complete. If the file system cannot do
+/// this, or the file exists, this does the same as [`put_spec`].
 pub(super) fn link_spec(path: &Path, bytes: &[u8]) -> Result<(), DeliveryError> {
     let write = || -> io::Result<()> {
         let folder = path.parent().unwrap_or(Path::new("."));
@@ -75,7 +75,7 @@ pub(super) fn link_spec(path: &Path, bytes: &[u8]) -> Result<(), DeliveryError> 
         let mut file = fs::File::from(open(folder, unnamed, Mode::from_raw_mode(SPEC_MODE))?);
         file.write_all(bytes)?;
         crate::failpoint!("spec-nameless");
-        // By its path, because linking a bare descriptor needs a capability.
+        // Linked by its path, because linking a bare descriptor needs a capability.
         let own = format!("/proc/self/fd/{}", file.as_raw_fd());
         Ok(linkat(CWD, &own, CWD, path, AtFlags::SYMLINK_FOLLOW)?)
     };
@@ -88,7 +88,7 @@ pub(super) fn rename_into_place(path: &Path, bytes: &[u8], mode: u32) -> Result<
     rename_through(&path.with_file_name(format!(".{name}.new")), path, bytes, mode)
 }
 
-/// Writes a file whole or not at all, through this `hidden` file: two writers of the same file need two hidden files.
+/// Writes a file whole or not at all, through the file `hidden`: two writers of the same file need two hidden files.
 pub(crate) fn rename_through(hidden: &Path, path: &Path, bytes: &[u8], mode: u32) -> Result<(), DeliveryError> {
     // A hidden file of an earlier agent process is read-only and cannot be opened for writing.
     let _ = fs::remove_file(hidden);
@@ -100,7 +100,7 @@ pub(crate) fn rename_through(hidden: &Path, path: &Path, bytes: &[u8], mode: u32
     crate::failpoint!(renames path);
     let renamed = written.and_then(|()| fs::rename(hidden, path).map_err(failed("put in place", path)));
     if renamed.is_err() {
-        // On a full disk, the incomplete file takes space from others.
+        // On a full disk, the incomplete file takes up space.
         let _ = fs::remove_file(hidden);
     }
     renamed

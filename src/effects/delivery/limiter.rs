@@ -8,15 +8,15 @@
 //!                                   <state>/pods/<uid>/<container>/libvgpu.so   mounted read-only
 //! ```
 //!
-//! The hard link records that a container uses the version: it is removed with the pod, and a version without a link
-//! that is not the newest is removed. The paths in the container and the owners of the files are those of HAMi, because
-//! the library has these paths built in.
+//! The hard link records that a container uses the version: the link is removed with the pod. A version that has no
+//! link and is not the newest is removed. The paths in the container and the owners of the files are those of HAMi,
+//! because the paths are built into the library.
 //!
-//! Two folders of a container are writable for it: `vgpu` and `lock`. Each container has its own, so that no container
-//! can block or read another (decision 0110).
+//! A container can write to two folders: `vgpu` and `lock`. Each container has its own, so that no container can
+//! block or read another (decision 0110).
 //!
-//! What must never happen here: a library is changed or removed under a name that a container may still open; half a
-//! file has a name.
+//! What must never happen here: a library is changed or removed under a name that a container may still open; an
+//! incomplete file gets a name.
 
 use super::file::{DeliveryError, failed, make_folder, put};
 use std::fs;
@@ -27,22 +27,22 @@ use wire::cdi::{CdiEdits, CdiMount};
 
 /// HAMi-core's directory in containers, writable: processes of one container share a file in it.
 const CACHE: &str = "/usr/local/vgpu";
-/// The library in that directory. The library has the path built in and opens itself again by it.
+/// The library in that directory. This path is built into the library, and the library opens itself again by it.
 pub(super) const LIBRARY: &str = "/usr/local/vgpu/libvgpu.so";
 /// Names the library to the dynamic linker of every program.
 const PRELOAD: &str = "/etc/ld.so.preload";
-/// Variables that the library sets over those of its process, so that a program cannot change a limit by its
+/// Variables that the library sets over those of its process, so that a program cannot change a limit through its
 /// environment.
 const OVERRIDE: &str = "/overrideEnv";
-/// The folder of a lock that older versions of the library take to find out their process id on the host.
+/// The folder of a lock that older versions of the library take while they find out their process id on the host.
 const LOCK: &str = "/tmp/vgpulock";
 /// Every user of a container may write there; no user can remove a file of another user.
 const SHARED_MODE: u32 = 0o1777;
 /// Every user of a container opens the file.
 const CACHE_MODE: u32 = 0o666;
-/// The folders that a container may write into, in its own folder.
+/// The folders of a container that the container can write to.
 pub(super) const WRITABLE: [&str; 2] = ["vgpu", "lock"];
-/// HAMi-core has less than 1 MiB; a larger file is a mistake.
+/// HAMi-core's library is smaller than 1 MiB; a larger file is a mistake.
 const MAX_BYTES: u64 = 64 << 20;
 /// Limit of versions in one sweep.
 const MAX_VERSIONS: usize = 1024;
@@ -58,7 +58,7 @@ impl LimiterLibrary {
     /// Keeps the file at `library` as the newest version. A second call with the same content changes nothing.
     ///
     /// # Errors
-    /// If the file is no library, or cannot be read or kept.
+    /// If the file is not a shared library, or cannot be read or kept.
     pub fn keep(state: &Path, library: &Path) -> Result<LimiterLibrary, DeliveryError> {
         let folder = folder(state);
         let bytes = read(library).map_err(failed("read the limiter's library", library))?;
@@ -66,7 +66,7 @@ impl LimiterLibrary {
         let preload = folder.join("ld.so.preload");
         put(&preload, format!("{LIBRARY}\n").as_bytes())?;
         let kept = folder.join(format!("libvgpu.so.{:032x}", digest(&bytes)));
-        // First the link: a sweep never removes the file that it names.
+        // The link comes first: a sweep never removes the file that the link names.
         let current = folder.join("current");
         let next = folder.join(".current.new");
         let _ = fs::remove_file(&next);
@@ -102,8 +102,8 @@ impl LimiterLibrary {
         fs::rename(&hidden, &library).map_err(failed("put in place", &library))?;
         // If both names are the same file, a rename leaves both.
         let _ = fs::remove_file(&hidden);
-        // Also the name of the cache file: a process with another one would count alone, and have the whole limit once
-        // more.
+        // The cache file's name is written here too: a process with a different name would count separately, and
+        // would get the whole limit again.
         let shared = shared_cache(name);
         let text: String = variables.iter().chain([&shared]).flat_map(|variable| [variable, "\n"]).collect();
         put(&folder.join("overrideEnv"), text.as_bytes())

@@ -1,4 +1,4 @@
-//! Counts the bytes and files that containers have written into their writable folders. A container may have made any
+//! Counts the bytes and files that containers have written to their writable folders. A container may have made any
 //! tree in them, so the walk is limited in entries and depth, and a tree beyond a limit counts as too large.
 //!
 //! What must never happen here: a link is followed, a mount point is entered, a walk without an end.
@@ -12,13 +12,13 @@ use std::ffi::CString;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
-/// The smallest size that is counted for a file or folder. Its entry and its inode take space too, so very many empty
-/// files exceed the limit.
+/// The smallest size that is counted for a file or folder. A directory entry and an inode take space too, so very
+/// many empty files exceed the limit.
 const LEAST: u64 = 4096;
 /// Limit of nested folders. HAMi-core creates none.
 const MAX_DEPTH: usize = 32;
 
-/// Entries between two pauses. A pod may keep 16,384 entries for good, and a node has more than a hundred pods.
+/// Entries between two pauses. A pod may permanently keep 16,384 entries, and a node has more than a hundred pods.
 const PAUSE_EVERY: u32 = 1024;
 
 /// The files that a pod has written.
@@ -28,9 +28,9 @@ pub struct PodFileSize {
     pub bytes: u64,
     /// The number of files and folders.
     pub files: u64,
-    /// Whether a limit is exceeded. The walk ends there, so that the true numbers may be larger.
+    /// Whether a limit is exceeded. The walk stops there, so the true numbers may be larger.
     pub over: bool,
-    /// Whether a folder could not be opened: its content is not in the numbers, and may be anything.
+    /// Whether a folder could not be opened: its content is not in the numbers and is unknown.
     pub closed: bool,
 }
 
@@ -94,9 +94,9 @@ impl Walk<'_> {
         }
     }
 
-    /// Marks the count as closed on an error. A folder that does not exist, or is a link or a mount point, has no files
-    /// of the pod and is no error. Any other error is one: the root user of a container can close a folder by its mode
-    /// if the agent lacks CAP_DAC_OVERRIDE, or the agent itself has a problem.
+    /// Marks the count as closed on an error. A folder that does not exist, or is a link or a mount point, has no
+    /// files of the pod: this is not an error. Any other result is an error: if the agent lacks CAP_DAC_OVERRIDE, the
+    /// root user of a container can close a folder through its mode; or the agent itself has a problem.
     fn note_error(&mut self, error: Option<Errno>) {
         let is_nothing = |error| matches!(error, Errno::NOENT | Errno::NOTDIR | Errno::LOOP | Errno::XDEV);
         self.written.closed |= error.is_some_and(|error| !is_nothing(error));
@@ -217,7 +217,7 @@ mod tests {
         assert_eq!(replaced, PodFileSize::default());
     }
 
-    /// Without CDI, containers write into the folders of their tickets.
+    /// Without CDI, containers write to the folders of their tickets.
     #[test]
     fn files_in_ticket_folders_count_for_the_pod() {
         let state = tempfile::tempdir().unwrap();

@@ -1,6 +1,6 @@
-//! The file of started pods. Before the agent answers the first `PreStartContainer` of a pod, it appends the pod's UID, so
-//! that the next agent process knows that the pod holds devices. If the write fails, the agent logs it and goes on. The folders of pods do not show this, because the agent writes
-//! them before a start.
+//! The file of started pods. Before the agent answers the first `PreStartContainer` of a pod, it appends the pod's
+//! UID, so that the next agent process knows that the pod holds devices. If the write fails, the agent logs it and
+//! goes on. The folders of pods do not show this, because the agent writes them before a start.
 
 use super::file::{DeliveryError, failed, rename_into_place};
 use model::id::PodUid;
@@ -13,7 +13,7 @@ use wire::started_pods::{self, FILE, StartedPods};
 
 /// Only the agent may read and write it.
 const MODE: u32 = 0o600;
-/// The file is written again if it has more lines than this of pods that are gone, two of each.
+/// The file is rewritten if it has more lines than this of pods that are gone. Each such pod has two lines.
 const MAX_GONE: usize = 256;
 /// Limit of the file.
 const MAX_BYTES: u64 = started_pods::MAX_BYTES as u64;
@@ -40,10 +40,10 @@ impl StartedPodsFile {
         (self.pods, self.lines, self.length) = (earlier.pods, earlier.lines, earlier.bytes);
     }
 
-    /// Adds a pod of which a start is about to be answered.
+    /// Adds a pod before one of its starts is answered.
     ///
     /// # Errors
-    /// If the line is not written: the file is full, or the disk is full or gone.
+    /// If the line cannot be written: the file is full, or the disk is full or gone.
     pub fn note(&mut self, pod: &PodUid) -> Result<(), DeliveryError> {
         if self.pods.contains(pod) {
             return Ok(());
@@ -53,7 +53,7 @@ impl StartedPodsFile {
         Ok(())
     }
 
-    /// Adds so many lines to the file.
+    /// Appends this text, which has this number of lines.
     fn append(&mut self, text: &str, lines: usize) -> Result<(), DeliveryError> {
         let cannot_write = failed("write into", &self.path);
         if self.length + text.len() as u64 > MAX_BYTES {
@@ -73,8 +73,8 @@ impl StartedPodsFile {
         Ok(())
     }
 
-    /// Forgets all other pods, and notes that they have ended: one that a restore of etcd brings back starts like any other. Writes
-    /// the file again if many are gone.
+    /// Forgets all other pods, and records that they have ended: if a restore of etcd brings one back, it starts like
+    /// a new pod. Rewrites the file if many pods are gone.
     ///
     /// # Errors
     /// If it cannot be written; the file stays as it was.
@@ -87,7 +87,7 @@ impl StartedPodsFile {
         }
         let text: String = self.pods.iter().map(started_pods::line).collect();
         rename_into_place(&self.path, text.as_bytes(), MODE)?;
-        // The old open file has no name any more, so it is opened again.
+        // The file that is open has been replaced, so the new file is opened.
         (self.file, self.lines, self.length) = (None, self.pods.len(), text.len() as u64);
         Ok(())
     }
@@ -122,7 +122,7 @@ mod tests {
             starts.note(&uid(n)).unwrap();
         }
         assert_eq!(fs::read_to_string(folder.path().join(FILE)).unwrap().trim().lines().count(), 2, "each pod once");
-        // Lines that were cut or damaged, as by a power loss.
+        // Lines that were cut or damaged, for example by a power loss.
         let mut file = fs::OpenOptions::new().append(true).open(folder.path().join(FILE)).unwrap();
         file.write_all(b"\n\xff\0\xfe\n0000").unwrap();
         let (mut starts, known) = next(folder.path());
@@ -150,7 +150,7 @@ mod tests {
         assert!(fs::metadata(&path).unwrap().len() <= MAX_BYTES);
     }
 
-    /// What a power loss may leave.
+    /// Damage that a power loss may cause.
     #[test]
     fn a_damaged_file_of_started_pods_loses_only_the_damaged_lines() {
         let folder = tempfile::tempdir().unwrap();

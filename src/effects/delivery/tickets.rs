@@ -1,5 +1,5 @@
-//! Tickets on disk: each has a folder with its record. An earlier release also put the files of containers there that got
-//! their devices at `Allocate`.
+//! Tickets on disk: each has a folder with its record. An earlier release gave containers their devices at
+//! `Allocate`, and also put the files of those containers there.
 
 use super::file::{DeliveryError, failed, make_folder, put};
 use super::trash::Trash;
@@ -11,7 +11,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use wire::issued_ticket::{self, FILE_NAME, FOLDER};
 
-/// Limit of tickets in one sweep: twice as many as are kept in memory.
+/// Limit of tickets in one sweep: twice the number of tickets that are kept in memory.
 const MAX_ENTRIES: usize = 16_384;
 
 /// The folders of tickets.
@@ -110,7 +110,7 @@ mod tests {
         assert_eq!([1, 2, 3].map(|n| record(&tickets, n).is_some()), [true, true, false]);
     }
 
-    /// What a power loss may leave of a file that was not synced.
+    /// Damage that a power loss may cause to a file that was not synced.
     #[test]
     fn a_damaged_ticket_record_is_written_again() {
         let folder = tempfile::tempdir().unwrap();

@@ -6,12 +6,12 @@
 //!                                        trash/2/b/c, trash/3/c … until every folder is empty and removed
 //! ```
 //!
-//! A container of a pod that was deleted by force may still run and write here through its mount, as fast as the agent
-//! removes. So each visit to an entry of the trash is limited, and the rest of it waits for the next round.
+//! A container of a pod that was deleted by force may still run, and may write here through its mount as fast as the
+//! agent removes. So each visit to an entry of the trash is limited, and what is left waits for the next round.
 //!
 //! A removal needs four descriptors and less than 100 KiB of memory, whatever the shape of the tree. Only root can
-//! enter `trash` (0700), so a container that still runs can write inside its own entry and never rename or replace an entry. An entry that cannot be removed
-//! stays there, and the agent retries.
+//! enter `trash` (0700), so a container that still runs can write inside its own entry but cannot rename or replace
+//! an entry. An entry that cannot be removed stays there, and the agent retries.
 //!
 //! What must never happen here: a link is followed, a mount point is entered, a call that recurses with the tree.
 
@@ -36,16 +36,16 @@ const FOLDER: &str = "trash";
 const MODE: Mode = Mode::RWXU;
 /// Entries that are removed between two pauses: about 10 ms of work in a slow disk's cache.
 const PAUSE_EVERY: u32 = 1024;
-/// Limit of remembered names of folders that were moved up. The next round finds the others.
+/// Limit of remembered names of folders that were moved up. The next round finds the rest.
 const MAX_NAMES: usize = 4096;
-/// Limit of entries in one visit, of one folder of the trash and of the folders below it. A pod within the usual limit
-/// of its files (64 MiB, 4 KiB each) has no more, and with the pauses they take about a second, which the next folder
-/// can wait.
+/// Limit of entries in one visit to a folder of the trash, including the folders below it. A pod that keeps to the
+/// usual limit for its files (64 MiB, 4 KiB each) has no more entries. With the pauses, a visit takes about a second,
+/// and the next folder can wait that long.
 const PER_VISIT: u32 = 16 * PAUSE_EVERY;
-/// Limit of rounds in one call. Then the call returns, though entries are left.
+/// Limit of rounds in one call. At the limit, the call returns even if entries are left.
 const MAX_ROUNDS: usize = 8;
-/// Limit of passes over one folder in one visit: entries that a pass missed, or that came meanwhile, wait for the next
-/// visit.
+/// Limit of passes over one folder in one visit. Entries that a pass missed, or that were added meanwhile, wait for
+/// the next visit.
 const MAX_PASSES: usize = 2;
 /// Limit of names that are tried until one is free. Names of an earlier agent process may be taken.
 const MAX_TRIES: usize = 1 << 20;
@@ -59,7 +59,7 @@ pub(super) const FOLDER_FLAGS: OFlags =
 pub struct Trash {
     path: PathBuf,
     next: Arc<AtomicU64>,
-    /// Whether this episode of folders that cannot be moved here is in the log.
+    /// Whether a warning about folders that cannot be moved here was already logged in this episode.
     warned: Arc<AtomicBool>,
     /// The number of folders that could not be moved here.
     not_taken: Arc<AtomicU64>,
@@ -72,7 +72,7 @@ pub struct EmptiedTrash {
     pub removed: u64,
     /// The number of entries that could not be removed.
     pub left: u64,
-    /// The first of them, and its error.
+    /// The first entry that could not be removed, and its error.
     pub first: Option<(PathBuf, io::Error)>,
     /// Whether entries are left because the call reached its limit: the next call continues.
     pub unfinished: bool,
@@ -110,8 +110,8 @@ impl Trash {
         Ok(moved.map(drop)?)
     }
 
-    /// The number of folders that could not be moved here since the last call. A call that returns 0 ends the episode:
-    /// the next folder that cannot be moved is in the log again.
+    /// The number of folders that could not be moved here since the last call. A call that returns 0 ends the
+    /// episode: the next folder that cannot be moved is logged again.
     pub fn not_taken(&self) -> u64 {
         let count = self.not_taken.swap(0, Ordering::Relaxed);
         if count == 0 {
@@ -127,7 +127,7 @@ impl Trash {
     }
 
     /// Removes the entries of the trash. Calls `pause` after every 1,024 entries. Returns when all are gone, when
-    /// nothing more can be removed, or after some rounds in which each entry had one visit: then the result says that
+    /// nothing more can be removed, or after some rounds that visit each entry once; the result then says that
     /// entries are left.
     pub fn empty(&self, pause: &mut dyn FnMut()) -> EmptiedTrash {
         self.rounds(MAX_ROUNDS, pause)
@@ -183,9 +183,9 @@ struct Removal<'a> {
 }
 
 impl Removal<'_> {
-    /// Visits once every entry that is in the trash now. A folder that is moved here meanwhile is part of the visit
-    /// that moved it, or waits for the next round. Otherwise a container that makes folders as fast as they are removed
-    /// would make the round endless.
+    /// Visits every entry that is in the trash now once. A folder that is moved here meanwhile is part of the visit
+    /// that moved it, or waits for the next round. Without this rule, a container that makes folders as fast as they
+    /// are removed would make the round endless.
     fn visit_all(&mut self) -> Result<(), Errno> {
         let trash = self.trash.open()?;
         let mut entries = Dir::read_from(&trash)?;
@@ -224,7 +224,7 @@ impl Removal<'_> {
     fn remove(&mut self, trash: &OwnedFd, name: &CStr) {
         match self.try_remove(trash, name) {
             Ok(()) | Err(Errno::NOENT) => {}
-            // An entry in it is left, and was counted.
+            // An entry in this folder could not be removed, and was counted.
             Err(Errno::NOTEMPTY | Errno::EXIST) => {}
             Err(error) => self.count_left(&[name], error),
         }

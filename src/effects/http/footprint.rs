@@ -1,4 +1,4 @@
-//! What this program costs in memory, CPU time and files, from `/proc/self`. The metrics server reads nothing else from
+//! This program's use of memory, CPU time and files, from `/proc/self`. The metrics server reads nothing else from
 //! the host.
 
 use crate::metrics::ProcessFootprint;
@@ -11,7 +11,7 @@ use std::fs;
 use wire::proc_file::stat;
 use wire::proc_line::status;
 
-/// Reads the values; this takes some 50 µs.
+/// Reads the values; this takes about 50 µs.
 pub(super) fn read(now: Now) -> ProcessFootprint {
     let at = now.monotonic;
     let reading = |value: Option<u64>| Reading::from_result(value.ok_or(Absence::Unreadable), at);
@@ -28,7 +28,7 @@ pub(super) fn read(now: Now) -> ProcessFootprint {
     }
 }
 
-/// The number of open files. From Linux 6.2 on it is the size of the directory. On older kernels the directory is
+/// The number of open files. Since Linux 6.2 it is the size of the directory. On older kernels the directory is
 /// listed, which takes a millisecond for 2,500 files.
 fn files() -> Option<u64> {
     const FOLDER: &str = "/proc/self/fd";
@@ -45,7 +45,7 @@ fn cpu_seconds() -> Option<f64> {
     Some(std::time::Duration::new(seconds, nanos).as_secs_f64())
 }
 
-/// The start of the program. `/proc/self/stat` has it in clock ticks since boot.
+/// The start time of the program. `/proc/self/stat` has it in clock ticks since boot.
 fn started(now: Now) -> Option<f64> {
     let text = fs::read("/proc/self/stat").ok()?;
     let nanos = stat(&text).ok()?.start_ticks.checked_mul(1_000_000_000)? / rustix::param::clock_ticks_per_second();

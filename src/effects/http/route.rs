@@ -1,4 +1,4 @@
-//! The paths of the metrics port: their answers, and which callers may have them.
+//! The paths of the metrics port: their answers, and which callers get an answer.
 
 use super::footprint;
 use super::settings::{Limits, Readiness, Settings};
@@ -64,7 +64,7 @@ pub(super) struct Routes {
 impl HttpApplication for Routes {
     type Body = AnswerBody;
 
-    /// The API answers every client that has the token; without a token, clients on this machine.
+    /// The API answers every client that has the token. If no token is set, it answers only clients on this machine.
     fn access(&self, uri: &Uri) -> &Access {
         match self.endpoint(uri.path()) {
             Some(Endpoint::Api(_)) => &self.api,
@@ -158,9 +158,9 @@ impl Routes {
         }
     }
 
-    /// The answer of `/readyz`: whether the agent is ready, how long ago the API server answered the pod watch, and
-    /// whether the plugin is registered with the kubelet. The error of a failed registration is only in the API,
-    /// because it names addresses.
+    /// The answer of `/readyz`: whether the agent is ready, how long ago the API server sent something to the pod
+    /// watch, and whether the plugin is registered with the kubelet. The error of a failed registration is only in
+    /// the API, because it contains addresses.
     fn readiness(&self) -> Response<AnswerBody> {
         let view = Arc::clone(&self.view.borrow());
         let kubelet = view.plugin.as_ref().map_or_else(String::new, |plugin| {
@@ -225,8 +225,8 @@ impl Routes {
         }
     }
 
-    /// The buffer as an answer, compressed if the client accepts gzip. Names and labels repeat, so gzip's fastest level
-    /// leaves a twentieth.
+    /// The buffer as an answer, compressed if the client accepts gzip. Names and labels repeat, so even gzip's
+    /// fastest level reduces the size to a twentieth.
     fn packed(&self, mut buffer: AnswerBuffer, headers: &HeaderMap) -> Response<AnswerBody> {
         let gzip =
             buffer.bytes.len() >= WORTH_COMPRESSING && negotiate::gzip(&values(headers, header::ACCEPT_ENCODING));
@@ -241,7 +241,7 @@ impl Routes {
         response
     }
 
-    /// A buffer with a turn in the queue for large answers.
+    /// A buffer, after a wait in the queue for large answers.
     async fn buffer(&self, peer: IpAddr) -> Option<AnswerBuffer> {
         Some(self.buffers.take(self.queue.enter(peer).await?))
     }
@@ -255,7 +255,8 @@ impl Routes {
     }
 }
 
-/// A line for `/readyz` if no GPU is offered because there is no CDI, and pods of an earlier release still run.
+/// A line for `/readyz` if no GPU is offered because CDI is not supported; it counts the pods of an earlier release
+/// that still run.
 fn cdi(plugin: &PluginView) -> String {
     match &plugin.cdi {
         CdiState::Missing { why, earlier_pods } if *earlier_pods > 0 => format!(

@@ -12,35 +12,37 @@ use tokio::sync::watch;
 /// Settings of the metrics server.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// Sets of metric names that `/metrics` has besides our own.
+    /// Sets of metric names that `/metrics` has in addition to our own.
     pub sets: MetricSets,
-    /// Token that every client needs for `/api/v1`; with `None` only clients on this machine are answered.
+    /// Token that every client needs for `/api/v1`; with `None` only clients on this machine get an answer.
     pub api_token: Option<Arc<str>>,
     /// Accepted `Host` names for `/api/v1`.
     pub hosts: AllowedHosts,
-    /// Certificates for HTTPS; plain HTTP without. Clients show no certificate here: the kubelet's probes have none.
+    /// Certificates for HTTPS; `None` means plain HTTP. Clients need no certificate, because the kubelet's probes
+    /// have none.
     pub certificates: Option<Arc<Certificates>>,
-    /// Reads both clocks, so that ages count from the moment of an answer.
+    /// Reads both clocks: ages are computed at the time of the answer.
     pub clock: fn() -> Now,
 }
 
-/// The foreign metric names that `/metrics` itself has. Each set also has a path of its own, whatever is set here.
+/// The foreign metric names that `/metrics` itself has. Each set also has its own path, independent of these
+/// settings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MetricSets {
-    /// dcgm-exporter's.
+    /// The names of dcgm-exporter.
     pub dcgm: bool,
     /// The names that DCGM 4.6 has changed, at each path that has dcgm-exporter's names.
     pub dcgm_renamed: bool,
-    /// HAMi monitor's.
+    /// The names of HAMi's monitor.
     pub hami: bool,
-    /// cAdvisor's.
+    /// The names of cAdvisor.
     pub cadvisor: bool,
 }
 
-/// Whether the program is ready; the error has the reason.
+/// Whether the program is ready; if it is not, the error has the reason.
 pub type Readiness = watch::Receiver<Result<(), Arc<str>>>;
 
-/// The limits of the server. The program uses the default; tests wait less.
+/// The limits of the server. The program uses the default; tests use shorter waits.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Limits {
     /// The limits of connections.
@@ -55,15 +57,15 @@ const CONNECTIONS: ConnectionLimits = ConnectionLimits {
     // 5 MiB at worst.
     connections: 256,
     // Above Prometheus's usual interval of 15 s, so that Prometheus can keep its connection. A client with many idle
-    // connections loses them when another one connects.
+    // connections loses some of them when another client connects.
     header_timeout: Duration::from_secs(30),
     // Prometheus's default scrape timeout.
     write_timeout: Duration::from_secs(10),
-    // While a request waits in the common line, all eight answers are free again within this time. So the last of 32
-    // waiting requests gets its turn within two seconds, plus the time to write 32 answers. In half a second a network
-    // of 100 Mbit/s takes 6 MB; a compressed answer for 5,000 containers has less than 1 MB.
+    // While a request waits in the common queue, all eight answers are free again within this time. So the last of 32
+    // waiting requests gets its turn within two seconds, plus the time to write 32 answers. In half a second a
+    // network of 100 Mbit/s takes 6 MB; a compressed answer for 5,000 containers has less than 1 MB.
     busy_write_timeout: Duration::from_millis(500),
-    // The whole program has 5 s.
+    // The whole program has 5 s to stop.
     drain: Duration::from_secs(2),
 };
 

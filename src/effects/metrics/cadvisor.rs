@@ -1,10 +1,10 @@
 //! cAdvisor's container metrics, with the labels that the kubelet gives them: `id,name,image,namespace,pod,container`.
 //!
-//! As in cAdvisor, a pod's own cgroup is a series with an empty `container` and an empty `image`. It is the sum of the
-//! pod, so a query that adds it to the containers counts twice; the usual rules filter `image!=""` or `container!=""`.
-//! Network totals are on the pod's sandbox, also as in cAdvisor. If the image of a container is not known, `image` is
-//! `unknown`, so that those filters keep the container. Block I/O is the sum over all devices: its `device` is
-//! `/dev/*`.
+//! As in cAdvisor, a pod's own cgroup is a series with an empty `container` and an empty `image`. It is the sum of
+//! the pod, so a query that adds it to the containers counts twice; the usual rules filter by `image!=""` or
+//! `container!=""`. Network totals are on the pod's sandbox, also as in cAdvisor. If the image of a container is not
+//! known, `image` is `unknown`, so that those filters keep the container. Block I/O is the sum over all devices, so
+//! its `device` is `/dev/*`.
 
 use super::input::MetricsInput;
 use super::row::MetricRow;
@@ -107,8 +107,8 @@ fn last_seen(now: Now, cgroups: &[(&CgroupSample, MetricLabels)], out: &mut Expo
     }
 }
 
-/// The cgroups of pods, and those of containers without sandboxes. A sandbox uses almost nothing and is in the pod's
-/// sum.
+/// The cgroups of pods, and those of containers except sandboxes. A sandbox uses almost nothing, and the pod's sum
+/// includes it.
 fn cgroups<'a>(view: &'a NodeView, subjects: &LabelledSubjects<'a>) -> Vec<(&'a CgroupSample, MetricLabels)> {
     let mut all = Vec::with_capacity(subjects.pods.len() + subjects.containers.len());
     for pod in &view.pods {

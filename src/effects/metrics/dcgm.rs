@@ -1,14 +1,14 @@
-//! dcgm-exporter's names, labels and units, so that dashboards made for it work unchanged.
+//! dcgm-exporter's names, labels and units: dashboards made for dcgm-exporter work unchanged.
 //!
-//! The labels have its order: `gpu`, `UUID`, `pci_bus_id`, `device`, `modelName`, for MIG `GPU_I_PROFILE` and
-//! `GPU_I_ID`, then `Hostname` (every release) and `hostname` (its main branch), `DCGM_FI_DRIVER_VERSION`, and
-//! `container`, `namespace`, `pod` where exactly one pod has the GPU or GPU instance to itself. The series of a shared
+//! The labels have dcgm-exporter's order: `gpu`, `UUID`, `pci_bus_id`, `device`, `modelName`, for MIG `GPU_I_PROFILE`
+//! and `GPU_I_ID`, then `Hostname` (every release) and `hostname` (its main branch), `DCGM_FI_DRIVER_VERSION`, and
+//! `container`, `namespace`, `pod` if exactly one pod has the GPU or GPU instance to itself. The series of a shared
 //! GPU names no pod, because a sum of these series over pods must not count one GPU under two names.
 //!
-//! On a GPU in MIG mode, memory and profiling series exist only for its GPU instances, because a sum over both would
-//! count twice. The other series exist only for the GPU, without a pod: its power is not the power of one instance. As
-//! in DCGM, the entity is the GPU instance: its compute instances share its memory and counters and have no series of
-//! their own.
+//! On a GPU in MIG mode, memory and profiling series exist only for its GPU instances, because a sum over the GPU and
+//! its instances would count twice. All other series exist only for the GPU, without a pod: the GPU's power is not
+//! the power of one instance. As in DCGM, the entity is the GPU instance: its compute instances share its memory and
+//! counters and have no series of their own.
 
 use super::hardware;
 use super::input::MetricsInput;
@@ -40,7 +40,7 @@ static GPU: &[MetricRow<GpuView>] = &[
     MetricRow::foreign_counter("DCGM_FI_DEV_BOARD_LIMIT_VIOLATION", "Time throttled by board limit constraints (in ns).", |g| nanos(&g.sample.violations.board_limit)),
     MetricRow::foreign_counter("DCGM_FI_DEV_LOW_UTIL_VIOLATION", "Time throttled by low utilization (in ns).", |g| nanos(&g.sample.violations.low_utilization)),
     MetricRow::foreign_counter("DCGM_FI_DEV_RELIABILITY_VIOLATION", "Time throttled by reliability constraints (in ns).", |g| nanos(&g.sample.violations.reliability)),
-    MetricRow::foreign_counter("DCGM_FI_DEV_NVLINK_BANDWIDTH_TOTAL", "Data over all NVLink lanes, both ways, since the reading before (in thousands of KiB per second); a rate, though dcgm-exporter calls it a counter.", |g| g.nvlink_rate.map(nvlink)),
+    MetricRow::foreign_counter("DCGM_FI_DEV_NVLINK_BANDWIDTH_TOTAL", "Data over all NVLink lanes, both ways, since the previous reading (in thousands of KiB per second); a rate, though dcgm-exporter calls it a counter.", |g| g.nvlink_rate.map(nvlink)),
     MetricRow::foreign_counter("DCGM_FI_DEV_UNCORRECTABLE_REMAPPED_ROWS", "Number of remapped rows for uncorrectable errors.", |g| g.sample.remapped.uncorrectable.map(|c| SampleValue::Whole(c.0))),
     MetricRow::foreign_counter("DCGM_FI_DEV_CORRECTABLE_REMAPPED_ROWS", "Number of remapped rows for correctable errors.", |g| g.sample.remapped.correctable.map(|c| SampleValue::Whole(c.0))),
     MetricRow::gauge("DCGM_FI_DEV_ROW_REMAP_FAILURE", "", "Whether remapping of rows has failed.", |g| g.sample.remapped.failed.map(|f| SampleValue::Whole(u64::from(f)))),
@@ -131,12 +131,12 @@ fn last_xid(gpu: &GpuView) -> Option<u32> {
 pub enum DcgmNames {
     /// The names that dcgm-exporter has always had.
     Known,
-    /// The names that DCGM 4.6 has given to some of the same fields; there the old names are deprecated macros. Values,
-    /// units and types are unchanged: `DCGM_FI_DEV_GPU_UTIL_RATIO` is a percentage.
+    /// The names that DCGM 4.6 has given to some of the same fields; DCGM keeps the old names as deprecated macros.
+    /// Values, units and types are unchanged: `DCGM_FI_DEV_GPU_UTIL_RATIO` is a percentage.
     Renamed,
 }
 
-/// Known and new name of each renamed field, from the end of `dcgm_fields.h` of DCGM 4.6.0.
+/// Old and new name of each renamed field, from the end of `dcgm_fields.h` of DCGM 4.6.0.
 #[rustfmt::skip]
 const RENAMED: [(&str, &str); 25] = [
     ("DCGM_FI_DEV_MEMORY_TEMP", "DCGM_FI_DEV_MEMORY_TEMP_CELSIUS"),
@@ -167,7 +167,7 @@ const RENAMED: [(&str, &str); 25] = [
 ];
 
 impl DcgmNames {
-    /// The family under these names; `None` if [`DcgmNames::Renamed`] has no new name for it.
+    /// The family under these names; `None` if [`DcgmNames::Renamed`] has no name for it.
     fn of(self, family: &MetricFamily) -> Option<MetricFamily> {
         match self {
             DcgmNames::Known => Some(*family),
@@ -212,7 +212,8 @@ pub fn write(input: &MetricsInput<'_>, names: DcgmNames, out: &mut Exposition<'_
     table((PROFILING, names), profiles.iter().map(|(gpm, labels)| (*gpm, labels)), out);
 }
 
-/// Writes the last XIDs. The number is the value and the label `err_code`; `err_msg` has its meaning in our own words.
+/// Writes the last XIDs. The value and the label `err_code` are the number; `err_msg` has the meaning in our own
+/// words.
 fn xids(entities: &[Entity<'_, GpuView>], names: DcgmNames, out: &mut Exposition<'_>) {
     let Some(family) = names.of(&XID) else { return };
     out.family(&family);
@@ -254,7 +255,7 @@ impl Memory {
     }
 }
 
-/// The sample of a GPU instance. All its compute instances have the same values, so the first one that was read is
+/// The sample of a GPU instance. All its compute instances have the same values, so the first sample that was read is
 /// enough.
 fn read_of<'a>(gpu: &'a GpuView, inside: &[MigInstance]) -> Option<&'a MigSample> {
     let samples = || gpu.sample.mig.iter().filter(|sample| inside.iter().any(|instance| instance.uuid == sample.uuid));
@@ -292,7 +293,7 @@ fn host(view: &NodeView, labels: MetricLabels) -> MetricLabels {
     }
 }
 
-/// Adds `container` (empty unless it is exactly one), `namespace` and `pod` of the sole holder.
+/// Adds `container` (empty unless there is exactly one), `namespace` and `pod` of the sole holder.
 fn held(labels: MetricLabels, view: &NodeView, holder: Option<&SoleHolder>) -> MetricLabels {
     let Some((holder, pod)) = holder.and_then(|holder| Some((holder, view.pod(&holder.pod)?))) else { return labels };
     let (namespace, name) = pod_name(Some(pod));

@@ -14,7 +14,7 @@ use serve::exposition::{Exposition, MetricFamily, MetricLabels, MetricType};
 
 const PREFIX: &str = "gpu_steward_gpu_";
 
-/// What the agent knows of a GPU beside its readings, with one value each.
+/// Values that the agent knows of a GPU in addition to its readings.
 #[rustfmt::skip]
 static GPU: &[MetricRow<GpuView>] = &[
     MetricRow::gauge("processes", "", "Processes on the GPU.", |g| match &g.processes {
@@ -64,7 +64,7 @@ const REASON: MetricFamily = family(
     "clock_throttle_reason",
     MetricType::Gauge,
     "",
-    "1 for each reason why the clocks are not higher, 0 for the others that NVML knows.",
+    "1 for each reason why the clocks are not higher, 0 for all other reasons that NVML knows.",
 );
 const AGE: MetricFamily =
     family("sample_age_seconds", MetricType::Gauge, "seconds", "Age of the GPU's newest reading.");
@@ -156,7 +156,7 @@ fn identity(input: &MetricsInput<'_>, subjects: &LabelledSubjects<'_>, out: &mut
     }
 }
 
-/// The value of the label `mig`; empty, as for other labels, if it could not be read.
+/// The value of the label `mig`; empty if the mode could not be read, as for other labels.
 fn mig_mode(mode: &Reading<bool>) -> &'static str {
     match mode {
         Reading::Measured(true, _) => "on",
@@ -183,9 +183,9 @@ fn state(subjects: &LabelledSubjects<'_>, out: &mut Exposition<'_>) {
     }
 }
 
-/// Writes the XID counters. The program counts XIDs from its start. The series of all XIDs begins at 0, and so do those
-/// of XIDs that make a GPU unfit. The series of any other XID begins with its first error, which `increase()` misses in
-/// the text format 0.0.4.
+/// Writes the XID counters. The program counts XIDs from its start. The series for all XIDs together, and the series
+/// of each XID that makes a GPU unfit, starts at 0. The series of any other XID starts with its first error, which
+/// `increase()` misses in the text format 0.0.4.
 fn xids(input: &MetricsInput<'_>, subjects: &LabelledSubjects<'_>, out: &mut Exposition<'_>) {
     let since = input.footprint.started_seconds.get();
     out.prefixed(PREFIX, &XID_EVENTS);
@@ -201,8 +201,8 @@ fn xids(input: &MetricsInput<'_>, subjects: &LabelledSubjects<'_>, out: &mut Exp
     }
 }
 
-/// Writes one series for each known bit of `nvmlClocksThrottleReason…`. Bits that are newer than this program are only
-/// in the bit set `clock_throttle_reasons`.
+/// Writes one series for each known bit of `nvmlClocksThrottleReason…`. Bits that this program does not know yet
+/// appear only in the bit set `clock_throttle_reasons`.
 fn throttling(subjects: &LabelledSubjects<'_>, out: &mut Exposition<'_>) {
     let reasons: Vec<(u64, MetricLabels)> =
         THROTTLE_REASONS.iter().map(|(bit, word)| (*bit, MetricLabels::new().with("reason", word))).collect();
@@ -215,8 +215,8 @@ fn throttling(subjects: &LabelledSubjects<'_>, out: &mut Exposition<'_>) {
     }
 }
 
-/// Writes incidents and the time until each GPU is fit again. A wait that is over but not yet evaluated counts as 0,
-/// not as a negative time.
+/// Writes incidents and the time until each GPU is fit again. If the wait is over but the GPU was not evaluated
+/// since, the time is 0, not negative.
 fn incidents(now: Monotonic, subjects: &LabelledSubjects<'_>, out: &mut Exposition<'_>) {
     out.prefixed(PREFIX, &INCIDENT);
     for gpu in &subjects.gpus {
@@ -236,7 +236,7 @@ fn incidents(now: Monotonic, subjects: &LabelledSubjects<'_>, out: &mut Expositi
 fn ages(now: Monotonic, subjects: &LabelledSubjects<'_>, out: &mut Exposition<'_>) {
     out.prefixed(PREFIX, &AGE);
     for gpu in &subjects.gpus {
-        // Facts of the GPU are read once; only readings that are repeated show how fresh the sample is.
+        // Facts of the GPU are read once, so only readings that are repeated show how fresh the sample is.
         let sample = &gpu.seen.sample;
         let read = [sample.memory_used.at(), sample.utilization.at(), sample.power.at(), sample.temperature.at()];
         if let Some(at) = read.into_iter().flatten().max() {
@@ -266,7 +266,7 @@ fn absences(subjects: &LabelledSubjects<'_>, out: &mut Exposition<'_>) {
 }
 
 /// Writes the MIG metrics. The readings belong to GPU instances, so each GPU instance has one series, under its first
-/// compute instance. So the sum over all series is the value of the GPU.
+/// compute instance. The sum over all series is then the value of the GPU.
 fn mig(subjects: &LabelledSubjects<'_>, out: &mut Exposition<'_>) {
     out.prefixed(MIG_PREFIX, &MIG_INFO);
     for gpu in &subjects.gpus {

@@ -1,11 +1,11 @@
-//! The names of HAMi's node monitor, new and legacy, for every value that can be known from outside the container.
+//! The names of HAMi's node monitor, new and legacy, for every value that can be read from outside the container.
 //!
 //! HAMi reads limits, kinds of memory and the time of the last kernel from a file that its library keeps inside each
 //! container. The agent does not read that file. It takes the use from the driver's list of processes, and the limit
-//! from the container's claim, which only the device plugin knows. So an agent in standalone mode has no limits. No
-//! agent has `hami_vgpu_memory_{context,module,buffer}_bytes`, `hami_container_last_kernel_elapsed_seconds` and their
-//! legacy names, nor `Device_memory_desc_of_container`, whose labels are those kinds of memory. As in HAMi, every
-//! series carries `zone="vGPU"`, and ratios are 0 to 100.
+//! from the container's claim. Only the device plugin knows claims, so an agent in standalone mode has no limits. The
+//! agent never writes `hami_vgpu_memory_{context,module,buffer}_bytes`, `hami_container_last_kernel_elapsed_seconds`
+//! and their legacy names, nor `Device_memory_desc_of_container`, whose labels are the kinds of memory. As in HAMi,
+//! every series has the label `zone="vGPU"`, and ratios are 0 to 100.
 
 use super::input::MetricsInput;
 use super::subject::{LabelledSubjects, pod_name};
@@ -104,7 +104,7 @@ fn device(gpu: &GpuView) -> MetricLabels {
         .with("device_uuid", gpu.gpu.uuid.as_str())
 }
 
-/// HAMi's monitor puts the vendor before the product name, although the product name already has it.
+/// HAMi's monitor puts the vendor before the product name, even if the product name already contains it.
 fn product(gpu: &GpuView) -> String {
     format!("NVIDIA-{}", gpu.gpu.model)
 }
@@ -124,8 +124,8 @@ fn gpus(
     }
 }
 
-/// Only containers of pods, by name, as in HAMi. The index of the virtual device is its place in the container's claim.
-/// Other devices that the processes use follow after those of the claim.
+/// Only containers of pods, by name, as in HAMi. The index of a virtual device is its position in the container's
+/// claim. Other devices that the processes use come after those of the claim.
 fn slots<'a>(view: &'a NodeView, subjects: &LabelledSubjects<'a>) -> Vec<Slot<'a>> {
     let mut slots = Vec::new();
     for pod in &subjects.pods {
@@ -164,8 +164,8 @@ fn slots<'a>(view: &'a NodeView, subjects: &LabelledSubjects<'a>) -> Vec<Slot<'a
 /// A container on one device: its device share, and the use by its processes.
 type ClaimedDevice<'a> = (Option<&'a DeviceShare>, Option<&'a GpuUse>);
 
-/// The devices of a claim in its order, each with the use by the container's processes; then the devices in use that
-/// the claim does not name.
+/// The devices of a claim in their order, each with the use by the container's processes; then devices in use that
+/// are not in the claim.
 fn devices_of<'a>(claim: Option<&'a ContainerClaim>, shares: &'a [GpuUse]) -> Vec<ClaimedDevice<'a>> {
     let on = |share: &GpuUse, device: &GpuUuid| share.mig.as_ref().unwrap_or(&share.gpu) == device;
     let device_shares = claim.map_or(&[][..], |claim| &claim.device_shares);

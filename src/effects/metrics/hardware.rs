@@ -1,5 +1,5 @@
-//! Readings of a GPU that are taken rarely and are more than one number: NVLinks and fabric; and, where dcgm-exporter has
-//! the same value as one of the rare readings, its names.
+//! Readings of a GPU that are taken rarely and consist of more than one number: NVLinks and fabric. Where
+//! dcgm-exporter has the same value as a rare reading, it is also written under dcgm-exporter's name.
 
 use super::row::MetricRow;
 use super::subject::LabelledSubjects;
@@ -12,7 +12,7 @@ use serve::exposition::{Exposition, MetricFamily, MetricLabels, MetricType};
 
 const PREFIX: &str = "gpu_steward_gpu_";
 
-/// What follows from NVLinks and fabric, with one value for each GPU.
+/// Values derived from NVLinks and fabric, one for each GPU.
 #[rustfmt::skip]
 pub static GPU: &[MetricRow<GpuView>] = &[
     MetricRow::gauge("nvlinks", "", "NVLinks of the GPU, up or down.", |g| links(g).map(|all| SampleValue::Whole(all.len() as u64))),
@@ -75,7 +75,7 @@ fn links(gpu: &GpuView) -> Reading<&[NvLink]> {
     }
 }
 
-/// The sum over the links that count this kind of error; absent if no link does.
+/// The sum over the links that count this kind of error; absent if no link counts it.
 fn sum(gpu: &GpuView, kind: LinkError) -> Reading<SampleValue> {
     let all = match links(gpu) {
         Reading::Measured(all, _) => all.iter().map(|link| link.errors(kind)),

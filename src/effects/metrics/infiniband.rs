@@ -20,7 +20,7 @@ static PORT: &[MetricRow<InfinibandPort>] = &[
     MetricRow::counter("receive_errors_total", "", "Packets received with errors.", |p| p.receive_errors.number()),
     MetricRow::counter("transmit_discards_total", "", "Packets that could not be sent.", |p| p.send_discards.number()),
     MetricRow::counter("symbol_errors_total", "", "Errors of single symbols on the link.", |p| p.symbol_errors.number()),
-    MetricRow::counter("link_recoveries_total", "", "Times that the link was trained anew without going down.", |p| p.recoveries.number()),
+    MetricRow::counter("link_recoveries_total", "", "Times that the link was retrained without going down.", |p| p.recoveries.number()),
     MetricRow::counter("link_downs_total", "", "Times that the link went down.", |p| p.downs.number()),
 ];
 

@@ -55,7 +55,7 @@ const REFUSED: MetricFamily = MetricFamily::counter(
 const CONNECTIONS: MetricFamily = gauge("gpu_steward_http_connections", "", "Connections that are open.");
 const CUT: MetricFamily = MetricFamily::counter(
     "gpu_steward_http_connections_cut_total",
-    "Connections closed or refused because the connection limit was reached, or closed because their client took no answer.",
+    "Connections closed or refused because the connection limit was reached, or closed because the client did not read the answer.",
 );
 
 const fn gauge(name: &'static str, unit: &'static str, help: &'static str) -> MetricFamily {
@@ -108,8 +108,8 @@ fn sampling(view: &NodeView, out: &mut Exposition<'_>) {
     }
 }
 
-/// Writes the state of the pod watch. Without a pod watch there is no series, and before the first answer of the API
-/// server there is no age.
+/// Writes the state of the pod watch. Without a pod watch there is no series; before the API server's first answer
+/// there is no age.
 fn pod_watch(input: &MetricsInput<'_>, out: &mut Exposition<'_>) {
     let watch = input.view.pod_watch.as_ref().map(|view| &view.watch);
     out.family(&WATCHING);

@@ -7,11 +7,11 @@ use serve::exposition::{Exposition, MetricFamily, MetricLabels};
 
 const REGISTERED: MetricFamily = MetricFamily::gauge(
     "gpu_steward_plugin_registered",
-    "1 while the kubelet watches the plugin's list of devices, with the way of its registration.",
+    "1 while the kubelet watches the plugin's list of devices; way says how the plugin was registered.",
 );
 const CDI: MetricFamily = MetricFamily::gauge(
     "gpu_steward_plugin_cdi",
-    "1 while containers get their GPUs by CDI; 0 while kubelet or container runtime lack it, so that no GPU is offered.",
+    "1 while containers get their GPUs by CDI; 0 while the kubelet or the container runtime does not support it, so that no GPU is offered.",
 );
 const REGISTRATIONS: MetricFamily = MetricFamily::counter(
     "gpu_steward_plugin_registrations_total",
@@ -41,7 +41,7 @@ const WAITED: MetricFamily = MetricFamily::counter(
 );
 const DIFFERING: MetricFamily = MetricFamily::counter(
     "gpu_steward_plugin_ids_differing_total",
-    "Containers for which the kubelet counts other devices than the claim names; the claim applies.",
+    "Containers for which the kubelet's devices differ from the devices of the claim; the claim applies.",
 );
 const WITHOUT_GPU: MetricFamily = MetricFamily::gauge(
     "gpu_steward_plugin_pods_without_gpu",
@@ -55,12 +55,12 @@ const FILES_BYTES: MetricFamily = MetricFamily {
     unit: "bytes",
     ..MetricFamily::gauge(
         "gpu_steward_plugin_pod_files_bytes",
-        "Disk space of the files that a pod wrote into the folders that the limiter needs writable.",
+        "Disk space of the files that a pod wrote to the limiter's writable folders.",
     )
 };
 const FILES: MetricFamily = MetricFamily::gauge(
     "gpu_steward_plugin_pod_files",
-    "Files and folders that a pod wrote into the folders that the limiter needs writable; over says whether it wrote more than it may.",
+    "Files and folders that a pod wrote to the limiter's writable folders; over says whether the pod exceeds the limit.",
 );
 const GUARD: MetricFamily = MetricFamily::gauge(
     "gpu_steward_guard",

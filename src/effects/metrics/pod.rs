@@ -89,7 +89,7 @@ const OWNER: MetricFamily = MetricFamily {
     name: "owner_info",
     kind: MetricType::Info,
     unit: "",
-    help: "Owner of the pod: the controller among its ownerReferences; no series for a pod without one.",
+    help: "Owner of the pod: the controller among its ownerReferences; no series for a pod without a controller.",
 };
 
 const LABELS: MetricFamily = MetricFamily {
@@ -180,7 +180,7 @@ pub fn write(view: &NodeView, subjects: &LabelledSubjects<'_>, out: &mut Exposit
     one(CONTAINER, &containers, subjects, out);
 }
 
-/// Writes only the metrics of pods that are about GPUs.
+/// Writes only those metrics of pods that are about GPUs.
 pub fn write_shares(view: &NodeView, subjects: &LabelledSubjects<'_>, out: &mut Exposition<'_>) {
     let pods: Vec<_> = subjects.pods.iter().map(|pod| (pod.seen, pod.labels.as_str())).collect();
     shares(POD, &pods, subjects, out);

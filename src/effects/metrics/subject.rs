@@ -5,8 +5,8 @@ use model::view::{ContainerView, GpuUse, GpuView, NodeView, PodView};
 use serve::exposition::MetricLabels;
 use std::collections::{HashMap, HashSet};
 
-/// Number of digits of a container id that runtimes print and people type. Of half a billion nodes with a thousand
-/// containers each, one has two containers with the same digits.
+/// Number of digits of a container id that runtimes print and people type. With a thousand containers on each node,
+/// about one node in half a billion has two containers with the same digits.
 const SHORT: usize = 12;
 
 /// All GPUs, pods and containers of a view, with their labels.
@@ -16,7 +16,7 @@ pub struct LabelledSubjects<'a> {
     pub gpus: Vec<LabelledSubject<'a, GpuView>>,
     /// Pods.
     pub pods: Vec<LabelledSubject<'a, PodView>>,
-    /// Containers of pods (without sandboxes), then those of no pod.
+    /// Containers of pods (without sandboxes), then containers that belong to no pod.
     pub containers: Vec<LabelledSubject<'a, ContainerView>>,
     indices: HashMap<&'a GpuUuid, u32>,
     gpu_of_instance: HashMap<&'a GpuUuid, &'a GpuUuid>,
@@ -82,7 +82,7 @@ fn of_gpu(gpu: &GpuView) -> MetricLabels {
     MetricLabels::new().with("gpu", &gpu.gpu.index.to_string()).with("uuid", gpu.gpu.uuid.as_str())
 }
 
-/// `namespace` and `pod`; empty while they are not known.
+/// `namespace` and `pod`; both empty while the names are not known.
 #[must_use]
 pub fn pod_name(pod: Option<&PodView>) -> (&str, &str) {
     pod.and_then(|pod| pod.name.as_ref()).map_or(("", ""), |name| (&*name.namespace, &*name.name))
@@ -97,7 +97,7 @@ fn short(id: &ContainerId) -> &str {
     id.as_str().get(..SHORT).unwrap_or(id.as_str())
 }
 
-/// The short ids that more than one container has.
+/// The short ids that several containers share.
 fn ambiguous(view: &NodeView) -> HashSet<&str> {
     let mut seen = HashSet::new();
     let inside = view.pods.iter().flat_map(|pod| pod.containers.iter());

@@ -9,8 +9,8 @@ use model::id::Ticket;
 use std::sync::Arc;
 use tokio::sync::{mpsc, oneshot, watch};
 
-/// Calls that may wait for the sharing task. The kubelet admits pods one at a time and starts containers in parallel; the
-/// starts of 110 pods, the kubelet's usual limit, fit.
+/// Maximum of calls that wait for the sharing task. The kubelet admits pods one at a time and starts containers in
+/// parallel; this is enough for the starts of 110 pods, the kubelet's usual limit.
 pub(super) const QUEUE: usize = 256;
 
 /// One device of the list that the kubelet gets.
@@ -24,7 +24,7 @@ pub struct PluginDevice {
     pub numa: Option<u32>,
 }
 
-/// The reason why a call is refused: the sentence that the kubelet writes into the pod's status.
+/// The reason why a call is refused: the kubelet writes this sentence into the pod's status.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct CallRefused(pub String);
@@ -43,7 +43,7 @@ pub enum PluginCall {
         /// Takes the chosen ids.
         reply: oneshot::Sender<Vec<Arc<str>>>,
     },
-    /// `Allocate` is answered: a container has these ids, and this ticket for them. The call does not name the pod.
+    /// `Allocate` is answered: a container gets these ids, and this ticket for them. The call does not name the pod.
     Allocated {
         /// The ids.
         ids: Vec<Arc<str>>,
@@ -54,7 +54,7 @@ pub enum PluginCall {
     Start {
         /// The ids.
         ids: Vec<Arc<str>>,
-        /// Takes whether the container may start.
+        /// Takes the answer: whether the container may start.
         reply: oneshot::Sender<Result<(), CallRefused>>,
     },
 }
@@ -74,11 +74,11 @@ pub struct PluginCallSender {
 pub struct PluginCallReceiver {
     /// The calls of the kubelet, in the order in which they arrive.
     pub calls: mpsc::Receiver<PluginCall>,
-    /// Once it is set, the service answers `Allocate` with a ticket, which it writes to this journal first; if the write
-    /// fails, it logs that and answers all the same. The sharing task gets [`PluginCall::Allocated`] before every later
-    /// call.
+    /// As soon as this is set, the service answers `Allocate` with a ticket, and writes the ticket to this journal
+    /// first; if the write fails, the service logs the error and still answers. The sharing task gets
+    /// [`PluginCall::Allocated`] before every later call.
     pub tickets: watch::Sender<Option<Arc<TicketJournal>>>,
-    /// Limits blocking writes to one Tokio worker; shared with the service that answers at once.
+    /// Limits blocking writes to one Tokio worker; shared with the gRPC service.
     pub disk: Arc<OneAtDisk>,
 }
 
@@ -117,8 +117,8 @@ impl PluginCallSender {
         answer.await.ok()
     }
 
-    /// The ticket that answers an `Allocate` of these ids; `None` if the sharing task has ended. Until the sharing task runs
-    /// the call waits.
+    /// The ticket that answers an `Allocate` of these ids; `None` if the sharing task has ended. The call waits until
+    /// the sharing task runs.
     pub(super) async fn allocate(&self, ids: Vec<Arc<str>>) -> Option<Result<Ticket, CallRefused>> {
         let journal = self.tickets.clone().wait_for(Option::is_some).await.ok()?.clone()?;
         let ticket = match new_ticket() {

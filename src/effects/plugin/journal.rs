@@ -1,10 +1,10 @@
-//! The ticket journal: one short line for each issued ticket that has no folder yet, written before the kubelet gets
-//! the answer. The answer waits for one line and not for a folder, and an agent that is killed right after it still
-//! knows the ticket.
+//! The ticket journal: one short line for each issued ticket that has no folder yet. The line is written before the
+//! kubelet gets the answer. So the answer waits for one line and not for a folder, and if the agent is killed right
+//! after the answer, the next agent process still knows the ticket.
 //!
-//! Lines of tickets that have a folder by now are removed by compaction, which writes the file again with the open
-//! tickets only. The journal compacts after the last open ticket, when the file is large, and when one more line would
-//! not fit.
+//! Lines of tickets that now have a folder are removed by compaction, which rewrites the file with the open tickets
+//! only. The journal compacts after the last open ticket, when the file is large, and when one more line would not
+//! fit.
 
 use model::id::Ticket;
 use parking_lot::Mutex;
@@ -17,7 +17,7 @@ use wire::ticket_journal::{self, FILE, TicketJournalText};
 
 /// Limit of the file.
 const MAX_BYTES: u64 = ticket_journal::MAX_BYTES as u64;
-/// The journal compacts when the file has this size and at least half of it is unused: about 500 lines, 60 kB to write.
+/// The journal compacts if the file has this size and at least half of it is unused: about 500 lines, 60 kB to write.
 const COMPACT_AT: u64 = 64 << 10;
 
 /// The ticket journal. The gRPC task adds lines and the writer thread removes them; a mutex is held for one line or one
@@ -31,7 +31,7 @@ pub struct TicketJournal {
 #[derive(Debug, Default)]
 struct State {
     file: Option<File>,
-    /// Tickets without a folder and their lines, in the order of issue. At most as many as fit into the file.
+    /// Tickets without a folder and their lines, in the order of issue. The size of the file limits their number.
     open: Vec<(Ticket, String)>,
     length: u64,
 }
@@ -50,7 +50,7 @@ impl State {
             file.write_all(line.as_bytes())?;
         }
         fs::rename(&hidden, path)?;
-        // The old open file has no name any more, so later lines go to the new one.
+        // The file that is open has been replaced, so later lines go to the new file.
         (self.file, self.length) = (Some(file), self.bytes_of_open());
         Ok(())
     }
@@ -71,10 +71,10 @@ impl TicketJournal {
         state.length = earlier.bytes;
     }
 
-    /// Adds a ticket that is about to be issued.
+    /// Adds a ticket before it is issued.
     ///
     /// # Errors
-    /// If the line is not written: the journal is full, or the disk is full or gone.
+    /// If the line cannot be written: the journal is full, or the disk is full or gone.
     pub fn note(&self, ticket: &Ticket, ids: &[Arc<str>]) -> io::Result<()> {
         let line = ticket_journal::line(ticket, ids).map_err(|fault| io::Error::other(fault.to_string()))?;
         let mut state = self.state.lock();
@@ -96,12 +96,12 @@ impl TicketJournal {
         Ok(())
     }
 
-    /// Removes a ticket that has a folder of its own now.
+    /// Removes a ticket that now has its own folder.
     pub fn kept(&self, ticket: &Ticket) {
         let mut state = self.state.lock();
         state.open.retain(|(open, _)| open != ticket);
         if state.open.is_empty() && state.length > 0 {
-            // If this fails, the next call tries it again.
+            // If this fails, the next call tries again.
             if fs::OpenOptions::new().write(true).open(&self.path).and_then(|file| file.set_len(0)).is_ok() {
                 state.length = 0;
             }
@@ -204,7 +204,7 @@ mod tests {
         let ids: Vec<Arc<str>> = (0..500).map(|n| format!("GPU-{n}-{}", "x".repeat(50)).into()).collect();
         let full = (0..100).find(|n| journal.note(&ticket(*n), &ids).is_err()).unwrap();
         assert!(full > 2);
-        // It is less than half of the file, so this alone does not compact.
+        // This is less than half of the file, so compaction does not start because of the size.
         journal.kept(&ticket(1));
         assert!(journal.note(&ticket(full), &ids).is_ok(), "it fits now");
         assert!(journal.note(&ticket(full + 1), &ids).is_err(), "no other line fits");
@@ -213,7 +213,7 @@ mod tests {
         assert!(fs::metadata(folder.path().join(FILE)).unwrap().len() <= MAX_BYTES);
     }
 
-    /// What a power loss may leave: an empty file, a cut line, or zeros in blocks that were not written.
+    /// Damage that a power loss may cause: an empty file, a cut line, or zeros in blocks that were not written.
     #[test]
     fn a_damaged_journal_loses_only_the_damaged_lines() {
         let folder = tempfile::tempdir().unwrap();

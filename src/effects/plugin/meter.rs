@@ -33,7 +33,7 @@ pub(super) struct Timer {
 }
 
 impl Timer {
-    /// Counts a call that came at `since` and is answered now.
+    /// Counts a call that arrived at `since` and is answered now.
     pub(super) fn answered(&self, since: Instant) {
         let took = since.elapsed();
         if let Some(count) = self.counts.get(Histogram::bucket(took)) {

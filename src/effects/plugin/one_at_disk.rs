@@ -1,9 +1,9 @@
 //! At most one Tokio worker blocks on disk I/O.
 //!
-//! A line written to the page cache takes microseconds, but a disk that hangs can block the write without end.
-//! [`block_in_place`] before each line, which moves the other tasks of the thread to another thread, costs context
-//! switches: milliseconds each on a busy node. So the first writer writes directly, and a writer that comes meanwhile
-//! calls [`block_in_place`].
+//! A line written to the page cache takes microseconds, but a disk that hangs can block the write forever.
+//! [`block_in_place`] moves the other tasks of the thread to another thread. A call before each line would cost
+//! context switches: milliseconds each on a busy node. So the first writer writes directly, and only a writer that
+//! arrives meanwhile calls [`block_in_place`].
 //!
 //! What must never happen here: all Tokio workers wait for the disk.
 
@@ -15,7 +15,7 @@ use tokio::task::block_in_place;
 pub struct OneAtDisk(Mutex<()>);
 
 impl OneAtDisk {
-    /// Writes on this thread. If another thread writes now, the other tasks of this thread move to another thread
+    /// Writes on this thread. If another thread is writing, the other tasks of this thread move to another thread
     /// first. Needs a multi-thread runtime.
     pub fn write<T>(&self, write: impl FnOnce() -> T) -> T {
         match self.0.try_lock() {

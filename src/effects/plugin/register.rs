@@ -1,30 +1,32 @@
-//! Registers the agent with the kubelet as the device plugin of its resource, and registers again when the registration
+//! Registers the agent with the kubelet as the device plugin of its resource, and registers again if the registration
 //! is lost.
 //!
-//! The agent's socket lies in the plugin folder and the agent calls `Register`. The kubelet deletes every socket there
+//! The agent's socket is in the plugin folder, and the agent calls `Register`. The kubelet deletes every socket there
 //! when it starts, so the agent checks that its socket still exists.
 //!
-//! *After another agent* (an upgrade): an agent of an earlier release may have registered by a socket in the kubelet's
-//! plugin registry, and leaves that socket. It stays until the kubelet restarts, or until the last agent ends, because
-//! kubelets before 1.37 would drop the new agent with it.
+//! *After another agent* (an upgrade): an agent of an earlier release may have registered through a socket in the
+//! kubelet's plugin registry, and leaves that socket there. The socket stays until the kubelet restarts or the last
+//! agent ends: kubelets before 1.37 would drop the new agent if the socket were removed earlier.
 //!
-//! *Beside another agent*: the previous agent ends only when this agent is registered, so that the kubelet always has a
-//! plugin. Kubelets before 1.37 remember one connection for each resource. When any connection of the resource ends,
-//! they drop the remembered one. So they must remember none when the connection of the previous agent ends:
+//! *Beside another agent*: the previous agent ends only when this agent is registered, so that the kubelet always has
+//! a plugin. Kubelets before 1.37 remember one connection for each resource. When any connection of the resource
+//! ends, they drop the remembered connection. So they must remember none when the connection of the previous agent
+//! ends:
 //!
 //! ```text
 //!   remembered:  previous agent's ── Register ──▶ this agent's ── a Register that fails ──▶ none
 //!                none ── the previous agent's ends: nothing is dropped ── Register ──▶ this agent's
 //! ```
 //!
-//! The kubelet continues to use a connection that it does not remember, and does not notice its end. The last `Register` makes
-//! it remember this agent's connection. It still remembers none if this agent is stopped before that, or if the kubelet was
-//! so slow that it saw the end of the previous agent's connection while it opened the new one. So an agent that no other
-//! follows sends, before it ends, that all devices are unhealthy (docs/decisions/0120).
+//! The kubelet continues to use a connection that it does not remember, but does not notice its end. The last
+//! `Register` makes the kubelet remember this agent's connection. There are two cases in which it still remembers
+//! none: this agent is stopped before the last `Register`, or a slow kubelet sees the end of the previous agent's
+//! connection while it opens the new connection. So if no other agent takes over, an agent sends, before it ends, a
+//! list in which all devices are unhealthy (docs/decisions/0120).
 //!
-//! A registration ends in an open `ListAndWatch`. When the last one ends and the agent did not end it, the kubelet has
-//! lost the registration: the kubelet restarted, or an older registration ended and the kubelet dropped this one with
-//! it. The agent then registers from the beginning.
+//! A successful registration leads to an open `ListAndWatch`. When the last of these streams ends and the agent did
+//! not end it, the kubelet has lost the registration: the kubelet restarted, or an older registration ended and the
+//! kubelet dropped this agent with it. The agent then registers from the beginning.
 
 use super::call::{PluginCallSender, PluginDevice};
 use super::second_agent::{self, SecondAgent};
@@ -46,41 +48,41 @@ use tokio::time::{Instant, sleep, timeout};
 use tokio_util::sync::CancellationToken;
 use tonic::service::Routes;
 
-/// Once a second the kubelet checks whether a socket has left its registry. It then drops the plugin that serves the
-/// resource of that socket, also one that has registered by `Register` meanwhile.
+/// Once a second the kubelet checks whether a socket has disappeared from its registry. If so, it drops the plugin
+/// that serves the resource of that socket, even if that plugin has since registered by `Register`.
 const FORGOTTEN_WITHIN: Duration = Duration::from_secs(3);
-/// The kubelet calls `ListAndWatch` right after a registration; if it does not within this time, the registration is
-/// lost.
+/// The kubelet calls `ListAndWatch` right after a registration; without this call within this time, the registration
+/// is lost.
 const WATCHED_WITHIN: Duration = Duration::from_secs(15);
 /// Time between two checks of the agent's own socket: one `stat`.
 const CHECK_EVERY: Duration = Duration::from_secs(1);
 /// The kubelet dials the agent inside `Register`, for at most 10 s.
 const REGISTER_WITHIN: Duration = Duration::from_secs(15);
-/// Pause between the end of the previous agent and the last `Register`, so that a kubelet that is short of CPU time has seen that
-/// end before it opens the new connection.
+/// Pause between the end of the previous agent and the last `Register`, so that a kubelet that is short of CPU time
+/// sees that end before it opens the new connection.
 pub(super) const REMEMBERED_AFTER: Duration = Duration::from_secs(2);
-/// Between the last list and the end of the streams, so that the kubelet has read it on each of them: the end of one connection
-/// makes it close another one.
+/// Pause between the last list and the end of the streams, so that the kubelet reads the list on each stream: when
+/// one connection ends, the kubelet closes another one.
 const LEAVES_WITHIN: Duration = Duration::from_millis(50);
-/// Pause between two tries that fail at a kubelet that runs.
+/// Pause between two failed attempts while the kubelet runs.
 const BACKOFF: Backoff = Backoff::new(Duration::from_millis(500), Duration::from_secs(10));
 
-/// Time between two looks for a kubelet that does not run: one `connect`. The kubelet fails every pod that it admits before the
-/// agent has registered.
+/// Time between two checks for a kubelet that does not run: one `connect` each. The kubelet fails every pod that it
+/// admits before the agent has registered.
 const LOOK_EVERY: Duration = Duration::from_millis(200);
-/// Pause after a registration that was lost: the kubelet drops the plugin of a resource when an older connection of the
-/// resource ends, and fails every pod that comes before the next registration.
+/// Pause after a lost registration: the kubelet drops the plugin of a resource when an older connection of the
+/// resource ends, and fails every pod that arrives before the next registration.
 const SHORT_PAUSE: Duration = Duration::from_millis(50);
-/// The number of short pauses until a registration has lasted [`STABLE_AFTER`]: a kubelet that drops the agent again
-/// and again has another reason.
+/// The number of short pauses until a registration has lasted [`STABLE_AFTER`]: if the kubelet drops the agent
+/// repeatedly, it has a different reason.
 const SHORT_PAUSES: u32 = 3;
 const STABLE_AFTER: Duration = Duration::from_secs(10);
 
 /// Registers and serves the kubelet until `course.stop`. `state` shows the registration.
 ///
 /// # Errors
-/// If the list is longer than the kubelet can take: the configuration must change, a restart does not help. If another
-/// agent listens on a socket of this one: the two would take the resource from each other.
+/// If the list is longer than the kubelet accepts: the configuration must change, a restart does not help. If another
+/// agent listens on one of this agent's sockets: the two agents would take the resource from each other.
 pub async fn serve(
     settings: Settings,
     list: watch::Receiver<Arc<[PluginDevice]>>,
@@ -129,7 +131,7 @@ struct Registrar {
 }
 
 impl Registrar {
-    /// Registers again and again until `course.stop`.
+    /// Registers repeatedly until `course.stop`.
     async fn serve(&self) -> io::Result<()> {
         let following = self.course.entry != RegistrationStart::Fresh;
         let unremembered = self.course.entry == RegistrationStart::Beside(SecondConnection::DroppedWithTheFirst);
@@ -139,7 +141,7 @@ impl Registrar {
         }
         let mut first = true;
         loop {
-            // On the first try the previous agent may still listen.
+            // On the first attempt the previous agent may still listen.
             if !(first && following)
                 && let Some(other_agent) = self.other_agent(following).await
             {
@@ -156,7 +158,7 @@ impl Registrar {
         }
     }
 
-    /// The pause until the next registration, after one that `lasted` this long. `None` at the end.
+    /// The pause until the next registration, after a registration that `lasted` this long. `None` at the end.
     fn pause_after(&self, end: End, lasted: Duration, tries: &mut Tries) -> Option<Duration> {
         match end {
             End::Stopped => return None,
@@ -175,13 +177,13 @@ impl Registrar {
         Some(tries.pause())
     }
 
-    /// Another agent that listens on a socket of this one. A previous agent gets some time to close.
+    /// Another agent that listens on one of this agent's sockets. A previous agent gets some time to close.
     async fn other_agent(&self, following: bool) -> Option<SecondAgent> {
         let paths = self.settings.socket_paths();
         if following { second_agent::find_second(&paths).await } else { second_agent::listening(&paths).await }
     }
 
-    /// Waits for `course.stop`, and then until the calls of the kubelet are answered.
+    /// Waits for `course.stop`, and then until the kubelet's calls are answered.
     async fn stopped(&self) -> End {
         self.course.stop.cancelled().await;
         if !self.calls.under_way().answered().await {
@@ -208,15 +210,15 @@ impl Registrar {
         self.state.send_replace(RegistrationState::Registered);
     }
 
-    /// A new service with its own end, which shares nothing with an earlier registration.
+    /// A new service with its own end signal, which shares nothing with an earlier registration.
     fn service(&self) -> (Service, watch::Receiver<Watches>) {
         let (watched, seen) = watch::channel(Watches::default());
         let (calls, list) = (self.calls.clone(), self.list.clone());
         (Service { calls, list, watched, leaves: CancellationToken::new(), end: CancellationToken::new() }, seen)
     }
 
-    /// `unremembered`: the previous agent is still registered, and the kubelet would drop this agent when that one
-    /// ends.
+    /// `unremembered`: the previous agent is still registered, and the kubelet would drop this agent when the
+    /// previous agent ends.
     async fn register(&self, unremembered: bool) -> End {
         let (service, watched) = self.service();
         let (routes, leaves) = (Routes::new(plugin(&service)), service.leaves.clone());
@@ -248,8 +250,9 @@ impl Registrar {
         end
     }
 
-    /// Whether the kubelet may remember no connection of this agent and no other agent takes its place, so that the last list must
-    /// say that it ends. The list of an agent that is followed would replace that of the next one.
+    /// Whether the kubelet may remember no connection of this agent, and no other agent takes over. Then the last
+    /// list must say that the devices are unhealthy. If another agent takes over, that list would replace the next
+    /// agent's list.
     fn may_be_forgotten(&self, end: &End) -> bool {
         let not_followed = match end {
             End::Stopped => self.course.followed.get() == Some(&false),
@@ -259,7 +262,7 @@ impl Registrar {
     }
 
     /// Makes the kubelet forget the connections, waits for the end of the previous agent, and registers again so that
-    /// the kubelet remembers this one.
+    /// the kubelet remembers this agent's connection.
     async fn hold_unremembered(&self, kubelet: &Path, socket: &ServedSocket, watched: watch::Receiver<Watches>) -> End {
         if let Err(end) = is_watched(watched.clone(), 1).await {
             return end;
@@ -272,7 +275,7 @@ impl Registrar {
             self.course.alone.cancelled().await;
             tokio::select! {
                 biased;
-                // The next agent may already register, and this registration would take its place.
+                // The next agent may already register, and this registration would replace it.
                 () = self.course.closing.cancelled() => std::future::pending().await,
                 () = sleep(REMEMBERED_AFTER) => {}
             }
@@ -284,15 +287,15 @@ impl Registrar {
                 Err(end) => end,
             }
         };
-        // Both connections must stay: when one of them ends, the kubelet drops the one that it remembers.
+        // Both connections must stay: when either of them ends, the kubelet drops the connection that it remembers.
         tokio::select! {
             end = self.stay(socket, watched.clone(), |watches| watches.ended > 0) => end,
             end = remembered => end,
         }
     }
 
-    /// Makes a registration that fails: the kubelet accepts it, gets no answer from the plugin, and forgets its
-    /// remembered connection.
+    /// Makes a registration that fails: the kubelet accepts it, gets no answer from the plugin, and forgets the
+    /// connection that it remembered.
     async fn fail_to_register(&self, kubelet: &Path) -> Result<(), String> {
         let path = self.settings.unanswering();
         let (service, _watched) = self.service();
@@ -332,7 +335,7 @@ impl Registrar {
             .map(drop)
     }
 
-    /// Returns when the kubelet no longer watches the list, or the socket is not the agent's any more.
+    /// Returns when the kubelet no longer watches the list, or the socket no longer belongs to the agent.
     async fn hold(&self, socket: &ServedSocket, watched: watch::Receiver<Watches>) -> End {
         if let Err(end) = is_watched(watched.clone(), 1).await {
             return end;
@@ -341,7 +344,7 @@ impl Registrar {
         self.stay(socket, watched, |watches| watches.open == 0).await
     }
 
-    /// Returns when the kubelet's watches are `lost`, or the socket is not the agent's any more.
+    /// Returns when the kubelet's watches are `lost`, or the socket no longer belongs to the agent.
     async fn stay(
         &self,
         socket: &ServedSocket,
@@ -378,7 +381,7 @@ async fn is_watched(mut watched: watch::Receiver<Watches>, connections: usize) -
 #[derive(Debug)]
 struct Tries {
     backoff: Backoff,
-    /// Whether the next pause is a short one.
+    /// Whether the next pause is short.
     short: bool,
     /// The number of short pauses that are left.
     short_pauses_left: u32,

@@ -1,6 +1,6 @@
-//! Finds another agent that listens on a socket which this agent is about to open.
+//! Finds another agent that listens on a socket that this agent is about to open.
 //!
-//! What must never happen here: a socket is removed; a check without an end.
+//! What must never happen here: a socket is removed; an endless check.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -35,8 +35,8 @@ impl From<SecondAgent> for std::io::Error {
     }
 }
 
-/// An agent that still listens on one of these sockets, which this agent needs, after the time that a previous agent
-/// needs to end. An agent that was killed does not listen any more.
+/// Another agent that listens on one of these sockets, which this agent needs, after a previous agent had time to
+/// end. An agent that was killed does not listen any more.
 pub async fn find_second(sockets: &[PathBuf]) -> Option<SecondAgent> {
     let until = Instant::now() + CLOSES_WITHIN;
     loop {

@@ -17,12 +17,12 @@ use tonic::service::Routes;
 use tonic::transport::Server;
 
 /// The kubelet sends every free id with `GetPreferredAllocation`: tens of thousands on a large node. tonic's default
-/// limit is 4 MiB, the kubelet's own limit for answers.
+/// limit is 4 MiB, which is also the kubelet's limit for answers.
 pub(super) const MAX_REQUEST: usize = 16 * 1024 * 1024;
 
 /// The kubelet closes its connection within milliseconds of the end of the list.
 const DISCONNECTS_WITHIN: Duration = Duration::from_millis(500);
-/// A call whose client hangs must not delay the next step.
+/// A call from a client that hangs must not delay the next step.
 const ENDS_WITHIN: Duration = Duration::from_secs(1);
 
 /// One served socket.
@@ -34,7 +34,7 @@ pub(super) struct ServedSocket {
     server: JoinHandle<Result<(), tonic::transport::Error>>,
     /// The number of open connections.
     connections: watch::Receiver<usize>,
-    /// Ends the server, after the registration has ended.
+    /// Ends the server after the registration has ended.
     end: CancellationToken,
 }
 
@@ -57,7 +57,7 @@ impl ServedSocket {
         Ok(ServedSocket { path: path.to_owned(), file, service, server, connections, end })
     }
 
-    /// Whether the file is still the agent's: the kubelet deletes the sockets in its folder when it starts.
+    /// Whether the file is still the agent's own: the kubelet deletes the sockets in its folder when it starts.
     pub(super) fn still_ours(&self) -> bool {
         self.file.still_ours() && !self.server.is_finished()
     }
@@ -77,7 +77,7 @@ impl ServedSocket {
         self.end().await;
     }
 
-    /// Removes the file and ends the server at once: the kubelet has no registration that it must remove first.
+    /// Removes the file and ends the server at once, because the kubelet has no registration to remove first.
     pub(super) async fn close_at_once(self) {
         self.file.remove();
         self.end().await;

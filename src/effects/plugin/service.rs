@@ -17,13 +17,14 @@ use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 use tonic::{Request, Response, Status};
 use wire::ticket;
 
-/// The kubelet's receive limit is 4 MiB; a longer list ends the stream, and the resource is gone. One twentieth stays
-/// free for fields that a later kubelet may add to a device.
+/// The kubelet's receive limit is 4 MiB; a longer list ends the stream, and the node loses the resource. One
+/// twentieth stays free for fields that a later kubelet may add to a device.
 pub(super) const MAX_LIST: usize = 4 * 1024 * 1024 / 20 * 19;
 
 const UNHEALTHY: &str = "Unhealthy";
 
-/// Both options are always on. Kubelets before 1.25 take them from `Register`, later ones from the call.
+/// Both options are always on. Kubelets before 1.25 read them from `Register`, later kubelets call
+/// `GetDevicePluginOptions`.
 pub(super) fn options() -> v1beta1::DevicePluginOptions {
     v1beta1::DevicePluginOptions { pre_start_required: true, get_preferred_allocation_available: true }
 }
@@ -37,7 +38,8 @@ pub(super) struct Service {
     pub list: watch::Receiver<Arc<[PluginDevice]>>,
     /// Counts the kubelet's `ListAndWatch` streams.
     pub watched: watch::Sender<Watches>,
-    /// Cancelled for the last list: each stream, also a new one, then sends that all devices are unhealthy, and nothing more.
+    /// Cancelled for the last list: each stream, even a new one, then sends that all devices are unhealthy, and
+    /// nothing more.
     pub leaves: CancellationToken,
     /// The end of this registration: it ends the streams, and the kubelet then closes its connection.
     pub end: CancellationToken,
@@ -118,7 +120,7 @@ impl DevicePlugin for Service {
 
     async fn list_and_watch(&self, _: Request<v1beta1::Empty>) -> Result<Response<Self::ListAndWatchStream>, Status> {
         let watching = Watching::new(&self.watched);
-        // Only the newest list: a kubelet that reads slowly gets the state, not a queue of its changes.
+        // Only the newest list: a kubelet that reads slowly gets the current state, not a queue of changes.
         let lists = WatchStream::new(self.list.clone()).filter_map(move |list| {
             let _ = &watching;
             let message = message(&list);
@@ -191,15 +193,15 @@ impl DevicePlugin for Service {
     }
 }
 
-/// The answer of `ListAndWatch`: `lists`, until `leaves` completes; then all devices of `last` as unhealthy; the end when `end`
-/// completes.
+/// The answer of `ListAndWatch`: sends `lists` until `leaves` completes, then all devices of `last` as unhealthy;
+/// ends when `end` completes.
 ///
-/// The last list must name every device: the kubelet reads the device of an allocation that was just answered, and ends with a nil
-/// pointer if it is not in the list any more (1.34, `allocateContainerResources`).
+/// The last list must name every device: the kubelet reads the device of an allocation that was just answered, and
+/// crashes with a nil pointer if the device is not in the list any more (1.34, `allocateContainerResources`).
 struct ListStream<S> {
     lists: Pin<Box<S>>,
     last: watch::Receiver<Arc<[PluginDevice]>>,
-    /// `None` when the last list is sent.
+    /// `None` after the last list is sent.
     leaves: Option<Pin<Box<WaitForCancellationFutureOwned>>>,
     end: Pin<Box<WaitForCancellationFutureOwned>>,
 }

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 use tokio_util::sync::CancellationToken;
 
-/// Limit of files that are checked in a folder; a node has a handful of plugins.
+/// Maximum of files that are checked in a folder; a node has a handful of plugins.
 const MAX_SOCKETS: usize = 64;
 
 /// How the registration begins.
@@ -15,9 +15,10 @@ const MAX_SOCKETS: usize = 64;
 pub enum RegistrationStart {
     /// No agent ran on this node, or it ended a while ago.
     Fresh,
-    /// The previous agent has just closed. If it is of an earlier release, its socket in the registry may still exist.
+    /// The previous agent has just closed. If it is of an earlier release, its socket in the registry may still
+    /// exist.
     After,
-    /// The previous agent is still registered, and closes when this one is registered too.
+    /// The previous agent is still registered, and closes when this agent is registered too.
     Beside(SecondConnection),
 }
 
@@ -26,7 +27,7 @@ pub enum RegistrationStart {
 pub struct RegistrationCourse {
     /// How it begins.
     pub entry: RegistrationStart,
-    /// Set when the agent is about to stop. A next agent may register from here on.
+    /// Set when the agent is about to stop. From then on, a next agent may register.
     pub closing: CancellationToken,
     /// Stops the agent: calls under way are answered, then everything is closed.
     pub stop: CancellationToken,
@@ -61,16 +62,16 @@ impl Settings {
         of.map(|name| name(&self.resource))
     }
 
-    /// The same with their folders.
+    /// The same sockets, with their folders.
     #[must_use]
     pub fn socket_paths(&self) -> [PathBuf; 3] {
         let [plugin, beside, registry] = self.sockets();
         [self.plugins.join(plugin), self.plugins.join(beside), self.registry.join(registry)]
     }
 
-    /// Removes the sockets that a killed agent left. Returns whether one of them was in the registry: the kubelet then
-    /// drops the plugin that serves the resource, also a new one, and refuses pods until it registers again. The caller
-    /// waits for that first.
+    /// Removes the sockets that a killed agent left. Returns whether a socket was in the registry: the kubelet then
+    /// drops the plugin that serves the resource, even a new plugin, and refuses pods until the plugin registers
+    /// again. So the caller waits before it registers.
     pub(super) fn clear(&self) -> bool {
         for folder in [&self.plugins, &self.registry] {
             clear_dead(folder, &self.sockets());
@@ -80,17 +81,17 @@ impl Settings {
         std::fs::remove_file(registry).is_ok()
     }
 
-    /// Removes the sockets of earlier agents that this agent has kept because the kubelet would have dropped it with
-    /// them.
+    /// Removes the sockets of earlier agents. This agent kept them because the kubelet would have dropped it when
+    /// they were removed.
     pub(super) fn clear_left(&self) {
         for path in self.socket_paths().into_iter().filter(|path| is_dead(path)) {
             let _ = std::fs::remove_file(path);
         }
     }
 
-    /// Removes the socket that an agent of an earlier release has left in the registry, after the kubelet has restarted: a
-    /// kubelet drops a plugin with the socket in its registry by which that plugin registered, and no plugin of this
-    /// kubelet has registered so.
+    /// Removes the socket that an agent of an earlier release has left in the registry, after the kubelet has
+    /// restarted. A kubelet drops a plugin with the registry socket through which the plugin registered, and no
+    /// plugin of this kubelet has registered that way.
     pub(super) fn clear_registry(&self) {
         let [.., registry] = self.socket_paths();
         if is_dead(&registry) {
@@ -98,7 +99,7 @@ impl Settings {
         }
     }
 
-    /// The socket that answers no call of the device plugin.
+    /// The socket that answers no device plugin call.
     pub(super) fn unanswering(&self) -> PathBuf {
         self.plugins.join(socket_name::unanswering(&self.resource))
     }
@@ -108,8 +109,8 @@ impl Settings {
     }
 }
 
-/// Removes the sockets of agents on which no process listens, except the names in `except`. The resource may have had
-/// another name when the agent was killed, and the kubelet connects to the sockets in its registry again and again.
+/// Removes the agents' sockets on which no process listens, except the names in `except`. When the agent was killed,
+/// the resource may have had another name, and the kubelet connects to the sockets in its registry repeatedly.
 fn clear_dead(folder: &Path, except: &[String]) {
     for entry in std::fs::read_dir(folder).into_iter().flatten().flatten().take(MAX_SOCKETS) {
         let name = entry.file_name().to_string_lossy().into_owned();

@@ -17,7 +17,7 @@ pub(super) fn plugin_beside(resource: &str) -> String {
     format!("{IN_PLUGINS}{}{BESIDE}{END}", resource.replace('/', "-"))
 }
 
-/// In the plugin folder, for a registration that has to fail.
+/// In the plugin folder, for a registration that is meant to fail.
 pub(super) fn unanswering(resource: &str) -> String {
     format!("{IN_PLUGINS}{}{UNANSWERING}{END}", resource.replace('/', "-"))
 }
@@ -27,7 +27,7 @@ pub(super) fn registry(resource: &str) -> String {
     format!("{IN_REGISTRY}{}{END}", resource.replace('/', "-"))
 }
 
-/// Whether a file of this name is the socket of an agent, for any resource.
+/// Whether this is the file name of an agent's socket, for any resource.
 pub(super) fn is_an_agents(name: &str) -> bool {
     (name.starts_with(IN_PLUGINS) || name.starts_with(IN_REGISTRY)) && name.ends_with(END)
 }

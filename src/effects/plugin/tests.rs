@@ -24,7 +24,7 @@ use tokio_util::sync::CancellationToken;
 use tonic::transport::{Channel, Endpoint, Server};
 use tonic::{Request, Response, Status};
 
-/// Limit of each step; no step takes longer unless it is broken.
+/// Timeout of each step; every step that works is faster.
 const LIMIT: Duration = Duration::from_secs(30);
 const RESOURCE: &str = "nvidia.com/gpu";
 
@@ -111,7 +111,7 @@ fn bind(path: &Path) -> std::os::unix::net::UnixListener {
     std::os::unix::net::UnixListener::bind(path).unwrap()
 }
 
-/// The socket of an earlier release.
+/// The socket that an agent of an earlier release left.
 fn left_in_registry(plugins: &Path) -> PathBuf {
     plugins.with_file_name("plugins_registry").join(socket_name::registry(RESOURCE))
 }
@@ -144,7 +144,7 @@ struct Kubelet {
 
 #[tonic::async_trait]
 impl Register for Kubelet {
-    /// Connects to the plugin and requests its options inside the call, as kubelets from 1.25 on do.
+    /// Connects to the plugin and requests its options inside the call, as kubelets since 1.25 do.
     async fn register(&self, request: Request<v1beta1::RegisterRequest>) -> Result<Response<v1beta1::Empty>, Status> {
         let endpoint = request.into_inner().endpoint;
         let mut plugin = DevicePluginClient::new(connect(&self.plugins.join(&endpoint), "localhost").await);
@@ -163,7 +163,7 @@ fn kubelet(plugins: &Path) -> mpsc::UnboundedReceiver<String> {
     registered
 }
 
-/// A kubelet that sends garbage, and one that sends impossible numbers.
+/// A kubelet that sends garbage, and a kubelet that sends impossible numbers.
 #[tokio::test]
 async fn garbage_from_the_kubelet_does_not_stop_the_plugin() {
     let mut node = Node::fresh();
@@ -204,12 +204,12 @@ async fn a_device_list_that_is_too_long_for_the_kubelet_is_not_sent() {
         (0..count).map(|slot| PluginDevice { id: format!("GPU-1-{slot}").into(), healthy: true, numa: None }).collect()
     };
     node.list.send_replace(of(300_000));
-    // This runtime has one thread: after some turns every task that waits for a list has seen this one.
+    // This runtime has one thread: after some turns every task that waits for a list has seen this list.
     for _ in 0..1000 {
         tokio::task::yield_now().await;
     }
     node.list.send_replace(of(2));
-    // Lists arrive in order: if the agent had sent the long one, it would arrive first.
+    // Lists arrive in order: if the agent had sent the long list, it would arrive first.
     assert_eq!(soon("the next list", lists.message()).await.unwrap().unwrap().devices.len(), 2);
     drop(lists);
     node.end().await;
@@ -267,8 +267,8 @@ async fn an_admission_call_in_progress_at_the_stop_is_answered() {
     node.end().await;
 }
 
-/// An upgrade from a release that registered by a socket in the registry and leaves it. The first agent may still run when the
-/// second one registers.
+/// An upgrade from a release that registered through a socket in the registry and left it there. The first agent may
+/// still run when the second agent registers.
 #[tokio::test]
 async fn an_agent_that_follows_another_registers_at_once_and_keeps_the_registry_socket() {
     for alive in [false, true] {
@@ -293,8 +293,8 @@ async fn an_agent_that_follows_another_registers_at_once_and_keeps_the_registry_
     }
 }
 
-/// The end of a list may be anything. A kubelet that has removed the sockets in its plugin folder has restarted, and drops nothing
-/// with the socket in its registry.
+/// The list can end for any reason. But if the kubelet has removed the sockets in its plugin folder, it has
+/// restarted, and then it drops no plugin when the socket in its registry disappears.
 #[tokio::test]
 async fn the_registry_socket_of_an_earlier_release_is_removed_after_a_restart_of_the_kubelet() {
     let mut registered = None;
@@ -331,7 +331,8 @@ async fn the_registry_socket_of_an_earlier_release_is_removed_while_no_kubelet_r
     node.end().await;
 }
 
-/// The agent of an earlier release was killed: the kubelet drops the plugin of the resource when it sees that the socket is gone.
+/// The agent of an earlier release was killed: the kubelet drops the plugin of the resource when it sees that the
+/// socket is gone.
 #[tokio::test]
 async fn an_agent_without_a_previous_one_removes_the_registry_socket_and_waits_before_it_registers() {
     let mut registered = None;
@@ -346,8 +347,8 @@ async fn an_agent_without_a_previous_one_removes_the_registry_socket_and_waits_b
     node.end().await;
 }
 
-/// A kubelet that remembers one connection must remember none while the previous agent's connection ends, and this
-/// agent's after that.
+/// A kubelet that remembers one connection must remember none while the previous agent's connection ends, and must
+/// remember this agent's connection after that.
 #[tokio::test]
 async fn beside_another_agent_the_kubelet_remembers_no_connection_until_that_agent_ends() {
     let mut registered = None;
@@ -370,7 +371,7 @@ async fn beside_another_agent_the_kubelet_remembers_no_connection_until_that_age
     assert_eq!(next().await, beside);
     let _second = watched(&node.plugins.join(&beside)).await;
     assert!(timeout(Duration::from_millis(300), node.state.changed()).await.is_err(), "the state does not change");
-    // The agent notices the end of each connection, also of the one that the kubelet no longer remembers.
+    // The agent notices the end of each connection, even of a connection that the kubelet no longer remembers.
     drop(first);
     assert_eq!(next().await, beside, "it registers again");
     let _third = watched(&node.plugins.join(&beside)).await;
@@ -378,8 +379,9 @@ async fn beside_another_agent_the_kubelet_remembers_no_connection_until_that_age
     node.end().await;
 }
 
-/// The kubelet may remember no connection when the agent is stopped, and then does not notice its end: its last list
-/// says that no device is healthy. An agent that is followed must not send that, because it would replace the list of the next one.
+/// If the kubelet remembers no connection when the agent is stopped, it does not notice the agent's end; so the
+/// agent's last list says that no device is healthy. If a next agent takes over, the agent must not send this list,
+/// because it would replace the next agent's list.
 #[tokio::test]
 async fn the_last_list_of_an_agent_says_that_its_devices_are_unhealthy_unless_it_is_followed() {
     for followed in [false, true] {
@@ -391,11 +393,11 @@ async fn the_last_list_of_an_agent_says_that_its_devices_are_unhealthy_unless_it
         let mut list = watched(&socket).await;
         assert!(soon("the failing Register", registered.recv()).await.unwrap().ends_with(",0.sock"));
         node.expect_state(RegistrationState::Registered).await;
-        // The previous agent has ended, and this one is about to stop: the next one may already register.
+        // The previous agent has ended, and this agent is about to stop: the next agent may already register.
         node.closing.cancel();
         node.alone.cancel();
         node.followed.set(followed).unwrap();
-        assert!(timeout(REMEMBERED_AFTER * 2, registered.recv()).await.is_err(), "it registers no more");
+        assert!(timeout(REMEMBERED_AFTER * 2, registered.recv()).await.is_err(), "the agent does not register again");
         node.stop.cancel();
         if !followed {
             let last = soon("the last list", list.message()).await.unwrap().expect("a list");
@@ -403,7 +405,7 @@ async fn the_last_list_of_an_agent_says_that_its_devices_are_unhealthy_unless_it
         }
         assert!(soon("the end of the list", list.message()).await.is_ok_and(|list| list.is_none()));
         soon("the end", node.served).await.unwrap().unwrap();
-        assert!(registered.try_recv().is_err(), "it registers no more");
+        assert!(registered.try_recv().is_err(), "the agent does not register again");
     }
 }
 

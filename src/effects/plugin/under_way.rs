@@ -1,4 +1,4 @@
-//! Counts the calls of the kubelet that wait for an answer, so that the agent can wait for them before it ends.
+//! Counts the kubelet's calls that wait for an answer, so that the agent can answer them before it ends.
 //!
 //! The kubelet never retries a failed `Allocate` or `GetPreferredAllocation`: the pod fails. It retries a failed
 //! `PreStartContainer`.
@@ -8,15 +8,16 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep, timeout_at};
 
-/// How long the end of the agent waits for starts. Most take milliseconds; the kubelet retries the others.
+/// How long the agent waits at its end for starts. Most take milliseconds; the kubelet retries the others.
 const STARTS_WITHIN: Duration = Duration::from_secs(1);
-/// How long the end waits for admissions: an `Allocate` that came before this agent's turn waits for it.
+/// How long the agent waits at its end for admissions: an `Allocate` that came before this agent took over waits for
+/// that.
 const ADMISSIONS_WITHIN: Duration = Duration::from_millis(4500);
-/// No call may be under way for this long: the kubelet sends the call for the next container of a pod right
-/// after the answer for the previous one.
+/// No call may be under way for this long: the kubelet sends the call for the next container of a pod right after the
+/// answer for the previous container.
 const QUIET: Duration = Duration::from_millis(5);
 
-/// The kind of a call: what happens if it is not answered.
+/// The kind of a call: it determines what happens if the call is not answered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     /// The pod fails for good.
@@ -106,7 +107,7 @@ mod tests {
         sleep(STARTS_WITHIN * 2).await;
         assert!(!waits.is_finished(), "an admission is under way");
         drop(admission);
-        assert!(waits.await.unwrap(), "the kubelet repeats a start that waits");
+        assert!(waits.await.unwrap(), "the kubelet retries a start that waits");
         drop(start);
         let _never = calls.begin(Kind::Admission);
         let end = tokio::time::timeout(ADMISSIONS_WITHIN * 10, calls.answered());

@@ -1,5 +1,5 @@
-//! Connections of the usage socket. Their number is bounded, a silent one is cut, and each one shows whether the client
-//! has read the data sent to it.
+//! Connections of the usage socket. Their number is limited, a silent connection is cut, and each connection shows
+//! whether the client has read the data sent to it.
 
 use futures_core::Stream;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -15,17 +15,17 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::{Sleep, sleep};
 use tonic::transport::server::Connected;
 
-/// Most connections; a further one is closed at once. This is four for each stream that may be open. An idle connection
-/// holds about 10 KiB, so all together stay below 3 MiB.
+/// Maximum of connections; a further connection is closed at once. This is four for each stream that may be open. An
+/// idle connection holds about 10 KiB, so all together stay below 3 MiB.
 pub(super) const MAX_CONNECTIONS: usize = 256;
-/// Time for the first byte. A gRPC client sends first and at once, so a peer that sends nothing for this long is not
-/// one.
+/// Time for the first byte. A gRPC client sends first and at once, so a peer that is silent for this long is not a
+/// gRPC client.
 const SILENCE: Duration = Duration::from_secs(10);
-/// Pause after a failed accept, for example without a free file descriptor. A retry at once would only use CPU time.
+/// Pause after a failed accept, for example if no file descriptor is free. An immediate retry would only use CPU
+/// time.
 const AFTER_FAILURE: Duration = Duration::from_millis(100);
-/// Requested size of the socket's send buffer; the kernel raises it to its minimum, 4.5 KiB. A small buffer shows that
-/// a client does not read ([`Peer::has_read`]), and it bounds the data that the kernel keeps for a client that never
-/// reads.
+/// Requested size of the socket's send buffer; the kernel raises it to its minimum, 4.5 KiB. With a small buffer, the
+/// agent notices a client that does not read ([`Peer::has_read`]), and the kernel keeps little data for it.
 const SEND_BUFFER: usize = 1;
 
 /// Accepts connections.
@@ -79,8 +79,8 @@ impl Stream for Incoming {
 
 impl Peer {
     /// Whether the client has read (nearly) everything sent to it. Linux reports a unix socket as writable while at
-    /// most a quarter of its send buffer waits to be read, and that quarter is one small packet here. For a
-    /// closed connection the answer is true.
+    /// most a quarter of its send buffer waits to be read; here, that quarter is one small packet. For a closed
+    /// connection the answer is true.
     pub(super) fn has_read(&self) -> bool {
         let Some(socket) = self.0.upgrade() else { return true };
         let mut polled = [PollFd::new(&*socket, PollFlags::OUT)];
@@ -96,7 +96,7 @@ impl Peer {
 
 impl Connection {
     fn new(socket: UnixStream, slot: OwnedSemaphorePermit) -> Self {
-        // No known kernel refuses this. If one did, a stalled client would be noticed later.
+        // No known kernel refuses this. If a kernel refused it, a stalled client would only be noticed later.
         let _ = rustix::net::sockopt::set_socket_send_buffer_size(&socket, SEND_BUFFER);
         Connection { socket: Arc::new(socket), silence: Some(Box::pin(sleep(SILENCE))), _slot: slot }
     }

@@ -1,4 +1,5 @@
-//! Converts the node view to messages of the usage stream. It is pure: the same view gives the same message.
+//! Converts the node view to messages of the usage stream. The conversion is pure: the same view gives the same
+//! message.
 
 use model::gpu::{MigInstance, MigSample};
 use model::observation::GpuSourceState;

@@ -90,7 +90,7 @@ async fn watch_sends_at_once_and_then_each_change() {
 #[tokio::test]
 async fn watch_sends_nothing_without_a_change_until_its_longest_pause() {
     let running = Running::start(Pace { most: Duration::from_millis(300), ..FAST });
-    // Before the first one is sent: on a busy machine it may be received long after.
+    // The time is taken before the first state is sent: on a busy machine the state may be received long after.
     let begun = Instant::now();
     let mut stream = running.client().await.watch(WatchRequest {}).await.unwrap().into_inner();
     soon("first", stream.message()).await.unwrap().unwrap();
@@ -109,7 +109,7 @@ async fn watch_sends_nothing_without_a_change_until_its_longest_pause() {
 #[tokio::test]
 async fn states_are_not_sent_faster_than_the_pace() {
     let running = Running::start(Pace { least: Duration::from_millis(100), ..FAST });
-    // Before the first one is sent: on a busy machine it may be received long after.
+    // The time is taken before the first state is sent: on a busy machine the state may be received long after.
     let begun = Instant::now();
     let mut stream = running.client().await.watch(WatchRequest {}).await.unwrap().into_inner();
     soon("first", stream.message()).await.unwrap().unwrap();
@@ -122,7 +122,7 @@ async fn states_are_not_sent_faster_than_the_pace() {
     assert!(begun.elapsed() >= Duration::from_millis(290), "{:?}", begun.elapsed());
 }
 
-/// The client is a thread with a runtime of its own that does nothing between two reads, like a stopped process.
+/// The client is a thread with its own runtime that does nothing between two reads, like a stopped process.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_reader_that_paused_gets_the_newest_state_and_no_queue() {
     let running = Running::start(FAST);

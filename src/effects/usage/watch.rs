@@ -1,5 +1,5 @@
-//! One `Watch` stream. It waits until a state is due, then sends the newest one. No state is queued for a client, so a
-//! slow client also gets only the newest state.
+//! One `Watch` stream. It waits until a state is due, then sends the newest state. No states are queued for a client,
+//! so a slow client also gets only the newest state.
 
 use super::connection::Peer;
 use super::convert;
@@ -21,7 +21,7 @@ use tonic::Status;
 pub(super) struct Pace {
     /// Shortest time between two states.
     pub(super) least: Duration,
-    /// Longest time between two states, also without a change, so that the client sees that the agent runs.
+    /// Longest time between two states, even without a change, so that the client sees that the agent runs.
     pub(super) most: Duration,
     /// Time between two checks of a client that has not read the last state.
     pub(super) recheck: Duration,
@@ -94,7 +94,7 @@ impl Watcher {
         (self, Some(item))
     }
 
-    /// Waits until a state is due; `false` when no more views will come.
+    /// Waits until a state is due; `false` if there will be no more views.
     async fn due(&mut self) -> bool {
         let Some(last) = self.sent.as_ref().map(|sent| sent.at) else { return true };
         sleep_until(last + self.pace.least).await;
@@ -105,7 +105,7 @@ impl Watcher {
         more_views
     }
 
-    /// Waits until a value differs from the last state sent; `false` when no more views will come.
+    /// Waits until a value differs from the last state sent; `false` if there will be no more views.
     async fn changed(&mut self) -> bool {
         loop {
             let newest = self.view.borrow_and_update().clone();

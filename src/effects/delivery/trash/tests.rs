@@ -3,7 +3,7 @@ use rustix::fs::mkdirat;
 use std::os::unix::fs::symlink;
 use std::process::Command;
 
-/// Makes this number of nested folders below `top`: far deeper than a path can name.
+/// Makes this number of nested folders below `top`, many more than a path can name.
 pub(in super::super) fn nest(top: &Path, levels: usize) {
     let mut folder = open(top, FOLDER_FLAGS, Mode::empty()).unwrap();
     for _ in 0..levels {
@@ -12,7 +12,7 @@ pub(in super::super) fn nest(top: &Path, levels: usize) {
     }
 }
 
-/// Runs this on a very small stack.
+/// Runs the function on a very small stack.
 fn on_a_small_stack<T: Send + 'static>(run: impl FnOnce() -> T + Send + 'static) -> T {
     std::thread::Builder::new().stack_size(128 << 10).spawn(run).unwrap().join().unwrap()
 }
@@ -98,12 +98,13 @@ fn folders_without_permissions_are_removed() {
     assert!(trash.is_empty(), "{emptied:?}");
 }
 
-/// A container of a pod that was deleted by force still runs, and makes more files than are removed, without end.
+/// A container of a pod that was deleted by force still runs, and makes files without end, faster than they are
+/// removed.
 #[test]
 fn a_container_that_writes_without_end_does_not_delay_other_removals() {
     let state = tempfile::tempdir().unwrap();
     let trash = Trash::new(state.path()).unwrap();
-    // One before it and one after it: a folder is read in no order.
+    // One folder before it and one after it, because a folder is read in no particular order.
     for name in ["one", "written", "two"] {
         fs::create_dir_all(state.path().join(name).join("below")).unwrap();
         fs::write(state.path().join(name).join("below/file"), "").unwrap();
@@ -123,7 +124,7 @@ fn a_container_that_writes_without_end_does_not_delay_other_removals() {
         assert!(written < 4 * PER_VISIT, "the writer delays the removal");
     };
     write();
-    // Two rounds, because each entry takes a write to the disk; a real call has more.
+    // Two rounds, because each entry takes a write to the disk; a real call makes more rounds.
     let emptied = trash.rounds(2, &mut write);
     assert!(emptied.unfinished && emptied.left == 0, "{emptied:?}");
     let names =
@@ -136,7 +137,7 @@ fn a_container_that_writes_without_end_does_not_delay_other_removals() {
     assert!(trash.is_empty());
 }
 
-/// Each folder of the tree is moved up and visited in its turn, and the other entries do not wait for it.
+/// Each folder of the tree is moved up and visited in turn, and the other entries do not wait for it.
 #[test]
 fn a_tree_larger_than_one_visit_is_continued_after_the_other_entries() {
     let (state, trash) = full_of(|folder| nest(folder, PER_VISIT as usize + 1000));
@@ -180,7 +181,7 @@ fn names_of_an_earlier_agent_process_are_skipped() {
     assert!(trash.is_empty());
 }
 
-/// Runs the function at the end of the test, also after a panic.
+/// Runs the function at the end of the test, even after a panic.
 struct Undo<F: FnMut()>(F);
 
 impl<F: FnMut()> Drop for Undo<F> {
@@ -212,7 +213,7 @@ fn mount_points_and_immutable_files_are_reported_and_mounts_stay() {
     assert_eq!(emptied.left, 2, "{emptied:?}");
     assert!(emptied.first.is_some_and(|(path, _)| path.starts_with(state.path().join("trash"))));
     assert_eq!(fs::read_to_string(outside.path().join("file")).unwrap(), "kept");
-    // Another try makes nothing worse, and removes folders that are free by then.
+    // Another attempt does no harm, and removes folders that have become free.
     assert_eq!(trash.empty(&mut || {}).left, 2);
     free();
     assert_eq!(trash.empty(&mut || {}).left, 1);

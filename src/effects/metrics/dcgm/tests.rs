@@ -10,7 +10,8 @@ use serve::exposition::ExpositionFormat;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-/// MIG slices of a GPU, and so the most GPU instances and compute instances, for every model that the fake driver has.
+/// MIG slices of a GPU, and so the maximum of GPU instances and of compute instances, for every model of the fake
+/// driver.
 const SLICES: u32 = 7;
 /// Slices that a GPU instance or a compute instance may have.
 const PROFILES: [u32; 5] = [7, 4, 3, 2, 1];
@@ -24,7 +25,7 @@ fn text(sets: &[MetricSet], view: &NodeView) -> String {
     String::from_utf8(out).unwrap()
 }
 
-/// Every list of at least one profile, largest first, that fits into this many slices.
+/// Every list of at least one profile, largest first, that fits into this number of slices.
 fn parts(slices: u32) -> Vec<Vec<u32>> {
     fn grow(list: &mut Vec<u32>, left: u32, all: &mut Vec<Vec<u32>>) {
         for profile in PROFILES {
@@ -41,7 +42,7 @@ fn parts(slices: u32) -> Vec<Vec<u32>> {
     all
 }
 
-/// Every layout: the slices of each GPU instance with the slices of its compute instances.
+/// Every layout: the slices of each GPU instance, and the slices of its compute instances.
 fn layouts() -> Vec<Vec<(u32, Vec<u32>)>> {
     let mut all = Vec::new();
     for instances in parts(SLICES) {
