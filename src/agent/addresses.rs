@@ -1,6 +1,6 @@
-//! `addresses.json` in the state directory: the addresses of the running agent, for scripts and for settings with port
-//! 0. It has the values of the first log line, and the operator token. The agent runs without it, so a read-only root
-//! or a full disk causes one warning only.
+//! `addresses.json` in the state directory: the addresses of the running agent, for scripts and for settings with
+//! port 0. It contains the values of the first log line, and the operator token. The agent also runs without the
+//! file, so a read-only root or a full disk only causes one warning.
 
 use effects::state_file::StateFile;
 use std::net::SocketAddr;
@@ -9,10 +9,10 @@ use std::sync::Arc;
 
 /// The name of the file in the state directory.
 const FILE: &str = "addresses.json";
-/// Largest file that is read, far more than five addresses need.
+/// Maximum size of the file, far more than five addresses need.
 const MAX_BYTES: usize = 64 << 10;
 
-/// The file and its content. The agent removes the file at its end, unless another agent has written it meanwhile.
+/// The file and its content. The agent removes the file when it ends, unless another agent has written it meanwhile.
 #[derive(Debug)]
 pub(crate) struct Addresses(Option<(StateFile, String)>);
 
@@ -25,7 +25,7 @@ impl Addresses {
             Ok(()) => Addresses(Some((file, text))),
             Err(error) => {
                 let directory = directory.display();
-                tracing::warn!(%directory, %error, "cannot write the state directory (--state-dir); all else goes on");
+                tracing::warn!(%directory, %error, "cannot write the state directory (--state-dir); everything else continues");
                 Addresses(None)
             }
         }
@@ -33,7 +33,7 @@ impl Addresses {
 }
 
 /// The operator token: a secret for one run of the agent, in a file of the state directory. A caller who can read the
-/// file counts as an operator. Without random bytes the token is empty, and no caller does.
+/// file counts as an operator. If there are no random bytes, the token is empty and no caller counts as an operator.
 pub(super) fn operator_token() -> Arc<str> {
     let mut bytes = [0; 16];
     let mut hex = String::new();
@@ -46,7 +46,7 @@ pub(super) fn operator_token() -> Arc<str> {
 /// Reads the admin port of the agent that runs with this state directory, and its operator token.
 ///
 /// # Errors
-/// The reason why they are not known, as a sentence.
+/// The reason why the port or the token is not known, as a sentence.
 pub(super) fn admin(directory: &Path) -> Result<(SocketAddr, String), String> {
     let file = StateFile::new(directory, FILE);
     let path = file.path().display();
@@ -66,7 +66,7 @@ impl Drop for Addresses {
             file.read(MAX_BYTES).is_ok_and(|now| now.is_some_and(|now| now == text.as_bytes()))
         };
         if let Some((file, _)) = self.0.as_ref().filter(is_ours) {
-            // The file may be gone already, with the whole directory.
+            // The file may already be gone together with its directory.
             let _ = file.remove();
         }
     }

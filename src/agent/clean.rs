@@ -1,5 +1,5 @@
-//! Removes from Nodes the labels and annotations that agents wrote, and nothing else. The field manager shows which
-//! ones they are.
+//! Removes from Nodes the labels and annotations that agents wrote, and nothing else. It finds them by their field
+//! manager.
 //!
 //! ```text
 //!   clean-node [NODE]     one Node, after the agent there has ended
@@ -21,9 +21,9 @@ use std::time::Duration;
 use wire::annotation_keys;
 use wire::node::NodeObject;
 
-/// Tries for a Node that changes meanwhile: the kubelet writes on it every few seconds at most.
+/// Attempts for a Node that changes meanwhile: the kubelet writes to it every few seconds at most.
 const TRIES: usize = 5;
-/// A running agent reads its Node at least this often, and writes again what was removed.
+/// A running agent reads its Node at least this often, and restores what was removed.
 const WRITES_AGAIN_WITHIN: Duration = Duration::from_secs(15);
 
 /// The Nodes to clean.
@@ -44,7 +44,8 @@ pub(super) struct Ours {
 
 impl Ours {
     /// Finds them on this Node. HAMi's scheduler overwrites the handshake with a request. Such a request counts as
-    /// the agent's only where the register annotation is the agent's; else it is left for the plugin that answers it.
+    /// the agent's only if the register annotation is the agent's; otherwise it is left for the plugin that answers
+    /// it.
     pub(super) fn on(node: &NodeObject) -> Ours {
         let register = node.annotated_by(annotation_keys::REGISTER, ANNOTATOR);
         let requested = register && node.annotation(annotation_keys::HANDSHAKE).is_some();
@@ -59,7 +60,7 @@ impl Ours {
         }
     }
 
-    /// Whether there are none.
+    /// Whether the Node has none of them.
     pub(super) fn is_empty(&self) -> bool {
         self.annotations.is_empty() && self.labels.is_empty()
     }
@@ -119,7 +120,7 @@ async fn clean(connection: &ApiConnection, scope: &Scope) -> Result<usize, Strin
     match again.first() {
         None => Ok(cleaned),
         Some(first) => Err(format!(
-            "{agent} still runs and has written again what was removed ({} Nodes, {first} first); stop it, and try again",
+            "{agent} still runs and has restored what was removed ({} Nodes, first {first}); stop it, and try again",
             again.len()
         )),
     }
@@ -147,7 +148,7 @@ async fn round(connection: &ApiConnection, scope: &Scope) -> Result<usize, Strin
                     tracing::info!(node = node.name, annotations = ?ours.annotations, labels = ?ours.labels, "removed from the Node");
                 }
                 Err(error) if error.code() == Some(404) => {}
-                // The Node has changed since it was read (409), or the API server refuses this Node and maybe not
+                // The Node has changed since it was read (409), or the API server refuses this Node, but perhaps not
                 // others.
                 Err(error) => last = Some(error),
             }

@@ -16,7 +16,7 @@ use tokio::time::timeout;
 
 /// Time limit of the whole request. The agent itself waits at most 5 s.
 const TIMEOUT: Duration = Duration::from_secs(10);
-/// Largest response that is read, enough for a line for each of 64 GPUs.
+/// Maximum size of the response, enough for a line for each of 64 GPUs.
 const MAX_RESPONSE: usize = 64 << 10;
 
 /// The reason why nothing was cleared, as a sentence.
@@ -47,7 +47,7 @@ pub fn run(settings: &AgentSettings, which: &str) -> Exit {
 /// A sentence that says what failed, and what to do.
 async fn clear(settings: &AgentSettings, which: &str) -> Result<String, NotCleared> {
     let (admin, operator) = addresses::admin(&settings.state_dir).map_err(NotCleared)?;
-    // A port that listens on every address is reached on loopback.
+    // If the port listens on every address, it is reached on loopback.
     let admin = if admin.ip().is_unspecified() { SocketAddr::from(([127, 0, 0, 1], admin.port())) } else { admin };
     if settings.admin.tls.is_some() {
         return Err(NotCleared(format!(
@@ -64,10 +64,10 @@ async fn clear(settings: &AgentSettings, which: &str) -> Result<String, NotClear
 }
 
 async fn send(admin: SocketAddr, which: &str, token: &str) -> Result<String, NotCleared> {
-    let failed = |error: &dyn std::error::Error| NotCleared(format!("cannot ask the agent at {admin}: {error}"));
+    let failed = |error: &dyn std::error::Error| NotCleared(format!("cannot reach the agent at {admin}: {error}"));
     // An agent that was killed leaves its address file behind.
     let gone = |error| {
-        NotCleared(format!("no agent answers at {admin}, where the last one with this --state-dir was: {error}"))
+        NotCleared(format!("no agent answers at {admin}, the address of the last agent with this --state-dir: {error}"))
     };
     let stream = TcpStream::connect(admin).await.map_err(gone)?;
     let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await.map_err(|error| failed(&error))?;
@@ -86,7 +86,7 @@ async fn send(admin: SocketAddr, which: &str, token: &str) -> Result<String, Not
         if status.is_success() { Ok(text) } else { Err(NotCleared(format!("{admin} answered {status}: {text}"))) }
     };
     tokio::pin!(exchange);
-    // The connection runs next to the request and is dropped with it.
+    // The connection runs beside the request and is dropped with it.
     tokio::select! {
         response = &mut exchange => response,
         ended = connection => match ended {

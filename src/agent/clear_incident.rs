@@ -24,7 +24,7 @@ pub(super) const QUEUE: usize = 4;
 pub(super) struct ClearIncident {
     /// The GPU; `None` for all.
     pub gpu: Option<GpuUuid>,
-    /// Receives each GPU with a cleared incident, and its condition afterwards.
+    /// Receives each GPU of which incidents were cleared, and the GPU's condition afterwards.
     pub answer: oneshot::Sender<Vec<(GpuUuid, GpuCondition)>>,
 }
 

@@ -1,5 +1,5 @@
-//! Starts the tasks that only an agent in a cluster has: the pods of the node, sharing through the kubelet, and what the agent
-//! writes on its Node.
+//! Starts the tasks that run only in a cluster: they follow the pods of the node, share GPUs through the kubelet, and
+//! write the agent's data on its Node.
 
 use super::departure::{Departure, departure};
 use super::guarding::Guarding;
@@ -38,8 +38,8 @@ impl Cluster<'_> {
         });
     }
 
-    /// Starts the tasks that share this node's GPUs through kubelet, the tasks that write on its Node, and the stream to the
-    /// extender, if there is one.
+    /// Starts the tasks that share this node's GPUs through the kubelet, the tasks that write on its Node, and the
+    /// stream to the extender, if an extender is configured.
     pub(super) fn share(
         &mut self,
         connection: ApiConnection,

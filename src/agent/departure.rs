@@ -1,5 +1,6 @@
-//! The end of an agent that reports to an extender: it asks the leader to bind nothing more to this node, and stays until each
-//! pod that is bound has passed `Allocate`. A pod that finds no agent fails at the kubelet's door, and is not tried again.
+//! The end of an agent that reports to an extender: the agent requests that the leader binds no more pods to this
+//! node, and stays until each bound pod has passed `Allocate`. The kubelet fails a pod that needs GPUs while no agent
+//! runs, and does not try it again.
 //!
 //! ```text
 //!   SIGTERM ──asks──▶ stream: phase "leaving" ──▶ leader ──awaited pods──▶ stream ── none has to ask any more ──▶ drain
@@ -10,7 +11,7 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio::time::timeout;
 
-/// How long the agent stays for pods that are bound. The kubelet calls `Allocate` within seconds of the binding; a pod that
+/// How long the agent stays for bound pods. The kubelet calls `Allocate` within seconds of the binding; a pod that
 /// waits longer waits for something else, such as a volume.
 const STAYS: Duration = Duration::from_secs(20);
 
@@ -20,31 +21,31 @@ pub(crate) enum LeaveState {
     /// No stream is open, so no leader can be asked.
     #[default]
     NoStream,
-    /// No stream is open, and one was a moment ago: the next leader is being looked for.
+    /// No stream is open, but a stream was open a moment ago: the agent looks for the next leader.
     Between,
-    /// The leader has not answered, or pods have to ask yet: so many, once that is known.
+    /// The leader has not answered, or this number of pods has not reached `Allocate` yet, if the number is known.
     Waits(Option<usize>),
-    /// Nothing more is bound here, and no pod has to ask.
+    /// No more pods are bound here, and every bound pod has reached `Allocate`.
     MayLeave,
 }
 
-/// The side of the agent's end.
+/// The end that the stopping agent uses.
 #[derive(Debug)]
 pub(crate) struct Departure {
     asks: watch::Sender<bool>,
     state: watch::Receiver<LeaveState>,
 }
 
-/// The side of the stream.
+/// The end that the stream uses.
 #[derive(Debug)]
 pub(crate) struct DepartureSeen {
     /// Whether the agent is about to stop.
     pub(crate) leaving: watch::Receiver<bool>,
-    /// Whether it may.
+    /// Whether it may stop.
     pub(crate) state: watch::Sender<LeaveState>,
 }
 
-/// Both sides.
+/// Returns both ends.
 pub(crate) fn departure() -> (Departure, DepartureSeen) {
     let (asks, leaving) = watch::channel(false);
     let (state, seen) = watch::channel(LeaveState::NoStream);
@@ -52,16 +53,16 @@ pub(crate) fn departure() -> (Departure, DepartureSeen) {
 }
 
 impl Departure {
-    /// Waits until the agent may leave, for at most [`STAYS`]. Where no extender is, it may leave at once.
+    /// Waits until the agent may leave, for at most [`STAYS`]. Without an extender it may leave at once.
     pub(crate) async fn wait(&mut self) {
         if *self.state.borrow() == LeaveState::NoStream {
             return;
         }
         self.asks.send_replace(true);
-        tracing::info!("asked the extender to bind nothing more to this node; bound pods may still get their GPUs");
-        // A stream that breaks may come back within the time.
+        tracing::info!("asked the extender to bind no more pods to this node; bound pods may still get their GPUs");
+        // A broken stream may be open again within this time.
         if timeout(STAYS, self.state.wait_for(|state| *state == LeaveState::MayLeave)).await.is_ok() {
-            tracing::info!("no pod that is bound to this node has to ask for GPUs any more");
+            tracing::info!("all pods that are bound to this node have asked for their GPUs");
             return;
         }
         let seconds = STAYS.as_secs();
@@ -87,7 +88,7 @@ mod tests {
         run_once(async {
             let (mut departure, seen) = departure();
             departure.wait().await;
-            assert!(!*seen.leaving.borrow(), "nobody could be asked");
+            assert!(!*seen.leaving.borrow(), "no leader could be asked");
             seen.state.send_replace(LeaveState::Waits(None));
             let begun = Instant::now();
             let mut leaving = seen.leaving.clone();

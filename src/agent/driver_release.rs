@@ -7,7 +7,7 @@ use sources::nvml::DriverGate;
 use std::time::Duration;
 use tokio::sync::watch;
 
-/// Length of a release where the caller names none. A reset of one GPU takes some seconds.
+/// Length of a release if the caller gives none. A reset of one GPU takes some seconds.
 pub(super) const USUAL: Duration = Duration::from_secs(60);
 
 /// Controls the driver gate of the sources.
@@ -17,7 +17,7 @@ pub(super) struct DriverRelease(pub(super) DriverGate);
 impl DriverRelease {
     /// Releases the driver for the usual time, after a signal.
     pub(super) fn signalled(&self) {
-        tracing::info!(seconds = USUAL.as_secs(), "a signal asks to release the GPU driver");
+        tracing::info!(seconds = USUAL.as_secs(), "a signal requests a release of the GPU driver");
         self.release(USUAL);
     }
 

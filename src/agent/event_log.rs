@@ -1,5 +1,6 @@
-//! Writes what happens to GPUs and pods to the log: the one place for such lines. A line is a sentence with the event and its
-//! reason; the values are fields, which journald keeps as `GPU_UUID`, `POD` (`ml/train-0`) and `CONTAINER`.
+//! Writes what happens to GPUs and pods to the log: all such lines are written here. A line is a sentence with the
+//! event and its reason; the values are fields, which journald keeps as `GPU_UUID`, `POD` (`ml/train-0`) and
+//! `CONTAINER`.
 //!
 //! ```text
 //!   decide::node ──NodeEvent──▶ log_event
@@ -25,23 +26,24 @@ pub(crate) enum PodEvent<'a> {
     MayNotStart { container: &'a str, why: &'a Refusal },
     /// The files of a container cannot be written.
     NotDelivered { container: &'a str, error: &'a dyn Display },
-    /// A container runs without what its CDI device stands for.
+    /// A container runs without the edits for which its CDI device stands.
     LimitsNotApplied { container: &'a str },
-    /// The pod finds no room for the claim that an extender has made.
+    /// The claim that an extender made for the pod does not fit on this node.
     NoRoom,
     /// The pod holds a GPU that this node does not list.
     GpuMissing(&'a GpuUuid),
-    /// The pod's processes hold more memory than it claims. The text is that of the event on the pod, as in the next three.
+    /// The pod's processes hold more memory than it claims. As in the next three events, the text is also that of the
+    /// event on the pod.
     OverUse(&'a OverUse, &'a str),
-    /// The pod has written too much into its folders on this node.
+    /// The pod has written too much to its folders on this node.
     WroteTooMuch(&'a PodFiles, &'a str),
     /// The pod is evicted.
     Evicted(&'a str),
     /// The pod cannot be evicted.
     NotEvicted(&'a str, &'a ApiError),
-    /// The pod's claim is on other devices now.
+    /// The pod's claim has moved to other devices.
     ClaimMoved(&'a Claim),
-    /// The pod has shares, and its annotation does not say so yet.
+    /// The pod has shares, and its annotation does not show them yet.
     ClaimUnwritten,
 }
 
@@ -57,11 +59,11 @@ pub(crate) fn log_pod_event(pod: &PodRef, event: &PodEvent<'_>) {
         PodEvent::LimitsNotApplied { container } => tracing::error!(
             %pod,
             container,
-            "a container runs without its limits: the runtime takes CDI devices from kubelet and does nothing with them \
+            "a container runs without its limits: the runtime accepts CDI devices from kubelet and ignores them \
              (enable_cdi of containerd?)"
         ),
         PodEvent::NoRoom => {
-            tracing::warn!(%pod, "the pod finds no room here and is marked for eviction, so that another one is placed");
+            tracing::warn!(%pod, "the pod's claim does not fit on this node: marked for eviction, to be placed anew");
         }
         PodEvent::GpuMissing(gpu) => {
             tracing::warn!(%pod, gpu_uuid = %gpu, "a pod runs and holds a GPU that this node does not list");
@@ -76,15 +78,15 @@ pub(crate) fn log_pod_event(pod: &PodRef, event: &PodEvent<'_>) {
         PodEvent::NotEvicted(note, error) => tracing::warn!(%pod, %error, "cannot evict a pod: {note}"),
         PodEvent::ClaimMoved(claim) => {
             let devices: Vec<&str> = claim.iter().flatten().map(|share| share.device.as_str()).collect();
-            tracing::info!(%pod, ?devices, "a claim has moved to other devices: its pod's annotation is written again");
+            tracing::info!(%pod, ?devices, "a claim has moved to other devices: the pod's annotation is rewritten");
         }
         PodEvent::ClaimUnwritten => {
-            tracing::info!(%pod, "the claim of this pod is not written on it yet: it is written now");
+            tracing::info!(%pod, "this pod's claim is not in its annotation yet: it is written now");
         }
     }
 }
 
-/// The GPU had incidents when the agent before this one ended.
+/// The GPU had incidents when the previous agent ended.
 pub(crate) fn log_kept_incidents(kept: &KeptIncidents) {
     let incidents: Vec<String> = kept.incidents.iter().map(|(incident, _)| incident.code()).collect();
     tracing::warn!(gpu_uuid = %kept.gpu, ?incidents, "the GPU had these incidents before the agent started");
@@ -95,7 +97,7 @@ pub(crate) fn log_cleared(gpu: &GpuUuid) {
     tracing::warn!(gpu_uuid = %gpu, "an operator has cleared the incidents of the GPU");
 }
 
-/// Writes one log line. The view gives the name of the pod that an XID belongs to.
+/// Writes one log line. The view gives the name of the pod to which an XID belongs.
 pub(crate) fn log_event(event: &NodeEvent, view: &NodeView) {
     match event {
         NodeEvent::GpuSource(state) => gpu_source(state),
@@ -114,14 +116,14 @@ pub(crate) fn log_event(event: &NodeEvent, view: &NodeView) {
         NodeEvent::XidProcess(error) => xid_process(error, view),
         NodeEvent::Sxid(error) => sxid(error),
         NodeEvent::LeftOut { what, count } => {
-            tracing::warn!(what, count, "more than can be kept; the rest is missing in metrics and API");
+            tracing::warn!(what, count, "too many to keep; the rest is missing in metrics and API");
         }
     }
 }
 
 fn gpu_source(state: &GpuSourceState) {
     match state {
-        GpuSourceState::SwitchedOff => tracing::info!("GPUs are not looked for (--gpus none)"),
+        GpuSourceState::SwitchedOff => tracing::info!("GPU detection is off (--gpus none)"),
         GpuSourceState::Starting => tracing::debug!("looking for GPUs"),
         GpuSourceState::Working { driver, nvml, cuda, simulated } => {
             let cuda = cuda.as_deref().unwrap_or("unknown");
@@ -149,7 +151,7 @@ fn gpu_source(state: &GpuSourceState) {
 }
 
 fn xid(xid: &Xid, view: &NodeView) {
-    // NVML names no process. If one pod is the sole holder of the GPU, the error concerns that pod.
+    // NVML does not name the process. If one pod is the sole holder of the GPU, the error concerns that pod.
     let pod = pod_of(xid, view).or_else(|| sole_holder(xid.gpu.as_ref()?, view));
     let meaning = model::xid::find(xid.code).map_or("not in NVIDIA's catalogue", |entry| entry.meaning);
     tracing::error!(
@@ -164,7 +166,7 @@ fn xid(xid: &Xid, view: &NodeView) {
     );
 }
 
-/// Logs the process of an XID. NVML reported the error before; the kernel log now names the process.
+/// Logs the process of an XID. NVML reported the error earlier; now the kernel log names the process.
 fn xid_process(xid: &Xid, view: &NodeView) {
     let pod = pod_of(xid, view);
     tracing::error!(

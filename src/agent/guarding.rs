@@ -1,6 +1,6 @@
-//! Finds out whether the chart's admission policies are in force: at the start, every hour while all are, more often otherwise. It sends dry-run writes
-//! (`dryRun=All`), which the API server checks and does not make: for each policy one write that it must refuse, and
-//! one that the agent itself needs.
+//! Finds out whether the chart's admission policies are in force: at the start, every hour while all are in force,
+//! and otherwise more often. It sends dry-run writes (`dryRun=All`), which the API server checks but does not make:
+//! for each policy, one write that the policy must refuse, and one write that the agent itself needs.
 
 use apiserver::ApiError;
 use apiserver::writes::{AnnotationPatch, ApiServer, DryRun};
@@ -16,11 +16,11 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use wire::annotation_keys;
 
-/// Pause before the second check, doubled after each further one. A policy takes effect some seconds after its
-/// creation, and the first pod of a node may come late.
+/// Pause before the second check, doubled after each further check. A policy takes effect some seconds after its
+/// creation, and the first pod of a node may arrive late.
 const FIRST: Duration = Duration::from_secs(10);
-/// Longest pause while a policy is not in force: a cluster may stay unguarded, and every check is up to six requests
-/// per node.
+/// Longest pause while a policy is not in force: a cluster may stay unguarded for good, and every check is up to six
+/// requests per node.
 const LONGEST: Duration = Duration::from_secs(600);
 /// Pause between two checks while all policies are in force. Metric and `/readyz` show a deleted policy within the
 /// hour, and with a thousand nodes the API server gets two such writes a second.
@@ -43,13 +43,13 @@ impl Default for CheckHistory {
 }
 
 impl CheckHistory {
-    /// The results of a check that count. A policy that is not in force counts only if two checks in a row found it so:
-    /// the installation of the chart may be under way.
+    /// The results of a check that count. A policy counts as not in force only after two checks in a row with this
+    /// result: the installation of the chart may be under way.
     fn counts<'a>(&self, found: &'a Guards) -> impl Iterator<Item = (&'a AdmissionPolicy, &'a PolicyGuard)> {
         found.iter().filter(|(policy, guard)| **guard == PolicyGuard::InForce || self.last.get(policy) == Some(guard))
     }
 
-    /// The pause before the next check. A check without results did not reach the API server, and shows nothing about
+    /// The pause before the next check. A check without results did not reach the API server, and says nothing about
     /// the policies.
     fn pause(&mut self, found: Guards, guarded: bool) -> Duration {
         let holds = guarded && !found.is_empty() && found.values().all(|guard| *guard == PolicyGuard::InForce);
@@ -127,7 +127,7 @@ impl Guarding {
 
     /// Checks every policy once.
     async fn check(&self) -> Guards {
-        // Each write would change a value, so that the policies judge it; the value itself does not matter.
+        // Each write would change a value, so that the policies check it; the value itself does not matter.
         let forbidden: AnnotationPatch<'_> = &[(annotation_keys::GUARD_CHECK, Some("1"))];
         let mut tried: Vec<(AdmissionPolicy, TriedWrite, TriedWrite)> = Vec::new();
         let handshake = self.api.try_node(&[(annotation_keys::HANDSHAKE, Some("0"))]).await;
@@ -144,7 +144,7 @@ impl Guarding {
             tried.push((AdmissionPolicy::Pods, other, write_result("a mark on a pod of this node", mark)));
             if self.evicts {
                 let none = write_result(
-                    "the eviction of a pod that is not there",
+                    "the eviction of a pod that does not exist",
                     self.api.try_eviction(&pod.namespace).await,
                 );
                 tried.push((AdmissionPolicy::Evictions, none, TriedWrite::Unknown));
@@ -161,7 +161,7 @@ impl Guarding {
     }
 }
 
-/// What is possible while a policy is not in force.
+/// The possible damage while a policy is not in force.
 fn exposure(policy: AdmissionPolicy) -> &'static str {
     match policy {
         AdmissionPolicy::Nodes => "with this agent's token every field of every Node can be written",
@@ -174,8 +174,8 @@ fn exposure(policy: AdmissionPolicy) -> &'static str {
 fn write_result(what: &'static str, written: Result<(), ApiError>) -> TriedWrite {
     let Err(error) = written else { return TriedWrite::Passes };
     match error.refusal() {
-        // The API server checks the policies before it looks for the pod, so this error means that they let the write
-        // pass.
+        // The API server checks the policies before it looks for the pod, so this error means that the policies allow
+        // the write.
         Some(refusal) if refusal.code == 404 && refusal.message.contains(DryRun::NO_POD) => TriedWrite::Passes,
         Some(refusal) => refused_by(&refusal.message).map_or_else(
             || {
@@ -191,7 +191,7 @@ fn write_result(what: &'static str, written: Result<(), ApiError>) -> TriedWrite
     }
 }
 
-/// The policy that refuses, by the end of its name: the name begins with the chart's release.
+/// The policy that refuses the write, found by the end of its name: the name starts with the chart's release.
 fn refused_by(text: &str) -> Option<AdmissionPolicy> {
     let (_, named) = text.split_once("ValidatingAdmissionPolicy '")?;
     let (name, _) = named.split_once('\'')?;

@@ -1,5 +1,5 @@
-//! Keeps the incidents of GPUs in the state directory, so that after a restart the agent does not offer a GPU that was
-//! unfit before.
+//! Keeps the incidents of GPUs in the state directory, so that after a restart the agent does not offer a GPU that
+//! was unfit before.
 
 use super::event_log::log_kept_incidents;
 use super::settings::AgentSettings;
@@ -11,9 +11,9 @@ use tokio::sync::watch;
 use tokio::task::spawn_blocking;
 use tokio_util::sync::CancellationToken;
 
-/// Pause between two writes: a GPU that fails reports some tens of errors at once.
+/// Pause between two writes: a failing GPU reports dozens of errors at once.
 const PAUSE: Duration = Duration::from_secs(1);
-/// Pause before the next try if the file cannot be written.
+/// Pause before the next attempt if the file cannot be written.
 const AGAIN: Duration = Duration::from_secs(30);
 
 /// The task that keeps the incidents.
@@ -21,7 +21,7 @@ const AGAIN: Duration = Duration::from_secs(30);
 pub(super) struct IncidentKeeper {
     /// The file; `None` if the boot id of the machine cannot be read.
     file: Option<IncidentFile>,
-    /// The incidents that the file had at the start.
+    /// The incidents that were in the file at the start.
     pub(super) found: Vec<KeptIncidents>,
 }
 
@@ -52,7 +52,7 @@ impl IncidentKeeper {
     /// Writes the incidents at each change, until `stop` is cancelled.
     ///
     /// # Errors
-    /// None: a failed write is logged and repeated.
+    /// None: a failed write is logged and retried.
     pub(super) async fn run(
         self,
         mut kept: watch::Receiver<Arc<[KeptIncidents]>>,
@@ -65,7 +65,7 @@ impl IncidentKeeper {
         let mut refused = false;
         loop {
             tokio::select! {
-                // Without a change the file is left alone: the next agent may have written it already.
+                // Without a change the file is not written: the next agent may have written it already.
                 () = stop.cancelled() => if !kept.has_changed().unwrap_or(false) { return Ok(()) },
                 Ok(()) = kept.changed() => {}
             }

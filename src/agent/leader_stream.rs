@@ -1,4 +1,4 @@
-//! The agent's stream to the leading extender: reports the node, and hears what the leader knows of it.
+//! The agent's stream to the leading extender: reports the node, and receives the leader's view of the node.
 //!
 //! ```text
 //!   node view, stages of pods ──report──▶ ReportPace ──▶ stream ──▶ leader
@@ -6,10 +6,12 @@
 //!   the Service ──▶ an extender: serves, or names the leader ──▶ that one;  afterwards the Service again
 //! ```
 //!
-//! The file of the token is read for each stream. When it has a newer token, a stream with that one replaces the open one.
+//! The token file is read for each stream. When it has a newer token, a stream with the newer token replaces the open
+//! stream.
 //!
-//! What must never happen here: a stream of an agent that does not share the GPUs yet; a try right after a failure, by
-//! thousands of agents at once; a stream that ends because its token has, while there is a newer one.
+//! What must never happen here: an agent that does not share the GPUs yet opens a stream; thousands of agents retry
+//! immediately after a failure at the same time; a stream ends because its token has expired, although a newer token
+//! exists.
 
 use super::departure::{DepartureSeen, LeaveState};
 use super::readiness::Progress;
@@ -34,17 +36,17 @@ use tokio::time::{Instant, sleep, sleep_until, timeout};
 use tokio_util::sync::CancellationToken;
 use wire::token;
 
-/// How long after its last word a leader is expected to be followed by another one. A change of the leader takes half a
+/// How long after a leader's last message the agent expects another leader. A change of the leader takes half a
 /// minute in a cluster of 5,000 nodes.
 const BETWEEN: Duration = Duration::from_secs(60);
-/// Time for the connection and for an extender to begin its answer.
+/// Time to connect and to get the start of an extender's answer.
 const BEGINS_WITHIN: Duration = Duration::from_secs(15);
-/// Silence of the leader after which the agent connects again: two of its messages are missing, as where its node has lost its
-/// power.
+/// Silence of the leader after which the agent connects again: two of its messages are missing, for example because
+/// its node has lost power.
 const SILENCE: Duration = Duration::from_secs(22);
-/// Time to read the last message of a stream that takes no more.
+/// Time to read the last message of a stream to which nothing can be sent any more.
 const LAST_WORD: Duration = Duration::from_secs(1);
-/// Largest file that is read: a token has 1 to 2 KiB, and three certificates 3 KiB.
+/// Maximum size of a file: a token has 1 to 2 KiB, and three certificates have 3 KiB.
 const MAX_FILE: u64 = 64 << 10;
 
 /// The stream of one agent.
@@ -61,13 +63,13 @@ pub(super) struct LeaderStream {
 enum StreamEnd {
     /// The extender named the leader.
     Named(Arc<str>),
-    /// It has worked before, and is broken.
+    /// The stream worked before, and is broken.
     Broken(String),
-    /// It never worked.
+    /// The stream never worked.
     Failed(String),
 }
 
-/// What a report is made of has ended: the agent ends.
+/// A source of the report has ended, because the agent ends.
 struct AgentEnds;
 
 impl LeaderStream {
@@ -80,12 +82,12 @@ impl LeaderStream {
     }
 
     async fn report_for_ever(&mut self) -> AgentEnds {
-        // Another agent shares the GPUs until then, and speaks for the node.
+        // Until then, another agent shares the GPUs and reports the node.
         if self.progress.wait_for(|progress| *progress == Progress::Shares).await.is_err() {
             return AgentEnds;
         }
         let (mut search, mut reported) = (LeaderSearch::new(self.settings.address.as_str().into()), true);
-        // When there was a leader last.
+        // The last time when there was a leader.
         let mut led = None::<Instant>;
         loop {
             let address = Arc::clone(search.address());
@@ -113,7 +115,7 @@ impl LeaderStream {
                 Ok(StreamEnd::Failed(why)) => {
                     if std::mem::replace(&mut reported, false) {
                         let advice =
-                            "the extender judges this node by the API server alone; tried again with growing pauses";
+                            "the extender knows this node only from the API server; retrying with growing pauses";
                         tracing::warn!(
                             address = &*address,
                             why,
@@ -129,7 +131,7 @@ impl LeaderStream {
         }
     }
 
-    /// One stream, from its begin to its end.
+    /// One stream, from its start to its end.
     async fn once(&mut self, address: &Arc<str>) -> Result<StreamEnd, AgentEnds> {
         let opened = match OwnToken::read(&self.settings.token_file).await {
             Ok(token) => open(&self.settings, address, token).await,
@@ -141,7 +143,7 @@ impl LeaderStream {
         };
         let (mut pace, mut view, mut heard) = (ReportPace::default(), None::<LeaderView>, Instant::now());
         let mut looks = stream.token.next_look();
-        // The stream before and what it has sent, until the first message of the one that replaces it.
+        // The previous stream and the report state of it, until the first message of the stream that replaces it.
         let mut replaced = None;
         'stream: loop {
             let end = 'turn: {
@@ -153,7 +155,8 @@ impl LeaderStream {
                     self.judge(view);
                 }
                 tokio::select! {
-                    // What the extender has said while something else was waited for comes before the end by its silence.
+                    // A message that arrived while the loop waited for something else is read before the stream ends
+                    // because of silence.
                     biased;
                     answer = stream.messages.next() => {
                         heard = Instant::now();
@@ -171,7 +174,7 @@ impl LeaderStream {
                     () = sleep_until(waits) => {}
                     () = sleep_until(looks) => {
                         if let Some(newer) = self.renewed(&stream.token, address).await {
-                            // The new stream begins with everything.
+                            // The new stream starts with a full report.
                             replaced = Some((std::mem::replace(&mut stream, newer), std::mem::take(&mut pace)));
                         }
                         looks = stream.token.next_look();
@@ -179,32 +182,32 @@ impl LeaderStream {
                 }
                 continue 'stream;
             };
-            // The new one was refused, or has reached an extender that does not lead.
+            // The new stream was refused, or has reached an extender that does not lead.
             let Some(before) = replaced.take() else { return Ok(end) };
-            tracing::debug!(%address, "the new stream was refused; the one before it goes on");
+            tracing::debug!(%address, "the new stream was refused; the previous stream continues");
             ((stream, pace), heard) = (before, Instant::now());
             looks = stream.token.next_look();
         }
     }
 
-    /// A stream with a newer token, if there is one. The old stream serves as long as its token counts, so that the node
-    /// never seems to be without its agent.
+    /// A stream with a newer token, if there is one. The old stream is used while its token is valid, so that the
+    /// extender never sees the node without its agent.
     async fn renewed(&self, token: &OwnToken, address: &Arc<str>) -> Option<Opened> {
         let newer = OwnToken::read(&self.settings.token_file).await;
         let newer = newer.ok().filter(|newer| newer.text != token.text)?;
         match open(&self.settings, address, newer).await {
             Ok(opened) => {
-                tracing::debug!(%address, "the stream to the extender at {address} goes on with a newer token");
+                tracing::debug!(%address, "the stream to the extender at {address} continues with a newer token");
                 Some(opened)
             }
             Err(why) => {
-                tracing::info!(%address, why, "cannot renew the stream to the extender at {address}: {why}; tried again");
+                tracing::info!(%address, why, "cannot renew the stream to the extender at {address}: {why}; retrying");
                 None
             }
         }
     }
 
-    /// Takes in a message of the extender.
+    /// Processes a message of the extender.
     fn hear(
         &self,
         answer: Result<Option<LeaderMessage>, MessageError>,
@@ -214,7 +217,7 @@ impl LeaderStream {
         let said = match answer {
             Ok(Some(LeaderMessage { end: Some(end), leader, .. })) if leader.is_empty() => Err(end.text),
             Ok(Some(said)) => convert::leader_view(said).map_err(|why| why.to_string()),
-            Ok(None) => Err("the extender has ended it".to_owned()),
+            Ok(None) => Err("the extender has ended the stream".to_owned()),
             Err(why) => Err(why.to_string()),
         };
         let said = said.map_err(|why| ended(!first, why))?;
@@ -228,7 +231,7 @@ impl LeaderStream {
         Ok(said)
     }
 
-    /// How a stream has ended to which nothing can be sent: by its last message, if one is there.
+    /// The reason why a stream ended to which nothing can be sent any more: its last message, if one has arrived.
     async fn last_word(&self, why: String, messages: &mut AgentStream, first: bool, address: &Arc<str>) -> StreamEnd {
         let last = async {
             loop {
@@ -240,7 +243,7 @@ impl LeaderStream {
         timeout(LAST_WORD, last).await.unwrap_or_else(|_| ended(!first, why))
     }
 
-    /// Sends the message that is due, if one is, and returns when to look again at the latest.
+    /// Sends the message that is due, if one is due, and returns the latest time of the next check.
     async fn send(
         &mut self,
         pace: &mut ReportPace,
@@ -257,13 +260,13 @@ impl LeaderStream {
             match timeout(BEGINS_WITHIN, messages.send(&convert::from_agent(&message))).await {
                 Ok(Ok(())) => {}
                 Ok(Err(why)) => return Ok(Err(why.to_string())),
-                Err(_) => return Ok(Err("the extender does not read it".to_owned())),
+                Err(_) => return Ok(Err("the extender does not read the stream".to_owned())),
             }
         }
         Ok(Ok(Instant::now() + next.unwrap_or(now).since(now).clamp(Duration::from_millis(10), REPORT_MOST)))
     }
 
-    /// Whether the agent may leave, by what the leader has said last and by the newest stages.
+    /// Decides whether the agent may leave, by the leader's last message and the newest stages.
     fn judge(&self, view: &LeaderView) {
         let state = if view.leaving {
             let stages = self.stages.borrow();
@@ -279,15 +282,15 @@ impl LeaderStream {
     }
 }
 
-/// A stream that has ended for this reason.
+/// The end of a stream, for this reason.
 fn ended(worked: bool, why: String) -> StreamEnd {
     if worked { StreamEnd::Broken(why) } else { StreamEnd::Failed(why) }
 }
 
-/// The own token, as it is in its file at this moment.
+/// This agent's token, as it is in its file now.
 struct OwnToken {
     text: String,
-    /// When it expires, in Unix seconds; `None` if it does not say so.
+    /// When it expires, in Unix seconds; `None` if the token does not say it.
     expires: Option<u64>,
 }
 
@@ -298,7 +301,7 @@ impl OwnToken {
         Ok(OwnToken { text, expires })
     }
 
-    /// When to look whether there is a newer one.
+    /// When to check whether there is a newer token.
     fn next_look(&self) -> Instant {
         let now = clock::now().wall.0 / 1_000_000;
         let left = self.expires.map(|expires| Duration::from_secs(expires.saturating_sub(now)));

@@ -75,19 +75,19 @@ use std::time::Duration;
 use tokio::sync::{Notify, mpsc, watch};
 
 /// Workers of the Tokio runtime. At most one of them blocks on disk I/O ([`effects::plugin::OneAtDisk`]), while the
-/// other runs the node task and the watchdog. The ports have a thread of their own ([`servers::ports`]).
+/// other runs the node task and the watchdog. The ports have their own thread ([`servers::ports`]).
 const WORKERS: usize = 2;
 /// Threads for blocking work: few are enough, because files are read rarely.
 const BLOCKING: usize = 4;
 
-/// Runs the agent until it must stop; on SIGHUP `read_again` reads its settings. An error at the start goes to the log.
+/// Runs the agent until it must stop; on SIGHUP `read_again` reads its settings. An error at the start is logged.
 pub fn run(settings: AgentSettings, read_again: ReadAgain, telemetry: Telemetry) -> Exit {
     lifecycle::outcome(start(settings, read_again, telemetry))
 }
 
 fn start(settings: AgentSettings, read_again: ReadAgain, telemetry: Telemetry) -> Result<Exit, StartError> {
     pprof::set_heap_sampling(settings.admin.profiling);
-    // The sampler keeps files open as far as the limit allows. A limit that cannot be raised costs it time only.
+    // The sampler keeps files open up to the limit. If the limit cannot be raised, the sampler only takes more time.
     let _ = serve::open_files::raise_limit();
     let name = node_name(&settings)?;
     let hosts = AllowedHosts::new(settings.allowed_hosts.iter().map(String::as_str).chain([name.as_str()]));
@@ -121,7 +121,7 @@ fn start(settings: AgentSettings, read_again: ReadAgain, telemetry: Telemetry) -
         }
         Ok(agent.run(requests, reload, &telemetry, drain).await)
     });
-    // A thread that hangs in a driver must not keep the process.
+    // A thread that hangs in a driver must not keep the process alive.
     runtime.shutdown_background();
     exit
 }
@@ -143,7 +143,7 @@ struct Agent {
     driver: DriverRelease,
     /// The progress of the start of sharing.
     progress: watch::Sender<Progress>,
-    /// How the agent leaves an extender to which it reports.
+    /// How the agent ends if it reports to an extender.
     departure: Option<Departure>,
 }
 
@@ -246,7 +246,7 @@ impl Agent {
     }
 }
 
-/// Removes the file in which earlier releases kept GPU time and energy of pods. These counters begin at 0 now.
+/// Removes the file in which earlier releases kept GPU time and energy of pods. These counters start at 0 now.
 fn remove_old_tallies(state_dir: &Path) {
     let file = StateFile::new(state_dir, "tallies.json");
     file.sweep();
@@ -255,7 +255,7 @@ fn remove_old_tallies(state_dir: &Path) {
     }
 }
 
-/// What the agent does on signals, and why it ends by itself.
+/// How the agent reacts to signals, and why it ends on its own.
 struct Live {
     reload: Reload,
     level: Arc<Level>,
@@ -268,7 +268,7 @@ struct Live {
 impl Mode for Live {
     fn reload(&mut self) {
         self.reload.reload(&self.level);
-        // The certificates are separate files: they are read again even if the configuration has a mistake.
+        // The certificates are separate files: they are read again even if the configuration has an error.
         self.certificates.iter().for_each(|certificates| certificates.read_again());
     }
 

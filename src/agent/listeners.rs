@@ -1,4 +1,5 @@
-//! The listeners. The agent binds every address before it announces anything, so that it reports a port in use at once.
+//! The listeners. The agent binds every address before it announces anything, so that a port that is in use is
+//! reported at once.
 
 use super::settings::AgentSettings;
 use serve::exit::Exit;
@@ -54,7 +55,7 @@ impl Listeners {
         Ok(Listeners { http, admin: admin.transpose()? })
     }
 
-    /// The address of the metrics. If the setting has port 0, it has the port that the kernel chose.
+    /// The address of the metrics. If the setting has port 0, it contains the port that the kernel chose.
     pub(crate) fn metrics(&self) -> String {
         shown(&self.http)
     }

@@ -1,4 +1,4 @@
-//! The one task that holds the node's state: it applies observations, publishes the view and sends heartbeats to the
+//! The task that holds the node's state: it applies observations, publishes the view and sends heartbeats to the
 //! service manager.
 
 use super::clear_incident::ClearIncident;
@@ -18,9 +18,9 @@ use tokio::sync::{Notify, mpsc, watch};
 use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
 
-/// The time from a pass over cgroups to the view. All observations of the same pass arrive within it.
+/// The time from a pass over cgroups to the view. All observations of the same pass arrive within this time.
 const SETTLE: Duration = Duration::from_millis(50);
-/// After this time the agent reports to the service manager that it is up, even if a first reading still hangs.
+/// After this time the agent reports to the service manager that it runs, even if a first reading still hangs.
 const ANNOUNCE_WITHIN: Duration = Duration::from_secs(20);
 /// Observations that are applied before the timers are checked again.
 const BATCH: usize = 64;
@@ -52,7 +52,7 @@ pub(crate) struct NodeTask {
     pub ready: watch::Sender<Result<(), Arc<str>>>,
     /// The time between two passes of the sampler.
     pub period: Duration,
-    /// The repeated log lines, whose counts the task logs.
+    /// The counts of repeated log lines, which the task logs.
     pub repeats: Repeats,
 }
 

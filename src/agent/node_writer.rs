@@ -35,7 +35,7 @@ use wire::{annotation_keys, cordon, register};
 pub(crate) struct Announcing {
     /// The device configuration: slots and scaling of GPUs.
     pub config: DeviceConfig,
-    /// The number of slots for GPUs of single models.
+    /// The number of slots for GPUs of certain models.
     pub split_counts: Vec<(String, u32)>,
     /// The format of the register annotation.
     pub format: RegisterFormat,
@@ -43,7 +43,7 @@ pub(crate) struct Announcing {
     pub handshakes: bool,
     /// Whether labels are written.
     pub labelling: Labelling,
-    /// How long the node must have no GPU before the agent removes what it wrote about GPUs.
+    /// How long the node must be without a GPU before the agent removes what it wrote about GPUs.
     pub quiet: Duration,
     /// The newest view of the node.
     pub view: watch::Receiver<Arc<NodeView>>,
@@ -68,7 +68,7 @@ impl Announcing {
                 let known = register.is_some();
                 let are_gone = gpus_gone.is(none_left(&self.view.borrow()), clock::monotonic());
                 if are_gone {
-                    // A GPU that appears later is announced as after a start of the agent.
+                    // A GPU that appears later is announced in the same way as after a start of the agent.
                     announce = Announcer::new(self.handshakes);
                 } else {
                     announce.set_register(register);
@@ -89,7 +89,7 @@ impl Announcing {
                 }
                 tokio::select! {
                     () = tokio::time::sleep(next_read(fraction())) => {}
-                    // After the start, announce the GPUs as soon as they are known: schedulers wait for them.
+                    // After the start, announce the GPUs as soon as they are known: schedulers wait for this.
                     Ok(_) = self.view.wait_for(answered), if !known => {}
                 }
             }
@@ -114,16 +114,16 @@ impl Announcing {
                 announce.written(&write, clock::now());
             }
             Err(error) => {
-                // Log the first failure only. The next success is logged too.
+                // Log only the first failure. The next success is logged too.
                 if !std::mem::replace(refused, true) {
-                    tracing::warn!(%error, "cannot write on this node's Node: schedulers do not learn of its GPUs");
+                    tracing::warn!(%error, "cannot write on this node's Node: schedulers do not see its GPUs");
                 }
                 announce.failed(clock::now());
             }
         }
     }
 
-    /// Removes what the agent wrote on its Node, because no GPU is left. Tries again at the next reading of the Node.
+    /// Removes what the agent wrote on its Node, because no GPU is left. Retries at the next reading of the Node.
     async fn clean(&self, seen: &NodeObject, refused: &mut bool) {
         let ours = Ours::on(seen);
         if ours.is_empty() {
@@ -144,7 +144,7 @@ impl Announcing {
         }
     }
 
-    /// Writes the labels that do not fit the GPUs. Tries again at the next reading of the Node.
+    /// Writes the labels that do not match the GPUs. Retries at the next reading of the Node.
     async fn label(&self, seen: &NodeObject, label_failed: &mut bool) {
         let desired = {
             let view = self.view.borrow();
@@ -171,7 +171,8 @@ impl Announcing {
         }
     }
 
-    /// The register annotation. `None` before the first answer about GPUs, which does not mean that the node has none.
+    /// The register annotation. `None` before the first answer about GPUs: at that time it is not known whether the
+    /// node has GPUs.
     fn register(&mut self) -> Option<Arc<str>> {
         let view = Arc::clone(&self.view.borrow_and_update());
         if !answered(&view) {
@@ -213,7 +214,7 @@ struct Cordon {
 
 impl Cordon {
     /// The cordoned GPUs, if the annotation has changed. A text that cannot be parsed changes nothing: a typing error
-    /// must not give a GPU to containers that an operator keeps free.
+    /// must not give containers a GPU that an operator keeps free.
     fn changed(&mut self, text: Option<&str>) -> Option<BTreeSet<GpuUuid>> {
         if self.text.as_deref() == text {
             return None;
@@ -271,7 +272,7 @@ fn log_written(write: &AnnouncementWrite, refused: &mut bool) {
 /// A random number between 0 and 1.
 fn fraction() -> f64 {
     let mut bytes = [0; 4];
-    // Without random bytes all nodes write at the same time, which is not an error.
+    // Without random bytes all nodes write at the same time, which is acceptable.
     let _ = rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty());
     f64::from(u32::from_ne_bytes(bytes)) / f64::from(u32::MAX)
 }

@@ -1,5 +1,5 @@
-//! The inputs of the servers of the open port, the admin port and the usage socket: the open listeners, and the host
-//! names, tokens and certificates against which callers are checked. This module opens and serves nothing.
+//! The inputs of the servers of the open port, the admin port and the usage socket: the bound listeners, and the host
+//! names, tokens and certificates by which callers are checked. This module opens and serves nothing.
 
 use super::clear_incident::{self, ClearIncident};
 use super::driver_release::DriverRelease;

@@ -1,5 +1,5 @@
-//! Prepares what the agent's tasks need: the name of the node, the connection to the API server and the usage socket. Logs
-//! the line that announces the start.
+//! Prepares the inputs of the agent's tasks: the name of the node, the connection to the API server and the usage
+//! socket. Logs the line that announces the start.
 
 use super::addresses::Addresses;
 use super::listeners::Listeners;
@@ -23,7 +23,7 @@ pub(super) async fn connect(settings: &AgentSettings) -> Result<Option<ApiConnec
 }
 
 /// Opens the usage socket. If another program serves it, the start fails, unless that program is the agent that this
-/// one replaces: an upgrade starts the new agent first.
+/// agent replaces: an upgrade starts the new agent first.
 pub(super) async fn open_usage(
     settings: &AgentSettings,
     name: &NodeName,
@@ -41,8 +41,8 @@ pub(super) async fn open_usage(
     Ok(Some((path, opened)))
 }
 
-/// Writes the addresses of the agent to a file for scripts, and then logs them, so that who has read the line finds the
-/// file.
+/// Writes the agent's addresses to a file for scripts, and only then logs them, so that the file exists when a reader
+/// sees the line.
 pub(super) fn announce(settings: &AgentSettings, name: &NodeName, listeners: &Listeners, operator: &str) -> Addresses {
     let usage = settings.usage_socket.as_ref().map_or_else(|| "none".into(), |path| path.display().to_string());
     let (version, pid, metrics, admin) = (version(), std::process::id(), listeners.metrics(), listeners.admin());

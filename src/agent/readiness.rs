@@ -16,9 +16,9 @@ use std::sync::Arc;
 pub(crate) enum Progress {
     /// The start has begun. It is not known yet whether another agent shares the GPUs of this node.
     Begins,
-    /// Another agent shares the GPUs. This agent waits for its end.
+    /// Another agent shares the GPUs. This agent waits for it to end.
     Follows {
-        /// Whether this agent has prepared everything, so that the other one may end.
+        /// Whether this agent has prepared everything, so that the other agent may end.
         prepared: bool,
     },
     /// The agent shares the GPUs, or runs without sharing.
@@ -31,16 +31,17 @@ pub(crate) enum Progress {
 pub(crate) struct Readiness {
     cgroups: bool,
     gpus: bool,
-    /// `None` if readiness does not wait for the list.
+    /// Whether the list has arrived; `None` if readiness does not wait for it.
     pods: Option<bool>,
     hanging: bool,
     events_hang: bool,
     events_fail: bool,
-    /// Why there is no CDI, so that no GPU is offered; `None` while pods of an earlier release still run without it.
+    /// Why CDI is not supported, so that no GPU is offered; `None` while pods of an earlier release still run without
+    /// CDI.
     without_cdi: Option<Arc<str>>,
     /// The reason why the usage socket is not served; `None` if it is served.
     pub usage: Option<Arc<str>>,
-    /// An agent that has prepared to follow another one is ready: an upgrade then ends the other one.
+    /// An agent that is prepared to take over from another agent is ready: an upgrade then ends the other agent.
     pub progress: Progress,
 }
 

@@ -11,9 +11,9 @@ use model::driver_hold::DriverHold;
 use std::time::Duration;
 use tokio::time::timeout;
 
-/// Longest release. It bounds a release that an operator forgets to end; a longer one needs another PUT.
+/// Longest release. It limits a release that an operator forgets to end; a longer release needs another PUT.
 pub(super) const LONGEST: Duration = Duration::from_secs(600);
-/// How long a request waits for the release. A wait for NVML events ends within a second, an NVML call within some
+/// How long a request waits for the release. A wait for NVML events ends within a second, an NVML call within a few
 /// seconds.
 const RELEASES_WITHIN: Duration = Duration::from_secs(10);
 

@@ -1,4 +1,4 @@
-//! Takes over settings that change while the agent runs: those that are read again on SIGHUP.
+//! Applies settings that can change while the agent runs: they are read again on SIGHUP.
 
 use super::settings::{LiveSettings, ReadAgain};
 use effects::http;
@@ -9,7 +9,7 @@ use serve::server::certificate::Certificates;
 use std::sync::Arc;
 use tokio::sync::watch;
 
-/// The settings that can change, and who follows them.
+/// The settings that can change, and where changes are sent.
 pub(crate) struct Reload {
     read_again: ReadAgain,
     live: LiveSettings,
@@ -17,19 +17,19 @@ pub(crate) struct Reload {
     http: watch::Sender<http::Settings>,
 }
 
-/// What the HTTP server keeps while its settings change.
+/// The settings of the HTTP server that do not change on SIGHUP.
 #[derive(Clone, Debug)]
 pub(crate) struct PortAccess {
     /// Accepted `Host` names.
     pub hosts: AllowedHosts,
-    /// Certificates for HTTPS. Their files are read again; which files they are needs a restart to change.
+    /// Certificates for HTTPS. Their files are read again; a change of the paths needs a restart.
     pub certificates: Option<Arc<Certificates>>,
 }
 
 /// The settings of the HTTP server.
 ///
 /// # Errors
-/// What is wrong with the token's file, as a sentence.
+/// The error in the token file, as a sentence.
 pub(crate) fn http_settings(live: &LiveSettings, access: PortAccess) -> Result<http::Settings, String> {
     let api_token = live.api_token_file.as_deref().map(|path| token("API", path)).transpose()?;
     let PortAccess { hosts, certificates } = access;
@@ -37,7 +37,7 @@ pub(crate) fn http_settings(live: &LiveSettings, access: PortAccess) -> Result<h
 }
 
 impl Reload {
-    /// Starts from the settings of the start; `http` takes new settings to the HTTP server.
+    /// Starts from the settings of the start; `http` passes new settings to the HTTP server.
     pub(crate) fn new(
         read_again: ReadAgain,
         live: LiveSettings,
@@ -47,7 +47,7 @@ impl Reload {
         Reload { read_again, live, access, http }
     }
 
-    /// Reads the settings again, and takes them over.
+    /// Reads the settings again, and applies them.
     pub(crate) fn reload(&mut self, level: &Level) {
         let Reload { read_again, live, access, http } = self;
         read_again(&mut |new| {

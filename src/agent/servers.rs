@@ -24,7 +24,7 @@ const FOLLOWS: Duration = Duration::from_millis(200);
 /// How long the previous agent may keep the socket after this agent's turn has come.
 const ENDS_WITHIN: Duration = Duration::from_secs(10);
 
-/// Number of threads for blocking work of the ports. Profiles and the lookup of symbol names have threads of their own.
+/// Number of threads for blocking work of the ports. Profiles and the lookup of symbol names have their own threads.
 const BLOCKING: usize = 2;
 /// Stack size of the ports' thread, the same as in the other runtime.
 const STACK: usize = 1024 * 1024;
@@ -40,8 +40,8 @@ pub(crate) struct Shown {
     pub stop: CancellationToken,
 }
 
-/// Serves the HTTP port and the admin port on one thread with its own runtime: clients that keep it busy, with scrapes,
-/// TLS handshakes or invalid requests, do not slow down kubelet's calls, the node task or the watchdog.
+/// Serves the HTTP port and the admin port on one thread with its own runtime: clients that keep it busy, with
+/// scrapes, TLS handshakes or invalid requests, do not slow down the kubelet's calls, the node task or the watchdog.
 ///
 /// # Errors
 /// If the thread cannot be started, or a port cannot be used.
@@ -74,7 +74,7 @@ pub(crate) async fn ports(
     end.await.unwrap_or_else(|_| Err(std::io::Error::other("the thread of the ports panicked")))
 }
 
-/// Keeps the certificates of both ports fresh, for ever.
+/// Reloads the certificates of both ports, forever.
 async fn fresh([http, admin]: [Option<Arc<Certificates>>; 2]) -> Infallible {
     let keep = async |certificates: Option<Arc<Certificates>>| match certificates {
         Some(certificates) => certificates.keep_fresh().await,
@@ -106,9 +106,9 @@ pub(crate) async fn http(
     }
 }
 
-/// Serves the usage socket. If it cannot be opened (read-only root, full disk), the log has an error line and `/readyz`
-/// a reason, and the task tries again; metrics continue. While the previous agent serves the socket, the task waits for
-/// its end.
+/// Serves the usage socket. If it cannot be opened (read-only root, full disk), the task logs an error, `/readyz`
+/// gives the reason, and the task retries; metrics continue. While the previous agent serves the socket, the task
+/// waits for it to end.
 ///
 /// # Errors
 /// If an open socket cannot be used any more.

@@ -1,5 +1,5 @@
-//! What an agent is told at its start, and what it can be told while it runs. This file knows no flag, no variable and no
-//! file: whoever starts the agent fills it.
+//! The settings of an agent: those of its start, and those that can change while it runs. This file knows no flag, no
+//! environment variable and no file: the program that starts the agent fills in the settings.
 
 use decide::health::HealthPolicy;
 use decide::labels::Labelling;
@@ -27,7 +27,7 @@ pub struct AgentSettings {
     pub node_name: Option<NodeName>,
     /// `None`: search the usual places, unless standalone.
     pub kubeconfig: Option<PathBuf>,
-    /// The folder of what outlives the process.
+    /// The folder for files that outlive the process.
     pub state_dir: PathBuf,
     /// How long open requests may take at a stop.
     pub drain_timeout: Duration,
@@ -41,32 +41,32 @@ pub struct AgentSettings {
     pub names: sources::names::Settings,
     /// How GPUs are shared among pods.
     pub sharing: SharingSettings,
-    /// How the agent reports to the extenders; `None` where it does not.
+    /// How the agent reports to the extenders; `None` if it does not report.
     pub report: Option<ReportSettings>,
     /// The address of the port.
     pub listen: SocketAddr,
     /// The admin port.
     pub admin: AdminSettings,
-    /// The unix socket of the usage stream; `None` without.
+    /// The unix socket of the usage stream; `None` if there is none.
     pub usage_socket: Option<PathBuf>,
-    /// Accepted `Host` names beside the own ones.
+    /// Accepted `Host` names in addition to the node's own.
     pub allowed_hosts: Vec<String>,
-    /// Certificates with which the port for metrics and API serves HTTPS.
+    /// Certificates for HTTPS on the port for metrics and API.
     pub tls: Option<Tls>,
-    /// Where the log goes, and in which form.
+    /// The destination and the format of the log.
     pub log_format: LogFormat,
     /// The settings that SIGHUP may change.
     pub live: LiveSettings,
 }
 
-/// What the threads read that measure this machine and its GPUs, and how often.
+/// What the source threads read from this machine and its GPUs, and how often.
 #[derive(Clone, Debug)]
 pub struct SourceSettings {
     /// Where the readings of GPUs come from.
     pub gpus: Gpus,
-    /// `None`: ask the dynamic linker.
+    /// `None`: the dynamic linker finds it.
     pub nvml_library: Option<PathBuf>,
-    /// The kernel log; `None` without.
+    /// The kernel log; `None` if it is not read.
     pub kernel_log: Option<PathBuf>,
     /// The roots of the file trees of the kernel.
     pub roots: HostRoots,
@@ -78,23 +78,23 @@ pub struct SourceSettings {
     pub process_period: Duration,
 }
 
-/// The settings of sharing. Where not noted otherwise, `None` means the value of the device configuration, else its
-/// default. It has one field for each setting.
+/// The settings of sharing. If not noted otherwise, `None` means the value of the device configuration, and if that
+/// has none, its default. The struct has one field for each setting.
 #[derive(Clone, Debug)]
 pub struct SharingSettings {
     /// Slots of each GPU.
     pub split_count: Option<u32>,
-    /// Slots of the GPUs of a model.
+    /// Slots of the GPUs of certain models.
     pub split_counts: Vec<(String, u32)>,
-    /// Memory that is offered, as a multiple of what is there.
+    /// Memory that is offered, as a multiple of the memory that exists.
     pub memory_scaling: Option<DeviceScaling>,
-    /// Cores that are offered, as a multiple of what is there.
+    /// Cores that are offered, as a multiple of the cores that exist.
     pub core_scaling: Option<DeviceScaling>,
     /// Names of the resources.
     pub resources: ResourceOverrides,
     /// HAMi's device configuration.
     pub device_config: Option<PathBuf>,
-    /// What a pod without a claim gets.
+    /// The default of a pod without a claim.
     pub without_claim: decide::allocator::WithoutClaim,
     /// Whether a container may have two slots of one GPU.
     pub same_gpu_twice: bool,
@@ -104,7 +104,7 @@ pub struct SharingSettings {
     pub host_cdi_dirs: Vec<PathBuf>,
     /// The library that enforces limits in a container.
     pub limiter_library: Option<PathBuf>,
-    /// Most bytes that a pod may write to its files.
+    /// Maximum number of bytes that a pod may write to its files.
     pub pod_files_limit: Bytes,
     /// Whether pods that use more memory than they claim are evicted.
     pub evict_over_use: bool,
@@ -124,7 +124,7 @@ pub struct SharingSettings {
     pub dev_root_mount: Option<PathBuf>,
 }
 
-/// Takes over settings that were read again. With an error the agent keeps those that it has.
+/// Applies settings that were read again. On an error the agent keeps the settings that it has.
 pub type TakeOver<'a> = &'a mut dyn FnMut(LiveSettings) -> Result<(), String>;
 
 /// Reads the settings again after SIGHUP, and passes them on if they are valid.
@@ -137,7 +137,7 @@ pub struct LiveSettings {
     pub verbosity: Verbosity,
     /// The foreign metric names of `/metrics`.
     pub sets: MetricSets,
-    /// The file of the token for `/api/v1`; `None`: callers on this machine only.
+    /// The file of the token for `/api/v1`; `None`: only callers on this machine get an answer.
     pub api_token_file: Option<PathBuf>,
 }
 
@@ -146,9 +146,9 @@ pub struct LiveSettings {
 pub struct ReportSettings {
     /// The Service of the extenders.
     pub address: String,
-    /// The certificates of their authority.
+    /// The CA certificates of the extenders.
     pub ca_file: PathBuf,
-    /// The own token.
+    /// The file of this agent's token.
     pub token_file: PathBuf,
 }
 
@@ -178,7 +178,8 @@ pub enum Topology {
 }
 
 impl Topology {
-    /// Whether a policy of the topology manager, by kubelet's name, aligns devices; `None` for another word.
+    /// Whether a policy of the topology manager, by the kubelet's name for it, aligns devices; `None` for an unknown
+    /// name.
     pub fn of_policy(name: &str) -> Option<Topology> {
         match name {
             "none" => Some(Topology::None),

@@ -1,5 +1,5 @@
-//! Starts the threads of the sources, and watches those that must not end: a panic ends only its own thread, and
-//! without the watch its readings would be missing without an error.
+//! Starts the threads of the sources, and watches those that must not end: a panic ends only its own thread, and if
+//! the thread were not watched, its readings would be missing without an error.
 
 use super::settings::{Gpus, SourceSettings};
 use model::id::NodeName;
@@ -14,7 +14,7 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-/// Ends within a second after the thread has ended, with an error if it panicked.
+/// Returns within a second after the thread has ended, with an error if it panicked.
 pub(super) async fn await_end(thread: JoinHandle<()>, stop: CancellationToken) -> std::io::Result<()> {
     while !thread.is_finished() {
         tokio::select! {

@@ -144,7 +144,7 @@ fn check_long_outage(bed: &Bed, agent: Agent, later: &GatedPod<'_>, fleet: &mut 
     let before = Bed::registrations(&agent);
     bed.part("kill", "kubelet");
     bed.cluster.part("start", "apiserver");
-    agent.logs("the claim of this pod is not written on it yet");
+    agent.logs("this pod's claim is not in its annotation yet");
     assert_eq!(later.claim().matches("NVIDIA").count(), 1);
     assert_eq!(deliveries(&agent), 0, "no other start");
     // The kubelet admits every pod of its node again, and knows no plugin for a second or two. A pod that comes later

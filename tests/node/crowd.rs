@@ -87,11 +87,11 @@ fn five_thousand_containers_are_shown_and_what_is_beyond_the_bound_is_counted() 
     eventually("what is left out", SOON, || {
         (values_of("/metrics", "gpu_steward_left_out{what=\"cgroups\"}") == [beyond]).then_some(())
     });
-    agent.logs("more than can be kept");
+    agent.logs("too many to keep");
     assert_eq!(agent.get("/readyz").status, 200);
     let ended = agent.terminate();
     assert_eq!(ended.status.code(), Some(0), "{}", ended.log);
     // Promise 14: the longest time of a drain.
     assert!(ended.took < Duration::from_secs(5), "{:?}", ended.took);
-    assert_eq!(ended.log.matches("more than can be kept").count(), 1, "logged once: {}", ended.log);
+    assert_eq!(ended.log.matches("too many to keep").count(), 1, "logged once: {}", ended.log);
 }

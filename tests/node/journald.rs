@@ -111,7 +111,7 @@ fn the_message_field_alone_says_what_failed_why_and_what_to_do() {
 fn the_format_auto_is_the_journal_if_stderr_is_connected_to_it() {
     let folder = tempfile::tempdir().unwrap();
     let (entries, stderr) =
-        journal(folder.path(), &["--gpus", "none", "--kernel-log", "none"], "GPUs are not looked for", || {});
+        journal(folder.path(), &["--gpus", "none", "--kernel-log", "none"], "GPU detection is off", || {});
     assert_eq!(stderr, "", "nothing is logged twice");
     assert_eq!(entry(&entries, "gpu-steward agent started")["PRIORITY"], "6");
 }

@@ -321,7 +321,7 @@ fn without_the_right_to_list_pods_the_agent_is_not_ready_and_says_what_to_do() {
     let ready = node.agent.get("/readyz");
     assert_eq!(ready.status, 503);
     assert!(ready.text().contains("first list of pods"), "{}", ready.text());
-    assert_eq!(node.agent.get("/metrics").status, 200, "all else goes on");
+    assert_eq!(node.agent.get("/metrics").status, 200, "everything else continues");
     node.server.fault(ApiServerFault::None);
     eventually("ready", SOON, || (node.agent.get("/readyz").status == 200).then_some(()));
 }

@@ -25,7 +25,7 @@ impl std::fmt::Display for SecondAgent {
         if let Some(pid) = self.pid {
             write!(f, " (process {pid})")?;
         }
-        f.write_str("; stop it, or, where this one is to follow it, give both the same --state-dir")
+        f.write_str("; stop it, or give both agents the same --state-dir so that this one takes over")
     }
 }
 

@@ -43,7 +43,7 @@ impl ServedSocket {
     pub(super) fn open(path: &Path, service: Service, routes: Routes) -> io::Result<ServedSocket> {
         let listener = socket::bind("device plugin socket", path)?;
         let file = SocketFile::of(&listener)
-            .ok_or_else(|| io::Error::other(format!("{} vanished as it was made", path.display())))?;
+            .ok_or_else(|| io::Error::other(format!("{} was removed while it was created", path.display())))?;
         let (counted, connections) = watch::channel(0);
         let incoming = UnixListenerStream::new(UnixListener::from_std(listener)?)
             .map(move |caller| caller.map(|caller| KubeletConnection::new(caller, &counted)));

@@ -66,7 +66,7 @@ fn an_agent_opens_its_node_when_it_is_registered_and_leaves_when_no_bound_pod_ha
     assert_eq!(extender.bind(&first, NODE), "");
     assert_eq!(bound_to(&server, "train-30"), NODE);
     agent.signal(libc::SIGTERM);
-    agent.logs("asked the extender to bind nothing more to this node");
+    agent.logs("asked the extender to bind no more pods to this node");
     let second = pod(&server, 31, 3000);
     eventually("a node that is closed", SOON, || extender.fits(&second, NODE).err());
     std::thread::sleep(Duration::from_secs(3));

@@ -100,7 +100,7 @@ fn an_agent_with_a_newer_token_renews_its_stream_before_the_old_one_ends() {
     let ended = |reason: &str| metric(&format!("stream_ends_total{{reason=\"{reason}\"}}"));
     assert_eq!((ended("token_expired"), ended("caller_gone")), (0, 0));
     assert_eq!(ended("replaced") + ended("closed"), 1);
-    assert!(agent.log().contains("goes on with a newer token"), "{}", agent.log());
+    assert!(agent.log().contains("continues with a newer token"), "{}", agent.log());
     assert!(!agent.log().contains("has ended"), "{}", agent.log());
 }
 
@@ -148,7 +148,9 @@ fn a_renewal_that_is_refused_or_meets_an_extender_that_follows_leaves_the_stream
     eventually("a renewed stream", SOON, || (metric("streams_opened_total") == 2).then_some(()));
     assert_eq!(leader.fits(&asks, NODE), Ok(()), "{}", agent.log());
     let log = agent.log();
-    for words in ["cannot renew the stream to the extender", "the new stream was refused; the one before it goes on"] {
+    for words in
+        ["cannot renew the stream to the extender", "the new stream was refused; the previous stream continues"]
+    {
         assert!(log.contains(words), "{words}: {log}");
     }
     assert!(!log.contains("has ended"), "{log}");
