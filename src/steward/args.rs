@@ -1,5 +1,5 @@
-//! Parses the command line. It checks the arguments only: `--help`, `--version` and `print-config` read nothing of the
-//! host except the configuration file.
+//! Parses the command line. It checks only the arguments: of the host, `--help`, `--version` and `print-config` read
+//! only the configuration file.
 
 use crate::print_config::Output;
 use crate::settings::layer::RawSettings;
@@ -22,7 +22,7 @@ pub(crate) enum Command {
     CleanNode(RawSettings, bool),
     /// Clear the incidents of this GPU, or of `all`, in the agent that runs here.
     ClearIncident(RawSettings, String),
-    /// Run the command, which was given in an old form, after this warning.
+    /// Run the command after this warning, because it was given in an old form.
     Renamed(Box<Command>, String),
     /// Watch a node in the terminal.
     Top(top::Settings),
@@ -32,7 +32,7 @@ pub(crate) enum Command {
     Extender(RawSettings),
     /// Show the settings.
     PrintConfig(RawSettings, Output),
-    /// Show a configuration with which kube-scheduler asks the extender.
+    /// Show a configuration with which kube-scheduler calls the extender.
     PrintScheduler(RawSettings),
     /// Show what the agent reports.
     Usage(RawSettings, usage::UsageOptions),
@@ -58,7 +58,7 @@ Examples:
   gpu-steward agent --standalone                          read this machine, serve http://localhost:9410/metrics
   gpu-steward agent --standalone --gpus simulated=A100:4  the same with simulated GPUs, marked as simulated
   gpu-steward extender --kubeconfig ~/.kube/config        place GPU pods for the kube-scheduler on this machine
-  gpu-steward usage --watch                               what the agent on this machine reports of its GPUs
+  gpu-steward usage --watch                               what the agent on this machine reports about its GPUs
   gpu-steward print-config -o yaml                        the effective settings, as a configuration file";
 
 const CLEAN_NODE_EXAMPLES: &str = "\
@@ -120,7 +120,7 @@ pub(crate) fn read(args: impl IntoIterator<Item = OsString>) -> Result<Command, 
     }
 }
 
-/// The command `agent`, or what its old flags stand for.
+/// The command `agent`, or the command that its old flags stand for.
 fn agent(sub: &ArgMatches) -> Command {
     let renamed = |command: Command, old: &str, new: String| {
         let warning = format!("`agent --{old}` will be removed in the next release; use `gpu-steward {new}`");
@@ -177,8 +177,8 @@ pub(crate) fn command() -> clap::Command {
                         .default_value(SETTINGS_OF)
                         .hide_possible_values(true)
                         .help(
-                            "settings, or kube-scheduler: a KubeSchedulerConfiguration whose profile gpu-steward asks the \
-                             extender with these settings",
+                            "settings, or kube-scheduler: a KubeSchedulerConfiguration with the profile \
+                             gpu-steward, which calls an extender with these settings",
                         ),
                 )
                 .arg(
@@ -217,9 +217,10 @@ fn clean_node() -> clap::Command {
     let command = clap::Command::new(CLEAN_NODE)
         .about("Remove from a Node the labels and annotations that its agent wrote")
         .long_about(
-            "Removes from a Node the labels and annotations that its agent wrote, and nothing else. Use it when gpu-steward leaves a node \
-             and its agent could not do so itself.\n\
-             Stop the agent of the node first, or it writes them again; then the command says so and ends with 69.",
+            "Removes from a Node the labels and annotations that its agent wrote, and nothing else. Use it when \
+             gpu-steward is removed from a node and its agent could not do this itself.\n\
+             Stop the agent of the node first. If the agent still runs and writes them again, the command reports \
+             this and exits with 69.",
         )
         .after_help(format!("{CLEAN_NODE_EXAMPLES}\n\n{}", exit::HELP))
         .arg(
@@ -271,8 +272,9 @@ fn extender() -> clap::Command {
     let command = clap::Command::new("extender")
         .about("Run the scheduler extender: it decides which GPUs each pod gets")
         .long_about(
-            "Runs the scheduler extender: kube-scheduler asks it which nodes fit a pod that requests GPUs, and lets it bind the pod. It \
-             chooses the GPUs, reserves them, and writes node and claim in one call. Of several extenders one leads, by a Lease.\n\
+            "Runs the scheduler extender: kube-scheduler asks it which nodes fit a pod that requests GPUs, and lets \
+             it bind the pod. It chooses the GPUs, reserves them, and writes node and claim in one call. If several \
+             extenders run, the holder of a Lease leads.\n\
              On SIGUSR1 and SIGUSR2 it makes the log more and less detailed.",
         )
         .after_help(format!("{EXTENDER_EXAMPLES}\n\n{SETTINGS}\n\n{}", exit::HELP));
@@ -310,7 +312,7 @@ fn flag(key: &'static Key) -> Arg {
     }
 }
 
-/// The flag of a setting that has gone: with or without a value, as it was.
+/// The flag of a removed setting: accepted with or without a value, as the setting was.
 fn removed_flag(row: &'static Removed) -> Arg {
     Arg::new(row.name).long(row.name).num_args(0..=1).default_missing_value("true").action(ArgAction::Set).hide(true)
 }
@@ -325,7 +327,7 @@ fn raw(matches: &ArgMatches) -> RawSettings {
     }
 }
 
-/// Keeps a value that is not UTF-8, with replacement characters: the setting that uses it refuses it later.
+/// Keeps a value that is not UTF-8, with replacement characters: it is refused when the setting is parsed.
 fn text(value: OsString) -> String {
     value.to_string_lossy().into_owned()
 }
@@ -387,7 +389,7 @@ mod tests {
         assert_eq!(raw.flags, expect.map(|(name, text)| (name, text.to_owned())).into());
     }
 
-    /// What the line stands for, and the warning where it has an old form.
+    /// The command that the line stands for, and the warning if it has an old form.
     fn operation(line: &str) -> Result<(String, Option<String>), clap::error::ErrorKind> {
         let (command, warning) = match read(line.split(' ').map(OsString::from)).map_err(|error| error.kind())? {
             Command::Renamed(command, warning) => (*command, Some(warning)),

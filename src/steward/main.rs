@@ -1,13 +1,13 @@
 //! `gpu-steward`: the program. It parses the command line and connects `sources`, `decide` and `effects`; it does
-//! nothing else itself.
+//! nothing else.
 //!
 //! ```text
 //!   main ─▶ args ─▶ settings ─▶ telemetry ─▶ agent: ports bound, sources started, one owner, servers ─▶ drain ─▶ exit
 //!                                            extender: followers, election, one owner, the port    ─▶ drain ─▶ exit
 //! ```
 //!
-//! What must never happen here: a decision (that is `decide`), a format (that is `wire`), a reading of the host outside
-//! `sources`.
+//! What must never happen here: a decision (this belongs in `decide`), a format (this belongs in `wire`), a reading
+//! of the host outside `sources`.
 
 mod jemalloc;
 mod settings;

@@ -1,5 +1,5 @@
 //! `print-config`: prints the effective settings, and where each value comes from; or a configuration with which
-//! kube-scheduler asks the extender.
+//! kube-scheduler calls the extender.
 
 use crate::settings::layer::{Origin, RawValue};
 use crate::settings::removed::IgnoredSetting;
@@ -20,7 +20,7 @@ pub(crate) enum Output {
     Yaml,
 }
 
-/// The settings in the given format, and what is set and has gone.
+/// The settings in the given format, and the removed settings that are still set.
 pub(crate) fn print(values: &BTreeMap<&'static str, RawValue>, ignored: &[IgnoredSetting], output: Output) -> String {
     let rows: Vec<(&Key, &RawValue)> = KEYS.iter().filter_map(|key| Some((key, values.get(key.name)?))).collect();
     match output {
@@ -30,10 +30,10 @@ pub(crate) fn print(values: &BTreeMap<&'static str, RawValue>, ignored: &[Ignore
     }
 }
 
-/// A configuration with which kube-scheduler asks the extender at this address about pods with these resources.
+/// A configuration with which kube-scheduler calls the extender at this address for pods with these resources.
 ///
-/// The number of GPUs is also counted by kube-scheduler, so that no pod is bound while the node's device plugin is away.
-/// The other resources exist in pods only.
+/// The number of GPUs is also counted by kube-scheduler, so that no pod is bound while the node's device plugin is
+/// not registered. The other resources exist only in pods.
 pub(crate) fn kube_scheduler(listen: SocketAddr, names: &ResourceNames) -> String {
     let mut address = listen;
     if address.ip().is_unspecified() {
@@ -51,9 +51,9 @@ profiles:
   - schedulerName: gpu-steward
 # The extender must see every node that could fit, not a sample.
 percentageOfNodesToScore: 100
-# An extender's answer may change with any event, so any event brings back every pod that was refused. With the default of 10 s,
-# hundreds of them slow the others down. A kube-scheduler from 1.33 on that has nothing else to do does not wait for this; pods whose
-# calls failed wait in any case.
+# Any event may change the extender's answer, so any event returns every refused pod to the queue. With the default of 10 s,
+# hundreds of refused pods slow the others down. Since 1.33, a kube-scheduler that has nothing else to do does not wait for
+# this time; pods whose calls failed always wait.
 podMaxBackoffSeconds: 60
 extenders:
   - urlPrefix: http://{address}
@@ -106,7 +106,7 @@ fn json(rows: &[(&Key, &RawValue)], ignored: &[IgnoredSetting]) -> String {
     format!("{:#}\n", serde_json::Value::Object(object))
 }
 
-/// Quotes every value as in JSON, which is valid YAML, so that YAML reads none as a number, a date or a comment.
+/// Quotes every value as in JSON, which is valid YAML, so that YAML reads no value as a number, a date or a comment.
 fn yaml(rows: &[(&Key, &RawValue)], ignored: &[IgnoredSetting]) -> String {
     let mut out = String::from("# gpu-steward's settings, with the origin of each value\n");
     for one in ignored {

@@ -58,13 +58,13 @@ pub(crate) fn run(command: Command) -> Exit {
         }),
         Command::Usage(raw, options) => usage::run(&raw, options),
         Command::Top(settings) => Ok(watch(&settings)),
-        // The parent process sees from the exit code that there is no answer, and reports it.
+        // The parent process sees from the exit code that there is no answer, and reports this.
         Command::Symbolize => Ok(pprof::run_child().map_or(Exit::Failure, |()| Exit::Ok)),
     };
     result.unwrap_or_else(|problems| report(&problems))
 }
 
-/// Starts the log, and names in it what is set and has gone.
+/// Starts the log, and logs a warning for each removed setting that is still set.
 fn started(format: LogFormat, verbosity: Verbosity, raw: &RawSettings) -> Telemetry {
     let telemetry = log::start(format, verbosity);
     raw.layer().ignored.iter().for_each(IgnoredSetting::warn);
@@ -74,7 +74,7 @@ fn started(format: LogFormat, verbosity: Verbosity, raw: &RawSettings) -> Teleme
 fn warn_of_unknown_variables(raw: &RawSettings) {
     for (variable, nearest) in raw.unknown_variables() {
         let meant = nearest.unwrap_or_default();
-        tracing::warn!(variable, meant, "an environment variable looks like a setting and is not one");
+        tracing::warn!(variable, meant, "an environment variable looks like a setting, but there is no such setting");
     }
 }
 

@@ -1,5 +1,5 @@
-//! Settings: merges flags, environment and configuration file, and parses the values. Of the host it reads the
-//! configuration file only.
+//! Settings: merges flags, environment and configuration file, and parses the values. Of the host, it reads only the
+//! configuration file.
 //!
 //! ```text
 //!   flags ─┐
@@ -60,7 +60,7 @@ pub(crate) fn read(values: &BTreeMap<&'static str, RawValue>) -> Result<AgentSet
 }
 
 impl Reader<'_> {
-    /// Parses every setting before it returns for the first one with a mistake, so that one run finds all mistakes.
+    /// Parses every setting before it returns for the first mistake, so that one run finds all mistakes.
     fn settings(&mut self) -> Option<AgentSettings> {
         let standalone = self.take("standalone", value::switch);
         let node_name = self.take("node-name", |text| {
@@ -250,7 +250,7 @@ mod tests {
             })
             .collect();
         assert_eq!(read, table::Key::of(table::Reader::Agent).map(|key| key.name).collect());
-        assert!(problems[0].to_string().contains("a fault of gpu-steward"), "{}", problems[0]);
+        assert!(problems[0].to_string().contains("a bug in gpu-steward"), "{}", problems[0]);
     }
 
     /// The mistakes of a configuration file together with one environment variable.

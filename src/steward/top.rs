@@ -6,7 +6,7 @@
 //!             gpus pods processes ◀──┴──▶ draw ─▶ screen | frame (plain text) | JSON
 //! ```
 //!
-//! What must never happen here: a reading of the machine (the agent has done that), a frame that depends on more than
+//! What must never happen here: a reading of the machine (the agent does this), a frame that depends on anything but
 //! the state, an exit that does not restore the terminal.
 
 mod settings;

@@ -4,8 +4,8 @@
 //!   socket ──Get or Watch──▶ NodeUsage ──table | json──▶ stdout
 //! ```
 //!
-//! What must never happen here: a call of the driver or a reading of the kernel (only the agent reads the machine), a
-//! wait without an end.
+//! What must never happen here: a call of the driver or a reading of the kernel (only the agent reads the machine),
+//! an endless wait.
 
 mod table;
 mod json;
@@ -27,9 +27,9 @@ use tonic::{Code, Status};
 
 /// The setting with the path of the agent's socket.
 pub(crate) const SOCKET: &str = "usage-socket";
-/// Time limit for an answer. An agent answers in milliseconds; on a machine that swaps it may take a second.
+/// Timeout of an answer. An agent answers in milliseconds; on a machine that swaps it may take a second.
 const LIMIT: Duration = Duration::from_secs(5);
-/// Time limit between two states of a stream: three times the agent's longest interval of ten seconds.
+/// Maximum time between two states of a stream: three times the agent's longest interval of ten seconds.
 const SILENCE: Duration = Duration::from_secs(30);
 /// Pause between two attempts to reconnect to the agent.
 const AGAIN: Duration = Duration::from_secs(1);
@@ -48,7 +48,7 @@ pub(crate) struct UsageOptions {
 pub(crate) enum Output {
     /// For people.
     Table,
-    /// For programs: one document, with `--watch` one line a state.
+    /// For programs: one document, or with `--watch` one line per state.
     Json,
 }
 
@@ -57,7 +57,7 @@ pub(crate) enum Output {
 enum Failure {
     #[error(
         "no usage socket at {}: is the agent running on this machine? Start it with `gpu-steward agent --standalone`, or \
-         name the socket of one that runs with --usage-socket PATH", .0.display()
+         name the socket of a running agent with --usage-socket PATH", .0.display()
     )]
     NoSocket(PathBuf),
     #[error("no agent listens on {}: the agent ended without removing its socket; start it again", .0.display())]
@@ -95,8 +95,8 @@ pub(crate) fn run(raw: &RawSettings, options: UsageOptions) -> Result<Exit, Vec<
     Ok(outcome.map_or_else(|failure| end(&failure), |()| Exit::Ok))
 }
 
-/// The path of the agent's socket. The configuration file is read only if neither flag nor environment name the socket,
-/// so that a user who may not read that file can still use the socket.
+/// The path of the agent's socket. The configuration file is read only if neither flag nor environment names the
+/// socket, so that a user who may not read that file can still use the socket.
 fn socket(raw: &RawSettings) -> Result<PathBuf, Vec<Problem>> {
     let variable = Key::named(SOCKET).map(Key::variable).unwrap_or_default();
     let flag = raw.flags.get(SOCKET).map(|text| RawValue { text: text.clone(), origin: Origin::Flag });
@@ -144,8 +144,8 @@ async fn get(path: &Path) -> Result<NodeUsage, Failure> {
     within(LIMIT, path, async { client.get(GetRequest {}).await.map(tonic::Response::into_inner) }).await
 }
 
-/// Prints states for ever. If the agent does not answer the first time, that is an error; if it goes away later, this
-/// waits for it.
+/// Prints states forever. If the agent does not answer at first, this is an error; if it disappears later, this
+/// function waits for it.
 async fn watch(path: &Path, screen: &mut Screen) -> Result<(), Failure> {
     let mut seen = false;
     let mut reported = false;
@@ -190,7 +190,7 @@ async fn within<T>(
 }
 
 async fn dial(path: &Path) -> Result<UsageClient<Channel>, Failure> {
-    // Connect directly first: the error of the operating system is clearer than the error that tonic makes of it.
+    // Connect directly first: the error of the operating system is clearer than tonic's error.
     drop(UnixStream::connect(path).await.map_err(|source| match source.kind() {
         ErrorKind::NotFound => Failure::NoSocket(path.to_owned()),
         ErrorKind::ConnectionRefused => Failure::NoListener(path.to_owned()),

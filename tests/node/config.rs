@@ -98,7 +98,7 @@ fn a_setting_that_has_gone_is_ignored_with_a_warning_that_says_what_to_do() {
     for (args, environment, origin) in cases {
         let warning = format!(
             "the setting registration (from {origin}) is ignored: the agent always registers with kubelet by the call \
-             Register; remove this setting. The next release does not start with it"
+             Register; remove this setting. The next release will refuse it"
         );
         let recipe = args.iter().fold(Agent::standalone(BINARY), |recipe, word| recipe.switch(word));
         let recipe = environment.iter().fold(recipe, |recipe, (name, value)| recipe.env(name, value));

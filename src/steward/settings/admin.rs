@@ -1,4 +1,4 @@
-//! Reads the settings of the admin port, which agent and extender have alike.
+//! Reads the settings of the admin port, which the agent and the extender have in common.
 
 use super::layer::Problem;
 use super::reader::Reader;
@@ -7,7 +7,7 @@ use serve::admin_access::AdminSettings;
 use serve::server::certificate::Tls;
 
 impl Reader<'_> {
-    /// The admin port whose address has the key `listen`.
+    /// The admin port; `listen` is the key of its address.
     pub(super) fn admin(&mut self, listen: &'static str) -> Option<AdminSettings> {
         let address = self.take(listen, |text| value::unless_none(text, value::address));
         let tls = self.admin_tls();

@@ -12,7 +12,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use wire::resource::{RequestRules, ResourceOverrides};
 
-/// The settings of the extender, and what says how the amounts in pods become requests.
+/// The settings of the extender, and the settings by which the amounts in pods become requests.
 #[derive(Debug)]
 pub(crate) struct ReadExtender {
     pub settings: ExtenderSettings,
@@ -22,14 +22,15 @@ pub(crate) struct ReadExtender {
 }
 
 impl ReadExtender {
-    /// How the amounts in pods become requests: the device configuration with the resource names of the settings.
+    /// The rules by which the amounts in pods become requests: the device configuration with the resource names of
+    /// the settings.
     ///
     /// # Errors
     /// A sentence that names the file.
     pub(crate) fn request_rules(&self) -> Result<RequestRules, String> {
         let mut rules = match &self.device_config {
             None => RequestRules::default(),
-            // The agents log what is not understood of it.
+            // The agents log the parts that are not understood.
             Some(path) => {
                 let read = sources::device_config::read_common(path);
                 read.map_err(|why| format!("device configuration {}: {why}", path.display()))?.0.rules
@@ -66,7 +67,7 @@ pub(crate) fn read(values: &BTreeMap<&'static str, RawValue>) -> Result<ReadExte
 }
 
 impl Reader<'_> {
-    /// Parses every setting before it returns for the first one with a mistake, so that one run finds all mistakes.
+    /// Parses every setting before it returns for the first mistake, so that one run finds all mistakes.
     fn extender(&mut self) -> Option<ReadExtender> {
         let kubeconfig = self.take("kubeconfig", |text| value::unless_auto(text, value::path));
         let drain_timeout = self.take("drain-timeout", value::drain_timeout);

@@ -9,7 +9,7 @@ use std::fmt;
 /// One setting in the file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Entry {
-    /// The name of the setting, which may have gone.
+    /// The name of the setting, which may have been removed.
     pub key: &'static str,
     /// Its value, as the text that a flag would have.
     pub text: String,
@@ -20,7 +20,7 @@ pub(crate) struct Entry {
 /// A mistake in the file, and its place.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Fault {
-    /// Line, from 1; 0 when it is unknown.
+    /// Line, from 1; 0 if it is unknown.
     pub line: u64,
     /// Column, from 1, if the YAML parser reports it.
     pub column: Option<u64>,
@@ -45,11 +45,11 @@ impl Fault {
 pub(crate) struct Contents {
     /// The valid settings.
     pub entries: Vec<Entry>,
-    /// The mistakes in the other lines: an unknown key does not hide the next one.
+    /// The mistakes in the other lines: an unknown key does not hide the next mistake.
     pub faults: Vec<Fault>,
 }
 
-/// Parses the bytes of the file. An empty file, or one with comments only, sets nothing.
+/// Parses the bytes of the file. An empty file, or a file that has only comments, sets nothing.
 ///
 /// # Errors
 /// The mistake at which parsing stopped.
@@ -94,7 +94,7 @@ fn unknown(name: &str) -> String {
 }
 
 /// Shortens the YAML parser's message to its first line. Removes the source snippet, which does not fit into a log
-/// line, the place, which [`Fault`] already has, and advice for programmers.
+/// line, the position, which [`Fault`] already has, and advice for programmers.
 fn syntax(error: &serde_saphyr::Error) -> Fault {
     let (line, column) = error.location().map_or((0, None), |at| (at.line(), Some(at.column())));
     let message = error.without_snippet().to_string();

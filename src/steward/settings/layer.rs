@@ -54,7 +54,7 @@ pub(crate) enum Problem {
     #[error("{0}")]
     Together(String),
     /// The code reads a setting that the table of settings does not have.
-    #[error("the code reads the setting {0:?}, which does not exist: this is a fault of gpu-steward")]
+    #[error("the code reads the setting {0:?}, which does not exist: this is a bug in gpu-steward")]
     NotASetting(&'static str),
 }
 
@@ -65,14 +65,15 @@ pub(crate) struct Layers {
     pub values: BTreeMap<&'static str, RawValue>,
     /// The mistakes in the file.
     pub faults: Vec<Problem>,
-    /// What is set and has gone.
+    /// The removed settings that are still set.
     pub ignored: Vec<IgnoredSetting>,
-    /// Whether the file was parsed to its end, or there is none. Only then it is known which settings it does not set.
+    /// Whether the file was parsed to its end, or does not exist. Only then is it known which settings it does not
+    /// set.
     pub complete: bool,
 }
 
-/// The settings from the command line and the environment, and the path of the file. They do not change while the
-/// program runs, so a reload only reads the file again.
+/// The settings from the command line and the environment, and the path of the file. The command line and the
+/// environment do not change while the program runs, so a reload reads only the file again.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct RawSettings {
     /// The texts of the flags, by setting.
@@ -84,7 +85,8 @@ pub(crate) struct RawSettings {
 }
 
 impl RawSettings {
-    /// The path of the file, and whether the file must exist: it must if `--config` or the environment names it.
+    /// The path of the file, and whether the file must exist: it must exist if `--config` or the environment names
+    /// it.
     fn file(&self) -> (PathBuf, bool) {
         let named = self.file.clone().or_else(|| self.environment.get(FILE_VARIABLE).map(PathBuf::from));
         match named {
@@ -93,8 +95,8 @@ impl RawSettings {
         }
     }
 
-    /// Reads the file and merges all sources. Mistakes in the file do not hide those in flags and variables, so the
-    /// program can report all of them at once.
+    /// Reads the file and merges all sources. Mistakes in the file do not hide mistakes in flags and variables, so
+    /// the program can report all of them at once.
     pub(crate) fn layer(&self) -> Layers {
         let (path, must_exist) = self.file();
         let fault = |file::Fault { line, column, what }| Problem::Fault { path: path.clone(), line, column, what };
@@ -110,7 +112,7 @@ impl RawSettings {
             }
         };
         let path: Arc<Path> = path.into();
-        // The values that the sources give a setting; the first one counts.
+        // The values that the sources give a setting; the first value counts.
         let given = |name: &str, variable: String| {
             let flag = self.flags.get(name).map(|text| RawValue { text: text.clone(), origin: Origin::Flag });
             let environment = self.environment.get(&variable);
@@ -135,7 +137,8 @@ impl RawSettings {
         Layers { values, faults, ignored, complete }
     }
 
-    /// Environment variables that have the prefix and are not settings, each with the variable of the nearest setting.
+    /// Environment variables that have the prefix but are not settings, each with the variable of the nearest
+    /// setting.
     pub(crate) fn unknown_variables(&self) -> Vec<(String, Option<String>)> {
         let unknown = |name: &&String| {
             name.starts_with(PREFIX)

@@ -1,4 +1,5 @@
-//! Parses settings one by one and collects the mistakes. What several commands read the same way is here too.
+//! Parses settings one by one and collects the mistakes. It also parses the settings that several commands read in
+//! the same way.
 
 use super::layer::{Problem, RawValue};
 use super::value::{self, Why};
@@ -32,7 +33,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// The values of two keys that belong together.
+    /// The values of two keys that must be given together.
     pub(super) fn certificate_pair(&mut self, cert: &'static str, key: &'static str) -> Option<Option<Tls>> {
         let mut path = |name| self.take(name, |text| value::unless_none(text, value::path));
         match (path(cert), path(key)) {

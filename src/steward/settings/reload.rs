@@ -1,6 +1,6 @@
-//! Reads the configuration file again on SIGHUP. Settings that can change while the agent runs change. For each other
-//! changed setting the log says that it needs a restart, with the old and the new value. A file with a mistake changes
-//! nothing.
+//! Reads the configuration file again on SIGHUP. Settings that can change while the agent runs are applied. For every
+//! other changed setting, the log says that it needs a restart, with the old and the new value. A file with a mistake
+//! changes nothing.
 
 use super::layer::RawSettings;
 use super::raw_value::RawValue;
@@ -13,18 +13,19 @@ use std::collections::BTreeMap;
 #[derive(Debug)]
 struct CurrentSettings {
     raw: RawSettings,
-    /// The values of the start or of the last valid file. A setting that needs a restart keeps its value of the start.
+    /// The values at the start, or of the last valid file. A setting that needs a restart keeps its value from the
+    /// start.
     values: BTreeMap<&'static str, RawValue>,
 }
 
-/// What an agent with these settings does on SIGHUP.
+/// The function that an agent with these settings calls on SIGHUP.
 pub(crate) fn of_agent(raw: RawSettings, values: BTreeMap<&'static str, RawValue>) -> ReadAgain {
     let mut current = CurrentSettings { raw, values };
     Box::new(move |take_over| current.read_again(take_over))
 }
 
 impl CurrentSettings {
-    /// Reads the file again, and lets the agent take over what can change.
+    /// Reads the file again, and lets the agent apply the settings that can change.
     fn read_again(&mut self, take_over: TakeOver<'_>) {
         let (settings, values) = match super::load(&self.raw) {
             Ok(read) => read,

@@ -1,19 +1,19 @@
-//! Settings, and values of settings, that the program no longer has. One release accepts and ignores them, and warns with what to
-//! do. The next release drops their rows, and refuses them like any unknown name.
+//! Removed settings, and removed values of settings. One release accepts and ignores them, and logs a warning with
+//! advice. The next release drops their rows, and refuses them like any unknown name.
 
 use super::raw_value::RawValue;
 use super::table::{Key, variable_of};
 use std::collections::BTreeMap;
 use std::fmt;
 
-/// One setting, or one value of a setting, that has gone.
+/// One removed setting, or one removed value of a setting.
 #[derive(Debug)]
 pub(crate) struct Removed {
     /// The name of the setting: flag, key of the file and, in capitals, environment variable.
     pub name: &'static str,
-    /// The value that has gone; `None`: the whole setting.
+    /// The removed value; `None`: the whole setting was removed.
     pub value: Option<&'static str>,
-    /// What the program does now, and what to change.
+    /// What the program does now, and what the user has to change.
     pub advice: &'static str,
 }
 
@@ -21,7 +21,7 @@ const fn setting(name: &'static str, advice: &'static str) -> Removed {
     Removed { name, value: None, advice }
 }
 
-/// All rows. The settings were read by `agent`.
+/// All rows. The command that read these settings is `agent`.
 #[rustfmt::skip]
 static REMOVED: &[Removed] = &[
     setting("registration", "the agent always registers with kubelet by the call Register; remove this setting"),
@@ -30,12 +30,12 @@ static REMOVED: &[Removed] = &[
     setting("allow-unisolated-gpus", "the agent offers no GPU where it cannot isolate containers; remove this setting, and enable CDI in the container runtime"),
 ];
 
-/// The settings that have gone. A row whose setting exists has no effect.
+/// The removed settings. A row whose setting exists has no effect.
 pub(crate) fn settings() -> impl Iterator<Item = &'static Removed> {
     REMOVED.iter().filter(|row| row.value.is_none() && Key::named(row.name).is_none())
 }
 
-/// The setting of this name that has gone.
+/// The removed setting of this name.
 pub(crate) fn named(name: &str) -> Option<&'static Removed> {
     settings().find(|row| row.name == name)
 }
@@ -47,17 +47,17 @@ impl Removed {
     }
 }
 
-/// Something that is still set and has gone. It is ignored.
+/// A removed setting or value that is still set. It is ignored.
 #[derive(Clone, Debug)]
 pub(crate) struct IgnoredSetting {
-    /// What has gone.
+    /// The removed setting or value.
     pub row: &'static Removed,
     /// The text that is set, and where.
     pub given: RawValue,
 }
 
 impl IgnoredSetting {
-    /// Warns of it in the log.
+    /// Logs a warning about it.
     pub(crate) fn warn(&self) {
         tracing::warn!(setting = self.row.name, "{self}");
     }
@@ -68,13 +68,15 @@ impl fmt::Display for IgnoredSetting {
         let (Removed { name, value, advice }, origin) = (self.row, &self.given.origin);
         match value {
             None => write!(f, "the setting {name} (from {origin}) is ignored")?,
-            Some(value) => write!(f, "the value {value} of {name} (from {origin}) is ignored, and its default counts")?,
+            Some(value) => {
+                write!(f, "the value {value} of {name} (from {origin}) is ignored, and its default applies")?
+            }
         }
-        write!(f, ": {advice}. The next release does not start with it")
+        write!(f, ": {advice}. The next release will refuse it")
     }
 }
 
-/// Puts the default in the place of each value that has gone, and returns what was replaced.
+/// Replaces each removed value by the default of its setting, and returns the values that were replaced.
 pub(crate) fn replace_values(values: &mut BTreeMap<&'static str, RawValue>) -> Vec<IgnoredSetting> {
     replace_values_of(REMOVED, values)
 }
@@ -131,7 +133,7 @@ mod tests {
         assert_eq!(values["gpus"], RawValue { text: "nvml".into(), origin: Origin::Default });
         let text = ignored[0].to_string();
         assert!(
-            text.starts_with("the value mock of gpus (from flag) is ignored, and its default counts: write"),
+            text.starts_with("the value mock of gpus (from flag) is ignored, and its default applies: write"),
             "{text}"
         );
         let mut values = of("none");

@@ -7,7 +7,7 @@ use agent::settings::ReportSettings;
 use extender::settings::StreamSettings;
 
 impl Reader<'_> {
-    /// How the agent reports, if it does. Address, authority and token belong together.
+    /// How the agent reports to the extenders, if it does. Address, CA certificates and token must be given together.
     pub(super) fn report(&mut self) -> Option<Option<ReportSettings>> {
         let address = self.take("extender-address", |text| value::unless_none(text, value::host_port));
         let ca_file = self.take("extender-ca-file", |text| value::unless_none(text, value::path));
@@ -18,8 +18,8 @@ impl Reader<'_> {
             }
             (None, _, _) => Some(None),
             (Some(_), _, _) => {
-                let why = "extender-address needs extender-ca-file and stream-token-file: the agent checks who the extender is, and \
-                           proves who it is itself";
+                let why = "extender-address needs extender-ca-file and stream-token-file: the agent verifies the \
+                           extender, and authenticates itself to it";
                 self.problems.push(Problem::Together(why.into()));
                 None
             }

@@ -12,14 +12,14 @@ pub(crate) struct Key {
     pub group: Group,
     /// The placeholder of the value in `--help`; with [`SWITCH`] the flag needs no value.
     pub value: &'static str,
-    /// The value when neither flag, environment nor file sets one.
+    /// The value if neither flag, environment nor file sets one.
     pub default: &'static str,
-    /// The text in `--help` and docs/configuration.md: one sentence or two.
+    /// The text in `--help` and docs/configuration.md: one or two sentences.
     pub help: &'static str,
     /// Whether SIGHUP applies a new value from the file.
     pub live: bool,
-    /// The commands that read the setting. The other commands refuse its flag, and ignore it in the file, which all
-    /// commands share.
+    /// The commands that read the setting. The other commands refuse its flag. In the file, which all commands share,
+    /// they ignore it.
     pub readers: &'static [Reader],
 }
 
@@ -116,7 +116,7 @@ impl Key {
         variable_of(self.name)
     }
 
-    /// The value that counts when no source sets one.
+    /// The value if no source sets one.
     pub(crate) fn default_value(&self) -> RawValue {
         RawValue { text: self.default.into(), origin: Origin::Default }
     }
@@ -289,7 +289,7 @@ pub(crate) const KEYS: &[Key] = &[
         Sharing,
         "same-gpu-twice",
         ("refuse|allow", "refuse"),
-        "What happens to a container that asks for several GPUs and would get the same GPU more than once: refuse \
+        "What happens to a container that requests several GPUs and would get the same GPU more than once: refuse \
          does not let it start, allow lets it start with one GPU",
     ),
     key(
@@ -317,8 +317,8 @@ pub(crate) const KEYS: &[Key] = &[
         Sharing,
         "pod-files-limit",
         ("SIZE", "64MiB"),
-        "How much a pod may write into the folders that the limiter needs writable; each file and folder counts as 4 \
-         KiB or more. A pod above this limit gets an event and the mark for eviction",
+        "How much a pod may write to the limiter's writable folders; each file and folder counts as 4 KiB or more. \
+         A pod above this limit gets an event and the mark for eviction",
     ),
     key(
         Sharing,
@@ -371,16 +371,16 @@ pub(crate) const KEYS: &[Key] = &[
         Scheduling,
         "extender-listen",
         ("ADDRESS", "127.0.0.1:9444"),
-        "Address of the extender; the verbs answer kube-scheduler on the same machine or in the same pod only, health and \
-         metrics everybody",
+        "Address of the extender; only a kube-scheduler on the same machine or in the same pod may call the verbs, \
+         and every client may read health and metrics",
     )
     .read_by(EXTENDER),
     key(
         Scheduling,
         "extender-admin-listen",
         ("ADDRESS", "127.0.0.1:9445"),
-        "Address for the extender's own profiles and log level, or none; other addresses than loopback need HTTPS, with \
-         admin-client-ca or admin-token-file",
+        "Address for the extender's own profiles and log level, or none; addresses other than loopback need HTTPS, \
+         with admin-client-ca or admin-token-file",
     )
     .read_by(EXTENDER),
     key(
@@ -403,7 +403,7 @@ pub(crate) const KEYS: &[Key] = &[
         Scheduling,
         "scoring-weights",
         ("slot=N,core=N,memory=N", "slot=1,core=1,memory=1"),
-        "How much containers, SM time and memory count where GPUs and nodes are compared; a pod's annotation \
+        "How much containers, SM time and memory count when GPUs and nodes are compared; a pod's annotation \
          hami.io/device-scoring-weights overrides it",
     )
     .read_by(EXTENDER),
@@ -419,25 +419,26 @@ pub(crate) const KEYS: &[Key] = &[
         Scheduling,
         "answered-nodes",
         ("auto|NUMBER", "auto"),
-        "How many of the nodes that fit the extender names to kube-scheduler at most, the best ones; 0 names all; auto is 5 % of the \
-         nodes asked about and at least 100. All are named for a pod that prefers nodes by affinity or topology spread, and for one \
-         that comes back unbound",
+        "Largest number of nodes that the extender names to kube-scheduler, the best of those that fit; 0 names all \
+         that fit; auto is 5 % of the nodes asked about, and at least 100. All are named for a pod that prefers \
+         nodes by affinity or topology spread, and for a pod that comes back unbound",
     )
     .read_by(EXTENDER),
     key(
         Scheduling,
         "score-step",
         ("NUMBER", "121"),
-        "Score between two nodes that differ for GPUs; kube-scheduler multiplies it by 10. With 121 the GPUs decide before \
-         kube-scheduler's own preferences; a smaller step gives these more weight",
+        "Difference between the scores of neighbouring nodes in the extender's ranking; kube-scheduler multiplies \
+         it by 10. With 121 the GPUs decide before kube-scheduler's own preferences; a smaller step gives those \
+         preferences more weight",
     )
     .read_by(EXTENDER),
     key(
         Scheduling,
         "stream-listen",
         ("ADDRESS", "none"),
-        "Address of the TLS port on which agents report to the extender and the other extenders reach it: 0.0.0.0:9443; none \
-         switches it off",
+        "Address of the TLS port for the agents' reports and for the other extenders: 0.0.0.0:9443; none switches \
+         it off",
     )
     .read_by(EXTENDER),
     key(
@@ -459,15 +460,15 @@ pub(crate) const KEYS: &[Key] = &[
         Scheduling,
         "stream-audience",
         ("NAME", "gpu-steward"),
-        "Audience of the tokens with which agents and extenders prove to an extender who they are",
+        "Audience of the tokens with which agents and extenders authenticate to an extender",
     )
     .read_by(EXTENDER),
     key(
         Scheduling,
         "stream-token-file",
         ("PATH", "none"),
-        "File with the own token of this audience: for the agent's stream, and for an extender that passes questions on to \
-         the leader",
+        "File with this program's token for stream-audience: for the agent's stream, and for an extender that \
+         passes requests on to the leader",
     )
     .read_by(BOTH),
     key(
@@ -480,7 +481,7 @@ pub(crate) const KEYS: &[Key] = &[
         Scheduling,
         "extender-ca-file",
         ("PATH", "none"),
-        "Certificates of the extenders' authority, which the agent trusts",
+        "CA certificates by which the agent verifies the extenders",
     ),
     key(Scheduling, "lease-name", ("NAME", "gpu-steward-extender"), "Name of the Lease by which one extender leads")
         .read_by(EXTENDER),
@@ -495,7 +496,7 @@ pub(crate) const KEYS: &[Key] = &[
         Scheduling,
         "lease-duration",
         ("TIME", "15s"),
-        "How long the Lease of a leader that renews no more keeps others from leading; whole seconds",
+        "How long after a leader's last renewal its Lease keeps other extenders from leading; whole seconds",
     )
     .read_by(EXTENDER),
     key(
@@ -505,7 +506,7 @@ pub(crate) const KEYS: &[Key] = &[
         "How long after its last renewal a leader still decides; shorter than lease-duration",
     )
     .read_by(EXTENDER),
-    key(Scheduling, "retry-period", ("TIME", "2s"), "Time between two tries to renew or to get the Lease")
+    key(Scheduling, "retry-period", ("TIME", "2s"), "Time between two attempts to renew or to get the Lease")
         .read_by(EXTENDER),
     key(Host, "procfs-root", ("DIR", "/proc"), "Directory where the host's /proc is mounted"),
     key(Host, "cgroup-root", ("DIR", "/sys/fs/cgroup"), "Directory where the host's cgroup hierarchies are mounted"),
@@ -534,8 +535,8 @@ pub(crate) const KEYS: &[Key] = &[
         Serving,
         "admin-listen",
         ("ADDRESS", "127.0.0.1:9411"),
-        "Address for the agent's own profiles and log level, or none; other addresses than loopback need HTTPS, with \
-         admin-client-ca or admin-token-file",
+        "Address for the agent's own profiles and log level, or none; addresses other than loopback need HTTPS, \
+         with admin-client-ca or admin-token-file",
     ),
     key(
         Serving,
@@ -562,8 +563,8 @@ pub(crate) const KEYS: &[Key] = &[
         Serving,
         "api-token-file",
         ("PATH", "none"),
-        "File with the bearer token that every caller of /api/v1 needs, also on this machine; with none, callers from \
-         other machines are refused",
+        "File with the bearer token that every caller of /api/v1 needs, even on this machine; with none, callers \
+         from other machines are refused",
     )
     .live(),
     key(
@@ -608,7 +609,7 @@ pub(crate) const KEYS: &[Key] = &[
     key(Telemetry, "profiling", (SWITCH, "false"), "Serve /debug/pprof/ on the admin port").read_by(BOTH),
 ];
 
-/// The setting whose name is most like `name`, if one is near enough to be a typing error.
+/// The setting whose name is most like `name`, if it is similar enough for a typing error.
 pub(crate) fn nearest(name: &str) -> Option<&'static str> {
     let name = kebab(name);
     let (distance, best) = KEYS.iter().map(|key| (distance(&name, key.name), key.name)).min()?;
@@ -647,8 +648,8 @@ fn distance(a: &str, b: &str) -> usize {
     row[b.len()]
 }
 
-/// For a Service named `gpu-steward`, kubelet sets `GPU_STEWARD_SERVICE_HOST`, `GPU_STEWARD_PORT_9410_TCP` and so on in
-/// every container of its namespace. These variables are not settings.
+/// For a Service named `gpu-steward`, the kubelet sets `GPU_STEWARD_SERVICE_HOST`, `GPU_STEWARD_PORT_9410_TCP` and so
+/// on in every container of the namespace. These variables are not settings.
 pub(crate) fn is_service_variable(variable: &str) -> bool {
     variable.strip_prefix(PREFIX).is_some_and(|rest| {
         rest == "PORT" || rest.starts_with("PORT_") || rest == "SERVICE_HOST" || rest.starts_with("SERVICE_PORT")
@@ -731,7 +732,7 @@ mod tests {
             let value = key.value.replace('|', "\\|");
             out += &format!("| `{}` | `{value}` | `{}` | {}{commands}{live} |\n", key.name, key.default, key.help);
         }
-        out += "\n### Settings that have gone\n\n| key and flag | what happens now |\n|---|---|\n";
+        out += "\n### Removed settings\n\n| key and flag | what happens now |\n|---|---|\n";
         for row in removed::settings() {
             out += &format!("| `{}` | {} |\n", row.name, row.advice);
         }

@@ -1,4 +1,5 @@
-//! Parses the texts of settings into typed values. Pure: the same text gives the same value on every machine.
+//! Parses the texts of settings into typed values. The parsing is pure: the same text gives the same value on every
+//! machine.
 
 use agent::settings::{Gpus, RegisterFormat, Topology};
 use decide::cluster::{AnsweredNodes, NodeChoice};
@@ -67,7 +68,7 @@ pub(crate) fn split_counts(text: &str) -> Result<Vec<(String, u32)>, Why> {
     text.split(',').map(pair).collect()
 }
 
-/// A factor above 0 and at most 10: no swapping can serve ten times a GPU's memory.
+/// A factor above 0 and at most 10: with more, no swapping can make up for the missing GPU memory.
 pub(crate) fn scaling(text: &str) -> Result<DeviceScaling, Why> {
     let factor = text.parse::<f64>().ok().filter(|factor| *factor <= 10.0).and_then(DeviceScaling::new);
     factor.ok_or_else(|| "expected a factor above 0 and at most 10".into())
@@ -119,7 +120,7 @@ pub(crate) fn same_gpu_twice(text: &str) -> Result<bool, Why> {
     }
 }
 
-/// How much a pod may write, 4 MiB to 1 GiB. HAMi-core's own file takes 2 MiB, and to count more than 1 GiB takes too
+/// How much a pod may write, 4 MiB to 1 GiB. HAMi-core's own file takes 2 MiB, and counting more than 1 GiB takes too
 /// long.
 pub(crate) fn files_limit(text: &str) -> Result<Bytes, Why> {
     let limit = size(text)?;
@@ -154,7 +155,7 @@ pub(crate) fn labelling(text: &str) -> Result<Labelling, Why> {
     }
 }
 
-/// XIDs of NVIDIA's catalogue that an application cannot cause alone: `48,79`, or `none`.
+/// XIDs of NVIDIA's catalogue that an application cannot cause by itself: `48,79`, or `none`.
 pub(crate) fn xids(text: &str) -> Result<BTreeSet<u32>, Why> {
     if text == "none" {
         return Ok(BTreeSet::new());
@@ -170,13 +171,13 @@ pub(crate) fn xids(text: &str) -> Result<BTreeSet<u32>, Why> {
     text.split(',').map(one).collect()
 }
 
-/// The quiet period of a GPU, at most 24 h: an operator does not wait longer for a GPU.
+/// The quiet period of a GPU, at most 24 h: no operator waits longer for a GPU.
 pub(crate) fn quiet(text: &str) -> Result<Duration, Why> {
     let quiet = time(text)?;
     if quiet <= Duration::from_secs(86_400) { Ok(quiet) } else { Err("at most 24h".into()) }
 }
 
-/// A time between two readings. Below 100 ms the readings themselves would be the load, above an hour they would be
+/// A time between two readings. Below 100 ms the readings themselves would be a load; above an hour they would be
 /// stale.
 pub(crate) fn period(text: &str) -> Result<Duration, Why> {
     let period = time(text)?;
@@ -212,7 +213,7 @@ pub(crate) fn host_port(text: &str) -> Result<String, Why> {
     if fits { Ok(text.to_owned()) } else { Err(expected()) }
 }
 
-/// Service accounts, `NAMESPACE:NAME` separated by commas, as the subjects of their tokens.
+/// Service accounts, `NAMESPACE:NAME` separated by commas, converted to the subjects of their tokens.
 pub(crate) fn accounts(text: &str) -> Result<Vec<String>, Why> {
     let one = |account: &str| match account.trim().split_once(':') {
         Some((namespace, name)) if object_name(namespace).is_ok() && object_name(name).is_ok() => {
@@ -248,7 +249,7 @@ pub(crate) fn hosts(text: &str) -> Result<Vec<String>, Why> {
     text.split(',').map(one).collect()
 }
 
-/// Keys of pod labels. Two keys that would be the same label of a metric are refused.
+/// Keys of pod labels. Two keys that would become the same metric label are refused.
 pub(crate) fn label_keys(text: &str) -> Result<LabelKeys, Why> {
     let mut keys: Vec<Arc<str>> = Vec::new();
     for key in text.split(',').map(str::trim) {
@@ -360,7 +361,7 @@ pub(crate) fn node_policy(text: &str) -> Result<NodePolicy, Why> {
     }
 }
 
-/// Which GPUs of a node a container prefers: words of HAMi's annotation, in the order in which they decide.
+/// Which GPUs of a node a container prefers: words of HAMi's annotation, in order of importance.
 pub(crate) fn gpu_policy(text: &str) -> Result<GpuPolicy, Why> {
     let mut policy = GpuPolicy { order: Vec::new(), idle_only: false, topology: false };
     for word in text.split(',') {
@@ -379,7 +380,7 @@ pub(crate) fn gpu_policy(text: &str) -> Result<GpuPolicy, Why> {
     Ok(policy)
 }
 
-/// How much slots, SM time and memory count: `slot=1,core=1,memory=1`.
+/// The weights of slots, SM time and memory: `slot=1,core=1,memory=1`.
 pub(crate) fn score_weights(text: &str) -> Result<ScoreWeights, Why> {
     let why = || String::from("expected slot=N,core=N,memory=N, each once, and at least one above 0");
     let (mut slots, mut cores, mut memory) = (None, None, None);
@@ -403,7 +404,7 @@ pub(crate) fn score_weights(text: &str) -> Result<ScoreWeights, Why> {
     }
 }
 
-/// Who chooses among the nodes that fit.
+/// Whether kube-scheduler or the extender chooses among the nodes that fit.
 pub(crate) fn node_choice(text: &str) -> Result<NodeChoice, Why> {
     match text {
         "scheduler" => Ok(NodeChoice::Scheduler),
@@ -412,7 +413,7 @@ pub(crate) fn node_choice(text: &str) -> Result<NodeChoice, Why> {
     }
 }
 
-/// How many nodes a filter call names at most: `auto`, or a number, 0 for all that fit.
+/// The largest number of nodes in the answer of a filter call: `auto`, or a number; 0 means all nodes that fit.
 pub(crate) fn answered_nodes(text: &str) -> Result<AnsweredNodes, Why> {
     let number = unless_auto(text, |text| text.parse::<u32>().map_err(|_| "expected auto or a whole number".into()))?;
     Ok(match number.map(|number| usize::try_from(number).unwrap_or(usize::MAX)) {
@@ -421,8 +422,8 @@ pub(crate) fn answered_nodes(text: &str) -> Result<AnsweredNodes, Why> {
     })
 }
 
-/// The difference between the scores of two nodes. kube-scheduler multiplies it by 10 and by the number of nodes at most,
-/// which must stay far below 2^63.
+/// The difference between the scores of two nodes. kube-scheduler multiplies it by 10 and by at most the number of
+/// nodes; the result must stay far below 2^63.
 pub(crate) fn score_step(text: &str) -> Result<i64, Why> {
     match text.parse() {
         Ok(step) if (1..=1_000_000).contains(&step) => Ok(step),

@@ -1,4 +1,4 @@
-//! Draws the state as one frame. It reads nothing but the state.
+//! Draws the state as one frame. It reads only the state.
 //!
 //! ```text
 //!   node, age, marks            1 line
@@ -23,7 +23,7 @@ use ratatui::widgets::{Cell, Paragraph, Row, Table, Wrap};
 use std::collections::BTreeSet;
 use wire::api::ReadingJson;
 
-/// Smallest screen, columns and lines. On a smaller one only a message is shown.
+/// Smallest screen, columns and lines. A smaller screen shows only a message.
 const SMALLEST: (u16, u16) = (40, 8);
 
 const HELP: &str = " 1 2 3 4   overview, GPUs, pods, processes        Tab  next view
@@ -31,7 +31,7 @@ const HELP: &str = " 1 2 3 4   overview, GPUs, pods, processes        Tab  next 
  /         filter by part of a name, command, owner, image, UUID; Esc clears
  up down   select a row: the line at the bottom says what it is and why a
            value is absent; PgUp PgDn Home End, j k
- space     pause; the ages count on
+ space     pause; the ages keep growing
  Ctrl-L    redraw            q  quit        any key leaves this page
 
  –         could not be read; never zero. The line at the bottom says why
@@ -106,7 +106,7 @@ fn all_gpus(snapshot: &Snapshot, width: u16) -> Vec<Flat> {
 }
 
 /// The lines of GPUs that fit into half of the screen or into the lines that the rows below leave free, whichever is
-/// more. If not all fit, the last line counts the others.
+/// more. If some do not fit, the last line has their number.
 fn gpu_rows(state: &State, area: Rect) -> Vec<Flat> {
     let (View::Overview, Some(snapshot), false) = (state.view, &state.snapshot, state.help) else { return Vec::new() };
     let mut rows = all_gpus(snapshot, area.width);
@@ -120,7 +120,7 @@ fn gpu_rows(state: &State, area: Rect) -> Vec<Flat> {
         rows.truncate(most - 1);
         let mut more =
             Flat { id: String::new(), name: String::new(), cells: Default::default(), head: false, depth: 0 };
-        // Two cells, so that the text fits where the model column is narrow.
+        // Two cells, so that the text also fits if the model column is narrow.
         more.cells.text(format!("+{left_out}")).text("more: key 2");
         rows.push(more);
     }
@@ -202,7 +202,7 @@ fn no_gpus(frame: &mut Frame<'_>, snapshot: &Snapshot, state: &State, body: Rect
     below
 }
 
-/// The inputs of a table besides its rows.
+/// The inputs of a table in addition to its rows.
 #[derive(Clone, Copy)]
 struct Paint<'a> {
     look: Look,
@@ -261,7 +261,7 @@ fn heading(column: &Column, state: &State) -> String {
     }
 }
 
-/// The detail line: the failure if the agent does not answer, else the name of the selected row and its notes.
+/// The detail line: the failure if the agent does not answer, otherwise the name of the selected row and its notes.
 fn detail_line(state: &State, look: Look, width: u16) -> Line<'static> {
     if let Some(failure) = &state.failure {
         return Line::styled(format!(" {failure} "), look.warning());
@@ -291,7 +291,7 @@ fn key_line(state: &State, look: Look) -> Line<'static> {
     Line::styled(format!("{text}  Tab view  / filter  ugcmn sort  space pause  ? help  q quit"), look.quiet())
 }
 
-/// The text below the rows of a plain frame: the notes of every row, because no row can be selected there.
+/// The text below the rows of a plain frame: the notes of every row, because no row can be selected in it.
 pub(crate) fn notes(state: &State, width: u16) -> Vec<String> {
     let snapshot = state.snapshot.as_deref().filter(|_| state.view == View::Overview);
     let gpu_rows = snapshot.map(|snapshot| (gpus::line_columns(width).to_vec(), all_gpus(snapshot, width)));

@@ -19,11 +19,11 @@ use tokio::net::TcpStream;
 use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
 
-/// Time limit of one response. The agent answers from memory in milliseconds; on a machine that swaps it may take
+/// Time limit of one response. The agent answers from memory in milliseconds; on a machine that swaps, it may take
 /// seconds.
 const TIMEOUT: Duration = Duration::from_secs(5);
-/// Largest response in bytes. 8,192 cgroups of about 4 KiB each are 32 MiB; a response of more than twice that is not from
-/// an agent.
+/// Largest response in bytes. 8,192 cgroups of about 4 KiB each are 32 MiB; a response of more than twice this size
+/// is not from an agent.
 const MAX_RESPONSE: usize = 64 << 20;
 
 /// Bytes of a refusal that are shown. The agent sends one sentence.
@@ -77,7 +77,7 @@ impl FetchError {
         }
     }
 
-    /// Whether the user's arguments are wrong, and not the connection or the answer.
+    /// Whether the user's arguments are wrong, not the connection or the answer.
     pub(crate) fn is_usage(&self) -> bool {
         matches!(
             self,
@@ -164,7 +164,8 @@ impl Agent {
         tokio::select! {
             responses = &mut requests => responses,
             ended = connection => match ended {
-                // The connection closed after the last response was read into memory: the requests still have it.
+                // The connection closed after the last response was read into memory: the requests still have the
+                // response.
                 Ok(()) => requests.await,
                 Err(source) => Err(http(source)),
             },
@@ -214,7 +215,7 @@ impl Agent {
     }
 }
 
-/// A connector that trusts the certificates in this file and no others.
+/// A connector that trusts only the certificates in this file.
 fn connector_that_trusts(path: &Path) -> Result<TlsConnector, FetchError> {
     let refuse = |why: String| FetchError::Ca { path: path.to_owned(), why };
     let mut roots = RootCertStore::empty();
@@ -223,7 +224,7 @@ fn connector_that_trusts(path: &Path) -> Result<TlsConnector, FetchError> {
         roots.add(certificate).map_err(|error| refuse(error.to_string()))?;
     }
     if roots.is_empty() {
-        return Err(refuse("there is none".into()));
+        return Err(refuse("the file has no certificate".into()));
     }
     let config = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
         .with_safe_default_protocol_versions()

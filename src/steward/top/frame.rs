@@ -6,13 +6,13 @@ use crate::top::state::State;
 use ratatui::Terminal;
 use ratatui::backend::TestBackend;
 
-/// Most notes that are printed; the others are counted. A hundred rows share a few reasons.
+/// Maximum of notes that are printed; the others are counted. A hundred rows share a few reasons.
 const MAX_NOTES: usize = 20;
 
 /// The whole frame, `width` columns wide and high enough to show everything.
 pub(crate) fn plain(state: &State, width: u16) -> String {
     let lines = painted(state, width, whole_height(state, width));
-    // The last line lists keys and the line above it describes the selection; a pipe has neither.
+    // The last line lists keys, and the line above it describes the selection; a pipe has no keys and no selection.
     let body = lines.len().saturating_sub(2);
     let mut text: Vec<String> = lines.into_iter().take(body).collect();
     while text.last().is_some_and(String::is_empty) {
@@ -28,7 +28,7 @@ pub(crate) fn plain(state: &State, width: u16) -> String {
 
 /// The lines of a screen of this size, without trailing blanks.
 pub(crate) fn painted(state: &State, width: u16, height: u16) -> Vec<String> {
-    // The backend is a buffer in memory, so this does not fail; if it did, the frame would be empty.
+    // The backend is a buffer in memory, so this does not fail. If it failed, the frame would be empty.
     let Ok(mut terminal) = Terminal::new(TestBackend::new(width, height));
     let Ok(_) = terminal.draw(|frame| {
         draw(frame, state, Look { colour: false });
@@ -55,7 +55,7 @@ mod tests {
     use std::sync::Arc;
     use std::time::Duration;
 
-    /// Compares with a file under `tests/golden/top`; `UPDATE_GOLDEN=1` writes it anew.
+    /// Compares with a file under `tests/golden/top`; `UPDATE_GOLDEN=1` writes the file.
     fn golden(name: &str, text: &str) {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/top").join(name);
         if std::env::var_os("UPDATE_GOLDEN").is_some() {
@@ -63,7 +63,7 @@ mod tests {
             std::fs::write(&path, text).unwrap();
         }
         let expect = std::fs::read_to_string(&path).unwrap_or_default();
-        assert_eq!(text, expect, "{name} differs; look at it and run with UPDATE_GOLDEN=1 if it is right");
+        assert_eq!(text, expect, "{name} differs; check the new text, and run with UPDATE_GOLDEN=1 if it is right");
     }
 
     fn shown(keys: &[Key], width: u16, height: u16) -> String {
@@ -231,7 +231,7 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(64))]
 
-        /// Promise 18 in docs/specification.md: any leaf of an agent's answer may have any value, one leaf or several.
+        /// Promise 18 in docs/specification.md: one or several leaves of an agent's answer may have any value.
         #[test]
         fn every_answer_that_can_be_parsed_is_drawn(
             changes in prop::collection::vec((0_usize..900, strange()), 1..40), width in 1_u16..200, height in 1_u16..60,

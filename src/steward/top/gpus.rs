@@ -100,7 +100,7 @@ pub(crate) const TREE_COLUMNS: [Column; 7] = [
     left("KIND", 8, 100),
 ];
 
-/// Each GPU with the pods on it and their processes, then the use by no pod.
+/// Each GPU with the pods on it and their processes, then the use that belongs to no pod.
 pub(crate) fn tree(snapshot: &Snapshot) -> Vec<Row> {
     let hosts: BTreeMap<u32, &ProcessJson> = snapshot.processes.processes.iter().map(|it| (it.pid, it)).collect();
     let pods: BTreeMap<&str, &PodJson> = snapshot.pods.pods.iter().map(|it| (it.uid.as_str(), it)).collect();
@@ -140,7 +140,8 @@ fn row(gpu: &GpuJson, seen: &Seen<'_>) -> Row {
     Row { id: gpu.uuid.clone(), name: gpu_name(gpu), cells, head: true, children, ..Row::default() }
 }
 
-/// The row for use by no pod: processes of the host, and memory that no process in the driver's list explains.
+/// The row for use that belongs to no pod: processes of the host, and memory that no process in the driver's list
+/// explains.
 fn no_pod(gpu: &GpuJson, strangers: Vec<Row>) -> Option<Row> {
     let unattributed = &gpu.unattributed_memory_bytes;
     if strangers.is_empty() && unattributed.value().is_none_or(|it| *it == 0) {

@@ -1,5 +1,5 @@
-//! Styles with or without colours. Colour never carries information alone: each coloured word has the same meaning in
-//! black and white.
+//! Styles with or without colours. Colour never carries information alone: each coloured word means the same in black
+//! and white.
 
 use ratatui::style::{Color, Modifier, Style};
 

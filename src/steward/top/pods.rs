@@ -24,7 +24,8 @@ pub(crate) const COLUMNS: [Column; 14] = [
     left("QOS", 10, 144),
 ];
 
-/// Rows for all pods. `containers` adds the containers of each pod; without it a pod of one container has only one row.
+/// Rows for all pods. `containers` adds the containers of each pod; without it, a pod of one container has only one
+/// row.
 pub(crate) fn rows(snapshot: &Snapshot, containers: bool) -> Vec<Row> {
     let pods = snapshot.pods.pods.iter().map(|pod| pod_row(pod, snapshot, containers));
     let alone = snapshot.pods.containers.iter().map(|container| container_row(container, snapshot, true));
@@ -122,7 +123,7 @@ fn on_gpus(cells: &mut Cells, shares: &[GpuUseJson], snapshot: &Snapshot) -> (Op
     (sm.value().copied(), memory.value().map(|it| number(*it)))
 }
 
-/// The sum of readings. It is absent if one reading is absent, and as old as the oldest.
+/// The sum of readings. If a reading is absent, the sum is absent; otherwise the sum is as old as the oldest reading.
 pub(crate) fn sum<'a, T: Clone + 'a>(
     readings: impl Iterator<Item = &'a ReadingJson<T>>,
     zero: T,

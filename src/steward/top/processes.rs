@@ -27,7 +27,7 @@ pub(crate) fn rows(snapshot: &Snapshot) -> Vec<Row> {
     snapshot.processes.processes.iter().map(|process| row(process, snapshot)).collect()
 }
 
-/// The owner of a process in a few words.
+/// The owner of a process as a short text.
 pub(crate) fn owner_name(owner: &ProcessOwnerJson) -> String {
     let container = owner.container_id.as_deref().map(|id| container_name(owner.container.as_deref(), id));
     match owner.kind.as_str() {

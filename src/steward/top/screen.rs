@@ -35,7 +35,7 @@ const WAITING: usize = 2;
 pub(crate) enum ScreenError {
     #[error("the terminal: {0}")]
     Terminal(#[from] io::Error),
-    #[error("the thread that asks the agent: {0}")]
+    #[error("the thread that queries the agent: {0}")]
     Thread(io::Error),
     #[error("{0}")]
     Fetch(#[from] FetchError),
@@ -45,7 +45,7 @@ pub(crate) enum ScreenError {
 pub(crate) fn live(agent: Agent, interval: Duration, look: Look) -> Result<(), ScreenError> {
     let stop = signals()?;
     let answers = Answers::start(agent, interval)?;
-    // Wait for the first answer before the screen changes, so that a missing agent is a plain error line.
+    // Wait for the first answer before the screen changes, so that a missing agent is reported as a plain error line.
     let mut state = State::new(interval);
     let began = Instant::now();
     state.apply(Input::Snapshot(Arc::new(answers.first()?)), began.elapsed());
@@ -121,7 +121,8 @@ type Ends<'a> = (&'a SyncSender<Result<Snapshot, FetchError>>, &'a Receiver<()>)
 fn fetch_forever(runtime: &tokio::runtime::Runtime, agent: &Agent, interval: Duration, (send, ended): Ends<'_>) {
     loop {
         let deadline = Instant::now() + interval;
-        // A full queue means that the screen has not shown the last answers yet: drop this one, the next is newer.
+        // A full queue means that the screen has not shown the last answers yet: drop this answer, the next one is
+        // newer.
         if let Err(TrySendError::Disconnected(_)) = send.try_send(runtime.block_on(agent.fetch())) {
             return;
         }

@@ -4,7 +4,7 @@ use wire::api::ReadingJson;
 
 /// Stands for a value that could not be read.
 pub(crate) const ABSENT: &str = "–";
-/// A reading older than this many seconds has a mark. The slowest of the agent's periods is 5 s.
+/// A reading older than this many seconds gets a mark. The longest of the agent's periods is 5 s.
 pub(crate) const OLD: f64 = 10.0;
 /// The mark of an old reading.
 pub(crate) const OLD_MARK: char = '*';
@@ -48,8 +48,8 @@ impl Cells {
         self.notes.push((self.texts.len(), words));
     }
 
-    /// As [`Cells::note`], for a property of the hardware or a configured value. It rarely changes and is read rarely,
-    /// so its age means nothing and gets no mark.
+    /// Like [`Cells::note`], for a property of the hardware or a configured value. Such a value rarely changes and is
+    /// read rarely, so its age has no meaning and gets no mark.
     pub(crate) fn fact<T>(&mut self, name: &str, fact: &ReadingJson<T>, show: impl FnOnce(&T) -> String) -> String {
         match fact {
             ReadingJson::Measured { value, .. } => show(value),
@@ -79,7 +79,7 @@ pub(crate) fn bytes(bytes: u64) -> String {
     scaled(bytes as f64)
 }
 
-/// The same for a rate.
+/// The same format for a rate.
 pub(crate) fn rate(bytes_per_second: &f64) -> String {
     scaled(*bytes_per_second)
 }
@@ -122,7 +122,7 @@ pub(crate) fn duration(seconds: f64) -> String {
     }
 }
 
-/// `[||||    ]`, `width` characters with its brackets. The characters exist in every terminal.
+/// `[||||    ]`, `width` characters including its brackets. The characters exist in every terminal.
 #[expect(
     clippy::cast_possible_truncation,
     clippy::cast_sign_loss,

@@ -19,8 +19,8 @@ pub(crate) struct Snapshot {
 // === impl Snapshot ===
 
 impl Snapshot {
-    /// The head of the first document. The documents are fetched one after the other, so a later one may be from a
-    /// newer view.
+    /// The head of the first document. The documents are fetched one after the other, so later documents may be from
+    /// a newer view.
     pub(crate) fn head(&self) -> &ViewHeadJson {
         &self.node.view
     }

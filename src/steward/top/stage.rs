@@ -1,5 +1,5 @@
-//! A test node for `top`. It is a [`NodeView`] that goes through the API's own conversion, so the snapshot is what an
-//! agent would answer.
+//! A test node for `top`. It is a [`NodeView`], converted by the API's own code, so the snapshot is the same as an
+//! agent's answer.
 
 use crate::top::snapshot::Snapshot;
 use crate::top::state::{Input, State};
@@ -301,7 +301,7 @@ pub(crate) fn snapshot() -> Snapshot {
     }
 }
 
-/// The state with that answer.
+/// The state with this answer.
 pub(crate) fn state() -> State {
     let mut state = State::new(Duration::from_secs(1));
     state.apply(Input::Snapshot(Arc::new(snapshot())), Duration::ZERO);

@@ -20,7 +20,7 @@ const MAX_FILTER: usize = 64;
 pub(crate) enum Input {
     /// The agent answered.
     Snapshot(Arc<Snapshot>),
-    /// The agent did not answer; the text says why.
+    /// The agent did not answer, for this reason.
     Failed(String),
     /// The user pressed a key.
     Key(Key),
@@ -156,7 +156,7 @@ impl State {
         self.page = rows.max(1);
     }
 
-    /// The age of the shown view in seconds: its age at the answer, and the time since.
+    /// The age of the shown view in seconds: its age at the answer, plus the time since.
     pub(crate) fn age(&self) -> Option<f64> {
         let answered = self.snapshot.as_ref()?.head().age_seconds;
         Some(answered + self.now.saturating_sub(self.received).as_secs_f64())

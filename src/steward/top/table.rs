@@ -43,7 +43,7 @@ pub(crate) const fn right(title: &'static str, width: u16, from: u16) -> Column 
     Column { title, width, from, right: true }
 }
 
-/// The amounts by which a row is sorted; absent ones sort last.
+/// The values by which a row is sorted; absent values sort last.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct Amounts {
     pub(crate) gpu: Option<f64>,
@@ -63,7 +63,7 @@ pub(crate) struct Row {
     pub(crate) words: String,
     pub(crate) cells: Cells,
     pub(crate) amounts: Amounts,
-    /// A GPU or other top row of a group: it keeps its place among its siblings and is highlighted.
+    /// The top row of a group, such as a GPU: it keeps its place among its siblings and is highlighted.
     pub(crate) head: bool,
     pub(crate) children: Vec<Row>,
 }
@@ -97,7 +97,8 @@ pub(crate) fn flatten(mut rows: Vec<Row>, order: &Order) -> Vec<Flat> {
     flat
 }
 
-/// Whether a row stays. A row that matches keeps all its children; another one stays if one of its children matches.
+/// Whether a row stays. A row that matches keeps all its children; a row that does not match stays if one of its
+/// children matches.
 fn keep(row: &mut Row, filter: &str) -> bool {
     if row.name.to_lowercase().contains(filter) || row.words.to_lowercase().contains(filter) {
         return true;

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 /// Width of the name column: 80 minus the width of the other columns.
 const NAME: usize = 32;
-/// Most reasons of absence that are shown. A node on which all GPUs fail has a handful.
+/// Maximum of reasons for absent values that are shown. A node on which all GPUs fail has a handful.
 const MAX_NOTES: usize = 12;
 
 /// The whole table, with a newline at the end.
@@ -26,8 +26,8 @@ pub(super) fn of(state: &NodeUsage) -> String {
 struct Table {
     text: String,
     notes: Vec<String>,
-    /// Age of the oldest value that is shown, in microseconds. The size of a GPU's memory does not count: it is not
-    /// measured.
+    /// Age of the oldest value that is shown, in microseconds. The size of a GPU's memory does not count, because it
+    /// is not measured.
     oldest: Option<u64>,
 }
 
@@ -222,12 +222,12 @@ fn source(state: &NodeUsage) -> String {
     }
 }
 
-/// Text from outside, without control characters.
+/// Text from outside the program, without control characters.
 fn plain(text: &str) -> String {
     text.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect()
 }
 
-/// At most `width` characters. The end is cut, because it distinguishes similar names least.
+/// At most `width` characters. The end is cut, because similar names differ least at their end.
 fn shortened(text: &str, width: usize) -> String {
     if text.chars().count() <= width {
         return text.to_owned();
@@ -333,8 +333,7 @@ GPU NAME                             HEALTH      BUSY                MEMORY PROC
         assert_eq!(of(&state()), expect);
     }
 
-    /// Process lists are read every 5 s and utilisation every second. The oldest value counts, whichever column it is
-    /// in.
+    /// Process lists are read every 5 s and utilisation every second. The oldest value counts, in any column.
     #[test]
     fn the_age_is_that_of_the_oldest_value_that_is_shown() {
         let old = |state: &mut NodeUsage, which: usize| {
@@ -359,7 +358,7 @@ GPU NAME                             HEALTH      BUSY                MEMORY PROC
         let mut unseen = state();
         unseen.gpus[0].strangers = 0;
         old(&mut unseen, 3);
-        assert!(of(&unseen).contains("at most 0.5 s old"), "what is not shown does not count");
+        assert!(of(&unseen).contains("at most 0.5 s old"), "a value that is not shown does not count");
     }
 
     #[test]
