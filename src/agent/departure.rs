@@ -3,8 +3,8 @@
 //! runs, and does not try it again.
 //!
 //! ```text
-//!   SIGTERM ──asks──▶ stream: phase "leaving" ──▶ leader ──awaited pods──▶ stream ── none has to ask any more ──▶ drain
-//!                                                              20 s at most ─────────────────────────────────────▶ drain
+//!   SIGTERM ──▶ stream: phase "leaving" ──▶ leader ──awaited pods──▶ stream ── all have passed Allocate ──▶ drain
+//!                                                        20 s at most ─────────────────────────────────────▶ drain
 //! ```
 
 use std::time::Duration;

@@ -3,7 +3,7 @@
 //! ```text
 //!   node view, stages of pods ──report──▶ ReportPace ──▶ stream ──▶ leader
 //!   departure ◀── may the agent leave? ◀── LeaderView ◀──────────────┘
-//!   the Service ──▶ an extender: serves, or names the leader ──▶ that one;  afterwards the Service again
+//!   the Service ──▶ an extender: serves, or names the leader ──▶ the leader;  afterwards the Service again
 //! ```
 //!
 //! The token file is read for each stream. When it has a newer token, a stream with the newer token replaces the open
@@ -143,7 +143,7 @@ impl LeaderStream {
         };
         let (mut pace, mut view, mut heard) = (ReportPace::default(), None::<LeaderView>, Instant::now());
         let mut looks = stream.token.next_look();
-        // The previous stream and the report state of it, until the first message of the stream that replaces it.
+        // The previous stream and its report state, until the first message of the stream that replaces it.
         let mut replaced = None;
         'stream: loop {
             let end = 'turn: {

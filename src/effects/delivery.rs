@@ -363,7 +363,7 @@ mod tests {
         // Specs that already exist are written again, and each of them is renamed.
         assert_eq!(delivery.deliver_all(&all[..2]).len(), 2);
         assert_eq!((renames(), names(&specs)), (2, files));
-        // If the last spec cannot be written, the one before it is renamed.
+        // If the last spec cannot be written, the spec before it is renamed.
         let next = [5, 6, 7].map(|n| (Ticket::of_random([n; 16]), container_limits(n, "main")));
         fs::create_dir(specs.join(ticket::file_name(&next[2].0))).unwrap();
         assert_eq!(delivery.deliver_all(&next), [&next[0].0, &next[1].0]);

@@ -51,7 +51,7 @@ enum Endpoint {
 #[derive(Debug)]
 pub(super) struct Routes {
     settings: Settings,
-    /// Who may use the API.
+    /// The callers that may use the API.
     api: Access,
     view: watch::Receiver<Arc<NodeView>>,
     ready: Readiness,

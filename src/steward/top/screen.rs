@@ -27,7 +27,7 @@ use std::time::{Duration, Instant};
 
 /// Time between two checks of keys and signals: short enough to feel immediate, long enough to cost almost nothing.
 const TICK: Duration = Duration::from_millis(100);
-/// Length of the queue of answers: one to show, and one that arrives meanwhile.
+/// Length of the queue of answers: one answer to show, and one answer that arrives meanwhile.
 const WAITING: usize = 2;
 
 /// The error that ended the live view.
