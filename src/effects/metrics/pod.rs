@@ -102,8 +102,8 @@ const LABELS: MetricFamily = MetricFamily {
 /// The tally of a pod.
 #[rustfmt::skip]
 static TALLY: &[MetricRow<GpuTally>] = &[
-    MetricRow::counter("gpu_seconds_total", "seconds", "GPU time of the pod, by GPU: each second of a GPU is divided among its holders. The sum survives restarts of the agent.", |t| Reading::Measured(t.held.in_base_units(), Monotonic(0))),
-    MetricRow::counter("gpu_energy_joules_total", "joules", "The pod's part of the energy that the GPU drew, by GPU: divided by SM use, or else like GPU time. The sum survives restarts of the agent.", |t| Reading::Measured(t.energy.in_base_units(), Monotonic(0))),
+    MetricRow::counter("gpu_seconds_total", "seconds", "GPU time of the pod, by GPU: each second of a GPU is divided among its holders. The sum begins at 0 when the agent starts.", |t| Reading::Measured(t.held.in_base_units(), Monotonic(0))),
+    MetricRow::counter("gpu_energy_joules_total", "joules", "The pod's part of the energy that the GPU drew, by GPU: divided by SM use, or else like GPU time. The sum begins at 0 when the agent starts.", |t| Reading::Measured(t.energy.in_base_units(), Monotonic(0))),
 ];
 
 const REASON: MetricFamily = MetricFamily {
