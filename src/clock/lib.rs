@@ -11,14 +11,14 @@ use model::time::{Monotonic, Now, WallTime};
 use rustix::time::{ClockId, Timespec, clock_gettime};
 
 #[cfg(all(feature = "simulation", not(debug_assertions)))]
-compile_error!("a clock that a test sets is for test builds: a release build must not have the feature `simulation`");
+compile_error!("the feature `simulation` lets tests set the clock: a release build must not enable it");
 
 #[cfg(feature = "simulation")]
 thread_local! {
     static SIMULATED: std::cell::Cell<Option<Now>> = const { std::cell::Cell::new(None) };
 }
 
-/// Sets both clocks of this thread; `None` gives it the machine's clocks again.
+/// Sets both clocks of this thread; `None` restores the machine's clocks.
 #[cfg(feature = "simulation")]
 pub fn simulate(now: Option<Now>) {
     SIMULATED.set(now);

@@ -14,8 +14,8 @@ pub const MAX_REPORTED_GPUS: usize = 176;
 pub const MAX_REPORTED_PODS: usize = 1024;
 /// Upper bound on the GPUs that one pod uses in a report: the largest hosts have 16, and a pod may use all instances of two.
 pub const MAX_REPORTED_USES: usize = 32;
-/// Memory must differ by this much for a change to be sent: 64 MiB is less than a CUDA context takes, and a process that
-/// allocates piece by piece does not cause a message for each.
+/// Smallest change of an amount of memory that is sent. 64 MiB is less than a CUDA context takes, and a process that allocates
+/// in small steps does not cause a message for each step.
 pub const MEMORY_DEAD_BAND: Bytes = Bytes(64 << 20);
 /// Shortest time between two messages of an agent.
 pub const REPORT_LEAST: Duration = Duration::from_secs(1);
@@ -25,31 +25,31 @@ pub const REPORT_MOST: Duration = Duration::from_secs(10);
 /// Whether new pods may be bound to the node.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum AgentPhase {
-    /// The agent is not registered with the kubelet: a pod that is bound now would fail at its admission.
+    /// The agent is not registered with the kubelet: a pod that is bound now would fail admission.
     #[default]
     Starting,
-    /// The kubelet knows the agent.
+    /// The agent is registered with the kubelet.
     Serving,
-    /// The kubelet knows the agent, which is of an earlier release and gives devices in the answer to `Allocate`, because the
-    /// runtime has no CDI. That answer names no pod, and this release does not bind to such a node.
+    /// An agent of an earlier release is registered with the kubelet. Its runtime has no CDI, so the agent gives devices in the
+    /// answer to `Allocate`, which names no pod. This release binds no pod to such a node.
     ServingEarly,
-    /// The agent is about to stop, and waits for the pods that are bound already.
+    /// The agent is about to stop, and waits until the kubelet has called `Allocate` for the pods that are already bound.
     Leaving,
 }
 
-/// How far the start of a pod has come, by its agent.
+/// How far the start of a pod has come, as its agent reports it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum PodStage {
-    /// The kubelet has called `Allocate` for all of its containers, and the agent refuses their start, because it has no claim or
-    /// its request cannot be read: it holds no device.
+    /// The kubelet has called `Allocate` for all of its containers, but the agent refuses to start them, because the pod has no
+    /// claim or its request cannot be read. The pod holds no device.
     Refused,
     /// The kubelet has not called `Allocate` for all of its containers.
     Waiting,
     /// The kubelet has called `Allocate` for all of its containers that request GPUs.
     Allocated,
-    /// A container of it has its devices.
+    /// A container of the pod has its devices.
     Started,
-    /// It has ended or is not known, and there are still processes of it on a GPU.
+    /// The pod has ended or is not known, but still has processes on a GPU.
     Ended,
 }
 
@@ -64,8 +64,8 @@ pub struct ReportedGpu {
     pub memory_used: ReportedReading<Bytes>,
     /// Memory in use that no process of a pod explains.
     pub memory_unattributed: ReportedReading<Bytes>,
-    /// Number of processes; absent while the agent has no list of them, which is not the same as none. 0 without an age where
-    /// the driver never lists any, because then the agent never sees one.
+    /// Number of processes; absent while the agent has no process list. 0 without an age where the driver never lists
+    /// processes, because then the agent never sees any.
     pub processes: ReportedReading<u32>,
 }
 
@@ -78,8 +78,8 @@ pub struct ReportedUse {
     pub memory_used: ReportedReading<Bytes>,
 }
 
-/// What the processes of one pod use, by GPU or MIG instance. A leader keeps one for each pod of the cluster, and most have one
-/// entry, so it is a sorted list: a map would take half a KiB for each.
+/// What the processes of one pod use, by GPU or MIG instance. A leader keeps one such list for each pod of the cluster, and most
+/// lists have one entry. So it is a sorted list: a map would take half a KiB for each pod.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ReportedUses(Box<[(GpuUuid, ReportedUse)]>);
 
@@ -96,12 +96,12 @@ impl From<BTreeMap<GpuUuid, ReportedUse>> for ReportedUses {
 }
 
 impl ReportedUses {
-    /// All, ordered by device.
+    /// All uses, ordered by device.
     pub fn iter(&self) -> impl ExactSizeIterator<Item = (&GpuUuid, &ReportedUse)> {
         self.0.iter().map(|(device, used)| (device, used))
     }
 
-    /// Takes the UUIDs of these GPUs in the place of equal ones.
+    /// Replaces each UUID with the equal one in `gpus`, so that both share one allocation.
     fn share(&mut self, gpus: &BTreeMap<GpuUuid, ReportedGpu>) {
         for (device, _) in &mut self.0 {
             if let Some((same, _)) = gpus.get_key_value(device) {
@@ -110,7 +110,7 @@ impl ReportedUses {
         }
     }
 
-    /// Those of this device.
+    /// The use of this device.
     #[must_use]
     pub fn get(&self, device: &GpuUuid) -> Option<&ReportedUse> {
         let place = self.0.binary_search_by(|(one, _)| one.cmp(device)).ok()?;
@@ -127,7 +127,7 @@ pub struct ReportedPod {
     pub uses: ReportedUses,
 }
 
-/// Everything that an agent reports of its node.
+/// Everything that an agent reports about its node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AgentReport {
     /// The node.
@@ -177,8 +177,8 @@ pub struct LeaderView {
     pub closed: Option<Arc<str>>,
     /// Whether the leader knows that the agent is about to stop.
     pub leaving: bool,
-    /// Pods that are bound to the node, or may be, and for which the kubelet has not asked yet. Only while the agent is
-    /// about to stop.
+    /// Pods that are or may be bound to the node and for which the kubelet has not called `Allocate` yet. Empty unless the
+    /// agent is about to stop.
     pub awaited: Vec<PodUid>,
 }
 
@@ -201,8 +201,8 @@ impl AgentReport {
         AgentReport { node, phase: AgentPhase::Starting, gpus: BTreeMap::new(), pods: BTreeMap::new() }
     }
 
-    /// What differs from the report `sent` that the leader has. An amount of memory that differs by less than
-    /// [`MEMORY_DEAD_BAND`] does not count, and the age of a reading does not either.
+    /// The differences from `sent`, the report that the leader has. An amount of memory that differs by less than
+    /// [`MEMORY_DEAD_BAND`] does not count, nor does the age of a reading.
     #[must_use]
     pub fn changes_since(&self, sent: &AgentReport) -> ReportChange {
         let gpu_differs = |uuid: &GpuUuid, gpu: &ReportedGpu| sent.gpus.get(uuid).is_none_or(|sent| gpu.differs(sent));
@@ -218,18 +218,18 @@ impl AgentReport {
         }
     }
 
-    /// The same, with the UUID of each GPU once in memory and not once for each pod that uses it: a leader keeps the reports of
-    /// thousands of nodes.
+    /// The same report, with the UUID of each GPU in memory once instead of once for each pod that uses it: a leader keeps the
+    /// reports of thousands of nodes.
     #[must_use]
     pub fn compact(mut self) -> AgentReport {
         self.pods.values_mut().for_each(|pod| pod.uses.share(&self.gpus));
         self
     }
 
-    /// Takes over a change.
+    /// Applies a change.
     ///
     /// # Errors
-    /// [`ReportTooLarge`]; the report is as it was then.
+    /// [`ReportTooLarge`]; then the report is unchanged.
     pub fn apply(&mut self, mut change: ReportChange) -> Result<(), ReportTooLarge> {
         let more = |all: usize, new: usize, gone: usize| (all + new).saturating_sub(gone);
         let new_gpus = change.gpus.keys().filter(|uuid| !self.gpus.contains_key(*uuid)).count();
@@ -286,7 +286,7 @@ impl ReportedPod {
 }
 
 impl ReportChange {
-    /// Whether it says the same as the report before it, which has this phase.
+    /// Whether nothing differs from the previous report, which has this phase.
     #[must_use]
     pub fn is_empty(&self, phase: AgentPhase) -> bool {
         self.phase == phase
@@ -297,7 +297,7 @@ impl ReportChange {
     }
 }
 
-/// Whether two amounts differ so much that the first must be sent.
+/// Whether two amounts differ so much that the new one must be sent.
 fn beyond_band(now: Bytes, sent: Bytes) -> bool {
     now.0.abs_diff(sent.0) >= MEMORY_DEAD_BAND.0
 }

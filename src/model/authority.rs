@@ -14,14 +14,14 @@ pub struct CertificateAuthority {
     pub made: u64,
 }
 
-/// The authorities of one cluster: the one that signs, and those that are trusted beside it.
+/// The authorities of one cluster: the one that signs, and the others that are trusted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AuthoritySet {
-    /// The one that signs.
+    /// The authority that signs.
     pub current: CertificateAuthority,
-    /// The one that signs next, once all agents trust it.
+    /// The authority that signs next, once all agents trust it.
     pub next: Option<CertificateAuthority>,
-    /// The certificate of the one that signed before, PEM.
+    /// The certificate of the authority that signed before, PEM.
     pub previous: Option<Arc<str>>,
 }
 
@@ -32,7 +32,7 @@ impl fmt::Debug for CertificateAuthority {
 }
 
 impl AuthoritySet {
-    /// A set of one.
+    /// A set with only this authority.
     #[must_use]
     pub fn of(current: CertificateAuthority) -> AuthoritySet {
         AuthoritySet { current, next: None, previous: None }

@@ -11,7 +11,7 @@ pub struct CheckpointEntry {
     pub holder: ContainerKey,
     /// Device ids, as the kubelet spells them; ids of a plugin that ran here earlier can be among them.
     pub ids: Vec<Arc<str>>,
-    /// The agent's ticket; `None` where the plugin's answer is another plugin's or holds no ticket.
+    /// The agent's ticket; `None` where another plugin gave the answer, or the answer holds no ticket.
     pub ticket: Option<Ticket>,
     /// Whether another plugin gave the answer: it is not empty and holds nothing of this agent.
     pub foreign: bool,

@@ -1,4 +1,4 @@
-//! One state of one file, by which a change of the file is seen without reading it.
+//! The stamp of a file: shows whether the file has changed without reading it.
 
 /// Inode, size and time of the last change. A program that replaces a file changes at least one of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

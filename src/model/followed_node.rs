@@ -18,9 +18,9 @@ pub struct FollowedNode {
     pub created_at: Option<WallTime>,
     /// The resource version, where the server uses numbers.
     pub version: Option<u64>,
-    /// Its place in the order in which Nodes came.
+    /// Its place in the order in which Nodes were first seen.
     pub arrival: Option<Arrival>,
-    /// Annotations about GPUs, ordered by key, bounded as those of a pod.
+    /// Annotations about GPUs, ordered by key, bounded like those of a pod.
     pub annotations: Vec<(Arc<str>, Arc<str>)>,
     /// Number of such annotations that are too large; their values are not known.
     pub annotations_left_out: u32,

@@ -225,7 +225,7 @@ readings! {
         pub gpm: GpmSample,
         /// The samples of its MIG instances.
         pub mig: Vec<MigSample>,
-        /// What changes rarely: PCIe slot, retired pages, links, fabric.
+        /// Readings that change rarely: PCIe slot, retired pages, links, fabric.
         pub hardware: HardwareState,
     }
 }
@@ -433,7 +433,7 @@ pub struct Xid {
 pub(crate) mod tests {
     use super::*;
 
-    /// A GPU of which the readings are known, all of them 0.
+    /// A GPU whose readings are all known and all 0.
     pub(crate) fn gpu() -> Gpu {
         let at = Monotonic(1);
         Gpu {

@@ -18,11 +18,11 @@ pub struct GpuPod {
     pub requests: Vec<ContainerRequest>,
     /// The claim on the pod, as far as the agent can read it.
     pub claim: PodClaim,
-    /// Whether the pod says which GPUs it accepts, so that no other claim's devices are good enough for it.
+    /// Whether the pod states which GPUs it accepts: then its claim must not move to other devices.
     pub chooses_gpus: bool,
     /// Whether this node's agent made the claim, because no scheduler had made one.
     pub placed_here: bool,
-    /// Whether a container of it has ever started.
+    /// Whether a container of the pod has ever started.
     pub started: bool,
     /// Whether the pod has succeeded or failed: it never starts a container again.
     pub finished: bool,

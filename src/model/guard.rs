@@ -6,7 +6,7 @@
 pub enum AdmissionPolicy {
     /// Lets an agent write only to its own Node, and there only the fields that an agent needs.
     Nodes,
-    /// The same for pods.
+    /// Lets an agent write only to pods of its own node, and there only the fields that an agent needs.
     Pods,
     /// Lets no other account write the keys that schedulers and agents trust.
     Keys,
@@ -43,7 +43,7 @@ impl AdmissionPolicy {
 }
 
 impl PolicyGuard {
-    /// A stable short word.
+    /// A stable short code.
     #[must_use]
     pub fn code(self) -> &'static str {
         match self {

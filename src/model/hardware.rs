@@ -16,7 +16,7 @@ use std::sync::Arc;
 pub const MAX_NVLINKS: u32 = 36;
 
 readings! {
-    /// What does not change while a GPU stays in its slot.
+    /// The facts that do not change while a GPU stays in its slot.
     #[derive(Clone, Debug, Default, PartialEq)]
     pub struct Board {
         /// Serial number of the board, as printed on it.
@@ -38,7 +38,7 @@ readings! {
         pub pci_path: Reading<Arc<str>>,
     }
 
-    /// What is read rarely of a GPU: PCIe slot, retired pages, links, fabric.
+    /// The readings of a GPU that are taken rarely: PCIe slot, retired pages, links, fabric.
     #[derive(Clone, Debug, Default, PartialEq)]
     pub struct HardwareState {
         /// Current PCIe generation. It falls while the GPU is idle, to save power.
@@ -78,7 +78,7 @@ readings! {
     }
 }
 
-/// Reads one value of what is read rarely, in base units.
+/// Reads one value of a GPU's board or hardware, in base units.
 pub type ReadOfHardware = fn(&Board, &HardwareState) -> Reading<SampleValue>;
 
 /// The readings of a GPU's board and hardware that are one number each, in the order in which `/metrics` shows them.
@@ -156,7 +156,7 @@ impl LinkError {
         LinkError::Symbol,
     ];
 
-    /// A stable short word.
+    /// A stable short code.
     #[must_use]
     pub fn code(self) -> &'static str {
         match self {
@@ -227,7 +227,7 @@ impl FabricState {
         }
     }
 
-    /// A stable short word.
+    /// A stable short code.
     #[must_use]
     pub fn code(self) -> &'static str {
         match self {
@@ -251,7 +251,7 @@ impl FabricHealth {
         }
     }
 
-    /// A stable short word.
+    /// A stable short code.
     #[must_use]
     pub fn code(self) -> &'static str {
         match self {
@@ -269,7 +269,7 @@ const FAULTS: [(&str, u32); 4] =
 const CONFIGURATION: u32 = 8;
 
 impl Fabric {
-    /// The possible faults, each with a stable short word and whether it is present. Faults that NVML does not report
+    /// The possible faults, each with a stable short code and whether it is present. Faults that NVML does not report
     /// are left out.
     pub fn faults(&self) -> impl Iterator<Item = (&'static str, bool)> {
         let health = self.health;
@@ -319,7 +319,7 @@ mod tests {
         );
         assert_eq!(faults(1 << 8), [("incorrect_configuration", false)]);
         assert_eq!(faults(5 << 8), [("incorrect_configuration", true)]);
-        assert_eq!(faults(0b11), [], "a value of no meaning is not told");
+        assert_eq!(faults(0b11), [], "a value without a meaning is not reported");
     }
 
     #[test]

@@ -5,7 +5,7 @@ use crate::reading::Reading;
 use crate::unit::{Bytes, Count, Nanos};
 use std::sync::Arc;
 
-/// What is read of the whole machine.
+/// The readings of the whole machine.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct HostSample {
     /// Time in user mode (with nice), over all CPUs since boot.
@@ -73,7 +73,7 @@ pub struct HostPressure {
     pub io_stalled: Nanos,
 }
 
-/// What does not change while the machine runs.
+/// The facts that do not change while the machine runs.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct HostFacts {
     /// Kernel release.

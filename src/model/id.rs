@@ -92,9 +92,9 @@ name!(
     Ticket, "ticket", |t| t.len() == 33 && t.starts_with('t') && t.bytes().skip(1).all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'))
 );
 
-// Equal names have equal texts and equal hashes, so that a map of nodes is asked by a text.
+// Lets a map with `NodeName` keys be searched with a `&str`: equal names have equal texts and equal hashes.
 impl std::borrow::Borrow<str> for NodeName {
-    // A filter call asks for thousands of names.
+    // A filter call looks up thousands of names.
     #[inline]
     fn borrow(&self) -> &str {
         &self.0
@@ -102,7 +102,7 @@ impl std::borrow::Borrow<str> for NodeName {
 }
 
 impl GpuUuid {
-    /// Whether it is that of a MIG instance.
+    /// Whether it is the UUID of a MIG instance.
     #[must_use]
     pub fn is_mig_instance(&self) -> bool {
         self.0.starts_with("MIG-")
@@ -117,7 +117,7 @@ impl Ticket {
     }
 }
 
-/// Namespace and name of a pod. Not an identity, because a pod of the same name can come again: [`PodUid`] is the
+/// Namespace and name of a pod. Not an identity, because another pod can get the same name later: [`PodUid`] is the
 /// identity.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PodRef {

@@ -1,4 +1,4 @@
-//! Incidents: the reasons why a GPU gets no new containers, each with its word, its text, and what to do about it.
+//! Incidents: the reasons why a GPU gets no new containers, each with its code, its text, and what to do about it.
 
 use crate::id::GpuUuid;
 use crate::reading::Absence;
@@ -98,7 +98,7 @@ impl Incident {
         matches!(self, Incident::Xid(_) | Incident::EccUncorrected)
     }
 
-    /// A stable short word, for label values and JSON.
+    /// A stable short code, for label values and JSON.
     #[must_use]
     pub fn code(self) -> String {
         match self {

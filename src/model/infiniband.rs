@@ -52,7 +52,7 @@ pub enum DeviceAffinity {
 }
 
 impl DeviceAffinity {
-    /// A stable short word.
+    /// A stable short code.
     #[must_use]
     pub fn code(self) -> &'static str {
         match self {

@@ -5,8 +5,8 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Namespace and name of a Lease. The extenders of one installation share it, and no other installation has the same one:
-/// a Lease that was deleted and made anew is the same. It stands on each claim (`gpu-steward.io/lease`).
+/// Namespace and name of a Lease. The extenders of one installation share one Lease, and no other installation uses it. A Lease
+/// that was deleted and created again counts as the same. Each claim names its Lease (`gpu-steward.io/lease`).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LeaseName(Arc<str>);
 
@@ -17,7 +17,7 @@ impl LeaseName {
         LeaseName(format!("{namespace}/{name}").into())
     }
 
-    /// As it stands on a claim: `NAMESPACE/NAME`.
+    /// The text that a claim has: `NAMESPACE/NAME`.
     #[must_use]
     pub fn as_str(&self) -> &str {
         &self.0
@@ -30,12 +30,12 @@ impl fmt::Display for LeaseName {
     }
 }
 
-/// What a Lease says of its holder. The times are for people: no decision compares them with a clock.
+/// What a Lease records about its holder. The times are for people: no decision compares them with a clock.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LeaseRecord {
     /// The identity of the holder; `None` where it was released.
     pub holder: Option<Arc<str>>,
-    /// How long the Lease stays with its holder after a change of it was seen; whole seconds.
+    /// How long the Lease is valid after its last change was seen; whole seconds.
     pub duration: Duration,
     /// When the holder took it.
     pub acquired: Option<WallTime>,
@@ -45,7 +45,8 @@ pub struct LeaseRecord {
     pub transitions: u64,
     /// The epoch of the holder's claims (`gpu-steward.io/epoch`); `None` where no holder has written one.
     pub epoch: Option<u64>,
-    /// Where the holder serves agents and the other extenders (`gpu-steward.io/address`); `None` where it does not.
+    /// The address at which the holder serves agents and the other extenders (`gpu-steward.io/address`); `None` where it does
+    /// not serve them.
     pub address: Option<Arc<str>>,
 }
 

@@ -20,7 +20,7 @@
 //!   placement           which GPUs a pod accepts and prefers
 //!   file_stamp          one state of one file
 //!   checkpoint ticket   a row of the kubelet's checkpoint; a CDI device name that stands for one container
-//!   cdi_support         what is known of the CDI of the container runtime
+//!   cdi_support         what is known about the CDI support of the container runtime
 //!   limits              what limits a container, and the memory that each pod may hold of a device
 //!   lease               the record by which one process becomes the leader
 //!   agent_stream        what an agent reports to the leading extender, and what the leader answers
@@ -33,7 +33,7 @@
 //!   view                what the agent knows of the node at one moment; every server shows it
 //! ```
 //!
-//! What must never happen here: no file, no clock, no socket, no async, no serialisation format. Time is an argument.
+//! What must never happen here: use of a file, clock, socket, async or serialisation format. Time is an argument.
 //! A value that could not be read is [`Reading::Absent`] with its reason, never zero.
 
 // A pure crate never panics on an input: an impossible case is an error value or excluded by a type.

@@ -1,7 +1,7 @@
-//! The names of NVIDIA's devices: resources, annotations, labels, device nodes and the container runtime. No other file of `model`,
-//! `wire`, `decide` and `effects` spells them out. The devices of another vendor get a file like this one.
+//! The names of NVIDIA's devices: resources, annotations, labels, device nodes and the container runtime. No other file of
+//! `model`, `wire`, `decide` and `effects` spells them out. The devices of another vendor get a file like this one.
 
-/// Resource, as the next ones, unless a setting or HAMi's device configuration gives another name: the number of GPUs.
+/// Resource: the number of GPUs. A setting or HAMi's device configuration can give this and the following resources other names.
 pub const COUNT: &str = "nvidia.com/gpu";
 /// Memory of each GPU, in MiB.
 pub const MEMORY: &str = "nvidia.com/gpumem";
@@ -24,25 +24,25 @@ pub const CDI_KIND: &str = "nvidia.com/gpu";
 pub const RUNTIME: &str = "nvidia-container-runtime";
 /// The start of the names of NVIDIA's own runtime classes: `nvidia`, `nvidia-cdi`, `nvidia-legacy`.
 pub const RUNTIME_CLASSES: &str = "nvidia";
-/// Variable by which NVIDIA's container runtime gives a container its devices.
+/// Environment variable that tells NVIDIA's container runtime which devices a container gets.
 pub const VISIBLE_DEVICES: &str = "NVIDIA_VISIBLE_DEVICES";
 /// Path of the device node of a GPU, without its number.
 pub const DEVICE_NODE: &str = "/dev/nvidia";
 /// Folder of the device nodes of MIG instances.
 pub const CAPABILITY_NODES: &str = "/dev/nvidia-caps/";
 
-/// Node: the GPUs that it registers (`wire::register`).
+/// Node annotation: the GPUs that the node registers (`wire::register`).
 pub const REGISTER: &str = "hami.io/node-nvidia-register";
-/// Node: how well its GPUs are connected (`wire::links`).
+/// Node annotation: how well the node's GPUs are connected (`wire::links`).
 pub const NODE_LINKS: &str = "hami.io/node-nvidia-score";
 
-/// Pod, as the next ones (`wire::placement`): words that the product name of its GPUs contains.
+/// Pod annotation, like the following ones (`wire::placement`): the product name of its GPUs contains one of these words.
 pub const USE_TYPES: &str = "nvidia.com/use-gputype";
-/// Words that the product name of its GPUs does not contain.
+/// The product name of its GPUs contains none of these words.
 pub const AVOID_TYPES: &str = "nvidia.com/nouse-gputype";
-/// UUIDs that its GPUs have.
+/// Its GPUs have only these UUIDs.
 pub const USE_UUIDS: &str = "nvidia.com/use-gpuuuid";
-/// UUIDs that its GPUs do not have.
+/// Its GPUs have none of these UUIDs.
 pub const AVOID_UUIDS: &str = "nvidia.com/nouse-gpuuuid";
 /// Whether all GPUs of one container are on one NUMA node.
 pub const NUMA_BIND: &str = "nvidia.com/numa-bind";
@@ -51,7 +51,7 @@ pub const SHARING_MODES: &str = "nvidia.com/vgpu-mode";
 
 /// Label that GPU feature discovery (GFD) leaves on a Node that it labels.
 pub const DISCOVERY: &str = "nvidia.com/gfd.timestamp";
-/// Node label, as the next ones (`wire::labels`): whether the node has GPUs.
+/// Node label, like the following ones (`wire::labels`): whether the node has GPUs.
 pub const LABEL_PRESENT: &str = "nvidia.com/gpu.present";
 /// Number of GPUs.
 pub const LABEL_COUNT: &str = "nvidia.com/gpu.count";

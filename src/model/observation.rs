@@ -23,7 +23,7 @@ use std::sync::Arc;
 #[derive(Clone, Debug)]
 #[expect(
     clippy::large_enum_variant,
-    reason = "the samples of one second are few: a box each would cost more than it saves"
+    reason = "there are few samples in a second: a box for each would cost more than it saves"
 )]
 pub enum Observation {
     /// A state. It is never lost.
@@ -48,7 +48,7 @@ pub enum Fact {
     GpuDriverLoaded(u64),
     /// Whether the call that waits for driver events hangs.
     GpuEventsHang(bool),
-    /// Whether calls that wait for driver events fail one after the other.
+    /// Whether the calls that wait for driver events fail repeatedly.
     GpuEventsFail(bool),
     /// The list of GPUs, at start and whenever it changes (hot-plug, MIG, loss). Known GPUs that cannot be read stay in
     /// the list.
@@ -85,13 +85,13 @@ pub enum SourceEvent {
     GpuStalled(GpuUuid),
     /// A driver error (XID).
     Xid(Xid),
-    /// The process behind a driver error that was reported before without it.
+    /// The process behind a driver error that was already reported without its process.
     XidProcess(Xid),
     /// An error of an NVSwitch.
     Sxid(Sxid),
     /// An error of a source, for the counters in `/metrics`; the source has already logged it.
     Trouble(ErrorCounter),
-    /// So many samples and events were dropped since the last report of this, because too many waited for the owner.
+    /// Number of samples and events that were dropped since the last such report, because too many waited for the owner.
     Dropped(u64),
 }
 
@@ -99,7 +99,7 @@ pub enum SourceEvent {
 #[derive(Clone, Debug)]
 #[expect(
     clippy::large_enum_variant,
-    reason = "one a second of the large one: a box each would cost more than it saves"
+    reason = "there is one large sample in a second: a box would cost more than it saves"
 )]
 pub enum Sample {
     /// Readings of one GPU.
@@ -198,7 +198,7 @@ pub enum GpuSourceState {
     },
     /// The replacement poller hangs as well.
     Hanging,
-    /// The agent has released the driver, because an operator asked for it. The known GPUs stay listed.
+    /// The agent has released the driver at the request of an operator. The known GPUs stay listed.
     Released {
         /// The latest time at which the agent opens it again.
         until: Monotonic,

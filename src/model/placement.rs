@@ -1,4 +1,4 @@
-//! What a pod asks of the scheduler beside the amounts: which GPUs it accepts, and which it prefers.
+//! What a pod requests from the scheduler besides amounts: which GPUs it accepts, and which it prefers.
 
 use crate::id::{GpuUuid, PodRef, PodUid};
 use crate::request::ContainerRequest;
@@ -49,7 +49,7 @@ pub enum GpuOrder {
     Binpack,
     /// The emptiest GPU first.
     Spread,
-    /// GPUs of one NUMA node beside each other.
+    /// GPUs of one NUMA node next to each other.
     Numa,
 }
 
@@ -59,7 +59,7 @@ impl Default for GpuPolicy {
     }
 }
 
-/// How much each part of a GPU counts where GPUs and nodes are compared. At least one is not zero.
+/// The weight of each part of a GPU when GPUs and nodes are compared. At least one is not zero.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ScoreWeights {
     /// Containers on the GPU, of those that may share it.
@@ -87,14 +87,14 @@ pub struct PlacementPreference {
     pub weights: Option<ScoreWeights>,
 }
 
-/// A pod that asks the scheduler for GPUs.
+/// A pod that requests GPUs from the scheduler.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PlacementRequest {
     /// The identity.
     pub uid: PodUid,
     /// Namespace and name.
     pub pod: PodRef,
-    /// The version of the pod that asks this, where the server uses numbers.
+    /// The resource version of the pod with this request, where the server uses numbers.
     pub version: Option<u64>,
     /// What its containers request, init containers first.
     pub requests: Vec<ContainerRequest>,
@@ -102,19 +102,19 @@ pub struct PlacementRequest {
     pub selection: GpuSelection,
     /// Which nodes and GPUs it prefers.
     pub preference: PlacementPreference,
-    /// Whether it also prefers nodes by what kube-scheduler alone knows: affinity and topology spread.
+    /// Whether it also prefers nodes by rules that only kube-scheduler knows: affinity and topology spread.
     pub prefers_nodes: bool,
 }
 
 impl PlacementRequest {
-    /// Whether it accepts some GPUs only.
+    /// Whether it accepts only some GPUs.
     #[must_use]
     pub fn chooses_gpus(&self) -> bool {
         self.selection != GpuSelection::default()
             || self.preference.gpu_policy.as_ref().is_some_and(|policy| policy.idle_only)
     }
 
-    /// Whether the same pod asks the same in another version: then what was decided for the one version is right for the other.
+    /// Whether this is the same request of the same pod, in any version: then a decision for one version holds for the other.
     #[must_use]
     pub fn asks_the_same(&self, other: &PlacementRequest) -> bool {
         // Named one by one, so that a new field is not forgotten here.

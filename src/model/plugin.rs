@@ -22,7 +22,7 @@ pub enum RegistrationState {
 }
 
 impl RegistrationState {
-    /// The word for the only way of registration (the call `Register`), which metrics and JSON still name.
+    /// The code for the only way to register (the call `Register`); metrics and JSON still show it.
     pub const WAY: &str = "classic";
     /// The text for [`RegistrationState::Follows`].
     pub const FOLLOWS: &str = "another agent shares the GPUs of this node; this agent waits until it ends";
@@ -31,9 +31,9 @@ impl RegistrationState {
 /// What the kubelet does with a second connection for a resource that already has one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SecondConnection {
-    /// It keeps both, and the end of one does not affect the other.
+    /// The kubelet keeps both, and the end of one does not affect the other.
     Kept,
-    /// It uses the newer one, and drops that one too when the older one ends.
+    /// The kubelet uses the newer connection, and drops it too when the older one ends.
     DroppedWithTheFirst,
 }
 
@@ -43,9 +43,9 @@ pub enum CdiState {
     /// It is not known yet.
     #[default]
     Unknown,
-    /// They do.
+    /// Containers get their GPUs by CDI.
     Works,
-    /// They do not, so no GPU is offered.
+    /// Containers do not get their GPUs by CDI, so no GPU is offered.
     Missing {
         /// What is missing, and what to change.
         why: Arc<str>,
@@ -63,14 +63,14 @@ pub enum StartOutcome {
     Foreign,
     /// The agent refused the start, with this code.
     Refused(&'static str),
-    /// The agent waited too long, for the thing that this word names.
+    /// The start waited too long; the code names what it waited for.
     Late(&'static str),
     /// The agent could not write the container's files.
     Failed,
 }
 
 impl StartOutcome {
-    /// A stable short word.
+    /// A stable short code.
     #[must_use]
     pub fn code(self) -> &'static str {
         match self {

@@ -11,9 +11,9 @@ pub const MAX_POD_OBJECTS: usize = 1024;
 pub const MAX_CLUSTER_PODS: usize = 300_000;
 /// Upper bound on the containers of one pod: an object of 1.5 MiB could name thousands, but the kubelet starts dozens.
 pub const MAX_CONTAINERS: usize = 128;
-/// Upper bound on the size of one pod's kept annotations together, keys included. The longest needed are the devices of
-/// 16 GPUs for each of several containers, some 4 KiB, three times. The API server allows 256 KiB, and a node full of
-/// such pods must not fill the agent's memory.
+/// Upper bound on the size of one pod's kept annotations together, keys included. The longest annotation that is needed
+/// lists 16 GPUs for each of several containers: about 4 KiB, and a pod has three of that kind. The API server allows
+/// 256 KiB, and a node full of such pods must not fill the agent's memory.
 pub const MAX_ANNOTATIONS: usize = 16 * 1024;
 /// Upper bound on the extended resources of one container: HAMi has five, MIG a dozen profiles.
 pub const MAX_RESOURCES: usize = 32;
@@ -54,7 +54,7 @@ pub struct Pod {
     /// Number of annotations that the agent would use but that are too large ([`MAX_ANNOTATIONS`]); their values are
     /// not known.
     pub annotations_left_out: u32,
-    /// Number of those with a key that only the system writes, so that a claim may be among them.
+    /// How many of those have a key that only the system writes: a claim may be among them.
     pub system_keys_left_out: u32,
     /// The labels to show, in the order of [`LabelKeys`].
     pub labels: PodLabels,
@@ -64,11 +64,11 @@ pub struct Pod {
     pub controller: Option<PodController>,
     /// Whether it has scheduling gates: no scheduler may place it before they are removed.
     pub gated: bool,
-    /// Whether it prefers some nodes: by preferred node or pod affinity, or by a topology spread constraint that may be broken.
+    /// Whether it prefers some nodes: by preferred node or pod affinity, or by a soft topology spread constraint.
     pub prefers_nodes: bool,
     /// Whether it uses the node's network namespace.
     pub host_network: bool,
-    /// The runtime class that its author chose: it can name another runtime than that of the node's other pods.
+    /// The runtime class that its author chose: the runtime can differ from that of the node's other pods.
     pub runtime_class: Option<Arc<str>>,
     /// Restart policy of its containers.
     pub restart: Option<RestartPolicy>,
@@ -84,7 +84,7 @@ pub struct Pod {
 pub struct LeftOutContainers {
     /// Number of them.
     pub number: u32,
-    /// The resources that they request with an amount other than 0, each one once, at most [`MAX_RESOURCES`].
+    /// The resources that they request with an amount other than 0, each once, at most [`MAX_RESOURCES`].
     pub resources: Vec<Arc<str>>,
     /// Whether they request more than these.
     pub more_resources: bool,
@@ -101,7 +101,7 @@ pub enum PodPhase {
     Succeeded,
     /// All containers ended, at least one with a failure.
     Failed,
-    /// Unknown to the API server, or a word that this version does not know.
+    /// Unknown to the API server, or a phase that this version does not know.
     #[default]
     Unknown,
 }
@@ -145,7 +145,7 @@ pub struct PodContainer {
     pub limits: Vec<(Arc<str>, Arc<str>)>,
     /// Number of extended resources beyond [`MAX_RESOURCES`]; those with an amount of 0 are left out first.
     pub limits_left_out: u32,
-    /// Whether one of those may have another amount than 0. Whether GPUs are among them is then not known.
+    /// Whether one of those may have an amount other than 0. Then it is not known whether the container requests GPUs.
     pub requests_left_out: bool,
     /// Id of the running or last container of that name; `None` before the first one is created.
     pub id: Option<ContainerId>,

@@ -99,15 +99,14 @@ impl Absence {
         Absence::Released,
     ];
 
-    /// The reason with this short word; `nvml_error` is the number of an NVML error. `None`: this release has no such
-    /// reason.
+    /// The reason with this code; `nvml_error` is the number of an NVML error. `None` where this release has no such reason.
     #[must_use]
     pub fn parse(code: &str, nvml_error: Option<u32>) -> Option<Absence> {
         let plain = Absence::PLAIN.into_iter().find(|why| why.code() == code);
         plain.or_else(|| nvml_error.map(Absence::Nvml).filter(|why| why.code() == code))
     }
 
-    /// A stable short word, for label values and JSON.
+    /// A stable short code, for label values and JSON.
     #[must_use]
     pub fn code(self) -> &'static str {
         match self {
@@ -223,14 +222,14 @@ impl<T: Default> Readings for Reading<T> {
     }
 }
 
-/// A number beside the readings of a struct, such as the count of the samples in a mean: 0.
+/// A number in a struct of readings, such as the count of the samples in a mean, becomes 0.
 impl Readings for u32 {
     fn made_by(_: &impl MakeReading) -> Self {
         0
     }
 }
 
-/// A list beside the readings of a struct: empty.
+/// A list in a struct of readings becomes empty.
 impl<T> Readings for Vec<T> {
     fn made_by(_: &impl MakeReading) -> Self {
         Vec::new()

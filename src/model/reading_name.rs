@@ -18,7 +18,7 @@ pub struct ReadingName {
     pub help: &'static str,
     /// The fixed label of this reading where a metric has several readings, already escaped: `policy="power"`.
     pub label: &'static str,
-    /// The field of `/api/v1`; `None`: it is not there, or not as a field of its own.
+    /// The field of `/api/v1`; `None` where the reading has no field of its own there.
     pub json: Option<&'static str>,
 }
 
@@ -85,7 +85,7 @@ mod tests {
         let names = names();
         let mut seen = BTreeSet::new();
         for metric in names.chunk_by(|one, next| one.metric == next.metric) {
-            assert!(seen.insert(metric[0].metric), "{} stands in two places", metric[0].metric);
+            assert!(seen.insert(metric[0].metric), "{} is in two places", metric[0].metric);
             assert!(metric.len() == 1 || metric.iter().all(|name| !name.label.is_empty()), "{}", metric[0].metric);
             assert!(metric.iter().all(|name| name.help == metric[0].help), "{}", metric[0].metric);
         }

@@ -41,7 +41,7 @@ impl RecoveryAction {
         }
     }
 
-    /// A stable short word.
+    /// A stable short code.
     #[must_use]
     pub fn code(self) -> &'static str {
         match self {

@@ -1,4 +1,4 @@
-//! A reading in a report of an agent: the leader's clock is another one, so it has its age instead of its time.
+//! A reading in an agent's report. It has an age instead of a time, because the leader has another clock.
 
 use crate::reading::{Absence, Reading};
 use crate::time::Monotonic;
@@ -14,9 +14,9 @@ pub struct ReadingAge(
 /// reason, and a later one may report a reason that this release does not know.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReportedReading<T> {
-    /// The value, and how old it was in the report that had it; `None`: that is not known.
+    /// The value, and its age when the report was made; `None` where the age is not known.
     Measured(T, Option<ReadingAge>),
-    /// There is no value; `None`: the reason is not known.
+    /// There is no value; `None` where the reason is not known.
     Absent(Option<Absence>),
 }
 
@@ -40,7 +40,7 @@ impl<T> ReportedReading<T> {
         }
     }
 
-    /// One reading of two parts. It is as old as the older part, and absent if one of them is.
+    /// Combines two readings. The result is as old as the older reading, and absent if one of them is.
     #[must_use]
     pub fn sum(self, other: Self, add: impl FnOnce(T, T) -> T) -> Self {
         match (self, other) {
@@ -65,8 +65,8 @@ impl<T: Copy> ReportedReading<T> {
         }
     }
 
-    /// Whether this must be sent to a leader that has `sent`: the value has appeared or disappeared, it is absent for
-    /// another reason, or `differ` says that it has changed. The age alone is no change.
+    /// Whether this reading must be sent to a leader that has `sent`: the value has appeared or disappeared, is absent for
+    /// another reason, or has changed according to `differ`. Another age alone is not a change.
     #[must_use]
     pub fn differs(&self, sent: &Self, differ: impl FnOnce(T, T) -> bool) -> bool {
         match (self, sent) {

@@ -11,7 +11,7 @@ pub const MAX_SXID_CODES: usize = 64;
 /// An error of an NVSwitch.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Sxid {
-    /// The switch's PCI bus id, in NVML's spelling of those of GPUs.
+    /// The switch's PCI bus id, spelled as NVML spells those of GPUs.
     pub switch: Arc<str>,
     /// The number in NVIDIA's catalogue.
     pub code: u32,
@@ -19,7 +19,7 @@ pub struct Sxid {
     pub fatal: bool,
     /// The number of the affected link on the switch, if the error names one.
     pub link: Option<u32>,
-    /// When the agent read of it.
+    /// When the agent received it.
     pub at: Monotonic,
 }
 

@@ -22,7 +22,7 @@ impl Monotonic {
 }
 
 /// The place of a pod in the order in which pods came to this node: a lower number came earlier. The count starts again
-/// with the agent.
+/// when the agent starts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Arrival(pub u64);
 

@@ -23,7 +23,7 @@ use std::time::Duration;
 /// The node.
 #[derive(Clone, Debug)]
 pub struct NodeView {
-    /// Sequence number of the view; a larger one is newer. Starts again with the agent.
+    /// Sequence number of the view; a larger one is newer. The count starts again when the agent starts.
     pub sequence: u64,
     /// When the view was made.
     pub now: Now,
@@ -127,7 +127,7 @@ pub struct GpuView {
     /// The last XID since the agent's start.
     pub last_xid: Option<Xid>,
     /// Number of XIDs by code, ordered by code, for at most [`MAX_XID_CODES`] codes. Codes that make the GPU unfit are
-    /// listed from the beginning, with 0.
+    /// listed from the start, with 0.
     pub xids: Vec<(u32, u64)>,
     /// Number of all XIDs, including codes beyond the bound.
     pub xid_count: u64,

@@ -1,8 +1,8 @@
 //! NVIDIA's catalogue of driver errors (XIDs): the action for each error, and which errors make a GPU unfit.
 //!
 //! The catalogue is NVIDIA's page "Analyzing Xid Errors with the Xid Catalog": code, mnemonic, and the immediate action
-//! in one of a few buckets. The rule which errors make a GPU unfit for new containers is this project's default,
-//! [`XidEntry::fatal`]:
+//! in one of a few buckets. [`XidEntry::fatal`] is this project's default for which errors make a GPU unfit for new
+//! containers:
 //!
 //! | bucket | fatal | why |
 //! |---|---|---|
