@@ -1,6 +1,6 @@
 //! Turns the messages of the streams into the types of `model`, within bounds, and back.
 //!
-//! What must never happen here: a message that is taken over in part; a number of GPUs, pods or uses beyond the bounds of
+//! What must never happen here: a message that is accepted in part; a number of GPUs, pods or uses beyond the bounds of
 //! `model::agent_stream`; an absent amount that becomes zero.
 
 use model::agent_stream::{
@@ -17,31 +17,31 @@ use std::sync::Arc;
 
 /// The version of the format.
 pub const VERSION: u32 = 1;
-/// Longest text of the leader that an agent keeps, in bytes: a sentence.
+/// Longest text from the leader that an agent accepts, in bytes: a sentence.
 const MAX_TEXT: usize = 1024;
 
-/// Why a message cannot be taken over.
+/// Why a message is not accepted.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BadMessage {
-    /// More items than are read.
+    /// More items than are accepted.
     #[error("the message has {found} {what}, and at most {most} are read")]
     TooMany {
-        /// What there are too many of.
+        /// The kind of items.
         what: &'static str,
-        /// How many there are.
+        /// Number of items.
         found: usize,
         /// The bound.
         most: usize,
     },
-    /// A name that cannot be one.
-    #[error("the message has a {what} that is none: {text:?}")]
+    /// A name that is not valid.
+    #[error("invalid {what} in the message: {text:?}")]
     NotAName {
-        /// What it should be.
+        /// The kind of name that was expected.
         what: &'static str,
         /// The text, cut.
         text: String,
     },
-    /// Both the whole state and a change.
+    /// The message has both the full state and a change.
     #[error("the message has both the full state and a change")]
     Both,
 }
@@ -93,7 +93,7 @@ pub fn agent_message(message: wire::AgentMessage) -> Result<AgentMessage, BadMes
     }
 }
 
-/// A phase that this version does not know is one in which nothing is bound.
+/// No pod is bound in a phase that this version does not know.
 fn phase(number: i32, binding: i32) -> AgentPhase {
     match wire::Phase::try_from(number) {
         Ok(wire::Phase::Serving) if wire::Binding::try_from(binding) == Ok(wire::Binding::Early) => {
@@ -134,7 +134,7 @@ fn pods(list: Vec<wire::PodReport>) -> Result<BTreeMap<PodUid, ReportedPod>, Bad
     list.into_iter().map(pod).collect()
 }
 
-/// A missing value is absent, and what the message does not say of it is not known.
+/// A missing value is absent. An age or reason that the message does not have is not known.
 fn reading<T>(value: Option<T>, state: Option<wire::ReadingState>) -> ReportedReading<T> {
     let state = state.unwrap_or_default();
     match value {
@@ -143,7 +143,7 @@ fn reading<T>(value: Option<T>, state: Option<wire::ReadingState>) -> ReportedRe
     }
 }
 
-/// A stage that this version does not know proves nothing: the pod may still have to ask.
+/// A stage that this version does not know counts as waiting: the kubelet may not have called `Allocate` yet.
 fn stage(number: i32) -> PodStage {
     match wire::Stage::try_from(number) {
         Ok(wire::Stage::Allocated) => PodStage::Allocated,
@@ -237,7 +237,7 @@ fn from_pods(pods: &BTreeMap<PodUid, ReportedPod>) -> Vec<wire::PodReport> {
     pods.iter().map(pod).collect()
 }
 
-/// The age of a reading, or the reason why it is absent; `None`: that is not known.
+/// The age of a reading, or the reason why it is absent; `None` where neither is known.
 fn state<T>(reading: &ReportedReading<T>) -> Option<wire::ReadingState> {
     match reading {
         ReportedReading::Measured(_, age) => {
@@ -273,7 +273,7 @@ pub fn leader_view(message: wire::LeaderMessage) -> Result<LeaderView, BadMessag
 pub fn from_leader(view: &LeaderView) -> wire::LeaderMessage {
     let text = |text: &Option<Arc<str>>| {
         let text = text.as_deref().unwrap_or_default();
-        // A reason may quote a register that cannot be read.
+        // The reason may quote a register annotation that cannot be read.
         text.chars().take(MAX_TEXT / char::MAX_LEN_UTF8).collect::<String>()
     };
     wire::LeaderMessage {
@@ -390,7 +390,7 @@ mod tests {
         for (bad, words) in [
             (wire::NodeFull { pods, ..node() }, "1025 pods"),
             (wire::NodeFull { pods: vec![pod], ..node() }, "33 GPUs of one pod"),
-            (wire::NodeFull { node: "a b".into(), ..node() }, "name of a node that is none: \"a b\""),
+            (wire::NodeFull { node: "a b".into(), ..node() }, "invalid name of a node in the message: \"a b\""),
             (wire::NodeFull { pods: vec![wire::PodReport::default()], ..node() }, "UID of a pod"),
         ] {
             let why = agent_message(full(bad)).unwrap_err().to_string();
@@ -466,7 +466,7 @@ mod tests {
         assert_eq!(EarlierGpuReport::decode(&*sent.encode_to_vec()).unwrap(), expected);
     }
 
-    /// Agents of earlier releases also say that their binding is late, with the number 1.
+    /// Agents of earlier releases also report that their binding is late, with the number 1.
     #[test]
     fn an_agent_of_an_earlier_release_that_binds_early_is_known() {
         for (phase, binding, expect) in [

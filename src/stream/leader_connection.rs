@@ -1,5 +1,5 @@
-//! A TLS connection to an extender, by whatever address: what proves that it is one is the name in its certificate and the
-//! authority that signed it.
+//! A TLS connection to an extender at any address: the name in its certificate and the authority that signed it prove that it
+//! is an extender.
 
 use crate::authority::SERVER_NAME;
 use rustls::crypto::ring;
@@ -14,23 +14,23 @@ use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 
-/// Time for the connection and the handshake. After a leader change connections wait for up to 4 s at the next leader, and then
-/// thousands of handshakes come before this one.
+/// Time for the connection and the handshake. After a leader change, connections wait for up to 4 s at the new leader, and
+/// thousands of handshakes may come before this one.
 const WITHIN: Duration = Duration::from_secs(10);
 
 /// The protocol of a connection, which the TLS handshake (ALPN) names.
 #[derive(Clone, Copy, Debug)]
 pub enum AlpnProtocol {
-    /// HTTP/1.1, which the stream of an agent begins with.
+    /// HTTP/1.1, with which the stream of an agent begins.
     Http1,
-    /// HTTP/2: many questions at once.
+    /// HTTP/2: many requests at once.
     Http2,
 }
 
 /// Connects to the extender at this address; `trusted` are the certificates of its authority, PEM.
 ///
 /// # Errors
-/// That of the network, or why the extender is not trusted.
+/// A network error, or the reason why the extender is not trusted.
 pub async fn connect(address: &str, trusted: &[u8], protocol: AlpnProtocol) -> io::Result<TlsStream<TcpStream>> {
     let connector = TlsConnector::from(config(trusted, protocol)?);
     let name = ServerName::try_from(SERVER_NAME).map_err(io::Error::other)?;

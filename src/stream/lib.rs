@@ -12,7 +12,7 @@
 //!   authority           the certificates of the extenders
 //! ```
 //!
-//! What must never happen here: a message that is used before it is bounded, a token or key in a log line.
+//! What must never happen here: a message that is used before its bounds are checked, a token or key in a log line.
 
 pub mod leader_connection;
 pub mod convert;

@@ -1,11 +1,11 @@
-//! Messages on a connection: four bytes with the length of a message, the highest first, and then the message as protobuf
+//! Messages on a connection: the length of a message in four bytes, big-endian, and then the message as protobuf
 //! (`proto/stream.proto`).
 //!
-//! A leader has 5,000 of these, and each is silent for most of its time, so there is memory for a message only while one is
-//! on its way.
+//! A leader has 5,000 such connections, and each is idle most of the time. So a connection holds memory for a message only
+//! while the message arrives.
 //!
-//! What must never happen here: memory for what a length only promises; half a message lost because a caller that waited for
-//! it did something else meanwhile.
+//! What must never happen here: memory is allocated for a length whose bytes have not arrived; half a message is lost because
+//! the caller dropped the future that was reading it.
 
 use prost::Message;
 use std::io;
@@ -13,7 +13,7 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 
 /// Largest message in bytes: 1,024 pods with the UUIDs of the GPUs that they use take some 150 KiB.
 pub const MAX_MESSAGE: usize = 256 << 10;
-/// Most bytes that are thrown away at the end: what fits into the buffers of two kernels.
+/// Most bytes that are discarded when a connection closes: as many as fit into the buffers of two kernels.
 const MAX_REST: usize = 1 << 20;
 /// Bytes that are read at once.
 const STEP: usize = 4 << 10;
@@ -22,7 +22,7 @@ const STEP: usize = 4 << 10;
 #[derive(Debug)]
 pub struct MessageStream<S> {
     connection: S,
-    /// Of the message that is on its way: its length, as far as it has come, and then its bytes.
+    /// The part of the current message that has arrived: its length, then its bytes (`body`); `read` bytes in all.
     length: [u8; 4],
     body: Vec<u8>,
     read: usize,
@@ -38,10 +38,10 @@ pub enum MessageError {
     #[error("the connection has ended within a message")]
     Truncated,
     /// The message is larger than [`MAX_MESSAGE`].
-    #[error("a message of {0} bytes, of at most {MAX_MESSAGE}")]
+    #[error("the message has {0} bytes, more than the allowed {MAX_MESSAGE}")]
     TooLarge(usize),
-    /// The bytes are no message of the schema.
-    #[error("no message of the schema: {0}")]
+    /// The bytes are not a valid message of the schema.
+    #[error("not a valid message of the schema: {0}")]
     Schema(#[from] prost::DecodeError),
 }
 
@@ -85,7 +85,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> MessageStream<S> {
     /// Sends a message. If the future is dropped, the connection cannot be used any more.
     ///
     /// # Errors
-    /// That of the connection.
+    /// An error of the connection.
     pub async fn send(&mut self, message: &impl Message) -> io::Result<()> {
         let length = message.encoded_len();
         let mut bytes = Vec::with_capacity(self.length.len() + length);
@@ -95,10 +95,10 @@ impl<S: AsyncRead + AsyncWrite + Unpin> MessageStream<S> {
         self.connection.flush().await
     }
 
-    /// Ends the own side, and waits until the other one has ended too. What it sends meanwhile is thrown away.
+    /// Closes this side, and waits until the other side has closed too. Bytes that the other side sends meanwhile are discarded.
     ///
     /// # Errors
-    /// That of the connection.
+    /// An error of the connection.
     pub async fn close(&mut self) -> io::Result<()> {
         self.connection.shutdown().await?;
         let (mut rest, mut read) = ([0; 512], 0);
@@ -128,7 +128,7 @@ mod tests {
         LeaderMessage { version: 1, epoch, closed: "x".repeat(closed), ..LeaderMessage::default() }
     }
 
-    /// What of these bytes is read before the connection ends.
+    /// The number of messages that are read from these bytes, and why no further one is.
     async fn read(bytes: &[u8]) -> (usize, Result<(), MessageError>) {
         let (mut far, near) = tokio::io::duplex(1 << 20);
         far.write_all(bytes).await.unwrap();
@@ -146,7 +146,7 @@ mod tests {
     #[test]
     fn messages_arrive_whole_also_byte_by_byte_beside_other_work() {
         runtime().block_on(async {
-            // One byte fits at a time, so a read seldom gets more.
+            // The buffer holds one byte, so a read seldom gets more.
             let (far, near) = tokio::io::duplex(1);
             let (mut far, mut near) = (MessageStream::new(far), MessageStream::new(near));
             let sender = tokio::spawn(async move {
@@ -158,7 +158,7 @@ mod tests {
             });
             let (mut heard, mut given_up) = (Vec::new(), 0);
             loop {
-                // The wait is given up again and again, as for a timer.
+                // The future is dropped again and again, as it would be for a timer.
                 match timeout(Duration::from_micros(300), near.next::<LeaderMessage>()).await {
                     Err(_) => given_up += 1,
                     Ok(Ok(Some(message))) => heard.push((message.epoch, message.closed.len())),

@@ -1,5 +1,5 @@
-//! How a stream begins: a request of HTTP/1.1 for another protocol on the same connection ([RFC 9110, 7.8]), so that the
-//! port that answers kube-scheduler's questions has the agents' streams too.
+//! How a stream begins: an HTTP/1.1 request for another protocol on the same connection ([RFC 9110, 7.8]), so that one port
+//! serves both kube-scheduler's requests and the agents' streams.
 //!
 //! ```text
 //!   agent     GET /v1/agent-stream, Upgrade: gpu-steward-stream, Authorization: Bearer <token> ──▶ extender
@@ -20,7 +20,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 
 /// The path of the request.
 pub const STREAM_PATH: &str = "/v1/agent-stream";
-/// The protocol of the messages. Their version is in each of them.
+/// The protocol of the messages. Each message has its version.
 const PROTOCOL: HeaderValue = HeaderValue::from_static("gpu-steward-stream");
 /// Most bytes of the text of a refusal.
 const MAX_REFUSAL: usize = 4 << 10;
@@ -31,19 +31,19 @@ pub type AgentStream = MessageStream<TokioIo<Upgraded>>;
 /// Why no stream was opened.
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
-    /// The extender refuses, in its words.
+    /// The extender has refused the stream.
     #[error("{words}")]
     Refused {
         /// The status of its answer.
         status: u16,
-        /// Why.
+        /// The extender's text.
         words: String,
     },
     /// The connection has failed.
     #[error("{0}")]
     Connection(#[from] hyper::Error),
     /// The token cannot be sent.
-    #[error("the own token is no header: {0}")]
+    #[error("the stream token contains bytes that are not allowed in an HTTP header: {0}")]
     Token(#[from] hyper::http::Error),
 }
 
@@ -78,7 +78,7 @@ pub fn no_switch() -> Response<Full<Bytes>> {
 /// The stream of a request that [`asks`], once its answer is written.
 ///
 /// # Errors
-/// When the connection has ended before.
+/// When the connection ends before that.
 pub async fn begun(request: Request<Incoming>) -> hyper::Result<AgentStream> {
     Ok(MessageStream::new(TokioIo::new(upgrade::on(request).await?)))
 }

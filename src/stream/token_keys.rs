@@ -1,6 +1,6 @@
 //! Checks the tokens of callers: the signature by the cluster's keys, the issuer, the audience and the time.
 //!
-//! What must never happen here: a token that counts before its signature is checked; a reason that quotes a token.
+//! What must never happen here: a token that is accepted before its signature is checked; a reason that quotes a token.
 
 use ring::signature::{ECDSA_P256_SHA256_FIXED, RSA_PKCS1_2048_8192_SHA256, RsaPublicKeyComponents, UnparsedPublicKey};
 use std::sync::Arc;
@@ -15,7 +15,7 @@ pub enum TokenRefusal {
     /// It cannot be read.
     #[error("the token cannot be read")]
     Unreadable,
-    /// No key of the cluster has its name.
+    /// The cluster has no key with the name that the token gives.
     #[error("the token names a key that the cluster does not have")]
     UnknownKey,
     /// The signature is wrong.
@@ -27,16 +27,16 @@ pub enum TokenRefusal {
     /// It is for another audience.
     #[error("the token is for another audience")]
     OtherAudience,
-    /// Its time is over.
+    /// It has expired.
     #[error("the token has expired")]
     Expired,
-    /// Its time has not begun.
+    /// It is not valid yet.
     #[error("the token is not valid yet")]
     NotYet,
 }
 
 impl TokenRefusal {
-    /// A stable short word.
+    /// A stable short code.
     #[must_use]
     pub fn code(self) -> &'static str {
         match self {
@@ -90,7 +90,7 @@ impl TokenKeys {
     }
 }
 
-/// From when on a token counts no more, in Unix seconds: its expiry, and the time by which clocks may differ.
+/// When a token stops being accepted, in Unix seconds: its expiry plus the time by which clocks may differ.
 #[must_use]
 pub fn ends_at(claims: &TokenClaims) -> u64 {
     claims.expires.saturating_add(SKEW)
@@ -106,7 +106,7 @@ fn signed_by(key: &TokenKey, token: &UncheckedToken) -> bool {
             let key = UnparsedPublicKey::new(&ECDSA_P256_SHA256_FIXED, point);
             key.verify(&token.signed, &token.signature).is_ok()
         }
-        // A key is never used with another algorithm than its own.
+        // A key is never used with an algorithm other than its own.
         (TokenKey::Rsa { .. }, TokenAlgorithm::Es256) | (TokenKey::P256(_), TokenAlgorithm::Rs256) => false,
     }
 }
