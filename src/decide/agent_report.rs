@@ -1,4 +1,4 @@
-//! Makes the report of an agent from the node view and from what sharing knows of the pods.
+//! Makes the report of an agent from the node view and from the start stages of the pods.
 
 use model::agent_stream::{
     AgentPhase, AgentReport, MAX_REPORTED_GPUS, MAX_REPORTED_PODS, MAX_REPORTED_USES, PodStage, ReportedGpu,
@@ -14,17 +14,17 @@ use model::unit::Bytes;
 use model::view::{GpuHealth, GpuUse, GpuView, NodeView};
 use std::collections::BTreeMap;
 
-/// What sharing knows of the node and its pods.
+/// How far the node and its pods have come, from the code that shares the GPUs.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SharingStages {
-    /// Whether the kubelet knows the agent, and containers get their devices by CDI.
+    /// Whether the agent is registered with the kubelet, and containers get their devices by CDI.
     pub serves: bool,
     /// How far each GPU pod that has not finished has come.
     pub pods: BTreeMap<PodUid, PodStage>,
 }
 
-/// The report of this moment. Pods and GPUs beyond the bounds are left out: those that the kubelet has not asked for come
-/// first, because the leader waits for them.
+/// The report at this moment. Pods and GPUs beyond the bounds are left out. Pods for which the kubelet has not called
+/// `Allocate` come first, because the leader waits for them.
 #[must_use]
 pub fn report(view: &NodeView, stages: &SharingStages, leaving: bool) -> AgentReport {
     let mut report = AgentReport::of(view.name.clone());
@@ -43,7 +43,7 @@ pub fn report(view: &NodeView, stages: &SharingStages, leaving: bool) -> AgentRe
         .iter()
         .map(|(uid, stage)| (uid.clone(), ReportedPod { stage: *stage, uses: ReportedUses::default() }))
         .collect();
-    // The stage orders those that wait before those that have started. One that is refused and left out closes its node.
+    // By stage, waiting pods come before started ones. Refused pods come last: if one is left out, the leader closes the node.
     pods.sort_by_key(|(_, pod)| (pod.stage == PodStage::Refused, pod.stage));
     report.pods = pods.into_iter().take(MAX_REPORTED_PODS).collect();
     for pod in view.pods.iter().filter(|pod| pod.gpus.iter().any(|used| used.processes > 0)) {
@@ -51,7 +51,7 @@ pub fn report(view: &NodeView, stages: &SharingStages, leaving: bool) -> AgentRe
         match report.pods.get_mut(&pod.uid) {
             Some(reported) => reported.uses = uses,
             None if !full => {
-                // It is no GPU pod of this node any more, or never was one.
+                // The pod is no longer a GPU pod of this node, or never was.
                 report.pods.insert(pod.uid.clone(), ReportedPod { stage: PodStage::Ended, uses });
             }
             None => {}
@@ -60,9 +60,9 @@ pub fn report(view: &NodeView, stages: &SharingStages, leaving: bool) -> AgentRe
     report
 }
 
-/// The number of the processes on a GPU that `counted` counts in their list. It is absent while there is no list, so that the
-/// leader keeps what pods that have ended may still use. A driver without such a list shows no process and never will, so nothing
-/// is to be waited for.
+/// The number of processes that `counted` finds in the process list of a GPU. It is absent while there is no list, so that the
+/// leader does not place pods on GPUs that ended pods may still use. If the driver never lists processes, the number is 0:
+/// waiting for a list would never end.
 fn processes(gpu: &GpuView, now: Monotonic, counted: impl FnOnce(&[GpuProcess]) -> usize) -> ReportedReading<u32> {
     let number = |list: &[GpuProcess]| u32::try_from(counted(list)).unwrap_or(u32::MAX);
     match &gpu.processes {
@@ -74,7 +74,7 @@ fn processes(gpu: &GpuView, now: Monotonic, counted: impl FnOnce(&[GpuProcess]) 
     }
 }
 
-/// A MIG instance, which claims name like a GPU.
+/// A MIG instance; claims name it like a GPU.
 fn instance_of(gpu: &GpuView, own: &MigInstance, now: Monotonic) -> ReportedGpu {
     let inside = |list: &[GpuProcess]| list.iter().filter(|process| process.mig.as_ref() == Some(&own.uuid)).count();
     ReportedGpu {
@@ -97,7 +97,7 @@ fn gpu_of(gpu: &GpuView, now: Monotonic) -> ReportedGpu {
     }
 }
 
-/// The use of one pod, by the device that its processes run on. An amount that is absent for one of two parts is absent.
+/// The use of one pod, by the device that its processes run on. A sum is absent if one of its parts is absent.
 fn uses(gpus: &[GpuUse], now: Monotonic) -> ReportedUses {
     let mut uses: BTreeMap<GpuUuid, ReportedUse> = BTreeMap::new();
     for used in gpus.iter().filter(|used| used.processes > 0).take(MAX_REPORTED_USES) {

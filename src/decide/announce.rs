@@ -1,7 +1,7 @@
 //! When the agent writes to its own Node: the register when it changes, and the handshake every few minutes.
 //!
-//! Every write to a Node is sent to every watcher of nodes and makes the scheduler try again every pod that waits for a
-//! place. So an idle node writes only its handshake, 15 times an hour.
+//! Every write to a Node is sent to every watcher of nodes and makes the scheduler retry every pending pod. So an idle
+//! node writes only its handshake, 15 times an hour.
 //!
 //! What must never happen here: a write of a value that the Node already has, or a write because a clock has jumped.
 
@@ -23,7 +23,7 @@ const READ_EVERY: Duration = Duration::from_secs(10);
 /// This fraction of the time between two reads is random. It also spreads the writes, because a write happens at a
 /// read.
 const READ_JITTER: f64 = 0.25;
-/// The agent sees a request at most this long after it was made. A stamp that claims an older request is in another
+/// The agent sees a request at most this long after it was made. If the stamp of a request is older, it is in another
 /// time zone.
 const PLAUSIBLE: Duration = Duration::from_secs(30);
 /// Pause after a failed write.
@@ -84,7 +84,7 @@ impl GpusGone {
         GpusGone { quiet, since: None }
     }
 
-    /// Takes in whether the node has no GPU now; returns whether the GPUs are gone for good.
+    /// Takes in whether the node has no GPU now. Returns whether the GPUs are gone for good.
     pub fn is(&mut self, none: bool, now: Monotonic) -> bool {
         if !none {
             self.since = None;
@@ -203,7 +203,7 @@ mod tests {
         assert_eq!(writes, 16);
     }
 
-    /// With the agent's reads at random times: the jitter of the handshake alone would be lost between two reads.
+    /// The agent's reads are also at random times: the jitter of the handshake alone would be lost between two reads.
     #[test]
     fn nodes_that_start_together_spread_their_writes() {
         let spread = |seed: u64| {

@@ -66,8 +66,8 @@ fn add_percent(a: Percent, b: Percent) -> Percent {
     Percent(a.0 + b.0)
 }
 
-/// Sums the processes of one GPU. `living` is whether a cgroup exists now: a process list is some seconds old, and its
-/// processes of a pod that is gone belong to no pod.
+/// Sums the processes of one GPU. `living` is whether a cgroup exists now: a process list is some seconds old, and a
+/// process in it whose pod is gone belongs to no pod.
 pub fn shares(gpu: &GpuUuid, processes: &[GpuProcess], living: impl Fn(&CgroupIdentity) -> bool) -> Occupancy {
     let mut shares = Occupancy::default();
     let mut strangers_sm: Option<Reading<Percent>> = None;

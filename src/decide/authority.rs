@@ -1,4 +1,4 @@
-//! When the extenders' certificate authority is replaced, and when the certificates that it signs are.
+//! When the extenders' certificate authority is replaced, and when the certificates that it signs are replaced.
 //!
 //! ```text
 //!   made ──────── a year ───────▶ the next one is published ── a day ──▶ the next one signs ──▶ …
@@ -10,7 +10,7 @@
 use model::authority::AuthoritySet;
 use std::time::Duration;
 
-/// How long a certificate authority is valid. One that is forgotten for a year still works.
+/// How long a certificate authority is valid: it still works if its replacement is a year late.
 pub const AUTHORITY_VALID: Duration = Duration::from_secs(2 * 366 * DAY);
 /// How long it signs before the next one is made.
 const AUTHORITY_SIGNS: Duration = Duration::from_secs(366 * DAY);
@@ -24,14 +24,14 @@ pub const CERTIFICATE_USED: Duration = Duration::from_secs(10 * DAY);
 
 const DAY: u64 = 24 * 60 * 60;
 
-/// What the leader does about the authority.
+/// What the leader does with the authority.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AuthorityStep {
     /// Nothing.
     Keep,
-    /// It makes the next one.
+    /// The leader makes the next authority.
     MakeNext,
-    /// The next one signs from now on.
+    /// The next authority signs from now on.
     UseNext,
 }
 

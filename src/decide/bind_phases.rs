@@ -46,8 +46,8 @@ impl BindPhases {
         matches!(phase, Some(BindPhase::Allocating | BindPhase::Failed)) && !self.served.contains(uid)
     }
 
-    /// The kubelet has called `Allocate`, or the pod list has a pod that the scheduler waits for: its admission may be
-    /// seen in the checkpoint soon.
+    /// The kubelet has called `Allocate`, or the pod list has a pod that the scheduler waits for: the checkpoint may soon
+    /// show its admission.
     pub fn expect(&mut self, now: Monotonic) {
         self.reads_until = now.after(ADMITS);
     }
@@ -123,7 +123,7 @@ mod tests {
             assert_eq!((phases.filled(&pod, phase), phases.refused(&pod, phase)), (None, None));
         }
         phases.forget(&BTreeSet::new());
-        assert!(phases.is_awaited(&pod, allocating), "another pod with this UID, as of a static pod");
+        assert!(phases.is_awaited(&pod, allocating), "another pod with this UID, such as a static pod");
     }
 
     #[test]

@@ -1,12 +1,12 @@
-//! How long a start of the kubelet waits for what is not known yet.
+//! How long a container start of the kubelet waits for information that is not known yet.
 //!
 //! ```text
 //!   PreStartContainer  Waits ──▶ reads PodResources: after 1 s, if the checkpoint can be read and lacks the container;
 //!                                after 23 s, for the pod's name ──25 s──▶ TooLate: refused with a reason
 //! ```
 //!
-//! What must never happen here: a call waits for as long as the kubelet itself does; a call is refused as too late
-//! before its time is over.
+//! What must never happen here: a call waits until the kubelet's own timeout; a call is refused as too late before its
+//! time is over.
 
 use crate::allocator::WaitReason;
 use model::time::Monotonic;
@@ -133,8 +133,8 @@ mod tests {
     }
 
     proptest! {
-        /// However often and whenever a call is looked at: it is never refused before its time, never held for as long
-        /// as the kubelet waits, and a refusal is final.
+        /// However often and whenever a call is judged: it is never refused before its time, always answered before the
+        /// kubelet's own timeout, and a refusal is final.
         #[test]
         fn no_call_is_refused_early_and_none_waits_as_long_as_the_kubelet(
             began in 0_u64..1_000_000,

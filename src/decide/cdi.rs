@@ -32,16 +32,16 @@ pub struct NodeCdi {
     versions: Option<(Arc<str>, Arc<str>)>,
     /// The runtime that answered last, and whether it reported that its CDI is on.
     report: Option<(Arc<str>, bool)>,
-    /// Whether containers have their devices, where enough of them were looked at.
+    /// Whether containers have their devices, once enough containers were checked.
     shown: Option<bool>,
 }
 
-/// What follows for this node.
+/// The finding about this node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CdiFinding {
     /// Whether CDI works; this is saved for the next agent.
     pub found: CdiSupport,
-    /// The runtime that this is about.
+    /// The runtime that the finding is about.
     pub runtime: Arc<str>,
     /// Whether it is known that the CDI device of a ticket reaches no container of this node.
     pub lost: bool,
@@ -76,8 +76,8 @@ impl NodeCdi {
         new
     }
 
-    /// Takes over whether `runtime` reports that its CDI is on. Returns whether that is new. What containers showed under
-    /// another configuration counts no more.
+    /// Takes over whether `runtime` reports that its CDI is on. Returns whether that is new. Then it no longer counts what
+    /// containers showed under the earlier configuration.
     pub fn runtime_reports(&mut self, runtime: &str, on: bool) -> bool {
         let now = Some((runtime.into(), on));
         if self.report == now {
@@ -95,7 +95,7 @@ impl NodeCdi {
         self.shown.replace(devices) != Some(devices)
     }
 
-    /// What follows; `None` while too little is known.
+    /// The finding; `None` while too little is known.
     #[must_use]
     pub fn finding(&self) -> Option<CdiFinding> {
         match &self.versions {
@@ -142,7 +142,7 @@ impl NodeCdi {
         if self.is_disproved(runtime) {
             return disproved(runtime);
         }
-        works(runtime, false, "it has CDI by its version")
+        works(runtime, false, "its version supports CDI")
     }
 
     /// Whether containers lack their devices, now or on the same runtime when an earlier agent ran.
@@ -184,7 +184,7 @@ fn missing(runtime: &Arc<str>, lost: bool, why: &str) -> CdiFinding {
 }
 
 fn disproved(runtime: &Arc<str>) -> CdiFinding {
-    let why = format!("{runtime}: containers did not get what their CDI devices stand for; {}", remedy(runtime));
+    let why = format!("{runtime}: containers did not get the edits of their CDI devices; {}", remedy(runtime));
     without(CdiSupport::Disproved, runtime, true, why)
 }
 
@@ -342,7 +342,7 @@ mod tests {
         for (saved, on, runtime, expect) in [
             (Disproved, "containerd://2.1.4", "containerd://2.1.4", Disproved),
             (Disproved, "containerd://2.1.3", "containerd://2.1.4", Works),
-            // It reported its CDI as on, and does not answer while it restarts.
+            // The runtime reported its CDI as on, and does not answer while it restarts.
             (Works, "containerd://1.7.24", "containerd://1.7.24", Works),
             (Works, "containerd://1.7.23", "containerd://1.7.24", Missing),
             (Missing, "containerd://2.1.4", "containerd://2.1.4", Works),

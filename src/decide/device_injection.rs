@@ -1,7 +1,7 @@
 //! Which program puts GPUs into containers: the agent with its CDI edits, or NVIDIA's runtime, which reads
 //! `NVIDIA_VISIBLE_DEVICES`.
 
-/// What is known of the container runtime, answer by answer.
+/// What the container runtime has answered so far.
 #[derive(Clone, Debug, Default)]
 pub struct DeviceInjection {
     last: Option<Result<bool, String>>,
@@ -29,11 +29,7 @@ mod tests {
     fn the_last_answer_holds_while_the_runtime_does_not_answer() {
         let mut injection = DeviceInjection::default();
         let unanswered = || Err("no socket".to_owned());
-        assert_eq!(
-            injection.answered(unanswered()),
-            Some(false),
-            "the agent's edits, as long as nothing else is known"
-        );
+        assert_eq!(injection.answered(unanswered()), Some(false), "the agent's edits, while nothing else is known");
         assert_eq!(injection.answered(unanswered()), None);
         assert_eq!(injection.answered(Ok(true)), Some(true));
         assert_eq!((injection.answered(unanswered()), injection.answered(Ok(true))), (None, None));

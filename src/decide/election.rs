@@ -20,7 +20,7 @@ use std::time::Duration;
 
 /// The most by which the pause between two tries is longer than the retry period, in percent.
 const JITTER: u32 = 20;
-/// How often a process that does not lead looks at the Lease in the time of one try.
+/// How often a follower reads the Lease in the time in which a leader tries once.
 const LOOKS: u32 = 4;
 
 /// The times of an election.
@@ -35,7 +35,7 @@ pub struct ElectionTimes {
 }
 
 impl Default for ElectionTimes {
-    /// Those of Kubernetes' own components.
+    /// The times of Kubernetes' own components.
     fn default() -> Self {
         ElectionTimes {
             lease: Duration::from_secs(15),
@@ -58,19 +58,19 @@ impl ElectionTimes {
             return Err("the lease duration must be longer than the renew deadline");
         }
         if self.retry.is_zero() || self.renew_deadline <= self.longest_pause() {
-            return Err("the renew deadline must be longer than the retry period and a fifth, which must not be zero");
+            return Err("the retry period must not be zero, and the renew deadline must exceed 1.2 times it");
         }
         Ok(self)
     }
 
-    /// The pause before the next try; `chance` from 0 to 99 spreads the processes.
+    /// The pause before the next try; `chance`, a random number from 0 to 99, spreads the tries of the processes.
     #[must_use]
     pub fn pause(self, chance: u32) -> Duration {
         self.retry + self.retry * (JITTER * chance.min(99)) / (100 * 100)
     }
 
-    /// The pause before the next look at a Lease that another process holds: a quarter of the other. Such a look is one
-    /// read, and a Lease that was released stays unused until somebody looks.
+    /// The pause before a follower reads the Lease again: a quarter of the pause between two tries. It is short, because
+    /// it costs one read, and a released Lease stays unused until a process reads it.
     #[must_use]
     pub fn pause_of_follower(self, chance: u32) -> Duration {
         self.pause(chance) / LOOKS
@@ -94,14 +94,14 @@ pub enum ElectionStep {
     Replace(StoredLease),
 }
 
-/// What a step has changed.
+/// The change that a step has caused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ElectionChange {
     /// Leads from now on.
     Won,
     /// Leads no longer.
     Lost,
-    /// Still leads, and its Lease is older than it was seen before: etcd was restored to an older state.
+    /// Still leads, but the Lease is older than the one seen before: etcd was restored to an older state.
     Restored,
 }
 
@@ -110,7 +110,7 @@ pub enum ElectionChange {
 pub struct Elector {
     times: ElectionTimes,
     identity: Arc<str>,
-    /// Where this process serves agents and the other processes, if it does.
+    /// The address at which this process serves agents and the other processes, if it serves them.
     address: Option<Arc<str>>,
     /// The Lease as it was read or written last, and when its record was first seen; `None` where it does not exist or
     /// was never read.
@@ -118,7 +118,7 @@ pub struct Elector {
     /// Whether the next write may use the version of `seen`, without a read before it.
     current: bool,
     leading: Option<Leading>,
-    /// The largest epoch on a pod or in the Lease that was ever seen.
+    /// The largest epoch ever seen on a pod or in the Lease.
     epoch_seen: u64,
 }
 
@@ -131,20 +131,20 @@ struct Leading {
 }
 
 impl Elector {
-    /// A process with an identity that no other process has, also not an earlier one on the same machine.
+    /// A process with an identity that no other process has or had, not even an earlier one on the same machine.
     #[must_use]
     pub fn new(identity: Arc<str>, times: ElectionTimes) -> Elector {
         Elector { times, identity, address: None, seen: None, current: false, leading: None, epoch_seen: 0 }
     }
 
-    /// The same with the address that stands in the Lease while this process holds it.
+    /// Sets the address that the Lease names while this process holds it.
     #[must_use]
     pub fn at(mut self, address: Option<Arc<str>>) -> Elector {
         self.address = address;
         self
     }
 
-    /// The own identity.
+    /// This process's identity.
     #[must_use]
     pub fn identity(&self) -> &Arc<str> {
         &self.identity
@@ -162,7 +162,7 @@ impl Elector {
         self.seen.as_ref()?.0.record.holder.as_ref()
     }
 
-    /// Where the holder of the Lease serves, as it was seen last.
+    /// The address at which the holder of the Lease serves, as it was seen last.
     #[must_use]
     pub fn holder_address(&self) -> Option<&Arc<str>> {
         let record = &self.seen.as_ref()?.0.record;
@@ -175,7 +175,7 @@ impl Elector {
         self.leads_until().is_some_and(|until| now < until)
     }
 
-    /// Until when this process leads if it renews no more; `None` if it does not lead.
+    /// Until when this process leads without a further renewal; `None` if it does not lead.
     #[must_use]
     pub fn leads_until(&self) -> Option<Monotonic> {
         self.leading.map(|leading| leading.renewed.after(self.times.renew_deadline))
@@ -187,7 +187,7 @@ impl Elector {
         self.leading.map(|leading| leading.epoch)
     }
 
-    /// Takes in an epoch that is written on a pod. If it is larger than the leader's, the leader goes on with the next one.
+    /// Takes in an epoch that is written on a pod. If it is larger than the leader's, the leader continues with a larger one.
     pub fn epoch_is_used(&mut self, epoch: u64) {
         self.epoch_seen = self.epoch_seen.max(epoch);
         if let Some(leading) = &mut self.leading
@@ -197,8 +197,8 @@ impl Elector {
         }
     }
 
-    /// The epoch of the claims of this term, to be asked once, when everything that was written before the term has been
-    /// read and before the first claim: it is larger than every epoch that was found.
+    /// The epoch of the claims of this term: larger than every epoch that was found. Call this once, after everything that
+    /// was written before the term has been read, and before the first claim.
     pub fn settle_epoch(&mut self) -> Option<u64> {
         let leading = self.leading.as_mut()?;
         if leading.epoch <= self.epoch_seen {
@@ -225,10 +225,10 @@ impl Elector {
         }
     }
 
-    /// Takes in what a read has found, `None` if there is no Lease, and says what follows.
+    /// Takes in what a read has found, `None` if there is no Lease. Returns the next step.
     pub fn found(&mut self, found: Option<StoredLease>, now: Now) -> (ElectionStep, Option<ElectionChange>) {
         let Some(lease) = found else {
-            // Somebody deleted it, and another process may create it at this moment.
+            // The Lease was deleted, and another process may create it at this moment.
             (self.seen, self.current) = (None, false);
             let change = self.lost();
             return (ElectionStep::Create(self.next_record(None, now.wall).record), change);
@@ -262,7 +262,7 @@ impl Elector {
         let epoch = lease.record.epoch.unwrap_or(0);
         (self.seen, self.current) = (Some((lease, now)), true);
         if now >= sent.after(self.times.renew_deadline) {
-            // It took so long that the term is over already; the next try renews.
+            // The write took so long that the term is already over; the next try renews.
             return self.lost();
         }
         match &mut self.leading {
@@ -284,7 +284,7 @@ impl Elector {
     }
 
     /// Ends the term, and returns the write that lets another process take over at once; `None` if this process does not
-    /// lead. No decision may be under way any more.
+    /// lead. The caller must have finished all decisions of the term.
     pub fn release(&mut self, now: Now) -> Option<StoredLease> {
         let leads = self.leads(now.monotonic);
         let epoch = self.epoch();

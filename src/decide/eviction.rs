@@ -46,7 +46,7 @@ impl Evictions {
         self.on = on;
     }
 
-    /// Takes in the over-uses of now. Returns an event for each new one, and the evictions to try now.
+    /// Takes in the current over-uses. Returns an event for each new over-use, and the evictions to try now.
     pub fn over_uses<'a>(
         &mut self,
         over_uses: &'a [OverUse],
@@ -73,8 +73,8 @@ impl Evictions {
         steps
     }
 
-    /// Whether a pod that has written too much is evicted now, each time that this is found. The files are counted once
-    /// a minute, so the tries need no pause of their own.
+    /// Whether to evict a pod that was found to have written too much. The files are counted once a minute, so the tries
+    /// need no pause of their own.
     #[must_use]
     pub fn for_files(&self, pod: &Pod) -> bool {
         self.may_evict(pod)

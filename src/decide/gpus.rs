@@ -27,7 +27,7 @@ pub struct GpuState {
     pub processes: Reading<Arc<[GpuProcess]>>,
     /// Number of processes beyond the bound.
     pub left_out: u32,
-    /// The processes that have a part in it, from the last list that was read.
+    /// The processes that use it, from the last list that was read.
     pub occupants: Occupants,
     /// The last XID.
     pub last_xid: Option<Xid>,

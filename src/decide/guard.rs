@@ -37,7 +37,7 @@ mod tests {
             (RefusedBy(Nodes), Passes, Some(PolicyGuard::InForce)),
             (RefusedBy(Nodes), Unknown, Some(PolicyGuard::InForce)),
             (Passes, Passes, Some(PolicyGuard::Open)),
-            // A token that names no node, or another one.
+            // The token names no node, or another node.
             (RefusedBy(Nodes), RefusedBy(Nodes), Some(PolicyGuard::Hinders)),
             // The system-keys policy refuses the second write. That is no evidence about this policy.
             (RefusedBy(Nodes), RefusedBy(Keys), Some(PolicyGuard::InForce)),

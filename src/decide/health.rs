@@ -227,7 +227,7 @@ impl HealthRecord {
         changes
     }
 
-    /// Counts the rounds in which no core reading succeeded. From the third in a row on, it returns the incident.
+    /// Counts the rounds in which no core reading succeeded. Returns the incident from the third such round in a row.
     fn unread(&mut self, sample: &GpuSample) -> Option<Incident> {
         let fresh = match core(sample) {
             Core::Readable => {
@@ -240,7 +240,7 @@ impl HealthRecord {
                 Some(Incident::Unread(why))
             }
         };
-        // The incident stays the same when the reason changes, because all reasons share one word in the metrics.
+        // The incident stays the same when the reason changes, because all reasons share one code in the metrics.
         let known = self.incidents.keys().find(|incident| matches!(incident, Incident::Unread(_))).copied();
         known.or(fresh).filter(|_| self.unread >= UNREAD_ROUNDS)
     }
@@ -299,7 +299,7 @@ pub fn nothing_read(sample: &GpuSample) -> bool {
         && sample.temperature == Reading::NOT_YET
 }
 
-/// What the core readings show: memory, utilization, temperature and power. Every GPU supports some of them.
+/// The result of the core readings: memory, utilization, temperature and power. Every GPU supports some of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Core {
     /// One of them has a value, or this kind of GPU supports none of them.

@@ -1,4 +1,4 @@
-//! How an agent finds the leading extender: whom it asks next, and after which pause.
+//! How an agent finds the leading extender: which address it tries next, and after which pause.
 //!
 //! ```text
 //!   the Service ──▶ an extender: serves, or names the leader ──▶ that one, at once
@@ -13,7 +13,7 @@ use model::backoff::Backoff;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// The first pause. It is short, because two seconds after a stream has ended the leader binds nothing to the node.
+/// The first pause. It is short, because two seconds after a stream has ended the leader stops binding pods to the node.
 pub const FIRST_PAUSE: Duration = Duration::from_millis(500);
 /// The longest pause. 5,000 agents that cannot connect cause 170 tries a second.
 pub const LONGEST_PAUSE: Duration = Duration::from_secs(30);
@@ -23,9 +23,9 @@ pub const LONGEST_PAUSE: Duration = Duration::from_secs(30);
 pub enum SearchEnd {
     /// The extender does not lead, and has named the one that does.
     Named(Arc<str>),
-    /// The stream has worked, and is broken.
+    /// A stream was open, and has broken.
     Broken,
-    /// There was no stream.
+    /// No stream could be opened.
     Failed,
 }
 
@@ -38,13 +38,13 @@ pub struct LeaderSearch {
 }
 
 impl LeaderSearch {
-    /// Begins at the Service of the extenders.
+    /// A search that begins at the Service of the extenders.
     #[must_use]
     pub fn new(service: Arc<str>) -> LeaderSearch {
         LeaderSearch { service, named: None, backoff: Backoff::new(FIRST_PAUSE, LONGEST_PAUSE) }
     }
 
-    /// Whom to ask now.
+    /// The address to try now.
     #[must_use]
     pub fn address(&self) -> &Arc<str> {
         self.named.as_ref().unwrap_or(&self.service)
@@ -55,7 +55,7 @@ impl LeaderSearch {
     #[must_use]
     pub fn ended(&mut self, end: SearchEnd, chance: u32) -> Duration {
         match (self.named.take(), end) {
-            // Named once: after a second one the Service is asked again, when its pods agree.
+            // A named leader is tried once. If it names another leader, the Service is next: by then its pods agree.
             (None, SearchEnd::Named(leader)) => {
                 self.named = Some(leader);
                 return Duration::ZERO;
@@ -96,7 +96,7 @@ mod tests {
             let pause = search.ended(Broken, chance);
             assert!((FIRST_PAUSE / 2..=FIRST_PAUSE).contains(&pause), "{chance}: {pause:?}");
         }
-        // Two tries fit into the time after which the leader binds nothing more here.
+        // Two tries fit into the time until the leader stops binding pods to the node.
         assert!(FIRST_PAUSE + FIRST_PAUSE * 2 < crate::cluster::STREAM_BACK_WITHIN);
     }
 }

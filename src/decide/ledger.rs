@@ -37,7 +37,7 @@ pub struct DeviceDemand {
 }
 
 impl DeviceDemand {
-    /// Adds `other` and stays at the largest number where the sum is larger.
+    /// Adds `other`; the numbers saturate.
     pub fn add(&mut self, other: DeviceDemand) {
         self.memory = self.memory.saturating_add(other.memory);
         self.cores = self.cores.saturating_add(other.cores);
@@ -53,7 +53,7 @@ impl DeviceDemand {
         cores == ALL_CORES && (beside(self, other) || beside(other, self))
     }
 
-    /// The larger of both, number by number.
+    /// The larger of the two, number by number.
     #[must_use]
     pub fn max(self, other: DeviceDemand) -> DeviceDemand {
         DeviceDemand {
@@ -116,7 +116,7 @@ pub struct LedgerClaim {
     pub state: ClaimState,
     /// The device shares.
     pub claim: Claim,
-    /// Whether the pod accepts some GPUs only.
+    /// Whether the pod accepts only some GPUs.
     pub chooses_gpus: bool,
     /// What the claim takes of each device. Most claims have one device, for which a map would take half a KiB.
     demand: Box<[(GpuUuid, DeviceDemand)]>,

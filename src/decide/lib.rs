@@ -5,7 +5,7 @@
 //!                        NodeState::view  ──▶ NodeView (what every server shows)
 //! ```
 //!
-//! What must never happen here: no clock, file, socket, async or logger; events to be logged are return values.
+//! What must never happen here: use of a clock, file, socket, async or logger. Events to be logged are return values.
 
 // A pure crate never panics on an input: an impossible case is an error value or excluded by a type.
 #![deny(clippy::expect_used)]

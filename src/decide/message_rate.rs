@@ -3,31 +3,31 @@
 use model::time::Monotonic;
 use std::time::Duration;
 
-/// Messages that may come at once. An agent sends one a second, and a network that stalls for half a minute delivers those
-/// of that time together. Streams that may be opened at once: an agent whose streams break right after their begin opens 32 in
-/// about ten seconds.
+/// Messages that may come, or streams that may be opened, at once. An agent sends one message a second, and a network that
+/// stalls for half a minute then delivers 30 together. An agent whose streams break right after they open opens 32 in about
+/// ten seconds.
 const BURST: u32 = 32;
-/// Time after which one more message is allowed: twice as many as an agent sends, which also counts a change of the phase. An
-/// opening costs the leader some 0.3 ms, most of it for the handshake (`tests/run --long extender`), so two a second are less
-/// than a thousandth of a core.
+/// Time after which one more message or opening is allowed. Two messages a second are twice as many as an agent sends, which
+/// leaves room for changes of the phase. An opening costs the leader some 0.3 ms, most of it for the handshake
+/// (`tests/run --long extender`), so two a second are less than a thousandth of a core.
 const EVERY: Duration = Duration::from_millis(500);
 
-/// What may still come. Messages and openings are counted apart, each by one of these.
+/// The number of messages or openings that may still come. An agent has one bucket for messages and one for openings.
 #[derive(Clone, Copy, Debug)]
 pub struct MessageRate {
     left: u32,
-    /// Up to when the messages that time allows are counted in `left`.
+    /// `left` includes the messages that were earned up to this time.
     counted: Monotonic,
 }
 
 impl MessageRate {
-    /// Nothing has come before this moment.
+    /// A full bucket.
     #[must_use]
     pub fn new(now: Monotonic) -> MessageRate {
         MessageRate { left: BURST, counted: now }
     }
 
-    /// Whether one more message is allowed now. It counts if it is.
+    /// Whether one more message is allowed now. An allowed message is counted.
     pub fn allows(&mut self, now: Monotonic) -> bool {
         let earned = self.earned(now);
         self.left = self.left.saturating_add(earned).min(BURST);
@@ -37,13 +37,13 @@ impl MessageRate {
         allowed
     }
 
-    /// Whether as many may come now as if nothing had come before. Then nothing need be remembered.
+    /// Whether the bucket is full again. Then it need not be kept.
     #[must_use]
     pub fn is_full(&self, now: Monotonic) -> bool {
         self.left.saturating_add(self.earned(now)) >= BURST
     }
 
-    /// The messages that the time since the last count allows.
+    /// The messages that were earned since the last count.
     fn earned(&self, now: Monotonic) -> u32 {
         let passed = now.since(self.counted).as_nanos() / EVERY.as_nanos();
         u32::try_from(passed).unwrap_or(u32::MAX)
@@ -59,7 +59,10 @@ mod tests {
         let second = 1_000_000_000;
         let mut rate = MessageRate::new(Monotonic(0));
         assert!((0..10_000).all(|n| rate.allows(Monotonic(n * second))));
-        assert!((0..30).all(|_| rate.allows(Monotonic(10_000 * second))), "those of a stalled network");
+        assert!(
+            (0..30).all(|_| rate.allows(Monotonic(10_000 * second))),
+            "the messages that a stalled network has held back"
+        );
         let mut rate = MessageRate::new(Monotonic(0));
         let allowed = (0..1_000_000).filter(|n| rate.allows(Monotonic(n * 1_000))).count();
         assert_eq!(allowed, 32 + 1, "in a second");

@@ -37,7 +37,7 @@ pub enum NodeEvent {
     GpuFit(GpuUuid),
     /// A driver error (XID).
     Xid(Xid),
-    /// The process behind a driver error that was reported before without it.
+    /// The process behind a driver error that was already reported without its process.
     XidProcess(Xid),
     /// An error of an NVSwitch.
     Sxid(Sxid),

@@ -49,15 +49,15 @@ struct Occupant {
 enum OccupantOwner {
     /// A process of this container or pod.
     Known(Arc<CgroupIdentity>),
-    /// A process of this one in the list before, and not identified in this list.
+    /// A process that is not identified in this list, and that belonged to this container or pod in the list before.
     KnownBefore(Arc<CgroupIdentity>),
     /// A process that is not identified in this list and was not in the list before.
     New,
-    /// A host process, or one that was not identified for longer.
+    /// A host process, or a process that was not identified for longer than one list.
     NoPod,
 }
 
-/// A user or holder of a device: a pod and, if known, its container; `None` for a user that is no pod.
+/// A user or holder of a device: a pod and, if known, its container; `None` for a user that is not a pod.
 type DeviceUser<'a> = Option<(&'a PodUid, Option<&'a ContainerId>)>;
 
 impl Occupants {
@@ -116,8 +116,8 @@ impl Occupants {
     }
 }
 
-/// Whether a process only serves other programs. An MPS server may run in a container as well. A container that gives
-/// its own process that name gains nothing, unless others on this GPU are served by MPS.
+/// Whether a process only serves other programs. An MPS server may also run in a container. A container gains nothing
+/// by giving its own process that name, unless MPS serves other processes on this GPU.
 fn serves(process: &GpuProcess, clients: bool) -> bool {
     let host = process.owner == ProcessOwner::Host;
     match process.kind {
@@ -138,7 +138,7 @@ fn held<'a>(
     })
 }
 
-/// The sole holder among the claims: the only pod, if there is one and no other user.
+/// The sole holder among the users: their pod, if all users are of one pod.
 fn sole<'a>(users: impl Iterator<Item = DeviceUser<'a>>, pods: &[PodView]) -> Option<SoleHolder> {
     let mut only: Option<&PodUid> = None;
     let mut containers = BTreeSet::new();

@@ -79,7 +79,7 @@ pub fn show(workload: &Workload, names: &NameTable, mut holdings: Holdings) -> (
     (pods, alone)
 }
 
-/// A pod of which only the UID is known.
+/// A pod with nothing known but its UID.
 pub(crate) fn bare(uid: &PodUid) -> PodView {
     PodView {
         uid: uid.clone(),

@@ -3,7 +3,7 @@
 //! ```text
 //!   first                                   everything
 //!   something has changed                   the changes, a second after the last message at the earliest
-//!   the phase has changed                   the changes at once: the leader must bind nothing more
+//!   the phase has changed                   the changes at once: the leader must stop binding
 //!   nothing has changed for ten seconds     a beat
 //! ```
 
@@ -37,8 +37,8 @@ impl ReportPace {
         if nothing {
             return Some(AgentMessage::Beat);
         }
-        // What the leader has now: without the amounts that changed too little to be sent. A report never has more than
-        // the bounds, so this one is not refused.
+        // The report that the leader has now, without the amounts that changed too little to be sent. A report never exceeds
+        // the bounds, so the change is not refused.
         if known.apply(change.clone()).is_err() {
             *known = report.clone();
             return Some(AgentMessage::Full(report.clone()));
@@ -46,7 +46,7 @@ impl ReportPace {
         Some(AgentMessage::Change(change))
     }
 
-    /// When the next message is due if nothing more changes: soon for a change that came too early to be sent.
+    /// When the next message is due if nothing more changes. It is soon if a change came too early to be sent.
     #[must_use]
     pub fn next_at(&self, report: &AgentReport) -> Option<Monotonic> {
         let (known, at) = self.sent.as_ref()?;

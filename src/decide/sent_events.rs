@@ -11,8 +11,8 @@ use std::time::Duration;
 /// The most reasons that are written on one pod: each of twenty containers may fail for three.
 const MAX_REASONS: usize = 64;
 
-/// How long a pod that an extender has placed may wait for the room that its claim names. A leader claims only what is free, so
-/// there is none only where leaders of two terms have given the same, and the pod would wait until another one ends.
+/// How long a pod that an extender has placed may wait for room for its claim. A leader claims only free devices, so room is
+/// missing only if leaders of two terms have claimed the same device. Then the pod would wait until another pod ends.
 pub const ROOM_WITHIN: Duration = Duration::from_secs(30);
 
 /// The events that were written: containers and reasons by pod.
@@ -34,12 +34,12 @@ struct RoomWait {
 /// A refusal that a pod has no event about yet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RefusalNews {
-    /// The word of the mark for eviction, if the pod can never start.
+    /// The reason code of the mark for eviction, if the pod can never start.
     pub mark: Option<&'static str>,
 }
 
 impl SentEvents {
-    /// A container may not start because of this. Returns what is new about it: `None` if the pod has the event already.
+    /// A container may not start because of `why`. Returns `None` if the pod already has an event about it.
     pub fn refused(&mut self, uid: &PodUid, container: &Arc<str>, why: &Refusal) -> Option<RefusalNews> {
         self.is_new(uid, container, why.code()).then(|| RefusalNews { mark: why.for_good().then(|| why.code()) })
     }
@@ -50,8 +50,8 @@ impl SentEvents {
         self.take_back(uid, why.code())
     }
 
-    /// A pod that an extender has placed finds no room for its claim. Returns whether it must get the mark for eviction now: then its
-    /// owner makes another one, which is placed anew.
+    /// A pod that an extender has placed finds no room for its claim. Returns whether it must get the mark for eviction now. Once
+    /// it is evicted, its controller makes a new pod, which is placed again.
     pub fn finds_no_room(&mut self, uid: &PodUid, now: Monotonic) -> bool {
         let wait = self.waits.entry(uid.clone()).or_insert(RoomWait { since: now, marked: false });
         let due = !wait.marked && now.since(wait.since) >= ROOM_WITHIN;
@@ -59,7 +59,7 @@ impl SentEvents {
         due
     }
 
-    /// The pod starts. Returns whether the mark that it has for want of room must be removed.
+    /// The pod starts. Returns whether it has a mark for eviction because room was missing, which must be removed.
     pub fn finds_room(&mut self, uid: &PodUid) -> bool {
         self.waits.remove(uid).is_some_and(|wait| wait.marked)
     }
@@ -124,12 +124,12 @@ mod tests {
         let at = |seconds: u64| Monotonic(seconds * 1_000_000_000);
         assert!(!sent.finds_no_room(&one, at(100)) && !sent.finds_no_room(&one, at(129)));
         assert!(!sent.finds_room(&one), "it starts in time, and has no mark");
-        assert!(!sent.finds_no_room(&one, at(140)), "a wait of its own");
+        assert!(!sent.finds_no_room(&one, at(140)), "a new wait begins");
         assert!(sent.finds_no_room(&one, at(170)) && !sent.finds_no_room(&one, at(180)));
         assert!(!sent.finds_no_room(&other, at(180)));
         assert!(sent.finds_room(&one) && !sent.finds_room(&one));
         sent.forget(&BTreeSet::new());
-        assert!(!sent.finds_no_room(&other, at(400)), "another pod of a time when it was gone");
+        assert!(!sent.finds_no_room(&other, at(400)), "the wait before the pod was gone does not count");
     }
 
     #[test]

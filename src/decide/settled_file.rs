@@ -12,7 +12,7 @@ pub struct SettledFile {
 }
 
 impl SettledFile {
-    /// A file of which this version is used already; `None` if its stamp is not known.
+    /// A file whose version with this stamp is already used; `None` if the stamp is not known.
     #[must_use]
     pub fn used(stamp: Option<FileStamp>) -> SettledFile {
         SettledFile { used: stamp, last: stamp }

@@ -1,18 +1,18 @@
-//! When an agent looks whether it has a newer token, so that it renews its stream before the old token ends.
+//! When an agent checks for a newer token, so that it renews its stream before the old token expires.
 //!
 //! ```text
-//!   token with an hour      looks once a minute; the kubelet replaces it after 48 minutes, when 12 are left
-//!   a token that ends soon  looks more often, once a second at last
+//!   a token for an hour         checks once a minute; the kubelet replaces it after 48 minutes, when 12 are left
+//!   a token that expires soon   checks more often, in the end once a second
 //! ```
 
 use std::time::Duration;
 
-/// Longest pause. After a token was replaced, the stream goes on with the old one for this long.
+/// Longest pause. After a token was replaced, the stream uses the old one for at most this long.
 const LONGEST: Duration = Duration::from_secs(60);
-/// Shortest pause: it costs the reading of a small file.
+/// Shortest pause: a check costs the reading of a small file.
 const SHORTEST: Duration = Duration::from_secs(1);
 
-/// The pause until the next look; `left` is how long the present token counts, `None` where that is not known.
+/// The pause until the next check; `left` is how long the current token is still valid, `None` where that is not known.
 #[must_use]
 pub fn pause(left: Option<Duration>) -> Duration {
     left.map_or(LONGEST, |left| (left / 10).clamp(SHORTEST, LONGEST))

@@ -149,7 +149,7 @@ fn disabled_cdi_is_detected_from_the_first_containers_of_two_namespaces() {
     // The next agent knows it from its start.
     drop(agent);
     let agent = bed.launch(&[SILENT]);
-    agent.logs("containers did not get what their CDI devices stand for");
+    agent.logs("containers did not get the edits of their CDI devices");
     drop(agent);
     // The runtime starts again and says that CDI is on.
     restart_runtime_with_cdi(&bed, false, true);

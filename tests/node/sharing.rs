@@ -56,7 +56,7 @@ fn no_slot_is_offered_before_it_is_known_whether_there_is_cdi() {
     assert!(!kubelet.is_offered(), "{}", agent.log());
     server.put("nodes", node(json!({ "kubeletVersion": "v1.34.9", "containerRuntimeVersion": "containerd://2.1.4" })));
     kubelet.plugin();
-    agent.logs("it has CDI by its version");
+    agent.logs("its version supports CDI");
     assert!(!agent.log().contains("offers no GPU"), "{}", agent.log());
 }
 
@@ -67,7 +67,7 @@ fn the_versions_of_the_last_run_are_enough_to_start() {
     let info = json!({ "kubeletVersion": "v1.34.9", "containerRuntimeVersion": "containerd://2.1.4" });
     server.put("nodes", json!({ "metadata": { "name": NODE }, "status": { "nodeInfo": info } }));
     let state = tempfile::tempdir().unwrap();
-    for (why, away) in [("it has CDI by its version", false), ("it had CDI when the agent ran last", true)] {
+    for (why, away) in [("its version supports CDI", false), ("it had CDI when the agent ran last", true)] {
         let (recipe, kubelet) = recipe(&server);
         if away {
             server.stop();

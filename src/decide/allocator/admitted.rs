@@ -11,8 +11,8 @@ use model::id::{ContainerKey, PodUid};
 use std::collections::BTreeMap;
 
 impl NodeAllocator {
-    /// Whether each container that requests GPUs has an entry in the kubelet's checkpoint, and nothing that is known
-    /// now will refuse its start.
+    /// Whether each container that requests GPUs has an entry in the kubelet's checkpoint, and no reason is known to
+    /// refuse its start.
     #[must_use]
     pub fn admitted(&self, uid: &PodUid) -> bool {
         let Some(gpu_pod) = self.pods.by_uid.get(uid).filter(|gpu_pod| !gpu_pod.finished) else { return false };
@@ -29,7 +29,7 @@ impl NodeAllocator {
         its_own && self.fits(gpu_pod, claim).is_ok()
     }
 
-    /// How far the start of each GPU pod has come that has not finished, by the kubelet's checkpoint as it was read last.
+    /// The start stage of each GPU pod that has not finished, by the kubelet's checkpoint as it was read last.
     #[must_use]
     pub fn stages(&self) -> BTreeMap<PodUid, PodStage> {
         let stage = |gpu_pod: &GpuPod| match self.pods.started.contains(&gpu_pod.uid) {
@@ -43,7 +43,8 @@ impl NodeAllocator {
     }
 
     /// Whether every start of a pod is refused, because it has no claim and gets no device without one, or its request cannot be
-    /// read. Only known once the kubelet has asked for it: what another plugin has answered starts without this agent.
+    /// read. Only known once the kubelet has called `Allocate` for it: a container that another plugin has answered for starts
+    /// without this agent.
     fn is_refused(&self, gpu_pod: &GpuPod) -> bool {
         let refused = match self.effective_claim(gpu_pod) {
             EffectiveClaim::None => !self.shares(&gpu_pod.uid),
@@ -61,7 +62,7 @@ impl NodeAllocator {
         self.pods.by_uid.keys().any(|uid| self.waits(uid))
     }
 
-    /// Whether the kubelet has called `Allocate` for each container that requests GPUs, of this plugin or an earlier one.
+    /// Whether the kubelet has called `Allocate`, of this plugin or an earlier one, for each container that requests GPUs.
     fn has_asked(&self, gpu_pod: &GpuPod) -> bool {
         let mut requesting = gpu_pod.requests.iter().filter(|request| request.slots > 0);
         requesting.all(|request| {
@@ -113,7 +114,7 @@ mod tests {
         allocator.set_checkpoint(&checkpoint);
         assert_eq!(stages(&allocator), [PodStage::Waiting, PodStage::Waiting], "one container is missing");
         checkpoint.push(row(1, "main", &[(1, 1)], 3));
-        // One that an earlier plugin has answered.
+        // An earlier plugin has answered for this container.
         checkpoint[0].ticket = None;
         allocator.set_checkpoint(&checkpoint);
         assert_eq!(stages(&allocator), [PodStage::Allocated, PodStage::Waiting]);
@@ -122,7 +123,7 @@ mod tests {
         assert_eq!(stages(&allocator), [PodStage::Allocated, PodStage::Started]);
     }
 
-    /// A leader may give others the GPUs of the node beside such a pod.
+    /// A leader may give the GPUs of the node to other pods while such a pod is there.
     #[test]
     fn a_pod_is_refused_once_the_kubelet_has_asked_unless_it_shares_or_has_started() {
         use crate::allocator::WithoutClaim;
@@ -137,9 +138,9 @@ mod tests {
             (WithoutClaim::Auto, PodClaim::None, &rows, PodStage::Refused),
             (WithoutClaim::Share, PodClaim::None, &rows, PodStage::Allocated),
             (WithoutClaim::Share, bad(), &rows, PodStage::Refused),
-            // A later agent may read it.
+            // A later release of the agent may be able to read the claim.
             (WithoutClaim::Refuse, torn(), &rows, PodStage::Allocated),
-            // The kubelet may have asked another plugin, and that one's answer starts the container.
+            // The kubelet may have called another plugin, whose answer starts the container.
             (WithoutClaim::Refuse, PodClaim::None, &rows[..1], PodStage::Waiting),
             (WithoutClaim::Refuse, bad(), &[], PodStage::Waiting),
             (WithoutClaim::Refuse, PodClaim::None, &other_plugin, PodStage::Allocated),

@@ -1,5 +1,4 @@
-//! The effective claim of each pod, as it is entered in the ledger: the devices that a started pod was given, else its
-//! claim.
+//! The effective claim of each pod, which the ledger counts: the devices that a started pod was given, else its claim.
 
 use super::state::NodeAllocator;
 use crate::ledger::ClaimState;
@@ -47,7 +46,7 @@ impl NodeAllocator {
         }
     }
 
-    /// Enters in the ledger what a pod holds now. The allocator calls it after every change of the pod, its start or
+    /// Writes into the ledger what a pod holds now. The allocator calls it after every change of the pod, its start or
     /// its claim.
     pub(super) fn enter(&mut self, uid: &PodUid) {
         let Some(gpu_pod) = self.pods.by_uid.get(uid).filter(|gpu_pod| !gpu_pod.finished) else {
@@ -63,7 +62,7 @@ impl NodeAllocator {
         }
     }
 
-    /// The ledger with every pod entered anew; the ledger that is kept must be equal to it.
+    /// The ledger built again from all pods; the ledger that is kept must be equal to it.
     #[cfg(test)]
     pub(super) fn ledger_from_nothing(&self) -> crate::ledger::Ledger {
         let mut copy = self.clone();

@@ -1,4 +1,4 @@
-//! Issues tickets, and tells which tickets and containers are known.
+//! Issues tickets, and answers which tickets and containers are known.
 
 use super::state::NodeAllocator;
 use model::id::{ContainerKey, PodRef, PodUid, Ticket};

@@ -79,7 +79,7 @@ impl NodeAllocator {
     /// Makes `moved` the claim of container `at` of a pod. Returns whether it did: only if the pod accepts any GPU, and the
     /// devices are healthy and have room for the claim after the move.
     fn move_claim(&mut self, (uid, at): (&PodUid, usize), moved: &[DeviceShare]) -> bool {
-        // The agent does not judge conditions of pods: what the scheduler chose is right, and other devices may not be.
+        // The agent does not check which GPUs a pod accepts: the scheduler's choice is right, and other devices may be wrong.
         let Some(gpu_pod) = self.pods.by_uid.get(uid).filter(|gpu_pod| !gpu_pod.chooses_gpus) else { return false };
         let Some(mut claim) = self.claim(uid) else { return false };
         let Some(own) = claim.get_mut(at) else { return false };
@@ -88,7 +88,7 @@ impl NodeAllocator {
         if !moved.iter().all(healthy) || !self.has_room(gpu_pod, &claim) {
             return false;
         }
-        // Of what a started pod holds, only this container changes.
+        // Of a started pod, only the devices of this container change.
         if let Some(kept) = self.claims.given.get_mut(uid).and_then(|kept| kept.get_mut(at)) {
             *kept = moved.to_vec();
         }
@@ -112,7 +112,7 @@ impl NodeAllocator {
             let Some(gpu) = self.devices.get(device) else { return false };
             let (mut before, mut after) = (DeviceDemand::default(), DeviceDemand::default());
             let (mut clashed, mut clashes) = (0_u32, 0_u32);
-            // No other pod takes anything of this device, before or after the move.
+            // The other pods take nothing of this device, before or after the move.
             let pods: BTreeSet<&PodUid> = self.ledger.pods_on(device).chain([&moves.uid]).collect();
             for uid in pods {
                 let Some(held) = self.ledger.get(uid) else { continue };

@@ -1,5 +1,4 @@
-//! Restores the allocator after a restart of the agent: the devices that an earlier process gave to containers stay
-//! theirs.
+//! Restores the allocator after a restart of the agent: containers keep the devices that an earlier process gave them.
 
 use super::effective_claim::EffectiveClaim;
 use super::state::NodeAllocator;
@@ -12,7 +11,7 @@ use model::unit::Bytes;
 use std::collections::BTreeSet;
 
 impl NodeAllocator {
-    /// Takes over the pods whose start an earlier process answered with devices: they hold what they claim.
+    /// Takes over the started pods of an earlier process: they hold the devices that they claim.
     pub fn recall(&mut self, started: BTreeSet<PodUid>) {
         for uid in started {
             self.pods.started.insert(uid.clone());
@@ -20,7 +19,7 @@ impl NodeAllocator {
         }
     }
 
-    /// Takes over the limits files of containers of such pods. They hold even if the claim on the pod has changed
+    /// Takes over the limits files of containers of such pods. The files count even if the claim on the pod has changed
     /// since.
     pub fn recall_limits(&mut self, limits: Vec<ContainerLimits>) {
         for one in limits {

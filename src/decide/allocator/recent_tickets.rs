@@ -8,8 +8,8 @@ use model::time::Monotonic;
 use std::collections::{BTreeSet, VecDeque};
 use std::time::Duration;
 
-/// Age after which a ticket that no container is known to hold will never have one. The kubelet writes its checkpoint
-/// within milliseconds of an answer, and the agent's pod watch shows the pod within seconds.
+/// A ticket of this age whose holder is not known will never have a holder. The kubelet writes its checkpoint within
+/// milliseconds of an answer, and the agent's pod watch shows the pod within seconds.
 const SETTLED: Duration = Duration::from_secs(300);
 
 /// The tickets that were issued lately.
@@ -28,7 +28,7 @@ impl RecentTickets {
 
     /// Adds a ticket that the agent issues now.
     pub fn issued(&mut self, ticket: Ticket, now: Monotonic) {
-        // The ticket table keeps no more than this either.
+        // The ticket table has the same bound.
         if self.issued.len() == MAX_ISSUED {
             self.issued.pop_front();
         }

@@ -69,7 +69,7 @@ pub enum Refusal {
     WithoutCdi,
 }
 
-/// What a device has too little of.
+/// The resource of which a device has too little.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ScarceResource {
     /// Memory, counted in bytes.
@@ -93,7 +93,7 @@ impl Refusal {
         matches!(self, Refusal::DoesNotFit { .. } | Refusal::NotAlone { .. })
     }
 
-    /// One word for events and metrics.
+    /// The reason code for events and metrics.
     #[must_use]
     pub fn code(&self) -> &'static str {
         match self {

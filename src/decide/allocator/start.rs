@@ -62,7 +62,7 @@ pub enum StartVerdict {
     },
 }
 
-/// What a start waits for.
+/// The information that a start waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WaitReason {
     /// The kubelet's checkpoint does not name the ids yet.
@@ -72,7 +72,7 @@ pub enum WaitReason {
 }
 
 impl WaitReason {
-    /// One word for metrics.
+    /// The code for metrics.
     #[must_use]
     pub fn code(self) -> &'static str {
         match self {

@@ -27,7 +27,7 @@ pub enum WithoutClaim {
     Refuse,
 }
 
-/// The rules of the allocator; they change only when the agent's settings or the runtime of the node change.
+/// The rules of the allocator. They change only with the agent's settings or the runtime of the node.
 #[derive(Clone, Debug)]
 pub(super) struct Policy {
     /// What happens to pods without a claim.
@@ -67,7 +67,7 @@ pub(super) struct HeldClaims {
     /// They stay when the claim on the pod changes or becomes unreadable. A container of a pod without a claim has no
     /// device share here until it is known which slots the kubelet allocated to it.
     pub given: BTreeMap<PodUid, Claim>,
-    /// Claims that differ from those on their pods: the devices that the containers really have.
+    /// Claims that differ from the claims on the pods: the devices that the containers really have.
     pub moved: BTreeMap<PodUid, Claim>,
     /// Pods without a claim whose containers have got all that they request, while this is not written on the pod yet.
     pub unwritten: BTreeSet<PodUid>,
@@ -209,7 +209,7 @@ impl NodeAllocator {
             self.pods.served_by_scheduler = true;
         }
         if gpu_pod.finished {
-            // After a restore of etcd it may come back and be placed anew: it then starts like any other pod.
+            // After an etcd restore the pod may return and be placed again: then it starts like any other pod.
             self.forget_start(&gpu_pod.uid);
         } else if gpu_pod.started {
             self.pods.started.insert(gpu_pod.uid.clone());
@@ -266,7 +266,7 @@ impl NodeAllocator {
         self.enter(&gpu_pod.uid);
     }
 
-    /// Forgets what a pod has got: it runs no more.
+    /// Forgets the devices that a pod got, because it no longer runs.
     fn forget_start(&mut self, uid: &PodUid) {
         self.pods.started.remove(uid);
         self.claims.given.remove(uid);

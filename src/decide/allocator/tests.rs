@@ -168,7 +168,7 @@ fn a_second_pod_that_does_not_fit_beside_the_first_does_not_start_and_the_first_
     filled(allocator.start(&ids(&[(0, 1)]), Some(&checkpoint)));
 }
 
-/// After a restore of etcd a pod that has ended is placed anew, and may get again what it had while another pod has it.
+/// After an etcd restore an ended pod is placed again, and may claim the devices that it had, which another pod has now.
 #[test]
 fn a_pod_that_has_ended_and_comes_back_starts_only_beside_those_that_run() {
     let (first, second) = (single(1, device_share(0, 50, 30)), single(2, device_share(0, 50, 30)));
@@ -206,7 +206,7 @@ fn a_running_pod_keeps_its_claim_when_the_annotation_changes() {
             other => panic!("{written:?}: {other}"),
         }
     }
-    // While the claim cannot be read, a container gets again what it had.
+    // While the claim cannot be read, a container gets the devices that it had.
     allocator.set_gpu_pods(vec![pod(torn), single(2, device_share(0, 20, 30))]);
     assert_eq!(filled(start(&mut allocator, 0))[0].device_shares, first[0]);
     filled(start(&mut allocator, 2));
@@ -421,7 +421,7 @@ fn containers_with_devices_of_an_earlier_release_start_again_where_cdi_has_no_ef
         given: Some(vec![given.clone()]),
     };
     let mut allocator = allocator((1..=4).map(|n| GpuPod { started: n < 4, ..single(n, own.clone()) }).collect());
-    // Of the fourth there is no record.
+    // There is no record of the fourth.
     allocator.recall_tickets(vec![issued(7, 0, holder(0), &own), issued(8, 1, None, &own), issued(9, 2, None, &other)]);
     allocator.set_tickets_lost(true);
     assert!(allocator.close(true));
@@ -512,7 +512,7 @@ fn only_a_changed_checkpoint_changes_the_list_of_slots() {
     let list = allocator.list();
     assert!(!allocator.set_checkpoint(&checkpoint(3)));
     assert_eq!(allocator.list(), list);
-    assert!(allocator.set_checkpoint(&checkpoint(4)), "it uses another one");
+    assert!(allocator.set_checkpoint(&checkpoint(4)), "it uses another slot");
     assert!(allocator.set_checkpoint(&[]));
 }
 

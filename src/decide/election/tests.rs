@@ -21,7 +21,7 @@ fn stored(version: u64, record: &LeaseRecord) -> StoredLease {
 fn leader(name: &str, second: u64) -> (Elector, StoredLease) {
     let mut elector = elector(name);
     assert_eq!(elector.next(at(second)), ElectionStep::Read);
-    let (ElectionStep::Create(record), None) = elector.found(None, at(second)) else { panic!("no Lease is there") };
+    let (ElectionStep::Create(record), None) = elector.found(None, at(second)) else { panic!("no Lease exists") };
     let lease = stored(1, &record);
     let now = at(second).monotonic;
     assert_eq!(elector.written(lease.clone(), now, now), Some(ElectionChange::Won));
@@ -109,8 +109,8 @@ fn a_leader_that_finds_another_holder_or_no_lease_leads_no_longer() {
 fn the_epoch_is_newer_than_every_epoch_that_was_ever_seen() {
     let mut elector = elector("a");
     elector.epoch_is_used(40);
-    let (ElectionStep::Create(record), _) = elector.found(None, at(0)) else { panic!("no Lease is there") };
-    assert_eq!(record.epoch, Some(41), "a Lease that was deleted takes nothing back");
+    let (ElectionStep::Create(record), _) = elector.found(None, at(0)) else { panic!("no Lease exists") };
+    assert_eq!(record.epoch, Some(41), "the deletion of the Lease takes nothing back");
     let now = at(0).monotonic;
     elector.written(stored(1, &record), now, now);
     elector.epoch_is_used(41);
@@ -128,7 +128,7 @@ fn the_epoch_is_newer_than_every_epoch_that_was_ever_seen() {
 #[test]
 fn a_write_that_takes_longer_than_the_renew_deadline_gives_no_term() {
     let mut elector = elector("a");
-    let (ElectionStep::Create(record), _) = elector.found(None, at(0)) else { panic!("no Lease is there") };
+    let (ElectionStep::Create(record), _) = elector.found(None, at(0)) else { panic!("no Lease exists") };
     assert_eq!(elector.written(stored(1, &record), at(0).monotonic, at(10).monotonic), None);
     assert!(!elector.leads(at(10).monotonic));
 }
@@ -237,7 +237,7 @@ impl Process {
                 self.send(step, now, luck);
             }
             None => {}
-            // It gives up after two seconds, whether or not the server carries the request out later.
+            // The process gives up after two seconds, whether or not the server carries the request out later.
             Some(waits) if waits.lost || waits.until_done.is_some() || waits.until_answer > 0 => {
                 if now.monotonic.since(waits.sent) > Duration::from_secs(2) {
                     self.elector.failed();

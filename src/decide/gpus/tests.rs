@@ -263,7 +263,7 @@ fn an_operator_clears_one_gpu_or_all_and_gets_the_remaining_incidents() {
     assert_eq!(gpus.kept(), []);
     let mut gpus = two_gpus_one_unfit();
     gpus.listed(vec![gpu(0)]);
-    assert_eq!(gpus.clear(None).0, [(uuid(1), GpuCondition::default())], "one that is not listed as well");
+    assert_eq!(gpus.clear(None).0, [(uuid(1), GpuCondition::default())], "a GPU that is not listed, too");
     assert_eq!(gpus.kept(), []);
 }
 

@@ -1,4 +1,4 @@
-//! Compares the ledger's sums with sums that are counted anew, for any order of changes.
+//! Compares the ledger's sums with sums that are computed from scratch, for any order of changes.
 
 use super::*;
 use model::claim::{DeviceShare, PodClaim};

@@ -60,7 +60,7 @@ fn pod(number: u8, holds: &[&str]) -> PodView {
     }
 }
 
-/// A GPU; with instances (`GPU instance`, `compute instance`), one that is divided by MIG.
+/// A GPU. With `instances`, pairs of GPU instance and compute instance, it is divided by MIG.
 fn gpu(instances: &[(u32, u32)]) -> Gpu {
     let instance = |&(gpu_instance, compute_instance): &(u32, u32)| MigInstance {
         uuid: device(&format!("MIG-{gpu_instance}-{compute_instance}")),

@@ -97,7 +97,7 @@ fn a_pass_without_measurements_neither_ends_an_over_use_nor_brings_an_eviction_n
     assert_eq!((reported.len(), reported[0].lasted), (1, Duration::from_secs(30)));
     for second in (65..=300).step_by(5) {
         for still in blind(&mut over, second) {
-            assert_eq!((still.len(), still[0].lasted), (1, Duration::from_secs(30)), "the same one");
+            assert_eq!((still.len(), still[0].lasted), (1, Duration::from_secs(30)), "the same over-use");
             assert!(still[0].used.value().is_none() && !to_evict(&still[0]));
         }
     }
@@ -107,7 +107,7 @@ fn a_pass_without_measurements_neither_ends_an_over_use_nor_brings_an_eviction_n
     assert!(!to_evict(&measure(&mut over, 334, HIGH)[0]));
     assert!(to_evict(&measure(&mut over, 335, HIGH)[0]));
     for absent in blind(&mut over, 340) {
-        assert!(!to_evict(&absent[0]), "what is not measured now is no reason");
+        assert!(!to_evict(&absent[0]), "without a current measurement no pod is evicted");
     }
     for second in (340..370).step_by(5) {
         assert_eq!(measure(&mut over, second, 0).len(), 1);

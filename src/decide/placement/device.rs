@@ -6,7 +6,7 @@ use model::id::GpuUuid;
 use model::unit::{Bytes, CorePercent};
 use std::sync::Arc;
 
-/// One GPU or MIG instance of a node, with what is claimed of it.
+/// One GPU or MIG instance of a node, with the sum of the claims on it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PlacementDevice {
     /// The UUID.
@@ -39,13 +39,13 @@ pub struct DeviceKind {
 /// Whether a device may get new containers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DeviceFitness {
-    /// It may.
+    /// It may get new containers.
     Fit,
     /// It is unhealthy.
     Unhealthy,
     /// An operator cordoned it.
     Cordoned,
-    /// Processes of a pod that holds nothing use it.
+    /// Processes of a pod without a claim use it.
     InUse,
 }
 

@@ -49,7 +49,7 @@ pub fn place(
     Ok(Placement { claim, terms, fill: terms.fill(attempt.weights) })
 }
 
-/// The test that no container of the pod can pass on this device, whatever it requests.
+/// The test that every container of the pod fails on this device, whatever it requests.
 fn barred(device: &PlacementDevice, selection: &GpuSelection) -> Option<RefusalReason> {
     match device.fitness {
         DeviceFitness::Fit => {}
@@ -138,7 +138,7 @@ impl<'a> Attempt<'a> {
         if !self.request.selection.numa_bind {
             return pick(candidates);
         }
-        // In order of preference the candidates are grouped by NUMA node.
+        // The candidates are in order of preference, and those of one NUMA node are next to each other.
         let groups = candidates.chunk_by(|one, next| one.device.numa == next.device.numa);
         groups.into_iter().find(|group| group.len() >= count).map(pick).unwrap_or_default()
     }

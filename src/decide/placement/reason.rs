@@ -11,7 +11,7 @@ pub enum RefusalReason {
     CardNotHealth,
     /// An operator keeps the GPU from new containers.
     CardCordoned,
-    /// Processes of a pod that holds nothing use the GPU, such as those of a pod that has ended.
+    /// Processes of a pod without a claim use the GPU, such as those of a pod that has ended.
     CardInUse,
     /// The pod does not accept the product or the sharing mode.
     CardTypeMismatch,
@@ -19,15 +19,15 @@ pub enum RefusalReason {
     CardUuidMismatch,
     /// The GPUs that fit are on different NUMA nodes.
     NumaNotFit,
-    /// As many containers as allowed share the GPU.
+    /// The largest allowed number of containers share the GPU already.
     CardTimeSlicingExhausted,
-    /// The pod wants the GPU for itself and another pod is there, or the other way round.
+    /// The pod wants the GPU for itself and another pod is on it, or the other way round.
     ExclusiveDeviceAllocateConflict,
     /// Too little memory is left.
     CardInsufficientMemory,
     /// Too little SM time is left.
     CardInsufficientCore,
-    /// All SM time is claimed, so that not even a container that names no amount may come.
+    /// All SM time is claimed, so not even a container that requests no amount of SM time fits.
     CardComputeUnitsExhausted,
     /// Some GPUs fit, but fewer than the container requests.
     AllocatedCardsInsufficientRequest,
@@ -37,7 +37,7 @@ pub enum RefusalReason {
     NodeUnregistered,
     /// The node takes no new claims now.
     NodeClosed,
-    /// The pod has a place on another node, which is written or is being written.
+    /// The pod is placed on another node: its claim is written or is being written.
     PodPlacedElsewhere,
 }
 
@@ -85,7 +85,7 @@ impl RefusalReason {
         }
     }
 
-    /// Whether no pod that ends can change it: preemption cannot help, as far as GPUs are concerned.
+    /// Whether the reason stays when other pods end: then preemption cannot help, as far as GPUs are concerned.
     #[must_use]
     pub fn is_lasting(self) -> bool {
         matches!(
@@ -139,7 +139,7 @@ pub struct NodeRefusal {
     counts: [u16; RefusalReason::ALL.len()],
     /// The tests at which a GPU failed, one bit for each in that order.
     bits: u16,
-    /// GPUs that failed for a reason that may pass, and are too small for the container even while nothing is claimed.
+    /// GPUs that failed for a temporary reason, but are too small for the container even without any claim.
     too_small: u16,
     /// GPUs of the node.
     pub gpus: u16,
@@ -169,7 +169,7 @@ impl NodeRefusal {
         }
     }
 
-    /// Counts one GPU that has less in all than the container requests.
+    /// Counts one GPU whose whole capacity is less than the container requests.
     pub(crate) fn count_too_small(&mut self, reason: RefusalReason) {
         self.count(reason);
         if !reason.is_lasting() {
@@ -179,7 +179,7 @@ impl NodeRefusal {
 
     /// The reasons with the number of GPUs.
     pub fn reasons(&self) -> impl Iterator<Item = (RefusalReason, u16)> {
-        // A call about thousands of nodes asks for the reasons of each, and most have one.
+        // A call about thousands of nodes needs the reasons of each node, and most nodes have one reason.
         let mut bits = self.bits;
         std::iter::from_fn(move || {
             let place = usize::try_from(bits.trailing_zeros()).ok()?;
@@ -194,7 +194,7 @@ impl NodeRefusal {
         self.bits
     }
 
-    /// Whether no pod that ends can change it.
+    /// Whether the refusal stays when other pods end.
     #[must_use]
     pub fn is_lasting(&self) -> bool {
         let (mut lasting, mut passing) = (self.too_small, 0u16);
@@ -217,14 +217,14 @@ impl NodeRefusal {
 }
 
 impl NearestMiss {
-    /// Whether this miss is nearer than another one: more left of what was short.
+    /// Whether this miss is nearer than another one: more was left of the scarce resource.
     #[must_use]
     pub fn is_nearer_than(self, other: NearestMiss) -> bool {
         match (other, self) {
             (NearestMiss::Memory { free: old, .. }, NearestMiss::Memory { free, .. }) => free > old,
             (NearestMiss::Cores { free: old, .. }, NearestMiss::Cores { free, .. }) => free > old,
             (NearestMiss::Count { fitting: old, .. }, NearestMiss::Count { fitting, .. }) => fitting > old,
-            // Fewer GPUs than requested is what the user must know where each of them fits; memory is next.
+            // A number of fitting GPUs that is too small is more important to the user than memory, and memory than SM time.
             (NearestMiss::Cores { .. }, NearestMiss::Memory { .. }) | (_, NearestMiss::Count { .. }) => true,
             _ => false,
         }

@@ -11,7 +11,7 @@ pub struct PlacementRules {
     pub node_policy: NodePolicy,
     /// Which GPUs of a node are preferred.
     pub gpu_policy: GpuPolicy,
-    /// How much slots, SM time and memory count.
+    /// The weights of slots, SM time and memory.
     pub weights: ScoreWeights,
 }
 
@@ -35,16 +35,16 @@ impl PlacementRules {
     }
 }
 
-/// Which claims count where a pod is placed.
+/// Which claims count when a pod is placed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CountedClaims {
     /// The claims of pods that are bound, or that this scheduler binds now. They decide whether a pod fits.
     Claims,
-    /// Also the proposals: where the filter expects pods that it has answered for and that are not bound yet.
+    /// Also the proposals: the places that the filter has answered for pods that are not bound yet.
     ClaimsAndProposals,
 }
 
-/// Where a pod goes on one node.
+/// The placement of a pod on one node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Placement {
     /// The device shares of each container, init containers first.

@@ -10,14 +10,14 @@
 use crate::ledger::DeviceDemand;
 use model::placement::ScoreWeights;
 
-/// One, in the parts in which a fill is counted.
+/// A fill of 1, in parts of a million.
 const WHOLE: u64 = 1_000_000;
 
 /// How full something is, in parts of a million. More than a million where more is claimed than there is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Fill(pub u64);
 
-/// What there is of one GPU, or of all GPUs of a node together.
+/// The capacity of one GPU, or of all GPUs of a node together.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Capacity {
     /// Containers that may share it.
@@ -40,11 +40,11 @@ impl Capacity {
 /// One term of a fill.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ScoreTerm {
-    /// What it is about.
+    /// The part of the GPU that it is about.
     pub name: &'static str,
-    /// How full that is, in parts of a million.
+    /// How full that part is, in parts of a million.
     pub value: u64,
-    /// How much it counts.
+    /// Its weight.
     pub weight: u32,
 }
 
@@ -68,7 +68,7 @@ pub struct FillTerms {
 }
 
 impl FillTerms {
-    /// The terms where `used` of `capacity` is taken. A part of which there is nothing counts as empty.
+    /// The terms where `used` of `capacity` is taken. A part with a capacity of 0 counts as empty.
     #[must_use]
     pub fn of(used: DeviceDemand, capacity: Capacity) -> FillTerms {
         FillTerms {

@@ -141,7 +141,7 @@ fn a_refusal_that_no_ending_pod_changes_is_lasting() {
     assert!(placed(&app(2, 1000, 0), &node(vec![gpu(0)])).unwrap_err().is_lasting());
     assert!(NodeRefusal::whole(RefusalReason::NodeUnregistered).is_lasting());
     assert!(!NodeRefusal::whole(RefusalReason::NodeClosed).is_lasting());
-    // More than any GPU has, whatever is claimed or hinders at this moment.
+    // The request is larger than any GPU, so the current claims and the health of the GPUs do not matter.
     let mut gpus: Vec<PlacementDevice> = (0..4).map(gpu).collect();
     gpus[1].claimed = taken(70, 0, 10);
     gpus[2].fitness = DeviceFitness::Unhealthy;
@@ -149,7 +149,7 @@ fn a_refusal_that_no_ending_pod_changes_is_lasting() {
     gpus[3].capacity.memory *= 2;
     gpus[3].claimed = taken(120, 0, 1);
     assert!(!placed(&app(1, 80 * 1024 + 1, 0), &node(gpus.clone())).unwrap_err().is_lasting(), "one is large enough");
-    // Where one fits, and two are requested, the others still never do.
+    // One GPU fits and two are requested: the other GPUs never fit.
     gpus[3].claimed = taken(0, 0, 0);
     assert!(placed(&app(2, 80 * 1024 + 1, 0), &node(gpus)).unwrap_err().is_lasting());
 }
@@ -198,12 +198,12 @@ fn a_topology_aware_pod_gets_the_gpus_with_the_best_links() {
     assert_eq!(chosen(&request, &node), ["GPU-0", "GPU-2"]);
     node.devices[0].claimed = taken(80, 0, 1);
     assert_eq!(chosen(&request, &node), ["GPU-1", "GPU-3"]);
-    // A single GPU is one that leaves the pair that is still whole together.
+    // A single GPU is chosen so that the pair that is still whole stays together.
     let mut one = app(1, 1000, 10);
     one.preference.gpu_policy = Some(GpuPolicy { topology: true, ..GpuPolicy::default() });
     assert_eq!(chosen(&one, &node), ["GPU-2"]);
     node.links = Box::default();
-    assert_eq!(chosen(&request, &node).len(), 2, "without links any two do");
+    assert_eq!(chosen(&request, &node).len(), 2, "without links any two GPUs are taken");
 }
 
 #[test]
@@ -217,7 +217,7 @@ fn init_containers_share_their_moment_with_sidecars_only() {
     assert!(placed(&parts(20, 60, 60), &one).is_ok(), "20 + 60 at any moment");
     assert!(placed(&parts(20, 61, 10), &one).is_err(), "the init container runs beside the sidecar");
     assert!(placed(&parts(20, 10, 61), &one).is_err(), "the app container runs beside the sidecar");
-    // The fill is that of the most at any moment.
+    // The fill counts the largest use at any moment.
     let fill = placed(&parts(20, 60, 10), &one).unwrap().fill;
     let terms = FillTerms { slots: 200_000, cores: 0, memory: 1_000_000 };
     assert_eq!(fill, terms.fill(ScoreWeights::default()));

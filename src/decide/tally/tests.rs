@@ -137,7 +137,7 @@ fn a_pod_that_is_gone_is_forgotten_after_a_while() {
     let free = [gpu(Some(0), &[], 0.0)];
     tallies.pass(&free, &[], None, at(3));
     tallies.pass(&free, &[], None, at(600));
-    assert_eq!(seconds_and_joules(&tallies).len(), 1, "an agent that has just begun does not see it yet either");
+    assert_eq!(seconds_and_joules(&tallies).len(), 1, "an agent that has just started does not see the pod yet either");
     tallies.pass(&free, &[], None, at(604));
     assert!(seconds_and_joules(&tallies).is_empty());
 }

@@ -64,7 +64,7 @@ fn a_claim_does_not_move_to_devices_where_it_does_not_fit() {
     let mut allocator = following(vec![chooser]);
     allocator.issue(model::id::Ticket::of_random([7; 16]), &ids(&one));
     let bound = filled(allocator.start(&ids(&one), Some(&[row(1, "main", &one, 7)])));
-    assert_eq!(bound[0].device_shares[0].device, device(1), "it accepts some GPUs only");
+    assert_eq!(bound[0].device_shares[0].device, device(1), "it accepts only some GPUs");
     let mut allocator = following(vec![single(1, device_share(1, 8, 30))]);
     allocator.set_devices(vec![SharedDevice { healthy: false, ..apart(0) }, apart(1)]);
     allocator.issue(model::id::Ticket::of_random([7; 16]), &ids(&one));
