@@ -8,13 +8,13 @@
 //! ```
 //!
 //! A claim is *assumed* from the decision to bind until the pod watch shows it, then *bound*, then *started* when a
-//! container of the pod has run, and it is released only by evidence: the binding was refused and never will be made,
-//! or the pod has ended, is gone, or is bound to another node, and its agent, if it reports, knows that no process of
-//! it is left. A deadline never releases a claim, because a request whose answer was lost may still be carried out; that
-//! the pod has another version meanwhile proves that it will not be ([`OpenWrites`]).
+//! container of the pod has run. It is released only by evidence: the binding was refused and never will be made, or the
+//! pod has ended, is gone, or is bound to another node, and no process of it is left according to its agent, if the agent
+//! reports. A deadline never releases a claim, because a request whose answer was lost may still be carried out. Once the
+//! pod has another version, it no longer can be ([`OpenWrites`]).
 //!
-//! What must never happen here: claims of more than a GPU has, by decisions of one leader; a node that takes new
-//! claims while the claim of a pod on it cannot be read; work for all nodes because of one change.
+//! What must never happen here: one leader claims more than a GPU has; a node takes new claims while the claim of a pod
+//! on it cannot be read; one change causes work for all nodes.
 
 mod closed;
 mod names;

@@ -150,7 +150,7 @@ fn check_workloads(placed: &Placed) {
     eventually("an event that names what came nearest", SETTLED, || {
         let selector = "involvedObject.name=large,reason=FilteringFailed";
         let events = placed.admin.get(&["events", "-n", space, "--field-selector", selector]);
-        let says = |event: &Value| event["message"].as_str().is_some_and(|text| text.contains("asks 100000 MiB"));
+        let says = |event: &Value| event["message"].as_str().is_some_and(|text| text.contains("requests 100000 MiB"));
         events["items"].as_array()?.iter().any(says).then_some(())
     });
     check_preemption(placed);

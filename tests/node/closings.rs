@@ -80,7 +80,7 @@ fn a_pod_that_holds_gpus_without_a_claim_closes_its_node_until_the_agent_names_t
     let mut by_hand = pod(&server, 2, 60_000);
     by_hand["spec"]["nodeName"] = "n1".into();
     server.put("pods", by_hand.clone());
-    becomes_closed(&server, &extender, (&asks, true, "which ones is not known"));
+    becomes_closed(&server, &extender, (&asks, true, "it is not known which"));
     let annotations = json!({
         CLAIM: "GPU-n1-0,NVIDIA,60000,0:;", "hami.io/vgpu-node": "n1", "gpu-steward.io/placed-by": "agent",
     });

@@ -153,7 +153,10 @@ fn a_pod_gets_node_and_claim_in_one_call_and_two_events() {
     assert_eq!(answer["FailedAndUnresolvableNodes"], refused);
     extender.filter(&second, &["n1", "n2"]);
     let note = eventually("the event of the refused pod", SOON, || events(&server, "FilteringFailed").pop());
-    assert!(note.contains("CardInsufficientMemory on 3 GPUs of 2 nodes") && note.contains("asks 90000 MiB"), "{note}");
+    assert!(
+        note.contains("CardInsufficientMemory on 3 GPUs of 2 nodes") && note.contains("requests 90000 MiB"),
+        "{note}"
+    );
     eventually("the events of the bound pod", SOON, || {
         (events(&server, "FilteringSucceed").len() == 1 && events(&server, "BindingSucceed").len() == 1).then_some(())
     });
@@ -246,7 +249,7 @@ fn two_pods_that_fit_alone_never_share_a_gpu_that_is_too_small() {
     }
     assert_eq!(extender.bind(&first, "n1"), "");
     let why = extender.bind(&second, "n1");
-    assert!(why.contains("does not fit any more: CardInsufficientMemory"), "{why}");
+    assert!(why.contains("no longer fits: CardInsufficientMemory"), "{why}");
     assert_eq!(stored(&server, &second)["spec"]["nodeName"], Value::Null);
     // It would fit if the other pod ended, so kube-scheduler may preempt.
     let answer = extender.filter(&second, &["n1"]);

@@ -1,4 +1,4 @@
-//! What the leader knows of the agent of one node: its stream, and what it has reported.
+//! What the leader knows about the agent of one node: its stream and its newest report.
 
 use model::agent_stream::{AgentPhase, AgentReport, PodStage, ReportChange, ReportTooLarge};
 use model::id::{GpuUuid, PodUid};
@@ -13,9 +13,9 @@ pub struct StreamId(pub u64);
 pub(super) enum LinkState {
     /// It is open.
     Open,
-    /// It was closed at this moment, and may be back soon.
+    /// It was closed at this moment, and the agent may soon open another.
     Closed(Monotonic),
-    /// It was closed and is not back in time.
+    /// It was closed, and the agent has not opened another in time.
     Away,
 }
 
@@ -30,18 +30,18 @@ pub(super) struct AgentLink {
 }
 
 impl AgentLink {
-    /// A stream whose first message has come.
+    /// A stream whose first message has arrived.
     pub(super) fn new(stream: StreamId, report: AgentReport, now: Monotonic) -> AgentLink {
         AgentLink { stream, state: LinkState::Open, heard: now, report }
     }
 
-    /// Takes over a change.
+    /// Applies a change.
     pub(super) fn change(&mut self, change: ReportChange, now: Monotonic) -> Result<(), ReportTooLarge> {
         self.heard = now;
         self.report.apply(change)
     }
 
-    /// How far the start of the pod of this name has come, by the agent.
+    /// How far the start of the pod of this name has come, as the agent reports it.
     pub(super) fn stage(&self, name: &PodUid) -> Option<PodStage> {
         self.report.pods.get(name).map(|pod| pod.stage)
     }
@@ -53,8 +53,8 @@ impl AgentLink {
 
     /// Whether the newest report has a list of the processes on a device; `None` where it does not name the device.
     ///
-    /// An agent of an earlier release names no MIG instance. For one of its instances the lists of all its GPUs count, because
-    /// the leader does not know of which GPU the instance is.
+    /// An agent of an earlier release names no MIG instance. Then an instance has a list only if all GPUs of the node have one,
+    /// because the leader does not know to which GPU the instance belongs.
     pub(super) fn has_list(&self, device: &GpuUuid) -> Option<bool> {
         let gpus = &self.report.gpus;
         match gpus.get(device) {

@@ -1,20 +1,20 @@
-//! The streams of the agents: what a report changes in the ledger and in whether a node takes new claims.
+//! The streams of the agents: how a report changes the ledger, and whether a node takes new claims.
 //!
 //! ```text
 //!   first message ──▶ agent_reports ─┐              ┌─▶ claims that have started, claims of pods that have ended
 //!   change        ──▶ agent_changes ─┼─▶ AgentLink ─┤
-//!   the end       ──▶ agent_closed ──┘   of a node  ├─▶ closed: registers, leaves, is not back in time
-//!                                                   └─▶ GPUs that are in use by pods that hold nothing
+//!   the end       ──▶ agent_closed ──┘   of a node  ├─▶ closed: registers, leaves, has not come back in time
+//!                                                   └─▶ GPUs that pods without a claim use
 //! ```
 //!
 //! An agent without a stream changes nothing: its node is judged by the API server alone.
 //!
-//! A leader has never seen a pod that ended before it won, or that a restore of etcd took away before. If processes of such a pod
-//! are left, the report of its node is the only sign of them. It names no amounts that could be counted as a claim, so the GPU
-//! takes no new claims until a list of its processes shows none of them.
+//! A leader has never seen a pod that ended, or that an etcd restore took away, before the leader won. If processes of such a
+//! pod are left, only the report of its node shows them. The report names no amounts that could be counted as a claim, so the
+//! GPU takes no new claims until a list of its processes shows none of that pod.
 //!
-//! What must never happen here: a report that releases a claim of a pod which the API server shows as running, or of one whose
-//! processes it does not know; a stream that ends the stream of a newer one.
+//! What must never happen here: a report releases the claim of a pod that runs according to the API server, or whose processes
+//! the report does not know; the end of an old stream ends a newer one.
 
 use super::agent_link::{AgentLink, LinkState, StreamId};
 use super::node::NodeClaims;
@@ -25,23 +25,23 @@ use model::time::Monotonic;
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-/// How long the stream of an agent may be closed before nothing more is bound to its node. An agent connects again within
-/// this time, unless it has ended; a pod that is bound while the agent is away fails at the kubelet's door.
+/// How long the stream of an agent may be closed before the leader stops binding pods to its node. An agent connects again
+/// within this time, unless it has ended. The kubelet rejects a pod that is bound while the agent is away.
 pub const STREAM_BACK_WITHIN: Duration = Duration::from_secs(2);
 
-/// Why a message of a stream is not taken over.
+/// Why a message of a stream is not accepted.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ReportRefusal {
-    /// A newer stream of the same node speaks for it.
+    /// A newer stream of the same node has replaced this one.
     #[error("a newer stream of this node has begun")]
     Replaced,
-    /// The report grows beyond its bounds.
+    /// The change makes the report larger than its bounds.
     #[error(transparent)]
     TooLarge(#[from] ReportTooLarge),
 }
 
 impl ClusterState {
-    /// An agent has reported everything: at the begin of its stream, or again. An older stream of the node ends.
+    /// An agent has sent a full report, at the start of its stream or later. An older stream of the node ends.
     ///
     /// # Errors
     /// [`ReportRefusal::Replaced`].
@@ -66,7 +66,7 @@ impl ClusterState {
     /// An agent has reported changes.
     ///
     /// # Errors
-    /// [`ReportRefusal`]; nothing is taken over then.
+    /// [`ReportRefusal`]; then nothing changes.
     pub fn agent_changes(
         &mut self,
         name: &NodeName,
@@ -106,10 +106,10 @@ impl ClusterState {
         }
     }
 
-    /// Closes the nodes whose streams have not come back in time. Called before each decision.
+    /// Closes the nodes whose agents have not opened another stream in time. Called before each decision.
     pub fn agents_at(&mut self, now: Monotonic) {
         let late = |since: &Monotonic| now.since(*since) >= STREAM_BACK_WITHIN;
-        // Usually empty; after a failure of the network as long as the list of nodes, and once for each of them.
+        // Usually empty. After a network failure it may hold all nodes, each of them once.
         if !self.closing.values().any(late) {
             return;
         }
@@ -128,8 +128,8 @@ impl ClusterState {
         });
     }
 
-    /// Forgets all streams: this process leads no longer, and the agents report to another one. Claims of pods that have
-    /// ended are released, because the next leader decides about them: by the same reports, which show their processes.
+    /// Forgets all streams, because this process no longer leads and the agents report to another leader. Claims of ended pods
+    /// are released: the next leader gets the same reports, which show the processes of these pods, and decides.
     pub fn forget_agents(&mut self) {
         self.closing.clear();
         let mut ended: Vec<(NodeName, PodUid)> = Vec::new();
@@ -142,7 +142,7 @@ impl ClusterState {
         }
     }
 
-    /// What the agent of this node gets to know.
+    /// The answer to the agent of this node.
     #[must_use]
     pub fn leader_view(&self, name: &NodeName) -> LeaderView {
         let node = self.nodes.get(name);
@@ -164,15 +164,15 @@ impl ClusterState {
         }
     }
 
-    /// What the agent of this node has reported, and when it was heard last; `None` without an open stream.
+    /// The newest report of this node's agent, and when its last message arrived; `None` without an open stream.
     #[must_use]
     pub fn agent_report(&self, name: &NodeName) -> Option<(&AgentReport, Monotonic)> {
         let link = self.nodes.get(name)?.agent()?;
         (link.state == LinkState::Open).then_some((&link.report, link.heard))
     }
 
-    /// Whether a pod that has ended or is gone still holds its GPUs, because its agent sees processes of it or cannot say whether
-    /// there are any. Its claim is then released by the report that shows none.
+    /// Whether a pod that has ended or is gone still holds its GPUs, because its agent sees processes of the pod or does not know
+    /// whether there are any. Its claim is released when a report shows none.
     pub(super) fn holds_after_end(&mut self, uid: &PodUid) -> bool {
         let node = self.locations.get(uid).and_then(|location| self.nodes.get_mut(&location.node));
         node.is_some_and(|node| {
@@ -184,8 +184,8 @@ impl ClusterState {
         })
     }
 
-    /// Takes over what the newest report proves: which claims have started, which pods that have ended hold nothing any more,
-    /// and which GPUs are in use by others.
+    /// Applies the evidence in the newest report: which claims have started, which ended pods no longer hold GPUs, and which
+    /// GPUs are used by other pods.
     pub(super) fn take_evidence(&mut self, name: &NodeName) {
         let Some(node) = self.nodes.get_mut(name) else { return };
         if node.agent().is_none() {
@@ -199,7 +199,7 @@ impl ClusterState {
         self.find_used_gpus(name);
     }
 
-    /// Looks anew which GPUs of a node are in use by pods that hold nothing there, by the newest report of its agent.
+    /// Finds the GPUs of a node that pods without a claim there use, by the newest report of its agent.
     pub(super) fn find_used_gpus(&mut self, name: &NodeName) {
         let Some(node) = self.nodes.get(name) else { return };
         let Some(link) = node.agent() else { return };
@@ -213,7 +213,8 @@ impl ClusterState {
         }
     }
 
-    /// The same after a pod of the node became known, which can only explain processes.
+    /// The same after a pod of the node became known. Such a pod can only explain processes, so this does nothing if no GPU is in
+    /// use.
     pub(super) fn may_explain(&mut self, name: &NodeName) {
         if self.nodes.get(name).is_some_and(NodeClaims::is_in_use) {
             self.find_used_gpus(name);
@@ -221,7 +222,7 @@ impl ClusterState {
     }
 
     /// Whether the API server explains the processes of a pod that a report names: the pod holds GPUs of the node, or it runs
-    /// there and requests none. One that requests none counts as little as a process of the host does.
+    /// there and requests none. A running pod that requests no GPU is treated like a host process.
     fn is_explained(&self, node: &NodeClaims, named: &PodUid) -> bool {
         node.static_pods().meant(named).any(|uid| {
             let location = self.locations.get(uid).map(|location| &location.node);

@@ -31,7 +31,7 @@ pub struct BindOrder {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BindRefusal {
     /// No filter call for this pod is remembered.
-    #[error("the filter was not asked for this pod, or too long ago: it must be scheduled again")]
+    #[error("there was no recent filter call for this pod: it must be scheduled again")]
     NotFiltered,
     /// The node is not known.
     #[error("node {0} is not known")]
@@ -45,19 +45,19 @@ pub enum BindRefusal {
         why: ClosedReason,
     },
     /// Other pods have taken the GPUs since the filter answered.
-    #[error("node {node} does not fit any more: {why}")]
+    #[error("node {node} no longer fits: {why}")]
     NoFit {
         /// The node.
         node: NodeName,
         /// Why.
         why: NodeRefusal,
     },
-    /// An earlier bind of the pod to another node has no known outcome.
+    /// The outcome of an earlier bind of the pod to another node is not known.
     #[error("the outcome of an earlier bind to node {0} is not known yet")]
     Undecided(NodeName),
-    /// The pod has lost its node in a restore of etcd, and its processes still use its GPUs.
+    /// The pod has lost its node in an etcd restore, and its processes still use its GPUs.
     #[error(
-        "processes of the pod, which was on node {0} before, still use its GPUs there: it is placed when they have ended"
+        "the pod was on node {0} before, and its processes still use GPUs there: it is placed when they have ended"
     )]
     StillRuns(NodeName),
 }
@@ -67,15 +67,15 @@ pub enum BindRefusal {
 pub enum BindOutcome {
     /// The API server has bound the pod as ordered.
     Written,
-    /// The API server has refused, or the pod was read unbound after a refusal: the pod is not bound by this order, and
-    /// never will be.
+    /// The API server has refused, or the pod was read unbound after a refusal: this order has not bound the pod, and never
+    /// will.
     Refused,
     /// There was no answer: the API server may have bound the pod, or may still do so.
     Unknown,
 }
 
 impl ClusterState {
-    /// What a pod asked at its last filter call, and what a bind would be for; `None` where that is not remembered.
+    /// The request of a pod at its last filter call, which a bind uses; `None` where no call is remembered.
     #[must_use]
     pub fn asked(&self, uid: &PodUid) -> Option<&PlacementRequest> {
         self.pending.get(uid).map(|pending| &pending.request)
@@ -111,11 +111,11 @@ impl ClusterState {
         if let Some(why) = node.closed() {
             return Err(BindRefusal::Closed { node: name.clone(), why });
         }
-        // From before a restore of etcd, of which this leader has not seen the claim.
+        // The processes are from before an etcd restore; this leader has not seen their claim.
         if node.runs(uid) {
             return Err(BindRefusal::StillRuns(name.clone()));
         }
-        // Beside the pods that are expected here, so that they still fit; without them where that is not possible.
+        // The first try leaves room for the pods that are expected here. Where that fails, the second try ignores them.
         let own = node.take_proposal(uid);
         let placed = place(&request, node.devices(), &self.rules.placement, CountedClaims::ClaimsAndProposals)
             .or_else(|_| place(&request, node.devices(), &self.rules.placement, CountedClaims::Claims));
@@ -137,8 +137,8 @@ impl ClusterState {
 
     /// The order of a reservation again, with the epoch of this term. `None` where the order must not be written now: the pod
     /// has no reservation, or is gone and its processes still run; its node takes no new claims; or another leader has meanwhile
-    /// placed pods that leave no room for it. A node that is gone may never open again, so an order for it is written and its pod
-    /// collected with the node's.
+    /// placed pods that leave no room for it. A node that is gone may never open again, so an order for it is written: the pod is
+    /// then deleted with the other pods of that node.
     #[must_use]
     pub fn order_again(&self, uid: &PodUid) -> Option<BindOrder> {
         let location = self.locations.get(uid)?;
@@ -150,7 +150,7 @@ impl ClusterState {
         let mut others = node.clone();
         others.release(uid);
         let has_room = |share: &DeviceShare| {
-            // A device that is gone holds nothing else.
+            // No other pod holds a device that is gone.
             let Some(device) = others.devices().devices.iter().find(|device| device.uuid == share.device) else {
                 return true;
             };
@@ -169,14 +169,14 @@ impl ClusterState {
     }
 
     /// Takes in the outcome of a write. Only a refusal releases the reservation; after a lost answer the same order must
-    /// be written again until its outcome is known. A pod that was bound by an earlier write and has run, while the watch was
-    /// behind, holds its GPUs until its processes have ended.
+    /// be written again until its outcome is known. If an earlier write has bound the pod and it has run before the watch
+    /// showed it, the pod holds its GPUs until its processes have ended.
     pub fn bind_ended(&mut self, uid: &PodUid, outcome: BindOutcome) {
         let Some(location) = self.locations.get(uid).filter(|_| outcome == BindOutcome::Refused).cloned() else {
             return;
         };
         let Some(node) = self.nodes.get_mut(&location.node) else { return };
-        // What the pod watch has shown since counts more than the answer to an older write.
+        // What the pod watch has shown since then counts more than the answer to an older write.
         let assumed = node.ledger().get(uid).is_some_and(|claim| claim.state == ClaimState::Assumed);
         if assumed && (node.is_ending(uid) || node.runs(uid)) {
             node.ends(uid);

@@ -1,9 +1,10 @@
 //! A burst of pods as kube-scheduler places it: how many binds are refused because other pods have taken the GPUs since the
 //! filter answered.
 //!
-//! kube-scheduler places one pod after the other: filter, scores, one of the best nodes at random. The bind runs beside the
-//! next pods, so it reaches the extender after some of their filter calls, and binds overtake each other. A refused pod is
-//! tried again later. What kube-scheduler counts itself (`nvidia.com/gpu`) leaves room here: ten slots for each GPU.
+//! kube-scheduler places one pod after the other: filter, scores, one of the best nodes at random. The bind runs in parallel
+//! with the next pods, so it reaches the extender after some of their filter calls, and binds overtake each other. A refused
+//! pod is tried again later. The resource that kube-scheduler itself counts (`nvidia.com/gpu`) never runs out here: each GPU
+//! has ten slots.
 
 use super::tests::{NOW, facts, name, slice};
 use super::*;
@@ -20,17 +21,17 @@ const GPUS: u32 = 4;
 /// A GPU of these nodes has 80 GiB.
 const GIB: u64 = 1024;
 
-/// The pods of a burst: the memory of each, in GiB; so many nodes that they take 95 % of their memory; and how many percent
-/// are left at most. Pods of different sizes leave fragments that the largest do not fit.
+/// The bursts. For each: the sizes of its pods, in GiB; a number of nodes of whose memory the pods take 95 %; and the most
+/// percent of memory that may be left. Pods of different sizes leave fragments that are too small for the largest pods.
 const BURSTS: [(&[u64], u32, u64); 2] = [(&[20], 65, 5), (&[5, 10, 20], 38, 8)];
-/// Filter calls before which a bind has reached the extender: usually, and on a machine that is busy with other things.
-/// kube-scheduler asks for it as soon as its cycle for the pod is over, while a cycle takes milliseconds.
+/// A bind reaches the extender within this many filter calls, unless the machine is busy with other work ([`LATE`]).
+/// kube-scheduler sends the bind as soon as its cycle for the pod is over, and a cycle takes milliseconds.
 const SOON: u64 = 5;
-/// See [`SOON`].
+/// The same on a machine that is busy with other work.
 const LATE: u64 = 20;
-/// Filter calls after which the watch has shown a binding.
+/// Number of filter calls after which the watch has shown a binding.
 const SHOWN: u64 = 20;
-/// Filter calls until a refused pod is tried again: kube-scheduler waits a second at least.
+/// Number of filter calls until a refused pod is tried again: kube-scheduler waits at least a second.
 const AGAIN: usize = 100;
 
 /// Numbers that follow from a seed (SplitMix64).
@@ -50,7 +51,7 @@ impl Numbers {
     }
 }
 
-/// What a burst has led to.
+/// The result of a burst.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Burst {
     binds: u64,
@@ -91,7 +92,8 @@ fn burst(policy: NodePolicy, latest: u64, (sizes, nodes): (&[u64], u32), seed: u
     let free = free_mib(&cluster);
     let mut queue: VecDeque<(usize, PlacementRequest)> =
         pods(sizes, free, &mut numbers).into_iter().map(|pod| (0, pod)).collect();
-    // Binds on their way, and bound pods that the watch has not shown yet, each with the call before which it happens.
+    // Binds that have not arrived yet, and bound pods that the watch has not shown yet, each with the call before which
+    // it happens.
     let mut binds: Vec<(u64, PlacementRequest, NodeName)> = Vec::new();
     let mut shown: Vec<(u64, BoundPod)> = Vec::new();
     let (mut result, mut call) = (Burst { free: [free, 0], ..Burst::default() }, 0_u64);
@@ -124,7 +126,7 @@ fn burst(policy: NodePolicy, latest: u64, (sizes, nodes): (&[u64], u32), seed: u
         let Some((_, pod)) = queue.remove(at) else { continue };
         let verdict = cluster.filter(pod.clone(), &names, Monotonic(NOW.0 + call));
         if verdict.fit.is_empty() {
-            // The pods that fit nowhere any more wait for others to end, which is not in a burst.
+            // Pods that no longer fit anywhere wait for other pods to end, which does not happen in a burst.
             result.nowhere += 1;
             continue;
         }

@@ -22,9 +22,9 @@ pub enum ClosedReason {
     UnreadablePod(PodUid),
     /// Another scheduler of GPUs has placed this pod here since this scheduler uses the node.
     TwoSchedulers(PodUid),
-    /// The same for extenders of gpu-steward that lead by another Lease, which is named here.
+    /// Extenders of gpu-steward that lead by this other Lease have placed this pod here since this scheduler uses the node.
     TwoLeases(PodUid, Arc<str>),
-    /// The stream of the agent has ended and is not back in time.
+    /// The stream of the agent has ended, and the agent has not opened another in time.
     AgentAway,
     /// The agent is not registered with the kubelet, or finds no CDI on its node.
     AgentStarting,
@@ -35,12 +35,13 @@ pub enum ClosedReason {
 }
 
 impl ClosedReason {
-    /// Whether it is reported in the log and as an event: not a Node that is gone, and not what each start and upgrade of an agent brings for a moment.
+    /// Whether the reason is reported in the log and as an event. A Node that is gone is not reported, nor are the reasons that
+    /// each start and upgrade of an agent causes for a moment.
     pub(super) fn is_news(&self) -> bool {
         !matches!(self, ClosedReason::Gone | ClosedReason::AgentStarting | ClosedReason::AgentLeaving)
     }
 
-    /// One word for logs.
+    /// The code for logs.
     #[must_use]
     pub fn word(&self) -> &'static str {
         match self {
@@ -64,22 +65,22 @@ impl fmt::Display for ClosedReason {
             ClosedReason::Gone => f.write_str("the Node is gone and pods on it still have claims"),
             ClosedReason::Unreadable(why) => write!(f, "the register of the node cannot be read: {why}"),
             ClosedReason::UnknownClaim(pod) => {
-                write!(f, "the pod {pod} on this node holds GPUs, and which ones is not known")
+                write!(f, "the pod {pod} on this node holds GPUs, but it is not known which")
             }
             ClosedReason::UnreadablePod(pod) => {
                 write!(f, "the pod {pod} on this node cannot be read; it may hold GPUs")
             }
             ClosedReason::TwoSchedulers(pod) => write!(
                 f,
-                "another GPU scheduler has placed the pod {pod} on this node since this one uses it; let only one of them \
-                 use the node"
+                "another GPU scheduler has placed the pod {pod} on this node after this one began to use it; let only one of \
+                 them use the node"
             ),
             ClosedReason::TwoLeases(pod, lease) => write!(
                 f,
-                "extenders with another Lease, {lease}, have placed the pod {pod} on this node since those of this Lease use \
-                 it; let only one of the two installations use the node"
+                "extenders with another Lease, {lease}, have placed the pod {pod} on this node after the extenders with this \
+                 Lease began to use it; let only one of the two installations use the node"
             ),
-            ClosedReason::AgentAway => f.write_str("the connection of the node's agent has ended and is not back"),
+            ClosedReason::AgentAway => f.write_str("the node's agent has lost its connection and has not connected again"),
             ClosedReason::AgentStarting => {
                 f.write_str("the node's agent is not registered with the kubelet, or finds no CDI there")
             }
@@ -123,9 +124,9 @@ pub(super) struct BlockingPods {
     pub(super) unreadable: BTreeSet<PodUid>,
     /// The schedulers of the pods' claims. Claims that the agent made are not among them.
     origins: BTreeMap<PodUid, ClaimOrigin>,
-    /// The newest pod of another scheduler as a reason, where that was placed after the oldest one of this one.
+    /// The reason with the newest pod of another scheduler, if it was placed after the oldest pod of this scheduler.
     intruder: Option<ClosedReason>,
-    /// What was reported last.
+    /// The reason that was reported last.
     pub(super) last_reported: Option<ClosedReason>,
 }
 
@@ -134,7 +135,7 @@ impl BlockingPods {
         self.unknown.is_empty() && self.unreadable.is_empty()
     }
 
-    /// The first reason why the node is closed. A pod without a readable claim is one, unless it `holds_none` of the GPUs.
+    /// The first reason why the node is closed. A pod without a readable claim is a reason, unless it `holds_none` of the GPUs.
     pub(super) fn first(&self, holds_none: impl Fn(&PodUid) -> bool) -> Option<ClosedReason> {
         let unreadable = || self.unreadable.first().cloned().map(ClosedReason::UnreadablePod);
         let unknown = self.unknown.iter().find(|uid| !holds_none(uid)).cloned().map(ClosedReason::UnknownClaim);
@@ -156,10 +157,10 @@ impl BlockingPods {
     }
 }
 
-/// The pod by which another scheduler shows that it places pods here while this one does: its newest one, unless
-/// that is older than all of this scheduler. Pods that were there when this scheduler took over are older: also those under
-/// a former name of its Lease. So of two schedulers at least one is closed. A time that cannot be read proves nothing, so it
-/// counts as the one that closes the node.
+/// The newest pod of another scheduler, unless it is older than all pods of this scheduler: it shows that both place pods
+/// here. Pods that were there when this scheduler took over are older, also those under a former name of its Lease. If two
+/// schedulers place pods on one node, at least one of them closes it. A time that cannot be read counts as the time that
+/// closes the node, because it proves nothing.
 fn intruder(origins: &BTreeMap<PodUid, ClaimOrigin>) -> Option<ClosedReason> {
     let own = |origin: &ClaimOrigin| match origin {
         ClaimOrigin::Own(at) => Some(at.unwrap_or(WallTime(0))),

@@ -1,4 +1,4 @@
-//! Takes over what makes a node closed beside its own pods and GPUs, and tells which nodes were closed or opened.
+//! Takes in reasons to close a node other than its own pods and GPUs, and reports which nodes were closed or opened.
 
 use super::closed::{ClaimOrigin, ClosedReason, ClosingChange};
 use super::state::ClusterState;
@@ -6,7 +6,7 @@ use model::id::{NodeName, PodUid};
 use std::sync::Arc;
 
 impl ClusterState {
-    /// The newest version of a pod, by its UID at the API server, cannot be read, and it is bound to this node.
+    /// The newest version of a pod that is bound to this node cannot be read. `uid` is its UID at the API server.
     pub fn pod_is_unreadable(&mut self, uid: &PodUid, node: &NodeName) {
         self.pod_is_settled(uid);
         self.unreadable.insert(uid.clone(), node.clone());
@@ -14,7 +14,7 @@ impl ClusterState {
         self.touch(node);
     }
 
-    /// A pod that could not be read is gone, by evidence, or can be read again.
+    /// A pod that could not be read is known to be gone, or can be read again.
     pub fn pod_is_settled(&mut self, uid: &PodUid) {
         let Some(node) = self.unreadable.remove(uid) else { return };
         if let Some(claims) = self.nodes.get_mut(&node) {
@@ -24,7 +24,7 @@ impl ClusterState {
         self.forget_empty(&node);
     }
 
-    /// The newest version of a Node cannot be read. What was known of it stays visible.
+    /// The newest version of a Node cannot be read. Its last known state stays visible.
     pub fn node_is_unreadable(&mut self, name: &NodeName, why: &Arc<str>) {
         if let Some(node) = self.nodes.get_mut(name) {
             node.is_unreadable(why);
@@ -41,7 +41,7 @@ impl ClusterState {
         self.touch(&node);
     }
 
-    /// The nodes that were closed or opened since this was last called, for a reason that is news.
+    /// The nodes that were closed or opened since the last call, for a reason that is reported.
     pub fn take_closings(&mut self) -> Vec<ClosingChange> {
         let mut changes = Vec::new();
         for name in std::mem::take(&mut self.touched) {

@@ -16,7 +16,7 @@ use std::ops::ControlFlow;
 /// A node that does not fit.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RefusedNode {
-    /// Its place in the list of the question.
+    /// Its place in the list of the call.
     pub place: usize,
     /// Why.
     pub why: NodeRefusal,
@@ -25,7 +25,7 @@ pub struct RefusedNode {
 /// Which nodes fit a pod.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct FilterVerdict {
-    /// The places, in the list of the question, of the nodes that the answer names.
+    /// The places, in the list of the call, of the nodes that the answer names.
     pub fit: Vec<usize>,
     /// The score of each of them.
     pub scores: Vec<i64>,
@@ -33,7 +33,7 @@ pub struct FilterVerdict {
     pub explained: Vec<ExplainedScore>,
     /// The policy and the weights of the scores.
     pub scoring: Scoring,
-    /// Number of nodes that fit too and that the answer does not name.
+    /// Number of nodes that also fit but that the answer does not name.
     pub more: usize,
     /// The nodes that do not fit.
     pub refused: Vec<RefusedNode>,
@@ -41,12 +41,12 @@ pub struct FilterVerdict {
     pub proposed: Option<usize>,
 }
 
-/// What the scores of one pod have in common.
+/// The policy and weights of all scores of one pod.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Scoring {
     /// Whether a fuller node is better, or an emptier one.
     pub policy: NodePolicy,
-    /// How much each term counts.
+    /// The weight of each term.
     pub weights: ScoreWeights,
     /// The difference between the scores of neighbours in the order of the nodes.
     pub step: i64,
@@ -55,15 +55,15 @@ pub struct Scoring {
 /// How the score of one node was made.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ExplainedScore {
-    /// Whether the pod fits also beside the pods that are expected there.
+    /// Whether the pod also fits beside the pods that are expected there.
     pub beside_proposals: bool,
     /// How full the node is with the pod.
     pub terms: FillTerms,
 }
 
-/// Decides which of these nodes fit the pod, names the best of them, and leaves a proposal on the very best, which counts in the
-/// scores of other pods until the pod is bound, filtered again or gone. A pod whose bind has no known outcome fits only the
-/// node where it may be bound. Of calls at the same moment two may propose the same node.
+/// Decides which of these nodes fit the pod, names the best of them, and leaves a proposal on the very best. The proposal counts
+/// in the scores of other pods until the pod is bound, filtered again or gone. A pod whose bind has no known outcome fits only
+/// the node where it may be bound. Two calls at the same moment may propose the same node.
 pub fn filter(state: &impl StateAccess, request: PlacementRequest, nodes: &[&str], now: Monotonic) -> FilterVerdict {
     let begun = state.with(|state| {
         let answered = state.answered(&request, nodes.len());
@@ -81,7 +81,7 @@ pub fn filter(state: &impl StateAccess, request: PlacementRequest, nodes: &[&str
     let best = verdict.proposed.and_then(|place| nodes.get(place)).copied();
     let scores = named_scores(&verdict, nodes);
     let bound = state.with(|state| {
-        // The pod may have been bound meanwhile, or asked for once more.
+        // The pod may have been bound or filtered again meanwhile.
         if let Some(location) = state.locations.get(&request.uid) {
             return Some(only(location, nodes));
         }
@@ -94,8 +94,8 @@ pub fn filter(state: &impl StateAccess, request: PlacementRequest, nodes: &[&str
     bound.unwrap_or(verdict)
 }
 
-/// The scores of these nodes for a pod, in their order: those of its newest filter call. They are 0 for a node that the call did not
-/// name, and for all nodes where it is not remembered.
+/// The scores of these nodes for a pod, in their order, from its newest filter call. They are 0 for a node that the call did
+/// not name, and for all nodes if the call is not remembered.
 pub fn score(state: &impl StateAccess, uid: &PodUid, nodes: &[&str]) -> Vec<i64> {
     match state.with(|state| state.scores.of(uid)) {
         Some(scores) => recent_scores::in_order(&scores, nodes),
@@ -103,14 +103,14 @@ pub fn score(state: &impl StateAccess, uid: &PodUid, nodes: &[&str]) -> Vec<i64>
     }
 }
 
-/// The most nodes that a call names, and which turn it is for those that tie.
+/// The most nodes that a call names, and the number of its turn, which selects among nodes that tie.
 #[derive(Clone, Copy, Debug)]
 struct Answered {
     most: usize,
     turn: u64,
 }
 
-/// The verdict of a call by those about its nodes.
+/// Combines the verdicts about the nodes into the verdict of the call.
 fn ranked(verdicts: &Verdicts<'_>, nodes: &[&str], scoring: Scoring, answered: Answered) -> FilterVerdict {
     let mut verdict = FilterVerdict { scoring, ..FilterVerdict::default() };
     let (mut fitting, mut suits) = (Vec::with_capacity(nodes.len()), Vec::with_capacity(nodes.len()));
@@ -139,7 +139,7 @@ fn ranked(verdicts: &Verdicts<'_>, nodes: &[&str], scoring: Scoring, answered: A
     verdict
 }
 
-/// The place of the best of the nodes that are named; of equal ones the first by name, whatever the order of the question.
+/// The place of the best named node. Of equal nodes it is the first by name, whatever the order in the call.
 fn proposed(named: &[(usize, &Judged)], nodes: &[&str]) -> Option<usize> {
     let best = named.iter().map(|(_, judged)| judged.suitability).max()?;
     let best = named.iter().filter(|(_, judged)| judged.suitability == best).map(|(place, _)| *place);
@@ -168,10 +168,10 @@ fn only(location: &PodLocation, nodes: &[&str]) -> FilterVerdict {
 }
 
 impl ClusterState {
-    /// How many of so many nodes a call for this pod names at most.
+    /// The most nodes that a call for this pod names; `asked` is the number of nodes in the call.
     fn answered(&mut self, request: &PlacementRequest, asked: usize) -> Answered {
         self.turn = self.turn.wrapping_add(1);
-        // What keeps a pod from the nodes that were named, such as a volume, may not be so of the others.
+        // The reason that kept the pod from the named nodes, such as a volume, may not hold for the others.
         let comes_back = self.pending.contains_key(&request.uid) || self.unbound.has(&request.uid);
         let most = match self.rules.node_choice {
             NodeChoice::Extender => 1,
@@ -191,7 +191,7 @@ impl ClusterState {
     }
 
     /// Whether the pod fits this node once these pods are gone from it. Proposals do not count. A pod that holds GPUs of another
-    /// node, such as by a binding whose outcome is not known, fits nowhere else.
+    /// node, for example by a binding whose outcome is not known, fits no other node.
     #[must_use]
     pub fn fits_without(&self, request: &PlacementRequest, name: &str, victims: &[PodUid]) -> bool {
         if self.locations.get(&request.uid).is_some_and(|location| location.node.as_str() != name) {
@@ -204,7 +204,7 @@ impl ClusterState {
     }
 
     fn propose(&mut self, request: PlacementRequest, name: Option<&str>, scores: NamedScores, now: Monotonic) {
-        // It was deleted while the call was under way, and nothing would take the proposal back.
+        // The pod was deleted during the call, so no event would remove the proposal.
         if self.gone.has(&request.uid) {
             return;
         }

@@ -38,23 +38,23 @@ pub struct NodeClaims {
     unreadable: Option<Arc<str>>,
     devices: PlacementNode,
     ledger: Ledger,
-    /// What the filter expects to come: the demand of each pod by device.
+    /// The demand, by device, of each pod that the filter expects here.
     proposals: BTreeMap<PodUid, Vec<(GpuUuid, DeviceDemand)>>,
-    /// What of its pods is not known.
+    /// Its pods whose claims are not known.
     blocking_pods: BlockingPods,
-    /// Which node it is, and how often that has changed on which a verdict about it depends: its devices, their claims, its
+    /// The number of the node, and a count of the changes on which a verdict about it depends: its devices, their claims, its
     /// proposals, and what closes it.
     version: CountedVersion,
     /// The agent's stream; `None` where the agent has never opened one to this leader.
     agent: Option<AgentLink>,
-    /// Whether the agent had a stream when the Node was gone, and has opened none since then. What runs on a node that comes back is
-    /// not known before that: its register may be from the former Node.
+    /// Whether the agent had a stream when the Node was gone, and has opened none since then. Until it does, it is not known what
+    /// runs on a node that comes back: its register may be from the former Node.
     returns: bool,
     /// Pods that have ended and hold their GPUs until the agent sees no process of them.
     ending: BTreeSet<PodUid>,
-    /// By which names the agent knows the static pods.
+    /// The names by which the agent knows the static pods.
     static_pods: StaticPods,
-    /// Devices with processes of pods that hold nothing here, by the agent's reports. The Node registers all of them, which
+    /// Devices with processes of pods that have no claim here, by the agent's reports. The Node registers all of them, which
     /// bounds their number.
     in_use: BTreeSet<GpuUuid>,
 }
@@ -90,7 +90,7 @@ impl NodeClaims {
         self.uid.as_ref()
     }
 
-    /// The devices with what is claimed of them.
+    /// The devices with the sums of the claims on them.
     #[must_use]
     pub fn devices(&self) -> &PlacementNode {
         &self.devices
@@ -102,18 +102,18 @@ impl NodeClaims {
         &self.ledger
     }
 
-    /// What a verdict about the node is valid for.
+    /// The version of the node for which a verdict is valid.
     pub(super) fn version(&self) -> &CountedVersion {
         &self.version
     }
 
-    /// The pods that may keep it from taking new claims, to change them.
+    /// The pods that may keep it from taking new claims, mutable.
     pub(super) fn blocking_pods_mut(&mut self) -> &mut BlockingPods {
         self.version.changes();
         &mut self.blocking_pods
     }
 
-    /// What was reported last of the node, to change it: no verdict depends on that.
+    /// The reason that was reported last about the node, mutable: no verdict depends on it.
     pub(super) fn last_reported_mut(&mut self) -> &mut Option<ClosedReason> {
         &mut self.blocking_pods.last_reported
     }
@@ -145,12 +145,12 @@ impl NodeClaims {
         self.agent.as_ref()
     }
 
-    /// The same, to change it. Where that opens or closes the node, [`NodeClaims::is_changed`] must follow.
+    /// The agent's stream, mutable. After a change that opens or closes the node, call [`NodeClaims::is_changed`].
     pub(super) fn agent_mut(&mut self) -> Option<&mut AgentLink> {
         self.agent.as_mut()
     }
 
-    /// Sets the agent's stream. Without one nothing is known any more of what agents have reported.
+    /// Sets the agent's stream. `None` also forgets what agents have reported.
     pub(super) fn set_agent(&mut self, agent: Option<AgentLink>) {
         self.version.changes();
         self.returns = false;
@@ -175,22 +175,22 @@ impl NodeClaims {
         self.ending.contains(uid)
     }
 
-    /// A pod has ended, and processes of it may be on its GPUs.
+    /// A pod has ended, and its processes may still be on its GPUs.
     pub(super) fn ends(&mut self, uid: &PodUid) {
         self.ending.insert(uid.clone());
     }
 
-    /// By which names the agent knows the static pods.
+    /// The names by which the agent knows the static pods.
     pub(super) fn static_pods(&self) -> &StaticPods {
         &self.static_pods
     }
 
-    /// A pod of this node is a static pod with this hash; `None`: it is none, or not there any more.
+    /// Sets the config hash of a static pod on this node; `None` removes the entry.
     pub(super) fn static_pod_is(&mut self, uid: &PodUid, hash: Option<&PodUid>) {
         self.static_pods.set(uid, hash);
     }
 
-    /// How far the start of a pod has come, by the agent.
+    /// How far the start of a pod has come, as the agent reports it.
     fn stage(&self, uid: &PodUid) -> Option<PodStage> {
         let link = self.agent.as_ref()?;
         self.static_pods.names(uid).filter_map(|name| link.stage(name)).max()
@@ -212,23 +212,24 @@ impl NodeClaims {
     }
 
     /// Whether processes of a pod may be on the GPUs that it claims: the agent sees some, or has no list of the processes on one
-    /// of them. Unknown is not none: an agent that has just started, or whose driver hangs, sees no process.
+    /// of the GPUs. A missing list does not mean that there are none: an agent that has just started, or whose driver hangs, sees
+    /// no process.
     pub(super) fn may_run(&self, uid: &PodUid) -> bool {
         self.runs(uid) || self.claimed_by(uid).iter().any(|device| self.lacks_list(device))
     }
 
-    /// Whether a list of the processes on a device is missing in the agent's newest report. A device that it does not name lacks
-    /// one as long as the Node registers the device: the agent has not found its GPUs yet. A device that neither names was
-    /// removed, and nobody gets what a claim on it is released for. So a claim waits for as long as the agent cannot say what is
-    /// on a GPU that it has: until the driver answers, or the GPU or the Node is gone.
+    /// Whether the process list of a device is missing in the agent's newest report. If the report does not name the device but
+    /// the Node registers it, the list is missing: the agent has not found its GPUs yet. If neither names the device, it was
+    /// removed, and a claim on it can be released, because no other pod can get the device. So a claim is kept while the agent
+    /// does not know which processes are on an existing GPU: until the driver answers, or the GPU or the Node is gone.
     fn lacks_list(&self, device: &GpuUuid) -> bool {
         let Some(link) = &self.agent else { return false };
         let registers = || self.devices.devices.iter().any(|one| one.uuid == *device);
         link.has_list(device).map_or_else(registers, |has| !has)
     }
 
-    /// Takes over which claims have started, by the agent's report. A reservation waits until the pod watch shows it: what the
-    /// agent reports may be about an earlier binding of the pod, which a restore of etcd took back.
+    /// Marks the claims that have started according to the agent's report. A reservation waits until the pod watch shows it: the
+    /// agent's report may be about an earlier binding of the pod, which an etcd restore took back.
     pub(super) fn take_started(&mut self) {
         if self.agent.is_none() {
             return;
@@ -244,15 +245,15 @@ impl NodeClaims {
         }
     }
 
-    /// The pods with a claim for which the kubelet has not asked yet, as far as the agent has reported.
+    /// The pods with a claim for which the kubelet has not called `Allocate` yet, as far as the agent has reported.
     pub(super) fn awaited(&self) -> impl Iterator<Item = &PodUid> {
         let asked = |uid: &PodUid| self.stage(uid) >= Some(PodStage::Allocated);
         let waits = self.ledger.claims().filter(move |(uid, claim)| claim.state != ClaimState::Started && !asked(uid));
         waits.map(|(uid, _)| uid)
     }
 
-    /// Ended pods with the hash of this static pod that hold nothing beyond what it holds. Whoever deletes a mirror does not end
-    /// its containers, and the kubelet makes another mirror: what they use must not count twice.
+    /// Ended pods with the hash of this static pod that hold no more than it holds. Deleting a mirror pod does not end its
+    /// containers, and the kubelet makes another mirror pod: the devices of the containers must not count twice.
     pub(super) fn predecessors(&self, uid: &PodUid) -> Vec<PodUid> {
         let Some(own) = self.ledger.get(uid) else { return Vec::new() };
         let within = |held: &LedgerClaim| {
@@ -265,13 +266,13 @@ impl NodeClaims {
         ended.filter(|other| self.ledger.get(other).is_some_and(within)).cloned().collect()
     }
 
-    /// Whether processes of pods that hold nothing use a device.
+    /// Whether processes of pods without a claim use a device.
     pub(super) fn is_in_use(&self) -> bool {
         !self.in_use.is_empty()
     }
 
-    /// By the agent's newest report, processes of pods that hold nothing here are on these devices. A device with such processes
-    /// in an earlier report counts until one has a list of what is on it.
+    /// Sets the devices on which, by the agent's newest report, there are processes of pods without a claim here. A device with
+    /// such processes in an earlier report stays in the set until a report has a list of its processes.
     pub(super) fn are_in_use(&mut self, devices: &BTreeSet<GpuUuid>) {
         if devices.is_empty() && self.in_use.is_empty() {
             return;
@@ -293,7 +294,7 @@ impl NodeClaims {
         self.in_use = now;
     }
 
-    /// Whether nothing would be lost with it: no Node, no claim, no proposal.
+    /// Whether the entry can be removed: no Node, no claim, no proposal.
     pub(super) fn is_empty(&self) -> bool {
         self.uid.is_none()
             && self.ledger.is_empty()
@@ -364,14 +365,14 @@ impl NodeClaims {
         if self.uid.as_ref() == Some(uid) {
             self.version.changes();
             self.uid = None;
-            // A token for the Node that is gone is worth nothing any more.
+            // A token for the Node that is gone is no longer valid.
             let returns = self.returns || self.agent.is_some();
             self.set_agent(None);
             self.returns = returns;
         }
     }
 
-    /// Takes over what a pod holds.
+    /// Sets the devices that a pod holds.
     pub(super) fn claim(&mut self, pod: &GpuPod, state: ClaimState, claim: &Claim) {
         let started = state != ClaimState::Assumed && self.has_started(&pod.uid);
         let state = if started { ClaimState::Started } else { state };
@@ -381,7 +382,7 @@ impl NodeClaims {
         self.refresh(before.into_iter().chain(claim.shares().map(|share| share.device.clone())));
     }
 
-    /// Releases what a pod holds.
+    /// Releases the devices that a pod holds.
     pub(super) fn release(&mut self, uid: &PodUid) {
         self.claim_is_known(uid);
         self.claim_is_from(uid, None);
@@ -392,7 +393,7 @@ impl NodeClaims {
         self.refresh(before);
     }
 
-    /// A pod holds GPUs of this node and which ones is not known.
+    /// A pod holds GPUs of this node, but it is not known which.
     pub(super) fn claim_is_unknown(&mut self, uid: &PodUid) {
         self.blocking_pods_mut().unknown.insert(uid.clone());
     }
@@ -426,12 +427,12 @@ impl NodeClaims {
         !self.proposals.is_empty()
     }
 
-    /// Takes a proposal back.
+    /// Removes a proposal.
     pub(super) fn withdraw(&mut self, uid: &PodUid) {
         let _ = self.take_proposal(uid);
     }
 
-    /// Takes a proposal back, and returns it for [`NodeClaims::restore_proposal`].
+    /// Removes a proposal, and returns it for [`NodeClaims::restore_proposal`].
     pub(super) fn take_proposal(&mut self, uid: &PodUid) -> Option<Vec<(GpuUuid, DeviceDemand)>> {
         let demands = self.proposals.remove(uid)?;
         self.version.changes();

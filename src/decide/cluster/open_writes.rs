@@ -1,7 +1,7 @@
 //! The writes of one order that the API server may still carry out.
 //!
 //! A Binding names the version of the pod (`metadata.resourceVersion`). The API server compares it with the pod in the same
-//! step in which it writes, so a write whose answer was lost can be carried out only while the pod is as it was. No version
+//! step in which it writes, so a write whose answer was lost can be carried out only while the pod has that version. No version
 //! comes twice. So once the pod has been read in another version and has no node, that write never will be carried out.
 //!
 //! ```text
@@ -10,12 +10,13 @@
 //!   read: version 9, no node       ──▶ open {}     it never will be
 //! ```
 //!
-//! What must never happen here: a write that does not count as open, and is carried out later.
+//! What must never happen here: a write that no longer counts as open is carried out.
 
 use std::collections::BTreeSet;
 
-/// The versions of one pod for which writes of an order had no answer. A write without a version may be carried out in
-/// every one. It holds one or two at most: the next write is for the newest version, in which no earlier one is open.
+/// The versions of one pod for which writes of an order had no answer; `None` for a write without a version, which may be
+/// carried out in any version. There are at most two: the next write is for the newest version, for which no earlier write is
+/// open.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct OpenWrites(BTreeSet<Option<u64>>);
 
@@ -27,7 +28,7 @@ impl OpenWrites {
 
     /// The pod was read from etcd after the writes, and had this version and no node.
     pub fn read_unbound(&mut self, version: Option<u64>) {
-        // What cannot be compared proves nothing.
+        // Versions that cannot be compared prove nothing.
         self.0.retain(|open| open.is_none() || version.is_none() || *open == version);
     }
 
@@ -37,7 +38,7 @@ impl OpenWrites {
         self.0.is_empty()
     }
 
-    /// The version that the pod must leave, so that no write is left; `None` where that does not help.
+    /// No write is open once the pod has a version other than this one; `None` where another version does not help.
     #[must_use]
     pub fn version(&self) -> Option<u64> {
         match self.0.first() {
@@ -79,7 +80,7 @@ mod tests {
         assert!(!open.is_empty());
     }
 
-    /// What happens to the pod of an order: a write that is lost or carried out late, a change of the pod, a read.
+    /// An event in the life of an order's pod: a write that is lost or carried out late, a change of the pod, a read.
     #[derive(Clone, Debug)]
     enum Happens {
         Write,
@@ -88,8 +89,8 @@ mod tests {
     }
 
     proptest! {
-        /// A pod at an API server that carries out a late write in the version that it names, at any time: after the
-        /// writes count as void, none of them can be.
+        /// The API server may carry out a late write at any time while the pod has the version that the write names. Once
+        /// the writes no longer count as open, none of them can be carried out.
         #[test]
         fn no_void_write_can_be_carried_out(
             history in proptest::collection::vec(prop_oneof![Just(Happens::Write), Just(Happens::Change), Just(Happens::Read)], 0..40),

@@ -36,12 +36,12 @@ impl ClusterState {
             Arc::clone(kinds.entry(key).or_insert_with(|| Arc::new(made())))
         };
         self.node_entry(&facts.name).is(facts, &mut kind);
-        // A GPU that the Node registers no more was removed: nobody reports its processes, and no claim of it waits for that.
+        // A GPU that the Node no longer registers was removed: no report has its processes, so no claim on it waits for one.
         self.take_evidence(&facts.name);
         self.touch(&facts.name);
     }
 
-    /// The Node of this UID is gone from the API server, by evidence. Another Node of its name may be there by now.
+    /// The Node of this UID is known to be gone from the API server. Another Node of the same name may exist by now.
     pub fn node_gone(&mut self, name: &NodeName, uid: &ObjectUid) {
         let mut ended: Vec<PodUid> = Vec::new();
         if let Some(node) = self.nodes.get_mut(name) {
@@ -55,8 +55,7 @@ impl ClusterState {
         self.forget_empty(name);
     }
 
-    /// Takes over a pod as it is now, by its UID at the API server. A pod without a node changes nothing: what the filter expects
-    /// of it stays.
+    /// Takes over a pod as it is now, by its UID at the API server. A pod without a node changes nothing: its proposal stays.
     pub fn pod_is(&mut self, uid: &PodUid, bound: Option<&BoundPod>) {
         self.gone.remove(uid);
         self.pod_without_gpus_is(uid, bound.filter(|bound| bound.gpu_pod.is_none() && !bound.ended));
@@ -66,7 +65,7 @@ impl ClusterState {
         if let Some(location) =
             self.locations.get(uid).filter(|location| location.node != bound.node || holds.is_none()).cloned()
         {
-            // It was assumed on another node, and is bound here; or it holds nothing any more.
+            // The pod was assumed on another node and is bound here, or it no longer holds GPUs.
             if location.node != bound.node || !self.holds_after_end(uid) {
                 self.release_at(&location.node, uid);
             }
@@ -80,7 +79,7 @@ impl ClusterState {
                 let state = if pod.started { ClaimState::Started } else { ClaimState::Bound };
                 node.claim(pod, state, claim);
             }
-            // It holds GPUs, because the kubelet gives a pod that asks for them some, and nobody says which.
+            // The pod holds GPUs, because the kubelet allocates the GPUs that it requests, but it is not known which.
             PodClaim::None | PodClaim::Unreadable(_) | PodClaim::BadRequest(_) => {
                 node.release(uid);
                 node.static_pod_is(uid, bound.hash.as_ref());
@@ -97,7 +96,7 @@ impl ClusterState {
         self.may_explain(&bound.node);
     }
 
-    /// A pod is bound, has not ended and requests no GPU; `None`: it is not so, or not any more.
+    /// Sets a pod that is bound, has not ended and requests no GPU; `None` where that is not, or no longer, true.
     fn pod_without_gpus_is(&mut self, uid: &PodUid, bound: Option<&BoundPod>) {
         // Most new versions of such a pod are about something else.
         if self.pods_without_gpus.get(uid) == bound.map(|bound| &bound.node) {
@@ -118,8 +117,8 @@ impl ClusterState {
         self.may_explain(&bound.node);
     }
 
-    /// A pod that was bound is at the API server without a node: etcd was restored to an older state. An order that is under
-    /// way keeps its reservation, and a pod whose processes the agent sees keeps its GPUs until they have ended.
+    /// A pod that was bound is at the API server without a node: etcd was restored to an older state. An order that is being
+    /// written keeps its reservation, and a pod whose processes the agent sees keeps its GPUs until the processes have ended.
     pub fn pod_is_unbound(&mut self, uid: &PodUid) {
         let Some(location) = self.locations.get(uid).cloned() else { return };
         let state = self.nodes.get(&location.node).and_then(|node| node.ledger().get(uid)).map(|claim| claim.state);
@@ -128,7 +127,7 @@ impl ClusterState {
         }
     }
 
-    /// A pod is gone from the API server, by evidence.
+    /// A pod is known to be gone from the API server.
     pub fn pod_gone(&mut self, uid: &PodUid) {
         self.gone.add(uid);
         self.pod_without_gpus_is(uid, None);
@@ -146,7 +145,7 @@ impl ClusterState {
         if let Some(node) = self.nodes.get_mut(name) {
             node.release(uid);
         }
-        // Processes that its claim has explained are explained no more.
+        // The claim no longer explains the processes of the pod.
         self.find_used_gpus(name);
         self.touch(name);
         self.forget_empty(name);
@@ -157,7 +156,7 @@ impl ClusterState {
         let versions = &mut self.versions;
         self.nodes.entry(name.clone()).or_insert_with(|| {
             *numbered += 1;
-            // Without a free place the nodes fill all places before this one.
+            // If no place is free, the nodes fill all places before this one.
             let version = CountedVersion::new(*numbered, places.pop().unwrap_or(next));
             Arc::make_mut(versions).insert(name.clone(), version.shared());
             NodeClaims::named(name.clone(), version)

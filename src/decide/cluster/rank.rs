@@ -4,14 +4,14 @@ use super::names::GOLDEN_RATIO;
 use crate::placement::Fill;
 use model::placement::NodePolicy;
 
-/// How well a node suits a pod: a larger one is better. One number, because a call sorts thousands of them. Its highest bit
-/// says whether the pod fits also beside the pods that the filter expects there; the others how full or how empty it is.
+/// How well a node suits a pod: larger is better. It is one number, because a call sorts thousands of them. Its highest bit
+/// says whether the pod also fits beside the pods that the filter expects there; the other bits how full or empty the node is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Suitability(u64);
 
 /// The highest bit.
 const BESIDE_PROPOSALS: u64 = 1 << 63;
-/// The largest fill that is told from larger ones: millions of times what a node has.
+/// The largest fill; larger ones count as equal. It is millions of times what a node has.
 const MOST: u64 = BESIDE_PROPOSALS - 1;
 
 impl Suitability {
@@ -24,7 +24,7 @@ impl Suitability {
         Suitability(if beside_proposals { by_policy | BESIDE_PROPOSALS } else { by_policy })
     }
 
-    /// Whether the pod fits also beside the pods that the filter expects there.
+    /// Whether the pod also fits beside the pods that the filter expects there.
     pub(super) fn beside_proposals(self) -> bool {
         self.0 & BESIDE_PROPOSALS != 0
     }
@@ -42,8 +42,8 @@ pub(super) fn scores(suitability: &[Suitability], step: i64) -> Vec<i64> {
     suitability.iter().map(score).collect()
 }
 
-/// Which nodes are among the best `most`: the ones with these suitabilities, in any order. Of those that tie for the last places
-/// each call, numbered by `turn`, has others. Returns a test that has to be asked once for each node, in the same order.
+/// Selects the best `most` of the nodes with these suitabilities. If nodes tie for the last places, each call, numbered by
+/// `turn`, selects others of them. Returns a test whether a node is selected; call it once for each node, in the same order.
 pub(super) fn best(suitability: &[Suitability], most: usize, turn: u64) -> impl FnMut(Suitability) -> bool + use<> {
     let (mut last, mut first, mut ties, mut places) = (None, 0, 0, 0);
     if most < suitability.len() && most > 0 {
@@ -59,7 +59,7 @@ pub(super) fn best(suitability: &[Suitability], most: usize, turn: u64) -> impl 
     move |one| match last {
         None => true,
         Some(last) if one == last => {
-            // Its place in the circle of those that tie, counted from the first that is named.
+            // The place of the node in the circle of nodes that tie, counted from the first named node.
             let place = (at + ties - first) % ties;
             at += 1;
             place < places
@@ -68,8 +68,8 @@ pub(super) fn best(suitability: &[Suitability], most: usize, turn: u64) -> impl 
     }
 }
 
-/// Where the turn of this number begins among so many nodes. Turns that follow each other begin far apart, and so do every second,
-/// every third and so on: two kinds of pods that alternate do not always get the same nodes.
+/// The place among `nodes` nodes at which this turn begins. Consecutive turns begin far apart, and so do every second, every
+/// third turn and so on, so that two kinds of pods that alternate do not always get the same nodes.
 fn turns(turn: u64, nodes: usize) -> usize {
     let part = u128::from(turn.wrapping_mul(GOLDEN_RATIO)) * nodes as u128;
     usize::try_from(part >> 64).unwrap_or(0)
@@ -96,7 +96,7 @@ mod tests {
         assert_eq!(named(&[], 3, 0), Vec::<usize>::new());
     }
 
-    /// Two are better than the others, which tie for the last three of five places.
+    /// Two nodes are better than the others, which tie for the last three of five places.
     #[test]
     fn nodes_that_tie_for_the_last_places_take_turns_also_where_other_pods_come_between() {
         let mut nodes = vec![5; 40];

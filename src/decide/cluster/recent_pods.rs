@@ -1,12 +1,12 @@
-//! The pods of which something has happened lately: they have gone, or their binding was refused.
+//! A bounded list of recent pods: pods that are gone, or pods whose binding was refused.
 //!
-//! A filter call looks at nodes for some milliseconds; if its pod is deleted meanwhile, nothing would take its proposal back. And a
-//! pod that comes back after a refused binding is to have more nodes than before.
+//! A filter call takes some milliseconds; if its pod is deleted meanwhile, no later event would remove the proposal of the
+//! call. And a pod that comes back after a refused binding gets more nodes than before.
 
 use model::id::PodUid;
 use std::collections::{HashSet, VecDeque};
 
-/// Most pods that are remembered. A filter call takes milliseconds, and an API server deletes or refuses some hundred pods a second.
+/// Upper bound on the pods. A filter call takes milliseconds, and an API server deletes or refuses some hundred pods a second.
 const MOST: usize = 1024;
 
 /// The pods, oldest first. A pod that was removed and added again stays in `order`, so it may be forgotten sooner than others.
@@ -17,7 +17,7 @@ pub(super) struct RecentPods {
 }
 
 impl RecentPods {
-    /// It has happened to this pod.
+    /// Adds a pod.
     pub(super) fn add(&mut self, uid: &PodUid) {
         if !self.pods.insert(uid.clone()) {
             return;
@@ -30,12 +30,12 @@ impl RecentPods {
         }
     }
 
-    /// It is so no longer.
+    /// Removes a pod.
     pub(super) fn remove(&mut self, uid: &PodUid) {
         self.pods.remove(uid);
     }
 
-    /// Whether it has happened to this pod lately.
+    /// Whether the list has this pod.
     pub(super) fn has(&self, uid: &PodUid) -> bool {
         self.pods.contains(uid)
     }

@@ -1,7 +1,7 @@
 //! The scores of the newest filter calls, for the prioritize calls that follow them within milliseconds.
 //!
-//! kube-scheduler places one pod after the other, and asks for scores of nodes that the filter has just named. A pod whose scores
-//! are forgotten has equal nodes for its prioritize call, and its bind looks at its node again in any case.
+//! kube-scheduler places one pod after the other, and requests scores of nodes that the filter has just named. If the scores of a
+//! pod are forgotten, all nodes are equal in its prioritize call; its bind checks the chosen node again in any case.
 
 use super::names::NameHasher;
 use model::id::PodUid;
@@ -9,8 +9,8 @@ use std::collections::{HashMap, VecDeque};
 use std::hash::BuildHasherDefault;
 use std::sync::Arc;
 
-/// Pods whose scores are kept: more than there are kube-schedulers that ask at the same time. Those of one pod take up to half a
-/// MiB where all of 5,000 nodes are named.
+/// Number of pods whose scores are kept: more than the kube-schedulers that call at the same time. The scores of one pod take up
+/// to half a MiB if all of 5,000 nodes are named.
 const MOST: usize = 8;
 
 /// The nodes that one filter call named, with their scores.
@@ -21,7 +21,7 @@ pub(super) type NamedScores = Arc<[(Box<str>, i64)]>;
 pub(super) struct RecentScores(VecDeque<(PodUid, NamedScores)>);
 
 impl RecentScores {
-    /// Keeps those of this pod's newest call.
+    /// Keeps the scores of this pod's newest call.
     pub(super) fn keep(&mut self, uid: &PodUid, scores: NamedScores) {
         self.forget(uid);
         if self.0.len() >= MOST {
@@ -30,12 +30,12 @@ impl RecentScores {
         self.0.push_back((uid.clone(), scores));
     }
 
-    /// Forgets those of this pod: it is bound, is gone, or is filtered anew.
+    /// Forgets the scores of this pod: it is bound, gone, or filtered again.
     pub(super) fn forget(&mut self, uid: &PodUid) {
         self.0.retain(|(of, _)| of != uid);
     }
 
-    /// Those of this pod.
+    /// The scores of this pod.
     pub(super) fn of(&self, uid: &PodUid) -> Option<NamedScores> {
         self.0.iter().find(|(of, _)| of == uid).map(|(_, scores)| Arc::clone(scores))
     }

@@ -1,4 +1,4 @@
-//! The settings of the decisions, and what the leader knows.
+//! The settings of the decisions, and the state of the leader.
 
 use super::names::ByName;
 use super::node::NodeClaims;
@@ -15,8 +15,8 @@ use std::collections::{BTreeSet, HashMap};
 use std::num::NonZeroUsize;
 use std::sync::Arc;
 
-/// Most pods without a node that are remembered between their filter call and their bind. kube-scheduler places one pod
-/// at a time, and binds of earlier pods run beside it; those that wait at a gate of the scheduler are few hundreds.
+/// Upper bound on the pods that are remembered between their filter call and their bind. kube-scheduler places one pod at a
+/// time, while binds of earlier pods run in parallel; a few hundred pods wait at a gate of the scheduler.
 pub const MAX_PENDING: usize = 20_000;
 
 /// The settings of the decisions.
@@ -24,11 +24,11 @@ pub const MAX_PENDING: usize = 20_000;
 pub struct ClusterRules {
     /// How GPUs and nodes are chosen.
     pub placement: PlacementRules,
-    /// Which nodes the filter answers.
+    /// Which nodes the filter names.
     pub node_choice: NodeChoice,
-    /// How many nodes the filter answers at most.
+    /// The most nodes that the filter names.
     pub answered_nodes: AnsweredNodes,
-    /// The difference between the scores of two nodes that are neighbours in the order that the node policy makes.
+    /// The difference between the scores of two neighbours in the order of the node policy.
     pub score_step: i64,
 }
 
@@ -48,31 +48,31 @@ impl Default for ClusterRules {
 /// GPUs leave the choice to its plugins.
 pub const DEFAULT_SCORE_STEP: i64 = 121;
 
-/// Which nodes the filter answers.
+/// Which nodes the filter names.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum NodeChoice {
-    /// The best of those that fit: kube-scheduler chooses by the scores.
+    /// The best nodes that fit: kube-scheduler chooses by the scores.
     #[default]
     Scheduler,
-    /// The best one only, as HAMi does.
+    /// Only the best node, as HAMi does.
     Extender,
 }
 
-/// How many of the nodes that fit a filter call names at most. kube-scheduler computes points for each of them, and with thousands
-/// of nodes that is most of the time that it takes for a pod.
+/// The most fitting nodes that a filter call names. kube-scheduler computes points for each of them, and with thousands of nodes
+/// that takes most of its time for a pod.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum AnsweredNodes {
-    /// 5 % of the nodes asked about and at least 100: as many as kube-scheduler itself looks at in a large cluster.
+    /// 5 % of the nodes in the call and at least 100: as many as kube-scheduler itself checks in a large cluster.
     #[default]
     Share,
-    /// So many.
+    /// At most this many.
     AtMost(NonZeroUsize),
-    /// All that fit.
+    /// All nodes that fit.
     All,
 }
 
 impl AnsweredNodes {
-    /// The most nodes that an answer to a question about so many names.
+    /// The most nodes that the answer names to a call about `asked` nodes.
     pub(super) fn most(self, asked: usize) -> usize {
         match self {
             AnsweredNodes::Share => asked.div_ceil(20).max(100),
@@ -107,17 +107,17 @@ pub(super) struct PodLocation {
 pub struct ClusterState {
     pub(super) rules: ClusterRules,
     pub(super) nodes: ByName<NodeClaims>,
-    /// Where each pod with a claim is, or with one that cannot be read.
+    /// The location of each pod with a claim, readable or not.
     pub(super) locations: HashMap<PodUid, PodLocation>,
     /// Pods without a node, by their last filter call.
     pub(super) pending: HashMap<PodUid, PendingPod>,
-    /// Pods that get no proposal.
+    /// Pods that are gone, and get no proposal.
     pub(super) gone: RecentPods,
     /// Pods whose binding was refused.
     pub(super) unbound: RecentPods,
     /// The scores of the newest filter calls.
     pub(super) scores: RecentScores,
-    /// Number of filter calls: nodes that suit equally take turns by it.
+    /// Number of filter calls, by which nodes that suit equally take turns.
     pub(super) turn: u64,
     /// The order of the filter calls of the pending pods, oldest first.
     pub(super) order: BTreeSet<(Monotonic, PodUid)>,
@@ -125,27 +125,27 @@ pub struct ClusterState {
     pub(super) epoch: u64,
     /// Number of nodes that were ever known.
     pub(super) numbered: u64,
-    /// The version of each node, which a call reads without the state. A call that is under way keeps what it has; then the
-    /// next change of the names copies the map, which takes a tenth of a millisecond.
+    /// The version of each node, which a call reads without the lock of the state. While a call reads the map, the next change
+    /// of the names copies the map, which takes a tenth of a millisecond.
     pub(super) versions: Arc<ByName<Arc<NodeVersion>>>,
-    /// Places of nodes that are known no more.
+    /// Places of nodes that are no longer known.
     pub(super) free_places: Vec<usize>,
     /// The newest verdicts about the nodes.
     pub(super) verdicts: VerdictCache,
-    /// Pods that cannot be read, by their UID at the API server, with the node that they are bound to. Bounded as the pods
-    /// of the cluster are.
+    /// Pods that cannot be read, by their UID at the API server, with the node that they are bound to. Bounded like the pods
+    /// of the cluster.
     pub(super) unreadable: HashMap<PodUid, NodeName>,
-    /// Pods that are bound, have not ended and request no GPU, with their nodes: what they use of a GPU is explained. Bounded as
-    /// the pods of the cluster are; each takes some 60 bytes.
+    /// Pods that are bound, have not ended and request no GPU, with their nodes: their processes on a GPU are explained. Bounded
+    /// like the pods of the cluster; each takes some 60 bytes.
     pub(super) pods_without_gpus: HashMap<PodUid, NodeName>,
-    /// Nodes that may have been closed or opened since that was last reported.
+    /// Nodes that may have been closed or opened since the last report of closings.
     pub(super) touched: BTreeSet<NodeName>,
-    /// Nodes whose agents' streams were closed at this moment, and may be back soon.
+    /// Nodes whose agents' streams were closed at this moment; the agents may soon open others.
     pub(super) closing: HashMap<NodeName, Monotonic>,
 }
 
 impl ClusterState {
-    /// A cluster of which nothing is known yet.
+    /// A cluster about which nothing is known yet.
     #[must_use]
     pub fn new(rules: ClusterRules) -> ClusterState {
         ClusterState {
@@ -189,7 +189,7 @@ impl ClusterState {
         self.locations.iter().map(|(uid, location)| (uid, &location.pod, &location.node))
     }
 
-    /// Whether a pod has gone lately, by evidence, and has not been seen since.
+    /// Whether a pod is known to be gone since a short time, and has not been seen again.
     #[must_use]
     pub fn is_gone(&self, uid: &PodUid) -> bool {
         self.gone.has(uid)
@@ -212,7 +212,7 @@ impl ClusterState {
         self.epoch = self.epoch.max(epoch);
     }
 
-    /// Forgets the proposals of pods whose last filter call is older than `before`: they were placed elsewhere, or given
+    /// Forgets the proposals of pods whose last filter call is older than `before`: they were placed in another way, or given
     /// up. Their claims are not touched.
     pub fn forget_pending(&mut self, before: Monotonic) {
         while let Some((filtered, uid)) = self.order.first() {
@@ -224,13 +224,13 @@ impl ClusterState {
         }
     }
 
-    /// A pod that may have been filtered is not to be placed as it is now: it asks nothing, or nothing that can be read, or
-    /// has gates. A claim is not touched.
+    /// A pod that may have been filtered must not be placed as it is now: it requests no GPU, its request cannot be read, or it
+    /// has scheduling gates. A claim is not touched.
     pub fn is_not_pending(&mut self, uid: &PodUid) {
         self.forget_proposal(uid);
     }
 
-    /// Takes back the proposal of a pod and what is remembered of it.
+    /// Removes the proposal of a pod and what is remembered of its filter call.
     pub(super) fn forget_proposal(&mut self, uid: &PodUid) -> Option<PlacementRequest> {
         let pending = self.pending.remove(uid)?;
         self.scores.forget(uid);

@@ -1,21 +1,21 @@
 //! The names by which reports know the static pods of one node.
 //!
-//! An agent knows a pod by the UID in its cgroup. For a static pod that is the hash of its manifest; what the API server has is a
-//! mirror of the pod, with a UID of its own. The leader keeps everything by the API server's UID, which no two pods have. A hash
-//! is less: static pods of one manifest have the same one on several nodes, and whoever may create pods can write the hash of
-//! another pod on one. So a hash means a pod on the pod's own node only.
+//! An agent knows a pod by the UID in its cgroup. For a static pod that is the hash of its manifest; the API server has a mirror
+//! pod with its own UID. The leader keys everything by the API server's UID, which is unique. A hash is not: static pods of one
+//! manifest have the same hash on several nodes, and any user who may create pods can give a pod the hash of another pod. So a
+//! hash counts only on the pod's own node.
 //!
-//! What must never happen here: a hash through which one pod releases what another one holds.
+//! What must never happen here: a pod releases, through its hash, the GPUs that another pod holds.
 
 use model::id::PodUid;
 use std::collections::BTreeMap;
 
-/// The static pods of one node: the hash of each, by its UID at the API server. Bounded as the pods of the node are.
+/// The static pods of one node: the hash of each, by its UID at the API server. Bounded like the pods of the node.
 #[derive(Clone, Debug, Default)]
 pub(super) struct StaticPods(BTreeMap<PodUid, PodUid>);
 
 impl StaticPods {
-    /// A pod of the node has this hash; `None`: it is no static pod, or not there any more.
+    /// Sets the hash of a pod of the node; `None` where it is not a static pod, or is gone.
     pub(super) fn set(&mut self, uid: &PodUid, hash: Option<&PodUid>) {
         match hash {
             Some(hash) => drop(self.0.insert(uid.clone(), hash.clone())),
@@ -23,13 +23,13 @@ impl StaticPods {
         }
     }
 
-    /// Whether the node has none.
+    /// Whether the node has no static pod.
     pub(super) fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// The names that reports may have for a pod: its UID, and its hash. No process of it runs if none is under any of them, also
-    /// where two pods claim one hash or a pod claims one that is not its own.
+    /// The names that reports may use for a pod: its UID and its hash. If a report has no process under any of these names, no
+    /// process of the pod runs, even if two pods have the same hash or a pod has the hash of another.
     pub(super) fn names<'a>(&'a self, uid: &'a PodUid) -> impl Iterator<Item = &'a PodUid> {
         std::iter::once(uid).chain(self.0.get(uid))
     }
@@ -124,7 +124,7 @@ mod tests {
                 cluster.pod_is(&uid(1), Some(&mirror(1, 0)));
                 let gpu_pod = mirror(2, node).gpu_pod.filter(|_| asks);
                 let other = BoundPod { gpu_pod, ..mirror(2, node) };
-                // It comes, ends, comes again without a node, and is gone.
+                // The pod appears, ends, appears again without a node, and is gone.
                 cluster.pod_is(&uid(2), Some(&other));
                 assert!(state(&cluster, 1).is_some(), "{node} {asks}");
                 cluster.pod_is(&uid(2), Some(&finished(other.clone())));
@@ -150,19 +150,19 @@ mod tests {
         cluster.pod_is(&uid(1), Some(&mirror(1, 0)));
         cluster.pod_is(&uid(2), Some(&mirror(2, 1)));
         assert_eq!((state(&cluster, 1), state(&cluster, 2)), (Some(ClaimState::Bound), Some(ClaimState::Bound)));
-        // The agent knows its pods by their hashes, also those that it waits for.
+        // The agent knows its static pods by their hashes, including the pods that it waits for.
         reports(&mut cluster, AgentPhase::Leaving, Some((PodStage::Waiting, 0)));
         assert_eq!(cluster.leader_view(&name(0)).awaited, [hash()]);
         reports(&mut cluster, AgentPhase::Leaving, Some((PodStage::Started, 1)));
         assert!(cluster.leader_view(&name(0)).awaited.is_empty());
         assert_eq!((state(&cluster, 1), state(&cluster, 2)), (Some(ClaimState::Started), Some(ClaimState::Bound)));
-        // On the other node no agent reports.
+        // No agent reports on the other node.
         cluster.pod_gone(&uid(2));
         cluster.pod_gone(&uid(1));
         assert_eq!((state(&cluster, 1), state(&cluster, 2)), (Some(ClaimState::Started), None));
     }
 
-    /// As after `kubectl delete` of a mirror: the containers run on, and the kubelet makes another mirror.
+    /// After `kubectl delete` of a mirror pod, the containers keep running, and the kubelet makes another mirror pod.
     #[test]
     fn a_new_mirror_of_the_same_processes_takes_over_what_the_one_before_it_held() {
         let mut cluster = cluster(1, 1);
@@ -172,11 +172,11 @@ mod tests {
         assert_eq!(claimed_mib(&cluster), 1000);
         let unknown = mirror(2, 0).gpu_pod.map(|pod| GpuPod { claim: PodClaim::None, ..pod });
         cluster.pod_is(&uid(2), Some(&BoundPod { gpu_pod: unknown, ..mirror(2, 0) }));
-        assert!(state(&cluster, 1).is_some(), "what the new one holds is not known");
+        assert!(state(&cluster, 1).is_some(), "it is not known what the new mirror pod holds");
         cluster.pod_is(&uid(2), Some(&mirror(2, 0)));
         assert_eq!((state(&cluster, 1), state(&cluster, 2)), (None, Some(ClaimState::Started)));
         assert_eq!(claimed_mib(&cluster), 1000, "once");
-        // Another pod that only has the hash, and less, takes over nothing.
+        // Another pod with the hash and a smaller claim takes over nothing.
         cluster.pod_gone(&uid(2));
         let mut less = mirror(3, 0);
         if let Some(GpuPod { claim: PodClaim::Given(claim), .. }) = &mut less.gpu_pod {
@@ -186,6 +186,6 @@ mod tests {
         assert_eq!(claimed_mib(&cluster), 1500);
         cluster.pod_gone(&uid(3));
         reports(&mut cluster, AgentPhase::Serving, None);
-        assert_eq!(claimed_mib(&cluster), 0, "no process under the hash: both are over");
+        assert_eq!(claimed_mib(&cluster), 0, "no process under the hash: both claims are released");
     }
 }

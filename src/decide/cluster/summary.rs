@@ -1,4 +1,4 @@
-//! One sentence about all nodes that do not fit a pod: how many for which reason, and what came nearest.
+//! One sentence about all nodes that do not fit a pod: how many nodes for each reason, and the nearest miss.
 
 use super::filter::RefusedNode;
 use crate::placement::{NearestMiss, RefusalReason};
@@ -16,7 +16,7 @@ pub struct RefusalSummary {
 }
 
 impl RefusalSummary {
-    /// The summary of these nodes; `names` is the list of the question.
+    /// The summary of these nodes; `names` is the list of nodes in the call.
     #[must_use]
     pub fn of(refused: &[RefusedNode], names: &[&str]) -> RefusalSummary {
         let mut sums = [(0, 0); RefusalReason::ALL.len()];
@@ -71,13 +71,13 @@ impl fmt::Display for NamedMiss<'_> {
         match miss {
             NearestMiss::Memory { requested, free, index } => {
                 let (requested, free) = (requested.0.div_ceil(1 << 20), free.0 >> 20);
-                write!(f, "asks {requested} MiB; most free is {free} MiB on {node} GPU {index}")
+                write!(f, "requests {requested} MiB; most free is {free} MiB on {node} GPU {index}")
             }
             NearestMiss::Cores { requested, free, index } => {
-                write!(f, "asks {} % of SM time; most free is {} % on {node} GPU {index}", requested.0, free.0)
+                write!(f, "requests {} % of SM time; most free is {} % on {node} GPU {index}", requested.0, free.0)
             }
             NearestMiss::Count { requested, fitting } => {
-                write!(f, "asks {requested} GPUs; at most {fitting} fit together, on {node}")
+                write!(f, "requests {requested} GPUs; at most {fitting} fit together, on {node}")
             }
         }
     }
@@ -105,7 +105,7 @@ mod tests {
         assert_eq!(
             summary.to_string(),
             "3 nodes refused: CardTimeSlicingExhausted on 2 GPUs of 2 nodes, CardInsufficientMemory on 2 GPUs of 2 nodes, \
-             NodeUnregistered on 1 node; asks 8192 MiB; most free is 6144 MiB on node-3 GPU 3"
+             NodeUnregistered on 1 node; requests 8192 MiB; most free is 6144 MiB on node-3 GPU 3"
         );
         assert_eq!(RefusalSummary::of(&[], &[]).to_string(), "0 nodes refused");
     }

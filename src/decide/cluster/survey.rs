@@ -1,13 +1,13 @@
-//! What a call about many nodes knows of them, without keeping others from the state.
+//! The verdicts for a call about many nodes, found without holding the lock of the state for long.
 //!
 //! ```text
-//!   survey   (state: microseconds)     the kept verdicts of this kind of request, the versions of the nodes
-//!   look up  (without the state)        the verdicts that still hold
-//!   judge    (state, some nodes at once)   the other nodes, mostly one or two that have changed since the last call
+//!   survey   (locked: microseconds)          the kept verdicts of this kind of request, the versions of the nodes
+//!   look up  (not locked)                    the verdicts that still hold
+//!   judge    (locked, some nodes at a time)  the other nodes, mostly one or two that have changed since the last call
 //! ```
 //!
-//! Other calls and changes come between these steps, so the verdicts of one call need not be of one moment. Nothing is given by
-//! them: a bind looks again.
+//! Other calls and changes come between these steps, so the verdicts of one call may be of different moments. That does no harm,
+//! because verdicts reserve nothing: a bind checks its node again.
 
 use super::names::ByName;
 use super::node::NodeClaims;
@@ -19,16 +19,16 @@ use crate::placement::{CountedClaims, NodeRefusal, Placement, RefusalReason, pla
 use model::placement::PlacementRequest;
 use std::sync::Arc;
 
-/// Nodes that are judged in one step: about 0.2 ms. The first call of a new kind judges all.
+/// Number of nodes that are judged in one step, which takes about 0.2 ms. The first call of a new kind judges all nodes.
 const STEP: usize = 256;
 
-/// Gives the state for one step. Between the steps others have it.
+/// Gives access to the state for one step. Between the steps other callers use it.
 pub trait StateAccess {
     /// Lets `step` read and change the state.
     fn with<R>(&self, step: impl FnOnce(&mut ClusterState) -> R) -> R;
 }
 
-/// What is known at the beginning of a call.
+/// The kept verdicts and versions at the start of a call.
 #[derive(Debug)]
 pub(super) struct Survey {
     signature: Signature,
@@ -37,16 +37,16 @@ pub(super) struct Survey {
     unknown: Verdict,
 }
 
-/// The verdicts about the nodes of a question, in its order.
+/// The verdicts about the nodes of a call, in its order.
 #[derive(Debug)]
 pub(super) struct Verdicts<'a> {
     kept: Vec<Option<&'a Verdict>>,
-    /// The others, in the same order.
+    /// The other verdicts, in the same order.
     made: Vec<MadeVerdict>,
 }
 
 impl ClusterState {
-    /// What is known of all nodes for a request of this kind.
+    /// The kept verdicts for requests of this kind, and the versions of all nodes.
     pub(super) fn survey(&mut self, request: &PlacementRequest) -> Survey {
         let signature = Signature::of(request);
         Survey {
@@ -82,7 +82,7 @@ impl ClusterState {
         Ok((Judged { suitability, terms: placement.terms }, placement))
     }
 
-    /// The verdicts about these nodes, by those that others have made since the survey or anew; these are kept.
+    /// The verdicts about these nodes: those that other calls have made since the survey, and new ones, which are kept.
     fn judge_all(&mut self, request: &PlacementRequest, signature: &Signature, names: &[&str]) -> Vec<MadeVerdict> {
         let kept = self.verdicts.of(signature);
         let judged = |name: &&str| {
@@ -99,7 +99,7 @@ impl ClusterState {
             }
         };
         let made: Vec<MadeVerdict> = names.iter().map(judged).collect();
-        // What is shared with this copy would be copied once more.
+        // Otherwise the parts that this copy shares would be copied again.
         drop(kept);
         self.verdicts.keep(signature, &made);
         made

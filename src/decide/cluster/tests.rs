@@ -1,4 +1,4 @@
-//! Tests of the cluster's state: proposals, reservations, evidence, and a state that equals one that is built anew.
+//! Tests of the cluster's state: proposals, reservations, evidence, and a live state that equals a rebuilt one.
 
 use super::*;
 use crate::ledger::ClaimState;
@@ -111,16 +111,16 @@ fn a_proposal_counts_in_the_scores_and_not_in_the_fit() {
     let next = cluster.filter(slice(2, 60 * 1024), names(2), NOW);
     assert_eq!((next.fit, next.scores, next.proposed), (vec![0, 1], vec![0, DEFAULT_SCORE_STEP], Some(1)));
     let third = cluster.filter(slice(3, 60 * 1024), names(2), NOW);
-    assert_eq!((third.fit, third.scores), (vec![0, 1], vec![0, 0]), "both are expected to be full");
-    // Scores are the same when kube-scheduler asks for them.
+    assert_eq!((third.fit, third.scores), (vec![0, 1], vec![0, 0]), "both nodes are expected to be full");
+    // kube-scheduler gets the same scores in its prioritize call.
     assert_eq!(cluster.score(&slice(2, 1).uid, names(2)), [0, DEFAULT_SCORE_STEP]);
     assert_eq!(cluster.pending(), 3);
     cluster.forget_pending(Monotonic(NOW.0 + 1));
     assert_eq!(cluster.pending(), 0);
-    assert_eq!(cluster.filter(slice(4, 1000), names(2), NOW).scores, [0, 0], "nothing is expected any more");
+    assert_eq!(cluster.filter(slice(4, 1000), names(2), NOW).scores, [0, 0], "no pod is expected any longer");
 }
 
-/// Kube-scheduler and the watch tell of a pod in any order.
+/// Calls of kube-scheduler and news of the watch about a pod come in any order.
 #[test]
 fn a_pod_that_is_deleted_during_its_filter_call_leaves_no_proposal() {
     let mut cluster = cluster(1, 1);
@@ -128,7 +128,7 @@ fn a_pod_that_is_deleted_during_its_filter_call_leaves_no_proposal() {
     cluster.pod_gone(&pod.uid);
     assert_eq!(cluster.filter(pod.clone(), names(1), NOW).fit, [0]);
     assert_eq!((cluster.pending(), cluster.bind(&pod.uid, &name(0)).is_err()), (0, true));
-    // After a restore of etcd it is there again.
+    // After an etcd restore the pod exists again.
     cluster.pod_is(&pod.uid, None);
     assert_eq!(cluster.filter(pod, names(1), NOW).fit, [0]);
     assert_eq!(cluster.pending(), 1);
@@ -193,7 +193,7 @@ fn bind_reserves_at_once_and_repeats_its_order() {
     assert_eq!(cluster.bind(&big.uid, &name(0)), Ok(order.clone()), "a repeated call");
     assert_eq!(cluster.bind(&big.uid, &name(1)), Err(BindRefusal::Undecided(name(0))));
     let refused = cluster.bind(&slice(2, 1).uid, &name(0)).unwrap_err();
-    assert_eq!(refused.to_string(), "node node-0 does not fit any more: CardInsufficientMemory");
+    assert_eq!(refused.to_string(), "node node-0 no longer fits: CardInsufficientMemory");
     assert_eq!(claimed_mib(&cluster, &name(0)), 60 * 1024);
 }
 
@@ -211,7 +211,7 @@ fn an_order_is_written_again_with_the_epoch_of_the_term_and_only_where_it_has_ro
     assert_eq!(cluster.order_again(&first.uid), None);
     cluster.pod_gone(&second.uid);
     assert!(cluster.order_again(&first.uid).is_some());
-    // Another pod holds GPUs of the node, and nobody knows which.
+    // Another pod holds GPUs of the node, but it is not known which.
     cluster.pod_is(&second.uid, Some(&bound(&second, &name(0), PodClaim::None)));
     assert_eq!(cluster.order_again(&first.uid), None);
     cluster.pod_gone(&second.uid);
@@ -231,8 +231,8 @@ fn a_restore_of_etcd_takes_back_a_claim_but_not_the_reservation_of_an_order_unde
     cluster.pod_is_unbound(&request.uid);
     assert_eq!((claimed_mib(&cluster, &name(0)), cluster.claim_of(&request.uid)), (0, None));
     cluster.filter(request.clone(), names(1), NOW);
-    assert!(cluster.bind(&request.uid, &name(0)).is_ok(), "it is placed anew");
-    // A pod whose claim cannot be read closes its node no longer.
+    assert!(cluster.bind(&request.uid, &name(0)).is_ok(), "it is placed again");
+    // A pod whose claim cannot be read no longer closes its node.
     let other = slice(2, 1000);
     cluster.pod_is(&other.uid, Some(&bound(&other, &name(0), PodClaim::None)));
     assert!(cluster.node(&name(0)).unwrap().closed().is_some());
@@ -260,16 +260,16 @@ fn only_evidence_releases_a_reservation() {
     let (mut cluster, order) = reserved();
     cluster.bind_ended(&request.uid, BindOutcome::Unknown);
     assert_eq!(cluster.filter(request.clone(), names(2), NOW).fit, [0]);
-    // The watch shows the pod: bound; a refusal of an older write comes late and changes nothing.
+    // The watch shows the pod as bound. A late refusal of an older write changes nothing.
     cluster.pod_is(&request.uid, Some(&bound(&request, &name(0), PodClaim::Given(order.claim.clone()))));
     cluster.bind_ended(&request.uid, BindOutcome::Refused);
     assert_eq!(claimed_mib(&cluster, &name(0)), 1000);
-    // It is bound elsewhere by another leader: the reservation moves with it.
+    // Another leader has bound the pod to another node: the reservation moves with it.
     let (mut cluster, order) = reserved();
     let elsewhere: Claim = Claim(vec![vec![DeviceShare { device: uuid(100), ..order.claim[0][0].clone() }]]);
     cluster.pod_is(&request.uid, Some(&bound(&request, &name(1), PodClaim::Given(elsewhere))));
     assert_eq!((claimed_mib(&cluster, &name(0)), claimed_mib(&cluster, &name(1))), (0, 1000));
-    // It has ended, or is gone.
+    // The pod has ended, or is gone.
     let mut ended = bound(&request, &name(1), PodClaim::None);
     if let Some(pod) = &mut ended.gpu_pod {
         pod.finished = true;
@@ -294,7 +294,7 @@ fn a_pod_without_a_readable_claim_closes_its_node_until_the_claim_is_known() {
     let share = DeviceShare { device: uuid(0), memory: Some(Mib(1000).bytes()), cores: None };
     cluster.pod_is(&other.uid, Some(&bound(&other, &name(0), PodClaim::Given(Claim(vec![vec![share]])))));
     assert_eq!(cluster.filter(slice(1, 1000), names(1), NOW).fit, [0]);
-    // It closes again when its claim is lost, and opens when the pod is gone.
+    // The node closes again when the pod's claim is lost, and opens when the pod is gone.
     cluster.pod_is(&other.uid, Some(&bound(&other, &name(0), PodClaim::None)));
     assert!(cluster.node(&name(0)).unwrap().closed().is_some());
     cluster.pod_gone(&other.uid);
@@ -315,7 +315,7 @@ fn a_pod_that_cannot_be_read_closes_its_node_until_it_can_be_read_or_is_gone() {
     assert_eq!(cluster.filter(slice(1, 1000), names(2), NOW).fit, [1]);
     let closed = cluster.node(&name(0)).unwrap().closed();
     assert_eq!(closed, Some(ClosedReason::UnreadablePod(bad.uid.clone())));
-    // It is bound elsewhere by a newer version; the same version again changes nothing.
+    // A newer version of the pod is bound to another node. The same version again changes nothing.
     cluster.pod_is_unreadable(&bad.uid, &name(1));
     cluster.pod_is_unreadable(&bad.uid, &name(1));
     assert_eq!(cluster.filter(slice(1, 1000), names(2), NOW).fit, [0]);
@@ -325,7 +325,7 @@ fn a_pod_that_cannot_be_read_closes_its_node_until_it_can_be_read_or_is_gone() {
     cluster.pod_is_unreadable(&held.uid, &name(0));
     assert_eq!((claimed_mib(&cluster, &name(0)), cluster.node(&name(0)).unwrap().closed().is_some()), (1000, true));
     cluster.pod_is_settled(&held.uid);
-    // On a node that is not known it is remembered until the Node comes.
+    // On a node that is not known, the pod is remembered until the Node appears.
     cluster.pod_is_unreadable(&bad.uid, &name(4));
     cluster.node_is(&facts(4, 1));
     assert!(cluster.node(&name(4)).unwrap().closed().is_some());
@@ -340,7 +340,7 @@ fn a_node_whose_newest_version_cannot_be_read_is_closed_until_it_can() {
     cluster.node_is_unreadable(&name(0), &"not JSON".into());
     cluster.node_is_unreadable(&name(3), &"not JSON".into());
     assert_eq!(cluster.node(&name(0)).unwrap().closed(), Some(ClosedReason::Unreadable("not JSON".into())));
-    assert!(cluster.node(&name(3)).is_none(), "nothing of it was known");
+    assert!(cluster.node(&name(3)).is_none(), "nothing was known about the node");
     cluster.node_is(&facts(0, 1));
     assert_eq!(cluster.node(&name(0)).unwrap().closed(), None);
 }
@@ -382,13 +382,13 @@ fn another_scheduler_that_places_pods_beside_this_one_closes_the_node() {
     for (origins, closed) in [
         (vec![Other(at(1)), Other(at(9))], None),
         (vec![Own(at(1)), Own(at(9))], None),
-        // Those of a scheduler from before, whose place this one took.
+        // Pods of an earlier scheduler, which this one has replaced.
         (vec![Other(at(1)), Other(at(5)), Own(at(6))], None),
         (vec![Other(at(1)), Own(at(6)), Other(at(7))], Some("two_schedulers")),
         (vec![Other(None)], None),
         (vec![Own(at(6)), Other(None)], Some("two_schedulers")),
         (vec![Own(None), Other(at(1))], Some("two_schedulers")),
-        // Another installation, and the own one before its Lease had another name.
+        // Another installation, and this installation under a former name of its Lease.
         (vec![lease(1), lease(9)], None),
         (vec![lease(1), lease(5), Own(at(6))], None),
         (vec![Own(at(6)), lease(7)], Some("two_leases")),
@@ -403,7 +403,7 @@ fn another_scheduler_that_places_pods_beside_this_one_closes_the_node() {
         assert_eq!(why(&cluster), closed, "{origins:?}");
         let fits = cluster.filter(slice(9, 1000), names(1), NOW).fit.len();
         assert_eq!(fits == 0, closed.is_some(), "{origins:?}");
-        // It opens when the pods of one of them are gone, whichever that is.
+        // The node opens when all pods of either scheduler are gone.
         for own in [false, true] {
             let mut cluster = cluster_of(&pods, &origins);
             for (pod, _) in pods.iter().zip(&origins).filter(|(_, origin)| matches!(origin, Own(_)) == own) {
@@ -418,7 +418,7 @@ fn another_scheduler_that_places_pods_beside_this_one_closes_the_node() {
 #[test]
 fn each_closing_and_opening_is_told_once() {
     let mut cluster = cluster(2, 1);
-    assert_eq!(cluster.take_closings(), [], "open nodes are no news");
+    assert_eq!(cluster.take_closings(), [], "open nodes are not reported");
     let other = slice(9, 1000);
     cluster.pod_is(&other.uid, Some(&bound(&other, &name(0), PodClaim::None)));
     let told = |cluster: &mut ClusterState| -> Vec<(String, Option<&'static str>)> {
@@ -443,7 +443,7 @@ fn claims_outlive_their_node_and_their_gpus_and_hold_nothing_elsewhere() {
     let other = slice(9, 1000);
     let share = DeviceShare { device: uuid(0), memory: Some(Mib(1000).bytes()), cores: None };
     cluster.pod_is(&other.uid, Some(&bound(&other, &name(0), PodClaim::Given(Claim(vec![vec![share]])))));
-    // The card has moved to the other node: the claim stays with its pod's node.
+    // The GPU has moved to the other node: the claim stays on the pod's node.
     cluster.node_is(&NodeFacts { register: Ok(Vec::new()), ..facts(0, 0) });
     cluster.node_is(&NodeFacts { register: facts(0, 1).register, ..facts(1, 1) });
     assert_eq!(claimed_mib(&cluster, &name(1)), 0);
@@ -456,7 +456,7 @@ fn claims_outlive_their_node_and_their_gpus_and_hold_nothing_elsewhere() {
     assert_eq!(claimed_mib(&cluster, &name(0)), 1000, "the node is back, and so is the pod that holds its GPU");
     cluster.node_gone(&name(0), &facts(0, 0).uid);
     cluster.pod_gone(&other.uid);
-    assert!(cluster.node(&name(0)).is_none(), "nothing names it any more");
+    assert!(cluster.node(&name(0)).is_none(), "nothing names it any longer");
 }
 
 #[test]
@@ -479,7 +479,7 @@ fn many_nodes(nodes: u32, most: usize) -> (ClusterState, Vec<NodeName>) {
 fn the_best_nodes_are_named_with_the_proposed_one_and_the_others_are_counted() {
     let (mut cluster, nodes) = many_nodes(20, 4);
     let nodes: Vec<&str> = nodes.iter().map(NodeName::as_str).collect();
-    // Binpack: these three have pods, each one more than the one before. The last node is full.
+    // Binpack: node 11 has one pod, node 5 two and node 17 three. The last node is full.
     for (n, node) in [(1, 11), (2, 5), (3, 5), (4, 17), (5, 17), (6, 17)] {
         let held = slice(n, 1000);
         cluster.pod_is(&held.uid, Some(&bound(&held, &name(node), given(node * 100))));
@@ -501,7 +501,7 @@ fn the_best_nodes_are_named_with_the_proposed_one_and_the_others_are_counted() {
     }
     assert_eq!(fourth, (0..19).collect(), "nodes that tie for the last place take turns");
     let none = cluster.score(&slice(99, 1).uid, &nodes);
-    assert!(none.iter().all(|score| *score == 0), "the filter was not asked: {none:?}");
+    assert!(none.iter().all(|score| *score == 0), "no filter call: {none:?}");
 }
 
 #[test]
@@ -536,7 +536,7 @@ fn all_nodes_are_named_for_pods_that_prefer_some_and_for_those_that_come_back_un
     };
     let prefers = PlacementRequest { prefers_nodes: true, ..slice(1, 1000) };
     assert_eq!((named(&prefers), named(&prefers)), (20, 20));
-    // kube-scheduler had the names, and has not bound it: a volume was missing, a gang is not complete.
+    // kube-scheduler got the names but did not bind the pod: a volume was missing, or a gang was not complete.
     let waits = slice(2, 1000);
     assert_eq!((named(&waits), named(&waits), named(&waits)), (3, 20, 20));
     // The API server has refused its binding.
@@ -546,7 +546,7 @@ fn all_nodes_are_named_for_pods_that_prefer_some_and_for_those_that_come_back_un
     assert!(cluster.bind(&refused.uid, &node).is_ok());
     cluster.bind_ended(&refused.uid, BindOutcome::Refused);
     assert_eq!(cluster.filter(refused, &nodes, NOW).fit.len(), 20);
-    // One that found no node before is asked for the first time, as far as kube-scheduler's own choice goes.
+    // A pod that found no node before counts as filtered for the first time: kube-scheduler had no node to choose from.
     let huge = slice(4, 81 * 1024);
     assert!(cluster.filter(huge, &nodes, NOW).fit.is_empty());
     assert_eq!(cluster.filter(slice(4, 1000), &nodes, NOW).fit.len(), 3);
@@ -599,7 +599,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
 }
 
 proptest! {
-    /// What the API server would show of the orders rebuilds the same claims, and no GPU is given twice.
+    /// The pods that the API server would show after the orders rebuild the same claims, and no GPU is given twice.
     #[test]
     fn no_gpu_is_given_twice_and_a_state_built_anew_is_the_same(steps in steps()) {
         let mut cluster = cluster(3, 2);
@@ -616,11 +616,11 @@ proptest! {
             match step {
                 Step::Filter(n, mib) => {
                     let request = slice(n, mib);
-                    // A pod that has gone is there again.
+                    // A pod that was gone exists again.
                     cluster.pod_is(&request.uid, None);
                     if !orders.contains_key(&request.uid) {
                         let verdict = cluster.filter(request.clone(), names(3), now);
-                        // What was kept of earlier calls says the same as judging each node anew.
+                        // The kept verdicts of earlier calls equal new verdicts about each node.
                         cluster.verdicts = verdicts::VerdictCache::default();
                         prop_assert_eq!(cluster.filter(request.clone(), names(3), now), verdict);
                         asked.insert(n, request);
@@ -676,7 +676,7 @@ proptest! {
                 }
             }
         }
-        // Everything is shown once more to the live state, and for the first time to a new one.
+        // All objects are shown again to the live state, and for the first time to a new state.
         let mut anew = ClusterState::new(ClusterRules::default());
         for n in (0..3).filter(|n| present[*n as usize]) {
             anew.node_is(&facts(n, 2));

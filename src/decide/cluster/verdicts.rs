@@ -1,15 +1,15 @@
-//! The newest verdict about each node for each kind of request, so that a filter call judges anew only the nodes that have
+//! The newest verdict about each node for each kind of request, so that a filter call judges again only the nodes that have
 //! changed since.
 //!
-//! Pods of one Deployment or Job ask the same of every node. A verdict depends on that and on the node alone, so it holds
-//! until the node changes: a claim or a proposal on it, its register, or that it is closed. The number of a node
-//! and the count of its changes say whether a verdict still holds, so nothing has to be removed when a node changes, and the
-//! lookup reads no more of a node than these two.
+//! Pods of one Deployment or Job have the same request. A verdict depends only on the request and on the node, so it holds
+//! until the node changes: a claim or a proposal on it, its register, or whether it is closed. The number of a node and the
+//! count of its changes show whether a verdict still holds. So nothing has to be removed when a node changes, and the lookup
+//! reads only these two numbers of a node.
 //!
-//! A call gets the verdicts of its kind as they are, and looks them up while others add to them: the verdicts are in parts,
-//! and to add to a part that a call still reads copies that part alone.
+//! A call gets a snapshot of the verdicts of its kind, and reads it while other calls add verdicts. The verdicts are in parts:
+//! adding to a part that a call still reads copies only that part.
 //!
-//! What must never happen here: a verdict for a request that differs in anything that placement reads.
+//! What must never happen here: a verdict is used for a request that differs in anything that placement reads.
 
 use super::rank::Suitability;
 use super::version::VersionNumbers;
@@ -19,14 +19,14 @@ use model::request::{ContainerRole, MemoryRequest};
 use model::unit::CorePercent;
 use std::sync::Arc;
 
-/// Kinds of requests whose verdicts are kept; the one that was used longest ago is replaced. Each takes 100 bytes for a
-/// node, half a MiB for 5,000 nodes. kube-scheduler tries the pods of a burst one by one, so the kinds of requests that
+/// Number of kinds of requests whose verdicts are kept; the least recently used kind is replaced. Each kind takes 100 bytes
+/// for a node, half a MiB for 5,000 nodes. kube-scheduler tries the pods of a burst one by one, so the kinds of requests that
 /// alternate are those of the Deployments and Jobs that grow at the same time.
 pub(super) const MOST: usize = 32;
-/// Nodes in one part. A part takes 7 KiB, which are copied in less than a microsecond.
+/// Number of nodes in one part. A part takes 7 KiB and is copied in less than a microsecond.
 const PART: usize = 64;
 
-/// What placement reads of a request: all but the names.
+/// All that placement reads of a request: everything but the names.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Signature {
     containers: Vec<(ContainerRole, u32, Option<MemoryRequest>, Option<CorePercent>)>,
@@ -34,7 +34,7 @@ pub(super) struct Signature {
     preference: PlacementPreference,
 }
 
-/// What is known of a node that fits.
+/// How well a fitting node suits, and why.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Judged {
     pub(super) suitability: Suitability,
@@ -55,7 +55,7 @@ pub(super) struct KeptVerdicts(Vec<Arc<[Kept; PART]>>);
 #[derive(Debug)]
 struct OfKind {
     signature: Signature,
-    /// When they were used last, in calls.
+    /// The number of the call that used them last.
     used: u64,
     verdicts: KeptVerdicts,
 }
@@ -63,8 +63,8 @@ struct OfKind {
 /// A verdict that was just made.
 #[derive(Clone, Debug)]
 pub(super) struct MadeVerdict {
-    /// The place and the version of the node; `None` where it need not be kept: no node of the name is known, or it is kept
-    /// already.
+    /// The place and the version of the node; `None` where the verdict need not be kept: no node of the name is known, or the
+    /// verdict is already kept.
     pub(super) about: Option<(usize, VersionNumbers)>,
     pub(super) verdict: Verdict,
 }
@@ -168,7 +168,7 @@ mod tests {
             known.is_none()
         };
         let (first, same, other) = (asks(1, 1000), asks(2, 1000), asks(3, 2000));
-        assert!(judged(&first, 7, (1, 0)) && !judged(&same, 7, (1, 0)), "the pods differ in their names alone");
+        assert!(judged(&first, 7, (1, 0)) && !judged(&same, 7, (1, 0)), "the pods differ only in their names");
         assert!(judged(&other, 7, (1, 0)), "another amount");
         assert!(judged(&first, 8, (2, 0)) && judged(&first, 7, (1, 1)), "another node, and a change of the first");
         assert!(judged(&first, 7, (3, 1)), "another node has its place");

@@ -1,4 +1,4 @@
-//! The versions of the nodes: a call compares them with those of the verdicts that are kept, without the state.
+//! The versions of the nodes. A call compares them with those of the kept verdicts, without the lock of the state.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -6,13 +6,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// Which node, and how often it has changed.
 #[derive(Debug)]
 pub(super) struct NodeVersion {
-    /// Never used for another node, also not for a later one of the same name or place.
+    /// Never used for another node, not even for a later node of the same name or place.
     number: u64,
     place: usize,
     changes: AtomicU64,
 }
 
-/// The version of one node, which its owner counts up and others read. A copy of the node counts for itself.
+/// The version of one node, which its owner increments and calls read. A copy of the node has its own count.
 #[derive(Debug)]
 pub(super) struct CountedVersion(Arc<NodeVersion>);
 
@@ -20,8 +20,8 @@ pub(super) struct CountedVersion(Arc<NodeVersion>);
 pub(super) type VersionNumbers = (u64, u64);
 
 impl NodeVersion {
-    /// The version as it is now. Whoever changes a node does so behind the lock under which verdicts are made, so a verdict
-    /// of this version was made of the node as it was then.
+    /// The current version. A node changes only under the lock under which verdicts are made, so a verdict with this version is
+    /// about the node in exactly that state.
     pub(super) fn numbers(&self) -> VersionNumbers {
         (self.number, self.changes.load(Ordering::Acquire))
     }
@@ -37,12 +37,12 @@ impl CountedVersion {
         CountedVersion(Arc::new(NodeVersion { number, place, changes: AtomicU64::new(0) }))
     }
 
-    /// For those who only read it.
+    /// A handle that can only read the version.
     pub(super) fn shared(&self) -> Arc<NodeVersion> {
         Arc::clone(&self.0)
     }
 
-    /// Something has changed on which verdicts depend.
+    /// Counts a change on which verdicts depend.
     pub(super) fn changes(&mut self) {
         self.0.changes.fetch_add(1, Ordering::AcqRel);
     }

@@ -26,7 +26,7 @@ fn a_node_whose_agent_is_not_back_in_time_is_told_and_so_is_its_return() {
         });
     };
     drop(open());
-    told("GPUsClosed", "the connection of the node's agent has ended and is not back");
+    told("GPUsClosed", "the node's agent has lost its connection and has not connected again");
     let _stream = open();
     told("GPUsOpen", "takes GPU pods again");
     assert_eq!(events(&server, "GPUsClosed").len() + events(&server, "GPUsOpen").len(), 2);

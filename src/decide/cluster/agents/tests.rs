@@ -1,4 +1,4 @@
-//! Tests of the agents' streams: what is closed when, and what a report proves.
+//! Tests of the agents' streams: when a node is closed, and what a report proves.
 
 use super::*;
 use crate::cluster::tests::{NOW, bound, cluster, facts, name, names, slice};
@@ -18,7 +18,7 @@ fn later(ms: u64) -> Monotonic {
     NOW.after(Duration::from_millis(ms))
 }
 
-/// A GPU with this number of processes; `None`: the agent has no list of them.
+/// A GPU with this number of processes; `None` where the agent has no process list.
 fn gpu(processes: Option<u32>) -> ReportedGpu {
     let unknown = ReportedReading::UNKNOWN;
     let processes = processes.map_or(ReportedReading::UNKNOWN, |processes| ReportedReading::Measured(processes, None));
@@ -52,7 +52,7 @@ fn bind(cluster: &mut ClusterState, pod: &PlacementRequest) -> GpuPod {
     shown.gpu_pod.unwrap()
 }
 
-/// What the pod watch shows of a pod on node 0.
+/// A pod on node 0, as the pod watch shows it.
 fn shows(gpu_pod: GpuPod) -> BoundPod {
     BoundPod { node: name(0), ended: gpu_pod.finished, gpu_pod: Some(gpu_pod), hash: None }
 }
@@ -80,7 +80,7 @@ fn a_stream_that_is_not_back_in_two_seconds_closes_its_node_until_it_is_back() {
     let back = StreamId(2);
     cluster.agent_reports(back, report(AgentPhase::Serving, &[]), later(5000)).unwrap();
     assert_eq!(closed(&cluster), None);
-    // The end of the old stream, seen late, and its messages are nothing to the new one.
+    // The end of the old stream, seen late, and its messages do not affect the new stream.
     cluster.agent_closed(&name(0), FIRST, later(5000));
     cluster.agents_at(later(9000));
     assert_eq!(closed(&cluster), None);
@@ -120,14 +120,14 @@ fn nothing_is_bound_to_a_node_whose_agent_starts_or_leaves_or_is_old_and_has_no_
     assert!(cluster.bind(&pod.uid, &name(0)).is_ok());
 }
 
-/// Whoever may create pods could otherwise keep any node closed, with a pod that names no scheduler of GPUs.
+/// Otherwise any user who may create pods could keep a node closed, with a pod that names no GPU scheduler.
 #[test]
 fn a_pod_that_its_agent_refuses_closes_no_node() {
     let mut cluster = cluster(1, 1);
     let other = slice(9, 1000);
     cluster.pod_is(&other.uid, Some(&bound(&other, &name(0), PodClaim::None)));
     let why = Some(ClosedReason::UnknownClaim(other.uid.clone()));
-    assert_eq!(closed(&cluster), why, "no agent has said what becomes of it");
+    assert_eq!(closed(&cluster), why, "no agent has reported about the pod");
     serving(&mut cluster, &[(&other.uid, PodStage::Waiting, 0)]);
     assert_eq!(closed(&cluster), why, "it may still get devices");
     serving(&mut cluster, &[(&other.uid, PodStage::Refused, 0)]);
@@ -136,7 +136,7 @@ fn a_pod_that_its_agent_refuses_closes_no_node() {
     assert_eq!(cluster.filter(pod.clone(), names(1), NOW).fit, [0]);
     assert!(cluster.bind(&pod.uid, &name(0)).is_ok());
     serving(&mut cluster, &[(&other.uid, PodStage::Refused, 1)]);
-    assert_eq!(closed(&cluster), why, "processes of it are there");
+    assert_eq!(closed(&cluster), why, "processes of the pod exist");
     // The agent has other settings now.
     serving(&mut cluster, &[(&other.uid, PodStage::Started, 0)]);
     assert_eq!(closed(&cluster), why);
@@ -145,7 +145,7 @@ fn a_pod_that_its_agent_refuses_closes_no_node() {
     cluster.agents_at(later(2000));
     assert_eq!(closed(&cluster), Some(ClosedReason::AgentAway));
     cluster.forget_agents();
-    assert_eq!(closed(&cluster), why, "a new leader has not heard of it");
+    assert_eq!(closed(&cluster), why, "a new leader has no report about the pod");
 }
 
 #[test]
@@ -169,7 +169,7 @@ fn an_agent_that_leaves_is_told_which_pods_have_not_asked_yet() {
     let view = cluster.leader_view(&name(0));
     assert!(view.leaving && view.closed.is_some_and(|why| why.contains("about to stop")));
     assert_eq!(view.awaited, [assumed.uid.clone(), waits.uid.clone()]);
-    // One was refused by the API server, the other one is deleted.
+    // The API server refused one pod, and the other is deleted.
     cluster.bind_ended(&assumed.uid, BindOutcome::Refused);
     cluster.pod_gone(&waits.uid);
     assert!(cluster.leader_view(&name(0)).awaited.is_empty());
@@ -206,7 +206,7 @@ fn a_pod_that_has_ended_holds_its_gpus_while_its_agent_sees_processes_of_it() {
         end(&mut cluster);
         end(&mut cluster);
         assert_eq!(state(&cluster, &pod), Some(ClaimState::Started), "{gone}");
-        // Its agent is away: nobody knows whether the processes have ended.
+        // Its agent is away, so it is not known whether the processes have ended.
         cluster.agent_closed(&name(0), FIRST, NOW);
         cluster.agents_at(later(60_000));
         assert_eq!(state(&cluster, &pod), Some(ClaimState::Started));
@@ -237,13 +237,13 @@ fn a_pod_that_lost_its_node_in_a_restore_holds_its_gpus_until_its_processes_have
     assert_eq!(state(&cluster, &pod), None);
     assert_eq!(cluster.filter(pod.clone(), names(1), NOW).fit, [0]);
     assert!(cluster.bind(&pod.uid, &name(0)).is_ok());
-    // Without processes nothing is to be waited for.
+    // Without processes there is nothing to wait for.
     let mut cluster = self::cluster(1, 1);
     bind(&mut cluster, &pod);
     serving(&mut cluster, &[(&pod.uid, PodStage::Started, 0)]);
     cluster.pod_is_unbound(&pod.uid);
     assert_eq!(state(&cluster, &pod), None);
-    // The agent still reports the start of its earlier binding, which says nothing of the new one.
+    // The agent still reports the start by the earlier binding, which proves nothing about the new binding.
     assert_eq!(cluster.filter(pod.clone(), names(1), NOW).fit, [0]);
     assert!(cluster.bind(&pod.uid, &name(0)).is_ok());
     serving(&mut cluster, &[(&pod.uid, PodStage::Started, 0)]);
@@ -260,7 +260,7 @@ fn a_pod_that_ran_and_was_gone_before_the_watch_showed_it_holds_its_gpus_until_i
     cluster.filter(pod.clone(), names(1), NOW);
     cluster.bind(&pod.uid, &name(0)).unwrap();
     serving(&mut cluster, &[(&pod.uid, PodStage::Started, 1)]);
-    // The binding has no answer; written again, it is refused, because the pod is gone.
+    // The first write of the binding gets no answer. The second is refused, because the pod is gone.
     cluster.pod_gone(&pod.uid);
     assert_eq!(cluster.order_again(&pod.uid), None);
     cluster.bind_ended(&pod.uid, BindOutcome::Refused);
@@ -279,7 +279,7 @@ fn a_report_alone_releases_nothing() {
     assert_eq!(state(&cluster, &pod), Some(ClaimState::Started), "the API server shows a pod that runs");
 }
 
-/// The register of a Node that was made anew with the annotations of the old one is not from its agent.
+/// The register of a Node that was created again with its old annotations is not from its agent.
 #[test]
 fn a_node_that_comes_back_stays_closed_until_its_agent_reports() {
     let again = NodeFacts { uid: ObjectUid::parse("uid-again").unwrap(), ..facts(0, 1) };
@@ -299,7 +299,7 @@ fn a_node_that_comes_back_stays_closed_until_its_agent_reports() {
         }
         assert_eq!(closed(&cluster), None);
     }
-    // A leader that has not led meanwhile knows of no stream.
+    // A new leader knows of no stream.
     let mut cluster = cluster(1, 1);
     bind(&mut cluster, &slice(1, 1000));
     serving(&mut cluster, &[]);
@@ -343,7 +343,7 @@ fn a_report_without_a_list_of_a_gpu_releases_no_claim_on_it() {
         bind(&mut cluster, &pod);
         serving(&mut cluster, &[(&pod.uid, PodStage::Started, 1)]);
         cluster.pod_gone(&pod.uid);
-        // The agent has started anew. NVML has not answered, or the GPUs have not been found yet.
+        // The agent has restarted. NVML has not answered, or the GPUs have not been found yet.
         let mut first = report(AgentPhase::Serving, &[]);
         if named {
             first.gpus.insert(uuid(0), gpu(None));
@@ -371,7 +371,7 @@ fn a_pod_that_ends_while_a_list_is_missing_holds_its_gpu_until_a_list_shows_no_p
     cluster.agent_reports(FIRST, hangs, NOW).unwrap();
     cluster.pod_is(&pod.uid, Some(&shows(GpuPod { finished: true, ..shown })));
     assert_eq!(state(&cluster, &pod), Some(ClaimState::Started));
-    // The list shows processes of it, then none.
+    // The list shows processes of the pod, then none.
     let used = (own.clone(), ReportedUse { processes: 1, memory_used: ReportedReading::UNKNOWN });
     let running = ReportedPod { stage: PodStage::Ended, uses: [used].into_iter().collect() };
     let change = ReportChange { pods: [(pod.uid.clone(), running)].into(), ..lists(&[(own, Some(1))]) };
@@ -389,7 +389,7 @@ fn a_gpu_that_was_removed_keeps_no_claim() {
     bind(&mut cluster, &pod);
     serving(&mut cluster, &[(&pod.uid, PodStage::Started, 1)]);
     cluster.pod_gone(&pod.uid);
-    // First the agent names it no more, then its Node.
+    // First the agent no longer names the GPU, then the Node no longer registers it.
     let mut without = report(AgentPhase::Serving, &[]);
     without.gpus.remove(&uuid(0));
     cluster.agent_reports(FIRST, without, NOW).unwrap();
@@ -416,7 +416,7 @@ fn a_mig_instance_counts_by_its_own_list_and_without_one_by_those_of_all_gpus() 
         cluster.pod_gone(&pod.uid);
         cluster
     };
-    // Its GPU answers; another one is lost, perhaps for days.
+    // The pod's GPU answers; another GPU is lost, perhaps for days.
     let cluster = ended(&[(instance.clone(), Some(0)), (uuid(0), Some(0)), (uuid(1), None)]);
     assert_eq!(state(&cluster, &pod), None);
     let cluster = ended(&[(instance, None), (uuid(0), None), (uuid(1), Some(0))]);
@@ -447,7 +447,7 @@ fn a_gpu_with_processes_of_a_pod_that_ended_before_the_leader_won_takes_no_claim
     cluster.filter(next.clone(), names(1), NOW);
     let order = cluster.bind(&next.uid, &name(0)).unwrap();
     assert_eq!(order.claim[0][0].device, uuid(1), "the other GPU is free");
-    // A newer version of the Node, and an agent that has started anew and has no list yet, change nothing.
+    // A newer version of the Node, and an agent that has restarted and has no list yet, change nothing.
     cluster.node_is(&facts(0, 2));
     let mut first = report(AgentPhase::Serving, &[]);
     first.gpus.insert(uuid(0), gpu(None));
@@ -474,13 +474,13 @@ fn a_gpu_in_use_that_is_unhealthy_meanwhile_is_still_in_use_afterwards() {
     assert_eq!(refuses_both(&mut cluster), None);
 }
 
-/// Such as a DaemonSet that measures all GPUs: it never ends, and requests none.
+/// For example a pod of a DaemonSet that measures all GPUs: it never ends, and requests none.
 #[test]
 fn a_pod_that_runs_and_requests_no_gpu_keeps_no_other_from_what_it_uses() {
     let mut cluster = cluster(2, 2);
     let exporter = slice(1, 1).uid;
     serving(&mut cluster, &[(&exporter, PodStage::Ended, 1)]);
-    assert!(refuses_both(&mut cluster).is_some(), "the API server has not shown it");
+    assert!(refuses_both(&mut cluster).is_some(), "the API server has not shown the pod");
     let here = BoundPod { node: name(0), gpu_pod: None, ended: false, hash: None };
     let free = |cluster: &mut ClusterState, shown: &BoundPod| {
         cluster.pod_is(&exporter, Some(shown));
@@ -489,7 +489,10 @@ fn a_pod_that_runs_and_requests_no_gpu_keeps_no_other_from_what_it_uses() {
     assert!(free(&mut cluster, &here));
     assert!(!free(&mut cluster, &BoundPod { ended: true, ..here.clone() }));
     assert!(free(&mut cluster, &here));
-    assert!(!free(&mut cluster, &BoundPod { node: name(1), ..here.clone() }), "what it uses here is not explained");
+    assert!(
+        !free(&mut cluster, &BoundPod { node: name(1), ..here.clone() }),
+        "its use of this node's GPUs is not explained"
+    );
     assert!(free(&mut cluster, &here));
     cluster.pod_gone(&exporter);
     assert!(refuses_both(&mut cluster).is_some());
@@ -507,7 +510,7 @@ fn processes_of_a_pod_with_a_claim_count_by_the_claim_wherever_the_pod_is_in_its
     assert_eq!(refuses_both(&mut cluster), None);
     cluster.pod_is(&pod.uid, Some(&shows(GpuPod { finished: true, ..shown.clone() })));
     assert_eq!(refuses_both(&mut cluster), None, "its claim is kept, and counts");
-    // It comes to another node after a restore of etcd: what its processes use here is no claim any more.
+    // After an etcd restore the pod is on another node: its claim no longer explains its processes here.
     cluster.pod_is(&pod.uid, Some(&BoundPod { node: name(1), ..shows(shown) }));
     assert!(refuses_both(&mut cluster).is_some());
     serving(&mut cluster, &[]);
@@ -518,7 +521,7 @@ fn processes_of_a_pod_with_a_claim_count_by_the_claim_wherever_the_pod_is_in_its
 fn a_pod_without_a_node_is_not_bound_where_its_processes_still_run() {
     let mut cluster = cluster(1, 2);
     let pod = slice(1, 1000);
-    // The leader has won after the restore of etcd that took the node away.
+    // The leader has won after the etcd restore that took the node away from the pod.
     cluster.pod_is(&pod.uid, None);
     serving(&mut cluster, &[(&pod.uid, PodStage::Ended, 1)]);
     cluster.filter(pod.clone(), names(1), NOW);
