@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   made ──────── a year ───────▶ the next one is published ── a day ──▶ the next one signs ──▶ …
-//!                                 agents read the bundle anew at each connection
+//!                                 agents read the bundle again at each connection
 //! ```
 //!
 //! What must never happen here: a certificate that is signed by an authority which an agent cannot trust yet.
@@ -12,14 +12,14 @@ use std::time::Duration;
 
 /// How long a certificate authority is valid: it still works if its replacement is a year late.
 pub const AUTHORITY_VALID: Duration = Duration::from_secs(2 * 366 * DAY);
-/// How long it signs before the next one is made.
+/// How long an authority signs before the next one is made.
 const AUTHORITY_SIGNS: Duration = Duration::from_secs(366 * DAY);
-/// How long the next one is published before it signs: the kubelet renews the files of a ConfigMap within minutes, and a node
-/// may be away for hours.
+/// How long the next authority is published before it signs: the kubelet renews the files of a ConfigMap within minutes, and a
+/// node may be away for hours.
 const PUBLISHED_FOR: Duration = Duration::from_secs(DAY);
 /// How long the certificate of a port is valid.
 pub const CERTIFICATE_VALID: Duration = Duration::from_secs(30 * DAY);
-/// How long it is used before a new one is made.
+/// How long a certificate is used before a new one is made.
 pub const CERTIFICATE_USED: Duration = Duration::from_secs(10 * DAY);
 
 const DAY: u64 = 24 * 60 * 60;

@@ -68,7 +68,7 @@ impl NodeCdi {
         NodeCdi { saved, ..NodeCdi::default() }
     }
 
-    /// Takes over the versions in the Node object. Returns whether they are new.
+    /// Sets the versions in the Node object. Returns whether they are new.
     pub fn versions_are(&mut self, kubelet: &str, runtime: &str) -> bool {
         let now = Some((kubelet.into(), runtime.into()));
         let new = self.versions != now;
@@ -76,8 +76,8 @@ impl NodeCdi {
         new
     }
 
-    /// Takes over whether `runtime` reports that its CDI is on. Returns whether that is new. Then it no longer counts what
-    /// containers showed under the earlier configuration.
+    /// Sets whether `runtime` reports that its CDI is on. Returns whether that is new. If it is, the evidence from containers
+    /// under the earlier configuration is dropped.
     pub fn runtime_reports(&mut self, runtime: &str, on: bool) -> bool {
         let now = Some((runtime.into(), on));
         if self.report == now {
@@ -90,7 +90,7 @@ impl NodeCdi {
         true
     }
 
-    /// Takes over whether containers have their devices. Returns whether that is new.
+    /// Sets whether containers have their devices. Returns whether that is new.
     pub fn containers_show(&mut self, devices: bool) -> bool {
         self.shown.replace(devices) != Some(devices)
     }

@@ -170,7 +170,7 @@ mod tests {
         assert_eq!(seen(&mut marked(1000, 0), &[900, 500, 100, 1100]), None, "a counter does not fall");
         let mut search = marked(1000, 0);
         let same = (0..9).any(|_| search.reset(&read(1, 0, 0)));
-        assert!(!same, "one reading that is looked at again and again");
+        assert!(!same, "one reading that is read again and again");
     }
 
     #[test]
@@ -184,6 +184,10 @@ mod tests {
         assert_eq!(counters.marks().energy, Some(9_000));
         let off = GpuSample { persistence: Reading::Measured(false, Monotonic(4)), ..read(4, 9_100, 2) };
         counters.read(&off);
-        assert_eq!(counters.marks(), CounterMarks::default(), "they begin again whenever the last program ends");
+        assert_eq!(
+            counters.marks(),
+            CounterMarks::default(),
+            "the counters start again whenever the last program ends"
+        );
     }
 }

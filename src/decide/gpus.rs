@@ -90,7 +90,7 @@ impl GpuState {
     fn silent(&mut self, why: Absence, policy: &HealthPolicy, now: Monotonic) {
         self.sample = Arc::new(GpuSample::absent(why));
         self.nvlink.update(self.sample.nvlink_bytes, |bytes| bytes.0);
-        // A released driver is no evidence about the GPU.
+        // A released driver proves nothing about the GPU.
         if why != Absence::Released {
             // The event of the GPU source covers all GPUs.
             let _ = self.record.read(&self.sample, policy, now);

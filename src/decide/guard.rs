@@ -9,7 +9,7 @@ pub enum TriedWrite {
     Passes,
     /// This policy refuses it.
     RefusedBy(AdmissionPolicy),
-    /// Another error, which is no evidence about the policies.
+    /// Another error, which proves nothing about the policies.
     Unknown,
 }
 
@@ -39,7 +39,7 @@ mod tests {
             (Passes, Passes, Some(PolicyGuard::Open)),
             // The token names no node, or another node.
             (RefusedBy(Nodes), RefusedBy(Nodes), Some(PolicyGuard::Hinders)),
-            // The system-keys policy refuses the second write. That is no evidence about this policy.
+            // The system-keys policy refuses the second write. That proves nothing about this policy.
             (RefusedBy(Nodes), RefusedBy(Keys), Some(PolicyGuard::InForce)),
             (RefusedBy(Pods), Passes, None),
             (Unknown, Passes, None),

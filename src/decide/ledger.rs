@@ -65,7 +65,7 @@ impl DeviceDemand {
     }
 }
 
-/// What a pod with `claim` takes of `device` at any one moment. Init containers run one after the other, beside the
+/// What a pod with `claim` takes of `device` at any one moment. Init containers run one after the other, alongside the
 /// sidecars that have started before them. After them all sidecars and app containers run together.
 #[must_use]
 pub fn demand_of(gpu_pod: &GpuPod, claim: &Claim, device: &GpuUuid) -> DeviceDemand {
@@ -191,7 +191,7 @@ pub struct Ledger {
 }
 
 impl Ledger {
-    /// Takes over what a pod holds now, in place of what it held before.
+    /// Replaces what a pod holds.
     pub fn set(&mut self, gpu_pod: &GpuPod, state: ClaimState, claim: &Claim) {
         let devices: BTreeSet<&GpuUuid> = claim.shares().map(|share| &share.device).collect();
         let demand: Box<[(GpuUuid, DeviceDemand)]> =
@@ -217,7 +217,7 @@ impl Ledger {
         self.claims.insert(gpu_pod.uid.clone(), LedgerClaim { state, claim, chooses_gpus, demand });
     }
 
-    /// Removes a claim, because its pod is gone, has finished, or has no claim any more.
+    /// Removes a claim, because its pod is gone, has finished, or no longer has a claim.
     pub fn remove(&mut self, uid: &PodUid) {
         let Some(gone) = self.claims.remove(uid) else { return };
         for (device, demand) in &gone.demand {

@@ -31,7 +31,7 @@ pub const EVICTED_AFTER: Duration = Duration::from_secs(60);
 /// Longest time between two measurements of one unbroken run; what happened in a longer gap is not known.
 const LONGEST_GAP: Duration = Duration::from_secs(60);
 
-/// What the measurements show of the memory that one pod uses of one device.
+/// The measurements of the memory that one pod uses of one device.
 #[derive(Clone, Copy, Debug)]
 struct MeasuredUse {
     /// The time of the last measurement, and whether it was above.

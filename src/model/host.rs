@@ -91,7 +91,7 @@ pub enum CgroupVersion {
     V1,
     /// One tree.
     V2,
-    /// v1 controllers with a v2 tree beside them.
+    /// v1 controllers with a v2 tree alongside them.
     Hybrid,
 }
 

@@ -5,7 +5,7 @@
 //!    the names of the reading                                                      reads it, in base units
 //! ```
 //!
-//! A table of such rows stands beside the struct with the readings.
+//! A table of such rows is next to the struct with the readings.
 
 /// The names under which a reading is shown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -162,7 +162,7 @@ pub const MAX_XID_CODES: usize = 64;
 pub enum GpuHealth {
     /// The GPU answers, and nothing is wrong.
     Healthy,
-    /// The GPU answers, and nothing is wrong any more, but it gets no new containers until the quiet period is over or,
+    /// The GPU answers, and nothing is wrong any longer, but it gets no new containers until the quiet period is over or,
     /// where an incident requires a reset, until that reset.
     Degraded,
     /// The GPU is lost or hangs, a row remapping is pending or failed, or NVML reports a recovery action. It gets no

@@ -21,14 +21,14 @@ impl NodeAllocator {
         issued
     }
 
-    /// Takes over the tickets that an earlier process issued.
+    /// Restores the tickets that an earlier process issued.
     pub fn recall_tickets(&mut self, issued: Vec<IssuedTicket>) {
         for issued in issued {
             self.tickets.keep(issued);
         }
     }
 
-    /// Forgets tickets that no container holds any more.
+    /// Forgets tickets that no container holds any longer.
     pub fn forget_tickets(&mut self, tickets: &[Ticket]) {
         for ticket in tickets {
             self.tickets.forget(ticket);

@@ -104,7 +104,7 @@ impl NodeAllocator {
         self.effective_claim(self.pods.by_uid.get(uid)?).given().cloned()
     }
 
-    /// Whether every device of this claim has room for it beside all other claims, or is at least claimed no more than
+    /// Whether every device of this claim has room for it alongside all other claims, or is at least claimed no more than
     /// before.
     fn has_room(&self, moves: &GpuPod, claim: &Claim) -> bool {
         let devices: BTreeSet<&GpuUuid> = claim.iter().flatten().map(|device_share| &device_share.device).collect();

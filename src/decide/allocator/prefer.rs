@@ -48,7 +48,7 @@ impl NodeAllocator {
         chosen
     }
 
-    /// Whether `device` has room for one more container with `request` beside all claims on it, started or not, and the
+    /// Whether `device` has room for one more container with `request` alongside all claims on it, started or not, and the
     /// number of slots that these claims leave. `request` is `None` while no waiting container is known.
     fn capacity(&self, device: &GpuUuid, request: Option<&ContainerRequest>) -> (bool, usize) {
         let Some(gpu) = self.devices.get(device) else { return (false, 0) };

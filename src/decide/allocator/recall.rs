@@ -11,7 +11,7 @@ use model::unit::Bytes;
 use std::collections::BTreeSet;
 
 impl NodeAllocator {
-    /// Takes over the started pods of an earlier process: they hold the devices that they claim.
+    /// Restores the started pods of an earlier process: they hold the devices that they claim.
     pub fn recall(&mut self, started: BTreeSet<PodUid>) {
         for uid in started {
             self.pods.started.insert(uid.clone());
@@ -19,7 +19,7 @@ impl NodeAllocator {
         }
     }
 
-    /// Takes over the limits files of containers of such pods. The files count even if the claim on the pod has changed
+    /// Restores the limits files of containers of such pods. The files count even if the claim on the pod has changed
     /// since.
     pub fn recall_limits(&mut self, limits: Vec<ContainerLimits>) {
         for one in limits {

@@ -28,7 +28,7 @@ pub enum Refusal {
     },
     /// The claim names a device that this node does not have.
     NoSuchDevice(GpuUuid),
-    /// The claim does not fit beside the claims of started pods.
+    /// The claim does not fit alongside the claims of started pods.
     DoesNotFit {
         /// The device.
         device: GpuUuid,
@@ -69,7 +69,7 @@ pub enum Refusal {
     WithoutCdi,
 }
 
-/// The resource of which a device has too little.
+/// The resource that is scarce on a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ScarceResource {
     /// Memory, counted in bytes.

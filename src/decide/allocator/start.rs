@@ -262,7 +262,7 @@ impl NodeAllocator {
         ids.iter().filter_map(|id| Slot::parse(id)).map(share).collect()
     }
 
-    /// Whether the claim fits beside the claims of started pods. A started pod keeps what it holds: only what exceeds
+    /// Whether the claim fits alongside the claims of started pods. A started pod keeps what it holds: only what exceeds
     /// that is judged again.
     pub(super) fn fits(&self, gpu_pod: &GpuPod, claim: &Claim) -> Result<(), Refusal> {
         let devices: BTreeSet<&GpuUuid> = claim.iter().flatten().map(|share| &share.device).collect();

@@ -150,7 +150,7 @@ impl NodeAllocator {
         }
     }
 
-    /// Takes over the devices of this node as they are now. Returns whether the kubelet's list of slots changes.
+    /// Sets the devices of this node. Returns whether the kubelet's list of slots changes.
     pub fn set_devices(&mut self, devices: Vec<SharedDevice>) -> bool {
         let devices = devices.into_iter().map(|gpu| (gpu.device.clone(), gpu)).collect();
         // The agent calls this every second; without this check each call would make the list of all slots twice.
@@ -166,7 +166,7 @@ impl NodeAllocator {
         changes
     }
 
-    /// Takes over the devices that an operator has cordoned. Returns whether the kubelet's list of slots changes.
+    /// Sets the devices that an operator has cordoned. Returns whether the kubelet's list of slots changes.
     pub fn set_cordoned(&mut self, cordoned: BTreeSet<GpuUuid>) -> bool {
         if cordoned == self.cordon.devices {
             return false;
@@ -186,7 +186,7 @@ impl NodeAllocator {
         self.list() != before
     }
 
-    /// Takes over the whole list of GPU pods. Returns whether a pod is gone.
+    /// Replaces the list of GPU pods. Returns whether a pod is gone.
     pub fn set_gpu_pods(&mut self, gpu_pods: Vec<GpuPod>) -> bool {
         let now: BTreeMap<PodUid, GpuPod> =
             gpu_pods.into_iter().take(MAX_GPU_PODS).map(|gpu_pod| (gpu_pod.uid.clone(), gpu_pod)).collect();
@@ -202,7 +202,7 @@ impl NodeAllocator {
         !gone.is_empty()
     }
 
-    /// Takes over one GPU pod.
+    /// Adds or replaces one GPU pod.
     pub fn set_gpu_pod(&mut self, gpu_pod: GpuPod) {
         // A claim that cannot be read does not show that a scheduler wrote it.
         if matches!(gpu_pod.claim, PodClaim::Given(_)) && !gpu_pod.placed_here {
@@ -255,7 +255,7 @@ impl NodeAllocator {
     }
 
     /// Stores `claim` as what a started pod holds. It replaces what is stored only for containers that are `given`
-    /// their devices now, and for those of which nothing is stored yet.
+    /// their devices now, and for containers about which nothing is stored yet.
     pub(super) fn keep(&mut self, gpu_pod: &GpuPod, claim: &Claim, given: &dyn Fn(&str) -> bool) {
         let kept = self.claims.given.entry(gpu_pod.uid.clone()).or_insert_with(|| claim.clone());
         for ((request, kept), now) in gpu_pod.requests.iter().zip(kept).zip(claim) {
@@ -288,7 +288,7 @@ impl NodeAllocator {
         self.held.retain(|key, _| &key.pod != uid);
     }
 
-    /// Takes over the kubelet's checkpoint. Returns whether the kubelet's list of slots changes.
+    /// Sets the kubelet's checkpoint. Returns whether the kubelet's list of slots changes.
     pub fn set_checkpoint(&mut self, rows: &[CheckpointEntry]) -> bool {
         // Every start passes the checkpoint, and most of the time it has not changed.
         if self.held.len() == rows.len() && rows.iter().all(|row| self.held.get(&row.holder) == Some(row)) {
@@ -322,7 +322,7 @@ impl NodeAllocator {
         self.pods.by_uid.get(uid).is_some_and(|gpu_pod| !gpu_pod.finished) && !self.pods.started.contains(uid)
     }
 
-    /// Pods of which no container has started yet, in the order in which they came to this node. The kubelet admits
+    /// Pods without a container that has started, in the order in which they came to this node. The kubelet admits
     /// pods in that order too.
     pub(super) fn waiting(&self) -> Vec<&GpuPod> {
         let mut waiting: Vec<&GpuPod> = self.pods.by_uid.values().filter(|gpu_pod| self.waits(&gpu_pod.uid)).collect();

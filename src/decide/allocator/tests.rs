@@ -210,7 +210,7 @@ fn a_running_pod_keeps_its_claim_when_the_annotation_changes() {
     allocator.set_gpu_pods(vec![pod(torn), single(2, device_share(0, 20, 30))]);
     assert_eq!(filled(start(&mut allocator, 0))[0].device_shares, first[0]);
     filled(start(&mut allocator, 2));
-    // A larger claim is judged beside the running pods; a smaller one takes effect container by container.
+    // A larger claim is judged alongside the running pods; a smaller one takes effect container by container.
     allocator.set_gpu_pod(pod(given(larger)));
     assert!(matches!(refused(start(&mut allocator, 0)), Refusal::DoesNotFit { claimed, .. } if claimed == 20 * GIB));
     let unlimited = vec![vec![DeviceShare { memory: None, ..device_share(0, 0, 10) }], vec![device_share(0, 10, 10)]];

@@ -55,7 +55,7 @@ pub struct Scoring {
 /// How the score of one node was made.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ExplainedScore {
-    /// Whether the pod also fits beside the pods that are expected there.
+    /// Whether the pod also fits alongside the pods that are expected there.
     pub beside_proposals: bool,
     /// How full the node is with the pod.
     pub terms: FillTerms,

@@ -304,7 +304,7 @@ impl NodeClaims {
             && self.agent.is_none()
     }
 
-    /// Takes over the Node as it is now. A register that cannot be read leaves the devices as they were known last, so
+    /// Sets the current Node. A register that cannot be read leaves the devices as they were known last, so
     /// that the claims on them stay visible, and closes the node.
     pub(super) fn is(&mut self, facts: &NodeFacts, kinds: &mut dyn FnMut(&RegisteredGpu) -> Arc<DeviceKind>) {
         // Most new versions of a Node are about something else.

@@ -1,4 +1,4 @@
-//! Takes over nodes and pods as the watches show them.
+//! Updates nodes and pods as the watches show them.
 
 use super::node::{NodeClaims, NodeFacts};
 use super::state::{ClusterState, PodLocation};
@@ -26,7 +26,7 @@ pub struct BoundPod {
 }
 
 impl ClusterState {
-    /// Takes over a Node as it is now.
+    /// Sets the current version of a Node.
     pub fn node_is(&mut self, facts: &NodeFacts) {
         let mut kinds: HashMap<(Arc<str>, Arc<str>), Arc<DeviceKind>> = HashMap::new();
         // The GPUs of a node are usually of one kind: they share its texts.
@@ -55,7 +55,7 @@ impl ClusterState {
         self.forget_empty(name);
     }
 
-    /// Takes over a pod as it is now, by its UID at the API server. A pod without a node changes nothing: its proposal stays.
+    /// Sets the current version of a pod, by its UID at the API server. A pod without a node changes nothing: its proposal stays.
     pub fn pod_is(&mut self, uid: &PodUid, bound: Option<&BoundPod>) {
         self.gone.remove(uid);
         self.pod_without_gpus_is(uid, bound.filter(|bound| bound.gpu_pod.is_none() && !bound.ended));

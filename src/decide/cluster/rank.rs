@@ -5,7 +5,7 @@ use crate::placement::Fill;
 use model::placement::NodePolicy;
 
 /// How well a node suits a pod: larger is better. It is one number, because a call sorts thousands of them. Its highest bit
-/// says whether the pod also fits beside the pods that the filter expects there; the other bits how full or empty the node is.
+/// says whether the pod also fits alongside the pods that the filter expects there; the other bits how full or empty the node is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Suitability(u64);
 
@@ -24,7 +24,7 @@ impl Suitability {
         Suitability(if beside_proposals { by_policy | BESIDE_PROPOSALS } else { by_policy })
     }
 
-    /// Whether the pod also fits beside the pods that the filter expects there.
+    /// Whether the pod also fits alongside the pods that the filter expects there.
     pub(super) fn beside_proposals(self) -> bool {
         self.0 & BESIDE_PROPOSALS != 0
     }

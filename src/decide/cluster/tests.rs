@@ -107,7 +107,7 @@ fn a_proposal_counts_in_the_scores_and_not_in_the_fit() {
     cluster.rules.placement.node_policy = model::placement::NodePolicy::Spread;
     let first = cluster.filter(slice(1, 60 * 1024), names(2), NOW);
     assert_eq!((first.fit.clone(), first.scores, first.proposed), (vec![0, 1], vec![0, 0], Some(0)));
-    // The next pod fits beside the expected one only on the other node; the first node comes last and still fits.
+    // The next pod fits alongside the expected one only on the other node; the first node comes last and still fits.
     let next = cluster.filter(slice(2, 60 * 1024), names(2), NOW);
     assert_eq!((next.fit, next.scores, next.proposed), (vec![0, 1], vec![0, DEFAULT_SCORE_STEP], Some(1)));
     let third = cluster.filter(slice(3, 60 * 1024), names(2), NOW);
@@ -466,7 +466,7 @@ fn with_the_choice_of_the_extender_the_best_node_is_the_only_answer() {
     let first = cluster.filter(slice(1, 1000), names(3), NOW);
     assert_eq!((first.fit.len(), first.more, first.proposed), (1, 2, first.fit.first().copied()));
     let next = cluster.filter(slice(2, 1000), names(3), NOW);
-    assert_eq!((next.fit, next.more), (first.fit, 2), "binpack, beside the expected pod");
+    assert_eq!((next.fit, next.more), (first.fit, 2), "binpack, alongside the expected pod");
 }
 
 fn many_nodes(nodes: u32, most: usize) -> (ClusterState, Vec<NodeName>) {

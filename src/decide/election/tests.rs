@@ -173,7 +173,7 @@ struct Waits {
 struct Server {
     version: u64,
     lease: Option<StoredLease>,
-    /// Requests that their process has given up and that are still on their way, with the steps left.
+    /// Requests that the process no longer waits for but that the server may still carry out, with the steps left.
     late: Vec<(u8, ElectionStep)>,
 }
 

@@ -66,7 +66,7 @@ fn a_claim_counts_once_in_the_state_that_it_was_set_to_last() {
     assert_eq!(
         ledger.started_beside(&device(0), &pod.uid),
         DeviceDemand::default(),
-        "a pod is not counted beside itself"
+        "a pod is not counted alongside itself"
     );
     assert_eq!(ledger.pods_on(&device(0)).collect::<Vec<_>>(), [&pod.uid]);
     ledger.remove(&pod.uid);

@@ -215,8 +215,8 @@ fn init_containers_share_their_moment_with_sidecars_only() {
     };
     let one = node(vec![gpu(0)]);
     assert!(placed(&parts(20, 60, 60), &one).is_ok(), "20 + 60 at any moment");
-    assert!(placed(&parts(20, 61, 10), &one).is_err(), "the init container runs beside the sidecar");
-    assert!(placed(&parts(20, 10, 61), &one).is_err(), "the app container runs beside the sidecar");
+    assert!(placed(&parts(20, 61, 10), &one).is_err(), "the init container runs alongside the sidecar");
+    assert!(placed(&parts(20, 10, 61), &one).is_err(), "the app container runs alongside the sidecar");
     // The fill counts the largest use at any moment.
     let fill = placed(&parts(20, 60, 10), &one).unwrap().fill;
     let terms = FillTerms { slots: 200_000, cores: 0, memory: 1_000_000 };

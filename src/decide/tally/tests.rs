@@ -90,8 +90,8 @@ fn time_is_divided_by_claims_and_energy_by_use() {
     for (name, claims, seconds) in [
         ("by cores", claims(&[(1, Some(10), Some(75)), (2, Some(10), Some(25))]), [30, 10]),
         ("by memory where one has no cores", claims(&[(1, Some(10), None), (2, Some(30), Some(25))]), [10, 30]),
-        ("alike where one has neither", claims(&[(1, None, None), (2, Some(30), None)]), [20, 20]),
-        ("alike without claims", claims(&[]), [20, 20]),
+        ("equally where one has neither", claims(&[(1, None, None), (2, Some(30), None)]), [20, 20]),
+        ("equally without claims", claims(&[]), [20, 20]),
     ] {
         let mut tallies = begun(&gpus(1000));
         tallies.pass(&gpus(2000), &pods, Some(&claims), at(41));
@@ -119,7 +119,7 @@ fn use_that_was_not_observed_belongs_to_no_pod() {
     let pods = [pod(1, 10.0)];
     let mut tallies = begun(&held(Some(1000)));
     tallies.pass(&held(Some(500)), &pods, None, at(2));
-    assert_eq!(seconds_and_joules(&tallies), [(uid(1), 1, 0)], "the driver was loaded anew");
+    assert_eq!(seconds_and_joules(&tallies), [(uid(1), 1, 0)], "the driver was loaded again");
     tallies.pass(&held(None), &pods, None, at(3));
     tallies.pass(&held(Some(900)), &pods, None, at(4));
     assert_eq!(seconds_and_joules(&tallies), [(uid(1), 3, 0)], "the span has no first reading");
