@@ -52,7 +52,7 @@ fn refused_on_own_node(node: &str) -> Vec<Refused> {
         (annotation("hami.io/node-nvidia-assume", "{}"), annotations),
         (annotation("hami.io/node-nvidia-score", "{}"), annotations),
         (annotation("hami.io/device-cordon", ""), annotations),
-        (annotation("hami.io/mutex.lock", "2026-11-21T10:00:00Z,ml,train"), "may take hami.io/mutex.lock away"),
+        (annotation("hami.io/mutex.lock", "2026-11-21T10:00:00Z,ml,train"), "may remove hami.io/mutex.lock"),
         (label("team", "a"), labels),
         (label("node-restriction.kubernetes.io/trusted", "true"), labels),
         (label("node-role.kubernetes.io/control-plane", ""), labels),

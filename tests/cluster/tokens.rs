@@ -77,7 +77,7 @@ fn an_agent_under_systemd_renews_its_own_token_and_no_other() {
     ] {
         let output = refusal_of(&[&of_agent[..], arguments].concat());
         assert!(
-            output.contains("the agent of node node-1 may ask only for tokens bound to that Node"),
+            output.contains("the agent of node node-1 may request only tokens bound to that Node"),
             "{what}: {output}"
         );
     }
@@ -118,7 +118,7 @@ fn the_timer_renews_the_token_in_its_file() {
     assert_eq!(fs::metadata(&file).expect("a token").permissions().mode() & 0o777, 0o600);
 
     let (success, output) = renew("node-2", server);
-    assert!(!success && output.contains("may ask only for tokens bound to that Node"), "{output}");
+    assert!(!success && output.contains("may request only tokens bound to that Node"), "{output}");
     // The script does not send the token over an unencrypted connection.
     let (success, output) = renew("node-1", &server.replace("https:", "http:"));
     assert!(!success && output.contains("STEWARD_API must begin with https://"), "{output}");
