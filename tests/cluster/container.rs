@@ -203,7 +203,7 @@ fn every_container_gets_the_edits_of_the_hosts_cdi_spec() {
         "/run/containerd/containerd.sock",
     ];
     let agent = bed.agent(&flags);
-    agent.logs("containers with a GPU get what the host's CDI spec gives");
+    agent.logs("containers with a GPU get the edits of the host's CDI spec");
     // The cluster's containerd reports its configuration.
     agent.logs("because=\"the runtime's default handler\"");
     let gpus = Bed::gpus(&agent);
@@ -216,7 +216,7 @@ fn every_container_gets_the_edits_of_the_hosts_cdi_spec() {
     assert_eq!(start("before").trim(), "driver 550.54.15\n550.54.15\nnvidia-uvm nvidia1 nvidiactl");
     write("570.00.00");
     eventually("the new file in use", SOON, || {
-        (agent.log().matches("containers with a GPU get what the host's CDI spec gives").count() == 2).then_some(())
+        (agent.log().matches("containers with a GPU get the edits of the host's CDI spec").count() == 2).then_some(())
     });
     assert_eq!(start("after").trim(), "driver 570.00.00\n570.00.00\nnvidia-uvm nvidia1 nvidiactl");
     assert_eq!(bed.sh("before", "main", script).trim(), "driver 550.54.15\n550.54.15\nnvidia-uvm nvidia1 nvidiactl");

@@ -105,7 +105,7 @@ fn a_second_agent_is_ready_says_that_it_waits_and_takes_over() {
     assert!(!says_that_it_waits(&first));
     let ended = first.terminate();
     assert!(ended.status.success(), "{}", ended.log);
-    second.logs("the other agent ends: sharing from here on");
+    second.logs("the other agent is ending: this agent shares the GPUs from now on");
     assert!(state.join("addresses.json").exists(), "the second one's");
     eventually("the usage socket", SOON, || std::os::unix::net::UnixStream::connect(&usage).ok());
     eventually("no mention of another agent", SOON, || (!says_that_it_waits(&second)).then_some(()));

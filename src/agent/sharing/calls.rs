@@ -8,17 +8,17 @@ use tokio::sync::oneshot;
 
 /// The most calls that are taken from the queue at once and judged against one reading of the checkpoint.
 pub(super) const BATCH: usize = 64;
-/// The most starts that wait at a time. The kubelet has at most one start under way for each pod of the node.
+/// The most starts that wait at a time. The kubelet runs at most one start for each pod of the node.
 const MAX_STARTS: usize = 1024;
 
 /// A call of `PreStartContainer`.
 #[derive(Debug)]
 pub(super) struct WaitingStart {
-    /// The ids of the slots.
+    /// The ids of the container's slots.
     pub ids: Vec<Arc<str>>,
-    /// For how long it waits.
+    /// How long the call has waited.
     pub wait: StartWait,
-    /// Where the answer goes.
+    /// Sends the answer to the gRPC task.
     pub reply: oneshot::Sender<Result<(), CallRefused>>,
 }
 
@@ -35,8 +35,7 @@ impl KubeletCalls {
         KubeletCalls { queue, starts: Vec::new() }
     }
 
-    /// Waits for calls, and puts at most [`BATCH`] into `batch`. Returns how many came: none when there is no caller any
-    /// more.
+    /// Waits for calls, and puts at most [`BATCH`] into `batch`. Returns their number: 0 once the gRPC task has ended.
     pub(super) async fn receive(&mut self, batch: &mut Vec<PluginCall>) -> usize {
         self.queue.calls.recv_many(batch, BATCH).await
     }
@@ -62,12 +61,12 @@ impl KubeletCalls {
         !self.starts.is_empty()
     }
 
-    /// Takes the waiting starts; [`KubeletCalls::start_waits`] returns each that waits on.
+    /// Takes all waiting starts. The caller puts a start that must keep waiting back with [`KubeletCalls::start_waits`].
     pub(super) fn take_starts(&mut self) -> Vec<WaitingStart> {
         std::mem::take(&mut self.starts)
     }
 
-    /// This start waits on.
+    /// Puts a start back that must keep waiting.
     pub(super) fn start_waits(&mut self, start: WaitingStart) {
         self.starts.push(start);
     }

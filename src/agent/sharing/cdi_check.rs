@@ -1,5 +1,4 @@
-//! Checks whether the first containers that start really have the devices of their tickets: a runtime may ignore CDI
-//! devices.
+//! Checks that the first containers that start really have the devices of their tickets: a runtime may ignore CDI devices.
 
 use model::cgroup::CgroupIdentity;
 use model::id::{ContainerKey, PodRef, PodUid};
@@ -18,8 +17,8 @@ use tokio::time::sleep;
 const PAUSE: Duration = Duration::from_secs(1);
 /// The most looks at a container, before the check ends without a result: its image may have to be pulled first.
 const MAX_LOOKS: u32 = 120;
-/// Looks at a running container that must find nothing before it counts as without its devices: for some milliseconds
-/// the first process of a container still sees the runtime's own mounts.
+/// The number of looks at a running container that must find no devices before the container counts as without devices.
+/// For some milliseconds the first process of a container still sees the runtime's own mounts.
 const ENOUGH_LOOKS: u32 = 3;
 
 /// The result of a check.
@@ -29,7 +28,7 @@ pub(crate) struct CdiCheckResult {
     pub key: ContainerKey,
     /// The pod's namespace and name.
     pub pod: PodRef,
-    /// Whether the container has its limits file; `None` if that could not be seen.
+    /// Whether the container has its limits file; `None` if the check could not see its mounts.
     pub has: Option<bool>,
 }
 
@@ -40,31 +39,32 @@ pub(crate) struct CdiChecks {
     known: BTreeSet<ContainerKey>,
     /// Namespaces in which a container was seen without its devices; no more than [`ENOUGH_NAMESPACES`].
     without: BTreeSet<Arc<str>>,
-    /// Whether a container was seen with its devices, since tickets are issued.
+    /// Whether a container was seen with its devices since the first ticket was issued.
     pub seen: bool,
 }
 
 /// Namespaces in which a container must be without its devices before the agent concludes that the runtime ignores CDI:
 /// the owner of one namespace must not be able to close the node for others.
 const ENOUGH_NAMESPACES: usize = 2;
-/// First containers that are checked at once: one may be slow to start, or wait for an init container that never ends.
+/// The number of first containers that are checked at once: a container may be slow to start, or wait for an init
+/// container that never ends.
 const AT_ONCE: usize = 8;
-/// The most containers that are checked at once: four of each of 110 pods, the kubelet's default. Others are checked
-/// later.
+/// The most containers that are checked at once: four in each of 110 pods, the kubelet's default maximum. Others are
+/// checked later.
 const MAX_CHECKS: usize = 512;
 
 impl CdiChecks {
-    /// Whether this container must be checked as one of the first; it then counts as being checked.
+    /// Whether this container must be checked as one of the first. If so, it is marked as being checked.
     pub(super) fn is_due_first(&mut self, key: &ContainerKey) -> bool {
         !self.seen && self.running.len() < AT_ONCE && self.is_due(key)
     }
 
-    /// Whether this container must be checked because all are; it then counts as being checked.
+    /// Whether this container must be checked when all containers are. If so, it is marked as being checked.
     pub(super) fn is_due(&mut self, key: &ContainerKey) -> bool {
         self.running.len() < MAX_CHECKS && !self.known.contains(key) && self.running.insert(key.clone())
     }
 
-    /// A check has ended; a container that could not be seen may be checked again.
+    /// Records that a check has ended. A container whose mounts could not be seen may be checked again.
     pub(super) fn ended(&mut self, key: &ContainerKey, known: bool) {
         self.running.remove(key);
         if known {
@@ -72,8 +72,8 @@ impl CdiChecks {
         }
     }
 
-    /// Records that a container of this pod was seen without its devices. Returns whether the runtime now
-    /// counts as one that ignores CDI: containers in [`ENOUGH_NAMESPACES`] namespaces were without devices, and no container was seen with them.
+    /// Records that a container of this pod was seen without its devices. Returns whether the runtime now counts as one
+    /// that ignores CDI: containers in [`ENOUGH_NAMESPACES`] namespaces were without devices, and none had them.
     pub(super) fn lacks(&mut self, pod: &PodRef) -> bool {
         if self.seen {
             return false;
@@ -84,18 +84,18 @@ impl CdiChecks {
         self.without.len() >= ENOUGH_NAMESPACES
     }
 
-    /// A container was seen with its devices. Returns whether it is the first.
+    /// Records that a container was seen with its devices. Returns whether it is the first one.
     pub(super) fn has(&mut self) -> bool {
         self.without.clear();
         !std::mem::replace(&mut self.seen, true)
     }
 
-    /// Forgets pods that are gone.
+    /// Forgets all pods except these.
     pub(super) fn forget(&mut self, here: &BTreeSet<&PodUid>) {
         self.known.retain(|key| here.contains(&key.pod));
     }
 
-    /// CDI works from now on, and did not before: what was seen before no longer counts.
+    /// Starts over when CDI begins to work: earlier results no longer count.
     pub(super) fn begin(&mut self) {
         self.known.clear();
         self.without.clear();
@@ -140,7 +140,7 @@ pub(super) async fn watch(
     let _ = results.send(CdiCheckResult { key, pod, has }).await;
 }
 
-/// The cgroup of a running container, and whether a mount that is missing now was never there.
+/// The cgroup of a running container, and whether a mount that is missing now proves that it never existed.
 fn running_cgroup(key: &ContainerKey, view: &NodeView, pods: &PodList) -> Option<(Arc<CgroupIdentity>, bool)> {
     let pod = pods.pods.iter().find(|pod| *pod.cgroup_uid() == key.pod)?;
     let container = pod.containers.iter().find(|container| container.name == key.container)?;
@@ -151,7 +151,7 @@ fn running_cgroup(key: &ContainerKey, view: &NodeView, pods: &PodList) -> Option
 }
 
 /// Whether the container's mounts show how the runtime of this node handles CDI devices. The mounts in a sandbox
-/// (Kata, gVisor) are not visible from the host, and a container that may mount may have removed or added one.
+/// (Kata, gVisor) are not visible from the host, and a container that is allowed to mount may have changed its mounts.
 fn is_conclusive(pod: &Pod, container: &PodContainer) -> bool {
     !container.may_mount && pod.runtime_class.as_ref().is_none_or(|class| class.starts_with(nvidia::RUNTIME_CLASSES))
 }
@@ -168,7 +168,7 @@ mod tests {
         let mut checks = CdiChecks::default();
         assert!(checks.is_due_first(&key(0)));
         checks.ended(&key(0), true);
-        assert!(!checks.is_due_first(&key(0)), "it is known");
+        assert!(!checks.is_due_first(&key(0)), "its result is known");
         assert_eq!((1..20).filter(|n| checks.is_due_first(&key(*n))).count(), AT_ONCE);
         checks.ended(&key(1), false);
         assert!(!checks.is_due_first(&key(2)), "its check runs");

@@ -1,4 +1,4 @@
-//! Asks the API server for the versions of kubelet and runtime, and the runtime whether its CDI is on.
+//! Asks the API server for the versions of kubelet and runtime, and asks the runtime whether its CDI is on.
 
 use apiserver::ApiConnection;
 use apiserver::versions::{self, VersionsUnknown};
@@ -11,12 +11,12 @@ use tokio::sync::watch;
 use tokio::time::{sleep, timeout};
 use wire::versions::NodeVersions;
 
-/// How long an answer is waited for.
+/// The longest wait for an answer.
 const WITHIN: Duration = Duration::from_secs(3);
-/// Pause between two requests while nothing is known: the kubelet's first pods come a second or two after it has made its
-/// Node.
+/// Pause between two requests while nothing is known: the kubelet starts its first pods one or two seconds after it has
+/// created its Node.
 const SOON: Duration = Duration::from_secs(1);
-/// Pause between two later requests; the answer of the runtime has some 4 KiB.
+/// Pause between two later requests; the runtime's answer has about 4 KiB.
 const LATER: Duration = Duration::from_secs(15);
 
 /// Finds out whether containers get their devices by CDI.
@@ -38,8 +38,8 @@ impl CdiFinder {
         CdiFinder { connection, node, cri_socket, registration }
     }
 
-    /// Asks, until the agent ends: the runtime may restart with another configuration. The versions are asked for while
-    /// they are not known, and while there is no CDI, because an upgrade may bring it.
+    /// Asks the runtime until the agent ends, because the runtime may restart with another configuration. Asks for the
+    /// versions while they are unknown, and while CDI does not work, because an upgrade may bring it.
     pub(crate) async fn run(self, known: watch::Sender<NodeCdi>) {
         let mut has_versions = false;
         loop {
@@ -64,24 +64,24 @@ impl CdiFinder {
     }
 
     async fn versions(&self) -> Result<NodeVersions, VersionsUnknown> {
-        let none = || Err(VersionsUnknown::Unanswered("no answer at once".into()));
+        let none = || Err(VersionsUnknown::Unanswered("no answer within 3 s".into()));
         timeout(WITHIN, versions::of_own_node(&self.connection, &self.node)).await.unwrap_or_else(|_| none())
     }
 
     /// The runtime, and whether it reports that its CDI is on; `None` if it does not report that.
     ///
     /// # Errors
-    /// Where the runtime was looked for, and what went wrong.
+    /// The socket of the runtime that was tried, and what went wrong.
     async fn report(&self) -> Result<Option<(String, bool)>, String> {
         let response = timeout(WITHIN, sources::names::runtime_cdi(self.cri_socket.clone())).await;
-        let response = response.unwrap_or_else(|_| Err("no answer at once".into()));
+        let response = response.unwrap_or_else(|_| Err("no answer within 3 s".into()));
         let (runtime, on) =
             response.inspect_err(|why| tracing::debug!("the runtime does not say whether its CDI is on: {why}"))?;
         Ok(on.map(|on| (runtime, on)))
     }
 
-    /// Reports why the agent does not register. No container may come before it is known whether CDI works, because it
-    /// would start without its limits.
+    /// Reports why the agent does not register. No container may start before it is known whether CDI works, because the
+    /// container would run without its limits.
     fn undecided(&self, why: &str, report: &Result<Option<(String, bool)>, String>) {
         let runtime = match report {
             Err(why) => format!("container runtime not found: {why}"),

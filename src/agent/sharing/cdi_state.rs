@@ -1,4 +1,4 @@
-//! What follows from what is known about CDI: without CDI no slot is free, and log, Node and `/readyz` say what to change.
+//! Applies what is known about CDI: without CDI no slot is free, and log, Node and `/readyz` say what to change.
 
 use super::cdi_check::CdiCheckResult;
 use super::sharing_task::Sharing;
@@ -13,8 +13,8 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 impl Sharing {
-    /// Applies what is known about CDI when that has changed. Without CDI the plugin stays registered, because the
-    /// kubelet asks it before it starts a container again, and offers no free slot.
+    /// Applies what is known about CDI when it has changed. Without CDI the plugin offers no free slot, but stays
+    /// registered, because the kubelet calls the plugin before it restarts a container.
     pub(super) fn apply_cdi(&mut self) {
         let Some(before) = self.cdi.take() else { return };
         let Some(now) = self.cdi.finding().cloned() else { return };
@@ -37,7 +37,7 @@ impl Sharing {
         self.check_all_by_ticket();
     }
 
-    /// Counts whether there is CDI, and how many pods run that an earlier release started without it.
+    /// Counts whether CDI works, and how many running pods an earlier release started without CDI.
     pub(super) fn count_cdi(&mut self) {
         let state = match self.cdi.finding() {
             None => CdiState::Unknown,
@@ -51,7 +51,7 @@ impl Sharing {
         self.counts.cdi_is(state);
     }
 
-    /// Starts a check of the first containers: do they have their devices?
+    /// Starts a check whether the first containers have their devices.
     pub(super) fn check_first_containers(&mut self, bound: &[BoundContainer]) {
         let works = self.cdi.finding().is_some_and(decide::cdi::CdiFinding::works);
         // An init container may end before the check.
@@ -65,7 +65,7 @@ impl Sharing {
         stays.into_iter().for_each(|one| self.cdi.check_first(&one.holder, &one.pod));
     }
 
-    /// If it is known that the runtime ignores tickets, checks every container that may have started with one.
+    /// If it is known that the runtime ignores CDI devices, checks every container that may have started with a ticket.
     pub(super) fn check_all_by_ticket(&mut self) {
         if self.cdi.finding().is_some_and(|finding| finding.lost) {
             self.allocator.started_by_ticket().into_iter().for_each(|about| self.cdi.check_any(about));
@@ -77,7 +77,7 @@ impl Sharing {
         let CdiCheckResult { key, pod, has } = result;
         self.cdi.has_checked(result);
         match has {
-            // Also where a container was seen without its devices before, for example before the runtime changed.
+            // This also counts after another container was seen without devices, for example before the runtime changed.
             Some(true) if self.cdi.has_devices() => {
                 tracing::info!(%pod, container = &*key.container, "a container has what its CDI device stands for: CDI works here");
             }
@@ -85,15 +85,15 @@ impl Sharing {
                 tracing::debug!(%pod, container = &*key.container, "a container has what its CDI device stands for")
             }
             None => {
-                tracing::info!(%pod, container = &*key.container, "whether CDI works here could not be seen");
+                tracing::info!(%pod, container = &*key.container, "could not check whether this container got its CDI devices");
             }
             Some(false) => self.handle_missing_devices(key, pod),
         }
     }
 
-    /// A container runs without what its ticket stands for. Once containers of two namespaces do, the node offers no GPU,
-    /// so that this happens to no other container, and all that have started with a ticket are checked. A runtime that
-    /// reports its CDI as on is believed more.
+    /// Handles a container that runs without the devices of its ticket. Once this was seen in two namespaces, the node
+    /// offers no GPU, so that no other container starts this way, and every container with a ticket is checked. If the
+    /// runtime reports that its CDI is on, the report overrides the checks.
     fn handle_missing_devices(&mut self, key: &ContainerKey, pod: &PodRef) {
         if self.status.not_applied(&key.pod, pod) {
             self.counts.error(ErrorCounter::EditsNotApplied);

@@ -6,10 +6,10 @@ use sources::device_config;
 use std::path::Path;
 use wire::device_config::{ConfigWarning, DeviceConfig};
 
-/// The configuration of this node; the log says which parts of it are not followed.
+/// Reads the configuration of this node, and logs the keys that the agent does not follow.
 ///
 /// # Errors
-/// A sentence that names the file.
+/// A message that names the file.
 pub(crate) fn read(settings: &SharingSettings, node: &NodeName) -> Result<DeviceConfig, String> {
     let (config, warnings) = load(settings, node)?;
     let file = settings.device_config.as_deref().unwrap_or(Path::new("")).display();
@@ -19,7 +19,7 @@ pub(crate) fn read(settings: &SharingSettings, node: &NodeName) -> Result<Device
     Ok(config)
 }
 
-/// Reads the configuration also where it is not used, because a file that a setting names must be there.
+/// Reads the configuration even where it is not used, because a file that a setting names must exist.
 ///
 /// # Errors
 /// As [`read`].
@@ -58,17 +58,17 @@ fn not_followed(config: &DeviceConfig) -> Vec<ConfigWarning> {
         (
             config.mode != usual.mode,
             "operatingmode",
-            "every GPU is shared as in mode hami-core; MIG instances that are there are shared, none is made or destroyed",
+            "every GPU is shared as in mode hami-core; existing MIG instances are shared, and none is created or destroyed",
         ),
         (
             config.mig_allowlist != usual.mig_allowlist,
             "migProfileAllowlist",
-            "MIG instances are not made here; those that are there are shared whatever their profile",
+            "the agent creates no MIG instances, and shares existing ones whatever their profile",
         ),
         (
             config.preferred_allocation != usual.preferred_allocation,
             "enablegetpreferredallocation",
-            "the claim of the scheduler holds also where kubelet counts another GPU",
+            "the scheduler's claim applies even if kubelet allocates ids of another GPU",
         ),
     ];
     let warning = |(_, key, what): (bool, &str, &str)| ConfigWarning { path: key.into(), what: what.into() };

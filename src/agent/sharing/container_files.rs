@@ -1,5 +1,5 @@
-//! The files of containers on this node: writes those that a start needs, counts those that pods write, and removes those
-//! of pods that are gone.
+//! The files of containers on this node: writes the files that a start needs, counts the files that pods write, and removes
+//! the files of pods that are gone.
 
 use super::counts::Written;
 use super::emptier::Emptier;
@@ -26,7 +26,7 @@ use tokio::time::{Instant, sleep_until};
 
 /// Interval of the sweep for files of pods that are gone.
 const SWEEP: Duration = Duration::from_secs(60);
-/// Time until the sweep after a pod has gone, and until the next try while there is no pod list yet.
+/// Time until the sweep after a pod is gone, and until the next try while there is no pod list yet.
 const SWEEP_SOON: Duration = Duration::from_secs(1);
 /// The most delivery results that wait for the owner: one for each pod of a node.
 const MAX_UNREPORTED: usize = 128;
@@ -43,11 +43,11 @@ pub(super) struct DeliveryResult {
 /// A start whose files must be written.
 #[derive(Debug)]
 pub(super) struct UnwrittenStart {
-    /// Where the answer goes.
+    /// Sends the answer to the gRPC task.
     pub reply: oneshot::Sender<Result<(), CallRefused>>,
     /// How long the start has waited.
     pub waited: Duration,
-    /// The containers that it may be, with their limits.
+    /// The containers that may be starting, with their limits.
     pub containers: Vec<(BoundContainer, ContainerLimits)>,
     /// Whether the allocator made the claim.
     pub shared: bool,
@@ -55,12 +55,12 @@ pub(super) struct UnwrittenStart {
     pub awaited: bool,
 }
 
-/// What has happened.
+/// An event for the owner.
 #[derive(Debug)]
 pub(super) enum FilesEvent {
     /// A delivery has ended.
     Delivered(DeliveryResult),
-    /// What pods have written has been counted.
+    /// A count of the files that pods have written has ended.
     Counted(Vec<PodFiles>),
     /// The sweep is due.
     SweepDue,
@@ -72,13 +72,13 @@ pub(super) struct ContainerFiles {
     delivery: Arc<DeviceDelivery>,
     /// The folders of issued tickets.
     folders: TicketFolders,
-    /// The pods of which a start was answered.
+    /// The file of pods with at least one answered start.
     starts: StartedPodsFile,
     /// Results from the threads that write files of containers.
     delivered: (mpsc::Sender<DeliveryResult>, mpsc::Receiver<DeliveryResult>),
     /// The time of the next sweep for files of pods that are gone.
     sweep_at: Instant,
-    /// Empties the trash, into which the sweep moves them.
+    /// Empties the trash, into which the sweep moves the files of pods that are gone.
     emptier: Emptier,
     /// Counts what pods write into their folders.
     counter: FileCounter,
@@ -86,7 +86,7 @@ pub(super) struct ContainerFiles {
 }
 
 impl ContainerFiles {
-    /// Writes by this delivery; a pod may write as much as `limit`.
+    /// Writes through this delivery. Each pod may write at most `limit`.
     pub(super) fn new(
         delivery: DeviceDelivery,
         (folders, starts): (TicketFolders, StartedPodsFile),
@@ -134,16 +134,16 @@ impl ContainerFiles {
         &self.delivery
     }
 
-    /// Where results of deliveries go.
+    /// The sender for results of deliveries.
     fn results(&self) -> mpsc::Sender<DeliveryResult> {
         self.delivered.0.clone()
     }
 
-    /// Notes on disk that this pod starts. Without the note another pod that claims the same memory could start after a
-    /// restart of the agent, until the API server shows this one running.
+    /// Notes on disk that this pod starts. Without the note, after a restart of the agent and until the API server shows
+    /// this pod as running, another pod that claims the same memory could start.
     pub(super) fn note_start(&mut self, pod: &PodUid, disk: &OneAtDisk) {
         if let Err(error) = disk.write(|| self.starts.note(pod)) {
-            tracing::warn!(%error, "cannot save that a pod has started; an agent that restarts now would not know it");
+            tracing::warn!(%error, "cannot save that a pod has started; if the agent restarts now, it does not know that the pod runs");
         }
     }
 
@@ -173,22 +173,22 @@ impl ContainerFiles {
         });
     }
 
-    /// A pod has gone: the sweep comes soon.
+    /// Schedules a sweep soon, because a pod is gone.
     pub(super) fn sweep_soon(&mut self) {
         self.sweep_at = self.sweep_at.min(Instant::now() + SWEEP_SOON);
     }
 
-    /// A sweep has ended; the next one comes soon if there was no pod list.
+    /// Schedules the next sweep after one has ended: soon, if there was no pod list.
     pub(super) fn has_swept(&mut self, listed: bool) {
         self.sweep_at = Instant::now() + if listed { SWEEP } else { SWEEP_SOON };
     }
 
-    /// Whether a count of what pods have written is due.
+    /// Whether a count of the files that pods have written is due.
     pub(super) fn count_is_due(&self) -> bool {
         self.counter.is_due(Instant::now())
     }
 
-    /// Starts a count of what these pods have written into the folders that the limiter gives them.
+    /// Starts a count of the files that these pods have written into the limiter's folders.
     pub(super) fn count(&mut self, pods: Vec<Counted>) {
         self.counter.start(pods, &self.delivery, &self.folders);
     }
@@ -205,8 +205,8 @@ impl ContainerFiles {
         }
     }
 
-    /// Moves the files of other pods than these into the trash, those of other tickets than `tickets`, and the folders
-    /// of other tickets than `kept`, if that is known. Starts the emptier. Returns the tickets whose folders are gone.
+    /// Moves the files of all pods and tickets except these into the trash, and, if `kept` is known, the folders of all
+    /// tickets except `kept`. Starts the emptier. Returns the tickets whose folders are gone.
     pub(super) async fn sweep(
         &mut self,
         uids: BTreeSet<PodUid>,
@@ -233,7 +233,7 @@ impl ContainerFiles {
     }
 }
 
-/// A file of a container could not be written: reports that, and returns the refusal of its start.
+/// Reports that a file of a container could not be written, and returns the refusal of its start.
 fn failed(error: &DeliveryError, limits: &ContainerLimits, results: &mpsc::Sender<DeliveryResult>) -> CallRefused {
     log_pod_event(&limits.pod, &PodEvent::NotDelivered { container: &limits.container, error });
     let why = event_notes::not_delivered(&limits.container, error);
@@ -242,7 +242,7 @@ fn failed(error: &DeliveryError, limits: &ContainerLimits, results: &mpsc::Sende
     CallRefused(format!("{}: {why}", limits.pod))
 }
 
-/// Logs that the runtime finds everything that this container claims.
+/// Logs that all files of this container's claim are written for the runtime.
 pub(super) fn log_delivered(bound: &BoundContainer, shared: bool, waited: Duration, prepared: bool) {
     let devices: Vec<&str> = bound.device_shares.iter().map(|device_share| device_share.device.as_str()).collect();
     let waited_ms = u64::try_from(waited.as_millis()).unwrap_or(u64::MAX);

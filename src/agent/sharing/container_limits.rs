@@ -4,7 +4,7 @@ use decide::allocator::{BoundContainer, NodeAllocator};
 use model::limits::{ContainerLimits, DeviceLimits};
 use model::unit::Bytes;
 
-/// The limits of a container: the numbers of its claim, and what the node knows of each device.
+/// The limits of a container: the numbers of its claim, and the node's data about each device.
 pub(super) fn of(bound: &BoundContainer, allocator: &NodeAllocator) -> ContainerLimits {
     let device = |device_share: &model::claim::DeviceShare| {
         let gpu = allocator.device(&device_share.device);
@@ -12,7 +12,7 @@ pub(super) fn of(bound: &BoundContainer, allocator: &NodeAllocator) -> Container
             uuid: device_share.device.clone(),
             index: gpu.map_or(0, |gpu| gpu.index),
             model: gpu.map_or_else(|| "".into(), |gpu| gpu.model.clone()),
-            // Without a limit, the memory that the device has.
+            // Without a limit: the memory of the whole device.
             memory: device_share.memory.or(gpu.map(|gpu| gpu.memory)).unwrap_or(Bytes(0)),
             unlimited: device_share.memory.is_none(),
             cores: device_share.cores,

@@ -1,4 +1,4 @@
-//! Counts what the device plugin does, and reports it to the node state, in the form that metrics and JSON show.
+//! Counts the device plugin's work, and reports the counts to the node state, in the form that metrics and JSON show.
 
 use crate::guarding::Guards;
 use decide::agent_report::SharingStages;
@@ -25,13 +25,13 @@ pub(super) struct Counts {
     starts: BTreeMap<StartOutcome, u64>,
     waited: BTreeMap<&'static str, u64>,
     written: Arc<Written>,
-    /// All other counts. Its lists grow with the pods of the node, and a view is made each second: a list that has not
-    /// changed is neither copied nor compared.
+    /// All other counts. Its lists grow with the pods of the node, and a view is made each second, so an unchanged list
+    /// is neither copied nor compared.
     now: PluginView,
     last: Option<Arc<PluginView>>,
     /// The memory claims that were reported last.
     memory_claims: Arc<[PodMemoryClaim]>,
-    /// What the stream to the extender reports of the pods.
+    /// The stages of the pods, for the stream to the extender.
     stages: watch::Sender<SharingStages>,
     reporter: Reporter,
 }
@@ -93,17 +93,17 @@ impl Counts {
         }
     }
 
-    /// What the stream to the extender reports of the pods.
+    /// The stages of the pods, for the stream to the extender.
     pub(super) fn stages(&self) -> watch::Receiver<SharingStages> {
         self.stages.subscribe()
     }
 
-    /// Whether a stream reports the pods.
+    /// Whether a stream to the extender reads the stages.
     pub(super) fn stages_are_read(&self) -> bool {
         self.stages.receiver_count() > 0
     }
 
-    /// Sets how far the pods of the node have come.
+    /// Sets the stages of the node's pods.
     pub(super) fn stages_are(&self, pods: BTreeMap<PodUid, PodStage>) {
         let registered = matches!(*self.registration.borrow(), RegistrationState::Registered);
         let now = SharingStages { serves: registered && self.now.cdi == CdiState::Works, pods };
@@ -119,7 +119,7 @@ impl Counts {
         self.reporter.trouble(counter);
     }
 
-    /// Reports the memory claims that the use of pods is compared with, if they have changed.
+    /// Reports the memory claims of pods, if they have changed. Their memory use is compared with these claims.
     pub(super) fn memory_claims_are(&mut self, memory_claims: Arc<[PodMemoryClaim]>) {
         if memory_claims != self.memory_claims {
             self.reporter.fact(Fact::MemoryClaims(Arc::clone(&memory_claims)));
@@ -162,7 +162,7 @@ impl Counts {
         self.now.claims = claims.into();
     }
 
-    /// Sets what pods have written.
+    /// Sets how much pods have written.
     pub(super) fn files_are(&mut self, files: Vec<PodFiles>) {
         self.now.files = files.into();
     }

@@ -63,15 +63,14 @@ fn shared_devices(view: &GpuView, config: &DeviceConfig, counts: &[(String, u32)
     total.map(|total| offer(&gpu.uuid, config.offered_memory(total).bytes())).into_iter().collect()
 }
 
-/// The memory that claims may take of a MIG instance. A MIG instance is a partition: no scaling makes it larger. The
-/// compute instances of one GPU instance share its memory, and only their claims keep them apart: each has an equal
-/// part.
+/// The memory of a MIG instance that claims may use. A MIG instance is a partition, so no scaling enlarges it. The compute
+/// instances of one GPU instance share its memory, and only claims divide it, so each gets an equal part.
 fn memory_of(instance: &MigInstance, all: &[MigInstance]) -> Option<Bytes> {
     let together = all.iter().filter(|other| other.gpu_instance == instance.gpu_instance).count() as u64;
     Some(Bytes(instance.memory_total.get()?.0 / together.max(1)))
 }
 
-/// HAMi-core's word for the core policy.
+/// HAMi-core's name of the core policy.
 fn policy(config: &DeviceConfig) -> &'static str {
     match config.core_policy {
         _ if config.disable_core_limit => "disable",
@@ -81,7 +80,7 @@ fn policy(config: &DeviceConfig) -> &'static str {
     }
 }
 
-/// The folder of the device nodes, and what the last edits was made from.
+/// The folder of the device nodes, and the inputs of the last [`NodeEdits`].
 #[derive(Debug)]
 pub(crate) struct SharedDevices {
     /// The folder as the container runtime sees it.
@@ -91,7 +90,7 @@ pub(crate) struct SharedDevices {
     last: Option<NodeEditsInputs>,
 }
 
-/// What a [`NodeEdits`] is made from.
+/// The inputs of a [`NodeEdits`].
 #[derive(Debug)]
 struct NodeEditsInputs {
     devices: Vec<Device>,
@@ -99,7 +98,7 @@ struct NodeEditsInputs {
     host: HostFindings,
 }
 
-/// A GPU or MIG instance, with the names that a CDI spec may have for it.
+/// A GPU or MIG instance, with the names by which a CDI spec may list it.
 #[derive(Clone, Debug, PartialEq)]
 struct Device {
     uuid: GpuUuid,
@@ -107,18 +106,18 @@ struct Device {
     names: Vec<String>,
 }
 
-/// The device nodes that every container with a GPU opens beside its GPU's own, as far as the host has them.
+/// The device nodes that every container with a GPU gets in addition to those of its GPU, if the host has them.
 const SHARED: [&str; 4] = ["nvidiactl", "nvidia-uvm", "nvidia-uvm-tools", "nvidia-modeset"];
-/// The device node that replaces a simulated GPU's: a character device that is harmless in every container.
+/// The device node that stands in for that of a simulated GPU: a character device that is harmless in every container.
 const STAND_IN: &str = "/dev/null";
 
 impl SharedDevices {
-    /// Device nodes are under `root` (`/dev`), which this program sees at `here`.
+    /// Device nodes are under `root` (`/dev`), which is mounted at `here` for this program.
     pub(super) fn new(root: &Path, here: &Path) -> SharedDevices {
         SharedDevices { root: root.to_owned(), here: here.to_owned(), last: None }
     }
 
-    /// What containers are given; `None` if it has not changed.
+    /// The edits that containers get; `None` if they have not changed.
     pub(super) fn node_edits(
         &mut self,
         view: &NodeView,
@@ -171,7 +170,7 @@ impl SharedDevices {
                     Ok(Some(edits)) => {
                         node_edits.own.insert(device.uuid.clone(), edits);
                     }
-                    Ok(None) => tracing::debug!(uuid = %device.uuid, "the host's CDI spec does not know this device"),
+                    Ok(None) => tracing::debug!(uuid = %device.uuid, "the host's CDI spec does not list this device"),
                     Err(why) => tracing::warn!(
                         uuid = %device.uuid, file = %toolkit.path.display(), why,
                         "the host's CDI spec does not match this GPU: containers get only what the spec gives to all"

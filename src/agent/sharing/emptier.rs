@@ -1,7 +1,7 @@
 //! Empties the trash on a thread of its own, which ends when nothing more can be removed.
 //!
-//! A container may leave a million files behind. Their removal takes a minute or more, so it never holds up the owner, and it
-//! pauses often enough that starts get the disk and the processor.
+//! A container may leave a million files behind. Removing them takes a minute or more, so the owner does not wait for it,
+//! and the thread pauses often enough to leave starts the disk and the processor.
 
 use effects::delivery::{DeviceDelivery, EmptiedTrash};
 use model::observation::ErrorCounter;
@@ -20,7 +20,8 @@ const PAUSE: Duration = Duration::from_millis(50);
 /// Pause between two calls, each of which removes a bounded amount. While a container keeps writing, the thread keeps
 /// running.
 const REST: Duration = Duration::from_secs(1);
-/// Time until the agent tries again to remove what it could not. A person must act first, so more often is of no use.
+/// Time until the agent tries again to remove files that it could not remove. A person must act first, so trying more
+/// often is of no use.
 const AGAIN: Duration = Duration::from_secs(600);
 /// The stack of the thread; the removal does not recurse.
 const STACK: usize = 128 << 10;
@@ -43,14 +44,14 @@ struct State {
 #[derive(Debug, Default)]
 struct Turns {
     running: bool,
-    /// Whether files came that the last run may have missed.
+    /// Whether files were added that the last run may have missed.
     more: bool,
     ended: Option<Instant>,
 }
 
 impl Turns {
-    /// Whether the thread starts now. What the last run left waits, unless more has come. Files that come while the
-    /// thread runs count as more, because the thread may miss them.
+    /// Whether the thread starts now. Files that the last run left wait, unless more were added. Files that are added
+    /// while the thread runs count as more, because the thread may miss them.
     fn starts(&mut self, more: bool, now: Instant) -> bool {
         self.more |= more;
         let too_soon = !self.more && self.ended.is_some_and(|ended| now.saturating_duration_since(ended) < AGAIN);
@@ -61,13 +62,13 @@ impl Turns {
         true
     }
 
-    /// The thread has ended, or could not be started.
+    /// Records that the thread has ended, or could not be started.
     fn ends(&mut self, now: Instant) {
         (self.running, self.ended) = (false, Some(now));
     }
 }
 
-/// Marks the thread as ended when it is dropped, however the thread ends.
+/// Marks the thread as ended when this value is dropped, however the thread ends.
 struct Running(Arc<State>);
 
 impl Drop for Running {
@@ -77,12 +78,12 @@ impl Drop for Running {
 }
 
 impl Emptier {
-    /// Counts at this reporter what cannot be removed.
+    /// Reports to this reporter the files that cannot be removed.
     pub(super) fn new(reporter: Reporter) -> Emptier {
         Emptier { reporter, state: Arc::default() }
     }
 
-    /// Empties the trash, which is not empty. What the last run left waits, unless there is `more`.
+    /// Empties the trash, which is not empty. Files that the last run left wait, unless there is `more`.
     pub(super) fn start(&mut self, delivery: &Arc<DeviceDelivery>, more: bool, now: Instant) {
         if !self.state.turns.lock().starts(more, now) {
             return;
@@ -148,15 +149,15 @@ mod tests {
         let at = |seconds| start + Duration::from_secs(seconds);
         let mut turns = Turns::default();
         assert!(turns.starts(false, at(0)));
-        // The thread runs for long, and may miss what comes now.
+        // The thread still runs, and may miss files that are added now.
         assert!(!turns.starts(false, at(60)) && !turns.starts(true, at(120)));
         turns.ends(at(700));
-        assert!(turns.starts(false, at(701)), "files came during the run");
+        assert!(turns.starts(false, at(701)), "files were added during the run");
         turns.ends(at(1400));
         for (seconds, more, starts) in [(1401, false, false), (1999, false, false), (2000, false, true)] {
             assert_eq!(turns.starts(more, at(seconds)), starts, "{seconds}");
         }
         turns.ends(at(2001));
-        assert!(turns.starts(true, at(2002)), "more has come");
+        assert!(turns.starts(true, at(2002)), "more files were added");
     }
 }

@@ -17,13 +17,13 @@ pub(super) fn not_delivered(container: &str, why: &dyn Display) -> String {
 
 /// The containers of the pod run without the edits of their CDI devices.
 pub(super) const NOT_APPLIED: &str = "the containers of this pod have neither their GPUs nor their limits: the container runtime did not \
-                           make the edits of their CDI devices (is CDI switched off there?); delete the pod";
+                           make the edits of their CDI devices (is CDI switched off in it?); delete the pod";
 
-/// The pod has written too much into the folders that lie on the node.
+/// The pod has written too much into its folders on the node.
 pub(super) fn too_much_written(files: &PodFiles, limit: Bytes) -> String {
     format!(
-        "the pod has written {} MiB in {} files or more into /usr/local/vgpu and /tmp/vgpulock, which lie on the node, and may \
-         write {} MiB, each file counted as 4 KiB or more (--pod-files-limit); write elsewhere, and delete the pod",
+        "the pod has written {} MiB in {} files or more into /usr/local/vgpu and /tmp/vgpulock, which are on the node's disk, \
+         and may write {} MiB, each file counted as 4 KiB or more (--pod-files-limit); write elsewhere, and delete the pod",
         files.bytes.0 >> 20,
         files.files,
         limit.0 >> 20
@@ -33,7 +33,7 @@ pub(super) fn too_much_written(files: &PodFiles, limit: Bytes) -> String {
 /// The pod holds a GPU that this node does not list.
 pub(super) fn gpu_missing(device: &GpuUuid) -> String {
     format!(
-        "this pod holds {device}, and this node lists no such GPU: nothing of it can be measured; delete the pod, so that \
+        "this pod holds {device}, and this node lists no such GPU, so the agent cannot measure it; delete the pod, so that \
          it is placed again. A real GPU may have been taken out or replaced; the UUID of a simulated one \
          (--gpus simulated) depends on the node's name and the GPU's number"
     )

@@ -1,4 +1,4 @@
-//! Counts regularly, on a thread of its own, what pods have written into their writable folders.
+//! Counts regularly, on its own thread, the files that pods have written into their writable folders.
 
 use effects::delivery::{DeviceDelivery, PodFileSize, TicketFolders};
 use model::id::{PodRef, PodUid, Ticket};
@@ -13,10 +13,10 @@ use tokio::sync::mpsc;
 use tokio::task::spawn_blocking;
 use tokio::time::Instant;
 
-/// Pause between two counts. Of most pods a count looks at no more than a few files.
+/// Pause between two counts. Most pods have only a few files.
 const COUNT: Duration = Duration::from_secs(60);
-/// Pause after each 1,024 entries, which take some milliseconds. Where pods keep as many files as they may, a count
-/// uses a few percent of a processor and takes longer than a minute.
+/// Pause after each 1,024 entries, which take some milliseconds. Where pods keep the largest allowed number of files, a
+/// count uses a few percent of a processor and takes longer than a minute.
 const PAUSE: Duration = Duration::from_millis(50);
 
 /// A pod, and the tickets whose folders belong to it.
@@ -37,7 +37,7 @@ pub(crate) struct FileCounter {
     /// How much a pod may write.
     pub limit: Bytes,
     reporter: Reporter,
-    /// Whether the log has a warning that something cannot be counted.
+    /// Whether the log has a warning about files that cannot be counted.
     warned: bool,
     counting: bool,
     last: Option<Instant>,
@@ -49,12 +49,12 @@ impl FileCounter {
         FileCounter { limit, reporter, warned: false, counting: false, last: None, ends: mpsc::channel(1) }
     }
 
-    /// Whether the next count is due, and the last one has ended.
+    /// Whether the next count is due and the last one has ended.
     pub(super) fn is_due(&self, now: Instant) -> bool {
         !self.counting && self.last.is_none_or(|last| now - last >= COUNT)
     }
 
-    /// Starts a count of what these pods have written.
+    /// Starts a count of the files that these pods have written.
     pub(super) fn start(&mut self, pods: Vec<Counted>, delivery: &Arc<DeviceDelivery>, tickets: &TicketFolders) {
         (self.counting, self.last) = (true, Some(Instant::now()));
         let (delivery, tickets) = (Arc::clone(delivery), tickets.clone());
@@ -89,8 +89,8 @@ impl FileCounter {
         Some(counts.files)
     }
 
-    /// Counts and logs pods that close their folders. Such a pod does not count as beyond the limit, because it is not
-    /// known what is in its folders; the operator must give the agent the missing capability.
+    /// Counts and logs pods with folders that the agent cannot enter. Such a pod does not count as beyond the limit,
+    /// because the content of its folders is unknown; the operator must give the agent the missing capability.
     fn report_closed(&mut self, counts: &Counts) {
         let Some(pod) = &counts.first_closed else {
             self.warned = false;
@@ -101,8 +101,8 @@ impl FileCounter {
             let pods = counts.closed;
             tracing::warn!(
                 pods, %pod,
-                "what {pods} pods have written, first {pod}, cannot be counted: a folder of theirs may not be entered, so that \
-                 --pod-files-limit does not hold there; give the agent CAP_DAC_OVERRIDE"
+                "cannot count the files of {pods} pods, first {pod}: the agent may not enter their folders, so --pod-files-limit \
+                 is not enforced for them; give the agent CAP_DAC_OVERRIDE"
             );
         }
     }

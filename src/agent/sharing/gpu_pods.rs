@@ -1,5 +1,5 @@
-//! Decodes the GPU pods of the pod list. It keeps the result for each pod that has not changed, because starts wait for
-//! this pass, and while a node fills, one pod of sixty has changed.
+//! Decodes the GPU pods of the pod list. The result for a pod is kept until the pod changes, because starts wait for
+//! this pass, and while a node fills, only one pod in sixty has changed.
 
 use model::gpu_pod::GpuPod;
 use model::id::NodeName;
@@ -8,7 +8,7 @@ use std::sync::Arc;
 use wire::gpu_pod;
 use wire::resource::RequestRules;
 
-/// What was read of the last pod list, in the order of UIDs; `None` for a pod that asks for no GPU.
+/// The decoded pods of the last pod list, in the order of UIDs; `None` for a pod that requests no GPU.
 #[derive(Debug, Default)]
 pub(crate) struct GpuPodReader(Vec<(Arc<Pod>, Option<Arc<GpuPod>>)>);
 
@@ -52,7 +52,7 @@ mod tests {
         for pods in [
             vec![Arc::clone(&plain), Arc::clone(&kept)],
             vec![plain, pod(2, "2"), Arc::clone(&kept)],
-            // The second pod has another request, and a pod with the UID of the first one has a request now.
+            // The second pod has a different request, and the pod with the first pod's UID now has a request.
             vec![pod(1, "3"), pod(2, "1"), Arc::clone(&kept)],
             vec![kept],
             vec![],

@@ -1,4 +1,4 @@
-//! Compares the health of GPUs with the last view, and makes an event for people of each change.
+//! Compares the health of GPUs with the last view, and turns each change into a Kubernetes event.
 
 use super::missing::{Holding, Missing};
 use apiserver::writes::{EventType, ObjectEvent};
@@ -13,11 +13,11 @@ use std::sync::Arc;
 /// The `action` of events about a change of health.
 const ACTION: &str = "HealthCheck";
 
-/// The health that was seen last.
+/// The health of each GPU in the last view.
 #[derive(Debug, Default)]
 pub(crate) struct GpuHealthWatch {
     gpus: BTreeMap<GpuUuid, (Arc<Gpu>, GpuCondition)>,
-    /// For each GPU the time of the last driver error that a pod got an event about.
+    /// For each GPU, the time of the last driver error about which a pod got an event.
     reported: BTreeMap<GpuUuid, Monotonic>,
     /// The pods whose GPUs are not listed.
     missing: Missing,
@@ -33,7 +33,7 @@ pub(super) struct HealthChange {
 }
 
 impl GpuHealthWatch {
-    /// Compares a view with the last one, and returns the changes. A GPU that appears and is healthy is no change.
+    /// Compares a view with the last one, and returns the changes. A new GPU that is healthy is not a change.
     pub(super) fn look(&mut self, view: &NodeView, at: &str) -> Vec<HealthChange> {
         let mut changes = Vec::new();
         let now: BTreeMap<GpuUuid, (Arc<Gpu>, GpuCondition)> =
@@ -47,21 +47,21 @@ impl GpuHealthWatch {
                 changes.push(unhealthy(gpu, *incident, condition, at));
             }
             if condition.fit() && before.is_some_and(|before| !before.fit()) {
-                let note = format!("{}: nothing is wrong any more; it gets new containers again.", named(gpu));
+                let note = format!("{}: healthy again; it gets new containers.", named(gpu));
                 changes.push(of(gpu, EventType::Normal, "GpuHealthy", note, at));
             }
         }
         // If the driver is gone, no GPU is listed, and each GPU gets this event.
         for (gpu, _) in self.gpus.iter().filter(|(uuid, _)| !now.contains_key(uuid)).map(|(_, seen)| seen) {
-            let note = format!("{}: the driver does not list it any more; its slots are gone.", named(gpu));
+            let note = format!("{}: no longer listed by the driver; its slots are gone.", named(gpu));
             changes.push(of(gpu, EventType::Warning, "GpuRemoved", note, at));
         }
         self.gpus = now;
         changes
     }
 
-    /// What running pods hold of devices that have not been listed for long enough; `without` returns what they hold
-    /// other than the listed devices.
+    /// The devices that running pods hold and that have not been listed for long enough. `without` returns the devices
+    /// that running pods hold except the listed ones.
     pub(super) fn missing(
         &mut self,
         view: &NodeView,

@@ -1,4 +1,4 @@
-//! Finds out from the kubelet which container holds which ids: from its checkpoint, and from PodResources beside it.
+//! Finds out from the kubelet which container holds which ids: from its checkpoint, and also from PodResources.
 
 use super::listing::{Listed, Listing};
 use decide::allocator::HolderDisagreement;
@@ -13,8 +13,8 @@ use std::time::Duration;
 use tokio::task::spawn_blocking;
 use tokio::time::Instant;
 
-/// How often waiting calls are judged again although the checkpoint has not changed: a call that has waited for too
-/// long is refused with a reason.
+/// How often waiting calls are judged again if the checkpoint has not changed: a call that has waited too long is refused
+/// with a reason.
 const ANYWAY: Duration = Duration::from_millis(500);
 
 /// The two sources.
@@ -30,12 +30,12 @@ pub(super) struct HolderSources {
 }
 
 impl HolderSources {
-    /// Reads this checkpoint, and asks for this listing.
+    /// Reads from this checkpoint and this listing.
     pub(super) fn new(checkpoint: CheckpointReader, listing: Listing, reporter: Reporter) -> HolderSources {
         HolderSources { checkpoint, unreadable: Arc::from([]), last_try: (None, Instant::now()), listing, reporter }
     }
 
-    /// A reader of the checkpoint for another thread; [`HolderSources::has_read`] takes its result.
+    /// A reader of the checkpoint for another thread, which passes its result to [`HolderSources::has_read`].
     pub(super) fn reader(&self) -> CheckpointReader {
         self.checkpoint.clone()
     }
@@ -57,7 +57,7 @@ impl HolderSources {
         }
     }
 
-    /// Another thread has read the checkpoint. Returns the entries; `None` if it could not be read whole.
+    /// Takes the result of another thread's reading. Returns the entries; `None` if not all of them could be read.
     pub(super) fn has_read(
         &mut self,
         read: Result<CheckpointEntries, String>,
@@ -74,12 +74,12 @@ impl HolderSources {
         self.unreadable.is_empty()
     }
 
-    /// What is wrong with the entries that could not be read the last time.
+    /// The errors of the entries that could not be read the last time.
     pub(super) fn unreadable(&self) -> &[Arc<str>] {
         &self.unreadable
     }
 
-    /// Whether the waiting calls must be judged again by the checkpoint; each time costs a pass over all slots.
+    /// Whether the waiting calls must be judged again by the checkpoint, which costs a pass over all slots.
     pub(super) async fn must_judge_again(&mut self) -> bool {
         let checkpoint = self.checkpoint.clone();
         let stamp = spawn_blocking(move || checkpoint.stamp()).await.ok().flatten();
@@ -91,8 +91,8 @@ impl HolderSources {
         due
     }
 
-    /// Notes the entries of the kubelet's checkpoint that cannot be read: each change is counted, and the log says when
-    /// there are some for the first time, and when all can be read again.
+    /// Notes the entries of the kubelet's checkpoint that cannot be read. Counts each change, and logs when the first
+    /// such entries appear and when all entries can be read again.
     fn note_unreadable(&mut self, unreadable: Arc<[Arc<str>]>) {
         if unreadable == self.unreadable {
             return;
@@ -122,23 +122,22 @@ impl HolderSources {
         self.listing.take(listed)
     }
 
-    /// What PodResources listed when it was asked after `since`, if that has come; asks again if not.
+    /// The answer to a request that was sent to PodResources after `since`, if it has arrived; sends a request if not.
     pub(super) fn listed_since(&mut self, since: Monotonic) -> Option<Arc<[ContainerDevices]>> {
         self.listing.since(since)
     }
 
-    /// What PodResources listed last, however long ago.
+    /// The last answer of PodResources, however old.
     pub(super) fn listed_last(&self) -> Option<Arc<[ContainerDevices]>> {
         self.listing.last()
     }
 
-    /// A start was answered by the checkpoint: asks for a list now and then, to compare the two.
+    /// Called when the checkpoint has decided a start: asks PodResources for a list now and then, to compare the two.
     pub(super) fn compare_now_and_then(&mut self) {
         self.listing.compare_now_and_then();
     }
 
-    /// Takes the disagreements of the two that were found: those that were found twice and are new are counted and
-    /// logged.
+    /// Takes the disagreements that were found between the two. Counts and logs each that was found twice and is new.
     pub(super) fn disagree(&mut self, found: Vec<HolderDisagreement>) {
         for one in self.listing.disagree(found) {
             self.reporter.trouble(ErrorCounter::HoldersDisagree);

@@ -1,6 +1,6 @@
 //! Watches what the host provides for containers with a GPU: the CDI spec of NVIDIA's container toolkit, the limiter,
-//! and whether the container runtime puts GPUs into containers by itself. All of it is read regularly, because for
-//! example a driver update rewrites the spec.
+//! and whether the container runtime itself puts GPUs into containers. All of it is read regularly, because, for example,
+//! a driver update rewrites the spec.
 
 use decide::device_injection::DeviceInjection;
 use decide::settled_file::SettledFile;
@@ -18,34 +18,34 @@ use wire::runtime_config::RuntimeConfig;
 
 /// Pause between two looks at the files.
 const LOOK: Duration = Duration::from_secs(5);
-/// Looks between two requests to the runtime; its configuration changes only when it restarts.
+/// The number of looks between two requests to the runtime, whose configuration changes only when it restarts.
 const ASK_EVERY: u32 = 12;
 
-/// What is known of the host.
+/// What the agent knows about the host.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct HostFindings {
     /// The toolkit's CDI spec.
     pub spec: Option<Arc<ToolkitSpec>>,
-    /// Whether NVIDIA's runtime puts devices into containers, so that the agent gives none.
+    /// Whether NVIDIA's runtime puts devices into containers, so that the agent adds no devices.
     pub runtime_injects: bool,
     /// The newest version of the limiter.
     pub limiter: Option<LimiterLibrary>,
 }
 
 impl HostFindings {
-    /// Whether both are the same, with the same reading of the same file.
+    /// Whether both are the same, and their specs come from the same reading of the same file.
     pub(super) fn is_same(&self, other: &HostFindings) -> bool {
         let file = |host: &HostFindings| host.spec.as_ref().map(Arc::as_ptr);
         file(self) == file(other) && self.runtime_injects == other.runtime_injects && self.limiter == other.limiter
     }
 }
 
-/// The limiter on the host, and where its versions are kept.
+/// The limiter on the host, and the folder that keeps its versions.
 #[derive(Debug)]
 pub(super) struct LimiterSetting {
     path: PathBuf,
     state: PathBuf,
-    /// The file on the host: its last version is kept when it is whole.
+    /// The file on the host. A new version of it is kept once it is complete.
     file: SettledFile,
 }
 
@@ -53,7 +53,7 @@ pub(super) struct LimiterSetting {
 #[derive(Debug)]
 pub(super) struct HostWatcher {
     reader: ToolkitSpecReader,
-    /// Where the container runtime is asked; `None` if it is not.
+    /// The socket of the container runtime; `None` if the runtime is not asked.
     cri_socket: Option<CriSocket>,
     injection: DeviceInjection,
     host: watch::Sender<HostFindings>,
@@ -69,10 +69,10 @@ impl HostWatcher {
         HostWatcher { reader, cri_socket, injection, host, library: None }
     }
 
-    /// Gives containers this limiter; its versions are kept under `state`.
+    /// Makes containers get this limiter. Its versions are kept under `state`.
     ///
     /// # Errors
-    /// A sentence that says why it cannot be given.
+    /// A message that says why containers cannot get it.
     pub(super) fn limit_by(&mut self, path: &Path, state: &Path) -> Result<(), String> {
         let stamp = bounded_file::stamp(path).ok();
         let limiter = LimiterLibrary::keep(state, path).map_err(|error| error.to_string())?;
@@ -83,12 +83,12 @@ impl HostWatcher {
         Ok(())
     }
 
-    /// The findings, always the newest.
+    /// The newest findings.
     pub(super) fn host(&self) -> watch::Receiver<HostFindings> {
         self.host.subscribe()
     }
 
-    /// Looks once, because what containers get must be known before the first one starts.
+    /// Looks once, because the edits of containers must be known before the first one starts.
     pub(super) async fn first(&mut self) {
         self.ask_runtime().await;
         self.look_at_files().await;
@@ -109,7 +109,8 @@ impl HostWatcher {
         tokio::select! { () = stop.cancelled() => {}, () = work => {} }
     }
 
-    /// Keeps a new version of the limiter once the file was the same at two looks; before that it may still be written.
+    /// Keeps a new version of the limiter once the file was the same at two looks. A file that changes between two looks
+    /// may still be being written.
     async fn look_at_library(&mut self) {
         let Some(library) = &mut self.library else { return };
         let path = library.path.clone();
@@ -167,20 +168,20 @@ impl HostWatcher {
                 tracing::info!(
                     file = %found.path.display(), version = %found.spec.cdi_version, devices = found.spec.devices.len(),
                     mounts = common.mounts.len(), hooks = common.hooks.len(),
-                    "containers with a GPU get what the host's CDI spec gives"
+                    "containers with a GPU get the edits of the host's CDI spec"
                 );
             }
             None if self.reader.folders().is_empty() || self.host.borrow().runtime_injects => {}
             None => tracing::warn!(
                 folders = ?self.reader.folders(),
-                "no CDI spec of NVIDIA's container toolkit: containers get device nodes and not the driver's libraries, which \
+                "no CDI spec of NVIDIA's container toolkit: containers get device nodes but not the driver's libraries, which \
                  must then be in their image; nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml makes one"
             ),
         }
         self.host.send_modify(|host| host.spec = found);
     }
 
-    /// Learns whether the agent or NVIDIA's runtime puts devices into containers, and logs the reason when that is new.
+    /// Finds out whether the agent or NVIDIA's runtime puts devices into containers, and logs the reason when this changes.
     async fn ask_runtime(&mut self) {
         let Some(cri_socket) = &self.cri_socket else { return };
         let config = sources::names::runtime_config(cri_socket.clone()).await;
@@ -200,7 +201,7 @@ fn log_injection(config: &Result<RuntimeConfig, String>) {
             let what = if config.nvidia_injects() { RUNTIME } else { WE };
             tracing::info!(because = "the runtime's default handler", handler, program, "{what}");
         }
-        Err(why) => tracing::info!(because = "the runtime does not say how it is set up", why, "{WE}"),
+        Err(why) => tracing::info!(because = "the runtime does not report its configuration", why, "{WE}"),
     }
 }
 

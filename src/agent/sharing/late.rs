@@ -1,4 +1,4 @@
-//! Makes the refusal of a start that has waited too long. It names the container, as far as a source knows it, and says
+//! Makes the refusal of a start that has waited too long. The refusal names the container if a source knows it, and says
 //! what the agent was waiting for.
 
 use decide::allocator::WaitReason;
@@ -11,14 +11,14 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// The holder of ids, by the kubelet's checkpoint, its PodResources and our list of pods together.
+/// The holder of ids, according to the kubelet's checkpoint, its PodResources and the agent's list of pods together.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct TicketHolder {
-    /// The pod's UID, if the checkpoint or our list says it.
+    /// The pod's UID, if the checkpoint or the agent's list has it.
     pub uid: Option<PodUid>,
-    /// The pod's namespace and name, if PodResources or our list says them.
+    /// The pod's namespace and name, if PodResources or the agent's list has them.
     pub pod: Option<PodRef>,
-    /// The container; if several take turns on the ids, all of them with commas between.
+    /// The container; if several use the ids one after the other, their names separated by commas.
     pub container: Arc<str>,
 }
 
@@ -34,7 +34,7 @@ impl fmt::Display for TicketHolder {
     }
 }
 
-/// The holder of exactly these ids; `None` if no source names one, or more than one pod is named.
+/// The holder of exactly these ids; `None` if no source names a pod, or the sources name more than one.
 pub(super) fn holder(
     ids: &[Arc<str>],
     checkpoint: &[CheckpointEntry],
@@ -69,7 +69,7 @@ pub(super) fn holder(
     Some(TicketHolder { uid, pod, container: containers.join(", ").into() })
 }
 
-/// The sentence that says what was missing.
+/// The message that says what was missing.
 pub(super) fn sentence(
     (what, waited): (WaitReason, Duration),
     ids: &[Arc<str>],
@@ -78,7 +78,9 @@ pub(super) fn sentence(
 ) -> String {
     let seconds = waited.as_secs();
     let by_listing = || match holder {
-        Some(holder) => format!("; by PodResources {holder} has them, and the agent cannot find its ticket for that"),
+        Some(holder) => {
+            format!("; by PodResources {holder} has them, but the agent cannot find the ticket of this container")
+        }
         None => String::new(),
     };
     match (what, checkpoint, unreadable.first()) {

@@ -1,6 +1,6 @@
-//! Reads from the kubelet's PodResources which container has which devices, as a second source beside the checkpoint. The
-//! agent uses it if the checkpoint cannot be read, and from time to time to compare the two. A separate task sends the
-//! request, so that a slow kubelet delays no start.
+//! Reads from the kubelet's PodResources which container has which devices, as a second source besides the checkpoint. The
+//! agent uses PodResources if the checkpoint cannot be read, and compares the two from time to time. A separate task sends
+//! the requests, so that a slow kubelet delays no start.
 
 use decide::allocator::HolderDisagreement;
 use model::observation::ContainerDevices;
@@ -13,7 +13,7 @@ use std::time::Duration;
 use tokio::sync::mpsc;
 use tokio::time::sleep;
 
-/// Pause between two requests: the kubelet answers all its callers together a hundred times a second.
+/// Pause between two requests: the kubelet answers at most 100 requests a second from all callers together.
 const PAUSE: Duration = Duration::from_millis(200);
 /// Pause between two comparisons.
 const COMPARE: Duration = Duration::from_secs(15);
@@ -33,7 +33,7 @@ pub(super) struct Listing {
     path: PathBuf,
     resource: Arc<str>,
     sender: mpsc::Sender<Listed>,
-    /// Answers as they come.
+    /// Receives the answers.
     answers: mpsc::Receiver<Listed>,
     requested_at: Option<Monotonic>,
     under_way: bool,
@@ -73,19 +73,19 @@ impl Listing {
         self.answers.recv().await
     }
 
-    /// What the kubelet listed when it was asked after `since`, if that has come. Asks again when the last request is
-    /// older than `PAUSE`.
+    /// The kubelet's answer to a request that was sent after `since`, if it has arrived. Asks again when the last request
+    /// is older than `PAUSE`.
     pub(super) fn since(&mut self, since: Monotonic) -> Option<Arc<[ContainerDevices]>> {
         self.request(PAUSE, Duration::ZERO);
         self.last.as_ref().filter(|(requested_at, _)| *requested_at >= since).map(|(_, listed)| Arc::clone(listed))
     }
 
-    /// What the kubelet listed last, however long ago.
+    /// The kubelet's last answer, however old.
     pub(super) fn last(&self) -> Option<Arc<[ContainerDevices]>> {
         self.last.as_ref().map(|(_, listed)| Arc::clone(listed))
     }
 
-    /// A start was answered by the checkpoint: asks for a list now and then, to compare the two.
+    /// Called when the checkpoint has decided a start: asks for a list now and then, to compare the two.
     pub(super) fn compare_now_and_then(&mut self) {
         let now = clock::monotonic();
         if self.compare.is_none_or(|last| now.since(last) >= COMPARE) {
@@ -144,7 +144,7 @@ impl Listing {
 }
 
 impl Disagreements {
-    /// Returns what was found twice and is new, and whether the agent must look again to be certain.
+    /// Returns the disagreements that were found twice and are new, and whether the agent must look again to be certain.
     fn take(&mut self, found: BTreeSet<HolderDisagreement>) -> (Vec<HolderDisagreement>, bool) {
         let certain: Vec<HolderDisagreement> = found.intersection(&self.suspected).cloned().collect();
         self.reported.retain(|reported| found.contains(reported));

@@ -1,4 +1,4 @@
-//! Finds running pods that hold a GPU which this node does not list: the GPU was taken out or replaced, perhaps while no
+//! Finds running pods that hold a GPU that this node does not list: the GPU was removed or replaced, perhaps while no
 //! agent ran.
 
 use model::id::{GpuUuid, PodRef, PodUid};
@@ -8,21 +8,21 @@ use model::view::NodeView;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-/// A GPU that is not listed for this long counts as gone. At the start the list comes a moment after the driver, and
-/// MIG instances after their GPU; when the driver is opened again, all GPUs are away for a moment.
+/// A GPU that is not listed for this long counts as gone. At the start the list appears a moment after the driver, and
+/// MIG instances a moment after their GPU; when the driver is reopened, all GPUs are missing for a moment.
 const GONE_AFTER: Duration = Duration::from_secs(15);
 
 /// A pod and the device that it holds.
 pub(super) type Holding = (PodUid, PodRef, GpuUuid);
 
-/// What is missing now, and since when.
+/// The held devices that are missing now, and since when.
 #[derive(Debug, Default)]
 pub(crate) struct Missing(BTreeMap<Holding, Monotonic>);
 
 impl Missing {
-    /// Looks at a view; `without` returns what running pods hold other than these devices. Returns what has been
-    /// missing for long enough. Without a driver nothing counts as missing here: the driver's absence is reported
-    /// elsewhere.
+    /// Looks at a view, and returns the held devices that have been missing for long enough. `without` returns the devices
+    /// that running pods hold except the given ones. Without a driver no device counts as missing here, because the
+    /// driver's absence is reported elsewhere.
     pub(super) fn look(
         &mut self,
         view: &NodeView,

@@ -12,7 +12,7 @@ use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until};
 use wire::resource::RequestRules;
 
-/// Pause between two passes over the pod list that no call waits for: a node that fills has a hundred changes a second.
+/// Pause between two passes over the pod list for which no call waits: a node that fills has a hundred changes a second.
 const REST: Duration = Duration::from_millis(50);
 
 /// The pod list.
@@ -25,12 +25,12 @@ pub(super) struct NodePods {
     node: NodeName,
     /// The file that exists once a scheduler has placed pods here.
     served: PathBuf,
-    /// Until this time a new list that no call waits for is not announced.
+    /// Until this time, a new list for which no call waits is not announced.
     rests_until: Instant,
 }
 
 impl NodePods {
-    /// The pods of this node, whose requests are read by these rules.
+    /// Holds the pods of this node. Their requests are decoded by these rules.
     pub(super) fn new(
         pods: watch::Receiver<Option<Arc<PodList>>>,
         (rules, node): (RequestRules, NodeName),
@@ -61,17 +61,17 @@ impl NodePods {
         self.rests_until = Instant::now() + REST;
     }
 
-    /// Whether there is a new list, also in the pause.
+    /// Whether there is a new list, even during the pause.
     pub(super) fn has_new(&self) -> bool {
         self.pods.has_changed().unwrap_or(false)
     }
 
-    /// The newest list. It then counts as no longer new.
+    /// The newest list, which then no longer counts as new.
     pub(super) fn take(&mut self) -> Option<Arc<PodList>> {
         self.pods.borrow_and_update().clone()
     }
 
-    /// The newest list; it stays new if it is.
+    /// The newest list. A new list still counts as new afterwards.
     pub(super) fn latest(&self) -> Option<Arc<PodList>> {
         self.pods.borrow().clone()
     }
@@ -87,13 +87,13 @@ impl NodePods {
         self.reader.of(pods, &self.rules, &self.node)
     }
 
-    /// A scheduler that knows GPUs has placed a pod here: saves that for the agent's next start.
+    /// Saves for the agent's next start that a GPU scheduler has placed a pod here.
     pub(super) fn are_served(&self) {
         tracing::info!(
-            "a scheduler that knows GPUs places pods here: pods without its claim are refused from now on, unless --without-claim=share"
+            "a GPU scheduler places pods here: pods without its claim are refused from now on, unless --without-claim=share"
         );
         if let Err(error) = std::fs::write(&self.served, b"") {
-            tracing::warn!(file = %self.served.display(), %error, "cannot save this for the agent's next start");
+            tracing::warn!(file = %self.served.display(), %error, "cannot save for the agent's next start that a GPU scheduler places pods here");
         }
     }
 }

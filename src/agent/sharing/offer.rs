@@ -1,5 +1,5 @@
-//! Makes the device list for the kubelet: the slots of the node's devices. It follows from the node view, the device
-//! configuration, the GPUs that an operator keeps from new containers, and what the host provides.
+//! Makes the device list for the kubelet, which has the slots of the node's devices. Its inputs are the node view, the
+//! device configuration, the GPUs that an operator keeps from new containers, and the findings about the host.
 
 use super::devices::{self, SharedDevices};
 use super::host::HostFindings;
@@ -19,7 +19,7 @@ use wire::device_config::DeviceConfig;
 #[derive(Debug)]
 pub(super) struct DeviceOffer {
     config: DeviceConfig,
-    /// Numbers of slots for GPU models of these names, where they differ from the configuration's.
+    /// The numbers of slots for these GPU models, where they differ from the configuration.
     split_counts: Vec<(String, u32)>,
     /// The folder of the device nodes.
     devices: SharedDevices,
@@ -27,7 +27,7 @@ pub(super) struct DeviceOffer {
     list: watch::Sender<Arc<[PluginDevice]>>,
 }
 
-/// What the list is made from.
+/// The inputs of the list.
 #[derive(Debug)]
 pub(super) struct OfferSources {
     /// The node view.
@@ -47,12 +47,12 @@ pub(super) struct Offered {
     pub devices: Vec<SharedDevice>,
     /// The devices that an operator keeps from new containers.
     pub cordoned: BTreeSet<GpuUuid>,
-    /// What containers are given; `None` if it has not changed.
+    /// The edits that containers get; `None` if they have not changed.
     pub node_edits: Option<NodeEdits>,
 }
 
 impl DeviceOffer {
-    /// Offers nothing yet.
+    /// Makes an empty list.
     pub(super) fn new(
         (config, split_counts): (DeviceConfig, Vec<(String, u32)>),
         devices: SharedDevices,
@@ -67,7 +67,7 @@ impl DeviceOffer {
         &self.config
     }
 
-    /// Waits until the driver was asked, so that the view has the node's GPUs or the reason why there are none.
+    /// Waits for the driver's first answer, after which the view has the node's GPUs or the reason why there are none.
     pub(super) async fn is_known(&self) {
         // The channel does not close before the owner ends.
         let mut view = self.sources.view.clone();
@@ -85,7 +85,7 @@ impl DeviceOffer {
         }
     }
 
-    /// The current devices. The sources then count as unchanged.
+    /// The current devices. Marks the sources as unchanged.
     pub(super) fn take(&mut self) -> Offered {
         let view = Arc::clone(&self.sources.view.borrow_and_update());
         let host = self.sources.host.borrow_and_update().clone();
@@ -95,7 +95,7 @@ impl DeviceOffer {
         Offered { view, devices, cordoned, node_edits }
     }
 
-    /// Gives the allocator the current devices. The sources keep their changes.
+    /// Gives the allocator the current devices. Does not mark the sources as unchanged.
     pub(super) fn preview(&self, allocator: &mut NodeAllocator) {
         let view = Arc::clone(&self.sources.view.borrow());
         allocator.set_devices(devices::of(&view, &self.config, &self.split_counts));
@@ -112,7 +112,7 @@ impl DeviceOffer {
         });
     }
 
-    /// Sends the slots of the allocator to the kubelet, also if they have not changed.
+    /// Sends the slots of the allocator to the kubelet, even if they have not changed.
     pub(super) fn publish_again(&self, allocator: &NodeAllocator) {
         self.list.send_replace(slots(allocator));
     }

@@ -1,4 +1,4 @@
-//! Pods that use more GPU memory than they claim: writes their events, and evicts pods. `decide::eviction` says when.
+//! Pods that use more GPU memory than they claim: writes their events, and evicts pods. `decide::eviction` decides when.
 
 use super::event_notes;
 use crate::event_log::{PodEvent, log_pod_event};
@@ -14,7 +14,7 @@ pub(super) fn report(api: &ApiServer, pod: &Pod, over: &OverUse, at: &str) {
 }
 
 fn write_event(api: &ApiServer, pod: &Pod, (reason, note, at): (&'static str, String, String)) {
-    // For a static pod this UID is the hash of its manifest, where `kubectl describe` looks for events.
+    // For a static pod this UID is the hash of its manifest, by which `kubectl describe` finds events.
     let (api, uid, name) = (api.clone(), pod.cgroup_uid().clone(), pod.name.clone());
     tokio::spawn(async move {
         let event = ObjectEvent { weight: EventType::Warning, reason, action: "Account", note, at };

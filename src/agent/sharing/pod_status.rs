@@ -1,8 +1,8 @@
 //! Writes events and annotations on pods. An event tells the pod's owner why a container does not start. An annotation
-//! tells HAMi's scheduler that a pod has its GPUs or was refused. Where no scheduler placed the pod, an annotation records
-//! the claim that the agent made. Each write runs in a task of its own, so that the kubelet's calls do not wait for it.
-//! An annotation is tried again until it is written or the pod is gone, because the scheduler and later agents rely on
-//! it. An event on a pod is tried for about a minute; events about GPU health, over-use and evictions are tried once.
+//! tells HAMi's scheduler that a pod has its GPUs or was refused. If no scheduler placed the pod, an annotation records
+//! the claim that the agent made. Each write runs in its own task, so that the kubelet's calls do not wait for it.
+//! The agent retries an annotation until it is written or the pod is gone, because the scheduler and later agents rely on
+//! it. It retries an event on a pod for about a minute; it tries events about GPU health, over-use and evictions once.
 
 use super::event_notes::{self, NOT_APPLIED, gpu_missing, too_much_written};
 use super::health::{GpuHealthWatch, HealthChange};
@@ -29,8 +29,8 @@ use std::time::Duration;
 use tokio::sync::mpsc;
 use wire::{annotation_keys, bind, claim};
 
-/// Seconds before an event is tried again. Each event is decided on once, so one failed try must not lose it. If the
-/// API server is away for longer than about a minute, the event is lost; the log has it.
+/// Seconds before an event is tried again. Each event is decided only once, so one failed try must not lose it. If the
+/// API server is unreachable for more than about a minute, the event is lost; the log has it.
 const EVENT_PAUSES: [u64; 4] = [1, 4, 15, 60];
 
 /// Writes events and annotations on pods, and remembers which were written.
@@ -41,8 +41,8 @@ pub(crate) struct PodStatusWriter {
     node: NodeName,
     sent: SentEvents,
     /// Static pods: the kubelet knows each by the hash of its manifest, the API server by the UID of its mirror pod.
-    /// Annotations are written on the mirror; events name the hash, as the kubelet's own do, because `kubectl describe`
-    /// looks there.
+    /// Annotations are written on the mirror. Events name the hash, like the kubelet's own events, because
+    /// `kubectl describe` finds events by it.
     mirrors: BTreeMap<PodUid, PodUid>,
     /// The bind phases that were written for HAMi's scheduler.
     phases: BindPhases,
@@ -55,7 +55,7 @@ pub(crate) struct PodStatusWriter {
 }
 
 impl PodStatusWriter {
-    /// Writes at this API server.
+    /// Writes to this API server.
     pub(crate) fn new(api: ApiServer, own: OwnNodeReader, node: NodeName) -> PodStatusWriter {
         PodStatusWriter {
             api,
@@ -76,7 +76,7 @@ impl PodStatusWriter {
         self.evictions.switch(on);
     }
 
-    /// Takes in the list of pods, and forgets those that are gone.
+    /// Takes the list of pods, and forgets pods that are gone.
     pub(super) fn pods_are(&mut self, pods: &PodList) {
         if pods.pods.iter().any(|pod| self.is_awaited(pod)) {
             self.allocates();
@@ -89,7 +89,7 @@ impl PodStatusWriter {
         self.unwritten.forget(&here);
     }
 
-    /// Waits until a write is due or a try has ended, and handles that.
+    /// Waits until a write is due or a try has ended, and handles it.
     pub(super) async fn turn(&mut self) {
         let next = self.unwritten.next();
         let until = next.map(|at| at.since(clock::monotonic())).unwrap_or_default();
@@ -112,7 +112,7 @@ impl PodStatusWriter {
         let (pod, what) = (&write.pod, meaning(write.kind));
         match outcome {
             PodWriteOutcome::Failed if write.failed == 0 => {
-                tracing::warn!(%pod, why, "cannot write on the API server: {what}; the agent tries until it succeeds");
+                tracing::warn!(%pod, why, "cannot write to the API server: {what}; the agent tries until it succeeds");
             }
             PodWriteOutcome::Failed => {
                 tracing::debug!(%pod, why, tries = write.failed + 1, "still cannot write: {what}")
@@ -120,7 +120,7 @@ impl PodStatusWriter {
             PodWriteOutcome::Written if write.failed > 0 => {
                 tracing::info!(%pod, tries = write.failed + 1, "it is written now: {what}");
             }
-            PodWriteOutcome::Gone => tracing::debug!(%pod, "gone before it was written: {what}"),
+            PodWriteOutcome::Gone => tracing::debug!(%pod, "the pod is gone; no longer written: {what}"),
             PodWriteOutcome::Written => {}
         }
         self.unwritten.ended(write, *outcome, clock::monotonic());
@@ -141,7 +141,8 @@ impl PodStatusWriter {
         self.write();
     }
 
-    /// A container may not start: writes an event if the reason is new. The kubelet retries the start again and again. A pod that can never start here also gets the mark for eviction.
+    /// Handles a refused start: writes an event if the reason is new, because the kubelet retries the start again and
+    /// again. A pod that can never start here also gets the mark for eviction.
     pub(super) fn refused(&mut self, (uid, pod): (&PodUid, &PodRef), container: &Arc<str>, why: &Refusal) {
         let Some(refusal) = self.sent.refused(uid, container, why) else { return };
         self.event(uid, pod, why.code(), format!("container {container}: {why}"));
@@ -150,14 +151,15 @@ impl PodStatusWriter {
         }
     }
 
-    /// A pod that could never start because of this starts: removes the mark for eviction.
+    /// Removes the mark for eviction from a pod that starts although this refusal said that it never could.
     pub(super) fn starts_after_all(&mut self, (uid, pod): (&PodUid, &PodRef), why: &Refusal) {
         if self.sent.starts_after_all(uid, why) {
             self.mark((uid, pod), None);
         }
     }
 
-    /// A pod that an extender has placed finds no room for its claim: after a while it gets the mark for eviction.
+    /// Handles a pod that an extender has placed and that finds no room for its claim. After a while the pod gets the mark
+    /// for eviction.
     pub(super) fn finds_no_room(&mut self, names: (&PodUid, &PodRef), why: &Refusal) {
         if self.sent.finds_no_room(names.0, clock::monotonic()) {
             log_pod_event(names.1, &PodEvent::NoRoom);
@@ -165,7 +167,7 @@ impl PodStatusWriter {
         }
     }
 
-    /// A pod starts: it has found room.
+    /// Records that a pod has found room: it starts.
     pub(super) fn finds_room(&mut self, names: (&PodUid, &PodRef)) {
         if self.sent.finds_room(names.0) {
             self.mark(names, None);
@@ -178,12 +180,12 @@ impl PodStatusWriter {
         self.write_until_done(PodWriteKind::Evict, names, mark);
     }
 
-    /// Writes an event: the files of a container could not be written where the runtime finds them.
+    /// Writes an event that the files of a container could not be written for the runtime.
     pub(super) fn undelivered(&mut self, names: (&PodUid, &PodRef), container: &Arc<str>, why: String) {
         self.event_once(names, container, "NotDelivered", why);
     }
 
-    /// Writes an event: what must be known before a start was not known for too long.
+    /// Writes an event that a start has waited too long for information that it needs.
     pub(super) fn late(&mut self, names: (&PodUid, &PodRef), container: &Arc<str>, why: &str) {
         self.event_once(names, container, "HolderUnknown", why.to_owned());
     }
@@ -203,15 +205,15 @@ impl PodStatusWriter {
         true
     }
 
-    /// A pod runs without the CDI edits of its containers: writes an event and the mark for eviction. Returns whether
-    /// that is new.
+    /// Handles a pod that runs without the CDI edits of its containers: writes an event and the mark for eviction. Returns
+    /// whether this is new.
     pub(super) fn not_applied(&mut self, uid: &PodUid, pod: &PodRef) -> bool {
         const REASON: &str = "LimitsNotApplied";
         self.mark_once((uid, pod), REASON, NOT_APPLIED.into())
     }
 
-    /// A pod has written more into its folders than it may: writes an event and the mark for eviction once. If
-    /// evictions are set, tries one each time, because a disruption budget may forbid it for now.
+    /// Handles a pod that has written more into its folders than it may: writes an event and the mark for eviction once.
+    /// If evictions are switched on, tries to evict the pod each time, because a disruption budget may forbid it for now.
     pub(super) fn has_written_too_much(&mut self, pod: &Pod, files: &PodFiles, limit: Bytes) {
         const REASON: &str = "TooMuchWritten";
         let note = too_much_written(files, limit);
@@ -239,7 +241,7 @@ impl PodStatusWriter {
         tokio::spawn(async move {
             let mut pauses = EVENT_PAUSES.into_iter();
             while let Err(error) = api.pod_event(&uid, &pod, &event).await {
-                // A server that refuses an event refuses it again.
+                // If the API server refuses an event, it would refuse it again.
                 match pauses.next().filter(|_| error.refusal().is_none()) {
                     Some(pause) => tokio::time::sleep(Duration::from_secs(pause)).await,
                     None => {
@@ -251,7 +253,7 @@ impl PodStatusWriter {
         });
     }
 
-    /// A claim is on other devices than its pod's annotation says: writes the annotation.
+    /// Writes the annotation of a pod whose claim has moved to other devices.
     pub(super) fn moved(&mut self, gpu_pod: &GpuPod, claim: &Claim) {
         match claim::encode(annotation_keys::ALLOCATED, claim) {
             Ok(text) => {
@@ -259,13 +261,13 @@ impl PodStatusWriter {
                 self.write_until_done(PodWriteKind::Claim, (&gpu_pod.uid, &gpu_pod.pod), claim);
             }
             Err(fault) => {
-                tracing::warn!(pod = %gpu_pod.pod, %fault, "the claim has moved, and cannot be written on its pod");
+                tracing::warn!(pod = %gpu_pod.pod, %fault, "the claim has moved, but cannot be written on its pod");
             }
         }
     }
 
-    /// Takes in a view: writes events about changes of the health of GPUs, about pods that the driver names in errors,
-    /// and about pods that hold a GPU that is not listed. Returns how many pods do.
+    /// Takes a view: writes events about changes of the health of GPUs, about pods that the driver names in errors, and
+    /// about pods that hold a GPU that is not listed. Returns the number of pods that hold such a GPU.
     pub(super) fn gpus_are(&mut self, view: &NodeView, allocator: &NodeAllocator) -> usize {
         for change in self.watched.look(view, &now()) {
             let holders = allocator.holders(&change.devices);
@@ -283,7 +285,7 @@ impl PodStatusWriter {
         missing.iter().map(|(uid, ..)| uid).collect::<BTreeSet<&PodUid>>().len()
     }
 
-    /// The health of a GPU has changed: writes an event on the Node and on every pod that holds something of the GPU.
+    /// Writes an event about a change of a GPU's health on the Node and on every pod that holds a share of the GPU.
     fn health(&self, change: HealthChange, holders: Vec<(PodUid, PodRef)>) {
         let (api, own) = (self.api.clone(), self.own.clone());
         let HealthChange { event, .. } = change;
@@ -304,12 +306,12 @@ impl PodStatusWriter {
         tokio::spawn(async move { node_event(&api, &own, &event).await });
     }
 
-    /// The driver names a process of this pod in an error: writes one event for each kind of error.
+    /// Writes an event on a pod of which the driver names a process in an error: one event for each kind of error.
     fn driver_error(&mut self, pod: (&PodUid, &PodRef), code: u32, note: String) {
         self.event_once(pod, &Arc::from(format!("xid {code}")), "GpuDriverError", note);
     }
 
-    /// A pod runs and holds a GPU that this node does not list: writes an event.
+    /// Writes an event on a running pod that holds a GPU that this node does not list.
     fn without_gpu(&mut self, (uid, pod): (&PodUid, &PodRef), device: &GpuUuid) {
         let note = gpu_missing(device);
         if self.event_once((uid, pod), &Arc::from(device.as_str()), "GpuMissing", note) {
@@ -330,17 +332,17 @@ impl PodStatusWriter {
         }
     }
 
-    /// The kubelet has called `Allocate`: the pod may be admitted soon.
+    /// Records that the kubelet has called `Allocate`: its pod may be admitted soon.
     pub(super) fn allocates(&mut self) {
         self.phases.expect(clock::monotonic());
     }
 
-    /// Whether the owner looks in the checkpoint for pods that a scheduler waits for.
+    /// Whether the owner must look in the checkpoint for pods that a scheduler waits for.
     pub(super) fn looks_for_admitted(&self) -> bool {
         self.phases.reads_checkpoint(clock::monotonic())
     }
 
-    /// Whether HAMi's scheduler placed this pod and does not know yet that the pod has its GPUs.
+    /// Whether HAMi's scheduler placed this pod, and does not yet know that the pod has its GPUs.
     pub(super) fn is_awaited(&self, pod: &Pod) -> bool {
         self.phases.is_awaited(pod.cgroup_uid(), phase(pod))
     }
@@ -354,16 +356,16 @@ impl PodStatusWriter {
         awaited
     }
 
-    /// A container of this pod may not start: tells HAMi's scheduler, which places no other pod here before it knows
-    /// that.
+    /// Tells HAMi's scheduler that a container of this pod may not start. The scheduler places no other pod here until it
+    /// knows this.
     pub(super) fn unfilled(&mut self, pod: &Pod) {
         if let Some(write) = self.phases.refused(pod.cgroup_uid(), phase(pod)) {
             self.tell_scheduler(pod, write);
         }
     }
 
-    /// All containers of a pod have their GPUs: tells HAMi's scheduler, which waits for this and holds the node lock
-    /// until then.
+    /// Tells HAMi's scheduler that all containers of a pod have their GPUs. The scheduler waits for this, and holds the
+    /// node lock until then.
     pub(super) fn filled(&mut self, pod: &Pod) {
         if let Some(write) = self.phases.filled(pod.cgroup_uid(), phase(pod)) {
             self.tell_scheduler(pod, write);
@@ -386,8 +388,8 @@ impl PodStatusWriter {
         self.write_until_done(PodWriteKind::Lock, names, AnnotationChanges::new());
     }
 
-    /// A pod that no scheduler placed got device shares: writes its claim where a scheduler would have written it, with
-    /// a mark that the agent placed it.
+    /// Writes the claim of a pod that got device shares and that no scheduler placed. The claim stands where a scheduler
+    /// would have written it, with a mark that the agent placed the pod.
     pub(super) fn shared(&mut self, gpu_pod: &GpuPod, claim: &Claim) {
         match claim::encode(annotation_keys::ALLOCATED, claim) {
             Ok(text) => {
@@ -403,7 +405,7 @@ impl PodStatusWriter {
     }
 }
 
-/// Writes an event on our Node. It is tried a few times: it says what an operator has to do.
+/// Writes an event on this agent's Node. Tries a few times, because the event says what an operator has to do.
 async fn node_event(api: &ApiServer, own: &OwnNodeReader, event: &ObjectEvent) {
     let mut pauses = EVENT_PAUSES.into_iter();
     loop {
@@ -414,7 +416,7 @@ async fn node_event(api: &ApiServer, own: &OwnNodeReader, event: &ObjectEvent) {
         let Err(error) = written else { return };
         match pauses.next().filter(|_| error.refusal().is_none()) {
             Some(pause) => tokio::time::sleep(Duration::from_secs(pause)).await,
-            None => return tracing::warn!(reason = event.reason, %error, "cannot write an event on our Node"),
+            None => return tracing::warn!(reason = event.reason, %error, "cannot write an event on this agent's Node"),
         }
     }
 }
@@ -424,7 +426,7 @@ fn phase(pod: &Pod) -> Option<BindPhase> {
     bind::decode_phase(pod.annotation(annotation_keys::BIND_PHASE)?).ok()
 }
 
-/// The content of a write, and what follows while it is missing.
+/// The content of a write, and the consequence while it is missing.
 fn meaning(kind: PodWriteKind) -> &'static str {
     match kind {
         PodWriteKind::Claim => "which devices this pod has; schedulers assume others or none meanwhile",

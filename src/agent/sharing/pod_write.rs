@@ -37,8 +37,8 @@ pub(super) async fn write(api: ApiServer, own: OwnNodeReader, write: PodWrite, e
     let _ = ended.send(Ended { write, outcome, why }).await;
 }
 
-/// A write ends when its pod is gone. Code 409 alone does not say that: a write that conflicts with another one gets it
-/// too.
+/// A write ends when its pod is gone. Code 409 alone does not show this, because a conflict between two writes has the
+/// same code.
 fn outcome(error: &ApiError) -> PodWriteOutcome {
     match error.refusal() {
         Some(refusal) if refusal.code == 404 => PodWriteOutcome::Gone,
@@ -49,15 +49,15 @@ fn outcome(error: &ApiError) -> PodWriteOutcome {
     }
 }
 
-/// Removes the node lock from our Node if it is this pod's, and only as it was read. If it was written again since, the
-/// try fails, and the next one reads it again.
+/// Removes the node lock from this agent's Node if the lock belongs to this pod and has not changed since it was read. If
+/// it has changed, the try fails, and the next try reads the lock again.
 async fn release(api: &ApiServer, own: &OwnNodeReader, pod: &PodRef) -> Result<(), String> {
     let seen = own.read_now().await.map_err(|error| error.to_string())?;
     let Some(text) = seen.annotation(annotation_keys::NODE_LOCK) else { return Ok(()) };
     let lock = match node_lock::decode(text) {
         Ok(lock) => lock,
         Err(fault) => {
-            tracing::warn!(%fault, "the node lock on our Node cannot be read; it stays");
+            tracing::warn!(%fault, "the node lock on this agent's Node cannot be read; it stays");
             return Ok(());
         }
     };
@@ -102,7 +102,7 @@ mod tests {
         }
     }
 
-    /// The cache may lag behind the scheduler that has just taken the lock, and behind another one that has.
+    /// The cache may lag behind this pod's scheduler, which has just taken the lock, or behind another scheduler.
     #[tokio::test]
     async fn the_current_lock_is_released_even_if_a_cache_shows_an_older_one() {
         const OTHER_LOCK: &str = "2026-11-21T10:21:47Z,ml,other";
@@ -126,7 +126,7 @@ mod tests {
             assert_eq!(lock(), json!(null), "where the cache shows {cached:?}");
 
             node(Some(OTHER_LOCK));
-            assert_eq!(release(&api, &own, &pod("train-0")).await, Ok(()), "nothing of its own is left to release");
+            assert_eq!(release(&api, &own, &pod("train-0")).await, Ok(()), "the pod has no lock left to release");
             assert_eq!(lock(), OTHER_LOCK);
             let late =
                 api.release_node(annotation_keys::NODE_LOCK, "2026-11-21T10:21:48Z,ml,train-0").await.unwrap_err();

@@ -1,4 +1,4 @@
-//! `PreStartContainer`: finds in the kubelet's checkpoint which container starts, and gives it what it claims.
+//! `PreStartContainer`: finds in the kubelet's checkpoint which container starts, and gives the container its claim.
 //!
 //! ```text
 //!   start ──checkpoint──▶ verdict ──▶ fill      files first, then the answer to the kubelet
@@ -6,7 +6,7 @@
 //!                                 ──▶ wait      for what is not known yet; refused after a time limit
 //! ```
 //!
-//! What must never happen here: the kubelet gets the answer before the files of the container are there.
+//! What must never happen here: the kubelet gets the answer before the files of the container exist.
 
 use super::calls::WaitingStart;
 use super::container_files::{DeliveryResult, UnwrittenStart, log_delivered, report};
@@ -27,16 +27,16 @@ use tokio::task::yield_now;
 use tokio::time::Instant;
 use wire::annotation_keys::EPOCH;
 
-/// A start that may go on, and what is left to do for it.
+/// A start that may proceed, and the work that is left for it.
 struct Filled {
     bound: Vec<BoundContainer>,
     shared: bool,
     waited: Duration,
-    /// Where the answer goes, if the files were prefetched.
+    /// Sends the answer to the gRPC task, if the files were prefetched.
     reply: Option<oneshot::Sender<Result<(), CallRefused>>>,
     /// Whether the files were prefetched.
     prepared: bool,
-    /// The result that a scheduler waits for, if it does.
+    /// The result for a scheduler that waits for it, if any.
     report: Option<DeliveryResult>,
 }
 
@@ -47,8 +47,8 @@ impl Sharing {
         if starts.is_empty() {
             return;
         }
-        // A pod without a claim gets a share only until a GPU scheduler is known to place pods here, so the newest pods
-        // are needed.
+        // A pod without a claim gets a share only as long as no GPU scheduler is known to place pods here, so this needs
+        // the newest pods.
         if !self.allocator.served_by_scheduler() {
             self.look_at_new_pods();
         }
@@ -70,7 +70,7 @@ impl Sharing {
                 }
                 StartVerdict::Fill { bound, shared } => filled.push(self.fill(start, bound, shared)),
                 StartVerdict::Foreign => {
-                    tracing::info!(ids = ?start.ids, "a container of an earlier plugin starts; it keeps what it was given");
+                    tracing::info!(ids = ?start.ids, "a container of an earlier plugin starts; it keeps its devices");
                     self.counts.ended(StartOutcome::Foreign);
                     let _ = start.reply.send(Ok(()));
                 }
@@ -90,12 +90,12 @@ impl Sharing {
                 },
             }
         }
-        // All answers go out after the last line of the loop is written: on this thread an earlier answer would wait
-        // for it.
+        // The answers are sent after the whole loop: on this thread, an answer that is sent earlier would wait for the
+        // end of the loop anyway.
         for reply in filled.iter_mut().filter_map(|filled| filled.reply.take()) {
             let _ = reply.send(Ok(()));
         }
-        // The answered calls go on first: what is left to do here takes longer than a whole answer.
+        // The answered calls proceed first, because the work that is left here takes longer than a whole answer.
         yield_now().await;
         if !filled.is_empty() {
             effects::failpoint!("start-answered");
@@ -155,15 +155,15 @@ impl Sharing {
         let _ = start.reply.send(Err(CallRefused(why)));
     }
 
-    /// The holder of these ids, as far as it is known.
+    /// The holder of these ids, if it is known.
     fn holder(&self, ids: &[Arc<str>], rows: Option<&[CheckpointEntry]>) -> Option<late::TicketHolder> {
         let listed = self.holders.listed_last();
         let pods = self.pods.latest();
         late::holder(ids, rows.unwrap_or_default(), listed.as_deref().unwrap_or_default(), pods.as_deref())
     }
 
-    /// Writes what the containers get, if it was not prefetched, then lets them start. The next start does not wait
-    /// for the disk.
+    /// Writes the files of the containers, if they were not prefetched, then lets the containers start. The next start
+    /// does not wait for the disk.
     fn fill(&mut self, start: WaitingStart, bound: Vec<BoundContainer>, shared: bool) -> Filled {
         let containers: Vec<_> =
             bound.iter().map(|bound| (bound.clone(), container_limits::of(bound, &self.allocator))).collect();
@@ -190,7 +190,7 @@ impl Sharing {
         pod.is_some_and(|pod| self.status.is_awaited(&pod))
     }
 
-    /// Does what is left for a start that no longer waits for the owner.
+    /// Does the remaining work for a start that no longer waits for the owner.
     fn finish_start(&mut self, Filled { bound, shared, waited, prepared, report, .. }: Filled) {
         self.check_first_containers(&bound);
         self.holders.compare_now_and_then();

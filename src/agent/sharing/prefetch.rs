@@ -6,11 +6,11 @@
 //!   Allocate ──▶ unseen ──checkpoint──▶ seen ──guess──▶ preparing ──files──▶ prepared ──▶ PreStartContainer
 //! ```
 //!
-//! Other threads read the checkpoint and write the files, so the owner does not wait. A start is decided as without a
-//! prefetch: by a recent checkpoint that contains its ticket. Prefetched files count only if they are exactly the files
-//! of that decision; otherwise they are written again.
+//! Other threads read the checkpoint and write the files, so the owner does not wait. A start is decided in the same way
+//! as without a prefetch: by a recent checkpoint that contains its ticket. Prefetched files are used only if they are
+//! exactly the files of that decision; otherwise they are written again.
 //!
-//! What must never happen here: a container that starts by the guess of a prefetch; two writers of one file.
+//! What must never happen here: a container starts with the guess of a prefetch; two threads write one file.
 
 use decide::allocator::{BoundContainer, NodeAllocator, StartVerdict};
 use effects::delivery::DeviceDelivery;
@@ -30,23 +30,24 @@ use tokio::time::Instant;
 const SOON: Duration = Duration::from_millis(20);
 /// Pause between two readings while starts are expected.
 const LATER: Duration = Duration::from_millis(500);
-/// A checkpoint that was read at most this long ago is as good as a new reading: the container of a start has long been
-/// in it.
+/// A checkpoint that was read at most this long ago is as good as a new reading, because the kubelet has written the
+/// container of a start long before.
 const FRESH: Duration = Duration::from_secs(2);
-/// How long after `Allocate` a start is expected. The files of a later start, after a long image pull, are written when
-/// it comes.
+/// How long after `Allocate` a start is expected. The files of a later start, after a long image pull, are written at that
+/// start.
 const EXPECTED: Duration = Duration::from_secs(60);
-/// The most starts that are expected: all containers of a full node. The files of others are written when they start.
+/// The most starts that are expected: all containers of a full node. The files of further containers are written when they
+/// start.
 const MAX_EXPECTED: usize = 1024;
-/// Pause between two prefetches of CDI specs. After each one the runtime reads all specs of its folder again, 0.2 ms
-/// for each spec; done for each ticket of sixty pods, that took a twelfth of all that the node did meanwhile. The files
-/// of a start that comes before its prefetch are written when it comes.
+/// Pause between two prefetches of CDI specs. After each prefetch the runtime rereads all specs of its folder, which takes
+/// 0.2 ms for each spec. With one prefetch for each ticket of sixty pods, this took a twelfth of the node's work in that
+/// time. If a start comes before its prefetch, its files are written at the start.
 const APART: Duration = Duration::from_secs(1);
-/// The most starts of one prefetch. The kubelet admits sixty pods within seconds and starts them in an order of its own,
-/// so all of them should be written in the first seconds; with 16 at once a quarter of the starts came before their
-/// files. A start whose files are being written waits for all of them, 0.2 ms each.
+/// The most starts of one prefetch. The kubelet admits sixty pods within seconds and starts them in its own order, so the
+/// files of all of them should be written in the first seconds; with 16 at once, a quarter of the starts came before their
+/// files. A start whose files are being written waits for the whole prefetch, 0.2 ms for each start.
 const MAX_AT_ONCE: usize = 64;
-/// Background results under way: at most one reading and one prefetch.
+/// The most pending background results: one reading and one prefetch.
 const UNDER_WAY: usize = 2;
 
 /// The expected starts, and the stage of each.
@@ -90,7 +91,7 @@ pub(super) enum BackgroundResult {
     Files(PrefetchResult),
 }
 
-/// What was prefetched for each ticket, and whether any CDI spec is new.
+/// The limits that were written for each ticket, and whether any CDI spec is new.
 #[derive(Debug)]
 pub(super) struct PrefetchResult {
     new_specs: bool,
@@ -112,7 +113,7 @@ impl Default for SpecPrefetcher {
 }
 
 impl SpecPrefetcher {
-    /// A ticket is issued; its start is expected.
+    /// Records that a ticket is issued, whose start is now expected.
     pub(super) fn given(&mut self, ticket: &Ticket, now: Instant) {
         if self.expected.len() < MAX_EXPECTED {
             self.expected.insert(ticket.clone(), (now, Stage::Unseen));
@@ -125,7 +126,7 @@ impl SpecPrefetcher {
         self.ends.1.recv().await
     }
 
-    /// When the checkpoint must be read next; `None` while nothing is expected or a reading is under way.
+    /// When the checkpoint must be read next; `None` while no start is expected or a reading runs.
     pub(super) fn due(&self) -> Option<Instant> {
         (!self.reading && !self.expected.is_empty()).then_some(self.due)
     }
@@ -142,7 +143,7 @@ impl SpecPrefetcher {
         });
     }
 
-    /// A background reading of the checkpoint has ended; `rows` is `None` if it could not be read whole.
+    /// Takes the result of a background reading of the checkpoint; `rows` is `None` if not all entries could be read.
     pub(super) fn has_read(&mut self, began: Instant, rows: Option<&Arc<[CheckpointEntry]>>, now: Instant) {
         self.reading = false;
         self.expected.retain(|_, (since, stage)| matches!(stage, Stage::Preparing) || now - *since < EXPECTED);
@@ -165,8 +166,8 @@ impl SpecPrefetcher {
     }
 
     /// The last checkpoint, if it is fresh and contains the newest ticket of each of these starts, and every other
-    /// expected ticket with any of their ids. It was then read after `Allocate`, so no other container holds one of
-    /// these ids in it.
+    /// expected ticket with any of their ids. Such a checkpoint was read after `Allocate`, so no other container holds one
+    /// of these ids in it.
     pub(super) fn rows<'a>(
         &self,
         allocator: &NodeAllocator,
@@ -187,9 +188,9 @@ impl SpecPrefetcher {
         unseen.map(|(ticket, _)| ticket).all(of_others).then(|| Arc::clone(rows))
     }
 
-    /// Writes what the next expected containers would get if they started now, decided on a copy of the state. Those
-    /// that have waited longest come first, those that were tried in vain come last. To be called again when the files
-    /// are written.
+    /// Writes the files that the next expected containers would get if they started now, decided on a copy of the state.
+    /// The containers that have waited longest come first; those for which an earlier try failed come last. To be called
+    /// again when the files are written.
     pub(super) fn prepare(&mut self, allocator: &NodeAllocator, delivery: &Arc<DeviceDelivery>, now: Instant) {
         let Some((rows, _)) = self.rows.as_ref().filter(|_| !self.writing) else { return };
         let seen = |row: &CheckpointEntry| match self.expected.get(row.ticket.as_ref()?) {
@@ -202,7 +203,7 @@ impl SpecPrefetcher {
             return;
         }
         if let Some(not_before) = self.not_before.filter(|time| now < *time) {
-            // At that time, with the checkpoint of that time.
+            // The prefetch runs at that time, with the newest checkpoint.
             self.due = self.due.min(not_before);
             return;
         }
@@ -221,7 +222,7 @@ impl SpecPrefetcher {
         });
     }
 
-    /// A prefetch has ended.
+    /// Takes the result of a prefetch that has ended.
     pub(super) fn has_written(&mut self, PrefetchResult { new_specs, files }: PrefetchResult, now: Instant) {
         self.writing = false;
         if new_specs {
@@ -234,14 +235,15 @@ impl SpecPrefetcher {
         }
     }
 
-    /// Whether files of one of these are being written: they come in a moment, and no other thread may write them.
+    /// Whether files of one of these containers are being written: they are ready in a moment, and no other thread may
+    /// write them.
     pub(super) fn is_preparing(&self, bound: &[BoundContainer]) -> bool {
         bound.iter().any(|bound| matches!(self.expected.get(&bound.ticket), Some((_, Stage::Preparing))))
     }
 
-    /// These containers start now. Returns whether all their files are there, exactly as they were decided. The files
-    /// count again while the start is expected: an init container and the app container after it are both filled at
-    /// each start.
+    /// Called when these containers start. Returns whether all their files exist and match the decision exactly. The same
+    /// files can be used again while the start is expected, because an init container and the app container after it are
+    /// both filled at each start.
     pub(super) fn started(
         &mut self,
         containers: &[(BoundContainer, ContainerLimits)],
@@ -259,7 +261,7 @@ impl SpecPrefetcher {
     }
 }
 
-/// Writes the files; blocks for as long as the disk takes.
+/// Writes the files; blocks until they are on disk.
 fn write(
     mut guess: NodeAllocator,
     rows: &[CheckpointEntry],
@@ -268,7 +270,7 @@ fn write(
 ) -> PrefetchResult {
     let mut made: BTreeMap<Ticket, Option<PrefetchedSpec>> =
         due.iter().filter_map(|row| row.ticket.clone()).map(|ticket| (ticket, None)).collect();
-    // A failed write is reported when the container starts.
+    // A write that fails is reported when the container starts.
     let mut specs: Vec<(Ticket, ContainerLimits)> = Vec::new();
     for row in due {
         let StartVerdict::Fill { bound, .. } = guess.start(&row.ids, Some(rows)) else { continue };
@@ -317,7 +319,7 @@ mod tests {
         CheckpointEntry { holder: key(), ids: ids(), ticket: Some(ticket(n)), foreign: false, early: false }
     }
 
-    /// One GPU, and one pod with a claim on so much of its memory.
+    /// One GPU, and one pod with a claim on this much of its memory.
     fn allocator(memory: u64) -> NodeAllocator {
         let device = GpuUuid::parse("GPU-a").unwrap();
         let mut allocator = NodeAllocator::new(WithoutClaim::Refuse, true);
@@ -363,7 +365,7 @@ mod tests {
         Arc::new(DeviceDelivery::new(&folder.join("state"), &folder.join("cdi"), NodeEdits::default()).unwrap())
     }
 
-    /// What is decided when the container starts.
+    /// The decision when the container starts.
     fn decided(allocator: &mut NodeAllocator, rows: &[CheckpointEntry]) -> Vec<(BoundContainer, ContainerLimits)> {
         let StartVerdict::Fill { bound, .. } = allocator.start(&ids(), Some(rows)) else { panic!("it may start") };
         bound.iter().map(|bound| (bound.clone(), super::super::container_limits::of(bound, allocator))).collect()
@@ -433,7 +435,7 @@ mod tests {
             (delivery(folder.path()), allocator(4), SpecPrefetcher::default());
         let now = Instant::now();
         let slot = |n: u8| -> Vec<Arc<str>> { vec![format!("GPU-a-{n}").into()] };
-        // Only the first is of a pod that is known; the checkpoint has them in reverse order.
+        // Only the first ticket belongs to a known pod; the checkpoint has the tickets in reverse order.
         for n in 0..ALL {
             allocator.issue(ticket(n), &slot(n));
             prefetcher.given(&ticket(n), now + Duration::from_millis(n.into()));
@@ -465,9 +467,9 @@ mod tests {
         prefetcher.prepare(&allocator, &delivery, now + 2 * APART);
         let Some(BackgroundResult::Files(written)) = prefetcher.ended().await else { panic!("files are written") };
         assert_eq!(written.files.len(), MAX_AT_ONCE);
-        assert!(!written.files.contains_key(&ticket(0)), "its files are there");
+        assert!(!written.files.contains_key(&ticket(0)), "its files exist");
         prefetcher.has_written(written, now + 2 * APART);
-        // The two that were left, and before them one that was not tried yet.
+        // The two tickets that were left, and before them one that was not tried yet.
         allocator.issue(ticket(LATE), &slot(LATE));
         prefetcher.given(&ticket(LATE), now + APART);
         let rows: Arc<[CheckpointEntry]> =
@@ -486,11 +488,15 @@ mod tests {
         allocator.issue(ticket(1), &ids);
         prefetcher.given(&ticket(1), now);
         prefetcher.has_read(now, Some(&checkpoint(&[])), now);
-        assert_eq!(prefetcher.rows(&allocator, starts(), now), None, "kubelet has not written it yet");
+        assert_eq!(prefetcher.rows(&allocator, starts(), now), None, "kubelet has not written the ticket yet");
         prefetcher.has_read(now, Some(&checkpoint(&[1])), now);
         assert_eq!(prefetcher.rows(&allocator, starts(), now), Some(checkpoint(&[1])));
         allocator.issue(ticket(2), &ids);
-        assert_eq!(prefetcher.rows(&allocator, starts(), now), None, "the ids have been given to another since");
+        assert_eq!(
+            prefetcher.rows(&allocator, starts(), now),
+            None,
+            "the ids have been given to another container since"
+        );
         prefetcher.given(&ticket(2), now);
         prefetcher.has_read(now, Some(&checkpoint(&[2])), now);
         assert_eq!(prefetcher.rows(&allocator, starts(), now + FRESH), Some(checkpoint(&[2])));
@@ -503,7 +509,7 @@ mod tests {
         );
         allocator.issue(ticket(4), &["GPU-a-8".into(), IDS[0].into()]);
         prefetcher.given(&ticket(4), now);
-        assert_eq!(prefetcher.rows(&allocator, starts(), now), None, "one of these ids does");
+        assert_eq!(prefetcher.rows(&allocator, starts(), now), None, "one of these ids concerns it");
         prefetcher.has_read(now, Some(&checkpoint(&[2, 4])), now);
         assert_eq!(prefetcher.rows(&allocator, starts(), now + FRESH + SOON), None, "the checkpoint is too old");
         prefetcher.has_read(now, None, now);

@@ -1,4 +1,4 @@
-//! Whether containers of this node get their devices by CDI: what is known, and the checks of the first containers.
+//! Whether containers of this node get their devices by CDI: the findings, and the checks of the first containers.
 
 use super::cdi_check::{self, CdiCheckResult, CdiChecks};
 use decide::cdi::{CdiFinding, NodeCdi};
@@ -27,7 +27,7 @@ pub(super) struct RuntimeCdi {
     state_dir: PathBuf,
 }
 
-/// Where a check finds a container.
+/// The sources in which a check finds a container.
 #[derive(Clone, Debug)]
 pub(super) struct CheckSources {
     /// The paths of the host's `/proc` and cgroups.
@@ -38,29 +38,29 @@ pub(super) struct CheckSources {
     pub pods: watch::Receiver<Option<Arc<PodList>>>,
 }
 
-/// What has happened.
+/// An event for the owner.
 #[derive(Debug)]
 pub(super) enum CdiEvent {
-    /// More is known.
+    /// The knowledge about CDI has changed.
     Known,
     /// A check has ended.
     Checked(CdiCheckResult),
 }
 
 impl RuntimeCdi {
-    /// Begins with what the previous agent found.
+    /// Begins with the previous agent's finding.
     pub(super) fn new(seen: CheckSources, state_dir: &Path) -> RuntimeCdi {
         let (known, changes) = watch::channel(NodeCdi::new(sources::state_dir::cdi_support(state_dir)));
         let (state_dir, results) = (state_dir.to_owned(), mpsc::channel(1));
         RuntimeCdi { known, changes, finding: None, results, checks: CdiChecks::default(), seen, state_dir }
     }
 
-    /// Takes what the API server and the runtime say.
+    /// Takes the answers of the API server and the runtime.
     pub(super) fn sender(&self) -> watch::Sender<NodeCdi> {
         self.known.clone()
     }
 
-    /// What is known, as it changes.
+    /// What is known, with each change.
     pub(super) fn watch(&self) -> watch::Receiver<NodeCdi> {
         self.changes.clone()
     }
@@ -95,7 +95,7 @@ impl RuntimeCdi {
         self.finding.as_ref()
     }
 
-    /// Puts the newest finding in force, and saves it for the next agent. Returns the one before, if it differs.
+    /// Puts the newest finding in force, and saves it for the next agent. Returns the previous finding, if it differs.
     pub(super) fn take(&mut self) -> Option<Option<CdiFinding>> {
         let now = self.changes.borrow_and_update().finding();
         if now == self.finding {
@@ -103,7 +103,7 @@ impl RuntimeCdi {
         }
         let works = |finding: &Option<CdiFinding>| finding.as_ref().is_some_and(CdiFinding::works);
         if works(&now) && !works(&self.finding) {
-            // What was seen before no longer counts.
+            // Earlier results no longer count.
             self.checks.begin();
         }
         if let Some(now) = &now {
@@ -119,7 +119,7 @@ impl RuntimeCdi {
         }
     }
 
-    /// Forgets pods that are gone.
+    /// Forgets all pods except these.
     pub(super) fn forget(&mut self, here: &BTreeSet<&PodUid>) {
         self.checks.forget(here);
     }
@@ -143,12 +143,12 @@ impl RuntimeCdi {
         tokio::spawn(cdi_check::watch(about, roots, (view, pods), self.results.0.clone()));
     }
 
-    /// A check has ended.
+    /// Records that a check has ended.
     pub(super) fn has_checked(&mut self, CdiCheckResult { key, has, .. }: &CdiCheckResult) {
         self.checks.ended(key, has.is_some());
     }
 
-    /// A container was seen with its devices. Returns whether it is the first.
+    /// Records that a container was seen with its devices. Returns whether it is the first one.
     pub(super) fn has_devices(&mut self) -> bool {
         let first = self.checks.has();
         if first {
@@ -157,8 +157,8 @@ impl RuntimeCdi {
         first
     }
 
-    /// A container of this pod was seen without its devices. Enough of them show that the runtime ignores CDI devices,
-    /// unless it reports that its CDI is on.
+    /// Records that a container of this pod was seen without its devices. After enough such containers, the runtime counts
+    /// as one that ignores CDI devices, unless it reports that its CDI is on.
     pub(super) fn lacks_devices(&mut self, pod: &PodRef) {
         let doubtful = self.finding.as_ref().is_some_and(|finding| finding.works() && !finding.announced);
         if self.checks.lacks(pod) && doubtful {

@@ -7,9 +7,9 @@
 //!                                             └─▶ register with kubelet   ┘   open calls, end connections and owner
 //! ```
 //!
-//! Calls of the kubelet that come before the owner runs wait for it.
+//! If the kubelet calls before the owner runs, the call waits for the owner.
 //!
-//! What must never happen here: two owners of one state directory; a registration before it is known whether there is CDI.
+//! What must never happen here: two owners of one state directory; a registration before it is known whether CDI works.
 
 use super::cdi_finder::CdiFinder;
 use super::host::HostWatcher;
@@ -33,11 +33,11 @@ use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
 
-/// A registration beside the previous agent takes some tens of milliseconds; after this long the previous agent ends
-/// first.
+/// The longest wait for a registration while the previous agent is still registered; it usually takes some tens of
+/// milliseconds. After this time the previous agent ends first.
 const REGISTERS_WITHIN: Duration = Duration::from_millis(1500);
-/// How long the end waits for the keeper: what the next agent reads is written within milliseconds, unless the disk
-/// hangs.
+/// How long a stopping agent waits for the keeper. The files that the next agent reads are written within milliseconds,
+/// unless the disk hangs.
 const KEPT_WITHIN: Duration = Duration::from_secs(2);
 
 /// How sharing runs and ends together with the whole program.
@@ -65,8 +65,8 @@ impl Run {
         Run { closing, closed, stop, progress, served, alone, followed: Arc::default(), beside: Arc::default() }
     }
 
-    /// Waits until this agent has to stop and may do so before its turn. Beside a previous agent, which is about to close, it
-    /// takes its turn first: the kubelet already calls this agent, and learns of its end only from its last list.
+    /// Waits until this agent has to stop and may stop before its turn. If it registered beside the previous agent, it must
+    /// take its turn first: the kubelet already calls this agent, and learns that it ends only from its last device list.
     async fn stops_before_its_turn(&self) {
         self.closing.cancelled().await;
         if self.beside.load(Ordering::Relaxed) {
@@ -75,14 +75,14 @@ impl Run {
     }
 }
 
-/// What the serving of the kubelet needs.
+/// The inputs of the `serving` task.
 #[derive(Debug)]
 pub(super) struct Serving {
     pub settings: plugin::Settings,
     pub calls: PluginCallSender,
     pub list: watch::Receiver<Arc<[PluginDevice]>>,
     pub registration: watch::Sender<RegistrationState>,
-    /// Where the kubelet's version is read: the API server, and the name of this node.
+    /// The sources of the kubelet's version: the API server, and the name of this node.
     pub kubelet: (ApiConnection, NodeName),
 }
 
@@ -114,22 +114,22 @@ pub(super) async fn owning(
         () = run.stops_before_its_turn() => return Ok(()),
         turn = begins => turn?,
     };
-    // One that stops already asks nobody for pods: the stream to the leader would say that it serves.
+    // An agent that is already stopping must not ask for pods: the stream would report to the leader that it serves.
     if !run.closing.is_cancelled() {
         run.progress.send_replace(Progress::Shares);
     }
     owner.recall_all();
-    // `stop` ends the work, after the kubelet's calls were answered.
+    // `stop` ends the work once the kubelet's calls are answered.
     let work = async { tokio::join!(owner.run(run.stop.clone()), watcher.run(run.stop.clone())).0 };
     let keeper = tokio::select! { keeper = work => keeper, () = hands_over(&turn, &run) => return Ok(()) };
-    // The turn ends when the last line is written, because the next agent reads it; it waits at most `KEPT_WITHIN`.
+    // The next agent reads the files, so the turn ends when the last line is written, or after `KEPT_WITHIN`.
     let _ = timeout(KEPT_WITHIN, keeper.end()).await;
     drop(turn);
     Ok(())
 }
 
-/// Prepares everything, waits for the end of the previous agent, and starts the registration: before that end if it is
-/// known what the kubelet does with a second connection, else right after it.
+/// Prepares everything, waits for the end of the previous agent, and starts the registration: before the previous agent
+/// ends if it is known how the kubelet handles a second connection, otherwise right after its end.
 async fn follow(
     (owner, watcher): (&mut Sharing, &mut HostWatcher),
     (queue, kubelet): (AgentQueue, (ApiConnection, NodeName)),
@@ -139,7 +139,7 @@ async fn follow(
 ) -> io::Result<AgentTurn> {
     tracing::warn!(
         state_dir = %owner.state_dir().display(),
-        "another agent shares the GPUs of this node: this one waits for its end, and then shares them"
+        "another agent shares the GPUs of this node: this agent waits until the other ends, and then shares them"
     );
     registration.send_replace(RegistrationState::Follows);
     owner.report();
@@ -160,7 +160,10 @@ async fn follow(
     };
     owner.preview().await;
     let second = second.filter(|_| before == PredecessorEnd::Closes);
-    tracing::info!(registers_before_its_end = second.is_some(), "the other agent ends: sharing from here on");
+    tracing::info!(
+        registers_before_its_end = second.is_some(),
+        "the other agent is ending: this agent shares the GPUs from now on"
+    );
     let Some(second) = second else {
         queue.ready()?;
         let turn = queue.turn().await?;
@@ -232,9 +235,9 @@ pub(super) async fn serving(
     plugin::serve(settings, list, calls, registration, course).await
 }
 
-/// Fails if another plugin serves the resource. An agent with the same state directory waits for its turn, but one with
-/// another state directory would take our sockets, and this agent would take its. Two plugins of one resource take it
-/// from each other until the kubelet has neither.
+/// Fails if another plugin serves the resource. An agent with the same state directory waits for its turn, but an agent
+/// with another state directory would replace this agent's sockets, and this agent would replace the other's. Two plugins
+/// of one resource take it from each other until the kubelet has neither.
 async fn refuse_others(settings: &plugin::Settings) -> io::Result<()> {
     if let Some(second) = plugin::find_second(&settings.socket_paths()).await {
         return Err(second.into());

@@ -33,21 +33,21 @@ use wire::device_config::DeviceConfig;
 /// How often the task checks whether a waiting call can be judged again: the kubelet writes its checkpoint within
 /// milliseconds of `Allocate`.
 const AGAIN: Duration = Duration::from_millis(20);
-/// How often changed counts are reported: as often as the view is made.
+/// How often changed counts are reported: once for each view.
 const REPORT: Duration = Duration::from_secs(1);
-/// How often the checkpoint is read for the extender while a pod waits for its start: an agent that is about to stop waits until
-/// the kubelet has asked for the pods that are bound.
+/// How often the checkpoint is read for the extender while a pod waits for its start: an agent that is about to stop waits
+/// until the kubelet has called `Allocate` for all bound pods.
 const STAGES: Duration = Duration::from_millis(200);
 
-/// The task, which holds the node's sharing state. Each part has one job and hides how it does it; the task passes the
-/// results of one part to the others.
+/// The task, which holds the node's sharing state. Each part has one job and hides its details; the task passes the results
+/// of one part to the others.
 #[derive(Debug)]
 pub(crate) struct Sharing {
     /// Decides which container gets which devices.
     pub(super) allocator: NodeAllocator,
     /// Whether containers get their devices by CDI.
     pub(super) cdi: RuntimeCdi,
-    /// Which container holds which ids, by the kubelet.
+    /// Which container holds which ids, according to the kubelet.
     pub(super) holders: HolderSources,
     /// The tickets that the kubelet gets.
     pub(super) tickets: TicketIssuer,
@@ -81,23 +81,23 @@ impl Sharing {
         self.counts.report();
     }
 
-    /// Takes over what the previous agent has given out. Only in this agent's own turn, because the previous agent may
-    /// give something out until its last moment.
+    /// Takes over the claims, limits and tickets of the previous agent. Call it only in this agent's own turn, because the
+    /// previous agent may issue tickets until its last moment.
     pub(super) fn recall_all(&mut self) {
         let state_dir = self.cdi.state_dir();
         self.files.recall(&mut self.allocator, state_dir);
         self.tickets.recall(&mut self.allocator, state_dir);
     }
 
-    /// Waits until everything is known that a device list for the kubelet, and an answer to it, need.
+    /// Waits until everything is known that is needed to make a device list and to answer the kubelet's calls.
     pub(super) async fn is_prepared(&self) {
         self.cdi.is_known().await;
         self.offer.is_known().await;
         self.pods.is_known().await;
     }
 
-    /// Makes the device list as it will be, before this agent's turn. It decides on a copy of the state, and neither
-    /// keeps nor reports anything.
+    /// Makes the future device list before this agent's turn. It decides on a copy of the state, and neither keeps nor
+    /// reports anything.
     pub(super) async fn preview(&mut self) {
         let mut allocator = self.allocator.clone();
         if let Ok(rows) = self.holders.read().await {
@@ -202,7 +202,7 @@ impl Sharing {
     }
 
     async fn look_at_everything(&mut self) {
-        // Before the first list: an unhealthy device makes first the ids of its containers unhealthy.
+        // Read before the first list is made: of an unhealthy device, the ids of its containers become unhealthy first.
         if let Ok(rows) = self.holders.read().await {
             self.allocator.set_checkpoint(&rows);
         }
@@ -210,18 +210,18 @@ impl Sharing {
         self.look_at_gpus();
         self.look_at_pods();
         self.keep_changes().await;
-        // The answers to `Allocate` are tickets, which this agent's owner knows from now on.
+        // From now on `Allocate` is answered with tickets, because this agent's owner can register them.
         self.calls.answer_with_tickets(self.tickets.journal());
     }
 
-    /// Answers every call that can be answered by now.
+    /// Answers every call that can be answered now.
     async fn answer(&mut self) {
         self.judge().await;
         self.keep_changes().await;
     }
 
-    /// Takes in a new pod list at once, because the pod of a call may have appeared a moment ago. Returns whether there
-    /// was a new list.
+    /// Takes a new pod list at once, because the pod of a call may have appeared a moment ago. Returns whether there was a
+    /// new list.
     pub(super) fn look_at_new_pods(&mut self) -> bool {
         let new = self.pods.has_new();
         if new {
@@ -242,9 +242,8 @@ impl Sharing {
         }
     }
 
-    /// Tells HAMi's scheduler which pods the kubelet has admitted with all their containers. The scheduler places no
-    /// other pod on this node before it knows that, and the first container may start minutes later, when its image is
-    /// there.
+    /// Tells HAMi's scheduler which pods the kubelet has admitted with all their containers. The scheduler places no other
+    /// pod on this node until it knows this. Waiting for the first container could take minutes, until its image is pulled.
     async fn look_for_admitted(&mut self) {
         let Some(pods) = self.pods.latest() else { return };
         let awaited = self.status.awaited(&pods);
@@ -261,7 +260,7 @@ impl Sharing {
         self.keep_changes().await;
     }
 
-    /// Tells the stream to the extender how far the pods have come.
+    /// Gives the stream to the extender the stages of the pods.
     async fn publish_stages(&mut self) {
         if self.allocator.any_waits()
             && let Ok(checkpoint) = self.holders.read().await
@@ -353,7 +352,7 @@ impl Sharing {
         }
     }
 
-    /// Writes what has changed to the state directory and to pods.
+    /// Writes changes to the state directory and to pods.
     pub(super) async fn keep_changes(&mut self) {
         let changes = self.allocator.take_changes();
         self.counts.moved(changes.moved);
@@ -369,15 +368,15 @@ impl Sharing {
         self.tickets.keep().await;
     }
 
-    /// Compares PodResources with the checkpoint: do they name the same pods for the same ids?
+    /// Checks that PodResources and the checkpoint name the same pods for the same ids.
     async fn compare(&mut self, listed: &[ContainerDevices]) {
-        // The checkpoint is read after the list was made, so what only the list has is a contradiction.
+        // The checkpoint is read after the list was made, so an entry that only the list has is a contradiction.
         let Ok(rows) = self.holders.read().await else { return };
         self.allocator.set_checkpoint(&rows);
         self.holders.disagree(self.allocator.disagreements(listed));
     }
 
-    /// Starts a count of what pods have written into the folders that the limiter gives them, if one is due.
+    /// Starts a count of the files that pods have written into the limiter's folders, if a count is due.
     fn count_files(&mut self) {
         if !self.files.count_is_due() {
             return;
@@ -403,23 +402,23 @@ impl Sharing {
         self.counts.files_are(files);
     }
 
-    /// Has the files of pods that are gone removed. Needs both the pod list and the checkpoint: a missing list is not an
-    /// empty one. Returns whether the pod list was there.
+    /// Starts the removal of the files of pods that are gone. It needs both the pod list and the checkpoint: a missing list
+    /// is not an empty list. Returns whether there was a pod list.
     async fn sweep(&mut self) -> bool {
         self.count_files();
         let Some(pods) = self.pods.latest() else { return false };
         let Ok(rows) = self.holders.read().await else { return true };
-        // An entry that cannot be read may be of a pod that is still there.
+        // An entry that cannot be read may belong to a pod that still exists.
         if !self.holders.is_whole() {
             return true;
         }
         let uids: BTreeSet<PodUid> = pods.pods.iter().map(|pod| pod.cgroup_uid().clone()).collect();
-        // The kubelet removes a pod's row only when it needs the ids, long after the pod itself is gone.
+        // The kubelet removes a pod's entries only when it needs their ids, long after the pod itself is gone.
         let here = |row: &&CheckpointEntry| uids.contains(&row.holder.pod);
         let tickets: BTreeSet<Ticket> = rows.iter().filter(here).filter_map(|row| row.ticket.clone()).collect();
-        // Our pod watch may lag behind the kubelet's: the holder of a recent ticket may not be known yet.
+        // The agent's pod watch may lag behind the kubelet's, so the holder of a recent ticket may not be known yet.
         let kept = self.tickets.young().map(|young| young.union(&tickets).cloned().collect());
-        // A pod that has finished stays at the API server for a while, and starts no more.
+        // A finished pod stays at the API server for a while, but never starts again.
         let runs = |uid: &&PodUid| self.allocator.gpu_pod(uid).is_some_and(|pod| !pod.finished);
         self.files.keep_started(&uids.iter().filter(runs).cloned().collect());
         let gone = self.files.sweep(uids, tickets, kept).await;

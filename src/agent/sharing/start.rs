@@ -1,4 +1,4 @@
-//! Opens everything that sharing needs. If something cannot be used, the start fails with the setting to change.
+//! Opens everything that sharing needs. If something cannot be used, the start fails and names the setting to change.
 
 use super::calls::KubeletCalls;
 use super::cdi_finder::CdiFinder;
@@ -43,7 +43,7 @@ const REGISTRY: &str = "plugins_registry";
 /// The file in the state directory that exists once a scheduler has placed pods here.
 const SERVED: &str = "served-by-scheduler";
 
-/// The parts of sharing: the owner, what watches the host, and the server that the kubelet calls.
+/// The parts of sharing: the owner, the host watcher, and the server that the kubelet calls.
 pub(crate) struct Opened {
     /// The owner of the state.
     pub owner: Sharing,
@@ -57,7 +57,7 @@ pub(crate) struct Opened {
 }
 
 impl Opened {
-    /// What a stream to the extender reports of the pods. Without a receiver nothing is made for it.
+    /// The stages of the pods, for a stream to the extender. They are computed only while there is a receiver.
     pub(crate) fn stages(&self) -> watch::Receiver<SharingStages> {
         self.owner.counts.stages()
     }
@@ -66,7 +66,7 @@ impl Opened {
 /// Opens sharing for this node.
 ///
 /// # Errors
-/// A sentence that says what cannot be used, and which setting names it.
+/// A message that says what cannot be used, and which setting names it.
 pub(crate) fn open(
     settings: &AgentSettings,
     node: &NodeName,
@@ -138,13 +138,13 @@ fn allocator(settings: &AgentSettings, served: &Path) -> NodeAllocator {
     let sharing = &settings.sharing;
     let mut allocator = NodeAllocator::new(sharing.without_claim, served.exists());
     allocator.allow_same_gpu_twice(sharing.same_gpu_twice);
-    // Until it is known that containers get their devices by CDI.
+    // Closed until it is known that containers get their devices by CDI.
     allocator.close(true);
     allocator.follow_topology(topology::read(sharing.topology, &sharing.kubelet_root) == Topology::Aligned);
     allocator
 }
 
-/// Makes the host watcher. Simulated GPUs need nothing of the host, and no container runtime knows them.
+/// Makes the host watcher. Simulated GPUs need nothing from the host, and no container runtime knows them.
 fn watcher(settings: &AgentSettings) -> Result<HostWatcher, String> {
     let sharing = &settings.sharing;
     let simulated = matches!(settings.sources.gpus, Gpus::Simulated { .. });
@@ -158,15 +158,15 @@ fn watcher(settings: &AgentSettings) -> Result<HostWatcher, String> {
     Ok(watcher)
 }
 
-/// Warns when the agent lacks the capabilities to open every folder of containers: the users of a container make
-/// folders that only they may enter, and the root user of a container may close a folder to all.
+/// Warns when the agent lacks the capabilities to open every folder of containers. A user of a container can create a
+/// folder that only this user may enter, and a container's root user can close a folder to everyone.
 fn warn_of_closed_folders() {
     let sets = rustix::thread::capabilities(None);
-    // If the kernel does not report the capabilities, none is known to be missing.
+    // Without a report of the kernel, no capability is known to be missing.
     if sets.is_ok_and(|sets| !opens_all_folders(sets.effective)) {
         tracing::warn!(
-            "with --limiter-library containers write into folders on the node, and without CAP_DAC_OVERRIDE and CAP_FOWNER those that \
-             a container closes are neither counted nor removed: give the agent both (docs/capabilities.md)"
+            "with --limiter-library, containers write into folders on the node; without CAP_DAC_OVERRIDE and CAP_FOWNER, the agent \
+             can neither count nor remove files in folders that a container closes: give the agent both (docs/capabilities.md)"
         );
     }
 }

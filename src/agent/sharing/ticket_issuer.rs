@@ -1,4 +1,4 @@
-//! Issues tickets for the kubelet, has them written to disk, and has the files of their containers prefetched.
+//! Issues tickets for the kubelet, passes them to the ticket writer, and lets the files of their containers be prefetched.
 
 use super::prefetch::{BackgroundResult, SpecPrefetcher};
 use super::ticket_writer::Keeper;
@@ -20,7 +20,7 @@ pub(super) struct TicketIssuer {
     prefetcher: SpecPrefetcher,
 }
 
-/// What the prefetch needs from the owner.
+/// A request of the prefetch to the owner.
 #[derive(Debug)]
 pub(super) enum PrefetchEvent {
     /// The checkpoint must be read.
@@ -30,13 +30,13 @@ pub(super) enum PrefetchEvent {
 }
 
 impl TicketIssuer {
-    /// Has tickets written by this keeper.
+    /// Writes tickets through this keeper.
     pub(super) fn new(keeper: Keeper) -> TicketIssuer {
         let recent = RecentTickets::new(clock::monotonic());
         TicketIssuer { keeper, recent, prefetcher: SpecPrefetcher::default() }
     }
 
-    /// The kubelet has got this ticket: registers it, and expects the start of its container.
+    /// Registers a ticket that the kubelet has received, and expects the start of its container.
     pub(super) fn give(&mut self, allocator: &mut NodeAllocator, ticket: &Ticket, ids: &[Arc<str>]) -> IssuedTicket {
         self.prefetcher.given(ticket, Instant::now());
         self.issue(allocator, ticket, ids)
@@ -47,7 +47,7 @@ impl TicketIssuer {
         allocator.issue(ticket.clone(), ids)
     }
 
-    /// Takes over the tickets that the previous agent issued and had no time to write to their folders.
+    /// Takes over the tickets that the previous agent issued but had no time to write to their folders.
     pub(super) fn recall(&mut self, allocator: &mut NodeAllocator, state_dir: &Path) {
         let journal = sources::state_dir::journal(state_dir);
         for line in &journal.lines {
@@ -60,7 +60,7 @@ impl TicketIssuer {
         self.keeper.journal.continues(journal);
     }
 
-    /// The tickets that may still get a holder; `None` while this holds for all.
+    /// The tickets that may still get a holder; `None` while every ticket may.
     pub(super) fn young(&mut self) -> Option<BTreeSet<Ticket>> {
         self.recent.young(clock::monotonic())
     }
@@ -75,7 +75,7 @@ impl TicketIssuer {
         self.keeper.note(issued);
     }
 
-    /// Queues what was noted; it is written soon.
+    /// Queues the buffered tickets, which are written soon.
     pub(super) async fn keep(&mut self) {
         self.keeper.keep().await;
     }

@@ -1,5 +1,5 @@
-//! Writes tickets to their folders on one thread, in the order of the changes. So an older state of a ticket never
-//! replaces a newer one, and neither the kubelet nor the owner waits for the disk.
+//! Writes tickets to their folders on one thread, in the order of the changes. This way an older state of a ticket never
+//! replaces a newer state, and neither the kubelet nor the owner waits for the disk.
 
 use effects::delivery::{DeliveryError, TicketFolders};
 use effects::plugin::TicketJournal;
@@ -8,7 +8,7 @@ use std::sync::Arc;
 use tokio::sync::mpsc;
 use tokio::task::{JoinHandle, spawn_blocking};
 
-/// Writes that wait for the disk. Senders wait while the queue is full.
+/// The most writes that wait for the disk. Senders wait while the queue is full.
 const QUEUE: usize = 256;
 
 /// The queue of the writer thread. The thread writes everything, and ends when the queue is closed.
@@ -58,7 +58,7 @@ impl Keeper {
         self.noted.push(issued);
     }
 
-    /// Queues what was noted; the thread writes it soon.
+    /// Queues the buffered tickets; the thread writes them soon.
     pub(super) async fn keep(&mut self) {
         if !self.noted.is_empty() {
             let known = std::mem::take(&mut self.noted);

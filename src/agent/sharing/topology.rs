@@ -1,14 +1,16 @@
-//! The kubelet's topology manager policy: that of the setting, or else that of the kubelet's configuration file.
+//! The kubelet's topology manager policy, from the setting or else from the kubelet's configuration file.
 
 use crate::settings::Topology;
 use sources::kubelet_config::{self, KubeletConfigError};
 use std::path::Path;
 
-/// The policy that applies: that of the setting, else that of the kubelet's file, else none.
+/// The policy of the setting, else of the kubelet's file, else none.
 pub(super) fn read(setting: Option<Topology>, kubelet_root: &Path) -> Topology {
     let policy = setting.or_else(|| of_file(kubelet_root)).unwrap_or(Topology::None);
     if policy == Topology::Aligned {
-        tracing::info!("kubelet aligns devices by topology: a claim moves to the devices it chose, if it fits there");
+        tracing::info!(
+            "kubelet aligns devices by topology: a claim moves to the devices that kubelet chose, if it fits there"
+        );
     }
     policy
 }
@@ -17,11 +19,11 @@ fn of_file(kubelet_root: &Path) -> Option<Topology> {
     let path = kubelet_root.join(kubelet_config::FILE);
     let word = match kubelet_config::topology_policy(kubelet_root) {
         Ok(word) => word?,
-        // The chart does not mount this single file: where it is missing, the mount would make a folder of that name.
+        // The chart does not mount this single file: if the file is missing, the mount would create a folder of that name.
         Err(KubeletConfigError::Unread(error)) => {
             tracing::info!(
                 file = %path.display(), %error,
-                "kubelet's topology policy is not known and taken for none; if it has one, give --topology-policy"
+                "kubelet's topology policy is unknown and assumed to be none; if kubelet has one, give --topology-policy"
             );
             return None;
         }
@@ -32,7 +34,7 @@ fn of_file(kubelet_root: &Path) -> Option<Topology> {
     };
     let policy = Topology::of_policy(&word);
     if policy.is_none() {
-        tracing::warn!(file = %path.display(), policy = word, "this topology policy is not known: give --topology-policy");
+        tracing::warn!(file = %path.display(), policy = word, "unknown topology policy of kubelet: give --topology-policy");
     }
     policy
 }

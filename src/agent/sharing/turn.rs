@@ -1,6 +1,6 @@
-//! Lets one agent at a time share the GPUs of a node. An upgrade starts the next agent before the previous one has ended,
-//! and the next one waits here. Otherwise the kubelet would replace one plugin by the other, and when it ends the older
-//! registration, the newer one ends too.
+//! Lets one agent at a time share the GPUs of a node. An upgrade starts the next agent before the previous agent has ended,
+//! and the next agent waits here. Otherwise the kubelet would replace one plugin with the other, and when the kubelet ends
+//! the older registration, the newer one ends too.
 //!
 //! ```text
 //!   previous agent   shares-gpus: exclusive ── stop ─▶ shared ── the kubelet's calls answered, all closed ─▶ free
@@ -8,7 +8,7 @@
 //! ```
 //!
 //! The agents use file locks on two empty files in the state directory. A lock ends with its process, however the process
-//! ends. An older agent that knows only the first file can still be the previous or the next one.
+//! ends. An agent of an older release that knows only the first file can still be the previous or the next agent.
 
 use std::fs::{File, TryLockError};
 use std::io;
@@ -16,25 +16,25 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 use tokio::time::{Instant, sleep};
 
-/// The file that the sharing agent holds locked.
+/// The file that the sharing agent keeps locked.
 const FILE: &str = "shares-gpus";
-/// The file that the next agent holds locked.
+/// The file that the next agent keeps locked.
 const NEXT: &str = "next-shares-gpus";
-/// Pause between two tries to lock while the other agent goes on.
+/// Pause between two tries to lock while the other agent keeps running.
 const POLL: Duration = Duration::from_millis(50);
-/// Pause between two tries to lock while the other agent is about to end: the kubelet fails every GPU pod that comes
-/// meanwhile.
+/// Pause between two tries to lock while the other agent is about to end: the kubelet fails every GPU pod that arrives in
+/// between.
 const POLL_OFTEN: Duration = Duration::from_millis(2);
-/// How long this agent waits until the next one is ready for its end: the next one registers in some tens of
+/// How long this agent waits until the next agent is ready to take over: the next agent registers within some tens of
 /// milliseconds.
 const READY_WITHIN: Duration = Duration::from_secs(2);
 
 /// The place of an agent when it starts.
 #[derive(Debug)]
 pub(super) enum AgentPlace {
-    /// No other agent shares.
+    /// No other agent shares the GPUs.
     First(AgentTurn),
-    /// Another agent shares.
+    /// Another agent shares the GPUs.
     Behind(AgentQueue),
 }
 
@@ -52,12 +52,12 @@ pub(super) struct AgentQueue {
     next: File,
 }
 
-/// What the previous agent does.
+/// How the wait for the previous agent ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum PredecessorEnd {
-    /// It is about to close.
+    /// The previous agent is about to close.
     Closes,
-    /// It is gone.
+    /// The previous agent is gone.
     Gone,
 }
 
@@ -94,7 +94,7 @@ impl AgentQueue {
         }
     }
 
-    /// Tells the previous agent that this one is ready for its end.
+    /// Tells the previous agent that this agent is ready to take over.
     ///
     /// # Errors
     /// When the file cannot be locked.
@@ -115,7 +115,7 @@ impl AgentQueue {
 }
 
 impl AgentTurn {
-    /// Tells the next agent, if there is one, that this one is about to close, and waits until the next one is ready or
+    /// Tells the next agent, if there is one, that this agent is about to close, and waits until the next agent is ready or
     /// `READY_WITHIN` is over. Returns whether there is a next agent.
     pub(super) async fn hand_over(&self) -> bool {
         let Ok(next) = open(&self.next) else { return false };
@@ -156,7 +156,7 @@ mod tests {
     fn behind(state: &Path) -> AgentQueue {
         match enter(state).unwrap() {
             AgentPlace::Behind(queue) => queue,
-            AgentPlace::First(_) => panic!("another one has its turn"),
+            AgentPlace::First(_) => panic!("another agent has its turn"),
         }
     }
 
@@ -167,15 +167,15 @@ mod tests {
         assert!(!first.hand_over().await, "no agent follows");
         let second = behind(state.path());
         let waits = tokio::time::timeout(POLL * 4, second.wait()).await;
-        assert!(waits.is_err(), "the first one goes on");
+        assert!(waits.is_err(), "the first agent keeps running");
         let third = behind(state.path());
-        assert!(tokio::time::timeout(POLL * 4, third.wait()).await.is_err(), "the second agent is the next one");
+        assert!(tokio::time::timeout(POLL * 4, third.wait()).await.is_err(), "the second agent is next");
         let (handed, ()) = tokio::join!(first.hand_over(), async {
             assert_eq!(second.wait().await.unwrap(), PredecessorEnd::Closes);
             second.ready().unwrap();
         });
         assert!(handed);
-        assert!(tokio::time::timeout(POLL * 4, third.wait()).await.is_err(), "the second agent is still the next one");
+        assert!(tokio::time::timeout(POLL * 4, third.wait()).await.is_err(), "the second agent is still next");
         drop(first);
         let second = second.turn().await.unwrap();
         drop(second);
