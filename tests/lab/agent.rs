@@ -57,7 +57,7 @@ pub struct Agent {
 pub struct Ended {
     /// Exit code or signal.
     pub status: ExitStatus,
-    /// The time from the request to the end.
+    /// The time from the request to stop until the end.
     pub took: Duration,
     /// The whole log.
     pub log: String,
@@ -65,7 +65,7 @@ pub struct Ended {
 
 impl Agent {
     /// `gpu-steward agent --standalone` with port 0 and with all paths in an empty directory. It has no source of
-    /// container names unless the test sets one, so that the machine's own runtime has no influence.
+    /// container names unless the test sets one, so that the machine's own runtime cannot affect the test.
     #[must_use]
     pub fn standalone(binary: &str) -> Recipe {
         Recipe::of(binary).switch("--standalone")
@@ -107,7 +107,7 @@ impl Recipe {
         self
     }
 
-    /// Adds a flag in one word: `--profiling`, `--metrics-dcgm=false`.
+    /// Adds a flag without a separate value: `--profiling`, `--metrics-dcgm=false`.
     #[must_use]
     pub fn switch(mut self, flag: &str) -> Self {
         self.args.push(flag.into());
@@ -200,7 +200,7 @@ impl Recipe {
                 command.arg(flag).arg(value);
             }
         }
-        // Variables of the machine or the test runner must have no influence.
+        // Variables of the machine or the test runner must not affect the test.
         let of_managers = [
             "NODE_NAME",
             "KUBECONFIG",
@@ -431,7 +431,7 @@ impl Drop for Agent {
             let log = self.log();
             let from = log.char_indices().rev().nth(LOG_SHOWN).map_or(0, |(place, _)| place);
             // Directly to stderr: the test runner does not capture output that is printed during a panic.
-            let _ = writeln!(std::io::stderr(), "the agent's log, its end:\n{}", &log[from..]);
+            let _ = writeln!(std::io::stderr(), "the end of the agent's log:\n{}", &log[from..]);
         }
         // The process may have ended already.
         let _ = self.child.kill();
@@ -447,7 +447,7 @@ fn config_path(dir: &Path) -> PathBuf {
     dir.join("config.yaml")
 }
 
-/// An empty file, so that the machine's own configuration has no influence.
+/// An empty file, so that the machine's own configuration cannot affect the test.
 fn empty_config(dir: &Path) -> PathBuf {
     let path = dir.join("empty.yaml");
     std::fs::write(&path, "").expect("an empty file is written");

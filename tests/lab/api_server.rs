@@ -1,11 +1,11 @@
-//! A fake Kubernetes API server, with what a node agent needs: objects over HTTP on a real socket, lists, watches with
-//! bookmarks, and the failures of a real API server.
+//! A fake Kubernetes API server with the features that a node agent needs: objects over HTTP on a real socket, lists,
+//! watches with bookmarks, and the failures of a real API server.
 //!
 //! ```text
 //!   FakeApiServer::start()   .put(object)  .remove(…)  .bookmark()      changes of the cluster
 //!                            .fault(…)  .cut()  .forget()  .stop()      failures
 //!                            .lose_bindings(…)  .answer_bindings()      bindings with an unknown outcome
-//!                            .lag()                                     reads from the cache stay at the present state
+//!                            .lag()                                     reads from the cache stay at the current state
 //!                            .hide(…)                                   lists that do not show an object that exists
 //!                            .requests()  .object(…)                     the requests, and the objects
 //! ```
@@ -69,19 +69,19 @@ pub enum ApiServerFault {
     None,
     /// Answers with this status code, and a `Status` object with it.
     Refuse(u16),
-    /// Does so where the path contains this text, and answers everything else.
+    /// Refuses requests whose path contains this text with this status code, and answers all others.
     RefusePath(u16, &'static str),
     /// Answers with 200 and a text that is not JSON.
     Garbage,
     /// Does not answer, and keeps the connection open.
     Hang,
-    /// Does so where the path contains this text, and answers everything else.
+    /// Hangs if the path contains this text, and answers all other requests.
     HangPath(&'static str),
     /// Answers lists, and ends each watch as soon as it has begun.
     EndAtOnce,
 }
 
-/// What happens to a binding that gets no answer.
+/// The fate of a binding that gets no answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LostBinding {
     /// The request is lost: nothing is bound.
@@ -120,7 +120,7 @@ type Change = (u64, &'static str, Key, Value);
 #[derive(Debug)]
 struct Shared {
     cluster: Mutex<Cluster>,
-    /// Changes with each change of an object, with each cut, and with each noise.
+    /// Changes with each change of an object, each cut, and each call of [`FakeApiServer::raw_bytes`].
     moved: watch::Sender<u64>,
     /// Signs the tokens of service accounts.
     mint: TokenMint,
@@ -265,7 +265,7 @@ impl FakeApiServer {
         self.notify_watches();
     }
 
-    /// Sends a bookmark with the present version to every watch.
+    /// Sends a bookmark with the current version to every watch.
     pub fn bookmark(&self) {
         let version = self.shared.cluster.lock().version;
         let mark = json!({"type": "BOOKMARK", "object": {
@@ -287,7 +287,7 @@ impl FakeApiServer {
         self.shared.cluster.lock().fault = fault;
     }
 
-    /// Lets the next bindings, one for each of these, end with an error of the server that says nothing of the outcome.
+    /// Lets the next bindings, one for each entry, end with a server error that does not show the outcome.
     pub fn lose_bindings(&self, lost: &[LostBinding]) {
         self.shared.cluster.lock().lost_bindings.extend(lost);
     }
@@ -327,14 +327,14 @@ impl FakeApiServer {
         self.serve(listener);
     }
 
-    /// Stops the cache: from now on a read with `resourceVersion=0` shows the present objects, whatever changes.
+    /// Stops the cache: from now on a read with `resourceVersion=0` shows the objects as they are now, whatever changes.
     pub fn lag(&self) {
         let mut cluster = self.shared.cluster.lock();
         cluster.cache = Some((cluster.version, cluster.objects.clone()));
     }
 
-    /// Leaves an object out of every list from now on, as a cache does that is older than it says. A read by name shows
-    /// it.
+    /// Leaves an object out of every list from now on, like a cache that is older than the version that it reports. A read
+    /// by name shows the object.
     pub fn hide(&self, plural: &str, namespace: &str, name: &str) {
         let key = (plural.to_owned(), namespace.to_owned(), name.to_owned());
         self.shared.cluster.lock().hidden.insert(key);
@@ -345,14 +345,14 @@ impl FakeApiServer {
         self.shared.cluster.lock().cache = None;
     }
 
-    /// The present state of an object.
+    /// The current state of an object.
     #[must_use]
     pub fn object(&self, plural: &str, namespace: &str, name: &str) -> Option<Value> {
         let key = (plural.to_owned(), namespace.to_owned(), name.to_owned());
         self.shared.cluster.lock().objects.get(&key).cloned()
     }
 
-    /// The present state of all objects of a kind.
+    /// The current state of all objects of a kind.
     #[must_use]
     pub fn objects(&self, plural: &str) -> Vec<Value> {
         let cluster = self.shared.cluster.lock();
@@ -383,8 +383,8 @@ impl Drop for FakeApiServer {
     }
 }
 
-/// A running pod on `node` as a real server sends it, with containers of these names and ids. It has some 6 KiB, of
-/// which the agent needs little.
+/// A running pod on `node` as a real server sends it, with containers of these names and ids. It has about 6 KiB, most of
+/// which the agent does not need.
 #[must_use]
 pub fn pod(node: &str, namespace: &str, name: &str, uid: &str, containers: &[(&str, &str)]) -> Value {
     let spec = |(name, _): &(&str, &str)| {
@@ -432,7 +432,7 @@ fn router(shared: Arc<Shared>) -> Router {
         .with_state(shared)
 }
 
-/// Handles each request first: keeps it, and applies the fault.
+/// Handles each request first: records it, and applies the fault.
 async fn record_and_apply_fault(State(shared): State<Arc<Shared>>, request: Request, next: Next) -> Response {
     let query = request.uri().query().unwrap_or_default();
     let query: BTreeMap<String, String> = Query::try_from_uri(&format!("/?{query}").parse().unwrap_or_default())
@@ -453,7 +453,7 @@ async fn record_and_apply_fault(State(shared): State<Arc<Shared>>, request: Requ
     match fault {
         ApiServerFault::None => next.run(request).await,
         ApiServerFault::Refuse(code) => status(code, "the lab refuses"),
-        ApiServerFault::Garbage => "<html>this is no API server</html>\n".into_response(),
+        ApiServerFault::Garbage => "<html>this is not an API server</html>\n".into_response(),
         ApiServerFault::Hang => std::future::pending().await,
         ApiServerFault::EndAtOnce if received.is_watch() => StatusCode::OK.into_response(),
         ApiServerFault::RefusePath(code, part) if received.path.contains(part) => status(code, "the lab refuses"),
@@ -496,7 +496,7 @@ async fn list(
         return selection.watch_stream(shared, from);
     }
     let cluster = shared.cluster.lock();
-    // A list without a version comes from etcd; one with a version comes from a cache that is not older.
+    // A list without a version comes from etcd; a list with a version comes from a cache that is at least that new.
     let at_least: Option<u64> = query.get("resourceVersion").and_then(|version| version.parse().ok());
     let (version, objects) = match (&cluster.cache, at_least) {
         (Some((cached, objects)), Some(at_least)) if *cached >= at_least => (*cached, objects),
@@ -605,7 +605,7 @@ async fn act(
 }
 
 impl Shared {
-    /// Removes an object if it has this UID; any UID fits where the request names none.
+    /// Removes an object if it has this UID; if the request names no UID, any UID matches.
     fn delete(&self, key: Key, uid: &Value) -> Response {
         {
             let mut cluster = self.cluster.lock();
@@ -699,7 +699,7 @@ async fn create(
     (StatusCode::CREATED, [("content-type", "application/json")], text).into_response()
 }
 
-/// The keys that sign tokens. As a real server it has them in their own media type only.
+/// The keys that sign tokens. Like a real server, it returns them only in their own media type.
 async fn token_keys(State(shared): State<Arc<Shared>>, headers: HeaderMap) -> Response {
     let accept = headers.get("accept").and_then(|value| value.to_str().ok()).unwrap_or_default();
     if !accept.contains("application/jwk-set+json") && !accept.contains("*/*") {
@@ -776,7 +776,7 @@ impl Selection {
             return vec![format!("{}\n", json!({"type": "ERROR", "object": gone})).into_bytes()];
         }
         let event = |kind: &str, object: &Value| format!("{}\n", json!({"type": kind, "object": object})).into_bytes();
-        // They are in the order of their versions, and in a large cluster there are very many.
+        // The changes are in the order of their versions, and in a large cluster there are very many.
         let new = cluster.changes.partition_point(|(version, ..)| *version <= from);
         let changes = cluster.changes.iter().skip(new).filter(|(_, _, key, object)| self.matches(key, object));
         let mut lines: Vec<(u64, Vec<u8>)> =

@@ -89,7 +89,7 @@ impl Bearer {
         curl.args(["--write-out", "\n%{http_code}", &format!("{}{path}", self.server)]);
         curl.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = curl.spawn().expect("curl can be run");
-        // The token goes to stdin: every user of the machine could read it on the command line.
+        // The token goes to stdin, because every user of the machine can read a command line.
         let secret = format!("header = \"Authorization: Bearer {}\"\n", self.token);
         child.stdin.take().expect("a pipe").write_all(secret.as_bytes()).expect("curl reads");
         let output = child.wait_with_output().expect("curl can be waited for");

@@ -24,9 +24,9 @@ const LOCK: &str = "/run/lock/gpu-steward-cluster";
 const NODES: u32 = 3;
 /// Nodes of the cluster that tests share, one for each. More parallel tests would overload a machine with two cores.
 const SHARED_NODES: u32 = 4;
-/// Longest wait for the lock. Another test may hold it while it builds everything from nothing.
+/// Longest wait for the lock. Another test may hold it while it builds everything from scratch.
 const LOCK_WAIT: Duration = Duration::from_secs(1800);
-/// The variable with the version of Kubernetes, to run the same tests on another version than the usual one.
+/// The variable with the version of Kubernetes, to run the same tests on a version other than the usual one.
 const KUBERNETES: &str = "GPU_STEWARD_CLUSTER_KUBERNETES";
 /// With this variable a cluster stays up after the test that started it. The user who sets it must take the cluster
 /// down.
@@ -130,7 +130,7 @@ pub struct TestNamespace {
 }
 
 impl ClusterOptions {
-    /// This many nodes, with the runtime that has CDI; 0 is the control plane only.
+    /// A cluster of this many nodes, with the runtime that has CDI; 0 is the control plane only.
     #[must_use]
     pub fn nodes(nodes: u32) -> ClusterOptions {
         ClusterOptions { nodes, runtime: "containerd2", scheduler: None }
@@ -208,8 +208,8 @@ impl Cluster {
                 return Some(cluster_lock);
             }
             drop(cluster_lock);
-            // While another test holds the shared lock, this one fails: a part of its node is down for a moment, or it
-            // uses another cluster. Check again later.
+            // This lock fails while another test holds the shared lock: that test has stopped a part of its node for a
+            // moment, or it uses another cluster. Check again later.
             let cluster_lock = lock(LOCK, FlockOperation::NonBlockingLockExclusive)?;
             options.bring_up();
             // Between the two locks a test may start another cluster, so check again with the shared lock.
@@ -284,10 +284,10 @@ impl Cluster {
     #[must_use]
     pub fn namespace(&self, name: &str) -> TestNamespace {
         let admin = self.admin();
-        // A killed test may have left it in a cluster that was kept.
+        // A killed test may have left the namespace in a cluster that was kept.
         let _ = admin.run(&["delete", "namespace", name, "--ignore-not-found"]).ok();
         let _ = admin.run(&["create", "namespace", name]).ok();
-        // The controller manager makes it. After an outage of the API server it tries again half a minute later.
+        // The controller manager creates the account. After an outage of the API server it retries half a minute later.
         admin.wait("create", Duration::from_secs(120), &["serviceaccount/default", "-n", name]);
         TestNamespace { name: name.to_owned(), admin }
     }
@@ -332,7 +332,7 @@ impl Cluster {
         status().parts.iter().find(|other| other.name == part).and_then(|part| part.pid)
     }
 
-    /// Takes the cluster down and waits for its end, also if another process brought it up.
+    /// Takes the cluster down and waits for its end, even if another process brought it up.
     pub fn down(self) {
         OURS.store(false, Ordering::SeqCst);
         script::<&str>("down", &[]);
@@ -388,7 +388,7 @@ pub fn helm() -> PathBuf {
 /// If it is not free within half an hour, or cannot be written.
 #[must_use]
 pub fn exclusive_lock(path: &str) -> File {
-    let mut file = eventually("the end of the other tests that use the cluster", LOCK_WAIT, || {
+    let mut file = eventually("the end of other tests that use the cluster", LOCK_WAIT, || {
         lock(path, FlockOperation::NonBlockingLockExclusive)
     });
     file.set_len(0).expect("the lock can be written");

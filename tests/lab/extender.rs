@@ -17,7 +17,7 @@ const SOON: Duration = Duration::from_secs(120);
 /// Characters of the log that a failed test shows.
 const LOG_SHOWN: usize = 6000;
 const LEASE: [&str; 4] = ["--lease-duration", "3s", "--renew-deadline", "2s"];
-/// Several extenders run at once.
+/// Several extenders run at once, so the kernel chooses the port.
 const ADMIN: [&str; 2] = ["--extender-admin-listen", "127.0.0.1:0"];
 
 /// A running extender.
@@ -30,8 +30,8 @@ pub struct ExtenderProcess {
 }
 
 impl ExtenderProcess {
-    /// Starts the program, and waits until it listens. `flags` makes what is special, from the path of the directory: the
-    /// credentials at least.
+    /// Starts the program, and waits until it listens. `flags` makes further flags from the path of the directory, at
+    /// least those for the credentials.
     ///
     /// # Panics
     /// If it does not listen in time.
@@ -40,7 +40,7 @@ impl ExtenderProcess {
         ExtenderProcess::start_in(binary, &[], flags)
     }
 
-    /// The same with these environment variables, by which a pod tells its process of itself.
+    /// The same with these environment variables, which describe the pod to its process.
     ///
     /// # Panics
     /// If it does not listen in time.
@@ -113,7 +113,7 @@ impl ExtenderProcess {
         answer.expect("an answer of the extender's admin port")
     }
 
-    /// Asks a verb as kube-scheduler does.
+    /// Calls a verb as kube-scheduler does.
     ///
     /// # Panics
     /// If it does not answer.
@@ -135,10 +135,10 @@ impl ExtenderProcess {
         answer.json()
     }
 
-    /// The error of a bind; empty where the pod is bound.
+    /// The error of a bind; empty if the pod is bound.
     ///
     /// # Panics
-    /// If the answer is no answer of a bind.
+    /// If the answer is not a valid answer to a bind.
     #[must_use]
     pub fn bind(&self, pod: &Value, node: &str) -> String {
         let metadata = &pod["metadata"];
@@ -150,13 +150,13 @@ impl ExtenderProcess {
         answer.json()["Error"].as_str().expect("a text").to_owned()
     }
 
-    /// Whether it leads and decides.
+    /// Whether this extender leads and decides.
     #[must_use]
     pub fn leads(&self) -> bool {
         http::get(self.address, "/leadz").is_ok_and(|answer| answer.status == 200)
     }
 
-    /// Waits until it leads and decides.
+    /// Waits until this extender leads and decides.
     ///
     /// # Panics
     /// If it does not in time.
@@ -196,7 +196,7 @@ impl ExtenderProcess {
 
     /// Sends SIGKILL, and waits for the end.
     pub fn kill(&mut self) {
-        // It may have ended already.
+        // The process may have ended already.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

@@ -13,7 +13,7 @@ use std::time::Duration;
 pub struct Kubectl {
     program: PathBuf,
     credentials: Vec<OsString>,
-    /// A shorter way for the objects that are read most.
+    /// A faster way to read the objects that are read most.
     reads: Option<ObjectReads>,
 }
 
@@ -100,7 +100,7 @@ impl Kubectl {
         let mut command = self.command(args);
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command.spawn().expect("kubectl can be run");
-        // A call that ends before it has read everything has printed its error.
+        // If the call ends before it has read everything, it has printed its error.
         let _ = child.stdin.take().expect("a pipe").write_all(text.as_bytes());
         command_output(&child.wait_with_output().expect("kubectl can be waited for"))
     }

@@ -1,8 +1,8 @@
 //! A scheduler extender that decides nothing: it decodes each filter call, and encodes an answer of the same shape and
-//! size as a real one. What it costs is the least that an extender can cost, so benches compare with it.
+//! size as a real extender. Its cost is the lowest possible cost of an extender, so benches compare with it.
 //!
-//! The nodes of a bench have a number at the end of their names. Those whose last digit is below the number of tenths are
-//! full: they are in the answer with a reason.
+//! The nodes of a bench have a number at the end of their names. A node whose last digit is below the number of tenths is
+//! full: the answer contains it with a reason.
 
 use axum::Router;
 use axum::body::Bytes;
@@ -17,7 +17,7 @@ use std::net::Ipv4Addr;
 
 /// The reason in the answers.
 pub const REASON: &str = "CardInsufficientMemory";
-/// Threads of the runtime: as many as the extender has.
+/// Threads of the runtime, the same number as in the extender.
 const WORKERS: usize = 4;
 
 #[derive(Deserialize)]
@@ -54,7 +54,7 @@ pub fn is_full(name: &str, tenths: u8) -> bool {
 /// Decodes a filter call, and encodes the answer.
 ///
 /// # Errors
-/// If the body is no call.
+/// If the body is not a filter call.
 pub fn answer(body: &[u8], tenths: u8) -> serde_json::Result<Vec<u8>> {
     let call: PassedCall = serde_json::from_slice(body)?;
     let (failed_nodes, node_names) = call.node_names.iter().map(String::as_str).partition(|name| is_full(name, tenths));
@@ -67,7 +67,7 @@ pub fn answer(body: &[u8], tenths: u8) -> serde_json::Result<Vec<u8>> {
     })
 }
 
-/// Serves `/filter` for ever, after a line with the address on standard output.
+/// Prints a line with the address on standard output, then serves `/filter` until the process is killed.
 ///
 /// # Errors
 /// If the port or the runtime cannot be made.

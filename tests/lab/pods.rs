@@ -90,8 +90,8 @@ impl Pods {
         let uid = format!("{MARK}{number:012x}");
         let quoted: Vec<String> = command.iter().map(|word| format!("'{word}'")).collect();
         let quoted = quoted.join(" ");
-        // The shell starts the other containers inside the new namespace, prints their process ids, and becomes the
-        // first.
+        // The shell starts the other containers inside the new namespace, prints their process ids, and becomes the first
+        // container.
         let script = format!(
             "i=1; while [ $i -lt {containers} ]; do {quoted} >/dev/null & echo $!; i=$((i+1)); done; echo done; exec {quoted} >/dev/null"
         );
@@ -171,7 +171,7 @@ impl Drop for Pods {
     fn drop(&mut self) {
         while self.remove_last() {}
         for hierarchy in &self.hierarchies {
-            // Removes empty directories only: those of a real kubelet stay.
+            // Removes empty directories only, so the directories of a real kubelet stay.
             let _ = fs::remove_dir(hierarchy.join("kubepods/burstable"));
             let _ = fs::remove_dir(hierarchy.join("kubepods"));
         }

@@ -7,7 +7,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
-/// How long a query may take to give the expected values: some scrapes, while other tests compile.
+/// The longest time until a query gives the expected values: some scrapes, while other tests compile.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Starts a target that always answers with this text, in place of another exporter of a cluster. It runs until the
@@ -25,7 +25,7 @@ pub fn target(text: &str) -> SocketAddr {
     );
     std::thread::spawn(move || {
         for mut stream in listener.incoming().flatten() {
-            // A scrape that breaks off is repeated by Prometheus.
+            // If a scrape breaks off, Prometheus repeats it.
             let _ = stream.read(&mut [0; 4096]).and_then(|_| stream.write_all(answer.as_bytes()));
         }
     });

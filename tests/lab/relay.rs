@@ -1,5 +1,5 @@
 //! A port that forwards everything to a server, and can delay the server's answers. Content and order of the bytes stay
-//! the same. Which server that is may change from connection to connection, as behind a Service of Kubernetes.
+//! the same. Each connection may go to a different server, as behind a Service of Kubernetes.
 
 use std::io::{Read, Write};
 use std::net::{IpAddr, Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -9,7 +9,7 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Most pieces of an answer that wait on one connection. While so many wait, the relay reads no more from the server.
+/// The most pieces of an answer that wait on one connection. While that many wait, the relay stops reading from the server.
 const MAX_WAITING: usize = 4096;
 
 /// The relay. After it is dropped it accepts no new connections.
@@ -31,7 +31,8 @@ impl Relay {
         Relay::to_any(Ipv4Addr::LOCALHOST.into(), delay, move || Some(server))
     }
 
-    /// Starts a relay at a port of this address. Each connection goes to the server that `find` names; without one it breaks.
+    /// Starts a relay at a port of this address. Each connection goes to the server that `find` returns; without a server,
+    /// the connection breaks.
     ///
     /// # Panics
     /// If no port is free.

@@ -32,7 +32,7 @@ impl FakeNvml {
         Ok(FakeNvml { library })
     }
 
-    /// Whether a process has the library's device file open. As with the real library, it has it open during a session.
+    /// Whether a process has the library's device file open, which is the case during a session, as with the real library.
     #[must_use]
     pub fn is_open_in(&self, pid: u32) -> bool {
         let device = self.library.with_file_name(DEVICE);
@@ -47,7 +47,7 @@ impl FakeNvml {
         &self.library
     }
 
-    /// Replaces the scenario in one step. The next call that is more than 2 ms later uses it.
+    /// Replaces the scenario in one step. Calls more than 2 ms later use the new scenario.
     ///
     /// # Errors
     /// If the file cannot be written.
@@ -65,7 +65,7 @@ impl FakeNvml {
         std::fs::rename(next, self.library.with_file_name("scenario.json"))
     }
 
-    /// The calls of C functions with these prefixes, in their order, since the scenario has `log_calls`.
+    /// The calls of C functions with these prefixes, in order, since `log_calls` was set in the scenario.
     #[must_use]
     pub fn called(&self, beginnings: &[&str]) -> Vec<String> {
         let log = std::fs::read_to_string(self.library.with_file_name("calls.log")).unwrap_or_default();
@@ -76,8 +76,8 @@ impl FakeNvml {
             .collect()
     }
 
-    /// How often a C function (or `field:N`) was called for the GPU at this position since the scenario has
-    /// `log_calls`.
+    /// How often a C function (or `field:N`) was called for the GPU at this position since `log_calls` was set in the
+    /// scenario.
     #[must_use]
     pub fn calls(&self, function: &str, index: u32) -> usize {
         let log = std::fs::read_to_string(self.library.with_file_name("calls.log")).unwrap_or_default();
@@ -92,7 +92,7 @@ fn built_library() -> io::Result<PathBuf> {
     let directories = test.ancestors().skip(1).take(2);
     let paths: Vec<PathBuf> =
         directories.flat_map(|at| ["", "deps"].map(|deps| at.join(deps).join("libfake_nvml.so"))).collect();
-    // Some copies may be stale, because cargo writes only the copy of the target that it builds. Take the newest.
+    // Some copies may be stale, because cargo writes only the copy for the target that it builds. Take the newest copy.
     let changed = |path: &PathBuf| std::fs::metadata(path).and_then(|metadata| metadata.modified()).ok();
     paths.iter().filter(|path| path.exists()).max_by_key(|path| changed(path)).cloned().ok_or_else(|| {
         io::Error::new(
@@ -108,8 +108,8 @@ pub fn fake_gpus(model: &str, count: u32) -> FakeGpu {
     FakeGpu { model: model.to_owned(), count, ..FakeGpu::default() }
 }
 
-/// Busy GPUs, each with these processes. Every reading has a fixed value, so that the fake library does not compute it
-/// from the processes: a benchmark counts the library's CPU time as the agent's.
+/// Busy GPUs, each with these processes. Every reading has a fixed value, because a benchmark counts the library's CPU
+/// time as the agent's, and the library should not compute readings from the processes.
 #[must_use]
 pub fn busy(pids: &[Vec<u32>]) -> serde_json::Value {
     let values = json!({

@@ -10,7 +10,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 /// The issuer of every token.
 pub const ISSUER: &str = "https://lab.cluster";
 
-/// Signs tokens with a key of its own.
+/// Signs tokens with its own key.
 #[derive(Debug)]
 pub struct TokenMint {
     pair: EcdsaKeyPair,

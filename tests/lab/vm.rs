@@ -114,7 +114,7 @@ impl Vm {
     fn send(&self, script: &str, input: &[u8], within: Duration) -> io::Result<ScriptOutput> {
         let mut stream = TcpStream::connect_timeout(&SocketAddr::from(SHELL), ANSWER)?;
         stream.set_write_timeout(Some(within))?;
-        // The timeout holds for each read, also for the first.
+        // The timeout applies to each read, including the first.
         stream.set_read_timeout(Some(within))?;
         write!(stream, "{} {}\n{script}", self.key, script.len())?;
         stream.write_all(input)?;

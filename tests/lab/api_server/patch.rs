@@ -1,4 +1,4 @@
-//! Applies patches to objects with the real server's results: merge patches, with `uid` and `resourceVersion` as
+//! Applies patches to objects with the results of a real server: merge patches, with `uid` and `resourceVersion` as
 //! preconditions, and the `test` and `remove` operations of JSON patches.
 
 use serde_json::{Map, Value, json};
@@ -35,7 +35,7 @@ fn merge(object: &mut Value, change: &Value) {
     if !object.is_object() {
         *object = json!({});
     }
-    let own = object.as_object_mut().expect("it was just made one");
+    let own = object.as_object_mut().expect("it was just made an object");
     for (name, value) in fields {
         match value {
             Value::Null => drop(own.remove(name)),
@@ -71,7 +71,7 @@ pub(super) fn written(object: &mut Value, change: &Value, manager: &str) {
             if !fields.is_array() {
                 *fields = json!([]);
             }
-            let entries = fields.as_array_mut().expect("it was just made one");
+            let entries = fields.as_array_mut().expect("it was just made an array");
             for entry in entries.iter_mut() {
                 if let Some(owned) = entry["fieldsV1"]["f:metadata"][field].as_object_mut() {
                     owned.remove(&name);
