@@ -12,7 +12,7 @@ fn agent(gpus: &str) -> Agent {
     Agent::standalone(BINARY).with("--gpus", gpus).start()
 }
 
-/// Checks that each object with a value has an age, and that each absent reading has its short word and a reason.
+/// Checks that each object with a value has an age, and that each absent reading has its code and a reason.
 /// Counts the readings.
 fn check(value: &Value, path: &str, readings: &mut u32) {
     match value {

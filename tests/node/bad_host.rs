@@ -1,4 +1,4 @@
-//! Tests the program on a bad host: file systems that take no write, servers that do not answer, too many connections
+//! Tests the program on a bad host: file systems that accept no writes, servers that do not answer, too many connections
 //! at once.
 
 use crate::program::BINARY;
@@ -105,7 +105,7 @@ fn sockets_that_never_answer_are_logged_once_and_only_names_are_lost() {
 fn without_host_pid_hidden_readings_are_absent_and_never_zero() {
     let mut pods = Pods::prepare("/sys/fs/cgroup".as_ref()).unwrap();
     let uid = pods.add(1, 2, &["sleep", "1000"]).unwrap().uid.clone();
-    // `unshare` does not pass SIGTERM on to the first process of the namespace: `--kill-child` kills that process when
+    // `unshare` does not pass SIGTERM on to the first process of the namespace, so `--kill-child` kills that process when
     // `unshare` ends.
     let agent = quiet().within("exec unshare --pid --fork --kill-child --mount-proc \"$@\"").start();
     // Series show the short form of a container id.
@@ -177,18 +177,18 @@ fn with_a_thousand_open_connections_the_agent_needs_little_memory_answers_and_en
     let deadline = Instant::now() + Duration::from_secs(60);
     for _ in 0..1000 {
         assert!(Instant::now() < deadline, "{} connections took a minute", open.len());
-        // The agent may refuse or close some of them; the test allows that.
+        // The agent may refuse or close some of these connections.
         if let Ok(mut stream) = TcpStream::connect_timeout(&agent.metrics, Duration::from_millis(250)) {
             let _ = stream.write_all(b"GET /metrics HTTP/1.1\r\n");
             open.push(stream);
         }
     }
-    eventually("an answer beside them", Duration::from_secs(5), || {
+    eventually("an answer besides the open connections", Duration::from_secs(5), || {
         http::get(agent.metrics, "/healthz").ok().filter(|answer| answer.status == 200)
     });
     let grown = agent.resident_mib() - before;
     println!("{} connections: {grown:.1} MiB more resident", open.len());
-    assert!(open.len() > 900, "{} connections are not a thousand", open.len());
+    assert!(open.len() > 900, "only {} of a thousand connections", open.len());
     // 256 connection permits, with hyper's buffers for each.
     assert!(grown < 16.0, "{grown} MiB");
     let ended = agent.terminate();

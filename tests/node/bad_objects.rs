@@ -1,5 +1,5 @@
-//! The extender as it was built, in a cluster with objects that no agent and no kubelet would write: bounded, told and
-//! counted. The other nodes take pods meanwhile.
+//! The built extender in a cluster with objects that no agent and no kubelet would write: such objects are bounded, reported
+//! and counted, while the other nodes take pods.
 
 use crate::bad_questions::anon_mib;
 use crate::extender::{CLAIM, Extender, SOON, node, pod, stored};
@@ -7,7 +7,7 @@ use lab::api_server::FakeApiServer;
 use lab::eventually::eventually;
 use serde_json::{Value, json};
 
-/// Why a pod does not fit `n1`; `None` where it fits. It fits `n2` in any case.
+/// The reason why a pod does not fit `n1`; `None` if it fits. The pod always fits `n2`.
 fn refused(extender: &Extender, asks: &Value) -> Option<String> {
     let answer = extender.filter(asks, &["n1", "n2"]);
     let fits = |name: &str| answer["NodeNames"].as_array().is_some_and(|names| names.contains(&json!(name)));
@@ -118,7 +118,7 @@ fn a_pod_that_is_too_large_closes_its_node_until_it_is_gone() {
     assert!(anon_mib(&extender) < 150, "{} MiB", anon_mib(&extender));
 }
 
-/// The names of the GPUs are longer than those that NVIDIA's drivers write, so the filter does not foresee the length.
+/// The names of the GPUs are longer than those of NVIDIA's drivers, so the filter underestimates the length of the claim.
 #[test]
 fn a_claim_that_no_reader_would_keep_is_not_written_and_holds_nothing() {
     let server = FakeApiServer::start();
@@ -151,7 +151,7 @@ fn a_watch_that_sends_no_json_is_begun_again() {
             .concat(),
     ] {
         server.raw_bytes(bytes);
-        // What comes after it is seen.
+        // The extender still sees later changes.
         server.remove("nodes", "", "n1");
         eventually("n1 gone", SOON, || refused(&extender, &asks));
         node(&server, "n1", 1);

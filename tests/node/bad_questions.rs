@@ -1,5 +1,5 @@
-//! The extender as it was built, with what no kube-scheduler would ask: bounded, answered, and counted. After each case it
-//! answers an ordinary question.
+//! The built extender with calls that no kube-scheduler would send: each is bounded, answered and counted. After each case
+//! the extender answers an ordinary call.
 
 use crate::extender::{Extender, SOON, node, pod};
 use lab::api_server::FakeApiServer;
@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 const JSON: [(&str, &str); 1] = [("Content-Type", "application/json")];
 
-/// An extender with a node of one GPU, and the pod of its ordinary question.
+/// An extender with a node with one GPU, and the pod of an ordinary call.
 fn started(server: &FakeApiServer) -> (Extender, Value) {
     node(server, "n1", 1);
     let extender = Extender::led(server);
@@ -35,7 +35,7 @@ fn metric(extender: &Extender, series: &str) -> f64 {
     line.rsplit(' ').next().unwrap().parse().unwrap()
 }
 
-/// MiB that the process has resident, without the pages of its file.
+/// The resident memory of the process in MiB, without the pages of its file.
 pub(crate) fn anon_mib(extender: &Extender) -> u64 {
     let status = std::fs::read_to_string(format!("/proc/{}/status", extender.pid())).unwrap();
     let line = status.lines().find(|line| line.starts_with("RssAnon:")).unwrap();
@@ -59,7 +59,7 @@ fn a_pod_that_is_too_large_or_has_odd_amounts_is_refused_with_a_reason() {
         pod
     };
     let annotated = |key: &str| with(&|pod| pod["metadata"]["annotations"] = json!({ key: "x".repeat(1 << 20) }));
-    // Annotations of others are skipped. One about GPUs that is not read could be a condition.
+    // Annotations of other programs are skipped. An unread annotation about GPUs could be a condition, so the pod is refused.
     assert_eq!(extender.filter(&annotated("example.com/notes"), &["n1"])["NodeNames"], json!(["n1"]));
     let why = refusal(&extender, &annotated("nvidia.com/nouse-gputype"));
     assert!(why.contains("are not read: together they are longer than"), "{why}");
@@ -96,7 +96,7 @@ fn a_pod_that_is_too_large_or_has_odd_amounts_is_refused_with_a_reason() {
     }
     let counted = metric(&extender, "gpu_steward_extender_refused_pods_total");
     assert!((counted - 15.0).abs() < 0.5, "{counted}");
-    // More GPUs than a node has is an amount like any other, until the claim could not be written on the pod.
+    // A request for more GPUs than a node has is valid, unless its claim would be too long for the pod.
     let of =
         |gpus: &str| with(&|pod| pod["spec"]["containers"][0]["resources"]["limits"]["nvidia.com/gpu"] = gpus.into());
     assert_eq!(refusal(&extender, &of("98")), "NodeInsufficientDevice");
@@ -140,7 +140,7 @@ fn a_body_that_is_no_question_is_refused_and_counted() {
         let mut refused = 0.0;
         for body in &bodies {
             let answer = post(&extender, &format!("/{verb}"), body);
-            // A bind is bounded more tightly. The victims of a preemption have other fields than the nodes of a filter.
+            // A bind has a lower limit. The victims of a preemption have other fields than the nodes of a filter.
             let expected: &[u16] = if verb == "bind" { &[400, 413] } else { &[400] };
             let other = verb == "preempt" && answer.status == 200;
             let shown = String::from_utf8_lossy(&body[..body.len().min(80)]).into_owned();
@@ -150,7 +150,7 @@ fn a_body_that_is_no_question_is_refused_and_counted() {
         }
         assert!((metric(&extender, &series) - before - refused).abs() < 0.5, "{verb}: {refused} after {before}");
     }
-    // Beyond the bound the body is not read.
+    // A body beyond the limit is not read.
     let begun = Instant::now();
     assert_eq!(post(&extender, "/filter", &vec![b' '; (32 << 20) + 1]).status, 413);
     assert!(begun.elapsed() < Duration::from_secs(10));
@@ -178,7 +178,7 @@ fn slow_clients_and_ten_thousand_connections_keep_nobody_out() {
         "POST /filter HTTP/1.1\r\nHost: {}\r\nContent-Type: application/json\r\nContent-Length: 100000\r\n\r\n",
         extender.address
     );
-    // Clients that send a part of the body and wait.
+    // These clients send a part of the body and wait.
     let slow: Vec<TcpStream> = (0..100)
         .map(|_| {
             let mut stream = TcpStream::connect(extender.address).unwrap();
@@ -188,7 +188,7 @@ fn slow_clients_and_ten_thousand_connections_keep_nobody_out() {
         })
         .collect();
     works(&extender, &asks);
-    // Ten thousand connections, of which as many stay open as the limit of file descriptors of this test allows.
+    // The test opens ten thousand connections, and keeps open as many as its limit of file descriptors allows.
     let (mut open, mut refused, most) = (Vec::new(), 0_u32, 700);
     for _ in 0..10_000 {
         let mut stream = TcpStream::connect(extender.address).unwrap();
@@ -201,16 +201,16 @@ fn slow_clients_and_ten_thousand_connections_keep_nobody_out() {
         }
     }
     works(&extender, &asks);
-    // One that is being closed for a newer one counts until its task has ended.
+    // A connection that is being closed for a newer one counts until its task has ended.
     eventually("at most 512 connections", SOON, || {
         (metric(&extender, "gpu_steward_extender_connections ") <= 512.0).then_some(())
     });
     let cut = metric(&extender, "gpu_steward_extender_connections_cut_total ");
-    // How many depends on how fast it accepts them: a client that is gone by then is not cut.
+    // The number depends on how fast the extender accepts connections: it does not cut a client that is already gone.
     assert!(cut > 0.0, "{cut} were cut, and {refused} could not be written to");
     assert!(anon_mib(&extender) < 150, "{} MiB", anon_mib(&extender));
     drop(open);
-    // A body that does not come is given up; its client gets an answer or the end of the connection.
+    // The extender gives up on a body that does not arrive; the client gets an answer or the end of the connection.
     let begun = Instant::now();
     for stream in slow {
         stream.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
@@ -223,12 +223,12 @@ fn slow_clients_and_ten_thousand_connections_keep_nobody_out() {
     works(&extender, &asks);
 }
 
-/// An answer that its client does not read is given up after the write timeout.
+/// If a client does not read its answer, the extender gives up after the write timeout.
 #[test]
 fn a_client_that_does_not_read_its_answer_is_cut() {
     let server = FakeApiServer::start();
     let (extender, asks) = started(&server);
-    // The answer for a pod without GPUs has the whole Nodes, more than the kernel's buffers take.
+    // The answer for a pod without GPUs contains the whole Nodes, more than fits the kernel's buffers.
     let notes = "x".repeat(2000);
     let nodes: Vec<Value> =
         (0..14_000).map(|n| json!({ "metadata": { "name": format!("n{n}") }, "notes": notes })).collect();
@@ -247,7 +247,7 @@ fn a_client_that_does_not_read_its_answer_is_cut() {
         streams.push(stream);
     }
     works(&extender, &asks);
-    // The scrape has a connection of its own.
+    // The scrape has its own connection.
     eventually("the connections to be closed", SOON, || {
         (metric(&extender, "gpu_steward_extender_connections ") <= 1.0).then_some(())
     });

@@ -1,4 +1,4 @@
-//! Tests HTTPS of both ports: certificates that are renewed while the program runs, client certificates, and `top`.
+//! Tests HTTPS on both ports: certificates that are renewed while the program runs, client certificates, and `top`.
 
 use crate::program::BINARY;
 use lab::agent::Agent;
@@ -15,8 +15,8 @@ use std::time::Duration;
 
 /// The agent reads the files every 10 s.
 const NEXT_READ: Duration = Duration::from_secs(20);
-/// Three times this is less than the time between two readings of the files. So of three renewals in a row, a regular
-/// reading can find at most one; SIGHUP must show the others.
+/// Three times this is less than the time between two regular readings of the files. So a regular reading can find at most
+/// one of three renewals in a row; the others must become visible by SIGHUP.
 const AT_ONCE: Duration = Duration::from_secs(3);
 
 struct Files {
@@ -86,7 +86,7 @@ fn get(
     Ok(text)
 }
 
-/// A certificate authority, and two client certificates that it signed: one that counts, and one that has expired.
+/// A certificate authority, and two client certificates that it signed: a valid one, and an expired one.
 fn authority() -> (String, [ClientCertificate; 2]) {
     let mut params = CertificateParams::new(Vec::new()).unwrap();
     params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
@@ -129,7 +129,7 @@ fn a_renewed_certificate_is_used_soon_and_at_once_after_sighup() {
         agent.signal(libc::SIGHUP);
         shows(&agent, &next, AT_ONCE);
     }
-    // A renewal of which only the key was written: the agent keeps the old pair and logs that.
+    // If a renewal has written only the key, the agent keeps the old pair and logs this.
     let last = files.renew();
     agent.signal(libc::SIGHUP);
     shows(&agent, &last, AT_ONCE);

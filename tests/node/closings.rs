@@ -1,5 +1,5 @@
-//! The extender as it was built: which nodes take no new pods because it is not known which of their GPUs are taken, and how
-//! that is told.
+//! The built extender: which nodes take no new pods because it is unknown which of their GPUs are in use, and how the
+//! extender reports these nodes.
 
 use crate::extender::{CLAIM, Extender, SOON, events, node, pod, stored};
 use lab::api_server::FakeApiServer;
@@ -7,7 +7,7 @@ use lab::eventually::eventually;
 use serde_json::{Value, json};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// The reason why the pod does not fit `n1`; `None` where it fits.
+/// The reason why the pod does not fit `n1`; `None` if it fits.
 fn refused(extender: &Extender, pod: &Value) -> Option<String> {
     let answer = extender.filter(pod, &["n1"]);
     if answer["NodeNames"] == json!(["n1"]) {
@@ -50,17 +50,17 @@ fn a_pod_that_cannot_be_read_closes_its_node_and_is_told() {
     ] {
         assert!(metrics.contains(line), "{line}: {metrics}");
     }
-    // It can be read again, and requests no GPU.
+    // The pod can be read again, and requests no GPU.
     bad["spec"]["containers"] = json!([]);
     server.put("pods", bad.clone());
     becomes_closed(&server, &extender, (&asks, false, "takes GPU pods again"));
-    // It cannot be read again, and is deleted.
+    // The pod becomes unreadable again, and is deleted.
     bad["spec"]["containers"] = json!(7);
     server.put("pods", bad);
     becomes_closed(&server, &extender, (&asks, true, "cannot be read"));
     server.remove("pods", "ml", "odd");
     becomes_closed(&server, &extender, (&asks, false, "takes GPU pods again"));
-    // One that is on no node closes none.
+    // An unreadable pod that is on no node closes no node.
     let lost = json!({ "metadata": { "name": "lost", "namespace": "ml", "uid": uid }, "spec": 7 });
     server.put("pods", lost);
     eventually("the pod that cannot be read is counted", SOON, || {
@@ -76,7 +76,7 @@ fn a_pod_that_holds_gpus_without_a_claim_closes_its_node_until_the_agent_names_t
     node(&server, "n1", 1);
     let extender = Extender::led(&server);
     let asks = pod(&server, 1, 50_000);
-    // `nodeName` was set by hand, or another scheduler placed it, or it is a static pod.
+    // `nodeName` was set by hand, another scheduler placed the pod, or it is a static pod.
     let mut by_hand = pod(&server, 2, 60_000);
     by_hand["spec"]["nodeName"] = "n1".into();
     server.put("pods", by_hand.clone());
@@ -89,7 +89,7 @@ fn a_pod_that_holds_gpus_without_a_claim_closes_its_node_until_the_agent_names_t
     eventually("the node to be open", SOON, || {
         (refused(&extender, &asks).as_deref() == Some("CardInsufficientMemory")).then_some(())
     });
-    // A claim of a later format is not known either.
+    // A claim of a later format cannot be read, so its GPUs are not known either.
     by_hand["metadata"]["annotations"]["gpu-steward.io/claim-version"] = "9".into();
     server.put("pods", by_hand.clone());
     eventually("the node to be closed", SOON, || {
@@ -111,7 +111,7 @@ fn claims_on_gpus_that_are_gone_stay_visible_and_hold_nothing_elsewhere() {
     extender.filter(&first, &["n1"]);
     assert_eq!(extender.bind(&first, "n1"), "");
     assert_eq!(refused(&extender, &asks).as_deref(), Some("CardInsufficientMemory"));
-    // Another GPU is in the place of the one that was claimed.
+    // The claimed GPU is replaced by another GPU.
     let gpu = json!([{
         "id": "GPU-other", "index": 0, "count": 10, "devmem": 81920, "devcore": 100, "type": "NVIDIA-NVIDIA H100", "numa": 0,
         "mode": "hami-core", "health": true,
@@ -139,7 +139,7 @@ fn another_scheduler_on_the_same_node_is_seen_and_told() {
             json!({ CLAIM: "GPU-n1-0,NVIDIA,1000,0:;", "hami.io/vgpu-node": "n1", "hami.io/vgpu-time": seconds });
         server.put("pods", pod);
     };
-    // One from before this scheduler came.
+    // This pod was placed before this scheduler was installed.
     hamis(8, "1795256507");
     let (first, asks) = (pod(&server, 1, 3000), pod(&server, 2, 3000));
     extender.filter(&first, &["n1"]);
@@ -160,7 +160,7 @@ fn another_installation_on_the_same_node_is_seen_and_told() {
     let (first, second, asks) = (pod(&server, 1, 3000), pod(&server, 2, 3000), pod(&server, 3, 3000));
     one.filter(&first, &["n1"]);
     assert_eq!(one.bind(&first, "n1"), "");
-    // The times on claims are whole seconds, and the second installation comes later.
+    // The times on claims are whole seconds, and the claim of the second installation must be later.
     let first_at = stored(&server, &first)["metadata"]["annotations"]["hami.io/vgpu-time"].clone();
     eventually("the next second", SOON, || {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs();
@@ -170,16 +170,16 @@ fn another_installation_on_the_same_node_is_seen_and_told() {
     assert_eq!(other.bind(&second, "n1"), "");
     let words = "extenders with another Lease, other/gpu-steward-extender, have placed the pod 00000002-";
     becomes_closed(&server, &one, (&asks, true, words));
-    assert_eq!(refused(&other, &asks), None, "by its claims it has taken the place of the first one");
+    assert_eq!(refused(&other, &asks), None, "by its claims it has replaced the first installation");
     server.remove("pods", "ml", "train-2");
     becomes_closed(&server, &one, (&asks, false, "takes GPU pods again"));
-    // It opens as well when the pods of the other one stay and the own ones go.
+    // The node also opens when this extender's own pods are gone, even if those of the other extender stay.
     let third = pod(&server, 4, 3000);
     other.filter(&third, &["n1"]);
     assert_eq!(other.bind(&third, "n1"), "");
     becomes_closed(&server, &one, (&asks, true, "extenders with another Lease"));
     server.remove("pods", "ml", "train-1");
-    eventually("n1 to be open for the one that has no pods there any more", SOON, || {
+    eventually("n1 to be open for the extender that no longer has pods there", SOON, || {
         refused(&one, &asks).is_none().then_some(())
     });
 }

@@ -130,7 +130,7 @@ fn mistakes_in_the_file_and_in_values_are_reported_together() {
     for command in ["agent", "print-config"] {
         let output = run(&[command, "--config", file], &[("GPU_STEWARD_PERIOD", "5")]);
         assert_eq!(output.status.code(), Some(64), "{command}");
-        // The messages as docs/configuration.md shows them.
+        // The same messages as in docs/configuration.md.
         let page = format!(
             "error: {file}:2: unknown key \"usage_sockt\"; did you mean usage-socket?\n\
              error: invalid value \"5\" for period (from GPU_STEWARD_PERIOD): a time needs a unit: ms, s, m or h\n"

@@ -28,8 +28,8 @@ fn cgroup(directory: &Path) {
     }
 }
 
-/// The ids of containers differ in their first digits, as those of runtimes do. The ids of ten pods do not, and the
-/// agent must handle that too.
+/// The ids of containers differ in their first digits, as those of runtimes do. The ids of ten pods do not differ there,
+/// and the agent must handle this too.
 fn id(pod: u32, container: u32) -> String {
     let first = if pod < 10 { 0 } else { 2 * pod + container };
     format!("{first:012x}{pod:026x}{container:026x}")
@@ -81,10 +81,10 @@ fn five_thousand_containers_are_shown_and_what_is_beyond_the_bound_is_counted() 
     assert_eq!(containers.sum::<usize>(), 2 * PODS as usize);
     assert_eq!(agent.get("/readyz").status, 200);
 
-    // 750 cgroups more, of which the agent keeps 692.
+    // Of 750 more cgroups the agent keeps 692.
     (PODS..PODS + 250).for_each(|number| pod(root, number));
     let beyond = f64::from(3 * (PODS + 250) - MAX_CGROUPS);
-    eventually("what is left out", SOON, || {
+    eventually("the cgroups that are left out", SOON, || {
         (values_of("/metrics", "gpu_steward_left_out{what=\"cgroups\"}") == [beyond]).then_some(())
     });
     agent.logs("too many to keep");

@@ -28,8 +28,8 @@ pub(crate) fn fake(scenario: &Scenario) -> (TempDir, FakeNvml) {
     (directory, fake)
 }
 
-/// The device file that NVIDIA's library makes as root even without a driver. It is removed at the end if it did not
-/// exist before.
+/// The device file that NVIDIA's library creates as root even without a driver. The test removes it at the end if it did
+/// not exist before.
 struct DeviceFile {
     existed: bool,
 }
@@ -79,7 +79,7 @@ fn eight_gpus_of_the_driver_are_served_with_their_processes() {
     assert_eq!(gpus[0]["model"], "NVIDIA H100 80GB HBM3");
     assert_eq!(gpus[0]["memory_total_bytes"]["value"], 81_559_u64 << 20);
     assert_eq!(gpus[0]["memory_used_bytes"]["value"], 7_u64 << 30);
-    assert_eq!(agent.get("/api/v1/gpus").json()["view"]["simulated"], false, "a library is a library");
+    assert_eq!(agent.get("/api/v1/gpus").json()["view"]["simulated"], false, "GPUs of a library are not simulated");
     let found = eventually("this process on the first GPU", START, || {
         let document = agent.get("/api/v1/gpus").json();
         let list = document["gpus"][0]["processes"]["value"].as_array()?.clone();
@@ -167,7 +167,7 @@ fn a_gpu_whose_calls_all_fail_is_silent_and_the_others_stay_healthy() {
     let bad = Scenario { gpus: vec![fake_gpus("H100", 5)], faults, ..Scenario::default() };
     fake.write(&bad).expect("the scenario is written");
     let silent = (vec!["silent".to_owned()], false);
-    let found = eventually("four that are silent", START, || {
+    let found = eventually("four silent GPUs", START, || {
         Some(conditions(&agent)).filter(|found| found[..4].iter().all(|gpu| *gpu == silent))
     });
     assert_eq!(found[4], (Vec::new(), false));
@@ -191,8 +191,8 @@ fn the_program_ends_after_a_driver_update_and_waits_for_a_driver_that_never_fitt
     let ended = agent.wait();
     assert_eq!(ended.status.code(), Some(75), "{}", ended.log);
     assert!(ended.log.contains("was updated under this process") && ended.log.contains("stopped"), "{}", ended.log);
-    // The library on disk does not fit the kernel module either until the module is loaded again. So the agent must
-    // wait and not end again.
+    // Until the kernel module is loaded again, the library on disk does not match it either. So the next agent must wait
+    // and not end again.
     let agent = Agent::standalone(BINARY).with("--nvml-library", fake.library()).start();
     agent.logs("different driver versions");
     fake.write(&Scenario { init_error: None, ..unfit }).expect("the scenario is written");

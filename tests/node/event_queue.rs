@@ -1,10 +1,10 @@
-//! Events wait in a queue while the API server does not take them; no answer of a verb waits for them.
+//! Events wait in a queue while the API server does not accept them; no answer of a verb waits for events.
 
 use crate::extender::{Extender, node, pod, stored};
 use lab::api_server::{ApiServerFault, FakeApiServer};
 use serde_json::json;
 
-/// More than wait for a server that takes none.
+/// More pods than there are places in the queue, with one event each.
 const PODS: u32 = 4300;
 
 #[test]

@@ -1,5 +1,5 @@
-//! The extender as it was built, at a fake API server: it places and binds pods, one of several extenders leads, and what
-//! the API server does not answer is found out.
+//! The built extender with a fake API server: it places and binds pods, one of several extenders leads, and it finds out the
+//! outcome of requests that the API server does not answer.
 
 use crate::program::BINARY;
 use lab::api_server::{FakeApiServer, LostBinding};
@@ -14,7 +14,7 @@ use std::time::Duration;
 pub(crate) const SOON: Duration = Duration::from_secs(60);
 pub(crate) const CLAIM: &str = "hami.io/vgpu-devices-allocated";
 
-/// A running extender at a fake API server.
+/// A running extender with a fake API server.
 pub(crate) struct Extender(ExtenderProcess);
 
 impl Extender {
@@ -22,17 +22,17 @@ impl Extender {
         Extender::start_with(BINARY, server, &[])
     }
 
-    /// One with its Lease in this namespace.
+    /// Starts an extender with its Lease in this namespace.
     pub(crate) fn of(server: &FakeApiServer, namespace: &str) -> Extender {
         Extender::start_in(BINARY, server, namespace, &[])
     }
 
-    /// Starts this program with these flags too.
+    /// Starts this program with these additional flags.
     pub(crate) fn start_with(binary: &str, server: &FakeApiServer, more: &[&str]) -> Extender {
         Extender::start_in(binary, server, "gpu", more)
     }
 
-    /// One that finds these variables, by which a pod tells its process of itself.
+    /// Starts an extender with these variables, which describe its pod to the process.
     pub(crate) fn in_pod(server: &FakeApiServer, variables: &[(&str, &str)]) -> Extender {
         Extender::start_as(BINARY, server, variables, ("gpu", &[]))
     }
@@ -81,7 +81,7 @@ impl Deref for Extender {
     }
 }
 
-/// A Node with so many GPUs of 80 GiB.
+/// A Node with this many GPUs of 80 GiB.
 pub(crate) fn node(server: &FakeApiServer, name: &str, gpus: usize) {
     let gpu = |index: usize| {
         json!({
@@ -146,7 +146,7 @@ fn a_pod_gets_node_and_claim_in_one_call_and_two_events() {
     let writes = server.requests().into_iter().filter(|asked| asked.path.contains("/pods/") && asked.method != "GET");
     assert_eq!(writes.map(|asked| asked.path).collect::<Vec<_>>(), ["/api/v1/namespaces/ml/pods/train-1/binding"]);
     assert_eq!(extender.bind(&first, "n2"), "", "a repeated call is a success");
-    // A pod that fits no node, whatever else ends there.
+    // The second pod fits no node, even if other pods end.
     let answer = extender.filter(&second, &["n1", "n2"]);
     let refused = json!({ "n1": "CardInsufficientMemory", "n2": "CardInsufficientMemory" });
     assert_eq!((&answer["NodeNames"], &answer["FailedNodes"]), (&Value::Null, &Value::Null));
@@ -160,7 +160,7 @@ fn a_pod_gets_node_and_claim_in_one_call_and_two_events() {
     eventually("the events of the bound pod", SOON, || {
         (events(&server, "FilteringSucceed").len() == 1 && events(&server, "BindingSucceed").len() == 1).then_some(())
     });
-    assert_eq!(events(&server, "FilteringFailed").len(), 1, "the second refusal came within a minute");
+    assert_eq!(events(&server, "FilteringFailed").len(), 1, "a second refusal within a minute writes no second event");
     let decisions = extender.get("/api/v1/decisions?pod=ml/train-2").json();
     assert_eq!(decisions["decisions"].as_array().unwrap().len(), 2, "{decisions}");
     let metrics = extender.get("/metrics").text();
@@ -193,7 +193,7 @@ fn a_pod_that_names_a_resource_of_gpus_and_requests_none_is_bound_without_a_clai
         let why = extender.bind(&plain, "n1");
         assert!(why.contains("the filter was not asked"), "{limits}: {why}");
         assert_eq!(extender.filter(&plain, &["n1", "n2"])["NodeNames"], json!(["n1", "n2"]), "{limits}");
-        // The first write is lost, and of the second one the answer.
+        // The first request is lost, and the answer to the second one.
         server.lose_bindings(&[LostBinding::Request, LostBinding::Answer]);
         assert_eq!(extender.bind(&plain, "n1"), "", "{limits}: {}", extender.log());
         let bound = stored(&server, &plain);
@@ -202,7 +202,7 @@ fn a_pod_that_names_a_resource_of_gpus_and_requests_none_is_bound_without_a_clai
             extender.bind(&plain, "n1").contains("the filter was not asked").then_some(())
         });
     }
-    // They hold nothing, and the node takes the pod that wants all of its GPU.
+    // These pods hold nothing, so the node takes a pod that requests its whole GPU.
     let whole = pod(&server, 8, 81_920);
     assert_eq!(extender.filter(&whole, &["n1"])["NodeNames"], json!(["n1"]));
     assert_eq!(extender.bind(&whole, "n1"), "");
@@ -222,7 +222,7 @@ fn a_pod_without_gpus_that_has_changed_is_bound_and_one_that_is_gone_is_not() {
     assert_eq!(extender.bind(&changed, "n1"), "");
     let bindings = server.requests().into_iter().filter(|asked| asked.path.ends_with("/pods/train-1/binding"));
     assert_eq!(bindings.count(), 2, "the first one names the version of the filter call and is refused");
-    // Kubernetes forbids such a change; whatever has made it, the pod is not bound by what it asked before.
+    // Kubernetes forbids such a change. However it happened, the pod must not be bound with its earlier request.
     let mut asks = with_limits(&server, 2, &limits);
     extender.filter(&asks, &["n1"]);
     asks["spec"]["containers"][0]["resources"]["limits"]["nvidia.com/gpu"] = "1".into();
@@ -234,7 +234,7 @@ fn a_pod_without_gpus_that_has_changed_is_bound_and_one_that_is_gone_is_not() {
     extender.filter(&gone, &["n1"]);
     server.remove("pods", "ml", "train-3");
     let why = extender.bind(&gone, "n1");
-    // By what a read or the watch has shown first.
+    // The reason depends on whether a read or the watch shows the deletion first.
     assert!(why.contains("the pod is gone") || why.contains("the filter was not asked"), "{why}");
 }
 
@@ -285,12 +285,12 @@ fn a_pod_that_somebody_else_has_bound_is_no_success_and_holds_nothing_here() {
     let extender = Extender::led(&server);
     let mut first = pod(&server, 1, 50_000);
     extender.filter(&first, &["n1"]);
-    // The watch shows it bound to another node, while this binding is on its way.
+    // The watch shows the pod bound to another node, while this binding is still pending.
     server.lose_bindings(&[LostBinding::Request]);
     first["spec"]["nodeName"] = "n9".into();
     server.put("pods", first.clone());
     let why = extender.bind(&first, "n1");
-    // By what the watch or a read has shown first.
+    // The reason depends on whether the watch or a read shows the other node first.
     let known = ["n9", "must be scheduled again", "bound without this claim"];
     assert!(known.iter().any(|words| why.contains(words)), "{why}");
     let second = pod(&server, 2, 50_000);
@@ -332,7 +332,7 @@ fn one_extender_leads_and_another_takes_over_with_all_claims() {
     assert_eq!(stored(&server, &third)["metadata"]["annotations"]["gpu-steward.io/epoch"], "2");
     let lease = server.object("leases", "gpu", "gpu-steward-extender").unwrap();
     assert_eq!(lease["spec"]["leaseTransitions"], 1);
-    // A killed leader is followed once its Lease has run out.
+    // After a leader is killed, the next one takes over once the Lease has expired.
     let next = Extender::start(&server);
     follower.signal("-KILL");
     eventually("the next extender to lead", SOON, || next.leads().then_some(()));

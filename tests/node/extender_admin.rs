@@ -1,4 +1,4 @@
-//! The admin port of the extender: who may use it, its profiles, and what they show of an idle leader.
+//! The admin port of the extender: access to it, its profiles, and the work of an idle leader in a profile.
 
 use crate::extender::{Extender, SOON, node, pod};
 use crate::pprof::{go_reads, of_ours, shipped};
@@ -16,10 +16,10 @@ use std::time::Duration;
 
 /// Nodes of the cluster of the idle leader, each with 8 GPUs.
 const NODES: usize = 1000;
-/// Length of a profile of the idle leader, in seconds: some periods of whatever has a timer, and less than the time for which a
-/// request of a test waits for its answer.
+/// Length of a profile of the idle leader, in seconds: some periods of every timer, and less than the longest wait of a
+/// test's request for its answer.
 const IDLE: u64 = 15;
-/// Requests for the Lease in a row after which a leader has nothing left to do of its start: ten of its retry periods.
+/// The number of Lease requests in a row after which a leader has completed its start: ten of its retry periods.
 const RENEWALS: usize = 10;
 
 #[test]
@@ -73,23 +73,24 @@ fn an_admin_port_for_other_machines_without_https_is_no_start() {
     assert!(text.contains("extender-admin-listen 0.0.0.0:0 can be reached from other machines"), "{text}");
 }
 
-/// A leader of a cluster with many nodes, from which allocations are sampled.
+/// A leader of a cluster with many nodes, whose allocations are sampled.
 fn leader(server: &FakeApiServer, binary: &str) -> Extender {
     (0..NODES).for_each(|n| node(server, &format!("n{n}"), 8));
-    // A leader that loses its Lease on a busy machine reads everything anew.
+    // If a leader loses its Lease on a busy machine, it reads everything again.
     let lease = ["--lease-duration", "120s", "--renew-deadline", "100s"];
     let extender = Extender::start_with(binary, server, &[&["--profiling"][..], &lease].concat());
     extender.wait_until_leads();
     extender
 }
 
-/// The functions of ours that read objects, or ask the API server for them, and allocated something in so many seconds.
+/// The functions of this workspace that decode objects, or request them from the API server, and that allocated memory in
+/// this many seconds.
 fn reads_objects(extender: &Extender, seconds: u64) -> Vec<String> {
     let answer = extender.admin("GET", &format!("/debug/pprof/allocs?debug=1&seconds={seconds}"), "");
     assert_eq!(answer.status, 200, "{}", answer.text());
     let text = answer.text();
-    // A stack has its values first: objects and bytes that were allocated, objects and bytes in use. What was only freed in
-    // this time has zeros first.
+    // A stack begins with its values: objects and bytes allocated, then objects and bytes in use. If memory was only freed in
+    // this time, the first values are zero.
     let stacks = text.split("\n\n").filter(|stack| {
         let values = stack.lines().find_map(|line| line.split_once(" @")).map_or("", |(values, _)| values);
         values.split(' ').next().is_some_and(|objects| objects.parse::<i64>().is_ok_and(|objects| objects > 0))
@@ -106,12 +107,13 @@ fn is_for_lease(request: &ReceivedRequest) -> bool {
     request.path.contains("/leases/")
 }
 
-/// HAMi's scheduler decodes the annotations of every node on a timer, also when nothing is to be placed. Promise 46 in docs/specification.md.
+/// HAMi's scheduler decodes the annotations of every node on a timer, even when there is no pod to place. Promise 46 in
+/// docs/specification.md.
 #[test]
 fn an_idle_leader_of_a_thousand_nodes_decodes_nothing_and_asks_only_for_its_lease() {
     let server = FakeApiServer::start();
     let extender = leader(&server, BINARY);
-    let before = eventually("the end of what the start has left to do", SOON, || {
+    let before = eventually("the end of the leader's start", SOON, || {
         let asked = server.requests();
         let newest = asked.len().checked_sub(RENEWALS).map(|from| &asked[from..]);
         newest.is_some_and(|newest| newest.iter().all(is_for_lease)).then_some(asked.len())
@@ -121,7 +123,7 @@ fn an_idle_leader_of_a_thousand_nodes_decodes_nothing_and_asks_only_for_its_leas
     assert_eq!(idle, [""; 0], "an idle leader reads objects");
     let others: Vec<&ReceivedRequest> = asked.iter().filter(|one| !is_for_lease(one)).collect();
     assert!(others.is_empty() && !asked.is_empty(), "{others:?}");
-    // The profile would show it: the same when each node changes once.
+    // Decoding is visible in a profile: the same profile while each node changes once.
     let changing = std::thread::scope(|scope| {
         scope.spawn(|| {
             for n in 0..NODES {

@@ -1,4 +1,5 @@
-//! What flags of the extender change: how much it logs, who chooses the node, how many nodes it names, and how far apart scores are.
+//! The effects of the extender's flags: how much it logs, which program chooses the node, how many nodes it names, and how
+//! far apart scores are.
 
 use crate::extender::{Extender, SOON, events, node, pod};
 use crate::program::BINARY;
@@ -59,12 +60,12 @@ fn flags_set_the_step_between_scores_and_who_chooses_the_node() {
     for (flags, step, fit) in [
         (&[][..], 121, json!(["n1", "n2"])),
         (&["--score-step", "7"], 7, json!(["n1", "n2"])),
-        // Scores are for the nodes that are named.
+        // Only named nodes get scores.
         (&["--node-choice", "extender"], 0, json!(["n1"])),
         (&["--answered-nodes", "1"], 0, json!(["n1"])),
         (&["--answered-nodes", "0"], 121, json!(["n1", "n2"])),
     ] {
-        // The default policy fills nodes that are in use.
+        // The default policy fills nodes that are already in use.
         assert_eq!(asked(&server, flags), (vec![step, 0], fit), "{flags:?}");
     }
 }

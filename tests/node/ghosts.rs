@@ -31,18 +31,18 @@ fn measured(answer: &Value, reading: &Value) -> Option<f64> {
     Some(view["time_seconds"].as_f64()? + view["age_seconds"].as_f64()? - reading["age_seconds"].as_f64()?)
 }
 
-/// Waits until `time`, the time of a measurement, has changed twice after now. The first change may be of a measurement
+/// Waits until `time`, the time of a measurement, has changed twice after now. The first change may come from a measurement
 /// that began before now.
 fn measured_twice(what: &str, mut time: impl FnMut() -> Option<f64>) {
     let mut last = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs_f64();
     for _ in 0..2 {
-        // Ages are given to the millisecond; periods are much longer than 0.1 s.
+        // Ages are rounded to the millisecond; periods are much longer than 0.1 s.
         last = eventually(what, SOON, || time().filter(|now| *now > last + 0.1));
     }
 }
 
 /// A pod ends while another one stays. `periods` are flags; without them the agent uses its defaults. The readings of
-/// the pod that stays tell when each source was read. After two readings of each source, no answer may show the pod
+/// the remaining pod show when each source was read. After two readings of each source, no answer may show the pod
 /// that ended.
 fn a_pod_ends(number: u32, periods: &[(&str, &str)]) {
     let mut pods = Pods::prepare(Path::new("/sys/fs/cgroup")).unwrap();
@@ -53,7 +53,7 @@ fn a_pod_ends(number: u32, periods: &[(&str, &str)]) {
     let folder = tempfile::tempdir().unwrap();
     let links = folder.path().join("links");
     pod.containers[1].named(&links, ("ghost-0", "ml", "main")).unwrap();
-    // A driver may list a process for a while after its end; this fake driver lists it for ever.
+    // A driver may list a process for a while after its end; this fake driver lists it forever.
     let fake = FakeNvml::install(folder.path()).unwrap();
     let gpu = FakeGpu { processes: vec![process(pid, 1 << 30, 50.0)], ..fake_gpus("H100", 1) };
     fake.write(&Scenario { gpus: vec![gpu], ..Scenario::default() }).unwrap();

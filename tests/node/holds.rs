@@ -1,5 +1,5 @@
-//! The extender as it was built: what it keeps for pods that are not bound yet, or that another scheduler has bound, and when
-//! that is released: gated pods, gangs, Volcano's pods, and a pod that the kubelet refuses.
+//! The built extender: which GPUs it holds for pods that are not bound yet, or that another scheduler has bound, and when it
+//! releases them: gated pods, gangs, Volcano's pods, and a pod that the kubelet refuses.
 
 use crate::extender::{CLAIM, Extender, SOON, events, node, pod, stored};
 use lab::api_server::FakeApiServer;
@@ -36,7 +36,7 @@ fn a_pod_that_lost_a_race_for_cpu_releases_its_gpu_at_once() {
     assert_eq!(extender.bind(&first, "n1"), "");
     until_bound(&extender, 1);
     assert_eq!(extender.filter(&second, &["n1"])["FailedNodes"], json!({ "n1": "CardInsufficientMemory" }));
-    // The default scheduler has given the CPU to another pod meanwhile. The object stays until somebody deletes it.
+    // The default scheduler has given the CPU to another pod in the meantime. The failed pod stays until it is deleted.
     let mut refused = stored(&server, &first);
     refused["status"] = json!({
         "phase": "Failed", "reason": "OutOfcpu",
@@ -44,7 +44,7 @@ fn a_pod_that_lost_a_race_for_cpu_releases_its_gpu_at_once() {
     });
     server.put("pods", refused);
     until_bound(&extender, 0);
-    // Not an eventually: the claim is gone with the first sight of the new phase.
+    // No `eventually` here: the claim is gone as soon as the extender sees the new phase.
     assert_eq!(fitting(&extender, &second, &["n1"]), json!(["n1"]));
     assert_eq!(extender.bind(&second, "n1"), "");
     let claim = stored(&server, &second)["metadata"]["annotations"][CLAIM].clone();
@@ -59,7 +59,7 @@ fn a_gated_pod_holds_nothing_until_its_gates_are_removed() {
     let mut gated = pod(&server, 1, WHOLE);
     gated["spec"]["schedulingGates"] = json!([{ "name": "kueue.x-k8s.io/admission" }]);
     server.put("pods", gated.clone());
-    // kube-scheduler does not ask about such a pod. If somebody asks, no node is for it, and nothing is kept.
+    // kube-scheduler does not ask about such a pod. If a caller asks anyway, no node fits, and nothing is held.
     let answer = extender.filter(&gated, &["n1"]);
     assert_eq!(answer["NodeNames"], Value::Null);
     let why = answer["FailedAndUnresolvableNodes"]["n1"].as_str().unwrap().to_owned();
@@ -71,7 +71,7 @@ fn a_gated_pod_holds_nothing_until_its_gates_are_removed() {
     let why = extender.bind(&gated, "n1");
     assert!(why.contains("must be scheduled again"), "{why}");
     assert_eq!(stored(&server, &gated)["spec"]["nodeName"], Value::Null);
-    // Another pod gets the GPU meanwhile, and ends.
+    // In the meantime another pod gets the GPU, and ends.
     let other = pod(&server, 2, WHOLE);
     assert_eq!(fitting(&extender, &other, &["n1"]), json!(["n1"]));
     assert_eq!(extender.bind(&other, "n1"), "");
@@ -101,8 +101,8 @@ fn members_of_a_gang_hold_their_places_until_bind_next_filter_or_deletion() {
             member
         })
         .collect();
-    // kube-scheduler lets the members wait for each other (Permit). Each is expected on a node of its own, although all
-    // nodes fit all of them.
+    // kube-scheduler lets the members wait for each other (Permit). Each member is expected on its own node, although every
+    // node fits every member.
     let mut places: Vec<String> = Vec::new();
     for member in &gang {
         assert_eq!(fitting(&extender, member, &nodes), json!(nodes));
@@ -128,8 +128,8 @@ fn members_of_a_gang_hold_their_places_until_bind_next_filter_or_deletion() {
     assert_eq!(fitting(&extender, &late, &nodes), json!([places[2]]), "only that node is left");
     assert_eq!(pending(&extender), 1);
     assert_eq!(fitting(&extender, &late, &[&places[0]]), Value::Null);
-    assert_eq!(pending(&extender), 0, "no node fits it any more, so nothing is kept");
-    // The gang is given up: its bound members are deleted, and their GPUs are free.
+    assert_eq!(pending(&extender), 0, "no node fits it any more, so nothing is held");
+    // The gang is abandoned: its bound members are deleted, and their GPUs are free.
     until_bound(&extender, 2);
     ["train-1", "train-2"].iter().for_each(|name| server.remove("pods", "ml", name));
     until_bound(&extender, 0);
@@ -172,7 +172,7 @@ fn a_pod_that_volcano_has_bound_closes_its_node_until_the_agent_names_its_gpus()
         (extender.filter(&asks, &["n1"])["FailedNodes"] == json!({ "n1": "CardInsufficientMemory" })).then_some(())
     });
     eventually("the event on the Node", SOON, || events(&server, "GPUsOpen").pop());
-    // It has ended, and stays at the API server.
+    // The pod has ended, but stays at the API server.
     volcano["status"]["phase"] = "Succeeded".into();
     server.put("pods", volcano);
     eventually("the GPU to be free", SOON, || (fitting(&extender, &asks, &["n1"]) == json!(["n1"])).then_some(()));

@@ -11,8 +11,8 @@ use serde_json::Value;
 use std::path::Path;
 use std::process::Command;
 
-/// Two GPUs of a driver that gives no recovery action, as before R565. The fake driver's energy counter is constant, so
-/// it does not look like a reset when the agent starts again.
+/// Two GPUs of a driver that reports no recovery action, like drivers before R565. The fake driver's energy counter is
+/// constant, so a restart of the agent does not look like a reset of the GPU.
 fn driver_without_advice() -> Scenario {
     let energy = [(ReadingKind::EnergyMillijoules, Number::Constant(5e6))].into();
     let gpu = FakeGpu { values: energy, not_supported: vec!["field:230".into()], ..fake_gpus("A100", 2) };
@@ -37,7 +37,7 @@ fn recipe(library: &Path, state: &Path) -> Recipe {
     recipe.with("--health-quiet-period", "1s")
 }
 
-/// The second GPU, once `is` holds for it.
+/// The second GPU, once `is` is true for it.
 fn second(agent: &Agent, what: &str, is: impl Fn(&Value) -> bool) -> Value {
     eventually(what, START, || {
         let document = agent.get("/api/v1/gpus").json();

@@ -1,4 +1,4 @@
-//! Tests the journal through a real systemd-journald in its own mount namespace. The machine's `/run` is not touched.
+//! Tests the journal with a real systemd-journald in its own mount namespace. The machine's `/run` is not touched.
 
 use crate::program::BINARY;
 use lab::agent::START;
@@ -116,7 +116,7 @@ fn the_format_auto_is_the_journal_if_stderr_is_connected_to_it() {
     assert_eq!(entry(&entries, "gpu-steward agent started")["PRIORITY"], "6");
 }
 
-/// The kernel log names the process, and through it the pod.
+/// The kernel log names the process, which belongs to the pod.
 #[test]
 #[ignore = "needs root: tests/run"]
 fn a_driver_error_from_the_kernel_log_is_found_by_gpu_and_pod() {

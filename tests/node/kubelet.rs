@@ -1,4 +1,4 @@
-//! A kubelet as device plugins see it: it answers `Register`, and watches the list of each plugin that registers.
+//! A fake kubelet for device plugins: it answers `Register`, and watches the list of each plugin that registers.
 
 use lab::eventually::eventually;
 use proto::device_plugin::device_plugin_client::DevicePluginClient;
@@ -72,7 +72,7 @@ impl Kubelet {
         self.writes_checkpoint(uid, slot);
     }
 
-    /// Writes that container `main` of this pod has this slot.
+    /// Writes in the checkpoint that container `main` of this pod has this slot.
     pub(crate) fn writes_checkpoint(&self, uid: &str, slot: &str) {
         self.writes_answer(uid, slot, "");
     }

@@ -66,8 +66,8 @@ fn if_the_usage_socket_cannot_be_opened_readyz_says_so_and_the_rest_is_served() 
     assert_eq!(agent.get("/metrics").status, 200);
 }
 
-/// The agent replaces a stale socket. It does not replace a socket that another program serves, because clients would
-/// then reach neither of the two reliably.
+/// The agent replaces a stale socket. It does not replace a socket that another program serves, because clients could
+/// then reach neither program reliably.
 #[test]
 fn a_usage_socket_in_use_is_refused_and_a_stale_one_is_replaced() {
     let folder = tempfile::tempdir().unwrap();
@@ -173,7 +173,7 @@ fn with_a_token_file_local_callers_need_the_token_too() {
 
 #[test]
 fn a_second_signal_ends_at_once() {
-    // A request that never becomes complete keeps the drain waiting.
+    // An incomplete request keeps the drain waiting.
     let agent = Agent::standalone(BINARY).with("--gpus", "none").with("--drain-timeout", "60s").launch();
     let mut open_requests = Vec::new();
     for address in [Some(agent.metrics), agent.admin].into_iter().flatten() {
@@ -184,7 +184,7 @@ fn a_second_signal_ends_at_once() {
     assert_eq!(agent.get("/healthz").status, 200);
     agent.signal(libc::SIGTERM);
     agent.logs("stopping: requests in flight may end");
-    // Longer than the 0.1 s within which the agent takes two signals for one.
+    // Longer than 0.1 s, because the agent treats two signals within 0.1 s as one.
     let begin = Instant::now();
     while begin.elapsed() < Duration::from_millis(200) {
         std::thread::yield_now();
@@ -225,7 +225,7 @@ fn an_event_thread_that_hangs_in_the_driver_is_logged_once_and_stops_nothing_els
     let ended = agent.terminate();
     assert_eq!(ended.status.code(), Some(0), "{}", ended.log);
     assert!(ended.took < Duration::from_secs(5), "{:?}", ended.took);
-    // The log keeps back the second hang as a repetition of the first.
+    // The log suppresses the second hang as a repetition of the first.
     for words in ["the wait for NVML's events does not return", "returned after all"] {
         assert_eq!(ended.log.matches(words).count(), 1, "{words:?} in {}", ended.log);
     }
@@ -251,7 +251,7 @@ fn while_every_driver_call_hangs_the_agent_serves_the_rest_and_ends_in_time() {
         Some(agent.get("/readyz")).filter(|answer| answer.status == 503)
     });
     assert!(why.text().contains("hang"), "{}", why.text());
-    // The test has not read the socket so far. It is full, and that has stopped nothing. The old messages are read
+    // The test has not read the socket so far, so it is full, but this has not stopped the agent. The old messages are read
     // first.
     let mut buffer = [0; 1024];
     manager.set_nonblocking(true).unwrap();
@@ -274,7 +274,7 @@ fn while_every_driver_call_hangs_the_agent_serves_the_rest_and_ends_in_time() {
             (measured() > before + 0.5).then_some(())
         });
     }
-    // The poller that hangs, and its replacement, which hangs too. The supervisor starts no third one.
+    // One poller hangs, and so does its replacement. The supervisor starts no third poller.
     let tasks = std::fs::read_dir(format!("/proc/{}/task", agent.pid())).unwrap().flatten();
     let names = tasks.filter_map(|task| std::fs::read_to_string(task.path().join("comm")).ok());
     assert_eq!(names.filter(|name| name.trim() == "nvml-poll").count(), 2);

@@ -1,5 +1,5 @@
-//! The extender as it was built: bindings whose answers were lost. Each names the version of its pod, so that the extender can
-//! find out, or bring about, that it is never carried out.
+//! The built extender: bindings whose answers were lost. Each binding names the version of its pod, so the extender can find
+//! out, or make sure, that the API server never carries it out.
 
 use crate::extender::{CLAIM, Extender, SOON, events, node, pod, stored};
 use lab::api_server::{FakeApiServer, LostBinding};
@@ -30,14 +30,14 @@ fn an_order_of_an_earlier_term_without_room_is_given_up_at_once() {
     eventually("the other extender to lead", SOON, || other.leads().then_some(()));
     server.answer_bindings();
     other.filter(&second, &["n1"]);
-    assert_eq!(other.bind(&second, "n1"), "", "nobody knows of the order of the paused one");
+    assert_eq!(other.bind(&second, "n1"), "", "no other extender knows about the binding of the paused one");
     drop(other);
     paused.signal("-CONT");
     eventually("the first extender to lead again", SOON, || paused.leads().then_some(()));
     eventually("the pod to be free for another node", SOON, || {
         (paused.filter(&first, &["n1", "n2"])["NodeNames"] == json!(["n2"])).then_some(())
     });
-    // The mark names the version that the lost bindings were for, which the API server carries out no more.
+    // The mark names the pod version of the lost bindings, so the API server no longer carries them out.
     let marked = stored(&server, &first);
     let version = first["metadata"]["resourceVersion"].as_str().unwrap();
     assert_eq!(marked["metadata"]["annotations"]["gpu-steward.io/fence"], version);
@@ -65,10 +65,10 @@ fn a_pod_that_has_changed_since_its_filter_call_is_bound_in_its_new_version() {
     let bound = stored(&server, &first);
     assert_eq!((&bound["spec"]["nodeName"], &bound["metadata"]["labels"]["team"]), (&json!("n1"), &json!("vision")));
     let bindings = vec![("POST".to_owned(), "/api/v1/namespaces/ml/pods/train-1/binding".to_owned()); 2];
-    assert_eq!(writes(&server), bindings, "the first one is refused");
+    assert_eq!(writes(&server), bindings, "the first binding is refused");
 }
 
-/// The GPUs were chosen for what the pod accepted before.
+/// The GPUs were chosen for the pod's earlier constraints.
 #[test]
 fn a_pod_whose_conditions_have_changed_since_its_filter_call_is_placed_again() {
     let server = FakeApiServer::start();
@@ -102,11 +102,11 @@ fn an_order_for_a_node_that_was_closed_meanwhile_is_given_up() {
     extender.filter(&first, &["n1"]);
     server.lose_bindings(&[LostBinding::Request; 1000]);
     assert!(extender.bind(&first, "n1").contains("has not answered yet"));
-    // The node takes no new pods any more, so the order is not written again.
+    // The node no longer takes new pods, so the binding is not written again.
     let mut by_hand = pod(&server, 2, 1000);
     by_hand["spec"]["nodeName"] = "n1".into();
     server.put("pods", by_hand);
-    eventually("the order to be given up", SOON, || {
+    eventually("the binding to be given up", SOON, || {
         let answer = extender.filter(&first, &["n1"]);
         (answer["NodeNames"] == Value::Null && events(&server, "BindingFailed").len() == 1).then_some(())
     });

@@ -1,4 +1,4 @@
-//! Tests of the built program from outside, one module for each subject. Tests that need root or installed programs are
+//! Tests of the built program from outside, one module per subject. Tests that need root or installed programs are
 //! marked `ignore`; `tests/run` runs them.
 
 #[cfg(test)]

@@ -38,7 +38,10 @@ fn simulated_gpus_are_marked_and_each_set_has_its_path() {
     }
     let gpu = agent.get("/metrics/gpu").text();
     assert_eq!(gpu.lines().filter(|line| line.starts_with("gpu_steward_gpu_memory_used_bytes{")).count(), 2);
-    assert!(!gpu.contains("DCGM_FI_") && !gpu.contains("gpu_steward_node_"), "GPUs only, and under our own names");
+    assert!(
+        !gpu.contains("DCGM_FI_") && !gpu.contains("gpu_steward_node_"),
+        "GPUs only, and with names of gpu-steward only"
+    );
     for (path, name) in
         [("/metrics/dcgm", "DCGM_FI_DEV_FB_USED{"), ("/metrics/hami", "hami_host_gpu_memory_used_bytes{")]
     {
@@ -79,7 +82,7 @@ fn compute_instances_of_one_gpu_instance_are_counted_once_in_the_metrics() {
     let all = series.len();
     series.sort_unstable();
     series.dedup();
-    assert_eq!(series.len(), all, "no series is there twice");
+    assert_eq!(series.len(), all, "no series appears twice");
 }
 
 #[test]
@@ -105,14 +108,14 @@ fn a_thousand_scrapes_that_never_read_cost_little_memory() {
         }
     }
     assert_eq!(agent.get("/healthz").text(), "ok\n");
-    assert_eq!(agent.get("/metrics").status, 200, "others are answered");
+    assert_eq!(agent.get("/metrics").status, 200, "other clients are answered");
     let grown = agent.resident_mib() - before;
     println!("{} silent connections: {grown:.1} MiB more resident", silent.len());
-    assert!(silent.len() > 900, "{} connections are not a thousand", silent.len());
+    assert!(silent.len() > 900, "only {} of a thousand connections", silent.len());
     // 256 connection permits with hyper's buffers, and eight answers under way.
     assert!(grown < 16.0, "{grown} MiB");
-    // The agent closes an old connection to make room for this one. It counts the old one until its task has ended.
-    eventually("no more connections than the limit, and ours", Duration::from_secs(10), || {
+    // The agent closes an old connection to make room for this one, and counts the old one until its task has ended.
+    eventually("no more connections than the limit and this one", Duration::from_secs(10), || {
         let text = agent.get("/metrics").text();
         let open = text.lines().find_map(|line| line.strip_prefix("gpu_steward_http_connections ")).unwrap();
         (open.parse::<u32>().unwrap() <= 257).then_some(())

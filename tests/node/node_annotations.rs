@@ -1,4 +1,4 @@
-//! The extender as it was built: what the annotations of a Node that agents and operators write change in its decisions.
+//! The built extender: how the annotations that agents and operators write on a Node change its decisions.
 
 use crate::extender::{CLAIM, Extender, SOON, events, node, pod, stored};
 use lab::api_server::FakeApiServer;
@@ -13,7 +13,7 @@ fn annotate(server: &FakeApiServer, key: &str, value: &str) {
     server.put("nodes", object);
 }
 
-/// Waits until the pod is refused on `n1` for this reason, or fits for none.
+/// Waits until the pod is refused on `n1` for this reason, or, without a reason, until it fits.
 fn becomes(extender: &Extender, pod: &Value, reason: Option<&str>) {
     eventually(&format!("the answer {reason:?}"), SOON, || {
         let answer = extender.filter(pod, &["n1"]);
@@ -43,7 +43,7 @@ fn a_cordoned_gpu_gets_no_pod_and_a_cordon_that_cannot_be_read_closes_its_node()
     eventually("a pod for two GPUs to be refused", SOON, || {
         extender.filter(&both, &["n1"])["NodeNames"].is_null().then_some(())
     });
-    // Of two pods the second one would spread to the other GPU.
+    // Without the annotation, the second of two pods would spread to the other GPU.
     for pod in &asks {
         extender.filter(pod, &["n1"]);
         assert_eq!(extender.bind(pod, "n1"), "");

@@ -1,5 +1,5 @@
-//! The extender as it was built: a new leader that runs in a pod reads no list of all pods. It marks its own pod, and decides when
-//! its pod watch has shown the mark.
+//! The built extender: a new leader that runs in a pod reads no list of all pods. It marks its own pod, and starts to decide
+//! once its pod watch has shown the mark.
 
 use crate::extender::{Extender, SOON, node, pod};
 use lab::api_server::FakeApiServer;
@@ -17,8 +17,8 @@ fn own_pod(server: &FakeApiServer) -> Value {
     server.object("pods", "gpu", "extender-b").unwrap()
 }
 
-/// Starts two extenders, lets the first one bind a pod, and stops it. Returns the second one when it leads, and how many lists of
-/// pods and of Nodes were read for that.
+/// Starts two extenders, lets the first one bind a pod, and stops it. Returns the second one when it leads, and how many
+/// lists of pods and of Nodes it has read to take over.
 fn second_leader(server: &FakeApiServer, uid: &str) -> (Extender, [usize; 2]) {
     node(server, "n1", 1);
     server.put(
@@ -56,7 +56,7 @@ fn a_new_leader_that_sees_its_mark_reads_no_list_of_pods() {
 #[test]
 fn a_new_leader_that_cannot_mark_its_pod_reads_all_pods_anew() {
     let server = FakeApiServer::start();
-    // The pod of that name is another one by now.
+    // The pod of that name now has another UID.
     let (leader, lists) = second_leader(&server, "e0000000-0000-4000-8000-000000000002");
     assert_eq!(lists, [1, 1]);
     assert_eq!(own_pod(&server)["metadata"]["annotations"], Value::Null);

@@ -1,5 +1,5 @@
 //! Tests pod names from the API server: the server answers, sends bad data, forgets versions, refuses requests or is
-//! away.
+//! unreachable.
 
 use crate::program::BINARY;
 use lab::agent::{Agent, Recipe};
@@ -20,7 +20,7 @@ fn id(digit: char) -> String {
     digit.to_string().repeat(64)
 }
 
-/// A cgroup v2 hierarchy of plain files, with the files that names need.
+/// A cgroup v2 hierarchy of plain files, with the files that are needed to find pod names.
 struct Tree(PathBuf);
 
 impl Tree {
@@ -321,7 +321,7 @@ fn without_the_right_to_list_pods_the_agent_is_not_ready_and_says_what_to_do() {
     let ready = node.agent.get("/readyz");
     assert_eq!(ready.status, 503);
     assert!(ready.text().contains("first list of pods"), "{}", ready.text());
-    assert_eq!(node.agent.get("/metrics").status, 200, "everything else continues");
+    assert_eq!(node.agent.get("/metrics").status, 200, "everything else works");
     node.server.fault(ApiServerFault::None);
     eventually("ready", SOON, || (node.agent.get("/readyz").status == 200).then_some(()));
 }
@@ -468,11 +468,11 @@ fn a_list_of_pods_is_never_older_than_what_the_agent_knows() {
     node.shows(&["shop/train-0/main", "shop/web-0/main"]);
     let lists = || about_pods(&node.server).into_iter().filter(|request| !request.is_watch()).collect::<Vec<_>>();
     let before = lists().len();
-    // The server forgets the version from which the watch continues. So the agent lists the pods again, first from the
+    // The server forgets the version from which the watch would continue. So the agent lists the pods again, first from the
     // cache, which is too old.
     node.server.forget();
     eventually("a list from etcd after those from the cache", Duration::from_secs(60), || {
-        assert_eq!(node.watch()["pods"], 2, "no pod vanishes meanwhile");
+        assert_eq!(node.watch()["pods"], 2, "no pod vanishes in the meantime");
         lists().get(before..)?.iter().find(|request| !request.query.contains_key("resourceVersion")).map(drop)
     });
     let again = lists().split_off(before);
@@ -482,7 +482,7 @@ fn a_list_of_pods_is_never_older_than_what_the_agent_knows() {
     }
     assert!(again.len() > 1, "the first request reads the cache: {again:?}");
     node.shows(&["shop/train-0/main", "shop/web-0/main"]);
-    // The cache is new again, so a list from the cache is enough.
+    // The cache is up to date again, so a list from the cache is enough.
     node.state("following");
     node.server.catch_up();
     let before = lists().len();
@@ -491,7 +491,7 @@ fn a_list_of_pods_is_never_older_than_what_the_agent_knows() {
     assert!(lists()[before].query.contains_key("resourceVersion"), "{:?}", lists()[before]);
 }
 
-/// A list that leaves out a pod which runs, whatever its version says: the agent reads the pod itself, and the pod stays.
+/// If a list leaves out a running pod, whatever the list's version says, the agent reads the pod itself, and the pod stays.
 #[test]
 fn a_pod_that_a_list_does_not_show_stays_until_the_server_says_that_it_is_gone() {
     let server = FakeApiServer::start();
@@ -511,14 +511,14 @@ fn a_pod_that_a_list_does_not_show_stays_until_the_server_says_that_it_is_gone()
             .collect::<Vec<_>>()
     };
     let first = eventually("a read of the pod that the list does not show", SOON, || {
-        assert_eq!(node.watch()["pods"], 2, "it stays meanwhile");
+        assert_eq!(node.watch()["pods"], 2, "the pod stays in the meantime");
         reads(&node.server).first().cloned()
     });
     assert!(!first.query.contains_key("resourceVersion"), "this is a quorum read: {first:?}");
     std::thread::sleep(Duration::from_secs(1));
     assert_eq!((&node.watch()["pods"], reads(&node.server).len()), (&json!(2), 1));
     node.shows(&["shop/train-0/main", "shop/web-0/main"]);
-    // It is deleted, and no watch reports that.
+    // The pod is deleted, but no watch reports this.
     node.server.remove("pods", "shop", "train-0");
     node.server.forget();
     eventually("one pod less", SOON, || (node.watch()["pods"] == 1).then_some(()));

@@ -30,8 +30,8 @@ fn profiles_are_served_only_with_the_flag_profiling() {
 #[test]
 fn profiles_show_the_agents_own_functions_and_threads() {
     let agent = profiled().start();
-    // The profile is sampled: an allocation of our code among the first few is likely, not certain.
-    eventually("a line of ours among what was allocated", Duration::from_secs(30), || {
+    // The profile is sampled: an allocation of this workspace's code among the first few is likely, but not certain.
+    eventually("a line of this workspace among the allocations", Duration::from_secs(30), || {
         let text = agent.admin("GET", "/debug/pprof/allocs?debug=1", "").text();
         text.contains("src/steward/").then_some(())
     });
@@ -63,7 +63,7 @@ fn memory_over(count: usize) {
         std::thread::scope(|scope| {
             let taken = scope.spawn(|| agent.admin("GET", "/debug/pprof/profile?seconds=1", ""));
             while !taken.is_finished() {
-                // The memory of the child that reads the line tables counts too, as it does against the pod's limit.
+                // The memory of the child that reads the line tables counts too, because it counts against the pod's limit.
                 let in_children: f64 = agent.children_resident_mib().iter().sum();
                 children = in_children.max(children);
                 during = (agent.resident_mib() + in_children).max(during);
@@ -115,14 +115,14 @@ impl Drop for LoadClient {
 #[ignore = "needs go: tests/run"]
 fn go_tool_pprof_reads_the_agent() {
     let agent = profiled().with("--period", "100ms").with("--slow-period", "100ms").start();
-    // An idle agent takes one or two CPU samples in five seconds, so a client asks it all the time.
+    // An idle agent takes only one or two CPU samples in five seconds, so a client sends requests all the time.
     let _client = LoadClient::start(&agent);
     for (page, kind) in
         [("heap", "Type: inuse_space"), ("goroutine", "Type: goroutine"), ("profile?seconds=5", "Type: cpu")]
     {
         let text = go_reads(&format!("http://{}/debug/pprof/{page}", agent.admin.expect("an admin port")), kind);
         if page.starts_with("profile") {
-            assert!(of_ours(&text).any(|line| line.ends_with("(inline)")), "no inline frame of ours\n{text}");
+            assert!(of_ours(&text).any(|line| line.ends_with("(inline)")), "no inline frame of this workspace\n{text}");
         }
     }
 }
@@ -143,7 +143,8 @@ fn go_reads_over_https() {
     let _ = go_reads(&format!("https+insecure://{address}/debug/pprof/profile?seconds=5"), "Type: cpu");
 }
 
-/// What `go tool pprof` prints of this profile: it has this type and functions of ours with their lines.
+/// The output of `go tool pprof` for this profile, which must have this type and functions of this workspace with their
+/// lines.
 pub(crate) fn go_reads(url: &str, kind: &str) -> String {
     let folder = tempfile::tempdir().unwrap();
     let mut go = Command::new(std::env::var_os("GO").unwrap_or_else(|| "go".into()));
@@ -156,7 +157,7 @@ pub(crate) fn go_reads(url: &str, kind: &str) -> String {
         let place = line.trim_end_matches(" (inline)").rsplit(':').next();
         place.is_some_and(|number| number.parse::<u32>().is_ok_and(|number| number > 0))
     };
-    assert!(of_ours(&text).any(numbered), "{url}: no line of ours\n{text}");
+    assert!(of_ours(&text).any(numbered), "{url}: no line of this workspace\n{text}");
     text
 }
 

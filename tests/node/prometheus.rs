@@ -15,7 +15,7 @@ const MIB: f64 = 1_048_576.0;
 const HELD: u32 = 4096;
 
 /// Query, number of series in the answer, and their sum if it is known. The numbers in the comments are dashboards of
-/// grafana.com. Two kinds of queries of 21833 are left out: those that need HAMi-core's shared region, and those of
+/// grafana.com. Two kinds of queries of 21833 are left out: queries that need HAMi-core's shared region, and queries for
 /// limits, which a standalone agent does not know (docs/specification.md).
 fn queries() -> Vec<(&'static str, usize, Option<f64>)> {
     let held = f64::from(HELD);
@@ -71,7 +71,7 @@ fn a_real_prometheus_scrapes_the_program_and_each_query_answers_once() {
         .with("--slow-period", "1s")
         .with("--process-period", "1s")
         .start();
-    // The labels of the agent's own pod are those that service discovery would add to the target. The job `kubelet`
+    // Service discovery would add the labels of the agent's own pod to the target, so the test adds them. The job `kubelet`
     // honours labels.
     let address = agent.metrics;
     let prometheus = Prometheus::start(&format!(
@@ -90,6 +90,6 @@ fn a_real_prometheus_scrapes_the_program_and_each_query_answers_once() {
             assert!((values.iter().sum::<f64>() - sum).abs() <= sum * 1e-9, "{query}: {values:?}");
         }
     }
-    assert_eq!(prometheus.values("min_over_time(up[5m])"), [1.0; 3], "every scrape was understood");
+    assert_eq!(prometheus.values("min_over_time(up[5m])"), [1.0; 3], "every scrape succeeded");
     assert_eq!(agent.terminate().status.code(), Some(0));
 }

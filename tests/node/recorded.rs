@@ -1,6 +1,6 @@
 //! Places the pods of a recording of HAMi 2.10.0's scheduler, on the same nodes in the same state, and writes both answers
-//! side by side (`docs/compatibility.md`). An answer that differs needs a reason: that both chose among equal GPUs, which
-//! this test checks, or one that stands here.
+//! side by side (`docs/compatibility.md`). A different answer needs a reason: either both chose among equal GPUs, which
+//! this test checks, or the reason is listed in `REASONS`.
 //!
 //! ```text
 //!   tests/golden/hami/cases.json ──pod──▶ /filter, /bind of the extender ──▶ its node and claim ─┐
@@ -20,23 +20,23 @@ const CASES: &str = include_str!("../golden/hami/cases.json");
 const PAGE: &str = "docs/compatibility.md";
 const BEGIN: &str = "<!-- made from tests/golden/hami/cases.json by UPDATE_GOLDEN=1 cargo test -->\n";
 const END: &str = "<!-- end of the recorded cases -->\n";
-/// Name, product, GPUs, MiB of each GPU. The recording has no register: the amounts of A100 and T4 follow from claims and
-/// scores in it, the amount of an H100 is NVML's.
+/// Name, product, GPUs, MiB of each GPU. The recording has no register: the amounts of A100 and T4 follow from its claims
+/// and scores, and the amount of an H100 is NVML's.
 const NODES: [(&str, &str, usize, u64); 3] = [
     ("a100", "NVIDIA A100-SXM4-80GB", 4, 81_920),
     ("t4", "NVIDIA Tesla T4", 4, 15_360),
     ("h100", "NVIDIA H100 80GB HBM3", 8, 81_559),
 ];
-/// Why an answer differs, by case.
+/// The reason why an answer differs, by case.
 const REASONS: [(&str, &str); 1] = [(
     "too-many-cores",
     "No GPU has 101 % of SM time. HAMi grants 100 % without a word; here the pod is refused and its event names the amount.",
 )];
 
-/// What is taken of a GPU: containers, percent of SM time, MiB.
+/// The used part of a GPU: containers, percent of SM time, MiB.
 type Used = (u64, u64, u64);
 
-/// The device shares of each container that has some.
+/// The device shares of each container that has any.
 fn shares(claim: &str) -> Vec<Vec<(String, u64, u64)>> {
     let share = |text: &str| {
         let fields: Vec<&str> = text.split(',').collect();
@@ -47,7 +47,8 @@ fn shares(claim: &str) -> Vec<Vec<(String, u64, u64)>> {
     containers.filter(|shares: &Vec<_>| !shares.is_empty()).collect()
 }
 
-/// What the claim takes of each GPU: the larger of the init containers, one after the other, and the others together.
+/// The part of each GPU that the claim takes: the maximum of the init containers, which run one after the other, and the sum
+/// of the other containers.
 fn taken(claim: &str, inits: usize) -> BTreeMap<String, Used> {
     let (mut init, mut app): (BTreeMap<String, Used>, BTreeMap<String, Used>) = Default::default();
     for (place, container) in shares(claim).into_iter().enumerate() {
@@ -116,7 +117,7 @@ fn reasons(failed: &[&Value]) -> BTreeMap<String, String> {
     all.map(|(node, why)| (node.clone(), plain(why.as_str().unwrap()))).collect()
 }
 
-/// The claim for people: GPUs and amounts of each container.
+/// The claim in readable form: GPUs and amounts of each container.
 fn told(claim: &str) -> String {
     let share = |(gpu, memory, cores): &(String, u64, u64)| {
         let name = gpu.trim_start_matches("GPU-").trim_end_matches("-0000-0000-000000000000");
@@ -127,7 +128,7 @@ fn told(claim: &str) -> String {
     containers.collect::<Vec<_>>().join("; ")
 }
 
-/// How the claims compare, if that needs no reason: the same, or other GPUs that were equal when the pod came.
+/// How the claims compare, if no listed reason is needed: the same GPUs, or other GPUs that were equal when the pod came.
 fn verdict(ours: &str, hamis: &str, used: &BTreeMap<String, Used>) -> Option<&'static str> {
     let (ours, hamis) = (shares(ours), shares(hamis));
     let sorted = |claim: &[Vec<(String, u64, u64)>]| -> Vec<Vec<(String, u64, u64)>> {
@@ -137,7 +138,7 @@ fn verdict(ours: &str, hamis: &str, used: &BTreeMap<String, Used>) -> Option<&'s
         };
         claim.iter().cloned().map(sort).collect()
     };
-    // Each GPU is replaced by what was taken of it.
+    // Each GPU is replaced by its used part.
     let states = |claim: &[Vec<(String, u64, u64)>]| -> Vec<Vec<(Used, u64, u64)>> {
         let of = |gpu: &String| used.get(gpu).copied().unwrap_or_default();
         let sort = |shares: &Vec<(String, u64, u64)>| {
@@ -158,7 +159,7 @@ fn verdict(ours: &str, hamis: &str, used: &BTreeMap<String, Used>) -> Option<&'s
     }
 }
 
-/// What the pod takes of a node whose GPUs have this memory, at the moment when it takes most.
+/// The most that the pod takes at one time from a node whose GPUs have this memory.
 fn own(case: &Value, memory: u64) -> Used {
     let of = |limits: &Value| -> Used {
         let number = |name: &str| limits[name].as_str().map(|text| text.parse::<u64>().unwrap());
@@ -183,7 +184,7 @@ fn fill(node: &str, used: &BTreeMap<String, Used>, pod: Option<&Value>) -> u64 {
     (sum.0 * 1_000_000 / (10 * gpus) + sum.1 * 1_000_000 / (100 * gpus) + sum.2 * 1_000_000 / (memory * gpus)) / 3
 }
 
-/// Why the nodes differ, if it is because the request of the pod itself is part of the score here and not in HAMi's.
+/// Why the nodes differ, if the reason is that the extender's score includes the pod's own request and HAMi's does not.
 fn other_node(
     case: &Value,
     (ours, hamis): (&str, &str),
@@ -207,7 +208,7 @@ fn other_node(
     })
 }
 
-/// The answer about one case: the nodes that fit, the best one first, and why the others do not.
+/// The answer for one case: the nodes that fit, the best one first, and why the others do not fit.
 fn asked(extender: &Extender, pod: &Value) -> (Vec<String>, BTreeMap<String, String>) {
     let names = ["g-a100", "g-t4", "g-h100"];
     let answer = extender.filter(pod, &names);
@@ -229,7 +230,7 @@ fn asked(extender: &Extender, pod: &Value) -> (Vec<String>, BTreeMap<String, Str
     (scores.into_iter().map(|(_, node)| node).collect(), failed)
 }
 
-/// The row of one case. Afterwards the cluster is as it was for HAMi.
+/// The row of one case. Afterwards the cluster has the same state as in HAMi's recording.
 fn row(
     server: &FakeApiServer,
     extender: &Extender,
@@ -283,7 +284,7 @@ fn row(
         }
     };
     match hamis {
-        // Of a request that is refused here nothing is claimed afterwards.
+        // A request that is refused here has no claim afterwards.
         Some((node, claim)) if !fit.is_empty() => becomes(server, extender, (&mut pod, name), (node, claim)),
         _ => server.remove("pods", "ml", name),
     }

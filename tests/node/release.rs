@@ -26,7 +26,7 @@ fn the_driver_is_released_for_a_while_and_every_gpu_stays_listed() {
     let answer = operate("PUT", "/nvml/release?seconds=600");
     assert!(answer.status == 200 && answer.text().contains("has released"), "{} {}", answer.status, answer.text());
     assert!(!is_open(), "the driver is released");
-    eventually("what is shown meanwhile", START, || {
+    eventually("the API to show the release", START, || {
         let node = agent.get("/api/v1/node").json();
         (node["gpu_source"]["state"] == "released").then_some(())
     });

@@ -88,7 +88,7 @@ fn pod_memory_and_unattributed_memory_add_up_and_only_a_sole_holder_is_named() {
     });
 }
 
-/// The agent reads a pod's GPU time and energy from its file after it was killed, and counts on from there.
+/// After the agent was killed, it reads a pod's GPU time and energy from its file, and continues to count from there.
 #[test]
 #[ignore = "needs root: tests/run"]
 fn gpu_time_and_energy_of_a_pod_count_on_after_the_agent_is_killed() {

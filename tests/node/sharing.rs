@@ -1,4 +1,4 @@
-//! Tests sharing with an API server and a kubelet that only registers plugins; the tests make its calls.
+//! Tests sharing with an API server and a fake kubelet that only registers plugins; the tests make the kubelet's calls.
 
 use crate::kubelet::Kubelet;
 use crate::program::BINARY;
@@ -48,11 +48,11 @@ fn no_slot_is_offered_before_it_is_known_whether_there_is_cdi() {
         }
     }
     let node = |info: serde_json::Value| json!({ "metadata": { "name": NODE }, "status": { "nodeInfo": info } });
-    // A Node that another client made before the kubelet has reported its versions.
+    // Another client has created the Node before the kubelet has reported its versions.
     server.put("nodes", node(json!({ "kubeletVersion": "", "containerRuntimeVersion": "" })));
     agent.logs("does not name its versions yet");
     let before = node_requests(&server);
-    eventually("some more questions", SOON, || (node_requests(&server) >= before + 3).then_some(()));
+    eventually("some more requests", SOON, || (node_requests(&server) >= before + 3).then_some(()));
     assert!(!kubelet.is_offered(), "{}", agent.log());
     server.put("nodes", node(json!({ "kubeletVersion": "v1.34.9", "containerRuntimeVersion": "containerd://2.1.4" })));
     kubelet.plugin();
@@ -60,7 +60,7 @@ fn no_slot_is_offered_before_it_is_known_whether_there_is_cdi() {
     assert!(!agent.log().contains("offers no GPU"), "{}", agent.log());
 }
 
-/// A later start: the versions of the last run count at once, also while the API server is away.
+/// A later start: the versions of the last run count at once, even while the API server is unreachable.
 #[test]
 fn the_versions_of_the_last_run_are_enough_to_start() {
     let mut server = FakeApiServer::start();
@@ -106,7 +106,7 @@ fn a_second_agent_is_ready_says_that_it_waits_and_takes_over() {
     let ended = first.terminate();
     assert!(ended.status.success(), "{}", ended.log);
     second.logs("the other agent is ending: this agent shares the GPUs from now on");
-    assert!(state.join("addresses.json").exists(), "the second one's");
+    assert!(state.join("addresses.json").exists(), "the file of the second agent");
     eventually("the usage socket", SOON, || std::os::unix::net::UnixStream::connect(&usage).ok());
     eventually("no mention of another agent", SOON, || (!says_that_it_waits(&second)).then_some(()));
     assert_eq!(second.get("/readyz").status, 200, "{}", second.log());
@@ -174,8 +174,8 @@ fn offered(agent: &Agent, kubelet: &Kubelet) -> (PathBuf, String) {
     (kubelet.plugin(), format!("{gpu}-0"))
 }
 
-/// HTTP clients of the open port wait for each other, but the kubelet does not wait for them: it gets many times as
-/// many answers as each of them. If both used one worker, the worker would serve each in turn.
+/// HTTP clients of the open port wait for each other, but the kubelet does not wait for them: it gets many times more
+/// answers than each client. If both used one worker, the worker would serve all callers in turn.
 #[test]
 fn kubelet_calls_do_not_wait_for_requests_of_the_open_port() {
     const CALLERS: usize = 24;
@@ -198,9 +198,9 @@ fn kubelet_calls_do_not_wait_for_requests_of_the_open_port() {
                 }
             });
         }
-        eventually("each of them to be served", SOON, || (served.load(Ordering::Relaxed) >= CALLERS).then_some(()));
+        eventually("each client to be served", SOON, || (served.load(Ordering::Relaxed) >= CALLERS).then_some(()));
         let before = served.load(Ordering::Relaxed);
-        // On a machine that is busy with other things, all calls may be over before any of the others is served.
+        // On a busy machine, all calls of the kubelet may end before any client is served.
         let mut calls = 0;
         while calls < CALLS || served.load(Ordering::Relaxed) == before && calls < 50 * CALLS {
             let one = field(1, &field(1, id.as_bytes()));
@@ -213,11 +213,11 @@ fn kubelet_calls_do_not_wait_for_requests_of_the_open_port() {
     });
     let each = served as f64 / CALLERS as f64;
     println!("while kubelet got {calls} answers, each of {CALLERS} callers of the open port got {each:.1}");
-    assert!(served > 0 && each * 4.0 < calls as f64, "{each:.1} of each of the others");
+    assert!(served > 0 && each * 4.0 < calls as f64, "{each:.1} answers for each client");
 }
 
-/// The agent judges a waiting start when something has changed, and otherwise twice a second. Each time it goes through
-/// all slots of the node.
+/// The agent judges a waiting start when something has changed, and otherwise twice a second. Each time it checks all
+/// slots of the node.
 #[test]
 fn a_waiting_start_is_judged_only_a_few_times_a_second() {
     let server = FakeApiServer::start();
@@ -247,8 +247,8 @@ fn a_waiting_start_is_judged_only_a_few_times_a_second() {
     });
 }
 
-/// A node whose runtime has no CDI, with a pod that an earlier release gave its devices at `Allocate`: no slot is free, and the
-/// agent is ready as long as the pod is there. Once the runtime is upgraded, the slots are free.
+/// A node whose runtime has no CDI, with a pod that got its devices at `Allocate` from an earlier release: no slot is free,
+/// and the agent is ready as long as the pod exists. Once the runtime is upgraded, the slots are free.
 #[test]
 fn a_node_without_cdi_offers_no_free_slot_and_counts_the_pods_of_an_earlier_release() {
     const POD: &str = "466d3e0f-28fd-4a4c-a28d-790ef2a79f8c";

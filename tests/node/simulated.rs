@@ -16,7 +16,7 @@ fn simulated_gpus_are_served_and_marked() {
     assert_eq!(document["gpus"][0]["model"], "NVIDIA L40S (simulated)");
     agent.logs("simulated");
     let metrics = agent.get("/metrics").text();
-    assert!(metrics.contains("(simulated)"), "the metrics say it too");
+    assert!(metrics.contains("(simulated)"), "the metrics are marked too");
 }
 
 #[test]

@@ -1,5 +1,5 @@
-//! The streams between agents and the leading extender: the built programs at a fake API server. Where a test needs an agent
-//! that lies, it speaks for itself.
+//! The streams between agents and the leading extender: the built programs with a fake API server. A test that needs a
+//! misbehaving agent sends the agent's messages itself.
 
 mod stream_extender;
 mod stream_client;

@@ -39,8 +39,8 @@ impl Manager {
     }
 }
 
-/// systemd sets the mode of a unit's state directory at each start. One unit with the default mode, 0755, would open
-/// the directory to every user of the host again, whatever mode the agent gave it.
+/// systemd sets the mode of a unit's state directory at each start. A single unit with the default mode, 0755, would open
+/// the directory to every user of the host again, whatever mode the agent has set.
 #[test]
 fn every_unit_opens_the_state_directory_to_root_only() {
     let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../systemd");
@@ -52,11 +52,11 @@ fn every_unit_opens_the_state_directory_to_root_only() {
             assert!(text.lines().any(|line| line == "StateDirectoryMode=0700"), "{}", file.path().display());
         }
     }
-    assert_eq!(units, 2, "the agent's and that of its token");
+    assert_eq!(units, 2, "the unit of the agent and the unit of its token");
 }
 
-/// A test on a machine with systemd (tests/cluster/vm/unit.rs) checks that no heartbeat comes too late. Here a busy machine
-/// would look like a slow agent.
+/// A test on a machine with systemd (tests/cluster/vm/unit.rs) checks that no heartbeat comes too late. This test does not,
+/// because a busy machine would look like a slow agent.
 #[test]
 fn watchdog_messages_come_at_half_of_the_watchdogs_time_and_the_end_is_reported() {
     let manager = Manager::listen();
@@ -75,16 +75,16 @@ fn watchdog_messages_come_at_half_of_the_watchdogs_time_and_the_end_is_reported(
         })
         .collect();
     gaps.sort_unstable();
-    // Ten heartbeats have come, half of the watchdog's time apart. The test compares the median of the pauses with half of
-    // that, because a heartbeat that is late on a busy machine is soon followed by the next one.
+    // Heartbeats come at intervals of half of the watchdog's time. The test compares the median of the pauses with half of
+    // that interval, because on a busy machine a late heartbeat is soon followed by the next one.
     assert!(gaps[4] > Duration::from_millis(250), "between two heartbeats: {gaps:?}");
     agent.signal(libc::SIGTERM);
     manager.waits_for("STOPPING=1");
     assert_eq!(agent.wait().status.code(), Some(0));
 }
 
-/// What the script of the token's timer needs of curl: it notes the request and the token that it was sent with, and answers as an
-/// API server. The token that it makes has the words of the request in it.
+/// A fake curl for the script of the token's timer: it notes each request and the token of its sender, and answers like an
+/// API server. The tokens in its answers contain the audience of the request.
 const CURL: &str = r#"#!/bin/sh
 sent=$(sed -n 's/.*Bearer \([^"]*\)".*/\1/p')
 for word in "$@"; do case $word in *'"kind":"TokenRequest"'*) body=$word ;; https:*) url=$word ;; esac; done
@@ -97,8 +97,8 @@ case $url in
 esac
 "#;
 
-/// Runs the script in this folder, with a `curl` that refuses URLs with this text. Returns whether it succeeded, what it said, and
-/// the requests.
+/// Runs the script in this folder, with a `curl` that refuses URLs with this text. Returns whether the script succeeded, its
+/// output, and the requests.
 fn renewed(dir: &Path, refused: &str, more: &[(&str, &str)]) -> (bool, String, Vec<String>) {
     let curl = dir.join("curl");
     std::fs::write(&curl, CURL).unwrap();
@@ -120,7 +120,7 @@ fn renewed(dir: &Path, refused: &str, more: &[(&str, &str)]) -> (bool, String, V
     (output.status.success(), String::from_utf8_lossy(&output.stderr).into_owned(), requests)
 }
 
-/// The real API server is asked in tests/cluster/tokens.rs.
+/// tests/cluster/tokens.rs runs the script with a real API server.
 #[test]
 fn the_timers_script_keeps_a_token_and_the_certificates_for_the_extender_where_there_is_one() {
     const ACCOUNT: &str = "https://api:6443/api/v1/namespaces/gpu-steward/serviceaccounts/gpu-steward-service/token";
@@ -144,7 +144,7 @@ fn the_timers_script_keeps_a_token_and_the_certificates_for_the_extender_where_t
         let mode = dir.path().join(name).metadata().unwrap().permissions().mode();
         assert_eq!(mode & 0o777, 0o600, "{name}");
     }
-    // A refusal says which file is not renewed, and why.
+    // After a refusal the script says which file is not renewed, and why.
     std::fs::write(dir.path().join("stream-token"), "kept").unwrap();
     for (refused, file) in [("serviceaccounts", "token"), ("configmaps", "extender-ca.crt")] {
         let (success, said, _) = renewed(dir.path(), refused, &[EXTENDER]);

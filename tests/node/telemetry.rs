@@ -114,7 +114,7 @@ fn a_reload_changes_the_metric_sets_without_a_refused_connection() {
     assert_eq!(agent.get("/metrics").status, 200);
 }
 
-/// Libraries for the API server's watch, the runtime's socket and the scrapes log a line for each frame at this level.
+/// At this level the libraries for the API server's watch, the runtime's socket and the scrapes log a line for each frame.
 #[test]
 fn the_most_detailed_level_leaves_out_libraries_unless_they_are_named() {
     let server = lab::api_server::FakeApiServer::start_tls();

@@ -129,7 +129,7 @@ fn child_of(pid: u32) -> Option<i32> {
 }
 
 /// Runs the live view in its own terminal, with a variable such as `NO_COLOR=1`, until `end`, which gets the program's
-/// PID. Returns what the program wrote.
+/// PID. Returns the program's output.
 fn in_a_terminal(url: &str, variable: &str, end: impl FnOnce(i32, &mut dyn Write)) -> String {
     let line = format!("stty rows 24 cols 80; {variable} exec {BINARY} top --url {url} --interval 0.2");
     let mut command = Command::new("script");

@@ -94,7 +94,7 @@ fn usage_watch_prints_one_line_for_each_state_and_outlives_the_agent() {
     let mut complaints = BufReader::new(watching.stderr.take().unwrap()).lines();
     let complaint = complaints.next().unwrap().unwrap();
     assert!(complaint.starts_with("waiting for the agent"), "{complaint}");
-    assert!(watching.try_wait().unwrap().is_none(), "it goes on waiting");
+    assert!(watching.try_wait().unwrap().is_none(), "it keeps waiting");
     watching.kill().unwrap();
     watching.wait().unwrap();
 }

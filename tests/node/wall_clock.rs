@@ -1,6 +1,6 @@
 //! Sets the wall clock of the running program one hour ahead, back, and another hour back. The program has its own wall
-//! clock for this (`wall_clock.c`). Its boot time and the time stamps of the driver move with that clock, as those of
-//! the kernel and of NVIDIA's driver do. The machine's clock stays.
+//! clock for this (`wall_clock.c`). Its boot time and the time stamps of the driver move with that clock, as a real
+//! kernel's and NVIDIA driver's do. The machine's clock does not change.
 
 use crate::program::BINARY;
 use lab::agent::{Agent, START};
@@ -17,7 +17,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 /// A pod number that no other test uses.
 const NUMBER: u32 = 0xc10c;
-/// What the fake GPU reports for its only process.
+/// The fake GPU's report about its only process.
 const MEMORY: u64 = 3 << 30;
 const SM: f64 = 0.4;
 /// How long the test checks the program after each jump: some passes, process lists and views, and one message of a
@@ -25,7 +25,7 @@ const SM: f64 = 0.4;
 const CHECK_TIME: Duration = Duration::from_secs(12);
 /// The pause between two checks.
 const PAUSE: Duration = Duration::from_millis(20);
-/// The pod keeps one processor busy. A pass may be late, and this is still more than any true rate.
+/// The pod keeps one processor busy. Even if a pass is late, this is more than any true rate.
 const MOST_CORES: f64 = 1.5;
 
 /// The wall clock of the program, the boot time in its `/proc/stat`, and the driver's clock.
@@ -57,8 +57,8 @@ impl Clock {
         Clock { library, offset, boot, driver, scenario, now: 0 }
     }
 
-    /// Sets all three. On a real machine all three change at once. Here they change one after the other, in the order
-    /// in which no process ever seems to have started after it was measured.
+    /// Sets all three. On a real machine all three change at once. Here they change one after the other, in an order in
+    /// which no process ever seems to have started after it was measured.
     fn set(&mut self, seconds: i64, agent: &Agent) {
         let by = seconds - self.now;
         self.now = seconds;
@@ -72,8 +72,7 @@ impl Clock {
     }
 
     fn move_clocks(&mut self, by: i64) {
-        // Written in place: the program maps the file, and a truncated file would end a program that reads it at that
-        // moment.
+        // Written in place: the program maps the file, and would crash if it read the file while it is truncated.
         let file = std::fs::File::options().write(true).open(&self.offset).unwrap();
         file.write_all_at(&self.now.to_ne_bytes(), 0).unwrap();
         let origin = self.scenario.clock.origin_us.as_mut().unwrap();
@@ -94,7 +93,7 @@ impl Clock {
         }
     }
 
-    /// What the program's wall clock shows, in seconds since 1970.
+    /// The time of the program's wall clock, in seconds since 1970.
     fn shows(&self) -> f64 {
         #[expect(clippy::cast_precision_loss, reason = "an hour")]
         let moved = self.now as f64;
@@ -153,7 +152,7 @@ fn ages(value: &Value, path: &str, seen: &mut Vec<(String, f64)>) {
     }
 }
 
-/// What the test checks, and the values of the last check.
+/// The values of the last check, and the subjects of the checks.
 struct Checker<'a> {
     agent: &'a Agent,
     began: Instant,

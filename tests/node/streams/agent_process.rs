@@ -1,4 +1,5 @@
-//! A real agent and a real extender: the agent reports, moves with the leader, and leaves only when no pod has to ask.
+//! A real agent and a real extender: the agent reports, follows the leader, and ends only when no bound pod still has to
+//! request its devices.
 
 use super::stream_extender::{AGENTS, AUDIENCE, SOON, StreamExtender, agent_pod, agent_token, pod, trusted, uid};
 use crate::kubelet::Kubelet;
@@ -13,7 +14,7 @@ use std::time::{Duration, Instant};
 
 pub(super) const NODE: &str = "n1";
 
-/// A Node without a register: its agent writes one.
+/// A Node without a register, which its agent then writes.
 pub(super) fn bare_node(server: &FakeApiServer) {
     let info = json!({ "kubeletVersion": "v1.34.9", "containerRuntimeVersion": "containerd://2.1.4" });
     let metadata = json!({ "name": NODE, "uid": format!("uid-{NODE}") });
@@ -114,7 +115,7 @@ fn an_agent_moves_to_the_next_leader_and_runs_without_one() {
     bare_node(&server);
     let leader = StreamExtender::led(&server);
     let follower = StreamExtender::start(&server);
-    // The Service leads to the follower, which names the leader.
+    // The Service points to the follower, which names the leader.
     let (recipe, root) = reporting(&server, &follower.streams.to_string());
     let agent = recipe.start();
     let _kubelet = Kubelet::registers(&root);
@@ -128,7 +129,7 @@ fn an_agent_moves_to_the_next_leader_and_runs_without_one() {
     eventually("an open node", SOON, || extender_fits(&follower, &one));
     follower.signal("-KILL");
     agent.logs(&format!("the stream to the extender at {} has ended", follower.streams));
-    // Another leader may come, so it waits as long as for one that does not answer.
+    // A new leader may start, so the agent waits as long as for a leader that does not answer.
     agent.signal(libc::SIGTERM);
     let ended = agent.wait_within(Duration::from_secs(60));
     assert!(ended.status.success() && ended.log.contains("the extender has not answered within"), "{}", ended.log);

@@ -1,5 +1,4 @@
-//! Calls of the TLS port that are none, by callers with a good token, and connections that do nothing: bounded, answered and
-//! counted.
+//! Invalid calls to the TLS port from callers with a valid token, and idle connections: each is bounded, answered and counted.
 
 use super::stream_client::{OPENS, StreamClient, connect, full, read_message, status};
 use super::stream_extender::{SOON, StreamExtender, agent_token, node, pod, trusted};
@@ -26,8 +25,8 @@ fn works(extender: &StreamExtender, trusted: &str, token: &str) {
     stream.hear_until("an open node", |message| message.closed.is_empty() && message.epoch > 0);
 }
 
-/// The status of the answer to these first lines of a request, and where a stream was opened the word for its end once these
-/// bytes are sent and nothing more.
+/// The status of the answer to these first lines of a request. If a stream was opened, also the reason code of its end after
+/// only these bytes were sent.
 fn asked(extender: &StreamExtender, (trusted, token): (&str, &str), head: &str, bytes: &[u8]) -> (u16, Option<String>) {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let asked = async {
@@ -38,7 +37,7 @@ fn asked(extender: &StreamExtender, (trusted, token): (&str, &str), head: &str, 
         if status != 101 {
             return (status, None);
         }
-        // The end of what the agent sends.
+        // The agent sends nothing more.
         stream.shutdown().await.unwrap();
         (status, Some(read_message(&mut stream).await.unwrap().end.unwrap().reason))
     };
@@ -60,7 +59,7 @@ fn what_is_no_call_of_an_agent_is_answered_and_counted() {
         (message(u32::MAX, &[0; 100]), "bad_message"),
         // A message without content.
         (message(0, &[]), "bad_message"),
-        // The end of the connection within a message, within its length, and before.
+        // The connection ends within a message, within its length, and before it.
         (message(100, &[0x0a; 5]), "closed"),
         (vec![0, 0], "closed"),
         (Vec::new(), "closed"),
@@ -69,7 +68,7 @@ fn what_is_no_call_of_an_agent_is_answered_and_counted() {
         assert_eq!(asked(&extender, caller, OPENS, &bytes), (101, Some(reason.to_owned())), "{bytes:?}");
         assert_eq!(ends(reason), before + 1, "{bytes:?}");
     }
-    // No request for a stream, or for another protocol.
+    // These requests do not ask for a stream, or they ask for another protocol.
     for head in [
         "GET /v1/agent-stream HTTP/1.1\r\n",
         "POST /v1/agent-stream HTTP/1.1\r\nConnection: upgrade\r\nUpgrade: gpu-steward-stream\r\n",
@@ -78,7 +77,7 @@ fn what_is_no_call_of_an_agent_is_answered_and_counted() {
     ] {
         assert_eq!(asked(&extender, caller, head, b""), (426, None), "{head}");
     }
-    // An agent asks nothing but its stream.
+    // An agent may request nothing but its stream.
     let refused = "gpu_steward_extender_refused_callers_total{reason=\"other_account\"}";
     let before = extender.metric(refused);
     for path in ["/filter", "/bind", "/metrics", "/", "/gpu_steward.usage.v1.Usage/Get"] {
@@ -112,7 +111,7 @@ fn an_agent_that_falls_silent_is_given_up_and_its_node_closed() {
     let begun = Instant::now();
     let why = stream.end();
     assert_eq!((&*why.code, &*why.text), ("silent", "the agent is silent"));
-    // Three beats of ten seconds.
+    // Three heartbeat intervals of ten seconds.
     assert!((Duration::from_secs(30)..Duration::from_secs(60)).contains(&begun.elapsed()), "{:?}", begun.elapsed());
     assert_eq!(extender.metric("gpu_steward_extender_stream_ends_total{reason=\"silent\"}"), 1);
     let asks = pod(&server, 10, 1000);
@@ -128,7 +127,7 @@ fn ten_thousand_connections_to_the_tls_port_keep_no_agent_out() {
     stream.send(full("n1", Phase::Serving, &[]));
     stream.hear_until("an open node", |message| message.closed.is_empty() && message.epoch > 0);
     let metric = |name: &str| extender.metric(&format!("gpu_steward_extender_{name}"));
-    // As many stay open as the limit of file descriptors of this test allows. None of them begins a handshake.
+    // The test keeps open as many as its limit of file descriptors allows. None of these connections begins a handshake.
     let (mut open, most) = (Vec::new(), 700);
     for _ in 0..10_000 {
         open.push(TcpStream::connect(extender.streams).unwrap());
@@ -136,7 +135,7 @@ fn ten_thousand_connections_to_the_tls_port_keep_no_agent_out() {
             open.remove(0);
         }
     }
-    // The open stream goes on, and another agent gets one.
+    // The open stream continues, and another agent gets a stream.
     assert_eq!(metric("streams"), 1);
     node(&server, "n2", 2);
     let other = agent_token(&server, "n2", 2);
@@ -161,7 +160,7 @@ fn one_agent_does_not_take_the_places_of_others() {
         (extender.metric("gpu_steward_extender_stream_connections") == 0).then_some(())
     });
     let open = || StreamClient::open(extender.streams, &trusted, &token);
-    // None of them reports.
+    // None of these streams reports.
     let taken: Vec<StreamClient> = (0..8).map(|_| open().unwrap()).collect();
     let refused = open().err().unwrap();
     assert_eq!((&*refused.code, &*refused.text), ("429", "this Node has 8 streams that have not ended yet"));
@@ -180,7 +179,7 @@ fn one_agent_does_not_take_the_places_of_others() {
     });
 }
 
-/// The begin of an HTTP/2 connection that gives answers no room, and a request without a token (RFC 9113 and 7541).
+/// The start of an HTTP/2 connection with a window of 0 for answers, and a request without a token (RFC 9113 and 7541).
 fn request_without_room() -> Vec<u8> {
     let frame = |kind: u8, flags: u8, stream: u8, content: &[u8]| {
         let length = u8::try_from(content.len()).unwrap();
@@ -188,7 +187,7 @@ fn request_without_room() -> Vec<u8> {
     };
     // SETTINGS_INITIAL_WINDOW_SIZE is 0.
     let settings = frame(4, 0, 0, &[0, 4, 0, 0, 0, 0]);
-    // GET, https, / and the authority x: the end of the headers, and of the stream.
+    // GET, https, / and the authority x, with the flags END_HEADERS and END_STREAM.
     let headers = frame(1, 0x05, 1, &[0x82, 0x87, 0x84, 0x41, 1, b'x']);
     [&b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"[..], &settings, &headers].concat()
 }
@@ -205,10 +204,10 @@ fn a_caller_that_gives_its_refusal_no_room_is_cut_and_counted() {
     runtime.block_on(async {
         let mut stream = connect(extender.streams, &trusted, b"h2").await.unwrap();
         stream.write_all(&request_without_room()).await.unwrap();
-        // The connection ends without a word, which is an error for TLS.
+        // The connection ends without a TLS alert, which TLS treats as an error.
         let _ = tokio::time::timeout(SOON, stream.read_to_end(&mut Vec::new())).await.expect("the end in time");
     });
-    // Ten seconds. The first ping would come after thirty, and would be answered by a client that wants to stay.
+    // The limit is ten seconds. A ping would come only after thirty, and a client that wants to stay would answer it.
     assert!((Duration::from_secs(9)..Duration::from_secs(25)).contains(&begun.elapsed()), "{:?}", begun.elapsed());
     assert_eq!((metric("stream_connections_cut_total"), metric(refused)), (before.0 + 1, before.1 + 1));
     works(&extender, &trusted, &token);

@@ -1,4 +1,4 @@
-//! The end of a token: a stream does not outlive it, and an agent that has a newer token never loses its stream.
+//! The expiry of a token: a stream does not outlive its token, and an agent with a newer token never loses its stream.
 
 use super::agent_process::{NODE, bare_node, reporting};
 use super::stream_client::{StreamClient, full};
@@ -19,7 +19,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 const LEEWAY: u64 = 60;
 const ENDS: &str = "gpu_steward_extender_stream_ends_total";
 
-/// A token of the agent of this Node, without a pod unless one is given, which an extender accepts for so many seconds more.
+/// A token of the agent of this Node, without a pod unless one is given. An extender accepts it for this many more seconds.
 fn ending(server: &FakeApiServer, node: &str, pod: Option<u32>, seconds: u64) -> String {
     let pod = pod.map(|pod| (format!("agent-{pod}"), uid(pod)));
     let bound = pod.as_ref().map_or(("", ""), |(name, uid)| (&**name, &**uid));
@@ -33,7 +33,7 @@ fn ending(server: &FakeApiServer, node: &str, pod: Option<u32>, seconds: u64) ->
     server.token(&claims)
 }
 
-/// Waits until the agent has opened its first stream and, by its reports, its node is open to this pod.
+/// Waits until the agent has opened its first stream and its reports have opened its node to this pod.
 fn reports(extender: &StreamExtender, asks: &Value) {
     eventually("the first stream", SOON, || {
         (extender.metric("gpu_steward_extender_streams_opened_total") == 1).then_some(())
@@ -51,8 +51,8 @@ fn a_stream_ends_when_its_token_has_expired_also_outside_a_pod() {
         StreamClient::open(extender.streams, &trusted, &agent_token(&server, "n1", 1)).ok()
     });
     for (count, pod) in [None, Some(1)].into_iter().enumerate() {
-        let mut stream =
-            StreamClient::open(extender.streams, &trusted, &ending(&server, "n1", pod, 5)).expect("it counts still");
+        let mut stream = StreamClient::open(extender.streams, &trusted, &ending(&server, "n1", pod, 5))
+            .expect("the token is still valid");
         let opened = Instant::now();
         stream.send(full("n1", Phase::Serving, &[]));
         stream.hear().unwrap();
@@ -64,7 +64,7 @@ fn a_stream_ends_when_its_token_has_expired_also_outside_a_pod() {
         let ended = extender.metric(&format!("{ENDS}{{reason=\"token_expired\"}}"));
         assert_eq!(usize::try_from(ended).unwrap(), count + 1);
     }
-    // A number that no clock reaches ends nothing, and breaks nothing.
+    // An expiry that no clock can reach ends no stream, and causes no error.
     let mut claims = claims(AGENTS, AUDIENCE, ("n1", "uid-n1"), ("agent-1", &uid(1)));
     claims["exp"] = u64::MAX.into();
     let mut stream = StreamClient::open(extender.streams, &trusted, &server.token(&claims)).unwrap();
@@ -86,7 +86,7 @@ fn an_agent_with_a_newer_token_renews_its_stream_before_the_old_one_ends() {
     let asks = pod(&server, 70, 3000);
     reports(&extender, &asks);
     let metric = |sample: &str| extender.metric(&format!("gpu_steward_extender_{sample}"));
-    // As the kubelet and the timer of an agent outside pods replace it: in one step.
+    // The token is replaced in one step, as by the kubelet, and by the timer of an agent outside pods.
     let next = file.with_extension("next");
     std::fs::write(&next, agent_token(&server, NODE, 1)).unwrap();
     std::fs::rename(&next, &file).unwrap();
@@ -115,7 +115,7 @@ fn a_renewal_that_is_refused_or_meets_an_extender_that_follows_leaves_the_stream
     let relay = Relay::to_any(Ipv4Addr::LOCALHOST.into(), Duration::ZERO, move || Some(*found.lock()));
     let (recipe, root) = reporting(&server, &relay.address.to_string());
     let file = recipe.dir().join("token");
-    // It counts for a minute, and an agent looks for a newer one each second.
+    // The token is valid for a minute, and an agent looks for a newer token each second.
     std::fs::write(&file, ending(&server, NODE, None, LEEWAY)).unwrap();
     let agent = recipe.start();
     let _kubelet = Kubelet::registers(&root);
@@ -127,7 +127,7 @@ fn a_renewal_that_is_refused_or_meets_an_extender_that_follows_leaves_the_stream
         std::fs::rename(&next, &file).unwrap();
     };
     let metric = |sample: &str| leader.metric(&format!("gpu_steward_extender_{sample}"));
-    // The node is open all the time until the renewal has failed so often.
+    // The node stays open while the renewal fails this many times.
     let stays_open = |what: &str, failed: &dyn Fn() -> u64| {
         eventually(what, SOON, || {
             assert_eq!(leader.fits(&asks, NODE), Ok(()), "{what}: {}", agent.log());
@@ -143,7 +143,7 @@ fn a_renewal_that_is_refused_or_meets_an_extender_that_follows_leaves_the_stream
     *server_of_next.lock() = follower.streams;
     replace(agent_token(&server, NODE, 1));
     stays_open("an extender that follows", &|| follower.metric(&format!("{ENDS}{{reason=\"not_leading\"}}")));
-    // Everything is well again, and the renewal succeeds.
+    // The errors are over, and the renewal succeeds.
     *server_of_next.lock() = leader.streams;
     eventually("a renewed stream", SOON, || (metric("streams_opened_total") == 2).then_some(()));
     assert_eq!(leader.fits(&asks, NODE), Ok(()), "{}", agent.log());

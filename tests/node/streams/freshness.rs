@@ -1,4 +1,4 @@
-//! How soon the leader knows what the driver shows.
+//! How soon the leader knows about changes in the driver.
 
 use super::agent_process::{bare_node, reporting_from};
 use super::stream_extender::StreamExtender;
@@ -28,10 +28,10 @@ fn the_leader_knows_a_change_of_a_gpus_memory_1_2_seconds_after_the_driver_shows
     agent.logs("reports to the extender at");
     let messages = || extender.metric("gpu_steward_extender_stream_messages_total");
     let mut waits = Vec::new();
-    // The first ones are not counted: the agent reads the GPU for the first time meanwhile.
+    // The first changes are not counted, because the agent reads the GPU for the first time during them.
     for change in 0..CHANGES + 3 {
-        // At another moment of the agent's second each time, and less than ten seconds after the last message, so that the next
-        // one is no beat.
+        // Each change comes at a different moment of the agent's second, and less than ten seconds after the last message, so
+        // that the next message is not a heartbeat.
         std::thread::sleep(Duration::from_millis(2000 + change * 37 % 1000));
         let before = messages();
         driver.write(&used(2000 + change % 2 * 500)).unwrap();
@@ -48,5 +48,5 @@ fn the_leader_knows_a_change_of_a_gpus_memory_1_2_seconds_after_the_driver_shows
     println!("{CHANGES} changes of 500 MiB: known to the leader after {median:.2?} (median), {most:.2?} at most");
     assert!(most <= MOST, "{waits:.2?}");
     let opened = extender.metric("gpu_steward_extender_streams_opened_total");
-    assert_eq!(opened, 1, "a new stream begins with a full report, which is no change");
+    assert_eq!(opened, 1, "a new stream begins with a full report, which is not a change");
 }

@@ -1,4 +1,4 @@
-//! Who may report what: tokens that are wrong, reports of other nodes, and agents that send too much.
+//! Limits of what an agent may report: invalid tokens, reports about other nodes, and agents that send too much.
 
 use super::stream_client::{StreamClient, change, full, gpu};
 use super::stream_extender::{AGENTS, AUDIENCE, SOON, StreamExtender, agent_pod, agent_token, node, pod, trusted, uid};
@@ -65,7 +65,7 @@ fn a_caller_without_a_good_token_is_refused_with_the_reason_and_counted() {
     check_changed_and_strange(&server, &extender, &changed, &good());
 }
 
-/// A token with a changed letter is refused, and somebody who trusts another authority does not even connect.
+/// A token with a changed letter is refused, and a client that trusts another authority cannot even connect.
 fn check_changed_and_strange(server: &FakeApiServer, extender: &StreamExtender, changed: &str, good: &Value) {
     let refused = StreamClient::open(extender.streams, &trusted(server), changed).err().unwrap();
     assert_eq!(refused.code, "401", "{refused:?}");
@@ -85,7 +85,7 @@ fn an_agent_speaks_for_its_own_node_only() {
     });
     own.send(full("n2", Phase::Serving, &[]));
     own.hear_until("an open node", |message| message.closed.is_empty() && message.epoch > 0);
-    // Another node at the begin, and later.
+    // The agent of n1 reports about n2, at the start and later.
     let token = agent_token(&server, "n1", 1);
     let first = StreamClient::open(extender.streams, &trusted, &token).unwrap();
     first.send(full("n2", Phase::Leaving, &[]));
@@ -98,8 +98,8 @@ fn an_agent_speaks_for_its_own_node_only() {
     later.send(full("n2", Phase::Leaving, &[]));
     assert_eq!(later.end().code, "other_node");
     assert_eq!(extender.metric("gpu_steward_extender_stream_ends_total{reason=\"other_node\"}"), 2);
-    assert_eq!(extender.fits(&pod(&server, 10, 1000), "n2"), Ok(()), "n2 is as its own agent says");
-    // The pod is deleted: its stream ends at once, and its token is worth nothing.
+    assert_eq!(extender.fits(&pod(&server, 10, 1000), "n2"), Ok(()), "n2 is as its own agent reports");
+    // The pod is deleted: its stream ends at once, and its token is no longer valid.
     server.remove("pods", "gpu", "agent-2");
     let why = own.end();
     assert_eq!(why.code, "caller_gone", "{why:?}");
@@ -138,7 +138,8 @@ fn an_agent_that_sends_too_much_is_bounded_counted_and_harms_nobody() {
     assert!(messages < 400, "{messages}");
 }
 
-/// Floods the extender as fast as it can, where the last message may be lost in the flood, and with twenty messages a second.
+/// Floods the extender, first as fast as possible, when the last message may be lost in the flood, then with twenty messages
+/// a second.
 fn floods(server: &FakeApiServer, extender: &StreamExtender, open: impl Fn() -> StreamClient) {
     let count =
         |reason: &str| extender.metric(&format!("gpu_steward_extender_stream_ends_total{{reason=\"{reason}\"}}"));
@@ -155,14 +156,14 @@ fn floods(server: &FakeApiServer, extender: &StreamExtender, open: impl Fn() -> 
                     std::thread::sleep(pause);
                 }
             });
-            // Meanwhile questions are answered.
+            // During the flood, calls of kube-scheduler are answered.
             let other = pod(server, 11, 1000);
             for _ in 0..20 {
                 assert!(extender.ask("filter", &json!({ "Pod": other, "NodeNames": ["n1"] })).status == 200);
             }
         });
         let why = stream.end();
-        // The rate ends it.
+        // The rate limit ends the stream.
         let ends = || (count("too_fast") - before.0, count("closed") - before.1);
         let ends = eventually("the counted end of the stream", SOON, || Some(ends()).filter(|ends| *ends != (0, 0)));
         assert!(why.code == "too_fast" || pause.is_zero() && why.code == "cut", "{why:?}");
@@ -187,7 +188,7 @@ fn an_agent_that_opens_one_stream_after_another_is_bounded_as_one_that_stays() {
     let (before, begun) = (done(), Instant::now());
     while begun.elapsed() < Duration::from_secs(10) {
         let Ok(stream) = open("n1", 1) else {
-            // Eight of its streams have not ended yet.
+            // Eight streams of this agent have not ended yet.
             std::thread::sleep(Duration::from_millis(20));
             continue;
         };
@@ -199,15 +200,16 @@ fn an_agent_that_opens_one_stream_after_another_is_bounded_as_one_that_stays() {
         }
     }
     let after = done();
-    // 32 at once and two a second, of openings and of messages; of those that come too fast the last one is counted too.
+    // The limits are 32 at once and two a second, both for opened streams and for messages. A message that exceeds the limit
+    // is counted too.
     let most = 32 + 2 * (begun.elapsed().as_secs() + 1);
     let (opened, messages) = (after.0 - before.0, after.1 - before.1);
     let too_fast = metric("stream_ends_total{reason=\"too_fast\"}") + 8;
-    // The other agent has sent nothing meanwhile.
+    // The other agent has sent nothing in the meantime.
     assert!(opened <= most, "{opened} of {most}");
     assert!(messages <= most + too_fast, "{messages} of {most} and {too_fast}");
     assert!(opened > 1 && messages > 1, "{opened} streams, {messages} messages");
-    // The other agent is heard, and this one too once it stops.
+    // The extender still reads the other agent's stream, and this agent's too once it slows down.
     other.send(full("n2", Phase::Leaving, &[]));
     other.hear_until("the leaving agent", |message| message.leaving);
     eventually("a stream that is answered", SOON, || {
@@ -236,7 +238,7 @@ fn reports_are_evidence_of_starts_and_ends_and_a_closed_stream_stops_binds() {
     assert_eq!(extender.bind(&first, "n1"), "");
     let claims = |state: &str| extender.metric(&format!("gpu_steward_extender_claims{{state=\"{state}\"}}"));
     eventually("a bound claim", SOON, || (claims("bound") == 1).then_some(()));
-    // What an agent that leaves is told.
+    // An agent that leaves gets the list of pods that still have to request their devices.
     stream.send(change("n1", Phase::Leaving, &[(&uid(20), Stage::Waiting, 0)], &[]));
     let message = stream.hear_until("the pod that has to ask", |message| message.leaving);
     assert_eq!(message.awaited, [uid(20)]);
@@ -245,14 +247,14 @@ fn reports_are_evidence_of_starts_and_ends_and_a_closed_stream_stops_binds() {
     assert_eq!(claims("started"), 1);
     stream.send(change("n1", Phase::Serving, &[], &[]));
     stream.hear_until("an open node again", |message| message.closed.is_empty());
-    // The pod is gone, and its processes are not.
+    // The pod is gone, but its processes still run.
     server.remove("pods", "ml", "train-20");
     let second = pod(&server, 21, 60_000);
     std::thread::sleep(Duration::from_secs(2));
     assert_eq!(extender.fits(&second, "n1").unwrap_err()["FailedNodes"]["n1"], "CardInsufficientMemory");
     stream.send(change("n1", Phase::Serving, &[], &[&uid(20)]));
     eventually("room for the second pod", SOON, || extender.fits(&second, "n1").ok());
-    // The agent ends without a word.
+    // The agent ends without a message.
     drop(stream);
     let closed = eventually("a closed node", SOON, || extender.fits(&second, "n1").err());
     assert_eq!(closed["FailedNodes"]["n1"], "NodeClosed");

@@ -1,4 +1,4 @@
-//! Several extenders: one that follows names the leader to agents, and passes questions of kube-scheduler on to it.
+//! Several extenders: a follower names the leader to agents, and passes calls of kube-scheduler on to the leader.
 
 use super::stream_client::{StreamClient, connect, full};
 use super::stream_extender::{
@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use std::net::SocketAddr;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
-/// The status line of the answer to this question over TLS.
+/// The status line of the answer to this request over TLS.
 fn asked(address: SocketAddr, trusted: &str, path: &str, token: &str) -> String {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async {
@@ -44,7 +44,7 @@ fn a_follower_passes_questions_on_to_the_leader_and_names_it_to_agents() {
     assert_eq!((&bound["spec"]["nodeName"], follower.leads()), (&json!("n1"), false));
     assert!(follower.metric("gpu_steward_extender_passed_on_total") >= 2);
     assert_eq!(leader.metric("gpu_steward_extender_answer_seconds_count{verb=\"bind\"}"), 1);
-    // Another extender only, and not from a follower to the next one.
+    // The leader accepts such calls only from another extender, and a follower passes no call on to another follower.
     let own = extender_token(&server, None);
     for (extender, token, status) in [
         (&leader, String::new(), "401"),
@@ -55,7 +55,7 @@ fn a_follower_passes_questions_on_to_the_leader_and_names_it_to_agents() {
         let answer = asked(extender.streams, &trusted, "/filter", &token);
         assert!(answer.contains(status), "{status}: {answer}");
     }
-    // An agent that asks the follower.
+    // An agent connects to the follower.
     let mut stream = StreamClient::open(follower.streams, &trusted, &agent_token(&server, "n1", 1)).unwrap();
     stream.send(full("n1", Phase::Serving, &[]));
     let why = stream.hear().unwrap_err();
@@ -92,7 +92,7 @@ fn the_token_of_an_extender_counts_as_long_as_its_pod_is_there() {
     let asked = |token: &str| asked(leader.streams, &trusted, "/filter", token);
     let refused =
         |reason: &str| leader.metric(&format!("gpu_steward_extender_refused_callers_total{{reason=\"{reason}\"}}"));
-    // The question itself is none.
+    // The request itself is invalid, but its token is valid.
     assert!(asked(&second).contains("400"));
     assert_eq!(refused("pod_gone"), 0);
     server.remove("pods", "gpu", "agent-9");
@@ -103,8 +103,8 @@ fn the_token_of_an_extender_counts_as_long_as_its_pod_is_there() {
     let answer = asked(&second);
     assert!(answer.contains("403"), "{answer}");
     assert_eq!(refused("pod_gone"), before + 1);
-    assert!(asked(&first).contains("400"), "the pod of this one is there");
-    // The extender runs in a pod, so a token that is bound to none is of no other extender.
+    assert!(asked(&first).contains("400"), "the pod of this token exists");
+    // The extender runs in a pod, so a token that is bound to no pod does not belong to another extender.
     let mut unbound = claims("gpu:extender", AUDIENCE, ("n1", "uid-n1"), ("agent-8", &uid(8)));
     unbound["kubernetes.io"]["pod"] = Value::Null;
     for token in [server.token(&unbound), extender_token(&server, None)] {
@@ -113,7 +113,7 @@ fn the_token_of_an_extender_counts_as_long_as_its_pod_is_there() {
         assert!(answer.contains("403"), "{answer}");
         assert_eq!(refused("no_node"), before + 1);
     }
-    // An API server before 1.30 names no Node.
+    // The tokens of an API server before 1.30 name no Node.
     let mut nodeless = claims("gpu:extender", AUDIENCE, ("n1", "uid-n1"), ("agent-8", &uid(8)));
     nodeless["kubernetes.io"]["node"] = Value::Null;
     assert!(asked(&server.token(&nodeless)).contains("400"));

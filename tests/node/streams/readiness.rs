@@ -35,7 +35,7 @@ fn an_extender_without_certificate_or_keys_is_not_ready_until_it_has_them() {
         let extender = StreamExtender::start(&server);
         is_not_ready(&extender, &words);
         is_not_ready(&extender, &["the lab refuses"]);
-        // It leads all the same: whether it decides does not depend on the port.
+        // The extender still leads: whether it decides does not depend on this port.
         extender.wait_until_leads();
         assert_eq!(extender.get("/readyz").status, 503, "{part}");
         server.fault(ApiServerFault::None);
@@ -55,7 +55,7 @@ fn an_extender_with_a_damaged_authority_or_own_token_is_not_ready() {
         server.put("secrets", secret(certificate));
         let extender = StreamExtender::start(&server);
         is_not_ready(&extender, &["has no certificate yet", "remove the data of the Secret if it is damaged"]);
-        // The advice is good.
+        // The advice in the message works.
         server.put("secrets", json!({ "apiVersion": "v1", "kind": "Secret", "metadata": metadata }));
         is_ready(&extender);
     }
@@ -65,7 +65,7 @@ fn an_extender_with_a_damaged_authority_or_own_token_is_not_ready() {
     }
 }
 
-/// A container runtime or systemd may give a program few open files, and 5,000 agents keep a connection each.
+/// A container runtime or systemd may allow a program only few open files, but 5,000 agents keep a connection each.
 #[test]
 fn an_extender_raises_its_limit_of_open_files_and_says_where_that_is_too_low() {
     const SOFT: usize = 256;

@@ -1,4 +1,4 @@
-//! A client of the streams that sends what a test wants, also what an agent never sends.
+//! A client of the streams that sends any bytes, including those that an agent never sends.
 
 use super::stream_extender::SOON;
 use parking_lot::Mutex;
@@ -33,7 +33,7 @@ pub(super) struct StreamClient {
 /// Why a stream was refused, or has ended.
 #[derive(Debug)]
 pub(super) struct Ended {
-    /// The status of the answer, or the word for the end; `cut` where the connection has ended without one.
+    /// The status of the answer, or the reason code of the end; `cut` if the connection ended without a code.
     pub(super) code: String,
     pub(super) text: String,
 }
@@ -58,7 +58,7 @@ pub(super) async fn connect(
     TlsConnector::from(Arc::new(config)).connect(ServerName::try_from(NAME).unwrap(), stream).await
 }
 
-/// The status of the answer to a request for a stream; what follows its first lines is not read.
+/// The status of the answer to a request for a stream. The bytes after the header lines are not read.
 pub(super) async fn status(connection: &mut TlsStream<TcpStream>) -> std::io::Result<u16> {
     let mut head = Vec::new();
     while !head.ends_with(b"\r\n\r\n") {
@@ -68,7 +68,7 @@ pub(super) async fn status(connection: &mut TlsStream<TcpStream>) -> std::io::Re
     Ok(head.split(' ').nth(1).unwrap().parse().unwrap())
 }
 
-/// The sentence of a refusal.
+/// The text of a refusal.
 async fn refusal(connection: &mut TlsStream<TcpStream>) -> String {
     let mut text = Vec::new();
     while !text.ends_with(b".\n") {
@@ -77,7 +77,7 @@ async fn refusal(connection: &mut TlsStream<TcpStream>) -> String {
     String::from_utf8(text).unwrap().trim_end_matches(".\n").to_owned()
 }
 
-/// The next message: four bytes with its length, and then itself.
+/// The next message: four bytes with its length, then the message itself.
 pub(super) async fn read_message(connection: &mut TlsStream<TcpStream>) -> std::io::Result<LeaderMessage> {
     let mut bytes = vec![0; connection.read_u32().await? as usize];
     connection.read_exact(&mut bytes).await?;
@@ -128,7 +128,7 @@ impl StreamClient {
         }
     }
 
-    /// Hears messages until one is as expected.
+    /// Reads messages until one is as expected.
     pub(super) fn hear_until(&mut self, what: &str, is: impl Fn(&LeaderMessage) -> bool) -> LeaderMessage {
         for _ in 0..30 {
             let message = self.hear().unwrap_or_else(|why| panic!("{what}: {why:?}"));
@@ -155,7 +155,7 @@ impl Ended {
     }
 }
 
-/// Everything of a node in this phase, with pods at these stages.
+/// A full report about a node in this phase, with pods at these stages.
 pub(super) fn full(node: &str, phase: Phase, pods: &[(&str, Stage, u32)]) -> AgentMessage {
     let full = NodeFull {
         node: node.into(),
@@ -167,7 +167,7 @@ pub(super) fn full(node: &str, phase: Phase, pods: &[(&str, Stage, u32)]) -> Age
     AgentMessage { version: 1, full: Some(full), change: None }
 }
 
-/// A change to this phase, with pods at these stages.
+/// A report about a change to this phase, with pods at these stages.
 pub(super) fn change(node: &str, phase: Phase, pods: &[(&str, Stage, u32)], gone: &[&str]) -> AgentMessage {
     let change = NodeChange {
         phase: phase.into(),

@@ -18,17 +18,17 @@ pub(super) const AUDIENCE: &str = "gpu-steward";
 /// A running extender with its TLS port.
 pub(super) struct StreamExtender {
     process: ExtenderProcess,
-    /// Of the TLS port.
+    /// The address of the TLS port.
     pub(super) streams: SocketAddr,
 }
 
 impl StreamExtender {
-    /// Starts one with a token for extenders outside pods.
+    /// Starts an extender with a token for extenders outside pods.
     pub(super) fn start(server: &FakeApiServer) -> StreamExtender {
         StreamExtender::start_with(server, &extender_token(server, None))
     }
 
-    /// Starts one with this text as its own token.
+    /// Starts an extender with this text as its own token.
     pub(super) fn start_with(server: &FakeApiServer, own: &str) -> StreamExtender {
         StreamExtender::start_program(BINARY, server, own)
     }
@@ -68,7 +68,7 @@ impl StreamExtender {
         extender
     }
 
-    /// Whether the pod fits this node, or why it does not.
+    /// `Ok` if the pod fits this node, or the reason why it does not.
     pub(super) fn fits(&self, pod: &Value, node: &str) -> Result<(), Value> {
         let answer = self.filter(pod, &[node]);
         if answer["NodeNames"] == json!([node]) { Ok(()) } else { Err(answer) }
@@ -100,7 +100,7 @@ pub(super) fn agent_token(server: &FakeApiServer, node: &str, pod: u32) -> Strin
     server.token(&claims(AGENTS, AUDIENCE, (node, &format!("uid-{node}")), (&format!("agent-{pod}"), &uid(pod))))
 }
 
-/// A token of an extender, in the pod of this number on the Node n1, or outside a pod.
+/// A token of an extender, in the pod with this number on the Node n1, or outside a pod.
 pub(super) fn extender_token(server: &FakeApiServer, pod: Option<u32>) -> String {
     let bound = pod.map(|pod| (format!("agent-{pod}"), uid(pod)));
     let bound = bound.as_ref().map_or(("", ""), |(name, uid)| (&**name, &**uid));
@@ -125,7 +125,7 @@ pub(super) fn node(server: &FakeApiServer, name: &str, pod: u32) {
     agent_pod(server, name, pod);
 }
 
-/// The pod of an agent; that of an extender looks the same.
+/// The pod of an agent. The pod of an extender looks the same.
 pub(super) fn agent_pod(server: &FakeApiServer, node: &str, pod: u32) {
     server.put(
         "pods",

@@ -1,4 +1,4 @@
-//! Nodes that an agent closes and opens: the event on the Node comes without a change of any pod or Node.
+//! Nodes that an agent closes and opens: the event on the Node is written without a change of any pod or Node.
 
 use super::stream_client::{StreamClient, full};
 use super::stream_extender::{SOON, StreamExtender, agent_token, node, trusted};
