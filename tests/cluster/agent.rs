@@ -27,19 +27,19 @@ fn wait_for_name(agent: SocketAddr, pod: &str) {
     });
 }
 
-/// The chart from its installation to its end, as helm runs it. Each step is one that users take.
+/// The chart from its installation to its removal with helm. Users take the same steps.
 #[test]
 #[ignore = "needs cluster alone: tests/run"]
 fn helm_installs_upgrades_and_removes_agents_that_serve_their_nodes() {
     let bed = Bed::exclusive("agent-life");
     bed.cluster.image("registry.local/gpu-steward:test", &binary(), &[]);
-    // What agents of earlier tests have written, and a label of an operator.
+    // Remove the annotations of agents of earlier tests, and set a label of an operator.
     for key in ["hami.io/node-nvidia-register", "hami.io/node-handshake"] {
         let _ = bed.admin.run(&["annotate", "nodes", "--all", &format!("{key}-")]).ok();
     }
     let _ = bed.admin.run(&["label", "nodes", "--all", "--overwrite", "nvidia.com/gpu.present=false"]).ok();
-    // The agent reads the kernel log only if GPUs come from NVML, so they do here although there is no driver. The accounts and
-    // policies exist already, for the other tests of this cluster.
+    // The agent reads the kernel log only if GPUs come from NVML, so NVML is set here although there is no driver. The
+    // accounts and policies already exist, for the other tests of this cluster.
     helm(&bed, "install", &["--take-ownership", "--set", "agent.kernelLog=true"]);
     check_kernel_log(&agents(&bed));
     // HAMi's device YAML comes in a ConfigMap, as in a HAMi installation.
@@ -53,7 +53,7 @@ fn helm_installs_upgrades_and_removes_agents_that_serve_their_nodes() {
     check_uninstall(&bed);
 }
 
-/// Runs helm on the release that has the names of all other tests, and waits until its workloads are ready.
+/// Runs helm on the release with the names that all other tests use, and waits until its workloads are ready.
 fn helm(bed: &Bed, verb: &str, more: &[&str]) {
     let image = "image.repository=registry.local/gpu-steward,image.tag=test";
     let words = [verb, "gpu-steward", CHART, "-n", NAMESPACE, "--wait", "--timeout", "180s", "--set", image];
@@ -116,7 +116,7 @@ fn check_shared_pod(bed: &Bed) -> Vec<String> {
         gpus.iter().map(|gpu| gpu["id"].as_str().map(str::to_owned)).collect()
     });
     let pod = bed.pod("served", &gpus, &[("main", "app", &[(1, 3000, 30)])], &Value::Null);
-    // The kubelet knows the agent's pod, and it stays registered.
+    // The kubelet reports the agent's pod, and the agent stays registered.
     let _ = bed.ready_with_retries(&[("served".to_owned(), pod)], (0, &[]));
     assert_eq!(devices_in(&bed.limits("served", "main")), [(gpus[1].clone(), 3000 << 20)]);
     let seen =
@@ -125,8 +125,8 @@ fn check_shared_pod(bed: &Bed) -> Vec<String> {
     gpus
 }
 
-/// An upgrade: on each node the new agent is Ready beside the old one, which then ends. No node is ever without a Ready
-/// agent. The pod that was served runs on in the same container, and a later pod runs too.
+/// An upgrade: on each node the new agent becomes Ready while the old one runs, and then the old one ends. No node is ever
+/// without a Ready agent. The pod that was served keeps running in the same container, and a later pod runs too.
 fn check_rollout(bed: &Bed, gpus: &[String]) {
     let daemonset = || bed.admin.get(&["daemonset", "gpu-steward-agent", "-n", NAMESPACE]);
     let strategy = json!({ "type": "RollingUpdate", "rollingUpdate": { "maxSurge": 1, "maxUnavailable": 0 } });
@@ -147,15 +147,15 @@ fn check_rollout(bed: &Bed, gpus: &[String]) {
         assert_eq!(covered, nodes, "no agent is Ready on a node: {now:#?}");
         (now.len() == nodes.len() && now.iter().all(|pod| !old.contains(&uid(pod)))).then_some(now)
     });
-    // tests/cluster/upgrade.rs tests pods that come meanwhile.
-    let here = new.iter().find(|pod| pod["spec"]["nodeName"] == *bed.node()).expect("one on our node");
+    // tests/cluster/upgrade.rs tests pods that are created during an upgrade.
+    let here = new.iter().find(|pod| pod["spec"]["nodeName"] == *bed.node()).expect("an agent on this node");
     eventually("kubelet to know the new agent", READY, || {
-        // For the pod network the test runs on another machine, which may ask only for metrics.
+        // To the pod network this test is another machine, which may request only metrics.
         let answer = http::get(metrics_of(here), "/metrics").ok()?.text();
         let registered = |line: &str| line.starts_with("gpu_steward_plugin_registered{") && line.ends_with(" 1");
         answer.lines().any(registered).then_some(())
     });
-    assert_eq!(container(), served, "the pod that was served was started again");
+    assert_eq!(container(), served, "the pod that was served was restarted");
     let after = bed.pod("after", gpus, &[("main", "app", &[(0, 2000, 20)])], &Value::Null);
     let _ = bed.ready_with_retries(&[("after".to_owned(), after)], (0, &[]));
     assert_eq!(devices_in(&bed.limits("after", "main")), [(gpus[0].clone(), 2000 << 20)]);
@@ -175,7 +175,7 @@ fn check_uninstall(bed: &Bed) {
         let labelled = labels.keys().filter(|key| key.starts_with("nvidia.com/")).count();
         (annotations["hami.io/node-nvidia-register"].is_string(), labelled)
     };
-    eventually("what agents write on Nodes", READY, || {
+    eventually("the agents' annotations and labels on Nodes", READY, || {
         nodes().iter().all(|node| written_by_agent(node).0 && written_by_agent(node).1 > 5).then_some(())
     });
     let program = Kubectl::with_config(lab::cluster::helm(), &bed.cluster.status().kubeconfig);

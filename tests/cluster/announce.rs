@@ -1,4 +1,4 @@
-//! Tests what a node writes about itself as others find it: with the script that HAMi's users run over all nodes, and
+//! Tests what an agent writes about its node, as seen by others: with the script that HAMi's users run over all nodes, and
 //! in the API server's audit log.
 
 use crate::audit::{self, Call};
@@ -74,7 +74,7 @@ fn an_idle_node_writes_at_most_sixteen_times_an_hour() {
     let from = audit::end(&bed.cluster);
     let agent = bed.agent(&["--gpus=simulated=H100:8"]);
     let gpus = Bed::gpus(&agent);
-    // A node with a running pod is idle too, once the containers run.
+    // A node with a running pod is also idle, once the containers run.
     bed.create(&bed.pod("at-work", &gpus, &[("main", "app", &[(0, 1000, 10)])], &Value::Null));
     bed.ready(&["at-work"]);
     // The agent writes its handshake when it starts. From then on it is idle, and its next handshake is due within 240
@@ -107,8 +107,8 @@ fn labels(bed: &Bed) -> Vec<(String, String)> {
     all.into_iter().filter(|(key, _)| key.starts_with("nvidia.com/")).map(|(key, value)| (key, text(value))).collect()
 }
 
-/// The agent writes the labels of GPU feature discovery. It does not write them beside GPU feature discovery or over
-/// labels of others, and it removes them when labels are switched off.
+/// The agent writes the labels of GPU feature discovery. It does not write them while GPU feature discovery runs or over
+/// labels of other programs, and it removes them when labels are switched off.
 #[test]
 #[ignore = "needs cluster: tests/run"]
 fn a_node_gets_gpu_labels_unless_another_program_writes_them() {
@@ -132,19 +132,19 @@ fn a_node_gets_gpu_labels_unless_another_program_writes_them() {
     // GPU feature discovery comes and goes again.
     let label = |pair: &str| drop(bed.admin.run(&["label", "--overwrite", "node", bed.node(), pair]).ok());
     label("nvidia.com/gfd.timestamp=1763730000");
-    eventually("the end of our labels", SOON, || (labels(&bed).len() == 1).then_some(()));
+    eventually("the removal of the agent's labels", SOON, || (labels(&bed).len() == 1).then_some(()));
     label("nvidia.com/gfd.timestamp-");
-    eventually("our labels again", SOON, || value("count"));
-    // Another program writes one of the labels: the agent keeps that one and removes its own.
+    eventually("the agent's labels again", SOON, || value("count"));
+    // Another program writes one of the labels: the agent leaves that label and removes its own.
     label("nvidia.com/gpu.product=Other");
-    eventually("nothing but theirs", SOON, || {
+    eventually("only the other program's label", SOON, || {
         (labels(&bed) == [(format!("{LABEL}product"), "Other".to_owned())]).then_some(())
     });
     drop(agent);
     label("nvidia.com/gpu.product-");
     let agent = bed.agent(&["--gpus=simulated=H100:2"]);
-    eventually("all of them", SOON, || value("product"));
+    eventually("all labels", SOON, || value("product"));
     drop(agent);
     let _agent = bed.agent(&["--gpus=simulated=H100:2", "--node-labels=off"]);
-    eventually("none of them", SOON, || labels(&bed).is_empty().then_some(()));
+    eventually("no labels", SOON, || labels(&bed).is_empty().then_some(()));
 }

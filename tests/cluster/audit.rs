@@ -27,7 +27,7 @@ impl Call {
         (text("namespace"), text("name"))
     }
 
-    /// When the API server had answered.
+    /// The time of the API server's answer.
     pub(crate) fn ended(&self) -> Timestamp {
         self.ended
     }
@@ -38,7 +38,7 @@ impl Call {
     }
 }
 
-/// The present end of the log.
+/// The current end of the log.
 pub(crate) fn end(cluster: &Cluster) -> u64 {
     std::fs::metadata(&cluster.status().audit).expect("the audit log").len()
 }
@@ -49,7 +49,7 @@ pub(crate) fn writes_since(bed: &Bed, from: u64) -> Vec<Call> {
     writes_of(&bed.cluster, AGENT, &node, from)
 }
 
-/// The pods that anyone has created since that position.
+/// The pods that any caller has created since that position.
 pub(crate) fn created_pods(cluster: &Cluster, from: u64) -> Vec<Call> {
     let created = |entry: &Value| {
         let object = &entry["objectRef"];
@@ -63,8 +63,8 @@ pub(crate) fn writes_of_extenders(cluster: &Cluster, from: u64) -> Vec<Call> {
     writes_of(cluster, EXTENDER, &is_extender, from)
 }
 
-/// The calls of extenders since that position that come with pods, reads too. What an extender calls without any pod is left
-/// out: its Lease, its watches and the lists before them, the keys of tokens, and its certificate authority.
+/// The calls of extenders since that position that are caused by pods, including reads. Calls that an extender makes without
+/// any pod are left out: its Lease, its watches and the lists before them, the keys of tokens, and its certificate authority.
 pub(crate) fn calls_for_pods_of_extenders(cluster: &Cluster, from: u64) -> Vec<Call> {
     let user = user(EXTENDER);
     let for_pods = |entry: &Value| {
@@ -89,13 +89,13 @@ fn writes_of(cluster: &Cluster, account: &str, is_ours: &dyn Fn(&Value) -> bool,
     let ours = |entry: &Value| {
         entry["user"]["username"] == *user
             && is_ours(entry)
-            // A self review stores nothing. Tests of tokens send it with tokens of this account.
+            // A self review stores nothing. Tests of tokens send self reviews with tokens of this account.
             && entry["objectRef"]["resource"] != "selfsubjectreviews"
     };
     writes(cluster, &ours, from)
 }
 
-/// The writes that are chosen. The API server judges a dry run and does not make it.
+/// The chosen writes. The API server judges a dry run but does not store it.
 fn writes(cluster: &Cluster, chosen: &dyn Fn(&Value) -> bool, from: u64) -> Vec<Call> {
     let writes = |entry: &Value| {
         let reads = ["get", "list", "watch"].iter().any(|verb| entry["verb"] == *verb);
@@ -105,14 +105,14 @@ fn writes(cluster: &Cluster, chosen: &dyn Fn(&Value) -> bool, from: u64) -> Vec<
     calls(cluster, &writes, from)
 }
 
-/// The calls that are chosen.
+/// The chosen calls.
 fn calls(cluster: &Cluster, chosen: &dyn Fn(&Value) -> bool, from: u64) -> Vec<Call> {
     let mut file = std::fs::File::open(&cluster.status().audit).expect("the audit log");
     file.seek(SeekFrom::Start(from)).expect("a place in it");
     let mut text = String::new();
     file.read_to_string(&mut text).expect("text");
     text.lines()
-        // The last line may be half written.
+        // The last line may be incomplete.
         .filter_map(|line| serde_json::from_str::<Value>(line).ok())
         .filter(|entry| chosen(entry))
         .map(|entry| Call {

@@ -1,5 +1,5 @@
 //! The setup for tests of sharing: the chart's rights are applied, the agent runs on a node with a token that is bound
-//! to that node, and pods have the claims that a scheduler would have written.
+//! to this node, and pods have the claims that a scheduler would have written.
 
 use crate::built::{TEST_BUILD, binary};
 use crate::chart;
@@ -23,10 +23,10 @@ pub(crate) const SOON: Duration = Duration::from_secs(90);
 /// The agent sets this annotation on a pod that can never start with its own devices. The pod then waits until a
 /// program with the right to do so evicts it.
 pub(crate) const EVICT: &str = "gpu-steward.io/evict";
-/// The kubelet's message for a pod that it admitted before it knew the plugin: it has never called `Allocate` for the
-/// pod, and never will.
+/// The kubelet's message for a pod that it admitted before it knew the plugin: the kubelet has never called `Allocate` for
+/// the pod, and never will.
 pub(crate) const NEVER_ALLOCATED: &str = "no devices found allocated in local cache";
-/// The names of the agent's sockets in the kubelet's folders begin so.
+/// The prefix of the names of the agent's sockets in the kubelet's folders.
 const PLUGIN_SOCKETS: &str = "gpu-steward";
 const KUBECONFIG: &str = "node.kubeconfig";
 
@@ -37,7 +37,7 @@ pub(crate) struct Bed {
     pub admin: Kubectl,
     dir: TempDir,
     lease: Lease,
-    // The last field, because the fields above need the cluster while they are dropped.
+    // This is the last field, because the fields above need the cluster while they are dropped.
     pub cluster: Cluster,
 }
 
@@ -46,17 +46,17 @@ pub(crate) struct Bed {
 pub(crate) type Claim<'a> = (&'a str, &'a str, &'a [(usize, u64, u32)]);
 
 impl Bed {
-    /// A node of the shared cluster, beside other tests on other nodes.
+    /// A node of the shared cluster, while other tests run on other nodes.
     pub(crate) fn up(name: &str) -> Bed {
         Bed::of(name, Cluster::shared())
     }
 
-    /// A node of a cluster that no other test uses meanwhile.
+    /// A node of a cluster that no other test uses at the same time.
     pub(crate) fn exclusive(name: &str) -> Bed {
         Bed::with(name, &ClusterOptions::usual())
     }
 
-    /// A node of a cluster with these options, which no other test uses meanwhile.
+    /// A node of a cluster with these options, which no other test uses at the same time.
     pub(crate) fn with(name: &str, options: &ClusterOptions) -> Bed {
         Bed::of(name, Cluster::up(options))
     }
@@ -65,7 +65,7 @@ impl Bed {
         let lease = cluster.lease();
         let (admin, space) = (cluster.admin(), cluster.namespace(name));
         let here = format!("spec.nodeName={}", lease.node);
-        // Pods of an earlier test in a cluster that was kept would look as if a scheduler served this node.
+        // If the cluster was kept, pods of an earlier test would look as if a scheduler placed pods on this node.
         eventually("the end of an earlier test's pods", SOON, || {
             let pods = admin.get(&["pods", "-A", "--field-selector", &here]);
             let claims = |pod: &&Value| pod["metadata"]["annotations"]["hami.io/vgpu-devices-allocated"].is_string();
@@ -79,7 +79,7 @@ impl Bed {
 
     /// Removes the registry sockets of agents that earlier tests killed, and waits until the kubelet has dropped them. The
     /// kubelet looks for removed sockets once a second, later under load, and then drops the plugin that serves the
-    /// resource: without this wait that would be the agent of this test, and a pod that came then would fail.
+    /// resource. Without this wait it would drop the agent of this test, and a pod that is created then would fail.
     fn forget_earlier_agents(&self) {
         let registry = self.paths().kubelet.join("plugins_registry");
         for entry in std::fs::read_dir(registry).into_iter().flatten().flatten() {
@@ -164,7 +164,7 @@ impl Bed {
         agent
     }
 
-    /// An agent that does this (`kill`, `hold`) the first time it reaches this failpoint. It is always the test build,
+    /// An agent with this action (`kill`, `hold`) at the first time it reaches this failpoint. It is always the test build,
     /// because the release build has no failpoints.
     pub(crate) fn agent_with_failpoint(&self, (point, action): (&str, &str), flags: &[&str]) -> Agent {
         let recipe = self.recipe_of(TEST_BUILD, self.kubeconfig(), flags);
@@ -173,8 +173,8 @@ impl Bed {
         agent
     }
 
-    /// An agent on the node that listens and may not be ready yet. It uses the kubeconfig of an earlier agent if there
-    /// is one, because the API server may be away.
+    /// An agent on the node that listens but may not be ready yet. It uses the kubeconfig of an earlier agent if there
+    /// is one, because the API server may be unreachable.
     pub(crate) fn launch(&self, flags: &[&str]) -> Agent {
         let kept = self.dir.path().join(KUBECONFIG);
         let kubeconfig = if kept.exists() { kept } else { self.kubeconfig() };
@@ -219,9 +219,9 @@ impl Bed {
         flags.iter().fold(recipe, |recipe, flag| recipe.switch(flag))
     }
 
-    /// Makes a kubelet directory for an agent beside the real one. It has links to the kubelet's sockets and nothing
-    /// else, and the kubelet does not watch its registry. Returns its path on the node, and the links, which must live
-    /// as long.
+    /// Makes a kubelet directory for an agent beside the real one. It has only links to the kubelet's sockets, and the
+    /// kubelet does not watch its registry. Returns its path on the node, and the links, which must be kept as long as the
+    /// directory is used.
     pub(crate) fn own_kubelet_root(&self, name: &str) -> (String, KubeletRootLinks) {
         let kubelet = &self.paths().kubelet;
         let (root, folder) = (format!("/var/lib/kubelet/{name}"), kubelet.join(name));
@@ -246,13 +246,13 @@ impl Bed {
         self.dir.path()
     }
 
-    /// Waits until the kubelet has healthy GPUs of this agent to give. The Node's status can be that of an earlier agent, and
-    /// the agent's log line comes before the kubelet has the list: a pod that came in between would fail.
+    /// Waits until the kubelet can allocate healthy GPUs of this agent. The Node's status can still be from an earlier agent,
+    /// and the agent's log line comes before the kubelet has the list: a pod that is created in between would fail.
     pub(crate) fn registered(&self, agent: &Agent) {
         agent.logs("registered with kubelet");
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
         let devices = Bed::devices(agent);
-        eventually("healthy GPUs of this agent at the kubelet", SOON, || {
+        eventually("healthy GPUs of this agent in the kubelet", SOON, || {
             let healthy = runtime.block_on(self.has_healthy(&devices));
             healthy.unwrap_or(false).then_some(())
         });
@@ -280,7 +280,7 @@ impl Bed {
         line.and_then(|line| line.split(' ').nth(1)?.parse().ok()).unwrap_or(0)
     }
 
-    /// The UUIDs of what the agent can share: each GPU and each MIG instance.
+    /// The UUIDs of the devices that the agent can share: each GPU and each MIG instance.
     fn devices(agent: &Agent) -> Vec<String> {
         let answer: Value = serde_json::from_str(&agent.get("/api/v1/gpus").text()).expect("JSON");
         let gpus = answer["gpus"].as_array().expect("a list").iter();
@@ -325,10 +325,10 @@ impl Bed {
         self.admin.wait("condition=Ready", SOON, &args);
     }
 
-    /// Waits until every pod is Ready. Deletes and makes again, as a controller would, each pod that failed admission
-    /// while the plugin was away, that the agent marked for eviction, or that the kubelet admitted before it knew the
-    /// plugin. Returns the name and the reason of each such pod. Only pods of the names `of` may fail, each of them
-    /// once, and `at_most` of them.
+    /// Waits until every pod is Ready. Like a controller, deletes and recreates each pod that failed admission while the
+    /// plugin was not registered, that the agent marked for eviction, or that the kubelet admitted before it knew the
+    /// plugin. Returns the name and the reason of each such pod. Only pods with the names `of` may fail, each at most once,
+    /// and at most `at_most` in total.
     pub(crate) fn ready_with_retries(&self, pods: &[(String, Value)], (at_most, of): (usize, &[&str])) -> Vec<String> {
         let mut failed: BTreeMap<&str, String> = BTreeMap::new();
         let again = |name: &str| drop(self.admin.run(&["delete", "pod", name, "-n", &self.space.name, "--now"]).ok());
@@ -357,7 +357,7 @@ impl Bed {
         failed.into_values().collect()
     }
 
-    /// `limits.json` as the container reads it.
+    /// The `limits.json` that the container reads.
     pub(crate) fn limits(&self, pod: &str, container: &str) -> Value {
         let words = ["exec", "-n", &self.space.name, pod, "-c", container, "--", "cat", "/etc/gpu-steward/limits.json"];
         serde_json::from_str(&self.admin.run(&words).ok()).expect("JSON")
@@ -444,8 +444,8 @@ pub(crate) fn waiting_messages(pod: &Value) -> impl Iterator<Item = &str> {
     states.filter_map(|state| state["state"]["waiting"]["message"].as_str())
 }
 
-/// The links of [`Bed::own_kubelet_root`]. They are removed even if the test fails, because other agents would find a
-/// socket of theirs there.
+/// The links of [`Bed::own_kubelet_root`]. They are removed even if the test fails, because other agents would find their
+/// own sockets there.
 #[derive(Debug)]
 pub(crate) struct KubeletRootLinks([PathBuf; 2]);
 

@@ -1,4 +1,4 @@
-//! Measures what an agent that shares GPUs costs beside real pods. Promise 36 in docs/specification.md.
+//! Measures the cost of an agent that shares GPUs, with real pods. Promise 36 in docs/specification.md.
 
 use crate::bed::{Bed, SOON};
 use crate::built::binary;
@@ -13,13 +13,14 @@ use std::time::{Duration, Instant};
 
 const GPUS: usize = 8;
 const PODS: usize = 100;
-/// The budget: `RssAnon` and `VmRSS` in MiB, and CPU time as a multiple of that of a standalone agent on the same node. The hundred
-/// sandboxes and seven hundred other processes of a real node cost both agents the same, and a slow machine slows both.
+/// The budget: `RssAnon` and `VmRSS` in MiB, and CPU time as a multiple of the CPU time of a standalone agent on the same
+/// node. The hundred sandboxes and seven hundred other processes of a real node cost both agents the same, and a slow machine
+/// slows both.
 const MEMORY: f64 = 18.0;
 const RESIDENT: f64 = 48.0;
 const PROCESSOR: f64 = 1.1;
 const SCRAPE_EVERY: Duration = Duration::from_secs(15);
-/// The start of pods costs CPU time that an hour of running pods does not cost.
+/// The pause before the measurement, because the start of pods costs CPU time that running pods do not cost.
 const WARM_UP: Duration = Duration::from_secs(30);
 const SPAN: Duration = Duration::from_secs(300);
 
@@ -59,7 +60,7 @@ fn sharing_with_a_hundred_pods_stays_within_its_budget() {
     driver(&vec![Vec::new(); GPUS]);
     let library = format!("--nvml-library={}", fake.library().display());
     let agent = bed.agent(&["--gpus=nvml", &library, &device_nodes(folder.path()), "--split-count=32"]);
-    assert_eq!(agent.admin("PUT", "/loglevel", "0").status, 200, "as it is by default");
+    assert_eq!(agent.admin("PUT", "/loglevel", "0").status, 200, "the default log level");
     let uuids = Bed::gpus(&agent);
     let share = |n: usize| [(n % GPUS, 1000, 1)];
     let names: Vec<String> = (0..PODS).map(|n| format!("pod-{n}")).collect();
@@ -97,8 +98,8 @@ fn sharing_with_a_hundred_pods_stays_within_its_budget() {
     assert!(times <= PROCESSOR, "{times:.2} times that of a standalone agent, and the budget is {PROCESSOR}");
 }
 
-/// For each agent over the same time: its largest own memory (`RssAnon`), and its CPU time as a share of a core. Each agent is
-/// scraped and has one usage watcher.
+/// For each agent, over the same time: its largest own memory (`RssAnon`), and its CPU time as a share of a core. Each agent
+/// is scraped and has one usage watcher.
 fn costs<const N: usize>(agents: &[&Agent; N]) -> [(f64, f64); N] {
     let mut watchers = agents.map(|agent| {
         let watch = Command::new(binary())

@@ -1,4 +1,4 @@
-//! Tests sharing where the container runtime has its CDI switched off: the node offers no GPU, says what to change, and
+//! Tests sharing on a node whose container runtime has its CDI switched off: the node offers no GPU, says what to change, and
 //! recovers by itself. Also tests a kubelet whose checkpoint cannot be read.
 
 use crate::bed::{Bed, Claim, SOON, devices_in};
@@ -52,7 +52,7 @@ fn in_another_namespace(bed: &Bed, mut pod: Value) -> TestNamespace {
     other
 }
 
-/// Changes `enable_cdi` in the runtime's configuration, and starts the runtime again.
+/// Changes `enable_cdi` in the runtime's configuration, and restarts the runtime.
 fn restart_runtime_with_cdi(bed: &Bed, before: bool, now: bool) {
     let change = format!("s/enable_cdi = {before}/enable_cdi = {now}/");
     let changed = bed.paths().command("sed").args(["-i", &change, "/etc/kubernetes/containerd.toml"]).status();
@@ -76,8 +76,9 @@ fn event_on_node(bed: &Bed, reason: &str) -> String {
     })
 }
 
-/// Promise 44 in docs/specification.md: a node without CDI offers no GPU. Log, `/readyz`, metrics and an event on the Node name the line to add and the file. Once
-/// the runtime has restarted with it, pods get GPUs, without a restart of the agent.
+/// Promise 44 in docs/specification.md: a node without CDI offers no GPU. Log, `/readyz`, metrics and an event on the Node
+/// name the line to add and the file. Once the runtime has restarted with this line, pods get GPUs, without a restart of the
+/// agent.
 #[test]
 #[ignore = "needs cluster alone: tests/run"]
 fn a_node_without_cdi_offers_no_gpu_says_what_to_change_and_recovers_by_itself() {
@@ -106,18 +107,22 @@ fn a_node_without_cdi_offers_no_gpu_says_what_to_change_and_recovers_by_itself()
     bed.create(&bed.pod("first", &gpus, &ONE, &NOTHING));
     bed.ready(&["first"]);
     assert_eq!(devices_of_container(&bed, &gpus, "first", "main"), [(gpus[0].clone(), 3000 * MIB)]);
-    // The next agent knows it from its start, also that CDI is off again.
+    // The next agent knows from its start that CDI is off again.
     drop(agent);
     restart_runtime_with_cdi(&bed, true, false);
     let agent = bed.launch(&["--gpus=simulated=H100:3"]);
     agent.logs("this node offers no GPU");
     eventually("no slot is free", SOON, || (offered(&bed) == [json!("30"), json!("1")]).then_some(()));
     let first = bed.admin.get(&["pod", "first", "-n", &bed.space.name]);
-    assert_eq!(first["metadata"]["annotations"]["gpu-steward.io/evict"], Value::Null, "it has what it claims");
+    assert_eq!(
+        first["metadata"]["annotations"]["gpu-steward.io/evict"],
+        Value::Null,
+        "it has the devices of its claim"
+    );
 }
 
-/// The runtime's version has CDI, but CDI is switched off and the runtime does not report that. The agent finds that out from
-/// containers of two namespaces, marks them for eviction and offers no GPU any more. The report of the runtime counts more.
+/// The runtime's version has CDI, but CDI is switched off and the runtime does not report this. The agent finds out from
+/// containers of two namespaces, marks them for eviction and offers no GPU any more. A report of the runtime overrides this.
 #[test]
 #[ignore = "needs cluster alone: tests/run"]
 fn disabled_cdi_is_detected_from_the_first_containers_of_two_namespaces() {
@@ -126,8 +131,8 @@ fn disabled_cdi_is_detected_from_the_first_containers_of_two_namespaces() {
     let agent = bed.agent(&[SILENT]);
     let gpus = Bed::gpus(&agent);
     let warmed: [Claim<'_>; 2] = [("warm", "init", &[(0, 500, 5)]), ("main", "app", &[(0, 3000, 5)])];
-    // The pod's init container finds no limits and fails again and again, so its app container never starts and proves
-    // nothing.
+    // The pod's init container finds no limits and fails again and again, so its app container never starts and cannot be
+    // checked.
     bed.create(&bed.pod("stuck", &gpus, &warmed, &NOTHING));
     agent.logs("container devices delivered");
     bed.create(&bed.pod("first", &gpus, &ONE, &NOTHING));
@@ -146,12 +151,12 @@ fn disabled_cdi_is_detected_from_the_first_containers_of_two_namespaces() {
         let metrics = agent.get("/metrics").text();
         metrics.contains("gpu_steward_troubles_total{kind=\"edits_not_applied\"} 3").then_some(())
     });
-    // The next agent knows it from its start.
+    // The next agent knows from its start that CDI is off.
     drop(agent);
     let agent = bed.launch(&[SILENT]);
     agent.logs("containers did not get the edits of their CDI devices");
     drop(agent);
-    // The runtime starts again and says that CDI is on.
+    // The runtime restarts and reports that CDI is on.
     restart_runtime_with_cdi(&bed, false, true);
     let agent = bed.agent(&[]);
     agent.logs("it reports that its CDI is on");
@@ -189,12 +194,12 @@ fn without_the_checkpoint_pod_resources_identifies_the_container() {
     }
     check(&["missing-1", "missing-2", "missing-3"]);
     std::fs::write(&checkpoint, "{\"Data\":").expect("a torn file");
-    // The agent restarts in between: it keeps which slots it gave out with which ticket.
+    // The agent restarts in between, and still knows which slots belong to which ticket.
     bed.create(&bed.pod("torn", &gpus, &claims, &NOTHING));
     drop(agent);
     let _again = bed.agent(&[&flag]);
     let torn = bed.pod("torn", &gpus, &claims, &NOTHING);
-    // The pod may have come while no agent ran.
+    // The kubelet may have admitted the pod while no agent ran.
     let _ = bed.ready_with_retries(&[("torn".to_owned(), torn)], (1, &["torn"]));
     check(&["torn"]);
 }

@@ -19,13 +19,12 @@ pub(crate) const EXTENDER: &str = "gpu-steward-extender";
 pub(crate) const SERVICE: &str = "gpu-steward-service";
 /// The templates that need no image.
 const RIGHTS: [&str; 6] = ["accounts", "agent/rbac", "guard/access", "guard/keys", "guard/agent", "guard/reserved"];
-/// Values that switch on what is off by default: agents evict pods that use more than they claim, and renew their
-/// tokens.
+/// Values for features that are off by default: agents evict pods that use more than they claim, and renew their tokens.
 pub(crate) const EXTRAS: [&str; 4] = [
     "agent.settings.evict-over-use=true",
     "service.enabled=true",
     "service.audiences[0]=https://kubernetes.default.svc",
-    // As the chart allows it by itself where it installs an extender.
+    // The chart itself allows this where it installs an extender.
     "service.audiences[1]=gpu-steward",
 ];
 pub(crate) const CHART: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../charts/gpu-steward");
@@ -58,13 +57,13 @@ fn rights(values: &[&str]) -> String {
     render(&templates, values)
 }
 
-/// The annotation of the chart's namespace that says what is installed.
+/// The annotation of the chart's namespace with the hash of the installed manifests.
 const INSTALLED: &str = "gpu-steward.test/installed";
 
-/// Applies accounts, rights and policies, and waits until the policies are in force. Does nothing if they are installed
-/// already. A chart with [`EXTRAS`] also serves a test without special values, because tests run in parallel.
+/// Applies accounts, rights and policies, and waits until the policies are in force. Does nothing if they are already
+/// installed. A chart with [`EXTRAS`] is also good for a test without special values, because tests run in parallel.
 pub(crate) fn install(cluster: &Cluster, values: &[&str]) {
-    // Two tests at once would make the same objects.
+    // The lock keeps two tests from creating the same objects.
     let _lock = lab::cluster::exclusive_lock("/run/lock/gpu-steward-cluster-chart");
     let admin = cluster.admin();
     let mark = |manifests: &str| {
@@ -82,8 +81,8 @@ pub(crate) fn install(cluster: &Cluster, values: &[&str]) {
     }
     let _ = admin.apply(&format!("{{apiVersion: v1, kind: Namespace, metadata: {{name: {NAMESPACE}}}}}")).ok();
     let _ = admin.apply(&manifests).ok();
-    // A new policy comes into force some seconds after it was created. A write that every one of them must refuse shows
-    // that.
+    // A new policy comes into force some seconds after its creation. The test tries a write that the policy must refuse
+    // until it is refused.
     let node = cluster.status().nodes.first().map_or(lab::vm::NODE, |node| &node.name);
     let kubelet = admin.impersonating(&format!("system:node:{node}"), &["system:nodes", "system:authenticated"]);
     eventually("the guard of keys", Duration::from_secs(30), || {
@@ -138,7 +137,8 @@ mod tests {
     #[test]
     fn each_key_is_guarded_or_free() {
         // A key of administrators, a key of another program, a key that is never written, a key of the Lease, which only the
-        // extender's account may write, a key that nobody reads, one that is unknown before it is written, and the keys of users.
+        // extender's account may write, a key that no program reads, a key whose value cannot be known before it is written, and
+        // the keys of users.
         const FREE: [&str; 15] = [
             "hami.io/device-cordon",
             "nvidia.com/gfd.timestamp",
@@ -164,7 +164,7 @@ mod tests {
             .split('"')
             .skip(1)
             .step_by(2)
-            // A test in that file names a path.
+            // A test in this file names a path.
             .filter(|word| word.contains('/') && !word.starts_with(".."))
             .collect();
         assert!(keys.len() >= 13, "{keys:?}");
@@ -179,7 +179,7 @@ mod tests {
     #[ignore = "needs helm: tests/run"]
     fn agents_use_the_api_server_unless_they_are_standalone() {
         let folders = ["/var/lib/kubelet/device-plugins", "/var/lib/kubelet/plugins_registry", "/var/run/cdi"];
-        // Folders that the agent only reads.
+        // The agent only reads these folders.
         let seen = [("/host/dev", "/dev", "Directory"), ("/etc/cdi", "/etc/cdi", "DirectoryOrCreate")];
         for (values, standalone) in
             [(&[][..], false), (&["agent.settings.v=4"], false), (&["agent.settings.standalone=true"], true)]
@@ -282,8 +282,8 @@ mod tests {
         }
     }
 
-    /// An agent under systemd gets what it needs to report to the extender, where the chart installs one: tokens of the
-    /// extender's audience, the right to read the extenders' certificates, and the way to the port.
+    /// If the chart installs an extender, an agent under systemd gets everything to report to it: tokens of the extender's
+    /// audience, the right to read the extenders' certificates, and access to the port.
     #[test]
     #[ignore = "needs helm: tests/run"]
     fn an_agent_under_systemd_may_report_to_the_extender_where_there_is_one() {
@@ -305,7 +305,7 @@ mod tests {
         for part in ["- ipBlock: {cidr: \"10.1.0.0/16\"}", "- ipBlock: {cidr: \"fd00::/48\"}"] {
             assert_eq!(text.matches(part).count(), 1, "{part}: {text}");
         }
-        assert!(text.find("ipBlock") < text.find("port: streams"), "it opens the TLS port: {text}");
+        assert!(text.find("ipBlock") < text.find("port: streams"), "the rule opens the TLS port: {text}");
     }
 
     /// Only named peers may reach the agents' port.
@@ -332,7 +332,7 @@ mod tests {
             "ports": [{ "protocol": "TCP", "port": "metrics" }],
         }]);
         assert_eq!(ingress, expected);
-        // The policy selects the pods of the DaemonSet, whose port has that name.
+        // The policy selects the pods of the DaemonSet, whose port has this name.
         let daemonset = render(&["agent/daemonset"], &[]);
         for (label, value) in no_peer["podSelector"]["matchLabels"].as_object().expect("labels") {
             assert!(daemonset.contains(&format!("{label}: {}", value.as_str().expect("text"))), "{label}: {daemonset}");

@@ -1,5 +1,5 @@
-//! Tests what a container gets from a real kubelet and a real containerd: every shape of a request, what the host's CDI
-//! spec adds, the limiter, and what happens if the agent cannot deliver the devices.
+//! Tests what a container gets from a real kubelet and a real containerd: every kind of request, the edits of the host's CDI
+//! spec, the limiter, and what happens if the agent cannot deliver the devices.
 
 use crate::bed::{Bed, Claim, SOON, devices_in};
 use lab::cluster::ClusterNode;
@@ -18,7 +18,7 @@ fn run(command: &mut Command) {
     assert!(output.status.success(), "{command:?}: {}", String::from_utf8_lossy(&output.stderr));
 }
 
-/// A folder like `/dev` of a machine with NVIDIA's driver. Every node is a copy of `/dev/null`.
+/// A folder like `/dev` of a machine with NVIDIA's driver. Every device node is a copy of `/dev/null`.
 pub(crate) fn device_nodes(folder: &Path, names: &[&str]) -> PathBuf {
     let dev = folder.join("dev");
     for name in names {
@@ -165,8 +165,8 @@ fn each_mig_instance_is_shared_as_its_own_device() {
     }
 }
 
-/// Promise 34 in docs/specification.md: each container gets what nvidia-ctk wrote for this host, and containers that
-/// start after a driver update get what it wrote then.
+/// Promise 34 in docs/specification.md: each container gets the edits that nvidia-ctk wrote for this host, and containers
+/// that start after a driver update get the new edits.
 #[test]
 #[ignore = "needs cluster: tests/run"]
 fn every_container_gets_the_edits_of_the_hosts_cdi_spec() {
@@ -225,7 +225,7 @@ fn every_container_gets_the_edits_of_the_hosts_cdi_spec() {
     assert_eq!(
         start("without").lines().last().map(str::trim),
         Some("nvidia-uvm nvidia1 nvidiactl"),
-        "nodes come without the file too"
+        "device nodes are added without the file too"
     );
 }
 
@@ -251,7 +251,7 @@ fn the_limiter_is_loaded_and_its_update_affects_no_running_pod() {
     let library = folder.path().join("libvgpu.so");
     let compile = |word: &str| build_fake_limiter(&library, word);
     compile("one");
-    // A program that is linked to libc. The shell of the other pods is static and loads no library.
+    // This program is linked to libc. The shell of the other pods is static and loads no library.
     let sleep = ["/usr/bin/sleep", "/bin/sleep"].into_iter().find(|path| Path::new(path).exists()).expect("sleep");
     bed.cluster.image("registry.local/linked:1", sleep, &[]);
     let flag = format!("--limiter-library={}", library.display());
@@ -282,7 +282,7 @@ fn the_limiter_is_loaded_and_its_update_affects_no_running_pod() {
          echo own >$CUDA_DEVICE_MEMORY_SHARED_CACHE && echo held >/tmp/vgpulock/lock && cat $CUDA_DEVICE_MEMORY_SHARED_CACHE; true",
     );
     assert_eq!(output.matches("Read-only file system").count(), 3, "{output}");
-    assert!(output.ends_with("own\n"), "what the library writes can be written: {output}");
+    assert!(output.ends_with("own\n"), "the library's folders are writable: {output}");
 
     let before = bed.sh("first", "main", "cat /usr/local/vgpu/libvgpu.so | grep -c 'limiter one'");
     compile("two");
@@ -315,7 +315,7 @@ fn ticket(bed: &Bed, pod: &str) -> String {
     answer.split("gpu=").nth(1).expect("a ticket").chars().take(33).collect()
 }
 
-/// A mount over a node's folder of CDI specs. It is removed when this is dropped, also if the test fails.
+/// A mount over a node's folder of CDI specs. It is removed when this is dropped, even if the test fails.
 struct CoveredFolder<'a>(&'a ClusterNode);
 
 impl Drop for CoveredFolder<'_> {
@@ -324,9 +324,9 @@ impl Drop for CoveredFolder<'_> {
     }
 }
 
-/// Promise 30 in docs/specification.md: if the folder of CDI specs cannot be written, or another spec has the ticket
-/// already, the container does not start. Log and event name the pod, the container and the reason. When the cause is
-/// gone, the pod starts with the devices of its claim.
+/// Promise 30 in docs/specification.md: if the folder of CDI specs cannot be written, or another spec already has the
+/// ticket, the container does not start. Log and event name the pod, the container and the reason. When the cause is
+/// removed, the pod starts with the devices of its claim.
 #[test]
 #[ignore = "needs cluster: tests/run"]
 fn devices_that_cannot_be_delivered_are_reported_and_come_when_the_cause_is_gone() {
@@ -337,7 +337,7 @@ fn devices_that_cannot_be_delivered_are_reported_and_come_when_the_cause_is_gone
     let cdi = node.path("/run/cdi");
     let one: [Claim<'_>; 1] = [("main", "app", &[(0, 3000, 30)])];
     let in_node = |words: &[&str]| run(node.command(words[0]).args(&words[1..]));
-    // An operator reads this line as "it has its devices", so it is logged when they are delivered and never before.
+    // An operator reads this line as "the container has its devices", so it is logged after the delivery and never before.
     let deliveries = |pod: &str| {
         let of_pod = format!("pod=container-undelivered/{pod} container=main");
         let log = agent.log();
@@ -393,6 +393,6 @@ fn devices_that_cannot_be_delivered_are_reported_and_come_when_the_cause_is_gone
     let claim = format!("hami.io/vgpu-devices-allocated={},NVIDIA,3000,30:;", gpus[0]);
     let _ = bed.admin.run(&["annotate", "pod", "doubled", "-n", &bed.space.name, &claim]).ok();
     refused("doubled", "other.json");
-    fs::remove_file(&other).expect("the other spec goes");
+    fs::remove_file(&other).expect("the other spec is removed");
     starts("doubled");
 }

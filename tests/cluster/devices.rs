@@ -1,5 +1,5 @@
 //! Tests device nodes with NVIDIA's major number and no driver. An `open` fails with ENXIO if the container's device
-//! cgroup allows the device, and with EPERM if it does not. So a test can find out which GPUs a container can reach.
+//! cgroup allows the device, and with EPERM if it does not. This shows which GPUs a container can reach.
 
 use crate::bed::{Bed, Claim};
 use crate::container::mknod;
@@ -12,7 +12,7 @@ const REACHED: &str = "No such device or address";
 const FORBIDDEN: &str = "Operation not permitted";
 /// The device nodes of a node with an NVIDIA driver: name, minor number.
 pub(crate) const NODES: [(&str, u32); 3] = [("nvidia0", 0), ("nvidia1", 1), ("nvidiactl", 255)];
-/// The claims of a pod whose containers have the first GPU, the second GPU and none.
+/// The claims of a pod whose containers have the first GPU, the second GPU and no GPU.
 pub(crate) const PAIR: [Claim<'_>; 3] =
     [("first", "app", &[(0, 3000, 10)]), ("second", "app", &[(1, 3000, 10)]), ("none", "app", &[])];
 
@@ -26,9 +26,9 @@ fn nvidia_nodes(folder: &Path) -> PathBuf {
     dev
 }
 
-/// Opens this GPU in a container (namespace, pod, container) in two ways: by the node that the container was given, and
-/// by a node that it makes itself. A container has `CAP_MKNOD` by default, so a missing node does not protect a GPU.
-/// Returns the two error messages.
+/// Opens this GPU in a container (namespace, pod, container) in two ways: by the device node that the container was given,
+/// and by a node that the container creates. A container has `CAP_MKNOD` by default, so a missing node does not protect a
+/// GPU. Returns the two error messages.
 fn open_results(admin: &Kubectl, container: [&str; 3], minor: usize) -> (Option<String>, String) {
     let script = format!(
         "open() {{ echo $1: $( (: <$2) 2>&1); }}; [ ! -e /dev/nvidia{minor} ] || open given /dev/nvidia{minor}; \
@@ -51,8 +51,8 @@ pub(crate) fn check_reachable_gpus(admin: &Kubectl, container: [&str; 3], own: [
     assert_eq!([0, 1].map(|minor| open_results(admin, container, minor)), own.map(expect), "{container:?}");
 }
 
-/// Promises 28 and 29 in docs/specification.md: a container reaches its own GPU. It does not reach the GPU of its
-/// neighbour in the pod or of another pod, and without a request it reaches none.
+/// Promises 28 and 29 in docs/specification.md: a container reaches its own GPU. It does not reach the GPU of another
+/// container in the pod or of another pod, and without a request it reaches no GPU.
 #[test]
 #[ignore = "needs cluster: tests/run"]
 fn a_container_reaches_its_own_gpu_and_no_other() {

@@ -1,4 +1,4 @@
-//! The extender on the real cluster: a real kube-scheduler asks it, and agents give the containers what it decided.
+//! The extender on the real cluster: a real kube-scheduler calls it, and agents give the containers the devices that it chose.
 
 use crate::audit;
 use crate::bed::EVICT;
@@ -14,10 +14,10 @@ use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-/// Pods that are made at once.
+/// The number of pods that are created at once.
 const BURST: usize = 60;
 
-/// All that an extender shows whose Deployment stays, in turn on one cluster of three nodes.
+/// All checks of an extender whose Deployment stays, one after the other on one cluster of three nodes.
 #[test]
 #[ignore = "needs cluster alone: tests/run"]
 fn placed_pods_get_what_they_request() {
@@ -28,13 +28,14 @@ fn placed_pods_get_what_they_request() {
     placed.clear();
     check_node_without_agent(&placed);
     placed.clear();
-    // So that claims also end by what the agents report of processes.
+    // The agents report, so that claims also end by their reports about processes.
     placed.agents_report();
     check_bursts(&placed);
     upgrade::check_replaced_agents(&placed);
 }
 
-/// Extenders that end at any moment. The outage of the API server is last, because the garbage collector may forget pods after one.
+/// Extenders that end at any moment. The outage of the API server comes last, because after an outage the garbage collector
+/// may forget pods.
 #[test]
 #[ignore = "needs cluster alone: tests/run"]
 fn extenders_that_end_at_any_moment_give_no_device_twice() {
@@ -44,12 +45,12 @@ fn extenders_that_end_at_any_moment_give_no_device_twice() {
     check_killed_extenders(&placed);
 }
 
-/// Promise 40 in docs/specification.md: pods of one burst over several nodes and GPUs get what they request, and nothing
-/// is left of them once they are gone. 20 rounds with `GPU_STEWARD_LONG`.
+/// Promise 40 in docs/specification.md: pods of one burst over several nodes and GPUs get what they request, and no claim
+/// is left once they are gone. 20 rounds with `GPU_STEWARD_LONG`.
 fn check_bursts(placed: &Placed) {
     let rounds = if std::env::var_os("GPU_STEWARD_LONG").is_some() { 20 } else { 1 };
     for round in 0..rounds {
-        // No two Deployments request the same, so that exchanged devices are seen.
+        // All Deployments have different requests, so that swapped devices are noticed.
         let deployments = [
             ("small", BURST / 2, json!({ "nvidia.com/gpu": 1, "nvidia.com/gpumem": 3000 }), json!(null)),
             (
@@ -98,7 +99,7 @@ fn check_bursts(placed: &Placed) {
         placed.empty();
         assert_eq!(placed.check(placed.extender_address()), 0);
     }
-    // An extender that nobody asks writes its Lease and nothing else.
+    // An extender that gets no calls writes only its Lease.
     let from = audit::end(&placed.cluster);
     eventually("three renewals of the Lease", SETTLED, || {
         let writes = audit::writes_of_extenders(&placed.cluster, from);
@@ -147,7 +148,7 @@ fn check_workloads(placed: &Placed) {
     create(&json!({
         "apiVersion": "v1", "kind": "Pod", "metadata": { "name": "large" }, "spec": spec(&[container("main", &large)]),
     }));
-    eventually("an event that names what came nearest", SETTLED, || {
+    eventually("an event that names the nearest fit", SETTLED, || {
         let selector = "involvedObject.name=large,reason=FilteringFailed";
         let events = placed.admin.get(&["events", "-n", space, "--field-selector", selector]);
         let says = |event: &Value| event["message"].as_str().is_some_and(|text| text.contains("requests 100000 MiB"));
@@ -158,8 +159,8 @@ fn check_workloads(placed: &Placed) {
     let _ = placed.admin.run(&["delete", "persistentvolume", "-l", "test=gpu-steward", "--wait=false"]).ok();
 }
 
-/// A pod of higher priority takes the slots of one pod of lower priority, and of no more; one that would fit on no GPU of the
-/// node even then takes none, because the extender strikes the node out of kube-scheduler's proposal.
+/// A pod of higher priority preempts one pod of lower priority, and no more. A pod that would not fit any GPU of the node even
+/// then preempts none, because the extender removes the node from kube-scheduler's proposal.
 fn check_preemption(placed: &Placed) {
     const CLASS: &str = "gpu-steward-test-urgent";
     let space = &placed.space.name;
@@ -168,7 +169,7 @@ fn check_preemption(placed: &Placed) {
     });
     let _ = placed.admin.apply(&class.to_string()).ok();
     let node = placed.cluster.status().nodes[0].name.clone();
-    // Eight of the node's forty slots. Four such pods leave less than eight, because pods from before run there too.
+    // Eight of the node's forty slots. Four such pods leave fewer than eight, because earlier pods also run there.
     let eight = |mib: usize| {
         let limits = json!({ "nvidia.com/gpu": 4, "nvidia.com/gpumem": mib });
         let mut pod = spec(&[container("one", &limits), container("two", &limits)]);
@@ -201,11 +202,11 @@ fn check_preemption(placed: &Placed) {
     };
     let earlier = asked();
     urgent("too-large", 100_000);
-    eventually("a question about evictions", SETTLED, || (asked() > earlier).then_some(()));
-    // kube-scheduler evicts right after the answer, and asks the extender again for each try of the pod.
+    eventually("a preemption call", SETTLED, || (asked() > earlier).then_some(()));
+    // kube-scheduler evicts right after the answer, and calls the extender again for each try of the pod.
     urgent("urgent", 2000);
-    // kube-scheduler tries the pod again at the event that ends its victim, before the extender may have seen that, and then at the
-    // next event only (docs/scheduling.md).
+    // kube-scheduler tries the pod again when its victim ends, perhaps before the extender has seen this, and after that only
+    // at the next event (docs/scheduling.md).
     let mut changes = 0;
     eventually("the urgent pod to run", SETTLED, || {
         changes += 1;
@@ -242,8 +243,8 @@ fn volumes(placed: &Placed) {
     let _ = placed.admin.apply(&json!({ "apiVersion": "v1", "kind": "List", "items": items }).to_string()).ok();
 }
 
-/// Promise 41 in docs/specification.md: kube-scheduler counts GPUs itself, so no pod goes to a node whose agent is away; and the leader evicts marked pods as
-/// far as a disruption budget allows.
+/// Promise 41 in docs/specification.md: kube-scheduler counts GPUs itself, so no pod is placed on a node without an agent; and
+/// the leader evicts marked pods as far as a disruption budget allows.
 fn check_node_without_agent(placed: &Placed) {
     const AWAY: &str = "gpu-steward.test/away";
     let share = json!({ "nvidia.com/gpu": 1, "nvidia.com/gpumem": 2000 });
@@ -280,7 +281,7 @@ fn check_node_without_agent(placed: &Placed) {
     check_evictions(placed);
 }
 
-/// A marked pod stays as long as the budget forbids its eviction, and goes once it is allowed; another takes its place.
+/// A marked pod stays as long as the budget forbids its eviction. Once the budget allows it, the pod is evicted and replaced.
 fn check_evictions(placed: &Placed) {
     let space = &placed.space.name;
     let budget = |available: usize| {
@@ -316,7 +317,8 @@ fn check_killed_extenders(placed: &Placed) {
     let mut extender = HostExtender::start(placed, None);
     let scheduler = HostScheduler::start(placed, extender.address);
     let kills: u64 = if std::env::var_os("GPU_STEWARD_LONG").is_some() { 100 } else { 10 };
-    // More than half of a GPU each, and in the end as many as GPUs: a GPU that is given twice has more claimed than it has.
+    // Each pod claims more than half of a GPU, and in the end there are as many pods as GPUs, so a GPU that is given twice is
+    // overclaimed.
     placed.deployment("load", &json!({ "nvidia.com/gpu": 1, "nvidia.com/gpumem": 50_000 }));
     let (mut mid_bind, mut made) = (0, 0);
     for kill in 0..kills {
@@ -327,14 +329,14 @@ fn check_killed_extenders(placed: &Placed) {
             placed.run("app=load", made - 4);
             extender.wait_until_leads();
             assert_eq!(placed.check(extender.address), made - 4);
-            // Room for more: the claims of deleted pods are free again.
+            // Make room for more pods: the claims of deleted pods are free again.
             placed.scale("load", 0);
             placed.empty();
             made = 4;
         }
         placed.scale("load", made);
         eventually("a binding", SETTLED, || (extender.binds_begun() > before).then_some(()));
-        // Later at each kill, so that it comes before, in and after the calls of the bindings.
+        // Each kill comes a bit later than the last one, so that kills hit before, during and after the calls of the bindings.
         std::thread::sleep(Duration::from_millis(7 * (kill % 10)));
         let unfinished = extender.kill();
         mid_bind += usize::from(unfinished > 0);
@@ -345,7 +347,7 @@ fn check_killed_extenders(placed: &Placed) {
     placed.run("app=load", made);
     extender.wait_until_leads();
     assert_eq!(placed.check(extender.address), made);
-    // A scheduler that starts anew while it places pods, and an API server that is away, lose no pod either.
+    // A restart of the scheduler while it places pods, and an outage of the API server, lose no pod either.
     let before = extender.binds_begun();
     placed.scale("load", made + 6);
     eventually("a binding", SETTLED, || (extender.binds_begun() > before).then_some(()));
@@ -359,7 +361,7 @@ fn check_killed_extenders(placed: &Placed) {
     placed.cluster.part("kill", "apiserver");
     std::thread::sleep(Duration::from_secs(if kills > 10 { 120 } else { 30 }));
     placed.cluster.part("start", "apiserver");
-    // kube-scheduler ends when it cannot renew its Lease. A kubelet starts it again.
+    // kube-scheduler ends when it cannot renew its Lease. A kubelet would restart it.
     drop(scheduler);
     let _scheduler = HostScheduler::start(placed, extender.address);
     placed.run("app=load", made + 6);

@@ -16,16 +16,16 @@ use std::time::Duration;
 
 /// Two GPUs of ten slots.
 const TOTAL: usize = 20;
-/// Longest time from the creation of a pod to the point.
+/// Longest time from the creation of a pod to the failpoint.
 const REACHED: Duration = Duration::from_secs(60);
 
-/// A place in the program, and the effect of an end of the agent there.
+/// A failpoint in the program, and the effect if the agent ends there.
 struct Point {
     name: &'static str,
-    /// Whether the kubelet's `Allocate` call may still wait for its answer there. The kubelet never retries it, so the
-    /// pod fails admission and its controller makes another pod.
+    /// Whether the kubelet's `Allocate` call may still wait for its answer there. The kubelet never retries the call, so the
+    /// pod fails admission and its controller creates another pod.
     in_allocate: bool,
-    /// Whether every run takes it, or only the long run.
+    /// Whether every run tests this point, or only the long run.
     always: bool,
 }
 
@@ -37,7 +37,7 @@ const fn point(name: &'static str, in_allocate: bool, always: bool) -> Point {
 const STARTED: [Point; 12] = [
     point("allocate-noted", true, true),
     point("allocate-reported", true, false),
-    // The ticket is written on another thread than the answer, so either point may come first.
+    // The ticket and the answer are written on different threads, so either point may come first.
     point("ticket-written", true, false),
     point("ticket-kept", true, false),
     point("allocate-in-checkpoint", false, false),
@@ -87,13 +87,13 @@ fn check_every_point(bed: &Bed, points: &'static [Point], flags: &[&str]) {
         fleet.burst(pods);
         wait_for_end(armed, point, how);
         agent = bed.agent(flags);
-        // After SIGTERM the agent completes calls in flight. Of a burst, pods that the kubelet admits between the end
-        // of this agent and the start of the next one fail too: all but the pod whose start led to the point.
+        // After SIGTERM the agent completes calls in flight. Pods of a burst that the kubelet admits between the end of this
+        // agent and the start of the next one fail too: all but the pod whose start reached the point.
         let of_burst = pods - 1;
         fleet.may_fail(of_burst + usize::from(point.in_allocate && how == "kill"), &fleet.names());
         fleet.settle();
         record.push(format!("{} {how}: {} failed at admission", point.name, fleet.failed.len() - before));
-        // A later start must be the only one.
+        // A later start must run alone.
         fleet.delete_all_but(0);
         fleet.wait_for_deletions();
     }

@@ -1,5 +1,5 @@
-//! Many pods at once, and checks of each: what each running container really has, read from its own process and
-//! compared with the claim on its pod.
+//! Many pods at once, and checks of each: the devices that each running container really has, read from its own process
+//! and compared with the claim on its pod.
 
 use crate::bed::{Bed, devices_in};
 use lab::agent::Agent;
@@ -16,11 +16,11 @@ const MIB: u64 = 1 << 20;
 const RECOVERY: Duration = Duration::from_secs(60);
 const ALLOCATED: &str = "hami.io/vgpu-devices-allocated";
 
-/// Pods with a claim each, no two of them equal, and the failures that the kubelet caused.
+/// Pods with different claims, and the failures that the kubelet caused.
 #[derive(Debug)]
 pub(crate) struct Fleet<'a> {
     bed: &'a Bed,
-    /// UUIDs by index.
+    /// The UUIDs of the GPUs, by index.
     pub gpus: Vec<String>,
     /// The kind of each pod's first container: `brief` if there is no limits file to read.
     pub first: &'static str,
@@ -28,13 +28,13 @@ pub(crate) struct Fleet<'a> {
     made: usize,
     /// Pods that failed admission or were marked for eviction, with the reason. Their replacements run.
     pub failed: Vec<String>,
-    /// Names of the pods that may fail because of what the test has done since the last `settle`.
+    /// Names of the pods that may fail because of the test's actions since the last `settle`.
     may_fail: BTreeSet<String>,
-    /// How many of them may fail.
+    /// How many of these pods may fail.
     at_most: usize,
-    /// How many may fail in the whole test, for the record.
+    /// How many pods may fail in the whole test, for the record.
     allowed: usize,
-    /// By UID of each pod that was seen running: the container that ran and must run on.
+    /// For each pod that was seen running, by UID: the container that ran and must keep running.
     running: BTreeMap<String, String>,
 }
 
@@ -59,8 +59,8 @@ impl<'a> Fleet<'a> {
         }
     }
 
-    /// Adds a pod with an init container and an app container, and with a device share that no other pod has. The pods
-    /// use the GPUs in turn.
+    /// Adds a pod with an init container and an app container, and with a device share that differs from those of all other
+    /// pods. The pods use the GPUs in turn.
     pub(crate) fn add_pod(&mut self) -> String {
         self.plan();
         let (name, pod) = self.pods.last().expect("the newest");
@@ -81,7 +81,7 @@ impl<'a> Fleet<'a> {
         self.pods.push((name, pod));
     }
 
-    /// Deletes every pod and makes another one of the same name with another claim.
+    /// Deletes every pod and creates another one with the same name and another claim.
     pub(crate) fn recreate_all(&mut self) {
         let names = self.names();
         let mut arguments = vec!["delete", "pod", "-n", &self.bed.space.name, "--now"];
@@ -135,8 +135,8 @@ impl<'a> Fleet<'a> {
         let _ = self.bed.admin.run(&arguments).ok();
     }
 
-    /// At most this many of these pods may fail because of what the test does before the next `settle`: it kills an
-    /// agent during a call, or starts a kubelet that does not know the plugin yet. No other pod may fail, and none for
+    /// At most this many of these pods may fail because of the test's actions before the next `settle`: it kills an agent
+    /// during a call, or starts a kubelet that does not know the plugin yet. No other pod may fail, and no pod may fail for
     /// another reason.
     pub(crate) fn may_fail(&mut self, at_most: usize, of: &[String]) {
         self.at_most += at_most;
@@ -144,18 +144,17 @@ impl<'a> Fleet<'a> {
         self.may_fail.extend(of.iter().cloned());
     }
 
-    /// Adds a pod while the agent is about to end. One pod may fail because of that: this one, or an earlier one that
+    /// Adds a pod while the agent is about to end. One pod may fail because of this: the new pod, or an earlier one that
     /// does not run yet. The kubelet admits one pod at a time, so at most one call breaks off.
     pub(crate) fn add_pod_before_agent_end(&mut self) {
-        // The list is read before the new pod is made: reading it in between would use up the time in which the test
-        // ends the agent.
+        // The list is read before the new pod is created. Reading it afterwards would take the time in which the test must
+        // end the agent.
         let mut starting = self.starting();
         starting.push(self.add_pod());
         self.may_fail(1, &starting);
     }
 
-    /// The pods that do not run yet. Earlier pods that run by now have not failed, and are removed from the pods that
-    /// may fail.
+    /// The pods that do not run yet. Earlier pods that run now have not failed, and are removed from the pods that may fail.
     pub(crate) fn starting(&mut self) -> Vec<String> {
         let list = self.bed.admin.get(&["pods", "-n", &self.bed.space.name]);
         let runs = |pod: &&Value| pod["status"]["phase"] == "Running";
@@ -191,7 +190,7 @@ impl<'a> Fleet<'a> {
             }
             let container = text(&state["containerID"]);
             match self.running.get(&uid) {
-                Some(before) => assert_eq!(*before, container, "{name} was started again: {state}"),
+                Some(before) => assert_eq!(*before, container, "{name} was restarted: {state}"),
                 None if self.first == "init" => self.check_init_container(&name, &uid),
                 None => {}
             }
@@ -200,7 +199,7 @@ impl<'a> Fleet<'a> {
         self.running = running;
     }
 
-    /// Checks what an init container printed: it ends too early to be observed.
+    /// Checks the output of an init container, which ends too early to be observed.
     fn check_init_container(&self, name: &str, uid: &str) {
         // The runtime may write the log a moment after the container's end.
         let printed = eventually(&format!("what {name}, warm, printed"), RECOVERY, || {
@@ -211,19 +210,19 @@ impl<'a> Fleet<'a> {
             serde_json::from_str(&printed).unwrap_or_else(|error| panic!("{name}, warm: {error}: {printed}"));
         let has: Devices = devices_in(&limits).into_iter().map(|(uuid, bytes)| (uuid, bytes / MIB)).collect();
         assert_eq!((&limits["pod"]["uid"], &limits["container"]), (&json!(uid), &json!("warm")), "{name}: {limits}");
-        // A claim that was moved to other devices is written on its pod a moment later.
-        eventually(&format!("what {name}, warm, had as its claim: {limits}"), RECOVERY, || {
+        // A claim that moved to other devices is written on its pod a moment later.
+        eventually(&format!("the claim of {name} to match what its container warm had: {limits}"), RECOVERY, || {
             let pod = self.bed.admin.get(&["pod", name, "-n", &self.bed.space.name]);
             (parse(pod["metadata"]["annotations"][ALLOCATED].as_str()?)[0] == has).then_some(())
         });
     }
 
-    /// The machine was switched off, so no container runs on.
+    /// Forgets the containers, because the machine was switched off and no container keeps running.
     pub(crate) fn rebooted(&mut self) {
         self.running.clear();
     }
 
-    /// Checks that no slot is lost: the kubelet counts all slots, and a pod can use each free slot.
+    /// Checks that no slot is lost: the kubelet counts all slots, and pods can use every free slot.
     pub(crate) fn check_all_slots(&mut self, total: usize) {
         eventually("every slot allocatable", RECOVERY, || {
             (self.bed.node_object()["status"]["allocatable"]["nvidia.com/gpu"] == *total.to_string()).then_some(())
@@ -255,7 +254,7 @@ impl<'a> Fleet<'a> {
         }
     }
 
-    /// Prints which pods had to be made again.
+    /// Prints which pods had to be created again.
     pub(crate) fn print_record(&self, what: &str) {
         let (failed, allowed) = (self.failed.len(), self.allowed);
         println!("{what}: {} pods made, {failed} failed for good and made again, {allowed} may", self.made);
@@ -268,7 +267,7 @@ impl<'a> Fleet<'a> {
 /// The devices of one container: UUID and MiB.
 pub(crate) type Devices = Vec<(String, u64)>;
 
-/// By name of each pod with a claim that has not ended: the devices of each container, init containers first.
+/// For each pod with a claim that has not ended, by name: the devices of each container, init containers first.
 fn claims(bed: &Bed) -> BTreeMap<String, Vec<Devices>> {
     let list = bed.admin.get(&["pods", "-n", &bed.space.name]);
     let living = list["items"].as_array().expect("a list").iter().filter(|pod| !ended(pod));
@@ -295,8 +294,8 @@ pub(crate) fn parse(text: &str) -> Vec<Devices> {
     text.strip_suffix(';').unwrap_or(text).split(';').map(container).collect()
 }
 
-/// Compares every running container of the namespace that requests GPUs with the claim on its pod, and returns their
-/// number. What a container has is read from its first process: its limits file, device nodes and variables.
+/// Compares every running container of the namespace that requests GPUs with the claim on its pod, and returns the number
+/// of containers. The test reads the limits file, device nodes and variables from a container's first process.
 pub(crate) fn check_all_containers(bed: &Bed) -> usize {
     check_containers(&bed.cluster, &bed.admin, &bed.space.name)
 }
@@ -359,12 +358,12 @@ fn check_container(name: &str, process: &Path, limits: &Value, claimed: &Devices
     };
     let devices: Devices = limits["devices"].as_array().expect("a list").iter().map(read).collect();
     assert_eq!(devices.len(), claimed.len(), "{name}: {limits}");
-    // The nodes that the runtime or the kubelet made, whatever the limits file says.
+    // The device nodes that the runtime or the kubelet created, whatever the limits file says.
     let number = |entry: std::fs::DirEntry| entry.file_name().to_str()?.strip_prefix("nvidia")?.parse().ok();
     let nodes = std::fs::read_dir(process.join("root/dev")).into_iter().flatten().flatten();
     let nodes: BTreeSet<u64> = nodes.filter_map(number).collect();
     let own: BTreeSet<u64> = claimed.iter().filter_map(|(uuid, _)| minors.get(uuid).copied()).collect();
-    // A process that ends meanwhile has no device nodes any more.
+    // A process that has ended in the meantime has no device nodes.
     assert!(nodes == own || !process.exists(), "{name}: device nodes {nodes:?}, claimed {own:?}");
     let environ = std::fs::read(process.join("environ")).unwrap_or_default();
     let environ: Vec<&[u8]> = environ.split(|byte| *byte == 0).collect();

@@ -1,5 +1,5 @@
-//! Tests the guard of system-owned keys: a real API server accepts each write that must pass and refuses each write
-//! that must not. Promise 26 in docs/specification.md.
+//! Tests the guard of system-owned keys: a real API server accepts each write that must pass, and refuses each write
+//! that must not pass. Promise 26 in docs/specification.md.
 
 use crate::chart::install;
 use crate::life::sleeper;
@@ -73,8 +73,8 @@ fn remove(by: &Kubectl, object: &[&str], key: &str) -> CommandOutput {
     by.run(&[&["annotate"], object, &[&key]].concat())
 }
 
-/// The result of a write. A write that conflicts with another one is repeated, because it does not show
-/// what the guard does.
+/// The result of a write. A write that conflicts with another write is repeated, because a conflict does not show how the
+/// guard decides.
 fn verdict(write: impl Fn() -> CommandOutput) -> CommandOutput {
     eventually("a write without a conflict", READY, || {
         let output = write();
@@ -82,8 +82,7 @@ fn verdict(write: impl Fn() -> CommandOutput) -> CommandOutput {
     })
 }
 
-/// From some versions on, the API server drops annotations of these subresources. In older versions the guard refuses
-/// them.
+/// Newer API servers drop annotations in these subresources. With older ones, the guard refuses the annotations.
 fn by_subresources(ann: &Kubectl, admin: &Kubectl, namespace: &str) {
     let own = ["pod", "own", "-n", namespace];
     let path = format!("/api/v1/namespaces/{namespace}/pods/own/ephemeralcontainers");
@@ -92,7 +91,7 @@ fn by_subresources(ann: &Kubectl, admin: &Kubectl, namespace: &str) {
         pod["spec"]["ephemeralContainers"] = json!([{ "name": "debug", "image": "registry.local/busybox:1" }]);
         ann.run_with(&["replace", "--raw", &path, "-f", "-"], &pod.to_string())
     };
-    // A pod that has changed since it was read: the API server reports the conflict before it checks the guard.
+    // The pod has changed since it was read, so the API server reports the conflict before it checks the guard.
     let mut stale = admin.get(&own);
     let _ = annotate(admin, &own, "team", "3").ok();
     assert!(debug(&mut stale).refused().contains("(Conflict)"));
@@ -109,8 +108,8 @@ fn by_subresources(ann: &Kubectl, admin: &Kubectl, namespace: &str) {
     }
 }
 
-/// A user can neither create a pod with a claim nor add, change or remove a claim, in any of the ways in which
-/// annotations are written.
+/// A user can neither create a pod with a claim nor add, change or remove a claim, in any way in which annotations can be
+/// written.
 #[test]
 #[ignore = "needs cluster: tests/run"]
 fn a_user_cannot_forge_a_claim() {
@@ -158,13 +157,13 @@ fn a_user_cannot_forge_a_claim() {
         refused(&format!("{more:?}"), output);
     }
     by_subresources(&ann, &admin, namespace);
-    // A user can neither change nor remove an existing claim, and can still change everything else of the pod.
+    // A user can neither change nor remove an existing claim, but can still change everything else of the pod.
     let _ = annotate(&admin, &own, "hami.io/vgpu-devices-allocated", "GPU-x,NVIDIA,3000,30:;").ok();
     refused("change", annotate(&ann, &own, "hami.io/vgpu-devices-allocated", "GPU-y,NVIDIA,3000,30:;").refused());
     refused("removal", remove(&ann, &own, "hami.io/vgpu-devices-allocated").refused());
     let _ = annotate(&ann, &own, "team", "2").ok();
 
-    // A pod that is not bound, and a Binding with annotations, which the API server merges into the pod.
+    // The pod is not bound, and the API server merges the annotations of a Binding into the pod.
     let unbound = sleeper(namespace, "unbound", node).replace(&format!("nodeName: {node}"), "schedulerName: nobody");
     let _ = ann.create(&unbound).ok();
     let binding = |annotations: &str| {
@@ -182,7 +181,7 @@ fn a_user_cannot_forge_a_claim() {
 }
 
 /// The kubelet's status updates and mirror pods work on a Node with system-owned keys. The kubelet itself may write
-/// none of them.
+/// none of these keys.
 #[test]
 #[ignore = "needs cluster: tests/run"]
 fn the_kubelet_works_under_the_guard() {
@@ -208,7 +207,7 @@ fn the_kubelet_works_under_the_guard() {
     cluster.part("restart", &kubelet);
     eventually("a later heartbeat", READY, || (beat() > first).then_some(()));
 
-    // A static pod, and the mirror pod that the kubelet makes of it. The kubelet would read text that begins with a
+    // A static pod, and the mirror pod that the kubelet creates for it. The kubelet would read text that begins with a
     // brace as JSON.
     let manifests = &cluster.node(own).manifests;
     let write = |name: &str, annotations: &str| {
@@ -233,7 +232,7 @@ fn the_kubelet_works_under_the_guard() {
             .then_some(())
     });
     for name in ["forged", "static"] {
-        fs::remove_file(manifests.join(name)).expect("the manifest is there");
+        fs::remove_file(manifests.join(name)).expect("the manifest exists");
     }
     // The kubelet's own identity may write no system-owned key.
     let user = format!("system:node:{own}");

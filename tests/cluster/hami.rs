@@ -1,5 +1,5 @@
-//! Starts pods exactly as HAMi 2.10.0's own scheduler placed them, all at once on a real kubelet. Compares what our
-//! containers get with what HAMi's own plugin answered for the same pods. A table here lists every difference with its
+//! Starts pods exactly as HAMi 2.10.0's own scheduler placed them, all at once on a real kubelet. Compares what the
+//! containers get with the answers of HAMi's own plugin for the same pods. A table here lists every difference with its
 //! reason.
 
 use crate::bed::{Bed, SOON, devices_in};
@@ -20,9 +20,9 @@ const LEFT: &str = "hami.io/vgpu-devices-to-allocate";
 const LOCK: &str = "hami.io/mutex.lock";
 const MIB: u64 = 1 << 20;
 
-/// Variables whose values differ from those of HAMi's plugin, and the reason. All others must be equal.
+/// Variables whose values differ from those of HAMi's plugin, and the reason. All other variables must be equal.
 const DIFFERENT: [(&str, &str); 1] =
-    [("NVIDIA_VISIBLE_DEVICES", "void: the runtime is to inject nothing, the devices come by CDI")];
+    [("NVIDIA_VISIBLE_DEVICES", "void: the runtime must inject nothing, because the devices come by CDI")];
 
 /// An agent on GPUs with these UUIDs.
 fn agent(bed: &Bed, gpus: &[(&str, String)], more: &[&str]) -> (Agent, FakeNvml) {
@@ -46,7 +46,7 @@ fn nodes(bed: &Bed, gpus: usize) -> PathBuf {
     folder
 }
 
-/// The pod as HAMi's scheduler left it after the binding; only the node has another name.
+/// The pod as HAMi's scheduler left it after the binding, except for the name of the node.
 fn placed(bed: &Bed, name: &str, init: &[Value], containers: &[Value], allocated: &Value) -> Value {
     let container = |(number, (kind, limits)): (usize, (&str, &Value))| {
         let command =
@@ -82,7 +82,7 @@ fn serve(bed: &Bed, pods: &[Value], holder: &str) {
     bed.create(&json!({ "apiVersion": "v1", "kind": "List", "items": pods }));
     let name = |pod: &Value| pod["metadata"]["name"].as_str().expect("a name").to_owned();
     let pods: Vec<(String, Value)> = pods.iter().map(|pod| (name(pod), pod.clone())).collect();
-    // The agent runs all the time, so no pod may fail.
+    // The agent always runs here, so no pod may fail.
     let _ = bed.ready_with_retries(&pods, (0, &[]));
     for (name, _) in &pods {
         eventually(&format!("{name} reported to HAMi's scheduler"), SOON, || {
@@ -97,7 +97,7 @@ fn serve(bed: &Bed, pods: &[Value], holder: &str) {
 }
 
 /// The claims that HAMi's scheduler wrote for seventeen pods, created as one burst. HAMi's scheduler reduces a request
-/// of more SM time than a GPU has and places the pod; our agent reports it in an event.
+/// of more SM time than a GPU has and places the pod; the agent reports the wrong request in an event.
 #[test]
 #[ignore = "needs cluster: tests/run"]
 fn pods_placed_by_hamis_scheduler_get_their_devices_in_one_burst() {
@@ -124,8 +124,8 @@ fn pods_placed_by_hamis_scheduler_get_their_devices_in_one_burst() {
         let messages = events(&bed, "too-many-cores", "BadRequest");
         messages.first().filter(|text| text.contains("101")).map(|_| ())
     });
-    // HAMi's own annotation of `sidecar-first` lacks a slot. So this pod is compared with its request and not by
-    // position.
+    // HAMi's own annotation of `sidecar-first` lacks a slot. So this pod is compared with its request, not with the
+    // annotation.
     let (sidecar, rest): (Vec<&str>, Vec<&str>) =
         cases.iter().filter_map(|case| case["case"].as_str()).partition(|name| *name == "sidecar-first");
     assert_eq!(
@@ -173,7 +173,7 @@ fn containers_differ_from_those_of_hamis_plugin_only_as_listed() {
         let own: BTreeMap<&str, &str> = environ.split('\0').filter_map(|line| line.split_once('=')).collect();
         for path in answer["mounts"].as_array().expect("paths").iter().filter_map(Value::as_str) {
             let here = process.join("root").join(path.trim_start_matches('/'));
-            assert!(here.exists(), "{name}/{container}: {path} is not there, and HAMi's plugin mounts it");
+            assert!(here.exists(), "{name}/{container}: {path} is missing, but HAMi's plugin mounts it");
         }
         for (variable, value) in answer["env"].as_object().expect("variables") {
             let value = value.as_str().expect("text");
@@ -194,9 +194,9 @@ fn containers_differ_from_those_of_hamis_plugin_only_as_listed() {
     }
 }
 
-/// HAMi's scheduler places one pod at a time on a node. The agent releases the node lock when the kubelet has admitted
-/// the pod, and not only when its image is there. A pod that will be refused is not reported as served; it is reported
-/// as failed after its refusal.
+/// HAMi's scheduler places one pod at a time on a node. The agent releases the node lock as soon as the kubelet has admitted
+/// the pod, without waiting for its image. A pod that will be refused is not reported as served; it is reported as failed
+/// after its refusal.
 #[test]
 #[ignore = "needs cluster: tests/run"]
 fn the_node_lock_is_released_while_an_image_is_pulled() {
@@ -226,7 +226,7 @@ fn the_node_lock_is_released_while_an_image_is_pulled() {
         (annotations("pulls")["hami.io/bind-phase"] == "success").then_some(())
     });
     let state = bed.admin.get(&["pod", "pulls", "-n", &bed.space.name])["status"].clone();
-    assert!(state["containerStatuses"][0]["state"]["running"].is_null(), "its image is not there: {state}");
+    assert!(state["containerStatuses"][0]["state"]["running"].is_null(), "its image does not exist: {state}");
 
     lock("strange");
     bed.create(&pod("strange", "GPU-ffffffff-fa4e-4000-8000-000000000000"));
@@ -234,7 +234,7 @@ fn the_node_lock_is_released_while_an_image_is_pulled() {
     eventually("the pod after it reported to HAMi's scheduler", SOON, || {
         (annotations("next")["hami.io/bind-phase"] == "success").then_some(())
     });
-    assert_eq!(annotations("strange")["hami.io/bind-phase"], "allocating", "no such GPU is here");
+    assert_eq!(annotations("strange")["hami.io/bind-phase"], "allocating", "the node has no such GPU");
 
     // A pod whose start was refused must not keep the node lock either.
     lock("refused");

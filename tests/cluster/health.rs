@@ -49,7 +49,7 @@ impl Driver {
         });
     }
 
-    /// Device nodes for containers. No driver exists that would have made them.
+    /// Creates device nodes for containers, because there is no driver to create them.
     fn nodes(&self) -> PathBuf {
         let dev = self.dir.path().join("dev");
         std::fs::create_dir(&dev).expect("a directory");
@@ -133,7 +133,7 @@ fn an_unfit_gpu_loses_only_its_own_slots_and_recovers() {
     let on_pod = |pod: &str, reason: &str| events(&bed, &bed.space.name, pod, reason, &gpus[1]);
     let before = [on_node("XID 79", "GpuUnhealthy"), on_node(&gpus[1], "GpuHealthy")];
 
-    // The GPU falls off the bus, and the driver advises a reset until it is done.
+    // The GPU falls off the bus, and the driver advises a reset until the reset is done.
     driver.gpu(1, |gpu| drop(gpu.values.insert(ReadingKind::RecoveryAction, Number::Constant(1.0))));
     driver.xid(1, 79);
     allocatable(&bed, 2 * SLOTS);
@@ -154,7 +154,7 @@ fn an_unfit_gpu_loses_only_its_own_slots_and_recovers() {
         .filter_map(|one| one["incident"].as_str())
         .collect();
     assert_eq!((incidents, &answer["gpus"][0]["health"]), (vec!["xid_79", "advised_reset_gpu"], &json!("unhealthy")));
-    // The other GPUs take new pods meanwhile.
+    // In the meantime the other GPUs take new pods.
     bed.create(&bed.pod("new", &gpus, &[("main", "app", &[(2, 1000, 10)])], &Value::Null));
     bed.ready(&["new"]);
 
@@ -163,9 +163,9 @@ fn an_unfit_gpu_loses_only_its_own_slots_and_recovers() {
     allocatable(&bed, 3 * SLOTS);
     wait_for_register(&bed, &[&gpus[0], &gpus[1], &gpus[2]]);
     eventually("the event of the recovery", SOON, || (on_node(&gpus[1], "GpuHealthy") > before[1]).then_some(()));
-    eventually("the same on the pod", SOON, || (on_pod("on-it", "GpuHealthy") == 1).then_some(()));
+    eventually("the event of the recovery on the pod", SOON, || (on_pod("on-it", "GpuHealthy") == 1).then_some(()));
     assert_eq!(on_node("XID 79", "GpuUnhealthy"), before[0] + 1, "once");
-    assert_eq!(on_pod("on-it", "GpuUnhealthy"), 2, "the error and the advice, once each");
+    assert_eq!(on_pod("on-it", "GpuUnhealthy"), 2, "one event for the error and one for the advice");
     assert_eq!([on_pod("beside", "GpuUnhealthy"), on_pod("beside", "GpuHealthy")], [0, 0]);
 
     // An error of an application makes no GPU unfit.
@@ -229,7 +229,7 @@ fn a_driver_error_is_an_event_on_the_pod_of_the_process_that_it_names() {
     let line = format!("4,1,1,-;NVRM: Xid (PCI:{bus_id}): 31, pid={pid}, name=sleep, Ch 00000008\n");
     let mut kernel = std::fs::File::options().append(true).open(&log).expect("the file");
     eventually("the event on the pod", SOON, || {
-        // The agent finds the pod of a process in its last list of processes, which may be older than this process.
+        // The agent looks up the pod of a process in its last list of processes, which may be older than this process.
         std::io::Write::write_all(&mut kernel, line.as_bytes()).expect("a line");
         std::thread::sleep(Duration::from_secs(1));
         (events(&bed, &bed.space.name, "trains", "GpuDriverError", "31") == 1).then_some(())
@@ -237,7 +237,7 @@ fn a_driver_error_is_an_event_on_the_pod_of_the_process_that_it_names() {
     allocatable(&bed, 3 * SLOTS);
 }
 
-/// Memory that fails: an uncorrected error, a row that waits for a reset, and a row that could not be remapped.
+/// Failing memory: an uncorrected error, a row that waits for a reset, and a row that could not be remapped.
 #[test]
 #[ignore = "needs cluster: tests/run"]
 fn memory_errors_and_failed_rows_make_their_gpu_unfit_until_it_recovers() {
@@ -277,7 +277,7 @@ fn memory_errors_and_failed_rows_make_their_gpu_unfit_until_it_recovers() {
         eventually(&format!("the event of {code} on the pod"), SOON, || {
             (count("on-it", &bed.space.name, "GpuUnhealthy") > on_pod).then_some(())
         });
-        // The error counter stays, and the quiet period ends. A row is remapped by a reset.
+        // The error counter does not fall, but the quiet period ends. A row is remapped by a reset.
         if quantity != ReadingKind::EccVolatileUncorrected {
             driver.gpu(1, |gpu| drop(gpu.values.remove(&quantity)));
         }
@@ -287,7 +287,7 @@ fn memory_errors_and_failed_rows_make_their_gpu_unfit_until_it_recovers() {
     assert_eq!(container_life(&bed, "on-it"), before, "the running container was not restarted");
 }
 
-/// A container could not open a GPU whose device node is not known.
+/// A GPU whose device node is unknown is not offered, because a container could not open it.
 #[test]
 #[ignore = "needs cluster: tests/run"]
 fn a_gpu_is_offered_only_once_its_device_node_is_known() {
@@ -303,7 +303,7 @@ fn a_gpu_is_offered_only_once_its_device_node_is_known() {
     allocatable(&bed, 3 * SLOTS);
 }
 
-/// An administrator's cordon: no new containers, running containers stay, and a typing error removes no cordon.
+/// An administrator's cordon: no new containers, running containers stay, and a typing error does not remove the cordon.
 #[test]
 #[ignore = "needs cluster: tests/run"]
 fn a_cordoned_gpu_gets_no_new_containers_and_keeps_its_running_ones() {
@@ -322,7 +322,7 @@ fn a_cordoned_gpu_gets_no_new_containers_and_keeps_its_running_ones() {
     allocatable(&bed, 3 * SLOTS - (SLOTS - 1));
     wait_for_metric(&agent, &format!("gpu_steward_plugin_cordoned{{uuid=\"{}\"}} 1", gpus[0]));
     wait_for_metric(&agent, &format!("gpu_steward_plugin_slots{{uuid=\"{}\",state=\"used\"}} 1", gpus[0]));
-    // These pods have no claim, so the kubelet's choice decides: it gives none of them the cordoned GPU.
+    // These pods have no claim, so the kubelet chooses: it gives the cordoned GPU to none of them.
     for name in ["one", "two", "three"] {
         bed.create(&bed.bare_pod(name, &[("main", "app", &[(1, 0, 0)])], &Value::Null));
     }

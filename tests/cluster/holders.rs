@@ -1,4 +1,4 @@
-//! Tests which pod holds which GPU in the metrics: the claim decides, whichever slot the kubelet counts. Also tests
+//! Tests which pod holds which GPU in the metrics: the claim decides, not the slot that the kubelet counts. Also tests
 //! pods whose GPUs no longer exist.
 
 use crate::bed::{Bed, Claim, SOON};
@@ -7,7 +7,7 @@ use lab::eventually::eventually;
 use serde_json::Value;
 use std::time::Duration;
 
-/// 15 s until a GPU that is not listed counts as gone, and the time of a slow machine.
+/// 15 s until a GPU that is not listed counts as gone, and extra time for a slow machine.
 const GONE_WITHIN: Duration = Duration::from_secs(120);
 
 /// The value of label `name` in the dcgm-exporter series of one GPU; empty if the series has no such label.
@@ -19,7 +19,7 @@ fn label(agent: &Agent, gpu: &str, name: &str) -> Option<String> {
     Some(value.unwrap_or_default().to_owned())
 }
 
-/// What this agent shows for container `main` of a pod: the ids that the kubelet counts, and the GPUs of its processes.
+/// The agent's data about container `main` of a pod: the ids that the kubelet counts, and the GPUs of its processes.
 fn ids_and_gpus_of_main(agent: &Agent, pod: &str) -> Option<(Vec<String>, Vec<String>)> {
     let answer = agent.get("/api/v1/pods").json();
     let pod = answer["pods"].as_array()?.iter().find(|seen| seen["name"] == *pod)?.clone();

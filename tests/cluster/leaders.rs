@@ -1,4 +1,5 @@
-//! Two extenders of which the leader is paused: the other one takes over, and the paused one gives nothing when it goes on.
+//! Two extenders, of which the leader is paused: the other one takes over, and the paused one gives no device when it
+//! continues.
 
 use crate::placed::{GPUS, Placed, SETTLED};
 use crate::seats::{HostExtender, HostScheduler};
@@ -15,10 +16,11 @@ const OF_A_BINDING: &str = include_str!("../golden/claims/version-1.json");
 /// 20 pauses with `GPU_STEWARD_LONG`.
 pub(crate) fn check_paused_leader(placed: &Placed) {
     let pauses: u64 = if std::env::var_os("GPU_STEWARD_LONG").is_some() { 20 } else { 4 };
-    // More than half of a GPU each, and up to as many as GPUs: a GPU that is given twice has more claimed than it has.
+    // Each pod claims more than half of a GPU, and there are at most as many pods as GPUs, so a GPU that is given twice is
+    // overclaimed.
     placed.deployment("load", &json!({ "nvidia.com/gpu": 1, "nvidia.com/gpumem": 50_000 }));
     let (mut leader, mut other) = (HostExtender::start(placed, None), HostExtender::start(placed, None));
-    eventually("one of them to lead", SETTLED, || (leader.leads() || other.leads()).then_some(()));
+    eventually("one extender to lead", SETTLED, || (leader.leads() || other.leads()).then_some(()));
     if other.leads() {
         std::mem::swap(&mut leader, &mut other);
     }
@@ -42,10 +44,10 @@ pub(crate) fn check_paused_leader(placed: &Placed) {
         let before = other.binds_begun();
         made += MORE;
         placed.scale("load", made);
-        eventually("a binding of the other one", SETTLED, || (other.binds_begun() > before).then_some(()));
+        eventually("a binding of the other extender", SETTLED, || (other.binds_begun() > before).then_some(()));
         leader.signal("-CONT");
         placed.run("app=load", made);
-        eventually("the paused one to follow", SETTLED, || (!leader.leads()).then_some(()));
+        eventually("the paused extender to follow", SETTLED, || (!leader.leads()).then_some(()));
         assert_eq!(placed.check(other.address), made);
         drop(scheduler);
         std::mem::swap(&mut leader, &mut other);
@@ -55,8 +57,8 @@ pub(crate) fn check_paused_leader(placed: &Placed) {
     check_bound_twice(placed, &leader);
 }
 
-/// Leaders of two terms have bound two pods to the same memory, which no fence forbids: one pod starts. The other one never does;
-/// an event says why, the leader evicts it, and its Deployment makes another one, which gets memory of its own.
+/// Leaders of two terms have bound two pods to the same memory, which no fence prevents. One pod starts. The other pod never
+/// starts: an event says why, the leader evicts it, and its Deployment creates a new pod, which gets its own memory.
 fn check_bound_twice(placed: &Placed, leader: &HostExtender) {
     let sample = placed.pods().swap_remove(0);
     let own = |key: &str| -> Value {
@@ -66,7 +68,7 @@ fn check_bound_twice(placed: &Placed, leader: &HostExtender) {
     let annotations: Map<String, Value> = written
         .into_iter()
         .map(|(key, value)| match &*key {
-            // The agent of the running pod has changed it since.
+            // The agent of the running pod has changed this annotation since.
             "hami.io/bind-phase" => (key, value),
             "hami.io/vgpu-devices-to-allocate" => (key, own("hami.io/vgpu-devices-allocated")),
             _ => (key.clone(), own(&key)),
@@ -89,7 +91,7 @@ fn check_bound_twice(placed: &Placed, leader: &HostExtender) {
     }
     let uids = |pods: &[Value]| pods.iter().map(|pod| pod["metadata"]["uid"].clone()).collect::<Vec<_>>();
     let first = uids(&pods);
-    eventually("one pod that runs and one that was made again", SETTLED, || {
+    eventually("one running pod and one that was created again", SETTLED, || {
         let pods = placed.pods();
         let old: Vec<&Value> = pods.iter().filter(|pod| first.contains(&pod["metadata"]["uid"])).collect();
         let starts = old.iter().filter(|pod| pod["status"]["containerStatuses"][0]["started"] == true).count();

@@ -19,7 +19,7 @@ pub(crate) fn sleeper(namespace: &str, name: &str, node: &str) -> String {
     )
 }
 
-/// Everything that a cluster could leave behind on the machine.
+/// The traces that a cluster could leave on the machine.
 #[derive(Debug, PartialEq)]
 struct Machine {
     programs: BTreeSet<String>,
@@ -73,11 +73,11 @@ impl Machine {
     }
 }
 
-/// A second `up` keeps the running cluster. `down` leaves the machine as it was, also after all programs were killed.
+/// A second `up` keeps the running cluster. `down` restores the machine, even after all programs were killed.
 #[test]
 #[ignore = "needs cluster alone: tests/run"]
 fn the_cluster_comes_up_twice_and_leaves_nothing_behind() {
-    // The test does not measure a cluster that was up before.
+    // The test must not measure a cluster that was already up.
     Cluster::up(&ClusterOptions::nodes(1)).down();
     let before = Machine::now();
     let same = || {
@@ -96,13 +96,13 @@ fn the_cluster_comes_up_twice_and_leaves_nothing_behind() {
         drop(cluster);
         let cluster = Cluster::up(&ClusterOptions::nodes(1));
         if std::env::var_os("GPU_STEWARD_CLUSTER_KEEP").is_some() {
-            assert_eq!(cluster.pid("apiserver"), apiserver, "the second start keeps what is up");
+            assert_eq!(cluster.pid("apiserver"), apiserver, "the second start keeps the running cluster");
         }
         let _ = cluster.admin().apply(&sleeper("default", "sleeper", "node-1")).ok();
         cluster.admin().wait("condition=Ready", READY, &["pod/sleeper"]);
         assert_ne!(Machine::now(), before, "this comparison sees a running cluster");
         if round == 1 {
-            // As after `kill -9` of everything: shims and containers still run without containerd.
+            // As after `kill -9` of every part: shims and containers still run without containerd.
             for part in ["node-1-kubelet", "node-1-containerd", "apiserver", "etcd"] {
                 cluster.part("kill", part);
             }

@@ -1,5 +1,5 @@
-//! Compares the start of pods with our agent and with a plugin that answers at once and does nothing (`program/stub`).
-//! One run has five pairs, one after the other, so that other load on the machine affects both. Promise 32 in
+//! Compares the start of pods with the agent and with a plugin that answers at once and does nothing (`program/stub`).
+//! One run has five pairs, one after the other, so that other load on the machine affects both sides. Promise 32 in
 //! docs/specification.md.
 
 use crate::bed::Bed;
@@ -13,7 +13,7 @@ const PAIRS: usize = 5;
 const PODS: usize = 60;
 const GPUS: &str = "--gpus=simulated=H100:8";
 
-/// The seconds that 99 of 100 calls of the run may take.
+/// The longest time, in seconds, of 99 of 100 calls of the run.
 const ALLOCATE: f64 = 0.002;
 const START: f64 = 0.015;
 
@@ -30,7 +30,7 @@ fn burst(bed: &Bed, fleet: &mut Fleet<'_>) -> Duration {
     took
 }
 
-/// Calls by duration: the bound of each bucket, and how many calls took no longer.
+/// Calls by duration: the bound of each bucket, and how many calls took at most this long.
 struct Histogram(Vec<(f64, f64)>);
 
 impl Histogram {
@@ -51,7 +51,7 @@ impl Histogram {
         self.0.last().map_or(0.0, |(_, calls)| *calls)
     }
 
-    /// The bound of the bucket that contains this share of the calls.
+    /// The bound of the first bucket that contains this share of the calls.
     fn within(&self, share: f64) -> f64 {
         let holds = self.0.iter().find(|(_, calls)| *calls >= share * self.calls());
         holds.map(|(bound, _)| *bound).expect("a bucket that holds all")
@@ -103,7 +103,7 @@ fn sixty_pods_start_at_most_a_tenth_later_than_with_a_plugin_that_does_nothing()
         }
         agent.signal(15);
         drop(agent);
-        // One slot more than ours, which shows that the stub has replaced the agent.
+        // One slot more than the agent's, which shows that the stub has replaced the agent.
         let stub = Stub::start(&bed, 81);
         stubs.push(burst(&bed, &mut fleet).as_secs_f64());
         drop(stub);
@@ -111,7 +111,7 @@ fn sixty_pods_start_at_most_a_tenth_later_than_with_a_plugin_that_does_nothing()
     }
     let (ours, stubs) = (median(ours), median(stubs));
     println!("median of {PAIRS}: {ours:.1} s, stub {stubs:.1} s, ratio {:.3}", ours / stubs);
-    // Of 120 calls, 99 of 100 is the second slowest. That is too few calls to judge one pair.
+    // The 99th percentile of the 120 calls of one pair is the second slowest call, which is too few to judge one pair.
     for (call, _, calls) in &all {
         println!("all pairs: {call}: {calls}");
     }

@@ -1,4 +1,4 @@
-//! Tests what the plugin's options change for the kubelet and for HAMi's scheduler.
+//! Tests the effects of the plugin's options on the kubelet and on HAMi's scheduler.
 
 use crate::bed::{Bed, SOON, devices_in};
 use lab::agent::Agent;
@@ -18,7 +18,7 @@ fn agent(bed: &Bed, slots: u32, flags: &[&str]) -> Agent {
     agent
 }
 
-/// The register annotation, once `holds` is true for it.
+/// The register annotation, once `holds` returns true for it.
 fn register(bed: &Bed, holds: impl Fn(&str) -> bool) -> String {
     eventually("the register annotation", SOON, || {
         let node = bed.node_object();
@@ -91,8 +91,8 @@ fn the_register_has_two_forms_and_the_handshake_can_be_left_out() {
     eventually("the handshake", SOON, || {
         bed.node_object()["metadata"]["annotations"][HANDSHAKE].is_string().then_some(())
     });
-    // HAMi's scheduler writes this to ask whether the node is alive. The agent answers once the request is so old that
-    // no other plugin answers it.
+    // HAMi's scheduler writes this to ask whether the node is alive. The agent answers only when the request is so old that
+    // no other plugin will answer it.
     let request = format!("{HANDSHAKE}=Requesting_2026.01.01 00:00:00");
     let _ = bed.admin.run(&["annotate", "--overwrite", "node", bed.node(), &request]).ok();
     eventually("an answer to it", SOON, || {

@@ -1,20 +1,20 @@
-//! Which node a pod with GPUs gets: what the extender and kube-scheduler decide together.
+//! Which node a pod with GPUs gets, which the extender and kube-scheduler decide together.
 
 use crate::placed::{Placed, SETTLED, container, spec, workload};
 use lab::eventually::eventually;
 use serde_json::{Value, json};
 use std::os::unix::fs::PermissionsExt;
 
-/// The value of the chart with which the extender names two of the nodes that fit.
+/// The chart value that makes the extender name two of the nodes that fit.
 pub(crate) const ANSWERED: &str = "extender.settings.answered-nodes=2";
 
-/// Where nodes differ for GPUs, these decide, although kube-scheduler itself prefers the node with the most free CPU, or with
-/// the image of the pod; where nodes are equal for GPUs, the pod's own preferences decide, and the image. The extender names two
-/// of the three nodes ([`ANSWERED`]), and all where the pod has preferences.
+/// If the GPUs of the nodes differ, the GPUs decide, although kube-scheduler itself prefers the node with the most free CPU,
+/// or with the pod's image. If the GPUs are equal, the pod's own preferences and the image decide. The extender names two of
+/// the three nodes ([`ANSWERED`]), or all if the pod has preferences.
 pub(crate) fn check_choices(placed: &Placed) {
     let nodes: Vec<&str> = placed.cluster.status().nodes.iter().map(|node| node.name.as_str()).collect();
     let choices = Choices { placed, nodes: &nodes };
-    // kube-scheduler likes this node least: the extender and kube-scheduler itself run there.
+    // kube-scheduler gives this node the lowest score, because the extender and kube-scheduler itself run there.
     let busy = placed.extender_node();
     let idle: Vec<usize> = (0..nodes.len()).filter(|place| nodes[*place] != busy).collect();
     let busy = choices.place(&busy);
@@ -37,9 +37,9 @@ pub(crate) fn check_choices(placed: &Placed) {
     choices.check_image(&image, (busy, &idle));
 }
 
-/// The begin of the filter's event where all nodes are named, and where two are.
+/// The start of the filter's event if all nodes are named.
 const ALL: &str = "3 of 3 nodes fit, ";
-/// See [`ALL`].
+/// The start of the filter's event if two nodes are named.
 const TWO: &str = "2 of 3 nodes are named, ";
 
 /// Which nodes are chosen for pods with one GPU.
@@ -48,7 +48,7 @@ struct Choices<'a> {
     nodes: &'a [&'a str],
 }
 
-/// The pod prefers this node.
+/// Makes the pod prefer this node.
 fn prefers(pod: &mut Value, node: &str) {
     pod["affinity"]["nodeAffinity"]["preferredDuringSchedulingIgnoredDuringExecution"] = json!([{
         "weight": 100,
@@ -72,8 +72,8 @@ impl Choices<'_> {
         let _ = self.placed.admin.run_with(&["create", "-n", space, "-f", "-"], &deployment.to_string()).ok();
     }
 
-    /// Runs so many pods, and returns how many are on each node. One pod comes after the other: between a filter call and its
-    /// bind the extender only guesses which one of equal nodes kube-scheduler chooses.
+    /// Runs this many pods, and returns how many are on each node. The pods are created one after the other, because between a
+    /// filter call and its bind the extender can only guess which of several equal nodes kube-scheduler chooses.
     fn run(&self, name: &str, replicas: usize, policy: &str, change: impl FnOnce(&mut Value)) -> Vec<usize> {
         self.create(name, policy, change);
         for replicas in 1..=replicas {
@@ -101,7 +101,7 @@ impl Choices<'_> {
         self.placed.empty();
     }
 
-    /// Other pods are on all nodes but one, and the pod wants to be away from them. No node has a pod with GPUs.
+    /// Other pods are on all nodes but one, and the pod prefers to be away from them. No node has a pod with GPUs.
     fn check_other_pods(&self, free: usize) {
         let (space, others) = (&self.placed.space.name, json!({ "matchLabels": { "app": "other" } }));
         let (topology, selector) = ("kubernetes.io/hostname", &others);
@@ -132,7 +132,7 @@ impl Choices<'_> {
         self.gone();
     }
 
-    /// Checks that the filter's event of a pod of this Deployment begins so.
+    /// Checks that the filter's event of a pod of this Deployment begins with this text.
     fn check_named(&self, name: &str, expected: &str) {
         let (space, prefix) = (&self.placed.space.name, format!("{name}-"));
         let note = eventually("the event of the filter", SETTLED, || {
@@ -147,9 +147,9 @@ impl Choices<'_> {
         assert!(note.starts_with(expected), "{name}: {note}");
     }
 
-    /// Makes a large image, which only these nodes have. It contains nothing that could run.
+    /// Makes a large image, which only these nodes have. It contains no program.
     fn large_image(&self, places: &[usize]) -> String {
-        /// kube-scheduler counts two thirds of it, because two of three nodes have it, and nothing below 23 MB.
+        /// kube-scheduler counts two thirds of the size, because two of three nodes have the image, and ignores less than 23 MB.
         const BYTES: u64 = 240 << 20;
         let (name, dir) = ("registry.local/large:test", tempfile::tempdir().expect("a directory"));
         let path = dir.path().join("large");
@@ -162,8 +162,8 @@ impl Choices<'_> {
         name.to_owned()
     }
 
-    /// A pod goes to one of the nodes with its image where nodes are equal for GPUs: of any two that are named one has it. It does
-    /// not where another node has a pod with a GPU already and the pod wants to be packed.
+    /// If the GPUs of the nodes are equal, a pod gets a node with its image: of any two named nodes at least one has it. If a
+    /// node without the image already has a pod with a GPU and the policy is binpack, the pod gets that node.
     fn check_image(&self, image: &str, (busy, idle): (usize, &[usize])) {
         let (with_image, without) = ([busy, idle[0]], idle[1]);
         eventually("the image in the status of its nodes", SETTLED, || {
@@ -174,7 +174,7 @@ impl Choices<'_> {
             };
             with_image.iter().all(has_it).then_some(())
         });
-        // Elsewhere the image cannot be pulled, so the pod need not run.
+        // On other nodes the image cannot be pulled, so the pod need not run.
         let bound = |name: &str| {
             self.create(name, "binpack", |pod| pod["containers"][0]["image"] = image.into());
             self.placed.scale(name, 1);

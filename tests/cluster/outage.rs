@@ -1,4 +1,4 @@
-//! Tests what goes on while the API server is away, and what is made up for when it is back.
+//! Tests what works during an outage of the API server, and what the agent catches up on afterwards.
 
 use crate::bed::{Bed, SOON};
 use crate::built::binary;
@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 const FLAGS: [&str; 1] = ["--without-claim=share"];
 const CLAIM: &str = "hami.io/vgpu-devices-allocated";
 
-/// A pod whose container starts when the gate opens: the kubelet has admitted the pod, and its first container waits.
+/// A pod whose container starts when the gate opens: the kubelet has admitted the pod, but its first container waits.
 pub(crate) struct GatedPod<'a> {
     bed: &'a Bed,
     name: &'static str,
@@ -29,7 +29,7 @@ impl GatedPod<'_> {
         GatedPod::of(bed, name, bed.bare_pod(name, &[("main", "app", &[(0, 0, 0)])], &Value::Null))
     }
 
-    /// A gated copy of this pod, which has no init container of its own. Returns when it waits at the gate.
+    /// A gated copy of this pod, which must have no init container. Returns when the copy waits at the gate.
     pub(crate) fn of<'a>(bed: &'a Bed, name: &'static str, mut pod: Value) -> GatedPod<'a> {
         let gated = GatedPod { bed, name, folder: bed.dir().join(name) };
         std::fs::create_dir(&gated.folder).expect("a folder");
@@ -39,7 +39,7 @@ impl GatedPod<'_> {
             "command": ["sh", "-c", "while ! test -e /gate/open; do sleep 0.2; done"],
             "volumeMounts": [{ "name": "gate", "mountPath": "/gate" }],
         }]);
-        // A claim has an entry for each container, init containers first.
+        // A claim has an entry for each container, init containers first, so the gate gets an empty entry.
         if let Some(claim) = pod["metadata"]["annotations"][CLAIM].as_str() {
             pod["metadata"]["annotations"][CLAIM] = format!(";{claim}").into();
         }
@@ -69,12 +69,12 @@ impl GatedPod<'_> {
     }
 }
 
-/// Two outages on the same pods, because each one costs a minute.
+/// Two outages with the same pods, because each outage takes a minute.
 ///
-/// Promise 28 in docs/specification.md: running pods go on through restarts of the agent and one of the kubelet, and pods that come
-/// afterwards start. A container that starts during an outage has a claim that the agent cannot write on its pod. The agent writes it
-/// when the API server is back and without another start, also if the agent that delivered the devices was killed before. Pods keep
-/// their names.
+/// Promise 28 in docs/specification.md: running pods keep running through restarts of the agent and one of the kubelet, and
+/// pods that are created afterwards start. A container that starts during an outage has a claim that the agent cannot write on
+/// its pod. The agent writes the claim when the API server is back, without another start, even if the agent that delivered
+/// the devices was killed before. Pods keep their names.
 #[test]
 #[ignore = "needs cluster alone: tests/run"]
 fn an_outage_of_the_api_server_changes_nothing_for_pods() {
@@ -108,7 +108,7 @@ fn wait_for_delivery(agent: &Agent, before: usize) {
     eventually("the start during the outage", SOON, || (deliveries(agent) == before + 1).then_some(()));
 }
 
-/// One agent lives through the outage.
+/// One agent runs through the whole outage.
 fn check_short_outage(bed: &Bed, agent: &Agent, late: &GatedPod<'_>, named: &NamedPods) {
     let before = deliveries(agent);
     bed.cluster.part("kill", "apiserver");
@@ -125,7 +125,7 @@ fn check_short_outage(bed: &Bed, agent: &Agent, late: &GatedPod<'_>, named: &Nam
     named.wait_for_watch("following");
 }
 
-/// The agent is killed, the next one is ended by SIGTERM, and the kubelet is killed. Returns the agent that runs then.
+/// The agent is killed, the next one is ended by SIGTERM, and the kubelet is killed. Returns the agent that runs at the end.
 fn check_long_outage(bed: &Bed, agent: Agent, later: &GatedPod<'_>, fleet: &mut Fleet<'_>) -> (Agent, Duration) {
     let (began, away) = (Instant::now(), number(Duration::from_secs(30), Duration::from_secs(300)));
     let before = deliveries(&agent);
@@ -139,15 +139,14 @@ fn check_long_outage(bed: &Bed, agent: Agent, later: &GatedPod<'_>, fleet: &mut 
     drop(agent);
     let agent = bed.launch(&FLAGS);
     std::thread::sleep(away.saturating_sub(began.elapsed()));
-    // The kubelet does not start without the API server. So it is killed while the API server is away and started after
-    // it.
+    // The kubelet does not start without the API server. So it is killed during the outage and started afterwards.
     let before = Bed::registrations(&agent);
     bed.part("kill", "kubelet");
     bed.cluster.part("start", "apiserver");
     agent.logs("this pod's claim is not in its annotation yet");
     assert_eq!(later.claim().matches("NVIDIA").count(), 1);
     assert_eq!(deliveries(&agent), 0, "no other start");
-    // The kubelet admits every pod of its node again, and knows no plugin for a second or two. A pod that comes later
+    // The kubelet admits every pod of its node again, and knows no plugin for a second or two. A pod that is created later
     // may not fail.
     fleet.may_fail(fleet.len(), &fleet.names());
     bed.part("start", "kubelet");
@@ -156,8 +155,8 @@ fn check_long_outage(bed: &Bed, agent: Agent, later: &GatedPod<'_>, fleet: &mut 
     (agent, away)
 }
 
-/// A pod, and a static pod whose cgroup has another UID than its mirror pod, on a node of their own. Their agent has no other source
-/// of names than the API server, with the rights of the chart's agent.
+/// A pod, and a static pod whose cgroup has another UID than its mirror pod, on their own node. The agent's only source of
+/// names is the API server, with the rights of the chart's agent.
 struct NamedPods {
     agent: Agent,
     space: TestNamespace,

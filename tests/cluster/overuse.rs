@@ -1,5 +1,5 @@
 //! Tests a pod that holds more GPU memory than it claims, with a real process in a real pod and a fake driver that
-//! reports how much it holds.
+//! reports the process's memory.
 
 use crate::audit;
 use crate::bed::{Bed, SOON};
@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use std::time::{Duration, Instant};
 
 const GIB: u64 = 1 << 30;
-/// Half a minute until the agent reports it, a minute until the eviction, and the time of a slow machine.
+/// Half a minute until the agent reports the over-use, a minute until the eviction, and extra time for a slow machine.
 const LONG: Duration = Duration::from_secs(240);
 /// The times of promise 35.
 const REPORTED_AFTER: Duration = Duration::from_secs(30);
@@ -76,17 +76,17 @@ impl Driver {
     }
 }
 
-/// Waits for the event, which has both sizes and must not come before half a minute is over.
+/// Waits for the event, which has both sizes and must not be written before half a minute is over.
 fn wait_for_event(bed: &Bed, pod: &str, since: Instant) {
-    eventually("an event that says that the pod is over", LONG, || {
+    eventually("an event about the over-use of the pod", LONG, || {
         let messages = events(bed, pod, "OverUse");
         messages.first().filter(|text| text.contains("8192 MiB") && text.contains("3000 MiB")).map(|_| ())
     });
     assert!(since.elapsed() >= REPORTED_AFTER, "reported after {:?}", since.elapsed());
 }
 
-/// Promise 35 in docs/specification.md: the agent reports over-use once and not at once, shows it as a metric, and with
-/// the flag evicts the pod a minute later. It leaves a pod within its claim alone.
+/// Promise 35 in docs/specification.md: the agent reports over-use once, after half a minute, shows it as a metric, and with
+/// the flag evicts the pod a minute later. It leaves a pod alone that stays within its claim.
 #[test]
 #[ignore = "needs cluster: tests/run"]
 fn over_use_is_reported_and_the_pod_is_evicted() {
@@ -147,8 +147,8 @@ fn over_use_without_the_flag_evicts_no_pod() {
     assert_eq!(bed.admin.get(&["pod", "greedy", "-n", &bed.space.name])["status"]["phase"], "Running");
 }
 
-/// Promise 27 in docs/specification.md, for evictions: the rights exist only if they are switched on, and they cover no
-/// pod of another node.
+/// Promise 27 in docs/specification.md, for evictions: the rights exist only if evictions are switched on, and they cover
+/// no pod of another node.
 #[test]
 #[ignore = "needs cluster: tests/run"]
 fn an_agent_can_evict_no_pod_of_another_node() {
@@ -166,7 +166,7 @@ fn an_agent_can_evict_no_pod_of_another_node() {
         });
         by.post(&format!("/api/v1/namespaces/{namespace}/pods/{pod}/eviction"), &body)
     };
-    // A new policy comes into force some seconds after it was created. Until then it does not know these pods.
+    // A new policy comes into force some seconds after its creation.
     let unbound = bed.cluster.caller(&chart::token(&bed.admin, chart::AGENT, &[]));
     eventually("the guard of evictions", SOON, || {
         let answer = eviction(&unbound, "none");

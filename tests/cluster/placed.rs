@@ -17,7 +17,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::time::Duration;
 
-/// Longest time until sixty pods run, or are gone, on two cores beside other work.
+/// Longest time until sixty pods run, or are gone, on two busy cores.
 pub(crate) const SETTLED: Duration = Duration::from_secs(180);
 const ALLOCATED: &str = "hami.io/vgpu-devices-allocated";
 const REGISTER: &str = "hami.io/node-nvidia-register";
@@ -26,7 +26,7 @@ const COUNT: &str = "nvidia.com/gpu";
 pub(crate) const GPUS: usize = 12;
 const DAEMONSET: &str = "daemonset/gpu-steward-agent";
 const DEPLOYMENT: &str = "deployment/gpu-steward-extender";
-/// Selects the pods of that Deployment.
+/// The label selector of the extender's pods.
 const EXTENDERS: &str = "app.kubernetes.io/component=extender";
 /// The port of the extender for streams.
 const STREAMS: u16 = 9443;
@@ -43,11 +43,11 @@ const VALUES: [&str; 5] = [
 pub(crate) struct Placed {
     pub space: TestNamespace,
     pub admin: Kubectl,
-    // The last field, because the fields above need the cluster while they are dropped.
+    // This is the last field, because the fields above need the cluster while they are dropped.
     pub cluster: Cluster,
 }
 
-/// What pods claim of one device.
+/// The part of one device that pods claim.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Claimed {
     slots: u64,
@@ -93,7 +93,7 @@ impl Placed {
         placed
     }
 
-    /// A control plane whose Nodes exist only as objects: no agents, and nothing that watches over Nodes.
+    /// A control plane whose Nodes exist only as objects: no agents, and no controller manager.
     pub(crate) fn control_plane(name: &str) -> Placed {
         let cluster = Cluster::up(&ClusterOptions::nodes(1));
         let (admin, space) = (cluster.admin(), cluster.namespace(name));
@@ -109,13 +109,13 @@ impl Placed {
         assert!(output.success, "{}{}: {}", output.out, output.err, self.extender_log());
     }
 
-    /// Lets the agents report to the extender, by the address of its pod: this cluster has no proxy for Services.
+    /// Lets the agents report to the extender at the address of its pod, because this cluster has no proxy for Services.
     pub(crate) fn agents_report(&self) {
         self.agents_report_to(SocketAddr::new(self.extender_address().ip(), STREAMS));
     }
 
-    /// The same by an address that stays when the extender's pods are replaced, as that of a Service: each connection goes to
-    /// a ready extender.
+    /// The same at an address that stays when the extender's pods are replaced, like the address of a Service: each connection
+    /// goes to a ready extender.
     pub(crate) fn agents_report_over_relay(&self) -> Relay {
         let (admin, server) = (self.cluster.admin(), &self.cluster.status().server);
         let own = server.trim_start_matches("https://").split([':', '/']).next().expect("an address");
@@ -195,7 +195,7 @@ impl Placed {
         let _ = self.admin.run(&["scale", &name, "-n", &self.space.name, &replicas]).ok();
     }
 
-    /// Waits until so many pods of this selection run and none has failed.
+    /// Waits until this many pods of this selection run and none has failed.
     pub(crate) fn run(&self, selector: &str, count: usize) {
         let mut last = Vec::new();
         let mut runs = || {
@@ -213,7 +213,7 @@ impl Placed {
         eventually("the end of all pods", SETTLED, || self.pods().is_empty().then_some(()));
     }
 
-    /// Removes what a part of a test has made in the namespace, and waits for the end of its pods.
+    /// Removes the objects that a part of a test has created in the namespace, and waits for the end of its pods.
     pub(crate) fn clear(&self) {
         let kinds = "deployments,statefulsets,daemonsets,jobs,poddisruptionbudgets,pods,persistentvolumeclaims";
         let _ = self.admin.run(&["delete", kinds, "--all", "-n", &self.space.name]).ok();
@@ -225,7 +225,7 @@ impl Placed {
         eventually("a running extender", SETTLED, || {
             let pods =
                 self.admin.get(&["pods", "-n", NAMESPACE, "-l", EXTENDERS, "--field-selector=status.phase=Running"]);
-            // One that is replaced runs a while beside its successor.
+            // An extender that is replaced runs for a while beside its successor.
             let stays = |pod: &&Value| pod["metadata"]["deletionTimestamp"].is_null();
             let address = pods["items"].as_array()?.iter().find(stays)?["status"]["podIP"].as_str()?;
             format!("{address}:9444").parse().ok()
@@ -250,7 +250,7 @@ impl Placed {
         answer.text().lines().filter_map(sample).collect()
     }
 
-    /// What the claims of all living pods of the cluster sum up to, by device.
+    /// The sums of the claims of all living pods of the cluster, by device.
     fn claimed(&self) -> BTreeMap<String, Claimed> {
         let pods = self.admin.get(&["pods", "-A"]);
         let mut claimed: BTreeMap<String, Claimed> = BTreeMap::new();
@@ -266,9 +266,9 @@ impl Placed {
         claimed
     }
 
-    /// Checks that everyone knows the same: no device is claimed beyond what it has; the extender has claimed what the
-    /// pods' annotations say; each kubelet has given each container as many devices as its claim names; and each
-    /// running container has what its claim says. Returns the number of containers with GPUs that ran.
+    /// Checks that all sources agree: no device is overclaimed; the extender's claims match the pods' annotations; each
+    /// kubelet has given each container as many devices as its claim names; and each running container has the devices of
+    /// its claim. Returns the number of containers with GPUs that ran.
     pub(crate) fn check(&self, extender: SocketAddr) -> usize {
         let nodes = self.admin.get(&["nodes"]);
         let claimed = self.claimed();
@@ -287,14 +287,14 @@ impl Placed {
             }
         }
         assert_eq!(known, claimed.len(), "claims of devices that no node has: {claimed:?}");
-        eventually("the extender's ledger to be the pods' claims", SETTLED, || {
+        eventually("the extender's ledger to match the pods' claims", SETTLED, || {
             (Placed::ledger(extender) == self.claimed()).then_some(())
         });
         self.check_kubelets();
         check_containers(&self.cluster, &self.admin, &self.space.name)
     }
 
-    /// What the extender's ledger has claimed of each device.
+    /// The claimed part of each device in the extender's ledger.
     fn ledger(extender: SocketAddr) -> BTreeMap<String, Claimed> {
         let mut ledger: BTreeMap<String, Claimed> = BTreeMap::new();
         let mut read = |name: &str, take: fn(&mut Claimed, u64)| {
@@ -332,12 +332,12 @@ impl Placed {
         given
     }
 
-    /// Compares what each kubelet gave out with the claims: to the containers of the pods that run, and to no pod that is gone.
+    /// Compares the devices that each kubelet gave out with the claims of the running pods. No pod that is gone may have any.
     fn check_kubelets(&self) {
-        eventually("the kubelets' devices to be those of the pods", SETTLED, || {
+        eventually("the kubelets' devices to match the pods", SETTLED, || {
             let pods = self.pods();
             let in_phase = |phase: &'static str| pods.iter().filter(move |pod| pod["status"]["phase"] == phase);
-            // A pod that starts has devices before it runs.
+            // A starting pod has devices before it runs.
             let starting: BTreeSet<&str> =
                 in_phase("Pending").filter_map(|pod| pod["metadata"]["name"].as_str()).collect();
             let mut given = self.given();
@@ -383,14 +383,14 @@ impl Drop for Placed {
     }
 }
 
-/// Removes the pods of the chart's workloads. After an outage of the API server the garbage collector may never remove them,
+/// Removes the pods of the chart's workloads. After an outage of the API server, the garbage collector may never remove them,
 /// and a workload of the next test would adopt them.
 fn remove_pods(admin: &Kubectl) {
     let _ =
         admin.run(&["delete", "pods", "-n", NAMESPACE, "-l", "app.kubernetes.io/name=gpu-steward", "--now", "--wait"]);
 }
 
-/// What a pod holds of each device: the larger of its greediest init container and the sum of its other containers.
+/// The part of each device that a pod holds: the maximum of its largest init container and the sum of its other containers.
 fn peak(claim: &str, inits: usize) -> BTreeMap<String, Claimed> {
     let mut peak: BTreeMap<String, Claimed> = BTreeMap::new();
     let mut together: BTreeMap<String, Claimed> = BTreeMap::new();

@@ -1,4 +1,4 @@
-//! Runs docs/quickstart.md, command by command as it is printed, and compares the output with the page.
+//! Runs docs/quickstart.md, command by command as printed, and compares the output with the page.
 
 use crate::built::binary;
 use lab::cluster::{Cluster, ClusterOptions};
@@ -29,7 +29,7 @@ fn steps(page: &str) -> Vec<Step> {
     steps
 }
 
-/// Replaces identities, which differ from run to run; the rest of a line does not.
+/// Replaces identities, which differ from run to run. The rest of a line does not differ.
 fn shape(text: &str) -> String {
     let mut out = String::new();
     for word in text.split_inclusive(|c: char| !c.is_ascii_alphanumeric() && c != '-') {
@@ -48,7 +48,7 @@ fn shape(text: &str) -> String {
 #[test]
 #[ignore = "needs cluster alone: tests/run"]
 fn the_quickstart_page_prints_what_it_shows() {
-    // Holds the lock; the page's own commands find the cluster up.
+    // This holds the lock, and the page's own commands find the cluster already up.
     let cluster = Cluster::up(&ClusterOptions::nodes(1));
     for left in [
         &["delete", "namespace", "gpu-steward", "--ignore-not-found"][..],
@@ -58,9 +58,12 @@ fn the_quickstart_page_prints_what_it_shows() {
     }
     let page = std::fs::read_to_string(Path::new(ROOT).join("docs/quickstart.md")).expect("the page");
     let steps = steps(&page);
-    assert!(steps.len() >= 8 && steps.iter().filter(|step| step.shown.is_some()).count() >= 5, "blocks were found");
-    // One shell for all blocks, as for a reader; a mark ends the output of each block. The program under test is built
-    // already.
+    assert!(
+        steps.len() >= 8 && steps.iter().filter(|step| step.shown.is_some()).count() >= 5,
+        "the page has too few blocks"
+    );
+    // One shell runs all blocks, as for a reader, and a mark ends the output of each block. The program under test is
+    // already built.
     let mark = "--- end of a block";
     let mut script = String::from("set -euo pipefail\n");
     for step in &steps {

@@ -1,5 +1,5 @@
-//! The time from the start of an extender to its first answer, beside a plain list of the same Nodes and pods at a real API
-//! server. `tests/bench/extender` measures the same at a server that answers from memory.
+//! The time from the start of an extender to its first answer, compared with a plain list of the same Nodes and pods from a
+//! real API server. `tests/bench/extender` measures the same with a server that answers from memory.
 
 use crate::placed::{Placed, SETTLED};
 use crate::seats::{HostExtender, kubeconfig};
@@ -19,16 +19,16 @@ use tokio::runtime::Runtime;
 
 const NODES: usize = 5_000;
 const PODS_A_NODE: usize = 10;
-/// Calls that make pods at once.
+/// The number of concurrent calls that create pods.
 const TOGETHER: usize = 8;
-/// Objects of one page, as the extender asks for them.
+/// Objects of one page, as in the extender's requests.
 const PAGE: u32 = 500;
 /// Rounds in which both take turns. The median of their ratios counts.
 const ROUNDS: usize = 5;
 const MOST: f64 = 1.5;
-/// Longest time without answers while a leader is stopped and another one takes over.
+/// Longest time without answers while a leader stops and another extender takes over.
 const GAP: Duration = Duration::from_secs(3);
-/// Answers before and after it.
+/// The number of answers before and after the gap.
 const ANSWERS: usize = 50;
 
 #[test]
@@ -61,7 +61,7 @@ fn an_extender_answers_soon_after_its_start_where_pods_are_many() {
     assert!(median <= MOST && gaps.iter().all(|gap| *gap <= GAP), "{ratios:?} {gaps:?}");
 }
 
-/// The time in which nobody answered, while the leader stopped and another extender took over from it.
+/// The time in which no extender answered, while the leader stopped and another extender took over.
 fn gap(placed: &Placed, account: &Path, round: usize) -> Duration {
     let start = |name: String| {
         let mut pod = pod(&name, &json!({}));
@@ -75,7 +75,7 @@ fn gap(placed: &Placed, account: &Path, round: usize) -> Duration {
     let mut leader = start(format!("leader-{round}"));
     leader.wait_until_leads();
     let mut other = start(format!("other-{round}"));
-    eventually("the other one to be ready", SETTLED, || (other.get("/readyz").status == 200).then_some(()));
+    eventually("the other extender to be ready", SETTLED, || (other.get("/readyz").status == 200).then_some(()));
     let (stop, begun) = (Arc::new(AtomicBool::new(false)), Instant::now());
     let answers = Arc::new(AtomicUsize::new(0));
     let more_answers = |what: &str| {
@@ -107,7 +107,7 @@ fn gap(placed: &Placed, account: &Path, round: usize) -> Duration {
     gap
 }
 
-/// Asks both extenders in turn as a kube-scheduler does. Counts the answers, and returns the longest time between two of them.
+/// Calls both extenders in turn as kube-scheduler does. Counts the answers, and returns the longest time between two answers.
 fn asked(addresses: [SocketAddr; 2], stop: &AtomicBool, answers: &AtomicUsize) -> Duration {
     let (body, kind) = (question().into_bytes(), [("Content-Type", "application/json")]);
     let (mut last, mut gap) = (Instant::now(), Duration::ZERO);
@@ -166,8 +166,8 @@ fn held(number: usize) -> Value {
     pod
 }
 
-/// Reads all Nodes and then all pods in pages, in the forms in which the extender reads them, and decodes only the token of
-/// the next page.
+/// Reads all Nodes and then all pods in pages, in the same formats as the extender, and decodes only the token of the next
+/// page.
 fn plain_list(runtime: &Runtime, account: &Path) -> Duration {
     runtime.block_on(async {
         let client = ApiClient::new(connect(Some(account)).await.expect("a connection"));
@@ -187,14 +187,14 @@ fn plain_list(runtime: &Runtime, account: &Path) -> Duration {
     })
 }
 
-/// The token stands before the objects.
+/// The token comes before the objects.
 fn token(page: &[u8]) -> Option<String> {
     let head = String::from_utf8_lossy(&page[..page.len().min(4096)]);
     let (_, rest) = head.split_once("\"continue\":\"")?;
     Some(rest.split_once('"').expect("its end").0.to_owned())
 }
 
-/// Starts an extender, asks until it answers, and stops it.
+/// Starts an extender, calls it until it answers, and stops it.
 fn first_answer(account: &Path) -> Duration {
     let body = question().into_bytes();
     let kind = [("Content-Type", "application/json")];
@@ -204,9 +204,9 @@ fn first_answer(account: &Path) -> Duration {
         let answer = http::request(extender.address, "POST", "/filter", &kind, &body).ok()?;
         (answer.status == 200).then(|| (begun.elapsed(), answer.json()))
     });
-    // It has seen the Nodes, and what is claimed of them.
+    // The extender has read the Nodes and their claims.
     assert_eq!(answer.1["NodeNames"].as_array().map(Vec::len), Some(2), "{}", answer.1);
-    // The Lease is free again for the next one.
+    // The Lease is free again for the next extender.
     extender.terminate();
     answer.0
 }

@@ -1,4 +1,4 @@
-//! Tests starts that are refused because something that the agent needs was lost or confused. Promise 30 in
+//! Tests starts that are refused because data that the agent needs was lost or is ambiguous. Promise 30 in
 //! docs/specification.md: the container does not start, and an event on its pod says why.
 
 use crate::bed::{Bed, Claim, SOON, devices_in};
@@ -43,7 +43,7 @@ fn without_state(bed: &Bed, agent: Agent, flags: &[&str]) -> Agent {
     bed.agent(&[&[state.as_str()], flags].concat())
 }
 
-/// Ends the thread when it is dropped, also if the test fails.
+/// Ends the thread when it is dropped, even if the test fails.
 struct EndOnDrop<'a>(&'a AtomicBool);
 
 impl Drop for EndOnDrop<'_> {
@@ -52,7 +52,7 @@ impl Drop for EndOnDrop<'_> {
     }
 }
 
-/// The kubelet's checkpoint has the slots of a container without our answer, as after a kubelet that ended in the
+/// The kubelet's checkpoint has the slots of a container without the agent's answer, as if the kubelet had ended in the
 /// middle of an allocation.
 #[test]
 #[ignore = "needs cluster: tests/run"]
@@ -74,7 +74,7 @@ fn a_start_without_the_plugins_answer_in_the_checkpoint_is_refused() {
 }
 
 /// The checkpoint cannot be read, and the tickets are lost. PodResources names the pod, but does not say which ticket
-/// belongs to it. The start waits, is refused, and goes on once the checkpoint can be read.
+/// belongs to it. The start waits, is refused, and succeeds once the checkpoint can be read.
 #[test]
 #[ignore = "needs cluster: tests/run"]
 fn a_start_is_refused_until_its_container_is_known() {
@@ -84,7 +84,7 @@ fn a_start_is_refused_until_its_container_is_known() {
     let gated = GatedPod::of(&bed, "unknown", bed.pod("unknown", &gpus, &ONE, &NOTHING));
     let path = bed.paths().checkpoint.clone();
     let checkpoint = std::fs::read(&path).expect("the checkpoint");
-    // Written again and again, because the kubelet writes its checkpoint when a plugin registers.
+    // The garbage is written again and again, because the kubelet writes its checkpoint when a plugin registers.
     let done = AtomicBool::new(false);
     let agent = std::thread::scope(|scope| {
         let end = EndOnDrop(&done);

@@ -1,4 +1,4 @@
-//! Tests that the real kubelet registers the plugin, and registers it again.
+//! Tests that the real kubelet registers the plugin, and registers it again after restarts.
 
 use crate::bed::{Bed, SOON, devices_in};
 use crate::stub::Stub;
@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 const MIB: u64 = 1 << 20;
 /// Two GPUs of ten slots.
 const TOTAL: u32 = 20;
-/// Longer than the agent waits for the kubelet to watch its list.
+/// Longer than the agent's wait until the kubelet watches its list.
 const SETTLED: Duration = Duration::from_secs(15);
 
 /// A position in the kubelet's log, from which messages are counted.
@@ -63,7 +63,7 @@ fn wait_for_registration(agent: &Agent, times: u64) {
     assert_eq!(registered(agent), times, "{}", agent.log());
 }
 
-/// Checks for a while that nothing changes: no second registration, and no slot that comes or goes.
+/// Checks for a while that nothing changes: no second registration, and no added or removed slot.
 fn check_stable(bed: &Bed, agent: &Agent, times: u64) {
     let began = Instant::now();
     while began.elapsed() < SETTLED {
@@ -142,7 +142,7 @@ fn the_agent_registers_after_each_restart() {
     assert_eq!(log.register_calls(), 3, "calls of Register");
     let ended = agent.terminate();
     assert!(ended.status.success(), "{}", ended.log);
-    assert_eq!(sockets(&bed), [vec![], Vec::<String>::new()], "nothing of ours is left");
+    assert_eq!(sockets(&bed), [vec![], Vec::<String>::new()], "no socket of the agent is left");
 }
 
 /// Two plugins of one resource would replace each other. The containers of another plugin keep their devices after that
@@ -155,7 +155,7 @@ fn the_agent_does_not_replace_another_plugin_or_change_its_containers() {
     let rival = Stub::start(&bed, 8);
     bed.create(&bed.bare_pod("earlier", &[("main", "app", &[(0, 0, 0)])], &Value::Null));
     bed.ready(&["earlier"]);
-    // What runs now, from the variables of the first process.
+    // The devices of the running container, from the variables of its first process.
     let stub = || bed.sh("earlier", "main", "tr '\\0' '\\n' </proc/1/environ | grep -c '^STUB=1$'").trim().to_owned();
     assert_eq!(stub(), "1");
 
@@ -177,11 +177,11 @@ fn the_agent_does_not_replace_another_plugin_or_change_its_containers() {
     });
     agent.logs("a container of an earlier plugin starts");
     assert_eq!(stub(), "1");
-    assert_eq!(bed.sh("earlier", "main", "ls /etc/gpu-steward 2>/dev/null; true"), "", "nothing of ours");
+    assert_eq!(bed.sh("earlier", "main", "ls /etc/gpu-steward 2>/dev/null; true"), "", "no file of the agent");
     let mut pods = Vec::new();
     check_pods(&bed, &Bed::gpus(&agent), &mut pods);
 
-    // A second agent with another state directory does not replace the first one either.
+    // A second agent with another state directory does not replace the first agent either.
     let other = format!("--state-dir={}", bed.dir().join("other").display());
     let ended = bed.launch(&[&other]).wait();
     assert!(!ended.status.success());
@@ -192,8 +192,8 @@ fn the_agent_does_not_replace_another_plugin_or_change_its_containers() {
     check_pods(&bed, &Bed::gpus(&agent), &mut pods);
 }
 
-/// A starting agent is registered once and at the first try. The test prints how long it takes until the kubelet knows the agent
-/// and until the Node offers its GPUs. `GPU_STEWARD_LONG` makes ten rounds.
+/// A starting agent is registered once, at the first try. The test prints how long it takes until the kubelet knows the agent
+/// and until the Node offers its GPUs. With `GPU_STEWARD_LONG` there are ten rounds.
 #[test]
 #[ignore = "needs cluster: tests/run"]
 fn a_starting_agent_is_registered_at_the_first_try() {

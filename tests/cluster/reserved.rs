@@ -1,4 +1,4 @@
-//! Tests how the API server treats a pod that requests GPUs and would loosen its own limits. Promise 26 in
+//! Tests how the API server handles a pod that requests GPUs and would weaken its own limits. Promise 26 in
 //! docs/specification.md.
 
 use crate::chart::{install, render};
@@ -46,10 +46,10 @@ fn cases() -> Vec<(Value, Option<&'static str>)> {
         (with_variable("CUDA_DISABLE_CONTROL", "true"), Some(NAMES)),
         (with_variable("GPU_CORE_UTILIZATION_POLICY", "disable"), Some(NAMES)),
         (with_variable("CUDA_TASK_PRIORITY", "1"), Some(NAMES)),
-        // Values that HAMi's webhook adds: they repeat the request or open nothing.
+        // Values that HAMi's webhook adds: they repeat the request or weaken no limit.
         (with_variable("CUDA_TASK_PRIORITY", "0"), None),
         (with_variable("NVIDIA_VISIBLE_DEVICES", "void"), None),
-        // Variables of the pod itself, and names that only look similar.
+        // The pod's own variables, and names that only look similar.
         (with_variable("CUDA_VISIBLE_DEVICES", "0"), None),
         (with_variable("MY_CUDA_DEVICE_MEMORY_LIMIT", "1"), None),
         (
@@ -101,8 +101,8 @@ impl Drop for DenyPolicy<'_> {
     }
 }
 
-/// With `warn` the API server accepts such a pod with a warning, and with `deny` it refuses the pod. A pod without GPUs
-/// is not affected.
+/// With `warn` the API server accepts such a pod with a warning, and with `deny` it refuses the pod. Pods without GPUs are
+/// not affected.
 #[test]
 #[ignore = "needs cluster: tests/run"]
 fn a_pod_that_would_loosen_its_limits_gets_a_warning_or_is_refused() {
@@ -125,7 +125,7 @@ fn a_pod_that_would_loosen_its_limits_gets_a_warning_or_is_refused() {
         let output = dry_run(&admin, &pod(namespace, &extra));
         assert_eq!(output.success, expected.is_none(), "{extra}: {}", output.err);
     }
-    // The same in an init container, and in a container that is added to a running pod.
+    // The same holds for an init container, and for a container that is added to a running pod.
     let mut in_init = pod(namespace, &json!({}));
     in_init["spec"]["initContainers"] =
         json!([{ "name": "warm", "image": "a", "env": [{ "name": "NVIDIA_VISIBLE_DEVICES", "value": "all" }] }]);

@@ -1,12 +1,12 @@
 //! Tests restarts and losses on a real cluster, with running pods and new pods. In each test no container gets the
-//! devices of another one, and no slot is lost. Promise 28 in docs/specification.md.
+//! devices of another container, and no slot is lost. Promise 28 in docs/specification.md.
 //!
-//! The kubelet fails a pod that comes while no plugin is registered, and never retries an `Allocate` call that broke
-//! off. Each test states which pods may fail because of what it does, and how many. No other pod may fail, and after
-//! `settle` none may: Promise 38.
+//! The kubelet fails a pod that it admits while no plugin is registered, and never retries an `Allocate` call that broke
+//! off. Each test states which pods may fail because of its actions, and how many. No other pod may fail, and after
+//! `settle` no pod may fail: Promise 38.
 //!
-//! `GPU_STEWARD_LONG=1` (`tests/run --long`) sets the counts of the record. An ordinary run repeats each thing as often as it takes
-//! to see a failure that always happens.
+//! `GPU_STEWARD_LONG=1` (`tests/run --long`) sets the counts of the record. An ordinary run repeats each action only as often
+//! as needed to see a failure that always happens.
 
 use crate::bed::{Bed, SOON};
 use crate::fleet::{Fleet, check_all_containers};
@@ -24,7 +24,7 @@ use std::time::{Duration, Instant};
 
 /// Two GPUs of ten slots.
 pub(crate) const TOTAL: usize = 20;
-/// Longest time until pods run after a reboot, from the node's Ready.
+/// Longest time until pods run after a reboot, from the moment when the node is Ready.
 const READY_AFTER_REBOOT: Duration = Duration::from_secs(60);
 
 /// `ordinary`, or `long` in a long run.
@@ -32,7 +32,7 @@ pub(crate) fn number<T>(ordinary: T, long: T) -> T {
     if std::env::var_os("GPU_STEWARD_LONG").is_some() { long } else { ordinary }
 }
 
-/// A random number generator. It prints its seed, and `GPU_STEWARD_SEED` repeats a run.
+/// A random number generator. It prints its seed; `GPU_STEWARD_SEED` repeats a run.
 #[derive(Debug)]
 struct RandomPauses(u64);
 
@@ -44,7 +44,7 @@ impl RandomPauses {
         RandomPauses(seed)
     }
 
-    /// A time below `bound` milliseconds (SplitMix64, Steele and others 2014).
+    /// A random time below `bound` milliseconds (SplitMix64, Steele and others 2014).
     fn millis(&mut self, bound: u64) -> Duration {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.0;
@@ -88,7 +88,7 @@ fn containers_get_their_own_devices_although_the_agent_is_killed_again_and_again
     let (mut fleet, mut pauses) = (Fleet::new(&bed, &agent), RandomPauses::new());
     let kills = number(5, 100);
     for kill_number in 1..=kills {
-        // The kubelet may be in a call to the agent, or find no agent.
+        // The kubelet may be waiting for a call to the agent, or find no agent.
         fleet.add_pod_before_agent_end();
         std::thread::sleep(pauses.millis(600));
         agent = kill(&bed, agent);
@@ -102,8 +102,8 @@ fn containers_get_their_own_devices_although_the_agent_is_killed_again_and_again
     fleet.print_record(&format!("{kills} kills of the agent"));
 }
 
-/// The agent ends, by a signal or by SIGKILL, while no start is in flight, and pods come when the next agent is
-/// registered: none fails. Promise 38 in docs/specification.md.
+/// The agent ends, by SIGTERM or by SIGKILL, while no start is in flight, and pods are created when the next agent is
+/// registered: no pod fails. Promise 38 in docs/specification.md.
 #[test]
 #[ignore = "needs cluster: tests/run"]
 fn an_agent_restarted_while_nothing_starts_fails_no_pod() {
@@ -142,14 +142,14 @@ fn containers_get_their_own_devices_although_kubelet_and_runtime_are_killed() {
             bed.part("start", part);
             fleet.add_pod();
             if part == "kubelet" {
-                // A kubelet that starts admits every pod of its node again, and knows no plugin for a second or two. So
-                // all existing pods may fail, and the newest one too.
+                // A starting kubelet admits every pod of its node again, and knows no plugin for a second or two. So all
+                // existing pods may fail, including the newest one.
                 fleet.may_fail(fleet.len(), &fleet.names());
                 wait_for_registration(&agent, before);
             }
             bed.registered(&agent);
-            // After each part: a pod that a new kubelet fails must not count as failed by a new containerd, which fails
-            // no pod.
+            // Settle after each part: a pod that a new kubelet fails must not be counted for a new containerd, which fails no
+            // pod.
             fleet.settle();
         }
         fleet.delete_all_but(6);
@@ -163,7 +163,7 @@ pub(crate) fn wait_for_registration(agent: &Agent, before: u64) {
     eventually("kubelet to know the plugin again", SOON, || (Bed::registrations(agent) > before).then_some(()));
 }
 
-/// No agent runs while pods come and the processors are busy.
+/// No agent runs while pods are created and the processors are busy.
 #[test]
 #[ignore = "needs cluster alone: tests/run"]
 fn an_agent_that_was_away_under_load_finds_every_slot_again() {
@@ -194,7 +194,7 @@ fn an_agent_that_was_away_under_load_finds_every_slot_again() {
     drop(agent);
 }
 
-/// The machine is switched off and on: the kubelet starts first, with its checkpoint and with pods to admit again; the
+/// The machine is switched off and on: the kubelet starts first, with its checkpoint and with pods that it admits again; the
 /// agent starts later.
 #[test]
 #[ignore = "needs cluster: tests/run"]
@@ -225,7 +225,7 @@ fn after_a_reboot_every_owned_pod_runs_again() {
     // The kubelet starts before the agent and admits all pods again.
     fleet.may_fail(fleet.len(), &fleet.names());
     let agent = bed.agent(&["--without-claim=share"]);
-    // Ready by the kubelet's status after the reboot, in containers that were started after it.
+    // The pods are Ready by the kubelet's status after the reboot, in containers that were started after it.
     eventually("every owned pod runs again", READY_AFTER_REBOOT.saturating_sub(began.elapsed()), || {
         let now = owned();
         let again: Vec<Value> = now.iter().filter(ready).cloned().collect();
@@ -276,8 +276,8 @@ fn a_new_agent_takes_over_from_the_old_one() {
         fleet.add_pod();
         let next = bed.launch(&[]);
         next.logs("another agent shares the GPUs of this node");
-        // Here the old agent is stopped at once and does not drain, so this one pod may fail. tests/cluster/upgrade.rs lets
-        // none fail.
+        // Here the old agent is stopped at once and does not drain, so one pod may fail. In tests/cluster/upgrade.rs no pod may
+        // fail.
         fleet.add_pod_before_agent_end();
         agent.signal(15);
         drop(agent);
@@ -293,8 +293,8 @@ fn a_new_agent_takes_over_from_the_old_one() {
 /// Largest own memory (`RssAnon`) of an agent with plugin and watch, in MiB.
 const MEMORY: f64 = 18.0;
 
-/// Bursts of 60 pods of two containers, and the agent is killed once in the middle of each: one container starts then at most. Also
-/// promise 36 in docs/specification.md. In the record all processors are busy meanwhile.
+/// Bursts of 60 pods of two containers. The agent is killed once in the middle of each burst, when at most one container is
+/// starting. Also promise 36 in docs/specification.md. In the record all processors are busy during the bursts.
 #[test]
 #[ignore = "needs cluster alone: tests/run"]
 fn bursts_give_each_container_its_own_devices_although_the_agent_is_killed() {
@@ -314,7 +314,7 @@ fn bursts_give_each_container_its_own_devices_although_the_agent_is_killed() {
         let began = Instant::now();
         fleet.burst(PODS);
         eventually("the first containers of the burst", SOON, || (starts(&agent, "filled") >= 10.0).then_some(()));
-        // One admission may break off, and those before the next agent is registered find no plugin.
+        // One admission may break off, and later ones find no plugin until the next agent is registered.
         let starting = fleet.starting();
         fleet.may_fail(starting.len(), &starting);
         agent.signal(9);
@@ -361,7 +361,7 @@ fn a_pod_deleted_between_allocate_and_start_leaves_nothing() {
     drop(agent);
 }
 
-/// Two pod names are used again and again, each time for another pod with another claim, while the agent's watch is two
+/// Two pod names are reused again and again, each time for a new pod with another claim, while the agent's watch is two
 /// seconds late.
 #[test]
 #[ignore = "needs cluster: tests/run"]
@@ -387,7 +387,7 @@ fn a_recreated_pod_is_never_confused_with_the_earlier_one() {
     fleet.print_record(&format!("{times} times two pods made again under their names"));
 }
 
-/// The kubelet's checkpoint is garbage while pods come, and missing at the kubelet's next start.
+/// The kubelet's checkpoint is garbage while pods are created, and missing at the kubelet's next start.
 #[test]
 #[ignore = "needs cluster: tests/run"]
 fn a_garbage_checkpoint_gives_no_container_anothers_devices() {
@@ -419,7 +419,7 @@ fn a_garbage_checkpoint_gives_no_container_anothers_devices() {
     });
     fleet.settle();
     let before = Bed::registrations(&agent);
-    // A kubelet that starts admits every pod of its node again.
+    // A starting kubelet admits every pod of its node again.
     fleet.may_fail(fleet.len(), &fleet.names());
     bed.part("stop", "kubelet");
     std::fs::remove_file(&checkpoint).expect("the checkpoint exists");
@@ -443,8 +443,8 @@ fn starts(agent: &Agent, outcome: &str) -> f64 {
     lines.filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok()).sum()
 }
 
-/// PodResources accepts connections and never answers. Nothing waits for it: each container starts at the kubelet's
-/// first try.
+/// PodResources accepts connections but never answers. No start waits for it: each container starts at the kubelet's first
+/// try.
 #[test]
 #[ignore = "needs cluster: tests/run"]
 fn a_silent_pod_resources_service_delays_no_start() {
@@ -484,7 +484,7 @@ fn a_silent_pod_resources_service_delays_no_start() {
     drop(agent);
 }
 
-/// The agent's wall clock jumps an hour ahead and two hours back while pods come.
+/// The agent's wall clock jumps an hour ahead and two hours back while pods are created.
 #[test]
 #[ignore = "needs cluster: tests/run"]
 fn a_clock_that_jumps_gives_no_container_anothers_devices() {
@@ -494,8 +494,7 @@ fn a_clock_that_jumps_gives_no_container_anothers_devices() {
     let mut fleet = Fleet::new(&bed, &agent);
     for seconds in [3600_i64, -3600, 0] {
         fleet.add_pod();
-        // Written in place: the agent maps the file, and a truncated file would end a program that reads it at that
-        // moment.
+        // Written in place: the agent maps the file, and would crash if it read the file while it is truncated.
         let file = std::fs::File::options().write(true).open(&offset).expect("the clock's file");
         file.write_all_at(&seconds.to_ne_bytes(), 0).expect("the clock can be set");
         fleet.add_pod();

@@ -1,5 +1,5 @@
 //! An extender and a kube-scheduler as processes of this machine, with the account that the chart gives them. Tests kill
-//! them, stop them and start them again.
+//! them, pause them and start them again.
 
 use crate::built::{TEST_BUILD, binary};
 use crate::chart::{self, EXTENDER, NAMESPACE};
@@ -41,22 +41,23 @@ pub(crate) fn kubeconfig(placed: &Placed, dir: &Path) -> PathBuf {
 }
 
 impl HostExtender {
-    /// Starts one, at the address of an earlier one or at a free one. It logs each refused node.
+    /// Starts an extender, at the address of an earlier one or at a free one. It logs each refused node.
     pub(crate) fn start(placed: &Placed, at: Option<SocketAddr>) -> HostExtender {
         HostExtender::start_with(placed, at, "4")
     }
 
-    /// One that logs as much as by default, for comparisons with a program of the tests: of the same profile.
+    /// Starts an extender with the default log level, for comparisons with a program of the tests, so from the same build
+    /// profile.
     pub(crate) fn start_measured(placed: &Placed) -> HostExtender {
         HostExtender::start_build(TEST_BUILD, placed, None, "0")
     }
 
-    /// One with this kubeconfig.
+    /// Starts an extender with this kubeconfig.
     pub(crate) fn start_from(kubeconfig: &Path) -> HostExtender {
         HostExtender::start_in(kubeconfig, &[])
     }
 
-    /// The same with what a pod tells its process of itself.
+    /// The same with variables that describe a pod to its process.
     pub(crate) fn start_in(kubeconfig: &Path, pod: &[(&str, &str)]) -> HostExtender {
         HostExtender(ExtenderProcess::start_in(&binary(), pod, |_| {
             let mut flags: Vec<OsString> =
@@ -76,7 +77,7 @@ impl HostExtender {
             let listen = at.map_or_else(|| "127.0.0.1:0".to_owned(), |at| at.to_string());
             let mut flags: Vec<OsString> =
                 ["-v", verbosity, "--retry-period", "300ms", "--lease-namespace", NAMESPACE].map(OsString::from).into();
-            // A killed leader is followed once its Lease has run out, and the tests kill many.
+            // The next leader takes over once the Lease of a killed leader has expired, and the tests kill many leaders.
             flags.extend(["--lease-duration", "6s", "--renew-deadline", "4s"].map(OsString::from));
             flags.extend(["--extender-listen".into(), listen.into()]);
             flags.extend(["--kubeconfig".into(), kubeconfig(placed, dir).into()]);
@@ -84,34 +85,34 @@ impl HostExtender {
         }))
     }
 
-    /// How many bindings it has begun to write.
+    /// The number of bindings that the extender has begun to write.
     pub(crate) fn binds_begun(&self) -> u64 {
         self.assumed() + self.metric("gpu_steward_extender_answer_seconds_count{verb=\"bind\"}")
     }
 
-    /// Bindings that are reserved and that the pod watch has not shown.
+    /// Bindings that are reserved but that the pod watch has not shown yet.
     fn assumed(&self) -> u64 {
         self.metric("gpu_steward_extender_claims{state=\"assumed\"}")
     }
 
-    /// Bindings without an answer of the API server.
+    /// Bindings without an answer from the API server.
     fn open_bindings(&self) -> u64 {
         self.metric("gpu_steward_extender_open_bindings")
     }
 
-    /// Sends SIGSTOP. Returns how many bindings had no answer of the API server a moment before.
+    /// Sends SIGSTOP. Returns how many bindings had no answer from the API server a moment before.
     pub(crate) fn pause(&self) -> u64 {
         let open = self.open_bindings();
         self.0.signal("-STOP");
         open
     }
 
-    /// Stops it as a cluster does, and waits for its end.
+    /// Stops the extender as a cluster does, and waits for its end.
     pub(crate) fn terminate(&mut self) {
         self.0.terminate();
     }
 
-    /// Sends SIGKILL. Returns how many bindings had no answer of the API server a moment before.
+    /// Sends SIGKILL. Returns how many bindings had no answer from the API server a moment before.
     pub(crate) fn kill(&mut self) -> u64 {
         let open = self.open_bindings();
         self.0.kill();
@@ -128,13 +129,13 @@ impl Deref for HostExtender {
 }
 
 impl HostScheduler {
-    /// Starts one that asks the extender at this address.
+    /// Starts a kube-scheduler that calls the extender at this address.
     pub(crate) fn start(placed: &Placed, extender: SocketAddr) -> HostScheduler {
-        // A pod whose extender was killed is tried again soon: the test kills many.
+        // A short backoff, because a pod whose extender was killed must be tried again soon, and the test kills many.
         HostScheduler::start_with(placed, extender, ("", "2"), "true")
     }
 
-    /// The same with as many calls a second as it likes, and without a Lease, so that it can be stopped for a while.
+    /// The same without a limit on its calls per second, and without a Lease, so that it can be paused for a while.
     pub(crate) fn start_unbounded(placed: &Placed, extender: SocketAddr) -> HostScheduler {
         HostScheduler::start_with(placed, extender, (", qps: 2000, burst: 4000", "60"), "false")
     }
@@ -152,7 +153,7 @@ impl HostScheduler {
             .expect("the program can be run");
         assert!(printed.status.success(), "{}", String::from_utf8_lossy(&printed.stderr));
         let printed = String::from_utf8(printed.stdout).expect("UTF-8");
-        // What a kube-scheduler outside a pod needs besides: credentials, and the namespace of its Lease.
+        // A kube-scheduler outside a pod also needs credentials and the namespace of its Lease.
         let namespace = format!("  resourceName: gpu-steward-scheduler\n  resourceNamespace: {NAMESPACE}\n");
         let config = printed
             .replace("  resourceName: gpu-steward-scheduler\n", &namespace)
@@ -185,7 +186,7 @@ impl HostScheduler {
 
 impl Drop for HostScheduler {
     fn drop(&mut self) {
-        // Its end releases its Lease, so that the next one leads at once.
+        // When kube-scheduler ends, it releases its Lease, so that the next one leads at once.
         let _ = Command::new("kill").args(["-TERM", &self.child.id().to_string()]).status();
         let _ = self.child.wait();
     }

@@ -37,7 +37,7 @@ fn each_container_reads_its_own_limits() {
                 container,
                 "ls /etc/gpu-steward /dev | grep -e limits -e nvidia; env | grep -i -e cuda -e nvidia; true",
             );
-            assert_eq!(seen, "", "a container that asks for no GPU sees none");
+            assert_eq!(seen, "", "a container that requests no GPU sees none");
             continue;
         } else {
             bed.limits("many", container)
@@ -52,7 +52,7 @@ fn each_container_reads_its_own_limits() {
     );
 }
 
-/// Promise 29 in docs/specification.md: a pod's own variables do not loosen its limits.
+/// Promise 29 in docs/specification.md: a pod's own variables do not weaken its limits.
 #[test]
 #[ignore = "needs cluster: tests/run"]
 fn a_container_and_its_variables_cannot_loosen_a_limit() {
@@ -77,7 +77,7 @@ fn a_container_and_its_variables_cannot_loosen_a_limit() {
     bed.create(&bed.pod("loose", &gpus, &[("main", "app", &[(0, 3000, 30)])], &loose));
     bed.create(&bed.bare_pod("outside", &[("main", "app", &[])], &loose));
     bed.ready(&["loose", "outside"]);
-    // The variables of the shell and those of the container's first process.
+    // The variables of the shell and of the container's first process.
     for script in ["env", "tr '\\0' '\\n' </proc/1/environ"] {
         let env = bed.sh("loose", "main", script);
         for line in [
@@ -103,10 +103,10 @@ fn a_container_and_its_variables_cannot_loosen_a_limit() {
     assert!(output.contains("Read-only file system"), "{output}");
     assert_eq!(devices_in(&bed.limits("loose", "main")), [(gpus[0].clone(), 3000 * MIB)]);
     let seen = bed.sh("outside", "main", "ls /dev | grep nvidia; ls /etc/gpu-steward 2>/dev/null; true");
-    assert_eq!(seen, "", "a pod that asks for no GPU sees none, whatever its variables say");
+    assert_eq!(seen, "", "a pod that requests no GPU sees none, whatever its variables say");
 }
 
-/// Promise 29 in docs/specification.md: nor do the variables of its image.
+/// Promise 29 in docs/specification.md: the variables of a pod's image do not weaken its limits.
 #[test]
 #[ignore = "needs cluster: tests/run"]
 fn the_variables_of_an_image_loosen_no_limit() {
@@ -139,7 +139,7 @@ fn the_variables_of_an_image_loosen_no_limit() {
     assert_eq!(devices("outside"), Vec::<String>::new());
 }
 
-/// Promise 30 in docs/specification.md: a wrong claim does not start, and the pod's events say why.
+/// Promise 30 in docs/specification.md: a pod with a wrong claim does not start, and its events say why.
 #[test]
 #[ignore = "needs cluster: tests/run"]
 fn a_wrong_claim_does_not_start_and_an_event_on_its_pod_says_why() {
@@ -148,9 +148,9 @@ fn a_wrong_claim_does_not_start_and_an_event_on_its_pod_says_why() {
     check_refused_starts(&bed, &agent);
 }
 
-/// Two claims that do not fit together: the pod that started first keeps its devices, and the other one is refused as
-/// long as the first one runs. This also holds if the other pod has running containers without GPUs, and for an agent
-/// that has just started and finds files of both pods.
+/// Two claims that do not fit together: the pod that started first keeps its devices, and the other pod is refused as
+/// long as the first one runs. This also holds if the other pod has running containers without GPUs, and after a restart of
+/// the agent, which then finds files of both pods.
 #[test]
 #[ignore = "needs cluster: tests/run"]
 fn of_two_claims_for_the_same_memory_the_first_holds_over_a_restart_of_the_agent() {
@@ -168,14 +168,14 @@ fn of_two_claims_for_the_same_memory_the_first_holds_over_a_restart_of_the_agent
         let states = pod["status"]["containerStatuses"].as_array().cloned().unwrap_or_default();
         states.iter().any(|state| state["name"] == *container && state["state"]["running"].is_object())
     };
-    let first = eventually("one of them", SOON, || rivals.into_iter().find(|name| runs(name, "main")));
+    let first = eventually("one of the rivals", SOON, || rivals.into_iter().find(|name| runs(name, "main")));
     let second = if first == "one" { "two" } else { "one" };
-    eventually("the plain container of the other", SOON, || runs(second, "plain").then_some(()));
+    eventually("the plain container of the other pod", SOON, || runs(second, "plain").then_some(()));
     let uid =
         bed.admin.get(&["pod", second, "-n", &bed.space.name])["metadata"]["uid"].as_str().expect("a UID").to_owned();
-    assert!(bed.state().join("pods").join(uid).exists(), "nothing was prepared for it");
+    assert!(bed.state().join("pods").join(uid).exists(), "no files were prefetched for it");
     for round in 0..2 {
-        // The kubelet tries the start again every few seconds.
+        // The kubelet retries the start every few seconds.
         agent.logs("MiB claimed by running pods");
         assert!(runs(first, "main") && !runs(second, "main"), "life {round}");
         agent.signal(9);
@@ -188,8 +188,8 @@ fn of_two_claims_for_the_same_memory_the_first_holds_over_a_restart_of_the_agent
     assert_eq!(devices_in(&bed.limits(second, "main")), [(gpus[1].clone(), 60_000 << 20)]);
 }
 
-/// Checks refused starts with an agent that refuses pods without a claim. The kubelet fails none of them: a controller
-/// would make another pod at once.
+/// Checks refused starts with an agent that refuses pods without a claim. The kubelet must fail none of these pods, because
+/// their controller would create another pod at once.
 pub(crate) fn check_refused_starts(bed: &Bed, agent: &Agent) {
     let gpus = Bed::gpus(agent);
     let one: [Claim<'_>; 1] = [("main", "app", &[(0, 3000, 30)])];
@@ -202,7 +202,7 @@ pub(crate) fn check_refused_starts(bed: &Bed, agent: &Agent) {
     let first = bed.pod("first", &gpus, &[("main", "app", &[(1, 60_000, 30)])], &NOTHING);
     let second = bed.pod("second", &gpus, &[("main", "app", &[(1, 60_000, 30)])], &NOTHING);
     let unplaced = bed.bare_pod("unplaced", &one, &NOTHING);
-    // A claim without a limit of SM time fits beside every claim but one of all SM time.
+    // A claim without a limit on SM time fits beside every claim except one for all SM time.
     let unlimited = bed.pod("unlimited", &gpus, &[("main", "app", &[(0, 3000, 0)])], &NOTHING);
     let alone = bed.pod("alone", &gpus, &[("main", "app", &[(0, 3000, 100)])], &NOTHING);
     bed.create(&first);
@@ -231,8 +231,8 @@ pub(crate) fn check_refused_starts(bed: &Bed, agent: &Agent) {
     }
 }
 
-/// Promise 28 in docs/specification.md: every loss in turn, on the same pods. Only the long run has this test, because
-/// `restarts` tests each loss alone.
+/// Promise 28 in docs/specification.md: every loss, one after the other, with the same pods. Only the long run has this test,
+/// because `restarts` tests each loss alone.
 #[test]
 #[ignore = "takes minutes and a cluster: tests/run --long"]
 fn containers_get_their_own_devices_over_every_restart_in_turn() {
@@ -252,7 +252,7 @@ fn containers_get_their_own_devices_over_every_restart_in_turn() {
         }
         match round {
             0 => {
-                // In the middle of the allocations.
+                // This kill comes in the middle of the allocations.
                 agent.signal(9);
                 drop(agent);
                 agent = bed.agent(&[]);
@@ -275,9 +275,9 @@ fn containers_get_their_own_devices_over_every_restart_in_turn() {
             }
         }
     }
-    // Each pod may fail once: the first three come while the agent is killed, they and the next three exist when the
-    // kubelet starts, three come before it knows the plugin, and the last three come while the agent ends. Failed pods
-    // are made again only now, when nothing is restarted any more.
+    // Each pod may fail once: the first three are created while the agent is killed, they and the next three exist when the
+    // kubelet starts, three are created before it knows the plugin, and the last three while the agent ends. Failed pods
+    // are recreated only now, after all restarts.
     let names: Vec<&str> = pods.iter().map(|(name, _)| name.as_str()).collect();
     println!("failed for good by kubelet: {:?}", bed.ready_with_retries(&pods, (names.len(), &names)));
     for (n, (name, _)) in pods.iter().enumerate() {
@@ -293,14 +293,14 @@ fn containers_get_their_own_devices_over_every_restart_in_turn() {
     // The agent removes the files of pods that are gone.
     let _ = bed.admin.run(&["delete", "pods", "--all", "-n", &bed.space.name, "--now"]).ok();
     let cdi = bed.paths().cdi.clone();
-    eventually("no CDI spec of ours", Duration::from_secs(90), || {
+    eventually("the removal of the agent's CDI specs", Duration::from_secs(90), || {
         let ours = std::fs::read_dir(&cdi).ok()?.flatten();
         let ours = ours.filter(|entry| entry.file_name().to_string_lossy().starts_with("gpu-steward.io")).count();
         (ours == 0).then_some(())
     });
 }
 
-/// A pod without a claim, on a node where no scheduler has written claims: as with time-slicing.
+/// A pod without a claim, on a node where no scheduler has written claims, gets a share as with time-slicing.
 #[test]
 #[ignore = "needs cluster: tests/run"]
 fn a_pod_without_a_claim_starts_on_a_node_that_no_scheduler_serves() {
@@ -320,8 +320,8 @@ fn a_pod_without_a_claim_starts_on_a_node_that_no_scheduler_serves() {
     });
 }
 
-/// Each container of a pod without a claim gets its own devices, and the same ones when it restarts: the pod has the
-/// whole claim.
+/// Each container of a pod without a claim gets its own devices, and the same devices when it restarts: the whole claim is
+/// written on the pod.
 #[test]
 #[ignore = "needs cluster: tests/run"]
 fn containers_of_a_pod_without_a_claim_get_the_same_devices_after_a_restart() {

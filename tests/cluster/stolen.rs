@@ -1,4 +1,4 @@
-//! Tests what a stolen token of an agent can do: on its own Node and on the pods bound to it, it can write the
+//! Tests the power of a stolen token of an agent: on its own Node and on the pods bound to this Node, it can write the
 //! annotations and labels that an agent writes, and nothing else. Promise 27 in docs/specification.md.
 
 use crate::bed::{Bed, SOON};
@@ -29,7 +29,7 @@ fn label(key: &str, value: &str) -> Value {
     json!({ "metadata": { "labels": { key: value } } })
 }
 
-/// The token that the kubelet put into an agent's pod on this node, and that a thief reads there.
+/// The token that the kubelet put into an agent's pod on this node, where a thief can read it.
 fn stolen_token(cluster: &Cluster, node: &str) -> Bearer {
     let (admin, name) = (cluster.admin(), format!("robbed-{node}"));
     let pod = sleeper(NAMESPACE, &name, node).replacen("spec: {", &format!("spec: {{serviceAccountName: {AGENT}, "), 1);
@@ -108,7 +108,7 @@ fn refused_on_own_pod(path: &str) -> Vec<Refused> {
     list
 }
 
-/// Everything that an agent writes, with the same requests.
+/// All writes of an agent, as the same requests.
 fn make_agent_writes(thief: &Bearer, admin: &Kubectl, node: &str, (namespace, pod): (&str, &str)) {
     let path = format!("/api/v1/nodes/{node}");
     let lock = format!("hami.io/mutex.lock=2026-11-21T10:00:00Z,{namespace},{pod}");
@@ -153,7 +153,7 @@ fn make_agent_writes(thief: &Bearer, admin: &Kubectl, node: &str, (namespace, po
     let _ = thief.patch(&path, &json!({ "metadata": { "annotations": { "gpu-steward.io/evict": null } } })).ok();
 }
 
-/// Requests that an agent's account has no right to, also on objects of its own node.
+/// Requests for which an agent's account has no rights, even on objects of its own node.
 fn check_missing_rights(thief: &Bearer, node: &str, namespace: &str) {
     let pod = format!("/api/v1/namespaces/{namespace}/pods/here");
     for (method, path) in [
@@ -170,8 +170,8 @@ fn check_missing_rights(thief: &Bearer, node: &str, namespace: &str) {
     }
 }
 
-/// With its token an agent can write what it needs to its own Node and to the pods bound to it. A policy or RBAC
-/// refuses every other request.
+/// With its token an agent can make its own writes on its Node and on the pods bound to this Node. A policy or RBAC refuses
+/// every other request.
 #[test]
 #[ignore = "needs cluster: tests/run"]
 fn a_stolen_token_can_write_only_what_an_agent_writes() {
@@ -206,7 +206,7 @@ fn a_stolen_token_can_write_only_what_an_agent_writes() {
         let answer = thief.patch(&path, &patch);
         assert!(!answer.body.to_string().contains("example.com/forged"), "{path}: {answer:?}");
     }
-    // What an agent may write to its own Node it may not write to another Node.
+    // An agent may not write to another Node, not even the keys that it may write to its own.
     let others_node = format!("/api/v1/nodes/{other}");
     for patch in
         [annotation("hami.io/node-handshake", "1"), label("nvidia.com/gpu.count", "8"), annotation("anything", "1")]
@@ -224,7 +224,7 @@ fn a_stolen_token_can_write_only_what_an_agent_writes() {
     assert_eq!(here["metadata"]["annotations"]["hami.io/vgpu-node"], *node);
     assert!(here["metadata"]["labels"].is_null() && here["metadata"]["finalizers"].is_null(), "{here}");
 
-    // A token that names no node can write nothing, and a token that is bound to the Node has the same limits.
+    // A token that names no node can write nothing. A token that is bound to the Node has the same limits as that of a pod.
     let unbound = cluster.caller(&token(&admin, AGENT, &[]));
     for path in [format!("/api/v1/nodes/{node}"), pod("here")] {
         let output = unbound.patch(&path, &annotation("hami.io/bind-phase", "1")).forbidden();
@@ -235,7 +235,7 @@ fn a_stolen_token_can_write_only_what_an_agent_writes() {
     let _ = admin.run(&["delete", "pod", "-n", NAMESPACE, &format!("robbed-{node}"), "--wait=false"]).ok();
 }
 
-/// Removes a policy binding, and restores it when dropped, also if the test fails.
+/// Removes a policy binding, and restores it when dropped, even if the test fails.
 struct RemovedBinding<'a> {
     admin: &'a Kubectl,
     binding: String,
@@ -256,7 +256,7 @@ impl Drop for RemovedBinding<'_> {
     }
 }
 
-/// Waits until the line of `/readyz` about the policies says this.
+/// Waits until the line of `/readyz` about the policies has this text.
 fn wait_for_policies(agent: &Agent, expected: &str) {
     eventually(&format!("a guard that is {expected:?}"), SOON, || {
         let text = agent.get("/readyz").text().to_owned();
@@ -264,8 +264,8 @@ fn wait_for_policies(agent: &Agent, expected: &str) {
     });
 }
 
-/// An agent finds out at its start which policies are in force, with dry-run writes, and reports each policy that is
-/// not.
+/// An agent finds out at its start, with dry-run writes, which policies are in force, and reports each policy that is not
+/// in force.
 #[test]
 #[ignore = "needs cluster alone: tests/run"]
 fn an_agent_reports_which_policies_are_in_force() {
@@ -298,6 +298,6 @@ fn an_agent_reports_which_policies_are_in_force() {
     let agent = bed.agent(&["--evict-over-use"]);
     wait_for_policies(&agent, "in force: agent-nodes; NOT in force: agent-pods system-keys agent-evictions");
     agent.logs("any account that may write to pods can take any GPU");
-    assert_eq!(agent.get("/readyz").status, 200, "the agent reports it, and samples and shares the node all the same");
+    assert_eq!(agent.get("/readyz").status, 200, "the agent reports this, but still samples and shares the node");
     drop(unbound);
 }

@@ -12,9 +12,9 @@ const OFFERED: Duration = Duration::from_secs(15);
 pub(crate) struct Stub(Child);
 
 impl Stub {
-    /// Starts the stub with this many devices, and waits until the node offers them. The kubelet may still be removing
-    /// the plugin before, and with it the newly registered stub, without a message to it. In that case the stub is started
-    /// again.
+    /// Starts the stub with this many devices, and waits until the node offers them. The kubelet may still be removing the
+    /// previous plugin, and with it the newly registered stub, without a message to the stub. In this case the stub is
+    /// started again.
     pub(crate) fn start(bed: &Bed, devices: u32) -> Stub {
         let devices = devices.to_string();
         let spawn = || {

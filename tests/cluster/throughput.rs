@@ -1,6 +1,6 @@
-//! Pods a second through a real kube-scheduler and a real API server, with many Nodes that exist only as objects: the
-//! extender beside a pass-through extender, which decodes and encodes the same messages, names every node, binds each pod with
-//! one call and writes no event. Both use the same client of the API server. They take turns, and the ratio counts.
+//! Pods per second through a real kube-scheduler and a real API server, with many Nodes that exist only as objects: the
+//! extender compared with a pass-through extender, which decodes and encodes the same messages, names every node, binds each
+//! pod with one call and writes no event. Both use the same client of the API server. They take turns, and the ratio counts.
 
 use crate::audit;
 use crate::placed::{Placed, SETTLED, container, spec};
@@ -37,21 +37,21 @@ const NODE_POLICY: &str = "hami.io/node-scheduler-policy";
 const GPU_POLICY: &str = "hami.io/gpu-scheduler-policy";
 /// Nodes, pods, and the mark for the median of the pairs. Single pairs differ by a third.
 const SIZES: [(usize, usize, f64); 2] = [(1_000, 1_000, 1.05), (5_000, 500, 1.1)];
-/// At half of the possible rate a pod waits at most so many times as long as with the pass-through.
+/// At half of the possible rate a pod waits at most this many times as long as with the pass-through.
 const LATER: f64 = 1.1;
-/// The share of the rate that is left beside Nodes that are annotated and pods that fit nowhere.
+/// The share of the rate that must remain while Nodes are annotated and pods that fit nowhere are retried.
 const BESIDE: f64 = 0.9;
 const REFUSED: usize = 200;
-/// Events that the extender writes of a pod.
+/// Events that the extender writes for each pod.
 const EVENTS: usize = 2;
-/// After so many tries kube-scheduler waits its longest before it tries a pod again: 1 s, 2 s, 4 s, 8 s, 16 s, 32 s, 60 s. Without
-/// other pods it waits less.
+/// After this many tries, kube-scheduler's wait before it tries a pod again is longest: 1 s, 2 s, 4 s, 8 s, 16 s, 32 s, 60 s.
+/// Without other pods it waits less.
 const TRIES: u64 = 7;
-/// Pods beside these: so many that some of them are tried meanwhile.
+/// Other pods, enough of them that some refused pods are tried while these are bound.
 const LONG: usize = 3_000;
-/// How often an agent that served HAMi's clock would annotate its Node. Ours does it each [`HANDSHAKE_EVERY`].
+/// How often an agent with HAMi's period would annotate its Node. The agent of gpu-steward does so each [`HANDSHAKE_EVERY`].
 const OFTEN: Duration = Duration::from_secs(30);
-/// Longest time until a thousand pods are bound by either.
+/// Longest time until either extender has bound a thousand pods.
 const BOUND: Duration = Duration::from_secs(600);
 
 #[test]
@@ -83,8 +83,8 @@ fn pods_are_bound_faster_than_by_an_extender_that_decides_nothing_and_names_ever
     assert!(missed.is_empty(), "{missed:?}");
 }
 
-/// At half of the possible rate pods are bound about as soon as by the pass-through. And a thousand Nodes that their agents
-/// annotate, with pods that fit nowhere and are tried again and again, leave most of the rate.
+/// At half of the possible rate, pods are bound about as soon as with the pass-through. Most of the rate also remains while
+/// agents annotate a thousand Nodes and pods that fit nowhere are tried again and again.
 #[test]
 #[ignore = "takes 20 minutes and a cluster: tests/run --long"]
 fn pods_are_bound_soon_also_beside_beating_nodes_and_pods_that_fit_nowhere() {
@@ -127,12 +127,12 @@ fn pods_are_bound_soon_also_beside_beating_nodes_and_pods_that_fit_nowhere() {
     assert!(later.iter().all(|ratio| *ratio <= LATER) && beside[1] >= BESIDE, "{later:?} {beside:?}");
 }
 
-/// A kube-scheduler that has nothing else to do does not wait its longest before it tries a refused pod again: the next event brings
-/// it back.
+/// An otherwise idle kube-scheduler does not wait its longest time before it tries a refused pod again: the next event makes it
+/// try the pod.
 #[test]
 #[ignore = "takes a minute and a cluster: tests/run --long"]
 fn a_pod_that_was_refused_often_is_bound_soon_after_there_is_room() {
-    /// Of the longest wait of a minute.
+    /// Much less than kube-scheduler's longest wait of a minute.
     const SOON: Duration = Duration::from_secs(10);
     let placed = Placed::control_plane("extender-room");
     add_nodes(&placed, 0..1);
@@ -141,7 +141,7 @@ fn a_pod_that_was_refused_often_is_bound_soon_after_there_is_room() {
     let _scheduler = warm_scheduler(&placed, extender.address);
     let whole = json!({ "nvidia.com/gpu": GPUS, "nvidia.com/gpumem": GPU_MIB });
     create(&placed, vec![pod("whole", &whole)]);
-    // Each change of a Node makes kube-scheduler try it again.
+    // Each change of a Node makes kube-scheduler try the pod again.
     let node = |number: u64| {
         let label = format!("gpu-steward.test/change={number}");
         let _ = placed.admin.run(&["label", "node", "object-0", &label, "--overwrite"]).ok();
@@ -165,17 +165,18 @@ fn a_pod_that_was_refused_often_is_bound_soon_after_there_is_room() {
     assert!(room.elapsed() < SOON);
 }
 
-/// A burst that fills nearly all memory, under both node policies: kube-scheduler binds pods while the extender answers for others,
-/// and hardly any binding is refused because its GPU was taken meanwhile.
+/// A burst that fills nearly all memory, under both node policies: kube-scheduler binds pods while the extender answers for
+/// others, and hardly any binding is refused because its GPU was taken in between.
 #[test]
 #[ignore = "takes minutes and a cluster: tests/run --long"]
 fn bindings_of_a_burst_that_fills_most_memory_are_hardly_ever_refused() {
     const NODES: usize = 20;
-    /// A GPU holds ten of these.
+    /// A GPU has room for ten units.
     const UNIT_MIB: u64 = 8_000;
-    /// Pods that ask one, two and three units: 95.2 % of the memory of all GPUs.
+    /// Pods that request one, two and three units: 95.2 % of the memory of all GPUs.
     const PODS: [(&str, u64, usize); 3] = [("small", 1, 570), ("middle", 2, 300), ("large", 3, 130)];
-    /// The mark, and the share of memory that is claimed in the end at least: no room for three units may be left on one GPU.
+    /// The limit for refused bindings, and the least share of memory that is claimed in the end. The share is below 95.2 %,
+    /// because in the end no GPU may have room for three units.
     const REFUSED: f64 = 0.01;
     const FULL: f64 = 0.94;
     let placed = Placed::control_plane("extender-full");
@@ -192,7 +193,7 @@ fn bindings_of_a_burst_that_fills_most_memory_are_hardly_ever_refused() {
             for number in 0..count {
                 let mut pod = pod(&format!("{name}-{number}"), &limits);
                 pod["metadata"]["annotations"] = json!({ NODE_POLICY: policy, GPU_POLICY: policy });
-                // In an order in which sizes take turns.
+                // The order mixes the sizes.
                 items.push((number * 1_000 / count, pod));
             }
         }
@@ -241,8 +242,8 @@ fn quantile(values: &mut [f64], percent: usize) -> f64 {
     values[(values.len() * percent / 100).min(values.len() - 1)]
 }
 
-/// The rate while the agents of so many Nodes annotate them, each one so often, and beside pods that fit nowhere. These were
-/// tried so often before that kube-scheduler waits its longest between two tries of each.
+/// The rate while the agents of this many Nodes annotate them, each at this interval, and while pods that fit nowhere are
+/// retried. Each of these was tried so often before that kube-scheduler waits its longest time between two tries.
 fn rate_beside_refused(placed: &Placed, nodes: usize, every: Duration) -> f64 {
     let beats = Beats::start(placed, nodes, every);
     let extender = HostExtender::start_measured(placed);
@@ -263,7 +264,7 @@ fn rate_beside_refused(placed: &Placed, nodes: usize, every: Duration) -> f64 {
     rate
 }
 
-/// The agents of all Nodes, each of which annotates its Node now and then.
+/// The agents of all Nodes, each of which annotates its Node regularly.
 struct Beats {
     _runtime: Runtime,
     begun: Instant,
@@ -295,7 +296,7 @@ impl Beats {
         Beats { _runtime: runtime, begun, pause, written }
     }
 
-    /// Checks that most of them were written.
+    /// Checks that most of the annotations were written.
     fn end(self) {
         let (written, due) = (self.written.load(Ordering::Relaxed), self.begun.elapsed().div_duration_f64(self.pause));
         assert!(f64::from(written) >= 0.8 * due, "{written} of {due:.0} beats were written");
@@ -328,7 +329,7 @@ pub(crate) fn add_nodes(placed: &Placed, numbers: std::ops::Range<usize>) {
     create(placed, numbers.map(node).collect());
 }
 
-/// Creates these objects, hundreds in a call.
+/// Creates these objects, hundreds in each call.
 pub(crate) fn create(placed: &Placed, items: Vec<Value>) {
     for items in items.chunks(CHUNK) {
         let list = json!({ "apiVersion": "v1", "kind": "List", "items": items }).to_string();
@@ -336,7 +337,7 @@ pub(crate) fn create(placed: &Placed, items: Vec<Value>) {
     }
 }
 
-/// A pod with these limits. No kubelet reports the Nodes, so they keep the taint that each Node has at first.
+/// A pod with these limits. No kubelet reports the Nodes, so they keep their initial taint.
 pub(crate) fn pod(name: &str, limits: &Value) -> Value {
     let mut spec = spec(&[container("main", limits)]);
     spec["tolerations"] = json!([{ "operator": "Exists" }]);
@@ -364,7 +365,7 @@ fn remove_all(placed: &Placed) {
     eventually("the end of all pods", SETTLED, || placed.pods().is_empty().then_some(()));
 }
 
-/// Pods a second of so many pods, of each of which the extender writes so many events.
+/// Pods per second for this many pods, with this many events of the extender for each pod.
 fn rate(placed: &Placed, extender: SocketAddr, pods: (usize, usize)) -> f64 {
     let scheduler = warm_scheduler(placed, extender);
     let rate = rate_of(placed, &scheduler, pods);
@@ -373,8 +374,8 @@ fn rate(placed: &Placed, extender: SocketAddr, pods: (usize, usize)) -> f64 {
     rate
 }
 
-/// Pods a second from the moment when kube-scheduler may begin until all are bound and their last event is written. An event that
-/// a refused pod caused may count for one of theirs.
+/// Pods per second, from the moment when kube-scheduler may begin until all pods are bound and their last event is written. An
+/// event about a refused pod may be counted as one of these events.
 fn rate_of(placed: &Placed, scheduler: &HostScheduler, (count, events_each): (usize, usize)) -> f64 {
     scheduler.signal("-STOP");
     create(placed, pods(0..count));
@@ -400,9 +401,9 @@ fn rate_of(placed: &Placed, scheduler: &HostScheduler, (count, events_each): (us
     count as f64 / ended.duration_since(begun).as_secs_f64()
 }
 
-/// The seconds from the creation of each pod until it was bound, while so many are made a second.
+/// The seconds from the creation of each pod until it was bound, while this many pods per second are created.
 fn paced(placed: &Placed, extender: SocketAddr, count: usize, rate: f64) -> Vec<f64> {
-    /// Pods that are made with one call of kubectl.
+    /// Pods that are created with one call of kubectl.
     const TOGETHER: usize = 10;
     let scheduler = warm_scheduler(placed, extender);
     let from = audit::end(&placed.cluster);
@@ -427,7 +428,7 @@ fn paced(placed: &Placed, extender: SocketAddr, count: usize, rate: f64) -> Vec<
     waited
 }
 
-/// An extender that finds every node fit and equal, and names them all.
+/// An extender for which every node fits equally well, and which names all nodes.
 struct PassThrough {
     address: SocketAddr,
     _runtime: Runtime,
@@ -463,7 +464,7 @@ fn as_json(answer: &Value) -> ([(HeaderName, &'static str); 1], String) {
 }
 
 fn decoded(body: &[u8]) -> Value {
-    serde_json::from_slice(body).expect("a question of kube-scheduler")
+    serde_json::from_slice(body).expect("a call of kube-scheduler")
 }
 
 fn prioritize(body: &[u8]) -> Value {

@@ -1,4 +1,4 @@
-//! Tests which node a caller speaks for: the node claim of its token decides, however the caller got the token. Promise
+//! Tests for which node a caller may write: the node claim of its token decides, however the caller got the token. Promise
 //! 27 in docs/specification.md.
 
 use crate::chart::{AGENT, EXTRAS, NAMESPACE, SERVICE, bound, install, token};
@@ -27,7 +27,7 @@ fn node_of(caller: &Kubectl) -> Value {
 }
 
 /// A token that is bound to a Node or a Pod, or that the kubelet put into a pod, has the node's name. An unbound token
-/// has not.
+/// does not.
 #[test]
 #[ignore = "needs cluster: tests/run"]
 fn a_bound_token_names_its_node() {
@@ -128,14 +128,14 @@ fn the_timer_renews_the_token_in_its_file() {
     assert_eq!(fs::read_dir(dir.path()).expect("a directory").count(), 1, "and leaves nothing behind");
 }
 
-/// For an agent that reports to the extender, the script keeps a token of the extender's audience too, and the certificates that
-/// the extenders publish.
+/// For an agent that reports to the extender, the script also renews a token for the extender's audience, and stores the
+/// certificates that the extenders publish.
 #[test]
 #[ignore = "needs cluster: tests/run"]
 fn the_timer_keeps_what_an_agent_needs_at_the_extender() {
     let cluster = Cluster::shared();
     install(&cluster, &EXTRAS);
-    // Another name than that of an extender that a test may install.
+    // The name differs from that of an extender that another test may install.
     let extender = "renewed-extender";
     let rights = [
         json!({
@@ -182,10 +182,10 @@ fn the_timer_keeps_what_an_agent_needs_at_the_extender() {
     let text = fs::read_to_string(&ca).expect("certificates");
     assert_eq!(text, "-----BEGIN CERTIFICATE-----\nMIIB\n-----END CERTIFICATE-----");
     let of_stream = cluster.bearer(&fs::read_to_string(&stream).expect("a token")).run(&["auth", "whoami"]);
-    assert!(of_stream.refused().contains("Unauthorized"), "the API server takes no token of this audience");
+    assert!(of_stream.refused().contains("Unauthorized"), "the API server accepts no token of this audience");
 }
 
-/// A token ends with the Node that it is bound to. A later Node of the same name does not make it valid again.
+/// A token becomes invalid with the Node to which it is bound. A later Node of the same name does not make it valid again.
 #[test]
 #[ignore = "needs cluster: tests/run"]
 fn a_token_ends_with_its_node() {

@@ -1,6 +1,6 @@
-//! Tests claims with the kubelet's topology manager. The kubelet chooses GPUs by NUMA node and the scheduler by memory;
-//! if both can be satisfied, a claim moves. On a machine with one NUMA node the kubelet has no preference, and its
-//! choice is the slots that it takes.
+//! Tests claims with the kubelet's topology manager. The kubelet chooses GPUs by NUMA node, and the scheduler by memory;
+//! if both can be satisfied, a claim moves. On a machine with one NUMA node the kubelet has no preference, and the slots
+//! that it takes count as its choice.
 
 use crate::bed::{Bed, SOON, devices_in};
 use lab::eventually::eventually;
@@ -15,7 +15,7 @@ struct Policy<'a> {
     bed: &'a Bed,
     file: PathBuf,
     before: String,
-    /// The path at which kubeadm puts the kubelet's configuration, and at which the agent reads it.
+    /// The path where kubeadm puts the kubelet's configuration, and where the agent reads it.
     usual: PathBuf,
 }
 
@@ -68,7 +68,7 @@ fn a_claim_moves_to_the_kubelets_numa_node_unless_that_is_full() {
     agent.logs("kubelet aligns devices by topology");
     let gpus = Bed::gpus(&agent);
     let numa = |gpu: &str| gpus.iter().position(|other| other == gpu).expect("a GPU of the node") / 2;
-    // Each pod takes most of a GPU. The GPUs fill up, so claims first move and then stay.
+    // Each pod takes most of a GPU. The GPUs fill up, so the first claims move and later ones stay.
     let mut used = BTreeSet::new();
     for number in 0..gpus.len() {
         let name = format!("pod-{number}");

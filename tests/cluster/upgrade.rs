@@ -1,5 +1,5 @@
-//! An upgrade under load: five pods a second come while the agent is replaced twice. Each time the new agent starts
-//! first.
+//! An upgrade under load: five pods a second are created while the agent is replaced twice. Each time the new agent starts
+//! before the old one ends.
 
 use crate::bed::{Bed, SOON};
 use crate::fleet::check_all_containers;
@@ -15,7 +15,7 @@ const APART: Duration = Duration::from_millis(200);
 /// Longest time until a hundred containers run on two cores.
 const RUN_WITHIN: Duration = Duration::from_secs(300);
 
-/// Promise 39 in docs/specification.md. 40 pods without `GPU_STEWARD_LONG`.
+/// Promise 39 in docs/specification.md. Without `GPU_STEWARD_LONG` there are 40 pods.
 #[test]
 #[ignore = "needs cluster alone: tests/run"]
 fn no_pod_fails_while_the_agent_is_replaced_twice() {
@@ -79,8 +79,8 @@ fn no_pod_fails_while_the_agent_is_replaced_twice() {
     check_end_of_both_agents(&bed);
 }
 
-/// Both agents of an upgrade get SIGTERM: the new one before or just after the kubelet has forgotten the connections of the
-/// resource (docs/decisions/0120). The kubelet sees that no plugin is left. Twenty times with `GPU_STEWARD_LONG`.
+/// Both agents of an upgrade get SIGTERM: the new agent before or just after the kubelet has forgotten the connections of the
+/// resource (docs/decisions/0120). The kubelet notices that no plugin is left. Twenty times with `GPU_STEWARD_LONG`.
 fn check_end_of_both_agents(bed: &Bed) {
     let rounds = if std::env::var_os("GPU_STEWARD_LONG").is_some() { 20 } else { 2 };
     let gpus = "--gpus=simulated=H100:1";
@@ -98,7 +98,7 @@ fn check_end_of_both_agents(bed: &Bed) {
         if round % 2 == 0 {
             next.logs("] registered with kubelet");
         } else {
-            // Another moment in each round, before and after the kubelet forgets the connections.
+            // SIGTERM comes at a different moment in each round, before or after the kubelet forgets the connections.
             std::thread::sleep(Duration::from_millis(60 + 10 * round));
         }
         next.signal(libc::SIGTERM);
@@ -154,8 +154,8 @@ pub(crate) fn check_replaced_agents(placed: &Placed) {
     check_unplaced_pod(placed);
 }
 
-/// A pod that names no scheduler of GPUs comes to a node with pods of the extender: its agent refuses its start and says so, and
-/// the node stays open.
+/// A pod that names no GPU scheduler is placed on a node with pods of the extender: the agent refuses its start and reports
+/// this, and the node stays open.
 fn check_unplaced_pod(placed: &Placed) {
     let space = &placed.space.name;
     let mut nodes: BTreeMap<String, usize> = BTreeMap::new();
@@ -172,7 +172,7 @@ fn check_unplaced_pod(placed: &Placed) {
         let _ = placed.admin.run_with(&["create", "-n", space, "-f", "-"], &pod.to_string()).ok();
     };
     create("unplaced", "default-scheduler", &json!({ "nvidia.com/gpu": 1 }));
-    eventually("it to be refused", SETTLED, || {
+    eventually("the pod to be refused", SETTLED, || {
         let selector = "involvedObject.name=unplaced,reason=NotPlaced";
         let events = placed.admin.get(&["events", "-n", space, "--field-selector", selector]);
         events["items"].as_array()?.first().map(|_| ())

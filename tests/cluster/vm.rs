@@ -1,4 +1,4 @@
-//! A node as users have it: a machine with systemd, cgroup v2 and the kubelet's systemd driver (`tests/vm`). The
+//! A typical node of users: a machine with systemd, cgroup v2 and the kubelet's systemd driver (`tests/vm`). The
 //! program is installed as `docs/operations.md` says and runs as the shipped unit.
 
 mod devices;
@@ -29,7 +29,7 @@ const SERVICE: &str = "gpu-steward.service";
 const GPUS: &str = "GPU_STEWARD_GPUS=simulated=H100:2";
 const SLOTS: &str = "20";
 
-/// The machine with the program installed and not running, and with nothing of an earlier test.
+/// The machine with the program installed but not running, and without traces of an earlier test.
 struct Machine {
     vm: Vm,
     admin: Kubectl,
@@ -115,7 +115,7 @@ impl Machine {
         answer["gpus"].as_array().expect("a list").iter().map(uuid).collect()
     }
 
-    /// Writes the credentials of an agent outside of a pod, as `docs/security.md` says: a kubeconfig and a token file.
+    /// Writes the credentials of an agent outside a pod, as `docs/security.md` says: a kubeconfig and a token file.
     fn credentials(&self, bound: &[&str]) {
         let status = self.vm.cluster().status();
         self.vm.put(&std::fs::read(&status.ca).expect("the CA"), "644", "/etc/gpu-steward/ca.crt");
@@ -173,5 +173,5 @@ impl Machine {
 
 /// A file below `systemd/`.
 fn shipped(name: &str) -> Vec<u8> {
-    std::fs::read(Path::new(FOLDER).join(name)).expect("a file that is shipped")
+    std::fs::read(Path::new(FOLDER).join(name)).expect("a shipped file")
 }

@@ -1,5 +1,5 @@
-//! Tests what a hostile container can do with its writable folders: it must not reach another container, a user of the
-//! host, or the agent that removes the folders.
+//! Tests a hostile container with its writable folders: it must not reach another container, a user of the host, or the
+//! agent that removes the folders.
 
 use crate::bed::{Bed, Claim, SOON};
 use crate::chart;
@@ -32,13 +32,13 @@ fn can_run(program: &Path) -> bool {
 }
 
 /// A setuid program in the folders has no effect, each container has its own folders, and the agent removes 20,000
-/// nested folders of a deleted pod and runs on. A pod that writes too much is marked, and evicted if the flag is set.
+/// nested folders of a deleted pod and keeps running. A pod that writes too much is marked, and evicted if the flag is set.
 #[test]
 #[ignore = "needs cluster: tests/run"]
 fn what_a_container_writes_harms_no_other_and_is_removed_with_it() {
     let bed = Bed::up("writable");
     chart::install(&bed.cluster, &chart::EXTRAS);
-    // The path to the state directory is open, so only the directory's own mode protects it from users of the host.
+    // Users of the host can reach the state directory's parent, so only the directory's own mode protects it.
     fs::set_permissions(bed.dir(), fs::Permissions::from_mode(0o755)).expect("a mode");
     let library = bed.dir().join("libvgpu.so");
     build_fake_limiter(&library, "one");
@@ -82,7 +82,7 @@ fn what_a_container_writes_harms_no_other_and_is_removed_with_it() {
     let agent = bed.agent(&[&limiter, "--pod-files-limit=4MiB"]);
     bed.create(&bed.pod("after", &gpus, &ONE, &Value::Null));
     bed.ready(&["after"]);
-    eventually("the event about what it has written", SOON, || {
+    eventually("the event about the files that it has written", SOON, || {
         let other = bed.admin.get(&["pod", "other", "-n", &bed.space.name]);
         let marked = other["metadata"]["annotations"]["gpu-steward.io/evict"] == "TooMuchWritten";
         let series = agent.get("/metrics").text();
@@ -90,8 +90,8 @@ fn what_a_container_writes_harms_no_other_and_is_removed_with_it() {
         (marked && series.lines().filter(counted).any(|line| line.contains("pod=\"other\""))).then_some(())
     });
     let after = bed.admin.get(&["pod", "after", "-n", &bed.space.name]);
-    assert_eq!(after["metadata"]["annotations"]["gpu-steward.io/evict"], Value::Null, "its neighbour is not marked");
-    assert!(events(&bed, "other", "EvictedForFiles").is_empty(), "without the flag none is evicted");
+    assert_eq!(after["metadata"]["annotations"]["gpu-steward.io/evict"], Value::Null, "the other pod is not marked");
+    assert!(events(&bed, "other", "EvictedForFiles").is_empty(), "without the flag no pod is evicted");
     drop(agent);
     let agent = bed.agent(&[&limiter, "--pod-files-limit=4MiB", "--evict-over-use"]);
     check_eviction(&bed, "other", "after");
@@ -115,7 +115,7 @@ fn check_eviction(bed: &Bed, pod: &str, neighbour: &str) {
     assert_eq!(state["status"]["phase"], "Running");
 }
 
-/// A container that requests two GPUs on a node with one gets one event, and neither fails nor starts.
+/// A container that requests two GPUs on a node with one GPU gets one event, and neither fails nor starts.
 #[test]
 #[ignore = "needs cluster: tests/run"]
 fn a_container_does_not_get_the_same_gpu_twice() {
@@ -132,7 +132,11 @@ fn a_container_does_not_get_the_same_gpu_twice() {
     assert!(messages.contains("--same-gpu-twice=allow") && messages.contains("nvidia.com/gpu"), "{messages}");
     let state = bed.admin.get(&["pod", "twice", "-n", &bed.space.name]);
     assert_eq!(state["status"]["phase"], "Pending", "{state}");
-    assert_eq!(state["metadata"]["annotations"]["gpu-steward.io/evict"], Value::Null, "it would get the same again");
+    assert_eq!(
+        state["metadata"]["annotations"]["gpu-steward.io/evict"],
+        Value::Null,
+        "a replacement would be refused too"
+    );
     drop(agent);
     // The pod waits, and the changed setting lets it start.
     let _agent = bed.agent(&[flags[0], flags[1], "--same-gpu-twice=allow"]);

@@ -1,4 +1,4 @@
-//! Counts the agent's writes for each pod at the API server, from the audit log.
+//! Counts the agent's writes to the API server for each pod, from the audit log.
 
 use crate::audit;
 use crate::bed::{Bed, Claim, SOON};
@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use std::collections::BTreeMap;
 
 /// The agent's writes since this position in the log, without those on its Node: verbs by object. Pods of this test
-/// have their bare name.
+/// appear without their namespace.
 fn pod_writes(bed: &Bed, from: u64) -> BTreeMap<String, Vec<String>> {
     let mut writes: BTreeMap<String, Vec<String>> = BTreeMap::new();
     for write in audit::writes_since(bed, from).iter().filter(|write| write.resource() != "nodes") {
@@ -19,7 +19,7 @@ fn pod_writes(bed: &Bed, from: u64) -> BTreeMap<String, Vec<String>> {
     writes
 }
 
-/// A pod with a claim, as HAMi's scheduler leaves it while it waits for the agent.
+/// A pod with a claim, as HAMi's scheduler leaves it while the scheduler waits for the agent.
 fn bound_by_hami(mut pod: Value) -> Value {
     let annotations = &mut pod["metadata"]["annotations"];
     annotations["hami.io/vgpu-devices-to-allocate"] = annotations["hami.io/vgpu-devices-allocated"].clone();

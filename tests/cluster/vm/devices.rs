@@ -29,7 +29,7 @@ fn containers_on_cgroup_v2_reach_only_their_own_gpus() {
     }
     let library = format!("GPU_STEWARD_NVML_LIBRARY={FOLDER}/libnvidia-ml.so.1");
     let nodes = format!("GPU_STEWARD_DEV_ROOT={FOLDER}/dev");
-    // This line comes after the simulated GPUs of other tests: systemd takes the later of two lines for one variable.
+    // This line comes after the line with the simulated GPUs: of two lines for one variable, systemd takes the later one.
     machine.share(&["GPU_STEWARD_GPUS=nvml", &library, &nodes]);
     let space = machine.namespace("vm-devices");
     let pod = with_claim(bare_pod((&space.name, "pair"), NODE, &PAIR, &Value::Null), &machine.gpus(), &PAIR);

@@ -8,10 +8,10 @@ use lab::eventually::eventually;
 use lab::vm::NODE;
 use serde_json::{Value, json};
 
-/// Pods that wait for a node and come to this one at the same time.
+/// The number of pods that wait for a node and are all bound to this one at the same time.
 const PODS: u64 = 6;
 
-/// The pods' own variables loosen no limits: the agent offers no slots before it knows whether the runtime has CDI.
+/// The pods' own variables weaken no limits: the agent offers no slots before it knows whether the runtime has CDI.
 #[test]
 #[ignore = "takes minutes on the vm: tests/run --long vm"]
 fn the_first_pods_of_a_new_node_cannot_loosen_their_limits() {
@@ -21,7 +21,7 @@ fn the_first_pods_of_a_new_node_cannot_loosen_their_limits() {
     let _ =
         machine.vm.sh("systemctl stop kubelet && rm -f /var/lib/kubelet/device-plugins/kubelet_internal_checkpoint");
     let _ = machine.admin.run(&["delete", "node", NODE]).ok();
-    // Without a Node no token can be bound to it. The agent may read and write nothing.
+    // There is no Node yet to which a token could be bound, so the agent may read and write nothing.
     machine.credentials(&[]);
     machine.drop_in("sharing.conf", &shipped("options/sharing.conf"));
     let settings =
@@ -55,7 +55,7 @@ fn the_first_pods_of_a_new_node_cannot_loosen_their_limits() {
     assert!(journal.contains("/run/elsewhere.sock"), "the log does not name the missing socket: {journal}");
 }
 
-/// A pod that the scheduler cannot bind yet, with a claim for the node that will come.
+/// A pod that the scheduler cannot bind yet, with a claim for the future node.
 fn waiting(namespace: &str, n: u64, gpus: &[String]) -> Value {
     let devices = [(usize::try_from(n % 2).unwrap_or(0), 1000 + 10 * n, 1)];
     let claims: [Claim<'_>; 1] = [("main", "app", &devices)];

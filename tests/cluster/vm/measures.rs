@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 
 /// Two readings that differ by no more than this share count as equal: promise 5 in docs/specification.md.
 const CLOSE: f64 = 0.02;
-/// Seconds of CPU time, so long that the kernel's tick of 10 ms does not matter.
+/// Seconds of CPU time, enough that the kernel's tick of 10 ms does not matter.
 const LOAD: u32 = 8;
 const WRITTEN: f64 = (32 << 20) as f64;
 const SENT: f64 = (4 << 20) as f64;
@@ -38,13 +38,16 @@ impl Machine {
         let id = id.trim_start_matches("containerd://");
         let uid = object["metadata"]["uid"].as_str().expect("a UID").replace('-', "_");
         let cgroup = self.vm.sh(&format!("find /sys/fs/cgroup/kubepods.slice -name 'cri-containerd-{id}.scope'"));
-        assert!(cgroup.contains(&format!("-pod{uid}.slice/")), "kubelet's systemd driver names it otherwise: {cgroup}");
+        assert!(
+            cgroup.contains(&format!("-pod{uid}.slice/")),
+            "this is not the name that kubelet's systemd driver gives: {cgroup}"
+        );
         let pid = self.vm.sh(&format!("head -n 1 {cgroup}/cgroup.procs"));
         Container { pod: pod.to_owned(), cgroup, pid }
     }
 
-    /// The readings of the kernel and of the agent for a container at one moment. Of the agent's readings only those
-    /// that the kernel has too.
+    /// The readings of the kernel and of the agent for a container at one moment. The agent's readings include only those
+    /// that the kernel also has.
     fn readings(&self, container: &Container) -> (Readings, Readings) {
         let Container { pod, cgroup, pid } = container;
         let text = self.vm.sh(&format!(
@@ -63,8 +66,8 @@ impl Machine {
         (kernel, agent)
     }
 
-    /// Waits until the agent shows the kernel's value for each reading that `of` selects. Readings of different moments
-    /// agree once nothing changes any more. Returns the kernel's readings.
+    /// Waits until the agent shows the kernel's value for each reading that `of` selects. Readings from different moments
+    /// agree once the values no longer change. Returns the kernel's readings.
     fn wait_for_agreement(&self, container: &Container, of: impl Fn(&str) -> bool) -> Readings {
         let mut differ = String::new();
         let close = |(name, kernel): (&String, &f64), agent: &Readings| {
@@ -81,7 +84,7 @@ impl Machine {
     }
 }
 
-/// The difference that a small reading may have: an idle container's shell still runs now and then.
+/// The allowed difference of a small reading: an idle container's shell still runs now and then.
 fn tolerance(name: &str) -> f64 {
     match name {
         name if name.contains("bytes") => 64.0 * 1024.0,
@@ -152,7 +155,7 @@ fn measurements_of_containers_agree_with_the_kernel() {
     let before = machine.wait_for_agreement(&busy, |_| true);
 
     let sh = |pod: &str, script: &str| machine.admin.exec(name, pod, &["sh", "-c", script]);
-    // Runs until it has used its CPU time, however slow the machine is.
+    // The container runs until it has used its CPU time, however slow the machine is.
     let burn = format!(
         "used() {{ awk='/bin/busybox awk'; $awk '/^usage/ {{ print int($2 / 1000000) }}' /sys/fs/cgroup/cpu.stat; }}; \
          until [ $(used) -ge {LOAD} ]; do n=0; while [ $n -lt 100000 ]; do n=$((n + 1)); done; done"

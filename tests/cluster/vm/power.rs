@@ -1,5 +1,5 @@
-//! The machine is shut down and boots again, and it loses its power in the middle of a start. Each container still gets
-//! the devices of its claim, and the agent does not accept files that were written only in part.
+//! The machine is shut down and boots again, and it loses power in the middle of a start. Each container still gets
+//! the devices of its claim, and the agent does not accept files that were only partly written.
 
 use super::shares::Pods;
 use super::{Machine, SERVICE, SOON};
@@ -8,7 +8,7 @@ use lab::eventually::eventually;
 /// Lists the state directory after a boot, before the agent has touched it.
 const FOUND: &str =
     "[Service]\nExecStartPre=+/bin/sh -c 'find /var/lib/gpu-steward -type f -printf \"%%s %%P\\\\n\" >/run/found'\n";
-/// The reasons of events if a container does not get what it was given.
+/// The reasons of events if a container does not get its devices.
 const ERRORS: [&str; 3] = ["Forgotten", "AnswerLost", "LimitsNotApplied"];
 
 /// Promise 28 in docs/specification.md.
@@ -23,7 +23,7 @@ fn each_container_has_its_own_devices_after_a_reboot() {
     check_after_boot(&machine, &mut pods);
 }
 
-/// The same for a machine that has no time to write to its disk.
+/// The same, but the machine has no time to write to its disk.
 #[test]
 #[ignore = "takes minutes on the vm: tests/run --long vm"]
 fn each_container_has_its_own_devices_after_a_loss_of_power() {
@@ -44,8 +44,8 @@ fn running_pods<'a>(machine: &'a Machine, name: &str, count: usize) -> Pods<'a> 
     pods
 }
 
-/// Cuts the power right after the agent has answered the start of one more pod. Syncs of other programs bring directory
-/// entries to the disk, but of files that were not synced only their names.
+/// Cuts the power right after the agent has answered the start of one more pod. Syncs of other programs write directory
+/// entries to the disk, so a file that was not synced may exist with its name only.
 fn cut_power(machine: &Machine, pods: &mut Pods<'_>) {
     const STARTED: &str = "/var/lib/gpu-steward/started";
     pods.rebooted();
@@ -60,7 +60,7 @@ fn cut_power(machine: &Machine, pods: &mut Pods<'_>) {
         let output = machine.vm.run("cat /run/found");
         (output.code == 0).then_some(output.out)
     });
-    // Otherwise the cut came too late to lose anything, and the test checks nothing.
+    // Without an empty file, the cut came too late to lose data, and the test would check nothing.
     assert!(found.lines().any(|line| line.starts_with("0 ")), "the cut lost nothing: {found}");
     check_after_boot(machine, pods);
 }
@@ -81,7 +81,7 @@ fn check_after_boot(machine: &Machine, pods: &mut Pods<'_>) {
     pods.settle();
     assert_eq!(pods.events(&ERRORS), Vec::<String>::new());
     // The agent removes the state of pods that are gone: one folder for each existing pod stays.
-    eventually("the end of what belongs to no pod any more", SOON, || {
+    eventually("the removal of the files of pods that are gone", SOON, || {
         let folders =
             machine.vm.sh("ls /var/lib/gpu-steward/pods | wc -l; ls /var/lib/gpu-steward/trash 2>/dev/null | wc -l");
         (folders == format!("{}\n0", pods.count())).then_some(())

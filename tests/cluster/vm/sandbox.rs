@@ -4,7 +4,7 @@
 use super::{Machine, shipped};
 use std::collections::BTreeMap;
 
-/// Name and command of what must fail in the unit. Each command works for root outside of it.
+/// Names and commands of the actions that must fail in the unit. Each command works for root outside the unit.
 const FORBIDDEN: [(&str, &str); 27] = [
     ("write /usr", "touch /usr/probe"),
     ("write /etc", "touch /etc/probe"),
@@ -42,7 +42,7 @@ const FORBIDDEN: [(&str, &str); 27] = [
 /// The commands that `options/sharing.conf` allows: in the folders where the kubelet and the runtime meet a plugin.
 const SHARING: [&str; 3] = ["write kubelet's directory", "write kubelet's registry", "write a CDI spec"];
 
-/// What the unit needs.
+/// The actions that the unit needs.
 const NEEDED: [(&str, &str); 8] = [
     ("write its state", "touch /var/lib/gpu-steward/probe && rm /var/lib/gpu-steward/probe"),
     ("write its socket's directory", "touch /run/gpu-steward/probe && rm /run/gpu-steward/probe"),
@@ -98,7 +98,7 @@ fn the_unit_cannot_do_what_its_sandbox_forbids() {
         rm -rf /etc/systemd/system/probe.service /etc/systemd/system/probe.service.d; modprobe -r dummy; cd /home && rm -f probe");
     let (inside, shares, outside) = (outcome(&inside), outcome(&shares), outcome(&outside));
     for (name, _) in FORBIDDEN {
-        assert_eq!(outside[name], "done", "the command must work outside of the unit: {name}");
+        assert_eq!(outside[name], "done", "the command must work outside the unit: {name}");
         assert!(inside[name].starts_with("refused"), "the unit can {name}: {inside:#?}");
         let given = SHARING.contains(&name);
         assert_eq!(shares[name] == "done", given, "a unit that shares: {name}: {shares:#?}");

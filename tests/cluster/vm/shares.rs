@@ -1,4 +1,4 @@
-//! Pods with claims on this machine, and what each of their containers really has, read from its own process.
+//! Pods with claims on this machine, and the devices that each of their containers really has, read from its own process.
 
 use super::{Machine, SOON};
 use crate::bed::{Claim, EVICT, bare_pod, devices_in, failure_of, with_claim};
@@ -19,7 +19,7 @@ for scope in $(find /sys/fs/cgroup/kubepods.slice -name 'cri-containerd-*.scope'
     "$(tr '\0\n\t' '   ' </proc/$pid/environ)" "$(ls /proc/$pid/root/dev | sed -n 's/^nvidia\([0-9]*\)$/\1/p' | tr '\n' ' ')"
 done"#;
 
-/// What one running container has.
+/// The devices and variables of one running container.
 struct ContainerState {
     limits: Value,
     variables: String,
@@ -38,7 +38,7 @@ pub(super) struct Pods<'a> {
     pods: Vec<(String, [TestContainer; 2])>,
     /// Ids of the containers that ran before `rebooted`.
     ran: BTreeSet<String>,
-    /// The pods that the kubelet may fail before all run again, each of them once.
+    /// The pods that the kubelet may fail before all run again, each at most once.
     may_fail: BTreeSet<String>,
 }
 
@@ -79,14 +79,14 @@ impl<'a> Pods<'a> {
     }
 
     /// The machine boots: the kubelet admits every pod of its node again. Pods that it admits before it knows the
-    /// plugin fail, or never run, because it never calls `Allocate` for them. So none gets wrong devices.
-    /// Pods that come later may not fail.
+    /// plugin fail, or never run, because it never calls `Allocate` for them. So no pod gets wrong devices. Pods that are
+    /// created later may not fail.
     pub(super) fn kubelet_readmits_all(&mut self) {
         self.may_fail = self.pods.iter().map(|(name, _)| name.clone()).collect();
     }
 
     /// Waits until all pods run, in containers that did not run before `rebooted`, and checks the devices of each. A
-    /// pod that may fail is made again once. No pod may be marked for eviction.
+    /// pod that may fail is recreated once. No pod may be marked for eviction.
     pub(super) fn settle(&mut self) {
         let running = eventually("every pod to run", SOON, || {
             let list = self.list();
@@ -98,7 +98,7 @@ impl<'a> Pods<'a> {
                 };
                 assert!(pod["metadata"]["annotations"][EVICT].is_null(), "{pod:#}");
                 if let Some(why) = failure_of(pod).filter(|_| pod["metadata"]["deletionTimestamp"].is_null()) {
-                    assert!(self.may_fail.remove(name), "{name} may not fail, or not once more: {why}");
+                    assert!(self.may_fail.remove(name), "{name} may not fail, or not twice: {why}");
                     let _ = self.machine.admin.run(&["delete", "pod", name, "-n", &self.space.name, "--now"]).ok();
                 }
             }
@@ -109,7 +109,7 @@ impl<'a> Pods<'a> {
         self.check_containers(&running);
     }
 
-    /// No container that ran before runs any more.
+    /// Records that no container that ran before still runs.
     pub(super) fn rebooted(&mut self) {
         self.ran = self.list().iter().filter_map(running_app).map(|(id, _)| id).collect();
     }
@@ -122,7 +122,7 @@ impl<'a> Pods<'a> {
             let (id, (_, uid)) = running.iter().find(|(_, (pod, _))| pod == name).expect("a container of each");
             let state = seen.remove(&**id).unwrap_or_else(|| panic!("{name} has no limits: {output}"));
             let log = ["logs", "-n", &self.space.name, name, "-c", "warm"];
-            let printed = eventually("what the init container printed", SOON, || {
+            let printed = eventually("the output of the init container", SOON, || {
                 let printed = self.machine.admin.run(&log).ok();
                 (!printed.is_empty()).then_some(printed)
             });
@@ -139,7 +139,7 @@ impl<'a> Pods<'a> {
             assert_eq!(state.nodes.trim(), gpu.to_string(), "{name}");
         }
         // No other container has limits.
-        assert!(seen.is_empty(), "{:?} have limits and are no pod's", seen.keys());
+        assert!(seen.is_empty(), "{:?} have limits but belong to no pod", seen.keys());
     }
 
     /// The events with these reasons: reason and message.

@@ -5,13 +5,13 @@ use lab::eventually::eventually;
 use serde_json::Value;
 use std::collections::BTreeSet;
 
-/// Shorter than the unit's own 30 s, so that a missed watchdog shows soon. The program notifies systemd twice in this
+/// Shorter than the unit's own 30 s, so that a missed watchdog is noticed soon. The program notifies systemd twice in this
 /// time.
 const WATCHDOG: &str = "[Service]\nWatchdogSec=8\n";
 
-/// The PID of another process than this one, once it is ready.
+/// The PID of the process that has replaced this one, once it is ready.
 fn successor(machine: &Machine, before: &str) -> String {
-    eventually("another process that is ready", SOON, || {
+    eventually("a new process that is ready", SOON, || {
         let now = machine.show("MainPID");
         (now != "0" && now != before && machine.show("ActiveState") == "active").then_some(now)
     })
