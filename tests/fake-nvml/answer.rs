@@ -21,7 +21,7 @@ macro_rules! calls {
         #[unsafe(no_mangle)]
         unsafe extern "C" fn $name($($argument: $type),*) -> nvml_wrapper_sys::bindings::nvmlReturn_t {
             crate::answer::answer(|| {
-                // SAFETY: the caller guarantees it, see above; the called functions refuse null.
+                // SAFETY: the caller guarantees valid pointers, see above; the called functions refuse null.
                 unsafe {
                     let $view = crate::state::enter(stringify!($name), &$subject)?;
                     $body

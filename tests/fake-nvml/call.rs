@@ -1,7 +1,7 @@
 //! The C functions. Each calls `state::enter` first, reads one view of the scenario, and writes its answer through its
 //! pointers.
 //!
-//! What must never happen here: a state of its own (that is `state`), an answer that the scenario does not give.
+//! What must never happen here: a state of its own (the state is in `state`), an answer that the scenario does not give.
 
 mod system;
 mod identity;

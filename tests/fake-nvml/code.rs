@@ -83,7 +83,7 @@ impl<'de> Deserialize<'de> for Code {
         match Either::deserialize(deserializer)? {
             Either::Number(number) => Ok(Code(number)),
             Either::Name(name) => Code::named(&name).ok_or_else(|| {
-                serde::de::Error::custom(format!("{name:?} is no NVML error; see nvmlReturn_t in nvml.h"))
+                serde::de::Error::custom(format!("{name:?} is not an NVML error; see nvmlReturn_t in nvml.h"))
             }),
         }
     }

@@ -17,7 +17,7 @@ const MAX_PID: u64 = 4_194_304;
 pub(crate) struct Board {
     /// The model.
     pub(crate) profile: &'static GpuModel,
-    /// Its position in the file.
+    /// The GPU's position in the file.
     pub(crate) place: u32,
     /// UUID.
     pub(crate) uuid: String,
@@ -27,7 +27,7 @@ pub(crate) struct Board {
     pub(crate) numa_node: u32,
     /// MIG instances.
     pub(crate) instances: Vec<Instance>,
-    /// Its entry in the file.
+    /// The GPU's entry in the file.
     pub(crate) spec: FakeGpu,
 }
 
@@ -40,11 +40,11 @@ pub(crate) struct Instance {
     pub(crate) gpu_instance: u32,
     /// Compute instance id.
     pub(crate) compute_instance: u32,
-    /// Sevenths of the GPU: those of the GPU instance and those of the compute instance.
+    /// Sevenths of the GPU: in the GPU instance, and in the compute instance.
     pub(crate) slices: (u32, u32),
     /// Memory in MiB.
     pub(crate) memory_mib: u64,
-    /// Profile's name.
+    /// The profile's name.
     pub(crate) profile: String,
 }
 
@@ -131,7 +131,7 @@ fn instance(slot: &MigSlot, place: u32, at: u32) -> Instance {
         parts.find_map(|part| part.strip_suffix(unit)?.parse::<u32>().ok())
     };
     let slices = part("g").unwrap_or(1);
-    // An H100's `1g.10gb` has 9,856 MiB; the others are multiples of it within a percent.
+    // An H100's `1g.10gb` has 9,856 MiB; the other profiles are multiples of this within a percent.
     let memory_mib = u64::from(part("gb").unwrap_or(10)) * 9_856 / 10;
     Instance {
         uuid: detail.uuid.unwrap_or_else(|| format!("MIG-5eed0000-0000-4000-8{at:03x}-{place:012x}")),
@@ -144,8 +144,8 @@ fn instance(slot: &MigSlot, place: u32, at: u32) -> Instance {
 }
 
 impl Board {
-    /// The state of an NVLink: that of the file, else without errors. `NOT_SUPPORTED` for a link that the GPU does not
-    /// have.
+    /// The state of an NVLink: the state in the file, else one without errors. `NOT_SUPPORTED` for a link that the GPU does
+    /// not have.
     pub(crate) fn link(&self, number: u32) -> Result<SickLink, Code> {
         if number >= self.profile.nvlinks.0 {
             return Err(Code::NOT_SUPPORTED);
@@ -208,13 +208,13 @@ impl Board {
         self.read(ReadingKind::SampleMillis, 0.0).unwrap_or(167.0).max(1.0) / 1000.0
     }
 
-    /// The time of the newest sample at `time`.
+    /// The time of the newest sample that exists at `time`.
     pub(crate) fn sampled(&self, time: f64) -> f64 {
         let period = self.sample_period();
         (time / period).floor() * period
     }
 
-    /// One number at a scenario second: that of the file, else the one that model and processes give.
+    /// One number at a scenario second: from the file, else computed from the model and the processes.
     pub(crate) fn read(&self, what: ReadingKind, time: f64) -> Result<f64, Code> {
         match self.spec.values.get(&what) {
             Some(value) => value.at(time),
@@ -250,7 +250,7 @@ impl Board {
             Q::NvlinksActive => f64::from(self.profile.nvlinks.0),
             Q::PcieGeneration => f64::from(self.profile.pcie.0),
             Q::PcieWidth => f64::from(self.profile.pcie.1),
-            // Only GPUs from Hopper on with links to a switch are part of a fabric. Its state is good by default.
+            // Only GPUs of Hopper and later with links to a switch are part of a fabric. Its state is good by default.
             Q::FabricState if self.profile.nvlinks.2 && self.profile.architecture >= 9 => 3.0,
             Q::FabricSummary => 1.0,
             Q::SampleMillis => f64::from(self.profile.sample_ms),
@@ -290,7 +290,7 @@ impl Board {
         Ok([total, reserved, used, total.saturating_sub(reserved).saturating_sub(used)])
     }
 
-    /// Whether two MIG instances are of the same GPU instance, whose memory its compute instances share.
+    /// Whether two MIG instances belong to the same GPU instance, and so share its memory.
     pub(crate) fn share_memory(&self, one: Option<u32>, at: u32) -> bool {
         let id = |place: u32| self.instances.get(place as usize).map(|instance| instance.gpu_instance);
         one.is_some_and(|one| id(one) == id(at))

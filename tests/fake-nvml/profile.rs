@@ -1,4 +1,4 @@
-//! The GPU models. Sizes, limits and clocks are those of the data sheets and of `nvidia-smi -q` on such GPUs.
+//! The GPU models. Sizes, limits and clocks come from the data sheets and from `nvidia-smi -q` on such GPUs.
 
 const GIB: u64 = 1 << 30;
 const MIB: u64 = 1 << 20;
@@ -20,7 +20,7 @@ pub struct GpuModel {
     pub pci_device: u32,
     /// The whole memory in bytes.
     pub memory_total: u64,
-    /// The part of it that the driver reserves.
+    /// The part of the memory that the driver reserves.
     pub memory_reserved: u64,
     /// Highest SM and memory clock, MHz.
     pub clocks: (u32, u32),
@@ -36,14 +36,14 @@ pub struct GpuModel {
     pub mig_slices: u32,
     /// Milliseconds between two utilisation samples.
     pub sample_ms: u32,
-    /// C functions (a `*` at the end stands for any ending) that return `NOT_SUPPORTED`.
+    /// C functions that return `NOT_SUPPORTED`; a `*` at the end matches any ending.
     pub lacks: &'static [&'static str],
 }
 
 /// GPUs without NVLink.
 const NO_NVLINK: (u32, u32, bool) = (0, 0, false);
 
-/// From Ampere on rows of memory are remapped, and no pages retired.
+/// Ampere and later GPUs remap rows of memory, and retire no pages.
 const REMAPS_ROWS: &[&str] = &["nvmlDeviceGetRetiredPages*"];
 
 /// Inference GPUs have neither MIG nor GPM ([`GpuModel::has_gpm`]).
@@ -289,14 +289,14 @@ impl GpuModel {
         self.lacks.iter().any(|lacked| matches(lacked, function))
     }
 
-    /// Whether it has the profiling counters (GPM): data centre GPUs from Hopper on have them.
+    /// Whether the GPU has the profiling counters (GPM), as data centre GPUs of Hopper and later do.
     #[must_use]
     pub fn has_gpm(&self) -> bool {
         self.architecture >= 9 && self.mig_slices > 0
     }
 }
 
-/// Whether a pattern fits a name. A pattern is a name, `*`, or a prefix with `*` at its end.
+/// Whether a pattern matches a name. A pattern is a name, `*`, or a prefix with `*` at its end.
 #[must_use]
 pub fn matches(pattern: &str, name: &str) -> bool {
     match pattern.strip_suffix('*') {

@@ -25,8 +25,8 @@ pub struct Scenario {
     pub cuda: i32,
     /// The error of `nvmlInit`; `None` is success.
     pub init_error: Option<Code>,
-    /// A number that differs from before means that the driver was loaded again: an initialised library works again
-    /// only after as many `nvmlShutdown` as `nvmlInit`.
+    /// A changed number means that the driver was loaded again: an initialised library works again only after as many
+    /// calls of `nvmlShutdown` as of `nvmlInit`.
     pub driver_epoch: u64,
     /// How time passes.
     pub clock: Clock,
@@ -83,7 +83,7 @@ impl Default for Clock {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum List {
-    /// At once.
+    /// Immediately.
     #[default]
     Live,
     /// At the next `nvmlInit`, as with the real library; until then a removed GPU is lost.
@@ -112,17 +112,17 @@ pub struct FakeGpu {
     pub present: bool,
     /// Whether the GPU has fallen off the bus.
     pub lost: bool,
-    /// Numbers that differ from those of the model and the processes.
+    /// Numbers that replace those of the model and the processes.
     pub values: BTreeMap<ReadingKind, Value>,
-    /// A number that differs from before sets the counters of energy and NVLink to 0, as a reload of the driver does.
+    /// A changed number sets the counters of energy and NVLink to 0, as a reload of the driver does.
     pub energy_epoch: u64,
     /// MIG instances; with at least one, MIG mode is on.
     pub mig: Vec<MigSlot>,
-    /// MIG mode, if it differs from that.
+    /// MIG mode, if it does not follow from `mig`.
     pub mig_enabled: Option<bool>,
     /// Processes on the GPU.
     pub processes: Vec<FakeProcess>,
-    /// Processes that come and go.
+    /// Processes that start and end.
     pub churn: Option<Churn>,
     /// Connections to other GPUs, where they differ from the default.
     pub links: Vec<FakeLink>,
@@ -136,14 +136,14 @@ pub struct FakeGpu {
     pub process_samples: ProcessSamples,
 }
 
-/// The answer of `nvmlDeviceGetProcessUtilization` for each process. `nvml.h` allows both readings.
+/// The answer of `nvmlDeviceGetProcessUtilization` for each process. `nvml.h` allows both interpretations.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ProcessSamples {
-    /// Its newest sample that is not 0.
+    /// The process's newest sample that is not 0.
     #[default]
     Newest,
-    /// The mean over all samples since the requested stamp, with the stamp of its newest sample that is not 0.
+    /// The mean over all samples since the requested time stamp, with the stamp of the process's newest sample that is not 0.
     Mean,
 }
 
@@ -269,7 +269,7 @@ pub enum ReadingKind {
     NvlinkTxBytes,
     /// Default: the sum of the rates since the epoch began.
     NvlinkRxBytes,
-    /// Default: 3 (completed) where NVLinks end at a switch from Hopper on, else 0 (no fabric). 1 is the permanent state
+    /// Default: 3 (completed) for Hopper and later if NVLinks end at a switch, else 0 (no fabric). 1 is the permanent state
     /// on a node without a running fabric manager, where `cuInit` fails.
     FabricState,
     /// Default: 0.
@@ -280,7 +280,7 @@ pub enum ReadingKind {
     FabricClique,
     /// Default: 0.
     FabricHealth,
-    /// Default: 1 (healthy). Drivers from 570 on report it, because they have the third version of the structure.
+    /// Default: 1 (healthy). Drivers of branch 570 and later report it, because they have the third version of the structure.
     FabricSummary,
     /// Default: 0 when busy, 8 when idle.
     PerformanceState,
@@ -310,7 +310,7 @@ pub enum ReadingKind {
     GpmFp16Percent,
 }
 
-/// A MIG instance: a profile's name, or that and more.
+/// A MIG instance: a profile's name alone, or with ids.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(untagged)]
 pub enum MigSlot {
@@ -324,7 +324,7 @@ pub enum MigSlot {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct MigDetail {
-    /// `1g.10gb`, or `1c.2g.20gb` for a compute instance of a part of it.
+    /// `1g.10gb`, or `1c.2g.20gb` for a compute instance that is a part of a GPU instance.
     pub profile: String,
     /// GPU instance id; `None`: its position in the list plus 1 (0 for the whole GPU).
     pub gpu_instance: Option<u32>,
@@ -350,13 +350,13 @@ pub struct FakeProcess {
     pub enc: Value,
     /// Decoder use in percent.
     pub dec: Value,
-    /// The list that it is in.
+    /// The list that the process is in.
     pub kind: ProcessList,
     /// Position of its MIG instance in the GPU's list.
     pub mig: Option<u32>,
-    /// Scenario second at which it appears.
+    /// Scenario second at which the process appears.
     pub from_s: f64,
-    /// Scenario second at which it is gone.
+    /// Scenario second at which the process ends.
     pub until_s: Option<f64>,
 }
 
@@ -391,8 +391,8 @@ pub enum ProcessList {
     Mps,
 }
 
-/// Processes that come and go: at second `t` the process `from_pid + floor(t * per_second)` and the next `live - 1` are
-/// on the GPU.
+/// Processes that start and end: at second `t` the process `from_pid + floor(t * per_second)` and the next `live - 1`
+/// processes are on the GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Churn {
@@ -400,12 +400,12 @@ pub struct Churn {
     pub from_pid: u32,
     /// Processes at a time.
     pub live: u32,
-    /// Processes that begin (and end) in a scenario second.
+    /// Processes that start (and end) in a scenario second.
     pub per_second: f64,
-    /// Memory of each.
+    /// Memory of each process.
     #[serde(default)]
     pub memory: u64,
-    /// SM use of each, in percent.
+    /// SM use of each process, in percent.
     #[serde(default)]
     pub sm: u32,
 }
@@ -423,7 +423,7 @@ pub struct FakeLink {
     pub nvlinks: u32,
 }
 
-/// An NVLink with errors. The counts are those since the driver was loaded.
+/// An NVLink with errors. The counts begin when the driver is loaded.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct SickLink {
@@ -466,7 +466,7 @@ pub enum LinkPath {
 pub struct CallFault {
     /// The C function, `*`, or a prefix with `*` at its end.
     pub call: String,
-    /// The GPU, or the MIG instance by its UUID; `None`: all calls. With a GPU, calls that name none are not affected.
+    /// The GPU, or the MIG instance by its UUID; `None`: all calls. With a GPU, calls that name no GPU are not affected.
     pub gpu: Option<Which>,
     /// The error that the call returns; without it the call continues after the delay.
     pub error: Option<Code>,
@@ -476,7 +476,7 @@ pub struct CallFault {
     pub hang: bool,
     /// The number of calls that are affected; `None`: all.
     pub times: Option<u32>,
-    /// The number of calls before, which are not affected.
+    /// The number of earlier calls, which are not affected.
     pub after: u32,
     /// An id that makes two otherwise equal faults different, so that `times` begins again.
     pub id: u32,
@@ -511,10 +511,10 @@ pub struct XidEvent {
     /// Bit of `nvmlEventType*`; the default is 8, a critical XID.
     #[serde(default = "critical_xid")]
     pub event: u64,
-    /// Scenario second at which it happens.
+    /// Scenario second at which the event happens.
     #[serde(default)]
     pub at_s: f64,
-    /// Position of the MIG instance, if it happened in one.
+    /// Position of the MIG instance, if the event happened in one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mig: Option<u32>,
 }
@@ -527,7 +527,7 @@ impl Scenario {
     /// Parses the text of a file. Traces with a relative path are read from `directory`.
     ///
     /// # Errors
-    /// The mistake in the text, as a sentence.
+    /// A message that names the mistake in the text.
     pub fn parse(text: &[u8], directory: &Path) -> Result<Scenario, String> {
         let mut scenario: Scenario = serde_json::from_slice(text).map_err(|error| error.to_string())?;
         let count: u64 = scenario.gpus.iter().map(|gpu| u64::from(gpu.count)).sum();

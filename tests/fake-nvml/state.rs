@@ -15,7 +15,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-/// Shortest time between two checks of the scenario file. A call that comes later after a change sees the new scenario.
+/// Shortest time between two checks of the scenario file. A call that comes at least this long after a change sees the new
+/// scenario.
 const LOOK: Duration = Duration::from_millis(2);
 
 static STATE: Mutex<Option<State>> = Mutex::new(None);
@@ -54,7 +55,7 @@ pub(crate) struct View {
     pub(crate) place: Option<usize>,
     /// Position of the MIG instance that the call names.
     pub(crate) instance: Option<u32>,
-    /// The file in which calls are logged; `None` if they are not.
+    /// The file in which calls are logged; `None` if calls are not logged.
     pub(crate) log: Option<PathBuf>,
 }
 
@@ -90,9 +91,10 @@ struct State {
     session: u64,
     /// UUIDs listed at the last `nvmlInit`.
     at_init: Option<Vec<String>>,
-    /// UUIDs of the handles given out. The position in this list plus 1 and the MIG instance make the pointer.
+    /// UUIDs of the handles that were returned. A handle's pointer consists of the position in this list plus 1 and the MIG
+    /// instance.
     handles: Vec<String>,
-    /// How often calls met each fault, by its text.
+    /// How often calls matched each fault, by its text.
     met: HashMap<String, u32>,
     delivered: HashSet<u64>,
     sums: HashMap<String, Sums>,
@@ -145,7 +147,7 @@ impl State {
         match read.and_then(|text| Scenario::parse(&text, directory)) {
             Ok(scenario) => self.change(scenario),
             #[expect(clippy::print_stderr, reason = "a tester must see a mistake in the file; there is no logger here")]
-            Err(problem) => eprintln!("fake-nvml: {}: {problem}; the old scenario goes on", path.display()),
+            Err(problem) => eprintln!("fake-nvml: {}: {problem}; the old scenario stays in use", path.display()),
         }
     }
 
@@ -166,7 +168,7 @@ impl State {
         self.scenario = Arc::new(scenario);
     }
 
-    /// Continues the sums of a GPU until now.
+    /// Adds to the sums of a GPU until now.
     fn sums(&mut self, place: usize, now: f64) -> Sums {
         let boards = self.boards.clone();
         let Some(board) = boards.get(place) else { return Sums::default() };
@@ -201,7 +203,7 @@ impl State {
         }
     }
 
-    /// Finds the GPU that a call names. An unknown handle names none.
+    /// Finds the GPU that a call names. An unknown handle names no GPU.
     fn resolve(&self, subject: &Subject) -> View {
         let mut view = self.view();
         let by = |is: &dyn Fn(&Board) -> bool| view.listed.iter().copied().find(|place| is(&view.boards[*place]));
@@ -230,7 +232,7 @@ impl State {
         view
     }
 
-    /// Position of the GPU of a handle, also of the handle of its MIG instance.
+    /// Position of the GPU of a handle, which may be the handle of its MIG instance.
     fn gpu(&self, view: &View, handle: usize) -> Option<usize> {
         let uuid = (handle / 0x100).checked_sub(1).and_then(|slot| self.handles.get(slot))?;
         view.boards.iter().position(|board| board.uuid == *uuid)
@@ -260,7 +262,7 @@ impl State {
     }
 }
 
-/// Whether two PCI bus ids are the same: `00000000:65:00.0`, `0000:65:00.0` and `65:00.0` are. NVML accepts each form.
+/// Whether two PCI bus ids mean the same GPU, as `00000000:65:00.0`, `0000:65:00.0` and `65:00.0` do. NVML accepts each form.
 fn same_bus(one: &str, other: &str) -> bool {
     let short = |text: &str| text.rsplit(':').take(2).collect::<Vec<_>>().join(":").to_ascii_lowercase();
     short(one) == short(other)
@@ -296,12 +298,12 @@ fn state() -> impl std::ops::DerefMut<Target = State> {
 }
 
 /// Writes a line to `calls.log` next to the scenario, if the scenario has `log_calls`: the C function (or `field:N`)
-/// and the position of the GPU, `-` for none.
+/// and the position of the GPU, or `-` if the call names no GPU.
 pub(crate) fn log_call(function: &str, view: &View) {
     let Some(path) = view.log.as_deref() else { return };
     let place = view.place.map_or_else(|| "-".to_owned(), |place| place.to_string());
     let file = std::fs::OpenOptions::new().create(true).append(true).open(path);
-    // An error cannot be reported here. A test that counts calls fails if they are not written.
+    // An error cannot be reported here. A test that counts calls fails if the lines are not written.
     let _ = file.and_then(|mut file| file.write_all(format!("{function} {place}\n").as_bytes()));
 }
 
@@ -427,7 +429,7 @@ pub(crate) fn shutdown() -> Result<(), Code> {
     Ok(())
 }
 
-/// The handle of a GPU or of one of its MIG instances, which is the same each time.
+/// The handle of a GPU or of one of its MIG instances. It is the same each time.
 pub(crate) fn handle(uuid: &str, instance: Option<u32>) -> usize {
     let mut state = state();
     let slot = state.handles.iter().position(|known| known == uuid).unwrap_or_else(|| {
@@ -437,12 +439,12 @@ pub(crate) fn handle(uuid: &str, instance: Option<u32>) -> usize {
     (slot + 1) * 0x100 + instance.map_or(0, |instance| instance as usize + 1)
 }
 
-/// The sums over time of the GPU of a view, until now.
+/// The sums over time, until now, of the GPU in a view.
 pub(crate) fn sums(view: &View) -> Sums {
     view.place.map_or_else(Sums::default, |place| state().sums(place, view.time))
 }
 
-/// The next event on one of these GPUs that was not delivered yet; `None` if there is none.
+/// The next event on one of these GPUs that was not delivered yet; `None` if no event is pending.
 pub(crate) fn next_event(gpus: &[(String, u64)]) -> Option<(XidEvent, View)> {
     let mut state = state();
     let mut view = state.view();
@@ -458,7 +460,7 @@ pub(crate) fn next_event(gpus: &[(String, u64)]) -> Option<(XidEvent, View)> {
     None
 }
 
-/// Whether one of these GPUs is lost: then a wait for events of all of them fails.
+/// Whether one of these GPUs is lost. If so, a wait for events of all of them fails.
 pub(crate) fn any_lost(gpus: &[(String, u64)]) -> bool {
     let state = state();
     let lost = |board: &Board| board.spec.lost || !board.spec.present;

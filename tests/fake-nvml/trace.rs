@@ -14,7 +14,7 @@ const TIME_COLUMNS: [&str; 3] = ["timestamp", "time", "timestamp_anon"];
 /// One column over time.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Trace {
-    /// Seconds since the first row, never decreasing, and the value from then on.
+    /// Seconds since the first row, never decreasing, and the value that starts there.
     rows: Vec<(f64, Result<f64, Code>)>,
 }
 
@@ -77,7 +77,7 @@ impl Trace {
         self.rows.len()
     }
 
-    /// The value at `time` seconds after the first row: that of the newest row that is not later.
+    /// The value at `time` seconds after the first row, from the newest row that is not later.
     ///
     /// # Errors
     /// The error that the recording has instead of a number.
@@ -92,7 +92,7 @@ fn plain_name(text: &str) -> &str {
     text.split('[').next().unwrap_or(text).trim()
 }
 
-/// The number of a cell: `46.19 W` is 46.19. A gap is the error that `nvidia-smi` got.
+/// The number of a cell: `46.19 W` is 46.19. For a gap, the error that `nvidia-smi` got.
 fn number(text: &str) -> Option<Result<f64, Code>> {
     match text {
         "[N/A]" | "N/A" | "[Not Supported]" => return Some(Err(Code::NOT_SUPPORTED)),

@@ -20,7 +20,7 @@ pub enum Value {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Program {
-    /// The calls that would return this number return the error.
+    /// Calls for this number return the error.
     Error(Code),
     /// `high` for the first `duty` of each period, then `low`.
     Square {
@@ -57,7 +57,7 @@ pub enum Program {
         to: f64,
         /// Seconds from `from` to `to`.
         over_s: f64,
-        /// What the ramp does afterwards.
+        /// The behaviour of the ramp afterwards.
         #[serde(default)]
         then: Then,
         /// Scenario second at which it begins.
@@ -68,7 +68,7 @@ pub enum Program {
     Replay(Replay),
 }
 
-/// What a ramp does after its end.
+/// The behaviour of a ramp after its end.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Then {
@@ -95,10 +95,10 @@ pub struct Replay {
     /// Seconds of the recording that pass in a scenario second.
     #[serde(default = "one")]
     pub speed: f64,
-    /// Each number is multiplied by this.
+    /// The factor for each number.
     #[serde(default = "one")]
     pub scale: f64,
-    /// Whether the recording begins again at its end; else the last row stays.
+    /// Whether the recording starts again at its end; otherwise the last row stays.
     #[serde(default = "yes")]
     pub repeat: bool,
     /// The rows, once read.
@@ -119,7 +119,7 @@ fn yes() -> bool {
 }
 
 impl Replay {
-    /// The column of this file at its own speed, again and again.
+    /// The column of this file at its own speed, repeated forever.
     #[must_use]
     pub fn of(path: impl Into<PathBuf>, column: &str) -> Self {
         Replay {

@@ -14,8 +14,8 @@ use std::time::{Duration, Instant};
 
 /// Single and double bit ECC errors, state changes, critical XIDs, clock changes.
 const SUPPORTED: c_ulonglong = 0x1f;
-/// Pause between two checks of the scenario. The real library sleeps in the kernel; with a shorter pause these checks
-/// would be most of the measured CPU time of an agent.
+/// Pause between two checks of the scenario. The real library sleeps in the kernel; with a shorter pause, most of an
+/// agent's measured CPU time would be these checks.
 const PAUSE: Duration = Duration::from_millis(500);
 
 /// The target of an event set's pointer: UUIDs and their requested types of events.

@@ -39,7 +39,7 @@ fn metric(id: u32) -> Option<(Q, f64)> {
     })
 }
 
-/// The mean of a metric between two samples of one GPU. In a MIG instance it is the SM use of its processes.
+/// The mean of a metric between two samples of one GPU. In a MIG instance the metric is the SM use of its processes.
 fn between(view: &View, first: &Shot, second: &Shot, id: u32) -> Result<f64, Code> {
     let (what, unit) = metric(id).ok_or(Code::NOT_SUPPORTED)?;
     let board = view.boards.iter().find(|board| board.uuid == second.uuid).ok_or(Code::GPU_IS_LOST)?;

@@ -30,7 +30,7 @@ fn level(path: LinkPath) -> c_uint {
     }
 }
 
-/// The connection of two GPUs: that of the file from either end, else by whether they share a NUMA node.
+/// The connection of two GPUs: from the file, at either end, else depending on whether they share a NUMA node.
 fn common(one: &Board, other: &Board) -> c_uint {
     let of_file =
         |from: &Board, to: &Board| from.spec.links.iter().find(|link| link.peer == to.place).map(|link| link.path);
@@ -38,7 +38,7 @@ fn common(one: &Board, other: &Board) -> c_uint {
     level(of_file(one, other).or_else(|| of_file(other, one)).unwrap_or(usual))
 }
 
-/// The GPU at the far end of a link that is up; `None` is the switch.
+/// The GPU at the far end of a link that is up; `None` means a switch.
 fn far_end(view: &View, link: c_uint) -> Result<Option<&Board>, Code> {
     let board = view.board()?;
     if link >= 18 {
@@ -81,7 +81,7 @@ calls! {
         handle: nvmlDevice_t, link: c_uint, counter: c_uint, errors: *mut c_ulonglong,
     ) of device(handle); |view| {
         let board = view.board()?;
-        // From Hopper on the error counters are fields of `nvmlDeviceGetFieldValues`.
+        // On Hopper and later, the error counters are fields of `nvmlDeviceGetFieldValues`.
         if board.profile.architecture >= 9 {
             return Err(Code::NOT_SUPPORTED);
         }

@@ -45,7 +45,7 @@ fn utilization(view: &View, after_us: u64) -> Result<Vec<nvmlProcessUtilizationS
     if list.is_empty() { Err(Code::NOT_FOUND) } else { Ok(list) }
 }
 
-/// The mean of each process over all samples since `after_us`, including those in which it was idle.
+/// The mean of each process over all samples since `after_us`, including samples in which the process was idle.
 fn means(view: &View, after_us: u64) -> Result<Vec<nvmlProcessUtilizationSample_t>, Code> {
     let board = view.board()?;
     let period = board.sample_period();
@@ -104,7 +104,7 @@ fn newest(view: &View, after_us: u64) -> Result<Vec<nvmlProcessUtilizationSample
                 });
             }
         }
-        // Without churn the newest sample may already have all processes; older samples cannot add any then.
+        // Without churn the newest sample may already have all processes, so older samples cannot add any.
         if !list.is_empty() && list.len() == board.spec.processes.len() && board.spec.churn.is_none() {
             break;
         }

@@ -104,8 +104,8 @@ fn field_value(view: &View, field: u32, link: u32) -> Result<(bool, u64), Code> 
     }
 }
 
-/// The errors of one NVLink, if this field counts errors: three fields on Hopper, others from Blackwell on, none
-/// before.
+/// The errors of one NVLink, if this field counts errors: three fields on Hopper, other fields on Blackwell and later, none
+/// on earlier GPUs.
 fn link_errors(board: &Board, field: u32, link: u32) -> Option<Result<u64, Code>> {
     let counts: fn(&SickLink) -> u32 = match field {
         161 => |link| link.replay,
@@ -121,7 +121,7 @@ fn link_errors(board: &Board, field: u32, link: u32) -> Option<Result<u64, Code>
     Some(counted.map(|link| u64::from(counts(&link))))
 }
 
-/// Bytes over all NVLinks since the epoch began: the number of the file, else the integral of the rate.
+/// Bytes over all NVLinks since the epoch began: the number in the file, else the integral of the rate.
 fn nvlink_bytes(view: &View, sent: bool) -> Result<f64, Code> {
     let what = if sent { Q::NvlinkTxBytes } else { Q::NvlinkRxBytes };
     if view.board()?.spec.values.contains_key(&what) {
@@ -131,7 +131,7 @@ fn nvlink_bytes(view: &View, sent: bool) -> Result<f64, Code> {
     Ok(if sent { sums.nvlink_tx } else { sums.nvlink_rx })
 }
 
-/// Energy in millijoules: the number of the file, else the integral of the power.
+/// Energy in millijoules: the number in the file, else the integral of the power.
 fn energy(view: &View) -> Result<u64, Code> {
     if view.board()?.spec.values.contains_key(&Q::EnergyMillijoules) {
         return view.read(Q::EnergyMillijoules).map(whole);
@@ -140,7 +140,7 @@ fn energy(view: &View) -> Result<u64, Code> {
     Ok(whole(sums(view).energy_millijoules))
 }
 
-/// The clock of graphics (0), SM (1), memory (2) or video (3); the video clock is that of the SMs.
+/// The clock of graphics (0), SM (1), memory (2) or video (3); the video clock equals the SM clock.
 fn clock(view: &View, kind: c_uint, highest: bool) -> Result<u32, Code> {
     let clocks = view.board()?.profile.clocks;
     match (kind, highest) {

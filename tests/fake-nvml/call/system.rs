@@ -72,7 +72,7 @@ calls! {
     }
 }
 
-/// Answers also without `nvmlInit`, as the real function does.
+/// Answers even without `nvmlInit`, as the real function does.
 ///
 /// # Safety
 /// `version` is null or has room for `length` bytes.
@@ -80,7 +80,7 @@ calls! {
 unsafe extern "C" fn nvmlSystemGetNVMLVersion(version: *mut c_char, length: c_uint) -> nvmlReturn_t {
     answer(|| {
         let nvml = crate::state::nvml_version()?;
-        // SAFETY: the caller guarantees it.
+        // SAFETY: the caller guarantees a valid pointer.
         unsafe { put_text(version, length, &nvml) }
     })
 }

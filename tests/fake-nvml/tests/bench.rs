@@ -47,7 +47,7 @@ impl Bench {
         std::fs::rename(next, self.directory.path().join("scenario.json")).unwrap();
     }
 
-    /// The calls of C functions with this prefix, in their order, of a scenario with `log_calls`.
+    /// The calls of C functions with this prefix, in order, in a scenario with `log_calls`.
     pub(crate) fn calls(&self, beginning: &str) -> Vec<String> {
         let text = std::fs::read_to_string(self.directory.path().join("calls.log")).unwrap_or_default();
         let functions = text.lines().filter_map(|line| line.split(' ').next());

@@ -28,9 +28,9 @@ fn each_xid_wakes_one_wait_and_never_another() {
         assert_eq!(event.device.uuid().unwrap(), device.uuid().unwrap());
         assert!(matches!(event.event_data, Some(XidError::Value(79))), "{:?}", event.event_data);
     });
-    assert!(matches!(set.wait(20), Err(NvmlError::Timeout)), "once only, and not that of another GPU");
+    assert!(matches!(set.wait(20), Err(NvmlError::Timeout)), "only once, and no event of another GPU");
     bench.write(&with(vec![xid(2, 1, 79), XidEvent { at_s: 6.0, ..xid(3, 1, 48) }]));
-    assert!(matches!(set.wait(20), Err(NvmlError::Timeout)), "the same id again, and one of a later second");
+    assert!(matches!(set.wait(20), Err(NvmlError::Timeout)), "the same id again, and an event of a later second");
 }
 
 #[test]
@@ -49,8 +49,8 @@ fn a_set_with_a_lost_gpu_delivers_its_last_event_and_then_fails_for_all_gpus() {
     let well = register(nvml.create_event_set().unwrap(), 1);
     bench.write(&lost(vec![xid(1, 0, 79)]));
     eventually("the last event", || both.wait(0).is_ok());
-    assert!(matches!(both.wait(20_000), Err(NvmlError::GpuLost)), "and at once");
-    assert!(matches!(well.wait(20), Err(NvmlError::Timeout)), "a set without it");
+    assert!(matches!(both.wait(20_000), Err(NvmlError::GpuLost)), "the wait fails at once");
+    assert!(matches!(well.wait(20), Err(NvmlError::Timeout)), "a set without the lost GPU");
     bench.write(&with(vec![]));
     eventually("it answers again", || matches!(both.wait(0), Err(NvmlError::Timeout)));
 }

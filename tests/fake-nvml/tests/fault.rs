@@ -31,8 +31,8 @@ fn every_error_code_comes_back_from_its_call_and_gpu() {
         }));
         let expected = format!("{:?}", nvml_try(number).unwrap_err());
         eventually(name, || power(&nvml, 1).is_err_and(|error| format!("{error:?}") == expected));
-        assert!(power(&nvml, 0).is_ok() && power(&nvml, 2).is_ok(), "{name} touches one GPU only");
-        assert!(nvml.device_by_index(1).unwrap().memory_info().is_ok(), "{name} touches one call only");
+        assert!(power(&nvml, 0).is_ok() && power(&nvml, 2).is_ok(), "{name} affects only one GPU");
+        assert!(nvml.device_by_index(1).unwrap().memory_info().is_ok(), "{name} affects only one call");
     }
 }
 
@@ -99,7 +99,7 @@ fn a_torn_file_leaves_the_old_scenario() {
         }
     }
     bench.write(&still(vec![fake_gpu("H100")], 0.0));
-    eventually("a good file is taken again", || nvml.device_count().unwrap() == 1);
+    eventually("a valid file is used again", || nvml.device_count().unwrap() == 1);
 }
 
 #[test]

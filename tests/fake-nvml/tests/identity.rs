@@ -129,10 +129,10 @@ fn a_newly_loaded_driver_needs_a_shutdown_for_every_init() {
     let bench = Bench::new(&scenario(0));
     let (first, second) = (bench.load().unwrap(), bench.load().unwrap());
     bench.write(&scenario(1));
-    eventually("the driver is another one", || matches!(first.device_count(), Err(NvmlError::DriverNotLoaded)));
+    eventually("the driver has changed", || matches!(first.device_count(), Err(NvmlError::DriverNotLoaded)));
     assert!(second.shutdown().is_ok());
     let third = bench.load().unwrap();
-    assert!(matches!(third.device_count(), Err(NvmlError::DriverNotLoaded)), "it only counted");
+    assert!(matches!(third.device_count(), Err(NvmlError::DriverNotLoaded)), "this nvmlInit was only counted");
     assert!(first.shutdown().is_ok() && third.shutdown().is_ok());
     assert_eq!(bench.load().unwrap().device_count().unwrap(), 1);
     assert_eq!(bench.calls("nvmlInit"), ["nvmlInit_v2"; 4]);

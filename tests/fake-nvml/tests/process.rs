@@ -1,4 +1,4 @@
-//! Processes: three lists, idle ones, and those that come and go.
+//! Processes: three lists, idle processes, and processes that start and end.
 
 use crate::bench::{Bench, ORIGIN_US, fake_gpu, still};
 use fake_nvml::scenario::{Churn, FakeGpu, FakeProcess, ProcessList, ProcessSamples};
@@ -69,7 +69,7 @@ fn a_driver_of_means_answers_with_the_mean_since_the_requested_stamp() {
     };
     let newest = ORIGIN_US + 5 * 167_000;
     assert_eq!(since(0), (16, newest), "five of 29 samples are busy");
-    assert_eq!(since(4), (4, newest), "one of 25");
+    assert_eq!(since(4), (4, newest), "one of 25 samples is busy");
 }
 
 #[test]

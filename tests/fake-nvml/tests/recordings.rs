@@ -1,7 +1,7 @@
 //! The fake library replays whole recordings: every log of `nvidia-smi`, every tenant of Helios, every pod of GenTD26.
 //! The folder that `FAKE_NVML_TRACES` names has a folder for each kind; `tests/run traces` shows where they come from.
 //!
-//! This test parses the files with its own code, not with that of the library, to know the expected values.
+//! This test parses the files with its own code, not with the library's code, to get the expected values.
 
 #![expect(clippy::unwrap_used, reason = "a test's own tools may panic")]
 
@@ -20,7 +20,7 @@ type Read = fn(&Device<'_>) -> Result<f64, String>;
 
 /// The number of moments at which the test compares a recording, including its first and its last row.
 const MOMENTS: u32 = 9;
-/// GPUs in one scenario.
+/// The number of GPUs in one scenario.
 const GPUS: usize = 16;
 
 /// One series of a file for one GPU: seconds since the first row, and the number or a gap.
@@ -64,7 +64,7 @@ fn seconds(cell: &str) -> f64 {
     day * 86_400.0 + time.split(':').fold(0.0, |sum, part| sum * 60.0 + part.parse::<f64>().unwrap())
 }
 
-/// Rows by time. A row that is earlier than the row before it is left out, as in the replay.
+/// Rows by time. A row with an earlier time than the row before it is left out, as in the replay.
 fn rows<'t>(cells: impl Iterator<Item = (&'t str, &'t str)>) -> Vec<(f64, Option<f64>)> {
     let mut rows: Vec<(f64, Option<f64>)> = Vec::new();
     let mut first = None;
@@ -91,7 +91,7 @@ fn replay(path: &Path, column: &str, filter: Option<(&str, &str)>) -> Replay {
 /// A GPU that replays these series.
 fn showing(series: &[Series]) -> FakeGpu {
     let values = series.iter().map(|one| (one.what, Program::Replay(one.replay.clone()).into()));
-    // Samples at whole seconds: the rows of sampled values are a minute apart.
+    // The samples are at whole seconds, because the rows of sampled values are a minute apart.
     FakeGpu { values: values.chain([(Q::SampleMillis, Value::Constant(1000.0))]).collect(), ..fake_gpu("A100") }
 }
 
