@@ -19,8 +19,8 @@ use std::time::Duration;
 
 type Outcome<T> = Result<T, Box<dyn Error>>;
 
-/// Processes that run at once on each GPU, and up to [`STEPS`] more. The agent keeps 1,024 processes of a GPU and 4,096
-/// in all by name, so it observes every one of these.
+/// The least number of processes that run at once on each GPU; up to [`STEPS`] more may run. The agent keeps 1,024
+/// processes of a GPU and 4,096 in total by name, so it observes all of these.
 const ON_EACH_GPU: u64 = 1000;
 const GPUS: usize = 4;
 /// Generations have different sizes, so the agent's counts show which generation it has seen.
@@ -198,14 +198,14 @@ fn processes_on_gpus(agent: &Agent) -> Vec<u64> {
 }
 
 /// The smallest of several samples. The allocator returns freed pages within its decay time of a second, and every pass
-/// frees some. So the size swings by 2 MiB without a trend, and one sample shows the moment more than the memory that
-/// is kept. Every sample contains the memory that is kept.
+/// frees some pages. So the size swings by 2 MiB without a trend, and a single sample may be too large. The memory that is
+/// really kept is in every sample.
 fn settled_rss_kib(pid: u32) -> Outcome<u64> {
     smallest_kib(pid, SAMPLES, 0)
 }
 
-/// The same, with more samples until one is within the limit. Memory that has grown for good is in every sample,
-/// however many there are.
+/// The same, with more samples until one is within the limit. Memory that has grown permanently is in every sample,
+/// however many samples there are.
 fn settled_rss_within_kib(pid: u32, before: u64) -> Outcome<u64> {
     smallest_kib(pid, MAX_SAMPLES, before + LIMIT_KIB - 1)
 }

@@ -1,13 +1,13 @@
-//! Measures what the agent costs while it watches 8 GPUs and 100 pods of 2 containers each (real cgroups with real
+//! Measures the cost of an agent that watches 8 GPUs and 100 pods of 2 containers each (real cgroups with real
 //! processes) at 1 Hz, with a scrape every 15 s and one usage watcher. cAdvisor watches the same containers in the same
 //! run, for comparison. Promise 1 in docs/specification.md.
 //!
 //! `tests/run --long footprint` runs it as root. `FOOTPRINT_SECONDS` sets the length, `BASELINE`
-//! names the cAdvisor program, and `FOOTPRINT_BINARY` names another agent than that of the test profile.
+//! names the cAdvisor program, and `FOOTPRINT_BINARY` names an agent other than that of the test profile.
 //! `FOOTPRINT_PODS` and `FOOTPRINT_GPUS` change the load, and `FOOTPRINT_MIG` divides each GPU into this many
 //! instances. With `FOOTPRINT_WATCH` the agent also watches the same pods at an API server; then it may use 18 MiB. With
-//! `FOOTPRINT_STREAM` it measures what a stream to the leading extender costs instead ([`reporting`]). `FOOTPRINT=smoke` is the
-//! smoke test of each run: memory only, of agents alone, with sharing and with a stream.
+//! `FOOTPRINT_STREAM` the bench measures the cost of a stream to the leading extender instead ([`reporting`]).
+//! `FOOTPRINT=smoke` is the smoke test of each run: memory only, of an agent alone, with sharing, and with a stream.
 
 #![allow(clippy::print_stdout, reason = "a bench prints what it measured")]
 
@@ -66,7 +66,7 @@ fn container() -> ! {
     }
 }
 
-/// A count from a variable. The promise is about 100 pods and 8 GPUs; other counts show what one more pod or GPU costs.
+/// A count from a variable. The promise is about 100 pods and 8 GPUs; other counts show the cost of one more pod or GPU.
 fn count_from_env(name: &str, default: usize) -> Outcome<usize> {
     Ok(std::env::var(name).ok().map_or(Ok(default), |text| text.parse())?)
 }
@@ -154,12 +154,12 @@ fn bench() -> Outcome<bool> {
     report(&measured, seen, (limit, bound))
 }
 
-/// The number of objects that the agent shows, so that an agent that misses objects does not look cheap.
+/// The number of objects that the agent shows. The bench checks it, because an agent that misses objects would look cheap.
 fn listed(agent: &Agent, path: &str, key: &str) -> usize {
     agent.get(path).json()[key].as_array().map_or(0, Vec::len)
 }
 
-/// How many times slower than the machine of the record this machine is, by cAdvisor's CPU share.
+/// How many times slower this machine is than the machine of the record, by cAdvisor's CPU share.
 fn slower(measured: &[Measured]) -> f64 {
     measured.last().map_or(1.0, |baseline| (baseline.cpu_share / BASELINE_CPU).max(1.0))
 }

@@ -1,4 +1,4 @@
-//! What processes cost over some time: CPU time and memory, as the kernel counts them.
+//! The cost of processes over some time: CPU time and memory, as the kernel counts them.
 
 use lab::http;
 use std::error::Error;
@@ -12,21 +12,21 @@ pub(crate) type Outcome<T> = Result<T, Box<dyn Error>>;
 pub(crate) const ALONE_KIB: u64 = 12 << 10;
 pub(crate) const SHARING_KIB: u64 = 18 << 10;
 pub(crate) const STREAM_KIB: u64 = 20 << 10;
-/// `VmRSS` of any of them: with the pages of the program's file, which the kernel shares and may drop.
+/// The budget for `VmRSS` of each agent: with the pages of the program's file, which the kernel shares and may drop.
 pub(crate) const RESIDENT_KIB: u64 = 48 << 10;
 const SCRAPE_EVERY: Duration = Duration::from_secs(15);
-/// Memory that a short run may add, and series that appear when something first happens.
+/// The growth that a short run may show: memory, and series that appear when an event first happens.
 const MOST_GROWTH_KIB: u64 = 1024;
 const MOST_NEW_SERIES: usize = 20;
 /// The programs get this time to find everything before the measurement, because their start costs more.
 const WARM_UP: Duration = Duration::from_secs(15);
 
-/// The program that is measured: the release build if `FOOTPRINT_BINARY` names it, else that of the test profile.
+/// The measured program: the release build if `FOOTPRINT_BINARY` names it, else the build of the test profile.
 pub(crate) fn binary() -> String {
     std::env::var("FOOTPRINT_BINARY").unwrap_or_else(|_| env!("CARGO_BIN_EXE_gpu-steward").to_owned())
 }
 
-/// Prints each check, and returns whether all hold.
+/// Prints each check, and returns whether all passed.
 pub(crate) fn all_hold(checks: &[(String, bool)]) -> bool {
     for (what, holds) in checks {
         println!("{}  {what}", if *holds { "ok  " } else { "FAIL" });
@@ -60,8 +60,8 @@ pub(crate) struct Measured {
     pub(crate) anon_kib: u64,
     pub(crate) peak_kib: u64,
     pub(crate) scrape_bytes: usize,
-    /// The smallest `RssAnon` of the first and of the second half. The allocator gives memory back a second late, so single
-    /// samples swing; memory that is kept is in every sample.
+    /// The smallest `RssAnon` of the first and of the second half. The allocator returns memory a second late, so single
+    /// samples swing; memory that is really kept is in every sample.
     pub(crate) kept_kib: [u64; 2],
     /// The series of the first and of the last scrape.
     pub(crate) series: [usize; 2],
@@ -112,7 +112,7 @@ pub(crate) fn measure(programs: &[Measurand], span: Duration) -> Outcome<Vec<Mea
 }
 
 impl Measured {
-    /// Whether the memory is within this bound of `RssAnon`, and within the one of `VmRSS`.
+    /// Whether the memory is within this limit for `RssAnon`, and within the limit for `VmRSS`.
     pub(crate) fn memory_checks(&self, anon_kib: u64) -> [(String, bool); 2] {
         let name = self.name;
         [

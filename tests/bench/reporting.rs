@@ -1,12 +1,12 @@
-//! What a stream to the leading extender costs an agent. Three agents watch the same GPUs and pods in one run: alone, with
-//! sharing, and with sharing and a stream to a `gpu-steward extender` at a fake API server. The extender and the server are
-//! not counted. Promise 45 in docs/specification.md.
+//! The cost of a stream to the leading extender for an agent. Three agents watch the same GPUs and pods in one run: alone,
+//! with sharing, and with sharing and a stream to a `gpu-steward extender` with a fake API server. The cost of the extender
+//! and the server is not counted. Promise 45 in docs/specification.md.
 //!
-//! The memory of each GPU changes with every sample, and that of each process every five seconds, so that the agent has a
-//! change to report once a second, the most that there is.
+//! The memory of each GPU changes with every sample, and the memory of each process every five seconds, so the agent has a
+//! change to report once a second, which is the highest possible rate.
 //!
-//! The smoke test of each run is the same for 20 seconds, beside processes that come and go: it checks the memory of the three
-//! agents and that nothing grows. CPU time takes minutes to measure.
+//! The smoke test of each run is the same for 20 seconds, while other processes start and end: it checks the memory of the
+//! three agents, and that nothing grows. It does not check CPU time, which takes minutes to measure.
 
 use crate::process_cost::{ALONE_KIB, Measurand, Outcome, Running, SHARING_KIB, STREAM_KIB, all_hold, binary, measure};
 use lab::agent::{Agent, Recipe};
@@ -24,9 +24,9 @@ const NODE: &str = "bench-node";
 const AUDIENCE: &str = "gpu-steward";
 const AGENTS: &str = "gpu:agent";
 const SOON: Duration = Duration::from_secs(60);
-/// CPU time as a multiple of that of the agent alone in the same run.
+/// CPU time as a multiple of the CPU time of the agent alone in the same run.
 const CPU_TIMES: f64 = 1.2;
-/// Of one message a second this share must have come, so that an agent that reports nothing does not look cheap.
+/// The least share of one message a second that must have arrived, because an agent that reports nothing would look cheap.
 const MESSAGES: f64 = 0.8;
 
 /// GPUs whose memory changes, with one process of each pod, on the GPUs in turn.
@@ -72,7 +72,7 @@ fn extender(server: &FakeApiServer) -> ExtenderProcess {
     extender
 }
 
-/// With a stream to this extender.
+/// Adds a stream to this extender.
 fn reporting(recipe: Recipe, server: &FakeApiServer, extender: &ExtenderProcess) -> Outcome<Recipe> {
     let trusted = eventually("the certificates of the extenders", SOON, || {
         let stored = server.object("configmaps", "gpu", "gpu-steward-extender-ca")?;

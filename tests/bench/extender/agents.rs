@@ -1,5 +1,5 @@
-//! Thousands of agents in a process of their own, so that what they cost is not counted: each one opens its stream, reports,
-//! and finds the leader again as the real agent does (`decide::leader_search`).
+//! Thousands of agents in their own process, so that their cost is not counted: each agent opens its stream, reports, and
+//! finds the leader again like the real agent (`decide::leader_search`).
 //!
 //! ```text
 //!   bench ──one command a line──▶ this program ──TLS, one connection each──▶ extenders

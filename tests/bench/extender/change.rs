@@ -1,5 +1,5 @@
-//! The leader stops, or is killed, while a kube-scheduler asks the other extender and 5,000 agents report: how long nobody
-//! decides, and how the streams move.
+//! The leader stops, or is killed, while a kube-scheduler calls the other extender and 5,000 agents report: how long no
+//! extender decides, and how the streams move.
 
 use crate::crowd::{Crowd, NODES, all_up};
 use crate::gap::Asker;
@@ -8,23 +8,23 @@ use crate::served::{SOON, Served};
 use lab::eventually::eventually;
 use std::time::Duration;
 
-/// The times of the election, as they are shipped.
+/// The default times of the election.
 const LEASE: Duration = Duration::from_secs(15);
 const RETRY: Duration = Duration::from_secs(2);
-/// How long the Service leads to a pod that has ended: until the kubelet has told that and every node knows it.
+/// How long the Service still points to a pod that has ended: until the kubelet has reported its end and every node knows it.
 const SERVICE_KNOWS: Duration = Duration::from_secs(2);
 /// The marks.
 const LONGEST_STOP: f64 = 3.0;
-/// kube-scheduler gives up a question after five seconds.
+/// kube-scheduler gives up on a call after five seconds.
 const SLOWEST: f64 = 5.0;
-/// Tries of one agent on average: one, with some that come before the next extender leads. While a killed leader's Lease
-/// runs, tries come after 0.5, 1, 2, 4 and 8 s.
+/// The average number of tries of one agent: one, plus some that come before the next extender leads. While a killed
+/// leader's Lease is still valid, tries come after 0.5, 1, 2, 4 and 8 s.
 const TRIES_STOP: f64 = 3.0;
 const TRIES_KILL: f64 = 12.0;
-/// Tries in the worst second at one extender, by the number of agents.
+/// Tries in the worst second at one extender, divided by the number of agents.
 const WORST_SECOND: f64 = 2.0;
 
-/// Both ends of a leader.
+/// Measures both ways in which a leader can end.
 pub(crate) fn measure(crowd: Crowd, figures: &mut Figures) -> Outcome<()> {
     let Crowd { server, mut leader, mut agents, .. } = crowd;
     for (what, tries_mark) in [("SIGTERM", TRIES_STOP), ("SIGKILL", TRIES_KILL)] {

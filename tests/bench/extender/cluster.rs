@@ -1,4 +1,4 @@
-//! A cluster for the measurements: Nodes with 8 GPUs and ten claims each, the pods of their agents, and the questions of
+//! A cluster for the measurements: Nodes with 8 GPUs and ten claims each, the pods of their agents, and the calls of
 //! kube-scheduler about them.
 
 use crate::served::{AGENTS, AUDIENCE};
@@ -28,7 +28,7 @@ pub(crate) fn gpu_uuid(node: usize, index: usize) -> String {
     format!("GPU-{node:08x}-0000-4000-8000-{index:012x}")
 }
 
-/// Nodes with 8 GPUs each and ten pods with claims. Of ten nodes so many are full.
+/// Nodes with 8 GPUs each and ten pods with claims. This many of ten nodes are full.
 pub(crate) fn cluster(nodes: usize, tenths: u8) -> FakeApiServer {
     let server = FakeApiServer::start();
     for number in 0..nodes {
@@ -54,7 +54,7 @@ pub(crate) fn cluster(nodes: usize, tenths: u8) -> FakeApiServer {
     server
 }
 
-/// A pod that runs and holds a GPU.
+/// A running pod that holds a GPU.
 fn held_pod((number, node): (usize, &str), mib: u64, claim: &str) -> Value {
     let limits = json!({ "nvidia.com/gpu": "1", "nvidia.com/gpumem": mib.to_string(), "nvidia.com/gpucores": "5" });
     json!({
@@ -77,7 +77,7 @@ fn held_pod((number, node): (usize, &str), mib: u64, claim: &str) -> Value {
     })
 }
 
-/// A pod as kube-scheduler sends it, with what a real API server adds.
+/// A pod as kube-scheduler sends it, with the fields that a real API server adds.
 pub(crate) fn asking_pod(number: usize, mib: u64) -> Value {
     let limits = json!({ "nvidia.com/gpu": "1", "nvidia.com/gpumem": mib.to_string(), "nvidia.com/gpucores": "5" });
     let owned = json!({ "f:spec": { "f:containers": { "k:{\"name\":\"main\"}": { ".": {}, "f:image": {}, "f:imagePullPolicy": {},

@@ -1,5 +1,5 @@
-//! A leader with 5,000 nodes, 50,000 claims and 5,000 streams of agents: its memory and its CPU, and how old what it decides
-//! with is.
+//! A leader with 5,000 nodes, 50,000 claims and 5,000 streams of agents: its memory, its CPU time, and the age of the data
+//! on which it decides.
 
 use crate::agents::{Agents, PlannedAgent};
 use crate::cluster::{PODS_A_NODE, agent_token, asking_pod, cluster, node_name, put_agents, uid};
@@ -12,11 +12,11 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 /// Nodes, each with an agent.
 pub(crate) const NODES: usize = 5000;
-/// Time until the allocator has given back what the start or the handshakes took.
+/// Time until the allocator has returned the memory of the start or the handshakes.
 const SETTLES: Duration = Duration::from_secs(20);
-/// How long each load is measured.
+/// The length of each measurement.
 const MEASURED: Duration = Duration::from_secs(60);
-/// Changes whose age is measured.
+/// The number of changes whose age is measured.
 const CHANGES: usize = 21;
 
 /// The marks: MiB, percent of a core, seconds.
@@ -24,7 +24,7 @@ const MOST_ALL: f64 = 300.0;
 const MOST_LEDGER: f64 = 150.0;
 const MOST_IDLE: f64 = 5.0;
 const MOST_CHANGING: f64 = 20.0;
-/// The agent's second between two messages is the rest of 1.2 s.
+/// The rest of the promised 1.2 s is the agent's second between two messages.
 const OLDEST: f64 = 0.2;
 
 /// The leader with its agents.
@@ -32,7 +32,7 @@ pub(crate) struct Crowd {
     pub(crate) server: FakeApiServer,
     pub(crate) leader: Served,
     pub(crate) agents: Agents,
-    /// What the leader held before a stream was open.
+    /// The leader's memory before a stream was open.
     ledger: [f64; 2],
 }
 
@@ -107,7 +107,7 @@ impl Crowd {
         Ok(())
     }
 
-    /// CPU and messages a second.
+    /// The CPU share, and the messages per second.
     fn load(&self) -> Outcome<(f64, f64)> {
         let messages = || self.leader.metric("gpu_steward_extender_stream_messages_total");
         let (begun, before) = (Instant::now(), messages()?);
@@ -116,7 +116,7 @@ impl Crowd {
         Ok((share, many(passed) / begun.elapsed().as_secs_f64()))
     }
 
-    /// Closes or opens the first node by its agent. Returns the seconds until a filter call saw it.
+    /// Closes or opens the first node by its agent. Returns the seconds until a filter call saw the change.
     fn age(&mut self, turn: usize) -> Outcome<f64> {
         let closed = turn.is_multiple_of(2);
         let question = json!({ "Pod": asking_pod(turn, 1000), "Nodes": null, "NodeNames": [node_name(0)] });
@@ -148,7 +148,7 @@ fn memory(extender: &Served) -> Outcome<[f64; 2]> {
     Ok([mib("VmRSS")?, mib("RssAnon")?])
 }
 
-/// Waits until each agent has come up since the mark, and is up. Returns the counts.
+/// Waits until each agent has opened a stream since the mark, and still has it. Returns the counts.
 pub(crate) fn all_up(agents: &mut Agents) -> Outcome<Value> {
     let begun = Instant::now();
     loop {

@@ -1,4 +1,4 @@
-//! A kube-scheduler that asks all the time, and the longest time in which it got no answer.
+//! A kube-scheduler that calls all the time, and the longest time in which it got no answer.
 
 use crate::cluster::calls;
 use crate::served::Connection;
@@ -8,31 +8,31 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// Pause between two questions.
+/// Pause between two calls.
 const PAUSE: Duration = Duration::from_millis(20);
 /// Kinds of pods that alternate.
 const KINDS: usize = 8;
 
-/// Asks in a thread.
+/// Sends calls in a thread.
 pub(crate) struct Asker {
     stop: Arc<AtomicBool>,
     thread: JoinHandle<Asked>,
 }
 
-/// What came of the questions.
+/// The results of the calls.
 #[derive(Debug, Default)]
 pub(crate) struct Asked {
-    /// Answers with a decision, and others.
+    /// Answers with a decision, and other answers.
     pub(crate) answered: usize,
     pub(crate) refused: usize,
     /// Longest time between two decisions.
     pub(crate) gap: Duration,
-    /// Longest time of one question, whatever the answer.
+    /// Longest time of one call, whatever the answer.
     pub(crate) slowest: Duration,
 }
 
 impl Asker {
-    /// Asks the extender at this address about so many nodes.
+    /// Calls the extender at this address about this many nodes.
     pub(crate) fn start(address: SocketAddr, nodes: usize) -> Asker {
         let stop = Arc::new(AtomicBool::new(false));
         let stopped = Arc::clone(&stop);
@@ -40,7 +40,7 @@ impl Asker {
         Asker { stop, thread }
     }
 
-    /// Stops, and says what came of it.
+    /// Stops, and returns the results.
     pub(crate) fn end(self) -> Asked {
         self.stop.store(true, Ordering::Relaxed);
         self.thread.join().unwrap_or_default()
@@ -69,7 +69,7 @@ fn asked(address: SocketAddr, nodes: usize, stop: &AtomicBool) -> Asked {
             last = Some(now);
         } else {
             asked.refused += 1;
-            // A refusal closes the connection, because the question was not read.
+            // A refusal closes the connection, because the call was not read.
             connection = None;
         }
     }

@@ -1,4 +1,4 @@
-//! What a leader costs that nobody asks: it writes its Lease, and does nothing for a node on a timer.
+//! The cost of a leader that gets no calls: it writes its Lease, and does no work for nodes on a timer.
 
 use crate::cluster::{PODS_A_NODE, cluster};
 use crate::outcome::{Figures, Outcome};
@@ -6,11 +6,11 @@ use crate::served::Served;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-/// How long it is watched.
+/// The length of the measurement.
 const WATCHED: Duration = Duration::from_secs(60);
-/// Time after the start until it is idle: jemalloc gives memory back, and the first events are written.
+/// Time after the start until the leader is idle: jemalloc returns memory, and the first events are written.
 const SETTLES: Duration = Duration::from_secs(15);
-/// By how much four thousand more nodes may cost more, in percent of a core: less than one annotation in a second.
+/// The most that four thousand more nodes may cost, in percent of a core: less than one annotation per second.
 const MOST_MORE: f64 = 0.1;
 
 /// Measures with 1,000 and with 5,000 nodes.

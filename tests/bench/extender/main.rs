@@ -1,17 +1,17 @@
-//! Measures the extender at the size of the largest clusters, each part beside something in the same run to compare with.
+//! Measures the extender at the size of the largest clusters. Each part is compared with a baseline in the same run.
 //!
 //! ```text
 //!   verbs    this program ──filter──▶ gpu-steward extender ──▶ fake API server in this program
 //!                         ──filter──▶ pass-through (this program again), which only decodes and encodes
 //!   ready    start ──▶ first answer, beside a plain list of the same objects
-//!   idle     what a leader costs that nobody asks, with 1,000 nodes and with 5,000
-//!   crowd    agents (this program again) ──5,000 streams──▶ leader: memory, CPU, age of what is decided with
+//!   idle     the cost of a leader that gets no calls, with 1,000 nodes and with 5,000
+//!   crowd    agents (this program again) ──5,000 streams──▶ leader: memory, CPU, age of the data for decisions
 //!   change   two extenders; the leader stops, or is killed: the gap, and how the streams move
 //! ```
 //!
-//! `tests/run --long extender` runs it; `EXTENDER=crowd,change` chooses parts. CPU time is that of the whole process, by the
-//! scheduler's nanoseconds. Times on a shared machine say little, so each check is a ratio in one interleaved run, or is
-//! about memory, or has a mark of seconds.
+//! `tests/run --long extender` runs it; `EXTENDER=crowd,change` chooses parts. CPU time is measured for the whole process, in
+//! the scheduler's nanoseconds. Times on a shared machine say little, so each check is a ratio in one interleaved run, is
+//! about memory, or has a limit of seconds.
 
 #![allow(clippy::print_stdout, reason = "a bench prints what it measured")]
 

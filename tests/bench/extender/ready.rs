@@ -1,4 +1,4 @@
-//! The time from the start of an extender to its first answer, beside a plain list of the same Nodes and pods.
+//! The time from the start of an extender to its first answer, compared with a plain list of the same Nodes and pods.
 
 use crate::cluster::{PODS_A_NODE, asking_pod, cluster, node_name};
 use crate::outcome::{Figures, Outcome, median};
@@ -10,10 +10,10 @@ use std::time::{Duration, Instant};
 const NODES: usize = 5000;
 /// Rounds in which both take turns. The median of their ratios counts.
 const ROUNDS: usize = 5;
-/// Objects of one page, as the extender asks for them.
+/// Objects of one page, as in the extender's requests.
 const PAGE: usize = 500;
-/// The fake API server answers from memory, so its plain list takes less time than that of a real one, where the mark is 1.5
-/// (`tests/cluster/ready.rs`). It took 1.79 to 1.84 times as long here.
+/// The fake API server answers from memory, so its plain list takes less time than that of a real server, where the limit is
+/// 1.5 (`tests/cluster/ready.rs`). Here the first answer took 1.79 to 1.84 times as long as the list.
 const MOST: f64 = 2.2;
 
 /// Measures with 5,000 nodes and 50,000 pods.
@@ -54,13 +54,13 @@ fn plain_list(server: &FakeApiServer) -> Outcome<Duration> {
     Ok(begun.elapsed())
 }
 
-/// Starts an extender, asks until it answers, and stops it.
+/// Starts an extender, calls it until it answers, and stops it.
 fn first_answer(server: &FakeApiServer) -> Outcome<Duration> {
     let question = json!({ "Pod": asking_pod(1, 1000), "Nodes": null, "NodeNames": [node_name(0), node_name(1)] });
     let body = question.to_string().into_bytes();
     let begun = Instant::now();
     let mut extender = Served::begun(server, |_| Ok(Vec::new()))?;
-    // A refusal closes the connection, because the question was not read.
+    // A refusal closes the connection, because the call was not read.
     while Connection::open(extender.address)?.send("POST", "/filter", &body)?.status != 200 {
         if begun.elapsed() > SOON {
             return Err(format!("no answer: {}", extender.log()).into());
@@ -68,7 +68,7 @@ fn first_answer(server: &FakeApiServer) -> Outcome<Duration> {
         std::thread::sleep(Duration::from_millis(5));
     }
     let took = begun.elapsed();
-    // The Lease is free again for the next one.
+    // The Lease is free again for the next extender.
     extender.terminate()?;
     extender.ended()?;
     Ok(took)

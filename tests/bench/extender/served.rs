@@ -1,4 +1,4 @@
-//! The programs that are measured, as child processes, and connections to them.
+//! The measured programs, as child processes, and connections to them.
 
 use crate::outcome::Outcome;
 use lab::api_server::FakeApiServer;
@@ -15,7 +15,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
-/// Longest wait for anything of a child process.
+/// Longest wait for an action of a child process.
 pub(crate) const SOON: Duration = Duration::from_secs(300);
 /// The account of the agents, and the audience of every token.
 pub(crate) const AGENTS: &str = "gpu:agent";
@@ -25,7 +25,7 @@ pub(crate) const AUDIENCE: &str = "gpu-steward";
 /// A child process that ends with the bench.
 pub(crate) struct Served {
     child: Child,
-    /// Of the verbs.
+    /// The address of the verbs.
     pub(crate) address: SocketAddr,
     dir: Option<TempDir>,
 }
@@ -55,11 +55,11 @@ impl Served {
         Ok(served)
     }
 
-    /// An extender with streams, as it is shipped. It listens, and may not lead yet.
+    /// An extender with streams and default settings. It listens, but may not lead yet.
     pub(crate) fn with_streams(server: &FakeApiServer) -> Outcome<Served> {
         Served::begun(server, |dir| {
             let token = dir.join("token");
-            // As outside a pod: the fake API server has no pods of extenders.
+            // These flags are for an extender outside a pod, because the fake API server has no pods of extenders.
             let mut own = claims("gpu:extender", AUDIENCE, ("", ""), ("", ""));
             own["kubernetes.io"] = Value::Null;
             fs::write(&token, server.token(&own))?;
@@ -144,7 +144,7 @@ impl Served {
         Ok(value.ok_or_else(|| format!("no sample {sample}"))?.parse()?)
     }
 
-    /// Asks it to stop (SIGTERM).
+    /// Asks the program to stop (SIGTERM).
     pub(crate) fn terminate(&self) -> Outcome<()> {
         let status = Command::new("kill").args(["-TERM", &self.child.id().to_string()]).status()?;
         if status.success() { Ok(()) } else { Err("kill -TERM failed".into()) }
@@ -152,7 +152,7 @@ impl Served {
 
     /// Sends SIGKILL, and waits for the end.
     pub(crate) fn kill(&mut self) {
-        // It may have ended already.
+        // The program may have ended already.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
@@ -200,7 +200,7 @@ impl Connection {
         Ok(Connection(BufReader::new(stream), address))
     }
 
-    /// Asks a verb; anything but an answer 200 is an error.
+    /// Calls a verb; any answer other than 200 is an error.
     pub(crate) fn ask(&mut self, verb: &str, body: &[u8]) -> Outcome<HttpResponse> {
         let answer = self.send("POST", &format!("/{verb}"), body)?;
         if answer.status == 200 { Ok(answer) } else { Err(format!("{verb}: {}", answer.text()).into()) }

@@ -1,4 +1,4 @@
-//! What a filter call and a bind cost, beside the pass-through and beside decoding and encoding alone.
+//! The cost of a filter call and of a bind, compared with the pass-through, and with decoding and encoding alone.
 
 use crate::cluster::{PODS_A_NODE, asking_pod, calls, cluster};
 use crate::outcome::{Figures, Outcome, many, median, micros};
@@ -11,10 +11,10 @@ use std::time::{Duration, Instant};
 
 /// Rounds in which both programs take turns. The median of their ratios counts.
 const ROUNDS: usize = 7;
-/// Names in all calls of one round: as many calls as make this many.
+/// The number of node names in all calls of one round together, which sets the number of calls.
 const NAMES_A_ROUND: usize = 400_000;
 const CONNECTIONS: usize = 8;
-/// Kinds of requests that alternate, as if so many Deployments grew at once.
+/// Kinds of requests that alternate, as if this many Deployments grew at once.
 const KINDS: usize = 4;
 const BINDS: u32 = 200;
 
@@ -24,10 +24,10 @@ const MOST_CPU: f64 = 3.0;
 const MOST_NEW_KIND: f64 = 3.0;
 const LEAST_RATE: f64 = 0.7;
 const MOST_MEMORY_KIB: u64 = 150 << 10;
-/// By how much the cost of a node may grow between 1,000 and 5,000 nodes: more would not be linear.
+/// The largest growth of the cost per node between 1,000 and 5,000 nodes: more would not be linear.
 const MOST_GROWTH: f64 = 1.5;
-/// By how much a bind may cost more with five times the nodes. It is some hundred microseconds of asynchronous work, so it
-/// varies.
+/// The largest growth of the cost of a bind with five times the nodes. A bind is some hundred microseconds of asynchronous
+/// work, so its cost varies.
 const MOST_BIND_GROWTH: f64 = 1.5;
 
 /// CPU time of one call, in microseconds, with all calls on one connection.
@@ -75,7 +75,7 @@ fn rate_of(program: &Served, bodies: &[Vec<u8>]) -> Outcome<f64> {
     }
 }
 
-/// What was measured with one cluster.
+/// The measurements with one cluster.
 struct Measured {
     cpu: f64,
     codec: f64,
@@ -99,7 +99,7 @@ fn measure(nodes: usize, tenths: u8) -> Outcome<Measured> {
         codecs.push(codec(&bodies, tenths)?);
         rates.push(rate_of(&extender, &bodies)? / rate_of(&pass, &bodies)?);
     }
-    // Each call has a request that no call before it had, so that nothing of the verdicts can be kept.
+    // Each call has a new request, so that no cached verdict can be used.
     let fresh = calls(nodes, 2 * CONNECTIONS, |number| 20_000 + u64::try_from(number).unwrap_or(0));
     let first = cpu_of(&extender, &fresh)?;
     let ratios = |of: &[f64]| median(cpu.iter().zip(of).map(|(one, other)| one / other).collect());
@@ -122,7 +122,7 @@ fn kind_of(number: usize) -> u64 {
     u64::try_from(number % KINDS).unwrap_or(0) * 500
 }
 
-/// The answer has as many nodes with a reason as are full, and names so many of the others at most.
+/// Checks that the answer has a reason for each full node, and names at most `most` of the other nodes.
 fn check(program: &Served, body: &[u8], (nodes, tenths): (usize, u8), most: usize) -> Outcome<()> {
     let answer = Connection::open(program.address)?.ask("filter", body)?.json();
     let fit = answer["NodeNames"].as_array().map_or(0, Vec::len);
@@ -154,7 +154,7 @@ fn bind(server: &FakeApiServer, extender: &Served, nodes: usize) -> Outcome<f64>
         let order = json!({ "PodName": metadata["name"], "PodNamespace": metadata["namespace"], "PodUID": metadata["uid"], "Node": node });
         orders.push(order.to_string().into_bytes());
     }
-    // The events of the filter calls are written beside.
+    // The events of the filter calls are written at the same time.
     std::thread::sleep(Duration::from_secs(3));
     let before = extender.cpu()?;
     for order in &orders {

@@ -45,7 +45,7 @@ pub(crate) fn pod(number: usize, version: usize) -> String {
     )
 }
 
-/// Serves so many pods on a port of the loopback, for as long as the program runs.
+/// Serves this many pods on a loopback port, until the program ends.
 pub(crate) fn serve(pods: usize) -> u16 {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
     let port = listener.local_addr().expect("an address").port();

@@ -1,4 +1,4 @@
-//! The watcher of `kube`, with a type that has the fields which the follower keeps, and its reflector as the store.
+//! The watcher of `kube`, with a type that has only the fields that the follower keeps, and its reflector as the store.
 
 use crate::count;
 use futures::StreamExt;
@@ -81,7 +81,7 @@ impl Resource for TrimmedPod {
     }
 }
 
-/// Removes what the follower does not keep either.
+/// Removes the fields that the follower does not keep.
 fn trim(pod: &mut TrimmedPod) {
     pod.metadata.managed_fields = None;
     pod.metadata.labels = None;

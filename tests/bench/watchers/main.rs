@@ -1,8 +1,8 @@
-//! Follows generated pods with the follower of `apiserver` and with the watcher of `kube`, each in a process of its own, and
+//! Follows generated pods with the follower of `apiserver` and with the watcher of `kube`, each in its own process, and
 //! prints the CPU time and the memory of each.
 //!
 //! ```text
-//!   watchers [PODS]          serves so many pods (50,000), and starts itself once for each of the two
+//!   watchers [PODS]          serves this many pods (50,000), and starts itself once for each of the two
 //!   watchers ours|kube PORT PODS
 //! ```
 //!
@@ -21,7 +21,7 @@ use std::process::{Command, ExitCode};
 use std::time::Duration;
 use wire::watch::UnreadableObject;
 
-/// Pods of a cluster of 500 nodes that are full, or of 5,000 nodes with ten pods each.
+/// The pods of a cluster of 500 full nodes, or of 5,000 nodes with ten pods each.
 const PODS: usize = 50_000;
 
 /// Counts additions and changes, and ends the process after the last change.

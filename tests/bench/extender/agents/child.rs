@@ -1,4 +1,4 @@
-//! The program that is the agents.
+//! The program that runs the agents.
 
 use super::counts::Counts;
 use super::handle::{Plan, PlannedAgent};
@@ -62,7 +62,7 @@ pub(crate) fn run(plan: &Path) -> Outcome<()> {
     Ok(())
 }
 
-/// One agent, for ever.
+/// Runs one agent forever.
 async fn reports(running: Arc<Running>, agent: PlannedAgent) {
     let mut search = LeaderSearch::new("service".into());
     let mut link = Link { agent: &agent, tls: &running.tls, counts: &running.counts, mode: running.mode.subscribe() };
@@ -80,7 +80,7 @@ async fn reports(running: Arc<Running>, agent: PlannedAgent) {
     }
 }
 
-/// From 0 to 999.
+/// A random number from 0 to 999.
 fn random() -> u32 {
     u32::try_from(RandomState::new().hash_one(Instant::now()) % 1000).unwrap_or(0)
 }

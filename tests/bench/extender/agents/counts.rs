@@ -1,4 +1,4 @@
-//! What the agents count.
+//! The counts of the agents.
 
 use parking_lot::Mutex;
 use serde_json::{Value, json};
@@ -14,16 +14,16 @@ struct Marked {
     since: Instant,
     /// Streams on which a leader has answered.
     up: usize,
-    /// How often a stream came up, and when the last one did.
+    /// The number of streams that were answered, and the time of the last one.
     ups: usize,
     last_up: u128,
     /// Tries of each agent.
     tries: BTreeMap<usize, usize>,
     /// Tries in each second, by address.
     by_second: BTreeMap<String, BTreeMap<u64, usize>>,
-    /// How tries have ended that failed.
+    /// The failed tries, by error.
     failures: BTreeMap<String, usize>,
-    /// When the agent that is asked for it has sent a change: microseconds since 1970.
+    /// The time at which the chosen agent has sent a change, in microseconds since 1970.
     sent: u64,
 }
 
@@ -41,7 +41,7 @@ impl Counts {
         }))
     }
 
-    /// Counts anew from now on; open streams stay open.
+    /// Resets the counts; open streams stay open.
     pub(super) fn mark(&self) {
         let mut counts = self.0.lock();
         let up = counts.up;

@@ -1,4 +1,4 @@
-//! The process of the agents, as the bench sees it.
+//! The handle by which the bench controls the process of the agents.
 
 use crate::outcome::Outcome;
 use serde::{Deserialize, Serialize};
@@ -12,7 +12,7 @@ use tempfile::TempDir;
 #[derive(Debug, Deserialize, Serialize)]
 pub(crate) struct PlannedAgent {
     pub(crate) number: usize,
-    /// Its place among all, from 0 to 1.
+    /// The agent's place among all agents, from 0 to 1.
     pub(crate) place: f64,
     pub(crate) node: String,
     pub(crate) token: String,
@@ -20,7 +20,7 @@ pub(crate) struct PlannedAgent {
     pub(crate) pods: Vec<String>,
 }
 
-/// What the process of the agents reads at its start.
+/// The input that the process of the agents reads at its start.
 #[derive(Debug, Deserialize, Serialize)]
 pub(super) struct Plan {
     /// The certificates of the extenders' authority.
@@ -61,7 +61,7 @@ impl Agents {
         Ok(serde_json::from_str(&line)?)
     }
 
-    /// A count of now.
+    /// The current value of a count.
     pub(crate) fn count(&mut self, field: &str) -> Outcome<usize> {
         let counts = self.tell("report")?;
         let count = counts[field].as_u64().ok_or_else(|| format!("no {field}"))?;
@@ -71,7 +71,7 @@ impl Agents {
 
 impl Drop for Agents {
     fn drop(&mut self) {
-        // It may have ended already.
+        // The process may have ended already.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

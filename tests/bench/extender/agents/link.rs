@@ -1,4 +1,4 @@
-//! One stream, as the real agent opens it (`agent::leader_stream`).
+//! One stream, opened like the real agent's (`agent::leader_stream`).
 
 use super::counts::Counts;
 use super::handle::PlannedAgent;
@@ -20,15 +20,15 @@ use tokio_rustls::TlsConnector;
 
 /// The name in the certificates of extenders.
 const NAME: &str = "extender.gpu-steward.io";
-/// The times of the real agent: for the connection, for the answer to begin, and between two messages.
+/// The times of the real agent: for the connection, for the start of the answer, and between two messages.
 const CONNECTS_WITHIN: Duration = Duration::from_secs(10);
 const BEGINS_WITHIN: Duration = Duration::from_secs(15);
 const BEAT: Duration = Duration::from_secs(10);
-/// Silence after which it connects again.
+/// The time without a message after which the agent connects again.
 const SILENCE: Duration = Duration::from_secs(22);
-/// While a fifth of the nodes changes each second, each of them does so every five seconds.
+/// While a fifth of the nodes changes each second, each node changes every five seconds.
 const CHANGES_EVERY: Duration = Duration::from_secs(5);
-/// Memory of a GPU in a report: it moves by more than the dead band.
+/// Memory of a GPU in a report. It changes by more than the dead band.
 const USED: u64 = 8 << 30;
 
 /// A configuration that trusts these certificates.
@@ -42,7 +42,7 @@ pub(super) fn trusting(pem: &str) -> Outcome<TlsConnector> {
         .with_root_certificates(roots)
         .with_no_client_auth();
     config.alpn_protocols = vec![b"http/1.1".to_vec()];
-    // Each real agent is another process, which knows nothing of the sessions of the others.
+    // Each real agent is a separate process, which does not know the sessions of other agents.
     config.resumption = rustls::client::Resumption::disabled();
     Ok(TlsConnector::from(Arc::new(config)))
 }
@@ -56,7 +56,7 @@ pub(super) struct Link<'a> {
 }
 
 impl Link<'_> {
-    /// One stream to the extender at this address, from its begin to its end.
+    /// Runs one stream to the extender at this address, from its start to its end.
     pub(super) async fn once(&mut self, address: &str) -> SearchEnd {
         let opened = timeout(BEGINS_WITHIN, self.open(address)).await;
         let mut messages = match opened {
@@ -83,7 +83,7 @@ impl Link<'_> {
     }
 
     fn failed(&self, why: &str) -> SearchEnd {
-        // Without numbers, so that equal failures are counted together.
+        // Numbers are removed, so that equal failures are counted together.
         let why: String = why.chars().filter(|letter| !letter.is_ascii_digit()).take(80).collect();
         self.counts.failed(why);
         SearchEnd::Failed
@@ -93,7 +93,7 @@ impl Link<'_> {
     async fn works(&mut self, messages: &mut AgentStream) -> SearchEnd {
         let (mut beat, mut heard, mut turn) = (Instant::now() + BEAT, Instant::now(), 0_usize);
         let mut mode = *self.mode.borrow_and_update();
-        // The changes of all agents are spread over the time between two of one.
+        // The changes of all agents are spread over the time between two changes of one agent.
         let mut change = Instant::now() + CHANGES_EVERY.mul_f64(self.agent.place);
         loop {
             let due = if mode.changing { change.min(beat) } else { beat };
@@ -151,7 +151,7 @@ impl Link<'_> {
         opening::open(stream, NAME, &self.agent.token).await.map_err(|why| text(&why))
     }
 
-    /// Everything of the node.
+    /// A full report about the node.
     fn full(&self) -> AgentMessage {
         let full = NodeFull {
             node: self.agent.node.clone(),
@@ -163,7 +163,7 @@ impl Link<'_> {
         AgentMessage { version: 1, full: Some(full), change: None }
     }
 
-    /// The memory of one GPU and of its pod has moved by a GiB.
+    /// A report that the memory of one GPU and of its pod has changed by a GiB.
     fn changes(&self, turn: usize, mode: Mode) -> AgentMessage {
         let (index, used) = (turn % GPUS, USED + ((turn as u64 / GPUS as u64 % 2) << 30));
         let phase = if mode.closed && self.agent.number == 0 { Phase::Starting } else { Phase::Serving };

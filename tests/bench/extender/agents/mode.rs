@@ -1,6 +1,6 @@
-//! What the agents do, as the bench wants it.
+//! The behaviour of the agents, set by the bench.
 
-/// What the agents do beside their beats.
+/// The behaviour of the agents besides their heartbeats.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Mode {
     /// A fifth of them reports a change each second.
