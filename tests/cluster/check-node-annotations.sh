@@ -1,6 +1,6 @@
 #!/bin/bash
 # The check of all nodes' annotations that users of HAMi run by hand, with the same commands as in HAMi's debugging guide. Only
-# the printed words differ.
+# the printed text differs.
 # shellcheck disable=SC2086,SC2004
 
 CURRENT_TS=$(date +%s)

@@ -1,7 +1,7 @@
-# What the cluster adds to the machine outside its state folder, and how it is removed.
+# The changes that the cluster makes to the machine outside its state folder, and their removal.
 # shellcheck shell=bash
 
-# Makes the folders for the mounts of a node's namespace, and the addresses. It records each one before it makes it.
+# Makes the folders for the mounts of a node's namespace, and the addresses. It records each before it makes it.
 occupy() {
   local view path missing number
   for view in "${node_views[@]}"; do
@@ -21,13 +21,13 @@ add_address() {
   ip addr add "$1/32" dev lo || fail "lo did not take the address $1"
 }
 
-# Whether there is anything of a cluster, running or left by a killed run.
+# Whether there are traces of a cluster, running or left by a killed run.
 anything() { [ -d "$state" ] || [ -n "$(cgroups)" ] || [ -n "$(marked_processes)" ]; }
 
 # Takes everything down, in any state, and prints what it removed.
 clean() {
   local began=$SECONDS parts name folder left=0
-  # Kubelets first: they would restart what is ended below.
+  # Kubelets first, because they would restart the processes that are ended below.
   mapfile -t parts < <(parts | sort -r)
   for name in "${parts[@]}"; do [[ $name != *-kubelet ]] || signal_part "$name" KILL; done
   local contained
@@ -54,9 +54,9 @@ kill_contained() {
   local processes
   processes=$(contained_processes)
   [ -n "$processes" ] || return 0
-  # A paused container does not handle signals: thaw it.
+  # A paused container does not handle signals, so thaw it.
   find /sys/fs/cgroup -maxdepth 1 -name freezer -exec find {}/"$cgroup" -name freezer.state \; 2>/dev/null | while read -r file; do echo THAWED >"$file"; done
-  # shellcheck disable=SC2086  # one word a process
+  # shellcheck disable=SC2086  # one word per process
   kill -KILL $processes 2>/dev/null
   return 1
 }
@@ -81,7 +81,7 @@ remove_cgroups() {
 release() {
   local address folder
   if [ -e "$state/addresses" ]; then
-    # The address of a guest has a route that is not removed with it (tests/vm).
+    # The address of a guest has a route that is not removed with the address (tests/vm).
     while read -r address; do ip addr del "$address/32" dev lo; ip route del local "$address" dev lo table local; done <"$state/addresses" 2>/dev/null
     say "    removed from lo: $(paste -sd' ' "$state/addresses")"
   fi

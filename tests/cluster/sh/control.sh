@@ -9,7 +9,7 @@ issue() {
       -extfile <(printf 'extendedKeyUsage=serverAuth,clientAuth\n%s\n' "${3:+subjectAltName=$3}") 2>/dev/null
 }
 
-# kubeconfig NAME FILE: writes a kubeconfig with the certificate of that name
+# kubeconfig NAME FILE: writes a kubeconfig with the certificate of this name
 kubeconfig() {
   cat >"$2" <<Y
 apiVersion: v1
@@ -50,7 +50,7 @@ define_control_plane() {
   define_part etcd etcd --data-dir "$state/etcd" --listen-client-urls "http://$api_address:2379" --advertise-client-urls "http://$api_address:2379" \
     --listen-peer-urls "http://$api_address:2380" --initial-advertise-peer-urls "http://$api_address:2380" --initial-cluster "default=http://$api_address:2380" \
     --unsafe-no-fsync --log-level warn
-  # One line for each request: tests count API calls from it, by user and verb.
+  # One line for each request: tests count API calls from this log, by user and verb.
   printf 'apiVersion: audit.k8s.io/v1\nkind: Policy\nomitStages: [RequestReceived]\nrules: [{level: Metadata}]\n' >"$state/audit.yaml"
   define_part apiserver kube-apiserver --etcd-servers "http://$api_address:2379" --bind-address "$api_address" --secure-port 443 \
     --advertise-address "$api_address" --endpoint-reconciler-type none --service-cluster-ip-range "$service_range" --cert-dir "$state/keys" \

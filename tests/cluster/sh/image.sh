@@ -1,8 +1,8 @@
 # Images without a registry: an OCI layout with one layer in a tar file, for `ctr images import`.
 # shellcheck shell=bash
 
-# make_image OUT NAME:TAG ENTRYPOINT FILE=PATH...: FILE `@TARGET` makes a symbolic link. ${image_variables[@]} are further
-# variables of the image, besides PATH.
+# make_image OUT NAME:TAG ENTRYPOINT FILE=PATH...: if FILE is `@TARGET`, PATH is a symbolic link. ${image_variables[@]} are
+# further variables of the image, besides PATH.
 make_image() {
   local out=$1 name=$2 entry=$3 pair root=$1.root variables
   shift 3
@@ -31,7 +31,7 @@ make_image() {
   tar -C "$root/oci" -cf "$out.new" . && mv "$out.new" "$out" && rm -rf "$root"
 }
 
-# Stores ROOT/blob under its hash; prints digest and size.
+# Stores ROOT/blob under its hash, and prints digest and size.
 blob() {
   local digest size
   digest=$(sha256sum <"$1/blob" | cut -d' ' -f1)

@@ -1,4 +1,4 @@
-# A node: a mount namespace with containerd and kubelet, in which all paths are the usual ones.
+# A node: a mount namespace with containerd and kubelet, in which everything has its usual path.
 # shellcheck shell=bash
 
 node_names() { [ -d "$state/node" ] && ls "$state/node" | sort -V; }
@@ -27,14 +27,14 @@ define_node() {
   write_kubelet "$number" "$node" >"$folder/kubernetes/kubelet.yaml"
   write_space >"$folder/space"
   chmod +x "$folder/space"
-  # The process that keeps the namespace open. Kubelet and containerd start and end in it.
+  # The process that keeps the namespace open. Kubelet and containerd start and end in this namespace.
   define_part "$node-space" unshare -m --propagation private "$folder/space"
 }
 
 # Writes the script that mounts the node's folders at their usual paths. They are not visible on the machine itself.
 write_space() {
   local view
-  printf '#!/usr/bin/env bash\n# Makes a mount namespace that of a node, then keeps it.\nset -e\ncd %q\n' "$folder"
+  printf '#!/usr/bin/env bash\n# Turns a mount namespace into a node, then keeps it open.\nset -e\ncd %q\n' "$folder"
   for view in "${node_views[@]}"; do printf 'mount --bind %q %q\n' "${view#* }" "${view% *}"; done
   # Shared mounts, as on a machine with systemd: volumes with mount propagation need them.
   printf 'mount --make-rshared /\ntouch space-ready\nexec -a pause-%s pause\n' "$node"
@@ -83,7 +83,7 @@ cgroupRoot: /$cgroup/$2
 failCgroupV1: false
 failSwapOn: false
 enforceNodeAllocatable: [pods]
-# Other programs use the same disk: a test must not fail because it is nearly full.
+# Other programs use the same disk, and a test must not fail because the disk is nearly full.
 evictionHard: {nodefs.available: "0%", imagefs.available: "0%", nodefs.inodesFree: "0%", memory.available: "1Mi"}
 imageGCHighThresholdPercent: 100
 authentication: {anonymous: {enabled: false}, webhook: {enabled: true}, x509: {clientCAFile: $state/keys/ca.crt}}
@@ -100,7 +100,7 @@ healthzPort: 0
 Y
 }
 
-# Makes the cgroups of a node in every hierarchy. With v1, a cpuset must not be empty to accept a process.
+# Makes the cgroups of a node in every hierarchy. With v1, a cpuset accepts processes only if it is not empty.
 make_cgroups() {
   local root folder
   for root in /sys/fs/cgroup /sys/fs/cgroup/*; do
@@ -119,7 +119,7 @@ make_cgroups() {
   done
 }
 
-# Starts mount namespace and runtime of a node; needs no API server.
+# Starts the mount namespace and the runtime of a node, which needs no API server.
 start_runtime() {
   local node=$1 folder
   folder=$(node_folder "$node")

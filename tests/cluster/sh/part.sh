@@ -1,7 +1,7 @@
 # Parts: the processes of the cluster. Each has a folder with its start script (`run`), its process (`pid`) and its log.
 # shellcheck shell=bash
 
-# A process is identified by its id and its start time, because an id may belong to another process later.
+# A process is identified by its id and its start time, because the id may later belong to another process.
 started() { local line; line=$(cat "/proc/$1/stat" 2>/dev/null) || return 1; set -- ${line##*) }; [ "$1" != Z ] && printf '%s' "${20}"; }
 
 parts() { [ -d "$state/part" ] && ls "$state/part"; }
@@ -13,7 +13,7 @@ part_pid() {
   [ "$(started "$pid")" = "$begin" ] && printf '%s' "$pid"
 }
 
-# define_part NAME COMMAND...: writes the start script of a part, which runs the command by exec with the same words
+# define_part NAME COMMAND...: writes the start script of a part, which runs the command with exec and the same words
 define_part() {
   local folder=$state/part/$1
   mkdir -p "$folder"
@@ -24,13 +24,13 @@ define_part() {
 start_part() {
   local folder=$state/part/$1 pid
   part_pid "$1" >/dev/null && return 0
-  # Close the file descriptor of the lock, or the part would hold the lock for ever.
+  # Close the file descriptor of the lock, or the part would hold the lock forever.
   env "$mark" setsid "$folder/run" >>"$folder/log" 2>&1 </dev/null 9>&- &
   pid=$!
   printf '%s %s\n' "$pid" "$(started "$pid")" >"$folder/pid"
 }
 
-# Waits until a command succeeds; shows the end of the part's log if it does not, or if the part ends.
+# Waits until a command succeeds. If it does not, or if the part ends, shows the end of the part's log.
 await_part() {
   local name=$1 seconds=$2 deadline=$((SECONDS + $2))
   shift 2
@@ -60,11 +60,11 @@ ended() { ! part_pid "$1" >/dev/null; }
 # Every process with the cluster's mark.
 marked_processes() { grep -lzxF -- "$mark" /proc/[0-9]*/environ 2>/dev/null | cut -d/ -f3; }
 
-# The cluster's cgroup in every hierarchy: one with cgroup v2, one for each controller with v1.
+# The cluster's cgroup in every hierarchy: a single cgroup with cgroup v2, one for each controller with v1.
 cgroups() { find /sys/fs/cgroup -maxdepth 2 -type d -name "$cgroup" 2>/dev/null; }
 
-# Every process in the cluster's cgroups: processes in containers do not have the mark. A process of a PID namespace that is not
-# visible here reads as 0, and a signal to 0 would reach this script itself.
+# Every process in the cluster's cgroups, because processes in containers do not have the mark. A process of a PID namespace that is
+# not visible here is listed as 0, and a signal to 0 would reach this script itself.
 contained_processes() {
   local folders
   mapfile -t folders < <(cgroups)

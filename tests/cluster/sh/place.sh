@@ -6,9 +6,9 @@ repository=$(cd "$cluster_folder/../.." && pwd)
 
 # The folder for everything that a running cluster writes. It is short, because a socket path has at most 108 bytes.
 state=/var/lib/gpu-steward-cluster
-# The lock of the cluster: a script holds it while it runs, a test while it uses the cluster.
+# The lock of the cluster. A script holds it while the script runs, a test while the test uses the cluster.
 lock=/run/lock/gpu-steward-cluster
-# Every process of the cluster has this in its environment, so that the scripts kill no other process.
+# Every process of the cluster has this mark in its environment, so that the scripts kill no other process.
 mark=GPU_STEWARD_CLUSTER_PART=$state
 # The parent of all cgroups, below the root of every hierarchy.
 cgroup=gpu-steward-cluster
@@ -16,12 +16,12 @@ cgroup=gpu-steward-cluster
 tools=${XDG_CACHE_HOME:-${HOME:-/tmp}/.cache}/gpu-steward-tests/cluster
 
 # Addresses on `lo`. The API server listens on the first address of the service range, so that KUBERNETES_SERVICE_HOST in pods is
-# right without kube-proxy. Each node has one address, so that all have the usual ports.
+# right without kube-proxy. Each node has its own address, so that every node can use the usual ports.
 service_range=10.96.0.0/24
 api_address=10.96.0.1
 node_address() { printf '10.95.0.%d' "$1"; }
 pod_range() { printf '10.244.%d.0/24' "$1"; }
-# More nodes would not fit into the addresses above, and two cores are not enough for them anyway.
+# The addresses above do not allow more nodes, and two cores are not enough for more anyway.
 max_nodes=16
 
 # The default version of Kubernetes, and the other versions: each has a folder under program/.
@@ -50,7 +50,7 @@ say() { printf '%s\n' "$*"; }
 fail() { printf '%s: %s\n' "$(basename "$0")" "$*" >&2; exit 1; }
 misuse() { printf '%s: %s; see --help\n' "$(basename "$0")" "$*" >&2; exit 2; }
 
-# Prints the comment at the head of a script as its help.
+# Prints the comment at the start of a script as its help.
 help() { sed -n '2,/^[^#]/s/^# \{0,1\}//p' "$0"; }
 
 need_root() {
@@ -58,7 +58,7 @@ need_root() {
   [ "$(id -u)" -eq 0 ] || fail "needs root: it makes mount namespaces, cgroups and addresses on lo"
 }
 
-# Programs of the machine that the cluster uses, and their Debian packages.
+# The machine's programs that the cluster uses, and their Debian packages.
 need_programs() {
   local pair missing=()
   for pair in ip=iproute2 nsenter=util-linux unshare=util-linux flock=util-linux curl=curl openssl=openssl; do
@@ -67,7 +67,7 @@ need_programs() {
   [ "${#missing[@]}" -eq 0 ] || fail "missing on this machine: apt-get install $(printf '%s\n' "${missing[@]}" | sort -u | paste -sd' ')"
 }
 
-# Waits for the lock and keeps it to the end of the script, unless the caller holds it already.
+# Waits for the lock and keeps it until the end of the script, unless the caller already holds it.
 take_lock() {
   [ -z "${GPU_STEWARD_CLUSTER_HELD:-}" ] || return 0
   mkdir -p "$(dirname "$lock")"

@@ -1,11 +1,11 @@
 # The programs of the cluster: built from the Go modules under program/, or unpacked from Debian packages. Nothing is installed.
 # shellcheck shell=bash
 
-# helm first: the tests of the chart need nothing else.
+# helm comes first, because the tests of the chart need nothing else.
 modules=(helm kubernetes containerd stub)
 debian=(runc containernetworking-plugins busybox-static)
 
-# The linker flags for the version that a module's programs print.
+# The linker flags that set the version which a module's programs print.
 linked() {
   local version
   version=$(sed -n "s#^require $1 v##p" "$cluster_folder/program/$2/go.mod")
@@ -24,14 +24,14 @@ main_module() {
   esac
 }
 
-# The folder of a module's programs. Its name has the hash of their sources, so that a change builds them again.
+# The folder of a module's programs. Its name contains the hash of their sources, so that a change builds them again.
 module_folder() { printf '%s/%s-%s' "$tools" "$1" "$(find "$cluster_folder/program/$1" -name 'go.*' -o -name '*.go' | LC_ALL=C sort | xargs cat | sha256sum | cut -c1-12)"; }
 
 # need_go MODULE: finds or fetches a Go compiler that is new enough
 need_go() {
   PATH=$PATH:/usr/local/go/bin
   command -v go >/dev/null || fail "go is missing: tests/run programs, or apt-get install golang-go"
-  # Kubernetes needs Go 1.24 or later, and Debian 12 has 1.19. The newer one comes as a Go module, as `go` itself would fetch it.
+  # Kubernetes needs Go 1.24 or later, and Debian 12 has 1.19. The newer Go comes as a Go module, as `go` itself would fetch it.
   local here least=1.24 wanted=1.24.4 module folder
   [ "$1" != kubernetes-1.37 ] || least=1.26 wanted=1.26.0
   here=$(GOTOOLCHAIN=local go env GOVERSION | sed 's/^go//')
@@ -50,7 +50,7 @@ build_module() {
   folder=$(module_folder "$name")
   [ -e "$folder/built" ] && return 0
   need_go "$name"
-  say "building $name $(sed -n "s#^require $(main_module "$name") ##p" "$cluster_folder/program/$name/go.mod") into $folder (kubernetes takes 7 min from nothing on two cores, containerd and helm 1 to 2 each)"
+  say "building $name $(sed -n "s#^require $(main_module "$name") ##p" "$cluster_folder/program/$name/go.mod") into $folder (kubernetes takes 7 min from scratch on two cores, containerd and helm 1 to 2 min each)"
   rm -rf "$folder" && mkdir -p "$folder"
   # The checksum database does not have k8s.io/externaljwt; go.sum, which is committed, has its hash.
   (cd "$cluster_folder/program/$name" && CGO_ENABLED=0 GOTOOLCHAIN=local GOFLAGS=-buildvcs=false GONOSUMDB=k8s.io/externaljwt \
@@ -98,20 +98,20 @@ provide_helm() {
   say "$folder/helm"
 }
 
-# Builds everything that this Kubernetes needs. Sets $programs to the folders of the programs, for PATH.
+# Builds everything that this version of Kubernetes needs. Sets $programs to the folders of the programs, for PATH.
 programs=""
 provide() {
   local module began=$SECONDS later=""
   [ "$1" = "$usual_kubernetes" ] || later=kubernetes-$1
   mkdir -p "$tools"
-  # Two checkouts may build at the same time: take a lock.
+  # Two checkouts may build at the same time, so take a lock.
   exec 8>>"$tools/lock"
   flock -n 8 || { say "another build is running; waiting"; flock 8; }
   unpack "$(debian_folder)" "${debian[@]}"
   for module in "${modules[@]}" $later; do build_module "$module"; done
   build_images
   programs=$(module_folder containerd):$(module_folder kubernetes):$(module_folder helm):$(module_folder stub)
-  # etcd is that of the default version.
+  # etcd comes from the default version.
   [ -z "$later" ] || programs=$(module_folder "$later"):$programs
   programs=$programs:$(debian_folder)/usr/sbin:$(debian_folder)/bin:$tools/image
   "$(debian_folder)/usr/sbin/runc" --version >/dev/null || fail "Debian's runc does not run here: apt-get install libseccomp2"
