@@ -12,7 +12,6 @@
 
 pub(crate) mod host;
 pub(crate) mod devices;
-mod container_limits;
 mod config;
 mod counts;
 mod missing;

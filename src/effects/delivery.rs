@@ -153,7 +153,7 @@ impl DeviceDelivery {
         let file = folder.join(limits::FILE_NAME);
         put(&file, limits::encode(container_limits).map_err(cannot_encode(&file))?.as_bytes())?;
         if let Some(limiter) = self.node_edits.limiter_for(container_limits) {
-            limiter.fill(folder, &self.node_edits.limits(container_limits), container_limits.uid.as_str())?;
+            limiter.fill(folder, &self.node_edits.limits(container_limits), container_limits.holder.pod.as_str())?;
         }
         Ok(file)
     }
@@ -235,17 +235,17 @@ impl DeviceDelivery {
     fn folder(&self, container_limits: &ContainerLimits) -> PathBuf {
         // A UID was checked when it was parsed. The API server requires a container's name to be a DNS label, but the
         // agent does not rely on this: any other name is written in hexadecimal digits.
-        let name = &*container_limits.container;
+        let name = &*container_limits.holder.container;
         let plain = !name.is_empty()
             && name.len() <= 63
             && name.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-');
         let name = if plain {
-            Arc::clone(&container_limits.container)
+            Arc::clone(&container_limits.holder.container)
         } else {
             let digits: String = name.bytes().take(100).map(|b| format!("{b:02x}")).collect();
             format!("0x{digits}").into()
         };
-        self.pods.join(container_limits.uid.as_str()).join(&*name)
+        self.pods.join(container_limits.holder.pod.as_str()).join(&*name)
     }
 }
 
@@ -279,7 +279,7 @@ fn cannot_encode(path: &Path) -> impl FnOnce(DecodeError) -> DeliveryError {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use model::id::{GpuUuid, PodRef};
+    use model::id::{ContainerKey, GpuUuid, PodRef};
     use model::limits::DeviceLimits;
     use model::unit::CorePercent;
 
@@ -297,9 +297,8 @@ mod tests {
             cores,
         };
         ContainerLimits {
-            uid: uid(n),
+            holder: ContainerKey { pod: uid(n), container: container.into() },
             pod: PodRef { namespace: "ml".into(), name: "train".into() },
-            container: container.into(),
             devices: vec![device(1, 3000, Some(CorePercent(30))), device(0, 2000, None)],
             priority: None,
         }

@@ -1,23 +1,30 @@
 //! The limits of a container on its GPUs: the limiter enforces them, and the container can read them in its limits
 //! file. They do not change after the start.
 
-use crate::id::{GpuUuid, PodRef, PodUid};
+use crate::claim::DeviceShare;
+use crate::id::{ContainerKey, GpuUuid, PodRef, PodUid};
 use crate::unit::{Bytes, CorePercent};
 use std::sync::Arc;
 
 /// The limits of one container.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ContainerLimits {
-    /// The pod's identity.
-    pub uid: PodUid,
-    /// The pod's names.
+    /// The container.
+    pub holder: ContainerKey,
+    /// Namespace and name of the pod.
     pub pod: PodRef,
-    /// The container's name.
-    pub container: Arc<str>,
     /// Its devices, in the order in which the container numbers them.
     pub devices: Vec<DeviceLimits>,
     /// Priority among the containers of one GPU, if one is requested: 0 is high, 1 is low.
     pub priority: Option<u32>,
+}
+
+impl ContainerLimits {
+    /// The device shares that the limits were made from.
+    #[must_use]
+    pub fn device_shares(&self) -> Vec<DeviceShare> {
+        self.devices.iter().map(DeviceLimits::device_share).collect()
+    }
 }
 
 /// Upper bound on [`PodMemoryClaim`]s: enough for every pod that a node can have, each on all GPUs of a usual node.
@@ -49,4 +56,13 @@ pub struct DeviceLimits {
     pub unlimited: bool,
     /// Percent of SM time; `None` means no limit.
     pub cores: Option<CorePercent>,
+}
+
+impl DeviceLimits {
+    /// The device share that the limits were made from.
+    #[must_use]
+    pub fn device_share(&self) -> DeviceShare {
+        let memory = (!self.unlimited).then_some(self.memory);
+        DeviceShare { device: self.uuid.clone(), memory, cores: self.cores }
+    }
 }

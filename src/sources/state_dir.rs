@@ -72,7 +72,7 @@ pub fn container_limits(state: &Path, pods: &BTreeSet<PodUid>) -> Vec<ContainerL
         entries.take(MAX_CONTAINERS).flatten().map(move |entry| (pod, entry.path().join(limits::FILE_NAME)))
     });
     let read = |(pod, path): (&PodUid, PathBuf)| match record(&path, limits::MAX_BYTES, limits::decode) {
-        Ok(found) => Some(found).filter(|found| found.uid == *pod),
+        Ok(found) => Some(found).filter(|found| found.holder.pod == *pod),
         // The agent was ended before it wrote the file.
         Err(Unread::NoFile) => None,
         Err(error) => {
@@ -131,7 +131,7 @@ fn lines(path: &Path, max_bytes: usize, unread: &str) -> Vec<u8> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use model::id::PodRef;
+    use model::id::{ContainerKey, PodRef};
     use std::sync::Arc;
 
     fn uid(n: u8) -> PodUid {
@@ -151,9 +151,8 @@ mod tests {
 
     fn example_limits(n: u8) -> ContainerLimits {
         ContainerLimits {
-            uid: uid(n),
+            holder: ContainerKey { pod: uid(n), container: "main".into() },
             pod: PodRef { namespace: "ml".into(), name: "train".into() },
-            container: "main".into(),
             devices: Vec::new(),
             priority: None,
         }

@@ -13,7 +13,7 @@
 
 use crate::decode_error::DecodeError;
 use crate::kept_file::{KeptFile, Versioned};
-use model::id::{GpuUuid, PodRef, PodUid};
+use model::id::{ContainerKey, GpuUuid, PodRef, PodUid};
 use model::limits::{ContainerLimits, DeviceLimits};
 use model::unit::{Bytes, CorePercent};
 use serde::{Deserialize, Serialize};
@@ -96,11 +96,11 @@ pub fn encode(limits: &ContainerLimits) -> Result<String, DecodeError> {
     let document = Document {
         version: FILE.version,
         pod: Pod {
-            uid: limits.uid.as_str().into(),
+            uid: limits.holder.pod.as_str().into(),
             namespace: limits.pod.namespace.as_ref().into(),
             name: limits.pod.name.as_ref().into(),
         },
-        container: limits.container.as_ref().into(),
+        container: limits.holder.container.as_ref().into(),
         priority: limits.priority,
         devices: limits.devices.iter().enumerate().map(device).collect(),
     };
@@ -131,9 +131,11 @@ pub fn decode(bytes: &[u8]) -> Result<ContainerLimits, DecodeError> {
         })
     };
     Ok(ContainerLimits {
-        uid: PodUid::parse(&document.pod.uid).map_err(|error| fault(error.to_string()))?,
+        holder: ContainerKey {
+            pod: PodUid::parse(&document.pod.uid).map_err(|error| fault(error.to_string()))?,
+            container: document.container.as_ref().into(),
+        },
         pod: PodRef { namespace: document.pod.namespace.as_ref().into(), name: document.pod.name.as_ref().into() },
-        container: document.container.as_ref().into(),
         devices: document.devices.iter().map(device).collect::<Result<_, DecodeError>>()?,
         priority: document.priority,
     })
@@ -146,9 +148,11 @@ mod tests {
 
     fn limits() -> ContainerLimits {
         ContainerLimits {
-            uid: PodUid::parse("466d3e0f-28fd-4a4c-a28d-790ef2a79f8c").unwrap(),
+            holder: ContainerKey {
+                pod: PodUid::parse("466d3e0f-28fd-4a4c-a28d-790ef2a79f8c").unwrap(),
+                container: "main".into(),
+            },
             pod: PodRef { namespace: "ml".into(), name: "train-0".into() },
-            container: "main".into(),
             devices: vec![
                 DeviceLimits {
                     uuid: GpuUuid::parse("GPU-b").unwrap(),
@@ -228,11 +232,10 @@ mod tests {
                 cores: cores.map(CorePercent),
             };
             let expected = ContainerLimits {
+                holder: ContainerKey { container: names.2.into(), ..limits().holder },
                 pod: PodRef { namespace: names.0.into(), name: names.1.into() },
-                container: names.2.into(),
                 devices: devices.into_iter().map(device).collect(),
                 priority,
-                ..limits()
             };
             prop_assert_eq!(decode(encode(&expected).unwrap().as_bytes()), Ok(expected));
         }

@@ -56,13 +56,12 @@ impl Sharing {
         let works = self.cdi.finding().is_some_and(decide::cdi::CdiFinding::works);
         // An init container may end before the check.
         let stays = |bound: &&BoundContainer| {
-            let requests = self.allocator.gpu_pod(&bound.holder.pod).map_or(&[][..], |gpu_pod| &gpu_pod.requests);
-            requests
-                .iter()
-                .any(|request| request.container == bound.holder.container && request.role != ContainerRole::Init)
+            let holder = &bound.limits.holder;
+            let requests = self.allocator.gpu_pod(&holder.pod).map_or(&[][..], |gpu_pod| &gpu_pod.requests);
+            requests.iter().any(|request| request.container == holder.container && request.role != ContainerRole::Init)
         };
         let stays: Vec<&BoundContainer> = bound.iter().filter(|bound| works && !bound.early).filter(stays).collect();
-        stays.into_iter().for_each(|one| self.cdi.check_first(&one.holder, &one.pod));
+        stays.into_iter().for_each(|one| self.cdi.check_first(&one.limits.holder, &one.limits.pod));
     }
 
     /// If it is known that the runtime ignores CDI devices, checks every container that may have started with a ticket.

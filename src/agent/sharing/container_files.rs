@@ -47,8 +47,8 @@ pub(super) struct UnwrittenStart {
     pub reply: oneshot::Sender<Result<(), CallRefused>>,
     /// How long the start has waited.
     pub waited: Duration,
-    /// The containers that may be starting, with their limits.
-    pub containers: Vec<(BoundContainer, ContainerLimits)>,
+    /// The containers that may be starting.
+    pub bound: Vec<BoundContainer>,
     /// Whether the allocator made the claim.
     pub shared: bool,
     /// Whether a scheduler waits for the pod.
@@ -151,24 +151,24 @@ impl ContainerFiles {
     pub(super) fn write(&self, start: UnwrittenStart, written: Arc<Written>) {
         let (folders, delivery, results) = (self.folders.clone(), Arc::clone(&self.delivery), self.results());
         spawn_blocking(move || {
-            let UnwrittenStart { reply, waited, containers, shared, awaited } = start;
-            let write = |(bound, limits): &(BoundContainer, ContainerLimits)| {
-                let delivered = match bound.early {
-                    true => delivery.deliver_early(&folders.folder(&bound.ticket), limits),
-                    false => delivery.deliver(&bound.ticket, limits),
+            let UnwrittenStart { reply, waited, bound, shared, awaited } = start;
+            let write = |BoundContainer { ticket, limits, early, .. }: &BoundContainer| {
+                let delivered = match early {
+                    true => delivery.deliver_early(&folders.folder(ticket), limits),
+                    false => delivery.deliver(ticket, limits),
                 };
                 delivered.map_err(|error| failed(&error, limits, &results))
             };
-            let result = containers.iter().try_for_each(write);
+            let result = bound.iter().try_for_each(write);
             written.count(result.is_ok());
             let succeeded = result.is_ok();
             let _ = reply.send(result);
             if succeeded {
-                containers.iter().for_each(|(bound, _)| log_delivered(bound, shared, waited, false));
+                bound.iter().for_each(|bound| log_delivered(bound, shared, waited, false));
             }
-            if let Some((_, limits)) = containers.first().filter(|_| awaited && succeeded) {
+            if let Some(first) = bound.first().filter(|_| awaited && succeeded) {
                 // The receiver is gone only when the program ends.
-                let _ = results.blocking_send(report(limits, Ok(())));
+                let _ = results.blocking_send(report(&first.limits, Ok(())));
             }
         });
     }
@@ -235,8 +235,8 @@ impl ContainerFiles {
 
 /// Reports that a file of a container could not be written, and returns the refusal of its start.
 fn failed(error: &DeliveryError, limits: &ContainerLimits, results: &mpsc::Sender<DeliveryResult>) -> CallRefused {
-    log_pod_event(&limits.pod, &PodEvent::NotDelivered { container: &limits.container, error });
-    let why = event_notes::not_delivered(&limits.container, error);
+    log_pod_event(&limits.pod, &PodEvent::NotDelivered { container: &limits.holder.container, error });
+    let why = event_notes::not_delivered(&limits.holder.container, error);
     // If the queue is full, the owner has enough failures to report already.
     let _ = results.try_send(report(limits, Err(why.clone())));
     CallRefused(format!("{}: {why}", limits.pod))
@@ -244,16 +244,17 @@ fn failed(error: &DeliveryError, limits: &ContainerLimits, results: &mpsc::Sende
 
 /// Logs that all files of this container's claim are written for the runtime.
 pub(super) fn log_delivered(bound: &BoundContainer, shared: bool, waited: Duration, prepared: bool) {
-    let devices: Vec<&str> = bound.device_shares.iter().map(|device_share| device_share.device.as_str()).collect();
+    let ContainerLimits { holder, pod, devices, .. } = &bound.limits;
+    let devices: Vec<&str> = devices.iter().map(|device| device.uuid.as_str()).collect();
     let waited_ms = u64::try_from(waited.as_millis()).unwrap_or(u64::MAX);
     tracing::info!(
-        pod = %bound.pod, container = &*bound.holder.container, uid = %bound.holder.pod, ?devices, shared,
+        %pod, container = &*holder.container, uid = %holder.pod, ?devices, shared,
         differs = bound.differs, waited_ms, prepared, "container devices delivered"
     );
 }
 
 /// The result of a delivery that gives the kubelet its ticket.
 pub(super) fn report(limits: &ContainerLimits, result: Result<(), String>) -> DeliveryResult {
-    let (uid, pod, container) = (limits.uid.clone(), limits.pod.clone(), limits.container.clone());
-    DeliveryResult { uid, pod, container, result }
+    let (holder, pod) = (limits.holder.clone(), limits.pod.clone());
+    DeliveryResult { uid: holder.pod, pod, container: holder.container, result }
 }

@@ -10,7 +10,6 @@
 
 use super::calls::WaitingStart;
 use super::container_files::{DeliveryResult, UnwrittenStart, log_delivered, report};
-use super::container_limits;
 use super::late;
 use super::sharing_task::Sharing;
 use crate::event_log::{PodEvent, log_pod_event};
@@ -165,28 +164,27 @@ impl Sharing {
     /// Writes the files of the containers, if they were not prefetched, then lets the containers start. The next start
     /// does not wait for the disk.
     fn fill(&mut self, start: WaitingStart, bound: Vec<BoundContainer>, shared: bool) -> Filled {
-        let containers: Vec<_> =
-            bound.iter().map(|bound| (bound.clone(), container_limits::of(bound, &self.allocator))).collect();
-        let prepared = self.tickets.prefetcher().started(&containers, self.files.delivery());
+        let prepared = self.tickets.prefetcher().started(&bound, self.files.delivery());
         let waited = start.wait.waited(clock::monotonic());
         let awaited = self.is_awaited(&bound);
         if let Some(first) = bound.first() {
-            self.files.note_start(&first.holder.pod, self.calls.disk());
+            self.files.note_start(&first.limits.holder.pod, self.calls.disk());
         }
         effects::failpoint!("start-noted");
         let written = self.counts.writing();
         if !prepared {
-            self.files.write(UnwrittenStart { reply: start.reply, waited, containers, shared, awaited }, written);
+            let start = UnwrittenStart { reply: start.reply, waited, bound: bound.clone(), shared, awaited };
+            self.files.write(start, written);
             return Filled { bound, shared, waited, reply: None, prepared, report: None };
         }
         written.count(true);
-        let report = containers.first().filter(|_| awaited).map(|(_, limits)| report(limits, Ok(())));
+        let report = bound.first().filter(|_| awaited).map(|first| report(&first.limits, Ok(())));
         Filled { bound, shared, waited, reply: Some(start.reply), prepared, report }
     }
 
     /// Whether a scheduler waits for the pod of these containers.
     fn is_awaited(&self, bound: &[BoundContainer]) -> bool {
-        let pod = bound.first().and_then(|bound| self.pods.pod(&bound.holder.pod));
+        let pod = bound.first().and_then(|bound| self.pods.pod(&bound.limits.holder.pod));
         pod.is_some_and(|pod| self.status.is_awaited(&pod))
     }
 
@@ -203,7 +201,7 @@ impl Sharing {
                 log_delivered(bound, shared, waited, prepared);
             }
         }
-        if let Some((holder, name)) = bound.first().map(|bound| (&bound.holder.pod, &bound.pod)) {
+        if let Some((holder, name)) = bound.first().map(|bound| (&bound.limits.holder.pod, &bound.limits.pod)) {
             self.status.starts_after_all((holder, name), &Refusal::WithoutCdi);
             self.status.finds_room((holder, name));
             if let (Some(gpu_pod), Some(claim)) = (self.allocator.gpu_pod(holder), self.allocator.claim(holder))

@@ -244,18 +244,14 @@ impl SpecPrefetcher {
     /// Called when these containers start. Returns whether all their files exist and match the decision exactly. The same
     /// files can be used again while the start is expected, because an init container and the app container after it are
     /// both filled at each start.
-    pub(super) fn started(
-        &mut self,
-        containers: &[(BoundContainer, ContainerLimits)],
-        delivery: &Arc<DeviceDelivery>,
-    ) -> bool {
-        let matches = |(bound, limits): &(BoundContainer, ContainerLimits)| match self.expected.get(&bound.ticket) {
-            Some((_, Stage::Prepared(made))) => made.limits == *limits && Arc::ptr_eq(&made.by, delivery),
+    pub(super) fn started(&mut self, bound: &[BoundContainer], delivery: &Arc<DeviceDelivery>) -> bool {
+        let matches = |bound: &BoundContainer| match self.expected.get(&bound.ticket) {
+            Some((_, Stage::Prepared(made))) => made.limits == bound.limits && Arc::ptr_eq(&made.by, delivery),
             _ => false,
         };
-        let there = !containers.is_empty() && containers.iter().all(matches);
+        let there = !bound.is_empty() && bound.iter().all(matches);
         if !there {
-            containers.iter().for_each(|(bound, _)| drop(self.expected.remove(&bound.ticket)));
+            bound.iter().for_each(|bound| drop(self.expected.remove(&bound.ticket)));
         }
         there
     }
@@ -276,8 +272,7 @@ fn write(
         let StartVerdict::Fill { bound, .. } = guess.start(&row.ids, Some(rows)) else { continue };
         for bound in bound {
             if made.contains_key(&bound.ticket) && specs.iter().all(|(ticket, _)| *ticket != bound.ticket) {
-                let limits = super::container_limits::of(&bound, &guess);
-                specs.push((bound.ticket, limits));
+                specs.push((bound.ticket, bound.limits));
             }
         }
     }
@@ -366,9 +361,9 @@ mod tests {
     }
 
     /// The decision when the container starts.
-    fn decided(allocator: &mut NodeAllocator, rows: &[CheckpointEntry]) -> Vec<(BoundContainer, ContainerLimits)> {
+    fn decided(allocator: &mut NodeAllocator, rows: &[CheckpointEntry]) -> Vec<BoundContainer> {
         let StartVerdict::Fill { bound, .. } = allocator.start(&ids(), Some(rows)) else { panic!("it may start") };
-        bound.iter().map(|bound| (bound.clone(), super::super::container_limits::of(bound, allocator))).collect()
+        bound
     }
 
     /// A prefetcher that has done all that it can before the start.
@@ -394,13 +389,13 @@ mod tests {
             let mut prefetcher = prepared(&allocator, &delivery).await;
             assert_eq!(std::fs::read_dir(folder.path().join("cdi")).unwrap().count(), 1, "written before the start");
             allocator.set_gpu_pods(vec![gpu_pod(&GpuUuid::parse("GPU-a").unwrap(), memory)]);
-            let containers = decided(&mut allocator, &[row(1)]);
+            let bound = decided(&mut allocator, &[row(1)]);
             let by = if other { Arc::new(delivery.with(NodeEdits::default())) } else { Arc::clone(&delivery) };
-            assert_eq!(prefetcher.started(&containers, &by), expected, "{memory} {other}");
-            assert_eq!(prefetcher.started(&containers, &by), expected, "the same for the app after its init container");
+            assert_eq!(prefetcher.started(&bound, &by), expected, "{memory} {other}");
+            assert_eq!(prefetcher.started(&bound, &by), expected, "the same for the app after its init container");
             prefetcher.has_read(Instant::now(), None, Instant::now() + EXPECTED);
             assert!(
-                !prefetcher.started(&containers, &by),
+                !prefetcher.started(&bound, &by),
                 "the files of a container that starts again later are written again"
             );
         }
@@ -416,8 +411,7 @@ mod tests {
         prefetcher.given(&ticket(1), now);
         prefetcher.has_read(now, Some(&Arc::from([row(1)])), now);
         prefetcher.prepare(&allocator, &delivery, now);
-        let bound: Vec<BoundContainer> =
-            decided(&mut allocator, &[row(1)]).into_iter().map(|(bound, _)| bound).collect();
+        let bound = decided(&mut allocator, &[row(1)]);
         assert!(prefetcher.is_preparing(&bound));
         let Some(BackgroundResult::Files(written)) = prefetcher.ended().await else { panic!("files are written") };
         prefetcher.has_written(written, now);

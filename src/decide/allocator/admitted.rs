@@ -2,7 +2,7 @@
 //! node lock for it, even if the pod's images take minutes to pull.
 
 use super::effective_claim::EffectiveClaim;
-use super::start::{bind, foreign};
+use super::start::foreign;
 use super::state::NodeAllocator;
 use model::agent_stream::PodStage;
 use model::checkpoint::CheckpointEntry;
@@ -24,7 +24,7 @@ impl NodeAllocator {
         let requesting = gpu_pod.requests.iter().filter(|request| request.slots > 0);
         let rows: Option<Vec<&CheckpointEntry>> = requesting.map(|request| row(request.container.clone())).collect();
         let Some(rows) = rows.filter(|rows| !rows.is_empty()) else { return false };
-        let Ok(bound) = bind(gpu_pod, claim, &rows) else { return false };
+        let Ok(bound) = self.bind(gpu_pod, claim, &rows) else { return false };
         let its_own = bound.iter().all(|bound| !bound.early || self.was_given_its_claim(bound));
         its_own && self.fits(gpu_pod, claim).is_ok()
     }

@@ -4,8 +4,8 @@
 use super::refusal::Refusal;
 use super::start::BoundContainer;
 use super::state::NodeAllocator;
-use model::claim::DeviceShare;
 use model::id::GpuUuid;
+use model::limits::DeviceLimits;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -19,35 +19,35 @@ impl NodeAllocator {
     /// keeps them.
     pub(super) fn distinct(&self, bound: Vec<BoundContainer>) -> Result<Vec<BoundContainer>, (Arc<str>, Refusal)> {
         for one in &bound {
-            if let Some((device, slots)) = self.repeated(&one.device_shares)
+            if let Some((device, slots)) = self.repeated(&one.limits.devices)
                 && !self.has_started_with(one)
             {
                 let why = Refusal::SameGpuTwice { device: device.clone(), slots, gpus: self.devices.len() };
-                return Err((one.holder.container.clone(), why));
+                return Err((one.limits.holder.container.clone(), why));
             }
         }
         Ok(bound)
     }
 
-    /// A GPU that is named more than once in `device_shares`, and how often, if that is not allowed.
-    fn repeated<'a>(&self, device_shares: &'a [DeviceShare]) -> Option<(&'a GpuUuid, usize)> {
+    /// A GPU that is named more than once in `devices`, and how often, if that is not allowed.
+    fn repeated<'a>(&self, devices: &'a [DeviceLimits]) -> Option<(&'a GpuUuid, usize)> {
         if self.policy.same_gpu_twice {
             return None;
         }
         let mut counts: BTreeMap<&GpuUuid, usize> = BTreeMap::new();
-        for share in device_shares {
-            *counts.entry(&share.device).or_default() += 1;
+        for device in devices {
+            *counts.entry(&device.uuid).or_default() += 1;
         }
         counts.into_iter().find(|(_, count)| *count > 1)
     }
 
     fn has_started_with(&self, bound: &BoundContainer) -> bool {
-        let gpu_pod = self.pods.by_uid.get(&bound.holder.pod);
-        let at = gpu_pod.and_then(|gpu_pod| {
-            gpu_pod.requests.iter().position(|request| request.container == bound.holder.container)
-        });
-        let kept = self.claims.given.get(&bound.holder.pod).zip(at).and_then(|(kept, at)| kept.get(at));
-        kept == Some(&bound.device_shares)
+        let holder = &bound.limits.holder;
+        let gpu_pod = self.pods.by_uid.get(&holder.pod);
+        let at = gpu_pod
+            .and_then(|gpu_pod| gpu_pod.requests.iter().position(|request| request.container == holder.container));
+        let kept = self.claims.given.get(&holder.pod).zip(at).and_then(|(kept, at)| kept.get(at));
+        kept == Some(&bound.limits.device_shares())
     }
 }
 
@@ -104,7 +104,7 @@ mod tests {
             [row(1, "one", &[(0, 0)], 1), row(1, "two", &[(0, 1)], 2), row(2, "main", &[(0, 2), (0, 3)], 3)];
         assert_eq!(filled(allocator.start(&ids(&[(0, 0)]), Some(&checkpoint))).len(), 1);
         assert_eq!(filled(allocator.start(&ids(&[(0, 1)]), Some(&checkpoint))).len(), 1);
-        assert_eq!(filled(allocator.start(&ids(&[(0, 2), (0, 3)]), Some(&checkpoint)))[0].device_shares.len(), 2);
+        assert_eq!(filled(allocator.start(&ids(&[(0, 2), (0, 3)]), Some(&checkpoint)))[0].limits.devices.len(), 2);
     }
 
     /// An agent without this rule started the container; the container restarts after an upgrade of the agent.

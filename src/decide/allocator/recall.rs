@@ -23,13 +23,12 @@ impl NodeAllocator {
     /// since.
     pub fn recall_limits(&mut self, limits: Vec<ContainerLimits>) {
         for one in limits {
-            let device_shares = one.devices.into_iter().map(|device| DeviceShare {
-                device: device.uuid,
-                memory: Some(device.memory).filter(|memory| !device.unlimited && *memory > Bytes(0)),
-                cores: device.cores.filter(|cores| cores.0 > 0),
-            });
-            let key = ContainerKey { pod: one.uid, container: one.container };
-            self.claims.in_limits_files.insert(key, device_shares.collect());
+            let mut device_shares = one.device_shares();
+            for share in &mut device_shares {
+                share.memory = share.memory.filter(|memory| *memory > Bytes(0));
+                share.cores = share.cores.filter(|cores| cores.0 > 0);
+            }
+            self.claims.in_limits_files.insert(one.holder, device_shares);
         }
     }
 
@@ -133,9 +132,8 @@ mod tests {
 
     fn limits(memory: u64, cores: Option<u32>) -> ContainerLimits {
         ContainerLimits {
-            uid: uid(1),
+            holder: ContainerKey { pod: uid(1), container: "main".into() },
             pod: PodRef { namespace: "ml".into(), name: "pod-1".into() },
-            container: "main".into(),
             devices: vec![DeviceLimits {
                 uuid: device(0),
                 index: 0,
@@ -235,7 +233,11 @@ mod tests {
             let own = allocator.start(&ids(&[(0, 0)]), Some(&checkpoint));
             match (started.is_empty(), limits_file) {
                 (false, true) => {
-                    assert_eq!(filled(own)[0].device_shares, [device_share(0, 50, 30)], "started again as it was")
+                    assert_eq!(
+                        filled(own)[0].limits.device_shares(),
+                        [device_share(0, 50, 30)],
+                        "started again as it was"
+                    )
                 }
                 _ => assert!(matches!(refused(own), Refusal::Unreadable(_))),
             }

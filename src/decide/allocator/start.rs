@@ -8,6 +8,7 @@ use model::checkpoint::CheckpointEntry;
 use model::claim::{Claim, DeviceShare};
 use model::gpu_pod::GpuPod;
 use model::id::{ContainerKey, GpuUuid, PodRef, PodUid, Ticket};
+use model::limits::{ContainerLimits, DeviceLimits};
 use model::request::ContainerRequest;
 use model::slot::Slot;
 use model::ticket::IssuedTicket;
@@ -18,14 +19,10 @@ use std::sync::Arc;
 /// starts, so all of them are answered together.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BoundContainer {
-    /// The container.
-    pub holder: ContainerKey,
-    /// Namespace and name of the pod.
-    pub pod: PodRef,
     /// The ticket to fill.
     pub ticket: Ticket,
-    /// The device shares that it gets, in the order of the claim.
-    pub device_shares: Vec<DeviceShare>,
+    /// The container and its devices, in the order of the claim.
+    pub limits: ContainerLimits,
     /// Whether the kubelet's slots are on other devices than the claim names.
     pub differs: bool,
     /// Whether an earlier release gave it its devices in the answer to `Allocate`.
@@ -127,7 +124,7 @@ impl NodeAllocator {
             Ok(granted) => granted,
             Err(why) => return refuse(why),
         };
-        let bound = bind(&gpu_pod, &claim, &rows).and_then(|bound| self.distinct(bound));
+        let bound = self.bind(&gpu_pod, &claim, &rows).and_then(|bound| self.distinct(bound));
         let bound = match bound.and_then(|bound| self.confirmed(bound)) {
             Ok(bound) => bound,
             Err((container, why)) => return refuse_of(&container, why),
@@ -138,7 +135,7 @@ impl NodeAllocator {
         for bound in &bound {
             self.store_holder(bound);
         }
-        self.keep(&gpu_pod, &claim, &|name| bound.iter().any(|bound| *bound.holder.container == *name));
+        self.keep(&gpu_pod, &claim, &|name| bound.iter().any(|bound| *bound.limits.holder.container == *name));
         if self.claims.moved.contains_key(&uid) {
             self.due.rewritten.insert(uid.clone());
         }
@@ -179,7 +176,7 @@ impl NodeAllocator {
             false => self.policy.tickets_lost.then_some(Refusal::WithoutCdi),
             true => (!self.was_given_its_claim(bound)).then_some(Refusal::Forgotten),
         };
-        match bound.iter().find_map(|bound| Some((Arc::clone(&bound.holder.container), refused(bound)?))) {
+        match bound.iter().find_map(|bound| Some((Arc::clone(&bound.limits.holder.container), refused(bound)?))) {
             Some(refused) => Err(refused),
             None => Ok(bound),
         }
@@ -189,8 +186,8 @@ impl NodeAllocator {
     /// name the container. That release noted the holder once it had compared the two.
     pub(super) fn was_given_its_claim(&self, bound: &BoundContainer) -> bool {
         self.tickets.get(&bound.ticket).is_some_and(|issued| match &issued.holder {
-            Some(holder) => *holder == bound.holder,
-            None => issued.given.as_deref() == Some(&bound.device_shares[..]),
+            Some(holder) => *holder == bound.limits.holder,
+            None => issued.given.as_deref() == Some(&bound.limits.device_shares()[..]),
         })
     }
 
@@ -199,9 +196,55 @@ impl NodeAllocator {
         let Some(issued) = self.tickets.get(&bound.ticket).filter(|issued| issued.holder.is_none()).cloned() else {
             return;
         };
-        let known = IssuedTicket { holder: Some(bound.holder.clone()), ..issued };
+        let known = IssuedTicket { holder: Some(bound.limits.holder.clone()), ..issued };
         self.tickets.keep(known.clone());
         self.due.tickets.insert(known.ticket.clone(), known);
+    }
+
+    /// Joins each row with the device shares that the claim has for its container.
+    pub(super) fn bind(
+        &self,
+        gpu_pod: &GpuPod,
+        claim: &Claim,
+        rows: &[&CheckpointEntry],
+    ) -> Result<Vec<BoundContainer>, (Arc<str>, Refusal)> {
+        let one = |row: &&CheckpointEntry| {
+            let ticket = row.ticket.clone()?;
+            let bound = self.limits(gpu_pod, claim, row).map(|limits| BoundContainer {
+                ticket,
+                differs: differs(&row.ids, &limits.devices),
+                limits,
+                early: row.early,
+            });
+            Some(bound.map_err(|why| (row.holder.container.clone(), why)))
+        };
+        rows.iter().filter_map(one).collect()
+    }
+
+    /// The limits of the container that holds a row: the numbers of its claim, and what the node knows of each device.
+    fn limits(&self, gpu_pod: &GpuPod, claim: &Claim, row: &CheckpointEntry) -> Result<ContainerLimits, Refusal> {
+        let at = gpu_pod.requests.iter().position(|request| request.container == row.holder.container);
+        let own = at.and_then(|at| claim.get(at)).map_or(&[][..], Vec::as_slice);
+        if own.len() != row.ids.len() {
+            return Err(Refusal::Count { claimed: own.len(), given: row.ids.len() });
+        }
+        let device = |share: &DeviceShare| {
+            let gpu = self.devices.get(&share.device).ok_or_else(|| Refusal::NoSuchDevice(share.device.clone()))?;
+            Ok(DeviceLimits {
+                uuid: share.device.clone(),
+                index: gpu.index,
+                model: gpu.model.clone(),
+                memory: share.memory.unwrap_or(gpu.memory),
+                unlimited: share.memory.is_none(),
+                cores: share.cores,
+            })
+        };
+        Ok(ContainerLimits {
+            holder: row.holder.clone(),
+            pod: gpu_pod.pod.clone(),
+            devices: own.iter().map(device).collect::<Result<_, _>>()?,
+            priority: at.and_then(|at| gpu_pod.requests[at].priority),
+        })
     }
 
     /// The pod that holds these rows. Two pods can hold them only while the kubelet has not yet forgotten a finished
@@ -309,34 +352,11 @@ pub(super) fn foreign(row: &CheckpointEntry) -> bool {
     row.ticket.is_none() && (row.foreign || row.ids.iter().any(|id| Slot::parse(id).is_none()))
 }
 
-/// Joins each row with the device shares that the claim has for its container.
-pub(super) fn bind(
-    gpu_pod: &GpuPod,
-    claim: &Claim,
-    rows: &[&CheckpointEntry],
-) -> Result<Vec<BoundContainer>, (Arc<str>, Refusal)> {
-    let mut bound = Vec::with_capacity(rows.len());
-    for row in rows {
-        let Some(ticket) = row.ticket.clone() else { continue };
-        let at = gpu_pod.requests.iter().position(|request| request.container == row.holder.container);
-        let own = at.and_then(|at| claim.get(at)).cloned().unwrap_or_default();
-        if own.len() != row.ids.len() {
-            let why = Refusal::Count { claimed: own.len(), given: row.ids.len() };
-            return Err((row.holder.container.clone(), why));
-        }
-        let mut counted: Vec<GpuUuid> =
-            row.ids.iter().filter_map(|id| Slot::parse(id)).map(|slot| slot.device).collect();
-        let mut claimed: Vec<GpuUuid> = own.iter().map(|share| share.device.clone()).collect();
-        counted.sort();
-        claimed.sort();
-        bound.push(BoundContainer {
-            holder: row.holder.clone(),
-            pod: gpu_pod.pod.clone(),
-            ticket,
-            device_shares: own,
-            differs: counted != claimed,
-            early: row.early,
-        });
-    }
-    Ok(bound)
+/// Whether the kubelet's slots are on other devices than the container gets.
+fn differs(ids: &[Arc<str>], devices: &[DeviceLimits]) -> bool {
+    let mut counted: Vec<GpuUuid> = ids.iter().filter_map(|id| Slot::parse(id)).map(|slot| slot.device).collect();
+    let mut claimed: Vec<GpuUuid> = devices.iter().map(|device| device.uuid.clone()).collect();
+    counted.sort();
+    claimed.sort();
+    counted != claimed
 }

@@ -305,12 +305,6 @@ impl NodeAllocator {
         self.pods.served_by_scheduler
     }
 
-    /// A device by its UUID.
-    #[must_use]
-    pub fn device(&self, device: &GpuUuid) -> Option<&SharedDevice> {
-        self.devices.get(device)
-    }
-
     /// A GPU pod by its UID.
     #[must_use]
     pub fn gpu_pod(&self, uid: &PodUid) -> Option<&GpuPod> {

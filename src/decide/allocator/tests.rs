@@ -5,6 +5,7 @@ use model::checkpoint::CheckpointEntry;
 use model::claim::{DeviceShare, PodClaim};
 use model::gpu_pod::GpuPod;
 use model::id::{ContainerKey, GpuUuid, PodRef, PodUid, Ticket};
+use model::limits::{ContainerLimits, DeviceLimits};
 use model::request::{ContainerRequest, ContainerRole, MemoryRequest};
 use model::slot::Slot;
 use model::ticket::IssuedTicket;
@@ -106,9 +107,33 @@ fn the_claim_overrides_the_ids_that_the_kubelet_chose() {
     let mut allocator = allocator(vec![single(1, device_share(1, 8, 30))]);
     let bound = filled(allocator.start(&ids(&[(0, 3)]), Some(&[row(1, "main", &[(0, 3)], 7)])));
     assert_eq!(bound.len(), 1);
-    assert_eq!(bound[0].device_shares, vec![device_share(1, 8, 30)]);
+    assert_eq!(bound[0].limits.device_shares(), vec![device_share(1, 8, 30)]);
     assert_eq!(bound[0].ticket, Ticket::of_random([7; 16]));
     assert!(bound[0].differs);
+}
+
+#[test]
+fn without_a_limit_the_limits_name_all_memory_of_the_device() {
+    let requests = vec![ContainerRequest { priority: Some(1), ..request("main", ContainerRole::App, 1) }];
+    let share = DeviceShare { memory: None, ..device_share(1, 0, 30) };
+    let claim = PodClaim::Given(vec![vec![share.clone()]].into());
+    let mut allocator = allocator(vec![gpu_pod(1, requests, claim)]);
+    let checkpoint = [row(1, "main", &[(1, 3)], 7)];
+    let expect = ContainerLimits {
+        holder: checkpoint[0].holder.clone(),
+        pod: PodRef { namespace: "ml".into(), name: "pod-1".into() },
+        devices: vec![DeviceLimits {
+            uuid: device(1),
+            index: 1,
+            model: "NVIDIA H100".into(),
+            memory: Bytes(80 * GIB),
+            unlimited: true,
+            cores: Some(CorePercent(30)),
+        }],
+        priority: Some(1),
+    };
+    let bound = filled(allocator.start(&ids(&[(1, 3)]), Some(&checkpoint)));
+    assert_eq!((bound[0].limits.clone(), bound[0].limits.device_shares()), (expect, vec![share]));
 }
 
 #[test]
@@ -143,7 +168,7 @@ fn containers_that_share_ids_are_filled_together_each_with_its_own_devices() {
     let mut allocator = allocator(vec![gpu_pod(1, requests, given)]);
     let checkpoint = [row(1, "main", &[(0, 3)], 8), row(1, "warm", &[(0, 3)], 7), row(2, "main", &[(0, 4)], 9)];
     let bound = filled(allocator.start(&ids(&[(0, 3)]), Some(&checkpoint)));
-    let got: Vec<_> = bound.iter().map(|b| (&*b.holder.container, b.device_shares[0].device.clone())).collect();
+    let got: Vec<_> = bound.iter().map(|b| (&*b.limits.holder.container, b.limits.devices[0].uuid.clone())).collect();
     assert_eq!(got, [("main", device(1)), ("warm", device(0))]);
 }
 
@@ -208,7 +233,7 @@ fn a_running_pod_keeps_its_claim_when_the_annotation_changes() {
     }
     // While the claim cannot be read, a container gets the devices that it had.
     allocator.set_gpu_pods(vec![pod(torn), single(2, device_share(0, 20, 30))]);
-    assert_eq!(filled(start(&mut allocator, 0))[0].device_shares, first[0]);
+    assert_eq!(filled(start(&mut allocator, 0))[0].limits.device_shares(), first[0]);
     filled(start(&mut allocator, 2));
     // A larger claim is judged alongside the running pods; a smaller one takes effect container by container.
     allocator.set_gpu_pod(pod(given(larger)));
@@ -261,7 +286,7 @@ fn a_pod_without_a_claim_gets_devices_only_on_a_node_that_no_scheduler_served() 
     match allocator.start(&ids(&[(0, 3)]), Some(&checkpoint)) {
         StartVerdict::Fill { bound, shared: true } => {
             assert_eq!(
-                bound[0].device_shares,
+                bound[0].limits.device_shares(),
                 vec![DeviceShare { device: device(0), memory: Some(Bytes(40 * GIB)), cores: None }]
             );
         }
@@ -288,7 +313,7 @@ fn a_small_percentage_of_a_small_gpu_is_1_mib_and_never_unlimited() {
     allocator.set_gpu_pods(vec![gpu_pod(1, vec![small], PodClaim::None)]);
     let bound = filled(allocator.start(&ids(&[(0, 3)]), Some(&[row(1, "main", &[(0, 3)], 7)])));
     let share = DeviceShare { device: device(0), memory: Some(Bytes(1 << 20)), cores: None };
-    assert_eq!(bound[0].device_shares, [share]);
+    assert_eq!(bound[0].limits.device_shares(), [share]);
 }
 
 /// A start is judged again if the agent cannot answer it yet because the files are not ready.
@@ -334,7 +359,7 @@ fn every_container_of_a_pod_without_a_claim_gets_its_own_devices_and_may_restart
     for (container, slots) in slots.iter().chain(&slots) {
         let bound = start(&mut allocator, slots);
         assert_eq!(
-            (bound.len(), &*bound[0].holder.container, bound[0].device_shares.len()),
+            (bound.len(), &*bound[0].limits.holder.container, bound[0].limits.devices.len()),
             (1, *container, slots.len())
         );
         assert!(!bound[0].differs);
@@ -429,7 +454,7 @@ fn containers_with_devices_of_an_earlier_release_start_again_where_cdi_has_no_ef
         match (allocator.start(&ids(&[(0, slot)]), Some(&checkpoint)), expect) {
             (StartVerdict::Fill { bound, .. }, None) => {
                 assert!(bound[0].early);
-                assert_eq!(bound[0].device_shares, std::slice::from_ref(&own));
+                assert_eq!(bound[0].limits.device_shares(), std::slice::from_ref(&own));
             }
             (verdict, expect) => assert_eq!(Some(refused(verdict)), expect, "{slot}"),
         }
@@ -526,7 +551,7 @@ fn a_start_belongs_to_the_entry_with_exactly_its_ids_in_any_order() {
     let checkpoint = [row(2, "main", &[(0, 2)], 8), row(1, "main", &[(0, 1), (1, 1)], 7)];
     let holder_of =
         |allocator: &mut NodeAllocator, slots: &[(u32, u16)]| match allocator.start(&ids(slots), Some(&checkpoint)) {
-            StartVerdict::Fill { bound, .. } => bound.first().map(|bound| bound.holder.pod.clone()),
+            StartVerdict::Fill { bound, .. } => bound.first().map(|bound| bound.limits.holder.pod.clone()),
             _ => None,
         };
     assert_eq!(holder_of(&mut allocator, &[(1, 1), (0, 1)]), Some(uid(1)));
@@ -707,9 +732,9 @@ proptest! {
             match allocator.start(&own.ids, Some(&checkpoint)) {
                 StartVerdict::Fill { bound, .. } => {
                     prop_assert_eq!(bound.len(), 1);
-                    prop_assert_eq!(&bound[0].holder.pod, &uid(number(n)));
+                    prop_assert_eq!(&bound[0].limits.holder.pod, &uid(number(n)));
                     prop_assert_eq!(Some(&bound[0].ticket), own.ticket.as_ref());
-                    prop_assert_eq!(&bound[0].device_shares, &vec![device_share(gpu, gib, cores)]);
+                    prop_assert_eq!(bound[0].limits.device_shares(), vec![device_share(gpu, gib, cores)]);
                     running.insert(n);
                 }
                 StartVerdict::Refuse { .. } => {}

@@ -87,7 +87,7 @@ impl NodeEdits {
             edits.add(&CdiEdits { device_nodes: nodes, ..CdiEdits::default() });
         }
         if let Some((limiter, folder)) = self.limiter_for(container_limits).zip(limits_file.parent()) {
-            edits.add(&limiter.edits(folder, container_limits.uid.as_str()));
+            edits.add(&limiter.edits(folder, container_limits.holder.pod.as_str()));
         }
         // Last, so that the edits on which limits depend override all others.
         edits.add(&CdiEdits {

@@ -340,7 +340,7 @@ impl Machine {
             }
             match agent.allocator.start(&ids, Some(&self.checkpoint)) {
                 StartVerdict::Fill { bound, .. } => {
-                    let claim = bound.into_iter().map(|one| one.device_shares).collect::<Vec<_>>();
+                    let claim = bound.into_iter().map(|one| one.limits.device_shares()).collect::<Vec<_>>();
                     self.started.insert(uid.clone());
                     assert!(!claim.is_empty(), "a start without a container");
                 }

@@ -38,8 +38,10 @@ fn tickets_belong_to_containers_in_the_order_in_which_they_were_issued() {
     let bound = filled(
         allocator.start_by_listing(&ids(&[(0, 3)]), &[listed(1, "main", &[(0, 3)]), listed(2, "main", &[(0, 4)])]),
     );
-    let got: Vec<_> =
-        bound.iter().map(|b| (&*b.holder.container, b.ticket.clone(), b.device_shares[0].device.clone())).collect();
+    let got: Vec<_> = bound
+        .iter()
+        .map(|b| (&*b.limits.holder.container, b.ticket.clone(), b.limits.devices[0].uuid.clone()))
+        .collect();
     assert_eq!(got, [("warm", Ticket::of_random([7; 16]), device(0)), ("main", Ticket::of_random([8; 16]), device(1))]);
     assert_eq!(allocator.take_changes().tickets.len(), 2, "the holders are saved");
     // The container starts again after it ended.
@@ -60,7 +62,10 @@ fn an_app_container_with_ids_of_its_own_has_its_own_ticket() {
     }
     let listed = [listed(1, "one", &[(0, 3)]), listed(1, "two", &[(0, 4)])];
     let two = filled(allocator.start_by_listing(&ids(&[(0, 4)]), &listed));
-    assert_eq!((two.len(), &*two[0].holder.container, two[0].ticket.clone()), (1, "two", Ticket::of_random([9; 16])));
+    assert_eq!(
+        (two.len(), &*two[0].limits.holder.container, two[0].ticket.clone()),
+        (1, "two", Ticket::of_random([9; 16]))
+    );
     assert_eq!(filled(allocator.start_by_listing(&ids(&[(0, 3)]), &listed)).len(), 2);
 }
 
@@ -82,7 +87,7 @@ fn a_pod_without_a_claim_gets_the_known_devices_of_each_container() {
     {
         match allocator.start_by_listing(&ids(&[slot]), &listed) {
             StartVerdict::Fill { bound, shared: false } => {
-                assert_eq!((&*bound[0].holder.container, &bound[0].device_shares[0].device), (name, &device));
+                assert_eq!((&*bound[0].limits.holder.container, &bound[0].limits.devices[0].uuid), (name, &device));
             }
             other => panic!("{other:?}"),
         }
@@ -137,7 +142,7 @@ fn a_successor_of_the_same_name_does_not_get_the_devices_of_its_predecessor() {
     new.pod = PodRef { namespace: "ml".into(), name: "pod-1".into() };
     allocator.set_gpu_pods(vec![new]);
     let bound = filled(allocator.start_by_listing(&ids(&[(0, 4)]), &successor));
-    assert_eq!((bound[0].holder.pod.clone(), bound[0].ticket.clone()), (uid(2), Ticket::of_random([8; 16])));
+    assert_eq!((bound[0].limits.holder.pod.clone(), bound[0].ticket.clone()), (uid(2), Ticket::of_random([8; 16])));
 }
 
 #[test]
@@ -153,7 +158,7 @@ fn tickets_survive_a_restart() {
 fn a_difference_between_checkpoint_and_pod_resources_is_reported_and_the_checkpoint_counts() {
     let mut allocator = allocator(vec![single(1, device_share(0, 8, 30)), single(2, device_share(1, 8, 30))]);
     let checkpoint = [row(1, "main", &[(0, 3)], 7)];
-    assert_eq!(filled(allocator.start(&ids(&[(0, 3)]), Some(&checkpoint)))[0].holder.pod, uid(1));
+    assert_eq!(filled(allocator.start(&ids(&[(0, 3)]), Some(&checkpoint)))[0].limits.holder.pod, uid(1));
     assert_eq!(allocator.disagreements(&[listed(1, "main", &[(0, 3)]), listed(2, "main", &[(0, 4)])]), []);
     let name = |n: u32| PodRef { namespace: "ml".into(), name: format!("pod-{n}").into() };
     let disagreements = allocator.disagreements(&[listed(2, "main", &[(0, 3)])]);

@@ -30,8 +30,8 @@ fn a_claim_moves_to_the_devices_that_the_kubelet_chose_if_it_fits_there() {
         let bound =
             filled(allocator.start(&ids(&slots), Some(&[row(1, "main", &[(0, 3)], 7), row(pod, "main", &slots, n)])));
         let changes = allocator.take_changes();
-        assert_eq!((bound[0].device_shares[0].device.clone(), changes.moved), (device(slots[0].0), 1), "{n}");
-        assert_eq!(changes.claims[0].1, vec![bound[0].device_shares.clone()].into());
+        assert_eq!((bound[0].limits.devices[0].uuid.clone(), changes.moved), (device(slots[0].0), 1), "{n}");
+        assert_eq!(changes.claims[0].1, vec![bound[0].limits.device_shares()].into());
         assert!(!bound[0].differs);
     }
 }
@@ -57,19 +57,19 @@ fn a_claim_does_not_move_to_devices_where_it_does_not_fit() {
         let mut allocator = following(gpu_pods);
         allocator.issue(model::id::Ticket::of_random([7; 16]), &ids(&one));
         let bound = filled(allocator.start(&ids(&one), Some(&[row(1, "main", &one, 7)])));
-        assert_eq!(bound[0].device_shares[0].device, device(1), "{why}");
+        assert_eq!(bound[0].limits.devices[0].uuid, device(1), "{why}");
         assert_eq!(allocator.take_changes().claims, [], "{why}");
     }
     let chooser = GpuPod { chooses_gpus: true, ..single(1, device_share(1, 8, 30)) };
     let mut allocator = following(vec![chooser]);
     allocator.issue(model::id::Ticket::of_random([7; 16]), &ids(&one));
     let bound = filled(allocator.start(&ids(&one), Some(&[row(1, "main", &one, 7)])));
-    assert_eq!(bound[0].device_shares[0].device, device(1), "it accepts only some GPUs");
+    assert_eq!(bound[0].limits.devices[0].uuid, device(1), "it accepts only some GPUs");
     let mut allocator = following(vec![single(1, device_share(1, 8, 30))]);
     allocator.set_devices(vec![SharedDevice { healthy: false, ..apart(0) }, apart(1)]);
     allocator.issue(model::id::Ticket::of_random([7; 16]), &ids(&one));
     assert_eq!(
-        filled(allocator.start(&ids(&one), Some(&[row(1, "main", &one, 7)])))[0].device_shares[0].device,
+        filled(allocator.start(&ids(&one), Some(&[row(1, "main", &one, 7)])))[0].limits.devices[0].uuid,
         device(1)
     );
 }
@@ -83,7 +83,7 @@ fn a_claim_stays_on_the_numa_node_that_the_kubelet_chose() {
             .set_devices(vec![SharedDevice { numa, ..shared_gpu(0, 10) }, SharedDevice { numa, ..shared_gpu(1, 10) }]);
         allocator.issue(model::id::Ticket::of_random([7; 16]), &ids(&one));
         let bound = filled(allocator.start(&ids(&one), Some(&[row(1, "main", &one, 7)])));
-        assert_eq!(bound[0].device_shares[0].device, device(place), "{numa:?}");
+        assert_eq!(bound[0].limits.devices[0].uuid, device(place), "{numa:?}");
     }
 }
 
@@ -95,7 +95,7 @@ fn a_container_that_has_started_does_not_move() {
     allocator.issue(model::id::Ticket::of_random([7; 16]), &ids(&one));
     filled(allocator.start(&ids(&one), Some(&checkpoint)));
     allocator.follow_topology(true);
-    assert_eq!(filled(allocator.start(&ids(&one), Some(&checkpoint)))[0].device_shares[0].device, device(1));
+    assert_eq!(filled(allocator.start(&ids(&one), Some(&checkpoint)))[0].limits.devices[0].uuid, device(1));
 }
 
 #[test]
@@ -110,7 +110,7 @@ fn a_moved_claim_is_known_after_a_restart_even_if_it_was_never_written() {
     allocator.set_devices(vec![shared_gpu(0, 10), shared_gpu(1, 10)]);
     allocator.recall_tickets(kept);
     allocator.set_gpu_pods(vec![single(1, device_share(1, 8, 30))]);
-    assert_eq!(filled(allocator.start(&ids(&one), Some(&checkpoint)))[0].device_shares[0].device, device(0));
+    assert_eq!(filled(allocator.start(&ids(&one), Some(&checkpoint)))[0].limits.devices[0].uuid, device(0));
     assert_eq!(allocator.take_changes().claims.len(), 1, "and is written now");
     allocator.set_gpu_pods(vec![single(1, device_share(0, 8, 30))]);
     filled(allocator.start(&ids(&one), Some(&checkpoint)));
