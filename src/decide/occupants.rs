@@ -17,13 +17,12 @@
 use model::cgroup::CgroupIdentity;
 use model::gpu::Gpu;
 use model::id::{ContainerId, GpuUuid, PodUid};
+use model::nvidia::MPS_SERVER;
 use model::process::{GpuProcess, GpuProcessKind, ProcessOwner};
 use model::view::{PodView, SoleHolder, SoleHolders};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-/// The first 15 bytes of `nvidia-cuda-mps-server`, which are all that the kernel keeps of a name.
-const MPS_SERVER: &str = "nvidia-cuda-mps";
 /// Programs that draw the host's screen. Any other graphics program of the host counts as a user of the GPU.
 const DISPLAY_SERVERS: [&str; 8] =
     ["Xorg", "X", "Xwayland", "gnome-shell", "kwin_x11", "kwin_wayland", "weston", "sway"];

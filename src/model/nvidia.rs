@@ -1,5 +1,6 @@
-//! The names of NVIDIA's devices: resources, annotations, labels, device nodes and the container runtime. No other file of
-//! `model`, `wire`, `decide` and `effects` spells them out. The devices of another vendor get a file like this one.
+//! The names of NVIDIA's devices: resources, annotations, labels, device nodes, driver, and container runtime. The devices of another
+//! vendor get a file like this one. The code of all other files takes the names from here. Three kinds of text have them as they are:
+//! sentences that users read (messages, help, advice), tests, and `wire::kernel_log`, which parses the log lines of NVIDIA's driver.
 
 /// Resource: the number of GPUs. A setting or HAMi's device configuration can give this and the following resources other names.
 pub const COUNT: &str = "nvidia.com/gpu";
@@ -20,6 +21,14 @@ pub const CONFIG_SECTION: &str = "nvidia";
 pub const KEY_PREFIX: &str = "nvidia.com/";
 /// The kind of nvidia-ctk's CDI specs.
 pub const CDI_KIND: &str = "nvidia.com/gpu";
+/// The start of the file names of these specs: `nvidia.yaml`, `nvidia-imex.json`.
+pub const CDI_FILES: &str = "nvidia";
+/// The kernel module of the driver, in `/sys/module` and `/proc/driver`.
+pub const KERNEL_MODULE: &str = "nvidia";
+/// The NVML library, as the dynamic linker finds it.
+pub const NVML: &str = "libnvidia-ml.so.1";
+/// The name of the MPS server's process: the first 15 bytes of `nvidia-cuda-mps-server`, which are all that the kernel keeps.
+pub const MPS_SERVER: &str = "nvidia-cuda-mps";
 /// The program of NVIDIA's container runtime; its variants for one mode have a suffix (`nvidia-container-runtime.cdi`).
 pub const RUNTIME: &str = "nvidia-container-runtime";
 /// The start of the names of NVIDIA's own runtime classes: `nvidia`, `nvidia-cdi`, `nvidia-legacy`.
@@ -28,6 +37,10 @@ pub const RUNTIME_CLASSES: &str = "nvidia";
 pub const VISIBLE_DEVICES: &str = "NVIDIA_VISIBLE_DEVICES";
 /// Path of the device node of a GPU, without its number.
 pub const DEVICE_NODE: &str = "/dev/nvidia";
+/// The same in the folder of device nodes, and in DCGM's metrics.
+pub const DEVICE_NODE_NAME: &str = "nvidia";
+/// Names of the device nodes that every container with a GPU opens beside its GPU's own.
+pub const SHARED_NODE_NAMES: [&str; 4] = ["nvidiactl", "nvidia-uvm", "nvidia-uvm-tools", "nvidia-modeset"];
 /// Folder of the device nodes of MIG instances.
 pub const CAPABILITY_NODES: &str = "/dev/nvidia-caps/";
 

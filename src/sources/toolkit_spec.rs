@@ -9,7 +9,7 @@
 
 use crate::bounded_file;
 use model::file_stamp::FileStamp;
-use model::nvidia::CDI_KIND;
+use model::nvidia::{CDI_FILES, CDI_KIND};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -19,8 +19,6 @@ use wire::cdi::{self, CdiSpec, host};
 const MAX_ENTRIES: usize = 65_536;
 /// The most toolkit files that are read at once; usually there is one.
 const MAX_FILES: usize = 8;
-/// The start of their names.
-const PREFIX: &str = "nvidia";
 
 /// A CDI spec that is used.
 #[derive(Debug)]
@@ -94,7 +92,7 @@ fn files(folders: &[PathBuf]) -> Vec<(PathBuf, FileStamp)> {
 
 fn is_name(name: &str) -> bool {
     let end = Path::new(name).extension().and_then(|end| end.to_str());
-    name.starts_with(PREFIX) && matches!(end, Some("json" | "yaml"))
+    name.starts_with(CDI_FILES) && matches!(end, Some("json" | "yaml"))
 }
 
 /// The first of these files that describes GPUs. Each file before it that cannot be used is logged.

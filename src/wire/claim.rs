@@ -26,7 +26,7 @@ pub const MAX_CLAIM: usize = MAX_ANNOTATIONS - 2 * 1024;
 pub const MAX_CLAIM_IN_BINDING: usize = MAX_CLAIM / 2;
 /// Longest text of one device share on a real node: 50 bytes of the UUID, which drivers before 470 wrote as
 /// `MIG-GPU-…/13/10` for a MIG instance, the vendor, 31 bits of MiB, three digits of cores, and the separators.
-const LONGEST_SHARE: usize = 50 + ",NVIDIA,".len() + 10 + ",100:".len();
+const LONGEST_SHARE: usize = 50 + ",".len() + VENDOR.len() + ",".len() + 10 + ",100:".len();
 
 /// Maximum number of containers of one pod. Kubernetes has no limit, but an object of 1.5 MiB has no room for this many
 /// useful containers. Empty containers at the end are not counted.

@@ -14,6 +14,7 @@ use crate::annotation_keys::{MAX_ANNOTATION, REGISTER};
 use crate::decode_error::{DecodeError, shown};
 use model::gpu::MAX_GPUS;
 use model::id::GpuUuid;
+use model::nvidia::VENDOR;
 use model::registered::{MigPlacement, MigProfile, RegisteredGpu};
 use model::unit::{CorePercent, Mib};
 use serde::{Deserialize, Serialize};
@@ -87,7 +88,7 @@ fn is_false(flag: &bool) -> bool {
 /// `NVIDIA`.
 #[must_use]
 pub fn product(nvml_name: &str) -> String {
-    if nvml_name.starts_with("NVIDIA") { nvml_name.to_owned() } else { format!("NVIDIA-{nvml_name}") }
+    if nvml_name.starts_with(VENDOR) { nvml_name.to_owned() } else { format!("{VENDOR}-{nvml_name}") }
 }
 
 /// Reads either form, in the order of the text.

@@ -6,6 +6,7 @@ use decide::allocator::SharedDevice;
 use effects::delivery::{HostDeviceNode, NodeEdits};
 use model::gpu::{Gpu, MigInstance};
 use model::id::GpuUuid;
+use model::nvidia::{DEVICE_NODE_NAME, SHARED_NODE_NAMES};
 use model::unit::Bytes;
 use model::view::{GpuView, NodeView};
 use std::collections::BTreeSet;
@@ -94,6 +95,7 @@ pub(crate) struct SharedDevices {
 #[derive(Debug)]
 struct NodeEditsInputs {
     devices: Vec<Device>,
+    /// Those of [`SHARED_NODE_NAMES`] that the host has.
     shared: Vec<&'static str>,
     host: HostFindings,
 }
@@ -106,8 +108,6 @@ struct Device {
     names: Vec<String>,
 }
 
-/// The device nodes that every container with a GPU gets in addition to those of its GPU, if the host has them.
-const SHARED: [&str; 4] = ["nvidiactl", "nvidia-uvm", "nvidia-uvm-tools", "nvidia-modeset"];
 /// The device node that stands in for that of a simulated GPU: a character device that is harmless in every container.
 const STAND_IN: &str = "/dev/null";
 
@@ -128,7 +128,7 @@ impl SharedDevices {
         let exists = |name: &&str| simulated || self.here.join(name).exists();
         let now = NodeEditsInputs {
             devices: view.gpus.iter().flat_map(|gpu| devices(&gpu.gpu)).collect(),
-            shared: SHARED.into_iter().filter(exists).collect(),
+            shared: SHARED_NODE_NAMES.into_iter().filter(exists).collect(),
             host: host.clone(),
         };
         let same = |last: &NodeEditsInputs| {
@@ -159,7 +159,7 @@ impl SharedDevices {
             ..NodeEdits::default()
         };
         for device in &now.devices {
-            node_edits.nodes.insert(device.uuid.clone(), vec![node(&format!("nvidia{}", device.minor))]);
+            node_edits.nodes.insert(device.uuid.clone(), vec![node(&format!("{DEVICE_NODE_NAME}{}", device.minor))]);
         }
         // Simulated GPUs have no driver, so the host's spec has nothing for them.
         if let Some(toolkit) = host.spec.as_ref().filter(|_| !simulated) {

@@ -16,6 +16,7 @@ use super::row::MetricRow;
 use super::subject::pod_name;
 use model::Reading;
 use model::gpu::{GpmSample, MigInstance, MigSample};
+use model::nvidia;
 use model::sample_value::SampleValue;
 use model::unit::{Bytes, BytesPerSecond, Megahertz, Nanos, Percent, Ratio};
 use model::view::{GpuView, NodeView, SoleHolder};
@@ -281,7 +282,7 @@ fn identity(gpu: &GpuView) -> MetricLabels {
         .with("gpu", &gpu.gpu.index.to_string())
         .with("UUID", gpu.gpu.uuid.as_str())
         .with("pci_bus_id", bus)
-        .with("device", &format!("nvidia{device}"))
+        .with("device", &format!("{}{device}", nvidia::DEVICE_NODE_NAME))
         .with("modelName", &gpu.gpu.model)
 }
 

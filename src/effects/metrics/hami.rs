@@ -12,6 +12,7 @@ use super::subject::{LabelledSubjects, pod_name};
 use model::Reading;
 use model::claim::{ContainerClaim, DeviceShare};
 use model::id::GpuUuid;
+use model::nvidia;
 use model::sample_value::SampleValue;
 use model::unit::{Bytes, Percent};
 use model::view::{GpuUse, GpuView, NodeView};
@@ -106,7 +107,7 @@ fn device(gpu: &GpuView) -> MetricLabels {
 
 /// HAMi's monitor puts the vendor before the product name, even if the product name already contains it.
 fn product(gpu: &GpuView) -> String {
-    format!("NVIDIA-{}", gpu.gpu.model)
+    format!("{}-{}", nvidia::VENDOR, gpu.gpu.model)
 }
 
 fn gpus(

@@ -10,6 +10,7 @@ use clock::monotonic;
 use model::gpu::{ComputeCapability, Gpu, MAX_GPUS, MigInstance, UnidentifiedGpu};
 use model::hardware::Board;
 use model::id::GpuUuid;
+use model::nvidia::KERNEL_MODULE;
 use model::unit::{Bytes, Watts};
 use model::{Absence, Reading};
 use nvml_wrapper::structs::device::CudaComputeCapability;
@@ -239,7 +240,9 @@ fn identify(
 /// after the library was opened. Empty if the driver does not list them.
 pub(super) fn unlisted(procfs: &Path, known: &[KnownGpu]) -> BTreeSet<PciSlot> {
     let listed: BTreeSet<PciSlot> = known.iter().filter_map(|known| pci_slot(known.gpu.pci_bus_id.value()?)).collect();
-    let Ok(folders) = std::fs::read_dir(procfs.join("driver/nvidia/gpus")) else { return BTreeSet::new() };
+    let Ok(folders) = std::fs::read_dir(procfs.join("driver").join(KERNEL_MODULE).join("gpus")) else {
+        return BTreeSet::new();
+    };
     let served = folders.flatten().take(MAX_GPUS).filter_map(|folder| pci_slot(folder.file_name().to_str()?));
     served.filter(|slot| !listed.contains(slot)).collect()
 }

@@ -4,15 +4,13 @@ use crate::nvml::absence::{UNINITIALIZED, VERSION_MISMATCH};
 use crate::nvml::heartbeat::Heartbeat;
 use crate::nvml::raw;
 use model::Absence;
+use model::nvidia;
 use model::observation::GpuSourceState;
 use nvml_wrapper::Nvml;
 use nvml_wrapper::error::NvmlError;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::Arc;
-
-/// The name for the dynamic linker when no path is set.
-const DEFAULT: &str = "libnvidia-ml.so.1";
 
 /// Why the library is not available, and what to do.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -63,12 +61,12 @@ pub(super) fn versions(nvml: &'static Nvml, heartbeat: &Heartbeat) -> GpuSourceS
 /// The number of this load of the driver. The kernel makes a directory for each load of a module, and no two
 /// directories of one boot have the same inode. `None` if the driver is not a module, or sysfs is missing.
 pub(super) fn driver_load(sysfs: &Path) -> Option<u64> {
-    std::fs::metadata(sysfs.join("module/nvidia")).ok().map(|folder| folder.ino())
+    std::fs::metadata(sysfs.join("module").join(nvidia::KERNEL_MODULE)).ok().map(|folder| folder.ino())
 }
 
 /// A text that says what was tried, what NVML answered, and what to do.
 fn advice(path: Option<&Path>, why: Absence, error_text: &str) -> String {
-    let library = path.map_or_else(|| DEFAULT.to_owned(), |path| path.display().to_string());
+    let library = path.map_or_else(|| nvidia::NVML.to_owned(), |path| path.display().to_string());
     let tried = match why {
         Absence::LibraryNotFound => format!("could not open the NVML library {library}: {error_text}"),
         Absence::NotInThisDriver => format!("{library} is not a usable NVML library: {error_text}"),
@@ -105,7 +103,7 @@ fn advice(path: Option<&Path>, why: Absence, error_text: &str) -> String {
 
 /// The text for a driver that was replaced while its library was in use.
 pub(super) fn replaced(path: Option<&Path>) -> Arc<str> {
-    let library = path.map_or_else(|| DEFAULT.to_owned(), |path| path.display().to_string());
+    let library = path.map_or_else(|| nvidia::NVML.to_owned(), |path| path.display().to_string());
     format!(
         "the NVIDIA driver was updated while {library} was in use, and the library in memory will never match it: \
          gpu-steward ends so that it starts again with the new one, and running containers are not affected"
@@ -142,7 +140,7 @@ mod tests {
             let why = reason(error);
             for path in [None, Some(Path::new("/opt/lib.so"))] {
                 let text = advice(path, why, &error_text);
-                let library = path.map_or(DEFAULT, |_| "/opt/lib.so");
+                let library = path.map_or(nvidia::NVML, |_| "/opt/lib.so");
                 assert!(text.contains(library), "{text}");
                 assert!(text.contains(needed[0]) && text.contains("retries with backoff"), "{text}");
             }
