@@ -62,7 +62,7 @@ pub(super) enum CallerRefusal {
     Token(#[from] TokenRefusal),
     #[error("the account of the token is none of those that may call (--stream-accounts)")]
     OtherAccount,
-    #[error("the token names no Node: it must be bound to a pod, and Kubernetes must be 1.30 or newer")]
+    #[error("the token names no Node: it must be bound to a pod")]
     NoNode,
     #[error(transparent)]
     Gone(#[from] NotLive),
@@ -203,11 +203,10 @@ impl Callers {
         let own = self.own.lock().clone().filter(|own| own.subject == claims.subject);
         let own = own.ok_or(CallerRefusal::OtherAccount)?;
         match (&claims.node, &claims.pod) {
-            (_, None) if own.in_pod => return Err(CallerRefusal::NoNode),
-            (Some(node), pod) => self.live.check(node, pod.as_ref())?,
-            (None, Some(pod)) => self.live.check_pod(pod)?,
+            (Some(node), pod) if pod.is_some() || !own.in_pod => self.live.check(node, pod.as_ref())?,
             // An extender outside pods, as this one is: its token ends by its time only.
-            (None, None) => {}
+            (None, None) if !own.in_pod => {}
+            _ => return Err(CallerRefusal::NoNode),
         }
         Ok(Caller::Extender)
     }

@@ -112,11 +112,6 @@ impl LiveCallers {
         self.known.lock().check(node, pod)
     }
 
-    /// Checks that the pod of a token is there that names no Node. An API server before 1.30 writes none into it.
-    pub(super) fn check_pod(&self, pod: &PodUid) -> Result<(), NotLive> {
-        if self.known.lock().pods.contains_key(pod) { Ok(()) } else { Err(NotLive::Pod) }
-    }
-
     /// Keeps an open stream, and ends an earlier one of the same Node. Returns its id.
     pub(super) fn opens(
         &self,
@@ -206,9 +201,8 @@ mod tests {
         assert_eq!(live.check(&other, Some(&uid)), Err(NotLive::Node));
         live.pod_is(&pod(2, "ml", "Running"));
         assert_eq!(live.check(&of, Some(&pod(2, "ml", "Running").uid)), Err(NotLive::Pod), "another namespace");
-        assert_eq!(live.check_pod(&uid), Ok(()), "a token that names no Node");
         live.pod_gone(&uid);
-        assert_eq!((live.check_pod(&uid), live.check(&of, Some(&uid))), (Err(NotLive::Pod), Err(NotLive::Pod)));
+        assert_eq!(live.check(&of, Some(&uid)), Err(NotLive::Pod));
     }
 
     #[test]

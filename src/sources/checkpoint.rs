@@ -112,7 +112,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let entry = |uid: &str, resource: &str, answer: &str| {
             format!(
-                r#"{{"PodUID":"{uid}","ContainerName":"main","ResourceName":"{resource}","DeviceIDs":["a"],"AllocResp":"{answer}"}}"#
+                r#"{{"PodUID":"{uid}","ContainerName":"main","ResourceName":"{resource}","DeviceIDs":{{"-1":["a"]}},"AllocResp":"{answer}"}}"#
             )
         };
         let uid = "466d3e0f-28fd-4a4c-a28d-790ef2a79f8c";

@@ -9,8 +9,7 @@
 //!
 //! `AllocResp` is the plugin's answer to `Allocate`, unchanged, and contains the ticket. Through the ticket the agent
 //! finds the UID of the pod and the name of the container. `DeviceIDs` is a list for each NUMA node (`-1` for no NUMA
-//! node, `0` in kubelet 1.20); before 1.20 it is a plain list. The checksum is not checked: its computation is internal
-//! to kubelet and has changed.
+//! node). The checksum is not checked: its computation is internal to the kubelet and has changed.
 //!
 //! What must never happen here: one unreadable entry hides the others; the answer of another plugin is taken for an
 //! answer of the agent.
@@ -116,16 +115,9 @@ struct Entry<'a> {
     #[serde(borrow, rename = "ResourceName")]
     resource: Cow<'a, str>,
     #[serde(borrow, rename = "DeviceIDs")]
-    ids: Option<Ids<'a>>,
+    ids: Option<Lists<'a>>,
     #[serde(borrow, rename = "AllocResp")]
     answer: Option<Cow<'a, str>>,
-}
-
-#[derive(Deserialize)]
-#[serde(untagged)]
-enum Ids<'a> {
-    ByNuma(#[serde(borrow)] Lists<'a>),
-    Plain(#[serde(borrow)] Vec<Cow<'a, str>>),
 }
 
 /// Reads the file.
@@ -165,11 +157,8 @@ pub fn parse(bytes: &[u8]) -> Result<Checkpoint, DecodeError> {
 }
 
 fn allocation(entry: &Entry<'_>) -> Result<CheckpointRow, String> {
-    let mut ids: Vec<Arc<str>> = match &entry.ids {
-        None => Vec::new(),
-        Some(Ids::Plain(ids)) => ids.iter().map(|id| Arc::from(id.as_ref())).collect(),
-        Some(Ids::ByNuma(nodes)) => nodes.values().flatten().flatten().map(|id| Arc::from(id.as_ref())).collect(),
-    };
+    let by_numa = entry.ids.iter().flat_map(BTreeMap::values);
+    let mut ids: Vec<Arc<str>> = by_numa.flatten().flatten().map(|id| Arc::from(id.as_ref())).collect();
     ids.sort();
     ids.dedup();
     let place = || format!("{}, {}", shown(&entry.container), shown(&entry.resource));

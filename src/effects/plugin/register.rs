@@ -31,7 +31,7 @@
 use super::call::{PluginCallSender, PluginDevice};
 use super::second_agent::{self, SecondAgent};
 use super::served_socket::{MAX_REQUEST, ServedSocket};
-use super::service::{MAX_LIST, Service, Watches, encoded_len, options};
+use super::service::{MAX_LIST, Service, Watches, encoded_len};
 use super::settings::{RegistrationCourse, RegistrationStart, Settings};
 use model::backoff::Backoff;
 use model::plugin::{RegistrationState, SecondConnection};
@@ -326,7 +326,8 @@ impl Registrar {
             version: "v1beta1".into(),
             endpoint: endpoint.file_name().unwrap_or_default().to_string_lossy().into_owned(),
             resource_name: self.settings.resource.to_string(),
-            options: Some(options()),
+            // The kubelet takes the options from `GetDevicePluginOptions`.
+            options: None,
         };
         RegistrationClient::new(channel)
             .register(request)

@@ -23,12 +23,6 @@ pub(super) const MAX_LIST: usize = 4 * 1024 * 1024 / 20 * 19;
 
 const UNHEALTHY: &str = "Unhealthy";
 
-/// Both options are always on. Kubelets before 1.25 read them from `Register`, later kubelets call
-/// `GetDevicePluginOptions`.
-pub(super) fn options() -> v1beta1::DevicePluginOptions {
-    v1beta1::DevicePluginOptions { pre_start_required: true, get_preferred_allocation_available: true }
-}
-
 /// The device plugin service of one registration.
 #[derive(Clone, Debug)]
 pub(super) struct Service {
@@ -113,7 +107,10 @@ impl DevicePlugin for Service {
         &self,
         _: Request<v1beta1::Empty>,
     ) -> Result<Response<v1beta1::DevicePluginOptions>, Status> {
-        Ok(Response::new(options()))
+        Ok(Response::new(v1beta1::DevicePluginOptions {
+            pre_start_required: true,
+            get_preferred_allocation_available: true,
+        }))
     }
 
     type ListAndWatchStream = Pin<Box<dyn Stream<Item = Result<v1beta1::ListAndWatchResponse, Status>> + Send>>;

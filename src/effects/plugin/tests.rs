@@ -144,7 +144,7 @@ struct Kubelet {
 
 #[tonic::async_trait]
 impl Register for Kubelet {
-    /// Connects to the plugin and requests its options inside the call, as kubelets since 1.25 do.
+    /// Connects to the plugin and requests its options inside the call, as the kubelet does.
     async fn register(&self, request: Request<v1beta1::RegisterRequest>) -> Result<Response<v1beta1::Empty>, Status> {
         let endpoint = request.into_inner().endpoint;
         let mut plugin = DevicePluginClient::new(connect(&self.plugins.join(&endpoint), "localhost").await);

@@ -71,7 +71,7 @@ pub async fn list_once(path: &Path) -> Result<Vec<ContainerDevices>, String> {
 }
 
 /// One entry for each container and resource, sorted, with at most `MAX_DEVICES` ids in all. The kubelet sends one
-/// entry for each device, or (before 1.21) one for each resource.
+/// entry for each device.
 #[must_use]
 pub fn gather(listed: ListPodResourcesResponse) -> Vec<ContainerDevices> {
     let mut gathered: BTreeMap<[Arc<str>; 4], Vec<Arc<str>>> = BTreeMap::new();
@@ -115,15 +115,17 @@ mod tests {
     }
 
     #[test]
-    fn one_entry_per_device_and_one_entry_per_resource_give_the_same_result() {
-        let new = gather(ListPodResourcesResponse {
-            pod_resources: vec![pod("a", &[("nvidia.com/gpu", &["g-2"]), ("nvidia.com/gpu", &["g-1"])])],
-        });
-        let old = gather(ListPodResourcesResponse {
-            pod_resources: vec![pod("a", &[("nvidia.com/gpu", &["g-1", "g-2", "g-2"])])],
-        });
-        assert_eq!(new, old);
-        assert_eq!(new[0].ids.iter().map(|id| &**id).collect::<Vec<_>>(), ["g-1", "g-2"]);
+    fn the_devices_of_a_container_are_in_one_entry_for_each_resource() {
+        let devices: [(&str, &[&str]); 4] = [
+            ("nvidia.com/gpu", &["g-2"]),
+            ("example.com/nic", &["n-1"]),
+            ("nvidia.com/gpu", &["g-1"]),
+            ("nvidia.com/gpu", &["g-2"]),
+        ];
+        let gathered = gather(ListPodResourcesResponse { pod_resources: vec![pod("a", &devices)] });
+        let ids: Vec<(&str, Vec<&str>)> =
+            gathered.iter().map(|one| (&*one.resource, one.ids.iter().map(|id| &**id).collect())).collect();
+        assert_eq!(ids, [("example.com/nic", vec!["n-1"]), ("nvidia.com/gpu", vec!["g-1", "g-2"])]);
     }
 
     #[test]

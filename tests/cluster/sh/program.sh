@@ -12,7 +12,8 @@ linked() {
   case $2 in
     kubernetes*) printf '%s' "-X k8s.io/component-base/version.gitVersion=v$version -X k8s.io/component-base/version.gitMajor=${version%%.*} -X k8s.io/component-base/version.gitMinor=$(cut -d. -f2 <<<"$version")" ;;
     containerd) printf '%s' "-X github.com/containerd/containerd/v2/version.Version=$version" ;;
-    helm) printf '%s' "-X helm.sh/helm/v3/internal/version.version=v$version" ;;
+    # The Kubernetes that `helm template` assumes is that of its client library, as in helm's releases; otherwise it is 1.20.
+    helm) printf '%s' "-X helm.sh/helm/v3/internal/version.version=v$version -X helm.sh/helm/v3/pkg/chartutil.k8sVersionMinor=$(sed -n 's#^\tk8s.io/client-go v0\.\([0-9]*\).*#\1#p' "$cluster_folder/program/helm/go.mod")" ;;
   esac
 }
 main_module() {

@@ -104,19 +104,15 @@ fn the_token_of_an_extender_counts_as_long_as_its_pod_is_there() {
     assert!(answer.contains("403"), "{answer}");
     assert_eq!(refused("pod_gone"), before + 1);
     assert!(asked(&first).contains("400"), "the pod of this token exists");
-    // The extender runs in a pod, so a token that is bound to no pod does not belong to another extender.
+    // The extender runs in a pod, so the token of another extender is bound to a pod too, and names the Node of that pod.
     let mut unbound = claims("gpu:extender", AUDIENCE, ("n1", "uid-n1"), ("agent-8", &uid(8)));
+    let mut nodeless = unbound.clone();
     unbound["kubernetes.io"]["pod"] = Value::Null;
-    for token in [server.token(&unbound), extender_token(&server, None)] {
+    nodeless["kubernetes.io"]["node"] = Value::Null;
+    for token in [server.token(&unbound), server.token(&nodeless), extender_token(&server, None)] {
         let before = refused("no_node");
         let answer = asked(&token);
         assert!(answer.contains("403"), "{answer}");
         assert_eq!(refused("no_node"), before + 1);
     }
-    // The tokens of an API server before 1.30 name no Node.
-    let mut nodeless = claims("gpu:extender", AUDIENCE, ("n1", "uid-n1"), ("agent-8", &uid(8)));
-    nodeless["kubernetes.io"]["node"] = Value::Null;
-    assert!(asked(&server.token(&nodeless)).contains("400"));
-    nodeless["kubernetes.io"]["pod"]["uid"] = uid(9).into();
-    assert!(asked(&server.token(&nodeless)).contains("403"));
 }

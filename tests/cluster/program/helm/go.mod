@@ -1,4 +1,4 @@
-// helm renders the chart. A module of its own: its requirements contradict those of Kubernetes.
+// helm renders and installs the chart. A module of its own: its requirements contradict those of Kubernetes.
 module gpu-steward.io/tests/cluster/helm
 
 go 1.24.0
