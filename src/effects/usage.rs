@@ -3,6 +3,7 @@
 //! ```text
 //!   watch<Arc<NodeView>> ──convert──▶ NodeUsage ──┬──▶ Get:   the newest state, at once
 //!                                                 └──▶ Watch: the newest state, when it differs and the client is ready
+//!   json          the message as text, for a client that prints it
 //!   connection    bounds the connections, and sees whether a client has read the last state
 //! ```
 //!
@@ -11,6 +12,7 @@
 
 mod connection;
 mod convert;
+pub mod json;
 mod watch;
 
 use self::connection::{Incoming, Peer};

@@ -1,13 +1,10 @@
-//! `print-config`: prints the effective settings, and where each value comes from; or a configuration with which
-//! kube-scheduler calls the extender.
+//! `print-config`: prints the effective settings, and where each value comes from.
 
 use crate::settings::layer::{Origin, RawValue};
 use crate::settings::removed::IgnoredSetting;
 use crate::settings::table::{KEYS, Key};
 use std::collections::BTreeMap;
 use std::fmt::Write;
-use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
-use wire::resource::ResourceNames;
 
 /// The output format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
@@ -28,51 +25,6 @@ pub(crate) fn print(values: &BTreeMap<&'static str, RawValue>, ignored: &[Ignore
         Output::Json => json(&rows, ignored),
         Output::Yaml => yaml(&rows, ignored),
     }
-}
-
-/// A configuration with which kube-scheduler calls the extender at this address for pods with these resources.
-///
-/// The number of GPUs is also counted by kube-scheduler, so that no pod is bound while the node's device plugin is
-/// not registered. The other resources exist only in pods.
-pub(crate) fn kube_scheduler(listen: SocketAddr, names: &ResourceNames) -> String {
-    let mut address = listen;
-    if address.ip().is_unspecified() {
-        address.set_ip(if address.is_ipv4() { Ipv4Addr::LOCALHOST.into() } else { Ipv6Addr::LOCALHOST.into() });
-    }
-    let ResourceNames { count, memory, memory_percentage, cores, priority } = names;
-    format!(
-        "apiVersion: kubescheduler.config.k8s.io/v1
-kind: KubeSchedulerConfiguration
-leaderElection:
-  leaderElect: true
-  resourceName: gpu-steward-scheduler
-# Pods with schedulerName: gpu-steward are placed by this kube-scheduler.
-profiles:
-  - schedulerName: gpu-steward
-# The extender must see every node that could fit, not a sample.
-percentageOfNodesToScore: 100
-# Any event may change the extender's answer, so any event returns every refused pod to the queue. With the default of 10 s,
-# hundreds of refused pods slow the others down. Since 1.33, a kube-scheduler that has nothing else to do does not wait for
-# this time; pods whose calls failed always wait.
-podMaxBackoffSeconds: 60
-extenders:
-  - urlPrefix: http://{address}
-    filterVerb: filter
-    prioritizeVerb: prioritize
-    bindVerb: bind
-    preemptVerb: preempt
-    weight: 1
-    httpTimeout: 5s
-    nodeCacheCapable: true
-    ignorable: false
-    managedResources:
-      - {{name: {count}, ignoredByScheduler: false}}
-      - {{name: {memory}, ignoredByScheduler: true}}
-      - {{name: {memory_percentage}, ignoredByScheduler: true}}
-      - {{name: {cores}, ignoredByScheduler: true}}
-      - {{name: {priority}, ignoredByScheduler: true}}
-"
-    )
 }
 
 fn text(rows: &[(&Key, &RawValue)], ignored: &[IgnoredSetting]) -> String {
@@ -144,24 +96,6 @@ mod tests {
                 proptest::prop_assert_eq!(&entry.text, &text);
             }
         }
-    }
-
-    #[test]
-    fn the_scheduler_counts_gpus_itself_and_asks_the_extender_at_its_address() {
-        let names = ResourceNames { memory: "example.com/mib".into(), ..ResourceNames::default() };
-        let printed = kube_scheduler("0.0.0.0:9444".parse().unwrap(), &names);
-        let config: serde_json::Value = serde_saphyr::from_str(&printed).unwrap();
-        let extender = &config["extenders"][0];
-        assert_eq!(
-            (&extender["urlPrefix"], &extender["nodeCacheCapable"]),
-            (&"http://127.0.0.1:9444".into(), &true.into())
-        );
-        let resources = extender["managedResources"].as_array().unwrap();
-        let ignored =
-            |name: &str| resources.iter().find(|one| one["name"] == name).unwrap()["ignoredByScheduler"].clone();
-        assert_eq!([ignored("nvidia.com/gpu"), ignored("example.com/mib")], [false, true].map(serde_json::Value::from));
-        assert_eq!((config["percentageOfNodesToScore"].as_u64(), resources.len()), (Some(100), 5));
-        assert_eq!(config["podMaxBackoffSeconds"], 60);
     }
 
     #[test]

@@ -48,7 +48,7 @@ pub(crate) fn run(command: Command) -> Exit {
         }),
         Command::PrintScheduler(raw) => settings::extender::load(&raw).map(|read| {
             match read.request_rules() {
-                Ok(rules) => print(&print_config::kube_scheduler(read.settings.listen, &rules.names)),
+                Ok(rules) => print(&wire::scheduler_config::encode(read.settings.listen, &rules.names)),
                 Err(why) => {
                     let _ = writeln!(std::io::stderr(), "error: {why}");
                     return Exit::Usage;

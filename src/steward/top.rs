@@ -10,7 +10,6 @@
 //! the state, an exit that does not restore the terminal.
 
 mod settings;
-mod snapshot;
 mod fetch;
 mod show;
 mod table;
@@ -32,6 +31,7 @@ use fetch::{Agent, FetchError};
 use look::Look;
 use screen::ScreenError;
 use serve::exit::Exit;
+use serve::lifecycle;
 use state::{Input, State};
 use std::io::{self, IsTerminal, Write};
 use std::sync::Arc;
@@ -81,7 +81,7 @@ pub(crate) fn run(settings: &Settings) -> Result<(), TopError> {
 }
 
 fn print(agent: &Agent, settings: &Settings) -> Result<(), TopError> {
-    let snapshot = fetch::runtime().map_err(TopError::Runtime)?.block_on(agent.fetch())?;
+    let snapshot = lifecycle::run_once(agent.fetch()).map_err(TopError::Runtime)??;
     let text = if settings.json {
         serde_json::to_string(&snapshot)? + "\n"
     } else {

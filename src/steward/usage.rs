@@ -8,14 +8,15 @@
 //! an endless wait.
 
 mod table;
-mod json;
 
 use crate::settings::layer::{Origin, Problem, RawSettings, RawValue};
 use crate::settings::table::Key;
 use crate::settings::value;
+use effects::usage::json;
 use proto::usage::usage_client::UsageClient;
 use proto::usage::{GetRequest, NodeUsage, WatchRequest};
 use serve::exit::Exit;
+use serve::lifecycle;
 use std::future::Future;
 use std::io::{ErrorKind, IsTerminal, Write};
 use std::path::{Path, PathBuf};
@@ -82,17 +83,15 @@ enum Failure {
 /// The problems of the setting that names the socket.
 pub(crate) fn run(raw: &RawSettings, options: UsageOptions) -> Result<Exit, Vec<Problem>> {
     let socket = socket(raw)?;
-    let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
-        Ok(runtime) => runtime,
-        Err(error) => return Ok(end(&Failure::Runtime(error))),
-    };
     let mut screen = Screen::new(options);
-    let outcome = if options.watch {
-        runtime.block_on(watch(&socket, &mut screen))
-    } else {
-        runtime.block_on(get(&socket)).and_then(|state| Ok(screen.show(&state)?))
-    };
-    Ok(outcome.map_or_else(|failure| end(&failure), |()| Exit::Ok))
+    let shown = lifecycle::run_once(async {
+        match options.watch {
+            true => watch(&socket, &mut screen).await,
+            false => Ok(screen.show(&get(&socket).await?)?),
+        }
+    });
+    let shown = shown.map_err(Failure::Runtime).flatten();
+    Ok(shown.map_or_else(|failure| end(&failure), |()| Exit::Ok))
 }
 
 /// The path of the agent's socket. The configuration file is read only if neither flag nor environment names the

@@ -5,6 +5,7 @@
 //!   head           the node, the number and the age of its view, and whether the GPUs are simulated
 //!   process_owner  the owner of a process: pod and container by name
 //!   gpus pods processes node     one document each
+//!   snapshot       all four
 //! ```
 //!
 //! Numbers are in base units, and the names of their fields end in the unit: bytes, seconds, joules, hertz, ratios from
@@ -21,9 +22,11 @@ pub mod gpus;
 pub mod pods;
 pub mod processes;
 pub mod node;
+pub mod snapshot;
 
 pub use head::ViewHeadJson;
 pub use reading::ReadingJson;
+pub use snapshot::Snapshot;
 
 #[cfg(test)]
 mod tests {

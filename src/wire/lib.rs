@@ -44,6 +44,7 @@ pub mod resource;
 pub mod gpu_pod;
 pub mod placement;
 pub mod extender;
+pub mod scheduler_config;
 pub mod device_config;
 pub mod ticket;
 pub mod cdi;

@@ -172,7 +172,11 @@ fn flag(key: &'static str, text: &str) -> Result<bool, DecodeError> {
     }
 }
 
-fn node_policy(text: &str) -> Result<NodePolicy, DecodeError> {
+/// Reads `binpack` or `spread`.
+///
+/// # Errors
+/// [`DecodeError`] for any other word.
+pub fn node_policy(text: &str) -> Result<NodePolicy, DecodeError> {
     match text.trim() {
         "binpack" => Ok(NodePolicy::Binpack),
         "spread" => Ok(NodePolicy::Spread),
@@ -181,7 +185,10 @@ fn node_policy(text: &str) -> Result<NodePolicy, DecodeError> {
 }
 
 /// Reads one word or a list of them. Without `binpack`, `spread` and `numa`, the emptiest GPU comes first.
-fn gpu_policy(text: &str) -> Result<GpuPolicy, DecodeError> {
+///
+/// # Errors
+/// [`DecodeError`] for a word that is none of them.
+pub fn gpu_policy(text: &str) -> Result<GpuPolicy, DecodeError> {
     let mut policy = GpuPolicy { order: Vec::new(), idle_only: false, topology: false };
     for (at, word) in items(text) {
         let key = match word {
@@ -211,7 +218,11 @@ fn gpu_policy(text: &str) -> Result<GpuPolicy, DecodeError> {
     Ok(policy)
 }
 
-fn weights(text: &str) -> Result<ScoreWeights, DecodeError> {
+/// Reads `slot=1,core=1,memory=2`, in any order.
+///
+/// # Errors
+/// [`DecodeError`] unless each weight is there once and is a whole number, and one of them is above 0.
+pub fn weights(text: &str) -> Result<ScoreWeights, DecodeError> {
     let fault = |at: usize, what: String| {
         let allowed = "expected slot=N,core=N,memory=N with whole numbers, at least one of them above 0";
         DecodeError::new(SCORE_WEIGHTS, at, format!("{what}; {allowed}"))

@@ -4,7 +4,7 @@
 use agent::settings::{Gpus, RegisterFormat, Topology};
 use decide::cluster::{AnsweredNodes, NodeChoice};
 use decide::labels::Labelling;
-use model::placement::{GpuOrder, GpuPolicy, NodePolicy, ScoreWeights};
+use model::placement::{GpuPolicy, NodePolicy, ScoreWeights};
 use model::pod::{LabelKeys, MAX_LABEL_KEYS};
 use model::unit::Bytes;
 use model::xid;
@@ -18,6 +18,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 use wire::device_config::DeviceScaling;
+use wire::placement;
 
 /// The reason why a text is not a valid value. It follows "invalid value … for …: ".
 pub(crate) type Why = String;
@@ -354,54 +355,18 @@ pub(crate) fn object_name(text: &str) -> Result<String, Why> {
 
 /// Which nodes a pod prefers.
 pub(crate) fn node_policy(text: &str) -> Result<NodePolicy, Why> {
-    match text {
-        "binpack" => Ok(NodePolicy::Binpack),
-        "spread" => Ok(NodePolicy::Spread),
-        _ => Err("expected binpack or spread".into()),
-    }
+    placement::node_policy(text).map_err(|_| "expected binpack or spread".into())
 }
 
 /// Which GPUs of a node a container prefers: words of HAMi's annotation, in order of importance.
 pub(crate) fn gpu_policy(text: &str) -> Result<GpuPolicy, Why> {
-    let mut policy = GpuPolicy { order: Vec::new(), idle_only: false, topology: false };
-    for word in text.split(',') {
-        match word.trim() {
-            "binpack" => policy.order.push(GpuOrder::Binpack),
-            "spread" => policy.order.push(GpuOrder::Spread),
-            "numa" => policy.order.push(GpuOrder::Numa),
-            "mutex" => policy.idle_only = true,
-            "topology-aware" => policy.topology = true,
-            _ => return Err("expected a list of binpack, spread, numa, mutex and topology-aware".into()),
-        }
-    }
-    if policy.order.is_empty() {
-        policy.order = GpuPolicy::default().order;
-    }
-    Ok(policy)
+    placement::gpu_policy(text).map_err(|_| "expected a list of binpack, spread, numa, mutex and topology-aware".into())
 }
 
 /// The weights of slots, SM time and memory: `slot=1,core=1,memory=1`.
 pub(crate) fn score_weights(text: &str) -> Result<ScoreWeights, Why> {
-    let why = || String::from("expected slot=N,core=N,memory=N, each once, and at least one above 0");
-    let (mut slots, mut cores, mut memory) = (None, None, None);
-    for part in text.split(',') {
-        let (name, number) = part.split_once('=').ok_or_else(why)?;
-        let number: u32 = number.trim().parse().map_err(|_| why())?;
-        let place = match name.trim() {
-            "slot" => &mut slots,
-            "core" => &mut cores,
-            "memory" => &mut memory,
-            _ => return Err(why()),
-        };
-        if place.replace(number).is_some() {
-            return Err(why());
-        }
-    }
-    match (slots, cores, memory) {
-        (Some(0), Some(0), Some(0)) => Err(why()),
-        (Some(slots), Some(cores), Some(memory)) => Ok(ScoreWeights { slots, cores, memory }),
-        _ => Err(why()),
-    }
+    let expected = "expected slot=N,core=N,memory=N, each once, and at least one above 0";
+    placement::weights(text).map_err(|_| expected.into())
 }
 
 /// Whether kube-scheduler or the extender chooses among the nodes that fit.

@@ -12,7 +12,6 @@
 use crate::top::gpus;
 use crate::top::look::Look;
 use crate::top::show::{ABSENT, OLD_MARK, bytes, cores, duration, rate};
-use crate::top::snapshot::Snapshot;
 use crate::top::state::{State, View};
 use crate::top::table::{Column, Flat, Order, Sort, flatten};
 use ratatui::Frame;
@@ -22,6 +21,7 @@ use ratatui::text::{Line, Span, Text};
 use ratatui::widgets::{Cell, Paragraph, Row, Table, Wrap};
 use std::collections::BTreeSet;
 use wire::api::ReadingJson;
+use wire::api::Snapshot;
 
 /// Smallest screen, columns and lines. A smaller screen shows only a message.
 const SMALLEST: (u16, u16) = (40, 8);

@@ -1,6 +1,5 @@
 //! Fetches the snapshot from the agent. This is the only part of `top` that uses HTTP.
 
-use crate::top::snapshot::Snapshot;
 use http_body_util::{BodyExt, Empty, Limited};
 use hyper::body::Bytes;
 use hyper::client::conn::http1::{self, SendRequest};
@@ -18,6 +17,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
+use wire::api::Snapshot;
 
 /// Time limit of one response. The agent answers from memory in milliseconds; on a machine that swaps, it may take
 /// seconds.
@@ -230,11 +230,6 @@ fn connector_that_trusts(path: &Path) -> Result<TlsConnector, FetchError> {
         .with_safe_default_protocol_versions()
         .map_err(|error| refuse(error.to_string()))?;
     Ok(TlsConnector::from(Arc::new(config.with_root_certificates(roots).with_no_client_auth())))
-}
-
-/// A single-threaded runtime, which is enough for one connection.
-pub(crate) fn runtime() -> std::io::Result<tokio::runtime::Runtime> {
-    tokio::runtime::Builder::new_current_thread().enable_all().build()
 }
 
 #[cfg(test)]

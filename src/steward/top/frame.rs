@@ -46,7 +46,6 @@ pub(crate) fn painted(state: &State, width: u16, height: u16) -> Vec<String> {
 mod tests {
     use super::*;
     use crate::top::key::Key;
-    use crate::top::snapshot::Snapshot;
     use crate::top::stage;
     use crate::top::state::Input;
     use proptest::prelude::*;
@@ -54,6 +53,7 @@ mod tests {
     use std::path::Path;
     use std::sync::Arc;
     use std::time::Duration;
+    use wire::api::Snapshot;
 
     /// Compares with a file under `tests/golden/top`; `UPDATE_GOLDEN=1` writes the file.
     fn golden(name: &str, text: &str) {

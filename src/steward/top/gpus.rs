@@ -3,10 +3,11 @@
 use crate::top::pods::{number, pod_name, sum};
 use crate::top::processes::owner_name;
 use crate::top::show::{Cells, bar, bytes, cores, percent, share};
-use crate::top::snapshot::Snapshot;
 use crate::top::table::{Amounts, Column, Row, fill, left, right};
+use model::nvidia::VENDOR;
 use std::collections::BTreeMap;
 use wire::api::ReadingJson;
+use wire::api::Snapshot;
 use wire::api::gpus::{GpuJson, GpuProcessJson, MigInstanceJson, UnidentifiedGpuJson};
 use wire::api::pods::{GpuUseJson, PodJson};
 use wire::api::processes::ProcessJson;
@@ -82,7 +83,7 @@ fn memory_cell(cells: &mut Cells, used: &ReadingJson<u64>, total: &ReadingJson<u
 
 /// The model without the vendor's name: `H100 80GB HBM3`.
 fn model(gpu: &GpuJson) -> &str {
-    gpu.model.strip_prefix("NVIDIA ").unwrap_or(&gpu.model)
+    gpu.model.strip_prefix(VENDOR).map_or(&gpu.model, str::trim_start)
 }
 
 fn gpu_name(gpu: &GpuJson) -> String {

@@ -1,9 +1,9 @@
 //! Rows for pods with their containers, and for containers of no pod.
 
 use crate::top::show::{ABSENT, Cells, bytes, cores, percent, rate};
-use crate::top::snapshot::Snapshot;
 use crate::top::table::{Amounts, Column, Row, fill, left, right};
 use wire::api::ReadingJson;
+use wire::api::Snapshot;
 use wire::api::pods::{CgroupUseJson, ContainerJson, GpuUseJson, NetworkJson, PodJson};
 
 /// The columns, in the order in which [`rows`] fills them.

@@ -2,8 +2,8 @@
 
 use crate::top::pods::{container_name, number, pod_name, sum};
 use crate::top::show::{Cells, bytes, cores, percent};
-use crate::top::snapshot::Snapshot;
 use crate::top::table::{Amounts, Column, Row, fill, left, right};
+use wire::api::Snapshot;
 use wire::api::process_owner::ProcessOwnerJson;
 use wire::api::processes::ProcessJson;
 

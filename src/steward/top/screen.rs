@@ -8,10 +8,9 @@
 //! The terminal is restored on every exit: the normal end, an error, a signal, a panic.
 
 use crate::top::draw::draw;
-use crate::top::fetch::{self, Agent, FetchError};
+use crate::top::fetch::{Agent, FetchError};
 use crate::top::key::Key;
 use crate::top::look::Look;
-use crate::top::snapshot::Snapshot;
 use crate::top::state::{Input, State};
 use crossterm::cursor::{Hide, Show};
 use crossterm::event::{self, Event};
@@ -24,6 +23,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, SyncSender, TrySendError, channel, sync_channel};
 use std::time::{Duration, Instant};
+use tokio::runtime::{Builder, Runtime};
+use wire::api::Snapshot;
 
 /// Time between two checks of keys and signals: short enough to feel immediate, long enough to cost almost nothing.
 const TICK: Duration = Duration::from_millis(100);
@@ -96,7 +97,7 @@ impl Answers {
     fn start(agent: Agent, interval: Duration) -> Result<Answers, ScreenError> {
         let (send, answers) = sync_channel(WAITING);
         let (running, ended) = channel();
-        let runtime = fetch::runtime().map_err(ScreenError::Thread)?;
+        let runtime = Builder::new_current_thread().enable_all().build().map_err(ScreenError::Thread)?;
         let fetch = move || fetch_forever(&runtime, &agent, interval, (&send, &ended));
         std::thread::Builder::new().name("top-fetch".to_owned()).spawn(fetch).map_err(ScreenError::Thread)?;
         Ok(Answers { answers, _running: running })
@@ -118,7 +119,7 @@ impl Answers {
 type Ends<'a> = (&'a SyncSender<Result<Snapshot, FetchError>>, &'a Receiver<()>);
 
 /// Fetches at fixed deadlines, so that slow answers do not add to the interval.
-fn fetch_forever(runtime: &tokio::runtime::Runtime, agent: &Agent, interval: Duration, (send, ended): Ends<'_>) {
+fn fetch_forever(runtime: &Runtime, agent: &Agent, interval: Duration, (send, ended): Ends<'_>) {
     loop {
         let deadline = Instant::now() + interval;
         // A full queue means that the screen has not shown the last answers yet: drop this answer, the next one is

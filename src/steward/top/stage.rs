@@ -1,7 +1,6 @@
 //! A test node for `top`. It is a [`NodeView`], converted by the API's own code, so the snapshot is the same as an
 //! agent's answer.
 
-use crate::top::snapshot::Snapshot;
 use crate::top::state::{Input, State};
 use model::cgroup::{CgroupIdentity, CgroupKind, CgroupSample, NetworkSample, Qos, RuntimeKind};
 use model::gpu::{GpmSample, Gpu, GpuSample, MigInstance, MigSample};
@@ -17,6 +16,7 @@ use model::view::{
 use model::{Absence, Reading};
 use std::sync::Arc;
 use std::time::Duration;
+use wire::api::Snapshot;
 use wire::api::process_owner::OwnerNames;
 use wire::api::reading::ReadingAges;
 use wire::api::{ViewHeadJson, gpus, node, pods, processes};

@@ -6,11 +6,11 @@
 //! ```
 
 use crate::top::key::Key;
-use crate::top::snapshot::Snapshot;
 use crate::top::table::{Column, Flat, Order, Row, Sort, flatten};
 use crate::top::{gpus, pods, processes};
 use std::sync::Arc;
 use std::time::Duration;
+use wire::api::Snapshot;
 
 /// Longest filter in bytes.
 const MAX_FILTER: usize = 64;

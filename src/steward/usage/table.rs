@@ -236,11 +236,11 @@ fn shortened(text: &str, width: usize) -> String {
 }
 
 #[cfg(test)]
-pub(super) mod tests {
+mod tests {
     use super::*;
     use proto::usage::GpuSource;
 
-    pub(in crate::usage) fn bytes(value: u64) -> Option<Bytes> {
+    fn bytes(value: u64) -> Option<Bytes> {
         Some(Bytes {
             value: Some(value),
             absent: None,
@@ -249,7 +249,7 @@ pub(super) mod tests {
         })
     }
 
-    pub(in crate::usage) fn percent(value: f64) -> Option<Percent> {
+    fn percent(value: f64) -> Option<Percent> {
         Some(Percent { value: Some(value), absent: None, sampled_at_us: Some(1), age_us: Some(400_000) })
     }
 
@@ -257,7 +257,7 @@ pub(super) mod tests {
         Absence { code: "not_supported".into(), reason: "not supported by this device".into() }
     }
 
-    pub(in crate::usage) fn state() -> NodeUsage {
+    fn state() -> NodeUsage {
         let named = PodShare {
             pod_uid: "0f5b9a3e-0d2c-4b7f-9a51-2f1f6a1f8d11".into(),
             namespace: Some("ml".into()),

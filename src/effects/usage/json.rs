@@ -1,4 +1,4 @@
-//! A state as JSON. The field names are those of `usage.proto`, numbers are JSON numbers, and a reading has either
+//! The message as JSON, which `gpu-steward usage -o json` prints. The field names are those of `usage.proto`, numbers are JSON numbers, and a reading has either
 //! `value` with its time or `absent`.
 
 use proto::usage::{
@@ -7,7 +7,8 @@ use proto::usage::{
 use serde_json::{Value, json};
 
 /// The whole document.
-pub(super) fn of(state: &NodeUsage) -> Value {
+#[must_use]
+pub fn of(state: &NodeUsage) -> Value {
     json!({
         "node": state.node,
         "sequence": state.sequence,
@@ -128,25 +129,29 @@ fn absence(why: &Absence) -> Value {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::usage::table::tests::state;
 
     #[test]
     fn a_reading_is_a_value_with_its_time_or_a_reason() {
-        let document = of(&state());
-        assert_eq!(document["sequence"], 7);
-        assert_eq!(document["source"]["state"], "working");
+        let absent = Absence { code: "not_supported".into(), reason: "not supported by this device".into() };
+        let total =
+            Bytes { value: Some(80 << 30), absent: None, sampled_at_us: Some(1_500_000), age_us: Some(500_000) };
+        let nameless =
+            PodShare { sm: Some(Percent { absent: Some(absent), ..Percent::default() }), ..PodShare::default() };
+        let gpu = Gpu {
+            health: Health::Healthy.into(),
+            memory_total: Some(total),
+            utilization: Some(Percent { value: Some(87.0), ..Percent::default() }),
+            pods: vec![PodShare { name: Some("train-0".into()), ..PodShare::default() }, nameless],
+            ..Gpu::default()
+        };
+        let source = GpuSource { state: gpu_source::State::Working.into(), ..GpuSource::default() };
+        let document = of(&NodeUsage { sequence: 7, source: Some(source), gpus: vec![gpu], ..NodeUsage::default() });
+        assert_eq!((&document["sequence"], &document["source"]["state"]), (&json!(7), &json!("working")));
         let gpu = &document["gpus"][0];
-        assert_eq!(gpu["health"], "healthy");
-        assert_eq!(gpu["utilization"]["value"], 87.0);
-        assert_eq!(
-            gpu["memory_total"],
-            json!({
-                "value": 80_u64 << 30, "sampled_at_us": 1_699_999_999_500_000_u64, "age_us": 500_000
-            })
-        );
-        assert_eq!(gpu["pods"][0]["name"], "train-0");
-        assert_eq!(gpu["pods"][1]["name"], Value::Null);
+        assert_eq!((&gpu["health"], &gpu["utilization"]["value"]), (&json!("healthy"), &json!(87.0)));
+        let total = json!({ "value": 80_u64 << 30, "sampled_at_us": 1_500_000, "age_us": 500_000 });
+        assert_eq!((&gpu["memory_total"], &gpu["memory_used"]), (&total, &Value::Null));
+        assert_eq!((&gpu["pods"][0]["name"], &gpu["pods"][1]["name"]), (&json!("train-0"), &Value::Null));
         assert_eq!(gpu["pods"][1]["sm"]["absent"]["code"], "not_supported");
-        assert_eq!(document["gpus"][1]["memory_used"], Value::Null);
     }
 }
