@@ -3,7 +3,7 @@
 //! ```text
 //!   eventually   waits for a condition, never for a fixed time
 //!   http         a small HTTP client
-//!   scenario     the fake NVML library and its scenario file
+//!   scenario     the fake NVML library and its scenario file (feature `nvml`)
 //!   agent        the built program in an empty directory
 //!   extender     the same as an extender
 //!   tokens       tokens of service accounts, as an API server signs them
@@ -23,6 +23,7 @@
 
 pub mod eventually;
 pub mod http;
+#[cfg(feature = "nvml")]
 pub mod scenario;
 pub mod tokens;
 pub mod api_server;
