@@ -129,7 +129,7 @@ fn a_node_gets_gpu_labels_unless_another_program_writes_them() {
     ] {
         assert_eq!(value(name).as_deref(), Some(expected), "{name}");
     }
-    // GPU feature discovery comes and goes again.
+    // GPU feature discovery starts and stops again.
     let label = |pair: &str| drop(bed.admin.run(&["label", "--overwrite", "node", bed.node(), pair]).ok());
     label("nvidia.com/gfd.timestamp=1763730000");
     eventually("the removal of the agent's labels", SOON, || (labels(&bed).len() == 1).then_some(()));

@@ -641,7 +641,7 @@ impl Shared {
                 return status(409, "pod is already assigned to node");
             }
             pod["spec"]["nodeName"] = binding["target"]["name"].clone();
-            // The annotations of a Binding become those of the pod in the same write.
+            // The annotations of a Binding are written on the pod in the same write.
             for (key, value) in binding["metadata"]["annotations"].as_object().into_iter().flatten() {
                 pod["metadata"]["annotations"][key] = value.clone();
             }

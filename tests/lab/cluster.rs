@@ -183,7 +183,7 @@ impl ClusterOptions {
 
 impl Cluster {
     /// Brings the cluster up, or takes a running one that was started with the same arguments. No other test uses it
-    /// meanwhile.
+    /// at the same time.
     ///
     /// # Panics
     /// If it does not come up; the text contains the script's output.

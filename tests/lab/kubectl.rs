@@ -59,7 +59,7 @@ impl Kubectl {
         Kubectl { program: program.into(), credentials: vec!["--kubeconfig".into(), config.into()], reads: None }
     }
 
-    /// The same, and reads pods, Nodes and events with these credentials, which must be those of the kubeconfig.
+    /// The same, but reads pods, Nodes and events with these credentials, which must match the kubeconfig.
     #[must_use]
     pub fn reading(self, reads: ObjectReads) -> Kubectl {
         Kubectl { reads: Some(reads), ..self }

@@ -19,7 +19,7 @@ const ANSWER: Duration = Duration::from_secs(20);
 /// Longest time from a reset until the guest answers again.
 const BOOT: Duration = Duration::from_secs(400);
 
-/// A running virtual machine with its cluster, which no other test uses meanwhile.
+/// A running virtual machine with its cluster, which no other test uses at the same time.
 #[derive(Debug)]
 pub struct Vm {
     cluster: Cluster,

@@ -72,7 +72,7 @@ fn clean_node_removes_what_agents_wrote_and_nothing_else() {
     let ended = running.terminate();
     assert!(ended.status.success(), "{}", ended.log);
 
-    // On the first Node, HAMi's scheduler has overwritten our handshake. The second Node belongs to HAMi's own device
+    // On the first Node, HAMi's scheduler has overwritten the agent's handshake. The second Node belongs to HAMi's own device
     // plugin.
     let mut requesting = server.object("nodes", "", "n1").unwrap();
     requesting["metadata"]["annotations"][HANDSHAKE] = "Requesting_2026-11-21 10:21:47".into();

@@ -6,7 +6,7 @@
 //!   tests/golden/hami/cases.json ──pod──▶ /filter, /bind of the extender ──▶ its node and claim ─┐
 //!        │                                                                                       ├─▶ a row
 //!        └─ HAMi's node and claim ───────────────────────────────────────────────────────────────┘
-//!   then the pod gets HAMi's claim in place of its own, so that the next case begins as it began for HAMi
+//!   then the pod gets HAMi's claim instead of its own, so that the next case starts in the same state as for HAMi
 //! ```
 
 use crate::extender::{CLAIM, Extender, SOON, stored};

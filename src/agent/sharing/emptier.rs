@@ -1,4 +1,4 @@
-//! Empties the trash on a thread of its own, which ends when nothing more can be removed.
+//! Empties the trash on its own thread, which ends when nothing more can be removed.
 //!
 //! A container may leave a million files behind. Removing them takes a minute or more, so the owner does not wait for it,
 //! and the thread pauses often enough to leave starts the disk and the processor.
