@@ -17,7 +17,7 @@ pub(super) fn not_delivered(container: &str, why: &dyn Display) -> String {
 
 /// The containers of the pod run without the edits of their CDI devices.
 pub(super) const NOT_APPLIED: &str = "the containers of this pod have neither their GPUs nor their limits: the container runtime did not \
-                           make the edits of their CDI devices (is CDI switched off in it?); delete the pod";
+                           make the edits of their CDI devices (is its CDI switched off?); delete the pod";
 
 /// The pod has written too much into its folders on the node.
 pub(super) fn too_much_written(files: &PodFiles, limit: Bytes) -> String {
