@@ -80,7 +80,7 @@ pub(super) struct ContainerFiles {
     sweep_at: Instant,
     /// Empties the trash, into which the sweep moves the files of pods that are gone.
     emptier: Emptier,
-    /// Counts what pods write into their folders.
+    /// Counts the files that pods write into their folders.
     counter: FileCounter,
     reporter: Reporter,
 }

@@ -47,7 +47,7 @@ pub(super) fn trusting(pem: &str) -> Outcome<TlsConnector> {
     Ok(TlsConnector::from(Arc::new(config)))
 }
 
-/// One agent with what it needs for a stream.
+/// One agent with everything that its stream needs.
 pub(super) struct Link<'a> {
     pub(super) agent: &'a PlannedAgent,
     pub(super) tls: &'a TlsConnector,
