@@ -38,12 +38,11 @@ mod summary;
 
 pub use agent_link::StreamId;
 pub use agents::{ReportRefusal, STREAM_BACK_WITHIN};
-pub use bind::{BindOrder, BindOutcome, BindRefusal};
-pub use closed::{ClaimOrigin, ClosedReason, ClosingChange};
+pub use bind::{BindOutcome, BindRefusal};
+pub use closed::{ClosedReason, ClosingChange};
 pub use filter::{ExplainedScore, FilterVerdict, RefusedNode, Scoring, filter, score};
-pub use node::{NodeClaims, NodeFacts};
+pub use node::NodeClaims;
 pub use open_writes::OpenWrites;
-pub use pods::BoundPod;
 pub use state::{AnsweredNodes, ClusterRules, ClusterState, DEFAULT_SCORE_STEP, MAX_PENDING, NodeChoice};
 pub use summary::RefusalSummary;
 pub use survey::StateAccess;

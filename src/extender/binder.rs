@@ -13,17 +13,16 @@
 //! What must never happen here: a POST by a process that does not lead at that moment; a reservation that is released
 //! while an older POST of the same order may still be carried out.
 
-use super::convert;
 use super::events::{PodEventReason, PodEvents};
 use super::leadership::Leadership;
 use super::locked_cluster::LockedCluster;
 use super::planted::{PlantedMistake, planted};
 use apiserver::ApiError;
 use apiserver::client::{ApiClient, ReadAge};
-use decide::cluster::{BindOrder, BindOutcome, OpenWrites};
+use decide::cluster::{BindOutcome, OpenWrites};
 use decide::ledger::ClaimState;
 use model::backoff::Backoff;
-use model::claim::Claim;
+use model::claim::{BindOrder, Claim};
 use model::id::{NodeName, PodRef, PodUid};
 use model::placement::PlacementRequest;
 use model::pod::Pod;
@@ -38,6 +37,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use wire::annotation_keys::FENCE;
 use wire::extender::ExtenderBindingArgs;
+use wire::{binding, placement};
 
 /// How long kube-scheduler waits for an answer, less a second for the way: the printed configuration has 5 s.
 const ANSWER_WITHIN: Duration = Duration::from_secs(4);
@@ -245,7 +245,7 @@ impl Binder {
                 Shown::Never(why) => return Err(why.into()),
                 Shown::Changed(pod) => {
                     versions += 1;
-                    let asks_nothing = matches!(convert::request(&pod, self.cluster.rules()), Ok(None));
+                    let asks_nothing = matches!(placement::of(&pod, self.cluster.rules()), Ok(None));
                     if let Some(why) = outdated(asks_nothing, versions) {
                         return Err(why.into());
                     }
@@ -317,7 +317,7 @@ impl Binder {
 
     /// Whether a pod asks in this version what it asked when its order was made. Where that is not known, it may not.
     fn asks_the_same(&self, pod: &Pod, asked: Option<&PlacementRequest>) -> bool {
-        let now = convert::request(pod, self.cluster.rules()).ok().flatten();
+        let now = placement::of(pod, self.cluster.rules()).ok().flatten();
         asked.zip(now).is_some_and(|(asked, now)| asked.asks_the_same(&now))
     }
 
@@ -334,7 +334,7 @@ impl Binder {
     /// Writes the order once, beside earlier writes that are open. The call ends with the term: it may first have to connect, and
     /// must not begin to write after that.
     async fn post(&self, order: &BindOrder, open: &mut OpenWrites) -> Shown {
-        let binding = match convert::binding(order, self.cluster.lease(), clock::now().wall) {
+        let binding = match binding::encode(order, self.cluster.lease(), clock::now().wall) {
             Ok(binding) => binding,
             Err(why) if open.is_empty() => return Shown::Never(why),
             Err(why) => return Shown::Unknown(why),

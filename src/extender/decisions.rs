@@ -4,8 +4,8 @@ use super::explain::FilterDetail;
 use model::id::{PodRef, PodUid};
 use model::time::WallTime;
 use parking_lot::Mutex;
-use serde_json::{Value, json};
 use std::collections::VecDeque;
+use wire::api::decisions::{DecisionJson, DecisionVerb, DecisionsJson};
 
 /// Decisions that are kept: those of some minutes. One with 20 nodes that fit and 20 that do not takes about 5 KiB.
 const KEPT: usize = 1_000;
@@ -18,8 +18,8 @@ pub(super) struct Decision {
     pub(super) at: WallTime,
     pub(super) uid: PodUid,
     pub(super) pod: PodRef,
-    /// `filter`, `bind` or `preempt`.
-    pub(super) verb: &'static str,
+    /// The call that it answers.
+    pub(super) verb: DecisionVerb,
     /// One sentence.
     pub(super) result: String,
     /// Of a filter decision: what the pod asked, and how the nodes compare.
@@ -43,42 +43,107 @@ impl Decisions {
     }
 
     /// The decisions about this pod (`namespace/name` or UID), or all; the newest first.
-    pub(super) fn about(&self, pod: Option<&str>) -> Value {
+    pub(super) fn about(&self, pod: Option<&str>) -> DecisionsJson {
         let kept = self.kept.lock();
         let asked = |decision: &&Decision| {
             pod.is_none_or(|pod| decision.uid.as_str() == pod || decision.pod.to_string() == pod)
         };
-        let shown: Vec<Value> = kept.iter().rev().filter(asked).map(Decision::json).collect();
-        json!({ "kept": kept.len(), "decisions": shown })
+        DecisionsJson { kept: kept.len(), decisions: kept.iter().rev().filter(asked).map(Decision::json).collect() }
     }
 }
 
 impl Decision {
-    fn json(&self) -> Value {
-        let (scores, detail) = match &self.detail {
-            Some(detail) => (detail.scores(), detail.json()),
-            None => (Vec::new(), Value::Null),
-        };
-        json!({
-            "at": wire::timestamp::to_rfc3339_micros(self.at), "pod": self.pod.to_string(), "uid": self.uid.as_str(),
-            "verb": self.verb, "result": self.result, "scores": scores, "detail": detail,
-        })
+    fn json(&self) -> DecisionJson {
+        let detail = self.detail.as_deref();
+        DecisionJson {
+            at: wire::timestamp::to_rfc3339_micros(self.at),
+            pod: self.pod.to_string(),
+            uid: self.uid.to_string(),
+            verb: self.verb,
+            result: self.result.clone(),
+            scores: detail.map(FilterDetail::scores).unwrap_or_default(),
+            detail: detail.map(FilterDetail::json),
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::explain::{Explained, KeptRefusal};
+    use decide::cluster::{ExplainedScore, Scoring};
+    use decide::placement::{FillTerms, NodeRefusal, RefusalReason};
+    use model::placement::{NodePolicy, ScoreWeights};
+    use model::request::{ContainerRequest, ContainerRole, MemoryRequest};
+    use model::unit::{CorePercent, Mib};
+    use serde_json::Value;
 
     fn decision(n: usize) -> Decision {
         Decision {
             at: WallTime(0),
             uid: PodUid::parse(&format!("{n:032x}")).unwrap(),
             pod: PodRef { namespace: "ml".into(), name: format!("p{n}").into() },
-            verb: "filter",
+            verb: DecisionVerb::Filter,
             result: String::new(),
             detail: Some(Box::default()),
         }
+    }
+
+    /// A filter decision that names one node and refuses two, and what followed from it.
+    fn filter_and_bind() -> Decisions {
+        let request = |container: &str, memory| ContainerRequest {
+            container: container.into(),
+            role: ContainerRole::App,
+            slots: 1,
+            memory,
+            cores: Some(CorePercent(30)).filter(|_| memory.is_some()),
+            priority: None,
+        };
+        let explained = |beside_proposals| {
+            let terms = FillTerms { slots: 200_000, cores: 0, memory: 333_333 };
+            Explained(ExplainedScore { beside_proposals, terms })
+        };
+        let refused = |node: &str, reason, closed: Option<&str>| KeptRefusal {
+            node: node.into(),
+            why: NodeRefusal::whole(reason),
+            closed: closed.map(str::to_owned),
+        };
+        let detail = FilterDetail {
+            requests: vec![
+                request("a", Some(MemoryRequest::Amount(Mib(3000)))),
+                request("b", Some(MemoryRequest::Percent(50))),
+                request("c", None),
+            ],
+            scores: vec![("n1".into(), 24_200, explained(true)), ("n2".into(), -121, explained(false))],
+            scoring: Scoring {
+                policy: NodePolicy::Spread,
+                weights: ScoreWeights { slots: 1, cores: 1, memory: 2 },
+                step: 121,
+            },
+            refused: vec![
+                refused("n3", RefusalReason::CardInUse, None),
+                refused("n4", RefusalReason::NodeClosed, Some("the node's agent is about to stop")),
+            ],
+            proposed: Some("n1".into()),
+        };
+        let decisions = Decisions::default();
+        let filter =
+            Decision { detail: Some(Box::new(detail)), result: "2 of 4 nodes fit, n1 best".into(), ..decision(1) };
+        decisions.add(filter);
+        decisions.add(Decision { verb: DecisionVerb::Bind, result: "bound to n1".into(), detail: None, ..decision(1) });
+        decisions
+    }
+
+    /// `UPDATE_GOLDEN=1` writes the file anew.
+    #[test]
+    fn decisions_are_shown_as_they_always_were() {
+        let shown = serde_json::to_value(filter_and_bind().about(None)).unwrap();
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/golden/api/decisions.json");
+        if std::env::var_os("UPDATE_GOLDEN").is_some() {
+            std::fs::write(path, format!("{shown:#}\n")).unwrap();
+        }
+        let golden: Value = serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap();
+        assert_eq!(shown, golden);
     }
 
     #[test]
@@ -86,15 +151,12 @@ mod tests {
         let decisions = Decisions::default();
         (0..KEPT + 5).for_each(|n| decisions.add(decision(n)));
         let all = decisions.about(None);
-        assert_eq!((&all["kept"], all["decisions"].as_array().unwrap().len()), (&json!(KEPT), KEPT));
-        assert_eq!(all["decisions"][0]["pod"], format!("ml/p{}", KEPT + 4));
+        assert_eq!((all.kept, all.decisions.len()), (KEPT, KEPT));
+        assert_eq!(all.decisions[0].pod, format!("ml/p{}", KEPT + 4));
         for pod in ["ml/p9", &format!("{:032x}", 9)] {
             let found = decisions.about(Some(pod));
-            assert_eq!(
-                (found["decisions"].as_array().unwrap().len(), &found["decisions"][0]["pod"]),
-                (1, &json!("ml/p9"))
-            );
+            assert_eq!((found.decisions.len(), &*found.decisions[0].pod), (1, "ml/p9"));
         }
-        assert_eq!(decisions.about(Some("ml/p1"))["decisions"], json!([]), "forgotten");
+        assert_eq!(decisions.about(Some("ml/p1")).decisions, [], "forgotten");
     }
 }

@@ -2,11 +2,13 @@
 //! becomes text only when somebody asks for it.
 
 use decide::cluster::{ExplainedScore, FilterVerdict, RefusalSummary, RefusedNode, Scoring};
-use decide::placement::NodeRefusal;
+use decide::placement::{NodeRefusal, ScoreTerm};
 use model::placement::NodePolicy;
 use model::request::ContainerRequest;
-use serde_json::{Value, json};
 use std::fmt::Write;
+use wire::api::decisions::{
+    ContainerRequestJson, FilterDetailJson, NodeScoreJson, RefusedNodeJson, ScoreTermJson, ScoringJson,
+};
 use wire::extender::FailedNode;
 
 /// One in the parts in which terms are counted.
@@ -22,7 +24,7 @@ pub(super) struct NodeScore<'a> {
 
 /// How a score was made.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Explained(ExplainedScore);
+pub(super) struct Explained(pub(super) ExplainedScore);
 
 /// The best `most` nodes of a verdict, the best one first; of equal ones the first by name.
 pub(super) fn best<'a>(verdict: &FilterVerdict, names: &[&'a str], most: usize) -> Vec<NodeScore<'a>> {
@@ -78,7 +80,7 @@ pub(super) struct KeptRefusal {
 
 impl FilterDetail {
     /// The scores with their terms.
-    pub(super) fn scores(&self) -> Vec<Value> {
+    pub(super) fn scores(&self) -> Vec<NodeScoreJson> {
         let one = |(node, score, explained): &(Box<str>, i64, Explained)| {
             NodeScore { node, score: *score, explained: *explained }.json(&self.scoring)
         };
@@ -86,31 +88,21 @@ impl FilterDetail {
     }
 
     /// The rest.
-    pub(super) fn json(&self) -> Value {
-        let asks = self.requests.iter().map(|container| {
-            json!({
-                "container": &*container.container,
-                "gpus": container.slots,
-                "memory": container.memory.map(|memory| format!("{memory:?}")),
-                "cores": container.cores.map(|cores| cores.0),
-            })
-        });
-        let scoring = json!({ "node_policy": policy(&self.scoring), "score_step": self.scoring.step });
-        json!({
-            "asks": asks.collect::<Vec<Value>>(), "scoring": scoring, "proposed": self.proposed.as_deref(),
-            "refused": self.refused.iter().map(KeptRefusal::json).collect::<Vec<Value>>(),
-        })
+    pub(super) fn json(&self) -> FilterDetailJson {
+        FilterDetailJson {
+            asks: self.requests.iter().map(ContainerRequestJson::of).collect(),
+            scoring: ScoringJson { node_policy: policy(&self.scoring).to_owned(), score_step: self.scoring.step },
+            proposed: self.proposed.as_deref().map(str::to_owned),
+            refused: self.refused.iter().map(KeptRefusal::json).collect(),
+        }
     }
 }
 
 impl KeptRefusal {
-    fn json(&self) -> Value {
+    fn json(&self) -> RefusedNodeJson {
         let node = RefusedNode { place: 0, why: self.why.clone() };
         let why = RefusalSummary::of(std::slice::from_ref(&node), &[&*self.node]).to_string();
-        match &self.closed {
-            Some(closed) => json!({ "node": &*self.node, "why": why, "closed": closed }),
-            None => json!({ "node": &*self.node, "why": why }),
-        }
+        RefusedNodeJson { node: self.node.to_string(), why, closed: self.closed.clone() }
     }
 }
 
@@ -123,19 +115,22 @@ fn policy(scoring: &Scoring) -> &'static str {
 
 impl NodeScore<'_> {
     /// The score with its terms.
-    pub(super) fn json(&self, scoring: &Scoring) -> Value {
+    pub(super) fn json(&self, scoring: &Scoring) -> NodeScoreJson {
         let Explained(ExplainedScore { terms, beside_proposals }) = self.explained;
-        let term = |term: &decide::placement::ScoreTerm| {
-            json!({
-                "name": term.name, "value": parts(term.value.into()), "weight": term.weight, "product": parts(term.product()),
-            })
+        let term = |term: &ScoreTerm| ScoreTermJson {
+            name: term.name.to_owned(),
+            value: parts(term.value.into()),
+            weight: term.weight,
+            product: parts(term.product()),
         };
-        let terms_json: Vec<Value> = terms.terms(scoring.weights).iter().map(term).collect();
-        json!({
-            "node": self.node, "score": self.score, "terms": terms_json,
-            "fill": parts(terms.fill(scoring.weights).0.into()), "beside_expected_pods": beside_proposals,
-            "arithmetic": self.explained.sentence(scoring),
-        })
+        NodeScoreJson {
+            node: self.node.to_owned(),
+            score: self.score,
+            terms: terms.terms(scoring.weights).iter().map(term).collect(),
+            fill: parts(terms.fill(scoring.weights).0.into()),
+            beside_expected_pods: beside_proposals,
+            arithmetic: self.explained.sentence(scoring),
+        }
     }
 }
 
@@ -240,19 +235,13 @@ mod tests {
         let verdict = verdict(&[200_000, 0]);
         let scores = best(&verdict, &["n1", "n2"], 9);
         let shown = scores[0].json(&verdict.scoring);
-        assert_eq!(
-            shown["terms"],
-            json!([
-                { "name": "slots", "value": 0.2, "weight": 1, "product": 0.2 },
-                { "name": "cores", "value": 0.0, "weight": 1, "product": 0.0 },
-                { "name": "memory", "value": 0.5, "weight": 2, "product": 1.0 },
-            ])
-        );
-        assert_eq!((&shown["node"], &shown["score"], &shown["fill"]), (&json!("n1"), &json!(200_000), &json!(0.3)));
+        let term = |name: &str, value, weight, product| ScoreTermJson { name: name.to_owned(), value, weight, product };
+        assert_eq!(shown.terms, [term("slots", 0.2, 1, 0.2), term("cores", 0.0, 1, 0.0), term("memory", 0.5, 2, 1.0)]);
+        assert_eq!((&*shown.node, shown.score, shown.fill.to_string()), ("n1", 200_000, "0.3".to_owned()));
         let text = "fill = (slots 0.200000 x 1 + cores 0.000000 x 1 + memory 0.500000 x 2) / 4 = 0.300000; spread prefers the \
                     emptiest node";
-        assert_eq!(shown["arithmetic"], text);
-        let behind = scores[1].json(&verdict.scoring)["arithmetic"].as_str().unwrap().to_owned();
+        assert_eq!(shown.arithmetic, text);
+        let behind = scores[1].json(&verdict.scoring).arithmetic;
         assert!(
             behind.ends_with("; behind all others, because it fits only if the expected pods do not come"),
             "{behind}"

@@ -1,7 +1,6 @@
 //! Feeds the cluster's state from the followers of all pods and all Nodes.
 
 use super::closings;
-use super::convert;
 use super::events::PodEvents;
 use super::eviction::Evictor;
 use super::leadership::Leadership;
@@ -22,6 +21,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 use tokio::time::Instant;
+use wire::claim_origin;
 use wire::watch::UnreadableObject;
 
 /// Pauses after failures of a list or a watch.
@@ -118,7 +118,7 @@ pub(super) struct NodeFeed {
 
 impl PodFeed {
     fn is(&self, pod: &Pod) {
-        if let Some(epoch) = convert::epoch(pod)
+        if let Some(epoch) = claim_origin::epoch(pod)
             && !planted(PlantedMistake::EpochRepeats)
             && let Some(own) = self.leadership.epoch_is_used(epoch)
         {

@@ -31,7 +31,6 @@
 
 pub mod settings;
 mod planted;
-mod convert;
 mod plain_pods;
 mod locked_cluster;
 mod leadership;

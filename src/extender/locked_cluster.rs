@@ -6,22 +6,24 @@
 //! which looks at most of them without the lock; the first question of a kind has steps of 0.2 ms
 //! ([`decide::cluster::filter`]).
 
-use super::convert;
 use super::plain_pods::{PlainPod, PlainPods};
 use super::planted::{PlantedMistake, planted};
 use decide::cluster::{
-    self, BindOrder, BindOutcome, BindRefusal, BoundPod, ClaimOrigin, ClosingChange, ClusterRules, ClusterState,
-    FilterVerdict, ReportRefusal, StateAccess, StreamId,
+    self, BindOutcome, BindRefusal, ClosingChange, ClusterRules, ClusterState, FilterVerdict, ReportRefusal,
+    StateAccess, StreamId,
 };
 use decide::ledger::{ClaimState, DeviceDemand};
 use decide::placement::Capacity;
 use model::agent_stream::{AgentReport, LeaderView, ReportChange, ReportedGpu, ReportedUses};
+use model::claim::{BindOrder, ClaimOrigin, PodClaim};
 use model::followed_node::FollowedNode;
+use model::gpu_pod::{BoundPod, GpuPod};
 use model::id::{GpuUuid, NodeName, PodRef, PodUid};
 use model::lease::LeaseName;
 use model::placement::PlacementRequest;
 use model::pod::Pod;
 use model::reported_reading::ReportedReading;
+use model::request::ContainerRole;
 use model::time::Monotonic;
 use parking_lot::Mutex;
 use std::collections::{BTreeMap, HashMap};
@@ -30,6 +32,7 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio::time::Instant;
 use wire::resource::RequestRules;
+use wire::{bound_pod, claim_origin, node_facts};
 
 /// How long a pod's filter call is remembered for its bind. kube-scheduler waits up to 10 minutes for volumes
 /// (`bindTimeoutSeconds`).
@@ -144,7 +147,16 @@ impl LockedCluster {
 
     /// What the state takes over of a pod. It is made before the state is locked.
     fn shown(&self, pod: &Pod) -> ShownPod {
-        (convert::bound_pod(pod, &self.rules), convert::origin(pod, &self.lease))
+        let mut bound = bound_pod::of(pod, &self.rules);
+        if planted(PlantedMistake::ForgottenInitContainer) {
+            forget_init_containers(bound.as_mut());
+        }
+        if planted(PlantedMistake::UnknownClaimIgnored)
+            && let Some(bound) = &mut bound
+        {
+            bound.gpu_pod.take_if(|pod| !matches!(pod.claim, PodClaim::Given(_)));
+        }
+        (bound, claim_origin::of(pod, &self.lease))
     }
 
     /// The newest version of a pod, by its UID at the API server, cannot be read; it is bound to this node.
@@ -188,7 +200,7 @@ impl LockedCluster {
 
     /// Takes over a Node.
     pub(super) fn node_is(&self, node: &FollowedNode) {
-        let facts = convert::node_facts(node);
+        let facts = node_facts::of(node);
         self.cluster.lock().node_is(&facts);
     }
 
@@ -479,6 +491,15 @@ fn take_over(cluster: &mut ClusterState, pod: &Pod, (bound, origin): ShownPod) {
     }
     cluster.pod_is(&pod.uid, bound.as_ref());
     cluster.claim_is_from(&pod.uid, origin);
+}
+
+/// The mistake [`PlantedMistake::ForgottenInitContainer`].
+fn forget_init_containers(bound: Option<&mut BoundPod>) {
+    let pod = bound.and_then(|bound| bound.gpu_pod.as_mut());
+    let Some(GpuPod { requests, claim: PodClaim::Given(claim), .. }) = pod else { return };
+    for (_, shares) in requests.iter().zip(claim).filter(|(request, _)| request.role == ContainerRole::Init) {
+        shares.clear();
+    }
 }
 
 /// The mistake [`PlantedMistake::NoListIsEmpty`].

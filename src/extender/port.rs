@@ -269,7 +269,10 @@ impl ExtenderPort {
         let pod = uri.query().into_iter().flat_map(|query| query.split('&')).find_map(|pair| pair.strip_prefix("pod="));
         // A namespace and a name have nothing to escape but the slash between them.
         let pod = pod.map(|pod| pod.replace("%2F", "/").replace("%2f", "/"));
-        json(decisions.about(pod.as_deref()).to_string())
+        match serde_json::to_string(&decisions.about(pod.as_deref())) {
+            Ok(body) => json(body),
+            Err(why) => text(StatusCode::INTERNAL_SERVER_ERROR, format!("the decisions cannot be written: {why}")),
+        }
     }
 }
 

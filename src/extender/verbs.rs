@@ -1,7 +1,6 @@
 //! The verbs of kube-scheduler: reads the question, asks the cluster's state, writes the answer. Filter, bind and preempt are recorded.
 
 use super::binder::Binder;
-use super::convert;
 use super::decisions::{Decision, Decisions, NODES};
 use super::events::{PodEventReason, PodEvents};
 use super::explain::{self, FilterDetail, KeptRefusal, NodeScore, ReasonTexts};
@@ -14,7 +13,9 @@ use model::placement::PlacementRequest;
 use model::pod::Pod;
 use model::request::ContainerRequest;
 use std::sync::Arc;
+use wire::api::decisions::DecisionVerb;
 use wire::extender::{self, ExtenderArgs, FailedNode, NodeVictims};
+use wire::placement;
 
 /// Why a pod with gates has no node.
 const GATED: &str = "the pod has scheduling gates: no GPU is kept for it before they are removed";
@@ -64,7 +65,7 @@ impl Verbs {
                     (0..nodes.len()).map(|place| FailedNode { place, reason: &why, unresolvable: true }).collect();
                 self.measures.refused_pod();
                 self.events.send(&pod.uid, &pod.name, PodEventReason::FilteringFailed, why.clone());
-                self.record(&pod, "filter", (why.clone(), None));
+                self.record(&pod, DecisionVerb::Filter, (why.clone(), None));
                 return Ok(extender::encode_filter(&nodes, &[], &failed));
             }
             Asked::Gpus(request) => *request,
@@ -133,7 +134,7 @@ impl Verbs {
             refused: refused.collect(),
             proposed: verdict.proposed.map(|place| name(place).into()),
         };
-        self.record(pod, "filter", (text, Some(Box::new(detail))));
+        self.record(pod, DecisionVerb::Filter, (text, Some(Box::new(detail))));
     }
 
     /// `/prioritize`: the scores of the nodes, as the filter has just made them.
@@ -161,7 +162,7 @@ impl Verbs {
             }
         };
         let text = format!("evictions make room on {} nodes", kept.len());
-        self.record(&question.pod, "preempt", (text, None));
+        self.record(&question.pod, DecisionVerb::Preempt, (text, None));
         Ok(extender::encode_preemption(&kept))
     }
 
@@ -182,7 +183,7 @@ impl Verbs {
             at: clock::now().wall,
             uid: args.uid,
             pod: args.pod,
-            verb: "bind",
+            verb: DecisionVerb::Bind,
             result,
             detail: None,
         });
@@ -190,16 +191,16 @@ impl Verbs {
     }
 
     fn asked(&self, pod: &Pod) -> Asked {
-        match convert::request(pod, self.cluster.rules()) {
+        match placement::of(pod, self.cluster.rules()) {
             Ok(None) => Asked::Nothing,
             // Kueue and others hold pods back so. kube-scheduler asks nothing about such a pod, and its binding would be refused.
             Ok(Some(_)) if pod.gated => Asked::Refused(GATED.to_owned()),
             Ok(Some(request)) => Asked::Gpus(Box::new(request)),
-            Err(why) => Asked::Refused(why),
+            Err(why) => Asked::Refused(why.to_string()),
         }
     }
 
-    fn record(&self, pod: &Pod, verb: &'static str, (result, detail): Outcome) {
+    fn record(&self, pod: &Pod, verb: DecisionVerb, (result, detail): Outcome) {
         let (uid, pod): (PodUid, _) = (pod.uid.clone(), pod.name.clone());
         self.decisions.add(Decision { at: clock::now().wall, uid, pod, verb, result, detail });
     }

@@ -3,7 +3,7 @@
 //! The kubelet counts slots and does not know memory; a scheduler counts memory and does not know slots. Where the
 //! claim and the kubelet's slots name different GPUs, the claim decides.
 
-use crate::id::{ContainerKey, GpuUuid, PodRef};
+use crate::id::{ContainerKey, GpuUuid, NodeName, PodRef, PodUid};
 use crate::time::WallTime;
 use crate::unit::{Bytes, CorePercent};
 use std::ops::{Deref, DerefMut};
@@ -146,6 +146,34 @@ pub enum PodClaim {
     Unreadable(Arc<str>),
     /// The pod requests something that no GPU has; the text names container, resource and amount.
     BadRequest(Arc<str>),
+}
+
+/// What is to be written at the API server for one pod.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BindOrder {
+    /// The pod.
+    pub uid: PodUid,
+    /// Its namespace and name.
+    pub pod: PodRef,
+    /// The node.
+    pub node: NodeName,
+    /// The claim, init containers first.
+    pub claim: Claim,
+    /// The epoch of the leader that decided.
+    pub epoch: u64,
+    /// The version of the pod: the write is for this one only. `None` where it is not known; then it is for any.
+    pub version: Option<u64>,
+}
+
+/// Which scheduler wrote a claim, and when. The time is `None` where it cannot be read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ClaimOrigin {
+    /// A leader of this installation.
+    Own(Option<WallTime>),
+    /// A leader of another installation, which has this Lease.
+    OtherLease(Option<WallTime>, Arc<str>),
+    /// Another scheduler.
+    Other(Option<WallTime>),
 }
 
 /// The device shares that one container holds now.

@@ -1,7 +1,9 @@
 //! Nodes of the cluster, reduced to the fields that a scheduler of GPUs needs.
 
-use crate::id::{NodeName, ObjectUid};
+use crate::id::{GpuUuid, NodeName, ObjectUid};
+use crate::registered::RegisteredGpu;
 use crate::time::{Arrival, WallTime};
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 /// Upper bound on the Nodes of a cluster: three times the number that Kubernetes supports.
@@ -33,4 +35,19 @@ impl FollowedNode {
         let place = self.annotations.binary_search_by(|(known, _)| (**known).cmp(key)).ok()?;
         self.annotations.get(place).map(|(_, value)| &**value)
     }
+}
+
+/// What the scheduler takes over of a Node.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NodeFacts {
+    /// The UID.
+    pub uid: ObjectUid,
+    /// The name.
+    pub name: NodeName,
+    /// The GPUs that it registers; the reason where the register cannot be read. Empty where it registers none.
+    pub register: Result<Vec<RegisteredGpu>, Arc<str>>,
+    /// The devices that an operator cordoned.
+    pub cordoned: BTreeSet<GpuUuid>,
+    /// How well each pair of devices is connected, in both orders; empty where it is not known.
+    pub links: BTreeMap<(GpuUuid, GpuUuid), u32>,
 }

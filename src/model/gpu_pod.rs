@@ -1,7 +1,7 @@
 //! GPU pods: pods that are bound to this node and request GPUs.
 
 use crate::claim::{Claim, PodClaim};
-use crate::id::{PodRef, PodUid};
+use crate::id::{NodeName, PodRef, PodUid};
 use crate::request::ContainerRequest;
 use crate::time::Arrival;
 
@@ -36,4 +36,17 @@ impl GpuPod {
         self.requests.len() == claim.len()
             && containers.all(|(request, own)| usize::try_from(request.slots) == Ok(own.len()))
     }
+}
+
+/// A pod that is bound to a node, as the pod watch shows it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BoundPod {
+    /// The node.
+    pub node: NodeName,
+    /// What it requests and claims, under its UID at the API server; `None` where it requests no GPU.
+    pub gpu_pod: Option<GpuPod>,
+    /// Whether it has ended.
+    pub ended: bool,
+    /// The hash of a static pod, by which the agent of its node knows it.
+    pub hash: Option<PodUid>,
 }

@@ -9,14 +9,14 @@
 //!   hardware            what is read rarely: a GPU's board and limits, PCIe slot, retired pages, links, fabric
 //!   switch              NVSwitches, known from the kernel log only
 //!   gpu cgroup pod process host   one thing each: its identity and its raw values, as the source gives them
-//!   followed_node        a Node, as a scheduler needs it
+//!   followed_node        a Node, as a scheduler needs it, and what it takes over of it
 //!   infiniband          the machine's ports, and which GPUs are near them
 //!   usage               rates, derived from two raw samples
 //!   xid                 NVIDIA's catalogue of driver errors: what to do about each, and which make a GPU unfit
 //!   incident            what makes a GPU unfit for new containers, and what to do about it
 //!   slot                the numbered device ids that the kubelet counts and allocates
 //!   request registered  what a container requests; what a node offers to the scheduler
-//!   claim gpu_pod       the device shares of one pod; a pod that requests GPUs
+//!   claim gpu_pod       the device shares of one pod, who wrote them, the order to bind it; a pod that requests GPUs
 //!   placement           which GPUs a pod accepts and prefers
 //!   file_stamp          one state of one file
 //!   checkpoint ticket   a row of the kubelet's checkpoint; a CDI device name that stands for one container

@@ -1,11 +1,12 @@
-//! The JSON documents of `/api/v1`, which the agent serves and `top` reads.
+//! The JSON documents of `/api/v1`: those that the agent serves and `top` reads, and the decisions of the extender.
 //!
 //! ```text
 //!   reading        {"value": 3, "age_seconds": 0.4}  or  {"absent": "call_hangs", "reason": "call hangs"}
 //!   head           the node, the number and the age of its view, and whether the GPUs are simulated
 //!   process_owner  the owner of a process: pod and container by name
-//!   gpus pods processes node     one document each
+//!   gpus pods processes node     one document each of the agent
 //!   snapshot       all four
+//!   decisions      the document of the extender
 //! ```
 //!
 //! Numbers are in base units, and the names of their fields end in the unit: bytes, seconds, joules, hertz, ratios from
@@ -23,6 +24,7 @@ pub mod pods;
 pub mod processes;
 pub mod node;
 pub mod snapshot;
+pub mod decisions;
 
 pub use head::ViewHeadJson;
 pub use reading::ReadingJson;
@@ -49,16 +51,18 @@ mod tests {
             read::<gpus::GpusJson>(text),
             read::<pods::PodsJson>(text),
             read::<processes::ProcessesJson>(text),
+            read::<decisions::DecisionsJson>(text),
         ];
         read.into_iter().filter(|read| *read).count()
     }
 
     const SMALL: &str = r#"{"view": {"node": "n", "sequence": 1, "time_seconds": 1.5, "age_seconds": 0.25, "simulated": false},
-        "gpus": [], "gpus_unidentified": [], "left_out": 0, "pods": [], "containers": [], "processes": []}"#;
+        "gpus": [], "gpus_unidentified": [], "left_out": 0, "pods": [], "containers": [], "processes": [], "kept": 0,
+        "decisions": []}"#;
 
     #[test]
     fn an_empty_document_is_read() {
-        assert!(any_of_them(SMALL.as_bytes()) >= 3);
+        assert!(any_of_them(SMALL.as_bytes()) >= 4);
     }
 
     proptest! {

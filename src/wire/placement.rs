@@ -37,14 +37,14 @@ const MAX_UUIDS: usize = 256;
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BadPlacementRequest {
     /// A container requests something that no GPU has, or its request is not fully known.
-    #[error("{0}")]
+    #[error("the request for GPUs cannot be read: {0}")]
     Amount(String),
     /// An annotation has a value that is not allowed.
-    #[error("annotation {0}")]
+    #[error("the request for GPUs cannot be read: annotation {0}")]
     Annotation(#[from] DecodeError),
     /// Its claim could be longer than readers keep, which would close its node.
     #[error(
-        "its containers request {gpus} GPUs together, and the annotations of a pod have room for a claim of {most}; split it \
+        "the pod cannot be placed: its containers request {gpus} GPUs together, and the annotations of a pod have room for a claim of {most}; split it \
          into several pods"
     )]
     ManyGpus {
@@ -54,7 +54,10 @@ pub enum BadPlacementRequest {
         most: u64,
     },
     /// Some annotations were not read, and a condition of the pod may be among them.
-    #[error("{left_out} of its annotations are not read: together they are longer than {MAX_ANNOTATIONS} bytes")]
+    #[error(
+        "the request for GPUs cannot be read: {left_out} of its annotations are not read: together they are longer than \
+         {MAX_ANNOTATIONS} bytes"
+    )]
     TooLarge {
         /// Number of the annotations that were not read.
         left_out: u32,
@@ -336,11 +339,16 @@ mod tests {
     fn a_request_that_is_not_fully_known_is_refused() {
         let refused = |annotations, limits| of(&pod(&annotations, &limits), &RequestRules::default()).unwrap_err();
         let why = refused(json!({}), json!({ "nvidia.com/gpu": "1.5" })).to_string();
-        assert_eq!(why, "container main: nvidia.com/gpu: is not a whole number: \"1.5\"");
+        assert_eq!(
+            why,
+            "the request for GPUs cannot be read: container main: nvidia.com/gpu: is not a whole number: \"1.5\""
+        );
         let long = json!({ "nvidia.com/nouse-gputype": "x".repeat(20 << 10) });
         let why = refused(long, json!({ "nvidia.com/gpu": "1" }));
         assert_eq!(why, BadPlacementRequest::TooLarge { left_out: 1 });
-        assert_eq!(why.to_string(), "1 of its annotations are not read: together they are longer than 16384 bytes");
+        let words = "the request for GPUs cannot be read: 1 of its annotations are not read: together they are longer than \
+                     16384 bytes";
+        assert_eq!(why.to_string(), words);
         // A claim from an earlier attempt is not a condition of the pod's owner.
         assert!(with(&json!({ "hami.io/vgpu-devices-allocated": "x".repeat(20 << 10) })).is_ok());
     }
@@ -355,8 +363,8 @@ mod tests {
         assert_eq!(asks(98).unwrap().unwrap().requests[1].slots, 98);
         let why = asks(99).unwrap_err();
         assert_eq!(why, BadPlacementRequest::ManyGpus { gpus: 99, most: 98 });
-        let words = "its containers request 99 GPUs together, and the annotations of a pod have room for a claim of 98; split \
-                     it into several pods";
+        let words = "the pod cannot be placed: its containers request 99 GPUs together, and the annotations of a pod have room \
+                     for a claim of 98; split it into several pods";
         assert_eq!(why.to_string(), words);
         assert_eq!(asks(u32::MAX >> 1).unwrap_err(), BadPlacementRequest::ManyGpus { gpus: 2_147_483_647, most: 98 });
         let limits = json!({ "nvidia.com/gpu": "8", "nvidia.com/gpumem": "1" });
@@ -464,7 +472,8 @@ mod tests {
             (SCORE_WEIGHTS, "slot=4294967296,core=1,memory=1", format!("\"4294967296\" is not a whole number; {all}")),
         ] {
             let why = one(key, value).unwrap_err().to_string();
-            assert!(why.starts_with(&format!("annotation {key}, byte ")) && why.ends_with(&what), "{why}");
+            let begins = format!("the request for GPUs cannot be read: annotation {key}, byte ");
+            assert!(why.starts_with(&begins) && why.ends_with(&what), "{why}");
         }
     }
 

@@ -6,26 +6,9 @@ use super::filter::gpu_pod;
 use super::state::{ClusterState, PodLocation};
 use crate::ledger::ClaimState;
 use crate::placement::{CountedClaims, NodeRefusal, place};
-use model::claim::{Claim, DeviceShare};
-use model::id::{NodeName, PodRef, PodUid};
+use model::claim::{BindOrder, DeviceShare};
+use model::id::{NodeName, PodUid};
 use model::placement::PlacementRequest;
-
-/// What is to be written at the API server for one pod.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct BindOrder {
-    /// The pod.
-    pub uid: PodUid,
-    /// Its namespace and name.
-    pub pod: PodRef,
-    /// The node.
-    pub node: NodeName,
-    /// The claim, init containers first.
-    pub claim: Claim,
-    /// The epoch of the leader that decided.
-    pub epoch: u64,
-    /// The version of the pod: the write is for this one only. `None` where it is not known; then it is for any.
-    pub version: Option<u64>,
-}
 
 /// Why a pod is not bound.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

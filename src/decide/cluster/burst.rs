@@ -10,7 +10,7 @@ use super::tests::{NOW, facts, name, slice};
 use super::*;
 use crate::cluster::filter::gpu_pod;
 use model::claim::PodClaim;
-use model::gpu_pod::GpuPod;
+use model::gpu_pod::{BoundPod, GpuPod};
 use model::id::NodeName;
 use model::placement::{NodePolicy, PlacementRequest};
 use model::time::Monotonic;

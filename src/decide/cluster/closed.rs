@@ -3,6 +3,7 @@
 //! A node is closed while it is not known which of its GPUs are taken. It opens by itself as soon as that is known: the
 //! agent names the GPUs of a pod or refuses its start, the pod ends, a newer version of an object can be read.
 
+use model::claim::ClaimOrigin;
 use model::id::{NodeName, ObjectUid, PodUid};
 use model::time::WallTime;
 use std::collections::{BTreeMap, BTreeSet};
@@ -91,17 +92,6 @@ impl fmt::Display for ClosedReason {
             ClosedReason::AgentLeaving => f.write_str("the node's agent is about to stop"),
         }
     }
-}
-
-/// Which scheduler wrote a claim, and when. The time is `None` where it cannot be read.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum ClaimOrigin {
-    /// A leader of this installation.
-    Own(Option<WallTime>),
-    /// A leader of another installation, which has this Lease.
-    OtherLease(Option<WallTime>, Arc<str>),
-    /// Another scheduler.
-    Other(Option<WallTime>),
 }
 
 /// A node that has been closed, or is closed for another reason, or is open again.

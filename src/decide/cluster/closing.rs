@@ -1,7 +1,8 @@
 //! Takes in reasons to close a node other than its own pods and GPUs, and reports which nodes were closed or opened.
 
-use super::closed::{ClaimOrigin, ClosedReason, ClosingChange};
+use super::closed::{ClosedReason, ClosingChange};
 use super::state::ClusterState;
+use model::claim::ClaimOrigin;
 use model::id::{NodeName, PodUid};
 use std::sync::Arc;
 

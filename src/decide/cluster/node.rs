@@ -1,33 +1,19 @@
 //! One node of the cluster: its GPUs, the claims on them, and whether it takes new ones.
 
 use super::agent_link::{AgentLink, LinkState};
-use super::closed::{BlockingPods, ClaimOrigin, ClosedReason};
+use super::closed::{BlockingPods, ClosedReason};
 use super::static_pods::StaticPods;
 use super::version::CountedVersion;
 use crate::ledger::{ClaimState, DeviceDemand, Ledger, LedgerClaim, demand_of};
 use crate::placement::{Capacity, DeviceFitness, DeviceKind, PlacementDevice, PlacementNode};
 use model::agent_stream::{AgentPhase, PodStage};
-use model::claim::Claim;
+use model::claim::{Claim, ClaimOrigin};
+use model::followed_node::NodeFacts;
 use model::gpu_pod::GpuPod;
 use model::id::{GpuUuid, NodeName, ObjectUid, PodUid};
 use model::registered::RegisteredGpu;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-
-/// A Node, as the scheduler reads it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct NodeFacts {
-    /// The UID.
-    pub uid: ObjectUid,
-    /// The name.
-    pub name: NodeName,
-    /// The GPUs that it registers; the reason where the register cannot be read. Empty where it registers none.
-    pub register: Result<Vec<RegisteredGpu>, Arc<str>>,
-    /// The devices that an operator cordoned.
-    pub cordoned: BTreeSet<GpuUuid>,
-    /// How well each pair of devices is connected, in both orders; empty where it is not known.
-    pub links: BTreeMap<(GpuUuid, GpuUuid), u32>,
-}
 
 /// One node of the cluster.
 #[derive(Clone, Debug)]

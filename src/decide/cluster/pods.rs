@@ -1,29 +1,17 @@
 //! Updates nodes and pods as the watches show them.
 
-use super::node::{NodeClaims, NodeFacts};
+use super::node::NodeClaims;
 use super::state::{ClusterState, PodLocation};
 use super::version::CountedVersion;
 use crate::ledger::ClaimState;
 use crate::placement::DeviceKind;
 use model::claim::PodClaim;
-use model::gpu_pod::GpuPod;
+use model::followed_node::NodeFacts;
+use model::gpu_pod::BoundPod;
 use model::id::{NodeName, ObjectUid, PodUid};
 use model::registered::RegisteredGpu;
 use std::collections::HashMap;
 use std::sync::Arc;
-
-/// A pod that is bound to a node, as the pod watch shows it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct BoundPod {
-    /// The node.
-    pub node: NodeName,
-    /// What it requests and claims, under its UID at the API server; `None` where it requests no GPU.
-    pub gpu_pod: Option<GpuPod>,
-    /// Whether it has ended.
-    pub ended: bool,
-    /// The hash of a static pod, by which the agent of its node knows it.
-    pub hash: Option<PodUid>,
-}
 
 impl ClusterState {
     /// Sets the current version of a Node.

@@ -55,12 +55,12 @@ impl StaticPods {
 #[cfg(test)]
 mod tests {
     use crate::cluster::tests::{NOW, bound, cluster, name, slice};
-    use crate::cluster::{BoundPod, ClusterState, StreamId};
+    use crate::cluster::{ClusterState, StreamId};
     use crate::ledger::ClaimState;
     use crate::placement::tests::uuid;
     use model::agent_stream::{AgentPhase, AgentReport, PodStage, ReportedGpu, ReportedPod, ReportedUse};
     use model::claim::{Claim, DeviceShare, PodClaim};
-    use model::gpu_pod::GpuPod;
+    use model::gpu_pod::{BoundPod, GpuPod};
     use model::id::PodUid;
     use model::reported_reading::ReportedReading;
     use model::unit::Mib;

@@ -1,7 +1,6 @@
 //! What must hold once all faults are over and nothing changes any more: no claim has leaked, each pod is bound or waits for a
 //! reason, and a process that has just started believes the same as the leader.
 
-use super::super::convert;
 use super::etcd::{Etcd, Kind, Stored};
 use super::invariants::{claims_on, fits, node_name};
 use super::machine::Machine;
@@ -76,7 +75,9 @@ fn placed(stored: &Stored, machines: &[Machine], leader: &Process) -> Result<(),
         };
     }
     let read = wire::pod::decode(text.as_bytes()).map_err(|why| why.to_string())?;
-    let Some(request) = convert::request(&read, &RequestRules::default())? else { return Ok(()) };
+    let Some(request) = wire::placement::of(&read, &RequestRules::default()).map_err(|why| why.to_string())? else {
+        return Ok(());
+    };
     let waits = |machine: &Machine| {
         let used: u64 = slots_on(machine);
         leader.believes(|cluster| cluster.fits_without(&request, &machine.name, &[]))

@@ -1,10 +1,10 @@
-//! The documents of `/api/v1` as `top` decodes them: a decoded document can be encoded and decoded again.
+//! The documents of `/api/v1` as `top` and scripts decode them: a decoded document can be encoded and decoded again.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use wire::api::{gpus, node, pods, processes};
+use wire::api::{decisions, gpus, node, pods, processes};
 
 fn read<T: Serialize + DeserializeOwned>(bytes: &[u8]) {
     if let Ok(document) = serde_json::from_slice::<T>(bytes) {
@@ -18,4 +18,5 @@ fuzz_target!(|bytes: &[u8]| {
     read::<gpus::GpusJson>(bytes);
     read::<pods::PodsJson>(bytes);
     read::<processes::ProcessesJson>(bytes);
+    read::<decisions::DecisionsJson>(bytes);
 });

@@ -7,6 +7,8 @@ fuzz_target!(|bytes: &[u8]| {
     let _ = wire::versions::decode(bytes);
     if let Ok(node) = wire::node::decode_followed_node(bytes) {
         assert!(!node.name.as_str().is_empty() && !node.uid.as_str().is_empty());
+        let facts = wire::node_facts::of(&node);
+        assert!(facts.register.is_ok() || facts.cordoned.is_empty());
     }
     if let Ok(list) = wire::node::decode_list(bytes) {
         for node in list.nodes {

@@ -2,12 +2,13 @@
 
 use super::*;
 use crate::cluster::tests::{NOW, bound, cluster, facts, name, names, slice};
-use crate::cluster::{BindOutcome, BindRefusal, BoundPod, ClosedReason, NodeFacts};
+use crate::cluster::{BindOutcome, BindRefusal, ClosedReason};
 use crate::ledger::ClaimState;
 use crate::placement::tests::uuid;
 use model::agent_stream::{AgentPhase, PodStage, ReportedGpu, ReportedPod, ReportedUse};
 use model::claim::PodClaim;
-use model::gpu_pod::GpuPod;
+use model::followed_node::NodeFacts;
+use model::gpu_pod::{BoundPod, GpuPod};
 use model::id::ObjectUid;
 use model::placement::PlacementRequest;
 use model::reported_reading::ReportedReading;

@@ -1,0 +1,77 @@
+//! What the scheduler takes over of a Node: the GPUs that its agent registered, and which of them are cordoned.
+
+use crate::annotation_keys::{CORDON, NODE_LINKS, REGISTER};
+use crate::{cordon, links, register};
+use model::followed_node::{FollowedNode, NodeFacts};
+use model::id::GpuUuid;
+use model::registered::RegisteredGpu;
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+/// The facts of a Node. A cordon that cannot be read closes the node, as an unreadable register does: it may name any GPU.
+#[must_use]
+pub fn of(node: &FollowedNode) -> NodeFacts {
+    let (register, cordoned) = match (gpus(node), cordoned(node)) {
+        (Ok(gpus), Ok(cordoned)) => (Ok(gpus), cordoned),
+        (Err(why), _) | (_, Err(why)) => (Err(why), BTreeSet::new()),
+    };
+    // Without links any set of GPUs is as good as another, so an unreadable annotation harms no pod.
+    let links = node.annotation(NODE_LINKS).and_then(|text| links::decode(text).ok()).unwrap_or_default();
+    NodeFacts { uid: node.uid.clone(), name: node.name.clone(), register, cordoned, links }
+}
+
+fn gpus(node: &FollowedNode) -> Result<Vec<RegisteredGpu>, Arc<str>> {
+    match node.annotation(REGISTER) {
+        Some(text) => register::decode(text).map_err(|why| why.to_string().into()),
+        None if node.annotations_left_out > 0 => {
+            Err(format!("{} annotations are too large to be read", node.annotations_left_out).into())
+        }
+        None => Ok(Vec::new()),
+    }
+}
+
+fn cordoned(node: &FollowedNode) -> Result<BTreeSet<GpuUuid>, Arc<str>> {
+    node.annotation(CORDON)
+        .map_or(Ok(BTreeSet::new()), |text| cordon::decode(text).map_err(|why| why.to_string().into()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use model::id::{NodeName, ObjectUid};
+    use proptest::prelude::*;
+
+    fn facts(annotations: &[(&str, &str)], left_out: u32) -> NodeFacts {
+        let mut annotations: Vec<(Arc<str>, Arc<str>)> =
+            annotations.iter().map(|(key, value)| ((*key).into(), (*value).into())).collect();
+        annotations.sort();
+        of(&FollowedNode {
+            uid: ObjectUid::parse("u").unwrap(),
+            name: NodeName::parse("n1").unwrap(),
+            created_at: None,
+            version: None,
+            arrival: None,
+            annotations,
+            annotations_left_out: left_out,
+        })
+    }
+
+    #[test]
+    fn a_register_or_cordon_that_cannot_be_read_closes_the_node_and_unreadable_links_do_not() {
+        assert_eq!(facts(&[], 0).register, Ok(Vec::new()));
+        assert_eq!(facts(&[], 2).register, Err("2 annotations are too large to be read".into()));
+        assert!(facts(&[(REGISTER, "x")], 0).register.is_err());
+        assert!(facts(&[(CORDON, "GPU a")], 0).register.is_err_and(|why| why.contains(CORDON)));
+        let cordoned = facts(&[(CORDON, "GPU-a"), (NODE_LINKS, "x")], 0);
+        assert_eq!((cordoned.register, cordoned.links.len()), (Ok(Vec::new()), 0));
+        assert_eq!(cordoned.cordoned, BTreeSet::from([GpuUuid::parse("GPU-a").unwrap()]));
+    }
+
+    proptest! {
+        #[test]
+        fn no_annotation_causes_a_panic(register in "\\PC{0,60}", cordon in "\\PC{0,40}", links in "\\PC{0,40}") {
+            let facts = facts(&[(REGISTER, &register), (CORDON, &cordon), (NODE_LINKS, &links)], 0);
+            prop_assert!(facts.register.is_ok() || facts.cordoned.is_empty());
+        }
+    }
+}
