@@ -3,7 +3,7 @@
 //! ```text
 //!   Nodes, pods (watches) ──▶ node_is, pod_is, pod_gone … ──▶ ClusterState: one ledger for each node
 //!   filter    proposes a node, writes nothing     ──▶ FilterVerdict
-//!   bind      chooses devices and reserves them   ──▶ BindOrder ──POST──▶ bind_ended
+//!   bind      chooses devices and reserves them   ──▶ BindOrder ──OrderStages: POST, read, fence──▶ bind_ended
 //!   streams of the agents ──▶ agent_reports, agent_closed … ──▶ LeaderView, evidence of starts and ends
 //! ```
 //!
@@ -11,7 +11,7 @@
 //! container of the pod has run. It is released only by evidence: the binding was refused and never will be made, or the
 //! pod has ended, is gone, or is bound to another node, and no process of it is left according to its agent, if the agent
 //! reports. A deadline never releases a claim, because a request whose answer was lost may still be carried out. Once the
-//! pod has another version, it no longer can be ([`OpenWrites`]).
+//! pod has another version, it no longer can be ([`OrderStages`]).
 //!
 //! What must never happen here: one leader claims more than a GPU has; a node takes new claims while the claim of a pod
 //! on it cannot be read; one change causes work for all nodes.
@@ -33,6 +33,8 @@ mod survey;
 mod filter;
 mod bind;
 mod open_writes;
+mod order;
+pub mod planted;
 mod agents;
 mod summary;
 
@@ -42,7 +44,10 @@ pub use bind::{BindOutcome, BindRefusal};
 pub use closed::{ClosedReason, ClosingChange};
 pub use filter::{ExplainedScore, FilterVerdict, RefusedNode, Scoring, filter, score};
 pub use node::NodeClaims;
-pub use open_writes::OpenWrites;
+pub use order::{
+    BindResult, BindStep, ConfirmStep, Confirmation, OrderStages, PostAnswer, ReadAnswer, ReadPod, ReadRequest,
+    RepeatedBind,
+};
 pub use state::{AnsweredNodes, ClusterRules, ClusterState, DEFAULT_SCORE_STEP, MAX_PENDING, NodeChoice};
 pub use summary::RefusalSummary;
 pub use survey::StateAccess;

@@ -1,16 +1,16 @@
 //! Holds the cluster's state. The followers of pods and Nodes feed it, and the verbs ask it.
 //!
 //! The state is behind one lock, which is held only inside the methods of this file and never while something waits: a
-//! question borrows the names of nodes from the request's bytes, so it cannot go through a queue to another task without
-//! a copy of up to 15,000 names. A change takes some microseconds, and so does a step of a question about thousands of nodes,
-//! which looks at most of them without the lock; the first question of a kind has steps of 0.2 ms
+//! call borrows the names of nodes from the request's bytes, so it cannot go through a queue to another task without
+//! a copy of up to 15,000 names. A change takes some microseconds, and so does a step of a call about thousands of nodes,
+//! which looks at most of them without the lock; the first call of a kind has steps of 0.2 ms
 //! ([`decide::cluster::filter`]).
 
 use super::plain_pods::{PlainPod, PlainPods};
 use super::planted::{PlantedMistake, planted};
 use decide::cluster::{
-    self, BindOutcome, BindRefusal, ClosingChange, ClusterRules, ClusterState, FilterVerdict, ReportRefusal,
-    StateAccess, StreamId,
+    self, BindOutcome, BindRefusal, BindStep, ClosingChange, ClusterRules, ClusterState, FilterVerdict, OrderStages,
+    ReportRefusal, StateAccess, StreamId,
 };
 use decide::ledger::{ClaimState, DeviceDemand};
 use decide::placement::Capacity;
@@ -38,7 +38,7 @@ use wire::{bound_pod, claim_origin, node_facts};
 /// (`bindTimeoutSeconds`).
 const REMEMBERED: Duration = Duration::from_secs(15 * 60);
 
-/// Before which moments everything that was written is known: when the newest lists were begun, or a mark of this process.
+/// The moments before which everything written is known: when the newest lists, or a mark of this process, were begun.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct KnownBefore {
     pub(super) pods: Option<Instant>,
@@ -49,9 +49,8 @@ pub(super) struct KnownBefore {
 #[derive(Debug)]
 pub(super) struct LockedCluster {
     cluster: Mutex<ClusterState>,
-    /// Pods of orders that the pod watch has not shown bound yet; each has a task of the binder until it has. What follows from
-    /// it for the state is decided behind the lock of the state, which is locked first.
-    /// With when its binding was written, once that is known.
+    /// Pods with orders that the pod watch has not shown bound yet, each with the time when its binding was written, once that is
+    /// known. A task of the binder follows each of them. The lock of the state is always taken before this one.
     unshown: Mutex<HashMap<PodUid, Option<Instant>>>,
     /// Pods without GPUs that kube-scheduler may ask to bind.
     plain: Mutex<PlainPods>,
@@ -111,7 +110,7 @@ impl LockedCluster {
         }
     }
 
-    /// How amounts of resources become requests.
+    /// How amounts of resources become requests of GPUs.
     pub(super) fn rules(&self) -> &RequestRules {
         &self.rules
     }
@@ -134,8 +133,8 @@ impl LockedCluster {
         take_over(&mut cluster, pod, shown);
     }
 
-    /// Takes over a pod that was read by its name, unless the watch has shown it: what it shows is as new, and comes in order.
-    /// The watch may show the end of the pod while this waits for the state, so that is looked at behind the lock.
+    /// Takes over a pod that was read by its name, unless the watch has shown it: the watch is as new, and in order. The
+    /// watch may show the end of the pod while this waits for the lock, so this is checked behind the lock.
     pub(super) fn pod_was_read(&self, pod: &Pod) {
         let shown = self.shown(pod);
         let mut cluster = self.cluster.lock();
@@ -164,7 +163,7 @@ impl LockedCluster {
         self.cluster.lock().pod_is_unreadable(uid, node);
     }
 
-    /// A pod that could not be read is gone, by evidence, or can be read again.
+    /// A pod that could not be read is proven gone, or can be read again.
     pub(super) fn pod_is_settled(&self, uid: &PodUid) {
         self.cluster.lock().pod_is_settled(uid);
     }
@@ -185,12 +184,12 @@ impl LockedCluster {
         self.cluster.lock().take_closings()
     }
 
-    /// A pod that was bound has no node any more, by evidence.
+    /// A pod that was bound is proven to have no node any more.
     pub(super) fn pod_is_unbound(&self, uid: &PodUid) {
         self.cluster.lock().pod_is_unbound(uid);
     }
 
-    /// A pod is gone, by evidence.
+    /// A pod is proven gone.
     pub(super) fn pod_gone(&self, uid: &PodUid) {
         self.plain.lock().forget(uid);
         let mut cluster = self.cluster.lock();
@@ -204,12 +203,12 @@ impl LockedCluster {
         self.cluster.lock().node_is(&facts);
     }
 
-    /// A Node is gone, by evidence.
+    /// A Node is proven gone.
     pub(super) fn node_gone(&self, node: &FollowedNode) {
         self.cluster.lock().node_gone(&node.name, &node.uid);
     }
 
-    /// Everything that was written to pods before this moment has been taken over.
+    /// The state has taken over everything that was written to pods before this moment.
     pub(super) fn pods_known(&self, moment: Instant) {
         self.known.send_modify(|known| known.pods = known.pods.max(Some(moment)));
     }
@@ -219,7 +218,7 @@ impl LockedCluster {
         self.known.send_modify(|known| known.nodes = known.nodes.max(Some(moment)));
     }
 
-    /// Up to when everything is known, and each change of it.
+    /// The moments up to which everything is known, with each change of them.
     pub(super) fn known(&self) -> watch::Receiver<KnownBefore> {
         self.known.subscribe()
     }
@@ -237,7 +236,7 @@ impl LockedCluster {
 
     /// Whether a pod has a claim and the watch has not shown it bound since its order was made.
     pub(super) fn claim_is_unshown(&self, uid: &PodUid) -> bool {
-        // Another order of the pod could begin between two looks, and would lose its mark.
+        // Another order of the pod could begin between two separate checks, and would lose its entry.
         let cluster = self.cluster.lock();
         let mut unshown = self.unshown.lock();
         if cluster.claim_of(uid).is_none() {
@@ -257,12 +256,12 @@ impl LockedCluster {
         written.map_or(Duration::ZERO, |written| written.elapsed())
     }
 
-    /// Sets the epoch of the claims that are made from now on.
+    /// Sets the epoch of new claims.
     pub(super) fn lead(&self, epoch: u64) {
         self.cluster.lock().lead(epoch);
     }
 
-    /// A pod that may have been filtered is not to be placed as it is now.
+    /// A pod that may have been filtered must not be placed as it is now.
     pub(super) fn is_not_pending(&self, uid: &PodUid) {
         self.plain.lock().forget(uid);
         self.cluster.lock().is_not_pending(uid);
@@ -324,11 +323,9 @@ impl LockedCluster {
         order.map(|order| (order, asked))
     }
 
-    /// The order of a pod's reservation again, if it may be written now.
-    pub(super) fn order_again(&self, uid: &PodUid) -> Option<BindOrder> {
-        let mut cluster = self.cluster.lock();
-        cluster.agents_at(clock::monotonic());
-        cluster.order_again(uid)
+    /// What is to be done next for an order. `may_write`: whether this process leads and is not stopping.
+    pub(super) fn next_step(&self, stages: &mut OrderStages, may_write: bool) -> BindStep {
+        stages.next(clock::monotonic(), &mut self.cluster.lock(), may_write)
     }
 
     /// An agent has reported everything.
@@ -380,19 +377,19 @@ impl LockedCluster {
         self.cluster.lock().agent_closed(node, id, now);
     }
 
-    /// Closes the nodes whose agents are not back in time.
+    /// Closes the nodes whose agents have not reconnected in time.
     pub(super) fn close_late_agents(&self) {
         self.cluster.lock().agents_at(clock::monotonic());
     }
 
-    /// Forgets all streams: this process leads no longer.
+    /// Forgets all streams: this process no longer leads.
     pub(super) fn forget_agents(&self) {
         if !planted(PlantedMistake::ReportsOutliveTerm) {
             self.cluster.lock().forget_agents();
         }
     }
 
-    /// What the agent of this node gets to know.
+    /// What the leader answers to the agent of this node.
     pub(super) fn leader_view(&self, node: &NodeName) -> LeaderView {
         let mut cluster = self.cluster.lock();
         cluster.agents_at(clock::monotonic());
@@ -572,7 +569,7 @@ mod tests {
         cluster.pod_gone(&pod.uid);
         cluster.pod_was_read(&pod);
         assert!(!is_claimed());
-        // After a restore of etcd the watch shows it again.
+        // After a restore of etcd the watch shows the pod again.
         cluster.pod_is(&pod);
         assert!(is_claimed());
     }

@@ -3,6 +3,9 @@
 //!
 //! What must never happen here: a mistake in a program that is not a test.
 
+#[cfg(test)]
+use decide::cluster::planted::PlantedMistake as InBindings;
+
 /// A mistake.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(not(test), expect(dead_code, reason = "only tests plant a mistake"))]
@@ -11,7 +14,7 @@ pub(super) enum PlantedMistake {
     NoListAfterWin,
     /// The list that a new leader reads comes from a cache of the API server.
     StaleRelist,
-    /// A new leader takes a mark that it has written for one that its pod watch has shown.
+    /// A new leader treats a mark that it has written as one that its pod watch has shown.
     WrittenMarkIsSeen,
     /// A leader decides although its term is over by its own clock.
     EndlessTerm,
@@ -90,6 +93,11 @@ thread_local! {
 pub(super) fn plant(mistake: Option<PlantedMistake>) {
     PLANTED.set(mistake);
     apiserver::follow::plant_stale_lists(mistake == Some(PlantedMistake::StaleRelist));
+    decide::cluster::planted::plant(match mistake {
+        Some(PlantedMistake::LostAnswerIsRefusal) => Some(InBindings::LostAnswerIsRefusal),
+        Some(PlantedMistake::UnboundReadIsEvidence) => Some(InBindings::UnboundReadIsEvidence),
+        _ => None,
+    });
 }
 
 /// Whether this mistake is planted.

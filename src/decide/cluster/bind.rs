@@ -53,8 +53,6 @@ pub enum BindOutcome {
     /// The API server has refused, or the pod was read unbound after a refusal: this order has not bound the pod, and never
     /// will.
     Refused,
-    /// There was no answer: the API server may have bound the pod, or may still do so.
-    Unknown,
 }
 
 impl ClusterState {

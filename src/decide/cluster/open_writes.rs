@@ -18,29 +18,29 @@ use std::collections::BTreeSet;
 /// carried out in any version. There are at most two: the next write is for the newest version, for which no earlier write is
 /// open.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct OpenWrites(BTreeSet<Option<u64>>);
+pub(super) struct OpenWrites(BTreeSet<Option<u64>>);
 
 impl OpenWrites {
     /// A write for this version of the pod had no answer.
-    pub fn unanswered(&mut self, version: Option<u64>) {
+    pub(super) fn unanswered(&mut self, version: Option<u64>) {
         self.0.insert(version);
     }
 
     /// The pod was read from etcd after the writes, and had this version and no node.
-    pub fn read_unbound(&mut self, version: Option<u64>) {
+    pub(super) fn read_unbound(&mut self, version: Option<u64>) {
         // Versions that cannot be compared prove nothing.
         self.0.retain(|open| open.is_none() || version.is_none() || *open == version);
     }
 
     /// Whether no write is left that may be carried out.
     #[must_use]
-    pub fn is_empty(&self) -> bool {
+    pub(super) fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
     /// No write is open once the pod has a version other than this one; `None` where another version does not help.
     #[must_use]
-    pub fn version(&self) -> Option<u64> {
+    pub(super) fn version(&self) -> Option<u64> {
         match self.0.first() {
             Some(None) => None,
             _ => self.0.last().copied().flatten(),

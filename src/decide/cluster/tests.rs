@@ -250,16 +250,17 @@ fn only_evidence_releases_a_reservation() {
         let order = cluster.bind(&request.uid, &name(0)).unwrap();
         (cluster, order)
     };
-    for (outcome, left) in [(BindOutcome::Unknown, 1000), (BindOutcome::Written, 1000), (BindOutcome::Refused, 0)] {
+    for (outcome, left) in [(None, 1000), (Some(BindOutcome::Written), 1000), (Some(BindOutcome::Refused), 0)] {
         let (mut cluster, _) = reserved();
-        cluster.bind_ended(&request.uid, outcome);
+        if let Some(outcome) = outcome {
+            cluster.bind_ended(&request.uid, outcome);
+        }
         cluster.forget_pending(Monotonic(u64::MAX));
         cluster.pod_is(&request.uid, None);
         assert_eq!(claimed_mib(&cluster, &name(0)), left, "{outcome:?}");
     }
     // After a lost answer, a new filter call finds the pod only where it may be bound.
     let (mut cluster, order) = reserved();
-    cluster.bind_ended(&request.uid, BindOutcome::Unknown);
     assert_eq!(cluster.filter(request.clone(), names(2), NOW).fit, [0]);
     // The watch shows the pod as bound. A late refusal of an older write changes nothing.
     cluster.pod_is(&request.uid, Some(&bound(&request, &name(0), PodClaim::Given(order.claim.clone()))));

@@ -1,0 +1,471 @@
+//! The stages of one order: what the extender does next to bind the pod, and what follows from each answer of the API server.
+//!
+//! ```text
+//!   write ──Post──▶ bound ─────────────────────────────────────────────▶ ended: bound
+//!     ▲     │ ▲     refused for good, no write is open ────────────────▶ ended: refused
+//!     │     │ └──── conflict ──Read──▶ another version, asks the same
+//!     │     └────── no answer ──▶ wait ──pause──▶ write
+//!     └─ must not be written any more ──Fence, Read──▶ no write is open ──▶ ended: refused
+//! ```
+//!
+//! Each Binding names the version of the pod, and the API server refuses it for any other ([`OpenWrites`]). An order that must
+//! not be written any more, because other pods have its GPUs by now, is given up by a change of the pod (a fence): after it no
+//! older Binding can be carried out. If somebody else has changed the pod, the order is written for the new version only if
+//! the pod still requests the same.
+//!
+//! What must never happen here: an end that releases the GPUs of an order while the API server may still carry out a write of it.
+
+use super::bind::BindOutcome;
+use super::open_writes::OpenWrites;
+use super::planted::{PlantedMistake, planted};
+use super::state::ClusterState;
+use crate::ledger::ClaimState;
+use model::backoff::Backoff;
+use model::claim::BindOrder;
+use model::id::NodeName;
+use model::placement::PlacementRequest;
+use model::time::Monotonic;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// First pause between two writes of an order; each further pause is twice as long.
+const FIRST: Duration = Duration::from_millis(100);
+/// Longest pause between two writes of an order.
+const LONGEST: Duration = Duration::from_secs(5);
+/// Versions of a pod for which its order is written before kube-scheduler gets the pod back. A waiting pod seldom changes
+/// more than once between its filter call and its bind.
+const MOST_VERSIONS: usize = 5;
+/// How long the pod watch may take to show a binding before the pod is read. A working watch needs less than a second,
+/// and a new list some seconds.
+const UNSEEN: Duration = Duration::from_secs(20);
+/// Longest pause between two such reads, of which only one must be answered.
+const LONGEST_UNSEEN: Duration = Duration::from_secs(30);
+
+/// Why an order is not written again.
+const GIVEN_UP: &str =
+    "this extender leads no longer, or the node takes no new pods, or other pods have the GPUs by now";
+/// Why a changed pod is not bound: its GPUs were chosen for what it requested before.
+const CHANGED: &str = "the pod was changed after the filter: it is placed again";
+/// Why the outcome of a write is unknown that the end of the term has cut off.
+const TERM_ENDED: &str = "the term of this extender ended before the API server answered";
+
+/// The result of an order: the pod is bound, or why it is not.
+pub type BindResult = Result<(), Arc<str>>;
+
+/// What the extender does next for an order.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum BindStep {
+    /// Write the Binding, and report the answer to [`OrderStages::posted`].
+    Post(BindOrder),
+    /// Write this version of the pod into its fence annotation, so that no earlier Binding can be carried out. Whether the
+    /// write succeeds shows in the read that follows.
+    Fence(u64),
+    /// Read the pod from etcd, and report it to [`OrderStages::read`].
+    Read,
+    /// Ask again after the pause.
+    Wait {
+        /// The pause.
+        pause: Duration,
+        /// Why the outcome of the last write is unknown, for the log; `None` from the second time on.
+        unknown: Option<String>,
+    },
+    /// The order has ended.
+    Ended {
+        /// How.
+        result: BindResult,
+        /// What the cluster's state takes in; `None` if the pod watch has shown it already.
+        outcome: Option<BindOutcome>,
+    },
+}
+
+/// The answer to the write of a Binding.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum PostAnswer {
+    /// The API server has bound the pod as ordered.
+    Bound,
+    /// Nothing was sent, because no Binding can hold the claim.
+    Unwritable(String),
+    /// Nothing was sent, because the term had ended.
+    TermOver,
+    /// The term ended before the API server answered.
+    TermEnded,
+    /// The API server has refused the Binding with this HTTP status.
+    Refused(u16, String),
+    /// There was no answer, or none of the API server itself.
+    NoAnswer(String),
+}
+
+/// The answer to a read of a pod from etcd.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ReadAnswer {
+    /// The pod.
+    Pod(Box<ReadPod>),
+    /// The pod is gone, by evidence: why.
+    Gone(&'static str),
+    /// There was no answer, or the pod in it cannot be read.
+    NoAnswer(String),
+}
+
+/// What a read shows of a pod.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ReadPod {
+    /// Its node.
+    pub node: Option<NodeName>,
+    /// Its version.
+    pub version: Option<u64>,
+    /// Whether it is being deleted. Then it is never bound any more, also not by an older write.
+    pub is_being_deleted: bool,
+    /// What it requests.
+    pub requests: ReadRequest,
+}
+
+/// What a pod requests that was read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ReadRequest {
+    /// No GPU.
+    Nothing,
+    /// These GPUs.
+    Gpus(Box<PlacementRequest>),
+    /// Something that cannot be read.
+    Unreadable,
+}
+
+/// What follows when kube-scheduler repeats the bind of a pod whose binding is known, by a read of the pod.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum RepeatedBind {
+    /// The pod is bound as ordered: the answer before was lost.
+    Bound,
+    /// The pod is not bound, or not known to be: why.
+    Refused(Arc<str>),
+    /// The pod has lost its node: etcd was restored to an older state.
+    TakenBack,
+}
+
+impl ReadAnswer {
+    /// What follows from this read when kube-scheduler repeats the bind of the pod to this node.
+    #[must_use]
+    pub fn repeated(&self, node: &NodeName) -> RepeatedBind {
+        match self.about(node) {
+            Shown::Bound => RepeatedBind::Bound,
+            Shown::Never(why) | Shown::Nothing(why) => RepeatedBind::Refused(why.into()),
+            Shown::Unbound(pod) if pod.is_being_deleted => RepeatedBind::Refused("the pod is being deleted".into()),
+            Shown::Unbound(_) => RepeatedBind::TakenBack,
+        }
+    }
+
+    /// Whether this read shows a pod without a node.
+    #[must_use]
+    pub fn has_no_node(&self) -> bool {
+        matches!(self, ReadAnswer::Pod(pod) if pod.node.is_none())
+    }
+
+    /// What this read shows of an order for this node.
+    fn about(&self, node: &NodeName) -> Shown<'_> {
+        match self {
+            ReadAnswer::Pod(pod) => match &pod.node {
+                None => Shown::Unbound(pod),
+                Some(at) if at == node => Shown::Bound,
+                Some(at) => Shown::Never(format!("the pod is bound to {at}")),
+            },
+            ReadAnswer::Gone(why) => Shown::Never((*why).to_owned()),
+            ReadAnswer::NoAnswer(why) => Shown::Nothing(why.clone()),
+        }
+    }
+}
+
+/// What a read shows of an order.
+enum Shown<'a> {
+    /// The pod is bound as ordered.
+    Bound,
+    /// The pod is not bound by this order and never will be.
+    Never(String),
+    /// The pod has no node.
+    Unbound(&'a ReadPod),
+    /// Nothing.
+    Nothing(String),
+}
+
+/// For what an order is written.
+#[derive(Clone, Debug)]
+enum Purpose {
+    /// A pod whose GPUs are reserved, with what it requested when they were chosen; `None` if they were reserved before.
+    Gpus(Option<Box<PlacementRequest>>),
+    /// A pod that requests no GPU. Nothing is reserved for it, so it needs no certain outcome: kube-scheduler places it again,
+    /// and the API server binds it once.
+    NoGpu,
+}
+
+/// The stage of an order.
+#[derive(Clone, Debug)]
+enum Stage {
+    /// It is written, or given up if it must not be written.
+    Write,
+    /// The API server has refused the Binding because of the state of the pod, with this text: the pod is read.
+    Conflict(String),
+    /// It is not written now: the pod is read, to see whether an earlier write was or can be carried out.
+    GiveUp,
+    /// The outcome is unknown, and nothing is done before this moment.
+    Wait(Monotonic),
+    /// It has ended.
+    Ended(BindResult, Option<BindOutcome>),
+}
+
+/// The state of one order.
+#[derive(Clone, Debug)]
+pub struct OrderStages {
+    order: BindOrder,
+    purpose: Purpose,
+    stage: Stage,
+    /// Whether a write was begun.
+    begun: bool,
+    /// The version of the pod that the next write names.
+    version: Option<u64>,
+    /// How often the pod was read in a new version.
+    changes: usize,
+    open: OpenWrites,
+    backoff: Backoff,
+    /// Whether the outcome of a write was ever unknown.
+    was_unknown: bool,
+    /// Why it is unknown, until that is handed out for the log.
+    unreported: Option<String>,
+}
+
+impl OrderStages {
+    /// An order for which GPUs are reserved. `asked`: what the pod requested when they were chosen; `None` if that was before.
+    #[must_use]
+    pub fn new(order: BindOrder, asked: Option<PlacementRequest>) -> OrderStages {
+        OrderStages::of(order, Purpose::Gpus(asked.map(Box::new)))
+    }
+
+    /// An order for a pod that requests no GPU.
+    #[must_use]
+    pub fn without_gpus(order: BindOrder) -> OrderStages {
+        OrderStages::of(order, Purpose::NoGpu)
+    }
+
+    fn of(order: BindOrder, purpose: Purpose) -> OrderStages {
+        let version = order.version;
+        OrderStages {
+            order,
+            purpose,
+            stage: Stage::Write,
+            begun: false,
+            version,
+            changes: 0,
+            open: OpenWrites::default(),
+            backoff: Backoff::new(FIRST, LONGEST),
+            was_unknown: false,
+            unreported: None,
+        }
+    }
+
+    /// The order as it was made.
+    #[must_use]
+    pub fn order(&self) -> &BindOrder {
+        &self.order
+    }
+
+    /// What is to be done now. `may_write`: whether this process leads and is not stopping.
+    pub fn next(&mut self, now: Monotonic, state: &mut ClusterState, may_write: bool) -> BindStep {
+        if let Stage::Wait(until) = self.stage {
+            if now < until {
+                return BindStep::Wait { pause: until.since(now), unknown: self.unreported.take() };
+            }
+            self.stage = self.shown_by_watch(state).map_or(Stage::Write, |result| Stage::Ended(result, None));
+        }
+        if let Stage::Write = self.stage
+            && let Some(step) = self.write(now, state, may_write)
+        {
+            return step;
+        }
+        match &self.stage {
+            Stage::Ended(result, outcome) => BindStep::Ended { result: result.clone(), outcome: *outcome },
+            Stage::Write | Stage::Conflict(_) | Stage::GiveUp | Stage::Wait(_) => BindStep::Read,
+        }
+    }
+
+    /// The step of an order that is to be written; `None` where its stage has changed instead.
+    fn write(&mut self, now: Monotonic, state: &mut ClusterState, may_write: bool) -> Option<BindStep> {
+        let order = match self.purpose {
+            Purpose::NoGpu if !may_write => {
+                self.never("this extender leads no longer");
+                return None;
+            }
+            // An order is written again with the epoch of the present term, and only where the claims that another leader
+            // has written meanwhile leave room for it.
+            Purpose::Gpus(_) if self.begun => {
+                state.agents_at(now);
+                state.order_again(&self.order.uid)
+            }
+            Purpose::NoGpu | Purpose::Gpus(_) => Some(self.order.clone()),
+        };
+        if let Some(order) = order.filter(|_| may_write) {
+            self.begun = true;
+            return Some(BindStep::Post(BindOrder { version: self.version, ..order }));
+        }
+        if self.open.is_empty() {
+            self.never(GIVEN_UP);
+            return None;
+        }
+        self.stage = Stage::GiveUp;
+        // A write without a version is not made void by a fence.
+        self.open.version().filter(|_| may_write).map(BindStep::Fence)
+    }
+
+    /// What the pod watch has shown of the pod during a pause, if that settles the order.
+    fn shown_by_watch(&self, state: &ClusterState) -> Option<BindResult> {
+        if let Purpose::NoGpu = self.purpose {
+            return None;
+        }
+        match state.claim_of(&self.order.uid) {
+            Some((node, ClaimState::Assumed)) if *node == self.order.node => None,
+            Some((node, _)) if *node == self.order.node => Some(Ok(())),
+            Some((node, _)) => Some(Err(format!("the pod is bound to {node}").into())),
+            None => Some(Err("the pod is gone, has ended, or is bound without this claim".into())),
+        }
+    }
+
+    /// Takes in the answer to [`BindStep::Post`].
+    pub fn posted(&mut self, now: Monotonic, answer: PostAnswer) {
+        match answer {
+            PostAnswer::Bound => self.bound(),
+            PostAnswer::TermOver => self.unknown(now, TERM_ENDED.to_owned()),
+            PostAnswer::TermEnded => {
+                self.open.unanswered(self.version);
+                self.unknown(now, TERM_ENDED.to_owned());
+            }
+            PostAnswer::Refused(404 | 409, why) => self.stage = Stage::Conflict(why),
+            PostAnswer::Unwritable(why) | PostAnswer::Refused(400..=499, why) if self.open.is_empty() => {
+                self.never(&why);
+            }
+            PostAnswer::Unwritable(why) | PostAnswer::Refused(400..=499, why) => self.unknown(now, why),
+            PostAnswer::Refused(_, why) | PostAnswer::NoAnswer(why) => {
+                if planted(PlantedMistake::LostAnswerIsRefusal) {
+                    return self.never(&why);
+                }
+                self.open.unanswered(self.version);
+                if planted(PlantedMistake::UnboundReadIsEvidence) {
+                    self.stage = Stage::GiveUp;
+                    return;
+                }
+                self.unknown(now, why);
+            }
+        }
+    }
+
+    /// Takes in the answer to [`BindStep::Read`].
+    pub fn read(&mut self, now: Monotonic, answer: &ReadAnswer) {
+        let refused = match &self.stage {
+            Stage::Conflict(why) => Some(why.clone()),
+            _ => None,
+        };
+        let pod = match answer.about(&self.order.node) {
+            Shown::Bound => return self.bound(),
+            Shown::Never(why) => return self.never(&why),
+            Shown::Nothing(why) => {
+                if refused.is_some() {
+                    // The API server may have refused it because it had carried out an earlier write for this version.
+                    self.open.unanswered(self.version);
+                }
+                return self.unknown(now, why);
+            }
+            Shown::Unbound(pod) => pod,
+        };
+        let void = pod.is_being_deleted || self.nothing_is_open(pod.version);
+        match refused {
+            Some(why) if !void => self.unknown(now, why),
+            None if !void => self.unknown(now, GIVEN_UP.to_owned()),
+            None if pod.is_being_deleted => self.never("the pod is being deleted"),
+            None => self.never(GIVEN_UP),
+            Some(why) if pod.is_being_deleted => self.never(&why),
+            Some(_) if self.version.zip(pod.version).is_some_and(|(before, now)| before != now) => self.changed(pod),
+            Some(why) => self.never(&why),
+        }
+    }
+
+    /// Whether no write can be carried out any more, now that the pod was read in this version and has no node.
+    fn nothing_is_open(&mut self, version: Option<u64>) -> bool {
+        self.open.read_unbound(version);
+        self.open.is_empty() || planted(PlantedMistake::UnboundReadIsEvidence)
+    }
+
+    /// The pod is not bound, no write for it can be carried out any more, and it has another version now.
+    fn changed(&mut self, pod: &ReadPod) {
+        self.changes += 1;
+        let same = match (&self.purpose, &pod.requests) {
+            (Purpose::NoGpu, ReadRequest::Nothing) => true,
+            // Where it is not known what the pod requested, it may request something else now.
+            (Purpose::Gpus(Some(asked)), ReadRequest::Gpus(now)) => asked.asks_the_same(now),
+            (Purpose::NoGpu | Purpose::Gpus(_), _) => false,
+        };
+        if !same {
+            self.never(CHANGED);
+        } else if self.changes > MOST_VERSIONS {
+            self.never("the pod changes faster than it can be bound");
+        } else {
+            self.version = pod.version;
+            self.stage = Stage::Write;
+        }
+    }
+
+    fn bound(&mut self) {
+        self.stage = Stage::Ended(Ok(()), Some(BindOutcome::Written));
+    }
+
+    /// The pod is not bound by this order, and never will be.
+    fn never(&mut self, why: &str) {
+        self.stage = Stage::Ended(Err(why.into()), Some(BindOutcome::Refused));
+    }
+
+    /// Nothing is certain: the order is looked at again after a pause.
+    fn unknown(&mut self, now: Monotonic, why: String) {
+        if !std::mem::replace(&mut self.was_unknown, true) {
+            self.unreported = Some(why);
+        }
+        self.stage = Stage::Wait(now.after(self.backoff.pause()));
+    }
+}
+
+/// What the extender does until the pod watch has shown a pod with an order bound or gone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ConfirmStep {
+    /// Nothing more: the watch has shown it.
+    Confirmed,
+    /// Ask again after this pause.
+    Wait(Duration),
+    /// Read the pod from etcd. A watch that broke may never show a pod that was gone before the next list.
+    Read,
+}
+
+/// Waits for the pod watch to show the outcome of an order.
+#[derive(Clone, Copy, Debug)]
+pub struct Confirmation {
+    backoff: Backoff,
+    until: Monotonic,
+}
+
+impl Confirmation {
+    /// The wait for an order that has ended now.
+    #[must_use]
+    pub fn new(now: Monotonic) -> Confirmation {
+        let mut backoff = Backoff::new(UNSEEN, LONGEST_UNSEEN);
+        let until = now.after(backoff.pause());
+        Confirmation { backoff, until }
+    }
+
+    /// What is to be done now. `unshown`: whether the pod has a claim that the pod watch has not shown.
+    #[must_use]
+    pub fn next(&mut self, now: Monotonic, unshown: bool) -> ConfirmStep {
+        if !unshown {
+            return ConfirmStep::Confirmed;
+        }
+        if now < self.until {
+            return ConfirmStep::Wait(self.until.since(now));
+        }
+        self.until = now.after(self.backoff.pause());
+        ConfirmStep::Read
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,40 @@
+//! Mistakes that a test plants into the decisions about bindings, to show that the simulated cluster of the extender finds them.
+//! Without the feature `simulation` no mistake can be planted, and the compiler leaves out the code of all of them.
+//!
+//! What must never happen here: a mistake in a program that is not a test.
+
+#[cfg(all(feature = "simulation", not(debug_assertions)))]
+compile_error!("mistakes are planted by tests only: a release build must not have the feature `simulation`");
+
+/// A mistake.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PlantedMistake {
+    /// A binding without an answer counts as refused, and the pod is placed again.
+    LostAnswerIsRefusal,
+    /// A pod that is read without a node counts as never bound, although it still has the version that a write without an
+    /// answer names.
+    UnboundReadIsEvidence,
+}
+
+#[cfg(feature = "simulation")]
+thread_local! {
+    static PLANTED: std::cell::Cell<Option<PlantedMistake>> = const { std::cell::Cell::new(None) };
+}
+
+/// Plants a mistake into the decisions of this thread, in place of an earlier one.
+#[cfg(feature = "simulation")]
+pub fn plant(mistake: Option<PlantedMistake>) {
+    PLANTED.set(mistake);
+}
+
+/// Whether this mistake is planted.
+#[cfg(feature = "simulation")]
+pub(super) fn planted(mistake: PlantedMistake) -> bool {
+    PLANTED.get() == Some(mistake)
+}
+
+/// Whether this mistake is planted: never.
+#[cfg(not(feature = "simulation"))]
+pub(super) const fn planted(_: PlantedMistake) -> bool {
+    false
+}
