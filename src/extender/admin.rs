@@ -12,7 +12,7 @@ use std::net::TcpListener;
 use std::sync::Arc;
 use tokio_util::sync::CancellationToken;
 
-/// The port before anything is served.
+/// The port after it is opened and before it is served.
 #[derive(Debug)]
 pub(super) struct OpenedAdmin {
     /// `None` if the setting is `none`.

@@ -8,11 +8,11 @@
 //!
 //! The rate is that of the node, over all its streams ([`super::stream_limit`]).
 //!
-//! There may be 5,000 streams, so none of them wakes up unless something is to be done for it: one task looks for all of them
-//! whether this process still leads and which nodes were closed or opened, and such a node wakes its own stream.
+//! There may be 5,000 streams, so a stream wakes up only when there is work for it: one task checks for all streams whether this
+//! process still leads and which nodes were closed or opened, and wakes only the streams of those nodes.
 //!
-//! What must never happen here: a report of a node by the agent of another one; a stream that waits without an end; a message
-//! that counts after the stream has ended; a stream that outlives the token of its agent.
+//! What must never happen here: a report about a node by the agent of another node; a stream that waits forever; a message
+//! that counts after its stream has ended; a stream that outlives the token of its agent.
 
 use super::callers::AgentIdentity;
 use super::closings;
@@ -36,19 +36,19 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::time::{Instant, interval, sleep_until, timeout};
 use tokio_util::sync::CancellationToken;
 
-/// How long an agent may take to read a message: less than the port gives its clients, so that it is known who was slow.
+/// How long an agent may take to read a message. It is less than the port's own limit, so that the log names the slow agent.
 const READ_WITHIN: Duration = Duration::from_secs(8);
-/// Silence of an agent after which its stream ends: three of its beats are missing, as where its node has lost its power.
+/// Silence of an agent after which its stream ends: three of its beats are missing, for example because its node lost power.
 const SILENCE: Duration = Duration::from_secs(35);
-/// How long an agent may take to close its side once it has the last message. If the extender closed first, what the agent has
-/// sent meanwhile would make the kernel throw the last message away.
+/// How long an agent may take to close its side once it has the last message. If the extender closed first, data that the
+/// agent has sent meanwhile would make the kernel discard the last message.
 const CLOSES_WITHIN: Duration = Duration::from_secs(2);
-/// Age of the last answer from which on a message of the agent is answered even if nothing differs: a beat comes every ten
+/// Reply to an agent's message when the last reply is older than this, even if nothing has changed. A beat arrives every ten
 /// seconds, so one wake-up serves both.
 const ANSWER_AGAIN: Duration = Duration::from_secs(5);
-/// How often an opening may wait because the agent opens too many streams, or messages because it sends too many, one after the
-/// other; each time a quarter of a second. Then the stream ends. An agent that opens streams as fast as its own pauses allow
-/// waits twice at most.
+/// How often in a row an opening or a message may be delayed because the agent opens too many streams or sends too many messages,
+/// each time by a quarter of a second. Then the stream ends. An agent that opens streams as fast as its own pauses allow is
+/// delayed at most twice.
 const TOO_MANY: u32 = 16;
 
 /// Serves the streams.
@@ -61,32 +61,32 @@ pub(super) struct AgentStreams {
     pub(super) counts: Arc<StreamCounts>,
     /// Cancelled when all streams must end.
     closing: CancellationToken,
-    /// Cancelled when this process leads no longer; then there is another one for the next term.
+    /// Cancelled when this process no longer leads; the next term gets a new token.
     term: Mutex<CancellationToken>,
     rates: NodeRates,
 }
 
-/// Why a stream has ended that the agent has closed.
+/// Why a stream that the agent closed has ended.
 const ENDED: &str = "the agent has ended the stream";
 
-/// What a stream runs on: a connection, or a pipe in the simulation.
+/// The transport of a stream: a connection, or a pipe in the simulation.
 pub(super) trait Connection: AsyncRead + AsyncWrite + Send + Unpin {}
 
 impl<C: AsyncRead + AsyncWrite + Send + Unpin> Connection for C {}
 
-/// The end of a stream: why, and the same in a sentence for the agent.
+/// The end of a stream: the reason, and a sentence about it for the agent.
 #[derive(Debug)]
 struct Ended {
     end: StreamEnd,
     text: String,
 }
 
-/// One stream whose first message has come.
+/// One stream whose first message has arrived.
 struct Served {
     streams: Arc<AgentStreams>,
     id: StreamId,
     agent: AgentIdentity,
-    /// How often messages have waited, one after the other.
+    /// How many messages in a row were delayed.
     over: u32,
     sent: Option<(LeaderView, Instant)>,
     /// What ends it.
@@ -95,7 +95,7 @@ struct Served {
 }
 
 impl AgentStreams {
-    /// No stream is open yet. All end when `closing` is cancelled.
+    /// Streams of which none is open yet. All end when `closing` is cancelled.
     pub(super) fn new(
         cluster: Arc<LockedCluster>,
         leadership: Arc<Leadership>,
@@ -107,11 +107,11 @@ impl AgentStreams {
         AgentStreams { cluster, leadership, live, events, counts, closing, term, rates }
     }
 
-    /// Looks once a second for what no watch event tells. Never returns.
+    /// Checks once a second for what no watch event reports. Never returns.
     ///
-    /// A term ends when its time is over: all streams end within a second. An agent is not back in time, or reports what closes or
-    /// opens its node: that is told. The cost is that of the nodes whose agents have reported since the last look; an idle leader
-    /// has none.
+    /// When the term is over, all streams end within a second. If an agent has not reconnected in time, or reports something that
+    /// closes or opens its node, the change is reported. Each check costs time only for nodes whose agents have reported since
+    /// the last check.
     pub(super) async fn watch_term(&self) {
         let mut look = interval(REPORT_LEAST);
         loop {
@@ -124,13 +124,13 @@ impl AgentStreams {
         }
     }
 
-    /// Serves the stream of this agent to its end, and tells it why it ends.
+    /// Serves the stream of this agent to its end, and tells the agent why it ends.
     pub(super) async fn serve(self: Arc<Self>, agent: AgentIdentity, mut messages: MessageStream<impl Connection>) {
         let streams = Arc::clone(&self);
         let Ended { end, text } = self.serve_to_end(agent, &mut messages).await;
         streams.counts.ended(end);
         if end == StreamEnd::Slow {
-            // Half a message is under way.
+            // Half a message is on its way.
             return;
         }
         let leader = streams.leadership.leader_address().filter(|_| end == StreamEnd::NotLeading);
@@ -147,12 +147,12 @@ impl AgentStreams {
         agent: AgentIdentity,
         messages: &mut MessageStream<impl Connection>,
     ) -> Ended {
-        // Before the question who leads: a term that ends after it ends this stream.
+        // Taken before asking who leads, so that a term that ends later ends this stream.
         let term = self.term.lock().clone();
         if let Leader::Other(_) = self.leadership.leader() {
             return self.refer();
         }
-        // Before the first message is read, which is the largest one.
+        // Checked before the first message is read, because it is the largest.
         if let Err(end) = self.admit(&agent.node.0, AgentAct::Opening, &mut 0).await {
             return end;
         }
@@ -185,7 +185,7 @@ impl AgentStreams {
         ended
     }
 
-    /// Waits until the agent of this node may do that once more. Counts how often it has waited.
+    /// Waits until the agent of this node may do this once more. Counts how often it was delayed.
     async fn admit(&self, node: &NodeName, act: AgentAct, waits: &mut u32) -> Result<(), Ended> {
         while !self.rates.allows(node, act, clock::monotonic()) {
             *waits += 1;
@@ -201,7 +201,7 @@ impl AgentStreams {
         Ok(())
     }
 
-    /// Takes over a whole report.
+    /// Takes over a complete report.
     fn take_report(&self, id: StreamId, report: AgentReport, now: Monotonic) -> Result<(), ReportRefusal> {
         take_report(&self.cluster, &self.leadership, (id, report), now)
     }
@@ -234,7 +234,7 @@ fn take_report(
     now: Monotonic,
 ) -> Result<(), ReportRefusal> {
     let taken = cluster.agent_reports(id, report, now);
-    // The election forgets all reports once the term is over. A report that comes later, from a stream that has not ended
+    // The election forgets all reports once the term is over. A report that arrives later, from a stream that has not ended
     // yet, would stay: a claim could then wait for the end of processes that nobody reports any more.
     if let Leader::Other(_) = leadership.leader() {
         cluster.forget_agents();
@@ -242,7 +242,7 @@ fn take_report(
     taken
 }
 
-/// The first message: everything of the caller's own node.
+/// The first message: the complete report of the caller's own node.
 async fn first(agent: &AgentIdentity, messages: &mut MessageStream<impl Connection>) -> Result<AgentReport, Ended> {
     let message = match timeout(FIRST_WITHIN, messages.next()).await {
         Ok(Ok(Some(message))) => message,
@@ -339,7 +339,7 @@ impl Served {
         }
     }
 
-    /// Handles one message, and counts it then.
+    /// Handles one message, and then counts it.
     async fn take(&mut self, message: WireMessage) -> Result<(), Ended> {
         let taken = self.take_over(message).await;
         self.streams.counts.message();
@@ -354,7 +354,7 @@ impl Served {
             self.over = 0;
         }
         if self.signals.ends.is_cancelled() || self.term.is_cancelled() || Instant::now() >= self.agent.until {
-            // It came too late; `run` ends the stream.
+            // The message is too late; `run` ends the stream.
             return Ok(());
         }
         let message = convert::agent_message(message);
@@ -371,8 +371,8 @@ impl Served {
         taken.map_err(|why| refused(&why))
     }
 
-    /// Sends what the leader knows of the node, if it differs from what was sent last or that is not `fresh` any more.
-    /// Returns when to look again.
+    /// Sends what the leader knows of the node, if it differs from what was sent last or the last message is no longer `fresh`.
+    /// Returns when to check again.
     async fn answer(
         &mut self,
         messages: &mut MessageStream<impl Connection>,
@@ -380,7 +380,7 @@ impl Served {
     ) -> Result<Instant, Ended> {
         let view = self.streams.cluster.leader_view(&self.agent.node.0);
         let next = |sent: Instant| {
-            // Pods of the node come and go while its agent waits for them, and nothing else tells it.
+            // Pods of the node come and go while its agent waits for them, and nothing else informs the agent.
             if view.leaving { Instant::now() + REPORT_LEAST } else { sent + REPORT_MOST }
         };
         if let Some((sent, at)) = &self.sent

@@ -6,8 +6,8 @@
 //!        └── certificates ──▶ ConfigMap LEASE-ca ──mounted──▶ agents
 //! ```
 //!
-//! All extenders do the same here, also those that do not lead. Of two that change the Secret at once the API server refuses
-//! one, which then reads what the other one has written.
+//! All extenders do the same here, also those that do not lead. If two change the Secret at once, the API server refuses one of
+//! them, which then reads what the other has written.
 
 use apiserver::ApiError;
 use apiserver::kept_object::KeptObject;
@@ -26,7 +26,7 @@ pub(super) struct AuthorityKeeper {
     bundle: KeptObject,
     /// The certificates that are trusted, PEM; empty before they are known.
     trusted: RwLock<Arc<str>>,
-    /// Only one port looks at a time, so that two ports of one process never refuse each other's change.
+    /// Only one port at a time reads and changes the authority, so that changes by two ports of one process never conflict.
     looking: Mutex<()>,
 }
 
@@ -40,7 +40,7 @@ impl AuthorityKeeper {
         Arc::clone(&self.trusted.read())
     }
 
-    /// What an operator does who wants the authority to be readable.
+    /// What an operator must do so that the authority can be read.
     pub(super) fn advice(&self) -> String {
         let (namespace, name) = self.secret.place();
         format!(
@@ -89,7 +89,7 @@ impl AuthorityKeeper {
                 let object = encode_bundle(self.bundle.place(), Some(&stored.version), bundle);
                 self.bundle.replace(&object).await
             }
-            // An API server sends no such object.
+            // An API server never sends such an object.
             Err(why) => {
                 tracing::warn!(%why, "the ConfigMap of the certificates cannot be read: {why}");
                 Ok(())
@@ -98,7 +98,7 @@ impl AuthorityKeeper {
     }
 }
 
-/// What the Secret is to hold from now on, if that differs.
+/// The new content of the Secret, if it changes.
 fn next(kept: Option<&AuthoritySet>) -> Result<Option<AuthoritySet>, String> {
     let made = || make(seconds(), AUTHORITY_VALID).map_err(|why| why.to_string());
     let Some(kept) = kept else { return Ok(Some(AuthoritySet::of(made()?))) };

@@ -5,8 +5,8 @@
 //!                                            ▲ keys of the API server, read again every ten minutes and for a new key
 //! ```
 //!
-//! What must never happen here: a caller that speaks for another Node than that of its token; a token that counts although
-//! its pod is gone; a call to the API server for each token that is wrong.
+//! What must never happen here: a caller that speaks for another Node than the Node of its token; a token that counts although
+//! its pod is gone; a call to the API server for each invalid token.
 
 use super::live_callers::{LiveCallers, NotLive};
 use super::settings::StreamSettings;
@@ -24,13 +24,13 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use wire::token::{self, TokenClaims};
 
-/// How often the keys are read without a reason. A cluster changes them within days.
+/// How often the keys are read without a reason. A cluster changes them every few days at most.
 const REFRESH: Duration = Duration::from_secs(10 * 60);
-/// How often they are read at most: somebody who sends wrong tokens must not make the extender ask for each.
+/// Shortest time between two reads of the keys: a client that sends invalid tokens must not cause a read for each of them.
 const AGAIN: Duration = Duration::from_secs(10);
 
-/// Longest time for which one check of a token holds. A token ends long before: an API server gives it a day at most, unless
-/// it is told otherwise. It keeps a number in a token from being too large for the clock.
+/// Upper bound for caching a token check. Real tokens expire within a day; the bound keeps a forged `exp` from overflowing the
+/// clock.
 const LONGEST: Duration = Duration::from_secs(30 * 24 * 3600);
 
 /// Who calls.
@@ -49,7 +49,7 @@ pub(super) struct AgentIdentity {
     pub(super) node: (NodeName, ObjectUid),
     /// Its pod; `None` for an agent outside a pod.
     pub(super) pod: Option<PodUid>,
-    /// When its token ends. It is a moment of the clock that does not jump: a wall clock that is set does not end streams.
+    /// When its token expires, on the monotonic clock: setting the wall clock does not end streams.
     pub(super) until: Instant,
 }
 
@@ -109,22 +109,22 @@ pub(super) struct Callers {
     audience: String,
     /// The subjects of agents.
     agents: Vec<String>,
-    /// The own token, whose account the other extenders have.
+    /// This extender's token; the other extenders have the same account.
     token_file: Option<PathBuf>,
     pub(super) live: Arc<LiveCallers>,
     keys: RwLock<TokenKeys>,
     /// The account of the extenders.
     own: Mutex<Option<OwnAccount>>,
-    /// When the keys were asked for last.
+    /// When the keys were last requested.
     asked: tokio::sync::Mutex<Option<Instant>>,
     failures: Mutex<ReadFailures>,
 }
 
-/// The account of the extenders, by the own token.
+/// The account of the extenders, from this extender's own token.
 #[derive(Clone, Debug)]
 struct OwnAccount {
     subject: Arc<str>,
-    /// Whether the own token is bound to a pod. Then a token of another extender is only good if it is too.
+    /// Whether this extender's own token is bound to a pod. Then a token of another extender must be bound to a pod too.
     in_pod: bool,
 }
 
@@ -133,7 +133,7 @@ struct OwnAccount {
 struct ReadFailures {
     /// The keys with which the API server signs tokens.
     keys: Option<String>,
-    /// The own token.
+    /// This extender's own token.
     own: Option<String>,
 }
 
@@ -149,7 +149,7 @@ impl Callers {
         Callers { client, audience, agents, token_file, live, keys, own, asked, failures }
     }
 
-    /// What is missing to know the callers, and to be known by the other extenders: sentences that say what to do.
+    /// What is missing to identify callers, and to be identified by the other extenders: sentences that say what to do.
     pub(super) fn missing(&self) -> Vec<String> {
         let failures = self.failures.lock();
         let mut missing = Vec::new();
@@ -198,13 +198,13 @@ impl Callers {
         self.identify_extender(&claims)
     }
 
-    /// An extender may let the leader bind pods. So the pod of its token must be there, as an API server would check it too.
+    /// An extender may make the leader bind pods. So the pod of its token must exist, which an API server would check too.
     fn identify_extender(&self, claims: &TokenClaims) -> Result<Caller, CallerRefusal> {
         let own = self.own.lock().clone().filter(|own| own.subject == claims.subject);
         let own = own.ok_or(CallerRefusal::OtherAccount)?;
         match (&claims.node, &claims.pod) {
             (Some(node), pod) if pod.is_some() || !own.in_pod => self.live.check(node, pod.as_ref())?,
-            // An extender outside pods, as this one is: its token ends by its time only.
+            // An extender outside pods, like this one: its token ends only when it expires.
             (None, None) if !own.in_pod => {}
             _ => return Err(CallerRefusal::NoNode),
         }
@@ -215,7 +215,7 @@ impl Callers {
     pub(super) async fn keep_fresh(self: Arc<Self>, stop: CancellationToken) {
         loop {
             self.read_keys(Duration::ZERO).await;
-            // Without keys no agent can report, and without the own token no question is passed on: the next try is soon.
+            // Without keys no agent can report, and without this extender's token no call is passed on, so the next try is soon.
             let pause = if self.missing().is_empty() { REFRESH } else { AGAIN };
             tokio::select! {
                 () = stop.cancelled() => return,
@@ -224,7 +224,7 @@ impl Callers {
         }
     }
 
-    /// Reads the keys, unless they were asked for in the last `pause`. Callers that come meanwhile wait for the answer.
+    /// Reads the keys, unless they were requested within the last `pause`. Callers that arrive meanwhile wait for the answer.
     async fn read_keys(&self, pause: Duration) {
         let mut asked = self.asked.lock().await;
         if asked.is_some_and(|asked| asked.elapsed() < pause) {
@@ -269,15 +269,15 @@ impl Callers {
     }
 }
 
-/// The namespaces in which agents and extenders run: those of the accounts of agents, `own` ones, and that of the account of the
-/// extenders, if the own token can be read already.
+/// The namespaces in which agents and extenders run: those of the accounts of agents, `own`, and the namespace of the account of
+/// the extenders, if this extender's token can be read already.
 pub(super) fn namespaces(settings: &StreamSettings, own: impl Iterator<Item = Arc<str>>) -> BTreeSet<Arc<str>> {
     let extenders = settings.token_file.as_deref().and_then(|path| read_token(path).ok()).map(|claims| claims.subject);
     let accounts = settings.accounts.iter().map(String::as_str).chain(extenders.as_deref());
     accounts.filter_map(|account| account.split(':').nth(2)).map(Arc::<str>::from).chain(own).collect()
 }
 
-/// What the token in this file says.
+/// The claims of the token in this file.
 fn read_token(path: &Path) -> Result<TokenClaims, String> {
     // The file is in memory: the kubelet mounts it as a tmpfs.
     let text = std::fs::read_to_string(path).map_err(|why| why.to_string())?;

@@ -1,5 +1,5 @@
-//! How often it is told that a node takes no new claims, and that it takes them again: each at most once a minute for each node,
-//! the newest state last. A hostile agent and the owner of a pod can change it each second.
+//! Limits how often a node is reported as closed, and as open again: each at most once a minute for each node, and the newest
+//! state is always reported in the end. A hostile agent or the owner of a pod can change the state each second.
 
 use decide::cluster::ClosingChange;
 use model::id::NodeName;
@@ -7,23 +7,23 @@ use std::collections::HashMap;
 use std::time::Duration;
 use tokio::time::Instant;
 
-/// Pause between two news of a node that are both that it is closed, or both that it is open.
+/// Pause between two reports that a node is closed, and between two reports that it is open.
 const AGAIN: Duration = Duration::from_secs(60);
 
-/// What was told of each node in the last minute.
+/// What was reported of each node in the last minute.
 #[derive(Debug, Default)]
 pub(super) struct ClosingPace {
-    /// An entry goes a minute after its last news, so there are no more than nodes.
+    /// Entries are removed one minute after their last change, so the map holds at most one per node.
     told: HashMap<NodeName, ToldNews>,
 }
 
 #[derive(Debug, Default)]
 struct ToldNews {
-    /// When it was told last that the node is open, and that it is closed.
+    /// When the node was last reported as open, and as closed.
     at: [Option<Instant>; 2],
-    /// What the last news was.
+    /// The last report.
     closed: bool,
-    /// What is told when its minute is over.
+    /// The change that is reported when its minute is over.
     waits: Option<ClosingChange>,
 }
 
@@ -40,7 +40,7 @@ impl ToldNews {
 }
 
 impl ClosingPace {
-    /// These of the changes are told now, and those whose minute is over.
+    /// The changes to report now: those of `changes` that are due, and earlier ones whose minute is over.
     pub(super) fn due(&mut self, changes: &[ClosingChange], now: Instant) -> Vec<ClosingChange> {
         let mut due = Vec::new();
         for change in changes {
@@ -54,7 +54,7 @@ impl ClosingPace {
         }
         self.told.retain(|_, told| {
             let is_due = told.waits.as_ref().is_some_and(|change| told.is_due(change.closed.is_some(), now));
-            // That a node is open is no news where it was open before.
+            // Do not report a node as opened if it was already open.
             if let Some(change) = told.waits.take_if(|_| is_due)
                 && (change.closed.is_some() || told.closed)
             {
@@ -89,7 +89,7 @@ mod tests {
         assert_eq!(told, [(0, true), (1, false), (60, true), (61, false)]);
         let due = pace.due(&[], start + Duration::from_secs(200));
         assert_eq!((due.len(), pace.told.len()), (0, 0), "nothing is kept of a node without news");
-        // What waits is told although nothing else changes.
+        // A delayed change is reported although nothing else changes.
         let all = [change(true), change(false), change(true)];
         let seconds = |second: u64| start + Duration::from_secs(300 + second);
         assert_eq!(pace.due(&all, seconds(0)), [change(true), change(false)]);

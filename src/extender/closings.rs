@@ -1,5 +1,5 @@
-//! Tells which nodes take no new claims, and why: a line in the log of each extender, an event on the Node by the leader, and a
-//! message to the agent of the node. The agent is told at once, the others not too often ([`super::closing_pace`]).
+//! Reports which nodes take no new claims, and why: a line in the log of each extender, an event on the Node by the leader, and a
+//! message to the agent of the node. The agent gets it at once; the log and the events are limited ([`super::closing_pace`]).
 
 use super::events::PodEvents;
 use super::live_callers::LiveCallers;
@@ -7,7 +7,7 @@ use super::locked_cluster::LockedCluster;
 use decide::cluster::ClosingChange;
 use tokio::time::Instant;
 
-/// Tells the changes since the last call.
+/// Reports the changes since the last call.
 pub(super) fn tell(cluster: &LockedCluster, (events, live): (&PodEvents, &LiveCallers), leads: bool) {
     let changes = cluster.take_closings();
     changes.iter().for_each(|change| live.look(&change.node));

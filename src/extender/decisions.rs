@@ -7,7 +7,7 @@ use parking_lot::Mutex;
 use std::collections::VecDeque;
 use wire::api::decisions::{DecisionJson, DecisionVerb, DecisionsJson};
 
-/// Decisions that are kept: those of some minutes. One with 20 nodes that fit and 20 that do not takes about 5 KiB.
+/// Decisions that are kept: those of a few minutes. A decision with 20 nodes that fit and 20 that do not takes about 5 KiB.
 const KEPT: usize = 1_000;
 /// Nodes of one decision that are kept by name. A decision about 5,000 nodes would take half a MiB.
 pub(super) const NODES: usize = 20;
@@ -22,7 +22,7 @@ pub(super) struct Decision {
     pub(super) verb: DecisionVerb,
     /// One sentence.
     pub(super) result: String,
-    /// Of a filter decision: what the pod asked, and how the nodes compare.
+    /// For a filter decision: what the pod requested, and how the nodes compare.
     pub(super) detail: Option<Box<FilterDetail>>,
 }
 

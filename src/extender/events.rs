@@ -1,9 +1,9 @@
-//! Events on pods: what the filter and the bind decided, for `kubectl describe pod`. Events on Nodes: which ones take no new
-//! claims and why.
+//! Events on pods: what the filter and the bind decided, for `kubectl describe pod`. Events on Nodes: which Nodes take no new
+//! claims, and why.
 //!
-//! A decision puts its event into a bounded queue and goes on; a full queue drops the event and counts it. An event of a pod is
-//! written at most once a minute for each reason, whatever its text: that of a refusal changes with each pod that comes or goes
-//! elsewhere. While the binds of a pod fail, only that is written.
+//! A decision puts its event into a bounded queue and goes on; a full queue drops the event and counts it. An event of a pod
+//! is written at most once a minute for each reason, whatever its text, because the text of a refusal changes with each pod
+//! that starts or ends elsewhere. While the binds of a pod fail, only the failed binds are written.
 
 use super::closing_pace::ClosingPace;
 use apiserver::writes::{ApiServer, EventType, ObjectEvent};
@@ -18,16 +18,15 @@ use tokio::sync::{Semaphore, mpsc};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-/// Events that wait. kube-scheduler places some hundred pods a second, and each has two events; the API server takes them
-/// as fast, so the queue is for the seconds in which it does not.
+/// Events that wait. kube-scheduler places some hundred pods a second, and each has two events. The API server usually accepts
+/// them as fast; the queue bridges the seconds in which it does not.
 const QUEUE: usize = 4096;
-/// Writes at once.
+/// Writes at the same time.
 const AT_ONCE: usize = 8;
 /// Pause between two events of a pod with the same reason.
 const AGAIN: Duration = Duration::from_secs(60);
-/// Events that are remembered. Beyond it the one that was written longest ago is forgotten, and its pod may get another one
-/// early. A pod that is bound is forgotten, so these are the pods that wait: more than a cluster of 5,000 nodes has. Each takes
-/// some 150 bytes.
+/// Events that are remembered. Beyond this number the oldest is forgotten, and its pod may get the next event early. A bound pod
+/// is forgotten, so the number covers the pods that wait: more than a cluster of 5,000 nodes has. Each takes about 150 bytes.
 const REMEMBERED: usize = 30_000;
 
 /// The reason of an event.
@@ -77,12 +76,12 @@ struct QueuedEvent {
     event: ObjectEvent,
 }
 
-/// Takes events.
+/// Accepts events.
 #[derive(Debug)]
 pub(super) struct PodEvents {
     queue: mpsc::Sender<QueuedEvent>,
     recent: Mutex<RecentEvents>,
-    /// What was told of Nodes.
+    /// What was reported of Nodes.
     pub(super) closings: Mutex<ClosingPace>,
     dropped: AtomicU64,
 }
@@ -91,12 +90,13 @@ pub(super) struct PodEvents {
 #[derive(Debug, Default)]
 struct RecentEvents {
     last: HashMap<(PodUid, PodEventReason), Instant>,
-    /// When each was written, the oldest first. One that was written again or forgotten stays here until its turn comes.
+    /// When each event was written, the oldest first. An event that was written again or forgotten stays here until its turn
+    /// comes.
     order: VecDeque<(Instant, PodUid, PodEventReason)>,
 }
 
 impl RecentEvents {
-    /// Whether this event is to be written now; it then counts as written.
+    /// Whether this event must be written now; it then counts as written.
     fn is_due(&mut self, uid: &PodUid, reason: PodEventReason, now: Instant) -> bool {
         let within = |at: &Instant, pause: Duration| now.duration_since(*at) < pause;
         if reason == PodEventReason::FilteringSucceed
@@ -104,7 +104,7 @@ impl RecentEvents {
         {
             return false;
         }
-        // A pod that is refused has one event a minute, also where the reasons take turns.
+        // A refused pod gets one event a minute, even if the reasons alternate.
         let failures = [PodEventReason::FilteringFailed, PodEventReason::BindingFailed];
         let alike = if failures.contains(&reason) { &failures[..] } else { std::slice::from_ref(&reason) };
         if alike.iter().any(|one| self.last.get(&(uid.clone(), *one)).is_some_and(|at| within(at, AGAIN))) {
@@ -112,7 +112,7 @@ impl RecentEvents {
         }
         self.forget_old(now);
         if reason == PodEventReason::BindingSucceed {
-            // Nothing more is said of the pod.
+            // The pod gets no more events.
             let reasons =
                 [PodEventReason::FilteringFailed, PodEventReason::FilteringSucceed, PodEventReason::BindingFailed];
             for reason in reasons {
@@ -124,7 +124,7 @@ impl RecentEvents {
         true
     }
 
-    /// Forgets what holds no event back any more, and beyond the bound the oldest.
+    /// Forgets events that no longer delay others and, beyond the bound, the oldest.
     fn forget_old(&mut self, now: Instant) {
         while let Some((at, ..)) = self.order.front()
             && (self.order.len() >= REMEMBERED || now.duration_since(*at) >= 2 * AGAIN)
@@ -163,8 +163,8 @@ impl PodEvents {
         self.enqueue(EventSubject::Pod(uid.clone(), pod.clone()), words, note);
     }
 
-    /// Puts an event on a Node into the queue: it takes no new claims, or takes them again. Never waits. The caller sends
-    /// changes only.
+    /// Puts an event on a Node into the queue: the Node takes no new claims, or takes them again. Never waits. The caller sends
+    /// only changes.
     pub(super) fn send_closing(&self, uid: &ObjectUid, node: &NodeName, closed: Option<&ClosedReason>) {
         let about = EventSubject::Node(uid.clone(), node.clone());
         match closed {
@@ -195,7 +195,7 @@ impl PodEvents {
 }
 
 impl EventWriter {
-    /// Writes events until `stop` is cancelled; those that are left then are lost.
+    /// Writes events until `stop` is cancelled; events that are left then are lost.
     pub(super) async fn run(mut self, stop: CancellationToken) {
         let permits = Arc::new(Semaphore::new(AT_ONCE));
         loop {

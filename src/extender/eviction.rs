@@ -1,5 +1,5 @@
-//! Evicts the pods that an agent has marked (`gpu-steward.io/evict`), so that their owners make them again. Only the leader
-//! does so, through the Eviction API, which respects disruption budgets.
+//! Evicts the pods that an agent has marked (`gpu-steward.io/evict`), so that their controllers create them again. Only the
+//! leader does so, through the Eviction API, which respects disruption budgets.
 
 use super::leadership::Leadership;
 use apiserver::client::ApiClient;
@@ -19,10 +19,10 @@ use wire::annotation_keys::EVICT;
 const FIRST: Duration = Duration::from_secs(5);
 /// Longest pause between two tries.
 const LONGEST: Duration = Duration::from_secs(120);
-/// How often a process that does not lead looks whether it does by now.
+/// How often a process that does not lead checks whether it leads.
 const FOLLOWS: Duration = Duration::from_secs(2);
-/// Most marked pods that are kept. A mark is rare. A marked pod beyond this number is ignored until the watch shows its next
-/// change and there is room.
+/// Most marked pods that are kept; marks are rare. A marked pod beyond this number is ignored until the watch shows another
+/// change of it and there is room.
 const MOST: usize = 10_000;
 
 /// The marked pods.
@@ -41,7 +41,7 @@ struct MarkedPod {
 }
 
 impl Evictor {
-    /// Takes over a pod. One that is being deleted, has ended or is the mirror of a static pod is not evicted: deleting a
+    /// Takes over a pod. A pod that is being deleted, has ended or is the mirror of a static pod is not evicted: deleting a
     /// mirror ends nothing.
     pub(super) fn pod_is(&self, pod: &Pod) {
         let mark = pod.annotations.iter().find(|(key, _)| &**key == EVICT).map(|(_, why)| why);
@@ -84,7 +84,7 @@ impl Evictor {
                 }
                 match client.evict_pod(&uid, &pod).await {
                     Ok(()) => tracing::info!(%pod, why = &*why, "evicted a marked pod: {why}"),
-                    // It is gone, or another pod has its name.
+                    // The pod is gone, or another pod has its name.
                     Err(error) if matches!(error.code(), Some(404 | 409)) => {}
                     Err(error) => tracing::warn!(%pod, %error, "cannot evict a marked pod now; tried again"),
                 }

@@ -1,5 +1,5 @@
-//! Explains a filter decision: how the score of a node was made, and the text of each refusal. What is kept of a decision
-//! becomes text only when somebody asks for it.
+//! Explains a filter decision: how the score of a node was made, and the text of each refusal. A kept decision
+//! becomes text only when it is requested.
 
 use decide::cluster::{ExplainedScore, FilterVerdict, RefusalSummary, RefusedNode, Scoring};
 use decide::placement::{NodeRefusal, ScoreTerm};
@@ -11,7 +11,7 @@ use wire::api::decisions::{
 };
 use wire::extender::FailedNode;
 
-/// One in the parts in which terms are counted.
+/// Terms are counted in millionths.
 const WHOLE: f64 = 1e6;
 
 /// The score of one node.
@@ -41,7 +41,7 @@ pub(super) fn best<'a>(verdict: &FilterVerdict, names: &[&'a str], most: usize) 
         scores.sort_by(order);
         return scores;
     }
-    // A call can have 15,000 nodes, of which 20 are shown: they are kept in order, and each other one is compared once.
+    // A call can have 15,000 nodes, of which 20 are shown: these are kept in order, and each further node is compared once.
     let mut best: Vec<NodeScore<'_>> = Vec::with_capacity(most + 1);
     for score in scores {
         if best.len() == most && best.last().is_none_or(|worst| order(&score, worst).is_ge()) {
@@ -74,7 +74,7 @@ pub(super) struct FilterDetail {
 pub(super) struct KeptRefusal {
     pub(super) node: Box<str>,
     pub(super) why: NodeRefusal,
-    /// Why it takes no new claims, where that is the reason.
+    /// Why it takes no new claims, if that is the reason.
     pub(super) closed: Option<String>,
 }
 
@@ -87,7 +87,7 @@ impl FilterDetail {
         self.scores.iter().map(one).collect()
     }
 
-    /// The rest.
+    /// Everything but the scores.
     pub(super) fn json(&self) -> FilterDetailJson {
         FilterDetailJson {
             asks: self.requests.iter().map(ContainerRequestJson::of).collect(),
@@ -134,7 +134,7 @@ impl NodeScore<'_> {
     }
 }
 
-/// A number of parts of a million as a share of one.
+/// A number of millionths as a fraction.
 #[expect(clippy::cast_precision_loss, reason = "shares with six digits")]
 fn parts(number: u128) -> f64 {
     number as f64 / WHOLE
@@ -149,7 +149,7 @@ impl Explained {
         for (number, term) in terms.terms(scoring.weights).iter().enumerate() {
             weights += u64::from(term.weight);
             let plus = if number == 0 { "" } else { " + " };
-            // Writing into a text does not fail.
+            // Writing into a String does not fail.
             let _ = write!(text, "{plus}{} {:.6} x {}", term.name, parts(term.value.into()), term.weight);
         }
         let fill = parts(terms.fill(scoring.weights).0.into());

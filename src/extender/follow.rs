@@ -26,7 +26,7 @@ use wire::watch::UnreadableObject;
 
 /// Pauses after failures of a list or a watch.
 const FIRST: Duration = Duration::from_millis(500);
-/// See [`FIRST`]. The state of a leader that sees nothing gets old.
+/// See [`FIRST`]. It is short, because the state of a leader without a watch gets old.
 const LONGEST: Duration = Duration::from_secs(15);
 
 /// The state of one watch, for readiness and metrics.
@@ -155,10 +155,10 @@ impl FollowListener<AllPods> for PodFeed {
     fn changed(&mut self, deltas: Vec<Delta<Pod>>, _: Option<&Store<AllPods>>) {
         for delta in &deltas {
             match delta {
-                // A pod that is left out has ended and holds nothing, and is still there.
+                // A pod that is left out has ended and holds nothing, but still exists.
                 Delta::Added(pod) | Delta::LeftOut(pod) => self.is(pod),
                 Delta::Changed { before, after } => {
-                    // Only a restore of etcd takes a node away from a pod.
+                    // Only a restore of etcd removes the node from a pod.
                     if before.node.is_some() && after.node.is_none() {
                         self.cluster.pod_is_unbound(&after.uid);
                     }

@@ -7,7 +7,7 @@
 //! ```
 //!
 //! A new leader decides only after it has seen everything that was written before it won: by lists that were begun after
-//! the win, or of pods by its own mark in the pod watch ([`super::own_mark`]).
+//! the win or, for pods, by its own mark in the pod watch ([`super::own_mark`]).
 
 use super::locked_cluster::LockedCluster;
 use super::planted::{PlantedMistake, planted};
@@ -24,13 +24,13 @@ use tokio::sync::Notify;
 use tokio::time::{Instant, timeout};
 use tokio_util::sync::CancellationToken;
 
-/// What is left of a term that does not end: a mistake that a test plants.
+/// Time left of a term that never ends: a mistake that a test plants.
 const ENDLESS: Duration = Duration::from_secs(3600);
 
 /// Who decides.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Leader {
-    /// Another process, if any: its identity as it was seen last.
+    /// Another process, if any: its identity as last seen.
     Other(Option<Arc<str>>),
     /// This process has won, and still reads what was written before.
     CatchingUp,
@@ -50,7 +50,7 @@ pub(super) struct Leadership {
     open_bindings: Arc<AtomicUsize>,
 }
 
-/// A binding that was begun. It counts as open until its outcome is known, also where that never happens.
+/// A binding that was begun. It counts as open until its outcome is known, even if it never is.
 #[derive(Debug)]
 pub(super) struct OpenBinding(Arc<AtomicUsize>);
 
@@ -112,7 +112,7 @@ impl Leadership {
         self.leader() == Leader::This
     }
 
-    /// How long the term lasts without another renewal; `None` while this process leads no longer.
+    /// How long the term lasts without another renewal; `None` while this process does not lead.
     pub(super) fn term_left(&self) -> Option<Duration> {
         let until = self.state.lock().elector.leads_until()?;
         let left = until.since(clock::monotonic());
@@ -133,12 +133,12 @@ impl Leadership {
         self.open_bindings.load(Ordering::Relaxed)
     }
 
-    /// The own identity.
+    /// This process's identity.
     pub(super) fn identity(&self) -> Arc<str> {
         Arc::clone(self.state.lock().elector.identity())
     }
 
-    /// An epoch stands on a pod. Returns the epoch of this process if it leads.
+    /// Records that `epoch` was seen on a pod. Returns this process's own epoch while it leads.
     pub(super) fn epoch_is_used(&self, epoch: u64) -> Option<u64> {
         let mut state = self.state.lock();
         state.elector.epoch_is_used(epoch);
@@ -177,7 +177,7 @@ impl Leadership {
         }
     }
 
-    /// One try: the next step and those that follow from its answer.
+    /// One try: the next step, and the steps that follow from its answer.
     async fn step(&self, lease: &LeaseClient) {
         let mut step = {
             let mut state = self.state.lock();
@@ -245,8 +245,8 @@ impl Leadership {
         }
     }
 
-    /// A pod that was bound has no node any more, so etcd was restored to an older state, and what was seen before may not count.
-    /// A leader decides again once all pods and Nodes are read anew.
+    /// A pod that was bound has no node any more, so etcd was restored to an older state, and what was seen before may be wrong.
+    /// A leader decides again after all pods and Nodes are read anew.
     pub(super) fn etcd_was_restored(&self) {
         let mut state = self.state.lock();
         if state.caught_up {
@@ -276,8 +276,8 @@ impl Leadership {
         tracing::info!(epoch, after_ms = won.elapsed().as_millis(), "this extender leads and decides from now on");
     }
 
-    /// Lets another process lead at once. A binding whose outcome is not known may still be carried out, as while the API server
-    /// waits for a webhook: then the Lease runs out as after a crash, and the next leader decides only after that time.
+    /// Lets another process lead at once. A binding whose outcome is unknown may still be carried out, for example while the API
+    /// server waits for a webhook. Then the Lease runs out as after a crash, and the next leader decides only after that.
     async fn release(&self, lease: &LeaseClient) {
         let open = self.open_bindings.load(Ordering::Relaxed);
         let released = {

@@ -108,12 +108,13 @@ const BLOCKING: usize = 2;
 /// Open files beside the connections of agents: those of kube-scheduler, of watches and other calls at the API server, and files.
 const OTHER_FILES: u64 = 512;
 
-/// Runs the extender until it must stop. `requests` says how the amounts in pods become requests. An error at the start goes to the log.
+/// Runs the extender until it must stop. `requests` says how the amounts in pods become requests. An error at the start goes
+/// to the log.
 pub fn run(settings: ExtenderSettings, requests: RequestRules, telemetry: &Telemetry) -> Exit {
     lifecycle::outcome(start(settings, requests, telemetry))
 }
 
-/// Lets the process have as many open files as it may, and says where those are fewer than the connections of agents that it serves.
+/// Raises the limit of open files to the hard limit, and warns if it is lower than the connections of agents that it serves.
 fn allow_connections(serves_agents: bool) {
     let most = u64::try_from(stream_port::CONNECTIONS.connections).unwrap_or(u64::MAX) + OTHER_FILES;
     let limit = open_files::raise_limit().filter(|limit| serves_agents && *limit < most);
@@ -173,8 +174,8 @@ fn host() -> String {
     pod.unwrap_or_else(|| rustix::system::uname().nodename().to_string_lossy().trim().to_owned())
 }
 
-/// The name of this process in the election: that of its pod or machine, and random digits, because an earlier process of
-/// the same pod is another one.
+/// The name of this process in the election: the name of its pod or machine and random digits, because an earlier process of
+/// the same pod is a different candidate.
 fn identity(host: &str) -> Result<NodeName, StartError> {
     let mut random = [0; 8];
     rustix::rand::getrandom(&mut random, rustix::rand::GetRandomFlags::empty())
@@ -184,14 +185,14 @@ fn identity(host: &str) -> Result<NodeName, StartError> {
         .map_err(|error| StartError::usage(format!("cannot name this process after the host: {error}")))
 }
 
-/// The own pod; `None` outside a pod, and where its UID is not told.
+/// This process's pod; `None` outside a pod, and if its UID is not set in the environment.
 fn own_pod() -> Option<(PodUid, PodRef)> {
     let told = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
     let uid = PodUid::parse(&told("POD_UID")?).ok()?;
     Some((uid, PodRef { namespace: pod_namespace()?.into(), name: told("POD_NAME")?.into() }))
 }
 
-/// The namespace of the own pod; `None` outside a pod.
+/// The namespace of this process's pod; `None` outside a pod.
 fn pod_namespace() -> Option<String> {
     std::env::var("POD_NAMESPACE").ok().filter(|namespace| !namespace.is_empty())
 }
@@ -200,7 +201,7 @@ fn namespace(settings: &LeaseSettings) -> Arc<str> {
     settings.namespace.clone().or_else(pod_namespace).unwrap_or_else(|| "kube-system".to_owned()).into()
 }
 
-/// What a process knows of itself.
+/// How this process is known to others.
 #[derive(Clone, Debug)]
 struct OwnIdentity {
     /// Its name in the election.
@@ -225,7 +226,7 @@ struct Extender {
     binder: Arc<Binder>,
     lease: LeaseClient,
     live: Arc<LiveCallers>,
-    /// Namespace and name of the Lease, by which the objects of the certificate authority are named too.
+    /// Namespace and name of the Lease; the objects of the certificate authority have names made from it.
     place: (Arc<str>, Arc<str>),
 }
 
@@ -331,7 +332,7 @@ impl Extender {
         });
     }
 
-    /// Serves the ports. They drain first: their questions, then the orders under way, and the Lease is released last.
+    /// Serves the ports. At a stop they drain first: open requests, then orders in progress. The Lease is released last.
     fn serve(&mut self, listener: TcpListener, opened: Option<streams::OpenedStreams>) {
         let [closing, closed] = [CancellationToken::new(), CancellationToken::new()];
         let counts = Arc::<ConnectionCounts>::default();

@@ -1,5 +1,5 @@
-//! Which Nodes and which pods of agents and extenders there are, by the own watches, so that a token ends with its pod. A stream
-//! is told when its pod or its Node is gone.
+//! Which Nodes and which pods of agents and extenders exist, by this process's own watches, so that a token ends with its pod. A
+//! stream ends when its pod or its Node is gone.
 //!
 //! Only pods in the namespaces of agents and extenders are kept: a cluster has many others.
 
@@ -13,7 +13,7 @@ use std::sync::Arc;
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
-/// What is there.
+/// The Nodes and pods that exist, and the open streams.
 #[derive(Debug, Default)]
 pub(super) struct LiveCallers {
     /// The namespaces of agents and extenders.
@@ -48,7 +48,7 @@ pub(super) struct StreamSignals {
     pub(super) look: Notify,
 }
 
-/// Why a caller is not there.
+/// Why a caller does not exist.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum NotLive {
     #[error("the Node of the token is gone or not known yet")]
@@ -58,7 +58,7 @@ pub(super) enum NotLive {
 }
 
 impl LiveCallers {
-    /// Nothing is known yet of pods in these namespaces.
+    /// An empty record of the pods in these namespaces.
     pub(super) fn new(namespaces: BTreeSet<Arc<str>>) -> LiveCallers {
         LiveCallers { namespaces, known: Mutex::default() }
     }
@@ -107,7 +107,7 @@ impl LiveCallers {
         }
     }
 
-    /// Checks that the Node and the pod of a token are there.
+    /// Checks that the Node and the pod of a token exist.
     pub(super) fn check(&self, node: &(NodeName, ObjectUid), pod: Option<&PodUid>) -> Result<(), NotLive> {
         self.known.lock().check(node, pod)
     }
@@ -119,10 +119,10 @@ impl LiveCallers {
         pod: Option<&PodUid>,
     ) -> Result<(StreamId, Arc<StreamSignals>), NotLive> {
         let mut known = self.known.lock();
-        // Under the same lock: a pod that goes away from now on ends the stream.
+        // Under the same lock: a pod that is deleted from now on ends the stream.
         known.check(node, pod)?;
-        // Under the same lock too: of two streams of a Node the later one gets the larger id, and the state of the cluster
-        // refuses reports of the smaller one. With ids in another order both would end, one here and one there.
+        // Under the same lock too: of two streams of a Node the later gets the larger id, and the state of the cluster refuses
+        // reports of the smaller id. With ids in another order both streams would end, one here and one there.
         known.last += 1;
         let (id, signals) = (StreamId(known.last), Arc::<StreamSignals>::default());
         let stream = OpenStream { id, pod: pod.cloned(), signals: Arc::clone(&signals) };
@@ -132,7 +132,7 @@ impl LiveCallers {
         Ok((id, signals))
     }
 
-    /// A Node was closed or opened: its stream says so to the agent.
+    /// A Node was closed or opened: its stream informs the agent.
     pub(super) fn look(&self, node: &NodeName) {
         if let Some(stream) = self.known.lock().streams.get(node) {
             stream.signals.look.notify_one();

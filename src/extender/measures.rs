@@ -41,7 +41,7 @@ pub(super) struct Measures {
 pub(super) struct MeasuredCounts {
     /// Time of each answer, by verb.
     pub(super) answers: [Histogram; Verb::ALL.len()],
-    /// Questions that were not answered, by verb: no leader, or a body that cannot be read.
+    /// Calls that were not answered, by verb: no leader, or a body that cannot be read.
     pub(super) unanswered: [u64; Verb::ALL.len()],
     /// Pods whose requests could not be read, or that have gates: the filter refused every node.
     pub(super) refused_pods: u64,
@@ -52,7 +52,7 @@ pub(super) struct MeasuredCounts {
 }
 
 impl Measures {
-    /// A question was answered after this time.
+    /// A call was answered after this time.
     pub(super) fn answered(&self, verb: Verb, took: Duration) {
         if let Some(histogram) = self.counts.lock().answers.get_mut(verb as usize) {
             if let Some(count) = histogram.counts.get_mut(Histogram::bucket(took)) {
@@ -62,7 +62,7 @@ impl Measures {
         }
     }
 
-    /// A question was not answered.
+    /// A call was not answered.
     pub(super) fn unanswered(&self, verb: Verb) {
         if let Some(count) = self.counts.lock().unanswered.get_mut(verb as usize) {
             *count += 1;
@@ -74,7 +74,7 @@ impl Measures {
         self.counts.lock().refused_pods += 1;
     }
 
-    /// A path or a method was asked that there is not.
+    /// A request had an unknown path, or a method that the path does not support.
     pub(super) fn unknown_path(&self) {
         self.counts.lock().unknown_paths += 1;
     }
@@ -89,7 +89,7 @@ impl Measures {
         }
     }
 
-    /// The counts of now.
+    /// The current counts.
     pub(super) fn counts(&self) -> MeasuredCounts {
         self.counts.lock().clone()
     }

@@ -5,11 +5,11 @@
 //!     └──── outside a pod, before the first list, or without the mark in time ──▶ all pods are read anew
 //! ```
 //!
-//! A watch shows the writes to all pods in the order in which they were made. So whoever has seen its own mark in it has seen
-//! everything before the mark.
+//! A watch shows the writes to all pods in the order in which they were made. A process that has seen its own mark in
+//! the watch has therefore seen everything before the mark.
 //!
 //! What must never happen here: a mark that counts although another request than the watch has shown it, or before the
-//! changes that came ahead of it are taken over.
+//! changes ahead of it are taken over.
 
 use super::locked_cluster::LockedCluster;
 use super::planted::{PlantedMistake, planted};
@@ -24,14 +24,14 @@ use tokio::time::{Instant, timeout};
 use tokio_util::sync::CancellationToken;
 use wire::annotation_keys::LEADS;
 
-/// How long a mark is waited for. A watch that works shows it within milliseconds, and reading 50,000 pods takes seconds.
+/// How long this process waits for its mark. A working watch shows it within milliseconds; reading 50,000 pods takes seconds.
 const WITHIN: Duration = Duration::from_secs(2);
 
 /// The mark of this process on its own pod.
 #[derive(Debug)]
 pub(super) struct OwnMark {
     client: ApiClient,
-    /// The own pod; `None` outside a pod.
+    /// This process's pod; `None` outside a pod.
     pod: Option<(PodUid, PodRef)>,
     identity: Arc<str>,
     state: Mutex<MarkState>,
@@ -39,7 +39,7 @@ pub(super) struct OwnMark {
 
 #[derive(Debug, Default)]
 struct MarkState {
-    /// Marks that were written, so that each has a value of its own.
+    /// Number of marks that were written, which makes the value of each unique.
     written: u64,
     awaited: Option<AwaitedMark>,
 }
@@ -48,7 +48,7 @@ struct MarkState {
 #[derive(Debug)]
 struct AwaitedMark {
     value: Arc<str>,
-    /// Just before it was written.
+    /// The moment just before it was written.
     begun: Instant,
     shown: bool,
     known: oneshot::Sender<()>,
@@ -74,12 +74,12 @@ impl OwnMark {
     pub(super) fn taken_over(&self, cluster: &LockedCluster) {
         if let Some(mark) = self.state.lock().awaited.take_if(|awaited| awaited.shown) {
             cluster.pods_known(mark.begun);
-            // Nobody waits for one that came too late.
+            // Nobody waits for a mark that is too late.
             let _ = mark.known.send(());
         }
     }
 
-    /// Each time when it is `wanted`, sees to it that the cluster's state soon has all pods as of now: by a mark, or by `relist`.
+    /// Whenever `wanted` is notified, makes the cluster's state take over all pods as of now: by a mark, or by `relist`.
     pub(super) async fn run(
         self: Arc<Self>,
         cluster: Arc<LockedCluster>,
@@ -123,7 +123,7 @@ impl OwnMark {
         };
         if let Err(error) = self.client.mark_pod(uid, pod, (LEADS, &value)).await {
             tracing::debug!(%pod, %error, "the own pod cannot be marked: {error}");
-            // It may be written although its answer is lost; one that was refused never is.
+            // A mark may be written although its answer is lost; a refused mark never is.
             if error.refusal().is_some() {
                 return false;
             }

@@ -1,17 +1,16 @@
-//! Pods that request no GPU and name a resource of GPUs all the same, such as memory without a number of GPUs. kube-scheduler
-//! lets the extender bind every pod for which it asked the filter, so these are remembered between the two calls. Nothing is
-//! kept for them, and the API server refuses the binding of a pod that has changed, so one that is remembered too long does no
-//! harm.
+//! Pods that request no GPU but name a GPU resource, such as memory without a number of GPUs. kube-scheduler lets the extender
+//! bind every pod for which it called the filter, so these pods are remembered between the two calls. Nothing is reserved for
+//! them, and the API server refuses the binding of a pod that has changed, so remembering a pod too long does no harm.
 
 use model::id::PodUid;
 use model::time::Monotonic;
 use std::collections::{BTreeSet, HashMap};
 
-/// Most pods that are remembered. Such a pod is a mistake of its owner, and kube-scheduler places one after the other; a
-/// controller that makes many of them is followed this far. Each has some 200 bytes.
+/// Most pods that are remembered. Such a pod is a mistake of its owner, and kube-scheduler places one after the other. A
+/// controller may create many of them; more than this number are forgotten. Each takes about 200 bytes.
 const MOST: usize = 10_000;
 
-/// One of them.
+/// One such pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct PlainPod {
     /// Its version in its last filter call, where the server uses numbers.
@@ -19,7 +18,7 @@ pub(super) struct PlainPod {
     filtered: Monotonic,
 }
 
-/// All of them.
+/// All such pods.
 #[derive(Debug, Default)]
 pub(super) struct PlainPods {
     pods: HashMap<PodUid, PlainPod>,
@@ -28,7 +27,7 @@ pub(super) struct PlainPods {
 }
 
 impl PlainPods {
-    /// The filter was asked for a pod. Beyond the bound the oldest one is forgotten.
+    /// The filter was called for a pod. Beyond the bound the oldest pod is forgotten.
     pub(super) fn filtered(&mut self, uid: &PodUid, version: Option<u64>, now: Monotonic) {
         self.forget(uid);
         if self.pods.len() >= MOST {
@@ -43,7 +42,7 @@ impl PlainPods {
         self.pods.get(uid).copied()
     }
 
-    /// A pod is bound or gone, or requests GPUs by now.
+    /// A pod is bound or gone, or now requests GPUs.
     pub(super) fn forget(&mut self, uid: &PodUid) {
         if let Some(pod) = self.pods.remove(uid) {
             self.order.remove(&(pod.filtered, uid.clone()));
@@ -93,7 +92,7 @@ mod tests {
         (0..=MOST).for_each(|number| pods.filtered(&uid(number), None, Monotonic(number as u64)));
         assert_eq!((pods.pods.len(), pods.order.len()), (MOST, MOST));
         assert_eq!((pods.get(&uid(0)), pods.get(&uid(1)).is_some()), (None, true));
-        // One that is filtered again displaces no other.
+        // A pod that is filtered again displaces no other.
         pods.filtered(&uid(MOST), None, Monotonic(u64::MAX));
         assert!(pods.get(&uid(1)).is_some());
     }

@@ -33,9 +33,9 @@ use wire::extender::{MAX_BINDING_ARGS, MAX_EXTENDER_ARGS};
 const BODY_WITHIN: Duration = Duration::from_secs(5);
 /// A longer body is large: names of 10,000 nodes take 200 KiB, and whole Nodes 10 KiB each.
 const LARGE: u64 = 1 << 20;
-/// Large bodies that are in memory at once: kube-scheduler asks about one pod after the other.
+/// Large bodies that are in memory at once: kube-scheduler handles one pod after the other.
 const LARGE_AT_ONCE: usize = 4;
-/// The answer to a caller from elsewhere.
+/// The answer to a caller on another machine.
 const HERE: &str =
     "the verbs and decisions of the extender are for callers on this machine: run kube-scheduler in the same pod.";
 
@@ -59,9 +59,9 @@ pub(super) struct ExtenderPort {
     measures: Arc<Measures>,
     watches: [Arc<WatchHealth>; 2],
     connections: Arc<ConnectionCounts>,
-    /// `None` where this extender passes no questions on.
+    /// `None` if this extender passes no calls on.
     proxy: Option<Arc<LeaderProxy>>,
-    /// `None` where it serves no agents.
+    /// `None` if it serves no agents.
     streams: Option<(StreamScrape, StreamReadiness)>,
     /// Permits for large bodies.
     large: Semaphore,
@@ -69,7 +69,7 @@ pub(super) struct ExtenderPort {
     here: Access,
 }
 
-/// The parts of the TLS port without which it answers nobody.
+/// The parts of the TLS port that it needs to answer anyone.
 #[derive(Debug)]
 pub(super) struct StreamReadiness {
     pub(super) certificate: Arc<PortCertificate>,
@@ -101,7 +101,7 @@ impl ExtenderPort {
         self
     }
 
-    /// Answers a question that another extender has passed on. It is never passed on again.
+    /// Answers a call that another extender has passed on. It is never passed on again.
     pub(super) async fn passed_on(&self, request: Request<Incoming>) -> Answer {
         match verb_of(&request) {
             Some(verb) => self.verb(verb, request, false).await,
@@ -168,7 +168,7 @@ impl ExtenderPort {
         }
     }
 
-    /// Waits until the body of this request may be in memory beside others. Only large ones wait.
+    /// Waits until the body of this request may be in memory beside others. Only large bodies wait.
     async fn room_for(&self, request: &Request<Incoming>) -> Result<Option<SemaphorePermit<'_>>, Elapsed> {
         if request.body().size_hint().upper().is_some_and(|bytes| bytes <= LARGE) {
             return Ok(None);
@@ -178,7 +178,7 @@ impl ExtenderPort {
         Ok(permit.ok())
     }
 
-    /// Passes a question on to the leader.
+    /// Passes a call on to the leader.
     async fn pass_on(&self, verb: Verb, proxy: &LeaderProxy, leader: &Arc<str>, body: Bytes) -> Answer {
         match proxy.ask(leader, verb, body).await {
             Ok((status, content, body)) => {
@@ -316,7 +316,7 @@ impl HttpApplication for ExtenderPort {
     }
 }
 
-/// The verb that a request asks.
+/// The verb of a request.
 fn verb_of(request: &Request<Incoming>) -> Option<Verb> {
     Verb::ALL.into_iter().find(|verb| request.uri().path().strip_prefix('/') == Some(verb.word()))
 }

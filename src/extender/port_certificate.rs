@@ -23,11 +23,11 @@ const LONGEST: Duration = Duration::from_secs(30);
 pub(super) struct TlsPort {
     /// Its name in the log and in `/readyz`, with the setting that opens it.
     pub(super) name: &'static str,
-    /// Who cannot connect while it has no certificate.
+    /// The clients that cannot connect while it has no certificate.
     pub(super) callers: &'static str,
-    /// The DNS names by which they check it.
+    /// The DNS names by which these clients check it.
     pub(super) dns_names: Vec<String>,
-    /// What it speaks.
+    /// The protocols of the port.
     pub(super) versions: HttpVersions,
 }
 
@@ -42,13 +42,13 @@ pub(super) struct PortCertificate {
 /// What is known of the certificate.
 #[derive(Debug, Default)]
 struct CertificateState {
-    /// By which authority it was made, and when; `None` before there is one.
+    /// Which authority signed it, and when; `None` before it exists.
     issued: Option<IssuedBy>,
     /// Why the last try to read the authority or to make a certificate failed.
     failure: Option<String>,
 }
 
-/// By which authority a certificate was made, and when, in Unix seconds.
+/// Which authority signed a certificate, and when, in Unix seconds.
 #[derive(Debug)]
 struct IssuedBy {
     authority: Arc<str>,
@@ -56,12 +56,12 @@ struct IssuedBy {
 }
 
 impl PortCertificate {
-    /// Nothing is made yet.
+    /// A port without a certificate.
     pub(super) fn new(port: TlsPort, authority: Arc<AuthorityKeeper>) -> PortCertificate {
         PortCertificate { port, authority, state: Mutex::default() }
     }
 
-    /// Why the port has no certificate that counts, and what to do; `None` where it has one.
+    /// Why the port has no valid certificate, and what to do; `None` if it has one.
     pub(super) fn missing(&self) -> Option<String> {
         let CertificateState { issued, failure } = &*self.state.lock();
         let name = self.port.name;
@@ -74,7 +74,7 @@ impl PortCertificate {
         Some(format!("{state}: {why}; {}", self.authority.advice()))
     }
 
-    /// The first certificate. Tries until there is one.
+    /// Makes the first certificate. Tries until that succeeds.
     pub(super) async fn first(&self) -> Arc<Certificates> {
         let mut backoff = Backoff::new(FIRST, LONGEST);
         loop {
@@ -97,7 +97,7 @@ impl PortCertificate {
         Ok(made)
     }
 
-    /// Replaces the certificate before it expires, and when the authority has changed; for ever.
+    /// Replaces the certificate before it expires, and when the authority has changed. Never returns.
     pub(super) async fn keep_fresh(&self, certificates: Arc<Certificates>) {
         let name = self.port.name;
         loop {
@@ -148,7 +148,7 @@ impl PortCertificate {
         *self.state.lock() = CertificateState { issued: Some(by), failure: None };
     }
 
-    /// A try has failed. A certificate that was made before stays in use.
+    /// Records a failed try. The present certificate stays in use.
     fn failed(&self, why: String) {
         self.state.lock().failure = Some(why);
     }
@@ -166,7 +166,7 @@ mod tests {
         TlsPort { name, callers: "agents", dns_names: vec![dns_name.to_owned()], versions: HttpVersions::Http1 }
     }
 
-    /// Whether those who trust the authority accept this certificate for this name.
+    /// Whether a client that trusts the authority accepts this certificate for this name.
     fn accepted(trusted: &str, chain: &str, name: &'static str) -> bool {
         let chain = CertificateDer::from_pem_slice(chain.as_bytes()).unwrap();
         let mut roots = rustls::RootCertStore::empty();
@@ -191,7 +191,7 @@ mod tests {
         let stream = PortCertificate::new(port("stream port", "streams.example"), Arc::clone(&authority));
         let webhook = PortCertificate::new(port("webhook port", "hook.gpu.svc"), Arc::clone(&authority));
         assert_eq!(stream.missing().unwrap(), "the stream port has no certificate yet");
-        // Neither loses its first try to the other one.
+        // Neither port loses its first try to the other.
         let (one, other) = tokio::join!(stream.make(), webhook.make());
         one.unwrap();
         other.unwrap();

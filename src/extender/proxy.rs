@@ -1,7 +1,7 @@
-//! Passes questions of kube-scheduler on to the leader, so that each kube-scheduler may ask the extender beside it.
+//! Passes calls of kube-scheduler on to the leader, so that each kube-scheduler can call the extender beside it.
 //!
-//! What must never happen here: a question that is passed on twice (the leader's TLS port passes none on); a question that
-//! waits longer than kube-scheduler does.
+//! What must never happen here: a call that is passed on twice (the leader's TLS port passes none on); a call that waits
+//! longer than kube-scheduler does.
 
 use super::authority_keeper::AuthorityKeeper;
 use super::measures::Verb;
@@ -18,7 +18,7 @@ use stream::leader_connection::{self, AlpnProtocol};
 use tokio::sync::Mutex;
 use tokio::time::timeout;
 
-/// How long kube-scheduler waits for an answer, less half a second for the way.
+/// How long kube-scheduler waits for an answer, less half a second for the network.
 const WITHIN: Duration = Duration::from_millis(4500);
 /// Largest answer: one for 15,000 nodes with a reason each has 2 MiB.
 const MAX_ANSWER: usize = 16 << 20;
@@ -30,9 +30,9 @@ const PING: Duration = Duration::from_secs(5);
 pub(super) struct LeaderProxy {
     authority: Arc<AuthorityKeeper>,
     token_file: PathBuf,
-    /// Bindings have a connection of their own: one may wait for seconds, and a connection takes a bounded number of questions.
+    /// Bindings have a connection of their own: each may wait for seconds, and a connection takes a bounded number of requests.
     bindings: Mutex<Option<LeaderConnection>>,
-    /// The connection for all other questions.
+    /// The connection for all other calls.
     questions: Mutex<Option<LeaderConnection>>,
 }
 
@@ -47,7 +47,7 @@ impl LeaderProxy {
         LeaderProxy { authority, token_file, bindings: Mutex::default(), questions: Mutex::default() }
     }
 
-    /// Asks the leader at this address.
+    /// Sends a call to the leader at this address.
     ///
     /// # Errors
     /// Why there is no answer.
@@ -56,8 +56,8 @@ impl LeaderProxy {
         match timeout(WITHIN, self.asked(leader, (verb, connection), question)).await {
             Ok(answer) => answer.map_err(|why| format!("the leader at {leader} cannot be asked: {why}")),
             Err(_) => {
-                // A connection that hangs is not used again. While another question holds the lock, that one makes a new
-                // connection, and nobody waits for it here.
+                // A connection that hangs is not used again. If another call holds the lock, that call makes a new connection,
+                // and this call does not wait for it.
                 if let Ok(mut kept) = connection.try_lock()
                     && kept.as_ref().is_some_and(|(to, _)| to == leader)
                 {
@@ -92,7 +92,7 @@ impl LeaderProxy {
         Ok((status, content, body.to_bytes()))
     }
 
-    /// The connection to this leader, which is made if there is none.
+    /// The connection to this leader; opens one if there is none.
     async fn connected(
         &self,
         leader: &Arc<str>,

@@ -1,5 +1,5 @@
-//! What an extender is told at its start. This file knows no flag, no variable and no file: whoever starts the extender fills
-//! it.
+//! The settings of an extender at its start. This file knows no flag, variable or file: the program that starts the extender
+//! fills the settings.
 
 use decide::cluster::ClusterRules;
 use decide::election::ElectionTimes;
@@ -21,9 +21,9 @@ pub struct ExtenderSettings {
     pub listen: SocketAddr,
     /// The admin port.
     pub admin: AdminSettings,
-    /// Accepted `Host` names beside the own ones.
+    /// Accepted `Host` names beside those of this machine.
     pub allowed_hosts: Vec<String>,
-    /// How it serves agents and the other extenders; `None` where it does not.
+    /// How it serves agents and the other extenders; `None` if it does not.
     pub streams: Option<StreamSettings>,
     /// The Lease of the leader election.
     pub lease: LeaseSettings,
@@ -40,7 +40,7 @@ pub struct ExtenderSettings {
 pub struct LeaseSettings {
     /// Its name.
     pub name: String,
-    /// `None`: that of the pod.
+    /// `None`: the namespace of the pod.
     pub namespace: Option<String>,
     /// Its times.
     pub times: ElectionTimes,
@@ -51,12 +51,12 @@ pub struct LeaseSettings {
 pub struct StreamSettings {
     /// The address of the port.
     pub listen: SocketAddr,
-    /// Where others reach this extender; `None`: the pod's address, else that of `listen`.
+    /// Where others reach this extender; `None`: the pod's address, else the address of `listen`.
     pub address: Option<String>,
     /// The accounts of agents, each as the subject of a token.
     pub accounts: Vec<String>,
     /// The audience that the tokens of callers name.
     pub audience: String,
-    /// The own token; `None`: this extender passes no questions on to the leader.
+    /// This extender's token; `None`: it passes no calls on to the leader.
     pub token_file: Option<PathBuf>,
 }

@@ -1,5 +1,5 @@
-//! A deterministic simulation of the whole cluster around extenders that are the product's own code. All that is random
-//! follows from one seed, and all times are simulated.
+//! A deterministic simulation of the whole cluster around extenders that are the product's own code. All random choices
+//! follow from one seed, and all times are simulated.
 //!
 //! ```text
 //!   extender, extender ──requests──▶ network ──▶ two API servers with caches ──▶ etcd
@@ -9,8 +9,8 @@
 //!   agents ──streams: late, broken, renewed──▶ the extenders' agent streams
 //! ```
 //!
-//! A process may be left alone or dropped between any two steps of its tasks. After each step the invariants are checked, and
-//! from time to time all troubles end, and what must hold then is checked too.
+//! A process may be paused or dropped between any two steps of its tasks. The invariants are checked after each step. From time
+//! to time all troubles end, and the simulation checks what must hold then.
 //!
 //! What must never happen here: a result that depends on anything but the seed; a message of an API server that a real one
 //! would never send.
@@ -49,8 +49,8 @@ const ROUNDS: u64 = 2;
 
 /// The least number of steps in which new seeds must break nothing. Two free cores take about 30 million in two minutes.
 const STEPS: u64 = 10_000_000;
-/// The largest number of steps in which a planted mistake must be found. Most are found within a million; the rarest takes about six
-/// million on average, so that chance alone misses it in one of ten million runs.
+/// The largest number of steps in which a planted mistake must be found. Most are found within a million; the rarest takes
+/// about six million on average, so that chance alone misses it in one of ten million runs.
 const STEPS_TO_A_MISTAKE: u64 = 100_000_000;
 
 /// A run that ended: the number of its steps, and the hash of all of them.
@@ -60,7 +60,7 @@ struct Ran {
     trace: u64,
 }
 
-/// A seed, what it has broken, and the steps of the seeds before it.
+/// A seed, the invariant that it has broken, and the steps of the seeds before it.
 #[derive(Clone, Debug)]
 struct Broken {
     seed: u64,
@@ -95,7 +95,8 @@ fn play(world: &mut World, seed: u64) -> Result<Ran, Broken> {
     Ok(Ran { events: world.events, trace: world.trace })
 }
 
-/// Runs seeds from `first` on, on each processor, until one breaks something or it is enough. Returns the number of steps.
+/// Runs seeds, beginning with `first`, on each processor until a seed breaks something or the steps are enough. Returns the
+/// number of steps.
 fn search(first: u64, mistake: Option<PlantedMistake>, enough: &(dyn Fn(u64) -> bool + Sync)) -> Result<u64, Broken> {
     let (next, events, broken) = (AtomicU64::new(first), AtomicU64::new(0), Mutex::new(None::<Broken>));
     let threads = std::thread::available_parallelism().map_or(1, usize::from);

@@ -8,9 +8,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 pub(super) enum StreamEnd {
     /// The agent or the network has closed it.
     Closed,
-    /// A message that cannot be taken over, or none in time.
+    /// A message that cannot be accepted, or no message in time.
     BadMessage,
-    /// A report of another node than that of the token.
+    /// A report of another node than the node of the token.
     OtherNode,
     /// Too many messages, or too many streams one after the other.
     TooFast,
@@ -22,11 +22,11 @@ pub(super) enum StreamEnd {
     Replaced,
     /// The pod or the Node of the token is gone.
     CallerGone,
-    /// The token has expired, and the agent has not come with a newer one.
+    /// The token has expired, and the agent has not connected with a newer token.
     TokenExpired,
     /// This extender does not lead.
     NotLeading,
-    /// This extender stops.
+    /// This extender is stopping.
     Stopping,
 }
 
@@ -81,7 +81,7 @@ pub(super) struct StreamTotals {
     pub(super) opened: u64,
     /// Messages that were received.
     pub(super) messages: u64,
-    /// Questions that were passed on to the leader and answered by it.
+    /// Calls that were passed on to the leader and answered by it.
     pub(super) passed_on: u64,
     /// Ends by reason.
     pub(super) ends: Vec<(&'static str, u64)>,

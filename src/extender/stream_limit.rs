@@ -1,7 +1,7 @@
 //! How many connections the agent of one Node may have for streams, and how often it may open one and send a message. A
-//! connection may last for 24 seconds before its first message and after its end, so one agent could otherwise take the places of
-//! all others. The rates are those of the Node and not of a stream: an agent that opens a new stream for each few messages would
-//! otherwise have none.
+//! connection may last for 24 seconds before its first message and after its end, so one agent could otherwise use up the
+//! connections of all others. The rates apply to a Node and not to a stream: an agent that opens a new stream for every few
+//! messages would otherwise escape them.
 
 use decide::message_rate::MessageRate;
 use model::id::NodeName;
@@ -10,10 +10,10 @@ use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::sync::Arc;
 
-/// Most streams of one Node at once, also those that begin or end. An agent has one, and a moment two when it renews its token or is
-/// replaced; each may leave one behind that ends.
+/// Most streams of one Node at once, also those that are opening or closing. An agent has one, and for a moment two when it
+/// renews its token or is replaced; each may leave one behind that is closing.
 pub(super) const MOST_STREAMS: u32 = 8;
-/// Number of Nodes up to which the rates of all are kept, also of those that have done nothing for long: they take some 10 KiB.
+/// Number of Nodes up to which the rates of all Nodes are kept, also of idle Nodes; they take about 10 KiB.
 const LEAST_KEPT: usize = 64;
 
 /// Counts the streams of each Node.
@@ -27,13 +27,13 @@ pub(super) struct StreamPermit {
     node: NodeName,
 }
 
-/// What an agent does that has a rate.
+/// An action of an agent with a limited rate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum AgentAct {
-    /// Opens a stream. Its first message, the whole report, is counted by this, also if it does not come or is wrong.
+    /// Opens a stream. This also counts its first message, the complete report, even if that never arrives or is invalid.
     Opening,
-    /// Sends a further message. Messages are counted apart from openings: those of an earlier stream, which a network that has
-    /// stalled delivers late, must not keep out the stream that the agent has opened meanwhile.
+    /// Sends a further message. Messages are counted separately from openings: messages of an earlier stream that a stalled
+    /// network delivers late must not keep out the stream that the agent has opened meanwhile.
     Message,
 }
 
@@ -44,7 +44,7 @@ pub(super) struct NodeRates(Mutex<KeptRates>);
 #[derive(Debug, Default)]
 struct KeptRates {
     nodes: HashMap<NodeName, NodeRate>,
-    /// Number of Nodes at which the next look is due for those that need not be kept.
+    /// Number of Nodes at which the next search for Nodes that need not be kept is due.
     next_look: usize,
 }
 
@@ -80,7 +80,7 @@ impl Drop for StreamPermit {
 }
 
 impl NodeRates {
-    /// Whether the agent of this Node may do that once more now. It counts if it may.
+    /// Whether the agent of this Node may act once more now. If it may, the act is counted.
     pub(super) fn allows(&self, node: &NodeName, act: AgentAct, now: Monotonic) -> bool {
         let mut kept = self.0.lock();
         if !kept.nodes.contains_key(node) {
@@ -96,7 +96,8 @@ impl NodeRates {
 }
 
 impl KeptRates {
-    /// Before a Node is added: drops those to which all is allowed again, once there are twice as many Nodes as after the last time.
+    /// Before a Node is added: drops the Nodes that have their full allowance again, once there are twice as many as after
+    /// the last time.
     fn make_room(&mut self, now: Monotonic) {
         if self.nodes.len() >= self.next_look.max(LEAST_KEPT) {
             self.nodes.retain(|_, rate| !(rate.openings.is_full(now) && rate.messages.is_full(now)));
@@ -134,7 +135,7 @@ mod tests {
         let rates = NodeRates::default();
         let [one, other] = ["n1", "n2"].map(node);
         let in_ten_seconds = |act| (0..10_000).filter(|ms| rates.allows(&one, act, Monotonic(ms * 1_000_000))).count();
-        // The burst, and one each half a second.
+        // The burst, and one more every half second.
         assert_eq!((in_ten_seconds(Opening), in_ten_seconds(Message)), (32 + 19, 32 + 19));
         assert!(rates.allows(&other, Opening, Monotonic(9_999_000_000)));
     }
@@ -165,7 +166,7 @@ mod tests {
             assert!(rates.allows(&node(&format!("n{number}")), Opening, second(number)));
             assert!(rates.0.lock().nodes.len() <= LEAST_KEPT);
         }
-        // One that has used all is remembered beside any number of others.
+        // A Node that has used its allowance is remembered beside any number of others.
         let busy = node("busy");
         assert_eq!((0..100).filter(|_| rates.allows(&busy, Message, second(20_000))).count(), 32);
         for number in 0..1000 {

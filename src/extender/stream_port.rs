@@ -1,7 +1,7 @@
-//! The TLS port of the extender: the streams of agents, and the questions that other extenders pass on.
+//! The TLS port of the extender: the streams of agents, and the calls that other extenders pass on.
 //!
-//! Each request is of a caller with a token. What a caller may ask follows from who it is: an agent opens its stream, another
-//! extender asks the verbs. Nobody else gets an answer here.
+//! Each request comes from a caller with a token. The caller's identity decides what it may request: an agent opens its stream,
+//! another extender calls the verbs. Nobody else gets an answer here.
 
 use super::agent_streams::AgentStreams;
 use super::callers::{AgentIdentity, Caller, CallerRefusal, Callers};
@@ -23,7 +23,7 @@ use tokio::time::{Instant, sleep};
 
 /// How long connections wait while no extender decides. An agent gives up a connection after ten seconds.
 const HELD: Duration = Duration::from_secs(4);
-/// Time between two looks whether one decides.
+/// Time between two checks whether an extender decides.
 const LOOK: Duration = Duration::from_millis(20);
 
 /// The limits of the connections: Kubernetes supports 5,000 Nodes, each with an agent, and during an upgrade two.
@@ -43,7 +43,7 @@ pub(super) struct StreamPort {
     verbs: Arc<ExtenderPort>,
     streams: Arc<AgentStreams>,
     limit: Arc<StreamLimit>,
-    /// Since when no extender decides, as far as connections have waited for one.
+    /// When connections began to wait because no extender decides.
     undecided: Mutex<Option<Instant>>,
 }
 
@@ -94,12 +94,12 @@ impl HttpApplication for StreamPort {
     type Body = Full<Bytes>;
 
     fn access(&self, _: &Uri) -> &Access {
-        // The caller is checked in `answer`, before anything else: it decides what is asked.
+        // `answer` checks the caller before anything else, because the caller decides which requests are allowed.
         &Access::Everyone
     }
 
     /// After a leader change all agents connect at once, and their handshakes would take the CPU time that the next leader
-    /// needs to read the cluster. Where no extender leads, they would only have to come again.
+    /// needs to read the cluster. If no extender leads, they would only have to connect again.
     async fn admits(&self) {
         while self.is_undecided() {
             sleep(LOOK).await;
@@ -126,7 +126,7 @@ impl HttpApplication for StreamPort {
     }
 }
 
-/// The answer to a caller that is refused.
+/// The answer to a refused caller.
 fn refusal(why: CallerRefusal) -> Response<Full<Bytes>> {
     if why == CallerRefusal::TooManyStreams {
         return text(StatusCode::TOO_MANY_REQUESTS, &why.to_string());

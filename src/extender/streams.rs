@@ -27,15 +27,15 @@ use std::sync::Arc;
 use stream::SERVER_NAME;
 use tokio_util::sync::CancellationToken;
 
-/// Requests at once on one connection: an extender passes on some tens of questions, and as many bindings on another connection.
+/// Requests at once on one connection: an extender passes on some tens of calls, and as many bindings on another connection.
 const VERSIONS: HttpVersions = HttpVersions::Http1AndHttp2 { streams: 64 };
 
-/// The port before anything is served.
+/// The port after it is opened and before it is served.
 #[derive(Debug)]
 pub(super) struct OpenedStreams {
     listener: TcpListener,
     settings: StreamSettings,
-    /// Where agents and the other extenders reach this one.
+    /// The address at which agents and the other extenders reach this extender.
     pub(super) address: Arc<str>,
 }
 
@@ -103,13 +103,13 @@ impl Streams {
         Streams { listener, certificate, callers, streams, proxy, connections: Arc::default(), closing }
     }
 
-    /// What `/metrics` shows of it.
+    /// What `/metrics` shows of the port.
     pub(super) fn scrape(&self) -> StreamScrape {
         let (live, connections) = (Arc::clone(&self.streams.live), Arc::clone(&self.connections));
         StreamScrape { live, counts: self.counts(), connections }
     }
 
-    /// What `/readyz` asks of it.
+    /// What `/readyz` checks of the port.
     pub(super) fn readiness(&self) -> StreamReadiness {
         StreamReadiness { certificate: Arc::clone(&self.certificate), callers: Arc::clone(&self.callers) }
     }

@@ -1,4 +1,5 @@
-//! The verbs of kube-scheduler: reads the question, asks the cluster's state, writes the answer. Filter, bind and preempt are recorded.
+//! The verbs of kube-scheduler: reads the call, asks the cluster's state, writes the answer. Filter, bind and preempt are
+//! recorded.
 
 use super::binder::Binder;
 use super::decisions::{Decision, Decisions, NODES};
@@ -30,20 +31,20 @@ pub(super) struct Verbs {
     pub(super) measures: Arc<Measures>,
 }
 
-/// What a pod asks.
+/// What a pod requests.
 enum Asked {
     /// No GPU.
     Nothing,
     /// These GPUs.
     Gpus(Box<PlacementRequest>),
-    /// No node is for it as it is now: it asks something that cannot be read, or has gates.
+    /// It fits no node as it is now: its request cannot be read, or it has scheduling gates.
     Refused(String),
 }
 
-/// A decision in words, and details.
+/// A decision as a sentence, and its details.
 type Outcome = (String, Option<Box<FilterDetail>>);
 
-/// A body that is no question of the verb, as a sentence.
+/// What is wrong with the body of a call, as a sentence.
 pub(super) type BadQuestion = String;
 
 impl Verbs {
@@ -147,7 +148,7 @@ impl Verbs {
         Ok(extender::encode_scores(&nodes, &self.cluster.score(&pod.uid, &names)))
     }
 
-    /// `/preempt`: of the nodes on which kube-scheduler would evict pods, those on which that makes room for the pod.
+    /// `/preempt`: selects the nodes on which the evictions that kube-scheduler plans make room for the pod.
     ///
     /// # Errors
     /// What is wrong with the body.
@@ -193,7 +194,8 @@ impl Verbs {
     fn asked(&self, pod: &Pod) -> Asked {
         match placement::of(pod, self.cluster.rules()) {
             Ok(None) => Asked::Nothing,
-            // Kueue and others hold pods back so. kube-scheduler asks nothing about such a pod, and its binding would be refused.
+            // Kueue and others hold pods back with gates. kube-scheduler does not call the extender for such a pod, and the
+            // API server would refuse its binding.
             Ok(Some(_)) if pod.gated => Asked::Refused(GATED.to_owned()),
             Ok(Some(request)) => Asked::Gpus(Box::new(request)),
             Err(why) => Asked::Refused(why.to_string()),

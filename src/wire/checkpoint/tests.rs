@@ -134,7 +134,7 @@ fn an_invalid_checkpoint_is_reported_with_the_position() {
 fn a_file_that_is_too_large_is_not_read() {
     assert!(parse(&vec![b' '; MAX_BYTES + 1]).unwrap_err().what.contains("bytes long"));
     let ids: Vec<String> = (0..=MAX_IDS).map(|n| format!("\"{n}\"")).collect();
-    let many = file(&[entry(UID, "a", &format!("[{}]", ids.join(",")), "null")]);
+    let many = file(&[entry(UID, "a", &format!("{{\"-1\":[{}]}}", ids.join(",")), "null")]);
     assert!(parse(&many).unwrap_err().what.contains("more than 65536 devices in use"));
     let deep = format!("{}{}", "[".repeat(100_000), "]".repeat(100_000));
     assert!(parse(format!("{{\"Data\":{{\"x\":{deep}}}}}").as_bytes()).is_ok(), "unknown fields need no stack");
