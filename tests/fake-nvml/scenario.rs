@@ -580,7 +580,7 @@ mod tests {
             (r#"{"gpus":[{"model":"RTX"}]}"#, "known are H100"),
             (r#"{"gpus":[{"count":17}]}"#, "at most 16"),
             (r#"{"gpu":[]}"#, "unknown field"),
-            (r#"{"faults":[{"error":"NO_SUCH"}]}"#, "no NVML error"),
+            (r#"{"faults":[{"error":"NO_SUCH"}]}"#, "not an NVML error"),
             (r#"{"gpus":[{"#, "EOF"),
         ] {
             let error = Scenario::parse(text.as_bytes(), Path::new("/")).unwrap_err();

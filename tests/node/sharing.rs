@@ -170,8 +170,10 @@ fn answer(mut stream: UnixStream) -> Vec<u8> {
 
 /// The socket on which the kubelet would call the agent, and a slot of the first GPU.
 fn offered(agent: &Agent, kubelet: &Kubelet) -> (PathBuf, String) {
+    // A plugin that has registered knows its GPUs.
+    let socket = kubelet.plugin();
     let gpu = agent.get("/api/v1/gpus").json()["gpus"][0]["uuid"].as_str().unwrap().to_owned();
-    (kubelet.plugin(), format!("{gpu}-0"))
+    (socket, format!("{gpu}-0"))
 }
 
 /// HTTP clients of the open port wait for each other, but the kubelet does not wait for them: it gets many times more

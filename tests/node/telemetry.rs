@@ -126,7 +126,7 @@ fn the_most_detailed_level_leaves_out_libraries_unless_they_are_named() {
     agent.logs("] ready");
     let of_libraries: usize = ["h2::", "hyper", "rustls::", "tower::"].into_iter().map(lines).sum();
     assert_eq!(of_libraries, 0, "{}", agent.log());
-    assert!(lines("gpu_steward") > 0 && lines("sources") > 0, "{}", agent.log());
+    assert!(lines("agent::") > 0 && lines("sources") > 0, "{}", agent.log());
     let answer = agent.admin("PUT", "/loglevel", "5,hyper_util=trace,rustls=debug");
     assert_eq!((answer.status, &*answer.text()), (200, "5,hyper_util=trace,rustls=debug\n"));
     server.cut();

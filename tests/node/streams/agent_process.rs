@@ -77,7 +77,7 @@ fn an_agent_opens_its_node_when_it_is_registered_and_leaves_when_no_bound_pod_ha
     kubelet.admits(&uid(30), &format!("{gpu}-0"));
     let ended = agent.wait();
     assert!(ended.status.success(), "{}", ended.log);
-    assert!(ended.log.contains("no pod that is bound to this node has to ask"), "{}", ended.log);
+    assert!(ended.log.contains("all pods that are bound to this node have asked"), "{}", ended.log);
     println!("ended {:.1} s after the last pod had asked", asked.elapsed().as_secs_f64());
     let why = extender.bind(&second, NODE);
     assert!(why.contains("about to stop") || why.contains("not back") || why.contains("scheduled again"), "{why}");

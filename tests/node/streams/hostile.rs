@@ -119,7 +119,7 @@ fn an_agent_that_sends_too_much_is_bounded_counted_and_harms_nobody() {
     let huge = NodeFull { node: "n1".into(), gpus: vec![gpu("n1"); 1_000_000], ..NodeFull::default() };
     let many = NodeFull { node: "n1".into(), gpus: vec![gpu("n1"); 200], ..NodeFull::default() };
     for (full, words) in [
-        (huge, "a message of"),
+        (huge, "the message has"),
         (many, "200 GPUs, and at most 176 are read"),
         (NodeFull { node: "a b".into(), ..NodeFull::default() }, "name of a node"),
     ] {
