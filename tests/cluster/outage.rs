@@ -114,7 +114,7 @@ fn check_short_outage(bed: &Bed, agent: &Agent, late: &GatedPod<'_>, named: &Nam
     bed.cluster.part("kill", "apiserver");
     late.open();
     wait_for_delivery(agent, before);
-    agent.logs("cannot write on the API server: which devices this pod has");
+    agent.logs("cannot write to the API server: which devices this pod has");
     named.wait_for_watch("broken");
     assert!(named.shown("sleeper").is_some(), "a name is lost");
     bed.cluster.part("start", "apiserver");
