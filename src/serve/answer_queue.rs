@@ -26,7 +26,7 @@ pub struct AnswerLimits {
     /// an answer has some 15 MB, so eight stalled clients cost at most 120 MB for the ten seconds until they are cut.
     pub answers: usize,
     /// Most answers in progress for one address. Two scrapers behind one address run side by side. Four addresses can
-    /// hold all answers; their stalled clients are then cut after [`ConnectionLimits::busy_write_timeout`].
+    /// hold all answers; their stalled clients are then cut after [`crate::server::ConnectionLimits::busy_write_timeout`].
     pub answers_per_peer: usize,
     /// Length of the common line: requests that wait for one of the `answers`. An address has at most
     /// `answers_per_peer` requests in this line and in progress together, so it takes 20 addresses to fill both.

@@ -2,7 +2,7 @@
 //! annotations and labels that an agent writes, and nothing else. Promise 27 in docs/specification.md.
 
 use crate::bed::{Bed, SOON};
-use crate::chart::{AGENT, EXTRAS, NAMESPACE, agent_of, install, token};
+use crate::chart::{self, AGENT, EXTRAS, NAMESPACE, agent_of, install, token};
 use crate::life::sleeper;
 use lab::agent::Agent;
 use lab::bearer::Bearer;
@@ -13,8 +13,6 @@ use serde_json::{Value, json};
 use std::time::Duration;
 
 const READY: Duration = Duration::from_secs(60);
-/// The source file with every key.
-const KEYS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../src/wire/annotation_keys.rs");
 /// The text of a refusal by RBAC.
 const NO_RIGHT: &str = "cannot ";
 
@@ -121,10 +119,10 @@ fn make_agent_writes(thief: &Bearer, admin: &Kubectl, node: &str, (namespace, po
     let value = lock.split_once('=').expect("a value").1;
     let release = json!([{ "op": "test", "path": at, "value": value }, { "op": "remove", "path": at }]);
     let _ = thief.send("PATCH", &path, "application/json-patch+json", &release).ok();
-    let keys = std::fs::read_to_string(KEYS).expect("a file of the tree");
+    let keys = chart::annotation_keys();
     // The other keys of this domain are annotations of users and a label of another program.
     let own = ["nvidia.com/gpu.", "nvidia.com/cuda.", "nvidia.com/mig."];
-    let labels = keys.split('"').filter(|word| own.iter().any(|prefix| word.starts_with(prefix)));
+    let labels = keys.iter().map(String::as_str).filter(|word| own.iter().any(|prefix| word.starts_with(prefix)));
     let labels: Vec<&str> = labels.collect();
     assert!(labels.len() >= 20, "{labels:?}");
     for value in [json!("1"), Value::Null] {

@@ -82,7 +82,7 @@ fn an_agent_under_systemd_renews_its_own_token_and_no_other() {
         );
     }
     let output = refusal_of(&[&of_agent[..], &own, &["--audience", "vault"]].concat());
-    assert!(output.contains("only for tokens of the audiences in service.audiences, not of vault"), "{output}");
+    assert!(output.contains("may request only tokens of the audiences in service.audiences, not of vault"), "{output}");
     let path = |account: &str| format!("/api/v1/namespaces/{NAMESPACE}/serviceaccounts/{account}/token");
     let request = json!({
         "apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest",

@@ -65,7 +65,7 @@ const OURS: [&str; 13] = [
 const CHATTY: [&str; 9] = ["h2", "hyper", "hyper_util", "mio", "rustls", "tokio_util", "tonic", "tower", "want"];
 
 /// The filter of each number: 0 logs key events, warnings and errors; 2 what the agent does about them; 4 each step; 5
-/// the libraries too, except those in [`CHATTY`]. Below 5 libraries log warnings and errors only, because their info
+/// the libraries too, except those in `CHATTY`. Below 5 libraries log warnings and errors only, because their info
 /// lines are not for operators. The API client (`kube_client`) logs nothing below 5: it reports answers as errors that
 /// its caller handles, counts and logs itself.
 pub fn filter(verbosity: Verbosity) -> Filter {

@@ -23,7 +23,7 @@ const DISTINCT: usize = 20;
 const TARGET: &str = "gpu_steward::repeats";
 
 /// The recent warnings and errors. At most one entry for each place in the code that warns (some fifty), each with at
-/// most [`DISTINCT`] texts.
+/// most `DISTINCT` texts.
 #[derive(Clone, Debug, Default)]
 pub struct Repeats {
     places: Arc<Mutex<HashMap<Identifier, Place>>>,

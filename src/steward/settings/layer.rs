@@ -165,6 +165,13 @@ fn read(path: &Path) -> std::io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
+impl IgnoredSetting {
+    /// Logs a warning about it.
+    pub(crate) fn warn(&self) {
+        tracing::warn!(setting = self.row.name, "{self}");
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -56,13 +56,6 @@ pub(crate) struct IgnoredSetting {
     pub given: RawValue,
 }
 
-impl IgnoredSetting {
-    /// Logs a warning about it.
-    pub(crate) fn warn(&self) {
-        tracing::warn!(setting = self.row.name, "{self}");
-    }
-}
-
 impl fmt::Display for IgnoredSetting {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (Removed { name, value, advice }, origin) = (self.row, &self.given.origin);
