@@ -26,7 +26,7 @@ pub(crate) enum PodEvent<'a> {
     MayNotStart { container: &'a str, why: &'a Refusal },
     /// The files of a container cannot be written.
     NotDelivered { container: &'a str, error: &'a dyn Display },
-    /// A container runs without the edits for which its CDI device stands.
+    /// A container runs without its limits: the container runtime ignored its CDI device.
     LimitsNotApplied { container: &'a str },
     /// The claim that an extender made for the pod does not fit on this node.
     NoRoom,

@@ -1,8 +1,23 @@
-//! The agent's decisions, as pure functions and states: the same observations at the same times give the same view.
+//! The decisions of agent and extender, as pure functions and states: the same observations at the same times give the same view.
 //!
 //! ```text
 //!   Observation, Now ──▶ NodeState::apply ──▶ NodeEvent (worth a log line)
 //!                        NodeState::view  ──▶ NodeView (what every server shows)
+//! ```
+//!
+//! ```text
+//!   node gpus workload pods switches node_event   the state of one node, and the events that it returns for the log
+//!   attribute occupants names api_pods evidence   which pod a use belongs to; names; signs of a GPU reset
+//!   health overuse tally                          fit GPUs; pods above their claim; GPU time and energy of pods
+//!   ledger placement                              what claims take of each device; which GPUs of a node fit a pod
+//!   cluster                                       all nodes and claims: filter, bind, preempt
+//!   election authority                            which extender leads; when certificates are replaced
+//!   agent_report report_pace token_pace leader_search message_rate
+//!                                                 what an agent reports to the leader, how often, and to which address
+//!   allocator call_wait cdi device_injection second_connection rival_ids settled_file
+//!                                                 the device plugin: which container gets which shares, and when
+//!   bind_phases sent_events eviction pod_writes   what is written on pods
+//!   announce labels guard                         what is written on the Node; whether the admission policies are in force
 //! ```
 //!
 //! What must never happen here: use of a clock, file, socket, async or logger. Events to be logged are return values.

@@ -1,4 +1,4 @@
-//! Node events: what is worth a log line. The node state returns them, and the crate `steward` logs them.
+//! Node events: what is worth a log line. The node state returns them, and `agent::event_log` logs them.
 
 use model::gpu::Xid;
 use model::id::GpuUuid;

@@ -21,8 +21,8 @@ pub struct DeviceShare {
 }
 
 /// All device shares of one pod, by container: init containers first, then app containers, in the order of the pod's
-/// specification. A container without device shares has no GPU. In HAMi's annotation of devices still to be allocated,
-/// it can also mean that the container has been served. The type derefs to the list of containers.
+/// specification. An empty list of shares means that the container has no GPU. In HAMi's annotation of devices
+/// still to be allocated, it can also mean that the container already has its devices. The type derefs to the list of containers.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Claim(pub Vec<Vec<DeviceShare>>);
 

@@ -1,5 +1,5 @@
-//! `gpu-steward`: the program. It parses the command line and connects `sources`, `decide` and `effects`; it does
-//! nothing else.
+//! `gpu-steward`: the program. It parses the command line, reads the settings, and starts the agent, the extender or a
+//! command.
 //!
 //! ```text
 //!   main ─▶ args ─▶ settings ─▶ telemetry ─▶ agent: ports bound, sources started, one owner, servers ─▶ drain ─▶ exit

@@ -6,6 +6,23 @@
 //!   types of `model` ──encode──▶ one canonical form                        (the form that the agent writes)
 //! ```
 //!
+//! ```text
+//!   timestamp quantity decode_error kept_file     what several formats share
+//!   proc_file proc_line cgroup_file cgroup_path sysfs_file kernel_log log_link
+//!                                                 files of the kernel; kubelet's links to logs
+//!   pod gpu_pod resource bound_pod placement      a pod, its requests, and which GPUs it accepts
+//!   claim claim_version claim_origin bind binding its claim, who wrote it, and the Binding that carries it
+//!   node node_facts versions labels register handshake links cordon node_lock annotation_keys
+//!                                                 a Node, and what agents write on it
+//!   watch lease token authority                   lists and watches; Leases; tokens; the extenders' authority
+//!   extender scheduler_config                     kube-scheduler's calls, and its configuration
+//!   checkpoint ticket cdi limits runtime_config device_config
+//!                                                 the kubelet's checkpoint, CDI, the limits file, runtime and HAMi settings
+//!   issued_ticket ticket_journal started_pods binding_file incidents
+//!                                                 files of the agent's state directory
+//!   api                                           the JSON of /api/v1
+//! ```
+//!
 //! What must never happen here: access to a file, socket, clock or log; a panic on any input (each decoder has a
 //! property test and a fuzz target under `tests/fuzz`); a guess: an input that cannot be decoded gives an error with
 //! the reason and the place.

@@ -112,7 +112,7 @@ fn a_start_waits_while_several_assignments_are_possible() {
     assert_eq!(start(&mut allocator, &[]), wait, "no container is listed");
     assert_eq!(start(&mut allocator, &[listed(9, "main", &[(0, 3)])]), wait, "a pod that was not seen");
     assert_eq!(start(&mut allocator, &[own.clone(), listed(2, "main", &[(0, 3)])]), wait, "two pods");
-    // A pod that the kubelet gave up had these ids before.
+    // The ids were issued twice: ticket 7 was for a pod that the kubelet then dropped. The last ticket counts.
     issue(&mut allocator, 8, &[(0, 3)]);
     assert_eq!(filled(start(&mut allocator, std::slice::from_ref(&own)))[0].ticket, Ticket::of_random([8; 16]));
     // Two init containers and an app container, with one ticket too few for the three.
