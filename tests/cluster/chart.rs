@@ -143,7 +143,7 @@ pub(crate) fn annotation_keys() -> Vec<String> {
     let constants = taken.split(',').map(str::trim).filter(|name| !name.is_empty()).map(|name| {
         let (_, value) =
             vendor.split_once(&format!("pub const {name}:")).unwrap_or_else(|| panic!("no constant {name}"));
-        value.split(';').take(if value.trim_start().starts_with('[') { 2 } else { 1 }).collect::<Vec<_>>().concat()
+        value.split_once(";\n").map_or(value, |(value, _)| value).to_owned()
     });
     let words = |text: &str| text.split('"').skip(1).step_by(2).map(str::to_owned).collect::<Vec<_>>();
     let all = constants.flat_map(|value| words(&value)).chain(words(own));
