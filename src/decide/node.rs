@@ -101,7 +101,7 @@ impl NodeState {
     fn fact(&mut self, fact: Fact, now: Monotonic) -> Vec<NodeEvent> {
         match fact {
             Fact::GpuSource(state) => return self.gpus.source(state, now),
-            // The crate `steward` handles these.
+            // The node task of `agent` handles these.
             Fact::GpuDriverReplaced | Fact::GpuEventsFail(_) => {}
             Fact::GpuDriverLoaded(load) => self.gpus.driver_loaded(load),
             Fact::GpuEventsHang(hang) => self.events_hang = hang,

@@ -168,6 +168,20 @@ mod tests {
     use super::*;
     use tracing::Level as Severity;
 
+    /// A crate that is missing here would be filtered like a library: its info lines would not be logged.
+    #[test]
+    fn every_crate_of_the_program_is_ours() {
+        let manifest = include_str!("../../../Cargo.toml");
+        let members = manifest.lines().filter_map(|line| line.trim().strip_prefix("\"src/")?.strip_suffix("\","));
+        // The program's own crate has the name of its binary.
+        let mut expected: Vec<&str> =
+            members.map(|name| if name == "steward" { "gpu_steward" } else { name }).collect();
+        let mut ours = OURS.to_vec();
+        expected.sort_unstable();
+        ours.sort_unstable();
+        assert_eq!(ours, expected);
+    }
+
     #[test]
     fn at_five_libraries_log_except_those_that_log_each_frame() {
         let five = filter(Verbosity(5));

@@ -1,5 +1,5 @@
-//! The headers `Accept` and `Accept-Encoding` of a scrape. `effects` keeps their parser private, so its file is compiled
-//! here, with the one type that it imports.
+//! The headers `Accept` and `Accept-Encoding` of a scrape. Only the file of their parser is compiled here, with the one
+//! type that it imports, because the rest of `serve` has many dependencies.
 #![no_main]
 
 mod exposition {

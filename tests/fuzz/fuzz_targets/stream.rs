@@ -1,5 +1,5 @@
 //! The messages of the streams between agents and the leader. Only the file of their decoder is compiled here, because the
-//! rest of `effects` has many dependencies. What was read is written and read again.
+//! rest of `stream` has many dependencies. What was read is written and read again.
 #![no_main]
 
 #[path = "../../../src/stream/convert.rs"]
