@@ -2,8 +2,8 @@
 //! command.
 //!
 //! ```text
-//!   main ─▶ args ─▶ settings ─▶ telemetry ─▶ agent: ports bound, sources started, one owner, servers ─▶ drain ─▶ exit
-//!                                            extender: followers, election, one owner, the port    ─▶ drain ─▶ exit
+//!   main ─▶ args ─▶ settings ─▶ telemetry ─▶ agent: ports bound, sources, node task, servers  ─▶ drain ─▶ exit
+//!                                            extender: watches, election, cluster state, port ─▶ drain ─▶ exit
 //! ```
 //!
 //! What must never happen here: a decision (this belongs in `decide`), a format (this belongs in `wire`), a reading

@@ -14,8 +14,8 @@ use std::thread;
 use std::time::Duration;
 use tokio::time::Instant;
 
-/// Pause after each 1,024 entries, which take 10 to 20 ms: at most a quarter of a processor, and a million entries in
-/// about a minute.
+/// Pause after every 1,024 removed entries. Removing them takes 10 to 20 ms, so the thread uses less than a third of a
+/// core, and a million entries take about a minute.
 const PAUSE: Duration = Duration::from_millis(50);
 /// Pause between two calls, each of which removes a bounded amount. While a container keeps writing, the thread keeps
 /// running.
