@@ -96,8 +96,8 @@ fn check(machine: &Machine, folder: PathBuf) -> Outcome<bool> {
         calls::report(&mut record, &idle, &calls::time(machine)?);
     }
     {
-        let _load = machine.load(cuda::Pattern::Square)?;
-        refresh::measure(&mut record, machine)?;
+        let load = machine.load(cuda::Pattern::Square)?;
+        refresh::measure(&mut record, machine, &load)?;
     }
     life::check(&mut record, machine, &gpus)?;
     Ok(record.verdict())

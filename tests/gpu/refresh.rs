@@ -1,14 +1,14 @@
 //! How often the driver refreshes the counters in which periods are looked for. A period below four refreshes cannot be seen.
 
 use crate::Outcome;
-use crate::machine::Machine;
+use crate::machine::{Load, Machine};
 use crate::record::Record;
 use nvml_wrapper::Device;
 use nvml_wrapper::enum_wrappers::device::{Clock, Sampling};
 use nvml_wrapper::enums::device::SampleValue;
 use nvml_wrapper::structs::device::FieldId;
 use std::collections::BTreeMap;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 const BUFFERS: [(&str, Sampling); 5] = [
     ("utilization", Sampling::GpuUtilization),
@@ -21,6 +21,8 @@ const BUFFERS: [(&str, Sampling); 5] = [
 const POWER_INSTANT: u32 = 186;
 /// Between two looks at a buffer. NVML keeps 100 or more samples in each.
 const LOOK: Duration = Duration::from_millis(100);
+/// Between two questions about a process: no multiple of the load's period.
+const USE_EVERY: Duration = Duration::from_millis(530);
 
 type Counter = fn(&Device<'_>) -> Option<u64>;
 const COUNTERS: [(&str, Counter); 6] = [
@@ -42,7 +44,7 @@ fn field(gpu: &Device<'_>, id: u32) -> Option<u64> {
 }
 
 /// Measures with a load that goes on and off, so that the counters change.
-pub(crate) fn measure(record: &mut Record, machine: &Machine) -> Outcome<()> {
+pub(crate) fn measure(record: &mut Record, machine: &Machine, load: &Load<'_>) -> Outcome<()> {
     let nvml = machine.nvml()?;
     let gpu = nvml.device_by_index(0)?;
     record.part("refresh of the counters, beside a load that goes on and off (milliseconds)");
@@ -60,6 +62,10 @@ pub(crate) fn measure(record: &mut Record, machine: &Machine) -> Outcome<()> {
         record.line(&line(name, steps));
     }
     record.line(&line("(one look at all of them)", looks));
+    for seconds in [1, 5] {
+        let shares = process_use(&gpu, load.pid(), Duration::from_secs(seconds), machine.length / 3);
+        record.line(&format!("SM use of the load's process (about 50 %), asked for the last {seconds} s: {shares:?}"));
+    }
     record.check(answered > 0, &format!("{answered} counters change"));
     Ok(())
 }
@@ -102,6 +108,24 @@ fn counters(gpu: &Device<'_>, length: Duration) -> (Vec<(&'static str, Vec<Insta
         std::thread::sleep(Duration::from_millis(1));
     }
     (changes, looks)
+}
+
+/// What the driver says of a process when it is asked for its use since some time ago. `nvml.h` allows the mean and the newest
+/// sample.
+fn process_use(gpu: &Device<'_>, pid: u32, since: Duration, length: Duration) -> Vec<Option<u32>> {
+    let began = Instant::now();
+    let mut shares = Vec::new();
+    while began.elapsed() < length {
+        std::thread::sleep(USE_EVERY);
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let from = u64::try_from(now.saturating_sub(since).as_micros()).unwrap_or(0);
+        let samples = gpu.process_utilization_stats(from).unwrap_or_default();
+        let mut own = samples.iter().filter(|sample| sample.pid == pid).map(|sample| sample.sm_util);
+        shares.push(own.next());
+        // More than one sample of a process would be a third way.
+        shares.extend(own.map(Some));
+    }
+    shares
 }
 
 fn line(name: &str, mut steps: Vec<Duration>) -> String {

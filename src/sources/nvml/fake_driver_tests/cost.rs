@@ -133,7 +133,10 @@ fn pcie_traffic_comes_from_gpm_if_the_gpu_has_it() {
     harness.wait("rounds of what is read seldom", |_| (0..2).all(|place| fake.calls(SELDOM, place) >= 4));
     // GPM needs two samples, so the first round makes the plain calls; each direction is one call.
     assert!(fake.calls(PCIE, 0) <= 2, "{} calls", fake.calls(PCIE, 0));
-    assert!(fake.calls(PCIE, 1) >= 8, "a GPU without the unit is read in each round");
+    // The last of the rounds may still be going on.
+    let rounds = fake.calls(SELDOM, 1) - 1;
+    let calls = fake.calls(PCIE, 1);
+    assert!(calls >= 2 * rounds, "a GPU without the unit is read in each round: {calls} calls in {rounds} rounds");
     let near =
         |reading: Option<BytesPerSecond>, value: f64| reading.is_some_and(|it| (it.0 / value - 1.0).abs() < 0.001);
     for place in 0..2 {
