@@ -47,5 +47,6 @@ pub(crate) fn view(gpu: Gpu) -> GpuView {
         last_xid: None,
         xids: Vec::new(),
         xid_count: 0,
+        implausible: Vec::new(),
     }
 }

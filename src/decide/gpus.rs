@@ -35,6 +35,8 @@ pub struct GpuState {
     pub xids: BTreeMap<u32, u64>,
     /// Number of all XIDs.
     pub xid_count: u64,
+    /// Number of values outside the physical range of their reading, by reading; at most one entry for each range.
+    pub implausible: BTreeMap<&'static str, u64>,
     /// NVLink traffic and its rate.
     pub nvlink: Rated<Bytes>,
     /// Its health record.
@@ -52,6 +54,7 @@ impl GpuState {
             last_xid: None,
             xids: BTreeMap::new(),
             xid_count: 0,
+            implausible: BTreeMap::new(),
             nvlink: Rated::default(),
             record,
         }
@@ -69,6 +72,9 @@ impl GpuState {
         let after = silence(&sample);
         let first = nothing_read(&self.sample);
         self.sample = sample;
+        for (reading, number) in &self.sample.implausible {
+            *self.implausible.entry(reading).or_default() += u64::from(*number);
+        }
         self.nvlink.update(self.sample.nvlink_bytes, |bytes| bytes.0);
         let answers_event = match (before, after) {
             (None, Some(why)) => Some(NodeEvent::GpuSick(self.gpu.uuid.clone(), why)),

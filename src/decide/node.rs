@@ -316,6 +316,7 @@ fn gpu_view(state: &GpuState, policy: &HealthPolicy, shares: &Occupancy, pods: &
             .into_iter()
             .collect(),
         xid_count: state.xid_count,
+        implausible: state.implausible.iter().map(|(reading, count)| (*reading, *count)).collect(),
         nvlink_rate: state.nvlink.rate().map(BytesPerSecond),
     }
 }

@@ -481,6 +481,7 @@ fn view_of(gpu: Gpu, sample: GpuSample, health: GpuHealth, processes: Reading<Ar
         last_xid: None,
         xids: Vec::new(),
         xid_count: 0,
+        implausible: Vec::new(),
     }
 }
 
@@ -552,6 +553,7 @@ fn lost(index: u32) -> GpuView {
     view.unattributed_memory = Reading::Absent(why);
     view.unattributed_sm = Reading::Absent(why);
     (view.xids, view.xid_count) = (vec![(48, 1), (79, 2), (95, 0)], 3);
+    view.implausible = vec![("power_watts", 2), ("utilization_ratio", 5)];
     view.condition.incidents = vec![(Incident::Silent(why), AT), (Incident::Xid(79), AT)];
     view.last_xid = Some(Xid {
         gpu: Some(uuid(index)),

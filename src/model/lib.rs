@@ -6,6 +6,7 @@
 //!   reading             a value that was measured at a time, or the reason why there is none
 //!   recovery            what NVML advises to do with a GPU that does not work
 //!   reading_name        what a server needs to show a reading: its names, and its value whatever its unit is
+//!   physical_range      what each number of a GPU can be at most; a number outside its range is no reading
 //!   hardware            what is read rarely: a GPU's board and limits, PCIe slot, retired pages, links, fabric
 //!   switch              NVSwitches, known from the kernel log only
 //!   gpu cgroup pod process host   one thing each: its identity and its raw values, as the source gives them
@@ -47,6 +48,7 @@ pub mod id;
 pub mod reading;
 pub mod recovery;
 pub mod sample_value;
+pub mod physical_range;
 pub mod reading_name;
 pub mod hardware;
 pub mod switch;

@@ -47,6 +47,8 @@ pub enum Absence {
     NoSuchFile,
     /// The file exists, but its text could not be parsed.
     Unreadable,
+    /// The driver reported a number outside the physical range of this reading ([`crate::physical_range`]).
+    Implausible,
     /// The process, cgroup or device disappeared while it was being read.
     Vanished,
     /// The value is read through a process of the pod, and none was alive.
@@ -71,7 +73,7 @@ pub enum Absence {
 
 impl Absence {
     /// All reasons without a number of their own.
-    const PLAIN: [Absence; 25] = [
+    const PLAIN: [Absence; 26] = [
         Absence::NotYet,
         Absence::NotSupported,
         Absence::NoPermission,
@@ -88,6 +90,7 @@ impl Absence {
         Absence::KernelDoesNotCount,
         Absence::NoSuchFile,
         Absence::Unreadable,
+        Absence::Implausible,
         Absence::Vanished,
         Absence::NoLivingProcess,
         Absence::ProcessesHidden,
@@ -126,6 +129,7 @@ impl Absence {
             Absence::KernelDoesNotCount => "kernel_does_not_count",
             Absence::NoSuchFile => "no_such_file",
             Absence::Unreadable => "unreadable",
+            Absence::Implausible => "implausible",
             Absence::Vanished => "vanished",
             Absence::NoLivingProcess => "no_living_process",
             Absence::ProcessesHidden => "processes_hidden",
@@ -160,6 +164,7 @@ impl fmt::Display for Absence {
             Absence::KernelDoesNotCount => "kernel does not count it",
             Absence::NoSuchFile => "no such file",
             Absence::Unreadable => "file could not be understood",
+            Absence::Implausible => "driver reports an impossible value",
             Absence::Vanished => "vanished while being read",
             Absence::NoLivingProcess => "no living process to read through",
             Absence::ProcessesHidden => "processes are hidden (no hostPID)",

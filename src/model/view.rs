@@ -131,6 +131,8 @@ pub struct GpuView {
     pub xids: Vec<(u32, u64)>,
     /// Number of all XIDs, including codes beyond the bound.
     pub xid_count: u64,
+    /// Number of values outside the physical range of their reading, by reading, ordered; since the agent's start.
+    pub implausible: Vec<(&'static str, u64)>,
 }
 
 /// The sole holders of one GPU and of its GPU instances. One process without an owner in one process list, a display

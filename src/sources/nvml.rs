@@ -7,7 +7,7 @@
 //!   poll_round                       the identity calls about one GPU, and which of them failed
 //!   instance inventory topology      MIG instances, GPUs, and the topology between GPUs
 //!   polled_gpu                       one GPU while it is polled
-//!   utilization gpm read process_use process   readings of one GPU and of its processes
+//!   memory utilization gpm read process_use process   readings of one GPU and of its processes
 //!   board links hardware             its board data, NVLinks, slot, fabric and memory wear
 //!   xid message event                driver errors: the thread `nvml-events`
 //!   session                          one session with the driver: opened, verified, closed, opened again
@@ -31,6 +31,7 @@ mod board;
 mod inventory;
 mod topology;
 mod polled_gpu;
+mod memory;
 mod utilization;
 mod gpm;
 mod links;

@@ -178,6 +178,7 @@ mod tests {
             last_xid: None,
             xids: Vec::new(),
             xid_count: 0,
+            implausible: Vec::new(),
         };
         NodeView {
             gpus: gpus.into_iter().map(shown).collect(),

@@ -168,6 +168,7 @@ mod tests {
             last_xid: None,
             xids: Vec::new(),
             xid_count: 0,
+            implausible: Vec::new(),
         }
     }
 

@@ -60,6 +60,12 @@ const XIDS: MetricFamily = family(
 );
 const XID_EVENTS: MetricFamily =
     family("xid_events_total", MetricType::Counter, "", "Driver errors since the program started, all XIDs together.");
+const IMPLAUSIBLE: MetricFamily = family(
+    "implausible_values_total",
+    MetricType::Counter,
+    "",
+    "Numbers from the driver outside the physical range of their reading, since the program started. The reading is then absent.",
+);
 const REASON: MetricFamily = family(
     "clock_throttle_reason",
     MetricType::Gauge,
@@ -113,6 +119,7 @@ pub fn write(input: &MetricsInput<'_>, subjects: &LabelledSubjects<'_>, out: &mu
     hardware::write(subjects, out);
     state(subjects, out);
     xids(input, subjects, out);
+    implausible(input, subjects, out);
     throttling(subjects, out);
     incidents(input.now.monotonic, subjects, out);
     ages(input.now.monotonic, subjects, out);
@@ -196,6 +203,18 @@ fn xids(input: &MetricsInput<'_>, subjects: &LabelledSubjects<'_>, out: &mut Exp
     for gpu in &subjects.gpus {
         for (code, count) in &gpu.seen.xids {
             let label = MetricLabels::new().with("xid", &code.to_string());
+            out.counted(&[gpu.labels.as_str(), label.as_str()], SampleValue::Whole(*count), since);
+        }
+    }
+}
+
+/// Writes the numbers that were dropped because no such GPU can exist.
+fn implausible(input: &MetricsInput<'_>, subjects: &LabelledSubjects<'_>, out: &mut Exposition<'_>) {
+    let since = input.footprint.started_seconds.get();
+    out.prefixed(PREFIX, &IMPLAUSIBLE);
+    for gpu in &subjects.gpus {
+        for (reading, count) in &gpu.seen.implausible {
+            let label = MetricLabels::new().with("reading", reading.trim_end_matches("_total"));
             out.counted(&[gpu.labels.as_str(), label.as_str()], SampleValue::Whole(*count), since);
         }
     }

@@ -257,6 +257,7 @@ pub(super) mod tests {
                 last_xid: None,
                 xids: Vec::new(),
                 xid_count: 0,
+                implausible: Vec::new(),
             }],
             pods: vec![pod(share)],
             ..NodeView::empty(NodeName::parse("node-a").unwrap(), NOW)

@@ -8,6 +8,7 @@ use crate::nvml::absence::lasting;
 use crate::nvml::poll_round::PollRound;
 use clock::monotonic;
 use model::hardware::Board;
+use model::physical_range::PhysicalRange as Range;
 use model::unit::Watts;
 use model::{Absence, Reading};
 use nvml_wrapper::Device;
@@ -28,16 +29,25 @@ pub(super) fn read(
     once(&mut board.serial, || round.call("serial number", || device.serial()).map(Arc::from));
     once(&mut board.vbios, || round.call("VBIOS version", || device.vbios_version()).map(Arc::from));
     once(&mut board.power_default, || {
-        round.call("default power limit", || device.power_management_limit_default()).map(watts)
+        let limit = round.call("default power limit", || device.power_management_limit_default()).map(watts);
+        round.within(Range::POWER_DEFAULT, limit)
     });
     if unsettled(&board.power_least) || unsettled(&board.power_most) {
         let limits = round.call("power limit constraints", || device.power_management_limit_constraints());
         let at = monotonic();
-        board.power_least = Reading::from_result(limits.as_ref().map(|it| watts(it.min_limit)).map_err(|why| *why), at);
-        board.power_most = Reading::from_result(limits.map(|it| watts(it.max_limit)), at);
+        let least = limits.as_ref().map(|it| watts(it.min_limit)).map_err(|why| *why);
+        board.power_least = Reading::from_result(round.within(Range::POWER_LEAST, least), at);
+        let most = round.within(Range::POWER_MOST, limits.map(|it| watts(it.max_limit)));
+        board.power_most = Reading::from_result(most, at);
     }
-    once(&mut board.pcie_generation_most, || round.call("highest PCIe generation", || device.max_pcie_link_gen()));
-    once(&mut board.pcie_width_most, || round.call("highest PCIe width", || device.max_pcie_link_width()));
+    once(&mut board.pcie_generation_most, || {
+        let generation = round.call("highest PCIe generation", || device.max_pcie_link_gen());
+        round.within(Range::PCIE_LINK_GENERATION_MOST, generation)
+    });
+    once(&mut board.pcie_width_most, || {
+        let width = round.call("highest PCIe width", || device.max_pcie_link_width());
+        round.within(Range::PCIE_LINK_WIDTH_MOST, width)
+    });
     board
 }
 

@@ -3,15 +3,16 @@
 
 use crate::nvml::polled_gpu::PolledGpu;
 use model::gpu::GpmSample as Counters;
+use model::physical_range::PhysicalRange;
 use model::time::Monotonic;
-use model::unit::{Bytes, BytesPerSecond, Ratio};
+use model::unit::{Bytes, BytesPerSecond, Percent, Ratio};
 use model::{Absence, Reading};
 use nvml_wrapper::GpmSample;
 use nvml_wrapper::enums::gpm::GpmMetricId;
 use nvml_wrapper::error::NvmlError;
 use nvml_wrapper::gpm::gpm_metrics_get;
 
-/// The metrics, in the order in which they are read below.
+/// The metrics, shares first.
 const METRICS: [GpmMetricId; 12] = [
     GpmMetricId::GraphicsUtil,
     GpmMetricId::SmUtil,
@@ -25,6 +26,24 @@ const METRICS: [GpmMetricId; 12] = [
     GpmMetricId::PcieRxPerSec,
     GpmMetricId::NvlinkTotalTxPerSec,
     GpmMetricId::NvlinkTotalRxPerSec,
+];
+
+/// The ranges of the shares, then of the rates, in the order of [`METRICS`].
+const SHARES: [PhysicalRange; 8] = [
+    PhysicalRange::GRAPHICS_ACTIVE,
+    PhysicalRange::SM_ACTIVE,
+    PhysicalRange::SM_OCCUPANCY,
+    PhysicalRange::TENSOR_ACTIVE,
+    PhysicalRange::DRAM_ACTIVE,
+    PhysicalRange::FP64_ACTIVE,
+    PhysicalRange::FP32_ACTIVE,
+    PhysicalRange::FP16_ACTIVE,
+];
+const RATES: [PhysicalRange; 4] = [
+    PhysicalRange::COUNTED_PCIE_TX,
+    PhysicalRange::COUNTED_PCIE_RX,
+    PhysicalRange::COUNTED_NVLINK_TX,
+    PhysicalRange::COUNTED_NVLINK_RX,
 ];
 
 /// Architectures without GPM, as NVML names them; on unknown ones the agent calls NVML.
@@ -42,7 +61,8 @@ pub(super) fn read(gpu: &mut PolledGpu, at: Monotonic) {
         return;
     }
     let newer = gpu.asker.ask("gpm sample", || gpu.known.device.gpm_sample());
-    gpu.sample.gpm = between(gpu, gpu.gpm.as_ref(), newer.as_ref(), at);
+    let older = gpu.gpm.take();
+    gpu.sample.gpm = between(gpu, older.as_ref(), newer.as_ref(), at);
     gpu.gpm = newer.ok();
     // GPM counts all of the time between two samples; the plain call measures 20 ms.
     if let (Reading::Measured(..), Reading::Measured(..)) = (gpu.sample.gpm.pcie_tx, gpu.sample.gpm.pcie_rx) {
@@ -84,7 +104,7 @@ fn offered(gpu: &mut PolledGpu) -> Result<(), Absence> {
 
 /// The counters between two samples.
 fn between(
-    gpu: &PolledGpu,
+    gpu: &mut PolledGpu,
     older: Option<&GpmSample<'static>>,
     newer: Result<&GpmSample<'static>, &Absence>,
     at: Monotonic,
@@ -99,27 +119,34 @@ fn between(
         Ok(answers) => answers,
         Err(why) => return Counters::absent(why),
     };
-    let mut answers = answers.into_iter().map(|answer| answer.map(|metric| metric.value));
-    let mut next = || match answers.next() {
-        // For two samples at the same time, the library divides by zero.
-        Some(Ok(value)) if value.is_finite() => Reading::Measured(value, at),
-        Some(Ok(_)) | None => Reading::Absent(Absence::NotYet),
-        Some(Err(error)) => Reading::Absent(crate::nvml::absence::reason(error)),
-    };
-    let share = |percent: f64| Ratio((percent / 100.0).clamp(0.0, 1.0));
+    let asker = &mut gpu.asker;
+    let mut answers = answers.into_iter().map(|answer| match answer {
+        Ok(metric) => Ok(metric.value),
+        Err(error) => Err(crate::nvml::absence::reason(error)),
+    });
+    // For two samples at the same time, the library divides by zero: that is not in the range either.
+    let mut next = || answers.next().unwrap_or(Err(Absence::NotYet));
+    let shares = SHARES.map(|range| {
+        let share = asker.within(range, next().map(|percent| Percent(percent).ratio()));
+        Reading::from_result(share.map(|share| Ratio(share.0.min(1.0))), at)
+    });
+    let rates = RATES.map(|range| Reading::from_result(asker.within(range, next().map(mebibytes)), at));
+    let [graphics_active, sm_active, sm_occupancy, tensor_active, dram_active, fp64_active, fp32_active, fp16_active] =
+        shares;
+    let [pcie_tx, pcie_rx, nvlink_tx, nvlink_rx] = rates;
     Counters {
-        graphics_active: next().map(share),
-        sm_active: next().map(share),
-        sm_occupancy: next().map(share),
-        tensor_active: next().map(share),
-        dram_active: next().map(share),
-        fp64_active: next().map(share),
-        fp32_active: next().map(share),
-        fp16_active: next().map(share),
-        pcie_tx: next().map(mebibytes),
-        pcie_rx: next().map(mebibytes),
-        nvlink_tx: next().map(mebibytes),
-        nvlink_rx: next().map(mebibytes),
+        graphics_active,
+        sm_active,
+        sm_occupancy,
+        tensor_active,
+        dram_active,
+        fp64_active,
+        fp32_active,
+        fp16_active,
+        pcie_tx,
+        pcie_rx,
+        nvlink_tx,
+        nvlink_rx,
     }
 }
 

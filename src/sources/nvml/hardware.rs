@@ -7,6 +7,7 @@ use crate::nvml::polled_gpu::PolledGpu;
 use crate::nvml::{links, raw};
 use clock::monotonic;
 use model::hardware::{Fabric, FabricHealth, FabricState, PcieErrors, RetiredPages};
+use model::physical_range::PhysicalRange as Range;
 use model::time::Monotonic;
 use model::unit::Count;
 use model::{Absence, Reading};
@@ -39,9 +40,9 @@ pub(super) fn read(gpu: &mut PolledGpu, sysfs: &Path) {
 fn slot(gpu: &mut PolledGpu, at: Monotonic) {
     let (device, asker, hardware) = (&gpu.known.device, &mut gpu.asker, &mut gpu.sample.hardware);
     let generation = asker.ask("pcie generation", || device.current_pcie_link_gen());
-    hardware.pcie_generation = Reading::from_result(generation, at);
+    hardware.pcie_generation = Reading::from_result(asker.within(Range::PCIE_LINK_GENERATION, generation), at);
     let width = asker.ask("pcie width", || device.current_pcie_link_width());
-    hardware.pcie_width = Reading::from_result(width, at);
+    hardware.pcie_width = Reading::from_result(asker.within(Range::PCIE_LINK_WIDTH, width), at);
 }
 
 /// The kernel's counts of PCIe errors that the GPU reported (AER). These files do not exist on a machine whose firmware
@@ -63,8 +64,8 @@ fn pcie_errors(sysfs: &Path, bus_id: &str, at: Monotonic) -> PcieErrors {
 fn retired(gpu: &mut PolledGpu, at: Monotonic) {
     let (device, asker) = (&gpu.known.device, &mut gpu.asker);
     let mut pages = |name, cause| {
-        let count = asker.ask(name, || raw::retired_pages(device, cause));
-        Reading::from_result(count.map(|count| Count(count.into())), at)
+        let count = asker.ask(name, || raw::retired_pages(device, cause)).map(|count| Count(count.into()));
+        Reading::from_result(asker.within(Range::RETIRED, count), at)
     };
     let corrected = pages("retired pages corrected", raw::AFTER_CORRECTED);
     let uncorrected = pages("retired pages uncorrected", raw::AFTER_UNCORRECTED);

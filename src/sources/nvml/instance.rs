@@ -6,7 +6,8 @@ use crate::nvml::raw;
 use clock::monotonic;
 use model::gpu::{MAX_MIG, MigInstance};
 use model::id::GpuUuid;
-use model::unit::Bytes;
+use model::physical_range::PhysicalRange as Range;
+use model::unit::{Bytes, Mib};
 use model::{Absence, Reading};
 use nvml_wrapper::Device;
 use nvml_wrapper::struct_wrappers::device::DeviceAttributes;
@@ -64,7 +65,8 @@ fn identify(
     let memory = round
         .call("MIG memory", || device.memory_info())
         .map(|info| Bytes(info.total))
-        .or_else(|why| attributes.as_ref().map(|a| Bytes(a.memory_size_mb * Bytes::MIB)).map_err(|_| why));
+        .or_else(|why| attributes.as_ref().map(|a| Mib(a.memory_size_mb).bytes()).map_err(|_| why));
+    let memory = round.within(Range::MEMORY_TOTAL.within(total.unwrap_or(Bytes(u64::MAX))), memory);
     let profile = match (&attributes, total) {
         (Ok(attributes), Some(total)) => profile(attributes, total),
         // The name ends with the profile: `NVIDIA A100-SXM4-40GB MIG 1g.5gb`.

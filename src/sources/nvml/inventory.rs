@@ -11,6 +11,7 @@ use model::gpu::{ComputeCapability, Gpu, MAX_GPUS, MigInstance, UnidentifiedGpu}
 use model::hardware::Board;
 use model::id::GpuUuid;
 use model::nvidia::KERNEL_MODULE;
+use model::physical_range::{ImplausibleValue, PhysicalRange as Range};
 use model::unit::{Bytes, Watts};
 use model::{Absence, Reading};
 use nvml_wrapper::structs::device::CudaComputeCapability;
@@ -58,6 +59,15 @@ pub(super) struct Inventory {
     pub(super) unidentified: Vec<(u32, Absence)>,
     /// The calls that failed, by GPU.
     pub(super) failed: Vec<(GpuUuid, Failed)>,
+    /// The values that no GPU can have, by GPU.
+    pub(super) implausible: Vec<(GpuUuid, Vec<ImplausibleValue>)>,
+}
+
+/// A GPU that was identified, and the problems of its calls.
+struct Identified {
+    known: KnownGpu,
+    failed: Failed,
+    implausible: Vec<ImplausibleValue>,
 }
 
 /// Takes the inventory of all GPUs. Where nothing new can be read, the known values stay, with their times.
@@ -113,16 +123,16 @@ impl Search<'_> {
             return;
         }
         match self.by_slot(known) {
-            Ok((now, failed)) => {
-                self.moved |= now.gpu.index != known.gpu.index;
-                self.add(now, failed);
+            Ok(now) => {
+                self.moved |= now.known.gpu.index != known.gpu.index;
+                self.add(now);
             }
             Err(NOT_FOUND) => self.moved = true,
             Err(_) => self.unanswering.push(known.clone()),
         }
     }
 
-    fn by_slot(&self, known: &KnownGpu) -> Result<(KnownGpu, Failed), Absence> {
+    fn by_slot(&self, known: &KnownGpu) -> Result<Identified, Absence> {
         let slot = known.gpu.pci_bus_id.value().ok_or(Absence::NotYet)?;
         let mut round = PollRound::new(self.source.heartbeat, known.key());
         let device = round.call("handle by slot", || self.source.nvml.device_by_pci_bus_id(&**slot))?;
@@ -162,9 +172,9 @@ impl Search<'_> {
     fn identify_index(&mut self, index: u32) {
         let round = PollRound::new(self.source.heartbeat, GpuKey::Index(index));
         match self.by_index(round, index) {
-            Ok((known, failed)) => {
-                self.unanswering.retain(|unanswering| unanswering.gpu.uuid != known.gpu.uuid);
-                self.add(known, failed);
+            Ok(now) => {
+                self.unanswering.retain(|unanswering| unanswering.gpu.uuid != now.known.gpu.uuid);
+                self.add(now);
             }
             Err(why) => {
                 let before = self.unanswering.iter().position(|known| known.gpu.index == index);
@@ -177,13 +187,14 @@ impl Search<'_> {
         }
     }
 
-    fn by_index(&self, mut round: PollRound<'_>, index: u32) -> Result<(KnownGpu, Failed), Absence> {
+    fn by_index(&self, mut round: PollRound<'_>, index: u32) -> Result<Identified, Absence> {
         let device = round.call("handle", || self.source.nvml.device_by_index(index))?;
         identify(self.source, (round, index), device, self.before)
     }
 
-    fn add(&mut self, known: KnownGpu, failed: Failed) {
+    fn add(&mut self, Identified { known, failed, implausible }: Identified) {
         self.found.failed.push((known.gpu.uuid.clone(), failed));
+        self.found.implausible.push((known.gpu.uuid.clone(), implausible));
         self.found.known.push(known);
     }
 
@@ -202,7 +213,7 @@ fn identify(
     (mut round, index): (PollRound<'_>, u32),
     device: Device<'static>,
     before: &[KnownGpu],
-) -> Result<(KnownGpu, Failed), Absence> {
+) -> Result<Identified, Absence> {
     let text = round.call("UUID", || device.uuid())?;
     let uuid = GpuUuid::parse(&text).map_err(|_| Absence::Unreadable)?;
     round.set_key(GpuKey::Uuid(uuid.clone()));
@@ -233,7 +244,8 @@ fn identify(
             old.map(|old| old.instances.clone()).unwrap_or_default()
         }
     };
-    Ok((KnownGpu { gpu, device, instances }, round.failed()))
+    let implausible = round.take_implausible();
+    Ok(Identified { known: KnownGpu { gpu, device, instances }, failed: round.failed(), implausible })
 }
 
 /// Slots that the kernel's driver serves (`/proc/driver/nvidia/gpus`) but NVML does not list: GPUs that were added
@@ -275,6 +287,9 @@ fn read(round: &mut PollRound<'_>, sysfs: &Path, device: &Device<'static>, (uuid
         .and_then(|id| numa_of_slot(sysfs, id))
         .map_or_else(|| round.call("NUMA node", || device.numa_node_id()), Ok);
     let power_limit = round.call("power limit", || device.enforced_power_limit());
+    let power_limit = round.within(Range::POWER_LIMIT, power_limit.map(|milliwatts| Watts(f64::from(milliwatts) / 1000.0)));
+    let memory = round.call("memory size", || device.memory_info());
+    let memory_total = round.within(Range::MEMORY_TOTAL, memory.map(|info| Bytes(info.total)));
     Gpu {
         uuid,
         index,
@@ -287,11 +302,8 @@ fn read(round: &mut PollRound<'_>, sysfs: &Path, device: &Device<'static>, (uuid
             round.call("compute capability", || device.cuda_compute_capability()).and_then(compute),
             at,
         ),
-        memory_total: Reading::from_result(
-            round.call("memory size", || device.memory_info()).map(|info| Bytes(info.total)),
-            at,
-        ),
-        power_limit: Reading::from_result(power_limit.map(|milliwatts| Watts(f64::from(milliwatts) / 1000.0)), at),
+        memory_total: Reading::from_result(memory_total, at),
+        power_limit: Reading::from_result(power_limit, at),
         mig_mode: Reading::from_result(round.call("MIG mode", || device.mig_mode()).map(|mode| mode.current == 1), at),
         mig: Reading::NOT_YET,
         links: Vec::new(),

@@ -9,6 +9,7 @@ use crate::nvml::absence::{INVALID_ARGUMENT, lasting, reason};
 use crate::nvml::polled_gpu::{PolledGpu, of_field};
 use crate::nvml::raw;
 use model::hardware::{LinkError, MAX_NVLINKS, NvLink};
+use model::physical_range::PhysicalRange as Range;
 use model::time::Monotonic;
 use model::unit::Count;
 use model::{Absence, Reading};
@@ -107,10 +108,11 @@ fn by_fields(gpu: &mut PolledGpu, links: &mut [NvLink], at: Monotonic) {
             gpu.asker.link_field_is_unknown(*id, why);
         }
     }
+    let asker = &mut gpu.asker;
     assign(links, results, |link, results: Result<Vec<Result<u64, Absence>>, Absence>| match results {
         Ok(values) => {
             for (kind, value) in kinds.iter().zip(values) {
-                settle(link, *kind, Reading::from_result(value.map(Count), at));
+                settle(link, *kind, Reading::from_result(asker.within(Range::NVLINK_ERRORS, value.map(Count)), at));
             }
         }
         Err(why) => kinds.iter().for_each(|kind| settle(link, *kind, Reading::Absent(why))),
@@ -137,7 +139,10 @@ fn by_counters(gpu: &mut PolledGpu, links: &mut [NvLink], at: Monotonic) {
             continue;
         }
         let results = gpu.asker.ask(name, || each(links, |link| raw::link_errors(device, link, number)));
-        assign(links, results, |link, count| settle(link, kind, Reading::from_result(count.map(Count), at)));
+        let asker = &mut gpu.asker;
+        assign(links, results, |link, count| {
+            settle(link, kind, Reading::from_result(asker.within(Range::NVLINK_ERRORS, count.map(Count)), at));
+        });
     }
 }
 

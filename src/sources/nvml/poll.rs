@@ -17,6 +17,7 @@ use clock::{self, monotonic};
 use model::gpu::{GpuSample, UnidentifiedGpu};
 use model::id::GpuUuid;
 use model::observation::{ErrorCounter, Fact, GpuSourceState, Sample};
+use model::physical_range::ImplausibleValue;
 use model::process::GpuProcesses;
 use model::time::Monotonic;
 use model::unit::Bytes;
@@ -239,6 +240,7 @@ impl Poller {
         let mut found = inventory::take(source, &before)?;
         self.inventory_failed = None;
         self.log_failures("identity", std::mem::take(&mut found.failed));
+        let implausible = std::mem::take(&mut found.implausible);
         if monotonic() >= *topology_due || !inventory::same_set(&before, &found.known) {
             let failed = topology::read(source, &mut found.known);
             self.log_failures("topology", failed);
@@ -258,6 +260,7 @@ impl Poller {
             self.send(Message::Inventory(found.known.clone()));
             self.set_gpus(found.known);
         }
+        self.count_implausible(implausible);
         Ok(())
     }
 
@@ -277,6 +280,15 @@ impl Poller {
             }
         }
         self.failed.insert(kind, failed);
+    }
+
+    /// Counts the impossible values of an inventory on their GPUs.
+    fn count_implausible(&mut self, values: Vec<(GpuUuid, Vec<ImplausibleValue>)>) {
+        for (uuid, values) in values {
+            if let Some(gpu) = self.gpus.iter_mut().find(|gpu| gpu.polled.known.gpu.uuid == uuid) {
+                values.into_iter().for_each(|value| gpu.polled.asker.count_implausible(value));
+            }
+        }
     }
 
     /// Reports the GPUs that NVML counts but the agent cannot identify, when they have changed or the session is new.
@@ -371,6 +383,7 @@ impl Poller {
         if self.heartbeat.dismissed() {
             return;
         }
+        gpu.polled.sample.implausible = gpu.polled.asker.take_implausible();
         let uuid = gpu.polled.known.gpu.uuid.clone();
         self.reporter.sample(Sample::Gpu(uuid, Box::new(gpu.polled.sample.clone())));
         if let Some(processes) = processes {

@@ -4,6 +4,8 @@
 
 use crate::nvml::absence::ordinary;
 use crate::nvml::heartbeat::{GpuKey, Heartbeat};
+use model::physical_range::{ImplausibleValue, PhysicalRange};
+use model::sample_value::BaseUnits;
 use model::{Absence, Reading};
 use nvml_wrapper::error::NvmlError;
 use std::collections::BTreeMap;
@@ -17,11 +19,12 @@ pub(super) struct PollRound<'a> {
     heartbeat: &'a Heartbeat,
     gpu: GpuKey,
     failed: Failed,
+    implausible: Vec<ImplausibleValue>,
 }
 
 impl<'a> PollRound<'a> {
     pub(super) fn new(heartbeat: &'a Heartbeat, gpu: GpuKey) -> Self {
-        PollRound { heartbeat, gpu, failed: Failed::new() }
+        PollRound { heartbeat, gpu, failed: Failed::new(), implausible: Vec::new() }
     }
 
     /// Sets the key of the GPU for the calls that follow.
@@ -64,6 +67,23 @@ impl<'a> PollRound<'a> {
                 Err(why)
             }
         }
+    }
+
+    /// The value, if it is in the physical range of its reading. Any other value is kept for the GPU's counts.
+    pub(super) fn within<T: BaseUnits + Copy>(
+        &mut self,
+        range: PhysicalRange,
+        answer: Result<T, Absence>,
+    ) -> Result<T, Absence> {
+        range.check(answer?).map_err(|value| {
+            self.implausible.push(value);
+            Absence::Implausible
+        })
+    }
+
+    /// The impossible values so far.
+    pub(super) fn take_implausible(&mut self) -> Vec<ImplausibleValue> {
+        std::mem::take(&mut self.implausible)
     }
 
     /// The calls that failed.

@@ -9,6 +9,8 @@ use model::Absence;
 use model::gpu::GpuSample;
 use model::id::GpuUuid;
 use model::observation::ErrorCounter;
+use model::physical_range::{ImplausibleValue, PhysicalRange};
+use model::sample_value::BaseUnits;
 use model::time::{Monotonic, Now};
 use nvml_wrapper::GpmSample;
 use nvml_wrapper::error::NvmlError;
@@ -33,6 +35,8 @@ pub(super) struct GpuCaller {
     answers: BTreeMap<Call, Refusal>,
     /// NVLink fields that this driver or this GPU does not know, with the reason.
     unknown_link_fields: BTreeMap<u32, Absence>,
+    /// Number of values outside the range of their reading since the last sample; 0 for a reading that had one before.
+    implausible: BTreeMap<&'static str, u32>,
     lost: bool,
 }
 
@@ -71,6 +75,7 @@ impl GpuCaller {
             key,
             answers: BTreeMap::new(),
             unknown_link_fields: BTreeMap::new(),
+            implausible: BTreeMap::new(),
             lost: false,
         }
     }
@@ -165,6 +170,37 @@ impl GpuCaller {
             }
         }
         self.answers.insert(of, Refusal { why, at: Some(monotonic()), lasts: REFUSAL_LASTS });
+    }
+
+    /// The value, if it is in the physical range of its reading. Any other value is counted.
+    pub(super) fn within<T: BaseUnits + Copy>(
+        &mut self,
+        range: PhysicalRange,
+        answer: Result<T, Absence>,
+    ) -> Result<T, Absence> {
+        range.check(answer?).map_err(|value| {
+            self.count_implausible(value);
+            Absence::Implausible
+        })
+    }
+
+    /// Counts a value outside the range of its reading, and logs the first one of each reading.
+    pub(super) fn count_implausible(&mut self, ImplausibleValue { reading, value }: ImplausibleValue) {
+        let first = !self.implausible.contains_key(reading);
+        let count = self.implausible.entry(reading).or_default();
+        *count = count.saturating_add(1);
+        if first {
+            tracing::warn!(
+                gpu_uuid = %self.uuid, reading, value,
+                "the driver reports a value that no GPU can have, so this reading is absent; repeats are only counted"
+            );
+        }
+    }
+
+    /// The number of such values by reading, since this was last called.
+    pub(super) fn take_implausible(&mut self) -> Vec<(&'static str, u32)> {
+        let counts = self.implausible.iter_mut().map(|(reading, count)| (*reading, std::mem::take(count)));
+        counts.filter(|(_, count)| *count > 0).collect()
     }
 
     /// Whether a call has answered "GPU is lost" since this was last called.

@@ -11,6 +11,7 @@ use crate::nvml::process_use::{Use, UseMeter, Uses};
 use crate::process_owner::{IdentifiedProcess, ProcessOwnerReader};
 use clock::monotonic;
 use model::gpu::MigInstance;
+use model::physical_range::PhysicalRange;
 use model::process::{GpuProcess, GpuProcessKind, GpuProcesses, MAX_GPU_PROCESSES, ProcessOwner};
 use model::time::{Now, WallTime};
 use model::unit::Bytes;
@@ -80,7 +81,8 @@ impl Graphics {
 #[derive(Clone, Copy, Debug)]
 struct Listed {
     kind: GpuProcessKind,
-    memory: Option<Bytes>,
+    /// `None`: the driver does not report it.
+    memory: Option<Result<Bytes, Absence>>,
     instance: Option<(u32, Option<u32>)>,
 }
 
@@ -183,7 +185,8 @@ fn merged_lists(gpu: &mut PolledGpu, clients: &mut Clients) -> Result<BTreeMap<u
     let mut all = BTreeMap::new();
     for (infos, kind) in [(compute, GpuProcessKind::Compute), (mps, GpuProcessKind::Mps)] {
         for info in infos {
-            put(&mut all, &info, kind);
+            let memory = memory(asker, gpu.known.gpu.memory_total, &info);
+            put(&mut all, &info, memory, kind);
         }
     }
     let unexplained = unexplained(gpu.sample.memory_used.get(), &all);
@@ -194,7 +197,8 @@ fn merged_lists(gpu: &mut PolledGpu, clients: &mut Clients) -> Result<BTreeMap<u
         let graphics = or_none(whole(asker, "graphics processes", || device.running_graphics_processes()))?;
         clients.graphics.was_read(graphics.is_empty(), unexplained);
         for info in graphics {
-            put(&mut all, &info, GpuProcessKind::Graphics);
+            let memory = memory(asker, gpu.known.gpu.memory_total, &info);
+            put(&mut all, &info, memory, GpuProcessKind::Graphics);
         }
     }
     Ok(all)
@@ -202,7 +206,7 @@ fn merged_lists(gpu: &mut PolledGpu, clients: &mut Clients) -> Result<BTreeMap<u
 
 /// Used memory that these processes do not explain; `None` if the driver does not report one of the two.
 fn unexplained(used: Option<Bytes>, listed: &BTreeMap<u32, Listed>) -> Option<u64> {
-    let explained = listed.values().try_fold(0_u64, |sum, entry| Some(sum.saturating_add(entry.memory?.0)))?;
+    let explained = listed.values().try_fold(0_u64, |sum, entry| Some(sum.saturating_add(entry.memory?.ok()?.0)))?;
     Some(used?.0.saturating_sub(explained))
 }
 
@@ -226,15 +230,26 @@ fn or_none(answer: Result<Vec<ProcessInfo>, Absence>) -> Result<Vec<ProcessInfo>
     }
 }
 
-/// Adds an entry. A process may be in more than one list, each time with all of its memory.
-fn put(all: &mut BTreeMap<u32, Listed>, info: &ProcessInfo, kind: GpuProcessKind) {
-    let memory = match info.used_gpu_memory {
-        UsedGpuMemory::Used(bytes) => Some(Bytes(bytes)),
+/// The memory of a process, which is not more than that of the GPU; `None` if the driver does not report it.
+fn memory(asker: &mut GpuCaller, total: Reading<Bytes>, info: &ProcessInfo) -> Option<Result<Bytes, Absence>> {
+    let range = PhysicalRange::PROCESS_MEMORY.within(total.get().unwrap_or(Bytes(u64::MAX)));
+    match info.used_gpu_memory {
+        UsedGpuMemory::Used(bytes) => Some(asker.within(range, Ok(Bytes(bytes)))),
         UsedGpuMemory::Unavailable => None,
-    };
+    }
+}
+
+/// Adds an entry. A process may be in more than one list, each time with all of its memory.
+fn put(
+    all: &mut BTreeMap<u32, Listed>,
+    info: &ProcessInfo,
+    memory: Option<Result<Bytes, Absence>>,
+    kind: GpuProcessKind,
+) {
     let instance = info.gpu_instance_id.map(|gpu| (gpu, info.compute_instance_id));
     let entry = all.entry(info.pid).or_insert(Listed { kind, memory, instance });
-    entry.memory = [entry.memory, memory].into_iter().flatten().max_by_key(|bytes| bytes.0);
+    let known = [entry.memory, memory].into_iter().flatten();
+    entry.memory = known.max_by_key(|memory| memory.map(|bytes| bytes.0).ok());
     entry.instance = entry.instance.or(instance);
     if kind == GpuProcessKind::Mps {
         entry.kind = kind;
@@ -264,7 +279,7 @@ fn process(gpu: &PolledGpu, pid: u32, entry: &Listed, identified: Option<&Identi
         owner: identified.map_or(ProcessOwner::Unknown, |process| process.owner.clone()),
         kind: entry.kind,
         mig: entry.instance.and_then(|ids| instance(gpu.known.gpu.instances(), ids)).map(|mig| mig.uuid.clone()),
-        memory_used: entry.memory.map_or(Reading::Absent(without), |bytes| Reading::Measured(bytes, monotonic())),
+        memory_used: Reading::from_result(entry.memory.unwrap_or(Err(without)), monotonic()),
         sm: uses.sm,
         encoder: uses.encoder,
         decoder: uses.decoder,
@@ -345,10 +360,12 @@ mod tests {
             compute_instance_id: None,
         };
         let mut all = BTreeMap::new();
-        put(&mut all, &info(100), GpuProcessKind::Compute);
-        put(&mut all, &info(120), GpuProcessKind::Mps);
-        put(&mut all, &info(100), GpuProcessKind::Graphics);
+        for (memory, kind) in
+            [(100, GpuProcessKind::Compute), (120, GpuProcessKind::Mps), (100, GpuProcessKind::Graphics)]
+        {
+            put(&mut all, &info(memory), Some(Ok(Bytes(memory))), kind);
+        }
         assert_eq!(all.len(), 1);
-        assert_eq!((all[&7].memory, all[&7].kind), (Some(Bytes(120)), GpuProcessKind::Mps));
+        assert_eq!((all[&7].memory, all[&7].kind), (Some(Ok(Bytes(120))), GpuProcessKind::Mps));
     }
 }

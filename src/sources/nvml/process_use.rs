@@ -11,6 +11,7 @@
 use crate::nvml::absence::{INSUFFICIENT_SIZE, NO_DATA, NOT_FOUND};
 use crate::nvml::polled_gpu::{BUFFERS, OwnUse, PolledGpu};
 use crate::nvml::utilization::Buffer;
+use model::physical_range::{ImplausibleValue, PhysicalRange};
 use model::process::MAX_GPU_PROCESSES;
 use model::time::{Monotonic, Now, WallTime};
 use model::unit::Percent;
@@ -125,7 +126,9 @@ impl UseMeter {
             answer = gpu.asker.ask("process utilization", || device.process_utilization_stats(from));
         }
         match answer {
-            Ok(samples) => self.record.put(samples, latest),
+            Ok(samples) => {
+                self.record.put(samples, latest).into_iter().for_each(|value| gpu.asker.count_implausible(value));
+            }
             // The driver has no sample of a process that did nothing.
             Err(NOT_FOUND | NO_DATA) => {}
             Err(why) => self.failed = Some(gpu.under_mig(why)),
@@ -178,7 +181,7 @@ impl UseMeter {
         let newest = |pid: &u32| record.samples.get(pid)?.last().map(|sample| sample.timestamp);
         let at = now.monotonic;
         let mut uses: BTreeMap<u32, (Use, Option<WallTime>)> =
-            record.dropped.iter().map(|pid| (*pid, (Use::absent(Absence::Unreadable), None))).collect();
+            record.dropped.iter().map(|pid| (*pid, (Use::absent(Absence::Implausible), None))).collect();
         uses.extend(shares.iter().map(|(pid, shares)| {
             let scaled = std::array::from_fn(|part| shares[part] * factor[part]);
             (*pid, (Use::measured(scaled, at), newest(pid).map(WallTime)))
@@ -209,16 +212,22 @@ fn factor(total: f64, own: Option<f64>) -> f64 {
 }
 
 impl Record {
-    /// Adds an answer. Samples that are not newer than the record are in it already. A sample with a share above 100 is
-    /// dropped with all its parts.
-    fn put(&mut self, samples: Vec<ProcessUtilizationSample>, latest: u64) {
+    /// Adds an answer. Samples that are not newer than the record are in it already. A sample with an impossible share
+    /// is dropped with all its parts; returns the first such share of each process.
+    fn put(&mut self, samples: Vec<ProcessUtilizationSample>, latest: u64) -> Vec<ImplausibleValue> {
         let from = self.to;
+        let mut implausible = Vec::new();
         for sample in samples.into_iter().filter(|sample| sample.timestamp > from && sample.timestamp <= latest) {
             if self.count + self.dropped.len() >= MAX_SAMPLES {
-                return;
+                break;
             }
-            if [sample.sm_util, sample.mem_util, sample.enc_util, sample.dec_util].iter().any(|share| *share > ALL) {
-                self.dropped.insert(sample.pid);
+            let shares = [sample.sm_util, sample.mem_util, sample.enc_util, sample.dec_util];
+            let outside = |share: u32| PhysicalRange::PROCESS_USE.check(Percent(share.into())).err();
+            if let Some(value) = shares.into_iter().find_map(outside) {
+                // The same sample is in the next answers too.
+                if self.dropped.insert(sample.pid) {
+                    implausible.push(value);
+                }
                 continue;
             }
             self.to = self.to.max(sample.timestamp);
@@ -229,6 +238,7 @@ impl Record {
                 self.count += 1;
             }
         }
+        implausible
     }
 }
 
@@ -343,8 +353,9 @@ mod tests {
         let garbage = ProcessUtilizationSample { enc_util: 4_000_000_000, ..sample(9, 15, 3) };
         let answer =
             [sample(7, 20, 40), sample(8, 15, 101), garbage, sample(7, 15, 20), sample(7, 10, 90), sample(7, 15, 20)];
-        record.put(answer.to_vec(), u64::MAX);
-        record.put(answer.to_vec(), u64::MAX);
+        let counted =
+            [record.put(answer.to_vec(), u64::MAX), record.put(answer.to_vec(), u64::MAX)].map(|all| all.len());
+        assert_eq!(counted, [2, 0], "once for each process");
         let kept: Vec<(u32, Vec<u64>)> =
             record.samples.iter().map(|(pid, all)| (*pid, all.iter().map(|one| one.timestamp).collect())).collect();
         assert_eq!(kept, [(7, vec![1_500_000, 2_000_000])]);

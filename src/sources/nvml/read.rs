@@ -1,9 +1,11 @@
 //! The readings of one GPU: the cheap ones every second, the others less often.
 
+use crate::nvml::memory::MemoryParts;
 use crate::nvml::polled_gpu::PolledGpu;
 use crate::nvml::raw;
-use crate::nvml::{hardware, utilization};
+use crate::nvml::{hardware, memory, utilization};
 use model::gpu::{EccErrors, GpmSample, MigSample, RemappedRows, Violations};
+use model::physical_range::PhysicalRange as Range;
 use model::recovery::RecoveryAction;
 use model::time::{Monotonic, Now};
 use model::unit::{Bytes, BytesPerSecond, Celsius, Count, Megahertz, Millijoules, Nanos, Watts};
@@ -29,25 +31,26 @@ pub(super) fn often(gpu: &mut PolledGpu, now: Now) -> bool {
     let at = now.monotonic;
     let _ = gpu.asker.take_lost();
     gpu.skew.look(now);
-    memory(gpu, at);
+    memory::read(gpu, at);
     utilization::read(gpu, now);
     let device = &gpu.known.device;
     let asker = &mut gpu.asker;
     let sample = &mut gpu.sample;
-    let power = asker.ask("power", || device.power_usage());
-    sample.power = Reading::from_result(power.map(|milliwatts| Watts(f64::from(milliwatts) / 1000.0)), at);
-    let energy = asker.ask("energy", || device.total_energy_consumption());
-    sample.energy = Reading::from_result(energy.map(Millijoules), at);
-    let sm = asker.ask("clock sm", || device.clock_info(Clock::SM));
-    sample.clock_sm = Reading::from_result(sm.map(Megahertz), at);
-    let memory = asker.ask("clock memory", || device.clock_info(Clock::Memory));
-    sample.clock_memory = Reading::from_result(memory.map(Megahertz), at);
+    let power = asker.ask("power", || device.power_usage()).map(|milliwatts| Watts(f64::from(milliwatts) / 1000.0));
+    sample.power = Reading::from_result(asker.within(Range::POWER, power), at);
+    let energy = asker.ask("energy", || device.total_energy_consumption()).map(Millijoules);
+    sample.energy = Reading::from_result(asker.within(Range::ENERGY, energy), at);
+    let sm = asker.ask("clock sm", || device.clock_info(Clock::SM)).map(Megahertz);
+    sample.clock_sm = Reading::from_result(asker.within(Range::CLOCK_SM, sm), at);
+    let memory = asker.ask("clock memory", || device.clock_info(Clock::Memory)).map(Megahertz);
+    sample.clock_memory = Reading::from_result(asker.within(Range::CLOCK_MEMORY, memory), at);
     let reasons = asker.ask("throttle reasons", || device.current_throttle_reasons());
     sample.throttle_reasons = Reading::from_result(reasons.map(|reasons| reasons.bits()), at);
     let temperature = asker.ask("temperature", || device.temperature(TemperatureSensor::Gpu));
-    sample.temperature = Reading::from_result(temperature.and_then(|number| degrees(number.into())), at);
-    let memory = asker.ask_field("temperature memory", || field(device, NVML_FI_DEV_MEMORY_TEMP, 0));
-    sample.temperature_memory = Reading::from_result(memory.and_then(degrees), at);
+    let temperature = temperature.map(|number| degrees(number.into()));
+    sample.temperature = Reading::from_result(asker.within(Range::TEMPERATURE, temperature), at);
+    let memory = asker.ask_field("temperature memory", || field(device, NVML_FI_DEV_MEMORY_TEMP, 0)).map(degrees);
+    sample.temperature_memory = Reading::from_result(asker.within(Range::MEMORY_TEMPERATURE, memory), at);
     instances(gpu, at);
     let sample = &gpu.sample;
     let told = sample.memory_used.at().or(sample.utilization.at()).or(sample.temperature.at()).or(sample.power.at());
@@ -55,23 +58,6 @@ pub(super) fn often(gpu: &mut PolledGpu, now: Now) -> bool {
         gpu.asker.ask_permission_again();
     }
     !gpu.asker.take_lost()
-}
-
-fn memory(gpu: &mut PolledGpu, at: Monotonic) {
-    let info = gpu.asker.ask("memory", || gpu.known.device.memory_info());
-    let sample = &mut gpu.sample;
-    match info {
-        Ok(info) => {
-            sample.memory_used = Reading::Measured(Bytes(info.used), at);
-            sample.memory_reserved = Reading::Measured(Bytes(info.reserved), at);
-            sample.memory_free = Reading::Measured(Bytes(info.free), at);
-        }
-        Err(why) => {
-            sample.memory_used = Reading::Absent(why);
-            sample.memory_reserved = Reading::Absent(why);
-            sample.memory_free = Reading::Absent(why);
-        }
-    }
 }
 
 /// Memory of the MIG instances; their profiling counters keep their last readings.
@@ -86,14 +72,12 @@ fn instances(gpu: &mut PolledGpu, at: Monotonic) {
             .find(|sample| sample.uuid == *uuid)
             .map_or(GpmSample::absent(Absence::NotYet), |sample| sample.gpm);
         let info = gpu.asker.ask_instance("memory of a MIG instance", uuid, || instance.device.memory_info());
-        let of = |part: fn(&nvml_wrapper::struct_wrappers::device::MemoryInfo) -> u64| {
-            Reading::from_result(info.as_ref().map(|info| Bytes(part(info))).map_err(|why| *why), at)
-        };
+        let MemoryParts { used, free, reserved } = memory::parts(&mut gpu.asker, info, at);
         samples.push(MigSample {
             uuid: uuid.clone(),
-            memory_used: of(|info| info.used),
-            memory_free: of(|info| info.free),
-            memory_reserved: of(|info| info.reserved),
+            memory_used: used,
+            memory_free: free,
+            memory_reserved: reserved,
             gpm,
         });
     }
@@ -107,12 +91,16 @@ pub(super) fn seldom(gpu: &mut PolledGpu, sysfs: &Path) {
     let asker = &mut gpu.asker;
     let sample = &mut gpu.sample;
     let replays = asker.ask("pcie replays", || device.pcie_replay_counter());
-    sample.pcie_replays = Reading::from_result(replays.map(|count| Count(count.into())), at);
+    let replays = asker.within(Range::PCIE_REPLAYS, replays.map(|count| Count(count.into())));
+    sample.pcie_replays = Reading::from_result(replays, at);
     let remapped = asker.ask("remapped rows", || raw::remapped_rows(device));
     sample.remapped = match remapped {
         Ok(rows) => RemappedRows {
-            correctable: Reading::Measured(Count(rows.correctable.into()), at),
-            uncorrectable: Reading::Measured(Count(rows.uncorrectable.into()), at),
+            correctable: Reading::from_result(asker.within(Range::REMAPPED, Ok(Count(rows.correctable.into()))), at),
+            uncorrectable: Reading::from_result(
+                asker.within(Range::REMAPPED, Ok(Count(rows.uncorrectable.into()))),
+                at,
+            ),
             pending: Reading::Measured(rows.pending, at),
             failed: Reading::Measured(rows.failed, at),
         },
@@ -130,7 +118,8 @@ pub(super) fn seldom(gpu: &mut PolledGpu, sysfs: &Path) {
         let [sent, received] = raw::fields(device, both, ALL_LINKS)?;
         Ok(sent.and_then(|sent| Ok(sent.saturating_add(received?))))
     });
-    sample.nvlink_bytes = Reading::from_result(links.map(|kib| Bytes(kib.saturating_mul(NVLINK_UNIT))), at);
+    let links = asker.within(Range::NVLINK_BYTES, links.map(|kib| Bytes(kib.saturating_mul(NVLINK_UNIT))));
+    sample.nvlink_bytes = Reading::from_result(links, at);
     ecc(gpu, at);
     violations(gpu, at);
     throughput(gpu);
@@ -142,8 +131,8 @@ fn violations(gpu: &mut PolledGpu, at: Monotonic) {
     let device = &gpu.known.device;
     let asker = &mut gpu.asker;
     let mut held = |name, policy| {
-        let told = asker.ask(name, || device.violation_status(policy));
-        Reading::from_result(told.map(|told| Nanos(told.violation_time)), at)
+        let told = asker.ask(name, || device.violation_status(policy)).map(|told| Nanos(told.violation_time));
+        Reading::from_result(asker.within(Range::VIOLATION, told), at)
     };
     gpu.sample.violations = Violations {
         power: held("violation power", PerformancePolicy::Power),
@@ -161,7 +150,12 @@ fn ecc(gpu: &mut PolledGpu, at: Monotonic) {
     let device = &gpu.known.device;
     let asker = &mut gpu.asker;
     let mut count = |name, error, counter| {
-        Reading::from_result(asker.ask(name, || device.total_ecc_errors(error, counter)).map(Count), at)
+        let range = match counter {
+            EccCounter::Volatile => Range::ECC_VOLATILE,
+            EccCounter::Aggregate => Range::ECC_AGGREGATE,
+        };
+        let errors = asker.ask(name, || device.total_ecc_errors(error, counter)).map(Count);
+        Reading::from_result(asker.within(range, errors), at)
     };
     gpu.sample.ecc_volatile = EccErrors {
         corrected: count("ecc volatile corrected", MemoryError::Corrected, EccCounter::Volatile),
@@ -181,10 +175,10 @@ fn throughput(gpu: &mut PolledGpu) {
     }
     let device = &gpu.known.device;
     let speed = |units: u32| BytesPerSecond(f64::from(units) * PCIE_UNIT);
-    let sent = gpu.asker.ask("pcie sent", || device.pcie_throughput(PcieUtilCounter::Send));
-    gpu.sample.pcie_tx = Reading::from_result(sent.map(speed), clock::monotonic());
-    let received = gpu.asker.ask("pcie received", || device.pcie_throughput(PcieUtilCounter::Receive));
-    gpu.sample.pcie_rx = Reading::from_result(received.map(speed), clock::monotonic());
+    let sent = gpu.asker.ask("pcie sent", || device.pcie_throughput(PcieUtilCounter::Send)).map(speed);
+    gpu.sample.pcie_tx = Reading::from_result(gpu.asker.within(Range::PCIE_TX, sent), clock::monotonic());
+    let received = gpu.asker.ask("pcie received", || device.pcie_throughput(PcieUtilCounter::Receive)).map(speed);
+    gpu.sample.pcie_rx = Reading::from_result(gpu.asker.within(Range::PCIE_RX, received), clock::monotonic());
 }
 
 /// One field of one scope. The outer result is that of the call, the inner one that of the field.
@@ -193,9 +187,9 @@ fn field(device: &nvml_wrapper::Device<'static>, id: u32, scope: u32) -> Result<
     Ok(value)
 }
 
-/// NVML has no negative temperatures; a number that is too large is not a temperature.
-fn degrees(number: u64) -> Result<Celsius, Absence> {
-    i32::try_from(number).map(Celsius).map_err(|_| Absence::Unreadable)
+/// NVML has no negative temperatures; a number that is too large is outside the range.
+fn degrees(number: u64) -> Celsius {
+    Celsius(i32::try_from(number).unwrap_or(i32::MAX))
 }
 
 /// For the tests with the fake driver: the calls that give each reading of a GPU, and a value to read.

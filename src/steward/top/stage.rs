@@ -112,6 +112,7 @@ fn seen(gpu: Gpu, sample: GpuSample, list: Vec<GpuProcess>, holders: Vec<PodUid>
         last_xid: None,
         xids: Vec::new(),
         xid_count: 0,
+        implausible: Vec::new(),
     }
 }
 

@@ -90,7 +90,7 @@ fn an_impossible_sample_is_absent_and_other_processes_are_still_measured() {
     let processes = vec![process(1, 2 << 30, 4e9), process(2, 1 << 30, 1.0), process(3, 1 << 30, 0.0)];
     let gpu = FakeGpu { processes, ..with(fake_gpus("H100", 1), &[(ReadingKind::UtilizationPercent, 1.0)]) };
     for list in lists(gpu, 15) {
-        assert_eq!(list[&1].absence(), Some(Absence::Unreadable), "absent, neither 100 nor 0");
+        assert_eq!(list[&1].absence(), Some(Absence::Implausible), "absent, neither 100 nor 0");
         assert!((percent(&list, 2) - 1.0).abs() < 0.05, "{list:?}");
         assert_eq!(list[&3].get(), Some(Percent(0.0)));
     }

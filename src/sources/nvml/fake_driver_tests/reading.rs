@@ -1,11 +1,12 @@
 //! Tests of every reading, and of when it is absent.
 
-use super::{FakeGpu, Harness, ReadingKind, Scenario, error, fake_gpus, of, with};
+use super::{FakeGpu, Harness, ReadingKind, Scenario, Value, error, fake_gpus, of, with};
 use crate::nvml::read::driven;
-use lab::scenario::{FakeProcess, MigDetail, MigSlot, process};
+use lab::scenario::{FakeProcess, MigDetail, MigSlot, Program, process};
 use model::gpu::GPU_READINGS;
+use model::physical_range::PhysicalRange;
 use model::sample_value::SampleValue;
-use model::unit::{Bytes, Percent, Ratio};
+use model::unit::{Bytes, Percent, Ratio, Watts};
 use model::{Absence, Reading};
 
 /// Whether two values are equal, up to the rounding of rates and shares.
@@ -35,6 +36,58 @@ fn every_reading_has_the_value_from_the_library() {
         let fits = measured.get().is_some_and(|measured| equal(measured, row.value));
         assert!(fits, "{} {}: {measured:?}, expected {:?}", name.metric, name.label, row.value);
     }
+}
+
+/// Promise 4 in docs/specification.md.
+#[test]
+fn every_reading_with_an_impossible_number_is_absent_and_counted() {
+    // Utilisations of hundreds of millions of percent, and all bits set in a number of 32 or 64 bits.
+    let rows = driven::rows();
+    let ranges: Vec<&str> = PhysicalRange::EVERY.iter().map(|range| range.reading).collect();
+    let numbers: Vec<_> = rows.iter().flat_map(|row| row.numbers).map(|(kind, _)| (*kind, 1e19)).collect();
+    let process = FakeProcess { memory: Some(Value::Constant(1e19)), ..process(7, 1, 808_334_905.0) };
+    let gpu = FakeGpu { processes: vec![process], ..with(fake_gpus("H100", 1), &numbers) };
+    let sane = with(fake_gpus("H100", 1), &[(ReadingKind::GpmSmPercent, -5.0), (ReadingKind::PowerWatts, 300.0)]);
+    let mut harness = Harness::start(of(vec![gpu, sane]));
+    let sample = harness.sample(0, "two samples of the profiling unit", |sample| {
+        sample.gpm.sm_active.absence() == Some(Absence::Implausible)
+            && sample.ecc_volatile.corrected.absence() != Some(Absence::NotYet)
+    });
+    let gpu = harness.until("the GPU", |seen| seen.gpus.clone()?.into_iter().next());
+    for (name, read) in GPU_READINGS.iter().filter(|(name, _)| ranges.contains(&name.metric)) {
+        assert_eq!(read(&gpu, &sample).absence(), Some(Absence::Implausible), "{} {}", name.metric, name.label);
+    }
+    harness.sample(0, "each impossible sample is counted", |sample| {
+        sample.implausible.contains(&("power_watts", 1)) && sample.implausible.contains(&("temperature_celsius", 1))
+    });
+    let uuid = harness.uuid(0);
+    let process = harness.until("the process", |seen| seen.processes.get(&uuid)?.list.value()?.first().cloned());
+    assert_eq!(process.memory_used.absence(), Some(Absence::Implausible));
+    harness.wait("its use", |seen| {
+        let list = seen.processes.get(&uuid).and_then(|processes| processes.list.value());
+        list.and_then(|list| list.first()).is_some_and(|one| one.sm.absence() == Some(Absence::Implausible))
+    });
+    let neighbour = harness.sample(1, "a negative share", |sample| sample.gpm.sm_active.absence() == Some(Absence::Implausible));
+    assert_eq!((neighbour.power.get(), neighbour.gpm.tensor_active.get()), (Some(Watts(300.0)), Some(Ratio(0.0))));
+}
+
+#[test]
+fn a_single_impossible_sample_is_no_part_of_a_mean() {
+    let mut harness = Harness::start(of(vec![with(fake_gpus("H100", 1), &[(ReadingKind::UtilizationPercent, 40.0)])]));
+    harness.sample(0, "a mean", |sample| sample.utilization.get() == Some(Percent(40.0)));
+    let spike = |low: f64, high: f64| Program::Square { low, high, period_s: 1.0, duty: 0.3, phase_s: 0.0 };
+    harness.change(|scenario| {
+        scenario.gpus[0].values.insert(ReadingKind::UtilizationPercent, Value::Program(spike(40.0, 1980.0)));
+    });
+    let mut counted = 0;
+    harness.wait("three impossible samples", |seen| {
+        for sample in seen.samples.values() {
+            let percent = sample.utilization.get();
+            assert!(percent.is_none_or(|percent| (percent.0 - 40.0).abs() < 1e-9), "{percent:?}");
+            counted += sample.implausible.iter().filter(|(reading, _)| *reading == "utilization_ratio").count();
+        }
+        counted >= 3
+    });
 }
 
 #[test]
