@@ -11,9 +11,9 @@ use apiserver::ApiError;
 use decide::allocator::Refusal;
 use decide::node_event::NodeEvent;
 use model::claim::Claim;
-use model::gpu::Xid;
+use model::gpu::{Xid, XidSeverity};
 use model::id::{GpuUuid, PodRef};
-use model::incident::{HOW_TO_CLEAR, KeptIncidents};
+use model::incident::{HOW_TO_CLEAR, Incident, KeptIncidents};
 use model::observation::GpuSourceState;
 use model::plugin::PodFiles;
 use model::switch::Sxid;
@@ -113,6 +113,13 @@ pub(crate) fn log_event(event: &NodeEvent, view: &NodeView) {
         NodeEvent::GpuAwaitsReset(gpu) => tracing::warn!(gpu_uuid = %gpu, "{HOW_TO_CLEAR}"),
         NodeEvent::GpuFit(gpu) => tracing::info!(gpu_uuid = %gpu, "GPU gets new containers again"),
         NodeEvent::Xid(error) => xid(error, view),
+        NodeEvent::GpuFellOff { gpu, pci_bus_id } => {
+            let advice = Incident::FallenOff.advice();
+            tracing::error!(
+                gpu_uuid = gpu.as_ref().map(tracing::field::display), pci_bus_id = &**pci_bus_id, advice,
+                "the driver says that a GPU has fallen off the bus, without an XID: {advice}"
+            );
+        }
         NodeEvent::XidProcess(error) => xid_process(error, view),
         NodeEvent::Sxid(error) => sxid(error),
         NodeEvent::LeftOut { what, count } => {
@@ -159,6 +166,7 @@ fn xid(xid: &Xid, view: &NodeView) {
         mig_uuid = xid.mig.as_ref().map(tracing::field::display),
         pci_bus_id = xid.pci_bus_id.as_deref(),
         xid = xid.code,
+        severity = xid.severity.map(XidSeverity::code),
         pid = xid.pid,
         pod = pod.map(tracing::field::display),
         "GPU driver error: XID {} ({meaning})",

@@ -351,11 +351,23 @@ impl GpuStates {
             xid.gpu = Some(state.gpu.uuid.clone());
             state.count(&xid);
             let awaited = state.record.awaits_reset();
-            change = state.record.xid(xid.code, &self.policy, now).map(|change| state.changed(change));
+            change = state.record.xid(xid.code, xid.severity, &self.policy, now).map(|change| state.changed(change));
             awaits =
                 (state.record.awaits_reset() && !awaited).then(|| NodeEvent::GpuAwaitsReset(state.gpu.uuid.clone()));
         }
         std::iter::once(NodeEvent::Xid(xid)).chain(change).chain(awaits).collect()
+    }
+
+    /// The driver says, without an XID, that the GPU in a slot has fallen off the bus.
+    pub fn fell_off(&mut self, pci_bus_id: &Arc<str>, now: Monotonic) -> Vec<NodeEvent> {
+        let place = slot(pci_bus_id);
+        let state = self.list.iter_mut().find(|state| {
+            place.is_some() && state.gpu.pci_bus_id.value().is_some_and(|known| slot(known) == place)
+        });
+        let gpu = state.as_ref().map(|state| state.gpu.uuid.clone());
+        let change = state.and_then(|state| state.record.fell_off(now).map(|change| state.changed(change)));
+        let said = NodeEvent::GpuFellOff { gpu, pci_bus_id: Arc::clone(pci_bus_id) };
+        std::iter::once(said).chain(change).collect()
     }
 
     /// Takes in the process behind an error that was counted already: adds it to the GPU's last XID and returns it as

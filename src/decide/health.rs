@@ -22,7 +22,7 @@
 //! reset; a GPU becomes unfit because of values that its model does not support.
 
 use crate::evidence::{Counters, ResetSearch};
-use model::gpu::GpuSample;
+use model::gpu::{GpuSample, XidSeverity};
 use model::id::GpuUuid;
 use model::incident::{GpuCondition, Incident, KeptIncidents};
 use model::reading::{Absence, Reading};
@@ -36,7 +36,8 @@ use std::time::Duration;
 /// Which errors make a GPU unfit, and for how long at least.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HealthPolicy {
-    /// XIDs that make a GPU unfit. An application's own errors never do, even if they are listed here.
+    /// XIDs that make a GPU unfit. An application's own errors never do, even if they are listed here, and neither do
+    /// errors that the driver calls nonfatal.
     pub fatal: BTreeSet<u32>,
     /// The quiet period: how long no incident must occur before the GPU is fit again.
     pub quiet: Duration,
@@ -47,6 +48,18 @@ impl HealthPolicy {
     /// It is as long as Kubernetes leaves pods on a node that does not answer. By then, controllers that move work away
     /// have done so.
     pub const QUIET: Duration = Duration::from_secs(300);
+
+    /// Whether a driver error makes a GPU unfit. The severity that the driver states decides, except for an error that
+    /// is fatal by default and that the operator has taken off the list.
+    fn makes_unfit(&self, code: u32, severity: Option<XidSeverity>) -> bool {
+        let listed = self.fatal.contains(&code);
+        let by_text = match severity {
+            Some(XidSeverity::Nonfatal) => false,
+            Some(XidSeverity::Fatal) => listed || !xid::fatal(code),
+            None => listed,
+        };
+        by_text && !xid::of_application(code)
+    }
 }
 
 /// After this many rounds in a row without a single core reading, a GPU is unfit. One round may coincide with a reset
@@ -109,9 +122,15 @@ pub struct HealthRecord {
 }
 
 impl HealthRecord {
-    /// Takes in a driver error of this GPU.
-    pub fn xid(&mut self, code: u32, policy: &HealthPolicy, now: Monotonic) -> Option<HealthChange> {
-        if !policy.fatal.contains(&code) || xid::of_application(code) {
+    /// Takes in a driver error of this GPU, with the severity that the driver states.
+    pub fn xid(
+        &mut self,
+        code: u32,
+        severity: Option<XidSeverity>,
+        policy: &HealthPolicy,
+        now: Monotonic,
+    ) -> Option<HealthChange> {
+        if !policy.makes_unfit(code, severity) {
             return None;
         }
         if xid::needs_reset(code) {
@@ -123,6 +142,18 @@ impl HealthRecord {
             return None;
         }
         self.add_incident(Incident::Xid(code), now)
+    }
+
+    /// The driver says, without an XID, that this GPU has fallen off the bus.
+    pub fn fell_off(&mut self, now: Monotonic) -> Option<HealthChange> {
+        self.search = Some(ResetSearch::after(self.counters.marks()));
+        self.last_event = self.last_event.max(now);
+        // The driver reports one loss in up to three ways.
+        if self.incidents.contains_key(&Incident::Xid(xid::FALLEN_OFF)) {
+            self.last = self.last.max(now);
+            return None;
+        }
+        self.add_incident(Incident::FallenOff, now)
     }
 
     /// The record from incidents that an earlier run of the agent saved in the same boot of the machine.

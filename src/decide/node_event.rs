@@ -37,6 +37,13 @@ pub enum NodeEvent {
     GpuFit(GpuUuid),
     /// A driver error (XID).
     Xid(Xid),
+    /// The driver says, without an XID, that a GPU has fallen off the bus.
+    GpuFellOff {
+        /// The GPU, if it is listed.
+        gpu: Option<GpuUuid>,
+        /// Its PCI address.
+        pci_bus_id: Arc<str>,
+    },
     /// The process behind a driver error that was already reported without its process.
     XidProcess(Xid),
     /// An error of an NVSwitch.

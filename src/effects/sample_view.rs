@@ -560,6 +560,7 @@ fn lost(index: u32) -> GpuView {
         pci_bus_id: None,
         mig: None,
         code: 79,
+        severity: None,
         pid: None,
         pod: None,
         at: AT,

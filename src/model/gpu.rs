@@ -411,6 +411,26 @@ pub enum XidSource {
     KernelLog,
 }
 
+/// The severity that the driver states in the text of an error; NVML's events do not carry it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum XidSeverity {
+    /// The GPU has handled the error.
+    Nonfatal,
+    /// The GPU does not work until it is reset.
+    Fatal,
+}
+
+impl XidSeverity {
+    /// The word shown to people.
+    #[must_use]
+    pub fn code(self) -> &'static str {
+        match self {
+            XidSeverity::Nonfatal => "nonfatal",
+            XidSeverity::Fatal => "fatal",
+        }
+    }
+}
+
 /// A driver error (XID). It is reported once, even when both NVML and the kernel log report it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Xid {
@@ -422,6 +442,8 @@ pub struct Xid {
     pub pci_bus_id: Option<Arc<str>>,
     /// The number in NVIDIA's catalogue.
     pub code: u32,
+    /// The severity that the kernel log states, if any.
+    pub severity: Option<XidSeverity>,
     /// The PID that the kernel log names, if any.
     pub pid: Option<u32>,
     /// The pod of that process, looked up when the error is reported, because the process is often gone a moment later.

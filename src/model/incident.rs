@@ -18,6 +18,8 @@ pub enum Incident {
     Stalls,
     /// A fatal driver error, by its number in NVIDIA's catalogue.
     Xid(u32),
+    /// The driver says, without an XID, that the GPU has fallen off the bus.
+    FallenOff,
     /// Uncorrected ECC errors.
     EccUncorrected,
     /// A memory row waits for a reset to be remapped.
@@ -51,7 +53,7 @@ pub const HOW_TO_CLEAR: &str = "The driver does not report when the GPU has reco
 pub struct KeptIncidents {
     /// The GPU.
     pub gpu: GpuUuid,
-    /// [`Incident::Xid`] and [`Incident::EccUncorrected`], ordered, each with the time when it was first seen.
+    /// Events ([`Incident::is_event`]), ordered, each with the time when it was first seen.
     pub incidents: Vec<(Incident, Monotonic)>,
     /// The time of the last incident.
     pub last: Monotonic,
@@ -80,6 +82,7 @@ impl GpuCondition {
             Incident::Xid(code) if self.awaits_reset && xid::needs_reset(code) => {
                 format!("{} {HOW_TO_CLEAR}", incident.advice())
             }
+            Incident::FallenOff if self.awaits_reset => format!("{} {HOW_TO_CLEAR}", incident.advice()),
             _ => incident.advice().to_owned(),
         }
     }
@@ -95,7 +98,7 @@ impl Incident {
     /// Whether the incident is an event, rather than a condition that shows in the readings.
     #[must_use]
     pub fn is_event(self) -> bool {
-        matches!(self, Incident::Xid(_) | Incident::EccUncorrected)
+        matches!(self, Incident::Xid(_) | Incident::FallenOff | Incident::EccUncorrected)
     }
 
     /// A stable short code, for label values and JSON.
@@ -106,6 +109,7 @@ impl Incident {
             Incident::Unread(_) => "silent".into(),
             Incident::Stalls => "calls_stall".into(),
             Incident::Xid(code) => format!("xid_{code}"),
+            Incident::FallenOff => "fallen_off_bus".into(),
             Incident::EccUncorrected => "ecc_uncorrected".into(),
             Incident::RemapPending => "row_remap_pending".into(),
             Incident::RemapFailed => "row_remap_failed".into(),
@@ -141,6 +145,7 @@ impl Incident {
                 Some(XidAction::NvlinkWorkflow) => "Reset the GPU; if the error comes back, check the NVLink.",
                 _ => "Stop the processes on the GPU and reset it; if the error comes back, have the GPU inspected.",
             },
+            Incident::FallenOff => "Drain and restart the node.",
             Incident::EccUncorrected => {
                 "Stop the processes on the GPU and reset it; if the error comes back, have the GPU inspected."
             }
@@ -178,6 +183,7 @@ impl fmt::Display for Incident {
                 Some(entry) => write!(f, "XID {code}: {}", entry.meaning),
                 None => write!(f, "XID {code}"),
             },
+            Incident::FallenOff => f.write_str("the driver says that it has fallen off the bus"),
             Incident::EccUncorrected => f.write_str("ECC errors that were not corrected"),
             Incident::RemapPending => f.write_str("a memory row waits for a reset to be remapped"),
             Incident::RemapFailed => f.write_str("a memory row could not be remapped"),
@@ -197,7 +203,7 @@ mod tests {
     #[test]
     fn each_incident_has_its_own_code_and_advice() {
         let mut all = vec![Incident::EccUncorrected, Incident::RemapPending, Incident::RemapFailed, Incident::Stalls];
-        all.push(Incident::Unread(Absence::NoPermission));
+        all.extend([Incident::FallenOff, Incident::Unread(Absence::NoPermission)]);
         all.extend([Absence::GpuLost, Absence::CallHangs, Absence::ResetRequired].map(Incident::Silent));
         all.extend((1..9).map(|number| Incident::Advised(RecoveryAction::from_nvml(number))));
         all.extend(xid::catalogue().filter(|entry| entry.fatal).map(|entry| Incident::Xid(entry.code)));

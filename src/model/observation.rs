@@ -85,6 +85,8 @@ pub enum SourceEvent {
     GpuStalled(GpuUuid),
     /// A driver error (XID).
     Xid(Xid),
+    /// The driver says, without an XID, that the GPU at this PCI address has fallen off the bus.
+    GpuFellOff(Arc<str>),
     /// The process behind a driver error that was already reported without its process.
     XidProcess(Xid),
     /// An error of an NVSwitch.

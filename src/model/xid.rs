@@ -11,6 +11,9 @@
 //! | contact support | no | mostly unused codes of old GPUs; a serious fault shows in NVML's recovery action |
 //! | the recovery action has changed (154) | no | the agent reads that action separately |
 //!
+//! The severity that the driver states in the kernel log comes before the catalogue (`decide::health`): an error that
+//! it calls nonfatal never makes a GPU unfit.
+//!
 //! One exception: for 109 (a context switch took too long) the catalogue prescribes a reset, but an endless kernel of
 //! an application can cause it. NVIDIA's device plugin and HAMi ignore it, and so does the default. A code that is in
 //! no bucket is not fatal.
@@ -60,10 +63,15 @@ pub struct XidEntry {
     pub fatal: bool,
 }
 
+/// The error of a GPU that has fallen off the bus.
+pub const FALLEN_OFF: u32 = 79;
 /// The last code of the catalogue.
 const LAST: u32 = 172;
 /// The catalogue prescribes a reset, although an application alone can cause this error.
 const CONTEXT_SWITCH_TIMEOUT: u32 = 109;
+
+/// Errors of NVLink 5. Each kind of them has variants that the hardware corrects.
+const NVLINK_5: std::ops::RangeInclusive<u32> = 144..=150;
 
 /// The entry of a code; `None` for a number that is not in the catalogue.
 #[must_use]
@@ -89,6 +97,13 @@ pub fn fatal(code: u32) -> bool {
 #[must_use]
 pub fn needs_reset(code: u32) -> bool {
     fatal(code)
+}
+
+/// Whether the kernel log states the severity of each such error. The number alone does not tell a link that was
+/// corrected from one that is down.
+#[must_use]
+pub fn states_severity(code: u32) -> bool {
+    NVLINK_5.contains(&code)
 }
 
 /// Whether an application causes the error and the error ends with it, so that the GPU is healthy. A contained memory
@@ -152,7 +167,7 @@ fn link(code: u32) -> Option<(&'static str, XidAction)> {
         121 => ("chip-to-chip link error, corrected", XidAction::Ignore),
         136 => ("link training failed", XidAction::ResetGpu),
         137 => ("NVLink access refused", XidAction::Ignore),
-        144..=150 => ("NVLink 5 error", XidAction::NvlinkWorkflow),
+        code if NVLINK_5.contains(&code) => ("NVLink 5 error", XidAction::NvlinkWorkflow),
         155 => ("NVLink error that software defines", XidAction::ResetGpu),
         166 => ("NVLink traffic before encryption was set up", XidAction::Unspecified),
         167 => ("PCIe timeout", XidAction::Unspecified),
@@ -167,7 +182,7 @@ fn device(code: u32) -> Option<(&'static str, XidAction)> {
         54 => ("auxiliary power is not connected", XidAction::CheckMechanics),
         62 => ("internal micro-controller halted", XidAction::ResetGpu),
         78 => ("vGPU could not be started", XidAction::UpdateSoftware),
-        79 => ("GPU has fallen off the bus", XidAction::RestartNode),
+        FALLEN_OFF => ("GPU has fallen off the bus", XidAction::RestartNode),
         CONTEXT_SWITCH_TIMEOUT => ("context switch took too long", XidAction::ResetGpu),
         110 => ("security fault", XidAction::ResetGpu),
         119 => ("call to the system processor took too long", XidAction::ResetGpu),

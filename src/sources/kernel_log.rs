@@ -16,7 +16,7 @@ use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 use tokio_util::sync::CancellationToken;
-use wire::kernel_log::KernelError;
+use wire::kernel_log::{KernelError, KernelMessages};
 
 /// The value that selects the system call instead of a path.
 const SYSLOG: &str = "syslog";
@@ -25,11 +25,12 @@ const RECORD: usize = 8192;
 /// The longest wait, which is the delay until a stop is noticed.
 const WAIT: Duration = Duration::from_millis(500);
 /// A plain file (or a pipe without a writer) is always "readable"; reading it five times a second costs almost nothing.
+/// After a pause of this length, a message has no further lines.
 const PAUSE: Duration = Duration::from_millis(200);
 
 /// Starts the thread `kernel-log`, which passes each error to `report` until `stop`, or until the log cannot be read. A
 /// log that the agent may not read is logged once and is not a failure. The path `syslog` selects the system call of that
-/// name.
+/// name. Returns whether the log is read.
 ///
 /// # Errors
 /// When the operating system cannot start a thread.
@@ -38,7 +39,7 @@ pub fn spawn(
     reporter: Reporter,
     stop: CancellationToken,
     report: impl Fn(KernelError) + Send + 'static,
-) -> std::io::Result<()> {
+) -> std::io::Result<bool> {
     if path.as_os_str() == SYSLOG {
         return syslog::spawn(reporter, stop, report);
     }
@@ -50,12 +51,12 @@ pub fn spawn(
                 path = %path.display(), %error,
                 "kernel log cannot be read, so XIDs come from NVML's events only (it needs CAP_SYSLOG and the device)"
             );
-            return Ok(());
+            return Ok(false);
         }
     };
     let reading = move || read(&log, &path, &reporter, &stop, &report);
     std::thread::Builder::new().name("kernel-log".into()).spawn(reading)?;
-    Ok(())
+    Ok(true)
 }
 
 /// Opens the log at its end.
@@ -69,12 +70,26 @@ fn read(log: &OwnedFd, path: &Path, reporter: &Reporter, stop: &CancellationToke
     let mut buffer = vec![0_u8; RECORD];
     // The length of an unfinished line at the end of the last read: plain files are cut anywhere, kmsg never.
     let mut kept = 0;
+    let mut messages = KernelMessages::default();
+    // The last read found nothing.
+    let mut quiet = false;
     let mut overrun = false;
     while !stop.is_cancelled() {
         match rustix::io::read(log, buffer.get_mut(kept..).unwrap_or_default()) {
-            Ok(0) => std::thread::sleep(PAUSE),
-            Ok(count) => kept = lines(&mut buffer, kept + count, report),
-            Err(Errno::AGAIN) => wait(log),
+            answer @ (Ok(0) | Err(Errno::AGAIN)) => {
+                // The lines of a message are written together, so after a pause the message is complete.
+                if std::mem::replace(&mut quiet, true) {
+                    end(&mut messages, report);
+                }
+                match answer {
+                    Ok(_) => std::thread::sleep(PAUSE),
+                    Err(_) => wait(log, if messages.is_open() { PAUSE } else { WAIT }),
+                }
+            }
+            Ok(count) => {
+                quiet = false;
+                kept = lines(&mut messages, (&mut buffer, kept + count), report);
+            }
             Err(Errno::INTR) => {}
             Err(Errno::PIPE) => {
                 reporter.trouble(ErrorCounter::KernelLogFailed);
@@ -83,6 +98,7 @@ fn read(log: &OwnedFd, path: &Path, reporter: &Reporter, stop: &CancellationToke
                 }
             }
             Err(error) => {
+                end(&mut messages, report);
                 reporter.trouble(ErrorCounter::KernelLogFailed);
                 tracing::warn!(path = %path.display(), %error, "kernel log can no longer be read");
                 return;
@@ -91,21 +107,24 @@ fn read(log: &OwnedFd, path: &Path, reporter: &Reporter, stop: &CancellationToke
     }
 }
 
-/// Waits until more can be read, at most [`WAIT`]. An error here shows again in the next read.
-fn wait(log: &OwnedFd) {
-    let timeout = Timespec { tv_sec: 0, tv_nsec: i64::from(WAIT.subsec_nanos()) };
+/// Waits until more can be read, at most this long. An error here shows again in the next read.
+fn wait(log: &OwnedFd, most: Duration) {
+    let timeout = Timespec { tv_sec: 0, tv_nsec: i64::from(most.subsec_nanos()) };
     let _ = poll(&mut [PollFd::new(log, PollFlags::IN)], Some(&timeout));
+}
+
+/// Reports the error in the message that is open.
+fn end(messages: &mut KernelMessages, report: &impl Fn(KernelError)) {
+    messages.end(&mut |message| wire::kernel_log::error(message).into_iter().for_each(report));
 }
 
 /// Reports the errors in the whole lines of the first `filled` bytes. Moves an unfinished line to the front and returns
 /// its length. A line longer than the buffer is dropped.
-fn lines(buffer: &mut [u8], filled: usize, report: &impl Fn(KernelError)) -> usize {
+fn lines(messages: &mut KernelMessages, (buffer, filled): (&mut [u8], usize), report: &impl Fn(KernelError)) -> usize {
     let text = buffer.get(..filled).unwrap_or_default();
     let whole = text.iter().rposition(|byte| *byte == b'\n').map_or(0, |end| end + 1);
     for line in text.get(..whole).unwrap_or_default().split(|byte| *byte == b'\n') {
-        if let Some(error) = wire::kernel_log::error(line) {
-            report(error);
-        }
+        messages.line(line, &mut |message| wire::kernel_log::error(message).into_iter().for_each(report));
     }
     if whole == 0 && filled == buffer.len() {
         return 0;
@@ -117,6 +136,7 @@ fn lines(buffer: &mut [u8], filled: usize, report: &impl Fn(KernelError)) -> usi
 #[cfg(test)]
 mod tests {
     use super::*;
+    use model::gpu::XidSeverity;
     use std::io::Write;
     use std::sync::mpsc;
 
@@ -138,6 +158,12 @@ mod tests {
         let error = receiver.recv_timeout(Duration::from_secs(10)).unwrap();
         let KernelError::Gpu(xid) = error else { panic!("{error:?}") };
         assert_eq!((xid.slot.bus, xid.code, xid.pid), (0x65, 79, Some(7)));
+        // Nothing follows the last message: the reader does not wait for another line.
+        writeln!(file, "4,4,4,-;NVRM: Xid (PCI:0000:66:00): 145, RLW_RXPIPE\n SUBSYSTEM=pci\n4,5,4,-;  Nonfatal XC0")
+            .unwrap();
+        let error = receiver.recv_timeout(Duration::from_secs(10)).unwrap();
+        let KernelError::Gpu(xid) = error else { panic!("{error:?}") };
+        assert_eq!((xid.slot.bus, xid.code, xid.severity), (0x66, 145, Some(XidSeverity::Nonfatal)));
         stop.cancel();
         reader.join().unwrap();
         assert!(receiver.try_recv().is_err());
@@ -145,12 +171,14 @@ mod tests {
 
     #[test]
     fn a_line_longer_than_the_buffer_is_dropped_and_the_next_one_is_read() {
-        let reported = std::cell::Cell::new(0);
+        let (reported, mut messages) = (std::cell::Cell::new(0), KernelMessages::default());
+        let count = |_| reported.set(reported.get() + 1);
         let mut buffer = vec![b'x'; 64];
-        assert_eq!(lines(&mut buffer, 64, &|_| reported.set(reported.get() + 1)), 0);
+        assert_eq!(lines(&mut messages, (&mut buffer, 64), &count), 0);
         let line = b"\nNVRM: Xid (PCI:0000:01:00): 31\nrest";
         buffer[..line.len()].copy_from_slice(line);
-        assert_eq!(lines(&mut buffer, line.len(), &|_| reported.set(reported.get() + 1)), 4);
+        assert_eq!(lines(&mut messages, (&mut buffer, line.len()), &count), 4);
+        end(&mut messages, &count);
         assert_eq!((reported.get(), &buffer[..4]), (1, &b"rest"[..]));
     }
 }

@@ -75,15 +75,17 @@ pub fn spawn(settings: Settings, reporter: Reporter, stop: CancellationToken) ->
     let mut supervisor = Supervisor::new(settings, reporter.clone(), stop.clone());
     if let Some(path) = log {
         let (messages, counter) = (supervisor.sender(), reporter.clone());
-        kernel_log::spawn(path, reporter, stop, move |error| {
+        let reads = kernel_log::spawn(path, reporter, stop, move |error| {
             let message = match error {
                 KernelError::Gpu(xid) => Message::Log(xid),
+                KernelError::Lost(slot) => Message::Lost(slot),
                 KernelError::Switch(sxid) => Message::Switch(sxid),
             };
             if messages.try_send(message).is_err() {
                 counter.trouble(ErrorCounter::QueueFull);
             }
         })?;
+        supervisor.reads_kernel_log(reads);
     }
     supervisor.spawn_poller(BTreeSet::new())?;
     std::thread::Builder::new().name("nvml-supervise".into()).spawn(move || supervisor.run())

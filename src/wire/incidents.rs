@@ -22,8 +22,9 @@ use std::borrow::Cow;
 
 /// Maximum size: 64 GPUs with 64 incidents of 100 bytes each, with room to spare.
 pub const MAX_BYTES: usize = 1 << 20;
-/// Maximum number of incidents of one GPU: one for each XID that is counted, and one for ECC errors.
-const MAX_INCIDENTS: usize = MAX_XID_CODES + 1;
+/// Maximum number of incidents of one GPU: one for each XID that is counted, one for ECC errors, and one for a GPU that
+/// has fallen off the bus.
+const MAX_INCIDENTS: usize = MAX_XID_CODES + 2;
 /// Name, version and size limit of the file.
 const FILE: KeptFile = KeptFile { key: "incidents.json", version: 1, max_bytes: MAX_BYTES };
 
@@ -135,6 +136,7 @@ fn incident(word: &str) -> Result<Incident, DecodeError> {
     let code = word.strip_prefix("xid_").filter(|digits| digits.bytes().all(|byte| byte.is_ascii_digit()));
     match (code.and_then(|digits| digits.parse().ok()), word) {
         (Some(code), _) => Ok(Incident::Xid(code)),
+        (None, "fallen_off_bus") => Ok(Incident::FallenOff),
         (None, "ecc_uncorrected") => Ok(Incident::EccUncorrected),
         (None, other) => Err(FILE.fault(format!("{} is not an incident that is saved", shown(other)))),
     }
@@ -208,8 +210,9 @@ mod tests {
             awaits in prop::option::of(marks()),
             driver_load in any::<Option<u64>>(),
         ) -> KeptIncidents {
+            let other = [Incident::EccUncorrected, Incident::FallenOff];
             let one = |(code, since): &(Option<u32>, u64)| {
-                (code.map_or(Incident::EccUncorrected, Incident::Xid), Monotonic(*since))
+                (code.map_or(other[usize::from(since % 2 == 0)], Incident::Xid), Monotonic(*since))
             };
             KeptIncidents {
                 gpu: GpuUuid::parse(&name).unwrap(),

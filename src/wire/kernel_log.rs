@@ -1,13 +1,19 @@
-//! Driver errors in the kernel log: `NVRM: Xid (PCI:0000:65:00): 79, pid=1234, name=python3, GPU has fallen off the
-//! bus.`
+//! Driver errors in the messages of the kernel log: `NVRM: Xid (PCI:0000:65:00): 79, pid=1234, name=python3, GPU has
+//! fallen off the bus.` [`KernelMessages`] makes messages of the log's lines.
 //!
 //! All known forms are read: with and without `PCI:`; without a domain (drivers before 340); with a function number;
 //! with the MIG instance (`GPU-I:05`, `GPU-CI:00`); with the PID bare, in single or double quotes, or unknown; after a
-//! header of `/dev/kmsg`, of a syslog file or of `dmesg`.
+//! header of `/dev/kmsg`, of a syslog file or of `dmesg`. Some errors state their severity: `145, RLW_RXPIPE Nonfatal
+//! XC0 i0 Link 13`. A GPU may also be lost without an XID: `NVRM: GPU 0000:65:00.0: GPU has fallen off the bus.`
 //!
 //! Errors of an NVSwitch (SXid) have their own numbers and three lines each. Only the line with the severity is read:
 //! `nvidia-nvswitch3: SXid (PCI:0000:04:00.0): 22013, Non-fatal, Link 44 Minion Link DLREQ interrupt`. The other two
 //! lines (`Severity …`, `Data {…}`) belong to the same error.
+
+mod messages;
+
+pub use messages::KernelMessages;
+use model::gpu::XidSeverity;
 
 /// Text that marks the line of a GPU error.
 const MARK: &[u8] = b"NVRM: Xid (";
@@ -17,6 +23,11 @@ const SWITCH: &[u8] = b" SXid (";
 const MAX_SWITCH_CODE: u32 = 99_999;
 /// Largest number of an XID: NVIDIA's catalogue ends below 200, and a much larger number is a damaged line.
 const MAX_CODE: u32 = 9_999;
+
+/// Phrases with which the driver reports that a GPU is gone, in lower case.
+const LOST: [&str; 4] = ["fallen off the bus", "lost from the bus", "gpu is lost", "gpu_is_lost"];
+/// Longest name of a process, which the process itself chooses (`TASK_COMM_LEN` without the zero).
+const LONGEST_NAME: usize = 15;
 
 /// A PCI address without its function: NVIDIA GPUs are function 0, and the kernel log omits it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -42,12 +53,14 @@ pub struct KernelXid {
     pub gpu_instance: Option<u32>,
     /// MIG compute instance, if the line names one.
     pub compute_instance: Option<u32>,
+    /// The severity, if the message states one.
+    pub severity: Option<XidSeverity>,
 }
 
-/// Reads one line (or record); `None` when it has no XID.
+/// Reads one message; `None` when it has no XID.
 #[must_use]
 pub fn xid(line: &[u8]) -> Option<KernelXid> {
-    let start = line.windows(MARK.len()).position(|window| window == MARK)? + MARK.len();
+    let start = position(line, MARK)? + MARK.len();
     let rest = line.get(start..)?;
     let close = rest.iter().position(|byte| *byte == b')')?;
     let place = std::str::from_utf8(rest.get(..close)?).ok()?;
@@ -65,7 +78,7 @@ pub fn xid(line: &[u8]) -> Option<KernelXid> {
         }
     }
     let code = digits(tail).filter(|code| *code <= MAX_CODE)?;
-    Some(KernelXid { slot, code, pid: pid(tail), gpu_instance, compute_instance })
+    Some(KernelXid { slot, code, pid: pid(tail), gpu_instance, compute_instance, severity: severity(tail) })
 }
 
 /// One error of an NVSwitch.
@@ -86,20 +99,81 @@ pub struct KernelSxid {
 pub enum KernelError {
     /// An error of a GPU.
     Gpu(KernelXid),
+    /// The driver says that a GPU is gone, without an XID.
+    Lost(PciSlot),
     /// An error of an NVSwitch.
     Switch(KernelSxid),
 }
 
-/// Reads one line (or record); `None` when it has neither an XID nor an SXid.
+/// Reads one message; `None` when it has no error of a GPU or NVSwitch.
 #[must_use]
 pub fn error(line: &[u8]) -> Option<KernelError> {
-    xid(line).map(KernelError::Gpu).or_else(|| sxid(line).map(KernelError::Switch))
+    xid(line)
+        .map(KernelError::Gpu)
+        .or_else(|| sxid(line).map(KernelError::Switch))
+        .or_else(|| lost(line).map(KernelError::Lost))
 }
 
-/// Reads one line (or record); `None` when it has no SXid or no severity.
+/// The slot of the GPU of which the driver says, without an XID, that it is gone.
+#[must_use]
+pub fn lost(message: &[u8]) -> Option<PciSlot> {
+    if !contains(message, b"NVRM:") || contains(message, MARK) {
+        return None;
+    }
+    // A process chooses its name itself.
+    let end = position(message, b"name=").unwrap_or(message.len());
+    let text = String::from_utf8_lossy(message.get(..end)?).to_ascii_lowercase();
+    LOST.iter().any(|phrase| text.contains(phrase)).then_some(())?;
+    let words = text.split(|c: char| c.is_whitespace() || "()[],;".contains(c));
+    words.map(|word| word.trim_end_matches([':', '.'])).find_map(|word| {
+        let address = word.strip_prefix("pci:").unwrap_or(word);
+        // A shorter address could also be another number: `(PCI ID: 10de:20b5)`.
+        (address.matches(':').count() == 2).then(|| pci_slot(address))?
+    })
+}
+
+/// The severity in the text of an XID: the first such word that is not part of a process's name.
+fn severity(tail: &[u8]) -> Option<XidSeverity> {
+    let text = after_name(tail);
+    let mut words = text.split(|byte| !byte.is_ascii_alphanumeric() && *byte != b'-').filter(|word| !word.is_empty());
+    let mut before: &[u8] = &[];
+    words.find_map(|word| {
+        let before = std::mem::replace(&mut before, word);
+        if word.eq_ignore_ascii_case(b"nonfatal") || word.eq_ignore_ascii_case(b"non-fatal") {
+            Some(XidSeverity::Nonfatal)
+        } else if !word.eq_ignore_ascii_case(b"fatal") {
+            None
+        } else if before.eq_ignore_ascii_case(b"non") {
+            Some(XidSeverity::Nonfatal)
+        } else {
+            Some(XidSeverity::Fatal)
+        }
+    })
+}
+
+/// The text after `name=…`. The name may have commas in it, so everything up to the last separator that may be the end
+/// of the name is skipped: no process can state a severity.
+fn after_name(text: &[u8]) -> &[u8] {
+    const KEY: &[u8] = b"name=";
+    let Some(name) = position(text, KEY).and_then(|at| text.get(at + KEY.len()..)) else { return text };
+    // Quotes around the name are not part of it.
+    let most = name.len().min(LONGEST_NAME + 3);
+    let end = (0..most).rev().find(|at| name.get(*at) == Some(&b','));
+    end.and_then(|at| name.get(at + 1..)).unwrap_or_default()
+}
+
+fn position(text: &[u8], part: &[u8]) -> Option<usize> {
+    text.windows(part.len()).position(|window| window == part)
+}
+
+fn contains(text: &[u8], part: &[u8]) -> bool {
+    position(text, part).is_some()
+}
+
+/// Reads one message; `None` when it has no SXid or no severity.
 #[must_use]
 pub fn sxid(line: &[u8]) -> Option<KernelSxid> {
-    let start = line.windows(SWITCH.len()).position(|window| window == SWITCH)? + SWITCH.len();
+    let start = position(line, SWITCH)? + SWITCH.len();
     let rest = line.get(start..)?;
     let close = rest.iter().position(|byte| *byte == b')')?;
     let slot = pci_slot(std::str::from_utf8(rest.get(..close)?).ok()?.trim())?;
@@ -139,7 +213,7 @@ fn digits(text: &[u8]) -> Option<u32> {
 /// The number after `pid=`, with or without quotes; `None` for `<unknown>`.
 fn pid(text: &[u8]) -> Option<u32> {
     const KEY: &[u8] = b"pid=";
-    let start = text.windows(KEY.len()).position(|window| window == KEY)? + KEY.len();
+    let start = position(text, KEY)? + KEY.len();
     let value = text.get(start..)?;
     let value = value.strip_prefix(b"'").or_else(|| value.strip_prefix(b"\"")).unwrap_or(value);
     digits(value).filter(|pid| *pid != 0)
@@ -157,7 +231,8 @@ mod tests {
     #[test]
     fn every_known_form_of_a_line_is_read() {
         let plain = |bus, code, pid| {
-            Some(KernelXid { slot: slot(0, bus, 0), code, pid, gpu_instance: None, compute_instance: None })
+            let (gpu_instance, compute_instance, severity) = (None, None, None);
+            Some(KernelXid { slot: slot(0, bus, 0), code, pid, gpu_instance, compute_instance, severity })
         };
         for (line, expected) in [
             ("NVRM: Xid (0000:03:00): 59, 0095(2f24) 00000000 00000000", plain(3, 59, None)),
@@ -185,6 +260,55 @@ mod tests {
         ] {
             assert_eq!(xid(line.as_bytes()), expected, "{line}");
         }
+    }
+
+    #[test]
+    fn the_severity_in_a_message_is_read_and_a_process_cannot_state_it() {
+        use XidSeverity::{Fatal, Nonfatal};
+        for (text, severity) in [
+            ("145, RLW_RXPIPE Nonfatal XC0 i0 Link 13 (0x00000004 0x00000000)", Some(Nonfatal)),
+            ("149, NETIR_LINK_EVT  Fatal   XC0 i0 Link 09 (0x00000002 0x00000000)", Some(Fatal)),
+            ("145, RLW_CTRL Non-fatal XC1", Some(Nonfatal)),
+            ("145, RLW_CTRL NON FATAL XC1", Some(Nonfatal)),
+            ("145, pid='<unknown>', name=<unknown>, RLW_RXPIPE Nonfatal XC0", Some(Nonfatal)),
+            ("145, pid=7, name=x, RLW_RXPIPE Nonfatal XC0", Some(Nonfatal)),
+            ("145, RLW_RXPIPE Nonfatal XC0, follows a Fatal one", Some(Nonfatal)),
+            ("79, pid=7, name=Nonfatal, GPU has fallen off the bus.", None),
+            ("79, pid=7, name=a, Nonfatal, GPU has fallen off the bus.", None),
+            ("79, pid=7, name=a,,, Nonfatal b, GPU has fallen off the bus.", None),
+            ("79, pid=7, name='a, Nonfatal, b', GPU has fallen off the bus.", None),
+            ("149, pid=7, name=a, Nonfatal, NETIR Fatal XC0", Some(Fatal)),
+            ("79, pid=7, name=Nonfatal", None),
+            ("79, GPU has fallen off the bus: nonfatality", None),
+        ] {
+            let line = format!("NVRM: Xid (PCI:0000:10:00): {text}");
+            assert_eq!(xid(line.as_bytes()).expect("an XID").severity, severity, "{text}");
+        }
+    }
+
+    #[test]
+    fn a_lost_gpu_is_read_without_an_xid() {
+        for line in [
+            "NVRM: GPU 0000:65:00.0: GPU has fallen off the bus.",
+            "NVRM: GPU at PCI:0000:65:00: GPU has fallen off the bus.",
+            "NVRM: GPU at 00000000:65:00.0 has fallen off the bus.",
+            "NVRM: The NVIDIA GPU 0000:65:00.0 (PCI ID: 10de:2330) installed in this system has fallen off the bus and is not responding to commands.",
+            "NVRM: GPU 0000:65:00.0: GPU lost from the bus [NV_ERR_GPU_IS_LOST] (0x0000000F)",
+            "3,7,99,-;NVRM: GPU 0000:65:00.0: GPU HAS FALLEN OFF THE BUS",
+        ] {
+            assert_eq!(error(line.as_bytes()), Some(KernelError::Lost(slot(0, 0x65, 0))), "{line}");
+        }
+        for line in [
+            "NVRM: GPU 0000:65:00.0: GPU serial number is 1.",
+            "NVRM: GPU0 GPU lost from the bus [NV_ERR_GPU_IS_LOST] (0x0000000F)",
+            "NVRM: The NVIDIA GPU (PCI ID: 10de:20b5) has fallen off the bus",
+            "pcieport 0000:65:00.0: device has fallen off the bus",
+            "NVRM: API mismatch at 0000:65:00.0: pid=7, name=fallen off the bus",
+        ] {
+            assert_eq!(error(line.as_bytes()), None, "{line}");
+        }
+        let xid = error(b"NVRM: Xid (PCI:0000:65:00): 79, GPU has fallen off the bus.");
+        assert!(matches!(xid, Some(KernelError::Gpu(_))), "an XID is reported as such");
     }
 
     #[test]
@@ -263,6 +387,8 @@ mod tests {
             marked.extend_from_slice(&bytes);
             let _ = xid(&marked);
             let _ = error(&[b"nvidia-nvswitch0:", SWITCH, &bytes[..]].concat());
+            let _ = error(&[b"NVRM: fallen off the bus ", &bytes[..]].concat());
+            let _ = error(&[b"NVRM: Xid (PCI:0000:65:00): 145, name=", &bytes[..]].concat());
             let _ = error(&[b"nvidia-nvswitch0: SXid (PCI:0000:04:00.0): 1,", &bytes[..]].concat());
         }
 
@@ -280,6 +406,14 @@ mod tests {
             let read = xid(line.as_bytes()).expect("an XID");
             prop_assert_eq!(read.slot, slot(domain.into(), bus, device));
             prop_assert_eq!((read.code, read.pid), (code, Some(pid)));
+        }
+
+        #[test]
+        fn no_name_of_a_process_states_a_severity(name in ".{0,4}(nonfatal|fatal|,| ){0,2}.{0,4}", quote: bool) {
+            let name: String = name.chars().filter(char::is_ascii).take(LONGEST_NAME).collect();
+            let name = if quote { format!("'{name}'") } else { name };
+            let line = format!("NVRM: Xid (PCI:0000:65:00): 79, pid=7, name={name}, GPU has left.");
+            prop_assert_eq!(xid(line.as_bytes()).expect("an XID").severity, None);
         }
     }
 }

@@ -200,7 +200,8 @@ mod tests {
         let mut look = |code, pid: Option<u32>, seconds| {
             let at = Monotonic(seconds);
             let pod = pid.map(|_| pod.clone());
-            let xid = Xid { gpu: None, mig: None, pci_bus_id: None, code, pid, pod, at, source: XidSource::KernelLog };
+            let (mig, pci_bus_id, severity, source) = (None, None, None, XidSource::KernelLog);
+            let xid = Xid { gpu: None, mig, pci_bus_id, code, severity, pid, pod, at, source };
             let mut view = NodeView::empty(NodeName::parse("n").unwrap(), Now::default());
             view.gpus = vec![GpuView { last_xid: Some(xid), ..gpu(0, &[]) }];
             watched.errors(&view)

@@ -20,12 +20,27 @@ fn healthy() -> GpuSample {
     GpuSample { temperature: Reading::Measured(Celsius(40), Monotonic(1)), ..GpuSample::default() }
 }
 
+#[test]
+fn a_lost_gpu_is_found_by_its_slot_and_an_unknown_one_is_an_event_too() {
+    let mut gpus = GpuStates::default();
+    gpus.listed(vec![gpu(1), gpu(2)]);
+    let events = gpus.fell_off(&"0000:02:00.0".into(), AT);
+    let uuid = gpu(2).uuid;
+    let said = NodeEvent::GpuFellOff { gpu: Some(uuid.clone()), pci_bus_id: "0000:02:00.0".into() };
+    assert_eq!(events, [said, NodeEvent::GpuUnfit(uuid, Incident::FallenOff)]);
+    let unknown = NodeEvent::GpuFellOff { gpu: None, pci_bus_id: "00000000:67:00.0".into() };
+    assert_eq!(gpus.fell_off(&"00000000:67:00.0".into(), AT), [unknown]);
+    let healthy: Vec<bool> = gpus.list.iter().map(|state| state.record.condition(&gpus.policy).fit()).collect();
+    assert_eq!(healthy, [true, false]);
+}
+
 fn xid(pci: &str) -> Xid {
     Xid {
         gpu: None,
         mig: None,
         pci_bus_id: Some(pci.into()),
         code: 79,
+        severity: None,
         pid: None,
         pod: None,
         at: Monotonic(1),

@@ -85,7 +85,7 @@ fn a_stall_makes_no_gpu_unfit_and_a_hang_only_while_it_lasts() {
 #[test]
 fn a_hang_that_has_ended_does_not_delay_the_recovery_from_another_incident() {
     let mut record = HealthRecord::default();
-    record.xid(48, &policy(), at(10));
+    record.xid(48, None, &policy(), at(10));
     record.read(&GpuSample::absent(Absence::CallHangs), &policy(), at(40));
     assert_eq!(record.read(&healthy(60), &policy(), at(60)), []);
     assert_eq!(record.condition(&policy()).incidents, [(Incident::Xid(48), at(10))]);
@@ -194,7 +194,7 @@ fn a_gpu_without_a_power_sensor_is_healthy() {
 fn recovery_needs_nvmls_advice_and_a_quiet_period() {
     let mut record = HealthRecord::default();
     record.read(&healthy(0), &policy(), at(0));
-    assert_eq!(record.xid(48, &policy(), at(10)), Some(HealthChange::Unfit(Incident::Xid(48))));
+    assert_eq!(record.xid(48, None, &policy(), at(10)), Some(HealthChange::Unfit(Incident::Xid(48))));
     assert_eq!(record.health(&healthy(9)), GpuHealth::Degraded);
     assert_eq!(record.condition(&policy()).fit_at, Some(at(70)));
     // An older reading of the recovery action does not count, however long the quiet time.
@@ -203,7 +203,7 @@ fn recovery_needs_nvmls_advice_and_a_quiet_period() {
     assert_eq!(record.read(&reset, &policy(), at(101)).len(), 1);
     assert_eq!(record.condition(&policy()).fit_at, None, "the condition is still present");
     assert_eq!(record.read(&healthy(102), &policy(), at(102)), []);
-    assert_eq!(record.xid(48, &policy(), at(150)), None, "already reported, but it restarts the quiet period");
+    assert_eq!(record.xid(48, None, &policy(), at(150)), None, "already reported, but it restarts the quiet period");
     assert_eq!(record.read(&healthy(209), &policy(), at(209)), []);
     assert_eq!(record.read(&healthy(210), &policy(), at(210)), [HealthChange::Fit]);
     assert!(record.condition(&policy()).fit() && record.health(&healthy(210)) == GpuHealth::Healthy);
@@ -229,13 +229,13 @@ fn without_recovery_actions_an_incident_that_needs_no_reset_ends_after_the_quiet
     for code in [94, 109] {
         let mut record = HealthRecord::default();
         record.read(&without_recovery_action(0), &every, at(0));
-        record.xid(code, &every, at(0));
+        record.xid(code, None, &every, at(0));
         assert_eq!(record.condition(&every).fit_at, Some(at(60)));
         assert_eq!(record.read(&without_recovery_action(59), &every, at(59)), []);
         assert_eq!(record.read(&without_recovery_action(60), &every, at(60)), [HealthChange::Fit], "{code}");
         // Where the driver has reported a recovery action before, an absent one does not count as "none".
         record.read(&healthy(61), &every, at(61));
-        record.xid(79, &every, at(62));
+        record.xid(79, None, &every, at(62));
         assert_eq!(record.read(&without_recovery_action(500), &every, at(500)), []);
     }
 }
@@ -246,7 +246,7 @@ fn without_recovery_actions_time_alone_ends_no_incident_that_needs_a_reset() {
     for code in [95, 62, 119, 79] {
         let mut record = HealthRecord::default();
         record.read(&counting(1, 5000), &policy(), at(1));
-        record.xid(code, &policy(), at(2));
+        record.xid(code, None, &policy(), at(2));
         for second in 3..1000 {
             assert_eq!(record.read(&counting(second, 5000 + second), &policy(), at(second)), [], "{code}");
         }
@@ -266,11 +266,11 @@ fn without_recovery_actions_time_alone_ends_no_incident_that_needs_a_reset() {
 fn after_an_observed_reset_only_the_quiet_period_remains() {
     let mut record = HealthRecord::default();
     record.read(&without_recovery_action(1), &policy(), at(1));
-    record.xid(95, &policy(), at(10));
+    record.xid(95, None, &policy(), at(10));
     record.was_reset();
     assert_eq!(record.condition(&policy()).fit_at, Some(at(70)));
     assert_eq!(record.read(&without_recovery_action(69), &policy(), at(69)), []);
-    record.xid(62, &policy(), at(69));
+    record.xid(62, None, &policy(), at(69));
     assert!(record.condition(&policy()).awaits_reset, "the GPU has not recovered");
     record.was_reset();
     assert_eq!(record.read(&without_recovery_action(129), &policy(), at(129)), [HealthChange::Fit]);
@@ -282,7 +282,7 @@ fn counters_are_no_evidence_if_the_driver_releases_the_gpu_with_its_last_user() 
         |seconds, energy| GpuSample { persistence: Reading::Measured(false, at(seconds)), ..counting(seconds, energy) };
     let mut record = HealthRecord::default();
     record.read(&transient(1, 5000), &policy(), at(1));
-    record.xid(95, &policy(), at(2));
+    record.xid(95, None, &policy(), at(2));
     for second in 3..200 {
         assert_eq!(record.read(&transient(second, second), &policy(), at(second)), []);
     }
@@ -294,10 +294,10 @@ fn an_operator_clears_past_events_and_not_conditions_in_the_readings() {
     let mut record = HealthRecord::default();
     record.read(&without_recovery_action(1), &policy(), at(1));
     assert_eq!(record.clear(), (0, None));
-    record.xid(95, &policy(), at(2));
+    record.xid(95, None, &policy(), at(2));
     assert_eq!(record.clear(), (1, Some(HealthChange::Fit)));
     assert!(record.condition(&policy()).fit());
-    record.xid(95, &policy(), at(3));
+    record.xid(95, None, &policy(), at(3));
     record.read(&GpuSample::absent(Absence::GpuLost), &policy(), at(4));
     assert_eq!(record.clear(), (1, None));
     let condition = record.condition(&policy());
@@ -314,7 +314,7 @@ fn past_events_are_restored_after_a_restart_and_conditions_are_read_again() {
     record.read(&GpuSample::absent(Absence::GpuLost), &policy(), at(1));
     assert_eq!(record.kept(&gpu), None, "the readings show that it is lost");
     record.read(&counting(2, 5000), &policy(), at(2));
-    record.xid(95, &policy(), at(3));
+    record.xid(95, None, &policy(), at(3));
     let kept = record.kept(&gpu).unwrap();
     let marks = CounterMarks { energy: Some(5000), uncorrected: None };
     let expected = KeptIncidents {
@@ -355,9 +355,51 @@ fn an_error_of_an_application_makes_no_gpu_unfit_even_if_a_setting_says_so() {
     let every = HealthPolicy { fatal: (0..=200).collect(), ..policy() };
     let mut record = HealthRecord::default();
     for code in [13, 31, 43, 45, 68] {
-        assert_eq!(record.xid(code, &every, at(1)), None, "{code}");
+        assert_eq!(record.xid(code, None, &every, at(1)), None, "{code}");
     }
     assert!(record.condition(&every).fit());
+}
+
+#[test]
+fn the_severity_that_the_driver_states_decides() {
+    use XidSeverity::{Fatal, Nonfatal};
+    let taken_off = HealthPolicy { fatal: [79].into(), ..policy() };
+    for (name, code, severity, policy, unfit) in [
+        ("nonfatal", 145, Some(Nonfatal), &policy(), false),
+        ("fatal", 145, Some(Fatal), &policy(), true),
+        ("without a word, the number decides", 145, None, &policy(), true),
+        ("a nonfatal error with a fatal number", 79, Some(Nonfatal), &policy(), false),
+        ("a fatal error with a harmless number", 137, Some(Fatal), &policy(), true),
+        ("a fatal error without an entry", 4711, Some(Fatal), &policy(), true),
+        ("an operator's decision", 145, Some(Fatal), &taken_off, false),
+        ("an application's own error", 31, Some(Fatal), &policy(), false),
+    ] {
+        let mut record = HealthRecord::default();
+        assert_eq!(record.xid(code, severity, policy, at(1)).is_some(), unfit, "{name}");
+        assert_eq!(record.condition(policy).fit(), !unfit, "{name}");
+    }
+}
+
+#[test]
+fn a_gpu_that_fell_off_the_bus_is_unfit_until_a_reset_however_it_is_told() {
+    let mut record = HealthRecord::default();
+    record.read(&counting(1, 5000), &policy(), at(1));
+    assert_eq!(record.fell_off(at(2)), Some(HealthChange::Unfit(Incident::FallenOff)));
+    assert_eq!(record.fell_off(at(3)), None, "once");
+    for second in 4..200 {
+        assert_eq!(
+            record.read(&counting(second, 5000 + second), &policy(), at(second)),
+            [],
+            "time alone heals nothing"
+        );
+    }
+    assert!(record.condition(&policy()).awaits_reset);
+    let gpu = GpuUuid::parse("GPU-1").unwrap();
+    assert!(record.kept(&gpu).is_some(), "a restart of the agent does not forget it");
+    assert_eq!(record.clear(), (1, Some(HealthChange::Fit)));
+    record.xid(79, None, &policy(), at(300));
+    assert_eq!(record.fell_off(at(301)), None, "the XID has already said so");
+    assert_eq!(record.condition(&policy()).incidents, [(Incident::Xid(79), at(300))]);
 }
 
 /// What can happen to a GPU in one second.
@@ -390,7 +432,7 @@ fn step() -> impl Strategy<Value = Step> {
 
 fn play(record: &mut HealthRecord, step: &Step, second: u64) -> Vec<HealthChange> {
     match step {
-        Step::Xid(code) => record.xid(*code, &policy(), at(second)).into_iter().collect(),
+        Step::Xid(code) => record.xid(*code, None, &policy(), at(second)).into_iter().collect(),
         Step::Well => record.read(&healthy(second), &policy(), at(second)),
         Step::Lost => record.read(&GpuSample::absent(Absence::GpuLost), &policy(), at(second)),
         Step::Hangs => record.read(&GpuSample::absent(Absence::CallHangs), &policy(), at(second)),

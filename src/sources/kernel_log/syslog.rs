@@ -11,7 +11,7 @@ use model::observation::ErrorCounter;
 use std::io::{Error, Result};
 use std::time::Duration;
 use tokio_util::sync::CancellationToken;
-use wire::kernel_log::KernelError;
+use wire::kernel_log::{KernelError, KernelMessages};
 
 /// `SYSLOG_ACTION_READ_ALL`: the newest records that fit, oldest first.
 const READ_ALL: libc::c_int = 3;
@@ -27,7 +27,7 @@ const SIZES: [usize; 3] = [16 << 10, 128 << 10, 1 << 20];
 const KEPT: usize = 1024;
 
 /// Starts the thread `kernel-log`, which passes each error to `report` until `stop`, or until the call fails. A log
-/// that the agent may not read is logged once and is not a failure.
+/// that the agent may not read is logged once and is not a failure. Returns whether the log is read.
 ///
 /// # Errors
 /// When the operating system cannot start a thread.
@@ -35,7 +35,7 @@ pub(super) fn spawn(
     reporter: Reporter,
     stop: CancellationToken,
     report: impl Fn(KernelError) + Send + 'static,
-) -> Result<()> {
+) -> Result<bool> {
     // Read here and not in the thread, which may start late: every record from now on is reported.
     let seen = match newest(SIZES[0]) {
         Ok(text) => Seen::of(&text),
@@ -44,12 +44,12 @@ pub(super) fn spawn(
                 %error,
                 "kernel log cannot be read by syslog(2), so XIDs come from NVML's events only (it needs CAP_SYSLOG)"
             );
-            return Ok(());
+            return Ok(false);
         }
     };
     let reading = move || read(seen, &reporter, &stop, &report);
     std::thread::Builder::new().name("kernel-log".into()).spawn(reading)?;
-    Ok(())
+    Ok(true)
 }
 
 fn read(mut seen: Seen, reporter: &Reporter, stop: &CancellationToken, report: &impl Fn(KernelError)) {
@@ -76,7 +76,10 @@ fn read(mut seen: Seen, reporter: &Reporter, stop: &CancellationToken, report: &
                 );
             }
         }
-        seen.new_lines(&text, from).filter_map(wire::kernel_log::error).for_each(report);
+        let mut each = |message: &[u8]| wire::kernel_log::error(message).into_iter().for_each(report);
+        let mut messages = KernelMessages::default();
+        seen.new_lines(&text, from).for_each(|line| messages.line(line, &mut each));
+        messages.end(&mut each);
         seen = Seen::of(&text);
     }
 }

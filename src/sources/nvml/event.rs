@@ -239,6 +239,7 @@ impl Events {
             mig: mig.map(|mig| mig.uuid.clone()),
             pci_bus_id: gpu.and_then(|known| known.gpu.pci_bus_id.value().cloned()),
             code,
+            severity: None,
             pid: None,
             pod: None,
             at: monotonic(),

@@ -68,6 +68,8 @@ pub(super) struct Seen {
     /// Errors whose process was reported later.
     pub(super) named: Vec<model::gpu::Xid>,
     pub(super) sxids: Vec<model::switch::Sxid>,
+    /// Slots of GPUs that the driver calls lost without an XID.
+    pub(super) fell_off: Vec<String>,
 }
 
 impl Harness {
@@ -216,6 +218,7 @@ impl Seen {
             Observation::Event(SourceEvent::Xid(xid)) => self.xids.push(xid),
             Observation::Event(SourceEvent::XidProcess(xid)) => self.named.push(xid),
             Observation::Event(SourceEvent::Sxid(sxid)) => self.sxids.push(sxid),
+            Observation::Event(SourceEvent::GpuFellOff(slot)) => self.fell_off.push(slot.to_string()),
             Observation::Event(SourceEvent::Trouble(ErrorCounter::NvmlFailed)) => self.failures += 1,
             _ => {}
         }

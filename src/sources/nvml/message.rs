@@ -5,7 +5,7 @@ use model::gpu::Xid;
 use model::observation::GpuSourceState;
 use nvml_wrapper::Nvml;
 use std::sync::mpsc::SyncSender;
-use wire::kernel_log::{KernelSxid, KernelXid};
+use wire::kernel_log::{KernelSxid, KernelXid, PciSlot};
 
 /// How many messages may wait. The supervisor empties the queue several times a second; a GPU that fails sends some
 /// tens of XIDs at once.
@@ -24,6 +24,8 @@ pub(super) enum Message {
     Event(Xid),
     /// A GPU error from the kernel log.
     Log(KernelXid),
+    /// The kernel log says, without an XID, that a GPU is gone.
+    Lost(PciSlot),
     /// An NVSwitch error from the kernel log.
     Switch(KernelSxid),
     /// The library must be closed and opened again, so no thread may be inside. The supervisor answers once the event

@@ -23,11 +23,11 @@ use crate::nvml::poll::{Poller, absent};
 use crate::nvml::session::Open;
 use crate::nvml::settings::Settings;
 use crate::nvml::stall::{Reach, Stalls};
-use crate::nvml::xid::{News, Recent, from_log, of_switch};
+use crate::nvml::xid::{News, Recent, bus_id, from_log, of_switch};
 use crate::report::Reporter;
 use clock::monotonic;
 use model::driver_hold::DriverHold;
-use model::gpu::Xid;
+use model::gpu::{Xid, XidSource};
 use model::id::GpuUuid;
 use model::observation::{ErrorCounter, Fact, GpuSourceState, SourceEvent};
 use model::time::Monotonic;
@@ -69,6 +69,7 @@ pub(super) struct Supervisor {
     reach: Reach,
     stalls: Stalls,
     recent: Recent,
+    reads_kernel_log: bool,
     /// Sends lists of GPUs to the event thread.
     lists: Option<mpsc::Sender<Vec<KnownGpu>>>,
     event_thread: Option<JoinHandle<()>>,
@@ -116,6 +117,7 @@ impl Supervisor {
             reach: Reach::Free,
             stalls: Stalls::default(),
             recent: Recent::default(),
+            reads_kernel_log: false,
             lists: None,
             event_thread: None,
             events: Arc::default(),
@@ -192,6 +194,7 @@ impl Supervisor {
             }
             Message::Event(xid) => self.report_xid(xid),
             Message::Log(line) => self.report_xid(from_log(&line, &self.known, monotonic())),
+            Message::Lost(slot) => self.reporter.event(SourceEvent::GpuFellOff(bus_id(slot))),
             Message::Switch(line) => self.reporter.event(SourceEvent::Sxid(of_switch(&line, monotonic()))),
             Message::GpusChanged => self.request_inventory(),
             // The poller sees at once that no answer will come.
@@ -214,11 +217,23 @@ impl Supervisor {
     }
 
     fn report_xid(&mut self, xid: Xid) {
-        match self.recent.news(&xid) {
+        let news = self.recent.news(&xid);
+        let complete = if xid.source == XidSource::KernelLog { self.recent.completed(&xid) } else { None };
+        match news {
+            _ if complete.is_some() => complete.into_iter().for_each(|xid| self.reporter.event(SourceEvent::Xid(xid))),
+            News::Error if self.reads_kernel_log => {
+                let now = self.recent.wait_for_log(xid);
+                now.into_iter().for_each(|xid| self.reporter.event(SourceEvent::Xid(xid)));
+            }
             News::Error => self.reporter.event(SourceEvent::Xid(xid)),
             News::Process => self.reporter.event(SourceEvent::XidProcess(xid)),
             News::None => {}
         }
+    }
+
+    /// Whether a thread reads the kernel log.
+    pub(super) fn reads_kernel_log(&mut self, reads: bool) {
+        self.reads_kernel_log = reads;
     }
 
     fn request_inventory(&self) {
@@ -284,6 +299,9 @@ impl Supervisor {
         }
         for (stuck, first) in newly {
             self.log_overdue(&stuck, first);
+        }
+        for xid in self.recent.overdue(now) {
+            self.reporter.event(SourceEvent::Xid(xid));
         }
         self.report_stalled(now);
         self.remove_ended(now);

@@ -2,11 +2,14 @@
 
 use crate::nvml::inventory::KnownGpu;
 use model::gpu::{MigInstance, Xid, XidSource};
+use model::id::GpuUuid;
 use model::switch::Sxid;
 use model::time::Monotonic;
+use model::xid::states_severity;
 use std::collections::VecDeque;
+use std::sync::Arc;
 use std::time::Duration;
-use wire::kernel_log::{KernelSxid, KernelXid, pci_slot};
+use wire::kernel_log::{KernelSxid, KernelXid, PciSlot, pci_slot};
 
 /// The same GPU and code from the other source within this time is the same error. Both sources report within
 /// milliseconds; the event thread may be a second late on a busy machine.
@@ -19,12 +22,14 @@ const REMEMBERED: usize = 256;
 #[derive(Debug, Default)]
 pub(super) struct Recent {
     errors: VecDeque<SeenXid>,
+    /// Errors from NVML that wait for the kernel log, which states their severity. At most [`REMEMBERED`].
+    waiting: VecDeque<Xid>,
 }
 
 #[derive(Debug)]
 struct SeenXid {
-    gpu: Option<model::id::GpuUuid>,
-    pci_bus_id: Option<std::sync::Arc<str>>,
+    gpu: Option<GpuUuid>,
+    pci_bus_id: Option<Arc<str>>,
     code: u32,
     named: bool,
     source: XidSource,
@@ -42,16 +47,53 @@ pub(super) enum News {
     None,
 }
 
+/// Whether both reports concern one GPU.
+fn same_gpu(
+    (one, its_slot): (&Option<GpuUuid>, &Option<Arc<str>>),
+    (other, other_slot): (&Option<GpuUuid>, &Option<Arc<str>>),
+) -> bool {
+    match (one, other) {
+        (Some(one), Some(other)) => one == other,
+        _ => its_slot.is_some() && its_slot == other_slot,
+    }
+}
+
 impl Recent {
+    /// Keeps an error from NVML until the kernel log has reported it too, or until [`Recent::overdue`]: its number does
+    /// not say whether it is fatal. Returns the error if it need not wait.
+    pub(super) fn wait_for_log(&mut self, xid: Xid) -> Option<Xid> {
+        let waits = xid.source == XidSource::Nvml && states_severity(xid.code) && self.waiting.len() < REMEMBERED;
+        if waits {
+            self.waiting.push_back(xid);
+            return None;
+        }
+        Some(xid)
+    }
+
+    /// The report from the kernel log for which an error from NVML has waited, with the facts of both.
+    pub(super) fn completed(&mut self, from_log: &Xid) -> Option<Xid> {
+        let place = self.waiting.iter().position(|waiting| {
+            waiting.code == from_log.code
+                && same_gpu((&waiting.gpu, &waiting.pci_bus_id), (&from_log.gpu, &from_log.pci_bus_id))
+        });
+        let waiting = self.waiting.remove(place?)?;
+        let Xid { severity, pid, source, .. } = *from_log;
+        Some(Xid { severity, pid, source, mig: waiting.mig.or_else(|| from_log.mig.clone()), ..waiting })
+    }
+
+    /// The errors for which the kernel log has had its time.
+    pub(super) fn overdue(&mut self, now: Monotonic) -> Vec<Xid> {
+        let count = self.waiting.iter().take_while(|xid| now.since(xid.at) > SAME).count();
+        self.waiting.drain(..count).collect()
+    }
+
     /// What is new in this report.
     pub(super) fn news(&mut self, xid: &Xid) -> News {
         self.errors.retain(|seen| xid.at.since(seen.at) <= SAME);
         let twin = self.errors.iter_mut().find(|seen| {
-            let same_gpu = match (&seen.gpu, &xid.gpu) {
-                (Some(one), Some(other)) => one == other,
-                _ => seen.pci_bus_id.is_some() && seen.pci_bus_id == xid.pci_bus_id,
-            };
-            same_gpu && seen.code == xid.code && seen.source != xid.source
+            same_gpu((&seen.gpu, &seen.pci_bus_id), (&xid.gpu, &xid.pci_bus_id))
+                && seen.code == xid.code
+                && seen.source != xid.source
         });
         if let Some(twin) = twin {
             let news = xid.pid.is_some() && !std::mem::replace(&mut twin.named, true);
@@ -83,8 +125,9 @@ pub(super) fn from_log(line: &KernelXid, known: &[KnownGpu], at: Monotonic) -> X
     Xid {
         gpu: gpu.map(|gpu| gpu.uuid.clone()),
         mig: mig.map(|mig| mig.uuid.clone()),
-        pci_bus_id: Some(format!("{:08X}:{:02X}:{:02X}.0", slot.domain, slot.bus, slot.device).into()),
+        pci_bus_id: Some(bus_id(slot)),
         code: line.code,
+        severity: line.severity,
         pid: line.pid,
         pod: None,
         at,
@@ -92,16 +135,15 @@ pub(super) fn from_log(line: &KernelXid, known: &[KnownGpu], at: Monotonic) -> X
     }
 }
 
+/// A slot as NVML spells it: `00000000:65:00.0`.
+pub(super) fn bus_id(PciSlot { domain, bus, device }: PciSlot) -> Arc<str> {
+    format!("{domain:08X}:{bus:02X}:{device:02X}.0").into()
+}
+
 /// The error in a line of the kernel log about an NVSwitch.
 pub(super) fn of_switch(line: &KernelSxid, at: Monotonic) -> Sxid {
     let slot = line.slot;
-    Sxid {
-        switch: format!("{:08X}:{:02X}:{:02X}.0", slot.domain, slot.bus, slot.device).into(),
-        code: line.code,
-        fatal: line.fatal,
-        link: line.link,
-        at,
-    }
+    Sxid { switch: bus_id(slot), code: line.code, fatal: line.fatal, link: line.link, at }
 }
 
 /// The instance with these numbers; without a compute instance, only if the GPU instance holds a single one.
@@ -116,7 +158,7 @@ pub(super) fn instance(instances: &[MigInstance], gpu: u32, compute: Option<u32>
 #[cfg(test)]
 mod tests {
     use super::*;
-    use model::id::GpuUuid;
+    use model::gpu::XidSeverity;
 
     fn xid(gpu: &str, code: u32, source: XidSource, seconds: u64) -> Xid {
         Xid {
@@ -124,11 +166,32 @@ mod tests {
             mig: None,
             pci_bus_id: None,
             code,
+            severity: None,
             pid: None,
             pod: None,
             at: Monotonic(seconds * 1_000_000_000),
             source,
         }
+    }
+
+    #[test]
+    fn an_nvlink_error_from_nvml_waits_for_the_severity_in_the_log() {
+        use XidSource::{KernelLog, Nvml};
+        let mut recent = Recent::default();
+        assert!(recent.wait_for_log(xid("GPU-a", 79, Nvml, 100)).is_some(), "its number says that it is fatal");
+        assert!(recent.wait_for_log(xid("GPU-a", 145, KernelLog, 100)).is_some());
+        for gpu in ["GPU-a", "GPU-b"] {
+            assert!(recent.wait_for_log(xid(gpu, 145, Nvml, 100)).is_none());
+        }
+        let stated = Xid { severity: Some(XidSeverity::Nonfatal), pid: Some(7), ..xid("GPU-b", 145, KernelLog, 101) };
+        assert_eq!(recent.completed(&xid("GPU-b", 144, KernelLog, 101)), None, "another error");
+        let complete = recent.completed(&stated).expect("the one that waits");
+        assert_eq!((complete.severity, complete.pid, complete.at.0), (stated.severity, Some(7), 100_000_000_000));
+        assert_eq!(recent.completed(&stated), None, "once");
+        let at = |seconds: u64| Monotonic(seconds * 1_000_000_000);
+        assert_eq!(recent.overdue(at(105)), [], "the log may be a little late");
+        assert_eq!(recent.overdue(at(106)), [xid("GPU-a", 145, Nvml, 100)]);
+        assert_eq!(recent.overdue(at(200)), []);
     }
 
     #[test]

@@ -176,6 +176,9 @@ pub struct LastXidJson {
     pub code: u32,
     pub age_seconds: f64,
     pub pid: Option<u32>,
+    /// `nonfatal` or `fatal`, where the kernel log states it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub severity: Option<String>,
 }
 
 /// The link to another GPU.
@@ -367,7 +370,8 @@ impl GpmJson {
 
 impl LastXidJson {
     fn of(xid: &noun::Xid, ages: ReadingAges) -> LastXidJson {
-        LastXidJson { code: xid.code, age_seconds: ages.since(xid.at), pid: xid.pid }
+        let severity = xid.severity.map(|severity| severity.code().to_owned());
+        LastXidJson { code: xid.code, age_seconds: ages.since(xid.at), pid: xid.pid, severity }
     }
 }
 

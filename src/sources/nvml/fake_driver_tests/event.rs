@@ -3,7 +3,7 @@
 use super::{Code, FakeGpu, Harness, Which, XidEvent, fake_gpus, of};
 use lab::scenario::MigSlot;
 use model::Absence;
-use model::gpu::{GpuSample, XidSource};
+use model::gpu::{GpuSample, XidSeverity, XidSource};
 use std::io::Write;
 
 fn xid(id: u64, gpu: u32, code: u64, mig: Option<u32>) -> XidEvent {
@@ -37,6 +37,45 @@ fn an_xid_is_reported_once_for_its_gpu_although_two_sources_report_it() {
     harness.change(|scenario| scenario.xids.push(xid(2, 0, 13, None)));
     harness.wait("the next event", |seen| seen.xids.len() == 3);
     assert_eq!(harness.seen.xids[2].code, 13, "and not 79 again");
+}
+
+#[test]
+fn the_severity_in_the_log_completes_an_error_that_nvml_reports_first() {
+    let mut harness = Harness::start(of(vec![fake_gpus("H100", 2)]));
+    let uuid = harness.uuid(1);
+    let slot = harness.until("its slot", |seen| seen.gpus.as_ref()?[1].pci_bus_id.value().cloned());
+    let place = slot[4..].trim_end_matches(".0").to_owned();
+    harness.sample(1, "readings", |sample| sample.power.get().is_some());
+    harness.change(|scenario| scenario.xids = vec![xid(1, 1, 145, None), xid(2, 1, 13, None)]);
+    harness.wait("the second event, which needs no severity", |seen| seen.xids.iter().any(|xid| xid.code == 13));
+    assert_eq!(harness.seen.xids.len(), 1, "the first one waits for the log");
+    log(&harness, &format!("NVRM: Xid (PCI:{place}): 145, RLW_RXPIPE"));
+    log(&harness, "  Nonfatal XC0 i0 Link 13 (0x00000004 0x00000000)");
+    harness.wait("the first one", |seen| seen.xids.len() == 2);
+    let reported = &harness.seen.xids[1];
+    assert_eq!((reported.gpu.as_ref(), reported.code), (Some(&uuid), 145));
+    assert_eq!(reported.severity, Some(XidSeverity::Nonfatal));
+    // Without a line in the log, the number decides, a little later.
+    harness.change(|scenario| scenario.xids.push(xid(3, 0, 149, None)));
+    harness.wait("an error that the log does not have", |seen| seen.xids.iter().any(|xid| xid.code == 149));
+    assert_eq!((harness.seen.xids.len(), harness.seen.xids[2].severity), (3, None));
+}
+
+#[test]
+fn a_gpu_that_is_lost_without_an_xid_is_reported_by_its_slot() {
+    let mut harness = Harness::start(of(vec![fake_gpus("H100", 1)]));
+    harness.sample(0, "readings", |sample| sample.power.get().is_some());
+    for line in [
+        "NVRM: The NVIDIA GPU 0000:17:00.0",
+        "NVRM: (PCI ID: 10de:2330)",
+        "NVRM: installed in this system has",
+        "NVRM: fallen off the bus and is not responding to commands.",
+    ] {
+        log(&harness, line);
+    }
+    log(&harness, "NVRM: GPU 0000:65:00.0: GPU has fallen off the bus.");
+    harness.wait("both", |seen| seen.fell_off.len() == 2);
+    assert_eq!(harness.seen.fell_off, ["00000000:17:00.0", "00000000:65:00.0"]);
 }
 
 #[test]

@@ -1,0 +1,371 @@
+//! Joins the lines of one kernel message.
+//!
+//! A driver may print one message as several lines, and each reader of the kernel log shows these lines differently:
+//!
+//! ```text
+//!   /dev/kmsg      4,812,99,-;NVRM: Xid (PCI:0000:10:00): 145, RLW_RXPIPE\x0a Nonfatal XC0      one record, escaped
+//!                   SUBSYSTEM=pci                                                               its dictionary
+//!                  4,813,99,c;NVRM: Xid (PCI:0000:10:00): 145,                                  a fragment,
+//!                  4,814,99,+; RLW_RXPIPE Nonfatal XC0                                          and the rest of it
+//!   syslog, dmesg  <4>[   12.345678] NVRM: Xid (PCI:0000:10:00): 145, RLW_RXPIPE                one header for each line
+//!                  <4>[   12.345678]  Nonfatal XC0
+//!   the driver     NVRM: The NVIDIA GPU 0000:17:00.0                                            a sentence in many lines,
+//!                  NVRM: (PCI ID: 10de:2330)                                                    each with its prefix
+//!                  NVRM: installed in this system has
+//!                  NVRM: fallen off the bus and is not responding to commands.
+//! ```
+//!
+//! What must never happen here: a line of another message becomes part of a message about a GPU without a sign that it
+//! belongs to it; a message that grows without a bound.
+
+use super::{MARK, SWITCH, contains};
+
+/// The prefix of the GPU driver's messages.
+const DRIVER: &[u8] = b"NVRM:";
+/// The beginning of the only sentence that the driver prints in several lines with a prefix each.
+const SENTENCE: &[u8] = b"NVRM: The NVIDIA GPU ";
+/// Beginnings of other messages of the driver, without the prefix.
+const HEADS: [&[u8]; 3] = [b"Xid (", b"The NVIDIA GPU ", b"GPU "];
+/// Longest joined message. The kernel cuts a record at 1 KiB; the longest message of the driver is shorter than two.
+const LONGEST: usize = 4096;
+/// Most lines of a message: the driver's longest one has seven.
+const MOST_LINES: u32 = 32;
+/// Longest header of a line: date, host name (at most 64 bytes), `kernel:` and the time since boot.
+const LONGEST_HEADER: usize = 160;
+
+/// The lines of the message that is read at the moment. Only messages of NVIDIA's drivers are kept.
+#[derive(Debug, Default)]
+pub struct KernelMessages {
+    open: Option<OpenMessage>,
+}
+
+/// A message to which the next line may belong.
+#[derive(Debug)]
+struct OpenMessage {
+    text: Vec<u8>,
+    lines: u32,
+    header: Vec<u8>,
+    record: bool,
+    /// The record is a fragment: the next record with a flag for that continues it.
+    fragment: bool,
+}
+
+/// A line without its header.
+struct Line<'a> {
+    header: &'a [u8],
+    /// The flags of a record of `/dev/kmsg`.
+    flags: Option<&'a [u8]>,
+    text: &'a [u8],
+}
+
+/// How a line continues the message before it.
+enum Joint {
+    /// The rest of a fragment.
+    Fragment,
+    /// Another line.
+    Line,
+    /// A line that is not text.
+    Nothing,
+}
+
+impl KernelMessages {
+    /// Takes the next line, without its line end. Calls `each` with every message that is complete.
+    pub fn line(&mut self, line: &[u8], each: &mut impl FnMut(&[u8])) {
+        if line.is_empty() {
+            return;
+        }
+        let line = split(line);
+        let joint = self.open.as_ref().and_then(|open| open.joint(&line));
+        let mut parts = parts(line.text);
+        match joint {
+            None => {
+                self.end(each);
+                let Some(first) = parts.next() else { return };
+                self.begin(&line, first);
+            }
+            Some(Joint::Nothing) => return,
+            Some(Joint::Fragment) => {
+                let first = parts.next().unwrap_or_default();
+                if let Some(open) = &mut self.open {
+                    open.text.extend_from_slice(first);
+                    open.fragment = line.is_fragment();
+                }
+            }
+            Some(Joint::Line) => {}
+        }
+        for part in parts {
+            if is_head(part) {
+                self.end(each);
+                self.begin(&line, part);
+            } else if let Some(open) = &mut self.open {
+                open.append(part);
+            }
+        }
+        if self.open.as_ref().is_some_and(OpenMessage::is_full) {
+            self.end(each);
+        }
+    }
+
+    /// Calls `each` with the message that is open. To be called when the log has nothing more for a moment: the lines of
+    /// a message are written together.
+    pub fn end(&mut self, each: &mut impl FnMut(&[u8])) {
+        if let Some(open) = self.open.take() {
+            each(&open.text);
+        }
+    }
+
+    /// Whether a message is open.
+    #[must_use]
+    pub fn is_open(&self) -> bool {
+        self.open.is_some()
+    }
+
+    fn begin(&mut self, line: &Line<'_>, text: &[u8]) {
+        if contains(text, DRIVER) || contains(text, SWITCH) {
+            self.open = Some(OpenMessage {
+                text: text.get(..text.len().min(LONGEST)).unwrap_or_default().to_vec(),
+                lines: 1,
+                header: line.header.to_vec(),
+                record: line.flags.is_some(),
+                fragment: line.is_fragment(),
+            });
+        }
+    }
+}
+
+impl OpenMessage {
+    /// How this line continues the message; `None` if it begins another one.
+    fn joint(&self, line: &Line<'_>) -> Option<Joint> {
+        let indented = line.text.first().is_some_and(u8::is_ascii_whitespace);
+        if let Some(flags) = line.flags {
+            let rest = flags.contains(&b'+') || (self.fragment && flags.contains(&b'c'));
+            if self.record && rest {
+                return Some(Joint::Fragment);
+            }
+        } else if line.header.is_empty() && self.record && indented && is_dictionary(line.text) {
+            return Some(Joint::Nothing);
+        }
+        let same = !line.header.is_empty() && line.flags.is_none() && line.header == self.header;
+        let other = line.text.starts_with(DRIVER) || names_subsystem(line.text);
+        let sentence = self.text.starts_with(SENTENCE) && !self.text.ends_with(b".");
+        let goes_on = sentence && line.text.starts_with(DRIVER) && !is_head(line.text);
+        (indented || (same && !other) || goes_on).then_some(Joint::Line)
+    }
+
+    fn append(&mut self, part: &[u8]) {
+        let part = part.strip_prefix(DRIVER).unwrap_or(part).trim_ascii();
+        self.lines += 1;
+        if !part.is_empty() && self.text.len() + part.len() < LONGEST {
+            self.text.push(b' ');
+            self.text.extend_from_slice(part);
+        }
+    }
+
+    fn is_full(&self) -> bool {
+        self.lines >= MOST_LINES || self.text.len() >= LONGEST
+    }
+}
+
+impl Line<'_> {
+    fn is_fragment(&self) -> bool {
+        self.flags.is_some_and(|flags| flags.iter().any(|flag| matches!(flag, b'c' | b'+')))
+    }
+}
+
+/// The lines in the text of one line: newlines are escaped by `/dev/kmsg` as `\x0a` and by rsyslog as `#012`.
+fn parts(text: &[u8]) -> impl Iterator<Item = &[u8]> {
+    let mut rest = Some(text);
+    std::iter::from_fn(move || {
+        let text = rest?;
+        let found = text.windows(4).position(|four| matches!(four, b"\\x0a" | b"#012"));
+        rest = found.and_then(|at| text.get(at + 4..));
+        text.get(..found.unwrap_or(text.len()))
+    })
+}
+
+/// Whether a message of NVIDIA's drivers begins here.
+fn is_head(text: &[u8]) -> bool {
+    let head = |rest: &[u8]| HEADS.iter().any(|head| rest.starts_with(head));
+    text.starts_with(MARK)
+        || contains(text, SWITCH)
+        || text.strip_prefix(DRIVER).is_some_and(|rest| head(rest.trim_ascii_start()))
+}
+
+/// A line of a record's dictionary: ` SUBSYSTEM=pci`.
+fn is_dictionary(text: &[u8]) -> bool {
+    let text = text.trim_ascii_start();
+    let key = text.iter().take_while(|byte| byte.is_ascii_uppercase() || **byte == b'_').count();
+    key > 0 && text.get(key) == Some(&b'=')
+}
+
+/// Whether the line begins as those of another part of the kernel do: `pcieport 0000:00:01.0: AER: …`, `usb 1-1: …`.
+fn names_subsystem(text: &[u8]) -> bool {
+    contains(text.get(..text.len().min(48)).unwrap_or_default(), b": ")
+}
+
+/// Cuts the header off.
+fn split(line: &[u8]) -> Line<'_> {
+    if let Some((flags, text)) = record(line) {
+        return Line { header: &[], flags: Some(flags), text };
+    }
+    let mut text = after_priority(line);
+    // A syslog file: `Nov 21 10:00:00 node kernel: …`.
+    const KERNEL: &[u8] = b" kernel: ";
+    let front = text.get(..text.len().min(LONGEST_HEADER)).unwrap_or_default();
+    if let Some(at) = front.windows(KERNEL.len()).position(|window| window == KERNEL) {
+        text = text.get(at + KERNEL.len()..).unwrap_or_default();
+    }
+    // Time since boot, and the caller: `[   12.345678][  T99] `.
+    while let Some(inside) = text.strip_prefix(b"[")
+        && let Some(end) = inside.iter().take(LONGEST_HEADER).position(|byte| *byte == b']')
+    {
+        text = inside.get(end + 1..).unwrap_or_default();
+        text = text.strip_prefix(b" ").unwrap_or(text);
+    }
+    let header = line.get(..line.len() - text.len()).unwrap_or_default();
+    Line { header, flags: None, text }
+}
+
+/// Flags and text of a record of `/dev/kmsg`: `4,812,99,-;text`, with more fields possible after the flags.
+fn record(line: &[u8]) -> Option<(&[u8], &[u8])> {
+    let front = line.get(..line.len().min(LONGEST_HEADER))?;
+    let end = front.iter().position(|byte| *byte == b';')?;
+    let mut fields = front.get(..end)?.split(|byte| *byte == b',');
+    let number = |field: Option<&[u8]>| field.is_some_and(|it| !it.is_empty() && it.iter().all(u8::is_ascii_digit));
+    (number(fields.next()) && number(fields.next()) && number(fields.next())).then_some(())?;
+    Some((fields.next()?, line.get(end + 1..)?))
+}
+
+/// The line without the priority `<4>`.
+fn after_priority(line: &[u8]) -> &[u8] {
+    let Some(inside) = line.strip_prefix(b"<") else { return line };
+    let digits = inside.iter().take_while(|byte| byte.is_ascii_digit()).count();
+    inside.get(digits..).and_then(|rest| rest.strip_prefix(b">")).unwrap_or(line)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn messages(text: &str) -> Vec<String> {
+        let (mut messages, mut all) = (KernelMessages::default(), Vec::new());
+        let mut each = |message: &[u8]| all.push(String::from_utf8_lossy(message).into_owned());
+        text.split('\n').for_each(|line| messages.line(line.as_bytes(), &mut each));
+        messages.end(&mut each);
+        all
+    }
+
+    const JOINED: &str = "NVRM: Xid (PCI:0000:10:00): 145, RLW_RXPIPE Nonfatal XC0 i0 Link 13";
+
+    #[test]
+    fn a_message_of_several_lines_is_one_in_every_form_of_the_log() {
+        for (name, text) in [
+            ("one line", "4,1,1,-;NVRM: Xid (PCI:0000:10:00): 145, RLW_RXPIPE Nonfatal XC0 i0 Link 13"),
+            ("escaped", "4,1,1,-;NVRM: Xid (PCI:0000:10:00): 145, RLW_RXPIPE\\x0a Nonfatal XC0\\x0ai0 Link 13"),
+            (
+                "by rsyslog",
+                "Nov 21 10:00:00 n kernel: [ 12.3] NVRM: Xid (PCI:0000:10:00): 145, RLW_RXPIPE#012 Nonfatal XC0#012 i0 Link 13",
+            ),
+            (
+                "with a dictionary",
+                "4,1,1,-;NVRM: Xid (PCI:0000:10:00): 145, RLW_RXPIPE\n SUBSYSTEM=pci\n DEVICE=+pci:0000:10:00.0\n4,2,1,-;  Nonfatal XC0 i0 Link 13",
+            ),
+            (
+                "bare continuation of a record",
+                "4,1,1,-;NVRM: Xid (PCI:0000:10:00): 145, RLW_RXPIPE\n Nonfatal XC0\n i0 Link 13",
+            ),
+            (
+                "fragments",
+                "4,1,1,c;NVRM: Xid (PCI:0000:10:00): 145, \n4,2,1,+;RLW_RXPIPE Nonfatal\n4,3,1,+,caller=T9; XC0 i0 Link 13",
+            ),
+            (
+                "fragments of later kernels",
+                "4,1,1,c,caller=T9;NVRM: Xid (PCI:0000:10:00): 145, RLW_\n4,2,1,c,caller=T9;RXPIPE Nonfatal XC0 i0 Link 13",
+            ),
+            (
+                "syslog",
+                "<4>[   12.345678] NVRM: Xid (PCI:0000:10:00): 145, RLW_RXPIPE\n<4>[   12.345678] Nonfatal XC0 i0 Link 13",
+            ),
+            (
+                "syslog, indented",
+                "<4>[   12.345678][  T99] NVRM: Xid (PCI:0000:10:00): 145, RLW_RXPIPE\n<4>[   12.345699][  T99]   Nonfatal XC0 i0 Link 13",
+            ),
+            (
+                "dmesg",
+                "[   12.345678] NVRM: Xid (PCI:0000:10:00): 145, RLW_RXPIPE\n[   12.345678]   Nonfatal XC0 i0 Link 13",
+            ),
+            ("bare", "NVRM: Xid (PCI:0000:10:00): 145, RLW_RXPIPE\n\tNonfatal XC0\n  i0 Link 13"),
+        ] {
+            assert_eq!(messages(text), [JOINED], "{name}");
+        }
+    }
+
+    #[test]
+    fn the_drivers_sentence_about_a_lost_gpu_is_one() {
+        let sentence = "NVRM: The NVIDIA GPU 0000:17:00.0 (PCI ID: 10de:2330) installed in this system has fallen off the bus and is not responding to commands.";
+        let lines = [
+            "NVRM: The NVIDIA GPU 0000:17:00.0",
+            "NVRM: (PCI ID: 10de:2330)",
+            "NVRM: installed in this system has",
+            "NVRM: fallen off the bus and is not",
+            "NVRM: responding to commands.",
+        ];
+        let next = "NVRM: GPU 0000:17:00.0: GPU serial number is 1.";
+        let records: Vec<String> = lines.iter().chain([&next]).map(|line| format!("3,7,99,-;{line}")).collect();
+        assert_eq!(messages(&records.join("\n")), [sentence, next]);
+        assert_eq!(messages(&format!("3,7,99,-;{}\\x0a{next}", lines.join("\\x0a"))), [sentence, next]);
+        assert_eq!(messages(&[lines[0], next].join("\n")), [lines[0], next]);
+    }
+
+    #[test]
+    fn lines_of_other_messages_stay_apart() {
+        let one = "NVRM: Xid (PCI:0000:10:00): 79, GPU has fallen off the bus.";
+        let two = "NVRM: Xid (PCI:0000:10:00): 154, GPU recovery action changed";
+        for (name, text) in [
+            ("another XID", format!("4,1,1,-;{one}\n4,2,1,-;{two}")),
+            (
+                "another part of the kernel at the same time",
+                format!(
+                    "<4>[    1.000000] {one}\n<4>[    1.000000] pcieport 0000:00:01.0: AER: Uncorrected (Non-Fatal) error\n<4>[    1.000000] {two}"
+                ),
+            ),
+            ("a line without an indent", format!("4,1,1,-;{one}\n6,2,1,-;Nonfatal\n4,3,1,-;{two}")),
+            ("in one record", format!("4,1,1,-;{one}\\x0a{two}")),
+        ] {
+            assert_eq!(messages(&text), [one, two], "{name}");
+        }
+        assert_eq!(messages("6,1,1,-;usb 1-1: new device\n SUBSYSTEM=usb\n"), [""; 0], "other drivers are not kept");
+    }
+
+    #[test]
+    fn a_message_without_an_end_is_cut() {
+        let flood = format!("4,1,1,-;NVRM: Xid (PCI:0000:10:00): 79, x{}", "\n y".repeat(1000));
+        let all = messages(&flood);
+        assert_eq!(all.len(), 1, "what follows it begins no message");
+        assert!(all[0].len() < LONGEST && all[0].starts_with("NVRM: Xid (PCI:0000:10:00): 79"));
+        let long = format!("NVRM: {}", "x".repeat(100_000));
+        assert!(messages(&long).iter().all(|message| message.len() <= LONGEST));
+    }
+
+    proptest! {
+        #[test]
+        fn no_lines_cause_a_panic_or_grow(lines in prop::collection::vec("[ -~\\t]{0,80}|(<4>\\[ 1.5\\] |4,1,1,[-c+];| |NVRM: |NVRM: Xid \\(|\\\\x0a){0,9}", 0..40)) {
+            let mut messages = KernelMessages::default();
+            let mut each = |message: &[u8]| assert!(message.len() <= LONGEST);
+            for line in &lines {
+                messages.line(line.as_bytes(), &mut each);
+            }
+            messages.end(&mut each);
+            prop_assert!(!messages.is_open());
+        }
+
+        #[test]
+        fn a_line_is_a_message_of_its_own_text(text in "[a-z ,.]{0,60}") {
+            let line = format!("NVRM: Xid (PCI:0000:10:00): 79, {text}");
+            for form in [format!("4,1,1,-;{line}"), format!("<4>[    1.000000] {line}"), format!("Nov 21 10:00:00 n kernel: {line}")] {
+                prop_assert_eq!(messages(&form), [line.clone()]);
+            }
+        }
+    }
+}
