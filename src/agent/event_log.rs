@@ -105,6 +105,16 @@ pub(crate) fn log_event(event: &NodeEvent, view: &NodeView) {
             tracing::info!(gpu_uuid = %gpu, model = &**model, index, "GPU found");
         }
         NodeEvent::GpuDisappeared(gpu) => tracing::warn!(gpu_uuid = %gpu, "GPU is not in the driver's list any more"),
+        NodeEvent::GpuMissing(gpu) => {
+            let (reason, advice) = (gpu.reason(), gpu.advice());
+            tracing::error!(
+                pci_bus_id = &*gpu.pci_bus_id, reason = gpu.code(), advice,
+                "this machine has a GPU that NVML does not list: {reason}. {advice}"
+            );
+        }
+        NodeEvent::GpuNotMissing(pci_bus_id) => {
+            tracing::info!(pci_bus_id = &**pci_bus_id, "a GPU that NVML did not list is listed or gone");
+        }
         NodeEvent::GpuSick(gpu, why) => tracing::error!(gpu_uuid = %gpu, reason = %why, "GPU cannot be read: {why}"),
         NodeEvent::GpuAnswers(gpu) => tracing::info!(gpu_uuid = %gpu, "GPU can be read again"),
         NodeEvent::GpuUnfit(gpu, incident) => {

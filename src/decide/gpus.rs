@@ -3,7 +3,7 @@
 use crate::health::{HealthChange, HealthPolicy, HealthRecord, nothing_read, silence};
 use crate::node_event::NodeEvent;
 use crate::occupants::Occupants;
-use model::gpu::{Gpu, GpuSample, MAX_GPUS, UnidentifiedGpu, Xid};
+use model::gpu::{Gpu, GpuSample, MAX_GPUS, MissingGpu, UnidentifiedGpu, Xid};
 use model::id::GpuUuid;
 use model::incident::{GpuCondition, KeptIncidents};
 use model::observation::GpuSourceState;
@@ -135,6 +135,8 @@ pub struct GpuStates {
     pub list: Vec<GpuState>,
     /// GPUs that could never be identified, ordered by index; at most [`MAX_GPUS`].
     pub unidentified: Vec<UnidentifiedGpu>,
+    /// GPUs that the machine has and NVML does not list, ordered by PCI address; at most [`MAX_GPUS`].
+    pub missing: Vec<MissingGpu>,
     /// The health policy.
     pub policy: HealthPolicy,
     /// GPUs that may come back; at most [`MAX_GPUS`].
@@ -152,6 +154,7 @@ impl Default for GpuStates {
             driver: None,
             list: Vec::new(),
             unidentified: Vec::new(),
+            missing: Vec::new(),
             policy: HealthPolicy::default(),
             absent: Vec::new(),
             unloaded: false,
@@ -227,6 +230,8 @@ impl GpuStates {
         if let Some(why) = why {
             self.list.iter_mut().for_each(|state| state.silent(why, &self.policy, now));
             self.unidentified.iter_mut().for_each(|gpu| gpu.why = why);
+            // Without a session with the driver, no list is compared.
+            self.missing.clear();
         }
         if let GpuSourceState::Working { driver, .. } = &state {
             self.driver = Some(Arc::clone(driver));
@@ -309,6 +314,17 @@ impl GpuStates {
         self.unidentified = gpus;
     }
 
+    /// Replaces the list of GPUs that the machine has and NVML does not list. Returns an event for each that is new or
+    /// missing for another reason, and for each that is not missing any more.
+    pub fn set_missing(&mut self, mut gpus: Vec<MissingGpu>) -> Vec<NodeEvent> {
+        gpus.truncate(MAX_GPUS);
+        let before = std::mem::replace(&mut self.missing, gpus);
+        let same = |one: &MissingGpu, other: &MissingGpu| one.pci_bus_id == other.pci_bus_id;
+        let new = self.missing.iter().filter(|gpu| !before.contains(gpu)).cloned().map(NodeEvent::GpuMissing);
+        let gone = before.iter().filter(|gpu| !self.missing.iter().any(|now| same(gpu, now)));
+        new.chain(gone.map(|gpu| NodeEvent::GpuNotMissing(Arc::clone(&gpu.pci_bus_id)))).collect()
+    }
+
     /// Takes in a sample of one GPU. A sample of a GPU that is not listed is dropped, because the list comes first.
     pub fn read(&mut self, uuid: &GpuUuid, sample: GpuSample, now: Monotonic) -> Vec<NodeEvent> {
         let Some(state) = self.list.iter_mut().find(|state| &state.gpu.uuid == uuid) else {
@@ -361,9 +377,10 @@ impl GpuStates {
     /// The driver says, without an XID, that the GPU in a slot has fallen off the bus.
     pub fn fell_off(&mut self, pci_bus_id: &Arc<str>, now: Monotonic) -> Vec<NodeEvent> {
         let place = slot(pci_bus_id);
-        let state = self.list.iter_mut().find(|state| {
-            place.is_some() && state.gpu.pci_bus_id.value().is_some_and(|known| slot(known) == place)
-        });
+        let state = self
+            .list
+            .iter_mut()
+            .find(|state| place.is_some() && state.gpu.pci_bus_id.value().is_some_and(|known| slot(known) == place));
         let gpu = state.as_ref().map(|state| state.gpu.uuid.clone());
         let change = state.and_then(|state| state.record.fell_off(now).map(|change| state.changed(change)));
         let said = NodeEvent::GpuFellOff { gpu, pci_bus_id: Arc::clone(pci_bus_id) };

@@ -1,6 +1,6 @@
 //! Node events: what is worth a log line. The node state returns them, and `agent::event_log` logs them.
 
-use model::gpu::Xid;
+use model::gpu::{MissingGpu, Xid};
 use model::id::GpuUuid;
 use model::incident::Incident;
 use model::observation::GpuSourceState;
@@ -24,6 +24,10 @@ pub enum NodeEvent {
     },
     /// A GPU is no longer in the list.
     GpuDisappeared(GpuUuid),
+    /// The machine has a GPU that NVML does not list.
+    GpuMissing(MissingGpu),
+    /// The GPU at this PCI address is listed now, or the machine does not have it any more.
+    GpuNotMissing(Arc<str>),
     /// A GPU does not answer, for this reason.
     GpuSick(GpuUuid, Absence),
     /// The GPU answers again.

@@ -102,11 +102,14 @@ impl ApiQuery<'_> {
             .gpus
             .iter()
             .filter(|gpu| self.filter.matches_gpu(gpu) && (!self.filter.named() || gpu.holders.iter().any(fits)));
+        // They have neither a name nor an index.
+        let missing = self.view.gpus_missing.iter().filter(|_| !self.filter.named() && self.filter.gpu.is_none());
         let unidentified = self.view.gpus_unidentified.iter().filter(|gpu| self.filter.matches_unidentified(gpu));
         gpus::GpusJson {
             view: ViewHeadJson::of(self.view, self.now),
             gpus: chosen.map(|gpu| gpus::GpuJson::of(gpu, &names, ages)).collect(),
             gpus_unidentified: unidentified.map(|gpu| gpus::UnidentifiedGpuJson::of(gpu, ages)).collect(),
+            gpus_missing: missing.map(gpus::MissingGpuJson::of).collect(),
         }
     }
 

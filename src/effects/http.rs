@@ -215,13 +215,16 @@ mod tests {
         let pod_watch = "watch of pods at the API server: heard 12 s ago";
         let kubelet = "nvidia.com/gpu at kubelet: registered\n\
                        admission policies: in force: agent-nodes; NOT in force: agent-pods";
-        assert_eq!((answer.status, answer.text()), (503, &*format!("GPU calls hang\n{pod_watch}\n{kubelet}\n")));
+        let missing = "GPU at 0000:c2:00.0 is missing: NVIDIA's driver has not initialised it. Check the kernel log";
+        let start = format!("GPU calls hang\n{pod_watch}\n{kubelet}\n{missing}");
+        assert!(answer.status == 503 && answer.text().starts_with(&start), "{}", answer.text());
         assert_eq!(served.get("/healthz", "").status, 200);
         assert!(served.get("/metrics", "").text().contains("pod=\"serve-a\""));
         let mut view = sample_view::small();
         view.pods.retain(|pod| pod.name.as_ref().is_none_or(|name| &*name.name != "serve-a"));
         view.pod_watch = None;
         view.plugin = None;
+        view.gpus_missing.clear();
         served.view.send(Arc::new(view)).unwrap();
         served.ready.send(Ok(())).unwrap();
         assert_eq!(served.get("/readyz", "").text(), "ready\n", "there is no pod watch");

@@ -3,8 +3,8 @@
 use model::cgroup::{CgroupIdentity, CgroupKind, CgroupSample, NetworkSample, Pressure, ProcessIo, Qos, RuntimeKind};
 use model::claim::{ContainerClaim, DeviceShare};
 use model::gpu::{
-    EccErrors, GpmSample, Gpu, GpuSample, MigInstance, MigSample, RemappedRows, UnidentifiedGpu, Violations, Xid,
-    XidSource,
+    EccErrors, GpmSample, Gpu, GpuSample, MigInstance, MigSample, MissingGpu, RemappedRows, UnidentifiedGpu, Violations,
+    Xid, XidSource,
 };
 use model::guard::{AdmissionPolicy, PolicyGuard};
 use model::hardware::{Board, Fabric, FabricHealth, FabricState, HardwareState, NvLink, PcieErrors, RetiredPages};
@@ -95,6 +95,12 @@ pub(crate) fn small() -> NodeView {
     ];
     view.gpus_unidentified =
         vec![UnidentifiedGpu { index: 4, pci_bus_id: m("0000:c1:00.0".into()), why: Absence::GpuLost }];
+    view.gpus_missing = vec![MissingGpu {
+        pci_bus_id: "0000:c2:00.0".into(),
+        on_bus: true,
+        in_driver: false,
+        bound_to: None,
+    }];
     add_other_objects(&mut view, [&train, &serve_a, &serve_b]);
     view.gpus[0].holders = vec![train.uid.clone()];
     view.gpus[0].sole_holders.gpu = Some(sole(&train));

@@ -2,6 +2,7 @@
 
 use crate::hardware::{Board, HardwareState};
 use crate::id::{GpuUuid, PodUid};
+use crate::nvidia::KERNEL_MODULE;
 use crate::reading::{Absence, Reading, readings};
 use crate::reading_name::{ReadingName, metric};
 use crate::recovery::RecoveryAction;
@@ -91,6 +92,63 @@ pub struct UnidentifiedGpu {
     pub pci_bus_id: Reading<Arc<str>>,
     /// The reason why it cannot be identified.
     pub why: Absence,
+}
+
+/// A GPU that the PCI bus or the kernel's driver has and that NVML does not list. There are at most [`MAX_GPUS`] of
+/// them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MissingGpu {
+    /// PCI address, as the kernel spells it (`0000:65:00.0`).
+    pub pci_bus_id: Arc<str>,
+    /// Whether the PCI bus has it.
+    pub on_bus: bool,
+    /// Whether the kernel's driver serves it.
+    pub in_driver: bool,
+    /// The kernel driver to which it is bound, if any.
+    pub bound_to: Option<Arc<str>>,
+}
+
+impl MissingGpu {
+    /// A stable short code of the reason, for label values and JSON.
+    #[must_use]
+    pub fn code(&self) -> &'static str {
+        match &self.bound_to {
+            Some(driver) if **driver != *KERNEL_MODULE => "other_driver",
+            _ if !self.on_bus => "not_on_bus",
+            _ if self.in_driver => "not_in_nvml",
+            _ => "not_initialised",
+        }
+    }
+
+    /// The reason, as half a sentence.
+    #[must_use]
+    pub fn reason(&self) -> String {
+        match (self.code(), &self.bound_to) {
+            ("other_driver", Some(driver)) => format!("it is bound to the kernel driver {driver}"),
+            ("not_on_bus", _) => "the driver serves it, but it is not on the PCI bus any more".to_owned(),
+            ("not_in_nvml", _) => "the driver serves it, but NVML does not list it".to_owned(),
+            _ => "NVIDIA's driver has not initialised it".to_owned(),
+        }
+    }
+
+    /// What to do, as a sentence.
+    #[must_use]
+    pub fn advice(&self) -> &'static str {
+        match self.code() {
+            "other_driver" => {
+                "Bind it to NVIDIA's driver, or, if a virtual machine is to have it, to vfio-pci."
+            }
+            "not_on_bus" => "Drain and restart the node; if the GPU stays away, check power, seating and cables.",
+            "not_in_nvml" => {
+                "Check that the agent's container has all GPUs (NVIDIA_VISIBLE_DEVICES=all) and the kernel log (dmesg) \
+                 for this address; if the driver has lost the GPU, restart the node."
+            }
+            _ => {
+                "Check the kernel log (dmesg) for lines of NVRM about this address, such as RmInitAdapter failed; \
+                 restart the node, then check that the driver supports this GPU, and its power and seating."
+            }
+        }
+    }
 }
 
 /// One MIG instance.
@@ -457,6 +515,25 @@ pub struct Xid {
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
+
+    #[test]
+    fn each_reason_for_a_missing_gpu_has_its_own_remedy() {
+        let missing = |on_bus, in_driver, bound_to: Option<&str>| {
+            MissingGpu { pci_bus_id: "0000:65:00.0".into(), on_bus, in_driver, bound_to: bound_to.map(Arc::from) }
+        };
+        for (gpu, code, remedy) in [
+            (missing(true, false, Some("nouveau")), "other_driver", "vfio-pci"),
+            (missing(true, false, None), "not_initialised", "RmInitAdapter"),
+            (missing(true, false, Some("nvidia")), "not_initialised", "RmInitAdapter"),
+            (missing(true, true, Some("nvidia")), "not_in_nvml", "NVIDIA_VISIBLE_DEVICES"),
+            (missing(false, true, None), "not_on_bus", "seating"),
+        ] {
+            assert_eq!(gpu.code(), code);
+            assert!(gpu.advice().contains(remedy) && gpu.advice().ends_with('.'), "{code}");
+            assert!(!gpu.reason().ends_with('.'), "{code}");
+        }
+        assert!(missing(true, false, Some("nouveau")).reason().ends_with("nouveau"));
+    }
 
     /// A GPU whose readings are all known and all 0.
     pub(crate) fn gpu() -> Gpu {

@@ -25,6 +25,8 @@ pub const CDI_KIND: &str = "nvidia.com/gpu";
 pub const CDI_FILES: &str = "nvidia";
 /// The kernel module of the driver, in `/sys/module` and `/proc/driver`.
 pub const KERNEL_MODULE: &str = "nvidia";
+/// The vendor of its PCI devices.
+pub const PCI_VENDOR: u32 = 0x10de;
 /// The NVML library, as the dynamic linker finds it.
 pub const NVML: &str = "libnvidia-ml.so.1";
 /// The name of the MPS server's process: the first 15 bytes of `nvidia-cuda-mps-server`, which are all that the kernel keeps.

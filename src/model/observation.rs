@@ -5,7 +5,7 @@
 //! sample may be lost.
 
 use crate::cgroup::{CgroupReport, ContainerName, NameSource};
-use crate::gpu::{Gpu, GpuSample, UnidentifiedGpu, Xid};
+use crate::gpu::{Gpu, GpuSample, MissingGpu, UnidentifiedGpu, Xid};
 use crate::host::{HostFacts, HostSample};
 use crate::id::GpuUuid;
 use crate::infiniband::InfinibandPort;
@@ -55,6 +55,8 @@ pub enum Fact {
     Gpus(Vec<Gpu>),
     /// All GPUs that NVML counts but that could never be identified.
     GpusUnidentified(Vec<UnidentifiedGpu>),
+    /// All GPUs that the machine has and NVML does not list.
+    GpusMissing(Vec<MissingGpu>),
     /// Facts of the machine, at start.
     HostFacts(HostFacts),
     /// All InfiniBand ports of the machine.

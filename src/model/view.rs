@@ -2,7 +2,7 @@
 //! afterwards. Metrics, API, usage stream and `top` all read the same view, so they cannot disagree.
 
 use crate::cgroup::{CgroupIdentity, CgroupSample, NetworkSample, Qos};
-use crate::gpu::{Gpu, GpuSample, UnidentifiedGpu, Xid};
+use crate::gpu::{Gpu, GpuSample, MissingGpu, UnidentifiedGpu, Xid};
 use crate::host::{HostFacts, HostSample};
 use crate::id::{ContainerId, GpuUuid, NodeName, PodRef, PodUid};
 use crate::incident::GpuCondition;
@@ -39,6 +39,8 @@ pub struct NodeView {
     pub gpus: Vec<GpuView>,
     /// GPUs that NVML counts but that could never be identified, ordered by index.
     pub gpus_unidentified: Vec<UnidentifiedGpu>,
+    /// GPUs that the machine has and NVML does not list, ordered by PCI address.
+    pub gpus_missing: Vec<MissingGpu>,
     /// NVSwitches that have reported errors, ordered by their PCI bus id.
     pub switches: Vec<SwitchView>,
     /// Facts of the machine.
@@ -334,6 +336,7 @@ impl NodeView {
             gpu_events_hang: false,
             gpus: Vec::new(),
             gpus_unidentified: Vec::new(),
+            gpus_missing: Vec::new(),
             switches: Vec::new(),
             facts: HostFacts::default(),
             host: HostSample::default(),

@@ -5,7 +5,7 @@
 //!   absence heartbeat raw            meaning of NVML errors; heartbeat; calls that the wrapper lacks (all unsafe code)
 //!   library                          opens the library, with advice when that fails
 //!   poll_round                       the identity calls about one GPU, and which of them failed
-//!   instance inventory topology      MIG instances, GPUs, and the topology between GPUs
+//!   instance inventory presence topology   MIG instances, GPUs, GPUs that NVML lacks, and the topology between GPUs
 //!   polled_gpu                       one GPU while it is polled
 //!   memory utilization gpm read process_use process   readings of one GPU and of its processes
 //!   board links hardware             its board data, NVLinks, slot, fabric and memory wear
@@ -29,6 +29,7 @@ mod poll_round;
 mod instance;
 mod board;
 mod inventory;
+mod presence;
 mod topology;
 mod polled_gpu;
 mod memory;

@@ -1,13 +1,31 @@
-//! Small sysfs files: the error counters (AER) of a PCI device, and the counters and state of an InfiniBand port.
+//! Small sysfs files: the error counters (AER), vendor and class of a PCI device, and the counters and state of an InfiniBand port.
 //!
 //! ```text
 //!   aer_dev_fatal      Undefined 0 ⏎ DLP 0 ⏎ … ⏎ TOTAL_ERR_FATAL 0        only the total is read
 //!   port_rcv_data      123456                                             one number
 //!   state              4: ACTIVE
+//!   class              0x030200                                           a hexadecimal number
 //! ```
 
 /// Longest name of a kind of error or of a state that is read.
 const MAX_NAME: usize = 64;
+
+/// Base class and subclass of a display controller (VGA), and of a 3D controller, which data centre GPUs are.
+const GPU_CLASSES: [u32; 2] = [0x0300, 0x0302];
+
+/// Whether the class of a PCI device is that of a GPU; the lowest byte is its programming interface.
+#[must_use]
+pub fn is_gpu_class(class: u32) -> bool {
+    GPU_CLASSES.contains(&(class >> 8))
+}
+
+/// A hexadecimal number with its prefix, as in the files `vendor` and `class`.
+#[must_use]
+pub fn hexadecimal(text: &[u8]) -> Option<u32> {
+    let digits = text.trim_ascii().strip_prefix(b"0x")?;
+    let plain = !digits.is_empty() && digits.iter().all(u8::is_ascii_hexdigit);
+    if plain { u32::from_str_radix(std::str::from_utf8(digits).ok()?, 16).ok() } else { None }
+}
 
 /// The total of an AER file; `None` where the file has none, or two.
 #[must_use]
@@ -65,10 +83,21 @@ mod tests {
         assert_eq!(port_active(b"ACTIVE"), None);
     }
 
+    #[test]
+    fn the_class_of_a_gpu_is_known() {
+        for (text, gpu) in [("0x030200\n", true), ("0x030000\n", true), ("0x068000\n", false), ("0x040300\n", false)] {
+            assert_eq!(hexadecimal(text.as_bytes()).map(is_gpu_class), Some(gpu), "{text}");
+        }
+        assert_eq!(hexadecimal(b"0x10de\n"), Some(model::nvidia::PCI_VENDOR));
+        for text in ["", "10de", "0x", "0x+1", "0xg", "0x100000000"] {
+            assert_eq!(hexadecimal(text.as_bytes()), None, "{text}");
+        }
+    }
+
     proptest! {
         #[test]
         fn no_bytes_cause_a_panic(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
-            let _ = (aer_total(&bytes), counter(&bytes), port_active(&bytes));
+            let _ = (aer_total(&bytes), counter(&bytes), port_active(&bytes), hexadecimal(&bytes));
             let _ = aer_total(&[b"RxErr 0\nTOTAL_ERR_", &bytes[..]].concat());
         }
 
@@ -77,6 +106,8 @@ mod tests {
             let kinds: String = kinds.iter().map(|count| format!("Kind {count}\n")).collect();
             prop_assert_eq!(aer_total(format!("{kinds}TOTAL_ERR_NONFATAL {total}\n").as_bytes()), Some(total));
             prop_assert_eq!(counter(format!("{total}\n").as_bytes()), Some(total));
+            let low = u32::try_from(total & 0xffff_ffff).unwrap();
+            prop_assert_eq!(hexadecimal(format!("0x{low:x}\n").as_bytes()), Some(low));
         }
     }
 }

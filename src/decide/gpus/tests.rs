@@ -34,6 +34,19 @@ fn a_lost_gpu_is_found_by_its_slot_and_an_unknown_one_is_an_event_too() {
     assert_eq!(healthy, [true, false]);
 }
 
+#[test]
+fn a_missing_gpu_is_an_event_once_for_each_reason() {
+    let missing = |in_driver| MissingGpu { pci_bus_id: "0000:65:00.0".into(), on_bus: true, in_driver, bound_to: None };
+    let mut gpus = GpuStates::default();
+    assert_eq!(gpus.set_missing(vec![missing(false)]), [NodeEvent::GpuMissing(missing(false))]);
+    assert_eq!(gpus.set_missing(vec![missing(false)]), []);
+    assert_eq!(gpus.set_missing(vec![missing(true)]), [NodeEvent::GpuMissing(missing(true))]);
+    assert_eq!(gpus.set_missing(Vec::new()), [NodeEvent::GpuNotMissing("0000:65:00.0".into())]);
+    gpus.set_missing(vec![missing(true)]);
+    gpus.source(GpuSourceState::Missing { why: Absence::DriverNotLoaded, advice: "".into() }, AT);
+    assert!(gpus.missing.is_empty(), "without a driver, no GPU is listed, and the log says so once");
+}
+
 fn xid(pci: &str) -> Xid {
     Xid {
         gpu: None,

@@ -7,6 +7,7 @@ use crate::metrics::{self, MetricSet, MetricsInput, ServerCounts};
 use hyper::body::Incoming;
 use hyper::header::{self, HeaderMap, HeaderName, HeaderValue};
 use hyper::{Method, Request, Response, StatusCode, Uri};
+use model::gpu::MissingGpu;
 use model::guard::PolicyGuard;
 use model::observation::GpuSourceState;
 use model::plugin::{CdiState, PluginView, RegistrationState};
@@ -187,9 +188,11 @@ impl Routes {
             }
             _ => String::new(),
         };
+        let missing: String = view.gpus_missing.iter().map(missing).collect();
+        let rest = format!("{watch}{kubelet}{driver}{missing}");
         match &*self.ready.borrow() {
-            Ok(()) => sentence(StatusCode::OK, &format!("ready{watch}{kubelet}{driver}")),
-            Err(why) => sentence(StatusCode::SERVICE_UNAVAILABLE, &format!("{why}{watch}{kubelet}{driver}")),
+            Ok(()) => sentence(StatusCode::OK, &format!("ready{rest}")),
+            Err(why) => sentence(StatusCode::SERVICE_UNAVAILABLE, &format!("{why}{rest}")),
         }
     }
 
@@ -264,6 +267,11 @@ fn cdi(plugin: &PluginView) -> String {
         ),
         CdiState::Unknown | CdiState::Works | CdiState::Missing { .. } => String::new(),
     }
+}
+
+/// A line for `/readyz` about a GPU that NVML does not list. The agent is ready for the other GPUs.
+fn missing(gpu: &MissingGpu) -> String {
+    format!("\nGPU at {} is missing: {}. {}", gpu.pci_bus_id, gpu.reason(), gpu.advice())
 }
 
 /// A line for `/readyz` with the known states of the chart's admission policies.

@@ -62,6 +62,12 @@ const UNIDENTIFIED: MetricFamily = MetricFamily {
     unit: "",
     help: "1 for each GPU that is counted but could not be identified since the start, by index and reason.",
 };
+const MISSING: MetricFamily = MetricFamily {
+    name: "gpu_steward_gpus_missing",
+    kind: MetricType::Gauge,
+    unit: "",
+    help: "1 for each GPU that the machine has and NVML does not list, by PCI address and reason: not_initialised, not_in_nvml, not_on_bus, other_driver.",
+};
 const EVENTS_HANG: MetricFamily = MetricFamily {
     name: "gpu_steward_gpu_events_hang",
     kind: MetricType::Gauge,
@@ -123,6 +129,11 @@ pub fn write_gpus(view: &NodeView, out: &mut Exposition<'_>) {
     out.family(&UNIDENTIFIED);
     for gpu in &view.gpus_unidentified {
         let labels = MetricLabels::new().with("gpu", &gpu.index.to_string()).with("reason", gpu.why.code());
+        out.sample(&[labels.as_str()], SampleValue::Whole(1));
+    }
+    out.family(&MISSING);
+    for gpu in &view.gpus_missing {
+        let labels = MetricLabels::new().with("pci_bus_id", &gpu.pci_bus_id).with("reason", gpu.code());
         out.sample(&[labels.as_str()], SampleValue::Whole(1));
     }
     out.family(&SIMULATED);

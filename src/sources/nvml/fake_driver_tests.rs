@@ -62,6 +62,8 @@ pub(super) struct Seen {
     pub(super) absent: BTreeSet<(GpuUuid, model::Absence)>,
     pub(super) gpus: Option<Vec<Gpu>>,
     pub(super) unidentified: Vec<UnidentifiedGpu>,
+    /// PCI address and reason of the GPUs that NVML does not list.
+    pub(super) missing: Vec<(String, &'static str)>,
     pub(super) samples: BTreeMap<GpuUuid, GpuSample>,
     pub(super) processes: BTreeMap<GpuUuid, GpuProcesses>,
     pub(super) xids: Vec<model::gpu::Xid>,
@@ -204,6 +206,9 @@ impl Seen {
             Observation::Event(SourceEvent::GpuStalled(gpu)) => self.stalled.push(gpu),
             Observation::Fact(Fact::Gpus(gpus)) => self.gpus = Some(gpus),
             Observation::Fact(Fact::GpusUnidentified(gpus)) => self.unidentified = gpus,
+            Observation::Fact(Fact::GpusMissing(gpus)) => {
+                self.missing = gpus.iter().map(|gpu| (gpu.pci_bus_id.to_string(), gpu.code())).collect();
+            }
             Observation::Sample(Sample::Gpu(uuid, sample)) => {
                 if let Some(why) = sample.power.absence()
                     && *sample == GpuSample::absent(why)

@@ -5,12 +5,11 @@ use crate::nvml::board;
 use crate::nvml::heartbeat::{GpuKey, Heartbeat};
 use crate::nvml::instance::{self, Instance};
 use crate::nvml::poll_round::{Failed, PollRound, renew, settle};
-use crate::nvml::raw;
+use crate::nvml::{presence, raw};
 use clock::monotonic;
 use model::gpu::{ComputeCapability, Gpu, MAX_GPUS, MigInstance, UnidentifiedGpu};
 use model::hardware::Board;
 use model::id::GpuUuid;
-use model::nvidia::KERNEL_MODULE;
 use model::physical_range::{ImplausibleValue, PhysicalRange as Range};
 use model::unit::{Bytes, Watts};
 use model::{Absence, Reading};
@@ -248,15 +247,11 @@ fn identify(
     Ok(Identified { known: KnownGpu { gpu, device, instances }, failed: round.failed(), implausible })
 }
 
-/// Slots that the kernel's driver serves (`/proc/driver/nvidia/gpus`) but NVML does not list: GPUs that were added
-/// after the library was opened. Empty if the driver does not list them.
+/// Slots that the kernel's driver serves but NVML does not list: GPUs that were added after the library was opened.
+/// Empty if the driver does not list them.
 pub(super) fn unlisted(procfs: &Path, known: &[KnownGpu]) -> BTreeSet<PciSlot> {
     let listed: BTreeSet<PciSlot> = known.iter().filter_map(|known| pci_slot(known.gpu.pci_bus_id.value()?)).collect();
-    let Ok(folders) = std::fs::read_dir(procfs.join("driver").join(KERNEL_MODULE).join("gpus")) else {
-        return BTreeSet::new();
-    };
-    let served = folders.flatten().take(MAX_GPUS).filter_map(|folder| pci_slot(folder.file_name().to_str()?));
-    served.filter(|slot| !listed.contains(slot)).collect()
+    presence::in_driver(procfs).into_iter().filter(|slot| !listed.contains(slot)).collect()
 }
 
 /// GPUs that could not be identified. The slot is known only if exactly one GPU and one slot are left, because an index
@@ -267,9 +262,7 @@ pub(super) fn unidentified_gpus(procfs: &Path, found: &Inventory) -> Vec<Unident
     }
     let mut left = unlisted(procfs, &found.known).into_iter();
     let pci_bus_id = match (left.next(), left.next(), found.unidentified.len()) {
-        (Some(PciSlot { domain, bus, device }), None, 1) => {
-            Reading::Measured(format!("{domain:04x}:{bus:02x}:{device:02x}.0").into(), monotonic())
-        }
+        (Some(slot), None, 1) => Reading::Measured(presence::address(slot).into(), monotonic()),
         _ => Reading::Absent(Absence::NotAttributable),
     };
     let one =

@@ -10,11 +10,11 @@ use crate::nvml::polled_gpu::{GpuCaller, PolledGpu};
 use crate::nvml::process::{self, Clients};
 use crate::nvml::session::{Open, Session};
 use crate::nvml::settings::Settings;
-use crate::nvml::{gpm, read, topology};
+use crate::nvml::{gpm, presence, read, topology};
 use crate::process_owner::ProcessOwnerReader;
 use crate::report::Reporter;
 use clock::{self, monotonic};
-use model::gpu::{GpuSample, UnidentifiedGpu};
+use model::gpu::{GpuSample, MissingGpu, UnidentifiedGpu};
 use model::id::GpuUuid;
 use model::observation::{ErrorCounter, Fact, GpuSourceState, Sample};
 use model::physical_range::ImplausibleValue;
@@ -62,6 +62,9 @@ pub(super) struct Poller {
     unidentified: Vec<UnidentifiedGpu>,
     /// New unidentified GPUs since the last check for slots that NVML does not list.
     unidentified_anew: bool,
+    /// The last report of GPUs that NVML does not list, and those of the last comparison.
+    missing: Vec<MissingGpu>,
+    missing_at_last: Vec<MissingGpu>,
     inventory_failed: Option<Absence>,
     /// The calls that failed in the last round of each kind.
     failed: BTreeMap<&'static str, Vec<(GpuUuid, Failed)>>,
@@ -105,6 +108,8 @@ impl Poller {
             gpus: Vec::new(),
             unidentified: Vec::new(),
             unidentified_anew: false,
+            missing: Vec::new(),
+            missing_at_last: Vec::new(),
             inventory_failed: None,
             failed: BTreeMap::new(),
             new_session: true,
@@ -252,6 +257,8 @@ impl Poller {
         self.session.prove(nvml);
         let new_session = std::mem::take(&mut self.new_session);
         self.unidentified(inventory::unidentified_gpus(&settings.roots.procfs, &found), new_session);
+        let roots = (&*settings.roots.procfs, &*settings.roots.sysfs);
+        self.missing(presence::missing(roots, &found), new_session);
         // A new session may have new handles for the same GPUs.
         let changed =
             new_session || !before.iter().map(|known| &known.gpu).eq(found.known.iter().map(|known| &known.gpu));
@@ -313,6 +320,18 @@ impl Poller {
         if changed || new_session {
             self.reporter.fact(Fact::GpusUnidentified(now.clone()));
             self.unidentified = now;
+        }
+    }
+
+    /// Reports the GPUs that the machine has and NVML does not list, when they have changed or the session is new. A GPU
+    /// that is added or removed is in one list before it is in the others, so it must be missing in two comparisons.
+    fn missing(&mut self, now: Vec<MissingGpu>, new_session: bool) {
+        let before = std::mem::replace(&mut self.missing_at_last, now);
+        let lasting = self.missing_at_last.iter().filter(|gpu| before.contains(gpu)).cloned();
+        let lasting: Vec<MissingGpu> = if self.heartbeat.skips_any() { self.missing.clone() } else { lasting.collect() };
+        if lasting != self.missing || new_session {
+            self.reporter.fact(Fact::GpusMissing(lasting.clone()));
+            self.missing = lasting;
         }
     }
 

@@ -21,6 +21,9 @@ pub struct GpusJson<R = ShownReadingsJson> {
     /// GPUs that NVML counts and that the agent could never identify, ordered by index.
     #[serde(default)]
     pub gpus_unidentified: Vec<UnidentifiedGpuJson>,
+    /// GPUs that the machine has and NVML does not list.
+    #[serde(default)]
+    pub gpus_missing: Vec<MissingGpuJson>,
 }
 
 /// A GPU that NVML counts and that the agent could never identify.
@@ -34,6 +37,32 @@ pub struct UnidentifiedGpuJson {
     pub absent: String,
     /// The reason as a sentence.
     pub reason: String,
+}
+
+/// A GPU that the machine has and NVML does not list.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct MissingGpuJson {
+    /// PCI address.
+    pub pci_bus_id: String,
+    /// A stable reason code: see [`model::gpu::MissingGpu::code`].
+    pub code: String,
+    /// The reason as half a sentence.
+    pub reason: String,
+    /// What to do.
+    pub advice: String,
+}
+
+impl MissingGpuJson {
+    /// One missing GPU of a view.
+    #[must_use]
+    pub fn of(gpu: &noun::MissingGpu) -> MissingGpuJson {
+        MissingGpuJson {
+            pci_bus_id: gpu.pci_bus_id.to_string(),
+            code: gpu.code().to_owned(),
+            reason: gpu.reason(),
+            advice: gpu.advice().to_owned(),
+        }
+    }
 }
 
 /// One GPU.

@@ -1,6 +1,6 @@
 //! `/api/v1/node`: the host, the source of its GPU readings, and the state of the agent.
 
-use super::gpus::UnidentifiedGpuJson;
+use super::gpus::{MissingGpuJson, UnidentifiedGpuJson};
 use super::head::ViewHeadJson;
 use super::reading::{ReadingAges, ReadingJson};
 use model::Absence;
@@ -23,6 +23,8 @@ pub struct NodeJson {
     pub gpus: usize,
     #[serde(default)]
     pub gpus_unidentified: Vec<UnidentifiedGpuJson>,
+    #[serde(default)]
+    pub gpus_missing: Vec<MissingGpuJson>,
     pub pods: usize,
     pub kernel: String,
     /// `v1`, `v2` or `hybrid`.
@@ -192,6 +194,7 @@ impl NodeJson {
             gpu_events_hang: view.gpu_events_hang,
             gpus: view.gpus.len(),
             gpus_unidentified: view.gpus_unidentified.iter().map(|gpu| UnidentifiedGpuJson::of(gpu, ages)).collect(),
+            gpus_missing: view.gpus_missing.iter().map(MissingGpuJson::of).collect(),
             pods: view.pods.len(),
             kernel: view.facts.kernel.to_string(),
             cgroups: ages.of(&view.facts.cgroups),

@@ -1,4 +1,4 @@
-//! Counters of PCI devices and InfiniBand ports.
+//! Counters and classes of PCI devices, and counters of InfiniBand ports.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
@@ -7,4 +7,5 @@ fuzz_target!(|bytes: &[u8]| {
     let _ = wire::sysfs_file::aer_total(bytes);
     let _ = wire::sysfs_file::counter(bytes);
     let _ = wire::sysfs_file::port_active(bytes);
+    let _ = wire::sysfs_file::hexadecimal(bytes).map(wire::sysfs_file::is_gpu_class);
 });

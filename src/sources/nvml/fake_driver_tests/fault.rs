@@ -151,6 +151,43 @@ fn a_gpu_lost_from_the_start_is_reported_with_its_pci_slot_and_does_not_hide_an_
     harness.wait("all", |seen| seen.gpus.as_ref().is_some_and(|gpus| gpus.len() == 3) && seen.unidentified.is_empty());
 }
 
+/// Puts a GPU on the fake PCI bus.
+fn on_bus(harness: &Harness, bus: &str) {
+    let folder = harness.path(&format!("sys/bus/pci/devices/0000:{bus}:00.0"));
+    super::put(&folder.join("vendor"), "0x10de\n");
+    super::put(&folder.join("class"), "0x030200\n");
+}
+
+/// Promise 12 in docs/specification.md.
+#[test]
+fn a_gpu_that_the_machine_has_and_nvml_does_not_list_is_reported_until_it_is_listed() {
+    let slot = |bus: &str| Some(format!("00000000:{bus}:00.0"));
+    let well = FakeGpu { pci_bus_id: slot("65"), ..fake_gpus("H100", 1) };
+    let later = FakeGpu { pci_bus_id: slot("66"), present: false, ..fake_gpus("H100", 1) };
+    let mut harness = Harness::prepare(of(vec![well, later]));
+    for bus in ["65", "66"] {
+        on_bus(&harness, bus);
+    }
+    harness.open();
+    harness.wait("the one that failed at its start", |seen| {
+        seen.missing == [("0000:66:00.0".to_owned(), "not_initialised")]
+    });
+    let served = harness.path("proc/driver/nvidia/gpus/0000:66:00.0");
+    std::fs::create_dir_all(&served).unwrap();
+    harness.wait("the driver serves it", |seen| seen.missing == [("0000:66:00.0".to_owned(), "not_in_nvml")]);
+    std::fs::remove_dir_all(harness.path("sys/bus/pci/devices/0000:66:00.0")).unwrap();
+    harness.wait("it left the bus", |seen| seen.missing == [("0000:66:00.0".to_owned(), "not_on_bus")]);
+    on_bus(&harness, "66");
+    harness.change(|scenario| scenario.gpus[1].present = true);
+    harness
+        .wait("it is listed", |seen| seen.missing.is_empty() && seen.gpus.as_ref().is_some_and(|gpus| gpus.len() == 2));
+    // A GPU that NVML counts but cannot identify may be the one that the bus has.
+    harness.change(|scenario| scenario.gpus[1].lost = true);
+    harness.sample(1, "lost", |sample| *sample == GpuSample::absent(Absence::GpuLost));
+    harness.rounds(0, 12);
+    assert!(harness.seen.missing.is_empty(), "it is known as a lost GPU: {:?}", harness.seen.missing);
+}
+
 /// Promise 13 in docs/specification.md.
 #[test]
 fn without_a_driver_the_reason_is_reported_and_opening_is_retried() {
