@@ -3,10 +3,10 @@
 //! What must never happen here: a value is distributed over pods by a guess. A sum with an unknown part is unknown.
 
 use model::cgroup::CgroupIdentity;
-use model::gpu::GpuSample;
+use model::gpu::{GpuSample, MemoryKind};
 use model::id::{ContainerId, GpuUuid, PodUid};
 use model::process::{GpuProcess, ProcessOwner};
-use model::reading::Reading;
+use model::reading::{Absence, Reading};
 use model::unit::{Bytes, Percent};
 use model::view::GpuUse;
 use std::collections::BTreeMap;
@@ -107,8 +107,12 @@ pub fn shares(gpu: &GpuUuid, processes: &[GpuProcess], living: impl Fn(&CgroupId
 /// The memory that no process of a pod holds: contexts that the driver does not list, host processes, unknown
 /// processes. Never below zero, although list and memory are read at slightly different moments.
 #[must_use]
-pub fn unattributed_memory(sample: &GpuSample, shares: &Occupancy) -> Reading<Bytes> {
-    let mut remainder = sample.memory_used;
+pub fn unattributed_memory(kind: MemoryKind, sample: &GpuSample, shares: &Occupancy) -> Reading<Bytes> {
+    let mut remainder = match (kind, sample.memory_used) {
+        // Nothing says how much of it the driver reserves.
+        (MemoryKind::OwnWithReserved, Reading::Measured(..)) => Reading::Absent(Absence::NotInThisDriver),
+        (_, used) => used,
+    };
     for ((holder, _), share) in &shares.holders {
         if holder.pod().is_some() {
             remainder = sum(remainder, share.memory_used, Bytes::less);
@@ -140,7 +144,6 @@ mod tests {
     use super::*;
     use model::cgroup::{CgroupKind, Qos, RuntimeKind};
     use model::process::GpuProcessKind;
-    use model::reading::Absence;
     use model::time::Monotonic;
     use proptest::prelude::*;
     use std::sync::Arc;
@@ -190,7 +193,10 @@ mod tests {
         let shares = shares(&gpu(), &list, |_| true);
         assert_eq!(shares.strangers, 1);
         assert_eq!(shares.strangers_sm.get(), Some(Percent(10.0)));
-        assert_eq!(unattributed_memory(&used(150), &shares), mib(50));
+        assert_eq!(unattributed_memory(MemoryKind::Own, &used(150), &shares), mib(50));
+        assert_eq!(unattributed_memory(MemoryKind::Host, &used(150), &shares), mib(50));
+        let with_reserved = unattributed_memory(MemoryKind::OwnWithReserved, &used(150), &shares);
+        assert_eq!(with_reserved, Reading::Absent(Absence::NotInThisDriver), "a part of it is reserved");
     }
 
     #[test]
@@ -203,7 +209,7 @@ mod tests {
         let share = shares.holders.values().next().unwrap();
         assert_eq!(share.processes, 2);
         assert_eq!(share.memory_used, Reading::Absent(Absence::NotSupported));
-        assert_eq!(unattributed_memory(&used(150), &shares), Reading::Absent(Absence::NotSupported));
+        assert_eq!(unattributed_memory(MemoryKind::Own, &used(150), &shares), Reading::Absent(Absence::NotSupported));
     }
 
     #[test]
@@ -228,7 +234,7 @@ mod tests {
             let total = list.iter().map(|p| p.2).sum::<u64>() + extra;
             let shares = shares(&gpu(), &processes, |_| true);
             let pods: u64 = shares.holders.values().map(|s| s.memory_used.get().unwrap().0).sum();
-            let rest = unattributed_memory(&used(total), &shares).get().unwrap();
+            let rest = unattributed_memory(MemoryKind::Own, &used(total), &shares).get().unwrap();
             prop_assert_eq!(pods + rest.0, total << 20);
             let merged = merge(shares.holders.into_values().collect());
             prop_assert!(merged.len() <= 1);

@@ -7,7 +7,7 @@
 //!
 //! ```text
 //!   node gpus workload pods switches node_event   the state of one node, and the events that it returns for the log
-//!   attribute occupants names api_pods evidence   which pod a use belongs to; names; signs of a GPU reset
+//!   attribute memory_sums occupants names api_pods evidence   which pod a use belongs to; names; signs of a GPU reset
 //!   health overuse tally                          fit GPUs; pods above their claim; GPU time and energy of pods
 //!   ledger placement                              what claims take of each device; which GPUs of a node fit a pod
 //!   cluster                                       all nodes and claims: filter, bind, preempt
@@ -28,6 +28,7 @@
 mod evidence;
 pub mod health;
 pub mod attribute;
+mod memory_sums;
 pub mod node_event;
 pub mod names;
 pub mod api_pods;

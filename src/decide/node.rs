@@ -16,6 +16,7 @@ use crate::api_pods::ApiPods;
 use crate::attribute::{self, Occupancy};
 use crate::gpus::{GpuState, GpuStates};
 use crate::health::HealthPolicy;
+use crate::memory_sums;
 use crate::names::NameTable;
 use crate::node_event::NodeEvent;
 use crate::overuse::OverUses;
@@ -290,9 +291,10 @@ fn gpu_view(state: &GpuState, policy: &HealthPolicy, shares: &Occupancy, pods: &
     holders.extend(pods.iter().filter(holds).map(|pod| pod.uid.clone()));
     let unknown = state.processes.absence();
     let counted = state.xids.iter().map(|(code, count)| (*code, *count));
+    let list = state.processes.value().map_or(&[][..], |list| list);
+    let sample = memory_sums::consistent(&state.gpu, &state.sample, list);
     GpuView {
         gpu: Arc::clone(&state.gpu),
-        sample: Arc::clone(&state.sample),
         health: state.record.health(&state.sample),
         condition: state.record.condition(policy),
         processes: state.processes.clone(),
@@ -302,7 +304,7 @@ fn gpu_view(state: &GpuState, policy: &HealthPolicy, shares: &Occupancy, pods: &
         strangers: shares.strangers + state.left_out,
         unattributed_memory: match unknown {
             Some(why) => Reading::Absent(why),
-            None => attribute::unattributed_memory(&state.sample, shares),
+            None => attribute::unattributed_memory(state.gpu.memory_kind, &sample, shares),
         },
         unattributed_sm: match (unknown, state.processes.at()) {
             (Some(why), _) => Reading::Absent(why),
@@ -318,6 +320,7 @@ fn gpu_view(state: &GpuState, policy: &HealthPolicy, shares: &Occupancy, pods: &
             .collect::<BTreeMap<_, _>>()
             .into_iter()
             .collect(),
+        sample,
         xid_count: state.xid_count,
         implausible: state.implausible.iter().map(|(reading, count)| (*reading, *count)).collect(),
         nvlink_rate: state.nvlink.rate().map(BytesPerSecond),

@@ -339,6 +339,7 @@ fn gpu(index: u32, model: &str) -> Gpu {
         architecture: m("Hopper".into()),
         compute: Reading::NOT_YET,
         memory_total: m(Bytes(80 * GIB)),
+        memory_kind: model::gpu::MemoryKind::Own,
         power_limit: m(Watts(700.0)),
         mig_mode: m(false),
         mig: m(Vec::new()),

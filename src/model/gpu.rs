@@ -35,8 +35,10 @@ pub struct Gpu {
     pub architecture: Reading<Arc<str>>,
     /// CUDA compute capability.
     pub compute: Reading<ComputeCapability>,
-    /// All memory of the GPU (v2 call: includes what the driver reserves).
+    /// All memory of the GPU, including what the driver reserves.
     pub memory_total: Reading<Bytes>,
+    /// How its memory is counted.
+    pub memory_kind: MemoryKind,
     /// Current power limit.
     pub power_limit: Reading<Watts>,
     /// Whether MIG mode is on.
@@ -70,6 +72,32 @@ impl Gpu {
     #[must_use]
     pub fn divided(&self) -> bool {
         self.mig_mode.get() == Some(true) || !self.instances().is_empty()
+    }
+}
+
+/// What the memory values of a GPU mean.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum MemoryKind {
+    /// Memory of its own. The used part does not contain what the driver reserves.
+    #[default]
+    Own,
+    /// Memory of its own, as drivers before R510 count it: the used part contains what the driver reserves, and nothing
+    /// says how much that is.
+    OwnWithReserved,
+    /// It has no memory of its own and uses the host's (GB10, Jetson Thor): total is the host's memory, free is what the
+    /// host has available, and used is the rest, including what programs without the GPU use.
+    Host,
+}
+
+impl MemoryKind {
+    /// A stable short code, for label values and JSON.
+    #[must_use]
+    pub fn code(self) -> &'static str {
+        match self {
+            MemoryKind::Own => "own",
+            MemoryKind::OwnWithReserved => "own_with_reserved",
+            MemoryKind::Host => "host",
+        }
     }
 }
 
@@ -227,7 +255,8 @@ readings! {
     /// time.
     #[derive(Clone, Debug, Default, PartialEq)]
     pub struct GpuSample {
-        /// Memory in use by processes, as the v2 call counts it: without what the driver reserves.
+        /// Memory in use by processes, without what the driver reserves; [`Gpu::memory_kind`] has the exceptions. The view
+        /// never shows less than the sum of the processes.
         pub memory_used: Reading<Bytes>,
         /// Memory that the driver reserves.
         pub memory_reserved: Reading<Bytes>,
@@ -548,6 +577,7 @@ pub(crate) mod tests {
             architecture: Reading::NOT_YET,
             compute: Reading::NOT_YET,
             memory_total: Reading::Measured(Bytes(0), at),
+            memory_kind: MemoryKind::Own,
             power_limit: Reading::Measured(Watts(0.0), at),
             mig_mode: Reading::NOT_YET,
             mig: Reading::NOT_YET,

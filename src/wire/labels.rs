@@ -152,6 +152,7 @@ mod tests {
             architecture: m("Hopper".into()),
             compute: m(ComputeCapability { major: 9, minor: 0 }),
             memory_total: m(Bytes(81_559 << 20)),
+            memory_kind: model::gpu::MemoryKind::Own,
             power_limit: Reading::NOT_YET,
             mig_mode: m(!profiles.is_empty()),
             mig: m(profiles.iter().enumerate().map(instance).collect()),

@@ -57,6 +57,8 @@ impl Code {
     pub const INSUFFICIENT_SIZE: Code = Code(7);
     /// `NVML_ERROR_TIMEOUT`.
     pub const TIMEOUT: Code = Code(10);
+    /// `NVML_ERROR_FUNCTION_NOT_FOUND`.
+    pub const FUNCTION_NOT_FOUND: Code = Code(13);
     /// `NVML_ERROR_GPU_IS_LOST`.
     pub const GPU_IS_LOST: Code = Code(15);
     /// `NVML_ERROR_ARGUMENT_VERSION_MISMATCH`.

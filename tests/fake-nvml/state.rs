@@ -338,6 +338,9 @@ pub(crate) fn enter(function: &str, subject: &Subject) -> Result<View, Code> {
         return Err(Code::DRIVER_NOT_LOADED);
     }
     let view = state.resolve(subject);
+    if SINCE.iter().any(|(pattern, branch)| view.driver() < *branch && matches(pattern, function)) {
+        return Err(Code::FUNCTION_NOT_FOUND);
+    }
     match (subject, view.place) {
         (Subject::System, _) => {}
         (Subject::Handle(handle) | Subject::Instance(handle, _), None)
@@ -367,8 +370,21 @@ fn reachable(function: &str, view: &View, place: usize) -> Result<(), Code> {
     if refused { Err(Code::NOT_SUPPORTED) } else { Ok(()) }
 }
 
+/// The functions that older drivers do not have, with the first branch that has them. (A real library lacks the symbol;
+/// the symbols of this library are fixed.)
+const SINCE: [(&str, u32); 8] = [
+    ("nvmlDeviceGetMemoryInfo_v2", 510),
+    ("nvmlDeviceGetComputeRunningProcesses_v3", 510),
+    ("nvmlDeviceGetGraphicsRunningProcesses_v3", 510),
+    ("nvmlDeviceGetMPSComputeRunningProcesses_v3", 510),
+    ("nvmlDeviceGetComputeRunningProcesses_v2", 450),
+    ("nvmlDeviceGetGraphicsRunningProcesses_v2", 450),
+    ("nvmlDeviceGetMPSComputeRunningProcesses_v2", 450),
+    ("nvmlGpm*", 520),
+];
+
 /// The functions that accept the handle of a MIG instance.
-const ON_INSTANCES: [&str; 18] = [
+const ON_INSTANCES: [&str; 24] = [
     "nvmlDeviceGetUUID",
     "nvmlDeviceGetName",
     "nvmlDeviceGetHandleByUUID",
@@ -382,6 +398,12 @@ const ON_INSTANCES: [&str; 18] = [
     "nvmlDeviceGetComputeRunningProcesses_v3",
     "nvmlDeviceGetGraphicsRunningProcesses_v3",
     "nvmlDeviceGetMPSComputeRunningProcesses_v3",
+    "nvmlDeviceGetComputeRunningProcesses_v2",
+    "nvmlDeviceGetGraphicsRunningProcesses_v2",
+    "nvmlDeviceGetMPSComputeRunningProcesses_v2",
+    "nvmlDeviceGetComputeRunningProcesses",
+    "nvmlDeviceGetGraphicsRunningProcesses",
+    "nvmlDeviceGetMPSComputeRunningProcesses",
     "nvmlGpmQueryDeviceSupport",
     "nvmlGpmMigSampleGet",
     "nvmlDeviceGetComputeMode",

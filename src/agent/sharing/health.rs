@@ -144,6 +144,7 @@ mod tests {
             architecture: Reading::NOT_YET,
             compute: Reading::NOT_YET,
             memory_total: Reading::NOT_YET,
+            memory_kind: model::gpu::MemoryKind::Own,
             power_limit: Reading::NOT_YET,
             mig_mode: Reading::NOT_YET,
             mig: Reading::NOT_YET,

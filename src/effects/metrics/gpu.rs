@@ -158,6 +158,7 @@ fn identity(input: &MetricsInput<'_>, subjects: &LabelledSubjects<'_>, out: &mut
             .with("numa_node", &number(&known.numa_node))
             .with("minor", &number(&known.minor))
             .with("mig", mig_mode(&known.mig_mode))
+            .with("memory", known.memory_kind.code())
             .with("simulated", if input.view.gpu_source.simulated() { "true" } else { "false" });
         out.sample(&[gpu.labels.as_str(), more.as_str()], SampleValue::Whole(1));
     }

@@ -203,6 +203,7 @@ pub(super) mod tests {
             architecture: Reading::NOT_YET,
             compute: Reading::NOT_YET,
             memory_total: Reading::Measured(Bytes(80 << 30), Monotonic(1)),
+            memory_kind: model::gpu::MemoryKind::Own,
             power_limit: Reading::NOT_YET,
             mig_mode: Reading::NOT_YET,
             mig: Reading::NOT_YET,

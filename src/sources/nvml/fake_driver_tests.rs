@@ -6,6 +6,7 @@ mod every_call;
 mod fault;
 mod hang;
 mod identity;
+mod old_driver;
 mod process;
 mod process_use;
 mod reading;

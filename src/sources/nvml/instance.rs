@@ -63,7 +63,7 @@ fn identify(
     let attributes = round.call("MIG attributes", || device.attributes());
     let at = monotonic();
     let memory = round
-        .call("MIG memory", || device.memory_info())
+        .call("MIG memory", || raw::memory(device))
         .map(|info| Bytes(info.total))
         .or_else(|why| attributes.as_ref().map(|a| Mib(a.memory_size_mb).bytes()).map_err(|_| why));
     let memory = round.within(Range::MEMORY_TOTAL.within(total.unwrap_or(Bytes(u64::MAX))), memory);

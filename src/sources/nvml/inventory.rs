@@ -5,7 +5,8 @@ use crate::nvml::board;
 use crate::nvml::heartbeat::{GpuKey, Heartbeat};
 use crate::nvml::instance::{self, Instance};
 use crate::nvml::poll_round::{Failed, PollRound, renew, settle};
-use crate::nvml::{presence, raw};
+use crate::nvml::{memory, presence, raw};
+use crate::roots::HostRoots;
 use clock::monotonic;
 use model::gpu::{ComputeCapability, Gpu, MAX_GPUS, MigInstance, UnidentifiedGpu};
 use model::hardware::Board;
@@ -41,12 +42,12 @@ impl KnownGpu {
     }
 }
 
-/// The sources of an inventory: the library, under a heartbeat, and sysfs.
+/// The sources of an inventory: the library, under a heartbeat, and the kernel's file systems.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct InventorySource<'a> {
     pub(super) nvml: &'static Nvml,
     pub(super) heartbeat: &'a Heartbeat,
-    pub(super) sysfs: &'a Path,
+    pub(super) roots: &'a HostRoots,
 }
 
 /// The result of an inventory.
@@ -217,8 +218,8 @@ fn identify(
     let uuid = GpuUuid::parse(&text).map_err(|_| Absence::Unreadable)?;
     round.set_key(GpuKey::Uuid(uuid.clone()));
     let old = before.iter().find(|known| known.gpu.uuid == uuid);
-    let mut fresh = read(&mut round, source.sysfs, &device, (uuid, index));
-    let slot = (&fresh.pci_bus_id, source.sysfs);
+    let mut fresh = read(&mut round, source.roots, &device, (uuid, index));
+    let slot = (&fresh.pci_bus_id, &*source.roots.sysfs);
     fresh.board = board::read(&mut round, &device, slot, old.map(|old| &old.gpu.board));
     let mut gpu = match old {
         Some(old) => merge(&old.gpu, fresh),
@@ -271,18 +272,23 @@ pub(super) fn unidentified_gpus(procfs: &Path, found: &Inventory) -> Vec<Unident
 }
 
 /// Reads an identity, except MIG instances and links.
-fn read(round: &mut PollRound<'_>, sysfs: &Path, device: &Device<'static>, (uuid, index): (GpuUuid, u32)) -> Gpu {
+fn read(
+    round: &mut PollRound<'_>,
+    roots: &HostRoots,
+    device: &Device<'static>,
+    (uuid, index): (GpuUuid, u32),
+) -> Gpu {
     let at = monotonic();
     let text = |answer: Result<String, Absence>| Reading::from_result(answer.map(Arc::<str>::from), at);
     let pci_bus_id = text(round.call("PCI slot", || device.pci_info()).map(|pci| pci.bus_id));
     let numa = pci_bus_id
         .value()
-        .and_then(|id| numa_of_slot(sysfs, id))
+        .and_then(|id| numa_of_slot(&roots.sysfs, id))
         .map_or_else(|| round.call("NUMA node", || device.numa_node_id()), Ok);
     let power_limit = round.call("power limit", || device.enforced_power_limit());
     let power_limit = round.within(Range::POWER_LIMIT, power_limit.map(|milliwatts| Watts(f64::from(milliwatts) / 1000.0)));
-    let memory = round.call("memory size", || device.memory_info());
-    let memory_total = round.within(Range::MEMORY_TOTAL, memory.map(|info| Bytes(info.total)));
+    let (memory, memory_kind) = memory::or_host(round.call("memory size", || raw::memory(device)), &roots.procfs);
+    let memory_total = round.within(Range::MEMORY_TOTAL, memory.map(|memory| Bytes(memory.total)));
     Gpu {
         uuid,
         index,
@@ -296,6 +302,7 @@ fn read(round: &mut PollRound<'_>, sysfs: &Path, device: &Device<'static>, (uuid
             at,
         ),
         memory_total: Reading::from_result(memory_total, at),
+        memory_kind,
         power_limit: Reading::from_result(power_limit, at),
         mig_mode: Reading::from_result(round.call("MIG mode", || device.mig_mode()).map(|mode| mode.current == 1), at),
         mig: Reading::NOT_YET,
@@ -321,6 +328,7 @@ fn merge(old: &Gpu, fresh: Gpu) -> Gpu {
         architecture: settle(old.architecture.clone(), fresh.architecture),
         compute: settle(old.compute, fresh.compute),
         memory_total: settle(old.memory_total, fresh.memory_total),
+        memory_kind: if fresh.memory_total.value().is_some() { fresh.memory_kind } else { old.memory_kind },
         power_limit: renew(old.power_limit, fresh.power_limit),
         mig_mode: settle(old.mig_mode, fresh.mig_mode),
         mig: old.mig.clone(),

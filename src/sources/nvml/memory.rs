@@ -1,13 +1,27 @@
-//! Memory of a GPU or MIG instance.
+//! Memory of a GPU or MIG instance, from the newest call that the driver has, or from the host where the GPU has no memory
+//! of its own.
 //!
-//! What must never happen here: a part of the memory that is larger than the memory.
+//! ```text
+//!   nvmlDeviceGetMemoryInfo_v2 ──not in this driver──▶ nvmlDeviceGetMemoryInfo   used contains what is reserved
+//!              └──not supported by the GPU──▶ /proc/meminfo                       shared with the host
+//! ```
+//!
+//! What must never happen here: a part of the memory that is larger than the memory; a part that the driver does not
+//! report, shown as zero.
 
+use crate::bounded_file;
 use crate::nvml::polled_gpu::{GpuCaller, PolledGpu};
+use crate::nvml::raw;
+use crate::procfs::host_file::meminfo;
+use model::gpu::MemoryKind;
 use model::physical_range::PhysicalRange as Range;
 use model::time::Monotonic;
 use model::unit::Bytes;
 use model::{Absence, Reading};
-use nvml_wrapper::struct_wrappers::device::MemoryInfo;
+use std::path::Path;
+
+/// Longest `/proc/meminfo` that is read: the kernel's has 1.5 KiB.
+const MAX_MEMINFO: usize = 16 << 10;
 
 /// The parts of a memory.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -17,31 +31,68 @@ pub(super) struct MemoryParts {
     pub(super) free: Reading<Bytes>,
 }
 
+impl MemoryParts {
+    fn absent(why: Absence) -> MemoryParts {
+        MemoryParts { used: Reading::Absent(why), reserved: Reading::Absent(why), free: Reading::Absent(why) }
+    }
+}
+
 /// Reads the memory of a GPU into its sample.
-pub(super) fn read(gpu: &mut PolledGpu, at: Monotonic) {
-    let info = gpu.asker.ask("memory", || gpu.known.device.memory_info());
-    let MemoryParts { used, reserved, free } = parts(&mut gpu.asker, info, at);
+pub(super) fn read(gpu: &mut PolledGpu, procfs: &Path, at: Monotonic) {
+    let answer = gpu.asker.ask("memory", || raw::memory(&gpu.known.device));
+    let (answer, kind) = or_host(answer, procfs);
+    let MemoryParts { used, reserved, free } = parts(&mut gpu.asker, answer, kind, at);
     (gpu.sample.memory_used, gpu.sample.memory_reserved, gpu.sample.memory_free) = (used, reserved, free);
 }
 
-/// The parts of an answer. If one of them is impossible, the others are not trusted either: together they are the whole.
-pub(super) fn parts(asker: &mut GpuCaller, info: Result<MemoryInfo, Absence>, at: Monotonic) -> MemoryParts {
-    let checked = info.and_then(|info| {
-        let total = asker.within(Range::MEMORY_TOTAL, Ok(Bytes(info.total)))?;
-        let ranges = [(Range::MEMORY_USED, info.used), (Range::MEMORY_RESERVED, info.reserved), (Range::MEMORY_FREE, info.free)];
-        // All three, so that each of them is counted.
-        let checked = ranges.map(|(range, bytes)| asker.within(range.within(total), Ok(Bytes(bytes))));
-        let [used, reserved, free] = checked;
-        Ok((used?, reserved?, free?))
-    });
-    match checked {
-        Ok((used, reserved, free)) => MemoryParts {
-            used: Reading::Measured(used, at),
-            reserved: Reading::Measured(reserved, at),
-            free: Reading::Measured(free, at),
+/// The answer of the driver, or the host's memory if the GPU has none of its own, and what the values mean.
+pub(super) fn or_host(
+    answer: Result<raw::Memory, Absence>,
+    procfs: &Path,
+) -> (Result<raw::Memory, Absence>, MemoryKind) {
+    match answer {
+        Ok(memory) if memory.reserved.is_none() => (Ok(memory), MemoryKind::OwnWithReserved),
+        Err(Absence::NotSupported) => match of_host(procfs) {
+            Some(memory) => (Ok(memory), MemoryKind::Host),
+            None => (Err(Absence::NotSupported), MemoryKind::Own),
         },
-        Err(why) => {
-            MemoryParts { used: Reading::Absent(why), reserved: Reading::Absent(why), free: Reading::Absent(why) }
-        }
+        answer => (answer, MemoryKind::Own),
+    }
+}
+
+/// The host's memory; `None` if the kernel does not report it.
+fn of_host(procfs: &Path) -> Option<raw::Memory> {
+    let text = bounded_file::read(&procfs.join("meminfo"), MAX_MEMINFO).ok()?;
+    let memory = meminfo(&text).ok()?;
+    let available = memory.available?;
+    Some(raw::Memory { total: memory.total.0, used: memory.total.less(available).0, free: available.0, reserved: None })
+}
+
+/// The parts of an answer. If one of them is impossible, the others are not trusted either: together they are the whole.
+pub(super) fn parts(
+    asker: &mut GpuCaller,
+    answer: Result<raw::Memory, Absence>,
+    kind: MemoryKind,
+    at: Monotonic,
+) -> MemoryParts {
+    let memory = match answer {
+        Ok(memory) => memory,
+        Err(why) => return MemoryParts::absent(why),
+    };
+    let Ok(total) = asker.within(Range::MEMORY_TOTAL, Ok(Bytes(memory.total))) else {
+        return MemoryParts::absent(Absence::Implausible);
+    };
+    let mut part = |range: Range, bytes| asker.within(range.within(total), Ok(Bytes(bytes)));
+    let used = part(Range::MEMORY_USED, memory.used);
+    let reserved = memory.reserved.map(|reserved| part(Range::MEMORY_RESERVED, reserved));
+    let free = part(Range::MEMORY_FREE, memory.free);
+    if used.is_err() || free.is_err() || reserved.is_some_and(|reserved| reserved.is_err()) {
+        return MemoryParts::absent(Absence::Implausible);
+    }
+    let without = if kind == MemoryKind::Host { Absence::NotSupported } else { Absence::NotInThisDriver };
+    MemoryParts {
+        used: Reading::from_result(used, at),
+        reserved: Reading::from_result(reserved.unwrap_or(Err(without)), at),
+        free: Reading::from_result(free, at),
     }
 }

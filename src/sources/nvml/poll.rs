@@ -241,7 +241,7 @@ impl Poller {
         let before: Vec<KnownGpu> = self.gpus.iter().map(|gpu| gpu.polled.known.clone()).collect();
         let heartbeat = Arc::clone(&self.heartbeat);
         let settings = Arc::clone(&self.settings);
-        let source = InventorySource { nvml, heartbeat: &heartbeat, sysfs: &settings.roots.sysfs };
+        let source = InventorySource { nvml, heartbeat: &heartbeat, roots: &settings.roots };
         let mut found = inventory::take(source, &before)?;
         self.inventory_failed = None;
         self.log_failures("identity", std::mem::take(&mut found.failed));
@@ -328,7 +328,8 @@ impl Poller {
     fn missing(&mut self, now: Vec<MissingGpu>, new_session: bool) {
         let before = std::mem::replace(&mut self.missing_at_last, now);
         let lasting = self.missing_at_last.iter().filter(|gpu| before.contains(gpu)).cloned();
-        let lasting: Vec<MissingGpu> = if self.heartbeat.skips_any() { self.missing.clone() } else { lasting.collect() };
+        let lasting: Vec<MissingGpu> =
+            if self.heartbeat.skips_any() { self.missing.clone() } else { lasting.collect() };
         if lasting != self.missing || new_session {
             self.reporter.fact(Fact::GpusMissing(lasting.clone()));
             self.missing = lasting;
@@ -373,7 +374,7 @@ impl Poller {
             return;
         }
         let now = clock::now();
-        if !read::often(&mut gpu.polled, now) {
+        if !read::often(&mut gpu.polled, &self.settings.roots.procfs, now) {
             gpu.lost = true;
             if !self.heartbeat.dismissed() {
                 gpu.report_absent(&self.reporter, Absence::GpuLost);

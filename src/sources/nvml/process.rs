@@ -8,6 +8,7 @@
 use crate::nvml::absence::{INSUFFICIENT_SIZE, none_of_it};
 use crate::nvml::polled_gpu::{GpuCaller, PolledGpu};
 use crate::nvml::process_use::{Use, UseMeter, Uses};
+use crate::nvml::raw::{self, ProcessList};
 use crate::process_owner::{IdentifiedProcess, ProcessOwnerReader};
 use clock::monotonic;
 use model::gpu::MigInstance;
@@ -180,8 +181,8 @@ fn list_with_identities(
 fn merged_lists(gpu: &mut PolledGpu, clients: &mut Clients) -> Result<BTreeMap<u32, Listed>, Absence> {
     let device = &gpu.known.device;
     let asker = &mut gpu.asker;
-    let compute = whole(asker, "compute processes", || device.running_compute_processes())?;
-    let mps = or_none(whole(asker, "mps processes", || device.mps_running_compute_processes()))?;
+    let compute = whole(asker, "compute processes", || raw::processes(device, ProcessList::Compute))?;
+    let mps = or_none(whole(asker, "mps processes", || raw::processes(device, ProcessList::Mps)))?;
     let mut all = BTreeMap::new();
     for (infos, kind) in [(compute, GpuProcessKind::Compute), (mps, GpuProcessKind::Mps)] {
         for info in infos {
@@ -194,7 +195,7 @@ fn merged_lists(gpu: &mut PolledGpu, clients: &mut Clients) -> Result<BTreeMap<u
     if clients.graphics.must_read(unexplained, seen) {
         // Until it succeeds, the list is read each time.
         clients.graphics.empty = false;
-        let graphics = or_none(whole(asker, "graphics processes", || device.running_graphics_processes()))?;
+        let graphics = or_none(whole(asker, "graphics processes", || raw::processes(device, ProcessList::Graphics)))?;
         clients.graphics.was_read(graphics.is_empty(), unexplained);
         for info in graphics {
             let memory = memory(asker, gpu.known.gpu.memory_total, &info);

@@ -2,9 +2,14 @@
 
 #![expect(unsafe_code, reason = "foreign calls that nvml-wrapper has no safe form of")]
 
+use nvml_wrapper::enums::device::UsedGpuMemory;
 use nvml_wrapper::error::{NvmlError, nvml_sym, nvml_try};
+use nvml_wrapper::struct_wrappers::device::ProcessInfo;
 use nvml_wrapper::{Device, EventSet, Nvml};
-use nvml_wrapper_sys::bindings::{nvmlEventData_t, nvmlFieldValue_t, nvmlGpuFabricInfo_v2_t, nvmlGpuFabricInfoV_t};
+use nvml_wrapper_sys::bindings::{
+    nvmlDevice_t, nvmlEventData_t, nvmlFieldValue_t, nvmlGpuFabricInfo_v2_t, nvmlGpuFabricInfoV_t, nvmlMemory_t,
+    nvmlProcessInfo_v1_t, nvmlProcessInfo_v2_t, nvmlReturn_t,
+};
 
 /// `NVML_VALUE_TYPE_…` of the numbers that fields carry.
 const UNSIGNED_INT: u32 = 1;
@@ -74,6 +79,108 @@ pub(super) fn shut_down_all(nvml: &'static Nvml) -> Result<(), NvmlError> {
     Ok(())
 }
 
+/// Memory of a GPU or MIG instance, in bytes.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Memory {
+    pub(super) total: u64,
+    pub(super) used: u64,
+    pub(super) free: u64,
+    /// `None`: the driver does not report it, and `used` contains it.
+    pub(super) reserved: Option<u64>,
+}
+
+/// Whether the library does not have this version of a call, so that an earlier one is worth a try.
+fn too_new(error: &NvmlError) -> bool {
+    use NvmlError::{FailedToLoadSymbol, FunctionNotFound, UnexpectedVariant};
+    matches!(error, FunctionNotFound | FailedToLoadSymbol(_) | UnexpectedVariant(VERSION_OF_ARGUMENT | DEPRECATED))
+}
+
+/// Reads the memory, by the first version of the call where the driver (before R510) lacks the second one. (The wrapper
+/// has the second one only.)
+pub(super) fn memory(device: &Device<'static>) -> Result<Memory, NvmlError> {
+    match device.memory_info() {
+        Ok(info) => Ok(Memory { total: info.total, used: info.used, free: info.free, reserved: Some(info.reserved) }),
+        Err(error) if too_new(&error) => first_memory(device),
+        Err(error) => Err(error),
+    }
+}
+
+fn first_memory(device: &Device<'static>) -> Result<Memory, NvmlError> {
+    let call = nvml_sym(device.nvml().lib().nvmlDeviceGetMemoryInfo.as_ref())?;
+    let mut memory = nvmlMemory_t { total: 0, free: 0, used: 0 };
+    // SAFETY: the handle is live, and the structure outlives the call.
+    nvml_try(unsafe { call(device.handle(), &mut memory) })?;
+    Ok(Memory { total: memory.total, used: memory.used, free: memory.free, reserved: None })
+}
+
+/// One of NVML's lists of processes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum ProcessList {
+    Compute,
+    Mps,
+    Graphics,
+}
+
+/// Reads a list, by the newest version of the call that the driver has: the third one since R510, the second one since
+/// R450, else the first one, which does not name MIG instances.
+pub(super) fn processes(device: &Device<'static>, list: ProcessList) -> Result<Vec<ProcessInfo>, NvmlError> {
+    let third = match list {
+        ProcessList::Compute => device.running_compute_processes(),
+        ProcessList::Mps => device.mps_running_compute_processes(),
+        ProcessList::Graphics => device.running_graphics_processes(),
+    };
+    if !third.as_ref().is_err_and(too_new) {
+        return third;
+    }
+    let lib = device.nvml().lib();
+    let second = nvml_sym(match list {
+        ProcessList::Compute => lib.nvmlDeviceGetComputeRunningProcesses_v2.as_ref(),
+        ProcessList::Mps => lib.nvmlDeviceGetMPSComputeRunningProcesses_v2.as_ref(),
+        ProcessList::Graphics => lib.nvmlDeviceGetGraphicsRunningProcesses_v2.as_ref(),
+    });
+    let blank = nvmlProcessInfo_v2_t { pid: 0, usedGpuMemory: 0, gpuInstanceId: 0, computeInstanceId: 0 };
+    match second.and_then(|call| list_of(device, *call, blank)) {
+        Err(error) if too_new(&error) => {}
+        answer => return answer.map(|infos| infos.into_iter().map(ProcessInfo::from).collect()),
+    }
+    let first = nvml_sym(match list {
+        ProcessList::Compute => lib.nvmlDeviceGetComputeRunningProcesses.as_ref(),
+        ProcessList::Mps => lib.nvmlDeviceGetMPSComputeRunningProcesses.as_ref(),
+        ProcessList::Graphics => lib.nvmlDeviceGetGraphicsRunningProcesses.as_ref(),
+    })?;
+    let one = |info: nvmlProcessInfo_v1_t| ProcessInfo {
+        pid: info.pid,
+        used_gpu_memory: UsedGpuMemory::from(info.usedGpuMemory),
+        gpu_instance_id: None,
+        compute_instance_id: None,
+    };
+    let infos = list_of(device, *first, nvmlProcessInfo_v1_t { pid: 0, usedGpuMemory: 0 })?;
+    Ok(infos.into_iter().map(one).collect())
+}
+
+/// A call that writes at most as many entries as the number says, and then the number of entries.
+type ListCall<T> = unsafe extern "C" fn(nvmlDevice_t, *mut u32, *mut T) -> nvmlReturn_t;
+
+/// Room for processes that start between the call for the length of a list and the call for the list.
+const ROOM: u32 = 5;
+
+/// Reads a list with entries of the type that this version of the call writes. (The wrapper does not offer all of them.)
+fn list_of<T: Copy>(device: &Device<'static>, call: ListCall<T>, blank: T) -> Result<Vec<T>, NvmlError> {
+    let mut count = 0;
+    // SAFETY: the handle is live; with a length of 0 and no list there is nothing to write to.
+    match nvml_try(unsafe { call(device.handle(), &mut count, std::ptr::null_mut()) }) {
+        Ok(()) => return Ok(Vec::new()),
+        Err(NvmlError::InsufficientSize(_)) => {}
+        Err(error) => return Err(error),
+    }
+    count = count.saturating_add(ROOM);
+    let mut entries = vec![blank; count as usize];
+    // SAFETY: the handle is live, and the array holds as many entries as `count` says.
+    nvml_try(unsafe { call(device.handle(), &mut count, entries.as_mut_ptr()) })?;
+    entries.truncate(count as usize);
+    Ok(entries)
+}
+
 /// Reads the row remapper.
 pub(super) fn remapped_rows(device: &Device<'static>) -> Result<Rows, NvmlError> {
     let call = nvml_sym(device.nvml().lib().nvmlDeviceGetRemappedRows.as_ref())?;
@@ -131,6 +238,8 @@ pub(super) fn fabric(device: &Device<'static>) -> Result<(nvmlGpuFabricInfoV_t, 
 
 /// `NVML_ERROR_ARGUMENT_VERSION_MISMATCH`, which the wrapper has no name for.
 const VERSION_OF_ARGUMENT: u32 = 25;
+/// `NVML_ERROR_DEPRECATED`.
+const DEPRECATED: u32 = 26;
 
 /// `NVML_STRUCT_VERSION`.
 fn version<T>(number: u32) -> u32 {

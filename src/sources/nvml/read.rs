@@ -4,7 +4,7 @@ use crate::nvml::memory::MemoryParts;
 use crate::nvml::polled_gpu::PolledGpu;
 use crate::nvml::raw;
 use crate::nvml::{hardware, memory, utilization};
-use model::gpu::{EccErrors, GpmSample, MigSample, RemappedRows, Violations};
+use model::gpu::{EccErrors, GpmSample, MemoryKind, MigSample, RemappedRows, Violations};
 use model::physical_range::PhysicalRange as Range;
 use model::recovery::RecoveryAction;
 use model::time::{Monotonic, Now};
@@ -27,11 +27,11 @@ const PCIE_UNIT: f64 = 1024.0;
 const NVLINK_UNIT: u64 = 1024;
 
 /// Makes the cheap calls, which take microseconds each. Returns `false` if the GPU answers that it is lost.
-pub(super) fn often(gpu: &mut PolledGpu, now: Now) -> bool {
+pub(super) fn often(gpu: &mut PolledGpu, procfs: &Path, now: Now) -> bool {
     let at = now.monotonic;
     let _ = gpu.asker.take_lost();
     gpu.skew.look(now);
-    memory::read(gpu, at);
+    memory::read(gpu, procfs, at);
     utilization::read(gpu, now);
     let device = &gpu.known.device;
     let asker = &mut gpu.asker;
@@ -71,8 +71,8 @@ fn instances(gpu: &mut PolledGpu, at: Monotonic) {
             .iter()
             .find(|sample| sample.uuid == *uuid)
             .map_or(GpmSample::absent(Absence::NotYet), |sample| sample.gpm);
-        let info = gpu.asker.ask_instance("memory of a MIG instance", uuid, || instance.device.memory_info());
-        let MemoryParts { used, free, reserved } = memory::parts(&mut gpu.asker, info, at);
+        let answer = gpu.asker.ask_instance("memory of a MIG instance", uuid, || raw::memory(&instance.device));
+        let MemoryParts { used, free, reserved } = memory::parts(&mut gpu.asker, answer, MemoryKind::Own, at);
         samples.push(MigSample {
             uuid: uuid.clone(),
             memory_used: used,

@@ -98,6 +98,7 @@ impl SimulatedGpu {
                 architecture: Reading::Measured(product.architecture.into(), at),
                 compute: Reading::Measured(product.compute(), at),
                 memory_total: Reading::from_result(product.memory.ok_or(Absence::NotSupported), at),
+                memory_kind: model::gpu::MemoryKind::Own,
                 power_limit: Reading::from_result(limit, at),
                 mig_mode: Reading::from_result(known(product.mig).map(|()| false), at),
                 mig: Reading::Measured(Vec::new(), at),

@@ -60,6 +60,7 @@ fn gpu(index: u32, model: &str) -> Gpu {
         architecture: Reading::NOT_YET,
         compute: Reading::NOT_YET,
         memory_total: read(Bytes(80 * GIB)),
+        memory_kind: model::gpu::MemoryKind::Own,
         power_limit: read(Watts(700.0)),
         mig_mode: read(false),
         mig: read(Vec::new()),

@@ -77,6 +77,9 @@ pub struct GpuJson<R = ShownReadingsJson> {
     pub numa_node: ReadingJson<u32>,
     pub architecture: ReadingJson<String>,
     pub mig_mode: ReadingJson<bool>,
+    /// `own`, `own_with_reserved` or `host`: see [`model::gpu::MemoryKind`].
+    #[serde(default)]
+    pub memory_kind: String,
     pub health: String,
     /// The incidents for which it gets no new containers.
     #[serde(default)]
@@ -302,6 +305,7 @@ impl<'a> GpuJson<WrittenReadings<'a>> {
             numa_node: ages.of(&gpu.numa_node),
             architecture: ages.of(&gpu.architecture),
             mig_mode: ages.of(&gpu.mig_mode),
+            memory_kind: gpu.memory_kind.code().to_owned(),
             health: seen.health.code().to_owned(),
             incidents: condition.incidents.iter().map(|one| IncidentJson::of(*one, condition, ages)).collect(),
             fit_in_seconds: condition.fit_at.map(|at| at.since(ages.0).as_secs_f64()),

@@ -8,8 +8,8 @@ use crate::gpu::{NO_INSTANCE, RING, Running, float, whole};
 use crate::scenario::{ProcessList, ProcessSamples};
 use crate::state::View;
 use nvml_wrapper_sys::bindings::{
-    nvmlDevice_t, nvmlProcessInfo_t, nvmlProcessUtilizationInfo_v1_t, nvmlProcessUtilizationSample_t,
-    nvmlProcessesUtilizationInfo_t,
+    nvmlDevice_t, nvmlProcessInfo_t, nvmlProcessInfo_v1_t, nvmlProcessUtilizationInfo_v1_t,
+    nvmlProcessUtilizationSample_t, nvmlProcessesUtilizationInfo_t,
 };
 use std::collections::BTreeMap;
 use std::ffi::{c_uint, c_ulonglong};
@@ -33,6 +33,11 @@ fn list(view: &View, kind: ProcessList) -> Result<Vec<nvmlProcessInfo_t>, Code> 
             }
         })
         .collect())
+}
+
+/// The list with the structure of the first version of the calls, which names no MIG instance.
+fn first(list: &[nvmlProcessInfo_t]) -> Vec<nvmlProcessInfo_v1_t> {
+    list.iter().map(|info| nvmlProcessInfo_v1_t { pid: info.pid, usedGpuMemory: info.usedGpuMemory }).collect()
 }
 
 /// A sample of each process that was active since `after_us`. The driver keeps no samples of idle processes; without
@@ -129,6 +134,42 @@ calls! {
         handle: nvmlDevice_t, count: *mut c_uint, infos: *mut nvmlProcessInfo_t,
     ) of device(handle); |view| {
         put_list(count, infos, &list(&view, ProcessList::Mps)?)
+    }
+
+    fn nvmlDeviceGetComputeRunningProcesses_v2(
+        handle: nvmlDevice_t, count: *mut c_uint, infos: *mut nvmlProcessInfo_t,
+    ) of device(handle); |view| {
+        put_list(count, infos, &list(&view, ProcessList::Compute)?)
+    }
+
+    fn nvmlDeviceGetGraphicsRunningProcesses_v2(
+        handle: nvmlDevice_t, count: *mut c_uint, infos: *mut nvmlProcessInfo_t,
+    ) of device(handle); |view| {
+        put_list(count, infos, &list(&view, ProcessList::Graphics)?)
+    }
+
+    fn nvmlDeviceGetMPSComputeRunningProcesses_v2(
+        handle: nvmlDevice_t, count: *mut c_uint, infos: *mut nvmlProcessInfo_t,
+    ) of device(handle); |view| {
+        put_list(count, infos, &list(&view, ProcessList::Mps)?)
+    }
+
+    fn nvmlDeviceGetComputeRunningProcesses(
+        handle: nvmlDevice_t, count: *mut c_uint, infos: *mut nvmlProcessInfo_v1_t,
+    ) of device(handle); |view| {
+        put_list(count, infos, &first(&list(&view, ProcessList::Compute)?))
+    }
+
+    fn nvmlDeviceGetGraphicsRunningProcesses(
+        handle: nvmlDevice_t, count: *mut c_uint, infos: *mut nvmlProcessInfo_v1_t,
+    ) of device(handle); |view| {
+        put_list(count, infos, &first(&list(&view, ProcessList::Graphics)?))
+    }
+
+    fn nvmlDeviceGetMPSComputeRunningProcesses(
+        handle: nvmlDevice_t, count: *mut c_uint, infos: *mut nvmlProcessInfo_v1_t,
+    ) of device(handle); |view| {
+        put_list(count, infos, &first(&list(&view, ProcessList::Mps)?))
     }
 
     fn nvmlDeviceGetProcessUtilization(

@@ -8,6 +8,7 @@ use crate::nvml::polled_gpu::{self, GpuCaller};
 use crate::nvml::process::{Clients, list};
 use crate::process_owner::ProcessOwnerReader;
 use crate::report::Reporter;
+use crate::roots::HostRoots;
 use clock::{self, monotonic};
 use lab::scenario::{FakeProcess, MigSlot, process};
 use model::process::{GpuProcess, GpuProcessKind, ProcessOwner};
@@ -151,7 +152,7 @@ fn a_pid_reused_between_two_readings_belongs_to_no_pod() {
         ..CallFault::default()
     };
     harness.change(|scenario| scenario.faults = vec![stuck]);
-    let (mut gpu, heartbeat) = opened(harness.fake.library(), &harness.path("sys"));
+    let (mut gpu, heartbeat) = opened(harness.fake.library(), &harness.roots());
     let mut owners = ProcessOwnerReader::new(harness.roots());
     let reader = std::thread::spawn(move || {
         let mut clients = Clients::default();
@@ -176,7 +177,7 @@ fn a_pid_reused_between_two_lists_does_not_inherit_the_measured_use() {
     let harness = Harness::prepare(of(vec![FakeGpu { processes: running, ..fake_gpus("H100", 1) }]));
     booted(&harness, 1000);
     alive(&harness, 4711, 500, 1);
-    let (mut gpu, _heartbeat) = opened(harness.fake.library(), &harness.path("sys"));
+    let (mut gpu, _heartbeat) = opened(harness.fake.library(), &harness.roots());
     let mut owners = ProcessOwnerReader::new(harness.roots());
     let mut list_once = |clients: &mut Clients| {
         let list = list(&mut gpu, clients, &mut owners, clock::now());
@@ -199,10 +200,11 @@ fn a_pid_reused_between_two_lists_does_not_inherit_the_measured_use() {
 }
 
 /// The first GPU of a library, without any thread.
-pub(super) fn opened(library: &Path, sysfs: &Path) -> (polled_gpu::PolledGpu, Arc<Heartbeat>) {
+pub(super) fn opened(library: &Path, roots: &HostRoots) -> (polled_gpu::PolledGpu, Arc<Heartbeat>) {
     let heartbeat = Arc::new(Heartbeat::default());
     let nvml = library::open(Some(library), None, &heartbeat).unwrap();
-    let known = inventory::take(InventorySource { nvml, heartbeat: &heartbeat, sysfs }, &[]).unwrap().known.remove(0);
+    let source = InventorySource { nvml, heartbeat: &heartbeat, roots };
+    let known = inventory::take(source, &[]).unwrap().known.remove(0);
     let (reporter, _queue) = Reporter::channel();
     let asker = GpuCaller::new(Arc::clone(&heartbeat), reporter, &known);
     (polled_gpu::PolledGpu::new(known, asker), heartbeat)

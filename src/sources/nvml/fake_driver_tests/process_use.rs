@@ -26,7 +26,7 @@ fn lists(gpu: FakeGpu, seconds: u64) -> Vec<BTreeMap<u32, Reading<Percent>>> {
         Clock { frozen_at_s: Some(micros.as_secs_f64()), origin_us: Some(ORIGIN), ..Clock::default() }
     };
     let mut harness = Harness::prepare(Scenario { clock: clock(0), ..of(vec![gpu]) });
-    let (mut polled, _heartbeat) = opened(harness.fake.library(), &harness.path("sys"));
+    let (mut polled, _heartbeat) = opened(harness.fake.library(), &harness.roots());
     let (mut clients, mut owners) = (Clients::default(), ProcessOwnerReader::new(harness.roots()));
     let mut lists = Vec::new();
     for second in 1..=seconds {
@@ -40,7 +40,7 @@ fn lists(gpu: FakeGpu, seconds: u64) -> Vec<BTreeMap<u32, Reading<Percent>>> {
             std::thread::park_timeout(Duration::from_millis(1));
         }
         let now = Now { monotonic: Monotonic((1000 + second) * 1_000_000_000), wall: WallTime(wall) };
-        assert!(read::often(&mut polled, now));
+        assert!(read::often(&mut polled, &harness.path("proc"), now));
         if second % 5 == 0 {
             let list = list(&mut polled, &mut clients, &mut owners, now);
             lists.push(list.list.value().unwrap().iter().map(|process| (process.pid, process.sm)).collect());

@@ -1,0 +1,70 @@
+//! Tests of drivers that lack the newest version of a call, and of GPUs without memory of their own.
+
+use super::{FakeGpu, Harness, Scenario, fake_gpus, of, put};
+use lab::scenario::{MigSlot, ProcessList, process};
+use model::Absence;
+use model::gpu::MemoryKind;
+use model::unit::Bytes;
+
+const GIB: u64 = 1 << 30;
+
+/// What `free -k` reads: 128 GB, of which 100 GB are available.
+const MEMINFO: &str = "MemTotal: 125000000 kB\nMemFree: 1000 kB\nMemAvailable: 97656250 kB\nBuffers: 0 kB\nCached: 0 kB\n\
+    SwapCached: 0 kB\nActive: 0 kB\nInactive: 0 kB\nSwapTotal: 0 kB\nSwapFree: 0 kB\nDirty: 0 kB\nWriteback: 0 kB\n\
+    AnonPages: 0 kB\nMapped: 0 kB\nSlab: 0 kB\nCommitted_AS: 0 kB\nVmallocTotal: 0 kB\nVmallocUsed: 0 kB\nVmallocChunk: 0 kB\n";
+
+#[test]
+fn memory_and_processes_are_read_on_old_drivers() {
+    for driver in ["470.256.02", "418.226.00"] {
+        let graphics = lab::scenario::FakeProcess { kind: ProcessList::Graphics, ..process(8, GIB, 0.0) };
+        let gpu = FakeGpu { processes: vec![process(7, 2 * GIB, 10.0), graphics], ..fake_gpus("V100", 1) };
+        let mut harness = Harness::start(Scenario { driver: driver.into(), ..of(vec![gpu]) });
+        let sample = harness.sample(0, driver, |sample| sample.memory_used.get().is_some());
+        let gpu = harness.until("the GPU", |seen| seen.gpus.clone()?.pop());
+        // A V100 of the fake driver has 32 GiB, of which the driver reserves 268 MiB.
+        assert_eq!((gpu.memory_total.get(), gpu.memory_kind), (Some(Bytes(32 * GIB)), MemoryKind::OwnWithReserved));
+        assert_eq!(sample.memory_used.get(), Some(Bytes(3 * GIB + 268 * Bytes::MIB)), "with what is reserved");
+        assert_eq!(sample.memory_free.get(), Some(Bytes(29 * GIB - 268 * Bytes::MIB)));
+        assert_eq!(sample.memory_reserved.absence(), Some(Absence::NotInThisDriver), "not zero");
+        let uuid = harness.uuid(0);
+        let held = |seen: &super::Seen| -> Option<Vec<(u32, Option<Bytes>)>> {
+            let list = seen.processes.get(&uuid)?.list.value()?;
+            Some(list.iter().map(|process| (process.pid, process.memory_used.get())).collect())
+        };
+        let held = harness.until("its processes", held);
+        assert_eq!(held, [(7, Some(Bytes(2 * GIB))), (8, Some(Bytes(GIB)))], "{driver}");
+    }
+}
+
+#[test]
+fn mig_instances_are_read_on_a_driver_without_the_newest_calls() {
+    let inside = lab::scenario::FakeProcess { mig: Some(1), ..process(7, GIB, 10.0) };
+    let slots = ["3g.20gb", "2g.10gb"].map(|profile| MigSlot::Profile(profile.into())).to_vec();
+    let gpu = FakeGpu { mig: slots, processes: vec![inside], ..fake_gpus("A100-40", 1) };
+    let mut harness = Harness::start(Scenario { driver: "470.256.02".into(), ..of(vec![gpu]) });
+    let sample =
+        harness.sample(0, "both", |sample| sample.mig.iter().filter_map(|mig| mig.memory_used.get()).count() == 2);
+    assert_eq!(sample.mig[1].memory_used.get(), Some(Bytes(GIB)));
+    assert_eq!(sample.mig[1].memory_reserved.absence(), Some(Absence::NotInThisDriver));
+    let (uuid, instance) = (harness.uuid(0), sample.mig[1].uuid.clone());
+    let mig = |seen: &super::Seen| seen.processes.get(&uuid)?.list.value()?.first()?.mig.clone();
+    assert_eq!(harness.until("the process", mig), instance, "the second version of the list names the instance");
+}
+
+#[test]
+fn a_gpu_without_memory_of_its_own_shows_the_memory_of_the_host() {
+    let gpu = FakeGpu { processes: vec![process(7, 9 * GIB, 10.0)], ..fake_gpus("GB10", 1) };
+    let mut harness = Harness::prepare(of(vec![gpu, fake_gpus("H100", 1)]));
+    put(&harness.path("proc/meminfo"), MEMINFO);
+    harness.open();
+    let sample = harness.sample(0, "the host's memory", |sample| sample.memory_used.get().is_some());
+    assert_eq!(sample.memory_used.get(), Some(Bytes((125_000_000 - 97_656_250) * 1024)));
+    assert_eq!(sample.memory_free.get(), Some(Bytes(97_656_250 * 1024)));
+    assert_eq!(sample.memory_reserved.absence(), Some(Absence::NotSupported));
+    let gpus = harness.until("both", |seen| seen.gpus.clone().filter(|gpus| gpus.len() == 2));
+    assert_eq!((gpus[0].memory_total.get(), gpus[0].memory_kind), (Some(Bytes(125_000_000 * 1024)), MemoryKind::Host));
+    assert_eq!(gpus[1].memory_kind, MemoryKind::Own);
+    // The host has less available now.
+    put(&harness.path("proc/meminfo"), &MEMINFO.replace("97656250", "1000000"));
+    harness.sample(0, "the new value", |sample| sample.memory_free.get() == Some(Bytes(1_000_000 * 1024)));
+}
