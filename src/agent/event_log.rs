@@ -18,6 +18,7 @@ use model::observation::GpuSourceState;
 use model::plugin::PodFiles;
 use model::switch::Sxid;
 use model::view::{NodeView, OverUse};
+use model::withheld::WithheldDevice;
 use std::fmt::Display;
 
 /// What happens to a pod of this node.
@@ -86,6 +87,17 @@ pub(crate) fn log_pod_event(pod: &PodRef, event: &PodEvent<'_>) {
     }
 }
 
+/// A device that the driver lists is not offered.
+pub(crate) fn log_withheld(withheld: &WithheldDevice) {
+    tracing::warn!(
+        gpu_index = withheld.index,
+        gpu_uuid = withheld.device.as_ref().map(tracing::field::display),
+        reason = withheld.why.code(),
+        advice = withheld.why.advice(),
+        "{withheld}"
+    );
+}
+
 /// The GPU had incidents when the previous agent ended.
 pub(crate) fn log_kept_incidents(kept: &KeptIncidents) {
     let incidents: Vec<String> = kept.incidents.iter().map(|(incident, _)| incident.code()).collect();
@@ -108,7 +120,9 @@ pub(crate) fn log_event(event: &NodeEvent, view: &NodeView) {
         NodeEvent::GpuMissing(gpu) => {
             let (reason, advice) = (gpu.reason(), gpu.advice());
             tracing::error!(
-                pci_bus_id = &*gpu.pci_bus_id, reason = gpu.code(), advice,
+                pci_bus_id = &*gpu.pci_bus_id,
+                reason = gpu.code(),
+                advice,
                 "this machine has a GPU that NVML does not list: {reason}. {advice}"
             );
         }
@@ -126,7 +140,9 @@ pub(crate) fn log_event(event: &NodeEvent, view: &NodeView) {
         NodeEvent::GpuFellOff { gpu, pci_bus_id } => {
             let advice = Incident::FallenOff.advice();
             tracing::error!(
-                gpu_uuid = gpu.as_ref().map(tracing::field::display), pci_bus_id = &**pci_bus_id, advice,
+                gpu_uuid = gpu.as_ref().map(tracing::field::display),
+                pci_bus_id = &**pci_bus_id,
+                advice,
                 "the driver says that a GPU has fallen off the bus, without an XID: {advice}"
             );
         }

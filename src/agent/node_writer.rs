@@ -150,7 +150,7 @@ impl Announcing {
             let view = self.view.borrow();
             let slots = |device: decide::allocator::SharedDevice| u32::from(device.slots);
             let replicas = devices::of(&view, &self.config, &self.split_counts).into_iter().map(slots).max();
-            wire::labels::of(&view, replicas.unwrap_or(1))
+            wire::labels::of(&view, replicas.unwrap_or(1), |gpu| devices::offers(gpu, &self.config))
         };
         let present = clean::present_labels(seen);
         let discovery = seen.label(annotation_keys::DISCOVERY).is_some();

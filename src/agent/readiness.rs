@@ -177,6 +177,7 @@ mod tests {
             waited: Vec::new(),
             differing: 0,
             without_gpu: 0,
+            withheld: Arc::default(),
             moved: 0,
             files: Arc::default(),
             cdi: CdiState::Unknown,

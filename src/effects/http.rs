@@ -215,9 +215,13 @@ mod tests {
         let pod_watch = "watch of pods at the API server: heard 12 s ago";
         let kubelet = "nvidia.com/gpu at kubelet: registered\n\
                        admission policies: in force: agent-nodes; NOT in force: agent-pods";
+        let withheld = "GPU 3 (GPU-00000003-1111-2222-3333-444444444444) is not offered: its memory size is not known: \
+                        not supported by this device. State its memory in MiB";
+        assert!(answer.text().contains(withheld), "{}", answer.text());
         let missing = "GPU at 0000:c2:00.0 is missing: NVIDIA's driver has not initialised it. Check the kernel log";
-        let start = format!("GPU calls hang\n{pod_watch}\n{kubelet}\n{missing}");
+        let start = format!("GPU calls hang\n{pod_watch}\n{kubelet}\n");
         assert!(answer.status == 503 && answer.text().starts_with(&start), "{}", answer.text());
+        assert!(answer.text().contains(missing), "{}", answer.text());
         assert_eq!(served.get("/healthz", "").status, 200);
         assert!(served.get("/metrics", "").text().contains("pod=\"serve-a\""));
         let mut view = sample_view::small();

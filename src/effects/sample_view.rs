@@ -3,8 +3,8 @@
 use model::cgroup::{CgroupIdentity, CgroupKind, CgroupSample, NetworkSample, Pressure, ProcessIo, Qos, RuntimeKind};
 use model::claim::{ContainerClaim, DeviceShare};
 use model::gpu::{
-    EccErrors, GpmSample, Gpu, GpuSample, MigInstance, MigSample, MissingGpu, RemappedRows, UnidentifiedGpu, Violations,
-    Xid, XidSource,
+    EccErrors, GpmSample, Gpu, GpuSample, MigInstance, MigSample, MissingGpu, RemappedRows, UnidentifiedGpu,
+    Violations, Xid, XidSource,
 };
 use model::guard::{AdmissionPolicy, PolicyGuard};
 use model::hardware::{Board, Fabric, FabricHealth, FabricState, HardwareState, NvLink, PcieErrors, RetiredPages};
@@ -28,6 +28,7 @@ use model::view::{
     ContainerRates, ContainerView, GpuHealth, GpuUse, GpuView, NodeView, OverUse, PodView, PodWatchView, ProcessView,
     SoleHolder, SoleHolders,
 };
+use model::withheld::{WithheldDevice, WithheldReason};
 use model::{Absence, Reading};
 use std::sync::Arc;
 
@@ -95,12 +96,8 @@ pub(crate) fn small() -> NodeView {
     ];
     view.gpus_unidentified =
         vec![UnidentifiedGpu { index: 4, pci_bus_id: m("0000:c1:00.0".into()), why: Absence::GpuLost }];
-    view.gpus_missing = vec![MissingGpu {
-        pci_bus_id: "0000:c2:00.0".into(),
-        on_bus: true,
-        in_driver: false,
-        bound_to: None,
-    }];
+    view.gpus_missing =
+        vec![MissingGpu { pci_bus_id: "0000:c2:00.0".into(), on_bus: true, in_driver: false, bound_to: None }];
     add_other_objects(&mut view, [&train, &serve_a, &serve_b]);
     view.gpus[0].holders = vec![train.uid.clone()];
     view.gpus[0].sole_holders.gpu = Some(sole(&train));
@@ -248,6 +245,11 @@ fn plugin(view: &NodeView) -> PluginView {
         waited: vec![("Checkpoint", 1)],
         differing: 1,
         without_gpu: 1,
+        withheld: Arc::from([WithheldDevice {
+            index: 3,
+            device: Some(uuid(3)),
+            why: WithheldReason::NoMemorySize(Absence::NotSupported),
+        }]),
         moved: 2,
         files: [PodFiles {
             uid: pod_uid(1),

@@ -28,6 +28,7 @@
 //!   authority           the certificate authority of the extenders
 //!   tally               GPU time and energy of pods since the agent started
 //!   guard               the chart's admission policies, as this agent found them
+//!   withheld            why a device that the driver lists is not offered to pods
 //!   plugin              the device plugin: its registration with the kubelet, its calls and their outcomes
 //!   driver_hold         whether the agent holds the GPU driver open
 //!   observation         everything that a source (crate `sources`) can report
@@ -80,6 +81,7 @@ pub mod cdi_support;
 pub mod limits;
 pub mod tally;
 pub mod guard;
+pub mod withheld;
 pub mod plugin;
 pub mod driver_hold;
 pub mod observation;

@@ -5,6 +5,7 @@ use crate::guard::{AdmissionPolicy, PolicyGuard};
 use crate::histogram::Histogram;
 use crate::id::{GpuUuid, PodRef, PodUid};
 use crate::unit::Bytes;
+use crate::withheld::WithheldDevice;
 use std::sync::Arc;
 
 /// Whether the kubelet knows the agent as the device plugin of its resource.
@@ -151,6 +152,8 @@ pub struct PluginView {
     pub differing: u64,
     /// Number of running pods that hold a GPU or MIG instance that this node does not list.
     pub without_gpu: u32,
+    /// The devices that the driver lists and the agent does not offer, with the reasons, ordered by index.
+    pub withheld: Arc<[WithheldDevice]>,
     /// Number of containers whose claim moved to the devices that the kubelet chose.
     pub moved: u64,
     /// Files of pods in the limiter's writable folders, ordered by UID.

@@ -23,23 +23,22 @@ pub type NodeLabels = BTreeMap<&'static str, String>;
 /// Kubernetes' limit for the value of a label.
 const MAX_VALUE: usize = 63;
 
-/// The labels of a node with `replicas` slots for each GPU. `None` while the GPUs of the node are not known.
+/// The labels of a node with `replicas` slots for each GPU, about the GPUs that are offered to pods. `None` while the GPUs of
+/// the node are not known.
 #[must_use]
-pub fn of(view: &NodeView, replicas: u32) -> Option<NodeLabels> {
+pub fn of(view: &NodeView, replicas: u32, offered: impl Fn(&Gpu) -> bool) -> Option<NodeLabels> {
     let GpuSourceState::Working { driver, cuda, .. } = &view.gpu_source else { return None };
     let mut labels = NodeLabels::new();
-    let Some(first) = view.gpus.first().map(|gpu| &*gpu.gpu) else { return Some(labels) };
+    let gpus: Vec<&Gpu> = view.gpus.iter().map(|gpu| &*gpu.gpu).filter(|gpu| offered(gpu)).collect();
+    let Some(first) = gpus.first().copied() else { return Some(labels) };
     let mut set = |key, value: Option<String>| {
         if let Some(value) = value.map(|value| fit(&value)).filter(|value| !value.is_empty()) {
             labels.insert(key, value);
         }
     };
     set(annotation_keys::LABEL_PRESENT, Some("true".into()));
-    set(annotation_keys::LABEL_COUNT, Some(view.gpus.len().to_string()));
-    set(
-        annotation_keys::LABEL_PRODUCT,
-        Some(product(first, &view.gpus.iter().map(|gpu| &*gpu.gpu).collect::<Vec<_>>())),
-    );
+    set(annotation_keys::LABEL_COUNT, Some(gpus.len().to_string()));
+    set(annotation_keys::LABEL_PRODUCT, Some(product(first, &gpus)));
     set(annotation_keys::LABEL_MEMORY, first.memory_total.get().map(|total| (total.0 / Bytes::MIB).to_string()));
     set(annotation_keys::LABEL_REPLICAS, Some(replicas.to_string()));
     let strategy = if replicas > 1 { "time-slicing" } else { "none" };
@@ -49,9 +48,9 @@ pub fn of(view: &NodeView, replicas: u32) -> Option<NodeLabels> {
         set(annotation_keys::LABEL_COMPUTE_MINOR, Some(compute.minor.to_string()));
         set(annotation_keys::LABEL_FAMILY, family(compute.major, compute.minor).map(str::to_owned));
     }
-    let capable = view.gpus.iter().any(|gpu| gpu.gpu.mig_mode.value().is_some());
+    let capable = gpus.iter().any(|gpu| gpu.mig_mode.value().is_some());
     set(annotation_keys::LABEL_MIG_CAPABLE, Some(capable.to_string()));
-    set(annotation_keys::LABEL_MIG_STRATEGY, mig_strategy(view).map(str::to_owned));
+    set(annotation_keys::LABEL_MIG_STRATEGY, mig_strategy(&gpus).map(str::to_owned));
     versions(driver, cuda.as_deref(), &mut set);
     Some(labels)
 }
@@ -87,11 +86,10 @@ fn single_profile<'a>(gpus: &[&'a Gpu]) -> Option<&'a str> {
 }
 
 /// The MIG strategy; `None` where no GPU is in MIG mode.
-fn mig_strategy(view: &NodeView) -> Option<&'static str> {
-    let gpus: Vec<&Gpu> = view.gpus.iter().map(|gpu| &*gpu.gpu).collect();
+fn mig_strategy(gpus: &[&Gpu]) -> Option<&'static str> {
     gpus.iter()
         .any(|gpu| gpu.mig_mode.get() == Some(true))
-        .then(|| if single_profile(&gpus).is_some() { "single" } else { "mixed" })
+        .then(|| if single_profile(gpus).is_some() { "single" } else { "mixed" })
 }
 
 /// NVIDIA's architecture name for a compute capability.
@@ -195,7 +193,7 @@ mod tests {
 
     #[test]
     fn a_node_has_the_labels_of_gpu_feature_discovery() {
-        let labels = of(&view(vec![gpu(0, &[]), gpu(1, &[])]), 10).unwrap();
+        let labels = of(&view(vec![gpu(0, &[]), gpu(1, &[])]), 10, |_| true).unwrap();
         let shown_labels: Vec<String> = labels.iter().map(|(key, value)| format!("{key}={value}")).collect();
         assert_eq!(
             shown_labels,
@@ -228,17 +226,28 @@ mod tests {
 
     #[test]
     fn divided_gpus_are_labelled_by_their_profile_if_all_have_the_same() {
-        let alike = of(&view(vec![gpu(0, &["1g.10gb", "1g.10gb"])]), 1).unwrap();
+        let alike = of(&view(vec![gpu(0, &["1g.10gb", "1g.10gb"])]), 1, |_| true).unwrap();
         assert_eq!(alike[annotation_keys::LABEL_PRODUCT], "NVIDIA-H100-80GB-HBM3-MIG-1g.10gb");
         assert_eq!(
             (&*alike[annotation_keys::LABEL_MIG_STRATEGY], &*alike[annotation_keys::LABEL_SHARING]),
             ("single", "none")
         );
         for mixed in [vec![gpu(0, &["1g.10gb", "2g.20gb"])], vec![gpu(0, &["1g.10gb"]), gpu(1, &[])]] {
-            let labels = of(&view(mixed), 1).unwrap();
+            let labels = of(&view(mixed), 1, |_| true).unwrap();
             assert_eq!(labels[annotation_keys::LABEL_MIG_STRATEGY], "mixed");
             assert_eq!(labels[annotation_keys::LABEL_PRODUCT], "NVIDIA-H100-80GB-HBM3");
         }
+    }
+
+    #[test]
+    fn no_label_promises_a_gpu_that_is_not_offered() {
+        let mut other = gpu(0, &[]);
+        other.model = "GB10".into();
+        let node = view(vec![other, gpu(1, &[])]);
+        let labels = of(&node, 1, |gpu| gpu.index == 1).unwrap();
+        assert_eq!(labels[annotation_keys::LABEL_COUNT], "1");
+        assert_eq!(labels[annotation_keys::LABEL_PRODUCT], "NVIDIA-H100-80GB-HBM3");
+        assert_eq!(of(&node, 1, |_| false), Some(NodeLabels::new()), "no GPU is offered");
     }
 
     #[test]
@@ -247,14 +256,14 @@ mod tests {
         bare.memory_total = Reading::Absent(Absence::NotSupported);
         bare.compute = Reading::Absent(Absence::NotSupported);
         bare.model = "H100 (simulated)".into();
-        let labels = of(&view(vec![bare]), 1).unwrap();
+        let labels = of(&view(vec![bare]), 1, |_| true).unwrap();
         assert!(
             !labels.contains_key(annotation_keys::LABEL_MEMORY) && !labels.contains_key(annotation_keys::LABEL_FAMILY)
         );
         assert_eq!(labels[annotation_keys::LABEL_PRODUCT], "H100-simulated");
-        assert_eq!(of(&view(Vec::new()), 1), Some(NodeLabels::new()), "no GPU");
+        assert_eq!(of(&view(Vec::new()), 1, |_| true), Some(NodeLabels::new()), "no GPU");
         let starting = NodeView::empty(NodeName::parse("n").unwrap(), Now::default());
-        assert_eq!(of(&starting, 1), None);
+        assert_eq!(of(&starting, 1, |_| true), None);
         assert_eq!((family(8, 9), family(10, 3), family(4, 0)), (Some("ada-lovelace"), Some("blackwell"), None));
     }
 
@@ -267,7 +276,7 @@ mod tests {
             view.gpu_source = GpuSourceState::Working {
                 driver: driver.into(), nvml: "".into(), cuda: None, simulated: false,
             };
-            for (key, value) in of(&view, 3).unwrap() {
+            for (key, value) in of(&view, 3, |_| true).unwrap() {
                 let end = |c: Option<char>| c.is_some_and(|c| c.is_ascii_alphanumeric());
                 prop_assert!(value.len() <= MAX_VALUE && end(value.chars().next()) && end(value.chars().last()), "{}", key);
             }

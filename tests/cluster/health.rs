@@ -298,7 +298,7 @@ fn a_gpu_is_offered_only_once_its_device_node_is_known() {
     driver.change(|scenario| scenario.faults.push(fault));
     let agent = driver.agent(&bed, &[]);
     allocatable(&bed, 2 * SLOTS);
-    agent.logs("a GPU is not offered: its device node is not known");
+    agent.logs("is not offered: its device node is not known");
     driver.change(|scenario| scenario.faults.clear());
     allocatable(&bed, 3 * SLOTS);
 }

@@ -1,5 +1,6 @@
 //! Counts the device plugin's work, and reports the counts to the node state, in the form that metrics and JSON show.
 
+use crate::event_log::log_withheld;
 use crate::guarding::Guards;
 use decide::agent_report::SharingStages;
 use effects::plugin::CallMeter;
@@ -9,6 +10,7 @@ use model::id::PodUid;
 use model::limits::PodMemoryClaim;
 use model::observation::{ErrorCounter, Fact};
 use model::plugin::{CdiState, DeviceSlots, PluginView, PodFiles, RegistrationState, StartOutcome};
+use model::withheld::WithheldDevice;
 use sources::report::Reporter;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -70,6 +72,7 @@ impl Counts {
             waited: Vec::new(),
             differing: 0,
             without_gpu: 0,
+            withheld: Arc::default(),
             moved: 0,
             files: Arc::default(),
             cdi: CdiState::default(),
@@ -151,6 +154,15 @@ impl Counts {
 
     pub(super) fn without_gpu(&mut self, pods: usize) {
         self.now.without_gpu = u32::try_from(pods).unwrap_or(u32::MAX);
+    }
+
+    /// Sets which devices are not offered, and logs those that were offered before, or for another reason.
+    pub(super) fn withheld_are(&mut self, withheld: Vec<WithheldDevice>) {
+        if *self.now.withheld == *withheld {
+            return;
+        }
+        let before = std::mem::replace(&mut self.now.withheld, withheld.into());
+        self.now.withheld.iter().filter(|device| !before.contains(device)).for_each(log_withheld);
     }
 
     pub(super) fn moved(&mut self, containers: u64) {

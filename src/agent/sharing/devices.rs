@@ -9,6 +9,7 @@ use model::id::GpuUuid;
 use model::nvidia::{DEVICE_NODE_NAME, SHARED_NODE_NAMES};
 use model::unit::Bytes;
 use model::view::{GpuView, NodeView};
+use model::withheld::{WithheldDevice, WithheldReason};
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use wire::device_config::{CorePolicy, DeviceConfig};
@@ -34,10 +35,42 @@ fn filtered(gpu: &Gpu, config: &DeviceConfig) -> bool {
     config.hidden_uuids.contains(&gpu.uuid) || config.hidden_indexes.contains(&gpu.index)
 }
 
+/// Whether pods are offered this GPU or one of its MIG instances.
+pub(crate) fn offers(gpu: &Gpu, config: &DeviceConfig) -> bool {
+    !filtered(gpu, config) && gpu.withheld(configured_memory(config)).is_none()
+}
+
+/// The devices that the driver lists and that are not offered, without those that the configuration leaves out.
+pub(super) fn withheld(view: &NodeView, config: &DeviceConfig) -> Vec<WithheldDevice> {
+    let listed = view.gpus.iter().map(|gpu| &*gpu.gpu).filter(|gpu| !filtered(gpu, config));
+    let of_gpu = |gpu: &Gpu| -> Vec<WithheldDevice> {
+        let one = |device: &GpuUuid, why| WithheldDevice { index: gpu.index, device: Some(device.clone()), why };
+        match gpu.withheld(configured_memory(config)) {
+            Some(why) => vec![one(&gpu.uuid, why)],
+            None => {
+                let unread = gpu.instances().iter().filter_map(|mig| Some((&mig.uuid, mig.memory_total.absence()?)));
+                unread.map(|(mig, why)| one(mig, WithheldReason::NoMemorySize(why))).collect()
+            }
+        }
+    };
+    let unidentified = view.gpus_unidentified.iter().map(|gpu| WithheldDevice {
+        index: gpu.index,
+        device: None,
+        why: WithheldReason::Unidentified(gpu.why),
+    });
+    let mut all: Vec<WithheldDevice> = listed.flat_map(of_gpu).chain(unidentified).collect();
+    all.sort_by_key(|device| device.index);
+    all
+}
+
+/// The memory that the device configuration states for GPUs whose driver reports none.
+fn configured_memory(config: &DeviceConfig) -> Option<Bytes> {
+    config.preconfigured_memory.map(|memory| memory.bytes())
+}
+
 fn shared_devices(view: &GpuView, config: &DeviceConfig, counts: &[(String, u32)]) -> Vec<SharedDevice> {
     let gpu = &view.gpu;
-    // A container that gets a GPU must find its device node.
-    if gpu.minor.get().is_none() {
+    if gpu.withheld(configured_memory(config)).is_some() {
         return Vec::new();
     }
     let model = gpu.model.to_lowercase();
@@ -56,11 +89,7 @@ fn shared_devices(view: &GpuView, config: &DeviceConfig, counts: &[(String, u32)
         let instance = |mig: &MigInstance| Some(offer(&mig.uuid, memory_of(mig, gpu.instances())?));
         return gpu.instances().iter().filter_map(instance).collect();
     }
-    // A GPU is offered whole only when it is known whether it has MIG instances.
-    if gpu.mig.value().is_none() {
-        return Vec::new();
-    }
-    let total = gpu.memory_total.get().or(config.preconfigured_memory.map(|memory| memory.bytes()));
+    let total = gpu.memory_to_offer(configured_memory(config));
     total.map(|total| offer(&gpu.uuid, config.offered_memory(total).bytes())).into_iter().collect()
 }
 
@@ -136,14 +165,6 @@ impl SharedDevices {
         };
         if self.last.as_ref().is_some_and(same) {
             return None;
-        }
-        for gpu in view.gpus.iter().map(|view| &view.gpu) {
-            if let Some(reason) = gpu.minor.absence() {
-                tracing::warn!(
-                    gpu = gpu.index, uuid = %gpu.uuid, %reason,
-                    "a GPU is not offered: its device node is not known"
-                );
-            }
         }
         let node = |name: &str| {
             let host = if simulated { STAND_IN.into() } else { self.root.join(name) };

@@ -9,6 +9,7 @@ use effects::plugin::PluginDevice;
 use model::id::GpuUuid;
 use model::observation::GpuSourceState;
 use model::view::NodeView;
+use model::withheld::WithheldDevice;
 use std::collections::BTreeSet;
 use std::future::pending;
 use std::sync::Arc;
@@ -47,6 +48,8 @@ pub(super) struct Offered {
     pub devices: Vec<SharedDevice>,
     /// The devices that an operator keeps from new containers.
     pub cordoned: BTreeSet<GpuUuid>,
+    /// The devices that the driver lists and that are not offered.
+    pub withheld: Vec<WithheldDevice>,
     /// The edits that containers get; `None` if they have not changed.
     pub node_edits: Option<NodeEdits>,
 }
@@ -92,7 +95,8 @@ impl DeviceOffer {
         let cordoned = devices::cordoned(&view, &self.sources.cordoned.borrow_and_update());
         let devices = devices::of(&view, &self.config, &self.split_counts);
         let node_edits = self.devices.node_edits(&view, &self.config, &host);
-        Offered { view, devices, cordoned, node_edits }
+        let withheld = devices::withheld(&view, &self.config);
+        Offered { view, devices, cordoned, withheld, node_edits }
     }
 
     /// Gives the allocator the current devices. Does not mark the sources as unchanged.

@@ -294,7 +294,8 @@ impl Sharing {
     }
 
     fn look_at_gpus(&mut self) {
-        let Offered { view, devices, cordoned, node_edits } = self.offer.take();
+        let Offered { view, devices, cordoned, withheld, node_edits } = self.offer.take();
+        self.counts.withheld_are(withheld);
         if let Some(node_edits) = node_edits {
             self.files.set_node_edits(node_edits);
         }

@@ -174,6 +174,7 @@ fn plugin(claims: &[(u8, &str)]) -> Arc<PluginView> {
         waited: vec![],
         differing: 0,
         without_gpu: 0,
+        withheld: Arc::default(),
         files: Arc::default(),
         cdi: CdiState::default(),
         guards: Vec::new(),

@@ -62,6 +62,7 @@ fn claims(of: &[(u8, Option<u64>, Option<u32>)]) -> PluginView {
         waited: Vec::new(),
         differing: 0,
         without_gpu: 0,
+        withheld: Arc::default(),
         moved: 0,
         files: Arc::default(),
         cdi: CdiState::Works,

@@ -171,7 +171,8 @@ impl Routes {
                 RegistrationState::Follows => format!("not registered: {}", RegistrationState::FOLLOWS),
                 RegistrationState::Undecided(why) => format!("not registered: {why}"),
             };
-            format!("\n{} at kubelet: {standing}{}{}", plugin.resource, cdi(plugin), guard(plugin))
+            let withheld: String = plugin.withheld.iter().map(|device| format!("\n{device}")).collect();
+            format!("\n{} at kubelet: {standing}{}{}{withheld}", plugin.resource, cdi(plugin), guard(plugin))
         });
         let watch = view.pod_watch.as_ref().map(|view| view.watch.clone());
         let watch = watch.map_or_else(String::new, |watch| {

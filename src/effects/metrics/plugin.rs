@@ -47,6 +47,10 @@ const WITHOUT_GPU: MetricFamily = MetricFamily::gauge(
     "gpu_steward_plugin_pods_without_gpu",
     "Running pods that hold a GPU or MIG instance that this node does not list.",
 );
+const NOT_OFFERED: MetricFamily = MetricFamily::gauge(
+    "gpu_steward_plugin_not_offered",
+    "1 for each GPU or MIG instance that the driver lists and the agent does not offer to pods, by reason: no_device_node, no_memory_size, mig_unknown, no_mig_instance, unidentified.",
+);
 const MOVED: MetricFamily = MetricFamily::counter(
     "gpu_steward_plugin_claims_moved_total",
     "Containers whose claim moved to the devices that the kubelet chose, with the same memory and SM time.",
@@ -127,6 +131,14 @@ fn devices(plugin: Option<&PluginView>, out: &mut Exposition<'_>) {
     for (labels, slots) in &devices {
         let health = if slots.healthy { "healthy=\"true\"" } else { "healthy=\"false\"" };
         out.sample(&[labels.as_str(), health], SampleValue::Whole(u64::from(slots.claims)));
+    }
+    out.family(&NOT_OFFERED);
+    for device in plugin.into_iter().flat_map(|plugin| plugin.withheld.iter()) {
+        let labels = MetricLabels::new()
+            .with("gpu", &device.index.to_string())
+            .with("uuid", device.device.as_ref().map_or("", |uuid| uuid.as_str()))
+            .with("reason", device.why.code());
+        out.sample(&[labels.as_str()], SampleValue::Whole(1));
     }
     out.family(&CORDONED);
     for (labels, slots) in &devices {

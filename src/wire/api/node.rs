@@ -10,6 +10,7 @@ use model::observation::{ErrorCounter, GpuSourceState};
 use model::plugin::{DeviceSlots, PluginView, PodFiles, RegistrationState};
 use model::time::Now;
 use model::view::{NodeView, PodWatchView};
+use model::withheld::WithheldDevice;
 use serde::{Deserialize, Serialize};
 
 /// The document.
@@ -120,9 +121,40 @@ pub struct PluginJson {
     pub waiting_for: Option<String>,
     /// Slots of each device, ordered by device.
     pub slots: Vec<DeviceSlotsJson>,
+    /// Devices that the driver lists and the agent does not offer, ordered by index.
+    #[serde(default)]
+    pub not_offered: Vec<WithheldDeviceJson>,
     /// Files of pods in the folders that must be writable for the limiter, ordered by UID.
     #[serde(default)]
     pub pod_files: Vec<PodFilesJson>,
+}
+
+/// A device that the agent does not offer.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct WithheldDeviceJson {
+    /// NVML's index of the GPU.
+    pub index: u32,
+    /// The GPU or MIG instance; missing for a GPU that could not be identified.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub uuid: Option<String>,
+    /// A stable reason code: see [`model::withheld::WithheldReason::code`].
+    pub code: String,
+    /// The reason as half a sentence.
+    pub reason: String,
+    /// What to do.
+    pub advice: String,
+}
+
+impl WithheldDeviceJson {
+    fn of(device: &WithheldDevice) -> WithheldDeviceJson {
+        WithheldDeviceJson {
+            index: device.index,
+            uuid: device.device.as_ref().map(ToString::to_string),
+            code: device.why.code().to_owned(),
+            reason: device.why.to_string(),
+            advice: device.why.advice().to_owned(),
+        }
+    }
 }
 
 /// Files that a pod has written.
@@ -287,6 +319,7 @@ impl PluginJson {
             way: method,
             waiting_for,
             slots: view.slots.iter().map(DeviceSlotsJson::of).collect(),
+            not_offered: view.withheld.iter().map(WithheldDeviceJson::of).collect(),
             pod_files: view.files.iter().map(PodFilesJson::of).collect(),
         }
     }
