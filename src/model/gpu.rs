@@ -163,9 +163,7 @@ impl MissingGpu {
     #[must_use]
     pub fn advice(&self) -> &'static str {
         match self.code() {
-            "other_driver" => {
-                "Bind it to NVIDIA's driver, or, if a virtual machine is to have it, to vfio-pci."
-            }
+            "other_driver" => "Bind it to NVIDIA's driver, or, if a virtual machine is to have it, to vfio-pci.",
             "not_on_bus" => "Drain and restart the node; if the GPU stays away, check power, seating and cables.",
             "not_in_nvml" => {
                 "Check that the agent's container has all GPUs (NVIDIA_VISIBLE_DEVICES=all) and the kernel log (dmesg) \
@@ -190,14 +188,14 @@ pub struct MigInstance {
     pub gpu_instance: u32,
     /// Compute instance id.
     pub compute_instance: u32,
-    /// The profile, such as `1g.10gb`, derived from NVML's attributes.
+    /// The profile with its suffix, such as `1g.10gb` or `1g.24gb+me.all`.
     pub profile: Arc<str>,
     /// Memory of its GPU instance, shared by the compute instances in it.
     pub memory_total: Reading<Bytes>,
 }
 
 impl MigInstance {
-    /// The profile of its GPU instance: `2g.20gb` for a compute instance `1c.2g.20gb`.
+    /// The profile of its GPU instance: `2g.20gb+me` for a compute instance `1c.2g.20gb+me`.
     #[must_use]
     pub fn gpu_profile(&self) -> &str {
         match self.profile.split_once('.') {
@@ -547,8 +545,11 @@ pub(crate) mod tests {
 
     #[test]
     fn each_reason_for_a_missing_gpu_has_its_own_remedy() {
-        let missing = |on_bus, in_driver, bound_to: Option<&str>| {
-            MissingGpu { pci_bus_id: "0000:65:00.0".into(), on_bus, in_driver, bound_to: bound_to.map(Arc::from) }
+        let missing = |on_bus, in_driver, bound_to: Option<&str>| MissingGpu {
+            pci_bus_id: "0000:65:00.0".into(),
+            on_bus,
+            in_driver,
+            bound_to: bound_to.map(Arc::from),
         };
         for (gpu, code, remedy) in [
             (missing(true, false, Some("nouveau")), "other_driver", "vfio-pci"),

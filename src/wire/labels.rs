@@ -68,11 +68,11 @@ fn versions(driver: &str, cuda: Option<&str>, set: &mut impl FnMut(&'static str,
 }
 
 /// The product name. If all GPUs are divided into the same MIG profile, the profile is appended, as in GFD's strategy
-/// `single`.
+/// `single`; like GFD, with a point for the `+` that a label cannot have.
 fn product(first: &Gpu, all: &[&Gpu]) -> String {
     let words = |name: &str| name.split_whitespace().collect::<Vec<_>>().join("-");
     match single_profile(all) {
-        Some(profile) => format!("{}-MIG-{profile}", words(&first.model)),
+        Some(profile) => format!("{}-MIG-{}", words(&first.model), profile.replace('+', ".")),
         None => words(&first.model),
     }
 }
@@ -107,11 +107,27 @@ fn family(major: u32, minor: u32) -> Option<&'static str> {
     })
 }
 
-/// The value as Kubernetes accepts it: letters, digits, `-`, `_`, `.`, with a letter or digit at both ends.
+/// The value as Kubernetes accepts it: letters, digits, `-`, `_`, `.`, with a letter or digit at both ends. A value that is
+/// too long loses its middle, because what tells products apart stands at both ends: maker and model, size and MIG
+/// profile. A checksum in the place of the middle keeps values apart that differ only there.
 fn fit(text: &str) -> String {
-    let plain: String =
-        text.chars().filter(|c| c.is_ascii_alphanumeric() || "-_.".contains(*c)).take(MAX_VALUE).collect();
-    plain.trim_matches(|c: char| !c.is_ascii_alphanumeric()).to_owned()
+    let plain: String = text.chars().filter(|c| c.is_ascii_alphanumeric() || "-_.".contains(*c)).collect();
+    let plain = plain.trim_matches(|c: char| !c.is_ascii_alphanumeric());
+    if plain.len() <= MAX_VALUE {
+        return plain.to_owned();
+    }
+    let mark = format!("-{:04x}-", checksum(plain));
+    let kept = MAX_VALUE - mark.len();
+    let (front, back) = plain.split_at(kept.div_ceil(2));
+    // Only ASCII is left, so each byte is a character.
+    format!("{front}{mark}{}", back.get(back.len() - kept / 2..).unwrap_or_default())
+}
+
+/// The 16 bits of FNV-1a, folded. It must never change: nodes would get other labels.
+fn checksum(text: &str) -> u16 {
+    let step = |hash: u32, byte: u8| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193);
+    let [a, b, c, d] = text.bytes().fold(0x811c_9dc5, step).to_be_bytes();
+    u16::from_be_bytes([a ^ c, b ^ d])
 }
 
 #[cfg(test)]
@@ -240,6 +256,29 @@ mod tests {
     }
 
     #[test]
+    fn a_long_product_keeps_its_mig_profile_and_different_products_stay_different() {
+        let long = "NVIDIA RTX PRO 6000 Blackwell Max-Q Workstation Edition";
+        let product = |model: &str, profile: &str| {
+            let mut one = gpu(0, &[profile]);
+            one.model = model.into();
+            of(&view(vec![one]), 1, |_| true).unwrap()[annotation_keys::LABEL_PRODUCT].clone()
+        };
+        let profiles = ["1g.24gb", "1g.12gb", "1g.24gb+gfx", "1g.24gb+me.all", "1g.24gb-me", "1g.24gb+me"];
+        let products: Vec<String> = profiles.iter().map(|profile| product(long, profile)).collect();
+        for (product, profile) in products.iter().zip(profiles) {
+            let end = format!("-MIG-{}", profile.replace('+', "."));
+            assert!(product.len() <= MAX_VALUE && product.ends_with(&end), "{product}");
+            assert!(product.starts_with("NVIDIA-RTX-PRO-6000-Blackwell"), "{product}");
+        }
+        let different: std::collections::BTreeSet<&String> = products.iter().collect();
+        assert_eq!(different.len(), profiles.len(), "{products:?}");
+        let other = long.replace("Max-Q", "Max-P");
+        assert_ne!(product(long, "1g.24gb"), product(&other, "1g.24gb"), "they differ only in the middle");
+        assert_eq!(product("NVIDIA A100-SXM4-40GB", "1g.5gb+me"), "NVIDIA-A100-SXM4-40GB-MIG-1g.5gb.me");
+        assert_eq!(products[0], "NVIDIA-RTX-PRO-6000-Blackwell-be8b-kstation-Edition-MIG-1g.24gb");
+    }
+
+    #[test]
     fn no_label_promises_a_gpu_that_is_not_offered() {
         let mut other = gpu(0, &[]);
         other.model = "GB10".into();
@@ -268,6 +307,15 @@ mod tests {
     }
 
     proptest! {
+        #[test]
+        fn values_of_any_length_keep_both_ends(text in "[A-Za-z0-9]([A-Za-z0-9._-]{0,120}[A-Za-z0-9])?") {
+            let value = fit(&text);
+            prop_assert!(value.len() <= MAX_VALUE);
+            prop_assert_eq!(value == text, text.len() <= MAX_VALUE);
+            let end = text.len().min(20);
+            prop_assert!(value.starts_with(&text[..end]) && value.ends_with(&text[text.len() - end..]));
+        }
+
         #[test]
         fn every_value_is_one_that_kubernetes_accepts(model in ".{0,100}", driver in ".{0,80}") {
             let mut one = gpu(0, &[]);

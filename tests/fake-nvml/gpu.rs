@@ -127,7 +127,7 @@ fn instance(slot: &MigSlot, place: u32, at: u32) -> Instance {
         MigSlot::Detailed(detail) => detail.clone(),
     };
     let part = |unit: &str| {
-        let mut parts = detail.profile.split(['.', '+']);
+        let mut parts = detail.profile.split(['.', '+', '-']);
         parts.find_map(|part| part.strip_suffix(unit)?.parse::<u32>().ok())
     };
     let slices = part("g").unwrap_or(1);

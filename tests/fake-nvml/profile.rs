@@ -147,7 +147,7 @@ const L40S: GpuModel = GpuModel {
 };
 
 /// Every model that a scenario may name.
-pub const PROFILES: [GpuModel; 12] = [
+pub const PROFILES: [GpuModel; 13] = [
     H100,
     GpuModel {
         model: "H200",
@@ -239,6 +239,21 @@ pub const PROFILES: [GpuModel; 12] = [
         power: (140, 1000),
         nvlinks: (18, 5, true),
         multiprocessors: 148,
+        ..H100
+    },
+    GpuModel {
+        model: "RTXPRO6000",
+        name: "NVIDIA RTX PRO 6000 Blackwell Max-Q Workstation Edition",
+        architecture: 10,
+        capability: (12, 0),
+        pci_device: 0x2bb4_10de,
+        memory_total: 97_887 * MIB,
+        memory_reserved: 638 * MIB,
+        clocks: (2430, 14_001),
+        power: (15, 300),
+        nvlinks: NO_NVLINK,
+        multiprocessors: 188,
+        mig_slices: 4,
         ..H100
     },
     GpuModel {

@@ -12,6 +12,11 @@ use model::{Absence, Reading};
 use nvml_wrapper::Device;
 use nvml_wrapper::struct_wrappers::device::DeviceAttributes;
 
+/// The profile of an instance while neither its attributes nor its name can be read.
+const UNKNOWN: &str = "unknown";
+/// Longest suffix of a profile: NVIDIA's longest is `me.all`, and several may follow each other.
+const MAX_SUFFIX: usize = 24;
+
 /// The answers of a slot without an instance.
 const EMPTY: [Absence; 2] = [NOT_FOUND, INVALID_ARGUMENT];
 
@@ -28,14 +33,15 @@ impl Clone for Instance {
     }
 }
 
-/// The instances of a GPU, ordered by GPU instance and compute instance. `total` is the memory of the whole GPU.
+/// The instances of a GPU, ordered by GPU instance and compute instance. `total` is the memory of the whole GPU, `before`
+/// are the instances of the last list.
 ///
 /// # Errors
 /// When one of its slots cannot be read: a list without that slot would look complete.
 pub(super) fn list(
     round: &mut PollRound<'_>,
     device: &Device<'static>,
-    total: Option<Bytes>,
+    (total, before): (Option<Bytes>, &[MigInstance]),
 ) -> Result<Vec<Instance>, Absence> {
     let slots = round.call("MIG slots", || device.mig_device_count())?;
     let bound = u32::try_from(MAX_MIG).unwrap_or(u32::MAX);
@@ -43,7 +49,7 @@ pub(super) fn list(
     for slot in 0..slots.min(bound) {
         let handle = round.call_optional("MIG handle", &EMPTY, || device.mig_device_by_index(slot))?;
         let Some(instance) = handle else { continue };
-        instances.push(Instance { identity: identify(round, &instance, slot, total)?, device: instance });
+        instances.push(Instance { identity: identify(round, &instance, slot, (total, before))?, device: instance });
     }
     instances.sort_by_key(|instance| (instance.identity.gpu_instance, instance.identity.compute_instance));
     Ok(instances)
@@ -55,7 +61,7 @@ fn identify(
     round: &mut PollRound<'_>,
     device: &Device<'static>,
     index: u32,
-    total: Option<Bytes>,
+    (total, before): (Option<Bytes>, &[MigInstance]),
 ) -> Result<MigInstance, Absence> {
     let uuid = round.call("MIG UUID", || device.uuid())?;
     let uuid = GpuUuid::parse(&uuid).map_err(|_| Absence::Unreadable)?;
@@ -67,13 +73,15 @@ fn identify(
         .map(|info| Bytes(info.total))
         .or_else(|why| attributes.as_ref().map(|a| Mib(a.memory_size_mb).bytes()).map_err(|_| why));
     let memory = round.within(Range::MEMORY_TOTAL.within(total.unwrap_or(Bytes(u64::MAX))), memory);
-    let profile = match (&attributes, total) {
-        (Ok(attributes), Some(total)) => profile(attributes, total),
-        // The name ends with the profile: `NVIDIA A100-SXM4-40GB MIG 1g.5gb`.
-        _ => {
-            let name = round.call("MIG name", || device.name()).unwrap_or_default();
-            name.rsplit_once(" MIG ").map_or("unknown", |(_, profile)| profile).to_owned()
-        }
+    // The name ends with the profile: `NVIDIA A100-SXM4-40GB MIG 1g.5gb+me`.
+    let name = round.call("MIG name", || device.name()).ok();
+    let named = name.as_deref().and_then(|name| Some(name.rsplit_once(" MIG ")?.1));
+    let known = before.iter().find(|one| one.uuid == uuid).map(|one| &*one.profile);
+    let profile = match (&attributes, total, known) {
+        // The profile of an instance does not change, and without its name its suffix is not known.
+        (_, _, Some(known)) if named.is_none() && known != UNKNOWN => known.to_owned(),
+        (Ok(attributes), Some(total), _) => profile(attributes, total) + named.map_or("", suffix),
+        _ => named.unwrap_or(UNKNOWN).to_owned(),
     };
     Ok(MigInstance {
         uuid,
@@ -83,6 +91,16 @@ fn identify(
         profile: profile.into(),
         memory_total: Reading::from_result(memory, at),
     })
+}
+
+/// The part of a profile that slices and memory do not tell: media engines (`+me`, `+me.all`, `-me`), graphics (`+gfx`).
+/// Instances with different suffixes are different, also where slices and memory are the same.
+fn suffix(profile: &str) -> &str {
+    let suffix = profile.find(['+', '-']).and_then(|at| profile.get(at..)).unwrap_or_default();
+    let word = suffix.get(1..).unwrap_or_default();
+    let valid = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'+' | b'-');
+    let fits = !word.is_empty() && word.len() <= MAX_SUFFIX && word.bytes().all(valid);
+    if fits { suffix } else { "" }
 }
 
 /// The name of a profile as NVIDIA's tools write it: slices, then memory. The memory is the instance's part of the
@@ -121,6 +139,24 @@ pub(super) fn keep_times(before: &[MigInstance], now: &mut [MigInstance]) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_suffix_of_a_profile_is_what_its_name_has_beyond_slices_and_memory() {
+        for (name, expected) in [
+            ("1g.24gb", ""),
+            ("1g.24gb+gfx", "+gfx"),
+            ("1g.24gb+me.all", "+me.all"),
+            ("1g.24gb-me", "-me"),
+            ("1c.1g.10gb+me", "+me"),
+            ("2g.48gb+me+gfx", "+me+gfx"),
+            ("1g.24gb+", ""),
+            ("1g.24gb+me all", ""),
+            ("1g.24gb+aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa", ""),
+            ("", ""),
+        ] {
+            assert_eq!(suffix(name), expected, "{name}");
+        }
+    }
 
     #[test]
     fn mig_profiles_have_the_names_of_nvidias_tools() {

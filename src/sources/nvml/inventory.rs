@@ -226,7 +226,10 @@ fn identify(
         None => fresh,
     };
     let listed = match gpu.mig_mode {
-        Reading::Measured(true, _) => instance::list(&mut round, &device, gpu.memory_total.get()),
+        Reading::Measured(true, _) => {
+            let before = old.map_or(&[][..], |old| old.gpu.instances());
+            instance::list(&mut round, &device, (gpu.memory_total.get(), before))
+        }
         Reading::Measured(false, _) => Ok(Vec::new()),
         // Without MIG there are no instances; with any other reason it is unknown whether there are any.
         Reading::Absent(why) if none_of_it(why) => Ok(Vec::new()),
@@ -272,12 +275,7 @@ pub(super) fn unidentified_gpus(procfs: &Path, found: &Inventory) -> Vec<Unident
 }
 
 /// Reads an identity, except MIG instances and links.
-fn read(
-    round: &mut PollRound<'_>,
-    roots: &HostRoots,
-    device: &Device<'static>,
-    (uuid, index): (GpuUuid, u32),
-) -> Gpu {
+fn read(round: &mut PollRound<'_>, roots: &HostRoots, device: &Device<'static>, (uuid, index): (GpuUuid, u32)) -> Gpu {
     let at = monotonic();
     let text = |answer: Result<String, Absence>| Reading::from_result(answer.map(Arc::<str>::from), at);
     let pci_bus_id = text(round.call("PCI slot", || device.pci_info()).map(|pci| pci.bus_id));
@@ -286,7 +284,8 @@ fn read(
         .and_then(|id| numa_of_slot(&roots.sysfs, id))
         .map_or_else(|| round.call("NUMA node", || device.numa_node_id()), Ok);
     let power_limit = round.call("power limit", || device.enforced_power_limit());
-    let power_limit = round.within(Range::POWER_LIMIT, power_limit.map(|milliwatts| Watts(f64::from(milliwatts) / 1000.0)));
+    let power_limit =
+        round.within(Range::POWER_LIMIT, power_limit.map(|milliwatts| Watts(f64::from(milliwatts) / 1000.0)));
     let (memory, memory_kind) = memory::or_host(round.call("memory size", || raw::memory(device)), &roots.procfs);
     let memory_total = round.within(Range::MEMORY_TOTAL, memory.map(|memory| Bytes(memory.total)));
     Gpu {

@@ -67,7 +67,8 @@ fn every_reading_with_an_impossible_number_is_absent_and_counted() {
         let list = seen.processes.get(&uuid).and_then(|processes| processes.list.value());
         list.and_then(|list| list.first()).is_some_and(|one| one.sm.absence() == Some(Absence::Implausible))
     });
-    let neighbour = harness.sample(1, "a negative share", |sample| sample.gpm.sm_active.absence() == Some(Absence::Implausible));
+    let neighbour =
+        harness.sample(1, "a negative share", |sample| sample.gpm.sm_active.absence() == Some(Absence::Implausible));
     assert_eq!((neighbour.power.get(), neighbour.gpm.tensor_active.get()), (Some(Watts(300.0)), Some(Ratio(0.0))));
 }
 
@@ -115,6 +116,25 @@ fn compute_instances_report_the_memory_and_the_number_of_their_gpu_instance() {
         sample.mig.iter().find(|mig| mig.uuid == *uuid).and_then(|mig| mig.memory_used.get())
     };
     assert_eq!([used(0), used(1), used(2)], [Some(Bytes(3 << 30)), Some(Bytes(3 << 30)), Some(Bytes(0))]);
+}
+
+#[test]
+fn instances_with_equal_slices_and_different_suffixes_have_different_profiles() {
+    let profiles = ["1g.24gb", "1g.24gb+gfx", "1g.24gb+me.all", "1g.24gb-me"];
+    let slots = profiles.map(|profile| MigSlot::Profile(profile.into())).to_vec();
+    let mut harness = Harness::start(of(vec![FakeGpu { mig: slots, ..fake_gpus("RTXPRO6000", 1) }]));
+    let shown = |gpu: &model::gpu::Gpu| -> Vec<String> {
+        gpu.instances().iter().map(|mig| mig.gpu_profile().to_owned()).collect()
+    };
+    let gpu = harness.until("four", |seen| seen.gpus.clone()?.pop().filter(|gpu| gpu.instances().len() == 4));
+    assert_eq!(shown(&gpu), profiles);
+    // The profile of an instance does not change when its name cannot be read for a while.
+    harness.change(|scenario| scenario.faults = vec![error("nvmlDeviceGetName", 0, 999)]);
+    let failures = harness.seen.failures;
+    harness.wait("a failed call", |seen| seen.failures > failures);
+    harness.rounds(0, 12);
+    let gpu = harness.until("the GPU", |seen| seen.gpus.clone()?.pop());
+    assert_eq!(shown(&gpu), profiles);
 }
 
 #[test]
