@@ -29,6 +29,7 @@ mod recent_scores;
 mod state;
 mod pods;
 mod closing;
+mod refusal_details;
 mod survey;
 mod filter;
 mod bind;
@@ -41,7 +42,7 @@ mod summary;
 pub use agent_link::StreamId;
 pub use agents::{ReportRefusal, STREAM_BACK_WITHIN};
 pub use bind::{BindOutcome, BindRefusal};
-pub use closed::{ClosedReason, ClosingChange};
+pub use closed::{ClosedReason, Closing, ClosingChange};
 pub use filter::{ExplainedScore, FilterVerdict, RefusedNode, Scoring, filter, score};
 pub use node::NodeClaims;
 pub use order::{

@@ -10,7 +10,7 @@ use super::plain_pods::{PlainPod, PlainPods};
 use super::planted::{PlantedMistake, planted};
 use decide::cluster::{
     self, BindOutcome, BindRefusal, BindStep, ClosingChange, ClusterRules, ClusterState, FilterVerdict, OrderStages,
-    ReportRefusal, StateAccess, StreamId,
+    RefusedNode, ReportRefusal, StateAccess, StreamId,
 };
 use decide::ledger::{ClaimState, DeviceDemand};
 use decide::placement::Capacity;
@@ -159,8 +159,8 @@ impl LockedCluster {
     }
 
     /// The newest version of a pod, by its UID at the API server, cannot be read; it is bound to this node.
-    pub(super) fn pod_is_unreadable(&self, uid: &PodUid, node: &NodeName) {
-        self.cluster.lock().pod_is_unreadable(uid, node);
+    pub(super) fn pod_is_unreadable(&self, uid: &PodUid, pod: Option<PodRef>, node: &NodeName) {
+        self.cluster.lock().pod_is_unreadable(uid, pod, node);
     }
 
     /// A pod that could not be read is proven gone, or can be read again.
@@ -175,8 +175,17 @@ impl LockedCluster {
 
     /// Why this node takes no new claims, if it takes none.
     pub(super) fn closed(&self, name: &str) -> Option<String> {
-        let cluster = self.cluster.lock();
-        cluster.node(&NodeName::parse(name).ok()?)?.closed().map(|why| why.to_string())
+        self.cluster.lock().closing(name).map(|why| why.to_string())
+    }
+
+    /// What the reason codes of these refused nodes do not say, for the owner of the pod.
+    pub(super) fn refusal_details(
+        &self,
+        request: &PlacementRequest,
+        refused: &[RefusedNode],
+        nodes: &[&str],
+    ) -> Vec<String> {
+        self.cluster.lock().refusal_details(request, refused, nodes)
     }
 
     /// The nodes that were closed or opened since this was last called.
@@ -421,7 +430,8 @@ impl LockedCluster {
     /// What is in the state, counted over all nodes: for a scrape.
     pub(super) fn counts(&self) -> ClusterCounts {
         let cluster = self.cluster.lock();
-        let mut counts = ClusterCounts { pending: cluster.pending(), ..ClusterCounts::default() };
+        let mut counts =
+            ClusterCounts { pending: cluster.pending(), ..ClusterCounts::default() };
         for state in [ClaimState::Assumed, ClaimState::Bound, ClaimState::Started] {
             counts.claims.insert(word(state), 0);
         }

@@ -162,7 +162,7 @@ fn a_pod_that_volcano_has_bound_closes_its_node_until_the_agent_names_its_gpus()
     });
     assert_eq!(refused, "NodeClosed");
     let note = eventually("the event on the Node", SOON, || events(&server, "GPUsClosed").pop());
-    assert!(note.contains("the pod 00000001-") && note.contains("it is not known which"), "{note}");
+    assert!(note.contains("the pod ml/train-1 ") && note.contains("it is not known which"), "{note}");
     // The agent names the GPU that the kubelet gave it.
     volcano["metadata"]["annotations"][CLAIM] = "GPU-n1-0,NVIDIA,60000,0:;".into();
     volcano["metadata"]["annotations"]["hami.io/vgpu-node"] = "n1".into();

@@ -132,9 +132,9 @@ pub struct ClusterState {
     pub(super) free_places: Vec<usize>,
     /// The newest verdicts about the nodes.
     pub(super) verdicts: VerdictCache,
-    /// Pods that cannot be read, by their UID at the API server, with the node that they are bound to. Bounded like the pods
-    /// of the cluster.
-    pub(super) unreadable: HashMap<PodUid, NodeName>,
+    /// Pods that cannot be read, by their UID at the API server, with the node that they are bound to, and with their names where
+    /// these can be read. Bounded like the pods of the cluster.
+    pub(super) unreadable: HashMap<PodUid, (NodeName, Option<PodRef>)>,
     /// Pods that are bound, have not ended and request no GPU, with their nodes: their processes on a GPU are explained. Bounded
     /// like the pods of the cluster; each takes some 60 bytes.
     pub(super) pods_without_gpus: HashMap<PodUid, NodeName>,
