@@ -25,6 +25,7 @@ mod node;
 mod rank;
 mod verdicts;
 mod recent_pods;
+mod refused_pods;
 mod recent_scores;
 mod state;
 mod pods;

@@ -67,7 +67,10 @@ type ShownPod = (Option<BoundPod>, Option<ClaimOrigin>);
 pub(super) struct ClusterCounts {
     pub(super) nodes: usize,
     pub(super) closed: usize,
-    pub(super) pending: usize,
+    /// Pods for which a node is named and that are not bound.
+    pub(super) expected: usize,
+    /// Pods that no node fits.
+    pub(super) refused: usize,
     pub(super) claims: BTreeMap<&'static str, usize>,
 }
 
@@ -270,15 +273,15 @@ impl LockedCluster {
         self.cluster.lock().lead(epoch);
     }
 
-    /// A pod that may have been filtered must not be placed as it is now.
-    pub(super) fn is_not_pending(&self, uid: &PodUid) {
+    /// No node fits a pod as it is now.
+    pub(super) fn is_refused(&self, uid: &PodUid) {
         self.plain.lock().forget(uid);
-        self.cluster.lock().is_not_pending(uid);
+        self.cluster.lock().is_refused(uid, clock::monotonic());
     }
 
     /// The filter was asked for a pod that requests no GPU. kube-scheduler lets the extender bind it too.
     pub(super) fn plain_pod_is_filtered(&self, pod: &Pod) {
-        self.is_not_pending(&pod.uid);
+        self.cluster.lock().is_not_pending(&pod.uid);
         let now = clock::monotonic();
         let mut plain = self.plain.lock();
         plain.forget_before(forgotten_before(now));
@@ -431,7 +434,7 @@ impl LockedCluster {
     pub(super) fn counts(&self) -> ClusterCounts {
         let cluster = self.cluster.lock();
         let mut counts =
-            ClusterCounts { pending: cluster.pending(), ..ClusterCounts::default() };
+            ClusterCounts { expected: cluster.pending(), refused: cluster.refused(), ..ClusterCounts::default() };
         for state in [ClaimState::Assumed, ClaimState::Bound, ClaimState::Started] {
             counts.claims.insert(word(state), 0);
         }

@@ -60,7 +60,7 @@ impl Verbs {
                 return Ok(extender::encode_filter(&nodes, &all, &[]));
             }
             Asked::Refused(why) => {
-                self.cluster.is_not_pending(&pod.uid);
+                self.cluster.is_refused(&pod.uid);
                 let failed: Vec<FailedNode<'_>> =
                     (0..nodes.len()).map(|place| FailedNode { place, reason: &why, unresolvable: true }).collect();
                 self.measures.refused_pod();

@@ -14,7 +14,11 @@ fn fitting(extender: &Extender, pod: &Value, nodes: &[&str]) -> Value {
 }
 
 fn pending(extender: &Extender) -> u64 {
-    extender.metric("gpu_steward_extender_pending_pods")
+    extender.metric("gpu_steward_extender_pending_pods{state=\"expected\"}")
+}
+
+fn refused(extender: &Extender) -> u64 {
+    extender.metric("gpu_steward_extender_pending_pods{state=\"refused\"}")
 }
 
 fn bound(extender: &Extender) -> u64 {
@@ -52,6 +56,29 @@ fn a_pod_that_lost_a_race_for_cpu_releases_its_gpu_at_once() {
 }
 
 #[test]
+fn pods_that_no_node_fits_are_counted_until_they_fit_or_are_gone() {
+    let server = FakeApiServer::start();
+    node(&server, "n1", 1);
+    let extender = Extender::led(&server);
+    let held = pod(&server, 1, WHOLE);
+    assert_eq!(fitting(&extender, &held, &["n1"]), json!(["n1"]));
+    assert_eq!(extender.bind(&held, "n1"), "");
+    let waiting: Vec<Value> = (2..=7).map(|number| pod(&server, number, WHOLE)).collect();
+    for _ in 0..2 {
+        assert!(waiting.iter().all(|pod| fitting(&extender, pod, &["n1"]) == Value::Null));
+    }
+    assert_eq!((pending(&extender), refused(&extender)), (0, 6), "each pod once");
+    server.remove("pods", "ml", "train-7");
+    eventually("a pod that is gone not to be counted", SOON, || (refused(&extender) == 5).then_some(()));
+    server.remove("pods", "ml", "train-1");
+    until_bound(&extender, 0);
+    assert_eq!(fitting(&extender, &waiting[0], &["n1"]), json!(["n1"]));
+    assert_eq!((pending(&extender), refused(&extender)), (1, 4));
+    assert_eq!(extender.bind(&waiting[0], "n1"), "");
+    assert_eq!((pending(&extender), refused(&extender)), (0, 4));
+}
+
+#[test]
 fn a_gated_pod_holds_nothing_until_its_gates_are_removed() {
     let server = FakeApiServer::start();
     node(&server, "n1", 1);
@@ -64,7 +91,7 @@ fn a_gated_pod_holds_nothing_until_its_gates_are_removed() {
     assert_eq!(answer["NodeNames"], Value::Null);
     let why = answer["FailedAndUnresolvableNodes"]["n1"].as_str().unwrap().to_owned();
     assert!(why.contains("the pod has scheduling gates"), "{why}");
-    assert_eq!((pending(&extender), bound(&extender)), (0, 0));
+    assert_eq!((pending(&extender), refused(&extender), bound(&extender)), (0, 1, 0));
     eventually("an event of the gated pod", SOON, || {
         events(&server, "FilteringFailed").into_iter().find(|note| note.contains("has scheduling gates"))
     });
@@ -82,7 +109,7 @@ fn a_gated_pod_holds_nothing_until_its_gates_are_removed() {
     gated["spec"]["schedulingGates"] = json!([]);
     server.put("pods", gated.clone());
     assert_eq!(fitting(&extender, &gated, &["n1"]), json!(["n1"]));
-    assert_eq!(pending(&extender), 1);
+    assert_eq!((pending(&extender), refused(&extender)), (1, 0));
     assert_eq!(extender.bind(&gated, "n1"), "");
     eventually("the event of the bound pod", SOON, || events(&server, "BindingSucceed").get(1).cloned());
 }

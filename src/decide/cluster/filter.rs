@@ -86,8 +86,12 @@ pub fn filter(state: &impl StateAccess, request: PlacementRequest, nodes: &[&str
             return Some(only(location, nodes));
         }
         state.forget_proposal(&request.uid);
-        if best.is_some() {
-            state.propose(request, best, scores, now);
+        match best {
+            Some(_) => {
+                state.refused.remove(&request.uid);
+                state.propose(request, best, scores, now);
+            }
+            None => state.refuse(&request.uid, now),
         }
         None
     });

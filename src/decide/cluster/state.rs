@@ -4,6 +4,7 @@ use super::names::ByName;
 use super::node::NodeClaims;
 use super::recent_pods::RecentPods;
 use super::recent_scores::RecentScores;
+use super::refused_pods::RefusedPods;
 use super::verdicts::VerdictCache;
 use super::version::NodeVersion;
 use crate::ledger::ClaimState;
@@ -111,6 +112,8 @@ pub struct ClusterState {
     pub(super) locations: HashMap<PodUid, PodLocation>,
     /// Pods without a node, by their last filter call.
     pub(super) pending: HashMap<PodUid, PendingPod>,
+    /// Pods that no node fits.
+    pub(super) refused: RefusedPods,
     /// Pods that are gone, and get no proposal.
     pub(super) gone: RecentPods,
     /// Pods whose binding was refused.
@@ -153,6 +156,7 @@ impl ClusterState {
             nodes: ByName::default(),
             locations: HashMap::new(),
             pending: HashMap::new(),
+            refused: RefusedPods::default(),
             gone: RecentPods::default(),
             unbound: RecentPods::default(),
             scores: RecentScores::default(),
@@ -200,10 +204,29 @@ impl ClusterState {
         self.nodes.values()
     }
 
-    /// Number of pods that the filter has answered for and that are not bound.
+    /// Number of pods for which the filter has named a node and that are not bound.
     #[must_use]
     pub fn pending(&self) -> usize {
         self.pending.len()
+    }
+
+    /// Number of pods that no node fitted at their last filter call and that still wait.
+    #[must_use]
+    pub fn refused(&self) -> usize {
+        self.refused.len()
+    }
+
+    /// No node fits a pod as it is now: its request cannot be read, or it has scheduling gates. A claim is not touched.
+    pub fn is_refused(&mut self, uid: &PodUid, now: Monotonic) {
+        self.forget_proposal(uid);
+        self.refuse(uid, now);
+    }
+
+    pub(super) fn refuse(&mut self, uid: &PodUid, now: Monotonic) {
+        // No event would remove a pod that was deleted during its call.
+        if !self.gone.has(uid) {
+            self.refused.add(uid, now);
+        }
     }
 
     /// Sets the epoch that this leader writes on its claims: higher than any that was written before. It never becomes
@@ -215,6 +238,7 @@ impl ClusterState {
     /// Forgets the proposals of pods whose last filter call is older than `before`: they were placed in another way, or given
     /// up. Their claims are not touched.
     pub fn forget_pending(&mut self, before: Monotonic) {
+        self.refused.forget_before(before);
         while let Some((filtered, uid)) = self.order.first() {
             if *filtered >= before {
                 break;
@@ -224,10 +248,10 @@ impl ClusterState {
         }
     }
 
-    /// A pod that may have been filtered must not be placed as it is now: it requests no GPU, its request cannot be read, or it
-    /// has scheduling gates. A claim is not touched.
+    /// A pod that may have been filtered requests no GPU now. A claim is not touched.
     pub fn is_not_pending(&mut self, uid: &PodUid) {
         self.forget_proposal(uid);
+        self.refused.remove(uid);
     }
 
     /// Removes the proposal of a pod and what is remembered of its filter call.
