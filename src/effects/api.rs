@@ -131,6 +131,7 @@ impl ApiQuery<'_> {
             left_out: self.view.cgroups_left_out,
             pods: self.view.pods.iter().filter(pod).collect(),
             containers: self.view.containers.iter().filter(container).collect(),
+            memory_claims: &self.view.memory_claims,
             ages: ReadingAges(self.now.monotonic),
         }
     }
