@@ -33,6 +33,7 @@ mod closing;
 mod refusal_details;
 mod survey;
 mod filter;
+mod preempt;
 mod bind;
 mod open_writes;
 mod order;
@@ -50,6 +51,7 @@ pub use order::{
     BindResult, BindStep, ConfirmStep, Confirmation, OrderStages, PostAnswer, ReadAnswer, ReadPod, ReadRequest,
     RepeatedBind,
 };
+pub use preempt::PreemptVerdict;
 pub use state::{AnsweredNodes, ClusterRules, ClusterState, DEFAULT_SCORE_STEP, MAX_PENDING, NodeChoice};
 pub use summary::RefusalSummary;
 pub use survey::StateAccess;

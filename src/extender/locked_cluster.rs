@@ -10,7 +10,7 @@ use super::plain_pods::{PlainPod, PlainPods};
 use super::planted::{PlantedMistake, planted};
 use decide::cluster::{
     self, BindOutcome, BindRefusal, BindStep, ClosingChange, ClusterRules, ClusterState, FilterVerdict, OrderStages,
-    RefusedNode, ReportRefusal, StateAccess, StreamId,
+    PreemptVerdict, RefusedNode, ReportRefusal, StateAccess, StreamId,
 };
 use decide::ledger::{ClaimState, DeviceDemand};
 use decide::placement::Capacity;
@@ -309,9 +309,14 @@ impl LockedCluster {
         cluster::score(self, uid, nodes)
     }
 
-    /// Whether the pod fits this node once these pods are gone.
-    pub(super) fn fits_without(&self, request: &PlacementRequest, node: &str, victims: &[PodUid]) -> bool {
-        self.cluster.lock().fits_without(request, node, victims)
+    /// Which of the planned evictions make room for the pod, or the node that gets room without one.
+    pub(super) fn preempt(
+        &self,
+        request: &PlacementRequest,
+        nominated: Option<&NodeName>,
+        nodes: &[(&str, &[PodUid])],
+    ) -> PreemptVerdict {
+        self.cluster.lock().preempt(request, nominated, nodes, clock::monotonic())
     }
 
     /// Chooses the devices of a pod and reserves them. Returns also the request for which they were chosen; `None` where they
@@ -501,6 +506,7 @@ fn take_over(cluster: &mut ClusterState, pod: &Pod, (bound, origin): ShownPod) {
     }
     cluster.pod_is(&pod.uid, bound.as_ref());
     cluster.claim_is_from(&pod.uid, origin);
+    cluster.pod_is_being_deleted(&pod.uid, pod.deleted_at.is_some());
 }
 
 /// The mistake [`PlantedMistake::ForgottenInitContainer`].

@@ -7,14 +7,14 @@ use super::events::{PodEventReason, PodEvents};
 use super::explain::{self, FilterDetail, KeptRefusal, NodeScore, ReasonTexts};
 use super::locked_cluster::LockedCluster;
 use super::measures::Measures;
-use decide::cluster::{FilterVerdict, RefusalSummary, RefusedNode};
+use decide::cluster::{FilterVerdict, PreemptVerdict, RefusalSummary, RefusedNode};
 use decide::placement::RefusalReason;
 use model::id::PodUid;
 use model::placement::PlacementRequest;
 use model::pod::Pod;
 use std::sync::Arc;
 use wire::api::decisions::DecisionVerb;
-use wire::extender::{self, ExtenderArgs, FailedNode, NodeVictims};
+use wire::extender::{self, ExtenderArgs, ExtenderPreemptionArgs, FailedNode, NodeVictims};
 use wire::{misspelt_key, placement};
 
 /// Why a pod with gates has no node.
@@ -75,7 +75,8 @@ impl Verbs {
         let asked = request.clone();
         let verdict = self.cluster.filter(request, &names);
         let reasons = ReasonTexts::of(&verdict.refused);
-        let failed: Vec<FailedNode<'_>> = reasons.failed(&verdict.refused);
+        let nominated = pod.nominated.as_ref().and_then(|node| names.iter().position(|name| *name == node.as_str()));
+        let failed: Vec<FailedNode<'_>> = reasons.failed(&verdict.refused, nominated);
         let answer = extender::encode_filter(&nodes, &verdict.fit, &failed);
         self.filtered(&pod, &names, &verdict, asked);
         Ok(answer)
@@ -174,16 +175,26 @@ impl Verbs {
     /// What is wrong with the body.
     pub(super) fn preempt(&self, body: &[u8]) -> Result<String, BadQuestion> {
         let question = extender::decode_preemption(body).map_err(|why| why.to_string())?;
-        let kept: Vec<NodeVictims<'_>> = match self.asked(&question.pod) {
-            Asked::Nothing => question.nodes,
-            Asked::Refused(_) => Vec::new(),
+        let ExtenderPreemptionArgs { pod, nodes } = question;
+        let (kept, text): (Vec<NodeVictims<'_>>, String) = match self.asked(&pod) {
+            Asked::Nothing => (nodes, "no GPU is requested: kube-scheduler decides alone".to_owned()),
+            Asked::Refused(why) => (Vec::new(), why),
             Asked::Gpus(request) => {
-                let helps = |node: &NodeVictims<'_>| self.cluster.fits_without(&request, &node.node, &node.pods);
-                question.nodes.into_iter().filter(helps).collect()
+                let victims: Vec<(&str, &[PodUid])> = nodes.iter().map(|node| (&*node.node, &node.pods[..])).collect();
+                match self.cluster.preempt(&request, pod.nominated.as_ref(), &victims) {
+                    PreemptVerdict::Waits(node) => {
+                        (Vec::new(), format!("no eviction: pods on {node} are ending and make room there"))
+                    }
+                    PreemptVerdict::Offers(places) => {
+                        let kept: Vec<NodeVictims<'_>> =
+                            places.iter().filter_map(|place| nodes.get(*place)).cloned().collect();
+                        let text = format!("evictions make room on {} nodes", kept.len());
+                        (kept, text)
+                    }
+                }
             }
         };
-        let text = format!("evictions make room on {} nodes", kept.len());
-        self.record(&question.pod, DecisionVerb::Preempt, (text, None));
+        self.record(&pod, DecisionVerb::Preempt, (text, None));
         Ok(extender::encode_preemption(&kept))
     }
 

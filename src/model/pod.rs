@@ -62,6 +62,8 @@ pub struct Pod {
     pub priority: Option<i32>,
     /// The controller that owns it.
     pub controller: Option<PodController>,
+    /// The node on which kube-scheduler has evicted pods for it.
+    pub nominated: Option<NodeName>,
     /// Whether it has scheduling gates: no scheduler may place it before they are removed.
     pub gated: bool,
     /// Whether it prefers some nodes: by preferred node or pod affinity, or by a soft topology spread constraint.
@@ -254,6 +256,7 @@ mod tests {
             priority: None,
             controller: None,
             host_network: false,
+            nominated: None,
             gated: false,
             prefers_nodes: false,
             runtime_class: None,

@@ -125,6 +125,7 @@ fn pod(raw: Raw<'_>, label_keys: &[Arc<str>]) -> Result<Pod, NotAPod> {
         labels: selected_labels(labels, label_keys),
         priority: spec.priority,
         controller: controller.and_then(of_controller),
+        nominated: NodeName::parse(&status.nominated_node_name.0).ok(),
         gated: !spec.scheduling_gates.0.is_empty(),
         prefers_nodes: spec.prefers_nodes(),
         host_network: spec.host_network.0,
@@ -275,6 +276,7 @@ struct Resources {
 #[serde(rename_all = "camelCase", default)]
 struct Status {
     phase: OrNull<String>,
+    nominated_node_name: OrNull<String>,
     init_container_statuses: OrNull<Vec<ContainerStatus>>,
     container_statuses: OrNull<Vec<ContainerStatus>>,
     ephemeral_container_statuses: OrNull<Vec<ContainerStatus>>,

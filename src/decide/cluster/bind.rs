@@ -113,7 +113,8 @@ impl ClusterState {
         node.claim(&gpu_pod(&request), ClaimState::Assumed, &placement.claim);
         self.forget_proposal(uid);
         let (node, pod, version, claim) = (name.clone(), request.pod, request.version, placement.claim);
-        self.locations.insert(uid.clone(), PodLocation { node: node.clone(), pod: pod.clone(), version });
+        let location = PodLocation { node: node.clone(), pod: pod.clone(), version, is_being_deleted: false };
+        self.locations.insert(uid.clone(), location);
         Ok(BindOrder { uid: uid.clone(), pod, node, claim, epoch, version })
     }
 
@@ -144,7 +145,7 @@ impl ClusterState {
                 && sum.containers <= capacity.slots
                 && !own.clashes_with(device.claimed, cores)
         };
-        let PodLocation { node, pod, version } = location.clone();
+        let PodLocation { node, pod, version, .. } = location.clone();
         let (claim, epoch) = (held.claim.clone(), self.epoch);
         let room = claim.shares().all(has_room);
         room.then(|| BindOrder { uid: uid.clone(), pod, node, claim, epoch, version })

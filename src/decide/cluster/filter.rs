@@ -5,7 +5,7 @@ use super::recent_scores::{self, NamedScores};
 use super::state::{ClusterState, MAX_PENDING, NodeChoice, PendingPod, PodLocation};
 use super::survey::{StateAccess, Verdicts};
 use super::verdicts::Judged;
-use crate::placement::{CountedClaims, FillTerms, NodeRefusal, RefusalReason, place};
+use crate::placement::{FillTerms, NodeRefusal, RefusalReason};
 use model::claim::PodClaim;
 use model::gpu_pod::GpuPod;
 use model::id::PodUid;
@@ -192,19 +192,6 @@ impl ClusterState {
             weights: rules.weights(&request.preference),
             step: self.rules.score_step,
         }
-    }
-
-    /// Whether the pod fits this node once these pods are gone from it. Proposals do not count. A pod that holds GPUs of another
-    /// node, for example by a binding whose outcome is not known, fits no other node.
-    #[must_use]
-    pub fn fits_without(&self, request: &PlacementRequest, name: &str, victims: &[PodUid]) -> bool {
-        if self.locations.get(&request.uid).is_some_and(|location| location.node.as_str() != name) {
-            return false;
-        }
-        let Some(node) = self.nodes.get(name).filter(|node| node.closed().is_none()) else { return false };
-        let mut node = node.clone();
-        victims.iter().for_each(|uid| node.release(uid));
-        place(request, node.devices(), &self.rules.placement, CountedClaims::Claims).is_ok()
     }
 
     fn propose(&mut self, request: PlacementRequest, name: Option<&str>, scores: NamedScores, now: Monotonic) {

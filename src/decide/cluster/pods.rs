@@ -74,8 +74,8 @@ impl ClusterState {
                 node.claim_is_unknown(uid);
             }
         }
-        self.locations
-            .insert(uid.clone(), PodLocation { node: bound.node.clone(), pod: pod.pod.clone(), version: None });
+        let (node, pod) = (bound.node.clone(), pod.pod.clone());
+        self.locations.insert(uid.clone(), PodLocation { node, pod, version: None, is_being_deleted: false });
         self.touch(&bound.node);
         if bound.hash.is_some() {
             let before = self.nodes.get(&bound.node).map(|node| node.predecessors(uid)).unwrap_or_default();

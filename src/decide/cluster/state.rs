@@ -2,6 +2,7 @@
 
 use super::names::ByName;
 use super::node::NodeClaims;
+use super::preempt::NominatedPods;
 use super::recent_pods::RecentPods;
 use super::recent_scores::RecentScores;
 use super::refused_pods::RefusedPods;
@@ -100,6 +101,8 @@ pub(super) struct PodLocation {
     pub(super) pod: PodRef,
     /// The version of the pod for which its order was made; `None` where the watch has shown it bound.
     pub(super) version: Option<u64>,
+    /// Whether its deletion was requested.
+    pub(super) is_being_deleted: bool,
 }
 
 /// The nodes, claims and proposals of the cluster. One lock protects all of it, because a decision reads and changes most
@@ -114,6 +117,8 @@ pub struct ClusterState {
     pub(super) pending: HashMap<PodUid, PendingPod>,
     /// Pods that no node fits.
     pub(super) refused: RefusedPods,
+    /// Pods that wait for ends on their nominated node.
+    pub(super) nominated: NominatedPods,
     /// Pods that are gone, and get no proposal.
     pub(super) gone: RecentPods,
     /// Pods whose binding was refused.
@@ -157,6 +162,7 @@ impl ClusterState {
             locations: HashMap::new(),
             pending: HashMap::new(),
             refused: RefusedPods::default(),
+            nominated: NominatedPods::default(),
             gone: RecentPods::default(),
             unbound: RecentPods::default(),
             scores: RecentScores::default(),
@@ -252,6 +258,7 @@ impl ClusterState {
     pub fn is_not_pending(&mut self, uid: &PodUid) {
         self.forget_proposal(uid);
         self.refused.remove(uid);
+        self.nominated.remove(uid);
     }
 
     /// Removes the proposal of a pod and what is remembered of its filter call.

@@ -57,6 +57,15 @@ fn read(value: &Value) -> Result<Pod, NotAPod> {
 }
 
 #[test]
+fn the_nominated_node_is_read() {
+    let mut nominated = whole();
+    nominated["status"]["nominatedNodeName"] = "n2".into();
+    assert_eq!(read(&nominated).unwrap().nominated.unwrap().as_str(), "n2");
+    nominated["status"]["nominatedNodeName"] = "".into();
+    assert_eq!((read(&nominated).unwrap().nominated, read(&whole()).unwrap().nominated), (None, None));
+}
+
+#[test]
 fn requested_labels_are_kept_and_invalid_labels_do_not_lose_the_pod() {
     let keys: [Arc<str>; 3] = ["app".into(), "missing".into(), "team".into()];
     let of = |labels: Value| {
