@@ -33,6 +33,7 @@ mod closing;
 mod refusal_details;
 mod survey;
 mod filter;
+mod gang;
 mod preempt;
 mod bind;
 mod open_writes;

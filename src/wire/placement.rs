@@ -93,6 +93,7 @@ pub fn of(pod: &Pod, rules: &RequestRules) -> Result<Option<PlacementRequest>, B
         requests,
         selection: selection(pod)?,
         preference: preference(pod)?,
+        gang: pod.gang.as_ref().map(|gang| format!("{}/{gang}", pod.name.namespace).into()),
         prefers_nodes: pod.prefers_nodes,
     }))
 }

@@ -128,20 +128,17 @@ fn members_of_a_gang_hold_their_places_until_bind_next_filter_or_deletion() {
             member
         })
         .collect();
-    // kube-scheduler lets the members wait for each other (Permit). Each member is expected on its own node, although every
-    // node fits every member.
-    let mut places: Vec<String> = Vec::new();
+    // kube-scheduler lets the members wait for each other (Permit). Each member is expected on its own node, and no member fits
+    // the node of another.
+    let mut places: Vec<&str> = Vec::new();
     for member in &gang {
-        assert_eq!(fitting(&extender, member, &nodes), json!(nodes));
-        let scores = extender.ask("prioritize", &json!({ "Pod": member, "NodeNames": nodes })).json();
-        let score = |name: &str| {
-            scores.as_array().unwrap().iter().find(|one| one["Host"] == name).unwrap()["Score"].as_i64().unwrap()
-        };
-        let free = nodes.iter().find(|name| !places.iter().any(|place| place == *name)).unwrap();
-        let held = places.iter().map(|place| score(place)).max();
-        assert!(held.is_none_or(|held| held < score(free)), "{places:?} are behind {free}: {scores}");
-        places.push((*free).to_owned());
+        let free: Vec<&str> = nodes.into_iter().filter(|name| !places.contains(name)).collect();
+        assert_eq!(fitting(&extender, member, &nodes), json!(free));
+        places.push(free[0]);
     }
+    let mut more = pod(&server, 9, WHOLE);
+    more["metadata"]["labels"] = json!({ "scheduling.x-k8s.io/pod-group": "train" });
+    assert_eq!(fitting(&extender, &more, &nodes), Value::Null, "there are as many GPUs as members that have passed");
     assert_eq!(pending(&extender), 3);
     // Half of the gang is bound, then the third member is deleted, and its hold is released.
     for (member, place) in gang.iter().zip(&places).take(2) {
@@ -154,7 +151,7 @@ fn members_of_a_gang_hold_their_places_until_bind_next_filter_or_deletion() {
     let late = pod(&server, 4, WHOLE);
     assert_eq!(fitting(&extender, &late, &nodes), json!([places[2]]), "only that node is left");
     assert_eq!(pending(&extender), 1);
-    assert_eq!(fitting(&extender, &late, &[&places[0]]), Value::Null);
+    assert_eq!(fitting(&extender, &late, &[places[0]]), Value::Null);
     assert_eq!(pending(&extender), 0, "no node fits it any more, so nothing is held");
     // The gang is abandoned: its bound members are deleted, and their GPUs are free.
     until_bound(&extender, 2);

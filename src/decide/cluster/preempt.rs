@@ -84,7 +84,7 @@ impl NominatedPods {
 }
 
 impl ClusterState {
-    /// Whether the pod fits this node once these pods are gone from it. Proposals do not count. A pod that holds GPUs of another
+    /// Whether the pod fits this node once these pods are gone from it. Proposals count only for members of their gang. A pod that holds GPUs of another
     /// node, for example by a binding whose outcome is not known, fits no other node.
     #[must_use]
     pub fn fits_without(&self, request: &PlacementRequest, name: &str, victims: &[PodUid]) -> bool {
@@ -149,7 +149,9 @@ impl ClusterState {
         let Some(node) = self.nodes.get(name) else { return false };
         let mut node = node.clone();
         victims.iter().for_each(|uid| node.release(uid));
-        place(request, node.devices(), &self.rules.placement, CountedClaims::Claims).is_ok()
+        let of_gang = self.devices_for(request, &node);
+        let devices = of_gang.as_ref().unwrap_or_else(|| node.devices());
+        place(request, devices, &self.rules.placement, CountedClaims::Claims).is_ok()
     }
 }
 

@@ -1,5 +1,6 @@
 //! The settings of the decisions, and the state of the leader.
 
+use super::gang::Gangs;
 use super::names::ByName;
 use super::node::NodeClaims;
 use super::preempt::NominatedPods;
@@ -115,6 +116,8 @@ pub struct ClusterState {
     pub(super) locations: HashMap<PodUid, PodLocation>,
     /// Pods without a node, by their last filter call.
     pub(super) pending: HashMap<PodUid, PendingPod>,
+    /// The members of gangs among them.
+    pub(super) gangs: Gangs,
     /// Pods that no node fits.
     pub(super) refused: RefusedPods,
     /// Pods that wait for ends on their nominated node.
@@ -161,6 +164,7 @@ impl ClusterState {
             nodes: ByName::default(),
             locations: HashMap::new(),
             pending: HashMap::new(),
+            gangs: Gangs::default(),
             refused: RefusedPods::default(),
             nominated: NominatedPods::default(),
             gone: RecentPods::default(),
@@ -265,6 +269,7 @@ impl ClusterState {
     pub(super) fn forget_proposal(&mut self, uid: &PodUid) -> Option<PlacementRequest> {
         let pending = self.pending.remove(uid)?;
         self.scores.forget(uid);
+        self.gangs.remove(&pending.request);
         self.order.remove(&(pending.filtered, uid.clone()));
         if let Some(node) = pending.proposed.and_then(|name| self.nodes.get_mut(&name)) {
             node.withdraw(uid);

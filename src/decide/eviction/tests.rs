@@ -35,6 +35,7 @@ fn pod(n: u32) -> Pod {
         controller: None,
         host_network: false,
         nominated: None,
+        gang: None,
         gated: false,
         prefers_nodes: false,
         runtime_class: None,
