@@ -90,3 +90,16 @@ fn the_repository_keeps_every_rule() {
         findings.join("\n")
     );
 }
+
+#[test]
+fn the_chart_and_the_readme_require_the_same_kubernetes() {
+    let package = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let read = |path: &str| std::fs::read_to_string(package.join("..").join(path)).expect(path);
+    let chart = read("charts/gpu-steward/Chart.yaml");
+    let least = chart.lines().find_map(|line| line.strip_prefix("kubeVersion: \">=")).expect("kubeVersion");
+    let minor = least.rsplit_once(".0-0").expect("a version with a suffix").0;
+    assert!(
+        read("README.md").contains(&format!("| Kubernetes | {minor} or later;")),
+        "README.md and Chart.yaml: {minor}"
+    );
+}

@@ -257,6 +257,9 @@ pub struct PodShare {
     pub memory_used: ::core::option::Option<Bytes>,
     #[prost(message, optional, tag = "7")]
     pub sm: ::core::option::Option<Percent>,
+    /// Memory of this GPU or MIG instance that the pod claims, in bytes. Unset where it claims no amount, or no claim is known.
+    #[prost(uint64, optional, tag = "8")]
+    pub memory_claimed: ::core::option::Option<u64>,
 }
 /// Whether a GPU is fit for new containers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]

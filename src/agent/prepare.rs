@@ -4,7 +4,7 @@
 use super::addresses::Addresses;
 use super::listeners::Listeners;
 use super::settings::AgentSettings;
-use apiserver::ApiConnection;
+use apiserver::{ApiConnection, NotConnected};
 use model::id::NodeName;
 use serve::lifecycle::StartError;
 use serve::version::version;
@@ -19,7 +19,13 @@ pub(super) async fn connect(settings: &AgentSettings) -> Result<Option<ApiConnec
         return Ok(None);
     }
     let connection = apiserver::connect(settings.kubeconfig.as_deref()).await;
-    connection.map(Some).map_err(|error| StartError::usage(error.to_string()))
+    connection.map(Some).map_err(|error| {
+        let advice = match error {
+            NotConnected::Nowhere { .. } => ", or run with --standalone",
+            _ => "",
+        };
+        StartError::usage(format!("{error}{advice}"))
+    })
 }
 
 /// Opens the usage socket. If another program serves it, the start fails, unless that program is the agent that this

@@ -40,7 +40,7 @@ pub enum NotConnected {
     /// No setting or file names an API server.
     #[error(
         "found no Kubernetes API server: --kubeconfig is not given, {VARIABLE} is not set, this is not a pod \
-         ({IN_CLUSTER} is not set) and there is no {home}; give --kubeconfig PATH, or run with --standalone"
+         ({IN_CLUSTER} is not set) and there is no {home}; give --kubeconfig PATH"
     )]
     Nowhere {
         /// `~/.kube/config`.

@@ -25,12 +25,16 @@ mod node;
 mod rank;
 mod verdicts;
 mod recent_pods;
+mod refused_pods;
 mod recent_scores;
 mod state;
 mod pods;
 mod closing;
+mod refusal_details;
 mod survey;
 mod filter;
+mod gang;
+mod preempt;
 mod bind;
 mod open_writes;
 mod order;
@@ -41,13 +45,14 @@ mod summary;
 pub use agent_link::StreamId;
 pub use agents::{ReportRefusal, STREAM_BACK_WITHIN};
 pub use bind::{BindOutcome, BindRefusal};
-pub use closed::{ClosedReason, ClosingChange};
+pub use closed::{ClosedReason, Closing, ClosingChange};
 pub use filter::{ExplainedScore, FilterVerdict, RefusedNode, Scoring, filter, score};
 pub use node::NodeClaims;
 pub use order::{
     BindResult, BindStep, ConfirmStep, Confirmation, OrderStages, PostAnswer, ReadAnswer, ReadPod, ReadRequest,
     RepeatedBind,
 };
+pub use preempt::PreemptVerdict;
 pub use state::{AnsweredNodes, ClusterRules, ClusterState, DEFAULT_SCORE_STEP, MAX_PENDING, NodeChoice};
 pub use summary::RefusalSummary;
 pub use survey::StateAccess;

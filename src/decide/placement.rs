@@ -22,6 +22,7 @@ mod order;
 mod fit;
 
 pub use device::{DeviceFitness, DeviceKind, PlacementDevice, PlacementNode};
+pub(crate) use fit::accepts_kind;
 pub use fit::place;
 pub use reason::{NearestMiss, NodeRefusal, RefusalReason};
 pub use rules::{CountedClaims, Placement, PlacementRules};

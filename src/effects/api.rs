@@ -52,6 +52,15 @@ impl ApiFilter {
         self.matches_name(owner.namespace.as_deref(), owner.pod.as_deref())
     }
 
+    /// The GPU of the filter, if the node has no such GPU.
+    #[must_use]
+    pub fn missing_gpu(&self, view: &NodeView) -> Option<&str> {
+        let gpu = self.gpu.as_deref()?;
+        let known = view.gpus.iter().any(|gpu| self.matches_gpu(gpu));
+        let unidentified = view.gpus_unidentified.iter().any(|one| gpu.parse() == Ok(one.index));
+        (!known && !unidentified).then_some(gpu)
+    }
+
     fn matches_gpu(&self, gpu: &GpuView) -> bool {
         let Some(expected) = &self.gpu else { return true };
         expected == gpu.gpu.uuid.as_str() || expected.parse() == Ok(gpu.gpu.index)
@@ -125,6 +134,7 @@ impl ApiQuery<'_> {
             left_out: self.view.cgroups_left_out,
             pods: self.view.pods.iter().filter(pod).collect(),
             containers: self.view.containers.iter().filter(container).collect(),
+            memory_claims: &self.view.memory_claims,
             ages: ReadingAges(self.now.monotonic),
         }
     }
@@ -154,6 +164,22 @@ mod tests {
     use super::*;
     use crate::sample_view;
     use std::path::PathBuf;
+
+    #[test]
+    fn a_gpu_that_the_node_does_not_have_is_missing() {
+        let view = sample_view::small();
+        let missing = |query: &str| ApiFilter::parse(query).unwrap().missing_gpu(&view).map(str::to_owned);
+        assert_eq!(missing("pod=nothing"), None);
+        for gpu in &view.gpus {
+            assert_eq!(missing(&format!("gpu={}", gpu.gpu.index)), None);
+            assert_eq!(missing(&format!("gpu={}", gpu.gpu.uuid)), None);
+        }
+        for gpu in &view.gpus_unidentified {
+            assert_eq!(missing(&format!("gpu={}", gpu.index)), None);
+        }
+        assert_eq!(missing("gpu=99").as_deref(), Some("99"));
+        assert_eq!(missing("gpu=GPU-other").as_deref(), Some("GPU-other"));
+    }
 
     /// The order of the fields is checked too, so that no field moves by accident.
     #[test]

@@ -69,7 +69,7 @@ impl ClosingPace {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use decide::cluster::ClosedReason;
+    use decide::cluster::{ClosedReason, Closing};
 
     #[test]
     fn a_node_that_changes_each_second_is_told_twice_a_minute_and_the_newest_state_last() {
@@ -77,7 +77,7 @@ mod tests {
         let change = |closed: bool| ClosingChange {
             node: NodeName::parse("n1").unwrap(),
             uid: None,
-            closed: closed.then_some(ClosedReason::Gone),
+            closed: closed.then_some(Closing { reason: ClosedReason::Gone, pod: None }),
         };
         let mut told = Vec::new();
         for second in 0..=130 {

@@ -14,7 +14,7 @@ pub(super) fn tell(cluster: &LockedCluster, (events, live): (&PodEvents, &LiveCa
     let due = events.closings.lock().due(&changes, Instant::now());
     for ClosingChange { node, uid, closed } in due {
         match &closed {
-            Some(why) => tracing::warn!(%node, reason = why.word(), "node {node} takes no new GPU pods: {why}"),
+            Some(why) => tracing::warn!(%node, reason = why.reason.word(), "node {node} takes no new GPU pods: {why}"),
             None => tracing::info!(%node, "node {node} takes GPU pods again"),
         }
         if let Some(uid) = uid.filter(|_| leads) {

@@ -11,6 +11,8 @@ use wire::api::decisions::{DecisionJson, DecisionVerb, DecisionsJson};
 const KEPT: usize = 1_000;
 /// Nodes of one decision that are kept by name. A decision about 5,000 nodes would take half a MiB.
 pub(super) const NODES: usize = 20;
+/// Characters of a pod's name in an answer: those of a namespace and a name.
+const SHOWN: usize = 320;
 
 /// One decision.
 #[derive(Clone, Debug)]
@@ -43,12 +45,27 @@ impl Decisions {
     }
 
     /// The decisions about this pod (`namespace/name` or UID), or all; the newest first.
-    pub(super) fn about(&self, pod: Option<&str>) -> DecisionsJson {
+    ///
+    /// # Errors
+    /// None is kept about this pod: why, as a sentence.
+    pub(super) fn about(&self, pod: Option<&str>) -> Result<DecisionsJson, String> {
         let kept = self.kept.lock();
         let asked = |decision: &&Decision| {
             pod.is_none_or(|pod| decision.uid.as_str() == pod || decision.pod.to_string() == pod)
         };
-        DecisionsJson { kept: kept.len(), decisions: kept.iter().rev().filter(asked).map(Decision::json).collect() }
+        let decisions: Vec<DecisionJson> = kept.iter().rev().filter(asked).map(Decision::json).collect();
+        match pod {
+            Some(pod) if decisions.is_empty() => {
+                let pod: String = pod.chars().take(SHOWN).collect();
+                Err(format!(
+                    "of the last {} decisions none is about {pod:?}: name the pod as NAMESPACE/NAME or by its UID; \
+                     kube-scheduler asks about a pod only if it has this scheduler's name in spec.schedulerName and requests \
+                     GPUs",
+                    kept.len()
+                ))
+            }
+            _ => Ok(DecisionsJson { kept: kept.len(), decisions }),
+        }
     }
 }
 
@@ -137,7 +154,7 @@ mod tests {
     /// `UPDATE_GOLDEN=1` writes the file anew.
     #[test]
     fn decisions_are_shown_as_they_always_were() {
-        let shown = serde_json::to_value(filter_and_bind().about(None)).unwrap();
+        let shown = serde_json::to_value(filter_and_bind().about(None).unwrap()).unwrap();
         let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/golden/api/decisions.json");
         if std::env::var_os("UPDATE_GOLDEN").is_some() {
             std::fs::write(path, format!("{shown:#}\n")).unwrap();
@@ -150,13 +167,19 @@ mod tests {
     fn the_last_decisions_are_kept_and_found_by_pod() {
         let decisions = Decisions::default();
         (0..KEPT + 5).for_each(|n| decisions.add(decision(n)));
-        let all = decisions.about(None);
+        let all = decisions.about(None).unwrap();
         assert_eq!((all.kept, all.decisions.len()), (KEPT, KEPT));
         assert_eq!(all.decisions[0].pod, format!("ml/p{}", KEPT + 4));
         for pod in ["ml/p9", &format!("{:032x}", 9)] {
-            let found = decisions.about(Some(pod));
+            let found = decisions.about(Some(pod)).unwrap();
             assert_eq!((found.decisions.len(), &*found.decisions[0].pod), (1, "ml/p9"));
         }
-        assert_eq!(decisions.about(Some("ml/p1")).decisions, [], "forgotten");
+        let why = decisions.about(Some("ml/p1")).unwrap_err();
+        assert!(
+            why.starts_with("of the last 1000 decisions none is about \"ml/p1\": name the pod as"),
+            "forgotten: {why}"
+        );
+        let empty = Decisions::default().about(None).unwrap();
+        assert_eq!((empty.kept, empty.decisions.len()), (0, 0), "a list of all is empty without a fault");
     }
 }

@@ -7,7 +7,7 @@
 
 use super::closing_pace::ClosingPace;
 use apiserver::writes::{ApiServer, EventType, ObjectEvent};
-use decide::cluster::ClosedReason;
+use decide::cluster::Closing;
 use model::id::{NodeName, ObjectUid, PodRef, PodUid};
 use parking_lot::Mutex;
 use std::collections::{HashMap, VecDeque};
@@ -165,7 +165,7 @@ impl PodEvents {
 
     /// Puts an event on a Node into the queue: the Node takes no new claims, or takes them again. Never waits. The caller sends
     /// only changes.
-    pub(super) fn send_closing(&self, uid: &ObjectUid, node: &NodeName, closed: Option<&ClosedReason>) {
+    pub(super) fn send_closing(&self, uid: &ObjectUid, node: &NodeName, closed: Option<&Closing>) {
         let about = EventSubject::Node(uid.clone(), node.clone());
         match closed {
             Some(why) => {

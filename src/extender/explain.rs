@@ -184,15 +184,16 @@ impl ReasonTexts {
         ReasonTexts { texts }
     }
 
-    /// The refused nodes with their texts.
-    pub(super) fn failed(&self, refused: &[RefusedNode]) -> Vec<FailedNode<'_>> {
+    /// The refused nodes with their texts. The node on which kube-scheduler has evicted pods for this one is never
+    /// unresolvable: kube-scheduler would evict pods on another node at once, while its victims here are still ending.
+    pub(super) fn failed(&self, refused: &[RefusedNode], nominated: Option<usize>) -> Vec<FailedNode<'_>> {
         let one = |node: &RefusedNode| {
             let bits = node.why.bits();
             let text = self.texts.iter().find(|(known, _)| *known == bits);
             FailedNode {
                 place: node.place,
                 reason: text.map_or("", |(_, text)| text),
-                unresolvable: node.why.is_lasting(),
+                unresolvable: node.why.is_lasting() && Some(node.place) != nominated,
             }
         };
         refused.iter().map(one).collect()

@@ -14,7 +14,7 @@ use apiserver::kind::{AllNodes, AllPods};
 use apiserver::store::{Delta, Store};
 use model::backoff::Backoff;
 use model::followed_node::FollowedNode;
-use model::id::{NodeName, ObjectUid, PodUid};
+use model::id::{NodeName, ObjectUid, PodRef, PodUid};
 use model::pod::Pod;
 use parking_lot::Mutex;
 use std::sync::Arc;
@@ -184,7 +184,9 @@ impl FollowListener<AllPods> for PodFeed {
             (Some(uid), Some(node)) => {
                 let lost = "the GPUs that it may hold are not known, so its node takes no new claims";
                 tracing::warn!(pod = name, %node, error = %bad.why, "a pod on {node} cannot be read; {lost}");
-                self.cluster.pod_is_unreadable(uid, node);
+                let pod = name.split_once('/');
+                let pod = pod.map(|(namespace, name)| PodRef { namespace: namespace.into(), name: name.into() });
+                self.cluster.pod_is_unreadable(uid, pod, node);
                 self.tell_closings();
             }
             _ => {

@@ -10,7 +10,7 @@ use super::plain_pods::{PlainPod, PlainPods};
 use super::planted::{PlantedMistake, planted};
 use decide::cluster::{
     self, BindOutcome, BindRefusal, BindStep, ClosingChange, ClusterRules, ClusterState, FilterVerdict, OrderStages,
-    ReportRefusal, StateAccess, StreamId,
+    PreemptVerdict, RefusedNode, ReportRefusal, StateAccess, StreamId,
 };
 use decide::ledger::{ClaimState, DeviceDemand};
 use decide::placement::Capacity;
@@ -67,7 +67,10 @@ type ShownPod = (Option<BoundPod>, Option<ClaimOrigin>);
 pub(super) struct ClusterCounts {
     pub(super) nodes: usize,
     pub(super) closed: usize,
-    pub(super) pending: usize,
+    /// Pods for which a node is named and that are not bound.
+    pub(super) expected: usize,
+    /// Pods that no node fits.
+    pub(super) refused: usize,
     pub(super) claims: BTreeMap<&'static str, usize>,
 }
 
@@ -159,8 +162,8 @@ impl LockedCluster {
     }
 
     /// The newest version of a pod, by its UID at the API server, cannot be read; it is bound to this node.
-    pub(super) fn pod_is_unreadable(&self, uid: &PodUid, node: &NodeName) {
-        self.cluster.lock().pod_is_unreadable(uid, node);
+    pub(super) fn pod_is_unreadable(&self, uid: &PodUid, pod: Option<PodRef>, node: &NodeName) {
+        self.cluster.lock().pod_is_unreadable(uid, pod, node);
     }
 
     /// A pod that could not be read is proven gone, or can be read again.
@@ -175,8 +178,17 @@ impl LockedCluster {
 
     /// Why this node takes no new claims, if it takes none.
     pub(super) fn closed(&self, name: &str) -> Option<String> {
-        let cluster = self.cluster.lock();
-        cluster.node(&NodeName::parse(name).ok()?)?.closed().map(|why| why.to_string())
+        self.cluster.lock().closing(name).map(|why| why.to_string())
+    }
+
+    /// What the reason codes of these refused nodes do not say, for the owner of the pod.
+    pub(super) fn refusal_details(
+        &self,
+        request: &PlacementRequest,
+        refused: &[RefusedNode],
+        nodes: &[&str],
+    ) -> Vec<String> {
+        self.cluster.lock().refusal_details(request, refused, nodes)
     }
 
     /// The nodes that were closed or opened since this was last called.
@@ -261,15 +273,15 @@ impl LockedCluster {
         self.cluster.lock().lead(epoch);
     }
 
-    /// A pod that may have been filtered must not be placed as it is now.
-    pub(super) fn is_not_pending(&self, uid: &PodUid) {
+    /// No node fits a pod as it is now.
+    pub(super) fn is_refused(&self, uid: &PodUid) {
         self.plain.lock().forget(uid);
-        self.cluster.lock().is_not_pending(uid);
+        self.cluster.lock().is_refused(uid, clock::monotonic());
     }
 
     /// The filter was asked for a pod that requests no GPU. kube-scheduler lets the extender bind it too.
     pub(super) fn plain_pod_is_filtered(&self, pod: &Pod) {
-        self.is_not_pending(&pod.uid);
+        self.cluster.lock().is_not_pending(&pod.uid);
         let now = clock::monotonic();
         let mut plain = self.plain.lock();
         plain.forget_before(forgotten_before(now));
@@ -297,9 +309,14 @@ impl LockedCluster {
         cluster::score(self, uid, nodes)
     }
 
-    /// Whether the pod fits this node once these pods are gone.
-    pub(super) fn fits_without(&self, request: &PlacementRequest, node: &str, victims: &[PodUid]) -> bool {
-        self.cluster.lock().fits_without(request, node, victims)
+    /// Which of the planned evictions make room for the pod, or the node that gets room without one.
+    pub(super) fn preempt(
+        &self,
+        request: &PlacementRequest,
+        nominated: Option<&NodeName>,
+        nodes: &[(&str, &[PodUid])],
+    ) -> PreemptVerdict {
+        self.cluster.lock().preempt(request, nominated, nodes, clock::monotonic())
     }
 
     /// Chooses the devices of a pod and reserves them. Returns also the request for which they were chosen; `None` where they
@@ -421,7 +438,8 @@ impl LockedCluster {
     /// What is in the state, counted over all nodes: for a scrape.
     pub(super) fn counts(&self) -> ClusterCounts {
         let cluster = self.cluster.lock();
-        let mut counts = ClusterCounts { pending: cluster.pending(), ..ClusterCounts::default() };
+        let mut counts =
+            ClusterCounts { expected: cluster.pending(), refused: cluster.refused(), ..ClusterCounts::default() };
         for state in [ClaimState::Assumed, ClaimState::Bound, ClaimState::Started] {
             counts.claims.insert(word(state), 0);
         }
@@ -488,6 +506,7 @@ fn take_over(cluster: &mut ClusterState, pod: &Pod, (bound, origin): ShownPod) {
     }
     cluster.pod_is(&pod.uid, bound.as_ref());
     cluster.claim_is_from(&pod.uid, origin);
+    cluster.pod_is_being_deleted(&pod.uid, pod.deleted_at.is_some());
 }
 
 /// The mistake [`PlantedMistake::ForgottenInitContainer`].

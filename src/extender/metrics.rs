@@ -43,7 +43,7 @@ const CLAIMS: MetricFamily = MetricFamily::gauge(
 );
 const PENDING: MetricFamily = MetricFamily::gauge(
     "gpu_steward_extender_pending_pods",
-    "Pods that the filter has answered for and that are not bound.",
+    "Pods that were filtered and are not bound: expected (a node was named, the bind has not come) and refused (no node fits).",
 );
 const OPEN_BINDINGS: MetricFamily = MetricFamily::gauge(
     "gpu_steward_extender_open_bindings",
@@ -157,7 +157,9 @@ fn own(scrape: &Scrape<'_>, out: &mut Exposition<'_>) {
         out.sample(&[label("state", state).as_str()], SampleValue::Whole(*claims as u64));
     }
     out.family(&PENDING);
-    out.sample(&[], SampleValue::Whole(counts.pending as u64));
+    for (state, pods) in [("expected", counts.expected), ("refused", counts.refused)] {
+        out.sample(&[label("state", state).as_str()], SampleValue::Whole(pods as u64));
+    }
     out.family(&OPEN_BINDINGS);
     out.sample(&[], SampleValue::Whole(scrape.open_bindings as u64));
     out.family(&WATCH_LAG);

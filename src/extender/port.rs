@@ -20,6 +20,7 @@ use hyper::header::{self, HeaderMap, HeaderValue};
 use hyper::{Method, Request, Response, StatusCode, Uri};
 use serve::caller::{Access, AllowedHosts, Condition, Ends};
 use serve::exposition::ExpositionFormat;
+use serve::query;
 use serve::server::body::{self, BodyLimits};
 use serve::server::{ConnectionCounts, ConnectionLimits, HttpApplication};
 use std::sync::Arc;
@@ -265,11 +266,16 @@ impl ExtenderPort {
         if let Some(answer) = self.not_leading() {
             return answer;
         }
+        let pod = match query::values(uri.query().unwrap_or_default(), ["pod"]) {
+            Ok([pod]) => pod,
+            Err(why) => return text(StatusCode::BAD_REQUEST, format!("{why}.")),
+        };
         let decisions: &Decisions = &self.verbs.decisions;
-        let pod = uri.query().into_iter().flat_map(|query| query.split('&')).find_map(|pair| pair.strip_prefix("pod="));
-        // A namespace and a name have nothing to escape but the slash between them.
-        let pod = pod.map(|pod| pod.replace("%2F", "/").replace("%2f", "/"));
-        match serde_json::to_string(&decisions.about(pod.as_deref())) {
+        let found = match decisions.about(pod.as_deref()) {
+            Ok(found) => found,
+            Err(why) => return text(StatusCode::NOT_FOUND, format!("{why}.")),
+        };
+        match serde_json::to_string(&found) {
             Ok(body) => json(body),
             Err(why) => text(StatusCode::INTERNAL_SERVER_ERROR, format!("the decisions cannot be written: {why}")),
         }

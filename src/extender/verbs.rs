@@ -7,16 +7,15 @@ use super::events::{PodEventReason, PodEvents};
 use super::explain::{self, FilterDetail, KeptRefusal, NodeScore, ReasonTexts};
 use super::locked_cluster::LockedCluster;
 use super::measures::Measures;
-use decide::cluster::{FilterVerdict, RefusalSummary, RefusedNode};
+use decide::cluster::{FilterVerdict, PreemptVerdict, RefusalSummary, RefusedNode};
 use decide::placement::RefusalReason;
 use model::id::PodUid;
 use model::placement::PlacementRequest;
 use model::pod::Pod;
-use model::request::ContainerRequest;
 use std::sync::Arc;
 use wire::api::decisions::DecisionVerb;
-use wire::extender::{self, ExtenderArgs, FailedNode, NodeVictims};
-use wire::placement;
+use wire::extender::{self, ExtenderArgs, ExtenderPreemptionArgs, FailedNode, NodeVictims};
+use wire::{misspelt_key, placement};
 
 /// Why a pod with gates has no node.
 const GATED: &str = "the pod has scheduling gates: no GPU is kept for it before they are removed";
@@ -61,28 +60,35 @@ impl Verbs {
                 return Ok(extender::encode_filter(&nodes, &all, &[]));
             }
             Asked::Refused(why) => {
-                self.cluster.is_not_pending(&pod.uid);
+                self.cluster.is_refused(&pod.uid);
                 let failed: Vec<FailedNode<'_>> =
                     (0..nodes.len()).map(|place| FailedNode { place, reason: &why, unresolvable: true }).collect();
                 self.measures.refused_pod();
-                self.events.send(&pod.uid, &pod.name, PodEventReason::FilteringFailed, why.clone());
-                self.record(&pod, DecisionVerb::Filter, (why.clone(), None));
+                let text = joined(std::iter::once(why.clone()).chain(Verbs::misspelt_keys(&pod)));
+                self.events.send(&pod.uid, &pod.name, PodEventReason::FilteringFailed, text.clone());
+                self.record(&pod, DecisionVerb::Filter, (text, None));
                 return Ok(extender::encode_filter(&nodes, &[], &failed));
             }
             Asked::Gpus(request) => *request,
         };
         let names: Vec<&str> = nodes.names().collect();
-        let requests = request.requests.clone();
+        let asked = request.clone();
         let verdict = self.cluster.filter(request, &names);
         let reasons = ReasonTexts::of(&verdict.refused);
-        let failed: Vec<FailedNode<'_>> = reasons.failed(&verdict.refused);
+        let nominated = pod.nominated.as_ref().and_then(|node| names.iter().position(|name| *name == node.as_str()));
+        let failed: Vec<FailedNode<'_>> = reasons.failed(&verdict.refused, nominated);
         let answer = extender::encode_filter(&nodes, &verdict.fit, &failed);
-        self.filtered(&pod, &names, &verdict, requests);
+        self.filtered(&pod, &names, &verdict, asked);
         Ok(answer)
     }
 
+    /// A sentence for each annotation key of the pod that its owner has probably misspelt.
+    fn misspelt_keys(pod: &Pod) -> impl Iterator<Item = String> {
+        misspelt_key::of(pod).map(|(key, meant)| format!("annotation {key} is not known: did you mean {meant}?"))
+    }
+
     /// Events, log lines and the record of a filter decision.
-    fn filtered(&self, pod: &Pod, names: &[&str], verdict: &FilterVerdict, requests: Vec<ContainerRequest>) {
+    fn filtered(&self, pod: &Pod, names: &[&str], verdict: &FilterVerdict, asked: PlacementRequest) {
         let name = |place: usize| names.get(place).copied().unwrap_or_default();
         if tracing::enabled!(tracing::Level::TRACE) {
             for node in &verdict.refused {
@@ -100,19 +106,7 @@ impl Verbs {
         }
         let summary = RefusalSummary::of(&verdict.refused, names);
         self.measures.refused(&summary);
-        let (reason, text) = match verdict.proposed.map(name) {
-            _ if verdict.fit.is_empty() => (PodEventReason::FilteringFailed, format!("no node fits: {summary}")),
-            proposed => {
-                let best = proposed.or(scores.first().map(|best| best.node)).unwrap_or_default();
-                let (named, more, refused) = (verdict.fit.len(), verdict.more, verdict.refused.len());
-                let asked = named + more + refused;
-                let text = match more {
-                    0 => format!("{named} of {asked} nodes fit, {best} best"),
-                    _ => format!("{named} of {asked} nodes are named, {best} best; {more} more nodes fit"),
-                };
-                (PodEventReason::FilteringSucceed, if refused > 0 { format!("{text}; {summary}") } else { text })
-            }
-        };
+        let (reason, text) = self.decided(pod, names, verdict, (&asked, &summary));
         if reason == PodEventReason::FilteringFailed {
             tracing::debug!(pod = %pod.name, "pod {}: {text}", pod.name);
         } else {
@@ -129,13 +123,40 @@ impl Verbs {
             closed: closed(node),
         });
         let detail = FilterDetail {
-            requests,
+            requests: asked.requests,
             scores: scores.iter().take(NODES).map(|best| (best.node.into(), best.score, best.explained)).collect(),
             scoring: verdict.scoring,
             refused: refused.collect(),
             proposed: verdict.proposed.map(|place| name(place).into()),
         };
         self.record(pod, DecisionVerb::Filter, (text, Some(Box::new(detail))));
+    }
+
+    /// A filter decision as a sentence.
+    fn decided(
+        &self,
+        pod: &Pod,
+        names: &[&str],
+        verdict: &FilterVerdict,
+        (asked, summary): (&PlacementRequest, &RefusalSummary),
+    ) -> (PodEventReason, String) {
+        let misspelt = Verbs::misspelt_keys(pod);
+        if verdict.fit.is_empty() {
+            let details = self.cluster.refusal_details(asked, &verdict.refused, names);
+            let why = std::iter::once(format!("no node fits: {summary}"));
+            // The note of an event is cut at its end.
+            return (PodEventReason::FilteringFailed, joined(why.chain(misspelt).chain(details)));
+        }
+        let proposed = verdict.proposed.and_then(|place| names.get(place)).copied();
+        let best = proposed.or(explain::best(verdict, names, 1).first().map(|best| best.node)).unwrap_or_default();
+        let (named, more, refused) = (verdict.fit.len(), verdict.more, verdict.refused.len());
+        let asked = named + more + refused;
+        let text = match more {
+            0 => format!("{named} of {asked} nodes fit, {best} best"),
+            _ => format!("{named} of {asked} nodes are named, {best} best; {more} more nodes fit"),
+        };
+        let summary = (refused > 0).then(|| summary.to_string());
+        (PodEventReason::FilteringSucceed, joined(std::iter::once(text).chain(summary).chain(misspelt)))
     }
 
     /// `/prioritize`: the scores of the nodes, as the filter has just made them.
@@ -154,16 +175,26 @@ impl Verbs {
     /// What is wrong with the body.
     pub(super) fn preempt(&self, body: &[u8]) -> Result<String, BadQuestion> {
         let question = extender::decode_preemption(body).map_err(|why| why.to_string())?;
-        let kept: Vec<NodeVictims<'_>> = match self.asked(&question.pod) {
-            Asked::Nothing => question.nodes,
-            Asked::Refused(_) => Vec::new(),
+        let ExtenderPreemptionArgs { pod, nodes } = question;
+        let (kept, text): (Vec<NodeVictims<'_>>, String) = match self.asked(&pod) {
+            Asked::Nothing => (nodes, "no GPU is requested: kube-scheduler decides alone".to_owned()),
+            Asked::Refused(why) => (Vec::new(), why),
             Asked::Gpus(request) => {
-                let helps = |node: &NodeVictims<'_>| self.cluster.fits_without(&request, &node.node, &node.pods);
-                question.nodes.into_iter().filter(helps).collect()
+                let victims: Vec<(&str, &[PodUid])> = nodes.iter().map(|node| (&*node.node, &node.pods[..])).collect();
+                match self.cluster.preempt(&request, pod.nominated.as_ref(), &victims) {
+                    PreemptVerdict::Waits(node) => {
+                        (Vec::new(), format!("no eviction: pods on {node} are ending and make room there"))
+                    }
+                    PreemptVerdict::Offers(places) => {
+                        let kept: Vec<NodeVictims<'_>> =
+                            places.iter().filter_map(|place| nodes.get(*place)).cloned().collect();
+                        let text = format!("evictions make room on {} nodes", kept.len());
+                        (kept, text)
+                    }
+                }
             }
         };
-        let text = format!("evictions make room on {} nodes", kept.len());
-        self.record(&question.pod, DecisionVerb::Preempt, (text, None));
+        self.record(&pod, DecisionVerb::Preempt, (text, None));
         Ok(extender::encode_preemption(&kept))
     }
 
@@ -206,4 +237,8 @@ impl Verbs {
         let (uid, pod): (PodUid, _) = (pod.uid.clone(), pod.name.clone());
         self.decisions.add(Decision { at: clock::now().wall, uid, pod, verb, result, detail });
     }
+}
+
+fn joined(sentences: impl Iterator<Item = String>) -> String {
+    sentences.collect::<Vec<_>>().join("; ")
 }

@@ -102,6 +102,8 @@ pub struct PlacementRequest {
     pub selection: GpuSelection,
     /// Which nodes and GPUs it prefers.
     pub preference: PlacementPreference,
+    /// The gang of which it is a member, with its namespace: its members are to be bound all or none.
+    pub gang: Option<Arc<str>>,
     /// Whether it also prefers nodes by rules that only kube-scheduler knows: affinity and topology spread.
     pub prefers_nodes: bool,
 }
@@ -118,7 +120,8 @@ impl PlacementRequest {
     #[must_use]
     pub fn asks_the_same(&self, other: &PlacementRequest) -> bool {
         // Named one by one, so that a new field is not forgotten here.
-        let PlacementRequest { uid, pod, version: _, requests, selection, preference, prefers_nodes: _ } = self;
+        let PlacementRequest { uid, pod, version: _, requests, selection, preference, gang: _, prefers_nodes: _ } =
+            self;
         (uid, pod, requests) == (&other.uid, &other.pod, &other.requests)
             && (selection, preference) == (&other.selection, &other.preference)
     }
@@ -147,6 +150,7 @@ mod tests {
             requests: vec![container.clone()],
             selection: GpuSelection::default(),
             preference: PlacementPreference::default(),
+            gang: None,
             prefers_nodes: false,
         };
         assert!(asked.asks_the_same(&PlacementRequest { version: Some(8), prefers_nodes: true, ..asked.clone() }));

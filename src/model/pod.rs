@@ -62,8 +62,12 @@ pub struct Pod {
     pub priority: Option<i32>,
     /// The controller that owns it.
     pub controller: Option<PodController>,
+    /// The node on which kube-scheduler has evicted pods for it.
+    pub nominated: Option<NodeName>,
     /// Whether it has scheduling gates: no scheduler may place it before they are removed.
     pub gated: bool,
+    /// The group of pods with which it is to be placed together, in its namespace.
+    pub gang: Option<Arc<str>>,
     /// Whether it prefers some nodes: by preferred node or pod affinity, or by a soft topology spread constraint.
     pub prefers_nodes: bool,
     /// Whether it uses the node's network namespace.
@@ -254,6 +258,8 @@ mod tests {
             priority: None,
             controller: None,
             host_network: false,
+            nominated: None,
+            gang: None,
             gated: false,
             prefers_nodes: false,
             runtime_class: None,

@@ -46,6 +46,13 @@ const CONNECTIONS: ConnectionLimits = ConnectionLimits {
 /// their names.
 const BODY: BodyLimits = BodyLimits { bytes: 256 << 10, time: Duration::from_secs(10) };
 
+/// The page at `/`.
+const INDEX: &str = "<!doctype html><title>gpu-steward</title><ul><li><a href=\"/loglevel\">/loglevel</a>\
+                     <li>profiles are off: start the program with --profiling</ul>\n";
+/// The same with `--profiling`.
+const INDEX_WITH_PROFILES: &str = "<!doctype html><title>gpu-steward</title><ul><li><a href=\"/loglevel\">/loglevel</a>\
+                                   <li><a href=\"/debug/pprof/\">/debug/pprof/</a></ul>\n";
+
 /// Operator commands under one path. If the port requires neither a token nor a client certificate, these commands need
 /// the token from the state directory: only callers that can read that directory may change what the mode does, and
 /// other users of the host, and pods in the host network, may not.
@@ -152,8 +159,9 @@ fn routes(settings: &Settings) -> Router {
             .route("/debug/pprof/", any(profiling_is_off))
             .route("/debug/pprof/{*rest}", any(profiling_is_off))
     };
+    let index = if settings.profiling { INDEX_WITH_PROFILES } else { INDEX };
     Router::new()
-        .route("/", get(async || Html("<!doctype html><title>gpu-steward</title><ul><li><a href=\"/loglevel\">/loglevel</a><li><a href=\"/debug/pprof/\">/debug/pprof/</a></ul>\n")))
+        .route("/", get(async move || Html(index)))
         .merge(level::router(Arc::clone(&settings.level)))
         .merge(operators(settings))
         .merge(profiles)

@@ -7,6 +7,7 @@
 //!   notify                  tells the service manager (systemd) what the program does
 //!   stop lifecycle          signals; tasks that must not end, and the drain
 //!   caller                  who may make a request: checks of Host, address and bearer token
+//!   query                   the keys and values of a request's query
 //!   server                  how each TCP port is served: connection limits, TLS, callers, request bodies, drain
 //!   exposition negotiate    Prometheus text in both formats; which format and compression a client accepts
 //!   answer_queue            how many large answers are in progress, and which requests wait for one
@@ -25,6 +26,7 @@ pub mod notify;
 pub mod stop;
 pub mod lifecycle;
 pub mod caller;
+pub mod query;
 pub mod server;
 pub mod exposition;
 pub mod negotiate;

@@ -40,7 +40,7 @@ mod tests {
             assert_eq!(decode_phase(encode_phase(phase)), Ok(phase));
         }
         let fault = decode_phase("Success").unwrap_err();
-        assert_eq!(fault.to_string(), "hami.io/bind-phase, byte 0: is not allocating, success or failed: \"Success\"");
+        assert_eq!(fault.to_string(), "hami.io/bind-phase: is not allocating, success or failed: \"Success\"");
     }
 
     proptest! {

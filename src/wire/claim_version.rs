@@ -86,7 +86,7 @@ mod tests {
         let why = check("2", 1).unwrap_err().to_string();
         assert_eq!(
             why,
-            "gpu-steward.io/claim-version, byte 0: the claim has format version 2, and this program reads up to 1; upgrade it"
+            "gpu-steward.io/claim-version: the claim has format version 2, and this program reads up to 1; upgrade it"
         );
     }
 

@@ -5,7 +5,7 @@ const MAX_SHOWN: usize = 60;
 
 /// Why an input cannot be decoded: the annotation or file, the byte at which decoding stopped, and the fault there.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{key}, byte {at}: {what}")]
+#[error("{key}{}: {what}", place(*at))]
 pub struct DecodeError {
     /// The key of the annotation, or the kind of file.
     pub key: &'static str,
@@ -13,6 +13,11 @@ pub struct DecodeError {
     pub at: usize,
     /// The fault.
     pub what: String,
+}
+
+/// The place of a fault. The first byte is not named: a fault there is one of the whole value.
+fn place(at: usize) -> String {
+    if at == 0 { String::new() } else { format!(", byte {at}") }
 }
 
 impl DecodeError {

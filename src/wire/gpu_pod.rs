@@ -298,7 +298,7 @@ mod tests {
         for (resource, amount) in [("nvidia.com/gpucores", "150"), ("nvidia.com/priority", "7")] {
             let requests = gpu_pod(&json!({}), &json!({ "nvidia.com/gpu": "2", resource: amount })).unwrap();
             let PodClaim::BadRequest(why) = &requests.claim else { panic!("{:?}", requests.claim) };
-            assert!(why.starts_with(&format!("container side: {resource}: ")) && why.contains(amount), "{why}");
+            assert!(why.starts_with(&format!("container side: {resource} ")) && why.contains(amount), "{why}");
             assert_eq!(requests.requests[1].slots, 2, "the kubelet still allocates this many ids to it");
         }
         assert_eq!(gpu_pod(&json!({}), &limits).unwrap().claim, PodClaim::None);

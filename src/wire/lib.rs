@@ -64,6 +64,7 @@ pub mod resource;
 pub mod gpu_pod;
 pub mod bound_pod;
 pub mod placement;
+pub mod misspelt_key;
 pub mod extender;
 pub mod scheduler_config;
 pub mod device_config;

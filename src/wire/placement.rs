@@ -40,7 +40,7 @@ pub enum BadPlacementRequest {
     #[error("the request for GPUs cannot be read: {0}")]
     Amount(String),
     /// An annotation has a value that is not allowed.
-    #[error("the request for GPUs cannot be read: annotation {0}")]
+    #[error("the request for GPUs cannot be read: annotation {}: {}", .0.key, .0.what)]
     Annotation(#[from] DecodeError),
     /// Its claim could be longer than an annotation that readers keep. A pod whose claim cannot be read closes its node to new claims.
     #[error(
@@ -93,6 +93,7 @@ pub fn of(pod: &Pod, rules: &RequestRules) -> Result<Option<PlacementRequest>, B
         requests,
         selection: selection(pod)?,
         preference: preference(pod)?,
+        gang: pod.gang.as_ref().map(|gang| format!("{}/{gang}", pod.name.namespace).into()),
         prefers_nodes: pod.prefers_nodes,
     }))
 }
@@ -126,25 +127,25 @@ fn value<'a>(pod: &'a Pod, key: &str) -> Option<&'a str> {
     pod.annotation(key).filter(|text| !text.trim().is_empty())
 }
 
-/// The items of a list that are not empty, each with the byte at which it begins.
-fn items(text: &str) -> impl Iterator<Item = (usize, &str)> {
-    let mut next = 0;
-    let placed = text.split(',').map(move |item| {
-        let at = next + (item.len() - item.trim_start().len());
-        next += item.len() + 1;
-        (at, item.trim())
-    });
-    placed.filter(|(_, item)| !item.is_empty())
+/// What is wrong with a value that a person wrote: its place says less than the word itself, which the text quotes.
+fn fault(key: &'static str, what: String) -> DecodeError {
+    DecodeError::new(key, 0, what)
+}
+
+/// The items of a list that are not empty.
+fn items(text: &str) -> impl Iterator<Item = &str> {
+    text.split(',').map(str::trim).filter(|item| !item.is_empty())
 }
 
 /// The words of a list, in lower case and in order, without duplicates.
 fn types(pod: &Pod, key: &'static str) -> Result<Vec<Arc<str>>, DecodeError> {
-    list(pod, key, ("products", MAX_TYPES), |_, item| Ok(item.to_lowercase().into()))
+    list(pod, key, ("products", MAX_TYPES), |item| Ok(item.to_lowercase().into()))
 }
 
 fn uuids(pod: &Pod, key: &'static str) -> Result<Vec<GpuUuid>, DecodeError> {
-    list(pod, key, ("UUIDs", MAX_UUIDS), |at, item| {
-        GpuUuid::parse(item).map_err(|error| DecodeError::new(key, at, format!("{error}; allowed are UUIDs of GPUs")))
+    list(pod, key, ("UUIDs", MAX_UUIDS), |item| {
+        let write = "write UUIDs as nvidia-smi -L lists them, separated by commas";
+        GpuUuid::parse(item).map_err(|error| fault(key, format!("{error}; {write}")))
     })
 }
 
@@ -152,14 +153,14 @@ fn list<T: Ord>(
     pod: &Pod,
     key: &'static str,
     (kind, most): (&str, usize),
-    read: impl Fn(usize, &str) -> Result<T, DecodeError>,
+    read: impl Fn(&str) -> Result<T, DecodeError>,
 ) -> Result<Vec<T>, DecodeError> {
     let mut found = Vec::new();
-    for (at, item) in items(value(pod, key).unwrap_or_default()) {
+    for item in items(value(pod, key).unwrap_or_default()) {
         if found.len() == most {
-            return Err(DecodeError::too_many(key, at, kind, most));
+            return Err(DecodeError::too_many(key, 0, kind, most));
         }
-        found.push(read(at, item)?);
+        found.push(read(item)?);
     }
     found.sort();
     found.dedup();
@@ -171,7 +172,7 @@ fn flag(key: &'static str, text: &str) -> Result<bool, DecodeError> {
     match text.trim() {
         "1" | "t" | "T" | "true" | "TRUE" | "True" => Ok(true),
         "0" | "f" | "F" | "false" | "FALSE" | "False" => Ok(false),
-        _ => Err(DecodeError::new(key, 0, format!("is neither true nor false: {}", shown(text)))),
+        _ => Err(fault(key, format!("write true or false instead of {}", shown(text)))),
     }
 }
 
@@ -183,7 +184,7 @@ pub fn node_policy(text: &str) -> Result<NodePolicy, DecodeError> {
     match text.trim() {
         "binpack" => Ok(NodePolicy::Binpack),
         "spread" => Ok(NodePolicy::Spread),
-        _ => Err(DecodeError::new(NODE_POLICY, 0, format!("is neither binpack nor spread: {}", shown(text)))),
+        _ => Err(fault(NODE_POLICY, format!("write binpack or spread instead of {}", shown(text)))),
     }
 }
 
@@ -193,7 +194,7 @@ pub fn node_policy(text: &str) -> Result<NodePolicy, DecodeError> {
 /// [`DecodeError`] for a word that is none of them.
 pub fn gpu_policy(text: &str) -> Result<GpuPolicy, DecodeError> {
     let mut policy = GpuPolicy { order: Vec::new(), idle_only: false, topology: false };
-    for (at, word) in items(text) {
+    for word in items(text) {
         let key = match word {
             "binpack" => GpuOrder::Binpack,
             "spread" => GpuOrder::Spread,
@@ -208,7 +209,7 @@ pub fn gpu_policy(text: &str) -> Result<GpuPolicy, DecodeError> {
             }
             other => {
                 let allowed = "binpack, spread, topology-aware, mutex, numa";
-                return Err(DecodeError::new(GPU_POLICY, at, format!("is none of {allowed}: {}", shown(other))));
+                return Err(fault(GPU_POLICY, format!("write one or more of {allowed} instead of {}", shown(other))));
             }
         };
         if !policy.order.contains(&key) {
@@ -226,32 +227,32 @@ pub fn gpu_policy(text: &str) -> Result<GpuPolicy, DecodeError> {
 /// # Errors
 /// [`DecodeError`] unless each weight is there once and is a whole number, and one of them is above 0.
 pub fn weights(text: &str) -> Result<ScoreWeights, DecodeError> {
-    let fault = |at: usize, what: String| {
-        let allowed = "expected slot=N,core=N,memory=N with whole numbers, at least one of them above 0";
-        DecodeError::new(SCORE_WEIGHTS, at, format!("{what}; {allowed}"))
+    let fault = |what: String| {
+        let write = "write slot=N,core=N,memory=N with whole numbers, at least one of them above 0";
+        fault(SCORE_WEIGHTS, format!("{what}; {write}"))
     };
     let (mut slots, mut cores, mut memory) = (None, None, None);
-    for (at, item) in items(text) {
+    for item in items(text) {
         let (name, number) = item.split_once('=').unwrap_or((item, ""));
         let weight = match name.trim() {
             "slot" => &mut slots,
             "core" => &mut cores,
             "memory" => &mut memory,
-            other => return Err(fault(at, format!("{} is not slot, core or memory", shown(other)))),
+            other => return Err(fault(format!("{} is not slot, core or memory", shown(other)))),
         };
         // A sign is not read: HAMi's form has digits only.
         let digits = number.trim();
         let number = Some(digits).filter(|digits| digits.bytes().all(|byte| byte.is_ascii_digit()));
         let number: Option<u32> = number.and_then(|digits| digits.parse().ok());
-        let number = number.ok_or_else(|| fault(at, format!("{} is not a whole number", shown(digits))))?;
+        let number = number.ok_or_else(|| fault(format!("{} is not a whole number", shown(digits))))?;
         if weight.replace(number).is_some() {
-            return Err(fault(at, format!("{} appears twice", shown(name))));
+            return Err(fault(format!("{} appears twice", shown(name))));
         }
     }
     match (slots, cores, memory) {
-        (Some(0), Some(0), Some(0)) => Err(fault(0, "all weights are 0".into())),
+        (Some(0), Some(0), Some(0)) => Err(fault("all weights are 0".into())),
         (Some(slots), Some(cores), Some(memory)) => Ok(ScoreWeights { slots, cores, memory }),
-        _ => Err(fault(0, format!("{} does not have all three weights", shown(text)))),
+        _ => Err(fault(format!("{} does not have all three weights", shown(text)))),
     }
 }
 
@@ -341,7 +342,8 @@ mod tests {
         let why = refused(json!({}), json!({ "nvidia.com/gpu": "1.5" })).to_string();
         assert_eq!(
             why,
-            "the request for GPUs cannot be read: container main: nvidia.com/gpu: is not a whole number: \"1.5\""
+            "the request for GPUs cannot be read: container main: nvidia.com/gpu counts GPUs: write a whole number from 0 to \
+             2147483647 instead of \"1.5\""
         );
         let long = json!({ "nvidia.com/nouse-gputype": "x".repeat(20 << 10) });
         let why = refused(long, json!({ "nvidia.com/gpu": "1" }));
@@ -447,33 +449,29 @@ mod tests {
 
     #[test]
     fn a_value_that_is_not_allowed_is_named_with_what_is_allowed() {
-        let all = "expected slot=N,core=N,memory=N with whole numbers, at least one of them above 0";
+        let all = "write slot=N,core=N,memory=N with whole numbers, at least one of them above 0";
+        let uuids = "write UUIDs as nvidia-smi -L lists them, separated by commas";
         for (key, value, what) in [
-            (USE_UUIDS, "GPU-a, GPU b", "byte 7: not a GPU UUID: \"GPU b\"; allowed are UUIDs of GPUs".into()),
-            (NUMA_BIND, "yes", "byte 0: is neither true nor false: \"yes\"".into()),
-            (NODE_POLICY, "pack", "byte 0: is neither binpack nor spread: \"pack\"".into()),
-            (NODE_POLICY, "binpack,spread", "is neither binpack nor spread: \"binpack,spread\"".into()),
+            (USE_UUIDS, "GPU-a, GPU b", format!("not a GPU UUID: \"GPU b\"; {uuids}")),
+            (NUMA_BIND, "yes", "write true or false instead of \"yes\"".into()),
+            (NODE_POLICY, "pack", "write binpack or spread instead of \"pack\"".into()),
+            (NODE_POLICY, "binpack,spread", "write binpack or spread instead of \"binpack,spread\"".into()),
             (
                 GPU_POLICY,
                 "numa,Spread",
-                "byte 5: is none of binpack, spread, topology-aware, mutex, numa: \"Spread\"".into(),
+                "write one or more of binpack, spread, topology-aware, mutex, numa instead of \"Spread\"".into(),
             ),
-            (
-                SCORE_WEIGHTS,
-                "slot=1,core=1",
-                format!("byte 0: \"slot=1,core=1\" does not have all three weights; {all}"),
-            ),
-            (SCORE_WEIGHTS, "slot=0,core=0,memory=0", format!("byte 0: all weights are 0; {all}")),
-            (SCORE_WEIGHTS, "slot=1,core=-1,memory=1", format!("byte 7: \"-1\" is not a whole number; {all}")),
-            (SCORE_WEIGHTS, "slot=1,core=+1,memory=1", format!("byte 7: \"+1\" is not a whole number; {all}")),
-            (SCORE_WEIGHTS, "slot=1,core,memory=1", format!("byte 7: \"\" is not a whole number; {all}")),
-            (SCORE_WEIGHTS, "slot=1,slot=1,core=1", format!("byte 7: \"slot\" appears twice; {all}")),
-            (SCORE_WEIGHTS, "slot=1,disk=1", format!("byte 7: \"disk\" is not slot, core or memory; {all}")),
+            (SCORE_WEIGHTS, "slot=1,core=1", format!("\"slot=1,core=1\" does not have all three weights; {all}")),
+            (SCORE_WEIGHTS, "slot=0,core=0,memory=0", format!("all weights are 0; {all}")),
+            (SCORE_WEIGHTS, "slot=1,core=-1,memory=1", format!("\"-1\" is not a whole number; {all}")),
+            (SCORE_WEIGHTS, "slot=1,core=+1,memory=1", format!("\"+1\" is not a whole number; {all}")),
+            (SCORE_WEIGHTS, "slot=1,core,memory=1", format!("\"\" is not a whole number; {all}")),
+            (SCORE_WEIGHTS, "slot=1,slot=1,core=1", format!("\"slot\" appears twice; {all}")),
+            (SCORE_WEIGHTS, "slot=1,disk=1", format!("\"disk\" is not slot, core or memory; {all}")),
             (SCORE_WEIGHTS, "slot=4294967296,core=1,memory=1", format!("\"4294967296\" is not a whole number; {all}")),
         ] {
             let why = one(key, value).unwrap_err().to_string();
-            let begins = format!("the request for GPUs cannot be read: annotation {key}, byte ");
-            assert!(why.starts_with(&begins) && why.ends_with(&what), "{why}");
+            assert_eq!(why, format!("the request for GPUs cannot be read: annotation {key}: {what}"));
         }
     }
 

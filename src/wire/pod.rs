@@ -26,6 +26,8 @@ use std::sync::Arc;
 const ANNOTATIONS: [&str; 4] = ["hami.io/", nvidia::KEY_PREFIX, "gpu-steward.io/", "ai.centaurus.io/"];
 /// kubelet's annotation on a static pod and its mirror: the hash of the manifest, after which kubelet names the cgroup.
 const CONFIG_HASH: &str = "kubernetes.io/config.hash";
+/// The label that names the group of a pod: of the PodGroups of scheduler-plugins (coscheduling), and of those that use its label.
+const POD_GROUP: &str = "scheduling.x-k8s.io/pod-group";
 /// kubelet's annotation on the mirror only, with the same hash.
 const CONFIG_MIRROR: &str = "kubernetes.io/config.mirror";
 /// Kubernetes' limit for names.
@@ -125,6 +127,8 @@ fn pod(raw: Raw<'_>, label_keys: &[Arc<str>]) -> Result<Pod, NotAPod> {
         labels: selected_labels(labels, label_keys),
         priority: spec.priority,
         controller: controller.and_then(of_controller),
+        gang: gang(&spec, labels),
+        nominated: NodeName::parse(&status.nominated_node_name.0).ok(),
         gated: !spec.scheduling_gates.0.is_empty(),
         prefers_nodes: spec.prefers_nodes(),
         host_network: spec.host_network.0,
@@ -189,6 +193,8 @@ struct Spec {
     node_name: OrNull<String>,
     priority: Option<i32>,
     scheduling_gates: OrNull<Vec<IgnoredAny>>,
+    workload_ref: OrNull<WorkloadRef>,
+    scheduling_group: OrNull<SchedulingGroup>,
     affinity: OrNull<Affinity>,
     topology_spread_constraints: OrNull<Vec<TopologySpreadConstraint>>,
     host_network: OrNull<bool>,
@@ -207,6 +213,22 @@ impl Spec {
         by_affinity.any(|kind| !kind.0.preferred.0.is_empty())
             || self.topology_spread_constraints.0.iter().any(|one| one.when_unsatisfiable.0 == "ScheduleAnyway")
     }
+}
+
+/// The group of a pod in Kubernetes 1.35.
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct WorkloadRef {
+    name: OrNull<String>,
+    pod_group: OrNull<String>,
+    pod_group_replica_key: OrNull<String>,
+}
+
+/// The same from 1.36 on.
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct SchedulingGroup {
+    pod_group_name: OrNull<String>,
 }
 
 #[derive(Default, Deserialize)]
@@ -275,6 +297,7 @@ struct Resources {
 #[serde(rename_all = "camelCase", default)]
 struct Status {
     phase: OrNull<String>,
+    nominated_node_name: OrNull<String>,
     init_container_statuses: OrNull<Vec<ContainerStatus>>,
     container_statuses: OrNull<Vec<ContainerStatus>>,
     ephemeral_container_statuses: OrNull<Vec<ContainerStatus>>,
@@ -322,6 +345,28 @@ impl<'de, T: DeserializeOwned, F: FnMut(String, T)> Visitor<'de> for SelectedEnt
         }
         Ok(())
     }
+}
+
+/// The group with which a pod is to be placed together.
+fn gang(spec: &Spec, labels: Option<&RawValue>) -> Option<Arc<str>> {
+    let text = |text: &OrNull<String>| shown(&text.0, MAX_NAME);
+    if let Some(group) = text(&spec.scheduling_group.0.pod_group_name) {
+        return Some(format!("group {group}").into());
+    }
+    let WorkloadRef { name, pod_group, pod_group_replica_key } = &spec.workload_ref.0;
+    if let (Some(name), Some(group)) = (text(name), text(pod_group)) {
+        let replica = text(pod_group_replica_key).unwrap_or_default();
+        return Some(format!("workload {name}/{group}/{replica}").into());
+    }
+    let mut found = None;
+    let entries = SelectedEntries {
+        selects: |key: &str| key == POD_GROUP,
+        take: |_, value: String| found = shown(&value, MAX_LABEL),
+        value: PhantomData,
+    };
+    // Labels that are not a map of texts name no group.
+    serde_json::Deserializer::from_str(labels?.get()).deserialize_map(entries).ok()?;
+    found.map(|group: Arc<str>| format!("label {group}").into())
 }
 
 /// The labels with these keys. Empty where `labels` is not a map of texts.

@@ -15,7 +15,7 @@
 //! or cores, and all cores where a pod requests the whole memory. This file reads the amounts of the pod as they are.
 
 use crate::decode_error::shown;
-use crate::quantity;
+use crate::quantity::{self, Quantity};
 use model::nvidia;
 use model::request::{GpuRequest, MemoryRequest};
 use model::unit::{CorePercent, Mib};
@@ -30,6 +30,8 @@ const MAX_NUMBER: i64 = i32::MAX as i64;
 const MAX_CORES: i64 = 100;
 /// The lower of HAMi's two priorities; 0 is the higher one.
 const MAX_PRIORITY: i64 = 1;
+/// Suffixes that mean bytes in an amount of memory. The API server itself writes `3k` for 3000, but no GPU has a million MiB.
+const BYTE_SUFFIXES: [&str; 10] = ["Mi", "Gi", "Ti", "Pi", "Ei", "M", "G", "T", "P", "E"];
 
 /// Names of the resources.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -143,11 +145,11 @@ impl Default for RequestRules {
 
 /// An invalid amount in a request.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{resource}: {why}")]
+#[error("{resource} {why}")]
 pub struct BadAmount {
     /// Name of the resource.
     pub resource: String,
-    /// The fault.
+    /// What the resource counts, and what to write.
     pub why: String,
 }
 
@@ -161,26 +163,30 @@ pub fn request(
     requests: &ResourceAmounts,
 ) -> Result<Option<GpuRequest>, BadAmount> {
     let ResourceNames { count, memory, memory_percentage, cores, priority } = &rules.names;
-    let amount = |name: &String, most: i64| match limits.get(name).or_else(|| requests.get(name)) {
-        None => Ok(None),
-        Some(text) => whole(text, most).map(Some).map_err(|why| BadAmount { resource: name.clone(), why }),
+    let read = |name: &String, read: &dyn Fn(&str) -> Result<i64, String>| {
+        let text = limits.get(name).or_else(|| requests.get(name));
+        text.map(|text| read(text).map_err(|why| BadAmount { resource: name.clone(), why })).transpose()
     };
-    let Some(count) = amount(count, MAX_NUMBER)?.filter(|count| *count > 0) else { return Ok(None) };
+    let Some(count) = read(count, &|text| whole(text, MAX_NUMBER, "counts GPUs"))?.filter(|count| *count > 0) else {
+        return Ok(None);
+    };
     let factor = i64::from(rules.memory_factor.max(1));
-    let units = amount(memory, MAX_NUMBER / factor)?.filter(|units| *units > 0);
-    let share = share(memory_percentage, limits, requests)?;
+    let units = read(memory, &|text| memory_units(text, factor))?.filter(|units| *units > 0);
+    let share = read(memory_percentage, &share)?.and_then(|share| u8::try_from(share).ok()).filter(|share| *share > 0);
     let memory = match (units, share, rules.default_memory) {
         (Some(units), _, _) => MemoryRequest::Amount(Mib((units * factor).unsigned_abs())),
         (None, Some(share), _) => MemoryRequest::Percent(share),
         (None, None, Some(amount)) => MemoryRequest::Amount(amount),
         (None, None, None) => MemoryRequest::WHOLE,
     };
-    let cores = amount(cores, MAX_CORES)?.map_or(rules.default_cores.0, |cores| u32::try_from(cores).unwrap_or(100));
+    let cores = read(cores, &|text| whole(text, MAX_CORES, "counts percent of the SM time of a GPU"))?;
+    let cores = cores.map_or(rules.default_cores.0, |cores| u32::try_from(cores).unwrap_or(100));
+    let priority = read(priority, &|text| whole(text, MAX_PRIORITY, "is a priority, 0 for high and 1 for low"))?;
     Ok(Some(GpuRequest {
         count: u32::try_from(count).unwrap_or(u32::MAX),
         memory,
         cores: CorePercent(cores.min(100)),
-        priority: amount(priority, MAX_PRIORITY)?.and_then(|priority| u32::try_from(priority).ok()),
+        priority: priority.and_then(|priority| u32::try_from(priority).ok()),
     }))
 }
 
@@ -188,23 +194,44 @@ pub fn request(
 /// request is valid.
 #[must_use]
 pub fn count(rules: &RequestRules, limits: &ResourceAmounts) -> u32 {
-    let count = limits.get(&rules.names.count).and_then(|text| whole(text, MAX_NUMBER).ok());
+    let count = limits.get(&rules.names.count).and_then(|text| whole(text, MAX_NUMBER, "").ok());
     count.and_then(|count| u32::try_from(count).ok()).unwrap_or(0)
 }
 
-fn whole(text: &str, most: i64) -> Result<i64, String> {
-    let quantity = quantity::parse(text).map_err(|error| error.to_string())?;
-    let number = quantity.integer().ok_or_else(|| format!("is not a whole number: {}", shown(text)))?;
-    if (0..=most).contains(&number) { Ok(number) } else { Err(format!("is not between 0 and {most}: {}", shown(text))) }
+/// A whole number from 0 to `most`. `counts` says what the resource counts.
+fn whole(text: &str, most: i64, counts: &str) -> Result<i64, String> {
+    let number = integer(text).filter(|number| (0..=most).contains(number));
+    number.ok_or_else(|| format!("{counts}: write a whole number from 0 to {most} instead of {}", shown(text)))
 }
 
-/// The percentage of memory, 1 to 100. As in HAMi, 0 or less counts as absent.
-fn share(name: &str, limits: &ResourceAmounts, requests: &ResourceAmounts) -> Result<Option<u8>, BadAmount> {
-    let Some(text) = limits.get(name).or_else(|| requests.get(name)) else { return Ok(None) };
-    let bad = |why: String| BadAmount { resource: name.to_owned(), why };
-    let quantity = quantity::parse(text).map_err(|error| bad(error.to_string()))?;
-    let number = quantity.integer().ok_or_else(|| bad(format!("is not a whole number: {}", shown(text))))?;
-    Ok(u8::try_from(number.clamp(0, 100)).ok().filter(|share| *share > 0))
+/// An amount of memory in units of `factor` MiB. Most people who write a suffix mean bytes, as in an amount of host memory.
+fn memory_units(text: &str, factor: i64) -> Result<i64, String> {
+    let most = MAX_NUMBER / factor;
+    let counts = match factor {
+        1 => "counts whole MiB".to_owned(),
+        _ => format!("counts units of {factor} MiB"),
+    };
+    let of_bytes = |bytes: i64| {
+        let unit = factor.saturating_mul(1 << 20);
+        bytes / unit + i64::from(bytes % unit != 0)
+    };
+    let is_bytes = BYTE_SUFFIXES.iter().any(|suffix| text.ends_with(suffix));
+    let meant = integer(text).filter(|number| is_bytes || *number > most).map(of_bytes);
+    match meant.filter(|meant| (1..=most).contains(meant)) {
+        Some(meant) => Err(format!("{counts}: write {meant} instead of {}", shown(text))),
+        None => whole(text, most, &counts),
+    }
+}
+
+/// The percentage of memory, at most 100. As in HAMi, 0 or less counts as absent.
+fn share(text: &str) -> Result<i64, String> {
+    let counts = "counts percent of the memory of a GPU";
+    let number = integer(text).map(|number| number.clamp(0, 100));
+    number.ok_or_else(|| format!("{counts}: write a whole number from 1 to 100 instead of {}", shown(text)))
+}
+
+fn integer(text: &str) -> Option<i64> {
+    quantity::parse(text).ok().and_then(Quantity::integer)
 }
 
 #[cfg(test)]
@@ -276,21 +303,58 @@ mod tests {
         assert_eq!(found(&[("example.com/gpu", "1"), (MEMORY, "2")]), Ok(of(1, MemoryRequest::Amount(Mib(512)), 10)));
         assert_eq!(found(&[("example.com/gpu", "1"), (SHARE, "50")]), Ok(of(1, MemoryRequest::Percent(50), 10)));
         assert!(found(&[("example.com/gpu", "1"), (MEMORY, "8388608")]).is_err(), "2^23 x 256 is beyond 31 bits");
+        let why = found(&[("example.com/gpu", "1"), (MEMORY, "3Gi")]).unwrap_err().to_string();
+        assert_eq!(why, "nvidia.com/gpumem counts units of 256 MiB: write 12 instead of \"3Gi\"");
         assert!(found(&[("example.com/gpu", "1"), (MEMORY, "8388607")]).is_ok());
     }
 
     #[test]
     fn an_impossible_request_is_reported_with_its_resource() {
         for (limits, text) in [
-            (&[(GPU, "1.5")][..], "nvidia.com/gpu: is not a whole number: \"1.5\""),
-            (&[(GPU, "-1")], "nvidia.com/gpu: is not between 0 and 2147483647: \"-1\""),
-            (&[(GPU, "1"), (MEMORY, "1.5")], "nvidia.com/gpumem: is not a whole number: \"1.5\""),
-            (&[(GPU, "1"), (MEMORY, "3Gi")], "nvidia.com/gpumem: is not between 0 and 2147483647: \"3Gi\""),
-            (&[(GPU, "1"), (MEMORY, "lots")], "nvidia.com/gpumem: not a quantity: \"lots\""),
-            (&[(GPU, "1"), (SHARE, "12.5")], "nvidia.com/gpumem-percentage: is not a whole number: \"12.5\""),
-            (&[(GPU, "1"), (CORES, "-1")], "nvidia.com/gpucores: is not between 0 and 100: \"-1\""),
-            (&[(GPU, "1"), (CORES, "150")], "nvidia.com/gpucores: is not between 0 and 100: \"150\""),
-            (&[(GPU, "1"), (PRIORITY, "7")], "nvidia.com/priority: is not between 0 and 1: \"7\""),
+            (
+                &[(GPU, "1.5")][..],
+                "nvidia.com/gpu counts GPUs: write a whole number from 0 to 2147483647 instead of \"1.5\"",
+            ),
+            (&[(GPU, "-1")], "nvidia.com/gpu counts GPUs: write a whole number from 0 to 2147483647 instead of \"-1\""),
+            (&[(GPU, "1"), (MEMORY, "3Gi")], "nvidia.com/gpumem counts whole MiB: write 3072 instead of \"3Gi\""),
+            (&[(GPU, "1"), (MEMORY, "512Mi")], "nvidia.com/gpumem counts whole MiB: write 512 instead of \"512Mi\""),
+            (&[(GPU, "1"), (MEMORY, "3G")], "nvidia.com/gpumem counts whole MiB: write 2862 instead of \"3G\""),
+            (
+                &[(GPU, "1"), (MEMORY, "3221225472")],
+                "nvidia.com/gpumem counts whole MiB: write 3072 instead of \"3221225472\"",
+            ),
+            (
+                &[(GPU, "1"), (MEMORY, "1.5")],
+                "nvidia.com/gpumem counts whole MiB: write a whole number from 0 to 2147483647 instead of \"1.5\"",
+            ),
+            (
+                &[(GPU, "1"), (MEMORY, "-3Gi")],
+                "nvidia.com/gpumem counts whole MiB: write a whole number from 0 to 2147483647 instead of \"-3Gi\"",
+            ),
+            (
+                &[(GPU, "1"), (MEMORY, "lots")],
+                "nvidia.com/gpumem counts whole MiB: write a whole number from 0 to 2147483647 instead of \"lots\"",
+            ),
+            (
+                &[(GPU, "1"), (SHARE, "12.5")],
+                "nvidia.com/gpumem-percentage counts percent of the memory of a GPU: write a whole number from 1 to 100 instead \
+                 of \"12.5\"",
+            ),
+            (
+                &[(GPU, "1"), (CORES, "-1")],
+                "nvidia.com/gpucores counts percent of the SM time of a GPU: write a whole number from 0 to 100 instead of \
+                 \"-1\"",
+            ),
+            (
+                &[(GPU, "1"), (CORES, "150")],
+                "nvidia.com/gpucores counts percent of the SM time of a GPU: write a whole number from 0 to 100 instead of \
+                 \"150\"",
+            ),
+            (
+                &[(GPU, "1"), (PRIORITY, "7")],
+                "nvidia.com/priority is a priority, 0 for high and 1 for low: write a whole number from 0 to 1 instead of \
+                 \"7\"",
+            ),
         ] {
             let error = request(&RequestRules::default(), &amounts(limits), &ResourceAmounts::new()).unwrap_err();
             assert_eq!(error.to_string(), text);

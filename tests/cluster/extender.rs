@@ -31,6 +31,8 @@ fn placed_pods_get_what_they_request() {
     // The agents report, so that claims also end by their reports about processes.
     placed.agents_report();
     check_bursts(&placed);
+    check_one_eviction(&placed);
+    placed.clear();
     upgrade::check_replaced_agents(&placed);
 }
 
@@ -220,6 +222,73 @@ fn check_preemption(placed: &Placed) {
     let after = fillers();
     assert_eq!((after.len(), after.is_subset(&before)), (3, true), "{after:?} of {before:?}");
     assert_eq!(placed.check(placed.extender_address()), 5 + 2 * 4);
+    let _ = placed.admin.run(&["delete", "priorityclass", CLASS]).ok();
+}
+
+/// A pod of higher priority evicts one pod on one of two full nodes, whose processes end seconds later, and no pod on the other
+/// node, however often kube-scheduler tries it again meanwhile.
+fn check_one_eviction(placed: &Placed) {
+    const CLASS: &str = "gpu-steward-test-evicts";
+    const FULL: &str = "gpu-steward.test/full";
+    let space = &placed.space.name;
+    let class = json!({
+        "apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass", "metadata": { "name": CLASS }, "value": 1000,
+    });
+    let _ = placed.admin.apply(&class.to_string()).ok();
+    let nodes: Vec<String> = placed.cluster.status().nodes.iter().take(2).map(|node| node.name.clone()).collect();
+    for node in &nodes {
+        let _ = placed.admin.run(&["label", "node", node, &format!("{FULL}=true"), "--overwrite"]).ok();
+    }
+    // The pod takes all forty slots of a node. Its processes ignore SIGTERM and are killed after three seconds. The agent's
+    // list of processes, up to five seconds old, then still has them.
+    let whole = || {
+        let limits = json!({ "nvidia.com/gpu": 4, "nvidia.com/gpumem": 4000 });
+        let containers: Vec<Value> = (0..10)
+            .map(|number| {
+                let mut container = container(&format!("c{number}"), &limits);
+                container["command"] = json!(["sh", "-c", "trap '' TERM; while :; do sleep 1; done"]);
+                container
+            })
+            .collect();
+        let mut pod = spec(&containers);
+        pod["terminationGracePeriodSeconds"] = 3.into();
+        pod["nodeSelector"] = json!({ FULL: "true" });
+        pod
+    };
+    let fillers = workload("Deployment", "filler", &whole(), &json!({ "replicas": 2 }));
+    let _ = placed.admin.run_with(&["create", "-n", space, "-f", "-"], &fillers.to_string()).ok();
+    placed.run("app=filler", 2);
+    let running = || -> BTreeSet<String> {
+        let pods = placed.pods();
+        let stays = |pod: &&Value| {
+            pod["metadata"]["labels"]["app"] == "filler"
+                && pod["spec"]["nodeName"].is_string()
+                && pod["metadata"]["deletionTimestamp"].is_null()
+        };
+        pods.iter().filter(stays).map(|pod| pod["metadata"]["uid"].to_string()).collect()
+    };
+    let before = running();
+    assert_eq!(before.len(), 2);
+    let mut urgent = whole();
+    urgent["priorityClassName"] = CLASS.into();
+    let urgent = json!({ "apiVersion": "v1", "kind": "Pod", "metadata": { "name": "urgent" }, "spec": urgent });
+    let _ = placed.admin.run_with(&["create", "-n", space, "-f", "-"], &urgent.to_string()).ok();
+    // Each change of a node lets kube-scheduler try the pod again.
+    let mut changes = 0;
+    eventually("the urgent pod to run", SETTLED, || {
+        changes += 1;
+        let label = format!("gpu-steward.test/change={changes}");
+        let _ = placed.admin.run(&["label", "node", &nodes[0], &label, "--overwrite"]).ok();
+        let left = running().intersection(&before).count();
+        assert!(left >= 1, "a second pod is evicted: {}", placed.extender_log());
+        let pod = placed.admin.get(&["pod", "urgent", "-n", space]);
+        (pod["status"]["phase"] == "Running").then_some(())
+    });
+    assert_eq!(running().intersection(&before).count(), 1, "exactly one pod is evicted");
+    let _ = placed.admin.run(&["label", "node", &nodes[0], "gpu-steward.test/change-"]).ok();
+    for node in &nodes {
+        let _ = placed.admin.run(&["label", "node", node, &format!("{FULL}-")]).ok();
+    }
     let _ = placed.admin.run(&["delete", "priorityclass", CLASS]).ok();
 }
 

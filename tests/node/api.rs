@@ -52,7 +52,16 @@ fn every_reading_has_an_age_or_a_reason_and_simulated_gpus_are_marked() {
         println!("{path}: {readings} readings");
     }
     assert_eq!(agent.get("/api/v1/gpus?gpu=3").json()["gpus"].as_array().unwrap().len(), 1);
-    assert_eq!(agent.get("/api/v1/gpus?card=3").status, 400);
+    for (path, status, words) in [
+        ("/api/v1/gpus?card=3", 400, "use namespace, pod or gpu"),
+        ("/api/v1/gpus?gpu=3&gpu=4", 400, "appears twice"),
+        ("/api/v1/node?gpu=3", 400, "this path has none"),
+        ("/api/v1/pods?gpu=8", 404, "this node has no GPU \"8\""),
+    ] {
+        let answer = agent.get(path);
+        assert_eq!(answer.status, status, "{path}");
+        assert!(answer.text().contains(words), "{path}: {}", answer.text());
+    }
 }
 
 #[test]

@@ -163,6 +163,18 @@ fn a_pod_gets_node_and_claim_in_one_call_and_two_events() {
     assert_eq!(events(&server, "FilteringFailed").len(), 1, "a second refusal within a minute writes no second event");
     let decisions = extender.get("/api/v1/decisions?pod=ml/train-2").json();
     assert_eq!(decisions["decisions"].as_array().unwrap().len(), 2, "{decisions}");
+    let asks = &decisions["decisions"][0]["detail"]["asks"][0];
+    assert_eq!((&asks["memory_bytes"], &asks["memory_ratio"]), (&json!(90_000_u64 << 20), &Value::Null), "{asks}");
+    for (query, status, words) in [
+        ("pod=ml/train-7", 404, "none is about \"ml/train-7\": name the pod as NAMESPACE/NAME"),
+        ("pod=train-2", 404, "name the pod as NAMESPACE/NAME"),
+        ("pods=ml/train-2", 400, "query key \"pods\" is not known: use pod"),
+    ] {
+        let answer = extender.get(&format!("/api/v1/decisions?{query}"));
+        assert_eq!(answer.status, status, "{query}");
+        assert!(answer.text().contains(words), "{query}: {}", answer.text());
+    }
+    assert_eq!(extender.get("/api/v1/decisions?pod=ml%2Ftrain-2").status, 200);
     let metrics = extender.get("/metrics").text();
     for line in ["gpu_steward_extender_leads 1", "gpu_steward_extender_answer_seconds_count{verb=\"filter\"} 3"] {
         assert!(metrics.contains(line), "{line}: {metrics}");

@@ -6,6 +6,7 @@ use crate::program::BINARY;
 use lab::api_server::FakeApiServer;
 use lab::eventually::eventually;
 use serde_json::{Value, json};
+use std::process::{Command, Stdio};
 
 /// A GPU on one of two nodes is taken, so that their scores differ; a third node has no GPUs.
 fn nodes(server: &FakeApiServer, extender: &Extender) {
@@ -88,4 +89,17 @@ fn nodes_that_fit_and_are_not_named_are_in_no_list_and_in_the_event() {
     prefers["spec"]["topologySpreadConstraints"] = json!([{ "maxSkew": 1, "whenUnsatisfiable": "ScheduleAnyway" }]);
     server.put("pods", prefers.clone());
     assert_eq!(extender.filter(&prefers, &names)["NodeNames"], json!(["n1", "n2", "n3"]));
+}
+
+#[test]
+fn without_an_api_server_the_extender_names_a_flag_that_it_has() {
+    let home = tempfile::tempdir().unwrap();
+    let mut command = Command::new(BINARY);
+    command.args(["extender", "--extender-listen", "127.0.0.1:0", "--extender-admin-listen", "127.0.0.1:0"]);
+    command.env("HOME", home.path()).env_remove("KUBECONFIG").env_remove("KUBERNETES_SERVICE_HOST");
+    let output = command.stdin(Stdio::null()).output().unwrap();
+    let text = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(64), "{text}");
+    assert!(text.contains("found no Kubernetes API server") && text.contains("give --kubeconfig PATH"), "{text}");
+    assert!(!text.contains("standalone"), "{text}");
 }

@@ -14,7 +14,11 @@ fn fitting(extender: &Extender, pod: &Value, nodes: &[&str]) -> Value {
 }
 
 fn pending(extender: &Extender) -> u64 {
-    extender.metric("gpu_steward_extender_pending_pods")
+    extender.metric("gpu_steward_extender_pending_pods{state=\"expected\"}")
+}
+
+fn refused(extender: &Extender) -> u64 {
+    extender.metric("gpu_steward_extender_pending_pods{state=\"refused\"}")
 }
 
 fn bound(extender: &Extender) -> u64 {
@@ -52,6 +56,29 @@ fn a_pod_that_lost_a_race_for_cpu_releases_its_gpu_at_once() {
 }
 
 #[test]
+fn pods_that_no_node_fits_are_counted_until_they_fit_or_are_gone() {
+    let server = FakeApiServer::start();
+    node(&server, "n1", 1);
+    let extender = Extender::led(&server);
+    let held = pod(&server, 1, WHOLE);
+    assert_eq!(fitting(&extender, &held, &["n1"]), json!(["n1"]));
+    assert_eq!(extender.bind(&held, "n1"), "");
+    let waiting: Vec<Value> = (2..=7).map(|number| pod(&server, number, WHOLE)).collect();
+    for _ in 0..2 {
+        assert!(waiting.iter().all(|pod| fitting(&extender, pod, &["n1"]) == Value::Null));
+    }
+    assert_eq!((pending(&extender), refused(&extender)), (0, 6), "each pod once");
+    server.remove("pods", "ml", "train-7");
+    eventually("a pod that is gone not to be counted", SOON, || (refused(&extender) == 5).then_some(()));
+    server.remove("pods", "ml", "train-1");
+    until_bound(&extender, 0);
+    assert_eq!(fitting(&extender, &waiting[0], &["n1"]), json!(["n1"]));
+    assert_eq!((pending(&extender), refused(&extender)), (1, 4));
+    assert_eq!(extender.bind(&waiting[0], "n1"), "");
+    assert_eq!((pending(&extender), refused(&extender)), (0, 4));
+}
+
+#[test]
 fn a_gated_pod_holds_nothing_until_its_gates_are_removed() {
     let server = FakeApiServer::start();
     node(&server, "n1", 1);
@@ -64,7 +91,7 @@ fn a_gated_pod_holds_nothing_until_its_gates_are_removed() {
     assert_eq!(answer["NodeNames"], Value::Null);
     let why = answer["FailedAndUnresolvableNodes"]["n1"].as_str().unwrap().to_owned();
     assert!(why.contains("the pod has scheduling gates"), "{why}");
-    assert_eq!((pending(&extender), bound(&extender)), (0, 0));
+    assert_eq!((pending(&extender), refused(&extender), bound(&extender)), (0, 1, 0));
     eventually("an event of the gated pod", SOON, || {
         events(&server, "FilteringFailed").into_iter().find(|note| note.contains("has scheduling gates"))
     });
@@ -82,7 +109,7 @@ fn a_gated_pod_holds_nothing_until_its_gates_are_removed() {
     gated["spec"]["schedulingGates"] = json!([]);
     server.put("pods", gated.clone());
     assert_eq!(fitting(&extender, &gated, &["n1"]), json!(["n1"]));
-    assert_eq!(pending(&extender), 1);
+    assert_eq!((pending(&extender), refused(&extender)), (1, 0));
     assert_eq!(extender.bind(&gated, "n1"), "");
     eventually("the event of the bound pod", SOON, || events(&server, "BindingSucceed").get(1).cloned());
 }
@@ -101,20 +128,17 @@ fn members_of_a_gang_hold_their_places_until_bind_next_filter_or_deletion() {
             member
         })
         .collect();
-    // kube-scheduler lets the members wait for each other (Permit). Each member is expected on its own node, although every
-    // node fits every member.
-    let mut places: Vec<String> = Vec::new();
+    // kube-scheduler lets the members wait for each other (Permit). Each member is expected on its own node, and no member fits
+    // the node of another.
+    let mut places: Vec<&str> = Vec::new();
     for member in &gang {
-        assert_eq!(fitting(&extender, member, &nodes), json!(nodes));
-        let scores = extender.ask("prioritize", &json!({ "Pod": member, "NodeNames": nodes })).json();
-        let score = |name: &str| {
-            scores.as_array().unwrap().iter().find(|one| one["Host"] == name).unwrap()["Score"].as_i64().unwrap()
-        };
-        let free = nodes.iter().find(|name| !places.iter().any(|place| place == *name)).unwrap();
-        let held = places.iter().map(|place| score(place)).max();
-        assert!(held.is_none_or(|held| held < score(free)), "{places:?} are behind {free}: {scores}");
-        places.push((*free).to_owned());
+        let free: Vec<&str> = nodes.into_iter().filter(|name| !places.contains(name)).collect();
+        assert_eq!(fitting(&extender, member, &nodes), json!(free));
+        places.push(free[0]);
     }
+    let mut more = pod(&server, 9, WHOLE);
+    more["metadata"]["labels"] = json!({ "scheduling.x-k8s.io/pod-group": "train" });
+    assert_eq!(fitting(&extender, &more, &nodes), Value::Null, "there are as many GPUs as members that have passed");
     assert_eq!(pending(&extender), 3);
     // Half of the gang is bound, then the third member is deleted, and its hold is released.
     for (member, place) in gang.iter().zip(&places).take(2) {
@@ -127,7 +151,7 @@ fn members_of_a_gang_hold_their_places_until_bind_next_filter_or_deletion() {
     let late = pod(&server, 4, WHOLE);
     assert_eq!(fitting(&extender, &late, &nodes), json!([places[2]]), "only that node is left");
     assert_eq!(pending(&extender), 1);
-    assert_eq!(fitting(&extender, &late, &[&places[0]]), Value::Null);
+    assert_eq!(fitting(&extender, &late, &[places[0]]), Value::Null);
     assert_eq!(pending(&extender), 0, "no node fits it any more, so nothing is held");
     // The gang is abandoned: its bound members are deleted, and their GPUs are free.
     until_bound(&extender, 2);
@@ -162,7 +186,7 @@ fn a_pod_that_volcano_has_bound_closes_its_node_until_the_agent_names_its_gpus()
     });
     assert_eq!(refused, "NodeClosed");
     let note = eventually("the event on the Node", SOON, || events(&server, "GPUsClosed").pop());
-    assert!(note.contains("the pod 00000001-") && note.contains("it is not known which"), "{note}");
+    assert!(note.contains("the pod ml/train-1 ") && note.contains("it is not known which"), "{note}");
     // The agent names the GPU that the kubelet gave it.
     volcano["metadata"]["annotations"][CLAIM] = "GPU-n1-0,NVIDIA,60000,0:;".into();
     volcano["metadata"]["annotations"]["hami.io/vgpu-node"] = "n1".into();

@@ -78,6 +78,8 @@ mod own_mark;
 #[cfg(test)]
 mod holds;
 #[cfg(test)]
+mod refusal_events;
+#[cfg(test)]
 mod bad_questions;
 #[cfg(test)]
 mod bad_objects;

@@ -365,7 +365,7 @@ fn the_api_server_is_found_in_the_usual_order_and_mistakes_are_reported() {
     let missing = dir.path().join("missing");
     let (odd, missing, home) = (odd.to_str().unwrap(), missing.to_str().unwrap(), home.to_str().unwrap());
     for (args, environment, message) in [
-        (vec![], vec![], "found no Kubernetes API server: --kubeconfig is not given".to_owned()),
+        (vec![], vec![], "give --kubeconfig PATH, or run with --standalone".to_owned()),
         (vec!["--kubeconfig", missing], vec![], format!("cannot use the kubeconfig {missing}")),
         (
             vec!["--kubeconfig", odd],

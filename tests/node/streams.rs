@@ -4,6 +4,7 @@
 mod stream_extender;
 mod stream_client;
 mod hostile;
+mod preempt;
 mod leader_change;
 mod agent_process;
 mod expiry;

@@ -221,7 +221,9 @@ mod tests {
         let others = [
             Refusal::NotPlaced,
             Refusal::Unreadable("it ends early".into()),
-            Refusal::BadRequest("container main: nvidia.com/gpucores: is not between 0 and 100: \"150\"".into()),
+            Refusal::BadRequest(
+                "container main: nvidia.com/gpumem counts whole MiB: write 3072 instead of \"3Gi\"".into(),
+            ),
             Refusal::Count { claimed: 1, given: 2 },
             Refusal::NoSuchDevice(device.clone()),
             Refusal::SameGpuTwice { device, slots: 2, gpus: 1 },

@@ -158,7 +158,7 @@ impl ClusterState {
         LeaderView {
             epoch: self.epoch,
             leader: None,
-            closed: node.and_then(NodeClaims::closed).map(|why| why.to_string().into()),
+            closed: self.closing(name.as_str()).map(|why| why.to_string().into()),
             leaving,
             awaited,
         }

@@ -24,8 +24,8 @@ pub enum BindRefusal {
     Closed {
         /// The node.
         node: NodeName,
-        /// Why.
-        why: ClosedReason,
+        /// Why, for the owner of the pod.
+        why: String,
     },
     /// Other pods have taken the GPUs since the filter answered.
     #[error("node {node} no longer fits: {why}")]
@@ -88,10 +88,11 @@ impl ClusterState {
             };
         }
         let request = self.pending.get(uid).map(|pending| pending.request.clone()).ok_or(BindRefusal::NotFiltered)?;
-        let node = self.nodes.get_mut(name).ok_or_else(|| BindRefusal::UnknownNode(name.clone()))?;
-        if let Some(why) = node.closed() {
+        if let Some(closing) = self.closing(name.as_str()) {
+            let why = closing.told_in(&request.pod.namespace);
             return Err(BindRefusal::Closed { node: name.clone(), why });
         }
+        let node = self.nodes.get_mut(name).ok_or_else(|| BindRefusal::UnknownNode(name.clone()))?;
         // The processes are from before an etcd restore; this leader has not seen their claim.
         if node.runs(uid) {
             return Err(BindRefusal::StillRuns(name.clone()));
@@ -112,7 +113,8 @@ impl ClusterState {
         node.claim(&gpu_pod(&request), ClaimState::Assumed, &placement.claim);
         self.forget_proposal(uid);
         let (node, pod, version, claim) = (name.clone(), request.pod, request.version, placement.claim);
-        self.locations.insert(uid.clone(), PodLocation { node: node.clone(), pod: pod.clone(), version });
+        let location = PodLocation { node: node.clone(), pod: pod.clone(), version, is_being_deleted: false };
+        self.locations.insert(uid.clone(), location);
         Ok(BindOrder { uid: uid.clone(), pod, node, claim, epoch, version })
     }
 
@@ -143,7 +145,7 @@ impl ClusterState {
                 && sum.containers <= capacity.slots
                 && !own.clashes_with(device.claimed, cores)
         };
-        let PodLocation { node, pod, version } = location.clone();
+        let PodLocation { node, pod, version, .. } = location.clone();
         let (claim, epoch) = (held.claim.clone(), self.epoch);
         let room = claim.shares().all(has_room);
         room.then(|| BindOrder { uid: uid.clone(), pod, node, claim, epoch, version })

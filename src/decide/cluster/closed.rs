@@ -4,7 +4,7 @@
 //! agent names the GPUs of a pod or refuses its start, the pod ends, a newer version of an object can be read.
 
 use model::claim::ClaimOrigin;
-use model::id::{NodeName, ObjectUid, PodUid};
+use model::id::{NodeName, ObjectUid, PodRef, PodUid};
 use model::time::WallTime;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -42,6 +42,17 @@ impl ClosedReason {
         !matches!(self, ClosedReason::Gone | ClosedReason::AgentStarting | ClosedReason::AgentLeaving)
     }
 
+    /// The pod that closes the node, if one does.
+    pub(super) fn pod(&self) -> Option<&PodUid> {
+        match self {
+            ClosedReason::UnknownClaim(pod)
+            | ClosedReason::UnreadablePod(pod)
+            | ClosedReason::TwoSchedulers(pod)
+            | ClosedReason::TwoLeases(pod, _) => Some(pod),
+            _ => None,
+        }
+    }
+
     /// The code for logs.
     #[must_use]
     pub fn word(&self) -> &'static str {
@@ -60,37 +71,69 @@ impl ClosedReason {
     }
 }
 
-impl fmt::Display for ClosedReason {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            ClosedReason::Gone => f.write_str("the Node is gone and pods on it still have claims"),
-            ClosedReason::Unreadable(why) => write!(f, "the register of the node cannot be read: {why}"),
-            ClosedReason::UnknownClaim(pod) => {
-                write!(f, "the pod {pod} on this node holds GPUs, but it is not known which")
-            }
-            ClosedReason::UnreadablePod(pod) => {
-                write!(f, "the pod {pod} on this node cannot be read; it may hold GPUs")
-            }
-            ClosedReason::TwoSchedulers(pod) => write!(
-                f,
-                "another GPU scheduler has placed the pod {pod} on this node after this one began to use it; let only one of \
-                 them use the node"
-            ),
-            ClosedReason::TwoLeases(pod, lease) => write!(
-                f,
-                "extenders with another Lease, {lease}, have placed the pod {pod} on this node after the extenders with this \
-                 Lease began to use it; let only one of the two installations use the node"
-            ),
-            ClosedReason::AgentAway => f.write_str("the node's agent has lost its connection and has not connected again"),
-            ClosedReason::AgentStarting => {
-                f.write_str("the node's agent is not registered with the kubelet, or finds no CDI there")
-            }
-            ClosedReason::AgentWithoutCdi => f.write_str(
-                "the node's agent is of an earlier release and finds no CDI in the container runtime; turn CDI on there, and \
-                 upgrade the agent",
-            ),
-            ClosedReason::AgentLeaving => f.write_str("the node's agent is about to stop"),
+/// Why a node is closed, with the name of the pod that closes it, where one does.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Closing {
+    /// The reason.
+    pub reason: ClosedReason,
+    /// Namespace and name of the pod; `None` if no pod closes the node, or its name is not known.
+    pub pod: Option<PodRef>,
+}
+
+impl Closing {
+    /// The reason for the owners of a namespace: the name of a pod in another namespace is left out.
+    #[must_use]
+    pub fn told_in(&self, namespace: &str) -> String {
+        match &self.pod {
+            Some(pod) if *pod.namespace != *namespace => self.text("a pod of another namespace"),
+            _ => self.to_string(),
         }
+    }
+
+    fn text(&self, pod: &str) -> String {
+        match &self.reason {
+            ClosedReason::Gone => "the Node is gone and pods on it still have claims".to_owned(),
+            ClosedReason::Unreadable(why) => format!("the register of the node cannot be read: {why}"),
+            ClosedReason::UnknownClaim(_) => format!(
+                "{pod} holds GPUs of this node, but it is not known which; see that the node's agent runs, which names them, or \
+                 delete that pod"
+            ),
+            ClosedReason::UnreadablePod(_) => {
+                format!("{pod} on this node cannot be read; it may hold GPUs; correct or delete that pod")
+            }
+            ClosedReason::TwoSchedulers(_) => format!(
+                "another GPU scheduler has placed {pod} on this node after this one began to use it; let only one of them use \
+                 the node"
+            ),
+            ClosedReason::TwoLeases(_, lease) => format!(
+                "extenders with another Lease, {lease}, have placed {pod} on this node after the extenders with this Lease \
+                 began to use it; let only one of the two installations use the node"
+            ),
+            ClosedReason::AgentAway => {
+                "the node's agent has lost its connection and has not connected again; see whether it runs".to_owned()
+            }
+            ClosedReason::AgentStarting => {
+                "the node's agent is not registered with the kubelet, or finds no CDI there; its /readyz says which".to_owned()
+            }
+            ClosedReason::AgentWithoutCdi => {
+                "the node's agent is of an earlier release and finds no CDI in the container runtime; turn CDI on there, and \
+                 upgrade the agent"
+                    .to_owned()
+            }
+            ClosedReason::AgentLeaving => "the node's agent is about to stop".to_owned(),
+        }
+    }
+}
+
+/// The reason for the log, the event on the Node and operators.
+impl fmt::Display for Closing {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let pod = match (&self.pod, self.reason.pod()) {
+            (Some(pod), _) => format!("the pod {pod}"),
+            (None, Some(uid)) => format!("the pod with the UID {uid}"),
+            (None, None) => String::new(),
+        };
+        f.write_str(&self.text(&pod))
     }
 }
 
@@ -102,7 +145,7 @@ pub struct ClosingChange {
     /// The UID of its Node; `None` where the Node is not known.
     pub uid: Option<ObjectUid>,
     /// Why it is closed; `None` where it is open again.
-    pub closed: Option<ClosedReason>,
+    pub closed: Option<Closing>,
 }
 
 /// The pods that may keep a node from taking new claims, and the reason that was reported last.
@@ -167,4 +210,32 @@ fn intruder(origins: &BTreeMap<PodUid, ClaimOrigin>) -> Option<ClosedReason> {
     let oldest = origins.values().filter_map(own).min()?;
     let (newest, reason) = origins.iter().filter_map(other).max_by_key(|(at, _)| *at)?;
     (newest >= oldest).then_some(reason)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_closing_names_its_pod_and_hides_it_from_other_namespaces() {
+        let uid = PodUid::parse(&"1".repeat(32)).unwrap();
+        let pod = PodRef { namespace: "ml".into(), name: "train-0".into() };
+        for reason in [
+            ClosedReason::UnknownClaim(uid.clone()),
+            ClosedReason::UnreadablePod(uid.clone()),
+            ClosedReason::TwoSchedulers(uid.clone()),
+            ClosedReason::TwoLeases(uid.clone(), "gpu/other".into()),
+        ] {
+            let closing = Closing { reason: reason.clone(), pod: Some(pod.clone()) };
+            for text in [closing.to_string(), closing.told_in("ml")] {
+                assert!(text.contains("the pod ml/train-0") && !text.contains(uid.as_str()), "{text}");
+            }
+            let hidden = closing.told_in("web");
+            assert!(hidden.contains("a pod of another namespace") && !hidden.contains("train-0"), "{hidden}");
+            let nameless = Closing { reason, pod: None }.to_string();
+            assert!(nameless.contains("the pod with the UID 1111"), "{nameless}");
+        }
+        let away = Closing { reason: ClosedReason::AgentAway, pod: None };
+        assert_eq!(away.told_in("web"), away.to_string());
+    }
 }

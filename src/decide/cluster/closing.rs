@@ -1,23 +1,24 @@
 //! Takes in reasons to close a node other than its own pods and GPUs, and reports which nodes were closed or opened.
 
-use super::closed::{ClosedReason, ClosingChange};
+use super::closed::{ClosedReason, Closing, ClosingChange};
 use super::state::ClusterState;
 use model::claim::ClaimOrigin;
-use model::id::{NodeName, PodUid};
+use model::id::{NodeName, PodRef, PodUid};
 use std::sync::Arc;
 
 impl ClusterState {
-    /// The newest version of a pod that is bound to this node cannot be read. `uid` is its UID at the API server.
-    pub fn pod_is_unreadable(&mut self, uid: &PodUid, node: &NodeName) {
+    /// The newest version of a pod that is bound to this node cannot be read. `uid` is its UID at the API server; its name may
+    /// be unreadable too.
+    pub fn pod_is_unreadable(&mut self, uid: &PodUid, pod: Option<PodRef>, node: &NodeName) {
         self.pod_is_settled(uid);
-        self.unreadable.insert(uid.clone(), node.clone());
+        self.unreadable.insert(uid.clone(), (node.clone(), pod));
         self.node_entry(node).blocking_pods_mut().unreadable.insert(uid.clone());
         self.touch(node);
     }
 
     /// A pod that could not be read is known to be gone, or can be read again.
     pub fn pod_is_settled(&mut self, uid: &PodUid) {
-        let Some(node) = self.unreadable.remove(uid) else { return };
+        let Some((node, _)) = self.unreadable.remove(uid) else { return };
         if let Some(claims) = self.nodes.get_mut(&node) {
             claims.blocking_pods_mut().unreadable.remove(uid);
         }
@@ -52,9 +53,24 @@ impl ClusterState {
                 continue;
             }
             node.last_reported_mut().clone_from(&closed);
-            changes.push(ClosingChange { node: name, uid: node.uid().cloned(), closed });
+            let uid = node.uid().cloned();
+            changes.push(ClosingChange { node: name, uid, closed: closed.map(|reason| self.named(reason)) });
         }
         changes
+    }
+
+    /// Why this node takes no new claims; `None` where it takes some or is not known.
+    #[must_use]
+    pub fn closing(&self, name: &str) -> Option<Closing> {
+        Some(self.named(self.nodes.get(name)?.closed()?))
+    }
+
+    fn named(&self, reason: ClosedReason) -> Closing {
+        let pod = reason.pod().and_then(|uid| match self.locations.get(uid) {
+            Some(location) => Some(location.pod.clone()),
+            None => self.unreadable.get(uid)?.1.clone(),
+        });
+        Closing { reason, pod }
     }
 
     /// This node may have been closed or opened.

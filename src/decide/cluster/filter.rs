@@ -1,11 +1,13 @@
 //! The filter and the scores: which of the nodes fit a pod, and how well.
 
+use super::gang;
+use super::names::ByName;
 use super::rank;
 use super::recent_scores::{self, NamedScores};
 use super::state::{ClusterState, MAX_PENDING, NodeChoice, PendingPod, PodLocation};
 use super::survey::{StateAccess, Verdicts};
-use super::verdicts::Judged;
-use crate::placement::{CountedClaims, FillTerms, NodeRefusal, RefusalReason, place};
+use super::verdicts::{Judged, Verdict};
+use crate::placement::{FillTerms, NodeRefusal, RefusalReason};
 use model::claim::PodClaim;
 use model::gpu_pod::GpuPod;
 use model::id::PodUid;
@@ -62,7 +64,8 @@ pub struct ExplainedScore {
 }
 
 /// Decides which of these nodes fit the pod, names the best of them, and leaves a proposal on the very best. The proposal counts
-/// in the scores of other pods until the pod is bound, filtered again or gone. A pod whose bind has no known outcome fits only
+/// in the scores of other pods until the pod is bound, filtered again or gone, and for members of its gang like a claim. A pod
+/// whose bind has no known outcome fits only
 /// the node where it may be bound. Two calls at the same moment may propose the same node.
 pub fn filter(state: &impl StateAccess, request: PlacementRequest, nodes: &[&str], now: Monotonic) -> FilterVerdict {
     let begun = state.with(|state| {
@@ -77,7 +80,8 @@ pub fn filter(state: &impl StateAccess, request: PlacementRequest, nodes: &[&str
         ControlFlow::Continue(begun) => begun,
         ControlFlow::Break(verdict) => return verdict,
     };
-    let verdict = ranked(&survey.verdicts(state, &request, nodes), nodes, scoring, answered);
+    let verdicts = survey.verdicts(state, &request, nodes);
+    let verdict = ranked((&verdicts, &gang::verdicts(state, &request)), nodes, scoring, answered);
     let best = verdict.proposed.and_then(|place| nodes.get(place)).copied();
     let scores = named_scores(&verdict, nodes);
     let bound = state.with(|state| {
@@ -86,8 +90,12 @@ pub fn filter(state: &impl StateAccess, request: PlacementRequest, nodes: &[&str
             return Some(only(location, nodes));
         }
         state.forget_proposal(&request.uid);
-        if best.is_some() {
-            state.propose(request, best, scores, now);
+        match best {
+            Some(_) => {
+                state.refused.remove(&request.uid);
+                state.propose(request, best, scores, now);
+            }
+            None => state.refuse(&request.uid, now),
         }
         None
     });
@@ -111,11 +119,17 @@ struct Answered {
 }
 
 /// Combines the verdicts about the nodes into the verdict of the call.
-fn ranked(verdicts: &Verdicts<'_>, nodes: &[&str], scoring: Scoring, answered: Answered) -> FilterVerdict {
+fn ranked(
+    (verdicts, of_gang): (&Verdicts<'_>, &ByName<Verdict>),
+    nodes: &[&str],
+    scoring: Scoring,
+    answered: Answered,
+) -> FilterVerdict {
     let mut verdict = FilterVerdict { scoring, ..FilterVerdict::default() };
     let (mut fitting, mut suits) = (Vec::with_capacity(nodes.len()), Vec::with_capacity(nodes.len()));
     for (place, judged) in verdicts.iter().enumerate() {
-        match judged {
+        let own = if of_gang.is_empty() { None } else { nodes.get(place).and_then(|name| of_gang.get(*name)) };
+        match own.unwrap_or(judged) {
             Ok(judged) => {
                 fitting.push((place, judged));
                 suits.push(judged.suitability);
@@ -190,19 +204,6 @@ impl ClusterState {
         }
     }
 
-    /// Whether the pod fits this node once these pods are gone from it. Proposals do not count. A pod that holds GPUs of another
-    /// node, for example by a binding whose outcome is not known, fits no other node.
-    #[must_use]
-    pub fn fits_without(&self, request: &PlacementRequest, name: &str, victims: &[PodUid]) -> bool {
-        if self.locations.get(&request.uid).is_some_and(|location| location.node.as_str() != name) {
-            return false;
-        }
-        let Some(node) = self.nodes.get(name).filter(|node| node.closed().is_none()) else { return false };
-        let mut node = node.clone();
-        victims.iter().for_each(|uid| node.release(uid));
-        place(request, node.devices(), &self.rules.placement, CountedClaims::Claims).is_ok()
-    }
-
     fn propose(&mut self, request: PlacementRequest, name: Option<&str>, scores: NamedScores, now: Monotonic) {
         // The pod was deleted during the call, so no event would remove the proposal.
         if self.gone.has(&request.uid) {
@@ -213,14 +214,7 @@ impl ClusterState {
         {
             self.forget_proposal(&oldest);
         }
-        let placed = name.and_then(|name| self.nodes.get(name)).and_then(|node| {
-            let (_, placement) = self.judge(&request, node).ok()?;
-            Some((node.name().clone(), placement.claim))
-        });
-        let proposed = placed.and_then(|(name, claim)| {
-            self.nodes.get_mut(&name)?.propose(&gpu_pod(&request), &claim);
-            Some(name)
-        });
+        let proposed = name.and_then(|name| self.propose_on(&request, name));
         self.order.insert((now, request.uid.clone()));
         let uid = request.uid.clone();
         self.scores.keep(&uid, scores);

@@ -408,6 +408,27 @@ impl NodeClaims {
         self.add_proposed(&pod.uid);
     }
 
+    /// The devices, with the proposals of these pods among the claims; `None` if none of the pods is expected here.
+    pub(super) fn devices_with(&self, members: &BTreeSet<PodUid>) -> Option<PlacementNode> {
+        let (own, others): (Vec<_>, Vec<_>) = self.proposals.iter().partition(|(uid, _)| members.contains(*uid));
+        if own.is_empty() {
+            return None;
+        }
+        let sum = |of: &[(&PodUid, &Vec<(GpuUuid, DeviceDemand)>)], device: &GpuUuid| {
+            let demands = of.iter().flat_map(|(_, demands)| demands.iter()).filter(|(one, _)| one == device);
+            demands.fold(DeviceDemand::default(), |mut sum, (_, demand)| {
+                sum.add(*demand);
+                sum
+            })
+        };
+        let mut devices = self.devices.clone();
+        for device in &mut devices.devices {
+            device.claimed.add(sum(&own, &device.uuid));
+            device.proposed = sum(&others, &device.uuid);
+        }
+        Some(devices)
+    }
+
     /// Whether the filter expects pods here.
     pub(super) fn has_proposals(&self) -> bool {
         !self.proposals.is_empty()

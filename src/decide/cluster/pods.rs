@@ -48,7 +48,7 @@ impl ClusterState {
         self.gone.remove(uid);
         self.pod_without_gpus_is(uid, bound.filter(|bound| bound.gpu_pod.is_none() && !bound.ended));
         let Some(bound) = bound else { return };
-        self.forget_proposal(uid);
+        self.is_not_pending(uid);
         let holds = bound.gpu_pod.as_ref().filter(|pod| !pod.finished);
         if let Some(location) =
             self.locations.get(uid).filter(|location| location.node != bound.node || holds.is_none()).cloned()
@@ -74,8 +74,8 @@ impl ClusterState {
                 node.claim_is_unknown(uid);
             }
         }
-        self.locations
-            .insert(uid.clone(), PodLocation { node: bound.node.clone(), pod: pod.pod.clone(), version: None });
+        let (node, pod) = (bound.node.clone(), pod.pod.clone());
+        self.locations.insert(uid.clone(), PodLocation { node, pod, version: None, is_being_deleted: false });
         self.touch(&bound.node);
         if bound.hash.is_some() {
             let before = self.nodes.get(&bound.node).map(|node| node.predecessors(uid)).unwrap_or_default();
@@ -119,7 +119,7 @@ impl ClusterState {
     pub fn pod_gone(&mut self, uid: &PodUid) {
         self.gone.add(uid);
         self.pod_without_gpus_is(uid, None);
-        self.forget_proposal(uid);
+        self.is_not_pending(uid);
         if self.holds_after_end(uid) {
             return;
         }

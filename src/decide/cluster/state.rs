@@ -1,9 +1,12 @@
 //! The settings of the decisions, and the state of the leader.
 
+use super::gang::Gangs;
 use super::names::ByName;
 use super::node::NodeClaims;
+use super::preempt::NominatedPods;
 use super::recent_pods::RecentPods;
 use super::recent_scores::RecentScores;
+use super::refused_pods::RefusedPods;
 use super::verdicts::VerdictCache;
 use super::version::NodeVersion;
 use crate::ledger::ClaimState;
@@ -99,6 +102,8 @@ pub(super) struct PodLocation {
     pub(super) pod: PodRef,
     /// The version of the pod for which its order was made; `None` where the watch has shown it bound.
     pub(super) version: Option<u64>,
+    /// Whether its deletion was requested.
+    pub(super) is_being_deleted: bool,
 }
 
 /// The nodes, claims and proposals of the cluster. One lock protects all of it, because a decision reads and changes most
@@ -111,6 +116,12 @@ pub struct ClusterState {
     pub(super) locations: HashMap<PodUid, PodLocation>,
     /// Pods without a node, by their last filter call.
     pub(super) pending: HashMap<PodUid, PendingPod>,
+    /// The members of gangs among them.
+    pub(super) gangs: Gangs,
+    /// Pods that no node fits.
+    pub(super) refused: RefusedPods,
+    /// Pods that wait for ends on their nominated node.
+    pub(super) nominated: NominatedPods,
     /// Pods that are gone, and get no proposal.
     pub(super) gone: RecentPods,
     /// Pods whose binding was refused.
@@ -132,9 +143,9 @@ pub struct ClusterState {
     pub(super) free_places: Vec<usize>,
     /// The newest verdicts about the nodes.
     pub(super) verdicts: VerdictCache,
-    /// Pods that cannot be read, by their UID at the API server, with the node that they are bound to. Bounded like the pods
-    /// of the cluster.
-    pub(super) unreadable: HashMap<PodUid, NodeName>,
+    /// Pods that cannot be read, by their UID at the API server, with the node that they are bound to, and with their names where
+    /// these can be read. Bounded like the pods of the cluster.
+    pub(super) unreadable: HashMap<PodUid, (NodeName, Option<PodRef>)>,
     /// Pods that are bound, have not ended and request no GPU, with their nodes: their processes on a GPU are explained. Bounded
     /// like the pods of the cluster; each takes some 60 bytes.
     pub(super) pods_without_gpus: HashMap<PodUid, NodeName>,
@@ -153,6 +164,9 @@ impl ClusterState {
             nodes: ByName::default(),
             locations: HashMap::new(),
             pending: HashMap::new(),
+            gangs: Gangs::default(),
+            refused: RefusedPods::default(),
+            nominated: NominatedPods::default(),
             gone: RecentPods::default(),
             unbound: RecentPods::default(),
             scores: RecentScores::default(),
@@ -200,10 +214,29 @@ impl ClusterState {
         self.nodes.values()
     }
 
-    /// Number of pods that the filter has answered for and that are not bound.
+    /// Number of pods for which the filter has named a node and that are not bound.
     #[must_use]
     pub fn pending(&self) -> usize {
         self.pending.len()
+    }
+
+    /// Number of pods that no node fitted at their last filter call and that still wait.
+    #[must_use]
+    pub fn refused(&self) -> usize {
+        self.refused.len()
+    }
+
+    /// No node fits a pod as it is now: its request cannot be read, or it has scheduling gates. A claim is not touched.
+    pub fn is_refused(&mut self, uid: &PodUid, now: Monotonic) {
+        self.forget_proposal(uid);
+        self.refuse(uid, now);
+    }
+
+    pub(super) fn refuse(&mut self, uid: &PodUid, now: Monotonic) {
+        // No event would remove a pod that was deleted during its call.
+        if !self.gone.has(uid) {
+            self.refused.add(uid, now);
+        }
     }
 
     /// Sets the epoch that this leader writes on its claims: higher than any that was written before. It never becomes
@@ -215,6 +248,7 @@ impl ClusterState {
     /// Forgets the proposals of pods whose last filter call is older than `before`: they were placed in another way, or given
     /// up. Their claims are not touched.
     pub fn forget_pending(&mut self, before: Monotonic) {
+        self.refused.forget_before(before);
         while let Some((filtered, uid)) = self.order.first() {
             if *filtered >= before {
                 break;
@@ -224,16 +258,18 @@ impl ClusterState {
         }
     }
 
-    /// A pod that may have been filtered must not be placed as it is now: it requests no GPU, its request cannot be read, or it
-    /// has scheduling gates. A claim is not touched.
+    /// A pod that may have been filtered requests no GPU now. A claim is not touched.
     pub fn is_not_pending(&mut self, uid: &PodUid) {
         self.forget_proposal(uid);
+        self.refused.remove(uid);
+        self.nominated.remove(uid);
     }
 
     /// Removes the proposal of a pod and what is remembered of its filter call.
     pub(super) fn forget_proposal(&mut self, uid: &PodUid) -> Option<PlacementRequest> {
         let pending = self.pending.remove(uid)?;
         self.scores.forget(uid);
+        self.gangs.remove(&pending.request);
         self.order.remove(&(pending.filtered, uid.clone()));
         if let Some(node) = pending.proposed.and_then(|name| self.nodes.get_mut(&name)) {
             node.withdraw(uid);

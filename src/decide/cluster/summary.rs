@@ -2,6 +2,8 @@
 
 use super::filter::RefusedNode;
 use crate::placement::{NearestMiss, RefusalReason};
+use model::nvidia::MEMORY;
+use model::request::MemoryRequest;
 use std::fmt;
 
 /// The reasons of all refused nodes.
@@ -25,8 +27,7 @@ impl RefusalSummary {
             for (reason, gpus) in node.why.reasons() {
                 if let Some((nodes, all)) = sums.get_mut(reason as usize) {
                     *nodes += 1;
-                    // A reason of the node as a whole is counted once and names no GPU.
-                    *all += if node.why.gpus == 0 { 0 } else { usize::from(gpus) };
+                    *all += if reason.is_of_node() { 0 } else { usize::from(gpus) };
                 }
             }
             if let Some(miss) = node.why.nearest
@@ -69,15 +70,26 @@ impl fmt::Display for NamedMiss<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let NamedMiss(node, miss) = self;
         match miss {
-            NearestMiss::Memory { requested, free, index } => {
-                let (requested, free) = (requested.0.div_ceil(1 << 20), free.0 >> 20);
-                write!(f, "requests {requested} MiB; most free is {free} MiB on {node} GPU {index}")
+            NearestMiss::Memory { asked, requested, free, total, index } => {
+                let (requested, free, total) = (requested.0.div_ceil(1 << 20), free.0 >> 20, total.0 >> 20);
+                match asked {
+                    Some(MemoryRequest::Amount(_)) => write!(f, "requests {requested} MiB")?,
+                    Some(MemoryRequest::Percent(share)) => {
+                        write!(f, "requests {share} % of the memory, {requested} MiB")?
+                    }
+                    None => write!(f, "requests all memory of a GPU, {requested} MiB, because it names no {MEMORY}")?,
+                }
+                write!(f, "; most free is {free} MiB on {node} GPU {index}")?;
+                if requested > total { write!(f, ", which has {total} MiB in all") } else { Ok(()) }
             }
             NearestMiss::Cores { requested, free, index } => {
                 write!(f, "requests {} % of SM time; most free is {} % on {node} GPU {index}", requested.0, free.0)
             }
             NearestMiss::Count { requested, fitting } => {
                 write!(f, "requests {requested} GPUs; at most {fitting} fit together, on {node}")
+            }
+            NearestMiss::Devices { requested, there } => {
+                write!(f, "requests {requested} GPUs of one node; the node with the most GPUs, {node}, has {there}")
             }
         }
     }
@@ -87,7 +99,11 @@ impl fmt::Display for NamedMiss<'_> {
 mod tests {
     use super::*;
     use crate::placement::NodeRefusal;
-    use model::unit::Bytes;
+    use model::unit::{Bytes, Mib};
+
+    fn refused(all: impl IntoIterator<Item = NodeRefusal>) -> Vec<RefusedNode> {
+        all.into_iter().enumerate().map(|(place, why)| RefusedNode { place, why }).collect()
+    }
 
     #[test]
     fn a_summary_counts_nodes_and_gpus_by_reason_and_names_the_nearest_miss() {
@@ -95,12 +111,10 @@ mod tests {
             let mut why = NodeRefusal::of(2);
             why.count(RefusalReason::CardInsufficientMemory);
             why.count(RefusalReason::CardTimeSlicingExhausted);
-            why.missed(NearestMiss::Memory { requested: Bytes(8192 << 20), free: Bytes(free << 20), index });
+            why.missed(miss(Some(MemoryRequest::Amount(Mib(8192))), 8192, free, index));
             why
         };
-        let refused = [memory(4096, 1), memory(6144, 3), NodeRefusal::whole(RefusalReason::NodeUnregistered)];
-        let refused: Vec<RefusedNode> =
-            refused.into_iter().enumerate().map(|(place, why)| RefusedNode { place, why }).collect();
+        let refused = refused([memory(4096, 1), memory(6144, 3), NodeRefusal::whole(RefusalReason::NodeUnregistered)]);
         let summary = RefusalSummary::of(&refused, &["node-1", "node-3", "node-4"]);
         assert_eq!(
             summary.to_string(),
@@ -108,5 +122,56 @@ mod tests {
              NodeUnregistered on 1 node; requests 8192 MiB; most free is 6144 MiB on node-3 GPU 3"
         );
         assert_eq!(RefusalSummary::of(&[], &[]).to_string(), "0 nodes refused");
+    }
+
+    /// A GPU with 80 GiB.
+    fn miss(asked: Option<MemoryRequest>, requested: u64, free: u64, index: u32) -> NearestMiss {
+        let (requested, free) = (Bytes(requested << 20), Bytes(free << 20));
+        NearestMiss::Memory { asked, requested, free, total: Bytes(80 << 30), index }
+    }
+
+    #[test]
+    fn the_nearest_miss_speaks_the_units_of_the_request() {
+        for (asked, requested, words) in [
+            (Some(MemoryRequest::Amount(Mib(8192))), 8192, "requests 8192 MiB; most free is 6144 MiB on n GPU 3"),
+            (
+                Some(MemoryRequest::Amount(Mib(90_000))),
+                90_000,
+                "requests 90000 MiB; most free is 6144 MiB on n GPU 3, which has 81920 MiB in all",
+            ),
+            (
+                Some(MemoryRequest::Percent(50)),
+                40_960,
+                "requests 50 % of the memory, 40960 MiB; most free is 6144 MiB on n GPU 3",
+            ),
+            (
+                None,
+                81_920,
+                "requests all memory of a GPU, 81920 MiB, because it names no nvidia.com/gpumem; most free is 6144 MiB on n \
+                 GPU 3",
+            ),
+        ] {
+            let mut why = NodeRefusal::of(1);
+            why.count(RefusalReason::CardInsufficientMemory);
+            why.missed(miss(asked, requested, 6144, 3));
+            let text = RefusalSummary::of(&refused([why]), &["n"]).to_string();
+            assert_eq!(text, format!("1 node refused: CardInsufficientMemory on 1 GPU of 1 node; {words}"));
+        }
+    }
+
+    #[test]
+    fn a_reason_of_the_node_counts_no_gpu() {
+        let mut few = NodeRefusal::of(2);
+        few.count(RefusalReason::NodeInsufficientDevice);
+        few.missed(NearestMiss::Devices { requested: 4, there: 2 });
+        let text = RefusalSummary::of(&refused([few.clone()]), &["n"]).to_string();
+        let words = "requests 4 GPUs of one node; the node with the most GPUs, n, has 2";
+        assert_eq!(text, format!("1 node refused: NodeInsufficientDevice on 1 node; {words}"));
+        // Memory that is missing may become free, so it is told before GPUs that are not there.
+        let mut full = NodeRefusal::of(4);
+        full.count(RefusalReason::CardInsufficientMemory);
+        full.missed(miss(None, 81_920, 0, 1));
+        let text = RefusalSummary::of(&refused([few, full]), &["n", "m"]).to_string();
+        assert!(text.ends_with("most free is 0 MiB on m GPU 1"), "{text}");
     }
 }

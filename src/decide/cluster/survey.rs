@@ -15,12 +15,12 @@ use super::rank::Suitability;
 use super::state::ClusterState;
 use super::verdicts::{Judged, KeptVerdicts, MadeVerdict, Signature, Verdict};
 use super::version::NodeVersion;
-use crate::placement::{CountedClaims, NodeRefusal, Placement, RefusalReason, place};
+use crate::placement::{CountedClaims, NodeRefusal, Placement, PlacementNode, RefusalReason, place};
 use model::placement::PlacementRequest;
 use std::sync::Arc;
 
 /// Number of nodes that are judged in one step, which takes about 0.2 ms. The first call of a new kind judges all nodes.
-const STEP: usize = 256;
+pub(super) const STEP: usize = 256;
 
 /// Gives access to the state for one step. Between the steps other callers use it.
 pub trait StateAccess {
@@ -66,17 +66,26 @@ impl ClusterState {
         if node.closed().is_some() {
             return Err(NodeRefusal::whole(RefusalReason::NodeClosed));
         }
-        if node.devices().devices.is_empty() {
+        self.judge_devices(request, node.devices(), node.has_proposals())
+    }
+
+    /// Judges these devices of a node.
+    pub(super) fn judge_devices(
+        &self,
+        request: &PlacementRequest,
+        devices: &PlacementNode,
+        has_proposals: bool,
+    ) -> Result<(Judged, Placement), NodeRefusal> {
+        if devices.devices.is_empty() {
             return Err(NodeRefusal::whole(RefusalReason::NodeUnregistered));
         }
         let rules = &self.rules.placement;
-        let (beside_proposals, placement) =
-            match place(request, node.devices(), rules, CountedClaims::ClaimsAndProposals) {
-                Ok(placement) => (true, placement),
-                // The refusal must not depend on proposals, which are only expectations.
-                Err(why) if !node.has_proposals() => return Err(why),
-                Err(_) => (false, place(request, node.devices(), rules, CountedClaims::Claims)?),
-            };
+        let (beside_proposals, placement) = match place(request, devices, rules, CountedClaims::ClaimsAndProposals) {
+            Ok(placement) => (true, placement),
+            // The refusal must not depend on proposals, which are only expectations.
+            Err(why) if !has_proposals => return Err(why),
+            Err(_) => (false, place(request, devices, rules, CountedClaims::Claims)?),
+        };
         let policy = rules.node_policy(&request.preference);
         let suitability = Suitability::new(beside_proposals, placement.fill, policy);
         Ok((Judged { suitability, terms: placement.terms }, placement))

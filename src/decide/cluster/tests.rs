@@ -313,22 +313,22 @@ fn a_pod_that_cannot_be_read_closes_its_node_until_it_can_be_read_or_is_gone() {
     let (bad, held) = (slice(9, 1000), slice(8, 1000));
     cluster.pod_is(&held.uid, Some(&bound(&held, &name(0), given(0))));
     cluster.take_closings();
-    cluster.pod_is_unreadable(&bad.uid, &name(0));
+    cluster.pod_is_unreadable(&bad.uid, None, &name(0));
     assert_eq!(cluster.filter(slice(1, 1000), names(2), NOW).fit, [1]);
     let closed = cluster.node(&name(0)).unwrap().closed();
     assert_eq!(closed, Some(ClosedReason::UnreadablePod(bad.uid.clone())));
     // A newer version of the pod is bound to another node. The same version again changes nothing.
-    cluster.pod_is_unreadable(&bad.uid, &name(1));
-    cluster.pod_is_unreadable(&bad.uid, &name(1));
+    cluster.pod_is_unreadable(&bad.uid, None, &name(1));
+    cluster.pod_is_unreadable(&bad.uid, None, &name(1));
     assert_eq!(cluster.filter(slice(1, 1000), names(2), NOW).fit, [0]);
     cluster.pod_is_settled(&bad.uid);
     assert_eq!(cluster.filter(slice(1, 1000), names(2), NOW).fit, [0, 1]);
     // A pod whose newest version cannot be read keeps what it is known to hold.
-    cluster.pod_is_unreadable(&held.uid, &name(0));
+    cluster.pod_is_unreadable(&held.uid, None, &name(0));
     assert_eq!((claimed_mib(&cluster, &name(0)), cluster.node(&name(0)).unwrap().closed().is_some()), (1000, true));
     cluster.pod_is_settled(&held.uid);
     // On a node that is not known, the pod is remembered until the Node appears.
-    cluster.pod_is_unreadable(&bad.uid, &name(4));
+    cluster.pod_is_unreadable(&bad.uid, None, &name(4));
     cluster.node_is(&facts(4, 1));
     assert!(cluster.node(&name(4)).unwrap().closed().is_some());
     cluster.pod_is_settled(&bad.uid);
@@ -425,13 +425,13 @@ fn each_closing_and_opening_is_told_once() {
     cluster.pod_is(&other.uid, Some(&bound(&other, &name(0), PodClaim::None)));
     let told = |cluster: &mut ClusterState| -> Vec<(String, Option<&'static str>)> {
         let all = cluster.take_closings().into_iter();
-        all.map(|change| (change.node.to_string(), change.closed.map(|why| why.word()))).collect()
+        all.map(|change| (change.node.to_string(), change.closed.map(|why| why.reason.word()))).collect()
     };
     assert_eq!(told(&mut cluster), [("node-0".into(), Some("unknown_claim"))]);
     cluster.pod_is(&other.uid, Some(&bound(&other, &name(0), PodClaim::None)));
     assert_eq!(told(&mut cluster), []);
     // Closed and opened in between: nothing has changed.
-    cluster.pod_is_unreadable(&slice(8, 1).uid, &name(1));
+    cluster.pod_is_unreadable(&slice(8, 1).uid, None, &name(1));
     cluster.pod_is_settled(&slice(8, 1).uid);
     cluster.pod_gone(&other.uid);
     assert_eq!(told(&mut cluster), [("node-0".into(), None)]);

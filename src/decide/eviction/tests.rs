@@ -34,6 +34,8 @@ fn pod(n: u32) -> Pod {
         priority: None,
         controller: None,
         host_network: false,
+        nominated: None,
+        gang: None,
         gated: false,
         prefers_nodes: false,
         runtime_class: None,

@@ -251,6 +251,8 @@ fn api_pod(number: u8, name: &str, container: u8, mirror_of: Option<u8>) -> Arc<
         priority: None,
         controller: None,
         host_network: false,
+        nominated: None,
+        gang: None,
         gated: false,
         prefers_nodes: false,
         runtime_class: None,

@@ -1,6 +1,6 @@
 //! Places one pod on one node.
 
-use super::device::{Candidate, DeviceFitness, PlacementDevice, PlacementNode};
+use super::device::{Candidate, DeviceFitness, DeviceKind, PlacementDevice, PlacementNode};
 use super::order;
 use super::reason::{NearestMiss, NodeRefusal, RefusalReason};
 use super::rules::{CountedClaims, Placement, PlacementRules};
@@ -57,16 +57,21 @@ fn barred(device: &PlacementDevice, selection: &GpuSelection) -> Option<RefusalR
         DeviceFitness::Cordoned => return Some(RefusalReason::CardCordoned),
         DeviceFitness::InUse => return Some(RefusalReason::CardInUse),
     }
-    let GpuSelection { use_types, avoid_types, use_uuids, avoid_uuids, modes, .. } = selection;
-    let named = |types: &[Arc<str>]| types.iter().any(|part| device.kind.product.contains(&**part));
-    if (!use_types.is_empty() && !named(use_types))
-        || named(avoid_types)
-        || modes.as_ref().is_some_and(|modes| !modes.contains(&*device.kind.mode))
-    {
+    if !accepts_kind(selection, &device.kind) {
         return Some(RefusalReason::CardTypeMismatch);
     }
+    let GpuSelection { use_uuids, avoid_uuids, .. } = selection;
     let barred = (!use_uuids.is_empty() && !use_uuids.contains(&device.uuid)) || avoid_uuids.contains(&device.uuid);
     barred.then_some(RefusalReason::CardUuidMismatch)
+}
+
+/// Whether the pod accepts this product and this sharing mode.
+pub(crate) fn accepts_kind(selection: &GpuSelection, kind: &DeviceKind) -> bool {
+    let GpuSelection { use_types, avoid_types, modes, .. } = selection;
+    let named = |types: &[Arc<str>]| types.iter().any(|part| kind.product.contains(&**part));
+    (use_types.is_empty() || named(use_types))
+        && !named(avoid_types)
+        && modes.as_ref().is_none_or(|modes| modes.contains(&*kind.mode))
 }
 
 struct Attempt<'a> {
@@ -90,7 +95,7 @@ impl<'a> Attempt<'a> {
         let mut refusal = NodeRefusal::of(gpus);
         if count > self.node.devices.len() {
             refusal.count(RefusalReason::NodeInsufficientDevice);
-            refusal.missed(NearestMiss::Count { requested: container.slots, fitting: gpus.into() });
+            refusal.missed(NearestMiss::Devices { requested: container.slots, there: gpus.into() });
             return Err(refusal);
         }
         let mut candidates = Vec::with_capacity(self.node.devices.len());
@@ -176,7 +181,8 @@ impl<'a> Attempt<'a> {
         }
         let free = Bytes(memory.saturating_sub(used.memory));
         if own_memory > free.0 {
-            let miss = NearestMiss::Memory { requested: share.0, free, index: device.index };
+            let (asked, index) = (container.memory, device.index);
+            let miss = NearestMiss::Memory { asked, requested: share.0, free, total: Bytes(memory), index };
             return Err((RefusalReason::CardInsufficientMemory, Some(miss)));
         }
         let free = cores.saturating_sub(used.cores);

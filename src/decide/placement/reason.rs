@@ -1,5 +1,6 @@
 //! Why a node does not fit: HAMi's reason codes, counted by GPU, and the GPU that came nearest.
 
+use model::request::MemoryRequest;
 use model::unit::{Bytes, CorePercent};
 use std::fmt;
 
@@ -97,6 +98,18 @@ impl RefusalReason {
         )
     }
 
+    /// Whether the reason is about the node as a whole, and not about one of its GPUs.
+    #[must_use]
+    pub fn is_of_node(self) -> bool {
+        matches!(
+            self,
+            RefusalReason::NodeInsufficientDevice
+                | RefusalReason::NodeUnregistered
+                | RefusalReason::NodeClosed
+                | RefusalReason::PodPlacedElsewhere
+        )
+    }
+
     fn place(self) -> usize {
         usize::from(self as u8)
     }
@@ -107,10 +120,14 @@ impl RefusalReason {
 pub enum NearestMiss {
     /// It had this much memory left, and the container requests more.
     Memory {
+        /// The request as the pod states it; `None` if it names no memory, and so requests all memory of a GPU.
+        asked: Option<MemoryRequest>,
         /// Requested of each GPU.
         requested: Bytes,
         /// Left on the GPU with the most.
         free: Bytes,
+        /// Memory of that GPU.
+        total: Bytes,
         /// NVML's index of that GPU.
         index: u32,
     },
@@ -129,6 +146,13 @@ pub enum NearestMiss {
         requested: u32,
         /// GPUs that fit.
         fitting: u32,
+    },
+    /// The node has this many GPUs, and the container requests more.
+    Devices {
+        /// Requested.
+        requested: u32,
+        /// GPUs of the node.
+        there: u32,
     },
 }
 
@@ -224,9 +248,19 @@ impl NearestMiss {
             (NearestMiss::Memory { free: old, .. }, NearestMiss::Memory { free, .. }) => free > old,
             (NearestMiss::Cores { free: old, .. }, NearestMiss::Cores { free, .. }) => free > old,
             (NearestMiss::Count { fitting: old, .. }, NearestMiss::Count { fitting, .. }) => fitting > old,
-            // A number of fitting GPUs that is too small is more important to the user than memory, and memory than SM time.
-            (NearestMiss::Cores { .. }, NearestMiss::Memory { .. }) | (_, NearestMiss::Count { .. }) => true,
-            _ => false,
+            (NearestMiss::Devices { there: old, .. }, NearestMiss::Devices { there, .. }) => there > old,
+            _ => self.rank() > other.rank(),
+        }
+    }
+
+    /// A number of fitting GPUs that is too small is more important to the user than memory, and memory than SM time. A node that
+    /// has too few GPUs comes last, because no ending pod changes that.
+    fn rank(self) -> u8 {
+        match self {
+            NearestMiss::Devices { .. } => 0,
+            NearestMiss::Cores { .. } => 1,
+            NearestMiss::Memory { .. } => 2,
+            NearestMiss::Count { .. } => 3,
         }
     }
 }

@@ -58,6 +58,7 @@ pub(crate) fn pod(n: u32, requests: Vec<ContainerRequest>) -> PlacementRequest {
         requests,
         selection: GpuSelection::default(),
         preference: PlacementPreference::default(),
+        gang: None,
         prefers_nodes: false,
     }
 }
@@ -129,8 +130,11 @@ fn a_refusal_counts_gpus_and_names_the_nearest_miss() {
     gpus[0].claimed = taken(74, 0, 1);
     gpus[1].claimed = taken(76, 0, 1);
     let why = placed(&app(1, 8192, 0), &node(gpus)).unwrap_err();
-    let miss = NearestMiss::Memory { requested: Bytes(8 * GIB), free: Bytes(6 * GIB), index: 0 };
-    assert_eq!(why.nearest, Some(miss));
+    let asked = Some(MemoryRequest::Amount(Mib(8192)));
+    let (requested, free, total) = (Bytes(8 * GIB), Bytes(6 * GIB), Bytes(80 * GIB));
+    assert_eq!(why.nearest, Some(NearestMiss::Memory { asked, requested, free, total, index: 0 }));
+    let why = placed(&app(4, 8192, 0), &node(vec![gpu(0), gpu(1)])).unwrap_err();
+    assert_eq!(why.nearest, Some(NearestMiss::Devices { requested: 4, there: 2 }));
 }
 
 #[test]

@@ -17,6 +17,7 @@ use serve::answer_queue::AnswerQueue;
 use serve::caller::{Access, BearerToken, Condition, Ends};
 use serve::exposition::ExpositionFormat;
 use serve::negotiate;
+use serve::query;
 use serve::server::HttpApplication;
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -212,12 +213,24 @@ impl Routes {
     }
 
     async fn api(&self, document: ApiDocument, request: &Request<Incoming>, peer: IpAddr) -> Response<AnswerBody> {
-        let filter = match ApiFilter::parse(request.uri().query().unwrap_or_default()) {
+        let query = request.uri().query().unwrap_or_default();
+        let filter = match document {
+            ApiDocument::Node => query::values(query, []).map(|[]| ApiFilter::default()),
+            ApiDocument::Gpus | ApiDocument::Pods | ApiDocument::Processes => ApiFilter::parse(query),
+        };
+        let filter = match filter {
             Ok(filter) => filter,
             Err(bad) => return sentence(StatusCode::BAD_REQUEST, &bad.to_string()),
         };
-        let Some(mut buffer) = self.buffer(peer).await else { return self.too_many() };
         let view = Arc::clone(&self.view.borrow());
+        if let Some(gpu) = filter.missing_gpu(&view) {
+            let gpu: String = gpu.chars().take(80).collect();
+            return sentence(
+                StatusCode::NOT_FOUND,
+                &format!("this node has no GPU {gpu:?}: name it by UUID or index; /api/v1/gpus lists all."),
+            );
+        }
+        let Some(mut buffer) = self.buffer(peer).await else { return self.too_many() };
         match api::render(document, &filter, &view, (self.settings.clock)(), &mut buffer.bytes) {
             Ok(()) => {
                 let mut response = self.packed(buffer, request.headers());

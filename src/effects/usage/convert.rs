@@ -2,6 +2,7 @@
 //! message.
 
 use model::gpu::{MigInstance, MigSample};
+use model::limits::PodMemoryClaim;
 use model::observation::GpuSourceState;
 use model::reading::{Absence, Reading};
 use model::time::Now;
@@ -22,6 +23,12 @@ pub(super) fn state(view: &NodeView) -> messages::NodeUsage {
 /// The message without sequence, times and ages. Two equal messages of this form mean that nothing has changed.
 pub(super) fn values(view: &NodeView) -> messages::NodeUsage {
     Conversion { stamps: None }.node(view)
+}
+
+/// The memory that the pod claims of the device of this share.
+fn claimed(claims: &[PodMemoryClaim], pod: &PodView, share: &GpuUse) -> Option<u64> {
+    let device = share.mig.as_ref().unwrap_or(&share.gpu);
+    claims.iter().find(|claim| claim.pod == pod.uid && claim.device == *device).map(|claim| claim.memory.0)
 }
 
 /// How readings are converted: with sample times and ages, or without.
@@ -46,11 +53,11 @@ impl Conversion {
             made_at_us: 0,
             simulated: view.gpu_source.simulated(),
             source: Some(source(&view.gpu_source)),
-            gpus: view.gpus.iter().map(|gpu| self.gpu(gpu, &view.pods)).collect(),
+            gpus: view.gpus.iter().map(|gpu| self.gpu(gpu, &view.pods, &view.memory_claims)).collect(),
         }
     }
 
-    fn gpu(self, view: &GpuView, pods: &[PodView]) -> messages::Gpu {
+    fn gpu(self, view: &GpuView, pods: &[PodView], claims: &[PodMemoryClaim]) -> messages::Gpu {
         let (gpu, sample) = (&view.gpu, &view.sample);
         let listed = match &view.processes {
             Reading::Measured(list, at) => {
@@ -82,7 +89,10 @@ impl Conversion {
                 .iter()
                 .flat_map(|pod| pod.gpus.iter().map(move |share| (pod, share)))
                 .filter(|(_, share)| share.gpu == gpu.uuid)
-                .map(|(pod, share)| self.share(pod, share))
+                .map(|(pod, share)| messages::PodShare {
+                    memory_claimed: claimed(claims, pod, share),
+                    ..self.share(pod, share)
+                })
                 .collect(),
         }
     }
@@ -111,6 +121,7 @@ impl Conversion {
             processes: share.processes,
             memory_used: self.bytes(&share.memory_used),
             sm: self.percent(&share.sm),
+            memory_claimed: None,
         }
     }
 

@@ -90,6 +90,7 @@ fn pod(share: &PodShare) -> Value {
         "processes": share.processes,
         "memory_used": bytes(share.memory_used.as_ref()),
         "sm": percent(share.sm.as_ref()),
+        "memory_claimed": share.memory_claimed,
     })
 }
 
@@ -141,7 +142,10 @@ mod tests {
             health: Health::Healthy.into(),
             memory_total: Some(total),
             utilization: Some(Percent { value: Some(87.0), ..Percent::default() }),
-            pods: vec![PodShare { name: Some("train-0".into()), ..PodShare::default() }, nameless],
+            pods: vec![
+                PodShare { name: Some("train-0".into()), memory_claimed: Some(5), ..PodShare::default() },
+                nameless,
+            ],
             ..Gpu::default()
         };
         let source = GpuSource { state: gpu_source::State::Working.into(), ..GpuSource::default() };
@@ -153,5 +157,7 @@ mod tests {
         assert_eq!((&gpu["memory_total"], &gpu["memory_used"]), (&total, &Value::Null));
         assert_eq!((&gpu["pods"][0]["name"], &gpu["pods"][1]["name"]), (&json!("train-0"), &Value::Null));
         assert_eq!(gpu["pods"][1]["sm"]["absent"]["code"], "not_supported");
+        let claimed = (&gpu["pods"][0]["memory_claimed"], &gpu["pods"][1]["memory_claimed"]);
+        assert_eq!(claimed, (&json!(5), &Value::Null));
     }
 }

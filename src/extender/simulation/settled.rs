@@ -38,7 +38,11 @@ pub(super) fn check(etcd: &Etcd, machines: &[Machine], leader: &Process, others:
             closed.filter(|why| matches!(why, ClosedReason::UnknownClaim(_)))
         });
         if let Some(why) = unknown {
-            return Err(format!("{} is closed, and its agent refuses pods without a claim: {why}", machine.name));
+            return Err(format!(
+                "{} is closed, and its agent refuses pods without a claim: {}",
+                machine.name,
+                why.word()
+            ));
         }
     }
     for other in others {

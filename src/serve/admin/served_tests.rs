@@ -68,6 +68,8 @@ fn without_profiling_the_profiles_are_forbidden_and_the_log_level_is_served() {
         assert!(answer.text().contains("--profiling"), "{}", answer.text());
     }
     assert_eq!(served.get("/loglevel").text(), "2\n");
+    let index = served.get("/").text();
+    assert!(index.contains("--profiling") && !index.contains("pprof"), "no link to a forbidden path: {index}");
 }
 
 #[test]

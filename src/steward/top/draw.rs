@@ -38,8 +38,10 @@ const HELP: &str = " 1 2 3 4   overview, GPUs, pods, processes        Tab  next 
  *         read more than 10 s ago; the line at the bottom says when
  GPU%      GPU: time with a kernel running. Pod, process: share of the SMs
  GPUMEM    device memory held by the processes of a pod, or by one process
+ GPUCLAIM  device memory that the containers of a pod claim
  CPU       cores in use: 1.50 is one and a half cores
  MEM       working set of a pod, resident memory of a process
+ v ^       rows are sorted by this column: largest first, smallest first
  no pod    processes of the host, and memory that no listed process explains
  SIMULATED the GPUs are simulated: gpu-steward agent --gpus simulated";
 

@@ -4,17 +4,18 @@ use crate::top::show::{ABSENT, Cells, bytes, cores, percent, rate};
 use crate::top::table::{Amounts, Column, Row, fill, left, right};
 use wire::api::ReadingJson;
 use wire::api::Snapshot;
-use wire::api::pods::{CgroupUseJson, ContainerJson, GpuUseJson, NetworkJson, PodJson};
+use wire::api::pods::{CgroupUseJson, ContainerJson, GpuClaimJson, GpuUseJson, NetworkJson, PodJson};
 
 /// The columns, in the order in which [`rows`] fills them.
-pub(crate) const COLUMNS: [Column; 14] = [
+pub(crate) const COLUMNS: [Column; 15] = [
     fill("POD"),
     left("GPU", 7, 0),
     right("GPU%", 5, 0),
     right("GPUMEM", 7, 0),
+    right("GPUCLAIM", 8, 0),
     right("CPU", 6, 0),
     right("MEM", 7, 0),
-    right("LIMIT", 7, 0),
+    right("MEMLIMIT", 8, 110),
     right("RX/s", 7, 100),
     right("TX/s", 7, 100),
     right("READ/s", 7, 116),
@@ -47,7 +48,7 @@ pub(crate) fn container_name(name: Option<&str>, id: &str) -> String {
 
 fn pod_row(pod: &PodJson, snapshot: &Snapshot, containers: bool) -> Row {
     let name = pod_name(pod.namespace.as_deref(), pod.name.as_deref(), &pod.uid);
-    let mut row = used(&name, &pod.usage, &pod.gpus, Some(&pod.network), snapshot);
+    let mut row = used(&name, &pod.usage, (&pod.gpus, &pod.gpu_claims), Some(&pod.network), snapshot);
     row.cells.text(pod.qos.clone().unwrap_or_default());
     if containers {
         let shown = pod.containers.iter().filter(|container| !container.sandbox);
@@ -62,7 +63,7 @@ fn pod_row(pod: &PodJson, snapshot: &Snapshot, containers: bool) -> Row {
 fn container_row(container: &ContainerJson, snapshot: &Snapshot, alone: bool) -> Row {
     let name = container_name(container.name.as_deref(), &container.id);
     let network = alone.then_some(&container.network);
-    let mut row = used(&name, &container.usage, &container.gpus, network, snapshot);
+    let mut row = used(&name, &container.usage, (&container.gpus, &[]), network, snapshot);
     row.cells.blank();
     let image = container.image.as_deref().unwrap_or_default();
     row.words = format!("{} {image}", container.id);
@@ -73,13 +74,13 @@ fn container_row(container: &ContainerJson, snapshot: &Snapshot, alone: bool) ->
 fn used(
     name: &str,
     usage: &CgroupUseJson,
-    shares: &[GpuUseJson],
+    on_gpus: (&[GpuUseJson], &[GpuClaimJson]),
     network: Option<&ReadingJson<NetworkJson>>,
     snapshot: &Snapshot,
 ) -> Row {
     let mut cells = Cells::default();
     cells.text(name);
-    let (gpu, gpu_memory) = on_gpus(&mut cells, shares, snapshot);
+    let (gpu, gpu_memory) = gpu_cells(&mut cells, on_gpus, snapshot);
     cells.reading("CPU", &usage.cpu_cores, cores).reading("memory", &usage.memory_working_set_bytes, |it| bytes(*it));
     let limit = cells.fact("memory limit", &usage.memory_limit_bytes, |it| it.map_or_else(|| "none".to_owned(), bytes));
     cells.text(limit);
@@ -108,18 +109,30 @@ fn used(
     Row { name: name.to_owned(), cells, amounts, ..Row::default() }
 }
 
-/// The three cells about GPUs: devices, use and memory. Use and memory are sums over all devices; blank without a
-/// device.
-fn on_gpus(cells: &mut Cells, shares: &[GpuUseJson], snapshot: &Snapshot) -> (Option<f64>, Option<f64>) {
+/// The four cells about GPUs: devices, use, memory and claimed memory. All but the first are sums over all devices; blank
+/// without a device.
+fn gpu_cells(
+    cells: &mut Cells,
+    (shares, claims): (&[GpuUseJson], &[GpuClaimJson]),
+    snapshot: &Snapshot,
+) -> (Option<f64>, Option<f64>) {
+    let used = shares.iter().map(|share| snapshot.device(&share.gpu, share.mig.as_deref()));
+    let mut devices: Vec<String> = used.collect();
+    for device in claims.iter().map(|claim| snapshot.any_device(&claim.device)) {
+        if !devices.contains(&device) {
+            devices.push(device);
+        }
+    }
+    cells.text(devices.join(","));
+    let claimed =
+        claims.iter().map(|claim| claim.memory_bytes).reduce(u64::saturating_add).map_or_else(String::new, bytes);
     if shares.is_empty() {
-        cells.blank().blank().blank();
+        cells.blank().blank().text(claimed);
         return (None, None);
     }
-    let devices: Vec<_> = shares.iter().map(|share| snapshot.device(&share.gpu, share.mig.as_deref())).collect();
-    cells.text(devices.join(","));
     let sm = sum(shares.iter().map(|share| &share.sm_ratio), 0.0, |a, b| a + b);
     let memory = sum(shares.iter().map(|share| &share.memory_used_bytes), 0, |a, b| a.saturating_add(*b));
-    cells.reading("GPU use", &sm, percent).reading("GPU memory", &memory, |it| bytes(*it));
+    cells.reading("GPU use", &sm, percent).reading("GPU memory", &memory, |it| bytes(*it)).text(claimed);
     (sm.value().copied(), memory.value().map(|it| number(*it)))
 }
 

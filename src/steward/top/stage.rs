@@ -6,6 +6,7 @@ use model::cgroup::{CgroupIdentity, CgroupKind, CgroupSample, NetworkSample, Qos
 use model::gpu::{GpmSample, Gpu, GpuSample, MigInstance, MigSample};
 use model::host::{HostFacts, HostSample};
 use model::id::{ContainerId, GpuUuid, NodeName, PodRef, PodUid, ProcessKey};
+use model::limits::PodMemoryClaim;
 use model::observation::GpuSourceState;
 use model::process::{GpuProcess, GpuProcessKind, HostProcess, ProcessOwner};
 use model::time::{Monotonic, Now, WallTime};
@@ -261,6 +262,13 @@ fn view() -> NodeView {
         pod(2, Some(("vision", "resnet-7f9c")), (1.25, 40), vec![on(0, 8, 20.0), on(1, 30, 35.0)]),
         pod(4, None, (0.0, 2), Vec::new()),
     ];
+    let claim = |pod: u8, device: &str, gib: u64| PodMemoryClaim {
+        pod: uid(pod),
+        device: uuid(device),
+        memory: Bytes(gib * GIB),
+    };
+    view.memory_claims =
+        Arc::from([claim(1, "GPU-0", 64), claim(2, "GPU-0", 10), claim(2, "GPU-1", 40), claim(4, "MIG-1", 5)]);
     view.processes = Arc::from(vec![
         host_process(4021, "python", Some(identity(1, Some('a'))), 7.4, 23),
         host_process(4077, "python", Some(identity(2, Some('b'))), 1.2, 39),
@@ -296,7 +304,7 @@ pub(crate) fn snapshot() -> Snapshot {
         pods: pods::PodsJson {
             view: head,
             left_out: 0,
-            pods: view.pods.iter().map(|pod| pods::PodJson::of(pod, ages)).collect(),
+            pods: view.pods.iter().map(|pod| pods::PodJson::of(pod, &view.memory_claims, ages)).collect(),
             containers: Vec::new(),
         },
         processes: serde_json::from_value(serde_json::to_value(listing).unwrap()).unwrap(),

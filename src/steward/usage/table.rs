@@ -50,7 +50,7 @@ impl Table {
         self.line(&source(state));
         if !state.gpus.is_empty() {
             self.line("");
-            self.line("GPU NAME                             HEALTH      BUSY                MEMORY PROC");
+            self.line("GPU NAME                             HEALTH      BUSY MEMORY OF TOTAL/CLAIM PROC");
         }
     }
 
@@ -102,7 +102,8 @@ impl Table {
         };
         let place = format!("{place}, {name}");
         let busy = self.percent(&place, "busy", share.sm.as_ref());
-        let memory = self.memory(&place, share.memory_used.as_ref(), None);
+        let claimed = share.memory_claimed.map(|value| Bytes { value: Some(value), ..Bytes::default() });
+        let memory = self.memory(&place, share.memory_used.as_ref(), claimed.as_ref());
         self.row(&part(format!("  {name}"), busy, memory, share.processes.to_string()));
     }
 
@@ -266,6 +267,7 @@ mod tests {
             processes: 2,
             memory_used: bytes(60 << 30),
             sm: percent(80.4),
+            memory_claimed: Some(64 << 30),
         };
         let nameless = PodShare {
             namespace: None,
@@ -273,6 +275,7 @@ mod tests {
             processes: 1,
             memory_used: bytes(1 << 20),
             sm: Some(Percent { absent: Some(refused()), ..Percent::default() }),
+            memory_claimed: None,
             ..named.clone()
         };
         let gpu = Gpu {
@@ -318,9 +321,9 @@ mod tests {
 node-a  2023-11-14T22:13:20Z  values at most 0.5 s old  (simulated GPUs)
 driver 550.54.15, CUDA 12.4
 
-GPU NAME                             HEALTH      BUSY                MEMORY PROC
+GPU NAME                             HEALTH      BUSY MEMORY OF TOTAL/CLAIM PROC
   0 NVIDIA H100 80GB HBM3            healthy     87 %  60.0 GiB of 80.0 GiB    3
-      ml/train-0                                 80 %              60.0 GiB    2
+      ml/train-0                                 80 %  60.0 GiB of 64.0 GiB    2
       pod 0f5b9a3e-0d2c-4b7f-9a51-2…                -               1.0 MiB    1
       (no pod)                                    0 %               3.0 MiB    1
   1 NVIDIA RTX PRO 6000 Blackwell M… unhealthy      -                     -    -

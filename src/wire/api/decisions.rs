@@ -1,6 +1,6 @@
 //! `/api/v1/decisions` of the extender: the last decisions about pods, and how the scores of a filter decision were made.
 
-use model::request::ContainerRequest;
+use model::request::{ContainerRequest, MemoryRequest};
 use serde::{Deserialize, Serialize};
 
 /// The document.
@@ -86,15 +86,17 @@ pub struct FilterDetailJson {
     pub refused: Vec<RefusedNodeJson>,
 }
 
-/// What one container requests.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+/// What one container requests. Both fields of memory are `None` if it names no memory, and so requests all of each GPU.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ContainerRequestJson {
     /// Name of the container.
     pub container: String,
     /// Number of GPUs.
     pub gpus: u32,
-    /// Memory of each GPU, such as `Amount(Mib(3000))` or `Percent(50)`; `None` if the pod requests none.
-    pub memory: Option<String>,
+    /// Memory of each GPU, if the pod requests an amount.
+    pub memory_bytes: Option<u64>,
+    /// Part of the memory of each GPU, from 0 to 1, if the pod requests a percentage.
+    pub memory_ratio: Option<f64>,
     /// Percent of the SM time of each GPU; `None` if the pod requests none.
     pub cores: Option<u32>,
 }
@@ -127,7 +129,14 @@ impl ContainerRequestJson {
         ContainerRequestJson {
             container: request.container.to_string(),
             gpus: request.slots,
-            memory: request.memory.map(|memory| format!("{memory:?}")),
+            memory_bytes: request.memory.and_then(|memory| match memory {
+                MemoryRequest::Amount(amount) => Some(amount.bytes().0),
+                MemoryRequest::Percent(_) => None,
+            }),
+            memory_ratio: request.memory.and_then(|memory| match memory {
+                MemoryRequest::Amount(_) => None,
+                MemoryRequest::Percent(share) => Some(f64::from(share) / 100.0),
+            }),
             cores: request.cores.map(|cores| cores.0),
         }
     }

@@ -3,6 +3,7 @@
 use super::head::ViewHeadJson;
 use super::reading::{ReadingAges, ReadingJson};
 use model::cgroup::{CgroupSample, NetworkSample, Qos};
+use model::limits::PodMemoryClaim;
 use model::view::{ContainerRates, ContainerView, GpuUse, PodView};
 use serde::{Deserialize, Serialize, Serializer};
 
@@ -30,6 +31,8 @@ pub struct PodsListing<'a> {
     pub pods: Vec<&'a PodView>,
     /// The requested containers.
     pub containers: Vec<&'a ContainerView>,
+    /// GPU memory that pods claim.
+    pub memory_claims: &'a [PodMemoryClaim],
     /// The time of the answer, for the ages.
     pub ages: ReadingAges,
 }
@@ -51,6 +54,9 @@ pub struct PodJson {
     pub network: ReadingJson<NetworkJson>,
     /// GPUs with processes of this pod.
     pub gpus: Vec<GpuUseJson>,
+    /// GPU memory that its containers claim together, where they claim an amount and the claim is known.
+    #[serde(default)]
+    pub gpu_claims: Vec<GpuClaimJson>,
     /// Its containers.
     pub containers: Vec<ContainerJson>,
 }
@@ -157,6 +163,15 @@ pub struct GpuUseJson {
     pub sm_ratio: ReadingJson<f64>,
 }
 
+/// The memory of one GPU or MIG instance that a pod claims.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct GpuClaimJson {
+    /// UUID of the GPU or MIG instance.
+    pub device: String,
+    /// Memory.
+    pub memory_bytes: u64,
+}
+
 // === conversions ===
 
 impl Serialize for PodsListing<'_> {
@@ -165,7 +180,10 @@ impl Serialize for PodsListing<'_> {
         let mut document = serializer.serialize_struct("Document", 4)?;
         document.serialize_field("view", &self.view)?;
         document.serialize_field("left_out", &self.left_out)?;
-        document.serialize_field("pods", &Each(&self.pods, |pod: &PodView| PodJson::of(pod, self.ages)))?;
+        document.serialize_field(
+            "pods",
+            &Each(&self.pods, |pod: &PodView| PodJson::of(pod, self.memory_claims, self.ages)),
+        )?;
         document.serialize_field(
             "containers",
             &Each(&self.containers, |it: &ContainerView| ContainerJson::of(it, self.ages)),
@@ -186,7 +204,10 @@ impl<T, U: Serialize, F: Fn(&T) -> U> Serialize for Each<'_, T, F> {
 impl PodJson {
     /// One pod of a view.
     #[must_use]
-    pub fn of(pod: &PodView, ages: ReadingAges) -> PodJson {
+    pub fn of(pod: &PodView, memory_claims: &[PodMemoryClaim], ages: ReadingAges) -> PodJson {
+        let claims = memory_claims.iter().filter(|claim| claim.pod == pod.uid);
+        let claim =
+            |claim: &PodMemoryClaim| GpuClaimJson { device: claim.device.to_string(), memory_bytes: claim.memory.0 };
         PodJson {
             uid: pod.uid.to_string(),
             namespace: pod.name.as_ref().map(|name| name.namespace.to_string()),
@@ -195,6 +216,7 @@ impl PodJson {
             usage: CgroupUseJson::of(&pod.sample, &pod.rates, ages),
             network: ages.with(&pod.network, NetworkJson::of),
             gpus: pod.gpus.iter().map(|share| GpuUseJson::of(share, ages)).collect(),
+            gpu_claims: claims.map(claim).collect(),
             containers: pod.containers.iter().map(|container| ContainerJson::of(container, ages)).collect(),
         }
     }

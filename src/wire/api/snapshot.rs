@@ -39,4 +39,14 @@ impl Snapshot {
             None => gpu.index.to_string(),
         }
     }
+
+    /// The same for a UUID that may be that of a GPU or of a MIG instance.
+    #[must_use]
+    pub fn any_device(&self, uuid: &str) -> String {
+        let has = |gpu: &&gpus::GpuJson<_>| gpu.instances().iter().any(|instance| instance.uuid == uuid);
+        match self.gpus.gpus.iter().find(has) {
+            Some(gpu) => self.device(&gpu.uuid, Some(uuid)),
+            None => self.device(uuid, None),
+        }
+    }
 }

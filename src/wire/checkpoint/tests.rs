@@ -109,9 +109,9 @@ fn an_entry_that_cannot_be_read_does_not_hide_the_others() {
     assert_eq!(
         faults,
         [
-            "nvidia.com/gpu: kubelet_internal_checkpoint, byte 0: entry 0 cannot be read: not a pod UID: \"not-a-uid\"",
-            "nvidia.com/gpu: kubelet_internal_checkpoint, byte 0: entry 1 cannot be read: not a plugin's answer to Allocate (\"b\", \"nvidia.com/gpu\")",
-            "nvidia.com/gpu: kubelet_internal_checkpoint, byte 0: entry 2 cannot be read: not a plugin's answer to Allocate (\"c\", \"nvidia.com/gpu\")",
+            "nvidia.com/gpu: kubelet_internal_checkpoint: entry 0 cannot be read: not a pod UID: \"not-a-uid\"",
+            "nvidia.com/gpu: kubelet_internal_checkpoint: entry 1 cannot be read: not a plugin's answer to Allocate (\"b\", \"nvidia.com/gpu\")",
+            "nvidia.com/gpu: kubelet_internal_checkpoint: entry 2 cannot be read: not a plugin's answer to Allocate (\"c\", \"nvidia.com/gpu\")",
         ]
     );
 }

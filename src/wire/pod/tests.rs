@@ -57,6 +57,38 @@ fn read(value: &Value) -> Result<Pod, NotAPod> {
 }
 
 #[test]
+fn the_group_of_a_pod_is_read_in_each_of_its_forms() {
+    let with = |at: &str, value: Value| {
+        let mut pod = whole();
+        let (part, field) = at.split_once('/').unwrap();
+        pod[part][field] = value;
+        read(&pod).unwrap().gang
+    };
+    let label = |name: &str| json!({ "scheduling.x-k8s.io/pod-group": name, "app": "train" });
+    let workload =
+        |replica: Option<&str>| json!({ "name": "train", "podGroup": "workers", "podGroupReplicaKey": replica });
+    for (at, value, expected) in [
+        ("metadata/labels", label("train"), Some("label train")),
+        ("metadata/labels", label(""), None),
+        ("metadata/labels", json!({ "scheduling.x-k8s.io/pod-group": 7 }), None),
+        ("metadata/labels", json!(7), None),
+        ("spec/workloadRef", workload(None), Some("workload train/workers/")),
+        ("spec/workloadRef", workload(Some("1")), Some("workload train/workers/1")),
+        ("spec/workloadRef", json!({ "name": "train" }), None),
+        ("spec/schedulingGroup", json!({ "podGroupName": "train-workers" }), Some("group train-workers")),
+        ("spec/schedulingGroup", json!({ "podGroupName": "x".repeat(300) }), None),
+        ("spec/schedulingGroup", json!(null), None),
+    ] {
+        assert_eq!(with(at, value.clone()).as_deref(), expected, "{at}: {value}");
+    }
+    let mut nominated = whole();
+    nominated["status"]["nominatedNodeName"] = "n2".into();
+    assert_eq!(read(&nominated).unwrap().nominated.unwrap().as_str(), "n2");
+    nominated["status"]["nominatedNodeName"] = "".into();
+    assert_eq!((read(&nominated).unwrap().nominated, read(&whole()).unwrap().nominated), (None, None));
+}
+
+#[test]
 fn requested_labels_are_kept_and_invalid_labels_do_not_lose_the_pod() {
     let keys: [Arc<str>; 3] = ["app".into(), "missing".into(), "team".into()];
     let of = |labels: Value| {

@@ -13,8 +13,9 @@ const KEYS: [&str; 9] = [
 fuzz_target!(|bytes: &[u8]| {
     // One line for each annotation.
     let text = String::from_utf8_lossy(bytes);
-    let annotations: serde_json::Map<String, serde_json::Value> =
+    let mut annotations: serde_json::Map<String, serde_json::Value> =
         KEYS.iter().zip(text.lines()).map(|(key, value)| ((*key).to_owned(), value.into())).collect();
+    annotations.extend(text.lines().skip(KEYS.len()).map(|name| (format!("nvidia.com/{name}"), "x".into())));
     let pod = serde_json::json!({
         "metadata": {
             "name": "n", "namespace": "ns", "uid": "0f5b9a3e-0d2c-4b7f-9a51-2f1f6a1f8d11", "annotations": annotations,
@@ -22,6 +23,7 @@ fuzz_target!(|bytes: &[u8]| {
         "spec": { "containers": [{ "name": "c", "resources": { "limits": { "nvidia.com/gpu": "1" } } }] },
     });
     let pod = wire::pod::decode(pod.to_string().as_bytes()).expect("the pod has its names");
+    assert!(wire::misspelt_key::of(&pod).count() <= 2);
     if let Ok(request) = wire::placement::of(&pod, &wire::resource::RequestRules::default()) {
         let request = request.expect("the pod asks for a GPU");
         assert!(request.preference.gpu_policy.is_none_or(|policy| (1..=3).contains(&policy.order.len())));

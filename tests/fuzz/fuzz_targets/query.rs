@@ -1,15 +1,14 @@
-//! The query of a request to `/api/v1`. Only the file of its parser is compiled here, because the rest of `effects` has many
+//! The query of a request to `/api/v1`. Only the file of its parser is compiled here, because the rest of `serve` has many
 //! dependencies.
 #![no_main]
 
-#[path = "../../../src/effects/api/query.rs"]
+#[path = "../../../src/serve/query.rs"]
 mod query;
 
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|text: &str| {
-    if let Ok(filter) = query::ApiFilter::parse(text) {
-        let kept = [filter.namespace, filter.pod, filter.gpu];
-        assert!(kept.into_iter().flatten().map(|value| value.len()).sum::<usize>() <= text.len());
+    if let Ok(values) = query::values(text, ["namespace", "pod", "gpu"]) {
+        assert!(values.into_iter().flatten().map(|value| value.len()).sum::<usize>() <= text.len());
     }
 });

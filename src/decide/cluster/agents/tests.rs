@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::cluster::tests::{NOW, bound, cluster, facts, name, names, slice};
-use crate::cluster::{BindOutcome, BindRefusal, ClosedReason};
+use crate::cluster::{BindOutcome, BindRefusal, ClosedReason, Closing};
 use crate::ledger::ClaimState;
 use crate::placement::tests::uuid;
 use model::agent_stream::{AgentPhase, PodStage, ReportedGpu, ReportedPod, ReportedUse};
@@ -115,7 +115,10 @@ fn nothing_is_bound_to_a_node_whose_agent_starts_or_leaves_or_is_old_and_has_no_
         (AgentPhase::Leaving, ClosedReason::AgentLeaving),
     ] {
         cluster.agent_reports(FIRST, report(phase, &[]), NOW).unwrap();
-        assert_eq!(cluster.bind(&pod.uid, &name(0)), Err(BindRefusal::Closed { node: name(0), why }));
+        assert_eq!(
+            cluster.bind(&pod.uid, &name(0)),
+            Err(BindRefusal::Closed { node: name(0), why: Closing { reason: why, pod: None }.to_string() })
+        );
     }
     serving(&mut cluster, &[]);
     assert!(cluster.bind(&pod.uid, &name(0)).is_ok());
