@@ -11,7 +11,9 @@
 //!
 //! ```text
 //!   settings                      what it takes from the program
-//!   locked_cluster follow         the cluster's state behind one lock; what the watches of pods and Nodes feed into it
+//!   locked_cluster follow watch_health
+//!                                 the cluster's state behind one lock; what the watches of pods and Nodes feed into it, and
+//!                                 whether they run
 //!   leadership own_mark           who decides now; whether this process has seen everything that was written before
 //!   verbs port proxy plain_pods   kube-scheduler's questions; passed on to the leader where this process is not it
 //!   binder eviction               writes bindings and evictions at the API server
@@ -50,6 +52,7 @@ mod proxy;
 mod explain;
 mod decisions;
 mod eviction;
+mod watch_health;
 mod follow;
 mod binder;
 mod verbs;
@@ -71,7 +74,7 @@ use apiserver::{ApiConnection, connect};
 use binder::Binder;
 use decide::election::Elector;
 use eviction::Evictor;
-use follow::{NodeFeed, PodFeed, WatchHealth};
+use follow::{NodeFeed, PodFeed};
 use leadership::Leadership;
 use live_callers::LiveCallers;
 use locked_cluster::LockedCluster;
@@ -96,6 +99,7 @@ use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use verbs::Verbs;
+use watch_health::WatchHealth;
 use wire::resource::RequestRules;
 
 /// Workers of the Tokio runtime. A filter call for 5,000 nodes takes a worker for milliseconds; the election and the
@@ -248,8 +252,10 @@ impl Extender {
         let client = ApiClient::new(connection.clone());
         let mark = Arc::new(OwnMark::new(client.clone(), identity.as_str().into(), itself.pod.clone()));
         let measures = Arc::<Measures>::default();
+        let watches = [WatchHealth::new("pods"), WatchHealth::new("nodes")];
         let binder = Arc::new(Binder {
             client,
+            watches: watches.clone(),
             cluster: Arc::clone(&cluster),
             leadership: Arc::clone(&leadership),
             events: Arc::clone(&events),
@@ -275,7 +281,7 @@ impl Extender {
             leadership,
             mark,
             evictor: Arc::default(),
-            watches: [WatchHealth::new("pods"), WatchHealth::new("nodes")],
+            watches,
             verbs,
             measures,
             binder,
@@ -307,7 +313,10 @@ impl Extender {
         let marks = (Arc::clone(&self.leadership.pods_wanted), Arc::clone(&pods));
         let marking = Arc::clone(&self.mark).run(Arc::clone(&self.cluster), marks, self.lifecycle.stop());
         self.lifecycle.must_run("own mark", marking);
-        self.follow("pods", AllPods, (pod_feed, pods));
+        let names = &self.cluster.rules().names;
+        let resources = [&names.count, &names.memory, &names.memory_percentage, &names.cores, &names.priority];
+        let kind = AllPods::with_resources(resources.map(String::as_str));
+        self.follow("pods", kind, (pod_feed, pods));
         self.follow("nodes", AllNodes, (node_feed, nodes));
         let (leadership, stop) = (Arc::clone(&self.leadership), self.lifecycle.stop());
         self.lifecycle.must_run("election", leadership.run(self.lease.clone(), Arc::clone(&self.cluster), stop));

@@ -6,7 +6,6 @@
 
 use super::callers::Callers;
 use super::decisions::Decisions;
-use super::follow::WatchHealth;
 use super::hami_metrics;
 use super::leadership::{Leader, Leadership};
 use super::measures::{Measures, Verb};
@@ -14,10 +13,13 @@ use super::metrics::{self, Scrape, StreamScrape};
 use super::port_certificate::PortCertificate;
 use super::proxy::LeaderProxy;
 use super::verbs::Verbs;
+use super::watch_health::WatchHealth;
 use http_body_util::Full;
 use hyper::body::{Body, Bytes, Incoming};
 use hyper::header::{self, HeaderMap, HeaderValue};
 use hyper::{Method, Request, Response, StatusCode, Uri};
+use model::followed_node::MAX_CLUSTER_NODES;
+use model::pod::MAX_CLUSTER_PODS;
 use serve::caller::{Access, AllowedHosts, Condition, Ends};
 use serve::exposition::ExpositionFormat;
 use serve::server::body::{self, BodyLimits};
@@ -211,12 +213,15 @@ impl ExtenderPort {
 
     /// What is missing until this process could lead, and answer agents and the other extenders.
     fn not_ready(&self) -> Vec<String> {
-        let missing = |watch: &Arc<WatchHealth>| match (watch.age(), watch.broken()) {
-            (_, Some(why)) => Some(format!("the watch of {} is broken: {why}", watch.what())),
-            (None, None) => Some(format!("{} are not listed yet", watch.what())),
-            (Some(_), None) => None,
+        let missing = |watch: &Arc<WatchHealth>| {
+            let broken = match (watch.age(), watch.broken()) {
+                (_, Some(why)) => Some(format!("the watch of {} is broken: {why}", watch.what())),
+                (None, None) => Some(format!("{} are not listed yet", watch.what())),
+                (Some(_), None) => None,
+            };
+            broken.into_iter().chain(watch.blind())
         };
-        let mut missing: Vec<String> = self.watches.iter().filter_map(missing).collect();
+        let mut missing: Vec<String> = self.watches.iter().flat_map(missing).collect();
         if let Some((_, StreamReadiness { certificate, callers })) = &self.streams {
             missing.extend(certificate.missing());
             missing.extend(callers.missing());
@@ -225,10 +230,13 @@ impl ExtenderPort {
     }
 
     fn readyz(&self) -> Answer {
-        match self.not_ready() {
-            missing if missing.is_empty() => text(StatusCode::OK, "ready".to_owned()),
-            missing => text(StatusCode::SERVICE_UNAVAILABLE, missing.join("\n")),
+        let mut lines = self.not_ready();
+        let status = if lines.is_empty() { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
+        if lines.is_empty() {
+            lines.push("ready".to_owned());
         }
+        lines.extend(self.watches.iter().filter_map(left_out));
+        text(status, lines.join("\n"))
     }
 
     fn leadz(&self) -> Answer {
@@ -314,6 +322,17 @@ impl HttpApplication for ExtenderPort {
             }
         }
     }
+}
+
+/// The objects that are not followed, as a line for people. A restart would not help, so the extender stays ready.
+fn left_out(watch: &Arc<WatchHealth>) -> Option<String> {
+    let (left_out, what) = (watch.left_out(), watch.what());
+    let most = if what == "pods" { MAX_CLUSTER_PODS } else { MAX_CLUSTER_NODES };
+    (left_out > 0).then(|| {
+        format!(
+            "{left_out} {what} are not followed: at most {most} are; delete {what} that have ended or are not needed"
+        )
+    })
 }
 
 /// The verb of a request.

@@ -71,6 +71,8 @@ pub enum ApiServerFault {
     Refuse(u16),
     /// Refuses requests whose path contains this text with this status code, and answers all others.
     RefusePath(u16, &'static str),
+    /// Refuses requests with exactly this path with this status code, and answers all others.
+    RefuseExactly(u16, &'static str),
     /// Answers with 200 and a text that is not JSON.
     Garbage,
     /// Does not answer, and keeps the connection open.
@@ -457,10 +459,12 @@ async fn record_and_apply_fault(State(shared): State<Arc<Shared>>, request: Requ
         ApiServerFault::Hang => std::future::pending().await,
         ApiServerFault::EndAtOnce if received.is_watch() => StatusCode::OK.into_response(),
         ApiServerFault::RefusePath(code, part) if received.path.contains(part) => status(code, "the lab refuses"),
+        ApiServerFault::RefuseExactly(code, path) if received.path == path => status(code, "the lab refuses"),
         ApiServerFault::HangPath(part) if received.path.contains(part) => std::future::pending().await,
-        ApiServerFault::EndAtOnce | ApiServerFault::RefusePath(..) | ApiServerFault::HangPath(_) => {
-            next.run(request).await
-        }
+        ApiServerFault::EndAtOnce
+        | ApiServerFault::RefusePath(..)
+        | ApiServerFault::RefuseExactly(..)
+        | ApiServerFault::HangPath(_) => next.run(request).await,
     }
 }
 

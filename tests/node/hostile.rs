@@ -1,0 +1,118 @@
+//! The built extender among pods whose owners want to stop it, and with an API server that fails. A user decides how
+//! large a pod is, up to what etcd stores, and what JSON makes of its texts.
+
+use crate::extender::{CLAIM, Extender, SOON, events, node, pod, stored};
+use lab::api_server::{ApiServerFault, FakeApiServer};
+use lab::eventually::eventually;
+use serde_json::{Value, json};
+use std::time::{Duration, Instant};
+
+/// Bytes of text of the largest pod that etcd stores.
+const LARGEST: usize = 3 << 19;
+/// How long a watch may not run before a leader is blind, and a margin.
+const BLIND: Duration = Duration::from_secs(70);
+
+/// Adds a text of which JSON needs six bytes for each byte.
+fn with_text(mut pod: Value, bytes: usize) -> Value {
+    pod["spec"]["containers"][0]["env"] = json!([{ "name": "X", "value": "\u{1}".repeat(bytes) }]);
+    pod
+}
+
+#[test]
+fn pods_whose_json_is_far_larger_than_themselves_do_not_stop_the_extender() {
+    let server = FakeApiServer::start();
+    node(&server, "n1", 1);
+    let claims = json!({ CLAIM: "GPU-n1-0,NVIDIA,60000,0:;", "hami.io/vgpu-node": "n1" });
+    for number in 100..130 {
+        let bytes = if number == 129 { LARGEST } else { 256 << 10 };
+        let mut large = with_text(pod(&server, number, 60_000), bytes);
+        if number == 129 {
+            large["spec"]["nodeName"] = "n1".into();
+            large["metadata"]["annotations"] = claims.clone();
+        }
+        server.put("pods", large);
+    }
+    let extender = Extender::led(&server);
+    assert_eq!(extender.get("/readyz").text(), "ready\n");
+    let second = pod(&server, 1, 30_000);
+    let answer = extender.filter(&second, &["n1"]);
+    assert!(answer["NodeNames"].is_null(), "the claim of the largest pod counts: {answer}");
+    // The history is forgotten, so the pods are listed again.
+    server.forget();
+    eventually("a new list", SOON, || {
+        let lists = server.requests().into_iter().filter(|asked| asked.path == "/api/v1/pods" && !asked.is_watch());
+        (lists.filter(|asked| asked.query.get("limit").is_some_and(|limit| limit == "500")).count() >= 2).then_some(())
+    });
+    server.remove("pods", "ml", "train-129");
+    eventually("the GPU of the largest pod", SOON, || {
+        (extender.filter(&second, &["n1"])["NodeNames"] == json!(["n1"])).then_some(())
+    });
+    assert_eq!(extender.bind(&second, "n1"), "");
+    eventually("the watches after the list", SOON, || (extender.get("/readyz").text() == "ready\n").then_some(()));
+    assert_eq!(extender.metric("gpu_steward_extender_left_out_objects{kind=\"pods\"}"), 0);
+}
+
+#[test]
+fn a_large_pod_that_has_changed_before_its_binding_is_read_and_bound() {
+    let server = FakeApiServer::start();
+    node(&server, "n1", 1);
+    let extender = Extender::led(&server);
+    server.put("pods", with_text(pod(&server, 1, 3000), 1 << 20));
+    let first = server.object("pods", "ml", "train-1").unwrap();
+    assert_eq!(extender.filter(&first, &["n1"])["NodeNames"], json!(["n1"]));
+    server.put("pods", with_text(first.clone(), (1 << 20) - 1));
+    // The API server refuses the binding of the former version, and the extender reads the pod, which has 6 MiB of JSON.
+    assert_eq!(extender.bind(&first, "n1"), "", "{}", extender.log());
+    assert_eq!(stored(&server, &first)["spec"]["nodeName"], "n1");
+}
+
+#[test]
+fn a_leader_whose_watch_has_been_broken_for_a_minute_binds_nothing_and_says_so() {
+    let server = FakeApiServer::start();
+    node(&server, "n1", 2);
+    let extender = Extender::led(&server);
+    let [first, second] = [pod(&server, 1, 3000), pod(&server, 2, 3000)];
+    // The watch ends, and lists are refused. Reads and writes of single objects go on.
+    server.fault(ApiServerFault::RefuseExactly(403, "/api/v1/nodes"));
+    server.forget();
+    eventually("the broken watch at /readyz", SOON, || {
+        extender.get("/readyz").text().contains("the watch of nodes is broken").then_some(())
+    });
+    extender.filter(&first, &["n1"]);
+    assert_eq!(extender.bind(&first, "n1"), "", "a short break does not matter");
+    let broken = Instant::now();
+    let why = eventually("a refused bind", BLIND, || {
+        std::thread::sleep(Duration::from_secs(1));
+        extender.filter(&second, &["n1"]);
+        let ready = extender.get("/readyz").text();
+        ready.contains("binds no pod that requests GPUs").then(|| extender.bind(&second, "n1"))
+    });
+    assert!(broken.elapsed() > Duration::from_secs(50), "{:?}", broken.elapsed());
+    assert!(why.starts_with("the watch of nodes has not worked for"), "{why}");
+    assert!(stored(&server, &second)["spec"]["nodeName"].is_null());
+    assert_eq!(extender.get("/readyz").status, 503);
+    assert!(extender.leads() && extender.log().contains("the watch of nodes has not worked for"));
+    eventually("the event", SOON, || {
+        events(&server, "BindingFailed").into_iter().find(|note| note.contains("has not worked for"))
+    });
+    server.fault(ApiServerFault::None);
+    eventually("the watch", SOON, || (extender.get("/readyz").text() == "ready\n").then_some(()));
+    extender.filter(&second, &["n1"]);
+    assert_eq!(extender.bind(&second, "n1"), "");
+}
+
+#[test]
+fn more_objects_than_are_followed_are_counted_and_the_extender_stays_ready() {
+    let server = FakeApiServer::start();
+    for number in 0..15_002 {
+        server.put("nodes", json!({ "metadata": { "name": format!("n{number}"), "uid": format!("uid-{number}") } }));
+    }
+    let extender = Extender::led(&server);
+    let line = "ready\n2 nodes are not followed: at most 15000 are; delete nodes that have ended or are not needed\n";
+    let ready = eventually("the line about the nodes", SOON, || {
+        Some(extender.get("/readyz")).filter(|answer| answer.text().lines().count() == 2)
+    });
+    assert_eq!((ready.status, ready.text().as_str()), (200, line));
+    assert_eq!(extender.metric("gpu_steward_extender_left_out_objects{kind=\"nodes\"}"), 2);
+    assert_eq!(extender.metric("gpu_steward_extender_left_out_objects{kind=\"pods\"}"), 0);
+}
