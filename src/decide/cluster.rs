@@ -48,7 +48,7 @@ pub use order::{
     BindResult, BindStep, ConfirmStep, Confirmation, OrderStages, PostAnswer, ReadAnswer, ReadPod, ReadRequest,
     RepeatedBind,
 };
-pub use state::{AnsweredNodes, ClusterRules, ClusterState, DEFAULT_SCORE_STEP, MAX_PENDING, NodeChoice};
+pub use state::{AnsweredNodes, ClusterRules, ClusterState, DEFAULT_SCORE_STEP, MAX_PENDING, NodeChoice, NodeNames};
 pub use summary::RefusalSummary;
 pub use survey::StateAccess;
 

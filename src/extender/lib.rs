@@ -24,7 +24,8 @@
 //!   callers live_callers          who may call the TLS port
 //!   authority_keeper port_certificate
 //!                                 the extenders' certificates
-//!   metrics hami_metrics measures /metrics and /metrics/hami
+//!   metrics hami_metrics scrape_counts measures
+//!                                 /metrics and /metrics/hami
 //!   admin                         profiles and log level
 //!   simulation planted            a simulated cluster, and the mistakes that it must find
 //! ```
@@ -58,6 +59,7 @@ mod binder;
 mod verbs;
 mod metrics;
 mod hami_metrics;
+mod scrape_counts;
 mod port;
 mod stream_port;
 mod streams;
@@ -107,8 +109,8 @@ use wire::resource::RequestRules;
 const WORKERS: usize = 4;
 /// One sample of the heap for 512 KiB. A filter call for 5,000 nodes allocates more than that, and each sample walks a stack.
 const HEAP_SAMPLES: usize = 19;
-/// Threads for blocking work: the resolver of names.
-const BLOCKING: usize = 2;
+/// Threads for blocking work: the resolver of names, and what scrapes show of the cluster.
+const BLOCKING: usize = 4;
 /// Open files beside the connections of agents: those of kube-scheduler, of watches and other calls at the API server, and files.
 const OTHER_FILES: u64 = 512;
 

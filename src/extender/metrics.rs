@@ -124,6 +124,8 @@ pub(super) struct Scrape<'a> {
     pub(super) measured: MeasuredCounts,
     pub(super) watches: &'a [Arc<WatchHealth>],
     pub(super) connections: &'a ConnectionCounts,
+    /// Readers of a large answer that were too slow.
+    pub(super) readers_cut: u64,
     pub(super) events_dropped: u64,
     /// `None` where this extender serves no agents.
     pub(super) streams: Option<&'a StreamScrape>,
@@ -188,7 +190,7 @@ fn own(scrape: &Scrape<'_>, out: &mut Exposition<'_>) {
     out.family(&CONNECTIONS);
     out.sample(&[], SampleValue::Whole(scrape.connections.open.load(Ordering::Relaxed)));
     out.family(&CUT);
-    out.sample(&[], SampleValue::Whole(scrape.connections.cut.load(Ordering::Relaxed)));
+    out.sample(&[], SampleValue::Whole(scrape.connections.cut.load(Ordering::Relaxed) + scrape.readers_cut));
     out.family(&DROPPED);
     out.sample(&[], SampleValue::Whole(scrape.events_dropped));
 }

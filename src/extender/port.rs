@@ -12,14 +12,16 @@ use super::measures::{Measures, Verb};
 use super::metrics::{self, Scrape, StreamScrape};
 use super::port_certificate::PortCertificate;
 use super::proxy::LeaderProxy;
+use super::scrape_counts::ScrapeCounts;
 use super::verbs::Verbs;
 use super::watch_health::WatchHealth;
-use http_body_util::Full;
+use http_body_util::{Either, Full};
 use hyper::body::{Body, Bytes, Incoming};
 use hyper::header::{self, HeaderMap, HeaderValue};
 use hyper::{Method, Request, Response, StatusCode, Uri};
 use model::followed_node::MAX_CLUSTER_NODES;
 use model::pod::MAX_CLUSTER_PODS;
+use serve::answer_copy::{SharedAnswers, SharedBody};
 use serve::caller::{Access, AllowedHosts, Condition, Ends};
 use serve::exposition::ExpositionFormat;
 use serve::server::body::{self, BodyLimits};
@@ -67,6 +69,9 @@ pub(super) struct ExtenderPort {
     streams: Option<(StreamScrape, StreamReadiness)>,
     /// Permits for large bodies.
     large: Semaphore,
+    counts: ScrapeCounts,
+    /// The answers at `/metrics/hami`: 8 MiB for 1,000 nodes.
+    hami: SharedAnswers<ExpositionFormat>,
     open: Access,
     here: Access,
 }
@@ -90,7 +95,21 @@ impl ExtenderPort {
     ) -> ExtenderPort {
         let here = Access::Callers(AllowedHosts::default(), Condition::OnThisMachine(HERE));
         let (proxy, streams, open, large) = (None, None, Access::Everyone, Semaphore::new(LARGE_AT_ONCE));
-        ExtenderPort { verbs, leadership, measures, watches, connections, proxy, streams, large, open, here }
+        let (counts, hami) = (ScrapeCounts::default(), SharedAnswers::default());
+        ExtenderPort {
+            verbs,
+            leadership,
+            measures,
+            watches,
+            connections,
+            proxy,
+            streams,
+            large,
+            counts,
+            hami,
+            open,
+            here,
+        }
     }
 
     /// The same with streams of agents, and with a way to the leader.
@@ -246,15 +265,16 @@ impl ExtenderPort {
         }
     }
 
-    fn metrics(&self, headers: &HeaderMap) -> Answer {
+    async fn metrics(&self, headers: &HeaderMap) -> Answer {
         let scrape = Scrape {
             leads: self.leadership.decides(),
             open_bindings: self.leadership.open_bindings(),
             watch_lag: self.verbs.cluster.watch_lag(),
-            cluster: self.verbs.cluster.counts(),
+            cluster: self.counts.of(&self.verbs.cluster).await,
             measured: self.measures.counts(),
             watches: &self.watches,
             connections: &self.connections,
+            readers_cut: self.hami.cut(),
             events_dropped: self.verbs.events.dropped(),
             streams: self.streams.as_ref().map(|(scrape, _)| scrape),
         };
@@ -262,10 +282,46 @@ impl ExtenderPort {
         answer(StatusCode::OK, HeaderValue::from_static(format.content_type()), metrics::render(&scrape, format))
     }
 
-    fn hami_metrics(&self, headers: &HeaderMap) -> Answer {
-        let (format, (devices, shares)) = (format(headers), self.verbs.cluster.shares());
-        let text = hami_metrics::render(&devices, &shares, format);
-        answer(StatusCode::OK, HeaderValue::from_static(format.content_type()), text)
+    /// The answer at `/metrics/hami`, which all readers share.
+    async fn hami_metrics(&self, headers: &HeaderMap) -> Response<Either<Full<Bytes>, SharedBody>> {
+        let (format, cluster) = (format(headers), Arc::clone(&self.verbs.cluster));
+        let make = move |bytes| {
+            let (devices, shares) = cluster.shares();
+            hami_metrics::render(&devices, &shares, (format, bytes))
+        };
+        let Some(body) = self.hami.get(format, make).await else {
+            return text(StatusCode::INTERNAL_SERVER_ERROR, "the metrics cannot be written.".to_owned())
+                .map(Either::Left);
+        };
+        let mut answer = Response::new(Either::Right(body));
+        answer.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static(format.content_type()));
+        answer
+    }
+
+    /// The answer to a request that is no verb.
+    async fn other(&self, request: &Request<Incoming>) -> Answer {
+        let path = request.uri().path();
+        let known = PATHS.contains(&path);
+        if known && !matches!(*request.method(), Method::GET | Method::HEAD) {
+            self.measures.unknown_path();
+            return text(StatusCode::METHOD_NOT_ALLOWED, format!("{path} is asked with GET."));
+        }
+        match path {
+            "/healthz" => text(StatusCode::OK, "ok".to_owned()),
+            "/readyz" => self.readyz(),
+            "/leadz" => self.leadz(),
+            "/metrics" => self.metrics(request.headers()).await,
+            "/api/v1/decisions" => self.decisions(request.uri()),
+            _ => {
+                self.measures.unknown_path();
+                text(
+                    StatusCode::NOT_FOUND,
+                    "unknown path; the verbs are /filter, /prioritize, /bind and /preempt, the rest /healthz, /readyz, \
+                     /leadz, /metrics, /metrics/hami and /api/v1/decisions."
+                        .to_owned(),
+                )
+            }
+        }
     }
 
     /// The last decisions, which only the leader has made.
@@ -285,7 +341,7 @@ impl ExtenderPort {
 }
 
 impl HttpApplication for ExtenderPort {
-    type Body = Full<Bytes>;
+    type Body = Either<Full<Bytes>, SharedBody>;
 
     fn access(&self, uri: &Uri) -> &Access {
         match uri.path() {
@@ -294,32 +350,12 @@ impl HttpApplication for ExtenderPort {
         }
     }
 
-    async fn answer(&self, request: Request<Incoming>, _: Ends) -> Answer {
-        let path = request.uri().path();
-        if let Some(verb) = verb_of(&request) {
-            return self.verb(verb, request, true).await;
-        }
-        let known = PATHS.contains(&path);
-        if known && !matches!(*request.method(), Method::GET | Method::HEAD) {
-            self.measures.unknown_path();
-            return text(StatusCode::METHOD_NOT_ALLOWED, format!("{path} is asked with GET."));
-        }
-        match path {
-            "/healthz" => text(StatusCode::OK, "ok".to_owned()),
-            "/readyz" => self.readyz(),
-            "/leadz" => self.leadz(),
-            "/metrics" => self.metrics(request.headers()),
-            "/metrics/hami" => self.hami_metrics(request.headers()),
-            "/api/v1/decisions" => self.decisions(request.uri()),
-            _ => {
-                self.measures.unknown_path();
-                text(
-                    StatusCode::NOT_FOUND,
-                    "unknown path; the verbs are /filter, /prioritize, /bind and /preempt, the rest /healthz, /readyz, \
-                     /leadz, /metrics, /metrics/hami and /api/v1/decisions."
-                        .to_owned(),
-                )
-            }
+    async fn answer(&self, request: Request<Incoming>, _: Ends) -> Response<Self::Body> {
+        let is_read = matches!(*request.method(), Method::GET | Method::HEAD);
+        match verb_of(&request) {
+            Some(verb) => self.verb(verb, request, true).await.map(Either::Left),
+            None if is_read && request.uri().path() == "/metrics/hami" => self.hami_metrics(request.headers()).await,
+            None => self.other(&request).await.map(Either::Left),
         }
     }
 }

@@ -4,7 +4,9 @@
 use crate::extender::{CLAIM, Extender, SOON, events, node, pod, stored};
 use lab::api_server::{ApiServerFault, FakeApiServer};
 use lab::eventually::eventually;
+use lab::slow_reader;
 use serde_json::{Value, json};
+use std::net::{Ipv4Addr, TcpStream};
 use std::time::{Duration, Instant};
 
 /// Bytes of text of the largest pod that etcd stores.
@@ -16,6 +18,13 @@ const BLIND: Duration = Duration::from_secs(70);
 fn with_text(mut pod: Value, bytes: usize) -> Value {
     pod["spec"]["containers"][0]["env"] = json!([{ "name": "X", "value": "\u{1}".repeat(bytes) }]);
     pod
+}
+
+/// The memory of a process, in KiB.
+fn resident(pid: u32) -> u64 {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
+    line.trim().trim_end_matches(" kB").parse().unwrap()
 }
 
 #[test]
@@ -115,4 +124,40 @@ fn more_objects_than_are_followed_are_counted_and_the_extender_stays_ready() {
     assert_eq!((ready.status, ready.text().as_str()), (200, line));
     assert_eq!(extender.metric("gpu_steward_extender_left_out_objects{kind=\"nodes\"}"), 2);
     assert_eq!(extender.metric("gpu_steward_extender_left_out_objects{kind=\"pods\"}"), 0);
+}
+
+#[test]
+fn clients_that_never_read_a_large_answer_take_little_memory_and_no_lease() {
+    const NODES: usize = 1000;
+    let server = FakeApiServer::start();
+    (0..NODES).for_each(|number| node(&server, &format!("n{number}"), 8));
+    let extender = Extender::led(&server);
+    let whole = extender.get("/metrics/hami").body.len();
+    assert!(whole > 4 << 20, "{whole}");
+    let before = resident(extender.pid());
+    let renewed = || server.objects("leases")[0]["spec"]["renewTime"].clone();
+    let term = || server.objects("leases")[0]["spec"]["leaseTransitions"].clone();
+    let (begun, first, asks) = (renewed(), term(), pod(&server, 1, 3000));
+    let mut readers: Vec<TcpStream> = Vec::new();
+    let mut most = 0;
+    // Each wave gets a copy of its own, and keeps asking for the rest of it.
+    for wave in 1..=6 {
+        while readers.len() < wave * 50 {
+            readers.push(slow_reader::ask(Ipv4Addr::LOCALHOST, extender.address, "/metrics/hami").unwrap());
+        }
+        let until = Instant::now() + Duration::from_millis(1300);
+        while Instant::now() < until {
+            assert_eq!(extender.filter(&asks, &["n1"])["NodeNames"], json!(["n1"]));
+            most = resident(extender.pid()).max(most);
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+    let more = most.saturating_sub(before) >> 10;
+    assert!(more <= 64, "{more} MiB more for {} answers of {} MiB", readers.len(), whole >> 20);
+    assert!(extender.leads() && renewed() != begun && term() == first);
+    assert_eq!(extender.get("/metrics/hami").body.len(), whole, "others still get the whole answer");
+    // They do not take their answers, so they are cut.
+    eventually("the slow readers to be cut", SOON, || {
+        (extender.metric("gpu_steward_extender_connections") < 50).then_some(())
+    });
 }
