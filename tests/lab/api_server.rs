@@ -42,6 +42,9 @@ use tokio::runtime::{Builder, Runtime};
 use tokio::sync::{mpsc, watch};
 use tokio_stream::wrappers::ReceiverStream;
 
+/// Most bytes of the annotations of an object. A real server checks them at every write but a binding.
+const MAX_ANNOTATIONS: usize = 256 << 10;
+
 /// The bearer token in its kubeconfig.
 pub const TOKEN: &str = "lab-token";
 
@@ -560,6 +563,9 @@ async fn write(
             return status(code, &why);
         }
         patch::written(&mut object, &change, manager);
+        if annotation_bytes(&object) > MAX_ANNOTATIONS {
+            return status(422, "metadata.annotations: Too long: may not be more than 262144 bytes");
+        }
         if query.get("dryRun").is_some_and(|what| what == "All") {
             return ([("content-type", "application/json")], object.to_string()).into_response();
         }
@@ -789,6 +795,11 @@ impl Selection {
         lines.sort_by_key(|(version, _)| *version);
         lines.into_iter().map(|(_, line)| line).collect()
     }
+}
+
+fn annotation_bytes(object: &Value) -> usize {
+    let annotations = object["metadata"]["annotations"].as_object().into_iter().flatten();
+    annotations.map(|(key, value)| key.len() + value.as_str().map_or(0, str::len)).sum()
 }
 
 fn key(plural: &str, object: &Value) -> Key {

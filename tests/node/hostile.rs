@@ -4,6 +4,7 @@
 use crate::extender::{CLAIM, Extender, SOON, events, node, pod, stored};
 use lab::api_server::{ApiServerFault, FakeApiServer};
 use lab::eventually::eventually;
+use lab::http;
 use lab::slow_reader;
 use serde_json::{Value, json};
 use std::net::{Ipv4Addr, TcpStream};
@@ -73,6 +74,26 @@ fn a_large_pod_that_has_changed_before_its_binding_is_read_and_bound() {
     // The API server refuses the binding of the former version, and the extender reads the pod, which has 6 MiB of JSON.
     assert_eq!(extender.bind(&first, "n1"), "", "{}", extender.log());
     assert_eq!(stored(&server, &first)["spec"]["nodeName"], "n1");
+}
+
+/// Its kubelet could not write its status.
+#[test]
+fn a_pod_as_large_as_etcd_stores_it_is_not_bound_and_holds_no_reservation_for_ever() {
+    let server = FakeApiServer::start();
+    node(&server, "n1", 1);
+    let extender = Extender::led(&server);
+    pod(&server, 2, 3000);
+    let second = server.object("pods", "ml", "train-2").unwrap();
+    assert_eq!(extender.filter(&second, &["n1"])["NodeNames"], json!(["n1"]));
+    server.put("pods", with_text(second.clone(), LARGEST));
+    let why = extender.bind(&second, "n1");
+    assert!(!why.is_empty() && stored(&server, &second)["spec"]["nodeName"].is_null(), "{why}");
+    eventually("the end of the reservation", SOON, || {
+        (extender.metric("gpu_steward_extender_claims{state=\"assumed\"}") == 0).then_some(())
+    });
+    let answer = extender.filter(&stored(&server, &second), &["n1"]);
+    let why = answer["FailedAndUnresolvableNodes"]["n1"].as_str().unwrap_or_default();
+    assert!(why.contains("more than 1280 KiB its status may not fit"), "{answer}");
 }
 
 #[test]
@@ -159,5 +180,44 @@ fn clients_that_never_read_a_large_answer_take_little_memory_and_no_lease() {
     // They do not take their answers, so they are cut.
     eventually("the slow readers to be cut", SOON, || {
         (extender.metric("gpu_steward_extender_connections") < 50).then_some(())
+    });
+}
+
+#[test]
+fn a_pod_is_bound_only_if_everything_that_is_written_on_it_later_has_room_in_its_annotations() {
+    let server = FakeApiServer::start();
+    node(&server, "n1", 1);
+    let extender = Extender::led(&server);
+    let with = |number: u32, bytes: usize| {
+        let mut full = pod(&server, number, 3000);
+        full["metadata"]["annotations"] = json!({ "a": "x".repeat(bytes - 1) });
+        server.put("pods", full.clone());
+        stored(&server, &full)
+    };
+    // A real API server binds such a pod, and refuses every later write to it.
+    let full = with(1, 262_100);
+    let answer = extender.filter(&full, &["n1"]);
+    let why = answer["FailedAndUnresolvableNodes"]["n1"].as_str().unwrap_or_default();
+    assert!(why.contains("its annotations have 262100 bytes") && why.contains("make them shorter"), "{answer}");
+    eventually("the event", SOON, || {
+        events(&server, "FilteringFailed").into_iter().find(|note| note.contains("262100 bytes"))
+    });
+    // It has grown since its filter call.
+    let grown = with(2, 1000);
+    assert_eq!(extender.filter(&grown, &["n1"])["NodeNames"], json!(["n1"]));
+    with(2, 262_100);
+    let why = extender.bind(&grown, "n1");
+    assert!(!why.is_empty() && stored(&server, &grown)["spec"]["nodeName"].is_null(), "{why}");
+    // The largest one that is bound can be written.
+    let fits = with(3, 245_760);
+    assert_eq!(extender.filter(&fits, &["n1"])["NodeNames"], json!(["n1"]));
+    assert_eq!(extender.bind(&fits, "n1"), "");
+    let mark = json!({ "metadata": { "annotations": { "gpu-steward.io/evict": "x".repeat(100) } } });
+    let kind = [("Content-Type", "application/merge-patch+json")];
+    let path = "/api/v1/namespaces/ml/pods/train-3";
+    let written = http::request(server.address(), "PATCH", path, &kind, mark.to_string().as_bytes()).unwrap();
+    assert_eq!(written.status, 200, "{}", written.text());
+    eventually("no reservation to be left", SOON, || {
+        (extender.metric("gpu_steward_extender_claims{state=\"assumed\"}") == 0).then_some(())
     });
 }
