@@ -7,7 +7,8 @@
 //!   bind, evict            writes to a pod's subresources
 //! ```
 //!
-//! A call is never repeated here: the caller decides whether to try again.
+//! A call is never repeated here: the caller decides whether to try again. After a call without an answer, the next one
+//! gets a new connection ([`ApiConnection`]).
 
 use crate::connect::ApiConnection;
 use crate::error::{ApiCall, ApiError, ApiFailure, ApiVerb};
@@ -187,9 +188,8 @@ impl ApiClient {
         let content = Content { method: http::Method::GET, accept, body: None };
         let call = ApiCall::new(ApiVerb::List, of.resource, of.resource.plural());
         let most = if limit.is_some() { MAX_PAGE } else { MAX_LIST };
-        let answer = self.send(call.clone(), path, content, SILENCE).await?;
-        let read = timeout(PAGE_WITHIN, answer.whole(most)).await;
-        read.unwrap_or_else(|_| Err(self.error(call, ApiFailure::Slow(PAGE_WITHIN))))
+        let read = async { self.send(call.clone(), path, content, SILENCE).await?.whole(most).await };
+        self.within(PAGE_WITHIN, call.clone(), read).await
     }
 
     /// Watches for changes after `version`, for `seconds`.
@@ -290,14 +290,29 @@ impl ApiClient {
         let sent_call = call.clone();
         // The body of a success is not read: a finished write must not count as failed because its body cannot be read.
         let request = async { self.send(sent_call, path, content, WITHIN).await.map(drop) };
-        timeout(WITHIN, request).await.unwrap_or_else(|_| Err(self.error(call, ApiFailure::Slow(WITHIN))))
+        self.within(WITHIN, call, request).await
+    }
+
+    /// Carries out a call within this time. If it gets no answer, the next call gets new connections.
+    pub(crate) async fn within<T>(
+        &self,
+        time: Duration,
+        call: ApiCall,
+        request: impl Future<Output = Result<T, ApiError>>,
+    ) -> Result<T, ApiError> {
+        let generation = self.connection.generation();
+        let result = timeout(time, request).await.unwrap_or_else(|_| Err(self.error(call, ApiFailure::Slow(time))));
+        if result.as_ref().is_err_and(|why| matches!(why.failure, ApiFailure::Slow(_))) {
+            self.connection.is_silent(generation);
+        }
+        result
     }
 
     /// Sends a request, and reads the whole answer within [`WITHIN`].
     async fn answered(&self, call: ApiCall, path: ApiPath, content: Content<'_>) -> Result<Vec<u8>, ApiError> {
         let sent_call = call.clone();
         let request = async { self.send(sent_call, path, content, WITHIN).await?.whole(MAX_OBJECT).await };
-        timeout(WITHIN, request).await.unwrap_or_else(|_| Err(self.error(call, ApiFailure::Slow(WITHIN))))
+        self.within(WITHIN, call, request).await
     }
 
     async fn send(
@@ -318,11 +333,11 @@ impl ApiClient {
             Ok(request) => request,
             Err(why) => return Err(self.error(call, ApiFailure::Broken(with_causes(&why)))),
         };
-        let response = match timeout(within, self.connection.client.send(request)).await {
-            Ok(Ok(response)) => response,
-            Ok(Err(why)) => return Err(self.error(call, ApiFailure::Broken(with_causes(&why)))),
-            Err(_) => return Err(self.error(call, ApiFailure::Slow(within))),
+        let sent = async {
+            let sent = self.connection.client().send(request).await;
+            sent.map_err(|why| self.error(call.clone(), ApiFailure::Broken(with_causes(&why))))
         };
+        let response = self.within(within, call.clone(), sent).await?;
         let status = response.status();
         let wait =
             response.headers().get(http::header::RETRY_AFTER).and_then(|value| value.to_str().ok()?.parse().ok());

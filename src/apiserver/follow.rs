@@ -28,9 +28,11 @@ use tokio::task::{JoinError, JoinSet, yield_now};
 use tokio::time::{Instant, sleep_until, timeout_at};
 use wire::watch::{BadWatchAnswer, ReadObject, UnreadableObject, WatchEvent, WatchLines, object, page};
 
-/// A watch lasts between this time and twice as long. So the agents of a cluster do not reconnect all at once, and the
-/// agent notices a connection that has died silently.
+/// A watch lasts between this time and twice as long, so the agents of a cluster do not reconnect all at once.
 const LASTS: Duration = Duration::from_secs(150);
+/// A watch that has sent nothing for this long may be on a connection that has died silently, so another one begins on a
+/// new connection. The API server sends a bookmark each minute.
+const QUIET: Duration = Duration::from_secs(75);
 /// Changes within this time are reported together: fifty pods that start at once cause one report.
 const TOGETHER: Duration = Duration::from_millis(20);
 /// A watch counts as working once it has lasted this long or has sent an event.
@@ -175,10 +177,10 @@ impl<K: Followed, L: FollowListener<K>> Follower<K, L> {
 
     /// Lists and watches for ever.
     pub async fn run(mut self) {
-        let ApiConnection { server, from, .. } = self.client.connection().clone();
+        let ApiConnection { server, from, .. } = self.client.connection();
         let selection = self.kind.selection();
         let (what, fields) = (selection.resource.plural(), selection.fields.unwrap_or_default());
-        tracing::info!(server = &*server, credentials = &*from, what, fields, "following objects at the API server");
+        tracing::info!(server = &**server, credentials = &**from, what, fields, "following objects at the API server");
         self.report();
         loop {
             if let Err(why) = self.once().await {
@@ -347,6 +349,7 @@ impl<K: Followed, L: FollowListener<K>> Follower<K, L> {
     async fn listen(&mut self, answer: &mut ApiAnswer, begun: Instant, end: Instant) -> Result<(), ApiError> {
         let mut stream = WatchLines::new(self.kind.clone());
         let mut works = false;
+        let (generation, mut heard) = (self.client.connection().generation(), Instant::now());
         loop {
             let report_at = self.unreported.since.map_or(end, |since| since + TOGETHER);
             let check_at = self.absences.next();
@@ -363,14 +366,24 @@ impl<K: Followed, L: FollowListener<K>> Follower<K, L> {
                     self.position.seen = self.position.version.take().or(self.position.seen.take());
                     return Ok(());
                 }
-                piece = timeout_at(end, answer.piece()) => match piece {
-                    Ok(Ok(Some(piece))) => works |= self.take_piece(&mut stream, piece.as_ref(), answer)?,
+                piece = timeout_at(end.min(heard + QUIET), answer.piece()) => match piece {
+                    Ok(Ok(Some(piece))) => {
+                        heard = Instant::now();
+                        works |= self.take_piece(&mut stream, piece.as_ref(), answer)?;
+                    }
                     // The watch has lasted its time, or the server ended it early, which is allowed.
                     Ok(Ok(None)) if works => return Ok(()),
                     Ok(Ok(None)) => return Err(answer.failed(ApiFailure::EndedAtOnce)),
                     Ok(Err(why)) => return Err(why),
-                    // No data, not even the end of the stream: the connection is dead.
-                    Err(_) => return Err(answer.failed(ApiFailure::Slow(begun.elapsed()))),
+                    // No data, not even a bookmark or the end of the stream.
+                    Err(_) => {
+                        self.client.connection().is_silent(generation);
+                        if Instant::now() < end {
+                            tracing::debug!(kind = K::NAME, "a watch was quiet; another one begins on a new connection");
+                            return Ok(());
+                        }
+                        return Err(answer.failed(ApiFailure::Slow(begun.elapsed())));
+                    }
                 },
             }
         }

@@ -111,6 +111,8 @@ const WORKERS: usize = 4;
 const HEAP_SAMPLES: usize = 19;
 /// Threads for blocking work: the resolver of names, and what scrapes show of the cluster.
 const BLOCKING: usize = 4;
+/// Calls to the API server about the Lease for which the renew deadline has time, even if none of them gets an answer.
+const CALLS: u32 = 3;
 /// Open files beside the connections of agents: those of kube-scheduler, of watches and other calls at the API server, and files.
 const OTHER_FILES: u64 = 512;
 
@@ -273,7 +275,7 @@ impl Extender {
             measures: Arc::clone(&measures),
         });
         lifecycle.must_run("events", writer.run(lifecycle.stop()));
-        let lease = LeaseClient::new(connection.clone(), Arc::clone(&place.0), Arc::clone(&place.1));
+        let lease = LeaseClient::new(connection.clone(), place.clone(), settings.lease.times.renew_deadline / CALLS);
         let own = pod_namespace().map(Arc::<str>::from).into_iter().chain([Arc::clone(&place.0)]);
         let namespaces = settings.streams.as_ref().map(|streams| callers::namespaces(streams, own)).unwrap_or_default();
         Extender {

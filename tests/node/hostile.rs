@@ -2,11 +2,15 @@
 //! large a pod is, up to what etcd stores, and what JSON makes of its texts.
 
 use crate::extender::{CLAIM, Extender, SOON, events, node, pod, stored};
+use crate::program::BINARY;
 use lab::api_server::{ApiServerFault, FakeApiServer};
 use lab::eventually::eventually;
+use lab::extender::ExtenderProcess;
 use lab::http;
+use lab::relay::Relay;
 use lab::slow_reader;
 use serde_json::{Value, json};
+use std::ffi::OsString;
 use std::net::{Ipv4Addr, TcpStream};
 use std::time::{Duration, Instant};
 
@@ -220,4 +224,39 @@ fn a_pod_is_bound_only_if_everything_that_is_written_on_it_later_has_room_in_its
     eventually("no reservation to be left", SOON, || {
         (extender.metric("gpu_steward_extender_claims{state=\"assumed\"}") == 0).then_some(())
     });
+}
+
+#[test]
+fn connections_that_die_silently_cost_no_term_and_a_pods_end_is_seen_soon() {
+    let server = FakeApiServer::start();
+    node(&server, "n1", 1);
+    let mut held = pod(&server, 1, 60_000);
+    held["spec"]["nodeName"] = "n1".into();
+    held["metadata"]["annotations"] = json!({ CLAIM: "GPU-n1-0,NVIDIA,60000,0:;", "hami.io/vgpu-node": "n1" });
+    server.put("pods", held.clone());
+    let relay = Relay::to(server.address(), Duration::ZERO);
+    let extender = ExtenderProcess::start(BINARY, |dir| {
+        let kubeconfig = server.kubeconfig(dir);
+        let text = std::fs::read_to_string(&kubeconfig).unwrap();
+        std::fs::write(&kubeconfig, text.replace(&server.address().to_string(), &relay.address.to_string())).unwrap();
+        // The usual times.
+        let flags = ["--extender-listen", "127.0.0.1:0", "--lease-namespace", "gpu", "--lease-duration", "15s"];
+        flags.map(OsString::from).into_iter().chain(["--kubeconfig".into(), kubeconfig.into()]).collect()
+    });
+    extender.wait_until_leads();
+    let bound = || extender.metric("gpu_steward_extender_claims{state=\"bound\"}");
+    assert_eq!(bound(), 1);
+    let asks = pod(&server, 2, 60_000);
+    relay.drop_silently();
+    let dropped = Instant::now();
+    server.remove("pods", "ml", "train-1");
+    eventually("the end of the pod", Duration::from_secs(90), || {
+        assert!(extender.leads(), "after {:?}: {}", dropped.elapsed(), extender.log());
+        (bound() == 0).then_some(())
+    });
+    assert!(dropped.elapsed() < Duration::from_secs(90), "{:?}", dropped.elapsed());
+    extender.filter(&asks, &["n1"]);
+    assert_eq!(extender.bind(&asks, "n1"), "");
+    let log = extender.log();
+    assert!(!log.contains("leads no longer") && log.matches("won the election").count() == 1, "{log}");
 }
