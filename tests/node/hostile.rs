@@ -260,3 +260,43 @@ fn connections_that_die_silently_cost_no_term_and_a_pods_end_is_seen_soon() {
     let log = extender.log();
     assert!(!log.contains("leads no longer") && log.matches("won the election").count() == 1, "{log}");
 }
+
+/// kube-scheduler may try a node first that it found for another pod, whose annotations it does not compare.
+#[test]
+fn a_node_that_was_found_for_another_pod_is_judged_for_this_one() {
+    let server = FakeApiServer::start();
+    (1..=3).for_each(|number| node(&server, &format!("n{number}"), 1));
+    let extender = Extender::led(&server);
+    let first = pod(&server, 1, 3000);
+    assert_eq!(extender.filter(&first, &["n1", "n2", "n3"])["NodeNames"].as_array().unwrap().len(), 3);
+    assert_eq!(extender.bind(&first, "n3"), "");
+    let choosy = |number: u32, key: &str, value: &str| {
+        let mut asks = pod(&server, number, 3000);
+        asks["metadata"]["annotations"] = json!({ key: value });
+        server.put("pods", asks.clone());
+        stored(&server, &asks)
+    };
+    let other_type = choosy(2, "nvidia.com/use-gputype", "A100");
+    let other_gpu = choosy(3, "nvidia.com/use-gpuuuid", "GPU-n2-0");
+    // Bound to the hinted node without a filter call of its own.
+    let why = extender.bind(&other_type, "n1");
+    assert!(why.contains("no recent filter call"), "{why}");
+    // Asked about the hinted node only, as for a node to which a pod is nominated.
+    for asks in [&other_type, &other_gpu] {
+        let answer = extender.filter(asks, &["n1"]);
+        assert!(answer["NodeNames"].is_null() && !answer["FailedAndUnresolvableNodes"]["n1"].is_null(), "{answer}");
+        assert!(!extender.bind(asks, "n1").is_empty());
+        assert!(stored(&server, asks)["spec"]["nodeName"].is_null());
+    }
+    // Bound to another node than the filter has named.
+    assert_eq!(extender.filter(&other_gpu, &["n1", "n2", "n3"])["NodeNames"], json!(["n2"]));
+    assert!(!extender.bind(&other_gpu, "n1").is_empty());
+    // Another annotation since its filter call, by which the node is judged.
+    let changes = choosy(4, "nvidia.com/use-gputype", "H100");
+    assert_eq!(extender.filter(&changes, &["n1"])["NodeNames"], json!(["n1"]));
+    choosy(4, "nvidia.com/use-gputype", "A100");
+    assert!(!extender.bind(&changes, "n1").is_empty());
+    assert!(stored(&server, &changes)["spec"]["nodeName"].is_null());
+    assert_eq!(extender.filter(&other_gpu, &["n2"])["NodeNames"], json!(["n2"]));
+    assert_eq!(extender.bind(&other_gpu, "n2"), "");
+}
