@@ -26,6 +26,10 @@ pub struct NodeFull {
     pub gpus: ::prost::alloc::vec::Vec<GpuReport>,
     #[prost(message, repeated, tag = "5")]
     pub pods: ::prost::alloc::vec::Vec<PodReport>,
+    /// Whether the agent refuses to start pods that have no claim. Then such a pod holds no GPU before it starts, and does
+    /// not close the node. Agents of earlier releases do not send it; leaders of earlier releases do not read it.
+    #[prost(bool, tag = "6")]
+    pub refuses_unclaimed: bool,
 }
 /// Differences from the previous report.
 #[derive(Clone, PartialEq, ::prost::Message)]
@@ -46,6 +50,9 @@ pub struct NodeChange {
     /// UIDs of pods that have ended: the agent sees no process of them, and they hold no device.
     #[prost(string, repeated, tag = "6")]
     pub pods_gone: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    /// As in `NodeFull`.
+    #[prost(bool, tag = "7")]
+    pub refuses_unclaimed: bool,
 }
 /// One GPU.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]

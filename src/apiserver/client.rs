@@ -7,7 +7,8 @@
 //!   bind, evict            writes to a pod's subresources
 //! ```
 //!
-//! A call is never repeated here: the caller decides whether to try again.
+//! A call is never repeated here: the caller decides whether to try again. After a call without an answer, the next one
+//! gets a new connection ([`ApiConnection`]).
 
 use crate::connect::ApiConnection;
 use crate::error::{ApiCall, ApiError, ApiFailure, ApiVerb};
@@ -21,7 +22,7 @@ use std::fmt::Write;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::timeout;
-use wire::watch::{ApiRefusal, refusal};
+use wire::watch::{ApiRefusal, MAX_LINE, refusal};
 
 /// Time limit for a call about one object: a server that takes longer counts as hanging. The API server's own limit is
 /// a minute, and the kubelet waits for the agent meanwhile.
@@ -29,9 +30,14 @@ const WITHIN: Duration = Duration::from_secs(10);
 /// The same for a list or the start of a watch: a server with ten thousand nodes takes seconds for a list from its
 /// cache.
 pub(crate) const SILENCE: Duration = Duration::from_secs(30);
-/// Largest answer about one object: etcd stores at most 1.5 MiB of one, and JSON may need more.
-const MAX_OBJECT: usize = 4 << 20;
-/// Largest page of a list: 500 pods of 64 KiB, four times their usual size.
+/// Time limit for a whole page of a list: the largest one over a line of 3 Mbit/s.
+const PAGE_WITHIN: Duration = Duration::from_secs(120);
+/// Largest answer about one object: as large as in a watch.
+const MAX_OBJECT: usize = MAX_LINE;
+/// Largest page of a list: 500 pods of twice their usual size. One object of the largest size fits, so a list can be
+/// read to its end whatever its objects have. Two pages may be in memory at once.
+pub(crate) const MAX_PAGE: usize = 16 << 20;
+/// Largest list in one piece: the 1,000 pods of a full node with twice their usual size.
 const MAX_LIST: usize = 32 << 20;
 /// Maximum size of a refusal's text that is read.
 const MAX_REFUSAL: usize = 64 << 10;
@@ -169,7 +175,7 @@ impl ApiClient {
     ///
     /// # Errors
     /// [`ApiError`]; code 504 if the server's cache does not reach the requested version, 410 if a continued list has
-    /// expired.
+    /// expired. A page that is too large can be read again with a smaller limit.
     pub async fn list(&self, of: &ApiSelection, age: &ReadAge, limit: Option<u32>) -> Result<Vec<u8>, ApiError> {
         let mut path = aged(of.path(), age);
         if let Some(limit) = limit {
@@ -181,7 +187,9 @@ impl ApiClient {
         };
         let content = Content { method: http::Method::GET, accept, body: None };
         let call = ApiCall::new(ApiVerb::List, of.resource, of.resource.plural());
-        self.send(call, path, content, SILENCE).await?.whole(MAX_LIST).await
+        let most = if limit.is_some() { MAX_PAGE } else { MAX_LIST };
+        let read = async { self.send(call.clone(), path, content, SILENCE).await?.whole(most).await };
+        self.within(PAGE_WITHIN, call.clone(), read).await
     }
 
     /// Watches for changes after `version`, for `seconds`.
@@ -282,14 +290,29 @@ impl ApiClient {
         let sent_call = call.clone();
         // The body of a success is not read: a finished write must not count as failed because its body cannot be read.
         let request = async { self.send(sent_call, path, content, WITHIN).await.map(drop) };
-        timeout(WITHIN, request).await.unwrap_or_else(|_| Err(self.error(call, ApiFailure::Slow(WITHIN))))
+        self.within(WITHIN, call, request).await
+    }
+
+    /// Carries out a call within this time. If it gets no answer, the next call gets new connections.
+    pub(crate) async fn within<T>(
+        &self,
+        time: Duration,
+        call: ApiCall,
+        request: impl Future<Output = Result<T, ApiError>>,
+    ) -> Result<T, ApiError> {
+        let generation = self.connection.generation();
+        let result = timeout(time, request).await.unwrap_or_else(|_| Err(self.error(call, ApiFailure::Slow(time))));
+        if result.as_ref().is_err_and(|why| matches!(why.failure, ApiFailure::Slow(_))) {
+            self.connection.is_silent(generation);
+        }
+        result
     }
 
     /// Sends a request, and reads the whole answer within [`WITHIN`].
     async fn answered(&self, call: ApiCall, path: ApiPath, content: Content<'_>) -> Result<Vec<u8>, ApiError> {
         let sent_call = call.clone();
         let request = async { self.send(sent_call, path, content, WITHIN).await?.whole(MAX_OBJECT).await };
-        timeout(WITHIN, request).await.unwrap_or_else(|_| Err(self.error(call, ApiFailure::Slow(WITHIN))))
+        self.within(WITHIN, call, request).await
     }
 
     async fn send(
@@ -310,11 +333,11 @@ impl ApiClient {
             Ok(request) => request,
             Err(why) => return Err(self.error(call, ApiFailure::Broken(with_causes(&why)))),
         };
-        let response = match timeout(within, self.connection.client.send(request)).await {
-            Ok(Ok(response)) => response,
-            Ok(Err(why)) => return Err(self.error(call, ApiFailure::Broken(with_causes(&why)))),
-            Err(_) => return Err(self.error(call, ApiFailure::Slow(within))),
+        let sent = async {
+            let sent = self.connection.client().send(request).await;
+            sent.map_err(|why| self.error(call.clone(), ApiFailure::Broken(with_causes(&why))))
         };
+        let response = self.within(within, call.clone(), sent).await?;
         let status = response.status();
         let wait =
             response.headers().get(http::header::RETRY_AFTER).and_then(|value| value.to_str().ok()?.parse().ok());

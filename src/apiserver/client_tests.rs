@@ -2,9 +2,11 @@
 
 use crate::client::{ApiClient, ApiSelection, ObjectForm, ReadAge};
 use crate::connect;
+use crate::error::ApiFailure;
 use crate::lease::LeaseClient;
 use crate::resource::ApiResource;
 use lab::api_server::{ApiServerFault, FakeApiServer, pod};
+use lab::relay::Relay;
 use model::id::{NodeName, PodRef, PodUid};
 use model::lease::{LeaseRecord, StoredLease};
 use model::time::WallTime;
@@ -80,7 +82,7 @@ async fn a_deletion_and_an_eviction_touch_no_other_pod_of_the_name() {
 async fn of_two_writes_of_a_lease_with_the_same_version_one_is_refused() {
     let server = FakeApiServer::start();
     let connection = client(&server).await.connection().clone();
-    let lease = LeaseClient::new(connection, "kube-system".into(), "steward".into());
+    let lease = LeaseClient::new(connection, ("kube-system".into(), "steward".into()), Duration::from_secs(10));
     assert_eq!(lease.get().await.unwrap(), None);
     let record = LeaseRecord {
         holder: Some("a".into()),
@@ -97,6 +99,28 @@ async fn of_two_writes_of_a_lease_with_the_same_version_one_is_refused() {
     assert!(replaced.version != created.version);
     assert_eq!(lease.replace(&next).await.unwrap_err().code(), Some(409));
     assert_eq!(lease.get().await.unwrap(), Some(replaced));
+}
+
+#[tokio::test]
+async fn after_a_call_without_an_answer_the_next_one_gets_a_new_connection() {
+    let (server, folder) = (FakeApiServer::start(), tempfile::tempdir().unwrap());
+    let relay = Relay::to(server.address(), Duration::ZERO);
+    let kubeconfig = server.kubeconfig(folder.path());
+    let text = std::fs::read_to_string(&kubeconfig).unwrap();
+    std::fs::write(&kubeconfig, text.replace(&server.address().to_string(), &relay.address.to_string())).unwrap();
+    let connection = connect(Some(&kubeconfig)).await.unwrap();
+    let (client, within) = (ApiClient::new(connection.clone()), Duration::from_millis(500));
+    let lease = LeaseClient::new(connection, ("kube-system".into(), "steward".into()), within);
+    server.put("pods", waiting());
+    // Several connections wait in the pool, and all of them die.
+    let read = || async { client.get_pod(&train(), &ReadAge::Newest).await };
+    let (one, other, third) = tokio::join!(read(), read(), read());
+    assert!(one.is_ok() && other.is_ok() && third.is_ok());
+    relay.drop_silently();
+    let why = lease.get().await.unwrap_err();
+    assert_eq!(why.failure, ApiFailure::Slow(within));
+    assert_eq!(lease.get().await.unwrap(), None);
+    assert!(read().await.is_ok());
 }
 
 #[tokio::test]

@@ -5,6 +5,7 @@
 
 use kube::config::{InClusterError, KubeConfigOptions, Kubeconfig, KubeconfigError};
 use kube::{Client, Config};
+use parking_lot::Mutex;
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -18,10 +19,16 @@ const VARIABLE: &str = "KUBECONFIG";
 const USER_AGENT: &str = concat!("gpu-steward/", env!("CARGO_PKG_VERSION"));
 
 /// A connection to the API server. No request has been sent yet.
+///
+/// Connections can die silently: a load balancer forgets them, or the machine of the server is gone. A request on such a
+/// connection gets no answer, and so do later ones, because they all come from one pool of connections that died together.
+/// So after a call without an answer, the next one gets a new client, whose pool is empty.
 #[derive(Clone)]
 pub struct ApiConnection {
-    /// The client; clones are cheap and share its connections.
-    pub client: Client,
+    /// The client with its generation; clones are cheap and share its connections.
+    client: Arc<Mutex<(u64, Client)>>,
+    /// Makes another client; `None` if there is only this one.
+    config: Option<Arc<Config>>,
     /// The server's address, for log lines.
     pub server: Arc<str>,
     /// Where address and credentials come from, for log lines.
@@ -31,6 +38,39 @@ pub struct ApiConnection {
 impl fmt::Debug for ApiConnection {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("ApiConnection").field("server", &self.server).field("from", &self.from).finish_non_exhaustive()
+    }
+}
+
+impl ApiConnection {
+    /// Connections of this client, which is never replaced.
+    #[must_use]
+    pub fn of(client: Client, server: Arc<str>, from: Arc<str>) -> ApiConnection {
+        ApiConnection { client: Arc::new(Mutex::new((0, client))), config: None, server, from }
+    }
+
+    /// The client for the next call.
+    pub(crate) fn client(&self) -> Client {
+        self.client.lock().1.clone()
+    }
+
+    /// The generation of this client.
+    pub(crate) fn generation(&self) -> u64 {
+        self.client.lock().0
+    }
+
+    /// A call of a client of this generation has got no answer. Calls that are in progress keep their connections.
+    pub(crate) fn is_silent(&self, generation: u64) {
+        let Some(config) = self.config.as_deref().filter(|_| self.generation() == generation) else { return };
+        // It may read files, or run a program for credentials, so the lock is not held.
+        match Client::try_from(config.clone()) {
+            Ok(new) => {
+                let mut client = self.client.lock();
+                if client.0 == generation {
+                    *client = (generation + 1, new);
+                }
+            }
+            Err(error) => tracing::warn!(%error, "cannot make new connections to the API server"),
+        }
     }
 }
 
@@ -83,8 +123,9 @@ pub async fn connect(kubeconfig: Option<&Path>) -> Result<ApiConnection, NotConn
     config.headers.push((http::header::USER_AGENT, http::HeaderValue::from_static(USER_AGENT)));
     let server = config.cluster_url.to_string();
     let client =
-        Client::try_from(config).map_err(|why| NotConnected::Client { from: from.clone(), why: why.into() })?;
-    Ok(ApiConnection { client, server: server.into(), from: from.into() })
+        Client::try_from(config.clone()).map_err(|why| NotConnected::Client { from: from.clone(), why: why.into() })?;
+    let connection = ApiConnection::of(client, server.into(), from.into());
+    Ok(ApiConnection { config: Some(Arc::new(config)), ..connection })
 }
 
 async fn find(given: Option<&Path>) -> Result<(String, Config), NotConnected> {

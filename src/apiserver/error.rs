@@ -141,6 +141,11 @@ impl ApiError {
         }
     }
 
+    /// Whether the answer was larger than is read.
+    pub(crate) fn too_large(&self) -> bool {
+        matches!(self.failure, ApiFailure::TooLarge(_))
+    }
+
     /// Whether the server's cache has not reached the resource version of the call.
     pub(crate) fn behind(&self) -> bool {
         self.code() == Some(504)

@@ -19,6 +19,7 @@ use crate::client::{ApiAnswer, ApiClient, ReadAge, SILENCE};
 use crate::connect::ApiConnection;
 use crate::error::{ApiCall, ApiError, ApiFailure, ApiVerb};
 use crate::kind::Followed;
+use crate::page_size::PageSize;
 use crate::store::{Answer, Delta, EventOutcome, GoneEvidence, Listed, Store};
 use std::sync::Arc;
 use std::time::Duration;
@@ -27,9 +28,11 @@ use tokio::task::{JoinError, JoinSet, yield_now};
 use tokio::time::{Instant, sleep_until, timeout_at};
 use wire::watch::{BadWatchAnswer, ReadObject, UnreadableObject, WatchEvent, WatchLines, object, page};
 
-/// A watch lasts between this time and twice as long. So the agents of a cluster do not reconnect all at once, and the
-/// agent notices a connection that has died silently.
+/// A watch lasts between this time and twice as long, so the agents of a cluster do not reconnect all at once.
 const LASTS: Duration = Duration::from_secs(150);
+/// A watch that has sent nothing for this long may be on a connection that has died silently, so another one begins on a
+/// new connection. The API server sends a bookmark each minute.
+const QUIET: Duration = Duration::from_secs(75);
 /// Changes within this time are reported together: fifty pods that start at once cause one report.
 const TOGETHER: Duration = Duration::from_millis(20);
 /// A watch counts as working once it has lasted this long or has sent an event.
@@ -75,6 +78,8 @@ pub trait FollowListener<K: Followed>: Send {
     fn unreadable(&mut self, bad: &UnreadableObject<K::Uid>);
     /// An object that could not be read can be read again, or is known to be gone.
     fn settled(&mut self, _uid: &K::Uid) {}
+    /// No watch runs from now on, until [`FollowListener::works`]: a list is read, or a list or watch has failed.
+    fn stopped(&mut self) {}
     /// A list or watch failed. Returns the pause before the next one.
     fn failed(&mut self, why: &ApiError) -> Duration;
     /// The watch works, possibly after failures.
@@ -121,6 +126,8 @@ struct ReadList<K: Followed> {
     version: String,
     /// The objects, with an error for each one that cannot be read.
     objects: Vec<ReadObject<K>>,
+    /// Number of objects that are not among them, because there are too many.
+    left_out: usize,
 }
 
 /// The result of the check of one object.
@@ -170,13 +177,14 @@ impl<K: Followed, L: FollowListener<K>> Follower<K, L> {
 
     /// Lists and watches for ever.
     pub async fn run(mut self) {
-        let ApiConnection { server, from, .. } = self.client.connection().clone();
+        let ApiConnection { server, from, .. } = self.client.connection();
         let selection = self.kind.selection();
         let (what, fields) = (selection.resource.plural(), selection.fields.unwrap_or_default());
-        tracing::info!(server = &*server, credentials = &*from, what, fields, "following objects at the API server");
+        tracing::info!(server = &**server, credentials = &**from, what, fields, "following objects at the API server");
         self.report();
         loop {
             if let Err(why) = self.once().await {
+                self.listener.stopped();
                 let forgot = why.expired() && !std::mem::replace(&mut self.position.forgot, why.expired());
                 if why.outdated() {
                     self.position.seen = self.position.version.take().or(self.position.seen.take());
@@ -213,7 +221,10 @@ impl<K: Followed, L: FollowListener<K>> Follower<K, L> {
     async fn once(&mut self) -> Result<(), ApiError> {
         let version = match self.position.version.take() {
             Some(version) => version,
-            None => self.list().await?,
+            None => {
+                self.listener.stopped();
+                self.list().await?
+            }
         };
         self.position.version = Some(version.clone());
         let lasts = spread(2 * LASTS);
@@ -238,9 +249,9 @@ impl<K: Followed, L: FollowListener<K>> Follower<K, L> {
                 }
             }
         };
-        let ReadList { version, objects } = list;
-        let (count, read) = (objects.len(), begun.elapsed());
-        let Listed { bad, missing } = self.store.listed(objects, answer);
+        let ReadList { version, objects, left_out } = list;
+        let (count, read) = (objects.len() + left_out, begun.elapsed());
+        let Listed { bad, missing } = self.store.listed(objects, left_out, answer);
         self.not_shown(&missing);
         self.received();
         self.unreported.objects = true;
@@ -255,43 +266,77 @@ impl<K: Followed, L: FollowListener<K>> Follower<K, L> {
 
     /// Reads all pages of a list.
     async fn read_list(&mut self) -> Result<(Answer, ReadList<K>), ApiError> {
-        let age = match &self.position.seen {
-            _ if stale_lists() => ReadAge::Any,
-            // A cache answers in one piece whatever the limit, so pages come from etcd.
-            _ if K::PAGE.is_some() => ReadAge::Newest,
-            None => ReadAge::Any,
-            Some(seen) if self.position.behind < BEHIND => ReadAge::NotOlderThan(seen.clone()),
-            Some(_) => ReadAge::Newest,
-        };
-        let first = self.page(&age).await;
+        let mut age = self.list_age();
+        let mut size = PageSize::new(K::PAGE);
+        let mut first = self.page(&age, &mut size).await;
+        if size.limit().is_none() && first.as_ref().is_err_and(ApiError::too_large) {
+            (age, size) = (ReadAge::Newest, size.in_pages());
+            first = self.page(&age, &mut size).await;
+        }
         self.position.behind = if first.as_ref().is_err_and(ApiError::behind) { self.position.behind + 1 } else { 0 };
         let mut bytes = first?;
-        let (mut version, mut objects) = (None, Vec::new());
+        let (mut version, mut objects, mut left_out) = (None, Vec::new(), 0);
         loop {
             let mut page = page(&bytes).map_err(|why| self.unreadable_list(&why))?;
             let version = &*version.get_or_insert_with(|| std::mem::take(&mut page.version));
-            // Objects of this page beyond the limit are counted as left out. Later pages are not read: their number is
-            // unknown.
-            let token = page.next.clone().filter(|_| objects.len() + page.count() <= K::MOST);
-            let Some(token) = token else {
+            let Some(token) = page.next.clone() else {
                 objects.extend(page.objects(&self.kind));
+                left_out += self.leave_out(&mut objects);
                 let answer = if age == ReadAge::Newest { Answer::FromEtcd } else { Answer::MayLag };
-                return Ok((answer, ReadList { version: version.clone(), objects }));
+                return Ok((answer, ReadList { version: version.clone(), objects, left_out }));
             };
             // The server makes the next page while this one is decoded.
             let next = ReadAge::Continued(token);
             let decode = async {
                 yield_now().await;
                 objects.extend(page.objects(&self.kind));
+                left_out += self.leave_out(&mut objects);
             };
-            let (next, ()) = tokio::join!(biased; self.page(&next), decode);
+            let (next, ()) = tokio::join!(biased; self.page(&next, &mut size), decode);
             bytes = next?;
         }
     }
 
-    /// Reads one page of the list.
-    async fn page(&self, age: &ReadAge) -> Result<Vec<u8>, ApiError> {
-        self.client.list(&self.kind.selection(), age, K::PAGE).await
+    /// How old the next list may be.
+    fn list_age(&self) -> ReadAge {
+        match &self.position.seen {
+            _ if stale_lists() => ReadAge::Any,
+            // A cache answers in one piece whatever the limit, so pages come from etcd.
+            _ if K::PAGE.is_some() => ReadAge::Newest,
+            None => ReadAge::Any,
+            Some(seen) if self.position.behind < BEHIND => ReadAge::NotOlderThan(seen.clone()),
+            Some(_) => ReadAge::Newest,
+        }
+    }
+
+    /// Reads one page of the list. One that is too large is read again with fewer objects.
+    async fn page(&self, age: &ReadAge, size: &mut PageSize) -> Result<Vec<u8>, ApiError> {
+        loop {
+            match self.client.list(&self.kind.selection(), age, size.limit()).await {
+                Err(why) if why.too_large() && size.halve() => {
+                    tracing::debug!(kind = K::NAME, objects = size.limit(), "a page of a list was too large: {why}");
+                }
+                Err(why) => return Err(why),
+                Ok(bytes) => {
+                    size.was_read(bytes.len());
+                    return Ok(bytes);
+                }
+            }
+        }
+    }
+
+    /// Leaves out objects of a list that has more than can be held: those that hold nothing, unless they are held
+    /// already, and then the last ones. Returns the number that is left out.
+    fn leave_out(&self, objects: &mut Vec<ReadObject<K>>) -> usize {
+        let before = objects.len();
+        if before > K::MOST {
+            objects.retain(|object| match object {
+                Ok(object) => !K::holds_nothing(object) || self.store.get(K::uid_of(object)).is_some(),
+                Err(_) => true,
+            });
+            objects.truncate(2 * K::MOST);
+        }
+        before - objects.len()
     }
 
     fn unreadable_list(&self, why: &BadWatchAnswer) -> ApiError {
@@ -304,6 +349,7 @@ impl<K: Followed, L: FollowListener<K>> Follower<K, L> {
     async fn listen(&mut self, answer: &mut ApiAnswer, begun: Instant, end: Instant) -> Result<(), ApiError> {
         let mut stream = WatchLines::new(self.kind.clone());
         let mut works = false;
+        let (generation, mut heard) = (self.client.connection().generation(), Instant::now());
         loop {
             let report_at = self.unreported.since.map_or(end, |since| since + TOGETHER);
             let check_at = self.absences.next();
@@ -320,14 +366,24 @@ impl<K: Followed, L: FollowListener<K>> Follower<K, L> {
                     self.position.seen = self.position.version.take().or(self.position.seen.take());
                     return Ok(());
                 }
-                piece = timeout_at(end, answer.piece()) => match piece {
-                    Ok(Ok(Some(piece))) => works |= self.take_piece(&mut stream, piece.as_ref(), answer)?,
+                piece = timeout_at(end.min(heard + QUIET), answer.piece()) => match piece {
+                    Ok(Ok(Some(piece))) => {
+                        heard = Instant::now();
+                        works |= self.take_piece(&mut stream, piece.as_ref(), answer)?;
+                    }
                     // The watch has lasted its time, or the server ended it early, which is allowed.
                     Ok(Ok(None)) if works => return Ok(()),
                     Ok(Ok(None)) => return Err(answer.failed(ApiFailure::EndedAtOnce)),
                     Ok(Err(why)) => return Err(why),
-                    // No data, not even the end of the stream: the connection is dead.
-                    Err(_) => return Err(answer.failed(ApiFailure::Slow(begun.elapsed()))),
+                    // No data, not even a bookmark or the end of the stream.
+                    Err(_) => {
+                        self.client.connection().is_silent(generation);
+                        if Instant::now() < end {
+                            tracing::debug!(kind = K::NAME, "a watch was quiet; another one begins on a new connection");
+                            return Ok(());
+                        }
+                        return Err(answer.failed(ApiFailure::Slow(begun.elapsed())));
+                    }
                 },
             }
         }

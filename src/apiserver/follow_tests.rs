@@ -7,7 +7,7 @@ use crate::kind::{AllNodes, AllPods, Followed, PodsOfNode};
 use crate::store::{Delta, GoneEvidence, Store};
 use lab::api_server::{ApiServerFault, FakeApiServer, pod};
 use model::id::{NodeName, PodUid};
-use model::pod::{LabelKeys, Pod};
+use model::pod::{LabelKeys, MAX_POD_OBJECTS, Pod};
 use serde_json::json;
 use std::sync::Arc;
 use std::time::Duration;
@@ -161,7 +161,7 @@ async fn all_pods_and_all_nodes_are_listed_in_pages_and_then_watched() {
             json!({ "name": format!("n{number}"), "uid": uid, "annotations": { "hami.io/x": "1", "y": "2" } });
         server.put("nodes", json!({ "metadata": metadata, "status": { "images": [] } }));
     }
-    let mut pods = Running::start(&server, AllPods).await;
+    let mut pods = Running::start(&server, AllPods::default()).await;
     let mut nodes = Running::start(&server, AllNodes).await;
     assert_eq!((pods.next().await.len(), nodes.next().await.len()), (1201, 1201));
     let limits =
@@ -209,7 +209,7 @@ async fn a_list_on_demand_is_begun_after_the_demand_and_read_from_etcd() {
     let connection = connect(Some(&server.kubeconfig(folder.path()))).await.unwrap();
     let (say, mut lists) = unbounded_channel();
     let relist = Arc::<Notify>::default();
-    let follower = Follower::new(connection, AllPods, Lists(say)).relist_on(Arc::clone(&relist));
+    let follower = Follower::new(connection, AllPods::default(), Lists(say)).relist_on(Arc::clone(&relist));
     let task = tokio::spawn(follower.run());
     let first = lists.recv().await.unwrap();
     let demanded = Instant::now();
@@ -236,7 +236,7 @@ async fn a_list_on_demand_begins_in_place_of_one_that_is_under_way() {
     let connection = connect(Some(&server.kubeconfig(folder.path()))).await.unwrap();
     let (say, mut lists) = unbounded_channel();
     let relist = Arc::<Notify>::default();
-    let follower = Follower::new(connection, AllPods, Lists(say)).relist_on(Arc::clone(&relist));
+    let follower = Follower::new(connection, AllPods::default(), Lists(say)).relist_on(Arc::clone(&relist));
     let task = tokio::spawn(follower.run());
     while server.requests().is_empty() {
         tokio::time::sleep(Duration::from_millis(10)).await;
@@ -250,4 +250,71 @@ async fn a_list_on_demand_begins_in_place_of_one_that_is_under_way() {
     assert!(tokio::time::timeout(Duration::from_millis(300), lists.recv()).await.is_err(), "one list is enough");
     assert_eq!(server.requests().iter().filter(|asked| !asked.is_watch()).count(), 2);
     task.abort();
+}
+
+/// A pod of the node with this many bytes in a variable. JSON needs six bytes for each of them.
+fn escaped_pod(number: usize, bytes: usize) -> serde_json::Value {
+    let uid = format!("cccccccc-0000-4000-8000-{number:012}");
+    let mut pod = pod(NODE, "ml", &format!("p{number:02}"), &uid, &[("main", &"a".repeat(64))]);
+    pod["spec"]["containers"][0]["env"] = json!([{ "name": "X", "value": "\u{1}".repeat(bytes) }]);
+    pod
+}
+
+/// A server with pods that are far larger together than a list may be, and one as large as etcd stores it.
+fn large_pods() -> FakeApiServer {
+    let server = FakeApiServer::start();
+    for number in 0..30 {
+        server.put("pods", escaped_pod(number, 256 << 10));
+    }
+    server.put("pods", escaped_pod(30, 3 << 19));
+    server
+}
+
+/// The limits of the lists so far, and whether each came from a cache.
+fn lists(server: &FakeApiServer) -> Vec<(Option<u32>, bool)> {
+    let lists = server.requests().into_iter().filter(|asked| asked.path == "/api/v1/pods" && !asked.is_watch());
+    let limit = |text: &String| text.parse().unwrap();
+    lists.map(|asked| (asked.query.get("limit").map(limit), asked.query.contains_key("resourceVersion"))).collect()
+}
+
+#[tokio::test]
+async fn pages_are_halved_until_they_can_be_read_down_to_one_object() {
+    let server = large_pods();
+    let mut pods = Running::start(&server, AllPods::default()).await;
+    assert_eq!(pods.next().await.len(), 31, "in one list, without a failure");
+    let limits: Vec<u32> = lists(&server).into_iter().map(|(limit, _)| limit.unwrap()).collect();
+    assert_eq!(limits[..7], [500, 250, 125, 62, 31, 15, 7]);
+    assert!(limits[7..].iter().all(|limit| *limit <= 7), "{limits:?}");
+    // The largest object comes through a watch and a read by name as well.
+    server.put("pods", escaped_pod(30, (3 << 19) - 1));
+    assert!(matches!(&pods.next().await[..], [Delta::Changed { .. }]));
+}
+
+#[tokio::test]
+async fn an_agent_lists_in_one_piece_and_in_pages_only_after_an_answer_that_was_too_large() {
+    let (server, _follower) = two_pods().await;
+    assert_eq!(lists(&server), [(None, true)]);
+
+    let server = large_pods();
+    let mut pods = Running::start(&server, pods_of_node()).await;
+    assert_eq!(pods.next().await.len(), 31);
+    let lists = lists(&server);
+    assert_eq!(lists[..2], [(None, true), (Some(500), false)], "a cache would answer in one piece again");
+    assert!(lists[2..].iter().all(|(limit, cached)| limit.is_some() && !cached), "{lists:?}");
+}
+
+#[tokio::test]
+async fn of_too_many_pods_those_that_hold_nothing_are_left_out_wherever_they_are_in_the_list() {
+    let server = FakeApiServer::start();
+    let put = |number: usize, phase: &str| {
+        let uid = format!("dddddddd-0000-4000-8000-{number:012}");
+        let metadata = json!({ "name": format!("p{number:05}"), "namespace": "ml", "uid": uid });
+        server.put("pods", json!({ "metadata": metadata, "spec": { "nodeName": NODE }, "status": { "phase": phase } }));
+    };
+    (0..MAX_POD_OBJECTS + 100).for_each(|number| put(number, "Succeeded"));
+    (90_000..90_050).for_each(|number| put(number, "Running"));
+    let mut pods = Running::start(&server, pods_of_node()).await;
+    let added = pods.next().await;
+    let running = added.iter().filter(|delta| matches!(delta, Delta::Added(pod) if !pod.ended()));
+    assert_eq!((running.count(), pods.held), (50, 50), "a list beyond the bound is for pods that hold something");
 }

@@ -5,7 +5,7 @@ use crate::error::ApiError;
 use crate::resource::ApiResource;
 use model::followed_node::{FollowedNode, MAX_CLUSTER_NODES};
 use model::id::{NodeName, ObjectUid, PodUid};
-use model::pod::{ContainerState, LabelKeys, MAX_CLUSTER_PODS, MAX_POD_OBJECTS, Pod};
+use model::pod::{ContainerState, LabelKeys, MAX_CLUSTER_PODS, MAX_POD_OBJECTS, Pod, PodContainer};
 use model::time::{Arrival, WallTime};
 use std::cell::RefCell;
 use std::collections::HashSet;
@@ -28,8 +28,9 @@ pub trait Followed:
 {
     /// Maximum number of held objects. Objects beyond it are only counted.
     const MOST: usize;
-    /// Objects in one page of a list. `None`: one list from the server's cache, which a server answers in one piece
-    /// whatever the limit. Pages are read from etcd, or from a cache that agrees with it.
+    /// Most objects in one page of a list. `None`: one list from the server's cache, which a server answers in one piece
+    /// whatever the limit; only a list that is too large for that is read in pages. Pages are read from etcd, or from a
+    /// cache that agrees with it.
     const PAGE: Option<u32>;
 
     /// The objects.
@@ -40,8 +41,8 @@ pub trait Followed:
     fn version_of(object: &Self::Object) -> Option<u64>;
     /// When it was created.
     fn created_of(object: &Self::Object) -> Option<WallTime>;
-    /// Whether it matters less than the others where there are too many.
-    fn ended(object: &Self::Object) -> bool;
+    /// Whether it matters less than the others where there are too many: it holds nothing.
+    fn holds_nothing(object: &Self::Object) -> bool;
     /// Its place in the order in which the objects arrived.
     fn arrival(object: &Self::Object) -> Option<Arrival>;
     /// Sets its place in that order.
@@ -87,9 +88,15 @@ fn share(text: &mut Arc<str>) {
     });
 }
 
+/// Longest value of an annotation that is kept, other than a claim: the names of a Lease. A longer one is cut.
+const MAX_VALUE: usize = 512;
+
 /// All pods of the cluster, with what a scheduler needs of them.
 #[derive(Clone, Debug, Default)]
-pub struct AllPods;
+pub struct AllPods {
+    /// The resources whose amounts are kept; `None` keeps all.
+    resources: Option<Arc<[Box<str>]>>,
+}
 
 /// All Nodes of the cluster, with what a scheduler needs of them.
 #[derive(Clone, Debug, Default)]
@@ -117,6 +124,27 @@ impl WatchedKind for PodsOfNode {
     }
 }
 
+impl AllPods {
+    /// All pods; of the amounts that their containers request only those of these resources are kept. A pod may name
+    /// thousands of others, and its containers matter only if it requests GPUs.
+    #[must_use]
+    pub fn with_resources<'a>(names: impl IntoIterator<Item = &'a str>) -> AllPods {
+        AllPods { resources: Some(names.into_iter().map(Into::into).collect()) }
+    }
+
+    /// Removes the containers of a pod that requests none of the resources and has no claim.
+    fn trim(&self, pod: &mut Pod) {
+        let Some(resources) = &self.resources else { return };
+        for container in &mut pod.containers {
+            container.limits.retain(|(name, _)| resources.iter().any(|kept| **kept == **name));
+        }
+        let asks = |container: &PodContainer| !container.limits.is_empty() || container.requests_left_out;
+        if pod.annotations.is_empty() && pod.containers_left_out.is_none() && !pod.containers.iter().any(asks) {
+            pod.containers.clear();
+        }
+    }
+}
+
 impl WatchedKind for AllPods {
     type Object = Pod;
     type Uid = PodUid;
@@ -128,6 +156,9 @@ impl WatchedKind for AllPods {
 
     fn decode(&self, json: &str) -> Result<Pod, String> {
         let mut pod = wire::pod::decode_text(json, &[]).map_err(|why| why.to_string())?;
+        // kube-scheduler sends a pod's request in its call; for a bound pod only the claim counts.
+        pod.annotations.retain(|(key, _)| KEPT.contains(&&**key));
+        self.trim(&mut pod);
         // Removes the fields that only the agent of the pod's node uses.
         for container in &mut pod.containers {
             container.image = None;
@@ -143,12 +174,13 @@ impl WatchedKind for AllPods {
             container.limits.shrink_to_fit();
         }
         pod.containers.shrink_to_fit();
-        // kube-scheduler sends a pod's request in its call; for a bound pod only the claim counts.
-        pod.annotations.retain(|(key, _)| KEPT.contains(&&**key));
         for (key, value) in &mut pod.annotations {
             share(key);
             // Every pod has a different claim.
             if &**key != ALLOCATED {
+                if value.len() > MAX_VALUE {
+                    *value = value[..value.floor_char_boundary(MAX_VALUE)].into();
+                }
                 share(value);
             }
         }
@@ -174,7 +206,7 @@ impl WatchedKind for AllNodes {
 
 /// The identity of a pod is the same for both kinds of pods.
 macro_rules! pods {
-    ($kind:ty, $most:expr, $page:expr, $fields:expr) => {
+    ($kind:ty, $most:expr, $page:expr, $fields:expr, $holds_nothing:expr) => {
         impl Followed for $kind {
             const MOST: usize = $most;
             const PAGE: Option<u32> = $page;
@@ -196,8 +228,9 @@ macro_rules! pods {
                 pod.created_at
             }
 
-            fn ended(pod: &Pod) -> bool {
-                pod.ended()
+            fn holds_nothing(pod: &Pod) -> bool {
+                let holds_nothing: fn(&Pod) -> bool = $holds_nothing;
+                holds_nothing(pod)
             }
 
             fn arrival(pod: &Pod) -> Option<Arrival> {
@@ -215,8 +248,10 @@ macro_rules! pods {
     };
 }
 
-pods!(PodsOfNode, MAX_POD_OBJECTS, None, |kind| Some(format!("spec.nodeName={}", kind.node)));
-pods!(AllPods, MAX_CLUSTER_PODS, Some(500), |_| None);
+pods!(PodsOfNode, MAX_POD_OBJECTS, None, |kind| Some(format!("spec.nodeName={}", kind.node)), Pod::ended);
+// A pod that is not bound holds no GPU, and kube-scheduler sends it whole in its calls. Everyone who may create pods can
+// create any number of them.
+pods!(AllPods, MAX_CLUSTER_PODS, Some(500), |_| None, |pod| pod.ended() || pod.node.is_none());
 
 impl Followed for AllNodes {
     const MOST: usize = MAX_CLUSTER_NODES;
@@ -238,7 +273,7 @@ impl Followed for AllNodes {
         node.created_at
     }
 
-    fn ended(_: &FollowedNode) -> bool {
+    fn holds_nothing(_: &FollowedNode) -> bool {
         false
     }
 
@@ -252,5 +287,41 @@ impl Followed for AllNodes {
 
     async fn read_now(client: &ApiClient, node: &FollowedNode) -> Result<Vec<u8>, ApiError> {
         client.get_node(&node.name, &ReadAge::Newest, ObjectForm::Metadata).await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::{Value, json};
+
+    fn pod(annotations: &Value, limits: impl Fn(usize) -> Value) -> String {
+        let container = |number| json!({ "name": format!("c{number}"), "resources": { "limits": limits(number) } });
+        let containers: Vec<Value> = (0..100).map(container).collect();
+        let metadata = json!({ "name": "a", "namespace": "b", "uid": "1".repeat(32), "annotations": annotations });
+        json!({ "metadata": metadata, "spec": { "nodeName": "n1", "containers": containers } }).to_string()
+    }
+
+    #[test]
+    fn of_a_pod_that_requests_no_gpu_no_containers_are_kept_and_of_others_only_the_requests_for_gpus() {
+        let kind = AllPods::with_resources(["nvidia.com/gpu"]);
+        let many = |_: usize| -> Value {
+            (0..20).map(|number| (format!("{}.example/r{number}", "x".repeat(200)), "1".to_owned())).collect()
+        };
+        let kept = kind.decode(&pod(&json!({ "a/b": "c" }), many)).unwrap();
+        assert!(kept.containers.is_empty() && kept.node.is_some());
+        let gpu = |number: usize| {
+            let mut limits = many(number);
+            if number == 7 {
+                limits["nvidia.com/gpu"] = "1".into();
+            }
+            limits
+        };
+        let kept = kind.decode(&pod(&json!({}), gpu)).unwrap();
+        assert_eq!(kept.containers.len(), 100, "the place of a container counts");
+        let limits: Vec<_> = kept.containers.iter().flat_map(|container| &container.limits).collect();
+        assert_eq!(limits, [&("nvidia.com/gpu".into(), "1".into())]);
+        let kept = kind.decode(&pod(&json!({ ALLOCATED: "x", LEADS: "é".repeat(4000) }), many)).unwrap();
+        assert_eq!((kept.containers.len(), kept.annotation(LEADS).map(str::len)), (100, Some(MAX_VALUE)));
     }
 }

@@ -6,7 +6,9 @@ use crate::connect::ApiConnection;
 use crate::error::{ApiCall, ApiError, ApiFailure, ApiVerb};
 use crate::resource::{ApiPath, ApiResource};
 use model::lease::{LeaseRecord, StoredLease};
+use serde_json::Value;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// Access to one Lease.
 #[derive(Clone, Debug)]
@@ -14,13 +16,16 @@ pub struct LeaseClient {
     client: ApiClient,
     namespace: Arc<str>,
     name: Arc<str>,
+    /// Time limit for a call.
+    within: Duration,
 }
 
 impl LeaseClient {
-    /// The Lease of this name.
+    /// The Lease of this namespace and name. A call may take `within`: a part of the renew deadline, so that after a call
+    /// on a connection that has died silently there is time for another one.
     #[must_use]
-    pub fn new(connection: ApiConnection, namespace: Arc<str>, name: Arc<str>) -> LeaseClient {
-        LeaseClient { client: ApiClient::new(connection), namespace, name }
+    pub fn new(connection: ApiConnection, (namespace, name): (Arc<str>, Arc<str>), within: Duration) -> LeaseClient {
+        LeaseClient { client: ApiClient::new(connection), namespace, name, within }
     }
 
     /// The Lease as it is in etcd now; `None` if it does not exist.
@@ -30,7 +35,8 @@ impl LeaseClient {
     pub async fn get(&self) -> Result<Option<StoredLease>, ApiError> {
         let call = self.call(ApiVerb::Get);
         let path = ApiPath::lease(&self.namespace, Some(&self.name));
-        match self.client.get(call, path, &ReadAge::Newest, ObjectForm::Whole).await {
+        let read = self.client.get(call.clone(), path, &ReadAge::Newest, ObjectForm::Whole);
+        match self.client.within(self.within, call, read).await {
             Ok(bytes) => self.read(ApiVerb::Get, &bytes).map(Some),
             // A proxy in front of the server may also answer 404, but without a `Status`.
             Err(error) if error.refusal().is_some_and(|refusal| refusal.code == 404 && refusal.is_status) => Ok(None),
@@ -44,9 +50,7 @@ impl LeaseClient {
     /// [`ApiError`]; code 409 if another process has created it.
     pub async fn create(&self, record: &LeaseRecord) -> Result<StoredLease, ApiError> {
         let object = wire::lease::encode(&self.namespace, &self.name, None, record);
-        let bytes =
-            self.client.store(self.call(ApiVerb::Create), ApiPath::lease(&self.namespace, None), &object).await?;
-        self.read(ApiVerb::Create, &bytes)
+        self.store(ApiVerb::Create, ApiPath::lease(&self.namespace, None), &object).await
     }
 
     /// Replaces the Lease, if it still has this version.
@@ -56,8 +60,13 @@ impl LeaseClient {
     pub async fn replace(&self, lease: &StoredLease) -> Result<StoredLease, ApiError> {
         let object = wire::lease::encode(&self.namespace, &self.name, Some(&lease.version), &lease.record);
         let path = ApiPath::lease(&self.namespace, Some(&self.name));
-        let bytes = self.client.store(self.call(ApiVerb::Update), path, &object).await?;
-        self.read(ApiVerb::Update, &bytes)
+        self.store(ApiVerb::Update, path, &object).await
+    }
+
+    async fn store(&self, verb: ApiVerb, path: ApiPath, object: &Value) -> Result<StoredLease, ApiError> {
+        let call = self.call(verb);
+        let bytes = self.client.within(self.within, call.clone(), self.client.store(call, path, object)).await?;
+        self.read(verb, &bytes)
     }
 
     fn call(&self, verb: ApiVerb) -> ApiCall {

@@ -8,7 +8,8 @@
 //!   writes              annotations, labels, events, evictions ─────────┤
 //!   lease               the Lease of a leader election ─────────────────┤
 //!   kept_object         one Secret or ConfigMap ────────────────────────┤
-//!   kind absence store follow   list, then watch ──▶ changes, for a listener ◀─┘
+//!   kind absence store page_size follow
+//!                        list, then watch ──▶ changes, for a listener ◀────────┘
 //! ```
 //!
 //! While the server cannot be reached, the last list stays valid.
@@ -29,6 +30,7 @@ pub mod lease;
 pub mod kept_object;
 pub mod kind;
 mod absence;
+mod page_size;
 pub mod store;
 pub mod follow;
 #[cfg(test)]

@@ -43,7 +43,7 @@ pub enum Delta<O> {
         /// How that is known.
         evidence: GoneEvidence,
     },
-    /// It has ended, and an object that has not ended needs its place. It still exists.
+    /// It holds nothing, and an object that may hold something needs its place. It still exists.
     LeftOut(Arc<O>),
 }
 
@@ -62,6 +62,8 @@ pub enum GoneEvidence {
 #[derive(Debug)]
 pub struct Store<K: Followed> {
     held: BTreeMap<K::Uid, Arc<K::Object>>,
+    /// Those of them that hold nothing, which lose their places first.
+    holding_nothing: BTreeSet<K::Uid>,
     /// Objects whose newest version could not be read; bounded like `held`.
     unreadable: BTreeSet<K::Uid>,
     /// Objects that were in `unreadable`, and are gone or can be read again, since this list was last taken.
@@ -106,6 +108,7 @@ impl<K: Followed> Default for Store<K> {
     fn default() -> Self {
         Store {
             held: BTreeMap::new(),
+            holding_nothing: BTreeSet::new(),
             unreadable: BTreeSet::new(),
             settled: Vec::new(),
             left_out: 0,
@@ -139,12 +142,12 @@ impl<K: Followed> Store<K> {
         u32::try_from(self.unreadable.len()).unwrap_or(u32::MAX)
     }
 
-    /// Applies a whole list.
-    pub(crate) fn listed(&mut self, mut objects: Vec<ReadObject<K>>, answer: Answer) -> Listed<K> {
+    /// Applies a whole list, of which `left_out` objects are not among `objects`.
+    pub(crate) fn listed(&mut self, mut objects: Vec<ReadObject<K>>, left_out: usize, answer: Answer) -> Listed<K> {
         let before = std::mem::take(&mut self.unreadable);
         // A list from etcd that has a place for every object shows all that exist.
-        let whole = answer == Answer::FromEtcd && objects.len() <= K::MOST;
-        self.left_out = 0;
+        let whole = answer == Answer::FromEtcd && left_out == 0 && objects.len() <= K::MOST;
+        self.left_out = u32::try_from(left_out).unwrap_or(u32::MAX);
         let mut bad = Vec::new();
         let mut shown = BTreeSet::new();
         objects.sort_by(|one, other| by_age::<K>(one).cmp(&by_age::<K>(other)));
@@ -209,6 +212,7 @@ impl<K: Followed> Store<K> {
     /// Removes an object that does not exist any more.
     pub(crate) fn gone(&mut self, uid: &K::Uid, evidence: GoneEvidence) {
         self.settle(uid);
+        self.holding_nothing.remove(uid);
         self.deltas.extend(self.held.remove(uid).map(|before| Delta::Gone { before, evidence }));
     }
 
@@ -258,6 +262,11 @@ impl<K: Followed> Store<K> {
             return;
         }
         let after = Arc::new(object);
+        if K::holds_nothing(&after) {
+            self.holding_nothing.insert(uid.clone());
+        } else {
+            self.holding_nothing.remove(&uid);
+        }
         self.held.insert(uid, Arc::clone(&after));
         self.deltas.push(match held {
             Some(before) => Delta::Changed { before, after },
@@ -265,15 +274,18 @@ impl<K: Followed> Store<K> {
         });
     }
 
-    /// Whether a new object can be held. If the store is full, an ended object is removed for one that has not ended.
+    /// Whether a new object can be held. If the store is full, an object that holds nothing is removed for one that may
+    /// hold something.
     fn make_place(&mut self, object: &K::Object) -> bool {
         if self.held.len() < K::MOST {
             return true;
         }
         self.left_out = self.left_out.saturating_add(1);
-        let ended = self.held.iter().find(|(_, held)| K::ended(held)).map(|(uid, _)| uid.clone());
-        let Some(ended) = ended.filter(|_| !K::ended(object)) else { return false };
-        self.deltas.extend(self.held.remove(&ended).map(Delta::LeftOut));
+        if K::holds_nothing(object) {
+            return false;
+        }
+        let Some(least) = self.holding_nothing.pop_first() else { return false };
+        self.deltas.extend(self.held.remove(&least).map(Delta::LeftOut));
         true
     }
 
@@ -311,7 +323,7 @@ mod tests {
 
     /// Applies a list; the pods that it does not show turn out to be gone.
     fn listed(store: &mut Pods, pods: Vec<ReadPod>) -> Vec<UnreadableObject<PodUid>> {
-        let Listed { bad, missing } = store.listed(pods, Answer::MayLag);
+        let Listed { bad, missing } = store.listed(pods, 0, Answer::MayLag);
         for uid in missing {
             store.gone(&uid, GoneEvidence::NotFound);
         }
@@ -409,7 +421,7 @@ mod tests {
     #[test]
     fn an_unreadable_object_is_settled_once_it_can_be_read_or_is_gone() {
         let mut store = Store::<AllPods>::default();
-        let list = |store: &mut Store<AllPods>, pods| drop(store.listed(pods, Answer::FromEtcd));
+        let list = |store: &mut Store<AllPods>, pods| drop(store.listed(pods, 0, Answer::FromEtcd));
         list(&mut store, vec![pod(1, "Running"), unreadable(2), unreadable(3), unreadable(4)]);
         assert_eq!((store.unreadable(), store.take_settled()), (3, vec![]));
         // One pod can be read again, one is deleted, one no longer appears in a list.
@@ -461,10 +473,10 @@ mod tests {
     #[test]
     fn a_pod_that_a_list_does_not_show_stays_until_there_is_evidence() {
         let mut store = Pods::default();
-        store.listed(vec![made(1, 1, "100"), made(2, 1, "101"), made(3, 1, "102")], Answer::MayLag);
+        store.listed(vec![made(1, 1, "100"), made(2, 1, "101"), made(3, 1, "102")], 0, Answer::MayLag);
         assert_eq!(changes(&mut store), ["added p1", "added p2", "added p3"]);
         // A pod that cannot be read counts as shown.
-        let Listed { missing, .. } = store.listed(vec![unreadable(2), made(3, 1, "102")], Answer::MayLag);
+        let Listed { missing, .. } = store.listed(vec![unreadable(2), made(3, 1, "102")], 0, Answer::MayLag);
         assert_eq!((missing, names(&store)), (vec![uid(1)], ["p1", "p2", "p3"].map(str::to_owned).to_vec()));
         assert_eq!(changes(&mut store), [""; 0], "the same version is no change");
         store.gone(&uid(1), GoneEvidence::OtherUid);
@@ -480,9 +492,9 @@ mod tests {
     #[test]
     fn an_older_version_never_replaces_a_newer_one_unless_it_comes_from_etcd() {
         let mut store = Pods::default();
-        store.listed(vec![made(1, 1, "100")], Answer::MayLag);
+        store.listed(vec![made(1, 1, "100")], 0, Answer::MayLag);
         applied(&mut store, made(1, 1, "105"));
-        store.listed(vec![made(1, 1, "102")], Answer::MayLag);
+        store.listed(vec![made(1, 1, "102")], 0, Answer::MayLag);
         applied(&mut store, made(1, 1, "104"));
         assert_eq!(changes(&mut store), ["added p1", "changed p1 Some(100) Some(105)"]);
         // After a restore of etcd the versions start lower.

@@ -19,6 +19,8 @@ use std::collections::BTreeMap;
 pub struct SharingStages {
     /// Whether the agent is registered with the kubelet, and containers get their devices by CDI.
     pub serves: bool,
+    /// Whether the agent refuses to start pods that have no claim.
+    pub refuses_unclaimed: bool,
     /// How far each GPU pod that has not finished has come.
     pub pods: BTreeMap<PodUid, PodStage>,
 }
@@ -33,6 +35,7 @@ pub fn report(view: &NodeView, stages: &SharingStages, leaving: bool) -> AgentRe
         (false, true) => AgentPhase::Serving,
         (false, false) => AgentPhase::Starting,
     };
+    report.refuses_unclaimed = stages.refuses_unclaimed;
     let now = view.now.monotonic;
     let gpus = view.gpus.iter().map(|gpu| (gpu.gpu.uuid.clone(), gpu_of(gpu, now)));
     let instances = view.gpus.iter().flat_map(|gpu| gpu.gpu.instances().iter().map(move |own| (gpu, own)));
@@ -152,6 +155,10 @@ mod tests {
         };
         assert_eq!([phase(false, false), phase(true, false)], [AgentPhase::Starting, AgentPhase::Serving]);
         assert_eq!([phase(false, true), phase(true, true)], [AgentPhase::Leaving; 2]);
+        for refuses_unclaimed in [false, true] {
+            let stages = SharingStages { refuses_unclaimed, ..SharingStages::default() };
+            assert_eq!(report(&view(Vec::new()), &stages, false).refuses_unclaimed, refuses_unclaimed);
+        }
     }
 
     #[test]

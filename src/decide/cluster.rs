@@ -53,7 +53,7 @@ pub use order::{
     RepeatedBind,
 };
 pub use preempt::PreemptVerdict;
-pub use state::{AnsweredNodes, ClusterRules, ClusterState, DEFAULT_SCORE_STEP, MAX_PENDING, NodeChoice};
+pub use state::{AnsweredNodes, ClusterRules, ClusterState, DEFAULT_SCORE_STEP, MAX_PENDING, NodeChoice, NodeNames};
 pub use summary::RefusalSummary;
 pub use survey::StateAccess;
 

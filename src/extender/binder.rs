@@ -6,12 +6,14 @@
 //!                                                   └── API server ◀────┘   kube-scheduler gets an error after ANSWER_WITHIN
 //! ```
 //!
-//! What must never happen here: a POST by a process that does not lead at that moment.
+//! What must never happen here: a POST by a process that does not lead at that moment; an order by a leader whose watches
+//! have not worked for a minute.
 
 use super::events::{PodEventReason, PodEvents};
 use super::leadership::Leadership;
 use super::locked_cluster::LockedCluster;
 use super::planted::{PlantedMistake, planted};
+use super::watch_health::{WatchHealth, blind};
 use apiserver::client::{ApiClient, ReadAge};
 use decide::cluster::{
     BindOutcome, BindResult, BindStep, ConfirmStep, Confirmation, OrderStages, PostAnswer, ReadAnswer, ReadPod,
@@ -47,6 +49,8 @@ type ReportedResult = Option<BindResult>;
 #[derive(Debug)]
 pub(super) struct Binder {
     pub(super) client: ApiClient,
+    /// The watches that show which GPUs are free.
+    pub(super) watches: [Arc<WatchHealth>; 2],
     pub(super) cluster: Arc<LockedCluster>,
     pub(super) leadership: Arc<Leadership>,
     pub(super) events: Arc<PodEvents>,
@@ -111,6 +115,12 @@ impl Binder {
     /// The result of this order; starts the order if it is not in progress.
     fn begin(self: &Arc<Self>, uid: &PodUid, node: &NodeName) -> Result<watch::Receiver<ReportedResult>, String> {
         let mut orders = self.orders.lock();
+        // An order in progress was decided while the watches worked.
+        if !orders.contains_key(uid)
+            && let Some(why) = blind(&self.watches)
+        {
+            return Err(why);
+        }
         if !orders.contains_key(uid) && orders.len() >= MOST {
             let why = format!("{MOST} bindings wait for the API server; try again later");
             return Err(why);

@@ -8,91 +8,19 @@ use super::live_callers::LiveCallers;
 use super::locked_cluster::LockedCluster;
 use super::own_mark::OwnMark;
 use super::planted::{PlantedMistake, planted};
+use super::watch_health::WatchHealth;
 use apiserver::ApiError;
 use apiserver::follow::FollowListener;
 use apiserver::kind::{AllNodes, AllPods};
 use apiserver::store::{Delta, Store};
-use model::backoff::Backoff;
 use model::followed_node::FollowedNode;
 use model::id::{NodeName, ObjectUid, PodRef, PodUid};
 use model::pod::Pod;
-use parking_lot::Mutex;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 use tokio::time::Instant;
 use wire::claim_origin;
 use wire::watch::UnreadableObject;
-
-/// Pauses after failures of a list or a watch.
-const FIRST: Duration = Duration::from_millis(500);
-/// See [`FIRST`]. It is short, because the state of a leader without a watch gets old.
-const LONGEST: Duration = Duration::from_secs(15);
-
-/// The state of one watch, for readiness and metrics.
-#[derive(Debug)]
-pub(super) struct WatchHealth {
-    what: &'static str,
-    state: Mutex<WatchState>,
-    /// Versions of objects that could not be read.
-    unreadable: AtomicU64,
-}
-
-#[derive(Clone, Debug)]
-struct WatchState {
-    heard: Option<Instant>,
-    broken: Option<Arc<str>>,
-    backoff: Backoff,
-}
-
-impl WatchHealth {
-    pub(super) fn new(what: &'static str) -> Arc<WatchHealth> {
-        let state = WatchState { heard: None, broken: None, backoff: Backoff::new(FIRST, LONGEST) };
-        Arc::new(WatchHealth { what, state: Mutex::new(state), unreadable: AtomicU64::new(0) })
-    }
-
-    /// The kind of the objects.
-    pub(super) fn what(&self) -> &'static str {
-        self.what
-    }
-
-    /// Time since the server sent anything; `None` before it ever has.
-    pub(super) fn age(&self) -> Option<Duration> {
-        self.state.lock().heard.map(|heard| heard.elapsed())
-    }
-
-    /// Why the server cannot be reached now, if it cannot.
-    pub(super) fn broken(&self) -> Option<Arc<str>> {
-        self.state.lock().broken.clone()
-    }
-
-    /// Number of versions of objects that could not be read.
-    pub(super) fn unreadable(&self) -> u64 {
-        self.unreadable.load(Ordering::Relaxed)
-    }
-
-    fn heard(&self) {
-        self.state.lock().heard = Some(Instant::now());
-    }
-
-    fn failed(&self, why: &ApiError) -> Duration {
-        let mut state = self.state.lock();
-        if state.broken.replace(why.to_string().into()).is_none() {
-            let what = self.what;
-            tracing::warn!(error = %why, "the watch of {what} failed: {why}; decisions rest on what was seen before");
-        }
-        state.backoff.pause()
-    }
-
-    fn works(&self) {
-        let mut state = self.state.lock();
-        state.backoff.reset();
-        if state.broken.take().is_some() {
-            let what = self.what;
-            tracing::info!("the watch of {what} works again");
-        }
-    }
-}
 
 /// Takes over all pods.
 #[derive(Debug)]
@@ -152,10 +80,11 @@ impl FollowListener<AllPods> for PodFeed {
         self.mark.watched(pod);
     }
 
-    fn changed(&mut self, deltas: Vec<Delta<Pod>>, _: Option<&Store<AllPods>>) {
+    fn changed(&mut self, deltas: Vec<Delta<Pod>>, held: Option<&Store<AllPods>>) {
+        self.health.leaves_out(held.map(Store::left_out));
         for delta in &deltas {
             match delta {
-                // A pod that is left out has ended and holds nothing, but still exists.
+                // A pod that is left out holds nothing, but still exists.
                 Delta::Added(pod) | Delta::LeftOut(pod) => self.is(pod),
                 Delta::Changed { before, after } => {
                     // Only a restore of etcd removes the node from a pod.
@@ -178,7 +107,7 @@ impl FollowListener<AllPods> for PodFeed {
     }
 
     fn unreadable(&mut self, bad: &UnreadableObject<PodUid>) {
-        self.health.unreadable.fetch_add(1, Ordering::Relaxed);
+        self.health.found_unreadable();
         let name = bad.name.as_deref().unwrap_or_default();
         match (&bad.uid, &bad.node) {
             (Some(uid), Some(node)) => {
@@ -200,6 +129,10 @@ impl FollowListener<AllPods> for PodFeed {
         self.tell_closings();
     }
 
+    fn stopped(&mut self) {
+        self.health.stopped();
+    }
+
     fn failed(&mut self, why: &ApiError) -> Duration {
         self.health.failed(why)
     }
@@ -218,7 +151,8 @@ impl FollowListener<AllNodes> for NodeFeed {
         self.health.heard();
     }
 
-    fn changed(&mut self, deltas: Vec<Delta<FollowedNode>>, _: Option<&Store<AllNodes>>) {
+    fn changed(&mut self, deltas: Vec<Delta<FollowedNode>>, held: Option<&Store<AllNodes>>) {
+        self.health.leaves_out(held.map(Store::left_out));
         for delta in &deltas {
             match delta {
                 Delta::Added(node) | Delta::Changed { after: node, .. } => {
@@ -236,12 +170,16 @@ impl FollowListener<AllNodes> for NodeFeed {
 
     fn unreadable(&mut self, bad: &UnreadableObject<ObjectUid>) {
         let name = bad.name.as_deref().unwrap_or_default();
-        self.health.unreadable.fetch_add(1, Ordering::Relaxed);
+        self.health.found_unreadable();
         tracing::warn!(node = name, error = %bad.why, "a Node cannot be read; it takes no new claims");
         if let Ok(name) = NodeName::parse(name) {
             self.cluster.node_is_unreadable(&name, &bad.why.as_str().into());
             self.tell_closings();
         }
+    }
+
+    fn stopped(&mut self) {
+        self.health.stopped();
     }
 
     fn failed(&mut self, why: &ApiError) -> Duration {

@@ -29,9 +29,14 @@ const POD_CORE: MetricFamily = MetricFamily::gauge(
     "Percent of SM time of a GPU that a container of a pod claims, despite the name.",
 );
 
-/// The text of a scrape.
-pub(super) fn render(devices: &[ScheduledDevice], shares: &[ClaimedShare], format: ExpositionFormat) -> Vec<u8> {
-    let mut text = Vec::new();
+/// The text of a scrape, which has about `bytes` bytes.
+pub(super) fn render(
+    devices: &[ScheduledDevice],
+    shares: &[ClaimedShare],
+    (format, bytes): (ExpositionFormat, usize),
+) -> Vec<u8> {
+    // A text that outgrows its buffer would need up to three times its size.
+    let mut text = Vec::with_capacity(bytes + bytes / 16);
     let mut out = Exposition::new(&mut text, format);
     let labels: Vec<MetricLabels> = devices.iter().map(device_labels).collect();
     let mut family = |family: &MetricFamily, value: &dyn Fn(&ScheduledDevice) -> Option<SampleValue>| {
@@ -108,7 +113,7 @@ mod tests {
         };
         let pod = PodRef { namespace: "ml".into(), name: "train-0".into() };
         let share = ClaimedShare { node, pod, container: 1, device: uuid, memory: Some(1 << 30), cores: 30 };
-        let text = String::from_utf8(render(&[device], &[share], ExpositionFormat::Classic)).unwrap();
+        let text = String::from_utf8(render(&[device], &[share], (ExpositionFormat::Classic, 0))).unwrap();
         let gpu = "{zone=\"vGPU\",node=\"n1\",device_uuid=\"GPU-1\",device_index=\"3\",device_type=\"nvidia h100\"}";
         let pod =
             "{zone=\"vGPU\",namespace=\"ml\",node=\"n1\",pod=\"train-0\",container_index=\"1\",device_uuid=\"GPU-1\"}";

@@ -11,7 +11,9 @@
 //!
 //! ```text
 //!   settings                      what it takes from the program
-//!   locked_cluster follow         the cluster's state behind one lock; what the watches of pods and Nodes feed into it
+//!   locked_cluster follow watch_health
+//!                                 the cluster's state behind one lock; what the watches of pods and Nodes feed into it, and
+//!                                 whether they run
 //!   leadership own_mark           who decides now; whether this process has seen everything that was written before
 //!   verbs port proxy plain_pods   kube-scheduler's questions; passed on to the leader where this process is not it
 //!   binder eviction               writes bindings and evictions at the API server
@@ -22,7 +24,8 @@
 //!   callers live_callers          who may call the TLS port
 //!   authority_keeper port_certificate
 //!                                 the extenders' certificates
-//!   metrics hami_metrics measures /metrics and /metrics/hami
+//!   metrics hami_metrics scrape_counts measures
+//!                                 /metrics and /metrics/hami
 //!   admin                         profiles and log level
 //!   simulation planted            a simulated cluster, and the mistakes that it must find
 //! ```
@@ -50,11 +53,13 @@ mod proxy;
 mod explain;
 mod decisions;
 mod eviction;
+mod watch_health;
 mod follow;
 mod binder;
 mod verbs;
 mod metrics;
 mod hami_metrics;
+mod scrape_counts;
 mod port;
 mod stream_port;
 mod streams;
@@ -71,7 +76,7 @@ use apiserver::{ApiConnection, connect};
 use binder::Binder;
 use decide::election::Elector;
 use eviction::Evictor;
-use follow::{NodeFeed, PodFeed, WatchHealth};
+use follow::{NodeFeed, PodFeed};
 use leadership::Leadership;
 use live_callers::LiveCallers;
 use locked_cluster::LockedCluster;
@@ -96,6 +101,7 @@ use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use verbs::Verbs;
+use watch_health::WatchHealth;
 use wire::resource::RequestRules;
 
 /// Workers of the Tokio runtime. A filter call for 5,000 nodes takes a worker for milliseconds; the election and the
@@ -103,8 +109,10 @@ use wire::resource::RequestRules;
 const WORKERS: usize = 4;
 /// One sample of the heap for 512 KiB. A filter call for 5,000 nodes allocates more than that, and each sample walks a stack.
 const HEAP_SAMPLES: usize = 19;
-/// Threads for blocking work: the resolver of names.
-const BLOCKING: usize = 2;
+/// Threads for blocking work: the resolver of names, and what scrapes show of the cluster.
+const BLOCKING: usize = 4;
+/// Calls to the API server about the Lease for which the renew deadline has time, even if none of them gets an answer.
+const CALLS: u32 = 3;
 /// Open files beside the connections of agents: those of kube-scheduler, of watches and other calls at the API server, and files.
 const OTHER_FILES: u64 = 512;
 
@@ -248,8 +256,10 @@ impl Extender {
         let client = ApiClient::new(connection.clone());
         let mark = Arc::new(OwnMark::new(client.clone(), identity.as_str().into(), itself.pod.clone()));
         let measures = Arc::<Measures>::default();
+        let watches = [WatchHealth::new("pods"), WatchHealth::new("nodes")];
         let binder = Arc::new(Binder {
             client,
+            watches: watches.clone(),
             cluster: Arc::clone(&cluster),
             leadership: Arc::clone(&leadership),
             events: Arc::clone(&events),
@@ -265,7 +275,7 @@ impl Extender {
             measures: Arc::clone(&measures),
         });
         lifecycle.must_run("events", writer.run(lifecycle.stop()));
-        let lease = LeaseClient::new(connection.clone(), Arc::clone(&place.0), Arc::clone(&place.1));
+        let lease = LeaseClient::new(connection.clone(), place.clone(), settings.lease.times.renew_deadline / CALLS);
         let own = pod_namespace().map(Arc::<str>::from).into_iter().chain([Arc::clone(&place.0)]);
         let namespaces = settings.streams.as_ref().map(|streams| callers::namespaces(streams, own)).unwrap_or_default();
         Extender {
@@ -275,7 +285,7 @@ impl Extender {
             leadership,
             mark,
             evictor: Arc::default(),
-            watches: [WatchHealth::new("pods"), WatchHealth::new("nodes")],
+            watches,
             verbs,
             measures,
             binder,
@@ -307,7 +317,10 @@ impl Extender {
         let marks = (Arc::clone(&self.leadership.pods_wanted), Arc::clone(&pods));
         let marking = Arc::clone(&self.mark).run(Arc::clone(&self.cluster), marks, self.lifecycle.stop());
         self.lifecycle.must_run("own mark", marking);
-        self.follow("pods", AllPods, (pod_feed, pods));
+        let names = &self.cluster.rules().names;
+        let resources = [&names.count, &names.memory, &names.memory_percentage, &names.cores, &names.priority];
+        let kind = AllPods::with_resources(resources.map(String::as_str));
+        self.follow("pods", kind, (pod_feed, pods));
         self.follow("nodes", AllNodes, (node_feed, nodes));
         let (leadership, stop) = (Arc::clone(&self.leadership), self.lifecycle.stop());
         self.lifecycle.must_run("election", leadership.run(self.lease.clone(), Arc::clone(&self.cluster), stop));

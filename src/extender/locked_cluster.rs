@@ -9,8 +9,8 @@
 use super::plain_pods::{PlainPod, PlainPods};
 use super::planted::{PlantedMistake, planted};
 use decide::cluster::{
-    self, BindOutcome, BindRefusal, BindStep, ClosingChange, ClusterRules, ClusterState, FilterVerdict, OrderStages,
-    PreemptVerdict, RefusedNode, ReportRefusal, StateAccess, StreamId,
+    self, BindOutcome, BindRefusal, BindStep, ClosingChange, ClusterRules, ClusterState, FilterVerdict, NodeClaims,
+    OrderStages, PreemptVerdict, RefusedNode, ReportRefusal, StateAccess, StreamId,
 };
 use decide::ledger::{ClaimState, DeviceDemand};
 use decide::placement::Capacity;
@@ -25,7 +25,7 @@ use model::pod::Pod;
 use model::reported_reading::ReportedReading;
 use model::request::ContainerRole;
 use model::time::Monotonic;
-use parking_lot::Mutex;
+use parking_lot::{Mutex, MutexGuard};
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
@@ -37,6 +37,8 @@ use wire::{bound_pod, claim_origin, node_facts};
 /// How long a pod's filter call is remembered for its bind. kube-scheduler waits up to 10 minutes for volumes
 /// (`bindTimeoutSeconds`).
 const REMEMBERED: Duration = Duration::from_secs(15 * 60);
+/// How long a step of a scrape takes, until the node that it looks at is done: the claims of a full node take as long again.
+const STEP: Duration = Duration::from_micros(100);
 
 /// The moments before which everything written is known: when the newest lists, or a mark of this process, were begun.
 #[derive(Clone, Copy, Debug, Default)]
@@ -437,27 +439,27 @@ impl LockedCluster {
 
     /// What is in the state, counted over all nodes: for a scrape.
     pub(super) fn counts(&self) -> ClusterCounts {
-        let cluster = self.cluster.lock();
-        let mut counts =
-            ClusterCounts { expected: cluster.pending(), refused: cluster.refused(), ..ClusterCounts::default() };
+        let mut counts = {
+            let cluster = self.cluster.lock();
+            ClusterCounts { expected: cluster.pending(), refused: cluster.refused(), ..ClusterCounts::default() }
+        };
         for state in [ClaimState::Assumed, ClaimState::Bound, ClaimState::Started] {
             counts.claims.insert(word(state), 0);
         }
-        for node in cluster.nodes() {
+        self.walk(|_, node| {
             counts.nodes += 1;
             counts.closed += usize::from(node.closed().is_some());
             for (_, claim) in node.ledger().claims() {
                 *counts.claims.entry(word(claim.state)).or_default() += 1;
             }
-        }
+        });
         counts
     }
 
     /// All devices and all claims, copied for a scrape, ordered by node.
     pub(super) fn shares(&self) -> (Vec<ScheduledDevice>, Vec<ClaimedShare>) {
-        let cluster = self.cluster.lock();
-        let mut devices = Vec::new();
-        for node in cluster.nodes() {
+        let (mut devices, mut shares) = (Vec::new(), Vec::new());
+        self.walk(|cluster, node| {
             devices.extend(node.devices().devices.iter().map(|device| ScheduledDevice {
                 node: node.name().clone(),
                 uuid: device.uuid.clone(),
@@ -466,27 +468,46 @@ impl LockedCluster {
                 capacity: device.capacity,
                 claimed: device.claimed,
             }));
-        }
-        let mut shares = Vec::new();
-        for (uid, pod, name) in cluster.holders() {
-            let claim = cluster.node(name).and_then(|node| node.ledger().get(uid)).map(|held| &held.claim);
-            for (container, own) in claim.into_iter().flatten().enumerate() {
-                shares.extend(own.iter().map(|share| ClaimedShare {
-                    node: name.clone(),
-                    pod: pod.clone(),
-                    container,
-                    device: share.device.clone(),
-                    memory: share.memory.map(|memory| memory.0),
-                    cores: share.cores.map_or(0, |cores| cores.0),
-                }));
+            for (uid, held) in node.ledger().claims() {
+                let Some(pod) = cluster.holder(uid) else { continue };
+                for (container, own) in held.claim.iter().enumerate() {
+                    shares.extend(own.iter().map(|share| ClaimedShare {
+                        node: node.name().clone(),
+                        pod: pod.clone(),
+                        container,
+                        device: share.device.clone(),
+                        memory: share.memory.map(|memory| memory.0),
+                        cores: share.cores.map_or(0, |cores| cores.0),
+                    }));
+                }
             }
-        }
-        drop(cluster);
+        });
         devices.sort_by(|one, other| (&one.node, one.index).cmp(&(&other.node, other.index)));
         shares.sort_by(|one, other| {
             (&one.node, &one.pod, one.container).cmp(&(&other.node, &other.pod, other.container))
         });
         (devices, shares)
+    }
+
+    /// Looks at all nodes, in steps between which others use the state: the filter must not wait for a scrape.
+    fn walk(&self, mut look: impl FnMut(&ClusterState, &NodeClaims)) {
+        let names = self.cluster.lock().node_names();
+        let names: Vec<NodeName> = names.iter().cloned().collect();
+        let mut names = names.iter();
+        while names.len() > 0 {
+            let cluster = self.cluster.lock();
+            let begun = Instant::now();
+            for name in names.by_ref() {
+                if let Some(node) = cluster.node(name) {
+                    look(&cluster, node);
+                }
+                if begun.elapsed() >= STEP {
+                    break;
+                }
+            }
+            // A thread that waits gets the lock now.
+            MutexGuard::unlock_fair(cluster);
+        }
     }
 }
 
@@ -611,5 +632,36 @@ mod tests {
             assert!(cluster.unshown.lock().is_empty(), "{gone}");
             assert_eq!(cluster.watch_lag(), Duration::ZERO);
         }
+    }
+
+    #[test]
+    fn others_use_the_state_between_two_steps_of_a_scrape() {
+        let cluster = Arc::new(cluster());
+        for number in 0..400 {
+            let mut pod = pod();
+            pod.uid = PodUid::parse(&format!("{number:032x}")).unwrap();
+            pod.node = Some(NodeName::parse(&format!("n{number}")).unwrap());
+            cluster.pod_is(&pod);
+        }
+        let (begin, begun) = std::sync::mpsc::channel();
+        let used = Arc::<std::sync::atomic::AtomicBool>::default();
+        let (other, uses) = (Arc::clone(&cluster), Arc::clone(&used));
+        let user = std::thread::spawn(move || {
+            begun.recv().unwrap();
+            other.inspect(|_| uses.store(true, std::sync::atomic::Ordering::Relaxed));
+        });
+        let mut seen = 0;
+        cluster.walk(|_, _| {
+            seen += 1;
+            let _ = begin.send(());
+            if !used.load(std::sync::atomic::Ordering::Relaxed) {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+        });
+        assert!(used.load(std::sync::atomic::Ordering::Relaxed), "it has waited for all {seen} nodes");
+        user.join().unwrap();
+        assert_eq!(seen, 400);
+        let (_, shares) = cluster.shares();
+        assert!(shares.len() == 400 && shares.is_sorted_by_key(|share| &share.node));
     }
 }

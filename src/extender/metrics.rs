@@ -1,10 +1,10 @@
 //! `/metrics` of the extender.
 
-use super::follow::WatchHealth;
 use super::live_callers::LiveCallers;
 use super::locked_cluster::ClusterCounts;
 use super::measures::{MeasuredCounts, Verb};
 use super::stream_counts::StreamCounts;
+use super::watch_health::WatchHealth;
 use decide::placement::RefusalReason;
 use model::sample_value::SampleValue;
 use serve::exposition::{Exposition, ExpositionFormat, MetricFamily, MetricLabels, MetricType};
@@ -69,6 +69,10 @@ const UNREADABLE: MetricFamily = MetricFamily::counter(
     "gpu_steward_extender_unreadable_objects_total",
     "Versions of pods and Nodes that could not be read.",
 );
+const LEFT_OUT: MetricFamily = MetricFamily::gauge(
+    "gpu_steward_extender_left_out_objects",
+    "Pods and Nodes that are not followed because there are too many.",
+);
 const CONNECTIONS: MetricFamily =
     MetricFamily::gauge("gpu_steward_extender_connections", "Connections to the port that are open.");
 const CUT: MetricFamily = MetricFamily::counter(
@@ -120,6 +124,8 @@ pub(super) struct Scrape<'a> {
     pub(super) measured: MeasuredCounts,
     pub(super) watches: &'a [Arc<WatchHealth>],
     pub(super) connections: &'a ConnectionCounts,
+    /// Readers of a large answer that were too slow.
+    pub(super) readers_cut: u64,
     pub(super) events_dropped: u64,
     /// `None` where this extender serves no agents.
     pub(super) streams: Option<&'a StreamScrape>,
@@ -179,10 +185,14 @@ fn own(scrape: &Scrape<'_>, out: &mut Exposition<'_>) {
     for watch in scrape.watches {
         out.sample(&[label("kind", watch.what()).as_str()], SampleValue::Whole(watch.unreadable()));
     }
+    out.family(&LEFT_OUT);
+    for watch in scrape.watches {
+        out.sample(&[label("kind", watch.what()).as_str()], SampleValue::Whole(watch.left_out().into()));
+    }
     out.family(&CONNECTIONS);
     out.sample(&[], SampleValue::Whole(scrape.connections.open.load(Ordering::Relaxed)));
     out.family(&CUT);
-    out.sample(&[], SampleValue::Whole(scrape.connections.cut.load(Ordering::Relaxed)));
+    out.sample(&[], SampleValue::Whole(scrape.connections.cut.load(Ordering::Relaxed) + scrape.readers_cut));
     out.family(&DROPPED);
     out.sample(&[], SampleValue::Whole(scrape.events_dropped));
 }

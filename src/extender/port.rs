@@ -6,18 +6,22 @@
 
 use super::callers::Callers;
 use super::decisions::Decisions;
-use super::follow::WatchHealth;
 use super::hami_metrics;
 use super::leadership::{Leader, Leadership};
 use super::measures::{Measures, Verb};
 use super::metrics::{self, Scrape, StreamScrape};
 use super::port_certificate::PortCertificate;
 use super::proxy::LeaderProxy;
+use super::scrape_counts::ScrapeCounts;
 use super::verbs::Verbs;
-use http_body_util::Full;
+use super::watch_health::WatchHealth;
+use http_body_util::{Either, Full};
 use hyper::body::{Body, Bytes, Incoming};
 use hyper::header::{self, HeaderMap, HeaderValue};
 use hyper::{Method, Request, Response, StatusCode, Uri};
+use model::followed_node::MAX_CLUSTER_NODES;
+use model::pod::MAX_CLUSTER_PODS;
+use serve::answer_copy::{SharedAnswers, SharedBody};
 use serve::caller::{Access, AllowedHosts, Condition, Ends};
 use serve::exposition::ExpositionFormat;
 use serve::query;
@@ -66,6 +70,9 @@ pub(super) struct ExtenderPort {
     streams: Option<(StreamScrape, StreamReadiness)>,
     /// Permits for large bodies.
     large: Semaphore,
+    counts: ScrapeCounts,
+    /// The answers at `/metrics/hami`: 8 MiB for 1,000 nodes.
+    hami: SharedAnswers<ExpositionFormat>,
     open: Access,
     here: Access,
 }
@@ -89,7 +96,21 @@ impl ExtenderPort {
     ) -> ExtenderPort {
         let here = Access::Callers(AllowedHosts::default(), Condition::OnThisMachine(HERE));
         let (proxy, streams, open, large) = (None, None, Access::Everyone, Semaphore::new(LARGE_AT_ONCE));
-        ExtenderPort { verbs, leadership, measures, watches, connections, proxy, streams, large, open, here }
+        let (counts, hami) = (ScrapeCounts::default(), SharedAnswers::default());
+        ExtenderPort {
+            verbs,
+            leadership,
+            measures,
+            watches,
+            connections,
+            proxy,
+            streams,
+            large,
+            counts,
+            hami,
+            open,
+            here,
+        }
     }
 
     /// The same with streams of agents, and with a way to the leader.
@@ -212,12 +233,15 @@ impl ExtenderPort {
 
     /// What is missing until this process could lead, and answer agents and the other extenders.
     fn not_ready(&self) -> Vec<String> {
-        let missing = |watch: &Arc<WatchHealth>| match (watch.age(), watch.broken()) {
-            (_, Some(why)) => Some(format!("the watch of {} is broken: {why}", watch.what())),
-            (None, None) => Some(format!("{} are not listed yet", watch.what())),
-            (Some(_), None) => None,
+        let missing = |watch: &Arc<WatchHealth>| {
+            let broken = match (watch.age(), watch.broken()) {
+                (_, Some(why)) => Some(format!("the watch of {} is broken: {why}", watch.what())),
+                (None, None) => Some(format!("{} are not listed yet", watch.what())),
+                (Some(_), None) => None,
+            };
+            broken.into_iter().chain(watch.blind())
         };
-        let mut missing: Vec<String> = self.watches.iter().filter_map(missing).collect();
+        let mut missing: Vec<String> = self.watches.iter().flat_map(missing).collect();
         if let Some((_, StreamReadiness { certificate, callers })) = &self.streams {
             missing.extend(certificate.missing());
             missing.extend(callers.missing());
@@ -226,10 +250,13 @@ impl ExtenderPort {
     }
 
     fn readyz(&self) -> Answer {
-        match self.not_ready() {
-            missing if missing.is_empty() => text(StatusCode::OK, "ready".to_owned()),
-            missing => text(StatusCode::SERVICE_UNAVAILABLE, missing.join("\n")),
+        let mut lines = self.not_ready();
+        let status = if lines.is_empty() { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
+        if lines.is_empty() {
+            lines.push("ready".to_owned());
         }
+        lines.extend(self.watches.iter().filter_map(left_out));
+        text(status, lines.join("\n"))
     }
 
     fn leadz(&self) -> Answer {
@@ -239,15 +266,16 @@ impl ExtenderPort {
         }
     }
 
-    fn metrics(&self, headers: &HeaderMap) -> Answer {
+    async fn metrics(&self, headers: &HeaderMap) -> Answer {
         let scrape = Scrape {
             leads: self.leadership.decides(),
             open_bindings: self.leadership.open_bindings(),
             watch_lag: self.verbs.cluster.watch_lag(),
-            cluster: self.verbs.cluster.counts(),
+            cluster: self.counts.of(&self.verbs.cluster).await,
             measured: self.measures.counts(),
             watches: &self.watches,
             connections: &self.connections,
+            readers_cut: self.hami.cut(),
             events_dropped: self.verbs.events.dropped(),
             streams: self.streams.as_ref().map(|(scrape, _)| scrape),
         };
@@ -255,10 +283,46 @@ impl ExtenderPort {
         answer(StatusCode::OK, HeaderValue::from_static(format.content_type()), metrics::render(&scrape, format))
     }
 
-    fn hami_metrics(&self, headers: &HeaderMap) -> Answer {
-        let (format, (devices, shares)) = (format(headers), self.verbs.cluster.shares());
-        let text = hami_metrics::render(&devices, &shares, format);
-        answer(StatusCode::OK, HeaderValue::from_static(format.content_type()), text)
+    /// The answer at `/metrics/hami`, which all readers share.
+    async fn hami_metrics(&self, headers: &HeaderMap) -> Response<Either<Full<Bytes>, SharedBody>> {
+        let (format, cluster) = (format(headers), Arc::clone(&self.verbs.cluster));
+        let make = move |bytes| {
+            let (devices, shares) = cluster.shares();
+            hami_metrics::render(&devices, &shares, (format, bytes))
+        };
+        let Some(body) = self.hami.get(format, make).await else {
+            return text(StatusCode::INTERNAL_SERVER_ERROR, "the metrics cannot be written.".to_owned())
+                .map(Either::Left);
+        };
+        let mut answer = Response::new(Either::Right(body));
+        answer.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static(format.content_type()));
+        answer
+    }
+
+    /// The answer to a request that is no verb.
+    async fn other(&self, request: &Request<Incoming>) -> Answer {
+        let path = request.uri().path();
+        let known = PATHS.contains(&path);
+        if known && !matches!(*request.method(), Method::GET | Method::HEAD) {
+            self.measures.unknown_path();
+            return text(StatusCode::METHOD_NOT_ALLOWED, format!("{path} is asked with GET."));
+        }
+        match path {
+            "/healthz" => text(StatusCode::OK, "ok".to_owned()),
+            "/readyz" => self.readyz(),
+            "/leadz" => self.leadz(),
+            "/metrics" => self.metrics(request.headers()).await,
+            "/api/v1/decisions" => self.decisions(request.uri()),
+            _ => {
+                self.measures.unknown_path();
+                text(
+                    StatusCode::NOT_FOUND,
+                    "unknown path; the verbs are /filter, /prioritize, /bind and /preempt, the rest /healthz, /readyz, \
+                     /leadz, /metrics, /metrics/hami and /api/v1/decisions."
+                        .to_owned(),
+                )
+            }
+        }
     }
 
     /// The last decisions, which only the leader has made.
@@ -283,7 +347,7 @@ impl ExtenderPort {
 }
 
 impl HttpApplication for ExtenderPort {
-    type Body = Full<Bytes>;
+    type Body = Either<Full<Bytes>, SharedBody>;
 
     fn access(&self, uri: &Uri) -> &Access {
         match uri.path() {
@@ -292,34 +356,25 @@ impl HttpApplication for ExtenderPort {
         }
     }
 
-    async fn answer(&self, request: Request<Incoming>, _: Ends) -> Answer {
-        let path = request.uri().path();
-        if let Some(verb) = verb_of(&request) {
-            return self.verb(verb, request, true).await;
-        }
-        let known = PATHS.contains(&path);
-        if known && !matches!(*request.method(), Method::GET | Method::HEAD) {
-            self.measures.unknown_path();
-            return text(StatusCode::METHOD_NOT_ALLOWED, format!("{path} is asked with GET."));
-        }
-        match path {
-            "/healthz" => text(StatusCode::OK, "ok".to_owned()),
-            "/readyz" => self.readyz(),
-            "/leadz" => self.leadz(),
-            "/metrics" => self.metrics(request.headers()),
-            "/metrics/hami" => self.hami_metrics(request.headers()),
-            "/api/v1/decisions" => self.decisions(request.uri()),
-            _ => {
-                self.measures.unknown_path();
-                text(
-                    StatusCode::NOT_FOUND,
-                    "unknown path; the verbs are /filter, /prioritize, /bind and /preempt, the rest /healthz, /readyz, \
-                     /leadz, /metrics, /metrics/hami and /api/v1/decisions."
-                        .to_owned(),
-                )
-            }
+    async fn answer(&self, request: Request<Incoming>, _: Ends) -> Response<Self::Body> {
+        let is_read = matches!(*request.method(), Method::GET | Method::HEAD);
+        match verb_of(&request) {
+            Some(verb) => self.verb(verb, request, true).await.map(Either::Left),
+            None if is_read && request.uri().path() == "/metrics/hami" => self.hami_metrics(request.headers()).await,
+            None => self.other(&request).await.map(Either::Left),
         }
     }
+}
+
+/// The objects that are not followed, as a line for people. A restart would not help, so the extender stays ready.
+fn left_out(watch: &Arc<WatchHealth>) -> Option<String> {
+    let (left_out, what) = (watch.left_out(), watch.what());
+    let most = if what == "pods" { MAX_CLUSTER_PODS } else { MAX_CLUSTER_NODES };
+    (left_out > 0).then(|| {
+        format!(
+            "{left_out} {what} are not followed: at most {most} are; delete {what} that have ended or are not needed"
+        )
+    })
 }
 
 /// The verb of a request.

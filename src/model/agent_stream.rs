@@ -134,6 +134,8 @@ pub struct AgentReport {
     pub node: NodeName,
     /// Whether new pods may be bound to it.
     pub phase: AgentPhase,
+    /// Whether the agent refuses to start pods that have no claim.
+    pub refuses_unclaimed: bool,
     /// Its GPUs and MIG instances, at most [`MAX_REPORTED_GPUS`].
     pub gpus: BTreeMap<GpuUuid, ReportedGpu>,
     /// Its pods, at most [`MAX_REPORTED_PODS`].
@@ -145,6 +147,8 @@ pub struct AgentReport {
 pub struct ReportChange {
     /// The phase now.
     pub phase: AgentPhase,
+    /// Whether the agent refuses to start pods that have no claim.
+    pub refuses_unclaimed: bool,
     /// GPUs that are new or differ.
     pub gpus: BTreeMap<GpuUuid, ReportedGpu>,
     /// GPUs that are gone.
@@ -198,7 +202,8 @@ impl AgentReport {
     /// A report without GPUs and pods.
     #[must_use]
     pub fn of(node: NodeName) -> AgentReport {
-        AgentReport { node, phase: AgentPhase::Starting, gpus: BTreeMap::new(), pods: BTreeMap::new() }
+        let (gpus, pods) = (BTreeMap::new(), BTreeMap::new());
+        AgentReport { node, phase: AgentPhase::Starting, refuses_unclaimed: false, gpus, pods }
     }
 
     /// The differences from `sent`, the report that the leader has. An amount of memory that differs by less than
@@ -211,6 +216,7 @@ impl AgentReport {
         let pods = self.pods.iter().filter(|(uid, pod)| pod_differs(uid, pod));
         ReportChange {
             phase: self.phase,
+            refuses_unclaimed: self.refuses_unclaimed,
             gpus: gpus.map(|(uuid, gpu)| (uuid.clone(), gpu.clone())).collect(),
             gpus_gone: sent.gpus.keys().filter(|uuid| !self.gpus.contains_key(*uuid)).cloned().collect(),
             pods: pods.map(|(uid, pod)| (uid.clone(), pod.clone())).collect(),
@@ -252,7 +258,7 @@ impl AgentReport {
         self.gpus.extend(change.gpus);
         change.pods.values_mut().for_each(|pod| pod.uses.share(&self.gpus));
         self.pods.extend(change.pods);
-        self.phase = change.phase;
+        (self.phase, self.refuses_unclaimed) = (change.phase, change.refuses_unclaimed);
         Ok(())
     }
 }
@@ -286,10 +292,11 @@ impl ReportedPod {
 }
 
 impl ReportChange {
-    /// Whether nothing differs from the previous report, which has this phase.
+    /// Whether nothing differs from this report, which it changes.
     #[must_use]
-    pub fn is_empty(&self, phase: AgentPhase) -> bool {
-        self.phase == phase
+    pub fn is_empty(&self, sent: &AgentReport) -> bool {
+        self.phase == sent.phase
+            && self.refuses_unclaimed == sent.refuses_unclaimed
             && self.gpus.is_empty()
             && self.gpus_gone.is_empty()
             && self.pods.is_empty()
@@ -365,11 +372,16 @@ mod tests {
         now.pods.insert(uid(1), ReportedPod { stage: PodStage::Started, uses });
         now.gpus.insert(uuid(1), gpu(0));
         let change = now.changes_since(&sent);
-        assert!(!change.is_empty(sent.phase));
+        assert!(!change.is_empty(&sent));
         let mut applied = sent.clone();
         applied.apply(change).unwrap();
         assert_eq!(applied, now);
-        assert!(now.changes_since(&applied).is_empty(now.phase));
+        assert!(now.changes_since(&applied).is_empty(&applied));
+        now.refuses_unclaimed = true;
+        let change = now.changes_since(&applied);
+        assert!(!change.is_empty(&applied));
+        applied.apply(change).unwrap();
+        assert_eq!(applied, now);
     }
 
     #[test]

@@ -56,6 +56,10 @@ pub struct Pod {
     pub annotations_left_out: u32,
     /// How many of those have a key that only the system writes: a claim may be among them.
     pub system_keys_left_out: u32,
+    /// Bytes of all annotations together, keys included, as Kubernetes limits them; also of those that are not kept.
+    pub annotation_bytes: u32,
+    /// Bytes of the whole object as JSON, each escaped character counted as one: at least as many as etcd stores.
+    pub bytes: u32,
     /// The labels to show, in the order of [`LabelKeys`].
     pub labels: PodLabels,
     /// Priority, once admission has set it.
@@ -254,6 +258,8 @@ mod tests {
             annotations: vec![("hami.io/a".into(), "1".into()), ("hami.io/b".into(), "2".into())],
             annotations_left_out: 0,
             system_keys_left_out: 0,
+            annotation_bytes: 0,
+            bytes: 0,
             labels: Vec::new(),
             priority: None,
             controller: None,

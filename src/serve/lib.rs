@@ -12,6 +12,7 @@
 //!   exposition negotiate    Prometheus text in both formats; which format and compression a client accepts
 //!   answer_queue            how many large answers are in progress, and which requests wait for one
 //!   answer_body             pooled buffers for large answers
+//!   answer_copy             a large answer that all its readers share, in pieces
 //!   admin_access            what callers of the admin port must show
 //!   admin                   the loopback port: log level, profiles of the crate `pprof`, commands that a mode adds
 //! ```
@@ -32,5 +33,6 @@ pub mod exposition;
 pub mod negotiate;
 pub mod answer_queue;
 pub mod answer_body;
+pub mod answer_copy;
 pub mod admin_access;
 pub mod admin;

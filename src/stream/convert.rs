@@ -73,6 +73,7 @@ pub fn agent_message(message: wire::AgentMessage) -> Result<AgentMessage, BadMes
             let node = name("name of a node", &full.node, NodeName::parse(&full.node).ok())?;
             Ok(AgentMessage::Full(AgentReport {
                 phase: phase(full.phase, full.binding),
+                refuses_unclaimed: full.refuses_unclaimed,
                 gpus: gpus(full.gpus)?,
                 pods: pods(full.pods)?,
                 node,
@@ -83,6 +84,7 @@ pub fn agent_message(message: wire::AgentMessage) -> Result<AgentMessage, BadMes
             bounded("pods that have ended", change.pods_gone.len(), MAX_REPORTED_PODS)?;
             Ok(AgentMessage::Change(ReportChange {
                 phase: phase(change.phase, change.binding),
+                refuses_unclaimed: change.refuses_unclaimed,
                 gpus: gpus(change.gpus)?,
                 gpus_gone: change.gpus_gone.iter().map(|text| uuid(text)).collect::<Result<_, _>>()?,
                 pods: pods(change.pods)?,
@@ -166,6 +168,7 @@ pub fn from_agent(message: &AgentMessage) -> wire::AgentMessage {
                 binding: binding(report.phase).into(),
                 gpus: from_gpus(&report.gpus),
                 pods: from_pods(&report.pods),
+                refuses_unclaimed: report.refuses_unclaimed,
             };
             (Some(full), None)
         }
@@ -177,6 +180,7 @@ pub fn from_agent(message: &AgentMessage) -> wire::AgentMessage {
                 gpus_gone: change.gpus_gone.iter().map(ToString::to_string).collect(),
                 pods: from_pods(&change.pods),
                 pods_gone: change.pods_gone.iter().map(ToString::to_string).collect(),
+                refuses_unclaimed: change.refuses_unclaimed,
             };
             (None, Some(change))
         }
@@ -340,16 +344,18 @@ mod tests {
     proptest! {
         #[test]
         fn what_an_agent_writes_is_read_again(
-            full: bool, phase in phases(),
+            full: bool, phase in phases(), refuses_unclaimed: bool,
             gpus in prop::collection::btree_map(gpu_uuid(), gpu(), 0..8), gpus_gone in prop::collection::vec(gpu_uuid(), 0..4),
             pods in prop::collection::btree_map(pod_uid(), pod(), 0..8), pods_gone in prop::collection::vec(pod_uid(), 0..4),
         ) {
             let message = match full {
                 true => {
                     let node = NodeName::parse("node-1").unwrap();
-                    AgentMessage::Full(AgentReport { node, phase, gpus, pods })
+                    AgentMessage::Full(AgentReport { node, phase, refuses_unclaimed, gpus, pods })
                 }
-                false => AgentMessage::Change(ReportChange { phase, gpus, gpus_gone, pods, pods_gone }),
+                false => {
+                    AgentMessage::Change(ReportChange { phase, refuses_unclaimed, gpus, gpus_gone, pods, pods_gone })
+                }
             };
             let bytes = from_agent(&message).encode_to_vec();
             prop_assert_eq!(agent_message(wire::AgentMessage::decode(&*bytes).unwrap()), Ok(message));

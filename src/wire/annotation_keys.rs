@@ -5,6 +5,8 @@
 //!
 //! The keys of NVIDIA's devices are in [`model::nvidia`].
 
+use model::pod::MAX_ANNOTATIONS;
+
 pub use model::nvidia::{
     AVOID_TYPES, AVOID_UUIDS, DISCOVERY, LABEL_COMPUTE_MAJOR, LABEL_COMPUTE_MINOR, LABEL_COUNT, LABEL_DRIVER,
     LABEL_FAMILY, LABEL_MEMORY, LABEL_MIG_CAPABLE, LABEL_MIG_STRATEGY, LABEL_PRESENT, LABEL_PRODUCT, LABEL_REPLICAS,
@@ -14,6 +16,11 @@ pub use model::nvidia::{
 
 /// Kubernetes limits all annotations of one object together to this many bytes, so no single value is longer.
 pub const MAX_ANNOTATION: usize = 256 * 1024;
+
+/// Room for all annotations that the program may write on one pod: the claim twice, with the longest names of a node and
+/// a Lease, and the marks that come later. A pod with less room is not bound: the API server does not check the annotations
+/// of a Binding, and refuses all later writes to a pod that has too many, also those of its status.
+pub const ROOM: usize = MAX_ANNOTATIONS;
 
 /// Node: when its agent was last alive ([`crate::handshake`]).
 pub const HANDSHAKE: &str = "hami.io/node-handshake";

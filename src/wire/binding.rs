@@ -46,6 +46,7 @@ fn annotations(order: &BindOrder, lease: &LeaseName, now: WallTime) -> Result<Va
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::annotation_keys::{EVICT, FENCE, PLACED_BY, PLACED_BY_AGENT, ROOM};
     use crate::bound_pod;
     use crate::resource::RequestRules;
     use model::claim::{Claim, DeviceShare, PodClaim};
@@ -96,8 +97,13 @@ mod tests {
         let lease = LeaseName::new(&"s".repeat(63), &"l".repeat(253));
         let mut annotations =
             encode(&long, &lease, WallTime(1_795_256_507_000_000)).unwrap()["metadata"]["annotations"].take();
-        // What an agent may add, and what the owner of the pod may have written.
-        annotations["gpu-steward.io/evict"] = "x".repeat(100).into();
+        // What agents and extenders may add, and what the owner of the pod may have written.
+        annotations[EVICT] = "x".repeat(100).into();
+        annotations[PLACED_BY] = PLACED_BY_AGENT.into();
+        annotations[FENCE] = u64::MAX.to_string().into();
+        let written = annotations.as_object().unwrap().iter();
+        let written: usize = written.map(|(key, value)| key.len() + value.as_str().unwrap().len()).sum();
+        assert!(written <= ROOM, "{written}");
         annotations["gpu-steward.io/a"] = "x".repeat(10_000).into();
         let gpus = long.claim.shares().count();
         let container = json!({ "name": "main", "resources": { "limits": { "nvidia.com/gpu": gpus.to_string() } } });

@@ -14,11 +14,13 @@
 //! typing error does not get a GPU that its owner wanted to avoid.
 
 use crate::annotation_keys::{
-    AVOID_TYPES, AVOID_UUIDS, GPU_POLICY, NODE_POLICY, NUMA_BIND, SCORE_WEIGHTS, SHARING_MODES, USE_TYPES, USE_UUIDS,
+    AVOID_TYPES, AVOID_UUIDS, GPU_POLICY, MAX_ANNOTATION, NODE_POLICY, NUMA_BIND, ROOM, SCORE_WEIGHTS, SHARING_MODES,
+    USE_TYPES, USE_UUIDS,
 };
 use crate::claim::most_gpus;
 use crate::decode_error::{DecodeError, shown};
 use crate::gpu_pod;
+use crate::pod::MAX_POD;
 use crate::resource::RequestRules;
 use model::id::GpuUuid;
 use model::placement::{
@@ -53,6 +55,28 @@ pub enum BadPlacementRequest {
         /// Maximum number of GPUs.
         most: u64,
     },
+    /// Its annotations have no room for its claim and what is written later. The API server would then refuse every write to
+    /// the bound pod.
+    #[error(
+        "the pod cannot be placed: its annotations have {bytes} bytes, and more than {most} leave no room for its claim: \
+         Kubernetes allows {MAX_ANNOTATION} bytes in all; make them shorter"
+    )]
+    NoRoom {
+        /// Bytes of its annotations.
+        bytes: u32,
+        /// Maximum number of bytes.
+        most: usize,
+    },
+    /// Its object has no room for what is written later.
+    #[error(
+        "the pod cannot be placed: it has {} KiB, and with more than {} KiB its status may not fit into what etcd stores; make \
+         it smaller",
+        .bytes >> 10, MAX_POD >> 10
+    )]
+    LargeObject {
+        /// Bytes of the object.
+        bytes: u32,
+    },
     /// Some annotations were not read, and a condition of the pod may be among them.
     #[error(
         "the request for GPUs cannot be read: {left_out} of its annotations are not read: together they are longer than \
@@ -80,6 +104,13 @@ pub fn of(pod: &Pod, rules: &RequestRules) -> Result<Option<PlacementRequest>, B
     let most = most_gpus(requests.len());
     if gpus > most {
         return Err(BadPlacementRequest::ManyGpus { gpus, most });
+    }
+    if usize::try_from(pod.bytes).unwrap_or(usize::MAX) > MAX_POD {
+        return Err(BadPlacementRequest::LargeObject { bytes: pod.bytes });
+    }
+    let most = MAX_ANNOTATION - ROOM;
+    if usize::try_from(pod.annotation_bytes).unwrap_or(usize::MAX) > most {
+        return Err(BadPlacementRequest::NoRoom { bytes: pod.annotation_bytes, most });
     }
     // System-owned annotations are not conditions of the pod's owner.
     let left_out = pod.annotations_left_out.saturating_sub(pod.system_keys_left_out);
@@ -484,6 +515,21 @@ mod tests {
             let why = one(key, &vec![item; most + 1].join(",")).unwrap_err().to_string();
             assert!(why.ends_with(&format!("has more than {most} {kind}")), "{why}");
         }
+    }
+
+    #[test]
+    fn a_pod_is_placed_only_if_its_annotations_have_room_for_its_claim() {
+        // `é` and `\n` count as many bytes as in Go, whatever JSON makes of them.
+        let sized = |bytes: usize| with(&json!({ "a/b": "é\n".repeat(100), "c": "x".repeat(bytes - 300 - 4) }));
+        assert!(sized(MAX_ANNOTATION - ROOM).is_ok());
+        let why = sized(MAX_ANNOTATION - ROOM + 1).unwrap_err();
+        assert_eq!(why, BadPlacementRequest::NoRoom { bytes: 245_761, most: 245_760 });
+        assert!(why.to_string().contains("its annotations have 245761 bytes, and more than 245760 leave no room"));
+        let large = Pod { bytes: 1_310_721, ..pod(&json!({}), &json!({ "nvidia.com/gpu": "1" })) };
+        let why = of(&large, &RequestRules::default()).unwrap_err();
+        assert!(why.to_string().contains("it has 1280 KiB, and with more than 1280 KiB"), "{why}");
+        let plain = pod(&json!({ "a": "x".repeat(262_100) }), &json!({ "cpu": "1" }));
+        assert_eq!(of(&plain, &RequestRules::default()), Ok(None), "nothing is written on a pod without GPUs");
     }
 
     proptest! {

@@ -13,7 +13,7 @@ use model::pod::{
     ContainerKind, ContainerState, LeftOutContainers, MAX_ANNOTATIONS, MAX_CONTAINERS, MAX_RESOURCES, Pod,
     PodContainer, PodController, PodLabels, PodPhase, RestartPolicy,
 };
-use serde::de::{DeserializeOwned, IgnoredAny, MapAccess, Visitor};
+use serde::de::{DeserializeOwned, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 use serde_json::value::RawValue;
 use std::borrow::Cow;
@@ -40,6 +40,10 @@ const MAX_LABEL: usize = 63;
 const MAX_IMAGE: usize = 512;
 /// Longest quantity that is kept: the canonical form of the largest has about twenty characters.
 const MAX_QUANTITY: usize = 64;
+
+/// Largest pod that is placed. etcd stores objects of up to 1.5 MiB; the rest is room for its annotations and for the status
+/// that its kubelet writes. A bound pod without that room stays as it is: its kubelet cannot even say that it runs.
+pub(crate) const MAX_POD: usize = 5 << 18;
 
 /// Why an object cannot be read as a pod.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -72,7 +76,8 @@ pub fn decode(json: &[u8]) -> Result<Pod, NotAPod> {
 /// # Errors
 /// As [`decode`].
 pub fn decode_with(json: &[u8], label_keys: &[Arc<str>]) -> Result<Pod, NotAPod> {
-    pod(serde_json::from_slice(json).map_err(|error| NotAPod::Json(error.to_string()))?, label_keys)
+    let raw = serde_json::from_slice(json).map_err(|error| NotAPod::Json(error.to_string()))?;
+    Ok(Pod { bytes: size(json), ..pod(raw, label_keys)? })
 }
 
 /// As [`decode_with`], for a text that is known to be UTF-8, which takes less time.
@@ -80,7 +85,21 @@ pub fn decode_with(json: &[u8], label_keys: &[Arc<str>]) -> Result<Pod, NotAPod>
 /// # Errors
 /// As [`decode`].
 pub fn decode_text(json: &str, label_keys: &[Arc<str>]) -> Result<Pod, NotAPod> {
-    pod(serde_json::from_str(json).map_err(|error| NotAPod::Json(error.to_string()))?, label_keys)
+    let raw = serde_json::from_str(json).map_err(|error| NotAPod::Json(error.to_string()))?;
+    Ok(Pod { bytes: size(json.as_bytes()), ..pod(raw, label_keys)? })
+}
+
+/// The length of a JSON text in which each escaped character counts as one byte. Escapes are counted only where that may
+/// matter.
+fn size(json: &[u8]) -> u32 {
+    let (mut rest, mut size) = (json, json.len());
+    while let Some(at) = rest.iter().position(|byte| *byte == b'\\').filter(|_| json.len() > MAX_POD) {
+        // `\n` or `\u000a`.
+        let more = if rest.get(at + 1) == Some(&b'u') { 5 } else { 1 };
+        size -= more.min(rest.len() - at - 1);
+        rest = rest.get(at + more + 1..).unwrap_or_default();
+    }
+    u32::try_from(size).unwrap_or(u32::MAX)
 }
 
 fn pod(raw: Raw<'_>, label_keys: &[Arc<str>]) -> Result<Pod, NotAPod> {
@@ -101,7 +120,7 @@ fn pod(raw: Raw<'_>, label_keys: &[Arc<str>]) -> Result<Pod, NotAPod> {
         Some(text) => Some(timestamp::rfc3339(&text).ok_or(NotAPod::Time)?),
         None => None,
     };
-    let Annotations { kept, left_out, system_left_out, mirror_of } = annotations.0;
+    let Annotations { kept, left_out, system_left_out, bytes, mirror_of } = annotations.0;
     let controller = owner_references.0.iter().find(|owner| owner.controller == Some(true));
     let is_of_node = controller.is_some_and(|owner| owner.kind == "Node" && owner.api_version == "v1");
     let (containers, containers_left_out) = containers(&spec, &status);
@@ -124,6 +143,8 @@ fn pod(raw: Raw<'_>, label_keys: &[Arc<str>]) -> Result<Pod, NotAPod> {
         annotations: kept,
         annotations_left_out: left_out,
         system_keys_left_out: system_left_out,
+        annotation_bytes: u32::try_from(bytes).unwrap_or(u32::MAX),
+        bytes: 0,
         labels: selected_labels(labels, label_keys),
         priority: spec.priority,
         controller: controller.and_then(of_controller),
@@ -321,14 +342,67 @@ struct State {
     terminated: Option<IgnoredAny>,
 }
 
-/// Reads the entries of a map with the keys that `selects` accepts; the values of all others are skipped.
-struct SelectedEntries<T, F> {
+/// Reads the entries of a map with the keys that `selects` accepts; of all others, `skips` gets the length of key and value
+/// together.
+struct SelectedEntries<T, F, S> {
     selects: fn(&str) -> bool,
     take: F,
+    skips: S,
     value: PhantomData<T>,
 }
 
-impl<'de, T: DeserializeOwned, F: FnMut(String, T)> Visitor<'de> for SelectedEntries<T, F> {
+/// The length of a text; 0 for anything else.
+struct TextLength(usize);
+
+impl<'de> Deserialize<'de> for TextLength {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(TextLength(0))
+    }
+}
+
+impl<'de> Visitor<'de> for TextLength {
+    type Value = TextLength;
+
+    fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str("a text")
+    }
+
+    fn visit_str<E>(self, text: &str) -> Result<TextLength, E> {
+        Ok(TextLength(text.len()))
+    }
+
+    fn visit_unit<E>(self) -> Result<TextLength, E> {
+        Ok(self)
+    }
+
+    fn visit_bool<E>(self, _: bool) -> Result<TextLength, E> {
+        Ok(self)
+    }
+
+    fn visit_i64<E>(self, _: i64) -> Result<TextLength, E> {
+        Ok(self)
+    }
+
+    fn visit_u64<E>(self, _: u64) -> Result<TextLength, E> {
+        Ok(self)
+    }
+
+    fn visit_f64<E>(self, _: f64) -> Result<TextLength, E> {
+        Ok(self)
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<TextLength, A::Error> {
+        while seq.next_element::<IgnoredAny>()?.is_some() {}
+        Ok(self)
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<TextLength, A::Error> {
+        while map.next_entry::<IgnoredAny, IgnoredAny>()?.is_some() {}
+        Ok(self)
+    }
+}
+
+impl<'de, T: DeserializeOwned, F: FnMut(String, T), S: FnMut(usize)> Visitor<'de> for SelectedEntries<T, F, S> {
     type Value = ();
 
     fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -340,7 +414,8 @@ impl<'de, T: DeserializeOwned, F: FnMut(String, T)> Visitor<'de> for SelectedEnt
             if (self.selects)(&key) {
                 (self.take)(key, map.next_value()?);
             } else {
-                map.next_value::<IgnoredAny>()?;
+                let TextLength(length) = map.next_value()?;
+                (self.skips)(key.len() + length);
             }
         }
         Ok(())
@@ -395,6 +470,8 @@ pub(crate) struct Annotations {
     pub(crate) kept: Vec<(Arc<str>, Arc<str>)>,
     pub(crate) left_out: u32,
     system_left_out: u32,
+    /// Bytes of all of them, kept or not.
+    bytes: usize,
     mirror_of: Option<PodUid>,
 }
 
@@ -403,14 +480,19 @@ impl<'de> Deserialize<'de> for Annotations {
         // A user's annotations must not displace a claim: system-owned annotations get their space first.
         let (mut system, mut free) = (BoundedEntries::default(), BoundedEntries::default());
         let (mut hash, mut mirror) = (None, None);
+        let (mut skipped, mut read) = (0, 0);
         deserializer.deserialize_map(SelectedEntries {
             selects: |key| is_ours(key) || key == CONFIG_HASH || key == CONFIG_MIRROR,
-            take: |key: String, value: String| match key.as_str() {
-                CONFIG_HASH => hash = Some(value),
-                CONFIG_MIRROR => mirror = Some(value),
-                owned if SYSTEM_OWNED.contains(&owned) => system.take(key.into(), value.into()),
-                _ => free.take(key.into(), value.into()),
+            take: |key: String, value: String| {
+                read += key.len() + value.len();
+                match key.as_str() {
+                    CONFIG_HASH => hash = Some(value),
+                    CONFIG_MIRROR => mirror = Some(value),
+                    owned if SYSTEM_OWNED.contains(&owned) => system.take(key.into(), value.into()),
+                    _ => free.take(key.into(), value.into()),
+                }
             },
+            skips: |length| skipped += length,
             value: PhantomData,
         })?;
         let system_left_out = system.left_out;
@@ -421,7 +503,7 @@ impl<'de> Deserialize<'de> for Annotations {
         let BoundedEntries { mut kept, left_out, .. } = system;
         kept.sort();
         let mirror_of = mirror_of(hash.as_deref(), mirror.as_deref());
-        Ok(Annotations { kept, left_out, system_left_out, mirror_of })
+        Ok(Annotations { kept, left_out, system_left_out, bytes: skipped + read, mirror_of })
     }
 }
 
@@ -479,6 +561,7 @@ impl<'de> Deserialize<'de> for Limits {
                     requests_left_out |= !is_zero;
                 }
             },
+            skips: |_| {},
             value: PhantomData,
         })?;
         let mut kept = requested;

@@ -55,6 +55,8 @@ mod devices;
 #[cfg(test)]
 mod overuse;
 #[cfg(test)]
+mod attack;
+#[cfg(test)]
 mod stolen;
 #[cfg(test)]
 mod options;

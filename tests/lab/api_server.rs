@@ -42,6 +42,9 @@ use tokio::runtime::{Builder, Runtime};
 use tokio::sync::{mpsc, watch};
 use tokio_stream::wrappers::ReceiverStream;
 
+/// Most bytes of the annotations of an object. A real server checks them at every write but a binding.
+const MAX_ANNOTATIONS: usize = 256 << 10;
+
 /// The bearer token in its kubeconfig.
 pub const TOKEN: &str = "lab-token";
 
@@ -71,6 +74,8 @@ pub enum ApiServerFault {
     Refuse(u16),
     /// Refuses requests whose path contains this text with this status code, and answers all others.
     RefusePath(u16, &'static str),
+    /// Refuses requests with exactly this path with this status code, and answers all others.
+    RefuseExactly(u16, &'static str),
     /// Answers with 200 and a text that is not JSON.
     Garbage,
     /// Does not answer, and keeps the connection open.
@@ -457,10 +462,12 @@ async fn record_and_apply_fault(State(shared): State<Arc<Shared>>, request: Requ
         ApiServerFault::Hang => std::future::pending().await,
         ApiServerFault::EndAtOnce if received.is_watch() => StatusCode::OK.into_response(),
         ApiServerFault::RefusePath(code, part) if received.path.contains(part) => status(code, "the lab refuses"),
+        ApiServerFault::RefuseExactly(code, path) if received.path == path => status(code, "the lab refuses"),
         ApiServerFault::HangPath(part) if received.path.contains(part) => std::future::pending().await,
-        ApiServerFault::EndAtOnce | ApiServerFault::RefusePath(..) | ApiServerFault::HangPath(_) => {
-            next.run(request).await
-        }
+        ApiServerFault::EndAtOnce
+        | ApiServerFault::RefusePath(..)
+        | ApiServerFault::RefuseExactly(..)
+        | ApiServerFault::HangPath(_) => next.run(request).await,
     }
 }
 
@@ -556,6 +563,9 @@ async fn write(
             return status(code, &why);
         }
         patch::written(&mut object, &change, manager);
+        if annotation_bytes(&object) > MAX_ANNOTATIONS {
+            return status(422, "metadata.annotations: Too long: may not be more than 262144 bytes");
+        }
         if query.get("dryRun").is_some_and(|what| what == "All") {
             return ([("content-type", "application/json")], object.to_string()).into_response();
         }
@@ -785,6 +795,11 @@ impl Selection {
         lines.sort_by_key(|(version, _)| *version);
         lines.into_iter().map(|(_, line)| line).collect()
     }
+}
+
+fn annotation_bytes(object: &Value) -> usize {
+    let annotations = object["metadata"]["annotations"].as_object().into_iter().flatten();
+    annotations.map(|(key, value)| key.len() + value.as_str().map_or(0, str::len)).sum()
 }
 
 fn key(plural: &str, object: &Value) -> Key {

@@ -14,7 +14,8 @@
 //!   bearer       single requests with a bearer token
 //!   cluster      a real cluster on this machine (needs root)
 //!   vm           a virtual machine as a node of that cluster (needs root and QEMU)
-//!   relay        a TCP relay that delays answers
+//!   relay        a TCP relay that delays answers, or drops connections silently
+//!   slow_reader  clients that read nothing of an answer
 //!   prometheus   a real Prometheus server, and queries to it
 //! ```
 //!
@@ -37,4 +38,5 @@ pub mod bearer;
 pub mod cluster;
 pub mod vm;
 pub mod relay;
+pub mod slow_reader;
 pub mod prometheus;

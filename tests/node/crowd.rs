@@ -4,8 +4,10 @@
 use crate::program::BINARY;
 use lab::agent::Agent;
 use lab::eventually::eventually;
+use lab::slow_reader;
 use std::collections::HashSet;
 use std::fs;
+use std::net::{Ipv4Addr, TcpStream};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -41,6 +43,34 @@ fn pod(root: &Path, number: u32) {
     for container in 0..2 {
         cgroup(&pod.join(id(number, container)));
     }
+}
+
+/// The bound is the number of answers in progress ([`serve::answer_queue`]), not that of the clients.
+#[test]
+fn clients_that_never_read_their_answers_take_little_memory() {
+    let memory = Path::new("/dev/shm");
+    let tree = if memory.is_dir() { tempfile::tempdir_in(memory) } else { tempfile::tempdir() }.unwrap();
+    fs::write(tree.path().join("cgroup.controllers"), "cpu memory\n").unwrap();
+    (0..500).for_each(|number| pod(tree.path(), number));
+    let agent = Agent::standalone(BINARY).with("--gpus", "none").with("--cgroup-root", tree.path()).start();
+    let containers = || agent.get("/metrics").text().matches("gpu_steward_container_memory_usage_bytes{").count();
+    eventually("every container", SOON, || (containers() == 1000).then_some(()));
+    assert!(agent.get("/api/v1/pods").body.len() > 100_000);
+    let before = agent.resident_mib();
+    let (mut readers, mut most) = (Vec::<TcpStream>::new(), before);
+    for number in 0..300_u16 {
+        let from = Ipv4Addr::new(127, 0, 1, u8::try_from(number % 30).unwrap());
+        let path = ["/metrics", "/api/v1/pods"][usize::from(number % 2)];
+        readers.push(slow_reader::ask(from, agent.metrics, path).unwrap());
+        most = agent.resident_mib().max(most);
+    }
+    for _ in 0..50 {
+        most = agent.resident_mib().max(most);
+        assert_eq!(agent.get("/healthz").status, 200);
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    assert!(most - before < 64.0, "{before} MiB, and {most} with {} clients that read nothing", readers.len());
+    eventually("a scrape of another client", SOON, || (agent.get("/metrics").status == 200).then_some(()));
 }
 
 /// Promise 17 in docs/specification.md.

@@ -72,6 +72,8 @@ mod node_annotations;
 #[cfg(test)]
 mod closings;
 #[cfg(test)]
+mod hostile;
+#[cfg(test)]
 mod lost_bindings;
 #[cfg(test)]
 mod own_mark;

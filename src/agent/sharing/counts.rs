@@ -106,10 +106,10 @@ impl Counts {
         self.stages.receiver_count() > 0
     }
 
-    /// Sets the stages of the node's pods.
-    pub(super) fn stages_are(&self, pods: BTreeMap<PodUid, PodStage>) {
+    /// Sets the stages of the node's pods, and whether pods without a claim are refused.
+    pub(super) fn stages_are(&self, pods: BTreeMap<PodUid, PodStage>, refuses_unclaimed: bool) {
         let registered = matches!(*self.registration.borrow(), RegistrationState::Registered);
-        let now = SharingStages { serves: registered && self.now.cdi == CdiState::Works, pods };
+        let now = SharingStages { serves: registered && self.now.cdi == CdiState::Works, refuses_unclaimed, pods };
         self.stages.send_if_modified(|before| {
             let changed = *before != now;
             *before = now;

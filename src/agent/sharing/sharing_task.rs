@@ -267,7 +267,7 @@ impl Sharing {
         {
             self.allocator.set_checkpoint(&checkpoint);
         }
-        self.counts.stages_are(self.allocator.stages());
+        self.counts.stages_are(self.allocator.stages(), !self.allocator.may_share());
     }
 
     fn handle_background(&mut self, done: BackgroundResult) {

@@ -265,7 +265,9 @@ impl NodeAllocator {
         }
     }
 
-    pub(super) fn may_share(&self) -> bool {
+    /// Whether pods without a claim get devices.
+    #[must_use]
+    pub fn may_share(&self) -> bool {
         match self.policy.without_claim {
             WithoutClaim::Share => true,
             WithoutClaim::Refuse => false,

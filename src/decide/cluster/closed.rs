@@ -1,7 +1,9 @@
 //! Why a node takes no new claims.
 //!
 //! A node is closed while it is not known which of its GPUs are taken. It opens by itself as soon as that is known: the
-//! agent names the GPUs of a pod or refuses its start, the pod ends, a newer version of an object can be read.
+//! agent names the GPUs of a pod or refuses its start, the pod ends, a newer version of an object can be read. Everyone who
+//! may create pods can name a node in them. So a pod without a claim does not close the node of an agent that refuses all
+//! such pods.
 
 use model::claim::ClaimOrigin;
 use model::id::{NodeName, ObjectUid, PodRef, PodUid};
@@ -148,11 +150,21 @@ pub struct ClosingChange {
     pub closed: Option<Closing>,
 }
 
+/// What is known of a pod whose claim is not known.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum UnknownClaim {
+    /// It has none, or its request cannot be read, and none of its containers has run: it holds no GPU if its agent refuses to
+    /// start it.
+    NotStarted,
+    /// It may hold GPUs whatever its agent does with new pods.
+    Other,
+}
+
 /// The pods that may keep a node from taking new claims, and the reason that was reported last.
 #[derive(Clone, Debug, Default)]
 pub(super) struct BlockingPods {
-    /// Pods that hold GPUs of the node and whose claim cannot be read.
-    pub(super) unknown: BTreeSet<PodUid>,
+    /// Pods that hold GPUs of the node and whose claim is not known.
+    pub(super) unknown: BTreeMap<PodUid, UnknownClaim>,
     /// Pods that cannot be read at all, by their UID at the API server.
     pub(super) unreadable: BTreeSet<PodUid>,
     /// The schedulers of the pods' claims. Claims that the agent made are not among them.
@@ -169,9 +181,10 @@ impl BlockingPods {
     }
 
     /// The first reason why the node is closed. A pod without a readable claim is a reason, unless it `holds_none` of the GPUs.
-    pub(super) fn first(&self, holds_none: impl Fn(&PodUid) -> bool) -> Option<ClosedReason> {
+    pub(super) fn first(&self, holds_none: impl Fn(&PodUid, UnknownClaim) -> bool) -> Option<ClosedReason> {
         let unreadable = || self.unreadable.first().cloned().map(ClosedReason::UnreadablePod);
-        let unknown = self.unknown.iter().find(|uid| !holds_none(uid)).cloned().map(ClosedReason::UnknownClaim);
+        let unknown = self.unknown.iter().find(|(uid, claim)| !holds_none(uid, **claim));
+        let unknown = unknown.map(|(uid, _)| ClosedReason::UnknownClaim(uid.clone()));
         unknown.or_else(unreadable).or_else(|| self.intruder.clone())
     }
 

@@ -1,7 +1,7 @@
 //! One node of the cluster: its GPUs, the claims on them, and whether it takes new ones.
 
 use super::agent_link::{AgentLink, LinkState};
-use super::closed::{BlockingPods, ClosedReason};
+use super::closed::{BlockingPods, ClosedReason, UnknownClaim};
 use super::static_pods::StaticPods;
 use super::version::CountedVersion;
 use crate::ledger::{ClaimState, DeviceDemand, Ledger, LedgerClaim, demand_of};
@@ -113,7 +113,7 @@ impl NodeClaims {
         if let Some(why) = &self.unreadable {
             return Some(ClosedReason::Unreadable(Arc::clone(why)));
         }
-        if let Some(reason) = self.blocking_pods.first(|uid| self.is_refused(uid)) {
+        if let Some(reason) = self.blocking_pods.first(|uid, claim| self.holds_none(uid, claim)) {
             return Some(reason);
         }
         let Some(link) = &self.agent else { return self.returns.then_some(ClosedReason::AgentAway) };
@@ -182,9 +182,16 @@ impl NodeClaims {
         self.static_pods.names(uid).filter_map(|name| link.stage(name)).max()
     }
 
-    /// Whether the agent refuses every start of the pod and sees no process of it: it holds no GPU.
-    fn is_refused(&self, uid: &PodUid) -> bool {
-        self.stage(uid) == Some(PodStage::Refused) && !self.runs(uid)
+    /// Whether the agent refuses every start of the pod, or will do so, and sees no process of it: it holds no GPU.
+    fn holds_none(&self, uid: &PodUid, claim: UnknownClaim) -> bool {
+        let refuses = || self.agent.as_ref().is_some_and(|link| link.report.refuses_unclaimed);
+        let refused = match self.stage(uid) {
+            Some(PodStage::Refused) => true,
+            // The kubelet has not asked this agent for its devices yet.
+            None | Some(PodStage::Waiting) => claim == UnknownClaim::NotStarted && refuses(),
+            Some(PodStage::Allocated | PodStage::Started | PodStage::Ended) => false,
+        };
+        refused && !self.runs(uid)
     }
 
     /// Whether the agent has seen a container of the pod start.
@@ -380,13 +387,13 @@ impl NodeClaims {
     }
 
     /// A pod holds GPUs of this node, but it is not known which.
-    pub(super) fn claim_is_unknown(&mut self, uid: &PodUid) {
-        self.blocking_pods_mut().unknown.insert(uid.clone());
+    pub(super) fn claim_is_unknown(&mut self, uid: &PodUid, claim: UnknownClaim) {
+        self.blocking_pods_mut().unknown.insert(uid.clone(), claim);
     }
 
     /// The claim of this pod is known, or the pod has none.
     pub(super) fn claim_is_known(&mut self, uid: &PodUid) {
-        if self.blocking_pods.unknown.contains(uid) {
+        if self.blocking_pods.unknown.contains_key(uid) {
             self.blocking_pods_mut().unknown.remove(uid);
         }
     }

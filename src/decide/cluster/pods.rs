@@ -1,5 +1,6 @@
 //! Updates nodes and pods as the watches show them.
 
+use super::closed::UnknownClaim;
 use super::node::NodeClaims;
 use super::state::{ClusterState, PodLocation};
 use super::version::CountedVersion;
@@ -71,7 +72,9 @@ impl ClusterState {
             PodClaim::None | PodClaim::Unreadable(_) | PodClaim::BadRequest(_) => {
                 node.release(uid);
                 node.static_pod_is(uid, bound.hash.as_ref());
-                node.claim_is_unknown(uid);
+                let may_be_refused = !pod.started && !matches!(pod.claim, PodClaim::Unreadable(_));
+                let claim = if may_be_refused { UnknownClaim::NotStarted } else { UnknownClaim::Other };
+                node.claim_is_unknown(uid, claim);
             }
         }
         let (node, pod) = (bound.node.clone(), pod.pod.clone());

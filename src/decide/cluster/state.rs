@@ -155,6 +155,17 @@ pub struct ClusterState {
     pub(super) closing: HashMap<NodeName, Monotonic>,
 }
 
+/// The names of all nodes at one moment.
+#[derive(Debug)]
+pub struct NodeNames(Arc<ByName<Arc<NodeVersion>>>);
+
+impl NodeNames {
+    /// The names, in no order.
+    pub fn iter(&self) -> impl Iterator<Item = &NodeName> {
+        self.0.keys()
+    }
+}
+
 impl ClusterState {
     /// A cluster about which nothing is known yet.
     #[must_use]
@@ -198,9 +209,16 @@ impl ClusterState {
         Some((&location.node, self.nodes.get(&location.node)?.ledger().get(uid)?.state))
     }
 
-    /// The pods that hold GPUs, each with its node, in no order.
-    pub fn holders(&self) -> impl Iterator<Item = (&PodUid, &PodRef, &NodeName)> {
-        self.locations.iter().map(|(uid, location)| (uid, &location.pod, &location.node))
+    /// The pod of this UID, if it holds GPUs.
+    #[must_use]
+    pub fn holder(&self, uid: &PodUid) -> Option<&PodRef> {
+        self.locations.get(uid).map(|location| &location.pod)
+    }
+
+    /// The names of all nodes at this moment, which can be read without the lock of the state.
+    #[must_use]
+    pub fn node_names(&self) -> NodeNames {
+        NodeNames(Arc::clone(&self.versions))
     }
 
     /// Whether a pod is known to be gone since a short time, and has not been seen again.

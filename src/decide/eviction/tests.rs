@@ -30,6 +30,8 @@ fn pod(n: u32) -> Pod {
         annotations: Vec::new(),
         annotations_left_out: 0,
         system_keys_left_out: 0,
+        annotation_bytes: 0,
+        bytes: 0,
         labels: Vec::new(),
         priority: None,
         controller: None,

@@ -247,6 +247,8 @@ fn api_pod(number: u8, name: &str, container: u8, mirror_of: Option<u8>) -> Arc<
         annotations: vec![],
         annotations_left_out: 0,
         system_keys_left_out: 0,
+        annotation_bytes: 0,
+        bytes: 0,
         labels: Vec::new(),
         priority: None,
         controller: None,

@@ -28,6 +28,7 @@ impl Machine {
     pub(super) fn agent_report(&mut self, leaving: bool, now: u64) -> Option<AgentReport> {
         let agent = self.agent.as_ref()?;
         let (serves, lists) = (agent.listed, agent.lists_at <= now);
+        let refuses_unclaimed = !agent.allocator.may_share();
         let uses = if lists { self.processes(now) } else { BTreeMap::new() };
         let mut report = AgentReport::of(NodeName::parse(&self.name).ok()?);
         report.phase = match (leaving, serves) {
@@ -35,6 +36,7 @@ impl Machine {
             (false, true) => AgentPhase::Serving,
             (false, false) => AgentPhase::Starting,
         };
+        report.refuses_unclaimed = refuses_unclaimed;
         let gpu = |gpu: &RegisteredGpu| ReportedGpu {
             healthy: gpu.healthy,
             memory_total: ReportedReading::Measured(gpu.memory.bytes(), None),

@@ -92,7 +92,7 @@ impl Process {
         let (extender, streams) = {
             let _entered = runtime.enter();
             let client = kube::Client::new(SimulatedNetwork(Arc::clone(&outbox)), "default");
-            let connection = ApiConnection { client, server: "simulated".into(), from: "simulation".into() };
+            let connection = ApiConnection::of(client, "simulated".into(), "simulation".into());
             let identity = NodeName::parse(&format!("extender-{number}")).unwrap();
             // Agents find it by its name.
             let itself = OwnIdentity { address: Some(identity.as_str().into()), name: identity, pod };

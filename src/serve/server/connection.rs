@@ -12,6 +12,7 @@ use hyper::server::conn::{http1, http2};
 use hyper::service::service_fn;
 use hyper::{Request, Response, StatusCode, Version};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use rustix::net::sockopt::set_socket_send_buffer_size;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::pin::Pin;
 use std::sync::Arc;
@@ -24,6 +25,9 @@ use tokio_rustls::server::TlsStream;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::task_tracker::TaskTrackerToken;
 
+/// Bytes that the kernel keeps of an answer until its client takes them; it counts twice as many as the process's memory.
+/// Without a limit it keeps megabytes for each client that reads nothing.
+const SEND_BUFFER: usize = 64 * 1024;
 /// Largest request headers, in bytes. A Kubernetes bearer token has about 1 KiB; hyper's smallest buffer is 8 KiB.
 const HEADER_BYTES: u32 = 16 * 1024;
 /// How long a connection without a request so far stays open after a stop. A client sends its request within a round
@@ -76,6 +80,7 @@ impl<A: HttpApplication> Connection<A> {
     /// Serves the connection until it ends. A stop lets a request in flight end.
     pub(super) async fn run(self, stream: TcpStream, stop: CancellationToken) {
         let _ = stream.set_nodelay(true);
+        let _ = set_socket_send_buffer_size(&stream, SEND_BUFFER);
         // If the local address is unknown, a `Host` with an address counts as this node only if it is loopback or
         // allowed.
         let local = stream.local_addr().map_or(IpAddr::V4(Ipv4Addr::LOCALHOST), |local| local.ip());

@@ -321,9 +321,28 @@ fn annotations_that_users_may_write_do_not_displace_a_claim() {
     let keys: Vec<&str> = pod.annotations.iter().map(|(key, _)| &**key).collect();
     assert_eq!(keys, ["hami.io/vgpu-devices-allocated", "hami.io/vgpu-node", "nvidia.com/use-gputype"]);
     assert_eq!((pod.annotations_left_out, pod.system_keys_left_out), (1, 0));
+    let lengths = value["metadata"]["annotations"].as_object().unwrap().iter();
+    let bytes: usize = lengths.map(|(key, value)| key.len() + value.as_str().unwrap().len()).sum();
+    assert_eq!(pod.annotation_bytes as usize, bytes);
     value["metadata"]["annotations"]["hami.io/vgpu-devices-allocated"] = "y".repeat(MAX_ANNOTATIONS).into();
     let pod = read(&value).unwrap();
     assert_eq!((pod.annotations_left_out, pod.system_keys_left_out), (1, 1));
+}
+
+#[test]
+fn the_size_of_a_pod_counts_an_escaped_character_as_one_byte() {
+    let small = whole();
+    assert_eq!(read(&small).unwrap().bytes as usize, small.to_string().len());
+    let large = |text: String| {
+        let mut value = whole();
+        value["spec"]["x"] = text.into();
+        read(&value).unwrap().bytes as usize
+    };
+    let beside = large("y".repeat(2 << 20)) - (2 << 20);
+    // JSON has six bytes for each of them.
+    assert_eq!(large("\u{1}".repeat(1 << 20)), beside + (1 << 20));
+    // A text that looks like an escape.
+    assert_eq!(large(r"\u".repeat(3 << 18)), beside + (3 << 19));
 }
 
 /// A value of any shape in the place of any value of a pod.

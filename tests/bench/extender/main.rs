@@ -4,6 +4,7 @@
 //!   verbs    this program ──filter──▶ gpu-steward extender ──▶ fake API server in this program
 //!                         ──filter──▶ pass-through (this program again), which only decodes and encodes
 //!   ready    start ──▶ first answer, beside a plain list of the same objects
+//!   readers  clients that never read /metrics/hami: memory, filter calls, Lease
 //!   idle     the cost of a leader that gets no calls, with 1,000 nodes and with 5,000
 //!   crowd    agents (this program again) ──5,000 streams──▶ leader: memory, CPU, age of the data for decisions
 //!   change   two extenders; the leader stops, or is killed: the gap, and how the streams move
@@ -21,6 +22,7 @@ mod cluster;
 mod verbs;
 mod ready;
 mod idle;
+mod readers;
 mod agents;
 mod crowd;
 mod gap;
@@ -66,6 +68,9 @@ fn bench(parts: &str) -> Outcome<bool> {
     }
     if wanted("idle") {
         idle::measure(&mut figures)?;
+    }
+    if wanted("readers") {
+        readers::measure(&mut figures)?;
     }
     if wanted("crowd") || wanted("change") {
         let mut crowd = crowd::Crowd::gather()?;

@@ -104,7 +104,7 @@ fn main() -> ExitCode {
     match words.first().map(String::as_str) {
         Some("ours") => runtime.block_on(async {
             let listener = Counter { pods: number(2).expect("a number of pods"), added: 0, changed: 0 };
-            Follower::new(connection(port()).await, AllPods, listener).run().await;
+            Follower::new(connection(port()).await, AllPods::default(), listener).run().await;
         }),
         Some("kube") => runtime.block_on(async {
             kube_watcher::follow(connection(port()).await.client, number(2).expect("a number of pods")).await;

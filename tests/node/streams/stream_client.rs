@@ -162,7 +162,7 @@ pub(super) fn full(node: &str, phase: Phase, pods: &[(&str, Stage, u32)]) -> Age
         phase: phase.into(),
         gpus: vec![gpu(node)],
         pods: pods_of(node, pods),
-        binding: 0,
+        ..NodeFull::default()
     };
     AgentMessage { version: 1, full: Some(full), change: None }
 }

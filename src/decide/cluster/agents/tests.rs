@@ -152,6 +152,57 @@ fn a_pod_that_its_agent_refuses_closes_no_node() {
     assert_eq!(closed(&cluster), why, "a new leader has no report about the pod");
 }
 
+/// A report of an agent that refuses every pod without a claim.
+fn refusing(cluster: &mut ClusterState, pods: &[(&PodUid, PodStage, u32)]) {
+    let report = AgentReport { refuses_unclaimed: true, ..report(AgentPhase::Serving, pods) };
+    cluster.agent_reports(FIRST, report, NOW).unwrap();
+}
+
+/// A user who makes such pods again and again would otherwise keep a node closed until the agent has refused each of them.
+#[test]
+fn where_the_agent_refuses_all_pods_without_a_claim_a_new_one_closes_nothing() {
+    let mut cluster = cluster(1, 1);
+    refusing(&mut cluster, &[]);
+    let unclaimed = |n| {
+        let pod = slice(n, 1000);
+        (pod.uid.clone(), bound(&pod, &name(0), PodClaim::None))
+    };
+    for n in 2..20 {
+        let (uid, shown) = unclaimed(n);
+        cluster.pod_is(&uid, Some(&shown));
+        assert_eq!(closed(&cluster), None, "the agent knows nothing of it yet");
+    }
+    let pod = slice(1, 1000);
+    assert_eq!(cluster.filter(pod.clone(), names(1), NOW).fit, [0]);
+    assert!(cluster.bind(&pod.uid, &name(0)).is_ok());
+    let (uid, shown) = unclaimed(2);
+    let why = Some(ClosedReason::UnknownClaim(uid.clone()));
+    refusing(&mut cluster, &[(&uid, PodStage::Waiting, 0)]);
+    assert_eq!(closed(&cluster), None);
+    // Its devices are from another plugin or an earlier agent, it runs, or its claim cannot be read.
+    for (stage, processes) in [(PodStage::Allocated, 0), (PodStage::Started, 0), (PodStage::Waiting, 1)] {
+        refusing(&mut cluster, &[(&uid, stage, processes)]);
+        assert_eq!(closed(&cluster), why, "{stage:?} {processes}");
+    }
+    refusing(&mut cluster, &[]);
+    for other in [
+        BoundPod { gpu_pod: shown.gpu_pod.clone().map(|pod| GpuPod { started: true, ..pod }), ..shown.clone() },
+        bound(&slice(2, 1000), &name(0), PodClaim::Unreadable("x".into())),
+    ] {
+        cluster.pod_is(&uid, Some(&other));
+        assert_eq!(closed(&cluster), why);
+        cluster.pod_is(&uid, Some(&shown));
+        assert_eq!(closed(&cluster), None);
+    }
+    // A pod whose request cannot be read is refused by every agent.
+    cluster.pod_is(&uid, Some(&bound(&slice(2, 1000), &name(0), PodClaim::BadRequest("x".into()))));
+    assert_eq!(closed(&cluster), None);
+    // The agent has other settings now, or is of an earlier release.
+    let change = ReportChange { phase: AgentPhase::Serving, ..ReportChange::default() };
+    cluster.agent_changes(&name(0), FIRST, change, NOW).unwrap();
+    assert_eq!(closed(&cluster), why);
+}
+
 #[test]
 fn an_agent_that_leaves_is_told_which_pods_have_not_asked_yet() {
     let mut cluster = cluster(1, 1);

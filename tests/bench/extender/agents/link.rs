@@ -156,9 +156,9 @@ impl Link<'_> {
         let full = NodeFull {
             node: self.agent.node.clone(),
             phase: Phase::Serving.into(),
-            binding: 0,
             gpus: (0..GPUS).map(|index| self.gpu(index, USED)).collect(),
             pods: (0..self.agent.pods.len()).map(|place| self.pod(place, USED)).collect(),
+            ..NodeFull::default()
         };
         AgentMessage { version: 1, full: Some(full), change: None }
     }

@@ -1,0 +1,107 @@
+//! What a user of the cluster tries against the extender: pods whose JSON is far larger than they are, pods whose annotations
+//! leave no room, pods that name their node themselves.
+
+use crate::placed::{Placed, SETTLED, container, spec};
+use lab::eventually::eventually;
+use lab::http;
+use serde_json::{Value, json};
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+/// One attack after the other on one cluster of three nodes.
+#[test]
+#[ignore = "needs cluster alone: tests/run"]
+fn a_user_cannot_stop_the_extender_with_pods() {
+    let placed = Placed::up_with("attack", &[]);
+    placed.agents_report();
+    check_escaped_texts(&placed);
+    placed.clear();
+    check_full_annotations(&placed);
+    placed.clear();
+    check_named_nodes(&placed);
+}
+
+fn create(placed: &Placed, pods: &[Value]) {
+    let list = json!({ "apiVersion": "v1", "kind": "List", "items": pods }).to_string();
+    let _ = placed.admin.run_with(&["create", "-n", &placed.space.name, "-f", "-"], &list).ok();
+}
+
+/// A pod that waits, with a share of a GPU.
+fn pod(name: &str, annotations: &Value) -> Value {
+    let share = json!({ "nvidia.com/gpu": 1, "nvidia.com/gpumem": 1000 });
+    let metadata = json!({ "name": name, "labels": { "app": name }, "annotations": annotations });
+    json!({ "apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec(&[container("main", &share)]) })
+}
+
+/// The API server escapes `<` in JSON six-fold: all of these pods together have 36 MiB in a list.
+fn check_escaped_texts(placed: &Placed) {
+    let pods: Vec<Value> = (0..24)
+        .map(|number| {
+            let mut pod = pod(&format!("escaped-{number}"), &json!({ "a": "<".repeat(256 * 1024 - 1) }));
+            pod["spec"]["schedulerName"] = "nobody".into();
+            pod
+        })
+        .collect();
+    pods.chunks(4).for_each(|some| create(placed, some));
+    // The new leader lists all pods.
+    placed.replace_extender();
+    placed.agents_report();
+    create(placed, &[pod("among", &json!({}))]);
+    placed.run("app=among", 1);
+    let ready = http::get(placed.extender_address(), "/readyz").expect("an answer of the extender");
+    assert_eq!((ready.status, ready.text().as_str()), (200, "ready\n"));
+}
+
+/// The API server binds a pod whose annotations have no room for the claim, and then refuses each status of its kubelet.
+fn check_full_annotations(placed: &Placed) {
+    create(
+        placed,
+        &[pod("full", &json!({ "a": "x".repeat(262_099) })), pod("fits", &json!({ "a": "x".repeat(245_700) }))],
+    );
+    placed.run("app=fits", 1);
+    let space = &placed.space.name;
+    eventually("an event that says what to do", SETTLED, || {
+        let selector = "involvedObject.name=full,reason=FilteringFailed";
+        let events = placed.admin.get(&["events", "-n", space, "--field-selector", selector]);
+        let says = |event: &Value| event["message"].as_str().is_some_and(|text| text.contains("make them shorter"));
+        events["items"].as_array()?.iter().any(says).then_some(())
+    });
+    assert!(placed.admin.get(&["pod", "full", "-n", space])["spec"]["nodeName"].is_null());
+}
+
+/// Pods with `nodeName` and without a claim, again and again.
+fn check_named_nodes(placed: &Placed) {
+    // With `auto`, the agents of these nodes refuse pods without a claim from now on.
+    let firsts: Vec<Value> = (0..12).map(|number| pod(&format!("first-{number}"), &json!({}))).collect();
+    create(placed, &firsts);
+    (0..12).for_each(|number| placed.run(&format!("app=first-{number}"), 1));
+    let nodes = placed.admin.get(&["nodes"]);
+    let used: Vec<String> =
+        placed.pods().iter().filter_map(|pod| Some(pod["spec"]["nodeName"].as_str()?.into())).collect();
+    let names = nodes["items"].as_array().expect("a list").iter().filter_map(|node| node["metadata"]["name"].as_str());
+    let names: Vec<&str> = names.filter(|name| used.iter().any(|used| used == name)).collect();
+    // The agents have reported that they refuse such pods.
+    std::thread::sleep(Duration::from_secs(3));
+    let mut made = 0;
+    // Each takes one of the 40 slots of its node.
+    for _ in 0..10 {
+        for name in &names {
+            let mut hand = pod(&format!("hand-{made}"), &json!({}));
+            hand["spec"]["nodeName"] = (*name).into();
+            create(placed, &[hand]);
+            made += 1;
+        }
+        assert_eq!(placed.closed_nodes(), Some(0), "after {made} pods");
+    }
+    create(placed, &[pod("last", &json!({}))]);
+    placed.run("app=last", 1);
+    eventually("the agents' refusals", SETTLED, || {
+        let events = placed.admin.get(&["events", "-n", &placed.space.name, "--field-selector", "reason=NotPlaced"]);
+        let about = |event: &Value| event["involvedObject"]["name"].as_str().map(str::to_owned);
+        let pods: BTreeSet<String> = events["items"].as_array()?.iter().filter_map(about).collect();
+        (pods.len() == made).then_some(())
+    });
+    let by_hand = |pod: &&Value| pod["metadata"]["name"].as_str().is_some_and(|name| name.starts_with("hand-"));
+    let pods = placed.pods();
+    assert!(pods.iter().filter(by_hand).all(|pod| pod["status"]["phase"] != "Running"), "{pods:#?}");
+}

@@ -1,0 +1,302 @@
+//! The built extender among pods whose owners want to stop it, and with an API server that fails. A user decides how
+//! large a pod is, up to what etcd stores, and what JSON makes of its texts.
+
+use crate::extender::{CLAIM, Extender, SOON, events, node, pod, stored};
+use crate::program::BINARY;
+use lab::api_server::{ApiServerFault, FakeApiServer};
+use lab::eventually::eventually;
+use lab::extender::ExtenderProcess;
+use lab::http;
+use lab::relay::Relay;
+use lab::slow_reader;
+use serde_json::{Value, json};
+use std::ffi::OsString;
+use std::net::{Ipv4Addr, TcpStream};
+use std::time::{Duration, Instant};
+
+/// Bytes of text of the largest pod that etcd stores.
+const LARGEST: usize = 3 << 19;
+/// How long a watch may not run before a leader is blind, and a margin.
+const BLIND: Duration = Duration::from_secs(70);
+
+/// Adds a text of which JSON needs six bytes for each byte.
+fn with_text(mut pod: Value, bytes: usize) -> Value {
+    pod["spec"]["containers"][0]["env"] = json!([{ "name": "X", "value": "\u{1}".repeat(bytes) }]);
+    pod
+}
+
+/// The memory of a process, in KiB.
+fn resident(pid: u32) -> u64 {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
+    line.trim().trim_end_matches(" kB").parse().unwrap()
+}
+
+#[test]
+fn pods_whose_json_is_far_larger_than_themselves_do_not_stop_the_extender() {
+    let server = FakeApiServer::start();
+    node(&server, "n1", 1);
+    let claims = json!({ CLAIM: "GPU-n1-0,NVIDIA,60000,0:;", "hami.io/vgpu-node": "n1" });
+    for number in 100..130 {
+        let bytes = if number == 129 { LARGEST } else { 256 << 10 };
+        let mut large = with_text(pod(&server, number, 60_000), bytes);
+        if number == 129 {
+            large["spec"]["nodeName"] = "n1".into();
+            large["metadata"]["annotations"] = claims.clone();
+        }
+        server.put("pods", large);
+    }
+    let extender = Extender::led(&server);
+    assert_eq!(extender.get("/readyz").text(), "ready\n");
+    let second = pod(&server, 1, 30_000);
+    let answer = extender.filter(&second, &["n1"]);
+    assert!(answer["NodeNames"].is_null(), "the claim of the largest pod counts: {answer}");
+    // The history is forgotten, so the pods are listed again.
+    server.forget();
+    eventually("a new list", SOON, || {
+        let lists = server.requests().into_iter().filter(|asked| asked.path == "/api/v1/pods" && !asked.is_watch());
+        (lists.filter(|asked| asked.query.get("limit").is_some_and(|limit| limit == "500")).count() >= 2).then_some(())
+    });
+    server.remove("pods", "ml", "train-129");
+    eventually("the GPU of the largest pod", SOON, || {
+        (extender.filter(&second, &["n1"])["NodeNames"] == json!(["n1"])).then_some(())
+    });
+    assert_eq!(extender.bind(&second, "n1"), "");
+    eventually("the watches after the list", SOON, || (extender.get("/readyz").text() == "ready\n").then_some(()));
+    assert_eq!(extender.metric("gpu_steward_extender_left_out_objects{kind=\"pods\"}"), 0);
+}
+
+#[test]
+fn a_large_pod_that_has_changed_before_its_binding_is_read_and_bound() {
+    let server = FakeApiServer::start();
+    node(&server, "n1", 1);
+    let extender = Extender::led(&server);
+    server.put("pods", with_text(pod(&server, 1, 3000), 1 << 20));
+    let first = server.object("pods", "ml", "train-1").unwrap();
+    assert_eq!(extender.filter(&first, &["n1"])["NodeNames"], json!(["n1"]));
+    server.put("pods", with_text(first.clone(), (1 << 20) - 1));
+    // The API server refuses the binding of the former version, and the extender reads the pod, which has 6 MiB of JSON.
+    assert_eq!(extender.bind(&first, "n1"), "", "{}", extender.log());
+    assert_eq!(stored(&server, &first)["spec"]["nodeName"], "n1");
+}
+
+/// Its kubelet could not write its status.
+#[test]
+fn a_pod_as_large_as_etcd_stores_it_is_not_bound_and_holds_no_reservation_for_ever() {
+    let server = FakeApiServer::start();
+    node(&server, "n1", 1);
+    let extender = Extender::led(&server);
+    pod(&server, 2, 3000);
+    let second = server.object("pods", "ml", "train-2").unwrap();
+    assert_eq!(extender.filter(&second, &["n1"])["NodeNames"], json!(["n1"]));
+    server.put("pods", with_text(second.clone(), LARGEST));
+    let why = extender.bind(&second, "n1");
+    assert!(!why.is_empty() && stored(&server, &second)["spec"]["nodeName"].is_null(), "{why}");
+    eventually("the end of the reservation", SOON, || {
+        (extender.metric("gpu_steward_extender_claims{state=\"assumed\"}") == 0).then_some(())
+    });
+    let answer = extender.filter(&stored(&server, &second), &["n1"]);
+    let why = answer["FailedAndUnresolvableNodes"]["n1"].as_str().unwrap_or_default();
+    assert!(why.contains("more than 1280 KiB its status may not fit"), "{answer}");
+}
+
+#[test]
+fn a_leader_whose_watch_has_been_broken_for_a_minute_binds_nothing_and_says_so() {
+    let server = FakeApiServer::start();
+    node(&server, "n1", 2);
+    let extender = Extender::led(&server);
+    let [first, second] = [pod(&server, 1, 3000), pod(&server, 2, 3000)];
+    // The watch ends, and lists are refused. Reads and writes of single objects go on.
+    server.fault(ApiServerFault::RefuseExactly(403, "/api/v1/nodes"));
+    server.forget();
+    eventually("the broken watch at /readyz", SOON, || {
+        extender.get("/readyz").text().contains("the watch of nodes is broken").then_some(())
+    });
+    extender.filter(&first, &["n1"]);
+    assert_eq!(extender.bind(&first, "n1"), "", "a short break does not matter");
+    let broken = Instant::now();
+    let why = eventually("a refused bind", BLIND, || {
+        std::thread::sleep(Duration::from_secs(1));
+        extender.filter(&second, &["n1"]);
+        let ready = extender.get("/readyz").text();
+        ready.contains("binds no pod that requests GPUs").then(|| extender.bind(&second, "n1"))
+    });
+    assert!(broken.elapsed() > Duration::from_secs(50), "{:?}", broken.elapsed());
+    assert!(why.starts_with("the watch of nodes has not worked for"), "{why}");
+    assert!(stored(&server, &second)["spec"]["nodeName"].is_null());
+    assert_eq!(extender.get("/readyz").status, 503);
+    assert!(extender.leads() && extender.log().contains("the watch of nodes has not worked for"));
+    eventually("the event", SOON, || {
+        events(&server, "BindingFailed").into_iter().find(|note| note.contains("has not worked for"))
+    });
+    server.fault(ApiServerFault::None);
+    eventually("the watch", SOON, || (extender.get("/readyz").text() == "ready\n").then_some(()));
+    extender.filter(&second, &["n1"]);
+    assert_eq!(extender.bind(&second, "n1"), "");
+}
+
+#[test]
+fn more_objects_than_are_followed_are_counted_and_the_extender_stays_ready() {
+    let server = FakeApiServer::start();
+    for number in 0..15_002 {
+        server.put("nodes", json!({ "metadata": { "name": format!("n{number}"), "uid": format!("uid-{number}") } }));
+    }
+    let extender = Extender::led(&server);
+    let line = "ready\n2 nodes are not followed: at most 15000 are; delete nodes that have ended or are not needed\n";
+    let ready = eventually("the line about the nodes", SOON, || {
+        Some(extender.get("/readyz")).filter(|answer| answer.text().lines().count() == 2)
+    });
+    assert_eq!((ready.status, ready.text().as_str()), (200, line));
+    assert_eq!(extender.metric("gpu_steward_extender_left_out_objects{kind=\"nodes\"}"), 2);
+    assert_eq!(extender.metric("gpu_steward_extender_left_out_objects{kind=\"pods\"}"), 0);
+}
+
+#[test]
+fn clients_that_never_read_a_large_answer_take_little_memory_and_no_lease() {
+    const NODES: usize = 1000;
+    let server = FakeApiServer::start();
+    (0..NODES).for_each(|number| node(&server, &format!("n{number}"), 8));
+    let extender = Extender::led(&server);
+    let whole = extender.get("/metrics/hami").body.len();
+    assert!(whole > 4 << 20, "{whole}");
+    let before = resident(extender.pid());
+    let renewed = || server.objects("leases")[0]["spec"]["renewTime"].clone();
+    let term = || server.objects("leases")[0]["spec"]["leaseTransitions"].clone();
+    let (begun, first, asks) = (renewed(), term(), pod(&server, 1, 3000));
+    let mut readers: Vec<TcpStream> = Vec::new();
+    let mut most = 0;
+    // Each wave gets a copy of its own, and keeps asking for the rest of it.
+    for wave in 1..=6 {
+        while readers.len() < wave * 50 {
+            readers.push(slow_reader::ask(Ipv4Addr::LOCALHOST, extender.address, "/metrics/hami").unwrap());
+        }
+        let until = Instant::now() + Duration::from_millis(1300);
+        while Instant::now() < until {
+            assert_eq!(extender.filter(&asks, &["n1"])["NodeNames"], json!(["n1"]));
+            most = resident(extender.pid()).max(most);
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+    let more = most.saturating_sub(before) >> 10;
+    assert!(more <= 64, "{more} MiB more for {} answers of {} MiB", readers.len(), whole >> 20);
+    assert!(extender.leads() && renewed() != begun && term() == first);
+    assert_eq!(extender.get("/metrics/hami").body.len(), whole, "others still get the whole answer");
+    // They do not take their answers, so they are cut.
+    eventually("the slow readers to be cut", SOON, || {
+        (extender.metric("gpu_steward_extender_connections") < 50).then_some(())
+    });
+}
+
+#[test]
+fn a_pod_is_bound_only_if_everything_that_is_written_on_it_later_has_room_in_its_annotations() {
+    let server = FakeApiServer::start();
+    node(&server, "n1", 1);
+    let extender = Extender::led(&server);
+    let with = |number: u32, bytes: usize| {
+        let mut full = pod(&server, number, 3000);
+        full["metadata"]["annotations"] = json!({ "a": "x".repeat(bytes - 1) });
+        server.put("pods", full.clone());
+        stored(&server, &full)
+    };
+    // A real API server binds such a pod, and refuses every later write to it.
+    let full = with(1, 262_100);
+    let answer = extender.filter(&full, &["n1"]);
+    let why = answer["FailedAndUnresolvableNodes"]["n1"].as_str().unwrap_or_default();
+    assert!(why.contains("its annotations have 262100 bytes") && why.contains("make them shorter"), "{answer}");
+    eventually("the event", SOON, || {
+        events(&server, "FilteringFailed").into_iter().find(|note| note.contains("262100 bytes"))
+    });
+    // It has grown since its filter call.
+    let grown = with(2, 1000);
+    assert_eq!(extender.filter(&grown, &["n1"])["NodeNames"], json!(["n1"]));
+    with(2, 262_100);
+    let why = extender.bind(&grown, "n1");
+    assert!(!why.is_empty() && stored(&server, &grown)["spec"]["nodeName"].is_null(), "{why}");
+    // The largest one that is bound can be written.
+    let fits = with(3, 245_760);
+    assert_eq!(extender.filter(&fits, &["n1"])["NodeNames"], json!(["n1"]));
+    assert_eq!(extender.bind(&fits, "n1"), "");
+    let mark = json!({ "metadata": { "annotations": { "gpu-steward.io/evict": "x".repeat(100) } } });
+    let kind = [("Content-Type", "application/merge-patch+json")];
+    let path = "/api/v1/namespaces/ml/pods/train-3";
+    let written = http::request(server.address(), "PATCH", path, &kind, mark.to_string().as_bytes()).unwrap();
+    assert_eq!(written.status, 200, "{}", written.text());
+    eventually("no reservation to be left", SOON, || {
+        (extender.metric("gpu_steward_extender_claims{state=\"assumed\"}") == 0).then_some(())
+    });
+}
+
+#[test]
+fn connections_that_die_silently_cost_no_term_and_a_pods_end_is_seen_soon() {
+    let server = FakeApiServer::start();
+    node(&server, "n1", 1);
+    let mut held = pod(&server, 1, 60_000);
+    held["spec"]["nodeName"] = "n1".into();
+    held["metadata"]["annotations"] = json!({ CLAIM: "GPU-n1-0,NVIDIA,60000,0:;", "hami.io/vgpu-node": "n1" });
+    server.put("pods", held.clone());
+    let relay = Relay::to(server.address(), Duration::ZERO);
+    let extender = ExtenderProcess::start(BINARY, |dir| {
+        let kubeconfig = server.kubeconfig(dir);
+        let text = std::fs::read_to_string(&kubeconfig).unwrap();
+        std::fs::write(&kubeconfig, text.replace(&server.address().to_string(), &relay.address.to_string())).unwrap();
+        // The usual times.
+        let flags = ["--extender-listen", "127.0.0.1:0", "--lease-namespace", "gpu", "--lease-duration", "15s"];
+        flags.map(OsString::from).into_iter().chain(["--kubeconfig".into(), kubeconfig.into()]).collect()
+    });
+    extender.wait_until_leads();
+    let bound = || extender.metric("gpu_steward_extender_claims{state=\"bound\"}");
+    assert_eq!(bound(), 1);
+    let asks = pod(&server, 2, 60_000);
+    relay.drop_silently();
+    let dropped = Instant::now();
+    server.remove("pods", "ml", "train-1");
+    eventually("the end of the pod", Duration::from_secs(90), || {
+        assert!(extender.leads(), "after {:?}: {}", dropped.elapsed(), extender.log());
+        (bound() == 0).then_some(())
+    });
+    assert!(dropped.elapsed() < Duration::from_secs(90), "{:?}", dropped.elapsed());
+    extender.filter(&asks, &["n1"]);
+    assert_eq!(extender.bind(&asks, "n1"), "");
+    let log = extender.log();
+    assert!(!log.contains("leads no longer") && log.matches("won the election").count() == 1, "{log}");
+}
+
+/// kube-scheduler may try a node first that it found for another pod, whose annotations it does not compare.
+#[test]
+fn a_node_that_was_found_for_another_pod_is_judged_for_this_one() {
+    let server = FakeApiServer::start();
+    (1..=3).for_each(|number| node(&server, &format!("n{number}"), 1));
+    let extender = Extender::led(&server);
+    let first = pod(&server, 1, 3000);
+    assert_eq!(extender.filter(&first, &["n1", "n2", "n3"])["NodeNames"].as_array().unwrap().len(), 3);
+    assert_eq!(extender.bind(&first, "n3"), "");
+    let choosy = |number: u32, key: &str, value: &str| {
+        let mut asks = pod(&server, number, 3000);
+        asks["metadata"]["annotations"] = json!({ key: value });
+        server.put("pods", asks.clone());
+        stored(&server, &asks)
+    };
+    let other_type = choosy(2, "nvidia.com/use-gputype", "A100");
+    let other_gpu = choosy(3, "nvidia.com/use-gpuuuid", "GPU-n2-0");
+    // Bound to the hinted node without a filter call of its own.
+    let why = extender.bind(&other_type, "n1");
+    assert!(why.contains("no recent filter call"), "{why}");
+    // Asked about the hinted node only, as for a node to which a pod is nominated.
+    for asks in [&other_type, &other_gpu] {
+        let answer = extender.filter(asks, &["n1"]);
+        assert!(answer["NodeNames"].is_null() && !answer["FailedAndUnresolvableNodes"]["n1"].is_null(), "{answer}");
+        assert!(!extender.bind(asks, "n1").is_empty());
+        assert!(stored(&server, asks)["spec"]["nodeName"].is_null());
+    }
+    // Bound to another node than the filter has named.
+    assert_eq!(extender.filter(&other_gpu, &["n1", "n2", "n3"])["NodeNames"], json!(["n2"]));
+    assert!(!extender.bind(&other_gpu, "n1").is_empty());
+    // Another annotation since its filter call, by which the node is judged.
+    let changes = choosy(4, "nvidia.com/use-gputype", "H100");
+    assert_eq!(extender.filter(&changes, &["n1"])["NodeNames"], json!(["n1"]));
+    choosy(4, "nvidia.com/use-gputype", "A100");
+    assert!(!extender.bind(&changes, "n1").is_empty());
+    assert!(stored(&server, &changes)["spec"]["nodeName"].is_null());
+    assert_eq!(extender.filter(&other_gpu, &["n2"])["NodeNames"], json!(["n2"]));
+    assert_eq!(extender.bind(&other_gpu, "n2"), "");
+}
