@@ -437,6 +437,7 @@ fn gang(spec: &Spec, labels: Option<&RawValue>) -> Option<Arc<str>> {
     let entries = SelectedEntries {
         selects: |key: &str| key == POD_GROUP,
         take: |_, value: String| found = shown(&value, MAX_LABEL),
+        skips: |_| {},
         value: PhantomData,
     };
     // Labels that are not a map of texts name no group.
