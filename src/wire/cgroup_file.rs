@@ -322,7 +322,7 @@ pub fn pressure(text: &[u8]) -> Result<(Nanos, Nanos), MalformedCgroupFile> {
 }
 
 /// Calls `each` for every PID in `cgroup.procs`. A 0 stands for a process outside the agent's PID namespace, which has
-/// no PID here (v2; v1 omits such processes). Returns their number.
+/// no PID here (v2; v1 omits such processes). Returns the number of these processes.
 ///
 /// # Errors
 /// [`MalformedCgroupFile`], after `each` was called for the PIDs before the fault.
