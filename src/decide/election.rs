@@ -70,7 +70,7 @@ impl ElectionTimes {
     }
 
     /// The pause before a follower reads the Lease again: a quarter of the pause between two tries. It is short,
-    /// because it costs only one read, and no process leads after a release until a process reads the Lease.
+    /// because a read costs little, and after a release no process leads until one of them reads the Lease.
     #[must_use]
     pub fn pause_of_follower(self, chance: u32) -> Duration {
         self.pause(chance) / LOOKS

@@ -145,8 +145,8 @@ pub fn hold(pods: &mut [PodView], gpus: &[GpuState], plugin: Option<&PluginView>
     }
 }
 
-/// Orders the containers of a pod and sets the devices that each holds according to the kubelet, which needs the pod's
-/// name.
+/// Orders the containers of a pod, and sets the devices of each from the kubelet's list, which has the pod's name as
+/// its key.
 fn finish(mut pod: PodView, names: &NameTable) -> PodView {
     if pod.name.is_none() {
         pod.name = names.pod(&pod.uid).cloned();

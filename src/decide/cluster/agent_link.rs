@@ -55,7 +55,7 @@ impl AgentLink {
     /// device.
     ///
     /// The reports of earlier releases name no MIG instance, so the leader does not know to which GPU an instance
-    /// belongs. The instance then counts as listed only if all GPUs of the node are listed.
+    /// belongs. In that case, an instance counts as having a list only if all GPUs of the node have one.
     pub(super) fn has_list(&self, device: &GpuUuid) -> Option<bool> {
         let gpus = &self.report.gpus;
         match gpus.get(device) {
