@@ -1,8 +1,8 @@
 //! How long a container start of the kubelet waits for information that is not known yet.
 //!
 //! ```text
-//!   PreStartContainer  Waits ──▶ reads PodResources: at once, if the checkpoint cannot be read; after 1 s, if it can be
-//!                                read and lacks the container; after 23 s, for the pod's name
+//!   PreStartContainer  Waits ──▶ reads PodResources: at once, if the checkpoint cannot be read; after 1 s, if it can
+//!                                be read and lacks the container; after 23 s, for the pod's name
 //!                           └──25 s──▶ TooLate: refused with a reason
 //! ```
 //!
